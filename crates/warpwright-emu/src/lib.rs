@@ -1,0 +1,1 @@
+//! Placeholder module documentation, replaced with the crate.

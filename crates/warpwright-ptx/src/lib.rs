@@ -1,0 +1,17 @@
+//! PTX as data: typed instructions, a control-flow graph, the text in both directions, and a verifier.
+//!
+//! The crate knows no CUDA and depends on no other part of warpwright.
+
+#![forbid(unsafe_code)]
+
+pub mod abi;
+pub mod dtype;
+pub mod inst;
+pub mod module;
+pub mod types;
+
+pub use abi::{ArgError, ArgValue, pack_args};
+pub use dtype::DType;
+pub use inst::*;
+pub use module::*;
+pub use types::*;
