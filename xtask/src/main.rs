@@ -1,2 +1,42 @@
-//! Task runner.
-fn main() {}
+//! The project's task runner: `cargo xtask <task>`.
+
+mod ci;
+mod lengths;
+mod ptxas;
+mod shell;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo xtask <task>
+
+  ci             everything that continuous integration runs
+  lint           formatting, clippy, documentation and file lengths
+  fetch-ptxas    install NVIDIA's assembler into target/tools and print its path
+  ptxas          assemble every kernel variant for every target with the real ptxas
+  nightly        the slow sweeps: long property tests and fuzzing
+  lengths        the file-length check alone
+";
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1);
+    let (task, rest): (Option<String>, Vec<String>) = (args.next(), args.collect());
+    let result = match (task.as_deref(), rest.as_slice()) {
+        (Some("ci"), []) => ci::run(),
+        (Some("lint"), []) => ci::lint(),
+        (Some("fetch-ptxas"), []) => ptxas::fetch().map(|path| println!("{}", path.display())),
+        (Some("ptxas"), []) => ptxas::run(),
+        (Some("nightly"), []) => ci::nightly(),
+        (Some("lengths"), []) => lengths::run(),
+        _ => {
+            eprint!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
