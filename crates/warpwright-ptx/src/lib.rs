@@ -7,6 +7,7 @@
 pub mod abi;
 pub mod dtype;
 pub mod inst;
+pub mod isa;
 pub mod module;
 pub mod types;
 

@@ -1,0 +1,69 @@
+//! Rows of the conversions and data movements.
+
+use super::arith::{BF16S, BITS, F16S, F32_ONLY, F64_ONLY, INTEGERS};
+use super::set::{Form, ModifierSet as M, TypeSet};
+use crate::types::ScalarType::*;
+
+const BYTES: TypeSet = TypeSet::of(&[U8, S8]);
+const ALL_INTEGERS: TypeSet = INTEGERS.or(BYTES);
+const F16_ONLY: TypeSet = TypeSet::of(&[F16]);
+const BF16_ONLY: TypeSet = TypeSet::of(&[BF16]);
+const TF32_ONLY: TypeSet = TypeSet::of(&[TF32]);
+const F8: TypeSet = TypeSet::of(&[E4M3x2, E5M2x2]);
+
+const fn any(a: M, b: M) -> M {
+    a.union(b)
+}
+
+/// `mov` between registers, from literals and from addresses.
+pub const MOV: Form = Form::of(BITS.or(INTEGERS).or(F32_ONLY).or(F64_ONLY));
+/// `mov` that packs or unpacks: the whole.
+pub const PACK: &[Form] = &[Form::of(BITS), Form::of(TypeSet::of(&[B128])).since(8, 3, 70)];
+
+/// `cvt` with one source: destination types with source types.
+pub const CVT: &[Form] = &[
+    // Integer to integer; whether `.sat` may be written depends on the ranges (see `cvt_sat_fits`).
+    Form::of(ALL_INTEGERS).with(ALL_INTEGERS).allow(M::SAT),
+    // Float to integer.
+    Form::of(ALL_INTEGERS).with(F32_ONLY).one_of(M::INTEGER_ROUNDING).allow(any(M::FTZ, M::SAT)),
+    Form::of(ALL_INTEGERS).with(F64_ONLY.or(F16_ONLY)).one_of(M::INTEGER_ROUNDING).allow(M::SAT),
+    Form::of(ALL_INTEGERS).with(BF16_ONLY).one_of(M::INTEGER_ROUNDING).since(7, 8, 90),
+    // Integer to float.
+    Form::of(F32_ONLY.or(F64_ONLY).or(F16_ONLY)).with(ALL_INTEGERS).one_of(M::FLOAT_ROUNDING).allow(M::SAT),
+    Form::of(BF16_ONLY).with(ALL_INTEGERS).one_of(M::FLOAT_ROUNDING).since(7, 8, 90),
+    // Float to the same float: rounding to an integral value.
+    Form::of(F32_ONLY).with(F32_ONLY).allow(any(M::INTEGER_ROUNDING, any(M::FTZ, M::SAT))),
+    Form::of(F64_ONLY).with(F64_ONLY).allow(any(M::INTEGER_ROUNDING, M::SAT)),
+    Form::of(F16_ONLY).with(F16_ONLY).allow(any(M::INTEGER_ROUNDING, any(M::FTZ, M::SAT))),
+    Form::of(BF16_ONLY).with(BF16_ONLY).one_of(M::INTEGER_ROUNDING).since(7, 8, 90),
+    // Widening.
+    Form::of(F64_ONLY).with(F32_ONLY).allow(any(M::FTZ, M::SAT)),
+    Form::of(F32_ONLY).with(F16_ONLY).allow(any(M::FTZ, M::SAT)),
+    Form::of(F64_ONLY).with(F16_ONLY).allow(M::SAT),
+    Form::of(F32_ONLY).with(BF16_ONLY).since(7, 1, 80),
+    Form::of(F64_ONLY).with(BF16_ONLY).since(7, 8, 90),
+    // Narrowing.
+    Form::of(F32_ONLY).with(F64_ONLY).one_of(M::FLOAT_ROUNDING).allow(any(M::FTZ, M::SAT)),
+    Form::of(F16_ONLY).with(F32_ONLY).one_of(M::FLOAT_ROUNDING).allow(any(M::FTZ, M::SAT)),
+    Form::of(F16_ONLY).with(F64_ONLY).one_of(M::FLOAT_ROUNDING).allow(M::SAT),
+    Form::of(BF16_ONLY).with(F32_ONLY).one_of(any(M::RN, M::RZ)).allow(M::RELU).since(7, 0, 80),
+    Form::of(BF16_ONLY).with(F64_ONLY.or(F16_ONLY)).one_of(M::FLOAT_ROUNDING).since(7, 8, 90),
+    Form::of(TF32_ONLY).with(F32_ONLY).require(M::RNA).since(7, 0, 80),
+    Form::of(TF32_ONLY).with(F32_ONLY).one_of(any(M::RN, M::RZ)).allow(M::RELU).since(7, 8, 90),
+    // Packed 8-bit floats to halves and back.
+    Form::of(TypeSet::of(&[F16x2])).with(F8).require(M::RN).allow(M::RELU).since(8, 1, 89),
+    Form::of(F8).with(TypeSet::of(&[F16x2])).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(8, 1, 89),
+];
+
+/// `cvt` that packs two sources.
+pub const CVT_PAIR: &[Form] = &[
+    Form::of(TypeSet::of(&[F16x2, BF16x2]))
+        .with(F32_ONLY)
+        .one_of(any(M::RN, M::RZ))
+        .allow(M::RELU)
+        .since(7, 0, 80),
+    Form::of(F8).with(F32_ONLY).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(8, 1, 89),
+];
+
+/// Types whose arithmetic takes no literals of any spelling.
+pub const NO_LITERALS: TypeSet = F16S.or(BF16S);

@@ -1,0 +1,189 @@
+//! What PTX allows: for each operator the legal types and modifiers, and the first version and target that have them.
+//!
+//! The rows are constants, one [`Row`] per operator in the operator's own order. The verifier checks against them, the
+//! DSL and the printer ask them for the lowest `.version` that works, and `tests/ptxas.rs` holds every row against the
+//! real assembler.
+
+mod arith;
+mod convert;
+mod memory;
+mod set;
+mod target;
+
+pub use arith::{BFI, BINARY, COMPARE, DP4A, LOP3, SELP, SET, SLCT, TERNARY, UNARY, unary_result, widened};
+pub use convert::{CVT, CVT_PAIR, MOV, NO_LITERALS, PACK};
+pub use memory::{ATOM, LOAD_STORE, REDUX, vector};
+pub use set::{Form, Misfit, ModifierError, ModifierSet, Requirement, Row, TypeSet};
+pub use target::{
+    LARGE_PARAMETER_BYTES, LARGE_PARAMETERS, SMALL_PARAMETER_BYTES, dynamic_shared_limit, parameter_limit,
+    static_shared_limit, target_version, targets,
+};
+
+use crate::inst::{Inst, Operand, PlainSpecial, SpecialReg};
+use crate::module::{Function, Module};
+use crate::types::{PtxVersion, ScalarType};
+
+/// The form that `inst` has, and what it needs; or why there is no such form. Only types and modifiers are looked at.
+///
+/// # Errors
+/// [`Misfit`] says whether the types or the modifiers do not exist.
+pub fn form(inst: &Inst) -> Result<Form, Misfit> {
+    let none = ModifierSet::empty();
+    let ftz = |on: bool| if on { ModifierSet::FTZ } else { none };
+    match inst {
+        Inst::Unary { op, ty, mods, .. } => by_type(UNARY[*op as usize].forms, *ty, (*mods).into()),
+        Inst::Binary { op, ty, mods, .. } => by_type(BINARY[*op as usize].forms, *ty, (*mods).into()),
+        Inst::Ternary { op, ty, mods, .. } => by_type(TERNARY[*op as usize].forms, *ty, (*mods).into()),
+        Inst::Bfi { ty, .. } => by_type(&[BFI], *ty, none),
+        Inst::Lop3 { .. } => Ok(LOP3),
+        Inst::Dp4a { a_ty, b_ty, .. } => by_types(&[DP4A], *a_ty, *b_ty, none),
+        Inst::Setp { cmp, ty, ftz: f, .. } => by_type(COMPARE[*cmp as usize].forms, *ty, ftz(*f)),
+        Inst::Set { cmp, dst_ty, ty, ftz: f, .. } => {
+            let compared = by_type(COMPARE[*cmp as usize].forms, *ty, ftz(*f))?;
+            let set = by_types(SET, *dst_ty, *ty, ftz(*f))?;
+            Ok(Form { needs: set.needs.and(compared.needs), ..set })
+        }
+        Inst::Selp { ty, .. } => by_type(&[SELP], *ty, none),
+        Inst::Slct { ty, c_ty, ftz: f, .. } => by_types(SLCT, *ty, *c_ty, ftz(*f)),
+        Inst::Mov { ty, .. } => by_type(&[MOV], *ty, none),
+        Inst::Pack { ty, .. } | Inst::Unpack { ty, .. } => by_type(PACK, *ty, none),
+        Inst::Cvt { to, from, mods, b, .. } => {
+            let forms = if b.is_some() { CVT_PAIR } else { CVT };
+            by_types(forms, *to, *from, (*mods).into())
+        }
+        Inst::Ld { ty, .. } | Inst::St { ty, .. } => by_type(LOAD_STORE, *ty, none),
+        Inst::Atom { op, ty, .. } => by_type(ATOM[*op as usize].forms, *ty, none),
+        Inst::Redux { op, ty, .. } => by_type(REDUX[*op as usize].forms, *ty, none),
+        Inst::Match { ty, .. } => by_type(MATCH, *ty, none),
+        Inst::Cvta { ty, .. } => by_type(ADDRESS_TYPES, *ty, none),
+        _ => Ok(Form::of(TypeSet::EMPTY)),
+    }
+}
+
+/// `match.sync`
+pub const MATCH: &[Form] = &[Form::of(TypeSet::of(&[ScalarType::B32, ScalarType::B64])).since(6, 0, 70)];
+/// `cvta`: addresses are 64-bit.
+pub const ADDRESS_TYPES: &[Form] = &[Form::of(TypeSet::of(&[ScalarType::U64]))];
+
+fn by_type(forms: &[Form], ty: ScalarType, modifiers: ModifierSet) -> Result<Form, Misfit> {
+    set::fit(forms, modifiers, |f| f.has_type(ty)).copied()
+}
+
+fn by_types(
+    forms: &[Form],
+    ty: ScalarType,
+    other: ScalarType,
+    modifiers: ModifierSet,
+) -> Result<Form, Misfit> {
+    set::fit(forms, modifiers, |f| f.has_types(ty, other)).copied()
+}
+
+/// The lowest version and target that have `inst`. For an instruction that is not legal at all, what its legal parts need.
+pub fn requirement(inst: &Inst) -> Requirement {
+    let mut needs = form(inst).map_or(Requirement::BASE, |f| f.needs);
+    let mut also = |r: Requirement| needs = needs.and(r);
+    match inst {
+        Inst::Mov { src: Operand::Special(s), .. } | Inst::Cvt { a: Operand::Special(s), .. } => {
+            also(special(*s));
+        }
+        Inst::PredMov { a: Operand::Special(s), .. } => also(special(*s)),
+        Inst::Ld { space, ty, ordering, hints, dsts, .. } => {
+            also(memory::space(*space));
+            also(memory::hints(hints));
+            also(memory::semantics(ordering.semantics));
+            also(ordering.scope.map_or(Requirement::BASE, memory::scope));
+            also(vector(dsts.len(), ty.bits()).unwrap_or(Requirement::BASE));
+        }
+        Inst::St { space, ty, ordering, hints, srcs, .. } => {
+            also(memory::space(*space));
+            also(memory::hints(hints));
+            also(memory::semantics(ordering.semantics));
+            also(ordering.scope.map_or(Requirement::BASE, memory::scope));
+            also(vector(srcs.len(), ty.bits()).unwrap_or(Requirement::BASE));
+        }
+        Inst::Atom { space, ordering, .. } => {
+            also(memory::space(*space));
+            if ordering.scope.is_some() {
+                also(memory::semantics(ordering.semantics));
+            }
+            also(ordering.scope.map_or(Requirement::BASE, memory::scope));
+        }
+        Inst::Cvta { space, .. } | Inst::Isspacep { space, .. } => {
+            also(memory::space(*space));
+            if *space == crate::types::StateSpace::Param {
+                also(Requirement::new(7, 7, 70));
+            }
+        }
+        Inst::Shfl { .. } | Inst::Vote { .. } | Inst::WarpBarrier { .. } => also(Requirement::new(6, 0, 30)),
+        Inst::Activemask { .. } => also(Requirement::new(6, 2, 30)),
+        Inst::Elect { .. } => also(Requirement::new(8, 0, 90)),
+        Inst::Barrier { aligned: false, .. } => also(Requirement::new(6, 0, 30)),
+        Inst::Fence { scope, .. } => {
+            also(Requirement::new(6, 0, 70));
+            also(memory::scope(*scope));
+        }
+        Inst::Nanosleep { .. } => also(Requirement::new(6, 3, 70)),
+        _ => {}
+    }
+    needs
+}
+
+/// What a special register needs.
+pub const fn special(register: SpecialReg) -> Requirement {
+    use PlainSpecial::*;
+    match register {
+        SpecialReg::Tid(_) | SpecialReg::Ntid(_) | SpecialReg::Ctaid(_) | SpecialReg::Nctaid(_) => {
+            Requirement::BASE
+        }
+        SpecialReg::ClusterCtaid(_)
+        | SpecialReg::ClusterNctaid(_)
+        | SpecialReg::ClusterId(_)
+        | SpecialReg::NclusterId(_) => Requirement::new(7, 8, 90),
+        SpecialReg::Plain(p) => match p {
+            LaneId | WarpId | NwarpId | SmId | NsmId | GridId | LanemaskEq | LanemaskLe | LanemaskLt
+            | LanemaskGe | LanemaskGt | Clock | Clock64 => Requirement::BASE,
+            ClockHi => Requirement::new(5, 0, 20),
+            GlobalTimer | GlobalTimerLo | GlobalTimerHi => Requirement::new(3, 1, 30),
+            TotalSmemSize | DynamicSmemSize => Requirement::new(4, 1, 20),
+            ClusterCtaRank | ClusterNctaRank | IsExplicitCluster => Requirement::new(7, 8, 90),
+            AggrSmemSize => Requirement::new(8, 1, 90),
+        },
+    }
+}
+
+/// The width of a special register as `mov` reads it.
+pub const fn special_type(register: SpecialReg) -> ScalarType {
+    use PlainSpecial::*;
+    match register {
+        SpecialReg::Plain(Clock64 | GlobalTimer | GridId) => ScalarType::U64,
+        SpecialReg::Plain(IsExplicitCluster) => ScalarType::Pred,
+        _ => ScalarType::U32,
+    }
+}
+
+/// What the declarations and directives of an entry need.
+pub fn function_requirement(function: &Function) -> Requirement {
+    let mut needs = Requirement::BASE;
+    let d = &function.directives;
+    if d.cluster.is_some() || d.explicit_cluster || d.max_cluster_rank.is_some() {
+        needs = needs.and(Requirement::new(7, 8, 90));
+    }
+    if function.param_layout().1 > SMALL_PARAMETER_BYTES {
+        needs = needs.and(Requirement::new(LARGE_PARAMETERS.major, LARGE_PARAMETERS.minor, 70));
+    }
+    if function.registers.iter().any(|r| r.ty == ScalarType::B128) {
+        needs = needs.and(Requirement::new(8, 3, 70));
+    }
+    needs
+}
+
+/// The lowest `.version` for the module's target, directives and instructions.
+///
+/// A target that is not known contributes nothing.
+pub fn minimum_version(module: &Module) -> PtxVersion {
+    let base = target_version(module.target).unwrap_or(PtxVersion::new(6, 0));
+    module.functions.iter().fold(base, |version, function| {
+        let instructions = function.blocks.iter().flat_map(|b| &b.instructions).map(|i| requirement(&i.inst));
+        instructions.fold(version.max(function_requirement(function).version), |v, r| v.max(r.version))
+    })
+}

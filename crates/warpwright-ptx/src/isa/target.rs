@@ -1,0 +1,89 @@
+//! Facts about targets: the first PTX version that knows each, and its limits.
+
+use crate::types::{PtxVersion, Target, TargetVariant};
+
+/// Versions of the architectures, in order: plain, then family, then architecture-specific where they exist.
+const TARGETS: &[(u32, PtxVersion, Option<PtxVersion>, Option<PtxVersion>)] = &[
+    (50, v(4, 0), None, None),
+    (52, v(4, 1), None, None),
+    (53, v(4, 2), None, None),
+    (60, v(5, 0), None, None),
+    (61, v(5, 0), None, None),
+    (62, v(5, 0), None, None),
+    (70, v(6, 0), None, None),
+    (72, v(6, 1), None, None),
+    (75, v(6, 3), None, None),
+    (80, v(7, 0), None, None),
+    (86, v(7, 1), None, None),
+    (87, v(7, 4), None, None),
+    (88, v(9, 0), None, None),
+    (89, v(7, 8), None, None),
+    (90, v(7, 8), None, Some(v(8, 0))),
+    (100, v(8, 6), Some(v(8, 8)), Some(v(8, 6))),
+    (101, v(8, 6), Some(v(8, 8)), Some(v(8, 6))),
+    (103, v(8, 8), Some(v(8, 8)), Some(v(8, 8))),
+    (110, v(9, 0), Some(v(9, 0)), Some(v(9, 0))),
+    (120, v(8, 7), Some(v(8, 8)), Some(v(8, 7))),
+    (121, v(8, 8), Some(v(8, 8)), Some(v(8, 8))),
+];
+
+const fn v(major: u16, minor: u16) -> PtxVersion {
+    PtxVersion::new(major, minor)
+}
+
+/// The first PTX version that knows `target`; `None` for a target that this crate does not know.
+pub fn target_version(target: Target) -> Option<PtxVersion> {
+    let (_, plain, family, specific) = *TARGETS.iter().find(|t| t.0 == target.sm)?;
+    match target.variant {
+        TargetVariant::Plain => Some(plain),
+        TargetVariant::Family => family,
+        TargetVariant::Specific => specific,
+    }
+}
+
+/// Every target that this crate knows, with the first PTX version of each.
+pub fn targets() -> impl Iterator<Item = (Target, PtxVersion)> {
+    TARGETS.iter().flat_map(|&(sm, plain, family, specific)| {
+        [
+            Some((TargetVariant::Plain, plain)),
+            family.map(|version| (TargetVariant::Family, version)),
+            specific.map(|version| (TargetVariant::Specific, version)),
+        ]
+        .into_iter()
+        .flatten()
+        .map(move |(variant, version)| (Target { sm, variant }, version))
+    })
+}
+
+/// Bytes of statically declared shared memory that an entry may have: what the assembler accepts.
+pub const fn static_shared_limit(target: Target) -> u64 {
+    match (target.variant, target.sm) {
+        (TargetVariant::Specific, 90 | 100 | 101 | 103 | 110) => 227 * 1024,
+        (TargetVariant::Specific, 120 | 121) => 99 * 1024,
+        _ => 48 * 1024,
+    }
+}
+
+/// Bytes of shared memory that a block may ask for at launch.
+pub const fn dynamic_shared_limit(target: Target) -> u64 {
+    match target.sm {
+        ..=69 => 48 * 1024,
+        70..=74 => 96 * 1024,
+        75 => 64 * 1024,
+        80 | 87 => 163 * 1024,
+        86 | 88 | 89 | 120 | 121 => 99 * 1024,
+        _ => 227 * 1024,
+    }
+}
+
+/// Bytes of kernel parameters.
+pub fn parameter_limit(version: PtxVersion, target: Target) -> u64 {
+    if version >= LARGE_PARAMETERS && target.sm >= 70 { LARGE_PARAMETER_BYTES } else { SMALL_PARAMETER_BYTES }
+}
+
+/// The first version that allows more than [`SMALL_PARAMETER_BYTES`] of parameters.
+pub const LARGE_PARAMETERS: PtxVersion = v(8, 1);
+/// Limit of the parameters before that.
+pub const SMALL_PARAMETER_BYTES: u64 = 4352;
+/// Limit of the parameters since then.
+pub const LARGE_PARAMETER_BYTES: u64 = 32764;
