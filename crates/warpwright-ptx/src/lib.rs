@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod abi;
+pub mod cfg;
 pub mod dtype;
 pub mod inst;
 pub mod isa;
