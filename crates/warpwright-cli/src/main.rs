@@ -1,2 +1,2 @@
-//! The command line.
+//! The `warpwright` command.
 fn main() {}
