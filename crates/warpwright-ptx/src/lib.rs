@@ -10,6 +10,7 @@ pub mod dtype;
 pub mod inst;
 pub mod isa;
 pub mod module;
+pub mod text;
 pub mod types;
 
 pub use abi::{ArgError, ArgValue, pack_args};

@@ -1,0 +1,465 @@
+//! The canonical text of a module.
+//!
+//! Two modules that differ only in register numbers, unused registers, block numbers or fall-through jumps print the
+//! same: registers are numbered by class in order of appearance, labels in order of layout, and only blocks that a
+//! printed branch names carry a label.
+
+mod inst;
+
+use std::fmt::Write as _;
+
+use crate::inst::*;
+use crate::module::*;
+use crate::types::*;
+
+/// Text with the origin of each of its lines.
+#[derive(Clone, Debug)]
+pub struct Printed {
+    /// The module text.
+    pub text: String,
+    /// `lines[i]` is where line `i + 1` of the text came from; [`SourceLoc::Unknown`] for declarations.
+    pub lines: Vec<SourceLoc>,
+}
+
+/// The text of a module.
+pub fn print(module: &Module) -> String {
+    print_with_lines(module).text
+}
+
+/// The text of a module, with the origin of each line.
+pub fn print_with_lines(module: &Module) -> Printed {
+    let mut out = Text::default();
+    out.line(format_args!(".version {}", module.version));
+    out.line(format_args!(".target {}", module.target));
+    out.line(format_args!(".address_size 64"));
+    if !module.variables.is_empty() {
+        out.line(format_args!(""));
+    }
+    for variable in &module.variables {
+        out.text.push_str(linkage(variable.linkage));
+        declare(&mut out.text, variable);
+        out.end(SourceLoc::Unknown);
+    }
+    for function in &module.functions {
+        out.line(format_args!(""));
+        head(&mut out, function);
+        let mut body = Body::new(module, function);
+        body.blocks();
+        out.line(format_args!("{{"));
+        body.registers(&mut out);
+        for variable in &function.variables {
+            out.text.push_str("    ");
+            declare(&mut out.text, variable);
+            out.end(SourceLoc::Unknown);
+        }
+        out.text.push_str(&body.out.text);
+        out.lines.append(&mut body.out.lines);
+        out.line(format_args!("}}"));
+    }
+    Printed { text: out.text, lines: out.lines }
+}
+
+/// Text under construction, one origin per finished line.
+#[derive(Default)]
+struct Text {
+    text: String,
+    lines: Vec<SourceLoc>,
+}
+
+impl Text {
+    /// Ends the current line.
+    fn end(&mut self, origin: SourceLoc) {
+        self.text.push('\n');
+        self.lines.push(origin);
+    }
+
+    /// A whole line that no instruction stands behind.
+    fn line(&mut self, content: std::fmt::Arguments<'_>) {
+        self.push(content);
+        self.end(SourceLoc::Unknown);
+    }
+
+    fn push(&mut self, content: std::fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _ = self.text.write_fmt(content);
+    }
+}
+
+const fn linkage(linkage: Linkage) -> &'static str {
+    match linkage {
+        Linkage::Internal => "",
+        Linkage::Visible => ".visible ",
+        Linkage::Extern => ".extern ",
+        Linkage::Weak => ".weak ",
+    }
+}
+
+/// `.space .align n .type name[len] = {..};`
+fn declare(out: &mut String, variable: &Variable) {
+    let Variable { name, space, ty, align, len, array, init, .. } = variable;
+    let _ = write!(out, ".{space} .align {align} .{ty} {name}");
+    match len {
+        None => out.push_str("[]"),
+        Some(len) if *array || *len != 1 => {
+            let _ = write!(out, "[{len}]");
+        }
+        Some(_) => {}
+    }
+    if let Some(bytes) = init {
+        out.push_str(" = ");
+        let braces = *array || len.is_none_or(|n| n != 1);
+        if braces {
+            out.push('{');
+        }
+        for (i, element) in bytes.chunks(ty.bytes() as usize).enumerate() {
+            if i > 0 {
+                out.push_str(", ");
+            }
+            let mut word = [0u8; 16];
+            word[..element.len()].copy_from_slice(element);
+            let value = u128::from_le_bytes(word);
+            let _ = match ty {
+                ScalarType::F32 => write!(out, "0f{value:08X}"),
+                ScalarType::F64 => write!(out, "0d{value:016X}"),
+                _ => write!(out, "{value}"),
+            };
+        }
+        if braces {
+            out.push('}');
+        }
+    }
+    out.push(';');
+}
+
+/// Everything of an entry before its `{`.
+fn head(out: &mut Text, function: &Function) {
+    out.push(format_args!("{}.entry {}(", linkage(function.linkage), function.name));
+    for (i, param) in function.params.iter().enumerate() {
+        if i > 0 {
+            out.text.push(',');
+        }
+        out.end(SourceLoc::Unknown);
+        out.text.push_str("    .param ");
+        if param.align != param.ty.bytes() {
+            out.push(format_args!(".align {} ", param.align));
+        }
+        out.push(format_args!(".{} ", param.ty));
+        if let Some(PointerAttr { space, align }) = param.pointer {
+            out.text.push_str(".ptr ");
+            if space != StateSpace::Generic {
+                out.push(format_args!(".{space} "));
+            }
+            if let Some(align) = align {
+                out.push(format_args!(".align {align} "));
+            }
+        }
+        out.text.push_str(&param.name);
+        if let Some(len) = param.array {
+            out.push(format_args!("[{len}]"));
+        }
+    }
+    if !function.params.is_empty() {
+        out.end(SourceLoc::Unknown);
+    }
+    out.line(format_args!(")"));
+    let d = &function.directives;
+    let dims = |out: &mut Text, name: &str, value: Option<[u32; 3]>| {
+        if let Some([x, y, z]) = value {
+            out.line(format_args!(".{name} {x}, {y}, {z}"));
+        }
+    };
+    let number = |out: &mut Text, name: &str, value: Option<u32>| {
+        if let Some(n) = value {
+            out.line(format_args!(".{name} {n}"));
+        }
+    };
+    dims(out, "maxntid", d.max_threads);
+    dims(out, "reqntid", d.required_threads);
+    number(out, "minnctapersm", d.min_blocks_per_sm);
+    number(out, "maxnreg", d.max_registers);
+    dims(out, "reqnctapercluster", d.cluster);
+    if d.explicit_cluster {
+        out.line(format_args!(".explicitcluster"));
+    }
+    number(out, "maxclusterrank", d.max_cluster_rank);
+}
+
+/// The register name prefix of a type. No prefix plus digits is a prefix of another one plus digits.
+const fn prefix(ty: ScalarType) -> &'static str {
+    use ScalarType::*;
+    match ty {
+        Pred => "%p",
+        B8 => "%b",
+        U8 => "%bu",
+        S8 => "%bs",
+        B16 => "%h",
+        U16 => "%hu",
+        S16 => "%hs",
+        F16 => "%hf",
+        BF16 => "%hb",
+        E4M3x2 => "%h4m",
+        E5M2x2 => "%h5m",
+        B32 => "%r",
+        U32 => "%ru",
+        S32 => "%rs",
+        F16x2 => "%rh",
+        BF16x2 => "%rb",
+        TF32 => "%rt",
+        F32 => "%f",
+        B64 => "%rd",
+        U64 => "%rdu",
+        S64 => "%rds",
+        F64 => "%fd",
+        B128 => "%rq",
+    }
+}
+
+/// How the terminator of a block is written.
+enum Flow {
+    /// Control falls into the next block.
+    Fall,
+    Bra {
+        pred: Option<PredUse>,
+        uniform: bool,
+        to: BlockId,
+    },
+    /// Neither successor is the next block.
+    Both {
+        pred: PredUse,
+        uniform: bool,
+        then: BlockId,
+        otherwise: BlockId,
+    },
+    /// The next block is nothing but `ret` or `exit` and belongs to this branch alone: `@%p ret;`.
+    Leave {
+        pred: PredUse,
+        uniform: bool,
+        exit: bool,
+    },
+    Ret,
+    Exit,
+}
+
+/// The body of one function, with names given on first use.
+struct Body<'m> {
+    module: &'m Module,
+    function: &'m Function,
+    out: Text,
+    /// Number of each register within its class, once it has appeared.
+    numbers: Vec<Option<u32>>,
+    /// Registers that have appeared, by position in [`ScalarType::ALL`].
+    counts: Vec<u32>,
+    /// Follows every register prefix; keeps registers apart from parameters with names such as `%r1`.
+    suffix: String,
+    /// Number of the label of each block that needs one.
+    labels: Vec<Option<u32>>,
+    label_prefix: String,
+}
+
+impl<'m> Body<'m> {
+    fn new(module: &'m Module, function: &'m Function) -> Self {
+        let names = || {
+            let locals = function.params.iter().map(|p| p.name.as_str());
+            locals
+                .chain(function.variables.iter().map(|v| v.name.as_str()))
+                .chain(module.variables.iter().map(|v| v.name.as_str()))
+        };
+        let is_numbered = |name: &str, prefix: &str, suffix: &str| {
+            let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(suffix));
+            rest.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
+        };
+        let mut suffix = String::new();
+        while names()
+            .filter(|n| n.starts_with('%'))
+            .any(|n| ScalarType::ALL.iter().any(|ty| is_numbered(n, prefix(*ty), &suffix)))
+        {
+            suffix.push('_');
+        }
+        let mut label_prefix = String::from("$B");
+        while names().any(|n| is_numbered(n, &label_prefix, "")) {
+            label_prefix.push('_');
+        }
+        Self {
+            module,
+            function,
+            out: Text::default(),
+            numbers: vec![None; function.registers.len()],
+            counts: vec![0; ScalarType::ALL.len()],
+            suffix,
+            labels: vec![None; function.blocks.len()],
+            label_prefix,
+        }
+    }
+
+    fn flow(&self, index: usize, references: &[u32]) -> Flow {
+        let blocks = &self.function.blocks;
+        let is_next = |id: BlockId| id.0 as usize == index + 1;
+        match blocks[index].terminator {
+            Terminator::Ret => Flow::Ret,
+            Terminator::Exit => Flow::Exit,
+            Terminator::Jump { to, .. } | Terminator::Branch { then: to, otherwise: _, .. }
+                if is_next(to) && blocks[index].terminator.successors().all(|s| s == to) =>
+            {
+                Flow::Fall
+            }
+            Terminator::Jump { to, uniform } => Flow::Bra { pred: None, uniform, to },
+            Terminator::Branch { uniform, then, otherwise, .. } if then == otherwise => {
+                Flow::Bra { pred: None, uniform, to: then }
+            }
+            Terminator::Branch { pred, uniform, then, otherwise } => {
+                let not = PredUse { reg: pred.reg, negated: !pred.negated };
+                let (taken, other, next) = if is_next(otherwise) {
+                    (pred, then, otherwise)
+                } else if is_next(then) {
+                    (not, otherwise, then)
+                } else {
+                    return Flow::Both { pred, uniform, then, otherwise };
+                };
+                let leaves = blocks.get(index + 1).is_some_and(|b| {
+                    b.instructions.is_empty()
+                        && matches!(b.terminator, Terminator::Ret | Terminator::Exit)
+                        && references[index + 1] == 1
+                });
+                if leaves && other.0 as usize == index + 2 {
+                    let exit = blocks[index + 1].terminator == Terminator::Exit;
+                    let pred = if next == then { pred } else { not };
+                    // `exit` has no uniform form.
+                    if !(exit && uniform) {
+                        return Flow::Leave { pred, uniform, exit };
+                    }
+                }
+                Flow::Bra { pred: Some(taken), uniform, to: other }
+            }
+        }
+    }
+
+    fn blocks(&mut self) {
+        let function = self.function;
+        let mut references = vec![0u32; function.blocks.len()];
+        for target in function.blocks.iter().flat_map(|b| b.terminator.successors()) {
+            if let Some(count) = references.get_mut(target.0 as usize) {
+                *count += 1;
+            }
+        }
+        // What is written decides which blocks need labels, so it is settled for all blocks first.
+        let flows: Vec<Flow> = (0..function.blocks.len()).map(|i| self.flow(i, &references)).collect();
+        let mut targets = vec![false; function.blocks.len()];
+        let mut mark = |id: BlockId| {
+            if let Some(target) = targets.get_mut(id.0 as usize) {
+                *target = true;
+            }
+        };
+        for flow in &flows {
+            match flow {
+                Flow::Bra { to, .. } => mark(*to),
+                Flow::Both { then, otherwise, .. } => {
+                    mark(*then);
+                    mark(*otherwise);
+                }
+                Flow::Fall | Flow::Leave { .. } | Flow::Ret | Flow::Exit => {}
+            }
+        }
+        let mut next = 0u32;
+        for (label, target) in self.labels.iter_mut().zip(targets) {
+            if target {
+                *label = Some(next);
+                next += 1;
+            }
+        }
+
+        if function.blocks.is_empty() {
+            self.out.line(format_args!("    ret;"));
+        }
+        let mut skip = false;
+        for (index, (block, flow)) in function.blocks.iter().zip(&flows).enumerate() {
+            if std::mem::take(&mut skip) {
+                continue;
+            }
+            if let Some(label) = self.labels[index] {
+                self.out.line(format_args!("{}{label}:", self.label_prefix));
+            }
+            for (at, instruction) in block.instructions.iter().enumerate() {
+                self.out.text.push_str("    ");
+                self.guard(instruction.guard);
+                self.inst(&instruction.inst);
+                self.out.text.push(';');
+                self.out.end(block.location(at));
+            }
+            skip = matches!(flow, Flow::Leave { .. });
+            self.terminator(flow, block.location(block.instructions.len()));
+        }
+    }
+
+    fn terminator(&mut self, flow: &Flow, origin: SourceLoc) {
+        let (pred, text, uniform) = match *flow {
+            Flow::Fall => return,
+            Flow::Bra { pred, uniform, to } => return self.bra(pred, uniform, to, origin),
+            Flow::Both { pred, uniform, then, otherwise } => {
+                self.bra(Some(pred), uniform, then, origin);
+                return self.bra(None, uniform, otherwise, origin);
+            }
+            Flow::Leave { pred, uniform, exit } => (Some(pred), if exit { "exit" } else { "ret" }, uniform),
+            Flow::Ret => (None, "ret", false),
+            Flow::Exit => (None, "exit", false),
+        };
+        self.out.text.push_str("    ");
+        self.guard(pred);
+        self.out.text.push_str(text);
+        self.out.text.push_str(if uniform { ".uni;" } else { ";" });
+        self.out.end(origin);
+    }
+
+    fn bra(&mut self, pred: Option<PredUse>, uniform: bool, to: BlockId, origin: SourceLoc) {
+        self.out.text.push_str("    ");
+        self.guard(pred);
+        self.out.text.push_str(if uniform { "bra.uni " } else { "bra " });
+        match self.labels.get(to.0 as usize).copied().flatten() {
+            Some(label) => self.out.push(format_args!("{}{label};", self.label_prefix)),
+            // A block that does not exist: the name makes the defect readable.
+            None => self.out.push(format_args!("{}_missing{};", self.label_prefix, to.0)),
+        }
+        self.out.end(origin);
+    }
+
+    fn guard(&mut self, guard: Option<PredUse>) {
+        if let Some(PredUse { reg, negated }) = guard {
+            self.out.text.push_str(if negated { "@!" } else { "@" });
+            self.reg(reg);
+            self.out.text.push(' ');
+        }
+    }
+
+    fn reg(&mut self, reg: Reg) {
+        let index = reg.0 as usize;
+        let Some(info) = self.function.registers.get(index) else {
+            return self.out.push(format_args!("%missing{}", reg.0));
+        };
+        let number = *self.numbers[index].get_or_insert_with(|| {
+            let count = &mut self.counts[info.ty as usize];
+            *count += 1;
+            *count - 1
+        });
+        self.out.push(format_args!("{}{}{number}", prefix(info.ty), self.suffix));
+    }
+
+    /// The `.reg` lines of the registers that have appeared.
+    fn registers(&self, out: &mut Text) {
+        for (ty, count) in ScalarType::ALL.iter().zip(&self.counts) {
+            if *count > 0 {
+                out.line(format_args!("    .reg .{ty} {}{}<{count}>;", prefix(*ty), self.suffix));
+            }
+        }
+    }
+
+    fn symbol(&mut self, id: SymbolId) {
+        let name = self.function.symbols.get(id.0 as usize).and_then(|symbol| match *symbol {
+            Symbol::Param(i) => self.function.params.get(i as usize).map(|p| p.name.as_str()),
+            Symbol::ModuleVariable(i) => self.module.variables.get(i as usize).map(|v| v.name.as_str()),
+            Symbol::LocalVariable(i) => self.function.variables.get(i as usize).map(|v| v.name.as_str()),
+        });
+        match name {
+            Some(name) => self.out.text.push_str(name),
+            None => self.out.push(format_args!("$missing{}", id.0)),
+        }
+    }
+}

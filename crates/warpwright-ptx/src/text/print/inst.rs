@@ -1,0 +1,488 @@
+//! Instructions and operands as text.
+
+use super::Body;
+use crate::inst::*;
+use crate::types::*;
+
+impl Body<'_> {
+    pub(super) fn inst(&mut self, inst: &Inst) {
+        match *inst {
+            Inst::Unary { op, ty, ref mods, dst, a } => {
+                self.arith(op.name(), mods, ty);
+                self.operands(dst, &[a]);
+            }
+            Inst::Binary { op, ty, ref mods, dst, a, b } => {
+                self.arith(op.name(), mods, ty);
+                self.operands(dst, &[a, b]);
+            }
+            Inst::Ternary { op, ty, ref mods, dst, a, b, c } => {
+                // The mode of `prmt` follows its type.
+                match op.name().strip_prefix("prmt.") {
+                    Some(mode) => {
+                        self.arith("prmt", mods, ty);
+                        self.dot(mode);
+                    }
+                    None => self.arith(op.name(), mods, ty),
+                }
+                self.operands(dst, &[a, b, c]);
+            }
+            Inst::Bfi { ty, dst, a, b, pos, len } => {
+                self.arith("bfi", &Modifiers::NONE, ty);
+                self.operands(dst, &[a, b, pos, len]);
+            }
+            Inst::Lop3 { dst, a, b, c, lut } => {
+                self.text("lop3.b32");
+                self.operands(dst, &[a, b, c, Operand::int(i64::from(lut))]);
+            }
+            Inst::Dp4a { a_ty, b_ty, dst, a, b, c } => {
+                self.text("dp4a");
+                self.dot(a_ty.name());
+                self.dot(b_ty.name());
+                self.operands(dst, &[a, b, c]);
+            }
+            Inst::Setp { cmp, combine, ty, ftz, dst, dst_not, a, b } => {
+                self.text("setp");
+                self.compare(cmp, combine, ftz);
+                self.dot(ty.name());
+                self.text(" ");
+                self.pair(dst, dst_not);
+                self.comma(a);
+                self.comma(b);
+                self.combined(combine);
+            }
+            Inst::Set { cmp, combine, dst_ty, ty, ftz, dst, a, b } => {
+                self.text("set");
+                self.compare(cmp, combine, ftz);
+                self.dot(dst_ty.name());
+                self.dot(ty.name());
+                self.operands(dst, &[a, b]);
+                self.combined(combine);
+            }
+            Inst::Selp { ty, dst, a, b, pred } => {
+                self.arith("selp", &Modifiers::NONE, ty);
+                self.operands(dst, &[a, b, pred.into()]);
+            }
+            Inst::Slct { ty, c_ty, ftz, dst, a, b, c } => {
+                self.text(if ftz { "slct.ftz" } else { "slct" });
+                self.dot(ty.name());
+                self.dot(c_ty.name());
+                self.operands(dst, &[a, b, c]);
+            }
+            Inst::Mov { ty, dst, src } => {
+                self.arith("mov", &Modifiers::NONE, ty);
+                self.operands(dst, &[src]);
+            }
+            Inst::Pack { ty, dst, ref parts } => {
+                self.arith("mov", &Modifiers::NONE, ty);
+                self.operands(dst, &[]);
+                self.text(", ");
+                self.braced(parts, Self::operand);
+            }
+            Inst::Unpack { ty, ref dsts, src } => {
+                self.arith("mov", &Modifiers::NONE, ty);
+                self.text(" ");
+                self.braced(dsts, Self::or_sink);
+                self.comma(src);
+            }
+            Inst::PredBinary { op, dst, a, b } => {
+                self.arith(op.name(), &Modifiers::NONE, ScalarType::Pred);
+                self.operands(dst, &[a.into(), b.into()]);
+            }
+            Inst::PredNot { dst, a } => {
+                self.text("not.pred");
+                self.operands(dst, &[a.into()]);
+            }
+            Inst::PredMov { dst, a } => {
+                self.text("mov.pred");
+                self.operands(dst, &[a]);
+            }
+            Inst::Cvt { to, from, ref mods, dst, a, b } => {
+                self.arith("cvt", mods, to);
+                self.dot(from.name());
+                self.operands(dst, &[a]);
+                if let Some(b) = b {
+                    self.comma(b);
+                }
+            }
+            Inst::Cvta { to_space, space, ty, dst, src } => {
+                self.text(if to_space { "cvta.to" } else { "cvta" });
+                self.space(space);
+                self.dot(ty.name());
+                self.operands(dst, &[src]);
+            }
+            Inst::Isspacep { space, dst, a } => {
+                self.text("isspacep");
+                self.space(space);
+                self.operands(dst, &[a]);
+            }
+            Inst::Ld { space, ty, ordering, ref hints, non_coherent, ref dsts, addr } => {
+                self.text("ld");
+                self.access(space, ordering, hints, non_coherent, dsts.len(), ty);
+                self.text(" ");
+                self.vector(dsts, Self::or_sink);
+                self.text(", ");
+                self.address(addr);
+                self.policy(hints);
+            }
+            Inst::St { space, ty, ordering, ref hints, ref srcs, addr } => {
+                self.text("st");
+                self.access(space, ordering, hints, false, srcs.len(), ty);
+                self.text(" ");
+                self.address(addr);
+                self.text(", ");
+                self.vector(srcs, Self::operand);
+                self.policy(hints);
+            }
+            Inst::Prefetch { space, level, addr } => {
+                self.text("prefetch");
+                self.space(space);
+                self.dot(level.name());
+                self.text(" ");
+                self.address(addr);
+            }
+            Inst::Atom { op, space, ty, ordering, noftz, dst, addr, b, c } => {
+                self.text(if dst.is_some() { "atom" } else { "red" });
+                self.ordering(ordering);
+                self.space(space);
+                self.dot(op.name());
+                if noftz {
+                    self.text(".noftz");
+                }
+                self.dot(ty.name());
+                self.text(" ");
+                if let Some(dst) = dst {
+                    self.reg(dst);
+                    self.text(", ");
+                }
+                self.address(addr);
+                self.comma(b);
+                if let Some(c) = c {
+                    self.comma(c);
+                }
+            }
+            Inst::Shfl { .. }
+            | Inst::Vote { .. }
+            | Inst::Match { .. }
+            | Inst::Redux { .. }
+            | Inst::Activemask { .. }
+            | Inst::Elect { .. }
+            | Inst::Barrier { .. }
+            | Inst::WarpBarrier { .. }
+            | Inst::Fence { .. }
+            | Inst::Nanosleep { .. }
+            | Inst::Brkpt
+            | Inst::Trap => self.collective(inst),
+        }
+    }
+
+    /// Warp-wide instructions, barriers and what else has no data type rules of its own.
+    fn collective(&mut self, inst: &Inst) {
+        match *inst {
+            Inst::Shfl { mode, dst, pred, a, b, c, mask } => {
+                self.text("shfl.sync");
+                self.dot(mode.name());
+                self.text(".b32 ");
+                self.pair(dst, pred);
+                for operand in [a, b, c, mask] {
+                    self.comma(operand);
+                }
+            }
+            Inst::Vote { mode, dst, src, mask } => {
+                self.text("vote.sync");
+                self.dot(mode.name());
+                self.text(if mode == VoteMode::Ballot { ".b32 " } else { ".pred " });
+                self.reg(dst);
+                self.text(", ");
+                self.predicate(src);
+                self.comma(mask);
+            }
+            Inst::Match { all, ty, dst, pred, a, mask } => {
+                self.text(if all { "match.all.sync" } else { "match.any.sync" });
+                self.dot(ty.name());
+                self.text(" ");
+                self.pair(dst, pred);
+                self.comma(a);
+                self.comma(mask);
+            }
+            Inst::Redux { op, ty, dst, a, mask } => {
+                self.text("redux.sync");
+                self.dot(op.name());
+                self.dot(ty.name());
+                self.operands(dst, &[a, mask]);
+            }
+            Inst::Activemask { dst } => {
+                self.text("activemask.b32");
+                self.operands(dst, &[]);
+            }
+            Inst::Elect { dst, pred, mask } => {
+                self.text("elect.sync ");
+                self.or_sink(dst);
+                self.text("|");
+                self.reg(pred);
+                self.comma(mask);
+            }
+            Inst::Barrier { ref kind, aligned, id, count } => self.barrier(kind, aligned, id, count),
+            Inst::WarpBarrier { mask } => {
+                self.text("bar.warp.sync ");
+                self.operand(mask);
+            }
+            Inst::Fence { sc, scope } => {
+                self.text(if sc { "fence.sc" } else { "fence.acq_rel" });
+                self.dot(scope.name());
+            }
+            Inst::Nanosleep { duration } => {
+                self.text("nanosleep.u32 ");
+                self.operand(duration);
+            }
+            Inst::Brkpt => self.text("brkpt"),
+            Inst::Trap => self.text("trap"),
+            _ => {}
+        }
+    }
+
+    fn barrier(&mut self, kind: &BarrierKind, aligned: bool, id: Operand, count: Option<Operand>) {
+        self.text(if aligned { "bar" } else { "barrier" });
+        match *kind {
+            BarrierKind::Sync => self.text(".sync "),
+            BarrierKind::Arrive => self.text(".arrive "),
+            BarrierKind::Reduce { op, dst, .. } => {
+                self.text(".red");
+                self.dot(op.name());
+                self.text(if op == BarRedOp::Popc { ".u32 " } else { ".pred " });
+                self.reg(dst);
+                self.text(", ");
+            }
+        }
+        self.operand(id);
+        if let Some(count) = count {
+            self.comma(count);
+        }
+        if let BarrierKind::Reduce { src, .. } = *kind {
+            self.text(", ");
+            self.predicate(src);
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        self.out.text.push_str(text);
+    }
+
+    fn dot(&mut self, text: &str) {
+        self.out.text.push('.');
+        self.out.text.push_str(text);
+    }
+
+    /// `name.mods.ty`
+    fn arith(&mut self, name: &str, mods: &Modifiers, ty: ScalarType) {
+        self.text(name);
+        if let Some(rounding) = mods.rounding {
+            self.dot(rounding.name());
+        }
+        let Modifiers { rounding: _, approx, full, ftz, sat, relu, nan, xorsign_abs, satfinite } = *mods;
+        // `cvt` to 8-bit floats wants `.satfinite` before `.relu`, to the 16-bit ones after it.
+        let narrow = matches!(ty, ScalarType::E4M3x2 | ScalarType::E5M2x2);
+        for (set, text) in [
+            (approx, ".approx"),
+            (full, ".full"),
+            (ftz, ".ftz"),
+            (nan, ".NaN"),
+            (xorsign_abs, ".xorsign.abs"),
+            (sat, ".sat"),
+            (satfinite && narrow, ".satfinite"),
+            (relu, ".relu"),
+            (satfinite && !narrow, ".satfinite"),
+        ] {
+            if set {
+                self.text(text);
+            }
+        }
+        self.dot(ty.name());
+    }
+
+    /// ` dst, a, b, ...`
+    fn operands(&mut self, dst: Reg, sources: &[Operand]) {
+        self.text(" ");
+        self.reg(dst);
+        for source in sources {
+            self.comma(*source);
+        }
+    }
+
+    fn comma(&mut self, operand: Operand) {
+        self.text(", ");
+        self.operand(operand);
+    }
+
+    fn operand(&mut self, operand: Operand) {
+        match operand {
+            Operand::Reg(reg) => self.reg(reg),
+            Operand::Imm(Imm::Int(v)) => self.out.push(format_args!("{v}")),
+            Operand::Imm(Imm::F32(bits)) => self.out.push(format_args!("0f{bits:08X}")),
+            Operand::Imm(Imm::F64(bits)) => self.out.push(format_args!("0d{bits:016X}")),
+            Operand::Special(special) => self.special(special),
+            Operand::Symbol(symbol, offset) => {
+                self.symbol(symbol);
+                self.offset(offset);
+            }
+        }
+    }
+
+    fn special(&mut self, special: SpecialReg) {
+        let (name, axis) = match special {
+            SpecialReg::Plain(plain) => return self.out.push(format_args!("%{plain}")),
+            SpecialReg::Tid(axis) => ("tid", axis),
+            SpecialReg::Ntid(axis) => ("ntid", axis),
+            SpecialReg::Ctaid(axis) => ("ctaid", axis),
+            SpecialReg::Nctaid(axis) => ("nctaid", axis),
+            SpecialReg::ClusterCtaid(axis) => ("cluster_ctaid", axis),
+            SpecialReg::ClusterNctaid(axis) => ("cluster_nctaid", axis),
+            SpecialReg::ClusterId(axis) => ("clusterid", axis),
+            SpecialReg::NclusterId(axis) => ("nclusterid", axis),
+        };
+        let axis = match axis {
+            Axis::X => 'x',
+            Axis::Y => 'y',
+            Axis::Z => 'z',
+        };
+        self.out.push(format_args!("%{name}.{axis}"));
+    }
+
+    /// `+n` or `+-n`; the assembler has no subtraction here.
+    fn offset(&mut self, offset: i64) {
+        if offset != 0 {
+            self.out.push(format_args!("+{offset}"));
+        }
+    }
+
+    fn address(&mut self, Address { base, offset }: Address) {
+        self.text("[");
+        match base {
+            AddressBase::Reg(reg) => self.reg(reg),
+            AddressBase::Symbol(symbol) => self.symbol(symbol),
+            AddressBase::Absolute => {
+                self.out.push(format_args!("{offset}]"));
+                return;
+            }
+        }
+        self.offset(offset);
+        self.text("]");
+    }
+
+    /// `dst` or `dst|second`
+    fn pair(&mut self, dst: Reg, second: Option<Reg>) {
+        self.reg(dst);
+        if let Some(second) = second {
+            self.text("|");
+            self.reg(second);
+        }
+    }
+
+    fn or_sink(&mut self, reg: Option<Reg>) {
+        match reg {
+            Some(reg) => self.reg(reg),
+            None => self.text("_"),
+        }
+    }
+
+    fn predicate(&mut self, PredUse { reg, negated }: PredUse) {
+        if negated {
+            self.text("!");
+        }
+        self.reg(reg);
+    }
+
+    fn braced<T: Copy>(&mut self, items: &[T], each: impl Fn(&mut Self, T)) {
+        self.text("{");
+        for (i, item) in items.iter().enumerate() {
+            if i > 0 {
+                self.text(", ");
+            }
+            each(self, *item);
+        }
+        self.text("}");
+    }
+
+    /// One item stands alone, several in braces.
+    fn vector<T: Copy>(&mut self, items: &[T], each: impl Fn(&mut Self, T)) {
+        match items {
+            [item] => each(self, *item),
+            _ => self.braced(items, each),
+        }
+    }
+
+    /// `.cmp{.bool}{.ftz}`
+    fn compare(&mut self, cmp: CmpOp, combine: Option<(BoolOp, PredUse)>, ftz: bool) {
+        self.dot(cmp.name());
+        if let Some((op, _)) = combine {
+            self.dot(op.name());
+        }
+        if ftz {
+            self.text(".ftz");
+        }
+    }
+
+    fn combined(&mut self, combine: Option<(BoolOp, PredUse)>) {
+        if let Some((_, pred)) = combine {
+            self.text(", ");
+            self.predicate(pred);
+        }
+    }
+
+    /// `.space`; the generic space is written as nothing.
+    fn space(&mut self, space: StateSpace) {
+        if space != StateSpace::Generic {
+            self.dot(space.name());
+        }
+    }
+
+    fn ordering(&mut self, Ordering { semantics, scope }: Ordering) {
+        match semantics {
+            Semantics::Weak => {}
+            Semantics::Mmio => self.text(".mmio.relaxed"),
+            _ => self.dot(semantics.name()),
+        }
+        if let Some(scope) = scope {
+            self.dot(scope.name());
+        }
+    }
+
+    /// Everything of a load or store between the opcode and its operands.
+    fn access(
+        &mut self,
+        space: StateSpace,
+        ordering: Ordering,
+        hints: &CacheHints,
+        non_coherent: bool,
+        width: usize,
+        ty: ScalarType,
+    ) {
+        self.ordering(ordering);
+        self.space(space);
+        if hints.op != CacheOp::Default {
+            self.dot(hints.op.name());
+        }
+        if non_coherent {
+            self.text(".nc");
+        }
+        if hints.l1 != L1Eviction::Default {
+            self.dot(hints.l1.name());
+        }
+        if hints.policy.is_some() {
+            self.text(".L2::cache_hint");
+        }
+        if hints.l2_prefetch != L2Prefetch::Default {
+            self.dot(hints.l2_prefetch.name());
+        }
+        if width != 1 {
+            self.out.push(format_args!(".v{width}"));
+        }
+        self.dot(ty.name());
+    }
+
+    fn policy(&mut self, hints: &CacheHints) {
+        if let Some(policy) = hints.policy {
+            self.text(", ");
+            self.reg(policy);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The canonical form: names, labels, declarations and line origins.
+
+use warpwright_ptx::text::{print, print_with_lines};
+use warpwright_ptx::*;
+
+fn block(instructions: Vec<Instruction>, terminator: Terminator) -> Block {
+    Block { instructions, terminator, locations: Vec::new() }
+}
+
+fn module(function: Function) -> Module {
+    let mut module = Module::new(PtxVersion::new(7, 8), Target::specific(90));
+    module.functions.push(function);
+    module
+}
+
+/// The lines between `{` and `}`, trimmed.
+fn body(function: Function) -> Vec<String> {
+    let text = print(&module(function));
+    let inner = text.split_once("\n{\n").unwrap().1.rsplit_once("\n}").unwrap().0;
+    inner.lines().map(|line| line.trim().to_owned()).collect()
+}
+
+fn add(dst: Reg, a: impl Into<Operand>, b: Operand) -> Instruction {
+    Inst::Binary { op: BinaryOp::Add, ty: ScalarType::F32, mods: Modifiers::RN, dst, a: a.into(), b }.into()
+}
+
+#[test]
+fn a_whole_module() {
+    let mut f = Function::entry("scale");
+    f.params.push(Param::scalar("x", ScalarType::U64));
+    f.params.push(Param { array: Some(128), align: 64, ..Param::scalar("map", ScalarType::B8) });
+    f.params.push(Param {
+        pointer: Some(PointerAttr { space: StateSpace::Global, align: Some(16) }),
+        ..Param::scalar("y", ScalarType::U64)
+    });
+    f.directives.required_threads = Some([256, 1, 1]);
+    f.directives.min_blocks_per_sm = Some(2);
+    let x = f.symbol(Symbol::Param(0));
+    let table = f.symbol(Symbol::ModuleVariable(1));
+    f.new_reg(ScalarType::F64, RegKind::Value); // never used, so never declared
+    let (wide, float) =
+        (f.new_reg(ScalarType::B64, RegKind::Value), f.new_reg(ScalarType::F32, RegKind::Value));
+    let load = |space, ty, dst, addr| Inst::Ld {
+        space,
+        ty,
+        ordering: Ordering::WEAK,
+        hints: CacheHints::NONE,
+        non_coherent: false,
+        dsts: vec![Some(dst)],
+        addr,
+    };
+    f.blocks.push(block(
+        vec![
+            load(StateSpace::Param, ScalarType::U64, wide, Address::symbol(x, 0)).into(),
+            load(StateSpace::Const, ScalarType::F32, float, Address::symbol(table, 4)).into(),
+            Inst::St {
+                space: StateSpace::Global,
+                ty: ScalarType::F32,
+                ordering: Ordering::new(Semantics::Release, Scope::Gpu),
+                hints: CacheHints::NONE,
+                srcs: vec![float.into(), Operand::f32(-0.0)],
+                addr: Address::reg(wide, -8),
+            }
+            .into(),
+        ],
+        Terminator::Ret,
+    ));
+    let variable = |name: &str, space, ty, len, linkage, init| Variable {
+        name: name.to_owned(),
+        space,
+        ty,
+        align: 4,
+        len,
+        array: true,
+        linkage,
+        init,
+    };
+    let mut m = module(f);
+    m.variables.push(variable("dyn", StateSpace::Shared, ScalarType::B8, None, Linkage::Extern, None));
+    let init = [1f32.to_le_bytes(), 2.5f32.to_le_bytes()].concat();
+    m.variables.push(variable(
+        "table",
+        StateSpace::Const,
+        ScalarType::F32,
+        Some(4),
+        Linkage::Internal,
+        Some(init),
+    ));
+    assert_eq!(
+        print(&m),
+        "\
+.version 7.8
+.target sm_90a
+.address_size 64
+
+.extern .shared .align 4 .b8 dyn[];
+.const .align 4 .f32 table[4] = {0f3F800000, 0f40200000};
+
+.visible .entry scale(
+    .param .u64 x,
+    .param .align 64 .b8 map[128],
+    .param .u64 .ptr .global .align 16 y
+)
+.reqntid 256, 1, 1
+.minnctapersm 2
+{
+    .reg .b64 %rd<1>;
+    .reg .f32 %f<1>;
+    ld.param.u64 %rd0, [x];
+    ld.const.f32 %f0, [table+4];
+    st.release.gpu.global.v2.f32 [%rd0+-8], {%f0, 0f80000000};
+    ret;
+}
+"
+    );
+}
+
+#[test]
+fn registers_are_numbered_by_appearance() {
+    let mut f = Function::entry("k");
+    let regs: Vec<Reg> = (0..3).map(|_| f.new_reg(ScalarType::F32, RegKind::Variable)).collect();
+    f.blocks.push(block(vec![add(regs[2], regs[0], Operand::f32(1.0))], Terminator::Exit));
+    assert_eq!(body(f), [".reg .f32 %f<2>;", "add.rn.f32 %f0, %f1, 0f3F800000;", "exit;"]);
+}
+
+#[test]
+fn registers_keep_clear_of_parameter_names() {
+    let mut f = Function::entry("k");
+    f.params.push(Param::scalar("%f0", ScalarType::F32));
+    let r = f.new_reg(ScalarType::F32, RegKind::Variable);
+    f.blocks.push(block(vec![add(r, r, Operand::f32(1.0))], Terminator::Ret));
+    assert_eq!(body(f)[0], ".reg .f32 %f_<1>;");
+}
+
+#[test]
+fn labels_stand_only_where_a_branch_goes() {
+    let mut f = Function::entry("k");
+    let reg = f.new_reg(ScalarType::Pred, RegKind::Variable);
+    let pred = PredUse { reg, negated: false };
+    let jump = |to| Terminator::Jump { to: BlockId(to), uniform: false };
+    let branch = |then, otherwise| Terminator::Branch {
+        pred,
+        uniform: false,
+        then: BlockId(then),
+        otherwise: BlockId(otherwise),
+    };
+    for terminator in [
+        jump(1),         // falls
+        branch(2, 3),    // the negated branch skips the next block
+        jump(3),         // falls
+        branch(1, 4),    // back edge, falls out
+        branch(6, 1),    // neither is next
+        jump(5),         // unreachable self loop
+        branch(7, 8),    // a guarded return
+        Terminator::Ret, // belongs to the branch above
+        branch(9, 9),    // both ways to the next block
+        Terminator::Exit,
+    ] {
+        f.blocks.push(block(Vec::new(), terminator));
+    }
+    assert_eq!(
+        body(f),
+        [
+            ".reg .pred %p<1>;",
+            "$B0:",
+            "@!%p0 bra $B1;",
+            "$B1:",
+            "@%p0 bra $B0;",
+            "@%p0 bra $B3;",
+            "bra $B0;",
+            "$B2:",
+            "bra $B2;",
+            "$B3:",
+            "@%p0 ret;",
+            "exit;"
+        ]
+    );
+}
+
+#[test]
+fn lines_carry_the_place_that_recorded_them() {
+    let here = std::panic::Location::caller();
+    let mut f = Function::entry("k");
+    let r = f.new_reg(ScalarType::F32, RegKind::Variable);
+    f.blocks.push(Block {
+        instructions: vec![add(r, r, Operand::f32(1.0))],
+        terminator: Terminator::Ret,
+        locations: vec![SourceLoc::Rust(here), SourceLoc::Ptx { line: 7, column: 3 }],
+    });
+    let printed = print_with_lines(&module(f));
+    assert_eq!(printed.lines.len(), printed.text.lines().count());
+    for (line, origin) in printed.text.lines().zip(&printed.lines) {
+        let expected = match line.trim() {
+            "add.rn.f32 %f0, %f0, 0f3F800000;" => {
+                matches!(origin, SourceLoc::Rust(at) if at.line() == here.line())
+            }
+            "ret;" => matches!(origin, SourceLoc::Ptx { line: 7, column: 3 }),
+            _ => matches!(origin, SourceLoc::Unknown),
+        };
+        assert!(expected, "{line}: {origin:?}");
+    }
+}
