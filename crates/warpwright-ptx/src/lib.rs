@@ -12,6 +12,7 @@ pub mod isa;
 pub mod module;
 pub mod text;
 pub mod types;
+pub mod verify;
 
 pub use abi::{ArgError, ArgValue, pack_args};
 pub use dtype::DType;

@@ -297,3 +297,14 @@ pub const fn widened(ty: ScalarType) -> ScalarType {
         _ => ty,
     }
 }
+
+/// The unsigned type of the same width; other types stay.
+pub const fn unsigned(ty: ScalarType) -> ScalarType {
+    match ty {
+        S8 => U8,
+        S16 => U16,
+        S32 => U32,
+        S64 => U64,
+        _ => ty,
+    }
+}

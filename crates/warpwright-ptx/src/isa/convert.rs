@@ -1,8 +1,9 @@
 //! Rows of the conversions and data movements.
 
-use super::arith::{BF16S, BITS, F16S, F32_ONLY, F64_ONLY, INTEGERS};
+use super::arith::{BITS, F32_ONLY, F64_ONLY, INTEGERS};
 use super::set::{Form, ModifierSet as M, TypeSet};
-use crate::types::ScalarType::*;
+use crate::types::ScalarType::{self, *};
+use crate::types::TypeClass;
 
 const BYTES: TypeSet = TypeSet::of(&[U8, S8]);
 const ALL_INTEGERS: TypeSet = INTEGERS.or(BYTES);
@@ -65,5 +66,17 @@ pub const CVT_PAIR: &[Form] = &[
     Form::of(F8).with(F32_ONLY).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(8, 1, 89),
 ];
 
-/// Types whose arithmetic takes no literals of any spelling.
-pub const NO_LITERALS: TypeSet = F16S.or(BF16S);
+/// Whether `cvt.sat` from `from` to `to` has anything to do: between integers it must exclude some value.
+pub const fn cvt_sat_fits(to: ScalarType, from: ScalarType) -> bool {
+    if !to.is_integer() || !from.is_integer() {
+        return true;
+    }
+    const fn signed(t: ScalarType) -> bool {
+        matches!(t.class(), TypeClass::Signed)
+    }
+    match (signed(to), signed(from)) {
+        (false, true) => true,
+        (true, false) => to.bits() <= from.bits(),
+        _ => to.bits() < from.bits(),
+    }
+}

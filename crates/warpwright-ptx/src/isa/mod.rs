@@ -10,8 +10,10 @@ mod memory;
 mod set;
 mod target;
 
-pub use arith::{BFI, BINARY, COMPARE, DP4A, LOP3, SELP, SET, SLCT, TERNARY, UNARY, unary_result, widened};
-pub use convert::{CVT, CVT_PAIR, MOV, NO_LITERALS, PACK};
+pub use arith::{
+    BFI, BINARY, COMPARE, DP4A, LOP3, SELP, SET, SLCT, TERNARY, UNARY, unary_result, unsigned, widened,
+};
+pub use convert::{CVT, CVT_PAIR, MOV, PACK, cvt_sat_fits};
 pub use memory::{ATOM, LOAD_STORE, REDUX, vector};
 pub use set::{Form, Misfit, ModifierError, ModifierSet, Requirement, Row, TypeSet};
 pub use target::{
@@ -151,13 +153,25 @@ pub const fn special(register: SpecialReg) -> Requirement {
     }
 }
 
-/// The width of a special register as `mov` reads it.
+/// The type of a special register.
 pub const fn special_type(register: SpecialReg) -> ScalarType {
     use PlainSpecial::*;
     match register {
         SpecialReg::Plain(Clock64 | GlobalTimer | GridId) => ScalarType::U64,
         SpecialReg::Plain(IsExplicitCluster) => ScalarType::Pred,
         _ => ScalarType::U32,
+    }
+}
+
+/// The widths in bits at which `mov` reads a special register.
+pub const fn special_widths(register: SpecialReg) -> &'static [u32] {
+    use PlainSpecial::*;
+    match register {
+        SpecialReg::Tid(_) | SpecialReg::Ntid(_) | SpecialReg::Ctaid(_) | SpecialReg::Nctaid(_) => &[16, 32],
+        SpecialReg::Plain(GridId) => &[16, 32, 64],
+        SpecialReg::Plain(Clock64 | GlobalTimer) => &[64],
+        SpecialReg::Plain(IsExplicitCluster) => &[1],
+        _ => &[32],
     }
 }
 

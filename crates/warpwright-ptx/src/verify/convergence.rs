@@ -1,0 +1,325 @@
+//! V-CONV: barriers and warp-wide operations meet all their lanes.
+//!
+//! The analysis asks which registers may differ between the lanes of a warp. Lane numbers, most loads and the results of
+//! atomics differ; arithmetic passes that on; a branch on such a register splits the warp until the paths meet again,
+//! and what is assigned meanwhile differs too. A branch whose one side runs to the end of the kernel without meeting
+//! another barrier or warp-wide operation splits nothing that matters: barriers do not wait for lanes that have left.
+
+use super::defs::Facts;
+use super::{Checker, Rule};
+use crate::inst::*;
+use crate::module::RegKind;
+use crate::types::StateSpace;
+
+/// Named barriers of a block.
+const BARRIERS: i64 = 16;
+/// Threads of a warp.
+const WARP: i64 = 32;
+/// The lane mask that names every lane.
+const FULL_MASK: u32 = u32::MAX;
+
+pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
+    cx.each(|cx, instruction| constants(cx, &instruction.inst));
+    let function = cx.function;
+    let meets = function.blocks.iter().any(|b| b.instructions.iter().any(|i| waits(&i.inst).is_some()));
+    if !meets {
+        return;
+    }
+    let analysis = Divergence::new(cx, facts);
+    cx.each(|cx, instruction| {
+        let Some(wait) = waits(&instruction.inst) else { return };
+        let guard = instruction.guard.is_some_and(|g| analysis.register[g.reg.0 as usize]);
+        let block = analysis.block[cx.block.0 as usize];
+        if !guard && !block {
+            return;
+        }
+        let place = if guard { "under a guard" } else { "in code" };
+        let (rule, what) = match wait {
+            Wait::Barrier => (Rule::Conv1, "this barrier must be reached by all lanes of a warp"),
+            Wait::Lanes => (Rule::Conv2, "this operation names all lanes of the warp"),
+            Wait::SomeLanes => return,
+        };
+        cx.report(rule, format!("{what}, but it stands {place} that only some of them may run"));
+    });
+}
+
+/// V-CONV-3 and V-CONV-4.
+fn constants(cx: &mut Checker<'_>, inst: &Inst) {
+    if let Inst::Barrier { id, count, .. } = inst {
+        if let Operand::Imm(Imm::Int(n)) = *id
+            && !(0..BARRIERS).contains(&n)
+        {
+            cx.report(Rule::Conv3, format!("there is no barrier {n}, only 0 to {}", BARRIERS - 1));
+        }
+        if let Some(Operand::Imm(Imm::Int(n))) = *count
+            && (n <= 0 || n % WARP != 0)
+        {
+            cx.report(
+                Rule::Conv3,
+                format!("a barrier counts whole warps: {n} is not a positive multiple of {WARP}"),
+            );
+        }
+    }
+    if let Some(Operand::Imm(Imm::Int(n))) = mask(inst) {
+        // Masks are written signed or unsigned; the low 32 bits count.
+        if n & i64::from(FULL_MASK) == 0 {
+            cx.report(Rule::Conv4, "the lane mask names no lane".to_owned());
+        }
+    }
+}
+
+fn mask(inst: &Inst) -> Option<Operand> {
+    match inst {
+        Inst::Shfl { mask, .. }
+        | Inst::Vote { mask, .. }
+        | Inst::Match { mask, .. }
+        | Inst::Redux { mask, .. }
+        | Inst::Elect { mask, .. }
+        | Inst::WarpBarrier { mask } => Some(*mask),
+        _ => None,
+    }
+}
+
+/// Whom an instruction waits for.
+#[derive(Clone, Copy)]
+enum Wait {
+    /// All lanes of the warp, and with it the other warps.
+    Barrier,
+    /// All lanes of the warp.
+    Lanes,
+    /// The lanes of a mask that is not full, or not constant.
+    SomeLanes,
+}
+
+fn waits(inst: &Inst) -> Option<Wait> {
+    if let Inst::Barrier { aligned, .. } = inst {
+        return Some(if *aligned { Wait::Barrier } else { Wait::SomeLanes });
+    }
+    mask(inst).map(|m| match m {
+        Operand::Imm(Imm::Int(n)) if n & i64::from(FULL_MASK) == i64::from(FULL_MASK) => Wait::Lanes,
+        _ => Wait::SomeLanes,
+    })
+}
+
+/// What may differ between the lanes of a warp.
+struct Divergence {
+    /// Registers that may hold different values.
+    register: Vec<bool>,
+    /// Blocks that only some lanes may run at a time.
+    block: Vec<bool>,
+}
+
+/// The walk from one successor of a branch up to where its sides meet.
+struct Arm {
+    blocks: Vec<BlockId>,
+    waits: bool,
+}
+
+impl Divergence {
+    fn new(cx: &Checker<'_>, facts: &Facts) -> Self {
+        let function = cx.function;
+        let n = function.blocks.len();
+        let mut this = Self { register: vec![false; function.registers.len()], block: vec![false; n] };
+        let waiting: Vec<bool> =
+            function.blocks.iter().map(|b| b.instructions.iter().any(|i| waits(&i.inst).is_some())).collect();
+        let reaches = reaches(cx, &waiting);
+        let sources = Sources::new(cx);
+        let mut split = vec![false; n];
+        let mut seen = vec![0u32; n];
+        let mut epoch = 0;
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for b in cx.cfg.reverse_postorder() {
+                changed |= this.flow(cx, *b, &sources);
+                let at = b.0 as usize;
+                if let Terminator::Branch { pred, .. } = &function.blocks[at].terminator
+                    && this.register[pred.reg.0 as usize]
+                    && !split[at]
+                {
+                    split[at] = true;
+                    this.split(cx, facts, *b, &waiting, &reaches, &mut seen, &mut epoch);
+                    changed = true;
+                }
+            }
+        }
+        this
+    }
+
+    /// Passes divergence through the instructions of a block; whether anything is new.
+    fn flow(&mut self, cx: &Checker<'_>, b: BlockId, sources: &Sources) -> bool {
+        let mut changed = false;
+        for instruction in &cx.function.blocks[b.0 as usize].instructions {
+            let guarded = instruction.guard.is_some_and(|g| self.register[g.reg.0 as usize]);
+            if guarded || self.differs(&instruction.inst, sources) {
+                instruction.inst.visit(|role, r| {
+                    if role == Role::Def {
+                        changed |= !std::mem::replace(&mut self.register[r.0 as usize], true);
+                    }
+                });
+            }
+        }
+        changed
+    }
+
+    /// Whether the results of an instruction may differ although all lanes run it.
+    fn differs(&self, inst: &Inst, sources: &Sources) -> bool {
+        let is = |o: Operand| matches!(o, Operand::Reg(r) if self.register[r.0 as usize]);
+        match inst {
+            Inst::Mov { src: Operand::Special(s), .. } | Inst::Cvt { a: Operand::Special(s), .. } => {
+                sources.special(*s)
+            }
+            // The number of a warp: lanes of a warp agree on it.
+            Inst::Binary {
+                op: BinaryOp::Shr, a: Operand::Reg(r), b: Operand::Imm(Imm::Int(5..)), ..
+            } => self.register[r.0 as usize] && !sources.lane_number[r.0 as usize],
+            Inst::Vote { .. }
+            | Inst::Redux { .. }
+            | Inst::Activemask { .. }
+            | Inst::Match { all: true, .. } => false,
+            Inst::Shfl { mode: ShflMode::Idx, a, b, .. } => is(*a) && is(*b),
+            Inst::Elect { .. } => true,
+            Inst::Barrier { .. } => false,
+            Inst::Atom { .. } => true,
+            Inst::Ld { space, addr, .. } => {
+                let local = *space == StateSpace::Local;
+                local || matches!(addr.base, AddressBase::Reg(r) if self.register[r.0 as usize])
+            }
+            _ => {
+                let mut any = false;
+                inst.visit(|role, r| any |= role == Role::Use && self.register[r.0 as usize]);
+                any
+            }
+        }
+    }
+
+    /// Marks what a divergent branch at the end of `b` splits.
+    #[allow(clippy::too_many_arguments, reason = "scratch space of one caller")]
+    fn split(
+        &mut self,
+        cx: &Checker<'_>,
+        facts: &Facts,
+        b: BlockId,
+        waiting: &[bool],
+        reaches: &[bool],
+        seen: &mut [u32],
+        epoch: &mut u32,
+    ) {
+        let meet = cx.cfg.immediate_post_dominator(b);
+        let arms: Vec<Arm> = cx
+            .cfg
+            .successors(b)
+            .iter()
+            .map(|s| {
+                *epoch += 1;
+                arm(cx, *s, meet, waiting, seen, *epoch)
+            })
+            .collect();
+        let after = meet.is_some_and(|m| waiting[m.0 as usize] || reaches[m.0 as usize]);
+        let loops = arms.iter().any(|a| a.blocks.contains(&b));
+        let waiting_arms = arms.iter().filter(|a| a.waits).count();
+        // One side leaves for good without a further wait: the other one goes on alone.
+        if !after && !loops && waiting_arms < 2 {
+            return;
+        }
+        for arm in &arms {
+            for block in &arm.blocks {
+                self.block[block.0 as usize] = true;
+                for instruction in &cx.function.blocks[block.0 as usize].instructions {
+                    instruction.inst.visit(|role, r| {
+                        // Of several assignments different lanes have seen different ones; out of a loop that lanes
+                        // leave at different times even a single one differs.
+                        let merges = cx.function.registers[r.0 as usize].kind == RegKind::Variable
+                            && facts.of(r).len() > 1;
+                        if role == Role::Def && (merges || loops) {
+                            self.register[r.0 as usize] = true;
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// The blocks from `start` up to `meet`.
+fn arm(
+    cx: &Checker<'_>,
+    start: BlockId,
+    meet: Option<BlockId>,
+    waiting: &[bool],
+    seen: &mut [u32],
+    epoch: u32,
+) -> Arm {
+    let mut arm = Arm { blocks: Vec::new(), waits: false };
+    let mut todo = vec![start];
+    while let Some(b) = todo.pop() {
+        if Some(b) == meet || std::mem::replace(&mut seen[b.0 as usize], epoch) == epoch {
+            continue;
+        }
+        arm.blocks.push(b);
+        arm.waits |= waiting[b.0 as usize];
+        todo.extend(cx.cfg.successors(b));
+    }
+    arm
+}
+
+/// The blocks after which some wait may follow.
+fn reaches(cx: &Checker<'_>, waiting: &[bool]) -> Vec<bool> {
+    let mut reaches = vec![false; waiting.len()];
+    let mut todo: Vec<BlockId> =
+        (0u32..).zip(waiting).filter(|(_, w)| **w).map(|(b, _)| BlockId(b)).collect();
+    while let Some(b) = todo.pop() {
+        for p in cx.cfg.predecessors(b) {
+            if !std::mem::replace(&mut reaches[p.0 as usize], true) {
+                todo.push(*p);
+            }
+        }
+    }
+    reaches
+}
+
+/// What the launch directives say about thread numbers.
+struct Sources {
+    /// Rows of threads are whole warps, so that only `%tid.x` differs in a warp.
+    whole_rows: bool,
+    /// Registers that hold `%tid.x` itself, of which `>> 5` is the number of the warp.
+    lane_number: Vec<bool>,
+}
+
+impl Sources {
+    fn new(cx: &Checker<'_>) -> Self {
+        let function = cx.function;
+        let dims = function.directives.required_threads;
+        let whole_rows = dims.is_some_and(|[x, y, z]| i64::from(x) % WARP == 0 || (y == 1 && z == 1));
+        let mut lane_number = vec![false; function.registers.len()];
+        // Without a declared shape the row is taken to be whole: kernels that divide %tid.x by 32 assume it.
+        if whole_rows || dims.is_none() {
+            for i in function.blocks.iter().flat_map(|b| &b.instructions) {
+                if let Inst::Mov { dst, src: Operand::Special(SpecialReg::Tid(Axis::X)), .. } = i.inst {
+                    lane_number[dst.0 as usize] = true;
+                }
+            }
+        }
+        Self { whole_rows, lane_number }
+    }
+
+    fn special(&self, register: SpecialReg) -> bool {
+        use PlainSpecial::*;
+        match register {
+            SpecialReg::Tid(Axis::X) => true,
+            SpecialReg::Tid(_) => !self.whole_rows,
+            SpecialReg::Plain(
+                LaneId | LanemaskEq | LanemaskLe | LanemaskLt | LanemaskGe | LanemaskGt | Clock | ClockHi
+                | Clock64 | GlobalTimer | GlobalTimerLo | GlobalTimerHi,
+            ) => true,
+            SpecialReg::Ntid(_)
+            | SpecialReg::Ctaid(_)
+            | SpecialReg::Nctaid(_)
+            | SpecialReg::ClusterCtaid(_)
+            | SpecialReg::ClusterNctaid(_)
+            | SpecialReg::ClusterId(_)
+            | SpecialReg::NclusterId(_)
+            | SpecialReg::Plain(_) => false,
+        }
+    }
+}
