@@ -144,34 +144,48 @@ fn labels_stand_only_where_a_branch_goes() {
         then: BlockId(then),
         otherwise: BlockId(otherwise),
     };
-    for terminator in [
-        jump(1),         // falls
-        branch(2, 3),    // the negated branch skips the next block
-        jump(3),         // falls
-        branch(1, 4),    // back edge, falls out
-        branch(6, 1),    // neither is next
-        jump(5),         // unreachable self loop
-        branch(7, 8),    // a guarded return
-        Terminator::Ret, // belongs to the branch above
-        branch(9, 9),    // both ways to the next block
-        Terminator::Exit,
-    ] {
-        f.blocks.push(block(Vec::new(), terminator));
-    }
+    let full = |terminator| block(vec![Inst::Brkpt.into()], terminator);
+    let empty = |terminator| block(Vec::new(), terminator);
+    f.blocks = vec![
+        full(jump(2)),          // falls through an empty block
+        empty(jump(2)),         // falls
+        full(branch(3, 5)),     // the negated branch skips two blocks
+        full(jump(4)),          // falls
+        full(jump(9)),          //
+        full(branch(2, 6)),     // back edge, falls out
+        full(branch(9, 2)),     // neither is next
+        full(jump(7)),          // unreachable self loop
+        full(branch(9, 9)),     // both ways to the next block
+        full(branch(10, 12)),   // a guarded return, through an empty block
+        empty(jump(11)),        //
+        empty(Terminator::Ret), // belongs to the branch above
+        full(Terminator::Exit),
+    ];
     assert_eq!(
         body(f),
         [
             ".reg .pred %p<1>;",
+            "brkpt;",
             "$B0:",
+            "brkpt;",
             "@!%p0 bra $B1;",
+            "brkpt;",
+            "brkpt;",
+            "bra $B3;",
             "$B1:",
+            "brkpt;",
             "@%p0 bra $B0;",
+            "brkpt;",
             "@%p0 bra $B3;",
             "bra $B0;",
             "$B2:",
+            "brkpt;",
             "bra $B2;",
+            "brkpt;",
             "$B3:",
+            "brkpt;",
             "@%p0 ret;",
+            "brkpt;",
             "exit;"
         ]
     );

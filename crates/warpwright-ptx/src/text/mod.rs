@@ -3,6 +3,11 @@
 //! [`print`] writes a module in one canonical form; [`parse`] reads that form and what other compilers and people
 //! write. `print(parse(print(m))) == print(m)` holds for every module whose instructions the verifier accepts.
 
+mod diagnostic;
+mod lex;
+mod parse;
 mod print;
 
+pub use diagnostic::{Diagnostic, Parsed, Severity, rules};
+pub use parse::{MAX_DIAGNOSTICS, MAX_NESTING, MAX_REGISTERS, MAX_TEXT, MAX_VARIABLE, parse};
 pub use print::{Printed, print, print_with_lines};

@@ -49,6 +49,7 @@ pub fn print_with_lines(module: &Module) -> Printed {
         body.registers(&mut out);
         for variable in &function.variables {
             out.text.push_str("    ");
+            out.text.push_str(linkage(variable.linkage));
             declare(&mut out.text, variable);
             out.end(SourceLoc::Unknown);
         }
@@ -216,7 +217,7 @@ const fn prefix(ty: ScalarType) -> &'static str {
 
 /// How the terminator of a block is written.
 enum Flow {
-    /// Control falls into the next block.
+    /// Nothing is written: control falls into the next block, or the text before says it all.
     Fall,
     Bra {
         pred: Option<PredUse>,
@@ -230,7 +231,7 @@ enum Flow {
         then: BlockId,
         otherwise: BlockId,
     },
-    /// The next block is nothing but `ret` or `exit` and belongs to this branch alone: `@%p ret;`.
+    /// The next block is nothing but `ret` or `exit` and belongs to this branch alone: `@%p ret;` stands for both.
     Leave {
         pred: PredUse,
         uniform: bool,
@@ -238,6 +239,22 @@ enum Flow {
     },
     Ret,
     Exit,
+}
+
+impl Flow {
+    fn jump(to: BlockId, uniform: bool, next: Option<BlockId>, falls: bool) -> Self {
+        if falls || Some(to) == next { Self::Fall } else { Self::Bra { pred: None, uniform, to } }
+    }
+
+    /// The blocks that the text names.
+    fn targets(&self) -> impl Iterator<Item = BlockId> + use<> {
+        let pair = match *self {
+            Self::Bra { to, .. } => [Some(to), None],
+            Self::Both { then, otherwise, .. } => [Some(then), Some(otherwise)],
+            Self::Fall | Self::Leave { .. } | Self::Ret | Self::Exit => [None, None],
+        };
+        pair.into_iter().flatten()
+    }
 }
 
 /// The body of one function, with names given on first use.
@@ -291,72 +308,100 @@ impl<'m> Body<'m> {
         }
     }
 
-    fn flow(&self, index: usize, references: &[u32]) -> Flow {
+    /// The block whose text control meets first when it goes to each block.
+    ///
+    /// It is the block itself unless that has nothing to print and falls into the next one.
+    fn places(&self) -> Vec<usize> {
         let blocks = &self.function.blocks;
-        let is_next = |id: BlockId| id.0 as usize == index + 1;
-        match blocks[index].terminator {
-            Terminator::Ret => Flow::Ret,
-            Terminator::Exit => Flow::Exit,
-            Terminator::Jump { to, .. } | Terminator::Branch { then: to, otherwise: _, .. }
-                if is_next(to) && blocks[index].terminator.successors().all(|s| s == to) =>
-            {
-                Flow::Fall
-            }
-            Terminator::Jump { to, uniform } => Flow::Bra { pred: None, uniform, to },
-            Terminator::Branch { uniform, then, otherwise, .. } if then == otherwise => {
-                Flow::Bra { pred: None, uniform, to: then }
-            }
-            Terminator::Branch { pred, uniform, then, otherwise } => {
-                let not = PredUse { reg: pred.reg, negated: !pred.negated };
-                let (taken, other, next) = if is_next(otherwise) {
-                    (pred, then, otherwise)
-                } else if is_next(then) {
-                    (not, otherwise, then)
-                } else {
-                    return Flow::Both { pred, uniform, then, otherwise };
-                };
-                let leaves = blocks.get(index + 1).is_some_and(|b| {
-                    b.instructions.is_empty()
-                        && matches!(b.terminator, Terminator::Ret | Terminator::Exit)
-                        && references[index + 1] == 1
-                });
-                if leaves && other.0 as usize == index + 2 {
-                    let exit = blocks[index + 1].terminator == Terminator::Exit;
-                    let pred = if next == then { pred } else { not };
-                    // `exit` has no uniform form.
-                    if !(exit && uniform) {
-                        return Flow::Leave { pred, uniform, exit };
-                    }
-                }
-                Flow::Bra { pred: Some(taken), uniform, to: other }
+        let mut places: Vec<usize> = (0..blocks.len()).collect();
+        // From the back, so that the places of all later blocks are known.
+        for (i, block) in blocks.iter().enumerate().rev().skip(1) {
+            let next = places[i + 1];
+            let falls = |to: BlockId| to.0 as usize > i && places.get(to.0 as usize) == Some(&next);
+            let leaves = matches!(block.terminator, Terminator::Ret | Terminator::Exit);
+            if block.instructions.is_empty() && !leaves && block.terminator.successors().all(falls) {
+                places[i] = next;
             }
         }
+        places
+    }
+
+    /// How the terminator of each block is written.
+    fn flows(&self) -> Vec<Flow> {
+        let blocks = &self.function.blocks;
+        let places = self.places();
+        let place = |id: BlockId| {
+            let at = places.get(id.0 as usize).copied();
+            BlockId(at.and_then(|at| u32::try_from(at).ok()).unwrap_or(id.0))
+        };
+        let mut flows: Vec<Flow> = Vec::with_capacity(blocks.len());
+        let mut references = vec![0u32; blocks.len()];
+        for (i, block) in blocks.iter().enumerate() {
+            let next = places.get(i + 1).and_then(|at| u32::try_from(*at).ok()).map(BlockId);
+            let flow = match block.terminator {
+                Terminator::Ret => Flow::Ret,
+                Terminator::Exit => Flow::Exit,
+                Terminator::Jump { to, uniform } => Flow::jump(place(to), uniform, next, places[i] != i),
+                Terminator::Branch { pred, uniform, then, otherwise } => {
+                    let (then, otherwise) = (place(then), place(otherwise));
+                    let not = PredUse { reg: pred.reg, negated: !pred.negated };
+                    if then == otherwise {
+                        Flow::jump(then, uniform, next, places[i] != i)
+                    } else if Some(otherwise) == next {
+                        Flow::Bra { pred: Some(pred), uniform, to: then }
+                    } else if Some(then) == next {
+                        Flow::Bra { pred: Some(not), uniform, to: otherwise }
+                    } else {
+                        Flow::Both { pred, uniform, then, otherwise }
+                    }
+                }
+            };
+            // A conditional branch also refers to the next block, into which it falls.
+            let falls_to = if matches!(flow, Flow::Bra { pred: Some(_), .. }) { next } else { None };
+            for target in flow.targets().chain(falls_to) {
+                if let Some(count) = references.get_mut(target.0 as usize) {
+                    *count += 1;
+                }
+            }
+            flows.push(flow);
+        }
+        for i in 0..flows.len() {
+            if let Some(leave) = self.leave(&flows[i], i, &places, &references) {
+                flows[places[i + 1]] = Flow::Fall;
+                flows[i] = leave;
+            }
+        }
+        flows
+    }
+
+    /// `@%p ret;` in place of a branch over a block that only returns and that nothing else leads to.
+    fn leave(&self, flow: &Flow, index: usize, places: &[usize], references: &[u32]) -> Option<Flow> {
+        let Flow::Bra { pred: Some(pred), uniform, to } = *flow else { return None };
+        let next = *places.get(index + 1)?;
+        let block = &self.function.blocks[next];
+        let exit = match block.terminator {
+            Terminator::Ret => false,
+            // `exit` has no uniform form.
+            Terminator::Exit if !uniform => true,
+            _ => return None,
+        };
+        let over = places.get(next + 1).is_some_and(|after| *after == to.0 as usize);
+        let pred = PredUse { reg: pred.reg, negated: !pred.negated };
+        (over && block.instructions.is_empty() && references[next] == 1).then_some(Flow::Leave {
+            pred,
+            uniform,
+            exit,
+        })
     }
 
     fn blocks(&mut self) {
         let function = self.function;
-        let mut references = vec![0u32; function.blocks.len()];
-        for target in function.blocks.iter().flat_map(|b| b.terminator.successors()) {
-            if let Some(count) = references.get_mut(target.0 as usize) {
-                *count += 1;
-            }
-        }
         // What is written decides which blocks need labels, so it is settled for all blocks first.
-        let flows: Vec<Flow> = (0..function.blocks.len()).map(|i| self.flow(i, &references)).collect();
+        let flows = self.flows();
         let mut targets = vec![false; function.blocks.len()];
-        let mut mark = |id: BlockId| {
-            if let Some(target) = targets.get_mut(id.0 as usize) {
+        for target in flows.iter().flat_map(Flow::targets) {
+            if let Some(target) = targets.get_mut(target.0 as usize) {
                 *target = true;
-            }
-        };
-        for flow in &flows {
-            match flow {
-                Flow::Bra { to, .. } => mark(*to),
-                Flow::Both { then, otherwise, .. } => {
-                    mark(*then);
-                    mark(*otherwise);
-                }
-                Flow::Fall | Flow::Leave { .. } | Flow::Ret | Flow::Exit => {}
             }
         }
         let mut next = 0u32;
@@ -370,11 +415,7 @@ impl<'m> Body<'m> {
         if function.blocks.is_empty() {
             self.out.line(format_args!("    ret;"));
         }
-        let mut skip = false;
         for (index, (block, flow)) in function.blocks.iter().zip(&flows).enumerate() {
-            if std::mem::take(&mut skip) {
-                continue;
-            }
             if let Some(label) = self.labels[index] {
                 self.out.line(format_args!("{}{label}:", self.label_prefix));
             }
@@ -385,7 +426,6 @@ impl<'m> Body<'m> {
                 self.out.text.push(';');
                 self.out.end(block.location(at));
             }
-            skip = matches!(flow, Flow::Leave { .. });
             self.terminator(flow, block.location(block.instructions.len()));
         }
     }

@@ -1,0 +1,352 @@
+//! Function bodies: scopes, labels and the cutting of statements into basic blocks.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{MAX_NESTING, Parser, Read, rules};
+use crate::inst::*;
+use crate::module::*;
+use crate::text::lex::{Kind, Token};
+use crate::types::ScalarType;
+
+/// A function under construction.
+pub(super) struct Body<'a> {
+    pub(super) function: Function,
+    /// The block that is being filled; its id is `function.blocks.len()`.
+    instructions: Vec<Instruction>,
+    locations: Vec<SourceLoc>,
+    /// Whether control can reach the current block even if it is empty.
+    referenced: bool,
+    /// The enclosing scopes by their number, innermost last, for labels.
+    scopes: Vec<u32>,
+    /// The scope around each scope.
+    parents: Vec<Option<u32>>,
+    labels: HashMap<(u32, &'a str), BlockId>,
+    branches: Vec<PendingBranch<'a>>,
+    symbols: HashMap<Symbol, SymbolId>,
+    /// Names of parameters and variables that are taken.
+    pub(super) local_names: HashSet<String>,
+    renamed: HashMap<String, u32>,
+}
+
+/// A branch to a label that may stand further down.
+struct PendingBranch<'a> {
+    block: usize,
+    label: Token<'a>,
+    scope: u32,
+}
+
+/// The target of a branch until its label is known.
+const PENDING: BlockId = BlockId(u32::MAX);
+
+impl Body<'_> {
+    pub(super) fn new(function: Function) -> Self {
+        Self {
+            function,
+            instructions: Vec::new(),
+            locations: Vec::new(),
+            referenced: true,
+            scopes: Vec::new(),
+            parents: Vec::new(),
+            labels: HashMap::new(),
+            branches: Vec::new(),
+            symbols: HashMap::new(),
+            local_names: HashSet::new(),
+            renamed: HashMap::new(),
+        }
+    }
+
+    fn current(&self) -> BlockId {
+        BlockId(u32::try_from(self.function.blocks.len()).unwrap_or(u32::MAX))
+    }
+
+    fn after_current(&self, n: u32) -> BlockId {
+        BlockId(self.current().0.saturating_add(n))
+    }
+
+    /// Ends the current block. Control reaches the next one only if something says so later.
+    fn terminate(&mut self, terminator: Terminator, at: SourceLoc) {
+        self.locations.push(at);
+        self.function.blocks.push(Block {
+            instructions: std::mem::take(&mut self.instructions),
+            terminator,
+            locations: std::mem::take(&mut self.locations),
+        });
+        self.referenced = false;
+    }
+
+    fn scope(&self) -> u32 {
+        self.scopes.last().copied().unwrap_or(0)
+    }
+
+    fn open_scope(&mut self) {
+        let id = u32::try_from(self.parents.len()).unwrap_or(u32::MAX);
+        self.parents.push(self.scopes.last().copied());
+        self.scopes.push(id);
+    }
+
+    /// The block of a label, looked up from the inside out.
+    fn find_label(&self, name: &str, scope: u32) -> Option<BlockId> {
+        let mut at = Some(scope);
+        while let Some(scope) = at {
+            if let Some(block) = self.labels.get(&(scope, name)) {
+                return Some(*block);
+            }
+            at = self.parents.get(scope as usize).copied().flatten();
+        }
+        None
+    }
+
+    pub(super) fn symbol(&mut self, symbol: Symbol) -> SymbolId {
+        let symbols = &mut self.function.symbols;
+        *self.symbols.entry(symbol).or_insert_with(|| {
+            symbols.push(symbol);
+            SymbolId(u32::try_from(symbols.len() - 1).unwrap_or(u32::MAX))
+        })
+    }
+
+    pub(super) fn push(&mut self, instruction: Instruction, at: SourceLoc) {
+        self.instructions.push(instruction);
+        self.locations.push(at);
+    }
+}
+
+const fn location(at: Token<'_>) -> SourceLoc {
+    SourceLoc::Ptx { line: at.line, column: at.column }
+}
+
+impl<'a> Parser<'a> {
+    pub(super) fn start_function(&mut self, function: Function) {
+        self.body = Body::new(function);
+        self.names.start_function();
+    }
+
+    /// A name for a variable that no other variable or parameter of the function has.
+    pub(super) fn unique_local(&mut self, name: &str) -> String {
+        let mut unique = name.to_owned();
+        if self.body.local_names.contains(name) {
+            let counter = self.body.renamed.entry(unique.clone()).or_insert(0);
+            loop {
+                *counter += 1;
+                unique = format!("{name}_{counter}");
+                if !self.body.local_names.contains(&unique) && !self.names.is_known(&unique) {
+                    break;
+                }
+            }
+        }
+        self.body.local_names.insert(unique.clone());
+        unique
+    }
+
+    /// Reads a body from its `{` to its `}` and adds the function to the module.
+    pub(super) fn body(&mut self) {
+        self.open_scope();
+        self.advance();
+        while !self.gave_up() {
+            let from = self.checkpoint();
+            let read = match self.token.kind {
+                Kind::End => {
+                    self.unexpected("`}`");
+                    break;
+                }
+                Kind::Punct(b'}') => {
+                    let at = location(self.advance());
+                    self.close_scope();
+                    if self.body.scopes.is_empty() {
+                        self.end_of_body(at);
+                        break;
+                    }
+                    Ok(())
+                }
+                Kind::Punct(b'{') => self.nested_scope(),
+                Kind::Punct(b';') => {
+                    self.advance();
+                    Ok(())
+                }
+                Kind::Dot => self.body_directive(),
+                Kind::Word => self.statement(),
+                Kind::Punct(b'@') => self.guarded(),
+                _ => Err(self.unexpected("an instruction")),
+            };
+            if read.is_err() {
+                // The skipped text may have opened scopes whose `}` is still to come.
+                for _ in 0..self.skip_statement(from).min(MAX_NESTING) {
+                    self.open_scope();
+                }
+            }
+        }
+        if !self.body.scopes.is_empty() {
+            self.end_of_body(SourceLoc::Unknown);
+        }
+        while !self.body.scopes.is_empty() {
+            self.close_scope();
+        }
+        self.resolve_labels();
+        self.rename_shadows();
+        let body = std::mem::replace(&mut self.body, Body::new(Function::entry("")));
+        self.module.functions.push(body.function);
+    }
+
+    fn open_scope(&mut self) {
+        self.body.open_scope();
+        self.names.open();
+    }
+
+    fn close_scope(&mut self) {
+        self.body.scopes.pop();
+        self.names.close();
+    }
+
+    fn nested_scope(&mut self) -> Read<()> {
+        let brace = self.token;
+        if self.body.scopes.len() >= MAX_NESTING {
+            self.fail(rules::LIMIT, brace, format!("more than {MAX_NESTING} nested scopes"));
+            self.skip_braces();
+            return Ok(());
+        }
+        self.advance();
+        self.open_scope();
+        Ok(())
+    }
+
+    /// Falling out of the body returns.
+    fn end_of_body(&mut self, at: SourceLoc) {
+        if self.body.referenced || !self.body.instructions.is_empty() {
+            self.body.terminate(Terminator::Ret, at);
+        }
+    }
+
+    fn resolve_labels(&mut self) {
+        for branch in std::mem::take(&mut self.body.branches) {
+            let found = self.body.find_label(branch.label.text, branch.scope);
+            if found.is_none() {
+                let message = format!("there is no label {} here", branch.label.shown());
+                self.fail(rules::LABEL, branch.label, message);
+            }
+            let Some(block) = self.body.function.blocks.get_mut(branch.block) else { continue };
+            match (&mut block.terminator, found) {
+                (Terminator::Jump { to, .. } | Terminator::Branch { then: to, .. }, Some(found)) => {
+                    *to = found
+                }
+                (terminator, None) => *terminator = Terminator::Ret,
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives a new name to each variable that hides a module variable which the function also uses.
+    fn rename_shadows(&mut self) {
+        let used: HashSet<&str> = (self.body.function.symbols.iter())
+            .filter_map(|symbol| match *symbol {
+                Symbol::ModuleVariable(i) => self.module.variables.get(i as usize).map(|v| v.name.as_str()),
+                _ => None,
+            })
+            .collect();
+        let hiding: Vec<(usize, String)> = (self.body.function.variables.iter().enumerate())
+            .filter(|(_, variable)| used.contains(variable.name.as_str()))
+            .map(|(i, variable)| (i, variable.name.clone()))
+            .collect();
+        for (index, name) in hiding {
+            self.body.function.variables[index].name = self.unique_local(&name);
+        }
+    }
+
+    /// `@%p instruction` or `@!%p instruction`
+    fn guarded(&mut self) -> Read<()> {
+        self.advance();
+        let guard = self.predicate()?;
+        let head = self.word("an instruction")?;
+        self.instruction(head, Some(guard))
+    }
+
+    /// A label or an instruction.
+    fn statement(&mut self) -> Read<()> {
+        let head = self.advance();
+        if self.token.is(b':') { self.label(head) } else { self.instruction(head, None) }
+    }
+
+    fn label(&mut self, name: Token<'a>) -> Read<()> {
+        self.advance();
+        let key = (self.body.scope(), name.text);
+        if self.body.labels.contains_key(&key) {
+            let message = format!("label {} is declared twice", name.shown());
+            self.fail(rules::LABEL, name, message);
+            return Ok(());
+        }
+        if !self.body.instructions.is_empty() {
+            let to = self.body.after_current(1);
+            self.body.terminate(Terminator::Jump { to, uniform: false }, location(name));
+        }
+        self.body.referenced = true;
+        let block = self.body.current();
+        self.body.labels.insert(key, block);
+        Ok(())
+    }
+
+    fn instruction(&mut self, head: Token<'a>, guard: Option<PredUse>) -> Read<()> {
+        let mut modifiers = std::mem::take(&mut self.modifiers);
+        modifiers.clear();
+        while self.token.kind == Kind::Dot {
+            modifiers.push(self.advance());
+        }
+        let read = match head.text {
+            "bra" | "ret" | "exit" => self.terminator(head, &modifiers, guard),
+            _ => self.operation(head, &modifiers).and_then(|inst| {
+                self.expect(b';')?;
+                self.body.push(Instruction { guard, inst }, location(head));
+                Ok(())
+            }),
+        };
+        self.modifiers = modifiers;
+        read
+    }
+
+    fn terminator(&mut self, head: Token<'a>, modifiers: &[Token<'a>], guard: Option<PredUse>) -> Read<()> {
+        let uniform = match modifiers {
+            [] => false,
+            [uni] if uni.text == "uni" && head.text != "exit" => true,
+            [other, ..] => return Err(self.unknown_modifier(head, *other)),
+        };
+        let label = if head.text == "bra" { Some(self.word("a label")?) } else { None };
+        self.expect(b';')?;
+        let at = location(head);
+        let leave = if head.text == "exit" { Terminator::Exit } else { Terminator::Ret };
+        if let Some(label) = label {
+            let pending =
+                PendingBranch { block: self.body.function.blocks.len(), label, scope: self.body.scope() };
+            self.body.branches.push(pending);
+        }
+        match (label, guard) {
+            (Some(_), None) => self.body.terminate(Terminator::Jump { to: PENDING, uniform }, at),
+            (Some(_), Some(pred)) => {
+                let otherwise = self.body.after_current(1);
+                self.body.terminate(Terminator::Branch { pred, uniform, then: PENDING, otherwise }, at);
+                self.body.referenced = true;
+            }
+            (None, None) => self.body.terminate(leave, at),
+            (None, Some(pred)) => {
+                // The block that leaves comes next, so that its lanes leave before the others go on.
+                let (then, otherwise) = (self.body.after_current(1), self.body.after_current(2));
+                self.body.terminate(Terminator::Branch { pred, uniform, then, otherwise }, at);
+                self.body.terminate(leave, at);
+                self.body.referenced = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Parser<'a> {
+    /// The register of a name, made on first mention.
+    pub(super) fn mention(&mut self, slot: super::names::Slot) -> Reg {
+        let registers = &mut self.body.function.registers;
+        self.names.mention(slot, |ty| {
+            registers.push(RegInfo { ty, kind: RegKind::Variable });
+            Reg(u32::try_from(registers.len() - 1).unwrap_or(u32::MAX))
+        })
+    }
+
+    /// A register for a result that nobody reads, where the instruction cannot do without one.
+    pub(super) fn unread(&mut self, ty: ScalarType) -> Reg {
+        self.body.function.new_reg(ty, RegKind::Variable)
+    }
+}

@@ -1,0 +1,233 @@
+//! Loads, stores, atomics and address conversions.
+
+use super::directives::space;
+use super::{Parser, Read, rules};
+use crate::inst::*;
+use crate::text::lex::Token;
+use crate::types::*;
+
+/// What the modifiers of a memory instruction say.
+#[derive(Default)]
+struct Access {
+    space: Option<StateSpace>,
+    semantics: Option<Semantics>,
+    scope: Option<Scope>,
+    cache: Option<CacheOp>,
+    l1: Option<L1Eviction>,
+    prefetch: Option<L2Prefetch>,
+    policy: Option<()>,
+    non_coherent: Option<()>,
+    width: Option<usize>,
+    ty: Option<ScalarType>,
+}
+
+impl Access {
+    fn ordering(&self) -> Ordering {
+        Ordering { semantics: self.semantics.unwrap_or(Semantics::Weak), scope: self.scope }
+    }
+}
+
+fn semantics(text: &str) -> Option<Semantics> {
+    Semantics::from_name(text)
+}
+
+impl<'a> Parser<'a> {
+    fn access(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Access> {
+        let mut access = Access::default();
+        for (i, at) in modifiers.iter().enumerate() {
+            let text = at.text;
+            if let Some(ty) = ScalarType::from_name(text) {
+                self.choose(head, *at, &mut access.ty, ty)?;
+            } else if let Some(space) = space(text) {
+                self.choose(head, *at, &mut access.space, space)?;
+            } else if let Some(width @ ("v2" | "v4" | "v8")) = Some(text) {
+                let width = usize::from(width.as_bytes()[1] - b'0');
+                self.choose(head, *at, &mut access.width, width)?;
+            } else if text == "nc" {
+                self.choose(head, *at, &mut access.non_coherent, ())?;
+            } else if text == "relaxed" && i > 0 && modifiers[i - 1].text == "mmio" {
+                // `.mmio.relaxed` is one thing.
+            } else if let Some(semantics) = semantics(text) {
+                self.choose(head, *at, &mut access.semantics, semantics)?;
+            } else if let Some(scope) = Scope::from_name(text) {
+                self.choose(head, *at, &mut access.scope, scope)?;
+            } else if let Some(op) = CacheOp::from_name(text) {
+                self.choose(head, *at, &mut access.cache, op)?;
+            } else if let Some(l1) = L1Eviction::from_name(text) {
+                self.choose(head, *at, &mut access.l1, l1)?;
+            } else if let Some(size) = L2Prefetch::from_name(text) {
+                self.choose(head, *at, &mut access.prefetch, size)?;
+            } else if text == "L2::cache_hint" {
+                self.choose(head, *at, &mut access.policy, ())?;
+            } else if matches!(text, "async" | "bulk" | "param::func") || text.starts_with("L2::evict") {
+                return Err(self.unsupported_modifier(head, *at));
+            } else {
+                return Err(self.unknown_modifier(head, *at));
+            }
+        }
+        if access.ty.is_none() {
+            return Err(self.missing_modifier(head, "a type such as `.f32`"));
+        }
+        Ok(access)
+    }
+
+    fn hints(&mut self, access: &Access) -> Read<CacheHints> {
+        let policy = if access.policy.is_some() {
+            self.expect(b',')?;
+            Some(self.reg()?)
+        } else {
+            None
+        };
+        Ok(CacheHints {
+            op: access.cache.unwrap_or(CacheOp::Default),
+            l1: access.l1.unwrap_or(L1Eviction::Default),
+            l2_prefetch: access.prefetch.unwrap_or(L2Prefetch::Default),
+            policy,
+        })
+    }
+
+    pub(super) fn load(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let access = self.access(head, modifiers)?;
+        let ty = access.ty.unwrap_or(ScalarType::B32);
+        let dsts = self.vector(access.width.unwrap_or(1), Self::reg_or_sink)?;
+        let addr = self.next_address()?;
+        let hints = self.hints(&access)?;
+        Ok(Inst::Ld {
+            space: access.space.unwrap_or(StateSpace::Generic),
+            ty,
+            ordering: access.ordering(),
+            hints,
+            non_coherent: access.non_coherent.is_some(),
+            dsts,
+            addr,
+        })
+    }
+
+    pub(super) fn store(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let access = self.access(head, modifiers)?;
+        if access.non_coherent.is_some() {
+            return Err(self.fail(rules::MODIFIER, head, "`.nc` is for loads"));
+        }
+        let ty = access.ty.unwrap_or(ScalarType::B32);
+        let addr = self.address()?;
+        self.expect(b',')?;
+        let srcs = self.vector(access.width.unwrap_or(1), |p| p.operand(ty))?;
+        let hints = self.hints(&access)?;
+        Ok(Inst::St {
+            space: access.space.unwrap_or(StateSpace::Generic),
+            ty,
+            ordering: access.ordering(),
+            hints,
+            srcs,
+            addr,
+        })
+    }
+
+    pub(super) fn prefetch(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let (mut at_space, mut at_level) = (None, None);
+        for at in modifiers {
+            if let Some(space) = space(at.text) {
+                self.choose(head, *at, &mut at_space, space)?;
+            } else if let Some(level) = PrefetchLevel::from_name(at.text) {
+                self.choose(head, *at, &mut at_level, level)?;
+            } else if at.text == "tensormap" || at.text.starts_with("L2::") {
+                return Err(self.unsupported_modifier(head, *at));
+            } else {
+                return Err(self.unknown_modifier(head, *at));
+            }
+        }
+        let Some(level) = at_level else {
+            return Err(self.missing_modifier(head, "`.L1` or `.L2`"));
+        };
+        let addr = self.address()?;
+        Ok(Inst::Prefetch { space: at_space.unwrap_or(StateSpace::Generic), level, addr })
+    }
+
+    pub(super) fn atomic(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let (mut sem, mut scope, mut at_space, mut op, mut noftz, mut ty) =
+            (None, None, None, None, None, None);
+        for at in modifiers {
+            if let Some(named) = ScalarType::from_name(at.text) {
+                self.choose(head, *at, &mut ty, named)?;
+            } else if let Some(named) = AtomOp::from_name(at.text) {
+                self.choose(head, *at, &mut op, named)?;
+            } else if let Some(named) = space(at.text) {
+                self.choose(head, *at, &mut at_space, named)?;
+            } else if let Some(named @ (Semantics::Relaxed | Semantics::Acquire | Semantics::Release)) =
+                semantics(at.text)
+            {
+                self.choose(head, *at, &mut sem, named)?;
+            } else if at.text == "acq_rel" {
+                self.choose(head, *at, &mut sem, Semantics::AcqRel)?;
+            } else if let Some(named) = Scope::from_name(at.text) {
+                self.choose(head, *at, &mut scope, named)?;
+            } else if at.text == "noftz" {
+                self.choose(head, *at, &mut noftz, ())?;
+            } else if matches!(at.text, "async" | "v2" | "v4" | "v8" | "L2::cache_hint") {
+                return Err(self.unsupported_modifier(head, *at));
+            } else {
+                return Err(self.unknown_modifier(head, *at));
+            }
+        }
+        let Some(op) = op else { return Err(self.missing_modifier(head, "an operation such as `.add`")) };
+        let Some(ty) = ty else { return Err(self.missing_modifier(head, "a type such as `.u32`")) };
+        let dst = if head.text == "atom" {
+            let dst = self.dst(ty)?;
+            self.expect(b',')?;
+            Some(dst)
+        } else {
+            if matches!(op, AtomOp::Exch | AtomOp::Cas) {
+                return Err(self.fail(rules::MODIFIER, head, format!("`red` has no `.{op}`")));
+            }
+            None
+        };
+        let addr = self.address()?;
+        let b = self.next_operand(ty)?;
+        let c = if op == AtomOp::Cas { Some(self.next_operand(ty)?) } else { None };
+        Ok(Inst::Atom {
+            op,
+            space: at_space.unwrap_or(StateSpace::Generic),
+            ty,
+            ordering: Ordering { semantics: sem.unwrap_or(Semantics::Weak), scope },
+            noftz: noftz.is_some(),
+            dst,
+            addr,
+            b,
+            c,
+        })
+    }
+
+    pub(super) fn cvta(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let (mut to, mut at_space, mut ty) = (None, None, None);
+        for at in modifiers {
+            if at.text == "to" {
+                self.choose(head, *at, &mut to, ())?;
+            } else if let Some(named) = space(at.text) {
+                self.choose(head, *at, &mut at_space, named)?;
+            } else if let Some(named) = ScalarType::from_name(at.text) {
+                self.choose(head, *at, &mut ty, named)?;
+            } else {
+                return Err(self.unknown_modifier(head, *at));
+            }
+        }
+        let Some(space) = at_space else { return Err(self.missing_modifier(head, "a state space")) };
+        let Some(ty) = ty else { return Err(self.missing_modifier(head, "a type, `.u64`")) };
+        let dst = self.reg()?;
+        self.expect(b',')?;
+        let at = self.token;
+        let src = self.source(ty)?;
+        if matches!(src, Operand::Special(_)) {
+            return Err(self.fail(rules::OPERAND, at, format!("{} is not an address", at.shown())));
+        }
+        Ok(Inst::Cvta { to_space: to.is_some(), space, ty, dst, src })
+    }
+
+    pub(super) fn isspacep(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let [only] = modifiers else {
+            return Err(self.missing_modifier(head, "exactly one state space"));
+        };
+        let Some(space) = space(only.text) else { return Err(self.unknown_modifier(head, *only)) };
+        let dst = self.reg()?;
+        Ok(Inst::Isspacep { space, dst, a: self.next_operand(ScalarType::U64)? })
+    }
+}

@@ -1,0 +1,256 @@
+//! What names mean: scopes, shadowing, and register ranges that cost nothing until they are used.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use crate::inst::Reg;
+use crate::types::ScalarType;
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Binding {
+    /// One register, by its declaration.
+    Register(u32),
+    /// Index into the function's parameters.
+    Param(u32),
+    /// Index into the function's variables.
+    Local(u32),
+    /// Index into the module's variables.
+    Module(u32),
+}
+
+/// A map whose changes are undone at the end of the scope that made them.
+struct Scoped<K, V> {
+    map: HashMap<K, (V, u32)>,
+    undo: Vec<(K, Option<(V, u32)>)>,
+    marks: Vec<usize>,
+}
+
+impl<K, V> Default for Scoped<K, V> {
+    fn default() -> Self {
+        Self { map: HashMap::new(), undo: Vec::new(), marks: Vec::new() }
+    }
+}
+
+impl<K: Copy + Eq + Hash, V: Copy> Scoped<K, V> {
+    fn depth(&self) -> u32 {
+        u32::try_from(self.marks.len()).unwrap_or(u32::MAX)
+    }
+
+    fn open(&mut self) {
+        self.marks.push(self.undo.len());
+    }
+
+    fn close(&mut self) {
+        let Some(mark) = self.marks.pop() else { return };
+        for (key, before) in self.undo.drain(mark..).rev() {
+            match before {
+                Some(value) => self.map.insert(key, value),
+                None => self.map.remove(&key),
+            };
+        }
+    }
+
+    /// The value and the depth of the scope that holds it.
+    fn get(&self, key: K) -> Option<(V, u32)> {
+        self.map.get(&key).copied()
+    }
+
+    /// Declares a key in the innermost scope; false if that scope has it already.
+    fn declare(&mut self, key: K, value: V) -> bool {
+        let depth = self.depth();
+        if self.get(key).is_some_and(|(_, d)| d == depth) {
+            return false;
+        }
+        let before = self.map.insert(key, (value, depth));
+        if depth > 0 {
+            self.undo.push((key, before));
+        }
+        true
+    }
+}
+
+/// One `.reg` declarator: `%r<100>` or a single name, which is a range of one.
+struct Declaration {
+    ty: ScalarType,
+    count: u32,
+    /// The registers that have been mentioned, by index.
+    seen: Vec<Option<Reg>>,
+}
+
+/// The names in scope.
+#[derive(Default)]
+pub(super) struct Names<'a> {
+    plain: Scoped<&'a str, Binding>,
+    /// Register ranges by the name before the number.
+    ranges: Scoped<&'a str, u32>,
+    /// Registers that the current function has declared.
+    declarations: Vec<Declaration>,
+    declared: u64,
+}
+
+/// A register as it was declared: declaration and index in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    declaration: u32,
+    index: u32,
+}
+
+/// The meaning of a name that is in scope.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Meaning {
+    Register(Slot),
+    Symbol(Binding),
+}
+
+impl<'a> Names<'a> {
+    pub(super) fn open(&mut self) {
+        self.plain.open();
+        self.ranges.open();
+    }
+
+    pub(super) fn close(&mut self) {
+        self.plain.close();
+        self.ranges.close();
+    }
+
+    /// Forgets the registers of the function before.
+    pub(super) fn start_function(&mut self) {
+        self.declarations.clear();
+        self.declared = 0;
+    }
+
+    /// Declares a variable or parameter; false if the scope has the name already.
+    pub(super) fn declare(&mut self, name: &'a str, binding: Binding) -> bool {
+        self.plain.declare(name, binding)
+    }
+
+    /// Whether the outermost scope has the name.
+    pub(super) fn is_known(&self, name: &str) -> bool {
+        self.plain.map.contains_key(name)
+    }
+
+    /// How many registers the function would have declared with `more`.
+    pub(super) const fn declared_with(&self, more: u64) -> u64 {
+        self.declared.saturating_add(more)
+    }
+
+    fn register(&mut self, ty: ScalarType, count: u32) -> u32 {
+        self.declared = self.declared_with(u64::from(count));
+        self.declarations.push(Declaration { ty, count, seen: Vec::new() });
+        u32::try_from(self.declarations.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// Declares one register.
+    pub(super) fn declare_register(&mut self, name: &'a str, ty: ScalarType) -> bool {
+        let depth = self.ranges.depth();
+        if self.in_range(name).is_some_and(|(_, d)| d == depth) {
+            return false;
+        }
+        let id = self.register(ty, 1);
+        self.plain.declare(name, Binding::Register(id))
+    }
+
+    /// Declares `base0` to `base(count - 1)`.
+    pub(super) fn declare_range(&mut self, base: &'a str, ty: ScalarType, count: u32) -> bool {
+        let id = self.register(ty, count);
+        self.ranges.declare(base, id)
+    }
+
+    /// The range that a name such as `%r12` belongs to, and the depth of its scope.
+    fn in_range(&self, name: &str) -> Option<(Slot, u32)> {
+        const MAX_DIGITS: usize = 7;
+        let digits = name.bytes().rev().take(MAX_DIGITS).take_while(u8::is_ascii_digit).count();
+        let mut best: Option<(Slot, u32)> = None;
+        // `%r12` is element 12 of `%r`, or element 2 of `%r1`.
+        for len in 1..=digits {
+            let (base, number) = name.split_at(name.len() - len);
+            if len > 1 && number.starts_with('0') {
+                continue;
+            }
+            let Some((declaration, depth)) = self.ranges.get(base) else { continue };
+            let Ok(index) = number.parse::<u32>() else { continue };
+            let fits = self.declarations.get(declaration as usize).is_some_and(|d| index < d.count);
+            if fits && best.is_none_or(|(_, d)| depth > d) {
+                best = Some((Slot { declaration, index }, depth));
+            }
+        }
+        best
+    }
+
+    /// What a name means here.
+    pub(super) fn resolve(&self, name: &str) -> Option<Meaning> {
+        let plain = self.plain.get(name);
+        match (plain, self.in_range(name)) {
+            (Some((binding, depth)), range) if range.is_none_or(|(_, d)| depth >= d) => Some(match binding {
+                Binding::Register(declaration) => Meaning::Register(Slot { declaration, index: 0 }),
+                other => Meaning::Symbol(other),
+            }),
+            (_, Some((slot, _))) => Some(Meaning::Register(slot)),
+            _ => None,
+        }
+    }
+
+    /// The register of a slot; `make` is called on its first mention.
+    pub(super) fn mention(&mut self, slot: Slot, make: impl FnOnce(ScalarType) -> Reg) -> Reg {
+        let Some(declaration) = self.declarations.get_mut(slot.declaration as usize) else {
+            return make(ScalarType::B32);
+        };
+        let index = slot.index as usize;
+        if index >= declaration.seen.len() {
+            let room = (index + 1).next_power_of_two().min(declaration.count as usize);
+            declaration.seen.resize(room.max(index + 1), None);
+        }
+        *declaration.seen[index].get_or_insert_with(|| make(declaration.ty))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(names: &Names<'_>, name: &str) -> Option<(u32, u32)> {
+        match names.resolve(name) {
+            Some(Meaning::Register(s)) => Some((s.declaration, s.index)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn the_innermost_declaration_wins() {
+        let mut names = Names::default();
+        names.open();
+        assert!(names.declare_range("%r", ScalarType::B32, 20));
+        assert!(!names.declare_register("%r3", ScalarType::B32), "declared by the range");
+        assert!(names.declare_range("%x1", ScalarType::F32, 3));
+        assert_eq!(slot(&names, "%r12"), Some((0, 12)));
+        assert_eq!(slot(&names, "%r20"), None);
+        assert_eq!(slot(&names, "%r03"), None);
+        assert_eq!(slot(&names, "%x12"), Some((1, 2)));
+        names.open();
+        assert!(names.declare_register("%r3", ScalarType::F64));
+        assert_eq!(slot(&names, "%r3").map(|s| s.1), Some(0));
+        assert!(names.declare("%r4", Binding::Local(7)));
+        assert!(matches!(names.resolve("%r4"), Some(Meaning::Symbol(Binding::Local(7)))));
+        names.open();
+        assert!(names.declare_range("%r", ScalarType::B64, 4));
+        assert_eq!(slot(&names, "%r3").map(|s| s.1), Some(3));
+        names.close();
+        names.close();
+        assert_eq!(slot(&names, "%r3"), Some((0, 3)));
+        assert_eq!(slot(&names, "%r4"), Some((0, 4)));
+        names.close();
+        assert_eq!(slot(&names, "%r3"), None);
+    }
+
+    #[test]
+    fn registers_are_made_on_first_mention() {
+        let mut names = Names::default();
+        names.open();
+        names.declare_range("%r", ScalarType::B32, 1 << 20);
+        let Some(Meaning::Register(slot)) = names.resolve("%r5") else { panic!("declared") };
+        assert_eq!(names.mention(slot, |_| Reg(9)), Reg(9));
+        assert_eq!(names.mention(slot, |_| Reg(10)), Reg(9));
+        assert!(names.declarations[0].seen.len() <= 8);
+    }
+}

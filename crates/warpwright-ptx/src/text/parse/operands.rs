@@ -1,0 +1,264 @@
+//! Operands: registers, literals, addresses, vectors, predicates.
+
+use super::names::{Binding, Meaning};
+use super::{Parser, Read, rules};
+use crate::inst::*;
+use crate::module::Symbol;
+use crate::text::lex::{Kind, Literal, Token};
+use crate::types::*;
+
+/// The longest vector that any supported instruction takes.
+const MAX_VECTOR: usize = 8;
+
+/// What a name in operand position is.
+enum Named {
+    Reg(Reg),
+    Symbol(SymbolId),
+    Special(SpecialReg),
+    /// `WARP_SZ`
+    WarpSize,
+}
+
+impl<'a> Parser<'a> {
+    fn named(&mut self) -> Read<Named> {
+        let at = self.advance();
+        match self.names.resolve(at.text) {
+            Some(Meaning::Register(slot)) => Ok(Named::Reg(self.mention(slot))),
+            Some(Meaning::Symbol(binding)) => {
+                let symbol = match binding {
+                    Binding::Param(i) => Symbol::Param(i),
+                    Binding::Local(i) => Symbol::LocalVariable(i),
+                    Binding::Module(i) | Binding::Register(i) => Symbol::ModuleVariable(i),
+                };
+                Ok(Named::Symbol(self.body.symbol(symbol)))
+            }
+            None if at.text == "WARP_SZ" => Ok(Named::WarpSize),
+            None => self.special(at).map(Named::Special),
+        }
+    }
+
+    fn special(&mut self, at: Token<'a>) -> Read<SpecialReg> {
+        let Some(name) = at.text.strip_prefix('%') else {
+            return Err(self.fail(rules::NAME, at, format!("{} is not declared", at.shown())));
+        };
+        if let Some(plain) = PlainSpecial::from_name(name) {
+            return Ok(SpecialReg::Plain(plain));
+        }
+        let make: fn(Axis) -> SpecialReg = match name {
+            "tid" => SpecialReg::Tid,
+            "ntid" => SpecialReg::Ntid,
+            "ctaid" => SpecialReg::Ctaid,
+            "nctaid" => SpecialReg::Nctaid,
+            "cluster_ctaid" => SpecialReg::ClusterCtaid,
+            "cluster_nctaid" => SpecialReg::ClusterNctaid,
+            "clusterid" => SpecialReg::ClusterId,
+            "nclusterid" => SpecialReg::NclusterId,
+            _ => {
+                let message = format!("{} is neither declared nor a special register", at.shown());
+                return Err(self.fail(rules::NAME, at, message));
+            }
+        };
+        let axis = match (self.token.kind, self.token.text) {
+            (Kind::Dot, "x") => Axis::X,
+            (Kind::Dot, "y") => Axis::Y,
+            (Kind::Dot, "z") => Axis::Z,
+            _ => return Err(self.unexpected("`.x`, `.y` or `.z`")),
+        };
+        self.advance();
+        Ok(make(axis))
+    }
+
+    /// A register, as destination or where nothing else may stand.
+    pub(super) fn reg(&mut self) -> Read<Reg> {
+        let at = self.token;
+        if at.kind != Kind::Word {
+            return Err(self.unexpected("a register"));
+        }
+        match self.named()? {
+            Named::Reg(reg) => Ok(reg),
+            Named::Special(_) => {
+                let message = format!("special register {} can only be read, by `mov` or `cvt`", at.shown());
+                Err(self.fail(rules::OPERAND, at, message))
+            }
+            Named::Symbol(_) | Named::WarpSize => {
+                Err(self.fail(rules::OPERAND, at, format!("{} is not a register", at.shown())))
+            }
+        }
+    }
+
+    /// A register, or `None` for `_`.
+    pub(super) fn reg_or_sink(&mut self) -> Read<Option<Reg>> {
+        if self.token.kind == Kind::Word && self.token.text == "_" && self.names.resolve("_").is_none() {
+            self.advance();
+            return Ok(None);
+        }
+        self.reg().map(Some)
+    }
+
+    /// A destination where `_` means a register that nobody reads.
+    pub(super) fn dst(&mut self, ty: ScalarType) -> Read<Reg> {
+        Ok(match self.reg_or_sink()? {
+            Some(reg) => reg,
+            None => self.unread(ty),
+        })
+    }
+
+    /// `dst` or `dst|predicate`
+    pub(super) fn dst_pair(&mut self, ty: ScalarType) -> Read<(Reg, Option<Reg>)> {
+        let first = self.dst(ty)?;
+        let second = if self.eat(b'|') { self.reg_or_sink()? } else { None };
+        Ok((first, second))
+    }
+
+    /// `{!}p`
+    pub(super) fn predicate(&mut self) -> Read<PredUse> {
+        let negated = self.eat(b'!');
+        Ok(PredUse { reg: self.reg()?, negated })
+    }
+
+    /// A literal read as an operand of type `ty`, which decides what decimal fractions become.
+    fn immediate(&mut self, ty: ScalarType) -> Read<Imm> {
+        let negative = self.eat(b'-');
+        Ok(match self.literal()? {
+            Literal::Int(v) if negative => Imm::Int(v.wrapping_neg().cast_signed()),
+            Literal::Int(v) => Imm::Int(v.cast_signed()),
+            Literal::F32(bits) => Imm::F32(bits ^ (u32::from(negative) << 31)),
+            Literal::F64(bits) => Imm::F64(bits ^ (u64::from(negative) << 63)),
+            Literal::Decimal(bits) => {
+                let value = f64::from_bits(bits ^ (u64::from(negative) << 63));
+                if ty == ScalarType::F32 {
+                    Imm::F32((value as f32).to_bits())
+                } else {
+                    Imm::F64(value.to_bits())
+                }
+            }
+        })
+    }
+
+    /// A register or literal.
+    pub(super) fn operand(&mut self, ty: ScalarType) -> Read<Operand> {
+        let at = self.token;
+        match self.source(ty)? {
+            Operand::Special(_) => {
+                let message = format!("special register {} can only be read by `mov` or `cvt`", at.shown());
+                Err(self.fail(rules::OPERAND, at, message))
+            }
+            Operand::Symbol(..) => {
+                let message = format!("the address of {} has to be taken by `mov` first", at.shown());
+                Err(self.fail(rules::OPERAND, at, message))
+            }
+            operand => Ok(operand),
+        }
+    }
+
+    /// A register, literal, special register or symbol: the sources of `mov` and its relatives.
+    pub(super) fn source(&mut self, ty: ScalarType) -> Read<Operand> {
+        match self.token.kind {
+            Kind::Number | Kind::Punct(b'-') => Ok(Operand::Imm(self.immediate(ty)?)),
+            Kind::Word => Ok(match self.named()? {
+                Named::Reg(reg) => Operand::Reg(reg),
+                Named::Special(special) => Operand::Special(special),
+                Named::Symbol(symbol) => Operand::Symbol(symbol, self.offset()?),
+                Named::WarpSize => Operand::int(32),
+            }),
+            _ => Err(self.unexpected("a register or literal")),
+        }
+    }
+
+    /// `, operand`
+    pub(super) fn next_operand(&mut self, ty: ScalarType) -> Read<Operand> {
+        self.expect(b',')?;
+        self.operand(ty)
+    }
+
+    /// `+n`, `+-n` or nothing.
+    fn offset(&mut self) -> Read<i64> {
+        if self.token.is(b'-') {
+            return Err(self.unexpected("`+` before a negative offset, as in `[%rd1+-4]`"));
+        }
+        if !self.eat(b'+') {
+            return Ok(0);
+        }
+        self.integer()
+    }
+
+    /// An integer literal with an optional sign.
+    fn integer(&mut self) -> Read<i64> {
+        let at = self.token;
+        match self.immediate(ScalarType::S64)? {
+            Imm::Int(v) => Ok(v),
+            _ => Err(self.fail(rules::NUMBER, at, "expected an integer offset")),
+        }
+    }
+
+    /// `[base+offset]`
+    pub(super) fn address(&mut self) -> Read<Address> {
+        self.expect(b'[')?;
+        let at = self.token;
+        let address = match at.kind {
+            Kind::Number | Kind::Punct(b'-') => {
+                Address { base: AddressBase::Absolute, offset: self.integer()? }
+            }
+            Kind::Word => {
+                let base = match self.named()? {
+                    Named::Reg(reg) => AddressBase::Reg(reg),
+                    Named::Symbol(symbol) => AddressBase::Symbol(symbol),
+                    Named::Special(_) | Named::WarpSize => {
+                        return Err(self.fail(
+                            rules::OPERAND,
+                            at,
+                            format!("{} is not an address", at.shown()),
+                        ));
+                    }
+                };
+                Address { base, offset: self.offset()? }
+            }
+            _ => return Err(self.unexpected("an address")),
+        };
+        self.expect(b']')?;
+        Ok(address)
+    }
+
+    /// `, [base+offset]`
+    pub(super) fn next_address(&mut self) -> Read<Address> {
+        self.expect(b',')?;
+        self.address()
+    }
+
+    /// `{item, item, ...}`
+    pub(super) fn braced<T>(&mut self, mut item: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
+        let at = self.token;
+        self.expect(b'{')?;
+        let mut items = Vec::with_capacity(4);
+        loop {
+            items.push(item(self)?);
+            if items.len() > MAX_VECTOR {
+                return Err(self.fail(
+                    rules::OPERAND,
+                    at,
+                    format!("a vector has at most {MAX_VECTOR} elements"),
+                ));
+            }
+            if !self.eat(b',') {
+                break;
+            }
+        }
+        self.expect(b'}')?;
+        Ok(items)
+    }
+
+    /// `width` items: one alone, more in braces.
+    pub(super) fn vector<T>(
+        &mut self,
+        width: usize,
+        mut item: impl FnMut(&mut Self) -> Read<T>,
+    ) -> Read<Vec<T>> {
+        let at = self.token;
+        let items = if at.is(b'{') { self.braced(item)? } else { vec![item(self)?] };
+        if items.len() == width {
+            return Ok(items);
+        }
+        let message = format!("expected {width} elements, found {}", items.len());
+        Err(self.fail(rules::OPERAND, at, message))
+    }
+}
