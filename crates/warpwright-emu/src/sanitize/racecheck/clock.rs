@@ -1,0 +1,352 @@
+//! What threads know of each other: views, releases and the logs of synchronisation variables.
+//!
+//! Time in a block is one counter that advances at every synchronisation. Full block barriers set a *floor* up to
+//! which everything is ordered, so ordinary kernels never get here. Other knowledge is a [`View`]: per warp of the
+//! own block the time up to which its accesses are known ([`Known`]), and the releases of other blocks that were
+//! acquired. The latter are not copied: a synchronisation variable keeps a [`Log`] of releases, and acquiring is
+//! remembering the log and its length ([`Acquired`]). Whether an access of another block is known is a search through
+//! these, which happens only when such an access is met.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Locks; a worker that panicked while holding it leaves data that is still consistent.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Accesses of one warp that are known: all lanes up to `base`, some lanes further.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Known {
+    base: u32,
+    further: Vec<(u32, u32)>,
+}
+
+impl Known {
+    /// Which of `lanes` are not known up to `tick`.
+    pub(super) fn missing(&self, lanes: u32, tick: u32) -> u32 {
+        if tick <= self.base {
+            return 0;
+        }
+        self.further.iter().filter(|(_, t)| tick <= *t).fold(lanes, |rest, (known, _)| rest & !known)
+    }
+
+    /// Adds lanes up to `tick`.
+    pub(super) fn add(&mut self, lanes: u32, tick: u32) {
+        if lanes == u32::MAX {
+            self.base = self.base.max(tick);
+        } else if tick > self.base && !self.further.iter().any(|(l, t)| lanes & !l == 0 && tick <= *t) {
+            self.further.retain(|(l, t)| l & !lanes != 0 || *t > tick);
+            self.further.push((lanes, tick));
+        }
+        let base = self.base;
+        self.further.retain(|(_, t)| *t > base);
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.add(u32::MAX, other.base);
+        for &(lanes, tick) in &other.further {
+            self.add(lanes, tick);
+        }
+    }
+}
+
+/// A variable's releases up to a length, which were acquired.
+#[derive(Clone, Debug)]
+pub(super) struct Acquired {
+    log: Arc<Log>,
+    len: usize,
+}
+
+impl Acquired {
+    pub(super) fn same_log(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.log, &other.log)
+    }
+}
+
+/// What a thread knows beyond the floor of its block.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View {
+    warps: Vec<Known>,
+    remote: Vec<Acquired>,
+}
+
+impl View {
+    pub(super) fn is_empty(&self) -> bool {
+        self.warps.is_empty() && self.remote.is_empty()
+    }
+
+    /// Which of the lanes of a warp of this block are not known up to `tick`.
+    pub(super) fn missing(&self, warp: u32, lanes: u32, tick: u32) -> u32 {
+        self.warps.get(warp as usize).map_or(lanes, |known| known.missing(lanes, tick))
+    }
+
+    pub(super) fn add(&mut self, warp: u32, lanes: u32, tick: u32) {
+        let warp = warp as usize;
+        if self.warps.len() <= warp {
+            self.warps.resize(warp + 1, Known::default());
+        }
+        self.warps[warp].add(lanes, tick);
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        if self.warps.len() < other.warps.len() {
+            self.warps.resize(other.warps.len(), Known::default());
+        }
+        for (ours, theirs) in self.warps.iter_mut().zip(&other.warps) {
+            ours.merge(theirs);
+        }
+        for acquired in &other.remote {
+            self.add_remote(acquired);
+        }
+    }
+
+    fn add_remote(&mut self, acquired: &Acquired) {
+        match self.remote.iter_mut().find(|a| Arc::ptr_eq(&a.log, &acquired.log)) {
+            Some(ours) => ours.len = ours.len.max(acquired.len),
+            None => self.remote.push(acquired.clone()),
+        }
+    }
+
+    /// Forgets what a floor covers.
+    pub(super) fn forget_warps(&mut self) {
+        self.warps.clear();
+    }
+
+    /// Takes in an acquired log as a thread of `block`: releases by the own block become knowledge of its warps.
+    /// `beyond_block` says whether the reader's scope reaches other blocks.
+    pub(super) fn absorb(&mut self, acquired: &Acquired, block: u32, beyond_block: bool) {
+        let seen = self.remote.iter().find(|a| Arc::ptr_eq(&a.log, &acquired.log)).map_or(0, |a| a.len);
+        if seen >= acquired.len {
+            return;
+        }
+        let own: Vec<Arc<Release>> = {
+            let entries = lock(&acquired.log.entries);
+            entries
+                .of_block(block, acquired.len)
+                .filter(|(at, _)| *at >= seen)
+                .map(|(_, r)| r.clone())
+                .collect()
+        };
+        for release in own {
+            self.add(release.warp, release.lanes, release.tick);
+            self.merge(&release.view);
+        }
+        if beyond_block {
+            self.add_remote(acquired);
+        }
+    }
+
+    /// Which of the lanes of a warp of another block are not known up to `tick`.
+    pub(super) fn missing_remote(&self, block: u32, warp: u32, lanes: u32, tick: u32) -> u32 {
+        let mut rest = lanes;
+        let mut visited: HashMap<*const Log, usize> = HashMap::new();
+        let mut pending: Vec<Acquired> = self.remote.clone();
+        while let Some(acquired) = pending.pop() {
+            let from = visited.entry(Arc::as_ptr(&acquired.log)).or_insert(0);
+            if *from >= acquired.len {
+                continue;
+            }
+            let from = std::mem::replace(from, acquired.len);
+            let entries = lock(&acquired.log.entries);
+            for (_, release) in
+                entries.of_block(block, acquired.len).filter(|(at, r)| *at >= from && r.scope > 1)
+            {
+                rest = release.missing(warp, rest, tick);
+                if rest == 0 {
+                    return 0;
+                }
+            }
+            for release in entries.all.iter().take(acquired.len).skip(from).filter(|r| r.scope > 1) {
+                pending.extend(release.view.remote.iter().cloned());
+            }
+        }
+        rest
+    }
+}
+
+/// Something that a thread published: its own accesses up to `tick` and what it knew.
+#[derive(Debug)]
+pub(super) struct Release {
+    pub(super) block: u32,
+    pub(super) warp: u32,
+    pub(super) lanes: u32,
+    pub(super) tick: u32,
+    /// Everything in the block up to here is ordered before.
+    pub(super) floor: u32,
+    /// 1 block, 2 cluster, 3 device.
+    pub(super) scope: u32,
+    pub(super) view: Arc<View>,
+}
+
+impl Release {
+    fn missing(&self, warp: u32, lanes: u32, tick: u32) -> u32 {
+        if tick <= self.floor {
+            return 0;
+        }
+        let own = warp == self.warp && tick <= self.tick;
+        let rest = if own { lanes & !self.lanes } else { lanes };
+        if rest == 0 { 0 } else { self.view.missing(warp, rest, tick) }
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.view, &other.view)
+            && (self.block, self.warp, self.lanes, self.tick, self.scope)
+                == (other.block, other.warp, other.lanes, other.tick, other.scope)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    all: Vec<Arc<Release>>,
+    by_block: HashMap<u32, Vec<usize>>,
+}
+
+impl Entries {
+    /// Releases of a block among the first `len`, newest first, with their positions.
+    fn of_block(&self, block: u32, len: usize) -> impl Iterator<Item = (usize, &Arc<Release>)> {
+        let positions = self.by_block.get(&block).map_or(&[][..], Vec::as_slice);
+        positions.iter().rev().filter(move |at| **at < len).filter_map(|at| Some((*at, self.all.get(*at)?)))
+    }
+}
+
+/// The releases that a reader of a variable synchronises with: those of the last store and of the atomics since.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    entries: Mutex<Entries>,
+}
+
+impl Log {
+    fn push(&self, release: &Arc<Release>) {
+        let mut entries = lock(&self.entries);
+        // A spinning thread publishes the same thing again and again.
+        let repeated = entries.of_block(release.block, usize::MAX).take(32).any(|(_, r)| r.same(release));
+        if !repeated {
+            let at = entries.all.len();
+            entries.all.push(release.clone());
+            entries.by_block.entry(release.block).or_default().push(at);
+        }
+    }
+}
+
+/// The synchronisation variables of a launch, or those in a block's shared memory.
+#[derive(Debug, Default)]
+pub(super) struct Variables {
+    logs: HashMap<u64, Arc<Log>>,
+}
+
+impl Variables {
+    /// A thread releases through the variable at `address`. A store begins a new log, a read-modify-write continues.
+    pub(super) fn publish(&mut self, address: u64, releases: &[Arc<Release>], store: bool) {
+        if store {
+            self.logs.remove(&address);
+        }
+        if releases.is_empty() {
+            return;
+        }
+        let log = self.logs.entry(address).or_default();
+        for release in releases {
+            log.push(release);
+        }
+    }
+
+    /// What a thread that reads the variable may acquire.
+    pub(super) fn observe(&self, address: u64) -> Option<Acquired> {
+        let log = self.logs.get(&address)?;
+        let len = lock(&log.entries).all.len();
+        Some(Acquired { log: log.clone(), len })
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.logs.clear();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.logs.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn release(block: u32, warp: u32, lanes: u32, tick: u32, view: View) -> Arc<Release> {
+        Arc::new(Release { block, warp, lanes, tick, floor: 0, scope: 3, view: Arc::new(view) })
+    }
+
+    #[test]
+    fn known_lanes_extend_the_base() {
+        let mut known = Known::default();
+        known.add(u32::MAX, 5);
+        known.add(0b11, 9);
+        known.add(0b1, 7); // adds nothing
+        assert_eq!(known.missing(0b111, 5), 0);
+        assert_eq!(known.missing(0b111, 6), 0b100);
+        assert_eq!(known.missing(0b011, 9), 0);
+        assert_eq!(known.missing(0b011, 10), 0b011);
+        known.add(u32::MAX, 9);
+        assert_eq!(known, Known { base: 9, further: vec![] });
+    }
+
+    #[test]
+    fn a_log_prefix_says_which_blocks_are_known() {
+        let mut variables = Variables::default();
+        variables.publish(64, &[release(1, 0, 1, 4, View::default())], false);
+        let early = variables.observe(64).expect("published");
+        variables.publish(64, &[release(2, 3, 1, 6, View::default())], false);
+        let late = variables.observe(64).expect("published");
+        let mut view = View::default();
+        view.absorb(&early, 9, true);
+        assert_eq!(view.missing_remote(1, 0, 1, 4), 0);
+        assert_eq!(view.missing_remote(1, 0, 1, 5), 1);
+        assert_eq!(view.missing_remote(1, 0, 0b11, 4), 0b10);
+        assert_eq!(view.missing_remote(2, 3, 1, 6), 1);
+        view.absorb(&late, 9, true);
+        assert_eq!(view.missing_remote(2, 3, 1, 6), 0);
+    }
+
+    #[test]
+    fn knowledge_is_transitive() {
+        let mut variables = Variables::default();
+        variables.publish(0, &[release(1, 0, 1, 4, View::default())], false);
+        let mut second = View::default();
+        second.absorb(&variables.observe(0).expect("published"), 2, true);
+        variables.publish(8, &[release(2, 0, 1, 1, second)], false);
+        let mut third = View::default();
+        third.absorb(&variables.observe(8).expect("published"), 3, true);
+        assert_eq!(third.missing_remote(1, 0, 1, 4), 0);
+        assert_eq!(third.missing_remote(1, 0, 1, 5), 1);
+    }
+
+    #[test]
+    fn own_releases_become_knowledge_of_warps_and_a_store_starts_again() {
+        let mut variables = Variables::default();
+        variables.publish(0, &[release(7, 2, 0b100, 4, View::default())], false);
+        let mut view = View::default();
+        view.absorb(&variables.observe(0).expect("published"), 7, true);
+        assert_eq!(view.missing(2, 0b110, 4), 0b010);
+        variables.publish(0, &[], true);
+        assert!(variables.observe(0).is_none());
+    }
+
+    #[test]
+    fn block_scope_releases_stay_in_the_block() {
+        let mut variables = Variables::default();
+        let mut cta = release(1, 0, 1, 4, View::default());
+        Arc::get_mut(&mut cta).expect("sole owner").scope = 1;
+        variables.publish(0, &[cta], false);
+        let mut view = View::default();
+        view.absorb(&variables.observe(0).expect("published"), 2, true);
+        assert_eq!(view.missing_remote(1, 0, 1, 4), 1);
+    }
+
+    #[test]
+    fn a_spinning_publisher_does_not_grow_the_log() {
+        let mut variables = Variables::default();
+        let once = release(1, 0, 1, 4, View::default());
+        for _ in 0..100 {
+            variables.publish(0, std::slice::from_ref(&once), false);
+        }
+        assert_eq!(variables.observe(0).expect("published").len, 1);
+    }
+}

@@ -1,0 +1,462 @@
+//! Shadow memory: who wrote and who read each byte range last.
+//!
+//! Memory is watched in *sectors* of 32 bytes. As long as every access to a sector covers it whole and its lanes stand
+//! in a regular pattern (lane `l + k` holds element `k`), one [`Record`] describes all 32 bytes: a contiguous
+//! access of a warp costs one comparison per sector. The first access that does not fit splits the sector into eight
+//! words with a record each; an access that covers the sector again when nothing else matters joins them.
+//!
+//! A record names accesses by [`Id`] (block, time in the block, warp, strength) and [`Lanes`] (lanes, bytes, instruction).
+//! Blocks are numbered through all launches of a [`RaceClock`](super::RaceClock), so records of earlier
+//! launches and of blocks that used this shared memory before are recognised by one comparison and nothing is cleared.
+//!
+//! All fields are relaxed atomics. Workers that share a page hold its lock; a launch with one worker skips the lock.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::report::Space;
+
+/// Bytes of a sector.
+pub(super) const SECTOR: u64 = 32;
+/// Sectors of a page.
+const PAGE_SECTORS: usize = 64;
+/// Bytes that a page watches.
+pub(super) const PAGE: u64 = SECTOR * PAGE_SECTORS as u64;
+/// Sectors that a group of word records serves.
+const GROUP: usize = 8;
+
+/// An access's identity: block 32 bits, time in the block 24, warp 5, strength 2, atomic 1, so that ids of one block
+/// compare by time. 0 is no access.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Id(pub(super) u64);
+
+impl Id {
+    pub(super) const NONE: Self = Self(0);
+    pub(super) const TICK_BITS: u32 = 24;
+
+    #[inline(always)]
+    pub(super) const fn new(block: u32, tick: u32, warp: u32) -> Self {
+        Self((block as u64) << 32 | (tick as u64) << 8 | (warp as u64) << 3)
+    }
+
+    /// The same access with a strength (0 weak, 1 block, 2 cluster, 3 device) and whether it is atomic.
+    #[inline(always)]
+    pub(super) const fn with(self, strength: u32, atomic: bool) -> Self {
+        Self(self.0 | (strength as u64) << 1 | atomic as u64)
+    }
+
+    #[inline(always)]
+    pub(super) const fn block(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    #[inline(always)]
+    pub(super) const fn tick(self) -> u32 {
+        (self.0 >> 8) as u32 & 0xff_ffff
+    }
+
+    #[inline(always)]
+    pub(super) const fn warp(self) -> u32 {
+        (self.0 >> 3) as u32 & 31
+    }
+
+    #[inline(always)]
+    pub(super) const fn strength(self) -> u32 {
+        (self.0 >> 1) as u32 & 3
+    }
+
+    #[inline(always)]
+    pub(super) const fn is_atomic(self) -> bool {
+        self.0 & 1 == 1
+    }
+
+    /// Block and warp, in an order that does not depend on time.
+    #[inline(always)]
+    pub(super) const fn actor(self) -> (u32, u32) {
+        (self.block(), self.warp())
+    }
+
+    #[inline(always)]
+    pub(super) const fn same_warp(self, other: Self) -> bool {
+        let difference = self.0 ^ other.0;
+        difference >> 32 == 0 && (difference >> 3) & 31 == 0
+    }
+}
+
+/// Which lanes touch which bytes, and in which instruction: first lane 5 bits, log2 of the bytes per lane 3, byte mask
+/// of a word 4, several lanes 1, instruction 19.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Lanes(pub(super) u32);
+
+impl Lanes {
+    const PATTERN: u32 = 0x10ff;
+    const SEVERAL: u32 = 1 << 12;
+    /// Instructions from here on are not told apart.
+    const PC_UNKNOWN: u32 = (1 << 19) - 1;
+
+    /// `lane` holds the first byte; lanes follow every `1 << size` bytes.
+    #[inline(always)]
+    pub(super) const fn new(lane: u32, size: u32, mask: u32, pc: u32) -> Self {
+        let pc = if pc < Self::PC_UNKNOWN { pc } else { Self::PC_UNKNOWN };
+        Self((lane & 31) | size << 5 | mask << 8 | pc << 13)
+    }
+
+    /// Several lanes touch the same bytes.
+    #[inline(always)]
+    pub(super) const fn several(self) -> Self {
+        Self(self.0 | Self::SEVERAL)
+    }
+
+    #[inline(always)]
+    pub(super) const fn is_several(self) -> bool {
+        self.0 & Self::SEVERAL != 0
+    }
+
+    #[inline(always)]
+    pub(super) const fn lane(self) -> u32 {
+        self.0 & 31
+    }
+
+    #[inline(always)]
+    const fn size(self) -> u32 {
+        self.0 >> 5 & 7
+    }
+
+    #[inline(always)]
+    pub(super) const fn mask(self) -> u32 {
+        self.0 >> 8 & 15
+    }
+
+    #[inline(always)]
+    pub(super) const fn pc(self) -> Option<u32> {
+        let pc = self.0 >> 13;
+        if pc == Self::PC_UNKNOWN { None } else { Some(pc) }
+    }
+
+    /// Whether the same single lanes touch the same bytes in both (masks aside).
+    #[inline(always)]
+    pub(super) const fn same_lanes(self, other: Self) -> bool {
+        (self.0 ^ other.0) & Self::PATTERN == 0 && self.0 & Self::SEVERAL == 0
+    }
+
+    /// The lanes that touch the bytes of `mask` in a word record.
+    pub(super) fn of_bytes(self, mask: u32) -> u32 {
+        if self.is_several() {
+            return u32::MAX;
+        }
+        (0..4)
+            .filter(|byte| mask >> byte & 1 == 1)
+            .fold(0, |lanes, byte| lanes | 1 << ((self.lane() + (byte >> self.size().min(2))) & 31))
+    }
+
+    /// The lanes that touch a whole sector.
+    pub(super) fn of_sector(self) -> u32 {
+        if self.is_several() {
+            return u32::MAX;
+        }
+        let count = 32u32 >> self.size();
+        let run = if count >= 32 { u32::MAX } else { (1 << count) - 1 };
+        run.rotate_left(self.lane())
+    }
+
+    /// The pattern of word `word` of a sector with this pattern.
+    pub(super) fn word(self, word: u32) -> Self {
+        let lane = self.lane() + (4 * word >> self.size());
+        let moved = Self::new(lane, self.size().min(2), 15, self.0 >> 13);
+        if self.is_several() { moved.several() } else { moved }
+    }
+}
+
+/// The last write to a sector or word, and up to two reads since. Of more than two readers that nothing orders, those
+/// with the lowest and the highest (block, warp) are kept: which ones these are does not depend on the order of
+/// arrival, and a later write can be ordered after both without being ordered after the others only in odd cases.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    write: AtomicU64,
+    reads: [AtomicU64; 2],
+    write_at: AtomicU32,
+    reads_at: [AtomicU32; 2],
+    /// Of a sector: 1 + index of its word records, or'ed with [`Record::SPLIT`] while they are in use.
+    words: AtomicU32,
+}
+
+impl Record {
+    const SPLIT: u32 = 1 << 31;
+
+    #[inline(always)]
+    pub(super) fn write(&self) -> (Id, Lanes) {
+        (Id(self.write.load(Ordering::Relaxed)), Lanes(self.write_at.load(Ordering::Relaxed)))
+    }
+
+    #[inline(always)]
+    pub(super) fn read(&self, slot: usize) -> (Id, Lanes) {
+        (Id(self.reads[slot].load(Ordering::Relaxed)), Lanes(self.reads_at[slot].load(Ordering::Relaxed)))
+    }
+
+    #[inline(always)]
+    pub(super) fn set_write(&self, id: Id, at: Lanes) {
+        self.write.store(id.0, Ordering::Relaxed);
+        self.write_at.store(at.0, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(super) fn set_read(&self, slot: usize, id: Id, at: Lanes) {
+        self.reads[slot].store(id.0, Ordering::Relaxed);
+        self.reads_at[slot].store(at.0, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(super) fn clear_reads(&self) {
+        for read in &self.reads {
+            if read.load(Ordering::Relaxed) != 0 {
+                read.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn is_split(&self) -> bool {
+        self.words.load(Ordering::Relaxed) & Self::SPLIT != 0
+    }
+
+    fn clear(&self) {
+        self.set_write(Id::NONE, Lanes(0));
+        self.clear_reads();
+    }
+}
+
+type WordGroup = [[Record; 8]; GROUP];
+
+/// Shadow of 2 KiB.
+#[derive(Debug)]
+pub(super) struct Page {
+    locked: AtomicBool,
+    generation: AtomicU32,
+    sectors: [Record; PAGE_SECTORS],
+    words_used: AtomicU32,
+    words: [OnceLock<Box<WordGroup>>; PAGE_SECTORS / GROUP],
+}
+
+impl Page {
+    fn new(generation: u32) -> Self {
+        Self {
+            locked: AtomicBool::new(false),
+            generation: AtomicU32::new(generation),
+            sectors: std::array::from_fn(|_| Record::default()),
+            words_used: AtomicU32::new(0),
+            words: Default::default(),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn sector(&self, index: usize) -> &Record {
+        &self.sectors[index % PAGE_SECTORS]
+    }
+
+    /// The word records of a split sector.
+    pub(super) fn words(&self, sector: &Record) -> Option<&[Record; 8]> {
+        let index = (sector.words.load(Ordering::Relaxed) & !Record::SPLIT).checked_sub(1)? as usize;
+        Some(&self.words[index / GROUP].get()?[index % GROUP])
+    }
+
+    /// Splits a sector into words that start with what the sector knows.
+    pub(super) fn split(&self, sector: &Record) -> Option<&[Record; 8]> {
+        let mut number = sector.words.load(Ordering::Relaxed);
+        if number & Record::SPLIT != 0 {
+            return self.words(sector);
+        }
+        if number == 0 {
+            number = self.words_used.load(Ordering::Relaxed) + 1;
+            self.words_used.store(number, Ordering::Relaxed);
+            let group = (number as usize - 1) / GROUP;
+            self.words.get(group)?.get_or_init(|| {
+                Box::new(std::array::from_fn(|_| std::array::from_fn(|_| Record::default())))
+            });
+        }
+        sector.words.store(number | Record::SPLIT, Ordering::Relaxed);
+        let words = self.words(sector)?;
+        let (write, write_at) = sector.write();
+        let reads = [sector.read(0), sector.read(1)];
+        for (index, word) in (0u32..).zip(words) {
+            word.set_write(write, write_at.word(index));
+            for (slot, (id, at)) in reads.into_iter().enumerate() {
+                word.set_read(slot, id, at.word(index));
+            }
+        }
+        Some(words)
+    }
+
+    /// Joins a split sector; the caller sets its record.
+    pub(super) fn join(&self, sector: &Record) {
+        let number = sector.words.load(Ordering::Relaxed);
+        sector.words.store(number & !Record::SPLIT, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn forget(&self, generation: u32) {
+        for sector in &self.sectors {
+            self.join(sector);
+            sector.clear();
+        }
+        self.generation.store(generation, Ordering::Relaxed);
+    }
+}
+
+/// A locked page; unlocks when dropped.
+pub(super) struct PageGuard<'a> {
+    page: &'a Page,
+    locked: bool,
+}
+
+impl std::ops::Deref for PageGuard<'_> {
+    type Target = Page;
+
+    #[inline(always)]
+    fn deref(&self) -> &Page {
+        self.page
+    }
+}
+
+impl Drop for PageGuard<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.locked {
+            self.page.locked.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// Shadow of one allocation of global memory, or of a block's shared memory.
+///
+/// Pages appear when they are first touched; until then a shadow costs 16 bytes per 2 KiB watched.
+#[derive(Debug)]
+pub struct Shadow {
+    base: u64,
+    space: Space,
+    pages: Box<[OnceLock<Box<Page>>]>,
+}
+
+impl Shadow {
+    /// The shadow of `bytes` bytes of global memory at device address `base`. Keep one beside each allocation.
+    pub fn global(base: u64, bytes: u64) -> Self {
+        Self::new(base, Space::Global, bytes)
+    }
+
+    /// The shadow of a block's shared memory. One per worker is enough: it need not be cleared between blocks.
+    pub fn shared(bytes: u64) -> Self {
+        Self::new(0, Space::Shared, bytes)
+    }
+
+    fn new(base: u64, space: Space, bytes: u64) -> Self {
+        let pages = usize::try_from(bytes.div_ceil(PAGE)).unwrap_or(usize::MAX / 64);
+        Self { base, space, pages: (0..pages).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// Which memory it watches.
+    pub fn space(&self) -> Space {
+        self.space
+    }
+
+    #[inline(always)]
+    pub(super) fn is_shared(&self) -> bool {
+        self.space == Space::Shared
+    }
+
+    /// The address as a report shows it.
+    pub(super) fn address(&self, offset: u64) -> u64 {
+        self.base.wrapping_add(offset)
+    }
+
+    /// The page that holds `offset`; `None` past the end, which memcheck reports.
+    #[inline(always)]
+    pub(super) fn page(&self, offset: u64, generation: u32, exclusive: bool) -> Option<PageGuard<'_>> {
+        let cell = self.pages.get(usize::try_from(offset / PAGE).ok()?)?;
+        let page: &Page = match cell.get() {
+            Some(page) => page,
+            None => new_page(cell, generation),
+        };
+        if !exclusive {
+            while page.locked.swap(true, Ordering::Acquire) {
+                while page.locked.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        if page.generation.load(Ordering::Relaxed) != generation {
+            page.forget(generation);
+        }
+        Some(PageGuard { page, locked: !exclusive })
+    }
+}
+
+#[cold]
+fn new_page(cell: &OnceLock<Box<Page>>, generation: u32) -> &Page {
+    cell.get_or_init(|| Box::new(Page::new(generation)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_keep_their_fields_and_compare_by_block_and_time() {
+        let id = Id::new(0xdead_beef, 0xabcdef, 31).with(3, true);
+        assert_eq!((id.block(), id.tick(), id.warp(), id.strength()), (0xdead_beef, 0xabcdef, 31, 3));
+        assert!(id.is_atomic());
+        assert!(Id::new(1, 9, 31) < Id::new(1, 10, 0));
+        assert!(Id::new(1, 10, 0) < Id::new(2, 0, 0));
+        assert!(Id::new(1, 2, 3).same_warp(Id::new(1, 9, 3).with(1, true)));
+        assert!(!Id::new(1, 2, 3).same_warp(Id::new(1, 2, 4)));
+    }
+
+    #[test]
+    fn lane_patterns_name_the_lanes_of_words_and_bytes() {
+        let f32s = Lanes::new(8, 2, 15, 7);
+        assert_eq!(f32s.of_sector(), 0xff00);
+        assert_eq!(f32s.word(3).of_bytes(15), 1 << 11);
+        let halves = Lanes::new(16, 1, 15, 7);
+        assert_eq!(halves.of_sector(), 0xffff_0000);
+        assert_eq!(halves.word(2).of_bytes(0b1100), 1 << 21);
+        assert_eq!(halves.word(2).of_bytes(0b0011), 1 << 20);
+        let v4 = Lanes::new(30, 4, 15, 7);
+        assert_eq!(v4.of_sector(), 0xc000_0000);
+        assert_eq!(v4.word(4).of_bytes(15), 1 << 31);
+        let bytes = Lanes::new(0, 0, 15, 7);
+        assert_eq!(bytes.of_sector(), u32::MAX);
+        assert_eq!(bytes.word(7).of_bytes(0b1000), 1 << 31);
+        assert_eq!(v4.word(4).pc(), Some(7));
+        assert_eq!(Lanes::new(0, 0, 15, u32::MAX).pc(), None);
+    }
+
+    #[test]
+    fn splitting_keeps_what_the_sector_knew() {
+        let shadow = Shadow::shared(4096);
+        let page = shadow.page(2048 + 64, 1, true).expect("inside");
+        let sector = page.sector(2);
+        sector.set_write(Id::new(1, 2, 3), Lanes::new(4, 2, 15, 5));
+        sector.set_read(1, Id::new(1, 2, 4), Lanes::new(0, 4, 15, 6));
+        let words = page.split(sector).expect("room");
+        assert!(sector.is_split());
+        assert_eq!(words[3].write(), (Id::new(1, 2, 3), Lanes::new(7, 2, 15, 5)));
+        assert_eq!(words[7].read(1), (Id::new(1, 2, 4), Lanes::new(1, 2, 15, 6)));
+        assert_eq!(words[7].read(0).0, Id::NONE);
+        page.join(sector);
+        assert!(!sector.is_split());
+    }
+
+    #[test]
+    fn every_sector_of_a_page_can_split_and_a_new_generation_forgets() {
+        let shadow = Shadow::global(0x1000, PAGE);
+        {
+            let page = shadow.page(0, 1, false).expect("inside");
+            for index in 0..PAGE_SECTORS {
+                assert!(page.split(page.sector(index)).is_some());
+                page.sector(index).set_write(Id::new(1, 1, 1), Lanes::new(0, 2, 15, 0));
+            }
+        }
+        let page = shadow.page(0, 2, false).expect("inside");
+        assert!(!page.sector(63).is_split());
+        assert_eq!(page.sector(63).write().0, Id::NONE);
+        assert!(shadow.page(PAGE, 2, false).is_none());
+    }
+}

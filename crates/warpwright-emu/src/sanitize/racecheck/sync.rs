@@ -1,0 +1,566 @@
+//! Clocks of a block: warp and block barriers, fences, releases and acquires.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering as Atomic;
+
+use warpwright_ptx::{Ordering, Scope, Semantics};
+
+use super::clock::{Acquired, Release, Variables, View, lock};
+use super::shadow::Id;
+use super::{AccessKind, BlockRaces, Strength};
+use crate::report::Space;
+
+/// A warp that waits at a block barrier which opens now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Participant {
+    /// Warp in the block.
+    pub warp: u32,
+    /// Its lanes that wait at the barrier.
+    pub lanes: u32,
+    /// Its lanes that have not exited.
+    pub live: u32,
+}
+
+#[derive(Debug, Default)]
+struct Warp {
+    /// When the warp's present accesses happen.
+    tick: u32,
+    /// All lanes know each other's accesses up to here.
+    sync: u32,
+    /// What all lanes know.
+    view: View,
+    /// What some lanes know in addition; the masks are disjoint.
+    groups: Vec<(u32, View)>,
+    /// Strong reads that a fence or barrier will turn into acquires.
+    pending: Vec<(u32, Acquired, Strength)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    warp: u32,
+    lanes: u32,
+    tick: u32,
+    sync: u32,
+}
+
+/// Who may release through a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Users {
+    /// Every lane for itself.
+    Fencing,
+    /// These lanes of the warp, for all that fenced.
+    Lanes(u32),
+    /// Every thread of the block, after a block barrier.
+    Block,
+}
+
+#[derive(Debug)]
+struct Fence {
+    warp: u32,
+    by: u32,
+    users: Users,
+    scope: u32,
+    tick: u32,
+    floor: u32,
+    view: Arc<View>,
+}
+
+/// The clocks of one block.
+#[derive(Debug, Default)]
+pub(super) struct Clocks {
+    block: u32,
+    now: u32,
+    floor: u32,
+    warps: Vec<Warp>,
+    fences: Vec<Fence>,
+    arrivals: [Vec<Arrival>; 16],
+    variables: Variables,
+}
+
+impl Clocks {
+    /// Times from here on do not fit an [`Id`]; a block that gets so far is no longer watched.
+    const END: u32 = (1 << Id::TICK_BITS) - 1;
+
+    pub(super) fn begin(&mut self, block: u32, warps: u32) {
+        self.block = block;
+        self.now = 1;
+        self.floor = 0;
+        self.warps.resize_with(warps as usize, Warp::default);
+        for warp in &mut self.warps {
+            *warp = Warp { tick: 1, ..Warp::default() };
+        }
+        self.fences.clear();
+        self.arrivals.iter_mut().for_each(Vec::clear);
+        self.variables.clear();
+    }
+
+    #[inline(always)]
+    pub(super) fn floor(&self) -> u32 {
+        self.floor
+    }
+
+    #[inline(always)]
+    pub(super) fn tick(&self, warp: u32) -> u32 {
+        self.warps.get(warp as usize).map_or(0, |w| w.tick)
+    }
+
+    /// Begins a new time for a warp, so that what it did before can be known without what it does after.
+    fn advance(&mut self, warp: u32) {
+        if self.now >= Self::END - 1 {
+            self.floor = Self::END;
+            return;
+        }
+        self.now += 1;
+        if let Some(warp) = self.warps.get_mut(warp as usize) {
+            warp.tick = self.now;
+        }
+    }
+
+    /// Which of `lanes` of warp `prev` did something at `tick` that one of the lanes `mine` of `warp` does not know.
+    pub(super) fn unordered(&self, prev: u32, lanes: u32, tick: u32, warp: u32, mine: u32) -> u32 {
+        let Some(me) = self.warps.get(warp as usize) else { return 0 };
+        if tick <= self.floor || (prev == warp && tick <= me.sync) {
+            return 0;
+        }
+        me.missing(mine, lanes, |view, lanes| view.missing(prev, lanes, tick))
+    }
+
+    /// The same for a warp of another block.
+    pub(super) fn unordered_remote(
+        &self,
+        block: u32,
+        prev: u32,
+        lanes: u32,
+        tick: u32,
+        warp: u32,
+        mine: u32,
+    ) -> u32 {
+        let Some(me) = self.warps.get(warp as usize) else { return 0 };
+        if self.floor == Self::END {
+            return 0;
+        }
+        me.missing(mine, lanes, |view, lanes| view.missing_remote(block, prev, lanes, tick))
+    }
+
+    fn warp_barrier(&mut self, warp: u32, mask: u32, live: u32) {
+        let block = self.block;
+        let Some(me) = self.warps.get_mut(warp as usize) else { return };
+        me.settle(mask, block);
+        if live & !mask == 0 {
+            me.gather();
+            me.sync = me.tick;
+        } else {
+            let tick = me.tick;
+            let mut merged = me.leave_groups(mask);
+            merged.add(warp, mask, tick);
+            me.groups.push((mask, merged));
+        }
+        for fence in self.fences.iter_mut().filter(|f| f.warp == warp && f.by & mask != 0) {
+            fence.users = match fence.users {
+                Users::Fencing => Users::Lanes(mask),
+                Users::Lanes(lanes) => Users::Lanes(lanes | mask),
+                Users::Block => Users::Block,
+            };
+        }
+        self.advance(warp);
+    }
+
+    fn arrive(&mut self, id: u32, warp: u32, lanes: u32) {
+        let Some(me) = self.warps.get(warp as usize) else { return };
+        let arrival = Arrival { warp, lanes, tick: me.tick, sync: me.sync };
+        if let Some(arrivals) = self.arrivals.get_mut(id as usize) {
+            arrivals.push(arrival);
+        }
+        self.advance(warp);
+    }
+
+    fn everyone(&mut self, id: u32) {
+        if let Some(arrivals) = self.arrivals.get_mut(id as usize) {
+            arrivals.clear();
+        }
+        if self.now >= Self::END - 1 {
+            self.floor = Self::END;
+            return;
+        }
+        let floor = self.now;
+        self.floor = floor;
+        self.now += 1;
+        let (now, block) = (self.now, self.block);
+        let mut shared = View::default();
+        for warp in &mut self.warps {
+            warp.tick = now;
+            warp.sync = floor;
+            warp.settle(u32::MAX, block);
+            if !warp.groups.is_empty() {
+                warp.gather();
+            }
+            warp.view.forget_warps();
+            if !warp.view.is_empty() {
+                shared.merge(&warp.view);
+            }
+        }
+        if !shared.is_empty() {
+            for warp in &mut self.warps {
+                warp.view = shared.clone();
+            }
+        }
+        for fence in &mut self.fences {
+            fence.users = Users::Block;
+        }
+        self.drop_old_fences();
+    }
+
+    /// A later fence of the same lanes, which everybody may use as well, makes an earlier one superfluous.
+    fn drop_old_fences(&mut self) {
+        let mut at = 0;
+        while at < self.fences.len() {
+            let old = &self.fences[at];
+            let newer = self.fences[at + 1..].iter().any(|new| {
+                new.warp == old.warp
+                    && old.by & !new.by == 0
+                    && new.scope >= old.scope
+                    && new.users == Users::Block
+            });
+            if newer {
+                self.fences.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn complete(&mut self, id: u32, waiting: &[Participant]) {
+        let Some(arrivals) = self.arrivals.get_mut(id as usize) else { return };
+        let arrivals = std::mem::take(arrivals);
+        let block = self.block;
+        let mut merged = View::default();
+        let mut ticks = [0; 32];
+        for arrival in &arrivals {
+            let Some(warp) = self.warps.get_mut(arrival.warp as usize) else { continue };
+            warp.settle(arrival.lanes, block);
+            merged.add(arrival.warp, u32::MAX, arrival.sync);
+            merged.add(arrival.warp, arrival.lanes, arrival.tick);
+            merged.merge(&warp.view);
+            for (_, view) in warp.groups.iter().filter(|(lanes, _)| lanes & arrival.lanes != 0) {
+                merged.merge(view);
+            }
+            if let Some(tick) = ticks.get_mut(arrival.warp as usize) {
+                *tick = arrival.tick;
+            }
+        }
+        for participant in waiting {
+            let Some(warp) = self.warps.get_mut(participant.warp as usize) else { continue };
+            if participant.live & !participant.lanes == 0 {
+                warp.gather();
+                warp.view.merge(&merged);
+                warp.sync = warp.sync.max(ticks.get(participant.warp as usize).copied().unwrap_or(0));
+            } else {
+                let mut view = warp.leave_groups(participant.lanes);
+                view.merge(&merged);
+                warp.groups.push((participant.lanes, view));
+            }
+        }
+        for fence in self.fences.iter_mut().filter(|f| arrivals.iter().any(|a| a.warp == f.warp)) {
+            fence.users = Users::Block;
+        }
+        self.drop_old_fences();
+        // Kept for its capacity.
+        if let Some(slot) = self.arrivals.get_mut(id as usize) {
+            *slot = arrivals;
+            slot.clear();
+        }
+    }
+
+    /// What lanes know, as a release carries it.
+    fn publishable(&self, warp: u32, lanes: u32) -> Arc<View> {
+        let mut view = View::default();
+        if let Some(me) = self.warps.get(warp as usize) {
+            view.merge(&me.view);
+            for (_, group) in me.groups.iter().filter(|(l, _)| l & lanes != 0) {
+                view.merge(group);
+            }
+            view.add(warp, u32::MAX, me.sync);
+        }
+        Arc::new(view)
+    }
+
+    fn fence(&mut self, warp: u32, lanes: u32, scope: u32) {
+        let block = self.block;
+        let Some(me) = self.warps.get_mut(warp as usize) else { return };
+        me.settle(lanes, block);
+        let tick = me.tick;
+        let view = self.publishable(warp, lanes);
+        self.fences
+            .retain(|f| f.warp != warp || f.by & !lanes != 0 || f.scope > scope || f.users != Users::Fencing);
+        self.fences.push(Fence {
+            warp,
+            by: lanes,
+            users: Users::Fencing,
+            scope,
+            tick,
+            floor: self.floor,
+            view,
+        });
+        self.advance(warp);
+    }
+
+    /// What lanes release with a strong write.
+    fn releases(&mut self, warp: u32, lanes: u32, scope: u32, explicit: bool) -> Vec<Arc<Release>> {
+        let block = self.block;
+        let mut releases: Vec<Arc<Release>> = self
+            .fences
+            .iter()
+            .filter_map(|f| {
+                let by = match f.users {
+                    Users::Block => f.by,
+                    Users::Lanes(users) if f.warp == warp && users & lanes != 0 => f.by,
+                    Users::Lanes(_) | Users::Fencing if f.warp == warp => f.by & lanes,
+                    Users::Lanes(_) | Users::Fencing => 0,
+                };
+                (by != 0).then(|| {
+                    let (tick, floor, scope) = (f.tick, f.floor, f.scope.min(scope));
+                    Arc::new(Release {
+                        block,
+                        warp: f.warp,
+                        lanes: by,
+                        tick,
+                        floor,
+                        scope,
+                        view: f.view.clone(),
+                    })
+                })
+            })
+            .collect();
+        if explicit {
+            let view = self.publishable(warp, lanes);
+            let (tick, floor) = (self.tick(warp), self.floor);
+            releases.push(Arc::new(Release { block, warp, lanes, tick, floor, scope, view }));
+            self.advance(warp);
+        }
+        releases
+    }
+
+    fn acquire(&mut self, warp: u32, lanes: u32, acquired: Acquired, strength: Strength, explicit: bool) {
+        let block = self.block;
+        let Some(me) = self.warps.get_mut(warp as usize) else { return };
+        if explicit {
+            me.absorb(lanes, &acquired, block, strength);
+        } else {
+            // A spinning reader keeps its latest reading.
+            let same = |p: &&mut (u32, Acquired, Strength)| {
+                p.0 == lanes && p.2 == strength && p.1.same_log(&acquired)
+            };
+            match me.pending.iter_mut().find(same) {
+                Some(pending) => pending.1 = acquired,
+                None => me.pending.push((lanes, acquired, strength)),
+            }
+        }
+    }
+}
+
+impl Warp {
+    /// What some of the lanes `mine` miss of `lanes`, asked of the views that each of them has.
+    fn missing(&self, mine: u32, lanes: u32, ask: impl Fn(&View, u32) -> u32) -> u32 {
+        let rest = if self.view.is_empty() { lanes } else { ask(&self.view, lanes) };
+        if rest == 0 || self.groups.is_empty() {
+            return rest;
+        }
+        let mut alone = mine;
+        let mut missing = 0;
+        for (members, view) in &self.groups {
+            if members & mine != 0 {
+                missing |= ask(view, rest);
+                alone &= !members;
+            }
+        }
+        if alone != 0 { rest } else { missing }
+    }
+
+    /// Moves what groups know to all lanes.
+    fn gather(&mut self) {
+        for (_, view) in self.groups.drain(..) {
+            self.view.merge(&view);
+        }
+    }
+
+    /// Takes lanes out of their groups and returns what these knew.
+    fn leave_groups(&mut self, lanes: u32) -> View {
+        let mut merged = View::default();
+        for (members, view) in &mut self.groups {
+            if *members & lanes != 0 {
+                merged.merge(view);
+                *members &= !lanes;
+            }
+        }
+        self.groups.retain(|(members, _)| *members != 0);
+        merged
+    }
+
+    /// Turns the strong reads of lanes into acquires.
+    fn settle(&mut self, lanes: u32, block: u32) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let mut kept = Vec::new();
+        for (readers, acquired, strength) in std::mem::take(&mut self.pending) {
+            if readers & lanes != 0 {
+                self.absorb(readers & lanes, &acquired, block, strength);
+            }
+            if readers & !lanes != 0 {
+                kept.push((readers & !lanes, acquired, strength));
+            }
+        }
+        self.pending = kept;
+    }
+
+    /// Gives lanes what a variable's log holds.
+    fn absorb(&mut self, lanes: u32, acquired: &Acquired, block: u32, strength: Strength) {
+        let beyond_block = strength > Strength::Cta;
+        // Lanes may belong to several groups; each keeps what it knew.
+        let mut alone = lanes;
+        let mut split = Vec::new();
+        for (members, view) in &mut self.groups {
+            let shared = *members & lanes;
+            if shared == 0 {
+                continue;
+            }
+            alone &= !shared;
+            if shared == *members {
+                view.absorb(acquired, block, beyond_block);
+            } else {
+                let mut copy = view.clone();
+                copy.absorb(acquired, block, beyond_block);
+                *members &= !shared;
+                split.push((shared, copy));
+            }
+        }
+        if alone != 0 {
+            let mut view = View::default();
+            view.absorb(acquired, block, beyond_block);
+            split.push((alone, view));
+        }
+        self.groups.append(&mut split);
+    }
+}
+
+const fn scope_level(scope: Scope) -> u32 {
+    match scope {
+        Scope::Cta => 1,
+        Scope::Cluster => 2,
+        Scope::Gpu | Scope::Sys => 3,
+    }
+}
+
+impl BlockRaces<'_> {
+    /// `bar.warp.sync mask`, when it opens; `live` are the lanes of the warp that have not exited.
+    pub fn warp_barrier(&mut self, warp: u32, mask: u32, live: u32) {
+        self.clocks.warp_barrier(warp, mask, live);
+        self.moved();
+    }
+
+    /// Lanes of a warp arrive at block barrier `id` with `bar.sync`, `bar.red` or `bar.arrive`.
+    pub fn barrier_arrive(&mut self, id: u32, warp: u32, lanes: u32) {
+        self.clocks.arrive(id, warp, lanes);
+        self.moved();
+    }
+
+    /// Block barrier `id` opens. `waiting` are those that wait at it and go on now; `everyone` says that these are all
+    /// threads of the block that have not exited.
+    pub fn barrier_complete(&mut self, id: u32, waiting: &[Participant], everyone: bool) {
+        if everyone {
+            self.clocks.everyone(id);
+        } else {
+            self.clocks.complete(id, waiting);
+        }
+        self.moved();
+    }
+
+    /// `fence` or `membar` by lanes of a warp.
+    pub fn fence(&mut self, warp: u32, lanes: u32, scope: Scope) {
+        self.clocks.fence(warp, lanes, scope_level(scope));
+        self.moved();
+    }
+
+    /// Whether [`release`](Self::release) would do anything for a strong access; a cheap question for hot loops.
+    #[inline]
+    pub fn wants_release(&self, kind: AccessKind, ordering: Ordering) -> bool {
+        let explicit = matches!(ordering.semantics, Semantics::Release | Semantics::AcqRel);
+        match kind {
+            AccessKind::Read => false,
+            AccessKind::Atomic => explicit || !self.clocks.fences.is_empty(),
+            AccessKind::Write => {
+                ordering.semantics != Semantics::Weak
+                    && (explicit || !self.clocks.fences.is_empty() || self.any_variable())
+            }
+        }
+    }
+
+    /// Whether [`acquire`](Self::acquire) would do anything.
+    #[inline]
+    pub fn wants_acquire(&self, kind: AccessKind, ordering: Ordering) -> bool {
+        let strong = kind == AccessKind::Atomic || ordering.semantics != Semantics::Weak;
+        kind != AccessKind::Write && strong && self.any_variable()
+    }
+
+    #[inline]
+    fn any_variable(&self) -> bool {
+        !self.clocks.variables.is_empty() || self.launch.published.load(Atomic::Acquire)
+    }
+
+    /// Lanes of a warp are about to write strongly to the variable at `address` (device address, or offset in shared
+    /// memory). Call it before the memory operation, so that no other worker sees the value before its clock.
+    pub fn release(
+        &mut self,
+        space: Space,
+        address: u64,
+        warp: u32,
+        lanes: u32,
+        kind: AccessKind,
+        ordering: Ordering,
+    ) {
+        if !self.wants_release(kind, ordering) {
+            return;
+        }
+        let explicit = matches!(ordering.semantics, Semantics::Release | Semantics::AcqRel);
+        let strength = strength_of(kind, ordering);
+        let releases = self.clocks.releases(warp, lanes, strength as u32, explicit);
+        let store = kind == AccessKind::Write;
+        if space == Space::Shared {
+            self.clocks.variables.publish(address, &releases, store);
+        } else {
+            lock(self.launch.variables(address)).publish(address, &releases, store);
+            if !releases.is_empty() {
+                self.launch.published.store(true, Atomic::Release);
+            }
+        }
+        self.moved();
+    }
+
+    /// Lanes of a warp have read the variable at `address` strongly. Call it after the memory operation.
+    pub fn acquire(
+        &mut self,
+        space: Space,
+        address: u64,
+        warp: u32,
+        lanes: u32,
+        kind: AccessKind,
+        ordering: Ordering,
+    ) {
+        if !self.wants_acquire(kind, ordering) {
+            return;
+        }
+        let explicit = matches!(ordering.semantics, Semantics::Acquire | Semantics::AcqRel);
+        let observed = if space == Space::Shared {
+            self.clocks.variables.observe(address)
+        } else {
+            lock(self.launch.variables(address)).observe(address)
+        };
+        if let Some(acquired) = observed {
+            self.clocks.acquire(warp, lanes, acquired, strength_of(kind, ordering), explicit);
+        }
+    }
+}
+
+fn strength_of(kind: AccessKind, ordering: Ordering) -> Strength {
+    if kind == AccessKind::Atomic { Strength::of_atomic(ordering) } else { Strength::of(ordering) }
+}
