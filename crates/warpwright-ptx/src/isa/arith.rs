@@ -243,19 +243,14 @@ const COMPARE_FLOAT: &[Form] = &[Form::of(F64_ONLY), COMPARE_F32, COMPARE_F16, C
 
 /// Destination types of `set` and what each compares; the comparison's own row must have the source type too.
 pub const SET: &[Form] = &[
-    Form::of(TypeSet::of(&[U32, S32, F32])).with(BITS.or(INTEGERS).or(F32_ONLY).or(F64_ONLY)).allow(FTZ),
-    Form::of(TypeSet::of(&[U16, S16, U32, S32])).with(TypeSet::of(&[F16])).allow(FTZ).since(4, 2, 53),
+    Form::of(TypeSet::of(&[U32, S32, F32])).with(SELECT_TYPES).allow(FTZ),
+    Form::of(TypeSet::of(&[U16, S16, U32, S32])).with(TypeSet::of(&[F16])).allow(FTZ).since(6, 5, 53),
+    Form::of(TypeSet::of(&[U32, S32])).with(TypeSet::of(&[F16x2])).allow(FTZ).since(6, 5, 53),
+    Form::of(TypeSet::of(&[F16x2])).with(TypeSet::of(&[F16x2])).allow(FTZ).since(4, 2, 53),
+    Form::of(TypeSet::of(&[F16])).with(SELECT_TYPES.or(TypeSet::of(&[F16]))).allow(FTZ).since(4, 2, 53),
     Form::of(TypeSet::of(&[U16, S16, U32, S32])).with(TypeSet::of(&[BF16])).since(7, 8, 90),
-    Form::of(TypeSet::of(&[U32, S32, F16x2])).with(TypeSet::of(&[F16x2])).allow(FTZ).since(4, 2, 53),
     Form::of(TypeSet::of(&[U32, S32, BF16x2])).with(TypeSet::of(&[BF16x2])).since(7, 8, 90),
-    Form::of(TypeSet::of(&[F16]))
-        .with(BITS.or(INTEGERS).or(F32_ONLY).or(F64_ONLY).or(TypeSet::of(&[F16])))
-        .allow(FTZ)
-        .since(4, 2, 53),
-    Form::of(TypeSet::of(&[BF16]))
-        .with(BITS.or(INTEGERS).or(F32_ONLY).or(F64_ONLY).or(TypeSet::of(&[BF16, F16])))
-        .allow(FTZ)
-        .since(7, 8, 90),
+    Form::of(TypeSet::of(&[BF16])).with(SELECT_TYPES.or(TypeSet::of(&[BF16, F16]))).since(7, 8, 90),
 ];
 
 /// `selp`: the types it selects among.

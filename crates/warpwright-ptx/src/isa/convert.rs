@@ -10,6 +10,8 @@ const ALL_INTEGERS: TypeSet = INTEGERS.or(BYTES);
 const F16_ONLY: TypeSet = TypeSet::of(&[F16]);
 const BF16_ONLY: TypeSet = TypeSet::of(&[BF16]);
 const TF32_ONLY: TypeSet = TypeSet::of(&[TF32]);
+const PACKED_HALVES: TypeSet = TypeSet::of(&[F16x2, BF16x2]);
+const NEAR_OR_ZERO: M = any(M::RN, M::RZ);
 const F8: TypeSet = TypeSet::of(&[E4M3x2, E5M2x2]);
 
 const fn any(a: M, b: M) -> M {
@@ -30,27 +32,53 @@ pub const CVT: &[Form] = &[
     Form::of(ALL_INTEGERS).with(F64_ONLY.or(F16_ONLY)).one_of(M::INTEGER_ROUNDING).allow(M::SAT),
     Form::of(ALL_INTEGERS).with(BF16_ONLY).one_of(M::INTEGER_ROUNDING).since(7, 8, 90),
     // Integer to float.
-    Form::of(F32_ONLY.or(F64_ONLY).or(F16_ONLY)).with(ALL_INTEGERS).one_of(M::FLOAT_ROUNDING).allow(M::SAT),
+    Form::of(F32_ONLY).with(ALL_INTEGERS).one_of(M::FLOAT_ROUNDING).allow(any(M::FTZ, M::SAT)),
+    Form::of(F64_ONLY.or(F16_ONLY)).with(ALL_INTEGERS).one_of(M::FLOAT_ROUNDING).allow(M::SAT),
     Form::of(BF16_ONLY).with(ALL_INTEGERS).one_of(M::FLOAT_ROUNDING).since(7, 8, 90),
     // Float to the same float: rounding to an integral value.
     Form::of(F32_ONLY).with(F32_ONLY).allow(any(M::INTEGER_ROUNDING, any(M::FTZ, M::SAT))),
     Form::of(F64_ONLY).with(F64_ONLY).allow(any(M::INTEGER_ROUNDING, M::SAT)),
-    Form::of(F16_ONLY).with(F16_ONLY).allow(any(M::INTEGER_ROUNDING, any(M::FTZ, M::SAT))),
-    Form::of(BF16_ONLY).with(BF16_ONLY).one_of(M::INTEGER_ROUNDING).since(7, 8, 90),
-    // Widening.
+    Form::of(F16_ONLY).with(F16_ONLY).allow(any(M::INTEGER_ROUNDING, M::SAT)),
+    Form::of(BF16_ONLY).with(BF16_ONLY).allow(M::INTEGER_ROUNDING).since(7, 8, 90),
+    // Widening, which is exact.
     Form::of(F64_ONLY).with(F32_ONLY).allow(any(M::FTZ, M::SAT)),
     Form::of(F32_ONLY).with(F16_ONLY).allow(any(M::FTZ, M::SAT)),
     Form::of(F64_ONLY).with(F16_ONLY).allow(M::SAT),
     Form::of(F32_ONLY).with(BF16_ONLY).since(7, 1, 80),
+    Form::of(F32_ONLY).with(BF16_ONLY).require(M::FTZ).since(7, 8, 90),
     Form::of(F64_ONLY).with(BF16_ONLY).since(7, 8, 90),
     // Narrowing.
     Form::of(F32_ONLY).with(F64_ONLY).one_of(M::FLOAT_ROUNDING).allow(any(M::FTZ, M::SAT)),
     Form::of(F16_ONLY).with(F32_ONLY).one_of(M::FLOAT_ROUNDING).allow(any(M::FTZ, M::SAT)),
+    Form::of(F16_ONLY).with(F32_ONLY).one_of(NEAR_OR_ZERO).allow(M::RELU).since(7, 0, 80),
+    Form::of(F16_ONLY).with(F32_ONLY).one_of(NEAR_OR_ZERO).require(M::SATFINITE).since(8, 1, 53),
+    Form::of(F16_ONLY)
+        .with(F32_ONLY)
+        .one_of(NEAR_OR_ZERO)
+        .require(any(M::SATFINITE, M::RELU))
+        .since(8, 1, 80),
     Form::of(F16_ONLY).with(F64_ONLY).one_of(M::FLOAT_ROUNDING).allow(M::SAT),
-    Form::of(BF16_ONLY).with(F32_ONLY).one_of(any(M::RN, M::RZ)).allow(M::RELU).since(7, 0, 80),
-    Form::of(BF16_ONLY).with(F64_ONLY.or(F16_ONLY)).one_of(M::FLOAT_ROUNDING).since(7, 8, 90),
+    Form::of(BF16_ONLY).with(F32_ONLY).one_of(NEAR_OR_ZERO).allow(M::RELU).since(7, 0, 80),
+    Form::of(BF16_ONLY)
+        .with(F32_ONLY)
+        .one_of(NEAR_OR_ZERO)
+        .require(M::SATFINITE)
+        .allow(M::RELU)
+        .since(8, 1, 80),
+    Form::of(BF16_ONLY).with(F32_ONLY).one_of(M::FLOAT_ROUNDING).allow(M::FTZ).since(7, 0, 80),
+    Form::of(BF16_ONLY).with(F64_ONLY).one_of(M::FLOAT_ROUNDING).since(7, 8, 90),
+    // Between the halves neither range nor precision covers the other.
+    Form::of(BF16_ONLY).with(F16_ONLY).allow(M::FLOAT_ROUNDING).since(7, 8, 90),
+    Form::of(F16_ONLY).with(BF16_ONLY).allow(M::FLOAT_ROUNDING).since(7, 8, 90),
     Form::of(TF32_ONLY).with(F32_ONLY).require(M::RNA).since(7, 0, 80),
-    Form::of(TF32_ONLY).with(F32_ONLY).one_of(any(M::RN, M::RZ)).allow(M::RELU).since(7, 8, 90),
+    Form::of(TF32_ONLY).with(F32_ONLY).one_of(NEAR_OR_ZERO).allow(M::RELU).since(7, 8, 90),
+    Form::of(TF32_ONLY).with(F32_ONLY).require(any(M::RNA, M::SATFINITE)).since(8, 1, 80),
+    Form::of(TF32_ONLY)
+        .with(F32_ONLY)
+        .one_of(NEAR_OR_ZERO)
+        .require(M::SATFINITE)
+        .allow(M::RELU)
+        .since(8, 6, 100),
     // Packed 8-bit floats to halves and back.
     Form::of(TypeSet::of(&[F16x2])).with(F8).require(M::RN).allow(M::RELU).since(8, 1, 89),
     Form::of(F8).with(TypeSet::of(&[F16x2])).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(8, 1, 89),
@@ -58,11 +86,13 @@ pub const CVT: &[Form] = &[
 
 /// `cvt` that packs two sources.
 pub const CVT_PAIR: &[Form] = &[
-    Form::of(TypeSet::of(&[F16x2, BF16x2]))
+    Form::of(PACKED_HALVES).with(F32_ONLY).one_of(NEAR_OR_ZERO).allow(M::RELU).since(7, 0, 80),
+    Form::of(PACKED_HALVES)
         .with(F32_ONLY)
-        .one_of(any(M::RN, M::RZ))
+        .one_of(NEAR_OR_ZERO)
+        .require(M::SATFINITE)
         .allow(M::RELU)
-        .since(7, 0, 80),
+        .since(8, 1, 80),
     Form::of(F8).with(F32_ONLY).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(8, 1, 89),
 ];
 

@@ -51,6 +51,9 @@ pub fn form(inst: &Inst) -> Result<Form, Misfit> {
         Inst::Pack { ty, .. } | Inst::Unpack { ty, .. } => by_type(PACK, *ty, none),
         Inst::Cvt { to, from, mods, b, .. } => {
             let forms = if b.is_some() { CVT_PAIR } else { CVT };
+            if mods.sat && !cvt_sat_fits(*to, *from) {
+                return Err(Misfit::Modifiers(ModifierError::Illegal(ModifierSet::SAT)));
+            }
             by_types(forms, *to, *from, (*mods).into())
         }
         Inst::Ld { ty, .. } | Inst::St { ty, .. } => by_type(LOAD_STORE, *ty, none),

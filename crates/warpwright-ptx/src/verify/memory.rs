@@ -207,9 +207,8 @@ fn resolve(cx: &Checker<'_>, facts: &Facts, r: Reg, depth: u32) -> Option<Known>
         Inst::Cvta { src, to_space, .. } => from(*src).map(|k| Known { generic: !to_space, ..k }),
         Inst::Cvt { to, from: source, a, b: None, .. } if to.is_integer() && source.is_integer() => from(*a),
         Inst::Binary { op: BinaryOp::Add, a, b, .. } => {
-            let (base, by) = match (*a, *b) {
-                (base, Operand::Imm(Imm::Int(by))) | (Operand::Imm(Imm::Int(by)), base) => (base, by),
-                _ => return None,
+            let ((base, Operand::Imm(Imm::Int(by))) | (Operand::Imm(Imm::Int(by)), base)) = (*a, *b) else {
+                return None;
             };
             let known = from(base)?;
             Some(Known { offset: known.offset.checked_add(by)?, ..known })

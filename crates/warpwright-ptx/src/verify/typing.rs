@@ -41,13 +41,6 @@ fn form(cx: &mut Checker<'_>, inst: &Inst) {
         }
         Err(Misfit::Modifiers(e)) => cx.report(Rule::Type4, format!("`{}`: {e}", spelling(inst))),
     }
-    if let Inst::Cvt { to, from, mods, b: None, .. } = inst
-        && mods.sat
-        && !isa::cvt_sat_fits(*to, *from)
-    {
-        let message = format!("`{}`: `.sat` is not allowed, every {from} is a {to}", spelling(inst));
-        cx.report(Rule::Type4, message);
-    }
 }
 
 /// Operator and types as PTX spells them, without modifiers.
@@ -416,8 +409,6 @@ fn convert(cx: &mut Checker<'_>, to: ScalarType, from: ScalarType, dst: Reg, a: 
     // Where a type without registers of its own takes part, nothing is widened.
     let narrow = |t| matches!(t, BF16 | BF16x2 | TF32 | E4M3x2 | E5M2x2);
     let width = if narrow(to) || narrow(from) { Width::Exact } else { Width::OrWider };
-    // Bytes have no registers that arithmetic takes; they travel in 16 bits and more.
-    let width_of = |t: ScalarType| if t.bits() == 8 { Width::OrWider } else { width };
     match a {
         Operand::Special(s) => {
             let widest = isa::special_type(s).bits();
@@ -426,12 +417,12 @@ fn convert(cx: &mut Checker<'_>, to: ScalarType, from: ScalarType, dst: Reg, a: 
                 cx.report(Rule::Type5, message);
             }
         }
-        _ => source_of_width(cx, a, from, width_of(from), A),
+        _ => source_of_width(cx, a, from, width, A),
     }
     if let Some(b) = b {
-        source_of_width(cx, b, from, width_of(from), B);
+        source_of_width(cx, b, from, width, B);
     }
-    register(cx, dst, to, width_of(to), "the result");
+    register(cx, dst, to, width, "the result");
 }
 
 /// V-TYPE-7 for `mov` that packs or unpacks: the type of one part.
