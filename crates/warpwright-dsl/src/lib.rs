@@ -1,1 +1,106 @@
-//! Placeholder module documentation, replaced with the crate.
+//! Kernels written in Rust and recorded as PTX.
+//!
+//! A kernel is a [`KernelDef`]: a Rust value with a `build` method that receives the recorder [`K`] and its arguments as
+//! handles. Handles are `Copy` and have operators, so the body reads as mathematics. *Rust control flow runs while
+//! recording; control flow on the device is a method of `K`.* [`record`] returns the verified kernel.
+//!
+//! ```
+//! use warpwright_dsl::prelude::*;
+//!
+//! kernel_args! {
+//!     /// `dx = dy * silu'(x)`
+//!     pub struct SiluBackwardArgs => SiluBackwardParams { x: In<Elem>, dy: In<Elem>, dx: Out<Elem>, n: u64 }
+//! }
+//!
+//! struct SiluBackward {
+//!     dtype: DType,
+//!     width: u32,
+//! }
+//!
+//! fn silu_grad<'k, A: Float>(x: Reg<'k, A>, dy: Reg<'k, A>, p: Precision) -> Reg<'k, A> {
+//!     let s = x.sigmoid_for(p);
+//!     dy * s * (1.0 + x * (1.0 - s))
+//! }
+//!
+//! impl SiluBackward {
+//!     fn body<'k, A: Float>(&self, k: K<'k>, a: SiluBackwardParams<'k>)
+//!     where
+//!         Elem: Access<A>,
+//!     {
+//!         let p = Precision::of(self.dtype);
+//!         elementwise(k, a.n, self.width, |i, w| {
+//!             let (x, dy) = (a.x.at(i).load::<A>(w), a.dy.at(i).load(w));
+//!             a.dx.at(i).store(x.zip(dy, |x, dy| silu_grad(x, dy, p)));
+//!         });
+//!     }
+//! }
+//!
+//! impl KernelDef for SiluBackward {
+//!     type Args = SiluBackwardArgs;
+//!     fn name(&self) -> String {
+//!         format!("silu_backward_{}_x{}", self.dtype, self.width)
+//!     }
+//!     fn block(&self) -> BlockDim {
+//!         BlockDim::x(256)
+//!     }
+//!     fn dtypes(&self) -> DTypes {
+//!         DTypes::all(self.dtype)
+//!     }
+//!     fn build<'k>(&self, k: K<'k>, a: SiluBackwardParams<'k>) {
+//!         accumulate!(self.dtype, |A| self.body::<A>(k, a));
+//!     }
+//! }
+//!
+//! let kernel = record(&SiluBackward { dtype: DType::BF16, width: 8 }, Target::sm(90))?;
+//! assert!(kernel.text().contains(".visible .entry silu_backward_bf16_x8"));
+//! # Ok::<(), BuildError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod args;
+mod context;
+mod convert;
+mod error;
+mod float;
+pub mod flow;
+mod index;
+mod int;
+mod kernel;
+mod lanes;
+mod math;
+mod mem;
+mod recorder;
+mod reg;
+mod skeleton;
+mod storage;
+mod table;
+mod transcendental;
+
+pub use args::{DTypes, In, InOut, KernelArgs, Out};
+pub use context::K;
+pub use error::{BuildError, Issue, IssueKind};
+pub use float::{Float, Precision};
+pub use flow::{Carry, Range};
+pub use index::{Index, IntoIndex};
+pub use kernel::{BlockDim, KernelDef, Params, record, record_module};
+pub use lanes::Lanes;
+pub use mem::{
+    Access, BF16, Elem, Element, F16, FixedElement, Ptr, Read, ReadWrite, Readable, Shared, Space, Writable, Write,
+};
+pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
+pub use skeleton::{elementwise, elementwise_grid};
+pub use table::{WARP_TABLE_LEN, WarpTable};
+pub use transcendental::{Functions, Normal};
+pub use warpwright_ptx::kernel::Kernel;
+pub use warpwright_ptx::{ArgValue, DType, Target};
+
+/// Everything that a kernel file uses.
+pub mod prelude {
+    pub use crate::{
+        Access, BF16, BlockDim, BuildError, Carry, DType, DTypes, Elem, F16, F32, F64, Float, I32, I64, In, InOut, Index,
+        Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, Lanes, Normal, Number, Out, Params, Precision, Pred, Ptr, Read,
+        ReadWrite, Reg, Scalar, Shared, Source, Target, U32, U64, Write, accumulate, carry, elementwise,
+        elementwise_grid, kernel_args, record,
+    };
+}

@@ -1,0 +1,151 @@
+//! [`KernelDef`], a kernel as a Rust value, and [`record`], which turns it into PTX.
+
+use std::panic::Location;
+
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{Function, Module, PtxVersion, Target, isa};
+
+use crate::args::{DTypes, KernelArgs};
+use crate::context::K;
+use crate::error::{BuildError, Issue, IssueKind};
+use crate::recorder::Recorder;
+
+/// Threads of a block along each axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockDim {
+    /// Along x, the fastest.
+    pub x: u32,
+    /// Along y.
+    pub y: u32,
+    /// Along z.
+    pub z: u32,
+}
+
+impl BlockDim {
+    /// A one-dimensional block.
+    pub const fn x(x: u32) -> Self {
+        Self { x, y: 1, z: 1 }
+    }
+
+    /// A two-dimensional block.
+    pub const fn xy(x: u32, y: u32) -> Self {
+        Self { x, y, z: 1 }
+    }
+
+    /// The three lengths.
+    pub const fn to_array(self) -> [u32; 3] {
+        [self.x, self.y, self.z]
+    }
+
+    const fn is_valid(self) -> bool {
+        let Some(xy) = self.x.checked_mul(self.y) else { return false };
+        let Some(threads) = xy.checked_mul(self.z) else { return false };
+        threads >= 1 && threads <= 1024 && self.z <= 64
+    }
+}
+
+/// The handles of a kernel's arguments.
+pub type Params<'k, D> = <<D as KernelDef>::Args as KernelArgs>::Params<'k>;
+
+/// A kernel. The value holds everything that changes the code; two equal values record the same text.
+pub trait KernelDef {
+    /// Its arguments, declared with [`kernel_args!`](crate::kernel_args).
+    type Args: KernelArgs;
+
+    /// The entry name: a PTX identifier that names the variant, such as `silu_bf16_x8`.
+    fn name(&self) -> String;
+
+    /// The block that it is written for. It is printed as `.reqntid`, so the driver refuses any other.
+    fn block(&self) -> BlockDim;
+
+    /// The types of its `Elem` arguments.
+    fn dtypes(&self) -> DTypes {
+        DTypes::NONE
+    }
+
+    /// Fewest blocks that should fit a multiprocessor at once, which bounds the registers of a thread; `None` leaves it
+    /// to the assembler.
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        None
+    }
+
+    /// Records the body.
+    fn build<'k>(&self, k: K<'k>, a: Params<'k, Self>);
+}
+
+/// Records a kernel for a target, with the lowest PTX version that its instructions allow, and verifies it.
+///
+/// # Errors
+/// [`BuildError::Issues`] lists what could not be recorded with the Rust lines; [`BuildError::Rejected`] is a rule of
+/// the verifier that the kernel breaks, such as a register of one branch read after it.
+#[track_caller]
+pub fn record<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, BuildError> {
+    let module = record_module(def, target)?;
+    let kernel = def.name();
+    Kernel::new(module).map_err(|source| BuildError::Rejected { kernel, source })
+}
+
+/// Records a kernel as a module without verifying it.
+///
+/// # Errors
+/// [`BuildError::Issues`] as for [`record`].
+#[track_caller]
+pub fn record_module<D: KernelDef>(def: &D, target: Target) -> Result<Module, BuildError> {
+    let location = Location::caller();
+    let name = def.name();
+    let block = def.block();
+    let dtypes = def.dtypes();
+
+    let mut function = Function::entry(name.as_str());
+    function.directives.required_threads = Some(block.to_array());
+    function.directives.min_blocks_per_sm = def.min_blocks_per_sm();
+    let mut issues = declaration_issues::<D::Args>(&name, block, &dtypes, location);
+    if !block.is_valid() {
+        return Err(BuildError::Issues { kernel: name, issues });
+    }
+
+    let recorder = Recorder::new(function, target, block.to_array());
+    let k = K::new(&recorder);
+    let params = D::Args::declare(k, &dtypes);
+    def.build(k, params);
+
+    let silent = !recorder.has_stores() && D::Args::INFO.iter().any(|a| a.output);
+    let (function, variables, recorded) = recorder.finish();
+    issues.extend(recorded);
+    if silent {
+        issues.push(Issue { location, kind: IssueKind::NoStore });
+    }
+    if !issues.is_empty() {
+        return Err(BuildError::Issues { kernel: name, issues });
+    }
+    let mut module = Module::new(PtxVersion::new(0, 0), target);
+    module.variables = variables;
+    module.functions.push(function);
+    module.version = isa::minimum_version(&module);
+    Ok(module)
+}
+
+fn declaration_issues<A: KernelArgs>(
+    name: &str,
+    block: BlockDim,
+    dtypes: &DTypes,
+    location: &'static Location<'static>,
+) -> Vec<Issue> {
+    let mut kinds = Vec::new();
+    if !is_identifier(name) {
+        kinds.push(IssueKind::Name { name: name.to_owned() });
+    }
+    if !block.is_valid() {
+        kinds.push(IssueKind::Block { dim: block.to_array() });
+    }
+    let unknown = dtypes.names().filter(|n| !A::INFO.iter().any(|a| a.name == *n && a.dynamic));
+    kinds.extend(unknown.map(|n| IssueKind::UnknownDType { argument: n.to_owned() }));
+    kinds.into_iter().map(|kind| Issue { location, kind }).collect()
+}
+
+/// PTX: a letter and then letters, digits, `_` and `$`.
+fn is_identifier(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars.next().is_some_and(|c| c.is_ascii_alphabetic())
+        && chars.all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '$')
+}

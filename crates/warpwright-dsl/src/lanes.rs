@@ -1,0 +1,126 @@
+//! [`Lanes`]: the elements of one vector access, one register each.
+
+use crate::reg::{Number, Reg, Scalar};
+
+/// Elements that one thread loads or stores together. Mapping over them unrolls.
+#[derive(Clone, Debug)]
+#[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
+pub struct Lanes<'k, T: Scalar> {
+    regs: Vec<Reg<'k, T>>,
+}
+
+impl<'k, T: Scalar> FromIterator<Reg<'k, T>> for Lanes<'k, T> {
+    fn from_iter<I: IntoIterator<Item = Reg<'k, T>>>(iter: I) -> Self {
+        Self { regs: iter.into_iter().collect() }
+    }
+}
+
+impl<'k, T: Scalar> From<Reg<'k, T>> for Lanes<'k, T> {
+    fn from(reg: Reg<'k, T>) -> Self {
+        Self { regs: vec![reg] }
+    }
+}
+
+impl<'k, T: Scalar> From<Vec<Reg<'k, T>>> for Lanes<'k, T> {
+    fn from(regs: Vec<Reg<'k, T>>) -> Self {
+        Self { regs }
+    }
+}
+
+impl<'k, T: Scalar> std::ops::Index<usize> for Lanes<'k, T> {
+    type Output = Reg<'k, T>;
+
+    fn index(&self, index: usize) -> &Reg<'k, T> {
+        &self.regs[index]
+    }
+}
+
+impl<'k, T: Scalar> IntoIterator for Lanes<'k, T> {
+    type Item = Reg<'k, T>;
+    type IntoIter = std::vec::IntoIter<Reg<'k, T>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.regs.into_iter()
+    }
+}
+
+impl<'k, T: Scalar> Lanes<'k, T> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.regs.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.regs.is_empty()
+    }
+
+    /// The registers in memory order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Reg<'k, T>> {
+        self.regs.iter().copied()
+    }
+
+    /// The registers in memory order.
+    pub fn as_slice(&self) -> &[Reg<'k, T>] {
+        &self.regs
+    }
+
+    /// `f` of each lane.
+    pub fn map<U: Scalar>(&self, f: impl FnMut(Reg<'k, T>) -> Reg<'k, U>) -> Lanes<'k, U> {
+        self.iter().map(f).collect()
+    }
+
+    /// `f` of each pair of lanes; the shorter operand decides.
+    pub fn zip<U: Scalar, V: Scalar>(
+        &self,
+        other: Lanes<'k, U>,
+        mut f: impl FnMut(Reg<'k, T>, Reg<'k, U>) -> Reg<'k, V>,
+    ) -> Lanes<'k, V> {
+        self.iter().zip(other).map(|(a, b)| f(a, b)).collect()
+    }
+
+    /// `f` of each triple of lanes; the shortest operand decides.
+    pub fn zip3<U: Scalar, V: Scalar, W: Scalar>(
+        &self,
+        second: Lanes<'k, U>,
+        third: Lanes<'k, V>,
+        mut f: impl FnMut(Reg<'k, T>, Reg<'k, U>, Reg<'k, V>) -> Reg<'k, W>,
+    ) -> Lanes<'k, W> {
+        self.iter().zip(second).zip(third).map(|((a, b), c)| f(a, b, c)).collect()
+    }
+
+    /// Combines the lanes in order, starting from `init`.
+    pub fn fold<C>(&self, init: C, f: impl FnMut(C, Reg<'k, T>) -> C) -> C {
+        self.iter().fold(init, f)
+    }
+
+    /// Combines the lanes pairwise as a balanced tree, which is shorter and rounds better than a chain. `None` if there
+    /// are no lanes.
+    pub fn reduce(
+        &self,
+        mut f: impl FnMut(Reg<'k, T>, Reg<'k, T>) -> Reg<'k, T>,
+    ) -> Option<Reg<'k, T>> {
+        let mut level = self.regs.clone();
+        while level.len() > 1 {
+            level = level.chunks(2).map(|p| if let [a, b] = p { f(*a, *b) } else { p[0] }).collect();
+        }
+        level.first().copied()
+    }
+
+    /// Several vectors of the same length as one, in order.
+    pub fn concat(parts: impl IntoIterator<Item = Self>) -> Self {
+        parts.into_iter().flatten().collect()
+    }
+}
+
+impl<'k, T: Number> Lanes<'k, T> {
+    /// Each lane converted as [`Reg::convert`] does.
+    #[track_caller]
+    pub fn convert<U: Number>(&self) -> Lanes<'k, U> {
+        let mut out = Vec::with_capacity(self.len());
+        for lane in self.iter() {
+            out.push(lane.convert());
+        }
+        out.into()
+    }
+}

@@ -1,0 +1,321 @@
+//! Typed pointers. The element type in memory may be decided while recording ([`Elem`]); register types are Rust types.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use warpwright_ptx::{Address, CacheHints, DType, Inst, Operand, ScalarType, StateSpace, Variable};
+
+use crate::context::K;
+use crate::error::IssueKind;
+use crate::index::{IntoIndex, absorb, shared_address};
+use crate::lanes::Lanes;
+use crate::reg::{Number, Reg, Scalar, U64};
+use crate::storage::{Place, load, store};
+
+/// A floating-point element whose type is chosen while recording, by
+/// [`KernelDef::dtypes`](crate::KernelDef::dtypes). It is read and written through `f32` registers, or `f64` for
+/// [`DType::F64`]; see [`accumulate!`](crate::accumulate).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elem {}
+
+/// An IEEE half-precision element, read and written through `f32` registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum F16 {}
+
+/// A bfloat16 element, read and written through `f32` registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BF16 {}
+
+/// What a pointer can point to.
+pub trait Element: 'static {
+    /// The type in memory; `None` for [`Elem`].
+    const DTYPE: Option<DType>;
+}
+
+/// An element type that is read and written through registers of type `A`.
+pub trait Access<A: Number>: Element {}
+
+/// An element type that is known statically.
+pub trait FixedElement: Element {
+    /// The type in memory.
+    const FIXED: DType;
+}
+
+impl Element for Elem {
+    const DTYPE: Option<DType> = None;
+}
+impl Access<f32> for Elem {}
+impl Access<f64> for Elem {}
+
+macro_rules! elements {
+    ($($ty:ty => $dtype:ident through $reg:ty;)*) => {$(
+        impl Element for $ty {
+            const DTYPE: Option<DType> = Some(DType::$dtype);
+        }
+        impl FixedElement for $ty {
+            const FIXED: DType = DType::$dtype;
+        }
+        impl Access<$reg> for $ty {}
+    )*};
+}
+
+elements! {
+    f32 => F32 through f32;
+    f64 => F64 through f64;
+    F16 => F16 through f32;
+    BF16 => BF16 through f32;
+    u8 => U8 through u32;
+    i8 => I8 through i32;
+    u16 => U16 through u32;
+    i16 => I16 through i32;
+    u32 => U32 through u32;
+    i32 => I32 through i32;
+    u64 => U64 through u64;
+    i64 => I64 through i64;
+}
+
+/// Global memory that the kernel only reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {}
+/// Global memory that the kernel only writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {}
+/// Global memory that the kernel reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadWrite {}
+/// The block's shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {}
+
+/// Where a pointer points and what may be done there.
+pub trait Space: 'static {
+    /// The state space.
+    const SPACE: StateSpace;
+}
+
+/// Spaces that can be read.
+pub trait Readable: Space {}
+/// Spaces that can be written.
+pub trait Writable: Space {}
+
+impl Space for Read {
+    const SPACE: StateSpace = StateSpace::Global;
+}
+impl Space for Write {
+    const SPACE: StateSpace = StateSpace::Global;
+}
+impl Space for ReadWrite {
+    const SPACE: StateSpace = StateSpace::Global;
+}
+impl Space for Shared {
+    const SPACE: StateSpace = StateSpace::Shared;
+}
+impl Readable for Read {}
+impl Readable for ReadWrite {}
+impl Readable for Shared {}
+impl Writable for Write {}
+impl Writable for ReadWrite {}
+impl Writable for Shared {}
+
+/// A pointer into space `S` to elements `E`. Moving it with [`at`](Self::at) gives another pointer.
+#[must_use = "moving a pointer records instructions but accesses nothing"]
+pub struct Ptr<'k, S, E> {
+    k: K<'k>,
+    base: warpwright_ptx::Reg,
+    /// Bytes past the base.
+    offset: i64,
+    dtype: DType,
+    hints: CacheHints,
+    non_coherent: bool,
+    marker: PhantomData<fn() -> (S, E)>,
+}
+
+impl<S, E> Clone for Ptr<'_, S, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S, E> Copy for Ptr<'_, S, E> {}
+
+impl<S: Space, E> fmt::Debug for Ptr<'_, S, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}[%{}+{}]", S::SPACE, self.dtype, self.base.0, self.offset)
+    }
+}
+
+impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
+    pub(crate) fn new(k: K<'k>, base: warpwright_ptx::Reg, dtype: DType) -> Self {
+        Self {
+            k,
+            base,
+            offset: 0,
+            dtype,
+            hints: CacheHints::NONE,
+            non_coherent: false,
+            marker: PhantomData,
+        }
+    }
+
+    /// The type in memory.
+    pub fn dtype(self) -> DType {
+        self.dtype
+    }
+
+    /// The pointer `index` elements on.
+    #[track_caller]
+    pub fn at(self, index: impl IntoIndex<'k>) -> Self {
+        let index = index.into_index(self.k);
+        let bytes = u32::try_from(self.dtype.bytes()).unwrap_or(u32::MAX);
+        let (base, offset) = if S::SPACE == StateSpace::Shared {
+            let (sum, offset) = shared_address(Reg::from_id(self.k, self.base), index, bytes);
+            (sum.id(), self.offset.wrapping_add(offset))
+        } else {
+            let start = Reg::from_id(self.k, self.base);
+            let (sum, offset) = index.scaled(Some(start), bytes);
+            let (sum, offset) = absorb(sum.unwrap_or(start), self.offset.wrapping_add(offset));
+            (sum.id(), offset)
+        };
+        Self { base, offset, ..self }
+    }
+
+    /// The same address as a pointer to another type: eight `u8` codes as one `u64`, for instance. The address must be
+    /// aligned for accesses of the new type.
+    pub fn cast<F: FixedElement>(self) -> Ptr<'k, S, F> {
+        Ptr {
+            k: self.k,
+            base: self.base,
+            offset: self.offset,
+            dtype: F::FIXED,
+            hints: self.hints,
+            non_coherent: self.non_coherent,
+            marker: PhantomData,
+        }
+    }
+
+    /// Accesses carry these cache hints. On global memory only; plain accesses are usually the fastest.
+    pub fn hinted(self, hints: CacheHints) -> Self {
+        Self { hints, ..self }
+    }
+
+    /// The address in a register: 64 bits, in shared memory zero-extended.
+    #[track_caller]
+    pub fn address(self) -> U64<'k> {
+        let base = if S::SPACE == StateSpace::Shared {
+            Reg::<u32>::from_id(self.k, self.base).to_u64()
+        } else {
+            Reg::from_id(self.k, self.base)
+        };
+        if self.offset == 0 { base } else { base + self.offset.cast_unsigned() }
+    }
+
+    /// The operand of a [`raw`](K::raw) access.
+    pub fn operand(self) -> Address {
+        Address::reg(self.base, self.offset)
+    }
+
+    fn place(self) -> Place<'k> {
+        Place {
+            k: self.k,
+            space: S::SPACE,
+            address: self.operand(),
+            dtype: self.dtype,
+            hints: self.hints,
+            non_coherent: self.non_coherent,
+        }
+    }
+}
+
+impl<E: Element> Ptr<'_, Read, E> {
+    /// Loads go through the non-coherent path (`ld.global.nc`): nothing may write the data while the kernel runs, not
+    /// even the kernel itself through another pointer.
+    pub fn non_coherent(self) -> Self {
+        Self { non_coherent: true, ..self }
+    }
+}
+
+impl<'k, S: Readable, E: Element> Ptr<'k, S, E> {
+    /// Loads `width` consecutive elements, a power of two; 16 bytes per instruction, so the address must be aligned to
+    /// the lesser of 16 bytes and the whole.
+    #[track_caller]
+    pub fn load<A: Number>(self, width: u32) -> Lanes<'k, A>
+    where
+        E: Access<A>,
+    {
+        self.k.on_behalf(|| load(self.place(), width))
+    }
+
+    /// Loads one element.
+    #[track_caller]
+    pub fn get<A: Number>(self) -> Reg<'k, A>
+    where
+        E: Access<A>,
+    {
+        self.k.on_behalf(|| {
+            let lane = load(self.place(), 1).iter().next();
+            lane.unwrap_or_else(|| self.k.fresh())
+        })
+    }
+}
+
+impl<'k, S: Writable, E: Element> Ptr<'k, S, E> {
+    /// Stores consecutive elements; as many as [`load`](Self::load) takes, with the same alignment. Values are rounded
+    /// to the type in memory, to nearest even; integers are truncated.
+    #[track_caller]
+    pub fn store<A: Number>(self, lanes: impl Into<Lanes<'k, A>>)
+    where
+        E: Access<A>,
+    {
+        let lanes = lanes.into();
+        self.k.on_behalf(|| store(self.place(), &lanes));
+    }
+
+    /// Stores one element.
+    #[track_caller]
+    pub fn set<A: Number>(self, value: impl crate::reg::Source<'k, A>)
+    where
+        E: Access<A>,
+    {
+        self.k.on_behalf(|| store(self.place(), &Lanes::from(value.reg(self.k))));
+    }
+}
+
+/// Alignment of shared arrays: that of the widest access.
+const SHARED_ALIGN: u32 = 16;
+
+impl<'k> K<'k> {
+    /// A static array of `len` elements in the block's shared memory, not initialised.
+    #[track_caller]
+    pub fn shared<E: FixedElement>(self, len: u32) -> Ptr<'k, Shared, E> {
+        if len == 0 {
+            self.issue(IssueKind::Constant { what: "a shared array length", value: 0 });
+        }
+        let symbol = self.rec().new_variable(Variable {
+            name: format!("shared{}", self.rec().variable_count()),
+            space: StateSpace::Shared,
+            ty: E::FIXED.memory_type().to_bits(),
+            align: SHARED_ALIGN,
+            len: Some(u64::from(len)),
+            array: true,
+            linkage: warpwright_ptx::Linkage::Internal,
+            init: None,
+        });
+        let base = self.fresh::<u32>();
+        self.emit(Inst::Mov { ty: ScalarType::U32, dst: base.id(), src: Operand::Symbol(symbol, 0) });
+        Ptr::new(self, base.id(), E::FIXED)
+    }
+
+    /// A null pointer of any type, after an issue was recorded.
+    #[track_caller]
+    pub(crate) fn poison_ptr<S: Space, E: Element>(self) -> Ptr<'k, S, E> {
+        let base = self.lit(0u64);
+        Ptr::new(self, base.id(), DType::F32)
+    }
+}
+
+impl<'k, T: Scalar> Reg<'k, T> {
+    /// The register as an operand of a [`raw`](K::raw) instruction.
+    pub fn as_operand(self) -> Operand {
+        Operand::Reg(self.id())
+    }
+}

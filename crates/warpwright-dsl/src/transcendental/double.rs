@@ -1,0 +1,217 @@
+//! `f64` functions: range reduction, a polynomial and exact scaling; divisions are correctly rounded. Precision is always
+//! full.
+
+use super::{Functions, Normal};
+use crate::float::Precision;
+use crate::reg::{F64, I32, U64};
+
+const LOG2_E: f64 = std::f64::consts::LOG2_E;
+
+/// `ln 2` in two parts; the first ends in 21 zero bits, so a product with an exponent is exact.
+const LN_2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
+const LN_2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
+
+/// Adding it leaves the nearest integer in the low word.
+const ROUND: f64 = 6_755_399_441_055_744.0;
+
+/// `(exp(f) - 1 - f) / f^2` for `|f| <= ln(2) / 2`: 2^-61.
+const EXPM1: [f64; 11] = [
+    0.5,
+    0.166_666_666_666_666_77,
+    0.041_666_666_666_666_7,
+    0.008_333_333_333_321_53,
+    0.001_388_888_888_886_656,
+    0.000_198_412_698_864_033_97,
+    2.480_158_736_105_289_4e-5,
+    2.755_724_390_926_081_3e-6,
+    2.755_724_235_717_807e-7,
+    2.510_914_827_535_296e-8,
+    2.092_456_423_083_155e-9,
+];
+
+/// `erf(x) / x` in `x^2` for `|x| <= 1`: 2^-62.
+const ERF_SMALL: [f64; 13] = [
+    1.128_379_167_095_512_6,
+    -0.376_126_389_031_837_5,
+    0.112_837_916_709_548_57,
+    -0.026_866_170_645_072_893,
+    0.005_223_977_624_780_843,
+    -0.000_854_832_697_874_099_8,
+    0.000_120_553_310_368_595_7,
+    -1.492_559_350_596_836_6e-5,
+    1.646_097_280_212_825_8e-6,
+    -1.635_002_505_756_047_2e-7,
+    1.465_787_765_571_859_7e-8,
+    -1.136_566_101_245_159_9e-9,
+    5.945_252_694_283_175e-11,
+];
+
+/// `(log((1 + s) / (1 - s)) / s - 2) / s^2` in `s^2` for `(1 + s) / (1 - s)` between `sqrt(1/2)` and `sqrt(2)`: 2^-65.
+const LOG: [f64; 8] = [
+    0.666_666_666_666_666_6,
+    0.400_000_000_000_067,
+    0.285_714_285_689_403_94,
+    0.222_222_226_687_354,
+    0.181_817_739_084_221_23,
+    0.153_871_676_412_806_16,
+    0.132_483_834_771_454_84,
+    0.132_671_107_267_039_65,
+];
+
+/// `P(X > t) exp(t^2 / 2) (1 + 2 t)` in `u = (t - 5) / (t + 5)` for `0 <= t <= 39`: 2^-56.
+const TAIL: [f64; 23] = [
+    0.846_112_354_725_069_3,
+    -0.039_647_008_404_005_71,
+    -0.054_008_075_034_075_675,
+    0.100_888_582_034_540_92,
+    -0.100_657_438_216_818_73,
+    0.072_487_826_976_500_66,
+    -0.039_332_201_354_413_73,
+    0.015_422_845_670_971_26,
+    -0.003_571_695_446_648_439,
+    -0.000_118_693_476_458_655_79,
+    0.000_425_095_951_389_503_16,
+    -0.000_108_177_289_397_309_45,
+    -2.643_757_217_623_408_4e-5,
+    1.939_215_629_142_303e-5,
+    5.375_889_550_315_682e-7,
+    -2.862_618_430_278_398_6e-6,
+    1.718_667_939_755_586e-7,
+    4.360_620_382_613_9e-7,
+    -3.276_470_400_158_639e-8,
+    -6.906_595_574_057_069e-8,
+    -9.879_009_038_430_67e-10,
+    8.383_105_424_099_418e-9,
+    1.672_722_722_969_427_4e-9,
+];
+const TAIL_CENTRE: f64 = 5.0;
+
+/// `1 / sqrt(2 pi)`
+const DENSITY: f64 = 0.398_942_280_401_432_7;
+
+impl Functions for f64 {
+    fn exp<'k>(x: F64<'k>, _: Precision) -> F64<'k> {
+        let x = x.minimum(710.0).maximum(-746.0);
+        let (n, f) = reduce(x);
+        scale(expm1_reduced(f) + 1.0, n)
+    }
+
+    fn exp2<'k>(x: F64<'k>, _: Precision) -> F64<'k> {
+        let x = x.minimum(1025.0).maximum(-1077.0);
+        let shifted = x + ROUND;
+        let f = (x - (shifted - ROUND)) * std::f64::consts::LN_2;
+        scale(expm1_reduced(f) + 1.0, low_word(shifted))
+    }
+
+    fn log<'k>(x: F64<'k>) -> F64<'k> {
+        const SQRT_HALF_HIGH: u32 = 0x3fe6_a09e;
+        let subnormal = x.lt(Self::MIN_POSITIVE);
+        let scaled = subnormal.select(x * 18_014_398_509_481_984.0, x);
+        let (low, high) = scaled.to_bits().words();
+        // The exponent that leaves a mantissa between sqrt(1/2) and sqrt(2).
+        let exponent = (high - SQRT_HALF_HIGH) & 0xfff0_0000;
+        let m = F64::from_bits(U64::from_words(low, high - exponent));
+        let e = (exponent.to_i32() >> 20).to_f64() + subnormal.select(-54.0, 0.0);
+        let f = m - 1.0;
+        let s = f / (f + 2.0);
+        let z = s * s;
+        let half = f * f * 0.5;
+        // log(1 + f) = f - (half - s (half + R)), and the low part of e ln 2 joins the smallest term.
+        let small = s.mul_add(z.mul_add(z.polynomial(&LOG), half), e * LN_2_LOW);
+        let value = e.mul_add(LN_2_HIGH, f - (half - small));
+        let special = x.gt(0.0).select(x, x.eq(0.0).select(Self::NEG_INFINITY, Self::NAN));
+        (x.gt(0.0) & x.lt(Self::INFINITY)).select(value, special)
+    }
+
+    fn sigmoid<'k>(x: F64<'k>, p: Precision) -> F64<'k> {
+        let e = Functions::exp(-x.abs(), p);
+        x.ge(0.0).select(1.0, e) / (e + 1.0)
+    }
+
+    fn tanh<'k>(x: F64<'k>, _: Precision) -> F64<'k> {
+        // tanh(a) = -e / (2 + e) with e = exp(-2 a) - 1, which is 1 in f64 from 19.1 on.
+        let y = x.abs().minimum(20.0) * -2.0;
+        let (n, f) = reduce(y);
+        let power = power_of_two(n);
+        let e = power.mul_add(expm1_reduced(f), power - 1.0);
+        (-e / (e + 2.0)).copysign(x)
+    }
+
+    fn erf<'k>(x: F64<'k>) -> F64<'k> {
+        let small = x * (x * x).polynomial(&ERF_SMALL);
+        let a = x.abs();
+        // erfc(6) is below 2^-53.
+        let t = a.minimum(6.0);
+        let tail = scaled_tail(t * std::f64::consts::SQRT_2);
+        let large = (tail * exp_of_square(t, -1.0)).mul_add(-2.0, 1.0);
+        a.lt(1.0).select(small, large.copysign(x))
+    }
+
+    fn rsqrt<'k>(x: F64<'k>, _: Precision) -> F64<'k> {
+        x.sqrt().rcp()
+    }
+
+    fn exp2_approx<'k>(x: F64<'k>) -> F64<'k> {
+        x.exp2()
+    }
+
+    fn rcp_approx<'k>(x: F64<'k>) -> F64<'k> {
+        x.rcp()
+    }
+
+    fn tanh_approx<'k>(x: F64<'k>) -> F64<'k> {
+        x.tanh()
+    }
+
+    fn normal<'k>(x: F64<'k>, _: Precision) -> Normal<'k, Self> {
+        // exp(-39^2 / 2) is below the least subnormal.
+        let t = x.abs().minimum(39.0);
+        let e = exp_of_square(t, -0.5);
+        Normal { x, tail: scaled_tail(t) * e, density: e * DENSITY }
+    }
+}
+
+/// The multiple of `ln 2` nearest to `x`, and the rest.
+fn reduce<'k>(x: F64<'k>) -> (I32<'k>, F64<'k>) {
+    let shifted = x.mul_add(LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    (low_word(shifted), n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, x)))
+}
+
+fn low_word(shifted: F64<'_>) -> I32<'_> {
+    shifted.to_bits().words().0.to_i32()
+}
+
+/// `exp(f) - 1` for `|f| <= ln(2) / 2`.
+fn expm1_reduced(f: F64<'_>) -> F64<'_> {
+    (f * f).mul_add(f.polynomial(&EXPM1), f)
+}
+
+/// `2^n` for a normal result.
+fn power_of_two<'k>(n: I32<'k>) -> F64<'k> {
+    let k = n.k();
+    F64::from_bits(U64::from_words(k.lit(0u32), ((n + 1023) << 20).to_u32()))
+}
+
+/// `value * 2^n`, rounded once where it is subnormal.
+fn scale<'k>(value: F64<'k>, n: I32<'k>) -> F64<'k> {
+    let half = n >> 1;
+    value * power_of_two(half) * power_of_two(n - half)
+}
+
+/// `exp(factor * t^2)`: the square is kept in two parts, whose error the exponential would magnify.
+fn exp_of_square(t: F64<'_>, factor: f64) -> F64<'_> {
+    let square = t * t;
+    let low = t.mul_add(t, -square);
+    let e = <f64 as Functions>::exp(square * factor, Precision::Full);
+    e.mul_add(low * factor, e)
+}
+
+/// `P(X > t) exp(t^2 / 2)` for `0 <= t <= 39`, with one division.
+fn scaled_tail(t: F64<'_>) -> F64<'_> {
+    let below = t + TAIL_CENTRE;
+    let damping = t.mul_add(2.0, 1.0);
+    let inverse = 1.0 / (below * damping);
+    let u = (t - TAIL_CENTRE) * damping * inverse;
+    u.polynomial(&TAIL) * below * inverse
+}
