@@ -1,0 +1,300 @@
+//! The functions of the driver that this crate calls, one checked wrapper each.
+//!
+//! Every function here needs what the driver's manual asks of its arguments; callers inside [`super`] pass handles that
+//! the driver made and that are still alive. Handles are kept as integers so that they are `Send`; the driver allows
+//! them on every thread. Only functions are called that the oldest supported driver exports
+//! ([`DriverVersion::MINIMUM`](crate::DriverVersion::MINIMUM)): the loader of the binding panics on a missing one.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+
+use cudarc::driver::{result, sys};
+
+/// A call that failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failure {
+    pub(super) call: &'static str,
+    pub(super) code: sys::CUresult,
+}
+
+pub(super) type Outcome<T = ()> = Result<T, Failure>;
+
+fn check(call: &'static str, code: sys::CUresult) -> Outcome {
+    if code == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Failure { call, code }) }
+}
+
+fn text(get: impl FnOnce() -> Result<&'static CStr, result::DriverError>) -> String {
+    get().map_or_else(|_| "unknown error".to_owned(), |s| s.to_string_lossy().into_owned())
+}
+
+impl Failure {
+    pub(super) fn name(self) -> String {
+        text(|| {
+            let mut name = ptr::null();
+            // SAFETY: the driver stores a pointer to a static string, or null and an error.
+            unsafe {
+                sys::cuGetErrorName(self.code, &raw mut name).result()?;
+                Ok(CStr::from_ptr(name))
+            }
+        })
+    }
+
+    pub(super) fn description(self) -> String {
+        text(|| {
+            let mut description = ptr::null();
+            // SAFETY: the driver stores a pointer to a static string, or null and an error.
+            unsafe {
+                sys::cuGetErrorString(self.code, &raw mut description).result()?;
+                Ok(CStr::from_ptr(description))
+            }
+        })
+    }
+}
+
+/// What [`library_is_present`] finds if the binding has no function of this name: it has one only where it loads the
+/// driver at run time. A program that is linked to the driver does not start without it.
+#[allow(dead_code, reason = "hidden by the binding's function, unless another crate has the driver linked")]
+unsafe fn is_culib_present() -> bool {
+    true
+}
+
+/// Whether the driver's library can be loaded. To be asked before anything else: without a library every other call
+/// panics in the binding's loader.
+pub(super) fn library_is_present() -> bool {
+    // A glob import of an inner scope goes before the names of the outer one.
+    #[allow(unused_imports, reason = "empty of what is needed if the driver is linked")]
+    use cudarc::driver::sys::*;
+    // SAFETY: loads a library and drops it; loading the driver has no effect that a later load would not have.
+    unsafe { is_culib_present() }
+}
+
+macro_rules! wrappers {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) $(-> ($out:ident: $ret:ty = $init:expr))? =>
+        $call:ident($($pass:expr),*);)*) => {
+        $(pub(super) fn $name($($arg: $ty),*) -> Outcome$(<$ret>)? {
+            $(let mut $out: $ret = $init;)?
+            // SAFETY: the pointers are to locals and slices that outlive the call, which keeps none of them; handles and
+            // device addresses are alive by the rule of this module.
+            check(stringify!($call), unsafe { sys::$call($($pass),*) })$(.map(|()| $out))?
+        })*
+    };
+}
+
+wrappers! {
+    fn init() => cuInit(0);
+
+    fn driver_version() -> (out: c_int = 0) => cuDriverGetVersion(&raw mut out);
+
+    fn device_count() -> (out: c_int = 0) => cuDeviceGetCount(&raw mut out);
+
+    fn device(ordinal: c_int) -> (out: sys::CUdevice = 0) => cuDeviceGet(&raw mut out, ordinal);
+
+    fn total_memory(device: sys::CUdevice) -> (out: usize = 0) => cuDeviceTotalMem_v2(&raw mut out, device);
+
+    fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> (out: c_int = 0) => cuDeviceGetAttribute(&raw mut out, which, device);
+
+    fn retain_primary_context(device: sys::CUdevice) -> (out: sys::CUcontext = ptr::null_mut()) => cuDevicePrimaryCtxRetain(&raw mut out, device);
+
+    fn release_primary_context(device: sys::CUdevice) => cuDevicePrimaryCtxRelease_v2(device);
+
+    fn current_context() -> (out: sys::CUcontext = ptr::null_mut()) => cuCtxGetCurrent(&raw mut out);
+
+    fn set_current_context(context: sys::CUcontext) => cuCtxSetCurrent(context);
+
+    fn synchronize_context() => cuCtxSynchronize();
+
+    fn allocate(bytes: usize) -> (out: u64 = 0) => cuMemAlloc_v2(&raw mut out, bytes);
+
+    fn free(address: u64) => cuMemFree_v2(address);
+
+    fn set_pool_attribute(pool: sys::CUmemoryPool, which: sys::CUmemPool_attribute, value: &mut u64) => cuMemPoolSetAttribute(pool, which, ptr::from_mut(value).cast());
+
+    fn destroy_pool(pool: sys::CUmemoryPool) => cuMemPoolDestroy(pool);
+
+    fn trim_pool(pool: sys::CUmemoryPool, keep: usize) => cuMemPoolTrimTo(pool, keep);
+
+    fn allocate_from_pool(bytes: usize, pool: sys::CUmemoryPool, stream: sys::CUstream) -> (out: u64 = 0) => cuMemAllocFromPoolAsync(&raw mut out, bytes, pool, stream);
+
+    fn free_async(address: u64, stream: sys::CUstream) => cuMemFreeAsync(address, stream);
+
+    fn load_module(image: &[u8]) -> (out: sys::CUmodule = ptr::null_mut()) => cuModuleLoadData(&raw mut out, image.as_ptr().cast());
+
+    fn unload_module(module: sys::CUmodule) => cuModuleUnload(module);
+
+    fn function(module: sys::CUmodule, name: &CStr) -> (out: sys::CUfunction = ptr::null_mut()) => cuModuleGetFunction(&raw mut out, module, name.as_ptr());
+
+    fn function_attribute(function: sys::CUfunction, which: sys::CUfunction_attribute) -> (out: c_int = 0) => cuFuncGetAttribute(&raw mut out, which, function);
+
+    fn set_function_attribute(function: sys::CUfunction, which: sys::CUfunction_attribute, value: c_int) => cuFuncSetAttribute(function, which, value);
+
+    fn create_stream(flags: c_uint) -> (out: sys::CUstream = ptr::null_mut()) => cuStreamCreate(&raw mut out, flags);
+
+    fn destroy_stream(stream: sys::CUstream) => cuStreamDestroy_v2(stream);
+
+    fn synchronize_stream(stream: sys::CUstream) => cuStreamSynchronize(stream);
+
+    fn query_stream(stream: sys::CUstream) => cuStreamQuery(stream);
+
+    fn wait_event(stream: sys::CUstream, event: sys::CUevent) => cuStreamWaitEvent(stream, event, 0);
+
+    fn create_event(flags: c_uint) -> (out: sys::CUevent = ptr::null_mut()) => cuEventCreate(&raw mut out, flags);
+
+    fn destroy_event(event: sys::CUevent) => cuEventDestroy_v2(event);
+
+    fn record_event(event: sys::CUevent, stream: sys::CUstream) => cuEventRecord(event, stream);
+
+    fn synchronize_event(event: sys::CUevent) => cuEventSynchronize(event);
+
+    fn copy_to_device(target: u64, source: &[u8], stream: sys::CUstream) => cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream);
+
+    fn copy_to_host(target: &mut [u8], source: u64, stream: sys::CUstream) => cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream);
+
+    fn copy_on_device(target: u64, source: u64, bytes: usize, stream: sys::CUstream) => cuMemcpyDtoDAsync_v2(target, source, bytes, stream);
+
+    fn fill(target: u64, value: u8, bytes: usize, stream: sys::CUstream) => cuMemsetD8Async(target, value, bytes, stream);
+
+    fn begin_capture(stream: sys::CUstream) => cuStreamBeginCapture_v2(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+
+    fn end_capture(stream: sys::CUstream) -> (out: sys::CUgraph = ptr::null_mut()) => cuStreamEndCapture(stream, &raw mut out);
+
+    fn graph_node_count(graph: sys::CUgraph) -> (out: usize = 0) => cuGraphGetNodes(graph, ptr::null_mut(), &raw mut out);
+
+    fn instantiate(graph: sys::CUgraph) -> (out: sys::CUgraphExec = ptr::null_mut()) => cuGraphInstantiateWithFlags(&raw mut out, graph, 0);
+
+    fn destroy_graph(graph: sys::CUgraph) => cuGraphDestroy(graph);
+
+    fn destroy_executable(graph: sys::CUgraphExec) => cuGraphExecDestroy(graph);
+
+    fn launch_graph(graph: sys::CUgraphExec, stream: sys::CUstream) => cuGraphLaunch(graph, stream);
+}
+
+/// Free and total bytes.
+pub(super) fn memory_info() -> Outcome<(usize, usize)> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both pointers are to locals.
+    check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+    Ok((free, total))
+}
+
+pub(super) fn device_name(device: sys::CUdevice) -> Outcome<String> {
+    let mut name = [0u8; 256];
+    // The last byte stays 0.
+    let room = c_int::try_from(name.len() - 1).unwrap_or(c_int::MAX);
+    // SAFETY: the driver writes at most `room` bytes.
+    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), room, device) })?;
+    let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+    Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+}
+
+/// A pool of device memory on `device`.
+pub(super) fn create_pool(device: sys::CUdevice) -> Outcome<sys::CUmemoryPool> {
+    let mut pool = ptr::null_mut();
+    // SAFETY: the struct is plain data for which zero is a value in every field: no handle type, no attributes, no
+    // limit. The location is a type followed by an ordinal in every version of the header; it is written as those two
+    // integers because the binding spells the second field differently from version to version. Both pointers are to
+    // locals.
+    let code = unsafe {
+        let mut properties = std::mem::MaybeUninit::<sys::CUmemPoolProps>::zeroed();
+        let p = properties.as_mut_ptr();
+        (&raw mut (*p).allocType).write(sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED);
+        let location = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int;
+        (&raw mut (*p).location).cast::<[c_int; 2]>().write([location, device]);
+        sys::cuMemPoolCreate(&raw mut pool, p)
+    };
+    check("cuMemPoolCreate", code)?;
+    Ok(pool)
+}
+
+/// Milliseconds between two events that have been reached.
+pub(super) fn elapsed_ms(start: sys::CUevent, end: sys::CUevent) -> Outcome<f32> {
+    // SAFETY: both events are alive and have been waited for.
+    unsafe { result::event::elapsed(start, end) }
+        .map_err(|e| Failure { call: "cuEventElapsedTime", code: e.0 })
+}
+
+/// The CUDA version whose header the binding was made from, such as 13040.
+pub(super) const BINDING_VERSION: u32 = sys::CUDA_VERSION;
+
+/// Enqueues a kernel. `params` is its parameter buffer, which the driver copies.
+pub(super) fn launch(
+    function: sys::CUfunction,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: sys::CUstream,
+    params: &[u8],
+) -> Outcome {
+    let mut size = params.len();
+    // CU_LAUNCH_PARAM_BUFFER_POINTER, the buffer, CU_LAUNCH_PARAM_BUFFER_SIZE, the size, CU_LAUNCH_PARAM_END.
+    let mut extra: [*mut c_void; 5] = [
+        ptr::without_provenance_mut(sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT as usize),
+        params.as_ptr().cast_mut().cast(),
+        ptr::without_provenance_mut(sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT as usize),
+        (&raw mut size).cast(),
+        ptr::without_provenance_mut(sys::CU_LAUNCH_PARAM_END_AS_INT as usize),
+    ];
+    // SAFETY: function and stream are alive and of the current context. The driver reads `size` bytes from `params`,
+    // which is laid out for the function's parameters, and keeps no pointer. What the kernel does with the addresses
+    // in it is the kernel's affair (see the crate's documentation).
+    check("cuLaunchKernel", unsafe {
+        sys::cuLaunchKernel(
+            function,
+            grid[0],
+            grid[1],
+            grid[2],
+            block[0],
+            block[1],
+            block[2],
+            shared,
+            stream,
+            ptr::null_mut(),
+            extra.as_mut_ptr(),
+        )
+    })
+}
+
+/// Compiles PTX to machine code for the current context; the compiler's log if it fails.
+pub(super) fn compile(ptx: &CStr, name: &CStr) -> Result<Vec<u8>, (Failure, String)> {
+    use sys::CUjit_option_enum::{CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+    let mut log = vec![0u8; 16 << 10];
+    let mut options = [CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+    let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
+    let mut state: sys::CUlinkState = ptr::null_mut();
+    // SAFETY: options and values are arrays of two; the log they point to outlives the link state, and is read only
+    // after the state is destroyed.
+    let created = check("cuLinkCreate", unsafe {
+        sys::cuLinkCreate_v2(2, options.as_mut_ptr(), values.as_mut_ptr(), &raw mut state)
+    });
+    let linked = created.and_then(|()| {
+        let linked = link(state, ptx, name);
+        // SAFETY: the state was created above, is destroyed once, and the machine code in it has been copied.
+        let destroyed = check("cuLinkDestroy", unsafe { sys::cuLinkDestroy(state) });
+        linked.and_then(|cubin| destroyed.map(|()| cubin))
+    });
+    linked.map_err(|failure| {
+        let end = log.iter().position(|b| *b == 0).unwrap_or(log.len());
+        (failure, String::from_utf8_lossy(&log[..end]).trim().to_owned())
+    })
+}
+
+fn link(state: sys::CUlinkState, ptx: &CStr, name: &CStr) -> Outcome<Vec<u8>> {
+    let bytes = ptx.to_bytes_with_nul();
+    let (mut cubin, mut size) = (ptr::null_mut::<c_void>(), 0usize);
+    // SAFETY: the state is alive. The driver copies text and name before it returns; no options are passed.
+    check("cuLinkAddData", unsafe {
+        sys::cuLinkAddData_v2(
+            state,
+            sys::CUjitInputType::CU_JIT_INPUT_PTX,
+            bytes.as_ptr().cast_mut().cast(),
+            bytes.len(),
+            name.as_ptr().cast::<c_char>(),
+            0,
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
+    })?;
+    // SAFETY: the state is alive; both pointers are to locals.
+    check("cuLinkComplete", unsafe { sys::cuLinkComplete(state, &raw mut cubin, &raw mut size) })?;
+    // SAFETY: the driver returned `size` bytes that belong to the state, which is alive until after the copy.
+    Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), size) }.to_vec())
+}

@@ -1,0 +1,147 @@
+//! What a backend does, as one object-safe trait in the shape of a driver API.
+//!
+//! Objects of a backend (streams, events, functions, graphs) are opaque numbers that only the backend makes. The public
+//! types own one each beside their [`Device`](crate::Device), use it with that device only, and give it back once.
+
+pub(crate) mod cuda;
+pub(crate) mod emulator;
+
+use std::fmt;
+use std::sync::Arc;
+
+use warpwright_emu::{Counters, Finding};
+use warpwright_ptx::kernel::Kernel;
+
+use crate::cache::DiskCache;
+use crate::device::{MemoryInfo, Properties};
+use crate::error::Result;
+use crate::launch::KernelInfo;
+
+macro_rules! handles {
+    ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
+        $(
+            $(#[$meta])*
+            #[derive(Debug, PartialEq, Eq, Hash)]
+            pub(crate) struct $name(pub(in crate::backend) u64);
+        )*
+    };
+}
+
+handles! {
+    /// A queue of work.
+    StreamHandle,
+    /// A point in a queue.
+    EventHandle,
+    /// A loaded kernel.
+    FunctionHandle,
+    /// An instantiated graph.
+    GraphHandle,
+}
+
+/// A loaded kernel and what is known about it.
+#[derive(Debug)]
+pub(crate) struct LoadedFunction {
+    pub(crate) handle: FunctionHandle,
+    pub(crate) info: KernelInfo,
+    /// Whether the code came from the cubin cache on disk.
+    pub(crate) from_disk: bool,
+}
+
+/// A launch with everything checked and laid out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawLaunch<'a> {
+    pub(crate) name: &'a Arc<str>,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) cluster: [u32; 3],
+    pub(crate) dynamic_shared: u32,
+    /// The parameter buffer, 16-byte aligned.
+    pub(crate) params: &'a [u8],
+}
+
+/// How memory is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ordering<'a> {
+    /// At once, after everything that runs on the device.
+    Device,
+    /// After what has been enqueued on this stream.
+    Stream(&'a StreamHandle),
+}
+
+/// A driver. Addresses are device addresses; callers have checked ranges against the allocations they own.
+pub(crate) trait Backend: Send + Sync + fmt::Debug {
+    fn properties(&self) -> &Properties;
+    fn memory_info(&self) -> Result<MemoryInfo>;
+
+    fn allocate(&self, bytes: u64, label: &str, order: Ordering<'_>) -> Result<u64>;
+    /// Errors are dropped: the caller is a destructor.
+    fn free(&self, address: u64, order: Ordering<'_>);
+
+    fn load(&self, kernel: &Kernel, disk: Option<&DiskCache>) -> Result<LoadedFunction>;
+    fn unload(&self, function: FunctionHandle);
+    /// Lets the function use this much dynamic shared memory.
+    fn allow_dynamic_shared(&self, function: &FunctionHandle, bytes: u32) -> Result<()>;
+
+    fn create_stream(&self) -> Result<StreamHandle>;
+    fn destroy_stream(&self, stream: StreamHandle);
+    fn synchronize(&self, stream: &StreamHandle) -> Result<()>;
+    fn synchronize_device(&self) -> Result<()>;
+    /// Whether everything enqueued has finished.
+    fn is_idle(&self, stream: &StreamHandle) -> Result<bool>;
+    fn launch(&self, stream: &StreamHandle, function: &FunctionHandle, launch: RawLaunch<'_>) -> Result<()>;
+
+    /// Returns when `source` may be reused.
+    fn copy_to_device(&self, stream: &StreamHandle, target: u64, source: &[u8]) -> Result<()>;
+    /// Returns when `target` is filled.
+    fn copy_to_host(&self, stream: &StreamHandle, target: &mut [u8], source: u64) -> Result<()>;
+    /// Enqueues.
+    fn copy_on_device(&self, stream: &StreamHandle, target: u64, source: u64, bytes: u64) -> Result<()>;
+    /// Enqueues.
+    fn fill(&self, stream: &StreamHandle, target: u64, value: u8, bytes: u64) -> Result<()>;
+
+    fn create_event(&self) -> Result<EventHandle>;
+    fn destroy_event(&self, event: EventHandle);
+    fn record_event(&self, event: &EventHandle, stream: &StreamHandle) -> Result<()>;
+    fn synchronize_event(&self, event: &EventHandle) -> Result<()>;
+    /// Makes later work on `stream` wait for `event`.
+    fn wait_event(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()>;
+    /// Microseconds of device time; `None` where there is no such clock.
+    fn elapsed_us(&self, start: &EventHandle, end: &EventHandle) -> Result<Option<f64>>;
+
+    fn begin_capture(&self, stream: &StreamHandle) -> Result<()>;
+    /// Ends the capture, and drops what was captured if `keep` is false.
+    fn end_capture(&self, stream: &StreamHandle, keep: bool) -> Result<Option<GraphHandle>>;
+    fn launch_graph(&self, graph: &GraphHandle, stream: &StreamHandle) -> Result<()>;
+    fn graph_nodes(&self, graph: &GraphHandle) -> usize;
+    fn destroy_graph(&self, graph: GraphHandle);
+
+    /// What the sanitizers found since the last call.
+    fn take_findings(&self) -> Vec<Finding> {
+        Vec::new()
+    }
+
+    /// Counters summed over all launches since the last call.
+    fn take_counters(&self) -> Option<Counters> {
+        None
+    }
+
+    /// The raw stream, context and device of the CUDA driver.
+    fn raw_stream(&self, _stream: &StreamHandle) -> Option<u64> {
+        None
+    }
+
+    /// Takes over a stream made elsewhere, without owning it.
+    fn adopt_stream(&self, _raw: u64) -> Option<StreamHandle> {
+        None
+    }
+
+    /// The raw function of the CUDA driver.
+    fn raw_function(&self, _function: &FunctionHandle) -> Option<u64> {
+        None
+    }
+
+    /// The raw context of the CUDA driver.
+    fn raw_context(&self) -> Option<u64> {
+        None
+    }
+}

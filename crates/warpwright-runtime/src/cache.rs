@@ -1,0 +1,106 @@
+//! Loaded kernels: in memory per device, and as machine code on disk.
+
+mod disk;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering as AtomicOrdering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use sha2::{Digest, Sha256};
+use warpwright_ptx::kernel::Kernel;
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::launch::LoadedKernel;
+
+pub(crate) use disk::{CubinKey, DiskCache};
+
+/// Kernels known by the address of their text, beside those known by content, before the list starts over.
+const MAX_IDENTITIES: usize = 4096;
+
+/// How often the kernel cache of a device helped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheStatistics {
+    /// Loads answered from memory.
+    pub memory_hits: u64,
+    /// Loads answered with machine code from disk.
+    pub disk_hits: u64,
+    /// Loads that compiled.
+    pub compiled: u64,
+}
+
+type Slot = Arc<Mutex<Option<LoadedKernel>>>;
+
+/// The kernels of one device.
+#[derive(Default)]
+pub(crate) struct KernelCache {
+    disk: Option<DiskCache>,
+    /// By the address of the text, which the kernel kept beside it holds in place: no hashing for a kernel object that
+    /// was loaded before.
+    by_identity: RwLock<HashMap<usize, (Kernel, LoadedKernel)>>,
+    /// By the hash of the text. The outer lock is held only to find the slot; the slot's own while its kernel compiles,
+    /// so that different kernels compile in parallel and the same one once.
+    by_content: Mutex<HashMap<[u8; 32], Slot>>,
+    memory_hits: AtomicU64,
+    disk_hits: AtomicU64,
+    compiled: AtomicU64,
+}
+
+impl KernelCache {
+    pub(crate) fn new(disk: Option<DiskCache>) -> Self {
+        Self { disk, ..Self::default() }
+    }
+
+    pub(crate) fn load(&self, backend: &Arc<dyn Backend>, kernel: &Kernel) -> Result<LoadedKernel> {
+        let identity = kernel.text().as_ptr().addr();
+        if let Some((_, loaded)) =
+            self.by_identity.read().unwrap_or_else(PoisonError::into_inner).get(&identity)
+        {
+            self.memory_hits.fetch_add(1, AtomicOrdering::Relaxed);
+            return Ok(loaded.clone());
+        }
+        let loaded = self.load_by_content(backend, kernel)?;
+        let mut identities = self.by_identity.write().unwrap_or_else(PoisonError::into_inner);
+        if identities.len() >= MAX_IDENTITIES {
+            identities.clear();
+        }
+        identities.insert(identity, (kernel.clone(), loaded.clone()));
+        Ok(loaded)
+    }
+
+    fn load_by_content(&self, backend: &Arc<dyn Backend>, kernel: &Kernel) -> Result<LoadedKernel> {
+        // The text names the target and the entry.
+        let key: [u8; 32] = Sha256::digest(kernel.text()).into();
+        let slot =
+            self.by_content.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = &*slot {
+            self.memory_hits.fetch_add(1, AtomicOrdering::Relaxed);
+            return Ok(loaded.clone());
+        }
+        let function = backend.load(kernel, self.disk.as_ref())?;
+        let counter = if function.from_disk { &self.disk_hits } else { &self.compiled };
+        counter.fetch_add(1, AtomicOrdering::Relaxed);
+        let loaded = LoadedKernel::new(backend, kernel, function);
+        *slot = Some(loaded.clone());
+        Ok(loaded)
+    }
+
+    pub(crate) fn statistics(&self) -> CacheStatistics {
+        CacheStatistics {
+            memory_hits: self.memory_hits.load(AtomicOrdering::Relaxed),
+            disk_hits: self.disk_hits.load(AtomicOrdering::Relaxed),
+            compiled: self.compiled.load(AtomicOrdering::Relaxed),
+        }
+    }
+
+    /// Drops the kernels that nobody else holds.
+    pub(crate) fn clear(&self) {
+        self.by_identity.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.by_content.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, slot| {
+            // A slot that is locked is being filled.
+            slot.try_lock().map_or(true, |slot| slot.as_ref().is_some_and(LoadedKernel::is_shared))
+        });
+    }
+}

@@ -1,0 +1,497 @@
+//! Kernels that are loaded, launches as data, and what is checked before a launch.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering as AtomicOrdering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{ArgError, ArgValue, Function, Module, StateSpace, Symbol, pack_args};
+
+use crate::backend::{Backend, FunctionHandle, LoadedFunction, RawLaunch};
+use crate::device::{Device, DeviceId, Properties};
+use crate::error::{Error, LaunchLimit, Result};
+use crate::stream::Stream;
+
+/// Dynamic shared memory that a launch may use without asking.
+const SHARED_WITHOUT_OPT_IN: u32 = 48 << 10;
+/// The parameter buffer that every device and driver accepts.
+const MAX_PARAMETER_BYTES: usize = 4096;
+/// Parameter buffers up to this size live on the stack of the launch.
+const INLINE_PARAMETER_BYTES: usize = 512;
+
+/// What the compiler made of a kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelInfo {
+    /// Registers of a thread; `None` on the emulator, which has no register file.
+    pub registers: Option<u32>,
+    /// Bytes of local memory of a thread: spills, and arrays that are indexed at run time. `None` on the emulator.
+    pub local_bytes: Option<u32>,
+    /// Static shared memory of a block in bytes.
+    pub shared_bytes: u32,
+    /// Bytes of constant memory; `None` on the emulator.
+    pub const_bytes: Option<u32>,
+    /// The largest block that the kernel can have, in threads.
+    pub max_threads: u32,
+    /// Architecture of the machine code, 90 for `sm_90`; `None` on the emulator.
+    pub binary_sm: Option<u32>,
+}
+
+/// A kernel in executable form on one device. Clones are the same kernel.
+#[derive(Clone)]
+pub struct LoadedKernel(Arc<Loaded>);
+
+struct Loaded {
+    backend: Arc<dyn Backend>,
+    kernel: Kernel,
+    name: Arc<str>,
+    info: KernelInfo,
+    from_disk: bool,
+    /// Dynamic shared memory that launches may use so far.
+    allowed_dynamic: AtomicU32,
+    /// Taken by the destructor.
+    handle: Option<FunctionHandle>,
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            self.backend.unload(handle);
+        }
+    }
+}
+
+impl LoadedKernel {
+    pub(crate) fn new(backend: &Arc<dyn Backend>, kernel: &Kernel, function: LoadedFunction) -> Self {
+        let allowed = SHARED_WITHOUT_OPT_IN.saturating_sub(function.info.shared_bytes);
+        Self(Arc::new(Loaded {
+            backend: backend.clone(),
+            kernel: kernel.clone(),
+            name: kernel.name().into(),
+            info: function.info,
+            from_disk: function.from_disk,
+            allowed_dynamic: AtomicU32::new(allowed),
+            handle: Some(function.handle),
+        }))
+    }
+
+    /// The kernel.
+    pub fn kernel(&self) -> &Kernel {
+        &self.0.kernel
+    }
+
+    /// Where it is loaded.
+    pub fn device_id(&self) -> DeviceId {
+        self.0.backend.properties().id
+    }
+
+    /// What the compiler made of it.
+    pub fn info(&self) -> KernelInfo {
+        self.0.info
+    }
+
+    /// Whether its machine code came from the cubin cache on disk.
+    pub fn from_disk_cache(&self) -> bool {
+        self.0.from_disk
+    }
+
+    pub(crate) fn handle(&self) -> &FunctionHandle {
+        match &self.0.handle {
+            Some(handle) => handle,
+            None => unreachable!("only the destructor takes the handle"),
+        }
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    fn refuse(&self, limit: LaunchLimit) -> Error {
+        Error::Launch { kernel: self.0.name.to_string(), limit }
+    }
+
+    /// Checks a launch and lays out everything about it that does not depend on addresses.
+    pub(crate) fn prepare(
+        &self,
+        device: &Device,
+        grid: [u32; 3],
+        block: Option<[u32; 3]>,
+        dynamic_shared: u32,
+        args: &[ArgValue],
+    ) -> Result<Prepared> {
+        if self.device_id() != device.id() {
+            return Err(Error::WrongDevice {
+                op: "launch",
+                argument: "kernel",
+                expected: device.id(),
+                got: self.device_id(),
+            });
+        }
+        let properties = device.properties();
+        let function = self.0.kernel.function();
+        let block = self.check_block(properties, function, block)?;
+        let cluster = function.directives.cluster.unwrap_or([1; 3]);
+        self.check_grid(properties, grid, cluster)?;
+        self.opt_in(properties, dynamic_shared)?;
+        let (template, patches) = lay_out(function, args)?;
+        if template.len() > MAX_PARAMETER_BYTES {
+            return Err(
+                self.refuse(LaunchLimit::Parameters { bytes: template.len(), limit: MAX_PARAMETER_BYTES })
+            );
+        }
+        Ok(Prepared {
+            kernel: self.clone(),
+            device: device.index(),
+            grid,
+            block,
+            cluster,
+            dynamic_shared,
+            template,
+            patches,
+        })
+    }
+
+    fn check_block(&self, p: &Properties, function: &Function, given: Option<[u32; 3]>) -> Result<[u32; 3]> {
+        let block = match (function.directives.required_threads, given) {
+            (Some(expected), Some(got)) if expected != got => {
+                return Err(self.refuse(LaunchLimit::Block { expected, got }));
+            }
+            (Some(block), _) | (None, Some(block)) => block,
+            (None, None) => return Err(self.refuse(LaunchLimit::BlockMissing)),
+        };
+        let product = |b: [u32; 3]| b.iter().map(|n| u64::from(*n)).product::<u64>();
+        let mut threads = p.max_threads.min(self.0.info.max_threads);
+        if let Some(max) = function.directives.max_threads {
+            threads = threads.min(u32::try_from(product(max)).unwrap_or(u32::MAX));
+        }
+        let fits = block.iter().zip(p.max_block).all(|(n, limit)| (1..=limit).contains(n));
+        if !fits || product(block) > u64::from(threads) {
+            return Err(self.refuse(LaunchLimit::Threads { limit: p.max_block, threads, got: block }));
+        }
+        Ok(block)
+    }
+
+    fn check_grid(&self, p: &Properties, grid: [u32; 3], cluster: [u32; 3]) -> Result<()> {
+        if grid.iter().zip(p.max_grid).any(|(n, limit)| *n > limit) {
+            return Err(self.refuse(LaunchLimit::Grid { limit: p.max_grid, got: grid }));
+        }
+        if grid.iter().zip(cluster).any(|(n, c)| c == 0 || n % c != 0) {
+            return Err(self.refuse(LaunchLimit::Cluster { cluster, grid }));
+        }
+        Ok(())
+    }
+
+    /// Raises the kernel's limit of dynamic shared memory where a launch needs more.
+    fn opt_in(&self, p: &Properties, dynamic: u32) -> Result<()> {
+        let fixed = self.0.info.shared_bytes;
+        if fixed.saturating_add(dynamic) > p.max_shared {
+            return Err(self.refuse(LaunchLimit::SharedMemory { fixed, dynamic, limit: p.max_shared }));
+        }
+        if dynamic > self.0.allowed_dynamic.load(AtomicOrdering::Acquire) {
+            // All that the device allows, so that steps with different needs never lower each other's limit.
+            let most = p.max_shared.saturating_sub(fixed);
+            self.0.backend.allow_dynamic_shared(self.handle(), most)?;
+            self.0.allowed_dynamic.store(most, AtomicOrdering::Release);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LoadedKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LoadedKernel({} on {})", self.0.name, self.device_id())
+    }
+}
+
+/// Static shared memory of a kernel: the shared variables that it mentions, aligned, in declaration order.
+pub(crate) fn static_shared_bytes(module: &Module, function: &Function) -> u32 {
+    let shared = |space: StateSpace| matches!(space, StateSpace::Shared | StateSpace::SharedCluster);
+    let mentioned = |i: usize| {
+        function
+            .symbols
+            .iter()
+            .any(|s| matches!(s, Symbol::ModuleVariable(v) if usize::try_from(*v) == Ok(i)))
+    };
+    let of_module = module.variables.iter().enumerate().filter(|(i, _)| mentioned(*i)).map(|(_, v)| v);
+    let mut end = 0u64;
+    for v in of_module.chain(&function.variables).filter(|v| shared(v.space)) {
+        end = end.next_multiple_of(u64::from(v.align.max(1))).saturating_add(v.bytes().unwrap_or(u64::MAX));
+    }
+    u32::try_from(end).unwrap_or(u32::MAX)
+}
+
+/// Where the address of a slot goes in the parameter buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Patch {
+    at: u32,
+    slot: u32,
+    argument: u32,
+    offset: u64,
+}
+
+/// The parameter buffer with zeros in place of the slots, and where the slots go.
+fn lay_out(function: &Function, args: &[ArgValue]) -> Result<(Box<[u8]>, Box<[Patch]>), ArgError> {
+    let (offsets, _) = function.param_layout();
+    let mut patches = Vec::new();
+    let bound: Vec<ArgValue> = args
+        .iter()
+        .enumerate()
+        .map(|(i, arg)| match arg {
+            ArgValue::Slot { slot, offset } => {
+                // Arguments past the parameters are refused by `pack_args`.
+                let at = offsets.get(i).copied().unwrap_or(0);
+                patches.push(Patch {
+                    at: u32::try_from(at).unwrap_or(u32::MAX),
+                    slot: *slot,
+                    argument: u32::try_from(i).unwrap_or(u32::MAX),
+                    offset: *offset,
+                });
+                ArgValue::Address(0)
+            }
+            other => other.clone(),
+        })
+        .collect();
+    Ok((pack_args(function, &bound)?.into(), patches.into()))
+}
+
+/// The address of a tensor or buffer, tied to its device: what a launch puts in place of a slot.
+///
+/// Bindings come from tensors and buffers; [`Binding::from_raw`] is the door for addresses from elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    address: u64,
+    /// [`Device::index`], or 0 for an address that belongs to none.
+    device: u32,
+}
+
+impl Binding {
+    /// The null address, for an optional tensor that a kernel does not touch.
+    pub const NULL: Self = Self { address: 0, device: 0 };
+
+    pub(crate) fn new(device: &Device, address: u64) -> Self {
+        Self { address, device: device.index() }
+    }
+
+    /// An address made elsewhere.
+    ///
+    /// # Safety
+    /// `address` must be memory of `device` that stays allocated until the work that uses it has finished, and large
+    /// enough for what the kernel does with it.
+    #[allow(unsafe_code, reason = "the door for addresses that this crate did not allocate")]
+    pub unsafe fn from_raw(device: &Device, address: u64) -> Self {
+        Self::new(device, address)
+    }
+
+    /// The address.
+    pub fn address(self) -> u64 {
+        self.address
+    }
+}
+
+#[repr(align(64))]
+struct InlineParameters([u8; INLINE_PARAMETER_BYTES]);
+
+/// A launch that has been checked for one device.
+pub(crate) struct Prepared {
+    kernel: LoadedKernel,
+    device: u32,
+    grid: [u32; 3],
+    block: [u32; 3],
+    cluster: [u32; 3],
+    dynamic_shared: u32,
+    template: Box<[u8]>,
+    patches: Box<[Patch]>,
+}
+
+impl Prepared {
+    pub(crate) fn enqueue(&self, stream: &Stream, bindings: &[Binding]) -> Result<()> {
+        let size = self.template.len();
+        if size <= INLINE_PARAMETER_BYTES {
+            let mut params = InlineParameters([0; INLINE_PARAMETER_BYTES]);
+            self.enqueue_with(stream, bindings, &mut params.0[..size])
+        } else {
+            self.enqueue_with(stream, bindings, &mut vec![0; size])
+        }
+    }
+
+    fn enqueue_with(&self, stream: &Stream, bindings: &[Binding], params: &mut [u8]) -> Result<()> {
+        params.copy_from_slice(&self.template);
+        let device = stream.device();
+        for patch in &self.patches {
+            let binding = bindings.get(patch.slot as usize).ok_or_else(|| {
+                self.kernel.refuse(LaunchLimit::Unbound {
+                    argument: patch.argument as usize,
+                    slot: patch.slot,
+                    bound: bindings.len(),
+                })
+            })?;
+            if binding.device != self.device && binding.device != 0 {
+                return Err(Error::Launch {
+                    kernel: self.kernel.0.name.to_string(),
+                    limit: LaunchLimit::ForeignTensor { slot: patch.slot, device: device.id() },
+                });
+            }
+            let address = binding.address.wrapping_add(patch.offset).to_le_bytes();
+            let at = patch.at as usize;
+            params[at..at + address.len()].copy_from_slice(&address);
+        }
+        if self.grid.contains(&0) {
+            return Ok(());
+        }
+        stream.remember(&self.kernel);
+        device.backend().launch(
+            stream.handle(),
+            self.kernel.handle(),
+            RawLaunch {
+                name: &self.kernel.0.name,
+                grid: self.grid,
+                block: self.block,
+                cluster: self.cluster,
+                dynamic_shared: self.dynamic_shared,
+                params,
+            },
+        )
+    }
+}
+
+/// One launch as data: kernel, grid, block, shared memory and arguments, without a device or addresses.
+///
+/// Tensors stand in the arguments as [`ArgValue::Slot`], numbered in the order of the bindings of
+/// [`Stream::launch`]. A step remembers what it prepared for each device, so a plan that is launched again does no work
+/// but to fill in the addresses.
+pub struct LaunchStep {
+    kernel: Kernel,
+    grid: [u32; 3],
+    block: Option<[u32; 3]>,
+    dynamic_shared: u32,
+    args: Vec<ArgValue>,
+    prepared: RwLock<Vec<Arc<Prepared>>>,
+}
+
+impl LaunchStep {
+    /// A launch of `kernel` with the block that it requires and no dynamic shared memory.
+    pub fn new(kernel: Kernel, grid: [u32; 3], args: Vec<ArgValue>) -> Self {
+        let block = kernel.block();
+        Self { kernel, grid, block, dynamic_shared: 0, args, prepared: RwLock::default() }
+    }
+
+    /// The same with `bytes` of dynamic shared memory.
+    #[must_use]
+    pub fn with_dynamic_shared(mut self, bytes: u32) -> Self {
+        self.dynamic_shared = bytes;
+        self.forget()
+    }
+
+    /// The same with this block, for kernels that require none.
+    #[must_use]
+    pub fn with_block(mut self, block: [u32; 3]) -> Self {
+        self.block = Some(block);
+        self.forget()
+    }
+
+    /// The same with this grid.
+    #[must_use]
+    pub fn with_grid(mut self, grid: [u32; 3]) -> Self {
+        self.grid = grid;
+        self.forget()
+    }
+
+    /// The same with these arguments.
+    #[must_use]
+    pub fn with_args(mut self, args: Vec<ArgValue>) -> Self {
+        self.args = args;
+        self.forget()
+    }
+
+    fn forget(mut self) -> Self {
+        self.prepared = RwLock::default();
+        self
+    }
+
+    /// The kernel: its entry name, PTX text and directives.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// Blocks per dimension.
+    pub fn grid(&self) -> [u32; 3] {
+        self.grid
+    }
+
+    /// Threads per dimension of a block, if the kernel or the step fixes them.
+    pub fn block(&self) -> Option<[u32; 3]> {
+        self.block
+    }
+
+    /// Blocks per dimension of a cluster, if the kernel requires clusters.
+    pub fn cluster(&self) -> Option<[u32; 3]> {
+        self.kernel.function().directives.cluster
+    }
+
+    /// Dynamic shared memory in bytes.
+    pub fn dynamic_shared(&self) -> u32 {
+        self.dynamic_shared
+    }
+
+    /// The arguments in the order of the kernel's parameters.
+    pub fn args(&self) -> &[ArgValue] {
+        &self.args
+    }
+
+    /// Loads the kernel and checks the launch, so that the first real launch is as fast as later ones.
+    ///
+    /// # Errors
+    /// As [`Stream::launch`].
+    pub fn warm_up(&self, device: &Device) -> Result<LoadedKernel> {
+        Ok(self.prepared(device)?.kernel.clone())
+    }
+
+    pub(crate) fn prepared(&self, device: &Device) -> Result<Arc<Prepared>> {
+        let find = |list: &[Arc<Prepared>]| list.iter().find(|p| p.device == device.index()).cloned();
+        if let Some(found) = find(&self.prepared.read().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(found);
+        }
+        let kernel = device.load(&self.kernel)?;
+        let made =
+            Arc::new(kernel.prepare(device, self.grid, self.block, self.dynamic_shared, &self.args)?);
+        let mut list = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = find(&list) {
+            return Ok(found);
+        }
+        // Emulators come and go (one per test, say); a plan must not keep all of them alive.
+        if list.len() >= MAX_PREPARED_DEVICES {
+            list.remove(0);
+        }
+        list.push(made.clone());
+        Ok(made)
+    }
+}
+
+/// Devices for which a step remembers what it prepared.
+const MAX_PREPARED_DEVICES: usize = 8;
+
+impl Clone for LaunchStep {
+    fn clone(&self) -> Self {
+        let prepared = self.prepared.read().unwrap_or_else(PoisonError::into_inner).clone();
+        Self {
+            kernel: self.kernel.clone(),
+            grid: self.grid,
+            block: self.block,
+            dynamic_shared: self.dynamic_shared,
+            args: self.args.clone(),
+            prepared: RwLock::new(prepared),
+        }
+    }
+}
+
+impl fmt::Debug for LaunchStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaunchStep")
+            .field("kernel", &self.kernel.name())
+            .field("grid", &self.grid)
+            .field("block", &self.block)
+            .field("dynamic_shared", &self.dynamic_shared)
+            .field("args", &self.args)
+            .finish()
+    }
+}
