@@ -1,1 +1,614 @@
-//! Barriers.
+//! The named barriers of a block, and what is wrong with their use.
+//!
+//! [`Barriers`] is the state of the 16 barriers that the interpreter drives: threads arrive, and the last arrival opens
+//! the barrier. On the way it reports what PTX leaves undefined: an `.aligned` barrier that only some of a warp's
+//! lanes reach, counts that are impossible or differ between arrivals, reductions mixed with plain arrivals. When no
+//! thread of a block can go on, [`describe_deadlock`] says who waits for whom.
+//!
+//! Without a count a barrier opens when all threads that have not exited are there. With a count it opens when
+//! that many threads are there, and a warp counts as 32 threads once all its lanes that have not exited have
+//! arrived; warps that exited are not counted.
+
+use std::fmt::Write as _;
+
+use super::racecheck::Participant;
+use crate::report::{Event, Findings, Key, Other, Severity, Site, Tool};
+
+/// Barriers of a block.
+pub const BARRIERS: u32 = 16;
+
+/// What an instruction does at a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// `bar.sync`: arrives and waits.
+    Sync,
+    /// `bar.arrive`: arrives and goes on.
+    Arrive,
+    /// `bar.red`: arrives with a predicate per lane (a mask) and waits.
+    Reduce(u32),
+}
+
+/// Lanes of one warp execute a barrier instruction.
+#[derive(Clone, Copy, Debug)]
+pub struct BarrierCall {
+    /// Which barrier.
+    pub id: u32,
+    /// The thread count, if one is given.
+    pub count: Option<u32>,
+    /// What the instruction does.
+    pub arrival: Arrival,
+    /// Whether the instruction demands all lanes of the warp (`bar`, `barrier.aligned`).
+    pub aligned: bool,
+    /// Decoded instruction.
+    pub pc: u32,
+    /// Linear block index, for reports.
+    pub block: u32,
+    /// Warp in the block.
+    pub warp: u32,
+    /// Lanes that execute it.
+    pub lanes: u32,
+    /// Lanes of the warp that have not exited.
+    pub live: u32,
+    /// Threads of the block that have not exited.
+    pub live_threads: u32,
+}
+
+/// Lanes that wait at a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// Warp in the block.
+    pub warp: u32,
+    /// Its waiting lanes.
+    pub lanes: u32,
+    /// The instruction at which they wait.
+    pub pc: u32,
+    /// Lanes of the warp that had not exited when these arrived.
+    pub live: u32,
+}
+
+/// The predicates of all threads that took part in a `bar.red`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reduction {
+    /// Threads whose predicate was true.
+    pub popc: u32,
+    /// Threads that took part.
+    pub threads: u32,
+}
+
+impl Reduction {
+    /// `bar.red.and`
+    pub const fn all(&self) -> bool {
+        self.popc == self.threads
+    }
+
+    /// `bar.red.or`
+    pub const fn any(&self) -> bool {
+        self.popc != 0
+    }
+}
+
+/// A barrier that has opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Which.
+    pub id: u32,
+    /// Those that waited and go on now, the last to arrive included if it waits.
+    pub waiters: Vec<Waiter>,
+    /// Whether these are all threads of the block that have not exited.
+    pub everyone: bool,
+    /// The reduction, for waiters at a `bar.red`.
+    pub reduction: Reduction,
+}
+
+impl Opened {
+    /// The waiters by warp, as the race detector wants them.
+    pub fn participants(&self) -> Vec<Participant> {
+        let mut warps: Vec<Participant> = Vec::with_capacity(self.waiters.len());
+        for w in &self.waiters {
+            match warps.iter_mut().find(|p| p.warp == w.warp) {
+                Some(p) => {
+                    p.lanes |= w.lanes;
+                    p.live &= w.live;
+                }
+                None => warps.push(Participant { warp: w.warp, lanes: w.lanes, live: w.live }),
+            }
+        }
+        warps
+    }
+}
+
+/// What an arrival leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrived {
+    /// The lanes have to wait.
+    Blocked,
+    /// The lanes go on, and the barrier stays closed.
+    Passed,
+    /// The barrier has opened.
+    Opened(Opened),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Barrier {
+    /// The count of the arrivals so far; `None` also if they gave none.
+    count: Option<u32>,
+    /// Threads that have arrived.
+    threads: u32,
+    /// The same, with complete warps counted as 32.
+    counted: u32,
+    /// Lanes of warps that have arrived in part.
+    partial: Vec<(u32, u32)>,
+    waiters: Vec<Waiter>,
+    /// Instruction and thread of the first arrival, and whether it reduces.
+    first: Option<(u32, Site, bool)>,
+    popc: u32,
+    reducing: u32,
+}
+
+/// The barriers of the block that a worker runs.
+#[derive(Clone, Debug)]
+pub struct Barriers {
+    barriers: Vec<Barrier>,
+    /// Barriers with arrivals.
+    active: u32,
+}
+
+impl Default for Barriers {
+    fn default() -> Self {
+        Self { barriers: vec![Barrier::default(); BARRIERS as usize], active: 0 }
+    }
+}
+
+impl Barriers {
+    /// Sixteen barriers at which nobody has arrived.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Begins a block.
+    pub fn reset(&mut self) {
+        if self.active != 0 {
+            self.barriers.fill(Barrier::default());
+            self.active = 0;
+        }
+    }
+
+    /// Lanes arrive. Misuse goes to `findings` if the tool is on.
+    pub fn arrive(&mut self, call: &BarrierCall, findings: Option<&mut Findings>) -> Arrived {
+        let Some(barrier) = self.barriers.get_mut(call.id as usize) else {
+            if let Some(findings) = findings {
+                report_id(call, findings);
+            }
+            return Arrived::Passed;
+        };
+        if let Some(findings) = findings {
+            barrier.check(call, findings);
+        }
+        self.active |= 1 << call.id;
+        barrier.enter(call);
+        if barrier.is_complete(call.live_threads) {
+            return Arrived::Opened(self.open(call.id, call.live_threads));
+        }
+        if call.arrival == Arrival::Arrive { Arrived::Passed } else { Arrived::Blocked }
+    }
+
+    /// After threads have exited: a barrier without a count for which the remaining ones are all there now. Call again
+    /// until there is none.
+    pub fn open_after_exit(&mut self, live_threads: u32) -> Option<Opened> {
+        if self.active == 0 {
+            return None;
+        }
+        let id = (0..BARRIERS).find(|id| {
+            let barrier = &self.barriers[*id as usize];
+            barrier.count.is_none() && !barrier.waiters.is_empty() && barrier.is_complete(live_threads)
+        })?;
+        Some(self.open(id, live_threads))
+    }
+
+    fn open(&mut self, id: u32, live_threads: u32) -> Opened {
+        let barrier = std::mem::take(&mut self.barriers[id as usize]);
+        self.active &= !(1 << id);
+        let waiting: u32 = barrier.waiters.iter().map(|w| w.lanes.count_ones()).sum();
+        Opened {
+            id,
+            everyone: waiting == live_threads,
+            waiters: barrier.waiters,
+            reduction: Reduction { popc: barrier.popc, threads: barrier.reducing },
+        }
+    }
+}
+
+impl Barrier {
+    fn enter(&mut self, call: &BarrierCall) {
+        let lanes = call.lanes;
+        if self.first.is_none() {
+            self.count = call.count;
+            self.first = Some((call.pc, site(call), matches!(call.arrival, Arrival::Reduce(_))));
+        }
+        self.threads += lanes.count_ones();
+        self.counted += self.weight(call);
+        if let Arrival::Reduce(predicates) = call.arrival {
+            self.popc += (predicates & lanes).count_ones();
+            self.reducing += lanes.count_ones();
+        }
+        if call.arrival != Arrival::Arrive {
+            self.waiters.push(Waiter { warp: call.warp, lanes, pc: call.pc, live: call.live });
+        }
+    }
+
+    /// What the arrival adds to a counted barrier: the threads, and what a warp misses of 32 when it is complete.
+    fn weight(&mut self, call: &BarrierCall) -> u32 {
+        let threads = call.lanes.count_ones();
+        let before = self.partial.iter().position(|(warp, _)| *warp == call.warp);
+        let arrived = call.lanes | before.map_or(0, |at| self.partial[at].1);
+        if call.live & !arrived == 0 {
+            if let Some(at) = before {
+                self.partial.swap_remove(at);
+            }
+            return threads + 32 - arrived.count_ones();
+        }
+        match before {
+            Some(at) => self.partial[at].1 = arrived,
+            None => self.partial.push((call.warp, arrived)),
+        }
+        threads
+    }
+
+    fn is_complete(&self, live_threads: u32) -> bool {
+        match self.count {
+            Some(count) => self.counted >= count,
+            None => self.threads >= live_threads,
+        }
+    }
+
+    fn check(&self, call: &BarrierCall, findings: &mut Findings) {
+        if call.aligned && call.live & !call.lanes != 0 {
+            report_divergence(call, findings);
+        }
+        let bad_count = match call.count {
+            Some(count) => count == 0 || count % 32 != 0 || count > 1024,
+            None => call.arrival == Arrival::Arrive,
+        };
+        if bad_count {
+            report_count(call, findings);
+        }
+        let Some((pc, first, reduces)) = self.first else { return };
+        if self.count != call.count {
+            let text =
+                |count: Option<u32>| count.map_or("all threads".to_owned(), |n| format!("{n} threads"));
+            let message = format!(
+                "arrives at barrier {} for {}, while others wait there for {}",
+                call.id,
+                text(call.count),
+                text(self.count)
+            );
+            let help = "all arrivals at a barrier have to give the same count until it opens";
+            report(call, "barrier-count-mismatch", message, help, Some((pc, first)), findings);
+        }
+        if reduces != matches!(call.arrival, Arrival::Reduce(_)) {
+            let message = format!("mixes bar.red with bar.sync or bar.arrive at barrier {}", call.id);
+            let help = "use a barrier of its own for the reduction";
+            report(call, "barrier-kind-mismatch", message, help, Some((pc, first)), findings);
+        }
+    }
+}
+
+fn site(call: &BarrierCall) -> Site {
+    Site { block: call.block, thread: 32 * call.warp + call.lanes.trailing_zeros() % 32 }
+}
+
+#[cold]
+fn report(
+    call: &BarrierCall,
+    kind: &'static str,
+    message: String,
+    help: &str,
+    other: Option<(u32, Site)>,
+    findings: &mut Findings,
+) {
+    let key = Key { tool: Tool::Synccheck, kind, pc: call.pc, other_pc: other.map(|(pc, _)| pc) };
+    findings.record(key, site(call), || Event {
+        severity: Severity::Error,
+        message,
+        help: help.to_owned(),
+        address: None,
+        other: other.map(|(pc, site)| Other { site: Some(site), pc: Some(pc), action: "arrived first" }),
+    });
+}
+
+#[cold]
+fn report_id(call: &BarrierCall, findings: &mut Findings) {
+    let message = format!("barrier {} does not exist: a block has barriers 0 to 15", call.id);
+    report(call, "barrier-id", message, "use a barrier below 16", None, findings);
+}
+
+#[cold]
+fn report_divergence(call: &BarrierCall, findings: &mut Findings) {
+    let message = format!(
+        "{} of the warp's {} lanes reach an aligned barrier without the others (lanes {:#010x} of {:#010x})",
+        call.lanes.count_ones(),
+        call.live.count_ones(),
+        call.lanes,
+        call.live
+    );
+    let help = "move the barrier out of the divergent branch, or use barrier.sync without .aligned";
+    report(call, "divergent-barrier", message, help, None, findings);
+}
+
+#[cold]
+fn report_count(call: &BarrierCall, findings: &mut Findings) {
+    let message = match call.count {
+        Some(count) => format!("barrier {} with a count of {count} threads", call.id),
+        None => format!("arrives at barrier {} without a count", call.id),
+    };
+    let help = "the count has to be a multiple of 32 from 32 to 1024, and bar.arrive needs one";
+    report(call, "barrier-count", message, help, None, findings);
+}
+
+/// Lanes that cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// Warp in the block.
+    pub warp: u32,
+    /// The lanes.
+    pub lanes: u32,
+    /// The instruction at which they wait.
+    pub pc: u32,
+    /// What they wait for.
+    pub at: StuckAt,
+}
+
+/// What stuck lanes wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StuckAt {
+    /// A block barrier.
+    Barrier {
+        /// Which.
+        id: u32,
+    },
+    /// A warp collective with this member mask.
+    Collective {
+        /// The mask.
+        mask: u32,
+    },
+}
+
+/// What a block that cannot go on looks like: for each barrier how many threads of how many are there, and which
+/// lanes every warp collective still waits for. `line` gives the PTX line of an instruction.
+pub fn describe_deadlock(
+    barriers: &Barriers,
+    stuck: &[Stuck],
+    live_threads: u32,
+    exited_threads: u32,
+    line: &dyn Fn(u32) -> u32,
+) -> String {
+    let mut text = String::from("no thread of the block can go on");
+    for (id, barrier) in (0..).zip(&barriers.barriers) {
+        if barriers.active >> id & 1 == 0 {
+            continue;
+        }
+        let (here, wanted) = match barrier.count {
+            Some(count) => (barrier.counted, format!("{count} threads")),
+            None => (barrier.threads, format!("all {live_threads} threads")),
+        };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "; barrier {id} waits for {wanted} and has {here}");
+        if !barrier.waiters.is_empty() {
+            let _ = write!(text, " (");
+            list_waiters(&mut text, barrier.waiters.iter().map(|w| (w.warp, w.lanes, w.live, w.pc)), line);
+            let _ = write!(text, ")");
+        }
+    }
+    for s in stuck {
+        if let StuckAt::Collective { mask } = s.at {
+            let _ = write!(
+                text,
+                "; lanes {:#010x} of warp {} wait at line {} for lanes {:#010x}",
+                s.lanes,
+                s.warp,
+                line(s.pc),
+                mask & !s.lanes
+            );
+        }
+    }
+    if exited_threads > 0 {
+        let _ = write!(text, "; {exited_threads} threads have exited");
+    }
+    text
+}
+
+fn list_waiters(
+    text: &mut String,
+    waiters: impl Iterator<Item = (u32, u32, u32, u32)>,
+    line: &dyn Fn(u32) -> u32,
+) {
+    for (n, (warp, lanes, live, pc)) in waiters.enumerate() {
+        let separator = if n == 0 { "" } else { ", " };
+        if n == 8 {
+            let _ = write!(text, "{separator}...");
+            return;
+        }
+        let _ = write!(text, "{separator}warp {warp}");
+        if live & !lanes != 0 {
+            let _ = write!(text, " lanes {lanes:#010x}");
+        }
+        let _ = write!(text, " at line {}", line(pc));
+    }
+}
+
+/// Reports a deadlock at the first stuck lanes. `text` is what [`describe_deadlock`] says.
+pub fn report_deadlock(findings: &mut Findings, block: u32, stuck: &[Stuck], text: &str) {
+    let site = |s: &Stuck| Site { block, thread: 32 * s.warp + s.lanes.trailing_zeros() % 32 };
+    let Some(first) = stuck.iter().min_by_key(|s| site(s)) else { return };
+    let other = stuck.iter().filter(|s| s.pc != first.pc).min_by_key(|s| site(s));
+    let key = Key { tool: Tool::Synccheck, kind: "deadlock", pc: first.pc, other_pc: other.map(|s| s.pc) };
+    findings.record(key, site(first), || Event {
+        severity: Severity::Error,
+        message: text.to_owned(),
+        help: "every thread that a barrier or a member mask counts has to reach it; look for a barrier inside a branch, \
+               an early exit, or a count that does not match the threads that arrive"
+            .to_owned(),
+        address: None,
+        other: other.map(|s| Other { site: Some(site(s)), pc: Some(s.pc), action: "waits elsewhere" }),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: u32 = u32::MAX;
+
+    fn call(id: u32, warp: u32, lanes: u32, arrival: Arrival, count: Option<u32>) -> BarrierCall {
+        BarrierCall {
+            id,
+            count,
+            arrival,
+            aligned: true,
+            pc: 10 + warp,
+            block: 3,
+            warp,
+            lanes,
+            live: FULL,
+            live_threads: 96,
+        }
+    }
+
+    fn kinds(findings: Findings) -> Vec<&'static str> {
+        struct Names;
+        impl crate::report::Resolve for Names {
+            fn kernel(&self) -> &str {
+                "k"
+            }
+            fn grid(&self) -> [u32; 3] {
+                [8, 1, 1]
+            }
+            fn block(&self) -> [u32; 3] {
+                [96, 1, 1]
+            }
+            fn position(&self, pc: u32) -> crate::report::Position {
+                crate::report::Position { line: pc, column: 1 }
+            }
+            fn label(&self, _: crate::report::Space, _: u64) -> Option<(String, u64)> {
+                None
+            }
+        }
+        findings.finish(&Names, 10).iter().map(|f| f.kind).collect()
+    }
+
+    #[test]
+    fn the_last_of_all_threads_opens_a_barrier() {
+        let mut b = Barriers::new();
+        let mut findings = Findings::new();
+        assert_eq!(b.arrive(&call(0, 0, FULL, Arrival::Sync, None), Some(&mut findings)), Arrived::Blocked);
+        assert_eq!(b.arrive(&call(0, 2, FULL, Arrival::Sync, None), Some(&mut findings)), Arrived::Blocked);
+        let Arrived::Opened(opened) = b.arrive(&call(0, 1, FULL, Arrival::Sync, None), Some(&mut findings))
+        else {
+            panic!("stays closed")
+        };
+        assert!(opened.everyone);
+        assert_eq!(opened.participants().iter().map(|p| p.warp).collect::<Vec<_>>(), [0, 2, 1]);
+        assert!(findings.is_empty());
+        // And it can be used again.
+        assert_eq!(b.arrive(&call(0, 0, FULL, Arrival::Sync, None), None), Arrived::Blocked);
+    }
+
+    #[test]
+    fn exited_threads_are_not_waited_for_without_a_count() {
+        let mut b = Barriers::new();
+        b.arrive(&call(0, 0, FULL, Arrival::Sync, None), None);
+        b.arrive(&call(0, 1, 0xff, Arrival::Sync, None), None);
+        assert_eq!(b.open_after_exit(64), None);
+        let opened = b.open_after_exit(40).expect("all 40 are there");
+        assert_eq!(opened.waiters.len(), 2);
+        assert_eq!(b.open_after_exit(40), None);
+        b.arrive(&call(1, 0, FULL, Arrival::Sync, Some(64)), None);
+        assert_eq!(b.open_after_exit(32), None);
+    }
+
+    #[test]
+    fn counted_barriers_count_warps() {
+        let mut b = Barriers::new();
+        // A producer of 32 threads arrives, a consumer warp of which 16 lanes are left waits.
+        assert_eq!(b.arrive(&call(1, 0, FULL, Arrival::Arrive, Some(64)), None), Arrived::Passed);
+        let half = BarrierCall { live: 0xffff, ..call(1, 1, 0xffff, Arrival::Sync, Some(64)) };
+        let Arrived::Opened(opened) = b.arrive(&half, None) else { panic!("stays closed") };
+        assert!(!opened.everyone);
+        assert_eq!(opened.participants(), [Participant { warp: 1, lanes: 0xffff, live: 0xffff }]);
+        // A warp that arrives in two parts counts once.
+        let part = |lanes| BarrierCall { aligned: false, ..call(2, 0, lanes, Arrival::Sync, Some(64)) };
+        assert_eq!(b.arrive(&part(0xff), None), Arrived::Blocked);
+        assert_eq!(b.arrive(&part(!0xff), None), Arrived::Blocked);
+        assert!(matches!(b.arrive(&call(2, 1, FULL, Arrival::Sync, Some(64)), None), Arrived::Opened(_)));
+    }
+
+    #[test]
+    fn reductions_combine_the_predicates_of_all_threads() {
+        let mut b = Barriers::new();
+        for (warp, predicates) in [(0, 0b1011), (1, FULL)] {
+            assert_eq!(
+                b.arrive(&call(0, warp, FULL, Arrival::Reduce(predicates), None), None),
+                Arrived::Blocked
+            );
+        }
+        let Arrived::Opened(opened) = b.arrive(&call(0, 2, FULL, Arrival::Reduce(0), None), None) else {
+            panic!("stays closed")
+        };
+        assert_eq!(opened.reduction, Reduction { popc: 35, threads: 96 });
+        assert!(opened.reduction.any() && !opened.reduction.all());
+    }
+
+    #[test]
+    fn misuse_is_reported() {
+        let cases: [(&str, &[BarrierCall]); 6] = [
+            ("divergent-barrier", &[call(0, 0, 0xffff, Arrival::Sync, None)]),
+            ("barrier-id", &[call(16, 0, FULL, Arrival::Sync, None)]),
+            ("barrier-count", &[call(1, 0, FULL, Arrival::Sync, Some(33))]),
+            ("barrier-count", &[call(1, 0, FULL, Arrival::Arrive, None)]),
+            (
+                "barrier-count-mismatch",
+                &[call(1, 0, FULL, Arrival::Sync, Some(64)), call(1, 1, FULL, Arrival::Sync, Some(96))],
+            ),
+            (
+                "barrier-kind-mismatch",
+                &[call(1, 0, FULL, Arrival::Sync, None), call(1, 1, FULL, Arrival::Reduce(0), None)],
+            ),
+        ];
+        for (kind, calls) in cases {
+            let mut b = Barriers::new();
+            let mut findings = Findings::new();
+            for call in calls {
+                b.arrive(call, Some(&mut findings));
+            }
+            assert_eq!(kinds(findings), [kind]);
+        }
+        // Lanes that exited are not missed.
+        let mut findings = Findings::new();
+        let left = BarrierCall { live: 0xffff, ..call(0, 0, 0xffff, Arrival::Sync, None) };
+        Barriers::new().arrive(&left, Some(&mut findings));
+        assert!(findings.is_empty());
+    }
+
+    #[test]
+    fn a_deadlock_says_who_waits_for_whom() {
+        let mut b = Barriers::new();
+        b.arrive(&call(0, 0, FULL, Arrival::Sync, None), None);
+        b.arrive(&BarrierCall { live_threads: 64, ..call(1, 1, FULL, Arrival::Sync, Some(64)) }, None);
+        let stuck = [
+            Stuck { warp: 1, lanes: FULL, pc: 11, at: StuckAt::Barrier { id: 1 } },
+            Stuck { warp: 0, lanes: FULL, pc: 10, at: StuckAt::Barrier { id: 0 } },
+        ];
+        let text = describe_deadlock(&b, &stuck, 64, 32, &|pc| pc + 100);
+        assert_eq!(
+            text,
+            "no thread of the block can go on; barrier 0 waits for all 64 threads and has 32 (warp 0 at line 110); \
+             barrier 1 waits for 64 threads and has 32 (warp 1 at line 111); 32 threads have exited"
+        );
+        let stuck = [Stuck { warp: 2, lanes: 0xff, pc: 5, at: StuckAt::Collective { mask: 0xffff } }];
+        let text = describe_deadlock(&Barriers::new(), &stuck, 32, 0, &|pc| pc);
+        assert!(text.ends_with("lanes 0x000000ff of warp 2 wait at line 5 for lanes 0x0000ff00"), "{text}");
+        let mut findings = Findings::new();
+        report_deadlock(&mut findings, 0, &stuck, &text);
+        assert_eq!(kinds(findings), ["deadlock"]);
+    }
+}

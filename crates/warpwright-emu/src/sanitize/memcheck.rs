@@ -1,0 +1,155 @@
+//! Says what is wrong with an access, and records it or ends the launch.
+
+use crate::context::Context;
+use crate::exec::Flow;
+use crate::launch::Fault;
+use crate::memory::{Memory, SLOT_BITS, Slot};
+use crate::report::{Event, Key, Severity, Space, Tool, coordinates};
+use crate::space::classify;
+use crate::warp::Warp;
+
+/// What is wrong with one lane's access.
+#[derive(Clone, Debug)]
+pub(crate) struct Problem {
+    pub(crate) kind: &'static str,
+    pub(crate) message: String,
+    pub(crate) help: &'static str,
+    pub(crate) address: (Space, u64),
+}
+
+fn verb(write: bool) -> &'static str {
+    if write { "stores" } else { "loads" }
+}
+
+/// An address outside every window.
+pub(crate) fn no_space(address: u64, write: bool) -> Problem {
+    Problem {
+        kind: "not-allocated",
+        message: format!("{} at generic address {address:#x}, which belongs to no state space", verb(write)),
+        help: "make generic addresses with cvta",
+        address: (Space::Generic, address),
+    }
+}
+
+/// A global access that is not inside one live allocation, or misaligned.
+pub(crate) fn global(memory: &Memory, address: u64, bytes: u32, write: bool) -> Problem {
+    let verb = verb(write);
+    let problem = |kind, message, help| Problem { kind, message, help, address: (Space::Global, address) };
+    let (space, offset) = classify(address);
+    if space != Space::Global {
+        return problem(
+            "wrong-space",
+            format!("{verb} in the global state space at an address of {} memory ({offset:#x})", space.name()),
+            "name the state space that the address belongs to, or none",
+        );
+    }
+    if !address.is_multiple_of(u64::from(bytes)) && memory.describe(address).is_some() {
+        return misaligned(Space::Global, address, bytes, write);
+    }
+    match memory.slot(address) {
+        Some(Slot::Live(a)) => {
+            let offset = address.wrapping_sub(a.base) as i64;
+            let place = if offset < 0 {
+                format!("{} bytes before the start", offset.unsigned_abs())
+            } else if (offset as u64) < a.len {
+                format!("at byte {offset}, across the end")
+            } else {
+                format!("{} bytes past the end", offset as u64 - a.len)
+            };
+            problem(
+                "out-of-bounds",
+                format!("{verb} {bytes} bytes {place} of `{}`, which has {}", a.label, a.len),
+                "guard the access with the number of elements",
+            )
+        }
+        Some(Slot::Freed { base, len, label }) => {
+            let offset = address.wrapping_sub(base) as i64;
+            problem(
+                "use-after-free",
+                format!("{verb} {bytes} bytes at byte {offset} of `{label}` of {len} bytes, which was freed"),
+                "keep the buffer alive until the launch has ended",
+            )
+        }
+        None if address < 1 << 16 => problem(
+            "null",
+            format!("{verb} {bytes} bytes at address {address:#x}: a null pointer"),
+            "pass an address for every pointer parameter",
+        ),
+        None if address < 1 << SLOT_BITS => problem(
+            "not-allocated",
+            format!("{verb} {bytes} bytes at address {address:#x}, which is below all allocations"),
+            "a pointer was cut to 32 bits, or an index was used as an address",
+        ),
+        None => problem(
+            "not-allocated",
+            format!("{verb} {bytes} bytes at address {address:#x}, where nothing was ever allocated"),
+            "check how the address is computed",
+        ),
+    }
+}
+
+/// An address that is not a multiple of the access size.
+pub(crate) fn misaligned(space: Space, address: u64, bytes: u32, write: bool) -> Problem {
+    Problem {
+        kind: "misaligned",
+        message: format!("{} {bytes} bytes at an address that is not a multiple of {bytes}", verb(write)),
+        help: "vector accesses need the alignment of the whole vector",
+        address: (space, address),
+    }
+}
+
+/// An access outside a window: shared, local, constant or parameter memory of `start..end`.
+pub(crate) fn window(space: Space, address: u64, bytes: u32, (start, end): (u64, u64), write: bool) -> Problem {
+    let verb = verb(write);
+    let name = space.name();
+    let (other, _) = classify(address);
+    if address >> SLOT_BITS != 0 {
+        return Problem {
+            kind: "wrong-space",
+            message: format!("{verb} in the {name} state space at a generic or {} address", other.name()),
+            help: "convert the address with cvta.to, or name no state space",
+            address: (Space::Generic, address),
+        };
+    }
+    if address >= start && address.saturating_add(u64::from(bytes)) <= end {
+        return misaligned(space, address, bytes, write);
+    }
+    let (message, help) = if address < start {
+        (
+            format!("{verb} {bytes} bytes of {name} memory at {address:#x}, below the first variable ({start:#x})"),
+            "take the address from the variable's name instead of counting from 0",
+        )
+    } else {
+        (
+            format!("{verb} {bytes} bytes of {name} memory at {address:#x}, but it ends at {end:#x}"),
+            "check the index, and the dynamic shared memory of the launch",
+        )
+    };
+    Problem { kind: "out-of-bounds", message, help, address: (space, address) }
+}
+
+impl Context<'_> {
+    /// Records a bad access of a lane; without memcheck the launch ends, as on a device.
+    #[cold]
+    pub(crate) fn bad_access(&mut self, warp: &Warp, pc: u32, lane: usize, problem: &Problem) -> Flow {
+        let site = self.site(warp, lane as u32);
+        if self.checks.memcheck {
+            let key = Key { tool: Tool::Memcheck, kind: problem.kind, pc, other_pc: None };
+            self.findings.record(key, site, || Event {
+                severity: Severity::Error,
+                message: problem.message.clone(),
+                help: problem.help.to_owned(),
+                address: Some(problem.address),
+                other: None,
+            });
+            return Flow::Next;
+        }
+        self.fault.get_or_insert(Fault::Access {
+            line: self.code.position(pc).line,
+            block: self.block.coordinates,
+            thread: coordinates(site.thread, self.shared.config.block),
+            message: problem.message.clone(),
+        });
+        Flow::Stop
+    }
+}
