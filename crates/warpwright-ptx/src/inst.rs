@@ -464,6 +464,7 @@ pub enum Role {
 macro_rules! visit_body {
     ($self:ident, $f:ident, $($r:tt)+) => {{
         macro_rules! opnd { ($o:expr) => { if let Operand::Reg(r) = $o { $f(Role::Use, r) } } }
+        macro_rules! optional { ($o:expr) => { if let Some(Operand::Reg(r)) = $o { $f(Role::Use, r) } } }
         macro_rules! addr { ($a:expr) => { if let AddressBase::Reg(r) = $($r)+ $a.base { $f(Role::Use, r) } } }
         match $self {
             Inst::Unary { dst, a, .. } | Inst::Isspacep { dst, a, .. } => { opnd!(a); $f(Role::Def, dst); }
@@ -494,7 +495,7 @@ macro_rules! visit_body {
             Inst::PredNot { dst, a } => { $f(Role::Use, a); $f(Role::Def, dst); }
             Inst::PredMov { dst, a } => { opnd!(a); $f(Role::Def, dst); }
             Inst::Cvt { dst, a, b, .. } => {
-                opnd!(a); if let Some(b) = b { opnd!(b); } $f(Role::Def, dst);
+                opnd!(a); optional!(b); $f(Role::Def, dst);
             }
             Inst::Ld { hints, dsts, addr, .. } => {
                 addr!(addr);
@@ -509,7 +510,7 @@ macro_rules! visit_body {
             Inst::Prefetch { addr, .. } => { addr!(addr); }
             Inst::Atom { dst, addr, b, c, .. } => {
                 addr!(addr); opnd!(b);
-                if let Some(c) = c { opnd!(c); }
+                optional!(c);
                 if let Some(d) = dst { $f(Role::Def, d) }
             }
             Inst::Shfl { dst, pred, a, b, c, mask, .. } => {
@@ -532,7 +533,7 @@ macro_rules! visit_body {
             }
             Inst::Barrier { kind, id, count, .. } => {
                 opnd!(id);
-                if let Some(c) = count { opnd!(c); }
+                optional!(count);
                 if let BarrierKind::Reduce { dst, src, .. } = kind {
                     $f(Role::Use, $($r)+ src.reg); $f(Role::Def, dst);
                 }

@@ -204,3 +204,87 @@ pub fn minimum_version(module: &Module) -> PtxVersion {
         instructions.fold(version.max(function_requirement(function).version), |v, r| v.max(r.version))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inst::*;
+    use crate::types::*;
+
+    /// One row per operator, in the operators' order, so that `table[op as usize]` is the row of `op`.
+    fn bijective<O: Copy + PartialEq + std::fmt::Debug>(rows: &[Row<O>], all: &[O]) {
+        let ops: Vec<O> = rows.iter().map(|r| r.op).collect();
+        assert_eq!(ops, all);
+        for row in rows {
+            assert!(!row.forms.is_empty(), "{:?} has no form", row.op);
+            assert!(row.forms.iter().all(|f| !f.types.is_empty()), "{:?} has a form without types", row.op);
+        }
+    }
+
+    #[test]
+    fn rows_and_operators_are_in_bijection() {
+        bijective(UNARY, UnaryOp::ALL);
+        bijective(BINARY, BinaryOp::ALL);
+        bijective(TERNARY, TernaryOp::ALL);
+        bijective(COMPARE, CmpOp::ALL);
+        bijective(ATOM, AtomOp::ALL);
+        bijective(REDUX, ReduxOp::ALL);
+    }
+
+    #[test]
+    fn modifiers_survive_the_way_into_a_set_and_back() {
+        for set in ModifierSet::all().iter() {
+            assert_eq!(ModifierSet::from(set.to_modifiers()), set);
+        }
+        let all = ModifierSet::all().difference(ModifierSet::ROUNDING) | ModifierSet::RM;
+        assert_eq!(ModifierSet::from(all.to_modifiers()), all);
+    }
+
+    #[test]
+    fn the_minimum_version_is_that_of_the_target_or_of_the_newest_instruction() {
+        let mut function = Function::entry("k");
+        let r = function.new_reg(ScalarType::B32, crate::module::RegKind::Value);
+        let tanh = Inst::Unary {
+            op: UnaryOp::Tanh,
+            ty: ScalarType::F32,
+            mods: Modifiers::APPROX,
+            dst: r,
+            a: Operand::f32(0.5),
+        };
+        function.blocks.push(crate::module::Block {
+            instructions: vec![tanh.into()],
+            terminator: Terminator::Ret,
+            locations: Vec::new(),
+        });
+        let mut module = Module::new(PtxVersion::new(9, 0), Target::sm(75));
+        assert_eq!(minimum_version(&module), PtxVersion::new(6, 3));
+        module.functions.push(function);
+        assert_eq!(minimum_version(&module), PtxVersion::new(7, 0));
+        module.target = Target::specific(90);
+        assert_eq!(minimum_version(&module), PtxVersion::new(8, 0));
+        module.target = Target::sm(80);
+        module.functions[0].directives.cluster = Some([2, 1, 1]);
+        assert_eq!(minimum_version(&module), PtxVersion::new(7, 8));
+        let bytes =
+            crate::module::Param { array: Some(5000), ..crate::module::Param::scalar("t", ScalarType::B8) };
+        module.functions[0].params.push(bytes);
+        assert_eq!(minimum_version(&module), PtxVersion::new(8, 1));
+    }
+
+    #[test]
+    fn forms_say_what_is_missing_or_too_much() {
+        let fma = |mods| {
+            let (dst, a) = (Reg(0), Operand::f32(1.0));
+            form(&Inst::Ternary { op: TernaryOp::Fma, ty: ScalarType::F32, mods, dst, a, b: a, c: a })
+        };
+        assert_eq!(
+            fma(Modifiers::NONE),
+            Err(Misfit::Modifiers(ModifierError::MissingOneOf(ModifierSet::FLOAT_ROUNDING)))
+        );
+        assert!(fma(Modifiers::RN.with_ftz()).is_ok());
+        let approximate = Modifiers { approx: true, ..Modifiers::RN };
+        assert_eq!(fma(approximate), Err(Misfit::Modifiers(ModifierError::Illegal(ModifierSet::APPROX))));
+        let error = ModifierError::MissingOneOf(ModifierSet::FLOAT_ROUNDING);
+        assert_eq!(error.to_string(), "one of `.rn`, `.rz`, `.rm`, `.rp` is required");
+    }
+}

@@ -177,7 +177,10 @@ impl<'m> Checker<'m> {
                 self.report_at(Rule::Cfg2, id, 0, "this block cannot be reached".to_owned());
             }
         }
-        self.endless();
+        // A branch out of the kernel has been reported; what lies behind it is not known.
+        if !self.findings.iter().any(|e| e.rule == Rule::Cfg1) {
+            self.endless();
+        }
     }
 
     /// Reports the first block of each part of the graph from which no path ends the kernel.

@@ -476,7 +476,7 @@ fn atomic(
     }
     match (op, c) {
         (AtomOp::Cas, None) => {
-            cx.report(Rule::Type8, "cas compares with one operand and stores another".to_owned())
+            cx.report(Rule::Type8, "cas compares with one operand and stores another".to_owned());
         }
         (AtomOp::Cas, Some(_)) | (_, None) => {}
         (_, Some(_)) => cx.report(Rule::Type8, format!("{op} takes one operand")),

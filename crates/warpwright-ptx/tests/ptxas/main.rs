@@ -31,7 +31,7 @@ fn compare(assembler: &Assembler, instructions: &[Inst]) -> Vec<String> {
             (Ok(_), Some(said)) => wrong.push(format!("table allows `{}`, ptxas: {said}", text_of(inst))),
             (Err(_), None) if undocumented(inst) => {}
             (Err(e), None) => {
-                wrong.push(format!("table refuses `{}` ({e:?}), ptxas takes it", text_of(inst)))
+                wrong.push(format!("table refuses `{}` ({e:?}), ptxas takes it", text_of(inst)));
             }
             _ => {}
         }
@@ -344,4 +344,24 @@ fn registers_and_literals_fit_as_in_ptxas() {
         }
     }
     expect_none(&wrong);
+}
+
+#[test]
+fn file_tests_of_the_verifier_say_truly_what_ptxas_does() {
+    let Some(assembler) = Assembler::find("filetests") else { return };
+    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests/verify");
+    let mut tried = 0;
+    for entry in std::fs::read_dir(directory).expect("the directory of file tests") {
+        let path = entry.expect("a directory entry").path();
+        let text = std::fs::read_to_string(&path).expect("a text file");
+        let target =
+            text.lines().find_map(|l| Target::from_name(l.strip_prefix(".target ")?)).expect("a target");
+        let name = path.display();
+        let expected = name.to_string().ends_with(".good.ptx") || text.contains("ptxas accepts it");
+        assert!(expected || text.contains("ptxas refuses it"), "{name} does not say what ptxas does");
+        let (accepted, said) = assembler.run(target, &text);
+        assert_eq!(accepted, expected, "{name}: {said}");
+        tried += 1;
+    }
+    assert!(tried > 50, "{tried} files");
 }
