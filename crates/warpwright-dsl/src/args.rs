@@ -119,11 +119,7 @@ scalar_arguments! {
 }
 
 #[track_caller]
-fn declare_pointer<'k, S: Space, E: Element>(
-    k: K<'k>,
-    name: &'static str,
-    dtypes: &DTypes,
-) -> Ptr<'k, S, E> {
+fn declare_pointer<'k, S: Space, E: Element>(k: K<'k>, name: &'static str, dtypes: &DTypes) -> Ptr<'k, S, E> {
     let mut param = Param::scalar(name, ScalarType::U64);
     param.pointer = Some(PointerAttr { space: StateSpace::Global, align: None });
     let symbol = k.rec().new_param(param);

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::panic::Location;
 
 use warpwright_ptx::{
-    AddressBase, Axis, BarrierKind, CacheHints, Inst, Operand, Ordering, PlainSpecial, ScalarType, SpecialReg,
-    StateSpace, SymbolId, Target,
+    AddressBase, Axis, BarrierKind, CacheHints, Inst, Operand, Ordering, PlainSpecial, ScalarType,
+    SpecialReg, StateSpace, SymbolId, Target,
 };
 
 use crate::error::IssueKind;
@@ -195,12 +195,7 @@ impl<'k> K<'k> {
     /// Waits until every thread of the block is here, and orders their accesses to memory.
     #[track_caller]
     pub fn barrier(self) {
-        self.emit(Inst::Barrier {
-            kind: BarrierKind::Sync,
-            aligned: true,
-            id: Operand::int(0),
-            count: None,
-        });
+        self.emit(Inst::Barrier { kind: BarrierKind::Sync, aligned: true, id: Operand::int(0), count: None });
     }
 
     /// Loads a scalar parameter.

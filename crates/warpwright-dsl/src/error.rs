@@ -116,6 +116,12 @@ pub enum IssueKind {
         /// The divisor.
         divisor: u64,
     },
+    /// A register that a shuffle cannot move.
+    #[error("a shuffle cannot move a {register} register")]
+    Shuffle {
+        /// Its type.
+        register: ScalarType,
+    },
     /// A constant that must not be zero, or fit a field, does not.
     #[error("{what} of {value} is out of range")]
     Constant {

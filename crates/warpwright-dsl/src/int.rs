@@ -104,13 +104,7 @@ impl<'k> U32<'k> {
     #[track_caller]
     pub fn lop3(self, b: impl Source<'k, u32>, c: impl Source<'k, u32>, lut: u8) -> Self {
         let dst = self.k().fresh::<u32>();
-        self.k().emit(Inst::Lop3 {
-            dst: dst.id(),
-            a: self.operand(),
-            b: b.operand(),
-            c: c.operand(),
-            lut,
-        });
+        self.k().emit(Inst::Lop3 { dst: dst.id(), a: self.operand(), b: b.operand(), c: c.operand(), lut });
         dst
     }
 

@@ -96,10 +96,7 @@ impl<'k, T: Scalar> Lanes<'k, T> {
 
     /// Combines the lanes pairwise as a balanced tree, which is shorter and rounds better than a chain. `None` if there
     /// are no lanes.
-    pub fn reduce(
-        &self,
-        mut f: impl FnMut(Reg<'k, T>, Reg<'k, T>) -> Reg<'k, T>,
-    ) -> Option<Reg<'k, T>> {
+    pub fn reduce(&self, mut f: impl FnMut(Reg<'k, T>, Reg<'k, T>) -> Reg<'k, T>) -> Option<Reg<'k, T>> {
         let mut level = self.regs.clone();
         while level.len() > 1 {
             level = level.chunks(2).map(|p| if let [a, b] = p { f(*a, *b) } else { p[0] }).collect();

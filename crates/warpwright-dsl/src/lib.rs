@@ -59,6 +59,7 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+mod block;
 mod context;
 mod convert;
 mod error;
@@ -76,8 +77,10 @@ mod skeleton;
 mod storage;
 mod table;
 mod transcendental;
+mod warp;
 
 pub use args::{DTypes, In, InOut, KernelArgs, Out};
+pub use block::block_reduce;
 pub use context::K;
 pub use error::{BuildError, Issue, IssueKind};
 pub use float::{Float, Precision};
@@ -86,21 +89,26 @@ pub use index::{Index, IntoIndex};
 pub use kernel::{BlockDim, KernelDef, Params, record, record_module};
 pub use lanes::Lanes;
 pub use mem::{
-    Access, BF16, Elem, Element, F16, FixedElement, Ptr, Read, ReadWrite, Readable, Shared, Space, Writable, Write,
+    Access, BF16, Elem, Element, F16, FixedElement, Ptr, Read, ReadWrite, Readable, Shared, Space, Writable,
+    Write,
 };
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
 pub use skeleton::{elementwise, elementwise_grid};
 pub use table::{WARP_TABLE_LEN, WarpTable};
 pub use transcendental::{Functions, Normal};
+pub use warp::{
+    Max, Maximum, Min, Minimum, Reduction, Sum, WARP, warp_inclusive_sum, warp_reduce, warp_reduce_lanes,
+};
 pub use warpwright_ptx::kernel::Kernel;
 pub use warpwright_ptx::{ArgValue, DType, Target};
 
 /// Everything that a kernel file uses.
 pub mod prelude {
     pub use crate::{
-        Access, BF16, BlockDim, BuildError, Carry, DType, DTypes, Elem, F16, F32, F64, Float, I32, I64, In, InOut, Index,
-        Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, Lanes, Normal, Number, Out, Params, Precision, Pred, Ptr, Read,
-        ReadWrite, Reg, Scalar, Shared, Source, Target, U32, U64, Write, accumulate, carry, elementwise,
-        elementwise_grid, kernel_args, record,
+        Access, BF16, BlockDim, BuildError, Carry, DType, DTypes, Elem, F16, F32, F64, Float, I32, I64, In,
+        InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, Lanes, Max, Maximum, Min,
+        Minimum, Normal, Number, Out, Params, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, Scalar,
+        Shared, Source, Sum, Target, U32, U64, Write, accumulate, block_reduce, carry, elementwise,
+        elementwise_grid, kernel_args, record, warp_reduce,
     };
 }

@@ -16,7 +16,13 @@ use crate::reg::{Integer, Number, Pred, Reg, Scalar, Source};
 
 impl<'k> K<'k> {
     #[track_caller]
-    pub(crate) fn unary<T: Scalar>(self, op: UnaryOp, ty: ScalarType, mods: Modifiers, a: Operand) -> Reg<'k, T> {
+    pub(crate) fn unary<T: Scalar>(
+        self,
+        op: UnaryOp,
+        ty: ScalarType,
+        mods: Modifiers,
+        a: Operand,
+    ) -> Reg<'k, T> {
         let dst = self.fresh::<T>();
         self.emit(Inst::Unary { op, ty, mods, dst: dst.id(), a });
         dst

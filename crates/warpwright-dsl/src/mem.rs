@@ -146,15 +146,7 @@ impl<S: Space, E> fmt::Debug for Ptr<'_, S, E> {
 
 impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
     pub(crate) fn new(k: K<'k>, base: warpwright_ptx::Reg, dtype: DType) -> Self {
-        Self {
-            k,
-            base,
-            offset: 0,
-            dtype,
-            hints: CacheHints::NONE,
-            non_coherent: false,
-            marker: PhantomData,
-        }
+        Self { k, base, offset: 0, dtype, hints: CacheHints::NONE, non_coherent: false, marker: PhantomData }
     }
 
     /// The type in memory.

@@ -77,7 +77,10 @@ impl<'k> Place<'k> {
     }
 
     fn address_at(&self, at: usize) -> Address {
-        Address { offset: self.address.offset.wrapping_add(i64::try_from(at).unwrap_or(i64::MAX)), ..self.address }
+        Address {
+            offset: self.address.offset.wrapping_add(i64::try_from(at).unwrap_or(i64::MAX)),
+            ..self.address
+        }
     }
 
     /// `count` registers that each hold one unit of `bytes` bytes, in instructions of at most 16 bytes.
