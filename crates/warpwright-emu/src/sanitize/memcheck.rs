@@ -39,7 +39,10 @@ pub(crate) fn global(memory: &Memory, address: u64, bytes: u32, write: bool) -> 
     if space != Space::Global {
         return problem(
             "wrong-space",
-            format!("{verb} in the global state space at an address of {} memory ({offset:#x})", space.name()),
+            format!(
+                "{verb} in the global state space at an address of {} memory ({offset:#x})",
+                space.name()
+            ),
             "name the state space that the address belongs to, or none",
         );
     }
@@ -99,7 +102,13 @@ pub(crate) fn misaligned(space: Space, address: u64, bytes: u32, write: bool) ->
 }
 
 /// An access outside a window: shared, local, constant or parameter memory of `start..end`.
-pub(crate) fn window(space: Space, address: u64, bytes: u32, (start, end): (u64, u64), write: bool) -> Problem {
+pub(crate) fn window(
+    space: Space,
+    address: u64,
+    bytes: u32,
+    (start, end): (u64, u64),
+    write: bool,
+) -> Problem {
     let verb = verb(write);
     let name = space.name();
     let (other, _) = classify(address);
@@ -116,7 +125,9 @@ pub(crate) fn window(space: Space, address: u64, bytes: u32, (start, end): (u64,
     }
     let (message, help) = if address < start {
         (
-            format!("{verb} {bytes} bytes of {name} memory at {address:#x}, below the first variable ({start:#x})"),
+            format!(
+                "{verb} {bytes} bytes of {name} memory at {address:#x}, below the first variable ({start:#x})"
+            ),
             "take the address from the variable's name instead of counting from 0",
         )
     } else {

@@ -3,5 +3,6 @@
 //! [`racecheck`] finds conflicting accesses that nothing orders; [`synccheck`] finds barriers and warp collectives that
 //! are used wrongly or can never complete.
 
+pub(crate) mod memcheck;
 pub mod racecheck;
 pub mod synccheck;

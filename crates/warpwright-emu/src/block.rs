@@ -1,0 +1,141 @@
+//! What the threads of a block share.
+
+use crate::decode::SHARED_BASE;
+use crate::memory::POISON;
+use crate::sanitize::racecheck::Shadow;
+use crate::sanitize::synccheck::Barriers;
+
+/// Shared memory: words from address 0 of the window, of which the first [`SHARED_BASE`] bytes belong to nobody.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    pub(crate) words: Vec<u32>,
+    /// First address past the end.
+    pub(crate) end: u64,
+    /// One bit per byte.
+    defined: Vec<u64>,
+    pub(crate) races: Shadow,
+}
+
+impl SharedMemory {
+    pub(crate) fn new(end: u64) -> Self {
+        let words = end.div_ceil(4) as usize;
+        Self {
+            words: vec![0; words],
+            end,
+            defined: vec![0; end.div_ceil(64) as usize],
+            races: Shadow::shared(end),
+        }
+    }
+
+    /// Makes the contents those of a block that has just begun.
+    pub(crate) fn reset(&mut self) {
+        if self.end > SHARED_BASE {
+            self.words.fill(u32::from_ne_bytes([POISON; 4]));
+            self.defined.fill(0);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn covers(&self, address: u64, bytes: u64) -> bool {
+        // One comparison: addresses below the base wrap to large numbers.
+        let offset = address.wrapping_sub(SHARED_BASE);
+        let size = self.end - SHARED_BASE;
+        bytes <= size && offset <= size - bytes
+    }
+
+    #[inline(always)]
+    pub(crate) fn load(&self, address: u64, bytes: u32) -> u64 {
+        let word = |at: u64| self.words.get(at as usize).copied().map_or(0, u64::from);
+        let (at, shift) = (address / 4, address % 4 * 8);
+        match bytes {
+            8 => word(at) | word(at + 1) << 32,
+            4 => word(at),
+            _ => (word(at) >> shift) & (u64::MAX >> (64 - 8 * bytes)),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn store(&mut self, address: u64, bytes: u32, value: u64) {
+        let (at, shift) = ((address / 4) as usize, address % 4 * 8);
+        let mut set = |at: usize, mask: u32, value: u32| {
+            if let Some(word) = self.words.get_mut(at) {
+                *word = *word & !mask | value & mask;
+            }
+        };
+        match bytes {
+            8 => {
+                set(at, u32::MAX, value as u32);
+                set(at + 1, u32::MAX, (value >> 32) as u32);
+            }
+            4 => set(at, u32::MAX, value as u32),
+            _ => set(at, (((1u64 << (8 * bytes)) - 1) << shift) as u32, (value << shift) as u32),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_defined(&self, address: u64, bytes: u64) -> bool {
+        bits(address, bytes).all(|(at, mask)| self.defined.get(at).is_some_and(|d| d & mask == mask))
+    }
+
+    #[inline(always)]
+    pub(crate) fn define(&mut self, address: u64, bytes: u64) {
+        for (at, mask) in bits(address, bytes) {
+            if let Some(d) = self.defined.get_mut(at) {
+                *d |= mask;
+            }
+        }
+    }
+}
+
+/// The words and masks of a range of bits.
+#[inline(always)]
+fn bits(from: u64, count: u64) -> impl Iterator<Item = (usize, u64)> {
+    let (mut at, mut shift, mut left) = ((from / 64) as usize, from % 64, count);
+    std::iter::from_fn(move || {
+        if left == 0 {
+            return None;
+        }
+        let here = left.min(64 - shift);
+        let item = (at, (u64::MAX >> (64 - here)) << shift);
+        left -= here;
+        shift = 0;
+        at += 1;
+        Some(item)
+    })
+}
+
+/// The block that a worker runs.
+#[derive(Debug)]
+pub(crate) struct Block {
+    /// Index in the grid, x fastest.
+    pub(crate) linear: u64,
+    pub(crate) coordinates: [u32; 3],
+    pub(crate) shared: SharedMemory,
+    pub(crate) barriers: Barriers,
+    /// Threads that exist and have not exited.
+    pub(crate) live_threads: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_knows_its_bounds_and_what_was_written() {
+        let mut s = SharedMemory::new(SHARED_BASE + 200);
+        s.reset();
+        assert!(s.covers(SHARED_BASE, 200));
+        assert!(!s.covers(SHARED_BASE, 201));
+        assert!(!s.covers(SHARED_BASE - 4, 4));
+        assert!(!s.covers(0, 4));
+        s.store(SHARED_BASE + 6, 2, 0xABCD);
+        assert_eq!(s.load(SHARED_BASE + 4, 4), 0xABCD_FFFF);
+        s.define(SHARED_BASE + 60, 70);
+        assert!(s.is_defined(SHARED_BASE + 60, 70));
+        assert!(!s.is_defined(SHARED_BASE + 59, 2));
+        assert!(!s.is_defined(SHARED_BASE + 129, 2));
+        s.reset();
+        assert!(!s.is_defined(SHARED_BASE + 60, 1));
+        assert_eq!(SharedMemory::new(SHARED_BASE).covers(SHARED_BASE, 1), false);
+    }
+}

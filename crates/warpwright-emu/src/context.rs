@@ -1,0 +1,217 @@
+//! What one worker has while it runs blocks of a launch.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use crate::block::Block;
+use crate::counters::Counters;
+use crate::decode::Code;
+use crate::exec::Outcome;
+use crate::launch::{Fault, LaunchConfig, Options};
+use crate::memory::{Allocation, Memory, SLOT_BITS, Slot};
+use crate::program::Entry;
+use crate::report::{Event, Findings, Key, Severity, Site, Space, Tool};
+use crate::sanitize::racecheck::BlockRaces;
+use crate::sanitize::synccheck::Opened;
+use crate::warp::Warp;
+
+/// Which checks run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checks {
+    pub(crate) memcheck: bool,
+    pub(crate) initcheck: bool,
+    pub(crate) synccheck: bool,
+    pub(crate) counters: bool,
+}
+
+/// What all workers of a launch share.
+pub(crate) struct Shared<'a> {
+    pub(crate) entry: &'a Entry,
+    pub(crate) memory: &'a Memory,
+    pub(crate) config: &'a LaunchConfig,
+    pub(crate) options: &'a Options,
+    pub(crate) params: &'a [u8],
+    pub(crate) constants: &'a [u8],
+    /// Addresses of the module's `.global` variables.
+    pub(crate) globals: Arc<[u64]>,
+    pub(crate) started: std::time::Instant,
+    /// The next block that no worker has.
+    pub(crate) next_block: AtomicU64,
+    /// Blocks of the grid.
+    pub(crate) blocks: u64,
+    /// Set when the launch ends early.
+    pub(crate) stop: AtomicBool,
+}
+
+/// How often each instruction ran: straight lines are counted at their ends.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    /// Differences: +1 where a line begins, -1 after its end; `warps` counts warps, `lanes` counts lanes.
+    warps: Vec<i64>,
+    lanes: Vec<i64>,
+    /// Executions of guarded instructions, by at least one lane and by lanes.
+    guarded: Vec<(u64, u64)>,
+    /// Instructions that warps went through.
+    pub(crate) steps: u64,
+}
+
+impl Runs {
+    pub(crate) fn new(instructions: usize) -> Self {
+        Self {
+            warps: vec![0; instructions + 2],
+            lanes: vec![0; instructions + 2],
+            guarded: vec![(0, 0); instructions],
+            steps: 0,
+        }
+    }
+
+    /// Lanes went through the instructions from `start` to before `end`.
+    #[inline(always)]
+    pub(crate) fn line(&mut self, start: usize, end: usize, lanes: u32) {
+        self.steps += (end - start) as u64;
+        let lanes = i64::from(lanes.count_ones());
+        self.warps[start] += 1;
+        self.warps[end] -= 1;
+        self.lanes[start] += lanes;
+        self.lanes[end] -= lanes;
+    }
+
+    #[inline(always)]
+    pub(crate) fn guarded(&mut self, pc: usize, exec: u32) {
+        let (warps, lanes) = &mut self.guarded[pc];
+        *warps += u64::from(exec != 0);
+        *lanes += u64::from(exec.count_ones());
+    }
+
+    /// Takes back the count of a guarded instruction whose lanes have to wait.
+    pub(crate) fn uncount_guarded(&mut self, pc: usize, exec: u32) {
+        let (warps, lanes) = &mut self.guarded[pc];
+        *warps = warps.saturating_sub(1);
+        *lanes = lanes.saturating_sub(u64::from(exec.count_ones()));
+    }
+
+    /// Counts one instruction that ran outside a straight line.
+    pub(crate) fn again(&mut self, pc: usize, exec: u32, code: &Code) {
+        self.line(pc, pc + 1, exec);
+        if code.ins.get(pc).is_some_and(|i| i.guard != 0) {
+            self.guarded(pc, exec);
+        }
+    }
+
+    /// Adds the instructions to the counters, by class.
+    pub(crate) fn count(&self, code: &Code, counters: &mut Counters) {
+        let (mut warps, mut lanes) = (0, 0);
+        for (pc, (ins, origin)) in code.ins.iter().zip(&code.origins).enumerate() {
+            warps += self.warps[pc];
+            lanes += self.lanes[pc];
+            let Some(class) = origin.class else { continue };
+            let (w, l) = if ins.guard == 0 { (warps as u64, lanes as u64) } else { self.guarded[pc] };
+            counters.warp_instructions[class as usize] += w;
+            counters.lane_instructions[class as usize] += l;
+        }
+    }
+}
+
+/// The allocations that a worker has touched in this launch.
+#[derive(Debug, Default)]
+pub(crate) struct Allocations {
+    pub(crate) list: Vec<Arc<Allocation>>,
+    /// Which allocation each memory instruction touched last.
+    sites: Vec<u32>,
+}
+
+impl Allocations {
+    pub(crate) fn new(sites: usize) -> Self {
+        Self { list: Vec::new(), sites: vec![0; sites] }
+    }
+
+    /// The allocation in whose slot `address` lies, remembered for `site`.
+    #[inline(always)]
+    pub(crate) fn find(&mut self, memory: &Memory, site: u32, address: u64) -> Option<usize> {
+        let slot = address >> SLOT_BITS;
+        let last = self.sites[site as usize] as usize;
+        match self.list.get(last) {
+            Some(a) if u64::from(a.slot) == slot => Some(last),
+            _ => self.search(memory, site, address),
+        }
+    }
+
+    #[inline(never)]
+    fn search(&mut self, memory: &Memory, site: u32, address: u64) -> Option<usize> {
+        let slot = address >> SLOT_BITS;
+        let at = match self.list.iter().position(|a| u64::from(a.slot) == slot) {
+            Some(at) => at,
+            None => {
+                let Some(Slot::Live(allocation)) = memory.slot(address) else { return None };
+                self.list.push(allocation);
+                self.list.len() - 1
+            }
+        };
+        self.sites[site as usize] = u32::try_from(at).unwrap_or(0);
+        Some(at)
+    }
+}
+
+/// One worker: the block that it runs and what it has found.
+pub(crate) struct Context<'a> {
+    pub(crate) shared: &'a Shared<'a>,
+    pub(crate) entry: &'a Entry,
+    pub(crate) code: &'a Code,
+    pub(crate) checks: Checks,
+    pub(crate) findings: Findings,
+    pub(crate) counters: Counters,
+    pub(crate) runs: Runs,
+    pub(crate) allocations: Allocations,
+    pub(crate) races: Option<BlockRaces<'a>>,
+    pub(crate) block: Block,
+    pub(crate) fault: Option<Fault>,
+    /// Reads of the clock, which must not stand still.
+    pub(crate) clock: u64,
+    /// Barriers that have opened and whose waiters do not know yet.
+    pub(crate) opened: Vec<Opened>,
+}
+
+impl Context<'_> {
+    /// Records a finding of the lowest of `lanes`, once for each of them.
+    #[cold]
+    #[allow(clippy::too_many_arguments, reason = "the facts of a finding")]
+    pub(crate) fn finding(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lanes: u32,
+        tool: Tool,
+        kind: &'static str,
+        address: Option<(Space, u64)>,
+        text: impl Fn() -> (String, String),
+    ) {
+        let mut rest = lanes;
+        while rest != 0 {
+            let lane = rest.trailing_zeros();
+            rest &= rest - 1;
+            let site = self.site(warp, lane);
+            self.findings.record(Key { tool, kind, pc, other_pc: None }, site, || {
+                let (message, help) = text();
+                Event { severity: Severity::Error, message, help, address, other: None }
+            });
+        }
+    }
+
+    /// A thread of the running block.
+    pub(crate) fn site(&self, warp: &Warp, lane: u32) -> Site {
+        Site { block: self.block.linear as u32, thread: warp.index * 32 + lane }
+    }
+
+    /// Whether a warp that has used up its turn may go on later.
+    pub(crate) fn turn_over(&mut self) -> Outcome {
+        let limit = self.shared.options.max_steps;
+        if limit != 0 && self.runs.steps > limit {
+            self.fault.get_or_insert(Fault::StepLimit { block: self.block.coordinates, steps: limit });
+        }
+        if self.fault.is_some() || self.shared.stop.load(Relaxed) {
+            Outcome::Stopped
+        } else {
+            Outcome::Yielded
+        }
+    }
+}

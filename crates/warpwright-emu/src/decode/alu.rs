@@ -1,0 +1,806 @@
+//! Arithmetic, moves and conversions: the hot forms to vectorised operations, everything else to lane-by-lane ones.
+
+use warpwright_ptx::{
+    BinaryOp, BoolOp, CmpOp, Inst, Modifiers, Operand, Reg, Rounding, ScalarType, TernaryOp, UnaryOp,
+};
+
+use super::{Decoder, Result, Scalar, index};
+use crate::counters::Class;
+use crate::decode::registers::Slot;
+use crate::exec::ops::Op;
+use crate::exec::rows::{R1, R2, R3};
+
+/// The class that an instruction is counted under.
+pub(crate) fn class_of(inst: &Inst) -> Class {
+    match inst {
+        Inst::Unary { op, ty, mods, .. } => match op {
+            UnaryOp::Rsqrt | UnaryOp::Ex2 | UnaryOp::Lg2 | UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tanh => {
+                Class::Special
+            }
+            UnaryOp::Rcp | UnaryOp::Sqrt if mods.approx => Class::Special,
+            _ => class_of_type(*ty),
+        },
+        Inst::Binary { op: BinaryOp::Div, mods, .. } if mods.approx || mods.full => Class::Special,
+        Inst::Binary { ty, .. }
+        | Inst::Ternary { ty, .. }
+        | Inst::Setp { ty, .. }
+        | Inst::Set { ty, .. }
+        | Inst::Bfi { ty, .. } => class_of_type(*ty),
+        Inst::Lop3 { .. } | Inst::Dp4a { .. } => Class::Integer,
+        Inst::Selp { .. }
+        | Inst::Slct { .. }
+        | Inst::Mov { .. }
+        | Inst::Pack { .. }
+        | Inst::Unpack { .. }
+        | Inst::PredBinary { .. }
+        | Inst::PredNot { .. }
+        | Inst::PredMov { .. }
+        | Inst::Cvta { .. }
+        | Inst::Isspacep { .. } => Class::Move,
+        Inst::Cvt { .. } => Class::Convert,
+        Inst::Ld { .. } | Inst::St { .. } | Inst::Prefetch { .. } => Class::Memory,
+        Inst::Atom { .. } => Class::Atomic,
+        Inst::Shfl { .. }
+        | Inst::Vote { .. }
+        | Inst::Match { .. }
+        | Inst::Redux { .. }
+        | Inst::Activemask { .. }
+        | Inst::Elect { .. } => Class::Warp,
+        Inst::Barrier { .. } | Inst::WarpBarrier { .. } | Inst::Fence { .. } | Inst::Nanosleep { .. } => {
+            Class::Sync
+        }
+        Inst::Brkpt | Inst::Trap => Class::Control,
+    }
+}
+
+fn class_of_type(ty: ScalarType) -> Class {
+    use ScalarType::*;
+    match ty {
+        F32 | TF32 => Class::F32,
+        F64 => Class::F64,
+        F16 | F16x2 | BF16 | BF16x2 | E4M3x2 | E5M2x2 => Class::Half,
+        Pred => Class::Move,
+        B8 | B16 | B32 | B64 | B128 | U8 | U16 | U32 | U64 | S8 | S16 | S32 | S64 => Class::Integer,
+    }
+}
+
+/// Whether the modifiers ask for nothing beyond rounding to nearest.
+fn plain(mods: &Modifiers) -> bool {
+    *mods == Modifiers { rounding: mods.rounding, ..Modifiers::NONE }
+        && matches!(mods.rounding, None | Some(Rounding::Rn))
+}
+
+/// The modifiers without `.approx` and `.full`, which the emulator rounds correctly.
+fn exact(mods: &Modifiers) -> Modifiers {
+    Modifiers { approx: false, full: false, ..*mods }
+}
+
+type Make1 = fn(R1) -> Op;
+type Make2 = fn(R2) -> Op;
+type Make3 = fn(R3) -> Op;
+
+/// 32-bit unary operations that run vectorised.
+fn unary32(op: UnaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make1> {
+    use ScalarType::*;
+    Some(match (op, ty) {
+        (UnaryOp::Not, B32) => Op::NotW,
+        (UnaryOp::Neg, S32) if plain(mods) => Op::NegI32,
+        (UnaryOp::Abs, S32) if plain(mods) => Op::AbsI32,
+        (UnaryOp::Popc, B32) => Op::Popc,
+        (UnaryOp::Clz, B32) => Op::Clz,
+        (UnaryOp::Brev, B32) => Op::Brev,
+        (UnaryOp::Neg, F32) if plain(mods) => Op::NegF32,
+        (UnaryOp::Abs, F32) if plain(mods) => Op::AbsF32,
+        (UnaryOp::Rcp, F32) if plain(&exact(mods)) => Op::RcpF32,
+        (UnaryOp::Sqrt, F32) if plain(&exact(mods)) => Op::SqrtF32,
+        _ => return None,
+    })
+}
+
+fn unary64(op: UnaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make1> {
+    use ScalarType::*;
+    Some(match (op, ty) {
+        (UnaryOp::Not, B64) => Op::NotL,
+        (UnaryOp::Neg, S64) => Op::NegI64,
+        (UnaryOp::Abs, S64) => Op::AbsI64,
+        (UnaryOp::Neg, F64) if plain(mods) => Op::NegF64,
+        (UnaryOp::Abs, F64) if plain(mods) => Op::AbsF64,
+        (UnaryOp::Rcp, F64) if plain(mods) => Op::RcpF64,
+        (UnaryOp::Sqrt, F64) if plain(mods) => Op::SqrtF64,
+        _ => return None,
+    })
+}
+
+fn binary32(op: BinaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make2> {
+    use ScalarType::*;
+    if !plain(mods) && !(op == BinaryOp::Div && plain(&exact(mods)) && mods.full) {
+        return None;
+    }
+    Some(match (op, ty) {
+        (BinaryOp::Add, U32 | S32) => Op::AddI32,
+        (BinaryOp::Sub, U32 | S32) => Op::SubI32,
+        (BinaryOp::MulLo, U32 | S32) => Op::MulI32,
+        (BinaryOp::MulHi, U32) => Op::MulHiU32,
+        (BinaryOp::MulHi, S32) => Op::MulHiS32,
+        (BinaryOp::Min, U32) => Op::MinU32,
+        (BinaryOp::Max, U32) => Op::MaxU32,
+        (BinaryOp::Min, S32) => Op::MinS32,
+        (BinaryOp::Max, S32) => Op::MaxS32,
+        (BinaryOp::Div, U32) => Op::DivU32,
+        (BinaryOp::Rem, U32) => Op::RemU32,
+        // Narrow registers are zero-extended, which these keep.
+        (BinaryOp::And, B32 | B16) => Op::AndW,
+        (BinaryOp::Or, B32 | B16) => Op::OrW,
+        (BinaryOp::Xor, B32 | B16) => Op::XorW,
+        (BinaryOp::Shl, B32) => Op::ShlW,
+        (BinaryOp::Shr, B32 | U32) => Op::ShrU32,
+        (BinaryOp::Shr, B16 | U16) => Op::ShrU32,
+        (BinaryOp::Shr, S32) => Op::ShrS32,
+        (BinaryOp::Add, F32) => Op::AddF32,
+        (BinaryOp::Sub, F32) => Op::SubF32,
+        (BinaryOp::Mul, F32) => Op::MulF32,
+        (BinaryOp::Div, F32) => Op::DivF32,
+        (BinaryOp::Min, F32) => Op::MinF32,
+        (BinaryOp::Max, F32) => Op::MaxF32,
+        _ => return None,
+    })
+}
+
+fn binary64(op: BinaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make2> {
+    use ScalarType::*;
+    if !plain(mods) {
+        return None;
+    }
+    Some(match (op, ty) {
+        (BinaryOp::Add, U64 | S64) => Op::AddI64,
+        (BinaryOp::Sub, U64 | S64) => Op::SubI64,
+        (BinaryOp::MulLo, U64 | S64) => Op::MulI64,
+        (BinaryOp::Min, U64) => Op::MinU64,
+        (BinaryOp::Max, U64) => Op::MaxU64,
+        (BinaryOp::Min, S64) => Op::MinS64,
+        (BinaryOp::Max, S64) => Op::MaxS64,
+        (BinaryOp::Div, U64) => Op::DivU64,
+        (BinaryOp::Rem, U64) => Op::RemU64,
+        (BinaryOp::And, B64) => Op::AndL,
+        (BinaryOp::Or, B64) => Op::OrL,
+        (BinaryOp::Xor, B64) => Op::XorL,
+        (BinaryOp::Add, F64) => Op::AddF64,
+        (BinaryOp::Sub, F64) => Op::SubF64,
+        (BinaryOp::Mul, F64) => Op::MulF64,
+        (BinaryOp::Div, F64) => Op::DivF64,
+        _ => return None,
+    })
+}
+
+fn ternary32(op: TernaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make3> {
+    use ScalarType::*;
+    if !plain(mods) {
+        return None;
+    }
+    Some(match (op, ty) {
+        (TernaryOp::Fma | TernaryOp::Mad, F32) => Op::FmaF32,
+        (TernaryOp::MadLo, U32 | S32) => Op::MadI32,
+        (TernaryOp::ShfLWrap, B32) => Op::ShfLWrap,
+        (TernaryOp::ShfLClamp, B32) => Op::ShfLClamp,
+        (TernaryOp::ShfRWrap, B32) => Op::ShfRWrap,
+        (TernaryOp::ShfRClamp, B32) => Op::ShfRClamp,
+        (TernaryOp::Bfe, U32) => Op::BfeU32,
+        (TernaryOp::Prmt, B32) => Op::Prmt,
+        _ => return None,
+    })
+}
+
+fn ternary64(op: TernaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make3> {
+    if !plain(mods) {
+        return None;
+    }
+    Some(match (op, ty) {
+        (TernaryOp::Fma | TernaryOp::Mad, ScalarType::F64) => Op::FmaF64,
+        (TernaryOp::MadLo, ScalarType::U64 | ScalarType::S64) => Op::MadI64,
+        _ => return None,
+    })
+}
+
+/// A comparison that runs vectorised, and whether its sources are exchanged.
+fn compare(cmp: CmpOp, ty: ScalarType) -> Option<(Make2, bool)> {
+    use CmpOp::*;
+    use ScalarType::*;
+    let signed = matches!(ty, S32 | S64);
+    let wide = ty.bits() == 64;
+    match ty {
+        U32 | S32 | B32 | U64 | S64 | B64 => {
+            let (lt, le): (Make2, Make2) = match (wide, signed) {
+                (false, false) => (Op::LtU32, Op::LeU32),
+                (false, true) => (Op::LtS32, Op::LeS32),
+                (true, false) => (Op::LtU64, Op::LeU64),
+                (true, true) => (Op::LtS64, Op::LeS64),
+            };
+            let (eq, ne): (Make2, Make2) = if wide { (Op::EqL, Op::NeL) } else { (Op::EqW, Op::NeW) };
+            Some(match cmp {
+                Eq => (eq, false),
+                Ne => (ne, false),
+                Lt | Lo => (lt, false),
+                Le | Ls => (le, false),
+                Gt | Hi => (lt, true),
+                Ge | Hs => (le, true),
+                Equ | Neu | Ltu | Leu | Gtu | Geu | Num | Nan => return None,
+            })
+        }
+        F32 => Some(match cmp {
+            Eq => (Op::EqF32 as Make2, false),
+            Ne => (Op::NeF32, false),
+            Lt => (Op::LtF32, false),
+            Le => (Op::LeF32, false),
+            Gt => (Op::LtF32, true),
+            Ge => (Op::LeF32, true),
+            Equ => (Op::EquF32, false),
+            Neu => (Op::NeuF32, false),
+            Gtu => (Op::GtuF32, false),
+            Geu => (Op::GeuF32, false),
+            Ltu => (Op::GtuF32, true),
+            Leu => (Op::GeuF32, true),
+            Lo | Ls | Hi | Hs | Num | Nan => return None,
+        }),
+        F64 => Some(match cmp {
+            Eq => (Op::EqF64 as Make2, false),
+            Lt => (Op::LtF64, false),
+            Le => (Op::LeF64, false),
+            Gt => (Op::LtF64, true),
+            Ge => (Op::LeF64, true),
+            Neu => (Op::NeuF64, false),
+            Gtu => (Op::GtuF64, false),
+            Geu => (Op::GeuF64, false),
+            Ltu => (Op::GtuF64, true),
+            Leu => (Op::GeuF64, true),
+            Ne | Equ | Lo | Ls | Hi | Hs | Num | Nan => return None,
+        }),
+        _ => None,
+    }
+}
+
+impl Decoder<'_> {
+    /// Decodes one instruction.
+    pub(super) fn inst(&mut self, inst: &Inst) -> Result<()> {
+        match inst {
+            Inst::Unary { op, ty, mods, dst, a } => {
+                if let Some(make) = unary32(*op, *ty, mods) {
+                    let (a, d) = (self.w(a, *ty)?, self.dst_w(*dst)?);
+                    self.emit(make(R1 { d, a }));
+                    return Ok(());
+                }
+                if let Some(make) = unary64(*op, *ty, mods) {
+                    let (a, d) = (self.l(a, *ty)?, self.dst_l(*dst)?);
+                    self.emit(make(R1 { d, a }));
+                    return Ok(());
+                }
+                self.scalar(inst, *dst, &[(a, *ty)])
+            }
+            Inst::Binary { op, ty, mods, dst, a, b } => self.binary(inst, *op, *ty, mods, *dst, a, b),
+            Inst::Ternary { op, ty, mods, dst, a, b, c } => {
+                if let Some(make) = ternary32(*op, *ty, mods) {
+                    let o = R3 {
+                        a: self.w(a, *ty)?,
+                        b: self.w(b, *ty)?,
+                        c: self.w(c, *ty)?,
+                        d: self.dst_w(*dst)?,
+                    };
+                    self.emit(make(o));
+                    return Ok(());
+                }
+                if let Some(make) = ternary64(*op, *ty, mods) {
+                    let o = R3 {
+                        a: self.l(a, *ty)?,
+                        b: self.l(b, *ty)?,
+                        c: self.l(c, *ty)?,
+                        d: self.dst_l(*dst)?,
+                    };
+                    self.emit(make(o));
+                    return Ok(());
+                }
+                let wide_c = match (op, ty) {
+                    (TernaryOp::MadWide, ScalarType::U32) => Some(Op::MadWideU32 as Make3),
+                    (TernaryOp::MadWide, ScalarType::S32) => Some(Op::MadWideS32 as Make3),
+                    _ => None,
+                };
+                let c_ty = if *op == TernaryOp::MadWide { widened(*ty) } else { *ty };
+                if let Some(make) = wide_c {
+                    let o = R3 {
+                        a: self.w(a, *ty)?,
+                        b: self.w(b, *ty)?,
+                        c: self.l(c, c_ty)?,
+                        d: self.dst_l(*dst)?,
+                    };
+                    self.emit(make(o));
+                    return Ok(());
+                }
+                // Positions, lengths, shift amounts and selectors are 32-bit whatever the type.
+                let (b_ty, c_ty) = match op {
+                    TernaryOp::Bfe => (ScalarType::U32, ScalarType::U32),
+                    _ => (*ty, c_ty),
+                };
+                self.scalar(inst, *dst, &[(a, *ty), (b, b_ty), (c, c_ty)])
+            }
+            Inst::Bfi { ty, dst, a, b, pos, len } => {
+                let word = ScalarType::U32;
+                self.scalar(inst, *dst, &[(a, *ty), (b, *ty), (pos, word), (len, word)])
+            }
+            Inst::Lop3 { dst, a, b, c, lut } => {
+                let ty = ScalarType::B32;
+                let o = R3 { a: self.w(a, ty)?, b: self.w(b, ty)?, c: self.w(c, ty)?, d: self.dst_w(*dst)? };
+                self.emit(Op::Lop3(o, *lut));
+                Ok(())
+            }
+            Inst::Dp4a { a_ty, b_ty, dst, a, b, c } => {
+                let c_ty = if *a_ty == ScalarType::U32 && *b_ty == ScalarType::U32 {
+                    *a_ty
+                } else {
+                    ScalarType::S32
+                };
+                self.scalar(inst, *dst, &[(a, *a_ty), (b, *b_ty), (c, c_ty)])
+            }
+            Inst::Setp { cmp, combine, ty, ftz, dst, dst_not, a, b } => {
+                let fast = if *ftz { None } else { compare(*cmp, *ty) };
+                let Some((make, swap)) = fast else { return self.scalar(inst, *dst, &[(a, *ty), (b, *ty)]) };
+                let sources = if ty.bits() == 64 {
+                    (self.l(a, *ty)?, self.l(b, *ty)?)
+                } else {
+                    (self.w(a, *ty)?, self.w(b, *ty)?)
+                };
+                let (a, b) = if swap { (sources.1, sources.0) } else { sources };
+                let d = self.pred(*dst)?;
+                if combine.is_none() && dst_not.is_none() {
+                    self.emit(make(R2 { d, a, b }));
+                    return Ok(());
+                }
+                let result = self.regs.temp_pred();
+                self.emit(make(R2 { d: result, a, b }));
+                let third = match combine {
+                    Some((op, p)) => Some((*op, self.pred_use(*p)?)),
+                    None => None,
+                };
+                // Results are written at the end: a destination may also be the third predicate or the guard.
+                let main = self.combine(result, third);
+                let Some(not) = dst_not else {
+                    self.emit(Op::PredMov(R1 { d, a: main }));
+                    return Ok(());
+                };
+                let complement = self.regs.temp_pred();
+                self.emit(Op::PredNot(R1 { d: complement, a: result }));
+                let complement = self.combine(complement, third);
+                let not = self.pred(*not)?;
+                let mut writes = [R1 { d, a: main }, R1 { d: not, a: complement }];
+                if d == self.guard.0 {
+                    writes.reverse();
+                }
+                for o in writes {
+                    self.emit(Op::PredMov(o));
+                }
+                Ok(())
+            }
+            Inst::Set { ty, dst, a, b, .. } => self.scalar(inst, *dst, &[(a, *ty), (b, *ty)]),
+            Inst::Selp { ty, dst, a, b, pred } => {
+                let c = self.pred(*pred)?;
+                match self.slot(*dst)? {
+                    Slot::L(d) => {
+                        let (a, b) = (self.l(a, *ty)?, self.l(b, *ty)?);
+                        self.emit(Op::SelectL(R3 { d, a, b, c }));
+                    }
+                    _ => {
+                        let (a, b, d) = (self.w(a, *ty)?, self.w(b, *ty)?, self.dst_w(*dst)?);
+                        self.emit(Op::SelectW(R3 { d, a, b, c }));
+                    }
+                }
+                Ok(())
+            }
+            Inst::Slct { ty, c_ty, dst, a, b, c, .. } => {
+                self.scalar(inst, *dst, &[(a, *ty), (b, *ty), (c, *c_ty)])
+            }
+            Inst::Mov { ty, dst, src } => self.mov(*ty, *dst, src),
+            Inst::Pack { ty, dst, parts } => self.pack(*ty, *dst, parts),
+            Inst::Unpack { ty, dsts, src } => self.unpack(*ty, dsts, src),
+            Inst::PredBinary { op, dst, a, b } => {
+                let o = R2 { d: self.pred(*dst)?, a: self.pred(*a)?, b: self.pred(*b)? };
+                self.emit(pred_op(*op)(o));
+                Ok(())
+            }
+            Inst::PredNot { dst, a } => {
+                let o = R1 { d: self.pred(*dst)?, a: self.pred(*a)? };
+                self.emit(Op::PredNot(o));
+                Ok(())
+            }
+            Inst::PredMov { dst, a } => {
+                let d = self.pred(*dst)?;
+                let a = match a {
+                    Operand::Reg(r) => self.pred(*r)?,
+                    Operand::Special(special) => match self.special(*special) {
+                        Slot::P(p) => p,
+                        _ => return self.error("the special register is not a predicate"),
+                    },
+                    Operand::Imm(warpwright_ptx::Imm::Int(v)) => {
+                        // Predicate 0 is constant true.
+                        self.emit(if *v != 0 {
+                            Op::PredMov(R1 { d, a: 0 })
+                        } else {
+                            Op::PredNot(R1 { d, a: 0 })
+                        });
+                        return Ok(());
+                    }
+                    Operand::Imm(_) | Operand::Symbol(..) => return self.error("not a predicate"),
+                };
+                self.emit(Op::PredMov(R1 { d, a }));
+                Ok(())
+            }
+            Inst::Cvt { to, from, mods, dst, a, b } => self.cvt(inst, *to, *from, mods, *dst, a, b.as_ref()),
+            Inst::Cvta { to_space, space, dst, src, .. } => self.cvta(*to_space, *space, *dst, src),
+            Inst::Isspacep { space, dst, a } => {
+                let (d, a) = (self.pred(*dst)?, self.source(a, ScalarType::U64)?);
+                self.code.isspacep.push((*space, d, a));
+                let at = index(self.code.isspacep.len() - 1);
+                self.emit(Op::Isspacep(at));
+                Ok(())
+            }
+            Inst::Ld { .. } | Inst::St { .. } | Inst::Prefetch { .. } | Inst::Atom { .. } => {
+                self.memory(inst)
+            }
+            Inst::Shfl { .. }
+            | Inst::Vote { .. }
+            | Inst::Match { .. }
+            | Inst::Redux { .. }
+            | Inst::Activemask { .. }
+            | Inst::Elect { .. }
+            | Inst::Barrier { .. }
+            | Inst::WarpBarrier { .. }
+            | Inst::Fence { .. }
+            | Inst::Nanosleep { .. }
+            | Inst::Brkpt
+            | Inst::Trap => self.control(inst),
+        }
+    }
+
+    /// Any operation, lane by lane.
+    fn scalar(&mut self, inst: &Inst, dst: Reg, sources: &[(&Operand, ScalarType)]) -> Result<()> {
+        let mut src = Vec::with_capacity(sources.len());
+        for (operand, ty) in sources {
+            src.push(self.source(operand, *ty)?);
+        }
+        let (mut dst_not, mut combine) = (None, None);
+        if let Inst::Setp { dst_not: d, combine: c, .. } = inst {
+            dst_not = d.map(|d| self.pred(d)).transpose()?;
+            combine = c.map(|(op, p)| Ok((op, self.pred(p.reg)?, p.negated))).transpose()?;
+        }
+        if let Inst::Set { combine: Some((op, p)), .. } = inst {
+            combine = Some((*op, self.pred(p.reg)?, p.negated));
+        }
+        let dst_bits = self.function.reg_type(dst).map_or(32, ScalarType::bits);
+        let dst = self.slot(dst)?;
+        self.code.scalars.push(Scalar { inst: inst.clone(), dst, dst_bits, dst_not, src, combine });
+        let at = index(self.code.scalars.len() - 1);
+        self.emit(Op::Scalar(at));
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the fields of the instruction")]
+    fn binary(
+        &mut self,
+        inst: &Inst,
+        op: BinaryOp,
+        ty: ScalarType,
+        mods: &Modifiers,
+        dst: Reg,
+        a: &Operand,
+        b: &Operand,
+    ) -> Result<()> {
+        let shift = matches!(op, BinaryOp::Shl | BinaryOp::Shr);
+        if let Some(make) = binary32(op, ty, mods) {
+            let b_ty = if shift { ScalarType::U32 } else { ty };
+            let o = R2 { a: self.w(a, ty)?, b: self.w(b, b_ty)?, d: self.dst_w(dst)? };
+            self.emit(make(o));
+            return Ok(());
+        }
+        let shift64 = match (op, ty) {
+            (BinaryOp::Shl, ScalarType::B64) => Some(Op::ShlL as Make2),
+            (BinaryOp::Shr, ScalarType::B64 | ScalarType::U64) => Some(Op::ShrU64 as Make2),
+            (BinaryOp::Shr, ScalarType::S64) => Some(Op::ShrS64 as Make2),
+            _ => None,
+        };
+        if let Some(make) = shift64 {
+            let o = R2 { a: self.l(a, ty)?, b: self.w(b, ScalarType::U32)?, d: self.dst_l(dst)? };
+            self.emit(make(o));
+            return Ok(());
+        }
+        if let Some(make) = binary64(op, ty, mods) {
+            let o = R2 { a: self.l(a, ty)?, b: self.l(b, ty)?, d: self.dst_l(dst)? };
+            self.emit(make(o));
+            return Ok(());
+        }
+        let wide = match (op, ty) {
+            (BinaryOp::MulWide, ScalarType::U32) => Some(Op::MulWideU32 as Make2),
+            (BinaryOp::MulWide, ScalarType::S32) => Some(Op::MulWideS32 as Make2),
+            _ => None,
+        };
+        if let Some(make) = wide {
+            let o = R2 { a: self.w(a, ty)?, b: self.w(b, ty)?, d: self.dst_l(dst)? };
+            self.emit(make(o));
+            return Ok(());
+        }
+        let b_ty =
+            if shift || matches!(op, BinaryOp::Szext | BinaryOp::SzextWrap) { ScalarType::U32 } else { ty };
+        self.scalar(inst, dst, &[(a, ty), (b, b_ty)])
+    }
+
+    /// A comparison's result after its combination with a third predicate.
+    fn combine(&mut self, a: u32, third: Option<(BoolOp, u32)>) -> u32 {
+        let Some((op, b)) = third else { return a };
+        let d = self.regs.temp_pred();
+        self.emit(pred_op(op)(R2 { d, a, b }));
+        d
+    }
+
+    fn mov(&mut self, ty: ScalarType, dst: Reg, src: &Operand) -> Result<()> {
+        match self.slot(dst)? {
+            Slot::P(d) => {
+                let Operand::Reg(r) = src else { return self.error("mov.pred wants a predicate") };
+                let a = self.pred(*r)?;
+                self.emit(Op::PredMov(R1 { d, a }));
+            }
+            Slot::Q(d) => {
+                let Slot::Q(a) = self.source(src, ty)? else { return self.error("mov.b128 wants 128 bits") };
+                self.emit(Op::MovL(R1 { d, a }));
+                self.emit(Op::MovL(R1 { d: d + 1, a: a + 1 }));
+            }
+            Slot::L(d) => {
+                let a = self.l(src, ty)?;
+                self.emit(Op::MovL(R1 { d, a }));
+            }
+            Slot::W(d) => {
+                let a = self.w(src, ty)?;
+                self.emit(if ty.bits() == 16 { Op::Zext16(R1 { d, a }) } else { Op::MovW(R1 { d, a }) });
+            }
+        }
+        Ok(())
+    }
+
+    fn pack(&mut self, ty: ScalarType, dst: Reg, parts: &[Operand]) -> Result<()> {
+        let part = match (ty.bits(), parts.len()) {
+            (128, 2) => ScalarType::B64,
+            (64, 2) | (128, 4) => ScalarType::B32,
+            (32, 2) | (64, 4) => ScalarType::B16,
+            (16, 2) | (32, 4) => ScalarType::B8,
+            _ => return self.error("the parts do not make up the whole"),
+        };
+        match (self.slot(dst)?, parts) {
+            (Slot::W(d), [lo, hi]) if part == ScalarType::B16 => {
+                let (a, b) = (self.w(lo, part)?, self.w(hi, part)?);
+                self.emit(Op::Pack16(R2 { d, a, b }));
+            }
+            (Slot::L(d), [lo, hi]) if part == ScalarType::B32 => {
+                let (a, b) = (self.w(lo, part)?, self.w(hi, part)?);
+                self.emit(Op::PackL(R2 { d, a, b }));
+            }
+            (Slot::L(d), [p0, p1, p2, p3]) => {
+                let (lo, hi) = (self.regs.temp32(), self.regs.temp32());
+                let (a, b) = (self.w(p0, part)?, self.w(p1, part)?);
+                self.emit(Op::Pack16(R2 { d: lo, a, b }));
+                let (a, b) = (self.w(p2, part)?, self.w(p3, part)?);
+                self.emit(Op::Pack16(R2 { d: hi, a, b }));
+                self.emit(Op::PackL(R2 { d, a: lo, b: hi }));
+            }
+            (Slot::Q(d), [lo, hi]) => {
+                let (a, b) = (self.l(lo, part)?, self.l(hi, part)?);
+                // The destination may be a source only as a whole, which the types exclude.
+                self.emit(Op::MovL(R1 { d, a }));
+                self.emit(Op::MovL(R1 { d: d + 1, a: b }));
+            }
+            (Slot::Q(d), [p0, p1, p2, p3]) => {
+                let (a, b) = (self.w(p0, part)?, self.w(p1, part)?);
+                self.emit(Op::PackL(R2 { d, a, b }));
+                let (a, b) = (self.w(p2, part)?, self.w(p3, part)?);
+                self.emit(Op::PackL(R2 { d: d + 1, a, b }));
+            }
+            (Slot::W(d), bytes) => {
+                // Built up from the top in a temporary: shift left by 8, insert the next byte.
+                let eight = self.regs.literal32(8);
+                let mut so_far = self.regs.literal32(0);
+                for byte in bytes.iter().rev() {
+                    let (shifted, low, next) = (self.regs.temp32(), self.regs.temp32(), self.regs.temp32());
+                    let a = self.w(byte, part)?;
+                    self.emit(Op::ShlW(R2 { d: shifted, a: so_far, b: eight }));
+                    self.emit(Op::Zext8(R1 { d: low, a }));
+                    self.emit(Op::OrW(R2 { d: next, a: shifted, b: low }));
+                    so_far = next;
+                }
+                self.emit(Op::MovW(R1 { d, a: so_far }));
+            }
+            _ => return self.error("the parts do not make up the whole"),
+        }
+        Ok(())
+    }
+
+    fn unpack(&mut self, ty: ScalarType, dsts: &[Option<Reg>], src: &Operand) -> Result<()> {
+        let part_bits = ty.bits() / (dsts.len().max(1) as u32);
+        match self.source(src, ty)? {
+            Slot::Q(a) => {
+                for (i, dst) in dsts.iter().enumerate() {
+                    let Some(dst) = dst else { continue };
+                    let row = a + index(i) * part_bits / 64;
+                    match self.slot(*dst)? {
+                        Slot::L(d) => self.emit(Op::MovL(R1 { d, a: row })),
+                        Slot::W(d) if i % 2 == 0 => self.emit(Op::TruncL(R1 { d, a: row })),
+                        Slot::W(d) => self.emit(Op::HighL(R1 { d, a: row })),
+                        _ => return self.error("wrong destination"),
+                    }
+                }
+            }
+            Slot::L(a) => {
+                for (i, dst) in dsts.iter().enumerate() {
+                    let Some(dst) = dst else { continue };
+                    let d = self.dst_w(*dst)?;
+                    match (part_bits, i) {
+                        (32, 0) => self.emit(Op::TruncL(R1 { d, a })),
+                        (32, _) => self.emit(Op::HighL(R1 { d, a })),
+                        (16, 0) => self.emit(Op::Trunc16L(R1 { d, a })),
+                        (16, _) => {
+                            let (shifted, b) = (self.regs.temp64(), self.regs.literal32(16 * index(i)));
+                            self.emit(Op::ShrU64(R2 { d: shifted, a, b }));
+                            self.emit(Op::Trunc16L(R1 { d, a: shifted }));
+                        }
+                        _ => return self.error("the parts do not make up the whole"),
+                    }
+                }
+            }
+            Slot::W(a) => {
+                // 16-bit halves or bytes; a destination is never the source, whose type is wider.
+                for (i, dst) in dsts.iter().enumerate() {
+                    let Some(dst) = dst else { continue };
+                    let d = self.dst_w(*dst)?;
+                    match (part_bits, i) {
+                        (16, 0) => self.emit(Op::Zext16(R1 { d, a })),
+                        (16, _) => self.emit(Op::High16(R1 { d, a })),
+                        (8, _) => {
+                            let (shifted, b) = (self.regs.temp32(), self.regs.literal32(8 * index(i)));
+                            self.emit(Op::ShrU32(R2 { d: shifted, a, b }));
+                            self.emit(Op::Zext8(R1 { d, a: shifted }));
+                        }
+                        _ => return self.error("the parts do not make up the whole"),
+                    }
+                }
+            }
+            Slot::P(_) => return self.error("a predicate cannot be taken apart"),
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the fields of the instruction")]
+    fn cvt(
+        &mut self,
+        inst: &Inst,
+        to: ScalarType,
+        from: ScalarType,
+        mods: &Modifiers,
+        dst: Reg,
+        a: &Operand,
+        b: Option<&Operand>,
+    ) -> Result<()> {
+        use ScalarType::*;
+        let only_rounding = *mods == Modifiers { rounding: mods.rounding, ..Modifiers::NONE };
+        let dst_slot = self.slot(dst)?;
+        if let Some(b) = b {
+            let make = match (to, from, mods.rounding) {
+                (F16x2, F32, Some(Rounding::Rn)) if only_rounding => Op::F16x2FromF32 as Make2,
+                (BF16x2, F32, Some(Rounding::Rn)) if only_rounding => Op::Bf16x2FromF32,
+                _ => return self.scalar(inst, dst, &[(a, from), (b, from)]),
+            };
+            let o = R2 { a: self.w(a, from)?, b: self.w(b, from)?, d: self.dst_w(dst)? };
+            self.emit(make(o));
+            return Ok(());
+        }
+        if !only_rounding {
+            return self.scalar(inst, dst, &[(a, from)]);
+        }
+        let integer = |ty: ScalarType| !ty.is_float();
+        let signed = |ty: ScalarType| matches!(ty, S8 | S16 | S32 | S64);
+        // Integers: the source is extended by its own type, then cut or extended by the destination's.
+        if integer(to) && integer(from) {
+            let bits = to.bits().min(from.bits());
+            let sign = if bits == from.bits() { signed(from) } else { signed(to) };
+            return self.convert_integer(inst, dst, dst_slot, a, (to, from), bits, sign);
+        }
+        let make = match (to, from, mods.rounding) {
+            (F32, S32, Some(Rounding::Rn)) => Op::F32FromS32 as Make1,
+            (F32, U32, Some(Rounding::Rn)) => Op::F32FromU32,
+            (S32, F32, Some(Rounding::Rni)) => Op::S32FromF32Rni,
+            (S32, F32, Some(Rounding::Rzi)) => Op::S32FromF32Rzi,
+            (S32, F32, Some(Rounding::Rmi)) => Op::S32FromF32Rmi,
+            (S32, F32, Some(Rounding::Rpi)) => Op::S32FromF32Rpi,
+            (U32, F32, Some(Rounding::Rni)) => Op::U32FromF32Rni,
+            (U32, F32, Some(Rounding::Rzi)) => Op::U32FromF32Rzi,
+            (F32, F32, Some(Rounding::Rni)) => Op::RniF32,
+            (F32, F32, Some(Rounding::Rzi)) => Op::RziF32,
+            (F32, F32, Some(Rounding::Rmi)) => Op::RmiF32,
+            (F32, F32, Some(Rounding::Rpi)) => Op::RpiF32,
+            (F32, F16, None) => Op::F32FromF16,
+            (F32, BF16, None) => Op::F32FromBf16,
+            (F16, F32, Some(Rounding::Rn)) => Op::F16FromF32,
+            (BF16, F32, Some(Rounding::Rn)) => Op::Bf16FromF32,
+            (F64, F32, None) => Op::F64FromF32,
+            (F64, S32, _) => Op::F64FromS32,
+            (F64, U32, _) => Op::F64FromU32,
+            (F32, F64, Some(Rounding::Rn)) => Op::F32FromF64,
+            _ => return self.scalar(inst, dst, &[(a, from)]),
+        };
+        let from_row = if from.bits() == 64 { self.l(a, from)? } else { self.w(a, from)? };
+        match (to.bits() == 64, dst_slot) {
+            (true, Slot::L(d)) | (false, Slot::W(d)) => {
+                self.emit(make(R1 { d, a: from_row }));
+                Ok(())
+            }
+            // A destination that is wider than the type: the general path extends.
+            _ => self.scalar(inst, dst, &[(a, from)]),
+        }
+    }
+
+    /// Keeps the low `bits` of an integer and extends them to the destination register.
+    #[allow(clippy::too_many_arguments, reason = "the fields of the instruction")]
+    fn convert_integer(
+        &mut self,
+        inst: &Inst,
+        dst: Reg,
+        dst_slot: Slot,
+        a: &Operand,
+        (to, from): (ScalarType, ScalarType),
+        bits: u32,
+        sign: bool,
+    ) -> Result<()> {
+        let source = self.source(a, from)?;
+        // Sign extension stops at the width of the destination type, unless that is signed too.
+        let to_signed = matches!(to, ScalarType::S8 | ScalarType::S16 | ScalarType::S32 | ScalarType::S64);
+        let register_bits = match dst_slot {
+            Slot::L(_) => 64,
+            _ => self.function.reg_type(dst).map_or(32, ScalarType::bits),
+        };
+        let simple = !sign || register_bits == to.bits() || to_signed;
+        let op = match (dst_slot, source, bits, sign) {
+            _ if !simple => None,
+            (Slot::L(d), Slot::L(a), 64, _) => Some(Op::MovL(R1 { d, a })),
+            (Slot::L(d), Slot::W(a), 32, false) => Some(Op::ZextL(R1 { d, a })),
+            (Slot::L(d), Slot::W(a), 32, true) => Some(Op::SextL(R1 { d, a })),
+            (Slot::L(d), Slot::W(a), 16, true) => Some(Op::Sext16L(R1 { d, a })),
+            (Slot::L(d), Slot::W(a), 16, false) => Some(Op::ZextL(R1 { d, a })),
+            (Slot::W(d), Slot::L(a), 32, _) if register_bits == 32 => Some(Op::TruncL(R1 { d, a })),
+            (Slot::W(d), Slot::L(a), 16, false) => Some(Op::Trunc16L(R1 { d, a })),
+            (Slot::W(d), Slot::W(a), 32, _) if register_bits == 32 => Some(Op::MovW(R1 { d, a })),
+            (Slot::W(d), Slot::W(a), 16, false) => Some(Op::Zext16(R1 { d, a })),
+            (Slot::W(d), Slot::W(a), 16, true) if register_bits == 32 => Some(Op::Sext16(R1 { d, a })),
+            (Slot::W(d), Slot::W(a), 16, true) if register_bits == 16 => Some(Op::Zext16(R1 { d, a })),
+            (Slot::W(d), Slot::W(a), 8, false) => Some(Op::Zext8(R1 { d, a })),
+            (Slot::W(d), Slot::W(a), 8, true) if register_bits == 32 => Some(Op::Sext8(R1 { d, a })),
+            (Slot::W(d), Slot::W(a), 8, true) if register_bits == 16 => Some(Op::Sext8To16(R1 { d, a })),
+            _ => None,
+        };
+        match op {
+            Some(op) => {
+                self.emit(op);
+                Ok(())
+            }
+            None => self.scalar(inst, dst, &[(a, from)]),
+        }
+    }
+}
+
+/// The integer type of twice the width.
+fn widened(ty: ScalarType) -> ScalarType {
+    match ty {
+        ScalarType::U16 => ScalarType::U32,
+        ScalarType::S16 => ScalarType::S32,
+        ScalarType::S32 => ScalarType::S64,
+        _ => ScalarType::U64,
+    }
+}
+
+fn pred_op(op: BoolOp) -> Make2 {
+    match op {
+        BoolOp::And => Op::PredAnd,
+        BoolOp::Or => Op::PredOr,
+        BoolOp::Xor => Op::PredXor,
+    }
+}

@@ -1,0 +1,107 @@
+//! Which registers may be read before they are written: only those are tracked while a kernel runs.
+
+use std::collections::HashMap;
+
+use warpwright_ptx::{Function, Inst, Operand, Reg, Role, Terminator};
+
+/// Whether an instruction only copies, so that an undefined source makes the destination undefined instead of being an
+/// error: compilers move undefined values around without using them.
+pub(crate) fn copies(inst: &Inst) -> bool {
+    matches!(inst, Inst::Mov { src: Operand::Reg(_), .. } | Inst::PredMov { a: Operand::Reg(_), .. })
+}
+
+#[derive(Clone, PartialEq)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn new(len: usize, value: bool) -> Self {
+        Self(vec![if value { u64::MAX } else { 0 }; len.div_ceil(64)])
+    }
+
+    fn get(&self, i: usize) -> bool {
+        self.0.get(i / 64).is_some_and(|w| w >> (i % 64) & 1 != 0)
+    }
+
+    fn set(&mut self, i: usize, value: bool) {
+        if let Some(w) = self.0.get_mut(i / 64) {
+            *w = *w & !(1 << (i % 64)) | u64::from(value) << (i % 64);
+        }
+    }
+
+    /// Union; whether anything was added.
+    fn join(&mut self, other: &Self) -> bool {
+        let mut changed = false;
+        for (a, b) in self.0.iter_mut().zip(&other.0) {
+            changed |= *b & !*a != 0;
+            *a |= *b;
+        }
+        changed
+    }
+}
+
+/// The tracked registers of a function.
+pub(crate) struct Analysis {
+    pub(crate) tracked: Vec<Reg>,
+    slots: HashMap<Reg, u32>,
+}
+
+impl Analysis {
+    pub(crate) fn new(function: &Function) -> Self {
+        let count = function.registers.len();
+        let mut maybe = vec![Bits::new(count, false); function.blocks.len()];
+        let mut used = Bits::new(count, false);
+        if let Some(entry) = maybe.first_mut() {
+            *entry = Bits::new(count, true);
+        }
+        let mut work: Vec<usize> = if function.blocks.is_empty() { Vec::new() } else { vec![0] };
+        let mut seen = vec![false; function.blocks.len()];
+        while let Some(at) = work.pop() {
+            let Some(block) = function.blocks.get(at) else { continue };
+            seen[at] = true;
+            let mut state = maybe[at].clone();
+            for instruction in &block.instructions {
+                if let Some(guard) = instruction.guard {
+                    note(&state, &mut used, guard.reg);
+                }
+                // A copy of a maybe undefined value leaves its destination maybe undefined.
+                let mut undefined = false;
+                let copy = copies(&instruction.inst);
+                instruction.inst.visit(|role, r| match role {
+                    Role::Use => {
+                        note(&state, &mut used, r);
+                        undefined |= copy && state.get(r.0 as usize);
+                    }
+                    Role::Def if instruction.guard.is_none() => state.set(r.0 as usize, undefined),
+                    Role::Def => {
+                        if undefined {
+                            state.set(r.0 as usize, true);
+                        }
+                    }
+                });
+            }
+            if let Terminator::Branch { pred, .. } = &block.terminator {
+                note(&state, &mut used, pred.reg);
+            }
+            for next in block.terminator.successors() {
+                let next = next.0 as usize;
+                if maybe.get_mut(next).is_some_and(|m| m.join(&state)) || seen.get(next) == Some(&false) {
+                    work.push(next);
+                }
+            }
+        }
+        let tracked: Vec<Reg> =
+            (0..count).filter(|i| used.get(*i)).filter_map(|i| u32::try_from(i).ok()).map(Reg).collect();
+        let slots = tracked.iter().zip(0..).map(|(r, i)| (*r, i)).collect();
+        Self { tracked, slots }
+    }
+
+    pub(crate) fn slot(&self, r: Reg) -> Option<u32> {
+        self.slots.get(&r).copied()
+    }
+}
+
+fn note(state: &Bits, used: &mut Bits, r: Reg) {
+    if state.get(r.0 as usize) {
+        used.set(r.0 as usize, true);
+    }
+}

@@ -1,0 +1,577 @@
+//! From the IR of one kernel to flat code with resolved operands.
+
+mod alu;
+mod control;
+mod defined;
+mod memory;
+pub(crate) mod registers;
+
+use warpwright_ptx::{
+    AtomOp, BarRedOp, BlockId, BoolOp, Function, Inst, Instruction, Module, Operand, Ordering, PlainSpecial,
+    PredUse, ReduxOp, Reg, ScalarType, Scope, ShflMode, SourceLoc, SpecialReg, StateSpace, Symbol, SymbolId,
+    Terminator, VoteMode,
+};
+
+use crate::counters::Class;
+use crate::exec::ops::{Ins, Op};
+use crate::exec::rows::R1;
+use crate::report::Position;
+use registers::{
+    LaunchValue, Layout, Registers, Slot, SpecialTime, literal_bits, special_is_wide, special_time,
+};
+
+/// Where shared variables start. Address 0 is never one, so a kernel that takes 0 for its first variable is found out.
+pub(crate) const SHARED_BASE: u64 = 0x400;
+/// Where local variables start.
+pub(crate) const LOCAL_BASE: u64 = 0x100;
+/// Where constants start.
+pub(crate) const CONST_BASE: u64 = 0x100;
+
+/// An arithmetic instruction that is evaluated lane by lane.
+#[derive(Debug)]
+pub(crate) struct Scalar {
+    pub(crate) inst: Inst,
+    pub(crate) dst: Slot,
+    /// Width of the destination register.
+    pub(crate) dst_bits: u32,
+    /// The complement of a `setp`.
+    pub(crate) dst_not: Option<u32>,
+    pub(crate) src: Vec<Slot>,
+    /// Third predicate of `setp` and `set`: operator, predicate, whether it is negated.
+    pub(crate) combine: Option<(BoolOp, u32, bool)>,
+}
+
+/// A load or store.
+#[derive(Debug)]
+pub(crate) struct Access {
+    pub(crate) space: StateSpace,
+    /// Bytes of one element: 1, 2, 4 or 8.
+    pub(crate) bytes: u32,
+    /// Whether loads sign-extend.
+    pub(crate) sign: bool,
+    /// Destinations (`None`: `_`) or sources, one per element.
+    pub(crate) regs: Vec<Option<Slot>>,
+    /// Row of addresses.
+    /// The bits that the 32-bit rows of destinations hold.
+    pub(crate) keep: u32,
+    pub(crate) addr: Slot,
+    pub(crate) offset: i64,
+    pub(crate) ordering: Ordering,
+    /// Number of the memory instruction.
+    pub(crate) site: u32,
+}
+
+impl Access {
+    /// Bytes of all elements, which is also the alignment.
+    pub(crate) fn total(&self) -> u32 {
+        self.bytes * self.regs.len() as u32
+    }
+}
+
+/// An `atom` or `red`.
+#[derive(Debug)]
+pub(crate) struct Atomic {
+    pub(crate) op: AtomOp,
+    pub(crate) space: StateSpace,
+    pub(crate) ty: ScalarType,
+    pub(crate) ordering: Ordering,
+    pub(crate) dst: Option<Slot>,
+    pub(crate) addr: Slot,
+    pub(crate) offset: i64,
+    pub(crate) b: Slot,
+    pub(crate) c: Option<Slot>,
+    pub(crate) site: u32,
+}
+
+/// What lanes of a warp do together.
+#[derive(Debug)]
+pub(crate) enum CollectiveKind {
+    Shuffle {
+        mode: ShflMode,
+        dst: u32,
+        pred: Option<u32>,
+        a: u32,
+        b: u32,
+        c: u32,
+    },
+    Vote {
+        mode: VoteMode,
+        dst: Slot,
+        src: u32,
+        negated: bool,
+    },
+    Match {
+        all: bool,
+        dst: u32,
+        pred: Option<u32>,
+        a: Slot,
+    },
+    Redux {
+        op: ReduxOp,
+        ty: ScalarType,
+        dst: u32,
+        a: u32,
+    },
+    Elect {
+        dst: Option<u32>,
+        pred: u32,
+    },
+    /// `bar.warp.sync`
+    Barrier,
+    /// `activemask`: no rendezvous.
+    Activemask {
+        dst: u32,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct Collective {
+    pub(crate) kind: CollectiveKind,
+    /// Row of the member mask.
+    pub(crate) mask: u32,
+}
+
+#[derive(Debug)]
+pub(crate) enum BarrierDecoded {
+    Sync,
+    Arrive,
+    Reduce { op: BarRedOp, dst: Slot, src: u32, negated: bool },
+}
+
+#[derive(Debug)]
+pub(crate) struct BarrierOp {
+    pub(crate) kind: BarrierDecoded,
+    pub(crate) aligned: bool,
+    pub(crate) id: u32,
+    pub(crate) count: Option<u32>,
+}
+
+/// Definedness of registers that may be read before they are written: bit masks per lane, in slots of their own.
+#[derive(Debug)]
+pub(crate) struct Check {
+    /// Tracked slot and the register's name for the report.
+    pub(crate) slots: Vec<(u32, Reg)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Mark {
+    pub(crate) slots: Vec<u32>,
+    /// Copies take over the definedness of these; empty: defined.
+    pub(crate) from: Vec<u32>,
+}
+
+/// What a decoded instruction is for reports and counters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) position: Position,
+    /// `None` for the second half of an instruction that was decoded into several.
+    pub(crate) class: Option<Class>,
+}
+
+/// A decoded kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Code {
+    pub(crate) ins: Vec<Ins>,
+    /// One per instruction.
+    pub(crate) origins: Vec<Origin>,
+    pub(crate) scalars: Vec<Scalar>,
+    pub(crate) loads: Vec<Access>,
+    pub(crate) stores: Vec<Access>,
+    pub(crate) atomics: Vec<Atomic>,
+    pub(crate) prefetches: Vec<Access>,
+    pub(crate) collectives: Vec<Collective>,
+    pub(crate) barriers: Vec<BarrierOp>,
+    pub(crate) specials: Vec<(Slot, SpecialReg)>,
+    pub(crate) isspacep: Vec<(StateSpace, u32, Slot)>,
+    pub(crate) fences: Vec<Scope>,
+    pub(crate) checks: Vec<Check>,
+    pub(crate) marks: Vec<Mark>,
+    /// Memory instructions that look up allocations.
+    pub(crate) sites: u32,
+    pub(crate) layout: Layout,
+    /// Registers that may be read before they are written, in slots of `Warp::defined`.
+    pub(crate) tracked: Vec<Slot>,
+    /// End of the static shared variables, from address 0.
+    pub(crate) shared_end: u64,
+    /// Where dynamic shared memory starts.
+    pub(crate) dynamic_base: u64,
+    /// End of the local variables, from address 0.
+    pub(crate) local_end: u64,
+    /// Shared variables for reports: name, start, bytes (0: dynamic).
+    pub(crate) shared_names: Vec<(String, u64, u64)>,
+    pub(crate) local_names: Vec<(String, u64, u64)>,
+}
+
+/// Why a kernel cannot be decoded: the text is outside what the emulator runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DecodeError {
+    pub(crate) location: Position,
+    pub(crate) message: String,
+}
+
+type Result<T> = std::result::Result<T, DecodeError>;
+
+/// State while decoding one function.
+struct Decoder<'a> {
+    module: &'a Module,
+    function: &'a Function,
+    code: Code,
+    regs: Registers,
+    /// First instruction of each block.
+    starts: Vec<u32>,
+    params: Vec<u64>,
+    shared: Vec<Option<u64>>,
+    module_shared: Vec<Option<u64>>,
+    local: Vec<Option<u64>>,
+    consts: &'a [u64],
+    guard: (u32, u32),
+    location: Position,
+    /// Class of the next emitted instruction, taken by the first one.
+    class: Option<Class>,
+}
+
+fn index(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// Decodes a kernel. `consts` holds the addresses of the module's constant variables.
+pub(crate) fn decode(module: &Module, function: &Function, consts: &[u64]) -> Result<Code> {
+    let mut decoder = Decoder {
+        module,
+        function,
+        code: Code::default(),
+        regs: Registers::new(function),
+        starts: Vec::new(),
+        params: function.param_layout().0,
+        shared: Vec::new(),
+        module_shared: Vec::new(),
+        local: Vec::new(),
+        consts,
+        guard: (0, 0),
+        location: Position::default(),
+        class: None,
+    };
+    decoder.place_variables()?;
+    decoder.blocks()?;
+    decoder.code.layout = decoder.regs.layout;
+    Ok(decoder.code)
+}
+
+impl Decoder<'_> {
+    fn error<T>(&self, message: impl Into<String>) -> Result<T> {
+        Err(DecodeError { location: self.location, message: message.into() })
+    }
+
+    /// Lays out shared and local variables; dynamic shared memory follows the static variables.
+    fn place_variables(&mut self) -> Result<()> {
+        let used: Vec<bool> = (0..self.module.variables.len())
+            .map(|i| self.function.symbols.contains(&Symbol::ModuleVariable(index(i))))
+            .collect();
+        let (module, function) = (self.module, self.function);
+        let (mut shared_at, mut local_at) = (SHARED_BASE, LOCAL_BASE);
+        let mut dynamic_align = 16;
+        let mut place = |variable: &warpwright_ptx::Variable, names: &mut Code| -> Result<Option<u64>> {
+            let (at, list) = match variable.space {
+                StateSpace::Shared | StateSpace::SharedCluster => (&mut shared_at, &mut names.shared_names),
+                StateSpace::Local => (&mut local_at, &mut names.local_names),
+                _ => return Ok(None),
+            };
+            let align = u64::from(variable.align.max(1));
+            if variable.len.is_none() {
+                dynamic_align = dynamic_align.max(align);
+                return Ok(None);
+            }
+            let start = at.next_multiple_of(align);
+            let end = variable.bytes().and_then(|b| start.checked_add(b)).filter(|end| *end <= 1 << 30);
+            let Some(end) = end else {
+                return Err(DecodeError {
+                    location: Position::default(),
+                    message: format!("variable `{}` does not fit in its state space", variable.name),
+                });
+            };
+            *at = end;
+            list.push((variable.name.clone(), start, end - start));
+            Ok(Some(start))
+        };
+        for (variable, used) in module.variables.iter().zip(&used) {
+            let at = if *used { place(variable, &mut self.code)? } else { None };
+            self.module_shared.push(at);
+        }
+        for variable in &function.variables {
+            let at = place(variable, &mut self.code)?;
+            let is_shared = variable.space != StateSpace::Local;
+            self.shared.push(at.filter(|_| is_shared));
+            self.local.push(at.filter(|_| !is_shared));
+        }
+        self.code.shared_end = shared_at;
+        self.code.dynamic_base = shared_at.next_multiple_of(dynamic_align);
+        self.code.local_end = local_at;
+        for (variable, _) in module.variables.iter().zip(&used).filter(|(v, u)| **u && v.len.is_none()) {
+            self.code.shared_names.push((variable.name.clone(), self.code.dynamic_base, 0));
+        }
+        Ok(())
+    }
+
+    fn blocks(&mut self) -> Result<()> {
+        let function = self.function;
+        let analysis = defined::Analysis::new(function);
+        self.code.tracked = analysis.tracked.iter().filter_map(|r| self.regs.slot(*r)).collect();
+        for (at, block) in function.blocks.iter().enumerate() {
+            self.starts.push(index(self.code.ins.len()));
+            for (i, instruction) in block.instructions.iter().enumerate() {
+                self.locate(block.location(i));
+                self.instruction(instruction, &analysis)?;
+            }
+            self.locate(block.location(block.instructions.len()));
+            self.terminator(&block.terminator, at, &analysis)?;
+        }
+        self.resolve_targets();
+        Ok(())
+    }
+
+    fn locate(&mut self, location: SourceLoc) {
+        self.location = match location {
+            SourceLoc::Ptx { line, column } => Position { line, column },
+            SourceLoc::Rust(_) | SourceLoc::Unknown => Position::default(),
+        };
+    }
+
+    fn instruction(&mut self, instruction: &Instruction, analysis: &defined::Analysis) -> Result<()> {
+        self.guard = (0, 0);
+        if let Some(guard) = instruction.guard {
+            self.check(analysis, [guard.reg]);
+            self.guard = (self.pred(guard.reg)?, if guard.negated { u32::MAX } else { 0 });
+        }
+        let copy = defined::copies(&instruction.inst);
+        if !copy {
+            let mut uses = Vec::new();
+            instruction.inst.visit(|role, r| {
+                if role == warpwright_ptx::Role::Use {
+                    uses.push(r);
+                }
+            });
+            self.check(analysis, uses);
+        }
+        self.class = Some(alu::class_of(&instruction.inst));
+        self.inst(&instruction.inst)?;
+        if self.class.is_some() {
+            // Every instruction is counted, also one that does nothing here.
+            self.emit(Op::Nothing);
+        }
+        let (mut from, mut marks) = (Vec::new(), Vec::new());
+        instruction.inst.visit(|role, r| {
+            if let Some(slot) = analysis.slot(r) {
+                match role {
+                    warpwright_ptx::Role::Def => marks.push(slot),
+                    warpwright_ptx::Role::Use if copy => from.push(slot),
+                    warpwright_ptx::Role::Use => {}
+                }
+            }
+        });
+        if !marks.is_empty() {
+            self.code.marks.push(Mark { slots: marks, from });
+            let at = index(self.code.marks.len() - 1);
+            self.emit(Op::MarkDefined(at));
+        }
+        Ok(())
+    }
+
+    /// Emits a check of the registers among `uses` that may be undefined.
+    fn check(&mut self, analysis: &defined::Analysis, uses: impl IntoIterator<Item = Reg>) {
+        let mut slots: Vec<(u32, Reg)> =
+            uses.into_iter().filter_map(|r| analysis.slot(r).map(|slot| (slot, r))).collect();
+        slots.dedup();
+        if !slots.is_empty() {
+            self.code.checks.push(Check { slots });
+            let at = index(self.code.checks.len() - 1);
+            let class = self.class.take();
+            self.emit(Op::CheckDefined(at));
+            self.class = class;
+        }
+    }
+
+    fn emit(&mut self, op: Op) {
+        self.code.ins.push(Ins { guard: self.guard.0, invert: self.guard.1, op });
+        self.code.origins.push(Origin { position: self.location, class: self.class.take() });
+    }
+
+    fn slot(&self, r: Reg) -> Result<Slot> {
+        match self.regs.slot(r) {
+            Some(slot) => Ok(slot),
+            None => self.error(format!("register {} is not declared", r.0)),
+        }
+    }
+
+    fn pred(&self, r: Reg) -> Result<u32> {
+        match self.slot(r)? {
+            Slot::P(p) => Ok(p),
+            _ => self.error("a predicate register is wanted here"),
+        }
+    }
+
+    /// A predicate as the instruction reads it: possibly negated into a temporary.
+    fn pred_use(&mut self, p: PredUse) -> Result<u32> {
+        let a = self.pred(p.reg)?;
+        if !p.negated {
+            return Ok(a);
+        }
+        let d = self.regs.temp_pred();
+        self.emit_part(Op::PredNot(R1 { d, a }));
+        Ok(d)
+    }
+
+    /// Emits an instruction that prepares the one that is counted.
+    fn emit_part(&mut self, op: Op) {
+        let class = self.class.take();
+        self.emit(op);
+        self.class = class;
+    }
+
+    /// The row of a source of up to 32 bits.
+    fn w(&mut self, operand: &Operand, ty: ScalarType) -> Result<u32> {
+        Ok(match self.source(operand, ty)? {
+            Slot::W(row) => row,
+            Slot::L(a) | Slot::Q(a) => {
+                let d = self.regs.temp32();
+                self.emit_part(Op::TruncL(R1 { d, a }));
+                d
+            }
+            Slot::P(_) => return self.error("a predicate cannot be used as a value"),
+        })
+    }
+
+    /// The row of a 64-bit source.
+    fn l(&mut self, operand: &Operand, ty: ScalarType) -> Result<u32> {
+        Ok(match self.source(operand, ty)? {
+            Slot::L(row) | Slot::Q(row) => row,
+            Slot::W(a) => {
+                let d = self.regs.temp64();
+                self.emit_part(Op::ZextL(R1 { d, a }));
+                d
+            }
+            Slot::P(_) => return self.error("a predicate cannot be used as a value"),
+        })
+    }
+
+    /// Where a source lives, whatever its width; literals take the width of `ty`.
+    fn source(&mut self, operand: &Operand, ty: ScalarType) -> Result<Slot> {
+        Ok(match operand {
+            Operand::Reg(r) => self.slot(*r)?,
+            Operand::Imm(imm) => {
+                let bits = literal_bits(*imm, ty);
+                if ty.bits() == 64 {
+                    Slot::L(self.regs.literal64(bits))
+                } else {
+                    Slot::W(self.regs.literal32(bits as u32))
+                }
+            }
+            Operand::Special(special) => self.special(*special),
+            Operand::Symbol(symbol, offset) => self.symbol_address(*symbol, *offset, ty.bits() == 64)?,
+        })
+    }
+
+    fn special(&mut self, special: SpecialReg) -> Slot {
+        if special_time(special) != SpecialTime::Read {
+            return self.regs.special(special);
+        }
+        let wide = special_is_wide(special) || special == SpecialReg::Plain(PlainSpecial::Clock64);
+        let slot = if wide { Slot::L(self.regs.temp64()) } else { Slot::W(self.regs.temp32()) };
+        self.code.specials.push((slot, special));
+        let at = index(self.code.specials.len() - 1);
+        self.emit_part(Op::Special(at));
+        slot
+    }
+
+    /// The address of a symbol in its own space, as a constant row.
+    fn symbol_address(&mut self, symbol: SymbolId, offset: i64, wide: bool) -> Result<Slot> {
+        let Some(what) = self.function.symbols.get(symbol.0 as usize).copied() else {
+            return self.error("unknown symbol");
+        };
+        let base = match what {
+            Symbol::Param(p) => self.params.get(p as usize).copied(),
+            Symbol::LocalVariable(v) => {
+                let v = v as usize;
+                let dynamic = self.function.variables.get(v).is_some_and(|x| x.len.is_none());
+                let placed = self.shared.get(v).copied().flatten().or(self.local.get(v).copied().flatten());
+                if dynamic { Some(self.code.dynamic_base) } else { placed }
+            }
+            Symbol::ModuleVariable(v) => {
+                let Some(variable) = self.module.variables.get(v as usize) else {
+                    return self.error("unknown variable");
+                };
+                match variable.space {
+                    StateSpace::Global => {
+                        return Ok(self.regs.launch(LaunchValue::Global { index: v, offset }, wide));
+                    }
+                    StateSpace::Const => self.consts.get(v as usize).copied(),
+                    _ if variable.len.is_none() => Some(self.code.dynamic_base),
+                    _ => self.module_shared.get(v as usize).copied().flatten(),
+                }
+            }
+        };
+        let Some(base) = base else {
+            return self.error("the symbol has no address that a kernel can take");
+        };
+        let address = base.wrapping_add(offset as u64);
+        Ok(if wide {
+            Slot::L(self.regs.literal64(address))
+        } else {
+            Slot::W(self.regs.literal32(address as u32))
+        })
+    }
+
+    /// The row of the destination of an operation of up to 32 bits, and what to do afterwards to fill a wider register.
+    fn dst_w(&mut self, r: Reg) -> Result<u32> {
+        match self.slot(r)? {
+            Slot::W(row) => Ok(row),
+            _ => self.error("the destination has the wrong width"),
+        }
+    }
+
+    fn dst_l(&mut self, r: Reg) -> Result<u32> {
+        match self.slot(r)? {
+            Slot::L(row) => Ok(row),
+            _ => self.error("the destination has the wrong width"),
+        }
+    }
+
+    fn resolve_targets(&mut self) {
+        let starts = &self.starts;
+        let target = |block: u32| starts.get(block as usize).copied().unwrap_or(u32::MAX);
+        for ins in &mut self.code.ins {
+            match &mut ins.op {
+                Op::Jump { to } => *to = target(*to),
+                Op::Branch { then, otherwise, .. } => {
+                    *then = target(*then);
+                    *otherwise = target(*otherwise);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn terminator(&mut self, terminator: &Terminator, at: usize, analysis: &defined::Analysis) -> Result<()> {
+        self.guard = (0, 0);
+        match terminator {
+            Terminator::Jump { to, .. } => {
+                if to.0 as usize != at + 1 {
+                    self.class = Some(Class::Control);
+                    self.emit(Op::Jump { to: to.0 });
+                }
+            }
+            Terminator::Branch { pred, then, otherwise, .. } => {
+                self.check(analysis, [pred.reg]);
+                let BlockId(then) = *then;
+                let invert = if pred.negated { u32::MAX } else { 0 };
+                let pred = self.pred(pred.reg)?;
+                self.class = Some(Class::Control);
+                self.emit(Op::Branch { pred, invert, then, otherwise: otherwise.0 });
+            }
+            Terminator::Ret | Terminator::Exit => {
+                self.class = Some(Class::Control);
+                self.emit(Op::Exit);
+            }
+        }
+        Ok(())
+    }
+}

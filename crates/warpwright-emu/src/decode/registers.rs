@@ -1,0 +1,246 @@
+//! Where operands live: rows for registers, literals, special registers and launch constants.
+
+use std::collections::HashMap;
+
+use warpwright_ptx::{Axis, Function, Imm, PlainSpecial, Reg, ScalarType, SpecialReg};
+
+use crate::exec::rows::{LANES, Row32, Row64};
+
+/// Where a register lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// A row of up to 32 bits.
+    W(u32),
+    /// A row of 64 bits.
+    L(u32),
+    /// Two rows of 64 bits, the lower first.
+    Q(u32),
+    /// A predicate.
+    P(u32),
+}
+
+/// A value that is known when a launch starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LaunchValue {
+    /// `bytes` bytes of the parameter buffer, sign-extended if asked.
+    Param { offset: u64, bytes: u32, sign: bool },
+    /// The address of module variable `index` plus an offset.
+    Global { index: u32, offset: i64 },
+}
+
+/// Special registers by when their value is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SpecialTime {
+    /// The same in every block.
+    Launch,
+    /// Once per block.
+    Block,
+    /// On every read.
+    Read,
+}
+
+pub(crate) fn special_time(special: SpecialReg) -> SpecialTime {
+    match special {
+        SpecialReg::Tid(_)
+        | SpecialReg::Ntid(_)
+        | SpecialReg::Nctaid(_)
+        | SpecialReg::ClusterNctaid(_)
+        | SpecialReg::NclusterId(_) => SpecialTime::Launch,
+        SpecialReg::Ctaid(_) | SpecialReg::ClusterCtaid(_) | SpecialReg::ClusterId(_) => SpecialTime::Block,
+        SpecialReg::Plain(p) => match p {
+            PlainSpecial::LaneId
+            | PlainSpecial::WarpId
+            | PlainSpecial::NwarpId
+            | PlainSpecial::NsmId
+            | PlainSpecial::GridId
+            | PlainSpecial::LanemaskEq
+            | PlainSpecial::LanemaskLe
+            | PlainSpecial::LanemaskLt
+            | PlainSpecial::LanemaskGe
+            | PlainSpecial::LanemaskGt
+            | PlainSpecial::ClusterNctaRank
+            | PlainSpecial::IsExplicitCluster
+            | PlainSpecial::TotalSmemSize
+            | PlainSpecial::DynamicSmemSize
+            | PlainSpecial::AggrSmemSize => SpecialTime::Launch,
+            PlainSpecial::SmId | PlainSpecial::ClusterCtaRank => SpecialTime::Block,
+            PlainSpecial::Clock
+            | PlainSpecial::ClockHi
+            | PlainSpecial::Clock64
+            | PlainSpecial::GlobalTimer
+            | PlainSpecial::GlobalTimerLo
+            | PlainSpecial::GlobalTimerHi => SpecialTime::Read,
+        },
+    }
+}
+
+/// Whether a special register has 64 bits.
+pub(crate) fn special_is_wide(special: SpecialReg) -> bool {
+    matches!(
+        special,
+        SpecialReg::Plain(PlainSpecial::Clock64 | PlainSpecial::GlobalTimer | PlainSpecial::GridId)
+    )
+}
+
+/// The row layout of one kernel, with the contents that do not depend on the launch.
+#[derive(Debug, Default)]
+pub(crate) struct Layout {
+    /// Initial rows: zero for registers, broadcast literals.
+    pub(crate) r32: Vec<Row32>,
+    pub(crate) r64: Vec<Row64>,
+    pub(crate) preds: usize,
+    /// Rows of special registers that are fixed for a launch or a block.
+    pub(crate) specials: Vec<(Slot, SpecialReg)>,
+    /// Rows of launch constants.
+    pub(crate) launch: Vec<(Slot, LaunchValue)>,
+}
+
+/// Assigns rows while a function is decoded.
+pub(crate) struct Registers {
+    pub(crate) layout: Layout,
+    slots: Vec<Slot>,
+    literals32: HashMap<u32, u32>,
+    literals64: HashMap<u64, u32>,
+    specials: HashMap<SpecialReg, Slot>,
+    launch: HashMap<(LaunchValue, bool), Slot>,
+}
+
+fn index(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+impl Registers {
+    pub(crate) fn new(function: &Function) -> Self {
+        // Predicate 0 guards unguarded instructions.
+        let mut layout = Layout { preds: 1, ..Layout::default() };
+        let slots = function
+            .registers
+            .iter()
+            .map(|info| match info.ty.bits() {
+                1 => {
+                    layout.preds += 1;
+                    Slot::P(index(layout.preds - 1))
+                }
+                64 => {
+                    layout.r64.push(Row64::ZERO);
+                    Slot::L(index(layout.r64.len() - 1))
+                }
+                128 => {
+                    layout.r64.extend([Row64::ZERO; 2]);
+                    Slot::Q(index(layout.r64.len() - 2))
+                }
+                _ => {
+                    layout.r32.push(Row32::ZERO);
+                    Slot::W(index(layout.r32.len() - 1))
+                }
+            })
+            .collect();
+        Self {
+            layout,
+            slots,
+            literals32: HashMap::new(),
+            literals64: HashMap::new(),
+            specials: HashMap::new(),
+            launch: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn slot(&self, r: Reg) -> Option<Slot> {
+        self.slots.get(r.0 as usize).copied()
+    }
+
+    pub(crate) fn temp32(&mut self) -> u32 {
+        self.layout.r32.push(Row32::ZERO);
+        index(self.layout.r32.len() - 1)
+    }
+
+    pub(crate) fn temp64(&mut self) -> u32 {
+        self.layout.r64.push(Row64::ZERO);
+        index(self.layout.r64.len() - 1)
+    }
+
+    pub(crate) fn temp_pred(&mut self) -> u32 {
+        self.layout.preds += 1;
+        index(self.layout.preds - 1)
+    }
+
+    pub(crate) fn literal32(&mut self, value: u32) -> u32 {
+        if let Some(row) = self.literals32.get(&value) {
+            return *row;
+        }
+        self.layout.r32.push(Row32([value; LANES]));
+        let row = index(self.layout.r32.len() - 1);
+        self.literals32.insert(value, row);
+        row
+    }
+
+    pub(crate) fn literal64(&mut self, value: u64) -> u32 {
+        if let Some(row) = self.literals64.get(&value) {
+            return *row;
+        }
+        self.layout.r64.push(Row64([value; LANES]));
+        let row = index(self.layout.r64.len() - 1);
+        self.literals64.insert(value, row);
+        row
+    }
+
+    /// The row of a special register that does not change while a block runs.
+    pub(crate) fn special(&mut self, special: SpecialReg) -> Slot {
+        if let Some(slot) = self.specials.get(&special) {
+            return *slot;
+        }
+        let slot = if special_is_wide(special) {
+            Slot::L(self.temp64())
+        } else if special == SpecialReg::Plain(PlainSpecial::IsExplicitCluster) {
+            Slot::P(self.temp_pred())
+        } else {
+            Slot::W(self.temp32())
+        };
+        self.specials.insert(special, slot);
+        self.layout.specials.push((slot, special));
+        slot
+    }
+
+    /// The row of a launch constant, 64 bits wide if `wide`.
+    pub(crate) fn launch(&mut self, value: LaunchValue, wide: bool) -> Slot {
+        if let Some(slot) = self.launch.get(&(value, wide)) {
+            return *slot;
+        }
+        let slot = if wide { Slot::L(self.temp64()) } else { Slot::W(self.temp32()) };
+        self.launch.insert((value, wide), slot);
+        self.layout.launch.push((slot, value));
+        slot
+    }
+}
+
+/// The bits of a literal in an operand of type `ty`.
+pub(crate) fn literal_bits(imm: Imm, ty: ScalarType) -> u64 {
+    let bits = match imm {
+        Imm::Int(v) => v as u64,
+        Imm::F32(b) if ty == ScalarType::F64 => f64::from(f32::from_bits(b)).to_bits(),
+        Imm::F32(b) => u64::from(b),
+        Imm::F64(b) if ty.bits() == 64 => b,
+        Imm::F64(b) if ty.bits() == 16 && ty.is_float() => {
+            let x = f64::from_bits(b);
+            u64::from(if ty == ScalarType::BF16 {
+                half::bf16::from_f64(x).to_bits()
+            } else {
+                half::f16::from_f64(x).to_bits()
+            })
+        }
+        Imm::F64(b) => u64::from((f64::from_bits(b) as f32).to_bits()),
+    };
+    match ty.bits() {
+        64.. => bits,
+        n => bits & (u64::MAX >> (64 - n)),
+    }
+}
+
+/// The index of an axis.
+pub(crate) const fn axis(axis: Axis) -> usize {
+    match axis {
+        Axis::X => 0,
+        Axis::Y => 1,
+        Axis::Z => 2,
+    }
+}

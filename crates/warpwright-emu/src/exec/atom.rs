@@ -1,0 +1,285 @@
+//! `atom` and `red` on global and shared memory. Lanes act one after the other, lowest first.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use warpwright_ptx::{AtomOp, Modifiers, ScalarType, StateSpace};
+
+use super::global::{addresses, lane_value, lanes_of, set_lane};
+use super::rows::LANES;
+use super::run::Flow;
+use crate::context::Context;
+use crate::counters::Direction;
+use crate::decode::Atomic;
+use crate::float;
+use crate::memory::Allocation;
+use crate::report::{Space, Tool};
+use crate::sanitize::memcheck;
+use crate::sanitize::racecheck::{self, AccessKind, Strength};
+use crate::space::classify;
+use crate::warp::Warp;
+
+/// The value that an atomic operation leaves in memory.
+pub(super) fn result(op: AtomOp, ty: ScalarType, old: u64, b: u64, c: u64) -> u64 {
+    let bits = ty.bits();
+    let mask = u64::MAX >> (64 - bits.clamp(1, 64));
+    let signed = |v: u64| ((v << (64 - bits)) as i64) >> (64 - bits);
+    let is_signed = matches!(ty, ScalarType::S32 | ScalarType::S64);
+    let value = match op {
+        AtomOp::Add if ty.is_float() => {
+            float::binary(warpwright_ptx::BinaryOp::Add, ty, &Modifiers::NONE, old, b)
+        }
+        AtomOp::Add => old.wrapping_add(b),
+        AtomOp::Min if is_signed => signed(old).min(signed(b)) as u64,
+        AtomOp::Max if is_signed => signed(old).max(signed(b)) as u64,
+        AtomOp::Min => old.min(b),
+        AtomOp::Max => old.max(b),
+        AtomOp::Inc => {
+            if old >= b {
+                0
+            } else {
+                old + 1
+            }
+        }
+        AtomOp::Dec => {
+            if old == 0 || old > b {
+                b
+            } else {
+                old - 1
+            }
+        }
+        AtomOp::And => old & b,
+        AtomOp::Or => old | b,
+        AtomOp::Xor => old ^ b,
+        AtomOp::Exch => b,
+        AtomOp::Cas => {
+            if old == b {
+                c
+            } else {
+                old
+            }
+        }
+    };
+    value & mask
+}
+
+/// Applies `change` to an element in global memory, returning what was there.
+fn update(allocation: &Allocation, offset: u64, bytes: u32, change: impl Fn(u64) -> u64) -> u64 {
+    if bytes == 8 {
+        let _whole = allocation.lock_wide();
+        let old = allocation.load(offset, 8);
+        allocation.store(offset, 8, change(old));
+        return old;
+    }
+    let Some([word]) = allocation.words(offset, 1) else { return 0 };
+    let shift = (offset % 4) as u32 * 8;
+    let mask = (u64::MAX >> (64 - 8 * bytes)) as u32;
+    let apply = |word: u32| {
+        let new = change(u64::from(word >> shift & mask)) as u32;
+        Some(word & !(mask << shift) | (new & mask) << shift)
+    };
+    let old = AtomicU32::fetch_update(word, Relaxed, Relaxed, apply).unwrap_or(0);
+    u64::from(old >> shift & mask)
+}
+
+impl Context<'_> {
+    #[inline(never)]
+    pub(super) fn atomic(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) -> Flow {
+        let code = self.code;
+        let op = &code.atomics[at as usize];
+        let mut places = addresses(&warp.regs, op.addr, op.offset);
+        let lanes = match op.space {
+            StateSpace::Global => [exec, 0],
+            StateSpace::Shared | StateSpace::SharedCluster => [0, exec],
+            StateSpace::Generic => {
+                let mut split = [0, 0];
+                for lane in lanes_of(exec) {
+                    let (space, local) = classify(places[lane]);
+                    match space {
+                        Space::Global => split[0] |= 1 << lane,
+                        Space::Shared => {
+                            split[1] |= 1 << lane;
+                            places[lane] = local;
+                        }
+                        _ => {
+                            let problem = memcheck::no_space(places[lane], true);
+                            if self.bad_access(warp, pc, lane, &problem) == Flow::Stop {
+                                return Flow::Stop;
+                            }
+                        }
+                    }
+                }
+                split
+            }
+            // The verifier refuses atomics in other spaces.
+            StateSpace::Local | StateSpace::Param | StateSpace::Const => return Flow::Next,
+        };
+        let bytes = op.ty.bytes();
+        if lanes[0] != 0 && self.atomic_global(warp, pc, lanes[0], op, bytes, &places) == Flow::Stop {
+            return Flow::Stop;
+        }
+        if lanes[1] != 0 {
+            return self.atomic_shared(warp, pc, lanes[1], op, bytes, &places);
+        }
+        Flow::Next
+    }
+
+    fn race_of(&self, warp: &Warp, pc: u32, op: &Atomic, bytes: u32) -> racecheck::Access {
+        let strength = Strength::of_atomic(op.ordering);
+        racecheck::Access { warp: warp.index, pc, bytes, kind: AccessKind::Atomic, strength }
+    }
+
+    fn atomic_global(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        exec: u32,
+        op: &Atomic,
+        bytes: u32,
+        places: &[u64; LANES],
+    ) -> Flow {
+        let found = self.locate(warp, pc, exec, (op.site, bytes), places, true);
+        if found.stop {
+            return Flow::Stop;
+        }
+        if self.checks.counters {
+            self.counters.global_scattered(Direction::Store, places, found.good, bytes);
+        }
+        let race = self.race_of(warp, pc, op, bytes);
+        let (kind, ordering) = (AccessKind::Atomic, op.ordering);
+        let mut undefined = 0;
+        for lane in lanes_of(found.good) {
+            let allocation = &*self.allocations.list[found.which[lane] as usize];
+            let offset = found.offsets[lane];
+            if let Some(races) = &mut self.races {
+                let (shadow, findings) = (&allocation.races, &mut self.findings);
+                races.scattered(shadow, &found.offsets, 1 << lane, race, findings, &|_, _| false);
+                if races.wants_release(kind, ordering) {
+                    races.release(Space::Global, places[lane], warp.index, 1 << lane, kind, ordering);
+                }
+            }
+            if self.checks.initcheck && op.op != AtomOp::Exch && !allocation.is_defined(offset, bytes) {
+                undefined |= 1 << lane;
+            }
+            let b = lane_value(&warp.regs, op.b, lane);
+            let c = op.c.map_or(0, |c| lane_value(&warp.regs, c, lane));
+            let old = update(allocation, offset, bytes, |old| {
+                let new = result(op.op, op.ty, old, b, c);
+                // Single-precision additions in global memory flush subnormals.
+                if op.op == AtomOp::Add && op.ty == ScalarType::F32 {
+                    let flush = |x: u64| if x & 0x7F80_0000 == 0 { x & 0x8000_0000 } else { x };
+                    flush(result(op.op, op.ty, flush(old), flush(b), c))
+                } else {
+                    new
+                }
+            });
+            if self.checks.initcheck {
+                allocation.define(offset, u64::from(bytes));
+            }
+            if let Some(dst) = op.dst {
+                set_lane(&mut warp.regs, dst, lane, old);
+            }
+            if let Some(races) = &mut self.races
+                && races.wants_acquire(kind, ordering)
+            {
+                races.acquire(Space::Global, places[lane], warp.index, 1 << lane, kind, ordering);
+            }
+        }
+        self.atomic_undefined(warp, pc, undefined, Space::Global, places, bytes);
+        Flow::Next
+    }
+
+    fn atomic_shared(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        exec: u32,
+        op: &Atomic,
+        bytes: u32,
+        places: &[u64; LANES],
+    ) -> Flow {
+        let (good, stop) = self.locate_shared(warp, pc, exec, bytes, places, true);
+        if stop {
+            return Flow::Stop;
+        }
+        if self.checks.counters {
+            self.counters.shared_scattered(Direction::Store, places, good, bytes);
+        }
+        let race = self.race_of(warp, pc, op, bytes);
+        let (kind, ordering) = (AccessKind::Atomic, op.ordering);
+        let mut undefined = 0;
+        for lane in lanes_of(good) {
+            let place = places[lane];
+            if let Some(races) = &mut self.races {
+                let (shadow, findings) = (&self.block.shared.races, &mut self.findings);
+                races.scattered(shadow, places, 1 << lane, race, findings, &|_, _| false);
+                if races.wants_release(kind, ordering) {
+                    races.release(Space::Shared, place, warp.index, 1 << lane, kind, ordering);
+                }
+            }
+            let shared = &mut self.block.shared;
+            if self.checks.initcheck {
+                if op.op != AtomOp::Exch && !shared.is_defined(place, u64::from(bytes)) {
+                    undefined |= 1 << lane;
+                }
+                shared.define(place, u64::from(bytes));
+            }
+            let b = lane_value(&warp.regs, op.b, lane);
+            let c = op.c.map_or(0, |c| lane_value(&warp.regs, c, lane));
+            let old = shared.load(place, bytes);
+            shared.store(place, bytes, result(op.op, op.ty, old, b, c));
+            if let Some(dst) = op.dst {
+                set_lane(&mut warp.regs, dst, lane, old);
+            }
+            if let Some(races) = &mut self.races
+                && races.wants_acquire(kind, ordering)
+            {
+                races.acquire(Space::Shared, place, warp.index, 1 << lane, kind, ordering);
+            }
+        }
+        self.atomic_undefined(warp, pc, undefined, Space::Shared, places, bytes);
+        Flow::Next
+    }
+
+    fn atomic_undefined(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lanes: u32,
+        space: Space,
+        places: &[u64; LANES],
+        bytes: u32,
+    ) {
+        let kind = if space == Space::Global { "uninitialised-global" } else { "uninitialised-shared" };
+        for lane in lanes_of(lanes) {
+            self.finding(warp, pc, 1 << lane, Tool::Initcheck, kind, Some((space, places[lane])), || {
+                (
+                    format!("updates {bytes} bytes of {} memory that nothing wrote", space.name()),
+                    "set the variable to its first value before the atomic".to_owned(),
+                )
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integer_operators() {
+        let r =
+            |op, ty, old: i64, b: i64| result(op, ty, old as u64 & 0xFFFF_FFFF, b as u64 & 0xFFFF_FFFF, 9);
+        use ScalarType::{B32, S32, U32};
+        assert_eq!(r(AtomOp::Add, U32, 0xFFFF_FFFF, 2), 1);
+        assert_eq!(r(AtomOp::Min, S32, -1, 3), 0xFFFF_FFFF);
+        assert_eq!(r(AtomOp::Min, U32, -1, 3), 3);
+        assert_eq!(r(AtomOp::Max, S32, -1, 3), 3);
+        assert_eq!((r(AtomOp::Inc, U32, 7, 7), r(AtomOp::Inc, U32, 6, 7)), (0, 7));
+        assert_eq!(
+            (r(AtomOp::Dec, U32, 0, 7), r(AtomOp::Dec, U32, 9, 7), r(AtomOp::Dec, U32, 3, 7)),
+            (7, 7, 2)
+        );
+        assert_eq!((r(AtomOp::Cas, B32, 5, 5), r(AtomOp::Cas, B32, 5, 6)), (9, 5));
+        assert_eq!(r(AtomOp::Exch, B32, 5, 6), 6);
+    }
+}

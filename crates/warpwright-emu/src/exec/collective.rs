@@ -1,0 +1,215 @@
+//! What the lanes of a warp do together: shuffles, votes, matches, reductions, elections and the warp barrier.
+//!
+//! A `.sync` instruction is a rendezvous. When all lanes of its mask that have not exited are there it runs for all of
+//! them at once; until then those that are there wait in a group of their own.
+
+use warpwright_ptx::{ReduxOp, ScalarType, ShflMode, VoteMode};
+
+use super::global::{lane_value, lanes_of, set_lane};
+use super::rows::{FULL, LANES, put_pred, put32};
+use super::run::Flow;
+use crate::context::Context;
+use crate::decode::registers::Slot;
+use crate::decode::{Collective, CollectiveKind};
+use crate::report::Tool;
+use crate::warp::{Group, Wait, Warp};
+
+impl Context<'_> {
+    /// Runs a collective, or makes its lanes wait for the others.
+    #[inline(always)]
+    pub(super) fn collective(&mut self, warp: &mut Warp, here: Group, exec: u32, op: &Collective) -> Flow {
+        let mask = warp.regs.r32[op.mask as usize].0[exec.trailing_zeros() as usize & 31];
+        // Everyone is here, and everyone is meant: no other case matters for speed.
+        if exec == FULL && mask == FULL {
+            self.run_collective(warp, here.pc, exec, op, mask);
+            return Flow::Next;
+        }
+        self.rendezvous(warp, here, exec, op)
+    }
+
+    #[inline(never)]
+    fn rendezvous(&mut self, warp: &mut Warp, here: Group, exec: u32, op: &Collective) -> Flow {
+        if let CollectiveKind::Activemask { .. } = op.kind {
+            self.run_collective(warp, here.pc, exec, op, exec);
+            return Flow::Next;
+        }
+        let masks = warp.regs.r32[op.mask as usize].0;
+        let mask = masks[exec.trailing_zeros() as usize & 31];
+        if lanes_of(exec).all(|l| masks[l] == mask) && mask & warp.live & !exec == 0 {
+            self.check_members(warp, here.pc, exec, mask);
+            self.run_collective(warp, here.pc, exec, op, mask);
+            return Flow::Next;
+        }
+        // Lanes may name different masks: each mask is a rendezvous of its own.
+        self.runs.uncount_guarded(here.pc as usize, exec);
+        let mut go_on = here.mask & !exec;
+        let mut rest = exec;
+        while rest != 0 {
+            let mask = masks[rest.trailing_zeros() as usize];
+            let mut here_now = lanes_of(rest).filter(|l| masks[*l] == mask).fold(0u32, |m, l| m | 1 << l);
+            rest &= !here_now;
+            self.check_members(warp, here.pc, here_now, mask);
+            // Those that arrived before join.
+            warp.groups.retain(|g| {
+                let joins = g.pc == here.pc && g.wait == Wait::Collective { mask };
+                here_now |= if joins { g.mask } else { 0 };
+                !joins
+            });
+            if mask & warp.live & !here_now == 0 {
+                self.runs.again(here.pc as usize, here_now, self.code);
+                self.run_collective(warp, here.pc, here_now, op, mask);
+                go_on |= here_now;
+            } else {
+                let wait = Wait::Collective { mask };
+                warp.groups.push(Group { pc: here.pc, mask: here_now, wait, turn: here.turn });
+            }
+        }
+        warp.push(here.pc + 1, go_on, here.turn);
+        Flow::Repick
+    }
+
+    /// Reports lanes that execute a collective without being in its mask.
+    fn check_members(&mut self, warp: &Warp, pc: u32, exec: u32, mask: u32) {
+        let outside = exec & !mask;
+        if outside != 0 && self.checks.synccheck {
+            self.finding(warp, pc, outside, Tool::Synccheck, "lane-not-in-mask", None, || {
+                (
+                    format!("executes a warp collective whose member mask {mask:#010x} does not name it"),
+                    "every lane that executes a .sync instruction has to be in its mask".to_owned(),
+                )
+            });
+        }
+    }
+
+    #[inline(always)]
+    fn run_collective(&mut self, warp: &mut Warp, pc: u32, exec: u32, op: &Collective, mask: u32) {
+        match &op.kind {
+            CollectiveKind::Shuffle { mode, dst, pred, a, b, c } => {
+                self.shuffle(warp, (pc, exec), *mode, (*dst, *pred), (*a, *b, *c));
+            }
+            CollectiveKind::Barrier => {
+                if let Some(races) = &mut self.races {
+                    races.warp_barrier(warp.index, mask, warp.live);
+                }
+            }
+            other => slow_collective(warp, exec, other, mask),
+        }
+    }
+
+    /// `shfl`: the source lane of each lane, then one gather.
+    #[inline(always)]
+    fn shuffle(
+        &mut self,
+        warp: &mut Warp,
+        (pc, exec): (u32, u32),
+        mode: ShflMode,
+        (dst, pred): (u32, Option<u32>),
+        (a, b, c): (u32, u32, u32),
+    ) {
+        let regs = &mut warp.regs;
+        let (a, b, c) = (&regs.r32[a as usize].0, &regs.r32[b as usize].0, &regs.r32[c as usize].0);
+        let mut out = [0; LANES];
+        let (mut inside, mut inactive) = (0u32, 0u32);
+        for lane in 0..LANES as u32 {
+            let i = lane as usize;
+            let (segment, clamp, b) = (c[i] >> 8 & 31, c[i] & 31, b[i] & 31);
+            let first = lane & segment;
+            let last = first | clamp & !segment;
+            let (source, ok) = match mode {
+                ShflMode::Up => (lane.wrapping_sub(b), lane as i32 - b as i32 >= last as i32),
+                ShflMode::Down => (lane + b, lane + b <= last),
+                ShflMode::Bfly => (lane ^ b, lane ^ b <= last),
+                ShflMode::Idx => (first | b & !segment, (first | b & !segment) <= last),
+            };
+            let source = if ok { source & 31 } else { lane };
+            out[i] = a[source as usize];
+            inside |= u32::from(ok) << lane;
+            inactive |= u32::from(exec >> source & 1 == 0) << lane;
+        }
+        inactive &= exec;
+        put32(&mut regs.r32[dst as usize], out, exec);
+        if let Some(pred) = pred {
+            put_pred(&mut regs.pred[pred as usize], inside, exec);
+        }
+        if inactive != 0 && self.checks.synccheck {
+            self.finding(warp, pc, inactive, Tool::Synccheck, "inactive-source-lane", None, || {
+                (
+                    "reads the register of a lane that does not take part in the shuffle".to_owned(),
+                    "let all lanes that are read from execute the shuffle, or use the value only where the source \
+                     lane is known to be active"
+                        .to_owned(),
+                )
+            });
+        }
+    }
+}
+
+fn slow_collective(warp: &mut Warp, exec: u32, kind: &CollectiveKind, mask: u32) {
+    let regs = &mut warp.regs;
+    match kind {
+        CollectiveKind::Vote { mode, dst, src, negated } => {
+            let votes = (regs.pred[*src as usize] ^ if *negated { FULL } else { 0 }) & exec;
+            let all = votes == exec;
+            match (mode, *dst) {
+                (VoteMode::Ballot, Slot::W(row)) => put32(&mut regs.r32[row as usize], [votes; LANES], exec),
+                (_, Slot::P(p)) => {
+                    let result = match mode {
+                        VoteMode::All => all,
+                        VoteMode::Any => votes != 0,
+                        VoteMode::Uni => all || votes == 0,
+                        VoteMode::Ballot => false,
+                    };
+                    put_pred(&mut regs.pred[p as usize], if result { FULL } else { 0 }, exec);
+                }
+                // The verifier refuses other destinations.
+                _ => {}
+            }
+        }
+        CollectiveKind::Match { all, dst, pred, a } => {
+            let mut out = [0; LANES];
+            for lane in lanes_of(exec) {
+                let mine = lane_value(regs, *a, lane);
+                out[lane] =
+                    lanes_of(exec).filter(|l| lane_value(regs, *a, *l) == mine).fold(0u32, |m, l| m | 1 << l);
+            }
+            if *all {
+                let equal = out[exec.trailing_zeros() as usize & 31] == exec;
+                out = [if equal { exec } else { 0 }; LANES];
+                if let Some(pred) = pred {
+                    put_pred(&mut regs.pred[*pred as usize], if equal { FULL } else { 0 }, exec);
+                }
+            }
+            put32(&mut regs.r32[*dst as usize], out, exec);
+        }
+        CollectiveKind::Redux { op, ty, dst, a } => {
+            let a = regs.r32[*a as usize].0;
+            let values = lanes_of(exec).map(|l| a[l]);
+            let signed = *ty == ScalarType::S32;
+            let result = values.reduce(|x, y| match op {
+                ReduxOp::Add => x.wrapping_add(y),
+                ReduxOp::Min if signed => (x as i32).min(y as i32) as u32,
+                ReduxOp::Max if signed => (x as i32).max(y as i32) as u32,
+                ReduxOp::Min => x.min(y),
+                ReduxOp::Max => x.max(y),
+                ReduxOp::And => x & y,
+                ReduxOp::Or => x | y,
+                ReduxOp::Xor => x ^ y,
+            });
+            put32(&mut regs.r32[*dst as usize], [result.unwrap_or(0); LANES], exec);
+        }
+        CollectiveKind::Elect { dst, pred } => {
+            // The hardware takes the lowest lane of the mask.
+            let leader = (mask & exec).trailing_zeros();
+            let elected = 1u32.checked_shl(leader).unwrap_or(0);
+            put_pred(&mut regs.pred[*pred as usize], elected, exec);
+            if let Some(dst) = dst {
+                for lane in lanes_of(exec) {
+                    set_lane(regs, Slot::W(*dst), lane, u64::from(leader));
+                }
+            }
+        }
+        CollectiveKind::Activemask { dst } => put32(&mut regs.r32[*dst as usize], [exec; LANES], exec),
+        // Handled before.
+        CollectiveKind::Shuffle { .. } | CollectiveKind::Barrier => {}
+    }
+}

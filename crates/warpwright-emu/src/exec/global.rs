@@ -1,0 +1,630 @@
+//! Loads and stores: the choice of the state space, and global memory.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use warpwright_ptx::{Ordering, Semantics, StateSpace};
+
+use super::rows::{FULL, LANES, Registers};
+use super::run::Flow;
+use crate::context::Context;
+use crate::counters::Direction;
+use crate::decode::Access;
+use crate::decode::registers::Slot;
+use crate::memory::Allocation;
+use crate::report::{Space, Tool};
+use crate::sanitize::memcheck;
+use crate::sanitize::racecheck::{self, AccessKind, Strength};
+use crate::space::classify;
+use crate::warp::Warp;
+
+/// One value per lane, whatever the width of the register.
+#[inline(always)]
+pub(super) fn lane_value(regs: &Registers, slot: Slot, lane: usize) -> u64 {
+    match slot {
+        Slot::W(row) => u64::from(regs.r32[row as usize].0[lane]),
+        Slot::L(row) | Slot::Q(row) => regs.r64[row as usize].0[lane],
+        Slot::P(p) => u64::from(regs.pred[p as usize] >> lane & 1),
+    }
+}
+
+#[inline(always)]
+pub(super) fn set_lane(regs: &mut Registers, slot: Slot, lane: usize, value: u64) {
+    match slot {
+        Slot::W(row) => regs.r32[row as usize].0[lane] = value as u32,
+        Slot::L(row) | Slot::Q(row) => regs.r64[row as usize].0[lane] = value,
+        Slot::P(p) => {
+            let p = &mut regs.pred[p as usize];
+            *p = *p & !(1 << lane) | (value as u32 & 1) << lane;
+        }
+    }
+}
+
+/// The addresses of all lanes.
+#[inline(always)]
+pub(super) fn addresses(regs: &Registers, slot: Slot, offset: i64) -> [u64; LANES] {
+    let mut out = [0; LANES];
+    match slot {
+        Slot::W(row) => {
+            // 32-bit addresses wrap in 32 bits.
+            for (out, a) in out.iter_mut().zip(&regs.r32[row as usize].0) {
+                *out = u64::from(a.wrapping_add(offset as u32));
+            }
+        }
+        Slot::L(row) | Slot::Q(row) => {
+            for (out, a) in out.iter_mut().zip(&regs.r64[row as usize].0) {
+                *out = a.wrapping_add(offset as u64);
+            }
+        }
+        Slot::P(_) => {}
+    }
+    out
+}
+
+/// Whether each lane's address follows the previous lane's.
+#[inline(always)]
+pub(super) fn contiguous(a: &[u64; LANES], bytes: u64) -> bool {
+    let mut differs = 0;
+    for i in 0..LANES - 1 {
+        differs |= a[i + 1].wrapping_sub(a[i]) ^ bytes;
+    }
+    differs == 0
+}
+
+/// Extends what was loaded to a register.
+#[inline(always)]
+pub(super) fn extend(access: &Access, slot: Slot, value: u64) -> u64 {
+    let shift = 64 - 8 * access.bytes;
+    let value = if access.sign { ((value << shift) as i64 >> shift) as u64 } else { value };
+    match slot {
+        Slot::W(_) => value & u64::from(access.keep),
+        _ => value,
+    }
+}
+
+/// Whether an access orders or is ordered.
+#[inline(always)]
+pub(super) fn strong(ordering: Ordering) -> bool {
+    ordering.semantics != Semantics::Weak
+}
+
+impl Context<'_> {
+    #[inline(always)]
+    pub(super) fn load(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) -> Flow {
+        let code = self.code;
+        let access = &code.loads[at as usize];
+        match access.space {
+            StateSpace::Global => self.load_global(warp, pc, exec, access),
+            StateSpace::Shared | StateSpace::SharedCluster => self.load_shared(warp, pc, exec, access),
+            StateSpace::Local | StateSpace::Const | StateSpace::Param => {
+                let addresses = addresses(&warp.regs, access.addr, access.offset);
+                let space = match access.space {
+                    StateSpace::Local => Space::Local,
+                    StateSpace::Const => Space::Const,
+                    _ => Space::Param,
+                };
+                self.load_private(warp, pc, exec, access, space, &addresses)
+            }
+            StateSpace::Generic => self.generic(warp, pc, exec, access, AccessKind::Read),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn store(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) -> Flow {
+        let code = self.code;
+        let access = &code.stores[at as usize];
+        match access.space {
+            StateSpace::Global => self.store_global(warp, pc, exec, access),
+            StateSpace::Shared | StateSpace::SharedCluster => self.store_shared(warp, pc, exec, access),
+            StateSpace::Local => {
+                let addresses = addresses(&warp.regs, access.addr, access.offset);
+                self.store_local(warp, pc, exec, access, &addresses)
+            }
+            // The verifier refuses stores to read-only spaces.
+            StateSpace::Const | StateSpace::Param => Flow::Next,
+            StateSpace::Generic => self.generic(warp, pc, exec, access, AccessKind::Write),
+        }
+    }
+
+    /// Splits a generic access by the spaces that its lanes' addresses lie in.
+    #[inline(never)]
+    fn generic(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access, kind: AccessKind) -> Flow {
+        let generic = addresses(&warp.regs, access.addr, access.offset);
+        let mut spaces = [Space::Generic; LANES];
+        let mut local = [0; LANES];
+        for lane in 0..LANES {
+            (spaces[lane], local[lane]) = classify(generic[lane]);
+        }
+        let mut rest = exec;
+        while rest != 0 {
+            let space = spaces[rest.trailing_zeros() as usize];
+            let lanes = (0..LANES).filter(|l| spaces[*l] == space).fold(0u32, |m, l| m | 1 << l) & rest;
+            rest &= !lanes;
+            let write = kind != AccessKind::Read;
+            let flow = match space {
+                Space::Global if write => self.store_global_lanes(warp, pc, lanes, access, &local),
+                Space::Global => self.load_global_lanes(warp, pc, lanes, access, &local),
+                Space::Shared if write => self.store_shared_lanes(warp, pc, lanes, access, &local),
+                Space::Shared => self.load_shared_lanes(warp, pc, lanes, access, &local),
+                Space::Local if write => self.store_local(warp, pc, lanes, access, &local),
+                Space::Local | Space::Const | Space::Param if !write => {
+                    self.load_private(warp, pc, lanes, access, space, &local)
+                }
+                _ => {
+                    let mut flow = Flow::Next;
+                    for lane in lanes_of(lanes) {
+                        let problem = memcheck::no_space(generic[lane], write);
+                        flow = self.bad_access(warp, pc, lane, &problem);
+                    }
+                    self.zero_lanes(warp, lanes, access, kind);
+                    flow
+                }
+            };
+            if flow == Flow::Stop {
+                return flow;
+            }
+        }
+        Flow::Next
+    }
+
+    #[inline(always)]
+    fn load_global(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
+        if exec == FULL
+            && !strong(access.ordering)
+            && let Slot::L(row) = access.addr
+        {
+            let lanes = &warp.regs.r64[row as usize].0;
+            let total = u64::from(access.total());
+            let address = lanes[0].wrapping_add(access.offset as u64);
+            if contiguous(lanes, total)
+                && let Some(at) = self.allocations.find(self.shared.memory, access.site, address)
+            {
+                let allocation = &*self.allocations.list[at];
+                let offset = address.wrapping_sub(allocation.base);
+                let bytes = LANES as u64 * total;
+                if offset < allocation.len
+                    && bytes <= allocation.len - offset
+                    && address & (total - 1) == 0
+                    && (!self.checks.initcheck || defined(allocation, offset, bytes))
+                {
+                    if let Some(races) = &mut self.races {
+                        let access = race(warp.index, pc, access, AccessKind::Read);
+                        races.contiguous(
+                            &allocation.races,
+                            offset,
+                            0,
+                            LANES as u32,
+                            access,
+                            &mut self.findings,
+                            &|_, _| false,
+                        );
+                    }
+                    if self.checks.counters {
+                        self.counters.global_contiguous(
+                            Direction::Load,
+                            address,
+                            0,
+                            LANES as u32,
+                            access.total(),
+                        );
+                    }
+                    read_rows(&mut warp.regs, allocation, offset, access);
+                    return Flow::Next;
+                }
+            }
+        }
+        let addresses = addresses(&warp.regs, access.addr, access.offset);
+        self.load_global_lanes(warp, pc, exec, access, &addresses)
+    }
+
+    #[inline(always)]
+    fn store_global(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
+        if exec == FULL
+            && !strong(access.ordering)
+            && let Slot::L(row) = access.addr
+        {
+            let lanes = &warp.regs.r64[row as usize].0;
+            let total = u64::from(access.total());
+            let address = lanes[0].wrapping_add(access.offset as u64);
+            if contiguous(lanes, total)
+                && let Some(at) = self.allocations.find(self.shared.memory, access.site, address)
+            {
+                let allocation = &*self.allocations.list[at];
+                let offset = address.wrapping_sub(allocation.base);
+                let bytes = LANES as u64 * total;
+                if offset < allocation.len && bytes <= allocation.len - offset && address & (total - 1) == 0 {
+                    if let Some(races) = &mut self.races {
+                        let regs = &warp.regs;
+                        let same = |lane: u32, other: Option<u32>| {
+                            let mine = offset + u64::from(lane) * total;
+                            same_value(regs, access, allocation, mine, lane, other)
+                        };
+                        let race = race(warp.index, pc, access, AccessKind::Write);
+                        races.contiguous(
+                            &allocation.races,
+                            offset,
+                            0,
+                            LANES as u32,
+                            race,
+                            &mut self.findings,
+                            &same,
+                        );
+                    }
+                    if self.checks.counters {
+                        self.counters.global_contiguous(
+                            Direction::Store,
+                            address,
+                            0,
+                            LANES as u32,
+                            access.total(),
+                        );
+                    }
+                    write_rows(&warp.regs, allocation, offset, access);
+                    if self.checks.initcheck {
+                        allocation.define(offset, bytes);
+                    }
+                    return Flow::Next;
+                }
+            }
+        }
+        let addresses = addresses(&warp.regs, access.addr, access.offset);
+        self.store_global_lanes(warp, pc, exec, access, &addresses)
+    }
+
+    /// Checks the lanes of a global access one by one. Gives the allocation and offset of each good lane; bad lanes are
+    /// reported and left out of the mask.
+    #[inline(never)]
+    pub(super) fn locate(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        exec: u32,
+        (site, total): (u32, u32),
+        addresses: &[u64; LANES],
+        write: bool,
+    ) -> Located {
+        let mut found = Located { good: 0, stop: false, which: [0; LANES], offsets: [0; LANES] };
+        for lane in lanes_of(exec) {
+            let address = addresses[lane];
+            let at = self.allocations.find(self.shared.memory, site, address);
+            if let Some(at) = at {
+                let allocation = &self.allocations.list[at];
+                let offset = address.wrapping_sub(allocation.base);
+                if offset < allocation.len
+                    && u64::from(total) <= allocation.len - offset
+                    && address.is_multiple_of(u64::from(total))
+                {
+                    found.good |= 1 << lane;
+                    found.which[lane] = at as u32;
+                    found.offsets[lane] = offset;
+                    continue;
+                }
+            }
+            let problem = memcheck::global(self.shared.memory, address, total, write);
+            found.stop |= self.bad_access(warp, pc, lane, &problem) == Flow::Stop;
+        }
+        found
+    }
+
+    #[inline(never)]
+    fn load_global_lanes(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        exec: u32,
+        access: &Access,
+        addresses: &[u64; LANES],
+    ) -> Flow {
+        let total = access.total();
+        let found = self.locate(warp, pc, exec, (access.site, total), addresses, false);
+        if found.stop {
+            return Flow::Stop;
+        }
+        self.zero_lanes(warp, exec & !found.good, access, AccessKind::Read);
+        self.race_lanes(warp, pc, &found, access, AccessKind::Read);
+        if self.checks.counters {
+            self.counters.global_scattered(Direction::Load, addresses, found.good, total);
+        }
+        let mut undefined = 0;
+        for lane in lanes_of(found.good) {
+            let allocation = &*self.allocations.list[found.which[lane] as usize];
+            let offset = found.offsets[lane];
+            if self.checks.initcheck && !allocation.is_defined(offset, total) {
+                undefined |= 1 << lane;
+            }
+            let _whole = (strong(access.ordering) && total > 4).then(|| allocation.lock_wide());
+            for (i, slot) in access.regs.iter().enumerate() {
+                let Some(slot) = *slot else { continue };
+                let value = allocation.load(offset + i as u64 * u64::from(access.bytes), access.bytes);
+                set_lane(&mut warp.regs, slot, lane, extend(access, slot, value));
+            }
+        }
+        self.acquire_lanes(warp, &found, addresses, access, AccessKind::Read);
+        for lane in lanes_of(undefined) {
+            let address = Some((Space::Global, addresses[lane]));
+            self.finding(warp, pc, 1 << lane, Tool::Initcheck, "uninitialised-global", address, || {
+                (
+                    format!("loads {total} bytes of global memory that nothing wrote"),
+                    "write or zero the buffer before the launch, or guard the load".to_owned(),
+                )
+            });
+        }
+        Flow::Next
+    }
+
+    #[inline(never)]
+    fn store_global_lanes(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        exec: u32,
+        access: &Access,
+        addresses: &[u64; LANES],
+    ) -> Flow {
+        let total = access.total();
+        let found = self.locate(warp, pc, exec, (access.site, total), addresses, true);
+        if found.stop {
+            return Flow::Stop;
+        }
+        self.race_lanes(warp, pc, &found, access, AccessKind::Write);
+        self.release_lanes(warp, &found, addresses, access, AccessKind::Write);
+        if self.checks.counters {
+            self.counters.global_scattered(Direction::Store, addresses, found.good, total);
+        }
+        for lane in lanes_of(found.good) {
+            let allocation = &*self.allocations.list[found.which[lane] as usize];
+            let offset = found.offsets[lane];
+            let _whole = (strong(access.ordering) && total > 4).then(|| allocation.lock_wide());
+            for (i, slot) in access.regs.iter().enumerate() {
+                let Some(slot) = *slot else { continue };
+                let value = lane_value(&warp.regs, slot, lane);
+                allocation.store(offset + i as u64 * u64::from(access.bytes), access.bytes, value);
+            }
+            if self.checks.initcheck {
+                allocation.define(offset, u64::from(total));
+            }
+        }
+        Flow::Next
+    }
+
+    /// Tells racecheck about the good lanes, one allocation at a time.
+    fn race_lanes(&mut self, warp: &Warp, pc: u32, found: &Located, access: &Access, kind: AccessKind) {
+        let Some(races) = &mut self.races else { return };
+        let mut rest = found.good;
+        while rest != 0 {
+            let which = found.which[rest.trailing_zeros() as usize];
+            let lanes = lanes_of(rest).filter(|l| found.which[*l] == which).fold(0u32, |m, l| m | 1 << l);
+            rest &= !lanes;
+            let allocation = &*self.allocations.list[which as usize];
+            let same = |lane: u32, other: Option<u32>| {
+                kind == AccessKind::Write
+                    && same_value(&warp.regs, access, allocation, found.offsets[lane as usize], lane, other)
+            };
+            let race = race(warp.index, pc, access, kind);
+            let first = found.offsets[lanes.trailing_zeros() as usize];
+            let uniform = lanes_of(lanes).all(|l| found.offsets[l] == first);
+            if uniform && lanes.count_ones() > 1 {
+                races.uniform(&allocation.races, first, lanes, race, &mut self.findings, &same);
+            } else {
+                races.scattered(&allocation.races, &found.offsets, lanes, race, &mut self.findings, &same);
+            }
+        }
+    }
+
+    fn release_lanes(
+        &mut self,
+        warp: &Warp,
+        found: &Located,
+        addresses: &[u64; LANES],
+        access: &Access,
+        kind: AccessKind,
+    ) {
+        let Some(races) = &mut self.races else { return };
+        if races.wants_release(kind, access.ordering) {
+            for lane in lanes_of(found.good) {
+                races.release(Space::Global, addresses[lane], warp.index, 1 << lane, kind, access.ordering);
+            }
+        }
+    }
+
+    fn acquire_lanes(
+        &mut self,
+        warp: &Warp,
+        found: &Located,
+        addresses: &[u64; LANES],
+        access: &Access,
+        kind: AccessKind,
+    ) {
+        let Some(races) = &mut self.races else { return };
+        if races.wants_acquire(kind, access.ordering) {
+            for lane in lanes_of(found.good) {
+                races.acquire(Space::Global, addresses[lane], warp.index, 1 << lane, kind, access.ordering);
+            }
+        }
+    }
+
+    /// Gives 0 to the lanes of a load that was suppressed.
+    pub(super) fn zero_lanes(&self, warp: &mut Warp, lanes: u32, access: &Access, kind: AccessKind) {
+        if kind == AccessKind::Read && lanes != 0 {
+            for slot in access.regs.iter().flatten() {
+                for lane in lanes_of(lanes) {
+                    set_lane(&mut warp.regs, *slot, lane, 0);
+                }
+            }
+        }
+    }
+}
+
+/// Where the lanes of a global access go.
+pub(super) struct Located {
+    /// Lanes that may access.
+    pub(super) good: u32,
+    /// Whether the launch ends, as it does after a bad access without memcheck.
+    pub(super) stop: bool,
+    /// Index of the allocation in the worker's list.
+    pub(super) which: [u32; LANES],
+    /// Bytes from its start.
+    pub(super) offsets: [u64; LANES],
+}
+
+/// The lanes of a mask, in order.
+pub(super) fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        if rest == 0 {
+            return None;
+        }
+        let lane = rest.trailing_zeros();
+        rest &= rest - 1;
+        Some(lane as usize)
+    })
+}
+
+/// What racecheck wants to know about an access.
+#[inline(always)]
+pub(super) fn race(warp: u32, pc: u32, access: &Access, kind: AccessKind) -> racecheck::Access {
+    let strength = Strength::of(access.ordering);
+    racecheck::Access { warp, pc, bytes: access.total(), kind, strength }
+}
+
+/// Whether a lane writes what memory holds (`None`) or what another lane writes.
+fn same_value(
+    regs: &Registers,
+    access: &Access,
+    allocation: &Allocation,
+    offset: u64,
+    lane: u32,
+    other: Option<u32>,
+) -> bool {
+    access.regs.iter().enumerate().all(|(i, slot)| {
+        let Some(slot) = *slot else { return true };
+        let mask = u64::MAX >> (64 - 8 * access.bytes);
+        let mine = lane_value(regs, slot, lane as usize) & mask;
+        let theirs = match other {
+            Some(other) => lane_value(regs, slot, other as usize) & mask,
+            None => allocation.load(offset + i as u64 * u64::from(access.bytes), access.bytes),
+        };
+        mine == theirs
+    })
+}
+
+#[inline(always)]
+fn defined(allocation: &Allocation, offset: u64, bytes: u64) -> bool {
+    allocation.is_defined(offset, bytes as u32)
+}
+
+/// Loads what all lanes ask for from `offset` on, lane after lane.
+#[inline(always)]
+fn read_rows(regs: &mut Registers, allocation: &Allocation, offset: u64, access: &Access) {
+    let count = access.regs.len();
+    match (access.bytes, access.regs.as_slice()) {
+        (4, [Some(Slot::W(d))]) => {
+            let Some(words) = allocation.words(offset, LANES) else { return };
+            for (to, from) in regs.r32[*d as usize].0.iter_mut().zip(words) {
+                *to = from.load(Relaxed);
+            }
+        }
+        (4, slots) if slots.iter().all(|s| matches!(s, Some(Slot::W(_)) | None)) => {
+            let Some(words) = allocation.words(offset, LANES * count) else { return };
+            for (j, slot) in slots.iter().enumerate() {
+                let Some(Slot::W(d)) = slot else { continue };
+                let row = &mut regs.r32[*d as usize].0;
+                for (to, from) in row.iter_mut().zip(words.chunks_exact(count)) {
+                    *to = from[j].load(Relaxed);
+                }
+            }
+        }
+        (8, slots) if slots.iter().all(|s| matches!(s, Some(Slot::L(_)) | None)) => {
+            let Some(words) = allocation.words(offset, 2 * LANES * count) else { return };
+            for (j, slot) in slots.iter().enumerate() {
+                let Some(Slot::L(d)) = slot else { continue };
+                let row = &mut regs.r64[*d as usize].0;
+                for (to, from) in row.iter_mut().zip(words.chunks_exact(2 * count)) {
+                    *to =
+                        u64::from(from[2 * j].load(Relaxed)) | u64::from(from[2 * j + 1].load(Relaxed)) << 32;
+                }
+            }
+        }
+        (2, [Some(Slot::W(d))]) if offset % 4 == 0 && !access.sign => {
+            let Some(words) = allocation.words(offset, LANES / 2) else { return };
+            for (to, from) in regs.r32[*d as usize].0.chunks_exact_mut(2).zip(words) {
+                let word = from.load(Relaxed);
+                to[0] = word & 0xFFFF;
+                to[1] = word >> 16;
+            }
+        }
+        (1, [Some(Slot::W(d))]) if offset % 4 == 0 && !access.sign => {
+            let Some(words) = allocation.words(offset, LANES / 4) else { return };
+            for (to, from) in regs.r32[*d as usize].0.chunks_exact_mut(4).zip(words) {
+                let word = from.load(Relaxed);
+                for (k, to) in to.iter_mut().enumerate() {
+                    *to = (word >> (8 * k)) & 0xFF;
+                }
+            }
+        }
+        (bytes, slots) => {
+            for (j, slot) in slots.iter().enumerate() {
+                let Some(slot) = *slot else { continue };
+                for lane in 0..LANES {
+                    let at = offset + (lane * count + j) as u64 * u64::from(bytes);
+                    let value = allocation.load(at, bytes);
+                    set_lane(regs, slot, lane, extend(access, slot, value));
+                }
+            }
+        }
+    }
+}
+
+/// Stores what all lanes have from `offset` on, lane after lane.
+#[inline(always)]
+fn write_rows(regs: &Registers, allocation: &Allocation, offset: u64, access: &Access) {
+    let count = access.regs.len();
+    match (access.bytes, access.regs.as_slice()) {
+        (4, [Some(Slot::W(s))]) => {
+            let Some(words) = allocation.words(offset, LANES) else { return };
+            for (to, from) in words.iter().zip(&regs.r32[*s as usize].0) {
+                to.store(*from, Relaxed);
+            }
+        }
+        (4, slots) if slots.iter().all(|s| matches!(s, Some(Slot::W(_)))) => {
+            let Some(words) = allocation.words(offset, LANES * count) else { return };
+            for (j, slot) in slots.iter().enumerate() {
+                let Some(Slot::W(s)) = slot else { continue };
+                for (to, from) in words.chunks_exact(count).zip(&regs.r32[*s as usize].0) {
+                    to[j].store(*from, Relaxed);
+                }
+            }
+        }
+        (8, slots) if slots.iter().all(|s| matches!(s, Some(Slot::L(_)))) => {
+            let Some(words) = allocation.words(offset, 2 * LANES * count) else { return };
+            for (j, slot) in slots.iter().enumerate() {
+                let Some(Slot::L(s)) = slot else { continue };
+                for (to, from) in words.chunks_exact(2 * count).zip(&regs.r64[*s as usize].0) {
+                    to[2 * j].store(*from as u32, Relaxed);
+                    to[2 * j + 1].store((*from >> 32) as u32, Relaxed);
+                }
+            }
+        }
+        (2, [Some(Slot::W(s))]) if offset % 4 == 0 => {
+            let Some(words) = allocation.words(offset, LANES / 2) else { return };
+            for (to, from) in words.iter().zip(regs.r32[*s as usize].0.chunks_exact(2)) {
+                to.store(from[0] & 0xFFFF | from[1] << 16, Relaxed);
+            }
+        }
+        (1, [Some(Slot::W(s))]) if offset % 4 == 0 => {
+            let Some(words) = allocation.words(offset, LANES / 4) else { return };
+            for (to, from) in words.iter().zip(regs.r32[*s as usize].0.chunks_exact(4)) {
+                let [a, b, c, d] = [from[0], from[1], from[2], from[3]].map(|b| b & 0xFF);
+                to.store(a | b << 8 | c << 16 | d << 24, Relaxed);
+            }
+        }
+        (bytes, slots) => {
+            for (j, slot) in slots.iter().enumerate() {
+                let Some(slot) = *slot else { continue };
+                for lane in 0..LANES {
+                    let at = offset + (lane * count + j) as u64 * u64::from(bytes);
+                    allocation.store(at, bytes, lane_value(regs, slot, lane));
+                }
+            }
+        }
+    }
+}

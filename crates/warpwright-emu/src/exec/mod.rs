@@ -1,0 +1,18 @@
+//! Executing decoded code, one warp at a time.
+
+mod atom;
+mod collective;
+mod global;
+pub(crate) mod lanes;
+pub(crate) mod ops;
+mod private;
+pub(crate) mod rows;
+mod run;
+mod scalar;
+mod shared;
+mod special;
+mod sync;
+
+pub(crate) use private::read_image;
+pub(crate) use run::{Flow, Outcome, run};
+pub(crate) use special::special_value;

@@ -1,0 +1,190 @@
+//! Local, constant and parameter memory, and questions about address spaces.
+
+use warpwright_ptx::StateSpace;
+
+use super::global::{extend, lane_value, lanes_of, set_lane};
+use super::rows::{LANES, put_pred};
+use super::run::Flow;
+use crate::context::Context;
+use crate::decode::registers::Slot;
+use crate::decode::{Access, CONST_BASE, LOCAL_BASE};
+use crate::report::{Space, Tool};
+use crate::sanitize::memcheck;
+use crate::sanitize::racecheck::AccessKind;
+use crate::space::classify;
+use crate::warp::{Local, Warp};
+
+impl Local {
+    fn load(&self, lane: usize, address: u64, bytes: u32) -> u64 {
+        let word = |at: u64| self.words.get(at as usize * LANES + lane).copied().map_or(0, u64::from);
+        let (at, shift) = (address / 4, address % 4 * 8);
+        match bytes {
+            8 => word(at) | word(at + 1) << 32,
+            4 => word(at),
+            _ => (word(at) >> shift) & (u64::MAX >> (64 - 8 * bytes)),
+        }
+    }
+
+    fn store(&mut self, lane: usize, address: u64, bytes: u32, value: u64) {
+        let (at, shift) = (address / 4, address % 4 * 8);
+        let mut set = |at: u64, mask: u32, value: u32| {
+            if let Some(word) = self.words.get_mut(at as usize * LANES + lane) {
+                *word = *word & !mask | value & mask;
+            }
+        };
+        match bytes {
+            8 => {
+                set(at, u32::MAX, value as u32);
+                set(at + 1, u32::MAX, (value >> 32) as u32);
+            }
+            4 => set(at, u32::MAX, value as u32),
+            _ => set(at, ((1u64 << (8 * bytes)) - 1 << shift) as u32, (value << shift) as u32),
+        }
+    }
+
+    /// Whether all bytes of a range were written; marks them if `write`.
+    fn defined(&mut self, lane: usize, address: u64, bytes: u32, write: bool) -> bool {
+        let mut all = true;
+        for byte in address..address + u64::from(bytes) {
+            if let Some(bits) = self.defined.get_mut((byte / 4) as usize * LANES + lane) {
+                let bit = 1 << (byte % 4);
+                all &= *bits & bit != 0;
+                if write {
+                    *bits |= bit;
+                }
+            }
+        }
+        all
+    }
+}
+
+impl Context<'_> {
+    /// Loads from local, constant or parameter memory.
+    #[inline(never)]
+    pub(super) fn load_private(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        exec: u32,
+        access: &Access,
+        space: Space,
+        addresses: &[u64; LANES],
+    ) -> Flow {
+        let total = access.total();
+        let range = match space {
+            Space::Local => (LOCAL_BASE, self.code.local_end),
+            Space::Const => (CONST_BASE, self.shared.constants.len() as u64),
+            _ => (0, self.shared.params.len() as u64),
+        };
+        for lane in lanes_of(exec) {
+            let address = addresses[lane];
+            if !inside(range, address, total) {
+                let problem = memcheck::window(space, address, total, range, false);
+                self.zero_lanes(warp, 1 << lane, access, AccessKind::Read);
+                if self.bad_access(warp, pc, lane, &problem) == Flow::Stop {
+                    return Flow::Stop;
+                }
+                continue;
+            }
+            let image = match space {
+                Space::Const => self.shared.constants,
+                _ => self.shared.params,
+            };
+            for (j, slot) in access.regs.iter().enumerate() {
+                let Some(slot) = *slot else { continue };
+                let at = address + j as u64 * u64::from(access.bytes);
+                let value = if space == Space::Local {
+                    warp.local.load(lane, at, access.bytes)
+                } else {
+                    read_image(image, at, access.bytes)
+                };
+                set_lane(&mut warp.regs, slot, lane, extend(access, slot, value));
+            }
+            if space == Space::Local
+                && self.checks.initcheck
+                && !warp.local.defined(lane, address, total, false)
+            {
+                let at = Some((Space::Local, address));
+                self.finding(warp, pc, 1 << lane, Tool::Initcheck, "uninitialised-local", at, || {
+                    (
+                        format!("loads {total} bytes of local memory that this thread never wrote"),
+                        "write the variable on every path that leads here".to_owned(),
+                    )
+                });
+            }
+        }
+        if self.checks.counters && space == Space::Local {
+            self.counters.local_bytes += u64::from(exec.count_ones() * total);
+        }
+        Flow::Next
+    }
+
+    #[inline(never)]
+    pub(super) fn store_local(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        exec: u32,
+        access: &Access,
+        addresses: &[u64; LANES],
+    ) -> Flow {
+        let total = access.total();
+        let range = (LOCAL_BASE, self.code.local_end);
+        for lane in lanes_of(exec) {
+            let address = addresses[lane];
+            if !inside(range, address, total) {
+                let problem = memcheck::window(Space::Local, address, total, range, true);
+                if self.bad_access(warp, pc, lane, &problem) == Flow::Stop {
+                    return Flow::Stop;
+                }
+                continue;
+            }
+            for (j, slot) in access.regs.iter().enumerate() {
+                let Some(slot) = *slot else { continue };
+                let value = lane_value(&warp.regs, slot, lane);
+                warp.local.store(lane, address + j as u64 * u64::from(access.bytes), access.bytes, value);
+            }
+            if self.checks.initcheck {
+                warp.local.defined(lane, address, total, true);
+            }
+        }
+        if self.checks.counters {
+            self.counters.local_bytes += u64::from(exec.count_ones() * total);
+        }
+        Flow::Next
+    }
+}
+
+fn inside((start, end): (u64, u64), address: u64, bytes: u32) -> bool {
+    address >= start
+        && address <= end
+        && u64::from(bytes) <= end - address
+        && address.is_multiple_of(u64::from(bytes))
+}
+
+/// Up to 8 bytes of an image, zero beyond its end.
+pub(crate) fn read_image(image: &[u8], at: u64, bytes: u32) -> u64 {
+    let mut value = [0; 8];
+    for (i, to) in value.iter_mut().take(bytes as usize).enumerate() {
+        let at = usize::try_from(at).ok().and_then(|at| at.checked_add(i));
+        *to = at.and_then(|at| image.get(at)).copied().unwrap_or(0);
+    }
+    u64::from_le_bytes(value)
+}
+
+/// `isspacep`
+pub(super) fn isspacep(warp: &mut Warp, exec: u32, (space, dst, src): (StateSpace, u32, Slot)) {
+    let wanted = match space {
+        StateSpace::Global => Space::Global,
+        StateSpace::Shared | StateSpace::SharedCluster => Space::Shared,
+        StateSpace::Local => Space::Local,
+        StateSpace::Const => Space::Const,
+        StateSpace::Param => Space::Param,
+        StateSpace::Generic => Space::Generic,
+    };
+    let mut out = 0;
+    for lane in lanes_of(exec) {
+        out |= u32::from(classify(lane_value(&warp.regs, src, lane)).0 == wanted) << lane;
+    }
+    put_pred(&mut warp.regs.pred[dst as usize], out, exec);
+}

@@ -1,0 +1,256 @@
+//! Register rows: one value per lane, and the loops over lanes that the hot instructions expand to.
+//!
+//! Results are computed for all lanes into a local row and then stored, whole or blended under the execution mask. The
+//! loops are written so that they vectorise when they are inlined into a function with AVX2.
+
+/// Lanes of a warp.
+pub(crate) const LANES: usize = 32;
+/// Every lane.
+pub(crate) const FULL: u32 = u32::MAX;
+
+/// A register of up to 32 bits; narrower values are kept zero-extended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(align(64))]
+pub(crate) struct Row32(pub(crate) [u32; LANES]);
+
+/// A 64-bit register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(align(64))]
+pub(crate) struct Row64(pub(crate) [u64; LANES]);
+
+impl Row32 {
+    pub(crate) const ZERO: Self = Self([0; LANES]);
+}
+
+impl Row64 {
+    pub(crate) const ZERO: Self = Self([0; LANES]);
+}
+
+/// The registers of one warp. Literals, special registers and launch constants occupy rows of their own, so that every
+/// operand is a row number.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Registers {
+    pub(crate) r32: Vec<Row32>,
+    pub(crate) r64: Vec<Row64>,
+    /// One bit per lane; entry 0 is always all ones, the guard of unguarded instructions.
+    pub(crate) pred: Vec<u32>,
+}
+
+/// One destination, one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct R1 {
+    pub(crate) d: u32,
+    pub(crate) a: u32,
+}
+
+/// One destination, two sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct R2 {
+    pub(crate) d: u32,
+    pub(crate) a: u32,
+    pub(crate) b: u32,
+}
+
+/// One destination, three sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct R3 {
+    pub(crate) d: u32,
+    pub(crate) a: u32,
+    pub(crate) b: u32,
+    pub(crate) c: u32,
+}
+
+/// The lane masks as full words, to blend rows with.
+#[inline(always)]
+pub(crate) fn put32(row: &mut Row32, out: [u32; LANES], exec: u32) {
+    if exec == FULL {
+        row.0 = out;
+    } else {
+        blend32(row, &out, exec);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn blend32(row: &mut Row32, out: &[u32; LANES], exec: u32) {
+    for i in 0..LANES {
+        let keep = 0u32.wrapping_sub((exec >> i) & 1);
+        row.0[i] ^= (row.0[i] ^ out[i]) & keep;
+    }
+}
+
+#[inline(always)]
+pub(crate) fn put64(row: &mut Row64, out: [u64; LANES], exec: u32) {
+    if exec == FULL {
+        row.0 = out;
+    } else {
+        blend64(row, &out, exec);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn blend64(row: &mut Row64, out: &[u64; LANES], exec: u32) {
+    for i in 0..LANES {
+        let keep = 0u64.wrapping_sub(u64::from((exec >> i) & 1));
+        row.0[i] ^= (row.0[i] ^ out[i]) & keep;
+    }
+}
+
+/// Replaces the executing lanes of a predicate.
+#[inline(always)]
+pub(crate) fn put_pred(pred: &mut u32, value: u32, exec: u32) {
+    *pred = *pred & !exec | value & exec;
+}
+
+#[inline(always)]
+pub(crate) fn w1(r: &mut Registers, exec: u32, o: R1, f: impl Fn(u32) -> u32) {
+    let mut out = [0; LANES];
+    let a = &r.r32[o.a as usize].0;
+    for i in 0..LANES {
+        out[i] = f(a[i]);
+    }
+    put32(&mut r.r32[o.d as usize], out, exec);
+}
+
+#[inline(always)]
+pub(crate) fn w2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u32, u32) -> u32) {
+    let mut out = [0; LANES];
+    let (a, b) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0);
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i]);
+    }
+    put32(&mut r.r32[o.d as usize], out, exec);
+}
+
+#[inline(always)]
+pub(crate) fn w3(r: &mut Registers, exec: u32, o: R3, f: impl Fn(u32, u32, u32) -> u32) {
+    let mut out = [0; LANES];
+    let (a, b, c) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0, &r.r32[o.c as usize].0);
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i], c[i]);
+    }
+    put32(&mut r.r32[o.d as usize], out, exec);
+}
+
+#[inline(always)]
+pub(crate) fn l1(r: &mut Registers, exec: u32, o: R1, f: impl Fn(u64) -> u64) {
+    let mut out = [0; LANES];
+    let a = &r.r64[o.a as usize].0;
+    for i in 0..LANES {
+        out[i] = f(a[i]);
+    }
+    put64(&mut r.r64[o.d as usize], out, exec);
+}
+
+#[inline(always)]
+pub(crate) fn l2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u64, u64) -> u64) {
+    let mut out = [0; LANES];
+    let (a, b) = (&r.r64[o.a as usize].0, &r.r64[o.b as usize].0);
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i]);
+    }
+    put64(&mut r.r64[o.d as usize], out, exec);
+}
+
+#[inline(always)]
+pub(crate) fn l3(r: &mut Registers, exec: u32, o: R3, f: impl Fn(u64, u64, u64) -> u64) {
+    let mut out = [0; LANES];
+    let (a, b, c) = (&r.r64[o.a as usize].0, &r.r64[o.b as usize].0, &r.r64[o.c as usize].0);
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i], c[i]);
+    }
+    put64(&mut r.r64[o.d as usize], out, exec);
+}
+
+/// 64 bits shifted by 32.
+#[inline(always)]
+pub(crate) fn lw2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u64, u32) -> u64) {
+    let mut out = [0; LANES];
+    let (a, b) = (&r.r64[o.a as usize].0, &r.r32[o.b as usize].0);
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i]);
+    }
+    put64(&mut r.r64[o.d as usize], out, exec);
+}
+
+/// 64 bits from 32.
+#[inline(always)]
+pub(crate) fn widen1(r: &mut Registers, exec: u32, o: R1, f: impl Fn(u32) -> u64) {
+    let mut out = [0; LANES];
+    let a = &r.r32[o.a as usize].0;
+    for i in 0..LANES {
+        out[i] = f(a[i]);
+    }
+    put64(&mut r.r64[o.d as usize], out, exec);
+}
+
+/// 64 bits from twice 32.
+#[inline(always)]
+pub(crate) fn widen2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u32, u32) -> u64) {
+    let mut out = [0; LANES];
+    let (a, b) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0);
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i]);
+    }
+    put64(&mut r.r64[o.d as usize], out, exec);
+}
+
+/// 64 bits from twice 32 and 64.
+#[inline(always)]
+pub(crate) fn widen3(r: &mut Registers, exec: u32, o: R3, f: impl Fn(u32, u32, u64) -> u64) {
+    let mut out = [0; LANES];
+    let (a, b, c) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0, &r.r64[o.c as usize].0);
+    for i in 0..LANES {
+        out[i] = f(a[i], b[i], c[i]);
+    }
+    put64(&mut r.r64[o.d as usize], out, exec);
+}
+
+/// 32 bits from 64.
+#[inline(always)]
+pub(crate) fn narrow1(r: &mut Registers, exec: u32, o: R1, f: impl Fn(u64) -> u32) {
+    let mut out = [0; LANES];
+    let a = &r.r64[o.a as usize].0;
+    for i in 0..LANES {
+        out[i] = f(a[i]);
+    }
+    put32(&mut r.r32[o.d as usize], out, exec);
+}
+
+/// A predicate from twice 32 bits.
+#[inline(always)]
+pub(crate) fn pw2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u32, u32) -> bool) {
+    let mut out = 0;
+    let (a, b) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0);
+    for i in 0..LANES {
+        out |= u32::from(f(a[i], b[i])) << i;
+    }
+    put_pred(&mut r.pred[o.d as usize], out, exec);
+}
+
+/// A predicate from twice 64 bits.
+#[inline(always)]
+pub(crate) fn pl2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u64, u64) -> bool) {
+    let mut out = 0;
+    let (a, b) = (&r.r64[o.a as usize].0, &r.r64[o.b as usize].0);
+    for i in 0..LANES {
+        out |= u32::from(f(a[i], b[i])) << i;
+    }
+    put_pred(&mut r.pred[o.d as usize], out, exec);
+}
+
+/// `a` where the predicate `c` holds, else `b`.
+#[inline(always)]
+pub(crate) fn select32(r: &mut Registers, exec: u32, o: R3) {
+    let p = r.pred[o.c as usize];
+    let mut out = r.r32[o.b as usize];
+    blend32(&mut out, &r.r32[o.a as usize].0, p);
+    put32(&mut r.r32[o.d as usize], out.0, exec);
+}
+
+#[inline(always)]
+pub(crate) fn select64(r: &mut Registers, exec: u32, o: R3) {
+    let p = r.pred[o.c as usize];
+    let mut out = r.r64[o.b as usize];
+    blend64(&mut out, &r.r64[o.a as usize].0, p);
+    put64(&mut r.r64[o.d as usize], out.0, exec);
+}

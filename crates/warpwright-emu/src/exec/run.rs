@@ -1,0 +1,299 @@
+//! The interpreter loop.
+//!
+//! There is one body, `interpret`, compiled twice: for any machine, and with AVX2 and FMA, where rows are processed
+//! eight lanes at a time. Which one runs is decided once per process.
+
+use std::sync::LazyLock;
+
+use super::lanes;
+use super::ops::{Op, hot_ops};
+use super::rows::{self, R1, R2, put_pred, select32, select64};
+use crate::context::Context;
+use crate::decode::{Code, Mark};
+use crate::report::Tool;
+use crate::warp::{Group, Wait, Warp};
+
+/// Why a warp stopped running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// No group can go on before something else happens.
+    Parked,
+    /// All lanes have ended.
+    Exited,
+    /// It has spun for a while: others should run.
+    Yielded,
+    /// The launch ends: a fault, a trap or the step limit.
+    Stopped,
+}
+
+/// How the loop goes on after an operation that may block or end lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// The next instruction with the same lanes.
+    Next,
+    /// The groups were changed: choose again.
+    Repick,
+    Stop,
+}
+
+type Runner = fn(&mut Context<'_>, &mut Warp) -> Outcome;
+
+static RUNNER: LazyLock<Runner> = LazyLock::new(|| {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("lzcnt")
+        && is_x86_feature_detected!("popcnt")
+    {
+        return avx2::run;
+    }
+    portable
+});
+
+/// Runs a warp until it blocks, ends or has spun for long.
+pub(crate) fn run(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
+    (RUNNER)(cx, warp)
+}
+
+fn portable(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
+    interpret(cx, warp)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "calling a function with target features")]
+mod avx2 {
+    use super::{Context, Outcome, Warp, interpret};
+
+    #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn with_features(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
+        interpret(cx, warp)
+    }
+
+    pub(super) fn run(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
+        // SAFETY: `RUNNER` selects this function only where all of these features were detected.
+        unsafe { with_features(cx, warp) }
+    }
+}
+
+macro_rules! dispatch {
+    (
+        [$op:expr, $regs:expr, $exec:expr, { $($other:tt)* }]
+        $($kind:ident $shape:ident { $($name:ident($($x:ident),*) = $value:expr;)* })*
+    ) => {
+        match $op {
+            $($(Op::$name(o) => rows::$shape($regs, $exec, o, |$($x),*| $value),)*)*
+            $($other)*
+        }
+    };
+}
+
+#[inline(always)]
+fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
+    let code: &Code = cx.code;
+    let counting = cx.checks.counters;
+    'pick: loop {
+        let Some(Group { pc, mask: mut active, turn, .. }) = warp.pick() else {
+            return if warp.live == 0 { Outcome::Exited } else { Outcome::Parked };
+        };
+        let limit = warp.limit(pc) as usize;
+        let alone = !warp.has_ready();
+        let mut pc = pc as usize;
+        // The straight line that is being run began here.
+        let mut start = pc;
+        loop {
+            if pc >= limit {
+                cx.runs.line(start, pc, active);
+                warp.push(pc as u32, active, turn);
+                continue 'pick;
+            }
+            let Some(ins) = code.ins.get(pc) else {
+                // Every block ends with a terminator, so this is the end of an empty kernel.
+                end_lanes(warp, active);
+                continue 'pick;
+            };
+            let exec = active & (warp.regs.pred[ins.guard as usize] ^ ins.invert);
+            if ins.guard != 0 {
+                if counting {
+                    cx.runs.guarded(pc, exec);
+                }
+                if exec == 0 {
+                    pc += 1;
+                    continue;
+                }
+            }
+            let regs = &mut warp.regs;
+            hot_ops!(dispatch [ins.op, regs, exec, {
+                Op::Lop3(o, table) => rows::w3(regs, exec, o, |a, b, c| lanes::lop3(a, b, c, table)),
+                Op::SelectW(o) => select32(regs, exec, o),
+                Op::SelectL(o) => select64(regs, exec, o),
+                Op::PredAnd(R2 { d, a, b }) => {
+                    let value = regs.pred[a as usize] & regs.pred[b as usize];
+                    put_pred(&mut regs.pred[d as usize], value, exec);
+                }
+                Op::PredOr(R2 { d, a, b }) => {
+                    let value = regs.pred[a as usize] | regs.pred[b as usize];
+                    put_pred(&mut regs.pred[d as usize], value, exec);
+                }
+                Op::PredXor(R2 { d, a, b }) => {
+                    let value = regs.pred[a as usize] ^ regs.pred[b as usize];
+                    put_pred(&mut regs.pred[d as usize], value, exec);
+                }
+                Op::PredNot(R1 { d, a }) => {
+                    let value = !regs.pred[a as usize];
+                    put_pred(&mut regs.pred[d as usize], value, exec);
+                }
+                Op::PredMov(R1 { d, a }) => {
+                    let value = regs.pred[a as usize];
+                    put_pred(&mut regs.pred[d as usize], value, exec);
+                }
+                Op::Scalar(at) => super::scalar::run(warp, exec, &code.scalars[at as usize]),
+                Op::Load(at) => {
+                    if cx.load(warp, pc as u32, exec, at) == Flow::Stop {
+                        cx.runs.line(start, pc, active);
+                        return Outcome::Stopped;
+                    }
+                }
+                Op::Store(at) => {
+                    if cx.store(warp, pc as u32, exec, at) == Flow::Stop {
+                        cx.runs.line(start, pc, active);
+                        return Outcome::Stopped;
+                    }
+                }
+                Op::Atomic(at) => {
+                    if cx.atomic(warp, pc as u32, exec, at) == Flow::Stop {
+                        cx.runs.line(start, pc, active);
+                        return Outcome::Stopped;
+                    }
+                }
+                Op::Prefetch(_) | Op::Nothing => {}
+                Op::Collective(at) => {
+                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
+                    if cx.collective(warp, here, exec, &code.collectives[at as usize]) == Flow::Repick {
+                        cx.runs.line(start, pc, active);
+                        continue 'pick;
+                    }
+                }
+                Op::Barrier(at) => {
+                    // The instruction counts as executed when it is reached.
+                    cx.runs.line(start, pc + 1, active);
+                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
+                    cx.barrier(warp, here, exec, &code.barriers[at as usize]);
+                    continue 'pick;
+                }
+                Op::Special(at) => cx.read_special(warp, exec, code.specials[at as usize]),
+                Op::Isspacep(at) => super::private::isspacep(warp, exec, code.isspacep[at as usize]),
+                Op::Fence(at) => cx.fence(warp, exec, code.fences[at as usize]),
+                Op::Yield => {
+                    cx.runs.line(start, pc + 1, active);
+                    warp.push(pc as u32 + 1, active, turn + u32::from(warp.has_ready()));
+                    return Outcome::Yielded;
+                }
+                Op::Trap => {
+                    cx.runs.line(start, pc + 1, active);
+                    cx.trap(warp, pc as u32, exec);
+                    return Outcome::Stopped;
+                }
+                Op::CheckDefined(at) => cx.check_defined(warp, pc as u32, exec, at),
+                Op::MarkDefined(at) => mark_defined(warp, exec, &code.marks[at as usize]),
+                Op::Jump { to } => {
+                    cx.runs.line(start, pc + 1, active);
+                    let back = to as usize <= pc;
+                    pc = to as usize;
+                    start = pc;
+                    if back && (!alone || warp.spin()) {
+                        if warp.pass_turn(pc as u32, active, turn, alone) {
+                            return cx.turn_over();
+                        }
+                        continue 'pick;
+                    }
+                    if !alone {
+                        warp.push(pc as u32, active, turn);
+                        continue 'pick;
+                    }
+                    continue;
+                }
+                Op::Branch { pred, invert, then, otherwise } => {
+                    let taken = active & (regs.pred[pred as usize] ^ invert);
+                    cx.runs.line(start, pc + 1, active);
+                    if counting {
+                        cx.counters.branch(taken != 0 && taken != active);
+                    }
+                    let from = pc;
+                    if taken == active {
+                        pc = then as usize;
+                    } else if taken == 0 {
+                        pc = otherwise as usize;
+                    } else {
+                        warp.push(then, taken, turn);
+                        warp.push(otherwise, active & !taken, turn);
+                        continue 'pick;
+                    }
+                    start = pc;
+                    if pc <= from && (!alone || warp.spin()) {
+                        if warp.pass_turn(pc as u32, active, turn, alone) {
+                            return cx.turn_over();
+                        }
+                        continue 'pick;
+                    }
+                    if !alone {
+                        warp.push(pc as u32, active, turn);
+                        continue 'pick;
+                    }
+                    continue;
+                }
+                Op::Exit => {
+                    cx.runs.line(start, pc + 1, active);
+                    end_lanes(warp, exec);
+                    active &= !exec;
+                    warp.push(pc as u32 + 1, active, turn);
+                    continue 'pick;
+                }
+            }]);
+            pc += 1;
+        }
+    }
+}
+
+/// Ends lanes; collectives that wait for them look again.
+fn end_lanes(warp: &mut Warp, lanes: u32) {
+    warp.live &= !lanes;
+    warp.wake_collectives();
+}
+
+fn mark_defined(warp: &mut Warp, exec: u32, mark: &Mark) {
+    let mut value = u32::MAX;
+    for slot in &mark.from {
+        value &= warp.defined[*slot as usize];
+    }
+    for slot in &mark.slots {
+        put_pred(&mut warp.defined[*slot as usize], value, exec);
+    }
+}
+
+impl Context<'_> {
+    /// Reports lanes that read a register before it was written.
+    fn check_defined(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) {
+        let check = &self.code.checks[at as usize];
+        for (slot, register) in &check.slots {
+            let missing = exec & !warp.defined[*slot as usize];
+            if missing != 0 && self.checks.initcheck {
+                let ty = self.entry.function().reg_type(*register);
+                self.finding(warp, pc, missing, Tool::Initcheck, "uninitialised-register", None, || {
+                    (
+                        format!(
+                            "reads a {} register that this thread never wrote",
+                            ty.map_or_else(String::new, |t| format!(".{t}"))
+                        ),
+                        "write the register on every path that leads here, or guard this instruction with the same \
+                         predicate"
+                            .to_owned(),
+                    )
+                });
+                // Once is enough: what follows from it would only repeat the finding.
+                warp.defined[*slot as usize] |= missing;
+            }
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! Shared memory. A block runs on one worker, so its shared memory is plain words.
+
+use super::global::{addresses, contiguous, extend, lane_value, lanes_of, race, set_lane, strong};
+use super::rows::{FULL, LANES, Registers};
+use super::run::Flow;
+use crate::block::SharedMemory;
+use crate::context::Context;
+use crate::counters::Direction;
+use crate::decode::registers::Slot;
+use crate::decode::{Access, SHARED_BASE};
+use crate::report::{Space, Tool};
+use crate::sanitize::memcheck;
+use crate::sanitize::racecheck::{self, AccessKind};
+use crate::warp::Warp;
+
+/// How the lanes' addresses lie to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// All lanes, one after the other.
+    Contiguous,
+    /// All lanes at one address.
+    Uniform,
+    Scattered,
+}
+
+#[inline(always)]
+fn shape(a: &[u64; LANES], exec: u32, total: u64) -> Shape {
+    if exec != FULL {
+        return Shape::Scattered;
+    }
+    if contiguous(a, total) {
+        return Shape::Contiguous;
+    }
+    if contiguous(a, 0) { Shape::Uniform } else { Shape::Scattered }
+}
+
+impl Context<'_> {
+    #[inline(always)]
+    pub(super) fn load_shared(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
+        let addresses = addresses(&warp.regs, access.addr, access.offset);
+        if exec == FULL && self.shared_load_contiguous(warp, pc, access, &addresses) {
+            return Flow::Next;
+        }
+        self.load_shared_lanes(warp, pc, exec, access, &addresses)
+    }
+
+    #[inline(always)]
+    pub(super) fn store_shared(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
+        let addresses = addresses(&warp.regs, access.addr, access.offset);
+        if exec == FULL && self.shared_store_contiguous(warp, pc, access, &addresses) {
+            return Flow::Next;
+        }
+        self.store_shared_lanes(warp, pc, exec, access, &addresses)
+    }
+
+    /// A full warp that loads neighbouring words; `false` if it is something else.
+    #[inline(always)]
+    fn shared_load_contiguous(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        access: &Access,
+        a: &[u64; LANES],
+    ) -> bool {
+        let [Some(Slot::W(d))] = access.regs.as_slice() else { return false };
+        let first = a[0];
+        if access.bytes != 4
+            || !contiguous(a, 4)
+            || strong(access.ordering)
+            || !self.block.shared.covers(first, 128)
+            || first % 4 != 0
+            || (self.checks.initcheck && !self.block.shared.is_defined(first, 128))
+        {
+            return false;
+        }
+        if let Some(races) = &mut self.races {
+            let race = race(warp.index, pc, access, AccessKind::Read);
+            let shadow = &self.block.shared.races;
+            races.contiguous(shadow, first, 0, LANES as u32, race, &mut self.findings, &|_, _| false);
+        }
+        if self.checks.counters {
+            self.counters.shared_contiguous(Direction::Load, 0, LANES as u32, 4);
+        }
+        let at = (first / 4) as usize;
+        if let Some(words) = self.block.shared.words.get(at..at + LANES) {
+            warp.regs.r32[*d as usize].0.copy_from_slice(words);
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn shared_store_contiguous(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        access: &Access,
+        a: &[u64; LANES],
+    ) -> bool {
+        let [Some(Slot::W(s))] = access.regs.as_slice() else { return false };
+        let first = a[0];
+        if access.bytes != 4
+            || !contiguous(a, 4)
+            || strong(access.ordering)
+            || !self.block.shared.covers(first, 128)
+            || first % 4 != 0
+        {
+            return false;
+        }
+        let row = &warp.regs.r32[*s as usize].0;
+        let at = (first / 4) as usize;
+        if let Some(races) = &mut self.races {
+            let race = race(warp.index, pc, access, AccessKind::Write);
+            let shared = &self.block.shared;
+            let same = |lane: u32, other: Option<u32>| {
+                let theirs = match other {
+                    Some(other) => row.get(other as usize),
+                    None => shared.words.get(at + lane as usize),
+                };
+                theirs == row.get(lane as usize)
+            };
+            races.contiguous(&shared.races, first, 0, LANES as u32, race, &mut self.findings, &same);
+        }
+        if self.checks.counters {
+            self.counters.shared_contiguous(Direction::Store, 0, LANES as u32, 4);
+        }
+        if let Some(words) = self.block.shared.words.get_mut(at..at + LANES) {
+            words.copy_from_slice(row);
+        }
+        if self.checks.initcheck {
+            self.block.shared.define(first, 128);
+        }
+        true
+    }
+
+    /// Removes the lanes whose access is bad, after reporting them.
+    pub(super) fn locate_shared(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        exec: u32,
+        total: u32,
+        addresses: &[u64; LANES],
+        write: bool,
+    ) -> (u32, bool) {
+        let mut bad = 0;
+        for (lane, a) in addresses.iter().enumerate() {
+            let fine = self.block.shared.covers(*a, u64::from(total)) & (a & u64::from(total - 1) == 0);
+            bad |= u32::from(!fine) << lane;
+        }
+        bad &= exec;
+        let mut stop = false;
+        for lane in lanes_of(bad) {
+            let range = (SHARED_BASE, self.block.shared.end);
+            let problem = memcheck::window(Space::Shared, addresses[lane], total, range, write);
+            stop |= self.bad_access(warp, pc, lane, &problem) == Flow::Stop;
+        }
+        (exec & !bad, stop)
+    }
+
+    #[inline(never)]
+    pub(super) fn load_shared_lanes(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        exec: u32,
+        access: &Access,
+        addresses: &[u64; LANES],
+    ) -> Flow {
+        let total = access.total();
+        let (good, stop) = self.locate_shared(warp, pc, exec, total, addresses, false);
+        if stop {
+            return Flow::Stop;
+        }
+        self.zero_lanes(warp, exec & !good, access, AccessKind::Read);
+        if good == 0 {
+            return Flow::Next;
+        }
+        let shape = shape(addresses, good, u64::from(total));
+        self.race_shared(warp, pc, good, access, addresses, shape, AccessKind::Read);
+        self.count_shared(Direction::Load, good, total, addresses, shape);
+        if self.checks.initcheck {
+            self.shared_undefined(warp, pc, good, total, addresses, shape);
+        }
+        let shared = &self.block.shared;
+        for (j, slot) in access.regs.iter().enumerate() {
+            let Some(slot) = *slot else { continue };
+            let step = j as u64 * u64::from(access.bytes);
+            match (shape, slot, access.bytes) {
+                (Shape::Uniform, Slot::W(d), _) => {
+                    let value = extend(access, slot, shared.load(addresses[0] + step, access.bytes)) as u32;
+                    warp.regs.r32[d as usize].0 = [value; LANES];
+                }
+                (_, Slot::W(d), 4) if good == FULL => {
+                    let row = &mut warp.regs.r32[d as usize].0;
+                    for (to, a) in row.iter_mut().zip(addresses) {
+                        *to = shared.words.get(((a + step) / 4) as usize).copied().unwrap_or(0);
+                    }
+                }
+                _ => {
+                    for lane in lanes_of(good) {
+                        let value = shared.load(addresses[lane] + step, access.bytes);
+                        set_lane(&mut warp.regs, slot, lane, extend(access, slot, value));
+                    }
+                }
+            }
+        }
+        if strong(access.ordering)
+            && let Some(races) = &mut self.races
+        {
+            for lane in lanes_of(good) {
+                let (kind, ordering) = (AccessKind::Read, access.ordering);
+                races.acquire(Space::Shared, addresses[lane], warp.index, 1 << lane, kind, ordering);
+            }
+        }
+        Flow::Next
+    }
+
+    #[inline(never)]
+    pub(super) fn store_shared_lanes(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        exec: u32,
+        access: &Access,
+        addresses: &[u64; LANES],
+    ) -> Flow {
+        let total = access.total();
+        let (good, stop) = self.locate_shared(warp, pc, exec, total, addresses, true);
+        if stop {
+            return Flow::Stop;
+        }
+        if good == 0 {
+            return Flow::Next;
+        }
+        let shape = shape(addresses, good, u64::from(total));
+        self.race_shared(warp, pc, good, access, addresses, shape, AccessKind::Write);
+        if strong(access.ordering)
+            && let Some(races) = &mut self.races
+        {
+            for lane in lanes_of(good) {
+                let (kind, ordering) = (AccessKind::Write, access.ordering);
+                races.release(Space::Shared, addresses[lane], warp.index, 1 << lane, kind, ordering);
+            }
+        }
+        self.count_shared(Direction::Store, good, total, addresses, shape);
+        let shared = &mut self.block.shared;
+        for (j, slot) in access.regs.iter().enumerate() {
+            let Some(slot) = *slot else { continue };
+            let step = j as u64 * u64::from(access.bytes);
+            for lane in lanes_of(good) {
+                shared.store(addresses[lane] + step, access.bytes, lane_value(&warp.regs, slot, lane));
+            }
+        }
+        if self.checks.initcheck {
+            if shape == Shape::Contiguous {
+                shared.define(addresses[0], LANES as u64 * u64::from(total));
+            } else {
+                for lane in lanes_of(good) {
+                    shared.define(addresses[lane], u64::from(total));
+                }
+            }
+        }
+        Flow::Next
+    }
+
+    fn count_shared(&mut self, direction: Direction, good: u32, total: u32, a: &[u64; LANES], shape: Shape) {
+        if !self.checks.counters {
+            return;
+        }
+        if shape == Shape::Contiguous {
+            self.counters.shared_contiguous(direction, 0, LANES as u32, total);
+        } else {
+            self.counters.shared_scattered(direction, a, good, total);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the facts of an access")]
+    fn race_shared(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        good: u32,
+        access: &Access,
+        a: &[u64; LANES],
+        shape: Shape,
+        kind: AccessKind,
+    ) {
+        let Some(races) = &mut self.races else { return };
+        let shared = &self.block.shared;
+        let same = |lane: u32, other: Option<u32>| {
+            kind == AccessKind::Write && same_value(&warp.regs, access, shared, a, lane as usize, other)
+        };
+        let race: racecheck::Access = race(warp.index, pc, access, kind);
+        let findings = &mut self.findings;
+        match shape {
+            Shape::Contiguous => {
+                races.contiguous(&shared.races, a[0], 0, LANES as u32, race, findings, &same);
+            }
+            Shape::Uniform => races.uniform(&shared.races, a[0], good, race, findings, &same),
+            Shape::Scattered => races.scattered(&shared.races, a, good, race, findings, &same),
+        }
+    }
+
+    fn shared_undefined(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        good: u32,
+        total: u32,
+        a: &[u64; LANES],
+        shape: Shape,
+    ) {
+        let shared = &self.block.shared;
+        let all = match shape {
+            Shape::Contiguous => shared.is_defined(a[0], LANES as u64 * u64::from(total)),
+            Shape::Uniform => shared.is_defined(a[0], u64::from(total)),
+            Shape::Scattered => false,
+        };
+        if all {
+            return;
+        }
+        let missing = lanes_of(good)
+            .filter(|l| !shared.is_defined(a[*l], u64::from(total)))
+            .fold(0u32, |m, l| m | 1 << l);
+        for lane in lanes_of(missing) {
+            let address = Some((Space::Shared, a[lane]));
+            self.finding(warp, pc, 1 << lane, Tool::Initcheck, "uninitialised-shared", address, || {
+                (
+                    format!("loads {total} bytes of shared memory that no thread of the block wrote"),
+                    "write it first, and put a barrier between the write and this load".to_owned(),
+                )
+            });
+        }
+    }
+}
+
+fn same_value(
+    regs: &Registers,
+    access: &Access,
+    shared: &SharedMemory,
+    a: &[u64; LANES],
+    lane: usize,
+    other: Option<u32>,
+) -> bool {
+    access.regs.iter().enumerate().all(|(i, slot)| {
+        let Some(slot) = *slot else { return true };
+        let mask = u64::MAX >> (64 - 8 * access.bytes);
+        let mine = lane_value(regs, slot, lane) & mask;
+        let theirs = match other {
+            Some(other) => lane_value(regs, slot, other as usize) & mask,
+            None => shared.load(a[lane] + i as u64 * u64::from(access.bytes), access.bytes),
+        };
+        mine == theirs
+    })
+}

@@ -1,0 +1,212 @@
+//! Launches: their configuration, what can go wrong, and what they report.
+
+use crate::counters::Counters;
+use crate::memory::{Memory, MemoryError};
+use crate::program::Program;
+use crate::report::Finding;
+
+bitflags::bitflags! {
+    /// Which sanitizers run.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Sanitizers: u8 {
+        /// Bounds, alignment, lifetime and state space of accesses. Without it the first bad access ends the launch,
+        /// as it does on a device.
+        const MEMCHECK = 1;
+        /// Reads of registers and memory that nothing wrote.
+        const INITCHECK = 2;
+        /// Conflicting accesses that nothing orders.
+        const RACECHECK = 4;
+        /// Barriers and warp collectives that are used wrongly.
+        const SYNCCHECK = 8;
+    }
+}
+
+/// Grid, block and shared memory of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LaunchConfig {
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block along x, y and z; at most 1024 in all.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub dynamic_shared: u32,
+    /// Blocks of a cluster; all ones without clusters.
+    pub cluster: [u32; 3],
+}
+
+impl LaunchConfig {
+    /// A one-dimensional launch without dynamic shared memory.
+    pub const fn linear(blocks: u32, threads: u32) -> Self {
+        Self { grid: [blocks, 1, 1], block: [threads, 1, 1], dynamic_shared: 0, cluster: [1; 3] }
+    }
+}
+
+/// How a launch is run and watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Which sanitizers run; all by default.
+    pub sanitizers: Sanitizers,
+    /// Whether [`Report::counters`] are kept.
+    pub counters: bool,
+    /// Worker threads; 0 for as many as there are cores.
+    pub threads: usize,
+    /// Order in which the warps of a block take turns; the same seed gives the same order.
+    pub seed: u64,
+    /// Different findings that a report lists.
+    pub max_findings: usize,
+    /// Instructions that the warps of one worker may execute; 0 for no limit. A launch that passes it ends with
+    /// [`Fault::StepLimit`].
+    pub max_steps: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            sanitizers: Sanitizers::all(),
+            counters: false,
+            threads: 0,
+            seed: 0,
+            max_findings: 100,
+            max_steps: 0,
+        }
+    }
+}
+
+impl Options {
+    /// No sanitizers and no counters: as fast as it goes.
+    pub fn fast() -> Self {
+        Self { sanitizers: Sanitizers::empty(), ..Self::default() }
+    }
+}
+
+/// What a launch found and counted.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Report {
+    /// What the sanitizers found, by line.
+    pub findings: Vec<Finding>,
+    /// What the kernel did; zero unless [`Options::counters`] is set.
+    pub counters: Counters,
+    /// Warp instructions executed.
+    pub steps: u64,
+}
+
+impl Report {
+    /// Whether nothing was found.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+}
+
+/// Why a kernel was ended before its threads were done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A bad access while memcheck is off.
+    #[error("line {line}: block {block:?}, thread {thread:?}: {message}")]
+    Access {
+        /// Line of the PTX text.
+        line: u32,
+        /// Block.
+        block: [u32; 3],
+        /// Thread.
+        thread: [u32; 3],
+        /// What was wrong with the access.
+        message: String,
+    },
+    /// The kernel executed `trap`.
+    #[error("line {line}: block {block:?}, thread {thread:?} executed `trap`")]
+    Trap {
+        /// Line of the PTX text.
+        line: u32,
+        /// Block.
+        block: [u32; 3],
+        /// Thread.
+        thread: [u32; 3],
+    },
+    /// More instructions than [`Options::max_steps`].
+    #[error("block {block:?} passed the limit of {steps} warp instructions; it may never end")]
+    StepLimit {
+        /// The block that ran when the limit was passed.
+        block: [u32; 3],
+        /// The limit.
+        steps: u64,
+    },
+    /// Threads wait for each other, and synccheck is off.
+    #[error("block {block:?} can never end: {message}")]
+    Deadlock {
+        /// Block.
+        block: [u32; 3],
+        /// Who waits for what.
+        message: String,
+    },
+}
+
+/// Why a launch failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The program has no kernel of that name.
+    #[error("there is no kernel `{name}`; the program has {available:?}")]
+    NoSuchEntry {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        available: Vec<String>,
+    },
+    /// Grid, block or cluster are out of range or do not fit the kernel.
+    #[error("kernel `{kernel}` cannot be launched: {reason}")]
+    Configuration {
+        /// The kernel.
+        kernel: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The parameter buffer has the wrong size.
+    #[error("kernel `{kernel}` takes {expected} bytes of parameters, got {got}")]
+    Parameters {
+        /// The kernel.
+        kernel: String,
+        /// Its size.
+        expected: u64,
+        /// What was passed.
+        got: u64,
+    },
+    /// Module variables could not be placed.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The kernel was ended. The findings until then are kept.
+    #[error("kernel `{kernel}` failed: {fault}")]
+    Fault {
+        /// The kernel.
+        kernel: String,
+        /// Why.
+        fault: Fault,
+        /// What was found before.
+        report: Box<Report>,
+    },
+}
+
+/// Runs a kernel to its end.
+///
+/// `params` is the parameter buffer as [`pack_args`](warpwright_ptx::pack_args) lays it out. Findings do not end the
+/// launch: lanes whose access is bad skip it (loads give 0) and the kernel goes on.
+///
+/// # Errors
+/// If the kernel cannot be launched, or was ended by a fault.
+pub fn launch(
+    program: &Program,
+    entry: &str,
+    config: &LaunchConfig,
+    params: &[u8],
+    memory: &Memory,
+    options: &Options,
+) -> Result<Report, LaunchError> {
+    let Some(kernel) = program.entry(entry) else {
+        return Err(LaunchError::NoSuchEntry {
+            name: entry.to_owned(),
+            available: program.module().functions.iter().map(|f| f.name.clone()).collect(),
+        });
+    };
+    crate::grid::run(program, kernel, config, params, memory, options)
+}
