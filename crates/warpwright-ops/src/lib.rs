@@ -1,1 +1,25 @@
-//! Placeholder module documentation, replaced with the crate.
+//! Deep-learning primitives as PTX kernels.
+//!
+//! Each family is one folder with the same files: the descriptors and their plans (`mod.rs`), the kernels
+//! (`kernel.rs`), which of them runs when (`tuning.rs`), and the definition in plain f64 Rust (`reference.rs`).
+//!
+//! An operation is planned and then launched. Planning is pure: it needs no GPU, and the same descriptor and target give
+//! the same kernels everywhere. Launching checks the arguments and enqueues; it does not allocate or wait. The free
+//! functions ([`activation::gelu_erf`] and its neighbours) do both and allocate the result.
+//!
+//! | family | operations | element types |
+//! |---|---|---|
+//! | [`activation`] | relu, leaky_relu, gelu_tanh, gelu_erf, silu, sigmoid, tanh, swiglu, geglu, geglu_tanh, and their gradients | f32, f64, f16, bf16 |
+//! | [`quantise`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
+
+#![forbid(unsafe_code)]
+
+pub mod activation;
+pub mod catalogue;
+mod error;
+pub mod plan;
+pub mod quantise;
+
+pub use catalogue::{Direction, Entry, catalogue};
+pub use error::{Error, PlanError};
+pub use plan::{Binding, Operation, Plan};

@@ -1,1 +1,51 @@
-//! Test support.
+//! Test support: inputs, budgets, error measures, and cases that run on any device.
+//!
+//! A [`Case`] is one operation on one input. [`cases`] lists them, [`run_case`] runs one on a device (the CUDA driver's
+//! or the emulator, with its sanitizers) and compares the result with the f64 reference of the operation, within the
+//! table of [`budget`]. The suites of `warpwright-ops` and the command `warpwright check` are loops over these.
+
+#![forbid(unsafe_code)]
+
+mod activation;
+pub mod budget;
+mod case;
+pub mod inputs;
+pub mod measure;
+pub mod mutate;
+mod quantise;
+pub mod storage;
+
+pub use case::{
+    Bench, Case, CaseError, CaseResult, Launches, Placed, Scope, Subject, run_case, run_case_with,
+};
+use warpwright_ops::Direction;
+use warpwright_ptx::DType;
+
+/// Which cases to list; the default is the quick set of everything.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Names of operations; empty means all.
+    pub ops: Vec<String>,
+    /// Element types; empty means all.
+    pub dtypes: Vec<DType>,
+    /// One direction; `None` means both.
+    pub direction: Option<Direction>,
+    /// How many cases of each operation.
+    pub scope: Scope,
+}
+
+impl Filter {
+    fn admits(&self, case: &Case) -> bool {
+        (self.ops.is_empty() || self.ops.iter().any(|op| op == case.op))
+            && (self.dtypes.is_empty() || self.dtypes.contains(&case.dtype))
+            && self.direction.is_none_or(|d| d == case.direction)
+    }
+}
+
+/// The families; a new one adds its list of cases here.
+const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[activation::cases, quantise::cases];
+
+/// The cases that `filter` admits, family by family.
+pub fn cases(filter: &Filter) -> Vec<Case> {
+    FAMILIES.iter().flat_map(|list| list(filter.scope)).filter(|case| filter.admits(case)).collect()
+}

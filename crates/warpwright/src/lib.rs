@@ -1,1 +1,76 @@
-//! The facade.
+//! Deep-learning primitives for NVIDIA GPUs in pure Rust.
+//!
+//! Kernels are written in Rust, recorded as PTX, verified, and run by the NVIDIA driver, or, on a machine without a GPU,
+//! by an emulator that checks every access. No CUDA toolkit, no C++ compiler, no LLVM: the driver's library is looked up
+//! when the program starts.
+//!
+//! ```
+//! # fn main() -> Result<(), warpwright::Error> {
+//! use warpwright::{Device, Tensor, gelu_erf, gelu_erf_backward};
+//!
+//! let device = Device::best(); // the GPU if there is one, else the emulator
+//! let stream = device.stream()?;
+//! let x = Tensor::from_slice(&device, &[-1.0f32, 0.0, 1.0, 2.0], &[2, 2])?;
+//! let y = gelu_erf(&stream, &x)?;
+//! let dy = Tensor::from_slice(&device, &[1.0f32; 4], &[2, 2])?;
+//! let dx = gelu_erf_backward(&stream, &x, &dy)?;
+//! assert_eq!(y.shape(), [2, 2]);
+//! assert!((y.to_vec::<f32>()?[3] - 1.954_499_7).abs() < 1e-6);
+//! assert_eq!(dx.to_vec::<f32>()?[1], 0.5);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Operations
+//!
+//! | family | operations | element types | targets |
+//! |---|---|---|---|
+//! | [`activation`] | `relu`, `leaky_relu`, `gelu_tanh`, `gelu_erf`, `silu`, `sigmoid`, `tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
+//! | | `swiglu`, `geglu`, `geglu_tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
+//!
+//! [`catalogue()`] has the same as data. f16 and bf16 are computed in f32 and rounded once; f64 is computed in f64.
+//!
+//! # Plans
+//!
+//! The free functions allocate their result and take a plan from a cache. To reuse memory, to capture a CUDA graph, or to
+//! launch through another runtime, plan the operation and launch it: planning needs no GPU, and
+//! [`Plan::steps`] gives kernel text, grid and arguments as data.
+//!
+//! ```
+//! # fn main() -> Result<(), warpwright::Error> {
+//! use warpwright::activation::{Activation, ActivationDesc};
+//! use warpwright::{DType, Operation, Target};
+//!
+//! let desc = ActivationDesc { activation: Activation::Silu, dtype: DType::BF16, len: 1 << 20 };
+//! let plan = desc.plan(Target::sm(90))?;
+//! let step = &plan.steps()[0];
+//! assert_eq!(step.kernel().name(), "silu_bf16_x8");
+//! assert_eq!(step.grid(), [512, 1, 1]);
+//! assert!(step.kernel().text().contains(".target sm_90"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Kernels of your own
+//!
+//! [`dsl`] is the language that the operations are written in, [`ptx`] its intermediate representation, and [`emu`] the
+//! emulator. The items at the root of this crate and in [`activation`] are its stable interface; those three modules may
+//! change with any minor version.
+
+#![forbid(unsafe_code)]
+
+pub use warpwright_dsl as dsl;
+pub use warpwright_emu as emu;
+pub use warpwright_ptx as ptx;
+
+pub use warpwright_ops::activation::{
+    self, geglu, geglu_backward, geglu_tanh, geglu_tanh_backward, gelu_erf, gelu_erf_backward, gelu_tanh,
+    gelu_tanh_backward, leaky_relu, leaky_relu_backward, relu, relu_backward, sigmoid, sigmoid_backward,
+    silu, silu_backward, swiglu, swiglu_backward, tanh, tanh_backward,
+};
+pub use warpwright_ops::{Direction, Entry, Error, Operation, Plan, PlanError, catalogue, plan};
+pub use warpwright_ptx::{DType, Target};
+pub use warpwright_runtime::{
+    Buffer, Device, Discovery, Element, EmulatorConfig, Error as RuntimeError, Event, Graph, LaunchStep,
+    OnFinding, Sanitizers, Stream, Tensor, TensorMut, TensorRef, discover,
+};

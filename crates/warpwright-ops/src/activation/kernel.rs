@@ -1,0 +1,187 @@
+//! The kernels: one vector of elements a thread, whatever the function.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{accumulate, kernel_args};
+
+use super::math::{self, Weighted};
+use super::tuning::Config;
+use super::{Activation, GatedActivation};
+
+kernel_args! {
+    /// `y = f(x)`. `negative_slope` is read by `leaky_relu` alone.
+    pub(super) struct ForwardArgs => ForwardParams { x: In<Elem>, y: Out<Elem>, n: u64, negative_slope: f64 }
+}
+
+kernel_args! {
+    /// `dx = dy f'(x)`. `negative_slope` is read by `leaky_relu` alone.
+    pub(super) struct BackwardArgs => BackwardParams {
+        x: In<Elem>, dy: In<Elem>, dx: Out<Elem>, n: u64, negative_slope: f64,
+    }
+}
+
+kernel_args! {
+    /// `y = f(gate) up`
+    pub(super) struct GatedForwardArgs => GatedForwardParams { gate: In<Elem>, up: In<Elem>, y: Out<Elem>, n: u64 }
+}
+
+kernel_args! {
+    /// `dgate = dy up f'(gate)`, `dup = dy f(gate)`
+    pub(super) struct GatedBackwardArgs => GatedBackwardParams {
+        gate: In<Elem>, up: In<Elem>, dy: In<Elem>, dgate: Out<Elem>, dup: Out<Elem>, n: u64,
+    }
+}
+
+/// What all four kernels are made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Common {
+    pub(super) dtype: DType,
+    pub(super) config: Config,
+}
+
+impl Common {
+    fn name(self, op: &str, suffix: &str) -> String {
+        format!("{op}{suffix}_{}_x{}", self.dtype, self.config.width)
+    }
+
+    fn block(self) -> BlockDim {
+        BlockDim::x(self.config.threads)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Forward {
+    pub(super) f: Activation,
+    pub(super) common: Common,
+}
+
+impl KernelDef for Forward {
+    type Args = ForwardArgs;
+
+    fn name(&self) -> String {
+        self.common.name(self.f.name(), "")
+    }
+
+    fn block(&self) -> BlockDim {
+        self.common.block()
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.common.dtype)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+        let dtype = self.common.dtype;
+        accumulate!(dtype, |A| {
+            let slope = a.negative_slope.convert::<A>();
+            elementwise(k, a.n, self.common.config.width, |i, w| {
+                let x = a.x.at(i).load::<A>(w);
+                a.y.at(i).store(x.map(|x| math::forward(self.f, x, slope, dtype)));
+            });
+        });
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backward {
+    pub(super) f: Activation,
+    pub(super) common: Common,
+}
+
+impl KernelDef for Backward {
+    type Args = BackwardArgs;
+
+    fn name(&self) -> String {
+        self.common.name(self.f.name(), "_backward")
+    }
+
+    fn block(&self) -> BlockDim {
+        self.common.block()
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.common.dtype)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
+        let dtype = self.common.dtype;
+        accumulate!(dtype, |A| {
+            let slope = a.negative_slope.convert::<A>();
+            elementwise(k, a.n, self.common.config.width, |i, w| {
+                let (x, dy) = (a.x.at(i).load::<A>(w), a.dy.at(i).load::<A>(w));
+                a.dx.at(i).store(x.zip(dy, |x, dy| math::backward(self.f, x, dy, slope, dtype)));
+            });
+        });
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GatedForward {
+    pub(super) f: GatedActivation,
+    pub(super) common: Common,
+}
+
+impl KernelDef for GatedForward {
+    type Args = GatedForwardArgs;
+
+    fn name(&self) -> String {
+        self.common.name(self.f.name(), "")
+    }
+
+    fn block(&self) -> BlockDim {
+        self.common.block()
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.common.dtype)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: GatedForwardParams<'k>) {
+        let (f, dtype) = (Weighted::from(self.f), self.common.dtype);
+        accumulate!(dtype, |A| {
+            elementwise(k, a.n, self.common.config.width, |i, w| {
+                let (gate, up) = (a.gate.at(i).load::<A>(w), a.up.at(i).load::<A>(w));
+                a.y.at(i).store(gate.zip(up, |gate, up| math::weighted(f, gate, dtype) * up));
+            });
+        });
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GatedBackward {
+    pub(super) f: GatedActivation,
+    pub(super) common: Common,
+}
+
+impl KernelDef for GatedBackward {
+    type Args = GatedBackwardArgs;
+
+    fn name(&self) -> String {
+        self.common.name(self.f.name(), "_backward")
+    }
+
+    fn block(&self) -> BlockDim {
+        self.common.block()
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.common.dtype)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: GatedBackwardParams<'k>) {
+        let (f, dtype) = (Weighted::from(self.f), self.common.dtype);
+        accumulate!(dtype, |A| {
+            elementwise(k, a.n, self.common.config.width, |i, w| {
+                let gate = a.gate.at(i).load::<A>(w);
+                let up = a.up.at(i).load::<A>(w);
+                let dy = a.dy.at(i).load::<A>(w);
+                let jets: Vec<_> = gate.iter().map(|gate| math::weighted_jet(f, gate, dtype)).collect();
+                let pairs = || jets.iter().copied().zip(dy.iter());
+                let dgate: Lanes<'k, A> =
+                    pairs().zip(up.iter()).map(|((jet, dy), up)| dy * jet.derivative * up).collect();
+                let dup: Lanes<'k, A> = pairs().map(|(jet, dy)| dy * jet.value).collect();
+                a.dgate.at(i).store(dgate);
+                a.dup.at(i).store(dup);
+            });
+        });
+    }
+}

@@ -1,0 +1,327 @@
+//! Activations: elementwise functions, and gated units that multiply one by a second input. Forward and backward.
+//!
+//! | name | `f(x)` | source |
+//! |---|---|---|
+//! | `relu` | `max(x, 0)` | |
+//! | `leaky_relu` | `x` if `x > 0`, else `negative_slope x` | Maas et al. 2013 |
+//! | `gelu_erf` | `x Phi(x)`, `Phi` the normal distribution function | Hendrycks and Gimpel 2016, arXiv:1606.08415 |
+//! | `gelu_tanh` | `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` | the same, section 2 |
+//! | `silu` | `x / (1 + exp(-x))` | the same; also called swish |
+//! | `sigmoid` | `1 / (1 + exp(-x))` | |
+//! | `tanh` | `tanh(x)` | |
+//! | `swiglu`, `geglu`, `geglu_tanh` | `f(gate) up` with `silu`, `gelu_erf`, `gelu_tanh` | Shazeer 2020, arXiv:2002.05202 |
+//!
+//! Backward takes the forward input `x` and gives `dx = dy f'(x)`; a gated unit gives `dgate = dy up f'(gate)` and
+//! `dup = dy f(gate)`.
+//!
+//! Special values: NaN in `x` gives NaN in `y` and in `dx`. Where `relu` is flat its gradient is 0 whatever `dy` is.
+//! Finite arguments of any magnitude give the right value, even where a square or an exponential overflows. `silu` and
+//! both `gelu` are evaluated as `x` times a probability, so they are NaN at `-inf`, as in PyTorch; their derivatives
+//! are NaN at both infinities, as there.
+//!
+//! Tensors are contiguous and of one element type. Half types are computed in f32 and rounded once. An output may
+//! replace an input of the same launch exactly; any other overlap is an error.
+
+mod function;
+mod functions;
+mod kernel;
+mod math;
+pub mod reference;
+mod storage;
+pub mod tuning;
+
+use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{ArgValue, DType, Target};
+use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+
+use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
+use crate::{Binding, PlanError};
+
+pub use function::{Activation, GatedActivation, Slope};
+pub use functions::*;
+use kernel::Common;
+use tuning::Config;
+
+/// `y = f(x)`, elementwise.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ActivationDesc {
+    /// The function.
+    pub activation: Activation,
+    /// Element type of both tensors.
+    pub dtype: DType,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// Tensors of [`ActivationDesc`].
+#[derive(Debug)]
+pub struct ActivationArgs<'a> {
+    /// The argument; `None` reads what `y` holds.
+    pub x: Option<TensorRef<'a>>,
+    /// The result.
+    pub y: TensorMut<'a>,
+}
+
+impl Operation for ActivationDesc {
+    type Args<'a> = ActivationArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let Self { activation, dtype, len } = *self;
+        check_parameters(activation)?;
+        let tensors =
+            vec![TensorSpec::read("x", dtype, len), TensorSpec::write("y", dtype, len).in_place().like(0)];
+        let slope = activation.negative_slope();
+        plan_with(activation.name(), Direction::Forward, dtype, len, target, tensors, |config| {
+            let def = kernel::Forward { f: activation, common: Common { dtype, config } };
+            let args =
+                kernel::ForwardArgs { x: In::slot(0), y: Out::slot(1), n: len as u64, negative_slope: slope };
+            Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
+        })
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![args.x.map_or(Binding::InPlace { output: 1 }, Binding::Input), Binding::Output(args.y)]
+    }
+}
+
+/// `dx = dy f'(x)`, elementwise.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ActivationBackwardDesc {
+    /// The function whose gradient is taken.
+    pub activation: Activation,
+    /// Element type of all tensors.
+    pub dtype: DType,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// Tensors of [`ActivationBackwardDesc`].
+#[derive(Debug)]
+pub struct ActivationBackwardArgs<'a> {
+    /// The argument of the forward function.
+    pub x: TensorRef<'a>,
+    /// Gradient of its result; `None` reads what `dx` holds.
+    pub dy: Option<TensorRef<'a>>,
+    /// Gradient of its argument.
+    pub dx: TensorMut<'a>,
+}
+
+impl Operation for ActivationBackwardDesc {
+    type Args<'a> = ActivationBackwardArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let Self { activation, dtype, len } = *self;
+        check_parameters(activation)?;
+        let tensors = vec![
+            TensorSpec::read("x", dtype, len),
+            TensorSpec::read("dy", dtype, len).like(0),
+            TensorSpec::write("dx", dtype, len).in_place().like(0),
+        ];
+        let slope = activation.negative_slope();
+        plan_with(activation.name(), Direction::Backward, dtype, len, target, tensors, |config| {
+            let def = kernel::Backward { f: activation, common: Common { dtype, config } };
+            let args = kernel::BackwardArgs {
+                x: In::slot(0),
+                dy: In::slot(1),
+                dx: Out::slot(2),
+                n: len as u64,
+                negative_slope: slope,
+            };
+            Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
+        })
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![
+            Binding::Input(args.x),
+            args.dy.map_or(Binding::InPlace { output: 2 }, Binding::Input),
+            Binding::Output(args.dx),
+        ]
+    }
+}
+
+/// `y = activation(gate) * up`, elementwise.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GatedDesc {
+    /// The unit.
+    pub activation: GatedActivation,
+    /// Element type of all tensors.
+    pub dtype: DType,
+    /// Number of elements of each tensor.
+    pub len: usize,
+}
+
+/// Tensors of [`GatedDesc`].
+#[derive(Debug)]
+pub struct GatedArgs<'a> {
+    /// The argument of the activation.
+    pub gate: TensorRef<'a>,
+    /// What it gates.
+    pub up: TensorRef<'a>,
+    /// The result.
+    pub y: TensorMut<'a>,
+}
+
+impl Operation for GatedDesc {
+    type Args<'a> = GatedArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let Self { activation, dtype, len } = *self;
+        let tensors = vec![
+            TensorSpec::read("gate", dtype, len),
+            TensorSpec::read("up", dtype, len).like(0),
+            TensorSpec::write("y", dtype, len).in_place().like(0),
+        ];
+        plan_with(activation.name(), Direction::Forward, dtype, len, target, tensors, |config| {
+            let def = kernel::GatedForward { f: activation, common: Common { dtype, config } };
+            let args = kernel::GatedForwardArgs {
+                gate: In::slot(0),
+                up: In::slot(1),
+                y: Out::slot(2),
+                n: len as u64,
+            };
+            Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
+        })
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![Binding::Input(args.gate), Binding::Input(args.up), Binding::Output(args.y)]
+    }
+}
+
+/// `dgate = dy * up * activation'(gate)` and `dup = dy * activation(gate)`, elementwise.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GatedBackwardDesc {
+    /// The unit whose gradients are taken.
+    pub activation: GatedActivation,
+    /// Element type of all tensors.
+    pub dtype: DType,
+    /// Number of elements of each tensor.
+    pub len: usize,
+}
+
+/// Tensors of [`GatedBackwardDesc`].
+#[derive(Debug)]
+pub struct GatedBackwardArgs<'a> {
+    /// The argument of the activation.
+    pub gate: TensorRef<'a>,
+    /// What it gates.
+    pub up: TensorRef<'a>,
+    /// Gradient of the result.
+    pub dy: TensorRef<'a>,
+    /// Gradient of `gate`.
+    pub dgate: TensorMut<'a>,
+    /// Gradient of `up`.
+    pub dup: TensorMut<'a>,
+}
+
+impl Operation for GatedBackwardDesc {
+    type Args<'a> = GatedBackwardArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let Self { activation, dtype, len } = *self;
+        let tensors = vec![
+            TensorSpec::read("gate", dtype, len),
+            TensorSpec::read("up", dtype, len).like(0),
+            TensorSpec::read("dy", dtype, len).like(0),
+            TensorSpec::write("dgate", dtype, len).in_place().like(0),
+            TensorSpec::write("dup", dtype, len).in_place().like(0),
+        ];
+        plan_with(activation.name(), Direction::Backward, dtype, len, target, tensors, |config| {
+            let def = kernel::GatedBackward { f: activation, common: Common { dtype, config } };
+            let args = kernel::GatedBackwardArgs {
+                gate: In::slot(0),
+                up: In::slot(1),
+                dy: In::slot(2),
+                dgate: Out::slot(3),
+                dup: Out::slot(4),
+                n: len as u64,
+            };
+            Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
+        })
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![
+            Binding::Input(args.gate),
+            Binding::Input(args.up),
+            Binding::Input(args.dy),
+            Binding::Output(args.dgate),
+            Binding::Output(args.dup),
+        ]
+    }
+}
+
+/// A plan with one launch per layout; `build` gives the kernel and its arguments for a layout.
+fn plan_with<O: Operation>(
+    op: &'static str,
+    direction: Direction,
+    dtype: DType,
+    len: usize,
+    target: Target,
+    tensors: Vec<TensorSpec>,
+    build: impl Fn(Config) -> Result<(Kernel, Vec<ArgValue>), PlanError>,
+) -> Result<Plan<O>, PlanError> {
+    if !DType::FLOATS.contains(&dtype) {
+        return Err(PlanError::DType { op, tensor: tensors[0].name, got: dtype, expected: &DType::FLOATS });
+    }
+    let mut variants = Vec::new();
+    for config in tuning::configs(dtype) {
+        let mut steps = Vec::new();
+        if let Some(grid) = plan::cover(op, len, config.block_elements())? {
+            let (kernel, args) = build(config)?;
+            steps.push(LaunchStep::new(kernel, grid, args));
+        }
+        variants.push(Variant { alignment: config.alignment(dtype), steps });
+    }
+    Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes: 0 }))
+}
+
+fn check_parameters(activation: Activation) -> Result<(), PlanError> {
+    match activation {
+        Activation::LeakyRelu { negative_slope } if !negative_slope.get().is_finite() => {
+            Err(PlanError::Parameter {
+                op: activation.name(),
+                parameter: "negative_slope",
+                got: format!("{negative_slope:?}"),
+                expected: "finite",
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The family's rows of the catalogue.
+pub(crate) fn entries() -> Vec<Entry> {
+    let plain = Activation::ALL.into_iter().map(Activation::name);
+    let names = plain.chain(GatedActivation::ALL.into_iter().map(GatedActivation::name));
+    let both = |op| {
+        [Direction::Forward, Direction::Backward].map(|direction| Entry {
+            op,
+            direction,
+            dtypes: &DType::FLOATS,
+            targets: &TARGETS,
+        })
+    };
+    names.flat_map(both).collect()
+}
+
+/// Every kernel that a plan of `entry` can hold.
+pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    // The kernels do not depend on the length, as long as there is something to do.
+    const LEN: usize = 1;
+    fn of<O: Operation>(desc: O, target: Target) -> Result<Vec<Kernel>, PlanError> {
+        let plan = desc.plan(target)?;
+        Ok(plan.variants().iter().flat_map(|v| &v.steps).map(|s| s.kernel().clone()).collect())
+    }
+    let forward = entry.direction == Direction::Forward;
+    match (Activation::from_name(entry.op), GatedActivation::from_name(entry.op)) {
+        (Some(activation), _) if forward => of(ActivationDesc { activation, dtype, len: LEN }, target),
+        (Some(activation), _) => of(ActivationBackwardDesc { activation, dtype, len: LEN }, target),
+        (_, Some(activation)) if forward => of(GatedDesc { activation, dtype, len: LEN }, target),
+        (_, Some(activation)) => of(GatedBackwardDesc { activation, dtype, len: LEN }, target),
+        _ => Err(PlanError::UnknownOperation { name: entry.op.to_owned() }),
+    }
+}

@@ -1,0 +1,86 @@
+//! Why an operation cannot be planned. What can go wrong in a launch is an [`Error`](warpwright_runtime::Error) of the
+//! runtime, which names the operation and the argument.
+
+use warpwright_dsl::BuildError;
+use warpwright_ptx::{DType, Target};
+
+/// A descriptor that has no plan.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The operation does not exist for this element type.
+    #[error("{op}: {tensor} cannot be {got}; supported are {}", names(expected))]
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// The tensor.
+        tensor: &'static str,
+        /// What was asked for.
+        got: DType,
+        /// What there is.
+        expected: &'static [DType],
+    },
+    /// A size or scalar that the operation has no meaning for.
+    #[error("{op}: {parameter} is {got}, must be {expected}")]
+    Parameter {
+        /// The operation.
+        op: &'static str,
+        /// The field of the descriptor.
+        parameter: &'static str,
+        /// Its value, as written in the descriptor.
+        got: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// More work than one launch can address.
+    #[error("{op}: {blocks} blocks are needed, a grid has at most {limit}")]
+    TooLarge {
+        /// The operation.
+        op: &'static str,
+        /// Blocks that the shape needs.
+        blocks: u64,
+        /// Blocks that a grid has.
+        limit: u64,
+    },
+    /// The target is older than what the operation needs.
+    #[error("{op} needs sm_{needs} or later, the target is {target}")]
+    Target {
+        /// The operation.
+        op: &'static str,
+        /// The lowest architecture.
+        needs: u32,
+        /// What was asked for.
+        target: Target,
+    },
+    /// No operation has this name.
+    #[error("there is no operation called `{name}`")]
+    UnknownOperation {
+        /// The name.
+        name: String,
+    },
+    /// A kernel did not record: a defect of this library.
+    #[error("kernel of {op} cannot be built")]
+    Build {
+        /// The operation.
+        op: &'static str,
+        /// What the recorder or the verifier objects to.
+        #[source]
+        source: BuildError,
+    },
+}
+
+/// What a free function returns: planning, allocating or launching failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operation has no plan for these tensors.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The plan does not take these tensors, memory for the result could not be had, or the device failed.
+    #[error(transparent)]
+    Runtime(#[from] warpwright_runtime::Error),
+}
+
+fn names(dtypes: &[DType]) -> String {
+    dtypes.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ")
+}

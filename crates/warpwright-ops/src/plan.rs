@@ -1,0 +1,349 @@
+//! Plans: what an operation launches, as pure data, and the checks between a plan and its arguments.
+//!
+//! A descriptor (`ActivationDesc { .. }`) names an operation and its shape. [`Operation::plan`] turns it into a
+//! [`Plan`] for one target without a device; [`Plan::launch`] checks the arguments and enqueues, nothing else, so that
+//! it can be captured in a CUDA graph.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use warpwright_dsl::{KernelDef, record};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::check::Checker;
+use warpwright_runtime::{Device, Error, LaunchStep, Stream, TensorMut, TensorRef};
+
+use crate::{Direction, PlanError};
+
+/// A descriptor that can be planned.
+pub trait Operation: Clone + Eq + Hash + Send + Sync + 'static {
+    /// The tensors of one launch.
+    type Args<'a>;
+
+    /// The plan of this operation on `target`.
+    ///
+    /// # Errors
+    /// [`PlanError`] names the field of the descriptor that has no plan.
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError>;
+
+    /// The arguments in the order of [`Plan::tensors`].
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>>;
+}
+
+/// A tensor at the place that a plan has for it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Binding<'a> {
+    /// It is read.
+    Input(TensorRef<'a>),
+    /// It is written.
+    Output(TensorMut<'a>),
+    /// The operation reads what the output in this slot holds before it is overwritten.
+    InPlace {
+        /// The slot of the output.
+        output: usize,
+    },
+}
+
+/// Whether a tensor is read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read.
+    Read,
+    /// Written, never read.
+    Write,
+}
+
+/// A tensor that a plan takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name among the arguments.
+    pub name: &'static str,
+    /// Read or written.
+    pub access: Access,
+    /// Element type.
+    pub dtype: DType,
+    /// Number of elements.
+    pub len: usize,
+    /// For an output: whether it may be the very memory of an input of the same type.
+    pub may_replace_input: bool,
+    /// The slot of a tensor whose shape it must have; `None` if the number of elements is enough.
+    pub like: Option<usize>,
+}
+
+impl TensorSpec {
+    /// A tensor that is read.
+    pub const fn read(name: &'static str, dtype: DType, len: usize) -> Self {
+        Self { name, access: Access::Read, dtype, len, may_replace_input: false, like: None }
+    }
+
+    /// A tensor that is written.
+    pub const fn write(name: &'static str, dtype: DType, len: usize) -> Self {
+        Self { name, access: Access::Write, dtype, len, may_replace_input: false, like: None }
+    }
+
+    /// The same; each element is read before it is written by the same thread, so an input may be overwritten.
+    pub const fn in_place(self) -> Self {
+        Self { may_replace_input: true, ..self }
+    }
+
+    /// The same, of the shape of the tensor in `slot`.
+    pub const fn like(self, slot: usize) -> Self {
+        Self { like: Some(slot), ..self }
+    }
+}
+
+/// One way to run a plan: the steps, and what they ask of the tensors.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// Every tensor must start at a multiple of this many bytes.
+    pub alignment: u64,
+    /// The launches in order; empty if there is nothing to do.
+    pub steps: Vec<LaunchStep>,
+}
+
+/// What a family puts together for [`Plan::new`].
+#[derive(Clone, Debug)]
+pub struct PlanParts {
+    /// Name of the operation.
+    pub op: &'static str,
+    /// Which way it goes.
+    pub direction: Direction,
+    /// What the kernels were recorded for.
+    pub target: Target,
+    /// Tensors in slot order.
+    pub tensors: Vec<TensorSpec>,
+    /// Best first; the last one must take every tensor that is aligned to its elements.
+    pub variants: Vec<Variant>,
+    /// Bytes of scratch memory, passed as the last tensor.
+    pub workspace_bytes: u64,
+}
+
+/// An operation that is ready to be launched any number of times, on any stream of a device that runs its target.
+pub struct Plan<O> {
+    parts: Arc<PlanParts>,
+    operation: PhantomData<fn() -> O>,
+}
+
+impl<O> Clone for Plan<O> {
+    fn clone(&self) -> Self {
+        Self { parts: Arc::clone(&self.parts), operation: PhantomData }
+    }
+}
+
+impl<O> fmt::Debug for Plan<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.parts.fmt(f)
+    }
+}
+
+impl<O: Operation> Plan<O> {
+    /// A plan from its parts.
+    pub fn new(parts: PlanParts) -> Self {
+        Self { parts: Arc::new(parts), operation: PhantomData }
+    }
+
+    /// Name of the operation.
+    pub fn op(&self) -> &'static str {
+        self.parts.op
+    }
+
+    /// Which way it goes.
+    pub fn direction(&self) -> Direction {
+        self.parts.direction
+    }
+
+    /// What the kernels were recorded for.
+    pub fn target(&self) -> Target {
+        self.parts.target
+    }
+
+    /// The tensors that a launch takes, in slot order.
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.parts.tensors
+    }
+
+    /// Bytes of scratch memory that a launch needs.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.parts.workspace_bytes
+    }
+
+    /// The launches for tensors of any useful alignment (that of a fresh allocation), best variant.
+    pub fn steps(&self) -> &[LaunchStep] {
+        self.parts.variants.first().map_or(&[], |v| &v.steps)
+    }
+
+    /// Every way to run the plan, best first.
+    pub fn variants(&self) -> &[Variant] {
+        &self.parts.variants
+    }
+
+    /// The launches for tensors at `addresses`.
+    pub fn steps_for(&self, addresses: &[u64]) -> &[LaunchStep] {
+        let fits = |v: &&Variant| addresses.iter().all(|a| a % v.alignment.max(1) == 0);
+        self.parts.variants.iter().find(fits).map_or(&[], |v| &v.steps)
+    }
+
+    /// Loads the kernels onto `device` now, so that the first launch does not wait for the assembler.
+    ///
+    /// # Errors
+    /// The device refuses a kernel.
+    pub fn warm_up(&self, device: &Device) -> Result<(), Error> {
+        for step in self.parts.variants.iter().flat_map(|v| &v.steps) {
+            step.warm_up(device)?;
+        }
+        Ok(())
+    }
+
+    /// Checks the arguments and enqueues the operation on `stream`. No allocation on the device, no synchronisation.
+    ///
+    /// # Errors
+    /// Names the operation and the argument that does not fit; nothing has been enqueued then.
+    pub fn launch(&self, stream: &Stream, args: O::Args<'_>) -> Result<(), Error> {
+        let arguments = O::bind(args);
+        let views = self.views(&arguments)?;
+        self.check(&Checker::new(self.parts.op, stream), &views, &arguments)?;
+        let addresses: Vec<u64> = views.iter().map(TensorRef::address).collect();
+        let bindings: Vec<_> = views.iter().map(TensorRef::binding).collect();
+        for step in self.steps_for(&addresses) {
+            stream.launch(step, &bindings)?;
+        }
+        Ok(())
+    }
+
+    /// What each slot reads or writes.
+    fn views<'v>(&self, arguments: &'v [Binding<'_>]) -> Result<Vec<TensorRef<'v>>, Error> {
+        let PlanParts { op, ref tensors, .. } = *self.parts;
+        let missing = |slot: usize| Error::Presence {
+            op,
+            argument: tensors.get(slot).map_or("an argument", |t| t.name),
+            given: slot >= tensors.len(),
+        };
+        if arguments.len() != tensors.len() {
+            return Err(missing(arguments.len()));
+        }
+        let view = |slot: usize| match arguments.get(slot) {
+            Some(Binding::Input(x)) => Some(*x),
+            Some(Binding::Output(y)) => Some(y.as_ref()),
+            _ => None,
+        };
+        let of = |(slot, argument): (usize, &Binding<'_>)| {
+            let slot = if let Binding::InPlace { output } = argument { *output } else { slot };
+            view(slot).ok_or_else(|| missing(slot))
+        };
+        arguments.iter().enumerate().map(of).collect()
+    }
+
+    fn check(
+        &self,
+        checker: &Checker<'_>,
+        views: &[TensorRef<'_>],
+        arguments: &[Binding<'_>],
+    ) -> Result<(), Error> {
+        let tensors = &self.parts.tensors;
+        for (spec, view) in tensors.iter().zip(views) {
+            let shape = spec.like.and_then(|slot| views.get(slot)).unwrap_or(view).shape();
+            checker.input(spec.name, view, spec.dtype, shape)?;
+            checker.elements(spec.name, view, spec.len)?;
+            checker.aligned(spec.name, view, spec.dtype.bytes() as u64)?;
+        }
+        for (slot, (spec, argument)) in tensors.iter().zip(arguments).enumerate() {
+            let Binding::Output(y) = argument else { continue };
+            for (other_slot, other) in tensors.iter().enumerate().filter(|&(s, _)| s != slot) {
+                if spec.may_replace_input && other.access == Access::Read {
+                    checker.same_or_disjoint(spec.name, y, other.name, &views[other_slot])?;
+                } else {
+                    checker.disjoint(spec.name, y, other.name, &views[other_slot])?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Blocks of a grid along x.
+const MAX_BLOCKS: u64 = (1 << 31) - 1;
+
+/// The grid that covers `len` elements, `per_block` each; `None` if there is nothing to cover.
+///
+/// # Errors
+/// [`PlanError::TooLarge`] if a grid does not have that many blocks.
+pub fn cover(op: &'static str, len: usize, per_block: u32) -> Result<Option<[u32; 3]>, PlanError> {
+    let blocks = (len as u64).div_ceil(u64::from(per_block.max(1)));
+    match u32::try_from(blocks) {
+        Ok(0) => Ok(None),
+        Ok(x) if blocks <= MAX_BLOCKS => Ok(Some([x, 1, 1])),
+        _ => Err(PlanError::TooLarge { op, blocks, limit: MAX_BLOCKS }),
+    }
+}
+
+/// Records a kernel, or returns the one that was recorded before under the same name for the same target: the name of
+/// a kernel says everything that its code depends on.
+///
+/// # Errors
+/// [`PlanError::Build`] if the kernel does not record; a defect of the operation.
+pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Result<Kernel, PlanError> {
+    static KERNELS: OnceLock<Mutex<HashMap<(String, Target), Kernel>>> = OnceLock::new();
+    let kernels = KERNELS.get_or_init(Mutex::default);
+    let key = (def.name(), target);
+    if let Some(kernel) = lock(kernels).get(&key) {
+        return Ok(kernel.clone());
+    }
+    // Recorded outside the lock: two threads may do it twice, none waits.
+    let kernel = record(def, target).map_err(|source| PlanError::Build { op, source })?;
+    Ok(lock(kernels).entry(key).or_insert(kernel).clone())
+}
+
+/// The plans behind the free functions, by descriptor and target.
+pub struct PlanCache<O> {
+    plans: OnceLock<Mutex<HashMap<(O, Target), Plan<O>>>>,
+}
+
+impl<O> fmt::Debug for PlanCache<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PlanCache")
+    }
+}
+
+impl<O: Operation> Default for PlanCache<O> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<O: Operation> PlanCache<O> {
+    /// Plans are cheap once their kernels are recorded, so a cache that lengths have flooded starts over.
+    const CAPACITY: usize = 1024;
+
+    /// An empty cache.
+    pub const fn new() -> Self {
+        Self { plans: OnceLock::new() }
+    }
+
+    /// The plan of `desc`.
+    ///
+    /// # Errors
+    /// Those of [`Operation::plan`]; failures are not kept.
+    pub fn get(&self, desc: &O, target: Target) -> Result<Plan<O>, PlanError> {
+        let plans = self.plans.get_or_init(Mutex::default);
+        let key = (desc.clone(), target);
+        if let Some(plan) = lock(plans).get(&key) {
+            return Ok(plan.clone());
+        }
+        let plan = desc.plan(target)?;
+        let mut plans = lock(plans);
+        if plans.len() >= Self::CAPACITY {
+            plans.clear();
+        }
+        plans.insert(key, plan.clone());
+        Ok(plan)
+    }
+}
+
+/// A map is never left half-changed, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,75 @@
+//! Every kernel that tuning can choose, assembled by NVIDIA's `ptxas` for every target that it claims.
+//!
+//! `WARPWRIGHT_PTXAS` names the assembler (`cargo xtask ptxas` installs one). Without it the test is skipped in so many
+//! words, and fails under `WARPWRIGHT_REQUIRE_PTXAS=1`.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use warpwright_ops::catalogue::{TARGETS, kernels_for};
+use warpwright_ptx::Target;
+use warpwright_ptx::kernel::Kernel;
+
+fn ptxas() -> Option<PathBuf> {
+    let found = std::env::var_os("WARPWRIGHT_PTXAS").map(PathBuf::from);
+    let required = std::env::var_os("WARPWRIGHT_REQUIRE_PTXAS").is_some_and(|v| v == "1");
+    assert!(
+        found.is_some() || !required,
+        "WARPWRIGHT_REQUIRE_PTXAS=1, but WARPWRIGHT_PTXAS names no assembler"
+    );
+    if found.is_none() {
+        eprintln!("skipped: WARPWRIGHT_PTXAS names no assembler");
+    }
+    found
+}
+
+/// What ptxas objects to: an error, or a spill.
+fn assemble(ptxas: &PathBuf, target: Target, kernel: &Kernel, index: usize) -> Result<(), String> {
+    let source = std::env::temp_dir().join(format!("warpwright-{}-{index}.ptx", std::process::id()));
+    let cubin = source.with_extension("cubin");
+    std::fs::write(&source, kernel.text()).map_err(|e| e.to_string())?;
+    let output = Command::new(ptxas)
+        .args(["-v", "-arch", &target.to_string(), "-o"])
+        .args([&cubin, &source])
+        .output()
+        .map_err(|e| format!("{}: {e}", ptxas.display()))?;
+    for file in [source, cubin] {
+        // The file of a failed run does not exist.
+        let _ = std::fs::remove_file(file);
+    }
+    let log = String::from_utf8_lossy(&output.stderr);
+    let clean = log.contains("0 bytes spill stores, 0 bytes spill loads");
+    if output.status.success() && clean {
+        Ok(())
+    } else {
+        Err(format!("{} for {target}: {log}", kernel.name()))
+    }
+}
+
+#[test]
+fn every_kernel_assembles_without_spills() {
+    let Some(ptxas) = ptxas() else { return };
+    let mut work = Vec::new();
+    for target in TARGETS {
+        for kernel in kernels_for(target) {
+            work.push((target, kernel.expect("kernels record")));
+        }
+    }
+    assert!(work.len() > 100, "the catalogue has shrunk to {} kernels", work.len());
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut failed = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some((target, kernel)) = work.get(index) else { return failed };
+            failed.extend(assemble(&ptxas, *target, kernel, index).err());
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let failed: Vec<String> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        handles.into_iter().flat_map(|h| h.join().expect("worker")).collect()
+    });
+    assert!(failed.is_empty(), "{} of {} kernels:\n{}", failed.len(), work.len(), failed.join("\n"));
+}

@@ -1,0 +1,65 @@
+//! How far from the f64 reference a result may be: one table, from an error model.
+//!
+//! A kernel reads exact inputs, computes in its accumulate type and rounds once to the type of the tensor.
+//!
+//! - *Norm-wise*: `|out - reference| / |reference|` over all finite elements. Rounding alone costs at most half an eps
+//!   and about `0.3 eps` in the mean (1.7e-3 for bf16, 2.1e-4 for f16); the rest is for the accumulate type.
+//! - *Elementwise*: the largest `|out - reference| / (eps * scale)`, where `scale` is the natural scale that the
+//!   reference states for the element. The 16-bit types get half an eps for the rounding of the result plus what the
+//!   approximations that these types allow (2^-11 for bf16, 2^-14 for f16, both relative) add. Types that compute in themselves get
+//!   half an eps for each operation on the longest path from argument to result.
+
+use warpwright_ptx::DType;
+
+/// The bounds of one result.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Budget {
+    /// Norm-wise, relative.
+    pub norm: f64,
+    /// Elementwise, in units of `eps * scale`.
+    pub element: f64,
+}
+
+/// Roundings between argument and result of an elementwise function in its own precision: the argument of the
+/// exponential, the exponential, the quotient and the products around them, an operation of f64 counting double since
+/// its exponential and reciprocal are built from operations of the same precision.
+const F32_ROUNDINGS: f64 = 8.0;
+const F64_ROUNDINGS: f64 = 16.0;
+
+/// The budget of elementwise functions with results of type `dtype`.
+pub fn elementwise(dtype: DType) -> Budget {
+    match dtype {
+        DType::F64 => Budget { norm: 1e-13, element: 0.5 * F64_ROUNDINGS },
+        DType::F32 => Budget { norm: 1e-6, element: 0.5 * F32_ROUNDINGS },
+        DType::BF16 => Budget { norm: 2e-3, element: 0.5 + approximation(dtype, 11) },
+        DType::F16 => Budget { norm: 3e-4, element: 0.5 + approximation(dtype, 14) },
+        _ => EXACT,
+    }
+}
+
+/// Codes and copies: nothing may differ.
+pub const EXACT: Budget = Budget { norm: 0.0, element: 0.0 };
+
+/// A relative error of `2^-bits` in units of the type's eps.
+fn approximation(dtype: DType, bits: i32) -> f64 {
+    2f64.powi(-bits) / dtype.epsilon().unwrap_or(1.0)
+}
+
+/// `||out - f64|| / ||f64||` of PyTorch's f32 activations on standard normal input; ours stay below 1.5 times that.
+pub const PYTORCH_F32_FORWARD: f64 = 4e-8;
+/// The same for their gradients.
+pub const PYTORCH_F32_BACKWARD: f64 = 5e-8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rounding alone must fit, doubled it must not: otherwise the table would accept a second rounding of the result.
+    #[test]
+    fn half_budgets_admit_one_rounding_only() {
+        for dtype in [DType::BF16, DType::F16] {
+            let element = elementwise(dtype).element;
+            assert!(element >= 0.5 && element < 0.6, "{dtype}: {element}");
+        }
+    }
+}
