@@ -5,4 +5,42 @@
 
 #![forbid(unsafe_code)]
 
+pub mod args;
 pub mod checkpoint;
+pub mod commands;
+pub mod convert;
+pub mod error;
+pub mod interrupt;
+pub mod npy;
+pub mod report;
+pub mod style;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::error::Outcome;
+use crate::style::Console;
+
+/// The command: arguments of the process in, exit code out.
+pub fn main() -> ExitCode {
+    let cli = args::Cli::parse();
+    interrupt::listen();
+    let mut console = Console::new();
+    let result = commands::dispatch(&cli.command, &mut console).and_then(|outcome| {
+        console.flush()?;
+        Ok(outcome)
+    });
+    match result {
+        Ok(Outcome::Clean) => ExitCode::SUCCESS,
+        Ok(Outcome::Findings) => ExitCode::from(1),
+        Err(error) => {
+            // What was already said comes before the error where both go to one terminal.
+            let _ = console.flush();
+            if !error.is_silent() {
+                console.error(&error, error.help().as_deref());
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

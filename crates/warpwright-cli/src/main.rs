@@ -1,2 +1,7 @@
 //! The `warpwright` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    warpwright_cli::main()
+}

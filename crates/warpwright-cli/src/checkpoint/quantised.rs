@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use warpwright_ptx::DType;
 
 use super::error::{CheckpointError, Defect};
-use super::safetensors::{Reader, TensorInfo, product};
+use super::safetensors::product;
+use super::sharded::{Checkpoint, Located};
 use super::stored::StoredType;
 
 /// The two codes of bitsandbytes.
@@ -234,95 +235,105 @@ fn state_of(key: &str) -> Option<(&str, &'static str)> {
         .find_map(|suffix| key.strip_suffix(suffix).map(|base| (base, suffix)))
 }
 
+/// Block maxima that share a nested maximum.
+pub const NESTED_BLOCK: u64 = 256;
+
 /// The longest state that is read: a few numbers and a shape.
 const LONGEST_STATE: u64 = 64 * 1024;
 
-/// Finds and checks the quantised weights of a file.
+/// Finds and checks the quantised weights of a checkpoint. The parts of one weight may lie in different shards.
 ///
 /// # Errors
 /// The first weight whose parts do not fit together.
-pub fn find_quantised(file: &Reader) -> Result<Vec<QuantisedWeight>, CheckpointError> {
+pub fn find_quantised(checkpoint: &Checkpoint) -> Result<Vec<QuantisedWeight>, CheckpointError> {
     let mut found = Vec::new();
-    for tensor in file.tensors() {
-        if let Some((base, suffix)) = state_of(&tensor.name) {
-            found.push(read_state(file, tensor, base, suffix)?);
+    for at in checkpoint.tensors() {
+        if let Some((base, suffix)) = state_of(&at.tensor.name) {
+            found.push(read_state(checkpoint, at, base, suffix)?);
         }
     }
     found.sort_by(|a: &QuantisedWeight, b| a.name.cmp(&b.name));
     if let Some(pair) = found.windows(2).find(|pair| pair[0].name == pair[1].name) {
         let defect = Defect::Scheme { message: "has two quantisation states".to_owned() };
-        return Err(CheckpointError::tensor(file.path(), &pair[0].name, defect));
+        return Err(CheckpointError::tensor(checkpoint.folder(), &pair[0].name, defect));
     }
     Ok(found)
 }
 
 fn read_state(
-    file: &Reader,
-    tensor: &TensorInfo,
+    checkpoint: &Checkpoint,
+    at: Located<'_>,
     base: &str,
     suffix: &str,
 ) -> Result<QuantisedWeight, CheckpointError> {
-    let wrong =
-        |message: String| CheckpointError::tensor(file.path(), &tensor.name, Defect::Scheme { message });
-    if tensor.dtype != StoredType::U8 || tensor.bytes() > LONGEST_STATE {
+    let wrong = |message: String| {
+        CheckpointError::tensor(at.shard.path(), &at.tensor.name, Defect::Scheme { message })
+    };
+    if at.tensor.dtype != StoredType::U8 || at.tensor.bytes() > LONGEST_STATE {
         return Err(wrong(format!("the state must be at most {LONGEST_STATE} bytes of U8")));
     }
-    let text = file.read(tensor)?;
+    let text = at.shard.read(at.tensor)?;
     let parsed = if suffix == keys::INT4_STATE {
         serde_json::from_slice(&text).map(Scheme::Int4)
     } else {
         serde_json::from_slice(&text).map(Scheme::Bnb)
     };
     let scheme = parsed.map_err(|error| wrong(format!("state: {error}")))?;
-    if let Scheme::Int4(state) = &scheme
-        && state.quant_type != "int4"
-    {
-        return Err(wrong("state: quant_type must be int4".to_owned()));
-    }
-    if let Scheme::Bnb(state) = &scheme {
-        if !suffix.ends_with(state.quant_type.name()) {
-            return Err(wrong(format!("state says {}, its key says otherwise", state.quant_type.name())));
+    match &scheme {
+        Scheme::Int4(state) if state.quant_type != "int4" => {
+            return Err(wrong("state: quant_type must be int4".to_owned()));
         }
-        let nested =
-            [state.nested_blocksize.is_some(), state.nested_dtype.is_some(), state.nested_offset.is_some()];
-        if nested.contains(&true) && nested.contains(&false) {
-            return Err(wrong(
-                "state: nested_blocksize, nested_dtype and nested_offset go together".to_owned(),
-            ));
-        }
-        if state.nested_blocksize.is_some_and(|size| size != 256) {
-            return Err(wrong("state: nested_blocksize must be 256".to_owned()));
-        }
-        if state.nested_dtype.as_deref().is_some_and(|dtype| dtype != "float32") {
-            return Err(wrong("state: nested_dtype must be float32".to_owned()));
-        }
+        Scheme::Bnb(state) => check_bnb(state, suffix).map_err(wrong)?,
+        Scheme::Int4(_) => {}
     }
     let elements = product(scheme.shape()).ok_or_else(|| wrong("state: the shape overflows".to_owned()))?;
     let dtype = from_torch_name(scheme.torch_dtype()).ok_or_else(|| {
         wrong(format!("state: dtype {:?} is not a floating-point type", scheme.torch_dtype()))
     })?;
-    if scheme.group_size() == 0 {
-        return Err(wrong("state: the block size is 0".to_owned()));
+    if u32::try_from(scheme.group_size()).is_ok_and(|size| size > 0) {
+        let weight = QuantisedWeight { name: base.to_owned(), scheme, elements, dtype };
+        check_parts(checkpoint, at, &weight)?;
+        Ok(weight)
+    } else {
+        Err(wrong(format!("state: a block size of {} is not possible", scheme.group_size())))
     }
-    let weight = QuantisedWeight { name: base.to_owned(), scheme, elements, dtype };
-    check_parts(file, &weight)?;
-    Ok(weight)
 }
 
-fn check_parts(file: &Reader, weight: &QuantisedWeight) -> Result<(), CheckpointError> {
+fn check_bnb(state: &BnbState, suffix: &str) -> Result<(), String> {
+    if !suffix.ends_with(state.quant_type.name()) {
+        return Err(format!("state says {}, its key says otherwise", state.quant_type.name()));
+    }
+    let nested =
+        [state.nested_blocksize.is_some(), state.nested_dtype.is_some(), state.nested_offset.is_some()];
+    if nested.contains(&true) && nested.contains(&false) {
+        return Err("state: nested_blocksize, nested_dtype and nested_offset go together".to_owned());
+    }
+    if state.nested_blocksize.is_some_and(|size| size != NESTED_BLOCK) {
+        return Err(format!("state: nested_blocksize must be {NESTED_BLOCK}"));
+    }
+    if state.nested_dtype.as_deref().is_some_and(|dtype| dtype != "float32") {
+        return Err("state: nested_dtype must be float32".to_owned());
+    }
+    Ok(())
+}
+
+fn check_parts(
+    checkpoint: &Checkpoint,
+    at: Located<'_>,
+    weight: &QuantisedWeight,
+) -> Result<(), CheckpointError> {
     let groups = weight.groups();
     let expect = |suffix: &str, dtype: StoredType, count: u64| -> Result<(), CheckpointError> {
         let key = format!("{}{suffix}", weight.name);
-        let fail = |defect| Err(CheckpointError::tensor(file.path(), &weight.name, defect));
-        match file.get(&key) {
+        let fail = |defect| Err(CheckpointError::tensor(at.shard.path(), &weight.name, defect));
+        match checkpoint.get(&key) {
             None => fail(Defect::MissingPart { key }),
-            Some(part) if part.dtype != dtype || part.elements() != count => fail(Defect::Scheme {
-                message: format!(
-                    "{key} holds {} {} where {count} {dtype} are needed",
-                    part.elements(),
-                    part.dtype
-                ),
-            }),
+            Some(Located { tensor: part, .. }) if part.dtype != dtype || part.elements() != count => {
+                let (holds, of) = (part.elements(), part.dtype);
+                fail(Defect::Scheme {
+                    message: format!("{key} holds {holds} {of} where {count} {dtype} are needed"),
+                })
+            }
             Some(_) => Ok(()),
         }
     };
@@ -332,7 +343,7 @@ fn check_parts(file: &Reader, weight: &QuantisedWeight) -> Result<(), Checkpoint
             expect(keys::QUANT_MAP, StoredType::F32, 16)?;
             if state.nested_blocksize.is_some() {
                 expect(keys::ABSMAX, StoredType::U8, groups)?;
-                expect(keys::NESTED_ABSMAX, StoredType::F32, groups.div_ceil(256))?;
+                expect(keys::NESTED_ABSMAX, StoredType::F32, groups.div_ceil(NESTED_BLOCK))?;
                 expect(keys::NESTED_QUANT_MAP, StoredType::F32, 256)
             } else {
                 expect(keys::ABSMAX, StoredType::F32, groups)

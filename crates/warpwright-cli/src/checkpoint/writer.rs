@@ -140,6 +140,11 @@ impl<S: Storage> Writer<S> {
         Ok(Self { storage, target: target.to_owned(), layout, written })
     }
 
+    /// Where everything lies.
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
     /// Appends to the tensor that was given to the layout as number `at`.
     ///
     /// # Errors

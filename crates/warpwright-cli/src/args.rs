@@ -1,0 +1,437 @@
+//! The command line as types. The comments on fields are the help texts.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use warpwright_ptx::{DType, Target};
+
+/// Quantise checkpoints, and run, lint, check and measure GPU kernels, on a GPU or on a machine without one.
+#[derive(Debug, Parser)]
+#[command(name = "warpwright", version, arg_required_else_help = true, max_term_width = 110, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 something was found to be wrong, 2 usage or input/output.\n\
+    Results go to standard output, everything else to standard error. NO_COLOR turns colours off.";
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show what was found to run on, and why.
+    Devices(DevicesArgs),
+    /// List every primitive.
+    Ops(OpsArgs),
+    /// Print the PTX of a primitive.
+    #[command(after_help = EMIT_EXAMPLES)]
+    Emit(EmitArgs),
+    /// Hold primitives against their f64 references, with the sanitizers on in the emulator.
+    #[command(after_help = CHECK_EXAMPLES)]
+    Check(CheckArgs),
+    /// Quantise the 2-D weights of a safetensors checkpoint to 4 bits.
+    #[command(alias = "quantise", after_help = QUANTIZE_EXAMPLES)]
+    Quantize(QuantizeArgs),
+    /// Turn a 4-bit checkpoint back into floating-point weights.
+    #[command(alias = "dequantise", after_help = DEQUANTIZE_EXAMPLES)]
+    Dequantize(DequantizeArgs),
+    /// Show the tensors of a checkpoint and how they are quantised.
+    Inspect(InspectArgs),
+    /// Write a small transformer-like checkpoint to try `quantize` on.
+    #[command(after_help = DEMO_EXAMPLES)]
+    Demo(DemoArgs),
+    /// Run a kernel from a PTX file on .npy arrays.
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Parse and verify a PTX file.
+    #[command(after_help = LINT_EXAMPLES)]
+    Lint(LintArgs),
+    /// Time primitives against the limits of the device; on the emulator, count instead.
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
+}
+
+/// Where to run.
+#[derive(Debug, Args)]
+pub struct DeviceArg {
+    /// auto (a GPU if there is one, else the emulator), cuda, cuda:N or emulator.
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: String,
+}
+
+/// Machine-readable output.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct JsonArg {
+    /// Print JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `devices`
+#[derive(Debug, Args)]
+pub struct DevicesArgs {
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+/// `ops`
+#[derive(Debug, Args)]
+pub struct OpsArgs {
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+const EMIT_EXAMPLES: &str = "Examples:
+  warpwright emit silu --dtype bf16
+  warpwright emit gelu_tanh --backward --target sm_75
+  warpwright emit quantize_nf4 --block-size 128 > nf4.ptx && warpwright lint nf4.ptx";
+
+/// `emit`
+#[derive(Debug, Args)]
+pub struct EmitArgs {
+    /// The primitive, as `warpwright ops` names it.
+    #[arg(value_name = "OP")]
+    pub op: String,
+    /// Element type of the tensors.
+    #[arg(long, default_value = "f32", value_parser = parse_float_dtype)]
+    pub dtype: DType,
+    /// What to build for.
+    #[arg(long, default_value = "sm_90", value_parser = parse_target)]
+    pub target: Target,
+    /// The backward pass.
+    #[arg(long)]
+    pub backward: bool,
+    /// Number of elements to plan for; decides between kernel variants.
+    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    pub elements: u64,
+    /// Elements that share a scale (quantise and dequantise).
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub block_size: u32,
+}
+
+const CHECK_EXAMPLES: &str = "Examples:
+  warpwright check
+  warpwright check silu gelu_erf --device cuda:0 --json";
+
+/// `check`
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The primitives; all of them if none is named.
+    #[arg(value_name = "OP")]
+    pub ops: Vec<String>,
+    /// Where to run.
+    #[command(flatten)]
+    pub device: DeviceArg,
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+/// A 4-bit format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// NormalFloat 4 in bitsandbytes' layout.
+    BnbNf4,
+    /// 4-bit floats in bitsandbytes' layout.
+    BnbFp4,
+    /// Integers with a scale (and a zero point) per group, in warpwright's layout.
+    Int4,
+}
+
+impl Format {
+    /// As on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::BnbNf4 => "bnb-nf4",
+            Self::BnbFp4 => "bnb-fp4",
+            Self::Int4 => "int4",
+        }
+    }
+
+    /// Whether bitsandbytes reads it.
+    pub const fn is_bnb(self) -> bool {
+        matches!(self, Self::BnbNf4 | Self::BnbFp4)
+    }
+}
+
+const QUANTIZE_EXAMPLES: &str = "Every non-empty 2-D weight of type F32, F16 or BF16 is quantised, embeddings included, unless --skip names it;
+all other tensors are copied through. bitsandbytes itself would quantise linear layers alone: keep embeddings and the
+output head with --skip '*embed*' --skip 'lm_head*'.
+
+IN is a .safetensors file, a model.safetensors.index.json, or a folder that holds either. For a file, -o names a file;
+for a folder or an index, it names a folder, which gets one output shard per input shard. A config.json beside IN is
+copied beside OUT and, for the bnb formats, given its quantization_config.
+
+Keys of a quantised `W`:
+  bnb-nf4, bnb-fp4   W, W.absmax, W.quant_map, W.quant_state.bitsandbytes__nf4 (or __fp4)
+  with --double-quant also W.nested_absmax, W.nested_quant_map
+  int4               W, W.scale, W.zero_point (asymmetric only), W.quant_state.warpwright__int4
+
+A NaN or infinite weight is an error that names tensor and element. OUT appears whole or not at all.
+
+Examples:
+  warpwright demo -o demo.safetensors
+  warpwright quantize demo.safetensors -o demo-nf4.safetensors --format bnb-nf4 --double-quant --verify
+  warpwright quantize model/ -o model-int4/ --format int4 --block-size 128 --asymmetric --skip 'lm_head*' --report r.html";
+
+/// `quantize`
+#[derive(Debug, Args)]
+pub struct QuantizeArgs {
+    /// The checkpoint: a file, an index or a folder.
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// Where the quantised checkpoint goes.
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    /// The 4-bit format.
+    #[arg(long, value_enum)]
+    pub format: Format,
+    /// Elements that share a scale: 32 to 4096 and a power of two for the bnb formats, anything for int4.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub block_size: u32,
+    /// Quantise the block scales to 8 bits too (bnb formats).
+    #[arg(long)]
+    pub double_quant: bool,
+    /// int4 without zero points; the default.
+    #[arg(long, conflicts_with = "asymmetric")]
+    pub symmetric: bool,
+    /// int4 with a zero point per group.
+    #[arg(long)]
+    pub asymmetric: bool,
+    /// Copy the weights whose name matches through as they are; may be repeated.
+    #[arg(long, value_name = "GLOB")]
+    pub skip: Vec<String>,
+    /// Where to run.
+    #[command(flatten)]
+    pub device: DeviceArg,
+    /// Read the output back, dequantise it with the kernels, and hold codes, scales and values against the reference.
+    #[arg(long)]
+    pub verify: bool,
+    /// Write an HTML page with the error and size of every tensor.
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+    /// Replace what exists.
+    #[arg(long)]
+    pub force: bool,
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+const DEQUANTIZE_EXAMPLES: &str =
+    "Reads what `quantize` writes and what bitsandbytes saves. Weights get back their name, shape and type.
+
+Example:
+  warpwright dequantize demo-nf4.safetensors -o demo-back.safetensors --dtype f32";
+
+/// `dequantize`
+#[derive(Debug, Args)]
+pub struct DequantizeArgs {
+    /// The quantised checkpoint: a file, an index or a folder.
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// Where the result goes.
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    /// Type of the restored weights: f32, f16, bf16 or f64; by default the one that each had.
+    #[arg(long, value_parser = parse_float_dtype)]
+    pub dtype: Option<DType>,
+    /// Where to run.
+    #[command(flatten)]
+    pub device: DeviceArg,
+    /// Replace what exists.
+    #[arg(long)]
+    pub force: bool,
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+/// `inspect`
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// A .safetensors file, an index or a folder.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+const DEMO_EXAMPLES: &str = "Two transformer layers of width 256 and an embedding of 2,000 tokens, with the outlier channels that real models
+have. The same seed gives the same bytes on every machine.
+
+Example:
+  warpwright demo -o demo.safetensors";
+
+/// `demo`
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// The file to write.
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    /// Type of the weights: f32, f16 or bf16.
+    #[arg(long, default_value = "f32", value_parser = parse_float_dtype)]
+    pub dtype: DType,
+    /// Seed of the weights.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Replace what exists.
+    #[arg(long)]
+    pub force: bool,
+}
+
+const RUN_EXAMPLES: &str = "Arguments go to the kernel's parameters in order:
+  in:FILE.npy              an array that the kernel reads
+  out:FILE.npy:DTYPE:SHAPE an array that it writes, e.g. out:y.npy:f32:128,64; poisoned before the run
+  inout:FILE.npy:OUT.npy   an array that it changes
+  u32:5 s32:-5 u64:5 s64:-5 f32:0.5 f64:0.5   a number; integers may be hexadecimal (0x10)
+bf16 arrays are read and written as their u16 bits.
+
+On the emulator, what the sanitizers find is printed with the line of PTX, and the exit code is 1.
+
+Example:
+  warpwright run k.ptx --entry scale --grid 4 --block 256 --arg in:x.npy --arg out:y.npy:f32:1000 --arg u32:1000";
+
+/// `run`
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The PTX file.
+    #[arg(value_name = "K.ptx")]
+    pub file: PathBuf,
+    /// The kernel; may be left out if the file has only one.
+    #[arg(long, value_name = "NAME")]
+    pub entry: Option<String>,
+    /// Blocks of the grid.
+    #[arg(long, value_name = "X[,Y,Z]", value_parser = parse_dim3)]
+    pub grid: Dim3,
+    /// Threads of a block.
+    #[arg(long, value_name = "X[,Y,Z]", value_parser = parse_dim3)]
+    pub block: Dim3,
+    /// Bytes of dynamic shared memory.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub shared: u32,
+    /// An argument of the kernel; repeat it in order.
+    #[arg(long = "arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub args: Vec<String>,
+    /// Where to run.
+    #[command(flatten)]
+    pub device: DeviceArg,
+    /// Sanitizers of the emulator: memcheck, initcheck, racecheck, synccheck, separated by commas, or all, or none.
+    #[arg(long, value_name = "LIST")]
+    pub sanitize: Option<String>,
+    /// Print what the emulator counted.
+    #[arg(long)]
+    pub counters: bool,
+    /// Replace output arrays that exist.
+    #[arg(long)]
+    pub force: bool,
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+const LINT_EXAMPLES: &str = "Example:
+  warpwright lint k.ptx --target sm_90 --json";
+
+/// `lint`
+#[derive(Debug, Args)]
+pub struct LintArgs {
+    /// The PTX file.
+    #[arg(value_name = "K.ptx")]
+    pub file: PathBuf,
+    /// Verify for this target instead of the file's own.
+    #[arg(long, value_parser = parse_target)]
+    pub target: Option<Target>,
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+const BENCH_EXAMPLES: &str = "Every result is checked first; a wrong one gets no time. Times are medians over a backlog of launches with the inputs
+rotated through more memory than the L2 cache holds, beside the bandwidth that a copy reached in the same run.
+
+Example:
+  warpwright bench silu quantize_nf4 --svg roofline.svg";
+
+/// `bench`
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The primitives; all of them if none is named.
+    #[arg(value_name = "OP")]
+    pub ops: Vec<String>,
+    /// Where to run.
+    #[command(flatten)]
+    pub device: DeviceArg,
+    /// Elements of the main tensor; by default 2^26 on a GPU and 2^16 on the emulator.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub elements: Option<u64>,
+    /// Draw the results under the device's roofline.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+/// Three extents.
+pub type Dim3 = [u32; 3];
+
+fn parse_dim3(text: &str) -> Result<Dim3, String> {
+    let mut out = [1; 3];
+    let parts: Vec<&str> = text.split(',').collect();
+    if parts.len() > 3 {
+        return Err("at most three extents".to_owned());
+    }
+    for (slot, part) in out.iter_mut().zip(&parts) {
+        *slot = part
+            .trim()
+            .parse()
+            .ok()
+            .filter(|&n| n > 0)
+            .ok_or_else(|| format!("{part:?} is no positive number"))?;
+    }
+    Ok(out)
+}
+
+fn parse_target(text: &str) -> Result<Target, String> {
+    Target::from_name(text).ok_or_else(|| "expected sm_75, sm_90, sm_90a or the like".to_owned())
+}
+
+fn parse_float_dtype(text: &str) -> Result<DType, String> {
+    DType::from_name(text)
+        .filter(|dtype| dtype.is_float())
+        .ok_or_else(|| "expected f32, f64, f16 or bf16".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn extents_are_one_to_three_positive_numbers() {
+        assert_eq!(parse_dim3("7"), Ok([7, 1, 1]));
+        assert_eq!(parse_dim3("7, 8,9"), Ok([7, 8, 9]));
+        for bad in ["", "0", "1,2,3,4", "-1", "1,,2", "99999999999"] {
+            assert!(parse_dim3(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn floats_and_targets_are_named_as_in_ptx() {
+        assert_eq!(parse_float_dtype("bf16"), Ok(DType::BF16));
+        assert!(parse_float_dtype("u8").is_err());
+        assert_eq!(parse_target("sm_90a"), Ok(Target::specific(90)));
+        assert!(parse_target("90").is_err());
+    }
+}

@@ -1,0 +1,137 @@
+//! `check`: every primitive against its f64 reference.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use warpwright_ops::catalogue;
+use warpwright_runtime::Device;
+use warpwright_testkit::{CaseResult, Filter, cases, run_case};
+
+use crate::args::CheckArgs;
+use crate::error::{Error, Outcome};
+use crate::interrupt;
+use crate::style::{Align, Console};
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no such primitive, or the device cannot be opened. A case that fails is a finding.
+pub fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Error> {
+    refuse_unknown(&args.ops)?;
+    let device = Device::open(&args.device.device)?;
+    let started = Instant::now();
+    let cases = cases(&Filter { ops: args.ops.clone(), ..Filter::default() });
+    let mut results = Vec::with_capacity(cases.len());
+    {
+        let progress = console.steps(cases.len() as u64);
+        for case in &cases {
+            interrupt::check()?;
+            progress.describe(&format!("{} {} {}", case.op, case.direction, case.dtype));
+            results.push(run_case(&device, case));
+            progress.step(1);
+        }
+    }
+    let failed = results.iter().filter(|result| !result.ok).count();
+    if args.json.json {
+        let list: Vec<Value> = results.iter().map(as_json).collect();
+        console.json(&json!({"device": device.to_string(), "cases": list, "failed": failed}))?;
+    } else {
+        print(&device, &results, failed, started.elapsed().as_secs_f64(), console)?;
+    }
+    Ok(if failed == 0 { Outcome::Clean } else { Outcome::Findings })
+}
+
+/// Every name must be one of the catalogue, or a check that checks nothing would succeed.
+pub(super) fn refuse_unknown(ops: &[String]) -> Result<(), Error> {
+    let known = catalogue();
+    match ops.iter().find(|op| !known.iter().any(|entry| entry.op == **op)) {
+        None => Ok(()),
+        Some(op) => {
+            Err(Error::usage(format!("there is no primitive called '{op}'"), "`warpwright ops` lists them"))
+        }
+    }
+}
+
+fn as_json(result: &CaseResult) -> Value {
+    json!({
+        "op": result.op,
+        "direction": result.direction.name(),
+        "dtype": result.dtype.name(),
+        "shape": result.shape,
+        "error": result.error,
+        "budget": result.budget.norm,
+        "ok": result.ok,
+        "findings": result.findings,
+        "element_error": result.element_error,
+        "element_budget": result.budget.element,
+        "input": result.input,
+        "reason": result.reason,
+        "seconds": result.time.as_secs_f64(),
+    })
+}
+
+fn print(
+    device: &Device,
+    results: &[CaseResult],
+    failed: usize,
+    seconds: f64,
+    console: &mut Console,
+) -> Result<(), Error> {
+    let mut table = console.table(&[
+        ("", Align::Left),
+        ("op", Align::Left),
+        ("dtype", Align::Left),
+        ("shape", Align::Left),
+        ("input", Align::Left),
+        ("error", Align::Right),
+        ("budget", Align::Right),
+        ("eps", Align::Right),
+        ("budget", Align::Right),
+        ("sanitizers", Align::Left),
+        ("time", Align::Right),
+    ]);
+    for result in results {
+        let sanitizers = match (device.is_emulator(), result.findings.len()) {
+            (false, _) => "-".to_owned(),
+            (true, 0) => "clean".to_owned(),
+            (true, n) => format!("{n} findings"),
+        };
+        table.row([
+            if result.ok { "ok" } else { "FAILED" }.to_owned(),
+            match result.direction {
+                warpwright_ops::Direction::Backward => format!("{}_backward", result.op),
+                warpwright_ops::Direction::Forward => result.op.to_owned(),
+            },
+            result.dtype.name().to_owned(),
+            format!("{:?}", result.shape),
+            result.input.clone(),
+            format!("{:.1e}", result.error),
+            format!("{:.0e}", result.budget.norm),
+            format!("{:.2}", result.element_error),
+            format!("{:.2}", result.budget.element),
+            sanitizers,
+            format!("{:.1} ms", result.time.as_secs_f64() * 1e3),
+        ]);
+    }
+    console.line(table)?;
+    for result in results.iter().filter(|result| !result.ok) {
+        let reason = result.reason.as_deref().unwrap_or("the sanitizers object");
+        let (op, direction, dtype) = (result.op, result.direction, result.dtype);
+        console.line(format_args!(
+            "\n{op} {direction} {dtype} {:?} ({}): {reason}",
+            result.shape, result.input
+        ))?;
+        for finding in &result.findings {
+            console.line(finding)?;
+        }
+    }
+    let palette = console.palette();
+    let count = results.len();
+    let text = if failed == 0 {
+        format!("{count} cases, all within budget")
+    } else {
+        format!("{failed} of {count} cases failed")
+    };
+    let verdict = if failed == 0 { palette.good(&text) } else { palette.error(&text) };
+    console.line(format_args!("\n{verdict} on {device} in {seconds:.1} s"))
+}

@@ -1,0 +1,82 @@
+//! `dequantize`
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::{open_quiet, printable};
+use crate::args::DequantizeArgs;
+use crate::checkpoint::Checkpoint;
+use crate::convert::dequantise;
+use crate::convert::destination::Destination;
+use crate::convert::device::DeviceKernels;
+use crate::error::{Error, Outcome};
+use crate::style::{Align, Console, shape_text};
+
+/// Runs the command.
+///
+/// # Errors
+/// The input cannot be read, the output cannot be written, or the device fails.
+pub fn run(args: &DequantizeArgs, console: &mut Console) -> Result<Outcome, Error> {
+    let checkpoint = Checkpoint::open(&args.input)?;
+    let output = Destination::new(&args.input, &checkpoint, &args.output, args.force)?;
+    let shown = output.shown().display().to_string();
+    let device = open_quiet(&args.device.device)?;
+    let mut kernels = DeviceKernels::new(&device)?;
+    let started = Instant::now();
+    let summary = {
+        let bytes = checkpoint.tensors().map(|at| at.tensor.bytes()).sum();
+        let progress = console.progress(bytes);
+        dequantise::run(&checkpoint, output, args.dtype, &mut kernels, &progress)?
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    for note in &summary.notes {
+        console.note(note);
+    }
+    if args.json.json {
+        let weights: Vec<_> = summary
+            .weights
+            .iter()
+            .map(|weight| {
+                json!({
+                    "name": weight.name,
+                    "shape": weight.shape,
+                    "scheme": weight.scheme,
+                    "dtype": weight.dtype.name(),
+                    "bytes": weight.bytes,
+                })
+            })
+            .collect();
+        console.json(&json!({
+            "input": args.input.display().to_string(),
+            "output": args.output.display().to_string(),
+            "device": device.to_string(),
+            "weights": weights,
+            "copied": summary.copied,
+            "seconds": seconds,
+        }))?;
+        return Ok(Outcome::Clean);
+    }
+    let mut table = console.table(&[
+        ("tensor", Align::Left),
+        ("shape", Align::Left),
+        ("from", Align::Left),
+        ("to", Align::Left),
+        ("bytes", Align::Right),
+    ]);
+    for weight in &summary.weights {
+        table.row([
+            printable(&weight.name),
+            shape_text(&weight.shape),
+            weight.scheme.clone(),
+            weight.dtype.name().to_owned(),
+            weight.bytes.to_string(),
+        ]);
+    }
+    console.line(table)?;
+    let (restored, copied) = (summary.weights.len(), summary.copied);
+    console.line(format_args!(
+        "\n{restored} tensors dequantised, {copied} copied to {shown} in {seconds:.2} s on {device}"
+    ))?;
+    Ok(Outcome::Clean)
+}

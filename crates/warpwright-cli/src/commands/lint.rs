@@ -1,0 +1,183 @@
+//! `lint`: what the parser and the verifier say about a PTX file.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use warpwright_ptx::text::{self, Severity};
+use warpwright_ptx::verify::{self, VerifyError};
+use warpwright_ptx::{SourceLoc, Target};
+
+use crate::args::LintArgs;
+use crate::error::{Error, Outcome};
+use crate::style::{Console, Excerpt, Palette};
+
+/// Runs the command.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn run(args: &LintArgs, console: &mut Console) -> Result<Outcome, Error> {
+    let source = read_ptx(&args.file)?;
+    let remarks = examine(&source, args.target);
+    let errors = remarks.iter().filter(|remark| remark.is_error).count();
+    let outcome = if errors == 0 { Outcome::Clean } else { Outcome::Findings };
+    if args.json.json {
+        let list = |wanted: bool| -> Vec<Value> {
+            remarks
+                .iter()
+                .filter(|remark| remark.is_error == wanted)
+                .map(|remark| {
+                    json!({
+                        "rule": remark.rule,
+                        "line": remark.line,
+                        "column": remark.column,
+                        "message": remark.message,
+                    })
+                })
+                .collect()
+        };
+        console.json(&json!({"errors": list(true), "warnings": list(false)}))?;
+        return Ok(outcome);
+    }
+    let file = args.file.display().to_string();
+    for remark in &remarks {
+        console.line(remark.excerpt(&file, &source, console.palette()))?;
+        console.line("")?;
+    }
+    let warnings = remarks.len() - errors;
+    console.line(format_args!("{file}: {}", counted(errors, warnings)))?;
+    Ok(outcome)
+}
+
+fn counted(errors: usize, warnings: usize) -> String {
+    let word = |n: usize, what: &str| match n {
+        1 => format!("1 {what}"),
+        n => format!("{n} {what}s"),
+    };
+    match (errors, warnings) {
+        (0, 0) => "nothing to complain about".to_owned(),
+        (n, 0) => word(n, "error"),
+        (0, n) => word(n, "warning"),
+        (e, w) => format!("{}, {}", word(e, "error"), word(w, "warning")),
+    }
+}
+
+/// The text of a PTX file. Bytes that are no UTF-8 become characters that the parser objects to, at their place.
+pub(super) fn read_ptx(path: &Path) -> Result<String, Error> {
+    let bytes = std::fs::read(path).map_err(Error::file(path, "read"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A remark on a PTX text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Remark {
+    pub(super) is_error: bool,
+    pub(super) rule: &'static str,
+    /// From 1; 0 for the module as a whole.
+    pub(super) line: u32,
+    /// In characters, from 1; 0 for the line as a whole.
+    pub(super) column: u32,
+    length: u32,
+    pub(super) message: String,
+}
+
+impl Remark {
+    pub(super) fn excerpt<'a>(&'a self, file: &'a str, source: &'a str, palette: Palette) -> Excerpt<'a> {
+        Excerpt {
+            is_error: self.is_error,
+            code: self.rule,
+            message: &self.message,
+            file,
+            source,
+            line: self.line,
+            column: self.column,
+            length: self.length,
+            help: None,
+            palette,
+        }
+    }
+}
+
+/// Everything that parser and verifier have to say, by place. A module with parts that could not be read is verified as
+/// far as it was read, but only for what is certain: definitions may be among the missing parts.
+pub(super) fn examine(source: &str, target: Option<Target>) -> Vec<Remark> {
+    let parsed = text::parse(source);
+    let lines: Vec<&str> = source.lines().collect();
+    let mut remarks: Vec<Remark> = parsed
+        .diagnostics
+        .iter()
+        .map(|diagnostic| {
+            let line = lines.get((diagnostic.line as usize).wrapping_sub(1)).copied().unwrap_or("");
+            Remark {
+                is_error: diagnostic.severity == Severity::Error,
+                rule: diagnostic.rule,
+                line: diagnostic.line,
+                column: characters(line, diagnostic.column),
+                length: diagnostic.len,
+                message: diagnostic.message.clone(),
+            }
+        })
+        .collect();
+    let incomplete = parsed.has_errors();
+    let mut module = parsed.module;
+    if let Some(target) = target {
+        module.target = target;
+    }
+    if !incomplete {
+        remarks.extend(verify::verify(&module).iter().map(|found| verified(found, &lines)));
+    }
+    remarks.sort_by_key(|remark| (remark.line, remark.column));
+    remarks
+}
+
+fn verified(found: &VerifyError, lines: &[&str]) -> Remark {
+    let (line, column) = match found.location {
+        SourceLoc::Ptx { line, column } => (line, column),
+        _ => (0, 0),
+    };
+    let text = lines.get((line as usize).wrapping_sub(1)).copied().unwrap_or("");
+    let from = (column as usize).saturating_sub(1).min(text.len());
+    let statement = text.get(from..).unwrap_or("");
+    let length = statement.find(';').map_or_else(|| statement.trim_end().len(), |at| at + 1);
+    let message = if found.function.is_empty() || line != 0 {
+        found.message.clone()
+    } else {
+        format!("{} (kernel `{}`)", found.message, found.function)
+    };
+    Remark {
+        is_error: found.severity == Severity::Error,
+        rule: found.rule.name(),
+        line,
+        column: characters(text, column),
+        length: u32::try_from(length).unwrap_or(1),
+        message,
+    }
+}
+
+/// A column in characters from one in bytes, both from 1.
+fn characters(line: &str, column: u32) -> u32 {
+    let bytes = (column as usize).saturating_sub(1);
+    let before = line.char_indices().take_while(|(at, _)| *at < bytes).count();
+    if column == 0 { 0 } else { u32::try_from(before + 1).unwrap_or(u32::MAX) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_counted_in_characters() {
+        assert_eq!(characters("abc", 3), 3);
+        assert_eq!(characters("äbc", 3), 2);
+        assert_eq!(characters("", 1), 1);
+        assert_eq!(characters("abc", 0), 0);
+        assert_eq!(characters("abc", 99), 4);
+    }
+
+    #[test]
+    fn counts_read_as_english() {
+        assert_eq!(counted(0, 0), "nothing to complain about");
+        assert_eq!(counted(1, 0), "1 error");
+        assert_eq!(counted(2, 1), "2 errors, 1 warning");
+        assert_eq!(counted(0, 3), "3 warnings");
+    }
+}

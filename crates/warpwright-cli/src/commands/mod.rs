@@ -1,0 +1,79 @@
+//! One file per subcommand: options to engine to output.
+
+pub mod bench;
+pub mod check;
+pub mod demo;
+pub mod dequantise;
+pub mod devices;
+pub mod emit;
+pub mod inspect;
+pub mod lint;
+pub mod ops;
+mod primitive;
+pub mod quantise;
+pub mod run;
+
+use warpwright_runtime::{Device, EmulatorConfig, Sanitizers, Target};
+
+use crate::args::Command;
+use crate::checkpoint::error::Quoted;
+use crate::error::{Error, Outcome};
+use crate::style::{Console, Progress};
+
+/// Runs a command.
+///
+/// # Errors
+/// Why it could not do its work.
+pub fn dispatch(command: &Command, console: &mut Console) -> Result<Outcome, Error> {
+    match command {
+        Command::Devices(args) => devices::run(args, console),
+        Command::Ops(args) => ops::run(args, console),
+        Command::Emit(args) => emit::run(args, console),
+        Command::Check(args) => check::run(args, console),
+        Command::Quantize(args) => quantise::run(args, console),
+        Command::Dequantize(args) => dequantise::run(args, console),
+        Command::Inspect(args) => inspect::run(args, console),
+        Command::Demo(args) => demo::run(args, console),
+        Command::Run(args) => run::run(args, console),
+        Command::Lint(args) => lint::run(args, console),
+        Command::Bench(args) => bench::run(args, console),
+    }
+}
+
+/// A device for work on real data: the emulator without sanitizers, since the kernels are this project's own, are
+/// checked by `warpwright check`, and run several times faster so.
+pub(crate) fn open_quiet(name: &str) -> Result<Device, Error> {
+    open_with(name, EmulatorConfig { sanitizers: Sanitizers::empty(), ..EmulatorConfig::default() })
+}
+
+/// A device by name; if it is an emulator, one that is set up like this.
+pub(crate) fn open_with(name: &str, config: EmulatorConfig) -> Result<Device, Error> {
+    let emulated = match name.split_once(':') {
+        None if name == "auto" => {
+            return Ok(Device::cuda(0).unwrap_or_else(|_| Device::emulator_with(config)));
+        }
+        None if name == "emulator" => Some(config.target),
+        Some(("emulator", target)) => Target::from_name(target),
+        _ => None,
+    };
+    match emulated {
+        Some(target) => Ok(Device::emulator_with(EmulatorConfig { target, ..config })),
+        None => Ok(Device::open(name)?),
+    }
+}
+
+/// A name from a file with nothing in it that a terminal would act on.
+pub(crate) fn printable(name: &str) -> String {
+    let quoted = Quoted(name).to_string();
+    quoted.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\'')).unwrap_or(&quoted).to_owned()
+}
+
+impl crate::convert::quantise::Observer for Progress {
+    fn begin(&self, tensor: &str) {
+        self.describe(&printable(tensor));
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.step(bytes);
+    }
+}

@@ -1,0 +1,46 @@
+//! `ops`: every primitive.
+
+use serde_json::json;
+use warpwright_ops::catalogue;
+
+use crate::args::OpsArgs;
+use crate::error::{Error, Outcome};
+use crate::style::{Align, Console};
+
+/// Runs the command.
+///
+/// # Errors
+/// Standard output is gone.
+pub fn run(args: &OpsArgs, console: &mut Console) -> Result<Outcome, Error> {
+    let entries = catalogue();
+    if args.json.json {
+        let list: Vec<_> = entries
+            .iter()
+            .map(|entry| {
+                json!({
+                    "op": entry.op,
+                    "direction": entry.direction.name(),
+                    "dtypes": entry.dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>(),
+                    "targets": entry.targets.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        console.json(&list.into())?;
+        return Ok(Outcome::Clean);
+    }
+    let columns =
+        [("op", Align::Left), ("direction", Align::Left), ("dtypes", Align::Left), ("targets", Align::Left)];
+    let mut table = console.table(&columns);
+    for entry in &entries {
+        let dtypes: Vec<_> = entry.dtypes.iter().map(|dtype| dtype.name()).collect();
+        let targets: Vec<_> = entry.targets.iter().map(ToString::to_string).collect();
+        table.row([
+            entry.op.to_owned(),
+            entry.direction.name().to_owned(),
+            dtypes.join(" "),
+            targets.join(" "),
+        ]);
+    }
+    console.line(table)?;
+    Ok(Outcome::Clean)
+}

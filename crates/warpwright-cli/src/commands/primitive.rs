@@ -1,0 +1,130 @@
+//! Primitives by name: from what the command line says to a plan.
+
+use warpwright_ops::activation::{
+    Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
+};
+use warpwright_ops::plan::{TensorSpec, Variant};
+use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
+use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::{Direction, Operation, Plan, PlanError};
+use warpwright_ptx::{DType, Target};
+
+/// What to plan.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request<'a> {
+    pub(super) op: &'a str,
+    pub(super) direction: Direction,
+    pub(super) dtype: DType,
+    pub(super) target: Target,
+    pub(super) elements: usize,
+    pub(super) group_size: usize,
+}
+
+/// A plan without the type of its descriptor.
+#[derive(Clone, Debug)]
+pub(super) struct Planned {
+    pub(super) tensors: Vec<TensorSpec>,
+    pub(super) variants: Vec<Variant>,
+}
+
+impl Planned {
+    /// Bytes that have to move: every tensor once, scratch memory not at all.
+    pub(super) fn bytes(&self) -> u64 {
+        let traffic = self.tensors.iter().filter(|tensor| tensor.name != "workspace");
+        traffic.map(|tensor| (tensor.len * tensor.dtype.bytes()) as u64).sum()
+    }
+}
+
+impl<O: Operation> From<Plan<O>> for Planned {
+    fn from(plan: Plan<O>) -> Self {
+        Self { tensors: plan.tensors().to_vec(), variants: plan.variants().to_vec() }
+    }
+}
+
+/// Plans a primitive.
+pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
+    let Request { op, direction, dtype, target, elements: len, group_size } = *request;
+    let backward = direction == Direction::Backward;
+    if let Some(activation) = Activation::from_name(op) {
+        return if backward {
+            ActivationBackwardDesc { activation, dtype, len }.plan(target).map(Into::into)
+        } else {
+            ActivationDesc { activation, dtype, len }.plan(target).map(Into::into)
+        };
+    }
+    if let Some(activation) = GatedActivation::from_name(op) {
+        return if backward {
+            GatedBackwardDesc { activation, dtype, len }.plan(target).map(Into::into)
+        } else {
+            GatedDesc { activation, dtype, len }.plan(target).map(Into::into)
+        };
+    }
+    let scheme = |name: &str| Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);
+    let order = |scheme| match scheme {
+        Scheme::Nf4 | Scheme::Fp4 => NibbleOrder::HighFirst,
+        _ => NibbleOrder::LowFirst,
+    };
+    match op {
+        _ if backward => {}
+        "quantize_nested" => return QuantizeNestedDesc { len }.plan(target).map(Into::into),
+        "dequantize_nested" => return DequantizeNestedDesc { len }.plan(target).map(Into::into),
+        _ => {
+            if let Some(scheme) = op.strip_prefix("quantize_").and_then(scheme) {
+                let order = order(scheme);
+                return QuantizeDesc { scheme, dtype, group_size, order, len }.plan(target).map(Into::into);
+            }
+            if let Some(scheme) = op.strip_prefix("dequantize_").and_then(scheme) {
+                let order = order(scheme);
+                return DequantizeDesc { scheme, dtype, group_size, order, len }.plan(target).map(Into::into);
+            }
+        }
+    }
+    Err(PlanError::UnknownOperation { name: format!("{op} ({direction})") })
+}
+
+#[cfg(test)]
+mod tests {
+    use warpwright_ops::catalogue;
+
+    use super::*;
+
+    #[test]
+    fn every_primitive_of_the_catalogue_has_a_plan_by_its_name() {
+        for entry in catalogue() {
+            for &dtype in entry.dtypes {
+                let request = Request {
+                    op: entry.op,
+                    direction: entry.direction,
+                    dtype,
+                    target: Target::sm(90),
+                    elements: 1000,
+                    group_size: 64,
+                };
+                let planned = plan(&request).unwrap();
+                assert!(
+                    planned.bytes() > 0 && !planned.variants.is_empty(),
+                    "{} {}",
+                    entry.op,
+                    entry.direction
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_names_are_errors() {
+        for (op, direction) in
+            [("gelu", Direction::Forward), ("quantize_nf4", Direction::Backward), ("", Direction::Forward)]
+        {
+            let request = Request {
+                op,
+                direction,
+                dtype: DType::F32,
+                target: Target::sm(90),
+                elements: 1,
+                group_size: 64,
+            };
+            assert!(matches!(plan(&request), Err(PlanError::UnknownOperation { .. })), "{op}");
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! `quantize`
+
+use std::path::Path;
+use std::time::Instant;
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use serde_json::json;
+use warpwright_runtime::Device;
+
+use super::inspect::foreign_schemes;
+use super::open_quiet;
+use crate::args::QuantizeArgs;
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::atomic::{check_free, write_whole};
+use crate::checkpoint::quantised::find_quantised;
+use crate::convert::CHUNK;
+use crate::convert::destination::Destination;
+use crate::convert::device::DeviceKernels;
+use crate::convert::quantise::{self, Options, Summary};
+use crate::error::{Error, Outcome};
+use crate::report::{self, Title};
+use crate::style::{Align, Console, human_bytes, shape_text};
+
+/// Runs the command.
+///
+/// # Errors
+/// The input cannot be read, the output cannot be written, or the device fails.
+pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error> {
+    check_options(args)?;
+    let options = Options {
+        format: args.format,
+        block_size: args.block_size,
+        double_quant: args.double_quant,
+        asymmetric: args.asymmetric,
+        skip: globs(&args.skip)?,
+        verify: args.verify,
+        chunk: CHUNK,
+    };
+    if let Some(report) = &args.report {
+        check_free(report, args.force)?;
+    }
+    let checkpoint = Checkpoint::open(&args.input)?;
+    refuse_quantised(&args.input, &checkpoint)?;
+    note_idle_globs(args, &checkpoint, console);
+    let output = Destination::new(&args.input, &checkpoint, &args.output, args.force)?;
+    let shown = output.shown().display().to_string();
+    let device = open_quiet(&args.device.device)?;
+    let mut kernels = DeviceKernels::new(&device)?;
+    let started = Instant::now();
+    let summary = {
+        let bytes = checkpoint.tensors().map(|at| at.tensor.bytes()).sum();
+        let progress = console.progress(bytes);
+        quantise::run(&checkpoint, output, &options, &mut kernels, &progress)?
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    let wrong = summary.has_mismatches();
+    for note in &summary.notes {
+        console.note(note);
+    }
+    if summary.quantised().next().is_none() {
+        console.note(
+            "no tensor was quantised: none is a non-empty 2-D weight of type F32, F16 or BF16 outside --skip",
+        );
+    }
+    if let Some(path) = args.report.as_ref().filter(|_| !wrong) {
+        let title = Title {
+            input: args.input.display().to_string(),
+            output: shown.clone(),
+            format: description(&options),
+            device: device.to_string(),
+        };
+        write_whole(path, report::html(&title, &summary).as_bytes(), args.force)?;
+    }
+    if args.json.json {
+        console.json(&as_json(args, &options, &device, &summary, seconds))?;
+    } else {
+        print(&options, &device, &summary, &shown, seconds, console)?;
+    }
+    if wrong {
+        console.error(
+            format_args!("{shown}: the kernels disagree with the reference, so nothing was written"),
+            Some("please report this, with the table above and the output of `warpwright devices`"),
+        );
+        return Ok(Outcome::Findings);
+    }
+    Ok(Outcome::Clean)
+}
+
+fn check_options(args: &QuantizeArgs) -> Result<(), Error> {
+    let bnb = args.format.is_bnb();
+    if bnb && !(args.block_size.is_power_of_two() && (32..=4096).contains(&args.block_size)) {
+        return Err(Error::usage(
+            format!(
+                "--block-size {}: bitsandbytes has blocks of 32, 64, 128, 256, 512, 1024, 2048 or 4096",
+                args.block_size
+            ),
+            "--block-size 64",
+        ));
+    }
+    if !bnb && args.double_quant {
+        return Err(Error::usage(
+            "--double-quant is for the bnb formats",
+            "leave it out, or use --format bnb-nf4",
+        ));
+    }
+    if bnb && (args.symmetric || args.asymmetric) {
+        return Err(Error::usage(
+            "--symmetric and --asymmetric are for int4",
+            "leave them out, or use --format int4",
+        ));
+    }
+    Ok(())
+}
+
+fn globs(patterns: &[String]) -> Result<GlobSet, Error> {
+    let wrong =
+        |error: globset::Error| Error::usage(format!("--skip: {error}"), "for example --skip 'lm_head*'");
+    let mut set = GlobSetBuilder::new();
+    for pattern in patterns {
+        set.add(GlobBuilder::new(pattern).build().map_err(wrong)?);
+    }
+    set.build().map_err(wrong)
+}
+
+/// A pattern that names nothing is probably misspelt.
+fn note_idle_globs(args: &QuantizeArgs, checkpoint: &Checkpoint, console: &Console) {
+    for pattern in &args.skip {
+        let Ok(glob) = GlobBuilder::new(pattern).build() else { continue };
+        let matcher = glob.compile_matcher();
+        if !checkpoint.tensors().any(|at| matcher.is_match(&at.tensor.name)) {
+            console.note(format_args!("--skip '{pattern}' matches no tensor"));
+        }
+    }
+}
+
+/// The tensors of a quantised weight are no weights, although some of them look like it.
+fn refuse_quantised(input: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
+    let own = find_quantised(checkpoint)?.first().map(|weight| weight.scheme.name());
+    match own.or_else(|| foreign_schemes(checkpoint).keys().next().copied()) {
+        None => Ok(()),
+        Some(scheme) => Err(Error::usage(
+            format!("{}: is quantised already ({scheme})", input.display()),
+            "quantise the original checkpoint, or dequantise this one first",
+        )),
+    }
+}
+
+fn description(options: &Options) -> String {
+    let mut text = format!("{}, {} of {}", options.format.name(), unit(options), options.block_size);
+    if options.double_quant {
+        text.push_str(", double-quantised");
+    }
+    if !options.format.is_bnb() {
+        text.push_str(if options.asymmetric { ", asymmetric" } else { ", symmetric" });
+    }
+    text
+}
+
+const fn unit(options: &Options) -> &'static str {
+    if options.format.is_bnb() { "blocks" } else { "groups" }
+}
+
+fn print(
+    options: &Options,
+    device: &Device,
+    summary: &Summary,
+    shown: &str,
+    seconds: f64,
+    console: &mut Console,
+) -> Result<(), Error> {
+    let mut columns = vec![
+        ("tensor", Align::Left),
+        ("shape", Align::Left),
+        ("dtype", Align::Left),
+        ("bytes", Align::Right),
+        ("bytes after", Align::Right),
+        ("rel. error", Align::Right),
+        ("max. error", Align::Right),
+    ];
+    if options.verify {
+        columns.push(("mismatches", Align::Right));
+    }
+    let mut table = console.table(&columns);
+    for (tensor, error) in summary.quantised() {
+        let mut row = vec![
+            super::printable(&tensor.name),
+            shape_text(&tensor.shape),
+            tensor.dtype.name().to_owned(),
+            tensor.bytes_in.to_string(),
+            tensor.bytes_out.to_string(),
+            format!("{:.5}", error.relative()),
+            format!("{:.3e}", error.largest()),
+        ];
+        if let Some(found) = tensor.mismatches {
+            row.push((found.codes + found.scales + found.values).to_string());
+        }
+        table.row(row);
+    }
+    console.line(table)?;
+    let (before, after) = summary.bytes();
+    let quantised = summary.quantised().count();
+    let copied = summary.tensors.len() - quantised;
+    let verified = match (options.verify, summary.has_mismatches()) {
+        (false, _) => "",
+        (true, false) => ", verified against the reference",
+        (true, true) => ", VERIFICATION FAILED",
+    };
+    console.line(format_args!(
+        "\n{quantised} tensors quantised ({}), {copied} copied, relative error {:.5}{verified}",
+        description(options),
+        summary.error().relative()
+    ))?;
+    console.line(format_args!(
+        "{shown}: {} to {} in {seconds:.2} s on {device}",
+        human_bytes(before),
+        human_bytes(after)
+    ))
+}
+
+fn as_json(
+    args: &QuantizeArgs,
+    options: &Options,
+    device: &Device,
+    summary: &Summary,
+    seconds: f64,
+) -> serde_json::Value {
+    let tensors: Vec<_> = summary
+        .tensors
+        .iter()
+        .map(|tensor| {
+            let mut value = json!({
+                "name": tensor.name,
+                "shape": tensor.shape,
+                "dtype": tensor.dtype.name(),
+                "quantised": tensor.error.is_some(),
+                "bytes": tensor.bytes_in,
+                "bytes_after": tensor.bytes_out,
+                "relative_error": tensor.error.map(|error| error.relative()),
+                "max_error": tensor.error.map(|error| error.largest()),
+            });
+            if let Some(found) = tensor.mismatches {
+                value["mismatches"] =
+                    json!({"codes": found.codes, "scales": found.scales, "values": found.values});
+            }
+            value
+        })
+        .collect();
+    let (before, after) = summary.bytes();
+    json!({
+        "input": args.input.display().to_string(),
+        "output": args.output.display().to_string(),
+        "format": options.format.name(),
+        "block_size": options.block_size,
+        "double_quant": options.double_quant,
+        "symmetric": (!options.format.is_bnb()).then_some(!options.asymmetric),
+        "device": device.to_string(),
+        "tensors": tensors,
+        "bytes": before,
+        "bytes_after": after,
+        "relative_error": summary.error().relative(),
+        "verified": options.verify.then_some(!summary.has_mismatches()),
+        "seconds": seconds,
+    })
+}

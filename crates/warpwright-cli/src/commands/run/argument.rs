@@ -1,0 +1,196 @@
+//! The arguments of a kernel as they are written on the command line.
+
+use std::path::{Path, PathBuf};
+
+use warpwright_ptx::{ArgValue, DType};
+
+use crate::error::Error;
+use crate::npy::{Array, byte_count};
+
+/// An argument.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Argument {
+    /// A number, passed by value.
+    Number(ArgValue),
+    /// An array, passed by address.
+    Array(ArrayArgument),
+}
+
+/// An array and which way it goes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ArrayArgument {
+    /// What findings call it.
+    pub(super) label: String,
+    /// Its elements, or its type and shape alone.
+    pub(super) contents: Contents,
+    /// Where it goes after the run.
+    pub(super) output: Option<PathBuf>,
+}
+
+/// What an array holds before the run.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Contents {
+    /// These elements.
+    Given(Array),
+    /// Nothing.
+    Fresh {
+        /// Element type.
+        dtype: DType,
+        /// Shape.
+        shape: Vec<u64>,
+        /// Size.
+        bytes: usize,
+    },
+}
+
+impl Contents {
+    /// Its size.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Given(array) => array.bytes.len(),
+            Self::Fresh { bytes, .. } => *bytes,
+        }
+    }
+
+    /// The same array with other elements.
+    pub(super) fn with_bytes(&self, bytes: Vec<u8>) -> Array {
+        let (dtype, shape) = match self {
+            Self::Given(array) => (array.dtype, array.shape.clone()),
+            Self::Fresh { dtype, shape, .. } => (*dtype, shape.clone()),
+        };
+        Array { dtype, shape, bytes }
+    }
+}
+
+const FORMS: &str = "in:FILE.npy, out:FILE.npy:DTYPE:SHAPE, inout:FILE.npy:OUT.npy, u32:N, s32:N, u64:N, s64:N, f32:X or f64:X";
+
+impl Argument {
+    /// Reads an argument and the file that it names.
+    ///
+    /// # Errors
+    /// It is none of the forms, or the file cannot be read.
+    pub(super) fn parse(text: &str) -> Result<Self, Error> {
+        let wrong =
+            |why: &str| Error::usage(format!("--arg {text}: {why}"), format!("an argument is {FORMS}"));
+        let (kind, rest) = text.split_once(':').ok_or_else(|| wrong("has no kind"))?;
+        let array = |path: &str, contents, output: Option<&str>| {
+            let label =
+                Path::new(path).file_name().map_or(path.into(), |name| name.to_string_lossy().into_owned());
+            Ok(Self::Array(ArrayArgument { label, contents, output: output.map(PathBuf::from) }))
+        };
+        let number =
+            |value: Option<ArgValue>| value.map(Self::Number).ok_or_else(|| wrong("is no such number"));
+        match kind {
+            "in" => array(rest, Contents::Given(Array::read(Path::new(rest))?), None),
+            "inout" => {
+                let (input, output) =
+                    rest.rsplit_once(':').ok_or_else(|| wrong("needs a file to read and one to write"))?;
+                array(input, Contents::Given(Array::read(Path::new(input))?), Some(output))
+            }
+            "out" => {
+                let mut parts = rest.rsplitn(3, ':');
+                let (shape, dtype, path) = (parts.next(), parts.next(), parts.next());
+                let (Some(shape), Some(dtype), Some(path)) = (shape, dtype, path) else {
+                    return Err(wrong("needs a file, a type and a shape"));
+                };
+                let dtype = DType::from_name(dtype).ok_or_else(|| wrong("has an unknown type"))?;
+                let shape =
+                    parse_shape(shape).ok_or_else(|| wrong("has a shape that is not a list of extents"))?;
+                let bytes = byte_count(dtype, &shape).and_then(|bytes| usize::try_from(bytes).ok());
+                let bytes = bytes
+                    .filter(|bytes| *bytes <= isize::MAX as usize)
+                    .ok_or_else(|| wrong("is too large"))?;
+                array(path, Contents::Fresh { dtype, shape, bytes }, Some(path))
+            }
+            "u32" => number(unsigned(rest).and_then(|v| u32::try_from(v).ok()).map(ArgValue::U32)),
+            "u64" => number(unsigned(rest).map(ArgValue::U64)),
+            "s32" => number(signed(rest).and_then(|v| i32::try_from(v).ok()).map(ArgValue::S32)),
+            "s64" => number(signed(rest).map(ArgValue::S64)),
+            "f32" => number(rest.trim().parse().ok().map(ArgValue::F32)),
+            "f64" => number(rest.trim().parse().ok().map(ArgValue::F64)),
+            _ => Err(wrong("is of no known kind")),
+        }
+    }
+
+    /// The file that it is written to.
+    pub(super) fn output(&self) -> Option<&Path> {
+        match self {
+            Self::Array(array) => array.output.as_deref(),
+            Self::Number(_) => None,
+        }
+    }
+}
+
+/// `128,64`, or nothing for a single number.
+fn parse_shape(text: &str) -> Option<Vec<u64>> {
+    if text.trim().is_empty() {
+        return Some(Vec::new());
+    }
+    text.split([',', 'x']).map(|extent| extent.trim().parse().ok()).collect()
+}
+
+fn unsigned(text: &str) -> Option<u64> {
+    let text = text.trim();
+    text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |digits| u64::from_str_radix(digits, 16).ok())
+}
+
+fn signed(text: &str) -> Option<i64> {
+    let text = text.trim();
+    match text.strip_prefix('-') {
+        Some(digits) => 0i64.checked_sub_unsigned(unsigned(digits)?),
+        None => i64::try_from(unsigned(text)?).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(text: &str) -> Option<ArgValue> {
+        match Argument::parse(text) {
+            Ok(Argument::Number(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_in_their_range() {
+        assert_eq!(number("u32:5"), Some(ArgValue::U32(5)));
+        assert_eq!(number("u32:0xffffffff"), Some(ArgValue::U32(u32::MAX)));
+        assert_eq!(number("s32:-2147483648"), Some(ArgValue::S32(i32::MIN)));
+        assert_eq!(number("s64:-0x8000000000000000"), Some(ArgValue::S64(i64::MIN)));
+        assert_eq!(number("u64:18446744073709551615"), Some(ArgValue::U64(u64::MAX)));
+        assert_eq!(number("f32:-0.5"), Some(ArgValue::F32(-0.5)));
+        assert_eq!(number("f64:1e300"), Some(ArgValue::F64(1e300)));
+        for bad in [
+            "u32:4294967296",
+            "u32:-1",
+            "s32:2147483648",
+            "u64:x",
+            "f32:",
+            "u32:--1",
+            "s32:--1",
+            "u8:1",
+            "5",
+            "",
+        ] {
+            assert_eq!(number(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn outputs_have_a_type_and_a_shape() {
+        let Ok(Argument::Array(array)) = Argument::parse("out:a:b/y.npy:bf16:2,3") else {
+            panic!("no array")
+        };
+        assert_eq!(array.output.as_deref(), Some(Path::new("a:b/y.npy")));
+        assert_eq!(array.label, "y.npy");
+        assert_eq!(array.contents, Contents::Fresh { dtype: DType::BF16, shape: vec![2, 3], bytes: 12 });
+        assert_eq!(array.contents.with_bytes(vec![0; 12]).shape, [2, 3]);
+        for bad in ["out:y.npy", "out:y.npy:f32", "out:y.npy:f33:1", "out:y.npy:f32:a", "out:y.npy:f32:-1"] {
+            assert!(Argument::parse(bad).is_err(), "{bad}");
+        }
+        assert!(Argument::parse("out:y.npy:f32:5000000000,5000000000").is_err());
+        assert!(Argument::parse("inout:x.npy").is_err());
+    }
+}

@@ -1,0 +1,60 @@
+//! A launch in the emulator, of the very text that was given.
+
+use warpwright_emu::{LaunchConfig, LaunchError, Memory, Options, Program, launch};
+use warpwright_ptx::pack_args;
+
+use super::argument::Argument;
+use super::{Aftermath, Launch, sanitizers};
+use crate::error::Error;
+
+pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
+    let failed = |message: String, help: &str| Error::usage(format!("{}: {message}", what.context()), help);
+    let program = Program::load(what.source)
+        .map_err(|error| failed(error.to_string(), "the emulator runs what its documentation lists"))?;
+    let memory = Memory::new();
+    let out_of_memory = |error: warpwright_emu::MemoryError| failed(error.to_string(), "smaller arrays");
+    let mut placed = Vec::new();
+    for argument in &what.arguments {
+        if let Argument::Array(array) = argument {
+            let address = memory.alloc(array.contents.len() as u64, &array.label).map_err(out_of_memory)?;
+            if let super::argument::Contents::Given(given) = &array.contents {
+                memory.write(address, &given.bytes).map_err(out_of_memory)?;
+            }
+            placed.push((address, array));
+        }
+    }
+    let addresses: Vec<u64> = placed.iter().map(|(address, _)| *address).collect();
+    let function = program
+        .entry(what.entry)
+        .ok_or_else(|| failed("was not loaded".to_owned(), "see `warpwright lint`"))?
+        .function();
+    let params = pack_args(function, &what.values(&addresses))
+        .map_err(|error| failed(error.to_string(), "--arg in the order of the kernel's parameters"))?;
+    let config = LaunchConfig {
+        grid: what.args.grid,
+        block: what.args.block,
+        dynamic_shared: what.args.shared,
+        cluster: function.directives.cluster.unwrap_or([1; 3]),
+    };
+    let options = Options {
+        sanitizers: sanitizers(what.args.sanitize.as_deref())?,
+        counters: what.args.counters || what.args.json.json,
+        ..Options::default()
+    };
+    let (report, fault) = match launch(&program, what.entry, &config, &params, &memory, &options) {
+        Ok(report) => (report, None),
+        Err(LaunchError::Fault { fault, report, .. }) => (*report, Some(fault.to_string())),
+        Err(error) => return Err(failed(error.to_string(), "check --grid, --block and --shared")),
+    };
+    let mut outputs = Vec::new();
+    // A kernel that was ended has not written what it was to write.
+    for (address, array) in placed.iter().filter(|_| fault.is_none()) {
+        if let Some(path) = &array.output {
+            let mut bytes = vec![0; array.contents.len()];
+            memory.read(*address, &mut bytes).map_err(out_of_memory)?;
+            outputs.push((path.clone(), array.contents.with_bytes(bytes)));
+        }
+    }
+    let counters = options.counters.then_some(report.counters);
+    Ok(Aftermath { outputs, findings: report.findings, counters, fault })
+}

@@ -1,0 +1,213 @@
+//! Where a converted checkpoint goes: a file, or a folder that appears as a whole.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use super::config::{self, CONFIG, Change};
+use crate::checkpoint::atomic::{check_free, folder_of, sync_folder};
+use crate::checkpoint::sharded::SINGLE;
+use crate::checkpoint::{AtomicFile, Checkpoint, CheckpointError, Defect, Layout, Storage, Writer};
+use crate::error::Error;
+
+/// The files of an output, none of which has its name before [`Destination::commit`].
+#[derive(Debug)]
+pub struct Destination {
+    form: Form,
+    replace: bool,
+    pending: Vec<AtomicFile>,
+}
+
+#[derive(Debug)]
+enum Form {
+    File(PathBuf),
+    /// A folder that does not exist yet, or is empty: built beside its place, then renamed.
+    NewFolder {
+        target: PathBuf,
+        staging: TempDir,
+    },
+    /// A folder with files, some of which are replaced.
+    OldFolder(PathBuf),
+}
+
+impl Destination {
+    /// Decides on file or folder, and refuses early what would fail at the end.
+    ///
+    /// # Errors
+    /// The output exists and `replace` is not set, or it cannot be what it is asked to be.
+    pub fn new(input: &Path, checkpoint: &Checkpoint, output: &Path, replace: bool) -> Result<Self, Error> {
+        let is_index = output.extension().is_some_and(|extension| extension == "json");
+        let names_file =
+            output.extension().is_some_and(|extension| extension == "safetensors") && !output.is_dir();
+        if checkpoint.is_sharded() && names_file {
+            return Err(Error::usage(
+                format!("{}: the input has several shards, the output must be a folder", output.display()),
+                format!("-o {}", output.with_extension("").display()),
+            ));
+        }
+        if is_index && !checkpoint.is_sharded() {
+            return Err(Error::usage(
+                format!("{}: the input has no index, the output needs none", output.display()),
+                format!("-o {}", output.with_file_name(SINGLE).display()),
+            ));
+        }
+        let folder = checkpoint.is_sharded() || output.is_dir() || (input.is_dir() && !names_file);
+        let form = if !folder {
+            check_free(output, replace)?;
+            Form::File(output.to_owned())
+        } else {
+            folder_form(if is_index { folder_of(output) } else { output }, replace)?
+        };
+        Ok(Self { form, replace, pending: Vec::new() })
+    }
+
+    /// The path as the user will see it.
+    pub fn shown(&self) -> &Path {
+        match &self.form {
+            Form::File(path) | Form::OldFolder(path) | Form::NewFolder { target: path, .. } => path,
+        }
+    }
+
+    /// Where a file of this name is built.
+    fn place(&self, name: &str) -> PathBuf {
+        match &self.form {
+            Form::File(path) => path.clone(),
+            Form::NewFolder { staging, .. } => staging.path().join(name),
+            Form::OldFolder(folder) => folder.join(name),
+        }
+    }
+
+    /// The name by which messages call a file of this output.
+    pub fn name_of(&self, shard: &str) -> PathBuf {
+        match &self.form {
+            Form::File(path) => path.clone(),
+            Form::NewFolder { target, .. } | Form::OldFolder(target) => target.join(shard),
+        }
+    }
+
+    /// Begins the shard called `name` (which a single file's own name overrides).
+    ///
+    /// # Errors
+    /// It cannot be created.
+    pub fn shard(&self, name: &str, layout: Layout) -> Result<Writer<AtomicFile>, Error> {
+        let storage = AtomicFile::create(&self.place(name), self.replace)?;
+        Ok(Writer::new(storage, &self.name_of(name), layout)?)
+    }
+
+    /// Takes a complete file; it gets its name on commit.
+    pub fn keep(&mut self, file: AtomicFile) {
+        self.pending.push(file);
+    }
+
+    /// Adds a small text file to a folder.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn text(&mut self, name: &str, text: &str) -> Result<(), Error> {
+        let place = match &self.form {
+            Form::File(path) => folder_of(path).join(name),
+            _ => self.place(name),
+        };
+        let mut file = AtomicFile::create(&place, self.replace)?;
+        file.write_all_at(text.as_bytes(), 0)
+            .map_err(|source| CheckpointError::file(&place, Defect::Io { action: "write", source }))?;
+        self.keep(file);
+        Ok(())
+    }
+
+    /// Copies the input's `config.json`, changed, if there is one and it does not take the place of another.
+    /// Returns what to tell the user if it was left out.
+    ///
+    /// # Errors
+    /// It cannot be read, is no JSON, or cannot be written.
+    pub fn config(&mut self, input_folder: &Path, change: &Change) -> Result<Option<String>, Error> {
+        let source = input_folder.join(CONFIG);
+        let text = match std::fs::read_to_string(&source) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::file(&source, "read")(error)),
+        };
+        let text = config::rewrite(&source, &text, change)?;
+        if let Form::File(path) = &self.form {
+            let place = folder_of(path).join(CONFIG);
+            if same_folder(input_folder, folder_of(path)) {
+                return Ok(Some(format!("{} belongs to the input and was left as it is", place.display())));
+            }
+            if !self.replace && place.exists() {
+                return Ok(Some(format!("{} exists and was left as it is", place.display())));
+            }
+        }
+        self.text(CONFIG, &text)?;
+        Ok(None)
+    }
+
+    /// Gives every file its name, in the order in which they were kept.
+    ///
+    /// # Errors
+    /// A file cannot be made durable or renamed.
+    pub fn commit(self) -> Result<(), Error> {
+        for file in self.pending {
+            file.commit()?;
+        }
+        if let Form::NewFolder { target, staging } = self.form {
+            let renamed = || {
+                // An empty folder may be in the way, which not every system renames over.
+                match std::fs::remove_dir(&target) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+                std::fs::rename(staging.path(), &target)
+            };
+            renamed().map_err(|source| {
+                let defect = match source.kind() {
+                    io::ErrorKind::DirectoryNotEmpty => Defect::OutputExists,
+                    _ => Defect::Io { action: "rename the finished folder", source },
+                };
+                CheckpointError::file(&target, defect)
+            })?;
+            // Its name has gone, so there is nothing left to remove.
+            let _ = staging.keep();
+            sync_folder(folder_of(&target));
+        }
+        Ok(())
+    }
+}
+
+fn folder_form(target: &Path, replace: bool) -> Result<Form, CheckpointError> {
+    let fail = |defect| CheckpointError::file(target, defect);
+    let io = |action| move |source| fail(Defect::Io { action, source });
+    match std::fs::read_dir(target) {
+        Ok(mut entries) => {
+            if entries.next().is_some() {
+                return if replace {
+                    Ok(Form::OldFolder(target.to_owned()))
+                } else {
+                    Err(fail(Defect::OutputExists))
+                };
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Err(fail(Defect::OutputExists)),
+        Err(source) => return Err(fail(Defect::Io { action: "open the folder", source })),
+    }
+    let mut prefix = std::ffi::OsString::from(".");
+    prefix.push(target.file_name().unwrap_or_default());
+    prefix.push(".");
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix).suffix(".tmp");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o777));
+    }
+    let staging = builder.tempdir_in(folder_of(target)).map_err(io("create the folder"))?;
+    Ok(Form::NewFolder { target: target.to_owned(), staging })
+}
+
+fn same_folder(a: &Path, b: &Path) -> bool {
+    match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => a == b,
+    }
+}

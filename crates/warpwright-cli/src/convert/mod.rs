@@ -1,0 +1,50 @@
+//! Checkpoint to checkpoint: the engines of `quantize` and `dequantize`.
+//!
+//! Tensors pass through in chunks of whole groups, so the memory needed does not grow with the model.
+
+pub mod config;
+pub mod dequantise;
+pub mod destination;
+pub mod device;
+pub mod floats;
+pub mod kernels;
+pub mod measure;
+pub mod quantise;
+pub mod verify;
+
+/// Elements that are in flight at a time, unless a single group is larger.
+pub const CHUNK: u64 = 4 << 20;
+
+/// How a tensor is cut into chunks: whole groups, and an even number of elements in all but the last, so that no byte
+/// of codes is shared between two chunks.
+pub fn chunks(elements: u64, group_size: u64, wanted: u64) -> impl Iterator<Item = std::ops::Range<u64>> {
+    let unit = group_size.saturating_mul(if group_size.is_multiple_of(2) { 1 } else { 2 }).max(1);
+    let length = (wanted / unit).max(1).saturating_mul(unit);
+    let mut start = 0u64;
+    std::iter::from_fn(move || {
+        (start < elements).then(|| {
+            let end = start.saturating_add(length).min(elements);
+            std::mem::replace(&mut start, end)..end
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_whole_groups_and_even() {
+        let cut = |n, group, wanted| chunks(n, group, wanted).collect::<Vec<_>>();
+        assert_eq!(cut(10, 4, 4), [0..4, 4..8, 8..10]);
+        assert_eq!(cut(10, 3, 4), [0..6, 6..10]);
+        assert_eq!(cut(10, 3, 1), [0..6, 6..10]);
+        assert_eq!(cut(10, u64::MAX, 4), [0..10]);
+        assert_eq!(cut(0, 4, 4), []);
+        assert_eq!(cut(u64::MAX, 1 << 62, 1).len(), 4);
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod conversion;
