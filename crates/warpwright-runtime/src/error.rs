@@ -1,5 +1,6 @@
 //! What can go wrong, as data.
 
+use warpwright_ptx::kernel::KernelError;
 use warpwright_ptx::{ArgError, DType, PtxVersion, Target};
 
 use crate::device::DeviceId;
@@ -76,26 +77,34 @@ pub enum Error {
         sm: u32,
     },
     /// The emulator could not load a kernel.
-    #[error("the emulator could not load kernel `{kernel}`:\n{diagnostics}")]
+    #[error("the emulator could not load kernel `{kernel}`: {source}")]
     Load {
         /// The kernel.
         kernel: String,
-        /// What it says, one line each.
-        diagnostics: String,
+        /// What it objects to.
+        source: Box<warpwright_emu::LoadError>,
     },
+    /// A module is no kernel.
+    #[error(transparent)]
+    Kernel(Box<KernelError>),
     /// A kernel failed on the GPU in a way that costs the process this device.
     #[error("{0}")]
     Fault(Box<Fault>),
     /// The emulator found a defect while a kernel ran.
     #[error("{0}")]
     Sanitizer(Box<SanitizerFailure>),
-    /// The emulator stopped a kernel before its end (deadlock, step limit, trap).
-    #[error("kernel `{kernel}` stopped on the emulator: {reason}")]
-    Stopped {
-        /// The kernel.
-        kernel: String,
-        /// Why.
-        reason: String,
+    /// The emulator ended a kernel before its threads were done (trap, deadlock, step limit), or could not start it.
+    #[error(transparent)]
+    Emulator(Box<warpwright_emu::LaunchError>),
+    /// The host accessed memory of the emulator that is not allocated: an address through one of the raw doors.
+    #[error("{call} on {device}: {source}")]
+    HostAccess {
+        /// The call.
+        call: &'static str,
+        /// The device.
+        device: DeviceId,
+        /// What the emulator says.
+        source: warpwright_emu::MemoryError,
     },
     /// Device memory is used up.
     #[error("out of memory on {device}: {requested} bytes requested, {free} of {total} free")]
@@ -262,6 +271,12 @@ pub enum Error {
         /// The device.
         device: DeviceId,
     },
+}
+
+impl From<KernelError> for Error {
+    fn from(error: KernelError) -> Self {
+        Self::Kernel(Box::new(error))
+    }
 }
 
 /// Why a launch was refused before it reached the driver.

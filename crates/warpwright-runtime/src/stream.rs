@@ -114,7 +114,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Launch`], [`Error::Arguments`], [`Error::WrongDevice`]; those of [`Device::load`]; on the emulator also
-    /// [`Error::Sanitizer`] and [`Error::Stopped`].
+    /// [`Error::Sanitizer`] and [`Error::Emulator`].
     pub fn launch(&self, step: &LaunchStep, bindings: &[Binding]) -> Result<()> {
         step.prepared(&self.device)?.enqueue(self, bindings)
     }

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering as AtomicOrdering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use warpwright_emu::report::Severity;
 use warpwright_emu::{
-    Counters, Finding, LaunchConfig, Memory, MemoryError, Options, Program, Severity, launch as emulate,
+    Counters, Finding, LaunchConfig, LaunchError, Memory, MemoryError, Options, Program, launch as emulate,
 };
 use warpwright_ptx::SourceLoc;
 use warpwright_ptx::kernel::Kernel;
@@ -106,10 +107,10 @@ impl EmulatorBackend {
         match step {
             Step::Launch { function, config, params } => self.run_kernel(function, config, params),
             Step::Copy { target, source, bytes } => {
-                self.memory.copy(*target, *source, *bytes).map_err(|e| self.memory_error(&e, "copy"))
+                self.memory.copy(*target, *source, *bytes).map_err(|e| self.memory_error(e, "copy"))
             }
             Step::Fill { target, value, bytes } => {
-                self.memory.fill(*target, *value, *bytes).map_err(|e| self.memory_error(&e, "fill"))
+                self.memory.fill(*target, *value, *bytes).map_err(|e| self.memory_error(e, "fill"))
             }
             Step::Event => Ok(()),
         }
@@ -127,14 +128,25 @@ impl EmulatorBackend {
             ..Options::default()
         };
         let kernel = &function.kernel;
-        let report = emulate(&function.program, kernel.name(), config, params, &self.memory, &options)
-            .map_err(|e| Error::Stopped { kernel: kernel.name().to_owned(), reason: e.to_string() })?;
+        let outcome = emulate(&function.program, kernel.name(), config, params, &self.memory, &options);
+        let (report, stopped) = match outcome {
+            Ok(report) => (report, None),
+            Err(LaunchError::Fault { kernel, fault, mut report }) => {
+                let found = std::mem::take(&mut *report);
+                (found, Some(LaunchError::Fault { kernel, fault, report }))
+            }
+            Err(error) => return Err(Error::Emulator(Box::new(error))),
+        };
         if c.counters {
             *self.counters.lock().unwrap_or_else(PoisonError::into_inner) += &report.counters;
         }
         let failure = self.failure(kernel, &report.findings);
         self.findings.lock().unwrap_or_else(PoisonError::into_inner).extend(report.findings);
-        failure.map_or(Ok(()), Err)
+        match (failure, stopped) {
+            (Some(error), _) => Err(error),
+            (None, Some(stopped)) => Err(Error::Emulator(Box::new(stopped))),
+            (None, None) => Ok(()),
+        }
     }
 
     fn failure(&self, kernel: &Kernel, findings: &[Finding]) -> Option<Error> {
@@ -151,15 +163,9 @@ impl EmulatorBackend {
         })))
     }
 
-    /// Ranges are checked against the buffers before they come here, so this is memory that was freed or never was:
-    /// an address through one of the raw doors.
-    fn memory_error(&self, error: &MemoryError, call: &'static str) -> Error {
-        Error::Driver {
-            code: 0,
-            name: "EMULATED_MEMORY".to_owned(),
-            description: format!("{error} on {}", self.properties.id),
-            call,
-        }
+    /// Ranges are checked against the buffers before they come here.
+    fn memory_error(&self, source: MemoryError, call: &'static str) -> Error {
+        Error::HostAccess { call, device: self.properties.id, source }
     }
 }
 
@@ -201,7 +207,7 @@ impl Backend for EmulatorBackend {
 
     fn load(&self, kernel: &Kernel, _disk: Option<&DiskCache>) -> Result<LoadedFunction> {
         let program = Program::load(kernel.text())
-            .map_err(|e| Error::Load { kernel: kernel.name().to_owned(), diagnostics: e.to_string() })?;
+            .map_err(|e| Error::Load { kernel: kernel.name().to_owned(), source: Box::new(e) })?;
         let info = KernelInfo {
             shared_bytes: static_shared_bytes(kernel.module(), kernel.function()),
             max_threads: self.properties.max_threads,
@@ -260,11 +266,11 @@ impl Backend for EmulatorBackend {
     }
 
     fn copy_to_device(&self, _stream: &StreamHandle, target: u64, source: &[u8]) -> Result<()> {
-        self.memory.write(target, source).map_err(|e| self.memory_error(&e, "copy_to_device"))
+        self.memory.write(target, source).map_err(|e| self.memory_error(e, "copy_to_device"))
     }
 
     fn copy_to_host(&self, _stream: &StreamHandle, target: &mut [u8], source: u64) -> Result<()> {
-        self.memory.read(source, target).map_err(|e| self.memory_error(&e, "copy_to_host"))
+        self.memory.read(source, target).map_err(|e| self.memory_error(e, "copy_to_host"))
     }
 
     fn copy_on_device(&self, stream: &StreamHandle, target: u64, source: u64, bytes: u64) -> Result<()> {
