@@ -39,6 +39,7 @@ mod explain;
 mod shadow;
 mod sync;
 
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering as Atomic};
 
@@ -48,7 +49,7 @@ use crate::report::Findings;
 use clock::Variables;
 use explain::Conflict;
 pub use shadow::Shadow;
-use shadow::{Id, Lanes, Page, Record, SECTOR};
+use shadow::{Id, Lanes, PAGE, Page, Record, SECTOR};
 use sync::Clocks;
 pub use sync::Participant;
 
@@ -234,10 +235,7 @@ impl<'a> BlockRaces<'a> {
 
     /// `lanes` neighbouring lanes from `first_lane` on access consecutive elements from `offset` on.
     #[inline]
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "one warp access is this many facts, and a struct would be built in the hot loop"
-    )]
+    #[allow(clippy::too_many_arguments, reason = "the facts of one warp access")]
     pub fn contiguous(
         &mut self,
         shadow: &Shadow,
@@ -249,56 +247,69 @@ impl<'a> BlockRaces<'a> {
         same: SameValue<'_>,
     ) {
         let (id, size) = (self.id(access), access.bytes.trailing_zeros());
-        let end = offset + (u64::from(lanes) << size);
-        let write = access.kind != AccessKind::Read;
-        let mut at = offset;
-        while at < end {
-            let page_end = (at / shadow::PAGE + 1) * shadow::PAGE;
-            let stop = end.min(page_end);
-            let Some(page) = shadow.page(at, self.launch.generation, self.launch.exclusive) else { return };
-            while at < stop {
-                let sector_start = at & !(SECTOR - 1);
-                let sector = page.sector((sector_start / SECTOR) as usize);
-                let next = (sector_start + SECTOR).min(stop);
-                if next - at == SECTOR {
-                    let lane = first_lane + ((at - offset) >> size) as u32;
-                    let pattern = Lanes::new(lane, size, 15, access.pc);
-                    let done = if sector.is_split() {
-                        false
-                    } else if write {
-                        self.quick_write(sector, shadow, id, pattern)
-                    } else {
-                        self.quick_read(sector, shadow, id, pattern)
-                    };
-                    if !done {
-                        let mut slow = Slow {
-                            races: self,
-                            shadow,
-                            page: &page,
-                            access,
-                            id,
-                            findings,
-                            same,
-                            offsets: None,
-                            mask: u32::MAX,
-                        };
-                        slow.whole_sector(sector, at, pattern);
-                    }
+        let bytes = u64::from(lanes) << size;
+        let mut done = 0;
+        if (offset | bytes) % SECTOR == 0 && offset % PAGE + bytes <= PAGE {
+            let Some(page) = shadow.page(offset, self.launch.generation, self.launch.exclusive) else {
+                return;
+            };
+            let lo = if shadow.is_shared() { self.block_lo } else { self.launch_lo };
+            let mut at = Lanes::new(first_lane, size, 15, access.pc);
+            for sector in page.sectors(offset, bytes) {
+                let quick = if access.kind == AccessKind::Read {
+                    self.quick_read(sector, lo, id, at)
                 } else {
-                    let mut slow = Slow {
-                        races: self,
-                        shadow,
-                        page: &page,
-                        access,
-                        id,
-                        findings,
-                        same,
-                        offsets: None,
-                        mask: u32::MAX,
-                    };
-                    let lane_of = |byte: u64| {
-                        first_lane.wrapping_add(((byte.wrapping_sub(offset) as i64) >> size) as u32)
-                    };
+                    self.quick_write(sector, lo, id, at)
+                };
+                if !quick {
+                    break;
+                }
+                at = at.next_sector(size);
+                done += SECTOR;
+            }
+            if done == bytes {
+                return;
+            }
+        }
+        let first_lane = first_lane + (done >> size) as u32;
+        self.sector_by_sector(shadow, offset + done..offset + bytes, first_lane, access, findings, same);
+    }
+
+    /// The part of a contiguous access that is not whole sectors, or that met something.
+    #[inline(never)]
+    fn sector_by_sector(
+        &mut self,
+        shadow: &Shadow,
+        range: Range<u64>,
+        first_lane: u32,
+        access: Access,
+        findings: &mut Findings,
+        same: SameValue<'_>,
+    ) {
+        let (id, size) = (self.id(access), access.bytes.trailing_zeros());
+        let lane_of =
+            |byte: u64| first_lane.wrapping_add(((byte.wrapping_sub(range.start) as i64) >> size) as u32);
+        let mut at = range.start;
+        while at < range.end {
+            let Some(page) = shadow.page(at, self.launch.generation, self.launch.exclusive) else { return };
+            let stop = range.end.min((at / PAGE + 1) * PAGE);
+            let mut slow = Slow {
+                races: self,
+                shadow,
+                page: &page,
+                access,
+                id,
+                findings,
+                same,
+                offsets: None,
+                mask: u32::MAX,
+            };
+            while at < stop {
+                let sector = page.sector(at);
+                let next = ((at / SECTOR + 1) * SECTOR).min(stop);
+                if next - at == SECTOR {
+                    slow.whole_sector(sector, at, Lanes::new(lane_of(at), size, 15, access.pc));
+                } else {
                     slow.part(sector, at, next, size, lane_of);
                 }
                 at = next;
@@ -307,6 +318,7 @@ impl<'a> BlockRaces<'a> {
     }
 
     /// The lanes of `mask` all access the same element at `offset`.
+    #[inline]
     pub fn uniform(
         &mut self,
         shadow: &Shadow,
@@ -319,13 +331,12 @@ impl<'a> BlockRaces<'a> {
         let Some(page) = shadow.page(offset, self.launch.generation, self.launch.exclusive) else { return };
         let id = self.id(access);
         let lane = mask.trailing_zeros();
-        let sector = page.sector((offset / SECTOR) as usize);
         let mut slow =
             Slow { races: self, shadow, page: &page, access, id, findings, same, offsets: None, mask };
         if access.kind == AccessKind::Write && mask.count_ones() > 1 {
             slow.one_instruction(offset, mask);
         }
-        slow.element(sector, offset, lane, mask.count_ones() > 1);
+        slow.element(page.sector(offset), offset, lane, mask.count_ones() > 1);
     }
 
     /// The lanes of `mask` access elements at any offsets.
@@ -341,17 +352,25 @@ impl<'a> BlockRaces<'a> {
         let id = self.id(access);
         let mut rest = mask;
         while rest != 0 {
-            let lane = rest.trailing_zeros();
-            rest &= rest - 1;
-            let offset = offsets[lane as usize];
-            let Some(page) = shadow.page(offset, self.launch.generation, self.launch.exclusive) else {
+            let number = offsets[rest.trailing_zeros() as usize] / PAGE;
+            let page = shadow.page(number * PAGE, self.launch.generation, self.launch.exclusive);
+            let Some(page) = page else {
+                rest &= rest - 1;
                 continue;
             };
-            let sector = page.sector((offset / SECTOR) as usize);
+            let races = &*self;
             let offsets = Some(offsets);
-            let mut slow =
-                Slow { races: self, shadow, page: &page, access, id, findings, same, offsets, mask };
-            slow.element(sector, offset, lane, false);
+            let mut slow = Slow { races, shadow, page: &page, access, id, findings, same, offsets, mask };
+            // As many lanes as follow each other in one page.
+            while rest != 0 {
+                let lane = rest.trailing_zeros();
+                let offset = offsets.map_or(0, |o| o[lane as usize]);
+                if offset / PAGE != number {
+                    break;
+                }
+                rest &= rest - 1;
+                slow.element(page.sector(offset), offset, lane, false);
+            }
         }
     }
 
@@ -369,42 +388,57 @@ impl<'a> BlockRaces<'a> {
         id.0 < lo || id.0.wrapping_sub(self.block_lo) < self.ordered
     }
 
+    /// Whether an access that is not of an earlier launch or block is ordered, or of the very lanes that access now.
     #[inline(always)]
-    fn no_conflict(&self, (prev, prev_at): (Id, Lanes), id: Id, at: Lanes, shared: bool) -> bool {
-        self.long_ago(prev, shared) || (prev.same_warp(id) && prev_at.same_lanes(at))
+    fn no_conflict(&self, (prev, prev_at): (Id, Lanes), id: Id, at: Lanes) -> bool {
+        prev.0.wrapping_sub(self.block_lo) < self.ordered || (prev.same_warp(id) && prev_at.same_lanes(at))
     }
 
-    /// Reads a sector in a pattern; `false` if that takes a closer look, and then nothing has changed.
+    /// Reads a sector or word in a pattern; `false` if that takes a closer look, and then nothing has changed. Ids below
+    /// `lo` are long ago.
     #[inline(always)]
-    fn quick_read(&self, sector: &Record, shadow: &Shadow, id: Id, at: Lanes) -> bool {
-        let shared = shadow.is_shared();
-        if !self.no_conflict(sector.write(), id, at, shared) {
+    fn quick_read(&self, record: &Record, lo: u64, id: Id, at: Lanes) -> bool {
+        let write = record.write_id();
+        if write.0 >= lo && !self.no_conflict(record.write(), id, at) {
             return false;
         }
-        for slot in 0..2 {
-            let (prev, prev_at) = sector.read(slot);
-            if self.no_conflict((prev, prev_at), id, at, shared) {
-                if prev != id || prev_at != at {
-                    sector.set_read(slot, id, at);
-                }
+        let read = record.read_id(0);
+        if read.0 >= lo {
+            if read == id && record.read(0).1 == at {
                 return true;
             }
+            if !self.no_conflict(record.read(0), id, at) {
+                let second = record.read(1);
+                let free = second.0.0 < lo || self.no_conflict(second, id, at);
+                if free && second != (id, at) {
+                    record.set_read(1, id, at);
+                }
+                return free;
+            }
         }
-        false
+        record.set_read(0, id, at);
+        true
     }
 
     /// The same for a write.
     #[inline(always)]
-    fn quick_write(&self, sector: &Record, shadow: &Shadow, id: Id, at: Lanes) -> bool {
-        let shared = shadow.is_shared();
-        let clear = self.no_conflict(sector.write(), id, at, shared)
-            && self.no_conflict(sector.read(0), id, at, shared)
-            && self.no_conflict(sector.read(1), id, at, shared);
-        if clear {
-            sector.set_write(id, at);
-            sector.clear_reads();
+    fn quick_write(&self, record: &Record, lo: u64, id: Id, at: Lanes) -> bool {
+        let newest = record.write_id().max(record.read_id(0)).max(record.read_id(1));
+        if newest.0 >= lo
+            && !(self.quiet(record.write(), lo, id, at)
+                && self.quiet(record.read(0), lo, id, at)
+                && self.quiet(record.read(1), lo, id, at))
+        {
+            return false;
         }
-        clear
+        record.set_write(id, at);
+        record.clear_reads();
+        true
+    }
+
+    #[inline(always)]
+    fn quiet(&self, earlier: (Id, Lanes), lo: u64, id: Id, at: Lanes) -> bool {
+        earlier.0.0 < lo || self.no_conflict(earlier, id, at)
     }
 
     /// Which lanes of an earlier access are not ordered before lanes `mine` of `warp`.
@@ -441,15 +475,8 @@ struct Slow<'s, 'a> {
 impl Slow<'_, '_> {
     /// An access that covers a sector in a pattern.
     fn whole_sector(&mut self, sector: &Record, offset: u64, at: Lanes) {
-        if sector.is_split() && self.join(sector) {
-            let quick = if self.writes() {
-                self.races.quick_write(sector, self.shadow, self.id, at)
-            } else {
-                self.races.quick_read(sector, self.shadow, self.id, at)
-            };
-            if quick {
-                return;
-            }
+        if sector.is_split() && self.may_join(sector) {
+            sector.clear();
         }
         if !sector.is_split() {
             if let Outcome::Done = self.record(sector, at, None) {
@@ -458,29 +485,35 @@ impl Slow<'_, '_> {
         }
         let Some(words) = self.page.split(sector) else { return };
         for (index, word) in (0u32..).zip(words) {
-            self.record(word, at.word(index), Some(offset + 4 * u64::from(index)));
+            self.word(word, at.word(index), offset + 4 * u64::from(index));
         }
     }
 
-    /// Joins a split sector if its words know nothing that still matters.
-    fn join(&self, sector: &Record) -> bool {
-        let Some(words) = self.page.words(sector) else { return false };
+    /// Whether the words of a split sector know nothing that still matters.
+    fn may_join(&self, sector: &Record) -> bool {
+        let Some(words) = self.page.words(sector) else { return true };
         let shared = self.shadow.is_shared();
         let writes = self.writes();
-        // Barriers of this block order its own accesses for itself; in global memory another block may still race.
-        let forgotten =
-            |id: Id| self.races.long_ago(id, shared) && (shared || writes || id.block() != self.races.block);
-        let all = words.iter().all(|word| {
-            forgotten(word.write().0)
-                && self.races.long_ago(word.read(0).0, shared)
-                && self.races.long_ago(word.read(1).0, shared)
-        });
-        if all {
-            sector.set_write(Id::NONE, Lanes(0));
-            sector.clear_reads();
-            self.page.join(sector);
+        let old = |id: Id| self.races.long_ago(id, shared);
+        // Barriers of this block order its own writes for itself; in global memory another block may still read them.
+        let forgotten = |id: Id| old(id) && (shared || writes || id.block() != self.races.block);
+        words.iter().all(|word| forgotten(word.write_id()) && old(word.read_id(0)) && old(word.read_id(1)))
+    }
+
+    /// One word: the common cases at once, everything else with a closer look.
+    #[inline]
+    fn word(&mut self, word: &Record, at: Lanes, offset: u64) {
+        let lo = if self.shadow.is_shared() { self.races.block_lo } else { self.races.launch_lo };
+        let whole = at.mask() == 15 && !at.is_several();
+        let quick = whole
+            && if self.writes() {
+                self.races.quick_write(word, lo, self.id, at)
+            } else {
+                self.races.quick_read(word, lo, self.id, at)
+            };
+        if !quick {
+            self.record(word, at, Some(offset));
         }
-        all
     }
 
     /// Neighbouring lanes that touch a part of a sector.
@@ -492,7 +525,7 @@ impl Slow<'_, '_> {
             let end = (start + 4).min(to);
             let mask = (15 << (at - start)) & (15 >> (start + 4 - end));
             let lanes = Lanes::new(lane_of(start), size.min(2), mask, self.access.pc);
-            self.record(&words[(start / 4 % 8) as usize], lanes, Some(start));
+            self.word(&words[(start / 4 % 8) as usize], lanes, start);
             at = end;
         }
     }
@@ -510,7 +543,7 @@ impl Slow<'_, '_> {
             let mask = (15 << (at - start)) & (15 >> (start + 4 - end));
             let lanes = Lanes::new(lane, 2, mask, self.access.pc);
             let lanes = if several { lanes.several() } else { lanes };
-            self.record(&words[(start / 4 % 8) as usize], lanes, Some(start));
+            self.word(&words[(start / 4 % 8) as usize], lanes, start);
             at = end;
         }
     }

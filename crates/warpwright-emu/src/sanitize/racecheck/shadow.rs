@@ -11,8 +11,8 @@
 //!
 //! All fields are relaxed atomics. Workers that share a page hold its lock; a launch with one worker skips the lock.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::report::Space;
 
@@ -32,6 +32,8 @@ pub(super) struct Id(pub(super) u64);
 
 impl Id {
     pub(super) const NONE: Self = Self(0);
+    /// The writer of a sector that is split into words: matches nothing and is never long ago.
+    const SPLIT: Self = Self(u64::MAX);
     pub(super) const TICK_BITS: u32 = 24;
 
     #[inline(always)]
@@ -99,6 +101,12 @@ impl Lanes {
     pub(super) const fn new(lane: u32, size: u32, mask: u32, pc: u32) -> Self {
         let pc = if pc < Self::PC_UNKNOWN { pc } else { Self::PC_UNKNOWN };
         Self((lane & 31) | size << 5 | mask << 8 | pc << 13)
+    }
+
+    /// The pattern of the next sector.
+    #[inline(always)]
+    pub(super) const fn next_sector(self, size: u32) -> Self {
+        Self((self.0 & !31) | ((self.0 + (32 >> size)) & 31))
     }
 
     /// Several lanes touch the same bytes.
@@ -176,16 +184,24 @@ pub(super) struct Record {
     reads: [AtomicU64; 2],
     write_at: AtomicU32,
     reads_at: [AtomicU32; 2],
-    /// Of a sector: 1 + index of its word records, or'ed with [`Record::SPLIT`] while they are in use.
+    /// Of a sector: 1 + index of its word records if it was ever split.
     words: AtomicU32,
 }
 
 impl Record {
-    const SPLIT: u32 = 1 << 31;
-
     #[inline(always)]
     pub(super) fn write(&self) -> (Id, Lanes) {
         (Id(self.write.load(Ordering::Relaxed)), Lanes(self.write_at.load(Ordering::Relaxed)))
+    }
+
+    #[inline(always)]
+    pub(super) fn write_id(&self) -> Id {
+        Id(self.write.load(Ordering::Relaxed))
+    }
+
+    #[inline(always)]
+    pub(super) fn read_id(&self, slot: usize) -> Id {
+        Id(self.reads[slot].load(Ordering::Relaxed))
     }
 
     #[inline(always)]
@@ -216,10 +232,11 @@ impl Record {
 
     #[inline(always)]
     pub(super) fn is_split(&self) -> bool {
-        self.words.load(Ordering::Relaxed) & Self::SPLIT != 0
+        self.write.load(Ordering::Relaxed) == Id::SPLIT.0
     }
 
-    fn clear(&self) {
+    /// Forgets everything; a split sector is whole again.
+    pub(super) fn clear(&self) {
         self.set_write(Id::NONE, Lanes(0));
         self.clear_reads();
     }
@@ -231,49 +248,55 @@ type WordGroup = [[Record; 8]; GROUP];
 #[derive(Debug)]
 pub(super) struct Page {
     locked: AtomicBool,
-    generation: AtomicU32,
     sectors: [Record; PAGE_SECTORS],
     words_used: AtomicU32,
     words: [OnceLock<Box<WordGroup>>; PAGE_SECTORS / GROUP],
 }
 
 impl Page {
-    fn new(generation: u32) -> Self {
+    fn new() -> Self {
         Self {
             locked: AtomicBool::new(false),
-            generation: AtomicU32::new(generation),
             sectors: std::array::from_fn(|_| Record::default()),
             words_used: AtomicU32::new(0),
             words: Default::default(),
         }
     }
 
+    /// The sector that holds byte `offset` of the shadow.
     #[inline(always)]
-    pub(super) fn sector(&self, index: usize) -> &Record {
-        &self.sectors[index % PAGE_SECTORS]
+    pub(super) fn sector(&self, offset: u64) -> &Record {
+        &self.sectors[(offset / SECTOR) as usize % PAGE_SECTORS]
     }
 
-    /// The word records of a split sector.
+    /// The sectors of `bytes` bytes from `offset` on, whole sectors that end in the page.
+    #[inline(always)]
+    pub(super) fn sectors(&self, offset: u64, bytes: u64) -> &[Record] {
+        let first = (offset / SECTOR) as usize % PAGE_SECTORS;
+        self.sectors.get(first..first + (bytes / SECTOR) as usize).unwrap_or_default()
+    }
+
+    /// The word records of a sector that is or was split.
+    #[inline(always)]
     pub(super) fn words(&self, sector: &Record) -> Option<&[Record; 8]> {
-        let index = (sector.words.load(Ordering::Relaxed) & !Record::SPLIT).checked_sub(1)? as usize;
-        Some(&self.words[index / GROUP].get()?[index % GROUP])
+        let index = sector.words.load(Ordering::Relaxed).checked_sub(1)? as usize;
+        Some(&self.words.get(index / GROUP)?.get()?[index % GROUP])
     }
 
     /// Splits a sector into words that start with what the sector knows.
     pub(super) fn split(&self, sector: &Record) -> Option<&[Record; 8]> {
-        let mut number = sector.words.load(Ordering::Relaxed);
-        if number & Record::SPLIT != 0 {
+        if sector.is_split() {
             return self.words(sector);
         }
-        if number == 0 {
-            number = self.words_used.load(Ordering::Relaxed) + 1;
+        if sector.words.load(Ordering::Relaxed) == 0 {
+            let number = self.words_used.load(Ordering::Relaxed) + 1;
             self.words_used.store(number, Ordering::Relaxed);
             let group = (number as usize - 1) / GROUP;
             self.words.get(group)?.get_or_init(|| {
                 Box::new(std::array::from_fn(|_| std::array::from_fn(|_| Record::default())))
             });
+            sector.words.store(number, Ordering::Relaxed);
         }
-        sector.words.store(number | Record::SPLIT, Ordering::Relaxed);
         let words = self.words(sector)?;
         let (write, write_at) = sector.write();
         let reads = [sector.read(0), sector.read(1)];
@@ -283,22 +306,8 @@ impl Page {
                 word.set_read(slot, id, at.word(index));
             }
         }
+        sector.write.store(Id::SPLIT.0, Ordering::Relaxed);
         Some(words)
-    }
-
-    /// Joins a split sector; the caller sets its record.
-    pub(super) fn join(&self, sector: &Record) {
-        let number = sector.words.load(Ordering::Relaxed);
-        sector.words.store(number & !Record::SPLIT, Ordering::Relaxed);
-    }
-
-    #[cold]
-    fn forget(&self, generation: u32) {
-        for sector in &self.sectors {
-            self.join(sector);
-            sector.clear();
-        }
-        self.generation.store(generation, Ordering::Relaxed);
     }
 }
 
@@ -333,6 +342,9 @@ impl Drop for PageGuard<'_> {
 pub struct Shadow {
     base: u64,
     space: Space,
+    /// The [`RaceClock`](super::RaceClock)'s; another one makes everything here meaningless.
+    generation: AtomicU32,
+    renewing: Mutex<()>,
     pages: Box<[OnceLock<Box<Page>>]>,
 }
 
@@ -349,7 +361,13 @@ impl Shadow {
 
     fn new(base: u64, space: Space, bytes: u64) -> Self {
         let pages = usize::try_from(bytes.div_ceil(PAGE)).unwrap_or(usize::MAX / 64);
-        Self { base, space, pages: (0..pages).map(|_| OnceLock::new()).collect() }
+        Self {
+            base,
+            space,
+            generation: AtomicU32::new(0),
+            renewing: Mutex::new(()),
+            pages: (0..pages).map(|_| OnceLock::new()).collect(),
+        }
     }
 
     /// Which memory it watches.
@@ -370,10 +388,13 @@ impl Shadow {
     /// The page that holds `offset`; `None` past the end, which memcheck reports.
     #[inline(always)]
     pub(super) fn page(&self, offset: u64, generation: u32, exclusive: bool) -> Option<PageGuard<'_>> {
+        if self.generation.load(Ordering::Acquire) != generation {
+            self.renew(generation);
+        }
         let cell = self.pages.get(usize::try_from(offset / PAGE).ok()?)?;
         let page: &Page = match cell.get() {
             Some(page) => page,
-            None => new_page(cell, generation),
+            None => new_page(cell),
         };
         if !exclusive {
             while page.locked.swap(true, Ordering::Acquire) {
@@ -382,16 +403,26 @@ impl Shadow {
                 }
             }
         }
-        if page.generation.load(Ordering::Relaxed) != generation {
-            page.forget(generation);
-        }
         Some(PageGuard { page, locked: !exclusive })
+    }
+
+    /// Forgets everything, once per generation; other workers wait.
+    #[cold]
+    fn renew(&self, generation: u32) {
+        let _renewing = self.renewing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.generation.load(Ordering::Acquire) == generation {
+            return;
+        }
+        for page in self.pages.iter().filter_map(OnceLock::get) {
+            page.sectors.iter().for_each(Record::clear);
+        }
+        self.generation.store(generation, Ordering::Release);
     }
 }
 
 #[cold]
-fn new_page(cell: &OnceLock<Box<Page>>, generation: u32) -> &Page {
-    cell.get_or_init(|| Box::new(Page::new(generation)))
+fn new_page(cell: &OnceLock<Box<Page>>) -> &Page {
+    cell.get_or_init(|| Box::new(Page::new()))
 }
 
 #[cfg(test)]
@@ -432,7 +463,7 @@ mod tests {
     fn splitting_keeps_what_the_sector_knew() {
         let shadow = Shadow::shared(4096);
         let page = shadow.page(2048 + 64, 1, true).expect("inside");
-        let sector = page.sector(2);
+        let sector = page.sector(2048 + 64);
         sector.set_write(Id::new(1, 2, 3), Lanes::new(4, 2, 15, 5));
         sector.set_read(1, Id::new(1, 2, 4), Lanes::new(0, 4, 15, 6));
         let words = page.split(sector).expect("room");
@@ -440,7 +471,7 @@ mod tests {
         assert_eq!(words[3].write(), (Id::new(1, 2, 3), Lanes::new(7, 2, 15, 5)));
         assert_eq!(words[7].read(1), (Id::new(1, 2, 4), Lanes::new(1, 2, 15, 6)));
         assert_eq!(words[7].read(0).0, Id::NONE);
-        page.join(sector);
+        sector.clear();
         assert!(!sector.is_split());
     }
 
@@ -449,14 +480,15 @@ mod tests {
         let shadow = Shadow::global(0x1000, PAGE);
         {
             let page = shadow.page(0, 1, false).expect("inside");
-            for index in 0..PAGE_SECTORS {
-                assert!(page.split(page.sector(index)).is_some());
-                page.sector(index).set_write(Id::new(1, 1, 1), Lanes::new(0, 2, 15, 0));
+            for index in 0..PAGE_SECTORS as u64 {
+                assert!(page.split(page.sector(index * SECTOR)).is_some());
             }
+            page.sector(63 * SECTOR).clear();
+            page.sector(63 * SECTOR).set_write(Id::new(1, 1, 1), Lanes::new(0, 2, 15, 0));
         }
         let page = shadow.page(0, 2, false).expect("inside");
-        assert!(!page.sector(63).is_split());
-        assert_eq!(page.sector(63).write().0, Id::NONE);
+        assert!(!page.sector(62 * SECTOR).is_split());
+        assert_eq!(page.sector(63 * SECTOR).write().0, Id::NONE);
         assert!(shadow.page(PAGE, 2, false).is_none());
     }
 }
