@@ -19,15 +19,16 @@ const WARP: i64 = 32;
 const FULL_MASK: u32 = u32::MAX;
 
 pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
-    cx.each(|cx, instruction| constants(cx, &instruction.inst));
+    cx.each(|cx, instruction| constants(cx, facts, &instruction.inst));
     let function = cx.function;
-    let meets = function.blocks.iter().any(|b| b.instructions.iter().any(|i| waits(&i.inst).is_some()));
+    let meets =
+        function.blocks.iter().any(|b| b.instructions.iter().any(|i| waits(cx, facts, &i.inst).is_some()));
     if !meets {
         return;
     }
     let analysis = Divergence::new(cx, facts);
     cx.each(|cx, instruction| {
-        let Some(wait) = waits(&instruction.inst) else { return };
+        let Some(wait) = waits(cx, facts, &instruction.inst) else { return };
         let guard = instruction.guard.is_some_and(|g| analysis.register[g.reg.0 as usize]);
         let block = analysis.block[cx.block.0 as usize];
         if !guard && !block {
@@ -44,7 +45,7 @@ pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
 }
 
 /// V-CONV-3 and V-CONV-4.
-fn constants(cx: &mut Checker<'_>, inst: &Inst) {
+fn constants(cx: &mut Checker<'_>, facts: &Facts, inst: &Inst) {
     if let Inst::Barrier { id, count, .. } = inst {
         if let Operand::Imm(Imm::Int(n)) = *id
             && !(0..BARRIERS).contains(&n)
@@ -60,11 +61,24 @@ fn constants(cx: &mut Checker<'_>, inst: &Inst) {
             );
         }
     }
-    if let Some(Operand::Imm(Imm::Int(n))) = mask(inst) {
+    if mask(inst).and_then(|m| constant_mask(cx, facts, m)) == Some(0) {
+        cx.report(Rule::Conv4, "the lane mask names no lane".to_owned());
+    }
+}
+
+/// A mask that is written out, here or in the one `mov` that sets its register.
+fn constant_mask(cx: &Checker<'_>, facts: &Facts, mask: Operand) -> Option<u32> {
+    let value = match mask {
+        Operand::Reg(r) => match facts.single(cx, r)? {
+            Inst::Mov { src, .. } => *src,
+            _ => return None,
+        },
+        other => other,
+    };
+    match value {
         // Masks are written signed or unsigned; the low 32 bits count.
-        if n & i64::from(FULL_MASK) == 0 {
-            cx.report(Rule::Conv4, "the lane mask names no lane".to_owned());
-        }
+        Operand::Imm(Imm::Int(n)) => u32::try_from(n & i64::from(u32::MAX)).ok(),
+        _ => None,
     }
 }
 
@@ -91,14 +105,12 @@ enum Wait {
     SomeLanes,
 }
 
-fn waits(inst: &Inst) -> Option<Wait> {
+fn waits(cx: &Checker<'_>, facts: &Facts, inst: &Inst) -> Option<Wait> {
     if let Inst::Barrier { aligned, .. } = inst {
         return Some(if *aligned { Wait::Barrier } else { Wait::SomeLanes });
     }
-    mask(inst).map(|m| match m {
-        Operand::Imm(Imm::Int(n)) if n & i64::from(FULL_MASK) == i64::from(FULL_MASK) => Wait::Lanes,
-        _ => Wait::SomeLanes,
-    })
+    let full = |m| constant_mask(cx, facts, m) == Some(FULL_MASK);
+    mask(inst).map(|m| if full(m) { Wait::Lanes } else { Wait::SomeLanes })
 }
 
 /// What may differ between the lanes of a warp.
@@ -120,8 +132,11 @@ impl Divergence {
         let function = cx.function;
         let n = function.blocks.len();
         let mut this = Self { register: vec![false; function.registers.len()], block: vec![false; n] };
-        let waiting: Vec<bool> =
-            function.blocks.iter().map(|b| b.instructions.iter().any(|i| waits(&i.inst).is_some())).collect();
+        let waiting: Vec<bool> = function
+            .blocks
+            .iter()
+            .map(|b| b.instructions.iter().any(|i| waits(cx, facts, &i.inst).is_some()))
+            .collect();
         let reaches = reaches(cx, &waiting);
         let sources = Sources::new(cx);
         let mut split = vec![false; n];
@@ -173,6 +188,18 @@ impl Divergence {
             Inst::Binary {
                 op: BinaryOp::Shr, a: Operand::Reg(r), b: Operand::Imm(Imm::Int(5..)), ..
             } => self.register[r.0 as usize] && !sources.lane_number[r.0 as usize],
+            // Whole warps on either side of the bound.
+            Inst::Setp { cmp, combine: None, a: Operand::Reg(r), b: Operand::Imm(Imm::Int(n)), .. }
+                if sources.lane_number[r.0 as usize] && splits_at_warps(*cmp, *n) =>
+            {
+                false
+            }
+            // The number of the first lane of a warp.
+            Inst::Binary { op: BinaryOp::And, a: Operand::Reg(r), b: Operand::Imm(Imm::Int(n)), .. }
+                if sources.lane_number[r.0 as usize] && n % WARP == 0 =>
+            {
+                false
+            }
             Inst::Vote { .. }
             | Inst::Redux { .. }
             | Inst::Activemask { .. }
@@ -238,6 +265,15 @@ impl Divergence {
                 }
             }
         }
+    }
+}
+
+/// Whether all thread numbers of a warp compare alike with `n`.
+const fn splits_at_warps(cmp: CmpOp, n: i64) -> bool {
+    match cmp {
+        CmpOp::Lt | CmpOp::Lo | CmpOp::Ge | CmpOp::Hs => n % WARP == 0,
+        CmpOp::Le | CmpOp::Ls | CmpOp::Gt | CmpOp::Hi => n % WARP == WARP - 1,
+        _ => false,
     }
 }
 
