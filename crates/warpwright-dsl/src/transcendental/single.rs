@@ -1,15 +1,15 @@
 //! `f32` functions.
 //!
-//! The exponential unit computes `2^t` of an f32 `t`. What is lost when `x log2(e)` is rounded to `t` would cost up to 64
-//! ulp, so the rest `r` of the product is kept and multiplied in as `2^r = 1 + r ln 2`. For infinite `x` the rest is NaN;
-//! `min` and `max` replace it by a bound and leave the special value to the exponential itself.
+//! The hardware's `2^t` has an error of 2^-22.7, which is more than 2 ulp, so full precision takes a polynomial after range
+//! reduction; there are instructions to spare while memory is the limit. Where `2^t` is good enough but its argument is
+//! large, what the rounding of the argument lost is kept and multiplied in.
 
 use warpwright_ptx::{Modifiers, ScalarType, UnaryOp};
 
 use super::approx::APPROX_FTZ;
 use super::{Functions, Normal};
 use crate::float::Precision;
-use crate::reg::F32;
+use crate::reg::{F32, I32};
 
 const LOG2_E: f64 = 1.442_695_021_629_333_5;
 /// `log2(e) - LOG2_E`
@@ -22,79 +22,81 @@ const LN_2_LOW: f64 = 1.428_606_820_309_417_2e-6;
 
 /// Adding it leaves the nearest integer in the low bits.
 const ROUND: f64 = 12_582_912.0;
+const ROUND_BITS: u32 = 0x4b40_0000;
+const ONE_BITS: u32 = 0x3f80_0000;
 
 /// `(exp(f) - 1 - f) / f^2` for `|f| <= 0.35`: 2^-31 relative to `exp(f) - 1`.
 const EXPM1: [f64; 6] = [
     0.5,
-    0.166_666_656_732_559_2,
-    0.041_666_347_533_464_43,
-    0.008_333_391_509_950_161,
-    0.001_394_165_330_566_466,
-    0.000_198_459_747_480_228_2,
+    0.1666666716337204,
+    0.04166634753346443,
+    0.00833327230066061,
+    0.0013941521756350994,
+    0.0001991485623875633,
 ];
 
 /// `tanh(x) / x` in `x^2` for `|x| <= 0.35`: 2^-18.
-const TANH_SMALL: [f64; 3] = [0.999_997_138_977_050_8, -0.332_909_524_440_765_4, 0.123_950_280_249_118_8];
+const TANH_SMALL: [f64; 3] = [0.9999971389770508, -0.33290955424308777, 0.12395031005144119];
 
-/// `erf(x) / x` in `x^2` for `|x| <= 1`: 2^-29.
+/// `erf(x) / x - 1` in `x^2` for `|x| <= 1`: 2^-29.
 const ERF_SMALL: [f64; 7] = [
-    1.128_379_106_521_606_4,
-    -0.376_126_259_565_353_4,
-    0.112_835_854_291_915_9,
-    -0.026_853_812_858_462_334,
-    0.005_188_328_679_651_022,
-    -0.000_801_010_201_962_6,
-    7.853_879_651_520_401e-5,
+    0.12837916612625122,
+    -0.3761262595653534,
+    0.1128358542919159,
+    -0.026853810995817184,
+    0.00518832728266716,
+    -0.000801019137725234,
+    7.85385345807299e-05,
 ];
 
 /// `log2(erfc(t))` for `1 <= t <= 4`: 2^-29 relative to `erf(t)`.
 const ERF_LARGE: [f64; 7] = [
-    -0.000_492_760_753_376_239_5,
-    -1.626_045_823_097_229,
-    -0.920_648_753_643_035_9,
-    -0.148_751_288_652_420_04,
-    0.031_505_513_936_281_204,
-    -0.004_252_532_497_048_378,
-    0.000_268_884_235_993_027_7,
+    -0.0004927138797938824,
+    -1.6260459423065186,
+    -0.920648455619812,
+    -0.14875152707099915,
+    0.03150561451911926,
+    -0.004252554848790169,
+    0.00026888615684583783,
 ];
 
 /// `(log(1 + f) - f + f^2 / 2) / f^3` for `|f| <= 1/3`: 2^-27 relative to the logarithm.
 const LOG1P: [f64; 8] = [
-    0.333_332_121_372_222_9,
-    -0.249_997_928_738_594_06,
-    0.200_106_099_247_932_43,
-    -0.166_807_591_915_130_6,
-    0.140_021_204_948_425_3,
-    -0.121_800_042_688_846_59,
-    0.140_046_492_218_971_25,
-    -0.129_122_599_959_373_47,
+    0.33333221077919006,
+    -0.24999681115150452,
+    0.20010238885879517,
+    -0.16685834527015686,
+    0.14007282257080078,
+    -0.12109945714473724,
+    0.13982294499874115,
+    -0.1321442425251007,
 ];
 
 /// `P(X > t) exp(t^2 / 2) / w` in `w = 1 / (1 + 0.3 t)` for `0 <= t <= 14.2`: 2^-28.
 const TAIL: [f64; 10] = [
-    0.119_686_655_700_206_76,
-    0.119_572_386_145_591_74,
-    0.110_230_907_797_813_42,
-    0.078_409_850_597_381_59,
-    0.096_100_755_035_877_23,
-    -0.079_322_986_304_759_98,
-    0.191_667_988_896_369_93,
-    -0.228_129_088_878_631_6,
-    0.112_400_777_637_958_53,
-    -0.020_617_235_451_936_722,
+    0.11968666315078735,
+    0.11957235634326935,
+    0.11023116111755371,
+    0.0784086138010025,
+    0.0961044654250145,
+    -0.07933009415864944,
+    0.19167667627334595,
+    -0.22813571989536285,
+    0.11240362375974655,
+    -0.020617764443159103,
 ];
 const TAIL_SCALE: f64 = 0.3;
 
-/// `log2(P(X > t))` for `0 <= t <= 6`: 2^-18 relative to the tail. Beyond, the tail is below 2^-30 and goes on falling.
+/// `log2(P(X > t))` for `0 <= t <= 6`: 2^-17 relative to the tail. Beyond, the tail is below 2^-30 and goes on falling.
 const TAIL_STORAGE: [f64; 8] = [
-    -0.999_995_291_233_062_7,
-    -1.151_251_077_651_977_5,
-    -0.458_464_443_683_624_27,
-    -0.053_960_047_662_258_15,
-    0.008_507_885_970_175_266,
-    -0.000_930_524_838_622_659_4,
-    6.159_838_812_891_394e-5,
-    -1.834_819_727_264_403e-6,
+    -0.9999952912330627,
+    -1.1512510776519775,
+    -0.45846444368362427,
+    -0.05396004766225815,
+    0.008507885970175266,
+    -0.0009305248386226594,
+    6.159838812891394e-05,
+    -1.834819727264403e-06,
 ];
 
 /// `1 / sqrt(2 pi)`
@@ -102,19 +104,20 @@ const DENSITY: f64 = 0.398_942_280_401_432_7;
 
 impl Functions for f32 {
     fn exp<'k>(x: F32<'k>, p: Precision) -> F32<'k> {
-        let t = x * LOG2_E;
         if p == Precision::Storage {
-            return t.exp2_approx();
+            return (x * LOG2_E).exp2_approx();
         }
-        let rest = x.mul_add(LOG2_E_LOW, x.mul_add(LOG2_E, -t));
-        exp2_hardware(t) * correction(rest)
+        let (shifted, f) = reduce(x.minimum(89.0).maximum(-104.5));
+        scale(exp_reduced(f), shifted)
     }
 
     fn exp2<'k>(x: F32<'k>, p: Precision) -> F32<'k> {
-        match p {
-            Precision::Full => exp2_hardware(x),
-            Precision::Storage => x.exp2_approx(),
+        if p == Precision::Storage {
+            return x.exp2_approx();
         }
+        let x = x.minimum(129.0).maximum(-151.0);
+        let shifted = x + ROUND;
+        scale(exp_reduced((x - (shifted - ROUND)) * LN_2), shifted)
     }
 
     fn log<'k>(x: F32<'k>) -> F32<'k> {
@@ -136,7 +139,7 @@ impl Functions for f32 {
             return ((x * -LOG2_E).exp2_approx() + 1.0).rcp_approx();
         }
         let e = Functions::exp(-x.abs(), Precision::Full);
-        divide_by_one_to_two(x.ge(0.0).select(1.0, e), e + 1.0)
+        divide_by_sum(x.ge(0.0).select(1.0, e), e, 1.0)
     }
 
     fn tanh<'k>(x: F32<'k>, p: Precision) -> F32<'k> {
@@ -147,17 +150,15 @@ impl Functions for f32 {
         }
         // tanh(a) = -e / (2 + e) with e = exp(-2 a) - 1, which is 1 in f32 from 9.02 on.
         let y = x.abs().minimum(9.5) * -2.0;
-        let shifted = y.mul_add(LOG2_E, ROUND);
-        let n = shifted - ROUND;
-        let f = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, y));
+        let (shifted, f) = reduce(y);
         let expm1 = (f * f).mul_add(f.polynomial(&EXPM1), f);
-        let power = F32::from_bits(shifted.to_bits().mul_add(1 << 23, 0x3f80_0000));
+        let power = F32::from_bits(shifted.to_bits().mul_add(1 << 23, ONE_BITS));
         let e = power.mul_add(expm1, power - 1.0);
-        divide_by_one_to_two(-e, e + 2.0).copysign(x)
+        divide_by_sum(-e, e, 2.0).copysign(x)
     }
 
     fn erf<'k>(x: F32<'k>) -> F32<'k> {
-        let small = x * (x * x).polynomial(&ERF_SMALL);
+        let small = (x * x).polynomial(&ERF_SMALL).mul_add(x, x);
         let a = x.abs();
         let large = 1.0 - a.minimum(4.0).polynomial(&ERF_LARGE).exp2_approx();
         a.lt(1.0).select(small, large.copysign(x))
@@ -200,7 +201,8 @@ impl Functions for f32 {
         let rest = square.mul_add(-LOG2_E / 2.0, -t);
         let rest = square.mul_add(-LOG2_E_LOW / 2.0, rest);
         let rest = square_low.mul_add(-LOG2_E / 2.0, rest);
-        let e = t.exp2_approx() * correction(rest);
+        // Of infinite x the rest is NaN and is replaced, so that the 0 of the exponential stands.
+        let e = t.exp2_approx() * bounded(rest).mul_add(LN_2, 1.0);
         let w = a.mul_add(TAIL_SCALE, 1.0).rcp_approx();
         Normal { x, tail: w * w.polynomial(&TAIL) * e, density: e * DENSITY }
     }
@@ -210,14 +212,24 @@ fn hardware<'k>(op: UnaryOp, mods: Modifiers, x: F32<'k>) -> F32<'k> {
     x.k().unary(op, ScalarType::F32, mods, x.as_operand())
 }
 
-/// `2^t` with subnormal results: four instructions instead of one.
-fn exp2_hardware(t: F32<'_>) -> F32<'_> {
-    hardware(UnaryOp::Ex2, Modifiers::APPROX, t)
+/// The multiple `n` of `ln 2` nearest to `x`, as `n + ROUND`, and the rest.
+fn reduce<'k>(x: F32<'k>) -> (F32<'k>, F32<'k>) {
+    let shifted = x.mul_add(LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    (shifted, n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, x)))
 }
 
-/// `2^rest` for a rest of rounding.
-fn correction(rest: F32<'_>) -> F32<'_> {
-    bounded(rest).mul_add(LN_2, 1.0)
+/// `exp(f)` for `|f| <= ln(2) / 2`.
+fn exp_reduced(f: F32<'_>) -> F32<'_> {
+    f.polynomial(&EXPM1).mul_add(f, 1.0).mul_add(f, 1.0)
+}
+
+/// `value * 2^n` for `shifted = n + ROUND`, rounded once where it is subnormal.
+fn scale<'k>(value: F32<'k>, shifted: F32<'k>) -> F32<'k> {
+    let power = |n: I32<'k>| F32::from_bits(n.to_u32().mul_add(1 << 23, ONE_BITS));
+    let n = (shifted.to_bits() - ROUND_BITS).to_i32();
+    let half = n >> 1;
+    value * power(half) * power(n - half)
 }
 
 /// The value between -1 and 1; a NaN becomes a bound.
@@ -225,9 +237,13 @@ fn bounded(value: F32<'_>) -> F32<'_> {
     value.max(-1.0).min(1.0)
 }
 
-/// `n / d` for `1 <= d <= 2`, rounded to nearest but for rare cases: an approximate quotient and its residual.
-fn divide_by_one_to_two<'k>(n: F32<'k>, d: F32<'k>) -> F32<'k> {
-    let inverse = d.rcp_approx();
+/// `n / (e + c)` for a sum between 1 and 2, rounded to nearest but for rare cases: an approximate quotient and its residual,
+/// in which the part of `e` counts that rounding the sum lost.
+fn divide_by_sum<'k>(n: F32<'k>, e: F32<'k>, c: f64) -> F32<'k> {
+    let sum = e + c;
+    let lost = e - (sum - c);
+    let inverse = sum.rcp_approx();
     let quotient = n * inverse;
-    (-quotient).mul_add(d, n).mul_add(inverse, quotient)
+    let residual = (-quotient).mul_add(lost, (-quotient).mul_add(sum, n));
+    residual.mul_add(inverse, quotient)
 }
