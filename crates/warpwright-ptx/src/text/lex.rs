@@ -67,8 +67,8 @@ pub(super) struct Lexer<'a> {
     at: usize,
     line: u32,
     line_start: usize,
-    /// Whether a comment ran into the end of the text.
-    pub(super) open_comment: bool,
+    /// Line and column of a comment that ran into the end of the text.
+    pub(super) open_comment: Option<(u32, u32)>,
 }
 
 const fn is_word_start(byte: u8) -> bool {
@@ -81,7 +81,7 @@ const fn is_word(byte: u8) -> bool {
 
 impl<'a> Lexer<'a> {
     pub(super) const fn new(text: &'a str) -> Self {
-        Self { text, at: 0, line: 1, line_start: 0, open_comment: false }
+        Self { text, at: 0, line: 1, line_start: 0, open_comment: None }
     }
 
     fn byte(&self, at: usize) -> u8 {
@@ -91,6 +91,10 @@ impl<'a> Lexer<'a> {
     fn newline(&mut self, at: usize) {
         self.line = self.line.saturating_add(1);
         self.line_start = at + 1;
+    }
+
+    fn column(&self, at: usize) -> u32 {
+        u32::try_from(at - self.line_start + 1).unwrap_or(u32::MAX)
     }
 
     fn skip_space(&mut self) {
@@ -117,6 +121,7 @@ impl<'a> Lexer<'a> {
 
     fn block_comment(&mut self) {
         let bytes = self.text.as_bytes();
+        let (line, column) = (self.line, self.column(self.at));
         self.at += 2;
         while let Some(&byte) = bytes.get(self.at) {
             if byte == b'*' && self.byte(self.at + 1) == b'/' {
@@ -128,7 +133,7 @@ impl<'a> Lexer<'a> {
             }
             self.at += 1;
         }
-        self.open_comment = true;
+        self.open_comment = Some((line, column));
     }
 
     /// The end of the run of bytes from `at` that satisfy `accept`.
@@ -144,7 +149,7 @@ impl<'a> Lexer<'a> {
     pub(super) fn next(&mut self) -> Token<'a> {
         self.skip_space();
         let start = self.at;
-        let column = u32::try_from(start - self.line_start + 1).unwrap_or(u32::MAX);
+        let column = self.column(start);
         let line = self.line;
         let (kind, from, to) = self.scan(start);
         self.at = to;

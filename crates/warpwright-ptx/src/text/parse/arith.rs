@@ -114,6 +114,13 @@ impl<'a> Parser<'a> {
         let (ty, mods) = (arith.types[0], arith.mods);
         if arith.type_count != 1 {
             return Err(match modifiers.iter().filter(|m| ScalarType::from_name(m.text).is_some()).nth(1) {
+                // `add.f32.bf16` and the like, which sm_100 brought.
+                Some(second)
+                    if matches!(head.text, "add" | "sub" | "fma")
+                        && matches!(second.text, "f16" | "bf16") =>
+                {
+                    self.unsupported(*second, &format!("{}.{ty}.{}", head.text, second.text))
+                }
                 Some(second) => self.unknown_modifier(head, *second),
                 None => self.missing_modifier(head, "a type such as `.f32`"),
             });
@@ -155,10 +162,10 @@ impl<'a> Parser<'a> {
         };
         let dst = self.reg()?;
         self.expect(b',')?;
-        let a = self.reg()?;
+        let a = self.predicate_reg()?;
         let Some(op) = op else { return Ok(Inst::PredNot { dst, a }) };
         self.expect(b',')?;
-        let b = self.reg()?;
+        let b = self.predicate_reg()?;
         Ok(Inst::PredBinary { op, dst, a, b })
     }
 
@@ -174,8 +181,13 @@ impl<'a> Parser<'a> {
             let parts = self.braced(|p| p.operand(ScalarType::B32))?;
             return Ok(Inst::Pack { ty, dst, parts });
         }
-        let src = self.source(ty)?;
-        Ok(if ty == ScalarType::Pred { Inst::PredMov { dst, a: src } } else { Inst::Mov { ty, dst, src } })
+        if ty != ScalarType::Pred {
+            return Ok(Inst::Mov { ty, dst, src: self.source(ty)? });
+        }
+        if self.eat(b'!') {
+            return Ok(Inst::PredNot { dst, a: self.reg()? });
+        }
+        Ok(Inst::PredMov { dst, a: self.source(ty)? })
     }
 
     pub(super) fn convert(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
@@ -253,7 +265,7 @@ impl<'a> Parser<'a> {
     fn combined(&mut self, op: Option<BoolOp>) -> Read<Option<(BoolOp, PredUse)>> {
         let Some(op) = op else { return Ok(None) };
         self.expect(b',')?;
-        Ok(Some((op, self.predicate()?)))
+        Ok(Some((op, self.predicate_source()?)))
     }
 
     pub(super) fn selp(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
@@ -262,7 +274,9 @@ impl<'a> Parser<'a> {
         let a = self.next_operand(ty)?;
         let b = self.next_operand(ty)?;
         self.expect(b',')?;
-        Ok(Inst::Selp { ty, dst, a, b, pred: self.reg()? })
+        let PredUse { reg: pred, negated } = self.predicate_source()?;
+        let (a, b) = if negated { (b, a) } else { (a, b) };
+        Ok(Inst::Selp { ty, dst, a, b, pred })
     }
 
     pub(super) fn slct(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {

@@ -139,7 +139,8 @@ impl<'a> Parser<'a> {
 
     /// Reads a body from its `{` to its `}` and adds the function to the module.
     pub(super) fn body(&mut self) {
-        self.open_scope();
+        // The names of the body share the scope of the parameters; its labels have their own.
+        self.body.open_scope();
         self.advance();
         while !self.gave_up() {
             let from = self.checkpoint();
@@ -158,10 +159,6 @@ impl<'a> Parser<'a> {
                     Ok(())
                 }
                 Kind::Punct(b'{') => self.nested_scope(),
-                Kind::Punct(b';') => {
-                    self.advance();
-                    Ok(())
-                }
                 Kind::Dot => self.body_directive(),
                 Kind::Word => self.statement(),
                 Kind::Punct(b'@') => self.guarded(),
@@ -193,7 +190,9 @@ impl<'a> Parser<'a> {
 
     fn close_scope(&mut self) {
         self.body.scopes.pop();
-        self.names.close();
+        if !self.body.scopes.is_empty() {
+            self.names.close();
+        }
     }
 
     fn nested_scope(&mut self) -> Read<()> {
@@ -225,7 +224,7 @@ impl<'a> Parser<'a> {
             let Some(block) = self.body.function.blocks.get_mut(branch.block) else { continue };
             match (&mut block.terminator, found) {
                 (Terminator::Jump { to, .. } | Terminator::Branch { then: to, .. }, Some(found)) => {
-                    *to = found
+                    *to = found;
                 }
                 (terminator, None) => *terminator = Terminator::Ret,
                 _ => {}
@@ -255,6 +254,13 @@ impl<'a> Parser<'a> {
         self.advance();
         let guard = self.predicate()?;
         let head = self.word("an instruction")?;
+        if self.token.is(b':') {
+            return Err(self.fail(
+                rules::SYNTAX,
+                head,
+                "a guard stands before an instruction, not before a label",
+            ));
+        }
         self.instruction(head, Some(guard))
     }
 
@@ -343,6 +349,11 @@ impl<'a> Parser<'a> {
             registers.push(RegInfo { ty, kind: RegKind::Variable });
             Reg(u32::try_from(registers.len() - 1).unwrap_or(u32::MAX))
         })
+    }
+
+    /// An instruction before the one that is being read.
+    pub(super) fn insert(&mut self, inst: Inst) {
+        self.body.push(inst.into(), location(self.token));
     }
 
     /// A register for a result that nobody reads, where the instruction cannot do without one.

@@ -35,8 +35,9 @@ impl<'a> Parser<'a> {
         if !(header.version && header.target || header.complained) {
             self.header_incomplete(&mut header);
         }
-        if self.lexer.open_comment {
-            self.fail_here(rules::SYNTAX, "a comment is never closed");
+        if let Some((line, column)) = self.lexer.open_comment {
+            let at = Token { kind: Kind::Bad, text: "/*", line, column };
+            self.fail(rules::SYNTAX, at, "this comment is never closed");
         }
         // Labels are resolved at the end of a function, so their errors come late.
         self.diagnostics.sort_by_key(|d| (d.line, d.column));
@@ -86,9 +87,13 @@ impl<'a> Parser<'a> {
             return Err(self.unexpected("a directive"));
         }
         let name = self.token;
-        let is_header = matches!(name.text, "version" | "target");
-        let in_order = is_header && !(name.text == "target" && !header.version);
-        if !(header.version && header.target) && !in_order && !header.complained {
+        let complete = header.version && header.target;
+        let in_order = match name.text {
+            "version" => true,
+            "target" => header.version,
+            _ => complete,
+        };
+        if !in_order && !header.complained {
             self.header_incomplete(header);
         }
         match name.text {
@@ -110,7 +115,11 @@ impl<'a> Parser<'a> {
                 while !self.token.is(b'{') && !self.token.is(b';') && self.token.kind != Kind::End {
                     self.advance();
                 }
-                if self.token.is(b'{') { Ok(self.skip_braces()) } else { Err(self.unexpected("`{`")) }
+                if !self.token.is(b'{') {
+                    return Err(self.unexpected("`{`"));
+                }
+                self.skip_braces();
+                Ok(())
             }
             "pragma" => self.pragma(),
             "alias" | "texref" | "samplerref" | "surfref" | "tex" | "common" => {
@@ -556,13 +565,15 @@ impl<'a> Parser<'a> {
         let literal = self.literal()?;
         let flip = |bits: u64, width: u32| bits ^ (u64::from(negative) << (width - 1));
         let bits = match (ty, literal) {
-            (ScalarType::F32 | ScalarType::B32, Literal::F32(bits)) => flip(u64::from(bits), 32),
+            (ScalarType::F32 | ScalarType::B32, Literal::F32(bits)) if !negative => u64::from(bits),
             (ScalarType::F32, Literal::Decimal(bits)) => {
                 flip(u64::from((f64::from_bits(bits) as f32).to_bits()), 32)
             }
             (ScalarType::F64 | ScalarType::B64, Literal::F64(bits)) => flip(bits, 64),
             (ScalarType::F64, Literal::Decimal(bits)) => flip(bits, 64),
-            (ScalarType::F64, Literal::F32(bits)) => flip(f64::from(f32::from_bits(bits)).to_bits(), 64),
+            (ScalarType::F64, Literal::F32(bits)) if !negative => {
+                flip(f64::from(f32::from_bits(bits)).to_bits(), 64)
+            }
             (ty, Literal::Int(v)) if ty.bits() <= 64 && !matches!(ty, ScalarType::F32 | ScalarType::F64) => {
                 if negative {
                     v.wrapping_neg()
@@ -586,11 +597,7 @@ impl<'a> Parser<'a> {
             "reg" => self.registers(),
             "global" | "shared" | "const" | "local" | "param" => self.variable(None, false),
             "extern" | "visible" | "weak" => {
-                let linkage = self.linkage();
-                match (self.token.kind, self.token.text) {
-                    (Kind::Dot, "global" | "shared" | "const") => self.variable(linkage, false),
-                    _ => Err(self.unexpected("a state space")),
-                }
+                Err(self.fail(rules::SYNTAX, at, format!("{} stands at module level only", at.shown())))
             }
             "loc" => self.loc(),
             "file" => {

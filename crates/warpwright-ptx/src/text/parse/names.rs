@@ -76,6 +76,8 @@ struct Declaration {
     count: u32,
     /// The registers that have been mentioned, by index.
     seen: Vec<Option<Reg>>,
+    /// The range of the same name in an outer scope, and the depth of that scope.
+    hides: Option<(u32, u32)>,
 }
 
 /// The names in scope.
@@ -135,9 +137,9 @@ impl<'a> Names<'a> {
         self.declared.saturating_add(more)
     }
 
-    fn register(&mut self, ty: ScalarType, count: u32) -> u32 {
+    fn register(&mut self, ty: ScalarType, count: u32, hides: Option<(u32, u32)>) -> u32 {
         self.declared = self.declared_with(u64::from(count));
-        self.declarations.push(Declaration { ty, count, seen: Vec::new() });
+        self.declarations.push(Declaration { ty, count, seen: Vec::new(), hides });
         u32::try_from(self.declarations.len() - 1).unwrap_or(u32::MAX)
     }
 
@@ -147,42 +149,45 @@ impl<'a> Names<'a> {
         if self.in_range(name).is_some_and(|(_, d)| d == depth) {
             return false;
         }
-        let id = self.register(ty, 1);
+        let id = self.register(ty, 1, None);
         self.plain.declare(name, Binding::Register(id))
     }
 
     /// Declares `base0` to `base(count - 1)`.
     pub(super) fn declare_range(&mut self, base: &'a str, ty: ScalarType, count: u32) -> bool {
-        let id = self.register(ty, count);
+        let id = self.register(ty, count, self.ranges.get(base));
         self.ranges.declare(base, id)
     }
 
-    /// The range that a name such as `%r12` belongs to, and the depth of its scope.
+    /// The range that a name such as `%r12` belongs to, and the depth of its scope. All trailing digits are the index.
     fn in_range(&self, name: &str) -> Option<(Slot, u32)> {
         const MAX_DIGITS: usize = 7;
-        let digits = name.bytes().rev().take(MAX_DIGITS).take_while(u8::is_ascii_digit).count();
-        let mut best: Option<(Slot, u32)> = None;
-        // `%r12` is element 12 of `%r`, or element 2 of `%r1`.
-        for len in 1..=digits {
-            let (base, number) = name.split_at(name.len() - len);
-            if len > 1 && number.starts_with('0') {
-                continue;
-            }
-            let Some((declaration, depth)) = self.ranges.get(base) else { continue };
-            let Ok(index) = number.parse::<u32>() else { continue };
-            let fits = self.declarations.get(declaration as usize).is_some_and(|d| index < d.count);
-            if fits && best.is_none_or(|(_, d)| depth > d) {
-                best = Some((Slot { declaration, index }, depth));
-            }
+        let digits = name.bytes().rev().take(MAX_DIGITS + 1).take_while(u8::is_ascii_digit).count();
+        if digits == 0 || digits > MAX_DIGITS {
+            return None;
         }
-        best
+        let (base, number) = name.split_at(name.len() - digits);
+        if digits > 1 && number.starts_with('0') {
+            return None;
+        }
+        let index = number.bytes().fold(0, |n, digit| n * 10 + u32::from(digit - b'0'));
+        // An index beyond the innermost range may belong to one around it.
+        let mut range = self.ranges.get(base);
+        while let Some((declaration, depth)) = range {
+            let Declaration { count, hides, .. } = self.declarations.get(declaration as usize)?;
+            if index < *count {
+                return Some((Slot { declaration, index }, depth));
+            }
+            range = *hides;
+        }
+        None
     }
 
-    /// What a name means here.
+    /// What a name means here. Within a scope a range hides what was declared before it.
     pub(super) fn resolve(&self, name: &str) -> Option<Meaning> {
-        let plain = self.plain.get(name);
-        match (plain, self.in_range(name)) {
-            (Some((binding, depth)), range) if range.is_none_or(|(_, d)| depth >= d) => Some(match binding {
+        let range = self.in_range(name);
+        match (self.plain.get(name), range) {
+            (Some((binding, depth)), range) if range.is_none_or(|(_, d)| depth > d) => Some(match binding {
                 Binding::Register(declaration) => Meaning::Register(Slot { declaration, index: 0 }),
                 other => Meaning::Symbol(other),
             }),
@@ -222,11 +227,13 @@ mod tests {
         names.open();
         assert!(names.declare_range("%r", ScalarType::B32, 20));
         assert!(!names.declare_register("%r3", ScalarType::B32), "declared by the range");
-        assert!(names.declare_range("%x1", ScalarType::F32, 3));
+        assert!(names.declare("%x1", Binding::Param(0)));
+        assert!(names.declare_range("%x", ScalarType::F32, 3));
+        assert!(!names.declare_range("%x", ScalarType::F64, 9), "declared twice");
         assert_eq!(slot(&names, "%r12"), Some((0, 12)));
         assert_eq!(slot(&names, "%r20"), None);
         assert_eq!(slot(&names, "%r03"), None);
-        assert_eq!(slot(&names, "%x12"), Some((1, 2)));
+        assert_eq!(slot(&names, "%x1"), Some((1, 1)), "a range hides what stands before it");
         names.open();
         assert!(names.declare_register("%r3", ScalarType::F64));
         assert_eq!(slot(&names, "%r3").map(|s| s.1), Some(0));
@@ -235,6 +242,7 @@ mod tests {
         names.open();
         assert!(names.declare_range("%r", ScalarType::B64, 4));
         assert_eq!(slot(&names, "%r3").map(|s| s.1), Some(3));
+        assert_eq!(slot(&names, "%r7"), Some((0, 7)), "beyond the inner range");
         names.close();
         names.close();
         assert_eq!(slot(&names, "%r3"), Some((0, 3)));

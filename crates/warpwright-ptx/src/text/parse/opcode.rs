@@ -33,6 +33,9 @@ const FOREIGN_TYPES: &[&str] = &[
     "surfref",
 ];
 
+/// Modifiers that PTX has for instructions whose plain form is read.
+const FOREIGN_MODIFIERS: &[&str] = &["oob", "rs", "scaled", "unified", "pack"];
+
 /// Opcodes that PTX has and [`Inst`] does not.
 const FOREIGN_OPCODES: &[&str] = &[
     "alloca",
@@ -163,7 +166,7 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn unknown_modifier(&mut self, head: Token<'a>, at: Token<'a>) -> Fail {
-        if FOREIGN_TYPES.contains(&at.text) {
+        if FOREIGN_TYPES.contains(&at.text) || FOREIGN_MODIFIERS.contains(&at.text) {
             let what = format!("{}.{}", head.text, at.text);
             return self.unsupported(at, &what);
         }

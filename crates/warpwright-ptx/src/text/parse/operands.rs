@@ -116,13 +116,42 @@ impl<'a> Parser<'a> {
         Ok(PredUse { reg: self.reg()?, negated })
     }
 
+    /// `{!}p` or a literal truth value, which goes through a register of its own.
+    pub(super) fn predicate_source(&mut self) -> Read<PredUse> {
+        match self.token.kind {
+            Kind::Number | Kind::Punct(b'-') => {
+                let value = self.immediate(ScalarType::Pred)?;
+                let reg = self.unread(ScalarType::Pred);
+                self.insert(Inst::PredMov { dst: reg, a: Operand::Imm(value) });
+                Ok(PredUse { reg, negated: false })
+            }
+            _ => self.predicate(),
+        }
+    }
+
+    /// The same as a plain register: a negated one is negated into a register of its own first.
+    pub(super) fn predicate_reg(&mut self) -> Read<Reg> {
+        let PredUse { reg, negated } = self.predicate_source()?;
+        if !negated {
+            return Ok(reg);
+        }
+        let dst = self.unread(ScalarType::Pred);
+        self.insert(Inst::PredNot { dst, a: reg });
+        Ok(dst)
+    }
+
     /// A literal read as an operand of type `ty`, which decides what decimal fractions become.
     fn immediate(&mut self, ty: ScalarType) -> Read<Imm> {
         let negative = self.eat(b'-');
+        let at = self.token;
         Ok(match self.literal()? {
             Literal::Int(v) if negative => Imm::Int(v.wrapping_neg().cast_signed()),
             Literal::Int(v) => Imm::Int(v.cast_signed()),
-            Literal::F32(bits) => Imm::F32(bits ^ (u32::from(negative) << 31)),
+            // So says the assembler, which takes a sign before every other form.
+            Literal::F32(_) if negative => {
+                return Err(self.fail(rules::NUMBER, at, "a `0f` literal takes no sign; set its top bit"));
+            }
+            Literal::F32(bits) => Imm::F32(bits),
             Literal::F64(bits) => Imm::F64(bits ^ (u64::from(negative) << 63)),
             Literal::Decimal(bits) => {
                 let value = f64::from_bits(bits ^ (u64::from(negative) << 63));

@@ -25,7 +25,8 @@ impl<'a> Parser<'a> {
             return Err(self.missing_modifier(head, "`.up`, `.down`, `.bfly` or `.idx`"));
         };
         self.exactly(head, &rest[1..], &["b32"])?;
-        let (dst, pred) = self.dst_pair(ScalarType::B32)?;
+        let dst = self.reg()?;
+        let pred = if self.eat(b'|') { Some(self.reg()?) } else { None };
         let a = self.next_operand(ScalarType::B32)?;
         let b = self.next_operand(ScalarType::B32)?;
         let c = self.next_operand(ScalarType::B32)?;
@@ -42,7 +43,7 @@ impl<'a> Parser<'a> {
         self.exactly(head, &rest[1..], &[ty])?;
         let dst = self.reg()?;
         self.expect(b',')?;
-        let src = self.predicate()?;
+        let src = self.predicate_source()?;
         let mask = self.next_operand(ScalarType::B32)?;
         Ok(Inst::Vote { mode, dst, src, mask })
     }
@@ -89,7 +90,11 @@ impl<'a> Parser<'a> {
     pub(super) fn barrier(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
         let rest: Vec<_> =
             modifiers.iter().copied().filter(|m| !matches!(m.text, "cta" | "aligned")).collect();
-        let aligned = head.text == "bar" || modifiers.iter().any(|m| m.text == "aligned");
+        let spelled_aligned = modifiers.iter().find(|m| m.text == "aligned");
+        if let (Some(at), "bar") = (spelled_aligned, head.text) {
+            return Err(self.unknown_modifier(head, *at));
+        }
+        let aligned = head.text == "bar" || spelled_aligned.is_some();
         match rest.iter().map(|m| m.text).collect::<Vec<_>>().as_slice() {
             ["warp", "sync"] if head.text == "bar" => {
                 Ok(Inst::WarpBarrier { mask: self.operand(ScalarType::B32)? })

@@ -24,7 +24,8 @@ impl Body<'_> {
                     }
                     None => self.arith(op.name(), mods, ty),
                 }
-                self.operands(dst, &[a, b, c]);
+                self.operands(dst, &[a, b]);
+                if op == TernaryOp::Prmt { self.comma_mask(c) } else { self.comma(c) }
             }
             Inst::Bfi { ty, dst, a, b, pos, len } => {
                 self.arith("bfi", &Modifiers::NONE, ty);
@@ -32,7 +33,8 @@ impl Body<'_> {
             }
             Inst::Lop3 { dst, a, b, c, lut } => {
                 self.text("lop3.b32");
-                self.operands(dst, &[a, b, c, Operand::int(i64::from(lut))]);
+                self.operands(dst, &[a, b, c]);
+                self.out.push(format_args!(", 0x{lut:02x}"));
             }
             Inst::Dp4a { a_ty, b_ty, dst, a, b, c } => {
                 self.text("dp4a");
@@ -183,9 +185,10 @@ impl Body<'_> {
                 self.dot(mode.name());
                 self.text(".b32 ");
                 self.pair(dst, pred);
-                for operand in [a, b, c, mask] {
-                    self.comma(operand);
-                }
+                self.comma(a);
+                self.comma(b);
+                self.comma_mask(c);
+                self.comma_mask(mask);
             }
             Inst::Vote { mode, dst, src, mask } => {
                 self.text("vote.sync");
@@ -194,7 +197,7 @@ impl Body<'_> {
                 self.reg(dst);
                 self.text(", ");
                 self.predicate(src);
-                self.comma(mask);
+                self.comma_mask(mask);
             }
             Inst::Match { all, ty, dst, pred, a, mask } => {
                 self.text(if all { "match.all.sync" } else { "match.any.sync" });
@@ -202,13 +205,14 @@ impl Body<'_> {
                 self.text(" ");
                 self.pair(dst, pred);
                 self.comma(a);
-                self.comma(mask);
+                self.comma_mask(mask);
             }
             Inst::Redux { op, ty, dst, a, mask } => {
                 self.text("redux.sync");
                 self.dot(op.name());
                 self.dot(ty.name());
-                self.operands(dst, &[a, mask]);
+                self.operands(dst, &[a]);
+                self.comma_mask(mask);
             }
             Inst::Activemask { dst } => {
                 self.text("activemask.b32");
@@ -219,12 +223,12 @@ impl Body<'_> {
                 self.or_sink(dst);
                 self.text("|");
                 self.reg(pred);
-                self.comma(mask);
+                self.comma_mask(mask);
             }
             Inst::Barrier { ref kind, aligned, id, count } => self.barrier(kind, aligned, id, count),
             Inst::WarpBarrier { mask } => {
                 self.text("bar.warp.sync ");
-                self.operand(mask);
+                self.mask(mask);
             }
             Inst::Fence { sc, scope } => {
                 self.text(if sc { "fence.sc" } else { "fence.acq_rel" });
@@ -311,6 +315,20 @@ impl Body<'_> {
     fn comma(&mut self, operand: Operand) {
         self.text(", ");
         self.operand(operand);
+    }
+
+    /// `, operand`, with a literal in hexadecimal.
+    fn comma_mask(&mut self, operand: Operand) {
+        self.text(", ");
+        self.mask(operand);
+    }
+
+    /// An operand whose literal is a set of bits.
+    fn mask(&mut self, operand: Operand) {
+        match operand {
+            Operand::Imm(Imm::Int(v @ 10..)) => self.out.push(format_args!("0x{v:x}")),
+            _ => self.operand(operand),
+        }
     }
 
     fn operand(&mut self, operand: Operand) {
