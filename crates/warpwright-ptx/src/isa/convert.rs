@@ -81,7 +81,9 @@ pub const CVT: &[Form] = &[
         .since(8, 6, 100),
     // Packed 8-bit floats to halves and back.
     Form::of(TypeSet::of(&[F16x2])).with(F8).require(M::RN).allow(M::RELU).since(8, 1, 89),
+    Form::of(TypeSet::of(&[F16x2])).with(F8).require(M::RN).allow(M::RELU).since(7, 8, 90),
     Form::of(F8).with(TypeSet::of(&[F16x2])).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(8, 1, 89),
+    Form::of(F8).with(TypeSet::of(&[F16x2])).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(7, 8, 90),
 ];
 
 /// `cvt` that packs two sources.
@@ -94,6 +96,7 @@ pub const CVT_PAIR: &[Form] = &[
         .allow(M::RELU)
         .since(8, 1, 80),
     Form::of(F8).with(F32_ONLY).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(8, 1, 89),
+    Form::of(F8).with(F32_ONLY).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(7, 8, 90),
 ];
 
 /// Whether `cvt.sat` from `from` to `to` has anything to do: between integers it must exclude some value.

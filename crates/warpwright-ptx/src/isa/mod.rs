@@ -23,44 +23,50 @@ pub use target::{
 
 use crate::inst::{Inst, Operand, PlainSpecial, SpecialReg};
 use crate::module::{Function, Module};
-use crate::types::{PtxVersion, ScalarType};
+use crate::types::{PtxVersion, ScalarType, StateSpace, Target};
 
 /// The form that `inst` has, and what it needs; or why there is no such form. Only types and modifiers are looked at.
 ///
 /// # Errors
 /// [`Misfit`] says whether the types or the modifiers do not exist.
 pub fn form(inst: &Inst) -> Result<Form, Misfit> {
+    form_for(inst, None)
+}
+
+fn form_for(inst: &Inst, target: Option<Target>) -> Result<Form, Misfit> {
     let none = ModifierSet::empty();
     let ftz = |on: bool| if on { ModifierSet::FTZ } else { none };
     match inst {
-        Inst::Unary { op, ty, mods, .. } => by_type(UNARY[*op as usize].forms, *ty, (*mods).into()),
-        Inst::Binary { op, ty, mods, .. } => by_type(BINARY[*op as usize].forms, *ty, (*mods).into()),
-        Inst::Ternary { op, ty, mods, .. } => by_type(TERNARY[*op as usize].forms, *ty, (*mods).into()),
-        Inst::Bfi { ty, .. } => by_type(&[BFI], *ty, none),
+        Inst::Unary { op, ty, mods, .. } => by_type(target, UNARY[*op as usize].forms, *ty, (*mods).into()),
+        Inst::Binary { op, ty, mods, .. } => by_type(target, BINARY[*op as usize].forms, *ty, (*mods).into()),
+        Inst::Ternary { op, ty, mods, .. } => {
+            by_type(target, TERNARY[*op as usize].forms, *ty, (*mods).into())
+        }
+        Inst::Bfi { ty, .. } => by_type(target, &[BFI], *ty, none),
         Inst::Lop3 { .. } => Ok(LOP3),
-        Inst::Dp4a { a_ty, b_ty, .. } => by_types(&[DP4A], *a_ty, *b_ty, none),
-        Inst::Setp { cmp, ty, ftz: f, .. } => by_type(COMPARE[*cmp as usize].forms, *ty, ftz(*f)),
+        Inst::Dp4a { a_ty, b_ty, .. } => by_types(target, &[DP4A], *a_ty, *b_ty, none),
+        Inst::Setp { cmp, ty, ftz: f, .. } => by_type(target, COMPARE[*cmp as usize].forms, *ty, ftz(*f)),
         Inst::Set { cmp, dst_ty, ty, ftz: f, .. } => {
-            let compared = by_type(COMPARE[*cmp as usize].forms, *ty, ftz(*f))?;
-            let set = by_types(SET, *dst_ty, *ty, ftz(*f))?;
+            let compared = by_type(target, COMPARE[*cmp as usize].forms, *ty, ftz(*f))?;
+            let set = by_types(target, SET, *dst_ty, *ty, ftz(*f))?;
             Ok(Form { needs: set.needs.and(compared.needs), ..set })
         }
-        Inst::Selp { ty, .. } => by_type(&[SELP], *ty, none),
-        Inst::Slct { ty, c_ty, ftz: f, .. } => by_types(SLCT, *ty, *c_ty, ftz(*f)),
-        Inst::Mov { ty, .. } => by_type(&[MOV], *ty, none),
-        Inst::Pack { ty, .. } | Inst::Unpack { ty, .. } => by_type(PACK, *ty, none),
+        Inst::Selp { ty, .. } => by_type(target, &[SELP], *ty, none),
+        Inst::Slct { ty, c_ty, ftz: f, .. } => by_types(target, SLCT, *ty, *c_ty, ftz(*f)),
+        Inst::Mov { ty, .. } => by_type(target, &[MOV], *ty, none),
+        Inst::Pack { ty, .. } | Inst::Unpack { ty, .. } => by_type(target, PACK, *ty, none),
         Inst::Cvt { to, from, mods, b, .. } => {
             let forms = if b.is_some() { CVT_PAIR } else { CVT };
             if mods.sat && !cvt_sat_fits(*to, *from) {
                 return Err(Misfit::Modifiers(ModifierError::Illegal(ModifierSet::SAT)));
             }
-            by_types(forms, *to, *from, (*mods).into())
+            by_types(target, forms, *to, *from, (*mods).into())
         }
-        Inst::Ld { ty, .. } | Inst::St { ty, .. } => by_type(LOAD_STORE, *ty, none),
-        Inst::Atom { op, ty, .. } => by_type(ATOM[*op as usize].forms, *ty, none),
-        Inst::Redux { op, ty, .. } => by_type(REDUX[*op as usize].forms, *ty, none),
-        Inst::Match { ty, .. } => by_type(MATCH, *ty, none),
-        Inst::Cvta { ty, .. } => by_type(ADDRESS_TYPES, *ty, none),
+        Inst::Ld { ty, .. } | Inst::St { ty, .. } => by_type(target, LOAD_STORE, *ty, none),
+        Inst::Atom { op, ty, .. } => by_type(target, ATOM[*op as usize].forms, *ty, none),
+        Inst::Redux { op, ty, .. } => by_type(target, REDUX[*op as usize].forms, *ty, none),
+        Inst::Match { ty, .. } => by_type(target, MATCH, *ty, none),
+        Inst::Cvta { ty, .. } => by_type(target, ADDRESS_TYPES, *ty, none),
         _ => Ok(Form::of(TypeSet::EMPTY)),
     }
 }
@@ -70,22 +76,38 @@ pub const MATCH: &[Form] = &[Form::of(TypeSet::of(&[ScalarType::B32, ScalarType:
 /// `cvta`: addresses are 64-bit.
 pub const ADDRESS_TYPES: &[Form] = &[Form::of(TypeSet::of(&[ScalarType::U64]))];
 
-fn by_type(forms: &[Form], ty: ScalarType, modifiers: ModifierSet) -> Result<Form, Misfit> {
-    set::fit(forms, modifiers, |f| f.has_type(ty)).copied()
+fn by_type(
+    target: Option<Target>,
+    forms: &[Form],
+    ty: ScalarType,
+    modifiers: ModifierSet,
+) -> Result<Form, Misfit> {
+    set::fit(forms, modifiers, target, |f| f.has_type(ty)).copied()
 }
 
 fn by_types(
+    target: Option<Target>,
     forms: &[Form],
     ty: ScalarType,
     other: ScalarType,
     modifiers: ModifierSet,
 ) -> Result<Form, Misfit> {
-    set::fit(forms, modifiers, |f| f.has_types(ty, other)).copied()
+    set::fit(forms, modifiers, target, |f| f.has_types(ty, other)).copied()
 }
 
 /// The lowest version and target that have `inst`. For an instruction that is not legal at all, what its legal parts need.
 pub fn requirement(inst: &Inst) -> Requirement {
-    let mut needs = form(inst).map_or(Requirement::BASE, |f| f.needs);
+    requirement_for(inst, None)
+}
+
+/// The lowest version that has `inst` on `target`. Differs from [`requirement`] where an older target got the instruction
+/// in a later version.
+pub fn requirement_on(inst: &Inst, target: Target) -> Requirement {
+    requirement_for(inst, Some(target))
+}
+
+fn requirement_for(inst: &Inst, target: Option<Target>) -> Requirement {
+    let mut needs = form_for(inst, target).map_or(Requirement::BASE, |f| f.needs);
     let mut also = |r: Requirement| needs = needs.and(r);
     match inst {
         Inst::Mov { src: Operand::Special(s), .. } | Inst::Cvt { a: Operand::Special(s), .. } => {
@@ -115,7 +137,7 @@ pub fn requirement(inst: &Inst) -> Requirement {
         }
         Inst::Cvta { space, .. } | Inst::Isspacep { space, .. } => {
             also(memory::space(*space));
-            if *space == crate::types::StateSpace::Param {
+            if *space == StateSpace::Param {
                 also(Requirement::new(7, 7, 70));
             }
         }
@@ -200,7 +222,8 @@ pub fn function_requirement(function: &Function) -> Requirement {
 pub fn minimum_version(module: &Module) -> PtxVersion {
     let base = target_version(module.target).unwrap_or(PtxVersion::new(6, 0));
     module.functions.iter().fold(base, |version, function| {
-        let instructions = function.blocks.iter().flat_map(|b| &b.instructions).map(|i| requirement(&i.inst));
+        let instructions = function.blocks.iter().flat_map(|b| &b.instructions);
+        let instructions = instructions.map(|i| requirement_on(&i.inst, module.target));
         instructions.fold(version.max(function_requirement(function).version), |v, r| v.max(r.version))
     })
 }
@@ -269,6 +292,18 @@ mod tests {
             crate::module::Param { array: Some(5000), ..crate::module::Param::scalar("t", ScalarType::B8) };
         module.functions[0].params.push(bytes);
         assert_eq!(minimum_version(&module), PtxVersion::new(8, 1));
+    }
+
+    #[test]
+    fn a_target_may_have_had_an_instruction_for_longer_than_an_older_one() {
+        let (to, from) = (ScalarType::E4M3x2, ScalarType::F32);
+        let mods = Modifiers { satfinite: true, ..Modifiers::RN };
+        let a = Operand::f32(1.0);
+        let cvt = Inst::Cvt { to, from, mods, dst: Reg(0), a, b: Some(a) };
+        assert_eq!(requirement(&cvt), Requirement::new(8, 1, 89));
+        assert_eq!(requirement_on(&cvt, Target::sm(89)), Requirement::new(8, 1, 89));
+        assert_eq!(requirement_on(&cvt, Target::sm(90)), Requirement::new(7, 8, 90));
+        assert_eq!(requirement_on(&cvt, Target::sm(80)).sm, 89);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 use crate::inst::Modifiers;
-use crate::types::{PtxVersion, Rounding, ScalarType};
+use crate::types::{PtxVersion, Rounding, ScalarType, Target};
 
 /// A set of [`ScalarType`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -314,7 +314,7 @@ pub enum ModifierError {
 pub struct Row<O: 'static> {
     /// The operator.
     pub op: O,
-    /// Its forms. The first that fits decides; requirements rise from one to the next.
+    /// Its forms. Several may fit; the first is the one that the oldest targets have.
     pub forms: &'static [Form],
 }
 
@@ -327,23 +327,32 @@ pub enum Misfit {
     Modifiers(ModifierError),
 }
 
-/// The first of `forms` that `has` the types and takes `modifiers`.
+/// The form of `forms` that `has` the types and takes `modifiers`: the first, or, for a known target, the one that this
+/// target has had for longest.
 pub(super) fn fit<'a>(
     forms: impl IntoIterator<Item = &'a Form>,
     modifiers: ModifierSet,
+    target: Option<Target>,
     has: impl Fn(&Form) -> bool,
 ) -> Result<&'a Form, Misfit> {
     let mut misfit = Misfit::Types;
+    let mut best: Option<&Form> = None;
     for form in forms {
         if !has(form) {
             continue;
         }
-        match form.check(modifiers) {
-            Ok(()) => return Ok(form),
+        match (form.check(modifiers), target) {
+            (Ok(()), None) => return Ok(form),
+            (Ok(()), Some(target)) => {
+                let rank = |f: &Form| (f.needs.sm.saturating_sub(target.sm), f.needs.version);
+                if best.is_none_or(|b| rank(form) < rank(b)) {
+                    best = Some(form);
+                }
+            }
             // The complaint of the plainest form is the most useful one.
-            Err(e) if misfit == Misfit::Types => misfit = Misfit::Modifiers(e),
-            Err(_) => {}
+            (Err(e), _) if misfit == Misfit::Types => misfit = Misfit::Modifiers(e),
+            (Err(_), _) => {}
         }
     }
-    Err(misfit)
+    best.ok_or(misfit)
 }

@@ -46,7 +46,7 @@ pub(super) fn check(cx: &mut Checker<'_>) {
     }
     shared(cx);
     cx.each(|cx, instruction| {
-        let needs = isa::requirement(&instruction.inst);
+        let needs = isa::requirement_on(&instruction.inst, cx.module.target);
         if needs.version > cx.module.version {
             let message = format!(
                 "this instruction needs .version {}, the module has {}",

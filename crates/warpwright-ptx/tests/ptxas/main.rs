@@ -16,6 +16,9 @@ const OLDEST: Target = Target::sm(75);
 /// The target with every instruction of the table, and a version that knows it.
 const NEWEST: (PtxVersion, Target) = (PtxVersion::new(8, 8), Target::specific(100));
 
+/// Targets that differ in what they have.
+const PLAIN_TARGETS: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
+
 /// Types that arithmetic could have.
 const ARITHMETIC: [ScalarType; 21] = [
     B8, B16, B32, B64, U8, U16, U32, U64, S8, S16, S32, S64, F16, F16x2, BF16, BF16x2, F32, F64, TF32,
@@ -118,12 +121,16 @@ fn comparisons_selections_and_atomics_are_those_of_ptxas() {
     expect_none(&compare(&assembler, &all));
 }
 
+/// The version from which on `target` has what `needs` says.
+fn floor_on(needs: Requirement, target: Target) -> (PtxVersion, Target) {
+    (needs.version.max(isa::target_version(target).expect("a known target")), target)
+}
+
 /// The version and target below which `needs` says that nothing works, as far as the assembler can tell.
 fn floor(needs: Requirement) -> (PtxVersion, Target) {
     let sm = needs.sm.max(OLDEST.sm);
     let target = if needs.specific { Target::specific(sm) } else { Target::sm(sm) };
-    let known = isa::target_version(target).expect("requirements name known targets");
-    (needs.version.max(known), target)
+    floor_on(needs, target)
 }
 
 /// Whether ptxas takes an instruction that the manual does not have. The table follows the manual.
@@ -150,7 +157,11 @@ fn every_form_assembles_at_its_minimum() {
     let mut groups: std::collections::BTreeMap<(PtxVersion, Target), Vec<Inst>> =
         std::collections::BTreeMap::new();
     for inst in &all {
-        groups.entry(floor(isa::requirement(inst))).or_default().push(inst.clone());
+        let needs = isa::requirement(inst);
+        groups.entry(floor(needs)).or_default().push(inst.clone());
+        for target in PLAIN_TARGETS.into_iter().filter(|sm| *sm >= needs.sm).map(Target::sm) {
+            groups.entry(floor_on(isa::requirement_on(inst, target), target)).or_default().push(inst.clone());
+        }
     }
     let mut wrong = Vec::new();
     for ((version, target), group) in &groups {
@@ -177,21 +188,22 @@ fn no_form_assembles_below_its_minimum() {
             continue;
         }
         let needs = isa::requirement(&inst);
-        let (version, target) = floor(needs);
-        // One version earlier on the same target.
-        let known = isa::target_version(target).expect("known");
-        let earlier = versions.iter().copied().rfind(|v| *v < needs.version);
-        if let Some(v) = earlier.filter(|v| *v >= known) {
-            groups.entry((v, target)).or_default().push(inst.clone());
+        // One version earlier, on every target that has the instruction.
+        for sm in PLAIN_TARGETS.into_iter().filter(|sm| *sm >= needs.sm) {
+            let target = Target::sm(sm);
+            let known = isa::target_version(target).expect("a known target");
+            let first = isa::requirement_on(&inst, target).version;
+            if let Some(v) = versions.iter().copied().rfind(|v| *v < first).filter(|v| *v >= known) {
+                groups.entry((v, target)).or_default().push(inst.clone());
+            }
         }
-        // One architecture earlier on a version that knows everything.
-        let older =
-            isa::targets().map(|t| t.0).filter(|t| t.variant == TargetVariant::Plain && t.sm < needs.sm);
-        if let Some(t) = older.filter(|t| t.sm >= OLDEST.sm && t.sm != 88 && t.sm != 87).max_by_key(|t| t.sm)
-        {
-            groups.entry((NEWEST.0.max(version), t)).or_default().push(inst.clone());
+        // One architecture earlier, on a version that has everything.
+        if let Some(sm) = PLAIN_TARGETS.into_iter().rfind(|sm| *sm < needs.sm) {
+            groups.entry((NEWEST.0, Target::sm(sm))).or_default().push(inst.clone());
         }
     }
+    let tried: usize = groups.values().map(Vec::len).sum();
+    assert!(tried > 400, "{tried} instructions below their minimum");
     let mut wrong = Vec::new();
     for ((version, target), group) in &groups {
         for (inst, said) in group.iter().zip(assembler.judge(*version, *target, group)) {
