@@ -1,0 +1,351 @@
+//! `run`, `lint`, `emit`, `ops`, `devices`, `check` and `bench` as a user runs them.
+
+use crate::common::{Place, npy, npy_values};
+use serde_json::{Value, json};
+
+/// `y[i] = 2 x[i]` for `i < n`; without the comparison where `guarded` is false.
+fn double(guarded: bool) -> String {
+    let guard = if guarded { "    setp.ge.u32 %p1, %r4, %r5;\n    @%p1 bra DONE;\n" } else { "" };
+    format!(
+        ".version 7.0
+.target sm_75
+.address_size 64
+
+.visible .entry double(
+    .param .u64 x,
+    .param .u64 y,
+    .param .u32 n
+)
+{{
+    .reg .pred %p<2>;
+    .reg .b32 %r<6>;
+    .reg .f32 %f<3>;
+    .reg .b64 %rd<8>;
+
+    ld.param.u64 %rd1, [x];
+    ld.param.u64 %rd2, [y];
+    ld.param.u32 %r5, [n];
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %ntid.x;
+    mov.u32 %r3, %tid.x;
+    mad.lo.s32 %r4, %r1, %r2, %r3;
+{guard}    cvta.to.global.u64 %rd3, %rd1;
+    cvta.to.global.u64 %rd4, %rd2;
+    mul.wide.u32 %rd5, %r4, 4;
+    add.s64 %rd6, %rd3, %rd5;
+    ld.global.f32 %f1, [%rd6];
+    add.f32 %f2, %f1, %f1;
+    add.s64 %rd7, %rd4, %rd5;
+    st.global.f32 [%rd7], %f2;
+DONE:
+    ret;
+}}
+"
+    )
+}
+
+const RUN: [&str; 14] = [
+    "run",
+    "k.ptx",
+    "--grid",
+    "1",
+    "--block",
+    "64",
+    "--device",
+    "emulator",
+    "--arg",
+    "in:x.npy",
+    "--arg",
+    "out:y.npy:f32:50",
+    "--arg",
+    "u32:50",
+];
+
+fn place(kernel: &str) -> Place {
+    let place = Place::new();
+    place.write("k.ptx", kernel);
+    let x: Vec<f32> = (0..50).map(|i| i as f32).collect();
+    place.write("x.npy", npy(&x));
+    place
+}
+
+#[test]
+fn a_kernel_runs_on_arrays() {
+    let place = place(&double(true));
+    let ran = place.run(&[&RUN[..], &["--counters"]].concat());
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    let expected: Vec<f32> = (0..50).map(|i| 2.0 * i as f32).collect();
+    assert_eq!(npy_values(&place.path("y.npy")), expected);
+    assert!(ran.out.contains("y.npy: f32 [50]"), "{}", ran.out);
+    assert!(ran.out.contains("divergent_branches"), "{}", ran.out);
+    // The output exists now.
+    assert_eq!(place.run(&RUN).code, Some(2));
+    let value = place.json(&[&RUN[..], &["--force", "--json"]].concat());
+    assert_eq!(value["findings"], json!([]));
+    assert_eq!(value["counters"]["global_loads.bytes"], 200);
+    assert_eq!(value["counters"]["divergent_branches"], 1);
+}
+
+#[test]
+fn an_array_may_go_in_and_out() {
+    let place = place(&double(true));
+    let args = [
+        "run",
+        "k.ptx",
+        "--entry",
+        "double",
+        "--grid",
+        "1,1",
+        "--block",
+        "50",
+        "--device",
+        "emulator",
+        "--arg",
+        "inout:x.npy:z.npy",
+        "--arg",
+        "out:y.npy:f32:5,10",
+        "--arg",
+        "u32:0x32",
+        "--json",
+    ];
+    place.json(&args);
+    assert_eq!(npy_values(&place.path("z.npy"))[49], 49.0);
+    assert_eq!(npy_values(&place.path("y.npy"))[49], 98.0);
+}
+
+#[test]
+fn a_bad_access_is_shown_with_its_line() {
+    let place = place(&double(false));
+    let ran = place.run(&RUN);
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("error[memcheck"), "{}", ran.out);
+    assert!(ran.out.contains("ld.global.f32 %f1, [%rd6];") && ran.out.contains("^^^"), "{}", ran.out);
+    let line = double(false).lines().position(|line| line.contains("ld.global")).expect("a load") + 1;
+    let ran = place.run(&[&RUN[..], &["--json", "--force"]].concat());
+    assert_eq!(ran.code, Some(1));
+    let value: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let first = &value["findings"][0];
+    assert_eq!((&first["tool"], &first["line"]), (&json!("memcheck"), &json!(line)));
+    assert!(first["message"].is_string());
+}
+
+#[test]
+fn sanitizers_can_be_chosen() {
+    // Reads y, which nothing wrote.
+    let place = place(&double(true).replace("[%rd6]", "[%rd4]"));
+    let ran = place.run(&RUN);
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("initcheck"), "{}", ran.out);
+    let ran = place.run(&[&RUN[..], &["--force", "--sanitize", "memcheck"]].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.out);
+    let ran = place.run(&[&RUN[..], &["--force", "--sanitize", "leakcheck"]].concat());
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("there is no 'leakcheck'"), "{}", ran.err);
+}
+
+#[test]
+fn launches_that_cannot_be_are_usage_errors() {
+    let place = place(&double(true));
+    place.write("bad.npy", "not an array");
+    let base = ["run", "k.ptx", "--grid", "1", "--block", "64", "--device", "emulator"];
+    let cases: [(&[&str], &str); 8] = [
+        (&[], "takes 3 arguments, got 0"),
+        (&["--arg", "in:x.npy", "--arg", "in:x.npy", "--arg", "f32:1"], "is a u32, got f32"),
+        (&["--arg", "in:nowhere.npy"], "nowhere.npy: cannot open"),
+        (&["--arg", "in:bad.npy"], "bad.npy: is not an .npy file"),
+        (&["--arg", "x.npy"], "--arg x.npy: has no kind"),
+        (&["--arg", "out:y.npy:f32:5000000000000000"], "cannot"),
+        (&["--entry", "triple"], "holds no kernel `triple`"),
+        (&["--block", "2048"], ""),
+    ];
+    for (args, expected) in cases {
+        let args: Vec<&str> = if args.contains(&"--block") {
+            vec![
+                "run", "k.ptx", "--grid", "1", "--block", "2048", "--device", "emulator", "--arg",
+                "in:x.npy", "--arg", "in:x.npy", "--arg", "u32:1",
+            ]
+        } else {
+            [&base[..], args].concat()
+        };
+        let ran = place.run(&args);
+        assert_eq!(ran.code, Some(2), "{args:?}: {}{}", ran.out, ran.err);
+        assert!(ran.err.starts_with("error: ") && ran.err.contains(expected), "{args:?}: {}", ran.err);
+    }
+    assert_eq!(place.files(), ["bad.npy", "k.ptx", "x.npy"]);
+}
+
+#[test]
+fn lint_points_at_what_is_wrong() {
+    let place = place(&double(true));
+    let clean = place.json(&["lint", "k.ptx", "--json"]);
+    assert_eq!(clean["errors"], json!([]));
+    let broken =
+        double(true).replace("add.f32 %f2, %f1, %f1;", "add.f32 %f2, %f1, %rd1;\n    frobnicate %r1;");
+    place.write("bad.ptx", &broken);
+    let ran = place.run(&["lint", "bad.ptx"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.out.contains("--> bad.ptx:") && ran.out.contains("frobnicate %r1;"), "{}", ran.out);
+    let ran = place.run(&["lint", "bad.ptx", "--json"]);
+    assert_eq!(ran.code, Some(1));
+    let value: Value = serde_json::from_str(&ran.out).expect("JSON");
+    let line = broken.lines().position(|line| line.contains("frobnicate")).expect("it is there") + 1;
+    let hit = value["errors"].as_array().expect("a list").iter().find(|error| error["line"] == line);
+    let hit = hit.unwrap_or_else(|| panic!("line {line} in {value:#}"));
+    assert!(hit["rule"].as_str().is_some_and(|rule| rule.starts_with("P-")));
+    assert_eq!(hit["column"], 5);
+    assert!(hit["message"].as_str().is_some_and(|message| message.contains("frobnicate")));
+}
+
+#[test]
+fn lint_survives_what_is_no_ptx() {
+    let place = Place::new();
+    for (name, bytes) in [("empty.ptx", &b""[..]), ("bytes.ptx", &[0xff, 0x00, 0x80, b'\n', b'{'])] {
+        place.write(name, bytes);
+        let ran = place.run(&["lint", name, "--json"]);
+        assert_eq!(ran.code, Some(1), "{name}: {}", ran.err);
+        let value: Value = serde_json::from_str(&ran.out).expect("JSON");
+        assert!(value["errors"].as_array().is_some_and(|errors| !errors.is_empty()), "{name}");
+    }
+    assert_eq!(place.run(&["lint", "nowhere.ptx"]).code, Some(2));
+}
+
+#[test]
+fn lint_verifies_for_another_target() {
+    let place = place(&double(true));
+    let ran = place.run(&["lint", "k.ptx", "--target", "sm_90", "--json"]);
+    // PTX 7.0 does not know sm_90.
+    assert_eq!(ran.code, Some(1), "{}", ran.out);
+    assert!(ran.out.contains("V-TARGET-"), "{}", ran.out);
+}
+
+#[test]
+fn ops_lists_every_primitive() {
+    let list = Place::new().json(&["ops", "--json"]);
+    let list = list.as_array().expect("an array");
+    let silu = list
+        .iter()
+        .find(|op| op["op"] == "silu" && op["direction"] == "backward")
+        .expect("silu has a gradient");
+    assert_eq!(silu["dtypes"], json!(["f32", "f64", "f16", "bf16"]));
+    assert!(silu["targets"].as_array().is_some_and(|targets| targets.contains(&json!("sm_75"))));
+    let table = Place::new().run(&["ops"]);
+    assert!(table.out.contains("quantize_nf4"), "{}", table.out);
+}
+
+#[test]
+fn what_emit_prints_lint_accepts() {
+    let place = Place::new();
+    let list = place.json(&["ops", "--json"]);
+    for op in list.as_array().expect("an array") {
+        let (name, direction) =
+            (op["op"].as_str().expect("a name"), op["direction"].as_str().expect("a direction"));
+        let dtype = op["dtypes"][0].as_str().expect("a type");
+        let mut args = vec!["emit", name, "--dtype", dtype, "--target", "sm_80"];
+        if direction == "backward" {
+            args.push("--backward");
+        }
+        let ran = place.run(&args);
+        assert_eq!(ran.code, Some(0), "{name}: {}", ran.err);
+        assert!(ran.out.contains(".target sm_80"), "{name}");
+        place.write("k.ptx", &ran.out);
+        let linted = place.run(&["lint", "k.ptx"]);
+        assert_eq!(linted.code, Some(0), "{name}: {}", linted.out);
+    }
+    let unknown = place.run(&["emit", "gelu"]);
+    assert_eq!(unknown.code, Some(2));
+    assert!(unknown.err.contains("help: `warpwright ops` lists them"), "{}", unknown.err);
+}
+
+#[test]
+fn check_holds_a_primitive_against_its_reference() {
+    let place = Place::new();
+    let value = place.json(&["check", "relu", "--device", "emulator", "--json"]);
+    assert_eq!(value["failed"], 0);
+    let cases = value["cases"].as_array().expect("a list");
+    assert!(!cases.is_empty());
+    for case in cases {
+        assert_eq!((&case["op"], &case["ok"], &case["findings"]), (&json!("relu"), &json!(true), &json!([])));
+        assert!(case["error"].as_f64() <= case["budget"].as_f64(), "{case}");
+        assert!(case["dtype"].is_string() && case["shape"].is_array() && case["direction"].is_string());
+    }
+    let ran = place.run(&["check", "relu", "gelu", "--device", "emulator"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("no primitive called 'gelu'"), "{}", ran.err);
+}
+
+#[test]
+fn bench_counts_on_the_emulator_and_says_so() {
+    let place = Place::new();
+    let args = ["bench", "relu", "--device", "emulator", "--elements", "4096"];
+    let ran = place.run(&args);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.out.contains("the emulator has no times"), "{}", ran.out);
+    let value = place.json(&[&args[..], &["--json"]].concat());
+    let result = value["results"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|r| r["dtype"] == "f32" && r["direction"] == "forward");
+    let result = result.expect("relu of f32");
+    assert_eq!(result["counters"]["global_loads.bytes"], 4096 * 4);
+    assert_eq!(result["counters"]["global_loads.sectors"], result["counters"]["global_loads.ideal_sectors"]);
+    assert!(result.get("median_us").is_none());
+}
+
+#[test]
+fn devices_always_has_the_emulator() {
+    let value = Place::new().json(&["devices", "--json"]);
+    let devices = value["devices"].as_array().expect("a list");
+    assert!(devices.iter().any(|device| device["id"] == "emulator"));
+    assert!(value["auto"].is_string());
+    let text = Place::new().run(&["devices"]);
+    assert_eq!(text.code, Some(0));
+    assert!(text.out.contains("--device auto runs on"), "{}", text.out);
+}
+
+#[test]
+fn a_missing_driver_is_said() {
+    let place = Place::new();
+    if place.json(&["devices", "--json"])["cuda_unavailable"].is_null() {
+        eprintln!("skipped: there is a GPU");
+        return;
+    }
+    let ran = place.run(&["check", "relu", "--device", "cuda:0"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.starts_with("error: CUDA cannot be used: "), "{}", ran.err);
+    assert!(ran.err.contains("--device emulator"), "{}", ran.err);
+}
+
+#[test]
+fn off_a_terminal_there_are_no_escapes_and_no_progress() {
+    let place = place(&double(false));
+    for args in [&RUN[..], &["devices"], &["ops"], &["--help"], &["lint", "x.npy"]] {
+        let ran = place.run(args);
+        assert!(!ran.out.contains('\u{1b}') && !ran.err.contains('\u{1b}'), "{args:?}");
+    }
+}
+
+#[test]
+fn help_and_usage_have_the_customary_exit_codes() {
+    let place = Place::new();
+    for command in [
+        "devices",
+        "ops",
+        "emit",
+        "check",
+        "quantize",
+        "dequantize",
+        "inspect",
+        "demo",
+        "run",
+        "lint",
+        "bench",
+    ] {
+        let ran = place.run(&[command, "--help"]);
+        assert_eq!(ran.code, Some(0), "{command}");
+        assert!(ran.out.contains("Usage: warpwright"), "{command}");
+    }
+    assert_eq!(place.run(&[]).code, Some(2));
+    assert_eq!(place.run(&["frobnicate"]).code, Some(2));
+    assert_eq!(place.run(&["--version"]).out.trim(), concat!("warpwright ", env!("CARGO_PKG_VERSION")));
+}
