@@ -22,7 +22,7 @@ use crate::storage;
 type Layout = (usize, usize, usize);
 
 /// Every case of the family.
-pub fn cases(scope: Scope) -> Vec<Case> {
+pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
     for scheme in Scheme::ALL {
         for dtype in DType::FLOATS {

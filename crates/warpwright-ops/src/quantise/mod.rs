@@ -1,0 +1,402 @@
+//! 4-bit quantisation: NF4 and FP4 blocks as bitsandbytes stores them, and int4 groups. Quantise and dequantise.
+//!
+//! A tensor is read as one flat sequence in row-major order. Every `group_size` consecutive elements share one scale;
+//! the last group may be short. Two codes share a byte.
+//!
+//! | scheme | scale of a group | code of `x` | value of a code |
+//! |---|---|---|---|
+//! | `nf4`, `fp4` | `absmax = max abs(x)`, f32 | index of the nearest table value to `x * (1 / absmax)` | `table[code] * absmax` |
+//! | `int4` symmetric | `absmax / 7` | `clamp(round(x / scale), -8, 7) + 8` | `(code - 8) * scale` |
+//! | `int4` asymmetric | `(high - low) / 15` | `clamp(round(x / scale) + zero_point, 0, 15)` | `(code - zero_point) * scale` |
+//!
+//! with `low = min(x, 0)`, `high = max(x, 0)` over the group, so that zero is always represented exactly, and
+//! `zero_point = clamp(round(-low / scale), 0, 15)`. Rounding is to nearest even. The NF4 table is that of QLoRA
+//! (Dettmers et al. 2023, arXiv:2305.14314), the FP4 table and the decisions between neighbours are those of bitsandbytes'
+//! CUDA kernels ([`tables`]).
+//!
+//! Arithmetic is f32, and f64 for int4 of f64 tensors, whose scales are f64; NF4 and FP4 round an f64 tensor to f32 first.
+//! A group of zeros has scale 0. A NaN in a group makes its scale NaN, so that all of it is NaN when it comes back; an
+//! infinity makes it infinite or NaN. The codes of such a group mean nothing. An odd tail is padded with the code of zero.
+//!
+//! [`nested`] quantises the block maxima themselves ("double quantisation").
+
+mod functions;
+mod kernel;
+pub mod nested;
+mod nested_kernel;
+pub mod reference;
+pub mod tables;
+pub mod tuning;
+
+use warpwright_dsl::{In, KernelArgs, KernelDef, Out};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+
+use crate::PlanError;
+use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::plan::{self, Binding, Operation, Plan, PlanParts, TensorSpec, Variant};
+
+pub use functions::{Quantized, dequantize, dequantize_nested, quantize, quantize_nested};
+pub use nested::QuantizedNested;
+
+/// What a code stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Scheme {
+    /// 4-bit NormalFloat.
+    Nf4,
+    /// 4-bit floating point with two exponent bits.
+    Fp4,
+    /// Integers from -8 to 7.
+    Int4Symmetric,
+    /// Integers from 0 to 15 with a zero point per group.
+    Int4Asymmetric,
+}
+
+impl Scheme {
+    /// Every scheme.
+    pub const ALL: [Self; 4] = [Self::Nf4, Self::Fp4, Self::Int4Symmetric, Self::Int4Asymmetric];
+
+    /// Its name in the catalogue, after `quantize_` and `dequantize_`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nf4 => "nf4",
+            Self::Fp4 => "fp4",
+            Self::Int4Symmetric => "int4",
+            Self::Int4Asymmetric => "int4_asymmetric",
+        }
+    }
+
+    /// The type of scales for tensors of `dtype`.
+    pub const fn scale_dtype(self, dtype: DType) -> DType {
+        match (self, dtype) {
+            (Self::Int4Symmetric | Self::Int4Asymmetric, DType::F64) => DType::F64,
+            _ => DType::F32,
+        }
+    }
+
+    /// Whether groups have zero points.
+    pub const fn has_zero_points(self) -> bool {
+        matches!(self, Self::Int4Asymmetric)
+    }
+
+    const fn op(self, quantises: bool) -> &'static str {
+        match (self, quantises) {
+            (Self::Nf4, true) => "quantize_nf4",
+            (Self::Nf4, false) => "dequantize_nf4",
+            (Self::Fp4, true) => "quantize_fp4",
+            (Self::Fp4, false) => "dequantize_fp4",
+            (Self::Int4Symmetric, true) => "quantize_int4",
+            (Self::Int4Symmetric, false) => "dequantize_int4",
+            (Self::Int4Asymmetric, true) => "quantize_int4_asymmetric",
+            (Self::Int4Asymmetric, false) => "dequantize_int4_asymmetric",
+        }
+    }
+}
+
+/// Which half of a byte holds the first of its two elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NibbleOrder {
+    /// The high half, as in bitsandbytes.
+    HighFirst,
+    /// The low half, as in most integer formats.
+    LowFirst,
+}
+
+impl NibbleOrder {
+    /// Both orders.
+    pub const ALL: [Self; 2] = [Self::HighFirst, Self::LowFirst];
+
+    /// A byte of two codes.
+    pub const fn pack(self, first: u8, second: u8) -> u8 {
+        match self {
+            Self::HighFirst => first << 4 | second & 15,
+            Self::LowFirst => second << 4 | first & 15,
+        }
+    }
+
+    /// The first (`position` 0) or second code of a byte.
+    pub const fn unpack(self, byte: u8, position: usize) -> u8 {
+        byte >> self.shift(position) & 15
+    }
+
+    /// The bit at which the code of element `position` starts in a little-endian word of codes.
+    pub const fn shift(self, position: usize) -> u32 {
+        let nibble = match self {
+            Self::HighFirst => position ^ 1,
+            Self::LowFirst => position,
+        };
+        4 * nibble as u32
+    }
+}
+
+/// Groups that `len` elements fall into.
+pub const fn groups(len: usize, group_size: usize) -> usize {
+    len.div_ceil(if group_size == 0 { 1 } else { group_size })
+}
+
+/// Bytes that `len` codes take.
+pub const fn packed_bytes(len: usize) -> usize {
+    len.div_ceil(2)
+}
+
+/// `x` to codes and scales.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct QuantizeDesc {
+    /// What a code stands for.
+    pub scheme: Scheme,
+    /// Element type of `x`.
+    pub dtype: DType,
+    /// Elements that share a scale, at least 1.
+    pub group_size: usize,
+    /// Order of the codes in a byte.
+    pub order: NibbleOrder,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// Tensors of [`QuantizeDesc`].
+#[derive(Debug)]
+pub struct QuantizeArgs<'a> {
+    /// The elements.
+    pub x: TensorRef<'a>,
+    /// u8, [`packed_bytes`] of them.
+    pub codes: TensorMut<'a>,
+    /// [`Scheme::scale_dtype`], one a group.
+    pub scales: TensorMut<'a>,
+    /// u8, one a group; for schemes that have them.
+    pub zero_points: Option<TensorMut<'a>>,
+}
+
+impl Operation for QuantizeDesc {
+    type Args<'a> = QuantizeArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let Self { scheme, dtype, group_size, order, len } = *self;
+        let op = scheme.op(true);
+        let layout = Layout::check(op, scheme, dtype, group_size, len)?;
+        let mut tensors = vec![TensorSpec::read("x", dtype, len)];
+        tensors.extend(layout.packed().map(|(name, dtype, len)| TensorSpec::write(name, dtype, len)));
+        // Kernels of schemes without zero points never touch that argument; it gets the scales.
+        let zero_points = if scheme.has_zero_points() { 3 } else { 2 };
+        let n = len as u64;
+        let mut variants = Vec::new();
+        if let Some(tile) = tuning::quantise_tile(dtype, group_size) {
+            let args = kernel::QuantiseArgs {
+                x: In::slot(0),
+                codes: Out::slot(1),
+                scales: Out::slot(2),
+                zero_points: Out::slot(zero_points),
+                n,
+            };
+            let def = kernel::Quantise { scheme, dtype, order, tile };
+            let step = step(op, &def, args, target, (len, tile.elements_per_block()))?;
+            variants.push(Variant { alignment: 16, steps: step.into_iter().collect() });
+        }
+        // The variant for any group size and alignment: one launch for the scales, one for the codes.
+        let group = group_size as u64;
+        let tile = tuning::scale_tile(group_size);
+        let args = kernel::ScalesArgs {
+            x: In::slot(0),
+            scales: Out::slot(2),
+            zero_points: Out::slot(zero_points),
+            n,
+            group_size: group,
+        };
+        let cover = (groups(len, group_size), tile.groups_per_block());
+        let scales = step(op, &kernel::Scales { scheme, dtype, tile }, args, target, cover)?;
+        let args = kernel::CodesArgs {
+            x: In::slot(0),
+            scales: In::slot(2),
+            zero_points: In::slot(zero_points),
+            codes: Out::slot(1),
+            n,
+            group_size: group,
+        };
+        let cover = (packed_bytes(len), tuning::THREADS);
+        let codes = step(op, &kernel::Codes { scheme, dtype, order }, args, target, cover)?;
+        variants.push(Variant { alignment: 1, steps: scales.into_iter().chain(codes).collect() });
+        Ok(layout.finish(op, target, tensors, variants))
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        let outputs = [Some(args.codes), Some(args.scales), args.zero_points];
+        let outputs = outputs.into_iter().flatten().map(Binding::Output);
+        std::iter::once(Binding::Input(args.x)).chain(outputs).collect()
+    }
+}
+
+/// Codes and scales back to elements.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DequantizeDesc {
+    /// What a code stands for.
+    pub scheme: Scheme,
+    /// Element type of `y`.
+    pub dtype: DType,
+    /// Elements that share a scale, at least 1.
+    pub group_size: usize,
+    /// Order of the codes in a byte.
+    pub order: NibbleOrder,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// Tensors of [`DequantizeDesc`].
+#[derive(Debug)]
+pub struct DequantizeArgs<'a> {
+    /// u8, [`packed_bytes`] of them.
+    pub codes: TensorRef<'a>,
+    /// [`Scheme::scale_dtype`], one a group.
+    pub scales: TensorRef<'a>,
+    /// u8, one a group; for schemes that have them.
+    pub zero_points: Option<TensorRef<'a>>,
+    /// The elements.
+    pub y: TensorMut<'a>,
+}
+
+impl Operation for DequantizeDesc {
+    type Args<'a> = DequantizeArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let Self { scheme, dtype, group_size, order, len } = *self;
+        let op = scheme.op(false);
+        let layout = Layout::check(op, scheme, dtype, group_size, len)?;
+        let mut tensors: Vec<_> =
+            layout.packed().map(|(name, dtype, len)| TensorSpec::read(name, dtype, len)).collect();
+        tensors.push(TensorSpec::write("y", dtype, len));
+        // As in quantisation, an argument that is not used gets the scales.
+        let (zero_points, y) = if scheme.has_zero_points() { (2, 3) } else { (1, 2) };
+        let mut variants = Vec::new();
+        for config in tuning::dequantise_configs(dtype, group_size) {
+            let args = kernel::DequantiseArgs {
+                codes: In::slot(0),
+                scales: In::slot(1),
+                zero_points: In::slot(zero_points),
+                y: Out::slot(y),
+                n: len as u64,
+                divisor: if config.power_of_two {
+                    group_size.trailing_zeros().into()
+                } else {
+                    group_size as u64
+                },
+            };
+            let def = kernel::Dequantise { scheme, dtype, order, config };
+            let step = step(op, &def, args, target, (len, config.elements_per_block()))?;
+            variants.push(Variant { alignment: config.alignment(dtype), steps: step.into_iter().collect() });
+        }
+        Ok(layout.finish(op, target, tensors, variants))
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        let inputs = [Some(args.codes), Some(args.scales), args.zero_points];
+        let inputs = inputs.into_iter().flatten().map(Binding::Input);
+        inputs.chain([Binding::Output(args.y)]).collect()
+    }
+}
+
+/// The checked fields that both descriptors share.
+#[derive(Clone, Copy)]
+struct Layout {
+    scheme: Scheme,
+    dtype: DType,
+    group_size: usize,
+    len: usize,
+}
+
+impl Layout {
+    fn check(
+        op: &'static str,
+        scheme: Scheme,
+        dtype: DType,
+        group_size: usize,
+        len: usize,
+    ) -> Result<Self, PlanError> {
+        if !dtype.is_float() {
+            return Err(PlanError::DType { op, tensor: "x", got: dtype, expected: &DType::FLOATS });
+        }
+        if group_size == 0 {
+            let got = group_size.to_string();
+            return Err(PlanError::Parameter { op, parameter: "group_size", got, expected: "at least 1" });
+        }
+        Ok(Self { scheme, dtype, group_size, len })
+    }
+
+    /// Name, type and length of the packed tensors in slot order.
+    fn packed(&self) -> impl Iterator<Item = (&'static str, DType, usize)> {
+        let groups = groups(self.len, self.group_size);
+        let zero_points = self.scheme.has_zero_points().then_some(("zero_points", DType::U8, groups));
+        let scales = ("scales", self.scheme.scale_dtype(self.dtype), groups);
+        [("codes", DType::U8, packed_bytes(self.len)), scales].into_iter().chain(zero_points)
+    }
+
+    fn finish<O: Operation>(
+        &self,
+        op: &'static str,
+        target: Target,
+        tensors: Vec<TensorSpec>,
+        variants: Vec<Variant>,
+    ) -> Plan<O> {
+        let direction = Direction::Forward;
+        Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes: 0 })
+    }
+}
+
+/// A launch with one thread block for every `per_block` of `len` items; `None` if there are none.
+fn step<D: KernelDef>(
+    op: &'static str,
+    def: &D,
+    args: D::Args,
+    target: Target,
+    (len, per_block): (usize, u32),
+) -> Result<Option<LaunchStep>, PlanError> {
+    let kernel = plan::recorded(op, def, target)?;
+    Ok(plan::cover(op, len, per_block)?.map(|grid| LaunchStep::new(kernel, grid, args.values())))
+}
+
+/// The family's rows of the catalogue.
+pub(crate) fn entries() -> Vec<Entry> {
+    let entry = |op, dtypes| Entry { op, direction: Direction::Forward, dtypes, targets: &TARGETS };
+    let both = Scheme::ALL.into_iter().flat_map(|s| [s.op(true), s.op(false)]);
+    let plain = both.map(|op| entry(op, &DType::FLOATS[..]));
+    let nested = [nested::QUANTIZE, nested::DEQUANTIZE].map(|op| entry(op, &[DType::F32]));
+    plain.chain(nested).collect()
+}
+
+/// Every kernel that a plan of `entry` can hold for the group sizes that checkpoints use, and for all others.
+pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    /// Kernels do not depend on the length, as long as there is something to do.
+    const LEN: usize = 1;
+    /// A group of less than a warp, one of no power of two, one that no vector divides.
+    const OTHER_GROUP_SIZES: [usize; 3] = [1, 96, 100];
+
+    fn of<O: Operation>(desc: O, target: Target) -> Result<Vec<Kernel>, PlanError> {
+        let plan = desc.plan(target)?;
+        Ok(plan.variants().iter().flat_map(|v| &v.steps).map(|s| s.kernel().clone()).collect())
+    }
+    match entry.op {
+        nested::QUANTIZE => return of(nested::QuantizeNestedDesc { len: LEN }, target),
+        nested::DEQUANTIZE => return of(nested::DequantizeNestedDesc { len: LEN }, target),
+        _ => {}
+    }
+    let scheme = Scheme::ALL.into_iter().find(|s| entry.op == s.op(true) || entry.op == s.op(false));
+    let Some(scheme) = scheme else {
+        return Err(PlanError::UnknownOperation { name: entry.op.to_owned() });
+    };
+    let mut kernels: Vec<Kernel> = Vec::new();
+    for order in NibbleOrder::ALL {
+        for group_size in OTHER_GROUP_SIZES.into_iter().chain(tuning::CATALOGUED_GROUP_SIZES) {
+            let found = if entry.op == scheme.op(true) {
+                of(QuantizeDesc { scheme, dtype, group_size, order, len: LEN }, target)?
+            } else {
+                of(DequantizeDesc { scheme, dtype, group_size, order, len: LEN }, target)?
+            };
+            for kernel in found {
+                if kernels.iter().all(|k| k.name() != kernel.name()) {
+                    kernels.push(kernel);
+                }
+            }
+        }
+    }
+    Ok(kernels)
+}

@@ -1,0 +1,145 @@
+//! The kernels of nested statistics.
+
+use warpwright_dsl::prelude::*;
+
+use super::nested::{BLOCK, PARTIALS};
+use super::reference::MIN_ABSMAX;
+use super::tables::{dynamic_map, midpoints};
+use super::tuning::THREADS;
+
+kernel_args! {
+    /// Sums of parts of a vector.
+    pub(super) struct PartialSumsArgs => PartialSumsParams { x: In<f32>, partial: Out<f64>, n: u64 }
+}
+
+/// One sum in f64 per block, each block striding over the whole vector.
+pub(super) struct PartialSums;
+
+impl KernelDef for PartialSums {
+    type Args = PartialSumsArgs;
+
+    fn name(&self) -> String {
+        "partial_sums_f32".to_owned()
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: PartialSumsParams<'k>) {
+        let first = Index::affine(k, (k.block_idx_x(), THREADS), (k.thread_idx(), 1)).to_u64();
+        let mine = k.fold(k.range(first, a.n, u64::from(THREADS * PARTIALS)), k.lit::<f64>(0.0), |i, sum| {
+            sum + a.x.at(i).get().to_f64()
+        });
+        let total = block_reduce(k, Sum, mine);
+        k.if_(k.thread_idx().eq(0), || a.partial.at(k.block_idx_x()).set(total));
+    }
+}
+
+kernel_args! {
+    /// The mean from its partial sums.
+    pub(super) struct MeanArgs => MeanParams { partial: In<f64>, mean: Out<f32>, n: u64 }
+}
+
+/// Adds the partial sums and divides.
+pub(super) struct MeanOfPartials;
+
+impl KernelDef for MeanOfPartials {
+    type Args = MeanArgs;
+
+    fn name(&self) -> String {
+        "mean_of_partials_f32".to_owned()
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(PARTIALS)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: MeanParams<'k>) {
+        let total = block_reduce(k, Sum, a.partial.at(k.thread_idx()).get());
+        let mean = total / a.n.convert::<f64>();
+        k.if_(k.thread_idx().eq(0), || a.mean.set(mean.to_f32()));
+    }
+}
+
+kernel_args! {
+    /// Shifted values to 8-bit codes.
+    pub(super) struct QuantiseNestedArgs => QuantiseNestedParams {
+        x: In<f32>, offset: In<f32>, codes: Out<u8>, absmax: Out<f32>, n: u64
+    }
+}
+
+/// One warp per block of 256 values.
+pub(super) struct QuantiseNested;
+
+impl KernelDef for QuantiseNested {
+    type Args = QuantiseNestedArgs;
+
+    fn name(&self) -> String {
+        "quantize_nested_f32".to_owned()
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: QuantiseNestedParams<'k>) {
+        let bounds = k.constant_table::<f32>(&midpoints(&dynamic_map()).map(f32::to_bits));
+        let offset = a.offset.get();
+        let block = Index::affine(k, (k.block_idx_x(), THREADS / 32), (k.warp_idx(), 1)).to_u64();
+        let start = block * BLOCK as u64 + k.lane_idx().to_u64();
+        let per_lane = BLOCK as u64 / 32;
+        let values: Vec<(U64<'k>, F32<'k>)> = (0..per_lane)
+            .map(|j| {
+                let i = start + 32 * j;
+                (i, k.if_else(i.lt(a.n), || a.x.at(i).get() - offset, || k.lit(0.0)))
+            })
+            .collect();
+        let zero = k.lit::<f32>(0.0);
+        let most = values.iter().fold(zero, |most, (_, v)| most.max(v.abs()));
+        let most = warp_reduce(k, Max, most);
+        k.if_(k.lane_idx().eq(0) & start.lt(a.n), || a.absmax.at(block).set(most));
+        let r = most.max(f64::from(MIN_ABSMAX)).rcp();
+        for (i, v) in values {
+            let t = v * r;
+            // How many of the 255 ascending midpoints t exceeds, a bit of the answer at a time.
+            let code = (0..8).rev().fold(k.lit(0u32), |code, bit| {
+                let next = code + (1u32 << bit);
+                t.gt(bounds.at(next - 1).get()).select(next, code)
+            });
+            k.if_(i.lt(a.n), || a.codes.at(i).set(code));
+        }
+    }
+}
+
+kernel_args! {
+    /// 8-bit codes to values.
+    pub(super) struct DequantiseNestedArgs => DequantiseNestedParams {
+        codes: In<u8>, absmax: In<f32>, offset: In<f32>, y: Out<f32>, n: u64
+    }
+}
+
+/// One value per thread.
+pub(super) struct DequantiseNested;
+
+impl KernelDef for DequantiseNested {
+    type Args = DequantiseNestedArgs;
+
+    fn name(&self) -> String {
+        "dequantize_nested_f32".to_owned()
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: DequantiseNestedParams<'k>) {
+        let map = k.constant_table::<f32>(&dynamic_map().map(f32::to_bits));
+        elementwise(k, a.n, 1, |i, _| {
+            let value = map.at(a.codes.at(i).get()).get();
+            let group = i.to_u64() / BLOCK as u64;
+            // Two roundings, as the format has it.
+            a.y.at(i).set(value * a.absmax.at(group).get() + a.offset.get());
+        });
+    }
+}

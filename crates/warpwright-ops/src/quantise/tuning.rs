@@ -1,0 +1,126 @@
+//! Which kernel serves which shape. Pure: a function of the descriptor alone.
+
+use warpwright_ptx::DType;
+
+/// Threads of a block.
+pub const THREADS: u32 = 256;
+
+/// Threads of a warp.
+const WARP: usize = 32;
+
+/// Elements that a thread may hold in registers.
+const MAX_PER_THREAD: usize = 128;
+
+/// How the fused kernel lays a group over a warp: `lanes` neighbouring lanes hold `vectors` vectors of `width`
+/// elements each, vector by vector across the lanes, so that every access of a group is contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantiseTile {
+    /// Elements of one vector access.
+    pub width: u32,
+    /// Vectors of a group that one lane holds.
+    pub vectors: u32,
+    /// Lanes that share a group.
+    pub lanes: u32,
+    /// Groups that one lane takes part in, one after the other.
+    pub rounds: u32,
+}
+
+impl QuantiseTile {
+    /// Elements of a group.
+    pub const fn group_size(self) -> u32 {
+        self.width * self.vectors * self.lanes
+    }
+
+    /// Elements that a block takes.
+    pub const fn elements_per_block(self) -> u32 {
+        self.width * self.vectors * self.rounds * THREADS
+    }
+
+    /// Groups that a block takes.
+    pub const fn groups_per_block(self) -> u32 {
+        self.rounds * (THREADS / self.lanes)
+    }
+}
+
+/// The tile for groups of `group_size`, or `None` where groups do not divide into whole vectors of a warp.
+pub fn quantise_tile(dtype: DType, group_size: usize) -> Option<QuantiseTile> {
+    let widest = 16 / dtype.bytes();
+    let width = widest.min(group_size);
+    if width < 2 || !group_size.is_multiple_of(width) || !width.is_power_of_two() {
+        return None;
+    }
+    let pieces = group_size / width;
+    let (lanes, vectors) = match pieces {
+        p if p.is_power_of_two() && p <= WARP => (p, 1),
+        p if p.is_multiple_of(WARP) && p / WARP * width <= MAX_PER_THREAD => (WARP, p / WARP),
+        _ => return None,
+    };
+    let rounds = if vectors == 1 { 2 } else { 1 };
+    Some(QuantiseTile { width: width as u32, vectors: vectors as u32, lanes: lanes as u32, rounds })
+}
+
+/// Group sizes whose fused kernels are part of the catalogue: those that checkpoints use.
+pub const CATALOGUED_GROUP_SIZES: [usize; 9] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
+
+/// How many lanes find the scale of a group in the kernel for any shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleTile {
+    /// One thread a group.
+    Thread,
+    /// One warp a group.
+    Warp,
+}
+
+impl ScaleTile {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Thread, Self::Warp];
+
+    /// Groups that a block takes.
+    pub const fn groups_per_block(self) -> u32 {
+        match self {
+            Self::Thread => THREADS,
+            Self::Warp => THREADS / 32,
+        }
+    }
+}
+
+/// Short groups take a thread each, so that most lanes have work.
+pub const fn scale_tile(group_size: usize) -> ScaleTile {
+    if group_size < WARP { ScaleTile::Thread } else { ScaleTile::Warp }
+}
+
+/// How the kernel that dequantises finds an element's group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DequantiseConfig {
+    /// Elements of a thread, written as one vector; 2 for any alignment.
+    pub width: u32,
+    /// Whether the elements of a thread share a scale.
+    pub one_group: bool,
+    /// Whether the group size is a power of two, passed as its logarithm.
+    pub power_of_two: bool,
+}
+
+impl DequantiseConfig {
+    /// Elements that a block takes.
+    pub const fn elements_per_block(self) -> u32 {
+        self.width * THREADS
+    }
+
+    /// What every tensor's address must be a multiple of.
+    pub const fn alignment(self, dtype: DType) -> u64 {
+        if self.one_group { self.width as u64 * dtype.bytes() as u64 } else { 1 }
+    }
+}
+
+/// The configurations for groups of `group_size`, best first; the last one takes any alignment.
+pub fn dequantise_configs(dtype: DType, group_size: usize) -> Vec<DequantiseConfig> {
+    let width = 16 / dtype.bytes();
+    let power_of_two = group_size.is_power_of_two();
+    let wide = group_size.is_multiple_of(width).then_some(DequantiseConfig {
+        width: width as u32,
+        one_group: true,
+        power_of_two,
+    });
+    let any = DequantiseConfig { width: 2, one_group: false, power_of_two };
+    wide.into_iter().chain([any]).collect()
+}
