@@ -272,25 +272,50 @@ impl Barrier {
         if bad_count {
             report_count(call, findings);
         }
-        let Some((pc, first, reduces)) = self.first else { return };
+        let Some(first) = self.first else { return };
         if self.count != call.count {
             let text =
                 |count: Option<u32>| count.map_or("all threads".to_owned(), |n| format!("{n} threads"));
+            let (here, there) =
+                if call.pc <= first.0 { (call.count, self.count) } else { (self.count, call.count) };
             let message = format!(
-                "arrives at barrier {} for {}, while others wait there for {}",
+                "arrives at barrier {} for {}, while others arrive there for {}",
                 call.id,
-                text(call.count),
-                text(self.count)
+                text(here),
+                text(there)
             );
             let help = "all arrivals at a barrier have to give the same count until it opens";
-            report(call, "barrier-count-mismatch", message, help, Some((pc, first)), findings);
+            report_pair(call, first, "barrier-count-mismatch", message, help, findings);
         }
-        if reduces != matches!(call.arrival, Arrival::Reduce(_)) {
-            let message = format!("mixes bar.red with bar.sync or bar.arrive at barrier {}", call.id);
+        if first.2 != matches!(call.arrival, Arrival::Reduce(_)) {
+            let message =
+                format!("barrier {} is used by bar.red and by bar.sync or bar.arrive at once", call.id);
             let help = "use a barrier of its own for the reduction";
-            report(call, "barrier-kind-mismatch", message, help, Some((pc, first)), findings);
+            report_pair(call, first, "barrier-kind-mismatch", message, help, findings);
         }
     }
+}
+
+/// Reports two arrivals that do not fit, at the lower instruction, so that the finding is the same whoever comes first.
+#[cold]
+fn report_pair(
+    call: &BarrierCall,
+    (first_pc, first_site, _): (u32, Site, bool),
+    kind: &'static str,
+    message: String,
+    help: &str,
+    findings: &mut Findings,
+) {
+    let (mine, theirs) = ((call.pc, site(call)), (first_pc, first_site));
+    let (here, there) = if mine <= theirs { (mine, theirs) } else { (theirs, mine) };
+    let key = Key { tool: Tool::Synccheck, kind, pc: here.0, other_pc: Some(there.0) };
+    findings.record(key, here.1, || Event {
+        severity: Severity::Error,
+        message,
+        help: help.to_owned(),
+        address: None,
+        other: Some(Other { site: Some(there.1), pc: Some(there.0), action: "arrived too" }),
+    });
 }
 
 fn site(call: &BarrierCall) -> Site {
@@ -298,28 +323,21 @@ fn site(call: &BarrierCall) -> Site {
 }
 
 #[cold]
-fn report(
-    call: &BarrierCall,
-    kind: &'static str,
-    message: String,
-    help: &str,
-    other: Option<(u32, Site)>,
-    findings: &mut Findings,
-) {
-    let key = Key { tool: Tool::Synccheck, kind, pc: call.pc, other_pc: other.map(|(pc, _)| pc) };
+fn report(call: &BarrierCall, kind: &'static str, message: String, help: &str, findings: &mut Findings) {
+    let key = Key { tool: Tool::Synccheck, kind, pc: call.pc, other_pc: None };
     findings.record(key, site(call), || Event {
         severity: Severity::Error,
         message,
         help: help.to_owned(),
         address: None,
-        other: other.map(|(pc, site)| Other { site: Some(site), pc: Some(pc), action: "arrived first" }),
+        other: None,
     });
 }
 
 #[cold]
 fn report_id(call: &BarrierCall, findings: &mut Findings) {
     let message = format!("barrier {} does not exist: a block has barriers 0 to 15", call.id);
-    report(call, "barrier-id", message, "use a barrier below 16", None, findings);
+    report(call, "barrier-id", message, "use a barrier below 16", findings);
 }
 
 #[cold]
@@ -332,7 +350,7 @@ fn report_divergence(call: &BarrierCall, findings: &mut Findings) {
         call.live
     );
     let help = "move the barrier out of the divergent branch, or use barrier.sync without .aligned";
-    report(call, "divergent-barrier", message, help, None, findings);
+    report(call, "divergent-barrier", message, help, findings);
 }
 
 #[cold]
@@ -342,7 +360,7 @@ fn report_count(call: &BarrierCall, findings: &mut Findings) {
         None => format!("arrives at barrier {} without a count", call.id),
     };
     let help = "the count has to be a multiple of 32 from 32 to 1024, and bar.arrive needs one";
-    report(call, "barrier-count", message, help, None, findings);
+    report(call, "barrier-count", message, help, findings);
 }
 
 /// Lanes that cannot go on.

@@ -591,6 +591,9 @@ impl Slow<'_, '_> {
                 return Outcome::Done;
             }
         }
+        if reads.iter().any(|(prev, at_)| *prev == self.id && at_.is_several() && at.mask() & !at_.mask() == 0) {
+            return Outcome::Done;
+        }
         for (slot, &(prev, prev_at)) in reads.iter().enumerate() {
             if prev.same_warp(self.id) {
                 if word.is_none() {

@@ -1,0 +1,209 @@
+//! Runs the kernels of `tests/filetests/TOOL` under all sanitizers and compares what is found with what the files say.
+//!
+//! Comments in a file describe the launch and the defects:
+//!
+//! ```text
+//! // launch: grid=2 block=64 shared=1024      grid and block may be x,y,z; several launches run in order
+//! // arg: buffer x 1024 zero                  or `undefined`, `iota` (words 0, 1, 2, ...); in parameter order
+//! // arg: u32 5
+//! st.shared.u32 [%r1], %r2;                   // finding: racecheck read-write other=+2
+//! ```
+//!
+//! A finding names tool and kind; `other=+2` says that the other party's instruction stands two lines below. The set of
+//! findings has to match exactly for several schedules and with one and two workers, so a file without
+//! `finding` comments is a clean twin of a bad one. What depends on the schedule stands in `// may: TOOL KIND`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use warpwright_emu::report::Severity;
+use warpwright_emu::{LaunchConfig, Memory, Options, Program, launch};
+
+/// Folders under `tests/filetests` that hold sanitizer tests.
+const FOLDERS: [&str; 2] = ["racecheck", "synccheck"];
+
+/// Line, tool, kind and line of the other party, as far as the file says.
+type Expected = (u32, String, String, Option<u32>);
+
+struct Case {
+    launches: Vec<LaunchConfig>,
+    args: Vec<Arg>,
+    expected: BTreeSet<Expected>,
+    /// Found or not, depending on the schedule.
+    allowed: BTreeSet<Expected>,
+}
+
+enum Arg {
+    Buffer { name: String, bytes: usize, fill: Fill },
+    Scalar(Vec<u8>),
+}
+
+#[derive(Clone, Copy)]
+enum Fill {
+    Zero,
+    Undefined,
+    Iota,
+}
+
+fn triple(text: &str) -> [u32; 3] {
+    let mut out = [1; 3];
+    for (slot, part) in out.iter_mut().zip(text.split(',')) {
+        *slot = part.parse().expect("a number");
+    }
+    out
+}
+
+fn parse_launch(text: &str) -> LaunchConfig {
+    let mut config = LaunchConfig::linear(1, 32);
+    for word in text.split_whitespace() {
+        match word.split_once('=').expect("key=value") {
+            ("grid", v) => config.grid = triple(v),
+            ("block", v) => config.block = triple(v),
+            ("shared", v) => config.dynamic_shared = v.parse().expect("bytes"),
+            (key, _) => panic!("unknown launch key {key}"),
+        }
+    }
+    config
+}
+
+fn parse_arg(text: &str) -> Arg {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    match words[..] {
+        ["buffer", name, bytes, fill] => Arg::Buffer {
+            name: name.to_owned(),
+            bytes: bytes.parse().expect("bytes"),
+            fill: match fill {
+                "zero" => Fill::Zero,
+                "undefined" => Fill::Undefined,
+                "iota" => Fill::Iota,
+                other => panic!("unknown fill {other}"),
+            },
+        },
+        ["u32", v] => Arg::Scalar(v.parse::<u32>().expect("u32").to_le_bytes().to_vec()),
+        ["u64", v] => Arg::Scalar(v.parse::<u64>().expect("u64").to_le_bytes().to_vec()),
+        _ => panic!("unknown argument {text}"),
+    }
+}
+
+fn parse_finding(line: u32, text: &str) -> Expected {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let other = words.get(2).map(|w| {
+        let distance: i32 = w.strip_prefix("other=").expect("other=").parse().expect("lines");
+        line.checked_add_signed(distance).expect("a line")
+    });
+    (line, words[0].to_owned(), words[1].to_owned(), other)
+}
+
+fn parse(text: &str) -> Case {
+    let mut case =
+        Case { launches: vec![], args: vec![], expected: BTreeSet::new(), allowed: BTreeSet::new() };
+    for (line, source) in (1u32..).zip(text.lines()) {
+        for comment in source.split("// ").skip(1) {
+            match comment.trim().split_once(": ") {
+                Some(("launch", rest)) => case.launches.push(parse_launch(rest)),
+                Some(("arg", rest)) => case.args.push(parse_arg(rest)),
+                Some(("finding", rest)) => {
+                    case.expected.extend(rest.split(';').map(|f| parse_finding(line, f)))
+                }
+                Some(("may", rest)) => case.allowed.extend(rest.split(';').map(|f| parse_finding(line, f))),
+                _ => {}
+            }
+        }
+    }
+    if case.launches.is_empty() {
+        case.launches.push(LaunchConfig::linear(1, 32));
+    }
+    case
+}
+
+/// The parameter buffer: every argument at its natural alignment.
+fn parameters(args: &[Arg], memory: &Memory) -> Vec<u8> {
+    let mut params = Vec::new();
+    for arg in args {
+        let bytes = match arg {
+            Arg::Scalar(bytes) => bytes.clone(),
+            Arg::Buffer { name, bytes, fill } => {
+                let address = memory.alloc(*bytes as u64, name).expect("memory");
+                let words = || (0..bytes.div_ceil(4) as u32).flat_map(u32::to_le_bytes).take(*bytes);
+                match fill {
+                    Fill::Zero => memory.fill(address, 0, *bytes as u64).expect("fill"),
+                    Fill::Iota => memory.write(address, &words().collect::<Vec<_>>()).expect("write"),
+                    Fill::Undefined => {}
+                }
+                address.to_le_bytes().to_vec()
+            }
+        };
+        params.resize(params.len().next_multiple_of(bytes.len()), 0);
+        params.extend(bytes);
+    }
+    params
+}
+
+fn check(path: &Path, failures: &mut Vec<String>) {
+    let text = std::fs::read_to_string(path).expect("a readable file");
+    let case = parse(&text);
+    let program = match Program::load(&text) {
+        Ok(program) => program,
+        Err(error) => {
+            failures.push(format!("{}: {error}", path.display()));
+            return;
+        }
+    };
+    let entry = program.module().functions[0].name.clone();
+    for threads in [1, 2] {
+        for seed in 0..4 {
+            let memory = Memory::new();
+            let params = parameters(&case.args, &memory);
+            let options = Options { threads, seed, max_steps: 1 << 22, ..Options::default() };
+            let mut found = Vec::new();
+            for config in &case.launches {
+                match launch(&program, &entry, config, &params, &memory, &options) {
+                    Ok(report) => found.extend(report.findings),
+                    Err(error) => {
+                        failures.push(format!("{} (threads {threads}, seed {seed}): {error}", path.display()))
+                    }
+                }
+            }
+            let mut missing = case.expected.clone();
+            let mut rendered = String::new();
+            for f in &found {
+                let other = f.other.as_ref().and_then(|o| o.line);
+                let key = |o| (f.line, f.tool.name().to_owned(), f.kind.to_owned(), o);
+                let keys = [key(None), key(other)];
+                if let Some(k) = keys.iter().find(|k| case.expected.contains(k)) {
+                    missing.remove(k);
+                } else if !keys.iter().any(|k| case.allowed.contains(k)) {
+                    rendered += &f.render(None, &text);
+                }
+                let warning = f.severity == Severity::Warning;
+                assert_eq!(warning, f.kind == "write-write-same-value", "severity of {}", f.kind);
+            }
+            if !missing.is_empty() || !rendered.is_empty() {
+                failures.push(format!(
+                    "{} (threads {threads}, seed {seed}): not found {missing:?}; not expected:\n{rendered}",
+                    path.display()
+                ));
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn the_sanitizers_find_what_the_files_say_and_nothing_else() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests");
+    let mut failures = Vec::new();
+    for folder in FOLDERS {
+        let mut files: Vec<PathBuf> = std::fs::read_dir(root.join(folder))
+            .expect("the folder")
+            .map(|entry| entry.expect("an entry").path())
+            .filter(|path| path.extension().is_some_and(|e| e == "ptx"))
+            .collect();
+        files.sort();
+        assert!(files.len() >= 10, "{folder} has only {} files", files.len());
+        for path in files {
+            check(&path, &mut failures);
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
