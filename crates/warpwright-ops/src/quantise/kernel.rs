@@ -231,10 +231,7 @@ impl<'k, A: Float> GroupScale<'k, A> {
                 Prepared::Reciprocal(self.scale.to_f32().max(f64::from(MIN_ABSMAX)).rcp())
             }
             Scheme::Int4Symmetric | Scheme::Int4Asymmetric => {
-                // Adding this to a quotient rounds it, adds the zero point and leaves the code in the low bits.
-                let shift =
-                    self.zero.map_or_else(|| k.lit(ROUND_F32 + 8.0), |zero| zero.to_f32() + ROUND_F32);
-                Prepared::Integer { divider: self.divider(k), shift }
+                Prepared::Integer { divider: self.divider(k), zero: self.zero.map(|zero| zero.convert()) }
             }
         }
     }
@@ -277,7 +274,8 @@ fn nearest<'k, A: Float>(x: Reg<'k, A>) -> Reg<'k, A> {
 /// What turns the elements of one group into codes.
 enum Prepared<'k, A: Float> {
     Reciprocal(F32<'k>),
-    Integer { divider: Divider<'k, A>, shift: F32<'k> },
+    /// The zero point of symmetric groups is 8.
+    Integer { divider: Divider<'k, A>, zero: Option<U32<'k>> },
 }
 
 /// What a scheme needs once per thread.
@@ -291,9 +289,7 @@ enum Coder<'k> {
         codes: WarpTable<'k, u32>,
         midpoint: WarpTable<'k, f32>,
     },
-    Integer {
-        asymmetric: bool,
-    },
+    Integer,
 }
 
 impl<'k> Coder<'k> {
@@ -312,7 +308,7 @@ impl<'k> Coder<'k> {
                 Self::Fp4 { codes: k.warp_table_u32(&codes), midpoint: k.warp_table_f32(&table.midpoint) }
             }
             Scheme::Int4Symmetric | Scheme::Int4Asymmetric => {
-                Self::Integer { asymmetric: scheme.has_zero_points() }
+                Self::Integer
             }
         }
     }
@@ -326,14 +322,15 @@ impl<'k> Coder<'k> {
         order: NibbleOrder,
     ) -> U32<'k> {
         let units: Vec<u32> = (0..elements.len()).map(|position| 1 << order.shift(position)).collect();
-        // The bits of an integer code that are not the code are the same for every element: their sum is taken off first.
-        let excess = match self {
-            Self::Integer { .. } => {
-                units.iter().fold(0u32, |sum, unit| sum.wrapping_add(ROUND_BITS.wrapping_mul(*unit)))
-            }
-            _ => 0,
+        // An integer code is a rounded quotient, which comes with bits that are the same for every element, plus the zero
+        // point. Both are summed up for the whole word first.
+        let all = units.iter().fold(0u32, |all, unit| all.wrapping_add(*unit));
+        let bits = all.wrapping_mul(ROUND_BITS).wrapping_neg();
+        let mut word = match prepared {
+            Prepared::Reciprocal(_) => k.lit(0u32),
+            Prepared::Integer { zero: None, .. } => k.lit(bits.wrapping_add(all.wrapping_mul(8))),
+            Prepared::Integer { zero: Some(zero), .. } => zero.mul_add(all, bits),
         };
-        let mut word = k.lit(excess.wrapping_neg());
         for (x, &unit) in elements.iter().zip(&units) {
             let code = match (self, prepared) {
                 (Self::Nf4 { rank, midpoint }, Prepared::Reciprocal(r)) => {
@@ -352,18 +349,14 @@ impl<'k> Coder<'k> {
                     let code = magnitude.gt(midpoint.get(bucket)).select(pair >> 4, pair & 15);
                     code | t.lt(0.0).select(8, 0)
                 }
-                (_, Prepared::Integer { divider, shift }) => {
+                (_, Prepared::Integer { divider, zero }) => {
                     let q = divider.quotient(x);
                     let q = if A::DOUBLE { nearest(q).to_f32() } else { q.to_f32() };
-                    let bits = (q + *shift).to_bits();
+                    let quotient = (q + ROUND_F32).to_bits();
                     // Only with a zero point can rounding up twice pass the last code.
-                    if matches!(self, Self::Integer { asymmetric: true }) {
-                        bits.min(ROUND_BITS + 15)
-                    } else {
-                        bits
-                    }
+                    zero.map_or(quotient, |zero| quotient.min(k.lit(ROUND_BITS + 15) - zero))
                 }
-                (Self::Integer { .. }, Prepared::Reciprocal(_)) => continue,
+                (Self::Integer, Prepared::Reciprocal(_)) => continue,
             };
             word = code.mul_add(unit, word);
         }
