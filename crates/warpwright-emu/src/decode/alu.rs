@@ -93,6 +93,10 @@ fn unary32(op: UnaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make1> {
         (UnaryOp::Abs, F32) if plain(mods) => Op::AbsF32,
         (UnaryOp::Rcp, F32) if plain(&exact(mods)) => Op::RcpF32,
         (UnaryOp::Sqrt, F32) if plain(&exact(mods)) => Op::SqrtF32,
+        (UnaryOp::Rsqrt, F32) if plain(&exact(mods)) => Op::RsqrtF32,
+        (UnaryOp::Ex2, F32) if plain(&exact(mods)) => Op::Ex2F32,
+        (UnaryOp::Ex2, F32) if *mods == Modifiers::APPROX.with_ftz() => Op::Ex2FtzF32,
+        (UnaryOp::Lg2, F32) if plain(&exact(mods)) => Op::Lg2F32,
         _ => return None,
     })
 }

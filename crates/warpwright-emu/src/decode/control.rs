@@ -1,9 +1,10 @@
 //! Warp exchange, barriers, fences and the rest.
 
-use warpwright_ptx::{BarrierKind, Inst, ScalarType};
+use warpwright_ptx::{BarrierKind, Imm, Inst, Operand, ScalarType, ShflMode};
 
-use super::{BarrierDecoded, BarrierOp, Collective, CollectiveKind, Decoder, Result, index};
+use super::{BarrierDecoded, BarrierOp, Collective, CollectiveKind, Decoder, Pattern, Result, index};
 use crate::exec::ops::Op;
+use crate::exec::shuffle_source;
 
 impl Decoder<'_> {
     pub(super) fn control(&mut self, inst: &Inst) -> Result<()> {
@@ -17,6 +18,7 @@ impl Decoder<'_> {
                     a: self.w(a, word)?,
                     b: self.w(b, word)?,
                     c: self.w(c, word)?,
+                    fixed: pattern(*mode, b, c),
                 };
                 (kind, mask)
             }
@@ -102,4 +104,20 @@ impl Decoder<'_> {
         let at = index(self.code.collectives.len() - 1);
         self.emit(Op::Collective(at));
     }
+}
+
+/// The source lanes of a shuffle with literal lane and clamp operands.
+fn pattern(mode: ShflMode, b: &Operand, c: &Operand) -> Option<Box<Pattern>> {
+    let (Operand::Imm(Imm::Int(b)), Operand::Imm(Imm::Int(c))) = (b, c) else { return None };
+    let (b, c) = (*b as u32, *c as u32);
+    let mut pattern = Pattern { source: [0; 32], inside: 0, exchange: None };
+    for (lane, to) in (0u32..).zip(&mut pattern.source) {
+        let (source, inside) = shuffle_source(mode, lane, b, c);
+        *to = source as u8;
+        pattern.inside |= u32::from(inside) << lane;
+    }
+    if mode == ShflMode::Bfly && pattern.inside == u32::MAX {
+        pattern.exchange = Some(b & 31);
+    }
+    Some(Box::new(pattern))
 }

@@ -83,6 +83,16 @@ pub(crate) struct Atomic {
     pub(crate) site: u32,
 }
 
+/// The source lanes of a shuffle whose `b` and `c` are literals.
+#[derive(Debug)]
+pub(crate) struct Pattern {
+    pub(crate) source: [u8; 32],
+    /// Lanes whose source is inside their segment.
+    pub(crate) inside: u32,
+    /// Lanes exchange with the lane whose number differs in these bits, if that is all.
+    pub(crate) exchange: Option<u32>,
+}
+
 /// What lanes of a warp do together.
 #[derive(Debug)]
 pub(crate) enum CollectiveKind {
@@ -93,6 +103,7 @@ pub(crate) enum CollectiveKind {
         a: u32,
         b: u32,
         c: u32,
+        fixed: Option<Box<Pattern>>,
     },
     Vote {
         mode: VoteMode,

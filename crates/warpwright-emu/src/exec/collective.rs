@@ -10,7 +10,7 @@ use super::rows::{FULL, LANES, put_pred, put32};
 use super::run::Flow;
 use crate::context::Context;
 use crate::decode::registers::Slot;
-use crate::decode::{Collective, CollectiveKind};
+use crate::decode::{Collective, CollectiveKind, Pattern};
 use crate::report::Tool;
 use crate::warp::{Group, Wait, Warp};
 
@@ -84,8 +84,18 @@ impl Context<'_> {
     #[inline(always)]
     fn run_collective(&mut self, warp: &mut Warp, pc: u32, exec: u32, op: &Collective, mask: u32) {
         match &op.kind {
-            CollectiveKind::Shuffle { mode, dst, pred, a, b, c } => {
-                self.shuffle(warp, (pc, exec), *mode, (*dst, *pred), (*a, *b, *c));
+            CollectiveKind::Shuffle { mode, dst, pred, a, b, c, fixed } => {
+                // Before the destination, which may be one of the operands, is written.
+                if exec != FULL && self.checks.synccheck {
+                    self.check_sources(warp, pc, exec, (*mode, *b, *c));
+                }
+                let inside = match fixed {
+                    Some(pattern) => permute(warp, exec, *dst, *a, pattern),
+                    None => shuffle(warp, exec, *mode, *dst, (*a, *b, *c)),
+                };
+                if let Some(pred) = pred {
+                    put_pred(&mut warp.regs.pred[*pred as usize], inside, exec);
+                }
             }
             CollectiveKind::Barrier => {
                 if let Some(races) = &mut self.races {
@@ -96,42 +106,16 @@ impl Context<'_> {
         }
     }
 
-    /// `shfl`: the source lane of each lane, then one gather.
-    #[inline(always)]
-    fn shuffle(
-        &mut self,
-        warp: &mut Warp,
-        (pc, exec): (u32, u32),
-        mode: ShflMode,
-        (dst, pred): (u32, Option<u32>),
-        (a, b, c): (u32, u32, u32),
-    ) {
-        let regs = &mut warp.regs;
-        let (a, b, c) = (&regs.r32[a as usize].0, &regs.r32[b as usize].0, &regs.r32[c as usize].0);
-        let mut out = [0; LANES];
-        let (mut inside, mut inactive) = (0u32, 0u32);
-        for lane in 0..LANES as u32 {
-            let i = lane as usize;
-            let (segment, clamp, b) = (c[i] >> 8 & 31, c[i] & 31, b[i] & 31);
-            let first = lane & segment;
-            let last = first | clamp & !segment;
-            let (source, ok) = match mode {
-                ShflMode::Up => (lane.wrapping_sub(b), lane as i32 - b as i32 >= last as i32),
-                ShflMode::Down => (lane + b, lane + b <= last),
-                ShflMode::Bfly => (lane ^ b, lane ^ b <= last),
-                ShflMode::Idx => (first | b & !segment, (first | b & !segment) <= last),
-            };
-            let source = if ok { source & 31 } else { lane };
-            out[i] = a[source as usize];
-            inside |= u32::from(ok) << lane;
+    /// Reports lanes that read from a lane that does not take part.
+    #[cold]
+    fn check_sources(&mut self, warp: &Warp, pc: u32, exec: u32, (mode, b, c): (ShflMode, u32, u32)) {
+        let (b, c) = (&warp.regs.r32[b as usize].0, &warp.regs.r32[c as usize].0);
+        let mut inactive = 0;
+        for lane in lanes_of(exec) {
+            let (source, _) = shuffle_source(mode, lane as u32, b[lane], c[lane]);
             inactive |= u32::from(exec >> source & 1 == 0) << lane;
         }
-        inactive &= exec;
-        put32(&mut regs.r32[dst as usize], out, exec);
-        if let Some(pred) = pred {
-            put_pred(&mut regs.pred[pred as usize], inside, exec);
-        }
-        if inactive != 0 && self.checks.synccheck {
+        if inactive != 0 {
             self.finding(warp, pc, inactive, Tool::Synccheck, "inactive-source-lane", None, || {
                 (
                     "reads the register of a lane that does not take part in the shuffle".to_owned(),
@@ -142,6 +126,70 @@ impl Context<'_> {
             });
         }
     }
+}
+
+/// Which lane a lane of a shuffle reads, and whether that lies inside its segment. Lanes that would read outside of it
+/// read themselves.
+#[inline(always)]
+pub(crate) fn shuffle_source(mode: ShflMode, lane: u32, b: u32, c: u32) -> (u32, bool) {
+    let (segment, clamp, b) = (c >> 8 & 31, c & 31, b & 31);
+    let first = lane & segment;
+    let last = first | clamp & !segment;
+    let (source, inside) = match mode {
+        ShflMode::Up => (lane.wrapping_sub(b), lane as i32 - b as i32 >= last as i32),
+        ShflMode::Down => (lane + b, lane + b <= last),
+        ShflMode::Bfly => (lane ^ b, lane ^ b <= last),
+        ShflMode::Idx => (first | b & !segment, first | b & !segment <= last),
+    };
+    (if inside { source & 31 } else { lane }, inside)
+}
+
+/// A shuffle whose operands are registers.
+#[inline(never)]
+fn shuffle(warp: &mut Warp, exec: u32, mode: ShflMode, dst: u32, (a, b, c): (u32, u32, u32)) -> u32 {
+    let regs = &mut warp.regs;
+    let (a, b, c) = (&regs.r32[a as usize].0, &regs.r32[b as usize].0, &regs.r32[c as usize].0);
+    let mut out = [0; LANES];
+    let mut all = 0;
+    for lane in 0..LANES {
+        let (source, inside) = shuffle_source(mode, lane as u32, b[lane], c[lane]);
+        out[lane] = a[source as usize & 31];
+        all |= u32::from(inside) << lane;
+    }
+    put32(&mut regs.r32[dst as usize], out, exec);
+    all
+}
+
+/// A shuffle with a pattern that is known. Exchanges over a power of two are what reductions are made of.
+#[inline(always)]
+fn permute(warp: &mut Warp, exec: u32, dst: u32, a: u32, pattern: &Pattern) -> u32 {
+    let regs = &mut warp.regs;
+    let a = &regs.r32[a as usize].0;
+    let out = match pattern.exchange {
+        Some(1) => exchange::<1>(a),
+        Some(2) => exchange::<2>(a),
+        Some(4) => exchange::<4>(a),
+        Some(8) => exchange::<8>(a),
+        Some(16) => exchange::<16>(a),
+        _ => {
+            let mut out = [0; LANES];
+            for (to, source) in out.iter_mut().zip(&pattern.source) {
+                *to = a[*source as usize & 31];
+            }
+            out
+        }
+    };
+    put32(&mut regs.r32[dst as usize], out, exec);
+    pattern.inside
+}
+
+#[inline(always)]
+fn exchange<const BITS: usize>(a: &[u32; LANES]) -> [u32; LANES] {
+    let mut out = [0; LANES];
+    for i in 0..LANES {
+        out[i] = a[i ^ BITS];
+    }
+    out
 }
 
 fn slow_collective(warp: &mut Warp, exec: u32, kind: &CollectiveKind, mask: u32) {

@@ -3,6 +3,8 @@
 //! The rules are those of [`float`](crate::float), which also serves every operation that is not hot; a test compares
 //! the two.
 
+use crate::float::approx;
+
 /// The NaN that single-precision instructions return.
 pub(crate) const NAN32: u32 = 0x7FFF_FFFF;
 
@@ -44,6 +46,27 @@ pub(crate) fn rcp_f32(a: u32) -> u32 {
 #[inline(always)]
 pub(crate) fn sqrt_f32(a: u32) -> u32 {
     canonical(f32::from_bits(a).sqrt())
+}
+
+#[inline(always)]
+pub(crate) fn rsqrt_f32(a: u32) -> u32 {
+    canonical(approx::rsqrt(f64::from(f32::from_bits(a))) as f32)
+}
+
+#[inline(always)]
+pub(crate) fn ex2_f32(a: u32) -> u32 {
+    canonical(approx::exp2(f64::from(f32::from_bits(a))) as f32)
+}
+
+#[inline(always)]
+pub(crate) fn lg2_f32(a: u32) -> u32 {
+    canonical(approx::log2(f64::from(f32::from_bits(a))) as f32)
+}
+
+/// Subnormals become zeros of their sign.
+#[inline(always)]
+pub(crate) fn flush(a: u32) -> u32 {
+    if a & 0x7F80_0000 == 0 { a & 0x8000_0000 } else { a }
 }
 
 #[inline(always)]

@@ -13,6 +13,7 @@ mod shared;
 mod special;
 mod sync;
 
+pub(crate) use collective::shuffle_source;
 pub(crate) use private::read_image;
 pub(crate) use run::{Flow, Outcome, run};
 pub(crate) use special::special_value;

@@ -33,6 +33,10 @@ macro_rules! hot_ops {
                 AbsF32(a) = lanes::abs_f32(a);
                 RcpF32(a) = lanes::rcp_f32(a);
                 SqrtF32(a) = lanes::sqrt_f32(a);
+                RsqrtF32(a) = lanes::rsqrt_f32(a);
+                Ex2F32(a) = lanes::ex2_f32(a);
+                Ex2FtzF32(a) = lanes::flush(lanes::ex2_f32(lanes::flush(a)));
+                Lg2F32(a) = lanes::lg2_f32(a);
                 RniF32(a) = lanes::round_f32(a, f32::round_ties_even);
                 RziF32(a) = lanes::round_f32(a, f32::trunc);
                 RmiF32(a) = lanes::round_f32(a, f32::floor);

@@ -3,6 +3,8 @@
 //! Results are computed for all lanes into a local row and then stored, whole or blended under the execution mask. The
 //! loops are written so that they vectorise when they are inlined into a function with AVX2.
 
+use std::hint::black_box;
+
 /// Lanes of a warp.
 pub(crate) const LANES: usize = 32;
 /// Every lane.
@@ -60,15 +62,18 @@ pub(crate) struct R3 {
     pub(crate) c: u32,
 }
 
-/// The lane masks as full words, to blend rows with.
+/// Stores a result for the executing lanes.
 #[inline(always)]
 pub(crate) fn put32(row: &mut Row32, out: [u32; LANES], exec: u32) {
     if exec == FULL {
         row.0 = out;
     } else {
-        blend32(row, &out, exec);
+        // Opaque, or the optimiser moves the expansion of the mask in front of every instruction's dispatch.
+        blend32(row, &out, black_box(exec));
     }
 }
+
+/// Takes the lanes of `exec` from `out`.
 
 #[inline(always)]
 pub(crate) fn blend32(row: &mut Row32, out: &[u32; LANES], exec: u32) {
@@ -83,7 +88,7 @@ pub(crate) fn put64(row: &mut Row64, out: [u64; LANES], exec: u32) {
     if exec == FULL {
         row.0 = out;
     } else {
-        blend64(row, &out, exec);
+        blend64(row, &out, black_box(exec));
     }
 }
 

@@ -466,7 +466,7 @@ fn dp4a(a_ty: ScalarType, b_ty: ScalarType, a: u32, b: u32, c: u32) -> u64 {
 /// `cvt` with one source. The result fills a destination of `dst_bits`, which may be wider than the type.
 pub(super) fn convert(to: ScalarType, from: ScalarType, mods: &Modifiers, a: u64, dst_bits: u32) -> u64 {
     if to.is_float() || from.is_float() {
-        let value = float::convert(to, from, mods, a);
+        let value = float::convert(to, from, mods, unsigned(a, from.bits()));
         // A float goes into a wider register zero-extended, an integer as its type says.
         return if is_signed(to) && dst_bits > to.bits() { signed(value, to.bits()) as u64 } else { value };
     }

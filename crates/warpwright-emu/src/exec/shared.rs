@@ -38,7 +38,10 @@ impl Context<'_> {
     #[inline(always)]
     pub(super) fn load_shared(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
         let addresses = addresses(&warp.regs, access.addr, access.offset);
-        if exec == FULL && self.shared_load_contiguous(warp, pc, access, &addresses) {
+        if exec == FULL
+            && (self.shared_load_contiguous(warp, pc, access, &addresses)
+                || self.shared_load_uniform(warp, pc, access, &addresses))
+        {
             return Flow::Next;
         }
         self.load_shared_lanes(warp, pc, exec, access, &addresses)
@@ -84,6 +87,43 @@ impl Context<'_> {
         let at = (first / 4) as usize;
         if let Some(words) = self.block.shared.words.get(at..at + LANES) {
             warp.regs.r32[*d as usize].0.copy_from_slice(words);
+        }
+        true
+    }
+
+    /// A full warp that loads one element or vector into 32-bit registers; `false` if it is something else.
+    #[inline(always)]
+    fn shared_load_uniform(&mut self, warp: &mut Warp, pc: u32, access: &Access, a: &[u64; LANES]) -> bool {
+        let first = a[0];
+        let total = u64::from(access.total());
+        if access.bytes != 4
+            || !contiguous(a, 0)
+            || strong(access.ordering)
+            || !self.block.shared.covers(first, total)
+            || first & (total - 1) != 0
+            || (self.checks.initcheck && !self.block.shared.is_defined(first, total))
+        {
+            return false;
+        }
+        if let Some(races) = &mut self.races {
+            let race = race(warp.index, pc, access, AccessKind::Read);
+            let shadow = &self.block.shared.races;
+            races.uniform(shadow, first, FULL, race, &mut self.findings, &|_, _| false);
+        }
+        if self.checks.counters {
+            self.counters.shared_scattered(Direction::Load, a, FULL, access.total());
+        }
+        for (j, slot) in access.regs.iter().enumerate() {
+            let value = self.block.shared.words.get((first / 4) as usize + j).copied().unwrap_or(0);
+            match *slot {
+                Some(Slot::W(d)) => warp.regs.r32[d as usize].0 = [value & access.keep; LANES],
+                Some(slot) => {
+                    for lane in 0..LANES {
+                        set_lane(&mut warp.regs, slot, lane, extend(access, slot, u64::from(value)));
+                    }
+                }
+                None => {}
+            }
         }
         true
     }
@@ -142,6 +182,14 @@ impl Context<'_> {
         addresses: &[u64; LANES],
         write: bool,
     ) -> (u32, bool) {
+        // First all lanes at once, those that do not execute included: mostly everything is fine.
+        let mut any = false;
+        for a in addresses {
+            any |= !self.block.shared.covers(*a, u64::from(total)) | (a & u64::from(total - 1) != 0);
+        }
+        if !any {
+            return (exec, false);
+        }
         let mut bad = 0;
         for (lane, a) in addresses.iter().enumerate() {
             let fine = self.block.shared.covers(*a, u64::from(total)) & (a & u64::from(total - 1) == 0);

@@ -591,7 +591,10 @@ impl Slow<'_, '_> {
                 return Outcome::Done;
             }
         }
-        if reads.iter().any(|(prev, at_)| *prev == self.id && at_.is_several() && at.mask() & !at_.mask() == 0) {
+        if reads
+            .iter()
+            .any(|(prev, at_)| *prev == self.id && at_.is_several() && at.mask() & !at_.mask() == 0)
+        {
             return Outcome::Done;
         }
         for (slot, &(prev, prev_at)) in reads.iter().enumerate() {
