@@ -63,7 +63,7 @@ fn launches_check_their_tensors() {
     let plan = desc(DType::F32, 4).plan(device.target()).expect("plan");
     let x = floats(&device, &[1.0; 4]);
     let mut y = floats(&device, &[0.0; 4]);
-    let mut launch = |x: &Tensor, y: &mut Tensor| {
+    let launch = |x: &Tensor, y: &mut Tensor| {
         plan.launch(&stream, ActivationArgs { x: Some(x.as_ref()), y: y.as_mut() })
     };
     launch(&x, &mut y).expect("right arguments");
@@ -115,7 +115,9 @@ fn free_functions() {
     let ones = Tensor::from_slice(&device, &[1.0f32; 4], &[2, 2]).expect("memory");
     assert_eq!(values(&tanh_backward(&stream, &x, &ones).expect("launch"))[1], 1.0);
     let (dgate, dup) = swiglu_backward(&stream, &x, &ones, &ones).expect("launch");
-    assert_eq!(values(&swiglu(&stream, &x, &ones).expect("launch")), values(&dup));
+    for (y, dup) in values(&swiglu(&stream, &x, &ones).expect("launch")).iter().zip(values(&dup)) {
+        assert!((y - dup).abs() <= 1e-6 * dup.abs(), "with up = dy = 1 both are silu: {y} {dup}");
+    }
     assert_eq!(values(&dgate)[1], 0.5);
     let mut replaced = Tensor::from_slice(&device, &[-1.0f32, 2.0], &[2]).expect("memory");
     activate_in_place(&stream, Activation::Relu, &mut replaced).expect("launch");

@@ -52,7 +52,7 @@ struct ActivationSubject {
 }
 
 /// Every case of the family.
-pub fn cases(scope: Scope) -> Vec<Case> {
+pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let units =
         Activation::ALL.into_iter().map(Unit::Plain).chain(GatedActivation::ALL.into_iter().map(Unit::Gated));
     let mut out = Vec::new();
@@ -120,23 +120,28 @@ impl ActivationSubject {
         values.into_iter().map(|v| storage::round(self.dtype, v)).collect()
     }
 
-    /// Gradients and gated values: ordinary, with special values where the argument has them.
-    fn companion(&self, salt: u64) -> Vec<f64> {
-        match self.input {
-            Input::Hostile => {
-                let mut v = self.draw(Input::Normal, salt);
-                // At other places than those of the argument, so that both kinds of element occur.
-                for (i, special) in
-                    [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0].into_iter().enumerate()
-                {
-                    if let Some(slot) = v.get_mut(7 * i + 3 + salt as usize) {
-                        *slot = special;
-                    }
+    /// Gradients and gated values: ordinary, and special where the function and its slope are not near zero: there the
+    /// sign of a rounding error, times an infinity, would say nothing about the kernel.
+    fn companion(&self, salt: u64, argument: &[f64]) -> Vec<f64> {
+        let mut values = self.draw(Input::Normal, salt);
+        if self.input == Input::Hostile {
+            let specials = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0];
+            let f = match self.unit {
+                Unit::Plain(f) => f,
+                Unit::Gated(f) => f.activation(),
+            };
+            let exact = matches!(f, Activation::Relu | Activation::LeakyRelu { .. });
+            let clear = |x: f64| {
+                let (value, slope) = (reference::forward(f, x), reference::derivative(f, x));
+                exact || value.abs() > 0.01 && slope.abs() > 0.01
+            };
+            for (i, (value, &x)) in values.iter_mut().zip(argument).enumerate() {
+                if i % 7 == salt as usize % 7 && clear(x) {
+                    *value = specials[i / 7 % specials.len()];
                 }
-                v
             }
-            _ => self.draw(Input::Normal, salt),
         }
+        values
     }
 
     fn lead(&self) -> usize {
@@ -193,7 +198,8 @@ impl ActivationSubject {
     fn backward(&self, f: Activation, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let Self { dtype, len, .. } = *self;
         let plan = ActivationBackwardDesc { activation: f, dtype, len }.plan(bench.target())?;
-        let (xs, dys) = (self.draw(self.input, 1), self.companion(2));
+        let xs = self.draw(self.input, 1);
+        let dys = self.companion(2, &xs);
         let expected = xs.iter().zip(&dys).map(|(&x, &dy)| {
             let scale = dy.abs() * reference::derivative_scale(f, x);
             self.expected(reference::backward(f, x, dy), scale, x, dy)
@@ -220,7 +226,8 @@ impl ActivationSubject {
     fn gated_forward(&self, f: GatedActivation, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let Self { dtype, len, .. } = *self;
         let plan = GatedDesc { activation: f, dtype, len }.plan(bench.target())?;
-        let (gates, ups) = (self.draw(self.input, 1), self.companion(3));
+        let gates = self.draw(self.input, 1);
+        let ups = self.companion(3, &gates);
         let expected = gates.iter().zip(&ups).map(|(&gate, &up)| {
             let scale = up.abs() * reference::forward_scale(f.activation(), gate);
             self.expected(reference::gated_forward(f, gate, up), scale, gate, up)
@@ -238,7 +245,8 @@ impl ActivationSubject {
     fn gated_backward(&self, f: GatedActivation, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let Self { dtype, len, .. } = *self;
         let plan = GatedBackwardDesc { activation: f, dtype, len }.plan(bench.target())?;
-        let (gates, ups, dys) = (self.draw(self.input, 1), self.companion(3), self.companion(4));
+        let gates = self.draw(self.input, 1);
+        let (ups, dys) = (self.companion(3, &gates), self.companion(4, &gates));
         let a = f.activation();
         let mut dgates = Vec::with_capacity(len);
         let mut dups = Vec::with_capacity(len);

@@ -18,7 +18,21 @@ pub struct Budget {
     pub norm: f64,
     /// Elementwise, in units of `eps * scale`.
     pub element: f64,
+    /// The norm-wise bound if every element has the largest rounding error of the type at once.
+    pub norm_of_one: f64,
 }
+
+impl Budget {
+    /// The norm-wise bound for a mean over `spread` elements. The rounding errors of many elements average out to `norm`;
+    /// a few may all be near the largest.
+    pub fn norm_over(self, spread: f64) -> f64 {
+        if spread < MANY { self.norm.max(self.norm_of_one) } else { self.norm }
+    }
+}
+
+/// Elements from which the mean square of rounding errors is within a fifth of its expectation, three times in its
+/// standard deviation of `0.9 / sqrt(n)`.
+const MANY: f64 = 180.0;
 
 /// Roundings between argument and result of an elementwise function in its own precision: the argument of the
 /// exponential, the exponential, the quotient and the products around them, an operation of f64 counting double since
@@ -28,17 +42,18 @@ const F64_ROUNDINGS: f64 = 16.0;
 
 /// The budget of elementwise functions with results of type `dtype`.
 pub fn elementwise(dtype: DType) -> Budget {
-    match dtype {
-        DType::F64 => Budget { norm: 1e-13, element: 0.5 * F64_ROUNDINGS },
-        DType::F32 => Budget { norm: 1e-6, element: 0.5 * F32_ROUNDINGS },
-        DType::BF16 => Budget { norm: 2e-3, element: 0.5 + approximation(dtype, 11) },
-        DType::F16 => Budget { norm: 3e-4, element: 0.5 + approximation(dtype, 14) },
-        _ => EXACT,
-    }
+    let (norm, element) = match dtype {
+        DType::F64 => (1e-13, 0.5 * F64_ROUNDINGS),
+        DType::F32 => (1e-6, 0.5 * F32_ROUNDINGS),
+        DType::BF16 => (2e-3, 0.5 + approximation(dtype, 11)),
+        DType::F16 => (3e-4, 0.5 + approximation(dtype, 14)),
+        _ => return EXACT,
+    };
+    Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
 }
 
 /// Codes and copies: nothing may differ.
-pub const EXACT: Budget = Budget { norm: 0.0, element: 0.0 };
+pub const EXACT: Budget = Budget { norm: 0.0, element: 0.0, norm_of_one: 0.0 };
 
 /// A relative error of `2^-bits` in units of the type's eps.
 fn approximation(dtype: DType, bits: i32) -> f64 {

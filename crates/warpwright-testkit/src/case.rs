@@ -152,6 +152,7 @@ pub fn run_case_with(device: &Device, case: &Case, launches: Launches) -> CaseRe
     match outcome {
         Ok((comparison, time)) => {
             result.error = comparison.norm;
+            result.budget.norm = case.budget.norm_over(comparison.spread);
             result.element_error = comparison.element;
             result.time = time;
             result.reason = reason(&comparison, case.budget);
@@ -174,7 +175,10 @@ fn reason(c: &Comparison, budget: Budget) -> Option<String> {
     (!c.within(budget)).then(|| {
         format!(
             "error {:.2e} (budget {:.0e}), elementwise {:.3} eps (budget {:.3}){at}",
-            c.norm, budget.norm, c.element, budget.element
+            c.norm,
+            budget.norm_over(c.spread),
+            c.element,
+            budget.element
         )
     })
 }

@@ -32,6 +32,9 @@ pub struct Comparison {
     pub element: f64,
     /// The element with that error.
     pub worst: Option<usize>,
+    /// How many elements the norm-wise error is a mean over: `(sum r^2)^2 / sum r^4`, which is the length if all elements
+    /// are of a size and 1 if one of them outweighs the rest.
+    pub spread: f64,
     /// The first element that disagrees in kind: NaN or an infinity in one and not in the other, or not written at all.
     pub disagreement: Option<Disagreement>,
 }
@@ -52,7 +55,9 @@ pub struct Disagreement {
 impl Comparison {
     /// Whether it is within `budget`.
     pub fn within(&self, budget: Budget) -> bool {
-        self.disagreement.is_none() && self.norm <= budget.norm && self.element <= budget.element
+        self.disagreement.is_none()
+            && self.norm <= budget.norm_over(self.spread)
+            && self.element <= budget.element
     }
 
     /// The larger of two, for operations with several outputs.
@@ -62,6 +67,8 @@ impl Comparison {
             norm: self.norm.max(other.norm),
             element: worse.element,
             worst: worse.worst,
+            // That of the output with the larger error.
+            spread: if other.norm > self.norm { other.spread } else { self.spread },
             disagreement: self.disagreement.or(other.disagreement),
         }
     }
@@ -81,7 +88,7 @@ pub fn compare(dtype: DType, out: &[f64], expected: &[Expected], poison: f64) ->
         .filter(|v| v.is_finite())
         .fold(0.0, f64::max)
         .max(f64::MIN_POSITIVE);
-    let (mut difference, mut total) = (0.0, 0.0);
+    let (mut difference, mut total, mut fourth) = (0.0, 0.0, 0.0);
     for (index, (&got, e)) in out.iter().zip(expected).enumerate() {
         let want = storage::round(dtype, e.value);
         let overflowed = want.is_infinite() || got.is_infinite();
@@ -104,6 +111,7 @@ pub fn compare(dtype: DType, out: &[f64], expected: &[Expected], poison: f64) ->
         let error = ((got - e.value).abs() - e.underflow).max(0.0);
         difference += (error / unit).powi(2);
         total += (e.value / unit).powi(2);
+        fourth += (e.value / unit).powi(4);
         // Below the smallest normal number the spacing stays what it is there.
         let element = error / (eps * e.scale.max(smallest));
         if element > c.element || element.is_nan() {
@@ -120,6 +128,7 @@ pub fn compare(dtype: DType, out: &[f64], expected: &[Expected], poison: f64) ->
     }
     // Where everything is denormal the spacing, not the relative error, is the limit.
     let floor = (smallest / unit).powi(2) * out.len() as f64;
+    c.spread = if fourth > 0.0 { total * total / fourth } else { 0.0 };
     c.norm = if difference == 0.0 { 0.0 } else { (difference / total.max(floor)).sqrt() };
     c
 }
@@ -174,7 +183,7 @@ mod tests {
     fn unwritten_elements_are_noticed() {
         let c = compare(DType::F32, &[1.0, 77.0], &expect(&[1.0, f64::NAN]), 77.0);
         assert!(c.disagreement.is_some_and(|d| d.unwritten && d.index == 1));
-        let c = compare(DType::F32, &[1.0, 77.0], &expect(&[1.0, 76.999_999]), 77.0);
+        let c = compare(DType::F32, &[1.0, 77.0], &expect(&[1.0, 76.9]), 77.0);
         assert!(c.disagreement.is_some_and(|d| d.unwritten));
         assert!(compare(DType::F32, &[1.0], &expect(&[1.0, 2.0]), 77.0).disagreement.is_some());
     }

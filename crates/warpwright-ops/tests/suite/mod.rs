@@ -6,7 +6,7 @@ use warpwright_runtime::Device;
 use warpwright_testkit::{CaseResult, Filter, Scope, cases, run_case};
 
 /// Runs all cases of `scope` on `device`, prints the largest errors, and fails with every case that is not in order.
-pub fn run(device: &Device, scope: Scope) {
+pub(crate) fn run(device: &Device, scope: Scope) {
     let all = cases(&Filter { scope, ..Filter::default() });
     assert!(!all.is_empty());
     let results: Vec<CaseResult> = all.iter().map(|case| run_case(device, case)).collect();
