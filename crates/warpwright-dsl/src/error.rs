@@ -130,16 +130,6 @@ pub enum IssueKind {
         /// Its value.
         value: u64,
     },
-    /// The feature needs a later architecture.
-    #[error("{what} needs sm_{needs} or later, the target is sm_{target}")]
-    Target {
-        /// The feature.
-        what: &'static str,
-        /// The least architecture.
-        needs: u32,
-        /// The target.
-        target: u32,
-    },
     /// The kernel has outputs but writes nothing.
     #[error("the kernel has output arguments but records no store")]
     NoStore,

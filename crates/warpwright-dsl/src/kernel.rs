@@ -112,7 +112,8 @@ pub fn record_module<D: KernelDef>(def: &D, target: Target) -> Result<Module, Bu
     let silent = !recorder.has_stores() && D::Args::INFO.iter().any(|a| a.output);
     let (function, variables, recorded) = recorder.finish();
     issues.extend(recorded);
-    if silent {
+    // A store that was refused has an issue of its own.
+    if silent && issues.is_empty() {
         issues.push(Issue { location, kind: IssueKind::NoStore });
     }
     if !issues.is_empty() {
