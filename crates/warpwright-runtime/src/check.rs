@@ -194,3 +194,107 @@ impl<'a> Checker<'a> {
         if same { Ok(()) } else { self.disjoint(first, y, second, x) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Tensor};
+
+    fn tensor(device: &Device, shape: &[usize]) -> Tensor {
+        Tensor::zeros(device, DType::F32, shape).expect("tensor")
+    }
+
+    #[test]
+    fn inputs_are_checked_and_bound() {
+        let device = Device::emulator();
+        let stream = device.stream().expect("stream");
+        let check = Checker::new("op", &stream);
+        let x = tensor(&device, &[2, 3]);
+        let bound = check.input("x", &x.as_ref(), DType::F32, &[2, 3]).expect("fits");
+        assert_eq!(bound, x.binding());
+
+        let dtype = check.input("x", &x.as_ref(), DType::BF16, &[2, 3]);
+        let (expected, got) = (DType::BF16, DType::F32);
+        assert!(
+            matches!(dtype, Err(Error::DType { op: "op", argument: "x", expected: e, got: g }) if (e, g) == (expected, got))
+        );
+        match check.input("x", &x.as_ref(), DType::F32, &[3, 2]) {
+            Err(Error::Shape { op: "op", argument: "x", expected, got }) => {
+                assert_eq!((&*expected, &*got), (&[3, 2][..], &[2, 3][..]));
+            }
+            other => panic!("{other:?}"),
+        }
+        let turned = x.as_ref().permute(&[1, 0]).expect("permute");
+        match check.input("x", &turned, DType::F32, &[3, 2]) {
+            Err(Error::NotContiguous { strides, .. }) => assert_eq!(*strides, [1, 3]),
+            other => panic!("{other:?}"),
+        }
+        let elsewhere = Device::emulator();
+        let foreign = check.input("x", &tensor(&elsewhere, &[2, 3]).as_ref(), DType::F32, &[2, 3]);
+        assert!(matches!(foreign, Err(Error::WrongDevice { got, .. }) if got == elsewhere.id()));
+        assert!(matches!(
+            check.elements("x", &x.as_ref(), 5),
+            Err(Error::Elements { expected: 5, got: 6, .. })
+        ));
+    }
+
+    #[test]
+    fn optional_arguments_are_there_when_wanted() {
+        let device = Device::emulator();
+        let stream = device.stream().expect("stream");
+        let check = Checker::new("op", &stream);
+        let x = tensor(&device, &[4]);
+        let view = x.as_ref();
+        let optional =
+            |x: Option<&TensorRef<'_>>, wanted| check.optional_input("w", x, wanted, DType::F32, &[4]);
+        assert_eq!(optional(Some(&view), true).expect("wanted"), x.binding());
+        assert_eq!(optional(None, false).expect("not wanted"), Binding::NULL);
+        assert!(matches!(optional(None, true), Err(Error::Presence { given: false, .. })));
+        assert!(matches!(optional(Some(&view), false), Err(Error::Presence { given: true, .. })));
+    }
+
+    #[test]
+    fn a_workspace_is_large_enough() {
+        let device = Device::emulator();
+        let stream = device.stream().expect("stream");
+        let check = Checker::new("op", &stream);
+        let buffer = device.alloc(100).expect("buffer");
+        assert_eq!(check.workspace(Some(&buffer), 100).expect("fits"), buffer.binding());
+        assert!(matches!(
+            check.workspace(Some(&buffer), 101),
+            Err(Error::Bounds { argument: "workspace", needed: 101, available: 100, .. })
+        ));
+        assert_eq!(check.workspace(None, 0).expect("none needed"), Binding::NULL);
+        assert!(matches!(check.workspace(None, 1), Err(Error::Presence { given: false, .. })));
+    }
+
+    #[test]
+    #[allow(unsafe_code, reason = "two views of one tensor need the raw door")]
+    fn overlap_and_alignment_are_found() {
+        let device = Device::emulator();
+        let stream = device.stream().expect("stream");
+        let check = Checker::new("op", &stream);
+        let (mut y, x) = (tensor(&device, &[4, 4]), tensor(&device, &[4, 4]));
+        let address = y.buffer().address();
+        // SAFETY: the views stand for the same memory and are only compared.
+        let (whole, shifted) = unsafe {
+            let whole = TensorRef::from_raw(&device, address, DType::F32, &[4, 4], None).expect("view");
+            (whole, TensorRef::from_raw(&device, address + 4, DType::F32, &[2, 4], None).expect("view"))
+        };
+        let y = y.as_mut();
+        check.disjoint("y", &y, "x", &x.as_ref()).expect("two tensors");
+        let shared = check.disjoint("y", &y, "x", &shifted);
+        assert!(matches!(shared, Err(Error::Overlap { first: "y", second: "x", .. })), "{shared:?}");
+        assert!(check.disjoint("y", &y, "x", &whole).is_err());
+        check.same_or_disjoint("y", &y, "x", &whole).expect("in place");
+        check.same_or_disjoint("y", &y, "x", &x.as_ref()).expect("two tensors");
+        assert!(matches!(check.same_or_disjoint("y", &y, "x", &shifted), Err(Error::Overlap { .. })));
+
+        check.aligned("x", &whole, 16).expect("aligned");
+        let odd = check.aligned("x", &shifted, 16);
+        assert!(
+            matches!(odd, Err(Error::Alignment { required: 16, address: a, .. }) if a == address + 4),
+            "{odd:?}"
+        );
+    }
+}

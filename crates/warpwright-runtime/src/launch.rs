@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering as AtomicOrdering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{ArgError, ArgValue, Function, Module, StateSpace, Symbol, pack_args};
+use warpwright_ptx::{ArgError, ArgValue, Function, pack_args};
 
 use crate::backend::{Backend, FunctionHandle, LoadedFunction, RawLaunch};
 use crate::device::{Device, DeviceId, Properties};
@@ -133,11 +133,10 @@ impl LoadedKernel {
         let cluster = function.directives.cluster.unwrap_or([1; 3]);
         self.check_grid(properties, grid, cluster)?;
         self.opt_in(properties, dynamic_shared)?;
-        let (template, patches) = lay_out(function, args)?;
-        if template.len() > MAX_PARAMETER_BYTES {
-            return Err(
-                self.refuse(LaunchLimit::Parameters { bytes: template.len(), limit: MAX_PARAMETER_BYTES })
-            );
+        let parameters = lay_out(function, args)?;
+        let bytes = parameters.template.len();
+        if bytes > MAX_PARAMETER_BYTES {
+            return Err(self.refuse(LaunchLimit::Parameters { bytes, limit: MAX_PARAMETER_BYTES }));
         }
         Ok(Prepared {
             kernel: self.clone(),
@@ -146,8 +145,7 @@ impl LoadedKernel {
             block,
             cluster,
             dynamic_shared,
-            template,
-            patches,
+            parameters,
         })
     }
 
@@ -203,23 +201,6 @@ impl fmt::Debug for LoadedKernel {
     }
 }
 
-/// Static shared memory of a kernel: the shared variables that it mentions, aligned, in declaration order.
-pub(crate) fn static_shared_bytes(module: &Module, function: &Function) -> u32 {
-    let shared = |space: StateSpace| matches!(space, StateSpace::Shared | StateSpace::SharedCluster);
-    let mentioned = |i: usize| {
-        function
-            .symbols
-            .iter()
-            .any(|s| matches!(s, Symbol::ModuleVariable(v) if usize::try_from(*v) == Ok(i)))
-    };
-    let of_module = module.variables.iter().enumerate().filter(|(i, _)| mentioned(*i)).map(|(_, v)| v);
-    let mut end = 0u64;
-    for v in of_module.chain(&function.variables).filter(|v| shared(v.space)) {
-        end = end.next_multiple_of(u64::from(v.align.max(1))).saturating_add(v.bytes().unwrap_or(u64::MAX));
-    }
-    u32::try_from(end).unwrap_or(u32::MAX)
-}
-
 /// Where the address of a slot goes in the parameter buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Patch {
@@ -229,8 +210,14 @@ struct Patch {
     offset: u64,
 }
 
-/// The parameter buffer with zeros in place of the slots, and where the slots go.
-fn lay_out(function: &Function, args: &[ArgValue]) -> Result<(Box<[u8]>, Box<[Patch]>), ArgError> {
+/// The parameters of a launch before its addresses are known.
+struct Parameters {
+    /// The parameter buffer with zeros in place of the slots.
+    template: Box<[u8]>,
+    patches: Box<[Patch]>,
+}
+
+fn lay_out(function: &Function, args: &[ArgValue]) -> Result<Parameters, ArgError> {
     let (offsets, _) = function.param_layout();
     let mut patches = Vec::new();
     let bound: Vec<ArgValue> = args
@@ -251,7 +238,7 @@ fn lay_out(function: &Function, args: &[ArgValue]) -> Result<(Box<[u8]>, Box<[Pa
             other => other.clone(),
         })
         .collect();
-    Ok((pack_args(function, &bound)?.into(), patches.into()))
+    Ok(Parameters { template: pack_args(function, &bound)?.into(), patches: patches.into() })
 }
 
 /// The address of a tensor or buffer, tied to its device: what a launch puts in place of a slot.
@@ -299,13 +286,12 @@ pub(crate) struct Prepared {
     block: [u32; 3],
     cluster: [u32; 3],
     dynamic_shared: u32,
-    template: Box<[u8]>,
-    patches: Box<[Patch]>,
+    parameters: Parameters,
 }
 
 impl Prepared {
     pub(crate) fn enqueue(&self, stream: &Stream, bindings: &[Binding]) -> Result<()> {
-        let size = self.template.len();
+        let size = self.parameters.template.len();
         if size <= INLINE_PARAMETER_BYTES {
             let mut params = InlineParameters([0; INLINE_PARAMETER_BYTES]);
             self.enqueue_with(stream, bindings, &mut params.0[..size])
@@ -315,9 +301,9 @@ impl Prepared {
     }
 
     fn enqueue_with(&self, stream: &Stream, bindings: &[Binding], params: &mut [u8]) -> Result<()> {
-        params.copy_from_slice(&self.template);
+        params.copy_from_slice(&self.parameters.template);
         let device = stream.device();
-        for patch in &self.patches {
+        for patch in &self.parameters.patches {
             let binding = bindings.get(patch.slot as usize).ok_or_else(|| {
                 self.kernel.refuse(LaunchLimit::Unbound {
                     argument: patch.argument as usize,

@@ -12,6 +12,33 @@
 //! A launch only enqueues: it neither allocates on the device nor waits, so everything here except the methods that say
 //! otherwise can run inside [`Stream::capture`].
 //!
+//! ```
+//! use warpwright_ptx::{kernel::Kernel, text};
+//! use warpwright_runtime::{ArgValue, Device, LaunchStep, Tensor};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let source = "
+//!     .version 6.3
+//!     .target sm_75
+//!     .address_size 64
+//!     .visible .entry double(.param .u64 x) .reqntid 4, 1, 1 {
+//!         .reg .b32 %r<2>; .reg .b64 %rd<4>; .reg .f32 %f<3>;
+//!         ld.param.u64 %rd1, [x]; mov.u32 %r1, %tid.x;
+//!         mul.wide.u32 %rd2, %r1, 4; add.u64 %rd3, %rd1, %rd2;
+//!         ld.global.f32 %f1, [%rd3]; add.rn.f32 %f2, %f1, %f1; st.global.f32 [%rd3], %f2;
+//!         ret;
+//!     }";
+//! let kernel = Kernel::new(text::parse(source).module)?;
+//! let device = Device::best();
+//! let stream = device.stream()?;
+//! let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 4.0], &[4])?;
+//! let step = LaunchStep::new(kernel, [1, 1, 1], vec![ArgValue::Slot { slot: 0, offset: 0 }]);
+//! stream.launch(&step, &[x.binding()])?;
+//! assert_eq!(x.to_vec::<f32>()?, [2.0, 4.0, 6.0, 8.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Device code is trusted with the addresses that it is given, as with every GPU API: nothing stops a wrong kernel from
 //! writing out of bounds on a GPU. The emulator is where such a kernel is found; there the same launch is a report that
 //! names the instruction.

@@ -33,6 +33,9 @@ suite! {
     graphs_outlive_their_steps,
     threads_share_a_kernel,
     out_of_memory,
+    slow_kernels_count,
+    clusters_have_ranks,
+    other_architectures_are_refused,
 }
 
 #[test]
@@ -81,6 +84,12 @@ fn kernels_of_other_targets_are_refused() {
         matches!(refused, Err(Error::Target { sm: 75, needs: Target { sm: 90, .. }, .. })),
         "{refused:?}"
     );
+}
+
+#[test]
+fn a_version_from_the_future_is_a_kernel() {
+    // What the GPU tests load; the emulator reads no more than it knows, but has no newest version.
+    assert_eq!(common::from_the_future().module().version.major, 99);
 }
 
 /// Reads one element past the end of `x`.

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use warpwright_emu::report::Severity;
 use warpwright_emu::{
-    Counters, Finding, LaunchConfig, LaunchError, Memory, MemoryError, Options, Program, launch as emulate,
+    Counters, Entry, Finding, LaunchConfig, LaunchError, Memory, MemoryError, Options, Program,
+    launch as emulate,
 };
 use warpwright_ptx::SourceLoc;
 use warpwright_ptx::kernel::Kernel;
@@ -17,7 +18,7 @@ use super::{
 use crate::cache::DiskCache;
 use crate::device::{DeviceId, EmulatorConfig, MemoryInfo, OnFinding, Properties};
 use crate::error::{Error, Result, SanitizerFailure};
-use crate::launch::{KernelInfo, static_shared_bytes};
+use crate::launch::KernelInfo;
 
 /// A kernel that the emulator has decoded.
 #[derive(Debug)]
@@ -125,7 +126,6 @@ impl EmulatorBackend {
             seed: c.seed,
             max_findings: c.max_findings,
             max_steps: c.max_steps,
-            ..Options::default()
         };
         let kernel = &function.kernel;
         let outcome = emulate(&function.program, kernel.name(), config, params, &self.memory, &options);
@@ -208,8 +208,9 @@ impl Backend for EmulatorBackend {
     fn load(&self, kernel: &Kernel, _disk: Option<&DiskCache>) -> Result<LoadedFunction> {
         let program = Program::load(kernel.text())
             .map_err(|e| Error::Load { kernel: kernel.name().to_owned(), source: Box::new(e) })?;
+        let shared = program.entry(kernel.name()).map_or(0, Entry::static_shared_bytes);
         let info = KernelInfo {
-            shared_bytes: static_shared_bytes(kernel.module(), kernel.function()),
+            shared_bytes: u32::try_from(shared).unwrap_or(u32::MAX),
             max_threads: self.properties.max_threads,
             ..KernelInfo::default()
         };

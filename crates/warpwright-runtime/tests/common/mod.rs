@@ -5,7 +5,7 @@
 pub(crate) mod suite;
 
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::text;
+use warpwright_ptx::{Module, PtxVersion, Target, text};
 use warpwright_runtime::{ArgValue, Binding, Device, LaunchStep, Result, Stream, Tensor};
 
 /// The kernel with the given parameters, directives and body.
@@ -85,6 +85,62 @@ pub(crate) fn reverse_in_shared() -> Kernel {
 /// Does nothing with three parameters.
 pub(crate) fn nothing() -> Kernel {
     kernel("sm_75", "", "nothing(.param .u64 x, .param .u64 y, .param .u32 n) .reqntid 32, 1, 1", "ret;")
+}
+
+/// Adds 1 to `y[0]` after `n` dependent steps of one thread: work whose length the caller chooses.
+pub(crate) fn slow() -> Kernel {
+    kernel(
+        "sm_75",
+        "",
+        "slow(.param .u64 y, .param .u32 n) .reqntid 1, 1, 1",
+        "   .reg .pred %p<2>; .reg .f32 %f<3>; .reg .b32 %r<4>; .reg .b64 %rd<2>;
+            ld.param.u64 %rd1, [y]; ld.param.u32 %r1, [n];
+            mov.u32 %r2, 0; mov.f32 %f1, 0f3F800000;
+        AGAIN:
+            fma.rn.f32 %f1, %f1, 0f3F7FFFFF, 0f33800000;
+            add.u32 %r2, %r2, 1;
+            setp.lt.u32 %p1, %r2, %r1;
+            @%p1 bra AGAIN;
+            setp.gt.f32 %p1, %f1, 0f00000000;
+            ld.global.u32 %r3, [%rd1];
+            @%p1 add.u32 %r3, %r3, 1;
+            st.global.u32 [%rd1], %r3;
+            ret;",
+    )
+}
+
+pub(crate) fn slow_step(n: u32) -> LaunchStep {
+    LaunchStep::new(slow(), [1, 1, 1], vec![slot(0), ArgValue::U32(n)])
+}
+
+/// Stores in `y` each block's rank in its cluster of four.
+pub(crate) fn rank() -> Kernel {
+    kernel(
+        "sm_90",
+        "",
+        "rank(.param .u64 y) .reqntid 32, 1, 1 .reqnctapercluster 4, 1, 1",
+        "   .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %rd<4>;
+            ld.param.u64 %rd1, [y]; mov.u32 %r1, %ctaid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, %tid.x;
+            setp.ne.u32 %p1, %r3, 0;
+            @%p1 bra DONE;
+            mul.wide.u32 %rd2, %r1, 4; add.u64 %rd3, %rd1, %rd2;
+            st.global.u32 [%rd3], %r2;
+        DONE:
+            ret;",
+    )
+}
+
+/// A kernel of a PTX version that no driver reads.
+pub(crate) fn from_the_future() -> Kernel {
+    let mut module = scale_named("from_the_future").module().clone();
+    module.version = PtxVersion::new(99, 0);
+    Kernel::new(module).expect("a kernel")
+}
+
+/// [`scale`] for another architecture.
+pub(crate) fn scale_for(target: Target) -> Kernel {
+    let module = Module { target, version: PtxVersion::new(9, 0), ..scale().module().clone() };
+    Kernel::new(module).expect("a kernel")
 }
 
 /// No block size of its own.

@@ -3,13 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use warpwright_runtime::{
-    ArgValue, Binding, Buffer, DType, Device, Element, Error, Event, LaunchLimit, LaunchStep, Stream, Tensor,
-    TensorRef,
+    ArgValue, Binding, Buffer, DType, Device, Element, Error, Event, LaunchLimit, LaunchStep, Stream, Target,
+    Tensor, TensorRef,
 };
 
 use super::{
-    any_block, counting, increment, launch_increment, nothing, null, reverse_in_shared, scale, scale_step,
-    slot,
+    any_block, counting, increment, launch_increment, nothing, null, rank, reverse_in_shared, scale,
+    scale_for, scale_step, slot, slow_step,
 };
 
 fn stream(device: &Device) -> Stream {
@@ -348,4 +348,42 @@ pub(crate) fn out_of_memory(device: &Device) {
         }
     }
     buffers_keep_bytes(device);
+}
+
+/// The kernel that other tests use as a clock.
+pub(crate) fn slow_kernels_count(device: &Device) {
+    let s = stream(device);
+    let y = Tensor::from_slice(device, &[7u32], &[1]).expect("y");
+    for n in [1, 1000] {
+        s.launch(&slow_step(n), &[y.binding()]).expect("launch");
+    }
+    assert_eq!(y.to_vec_on::<u32>(&s).expect("y"), [9]);
+}
+
+/// Blocks of a cluster know their rank, and a grid is whole clusters.
+pub(crate) fn clusters_have_ranks(device: &Device) {
+    if device.sm() < 90 {
+        println!("skipped: {device} has no clusters");
+        return;
+    }
+    let s = stream(device);
+    let y = Tensor::zeros(device, DType::U32, &[8]).expect("y");
+    let step = LaunchStep::new(rank(), [8, 1, 1], vec![slot(0)]);
+    assert_eq!(step.cluster(), Some([4, 1, 1]));
+    s.launch(&step, &[y.binding()]).expect("launch");
+    assert_eq!(y.to_vec::<u32>().expect("y"), [0, 1, 2, 3, 0, 1, 2, 3]);
+    let odd = s.launch(&step.with_grid([6, 1, 1]), &[y.binding()]);
+    let limit = LaunchLimit::Cluster { cluster: [4, 1, 1], grid: [6, 1, 1] };
+    assert!(matches!(&odd, Err(Error::Launch { limit: got, .. }) if *got == limit), "{odd:?}");
+}
+
+/// Kernels of another architecture are refused before the driver sees them.
+pub(crate) fn other_architectures_are_refused(device: &Device) {
+    let other = Target::specific(if device.sm() == 100 { 90 } else { 100 });
+    match device.load(&scale_for(other)) {
+        Err(Error::Target { kernel, needs, device: id, sm }) => {
+            assert_eq!((kernel.as_str(), needs, id, sm), ("scale", other, device.id(), device.sm()));
+        }
+        refused => panic!("{refused:?}"),
+    }
 }

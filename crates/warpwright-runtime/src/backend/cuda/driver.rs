@@ -91,9 +91,11 @@ wrappers! {
 
     fn total_memory(device: sys::CUdevice) -> (out: usize = 0) => cuDeviceTotalMem_v2(&raw mut out, device);
 
-    fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> (out: c_int = 0) => cuDeviceGetAttribute(&raw mut out, which, device);
+    fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> (out: c_int = 0) =>
+        cuDeviceGetAttribute(&raw mut out, which, device);
 
-    fn retain_primary_context(device: sys::CUdevice) -> (out: sys::CUcontext = ptr::null_mut()) => cuDevicePrimaryCtxRetain(&raw mut out, device);
+    fn retain_primary_context(device: sys::CUdevice) -> (out: sys::CUcontext = ptr::null_mut()) =>
+        cuDevicePrimaryCtxRetain(&raw mut out, device);
 
     fn release_primary_context(device: sys::CUdevice) => cuDevicePrimaryCtxRelease_v2(device);
 
@@ -107,25 +109,31 @@ wrappers! {
 
     fn free(address: u64) => cuMemFree_v2(address);
 
-    fn set_pool_attribute(pool: sys::CUmemoryPool, which: sys::CUmemPool_attribute, value: &mut u64) => cuMemPoolSetAttribute(pool, which, ptr::from_mut(value).cast());
+    fn set_pool_attribute(pool: sys::CUmemoryPool, which: sys::CUmemPool_attribute, value: &mut u64) =>
+        cuMemPoolSetAttribute(pool, which, ptr::from_mut(value).cast());
 
     fn destroy_pool(pool: sys::CUmemoryPool) => cuMemPoolDestroy(pool);
 
     fn trim_pool(pool: sys::CUmemoryPool, keep: usize) => cuMemPoolTrimTo(pool, keep);
 
-    fn allocate_from_pool(bytes: usize, pool: sys::CUmemoryPool, stream: sys::CUstream) -> (out: u64 = 0) => cuMemAllocFromPoolAsync(&raw mut out, bytes, pool, stream);
+    fn allocate_from_pool(bytes: usize, pool: sys::CUmemoryPool, stream: sys::CUstream) -> (out: u64 = 0) =>
+        cuMemAllocFromPoolAsync(&raw mut out, bytes, pool, stream);
 
     fn free_async(address: u64, stream: sys::CUstream) => cuMemFreeAsync(address, stream);
 
-    fn load_module(image: &[u8]) -> (out: sys::CUmodule = ptr::null_mut()) => cuModuleLoadData(&raw mut out, image.as_ptr().cast());
+    fn load_module(image: &[u8]) -> (out: sys::CUmodule = ptr::null_mut()) =>
+        cuModuleLoadData(&raw mut out, image.as_ptr().cast());
 
     fn unload_module(module: sys::CUmodule) => cuModuleUnload(module);
 
-    fn function(module: sys::CUmodule, name: &CStr) -> (out: sys::CUfunction = ptr::null_mut()) => cuModuleGetFunction(&raw mut out, module, name.as_ptr());
+    fn function(module: sys::CUmodule, name: &CStr) -> (out: sys::CUfunction = ptr::null_mut()) =>
+        cuModuleGetFunction(&raw mut out, module, name.as_ptr());
 
-    fn function_attribute(function: sys::CUfunction, which: sys::CUfunction_attribute) -> (out: c_int = 0) => cuFuncGetAttribute(&raw mut out, which, function);
+    fn function_attribute(function: sys::CUfunction, which: sys::CUfunction_attribute) -> (out: c_int = 0) =>
+        cuFuncGetAttribute(&raw mut out, which, function);
 
-    fn set_function_attribute(function: sys::CUfunction, which: sys::CUfunction_attribute, value: c_int) => cuFuncSetAttribute(function, which, value);
+    fn set_function_attribute(function: sys::CUfunction, which: sys::CUfunction_attribute, value: c_int) =>
+        cuFuncSetAttribute(function, which, value);
 
     fn create_stream(flags: c_uint) -> (out: sys::CUstream = ptr::null_mut()) => cuStreamCreate(&raw mut out, flags);
 
@@ -145,27 +153,44 @@ wrappers! {
 
     fn synchronize_event(event: sys::CUevent) => cuEventSynchronize(event);
 
-    fn copy_to_device(target: u64, source: &[u8], stream: sys::CUstream) => cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream);
+    fn copy_to_device(target: u64, source: &[u8], stream: sys::CUstream) =>
+        cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream);
 
-    fn copy_to_host(target: &mut [u8], source: u64, stream: sys::CUstream) => cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream);
+    fn copy_to_host(target: &mut [u8], source: u64, stream: sys::CUstream) =>
+        cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream);
 
-    fn copy_on_device(target: u64, source: u64, bytes: usize, stream: sys::CUstream) => cuMemcpyDtoDAsync_v2(target, source, bytes, stream);
+    fn copy_on_device(target: u64, source: u64, bytes: usize, stream: sys::CUstream) =>
+        cuMemcpyDtoDAsync_v2(target, source, bytes, stream);
 
-    fn fill(target: u64, value: u8, bytes: usize, stream: sys::CUstream) => cuMemsetD8Async(target, value, bytes, stream);
+    fn fill(target: u64, value: u8, bytes: usize, stream: sys::CUstream) =>
+        cuMemsetD8Async(target, value, bytes, stream);
 
-    fn begin_capture(stream: sys::CUstream) => cuStreamBeginCapture_v2(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    fn begin_capture(stream: sys::CUstream) =>
+        cuStreamBeginCapture_v2(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 
-    fn end_capture(stream: sys::CUstream) -> (out: sys::CUgraph = ptr::null_mut()) => cuStreamEndCapture(stream, &raw mut out);
+    fn end_capture(stream: sys::CUstream) -> (out: sys::CUgraph = ptr::null_mut()) =>
+        cuStreamEndCapture(stream, &raw mut out);
 
-    fn graph_node_count(graph: sys::CUgraph) -> (out: usize = 0) => cuGraphGetNodes(graph, ptr::null_mut(), &raw mut out);
+    fn graph_node_count(graph: sys::CUgraph) -> (out: usize = 0) =>
+        cuGraphGetNodes(graph, ptr::null_mut(), &raw mut out);
 
-    fn instantiate(graph: sys::CUgraph) -> (out: sys::CUgraphExec = ptr::null_mut()) => cuGraphInstantiateWithFlags(&raw mut out, graph, 0);
+    fn instantiate(graph: sys::CUgraph) -> (out: sys::CUgraphExec = ptr::null_mut()) =>
+        cuGraphInstantiateWithFlags(&raw mut out, graph, 0);
 
     fn destroy_graph(graph: sys::CUgraph) => cuGraphDestroy(graph);
 
     fn destroy_executable(graph: sys::CUgraphExec) => cuGraphExecDestroy(graph);
 
     fn launch_graph(graph: sys::CUgraphExec, stream: sys::CUstream) => cuGraphLaunch(graph, stream);
+}
+
+/// Sets what this thread may do while one of its streams is captured; the mode until now.
+pub(super) fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Outcome<sys::CUstreamCaptureMode> {
+    // SAFETY: the pointer is to a local.
+    check("cuThreadExchangeStreamCaptureMode", unsafe {
+        sys::cuThreadExchangeStreamCaptureMode(&raw mut mode)
+    })?;
+    Ok(mode)
 }
 
 /// Free and total bytes.
@@ -233,6 +258,7 @@ pub(super) fn launch(
         (&raw mut size).cast(),
         ptr::without_provenance_mut(sys::CU_LAUNCH_PARAM_END_AS_INT as usize),
     ];
+    let extra = if params.is_empty() { ptr::null_mut() } else { extra.as_mut_ptr() };
     // SAFETY: function and stream are alive and of the current context. The driver reads `size` bytes from `params`,
     // which is laid out for the function's parameters, and keeps no pointer. What the kernel does with the addresses
     // in it is the kernel's affair (see the crate's documentation).
@@ -248,7 +274,7 @@ pub(super) fn launch(
             shared,
             stream,
             ptr::null_mut(),
-            extra.as_mut_ptr(),
+            extra,
         )
     })
 }

@@ -149,6 +149,26 @@ impl Drop for Current {
     }
 }
 
+/// Lets this thread load code while one of its streams is captured: what the driver does for that on the device is no
+/// part of the work that is recorded.
+struct Relaxed(Option<sys::CUstreamCaptureMode>);
+
+impl Relaxed {
+    fn new() -> Self {
+        let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // Without it a load inside a capture fails and says so.
+        Self(driver::exchange_capture_mode(relaxed).ok())
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        if let Some(previous) = self.0 {
+            let _ = driver::exchange_capture_mode(previous);
+        }
+    }
+}
+
 impl CudaBackend {
     /// The primary context of a device that [`list_devices`] has shown.
     pub(crate) fn open(ordinal: u32) -> Result<Self> {
@@ -182,7 +202,7 @@ impl CudaBackend {
         let pool = self.check(driver::create_pool(self.device))?;
         // Freed memory stays in the pool, for the next allocation of the same size to be free of cost.
         let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        self.check(driver::set_pool_attribute(pool, threshold, &mut u64::MAX.clone()))?;
+        self.check(driver::set_pool_attribute(pool, threshold, &mut { u64::MAX }))?;
         Ok(Some(pool as u64))
     }
 
@@ -220,10 +240,15 @@ impl CudaBackend {
         Error::Fault(Box::new(fault.clone()))
     }
 
-    fn out_of_memory(&self, f: Failure, requested: u64) -> Error {
-        if f.code != CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return self.error(f);
+    fn allocation_error(&self, f: Failure, requested: u64) -> Error {
+        if f.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            self.out_of_memory(requested)
+        } else {
+            self.error(f)
         }
+    }
+
+    fn out_of_memory(&self, requested: u64) -> Error {
         let (free, total) = driver::memory_info().unwrap_or((0, 0));
         Error::OutOfMemory { device: self.properties.id, requested, free: free as u64, total: total as u64 }
     }
@@ -268,7 +293,7 @@ impl CudaBackend {
         let name = CString::new(kernel.name()).map_err(|_| nul())?;
         driver::compile(&text, &name).map_err(|(f, log)| match f.code {
             CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => too_new(),
-            CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.out_of_memory(f, 0),
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.out_of_memory(0),
             code if is_fault(code) => self.error(f),
             _ => jit(f.name(), if log.is_empty() { f.description() } else { log }),
         })
@@ -286,18 +311,16 @@ impl CudaBackend {
         };
         let cluster = kernel.function().directives.cluster.unwrap_or([1; 3]);
         if cluster.iter().map(|n| u64::from(*n)).product::<u64>() > PORTABLE_CLUSTER {
-            // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             let allowed = FunctionAttribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
             self.check(driver::set_function_attribute(function, allowed, 1))?;
         }
-        let binary = get(FunctionAttribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?;
         let info = KernelInfo {
             registers: Some(get(FunctionAttribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?),
             local_bytes: Some(get(FunctionAttribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?),
             shared_bytes: get(FunctionAttribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             const_bytes: Some(get(FunctionAttribute::CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES)?),
             max_threads: get(FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
-            binary_sm: Some(binary),
+            binary_sm: Some(get(FunctionAttribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?),
         };
         Ok((function, info))
     }
@@ -379,6 +402,10 @@ impl Backend for CudaBackend {
 
     fn allocate(&self, bytes: u64, _label: &str, order: Ordering<'_>) -> Result<u64> {
         let _current = self.enter()?;
+        // The driver has different words for sizes beyond reason.
+        if bytes > self.properties.memory {
+            return Err(self.out_of_memory(bytes));
+        }
         let bytes_here = size(bytes);
         let first = self.allocate_now(bytes_here, order);
         let again = match (first, self.pool) {
@@ -390,7 +417,7 @@ impl Backend for CudaBackend {
             }
             (first, _) => first,
         };
-        again.map_err(|f| self.out_of_memory(f, bytes))
+        again.map_err(|f| self.allocation_error(f, bytes))
     }
 
     fn free(&self, address: u64, order: Ordering<'_>) {
@@ -405,6 +432,7 @@ impl Backend for CudaBackend {
 
     fn load(&self, kernel: &Kernel, disk: Option<&DiskCache>) -> Result<LoadedFunction> {
         let _current = self.enter()?;
+        let _relaxed = Relaxed::new();
         let (module, from_disk) = self.module(kernel, disk)?;
         match self.prepare_function(module, kernel) {
             Ok((function, info)) => {
@@ -422,6 +450,7 @@ impl Backend for CudaBackend {
     fn unload(&self, function: FunctionHandle) {
         let module = self.objects().modules.remove(&function.0);
         let Ok(_current) = self.enter() else { return };
+        let _relaxed = Relaxed::new();
         if let Some(module) = module {
             // Waits for work that still runs the code.
             let _ = self.check(driver::unload_module(module as sys::CUmodule));
@@ -430,6 +459,7 @@ impl Backend for CudaBackend {
 
     fn allow_dynamic_shared(&self, function: &FunctionHandle, bytes: u32) -> Result<()> {
         let _current = self.enter()?;
+        let _relaxed = Relaxed::new();
         let which = FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         self.check(driver::set_function_attribute(function.raw(), which, bytes))
