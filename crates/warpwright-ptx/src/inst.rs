@@ -414,6 +414,7 @@ pub enum Inst {
     /// `prefetch{.space}.level [addr]`
     Prefetch { space: StateSpace, level: PrefetchLevel, addr: Address },
     /// `atom...op.ty dst, [addr], b{, c}`; without `dst` it is `red`. `noftz` is mandatory for half additions.
+    /// Where no ordering is written (`Ordering::WEAK`) it is `.relaxed.gpu`.
     Atom {
         op: AtomOp,
         space: StateSpace,

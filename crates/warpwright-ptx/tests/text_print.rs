@@ -133,6 +133,14 @@ fn registers_keep_clear_of_parameter_names() {
 }
 
 #[test]
+fn labels_keep_clear_of_parameter_names() {
+    let mut f = Function::entry("k");
+    f.params.push(Param::scalar("$B7", ScalarType::F32));
+    f.blocks.push(block(Vec::new(), Terminator::Jump { to: BlockId(0), uniform: true }));
+    assert_eq!(body(f), ["$B_0:", "bra.uni $B_0;"]);
+}
+
+#[test]
 fn labels_stand_only_where_a_branch_goes() {
     let mut f = Function::entry("k");
     let reg = f.new_reg(ScalarType::Pred, RegKind::Variable);

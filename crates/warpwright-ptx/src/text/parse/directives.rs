@@ -1,6 +1,7 @@
 //! Module headers, variables, parameters, register declarations and everything else that begins with a dot.
 
 use super::names::Binding;
+use super::operands::is_special;
 use super::{MAX_REGISTERS, MAX_VARIABLE, Parser, Read, Severity, rules};
 use crate::module::*;
 use crate::text::lex::{Kind, Literal, Token};
@@ -436,6 +437,10 @@ impl<'a> Parser<'a> {
     }
 
     fn declare(&mut self, name: Token<'a>, binding: Binding) -> Read<()> {
+        // Variables keep their names when scopes are flattened, so one such name would hide the register everywhere.
+        if name.text == "_" || is_special(name.text) {
+            return Err(self.fail(rules::NAME, name, format!("{} has a meaning of its own", name.shown())));
+        }
         if self.names.declare(name.text, binding) {
             Ok(())
         } else {
@@ -623,6 +628,9 @@ impl<'a> Parser<'a> {
         self.storage_type(&shape, "register")?;
         loop {
             let name = self.word("the name of a register")?;
+            if name.text == "_" {
+                return Err(self.fail(rules::NAME, name, "`_` has a meaning of its own"));
+            }
             let fresh = if self.eat(b'<') {
                 let count_at = self.token;
                 let count = self.unsigned()?;

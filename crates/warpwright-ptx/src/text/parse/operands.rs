@@ -19,6 +19,32 @@ enum Named {
     WarpSize,
 }
 
+/// A special register by its name, before its component.
+enum Special {
+    Plain(PlainSpecial),
+    Vector(fn(Axis) -> SpecialReg),
+}
+
+fn special(name: &str) -> Option<Special> {
+    let name = name.strip_prefix('%')?;
+    Some(Special::Vector(match name {
+        "tid" => SpecialReg::Tid,
+        "ntid" => SpecialReg::Ntid,
+        "ctaid" => SpecialReg::Ctaid,
+        "nctaid" => SpecialReg::Nctaid,
+        "cluster_ctaid" => SpecialReg::ClusterCtaid,
+        "cluster_nctaid" => SpecialReg::ClusterNctaid,
+        "clusterid" => SpecialReg::ClusterId,
+        "nclusterid" => SpecialReg::NclusterId,
+        _ => return PlainSpecial::from_name(name).map(Special::Plain),
+    }))
+}
+
+/// Whether a name is that of a special register.
+pub(super) fn is_special(name: &str) -> bool {
+    special(name).is_some()
+}
+
 impl<'a> Parser<'a> {
     fn named(&mut self) -> Read<Named> {
         let at = self.advance();
@@ -38,23 +64,14 @@ impl<'a> Parser<'a> {
     }
 
     fn special(&mut self, at: Token<'a>) -> Read<SpecialReg> {
-        let Some(name) = at.text.strip_prefix('%') else {
-            return Err(self.fail(rules::NAME, at, format!("{} is not declared", at.shown())));
-        };
-        if let Some(plain) = PlainSpecial::from_name(name) {
-            return Ok(SpecialReg::Plain(plain));
-        }
-        let make: fn(Axis) -> SpecialReg = match name {
-            "tid" => SpecialReg::Tid,
-            "ntid" => SpecialReg::Ntid,
-            "ctaid" => SpecialReg::Ctaid,
-            "nctaid" => SpecialReg::Nctaid,
-            "cluster_ctaid" => SpecialReg::ClusterCtaid,
-            "cluster_nctaid" => SpecialReg::ClusterNctaid,
-            "clusterid" => SpecialReg::ClusterId,
-            "nclusterid" => SpecialReg::NclusterId,
-            _ => {
-                let message = format!("{} is neither declared nor a special register", at.shown());
+        let make = match special(at.text) {
+            Some(Special::Plain(plain)) => return Ok(SpecialReg::Plain(plain)),
+            Some(Special::Vector(make)) => make,
+            None => {
+                let message = match at.text.starts_with('%') {
+                    true => format!("{} is neither declared nor a special register", at.shown()),
+                    false => format!("{} is not declared", at.shown()),
+                };
                 return Err(self.fail(rules::NAME, at, message));
             }
         };

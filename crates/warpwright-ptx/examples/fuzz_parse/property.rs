@@ -1,0 +1,28 @@
+//! What must hold for every text, shared by the example and the libFuzzer targets.
+
+use warpwright_ptx::text::{MAX_DIAGNOSTICS, parse, print};
+
+/// Whether the text was accepted.
+///
+/// # Errors
+/// What does not hold.
+pub(crate) fn check(text: &str) -> Result<bool, String> {
+    let parsed = parse(text);
+    if parsed.diagnostics.len() > MAX_DIAGNOSTICS {
+        return Err(format!("{} diagnostics", parsed.diagnostics.len()));
+    }
+    // Whatever survives the errors is a module like any other.
+    let once = print(&parsed.module);
+    let again = parse(&once);
+    if let Some(first) = again.diagnostics.first() {
+        return Err(format!("the printed module does not parse: {first}\n{once}"));
+    }
+    let twice = print(&again.module);
+    if once != twice {
+        return Err(format!("printing is not stable:\n{once}\n--- against ---\n{twice}"));
+    }
+    if parse(&twice).module != again.module {
+        return Err(format!("parsing is not stable:\n{once}"));
+    }
+    Ok(!parsed.has_errors())
+}
