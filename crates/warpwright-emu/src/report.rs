@@ -367,11 +367,11 @@ impl Finding {
         }
         write!(out, "{:gutter$} = thread {}", "", triple(self.thread))?;
         writeln!(out, " of block {}{}", triple(self.block), times(self.count))?;
-        if let Some(other) = &self.other {
-            if let (Some(block), Some(thread)) = (other.block, other.thread) {
-                write!(out, "{:gutter$} = other: thread {}", "", triple(thread))?;
-                writeln!(out, " of block {} {}", triple(block), other.action)?;
-            }
+        if let Some(other) = &self.other
+            && let (Some(block), Some(thread)) = (other.block, other.thread)
+        {
+            write!(out, "{:gutter$} = other: thread {}", "", triple(thread))?;
+            writeln!(out, " of block {} {}", triple(block), other.action)?;
         }
         if let Some(address) = &self.address {
             writeln!(out, "{:gutter$} = address: {address}", "")?;

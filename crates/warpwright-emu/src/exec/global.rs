@@ -1,5 +1,6 @@
 //! Loads and stores: the choice of the state space, and global memory.
 
+use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;
 
 use warpwright_ptx::{Ordering, Semantics, StateSpace};
@@ -60,20 +61,24 @@ pub(super) fn addresses(regs: &Registers, slot: Slot, offset: i64) -> [u64; LANE
     out
 }
 
-/// Whether each lane's address follows the previous lane's.
+/// Whether each lane's address follows the previous lane's at `bytes`, a power of two.
 #[inline(always)]
-pub(super) fn contiguous(a: &[u64; LANES], bytes: u64) -> bool {
-    // Four partial results, so that the loop becomes four-lane vectors and one final test.
-    let mut differs = [0u64; 4];
-    for i in 0..7 {
-        for (j, d) in differs.iter_mut().enumerate() {
-            *d |= a[4 * i + j + 1].wrapping_sub(a[4 * i + j]) ^ bytes;
-        }
+pub(super) fn contiguous(a: &[u64; LANES], bytes: u32) -> bool {
+    let shift = bytes.trailing_zeros() & 63;
+    let first = a[0];
+    let mut differs = 0;
+    for (i, a) in a.iter().enumerate() {
+        differs |= a ^ first.wrapping_add((i as u64) << shift);
     }
-    for (j, d) in differs.iter_mut().enumerate().take(3) {
-        *d |= a[29 + j].wrapping_sub(a[28 + j]) ^ bytes;
-    }
-    differs[0] | differs[1] | differs[2] | differs[3] == 0
+    // Opaque, or the optimiser turns the reduction into a chain of comparisons.
+    black_box(differs) == 0
+}
+
+/// Whether all lanes have the same address.
+#[inline(always)]
+pub(super) fn uniform(a: &[u64; LANES]) -> bool {
+    let differs = a.iter().fold(0, |d, x| d | (x ^ a[0]));
+    black_box(differs) == 0
 }
 
 /// Extends what was loaded to a register.
@@ -181,7 +186,7 @@ impl Context<'_> {
             let lanes = &warp.regs.r64[row as usize].0;
             let total = u64::from(access.total());
             let address = lanes[0].wrapping_add(access.offset as u64);
-            if contiguous(lanes, total)
+            if contiguous(lanes, access.total())
                 && let Some(at) = self.allocations.find(self.shared.memory, access.site, address)
             {
                 let allocation = &*self.allocations.list[at];
@@ -231,7 +236,7 @@ impl Context<'_> {
             let lanes = &warp.regs.r64[row as usize].0;
             let total = u64::from(access.total());
             let address = lanes[0].wrapping_add(access.offset as u64);
-            if contiguous(lanes, total)
+            if contiguous(lanes, access.total())
                 && let Some(at) = self.allocations.find(self.shared.memory, access.site, address)
             {
                 let allocation = &*self.allocations.list[at];

@@ -1,6 +1,6 @@
 //! Shared memory. A block runs on one worker, so its shared memory is plain words.
 
-use super::global::{addresses, contiguous, extend, lane_value, lanes_of, race, set_lane, strong};
+use super::global::{addresses, contiguous, extend, lane_value, lanes_of, race, set_lane, strong, uniform};
 use super::rows::{FULL, LANES, Registers};
 use super::run::Flow;
 use crate::block::SharedMemory;
@@ -24,14 +24,14 @@ enum Shape {
 }
 
 #[inline(always)]
-fn shape(a: &[u64; LANES], exec: u32, total: u64) -> Shape {
+fn shape(a: &[u64; LANES], exec: u32, total: u32) -> Shape {
     if exec != FULL {
         return Shape::Scattered;
     }
     if contiguous(a, total) {
         return Shape::Contiguous;
     }
-    if contiguous(a, 0) { Shape::Uniform } else { Shape::Scattered }
+    if uniform(a) { Shape::Uniform } else { Shape::Scattered }
 }
 
 impl Context<'_> {
@@ -97,7 +97,7 @@ impl Context<'_> {
         let first = a[0];
         let total = u64::from(access.total());
         if access.bytes != 4
-            || !contiguous(a, 0)
+            || !uniform(a)
             || strong(access.ordering)
             || !self.block.shared.covers(first, total)
             || first & (total - 1) != 0
@@ -223,7 +223,7 @@ impl Context<'_> {
         if good == 0 {
             return Flow::Next;
         }
-        let shape = shape(addresses, good, u64::from(total));
+        let shape = shape(addresses, good, total);
         self.race_shared(warp, pc, good, access, addresses, shape, AccessKind::Read);
         self.count_shared(Direction::Load, good, total, addresses, shape);
         if self.checks.initcheck {
@@ -280,7 +280,7 @@ impl Context<'_> {
         if good == 0 {
             return Flow::Next;
         }
-        let shape = shape(addresses, good, u64::from(total));
+        let shape = shape(addresses, good, total);
         self.race_shared(warp, pc, good, access, addresses, shape, AccessKind::Write);
         if strong(access.ordering)
             && let Some(races) = &mut self.races

@@ -313,7 +313,7 @@ fn floats_to_integers() {
     assert_eq!(convert(U8, F32, &rounded(Rni), s(300.0)), 0xff);
     assert_eq!(convert(S8, F16, &rounded(Rni), 0xd800), 0x80); // -128
     assert_eq!(
-        convert(U64, F64, &rounded(Rzi), 1.8446744073709550e19f64.to_bits()),
+        convert(U64, F64, &rounded(Rzi), 18_446_744_073_709_549_568f64.to_bits()),
         18_446_744_073_709_549_568
     );
     assert_eq!(convert(U64, F64, &rounded(Rzi), 1e300f64.to_bits()), u64::MAX);

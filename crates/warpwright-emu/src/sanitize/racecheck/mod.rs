@@ -249,7 +249,7 @@ impl<'a> BlockRaces<'a> {
         let (id, size) = (self.id(access), access.bytes.trailing_zeros());
         let bytes = u64::from(lanes) << size;
         let mut done = 0;
-        if (offset | bytes) % SECTOR == 0 && offset % PAGE + bytes <= PAGE {
+        if (offset | bytes).is_multiple_of(SECTOR) && offset % PAGE + bytes <= PAGE {
             let Some(page) = shadow.page(offset, self.launch.generation, self.launch.exclusive) else {
                 return;
             };
@@ -478,10 +478,10 @@ impl Slow<'_, '_> {
         if sector.is_split() && self.may_join(sector) {
             sector.clear();
         }
-        if !sector.is_split() {
-            if let Outcome::Done = self.record(sector, at, None) {
-                return;
-            }
+        if !sector.is_split()
+            && let Outcome::Done = self.record(sector, at, None)
+        {
+            return;
         }
         let Some(words) = self.page.split(sector) else { return };
         for (index, word) in (0u32..).zip(words) {

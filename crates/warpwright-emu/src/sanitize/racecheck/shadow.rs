@@ -169,7 +169,7 @@ impl Lanes {
 
     /// The pattern of word `word` of a sector with this pattern.
     pub(super) fn word(self, word: u32) -> Self {
-        let lane = self.lane() + (4 * word >> self.size());
+        let lane = self.lane() + ((4 * word) >> self.size());
         let moved = Self::new(lane, self.size().min(2), 15, self.0 >> 13);
         if self.is_several() { moved.several() } else { moved }
     }

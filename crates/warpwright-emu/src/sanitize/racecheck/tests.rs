@@ -114,8 +114,7 @@ impl Run<'_> {
         &mut self,
         space: Space,
         offset: u64,
-        warp: u32,
-        lane: u32,
+        (warp, lane): (u32, u32),
         kind: AccessKind,
         pc: u32,
         o: Ordering,
@@ -344,7 +343,7 @@ fn last_block(bench: &mut Bench, blocks: u32, fence: bool, barrier: bool) {
             if fence {
                 r.races.fence(0, 1, Scope::Gpu);
             }
-            r.strong(Space::Global, 0, 0, 0, ATOMIC, 2, RELAXED);
+            r.strong(Space::Global, 0, (0, 0), ATOMIC, 2, RELAXED);
             r.barrier();
             if block + 1 == blocks {
                 for other in 0..blocks {
@@ -375,9 +374,9 @@ fn a_fence_by_every_thread_before_the_barrier_serves_thread_zero() {
         r.races.fence(0, FULL, Scope::Gpu);
         r.races.fence(1, FULL, Scope::Gpu);
         r.barrier();
-        r.strong(Space::Global, 0, 0, 0, ATOMIC, 2, RELAXED);
+        r.strong(Space::Global, 0, (0, 0), ATOMIC, 2, RELAXED);
         r.block(1, 1);
-        r.strong(Space::Global, 0, 0, 0, ATOMIC, 2, RELAXED);
+        r.strong(Space::Global, 0, (0, 0), ATOMIC, 2, RELAXED);
         r.races.fence(0, 1, Scope::Gpu);
         r.all(Space::Global, 4096, 1, weak(READ, 0, 3, 4)); // lane 0 acquired
     });
@@ -392,9 +391,9 @@ fn a_write_after_the_fence_is_not_released() {
         r.lane(Space::Global, 4096, 0, weak(WRITE, 0, 1, 4));
         r.races.fence(0, 1, Scope::Gpu);
         r.lane(Space::Global, 8192, 0, weak(WRITE, 0, 2, 4));
-        r.strong(Space::Global, 0, 0, 0, ATOMIC, 3, RELAXED);
+        r.strong(Space::Global, 0, (0, 0), ATOMIC, 3, RELAXED);
         r.block(1, 1);
-        r.strong(Space::Global, 0, 0, 0, ATOMIC, 3, RELAXED);
+        r.strong(Space::Global, 0, (0, 0), ATOMIC, 3, RELAXED);
         r.races.fence(0, 1, Scope::Gpu);
         r.lane(Space::Global, 4096, 0, weak(READ, 0, 4, 4));
         r.lane(Space::Global, 8192, 0, weak(READ, 0, 5, 4));
@@ -409,9 +408,9 @@ fn release_and_acquire_order_the_lanes_that_use_them() {
     bench.run(|r| {
         r.block(0, 1);
         r.lane(Space::Global, 4096, 5, weak(WRITE, 0, 1, 4));
-        r.strong(Space::Global, 0, 0, 5, WRITE, 2, RELEASE);
+        r.strong(Space::Global, 0, (0, 5), WRITE, 2, RELEASE);
         r.block(1, 1);
-        r.strong(Space::Global, 0, 0, 9, READ, 3, ACQUIRE);
+        r.strong(Space::Global, 0, (0, 9), READ, 3, ACQUIRE);
         r.lane(Space::Global, 4096, 9, weak(READ, 0, 4, 4)); // the lane that acquired
         r.lane(Space::Global, 4096, 8, weak(READ, 0, 5, 4)); // its neighbour did not
     });
@@ -428,8 +427,8 @@ fn warps_of_a_block_synchronise_through_a_flag_in_shared_memory() {
             r.block(0, 2);
             r.lane(Space::Shared, 512, 0, weak(WRITE, 0, 1, 4));
             let store = if released { Semantics::Release } else { Semantics::Relaxed };
-            r.strong(Space::Shared, 0, 0, 0, WRITE, 2, cta(store));
-            r.strong(Space::Shared, 0, 1, 0, READ, 3, cta(Semantics::Acquire));
+            r.strong(Space::Shared, 0, (0, 0), WRITE, 2, cta(store));
+            r.strong(Space::Shared, 0, (1, 0), READ, 3, cta(Semantics::Acquire));
             r.lane(Space::Shared, 512, 0, weak(READ, 1, 4, 4));
         });
         assert_eq!(bench.kinds(), if released { vec![] } else { vec!["read-write"] });
@@ -442,15 +441,15 @@ fn atomics_do_not_race_with_each_other_but_with_plain_accesses_and_across_narrow
     bench.run(|r| {
         for block in 0..3 {
             r.block(block, 2);
-            r.strong(Space::Global, 0, 0, 0, ATOMIC, 1, RELAXED);
-            r.strong(Space::Global, 0, 1, 3, ATOMIC, 1, RELAXED);
+            r.strong(Space::Global, 0, (0, 0), ATOMIC, 1, RELAXED);
+            r.strong(Space::Global, 0, (1, 3), ATOMIC, 1, RELAXED);
         }
     });
     assert_eq!(bench.found(), []);
     let mut bench = Bench::new();
     bench.run(|r| {
         r.block(0, 1);
-        r.strong(Space::Global, 0, 0, 0, ATOMIC, 1, RELAXED);
+        r.strong(Space::Global, 0, (0, 0), ATOMIC, 1, RELAXED);
         r.block(1, 1);
         r.lane(Space::Global, 0, 0, weak(READ, 0, 2, 4));
     });
@@ -459,7 +458,7 @@ fn atomics_do_not_race_with_each_other_but_with_plain_accesses_and_across_narrow
     bench.run(|r| {
         for block in 0..2 {
             r.block(block, 1);
-            r.strong(Space::Global, 0, 0, 0, ATOMIC, 1, Ordering::new(Semantics::Relaxed, Scope::Cta));
+            r.strong(Space::Global, 0, (0, 0), ATOMIC, 1, Ordering::new(Semantics::Relaxed, Scope::Cta));
         }
     });
     assert_eq!(bench.kinds(), ["scope-too-narrow"]);
