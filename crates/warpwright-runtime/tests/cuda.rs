@@ -13,15 +13,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use common::{
-    counting, from_the_future, increment, launch_increment, nothing, scale, scale_named, scale_step, slot,
-    slow_step, suite,
+    counting, from_the_future, increment, launch_increment, nothing, scale, scale_for, scale_named,
+    scale_step, slot, slow_step, suite,
 };
 use cudarc::driver::sys;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_runtime::timing::{Timer, TimerOptions};
 use warpwright_runtime::{
-    ArgValue, Binding, DType, Device, DeviceId, DriverVersion, Error, LaunchStep, PtxVersion, Stream, Target,
-    Tensor, discover, interop,
+    ArgValue, Binding, DType, Device, DeviceId, DriverVersion, Error, LaunchStep, PtxVersion, Stream, Tensor,
+    discover, interop,
 };
 
 /// One test at a time: some watch the device's memory, some its clock.
@@ -142,6 +142,12 @@ on_gpu! {
         let newest = device.properties().driver.and_then(DriverVersion::ptx_version).expect("a known driver");
         let module = warpwright_ptx::Module { version: newest, ..scale_named("newest").module().clone() };
         device.load(&Kernel::new(module).expect("kernel")).expect("load");
+    }
+
+    fn the_devices_own_target_loads(device) {
+        let info = device.load(&scale_for(device.target())).expect("load").info();
+        println!("{}: {info:?}", device.target());
+        assert_eq!(info.binary_sm, Some(device.sm()));
     }
 
     fn events_order_streams(device) {

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUfunction_attribute as FunctionAttribute, CUresult,
 };
-use warpwright_ptx::Target;
 use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{Target, TargetVariant};
 
 use self::driver::{Failure, Outcome};
 use super::{
@@ -291,7 +291,17 @@ impl CudaBackend {
         let nul = || jit("CUDA_ERROR_INVALID_PTX".to_owned(), "the text contains a NUL character".to_owned());
         let text = CString::new(kernel.text()).map_err(|_| nul())?;
         let name = CString::new(kernel.name()).map_err(|_| nul())?;
-        driver::compile(&text, &name).map_err(|(f, log)| match f.code {
+        let compiled = driver::compile(&text, &name, None).or_else(|first| {
+            // A driver may take the context for the plain architecture; then the target must be named.
+            match kernel.target().variant {
+                TargetVariant::Specific if !is_fault(first.0.code) => {
+                    let target = driver::specific_target(kernel.target().sm);
+                    driver::compile(&text, &name, Some(target)).map_err(|_| first)
+                }
+                _ => Err(first),
+            }
+        });
+        compiled.map_err(|(f, log)| match f.code {
             CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => too_new(),
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.out_of_memory(0),
             code if is_fault(code) => self.error(f),
