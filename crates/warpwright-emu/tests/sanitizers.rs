@@ -103,7 +103,7 @@ fn parse(text: &str) -> Case {
                 Some(("launch", rest)) => case.launches.push(parse_launch(rest)),
                 Some(("arg", rest)) => case.args.push(parse_arg(rest)),
                 Some(("finding", rest)) => {
-                    case.expected.extend(rest.split(';').map(|f| parse_finding(line, f)))
+                    case.expected.extend(rest.split(';').map(|f| parse_finding(line, f)));
                 }
                 Some(("may", rest)) => case.allowed.extend(rest.split(';').map(|f| parse_finding(line, f))),
                 _ => {}
@@ -160,7 +160,8 @@ fn check(path: &Path, failures: &mut Vec<String>) {
                 match launch(&program, &entry, config, &params, &memory, &options) {
                     Ok(report) => found.extend(report.findings),
                     Err(error) => {
-                        failures.push(format!("{} (threads {threads}, seed {seed}): {error}", path.display()))
+                        failures
+                            .push(format!("{} (threads {threads}, seed {seed}): {error}", path.display()));
                     }
                 }
             }
