@@ -44,11 +44,15 @@ impl KernelDef for Quantise {
     }
 
     fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
+        BlockDim::x(self.tile.threads)
     }
 
     fn dtypes(&self) -> DTypes {
         dtypes("x", self.scheme, self.dtype)
+    }
+
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        self.tile.min_blocks
     }
 
     fn build<'k>(&self, k: K<'k>, a: QuantiseParams<'k>) {
@@ -77,7 +81,7 @@ impl Quantise {
     where
         Elem: Access<A>,
     {
-        let QuantiseTile { width, vectors, lanes, rounds } = self.tile;
+        let QuantiseTile { width, vectors, lanes, rounds, threads, .. } = self.tile;
         let (block, thread) = (k.block_idx_x(), k.thread_idx());
         // Lanes of a group are neighbours; where a group has more vectors than lanes, the warp takes them in turn.
         let position = if vectors == 1 { thread } else { k.warp_idx().mul_add(32 * vectors, k.lane_idx()) };
@@ -86,7 +90,7 @@ impl Quantise {
         let group = Index::affine(k, (block, self.tile.groups_per_block()), (group_in_block, 1));
         let leads = (thread & (lanes - 1)).eq(0);
         let starts: Vec<Vec<Index<'k>>> = (0..rounds)
-            .map(|r| (0..vectors).map(|v| index.plus(u64::from((r * THREADS + v * 32) * width))).collect())
+            .map(|r| (0..vectors).map(|v| index.plus(u64::from((r * threads + v * 32) * width))).collect())
             .collect();
         // All loads stand before the first use, so that they are in flight together.
         let load =
@@ -97,9 +101,9 @@ impl Quantise {
             let elements: Vec<Reg<'k, A>> = vectors.iter().flat_map(Lanes::iter).collect();
             let scale = GroupScale::of(k, self.scheme, &elements, lanes);
             let writes = if bounded { leads & starts[0].to_u64().lt(a.n) } else { leads };
-            let group = group.plus(u64::from(round * (THREADS / lanes)));
+            let group = group.plus(u64::from(round * (threads / lanes)));
             k.if_(writes, || scale.store(group, a.scales, a.zero_points));
-            let prepared = scale.prepare(k);
+            let prepared = scale.prepare();
             for (&at, elements) in starts.iter().zip(vectors) {
                 let word = coder.pack(k, elements, &prepared, self.order);
                 self.store_codes(k, a, at, word, bounded);
@@ -198,16 +202,20 @@ impl<'k, A: Float> GroupScale<'k, A> {
     }
 
     fn from_absmax(scheme: Scheme, absmax: Reg<'k, A>) -> Self {
-        let scale = if scheme == Scheme::Int4Symmetric { absmax / 7.0 } else { absmax };
+        let scale = if scheme == Scheme::Int4Symmetric { divide_by(absmax, 7.0) } else { absmax };
         Self { scheme, scale, zero: None }
     }
 
     fn from_range(k: K<'k>, low: Reg<'k, A>, high: Reg<'k, A>) -> Self {
         // Halved first, so that a range as wide as the type does not overflow.
-        let scale = (high * 0.5 - low * 0.5) / 7.5;
-        let group = Self { scheme: Scheme::Int4Asymmetric, scale, zero: None };
-        let zero = nearest(group.divider(k).quotient(-low)).max(0.0).min(15.0);
-        Self { zero: Some(zero), ..group }
+        let scale = divide_by(high * 0.5 - low * 0.5, 7.5);
+        let quotient = k.if_else(
+            Divider::is_small(scale),
+            || Divider::lifted(scale).quotient(-low),
+            || Divider::ordinary(scale).quotient(-low),
+        );
+        let zero = nearest(quotient).max(0.0).min(15.0);
+        Self { scheme: Scheme::Int4Asymmetric, scale, zero: Some(zero) }
     }
 
     fn store(
@@ -225,44 +233,65 @@ impl<'k, A: Float> GroupScale<'k, A> {
     }
 
     /// What the elements of the group are multiplied or divided by.
-    fn prepare(&self, k: K<'k>) -> Prepared<'k, A> {
+    fn prepare(&self) -> Prepared<'k, A> {
         match self.scheme {
             Scheme::Nf4 | Scheme::Fp4 => {
                 Prepared::Reciprocal(self.scale.to_f32().max(f64::from(MIN_ABSMAX)).rcp())
             }
             Scheme::Int4Symmetric | Scheme::Int4Asymmetric => {
-                Prepared::Integer { divider: self.divider(k), zero: self.zero.map(|zero| zero.convert()) }
+                Prepared::Integer { scale: self.scale, zero: self.zero.map(|zero| zero.convert()) }
             }
         }
-    }
-
-    fn divider(&self, k: K<'k>) -> Divider<'k, A> {
-        // A small scale is lifted, together with what it divides, so that its reciprocal and the remainder are normal.
-        let (small, lift) =
-            if A::DOUBLE { (2f64.powi(-900), 2f64.powi(512)) } else { (2f64.powi(-60), 2f64.powi(64)) };
-        let lift = self.scale.lt(small).select(k.lit::<A>(lift), 1.0);
-        let scale = self.scale * lift;
-        Divider { lift, scale, reciprocal: scale.gt(0.0).select(scale.rcp(), 0.0) }
     }
 }
 
 /// Division by one scale, rounded exactly: the quotient by a correctly rounded reciprocal, corrected once by its
-/// remainder, is the correctly rounded quotient (Markstein, IBM J. Res. Dev. 34(1), 1990). Division by 0 gives 0.
+/// remainder, is the correctly rounded quotient (Markstein, IBM J. Res. Dev. 34(1), 1990) while reciprocal and remainder
+/// are normal numbers.
 #[derive(Clone, Copy)]
 struct Divider<'k, A: Float> {
-    lift: Reg<'k, A>,
+    lift: Option<f64>,
     scale: Reg<'k, A>,
     reciprocal: Reg<'k, A>,
 }
 
 impl<'k, A: Float> Divider<'k, A> {
+    /// Whether division by `scale` has to be [`lifted`](Self::lifted).
+    fn is_small(scale: Reg<'k, A>) -> Pred<'k> {
+        scale.lt(if A::DOUBLE { 2f64.powi(-900) } else { 2f64.powi(-60) })
+    }
+
+    fn ordinary(scale: Reg<'k, A>) -> Self {
+        Self { lift: None, scale, reciprocal: scale.rcp() }
+    }
+
+    /// For a small scale, which is multiplied by a power of two together with what it divides. Division by 0 gives 0.
+    fn lifted(scale: Reg<'k, A>) -> Self {
+        let lift = if A::DOUBLE { 2f64.powi(512) } else { 2f64.powi(64) };
+        let scale = scale * lift;
+        Self { lift: Some(lift), scale, reciprocal: scale.gt(0.0).select(scale.rcp(), 0.0) }
+    }
+
     /// `x / scale`
     fn quotient(self, x: Reg<'k, A>) -> Reg<'k, A> {
-        let x = x * self.lift;
+        let x = self.lift.map_or(x, |lift| x * lift);
         let q = x * self.reciprocal;
         let remainder = (-q).mul_add(self.scale, x);
         remainder.mul_add(self.reciprocal, q)
     }
+}
+
+/// `x / divisor`, rounded exactly, for a non-negative `x` and a small constant: as [`Divider::quotient`], except near the
+/// denormals, where the remainder would be rounded.
+fn divide_by<'k, A: Float>(x: Reg<'k, A>, divisor: f64) -> Reg<'k, A> {
+    let k = x.k();
+    let tiny = if A::DOUBLE { 2f64.powi(-900) } else { 2f64.powi(-90) };
+    let reciprocal = k.lit::<A>(1.0 / divisor);
+    let q = x * reciprocal;
+    let near = (-q).mul_add(divisor, x).mul_add(reciprocal, q);
+    // Infinity and NaN take the slow way too.
+    let ordinary = x.gt(tiny) & x.lt(f64::INFINITY);
+    k.if_else(ordinary, || near, || x / divisor)
 }
 
 /// The nearest integer, ties to even, of a number below 2^21.
@@ -275,7 +304,10 @@ fn nearest<'k, A: Float>(x: Reg<'k, A>) -> Reg<'k, A> {
 enum Prepared<'k, A: Float> {
     Reciprocal(F32<'k>),
     /// The zero point of symmetric groups is 8.
-    Integer { divider: Divider<'k, A>, zero: Option<U32<'k>> },
+    Integer {
+        scale: Reg<'k, A>,
+        zero: Option<U32<'k>>,
+    },
 }
 
 /// What a scheme needs once per thread.
@@ -307,9 +339,7 @@ impl<'k> Coder<'k> {
                 let codes = table.rank.map(|rank| ascending(rank) | ascending(rank + 1) << 4);
                 Self::Fp4 { codes: k.warp_table_u32(&codes), midpoint: k.warp_table_f32(&table.midpoint) }
             }
-            Scheme::Int4Symmetric | Scheme::Int4Asymmetric => {
-                Self::Integer
-            }
+            Scheme::Int4Symmetric | Scheme::Int4Asymmetric => Self::Integer,
         }
     }
 
@@ -322,46 +352,65 @@ impl<'k> Coder<'k> {
         order: NibbleOrder,
     ) -> U32<'k> {
         let units: Vec<u32> = (0..elements.len()).map(|position| 1 << order.shift(position)).collect();
-        // An integer code is a rounded quotient, which comes with bits that are the same for every element, plus the zero
-        // point. Both are summed up for the whole word first.
-        let all = units.iter().fold(0u32, |all, unit| all.wrapping_add(*unit));
-        let bits = all.wrapping_mul(ROUND_BITS).wrapping_neg();
-        let mut word = match prepared {
-            Prepared::Reciprocal(_) => k.lit(0u32),
-            Prepared::Integer { zero: None, .. } => k.lit(bits.wrapping_add(all.wrapping_mul(8))),
-            Prepared::Integer { zero: Some(zero), .. } => zero.mul_add(all, bits),
-        };
-        for (x, &unit) in elements.iter().zip(&units) {
-            let code = match (self, prepared) {
-                (Self::Nf4 { rank, midpoint }, Prepared::Reciprocal(r)) => {
-                    let t = x.to_f32() * *r;
-                    let bucket =
-                        t.mul_add(f64::from(BUCKETS_PER_UNIT), ROUND_F32 + f64::from(NF4_ZERO_BUCKET));
-                    let bucket = bucket.to_bits();
-                    // The sign of the difference says whether t exceeds the midpoint.
-                    rank.get(bucket) + ((midpoint.get(bucket) - t).to_bits() >> 31)
-                }
-                (Self::Fp4 { codes, midpoint }, Prepared::Reciprocal(r)) => {
-                    let t = x.to_f32() * *r;
-                    let magnitude = t.abs();
-                    let bucket = magnitude.mul_add(f64::from(BUCKETS_PER_UNIT), ROUND_F32).to_bits();
-                    let pair = codes.get(bucket);
-                    let code = magnitude.gt(midpoint.get(bucket)).select(pair >> 4, pair & 15);
-                    code | t.lt(0.0).select(8, 0)
-                }
-                (_, Prepared::Integer { divider, zero }) => {
-                    let q = divider.quotient(x);
-                    let q = if A::DOUBLE { nearest(q).to_f32() } else { q.to_f32() };
-                    let quotient = (q + ROUND_F32).to_bits();
-                    // Only with a zero point can rounding up twice pass the last code.
-                    zero.map_or(quotient, |zero| quotient.min(k.lit(ROUND_BITS + 15) - zero))
-                }
-                (Self::Integer, Prepared::Reciprocal(_)) => continue,
-            };
-            word = code.mul_add(unit, word);
+        match *prepared {
+            Prepared::Reciprocal(r) => {
+                let codes = elements.iter().map(|x| self.ranked(x.to_f32() * r));
+                codes.zip(&units).fold(k.lit(0u32), |word, (code, &unit)| code.mul_add(unit, word))
+            }
+            Prepared::Integer { scale, zero } => k.if_else(
+                Divider::is_small(scale),
+                || integers(k, elements, &units, Divider::lifted(scale), zero),
+                || integers(k, elements, &units, Divider::ordinary(scale), zero),
+            ),
         }
-        word
     }
+
+    /// The code of `t = x / absmax` in a 4-bit float format.
+    fn ranked(&self, t: F32<'k>) -> U32<'k> {
+        match self {
+            Self::Nf4 { rank, midpoint } => {
+                let bucket =
+                    t.mul_add(f64::from(BUCKETS_PER_UNIT), ROUND_F32 + f64::from(NF4_ZERO_BUCKET)).to_bits();
+                // The sign of the difference says whether t exceeds the midpoint.
+                rank.get(bucket) + ((midpoint.get(bucket) - t).to_bits() >> 31)
+            }
+            Self::Fp4 { codes, midpoint } => {
+                let magnitude = t.abs();
+                let bucket = magnitude.mul_add(f64::from(BUCKETS_PER_UNIT), ROUND_F32).to_bits();
+                let pair = codes.get(bucket);
+                let code = magnitude.gt(midpoint.get(bucket)).select(pair >> 4, pair & 15);
+                code | t.lt(0.0).select(8, 0)
+            }
+            Self::Integer => t.to_bits(),
+        }
+    }
+}
+
+/// The integer codes of elements of one group, each multiplied by its unit, in one word.
+fn integers<'k, A: Float>(
+    k: K<'k>,
+    elements: &Lanes<'k, A>,
+    units: &[u32],
+    divider: Divider<'k, A>,
+    zero: Option<U32<'k>>,
+) -> U32<'k> {
+    // A code is a rounded quotient, which comes with bits that are the same for every element, plus the zero point. Both
+    // are summed up for the whole word first.
+    let all = units.iter().fold(0u32, |all, unit| all.wrapping_add(*unit));
+    let bits = all.wrapping_mul(ROUND_BITS).wrapping_neg();
+    let start = match zero {
+        Some(zero) => zero.mul_add(all, bits),
+        // Symmetric codes are stored with 8 added.
+        None => k.lit(bits.wrapping_add(all.wrapping_mul(8))),
+    };
+    elements.iter().zip(units).fold(start, |word, (x, &unit)| {
+        let q = divider.quotient(x);
+        let q = if A::DOUBLE { nearest(q).to_f32() } else { q.to_f32() };
+        let quotient = (q + ROUND_F32).to_bits();
+        // Only with a zero point can rounding up twice pass the last code.
+        let quotient = zero.map_or(quotient, |zero| quotient.min(k.lit(ROUND_BITS + 15) - zero));
+        quotient.mul_add(unit, word)
+    })
 }
 
 kernel_args! {
@@ -479,7 +528,7 @@ impl Codes {
             let zero = self.scheme.has_zero_points().then(|| a.zero_points.at(group).get().convert::<A>());
             let scale = GroupScale { scheme: self.scheme, scale: a.scales.at(group).get::<A>(), zero };
             let at = Lanes::from(vec![x]);
-            let code = coder.pack(k, &at, &scale.prepare(k), NibbleOrder::LowFirst);
+            let code = coder.pack(k, &at, &scale.prepare(), NibbleOrder::LowFirst);
             word = code.mul_add(1u32 << self.order.shift(position), word);
         }
         k.if_(first.lt(a.n), || a.codes.at(byte).set(word));
@@ -505,7 +554,7 @@ impl KernelDef for Dequantise {
     type Args = DequantiseArgs;
 
     fn name(&self) -> String {
-        let DequantiseConfig { width, one_group, power_of_two } = self.config;
+        let DequantiseConfig { width, one_group, power_of_two, .. } = self.config;
         let find = if power_of_two { "shift" } else { "divide" };
         let share = if one_group { "x" } else { "any" };
         let (scheme, order) = (self.scheme.name(), order_name(self.order));
@@ -531,38 +580,61 @@ impl Dequantise {
         Elem: Access<A>,
     {
         let values = self.table(k);
-        let width = self.config.width;
-        let at =
-            Index::affine(k, (k.block_idx_x(), self.config.elements_per_block()), (k.thread_idx(), width));
+        let config = self.config;
+        let index =
+            Index::affine(k, (k.block_idx_x(), config.elements_per_block()), (k.thread_idx(), config.width));
+        let rounds = (0..config.rounds).map(|r| index.plus(u64::from(r * THREADS * config.width)));
+        let rounds: Vec<Index<'k>> = rounds.collect();
+        if !config.one_group {
+            rounds.iter().for_each(|&at| self.bounded::<A>(k, a, at, &values));
+            return;
+        }
+        // Only the last block can meet the end; the others do without bounds.
+        let start = Index::affine(k, (k.block_idx_x(), config.elements_per_block()), (k.lit(0), 0)).to_u64();
+        k.if_else(
+            (start + u64::from(config.elements_per_block())).le(a.n),
+            || {
+                let loaded: Vec<_> = rounds
+                    .iter()
+                    .map(|&at| {
+                        let bytes = a.codes.at(at.div_exact(2));
+                        let word = match config.width {
+                            8 => bytes.cast::<u32>().get(),
+                            4 => bytes.cast::<u16>().get(),
+                            _ => bytes.get(),
+                        };
+                        (at, word, self.group::<A>(k, a, at.to_u64()))
+                    })
+                    .collect();
+                for (at, word, (scale, zero)) in loaded {
+                    let y: Lanes<'k, A> = (0..config.width)
+                        .map(|i| self.value(word >> self.order.shift(i as usize), scale, zero, &values))
+                        .collect();
+                    self.store(a.y.at(at), y);
+                }
+            },
+            || rounds.iter().for_each(|&at| self.bounded::<A>(k, a, at, &values)),
+        );
+    }
+
+    /// A vector element by element, as far as it lies before the end.
+    fn bounded<'k, A: Float>(
+        &self,
+        k: K<'k>,
+        a: DequantiseParams<'k>,
+        at: Index<'k>,
+        values: &Option<WarpTable<'k, f32>>,
+    ) where
+        Elem: Access<A>,
+    {
         let first = at.to_u64();
         let last = a.n - 1;
-        let whole = (first + u64::from(width)).le(a.n);
-        let bytes = a.codes.at(at.div_exact(2));
-        let word = match width {
-            8 => k.if_else(whole, || bytes.cast::<u32>().get(), || self.tail_codes(k, a, first, at)),
-            4 => k.if_else(whole, || bytes.cast::<u16>().get(), || self.tail_codes(k, a, first, at)),
-            _ => self.tail_codes(k, a, first, at),
-        };
-        let shared = self.config.one_group.then(|| self.group(k, a, first.min(last)));
-        let y: Lanes<'k, A> = (0..width)
-            .map(|i| {
-                let code = word >> self.order.shift(i as usize);
-                let (scale, zero) =
-                    shared.unwrap_or_else(|| self.group(k, a, (first + u64::from(i)).min(last)));
-                self.value(code, scale, zero, &values)
-            })
-            .collect();
-        let vector = self.config.one_group;
-        let each = || {
-            for i in 0..width {
-                let inside = (first + u64::from(i)).lt(a.n);
-                k.if_(inside, || self.store(a.y.at(at.plus(u64::from(i))), Lanes::from(vec![y[i as usize]])));
-            }
-        };
-        if vector {
-            k.if_else(whole, || self.store(a.y.at(at), y.clone()), each);
-        } else {
-            each();
+        let word = self.tail_codes(k, a, first, at);
+        for i in 0..self.config.width {
+            let (scale, zero) = self.group::<A>(k, a, (first + u64::from(i)).min(last));
+            let y = self.value(word >> self.order.shift(i as usize), scale, zero, values);
+            let inside = (first + u64::from(i)).lt(a.n);
+            k.if_(inside, || self.store(a.y.at(at.plus(u64::from(i))), Lanes::from(vec![y])));
         }
     }
 

@@ -182,7 +182,7 @@ impl Operation for QuantizeDesc {
         let zero_points = if scheme.has_zero_points() { 3 } else { 2 };
         let n = len as u64;
         let mut variants = Vec::new();
-        if let Some(tile) = tuning::quantise_tile(dtype, group_size) {
+        if let Some(tile) = tuning::quantise_tile(scheme, dtype, group_size) {
             let args = kernel::QuantiseArgs {
                 x: In::slot(0),
                 codes: Out::slot(1),

@@ -2,6 +2,8 @@
 
 use warpwright_ptx::DType;
 
+use super::Scheme;
+
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
@@ -23,6 +25,10 @@ pub struct QuantiseTile {
     pub lanes: u32,
     /// Groups that one lane takes part in, one after the other.
     pub rounds: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Blocks that must fit a multiprocessor at once, which bounds the registers of a thread.
+    pub min_blocks: Option<u32>,
 }
 
 impl QuantiseTile {
@@ -33,17 +39,20 @@ impl QuantiseTile {
 
     /// Elements that a block takes.
     pub const fn elements_per_block(self) -> u32 {
-        self.width * self.vectors * self.rounds * THREADS
+        self.width * self.vectors * self.rounds * self.threads
     }
 
     /// Groups that a block takes.
     pub const fn groups_per_block(self) -> u32 {
-        self.rounds * (THREADS / self.lanes)
+        self.rounds * (self.threads / self.lanes)
     }
 }
 
 /// The tile for groups of `group_size`, or `None` where groups do not divide into whole vectors of a warp.
-pub fn quantise_tile(dtype: DType, group_size: usize) -> Option<QuantiseTile> {
+///
+/// Four vectors in flight per thread hide the chain from load to store; integer codes of 16-bit elements need so few
+/// instructions that more warps with two vectors each are faster. Both were measured with the register bounds below.
+pub fn quantise_tile(scheme: Scheme, dtype: DType, group_size: usize) -> Option<QuantiseTile> {
     let widest = 16 / dtype.bytes();
     let width = widest.min(group_size);
     if width < 2 || !group_size.is_multiple_of(width) || !width.is_power_of_two() {
@@ -55,8 +64,15 @@ pub fn quantise_tile(dtype: DType, group_size: usize) -> Option<QuantiseTile> {
         p if p.is_multiple_of(WARP) && p / WARP * width <= MAX_PER_THREAD => (WARP, p / WARP),
         _ => return None,
     };
-    let rounds = if vectors == 1 { 2 } else { 1 };
-    Some(QuantiseTile { width: width as u32, vectors: vectors as u32, lanes: lanes as u32, rounds })
+    let integer = matches!(scheme, Scheme::Int4Symmetric | Scheme::Int4Asymmetric);
+    let (rounds, min_blocks) = match (vectors, dtype) {
+        (1, DType::F16 | DType::BF16) if integer => (2, Some(8)),
+        (1, DType::F64) => (2, None),
+        (1, _) => (4, Some(6)),
+        _ => (1, None),
+    };
+    let (width, vectors, lanes) = (width as u32, vectors as u32, lanes as u32);
+    Some(QuantiseTile { width, vectors, lanes, rounds, threads: THREADS, min_blocks })
 }
 
 /// Group sizes whose fused kernels are part of the catalogue: those that checkpoints use.
@@ -92,8 +108,10 @@ pub const fn scale_tile(group_size: usize) -> ScaleTile {
 /// How the kernel that dequantises finds an element's group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DequantiseConfig {
-    /// Elements of a thread, written as one vector; 2 for any alignment.
+    /// Elements that are written as one vector; 2 for any alignment.
     pub width: u32,
+    /// Vectors of a thread, one after the other.
+    pub rounds: u32,
     /// Whether the elements of a thread share a scale.
     pub one_group: bool,
     /// Whether the group size is a power of two, passed as its logarithm.
@@ -103,7 +121,7 @@ pub struct DequantiseConfig {
 impl DequantiseConfig {
     /// Elements that a block takes.
     pub const fn elements_per_block(self) -> u32 {
-        self.width * THREADS
+        self.width * self.rounds * THREADS
     }
 
     /// What every tensor's address must be a multiple of.
@@ -118,9 +136,10 @@ pub fn dequantise_configs(dtype: DType, group_size: usize) -> Vec<DequantiseConf
     let power_of_two = group_size.is_power_of_two();
     let wide = group_size.is_multiple_of(width).then_some(DequantiseConfig {
         width: width as u32,
+        rounds: 2,
         one_group: true,
         power_of_two,
     });
-    let any = DequantiseConfig { width: 2, one_group: false, power_of_two };
+    let any = DequantiseConfig { width: 2, rounds: 1, one_group: false, power_of_two };
     wide.into_iter().chain([any]).collect()
 }
