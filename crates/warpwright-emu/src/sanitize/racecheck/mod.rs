@@ -154,6 +154,8 @@ impl RaceClock {
 #[derive(Debug)]
 pub struct LaunchRaces {
     first: u32,
+    /// First block number of later launches.
+    end: u32,
     generation: u32,
     exclusive: bool,
     /// Whether any thread has released anything through global memory.
@@ -173,6 +175,7 @@ impl LaunchRaces {
         let (first, generation) = clock.reserve(blocks.max(1));
         Self {
             first,
+            end: first.saturating_add(blocks.max(1)),
             generation,
             exclusive: workers <= 1,
             published: AtomicBool::new(false),
@@ -647,7 +650,12 @@ impl Slow<'_, '_> {
         at: Lanes,
         word: Option<u64>,
     ) -> Option<Clash> {
-        if self.races.long_ago(prev, self.shadow.is_shared()) || self.races.morally_strong(prev, self.id) {
+        // What orders launches that overlap in time is the host's business.
+        let other_launch = prev.block() >= self.races.launch.end;
+        if self.races.long_ago(prev, self.shadow.is_shared())
+            || other_launch
+            || self.races.morally_strong(prev, self.id)
+        {
             return None;
         }
         let same_warp = prev.same_warp(self.id);

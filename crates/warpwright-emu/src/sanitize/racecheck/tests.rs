@@ -313,6 +313,20 @@ fn blocks_race_on_global_memory_until_the_kernel_ends() {
 }
 
 #[test]
+fn launches_that_overlap_in_time_are_left_alone() {
+    let clock = RaceClock::new();
+    let global = Shadow::global(0x1000, 4096);
+    let mut findings = Findings::new();
+    let (early, late) = (LaunchRaces::new(&clock, 1, 1), LaunchRaces::new(&clock, 1, 1));
+    for launch in [&late, &early] {
+        let mut races = BlockRaces::new(launch);
+        races.begin(0, 1);
+        races.contiguous(&global, 0, 0, 32, weak(WRITE, 0, 1, 4), &mut findings, &|_, _| false);
+    }
+    assert!(findings.is_empty());
+}
+
+#[test]
 fn readers_of_many_blocks_and_a_writer_race() {
     for writer in [0, 3, 7] {
         let mut bench = Bench::new();
