@@ -217,12 +217,6 @@ pub enum Defect {
         /// What it is.
         value: f64,
     },
-    /// A group of finite weights whose range is beyond f32.
-    #[error("the group of element {index} spans more than f32 can hold")]
-    RangeOverflow {
-        /// Flat index of the group's first element.
-        index: u64,
-    },
     /// The tensors of a quantised weight do not fit together.
     #[error("quantised weight: {message}")]
     Scheme {
@@ -282,7 +276,7 @@ impl Defect {
                 "index and shards do not belong together: fetch the whole set again".to_owned()
             }
             Self::ShardName { .. } => "shards must lie beside the index".to_owned(),
-            Self::NonFinite { .. } | Self::RangeOverflow { .. } => {
+            Self::NonFinite { .. } => {
                 "repair the weight, or copy it through unquantised with --skip NAME".to_owned()
             }
             Self::Scheme { .. } | Self::MissingPart { .. } => {
