@@ -363,3 +363,55 @@ fn tables_are_looked_up() {
     assert_eq!(values::<f32>(&y), (0..64).map(square).collect::<Vec<_>>());
     assert_eq!(values::<u32>(&z), (0..64).map(|t| 10 + 10 * (t % 4)).collect::<Vec<_>>());
 }
+
+kernel_args! {
+    /// Addresses by every kind of index.
+    struct IndexArgs => IndexParams { x: In<u32>, y: Out<u32>, at: Out<u64> }
+}
+
+struct Indices;
+
+impl KernelDef for Indices {
+    type Args = IndexArgs;
+
+    fn name(&self) -> String {
+        "indices".to_owned()
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(32)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: IndexParams<'k>) {
+        let t = k.thread_idx();
+        let index = Index::affine(k, (k.block_idx_x(), 256), (t, 8)).plus(4).plus_reg(k.lit(16u64));
+        let found = [
+            a.x.at(index).get(),
+            a.x.at(index.div_exact(4)).get(),
+            a.x.at(index.to_u64()).get(),
+            a.x.at(t).at(2).get(),
+        ];
+        let mine = Index::affine(k, (k.block_idx_x(), 128), (t, 4));
+        a.y.at(mine).store(Lanes::from(found.to_vec()));
+        a.at.at(k.global_idx_x()).set(index.div_exact(2).to_u64());
+    }
+}
+
+#[test]
+fn indices_keep_their_structure_through_arithmetic() {
+    let x: Vec<u32> = (0..1024).map(|i| i * 3 + 1).collect();
+    let (mut y, mut at) = (vec![0; 2 * 32 * 16], vec![0; 2 * 32 * 8]);
+    let args = &mut [Arg::Buffer(&mut bytes(&x)), Arg::Buffer(&mut y), Arg::Buffer(&mut at)];
+    run(&Indices, Target::sm(75), 2, args);
+    let (y, at) = (values::<u32>(&y), values::<u64>(&at));
+    for global in 0..64usize {
+        let (block, t) = (global / 32, global % 32);
+        let index = block * 256 + t * 8 + 4 + 16;
+        assert_eq!(
+            y[4 * global..4 * global + 4],
+            [x[index], x[index / 4], x[index], x[t + 2]],
+            "thread {global}"
+        );
+        assert_eq!(at[global], index as u64 / 2);
+    }
+}

@@ -1,4 +1,5 @@
 //! Values of the functions at f64 arguments, correctly rounded from 40-digit arithmetic (mpmath).
+#![allow(clippy::approx_constant, reason = "a table of results, some of which are well-known constants")]
 
 pub(crate) const EXP: &[(f64, f64)] = &[
     (-37.5, 5.175555005801869e-17),
