@@ -118,7 +118,7 @@ pub struct PlanParts {
     pub tensors: Vec<TensorSpec>,
     /// Best first; the last one must take every tensor that is aligned to its elements.
     pub variants: Vec<Variant>,
-    /// Bytes of scratch memory, passed as the last tensor.
+    /// Bytes of scratch memory among the tensors.
     pub workspace_bytes: u64,
 }
 
@@ -166,7 +166,7 @@ impl<O: Operation> Plan<O> {
         &self.parts.tensors
     }
 
-    /// Bytes of scratch memory that a launch needs.
+    /// Bytes of scratch memory that a launch needs; it is passed as one of [`tensors`](Self::tensors).
     pub fn workspace_bytes(&self) -> u64 {
         self.parts.workspace_bytes
     }
@@ -297,9 +297,11 @@ pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Resu
     Ok(lock(kernels).entry(key).or_insert(kernel).clone())
 }
 
+type Plans<O> = HashMap<(O, Target), Plan<O>>;
+
 /// The plans behind the free functions, by descriptor and target.
 pub struct PlanCache<O> {
-    plans: OnceLock<Mutex<HashMap<(O, Target), Plan<O>>>>,
+    plans: OnceLock<Mutex<Plans<O>>>,
 }
 
 impl<O> fmt::Debug for PlanCache<O> {

@@ -102,7 +102,7 @@ fn situations(scope: Scope) -> Vec<(Input, usize, Placement)> {
     ];
     match scope {
         Scope::Quick => {
-            all.extend([0, 1, 2, 3, 5, 7, 8, 9, 17, 67].map(|n| (Input::Normal, n, Placement::Apart)))
+            all.extend([0, 1, 2, 3, 5, 7, 8, 9, 17, 67].map(|n| (Input::Normal, n, Placement::Apart)));
         }
         Scope::Full => {
             all.extend(Input::ALL.map(|input| (input, 2048, Placement::Apart)));

@@ -74,7 +74,7 @@ mod tests {
     fn half_budgets_admit_one_rounding_only() {
         for dtype in [DType::BF16, DType::F16] {
             let element = elementwise(dtype).element;
-            assert!(element >= 0.5 && element < 0.6, "{dtype}: {element}");
+            assert!((0.5..0.6).contains(&element), "{dtype}: {element}");
         }
     }
 }

@@ -88,7 +88,7 @@ impl Input {
                 Self::Hostile => {
                     let at = (i as u64).wrapping_add(seed) % (2 * SPECIALS.len() as u64);
                     // Every other element is ordinary, so that damage done by a neighbour shows.
-                    if at % 2 == 0 { SPECIALS[(at / 2) as usize] } else { 3.0 * random.normal() }
+                    if at.is_multiple_of(2) { SPECIALS[(at / 2) as usize] } else { 3.0 * random.normal() }
                 }
                 Self::Zero => 0.0,
             })
@@ -132,7 +132,7 @@ pub const SPECIALS: [f64; 32] = [
     -745.2,
     -38.6,
     // Where derivatives vanish.
-    -1.278_464_542_761_073_8,
+    -1.278_464_542_761_074,
     -0.751_791_524_693_564_5,
     1.0,
 ];

@@ -27,6 +27,7 @@
 //! |---|---|---|---|
 //! | [`activation`] | `relu`, `leaky_relu`, `gelu_tanh`, `gelu_erf`, `silu`, `sigmoid`, `tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | | `swiglu`, `geglu`, `geglu_tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`quantise`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //!
 //! [`catalogue()`] has the same as data. f16 and bf16 are computed in f32 and rounded once; f64 is computed in f64.
 //!
@@ -54,8 +55,8 @@
 //! # Kernels of your own
 //!
 //! [`dsl`] is the language that the operations are written in, [`ptx`] its intermediate representation, and [`emu`] the
-//! emulator. The items at the root of this crate and in [`activation`] are its stable interface; those three modules may
-//! change with any minor version.
+//! emulator. The items at the root of this crate and in [`activation`] and [`quantise`] are its stable interface; those
+//! three modules may change with any minor version.
 
 #![forbid(unsafe_code)]
 
@@ -68,6 +69,7 @@ pub use warpwright_ops::activation::{
     gelu_tanh_backward, leaky_relu, leaky_relu_backward, relu, relu_backward, sigmoid, sigmoid_backward,
     silu, silu_backward, swiglu, swiglu_backward, tanh, tanh_backward,
 };
+pub use warpwright_ops::quantise::{self, dequantize, dequantize_nested, quantize, quantize_nested};
 pub use warpwright_ops::{Direction, Entry, Error, Operation, Plan, PlanError, catalogue, plan};
 pub use warpwright_ptx::{DType, Target};
 pub use warpwright_runtime::{
