@@ -108,7 +108,7 @@ impl Header {
             }
             tensors.push(TensorInfo { name: name.clone(), dtype, shape: entry.shape.clone(), start, end });
         }
-        tensors.sort_by(|a, b| (a.start, a.end).cmp(&(b.start, b.end)));
+        tensors.sort_by_key(|tensor| (tensor.start, tensor.end));
         let mut end = 0;
         let mut previous: Option<&TensorInfo> = None;
         for tensor in &tensors {

@@ -1,7 +1,7 @@
 //! `devices`: what was found to run on, and why.
 
 use serde_json::json;
-use warpwright_runtime::{Device, discover};
+use warpwright_runtime::{Device, DriverVersion, discover};
 
 use crate::args::DevicesArgs;
 use crate::error::{Error, Outcome};
@@ -21,7 +21,7 @@ pub fn run(args: &DevicesArgs, console: &mut Console) -> Result<Outcome, Error> 
         (Err(error), None) => Some(error.to_string()),
     };
     let chosen = opened.unwrap_or_else(|_| Device::emulator());
-    let ptx = found.driver.and_then(|driver| driver.ptx_version());
+    let ptx = found.driver.and_then(DriverVersion::ptx_version);
     if args.json.json {
         let mut devices: Vec<_> = found
             .devices
@@ -50,13 +50,12 @@ pub fn run(args: &DevicesArgs, console: &mut Console) -> Result<Outcome, Error> 
         }))?;
         return Ok(Outcome::Clean);
     }
-    match (found.driver, ptx) {
-        (Some(driver), Some(ptx)) => {
-            console.line(format_args!("driver    {driver}, reads PTX up to {ptx}"))?
-        }
-        (Some(driver), None) => console.line(format_args!("driver    {driver}"))?,
-        (None, _) => console.line("driver    none")?,
-    }
+    let driver = match (found.driver, ptx) {
+        (Some(driver), Some(ptx)) => format!("{driver}, reads PTX up to {ptx}"),
+        (Some(driver), None) => driver.to_string(),
+        (None, _) => "none".to_owned(),
+    };
+    console.line(format_args!("driver    {driver}"))?;
     if let Some(why) = &why_not {
         console.line(format_args!("CUDA      not used: {why}"))?;
     }

@@ -7,10 +7,12 @@
 //! What must hold for every input: no panic, an error or a header whose tensors lie in the file one behind the other.
 //! The input that breaks it is written to `fuzz-failure.bin` in the current folder.
 
+mod property;
+
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use warpwright_cli::checkpoint::Header;
+use property::check;
 
 /// SplitMix64.
 struct Random(u64);
@@ -137,32 +139,6 @@ fn input(random: &mut Random) -> Vec<u8> {
         bytes.truncate(random.below(bytes.len() + 1));
     }
     bytes
-}
-
-/// Whether the reader accepts the input.
-fn check(bytes: &[u8]) -> Result<bool, String> {
-    let length = bytes.len() as u64;
-    let header = match Header::parse(bytes, length) {
-        Err((_, defect)) => {
-            // Messages are part of what must not panic.
-            let _ = (defect.to_string(), defect.help());
-            return Ok(false);
-        }
-        Ok(header) => header,
-    };
-    let mut end = header.data_start;
-    for tensor in &header.tensors {
-        let start = header.data_start + tensor.start;
-        if start != end {
-            return Err(format!("tensor {:?} starts at {start}, the one before ends at {end}", tensor.name));
-        }
-        let size = tensor.dtype.bytes(tensor.elements()).ok_or("a shape has no size")?;
-        if size != tensor.bytes() {
-            return Err(format!("tensor {:?} has {} bytes, its shape {size}", tensor.name, tensor.bytes()));
-        }
-        end += size;
-    }
-    if end == length { Ok(true) } else { Err(format!("the tensors end at {end}, the file at {length}")) }
 }
 
 fn argument(name: &str, default: u64) -> u64 {
