@@ -52,7 +52,10 @@ fn interpreter(c: &mut Criterion) {
     for case in &cases {
         let program = Program::load(case.text).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let mut group = c.benchmark_group(case.name);
-        group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(20);
+        group
+            .warm_up_time(Duration::from_millis(300))
+            .measurement_time(Duration::from_secs(1))
+            .sample_size(20);
         let one_by_one = [
             ("none", Sanitizers::empty()),
             ("memcheck", Sanitizers::MEMCHECK),

@@ -15,8 +15,9 @@ use crate::sanitize::racecheck::{RaceClock, Shadow};
 
 /// Bits of an address below the slot number.
 pub(crate) const SLOT_BITS: u32 = 36;
-/// Where an allocation starts inside its slot; what lies before it is the lower redzone.
-const SLOT_START: u64 = 1 << 32;
+/// Where an allocation starts inside its slot; what lies before it is the lower redzone. The lower half is not zero, so
+/// that a pointer cut to 32 bits does not look like a null pointer.
+const SLOT_START: u64 = 0x1_2000_0000;
 /// What one allocation may have.
 const MAX_BYTES: u64 = (1 << SLOT_BITS) - (2 << 32);
 /// Addresses with this bit are generic windows (shared, local, ...) and never global.

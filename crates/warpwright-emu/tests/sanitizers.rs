@@ -5,6 +5,7 @@
 //! ```text
 //! // launch: grid=2 block=64 shared=1024      grid and block may be x,y,z; several launches run in order
 //! // arg: buffer x 1024 zero                  or `undefined`, `iota` (words 0, 1, 2, ...); in parameter order
+//! // arg: freed x 1024                       a buffer that was freed
 //! // arg: u32 5
 //! st.shared.u32 [%r1], %r2;                   // finding: racecheck read-write other=+2
 //! ```
@@ -20,7 +21,7 @@ use warpwright_emu::report::Severity;
 use warpwright_emu::{LaunchConfig, Memory, Options, Program, launch};
 
 /// Folders under `tests/filetests` that hold sanitizer tests.
-const FOLDERS: [&str; 2] = ["racecheck", "synccheck"];
+const FOLDERS: [&str; 4] = ["memcheck", "initcheck", "racecheck", "synccheck"];
 
 /// Line, tool, kind and line of the other party, as far as the file says.
 type Expected = (u32, String, String, Option<u32>);
@@ -43,6 +44,8 @@ enum Fill {
     Zero,
     Undefined,
     Iota,
+    /// Not there any more.
+    Freed,
 }
 
 fn triple(text: &str) -> [u32; 3] {
@@ -78,6 +81,11 @@ fn parse_arg(text: &str) -> Arg {
                 "iota" => Fill::Iota,
                 other => panic!("unknown fill {other}"),
             },
+        },
+        ["freed", name, bytes] => Arg::Buffer {
+            name: name.to_owned(),
+            bytes: bytes.parse().expect("bytes"),
+            fill: Fill::Freed,
         },
         ["u32", v] => Arg::Scalar(v.parse::<u32>().expect("u32").to_le_bytes().to_vec()),
         ["u64", v] => Arg::Scalar(v.parse::<u64>().expect("u64").to_le_bytes().to_vec()),
@@ -129,6 +137,7 @@ fn parameters(args: &[Arg], memory: &Memory) -> Vec<u8> {
                     Fill::Zero => memory.fill(address, 0, *bytes as u64).expect("fill"),
                     Fill::Iota => memory.write(address, &words().collect::<Vec<_>>()).expect("write"),
                     Fill::Undefined => {}
+                    Fill::Freed => memory.free(address).expect("a live buffer"),
                 }
                 address.to_le_bytes().to_vec()
             }
