@@ -108,8 +108,11 @@ pub struct EmitArgs {
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]
     pub elements: u64,
     /// Elements that share a scale (quantise and dequantise).
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub block_size: u32,
+    /// Output form: the text and, in order, the launches that it takes.
+    #[command(flatten)]
+    pub json: JsonArg,
 }
 
 const CHECK_EXAMPLES: &str = "Examples:
@@ -282,6 +285,9 @@ pub struct DemoArgs {
     /// Replace what exists.
     #[arg(long)]
     pub force: bool,
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
 }
 
 const RUN_EXAMPLES: &str = "Arguments go to the kernel's parameters in order:

@@ -86,7 +86,8 @@ const ROW: f64 = 22.0;
 const TOP: f64 = 44.0;
 const NAME: f64 = 330.0;
 const GAP: f64 = 40.0;
-const PANEL: f64 = (WIDTH - NAME - 2.0 * GAP) / 2.0;
+const PANEL: f64 = 240.0;
+const SIZE_PANEL: f64 = 170.0;
 
 /// One row per tensor: its relative error as a dot on a common scale, its size before and after as bars.
 fn picture(tensors: &[&TensorResult]) -> String {
@@ -99,11 +100,19 @@ fn picture(tensors: &[&TensorResult]) -> String {
     let mut svg = format!(
         "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"Relative error and size of every quantised tensor\">\n\
          <text x=\"{error_left}\" y=\"14\">relative error</text>\n\
-         <text x=\"{size_left}\" y=\"14\">size: <tspan class=\"dim\">before</tspan> and after</text>\n"
+         <rect class=\"before\" x=\"{size_left}\" y=\"5\" width=\"10\" height=\"9\"/>\
+         <text x=\"{:.1}\" y=\"14\">size before</text>\
+         <rect class=\"after\" x=\"{:.1}\" y=\"5\" width=\"10\" height=\"9\"/>\
+         <text x=\"{:.1}\" y=\"14\">after</text>\n",
+        size_left + 15.0,
+        size_left + 95.0,
+        size_left + 110.0
     );
-    for (left, axis, is_error) in [(error_left, error_axis, true), (size_left, size_axis, false)] {
+    for (left, panel, axis, is_error) in
+        [(error_left, PANEL, error_axis, true), (size_left, SIZE_PANEL, size_axis, false)]
+    {
         for step in 0..=axis.steps {
-            let x = left + PANEL * f64::from(step) / f64::from(axis.steps);
+            let x = left + panel * f64::from(step) / f64::from(axis.steps);
             let value = axis.step * f64::from(step);
             let label = if is_error { short_number(value) } else { human_bytes(value as u64) };
             let _ = writeln!(
@@ -119,7 +128,7 @@ fn picture(tensors: &[&TensorResult]) -> String {
         let Some(error) = tensor.error else { continue };
         let middle = TOP + ROW * (row as f64 + 0.5);
         let error_end = error_left + PANEL * error_axis.fraction(error.relative());
-        let width = |bytes: u64| PANEL * size_axis.fraction(bytes as f64);
+        let width = |bytes: u64| SIZE_PANEL * size_axis.fraction(bytes as f64);
         let _ = writeln!(
             svg,
             "<g><title>{}: relative error {:.5}, {} to {}</title>\
@@ -127,7 +136,8 @@ fn picture(tensors: &[&TensorResult]) -> String {
              <line class=\"stem\" x1=\"{error_left}\" x2=\"{error_end:.1}\" y1=\"{middle:.1}\" y2=\"{middle:.1}\"/>\
              <circle class=\"dot\" cx=\"{error_end:.1}\" cy=\"{middle:.1}\" r=\"4\"/>\
              <rect class=\"before\" x=\"{size_left}\" y=\"{:.1}\" width=\"{:.1}\" height=\"6\"/>\
-             <rect class=\"after\" x=\"{size_left}\" y=\"{:.1}\" width=\"{:.1}\" height=\"6\"/></g>",
+             <rect class=\"after\" x=\"{size_left}\" y=\"{:.1}\" width=\"{:.1}\" height=\"6\"/>\
+             <text class=\"dim\" x=\"{WIDTH}\" y=\"{:.1}\" text-anchor=\"end\">{:.2}x</text></g>",
             escape(&tensor.name),
             error.relative(),
             human_bytes(tensor.bytes_in),
@@ -138,6 +148,8 @@ fn picture(tensors: &[&TensorResult]) -> String {
             width(tensor.bytes_in),
             middle + 1.0,
             width(tensor.bytes_out),
+            middle + 4.0,
+            ratio(tensor.bytes_in, tensor.bytes_out),
         );
     }
     svg.push_str("</svg>\n");
@@ -262,7 +274,8 @@ mod tests {
     fn the_page_has_a_mark_per_quantised_tensor_and_the_numbers() {
         let page = page("layer.weight");
         assert_eq!(page.matches("<circle").count(), 1);
-        assert_eq!(page.matches("<rect").count(), 2);
+        // Two bars and the two squares of the legend.
+        assert_eq!(page.matches("<rect").count(), 4);
         assert!(page.contains("1 of 2 tensors"));
         assert!(page.contains("<td>8.0 kB</td><td>1.2 kB</td><td>0.10000</td><td>5.000e-1</td>"), "{page}");
         assert!(page.contains("prefers-color-scheme: dark"));

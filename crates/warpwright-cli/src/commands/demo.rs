@@ -36,6 +36,11 @@ pub fn run(args: &DemoArgs, console: &mut Console) -> Result<Outcome, Error> {
     }
     writer.commit()?;
     let count = specs.len();
+    if args.json.json {
+        let path = args.output.display().to_string();
+        console.json(&serde_json::json!({"output": path, "tensors": count, "bytes": length}))?;
+        return Ok(Outcome::Clean);
+    }
     console.line(format_args!("{}: {count} tensors, {}", args.output.display(), human_bytes(length)))?;
     Ok(Outcome::Clean)
 }

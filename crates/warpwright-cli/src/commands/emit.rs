@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use serde_json::json;
 use warpwright_ops::Direction;
 use warpwright_ptx::{Module, text};
 
@@ -44,6 +45,21 @@ pub fn run(args: &EmitArgs, console: &mut Console) -> Result<Outcome, Error> {
             }
         }
     }
-    console.raw(&text::print(&module))?;
+    let text = text::print(&module);
+    if args.json.json {
+        let launches: Vec<_> = steps
+            .iter()
+            .map(|step| {
+                json!({
+                    "entry": step.kernel().name(),
+                    "grid": step.grid(),
+                    "block": step.kernel().block(),
+                })
+            })
+            .collect();
+        console.json(&json!({"ptx": text, "target": args.target.to_string(), "launches": launches}))?;
+    } else {
+        console.raw(&text)?;
+    }
     Ok(Outcome::Clean)
 }

@@ -251,6 +251,9 @@ fn what_emit_prints_lint_accepts() {
         let linted = place.run(&["lint", "k.ptx"]);
         assert_eq!(linted.code, Some(0), "{name}: {}", linted.out);
     }
+    let value = place.json(&["emit", "relu", "--elements", "1000", "--json"]);
+    assert!(value["ptx"].as_str().is_some_and(|text| text.contains(".visible .entry")));
+    assert_eq!(value["launches"][0]["block"], json!([256, 1, 1]));
     let unknown = place.run(&["emit", "gelu"]);
     assert_eq!(unknown.code, Some(2));
     assert!(unknown.err.contains("help: `warpwright ops` lists them"), "{}", unknown.err);
