@@ -9,6 +9,7 @@ reported. Ratios are other / ours: above 1, warpwright is faster. Liger and bits
 """
 import argparse
 import datetime
+import importlib.metadata
 import json
 import statistics
 import subprocess
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 FLUSH_BYTES = 256 << 20
+SCHEMES = ("nf4", "fp4", "int4", "int4_asymmetric")
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
 
 
@@ -113,10 +115,40 @@ def quantise_cases(timer, dtype):
     yield "dequantize_nf4", "forward", "bitsandbytes", timer.median_us(lambda: bnb.dequantize_4bit(q, state))
 
 
-def ours(binary, ops):
-    command = [binary, "bench", *ops, "--json"]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return json.loads(output)
+def ours(binary):
+    """Our times as (op, direction, dtype) -> (case, result), and the device."""
+    shapes = [
+        ("2^28", 1 << 28, ["relu", "leaky_relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid", "tanh"]),
+        ("8192x14336", 8192 * 14336, ["swiglu", "geglu", "geglu_tanh"]),
+        ("2^28, groups of 64", 1 << 28, [f"{d}quantize_{s}" for d in ("", "de") for s in SCHEMES]),
+    ]
+    rows = {}
+    for case, elements, ops in shapes:
+        command = [binary, "bench", *ops, "--device", "cuda:0", "--elements", str(elements), "--json"]
+        output = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for result in output["results"]:
+            rows[result["op"], result["direction"], result["dtype"]] = (case, result)
+    return rows, output["device"], output["copy_gb_per_s"]
+
+
+def errors(binary):
+    """The largest norm-wise error of each (op, direction, dtype) against the f64 reference, on the device."""
+    output = subprocess.run([binary, "check", "--device", "cuda:0", "--json"], capture_output=True, text=True).stdout
+    worst = {}
+    for case in json.loads(output)["cases"]:
+        key = (case["op"], case["direction"], case["dtype"])
+        worst[key] = max(worst.get(key, 0.0), case["error"] or 0.0)
+    return worst
+
+
+def versions():
+    found = {}
+    for package in ("torch", "triton", "bitsandbytes", "liger_kernel"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return found
 
 
 def main():
@@ -127,34 +159,37 @@ def main():
     parser.add_argument("--commit", default="")
     args = parser.parse_args()
 
-    mine = ours(args.binary, args.ops)
+    mine, device, copy = ours(args.binary)
+    worst = errors(args.binary)
     timer = Timer()
     others = {}
-    for dtype in ("f32", "bf16", "f16"):
+    for dtype in ("f32", "bf16"):
         for cases in (activation_cases, gated_cases, quantise_cases):
-            if dtype == "f16" and cases is not gated_cases:
-                continue
             for op, direction, who, us in cases(timer, dtype):
-                if not args.ops or op in args.ops:
-                    others.setdefault((op, direction, dtype), []).append((us, who))
-                torch._dynamo.reset()
+                others.setdefault((op, direction, dtype), []).append((us, who))
+            torch._dynamo.reset()
             torch.cuda.empty_cache()
 
-    versions = {"torch": torch.__version__}
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    ).stdout.split()[0]
     rows = []
-    print(f"{'op':<18}{'direction':<10}{'dtype':<6}{'ours us':>9}{'floor':>7}{'other us':>10}{'ratio':>7}  who")
-    for row in mine["cases"]:
-        key = (row["op"], row["direction"], row["dtype"])
-        us, who = min(others.get(key, [(None, "-")]), key=lambda o: o[0] or float("inf"))
-        ratio = us / row["us"] if us else None
+    print(f"{device}, driver {driver}, copy {copy:.0f} GB/s")
+    print(f"{'op':<26}{'direction':<10}{'dtype':<6}{'ours us':>9}{'roof':>6}{'other us':>10}{'ratio':>7}  who")
+    for key, (case, result) in mine.items():
+        op, direction, dtype = key
+        if args.ops and op not in args.ops:
+            continue
+        us, who = min(others.get(key, [(None, None)]), key=lambda o: o[0] or float("inf"))
+        time = result["median_us"]
         rows.append({
-            **{k: row[k] for k in ("op", "case", "dtype", "direction")}, "ours_us": row["us"], "other_us": us, "other": who,
-            "ratio": ratio, "roofline": row["roofline"], "error": row["error"], "gpu": mine["gpu"],
-            "driver": mine["driver"], "versions": versions, "commit": args.commit,
-            "date": datetime.date.today().isoformat(),
+            "op": op, "case": case, "dtype": dtype, "direction": direction, "ours_us": time, "other_us": us,
+            "other": who, "ratio": us / time if us else None, "roofline": result["roofline_fraction"],
+            "error": worst.get(key), "gpu": torch.cuda.get_device_name(), "driver": driver,
+            "versions": versions(), "commit": args.commit, "date": datetime.date.today().isoformat(),
         })
-        shown = f"{us:>10.1f}{ratio:>7.2f}" if us else f"{'-':>10}{'-':>7}"
-        print(f"{key[0]:<18}{key[1]:<10}{key[2]:<6}{row['us']:>9.1f}{row['roofline']:>7.2f}{shown}  {who}")
+        shown = f"{us:>10.1f}{us / time:>7.2f}  {who}" if us else f"{'-':>10}{'-':>7}"
+        print(f"{op:<26}{direction:<10}{dtype:<6}{time:>9.1f}{result['roofline_fraction']:>6.2f}{shown}")
     if args.out:
         with open(args.out, "w") as f:
             f.writelines(json.dumps(r) + "\n" for r in rows)

@@ -25,14 +25,12 @@ pub(crate) fn lint() -> Result<(), String> {
     cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
-/// The README's first command, on a checkpoint that it makes itself.
+/// The README's first command, on the checkpoint that it makes itself.
 fn main_job() -> Result<(), String> {
     let folder = target_dir().join("main-job");
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let input = folder.join("demo.safetensors").to_string_lossy().into_owned();
     let output = folder.join("demo-nf4.safetensors").to_string_lossy().into_owned();
-    cargo(&["run", "--release", "--", "demo", "-o", &input, "--force"], &[])?;
-    let quantize = ["run", "--release", "--", "quantize", &input, "-o", &output, "--format", "bnb-nf4"];
+    let quantize = ["run", "--release", "--", "quantize", "-o", &output, "--format", "bnb-nf4"];
     cargo(&[&quantize[..], &["--double-quant", "--verify", "--force"]].concat(), &[])
 }
 

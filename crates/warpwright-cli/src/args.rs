@@ -183,9 +183,9 @@ Examples:
 /// `quantize`
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
-    /// The checkpoint: a file, an index or a folder.
+    /// The checkpoint: a file, an index or a folder; without it, the one that `demo` writes.
     #[arg(value_name = "IN")]
-    pub input: PathBuf,
+    pub input: Option<PathBuf>,
     /// Where the quantised checkpoint goes.
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,

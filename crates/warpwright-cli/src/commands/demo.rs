@@ -1,5 +1,7 @@
 //! `demo`: a synthetic checkpoint that is shaped like a small transformer.
 
+use std::path::Path;
+
 use warpwright_ptx::DType;
 
 use crate::args::DemoArgs;
@@ -21,21 +23,7 @@ const OUTLIER_EVERY: u64 = 97;
 /// # Errors
 /// The output cannot be written.
 pub fn run(args: &DemoArgs, console: &mut Console) -> Result<Outcome, Error> {
-    let stored =
-        StoredType::from_float(args.dtype).filter(|_| args.dtype != DType::F64).ok_or_else(|| {
-            Error::usage("--dtype f64: checkpoints hold f32, f16 or bf16 weights", "try --dtype f32")
-        })?;
-    let specs = tensors(stored);
-    let metadata = [("format".to_owned(), "pt".to_owned())];
-    let layout = Layout::new(&args.output, &metadata, &specs)?;
-    let length = layout.length();
-    let mut writer: Writer<AtomicFile> = Writer::create(&args.output, args.force, layout)?;
-    for (at, spec) in specs.iter().enumerate() {
-        interrupt::check()?;
-        writer.append(at, &values(spec, args.dtype, args.seed.wrapping_add(at as u64)))?;
-    }
-    writer.commit()?;
-    let count = specs.len();
+    let (count, length) = write(&args.output, args.force, args.dtype, args.seed)?;
     if args.json.json {
         let path = args.output.display().to_string();
         console.json(&serde_json::json!({"output": path, "tensors": count, "bytes": length}))?;
@@ -43,6 +31,27 @@ pub fn run(args: &DemoArgs, console: &mut Console) -> Result<Outcome, Error> {
     }
     console.line(format_args!("{}: {count} tensors, {}", args.output.display(), human_bytes(length)))?;
     Ok(Outcome::Clean)
+}
+
+/// Writes the checkpoint to `path`; the number of tensors and bytes.
+///
+/// # Errors
+/// There are no such weights, or the output cannot be written.
+pub(crate) fn write(path: &Path, force: bool, dtype: DType, seed: u64) -> Result<(usize, u64), Error> {
+    let stored = StoredType::from_float(dtype).filter(|_| dtype != DType::F64).ok_or_else(|| {
+        Error::usage("--dtype f64: checkpoints hold f32, f16 or bf16 weights", "try --dtype f32")
+    })?;
+    let specs = tensors(stored);
+    let metadata = [("format".to_owned(), "pt".to_owned())];
+    let layout = Layout::new(path, &metadata, &specs)?;
+    let length = layout.length();
+    let mut writer: Writer<AtomicFile> = Writer::create(path, force, layout)?;
+    for (at, spec) in specs.iter().enumerate() {
+        interrupt::check()?;
+        writer.append(at, &values(spec, dtype, seed.wrapping_add(at as u64)))?;
+    }
+    writer.commit()?;
+    Ok((specs.len(), length))
 }
 
 fn tensors(dtype: StoredType) -> Vec<TensorSpec> {

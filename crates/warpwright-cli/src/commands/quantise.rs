@@ -1,12 +1,14 @@
 //! `quantize`
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde_json::json;
+use warpwright_ptx::DType;
 use warpwright_runtime::Device;
 
+use super::demo;
 use super::inspect::foreign_schemes;
 use super::open_quiet;
 use crate::args::QuantizeArgs;
@@ -39,10 +41,18 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
     if let Some(report) = &args.report {
         check_free(report, args.force)?;
     }
-    let checkpoint = Checkpoint::open(&args.input)?;
-    refuse_quantised(&args.input, &checkpoint)?;
+    let demo = args.input.is_none().then(Demo::write).transpose()?;
+    if demo.is_some() {
+        console.note("no checkpoint is named: quantising the synthetic one of `warpwright demo`");
+    }
+    let input: &Path = match (&args.input, &demo) {
+        (Some(input), _) => input,
+        (None, demo) => demo.as_ref().map_or(Path::new(""), |demo| &demo.path),
+    };
+    let checkpoint = Checkpoint::open(input)?;
+    refuse_quantised(input, &checkpoint)?;
     note_idle_globs(args, &checkpoint, console);
-    let output = Destination::new(&args.input, &checkpoint, &args.output, args.force)?;
+    let output = Destination::new(input, &checkpoint, &args.output, args.force)?;
     let shown = output.shown().display().to_string();
     let device = open_quiet(&args.device.device)?;
     let mut kernels = DeviceKernels::new(&device)?;
@@ -64,7 +74,7 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
     }
     if let Some(path) = args.report.as_ref().filter(|_| !wrong) {
         let title = Title {
-            input: args.input.display().to_string(),
+            input: shown_input(args),
             output: shown.clone(),
             format: description(&options),
             device: device.to_string(),
@@ -84,6 +94,30 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
         return Ok(Outcome::Findings);
     }
     Ok(Outcome::Clean)
+}
+
+/// The synthetic checkpoint in a file of its own, removed when it is no longer needed.
+struct Demo {
+    path: PathBuf,
+}
+
+impl Demo {
+    fn write() -> Result<Self, Error> {
+        let path = std::env::temp_dir().join(format!("warpwright-demo-{}.safetensors", std::process::id()));
+        demo::write(&path, true, DType::F32, 0)?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // A file that cannot be removed is left in the folder for temporary files.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn shown_input(args: &QuantizeArgs) -> String {
+    args.input.as_ref().map_or_else(|| "(demo)".to_owned(), |input| input.display().to_string())
 }
 
 fn check_options(args: &QuantizeArgs) -> Result<(), Error> {
@@ -247,7 +281,7 @@ fn as_json(
         .collect();
     let (before, after) = summary.bytes();
     json!({
-        "input": args.input.display().to_string(),
+        "input": shown_input(args),
         "output": args.output.display().to_string(),
         "format": options.format.name(),
         "block_size": options.block_size,

@@ -384,8 +384,11 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         return Err(PlanError::UnknownOperation { name: entry.op.to_owned() });
     };
     let mut kernels: Vec<Kernel> = Vec::new();
-    for order in NibbleOrder::ALL {
-        for group_size in OTHER_GROUP_SIZES.into_iter().chain(tuning::CATALOGUED_GROUP_SIZES) {
+    // The order only moves immediates: one group size shows that.
+    let others = OTHER_GROUP_SIZES.into_iter().chain(tuning::CATALOGUED_GROUP_SIZES);
+    let all: Vec<usize> = others.collect();
+    for (order, group_sizes) in [(NibbleOrder::HighFirst, &all[..]), (NibbleOrder::LowFirst, &[64])] {
+        for &group_size in group_sizes {
             let found = if entry.op == scheme.op(true) {
                 of(QuantizeDesc { scheme, dtype, group_size, order, len: LEN }, target)?
             } else {

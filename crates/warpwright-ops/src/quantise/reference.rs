@@ -145,8 +145,9 @@ fn int4_range<T: Real>(group: &[T]) -> (T, T) {
     let (low, high) = (T::of(low), T::of(high));
     // Halved first, so that a range as wide as the type does not overflow.
     let scale = high.times(T::of(0.5)).minus(low.times(T::of(0.5))).over(T::of(7.5));
-    let zero: f64 = T::of(0.0).minus(low).over(scale).nearest().into();
-    // 0/0 in a group of zeros.
+    // The scale is also zero where half the range underflows.
+    let zeros = Into::<f64>::into(scale) == 0.0;
+    let zero: f64 = if zeros { 0.0 } else { T::of(0.0).minus(low).over(scale).nearest().into() };
     (scale, T::of(if zero.is_nan() { 0.0 } else { zero.clamp(0.0, 15.0) }))
 }
 

@@ -10,8 +10,8 @@ pub const THREADS: u32 = 256;
 /// Threads of a warp.
 const WARP: usize = 32;
 
-/// Elements that a thread may hold in registers.
-const MAX_PER_THREAD: usize = 128;
+/// Bytes of elements that a thread may hold in registers, as they are loaded and as they are computed with.
+const MAX_BYTES_PER_THREAD: usize = 512;
 
 /// How the fused kernel lays a group over a warp: `lanes` neighbouring lanes hold `vectors` vectors of `width`
 /// elements each, vector by vector across the lanes, so that every access of a group is contiguous.
@@ -59,9 +59,13 @@ pub fn quantise_tile(scheme: Scheme, dtype: DType, group_size: usize) -> Option<
         return None;
     }
     let pieces = group_size / width;
+    let most = match dtype {
+        DType::F64 => MAX_BYTES_PER_THREAD / 2 / (8 * width),
+        _ => MAX_BYTES_PER_THREAD / (4 * width),
+    };
     let (lanes, vectors) = match pieces {
         p if p.is_power_of_two() && p <= WARP => (p, 1),
-        p if p.is_multiple_of(WARP) && p / WARP * width <= MAX_PER_THREAD => (WARP, p / WARP),
+        p if p.is_multiple_of(WARP) && p / WARP <= most => (WARP, p / WARP),
         _ => return None,
     };
     let integer = matches!(scheme, Scheme::Int4Symmetric | Scheme::Int4Asymmetric);
@@ -76,7 +80,7 @@ pub fn quantise_tile(scheme: Scheme, dtype: DType, group_size: usize) -> Option<
 }
 
 /// Group sizes whose fused kernels are part of the catalogue: those that checkpoints use.
-pub const CATALOGUED_GROUP_SIZES: [usize; 9] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
+pub const CATALOGUED_GROUP_SIZES: [usize; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
 
 /// How many lanes find the scale of a group in the kernel for any shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
