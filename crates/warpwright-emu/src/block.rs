@@ -136,6 +136,6 @@ mod tests {
         assert!(!s.is_defined(SHARED_BASE + 129, 2));
         s.reset();
         assert!(!s.is_defined(SHARED_BASE + 60, 1));
-        assert_eq!(SharedMemory::new(SHARED_BASE).covers(SHARED_BASE, 1), false);
+        assert!(!SharedMemory::new(SHARED_BASE).covers(SHARED_BASE, 1));
     }
 }

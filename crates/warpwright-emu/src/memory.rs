@@ -143,7 +143,7 @@ impl Allocation {
     #[inline(always)]
     pub(crate) fn store(&self, offset: u64, bytes: u32, value: u64) {
         let at = (offset / 4) as usize;
-        if bytes >= 4 && offset % 4 == 0 {
+        if bytes >= 4 && offset.is_multiple_of(4) {
             if let Some(w) = self.words.get(at) {
                 w.store(value as u32, Relaxed);
             }
@@ -223,7 +223,7 @@ impl Allocation {
     fn write(&self, offset: u64, bytes: &[u8]) {
         let mut at = offset;
         let mut rest = bytes;
-        while !rest.is_empty() && at % 4 != 0 {
+        while !rest.is_empty() && !at.is_multiple_of(4) {
             self.store(at, 1, u64::from(rest[0]));
             (at, rest) = (at + 1, &rest[1..]);
         }
@@ -243,7 +243,7 @@ impl Allocation {
     fn read(&self, offset: u64, out: &mut [u8]) {
         let mut at = offset;
         let mut rest = out;
-        while !rest.is_empty() && at % 4 != 0 {
+        while !rest.is_empty() && !at.is_multiple_of(4) {
             rest[0] = self.load(at, 1) as u8;
             (at, rest) = (at + 1, &mut rest[1..]);
         }

@@ -100,7 +100,8 @@ fn parse(text: &str) -> File {
                 Some((r, w)) => (r, w.trim_end_matches(" ulp").parse().expect("a number of ulp")),
                 None => (results, 0),
             };
-            let column = |ty: &str, text: &str| text.split_whitespace().map(|t| value(ty, t)).collect::<Vec<_>>();
+            let column =
+                |ty: &str, text: &str| text.split_whitespace().map(|t| value(ty, t)).collect::<Vec<_>>();
             let inputs: Vec<Vec<u64>> = inputs.split(", ").zip(&args).map(|(t, ty)| column(ty, t)).collect();
             let case = Case { inputs, results: column(result, results), ulp };
             let lanes = if is_warp { 32 } else { 1 };
@@ -122,7 +123,8 @@ fn run(text: &str, file: &File, really: bool) -> Result<Vec<u64>, String> {
     let mut params = Vec::new();
     for (i, ty) in file.args.iter().enumerate() {
         let size = bytes(ty);
-        let address = memory.alloc((threads * size) as u64, &format!("argument {i}")).map_err(|e| e.to_string())?;
+        let address =
+            memory.alloc((threads * size) as u64, &format!("argument {i}")).map_err(|e| e.to_string())?;
         let values = file.cases.iter().flat_map(|c| &c.inputs[i]);
         let data: Vec<u8> = values.flat_map(|v| v.to_le_bytes()[..size].to_vec()).collect();
         memory.write(address, &data).map_err(|e| e.to_string())?;
@@ -136,7 +138,8 @@ fn run(text: &str, file: &File, really: bool) -> Result<Vec<u64>, String> {
         let options = Options { max_steps: 1 << 20, ..Options::default() };
         // Collectives need whole warps, and every warp of `bar.red` is a block.
         let config = LaunchConfig::linear(1, threads as u32);
-        let report = launch(&program, &entry, &config, &params, &memory, &options).map_err(|e| e.to_string())?;
+        let report =
+            launch(&program, &entry, &config, &params, &memory, &options).map_err(|e| e.to_string())?;
         if !report.is_clean() {
             return Err(report.findings.iter().map(|f| f.render(None, text)).collect());
         }

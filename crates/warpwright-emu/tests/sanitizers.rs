@@ -82,11 +82,9 @@ fn parse_arg(text: &str) -> Arg {
                 other => panic!("unknown fill {other}"),
             },
         },
-        ["freed", name, bytes] => Arg::Buffer {
-            name: name.to_owned(),
-            bytes: bytes.parse().expect("bytes"),
-            fill: Fill::Freed,
-        },
+        ["freed", name, bytes] => {
+            Arg::Buffer { name: name.to_owned(), bytes: bytes.parse().expect("bytes"), fill: Fill::Freed }
+        }
         ["u32", v] => Arg::Scalar(v.parse::<u32>().expect("u32").to_le_bytes().to_vec()),
         ["u64", v] => Arg::Scalar(v.parse::<u64>().expect("u64").to_le_bytes().to_vec()),
         _ => panic!("unknown argument {text}"),

@@ -105,8 +105,8 @@ fn unary64(op: UnaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make1> {
     use ScalarType::*;
     Some(match (op, ty) {
         (UnaryOp::Not, B64) => Op::NotL,
-        (UnaryOp::Neg, S64) => Op::NegI64,
-        (UnaryOp::Abs, S64) => Op::AbsI64,
+        (UnaryOp::Neg, S64) if plain(mods) => Op::NegI64,
+        (UnaryOp::Abs, S64) if plain(mods) => Op::AbsI64,
         (UnaryOp::Neg, F64) if plain(mods) => Op::NegF64,
         (UnaryOp::Abs, F64) if plain(mods) => Op::AbsF64,
         (UnaryOp::Rcp, F64) if plain(mods) => Op::RcpF64,
@@ -117,7 +117,8 @@ fn unary64(op: UnaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make1> {
 
 fn binary32(op: BinaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make2> {
     use ScalarType::*;
-    if !plain(mods) && !(op == BinaryOp::Div && plain(&exact(mods)) && mods.full) {
+    let full_division = op == BinaryOp::Div && mods.full && plain(&exact(mods));
+    if !plain(mods) && !full_division {
         return None;
     }
     Some(match (op, ty) {
@@ -706,7 +707,7 @@ impl Decoder<'_> {
         // Integers: the source is extended by its own type, then cut or extended by the destination's.
         if integer(to) && integer(from) {
             let bits = to.bits().min(from.bits());
-            let sign = if bits == from.bits() { signed(from) } else { signed(to) };
+            let sign = if to.bits() > from.bits() { signed(from) } else { signed(to) };
             return self.convert_integer(inst, dst, dst_slot, a, (to, from), bits, sign);
         }
         let make = match (to, from, mods.rounding) {

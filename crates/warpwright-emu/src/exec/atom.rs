@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use warpwright_ptx::{AtomOp, Modifiers, ScalarType, StateSpace};
 
 use super::global::{addresses, lane_value, lanes_of, set_lane};
-use super::rows::LANES;
+use super::rows::{LANES, Registers};
 use super::run::Flow;
 use crate::context::Context;
 use crate::counters::Direction;
 use crate::decode::Atomic;
+use crate::decode::registers::Slot;
 use crate::float;
 use crate::memory::Allocation;
 use crate::report::{Space, Tool};
@@ -62,6 +63,31 @@ pub(super) fn result(op: AtomOp, ty: ScalarType, old: u64, b: u64, c: u64) -> u6
     value & mask
 }
 
+/// The 128 bits of a lane.
+fn wide_value(regs: &Registers, slot: Slot, lane: usize) -> u128 {
+    let Slot::Q(row) = slot else { return u128::from(lane_value(regs, slot, lane)) };
+    let half = |row: u32| u128::from(regs.r64[row as usize].0[lane]);
+    half(row) | half(row + 1) << 64
+}
+
+/// `exch` and `cas` of 128 bits: what stays in memory.
+fn wide_result(op: &Atomic, regs: &Registers, lane: usize, old: u128) -> u128 {
+    let b = wide_value(regs, op.b, lane);
+    match (op.op, op.c) {
+        (AtomOp::Cas, Some(c)) if old == b => wide_value(regs, c, lane),
+        (AtomOp::Cas, _) => old,
+        _ => b,
+    }
+}
+
+/// Writes what a 128-bit atomic found.
+fn set_wide(regs: &mut Registers, slot: Slot, lane: usize, value: u128) {
+    if let Slot::Q(row) = slot {
+        regs.r64[row as usize].0[lane] = value as u64;
+        regs.r64[row as usize + 1].0[lane] = (value >> 64) as u64;
+    }
+}
+
 /// Applies `change` to an element in global memory, returning what was there.
 fn update(allocation: &Allocation, offset: u64, bytes: u32, change: impl Fn(u64) -> u64) -> u64 {
     if bytes == 8 {
@@ -79,6 +105,20 @@ fn update(allocation: &Allocation, offset: u64, bytes: u32, change: impl Fn(u64)
     };
     let old = AtomicU32::fetch_update(word, Relaxed, Relaxed, apply).unwrap_or(0);
     u64::from(old >> shift & mask)
+}
+
+/// One lane's atomic of up to 64 bits in global memory.
+fn global_lane(regs: &mut Registers, op: &Atomic, lane: usize, allocation: &Allocation, offset: u64) {
+    let b = lane_value(regs, op.b, lane);
+    let c = op.c.map_or(0, |c| lane_value(regs, c, lane));
+    // Single-precision additions in global memory flush subnormals.
+    let flushes = op.op == AtomOp::Add && op.ty == ScalarType::F32;
+    let flush = |x: u64| if flushes && x & 0x7F80_0000 == 0 { x & 0x8000_0000 } else { x };
+    let old =
+        update(allocation, offset, op.ty.bytes(), |old| flush(result(op.op, op.ty, flush(old), flush(b), c)));
+    if let Some(dst) = op.dst {
+        set_lane(regs, dst, lane, old);
+    }
 }
 
 impl Context<'_> {
@@ -160,23 +200,21 @@ impl Context<'_> {
             if self.checks.initcheck && op.op != AtomOp::Exch && !allocation.is_defined(offset, bytes) {
                 undefined |= 1 << lane;
             }
-            let b = lane_value(&warp.regs, op.b, lane);
-            let c = op.c.map_or(0, |c| lane_value(&warp.regs, c, lane));
-            let old = update(allocation, offset, bytes, |old| {
-                let new = result(op.op, op.ty, old, b, c);
-                // Single-precision additions in global memory flush subnormals.
-                if op.op == AtomOp::Add && op.ty == ScalarType::F32 {
-                    let flush = |x: u64| if x & 0x7F80_0000 == 0 { x & 0x8000_0000 } else { x };
-                    flush(result(op.op, op.ty, flush(old), flush(b), c))
-                } else {
-                    new
+            if bytes == 16 {
+                let _whole = allocation.lock_wide();
+                let half = |at: u64| u128::from(allocation.load(offset + at, 8));
+                let old = half(0) | half(8) << 64;
+                let new = wide_result(op, &warp.regs, lane, old);
+                allocation.store(offset, 8, new as u64);
+                allocation.store(offset + 8, 8, (new >> 64) as u64);
+                if let Some(dst) = op.dst {
+                    set_wide(&mut warp.regs, dst, lane, old);
                 }
-            });
+            } else {
+                global_lane(&mut warp.regs, op, lane, allocation, offset);
+            }
             if self.checks.initcheck {
                 allocation.define(offset, u64::from(bytes));
-            }
-            if let Some(dst) = op.dst {
-                set_lane(&mut warp.regs, dst, lane, old);
             }
             if let Some(races) = &mut self.races
                 && races.wants_acquire(kind, ordering)
@@ -223,12 +261,22 @@ impl Context<'_> {
                 }
                 shared.define(place, u64::from(bytes));
             }
-            let b = lane_value(&warp.regs, op.b, lane);
-            let c = op.c.map_or(0, |c| lane_value(&warp.regs, c, lane));
-            let old = shared.load(place, bytes);
-            shared.store(place, bytes, result(op.op, op.ty, old, b, c));
-            if let Some(dst) = op.dst {
-                set_lane(&mut warp.regs, dst, lane, old);
+            if bytes == 16 {
+                let old = u128::from(shared.load(place, 8)) | u128::from(shared.load(place + 8, 8)) << 64;
+                let new = wide_result(op, &warp.regs, lane, old);
+                shared.store(place, 8, new as u64);
+                shared.store(place + 8, 8, (new >> 64) as u64);
+                if let Some(dst) = op.dst {
+                    set_wide(&mut warp.regs, dst, lane, old);
+                }
+            } else {
+                let b = lane_value(&warp.regs, op.b, lane);
+                let c = op.c.map_or(0, |c| lane_value(&warp.regs, c, lane));
+                let old = shared.load(place, bytes);
+                shared.store(place, bytes, result(op.op, op.ty, old, b, c));
+                if let Some(dst) = op.dst {
+                    set_lane(&mut warp.regs, dst, lane, old);
+                }
             }
             if let Some(races) = &mut self.races
                 && races.wants_acquire(kind, ordering)

@@ -555,7 +555,7 @@ fn read_rows(regs: &mut Registers, allocation: &Allocation, offset: u64, access:
                 }
             }
         }
-        (2, [Some(Slot::W(d))]) if offset % 4 == 0 && !access.sign => {
+        (2, [Some(Slot::W(d))]) if offset.is_multiple_of(4) && !access.sign => {
             let Some(words) = allocation.words(offset, LANES / 2) else { return };
             for (to, from) in regs.r32[*d as usize].0.chunks_exact_mut(2).zip(words) {
                 let word = from.load(Relaxed);
@@ -563,7 +563,7 @@ fn read_rows(regs: &mut Registers, allocation: &Allocation, offset: u64, access:
                 to[1] = word >> 16;
             }
         }
-        (1, [Some(Slot::W(d))]) if offset % 4 == 0 && !access.sign => {
+        (1, [Some(Slot::W(d))]) if offset.is_multiple_of(4) && !access.sign => {
             let Some(words) = allocation.words(offset, LANES / 4) else { return };
             for (to, from) in regs.r32[*d as usize].0.chunks_exact_mut(4).zip(words) {
                 let word = from.load(Relaxed);
@@ -615,13 +615,13 @@ fn write_rows(regs: &Registers, allocation: &Allocation, offset: u64, access: &A
                 }
             }
         }
-        (2, [Some(Slot::W(s))]) if offset % 4 == 0 => {
+        (2, [Some(Slot::W(s))]) if offset.is_multiple_of(4) => {
             let Some(words) = allocation.words(offset, LANES / 2) else { return };
             for (to, from) in words.iter().zip(regs.r32[*s as usize].0.chunks_exact(2)) {
                 to.store(from[0] & 0xFFFF | from[1] << 16, Relaxed);
             }
         }
-        (1, [Some(Slot::W(s))]) if offset % 4 == 0 => {
+        (1, [Some(Slot::W(s))]) if offset.is_multiple_of(4) => {
             let Some(words) = allocation.words(offset, LANES / 4) else { return };
             for (to, from) in words.iter().zip(regs.r32[*s as usize].0.chunks_exact(4)) {
                 let [a, b, c, d] = [from[0], from[1], from[2], from[3]].map(|b| b & 0xFF);

@@ -113,6 +113,34 @@ pub(crate) fn ordered_ne_f32(a: u32, b: u32) -> bool {
     (x < y) | (x > y)
 }
 
+/// Greater or unordered.
+#[inline(always)]
+#[allow(clippy::neg_cmp_op_on_partial_ord, reason = "true for NaN is what is meant")]
+pub(crate) fn not_le_f32(a: u32, b: u32) -> bool {
+    !(f32::from_bits(a) <= f32::from_bits(b))
+}
+
+/// Greater or unordered.
+#[inline(always)]
+#[allow(clippy::neg_cmp_op_on_partial_ord, reason = "true for NaN is what is meant")]
+pub(crate) fn not_le_f64(a: u64, b: u64) -> bool {
+    !(f64::from_bits(a) <= f64::from_bits(b))
+}
+
+/// Greater, equal or unordered.
+#[inline(always)]
+#[allow(clippy::neg_cmp_op_on_partial_ord, reason = "true for NaN is what is meant")]
+pub(crate) fn not_lt_f32(a: u32, b: u32) -> bool {
+    !(f32::from_bits(a) < f32::from_bits(b))
+}
+
+/// Greater, equal or unordered.
+#[inline(always)]
+#[allow(clippy::neg_cmp_op_on_partial_ord, reason = "true for NaN is what is meant")]
+pub(crate) fn not_lt_f64(a: u64, b: u64) -> bool {
+    !(f64::from_bits(a) < f64::from_bits(b))
+}
+
 #[inline(always)]
 pub(crate) fn bf16_to_f32(a: u32) -> u32 {
     canonical(f32::from_bits(a << 16))

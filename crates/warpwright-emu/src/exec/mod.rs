@@ -17,3 +17,6 @@ pub(crate) use collective::shuffle_source;
 pub(crate) use private::read_image;
 pub(crate) use run::{Flow, Outcome, run};
 pub(crate) use special::special_value;
+
+#[cfg(test)]
+mod tests;

@@ -168,8 +168,8 @@ macro_rules! hot_ops {
                 NeuF32(a, b) = f32::from_bits(a) != f32::from_bits(b);
                 EquF32(a, b) = !lanes::ordered_ne_f32(a, b);
                 // Not less or equal: greater or unordered.
-                GtuF32(a, b) = !(f32::from_bits(a) <= f32::from_bits(b));
-                GeuF32(a, b) = !(f32::from_bits(a) < f32::from_bits(b));
+                GtuF32(a, b) = lanes::not_le_f32(a, b);
+                GeuF32(a, b) = lanes::not_lt_f32(a, b);
             }
             R2 pl2 {
                 EqL(a, b) = a == b;
@@ -182,8 +182,8 @@ macro_rules! hot_ops {
                 LtF64(a, b) = f64::from_bits(a) < f64::from_bits(b);
                 LeF64(a, b) = f64::from_bits(a) <= f64::from_bits(b);
                 NeuF64(a, b) = f64::from_bits(a) != f64::from_bits(b);
-                GtuF64(a, b) = !(f64::from_bits(a) <= f64::from_bits(b));
-                GeuF64(a, b) = !(f64::from_bits(a) < f64::from_bits(b));
+                GtuF64(a, b) = lanes::not_le_f64(a, b);
+                GeuF64(a, b) = lanes::not_lt_f64(a, b);
             }
         }
     };

@@ -38,7 +38,7 @@ impl Local {
                 set(at + 1, u32::MAX, (value >> 32) as u32);
             }
             4 => set(at, u32::MAX, value as u32),
-            _ => set(at, ((1u64 << (8 * bytes)) - 1 << shift) as u32, (value << shift) as u32),
+            _ => set(at, (((1u64 << (8 * bytes)) - 1) << shift) as u32, (value << shift) as u32),
         }
     }
 

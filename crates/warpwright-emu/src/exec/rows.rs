@@ -74,12 +74,11 @@ pub(crate) fn put32(row: &mut Row32, out: [u32; LANES], exec: u32) {
 }
 
 /// Takes the lanes of `exec` from `out`.
-
 #[inline(always)]
 pub(crate) fn blend32(row: &mut Row32, out: &[u32; LANES], exec: u32) {
-    for i in 0..LANES {
+    for (i, (row, out)) in row.0.iter_mut().zip(out).enumerate() {
         let keep = 0u32.wrapping_sub((exec >> i) & 1);
-        row.0[i] ^= (row.0[i] ^ out[i]) & keep;
+        *row ^= (*row ^ out) & keep;
     }
 }
 
@@ -94,9 +93,9 @@ pub(crate) fn put64(row: &mut Row64, out: [u64; LANES], exec: u32) {
 
 #[inline(always)]
 pub(crate) fn blend64(row: &mut Row64, out: &[u64; LANES], exec: u32) {
-    for i in 0..LANES {
+    for (i, (row, out)) in row.0.iter_mut().zip(out).enumerate() {
         let keep = 0u64.wrapping_sub(u64::from((exec >> i) & 1));
-        row.0[i] ^= (row.0[i] ^ out[i]) & keep;
+        *row ^= (*row ^ out) & keep;
     }
 }
 

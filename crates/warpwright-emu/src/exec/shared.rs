@@ -71,7 +71,7 @@ impl Context<'_> {
             || !contiguous(a, 4)
             || strong(access.ordering)
             || !self.block.shared.covers(first, 128)
-            || first % 4 != 0
+            || !first.is_multiple_of(4)
             || (self.checks.initcheck && !self.block.shared.is_defined(first, 128))
         {
             return false;
@@ -142,7 +142,7 @@ impl Context<'_> {
             || !contiguous(a, 4)
             || strong(access.ordering)
             || !self.block.shared.covers(first, 128)
-            || first % 4 != 0
+            || !first.is_multiple_of(4)
         {
             return false;
         }
