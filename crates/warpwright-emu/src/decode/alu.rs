@@ -93,6 +93,8 @@ fn unary32(op: UnaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make1> {
         (UnaryOp::Abs, F32) if plain(mods) => Op::AbsF32,
         (UnaryOp::Rcp, F32) if plain(&exact(mods)) => Op::RcpF32,
         (UnaryOp::Sqrt, F32) if plain(&exact(mods)) => Op::SqrtF32,
+        (UnaryOp::Rcp, F32) if plain(&Modifiers { ftz: false, ..exact(mods) }) => Op::RcpFtzF32,
+        (UnaryOp::Tanh, F32) if plain(&exact(mods)) => Op::TanhF32,
         (UnaryOp::Rsqrt, F32) if plain(&exact(mods)) => Op::RsqrtF32,
         (UnaryOp::Ex2, F32) if plain(&exact(mods)) => Op::Ex2F32,
         (UnaryOp::Ex2, F32) if *mods == Modifiers::APPROX.with_ftz() => Op::Ex2FtzF32,
@@ -117,6 +119,13 @@ fn unary64(op: UnaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make1> {
 
 fn binary32(op: BinaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make2> {
     use ScalarType::*;
+    if *mods == (Modifiers { nan: true, ..Modifiers::NONE }) && ty == F32 {
+        match op {
+            BinaryOp::Min => return Some(Op::MinNanF32),
+            BinaryOp::Max => return Some(Op::MaxNanF32),
+            _ => {}
+        }
+    }
     let full_division = op == BinaryOp::Div && mods.full && plain(&exact(mods));
     if !plain(mods) && !full_division {
         return None;
@@ -147,6 +156,7 @@ fn binary32(op: BinaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make2> {
         (BinaryOp::Div, F32) => Op::DivF32,
         (BinaryOp::Min, F32) => Op::MinF32,
         (BinaryOp::Max, F32) => Op::MaxF32,
+        (BinaryOp::Copysign, F32) => Op::CopysignF32,
         _ => return None,
     })
 }
@@ -173,6 +183,9 @@ fn binary64(op: BinaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make2> {
         (BinaryOp::Sub, F64) => Op::SubF64,
         (BinaryOp::Mul, F64) => Op::MulF64,
         (BinaryOp::Div, F64) => Op::DivF64,
+        (BinaryOp::Min, F64) => Op::MinF64,
+        (BinaryOp::Max, F64) => Op::MaxF64,
+        (BinaryOp::Copysign, F64) => Op::CopysignF64,
         _ => return None,
     })
 }
@@ -244,7 +257,9 @@ fn compare(cmp: CmpOp, ty: ScalarType) -> Option<(Make2, bool)> {
             Geu => (Op::GeuF32, false),
             Ltu => (Op::GtuF32, true),
             Leu => (Op::GeuF32, true),
-            Lo | Ls | Hi | Hs | Num | Nan => return None,
+            Num => (Op::NumF32, false),
+            Nan => (Op::NanF32, false),
+            Lo | Ls | Hi | Hs => return None,
         }),
         F64 => Some(match cmp {
             Eq => (Op::EqF64 as Make2, false),
@@ -257,7 +272,9 @@ fn compare(cmp: CmpOp, ty: ScalarType) -> Option<(Make2, bool)> {
             Geu => (Op::GeuF64, false),
             Ltu => (Op::GtuF64, true),
             Leu => (Op::GeuF64, true),
-            Ne | Equ | Lo | Ls | Hi | Hs | Num | Nan => return None,
+            Num => (Op::NumF64, false),
+            Nan => (Op::NanF64, false),
+            Ne | Equ | Lo | Ls | Hi | Hs => return None,
         }),
         _ => None,
     }
@@ -731,6 +748,15 @@ impl Decoder<'_> {
             (F64, S32, _) => Op::F64FromS32,
             (F64, U32, _) => Op::F64FromU32,
             (F32, F64, Some(Rounding::Rn)) => Op::F32FromF64,
+            (F64, U64, Some(Rounding::Rn)) => Op::F64FromU64,
+            (F64, S64, Some(Rounding::Rn)) => Op::F64FromS64,
+            (U32, F64, Some(Rounding::Rzi)) => Op::U32FromF64Rzi,
+            (S32, F64, Some(Rounding::Rzi)) => Op::S32FromF64Rzi,
+            (S32, F64, Some(Rounding::Rni)) => Op::S32FromF64Rni,
+            (F64, F64, Some(Rounding::Rni)) => Op::RniF64,
+            (F64, F64, Some(Rounding::Rzi)) => Op::RziF64,
+            (F64, F64, Some(Rounding::Rmi)) => Op::RmiF64,
+            (F64, F64, Some(Rounding::Rpi)) => Op::RpiF64,
             _ => return self.scalar(inst, dst, &[(a, from)]),
         };
         let from_row = if from.bits() == 64 { self.l(a, from)? } else { self.w(a, from)? };

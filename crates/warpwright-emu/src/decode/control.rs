@@ -10,6 +10,16 @@ impl Decoder<'_> {
     pub(super) fn control(&mut self, inst: &Inst) -> Result<()> {
         let word = ScalarType::B32;
         let (kind, mask) = match inst {
+            // Any lane of the whole warp: a table lookup, in which every source is inside.
+            Inst::Shfl { mode: ShflMode::Idx, dst, pred: None, a, b, c, mask } if whole_warp(c) => {
+                let kind = CollectiveKind::Lookup {
+                    dst: self.dst_w(*dst)?,
+                    a: self.w(a, word)?,
+                    b: self.w(b, word)?,
+                    c: self.w(c, word)?,
+                };
+                (kind, mask)
+            }
             Inst::Shfl { mode, dst, pred, a, b, c, mask } => {
                 let kind = CollectiveKind::Shuffle {
                     mode: *mode,
@@ -104,6 +114,11 @@ impl Decoder<'_> {
         let at = index(self.code.collectives.len() - 1);
         self.emit(Op::Collective(at));
     }
+}
+
+/// Whether the clamp operand of an indexed shuffle is the literal that makes one segment of the warp.
+fn whole_warp(c: &Operand) -> bool {
+    matches!(c, Operand::Imm(Imm::Int(c)) if *c & 0x1F1F == 0x1F)
 }
 
 /// The source lanes of a shuffle with literal lane and clamp operands.

@@ -105,6 +105,13 @@ pub(crate) enum CollectiveKind {
         c: u32,
         fixed: Option<Box<Pattern>>,
     },
+    /// `shfl.idx` over the whole warp.
+    Lookup {
+        dst: u32,
+        a: u32,
+        b: u32,
+        c: u32,
+    },
     Vote {
         mode: VoteMode,
         dst: Slot,

@@ -6,7 +6,7 @@
 use warpwright_ptx::{ReduxOp, ScalarType, ShflMode, VoteMode};
 
 use super::global::{lane_value, lanes_of, set_lane};
-use super::rows::{FULL, LANES, put_pred, put32};
+use super::rows::{self, FULL, LANES, put_pred, put32};
 use super::run::Flow;
 use crate::context::Context;
 use crate::decode::registers::Slot;
@@ -96,6 +96,12 @@ impl Context<'_> {
                 if let Some(pred) = pred {
                     put_pred(&mut warp.regs.pred[*pred as usize], inside, exec);
                 }
+            }
+            CollectiveKind::Lookup { dst, a, b, c } => {
+                if exec != FULL && self.checks.synccheck {
+                    self.check_sources(warp, pc, exec, (ShflMode::Idx, *b, *c));
+                }
+                rows::w2_gather(&mut warp.regs, exec, *dst, *a, *b);
             }
             CollectiveKind::Barrier => {
                 if let Some(races) = &mut self.races {
@@ -258,6 +264,6 @@ fn slow_collective(warp: &mut Warp, exec: u32, kind: &CollectiveKind, mask: u32)
         }
         CollectiveKind::Activemask { dst } => put32(&mut regs.r32[*dst as usize], [exec; LANES], exec),
         // Handled before.
-        CollectiveKind::Shuffle { .. } | CollectiveKind::Barrier => {}
+        CollectiveKind::Shuffle { .. } | CollectiveKind::Lookup { .. } | CollectiveKind::Barrier => {}
     }
 }

@@ -107,6 +107,48 @@ pub(crate) fn max_f32(a: u32, b: u32) -> u32 {
     canonical(f32::from_bits(result))
 }
 
+/// NaN if an operand is NaN, else `result`.
+#[inline(always)]
+pub(crate) fn propagate(a: u32, b: u32, result: u32) -> u32 {
+    if f32::from_bits(a).is_nan() | f32::from_bits(b).is_nan() { NAN32 } else { result }
+}
+
+#[inline(always)]
+pub(crate) fn min_f64(a: u64, b: u64) -> u64 {
+    let (x, y) = (f64::from_bits(a), f64::from_bits(b));
+    let smaller = if x < y { a } else { b };
+    let result = if x == y { a | b } else { smaller };
+    let result = if y.is_nan() { a } else { result };
+    if x.is_nan() { b } else { result }
+}
+
+#[inline(always)]
+pub(crate) fn max_f64(a: u64, b: u64) -> u64 {
+    let (x, y) = (f64::from_bits(a), f64::from_bits(b));
+    let larger = if x > y { a } else { b };
+    let result = if x == y { a & b } else { larger };
+    let result = if y.is_nan() { a } else { result };
+    if x.is_nan() { b } else { result }
+}
+
+/// Towards zero; NaN gives the most significant bit alone, as with every f64 source.
+#[inline(always)]
+pub(crate) fn f64_to_u32(a: u64) -> u32 {
+    let x = f64::from_bits(a);
+    if x.is_nan() { 1 << 31 } else { x as u32 }
+}
+
+#[inline(always)]
+pub(crate) fn f64_to_s32(a: u64) -> u32 {
+    let x = f64::from_bits(a);
+    if x.is_nan() { 1 << 31 } else { x as i32 as u32 }
+}
+
+#[inline(always)]
+pub(crate) fn tanh_f32(a: u32) -> u32 {
+    canonical(approx::tanh(f64::from(f32::from_bits(a))) as f32)
+}
+
 #[inline(always)]
 pub(crate) fn ordered_ne_f32(a: u32, b: u32) -> bool {
     let (x, y) = (f32::from_bits(a), f32::from_bits(b));

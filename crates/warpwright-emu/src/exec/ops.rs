@@ -33,6 +33,8 @@ macro_rules! hot_ops {
                 AbsF32(a) = lanes::abs_f32(a);
                 RcpF32(a) = lanes::rcp_f32(a);
                 SqrtF32(a) = lanes::sqrt_f32(a);
+                RcpFtzF32(a) = lanes::flush(lanes::rcp_f32(lanes::flush(a)));
+                TanhF32(a) = lanes::tanh_f32(a);
                 RsqrtF32(a) = lanes::rsqrt_f32(a);
                 Ex2F32(a) = lanes::ex2_f32(a);
                 Ex2FtzF32(a) = lanes::flush(lanes::ex2_f32(lanes::flush(a)));
@@ -79,6 +81,9 @@ macro_rules! hot_ops {
                 DivF32(a, b) = lanes::div_f32(a, b);
                 MinF32(a, b) = lanes::min_f32(a, b);
                 MaxF32(a, b) = lanes::max_f32(a, b);
+                MinNanF32(a, b) = lanes::propagate(a, b, lanes::min_f32(a, b));
+                MaxNanF32(a, b) = lanes::propagate(a, b, lanes::max_f32(a, b));
+                CopysignF32(a, b) = a & 0x8000_0000 | b & 0x7FFF_FFFF;
                 // The first source of a packing conversion is the upper half.
                 F16x2FromF32(a, b) = lanes::f32_to_f16(a) << 16 | lanes::f32_to_f16(b);
                 Bf16x2FromF32(a, b) = lanes::f32_to_bf16(a) << 16 | lanes::f32_to_bf16(b);
@@ -103,6 +108,12 @@ macro_rules! hot_ops {
                 AbsF64(a) = a & !(1 << 63);
                 RcpF64(a) = (1.0 / f64::from_bits(a)).to_bits();
                 SqrtF64(a) = f64::from_bits(a).sqrt().to_bits();
+                F64FromU64(a) = (a as f64).to_bits();
+                F64FromS64(a) = (a as i64 as f64).to_bits();
+                RniF64(a) = f64::from_bits(a).round_ties_even().to_bits();
+                RziF64(a) = f64::from_bits(a).trunc().to_bits();
+                RmiF64(a) = f64::from_bits(a).floor().to_bits();
+                RpiF64(a) = f64::from_bits(a).ceil().to_bits();
             }
             R2 l2 {
                 AddI64(a, b) = a.wrapping_add(b);
@@ -121,6 +132,9 @@ macro_rules! hot_ops {
                 SubF64(a, b) = (f64::from_bits(a) - f64::from_bits(b)).to_bits();
                 MulF64(a, b) = (f64::from_bits(a) * f64::from_bits(b)).to_bits();
                 DivF64(a, b) = (f64::from_bits(a) / f64::from_bits(b)).to_bits();
+                MinF64(a, b) = lanes::min_f64(a, b);
+                MaxF64(a, b) = lanes::max_f64(a, b);
+                CopysignF64(a, b) = a & 1 << 63 | b & !(1 << 63);
             }
             R3 l3 {
                 MadI64(a, b, c) = a.wrapping_mul(b).wrapping_add(c);
@@ -152,6 +166,9 @@ macro_rules! hot_ops {
                 TruncL(a) = a as u32;
                 Trunc16L(a) = a as u32 & 0xFFFF;
                 HighL(a) = (a >> 32) as u32;
+                U32FromF64Rzi(a) = lanes::f64_to_u32(a);
+                S32FromF64Rzi(a) = lanes::f64_to_s32(a);
+                S32FromF64Rni(a) = lanes::f64_to_s32(f64::from_bits(a).round_ties_even().to_bits());
                 F32FromF64(a) = lanes::f64_to_f32(a);
             }
             R2 pw2 {
@@ -166,6 +183,8 @@ macro_rules! hot_ops {
                 LeF32(a, b) = f32::from_bits(a) <= f32::from_bits(b);
                 NeF32(a, b) = lanes::ordered_ne_f32(a, b);
                 NeuF32(a, b) = f32::from_bits(a) != f32::from_bits(b);
+                NanF32(a, b) = f32::from_bits(a).is_nan() | f32::from_bits(b).is_nan();
+                NumF32(a, b) = !(f32::from_bits(a).is_nan() | f32::from_bits(b).is_nan());
                 EquF32(a, b) = !lanes::ordered_ne_f32(a, b);
                 // Not less or equal: greater or unordered.
                 GtuF32(a, b) = lanes::not_le_f32(a, b);
@@ -181,6 +200,8 @@ macro_rules! hot_ops {
                 EqF64(a, b) = f64::from_bits(a) == f64::from_bits(b);
                 LtF64(a, b) = f64::from_bits(a) < f64::from_bits(b);
                 LeF64(a, b) = f64::from_bits(a) <= f64::from_bits(b);
+                NanF64(a, b) = f64::from_bits(a).is_nan() | f64::from_bits(b).is_nan();
+                NumF64(a, b) = !(f64::from_bits(a).is_nan() | f64::from_bits(b).is_nan());
                 NeuF64(a, b) = f64::from_bits(a) != f64::from_bits(b);
                 GtuF64(a, b) = lanes::not_le_f64(a, b);
                 GeuF64(a, b) = lanes::not_lt_f64(a, b);

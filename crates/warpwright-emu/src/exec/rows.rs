@@ -258,3 +258,14 @@ pub(crate) fn select64(r: &mut Registers, exec: u32, o: R3) {
     blend64(&mut out, &r.r64[o.a as usize].0, p);
     put64(&mut r.r64[o.d as usize], out.0, exec);
 }
+
+/// The lanes of `a` that `b` names, modulo the number of lanes.
+#[inline(always)]
+pub(crate) fn w2_gather(r: &mut Registers, exec: u32, d: u32, a: u32, b: u32) {
+    let mut out = [0; LANES];
+    let (a, b) = (&r.r32[a as usize].0, &r.r32[b as usize].0);
+    for (to, from) in out.iter_mut().zip(b) {
+        *to = a[*from as usize % LANES];
+    }
+    put32(&mut r.r32[d as usize], out, exec);
+}
