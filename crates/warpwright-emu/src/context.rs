@@ -101,9 +101,14 @@ impl Runs {
     /// Adds the instructions to the counters, by class.
     pub(crate) fn count(&self, code: &Code, counters: &mut Counters) {
         let (mut warps, mut lanes) = (0, 0);
+        let mut elided = code.elided.iter().peekable();
         for (pc, (ins, origin)) in code.ins.iter().zip(&code.origins).enumerate() {
             warps += self.warps[pc];
             lanes += self.lanes[pc];
+            while let Some((class, _)) = elided.next_if(|(_, at)| *at as usize == pc) {
+                counters.warp_instructions[*class as usize] += warps as u64;
+                counters.lane_instructions[*class as usize] += lanes as u64;
+            }
             let Some(class) = origin.class else { continue };
             let (w, l) = if ins.guard == 0 { (warps as u64, lanes as u64) } else { self.guarded[pc] };
             counters.warp_instructions[class as usize] += w;

@@ -87,7 +87,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// What the kernel did; zero unless [`Options::counters`] is set.
     pub counters: Counters,
-    /// Warp instructions executed.
+    /// Decoded instructions that warps went through, a measure of time; [`Report::counters`] has the exact numbers.
     pub steps: u64,
 }
 

@@ -116,6 +116,20 @@ impl Decoder<'_> {
         })
     }
 
+    /// The row of a parameter of up to 64 bits that fills a register of 32 or 64 bits.
+    pub(super) fn param_row(&mut self, dst: Reg, addr: &Address, ty: ScalarType) -> Result<Slot> {
+        let symbol = match addr.base {
+            AddressBase::Symbol(symbol) => self.function.symbols.get(symbol.0 as usize).copied(),
+            AddressBase::Reg(_) | AddressBase::Absolute => None,
+        };
+        let Some(Symbol::Param(p)) = symbol else { return self.error("not a parameter") };
+        let base = self.params.get(p as usize).copied().unwrap_or(0).wrapping_add(addr.offset as u64);
+        let sign = matches!(ty, ScalarType::S8 | ScalarType::S16 | ScalarType::S32);
+        let wide = matches!(self.slot(dst)?, Slot::L(_));
+        let bytes = if wide { ty.bytes() } else { ty.bytes().min(4) };
+        Ok(self.regs.launch(LaunchValue::Param { offset: base, bytes, sign }, wide))
+    }
+
     /// A parameter at a fixed place is a constant of the launch.
     fn load_param(&mut self, param: usize, offset: i64, ty: ScalarType, dsts: &[Option<Reg>]) -> Result<()> {
         let base = self.params.get(param).copied().unwrap_or(0).wrapping_add(offset as u64);

@@ -2,9 +2,12 @@
 
 mod alu;
 mod control;
+mod copies;
 mod defined;
 mod memory;
 pub(crate) mod registers;
+
+use std::collections::HashSet;
 
 use warpwright_ptx::{
     AtomOp, BarRedOp, BlockId, BoolOp, Function, Inst, Instruction, Module, Operand, Ordering, PlainSpecial,
@@ -206,6 +209,8 @@ pub(crate) struct Code {
     pub(crate) marks: Vec<Mark>,
     /// Memory instructions that look up allocations.
     pub(crate) sites: u32,
+    /// Moves that were left out: class and the instruction that runs as often as they would.
+    pub(crate) elided: Vec<(Class, u32)>,
     pub(crate) layout: Layout,
     /// Registers that may be read before they are written, in slots of `Warp::defined`.
     pub(crate) tracked: Vec<Slot>,
@@ -333,18 +338,47 @@ impl Decoder<'_> {
     fn blocks(&mut self) -> Result<()> {
         let function = self.function;
         let analysis = defined::Analysis::new(function);
+        let elided = self.share_rows(&analysis)?;
         self.code.tracked = analysis.tracked.iter().filter_map(|r| self.regs.slot(*r)).collect();
         for (at, block) in function.blocks.iter().enumerate() {
             self.starts.push(index(self.code.ins.len()));
             for (i, instruction) in block.instructions.iter().enumerate() {
                 self.locate(block.location(i));
-                self.instruction(instruction, &analysis)?;
+                if elided.contains(&(index(at), i)) {
+                    let next = index(self.code.ins.len());
+                    self.code.elided.push((alu::class_of(&instruction.inst), next));
+                } else {
+                    self.instruction(instruction, &analysis)?;
+                }
             }
             self.locate(block.location(block.instructions.len()));
             self.terminator(&block.terminator, at, &analysis)?;
         }
         self.resolve_targets();
         Ok(())
+    }
+
+    /// Gives the destinations of moves that need not run the rows of their sources.
+    fn share_rows(&mut self, analysis: &defined::Analysis) -> Result<HashSet<copies::Place>> {
+        let function = self.function;
+        let mut shared = HashSet::new();
+        for (block, i) in copies::find(function, &analysis.tracked) {
+            let instruction = function.blocks.get(block as usize).and_then(|b| b.instructions.get(i));
+            let (dst, slot) = match instruction.map(|i| &i.inst) {
+                Some(Inst::Mov { ty, dst, src }) => (*dst, self.source(src, *ty)?),
+                Some(Inst::Cvta { dst, src, .. }) => (*dst, self.source(src, ScalarType::U64)?),
+                Some(Inst::Ld { ty, dsts, addr, .. }) => {
+                    let [Some(dst)] = dsts.as_slice() else { continue };
+                    (*dst, self.param_row(*dst, addr, *ty)?)
+                }
+                _ => continue,
+            };
+            // A narrower source would have to be extended.
+            if self.regs.share(dst, slot) {
+                shared.insert((block, i));
+            }
+        }
+        Ok(shared)
     }
 
     fn locate(&mut self, location: SourceLoc) {
@@ -572,7 +606,11 @@ impl Decoder<'_> {
         self.guard = (0, 0);
         match terminator {
             Terminator::Jump { to, .. } => {
-                if to.0 as usize != at + 1 {
+                let counts = self.code.elided.last().is_some_and(|(_, pc)| *pc == index(self.code.ins.len()));
+                if to.0 as usize == at + 1 && counts {
+                    // Something has to run as often as the moves that were left out.
+                    self.emit(Op::Nothing);
+                } else if to.0 as usize != at + 1 {
                     self.class = Some(Class::Control);
                     self.emit(Op::Jump { to: to.0 });
                 }

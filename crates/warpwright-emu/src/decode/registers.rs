@@ -149,6 +149,16 @@ impl Registers {
         self.slots.get(r.0 as usize).copied()
     }
 
+    /// Makes a register live in a row that is there already, if it has the register's width.
+    pub(crate) fn share(&mut self, r: Reg, with: Slot) -> bool {
+        let Some(slot) = self.slots.get_mut(r.0 as usize) else { return false };
+        let fits = matches!((*slot, with), (Slot::W(_), Slot::W(_)) | (Slot::L(_), Slot::L(_)));
+        if fits {
+            *slot = with;
+        }
+        fits
+    }
+
     pub(crate) fn temp32(&mut self) -> u32 {
         self.layout.r32.push(Row32::ZERO);
         index(self.layout.r32.len() - 1)
