@@ -78,6 +78,16 @@ pub(crate) fn find(function: &Function, tracked: &[Reg]) -> Vec<Place> {
     found
 }
 
+/// The destination and, if it is a register, the source of a move that was found.
+pub(crate) fn parts(function: &Function, (block, index): Place) -> Option<(Reg, Option<Reg>)> {
+    let instruction = function.blocks.get(block as usize)?.instructions.get(index)?;
+    let (dst, source) = copy(function, &instruction.inst)?;
+    Some(match source {
+        Source::Fixed => (dst, None),
+        Source::Register(r) => (dst, Some(r)),
+    })
+}
+
 enum Source {
     /// Something that does not change while a block runs.
     Fixed,

@@ -6,6 +6,7 @@ mod copies;
 mod defined;
 mod memory;
 pub(crate) mod registers;
+mod rows;
 
 use std::collections::HashSet;
 
@@ -259,11 +260,15 @@ fn index(n: usize) -> u32 {
 
 /// Decodes a kernel. `consts` holds the addresses of the module's constant variables.
 pub(crate) fn decode(module: &Module, function: &Function, consts: &[u64]) -> Result<Code> {
+    let analysis = defined::Analysis::new(function);
+    let copies = copies::find(function, &analysis.tracked);
+    let assigned =
+        rows::assign(function, &copies.iter().copied().collect(), &|place| copies::parts(function, place));
     let mut decoder = Decoder {
         module,
         function,
         code: Code::default(),
-        regs: Registers::new(function),
+        regs: Registers::new(function, &assigned),
         starts: Vec::new(),
         params: function.param_layout().0,
         shared: Vec::new(),
@@ -275,7 +280,7 @@ pub(crate) fn decode(module: &Module, function: &Function, consts: &[u64]) -> Re
         class: None,
     };
     decoder.place_variables()?;
-    decoder.blocks()?;
+    decoder.blocks(&analysis, &copies)?;
     decoder.code.layout = decoder.regs.layout;
     Ok(decoder.code)
 }
@@ -335,10 +340,9 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    fn blocks(&mut self) -> Result<()> {
+    fn blocks(&mut self, analysis: &defined::Analysis, copies: &[copies::Place]) -> Result<()> {
         let function = self.function;
-        let analysis = defined::Analysis::new(function);
-        let elided = self.share_rows(&analysis)?;
+        let elided = self.share_rows(copies)?;
         self.code.tracked = analysis.tracked.iter().filter_map(|r| self.regs.slot(*r)).collect();
         for (at, block) in function.blocks.iter().enumerate() {
             self.starts.push(index(self.code.ins.len()));
@@ -348,21 +352,23 @@ impl Decoder<'_> {
                     let next = index(self.code.ins.len());
                     self.code.elided.push((alu::class_of(&instruction.inst), next));
                 } else {
-                    self.instruction(instruction, &analysis)?;
+                    self.regs.new_instruction();
+                    self.instruction(instruction, analysis)?;
                 }
             }
             self.locate(block.location(block.instructions.len()));
-            self.terminator(&block.terminator, at, &analysis)?;
+            self.regs.new_instruction();
+            self.terminator(&block.terminator, at, analysis)?;
         }
         self.resolve_targets();
         Ok(())
     }
 
     /// Gives the destinations of moves that need not run the rows of their sources.
-    fn share_rows(&mut self, analysis: &defined::Analysis) -> Result<HashSet<copies::Place>> {
+    fn share_rows(&mut self, copies: &[copies::Place]) -> Result<HashSet<copies::Place>> {
         let function = self.function;
         let mut shared = HashSet::new();
-        for (block, i) in copies::find(function, &analysis.tracked) {
+        for &(block, i) in copies {
             let instruction = function.blocks.get(block as usize).and_then(|b| b.instructions.get(i));
             let (dst, slot) = match instruction.map(|i| &i.inst) {
                 Some(Inst::Mov { ty, dst, src }) => (*dst, self.source(src, *ty)?),

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use warpwright_ptx::{Axis, Function, Imm, PlainSpecial, Reg, ScalarType, SpecialReg};
 
+use super::rows::{self, Assigned};
 use crate::exec::rows::{LANES, Row32, Row64};
 
 /// Where a register lives.
@@ -98,11 +99,36 @@ pub(crate) struct Layout {
 /// Assigns rows while a function is decoded.
 pub(crate) struct Registers {
     pub(crate) layout: Layout,
-    slots: Vec<Slot>,
+    /// `None` for registers that nothing mentions.
+    slots: Vec<Option<Slot>>,
+    temps32: Pool,
+    temps64: Pool,
+    temp_preds: Pool,
     literals32: HashMap<u32, u32>,
     literals64: HashMap<u64, u32>,
     specials: HashMap<SpecialReg, Slot>,
     launch: HashMap<(LaunchValue, bool), Slot>,
+}
+
+/// Rows for temporaries, which every instruction takes anew.
+#[derive(Debug, Default)]
+struct Pool {
+    rows: Vec<u32>,
+    used: usize,
+}
+
+impl Pool {
+    fn take(&mut self) -> Option<u32> {
+        let row = self.rows.get(self.used).copied()?;
+        self.used += 1;
+        Some(row)
+    }
+
+    fn add(&mut self, row: u32) -> u32 {
+        self.rows.push(row);
+        self.used += 1;
+        row
+    }
 }
 
 fn index(n: usize) -> u32 {
@@ -110,34 +136,46 @@ fn index(n: usize) -> u32 {
 }
 
 impl Registers {
-    pub(crate) fn new(function: &Function) -> Self {
+    /// Lays out the rows of the registers as they were assigned.
+    pub(crate) fn new(function: &Function, assigned: &[Assigned]) -> Self {
         // Predicate 0 guards unguarded instructions.
         let mut layout = Layout { preds: 1, ..Layout::default() };
-        let slots = function
-            .registers
+        let rows = |class: usize| {
+            let of_class = |(r, a): (usize, &Assigned)| match a {
+                Assigned::Row(row) if rows::class(function, r) == class => *row as usize + 1,
+                _ => 0,
+            };
+            assigned.iter().enumerate().map(of_class).max().unwrap_or(0)
+        };
+        layout.r32 = vec![Row32::ZERO; rows(0)];
+        // Pairs of rows for 128 bits come after the single ones.
+        let pairs = rows(1);
+        layout.r64 = vec![Row64::ZERO; pairs + 2 * rows(2)];
+        layout.preds += rows(3);
+        let mut slots: Vec<Option<Slot>> = assigned
             .iter()
-            .map(|info| match info.ty.bits() {
-                1 => {
-                    layout.preds += 1;
-                    Slot::P(index(layout.preds - 1))
-                }
-                64 => {
-                    layout.r64.push(Row64::ZERO);
-                    Slot::L(index(layout.r64.len() - 1))
-                }
-                128 => {
-                    layout.r64.extend([Row64::ZERO; 2]);
-                    Slot::Q(index(layout.r64.len() - 2))
-                }
-                _ => {
-                    layout.r32.push(Row32::ZERO);
-                    Slot::W(index(layout.r32.len() - 1))
-                }
+            .enumerate()
+            .map(|(r, a)| match (a, rows::class(function, r)) {
+                (Assigned::Row(row), 0) => Some(Slot::W(*row)),
+                (Assigned::Row(row), 1) => Some(Slot::L(*row)),
+                (Assigned::Row(row), 2) => Some(Slot::Q(index(pairs) + 2 * row)),
+                (Assigned::Row(row), _) => Some(Slot::P(row + 1)),
+                (Assigned::Nowhere | Assigned::Same(_), _) => None,
             })
             .collect();
+        for r in 0..assigned.len() {
+            let mut source = r;
+            while let Some(Assigned::Same(next)) = assigned.get(source) {
+                source = next.0 as usize;
+            }
+            slots[r] = slots.get(source).copied().flatten();
+        }
         Self {
             layout,
             slots,
+            temps32: Pool::default(),
+            temps64: Pool::default(),
+            temp_preds: Pool::default(),
             literals32: HashMap::new(),
             literals64: HashMap::new(),
             specials: HashMap::new(),
@@ -146,12 +184,12 @@ impl Registers {
     }
 
     pub(crate) fn slot(&self, r: Reg) -> Option<Slot> {
-        self.slots.get(r.0 as usize).copied()
+        self.slots.get(r.0 as usize).copied().flatten()
     }
 
     /// Makes a register live in a row that is there already, if it has the register's width.
     pub(crate) fn share(&mut self, r: Reg, with: Slot) -> bool {
-        let Some(slot) = self.slots.get_mut(r.0 as usize) else { return false };
+        let Some(Some(slot)) = self.slots.get_mut(r.0 as usize) else { return false };
         let fits = matches!((*slot, with), (Slot::W(_), Slot::W(_)) | (Slot::L(_), Slot::L(_)));
         if fits {
             *slot = with;
@@ -159,17 +197,49 @@ impl Registers {
         fits
     }
 
+    /// From here on temporaries may be used again.
+    pub(crate) fn new_instruction(&mut self) {
+        for pool in [&mut self.temps32, &mut self.temps64, &mut self.temp_preds] {
+            pool.used = 0;
+        }
+    }
+
+    /// A row for use within the instruction.
     pub(crate) fn temp32(&mut self) -> u32 {
+        if let Some(row) = self.temps32.take() {
+            return row;
+        }
+        let row = self.new32();
+        self.temps32.add(row)
+    }
+
+    pub(crate) fn temp64(&mut self) -> u32 {
+        if let Some(row) = self.temps64.take() {
+            return row;
+        }
+        let row = self.new64();
+        self.temps64.add(row)
+    }
+
+    pub(crate) fn temp_pred(&mut self) -> u32 {
+        if let Some(row) = self.temp_preds.take() {
+            return row;
+        }
+        let row = self.new_pred();
+        self.temp_preds.add(row)
+    }
+
+    fn new32(&mut self) -> u32 {
         self.layout.r32.push(Row32::ZERO);
         index(self.layout.r32.len() - 1)
     }
 
-    pub(crate) fn temp64(&mut self) -> u32 {
+    fn new64(&mut self) -> u32 {
         self.layout.r64.push(Row64::ZERO);
         index(self.layout.r64.len() - 1)
     }
 
-    pub(crate) fn temp_pred(&mut self) -> u32 {
+    fn new_pred(&mut self) -> u32 {
         self.layout.preds += 1;
         index(self.layout.preds - 1)
     }
@@ -200,11 +270,11 @@ impl Registers {
             return *slot;
         }
         let slot = if special_is_wide(special) {
-            Slot::L(self.temp64())
+            Slot::L(self.new64())
         } else if special == SpecialReg::Plain(PlainSpecial::IsExplicitCluster) {
-            Slot::P(self.temp_pred())
+            Slot::P(self.new_pred())
         } else {
-            Slot::W(self.temp32())
+            Slot::W(self.new32())
         };
         self.specials.insert(special, slot);
         self.layout.specials.push((slot, special));
@@ -216,7 +286,7 @@ impl Registers {
         if let Some(slot) = self.launch.get(&(value, wide)) {
             return *slot;
         }
-        let slot = if wide { Slot::L(self.temp64()) } else { Slot::W(self.temp32()) };
+        let slot = if wide { Slot::L(self.new64()) } else { Slot::W(self.new32()) };
         self.launch.insert((value, wide), slot);
         self.layout.launch.push((slot, value));
         slot

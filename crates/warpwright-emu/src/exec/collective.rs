@@ -177,13 +177,7 @@ fn permute(warp: &mut Warp, exec: u32, dst: u32, a: u32, pattern: &Pattern) -> u
         Some(4) => exchange::<4>(a),
         Some(8) => exchange::<8>(a),
         Some(16) => exchange::<16>(a),
-        _ => {
-            let mut out = [0; LANES];
-            for (to, source) in out.iter_mut().zip(&pattern.source) {
-                *to = a[*source as usize & 31];
-            }
-            out
-        }
+        _ => std::array::from_fn(|i| a[pattern.source[i] as usize % LANES]),
     };
     put32(&mut regs.r32[dst as usize], out, exec);
     pattern.inside

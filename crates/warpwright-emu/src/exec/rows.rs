@@ -262,10 +262,7 @@ pub(crate) fn select64(r: &mut Registers, exec: u32, o: R3) {
 /// The lanes of `a` that `b` names, modulo the number of lanes.
 #[inline(always)]
 pub(crate) fn w2_gather(r: &mut Registers, exec: u32, d: u32, a: u32, b: u32) {
-    let mut out = [0; LANES];
     let (a, b) = (&r.r32[a as usize].0, &r.r32[b as usize].0);
-    for (to, from) in out.iter_mut().zip(b) {
-        *to = a[*from as usize % LANES];
-    }
+    let out = std::array::from_fn(|i| a[b[i] as usize % LANES]);
     put32(&mut r.r32[d as usize], out, exec);
 }
