@@ -6,6 +6,7 @@ use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc,
 };
 use warpwright_ops::plan::Access;
+use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ops::{Operation, Plan};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
@@ -27,9 +28,13 @@ fn device() -> Device {
     })
 }
 
-/// Runs the plan's kernel of layout `variant`, or `kernel` in its place, on inputs that belong to the plan; the bytes of
-/// all outputs, or `None` if something is noticed.
-fn run<O: Operation>(plan: &Plan<O>, variant: usize, kernel: Option<&Kernel>) -> Option<Vec<Vec<u8>>> {
+/// Runs the plan's steps of layout `variant`, with another kernel in place of one step's, on inputs that belong to the
+/// plan; the bytes of all outputs, or `None` if something is noticed.
+fn run<O: Operation>(
+    plan: &Plan<O>,
+    variant: usize,
+    replaced: Option<(usize, &Kernel)>,
+) -> Option<Vec<Vec<u8>>> {
     let device = device();
     let mut tensors = Vec::new();
     for (slot, spec) in plan.tensors().iter().enumerate() {
@@ -41,10 +46,12 @@ fn run<O: Operation>(plan: &Plan<O>, variant: usize, kernel: Option<&Kernel>) ->
     }
     let bindings: Vec<Binding> = tensors.iter().map(Tensor::binding).collect();
     let stream = device.stream().expect("stream");
-    for step in &plan.variants()[variant].steps {
-        let step = match kernel {
-            Some(kernel) => LaunchStep::new(kernel.clone(), step.grid(), step.args().to_vec()),
-            None => step.clone(),
+    for (index, step) in plan.variants()[variant].steps.iter().enumerate() {
+        let step = match replaced {
+            Some((at, kernel)) if at == index => {
+                LaunchStep::new(kernel.clone(), step.grid(), step.args().to_vec())
+            }
+            _ => step.clone(),
         };
         stream.launch(&step, &bindings).ok()?;
         stream.synchronize().ok()?;
@@ -53,44 +60,66 @@ fn run<O: Operation>(plan: &Plan<O>, variant: usize, kernel: Option<&Kernel>) ->
     outputs.map(|(_, tensor)| tensor.to_bytes().ok()).collect()
 }
 
-fn noticed<O: Operation>(plan: &Plan<O>, variant: usize, mutant: &Mutant) -> bool {
+fn noticed<O: Operation>(plan: &Plan<O>, variant: usize, step: usize, mutant: &Mutant) -> bool {
     let kernel = Kernel::new(mutant.module.clone()).expect("a shifted bound is legal PTX");
     let right = run(plan, variant, None);
     assert!(right.is_some(), "the kernel itself is in order");
-    run(plan, variant, Some(&kernel)) != right
+    run(plan, variant, Some((step, &kernel))) != right
 }
 
 /// Every site of every kernel of the operation must be noticed for some length.
-fn check<O: Operation>(plan_of: impl Fn(usize) -> Plan<O>) {
-    let plans: Vec<Plan<O>> = [1, 8, 13, 14, 15, 2047, 2049].map(plan_of).into();
-    for variant in 0..plans[0].variants().len() {
-        let module = plans[0].variants()[variant].steps[0].kernel().module().clone();
-        let mut sites: BTreeMap<Site, Vec<Mutant>> = BTreeMap::new();
-        for mutant in mutants(&module) {
-            sites.entry(mutant.site).or_default().push(mutant);
+fn check<O: Operation>(lengths: &[usize], plan_of: impl Fn(usize) -> Plan<O>) {
+    let plans: Vec<Plan<O>> = lengths.iter().map(|len| plan_of(*len)).collect();
+    for (variant, of_variant) in plans[0].variants().iter().enumerate() {
+        for (step, of_step) in of_variant.steps.iter().enumerate() {
+            let module = of_step.kernel().module();
+            let mut sites: BTreeMap<Site, Vec<Mutant>> = BTreeMap::new();
+            for mutant in mutants(module) {
+                sites.entry(mutant.site).or_default().push(mutant);
+            }
+            assert!(!sites.is_empty(), "a kernel over a tensor has a bound");
+            for (site, mutants) in sites {
+                let caught = mutants.iter().any(|m| plans.iter().any(|plan| noticed(plan, variant, step, m)));
+                let name = &module.functions[site.function].name;
+                assert!(caught, "{name}: no mutant of {site:?} ({:?}) is noticed", mutants[0].location);
+            }
         }
-        assert!(!sites.is_empty(), "an elementwise kernel has a bound");
-        for (site, mutants) in sites {
-            let caught = mutants.iter().any(|m| plans.iter().any(|plan| noticed(plan, variant, m)));
-            let name = &module.functions[site.function].name;
-            assert!(caught, "{name}: no mutant of {site:?} ({:?}) is noticed", mutants[0].location);
-        }
+    }
+}
+
+/// Lengths around a vector, a warp and a block of an elementwise kernel.
+const ELEMENTWISE: [usize; 7] = [1, 8, 13, 14, 15, 2047, 2049];
+
+#[test]
+fn shifted_bounds_of_quantisation_are_noticed() {
+    // Every element of the first vector of each round, and the last element of a block: the kernels for aligned f32 tensors
+    // take four rounds of 1024 elements to quantise and two to dequantise.
+    let rounds = (0..4).flat_map(|round| (1..=4).map(move |i| 1024 * round + i));
+    let lengths: Vec<usize> = rounds.chain([2047, 2048, 4095, 4096]).collect();
+    let (dtype, group_size, order) = (DType::F32, 64, NibbleOrder::HighFirst);
+    for scheme in [Scheme::Nf4, Scheme::Int4Asymmetric] {
+        check(&lengths, |len| {
+            QuantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan")
+        });
+        check(&lengths, |len| {
+            DequantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan")
+        });
     }
 }
 
 #[test]
 fn shifted_bounds_of_activations_are_noticed() {
     for dtype in [DType::BF16, DType::F64] {
-        check(|len| {
+        check(&ELEMENTWISE, |len| {
             ActivationDesc { activation: Activation::Sigmoid, dtype, len }.plan(TARGET).expect("plan")
         });
     }
-    check(|len| {
+    check(&ELEMENTWISE, |len| {
         ActivationBackwardDesc { activation: Activation::GeluErf, dtype: DType::F32, len }
             .plan(TARGET)
             .expect("plan")
     });
-    check(|len| {
+    check(&ELEMENTWISE, |len| {
         GatedBackwardDesc { activation: GatedActivation::Swiglu, dtype: DType::F16, len }
             .plan(TARGET)
             .expect("plan")

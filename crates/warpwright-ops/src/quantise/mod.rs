@@ -20,6 +20,7 @@
 //!
 //! [`nested`] quantises the block maxima themselves ("double quantisation").
 
+mod coder;
 mod functions;
 mod kernel;
 pub mod nested;
