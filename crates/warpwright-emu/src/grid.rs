@@ -23,6 +23,9 @@ const MAX_THREADS: u64 = 1024;
 /// Shared memory that a block may have: the opt-in limit of the largest devices.
 const MAX_SHARED: u64 = 227 * 1024;
 
+/// Local memory that a thread may have.
+const MAX_LOCAL: u64 = 512 * 1024;
+
 /// Runs a kernel; see [`launch`](crate::launch()).
 pub(crate) fn run(
     program: &Program,
@@ -107,6 +110,9 @@ fn check(entry: &Entry, config: &LaunchConfig, params: &[u8]) -> Result<u64, Lau
     let bytes = entry.static_shared_bytes() + u64::from(dynamic_shared);
     if bytes > MAX_SHARED {
         return refuse(format!("{bytes} bytes of shared memory pass the {MAX_SHARED} that a block may have"));
+    }
+    if entry.code.local_end > MAX_LOCAL {
+        return refuse(format!("{} bytes of local memory per thread pass {MAX_LOCAL}", entry.code.local_end));
     }
     if params.len() as u64 != entry.param_bytes() {
         return Err(LaunchError::Parameters {

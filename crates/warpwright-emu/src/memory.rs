@@ -260,6 +260,22 @@ impl Allocation {
     }
 }
 
+/// Whether the machine has room for an allocation of this size. Large allocations succeed lazily on many systems, and
+/// the process is killed when they are touched; so they are held against what the system says is available, if it says.
+fn fits(bytes: u64) -> bool {
+    const SMALL: u64 = 1 << 28;
+    if bytes < SMALL {
+        return true;
+    }
+    let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return true };
+    let available = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    // Contents, definedness, and room for the race detector's pages.
+    available.is_none_or(|kib| bytes.saturating_add(bytes / 4) <= kib.saturating_mul(1024))
+}
+
 /// What a slot of the address space holds.
 #[derive(Clone, Debug)]
 pub(crate) enum Slot {
@@ -297,7 +313,7 @@ impl Memory {
     /// [`MemoryError::OutOfMemory`].
     pub fn alloc(&self, bytes: u64, label: &str) -> Result<u64, MemoryError> {
         let refuse = || MemoryError::OutOfMemory { bytes, label: label.to_owned() };
-        if bytes > MAX_BYTES {
+        if bytes > MAX_BYTES || !fits(bytes) {
             return Err(refuse());
         }
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
@@ -494,6 +510,7 @@ mod tests {
         assert_eq!(memory.free(a).unwrap_err(), MemoryError::Freed { address: a, label: "weights".into() });
         assert_ne!(memory.alloc(16, "b").unwrap(), a);
         assert_eq!(memory.read(0, &mut [0]).unwrap_err(), MemoryError::NotAllocated { address: 0 });
+        assert!(matches!(memory.alloc(MAX_BYTES, "d").unwrap_err(), MemoryError::OutOfMemory { .. }));
         assert!(matches!(memory.alloc(u64::MAX, "c").unwrap_err(), MemoryError::OutOfMemory { .. }));
     }
 

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use warpwright_ptx::cfg::Cfg;
 use warpwright_ptx::{
-    AddressBase, BlockId, Function, Inst, Operand, Reg, Role, StateSpace, Symbol, Terminator,
+    AddressBase, BlockId, Function, Inst, Operand, Reg, Role, ScalarType, StateSpace, Symbol, Terminator,
 };
 
 use super::registers::{SpecialTime, special_time};
@@ -57,7 +57,7 @@ pub(crate) fn find(function: &Function, tracked: &[Reg]) -> Vec<Place> {
         Some(Def::Once(place)) if !tracked.contains(&r) => Some(*place),
         _ => None,
     };
-    let width = |r: Reg| function.reg_type(r).map(|t| t.bits());
+    let width = |r: Reg| function.reg_type(r).map(ScalarType::bits);
     let mut found = Vec::new();
     for block in cfg.reverse_postorder() {
         let Some(b) = function.blocks.get(block.0 as usize) else { continue };
@@ -96,7 +96,7 @@ enum Source {
 
 /// Destination and source of an instruction that only copies 32 or 64 bits.
 fn copy(function: &Function, inst: &Inst) -> Option<(Reg, Source)> {
-    let bits = |r: &Reg| function.reg_type(*r).map_or(0, |t| t.bits());
+    let bits = |r: &Reg| function.reg_type(*r).map_or(0, ScalarType::bits);
     let (dst, src) = match inst {
         Inst::Mov { ty, dst, src } if ty.bits() == bits(dst) => (dst, src),
         Inst::Cvta { space: StateSpace::Global, dst, src, .. } => (dst, src),

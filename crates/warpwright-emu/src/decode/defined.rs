@@ -10,6 +10,9 @@ pub(crate) fn copies(inst: &Inst) -> bool {
     matches!(inst, Inst::Mov { src: Operand::Reg(_), .. } | Inst::PredMov { a: Operand::Reg(_), .. })
 }
 
+/// Blocks times registers beyond which every register is tracked: the analysis takes a bit for each.
+const MAX_ANALYSIS: usize = 1 << 28;
+
 #[derive(Clone, PartialEq)]
 struct Bits(Vec<u64>);
 
@@ -48,6 +51,11 @@ pub(crate) struct Analysis {
 impl Analysis {
     pub(crate) fn new(function: &Function) -> Self {
         let count = function.registers.len();
+        if count.saturating_mul(function.blocks.len()) > MAX_ANALYSIS {
+            let tracked: Vec<Reg> = (0..count).filter_map(|i| u32::try_from(i).ok()).map(Reg).collect();
+            let slots = tracked.iter().zip(0..).map(|(r, i)| (*r, i)).collect();
+            return Self { tracked, slots };
+        }
         let mut maybe = vec![Bits::new(count, false); function.blocks.len()];
         let mut used = Bits::new(count, false);
         if let Some(entry) = maybe.first_mut() {

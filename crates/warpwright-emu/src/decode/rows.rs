@@ -11,6 +11,9 @@ use warpwright_ptx::{Function, Reg, Role, Terminator};
 
 use super::copies::Place;
 
+/// Blocks times registers beyond which every register gets a row of its own: the analysis takes a bit for each.
+const MAX_ANALYSIS: usize = 1 << 28;
+
 /// Bits of a set of registers.
 #[derive(Clone)]
 struct Bits(Vec<u64>);
@@ -53,6 +56,37 @@ impl Bits {
     }
 }
 
+/// The rows of one width.
+#[derive(Default)]
+struct Pool {
+    /// Rows in use, with the end of the interval.
+    active: Vec<(u32, u32)>,
+    free: Vec<u32>,
+    rows: u32,
+}
+
+impl Pool {
+    /// A row for an interval; those whose interval is over are free again.
+    fn take(&mut self, start: u32, end: u32) -> u32 {
+        let free = &mut self.free;
+        self.active.retain(|(row, last)| {
+            let over = *last < start;
+            if over {
+                free.push(*row);
+            }
+            !over
+        });
+        let row = self.free.pop().unwrap_or_else(|| self.add());
+        self.active.push((row, end));
+        row
+    }
+
+    fn add(&mut self) -> u32 {
+        self.rows += 1;
+        self.rows - 1
+    }
+}
+
 /// Where a register lives, numbered within its width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Assigned {
@@ -92,35 +126,23 @@ pub(crate) fn assign(
         }
         r.0 as usize
     };
-    let intervals = intervals(function, &root);
+    let intervals = if count.saturating_mul(function.blocks.len()) <= MAX_ANALYSIS {
+        intervals(function, &root)
+    } else {
+        vec![Some((0, u32::MAX)); count]
+    };
     let mut order: Vec<usize> = (0..count).filter(|r| intervals[*r].is_some() && !constant[*r]).collect();
     order.sort_by_key(|r| intervals[*r].map(|(start, _)| start));
     let mut assigned = vec![Assigned::Nowhere; count];
-    // Per width: rows in use with the end of their interval, free rows, and how many there are.
-    let mut classes: [(Vec<(u32, u32)>, Vec<u32>, u32); 4] = Default::default();
+    let mut classes: [Pool; 4] = Default::default();
     for r in order {
         let Some((start, end)) = intervals[r] else { continue };
-        let (active, free, rows) = &mut classes[class(function, r)];
-        active.retain(|(row, last)| {
-            let over = *last < start;
-            if over {
-                free.push(*row);
-            }
-            !over
-        });
-        let row = free.pop().unwrap_or_else(|| {
-            *rows += 1;
-            *rows - 1
-        });
-        active.push((row, end));
-        assigned[r] = Assigned::Row(row);
+        assigned[r] = Assigned::Row(classes[class(function, r)].take(start, end));
     }
     for r in 0..count {
         if constant[r] {
             // Only used if the constant turns out not to fit.
-            let rows = &mut classes[class(function, r)].2;
-            assigned[r] = Assigned::Row(*rows);
-            *rows += 1;
+            assigned[r] = Assigned::Row(classes[class(function, r)].add());
         } else if let Some(src) = same[r] {
             assigned[r] = Assigned::Same(src);
         }
