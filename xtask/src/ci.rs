@@ -11,7 +11,7 @@ pub(crate) fn run() -> Result<(), String> {
     let ptxas = ptxas.to_string_lossy();
     cargo(
         &["test", "--workspace"],
-        &[("WARPWRIGHT_PTXAS", ptxas.as_ref()), ("WARPWRIGHT_REQUIRE_PTXAS", "1"), ("INSTA_UPDATE", "no")],
+        &[("WARPWRIGHT_PTXAS", ptxas.as_ref()), ("WARPWRIGHT_REQUIRE_PTXAS", "1")],
     )?;
     main_job()?;
     cargo(&["run", "--release", "--", "check", "--device", "emulator"], &[])

@@ -84,19 +84,24 @@ impl Quantise {
         let starts: Vec<Vec<Index<'k>>> = (0..rounds)
             .map(|r| (0..vectors).map(|v| index.plus(u64::from((r * threads + v * 32) * width))).collect())
             .collect();
-        // All loads stand before the first use, so that they are in flight together.
-        let load =
-            |at| if bounded { self.load_or_zero(k, a, at) } else { load_as(a.x.at(at), width, self.dtype) };
-        let loaded: Vec<Vec<Lanes<'k, A>>> =
-            starts.iter().map(|round| round.iter().map(|&at| load(at)).collect()).collect();
-        for (round, (starts, vectors)) in (0u32..).zip(starts.iter().zip(&loaded)) {
+        let load = |at| {
+            if bounded { self.load_or_zero(k, a, at) } else { load_as(a.x.at(at), width, self.dtype) }
+        };
+        let load_round =
+            |round: &Vec<Index<'k>>| -> Vec<Lanes<'k, A>> { round.iter().map(|&at| load(at)).collect() };
+        // All loads stand before the first use, so that they are in flight together; in the last block, where elements are
+        // loaded one by one, only those of a round, which is easier on the registers.
+        let ahead: Vec<Vec<Lanes<'k, A>>> =
+            if bounded { Vec::new() } else { starts.iter().map(load_round).collect() };
+        for (round, starts) in (0u32..).zip(&starts) {
+            let vectors = ahead.get(round as usize).map_or_else(|| load_round(starts), Clone::clone);
             let elements: Vec<Reg<'k, A>> = vectors.iter().flat_map(Lanes::iter).collect();
             let scale = GroupScale::of(k, self.scheme, &elements, lanes);
             let writes = if bounded { leads & starts[0].to_u64().lt(a.n) } else { leads };
             let group = group.plus(u64::from(round * (threads / lanes)));
             k.if_(writes, || scale.store(group, a.scales, a.zero_points));
             let prepared = scale.prepare();
-            for (&at, elements) in starts.iter().zip(vectors) {
+            for (&at, elements) in starts.iter().zip(&vectors) {
                 let word = coder.pack(k, elements, &prepared, self.order);
                 self.store_codes(k, a, at, word, bounded);
             }
