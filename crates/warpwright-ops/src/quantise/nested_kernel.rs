@@ -87,27 +87,31 @@ impl KernelDef for QuantiseNested {
         let bounds = k.constant_table::<f32>(&midpoints(&dynamic_map()).map(f32::to_bits));
         let offset = a.offset.get();
         let block = Index::affine(k, (k.block_idx_x(), THREADS / 32), (k.warp_idx(), 1)).to_u64();
-        let start = block * BLOCK as u64 + k.lane_idx().to_u64();
-        let per_lane = BLOCK as u64 / 32;
-        let values: Vec<(U64<'k>, F32<'k>)> = (0..per_lane)
+        let first = block * BLOCK as u64;
+        let len = first.lt(a.n).select((a.n - first).min(BLOCK as u64), 0u64).to_u32();
+        let lane = k.lane_idx();
+        // Constants become immediate offsets of one address.
+        let start = (first + lane.to_u64()).into_index(k);
+        let values: Vec<(u32, F32<'k>)> = (0..BLOCK as u32 / 32)
             .map(|j| {
-                let i = start + 32 * j;
-                (i, k.if_else(i.lt(a.n), || a.x.at(i).get() - offset, || k.lit(0.0)))
+                let inside = (lane + 32 * j).lt(len);
+                let at = start.plus(u64::from(32 * j));
+                (32 * j, k.if_else(inside, || a.x.at(at).get() - offset, || k.lit(0.0)))
             })
             .collect();
         let zero = k.lit::<f32>(0.0);
         let most = values.iter().fold(zero, |most, (_, v)| most.max(v.abs()));
         let most = warp_reduce(k, Max, most);
-        k.if_(k.lane_idx().eq(0) & start.lt(a.n), || a.absmax.at(block).set(most));
+        k.if_(lane.eq(0) & lane.lt(len), || a.absmax.at(block).set(most));
         let r = most.max(f64::from(MIN_ABSMAX)).rcp();
-        for (i, v) in values {
+        for (step, v) in values {
             let t = v * r;
             // How many of the 255 ascending midpoints t exceeds, a bit of the answer at a time.
             let code = (0..8).rev().fold(k.lit(0u32), |code, bit| {
                 let next = code + (1u32 << bit);
                 t.gt(bounds.at(next - 1).get()).select(next, code)
             });
-            k.if_(i.lt(a.n), || a.codes.at(i).set(code));
+            k.if_((lane + step).lt(len), || a.codes.at(start.plus(u64::from(step))).set(code));
         }
     }
 }
