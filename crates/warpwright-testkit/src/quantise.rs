@@ -85,7 +85,8 @@ fn situations(scope: Scope) -> Vec<(Input, Layout)> {
     ];
     if scope == Scope::Full {
         all.extend((1..=67).map(|n| (Input::Normal, (n, 64, 0))));
-        for group_size in [1, 2, 3, 4, 8, 15, 16, 33, 96, 100, 256, 512, 768, 1000, 1024, 2048, 4096, 1 << 40]
+        for group_size in
+            [1, 2, 3, 4, 8, 15, 16, 33, 96, 100, 256, 512, 768, 1000, 1024, 2048, 4096, 1 << 40, 1 << 63]
         {
             all.push((Input::Normal, (10_007, group_size, 0)));
             all.push((Input::Ramp, (4096, group_size, 1)));

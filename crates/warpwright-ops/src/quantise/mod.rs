@@ -196,7 +196,8 @@ impl Operation for QuantizeDesc {
             variants.push(Variant { alignment: 16, steps: step.into_iter().collect() });
         }
         // The variant for any group size and alignment: one launch for the scales, one for the codes.
-        let group = group_size as u64;
+        // A longer group is the whole tensor; without this, products with its size could wrap.
+        let group = group_size.min(len.max(1)) as u64;
         let tile = tuning::scale_tile(group_size);
         let args = kernel::ScalesArgs {
             x: In::slot(0),
