@@ -93,7 +93,7 @@ pub use mem::{
     Write,
 };
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
-pub use skeleton::{elementwise, elementwise_grid};
+pub use skeleton::{bounded_blocks, elementwise, elementwise_grid};
 pub use table::{WARP_TABLE_LEN, WarpTable};
 pub use transcendental::{Functions, Normal};
 pub use warp::{

@@ -31,6 +31,15 @@ pub fn elementwise<'k>(k: K<'k>, n: U64<'k>, width: u32, body: impl Fn(Index<'k>
     );
 }
 
+/// For kernels whose blocks take `per_block` elements each, in order: `body` is recorded twice, with `false` for the blocks
+/// that lie before `n` as a whole, which need no bounds, and with `true` for one that `n` may cut short. The choice is the
+/// same for all threads of a block.
+#[track_caller]
+pub fn bounded_blocks<'k>(k: K<'k>, n: U64<'k>, per_block: u32, body: impl Fn(bool)) {
+    let whole = k.on_behalf(|| (k.block_idx_x().mul_wide(per_block) + u64::from(per_block)).le(n));
+    k.if_else(whole, || body(false), || body(true));
+}
+
 /// The grid that covers `n` elements with blocks of `threads` threads of `width` elements; `None` if it would be larger
 /// than a device allows. Empty work still needs one block.
 pub fn elementwise_grid(n: u64, threads: u32, width: u32) -> Option<[u32; 3]> {

@@ -1,8 +1,8 @@
 //! The kernels. Groups lie over lanes of a warp, so a group's scale takes a few shuffles; codes of NF4 and FP4 come from
 //! tables that the warp holds in its registers (see `docs/performance/quantise.md`).
 
-use warpwright_dsl::WarpTable;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{WarpTable, bounded_blocks};
 
 use super::coder::{Coder, Extremes, GroupScale};
 use super::tables::{BUCKETS, FP4, NF4};
@@ -58,15 +58,9 @@ impl Quantise {
         Elem: Access<A>,
     {
         let coder = Coder::new(k, self.scheme);
-        // Only the last block can meet the end; the others do without bounds.
-        let per_block = u64::from(self.tile.elements_per_block());
-        let start =
-            Index::affine(k, (k.block_idx_x(), self.tile.elements_per_block()), (k.lit(0), 0)).to_u64();
-        k.if_else(
-            (start + per_block).le(a.n),
-            || self.block::<A>(k, a, &coder, false),
-            || self.block::<A>(k, a, &coder, true),
-        );
+        bounded_blocks(k, a.n, self.tile.elements_per_block(), |bounded| {
+            self.block::<A>(k, a, &coder, bounded);
+        });
     }
 
     fn block<'k, A: Float>(&self, k: K<'k>, a: QuantiseParams<'k>, coder: &Coder<'k>, bounded: bool)
@@ -324,32 +318,41 @@ impl Dequantise {
             rounds.iter().for_each(|&at| self.bounded::<A>(k, a, at, &values));
             return;
         }
-        // Only the last block can meet the end; the others do without bounds.
-        let start = Index::affine(k, (k.block_idx_x(), config.elements_per_block()), (k.lit(0), 0)).to_u64();
-        k.if_else(
-            (start + u64::from(config.elements_per_block())).le(a.n),
-            || {
-                let loaded: Vec<_> = rounds
-                    .iter()
-                    .map(|&at| {
-                        let bytes = a.codes.at(at.div_exact(2));
-                        let word = match config.width {
-                            8 => bytes.cast::<u32>().get(),
-                            4 => bytes.cast::<u16>().get(),
-                            _ => bytes.get(),
-                        };
-                        (at, word, self.group::<A>(k, a, at.to_u64()))
-                    })
-                    .collect();
-                for (at, word, (scale, zero)) in loaded {
-                    let y: Lanes<'k, A> = (0..config.width)
-                        .map(|i| self.value(word >> self.order.shift(i as usize), scale, zero, &values))
-                        .collect();
-                    self.store(a.y.at(at), y);
-                }
-            },
-            || rounds.iter().for_each(|&at| self.bounded::<A>(k, a, at, &values)),
-        );
+        bounded_blocks(k, a.n, config.elements_per_block(), |bounded| {
+            if bounded {
+                rounds.iter().for_each(|&at| self.bounded::<A>(k, a, at, &values));
+            } else {
+                self.whole::<A>(k, a, &rounds, &values);
+            }
+        });
+    }
+
+    /// Whole vectors: all loads stand before the first use.
+    fn whole<'k, A: Float>(
+        &self,
+        k: K<'k>,
+        a: DequantiseParams<'k>,
+        rounds: &[Index<'k>],
+        values: &Option<WarpTable<'k, f32>>,
+    ) where
+        Elem: Access<A>,
+    {
+        let load = |&at: &Index<'k>| {
+            let bytes = a.codes.at(at.div_exact(2));
+            let word = match self.config.width {
+                8 => bytes.cast::<u32>().get(),
+                4 => bytes.cast::<u16>().get(),
+                _ => bytes.get(),
+            };
+            (at, word, self.group::<A>(k, a, at.to_u64()))
+        };
+        let loaded: Vec<_> = rounds.iter().map(load).collect();
+        for (at, word, (scale, zero)) in loaded {
+            let y: Lanes<'k, A> = (0..self.config.width)
+                .map(|i| self.value(word >> self.order.shift(i as usize), scale, zero, values))
+                .collect();
+            self.store(a.y.at(at), y);
+        }
     }
 
     /// A vector element by element, as far as it lies before the end.

@@ -93,9 +93,6 @@ pub enum ScaleTile {
 }
 
 impl ScaleTile {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Thread, Self::Warp];
-
     /// Groups that a block takes.
     pub const fn groups_per_block(self) -> u32 {
         match self {

@@ -265,7 +265,7 @@ impl CudaBackend {
     /// The kernel as a module: machine code from disk if it loads, else compiled and stored.
     ///
     /// Only the linker hands out machine code, and it compiles for linking: around a call of one of the assembler's
-    /// subroutines, such code is up to half as fast again as the code of a plain load. Kernels with such calls are loaded
+    /// subroutines, such code takes up to half as long again as that of a plain load. Kernels with such calls are loaded
     /// as text, which the driver keeps in a disk cache of its own. A text that the driver refuses goes to the linker all
     /// the same, whose log says why.
     fn module(&self, kernel: &Kernel, disk: Option<&DiskCache>) -> Result<(sys::CUmodule, bool)> {
