@@ -228,6 +228,8 @@ pub fn warp_reduce<'k, T: Number, R: Reduction<T>>(k: K<'k>, op: R, value: Reg<'
             let dst = k.fresh::<T>();
             k.emit(Inst::Redux {
                 op: redux,
+                abs: false,
+                nan: false,
                 ty: T::TYPE,
                 dst: dst.id(),
                 a: value.operand(),

@@ -124,6 +124,18 @@ pub enum Fault {
         /// Thread.
         thread: [u32; 3],
     },
+    /// An instruction that the emulator does not execute was reached.
+    #[error("line {line}: block {block:?}, thread {thread:?}: {message}")]
+    Unsupported {
+        /// Line of the PTX text.
+        line: u32,
+        /// Block.
+        block: [u32; 3],
+        /// Thread.
+        thread: [u32; 3],
+        /// What it is.
+        message: String,
+    },
     /// More instructions than [`Options::max_steps`].
     #[error("block {block:?} passed the limit of {steps} warp instructions; it may never end")]
     StepLimit {

@@ -56,6 +56,14 @@ spelled! {
         TF32 = "tf32",
         /// Packed 8-bit floats; instruction types that live in `.b16`.
         E4M3x2 = "e4m3x2", E5M2x2 = "e5m2x2",
+        /// Packed 16-bit integers.
+        U16x2 = "u16x2", S16x2 = "s16x2",
+        /// Packed single precision; an instruction type that lives in `.b64`.
+        F32x2 = "f32x2",
+        /// Packed narrow floats and scales of conversions; they live in `.b16`, the 4-bit ones in `.b8`.
+        E2M1x2 = "e2m1x2", E2M3x2 = "e2m3x2", E3M2x2 = "e3m2x2", UE8M0x2 = "ue8m0x2",
+        /// Four packed narrow floats, results of stochastic rounding; they live in `.b32`, the 4-bit ones in `.b16`.
+        E4M3x4 = "e4m3x4", E5M2x4 = "e5m2x4", E2M1x4 = "e2m1x4", E2M3x4 = "e2m3x4", E3M2x4 = "e3m2x4",
     }
 }
 
@@ -80,10 +88,11 @@ impl ScalarType {
         use ScalarType::*;
         match self {
             Pred => 1,
-            B8 | U8 | S8 => 8,
-            B16 | U16 | S16 | F16 | BF16 | E4M3x2 | E5M2x2 => 16,
-            B32 | U32 | S32 | F32 | F16x2 | BF16x2 | TF32 => 32,
-            B64 | U64 | S64 | F64 => 64,
+            B8 | U8 | S8 | E2M1x2 => 8,
+            B16 | U16 | S16 | F16 | BF16 | E4M3x2 | E5M2x2 | E2M3x2 | E3M2x2 | UE8M0x2 | E2M1x4 => 16,
+            B32 | U32 | S32 | F32 | F16x2 | BF16x2 | TF32 | U16x2 | S16x2 | E4M3x4 | E5M2x4 | E2M3x4
+            | E3M2x4 => 32,
+            B64 | U64 | S64 | F64 | F32x2 => 64,
             B128 => 128,
         }
     }
@@ -99,9 +108,10 @@ impl ScalarType {
         match self {
             Pred => TypeClass::Predicate,
             B8 | B16 | B32 | B64 | B128 => TypeClass::Bits,
-            U8 | U16 | U32 | U64 => TypeClass::Unsigned,
-            S8 | S16 | S32 | S64 => TypeClass::Signed,
-            F16 | F16x2 | BF16 | BF16x2 | F32 | F64 | TF32 | E4M3x2 | E5M2x2 => TypeClass::Float,
+            U8 | U16 | U32 | U64 | U16x2 => TypeClass::Unsigned,
+            S8 | S16 | S32 | S64 | S16x2 => TypeClass::Signed,
+            F16 | F16x2 | BF16 | BF16x2 | F32 | F64 | TF32 | F32x2 | E4M3x2 | E5M2x2 | E2M1x2 | E2M3x2
+            | E3M2x2 | UE8M0x2 | E4M3x4 | E5M2x4 | E2M1x4 | E2M3x4 | E3M2x4 => TypeClass::Float,
         }
     }
 
@@ -218,6 +228,13 @@ spelled! {
     pub enum L1Eviction {
         Default = "", Normal = "L1::evict_normal", Unchanged = "L1::evict_unchanged", First = "L1::evict_first",
         Last = "L1::evict_last", NoAllocate = "L1::no_allocate",
+    }
+}
+
+spelled! {
+    /// Priority of a line in the L2 cache; `Default` prints nothing.
+    pub enum L2Eviction {
+        Default = "", Normal = "L2::evict_normal", First = "L2::evict_first", Last = "L2::evict_last",
     }
 }
 

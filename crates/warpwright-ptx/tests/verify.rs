@@ -229,6 +229,7 @@ fn atomics_have_the_operands_of_their_operator() {
         addr: Address::reg(Reg(0), 0),
         b: Operand::int(1),
         c,
+        policy: None,
     };
     let set = Inst::Mov { ty: ScalarType::U64, dst: Reg(0), src: Operand::int(0) };
     let with = |inst| places(&kernel(&[cell, VALUE], vec![vec![set.clone(), inst]]));

@@ -1,5 +1,6 @@
 //! Arithmetic, moves and conversions: the hot forms to vectorised operations, everything else to lane-by-lane ones.
 
+use warpwright_ptx::text;
 use warpwright_ptx::{
     BinaryOp, BoolOp, CmpOp, Inst, Modifiers, Operand, Reg, Rounding, ScalarType, TernaryOp, UnaryOp,
 };
@@ -49,18 +50,70 @@ pub(crate) fn class_of(inst: &Inst) -> Class {
         Inst::Barrier { .. } | Inst::WarpBarrier { .. } | Inst::Fence { .. } | Inst::Nanosleep { .. } => {
             Class::Sync
         }
-        Inst::Brkpt | Inst::Trap => Class::Control,
+        Inst::Brkpt | Inst::Trap | Inst::PmEvent { .. } | Inst::GridDepControl { .. } | Inst::Opaque(_) => {
+            Class::Control
+        }
+        Inst::Dp2a { .. } | Inst::Lop3Pred { .. } | Inst::Fns { .. } => Class::Integer,
+        Inst::MinMax3 { ty, .. } => class_of_type(*ty),
+        Inst::Mixed { .. } => Class::F32,
+        Inst::CvtStochastic { .. } => Class::Convert,
+        Inst::CreatePolicy { .. }
+        | Inst::Alloca { .. }
+        | Inst::StackSave { .. }
+        | Inst::StackRestore { .. }
+        | Inst::Mapa { .. }
+        | Inst::GetCtaRank { .. } => Class::Move,
+        Inst::Ldu { .. }
+        | Inst::PrefetchUniform { .. }
+        | Inst::PrefetchTensormap { .. }
+        | Inst::Discard { .. }
+        | Inst::ApplyPriority { .. }
+        | Inst::LdMatrix { .. }
+        | Inst::StMatrix { .. }
+        | Inst::CpAsync { .. }
+        | Inst::BulkCopy(_)
+        | Inst::BulkPrefetch { .. }
+        | Inst::TensorCopy(_)
+        | Inst::StBulk { .. }
+        | Inst::StAsync { .. }
+        | Inst::TensormapReplace { .. } => Class::Memory,
+        Inst::AtomVector { .. } | Inst::BulkReduce(_) | Inst::RedAsync { .. } => Class::Atomic,
+        Inst::MovMatrix { .. } => Class::Warp,
+        Inst::Mma(_) | Inst::Wgmma(_) => Class::Matrix,
+        Inst::WgmmaFence
+        | Inst::WgmmaCommit
+        | Inst::WgmmaWait { .. }
+        | Inst::SetMaxNreg { .. }
+        | Inst::CpAsyncCommit
+        | Inst::CpAsyncWait { .. }
+        | Inst::CpAsyncArrive { .. }
+        | Inst::MbarrierInit { .. }
+        | Inst::MbarrierInval { .. }
+        | Inst::MbarrierArrive { .. }
+        | Inst::MbarrierWait { .. }
+        | Inst::MbarrierTx { .. }
+        | Inst::MbarrierPendingCount { .. }
+        | Inst::BulkCommit
+        | Inst::BulkWait { .. }
+        | Inst::TensormapCopyFence { .. }
+        | Inst::ClusterBarrier { .. }
+        | Inst::FenceRestricted { .. }
+        | Inst::ProxyFence(_)
+        | Inst::MbarrierInitFence => Class::Sync,
     }
 }
 
 fn class_of_type(ty: ScalarType) -> Class {
     use ScalarType::*;
     match ty {
-        F32 | TF32 => Class::F32,
+        F32 | TF32 | F32x2 => Class::F32,
         F64 => Class::F64,
-        F16 | F16x2 | BF16 | BF16x2 | E4M3x2 | E5M2x2 => Class::Half,
+        F16 | F16x2 | BF16 | BF16x2 | E4M3x2 | E5M2x2 | E2M1x2 | E2M3x2 | E3M2x2 | UE8M0x2 | E4M3x4
+        | E5M2x4 | E2M1x4 | E2M3x4 | E3M2x4 => Class::Half,
         Pred => Class::Move,
-        B8 | B16 | B32 | B64 | B128 | U8 | U16 | U32 | U64 | S8 | S16 | S32 | S64 => Class::Integer,
+        B8 | B16 | B32 | B64 | B128 | U8 | U16 | U32 | U64 | S8 | S16 | S32 | S64 | U16x2 | S16x2 => {
+            Class::Integer
+        }
     }
 }
 
@@ -476,6 +529,7 @@ impl Decoder<'_> {
             | Inst::Nanosleep { .. }
             | Inst::Brkpt
             | Inst::Trap => self.control(inst),
+            _ => self.error(format!("the emulator does not execute `{}`", text::mnemonic(inst))),
         }
     }
 

@@ -50,7 +50,7 @@ impl Decoder<'_> {
                 };
                 (kind, mask)
             }
-            Inst::Redux { op, ty, dst, a, mask } => {
+            Inst::Redux { op, ty, dst, a, mask, .. } => {
                 let kind =
                     CollectiveKind::Redux { op: *op, ty: *ty, dst: self.dst_w(*dst)?, a: self.w(a, *ty)? };
                 (kind, mask)

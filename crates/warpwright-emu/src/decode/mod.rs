@@ -208,6 +208,8 @@ pub(crate) struct Code {
     pub(crate) fences: Vec<Scope>,
     pub(crate) checks: Vec<Check>,
     pub(crate) marks: Vec<Mark>,
+    /// What is wrong with each instruction that cannot be executed.
+    pub(crate) unsupported: Vec<String>,
     /// Memory instructions that look up allocations.
     pub(crate) sites: u32,
     /// Moves that were left out: class and the instruction that runs as often as they would.
@@ -353,7 +355,9 @@ impl Decoder<'_> {
                     self.code.elided.push((alu::class_of(&instruction.inst), next));
                 } else {
                     self.regs.new_instruction();
-                    self.instruction(instruction, analysis)?;
+                    if let Err(error) = self.instruction(instruction, analysis) {
+                        self.unsupported(instruction, error)?;
+                    }
                 }
             }
             self.locate(block.location(block.instructions.len()));
@@ -431,6 +435,18 @@ impl Decoder<'_> {
             let at = index(self.code.marks.len() - 1);
             self.emit(Op::MarkDefined(at));
         }
+        Ok(())
+    }
+
+    /// Emits a stop in place of an instruction that cannot be decoded: it matters only if it is reached.
+    fn unsupported(&mut self, instruction: &Instruction, error: DecodeError) -> Result<()> {
+        if let Some(guard) = instruction.guard {
+            self.guard = (self.pred(guard.reg)?, if guard.negated { u32::MAX } else { 0 });
+        }
+        self.code.unsupported.push(error.message);
+        let at = index(self.code.unsupported.len() - 1);
+        self.class = Some(alu::class_of(&instruction.inst));
+        self.emit(Op::Unsupported(at));
         Ok(())
     }
 

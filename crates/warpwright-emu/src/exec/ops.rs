@@ -255,6 +255,8 @@ macro_rules! define_op {
             /// `nanosleep`: gives other warps a turn.
             Yield,
             Trap,
+            /// An instruction that the emulator does not execute: index into `Code::unsupported`.
+            Unsupported(u32),
             /// Checks that registers are defined: index into `Code::checks`.
             CheckDefined(u32),
             /// Marks registers as defined: index into `Code::marks`.

@@ -195,6 +195,11 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                     cx.trap(warp, pc as u32, exec);
                     return Outcome::Stopped;
                 }
+                Op::Unsupported(at) => {
+                    cx.runs.line(start, pc + 1, active);
+                    cx.unsupported(warp, pc as u32, exec, at);
+                    return Outcome::Stopped;
+                }
                 Op::CheckDefined(at) => cx.check_defined(warp, pc as u32, exec, at),
                 Op::MarkDefined(at) => mark_defined(warp, exec, &code.marks[at as usize]),
                 Op::Jump { to } => {

@@ -87,6 +87,17 @@ impl Context<'_> {
     }
 
     #[cold]
+    pub(super) fn unsupported(&mut self, warp: &Warp, pc: u32, exec: u32, at: u32) {
+        let site = self.site(warp, exec.trailing_zeros() & 31);
+        self.fault.get_or_insert(Fault::Unsupported {
+            line: self.code.position(pc).line,
+            block: self.block.coordinates,
+            thread: coordinates(site.thread, self.shared.config.block),
+            message: self.code.unsupported.get(at as usize).cloned().unwrap_or_default(),
+        });
+    }
+
+    #[cold]
     pub(super) fn trap(&mut self, warp: &Warp, pc: u32, exec: u32) {
         let site = self.site(warp, exec.trailing_zeros() & 31);
         self.fault.get_or_insert(Fault::Trap {

@@ -4,7 +4,7 @@ use super::arith::{BITS, INTEGERS};
 use super::set::{Form, Requirement, Row, TypeSet};
 use crate::inst::{AtomOp, CacheHints, ReduxOp};
 use crate::types::ScalarType::*;
-use crate::types::{CacheOp, L1Eviction, L2Prefetch, Scope, Semantics, StateSpace};
+use crate::types::{CacheOp, L1Eviction, L2Eviction, L2Prefetch, Scope, Semantics, StateSpace};
 
 /// Types of `ld` and `st`.
 pub const LOAD_STORE: &[Form] = &[
@@ -75,13 +75,15 @@ pub(super) fn hints(h: &CacheHints) -> Requirement {
         | L1Eviction::Last
         | L1Eviction::NoAllocate => Requirement::new(7, 4, 70),
     };
+    let l2_eviction =
+        if h.l2 == L2Eviction::Default { Requirement::BASE } else { Requirement::new(8, 8, 100) };
     let l2 = match h.l2_prefetch {
         L2Prefetch::Default => Requirement::BASE,
         L2Prefetch::B64 | L2Prefetch::B128 => Requirement::new(7, 4, 75),
         L2Prefetch::B256 => Requirement::new(7, 4, 80),
     };
     let policy = if h.policy.is_some() { Requirement::new(7, 4, 80) } else { Requirement::BASE };
-    op.and(l1).and(l2).and(policy)
+    op.and(l1).and(l2_eviction).and(l2).and(policy)
 }
 
 /// What a memory order needs.

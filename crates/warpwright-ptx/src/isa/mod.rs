@@ -21,7 +21,7 @@ pub use target::{
     static_shared_limit, target_version, targets,
 };
 
-use crate::inst::{Inst, Operand, PlainSpecial, SpecialReg};
+use crate::inst::{FenceSemantics, Inst, Operand, PlainSpecial, SpecialReg};
 use crate::module::{Function, Module};
 use crate::types::{PtxVersion, ScalarType, StateSpace, Target};
 
@@ -145,8 +145,11 @@ fn requirement_for(inst: &Inst, target: Option<Target>) -> Requirement {
         Inst::Activemask { .. } => also(Requirement::new(6, 2, 30)),
         Inst::Elect { .. } => also(Requirement::new(8, 0, 90)),
         Inst::Barrier { aligned: false, .. } => also(Requirement::new(6, 0, 30)),
-        Inst::Fence { scope, .. } => {
-            also(Requirement::new(6, 0, 70));
+        Inst::Fence { semantics, scope } => {
+            also(match semantics {
+                FenceSemantics::Sc | FenceSemantics::AcqRel => Requirement::new(6, 0, 70),
+                FenceSemantics::Acquire | FenceSemantics::Release => Requirement::new(8, 6, 90),
+            });
             also(memory::scope(*scope));
         }
         Inst::Nanosleep { .. } => also(Requirement::new(6, 3, 70)),

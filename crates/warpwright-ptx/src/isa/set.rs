@@ -7,7 +7,7 @@ use crate::types::{PtxVersion, Rounding, ScalarType, Target};
 
 /// A set of [`ScalarType`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TypeSet(u32);
+pub struct TypeSet(u64);
 
 impl TypeSet {
     /// No type.
@@ -18,7 +18,7 @@ impl TypeSet {
         let mut bits = 0;
         let mut i = 0;
         while i < types.len() {
-            bits |= 1 << (types[i] as u32);
+            bits |= 1 << (types[i] as u64);
             i += 1;
         }
         Self(bits)
@@ -31,7 +31,7 @@ impl TypeSet {
 
     /// Whether `ty` is in the set.
     pub const fn contains(self, ty: ScalarType) -> bool {
-        self.0 & (1 << (ty as u32)) != 0
+        self.0 & (1 << (ty as u64)) != 0
     }
 
     /// Whether the set has no type.
@@ -83,6 +83,8 @@ bitflags! {
         const XORSIGN_ABS = 1 << 15;
         /// `.satfinite`
         const SATFINITE = 1 << 16;
+        /// `.oob`
+        const OOB = 1 << 17;
         /// The four IEEE roundings.
         const FLOAT_ROUNDING = Self::RN.bits() | Self::RZ.bits() | Self::RM.bits() | Self::RP.bits();
         /// The four roundings to an integer.
@@ -94,7 +96,7 @@ bitflags! {
 
 impl ModifierSet {
     /// The PTX spelling of one modifier, without its leading dot.
-    const NAMES: [(Self, &'static str); 17] = [
+    const NAMES: [(Self, &'static str); 18] = [
         (Self::RN, "rn"),
         (Self::RZ, "rz"),
         (Self::RM, "rm"),
@@ -112,6 +114,7 @@ impl ModifierSet {
         (Self::NAN, "NaN"),
         (Self::XORSIGN_ABS, "xorsign.abs"),
         (Self::SATFINITE, "satfinite"),
+        (Self::OOB, "oob"),
     ];
 
     /// The set that holds `rounding` alone.
@@ -141,6 +144,7 @@ impl ModifierSet {
             nan: self.contains(Self::NAN),
             xorsign_abs: self.contains(Self::XORSIGN_ABS),
             satfinite: self.contains(Self::SATFINITE),
+            oob: self.contains(Self::OOB),
         }
     }
 
@@ -164,6 +168,7 @@ impl From<Modifiers> for ModifierSet {
             (m.nan, Self::NAN),
             (m.xorsign_abs, Self::XORSIGN_ABS),
             (m.satfinite, Self::SATFINITE),
+            (m.oob, Self::OOB),
         ] {
             set.set(flag, on);
         }

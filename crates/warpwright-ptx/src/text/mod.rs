@@ -10,4 +10,4 @@ mod print;
 
 pub use diagnostic::{Diagnostic, Parsed, Severity, rules};
 pub use parse::{MAX_DIAGNOSTICS, MAX_NESTING, MAX_REGISTERS, MAX_TEXT, MAX_VARIABLE, parse};
-pub use print::{Printed, print, print_with_lines};
+pub use print::{Printed, mnemonic, print, print_with_lines};

@@ -60,6 +60,15 @@ pub fn print_with_lines(module: &Module) -> Printed {
     Printed { text: out.text, lines: out.lines }
 }
 
+/// The opcode of an instruction with its modifiers, as it is printed.
+pub fn mnemonic(inst: &Inst) -> String {
+    let module = Module::new(PtxVersion::new(9, 0), Target::sm(75));
+    let function = Function::entry("");
+    let mut body = Body::new(&module, &function);
+    body.inst(inst);
+    body.out.text.split(' ').next().unwrap_or_default().to_owned()
+}
+
 /// Text under construction, one origin per finished line.
 #[derive(Default)]
 struct Text {
@@ -200,6 +209,18 @@ const fn prefix(ty: ScalarType) -> &'static str {
         BF16 => "%hb",
         E4M3x2 => "%h4m",
         E5M2x2 => "%h5m",
+        E2M3x2 => "%h2m3e",
+        E3M2x2 => "%h3m2e",
+        UE8M0x2 => "%h8m",
+        E2M1x2 => "%b2m",
+        E2M1x4 => "%h2m1e",
+        E4M3x4 => "%r4m",
+        E5M2x4 => "%r5m",
+        E2M3x4 => "%r2m3e",
+        E3M2x4 => "%r3m2e",
+        U16x2 => "%rux",
+        S16x2 => "%rsx",
+        F32x2 => "%rdf",
         B32 => "%r",
         U32 => "%ru",
         S32 => "%rs",

@@ -403,7 +403,7 @@ fn hinted(
     hints: &CacheHints,
     takes: impl Fn(CacheOp) -> bool,
 ) {
-    let CacheHints { op, l1, l2_prefetch, policy } = *hints;
+    let CacheHints { op, l1, l2, l2_prefetch, policy } = *hints;
     if op != CacheOp::Default {
         if !takes(op) {
             cx.report(Rule::Mem7, format!("this {name} has no `.{op}`"));
@@ -411,16 +411,17 @@ fn hinted(
         if ordering.semantics != Semantics::Weak {
             cx.report(Rule::Mem7, format!("`.{op}` and `.{}` exclude each other", ordering.semantics));
         }
-        if l1 != L1Eviction::Default {
-            cx.report(Rule::Mem7, format!("`.{op}` and `.{l1}` exclude each other"));
+        if l1 != L1Eviction::Default || l2 != L2Eviction::Default {
+            cx.report(Rule::Mem7, format!("`.{op}` and an eviction priority exclude each other"));
         }
     }
     let cached = matches!(space, StateSpace::Generic | StateSpace::Global);
-    if !cached && (l1 != L1Eviction::Default || l2_prefetch != L2Prefetch::Default || policy.is_some()) {
+    let prioritised = l1 != L1Eviction::Default || l2 != L2Eviction::Default;
+    if !cached && (prioritised || l2_prefetch != L2Prefetch::Default || policy.is_some()) {
         cx.report(Rule::Mem7, format!("cache priorities and policies have no meaning in .{space}"));
     }
     let fixed = matches!(ordering.semantics, Semantics::Volatile | Semantics::Mmio);
-    if fixed && (l1 != L1Eviction::Default || policy.is_some()) {
+    if fixed && (prioritised || policy.is_some()) {
         cx.report(Rule::Mem7, format!("`.{}` and cache hints exclude each other", ordering.semantics));
     }
 }

@@ -375,6 +375,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
         }
         Inst::WarpBarrier { mask } => source(cx, mask, U32, MASK),
         Inst::Nanosleep { duration } => source(cx, duration, U32, A),
+        _ => {}
     }
 }
 

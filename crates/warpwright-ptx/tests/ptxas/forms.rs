@@ -74,6 +74,7 @@ pub(crate) fn atom(op: AtomOp, ty: ScalarType) -> Inst {
         addr: Address::reg(register(B64, 1), 0),
         b: operand(ty, 2),
         c: (op == AtomOp::Cas).then(|| operand(ty, 3)),
+        policy: None,
     }
 }
 
@@ -151,7 +152,8 @@ pub(crate) fn every_form() -> Vec<Inst> {
     each_form(isa::COMPARE, |cmp, ty, mods| all.push(setp(cmp, ty, mods.ftz)));
     each_form(isa::ATOM, |op, ty, _| all.push(atom(op, ty)));
     each_form(isa::REDUX, |op, ty, _| {
-        all.push(Inst::Redux { op, ty, dst: register(ty, 0), a: operand(ty, 1), mask: Operand::int(-1) });
+        let (dst, a, mask) = (register(ty, 0), operand(ty, 1), Operand::int(-1));
+        all.push(Inst::Redux { op, abs: false, nan: false, ty, dst, a, mask });
     });
     for form in isa::SET {
         for (dst_ty, ty) in form.types.iter().flat_map(|d| form.other.iter().map(move |t| (d, t))) {
@@ -228,11 +230,12 @@ fn memory_features() -> Vec<Inst> {
         [Semantics::Weak, Semantics::Relaxed, Semantics::Acquire, Semantics::Release, Semantics::AcqRel]
     {
         for scope in Scope::ALL {
-            let Inst::Atom { op, space, ty, noftz, dst, addr, b, c, .. } = atom(AtomOp::Add, U32) else {
+            let Inst::Atom { op, space, ty, noftz, dst, addr, b, c, policy, .. } = atom(AtomOp::Add, U32)
+            else {
                 continue;
             };
             let ordering = Ordering { semantics, scope: Some(*scope) };
-            all.push(Inst::Atom { op, space, ty, ordering, noftz, dst, addr, b, c });
+            all.push(Inst::Atom { op, space, ty, ordering, noftz, dst, addr, b, c, policy });
         }
     }
     all
@@ -296,8 +299,8 @@ fn others() -> Vec<Inst> {
             BarrierKind::Reduce { op: *op, dst, src: PredUse { reg: register(Pred, 1), negated: false } };
         all.push(Inst::Barrier { kind, aligned: true, id: Operand::int(0), count: None });
     }
-    for (sc, scope) in [true, false].into_iter().flat_map(|sc| Scope::ALL.iter().map(move |s| (sc, *s))) {
-        all.push(Inst::Fence { sc, scope });
+    for semantics in FenceSemantics::ALL {
+        all.extend(Scope::ALL.iter().map(|scope| Inst::Fence { semantics: *semantics, scope: *scope }));
     }
     for space in StateSpace::ALL.iter().copied().filter(|s| *s != StateSpace::Generic) {
         all.push(Inst::Isspacep { space, dst: p, a: operand(U64, 1) });

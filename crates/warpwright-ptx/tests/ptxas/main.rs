@@ -109,7 +109,15 @@ fn comparisons_selections_and_atomics_are_those_of_ptxas() {
         all.push(Inst::Mov { ty, dst, src: a });
         all.push(Inst::Bfi { ty, dst, a, b, pos: Operand::int(1), len: Operand::int(1) });
         all.extend(AtomOp::ALL.iter().map(|op| forms::atom(*op, ty)));
-        let redux = |op: &ReduxOp| Inst::Redux { op: *op, ty, dst, a, mask: Operand::int(-1) };
+        let redux = |op: &ReduxOp| Inst::Redux {
+            op: *op,
+            abs: false,
+            nan: false,
+            ty,
+            dst,
+            a,
+            mask: Operand::int(-1),
+        };
         // Floating-point reductions belong to architecture-specific targets of the sm_100 family, which the table
         // leaves out.
         if ty != F32 {
@@ -330,6 +338,7 @@ fn registers_and_literals_fit_as_in_ptxas() {
             addr: Address::reg(register_of(B64, 7), 0),
             b: s,
             c: None,
+            policy: None,
         });
     }
     for literal in [Imm::Int(1), Imm::Int(-1), Imm::F32(0x3F80_0000), Imm::F64(0x3FF0_0000_0000_0000)] {

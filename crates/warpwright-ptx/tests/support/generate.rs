@@ -242,6 +242,7 @@ impl<F: FnMut() -> u64> Choices<F> {
             nan: self.flag(),
             xorsign_abs: self.flag(),
             satfinite: self.flag(),
+            oob: self.flag(),
         }
     }
 
@@ -260,6 +261,7 @@ impl<F: FnMut() -> u64> Choices<F> {
         CacheHints {
             op: self.pick(CacheOp::ALL),
             l1: self.pick(L1Eviction::ALL),
+            l2: self.pick(L2Eviction::ALL),
             l2_prefetch: self.pick(L2Prefetch::ALL),
             policy: self.maybe(|c| c.reg(f)),
         }
@@ -391,6 +393,7 @@ impl<F: FnMut() -> u64> Choices<F> {
                     addr: self.address(f),
                     b,
                     c: (op == AtomOp::Cas).then_some(c),
+                    policy: self.maybe(|c| c.reg(f)),
                 }
             }
             28 => Inst::Shfl {
@@ -406,7 +409,15 @@ impl<F: FnMut() -> u64> Choices<F> {
             30 => match self.below(4) {
                 0 => Inst::Match { all: true, ty: self.ty(), dst, pred: self.maybe(|c| c.reg(f)), a, mask },
                 1 => Inst::Match { all: false, ty: self.ty(), dst, pred: None, a, mask },
-                2 => Inst::Redux { op: self.pick(ReduxOp::ALL), ty: self.ty(), dst, a, mask },
+                2 => Inst::Redux {
+                    op: self.pick(ReduxOp::ALL),
+                    abs: self.flag(),
+                    nan: self.flag(),
+                    ty: self.ty(),
+                    dst,
+                    a,
+                    mask,
+                },
                 _ => Inst::Elect { dst: self.sink(f), pred: dst, mask },
             },
             31 => {
@@ -417,7 +428,7 @@ impl<F: FnMut() -> u64> Choices<F> {
                 };
                 Inst::Barrier { kind, aligned: self.flag(), id: a, count: self.maybe(|_| b) }
             }
-            32 => Inst::Fence { sc: self.flag(), scope: self.pick(Scope::ALL) },
+            32 => Inst::Fence { semantics: self.pick(FenceSemantics::ALL), scope: self.pick(Scope::ALL) },
             33 => match self.below(3) {
                 0 => Inst::Trap,
                 1 => Inst::WarpBarrier { mask },

@@ -364,6 +364,7 @@ impl Arith {
                 "relu" => &mut mods.relu,
                 "NaN" => &mut mods.nan,
                 "satfinite" => &mut mods.satfinite,
+                "oob" => &mut mods.oob,
                 "xorsign" if modifiers.get(i + 1).is_some_and(|next| next.text == "abs") => {
                     &mut mods.xorsign_abs
                 }

@@ -14,6 +14,7 @@ struct Access {
     scope: Option<Scope>,
     cache: Option<CacheOp>,
     l1: Option<L1Eviction>,
+    l2: Option<L2Eviction>,
     prefetch: Option<L2Prefetch>,
     policy: Option<()>,
     non_coherent: Option<()>,
@@ -55,11 +56,13 @@ impl<'a> Parser<'a> {
                 self.choose(head, *at, &mut access.cache, op)?;
             } else if let Some(l1) = L1Eviction::from_name(text) {
                 self.choose(head, *at, &mut access.l1, l1)?;
+            } else if let Some(l2) = L2Eviction::from_name(text) {
+                self.choose(head, *at, &mut access.l2, l2)?;
             } else if let Some(size) = L2Prefetch::from_name(text) {
                 self.choose(head, *at, &mut access.prefetch, size)?;
             } else if text == "L2::cache_hint" {
                 self.choose(head, *at, &mut access.policy, ())?;
-            } else if matches!(text, "async" | "bulk" | "param::func") || text.starts_with("L2::evict") {
+            } else if matches!(text, "async" | "bulk" | "param::func") {
                 return Err(self.unsupported_modifier(head, *at));
             } else {
                 return Err(self.unknown_modifier(head, *at));
@@ -81,6 +84,7 @@ impl<'a> Parser<'a> {
         Ok(CacheHints {
             op: access.cache.unwrap_or(CacheOp::Default),
             l1: access.l1.unwrap_or(L1Eviction::Default),
+            l2: access.l2.unwrap_or(L2Eviction::Default),
             l2_prefetch: access.prefetch.unwrap_or(L2Prefetch::Default),
             policy,
         })
@@ -144,8 +148,8 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn atomic(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
-        let (mut sem, mut scope, mut at_space, mut op, mut noftz, mut ty) =
-            (None, None, None, None, None, None);
+        let (mut sem, mut scope, mut at_space, mut op, mut noftz, mut ty, mut hint) =
+            (None, None, None, None, None, None, None);
         for at in modifiers {
             if let Some(named) = ScalarType::from_name(at.text) {
                 self.choose(head, *at, &mut ty, named)?;
@@ -163,7 +167,9 @@ impl<'a> Parser<'a> {
                 self.choose(head, *at, &mut scope, named)?;
             } else if at.text == "noftz" {
                 self.choose(head, *at, &mut noftz, ())?;
-            } else if matches!(at.text, "async" | "v2" | "v4" | "v8" | "L2::cache_hint") {
+            } else if at.text == "L2::cache_hint" {
+                self.choose(head, *at, &mut hint, ())?;
+            } else if matches!(at.text, "async" | "v2" | "v4" | "v8") {
                 return Err(self.unsupported_modifier(head, *at));
             } else {
                 return Err(self.unknown_modifier(head, *at));
@@ -184,6 +190,12 @@ impl<'a> Parser<'a> {
         let addr = self.address()?;
         let b = self.next_operand(ty)?;
         let c = if op == AtomOp::Cas { Some(self.next_operand(ty)?) } else { None };
+        let policy = if hint.is_some() {
+            self.expect(b',')?;
+            Some(self.reg()?)
+        } else {
+            None
+        };
         Ok(Inst::Atom {
             op,
             space: at_space.unwrap_or(StateSpace::Generic),
@@ -194,6 +206,7 @@ impl<'a> Parser<'a> {
             addr,
             b,
             c,
+            policy,
         })
     }
 

@@ -74,7 +74,7 @@ impl<'a> Parser<'a> {
         let dst = self.reg()?;
         let a = self.next_operand(ty)?;
         let mask = self.next_operand(ScalarType::B32)?;
-        Ok(Inst::Redux { op, ty, dst, a, mask })
+        Ok(Inst::Redux { op, abs: false, nan: false, ty, dst, a, mask })
     }
 
     pub(super) fn elect(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
@@ -156,7 +156,7 @@ impl<'a> Parser<'a> {
 
     /// `membar` reads as the `fence.sc` that it has meant since sm_70.
     pub(super) fn fence(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
-        let (mut sc, mut scope) = (None, None);
+        let (mut semantics, mut scope) = (None, None);
         for at in modifiers {
             let named = match (head.text, at.text) {
                 ("membar", "cta") => Some(Scope::Cta),
@@ -167,16 +167,19 @@ impl<'a> Parser<'a> {
             };
             if let Some(named) = named {
                 self.choose(head, *at, &mut scope, named)?;
-            } else if head.text == "fence" && matches!(at.text, "sc" | "acq_rel") {
-                self.choose(head, *at, &mut sc, at.text == "sc")?;
-            } else if matches!(at.text, "proxy" | "mbarrier_init" | "acquire" | "release") {
+            } else if let ("fence", Some(named)) = (head.text, FenceSemantics::from_name(at.text)) {
+                self.choose(head, *at, &mut semantics, named)?;
+            } else if matches!(at.text, "proxy" | "mbarrier_init") {
                 return Err(self.unsupported_opcode(head, modifiers));
             } else {
                 return Err(self.unknown_modifier(head, *at));
             }
         }
         match scope {
-            Some(scope) => Ok(Inst::Fence { sc: sc.unwrap_or(head.text == "membar"), scope }),
+            Some(scope) => {
+                let default = if head.text == "membar" { FenceSemantics::Sc } else { FenceSemantics::AcqRel };
+                Ok(Inst::Fence { semantics: semantics.unwrap_or(default), scope })
+            }
             None => Err(self.missing_modifier(head, "a scope")),
         }
     }

@@ -124,7 +124,7 @@ impl Body<'_> {
                 self.vector(dsts, Self::or_sink);
                 self.text(", ");
                 self.address(addr);
-                self.policy(hints);
+                self.policy(hints.policy);
             }
             Inst::St { space, ty, ordering, ref hints, ref srcs, addr } => {
                 self.text("st");
@@ -133,7 +133,7 @@ impl Body<'_> {
                 self.address(addr);
                 self.text(", ");
                 self.vector(srcs, Self::operand);
-                self.policy(hints);
+                self.policy(hints.policy);
             }
             Inst::Prefetch { space, level, addr } => {
                 self.text("prefetch");
@@ -142,13 +142,16 @@ impl Body<'_> {
                 self.text(" ");
                 self.address(addr);
             }
-            Inst::Atom { op, space, ty, ordering, noftz, dst, addr, b, c } => {
+            Inst::Atom { op, space, ty, ordering, noftz, dst, addr, b, c, policy } => {
                 self.text(if dst.is_some() { "atom" } else { "red" });
                 self.ordering(ordering);
                 self.space(space);
                 self.dot(op.name());
                 if noftz {
                     self.text(".noftz");
+                }
+                if policy.is_some() {
+                    self.text(".L2::cache_hint");
                 }
                 self.dot(ty.name());
                 self.text(" ");
@@ -161,6 +164,7 @@ impl Body<'_> {
                 if let Some(c) = c {
                     self.comma(c);
                 }
+                self.policy(policy);
             }
             Inst::Shfl { .. }
             | Inst::Vote { .. }
@@ -174,6 +178,7 @@ impl Body<'_> {
             | Inst::Nanosleep { .. }
             | Inst::Brkpt
             | Inst::Trap => self.collective(inst),
+            _ => {}
         }
     }
 
@@ -207,9 +212,11 @@ impl Body<'_> {
                 self.comma(a);
                 self.comma_mask(mask);
             }
-            Inst::Redux { op, ty, dst, a, mask } => {
+            Inst::Redux { op, abs, nan, ty, dst, a, mask } => {
                 self.text("redux.sync");
                 self.dot(op.name());
+                self.text(if abs { ".abs" } else { "" });
+                self.text(if nan { ".NaN" } else { "" });
                 self.dot(ty.name());
                 self.operands(dst, &[a]);
                 self.comma_mask(mask);
@@ -230,8 +237,9 @@ impl Body<'_> {
                 self.text("bar.warp.sync ");
                 self.mask(mask);
             }
-            Inst::Fence { sc, scope } => {
-                self.text(if sc { "fence.sc" } else { "fence.acq_rel" });
+            Inst::Fence { semantics, scope } => {
+                self.text("fence");
+                self.dot(semantics.name());
                 self.dot(scope.name());
             }
             Inst::Nanosleep { duration } => {
@@ -282,7 +290,7 @@ impl Body<'_> {
         if let Some(rounding) = mods.rounding {
             self.dot(rounding.name());
         }
-        let Modifiers { rounding: _, approx, full, ftz, sat, relu, nan, xorsign_abs, satfinite } = *mods;
+        let Modifiers { rounding: _, approx, full, ftz, sat, relu, nan, xorsign_abs, satfinite, oob } = *mods;
         // `cvt` to 8-bit floats wants `.satfinite` before `.relu`, to the 16-bit ones after it.
         let narrow = matches!(ty, ScalarType::E4M3x2 | ScalarType::E5M2x2);
         for (set, text) in [
@@ -290,6 +298,7 @@ impl Body<'_> {
             (full, ".full"),
             (ftz, ".ftz"),
             (nan, ".NaN"),
+            (oob, ".oob"),
             (xorsign_abs, ".xorsign.abs"),
             (sat, ".sat"),
             (satfinite && narrow, ".satfinite"),
@@ -485,6 +494,9 @@ impl Body<'_> {
         if hints.l1 != L1Eviction::Default {
             self.dot(hints.l1.name());
         }
+        if hints.l2 != L2Eviction::Default {
+            self.dot(hints.l2.name());
+        }
         if hints.policy.is_some() {
             self.text(".L2::cache_hint");
         }
@@ -497,8 +509,8 @@ impl Body<'_> {
         self.dot(ty.name());
     }
 
-    fn policy(&mut self, hints: &CacheHints) {
-        if let Some(policy) = hints.policy {
+    fn policy(&mut self, policy: Option<Reg>) {
+        if let Some(policy) = policy {
             self.text(", ");
             self.reg(policy);
         }
