@@ -291,6 +291,8 @@ impl<'k> K<'k> {
             array: true,
             linkage: warpwright_ptx::Linkage::Internal,
             init: None,
+            managed: false,
+            unified: None,
         });
         let base = self.fresh::<u32>();
         self.emit(Inst::Mov { ty: ScalarType::U32, dst: base.id(), src: Operand::Symbol(symbol, 0) });

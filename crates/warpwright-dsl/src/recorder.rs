@@ -189,14 +189,8 @@ impl Recorder {
         let rename = |b: BlockId| new_id.get(b.0 as usize).copied().unwrap_or(b);
         for &at in &state.layout {
             let draft = std::mem::take(&mut state.drafts[at]);
-            let terminator = match draft.terminator {
-                Some(Terminator::Jump { to, uniform }) => Terminator::Jump { to: rename(to), uniform },
-                Some(Terminator::Branch { pred, uniform, then, otherwise }) => {
-                    Terminator::Branch { pred, uniform, then: rename(then), otherwise: rename(otherwise) }
-                }
-                Some(end) => end,
-                None => Terminator::Ret,
-            };
+            let mut terminator = draft.terminator.unwrap_or(Terminator::Ret);
+            terminator.rename_successors(rename);
             state.function.blocks.push(Block {
                 instructions: draft.instructions,
                 terminator,

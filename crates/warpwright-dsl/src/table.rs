@@ -27,6 +27,8 @@ impl<'k> K<'k> {
             array: true,
             linkage: Linkage::Internal,
             init: Some(words.iter().flat_map(|w| w.to_le_bytes()).collect()),
+            managed: false,
+            unified: None,
         });
         let base = self.fresh::<u64>();
         self.emit(Inst::Mov { ty: ScalarType::U64, dst: base.id(), src: Operand::Symbol(symbol, 0) });

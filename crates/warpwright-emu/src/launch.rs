@@ -217,7 +217,7 @@ pub fn launch(
     let Some(kernel) = program.entry(entry) else {
         return Err(LaunchError::NoSuchEntry {
             name: entry.to_owned(),
-            available: program.module().functions.iter().map(|f| f.name.clone()).collect(),
+            available: program.module().entries().map(|f| f.name.clone()).collect(),
         });
     };
     crate::grid::run(program, kernel, config, params, memory, options)

@@ -128,7 +128,7 @@ impl Program {
         }
         let (constants, addresses) = place_constants(&module);
         let mut entries = Vec::with_capacity(module.functions.len());
-        for function in &module.functions {
+        for function in module.entries() {
             let code = decode(&module, function, &addresses).map_err(|e| LoadError::Unsupported {
                 kernel: function.name.clone(),
                 line: e.location.line,
@@ -201,8 +201,8 @@ impl Program {
                 // Variables without an initialiser are zero.
                 memory.fill(address, 0, bytes)?;
                 if let Some(init) = &variable.init {
-                    let init = &init[..init.len().min(usize::try_from(bytes).unwrap_or(usize::MAX))];
-                    memory.write(address, init)?;
+                    let room = usize::try_from(bytes).unwrap_or(usize::MAX);
+                    memory.write(address, &init.bytes[..init.bytes.len().min(room)])?;
                 }
                 addresses.push(address);
             }
@@ -226,8 +226,8 @@ fn place_constants(module: &Module) -> (Arc<[u8]>, Vec<u64>) {
             let bytes = variable.bytes().unwrap_or(0).min(1 << 20) as usize;
             image.resize(start + bytes, 0);
             if let Some(init) = &variable.init {
-                let n = init.len().min(bytes);
-                image[start..start + n].copy_from_slice(&init[..n]);
+                let n = init.bytes.len().min(bytes);
+                image[start..start + n].copy_from_slice(&init.bytes[..n]);
             }
             start as u64
         })

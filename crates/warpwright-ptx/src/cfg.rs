@@ -67,13 +67,13 @@ impl Cfg {
     pub fn new(function: &Function) -> Self {
         let n = function.blocks.len();
         let mut forward = Vec::with_capacity(2 * n);
+        let mut seen = vec![NONE; n];
         for (from, block) in (0u32..).zip(&function.blocks) {
-            let mut seen = None;
             for to in block.terminator.successors() {
                 // A branch whose sides agree is one edge.
-                if (to.0 as usize) < n && seen != Some(to) {
+                if (to.0 as usize) < n && seen[to.0 as usize] != from {
                     forward.push((from, to.0));
-                    seen = Some(to);
+                    seen[to.0 as usize] = from;
                 }
             }
         }

@@ -3,17 +3,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::module::{Function, Module, SourceLoc};
-use crate::text::print_with_lines;
+use crate::module::{Function, FunctionKind, Module, SourceLoc};
+use crate::text::{Printed, print_with_lines};
 use crate::types::Target;
 use crate::verify::{Severity, VerifyError, verify};
 
-/// A module with exactly one entry that passed the verifier, and its canonical text. Clones share the data.
+/// A module with exactly one entry, and perhaps device functions, that passed the verifier, and its canonical text. Clones share the data.
 #[derive(Clone)]
 pub struct Kernel(Arc<Inner>);
 
 struct Inner {
     module: Module,
+    /// Index of the one entry.
+    entry: usize,
     text: String,
     lines: Vec<SourceLoc>,
     warnings: Vec<VerifyError>,
@@ -59,16 +61,18 @@ impl Kernel {
     /// [`KernelError::Entries`] unless the module has exactly one entry, [`KernelError::Invalid`] if the verifier
     /// finds an error. Warnings do not refuse a kernel; [`warnings`](Self::warnings) keeps them.
     pub fn new(module: Module) -> Result<Self, KernelError> {
-        let [function] = module.functions.as_slice() else {
-            let entries = module.functions.iter().map(|f| f.name.clone()).collect();
+        let is_entry = |f: &Function| f.kind == FunctionKind::Entry;
+        let entry = module.functions.iter().position(is_entry);
+        let (Some(entry), 1) = (entry, module.entries().count()) else {
+            let entries = module.entries().map(|f| f.name.clone()).collect();
             return Err(KernelError::Entries { entries });
         };
         let findings = verify(&module);
         if findings.iter().any(|f| f.severity == Severity::Error) {
-            return Err(KernelError::Invalid { kernel: function.name.clone(), findings });
+            return Err(KernelError::Invalid { kernel: module.functions[entry].name.clone(), findings });
         }
-        let printed = print_with_lines(&module);
-        Ok(Self(Arc::new(Inner { module, text: printed.text, lines: printed.lines, warnings: findings })))
+        let Printed { text, lines } = print_with_lines(&module);
+        Ok(Self(Arc::new(Inner { module, entry, text, lines, warnings: findings })))
     }
 
     /// The entry's name.
@@ -93,8 +97,7 @@ impl Kernel {
 
     /// The entry.
     pub fn function(&self) -> &Function {
-        // `new` refuses every other number of entries.
-        &self.0.module.functions[0]
+        &self.0.module.functions[self.0.entry]
     }
 
     /// The block size that the kernel demands (`.reqntid`), if it does.

@@ -14,20 +14,89 @@ pub struct Module {
     pub target: Target,
     /// Module-scope variables, in order.
     pub variables: Vec<Variable>,
-    /// Kernels, in order.
+    /// Kernels and device functions, in order. A function that is only declared has no blocks.
     pub functions: Vec<Function>,
+    /// `.alias name, of;`: further names of device functions.
+    pub aliases: Vec<Alias>,
+    /// Module-level `.pragma` strings.
+    pub pragmas: Vec<String>,
+    /// `.file` entries: what the first number of a `.loc` means.
+    pub files: Vec<SourceFile>,
 }
 
 impl Module {
     /// A module without content.
     pub fn new(version: PtxVersion, target: Target) -> Self {
-        Self { version, target, variables: Vec::new(), functions: Vec::new() }
+        Self {
+            version,
+            target,
+            variables: Vec::new(),
+            functions: Vec::new(),
+            aliases: Vec::new(),
+            pragmas: Vec::new(),
+            files: Vec::new(),
+        }
+    }
+
+    /// The kernels, in order.
+    pub fn entries(&self) -> impl Iterator<Item = &Function> {
+        self.functions.iter().filter(|f| f.kind == FunctionKind::Entry)
     }
 
     /// The kernel called `name`.
     pub fn entry(&self, name: &str) -> Option<&Function> {
-        self.functions.iter().find(|f| f.name == name)
+        self.entries().find(|f| f.name == name)
     }
+
+    /// Takes out every kernel but `name`; device functions stay.
+    pub fn retain_entry(&mut self, name: &str) {
+        let kept = |f: &Function| f.kind != FunctionKind::Entry || f.name == name;
+        let mut next = 0;
+        let new_index: Vec<u32> = (self.functions.iter())
+            .map(|f| {
+                let here = next;
+                next += u32::from(kept(f));
+                here
+            })
+            .collect();
+        let renamed = |index: u32| new_index.get(index as usize).copied().unwrap_or(index);
+        let rename = |symbol: &mut Symbol| {
+            if let Symbol::Function(index) = symbol {
+                *index = renamed(*index);
+            }
+        };
+        self.functions.retain(kept);
+        self.functions.iter_mut().flat_map(|f| &mut f.symbols).for_each(rename);
+        let initialisers = self.variables.iter_mut().filter_map(|v| v.init.as_mut());
+        initialisers.flat_map(|i| &mut i.addresses).for_each(|a| rename(&mut a.symbol));
+        for Alias { function, of } in &mut self.aliases {
+            (*function, *of) = (renamed(*function), renamed(*of));
+        }
+    }
+
+    /// The function that runs when function `index` is called: itself unless it is an alias.
+    pub fn callee(&self, index: u32) -> Option<&Function> {
+        let of = self.aliases.iter().find(|a| a.function == index).map_or(index, |a| a.of);
+        self.functions.get(of as usize)
+    }
+}
+
+/// `.alias function, of;`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Alias {
+    /// The further name: index into [`Module::functions`] of a declaration.
+    pub function: u32,
+    /// What it names: index into [`Module::functions`] of a definition.
+    pub of: u32,
+}
+
+/// `.file index "name"`
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SourceFile {
+    /// The number by which `.loc` refers to it.
+    pub index: u32,
+    /// The name as written.
+    pub name: String,
 }
 
 /// Who can see a name.
@@ -42,6 +111,8 @@ pub enum Linkage {
     Extern,
     /// `.weak`
     Weak,
+    /// `.common`: variables in global memory of which the linker keeps one.
+    Common,
 }
 
 /// A variable in a state space, at module scope or inside a function.
@@ -49,20 +120,56 @@ pub enum Linkage {
 pub struct Variable {
     /// Its name.
     pub name: String,
-    /// `.global`, `.shared`, `.const` or `.local`
+    /// `.global`, `.shared`, `.const`, `.local`, or `.param` for the arguments and results of calls
     pub space: StateSpace,
     /// Element type.
     pub ty: ScalarType,
     /// Alignment in bytes.
     pub align: u32,
-    /// Number of elements; `None` is `[]`, the dynamic shared memory of the launch.
+    /// Number of elements; `None` is `[]`: the dynamic shared memory of the launch, or an extern array.
     pub len: Option<u64>,
     /// Whether it is written as an array.
     pub array: bool,
     /// Linkage of module-scope variables.
     pub linkage: Linkage,
-    /// Initial bytes, shorter than the variable if the rest is zero; `None` if nothing is written.
-    pub init: Option<Vec<u8>>,
+    /// What it holds at load; `None` if nothing is written.
+    pub init: Option<Initialiser>,
+    /// `.attribute(.managed)`: the host shares the variable.
+    pub managed: bool,
+    /// `.attribute(.unified(a, b))`: the name under which all devices share the variable.
+    pub unified: Option<[u64; 2]>,
+}
+
+/// What a variable holds when its module is loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Initialiser {
+    /// The bytes, shorter than the variable if the rest is zero; zero where an address goes.
+    pub bytes: Vec<u8>,
+    /// Addresses that the loader fills in, by ascending offset.
+    pub addresses: Vec<InitialAddress>,
+}
+
+impl FromIterator<u8> for Initialiser {
+    fn from_iter<I: IntoIterator<Item = u8>>(bytes: I) -> Self {
+        Self { bytes: bytes.into_iter().collect(), addresses: Vec::new() }
+    }
+}
+
+/// An address in an initialiser.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct InitialAddress {
+    /// Byte offset in the variable.
+    pub at: u64,
+    /// Bytes that it takes: 1 under a mask, otherwise the element.
+    pub bytes: u32,
+    /// What it points to: a module variable or a function.
+    pub symbol: Symbol,
+    /// Bytes added to the address of the symbol.
+    pub addend: i64,
+    /// `generic(symbol)` instead of the address in the symbol's own space.
+    pub generic: bool,
+    /// `0xff00(symbol)` is `Some(1)`: only that byte of the address, least significant first.
+    pub byte: Option<u8>,
 }
 
 impl Variable {
@@ -72,7 +179,7 @@ impl Variable {
     }
 }
 
-/// A kernel parameter.
+/// A parameter of a kernel or device function, or a result of a device function.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Param {
     /// Its name.
@@ -85,6 +192,8 @@ pub struct Param {
     pub align: u32,
     /// `.ptr` attributes: the space that it points to and the alignment of the pointee, as written.
     pub pointer: Option<PointerAttr>,
+    /// The register that holds a `.reg` parameter of a device function; `None` for one in `.param` memory.
+    pub register: Option<Reg>,
 }
 
 /// `.ptr{.space}{.align n}` of a parameter.
@@ -99,7 +208,7 @@ pub struct PointerAttr {
 impl Param {
     /// A scalar parameter with its natural alignment.
     pub fn scalar(name: impl Into<String>, ty: ScalarType) -> Self {
-        Self { name: name.into(), ty, array: None, align: ty.bytes(), pointer: None }
+        Self { name: name.into(), ty, array: None, align: ty.bytes(), pointer: None, register: None }
     }
 
     /// Size in bytes.
@@ -117,6 +226,10 @@ pub enum Symbol {
     ModuleVariable(u32),
     /// Index into [`Function::variables`].
     LocalVariable(u32),
+    /// Index into [`Function::returns`].
+    Return(u32),
+    /// Index into [`Module::functions`].
+    Function(u32),
 }
 
 /// Whether a register may have several definitions.
@@ -154,15 +267,109 @@ pub struct Directives {
     pub explicit_cluster: bool,
     /// `.maxclusterrank`
     pub max_cluster_rank: Option<u32>,
+    /// `.blocksareclusters`: the launch counts clusters instead of blocks.
+    pub blocks_are_clusters: bool,
+    /// `.noreturn`: calls of this device function do not come back.
+    pub no_return: bool,
+    /// `.abi_preserve`
+    pub abi_preserve: Option<u32>,
+    /// `.abi_preserve_control`
+    pub abi_preserve_control: Option<u32>,
 }
 
-/// A kernel (`.entry`).
+/// Who starts a function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum FunctionKind {
+    /// `.entry`: a kernel that a host launches.
+    #[default]
+    Entry,
+    /// `.func`: a device function that other functions call.
+    Device,
+}
+
+/// The shape of a function that is called through its address (`.callprototype`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Prototype {
+    /// Results in order.
+    pub returns: Vec<PrototypeParam>,
+    /// Parameters in order.
+    pub params: Vec<PrototypeParam>,
+    /// `.noreturn`
+    pub no_return: bool,
+}
+
+/// A parameter or result of a [`Prototype`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrototypeParam {
+    /// Its type.
+    pub ty: ScalarType,
+    /// Number of elements if it is an array.
+    pub array: Option<u64>,
+    /// Alignment in bytes.
+    pub align: u32,
+    /// Whether it is a register instead of `.param` memory.
+    pub in_register: bool,
+}
+
+impl PrototypeParam {
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.ty.bytes()).saturating_mul(self.array.unwrap_or(1))
+    }
+}
+
+impl From<&Param> for PrototypeParam {
+    fn from(p: &Param) -> Self {
+        Self { ty: p.ty, array: p.array, align: p.align, in_register: p.register.is_some() }
+    }
+}
+
+/// A `.pragma` inside a function.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pragma {
+    /// The block that it stands in.
+    pub block: BlockId,
+    /// The instruction that it stands before; the number of instructions for the terminator.
+    pub index: u32,
+    /// The string.
+    pub text: String,
+}
+
+/// A line of the source that a compiler translated, as `.loc` gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceLine {
+    /// [`SourceFile::index`]
+    pub file: u32,
+    /// Line, from 1; 0 if there is none.
+    pub line: u32,
+    /// Column, from 1; 0 if it is not known.
+    pub column: u32,
+    /// Index into [`Function::lines`] of the call that inlined this line.
+    pub inlined_at: Option<u32>,
+}
+
+/// From this instruction on a line of the source holds, until the next one begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LineStart {
+    /// The block.
+    pub block: BlockId,
+    /// The instruction in it; the number of instructions for the terminator.
+    pub index: u32,
+    /// Index into [`Function::lines`].
+    pub line: u32,
+}
+
+/// A kernel (`.entry`) or device function (`.func`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Function {
     /// Its name.
     pub name: String,
+    /// Kernel or device function.
+    pub kind: FunctionKind,
     /// Linkage; `Visible` for kernels that a host launches.
     pub linkage: Linkage,
+    /// Results of a device function in order; empty for kernels.
+    pub returns: Vec<Param>,
     /// Parameters in order.
     pub params: Vec<Param>,
     /// Performance directives.
@@ -173,9 +380,20 @@ pub struct Function {
     pub variables: Vec<Variable>,
     /// Every name that instructions mention, indexed by [`SymbolId`].
     pub symbols: Vec<Symbol>,
+    /// Shapes of the functions that [`Callee::Prototype`] calls.
+    pub prototypes: Vec<Prototype>,
+    /// Lists of the functions that [`Callee::OneOf`] calls: symbols of functions.
+    pub call_targets: Vec<Vec<SymbolId>>,
     /// Blocks in layout order, indexed by [`BlockId`]; the first is the entry. Control reaches a block only through
-    /// terminators. The last block's terminator is never a jump to a block past the end.
+    /// terminators. The last block's terminator is never a jump to a block past the end. A device function without
+    /// blocks is a declaration.
     pub blocks: Vec<Block>,
+    /// `.pragma` strings by position.
+    pub pragmas: Vec<Pragma>,
+    /// Lines of the original source, in the order of the text.
+    pub lines: Vec<SourceLine>,
+    /// Where in the function which line begins, by ascending position.
+    pub line_starts: Vec<LineStart>,
 }
 
 impl Function {
@@ -183,14 +401,54 @@ impl Function {
     pub fn entry(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
+            kind: FunctionKind::Entry,
             linkage: Linkage::Visible,
+            returns: Vec::new(),
             params: Vec::new(),
             directives: Directives::default(),
             registers: Vec::new(),
             variables: Vec::new(),
             symbols: Vec::new(),
+            prototypes: Vec::new(),
+            call_targets: Vec::new(),
             blocks: Vec::new(),
+            pragmas: Vec::new(),
+            lines: Vec::new(),
+            line_starts: Vec::new(),
         }
+    }
+
+    /// A device function that is declared and not defined.
+    pub fn device(name: impl Into<String>) -> Self {
+        Self { kind: FunctionKind::Device, linkage: Linkage::Internal, ..Self::entry(name) }
+    }
+
+    /// Whether this is a device function whose body is elsewhere.
+    pub fn is_declaration(&self) -> bool {
+        self.kind == FunctionKind::Device && self.blocks.is_empty()
+    }
+
+    /// How the function is called.
+    pub fn prototype(&self) -> Prototype {
+        Prototype {
+            returns: self.returns.iter().map(Into::into).collect(),
+            params: self.params.iter().map(Into::into).collect(),
+            no_return: self.directives.no_return,
+        }
+    }
+
+    /// The line of the original source behind instruction `index` of a block, and the calls that inlined it, innermost
+    /// first; the terminator is `index == instructions.len()`.
+    pub fn source_lines(&self, block: BlockId, index: usize) -> impl Iterator<Item = &SourceLine> {
+        let place = (block, u32::try_from(index).unwrap_or(u32::MAX));
+        let before = self.line_starts.partition_point(|s| (s.block, s.index) <= place);
+        let first = before.checked_sub(1).map(|at| self.line_starts[at].line);
+        let mut steps = 0;
+        std::iter::successors(first.and_then(|id| self.lines.get(id as usize)), move |line| {
+            steps += 1;
+            // A cycle cannot be written in text.
+            self.lines.get(line.inlined_at? as usize).filter(|_| steps < 64)
+        })
     }
 
     /// Adds a register.
@@ -265,6 +523,11 @@ impl PartialEq for Block {
 }
 
 impl Block {
+    /// A block without locations.
+    pub fn new(instructions: Vec<Instruction>, terminator: Terminator) -> Self {
+        Self { instructions, terminator, locations: Vec::new() }
+    }
+
     /// The location of instruction `index`, or of the terminator if `index == instructions.len()`.
     pub fn location(&self, index: usize) -> SourceLoc {
         self.locations.get(index).copied().unwrap_or(SourceLoc::Unknown)

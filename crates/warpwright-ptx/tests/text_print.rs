@@ -74,6 +74,8 @@ fn a_whole_module() {
         array: true,
         linkage,
         init,
+        managed: false,
+        unified: None,
     };
     let mut m = module(f);
     m.variables.push(variable("dyn", StateSpace::Shared, ScalarType::B8, None, Linkage::Extern, None));
@@ -84,7 +86,7 @@ fn a_whole_module() {
         ScalarType::F32,
         Some(4),
         Linkage::Internal,
-        Some(init),
+        Some(init.into_iter().collect()),
     ));
     assert_eq!(
         print(&m),

@@ -34,6 +34,8 @@ fn essence(module: &Module) -> Vec<Vec<(Instruction, Vec<String>)>> {
                 types.extend(symbols.into_iter().map(|id| match function.symbols[id.0 as usize] {
                     Symbol::Param(i) => function.params[i as usize].name.clone(),
                     Symbol::LocalVariable(i) => function.variables[i as usize].name.clone(),
+                    Symbol::Return(i) => function.returns[i as usize].name.clone(),
+                    Symbol::Function(i) => module.functions[i as usize].name.clone(),
                     Symbol::ModuleVariable(i) => module.variables[i as usize].name.clone(),
                 }));
                 (instruction, types)

@@ -50,9 +50,12 @@ pub(crate) fn class_of(inst: &Inst) -> Class {
         Inst::Barrier { .. } | Inst::WarpBarrier { .. } | Inst::Fence { .. } | Inst::Nanosleep { .. } => {
             Class::Sync
         }
-        Inst::Brkpt | Inst::Trap | Inst::PmEvent { .. } | Inst::GridDepControl { .. } | Inst::Opaque(_) => {
-            Class::Control
-        }
+        Inst::Brkpt
+        | Inst::Trap
+        | Inst::Call { .. }
+        | Inst::PmEvent { .. }
+        | Inst::GridDepControl { .. }
+        | Inst::Opaque(_) => Class::Control,
         Inst::Dp2a { .. } | Inst::Lop3Pred { .. } | Inst::Fns { .. } => Class::Integer,
         Inst::MinMax3 { ty, .. } => class_of_type(*ty),
         Inst::Mixed { .. } => Class::F32,
@@ -527,6 +530,7 @@ impl Decoder<'_> {
             | Inst::WarpBarrier { .. }
             | Inst::Fence { .. }
             | Inst::Nanosleep { .. }
+            | Inst::Call { .. }
             | Inst::Brkpt
             | Inst::Trap => self.control(inst),
             _ => self.error(format!("the emulator does not execute `{}`", text::mnemonic(inst))),

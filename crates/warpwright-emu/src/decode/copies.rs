@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use warpwright_ptx::cfg::Cfg;
 use warpwright_ptx::{
-    AddressBase, BlockId, Function, Inst, Operand, Reg, Role, ScalarType, StateSpace, Symbol, Terminator,
+    AddressBase, BlockId, Function, Inst, Operand, Reg, Role, ScalarType, StateSpace, Symbol,
 };
 
 use super::registers::{SpecialTime, special_time};
@@ -44,8 +44,8 @@ pub(crate) fn find(function: &Function, tracked: &[Reg]) -> Vec<Place> {
                 }
             });
         }
-        if let Terminator::Branch { pred, .. } = &b.terminator {
-            uses.entry(pred.reg).or_default().push((block, b.instructions.len()));
+        if let Some(decides) = b.terminator.condition() {
+            uses.entry(decides).or_default().push((block, b.instructions.len()));
         }
     }
     let tracked: HashSet<Reg> = tracked.iter().copied().collect();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use warpwright_ptx::{Function, Inst, Operand, Reg, Role, Terminator};
+use warpwright_ptx::{Function, Inst, Operand, Reg, Role};
 
 /// Whether an instruction only copies, so that an undefined source makes the destination undefined instead of being an
 /// error: compilers move undefined values around without using them.
@@ -87,8 +87,8 @@ impl Analysis {
                     }
                 });
             }
-            if let Terminator::Branch { pred, .. } = &block.terminator {
-                note(&state, &mut used, pred.reg);
+            if let Some(decides) = block.terminator.condition() {
+                note(&state, &mut used, decides);
             }
             for next in block.terminator.successors() {
                 let next = next.0 as usize;

@@ -563,6 +563,7 @@ impl Decoder<'_> {
         };
         let base = match what {
             Symbol::Param(p) => self.params.get(p as usize).copied(),
+            Symbol::Return(_) | Symbol::Function(_) => None,
             Symbol::LocalVariable(v) => {
                 let v = v as usize;
                 let dynamic = self.function.variables.get(v).is_some_and(|x| x.len.is_none());
@@ -645,6 +646,7 @@ impl Decoder<'_> {
                 self.class = Some(Class::Control);
                 self.emit(Op::Branch { pred, invert, then, otherwise: otherwise.0 });
             }
+            Terminator::BranchIndexed { .. } => return self.error("`brx.idx` is not executed"),
             Terminator::Ret | Terminator::Exit => {
                 self.class = Some(Class::Control);
                 self.emit(Op::Exit);

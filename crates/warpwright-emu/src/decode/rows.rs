@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use warpwright_ptx::{Function, Reg, Role, Terminator};
+use warpwright_ptx::{Function, Reg, Role};
 
 use super::copies::Place;
 
@@ -184,8 +184,8 @@ fn intervals(function: &Function, root: &dyn Fn(Reg) -> usize) -> Vec<Option<(u3
             instruction.inst.visit(|_, r| touch(root(r), at));
             at += 1;
         }
-        if let Terminator::Branch { pred, .. } = &block.terminator {
-            touch(root(pred.reg), at);
+        if let Some(decides) = block.terminator.condition() {
+            touch(root(decides), at);
         }
         for next in block.terminator.successors() {
             for r in live_in.get(next.0 as usize).into_iter().flat_map(Bits::iter) {
@@ -211,8 +211,8 @@ fn liveness(function: &Function, root: &dyn Fn(Reg) -> usize) -> Vec<Bits> {
                     live.join(next);
                 }
             }
-            if let Terminator::Branch { pred, .. } = &block.terminator {
-                live.set(root(pred.reg));
+            if let Some(decides) = block.terminator.condition() {
+                live.set(root(decides));
             }
             for instruction in block.instructions.iter().rev() {
                 // A guarded write leaves the other lanes' values alive.

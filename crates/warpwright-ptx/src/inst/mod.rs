@@ -19,6 +19,27 @@ pub use visit::Role;
 
 use crate::types::*;
 
+/// Whom a call calls.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Callee {
+    /// A function by its name: the symbol of a [`Symbol::Function`](crate::module::Symbol::Function).
+    Direct(SymbolId),
+    /// The function whose address a register holds.
+    Prototype {
+        /// The address.
+        address: Reg,
+        /// Index into [`Function::prototypes`](crate::module::Function::prototypes).
+        prototype: u32,
+    },
+    /// The same, where the address is known to be one of a list.
+    OneOf {
+        /// The address.
+        address: Reg,
+        /// Index into [`Function::call_targets`](crate::module::Function::call_targets).
+        targets: u32,
+    },
+}
+
 /// One instruction without its guard. Destinations come first.
 ///
 /// Instructions with many operands (`mma`, `wgmma`, bulk and tensor copies) have a struct of their own, boxed so that the
@@ -136,6 +157,9 @@ pub enum Inst {
     WarpBarrier { mask: Operand },
     /// `nanosleep.u32 t`
     Nanosleep { duration: Operand },
+    /// `call{.uni} (returns), callee, (args){, prototype}`. Results go to registers or `.param` variables, arguments are
+    /// registers, literals or `.param` variables ([`Operand::Symbol`] with offset 0).
+    Call { callee: Callee, uniform: bool, returns: Vec<Operand>, args: Vec<Operand> },
     /// `brkpt`
     Brkpt,
     /// `trap`: aborts the grid. A terminator in effect, but PTX treats it as an ordinary instruction.
@@ -355,6 +379,9 @@ pub enum Terminator {
     Jump { to: BlockId, uniform: bool },
     /// `then` where the predicate holds, `otherwise` elsewhere.
     Branch { pred: PredUse, uniform: bool, then: BlockId, otherwise: BlockId },
+    /// `brx.idx{.uni} index, targets`: to the target with that number. Lanes with an index beyond the list go nowhere
+    /// that is defined.
+    BranchIndexed { index: Reg, uniform: bool, targets: Vec<BlockId> },
     /// End of the thread in an entry, return in a function.
     Ret,
     /// `exit`: end of the thread.
@@ -364,11 +391,34 @@ pub enum Terminator {
 impl Terminator {
     /// The blocks that may follow.
     pub fn successors(&self) -> impl Iterator<Item = BlockId> {
-        let pair = match self {
-            Self::Jump { to, .. } => [Some(*to), None],
-            Self::Branch { then, otherwise, .. } => [Some(*then), Some(*otherwise)],
-            Self::Ret | Self::Exit => [None, None],
+        let (pair, list) = match self {
+            Self::Jump { to, .. } => ([Some(*to), None], &[][..]),
+            Self::Branch { then, otherwise, .. } => ([Some(*then), Some(*otherwise)], &[][..]),
+            Self::BranchIndexed { targets, .. } => ([None, None], targets.as_slice()),
+            Self::Ret | Self::Exit => ([None, None], &[][..]),
         };
-        pair.into_iter().flatten()
+        pair.into_iter().flatten().chain(list.iter().copied())
+    }
+
+    /// The register that decides where to go.
+    pub fn condition(&self) -> Option<Reg> {
+        match self {
+            Self::Branch { pred, .. } => Some(pred.reg),
+            Self::BranchIndexed { index, .. } => Some(*index),
+            Self::Jump { .. } | Self::Ret | Self::Exit => None,
+        }
+    }
+
+    /// Renames the blocks that may follow.
+    pub fn rename_successors(&mut self, mut rename: impl FnMut(BlockId) -> BlockId) {
+        match self {
+            Self::Jump { to, .. } => *to = rename(*to),
+            Self::Branch { then, otherwise, .. } => {
+                *then = rename(*then);
+                *otherwise = rename(*otherwise);
+            }
+            Self::BranchIndexed { targets, .. } => targets.iter_mut().for_each(|t| *t = rename(*t)),
+            Self::Ret | Self::Exit => {}
+        }
     }
 }

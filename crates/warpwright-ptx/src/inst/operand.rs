@@ -36,7 +36,7 @@ pub enum Operand {
     Imm(Imm),
     /// A special register; legal as the source of `mov` and `cvt` only.
     Special(SpecialReg),
-    /// The address of a symbol plus a byte offset; legal as the source of `mov`.
+    /// The address of a symbol plus a byte offset; legal as the source of `mov`. In a call it names `.param` memory.
     Symbol(SymbolId, i64),
 }
 

@@ -92,6 +92,13 @@ macro_rules! visit_body {
             }
             Inst::WarpBarrier { mask } => { opnd!(mask); }
             Inst::Nanosleep { duration } => { opnd!(duration); }
+            Inst::Call { callee, returns, args, .. } => {
+                if let Callee::Prototype { address, .. } | Callee::OneOf { address, .. } = callee {
+                    $f(Role::Use, address);
+                }
+                for a in args { opnd!(a); }
+                for r in returns { if let Operand::Reg(r) = r { $f(Role::Def, r) } }
+            }
             Inst::Dp2a { dst, a, b, c, .. } | Inst::MinMax3 { dst, a, b, c, .. } => {
                 opnd!(a); opnd!(b); opnd!(c); $f(Role::Def, dst);
             }

@@ -22,7 +22,7 @@ pub use target::{
 };
 
 use crate::inst::{FenceSemantics, Inst, Operand, PlainSpecial, SpecialReg};
-use crate::module::{Function, Module};
+use crate::module::{Function, FunctionKind, Module};
 use crate::types::{PtxVersion, ScalarType, StateSpace, Target};
 
 /// The form that `inst` has, and what it needs; or why there is no such form. Only types and modifiers are looked at.
@@ -210,7 +210,10 @@ pub fn function_requirement(function: &Function) -> Requirement {
     if d.cluster.is_some() || d.explicit_cluster || d.max_cluster_rank.is_some() {
         needs = needs.and(Requirement::new(7, 8, 90));
     }
-    if function.param_layout().1 > SMALL_PARAMETER_BYTES {
+    if d.blocks_are_clusters {
+        needs = needs.and(Requirement::new(9, 0, 90));
+    }
+    if function.kind == FunctionKind::Entry && function.param_layout().1 > SMALL_PARAMETER_BYTES {
         needs = needs.and(Requirement::new(LARGE_PARAMETERS.major, LARGE_PARAMETERS.minor, 70));
     }
     if function.registers.iter().any(|r| r.ty == ScalarType::B128) {

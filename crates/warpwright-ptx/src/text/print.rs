@@ -4,9 +4,8 @@
 //! same: registers are numbered by class in order of appearance, labels in order of layout, and only blocks that a
 //! printed branch names carry a label.
 
+mod declare;
 mod inst;
-
-use std::fmt::Write as _;
 
 use crate::inst::*;
 use crate::module::*;
@@ -32,31 +31,34 @@ pub fn print_with_lines(module: &Module) -> Printed {
     out.line(format_args!(".version {}", module.version));
     out.line(format_args!(".target {}", module.target));
     out.line(format_args!(".address_size 64"));
-    if !module.variables.is_empty() {
-        out.line(format_args!(""));
+    for pragma in &module.pragmas {
+        out.line(format_args!(".pragma \"{pragma}\";"));
     }
-    for variable in &module.variables {
-        out.text.push_str(linkage(variable.linkage));
-        declare(&mut out.text, variable);
-        out.end(SourceLoc::Unknown);
-    }
+    declare::module(&mut out, module);
     for function in &module.functions {
+        if function.is_declaration() {
+            continue;
+        }
         out.line(format_args!(""));
-        head(&mut out, function);
+        // The names of `.reg` parameters are those of the registers, so the body comes first.
         let mut body = Body::new(module, function);
+        body.param_registers();
         body.blocks();
+        declare::head(&mut out, function, Some(&body));
         out.line(format_args!("{{"));
         body.registers(&mut out);
         for variable in &function.variables {
             out.text.push_str("    ");
-            out.text.push_str(linkage(variable.linkage));
-            declare(&mut out.text, variable);
+            out.text.push_str(declare::linkage(variable.linkage));
+            declare::variable(&mut out.text, module, variable);
             out.end(SourceLoc::Unknown);
         }
+        body.prototypes(&mut out);
         out.text.push_str(&body.out.text);
         out.lines.append(&mut body.out.lines);
         out.line(format_args!("}}"));
     }
+    declare::aliases(&mut out, module);
     Printed { text: out.text, lines: out.lines }
 }
 
@@ -90,108 +92,10 @@ impl Text {
     }
 
     fn push(&mut self, content: std::fmt::Arguments<'_>) {
+        use std::fmt::Write as _;
         // Writing to a String cannot fail.
         let _ = self.text.write_fmt(content);
     }
-}
-
-const fn linkage(linkage: Linkage) -> &'static str {
-    match linkage {
-        Linkage::Internal => "",
-        Linkage::Visible => ".visible ",
-        Linkage::Extern => ".extern ",
-        Linkage::Weak => ".weak ",
-    }
-}
-
-/// `.space .align n .type name[len] = {..};`
-fn declare(out: &mut String, variable: &Variable) {
-    let Variable { name, space, ty, align, len, array, init, .. } = variable;
-    let _ = write!(out, ".{space} .align {align} .{ty} {name}");
-    match len {
-        None => out.push_str("[]"),
-        Some(len) if *array || *len != 1 => {
-            let _ = write!(out, "[{len}]");
-        }
-        Some(_) => {}
-    }
-    if let Some(bytes) = init {
-        out.push_str(" = ");
-        let braces = *array || len.is_none_or(|n| n != 1);
-        if braces {
-            out.push('{');
-        }
-        for (i, element) in bytes.chunks(ty.bytes() as usize).enumerate() {
-            if i > 0 {
-                out.push_str(", ");
-            }
-            let mut word = [0u8; 16];
-            word[..element.len()].copy_from_slice(element);
-            let value = u128::from_le_bytes(word);
-            let _ = match ty {
-                ScalarType::F32 => write!(out, "0f{value:08X}"),
-                ScalarType::F64 => write!(out, "0d{value:016X}"),
-                _ => write!(out, "{value}"),
-            };
-        }
-        if braces {
-            out.push('}');
-        }
-    }
-    out.push(';');
-}
-
-/// Everything of an entry before its `{`.
-fn head(out: &mut Text, function: &Function) {
-    out.push(format_args!("{}.entry {}(", linkage(function.linkage), function.name));
-    for (i, param) in function.params.iter().enumerate() {
-        if i > 0 {
-            out.text.push(',');
-        }
-        out.end(SourceLoc::Unknown);
-        out.text.push_str("    .param ");
-        if param.align != param.ty.bytes() {
-            out.push(format_args!(".align {} ", param.align));
-        }
-        out.push(format_args!(".{} ", param.ty));
-        if let Some(PointerAttr { space, align }) = param.pointer {
-            out.text.push_str(".ptr ");
-            if space != StateSpace::Generic {
-                out.push(format_args!(".{space} "));
-            }
-            if let Some(align) = align {
-                out.push(format_args!(".align {align} "));
-            }
-        }
-        out.text.push_str(&param.name);
-        if let Some(len) = param.array {
-            out.push(format_args!("[{len}]"));
-        }
-    }
-    if !function.params.is_empty() {
-        out.end(SourceLoc::Unknown);
-    }
-    out.line(format_args!(")"));
-    let d = &function.directives;
-    let dims = |out: &mut Text, name: &str, value: Option<[u32; 3]>| {
-        if let Some([x, y, z]) = value {
-            out.line(format_args!(".{name} {x}, {y}, {z}"));
-        }
-    };
-    let number = |out: &mut Text, name: &str, value: Option<u32>| {
-        if let Some(n) = value {
-            out.line(format_args!(".{name} {n}"));
-        }
-    };
-    dims(out, "maxntid", d.max_threads);
-    dims(out, "reqntid", d.required_threads);
-    number(out, "minnctapersm", d.min_blocks_per_sm);
-    number(out, "maxnreg", d.max_registers);
-    dims(out, "reqnctapercluster", d.cluster);
-    if d.explicit_cluster {
-        out.line(format_args!(".explicitcluster"));
-    }
-    number(out, "maxclusterrank", d.max_cluster_rank);
 }
 
 /// The register name prefix of a type. No prefix plus digits is a prefix of another one plus digits.
@@ -258,6 +162,12 @@ enum Flow {
         uniform: bool,
         exit: bool,
     },
+    /// `brx.idx`
+    Indexed {
+        index: Reg,
+        uniform: bool,
+        targets: Vec<BlockId>,
+    },
     Ret,
     Exit,
 }
@@ -268,13 +178,14 @@ impl Flow {
     }
 
     /// The blocks that the text names.
-    fn targets(&self) -> impl Iterator<Item = BlockId> + use<> {
-        let pair = match *self {
-            Self::Bra { to, .. } => [Some(to), None],
-            Self::Both { then, otherwise, .. } => [Some(then), Some(otherwise)],
-            Self::Fall | Self::Leave { .. } | Self::Ret | Self::Exit => [None, None],
+    fn targets(&self) -> impl Iterator<Item = BlockId> {
+        let (pair, list) = match self {
+            Self::Bra { to, .. } => ([Some(*to), None], &[][..]),
+            Self::Both { then, otherwise, .. } => ([Some(*then), Some(*otherwise)], &[][..]),
+            Self::Indexed { targets, .. } => ([None, None], targets.as_slice()),
+            Self::Fall | Self::Leave { .. } | Self::Ret | Self::Exit => ([None, None], &[][..]),
         };
-        pair.into_iter().flatten()
+        pair.into_iter().flatten().chain(list.iter().copied())
     }
 }
 
@@ -292,13 +203,18 @@ struct Body<'m> {
     /// Number of the label of each block that needs one.
     labels: Vec<Option<u32>>,
     label_prefix: String,
+    /// How many `.branchtargets` lists have been written.
+    target_lists: u32,
+    /// The pragmas that have not been written yet.
+    pragmas: &'m [Pragma],
 }
 
 impl<'m> Body<'m> {
     fn new(module: &'m Module, function: &'m Function) -> Self {
         let names = || {
-            let locals = function.params.iter().map(|p| p.name.as_str());
+            let locals = function.params.iter().chain(&function.returns).map(|p| p.name.as_str());
             locals
+                .chain(module.functions.iter().map(|f| f.name.as_str()))
                 .chain(function.variables.iter().map(|v| v.name.as_str()))
                 .chain(module.variables.iter().map(|v| v.name.as_str()))
         };
@@ -326,7 +242,23 @@ impl<'m> Body<'m> {
             suffix,
             labels: vec![None; function.blocks.len()],
             label_prefix,
+            target_lists: 0,
+            pragmas: &function.pragmas,
         }
+    }
+
+    /// Names the registers that are parameters, in the order of the signature.
+    fn param_registers(&mut self) {
+        for register in self.function.returns.iter().chain(&self.function.params).filter_map(|p| p.register) {
+            self.number(register);
+        }
+    }
+
+    /// The name of a register that has appeared.
+    fn register_name(&self, reg: Reg) -> Option<String> {
+        let info = self.function.registers.get(reg.0 as usize)?;
+        let number = self.numbers.get(reg.0 as usize).copied().flatten()?;
+        Some(format!("{}{}{number}", prefix(info.ty), self.suffix))
     }
 
     /// The block whose text control meets first when it goes to each block.
@@ -339,7 +271,10 @@ impl<'m> Body<'m> {
         for (i, block) in blocks.iter().enumerate().rev().skip(1) {
             let next = places[i + 1];
             let falls = |to: BlockId| to.0 as usize > i && places.get(to.0 as usize) == Some(&next);
-            let leaves = matches!(block.terminator, Terminator::Ret | Terminator::Exit);
+            let leaves = matches!(
+                block.terminator,
+                Terminator::Ret | Terminator::Exit | Terminator::BranchIndexed { .. }
+            );
             if block.instructions.is_empty() && !leaves && block.terminator.successors().all(falls) {
                 places[i] = next;
             }
@@ -362,6 +297,10 @@ impl<'m> Body<'m> {
             let flow = match block.terminator {
                 Terminator::Ret => Flow::Ret,
                 Terminator::Exit => Flow::Exit,
+                Terminator::BranchIndexed { index, uniform, ref targets } => {
+                    let targets = targets.iter().map(|t| place(*t)).collect();
+                    Flow::Indexed { index, uniform, targets }
+                }
                 Terminator::Jump { to, uniform } => Flow::jump(place(to), uniform, next, places[i] != i),
                 Terminator::Branch { pred, uniform, then, otherwise } => {
                     let (then, otherwise) = (place(then), place(otherwise));
@@ -441,19 +380,34 @@ impl<'m> Body<'m> {
                 self.out.line(format_args!("{}{label}:", self.label_prefix));
             }
             for (at, instruction) in block.instructions.iter().enumerate() {
+                self.pragma_before(index, at);
                 self.out.text.push_str("    ");
                 self.guard(instruction.guard);
                 self.inst(&instruction.inst);
                 self.out.text.push(';');
                 self.out.end(block.location(at));
             }
+            self.pragma_before(index, usize::MAX);
             self.terminator(flow, block.location(block.instructions.len()));
+        }
+    }
+
+    /// The pragmas that stand before instruction `at` of a block and have not been written.
+    fn pragma_before(&mut self, block: usize, at: usize) {
+        while let [first, rest @ ..] = self.pragmas
+            && (first.block.0 as usize, first.index as usize) <= (block, at)
+        {
+            self.out.line(format_args!("    .pragma \"{}\";", first.text));
+            self.pragmas = rest;
         }
     }
 
     fn terminator(&mut self, flow: &Flow, origin: SourceLoc) {
         let (pred, text, uniform) = match *flow {
             Flow::Fall => return,
+            Flow::Indexed { index, uniform, ref targets } => {
+                return self.indexed(index, uniform, targets, origin);
+            }
             Flow::Bra { pred, uniform, to } => return self.bra(pred, uniform, to, origin),
             Flow::Both { pred, uniform, then, otherwise } => {
                 self.bra(Some(pred), uniform, then, origin);
@@ -474,11 +428,35 @@ impl<'m> Body<'m> {
         self.out.text.push_str("    ");
         self.guard(pred);
         self.out.text.push_str(if uniform { "bra.uni " } else { "bra " });
+        self.label(to);
+        self.out.text.push(';');
+        self.out.end(origin);
+    }
+
+    fn label(&mut self, to: BlockId) {
         match self.labels.get(to.0 as usize).copied().flatten() {
-            Some(label) => self.out.push(format_args!("{}{label};", self.label_prefix)),
+            Some(label) => self.out.push(format_args!("{}{label}", self.label_prefix)),
             // A block that does not exist: the name makes the defect readable.
-            None => self.out.push(format_args!("{}_missing{};", self.label_prefix, to.0)),
+            None => self.out.push(format_args!("{}_missing{}", self.label_prefix, to.0)),
         }
+    }
+
+    /// The list of targets and the branch.
+    fn indexed(&mut self, index: Reg, uniform: bool, targets: &[BlockId], origin: SourceLoc) {
+        let list = self.target_lists;
+        self.target_lists += 1;
+        self.out.push(format_args!("{}x{list}: .branchtargets ", self.label_prefix));
+        for (i, target) in targets.iter().enumerate() {
+            if i > 0 {
+                self.out.text.push_str(", ");
+            }
+            self.label(*target);
+        }
+        self.out.text.push(';');
+        self.out.end(origin);
+        self.out.text.push_str(if uniform { "    brx.idx.uni " } else { "    brx.idx " });
+        self.reg(index);
+        self.out.push(format_args!(", {}x{list};", self.label_prefix));
         self.out.end(origin);
     }
 
@@ -495,30 +473,75 @@ impl<'m> Body<'m> {
         let Some(info) = self.function.registers.get(index) else {
             return self.out.push(format_args!("%missing{}", reg.0));
         };
-        let number = *self.numbers[index].get_or_insert_with(|| {
+        let number = self.number(reg);
+        self.out.push(format_args!("{}{}{number}", prefix(info.ty), self.suffix));
+    }
+
+    /// The number of a register within its class, given on first use.
+    fn number(&mut self, reg: Reg) -> u32 {
+        let index = reg.0 as usize;
+        let (Some(info), Some(number)) = (self.function.registers.get(index), self.numbers.get_mut(index))
+        else {
+            return reg.0;
+        };
+        *number.get_or_insert_with(|| {
             let count = &mut self.counts[info.ty as usize];
             *count += 1;
             *count - 1
-        });
-        self.out.push(format_args!("{}{}{number}", prefix(info.ty), self.suffix));
+        })
     }
 
     /// The `.reg` lines of the registers that have appeared.
     fn registers(&self, out: &mut Text) {
-        for (ty, count) in ScalarType::ALL.iter().zip(&self.counts) {
-            if *count > 0 {
-                out.line(format_args!("    .reg .{ty} {}{}<{count}>;", prefix(*ty), self.suffix));
+        // Parameters have been declared, and have the lowest numbers of their class.
+        let mut declared = vec![0u32; self.counts.len()];
+        for p in self.function.returns.iter().chain(&self.function.params) {
+            if let Some(ty) = p.register.and_then(|r| self.function.reg_type(r)) {
+                declared[ty as usize] += 1;
+            }
+        }
+        for (ty, (count, declared)) in ScalarType::ALL.iter().zip(self.counts.iter().zip(declared)) {
+            let (prefix, suffix) = (prefix(*ty), &self.suffix);
+            if declared == 0 && *count > 0 {
+                out.line(format_args!("    .reg .{ty} {prefix}{suffix}<{count}>;"));
+            }
+            for n in declared..if declared == 0 { 0 } else { *count } {
+                out.line(format_args!("    .reg .{ty} {prefix}{suffix}{n};"));
             }
         }
     }
 
+    /// The prototypes and target lists of indirect calls.
+    fn prototypes(&self, out: &mut Text) {
+        for (i, prototype) in self.function.prototypes.iter().enumerate() {
+            out.push(format_args!("{}p{i}: .callprototype ", self.label_prefix));
+            declare::prototype(out, prototype);
+            out.end(SourceLoc::Unknown);
+        }
+        for (i, targets) in self.function.call_targets.iter().enumerate() {
+            out.push(format_args!("{}t{i}: .calltargets ", self.label_prefix));
+            for (n, id) in targets.iter().enumerate() {
+                let name = self.symbol_name(*id).unwrap_or("$missing");
+                out.push(format_args!("{}{name}", if n > 0 { ", " } else { "" }));
+            }
+            out.text.push(';');
+            out.end(SourceLoc::Unknown);
+        }
+    }
+
+    fn symbol_name(&self, id: SymbolId) -> Option<&'m str> {
+        let (module, function) = (self.module, self.function);
+        match *function.symbols.get(id.0 as usize)? {
+            Symbol::Param(i) => function.params.get(i as usize).map(|p| p.name.as_str()),
+            Symbol::Return(i) => function.returns.get(i as usize).map(|p| p.name.as_str()),
+            Symbol::ModuleVariable(i) => module.variables.get(i as usize).map(|v| v.name.as_str()),
+            Symbol::LocalVariable(i) => function.variables.get(i as usize).map(|v| v.name.as_str()),
+            Symbol::Function(i) => module.functions.get(i as usize).map(|f| f.name.as_str()),
+        }
+    }
+
     fn symbol(&mut self, id: SymbolId) {
-        let name = self.function.symbols.get(id.0 as usize).and_then(|symbol| match *symbol {
-            Symbol::Param(i) => self.function.params.get(i as usize).map(|p| p.name.as_str()),
-            Symbol::ModuleVariable(i) => self.module.variables.get(i as usize).map(|v| v.name.as_str()),
-            Symbol::LocalVariable(i) => self.function.variables.get(i as usize).map(|v| v.name.as_str()),
-        });
-        match name {
+        match self.symbol_name(id) {
             Some(name) => self.out.text.push_str(name),
             None => self.out.push(format_args!("$missing{}", id.0)),
         }

@@ -148,8 +148,8 @@ impl Divergence {
             for b in cx.cfg.reverse_postorder() {
                 changed |= this.flow(cx, *b, &sources);
                 let at = b.0 as usize;
-                if let Terminator::Branch { pred, .. } = &function.blocks[at].terminator
-                    && this.register[pred.reg.0 as usize]
+                if let Some(decides) = function.blocks[at].terminator.condition()
+                    && this.register[decides.0 as usize]
                     && !split[at]
                 {
                     split[at] = true;

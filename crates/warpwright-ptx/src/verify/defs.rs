@@ -93,6 +93,8 @@ pub(super) fn check_references(cx: &mut Checker<'_>) -> bool {
         Some(Symbol::Param(i)) => function.params.len() > *i as usize,
         Some(Symbol::ModuleVariable(i)) => module.variables.len() > *i as usize,
         Some(Symbol::LocalVariable(i)) => function.variables.len() > *i as usize,
+        Some(Symbol::Return(i)) => function.returns.len() > *i as usize,
+        Some(Symbol::Function(i)) => module.functions.len() > *i as usize,
         None => false,
     };
     cx.each(|cx, instruction| {
@@ -112,10 +114,10 @@ pub(super) fn check_references(cx: &mut Checker<'_>) -> bool {
     });
     let mut branches = true;
     for (b, block) in (0u32..).zip(&function.blocks) {
-        if let Terminator::Branch { pred, .. } = &block.terminator
-            && pred.reg.0 as usize >= registers
+        if let Some(reg) = block.terminator.condition()
+            && reg.0 as usize >= registers
         {
-            let message = format!("register {} does not exist, the kernel has {registers}", pred.reg.0);
+            let message = format!("register {} does not exist, the kernel has {registers}", reg.0);
             cx.report_at(Rule::Def5, BlockId(b), block.instructions.len(), message);
         }
         branches &= block.terminator.successors().all(|s| (s.0 as usize) < function.blocks.len());
@@ -192,8 +194,8 @@ pub(super) fn check(cx: &mut Checker<'_>) -> Facts {
                 });
             }
         }
-        if let Terminator::Branch { pred, .. } = &block.terminator {
-            use_of(cx, &facts, &assigned_in, &mut open, pred.reg, id, block.instructions.len(), None);
+        if let Some(reg) = block.terminator.condition() {
+            use_of(cx, &facts, &assigned_in, &mut open, reg, id, block.instructions.len(), None);
         }
     }
     resolve(cx, &facts, &open);

@@ -3,7 +3,7 @@
 use super::defs::Facts;
 use super::{Checker, Rule, VerifyError, module_finding};
 use crate::inst::*;
-use crate::module::{Module, Symbol, Variable};
+use crate::module::{Linkage, Module, Param, Symbol, Variable};
 use crate::types::*;
 
 /// How far a chain of copies and additions is followed back to a symbol.
@@ -17,7 +17,8 @@ pub(super) fn check_declarations(module: &Module, findings: &mut Vec<VerifyError
     }
     for function in &module.functions {
         for v in &function.variables {
-            declaration(findings, &function.name, v, &[StateSpace::Shared, StateSpace::Local]);
+            let spaces = [StateSpace::Shared, StateSpace::Local, StateSpace::Param];
+            declaration(findings, &function.name, v, &spaces);
         }
         for p in &function.params {
             if !p.align.is_power_of_two() {
@@ -47,15 +48,15 @@ fn declaration(findings: &mut Vec<VerifyError>, function: &str, v: &Variable, sp
     match v.bytes() {
         None => wrong(format!("`{name}` has more than 2^64 bytes")),
         Some(bytes) => {
-            if v.len.is_none() && v.space != StateSpace::Shared {
+            if v.len.is_none() && v.space != StateSpace::Shared && v.linkage != Linkage::Extern {
                 wrong(format!("`{name}` has no size; only dynamic shared memory is declared without one"));
             }
-            if v.init.as_ref().is_some_and(|i| i.len() as u64 > bytes) {
+            if v.init.as_ref().is_some_and(|i| i.bytes.len() as u64 > bytes) {
                 wrong(format!("the initial value of `{name}` is longer than its {bytes} bytes"));
             }
         }
     }
-    if v.init.is_some() && matches!(v.space, StateSpace::Shared | StateSpace::Local) {
+    if v.init.is_some() && !matches!(v.space, StateSpace::Global | StateSpace::Const) {
         wrong(format!("`{name}` is in .{}, which has no initial values", v.space));
     }
 }
@@ -183,13 +184,16 @@ fn object<'m>(cx: &Checker<'m>, id: SymbolId) -> Option<Object<'m>> {
         align: u64::from(v.align.max(1)),
         bytes: v.len.and(v.bytes()),
     };
+    let param = |p: &'m Param| Object {
+        name: &p.name,
+        space: StateSpace::Param,
+        align: u64::from(p.align.max(1)),
+        bytes: Some(p.bytes()),
+    };
     match *cx.function.symbols.get(id.0 as usize)? {
-        Symbol::Param(i) => cx.function.params.get(i as usize).map(|p| Object {
-            name: &p.name,
-            space: StateSpace::Param,
-            align: u64::from(p.align.max(1)),
-            bytes: Some(p.bytes()),
-        }),
+        Symbol::Param(i) => cx.function.params.get(i as usize).map(param),
+        Symbol::Return(i) => cx.function.returns.get(i as usize).map(param),
+        Symbol::Function(_) => None,
         Symbol::ModuleVariable(i) => cx.module.variables.get(i as usize).map(variable),
         Symbol::LocalVariable(i) => cx.function.variables.get(i as usize).map(variable),
     }

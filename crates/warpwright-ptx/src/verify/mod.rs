@@ -6,6 +6,7 @@
 //! or out of bounds, and barriers in divergent code, which the assembler lets pass. Its time is near linear in the size
 //! of the module.
 
+mod calls;
 mod convergence;
 mod defs;
 mod memory;

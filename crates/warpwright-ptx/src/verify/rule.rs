@@ -113,6 +113,12 @@ rules! {
     /// A constant lane mask names at least one lane.
     Conv4 = "V-CONV-4" Error,
 
+    /// A call names a function, or has a 64-bit address with a prototype, and passes as many arguments and results as
+    /// the function has.
+    Call1 = "V-CALL-1" Error,
+    /// Each argument and result of a call has the type and size of the parameter that it is for.
+    Call2 = "V-CALL-2" Error,
+
     /// A kernel has a block, and branches lead to blocks of the same kernel.
     Cfg1 = "V-CFG-1" Error,
     /// Every block can be reached.

@@ -24,9 +24,13 @@ pub(super) fn check(cx: &mut Checker<'_>) {
         operands(cx, &instruction.inst);
     });
     for (b, block) in (0u32..).zip(&cx.function.blocks) {
-        if let Terminator::Branch { pred, .. } = &block.terminator {
-            (cx.block, cx.index) = (BlockId(b), block.instructions.len());
-            predicate(cx, pred.reg, "the condition of a branch");
+        (cx.block, cx.index) = (BlockId(b), block.instructions.len());
+        match &block.terminator {
+            Terminator::Branch { pred, .. } => predicate(cx, pred.reg, "the condition of a branch"),
+            Terminator::BranchIndexed { index, .. } => {
+                register(cx, *index, U32, Width::Exact, "the index of a branch");
+            }
+            Terminator::Jump { .. } | Terminator::Ret | Terminator::Exit => {}
         }
     }
 }
@@ -375,6 +379,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
         }
         Inst::WarpBarrier { mask } => source(cx, mask, U32, MASK),
         Inst::Nanosleep { duration } => source(cx, duration, U32, A),
+        Inst::Call { .. } => super::calls::operands(cx, inst),
         _ => {}
     }
 }

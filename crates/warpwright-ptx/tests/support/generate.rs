@@ -76,14 +76,17 @@ impl<F: FnMut() -> u64> Choices<F> {
         let array = self.flag() || self.flag();
         let align = 1 << self.below(8);
         if self.flag() && linkage == Linkage::Extern {
-            return Variable { name, space, ty, align, len: None, array: true, linkage, init: None };
+            let (managed, unified) = (false, None);
+            let (len, array, init) = (None, true, None);
+            return Variable { name, space, ty, align, len, array, linkage, init, managed, unified };
         }
         let len = if array { self.below(20) as u64 } else { 1 };
         let init = self.maybe(|c| {
             let elements = if array { c.below(len as usize + 1) } else { 1 };
             (0..elements * ty.bytes() as usize).map(|_| c.u32() as u8).collect()
         });
-        Variable { name, space, ty, align, len: Some(len), array, linkage, init }
+        let (managed, unified) = (false, None);
+        Variable { name, space, ty, align, len: Some(len), array, linkage, init, managed, unified }
     }
 
     fn function(&mut self, name: String, module_variables: usize, blocks: usize) -> Function {

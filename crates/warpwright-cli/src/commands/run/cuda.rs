@@ -16,7 +16,7 @@ pub(super) fn run(what: &Launch<'_>, device: &Device) -> Result<Aftermath, Error
         return Err(Error::usage("--sanitize: the sanitizers run in the emulator", "--device emulator"));
     }
     let mut module = text::parse(what.source).module;
-    module.functions.retain(|function| function.name == what.entry);
+    module.retain_entry(what.entry);
     let kernel = Kernel::new(module)
         .map_err(|error| Error::usage(format!("{}: {error}", what.context()), "see `warpwright lint`"))?;
     let stream = device.stream()?;

@@ -105,7 +105,7 @@ fn device_of(args: &RunArgs) -> Result<Option<Device>, Error> {
 
 fn entry_name(args: &RunArgs, source: &str) -> Result<String, Error> {
     let names: Vec<String> =
-        text::parse(source).module.functions.into_iter().map(|function| function.name).collect();
+        text::parse(source).module.entries().map(|function| function.name.clone()).collect();
     let file = args.file.display();
     match (&args.entry, names.as_slice()) {
         (_, []) => Err(Error::usage(format!("{file}: holds no kernel"), "a kernel is declared with .entry")),

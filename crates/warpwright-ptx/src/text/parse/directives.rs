@@ -431,6 +431,7 @@ impl<'a> Parser<'a> {
             array: if array { len } else { None },
             align,
             pointer,
+            register: None,
         });
         self.body.local_names.insert(name.text.to_owned());
         self.declare(name, Binding::Param(index))
@@ -500,7 +501,9 @@ impl<'a> Parser<'a> {
                 len,
                 array,
                 linkage: linkage.unwrap_or_default(),
-                init,
+                init: init.map(|bytes| Initialiser { bytes, addresses: Vec::new() }),
+                managed: false,
+                unified: None,
             };
             if at_module {
                 if self.entry_names.contains(name.text) {

@@ -176,6 +176,7 @@ impl Body<'_> {
             | Inst::WarpBarrier { .. }
             | Inst::Fence { .. }
             | Inst::Nanosleep { .. }
+            | Inst::Call { .. }
             | Inst::Brkpt
             | Inst::Trap => self.collective(inst),
             _ => {}
@@ -245,6 +246,9 @@ impl Body<'_> {
             Inst::Nanosleep { duration } => {
                 self.text("nanosleep.u32 ");
                 self.operand(duration);
+            }
+            Inst::Call { ref callee, uniform, ref returns, ref args } => {
+                self.call(callee, uniform, returns, args);
             }
             Inst::Brkpt => self.text("brkpt"),
             Inst::Trap => self.text("trap"),
@@ -340,7 +344,7 @@ impl Body<'_> {
         }
     }
 
-    fn operand(&mut self, operand: Operand) {
+    pub(super) fn operand(&mut self, operand: Operand) {
         match operand {
             Operand::Reg(reg) => self.reg(reg),
             Operand::Imm(Imm::Int(v)) => self.out.push(format_args!("{v}")),
