@@ -176,6 +176,41 @@ impl Counters {
         self.lane_instructions.iter().sum()
     }
 
+    /// Every counter by name, for tables and JSON.
+    pub fn rows(&self) -> Vec<(String, u64)> {
+        let mut rows = vec![
+            ("warp_instructions".to_owned(), self.total_warp_instructions()),
+            ("lane_instructions".to_owned(), self.total_lane_instructions()),
+        ];
+        for class in Class::ALL {
+            rows.push((
+                format!("warp_instructions.{}", class.name()),
+                self.warp_instructions[class as usize],
+            ));
+        }
+        for (name, traffic) in [("global_loads", self.global_loads), ("global_stores", self.global_stores)] {
+            rows.push((format!("{name}.accesses"), traffic.accesses));
+            rows.push((format!("{name}.bytes"), traffic.bytes));
+            rows.push((format!("{name}.sectors"), traffic.sectors));
+            rows.push((format!("{name}.ideal_sectors"), traffic.ideal_sectors));
+        }
+        for (name, traffic) in [("shared_loads", self.shared_loads), ("shared_stores", self.shared_stores)] {
+            rows.push((format!("{name}.accesses"), traffic.accesses));
+            rows.push((format!("{name}.bytes"), traffic.bytes));
+            rows.push((format!("{name}.wavefronts"), traffic.wavefronts));
+            rows.push((format!("{name}.bank_conflicts"), traffic.bank_conflicts()));
+        }
+        rows.extend([
+            ("local_bytes".to_owned(), self.local_bytes),
+            ("barriers".to_owned(), self.barriers),
+            ("branches".to_owned(), self.branches),
+            ("divergent_branches".to_owned(), self.divergent_branches),
+            ("blocks".to_owned(), self.blocks),
+            ("warps".to_owned(), self.warps),
+        ]);
+        rows
+    }
+
     /// One warp instruction executed by `lanes` lanes.
     #[inline(always)]
     pub fn instruction(&mut self, class: Class, lanes: u32) {

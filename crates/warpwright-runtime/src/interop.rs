@@ -7,7 +7,9 @@
 
 use std::sync::Arc;
 
+use crate::backend::cuda;
 use crate::device::Device;
+use crate::discover::discover;
 use crate::error::{Error, Result};
 use crate::launch::LoadedKernel;
 use crate::stream::{Stream, StreamShared};
@@ -28,6 +30,29 @@ pub unsafe fn stream_from_raw(device: &Device, raw: u64) -> Result<Stream> {
         .adopt_stream(raw)
         .ok_or_else(|| Error::NotSupported { what: "a raw CUDA stream", device: device.id() })?;
     Ok(Stream::over(device.clone(), Arc::new(StreamShared::new(device.backend(), handle, false))))
+}
+
+/// That a stream made elsewhere belongs to the device's primary context.
+///
+/// # Errors
+/// [`Error::WrongDevice`] if it is one of another device; [`Error::NotSupported`] on the emulator.
+pub fn check_stream(device: &Device, raw: u64) -> Result<()> {
+    let got = device.backend().device_of_stream(raw)?;
+    if got == device.id() {
+        return Ok(());
+    }
+    Err(Error::WrongDevice { op: "check_stream", argument: "stream", expected: device.id(), got })
+}
+
+/// The number of the GPU whose memory an address is.
+///
+/// # Errors
+/// [`Error::NoDriver`]; [`Error::Driver`] for an address that CUDA does not know.
+pub fn device_of_address(address: u64) -> Result<u32> {
+    if let Some(why) = discover().unavailable {
+        return Err(Error::NoDriver(why));
+    }
+    cuda::device_of_address(address)
 }
 
 /// The `CUstream` of a stream.

@@ -13,8 +13,8 @@ use warpwright_emu::{Counters, Finding};
 use warpwright_ptx::kernel::Kernel;
 
 use crate::cache::DiskCache;
-use crate::device::{MemoryInfo, Properties};
-use crate::error::Result;
+use crate::device::{DeviceId, MemoryInfo, Properties};
+use crate::error::{Error, Result};
 use crate::launch::KernelInfo;
 
 macro_rules! handles {
@@ -133,6 +133,11 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Takes over a stream made elsewhere, without owning it.
     fn adopt_stream(&self, _raw: u64) -> Option<StreamHandle> {
         None
+    }
+
+    /// The device whose context a stream made elsewhere belongs to.
+    fn device_of_stream(&self, _raw: u64) -> Result<DeviceId> {
+        Err(Error::NotSupported { what: "a raw CUDA stream", device: self.properties().id })
     }
 
     /// The raw function of the CUDA driver.

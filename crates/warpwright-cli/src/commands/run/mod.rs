@@ -206,41 +206,7 @@ fn print_counters(counters: &Counters, console: &mut Console) -> Result<(), Erro
 
 /// Every counter by name; the names are those of the JSON.
 pub(crate) fn counter_rows(counters: &Counters) -> Vec<(String, u64)> {
-    let mut rows = vec![
-        ("warp_instructions".to_owned(), counters.total_warp_instructions()),
-        ("lane_instructions".to_owned(), counters.total_lane_instructions()),
-    ];
-    for class in warpwright_emu::counters::Class::ALL {
-        rows.push((
-            format!("warp_instructions.{}", class.name()),
-            counters.warp_instructions[class as usize],
-        ));
-    }
-    for (name, traffic) in
-        [("global_loads", counters.global_loads), ("global_stores", counters.global_stores)]
-    {
-        rows.push((format!("{name}.accesses"), traffic.accesses));
-        rows.push((format!("{name}.bytes"), traffic.bytes));
-        rows.push((format!("{name}.sectors"), traffic.sectors));
-        rows.push((format!("{name}.ideal_sectors"), traffic.ideal_sectors));
-    }
-    for (name, traffic) in
-        [("shared_loads", counters.shared_loads), ("shared_stores", counters.shared_stores)]
-    {
-        rows.push((format!("{name}.accesses"), traffic.accesses));
-        rows.push((format!("{name}.bytes"), traffic.bytes));
-        rows.push((format!("{name}.wavefronts"), traffic.wavefronts));
-        rows.push((format!("{name}.bank_conflicts"), traffic.bank_conflicts()));
-    }
-    rows.extend([
-        ("local_bytes".to_owned(), counters.local_bytes),
-        ("barriers".to_owned(), counters.barriers),
-        ("branches".to_owned(), counters.branches),
-        ("divergent_branches".to_owned(), counters.divergent_branches),
-        ("blocks".to_owned(), counters.blocks),
-        ("warps".to_owned(), counters.warps),
-    ]);
-    rows
+    counters.rows()
 }
 
 pub(crate) fn counters_json(counters: &Counters) -> Value {

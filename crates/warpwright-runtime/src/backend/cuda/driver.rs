@@ -141,6 +141,17 @@ wrappers! {
 
     fn synchronize_stream(stream: sys::CUstream) => cuStreamSynchronize(stream);
 
+    fn stream_context(stream: sys::CUstream) -> (out: sys::CUcontext = ptr::null_mut()) =>
+        cuStreamGetCtx(stream, &raw mut out);
+
+    fn current_device() -> (out: sys::CUdevice = 0) => cuCtxGetDevice(&raw mut out);
+
+    fn device_of_address(address: u64) -> (out: c_int = 0) => cuPointerGetAttribute(
+        (&raw mut out).cast(),
+        sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        address
+    );
+
     fn query_stream(stream: sys::CUstream) => cuStreamQuery(stream);
 
     fn wait_event(stream: sys::CUstream, event: sys::CUevent) => cuStreamWaitEvent(stream, event, 0);

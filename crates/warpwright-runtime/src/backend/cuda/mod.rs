@@ -73,6 +73,11 @@ pub(crate) fn list_devices() -> Result<Vec<CudaDeviceInfo>, CudaUnavailable> {
     (0..count).map(describe).collect::<Outcome<_>>().map_err(unavailable)
 }
 
+/// The number of the device whose memory an address is.
+pub(crate) fn device_of_address(address: u64) -> Result<u32> {
+    Ok(driver::device_of_address(address).map_err(driver_error)?.unsigned_abs())
+}
+
 fn attribute(device: sys::CUdevice, which: Attribute) -> Outcome<u32> {
     Ok(u32::try_from(driver::attribute(device, which)?).unwrap_or(0))
 }
@@ -119,6 +124,9 @@ struct Objects {
     /// Nodes of each executable graph.
     graph_nodes: HashMap<u64, usize>,
 }
+
+/// `CU_STREAM_PER_THREAD`, the largest handle with a fixed meaning.
+const PER_THREAD_STREAM: u64 = 2;
 
 /// One GPU.
 #[derive(Debug)]
@@ -630,6 +638,22 @@ impl Backend for CudaBackend {
 
     fn adopt_stream(&self, raw: u64) -> Option<StreamHandle> {
         Some(StreamHandle(raw))
+    }
+
+    fn device_of_stream(&self, raw: u64) -> Result<DeviceId> {
+        // The default streams are those of whatever context is current, which is this one in every call.
+        if raw <= PER_THREAD_STREAM {
+            return Ok(self.properties.id);
+        }
+        let _current = self.enter()?;
+        let context = self.check(driver::stream_context(raw as sys::CUstream))?;
+        if context as u64 == self.context {
+            return Ok(self.properties.id);
+        }
+        self.check(driver::set_current_context(context))?;
+        let device = driver::current_device();
+        self.check(driver::set_current_context(self.context as sys::CUcontext))?;
+        Ok(DeviceId::Cuda(self.check(device)?.unsigned_abs()))
     }
 
     fn raw_function(&self, function: &FunctionHandle) -> Option<u64> {
