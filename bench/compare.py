@@ -1,199 +1,143 @@
 #!/usr/bin/env python3
-"""Compares warpwright with PyTorch (eager and compiled), Liger and bitsandbytes on one GPU, in one run.
+"""Compares warpwright with PyTorch (eager and compiled), Liger and bitsandbytes on one GPU, in one process, in turns.
 
-    python3 bench/compare.py --binary target/release/warpwright [--out bench/data/NAME.jsonl] [OP ...]
+    python3 bench/compare.py --out bench/data/NAME.jsonl --page NAME.html [OP ...]
 
-Both sides use the same shapes and the same recipe: CUDA events around each launch, after a 256 MB write and a
-256 MB read that push the inputs out of the L2 cache and keep a backlog in front of the timed launch; the median is
-reported. Ratios are other / ours: above 1, warpwright is faster. Liger and bitsandbytes are used where installed.
+Every case of bench/suites.toml: correctness against f64 first, then medians of CUDA events, then, on small tensors, the
+host's time per call. Ratios are other / ours: above 1, warpwright is faster. The roofline is the bandwidth that the best
+plain copy or addition of the same run reaches. Libraries that are missing are left out. Needs the Python package
+`warpwright` (bridges/warpwright-py) and PyTorch with CUDA; --dry-run needs neither and makes its numbers up.
 """
+
+from __future__ import annotations
+
 import argparse
 import datetime
-import importlib.metadata
 import json
-import statistics
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
-import torch
-import torch.nn.functional as F
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
 
-FLUSH_BYTES = 256 << 20
-SCHEMES = ("nf4", "fp4", "int4", "int4_asymmetric")
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
+from comparison import charts, suites  # noqa: E402
+from comparison.lab import Fake, Gpu, Result  # noqa: E402
 
-
-class Timer:
-    def __init__(self):
-        self.write = torch.empty(FLUSH_BYTES // 4, device="cuda", dtype=torch.int32)
-        self.read = torch.randn(FLUSH_BYTES // 4, device="cuda")
-
-    def median_us(self, fn, repeats=60):
-        for _ in range(3):
-            fn()
-        torch.cuda.synchronize()
-        pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-        for start, end in pairs:
-            self.write.zero_()
-            self.read.sum()
-            start.record()
-            fn()
-            end.record()
-        torch.cuda.synchronize()
-        return statistics.median(s.elapsed_time(e) for s, e in pairs) * 1e3
+HOST_CASES = [
+    suites.Case("silu", "4096", (4096,), "f32", "forward"),
+    suites.Case("silu", "4096", (4096,), "f32", "backward"),
+    suites.Case("swiglu", "4096", (4096,), "bf16", "forward"),
+    suites.Case("quantize_nf4", "4096, groups of 64", (4096,), "bf16", "forward"),
+]
 
 
-def activation_cases(timer, dtype):
-    """Yields (op, direction, who, us) on 2^28 elements."""
-    aten = torch.ops.aten
-    x = torch.randn(1 << 28, device="cuda", dtype=DTYPES[dtype])
-    dy = torch.randn_like(x)
-    forward = {
-        "relu": lambda a: F.relu(a),
-        "leaky_relu": lambda a: F.leaky_relu(a, 0.01),
-        "gelu_erf": lambda a: F.gelu(a),
-        "gelu_tanh": lambda a: F.gelu(a, approximate="tanh"),
-        "silu": lambda a: F.silu(a),
-        "sigmoid": lambda a: torch.sigmoid(a),
-        "tanh": lambda a: torch.tanh(a),
-    }
-    backward = {
-        "relu": lambda a, g: aten.threshold_backward(g, a, 0),
-        "leaky_relu": lambda a, g: aten.leaky_relu_backward(g, a, 0.01, False),
-        "gelu_erf": lambda a, g: aten.gelu_backward(g, a),
-        "gelu_tanh": lambda a, g: aten.gelu_backward(g, a, approximate="tanh"),
-        "silu": lambda a, g: aten.silu_backward(g, a),
-        "sigmoid": lambda a, g: aten.sigmoid_backward(g, a),
-        "tanh": lambda a, g: aten.tanh_backward(g, a),
-    }
-    for op, f in forward.items():
-        yield op, "forward", "torch", timer.median_us(lambda: f(x))
-        c = torch.compile(f, dynamic=False)
-        yield op, "forward", "torch.compile", timer.median_us(lambda: c(x))
-    for op, f in backward.items():
-        yield op, "backward", "torch", timer.median_us(lambda: f(x, dy))
-        c = torch.compile(f, dynamic=False)
-        yield op, "backward", "torch.compile", timer.median_us(lambda: c(x, dy))
-
-
-def gated_cases(timer, dtype):
-    """Yields (op, direction, who, us) for swiglu and geglu on 8192 x 14336."""
-    shape = (8192, 14336)
-    gate, up, dy = (torch.randn(shape, device="cuda", dtype=DTYPES[dtype]) for _ in range(3))
-    aten = torch.ops.aten
-    forward = {"swiglu": lambda g, u: F.silu(g) * u, "geglu": lambda g, u: F.gelu(g) * u}
-    backward = {
-        "swiglu": lambda g, u, d: (aten.silu_backward(d * u, g), d * F.silu(g)),
-        "geglu": lambda g, u, d: (aten.gelu_backward(d * u, g), d * F.gelu(g)),
-    }
-    for op in forward:
-        f, b = forward[op], backward[op]
-        yield op, "forward", "torch", timer.median_us(lambda: f(gate, up))
-        cf = torch.compile(f, dynamic=False)
-        yield op, "forward", "torch.compile", timer.median_us(lambda: cf(gate, up))
-        cb = torch.compile(b, dynamic=False)
-        yield op, "backward", "torch.compile", timer.median_us(lambda: cb(gate, up, dy))
+def commit() -> str:
     try:
-        from liger_kernel.ops.geglu import geglu_forward
-        from liger_kernel.ops.swiglu import swiglu_forward
-    except ImportError:
-        return
-    yield "swiglu", "forward", "Liger", timer.median_us(lambda: swiglu_forward(gate, up))
-    yield "geglu_tanh", "forward", "Liger", timer.median_us(lambda: geglu_forward(gate, up))
+        command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
-def quantise_cases(timer, dtype):
-    """Yields (op, direction, who, us) for NF4 blocks of 64 on 2^28 elements."""
-    try:
-        import bitsandbytes.functional as bnb
-    except ImportError:
-        return
-    x = torch.randn(1 << 14, 1 << 14, device="cuda", dtype=DTYPES[dtype])
-    q, state = bnb.quantize_4bit(x, blocksize=64, quant_type="nf4")
-    yield "quantize_nf4", "forward", "bitsandbytes", timer.median_us(
-        lambda: bnb.quantize_4bit(x, blocksize=64, quant_type="nf4"), repeats=20)
-    yield "dequantize_nf4", "forward", "bitsandbytes", timer.median_us(lambda: bnb.dequantize_4bit(q, state))
+def row(case: suites.Case, result: Result, lab: Any, named: str) -> dict[str, Any] | None:
+    """One line of the data; None if ours has no time."""
+    ours = result.us.get("warpwright")
+    if ours is None:
+        return None
+    others = {who: us for who, us in result.us.items() if who != "warpwright"}
+    other = min(others, key=lambda who: others[who]) if others else None
+    return {
+        "op": case.op,
+        "case": case.case,
+        "dtype": case.dtype,
+        "direction": case.direction,
+        "ours_us": ours,
+        "other_us": others[other] if other else None,
+        "other": other,
+        "ratio": others[other] / ours if other else None,
+        "roofline": case.bytes / (ours * 1e-6) / lab.bandwidth,
+        "error": result.error.get("warpwright"),
+        "spread_us": result.spread.get("warpwright"),
+        "bytes": case.bytes,
+        "all_us": result.us,
+        "failed": result.failed,
+        "gpu": lab.gpu,
+        "driver": lab.driver,
+        "versions": lab.versions,
+        "commit": named,
+        "date": datetime.date.today().isoformat(),
+    }
 
 
-def ours(binary):
-    """Our times as (op, direction, dtype) -> (case, result), and the device."""
-    shapes = [
-        ("2^28", 1 << 28, ["relu", "leaky_relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid", "tanh"]),
-        ("8192x14336", 8192 * 14336, ["swiglu", "geglu", "geglu_tanh"]),
-        ("2^28, groups of 64", 1 << 28, [f"{d}quantize_{s}" for d in ("", "de") for s in SCHEMES]),
-    ]
-    rows = {}
-    for case, elements, ops in shapes:
-        command = [binary, "bench", *ops, "--device", "cuda:0", "--elements", str(elements), "--json"]
-        output = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        for result in output["results"]:
-            rows[result["op"], result["direction"], result["dtype"]] = (case, result)
-    return rows, output["device"], output["copy_gb_per_s"]
+def shown(entry: dict[str, Any]) -> str:
+    other = f"{entry['other_us']:>10.1f}{entry['ratio']:>7.2f}  {entry['other']}" if entry["other"] else f"{'-':>10}{'-':>7}"
+    name = f"{entry['op']:<27}{entry['direction']:<10}{entry['dtype']:<6}{entry['case']:<26}"
+    return f"{name}{entry['ours_us']:>9.1f}{entry['roofline']:>6.2f}{entry['error']:>9.1e}{other}"
 
 
-def errors(binary):
-    """The largest norm-wise error of each (op, direction, dtype) against the f64 reference, on the device."""
-    output = subprocess.run([binary, "check", "--device", "cuda:0", "--json"], capture_output=True, text=True).stdout
-    worst = {}
-    for case in json.loads(output)["cases"]:
-        key = (case["op"], case["direction"], case["dtype"])
-        worst[key] = max(worst.get(key, 0.0), case["error"] or 0.0)
-    return worst
-
-
-def versions():
-    found = {}
-    for package in ("torch", "triton", "bitsandbytes", "liger_kernel"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return found
-
-
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ops", nargs="*")
-    parser.add_argument("--binary", default="target/release/warpwright")
-    parser.add_argument("--out")
-    parser.add_argument("--commit", default="")
+    parser.add_argument("ops", nargs="*", help="only these operations")
+    parser.add_argument("--suites", type=Path, default=HERE / "suites.toml")
+    parser.add_argument("--out", type=Path, help="write JSON lines here")
+    parser.add_argument("--page", type=Path, help="write an HTML page with the charts here")
+    parser.add_argument("--commit", default=None, help="what to record; by default git's HEAD")
+    parser.add_argument("--repeats", type=int, default=30, help="timed launches of each contender")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: minutes faster")
+    parser.add_argument("--no-host", action="store_true", help="leave the host's time per call out")
+    parser.add_argument("--dry-run", action="store_true", help="no GPU: made-up times")
     args = parser.parse_args()
 
-    mine, device, copy = ours(args.binary)
-    worst = errors(args.binary)
-    timer = Timer()
-    others = {}
-    for dtype in ("f32", "bf16"):
-        for cases in (activation_cases, gated_cases, quantise_cases):
-            for op, direction, who, us in cases(timer, dtype):
-                others.setdefault((op, direction, dtype), []).append((us, who))
-            torch._dynamo.reset()
-            torch.cuda.empty_cache()
-
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
-    ).stdout.split()[0]
-    rows = []
-    print(f"{device}, driver {driver}, copy {copy:.0f} GB/s")
-    print(f"{'op':<26}{'direction':<10}{'dtype':<6}{'ours us':>9}{'roof':>6}{'other us':>10}{'ratio':>7}  who")
-    for key, (case, result) in mine.items():
-        op, direction, dtype = key
-        if args.ops and op not in args.ops:
+    lab: Any = Fake() if args.dry_run else Gpu(args.repeats, not args.no_compile)
+    named = commit() if args.commit is None else args.commit
+    print(f"{lab.gpu}, driver {lab.driver}, {lab.bandwidth / 1e9:.0f} GB/s, {lab.versions}")
+    head = f"{'op':<27}{'direction':<10}{'dtype':<6}{'case':<26}"
+    print(f"{head}{'ours us':>9}{'roof':>6}{'error':>9}{'other us':>10}{'ratio':>7}  who", flush=True)
+    rows, wrong = [], []
+    out = open(args.out, "w", encoding="utf-8") if args.out else None
+    for case in suites.load(args.suites, args.ops):
+        result = lab.measure(case)
+        for who, why in result.failed.items():
+            print(f"  {case}: {who} has no time: {why}", flush=True)
+        entry = row(case, result, lab, named)
+        if entry is None:
+            wrong.append(str(case))
             continue
-        us, who = min(others.get(key, [(None, None)]), key=lambda o: o[0] or float("inf"))
-        time = result["median_us"]
-        rows.append({
-            "op": op, "case": case, "dtype": dtype, "direction": direction, "ours_us": time, "other_us": us,
-            "other": who, "ratio": us / time if us else None, "roofline": result["roofline_fraction"],
-            "error": worst.get(key), "gpu": torch.cuda.get_device_name(), "driver": driver,
-            "versions": versions(), "commit": args.commit, "date": datetime.date.today().isoformat(),
-        })
-        shown = f"{us:>10.1f}{us / time:>7.2f}  {who}" if us else f"{'-':>10}{'-':>7}"
-        print(f"{op:<26}{direction:<10}{dtype:<6}{time:>9.1f}{result['roofline_fraction']:>6.2f}{shown}")
-    if args.out:
-        with open(args.out, "w") as f:
-            f.writelines(json.dumps(r) + "\n" for r in rows)
-    return 0
+        rows.append(entry)
+        print(shown(entry), flush=True)
+        if out:
+            # Line by line: a run that is cut off keeps what it has.
+            out.write(json.dumps(entry) + "\n")
+            out.flush()
+    if not args.no_host:
+        host = {case: lab.measure(case).host_us for case in HOST_CASES} if args.dry_run else lab.host(HOST_CASES)
+        print("\nhost us per call")
+        for case, times in host.items():
+            print(f"  {str(case):<44}" + ", ".join(f"{who} {us:.2f}" for who, us in times.items()))
+            entry = {
+                "kind": "host",
+                "op": case.op,
+                "case": case.case,
+                "dtype": case.dtype,
+                "direction": case.direction,
+                "host_us": times,
+                "gpu": lab.gpu,
+                "driver": lab.driver,
+                "versions": lab.versions,
+                "commit": named,
+                "date": datetime.date.today().isoformat(),
+            }
+            if out:
+                out.write(json.dumps(entry) + "\n")
+    if out:
+        out.close()
+    if args.page:
+        args.page.write_text(charts.page(rows), encoding="utf-8")
+    if wrong:
+        print("\nno time because the result was wrong: " + "; ".join(wrong))
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,174 @@
+"""Where cases are measured: on a GPU, or with made-up times that exercise everything else."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from .suites import Case
+
+# Norm-wise errors that a correct implementation stays within; the format's own error for 4 bits of normal data.
+BUDGETS = {"f64": 1e-13, "f32": 1e-6, "bf16": 4e-3, "f16": 5e-4}
+FORMATS = {"nf4": 0.0925, "fp4": 0.1225, "int4": 0.14, "int4_asymmetric": 0.14, "nested": 0.02}
+FLUSH_BYTES = 256 << 20
+
+
+@dataclass
+class Result:
+    """Median microseconds on the device, spread, error and host microseconds of each contender; ours is `warpwright`."""
+
+    us: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
+    error: dict[str, float] = field(default_factory=dict)
+    host_us: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def budget(case: Case) -> float:
+    if "quantize" in case.op:
+        return FORMATS[case.op.split("quantize_")[1]]
+    return BUDGETS[case.dtype]
+
+
+class Fake:
+    """No GPU: times follow from the bytes and a hash of the names."""
+
+    gpu = "dry run"
+    driver = "0"
+    versions: dict[str, str] = {}
+    bandwidth = 4.3e12
+
+    def measure(self, case: Case) -> Result:
+        floor = case.bytes / self.bandwidth * 1e6
+        result = Result()
+        for who in ("warpwright", "torch", "torch.compile"):
+            if who != "warpwright" and "quantize" in case.op:
+                continue
+            wobble = hashlib.sha256(f"{case} {who}".encode()).digest()[0] / 255
+            result.us[who] = max(2.0, floor * (1.02 + 0.3 * wobble))
+            result.spread[who] = 0.01 * result.us[who]
+            result.error[who] = budget(case) / 4
+            result.host_us[who] = 3.0 + 4 * wobble
+        return result
+
+
+class Gpu:
+    """One GPU through PyTorch.
+
+    Every timed launch has events around it and, in front, a 256 MB write and a 256 MB read: they push the inputs out of
+    the L2 cache and are the backlog behind which the host's own time disappears. Contenders take turns, launch by launch.
+    """
+
+    def __init__(self, repeats: int, compile_others: bool) -> None:
+        import torch
+
+        self.torch, self.repeats, self.compile_others = torch, repeats, compile_others
+        self.gpu = torch.cuda.get_device_name()
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            self.driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+        except (OSError, subprocess.CalledProcessError, IndexError):
+            self.driver = "unknown"
+        self.versions = {"cudnn": str(torch.backends.cudnn.version())}
+        for package in ("warpwright", "torch", "triton", "bitsandbytes", "liger_kernel"):
+            try:
+                self.versions[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        self.write = torch.empty(FLUSH_BYTES // 4, device="cuda", dtype=torch.int32)
+        self.read = torch.randn(FLUSH_BYTES // 4, device="cuda")
+        self.bandwidth = self._ceiling()
+
+    def _ceiling(self) -> float:
+        """Bytes per second of the best plain mix of reads and writes."""
+        torch = self.torch
+        a, b = (torch.randn(1 << 28, device="cuda") for _ in range(2))
+        c = torch.empty_like(a)
+        copy = 2 * a.nbytes / self._times({"copy": lambda: c.copy_(a)})["copy"][0]
+        add = 3 * a.nbytes / self._times({"add": lambda: torch.add(a, b, out=c)})["add"][0]
+        return max(copy, add) * 1e6
+
+    def _times(self, contenders: dict[str, Any]) -> dict[str, tuple[float, float]]:
+        """Median and interquartile range in microseconds."""
+        torch = self.torch
+        for contender in contenders.values():
+            for _ in range(3):
+                contender()
+        torch.cuda.synchronize()
+
+        def event() -> Any:
+            return torch.cuda.Event(enable_timing=True)
+
+        pairs = {who: [(event(), event()) for _ in range(self.repeats)] for who in contenders}
+        for i in range(self.repeats):
+            for who, contender in contenders.items():
+                start, end = pairs[who][i]
+                self.write.zero_()
+                self.read.sum()
+                start.record()
+                contender()
+                end.record()
+            # Results that the caching allocator gives out again must not pile up behind the host.
+            torch.cuda.synchronize()
+        found = {}
+        for who, events in pairs.items():
+            times = [s.elapsed_time(e) * 1e3 for s, e in events]
+            low, _, high = statistics.quantiles(times, n=4)
+            found[who] = (statistics.median(times), high - low)
+        return found
+
+    def _host_us(self, contender: Any, calls: int = 400) -> float:
+        """Microseconds of the host for one call, on a queue that is never full."""
+        self.torch.cuda.synchronize()
+        samples = []
+        for _ in range(5):
+            start = time.perf_counter()
+            for _ in range(calls):
+                contender()
+            samples.append((time.perf_counter() - start) / calls * 1e6)
+            self.torch.cuda.synchronize()
+        return min(samples)
+
+    def measure(self, case: Case) -> Result:
+        from .rivals import Bench
+
+        torch = self.torch
+        result = Result()
+        bench = Bench(case)
+        contenders = bench.contenders(self.compile_others)
+        correct = {}
+        for who, contender in contenders.items():
+            try:
+                result.error[who] = bench.error(contender)
+                if result.error[who] <= budget(case):
+                    correct[who] = contender
+                else:
+                    result.failed[who] = f"error {result.error[who]:.3g} over {budget(case):.3g}"
+            except Exception as e:  # A competitor that cannot do a case is no reason to stop.
+                result.failed[who] = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        for who, (median, spread) in self._times(correct).items():
+            result.us[who], result.spread[who] = median, spread
+        del bench, contenders, correct
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+        return result
+
+    def host(self, cases: list[Case]) -> dict[Case, dict[str, float]]:
+        """Host microseconds per call on small tensors, which no kernel can hide."""
+        from .rivals import Bench
+
+        found = {}
+        for case in cases:
+            contenders = Bench(case).contenders(self.compile_others)
+            found[case] = {}
+            for who, contender in contenders.items():
+                for _ in range(20):
+                    contender()
+                found[case][who] = self._host_us(contender)
+            self.torch._dynamo.reset()
+        return found

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Calls our functions a million times and watches memory of the host and of the GPU: both must stay flat.
+
+    python3 bench/leak_check.py [--calls 1000000]
+
+Without a GPU the calls are of empty tensors on the host, which take every step but the launch, and of small ones in the
+emulator for a hundredth of the calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from pathlib import Path
+
+import torch
+
+import warpwright as ww
+import warpwright.torch as wt
+
+# What allocators may keep between two looks.
+HOST_SLACK, GPU_SLACK = 8 << 20, 0
+
+
+def resident() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def used() -> int:
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=1_000_000)
+    args = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    x = torch.randn(1024 if on_gpu else 0, device="cuda" if on_gpu else "cpu")
+    dy = torch.randn_like(x)
+    small = torch.randn(64)
+    w = x.clone().requires_grad_()
+
+    def once(i: int) -> None:
+        y = ww.silu(x)
+        ww.gelu_erf_backward(x, dy, out=y)
+        if i % 10 == 0:
+            ww.dequantize_nf4(*ww.quantize_nf4(x), x.shape)
+            torch.from_dlpack(x)
+        if i % 100 == 0:
+            wt.silu(w).sum().backward()
+            w.grad = None
+            ww.silu(small)
+            try:
+                ww.silu(x.to(torch.int32))
+            except ww.DtypeError:
+                pass
+
+    done, looks = 0, 10
+    for i in range(args.calls // 20):
+        once(i)
+    gc.collect()
+    host, gpu = resident(), used()
+    print(f"{'calls':>10}{'host MB':>10}{'GPU MB':>10}")
+    for look in range(looks):
+        for i in range(args.calls // 2 // looks):
+            once(i)
+        done += args.calls // 2 // looks * 2
+        gc.collect()
+        print(f"{done:>10}{resident() / 1e6:>10.1f}{used() / 1e6:>10.1f}", flush=True)
+    grown, kept = resident() - host, used() - gpu
+    flat = grown <= HOST_SLACK and kept <= GPU_SLACK
+    print(f"{done} calls: host {grown / 1e6:+.2f} MB, GPU {kept / 1e6:+.2f} MB: {'flat' if flat else 'GROWS'}")
+    return 0 if flat else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

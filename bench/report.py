@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Turns bench/data into docs/performance/README.md, its pictures, and the table in README.md between its two markers.
+
+    cargo xtask bench-report
+
+For each case the newest row counts; rows of one file that come later are newer, files are ordered by date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(HERE))
+
+from comparison import charts  # noqa: E402
+
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+# What the README shows of everything.
+FEATURED = [
+    ("quantize_nf4", "forward", "bf16"),
+    ("dequantize_nf4", "forward", "bf16"),
+    ("gelu_erf", "forward", "bf16"),
+    ("gelu_erf", "backward", "bf16"),
+    ("gelu_tanh", "forward", "bf16"),
+    ("silu", "forward", "f32"),
+    ("gelu_tanh", "forward", "f32"),
+    ("swiglu", "forward", "bf16"),
+    ("swiglu", "backward", "bf16"),
+    ("quantize_int4", "forward", "bf16"),
+]
+
+
+def load(folder: Path) -> list[dict[str, Any]]:
+    files = []
+    for path in sorted(folder.glob("*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if rows:
+            files.append((max(r["date"] for r in rows), path.name, rows))
+    return [row for _, _, rows in sorted(files, key=lambda f: f[:2]) for row in rows]
+
+
+def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    latest = {}
+    for r in rows:
+        latest[r["op"], r["direction"], r["dtype"], r["case"], r["gpu"]] = r
+    return list(latest.values())
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def line(r: dict[str, Any]) -> str:
+    other = "-" if r["other"] is None else f"{r['other_us']:.1f} ({r['other']})"
+    return (
+        f"| {r['op']} | {r['direction']} | {r['dtype']} | {r['case']} | {r['ours_us']:.1f} | {r['roofline']:.2f} | {other} "
+        f"| {number(r['ratio'], '.2f')} | {number(r['error'], '.1e')} |"
+    )
+
+
+def runs(rows: list[dict[str, Any]]) -> str:
+    found = []
+    for r in rows:
+        versions = ", ".join(f"{k} {v}" for k, v in r["versions"].items())
+        words = f"- {r['gpu']}, driver {r['driver']}, {r['date']}, commit `{r['commit']}`; {versions}"
+        if words not in found:
+            found.append(words)
+    return "\n".join(found)
+
+
+def document(rows: list[dict[str, Any]], host: list[dict[str, Any]], pages: list[str]) -> str:
+    parts = [
+        "# Performance",
+        "",
+        "Made by `cargo xtask bench-report` from [bench/data](../../bench/data); do not edit. Times are medians in microseconds of",
+        "one launch with the L2 cache flushed, taken in turns with the other libraries in one process: `python3",
+        "bench/compare.py`. *Roofline* is minimal bytes over time as a fraction of the bandwidth that a plain copy or addition",
+        "reached in the same run; *other / ours* above 1 means that warpwright is faster; *error* is norm-wise, against f64, and for",
+        "4-bit formats that of the format.",
+        "",
+        runs(rows),
+        "",
+        "![Time of the best other library over ours](ratios.svg)",
+        "",
+        "![Fraction of the memory bandwidth of the same run](roofline.svg)",
+        "",
+        "| operation | direction | dtype | case | us | roofline | best other, us | other / ours | error |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(line(r) for r in rows),
+    ]
+    if host:
+        parts += ["", "## Host time per call", "", "On small tensors, in microseconds, above the queue:", ""]
+        who = sorted({w for r in host for w in r["host_us"]}, key=lambda w: (w != "warpwright", w))
+        parts += ["| operation | dtype | case | " + " | ".join(who) + " |", "|---" * (3 + len(who)) + "|"]
+        for r in host:
+            times = " | ".join(number(r["host_us"].get(w), ".2f") for w in who)
+            parts.append(f"| {r['op']} {r['direction']} | {r['dtype']} | {r['case']} | {times} |")
+    if pages:
+        parts += ["", "## Notes by family", "", "Floors, forms that were tried, and what they gave:", ""]
+        parts += [f"- [{page.removesuffix('.md')}]({page})" for page in pages]
+    return "\n".join(parts) + "\n"
+
+
+def excerpt(rows: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """The README's table, and its rows."""
+    parts = []
+    chosen = []
+    for op, direction, dtype in FEATURED:
+        fitting = [r for r in rows if (r["op"], r["direction"], r["dtype"]) == (op, direction, dtype)]
+        if fitting:
+            chosen.append(max(fitting, key=lambda r: r["ours_us"]))
+    if chosen:
+        gpu, driver, date = (chosen[0][k] for k in ("gpu", "driver", "date"))
+        parts += [
+            f"{gpu}, driver {driver}, {date}; medians in microseconds, in one run with the others.",
+            "All rows: [docs/performance](docs/performance).",
+            "",
+            "![Time of the best other library over ours](docs/performance/featured.svg)",
+            "",
+            "| operation | case | us | roofline | best other, us | other / ours |",
+            "|---|---|---|---|---|---|",
+        ]
+    for r in chosen:
+        direction = "" if "quantize" in r["op"] else f" {r['direction']}"
+        other = "-" if r["other"] is None else f"{r['other_us']:.0f} ({r['other']})"
+        parts.append(
+            f"| {r['op']}{direction} {r['dtype']} | {r['case']} | {r['ours_us']:.0f} | {r['roofline']:.2f} | {other} "
+            f"| {number(r['ratio'], '.2f')} |"
+        )
+    return "\n".join(parts), chosen
+
+
+def written(root: Path = ROOT) -> dict[Path, str]:
+    """Every file that follows from the data, and what must be in it."""
+    everything = load(HERE / "data")
+    rows = newest([r for r in everything if "kind" not in r])
+    host = newest([r for r in everything if r.get("kind") == "host"])
+    rows.sort(key=lambda r: (r["op"].removeprefix("de"), r["op"], r["direction"] != "forward", r["dtype"], r["case"]))
+    folder = root / "docs" / "performance"
+    pages = sorted(p.name for p in folder.glob("*.md") if p.name != "README.md")
+    words, chosen = excerpt(rows)
+    readme = root / "README.md"
+    inside = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    text, found = inside.subn(lambda _: f"{BEGIN}\n{words}\n{END}", readme.read_text(encoding="utf-8"))
+    if not found:
+        raise SystemExit(f"README.md has no {BEGIN} ... {END}")
+    return {
+        folder / "README.md": document(rows, host, pages),
+        folder / "ratios.svg": charts.ratios(rows),
+        folder / "roofline.svg": charts.roofline(rows),
+        folder / "featured.svg": charts.ratios(chosen),
+        readme: text,
+    }
+
+
+def main() -> int:
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The comparison without a GPU: every case goes through, and what is written can be read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+if sys.version_info < (3, 11):
+    pytest.skip("suites are TOML, which Python reads from 3.11 on", allow_module_level=True)
+
+import report  # noqa: E402
+from comparison import charts, suites  # noqa: E402
+
+KEYS = "op case dtype direction ours_us other_us other ratio roofline error gpu driver versions commit date".split()
+
+
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dry")
+    out, page = folder / "rows.jsonl", folder / "page.html"
+    command = [sys.executable, str(HERE / "compare.py"), "--dry-run", "--out", str(out), "--page", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout, [json.loads(line) for line in out.read_text().splitlines()], page.read_text()
+
+
+def test_every_case_has_a_row(dry_run):
+    table, rows, _ = dry_run
+    cases = list(suites.load(HERE / "suites.toml", []))
+    measured = [r for r in rows if r.get("kind") != "host"]
+    assert len(measured) == len(cases) == len({str(c) for c in cases})
+    for r in measured:
+        assert set(KEYS) <= set(r)
+        assert r["ours_us"] > 0 and 0 < r["roofline"] <= 1.0
+        assert r["ratio"] is None or r["ratio"] == pytest.approx(r["other_us"] / r["ours_us"])
+        assert r["op"] in table
+    assert [r for r in rows if r.get("kind") == "host"]
+
+
+def test_bytes_are_those_of_the_operation():
+    case = suites.Case("swiglu", "", (4, 8), "bf16", "backward")
+    assert case.bytes == 32 * 2 * 5
+    case = suites.Case("quantize_nf4", "", (100,), "f32", "forward")
+    assert case.bytes == 400 + 50 + 8
+    case = suites.Case("relu", "", (10,), "f64", "forward")
+    assert case.bytes == 160
+
+
+def test_the_page_is_whole(dry_run):
+    _, rows, page = dry_run
+    open_tags = []
+
+    class Check(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "line", "rect", "circle", "polygon"):
+                open_tags.append(tag)
+
+        def handle_endtag(self, tag):
+            if tag not in ("line", "rect", "circle", "polygon"):
+                assert open_tags.pop() == tag
+
+    Check().feed(page)
+    assert open_tags == []
+    assert page.count("<svg") == 2 and "prefers-color-scheme: dark" in page
+    assert page.count("<tr>") == 1 + len([r for r in rows if r.get("kind") != "host"])
+
+
+def test_charts_are_xml_and_sorted(dry_run):
+    rows = [r for r in dry_run[1] if r.get("kind") != "host"]
+    for chart in (charts.ratios, charts.roofline):
+        ET.fromstring(chart(rows))
+        ET.fromstring(chart([]))
+    ratios = [r["ratio"] for r in charts.compared(rows)]
+    assert ratios == sorted(ratios, reverse=True)
+
+
+def test_reports_take_the_newest_row():
+    old = {"op": "relu", "case": "c", "dtype": "f32", "direction": "forward", "ours_us": 2.0, "other_us": 4.0, "other": "x",
+           "ratio": 2.0, "roofline": 0.5, "error": 1e-7, "gpu": "g", "driver": "1", "versions": {}, "commit": "a",
+           "date": "2026-01-01"}
+    new = old | {"ours_us": 1.0, "ratio": 4.0, "date": "2026-02-01"}
+    assert report.newest([old, new]) == [new]
+    text = report.document([new], [], ["activation.md"])
+    assert "| relu | forward | f32 | c | 1.0 | 0.50 | 4.0 (x) | 4.00 | 1.0e-07 |" in text
+    assert "[activation](activation.md)" in text
+
+
+def test_what_is_committed_follows_from_the_data():
+    found = report.written()
+    stale = [str(path.relative_to(report.ROOT)) for path, text in found.items() if path.read_text() != text]
+    assert not stale, f"run `cargo xtask bench-report`: {', '.join(stale)}"
