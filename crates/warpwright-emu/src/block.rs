@@ -1,6 +1,7 @@
 //! What the threads of a block share.
 
 use crate::decode::SHARED_BASE;
+use crate::exec::matrix::Warpgroups;
 use crate::memory::POISON;
 use crate::sanitize::racecheck::Shadow;
 use crate::sanitize::synccheck::Barriers;
@@ -114,6 +115,7 @@ pub(crate) struct Block {
     pub(crate) barriers: Barriers,
     /// Threads that exist and have not exited.
     pub(crate) live_threads: u32,
+    pub(crate) warpgroups: Warpgroups,
 }
 
 #[cfg(test)]

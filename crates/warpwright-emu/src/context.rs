@@ -7,6 +7,7 @@ use crate::block::Block;
 use crate::counters::Counters;
 use crate::decode::Code;
 use crate::exec::Outcome;
+use crate::exec::matrix::Scratch;
 use crate::launch::{Fault, LaunchConfig, Options};
 use crate::memory::{Allocation, Memory, SLOT_BITS, Slot};
 use crate::program::Entry;
@@ -169,6 +170,8 @@ pub(crate) struct Context<'a> {
     pub(crate) allocations: Allocations,
     pub(crate) races: Option<BlockRaces<'a>>,
     pub(crate) block: Block,
+    /// Operands of the tensor-core instruction that runs.
+    pub(crate) matrix: Box<Scratch>,
     pub(crate) fault: Option<Fault>,
     /// Reads of the clock, which must not stand still.
     pub(crate) clock: u64,

@@ -8,6 +8,7 @@ use crate::context::{Allocations, Checks, Context, Runs, Shared};
 use crate::counters::Counters;
 use crate::decode::registers::{LaunchValue, Slot, SpecialTime, special_time};
 use crate::decode::{Code, LOCAL_BASE};
+use crate::exec::matrix::{Flights, Warpgroups};
 use crate::exec::rows::{LANES, Registers, Row32, Row64};
 use crate::exec::{Outcome, read_image, run as run_warp, special_value};
 use crate::launch::{Fault, LaunchConfig, LaunchError, Options, Report, Sanitizers};
@@ -254,7 +255,9 @@ fn work(shared: &Shared<'_>, races: Option<&LaunchRaces>) -> WorkerResult {
             shared: SharedMemory::new(shared_end),
             barriers: Barriers::new(),
             live_threads: 0,
+            warpgroups: Warpgroups::default(),
         },
+        matrix: Box::default(),
         fault: None,
         clock: 0,
         opened: Vec::new(),
@@ -300,6 +303,7 @@ fn make_warps(cx: &Context<'_>) -> Vec<Warp> {
                 spins: 0,
                 carry: 0,
                 defined: vec![0; cx.code.tracked.len()],
+                flights: Flights::new(cx.code.flights),
                 local: Local {
                     words: vec![u32::from_ne_bytes([POISON; 4]); local_words],
                     defined: vec![0; local_words],
@@ -349,6 +353,7 @@ fn begin_block(cx: &mut Context<'_>, warps: &mut [Warp], linear: u64) {
     cx.block.coordinates = [linear % x, linear / x % y, linear / x / y].map(|v| v as u32);
     cx.block.shared.reset();
     cx.block.barriers.reset();
+    cx.block.warpgroups.reset();
     cx.block.live_threads = threads;
     if let Some(races) = &mut cx.races {
         races.begin(linear as u32, threads.div_ceil(32));
@@ -362,6 +367,7 @@ fn begin_block(cx: &mut Context<'_>, warps: &mut [Warp], linear: u64) {
         warp.groups.push(Group { pc: 0, mask: warp.live, wait: Wait::Ready, turn: 0 });
         warp.spins = 0;
         warp.carry = 0;
+        warp.flights.reset();
         for (slot, defined) in cx.code.tracked.iter().zip(&mut warp.defined) {
             *defined = 0;
             // What is read before it is written must not depend on the block before.
@@ -415,6 +421,7 @@ fn run_block(cx: &mut Context<'_>, warps: &mut [Warp]) {
             cx.open_barriers(warps);
         }
     }
+    cx.check_warpgroups(count as u32);
 }
 
 /// Which warp begins: 0, or one that the seed chooses for each block.

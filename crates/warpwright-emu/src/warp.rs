@@ -1,5 +1,6 @@
 //! A warp: registers, and the groups of lanes that stand at different instructions.
 
+use crate::exec::matrix::Flights;
 use crate::exec::rows::Registers;
 
 /// Backward branches that a group may take before others get a turn.
@@ -14,6 +15,8 @@ pub(crate) enum Wait {
     Collective { mask: u32 },
     /// Block barrier `id`.
     Barrier { id: u32 },
+    /// All lanes of the warp at an aligned instruction.
+    Aligned,
 }
 
 /// Lanes that stand at the same instruction.
@@ -49,15 +52,22 @@ pub(crate) struct Warp {
     /// Defined lanes of the tracked registers.
     pub(crate) defined: Vec<u32>,
     pub(crate) local: Local,
+    /// Registers that `wgmma` uses.
+    pub(crate) flights: Flights,
 }
 
 impl Warp {
     /// Takes the group that runs next: least turn, then least instruction; groups that meet there become one.
     pub(crate) fn pick(&mut self) -> Option<Group> {
-        let best = self.groups.iter().filter(|g| g.wait == Wait::Ready).map(|g| (g.turn, g.pc)).min()?;
+        let first = |wait| self.groups.iter().filter(|g| g.wait == wait).map(|g| (g.turn, g.pc)).min();
+        let (best, wait) = match first(Wait::Ready) {
+            Some(best) => (best, Wait::Ready),
+            None if self.nobody_comes() => (first(Wait::Aligned)?, Wait::Aligned),
+            None => return None,
+        };
         let mut picked = Group { pc: best.1, mask: 0, wait: Wait::Ready, turn: best.0 };
         self.groups.retain(|g| {
-            let same = g.wait == Wait::Ready && g.pc == best.1;
+            let same = g.wait == wait && g.pc == best.1;
             if same {
                 picked.mask |= g.mask;
                 picked.turn = picked.turn.max(g.turn);
@@ -75,6 +85,13 @@ impl Warp {
             .map(|g| g.pc)
             .min()
             .unwrap_or(u32::MAX)
+    }
+
+    /// Whether lanes that wait for the whole warp wait in vain: the others wait for lanes too.
+    pub(crate) fn nobody_comes(&self) -> bool {
+        let for_lanes =
+            |g: &Group| matches!(g.wait, Wait::Collective { .. } | Wait::Barrier { .. } | Wait::Aligned);
+        self.groups.iter().all(for_lanes)
     }
 
     pub(crate) fn has_ready(&self) -> bool {
@@ -138,6 +155,7 @@ mod tests {
             carry: 0,
             defined: Vec::new(),
             local: Local::default(),
+            flights: Flights::default(),
         }
     }
 
@@ -148,6 +166,16 @@ mod tests {
         assert_eq!((g.pc, g.mask), (4, 6));
         assert_eq!(w.limit(4), 9);
         assert_eq!(w.limit(9), u32::MAX);
+    }
+
+    #[test]
+    fn lanes_at_an_aligned_instruction_wait_as_long_as_others_may_come() {
+        let mut w = warp(&[(4, 1, 0), (9, 2, 0)]);
+        w.groups[0].wait = Wait::Aligned;
+        assert_eq!(w.pick().unwrap().mask, 2);
+        w.groups.push(Group { pc: 9, mask: 2, wait: Wait::Barrier { id: 0 }, turn: 0 });
+        assert_eq!(w.pick().unwrap().mask, 1);
+        assert_eq!(w.pick(), None);
     }
 
     #[test]

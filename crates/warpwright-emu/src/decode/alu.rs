@@ -533,6 +533,14 @@ impl Decoder<'_> {
             | Inst::Call { .. }
             | Inst::Brkpt
             | Inst::Trap => self.control(inst),
+            Inst::Mma(_)
+            | Inst::LdMatrix { .. }
+            | Inst::StMatrix { .. }
+            | Inst::MovMatrix { .. }
+            | Inst::Wgmma(_)
+            | Inst::WgmmaFence
+            | Inst::WgmmaCommit
+            | Inst::WgmmaWait { .. } => self.matrix(inst),
             _ => self.error(format!("the emulator does not execute `{}`", text::mnemonic(inst))),
         }
     }

@@ -110,10 +110,12 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    fn collective(&mut self, kind: CollectiveKind, mask: u32) {
+    pub(super) fn collective(&mut self, kind: CollectiveKind, mask: u32) {
         self.code.collectives.push(Collective { kind, mask });
         let at = index(self.code.collectives.len() - 1);
-        self.emit(Op::Collective(at));
+        let matrix =
+            matches!(self.code.collectives.last(), Some(c) if matches!(c.kind, CollectiveKind::Matrix(_)));
+        self.emit(if matrix { Op::Matrix(at) } else { Op::Collective(at) });
     }
 }
 

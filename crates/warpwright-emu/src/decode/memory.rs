@@ -108,7 +108,7 @@ impl Decoder<'_> {
         self.code.sites - 1
     }
 
-    fn address(&mut self, addr: &Address) -> Result<(Slot, i64)> {
+    pub(super) fn address(&mut self, addr: &Address) -> Result<(Slot, i64)> {
         Ok(match addr.base {
             AddressBase::Reg(r) => (self.slot(r)?, addr.offset),
             AddressBase::Symbol(symbol) => (self.symbol_address(symbol, addr.offset, true)?, 0),

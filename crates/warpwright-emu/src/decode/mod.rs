@@ -4,6 +4,7 @@ mod alu;
 mod control;
 mod copies;
 mod defined;
+mod matrix;
 mod memory;
 pub(crate) mod registers;
 mod rows;
@@ -17,6 +18,7 @@ use warpwright_ptx::{
 };
 
 use crate::counters::Class;
+use crate::exec::matrix::{MatrixOp, Touch};
 use crate::exec::ops::{Ins, Op};
 use crate::exec::rows::R1;
 use crate::report::Position;
@@ -140,6 +142,8 @@ pub(crate) enum CollectiveKind {
     },
     /// `bar.warp.sync`
     Barrier,
+    /// A tensor-core instruction: index into `Code::matrix`.
+    Matrix(u32),
     /// `activemask`: no rendezvous.
     Activemask {
         dst: u32,
@@ -203,6 +207,10 @@ pub(crate) struct Code {
     pub(crate) prefetches: Vec<Access>,
     pub(crate) collectives: Vec<Collective>,
     pub(crate) barriers: Vec<BarrierOp>,
+    pub(crate) matrix: Vec<MatrixOp>,
+    pub(crate) touches: Vec<Touch>,
+    /// Registers that `wgmma` uses.
+    pub(crate) flights: u32,
     pub(crate) specials: Vec<(Slot, SpecialReg)>,
     pub(crate) isspacep: Vec<(StateSpace, u32, Slot)>,
     pub(crate) fences: Vec<Scope>,
@@ -254,6 +262,8 @@ struct Decoder<'a> {
     location: Position,
     /// Class of the next emitted instruction, taken by the first one.
     class: Option<Class>,
+    /// What `wgmma` uses.
+    wgmma: matrix::Registers,
 }
 
 fn index(n: usize) -> u32 {
@@ -280,7 +290,9 @@ pub(crate) fn decode(module: &Module, function: &Function, consts: &[u64]) -> Re
         guard: (0, 0),
         location: Position::default(),
         class: None,
+        wgmma: matrix::Registers::new(function),
     };
+    decoder.code.flights = decoder.wgmma.count();
     decoder.place_variables()?;
     decoder.blocks(&analysis, &copies)?;
     decoder.code.layout = decoder.regs.layout;
@@ -351,6 +363,8 @@ impl Decoder<'_> {
             for (i, instruction) in block.instructions.iter().enumerate() {
                 self.locate(block.location(i));
                 if elided.contains(&(index(at), i)) {
+                    self.guard = (0, 0);
+                    self.touch(&instruction.inst);
                     let next = index(self.code.ins.len());
                     self.code.elided.push((alu::class_of(&instruction.inst), next));
                 } else {
@@ -412,8 +426,12 @@ impl Decoder<'_> {
                     uses.push(r);
                 }
             });
+            let sums = matrix::conditional_uses(&instruction.inst);
+            uses.retain(|r| !sums.contains(r));
             self.check(analysis, uses);
+            self.check_sums(analysis, &instruction.inst)?;
         }
+        self.touch(&instruction.inst);
         self.class = Some(alu::class_of(&instruction.inst));
         self.inst(&instruction.inst)?;
         if self.class.is_some() {

@@ -27,6 +27,19 @@ impl Context<'_> {
         self.rendezvous(warp, here, exec, op)
     }
 
+    /// The same for an instruction that may end the launch.
+    #[inline(always)]
+    pub(super) fn matrix_collective(
+        &mut self,
+        warp: &mut Warp,
+        here: Group,
+        exec: u32,
+        op: &Collective,
+    ) -> Flow {
+        let flow = self.collective(warp, here, exec, op);
+        if self.fault.is_some() { Flow::Stop } else { flow }
+    }
+
     #[inline(never)]
     fn rendezvous(&mut self, warp: &mut Warp, here: Group, exec: u32, op: &Collective) -> Flow {
         if let CollectiveKind::Activemask { .. } = op.kind {
@@ -42,6 +55,10 @@ impl Context<'_> {
         }
         // Lanes may name different masks: each mask is a rendezvous of its own.
         self.runs.uncount_guarded(here.pc as usize, exec);
+        // Lanes whose guard is false, or that wait elsewhere for these, do not come to an aligned instruction.
+        let aligned = matches!(op.kind, CollectiveKind::Matrix(_));
+        let nobody_comes = aligned && (here.mask & !exec != 0 || warp.nobody_comes());
+        let wait_for = |mask| if aligned { Wait::Aligned } else { Wait::Collective { mask } };
         let mut go_on = here.mask & !exec;
         let mut rest = exec;
         while rest != 0 {
@@ -51,16 +68,16 @@ impl Context<'_> {
             self.check_members(warp, here.pc, here_now, mask);
             // Those that arrived before join.
             warp.groups.retain(|g| {
-                let joins = g.pc == here.pc && g.wait == Wait::Collective { mask };
+                let joins = g.pc == here.pc && g.wait == wait_for(mask);
                 here_now |= if joins { g.mask } else { 0 };
                 !joins
             });
-            if mask & warp.live & !here_now == 0 {
+            if mask & warp.live & !here_now == 0 || nobody_comes {
                 self.runs.again(here.pc as usize, here_now, self.code);
                 self.run_collective(warp, here.pc, here_now, op, mask);
                 go_on |= here_now;
             } else {
-                let wait = Wait::Collective { mask };
+                let wait = wait_for(mask);
                 warp.groups.push(Group { pc: here.pc, mask: here_now, wait, turn: here.turn });
             }
         }
@@ -108,6 +125,7 @@ impl Context<'_> {
                     races.warp_barrier(warp.index, mask, warp.live);
                 }
             }
+            CollectiveKind::Matrix(at) => self.matrix(warp, pc, exec, *at),
             other => slow_collective(warp, exec, other, mask),
         }
     }
@@ -258,6 +276,9 @@ fn slow_collective(warp: &mut Warp, exec: u32, kind: &CollectiveKind, mask: u32)
         }
         CollectiveKind::Activemask { dst } => put32(&mut regs.r32[*dst as usize], [exec; LANES], exec),
         // Handled before.
-        CollectiveKind::Shuffle { .. } | CollectiveKind::Lookup { .. } | CollectiveKind::Barrier => {}
+        CollectiveKind::Shuffle { .. }
+        | CollectiveKind::Lookup { .. }
+        | CollectiveKind::Barrier
+        | CollectiveKind::Matrix(_) => {}
     }
 }

@@ -4,6 +4,7 @@ mod atom;
 mod collective;
 mod global;
 pub(crate) mod lanes;
+pub(crate) mod matrix;
 pub(crate) mod ops;
 mod private;
 pub(crate) mod rows;

@@ -257,6 +257,10 @@ macro_rules! define_op {
             Trap,
             /// An instruction that the emulator does not execute: index into `Code::unsupported`.
             Unsupported(u32),
+            /// A tensor-core instruction: index into `Code::collectives`.
+            Matrix(u32),
+            /// Touches registers that `wgmma` uses: index into `Code::touches`.
+            Touch(u32),
             /// Checks that registers are defined: index into `Code::checks`.
             CheckDefined(u32),
             /// Marks registers as defined: index into `Code::marks`.

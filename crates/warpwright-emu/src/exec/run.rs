@@ -40,17 +40,22 @@ type Runner = fn(&mut Context<'_>, &mut Warp) -> Outcome;
 
 static RUNNER: LazyLock<Runner> = LazyLock::new(|| {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2")
+    if has_vectors() {
+        return avx2::run;
+    }
+    portable
+});
+
+/// Whether this machine runs what is compiled with AVX2 and FMA.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn has_vectors() -> bool {
+    is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("bmi1")
         && is_x86_feature_detected!("bmi2")
         && is_x86_feature_detected!("lzcnt")
         && is_x86_feature_detected!("popcnt")
-    {
-        return avx2::run;
-    }
-    portable
-});
+}
 
 /// Runs a warp until it blocks, ends or has spun for long.
 pub(crate) fn run(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
@@ -175,6 +180,21 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                         continue 'pick;
                     }
                 }
+                Op::Matrix(at) => {
+                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
+                    match cx.matrix_collective(warp, here, exec, &code.collectives[at as usize]) {
+                        Flow::Next => {}
+                        Flow::Repick => {
+                            cx.runs.line(start, pc, active);
+                            continue 'pick;
+                        }
+                        Flow::Stop => {
+                            cx.runs.line(start, pc, active);
+                            return Outcome::Stopped;
+                        }
+                    }
+                }
+                Op::Touch(at) => cx.touch(warp, pc as u32, exec, at),
                 Op::Barrier(at) => {
                     // The instruction counts as executed when it is reached.
                     cx.runs.line(start, pc + 1, active);
@@ -251,6 +271,9 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                 Op::Exit => {
                     cx.runs.line(start, pc + 1, active);
                     end_lanes(warp, exec);
+                    if warp.live == 0 {
+                        cx.check_exit(warp);
+                    }
                     active &= !exec;
                     warp.push(pc as u32 + 1, active, turn);
                     continue 'pick;

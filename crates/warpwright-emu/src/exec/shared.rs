@@ -15,7 +15,7 @@ use crate::warp::Warp;
 
 /// How the lanes' addresses lie to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
+pub(super) enum Shape {
     /// All lanes, one after the other.
     Contiguous,
     /// All lanes at one address.
@@ -349,7 +349,7 @@ impl Context<'_> {
         }
     }
 
-    fn shared_undefined(
+    pub(super) fn shared_undefined(
         &mut self,
         warp: &Warp,
         pc: u32,

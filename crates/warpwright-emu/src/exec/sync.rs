@@ -120,6 +120,7 @@ impl Context<'_> {
                 let at = match group.wait {
                     Wait::Barrier { id } => StuckAt::Barrier { id },
                     Wait::Collective { mask } => StuckAt::Collective { mask: mask & warp.live },
+                    Wait::Aligned => StuckAt::Collective { mask: warp.live },
                     Wait::Ready => continue,
                 };
                 stuck.push(Stuck { warp: warp.index, lanes: group.mask, pc: group.pc, at });

@@ -91,6 +91,16 @@ pub(crate) fn global(memory: &Memory, address: u64, bytes: u32, write: bool) -> 
     }
 }
 
+/// A generic address given to an instruction that accesses shared memory only.
+pub(crate) fn not_shared(space: Space, address: u64, write: bool) -> Problem {
+    Problem {
+        kind: "wrong-space",
+        message: format!("{} a matrix at a generic address of {} memory", verb(write), space.name()),
+        help: "ldmatrix and stmatrix take addresses of shared memory only",
+        address: (Space::Generic, address),
+    }
+}
+
 /// An address that is not a multiple of the access size.
 pub(crate) fn misaligned(space: Space, address: u64, bytes: u32, write: bool) -> Problem {
     Problem {

@@ -1,0 +1,160 @@
+//! Matrix descriptors of `wgmma`: where in shared memory the elements of an operand lie.
+//!
+//! | bits | field |
+//! |---|---|
+//! | 0-13 | start address, in units of 16 bytes as all of these |
+//! | 16-29 | leading-dimension offset |
+//! | 32-45 | stride-dimension offset |
+//! | 49-51 | base offset of the swizzle pattern |
+//! | 62-63 | swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes |
+//!
+//! An operand of `wgmma` has 32 bytes along k in each of its rows (the M or N axis), so it is made of chunks of 16
+//! bytes: two for each row if it is stored K-major, one for each 8 rows and k if it is stored MN-major (16-bit
+//! elements only). A pattern of `8 w` rows of `16 w` bytes is swizzled by exchanging chunks: address bits 4 and up are
+//! combined by exclusive or with bits 7 and up, from which the base offset is subtracted.
+
+use std::fmt;
+
+/// The bytes that one swizzle pattern is wide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Swizzle {
+    None,
+    B32,
+    B64,
+    B128,
+}
+
+impl Swizzle {
+    /// Chunks in a row of the pattern.
+    const fn chunks(self) -> u64 {
+        match self {
+            Self::None => 1,
+            Self::B32 => 2,
+            Self::B64 => 4,
+            Self::B128 => 8,
+        }
+    }
+
+    /// Where the chunk that belongs at an address lies.
+    const fn apply(self, address: u64, base_offset: u64) -> u64 {
+        address ^ (((address >> 7).wrapping_sub(base_offset) & (self.chunks() - 1)) << 4)
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::None => "no swizzle",
+            Self::B32 => "32-byte swizzle",
+            Self::B64 => "64-byte swizzle",
+            Self::B128 => "128-byte swizzle",
+        }
+    }
+}
+
+/// Which axis of an operand is contiguous in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Major {
+    K,
+    Mn,
+}
+
+/// A decoded descriptor; offsets in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    pub(crate) bits: u64,
+    pub(crate) start: u64,
+    pub(crate) leading: u64,
+    pub(crate) stride: u64,
+    pub(crate) base_offset: u64,
+    pub(crate) swizzle: Swizzle,
+}
+
+impl Descriptor {
+    /// Bits that no field uses.
+    const RESERVED: u64 = !(0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62);
+
+    pub(crate) fn decode(bits: u64) -> Self {
+        let field = |at: u32| (bits >> at & 0x3FFF) << 4;
+        Self {
+            bits,
+            start: field(0),
+            leading: field(16),
+            stride: field(32),
+            base_offset: bits >> 49 & 7,
+            swizzle: match bits >> 62 {
+                0 => Swizzle::None,
+                1 => Swizzle::B128,
+                2 => Swizzle::B64,
+                _ => Swizzle::B32,
+            },
+        }
+    }
+
+    /// What is wrong with the descriptor of an operand of `rows` rows, if anything.
+    pub(crate) fn problem(&self, major: Major, rows: u64) -> Option<String> {
+        if self.bits & Self::RESERVED != 0 {
+            return Some(format!(
+                "has bits {:#x} set, which no field uses: addresses and offsets go in as 14 bits, shifted right by 4",
+                self.bits & Self::RESERVED
+            ));
+        }
+        let w = self.swizzle.chunks();
+        if self.swizzle == Swizzle::None {
+            return None;
+        }
+        // Only the offsets that the operand is long enough to use.
+        let pattern = 128 * w;
+        let (stride_used, leading_used) = match major {
+            Major::K => (rows > 8, false),
+            Major::Mn => (true, rows > 8 * w),
+        };
+        let uses = [("stride", self.stride, stride_used), ("leading", self.leading, leading_used)];
+        let (name, bytes, _) = uses.into_iter().find(|(_, bytes, used)| *used && bytes % pattern != 0)?;
+        Some(format!(
+            "has a {name}-dimension offset of {bytes} bytes, which is no multiple of the {pattern} bytes of a {} \
+             pattern",
+            self.swizzle.name()
+        ))
+    }
+
+    /// Address of chunk `chunk` of `row` in a K-major operand.
+    #[inline(always)]
+    pub(crate) const fn k_major(&self, row: u64, chunk: u64) -> u64 {
+        let group = row / 8 * self.stride;
+        let offset = match self.swizzle {
+            Swizzle::None => row % 8 * 16 + group + chunk * self.leading,
+            swizzle => row % 8 * (16 * swizzle.chunks()) + group + chunk * 16,
+        };
+        self.swizzle.apply(self.start + offset, self.base_offset)
+    }
+
+    /// Address of the chunk with `k` of rows `8 * chunk` to `8 * chunk + 7` in an MN-major operand.
+    #[inline(always)]
+    pub(crate) const fn mn_major(&self, chunk: u64, k: u64) -> u64 {
+        let offset = match self.swizzle {
+            Swizzle::None => chunk * self.stride + k % 8 * 16 + k / 8 * self.leading,
+            swizzle => {
+                let w = swizzle.chunks();
+                chunk % w * 16 + chunk / w * self.leading + k % 8 * (16 * w) + k / 8 * self.stride
+            }
+        };
+        self.swizzle.apply(self.start + offset, self.base_offset)
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:#018x} (start {:#x}, leading-dimension offset {}, stride-dimension offset {}, {}",
+            self.bits,
+            self.start,
+            self.leading,
+            self.stride,
+            self.swizzle.name()
+        )?;
+        if self.base_offset != 0 {
+            write!(f, ", base offset {}", self.base_offset)?;
+        }
+        write!(f, ")")
+    }
+}

@@ -1,0 +1,194 @@
+//! Which registers of a warp `wgmma` still uses, and whether it may use them.
+//!
+//! The registers of D, and of A if it is in registers, are in use from the issue of a `wgmma.mma_async` until a
+//! `wgmma.wait_group` that covers its group. Registers that other instructions write need a `wgmma.fence` before `wgmma`
+//! uses them, and so does D after a product of another shape. Moves are treated as what assemblers make of them: renamed
+//! registers. A move hands the state of its source on, and needs no fence.
+
+use super::wgmma::{Source, Wgmma};
+use crate::context::Context;
+use crate::report::{Event, Key, Severity, Tool};
+use crate::warp::Warp;
+
+/// What is known of one register.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Flight {
+    /// It is in use until this many groups are complete.
+    until: u32,
+    /// The instruction that uses it.
+    pc: u32,
+    /// Shape of the product that uses it as D, plus 1.
+    shape: u32,
+    /// Fences at its last use by `wgmma`, plus 1.
+    used: u32,
+    /// Fences at its last write by another instruction, plus 1.
+    written: u32,
+}
+
+/// The state of a warp.
+#[derive(Debug, Default)]
+pub(crate) struct Flights {
+    fences: u32,
+    /// Groups committed.
+    groups: u32,
+    /// Groups known to be complete.
+    complete: u32,
+    /// The last product: its instruction and the number of groups that it needs complete.
+    last: Option<(u32, u32)>,
+    registers: Vec<Flight>,
+}
+
+/// An instruction that touches registers that some `wgmma` uses.
+#[derive(Debug, Default)]
+pub(crate) struct Touch {
+    /// Slots.
+    pub(crate) reads: Vec<u32>,
+    pub(crate) writes: Vec<u32>,
+    /// A move: the slots of source, if it has one, and destination.
+    pub(crate) copy: Option<(Option<u32>, u32)>,
+}
+
+impl Touch {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.reads.is_empty() && self.writes.is_empty() && self.copy.is_none()
+    }
+}
+
+impl Flights {
+    /// For code that uses `registers` registers in `wgmma`.
+    pub(crate) fn new(registers: u32) -> Self {
+        Self { registers: vec![Flight::default(); registers as usize], ..Self::default() }
+    }
+
+    /// Begins a block.
+    pub(crate) fn reset(&mut self) {
+        let mut registers = std::mem::take(&mut self.registers);
+        registers.fill(Flight::default());
+        *self = Self { registers, ..Self::default() };
+    }
+
+    pub(super) fn fence(&mut self) {
+        self.fences += 1;
+    }
+
+    pub(super) fn commit(&mut self) {
+        self.groups += 1;
+    }
+
+    /// Waits until at most `pending` groups are not complete.
+    pub(super) fn wait(&mut self, pending: u32) {
+        self.complete = self.complete.max(self.groups.saturating_sub(pending));
+    }
+
+    pub(super) fn issue(&mut self, op: &Wgmma, pc: u32) {
+        let (until, used) = (self.groups + 1, self.fences + 1);
+        self.last = Some((pc, until));
+        for (slots, shape) in [(&op.a_slots, 0), (&op.d_slots, op.shape + 1)] {
+            for slot in slots {
+                let Some(flight) = self.registers.get_mut(*slot as usize) else { continue };
+                *flight = Flight { until, pc, shape, used, written: 0 };
+            }
+        }
+    }
+
+    /// The instruction that uses a register, if one does.
+    fn in_flight(&self, slot: u32) -> Option<u32> {
+        self.registers.get(slot as usize).filter(|f| f.until > self.complete).map(|f| f.pc)
+    }
+
+    /// The last product if nobody waited for it.
+    pub(crate) fn pending(&self) -> Option<u32> {
+        self.last.filter(|(_, until)| *until > self.complete).map(|(pc, _)| pc)
+    }
+
+    /// Why a product needs a fence first, if it does.
+    fn wants_fence(&self, op: &Wgmma) -> Option<&'static str> {
+        if self.fences == 0 {
+            return Some("no wgmma.fence stands before the first wgmma.mma_async of this warp");
+        }
+        let now = self.fences + 1;
+        let flight = |slot: &u32| self.registers.get(*slot as usize).copied().unwrap_or_default();
+        if op.a_slots.iter().chain(&op.d_slots).any(|s| flight(s).written == now) {
+            return Some(
+                "an instruction wrote registers that this one uses, and no wgmma.fence stands between them",
+            );
+        }
+        let other = |f: Flight, shape: u32| f.used == now && f.until > self.complete && f.shape != shape;
+        if op.d_slots.iter().any(|s| other(flight(s), op.shape + 1))
+            || op.a_slots.iter().any(|s| other(flight(s), 0))
+        {
+            return Some(
+                "a wgmma.mma_async of another shape uses the same registers, and no wgmma.fence stands between them",
+            );
+        }
+        None
+    }
+}
+
+impl Context<'_> {
+    /// Registers that `wgmma` uses may be touched only when it has been waited for.
+    pub(in crate::exec) fn touch(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) {
+        let touch = &self.code.touches[at as usize];
+        if let Some((src, dst)) = touch.copy {
+            self.check_flight(warp, pc, exec, dst, "writes");
+            let state = src.and_then(|s| warp.flights.registers.get(s as usize)).copied().unwrap_or_default();
+            if let Some(to) = warp.flights.registers.get_mut(dst as usize) {
+                *to = Flight { written: 0, ..state };
+            }
+            return;
+        }
+        for (slots, verb) in [(&touch.reads, "reads"), (&touch.writes, "writes")] {
+            for slot in slots {
+                self.check_flight(warp, pc, exec, *slot, verb);
+            }
+        }
+        let written = warp.flights.fences + 1;
+        for slot in &touch.writes {
+            if let Some(flight) = warp.flights.registers.get_mut(*slot as usize) {
+                flight.written = written;
+            }
+        }
+    }
+
+    fn check_flight(&mut self, warp: &Warp, pc: u32, exec: u32, slot: u32, verb: &'static str) {
+        let Some(user) = warp.flights.in_flight(slot) else { return };
+        if !self.checks.synccheck {
+            return;
+        }
+        let line = self.code.position(user).line;
+        self.finding(warp, pc, exec, Tool::Synccheck, "wgmma-in-flight", None, || {
+            (
+                format!("{verb} a register that the wgmma.mma_async in line {line} may still be using"),
+                "commit the group and wait for it with wgmma.wait_group before touching its registers"
+                    .to_owned(),
+            )
+        });
+    }
+
+    pub(super) fn check_registers(&mut self, warp: &Warp, pc: u32, exec: u32, op: &Wgmma) {
+        debug_assert!(matches!(op.a, Source::Registers(_)) || op.a_slots.is_empty());
+        let Some(why) = warp.flights.wants_fence(op) else { return };
+        self.finding(warp, pc, exec, Tool::Synccheck, "wgmma-without-fence", None, || {
+            (
+                why.to_owned(),
+                "put wgmma.fence.sync.aligned before the first wgmma.mma_async of the batch".to_owned(),
+            )
+        });
+    }
+
+    /// A warp ends: nothing may be in flight.
+    pub(in crate::exec) fn check_exit(&mut self, warp: &Warp) {
+        let Some(pc) = warp.flights.pending() else { return };
+        if !self.checks.synccheck {
+            return;
+        }
+        let key = Key { tool: Tool::Synccheck, kind: "pending-wgmma", pc, other_pc: None };
+        self.findings.record(key, self.site(warp, 0), || Event {
+            severity: Severity::Error,
+            message: "the warp ends without having waited for this wgmma.mma_async".to_owned(),
+            help: "commit the group and wait for it with wgmma.wait_group 0".to_owned(),
+            address: None,
+            other: None,
+        });
+    }
+}

@@ -1,0 +1,313 @@
+//! The arithmetic of one tensor-core tile: up to 16 rows of A times 8 columns of B.
+//!
+//! A fragment register is a row of 32 words, word `4 g + t` in lane `4 g + t`. With `e` elements in a word, register `r`
+//! of A holds the elements `(g + 8 (r & 1), e t + s + 4 e (r >> 1))` and register `r` of B the elements
+//! `(e t + s + 4 e r, g)`, as (row, column) with `s` counting from the low bits. Here the k axis is walked in the order
+//! (r, s, t) instead, and columns in the order (n & 1, n >> 1): then neighbouring words stay neighbours and no element
+//! has to be moved on its own. The same orders are used for all operands.
+//!
+//! # Numbers
+//!
+//! Products are exact. A sum is a chain of fused multiply-adds in f32 that begins with C, each rounded to nearest even;
+//! f16 results are rounded once more. The order of a chain and the rounding inside it are not specified by PTX; the
+//! error is at most `K * 2^-24 * sum |a b|`, a quarter of what is granted to devices. NaN results are canonical. Integer
+//! products are summed exactly (below 2^24), then C is added.
+
+use super::super::lanes::{NAN32, canonical, f16_to_f32, f32_to_f16};
+use super::super::rows::{LANES, Row32};
+
+/// Type of the elements of A or B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F16,
+    Bf16,
+    /// The top 19 bits of a word; the others are ignored.
+    Tf32,
+    E4m3,
+    E5m2,
+    S8,
+    U8,
+    S4,
+    U4,
+}
+
+impl Element {
+    pub(crate) const fn bits(self) -> u32 {
+        match self {
+            Self::Tf32 => 32,
+            Self::F16 | Self::Bf16 => 16,
+            Self::E4m3 | Self::E5m2 | Self::S8 | Self::U8 => 8,
+            Self::S4 | Self::U4 => 4,
+        }
+    }
+}
+
+/// Type of C and D.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accumulator {
+    F32,
+    /// Pairs in words.
+    F16,
+    S32 {
+        saturate: bool,
+    },
+}
+
+impl Accumulator {
+    /// Registers of a tile of 16 rows.
+    pub(crate) const fn registers(self) -> usize {
+        match self {
+            Self::F32 | Self::S32 { .. } => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
+/// Longest k axis of a tile: 64 elements of four bits.
+const MAX_K: usize = 64;
+/// Columns.
+const N: usize = 8;
+
+/// The words of one fragment register.
+pub(crate) type Words = [u32; LANES];
+
+/// Operands and sums of a tile; a worker keeps one.
+#[derive(Clone, Debug)]
+pub(crate) struct Tile {
+    a: [[f32; MAX_K]; 16],
+    b: [[f32; N]; MAX_K],
+    sums: [[f32; N]; 16],
+}
+
+impl Default for Tile {
+    fn default() -> Self {
+        Self { a: [[0.0; MAX_K]; 16], b: [[0.0; N]; MAX_K], sums: [[0.0; N]; 16] }
+    }
+}
+
+impl Tile {
+    /// Takes A from its fragment registers; with 8 rows every register continues the k axis.
+    #[inline(always)]
+    pub(super) fn set_a(&mut self, element: Element, words: &[&Words], rows: usize, negate: bool) {
+        let (per_word, blocks) = ((32 / element.bits()) as usize, rows / 8);
+        let flip = if negate { 1 << 31 } else { 0u32 };
+        for (r, words) in words.iter().enumerate() {
+            let (row, k) = (8 * (r % blocks), 4 * per_word * (r / blocks));
+            for s in 0..per_word {
+                let values = convert(element, words, s, flip);
+                let at = k + 4 * s;
+                for g in 0..8 {
+                    self.a[row + g][at..at + 4].copy_from_slice(&values[4 * g..4 * g + 4]);
+                }
+            }
+        }
+    }
+
+    /// Takes B from its fragment registers.
+    #[inline(always)]
+    pub(super) fn set_b(&mut self, element: Element, words: &[&Words]) {
+        let per_word = (32 / element.bits()) as usize;
+        for (r, words) in words.iter().enumerate() {
+            // Words of one k next to each other.
+            let mut turned = [0; LANES];
+            for t in 0..4 {
+                for (n, to) in turned[8 * t..8 * t + 8].iter_mut().enumerate() {
+                    *to = words[4 * (2 * (n & 3) + (n >> 2)) + t];
+                }
+            }
+            for s in 0..per_word {
+                let values = convert(element, &turned, s, 0);
+                for t in 0..4 {
+                    let to = &mut self.b[4 * (per_word * r + s) + t];
+                    to.copy_from_slice(&values[8 * t..8 * t + 8]);
+                }
+            }
+        }
+    }
+
+    /// Begins sums with C.
+    #[inline(always)]
+    pub(super) fn set_sums(&mut self, accumulator: Accumulator, c: &[&Words]) {
+        match accumulator {
+            Accumulator::F32 => {
+                for (i, words) in c.iter().enumerate() {
+                    let (row, column) = (8 * (i >> 1), 4 * (i & 1));
+                    for g in 0..8 {
+                        for t in 0..4 {
+                            self.sums[row + g][column + t] = f32::from_bits(words[4 * g + t]);
+                        }
+                    }
+                }
+            }
+            Accumulator::F16 => {
+                for (i, words) in c.iter().enumerate() {
+                    for (half, column) in [0, 4].into_iter().enumerate() {
+                        let values = convert(Element::F16, words, half, 0);
+                        for g in 0..8 {
+                            let to = &mut self.sums[8 * i + g][column..column + 4];
+                            to.copy_from_slice(&values[4 * g..4 * g + 4]);
+                        }
+                    }
+                }
+            }
+            // C is added when the products are summed.
+            Accumulator::S32 { .. } => self.clear_sums(),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn clear_sums(&mut self) {
+        self.sums = [[0.0; N]; 16];
+    }
+
+    /// Adds the products of `k` steps.
+    #[inline(always)]
+    pub(super) fn multiply(&mut self, rows: usize, k: usize) {
+        for first in (0..rows).step_by(8) {
+            let mut sums = [[0.0; N]; 8];
+            sums.copy_from_slice(&self.sums[first..first + 8]);
+            for (k, b) in self.b[..k].iter().enumerate() {
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let a = self.a[first + i][k];
+                    for (sum, b) in sums.iter_mut().zip(b) {
+                        *sum = a.mul_add(*b, *sum);
+                    }
+                }
+            }
+            self.sums[first..first + 8].copy_from_slice(&sums);
+        }
+    }
+
+    /// Register `i` of D; `c` is the same register of C.
+    #[inline(always)]
+    pub(super) fn register(&self, accumulator: Accumulator, i: usize, c: &Words) -> Row32 {
+        match accumulator {
+            Accumulator::F32 => self.f32_register(i),
+            Accumulator::F16 => self.f16_register(i),
+            Accumulator::S32 { saturate } => self.s32_register(i, c, saturate),
+        }
+    }
+
+    #[inline(always)]
+    fn f32_register(&self, i: usize) -> Row32 {
+        let (row, column) = (8 * (i >> 1), 4 * (i & 1));
+        let mut out = Row32::ZERO;
+        for g in 0..8 {
+            for t in 0..4 {
+                out.0[4 * g + t] = canonical(self.sums[row + g][column + t]);
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn f16_register(&self, i: usize) -> Row32 {
+        let mut out = Row32::ZERO;
+        for g in 0..8 {
+            for t in 0..4 {
+                let row = &self.sums[8 * i + g];
+                let [low, high] = [t, t + 4].map(|n| f32_to_f16(row[n].to_bits()));
+                out.0[4 * g + t] = low | high << 16;
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn s32_register(&self, i: usize, c: &Words, saturate: bool) -> Row32 {
+        let (row, column) = (8 * (i >> 1), 4 * (i & 1));
+        let mut out = Row32::ZERO;
+        for g in 0..8 {
+            for t in 0..4 {
+                let sum = self.sums[row + g][column + t] as i32;
+                let c = c[4 * g + t] as i32;
+                let d = if saturate { c.saturating_add(sum) } else { c.wrapping_add(sum) };
+                out.0[4 * g + t] = d as u32;
+            }
+        }
+        out
+    }
+}
+
+/// Element `s` of every word as an f32, with the sign bit exchanged with `flip`.
+#[inline(always)]
+fn convert(element: Element, words: &Words, s: usize, flip: u32) -> [f32; LANES] {
+    let shift = s as u32 * element.bits();
+    match element {
+        Element::F16 if !any_special(words) => {
+            // The exponent is moved by a multiplication, which also normalises subnormals.
+            const SCALE: f32 = f32::from_bits(0x7780_0000); // 2^112
+            let up = 16 - shift;
+            each(words, |w| {
+                let moved = ((w << up) as i32 >> 3) as u32 & 0x8FFF_E000;
+                f32::from_bits(moved ^ flip) * SCALE
+            })
+        }
+        Element::F16 => each(words, |w| f32::from_bits(f16_to_f32(w >> shift & 0xFFFF) ^ flip)),
+        Element::Bf16 => each(words, |w| f32::from_bits((w >> shift) << 16 ^ flip)),
+        Element::Tf32 => each(words, |w| f32::from_bits(w & 0xFFFF_E000 ^ flip)),
+        Element::E4m3 => each(words, |w| f32::from_bits(e4m3(w >> shift & 0xFF) ^ flip)),
+        // The upper byte of an f16.
+        Element::E5m2 => each(words, |w| f32::from_bits(f16_to_f32((w >> shift & 0xFF) << 8) ^ flip)),
+        Element::S8 => each(words, |w| ((w << (24 - shift)) as i32 >> 24) as f32),
+        Element::U8 => each(words, |w| (w >> shift & 0xFF) as i32 as f32),
+        Element::S4 => each(words, |w| ((w << (28 - shift)) as i32 >> 28) as f32),
+        Element::U4 => each(words, |w| (w >> shift & 0xF) as i32 as f32),
+    }
+}
+
+#[inline(always)]
+fn each(words: &Words, value: impl Fn(u32) -> f32) -> [f32; LANES] {
+    let mut out = [0.0; LANES];
+    for (out, w) in out.iter_mut().zip(words) {
+        *out = value(*w);
+    }
+    out
+}
+
+/// Whether an f16 of a pair is infinite or NaN.
+#[inline(always)]
+fn any_special(words: &Words) -> bool {
+    let mut found = 0;
+    for w in words {
+        // A full exponent carries into the sign's place.
+        found |= (w & 0x7C00_7C00) + 0x0400_0400;
+    }
+    found & 0x8000_8000 != 0
+}
+
+/// Four bits of exponent with a bias of 7, three of mantissa, no infinities.
+#[inline(always)]
+fn e4m3(byte: u32) -> u32 {
+    const SCALE: f32 = f32::from_bits(0x7B80_0000); // 2^120
+    let magnitude = byte & 0x7F;
+    let scaled = (f32::from_bits(magnitude << 20) * SCALE).to_bits();
+    let value = if magnitude == 0x7F { NAN32 } else { scaled };
+    (byte & 0x80) << 24 | value
+}
+
+/// One-bit products: what 256 or 128 positions of A and B have in common or in difference, added to C.
+pub(super) fn popcounts(
+    a: &[&Words],
+    b: &[&Words],
+    c: &[&Words],
+    rows: usize,
+    combine: impl Fn(u32, u32) -> u32,
+) -> Vec<Row32> {
+    let blocks = rows / 8;
+    let mut out = vec![Row32::ZERO; c.len()];
+    for (i, (out, c)) in out.iter_mut().zip(c).enumerate() {
+        for (lane, d) in out.0.iter_mut().enumerate() {
+            let (block, g, n) = (i >> 1, lane / 4, 2 * (lane % 4) + (i & 1));
+            let words = b.iter().enumerate().flat_map(|(r, b)| (0..4).map(move |t| (r, b, t)));
+            let sum: u32 = words
+                .map(|(r, b, t)| {
+                    let a = a.get(block + blocks * r).map_or(0, |a| a[4 * g + t]);
+                    combine(a, b[4 * n + t]).count_ones()
+                })
+                .sum();
+            *d = c[lane].wrapping_add(sum);
+        }
+    }
+    out
+}
