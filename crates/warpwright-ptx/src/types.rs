@@ -120,6 +120,16 @@ impl ScalarType {
         matches!(self.class(), TypeClass::Float)
     }
 
+    /// Whether registers and variables have the type; the others belong to instructions alone.
+    pub const fn is_storage(self) -> bool {
+        use ScalarType::*;
+        match self.class() {
+            TypeClass::Float => matches!(self, F16 | F16x2 | F32 | F64),
+            TypeClass::Signed | TypeClass::Unsigned => !matches!(self, U16x2 | S16x2),
+            TypeClass::Predicate | TypeClass::Bits => true,
+        }
+    }
+
     /// Whether the type is a signed or unsigned integer.
     pub const fn is_integer(self) -> bool {
         matches!(self.class(), TypeClass::Signed | TypeClass::Unsigned)

@@ -13,8 +13,8 @@ use warpwright_ptx::*;
 
 /// The instructions of each function in layout order, with registers numbered by appearance and symbols by name, so
 /// that what printing may change does not count.
-fn essence(module: &Module) -> Vec<Vec<(Instruction, Vec<String>)>> {
-    let of = |function: &Function| {
+fn essence(module: &Module) -> Vec<(String, Vec<(Instruction, Vec<String>)>)> {
+    let instructions = |function: &Function| {
         let mut numbers: HashMap<Reg, u32> = HashMap::new();
         let instructions = function.blocks.iter().flat_map(|b| &b.instructions);
         instructions
@@ -42,12 +42,23 @@ fn essence(module: &Module) -> Vec<Vec<(Instruction, Vec<String>)>> {
             })
             .collect()
     };
-    module.functions.iter().map(of).collect()
+    // Functions that are used before they are defined come first in the text.
+    let mut all: Vec<_> = module.functions.iter().map(|f| (f.name.clone(), instructions(f))).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
 }
 
 /// Takes the symbols out of an instruction.
-fn symbols(inst: &mut Inst) -> Option<SymbolId> {
+fn symbols(inst: &mut Inst) -> Vec<SymbolId> {
     let id = match inst {
+        Inst::Call { callee, returns, args, .. } => {
+            let direct = if let Callee::Direct(id) = callee { Some(id) } else { None };
+            let named = returns.iter_mut().chain(args).filter_map(|o| match o {
+                Operand::Symbol(id, _) => Some(id),
+                _ => None,
+            });
+            return direct.into_iter().chain(named).map(|id| std::mem::replace(id, SymbolId(0))).collect();
+        }
         Inst::Mov { src: Operand::Symbol(id, _), .. }
         | Inst::PredMov { a: Operand::Symbol(id, _), .. }
         | Inst::Cvta { src: Operand::Symbol(id, _), .. } => id,
@@ -56,18 +67,26 @@ fn symbols(inst: &mut Inst) -> Option<SymbolId> {
         | Inst::Prefetch { addr, .. }
         | Inst::Atom { addr, .. } => match &mut addr.base {
             AddressBase::Symbol(id) => id,
-            _ => return None,
+            _ => return Vec::new(),
         },
-        _ => return None,
+        _ => return Vec::new(),
     };
-    Some(std::mem::replace(id, SymbolId(0)))
+    vec![std::mem::replace(id, SymbolId(0))]
 }
 
 fn declarations(module: &Module) -> impl PartialEq + std::fmt::Debug + use<> {
-    let functions = module.functions.iter();
-    let functions = functions
-        .map(|f| (f.name.clone(), f.linkage, f.params.clone(), f.directives.clone(), f.variables.clone()));
-    (module.version, module.target, module.variables.clone(), functions.collect::<Vec<_>>())
+    let head = |f: &Function| {
+        let directives = (f.linkage, f.kind, f.directives.clone(), f.variables.clone());
+        (f.name.clone(), directives, f.prototype(), f.prototypes.clone(), f.pragmas.len())
+    };
+    let mut functions: Vec<_> = module.functions.iter().map(head).collect();
+    functions.sort_by(|a, b| a.0.cmp(&b.0));
+    let names = |i: u32| module.functions[i as usize].name.clone();
+    let aliases: Vec<_> = module.aliases.iter().map(|a| (names(a.function), names(a.of))).collect();
+    // Addresses of functions are compared through the text.
+    let mut variables = module.variables.clone();
+    variables.iter_mut().filter_map(|v| v.init.as_mut()).for_each(|i| i.addresses.clear());
+    (module.version, module.target, variables, functions, aliases, module.pragmas.clone())
 }
 
 fn check(module: &Module) -> Result<(), TestCaseError> {
@@ -184,6 +203,9 @@ fn files_survive() {
         assert!(parsed.diagnostics.is_empty(), "{name}: {:?}", parsed.diagnostics);
         let once = print(&parsed.module);
         // Files without comments are in canonical form already; the others say beside them what it is.
+        if std::env::var_os("WARPWRIGHT_BLESS").is_some() && text.contains("//") {
+            std::fs::write(path.with_extension("canonical"), &once).unwrap();
+        }
         let expected = if text.contains("//") {
             std::fs::read_to_string(path.with_extension("canonical")).unwrap()
         } else {

@@ -128,7 +128,7 @@ fn rule_names_are_distinct_and_follow_their_family() {
     assert_eq!(names.len(), Rule::ALL.len());
     for rule in Rule::ALL {
         let family = rule.name().split('-').nth(1).unwrap_or_default();
-        assert!(["TYPE", "DEF", "TARGET", "MEM", "CONV", "CFG"].contains(&family), "{rule}");
+        assert!(["TYPE", "DEF", "TARGET", "MEM", "CALL", "CONV", "CFG", "USE"].contains(&family), "{rule}");
         assert!(rule.description().ends_with('.'), "{rule}: {}", rule.description());
     }
 }

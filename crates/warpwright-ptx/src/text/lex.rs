@@ -71,12 +71,68 @@ pub(super) struct Lexer<'a> {
     pub(super) open_comment: Option<(u32, u32)>,
 }
 
+/// What a byte can do in a token; a set of the bits below.
+const CLASS: [u8; 256] = {
+    let mut class = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let b = byte as u8;
+        if b.is_ascii_alphabetic() {
+            class[byte] = WORD_START | WORD;
+        } else if b.is_ascii_digit() {
+            class[byte] = WORD | DIGIT;
+        } else if matches!(b, b'_' | b'$') {
+            class[byte] = WORD_START | WORD;
+        } else if matches!(b, b' ' | b'\t' | b'\r' | b'\x0b' | b'\x0c') {
+            class[byte] = SPACE;
+        } else if matches!(
+            b,
+            b'{' | b'}'
+                | b'['
+                | b']'
+                | b'('
+                | b')'
+                | b'<'
+                | b'>'
+                | b','
+                | b';'
+                | b':'
+                | b'|'
+                | b'!'
+                | b'@'
+                | b'+'
+                | b'-'
+                | b'='
+                | b'*'
+                | b'/'
+                | b'%'
+                | b'&'
+                | b'^'
+                | b'~'
+                | b'?'
+        ) {
+            class[byte] = PUNCT;
+        }
+        byte += 1;
+    }
+    class
+};
+const WORD_START: u8 = 1;
+const WORD: u8 = 2;
+const DIGIT: u8 = 4;
+const SPACE: u8 = 8;
+const PUNCT: u8 = 16;
+
+const fn class(byte: u8) -> u8 {
+    CLASS[byte as usize]
+}
+
 const fn is_word_start(byte: u8) -> bool {
-    byte.is_ascii_alphabetic() || matches!(byte, b'_' | b'$' | b'%')
+    class(byte) & WORD_START != 0 || byte == b'%'
 }
 
 const fn is_word(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$')
+    class(byte) & WORD != 0
 }
 
 impl<'a> Lexer<'a> {
@@ -101,12 +157,13 @@ impl<'a> Lexer<'a> {
         let bytes = self.text.as_bytes();
         while let Some(&byte) = bytes.get(self.at) {
             match byte {
+                _ if class(byte) & SPACE != 0 => {}
                 b'\n' => self.newline(self.at),
-                b' ' | b'\t' | b'\r' | b'\x0b' | b'\x0c' => {}
                 b'/' if self.byte(self.at + 1) == b'/' => {
-                    while bytes.get(self.at).is_some_and(|b| *b != b'\n') {
-                        self.at += 1;
-                    }
+                    self.at = bytes[self.at..]
+                        .iter()
+                        .position(|b| *b == b'\n')
+                        .map_or(bytes.len(), |n| self.at + n);
                     continue;
                 }
                 b'/' if self.byte(self.at + 1) == b'*' => {
@@ -137,12 +194,9 @@ impl<'a> Lexer<'a> {
     }
 
     /// The end of the run of bytes from `at` that satisfy `accept`.
-    fn run(&self, mut at: usize, accept: impl Fn(u8) -> bool) -> usize {
-        let bytes = self.text.as_bytes();
-        while at < bytes.len() && accept(bytes[at]) {
-            at += 1;
-        }
-        at
+    fn run(&self, at: usize, accept: impl Fn(u8) -> bool) -> usize {
+        let rest = self.text.as_bytes().get(at..).unwrap_or_default();
+        at + rest.iter().position(|b| !accept(*b)).unwrap_or(rest.len())
     }
 
     /// The next token; [`Kind::End`] for ever once the text is used up.
@@ -162,7 +216,8 @@ impl<'a> Lexer<'a> {
             return (Kind::End, start, start);
         };
         match first {
-            b if is_word_start(b) => (Kind::Word, start, self.run(start + 1, is_word)),
+            b if class(b) & WORD_START != 0 => (Kind::Word, start, self.run(start + 1, is_word)),
+            b'%' if is_word(self.byte(start + 1)) => (Kind::Word, start, self.run(start + 1, is_word)),
             b'.' => {
                 let mut end = self.run(start + 1, is_word);
                 if end == start + 1 {
@@ -173,13 +228,12 @@ impl<'a> Lexer<'a> {
                 }
                 (Kind::Dot, start + 1, end)
             }
-            b'0'..=b'9' => (Kind::Number, start, self.number(start)),
+            b if class(b) & DIGIT != 0 => (Kind::Number, start, self.number(start)),
             b'"' => {
                 let end = self.run(start + 1, |b| b != b'"' && b != b'\n');
                 if self.byte(end) == b'"' { (Kind::Quoted, start, end + 1) } else { (Kind::Bad, start, end) }
             }
-            b'{' | b'}' | b'[' | b']' | b'(' | b')' | b'<' | b'>' | b',' | b';' | b':' | b'|' | b'!'
-            | b'@' | b'+' | b'-' | b'=' => (Kind::Punct(first), start, start + 1),
+            b if class(b) & PUNCT != 0 => (Kind::Punct(first), start, start + 1),
             // One whole character, so that the text can be cut here.
             _ => (Kind::Bad, start, self.run(start + 1, |b| b & 0xC0 == 0x80)),
         }
@@ -210,6 +264,8 @@ impl<'a> Lexer<'a> {
 pub(super) enum Literal {
     /// Any integer form.
     Int(u64),
+    /// The same with the suffix `U`.
+    Unsigned(u64),
     /// `0f...`
     F32(u32),
     /// `0d...`
@@ -221,12 +277,15 @@ pub(super) enum Literal {
 /// Reads a literal, or says what is wrong with it.
 pub(super) fn literal(text: &str) -> Result<Literal, &'static str> {
     let radix = |digits: &str, radix: u32| {
-        let digits = digits.strip_suffix(['U', 'u']).unwrap_or(digits);
+        let (digits, make): (_, fn(u64) -> Literal) = match digits.strip_suffix(['U', 'u']) {
+            Some(digits) => (digits, Literal::Unsigned),
+            None => (digits, Literal::Int),
+        };
         // `from_str_radix` takes a sign, which cannot stand in the middle of a token.
         if digits.is_empty() || !digits.chars().all(|c| c.is_digit(radix)) {
             return Err("malformed integer");
         }
-        u64::from_str_radix(digits, radix).map(Literal::Int).map_err(|_| "integer does not fit in 64 bits")
+        u64::from_str_radix(digits, radix).map(make).map_err(|_| "integer does not fit in 64 bits")
     };
     let bits = |digits: &str, len: usize, message| {
         if digits.len() == len && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -236,6 +295,11 @@ pub(super) fn literal(text: &str) -> Result<Literal, &'static str> {
         }
     };
     match text.as_bytes() {
+        // Most literals: short decimals.
+        [b'0'] => Ok(Literal::Int(0)),
+        [b'1'..=b'9', rest @ ..] if rest.len() < 19 && rest.iter().all(u8::is_ascii_digit) => {
+            Ok(Literal::Int(text.bytes().fold(0, |n, digit| n * 10 + u64::from(digit - b'0'))))
+        }
         [b'0', b'x' | b'X', ..] => radix(&text[2..], 16),
         [b'0', b'b' | b'B', ..] => radix(&text[2..], 2),
         [b'0', b'f' | b'F', ..] => bits(&text[2..], 8, "`0f` takes exactly 8 hexadecimal digits")
@@ -279,6 +343,16 @@ mod tests {
     }
 
     #[test]
+    fn a_percent_sign_starts_a_name_or_is_an_operator() {
+        let kinds: Vec<Kind> = tokens("%r1 7 % 3 %3 % x").into_iter().map(|t| t.0).collect();
+        let remainder = Kind::Punct(b'%');
+        assert_eq!(
+            kinds,
+            [Kind::Word, Kind::Number, remainder, Kind::Number, Kind::Word, remainder, Kind::Word]
+        );
+    }
+
+    #[test]
     fn what_is_no_token_is_bad_and_whole() {
         assert_eq!(
             tokens("a \u{e9}#b"),
@@ -299,7 +373,7 @@ mod tests {
         assert_eq!(literal("017"), int(15));
         assert_eq!(literal("0"), int(0));
         assert_eq!(literal("0b101"), int(5));
-        assert_eq!(literal("0xfFU"), int(255));
+        assert_eq!(literal("0xfFU"), Ok(Literal::Unsigned(255)));
         assert_eq!(literal("18446744073709551615"), int(u64::MAX));
         assert_eq!(literal("0f3F800000"), Ok(Literal::F32(0x3F80_0000)));
         assert_eq!(literal("0d3FF0000000000000"), Ok(Literal::F64(1f64.to_bits())));

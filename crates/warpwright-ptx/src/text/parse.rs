@@ -6,11 +6,14 @@
 
 mod arith;
 mod body;
+mod constant;
 mod directives;
+mod functions;
 mod memory;
 mod names;
 mod opcode;
 mod operands;
+mod variables;
 mod warp;
 
 use std::collections::HashSet;
@@ -62,10 +65,15 @@ struct Parser<'a> {
     module: Module,
     /// What names mean at this point of the text.
     names: Names<'a>,
-    entry_names: HashSet<&'a str>,
+    /// Functions of the module that have a body, or will have one once it has been read.
+    defined: HashSet<u32>,
+    /// Kernels that have been declared so far.
+    declared_entries: Vec<Token<'a>>,
     /// The function being read.
     body: Body<'a>,
     diagnostics: Vec<Diagnostic>,
+    /// Which component a vector register without one stands for at the moment.
+    component: Option<u32>,
     /// The modifiers of the current opcode; kept to reuse the allocation.
     modifiers: Vec<Token<'a>>,
 }
@@ -87,14 +95,19 @@ impl<'a> Parser<'a> {
             token,
             module: Module::new(PtxVersion::new(6, 3), Target::sm(75)),
             names: Names::default(),
-            entry_names: HashSet::new(),
+            defined: HashSet::new(),
+            declared_entries: Vec::new(),
             body: Body::new(Function::entry("")),
             diagnostics: Vec::new(),
+            component: None,
             modifiers: Vec::new(),
         }
     }
 
     fn check_ascii(&mut self) {
+        if self.text.is_ascii() {
+            return;
+        }
         let Some(at) = self.text.bytes().position(|b| !b.is_ascii()) else { return };
         let before = &self.text.as_bytes()[..at];
         let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |n| n + 1);
@@ -189,7 +202,7 @@ impl<'a> Parser<'a> {
     fn unsigned(&mut self) -> Read<u64> {
         let at = self.token;
         match self.literal()? {
-            Literal::Int(v) => Ok(v),
+            Literal::Int(v) | Literal::Unsigned(v) => Ok(v),
             _ => Err(self.fail(rules::NUMBER, at, format!("expected an integer, found {}", at.shown()))),
         }
     }
@@ -207,11 +220,15 @@ impl<'a> Parser<'a> {
         Checkpoint { lexer: self.lexer, token: self.token }
     }
 
+    const fn restore(&mut self, to: Checkpoint<'a>) {
+        self.lexer = to.lexer;
+        self.token = to.token;
+    }
+
     /// Skips the statement that starts at `from`: to behind its `;`, or to the `}` that ends the scope around it.
     /// Returns how many scopes the skipped text opened and did not close.
     fn skip_statement(&mut self, from: Checkpoint<'a>) -> usize {
-        self.lexer = from.lexer;
-        self.token = from.token;
+        self.restore(from);
         let mut depth = 0usize;
         loop {
             match self.token.kind {

@@ -212,7 +212,10 @@ struct Body<'m> {
 impl<'m> Body<'m> {
     fn new(module: &'m Module, function: &'m Function) -> Self {
         let names = || {
-            let locals = function.params.iter().chain(&function.returns).map(|p| p.name.as_str());
+            // Parameters in registers take the names of the registers.
+            let in_memory = |p: &&Param| p.register.is_none();
+            let locals = function.params.iter().chain(&function.returns).filter(in_memory);
+            let locals = locals.map(|p| p.name.as_str());
             locals
                 .chain(module.functions.iter().map(|f| f.name.as_str()))
                 .chain(function.variables.iter().map(|v| v.name.as_str()))

@@ -1,9 +1,52 @@
 //! V-CALL: calls fit the functions that they call.
 
-use super::{Checker, Rule};
+use super::{Checker, Rule, VerifyError, module_finding};
 use crate::inst::*;
-use crate::module::{Prototype, PrototypeParam, Symbol};
+use crate::module::{FunctionKind, Linkage, Module, Prototype, PrototypeParam, Symbol};
 use crate::types::{ScalarType, StateSpace, TypeClass};
+
+/// V-CALL-3 for one instruction.
+pub(super) fn parameters(cx: &mut Checker<'_>, instruction: &Instruction) {
+    let param = |id: SymbolId| match cx.function.symbols.get(id.0 as usize) {
+        Some(Symbol::LocalVariable(i)) => {
+            cx.function.variables.get(*i as usize).filter(|v| v.space == StateSpace::Param)
+        }
+        _ => None,
+    };
+    let wrong = match &instruction.inst {
+        Inst::Mov { src: Operand::Symbol(id, _), .. } | Inst::Cvta { src: Operand::Symbol(id, _), .. } => {
+            param(*id).map(|v| format!("`{}` is passed to a call; it has no address to take", v.name))
+        }
+        Inst::St { addr: Address { base: AddressBase::Symbol(id), .. }, .. }
+            if instruction.guard.is_some() =>
+        {
+            param(*id).map(|v| format!("the store to `{}`, which is passed to a call, has a guard", v.name))
+        }
+        _ => None,
+    };
+    if let Some(message) = wrong {
+        cx.report(Rule::Call3, message);
+    }
+}
+
+/// V-CALL-4: what is called and not defined here comes from elsewhere.
+pub(super) fn check_definitions(module: &Module, findings: &mut Vec<VerifyError>) {
+    for (index, function) in (0u32..).zip(&module.functions) {
+        let alias = module.aliases.iter().any(|a| a.function == index);
+        if function.is_declaration() && function.linkage != Linkage::Extern && !alias {
+            let message =
+                format!("device function `{}` is declared, but neither defined nor `.extern`", function.name);
+            module_finding(findings, Rule::Call4, "", message);
+        }
+        if function.kind == FunctionKind::Device && !function.blocks.is_empty() {
+            let in_memory = function.returns.iter().filter(|p| p.register.is_none()).count();
+            if in_memory > 1 {
+                let message = format!("`{}` has {in_memory} results in `.param` memory", function.name);
+                module_finding(findings, Rule::Call4, &function.name, message);
+            }
+        }
+    }
+}
 
 /// V-CALL-1 and V-CALL-2 for one call. Symbols exist.
 pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {

@@ -147,17 +147,30 @@ pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
 fn space(cx: &mut Checker<'_>, a: &Access) {
     use StateSpace::*;
     let takes = match a.kind {
-        Kind::Load => true,
-        Kind::Store => !matches!(a.space, Const | Param),
+        Kind::Load => !(a.space == Param && is_param(cx, a, |s| matches!(s, Symbol::Return(_)))),
+        // Results and the arguments of calls are written by name; the parameters of the function itself are read-only.
+        Kind::Store if a.space == Param => {
+            is_param(cx, a, |s| matches!(s, Symbol::Return(_) | Symbol::LocalVariable(_)))
+        }
+        Kind::Store => a.space != Const,
         Kind::Atomic => matches!(a.space, Generic | Global | Shared | SharedCluster),
         Kind::Prefetch => matches!(a.space, Generic | Global | Local),
     };
     if !takes {
         let why = match (a.kind, a.space) {
             (Kind::Store, _) => ", which is read-only",
+            (Kind::Load, _) => " of a result, which is write-only",
             _ => "",
         };
         cx.report(Rule::Mem1, format!("no {} in .{}{why}", a.kind.name(), a.space));
+    }
+}
+
+/// Whether the address names a symbol of one kind.
+fn is_param(cx: &Checker<'_>, a: &Access, kind: impl Fn(&Symbol) -> bool) -> bool {
+    match a.addr.base {
+        AddressBase::Symbol(id) => cx.function.symbols.get(id.0 as usize).is_some_and(kind),
+        AddressBase::Reg(_) | AddressBase::Absolute => false,
     }
 }
 

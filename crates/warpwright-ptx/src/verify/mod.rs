@@ -1,7 +1,7 @@
 //! Checks a module and says everything that is wrong with it.
 //!
 //! The rules are numbered, one family per file: `typing` (V-TYPE), `defs` (V-DEF), `target` (V-TARGET), `memory`
-//! (V-MEM), `convergence` (V-CONV) and the shape of the graph (V-CFG). The verifier accepts what the assembler accepts
+//! (V-MEM), `calls` (V-CALL), `convergence` (V-CONV) and the shape of the graph (V-CFG). The verifier accepts what the assembler accepts
 //! and refuses what it refuses; beyond that it finds reads of unassigned registers, accesses that are provably misaligned
 //! or out of bounds, and barriers in divergent code, which the assembler lets pass. Its time is near linear in the size
 //! of the module.
@@ -63,13 +63,15 @@ pub fn verify(module: &Module) -> Vec<VerifyError> {
     target::check_module(module, &mut findings);
     defs::check_names(module, &mut findings);
     memory::check_declarations(module, &mut findings);
-    for function in &module.functions {
+    calls::check_definitions(module, &mut findings);
+    for function in module.functions.iter().filter(|f| !f.is_declaration()) {
         let mut cx = Checker::new(module, function);
         cx.graph();
         target::check(&mut cx);
         // Later analyses index registers, symbols and blocks freely, so nothing may be missing.
         if defs::check_references(&mut cx) {
             typing::check(&mut cx);
+            cx.each(calls::parameters);
             let facts = defs::check(&mut cx);
             memory::check(&mut cx, &facts);
             convergence::check(&mut cx, &facts);

@@ -118,6 +118,11 @@ rules! {
     Call1 = "V-CALL-1" Error,
     /// Each argument and result of a call has the type and size of the parameter that it is for.
     Call2 = "V-CALL-2" Error,
+    /// The `.param` variables of a function are only stored to, passed and loaded from: nothing takes their address, and
+    /// stores to them have no guard.
+    Call3 = "V-CALL-3" Error,
+    /// A device function is defined in the module or declared `.extern`, and has at most one result in `.param` memory.
+    Call4 = "V-CALL-4" Error,
 
     /// A kernel has a block, and branches lead to blocks of the same kernel.
     Cfg1 = "V-CFG-1" Error,

@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::functions::{Label, List};
+use super::names::Hashing;
 use super::{MAX_NESTING, Parser, Read, rules};
 use crate::inst::*;
 use crate::module::*;
@@ -20,9 +22,13 @@ pub(super) struct Body<'a> {
     scopes: Vec<u32>,
     /// The scope around each scope.
     parents: Vec<Option<u32>>,
-    labels: HashMap<(u32, &'a str), BlockId>,
+    labels: HashMap<(u32, &'a str), BlockId, Hashing>,
     branches: Vec<PendingBranch<'a>>,
-    symbols: HashMap<Symbol, SymbolId>,
+    /// Lists of labels, prototypes and targets, by their scope and name.
+    pub(super) lists: HashMap<(u32, &'a str), List<'a>, Hashing>,
+    symbols: HashMap<Symbol, SymbolId, Hashing>,
+    /// Indices into the function's source lines.
+    lines: HashMap<SourceLine, u32, Hashing>,
     /// Names of parameters and variables that are taken.
     pub(super) local_names: HashSet<String>,
     renamed: HashMap<String, u32>,
@@ -31,7 +37,9 @@ pub(super) struct Body<'a> {
 /// A branch to a label that may stand further down.
 struct PendingBranch<'a> {
     block: usize,
-    label: Token<'a>,
+    /// Which of the targets of an indexed branch.
+    target: usize,
+    label: Label<'a>,
     scope: u32,
 }
 
@@ -47,9 +55,11 @@ impl Body<'_> {
             referenced: true,
             scopes: Vec::new(),
             parents: Vec::new(),
-            labels: HashMap::new(),
+            labels: HashMap::default(),
             branches: Vec::new(),
-            symbols: HashMap::new(),
+            lists: HashMap::default(),
+            symbols: HashMap::default(),
+            lines: HashMap::default(),
             local_names: HashSet::new(),
             renamed: HashMap::new(),
         }
@@ -74,8 +84,48 @@ impl Body<'_> {
         self.referenced = false;
     }
 
-    fn scope(&self) -> u32 {
+    pub(super) fn scope(&self) -> u32 {
         self.scopes.last().copied().unwrap_or(0)
+    }
+
+    /// The scope around a scope.
+    pub(super) fn parent(&self, scope: u32) -> Option<u32> {
+        self.parents.get(scope as usize).copied().flatten()
+    }
+
+    /// The next instruction.
+    fn here(&self) -> (BlockId, u32) {
+        (self.current(), u32::try_from(self.instructions.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Pragmas that stand before the next instruction.
+    pub(super) fn pragmas(&mut self, strings: Vec<String>) {
+        let (block, index) = self.here();
+        self.function.pragmas.extend(strings.into_iter().map(|text| Pragma { block, index, text }));
+    }
+
+    /// The number of a source line, added if it is new. A line at which something was inlined is the latest one of that
+    /// place, which may itself have been inlined.
+    pub(super) fn line_of(&mut self, [file, line, column]: [u32; 3], inlined_at: Option<u32>) -> u32 {
+        let entry = SourceLine { file, line, column, inlined_at };
+        let lines = &mut self.function.lines;
+        *self.lines.entry(entry).or_insert_with(|| {
+            lines.push(entry);
+            u32::try_from(lines.len() - 1).unwrap_or(u32::MAX)
+        })
+    }
+
+    /// From the next instruction on, this is the line.
+    pub(super) fn start_line(&mut self, place: [u32; 3], inlined_at: Option<u32>) {
+        let line = self.line_of(place, inlined_at);
+        // An inlining further in refers to this place without saying where it was inlined itself.
+        let bare = SourceLine { file: place[0], line: place[1], column: place[2], inlined_at: None };
+        self.lines.insert(bare, line);
+        let (block, index) = self.here();
+        match self.function.line_starts.last_mut() {
+            Some(last) if (last.block, last.index) == (block, index) => last.line = line,
+            _ => self.function.line_starts.push(LineStart { block, index, line }),
+        }
     }
 
     fn open_scope(&mut self) {
@@ -85,13 +135,21 @@ impl Body<'_> {
     }
 
     /// The block of a label, looked up from the inside out.
-    fn find_label(&self, name: &str, scope: u32) -> Option<BlockId> {
+    fn find_label(&self, label: Label<'_>, scope: u32) -> Option<BlockId> {
+        let numbered;
+        let name = match label.number {
+            Some(n) => {
+                numbered = format!("{}{n}", label.name.text);
+                numbered.as_str()
+            }
+            None => label.name.text,
+        };
         let mut at = Some(scope);
         while let Some(scope) = at {
             if let Some(block) = self.labels.get(&(scope, name)) {
                 return Some(*block);
             }
-            at = self.parents.get(scope as usize).copied().flatten();
+            at = self.parent(scope);
         }
         None
     }
@@ -137,7 +195,7 @@ impl<'a> Parser<'a> {
         unique
     }
 
-    /// Reads a body from its `{` to its `}` and adds the function to the module.
+    /// Reads a body from its `{` to its `}`.
     pub(super) fn body(&mut self) {
         // The names of the body share the scope of the parameters; its labels have their own.
         self.body.open_scope();
@@ -179,8 +237,11 @@ impl<'a> Parser<'a> {
         }
         self.resolve_labels();
         self.rename_shadows();
-        let body = std::mem::replace(&mut self.body, Body::new(Function::entry("")));
-        self.module.functions.push(body.function);
+    }
+
+    /// The function that has been read.
+    pub(super) fn finish_body(&mut self) -> Function {
+        std::mem::replace(&mut self.body, Body::new(Function::entry(""))).function
     }
 
     fn open_scope(&mut self) {
@@ -216,15 +277,21 @@ impl<'a> Parser<'a> {
 
     fn resolve_labels(&mut self) {
         for branch in std::mem::take(&mut self.body.branches) {
-            let found = self.body.find_label(branch.label.text, branch.scope);
+            let found = self.body.find_label(branch.label, branch.scope);
             if found.is_none() {
-                let message = format!("there is no label {} here", branch.label.shown());
-                self.fail(rules::LABEL, branch.label, message);
+                let number = branch.label.number.map_or_else(String::new, |n| format!(" with number {n}"));
+                let message = format!("there is no label {}{number} here", branch.label.name.shown());
+                self.fail(rules::LABEL, branch.label.name, message);
             }
             let Some(block) = self.body.function.blocks.get_mut(branch.block) else { continue };
             match (&mut block.terminator, found) {
                 (Terminator::Jump { to, .. } | Terminator::Branch { then: to, .. }, Some(found)) => {
                     *to = found;
+                }
+                (Terminator::BranchIndexed { targets, .. }, Some(found)) => {
+                    if let Some(to) = targets.get_mut(branch.target) {
+                        *to = found;
+                    }
                 }
                 (terminator, None) => *terminator = Terminator::Ret,
                 _ => {}
@@ -272,6 +339,11 @@ impl<'a> Parser<'a> {
 
     fn label(&mut self, name: Token<'a>) -> Read<()> {
         self.advance();
+        if self.token.kind == Kind::Dot
+            && matches!(self.token.text, "branchtargets" | "callprototype" | "calltargets")
+        {
+            return self.list(name);
+        }
         let key = (self.body.scope(), name.text);
         if self.body.labels.contains_key(&key) {
             let message = format!("label {} is declared twice", name.shown());
@@ -295,7 +367,7 @@ impl<'a> Parser<'a> {
             modifiers.push(self.advance());
         }
         let read = match head.text {
-            "bra" | "ret" | "exit" => self.terminator(head, &modifiers, guard),
+            "bra" | "ret" | "exit" | "brx" => self.terminator(head, &modifiers, guard),
             _ => self.operation(head, &modifiers).and_then(|inst| {
                 self.expect(b';')?;
                 self.body.push(Instruction { guard, inst }, location(head));
@@ -307,36 +379,57 @@ impl<'a> Parser<'a> {
     }
 
     fn terminator(&mut self, head: Token<'a>, modifiers: &[Token<'a>], guard: Option<PredUse>) -> Read<()> {
-        let uniform = match modifiers {
+        let rest = match (head.text, modifiers) {
+            ("brx", [idx, rest @ ..]) if idx.text == "idx" => rest,
+            ("brx", _) => return Err(self.missing_modifier(head, "`.idx`")),
+            (_, rest) => rest,
+        };
+        let uniform = match rest {
             [] => false,
             [uni] if uni.text == "uni" && head.text != "exit" => true,
             [other, ..] => return Err(self.unknown_modifier(head, *other)),
         };
-        let label = if head.text == "bra" { Some(self.word("a label")?) } else { None };
+        let scope = self.body.scope();
+        let mut labels = Vec::new();
+        let (end, scope) = match head.text {
+            "bra" => {
+                let name = self.word("a label")?;
+                labels.push(Label { name, number: None });
+                (Terminator::Jump { to: PENDING, uniform }, scope)
+            }
+            "brx" => {
+                let (index, targets, scope) = self.indexed_branch()?;
+                labels = targets;
+                (Terminator::BranchIndexed { index, uniform, targets: vec![PENDING; labels.len()] }, scope)
+            }
+            "exit" => (Terminator::Exit, scope),
+            _ => (Terminator::Ret, scope),
+        };
         self.expect(b';')?;
         let at = location(head);
-        let leave = if head.text == "exit" { Terminator::Exit } else { Terminator::Ret };
-        if let Some(label) = label {
-            let pending =
-                PendingBranch { block: self.body.function.blocks.len(), label, scope: self.body.scope() };
-            self.body.branches.push(pending);
-        }
-        match (label, guard) {
-            (Some(_), None) => self.body.terminate(Terminator::Jump { to: PENDING, uniform }, at),
-            (Some(_), Some(pred)) => {
-                let otherwise = self.body.after_current(1);
-                self.body.terminate(Terminator::Branch { pred, uniform, then: PENDING, otherwise }, at);
-                self.body.referenced = true;
-            }
-            (None, None) => self.body.terminate(leave, at),
-            (None, Some(pred)) => {
-                // The block that leaves comes next, so that its lanes leave before the others go on.
+        let is_jump = matches!(end, Terminator::Jump { .. });
+        match guard {
+            // The block that leaves comes next, so that its lanes leave before the others go on.
+            Some(pred) if !is_jump => {
                 let (then, otherwise) = (self.body.after_current(1), self.body.after_current(2));
+                let uniform = uniform && labels.is_empty();
                 self.body.terminate(Terminator::Branch { pred, uniform, then, otherwise }, at);
-                self.body.terminate(leave, at);
-                self.body.referenced = true;
             }
+            _ => {}
         }
+        let block = self.body.function.blocks.len();
+        let pending = labels.into_iter().enumerate();
+        let pending = pending.map(|(target, label)| PendingBranch { block, target, label, scope });
+        self.body.branches.extend(pending);
+        let end = match guard {
+            Some(pred) if is_jump => {
+                let otherwise = self.body.after_current(1);
+                Terminator::Branch { pred, uniform, then: PENDING, otherwise }
+            }
+            _ => end,
+        };
+        self.body.terminate(end, at);
+        self.body.referenced = guard.is_some();
         Ok(())
     }
 }

@@ -40,8 +40,6 @@ const FOREIGN_MODIFIERS: &[&str] = &["oob", "rs", "scaled", "unified", "pack"];
 const FOREIGN_OPCODES: &[&str] = &[
     "alloca",
     "applypriority",
-    "brx",
-    "call",
     "clusterlaunchcontrol",
     "cp",
     "createpolicy",
@@ -134,6 +132,7 @@ impl<'a> Parser<'a> {
                 self.exactly(head, modifiers, &["u32"])?;
                 Ok(Inst::Nanosleep { duration: self.operand(ScalarType::U32)? })
             }
+            "call" => self.call(head, modifiers),
             "trap" => self.exactly(head, modifiers, &[]).map(|()| Inst::Trap),
             "brkpt" => self.exactly(head, modifiers, &[]).map(|()| Inst::Brkpt),
             _ => self.arithmetic(head, modifiers),

@@ -1,10 +1,10 @@
 //! Operands: registers, literals, addresses, vectors, predicates.
 
-use super::names::{Binding, Meaning};
+use super::names::{Binding, Meaning, Slot};
 use super::{Parser, Read, rules};
 use crate::inst::*;
 use crate::module::Symbol;
-use crate::text::lex::{Kind, Literal, Token};
+use crate::text::lex::{Kind, Token};
 use crate::types::*;
 
 /// The longest vector that any supported instruction takes.
@@ -49,10 +49,15 @@ impl<'a> Parser<'a> {
     fn named(&mut self) -> Read<Named> {
         let at = self.advance();
         match self.names.resolve(at.text) {
-            Some(Meaning::Register(slot)) => Ok(Named::Reg(self.mention(slot))),
+            Some(Meaning::Register(slot)) => {
+                let slot = self.component(slot)?;
+                Ok(Named::Reg(self.mention(slot)))
+            }
             Some(Meaning::Symbol(binding)) => {
                 let symbol = match binding {
                     Binding::Param(i) => Symbol::Param(i),
+                    Binding::Return(i) => Symbol::Return(i),
+                    Binding::Function(i) => Symbol::Function(i),
                     Binding::Local(i) => Symbol::LocalVariable(i),
                     Binding::Module(i) | Binding::Register(i) => Symbol::ModuleVariable(i),
                 };
@@ -61,6 +66,35 @@ impl<'a> Parser<'a> {
             None if at.text == "WARP_SZ" => Ok(Named::WarpSize),
             None => self.special(at).map(Named::Special),
         }
+    }
+
+    /// The component of a vector register that is named behind it, or that `vector` is at.
+    fn component(&mut self, slot: Slot) -> Read<Slot> {
+        if slot.width() == 1 {
+            return Ok(slot);
+        }
+        if let Some(n) = self.component {
+            return Ok(slot.component(n));
+        }
+        let n = match (self.token.kind, self.token.text) {
+            (Kind::Dot, "x" | "r") => 0,
+            (Kind::Dot, "y" | "g") => 1,
+            (Kind::Dot, "z" | "b") if slot.width() > 2 => 2,
+            (Kind::Dot, "w" | "a") if slot.width() > 3 => 3,
+            _ => return Err(self.unexpected("a component of the vector such as `.x`")),
+        };
+        self.advance();
+        Ok(slot.component(n))
+    }
+
+    /// The components of the vector register that stands here as a whole.
+    fn whole_vector(&self) -> Option<u32> {
+        if self.token.kind != Kind::Word {
+            return None;
+        }
+        let Some(Meaning::Register(slot)) = self.names.resolve(self.token.text) else { return None };
+        let mut ahead = self.lexer;
+        (slot.width() > 1 && ahead.next().kind != Kind::Dot).then(|| slot.width())
     }
 
     fn special(&mut self, at: Token<'a>) -> Read<SpecialReg> {
@@ -159,26 +193,7 @@ impl<'a> Parser<'a> {
 
     /// A literal read as an operand of type `ty`, which decides what decimal fractions become.
     fn immediate(&mut self, ty: ScalarType) -> Read<Imm> {
-        let negative = self.eat(b'-');
-        let at = self.token;
-        Ok(match self.literal()? {
-            Literal::Int(v) if negative => Imm::Int(v.wrapping_neg().cast_signed()),
-            Literal::Int(v) => Imm::Int(v.cast_signed()),
-            // So says the assembler, which takes a sign before every other form.
-            Literal::F32(_) if negative => {
-                return Err(self.fail(rules::NUMBER, at, "a `0f` literal takes no sign; set its top bit"));
-            }
-            Literal::F32(bits) => Imm::F32(bits),
-            Literal::F64(bits) => Imm::F64(bits ^ (u64::from(negative) << 63)),
-            Literal::Decimal(bits) => {
-                let value = f64::from_bits(bits ^ (u64::from(negative) << 63));
-                if ty == ScalarType::F32 {
-                    Imm::F32((value as f32).to_bits())
-                } else {
-                    Imm::F64(value.to_bits())
-                }
-            }
-        })
+        Ok(self.constant()?.to_imm(ty))
     }
 
     /// A register or literal.
@@ -200,7 +215,7 @@ impl<'a> Parser<'a> {
     /// A register, literal, special register or symbol: the sources of `mov` and its relatives.
     pub(super) fn source(&mut self, ty: ScalarType) -> Read<Operand> {
         match self.token.kind {
-            Kind::Number | Kind::Punct(b'-') => Ok(Operand::Imm(self.immediate(ty)?)),
+            _ if self.at_constant() => Ok(Operand::Imm(self.immediate(ty)?)),
             Kind::Word => Ok(match self.named()? {
                 Named::Reg(reg) => Operand::Reg(reg),
                 Named::Special(special) => Operand::Special(special),
@@ -242,9 +257,7 @@ impl<'a> Parser<'a> {
         self.expect(b'[')?;
         let at = self.token;
         let address = match at.kind {
-            Kind::Number | Kind::Punct(b'-') => {
-                Address { base: AddressBase::Absolute, offset: self.integer()? }
-            }
+            _ if self.at_constant() => Address { base: AddressBase::Absolute, offset: self.integer()? },
             Kind::Word => {
                 let base = match self.named()? {
                     Named::Reg(reg) => AddressBase::Reg(reg),
@@ -300,7 +313,22 @@ impl<'a> Parser<'a> {
         mut item: impl FnMut(&mut Self) -> Read<T>,
     ) -> Read<Vec<T>> {
         let at = self.token;
-        let items = if at.is(b'{') { self.braced(item)? } else { vec![item(self)?] };
+        let items = if at.is(b'{') {
+            self.braced(item)?
+        } else if let Some(components) = self.whole_vector() {
+            let from = self.checkpoint();
+            let mut items = Vec::with_capacity(components as usize);
+            for n in 0..components {
+                self.restore(from);
+                self.component = Some(n);
+                let read = item(self);
+                self.component = None;
+                items.push(read?);
+            }
+            items
+        } else {
+            vec![item(self)?]
+        };
         if items.len() == width {
             return Ok(items);
         }
