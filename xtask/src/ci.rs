@@ -1,7 +1,7 @@
 //! What continuous integration runs, in the order in which mistakes are cheapest to find.
 
 use crate::shell::{cargo, target_dir};
-use crate::{lengths, ptxas};
+use crate::{lengths, ptxas, python};
 
 /// Everything.
 pub(crate) fn run() -> Result<(), String> {
@@ -14,13 +14,15 @@ pub(crate) fn run() -> Result<(), String> {
         &[("WARPWRIGHT_PTXAS", ptxas.as_ref()), ("WARPWRIGHT_REQUIRE_PTXAS", "1")],
     )?;
     main_job()?;
-    cargo(&["run", "--release", "--", "check", "--device", "emulator"], &[])
+    cargo(&["run", "--release", "--", "check", "--device", "emulator"], &[])?;
+    python::test()
 }
 
 /// The checks that read the code without running it.
 pub(crate) fn lint() -> Result<(), String> {
     lengths::run()?;
     cargo(&["fmt", "--all", "--check"], &[])?;
+    cargo(&["fmt", "--manifest-path", python::MANIFEST, "--check"], &[])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }

@@ -3,6 +3,7 @@
 mod ci;
 mod lengths;
 mod ptxas;
+mod python;
 mod shell;
 
 use std::process::ExitCode;
@@ -13,6 +14,8 @@ const USAGE: &str = "usage: cargo xtask <task>
   lint           formatting, clippy, documentation and file lengths
   fetch-ptxas    install NVIDIA's assembler into target/tools and print its path
   ptxas          assemble every kernel variant for every target with the real ptxas
+  python         install the Python package into target/python and run its tests
+  bench-report   bench/data to docs/performance and the README's table
   nightly        the slow sweeps: long property tests and fuzzing
   lengths        the file-length check alone
 ";
@@ -25,6 +28,8 @@ fn main() -> ExitCode {
         (Some("lint"), []) => ci::lint(),
         (Some("fetch-ptxas"), []) => ptxas::fetch().map(|path| println!("{}", path.display())),
         (Some("ptxas"), []) => ptxas::run(),
+        (Some("python"), []) => python::test(),
+        (Some("bench-report"), []) => python::bench_report(),
         (Some("nightly"), []) => ci::nightly(),
         (Some("lengths"), []) => lengths::run(),
         _ => {

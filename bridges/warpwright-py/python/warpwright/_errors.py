@@ -1,0 +1,66 @@
+"""The exceptions of warpwright. Each carries what the message says as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Error(Exception):
+    """Base of all.
+
+    op: the operation; argument: the argument concerned; expected, got: what it should be and what it is. Each is None
+    where it does not apply.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        op: str | None = None,
+        argument: str | None = None,
+        expected: Any = None,
+        got: Any = None,
+        remarks: Any = (),
+    ) -> None:
+        super().__init__(message)
+        self.op = op
+        self.argument = argument
+        self.expected = expected
+        self.got = got
+        self.remarks = list(remarks)
+
+
+class ShapeError(Error, ValueError):
+    """An array has the wrong shape or number of elements; expected and got are tuples, or numbers of elements."""
+
+
+class DtypeError(Error, TypeError):
+    """An array has the wrong element type; expected is its name, or a tuple of names."""
+
+
+class DeviceError(Error, RuntimeError):
+    """An array or a stream is on the wrong device, or there is no such device; expected and got are names as "cuda:0"."""
+
+
+class LayoutError(Error, ValueError):
+    """An array is not contiguous where it must be, read-only, misaligned, or overlaps another one."""
+
+
+class ParameterError(Error, ValueError):
+    """A number or name that the operation has no meaning for."""
+
+
+class ArgumentError(Error, TypeError):
+    """An argument is of the wrong kind, missing, or given where there is none."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """Device memory is used up; expected is the number of bytes asked for, got the number free."""
+
+
+class KernelError(Error, RuntimeError):
+    """A kernel could not be compiled or launched, failed on the GPU, or was found defective by the emulator."""
+
+
+class PtxError(Error, ValueError):
+    """A PTX text cannot be run; remarks holds what `lint` says of it."""

@@ -1,0 +1,102 @@
+"""What other libraries do for warpwright: make results, copy into another order of elements, name the current stream.
+
+The native module calls these functions with the name of the library that an array belongs to. None of the libraries is
+imported before one of its arrays arrives.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+LEGACY_DEFAULT_STREAM = 1
+
+
+def torch_records_gradients() -> bool:
+    return sys.modules["torch"].is_grad_enabled()
+
+
+def current_stream(library: str, device: int) -> int:
+    """The stream that the library enqueues on at present."""
+    if library == "torch":
+        return sys.modules["torch"].cuda.current_stream(device).cuda_stream
+    if library == "cupy":
+        return sys.modules["cupy"].cuda.get_current_stream(device).ptr
+    return LEGACY_DEFAULT_STREAM
+
+
+def _numpy_dtype(name: str, like: Any) -> Any:
+    import numpy
+
+    if name != "bfloat16":
+        return numpy.dtype(name)
+    if getattr(getattr(like, "dtype", None), "name", None) == "bfloat16":
+        return like.dtype
+    import ml_dtypes
+
+    return numpy.dtype(ml_dtypes.bfloat16)
+
+
+def empty(library: str, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """A new array in row-major order beside `like`. On the host, jax and others get a numpy array to be converted."""
+    if library == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+    if library == "cupy":
+        cupy = sys.modules["cupy"]
+        with like.device:
+            return cupy.empty(shape, dtype=_numpy_dtype(dtype, like))
+    import numpy
+
+    return numpy.empty(shape, dtype=_numpy_dtype(dtype, like))
+
+
+def contiguous(library: str, array: Any) -> Any:
+    """A copy in row-major order."""
+    if library == "torch":
+        torch = sys.modules["torch"]
+        return array.contiguous(memory_format=torch.contiguous_format)
+    if library == "cupy":
+        with array.device:
+            return sys.modules["cupy"].ascontiguousarray(array)
+    if library == "numpy":
+        import numpy
+
+        # Byte for byte: a view of records or of a subclass stays what it is.
+        return numpy.array(array, order="C", copy=True)
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__().asarray(array, copy=True)
+    raise ValueError(f"{type(array).__name__} has no way to make a contiguous copy")
+
+
+def laid_out_like(library: str, array: Any, other_library: str, like: Any) -> Any:
+    """A copy whose elements lie as those of `like` do."""
+    if library == "torch":
+        torch = sys.modules["torch"]
+        if other_library == "torch":
+            return torch.empty_like(like).copy_(array)
+    return contiguous(library, array)
+
+
+def copy_into(library: str, to: Any, source: Any) -> None:
+    """Copies elements into an array of any strides."""
+    if library == "torch":
+        torch = sys.modules["torch"]
+        to.copy_(source if isinstance(source, torch.Tensor) else torch.from_dlpack(source))
+    else:
+        to[...] = source
+
+
+def converted(library: str, source: Any, like: Any) -> Any:
+    """A result as an array of the caller's library; as it is where that library is not known to take one."""
+    if library == "jax":
+        import jax
+
+        if hasattr(source, "__dlpack_device__") and not hasattr(source, "__array_interface__"):
+            return jax.dlpack.from_dlpack(source)
+        return jax.device_put(source, next(iter(like.devices())))
+    if hasattr(like, "__array_namespace__"):
+        namespace = like.__array_namespace__()
+        if hasattr(namespace, "from_dlpack"):
+            return namespace.from_dlpack(source)
+    return source

@@ -1,0 +1,55 @@
+"""The primitives as PyTorch operators (`torch.ops.warpwright`): traceable by `torch.compile`, with gradients.
+
+Forward and backward are separate operators. They run on the current stream, can be captured in CUDA graphs, and take
+tensors of any strides: a result has the strides that `torch.empty_like` gives it. Tensors on the CPU run in the emulator.
+
+    >>> import torch, warpwright.torch as wt
+    >>> x = torch.randn(4, 8, requires_grad=True)
+    >>> wt.silu(x).sum().backward()
+
+`warpwright.torch.nn` has the modules.
+"""
+
+from . import nn
+from ._operators import (
+    dequantize_fp4,
+    dequantize_int4,
+    dequantize_int4_asymmetric,
+    dequantize_nf4,
+    geglu,
+    geglu_tanh,
+    gelu_erf,
+    gelu_tanh,
+    leaky_relu,
+    quantize_fp4,
+    quantize_int4,
+    quantize_int4_asymmetric,
+    quantize_nf4,
+    relu,
+    sigmoid,
+    silu,
+    swiglu,
+    tanh,
+)
+
+__all__ = [
+    "dequantize_fp4",
+    "dequantize_int4",
+    "dequantize_int4_asymmetric",
+    "dequantize_nf4",
+    "geglu",
+    "geglu_tanh",
+    "gelu_erf",
+    "gelu_tanh",
+    "leaky_relu",
+    "nn",
+    "quantize_fp4",
+    "quantize_int4",
+    "quantize_int4_asymmetric",
+    "quantize_nf4",
+    "relu",
+    "sigmoid",
+    "silu",
+    "swiglu",
+    "tanh",
+]

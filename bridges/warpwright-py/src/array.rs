@@ -1,0 +1,510 @@
+//! Arrays of other libraries as arguments: what they are, where they lie, and on which stream.
+
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use warpwright::DType;
+
+use crate::dlpack::{self, Capsule, Description, Exchange, TooManyDimensions, Vec8};
+use crate::error::{self, Class, Problem};
+
+/// Whose arrays they are: how results are made and which stream is the current one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Library {
+    Numpy,
+    Torch,
+    Cupy,
+    Jax,
+    Other,
+}
+
+impl Library {
+    fn of_module(module: &str) -> Self {
+        match module.split('.').next() {
+            Some("numpy") => Self::Numpy,
+            Some("torch") => Self::Torch,
+            Some("cupy") => Self::Cupy,
+            Some("jax" | "jaxlib") => Self::Jax,
+            _ => Self::Other,
+        }
+    }
+
+    /// The name that `warpwright._interop` knows it by.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Numpy => "numpy",
+            Self::Torch => "torch",
+            Self::Cupy => "cupy",
+            Self::Jax => "jax",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Where an array lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In memory of the host, for the emulator.
+    Host,
+    /// On a GPU.
+    Cuda(u32),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("cpu"),
+            Self::Cuda(n) => write!(f, "cuda:{n}"),
+        }
+    }
+}
+
+/// What is known about a type of arrays.
+#[derive(Clone, Copy)]
+struct TypeFacts {
+    library: Library,
+    exchange: Option<Exchange>,
+}
+
+/// The types seen so far. They are kept alive, so an address names one type for ever.
+static TYPES: Mutex<Vec<(Py<PyType>, TypeFacts)>> = Mutex::new(Vec::new());
+
+fn facts(object: &Bound<'_, PyAny>) -> PyResult<TypeFacts> {
+    let ty = object.get_type();
+    let known = TYPES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, facts)) = known.iter().find(|(t, _)| t.is(&ty)) {
+        return Ok(*facts);
+    }
+    drop(known);
+    let mut library = Library::Other;
+    for base in ty.mro() {
+        let module = base.getattr(intern!(object.py(), "__module__"))?;
+        library = module.extract::<String>().map_or(Library::Other, |name| Library::of_module(&name));
+        if library != Library::Other {
+            break;
+        }
+    }
+    let table = ty.getattr_opt(intern!(object.py(), "__dlpack_c_exchange_api__"))?;
+    let facts = TypeFacts { library, exchange: table.as_ref().and_then(Exchange::from_capsule) };
+    TYPES.lock().unwrap_or_else(PoisonError::into_inner).push((ty.unbind(), facts));
+    Ok(facts)
+}
+
+/// The Python half of this module.
+pub(crate) fn interop(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || py.import("warpwright._interop").map(Bound::unbind))?;
+    Ok(module.bind(py))
+}
+
+/// Which argument of which operation; what errors name.
+#[derive(Clone, Copy)]
+pub(crate) struct Site {
+    pub(crate) op: &'static str,
+    pub(crate) argument: &'static str,
+}
+
+/// Which stream an argument must be ready on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ordering {
+    /// The one that its library enqueues on at present.
+    Current,
+    /// One that the caller named; what is pending elsewhere is the caller's to order.
+    Named(u64),
+    /// The current one of the library of another argument.
+    Shared(Library, u64),
+}
+
+/// An argument.
+pub(crate) struct Array<'py> {
+    pub(crate) object: Bound<'py, PyAny>,
+    pub(crate) site: Site,
+    pub(crate) library: Library,
+    pub(crate) place: Place,
+    pub(crate) address: u64,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec8<usize>,
+    pub(crate) strides: Vec8<i64>,
+    read_only: bool,
+    /// The stream that its library enqueues on; 0 on the host.
+    pub(crate) stream: u64,
+    /// Keeps the memory until the operation is enqueued.
+    _capsule: Option<Capsule>,
+}
+
+impl<'py> Array<'py> {
+    /// Reads an argument.
+    pub(crate) fn read(object: &Bound<'py, PyAny>, site: Site, ordering: Ordering) -> PyResult<Self> {
+        let TypeFacts { library, exchange } = facts(object)?;
+        if library == Library::Numpy {
+            return Self::from_numpy(object, site);
+        }
+        if library == Library::Torch {
+            refuse_gradient(object, site)?;
+        }
+        if let Some(exchange) = exchange {
+            let mut array = Self::new(object, site, library, exchange.describe(object)?, None)?;
+            let Place::Cuda(ordinal) = array.place else { return Ok(array) };
+            match ordering {
+                Ordering::Current => array.stream = exchange.current_stream(object.py(), ordinal)?,
+                Ordering::Named(stream) => array.stream = stream,
+                Ordering::Shared(owner, stream) if owner == library => array.stream = stream,
+                // Only the protocol in Python orders the stream of one library after that of another.
+                Ordering::Shared(..) => return Self::from_dlpack(object, site, library, ordering),
+            }
+            return Ok(array);
+        }
+        if object.hasattr(intern!(object.py(), "__dlpack__"))? {
+            return Self::from_dlpack(object, site, library, ordering);
+        }
+        if let Some(interface) = object.getattr_opt(intern!(object.py(), "__cuda_array_interface__"))? {
+            return Self::from_cuda_array_interface(object, site, &interface);
+        }
+        let ty = object.get_type().name()?.to_string();
+        let message = format!(
+            "{}: {} is a {ty}, expected an array with `__dlpack__` or `__cuda_array_interface__`",
+            site.op, site.argument
+        );
+        let problem = Problem::new(object.py(), Class::Argument, message).at(site.op, site.argument);
+        Err(problem.mismatch("array", ty).into_err())
+    }
+
+    fn new(
+        object: &Bound<'py, PyAny>,
+        site: Site,
+        library: Library,
+        description: Result<Description, TooManyDimensions>,
+        capsule: Option<Capsule>,
+    ) -> PyResult<Self> {
+        let py = object.py();
+        let d = description.map_err(|n| error::rank(py, site.op, site.argument, &n))?;
+        let dtype =
+            d.dtype.map_err(|name| error::dtype(py, site.op, site.argument, &DType::FLOATS, &name))?;
+        let place = match d.device {
+            (dlpack::CPU | dlpack::CUDA_HOST, _) => Place::Host,
+            (dlpack::CUDA | dlpack::CUDA_MANAGED, id) => Place::Cuda(id.unsigned_abs()),
+            (kind, id) => {
+                let got = format!("DLPack device {kind}:{id}");
+                return Err(error::device(py, site.op, site.argument, "cpu or cuda", &got));
+            }
+        };
+        let strides = d.strides.unwrap_or_else(|| Vec8::row_major(&d.shape));
+        Ok(Self {
+            object: object.clone(),
+            site,
+            library,
+            place,
+            address: d.address,
+            dtype,
+            shape: d.shape,
+            strides,
+            read_only: d.read_only,
+            stream: 0,
+            _capsule: capsule,
+        })
+    }
+
+    fn from_dlpack(
+        object: &Bound<'py, PyAny>,
+        site: Site,
+        library: Library,
+        ordering: Ordering,
+    ) -> PyResult<Self> {
+        let py = object.py();
+        let device = object.getattr(intern!(py, "__dlpack_device__"))?.call0()?;
+        let (kind, id): (i32, i32) = device.extract()?;
+        let on_gpu = kind == dlpack::CUDA || kind == dlpack::CUDA_MANAGED;
+        let stream = match (on_gpu, ordering) {
+            (false, _) => 0,
+            (true, Ordering::Named(stream) | Ordering::Shared(_, stream)) => stream,
+            (true, Ordering::Current) => {
+                let current = interop(py)?.getattr(intern!(py, "current_stream"))?;
+                current.call1((library.name(), id))?.extract()?
+            }
+        };
+        let arguments = PyDict::new(py);
+        if on_gpu {
+            // The protocol has no 0; the legacy default stream is 1 there.
+            arguments.set_item(intern!(py, "stream"), stream.max(1))?;
+        }
+        let export = object.getattr(intern!(py, "__dlpack__"))?;
+        arguments.set_item(intern!(py, "max_version"), dlpack::VERSION)?;
+        let capsule = export.call((), Some(&arguments)).or_else(|e| {
+            // A producer of before versions existed.
+            if !e.is_instance_of::<PyTypeError>(py) {
+                return Err(e);
+            }
+            arguments.del_item(intern!(py, "max_version"))?;
+            export.call((), Some(&arguments))
+        })?;
+        let (capsule, description) = Capsule::take(&capsule)?;
+        Ok(Self { stream, ..Self::new(object, site, library, description, Some(capsule))? })
+    }
+
+    fn from_cuda_array_interface(
+        object: &Bound<'py, PyAny>,
+        site: Site,
+        interface: &Bound<'py, PyAny>,
+    ) -> PyResult<Self> {
+        let interface = interface.cast::<PyDict>()?;
+        let need = |key: &str| {
+            let missing = || PyAttributeError::new_err(format!("`__cuda_array_interface__` has no {key:?}"));
+            interface.get_item(key)?.ok_or_else(missing)
+        };
+        let (address, read_only): (u64, bool) = need("data")?.extract()?;
+        let optional = |key: &str| PyResult::Ok(interface.get_item(key)?.filter(|v| !v.is_none()));
+        let place = Place::Cuda(crate::memory::ordinal_of(object.py(), address)?);
+        let parts = StridedParts {
+            address,
+            read_only,
+            dtype: need("typestr")?.extract()?,
+            shape: need("shape")?.extract()?,
+            byte_strides: optional("strides")?.map(|s| s.extract()).transpose()?,
+        };
+        let mut array = Self::from_parts(object, site, facts(object)?.library, place, parts)?;
+        array.stream = optional("stream")?.map(|s| s.extract()).transpose()?.unwrap_or(1);
+        Ok(array)
+    }
+
+    fn from_numpy(object: &Bound<'py, PyAny>, site: Site) -> PyResult<Self> {
+        let py = object.py();
+        let interface = object.getattr(intern!(py, "__array_interface__"))?;
+        let (address, read_only) = interface.get_item(intern!(py, "data"))?.extract()?;
+        let dtype = object.getattr(intern!(py, "dtype"))?;
+        let native: bool = dtype.getattr(intern!(py, "isnative"))?.extract()?;
+        let name: String = dtype.getattr(intern!(py, "name"))?.extract()?;
+        let parts = StridedParts {
+            address,
+            read_only,
+            dtype: if native { name } else { format!("byte-swapped {name}") },
+            shape: object.getattr(intern!(py, "shape"))?.extract()?,
+            byte_strides: Some(object.getattr(intern!(py, "strides"))?.extract()?),
+        };
+        Self::from_parts(object, site, Library::Numpy, Place::Host, parts)
+    }
+
+    fn from_parts(
+        object: &Bound<'py, PyAny>,
+        site: Site,
+        library: Library,
+        place: Place,
+        parts: StridedParts,
+    ) -> PyResult<Self> {
+        let py = object.py();
+        let StridedParts { address, read_only, dtype, shape, byte_strides } = parts;
+        let dtype = dtype_named(&dtype)
+            .ok_or_else(|| error::dtype(py, site.op, site.argument, &DType::FLOATS, &dtype))?;
+        let rank = || error::rank(py, site.op, site.argument, &TooManyDimensions(shape.len()));
+        let extents = Vec8::collect(shape.iter().copied()).ok_or_else(rank)?;
+        let size = dtype.bytes() as i64;
+        let strides = match byte_strides {
+            None => Vec8::row_major(&extents),
+            Some(s) if s.iter().all(|b| b % size == 0) => {
+                Vec8::collect(s.iter().map(|b| b / size)).ok_or_else(rank)?
+            }
+            Some(s) => {
+                let message =
+                    format!("{}: {} has strides {s:?} of parts of elements", site.op, site.argument);
+                return Err(Problem::new(py, Class::Layout, message).at(site.op, site.argument).into_err());
+            }
+        };
+        Ok(Self {
+            object: object.clone(),
+            site,
+            library,
+            place,
+            address,
+            dtype,
+            shape: extents,
+            strides,
+            read_only,
+            stream: 0,
+            _capsule: None,
+        })
+    }
+
+    /// Number of elements.
+    pub(crate) fn len(&self) -> usize {
+        // An array that exists has as many elements as fit in memory; a hostile one saturates and is refused later.
+        self.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    pub(crate) fn is_row_major(&self) -> bool {
+        same_layout(&self.shape, &self.strides, &Vec8::row_major(&self.shape))
+    }
+
+    /// Whether the elements fill one range of memory, in any order of the axes.
+    pub(crate) fn is_dense(&self) -> bool {
+        if self.is_row_major() {
+            return true;
+        }
+        let mut axes: Vec<(i64, usize)> =
+            self.strides.iter().copied().zip(self.shape.iter().copied()).filter(|(_, n)| *n != 1).collect();
+        axes.sort_unstable();
+        let mut step = 1i64;
+        axes.iter().all(|(stride, extent)| {
+            let fits = *stride == step;
+            step = step.saturating_mul(i64::try_from(*extent).unwrap_or(i64::MAX));
+            fits
+        })
+    }
+
+    /// Whether element for element of the other array lies where it does in this one, relative to the start.
+    pub(crate) fn has_layout_of(&self, other: &Array<'_>) -> bool {
+        *self.shape == *other.shape && same_layout(&self.shape, &self.strides, &other.strides)
+    }
+
+    pub(crate) fn expect_dtype(&self, expected: DType) -> PyResult<()> {
+        if self.dtype == expected {
+            return Ok(());
+        }
+        let Site { op, argument } = self.site;
+        Err(error::dtype(self.object.py(), op, argument, &[expected], self.dtype.name()))
+    }
+
+    pub(crate) fn expect_shape(&self, expected: &[usize]) -> PyResult<()> {
+        if *self.shape == *expected {
+            return Ok(());
+        }
+        Err(error::shape(self.object.py(), self.site.op, self.site.argument, expected, &self.shape))
+    }
+
+    pub(crate) fn expect_place(&self, expected: Place) -> PyResult<()> {
+        if self.place == expected {
+            return Ok(());
+        }
+        let (expected, got) = (expected.to_string(), self.place.to_string());
+        Err(error::device(self.object.py(), self.site.op, self.site.argument, &expected, &got))
+    }
+
+    /// That it can be written.
+    pub(crate) fn expect_writable(&self) -> PyResult<()> {
+        if !self.read_only && self.library != Library::Jax {
+            return Ok(());
+        }
+        let Site { op, argument } = self.site;
+        let message = format!("{op}: {argument} is read-only");
+        Err(Problem::new(self.object.py(), Class::Layout, message).at(op, argument).into_err())
+    }
+}
+
+/// A strided array as Python describes it.
+struct StridedParts {
+    address: u64,
+    read_only: bool,
+    dtype: String,
+    shape: Vec<usize>,
+    byte_strides: Option<Vec<i64>>,
+}
+
+/// A gradient that PyTorch is recording would be lost.
+fn refuse_gradient(object: &Bound<'_, PyAny>, site: Site) -> PyResult<()> {
+    let py = object.py();
+    if !object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+        return Ok(());
+    }
+    let enabled = interop(py)?.getattr(intern!(py, "torch_records_gradients"))?;
+    if !enabled.call0()?.is_truthy()? {
+        return Ok(());
+    }
+    let Site { op, argument } = site;
+    let message = format!(
+        "{op}: {argument} requires a gradient, which this function does not record: use `warpwright.torch`, or \
+         {argument}.detach()"
+    );
+    Err(Problem::new(py, Class::Argument, message).at(op, argument).into_err())
+}
+
+/// Whether two lists of strides mean the same: those of extents 0 and 1 do not matter.
+fn same_layout(shape: &[usize], a: &[i64], b: &[i64]) -> bool {
+    shape.contains(&0) || shape.iter().zip(a.iter().zip(b)).all(|(n, (a, b))| *n == 1 || a == b)
+}
+
+/// An element type by any name that libraries have for it.
+pub(crate) fn dtype_named(name: &str) -> Option<DType> {
+    let name = name.strip_prefix("torch.").unwrap_or(name);
+    Some(match name {
+        "float32" | "f32" | "float" | "<f4" => DType::F32,
+        "float64" | "f64" | "double" | "<f8" => DType::F64,
+        "float16" | "f16" | "half" | "<f2" => DType::F16,
+        "bfloat16" | "bf16" => DType::BF16,
+        "uint8" | "u8" | "|u1" => DType::U8,
+        "int8" | "i8" | "|i1" => DType::I8,
+        "uint16" | "u16" | "<u2" => DType::U16,
+        "int16" | "i16" | "<i2" => DType::I16,
+        "uint32" | "u32" | "<u4" => DType::U32,
+        "int32" | "i32" | "<i4" => DType::I32,
+        "uint64" | "u64" | "<u8" => DType::U64,
+        "int64" | "i64" | "<i8" => DType::I64,
+        _ => return None,
+    })
+}
+
+/// The name that numpy, PyTorch, cupy and jax have for an element type.
+pub(crate) const fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::F64 => "float64",
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        DType::U8 => "uint8",
+        DType::I8 => "int8",
+        DType::U16 => "uint16",
+        DType::I16 => "int16",
+        DType::U32 => "uint32",
+        DType::I32 => "int32",
+        DType::U64 => "uint64",
+        DType::I64 => "int64",
+    }
+}
+
+/// An element type that the caller names: a string, or a type object of any library.
+pub(crate) fn dtype_given(object: &Bound<'_, PyAny>, site: Site) -> PyResult<DType> {
+    let py = object.py();
+    let name = match object.extract::<String>() {
+        Ok(name) => name,
+        // `numpy.float32` is a class, `numpy.dtype` has a name, `torch.float32` is only its own text.
+        Err(_) => ["__name__", "name"]
+            .into_iter()
+            .find_map(|key| object.getattr(key).ok()?.extract::<String>().ok())
+            .map_or_else(|| object.str().map(|s| s.to_string()), Ok)?,
+    };
+    dtype_named(&name).ok_or_else(|| error::dtype(py, site.op, site.argument, &DType::FLOATS, &name))
+}
+
+/// A stream that the caller names: a handle, or an object of any library.
+pub(crate) fn stream_given(object: &Bound<'_, PyAny>, op: &'static str) -> PyResult<u64> {
+    let py = object.py();
+    if let Ok(handle) = object.extract() {
+        return Ok(handle);
+    }
+    if let Some(protocol) = object.getattr_opt(intern!(py, "__cuda_stream__"))? {
+        let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
+        let (_, handle): (u32, u64) = pair.extract()?;
+        return Ok(handle);
+    }
+    for key in [intern!(py, "cuda_stream"), intern!(py, "ptr")] {
+        if let Some(handle) = object.getattr_opt(key)? {
+            return handle.extract();
+        }
+    }
+    let got = object.get_type().name()?.to_string();
+    let message =
+        format!("{op}: stream is a {got}, expected a handle or a stream of torch, cupy or cuda.core");
+    Err(Problem::new(py, Class::Argument, message).at(op, "stream").mismatch("stream", got).into_err())
+}
+
+/// A shape that the caller gives: a number or a sequence.
+pub(crate) fn shape_given(object: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    object.extract::<usize>().map(|n| vec![n]).or_else(|_| object.try_iter()?.map(|n| n?.extract()).collect())
+}
+
+/// A tuple of extents.
+pub(crate) fn extents<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<Bound<'py, PyTuple>> {
+    PyTuple::new(py, shape)
+}

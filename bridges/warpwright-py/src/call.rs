@@ -1,0 +1,304 @@
+//! One call of an operation: arguments are read and checked, results are made or taken, the work is enqueued.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use warpwright::{DType, Error, Stream, Tensor, TensorMut, TensorRef};
+
+use crate::array::{Array, Library, Ordering, Place, Site, dtype_name, extents, interop, stream_given};
+use crate::error::{self, Class, Problem};
+use crate::memory::{self, Flat, try_map};
+use crate::owned::DeviceArray;
+
+/// An argument by name.
+pub(crate) type Named<'a, 'py> = (&'static str, &'a Bound<'py, PyAny>);
+/// A result by name, and the array that the caller wants it in.
+pub(crate) type Wanted<'a, 'py> = (&'static str, Option<&'a Bound<'py, PyAny>>);
+
+/// An operation on its stream, decided by its first argument.
+pub(crate) struct Call<'py> {
+    py: Python<'py>,
+    op: &'static str,
+    place: Place,
+    library: Library,
+    stream: u64,
+    /// Whether the caller named the stream.
+    explicit: bool,
+}
+
+impl<'py> Call<'py> {
+    /// Reads the first argument. The operation runs where it lies, on the stream that the caller names or its library
+    /// uses.
+    pub(crate) fn new(
+        op: &'static str,
+        (argument, object): Named<'_, 'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(Self, Array<'py>)> {
+        let py = object.py();
+        let given = stream.map(|s| stream_given(s, op)).transpose()?;
+        let ordering = given.map_or(Ordering::Current, Ordering::Named);
+        let first = Array::read(object, Site { op, argument }, ordering)?;
+        if let Some(raw) = given {
+            memory::check_stream(first.place, raw).map_err(|e| error::runtime(py, &e))?;
+        }
+        let (place, library) = (first.place, first.library);
+        let stream = given.unwrap_or(first.stream);
+        Ok((Self { py, op, place, library, stream, explicit: given.is_some() }, first))
+    }
+
+    /// Reads a further argument.
+    pub(crate) fn read(&self, (argument, object): Named<'_, 'py>) -> PyResult<Array<'py>> {
+        let ordering = if self.explicit {
+            Ordering::Named(self.stream)
+        } else {
+            Ordering::Shared(self.library, self.stream)
+        };
+        let array = Array::read(object, Site { op: self.op, argument }, ordering)?;
+        array.expect_place(self.place)?;
+        Ok(array)
+    }
+
+    fn problem(&self, class: Class, argument: &str, what: &str) -> PyErr {
+        let message = format!("{}: {argument} {what}", self.op);
+        Problem::new(self.py, class, message).at(self.op, argument).into_err()
+    }
+
+    /// A copy that the array's library makes is ordered on its current stream, so only an operation that runs there can
+    /// read it.
+    fn may_copy(&self, array: &Array<'py>) -> PyResult<()> {
+        if self.explicit {
+            return Err(self.problem(
+                Class::Layout,
+                array.site.argument,
+                "must be contiguous where a stream is given",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The array in row-major order without gaps: itself, or a copy.
+    pub(crate) fn row_major(&self, array: Array<'py>) -> PyResult<Array<'py>> {
+        if array.is_row_major() {
+            return Ok(array);
+        }
+        self.may_copy(&array)?;
+        let copy = interop(self.py)?.getattr(intern!(self.py, "contiguous"))?;
+        self.read((array.site.argument, &copy.call1((array.library.name(), &array.object))?))
+    }
+
+    /// The array in an order that an elementwise operation can take as one sequence, and that results can have.
+    fn dense(&self, array: Array<'py>) -> PyResult<Array<'py>> {
+        // PyTorch's results keep the order of the argument (channels-last images); others are row-major.
+        if array.library == Library::Torch && array.is_dense() { Ok(array) } else { self.row_major(array) }
+    }
+
+    /// The array with every element where it is in `like`: itself, or a copy.
+    fn laid_out_like(&self, array: Array<'py>, like: &Array<'py>) -> PyResult<Array<'py>> {
+        if array.has_layout_of(like) {
+            return Ok(array);
+        }
+        self.may_copy(&array)?;
+        let copy = interop(self.py)?.getattr(intern!(self.py, "laid_out_like"))?;
+        let copy = copy.call1((array.library.name(), &array.object, like.library.name(), &like.object))?;
+        self.read((array.site.argument, &copy))
+    }
+
+    /// Where a result goes: the array that the caller wants it in, or a new one.
+    pub(crate) fn output(
+        &self,
+        (argument, wanted): Wanted<'_, 'py>,
+        like: &Array<'py>,
+        form: Form<'_>,
+    ) -> PyResult<Output<'py>> {
+        let Some(object) = wanted else { return self.made(argument, like, form) };
+        let array = self.read((argument, object))?;
+        array.expect_dtype(form.dtype(like))?;
+        array.expect_shape(form.shape(like))?;
+        array.expect_writable()?;
+        let fits = match form {
+            Form::Like => array.has_layout_of(like),
+            Form::RowMajor(..) => array.is_row_major(),
+        };
+        if fits {
+            let (flat, object) = (Flat::of(&array), array.object.clone());
+            return Ok(Output { flat, kind: Kind::Array(object), _array: Some(array) });
+        }
+        self.may_copy(&array)?;
+        let temporary = self.made(argument, like, form)?;
+        let Kind::Array(from) = &temporary.kind else {
+            return Err(self.problem(Class::Layout, argument, "must be contiguous"));
+        };
+        let (from, to) = (from.clone(), array.object);
+        Ok(Output { kind: Kind::Copied { from, library: array.library, to }, ..temporary })
+    }
+
+    fn made(&self, argument: &'static str, like: &Array<'py>, form: Form<'_>) -> PyResult<Output<'py>> {
+        let (py, library) = (self.py, self.library);
+        let (dtype, shape) = (form.dtype(like), form.shape(like));
+        if let (Library::Jax | Library::Other, Place::Cuda(ordinal)) = (library, self.place) {
+            let made = DeviceArray::empty(ordinal, self.stream, dtype, shape);
+            let (tensor, flat) = made.map_err(|e| error::runtime(py, &e))?;
+            return Ok(Output {
+                flat,
+                kind: Kind::Owned { tensor, ordinal, library, like: like.object.clone() },
+                _array: None,
+            });
+        }
+        let object = if library == Library::Torch && matches!(form, Form::Like) {
+            torch_empty_like(py)?.call1((&like.object,))?
+        } else {
+            let empty = interop(py)?.getattr(intern!(py, "empty"))?;
+            empty.call1((library.name(), &like.object, extents(py, shape)?, dtype_name(dtype)))?
+        };
+        let array = self.read((argument, &object))?;
+        let flat = Flat::of(&array);
+        let kind = match library {
+            Library::Numpy | Library::Torch | Library::Cupy => Kind::Array(object),
+            Library::Jax | Library::Other => {
+                Kind::Converted { from: object, library, like: like.object.clone() }
+            }
+        };
+        Ok(Output { flat, kind, _array: Some(array) })
+    }
+
+    /// Enqueues the work; the results as arrays of the caller's library.
+    pub(crate) fn run<const I: usize, const O: usize>(
+        &self,
+        inputs: &[Array<'py>; I],
+        outputs: [Output<'py>; O],
+        work: impl FnOnce(&Stream, [TensorRef<'_>; I], [TensorMut<'_>; O]) -> Result<(), Error> + Send,
+    ) -> PyResult<[Bound<'py, PyAny>; O]> {
+        let (place, stream) = (self.place, self.stream);
+        let (reads, writes) = (inputs.each_ref().map(Flat::of), outputs.each_ref().map(|o| o.flat));
+        let done = self.py.detach(move || memory::run(place, stream, reads, writes, work));
+        done.map_err(|e| error::raise(self.py, e))?;
+        try_map(outputs, |o| o.kind.finish(self.py, self.stream))
+    }
+}
+
+/// Type and number of the elements of an elementwise operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Elements {
+    pub(crate) dtype: DType,
+    pub(crate) len: usize,
+}
+
+/// An operation of arrays of one shape and type that goes element by element.
+pub(crate) fn elementwise<'py, const I: usize, const O: usize>(
+    op: &'static str,
+    inputs: [Named<'_, 'py>; I],
+    outputs: [Wanted<'_, 'py>; O],
+    stream: Option<&Bound<'py, PyAny>>,
+    work: impl FnOnce(&Stream, Elements, [TensorRef<'_>; I], [TensorMut<'_>; O]) -> Result<(), Error> + Send,
+) -> PyResult<[Bound<'py, PyAny>; O]> {
+    let (call, first) = Call::new(op, inputs[0], stream)?;
+    let first = call.dense(first)?;
+    let mut position = 0;
+    let others = try_map(inputs, |named| -> PyResult<_> {
+        position += 1;
+        if position == 1 {
+            return Ok(None);
+        }
+        let array = call.read(named)?;
+        array.expect_dtype(first.dtype)?;
+        array.expect_shape(&first.shape)?;
+        call.laid_out_like(array, &first).map(Some)
+    })?;
+    let outputs = try_map(outputs, |wanted| call.output(wanted, &first, Form::Like))?;
+    let elements = Elements { dtype: first.dtype, len: first.len() };
+    let mut first = Some(first);
+    let inputs = others
+        .map(|a| a.or_else(|| first.take()).unwrap_or_else(|| unreachable!("only the first is left out")));
+    call.run(&inputs, outputs, move |stream, inputs, outputs| work(stream, elements, inputs, outputs))
+}
+
+/// What a result looks like.
+#[derive(Clone, Copy)]
+pub(crate) enum Form<'a> {
+    /// As an argument: type, shape and order.
+    Like,
+    /// Row-major.
+    RowMajor(DType, &'a [usize]),
+}
+
+impl<'a> Form<'a> {
+    fn dtype(self, like: &Array<'_>) -> DType {
+        match self {
+            Self::Like => like.dtype,
+            Self::RowMajor(dtype, _) => dtype,
+        }
+    }
+
+    fn shape<'s>(self, like: &'s Array<'_>) -> &'s [usize]
+    where
+        'a: 's,
+    {
+        match self {
+            Self::Like => &like.shape,
+            Self::RowMajor(_, shape) => shape,
+        }
+    }
+}
+
+/// A result on its way.
+pub(crate) struct Output<'py> {
+    flat: Flat,
+    kind: Kind<'py>,
+    /// Holds the memory that is written.
+    _array: Option<Array<'py>>,
+}
+
+enum Kind<'py> {
+    /// Written in place.
+    Array(Bound<'py, PyAny>),
+    /// Written to a temporary, then copied by its library.
+    Copied { from: Bound<'py, PyAny>, library: Library, to: Bound<'py, PyAny> },
+    /// A numpy array that becomes one of the caller's library.
+    Converted { from: Bound<'py, PyAny>, library: Library, like: Bound<'py, PyAny> },
+    /// GPU memory of this library that becomes an array of the caller's.
+    Owned { tensor: Tensor, ordinal: u32, library: Library, like: Bound<'py, PyAny> },
+}
+
+impl<'py> Kind<'py> {
+    fn finish(self, py: Python<'py>, stream: u64) -> PyResult<Bound<'py, PyAny>> {
+        let convert = |from: Bound<'py, PyAny>, library: Library, like| {
+            interop(py)?.getattr(intern!(py, "converted"))?.call1((library.name(), from, like))
+        };
+        match self {
+            Self::Array(object) => Ok(object),
+            Self::Copied { from, library, to } => {
+                interop(py)?.getattr(intern!(py, "copy_into"))?.call1((library.name(), &to, from))?;
+                Ok(to)
+            }
+            Self::Converted { from, library, like } => convert(from, library, like),
+            Self::Owned { tensor, ordinal, library, like } => {
+                let array =
+                    DeviceArray::around(tensor, ordinal, stream).map_err(|e| error::runtime(py, &e))?;
+                convert(Bound::new(py, array)?.into_any(), library, like)
+            }
+        }
+    }
+}
+
+fn torch_empty_like(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+    static FUNCTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let find = || py.import("torch")?.getattr("empty_like").map(Bound::unbind);
+    Ok(FUNCTION.get_or_try_init(py, find)?.bind(py))
+}
+
+/// The arrays of an `out=` with several results.
+pub(crate) fn several<'py, const N: usize>(
+    op: &'static str,
+    out: Option<&Bound<'py, PyAny>>,
+) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
+    let Some(out) = out else { return Ok([const { None }; N]) };
+    let py = out.py();
+    let wrong = |got: usize| {
+        let message = format!("{op}: out holds {got} arrays, expected {N}");
+        Problem::new(py, Class::Argument, message).at(op, "out").mismatch(N, got).into_err()
+    };
+    let items: Vec<Bound<'py, PyAny>> = out.try_iter().map_err(|_| wrong(1))?.collect::<PyResult<_>>()?;
+    let count = items.len();
+    let items: [Bound<'py, PyAny>; N] = items.try_into().map_err(|_| wrong(count))?;
+    Ok(items.map(|item| (!item.is_none()).then_some(item)))
+}

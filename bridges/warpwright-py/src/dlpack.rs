@@ -1,0 +1,480 @@
+//! DLPack as plain C data, and the few calls that read and write it.
+//!
+//! The layouts are those of `dlpack.h` 1.3. Every `unsafe` block of this crate that touches a foreign pointer is here.
+#![allow(unsafe_code, reason = "DLPack is a C interface")]
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::{self, NonNull};
+
+use pyo3::exceptions::{PyBufferError, PyRuntimeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use warpwright::DType;
+
+pub(crate) const CPU: i32 = 1;
+pub(crate) const CUDA: i32 = 2;
+pub(crate) const CUDA_HOST: i32 = 3;
+pub(crate) const CUDA_MANAGED: i32 = 13;
+
+/// The newest version that is understood, and that exported capsules have.
+pub(crate) const VERSION: (u32, u32) = (1, 1);
+const READ_ONLY: u64 = 1;
+
+const UNVERSIONED_NAME: &CStr = c"dltensor";
+const VERSIONED_NAME: &CStr = c"dltensor_versioned";
+const USED_UNVERSIONED_NAME: &CStr = c"used_dltensor";
+const USED_VERSIONED_NAME: &CStr = c"used_dltensor_versioned";
+const EXCHANGE_NAME: &CStr = c"dlpack_exchange_api";
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Device {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device: Device,
+    ndim: i32,
+    dtype: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Managed {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Version {
+    major: u32,
+    minor: u32,
+}
+
+#[repr(C)]
+struct ManagedVersioned {
+    version: Version,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    flags: u64,
+    tensor: Tensor,
+}
+
+#[repr(C)]
+struct ExchangeTable {
+    version: Version,
+    previous: *const ExchangeTable,
+    allocate: *const c_void,
+    from_object: *const c_void,
+    to_object: *const c_void,
+    borrow: Option<unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int>,
+    current_stream: Option<unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int>,
+}
+
+/// What an array says about itself. Shape and strides are in elements; no strides are row-major ones.
+pub(crate) struct Description {
+    pub(crate) address: u64,
+    pub(crate) device: (i32, i32),
+    /// `None` for a type that no operation takes, with its DLPack spelling.
+    pub(crate) dtype: Result<DType, String>,
+    pub(crate) shape: Vec8<usize>,
+    pub(crate) strides: Option<Vec8<i64>>,
+    pub(crate) read_only: bool,
+}
+
+/// A short list without an allocation; `None` if it does not fit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Vec8<T> {
+    len: u8,
+    items: [T; 8],
+}
+
+impl<T: Copy + Default> Vec8<T> {
+    pub(crate) fn collect(items: impl ExactSizeIterator<Item = T>) -> Option<Self> {
+        let mut list = Self { len: u8::try_from(items.len()).ok()?, items: [T::default(); 8] };
+        for (i, item) in items.enumerate() {
+            *list.items.get_mut(i)? = item;
+        }
+        Some(list)
+    }
+}
+
+impl Vec8<i64> {
+    /// Strides of a contiguous array in row-major order; extents of 0 count as 1.
+    pub(crate) fn row_major(shape: &Vec8<usize>) -> Self {
+        let mut strides = Self { len: shape.len, items: [0; 8] };
+        let mut step = 1i64;
+        for (stride, extent) in strides.items.iter_mut().zip(shape.iter()).rev() {
+            *stride = step;
+            step = step.saturating_mul(i64::try_from((*extent).max(1)).unwrap_or(i64::MAX));
+        }
+        strides
+    }
+}
+
+impl<T> std::ops::Deref for Vec8<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.items[..usize::from(self.len)]
+    }
+}
+
+/// An array has more dimensions than [`Vec8`] holds.
+pub(crate) struct TooManyDimensions(pub(crate) usize);
+
+fn dtype(t: DataType) -> Result<DType, String> {
+    Ok(match (t.code, t.bits, t.lanes) {
+        (2, 32, 1) => DType::F32,
+        (2, 64, 1) => DType::F64,
+        (2, 16, 1) => DType::F16,
+        (4, 16, 1) => DType::BF16,
+        (1, 8, 1) => DType::U8,
+        (1, 16, 1) => DType::U16,
+        (1, 32, 1) => DType::U32,
+        (1, 64, 1) => DType::U64,
+        (0, 8, 1) => DType::I8,
+        (0, 16, 1) => DType::I16,
+        (0, 32, 1) => DType::I32,
+        (0, 64, 1) => DType::I64,
+        (code, bits, lanes) => {
+            let name = match code {
+                0 => "int",
+                1 => "uint",
+                2 => "float",
+                4 => "bfloat",
+                5 => "complex",
+                6 => "bool",
+                _ => "dlpack type ",
+            };
+            return Err(if lanes == 1 { format!("{name}{bits}") } else { format!("{name}{bits}x{lanes}") });
+        }
+    })
+}
+
+const fn data_type(dtype: DType) -> DataType {
+    let code = match dtype {
+        DType::F32 | DType::F64 | DType::F16 => 2,
+        DType::BF16 => 4,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
+    };
+    DataType { code, bits: 8 * dtype.bytes() as u8, lanes: 1 }
+}
+
+/// Reads a tensor.
+///
+/// # Safety
+/// `shape` and, unless null, `strides` point to `ndim` numbers.
+unsafe fn describe(t: &Tensor, read_only: bool) -> Result<Description, TooManyDimensions> {
+    let rank = usize::try_from(t.ndim).unwrap_or(0);
+    let list = |p: *mut i64| -> &[i64] {
+        if rank == 0 || p.is_null() {
+            return &[];
+        }
+        // SAFETY: the caller's promise; the slice is read before this function returns.
+        unsafe { std::slice::from_raw_parts(p, rank) }
+    };
+    let too_many = || TooManyDimensions(rank);
+    // A negative extent is no extent: the largest number makes the size checks refuse it.
+    let extent = |n: &i64| usize::try_from(*n).unwrap_or(usize::MAX);
+    let shape = Vec8::collect(list(t.shape).iter().map(extent)).ok_or_else(too_many)?;
+    let strides = if t.strides.is_null() {
+        None
+    } else {
+        Some(Vec8::collect(list(t.strides).iter().copied()).ok_or_else(too_many)?)
+    };
+    Ok(Description {
+        address: (t.data.addr() as u64).wrapping_add(t.byte_offset),
+        device: (t.device.kind, t.device.id),
+        dtype: dtype(t.dtype),
+        shape,
+        strides,
+        read_only,
+    })
+}
+
+// SAFETY: the protocol promises a constant table; its functions are called with the interpreter attached.
+unsafe impl Sync for ExchangeTable {}
+
+/// The table of C functions that a type of arrays offers (`__dlpack_c_exchange_api__`, DLPack 1.3).
+#[derive(Clone, Copy)]
+pub(crate) struct Exchange(&'static ExchangeTable);
+
+impl Exchange {
+    /// The table in a capsule; `None` if it is of another major version or lacks what is needed.
+    pub(crate) fn from_capsule(capsule: &Bound<'_, PyAny>) -> Option<Self> {
+        // SAFETY: `capsule` is a live object; the call checks that it is a capsule of this name, and a failure leaves
+        // an error that is cleared.
+        let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), EXCHANGE_NAME.as_ptr()) };
+        if pointer.is_null() {
+            let _ = PyErr::take(capsule.py());
+            return None;
+        }
+        // SAFETY: the protocol promises a table that lives as long as the process; version comes first in all versions.
+        let table = unsafe { &*pointer.cast::<ExchangeTable>() };
+        let usable = table.version.major == 1 && table.borrow.is_some() && table.current_stream.is_some();
+        usable.then_some(Self(table))
+    }
+
+    /// Describes an array of the type that the table was found on. The description holds as long as the array.
+    pub(crate) fn describe(
+        self,
+        object: &Bound<'_, PyAny>,
+    ) -> PyResult<Result<Description, TooManyDimensions>> {
+        let mut tensor = EMPTY;
+        let failed = self.0.borrow.is_none_or(|borrow| {
+            // SAFETY: the object is of the table's type and the interpreter is attached; the function fills the tensor
+            // or reports a failure through the Python error indicator.
+            unsafe { borrow(object.as_ptr().cast(), &raw mut tensor) != 0 }
+        });
+        if failed {
+            let fallback = || PyRuntimeError::new_err("the array could not be exported");
+            return Err(PyErr::take(object.py()).unwrap_or_else(fallback));
+        }
+        // SAFETY: the producer has filled the tensor; its lists live as long as the array.
+        Ok(unsafe { describe(&tensor, false) })
+    }
+
+    /// The stream that the library enqueues on at present, for a CUDA device.
+    pub(crate) fn current_stream(self, py: Python<'_>, ordinal: u32) -> PyResult<u64> {
+        let mut stream = ptr::null_mut();
+        let failed = self.0.current_stream.is_none_or(|current| {
+            // SAFETY: the function stores a handle or reports a failure through the Python error indicator.
+            unsafe { current(CUDA, ordinal as i32, &raw mut stream) != 0 }
+        });
+        if failed {
+            let fallback = || PyRuntimeError::new_err("the current stream could not be found");
+            return Err(PyErr::take(py).unwrap_or_else(fallback));
+        }
+        Ok(stream.addr() as u64)
+    }
+}
+
+const EMPTY: Tensor = Tensor {
+    data: ptr::null_mut(),
+    device: Device { kind: 0, id: 0 },
+    ndim: 0,
+    dtype: DataType { code: 0, bits: 0, lanes: 0 },
+    shape: ptr::null_mut(),
+    strides: ptr::null_mut(),
+    byte_offset: 0,
+};
+
+/// A tensor taken out of a capsule; gives it back to its producer when dropped, which must be with the GIL held.
+pub(crate) enum Capsule {
+    Unversioned(NonNull<c_void>),
+    Versioned(NonNull<c_void>),
+}
+
+impl Capsule {
+    /// Takes the tensor out of what `__dlpack__` returned.
+    ///
+    /// # Errors
+    /// It is no unused DLPack capsule, or one of a newer major version.
+    pub(crate) fn take(
+        capsule: &Bound<'_, PyAny>,
+    ) -> PyResult<(Self, Result<Description, TooManyDimensions>)> {
+        let object = capsule.as_ptr();
+        // SAFETY: `object` is live; the calls check that it is a capsule of the name.
+        let is = |name: &CStr| unsafe { ffi::PyCapsule_IsValid(object, name.as_ptr()) == 1 };
+        let get = |name: &CStr, used: &'static CStr| -> PyResult<NonNull<c_void>> {
+            // SAFETY: as above. The new name is static, and tells the producer's destructor that the tensor has a new
+            // owner.
+            unsafe {
+                let pointer = NonNull::new(ffi::PyCapsule_GetPointer(object, name.as_ptr()));
+                let pointer = pointer.ok_or_else(|| PyErr::fetch(capsule.py()))?;
+                if ffi::PyCapsule_SetName(object, used.as_ptr()) != 0 {
+                    return Err(PyErr::fetch(capsule.py()));
+                }
+                Ok(pointer)
+            }
+        };
+        if is(VERSIONED_NAME) {
+            let pointer = get(VERSIONED_NAME, USED_VERSIONED_NAME)?;
+            let owned = Self::Versioned(pointer);
+            // SAFETY: a capsule of this name holds this struct; version and deleter lie where all versions have them.
+            let managed = unsafe { pointer.cast::<ManagedVersioned>().as_ref() };
+            if managed.version.major != VERSION.0 {
+                let Version { major, minor } = managed.version;
+                return Err(PyBufferError::new_err(format!("DLPack {major}.{minor} is not understood")));
+            }
+            // SAFETY: the tensor is filled and alive until its deleter is called.
+            let description = unsafe { describe(&managed.tensor, managed.flags & READ_ONLY != 0) };
+            return Ok((owned, description));
+        }
+        if is(UNVERSIONED_NAME) {
+            let pointer = get(UNVERSIONED_NAME, USED_UNVERSIONED_NAME)?;
+            // SAFETY: a capsule of this name holds this struct, which is alive until its deleter is called.
+            let description = unsafe { describe(&pointer.cast::<Managed>().as_ref().tensor, false) };
+            return Ok((Self::Unversioned(pointer), description));
+        }
+        Err(PyBufferError::new_err("`__dlpack__` returned no unused DLPack capsule"))
+    }
+}
+
+impl Drop for Capsule {
+    fn drop(&mut self) {
+        // SAFETY: the tensor was taken out of its capsule, so this is its only owner, and the deleter is called once.
+        unsafe {
+            match self {
+                Self::Unversioned(p) => {
+                    let p = p.cast::<Managed>();
+                    if let Some(deleter) = p.as_ref().deleter {
+                        deleter(p.as_ptr());
+                    }
+                }
+                Self::Versioned(p) => {
+                    let p = p.cast::<ManagedVersioned>();
+                    if let Some(deleter) = p.as_ref().deleter {
+                        deleter(p.as_ptr());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What an exported tensor keeps alive, with the lists that its struct points to.
+struct Exported<M> {
+    managed: M,
+    shape: Box<[i64]>,
+    strides: Box<[i64]>,
+    _owner: Box<dyn std::any::Any + Send>,
+}
+
+/// Memory to export. `owner` is dropped when the consumer is done.
+pub(crate) struct Export {
+    pub(crate) address: u64,
+    pub(crate) device: (i32, i32),
+    pub(crate) dtype: DType,
+    pub(crate) shape: Box<[i64]>,
+    pub(crate) strides: Box<[i64]>,
+    pub(crate) owner: Box<dyn std::any::Any + Send>,
+}
+
+impl Export {
+    fn tensor(&self) -> Tensor {
+        Tensor {
+            data: ptr::with_exposed_provenance_mut(self.address as usize),
+            device: Device { kind: self.device.0, id: self.device.1 },
+            ndim: self.shape.len() as i32,
+            dtype: data_type(self.dtype),
+            // Filled in by `exported`, once the lists have their final place.
+            shape: ptr::null_mut(),
+            strides: ptr::null_mut(),
+            byte_offset: 0,
+        }
+    }
+
+    /// A capsule of the newest version, or of the one before versions existed.
+    pub(crate) fn into_capsule(self, py: Python<'_>, versioned: bool) -> PyResult<Py<PyAny>> {
+        let tensor = self.tensor();
+        let capsule = if versioned {
+            let version = Version { major: VERSION.0, minor: VERSION.1 };
+            let managed = ManagedVersioned {
+                version,
+                context: ptr::null_mut(),
+                deleter: Some(delete_versioned),
+                flags: 0,
+                tensor,
+            };
+            let exported = self.exported(managed, |m| (&mut m.context, &mut m.tensor));
+            // SAFETY: the pointer is not null and the name is static.
+            unsafe { ffi::PyCapsule_New(exported, VERSIONED_NAME.as_ptr(), Some(destroy_versioned)) }
+        } else {
+            let managed = Managed { tensor, context: ptr::null_mut(), deleter: Some(delete) };
+            let exported = self.exported(managed, |m| (&mut m.context, &mut m.tensor));
+            // SAFETY: the pointer is not null and the name is static.
+            unsafe { ffi::PyCapsule_New(exported, UNVERSIONED_NAME.as_ptr(), Some(destroy)) }
+        };
+        // SAFETY: a new reference, or null with an error set.
+        Ok(unsafe { Bound::from_owned_ptr_or_err(py, capsule) }?.unbind())
+    }
+
+    /// The managed tensor on the heap, with itself as its context.
+    fn exported<M>(
+        self,
+        managed: M,
+        fields: impl Fn(&mut M) -> (&mut *mut c_void, &mut Tensor),
+    ) -> *mut c_void {
+        let (shape, strides) = (self.shape, self.strides);
+        let exported = Box::into_raw(Box::new(Exported { managed, shape, strides, _owner: self.owner }));
+        // SAFETY: just made, and not shared yet.
+        let e = unsafe { &mut *exported };
+        let (context, tensor) = fields(&mut e.managed);
+        *context = exported.cast();
+        tensor.shape = e.shape.as_mut_ptr();
+        tensor.strides = e.strides.as_mut_ptr();
+        (&raw mut e.managed).cast()
+    }
+}
+
+unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
+    // SAFETY: the context is the box that `exported` made, and a deleter is called once.
+    drop(unsafe { Box::from_raw((*managed).context.cast::<Exported<ManagedVersioned>>()) });
+}
+
+unsafe extern "C" fn delete(managed: *mut Managed) {
+    // SAFETY: the context is the box that `exported` made, and a deleter is called once.
+    drop(unsafe { Box::from_raw((*managed).context.cast::<Exported<Managed>>()) });
+}
+
+/// Frees the tensor of a capsule that nobody took.
+unsafe extern "C" fn destroy_versioned(capsule: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter with the capsule; the name says whether the tensor is still ours.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, VERSIONED_NAME.as_ptr()) == 1 {
+            delete_versioned(ffi::PyCapsule_GetPointer(capsule, VERSIONED_NAME.as_ptr()).cast());
+        }
+    }
+}
+
+/// Frees the tensor of a capsule that nobody took.
+unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
+    // SAFETY: called by the interpreter with the capsule; the name says whether the tensor is still ours.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, UNVERSIONED_NAME.as_ptr()) == 1 {
+            delete(ffi::PyCapsule_GetPointer(capsule, UNVERSIONED_NAME.as_ptr()).cast());
+        }
+    }
+}
+
+/// The bytes of host memory.
+///
+/// # Safety
+/// `len` bytes from `address` are readable and nobody writes them while the slice is used.
+pub(crate) unsafe fn host_bytes<'a>(address: u64, len: usize) -> &'a [u8] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(address as usize), len) }
+}
+
+/// The bytes of host memory, to write.
+///
+/// # Safety
+/// `len` bytes from `address` are writable and nobody else uses them while the slice is used.
+pub(crate) unsafe fn host_bytes_mut<'a>(address: u64, len: usize) -> &'a mut [u8] {
+    if len == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address as usize), len) }
+}

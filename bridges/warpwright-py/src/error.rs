@@ -1,0 +1,211 @@
+//! Errors of the library as Python exceptions with the same data.
+
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+use warpwright::{DType, PlanError, RuntimeError};
+
+use crate::dlpack::TooManyDimensions;
+
+/// The classes of `warpwright._errors`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Class {
+    Base,
+    Shape,
+    Dtype,
+    Device,
+    Layout,
+    Parameter,
+    Argument,
+    OutOfMemory,
+    Kernel,
+    Ptx,
+}
+
+impl Class {
+    const NAMES: [&'static str; 10] = [
+        "Error",
+        "ShapeError",
+        "DtypeError",
+        "DeviceError",
+        "LayoutError",
+        "ParameterError",
+        "ArgumentError",
+        "OutOfMemoryError",
+        "KernelError",
+        "PtxError",
+    ];
+
+    fn get(self, py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
+        static CLASSES: PyOnceLock<Vec<Py<PyType>>> = PyOnceLock::new();
+        let classes = CLASSES.get_or_try_init(py, || {
+            let module = py.import("warpwright._errors")?;
+            let class = |name| Ok(module.getattr(name)?.cast_into::<PyType>()?.unbind());
+            Self::NAMES.into_iter().map(class).collect::<PyResult<_>>()
+        })?;
+        Ok(classes[self as usize].bind(py).clone())
+    }
+}
+
+/// An exception in the making.
+pub(crate) struct Problem<'py> {
+    class: Class,
+    message: String,
+    data: Bound<'py, PyDict>,
+    py: Python<'py>,
+}
+
+impl<'py> Problem<'py> {
+    pub(crate) fn new(py: Python<'py>, class: Class, message: impl Into<String>) -> Self {
+        Self { class, message: message.into(), data: PyDict::new(py), py }
+    }
+
+    /// The operation and the argument.
+    pub(crate) fn at(self, op: &str, argument: &str) -> Self {
+        self.with("op", op).with("argument", argument)
+    }
+
+    /// What was expected and what was there.
+    pub(crate) fn mismatch(self, expected: impl IntoPyObject<'py>, got: impl IntoPyObject<'py>) -> Self {
+        self.with("expected", expected).with("got", got)
+    }
+
+    pub(crate) fn with(self, key: &str, value: impl IntoPyObject<'py>) -> Self {
+        // A value that cannot be converted stays out; the message has it.
+        if let Ok(value) = value.into_py_any(self.py) {
+            let _ = self.data.set_item(key, value);
+        }
+        self
+    }
+
+    pub(crate) fn into_err(self) -> PyErr {
+        let made = self.class.get(self.py).and_then(|class| class.call((self.message,), Some(&self.data)));
+        made.map_or_else(|e| e, PyErr::from_value)
+    }
+}
+
+impl From<Problem<'_>> for PyErr {
+    fn from(problem: Problem<'_>) -> Self {
+        problem.into_err()
+    }
+}
+
+fn tuple<'py>(py: Python<'py>, shape: &[usize]) -> Option<Bound<'py, PyTuple>> {
+    PyTuple::new(py, shape).ok()
+}
+
+pub(crate) fn shape<'py>(
+    py: Python<'py>,
+    op: &str,
+    argument: &str,
+    expected: &[usize],
+    got: &[usize],
+) -> PyErr {
+    let message = format!("{op}: {argument} has shape {got:?}, expected {expected:?}");
+    Problem::new(py, Class::Shape, message)
+        .at(op, argument)
+        .mismatch(tuple(py, expected), tuple(py, got))
+        .into_err()
+}
+
+pub(crate) fn dtype(py: Python<'_>, op: &str, argument: &str, expected: &[DType], got: &str) -> PyErr {
+    let names: Vec<&str> = expected.iter().map(|d| d.name()).collect();
+    let message = format!("{op}: {argument} is {got}, expected {}", names.join(", "));
+    let problem = Problem::new(py, Class::Dtype, message).at(op, argument);
+    match names.as_slice() {
+        [one] => problem.mismatch(*one, got),
+        _ => problem.mismatch(PyTuple::new(py, &names).ok(), got),
+    }
+    .into_err()
+}
+
+pub(crate) fn device(py: Python<'_>, op: &str, argument: &str, expected: &str, got: &str) -> PyErr {
+    let message = format!("{op}: {argument} is on {got}, expected {expected}");
+    Problem::new(py, Class::Device, message).at(op, argument).mismatch(expected, got).into_err()
+}
+
+pub(crate) fn rank(py: Python<'_>, op: &str, argument: &str, got: &TooManyDimensions) -> PyErr {
+    let limit = warpwright_runtime::MAX_RANK;
+    let message = format!("{op}: {argument} has {} dimensions, the limit is {limit}", got.0);
+    Problem::new(py, Class::Shape, message).at(op, argument).mismatch(limit, got.0).into_err()
+}
+
+/// The exception for an error of the library.
+pub(crate) fn raise(py: Python<'_>, error: warpwright::Error) -> PyErr {
+    match error {
+        warpwright::Error::Plan(e) => plan(py, &e),
+        warpwright::Error::Runtime(e) => runtime(py, &e),
+        other => Problem::new(py, Class::Base, other.to_string()).into_err(),
+    }
+}
+
+fn plan(py: Python<'_>, error: &PlanError) -> PyErr {
+    match error {
+        PlanError::DType { op, tensor, got, expected } => dtype(py, op, tensor, expected, got.name()),
+        PlanError::Parameter { op, parameter, got, expected } => {
+            let problem = Problem::new(py, Class::Parameter, error.to_string()).at(op, parameter);
+            problem.mismatch(*expected, got.as_str()).into_err()
+        }
+        PlanError::TooLarge { op, blocks, limit } => {
+            let problem = Problem::new(py, Class::Shape, error.to_string()).with("op", *op);
+            problem.mismatch(*limit, *blocks).into_err()
+        }
+        PlanError::Target { op, needs, target } => {
+            let problem = Problem::new(py, Class::Device, error.to_string()).with("op", *op);
+            problem.mismatch(format!("sm_{needs}"), target.to_string()).into_err()
+        }
+        _ => Problem::new(py, Class::Base, error.to_string()).into_err(),
+    }
+}
+
+pub(crate) fn runtime(py: Python<'_>, error: &RuntimeError) -> PyErr {
+    let problem = |class| Problem::new(py, class, error.to_string());
+    match error {
+        RuntimeError::Shape { op, argument, expected, got } => shape(py, op, argument, expected, got),
+        RuntimeError::Elements { op, argument, expected, got, .. } => {
+            problem(Class::Shape).at(op, argument).mismatch(*expected, *got).into_err()
+        }
+        RuntimeError::Rank { op, argument, limit, got } => {
+            problem(Class::Shape).at(op, argument).mismatch(*limit, *got).into_err()
+        }
+        RuntimeError::Overflow { op, argument, shape } => {
+            problem(Class::Shape).at(op, argument).with("got", tuple(py, shape)).into_err()
+        }
+        RuntimeError::DType { op, argument, expected, got } => {
+            dtype(py, op, argument, &[*expected], got.name())
+        }
+        RuntimeError::WrongDevice { op, argument, expected, got } => {
+            problem(Class::Device).at(op, argument).mismatch(expected.to_string(), got.to_string()).into_err()
+        }
+        RuntimeError::NoDriver(_)
+        | RuntimeError::NoSuchDevice { .. }
+        | RuntimeError::DeviceName { .. }
+        | RuntimeError::Target { .. }
+        | RuntimeError::PtxTooNew { .. }
+        | RuntimeError::NotSupported { .. } => problem(Class::Device).into_err(),
+        RuntimeError::NotContiguous { op, argument, .. } => {
+            problem(Class::Layout).at(op, argument).into_err()
+        }
+        RuntimeError::Alignment { op, argument, required, address } => {
+            problem(Class::Layout).at(op, argument).mismatch(*required, *address).into_err()
+        }
+        RuntimeError::Overlap { op, first, second } => {
+            problem(Class::Layout).at(op, first).with("got", *second).into_err()
+        }
+        RuntimeError::Bounds { op, argument, needed, available } => {
+            problem(Class::Shape).at(op, argument).mismatch(*needed, *available).into_err()
+        }
+        RuntimeError::Presence { op, argument, .. } => problem(Class::Argument).at(op, argument).into_err(),
+        RuntimeError::OutOfMemory { requested, free, .. } => {
+            problem(Class::OutOfMemory).mismatch(*requested, *free).into_err()
+        }
+        RuntimeError::Fault(_)
+        | RuntimeError::Sanitizer(_)
+        | RuntimeError::Emulator(_)
+        | RuntimeError::Jit { .. }
+        | RuntimeError::Launch { .. } => problem(Class::Kernel).into_err(),
+        _ => problem(Class::Base).into_err(),
+    }
+}

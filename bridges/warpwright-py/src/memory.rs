@@ -1,0 +1,158 @@
+//! The doors through which memory and streams of other libraries enter the runtime.
+#![allow(unsafe_code, reason = "memory and streams of other libraries come as numbers")]
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use pyo3::prelude::*;
+use warpwright::{DType, Device, Error, RuntimeError, Stream, Tensor, TensorMut, TensorRef};
+use warpwright_runtime::interop;
+
+use crate::array::{Array, Place};
+use crate::dlpack::{host_bytes, host_bytes_mut};
+use crate::error;
+
+/// The emulator that runs what lies on the host. Made once: its kernels stay loaded.
+pub(crate) fn emulator() -> &'static Device {
+    static EMULATOR: OnceLock<Device> = OnceLock::new();
+    EMULATOR.get_or_init(Device::emulator)
+}
+
+/// A GPU, opened on first use.
+pub(crate) fn gpu(ordinal: u32) -> Result<Device, RuntimeError> {
+    static OPEN: Mutex<Vec<Option<Device>>> = Mutex::new(Vec::new());
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = ordinal as usize;
+    if let Some(Some(device)) = open.get(at) {
+        return Ok(device.clone());
+    }
+    let device = Device::cuda(ordinal)?;
+    if open.len() <= at {
+        open.resize(at + 1, None);
+    }
+    open[at] = Some(device.clone());
+    Ok(device)
+}
+
+/// The GPU that an address belongs to.
+pub(crate) fn ordinal_of(py: Python<'_>, address: u64) -> PyResult<u32> {
+    // An empty array has no address; the first device is as good as any.
+    if address == 0 {
+        return Ok(0);
+    }
+    interop::device_of_address(address).map_err(|e| error::runtime(py, &e))
+}
+
+/// That a stream of the caller belongs to the device.
+pub(crate) fn check_stream(place: Place, raw: u64) -> Result<(), RuntimeError> {
+    match place {
+        Place::Host => Err(RuntimeError::NotSupported { what: "a CUDA stream", device: emulator().id() }),
+        Place::Cuda(ordinal) => interop::check_stream(&gpu(ordinal)?, raw),
+    }
+}
+
+/// The elements of an array as one sequence, in the order in which they lie in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Flat {
+    address: u64,
+    dtype: DType,
+    len: usize,
+}
+
+impl Flat {
+    pub(crate) fn of(array: &Array<'_>) -> Self {
+        Self { address: array.address, dtype: array.dtype, len: array.len() }
+    }
+
+    pub(crate) fn of_tensor(tensor: &mut Tensor) -> Self {
+        Self { address: tensor.buffer().address(), dtype: tensor.dtype(), len: tensor.len() }
+    }
+
+    fn bytes(self) -> usize {
+        self.len.saturating_mul(self.dtype.bytes())
+    }
+}
+
+/// Runs an operation on arrays that lie in `place`, on the raw stream `stream` of a GPU.
+///
+/// The memory must stay allocated until the GPU has passed the operation, and on the host until this returns. The caller
+/// holds the arrays meanwhile; memory of their libraries is given back in stream order.
+pub(crate) fn run<const I: usize, const O: usize>(
+    place: Place,
+    stream: u64,
+    inputs: [Flat; I],
+    outputs: [Flat; O],
+    work: impl FnOnce(&Stream, [TensorRef<'_>; I], [TensorMut<'_>; O]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match place {
+        Place::Cuda(ordinal) => {
+            let device = &gpu(ordinal)?;
+            // SAFETY: the stream is the current one of the arrays' library, or was checked to be one of the device; both
+            // live longer than this call, and nothing here outlives it.
+            let stream = unsafe { interop::stream_from_raw(device, stream)? };
+            // SAFETY: the arrays were described by their libraries as memory of this device, contiguous, of this length.
+            let inputs = try_map(inputs, |x| unsafe {
+                TensorRef::from_raw(device, x.address, x.dtype, &[x.len], None)
+            })?;
+            // SAFETY: as above, and their libraries let them be written.
+            let outputs = try_map(outputs, |y| unsafe {
+                TensorMut::from_raw(device, y.address, y.dtype, &[y.len], None)
+            })?;
+            work(&stream, inputs, outputs)
+        }
+        Place::Host => {
+            let device = emulator();
+            let stream = device.stream()?;
+            let inputs = try_map(inputs, |x| {
+                // SAFETY: the array is held by the caller and was described as contiguous host memory of this length.
+                Tensor::from_bytes(device, x.dtype, unsafe { host_bytes(x.address, x.bytes()) }, &[x.len])
+            })?;
+            let mut results = try_map(outputs, |y| Tensor::empty(device, y.dtype, &[y.len]))?;
+            work(&stream, inputs.each_ref().map(Tensor::as_ref), results.each_mut().map(Tensor::as_mut))?;
+            for (result, y) in results.iter().zip(outputs) {
+                // SAFETY: as for the inputs, and the array's library lets it be written.
+                result.buffer().read(0, unsafe { host_bytes_mut(y.address, y.bytes()) })?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Applies `f` to every item in order, up to the first error.
+pub(crate) fn try_map<T, U, E, const N: usize>(
+    items: [T; N],
+    mut f: impl FnMut(T) -> Result<U, E>,
+) -> Result<[U; N], E> {
+    let mut failed = None;
+    let values = items.map(|item| {
+        if failed.is_some() {
+            return None;
+        }
+        f(item).map_err(|e| failed = Some(e)).ok()
+    });
+    match failed {
+        Some(e) => Err(e),
+        None => {
+            Ok(values.map(|v| v.unwrap_or_else(|| unreachable!("a value is missing after an error only"))))
+        }
+    }
+}
+
+/// A stream that is known to live: a default stream, or one that its library has just named.
+pub(crate) fn raw_stream(device: &Device, raw: u64) -> Result<Stream, RuntimeError> {
+    // SAFETY: see above.
+    unsafe { interop::stream_from_raw(device, raw) }
+}
+
+/// The bytes of an array on the host that is row-major.
+pub(crate) fn read_host<'a>(array: &'a Array<'_>) -> &'a [u8] {
+    let flat = Flat::of(array);
+    // SAFETY: the array is held and was described as host memory of this length.
+    unsafe { host_bytes(flat.address, flat.bytes()) }
+}
+
+/// Writes an array on the host that is row-major and that its library lets be written.
+pub(crate) fn write_host<R>(array: &Array<'_>, fill: impl FnOnce(&mut [u8]) -> R) -> R {
+    let flat = Flat::of(array);
+    // SAFETY: as above; the interpreter is attached while the slice is used.
+    fill(unsafe { host_bytes_mut(flat.address, flat.bytes()) })
+}

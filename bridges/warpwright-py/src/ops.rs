@@ -1,0 +1,197 @@
+//! The operations as Python functions.
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use warpwright::activation::{
+    Activation, ActivationArgs, ActivationBackwardArgs, ActivationBackwardDesc, ActivationDesc,
+    GatedActivation, GatedArgs, GatedBackwardArgs, GatedBackwardDesc, GatedDesc, Slope,
+};
+use warpwright::plan::PlanCache;
+
+use crate::call::{elementwise, several};
+
+type Object<'py> = Bound<'py, PyAny>;
+
+fn forward<'py>(
+    op: &'static str,
+    activation: Activation,
+    x: &Object<'py>,
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<ActivationDesc> = PlanCache::new();
+    let [y] = elementwise(op, [("x", x)], [("out", out)], stream, |stream, e, [x], [y]| {
+        let desc = ActivationDesc { activation, dtype: e.dtype, len: e.len };
+        let plan = PLANS.get(&desc, stream.device().target())?;
+        Ok(plan.launch(stream, ActivationArgs { x: Some(x), y })?)
+    })?;
+    Ok(y)
+}
+
+fn backward<'py>(
+    op: &'static str,
+    activation: Activation,
+    [x, dy]: [&Object<'py>; 2],
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<ActivationBackwardDesc> = PlanCache::new();
+    let inputs = [("x", x), ("dy", dy)];
+    let [dx] = elementwise(op, inputs, [("out", out)], stream, |stream, e, [x, dy], [dx]| {
+        let desc = ActivationBackwardDesc { activation, dtype: e.dtype, len: e.len };
+        let plan = PLANS.get(&desc, stream.device().target())?;
+        Ok(plan.launch(stream, ActivationBackwardArgs { x, dy: Some(dy), dx })?)
+    })?;
+    Ok(dx)
+}
+
+fn gated<'py>(
+    op: &'static str,
+    activation: GatedActivation,
+    [gate, up]: [&Object<'py>; 2],
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<GatedDesc> = PlanCache::new();
+    let inputs = [("gate", gate), ("up", up)];
+    let [y] = elementwise(op, inputs, [("out", out)], stream, |stream, e, [gate, up], [y]| {
+        let desc = GatedDesc { activation, dtype: e.dtype, len: e.len };
+        let plan = PLANS.get(&desc, stream.device().target())?;
+        Ok(plan.launch(stream, GatedArgs { gate, up, y })?)
+    })?;
+    Ok(y)
+}
+
+fn gated_backward<'py>(
+    op: &'static str,
+    activation: GatedActivation,
+    [gate, up, dy]: [&Object<'py>; 3],
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    static PLANS: PlanCache<GatedBackwardDesc> = PlanCache::new();
+    let py = gate.py();
+    let out = several::<2>(op, out)?;
+    let inputs = [("gate", gate), ("up", up), ("dy", dy)];
+    let outputs = [("out[0]", out[0].as_ref()), ("out[1]", out[1].as_ref())];
+    let grads = elementwise(op, inputs, outputs, stream, |stream, e, [gate, up, dy], [dgate, dup]| {
+        let desc = GatedBackwardDesc { activation, dtype: e.dtype, len: e.len };
+        let plan = PLANS.get(&desc, stream.device().target())?;
+        Ok(plan.launch(stream, GatedBackwardArgs { gate, up, dy, dgate, dup })?)
+    })?;
+    PyTuple::new(py, grads)
+}
+
+macro_rules! activations {
+    ($($name:ident, $backward:ident => $f:ident, $formula:literal;)*) => {$(
+        #[doc = concat!("`", $formula, "`, elementwise.")]
+        ///
+        /// x: float32, float64, float16 or bfloat16, any shape. The result has its shape and dtype; `out` may be `x`.
+        #[pyfunction]
+        #[pyo3(signature = (x, *, out=None, stream=None))]
+        pub(crate) fn $name<'py>(
+            x: &Object<'py>,
+            out: Option<&Object<'py>>,
+            stream: Option<&Object<'py>>,
+        ) -> PyResult<Object<'py>> {
+            forward(stringify!($name), Activation::$f, x, out, stream)
+        }
+
+        #[doc = concat!("`dx = dy f'(x)` for `f(x) = ", $formula, "`, elementwise.")]
+        ///
+        /// x: the argument of the forward function; dy: gradient of its result, of the shape and dtype of x. The result
+        /// has the same; `out` may be `x` or `dy`.
+        #[pyfunction]
+        #[pyo3(signature = (x, dy, *, out=None, stream=None))]
+        pub(crate) fn $backward<'py>(
+            x: &Object<'py>,
+            dy: &Object<'py>,
+            out: Option<&Object<'py>>,
+            stream: Option<&Object<'py>>,
+        ) -> PyResult<Object<'py>> {
+            backward(stringify!($backward), Activation::$f, [x, dy], out, stream)
+        }
+    )*};
+}
+
+activations! {
+    relu, relu_backward => Relu, "max(x, 0)";
+    gelu_tanh, gelu_tanh_backward => GeluTanh, "x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))";
+    gelu_erf, gelu_erf_backward => GeluErf, "x/2 (1 + erf(x / sqrt(2)))";
+    silu, silu_backward => Silu, "x / (1 + exp(-x))";
+    sigmoid, sigmoid_backward => Sigmoid, "1 / (1 + exp(-x))";
+    tanh, tanh_backward => Tanh, "tanh(x)";
+}
+
+/// `x` if `x > 0`, else `negative_slope x`, elementwise.
+///
+/// x: float32, float64, float16 or bfloat16, any shape. The result has its shape and dtype; `out` may be `x`.
+#[pyfunction]
+#[pyo3(signature = (x, negative_slope=0.01, *, out=None, stream=None))]
+pub(crate) fn leaky_relu<'py>(
+    x: &Object<'py>,
+    negative_slope: f64,
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Object<'py>> {
+    let activation = Activation::LeakyRelu { negative_slope: Slope::new(negative_slope) };
+    forward("leaky_relu", activation, x, out, stream)
+}
+
+/// `dy` where `x > 0`, else `negative_slope dy`, elementwise.
+///
+/// x: the argument of the forward function; dy: gradient of its result, of the shape and dtype of x. The result has the
+/// same; `out` may be `x` or `dy`.
+#[pyfunction]
+#[pyo3(signature = (x, dy, negative_slope=0.01, *, out=None, stream=None))]
+pub(crate) fn leaky_relu_backward<'py>(
+    x: &Object<'py>,
+    dy: &Object<'py>,
+    negative_slope: f64,
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Object<'py>> {
+    let activation = Activation::LeakyRelu { negative_slope: Slope::new(negative_slope) };
+    backward("leaky_relu_backward", activation, [x, dy], out, stream)
+}
+
+macro_rules! gates {
+    ($($name:ident, $backward:ident => $f:ident, $formula:literal;)*) => {$(
+        #[doc = concat!("`", $formula, "(gate) up`, elementwise.")]
+        ///
+        /// gate, up: float32, float64, float16 or bfloat16, of one shape and dtype. The result has the same; `out` may be
+        /// `gate` or `up`.
+        #[pyfunction]
+        #[pyo3(signature = (gate, up, *, out=None, stream=None))]
+        pub(crate) fn $name<'py>(
+            gate: &Object<'py>,
+            up: &Object<'py>,
+            out: Option<&Object<'py>>,
+            stream: Option<&Object<'py>>,
+        ) -> PyResult<Object<'py>> {
+            gated(stringify!($name), GatedActivation::$f, [gate, up], out, stream)
+        }
+
+        #[doc = concat!("The gradients `(dgate, dup)` of `", $formula, "(gate) up`, elementwise.")]
+        ///
+        /// gate, up: the arguments of the forward function; dy: gradient of its result; all of one shape and dtype, which
+        /// both results have. `out` is a pair; each may be one of the arguments.
+        #[pyfunction]
+        #[pyo3(signature = (gate, up, dy, *, out=None, stream=None))]
+        pub(crate) fn $backward<'py>(
+            gate: &Object<'py>,
+            up: &Object<'py>,
+            dy: &Object<'py>,
+            out: Option<&Object<'py>>,
+            stream: Option<&Object<'py>>,
+        ) -> PyResult<Bound<'py, PyTuple>> {
+            gated_backward(stringify!($backward), GatedActivation::$f, [gate, up, dy], out, stream)
+        }
+    )*};
+}
+
+gates! {
+    swiglu, swiglu_backward => Swiglu, "silu";
+    geglu, geglu_backward => Geglu, "gelu_erf";
+    geglu_tanh, geglu_tanh_backward => GegluTanh, "gelu_tanh";
+}

@@ -1,0 +1,83 @@
+"""Inputs, references and the arrays of each library that is here. What is missing is skipped with its reason."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+SLOPE = 0.01
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
+
+
+def _gelu_erf(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + _erf(x / math.sqrt(2)))
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "leaky_relu": lambda x: np.where(x > 0, x, SLOPE * x),
+    "gelu_erf": _gelu_erf,
+    "gelu_tanh": _gelu_tanh,
+    "silu": lambda x: x * _sigmoid(x),
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+}
+GATES = {"swiglu": "silu", "geglu": "gelu_erf", "geglu_tanh": "gelu_tanh"}
+# Norm-wise errors: one rounding of the result.
+BUDGETS = {"float32": 1e-6, "float64": 1e-13, "float16": 5e-4, "bfloat16": 4e-3}
+
+
+def derivative(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Central differences in f64, good to about 1e-10."""
+    h = 1e-5
+    return (f(x + h) - f(x - h)) / (2 * h)
+
+
+def distance(result: np.ndarray, reference: np.ndarray) -> float:
+    difference = np.linalg.norm(np.asarray(result, dtype=np.float64).ravel() - reference.ravel())
+    scale = np.linalg.norm(reference.ravel())
+    return float(difference / scale) if scale else float(difference)
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    if name == "bfloat16":
+        return np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    return np.dtype(name)
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def torch_cuda() -> Any:
+    """PyTorch with a GPU, or a skip that says what is missing."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    return torch
+
+
+@pytest.fixture
+def cuda() -> Any:
+    return torch_cuda()
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def torch_device(request: pytest.FixtureRequest) -> str:
+    """Devices for the tests of `warpwright.torch`: the CPU, whose tensors run in the emulator, and the GPU."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    if request.param == "cuda":
+        torch_cuda()
+    return request.param

@@ -1,0 +1,149 @@
+"""`lint` and `run`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import warpwright as ww
+
+HEAD = ".version 7.0\n.target sm_75\n.address_size 64\n"
+SCALE = (
+    HEAD
+    + """
+.visible .entry scale(.param .u64 x, .param .u64 y, .param .f32 a, .param .u32 n) {
+    .reg .b32 %r<6>; .reg .b64 %rd<6>; .reg .f32 %f<4>; .reg .pred %p;
+    ld.param.u64 %rd1, [x]; ld.param.u64 %rd2, [y]; ld.param.f32 %f1, [a]; ld.param.u32 %r1, [n];
+    mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
+    mad.lo.u32 %r5, %r2, %r3, %r4;
+    setp.ge.u32 %p, %r5, %r1;
+    @%p ret;
+    mul.wide.u32 %rd3, %r5, 4;
+    add.u64 %rd4, %rd1, %rd3; add.u64 %rd5, %rd2, %rd3;
+    ld.global.f32 %f2, [%rd4]; mul.rn.f32 %f3, %f2, %f1; st.global.f32 [%rd5], %f3;
+    ret;
+}
+"""
+)
+REVERSE = (
+    HEAD
+    + """
+.visible .entry reverse(.param .u64 x, .param .u64 y) .reqntid 256, 1, 1 {
+    .reg .b32 %r<6>; .reg .b64 %rd<6>; .reg .f32 %f<3>;
+    .shared .align 4 .b8 tile[1024];
+    ld.param.u64 %rd1, [x]; ld.param.u64 %rd2, [y];
+    mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; mov.u32 %r3, tile;
+    cvt.u64.u32 %rd3, %r2; add.u64 %rd4, %rd1, %rd3; add.u64 %rd5, %rd2, %rd3;
+    ld.global.f32 %f1, [%rd4]; add.u32 %r4, %r3, %r2; st.shared.f32 [%r4], %f1;
+    BARRIER
+    sub.u32 %r5, %r3, %r2; ld.shared.f32 %f2, [%r5+1020]; st.global.f32 [%rd5], %f2;
+    ret;
+}
+"""
+)
+
+
+def test_runs_and_writes_in_place():
+    x = np.arange(100, dtype=np.float32)
+    y = np.full_like(x, np.nan)
+    run = ww.run(SCALE, "scale", grid=2, block=64, args=(x, y, 0.5, 100))
+    assert run.ok and run.findings == [] and run.fault is None
+    np.testing.assert_array_equal(y, x / 2)
+    np.testing.assert_array_equal(x, np.arange(100, dtype=np.float32))
+    assert run.counters["blocks"] == 2 and run.counters["warps"] == 4
+    assert run.counters["global_loads.bytes"] == 400
+    assert ww.run(SCALE, grid=2, block=64, args=(x, y, 1.0, 100), counters=False).counters == {}
+
+
+def test_one_array_twice_is_one_buffer():
+    x = np.arange(64, dtype=np.float32)
+    assert ww.run(SCALE, grid=1, block=64, args=(x, x, np.float32(2), np.int64(64))).ok
+    np.testing.assert_array_equal(x, 2 * np.arange(64, dtype=np.float32))
+
+
+def test_read_only_arrays_stay_as_they_are():
+    x = np.arange(64, dtype=np.float32)
+    x.flags.writeable = False
+    assert ww.run(SCALE, grid=1, block=64, args=(x, x, 2.0, 64)).ok
+    np.testing.assert_array_equal(x, np.arange(64))
+
+
+def test_finds_an_access_out_of_bounds():
+    x = np.zeros(60, dtype=np.float32)
+    run = ww.run(SCALE, grid=1, block=64, args=(x, np.zeros(64, np.float32), 2.0, 64), sanitize="memcheck")
+    assert not run.ok
+    (finding,) = [f for f in run.findings if f.tool == "memcheck"]
+    assert finding.severity == "error" and finding.count == 4 and finding.kernel == "scale"
+    assert SCALE.splitlines()[finding.line - 1].strip().startswith("ld.global.f32")
+    assert finding.thread == [60, 0, 0] and "memcheck" in str(finding)
+
+
+def test_finds_a_missing_barrier():
+    x = np.arange(256, dtype=np.float32)
+    y = np.empty_like(x)
+    bad = ww.run(REVERSE.replace("BARRIER", ""), "reverse", grid=1, args=(x, y))
+    assert not bad.ok and "racecheck" in {f.tool for f in bad.findings}
+    assert ww.run(REVERSE.replace("BARRIER", ""), "reverse", grid=1, args=(x, y), sanitize="none").findings == []
+    some = ww.run(REVERSE.replace("BARRIER", ""), grid=1, args=(x, y), sanitize=["memcheck", "synccheck"])
+    assert some.findings == []
+    good = ww.run(REVERSE.replace("BARRIER", "bar.sync 0;"), "reverse", grid=1, args=(x, y))
+    assert good.ok, good.findings
+    np.testing.assert_array_equal(y, x[::-1])
+
+
+def test_a_fault_is_told_and_nothing_is_written():
+    text = HEAD + ".visible .entry stop(.param .u64 x) { trap; }\n"
+    x = np.ones(4, np.float32)
+    run = ww.run(text, grid=1, block=1, args=(x,))
+    assert not run.ok and "trap" in run.fault
+    np.testing.assert_array_equal(x, 1)
+    endless = HEAD + ".visible .entry spin() { L: bra L; }\n"
+    assert "limit" in ww.run(endless, grid=1, block=1, max_steps=1000).fault
+
+
+def test_what_cannot_run_is_refused():
+    with pytest.raises(ww.PtxError) as info:
+        ww.run(SCALE.replace("mul.rn.f32 %f3, %f2, %f1", "mul.rn.f32 %f3, %f2"), "scale", args=())
+    assert info.value.remarks[0].severity == "error"
+    with pytest.raises(ww.PtxError) as info:
+        ww.run(SCALE, "no_such_kernel", args=())
+    assert info.value.got == "no_such_kernel" and info.value.expected == ["scale"]
+    with pytest.raises(ww.ArgumentError):
+        ww.run(SCALE, "scale", args=(1,))
+    with pytest.raises(ww.ParameterError):
+        ww.run(SCALE, "scale", grid=(1, 2, 3, 4), args=(0, 0, 1.0, 0))
+    with pytest.raises(ww.ParameterError):
+        ww.run(SCALE, "scale", args=(0, 0, 1.0, 0), sanitize="leakcheck")
+    x = np.zeros((4, 4), np.float32)
+    with pytest.raises(ww.LayoutError):
+        ww.run(SCALE, "scale", grid=1, block=4, args=(x.T, x, 1.0, 4))
+
+
+def test_lint_says_what_is_wrong_and_where():
+    assert ww.lint(SCALE) == []
+    wrong = ww.lint(SCALE.replace("ld.global.f32 %f2", "ld.global.f64 %f2"))
+    assert [r.severity for r in wrong] == ["error"]
+    assert wrong[0].line > 0 and wrong[0].column > 0 and wrong[0].rule and wrong[0].message
+    assert "ld.global.f64" in SCALE.replace("ld.global.f32 %f2", "ld.global.f64 %f2").splitlines()[wrong[0].line - 1]
+    broken = ww.lint("this is no PTX")
+    assert broken and broken[0].severity == "error"
+    assert ww.lint(HEAD) == [] or all(r.severity == "warning" for r in ww.lint(HEAD))
+
+
+def test_lint_for_another_target():
+    newer = (
+        HEAD.replace("sm_75", "sm_80").replace("7.0", "7.8")
+        + ".visible .entry f() { .reg .b32 %r<3>; mov.u32 %r1, 1; redux.sync.add.s32 %r2, %r1, 0xffffffff; ret; }\n"
+    )
+    errors = [[r for r in ww.lint(newer, target=t) if r.severity == "error"] for t in (None, "sm_90", "sm_75")]
+    assert errors[:2] == [[], []] and errors[2] and "sm_80" in errors[2][0].message
+    with pytest.raises(ww.ParameterError) as info:
+        ww.lint(newer, target="turing")
+    assert info.value.got == "turing"
+
+
+def test_hostile_text_never_panics():
+    for text in ["", "\0", ".version", ".version 99.9\n.target sm_9999", "{" * 1000, SCALE[:200], "ä" * 100]:
+        ww.lint(text)
+        with pytest.raises(ww.Error):
+            ww.run(text, args=())

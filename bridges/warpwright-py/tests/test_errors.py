@@ -1,0 +1,98 @@
+"""What is refused, with which exception and data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import warpwright as ww
+
+X = np.ones((2, 3), dtype=np.float32)
+
+
+def raised(kind, call):
+    with pytest.raises(kind) as info:
+        call()
+    assert isinstance(info.value, ww.Error)
+    return info.value
+
+
+def test_shape():
+    e = raised(ww.ShapeError, lambda: ww.silu_backward(X, X.T))
+    assert (e.op, e.argument, e.expected, e.got) == ("silu_backward", "dy", (2, 3), (3, 2))
+    assert isinstance(e, ValueError) and "silu_backward" in str(e) and "(3, 2)".strip("()") in str(e)
+    e = raised(ww.ShapeError, lambda: ww.relu(X, out=np.empty(6, np.float32)))
+    assert (e.argument, e.expected, e.got) == ("out", (2, 3), (6,))
+    e = raised(ww.ShapeError, lambda: ww.relu(np.ones((1,) * 9, np.float32)))
+    assert (e.argument, e.expected, e.got) == ("x", 8, 9)
+
+
+def test_dtype():
+    e = raised(ww.DtypeError, lambda: ww.relu(X.astype(np.int32)))
+    assert (e.op, e.argument, e.expected, e.got) == ("relu", "x", ("f32", "f64", "f16", "bf16"), "i32")
+    assert isinstance(e, TypeError)
+    e = raised(ww.DtypeError, lambda: ww.swiglu(X, X.astype(np.float16)))
+    assert (e.argument, e.expected, e.got) == ("up", "f32", "f16")
+    for bad in (np.zeros(3, bool), np.zeros(3, complex), np.zeros(3, "S4"), X.astype(">f4"), np.zeros(2, "datetime64[s]")):
+        raised(ww.DtypeError, lambda bad=bad: ww.relu(bad))
+    e = raised(ww.DtypeError, lambda: ww.dequantize_nf4(*ww.quantize_nf4(X), dtype="int8"))
+    assert e.got == "i8"
+    raised(ww.DtypeError, lambda: ww.dequantize_nf4(*ww.quantize_nf4(X), dtype="no such type"))
+
+
+def test_layout():
+    fixed = X.copy()
+    fixed.flags.writeable = False
+    e = raised(ww.LayoutError, lambda: ww.relu(X, out=fixed))
+    assert (e.op, e.argument) == ("relu", "out") and "read-only" in str(e)
+    ww.relu(fixed)
+
+
+def test_parameters():
+    e = raised(ww.ParameterError, lambda: ww.quantize_nf4(X, 0))
+    assert (e.op, e.argument, e.got) == ("quantize_nf4", "group_size", "0")
+    e = raised(ww.ParameterError, lambda: ww.quantize_nf4(X, order="sideways"))
+    assert (e.argument, e.got) == ("order", "sideways")
+    e = raised(ww.ParameterError, lambda: ww.leaky_relu(X, float("inf")))
+    assert e.argument == "negative_slope"
+    with pytest.raises((OverflowError, TypeError)):
+        ww.quantize_nf4(X, -1)
+
+
+def test_arguments():
+    for bad in (None, 3.0, "array", [1.0, 2.0], object()):
+        e = raised(ww.ArgumentError, lambda bad=bad: ww.relu(bad))
+        assert (e.op, e.argument, e.expected) == ("relu", "x", "array") and e.got == type(bad).__name__
+    e = raised(ww.ArgumentError, lambda: ww.swiglu_backward(X, X, X, out=(X,)))
+    assert (e.argument, e.expected, e.got) == ("out", 2, 1)
+    raised(ww.ArgumentError, lambda: ww.relu(X, stream="main"))
+    with pytest.raises(TypeError):
+        ww.relu()
+
+
+def test_wrong_number_of_codes():
+    codes, scales = ww.quantize_nf4(np.ones(128, np.float32))
+    e = raised(ww.ShapeError, lambda: ww.dequantize_nf4(codes, scales, 200))
+    assert (e.argument, e.expected, e.got) == ("codes", 100, 64)
+    e = raised(ww.ShapeError, lambda: ww.dequantize_nf4(codes, scales, 128, 32))
+    assert (e.argument, e.expected, e.got) == ("scales", 4, 2)
+    raised(ww.ShapeError, lambda: ww.dequantize_nf4(codes, scales, (1 << 40, 1 << 40)))
+
+
+def test_a_stream_needs_a_gpu():
+    e = raised(ww.DeviceError, lambda: ww.relu(X, stream=1))
+    assert isinstance(e, RuntimeError)
+
+
+def test_devices_end_with_the_emulator():
+    found = ww.devices()
+    assert found[-1]["device"] == "emulator" and found[-1]["sm"] == 90
+    assert all(d["device"].startswith("cuda:") for d in found[:-1])
+
+
+def test_documentation_and_types():
+    for name in ww.__all__:
+        value = getattr(ww, name)
+        if callable(value) and name != "__version__":
+            assert value.__doc__, name
+    assert ww.__version__.count(".") == 2

@@ -1,0 +1,30 @@
+"""The Python lines of the READMEs run as they stand, where what they import is here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+BLOCKS = [
+    (path, block)
+    for path in ("README.md", "bridges/warpwright-py/README.md")
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL)
+]
+
+
+@pytest.mark.parametrize("path, block", BLOCKS, ids=[f"{p}-{i}" for i, (p, _) in enumerate(BLOCKS)])
+def test_block(path, block):
+    if "ptx" in block:
+        pytest.skip("shows a text that is not in it")
+    if "torch" in block:
+        torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+        if not torch.cuda.is_available():
+            pytest.skip("PyTorch sees no GPU")
+    exec(compile(block, path, "exec"), {})
+
+
+def test_there_are_blocks():
+    assert len(BLOCKS) >= 2
