@@ -317,6 +317,9 @@ pub struct RunArgs {
     /// Threads of a block.
     #[arg(long, value_name = "X[,Y,Z]", value_parser = parse_dim3)]
     pub block: Dim3,
+    /// Blocks of a cluster, if the kernel does not fix them.
+    #[arg(long, value_name = "X[,Y,Z]", value_parser = parse_dim3)]
+    pub cluster: Option<Dim3>,
     /// Bytes of dynamic shared memory.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub shared: u32,

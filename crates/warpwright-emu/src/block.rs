@@ -12,6 +12,8 @@ pub(crate) struct SharedMemory {
     pub(crate) words: Vec<u32>,
     /// First address past the end.
     pub(crate) end: u64,
+    /// What reports add to addresses to tell whose memory it is: 0 without clusters.
+    pub(crate) base: u64,
     /// One bit per byte.
     defined: Vec<u64>,
     pub(crate) races: Shadow,
@@ -19,12 +21,18 @@ pub(crate) struct SharedMemory {
 
 impl SharedMemory {
     pub(crate) fn new(end: u64) -> Self {
+        Self::of_block(end, 0)
+    }
+
+    /// The shared memory of a block of a cluster.
+    pub(crate) fn of_block(end: u64, base: u64) -> Self {
         let words = end.div_ceil(4) as usize;
         Self {
             words: vec![0; words],
             end,
+            base,
             defined: vec![0; end.div_ceil(64) as usize],
-            races: Shadow::shared(end),
+            races: Shadow::shared_at(base, end),
         }
     }
 
@@ -105,7 +113,7 @@ fn bits(from: u64, count: u64) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// The block that a worker runs.
+/// A block that has begun.
 #[derive(Debug)]
 pub(crate) struct Block {
     /// Index in the grid, x fastest.
@@ -116,6 +124,45 @@ pub(crate) struct Block {
     /// Threads that exist and have not exited.
     pub(crate) live_threads: u32,
     pub(crate) warpgroups: Warpgroups,
+    /// Warps with such threads.
+    pub(crate) live_warps: usize,
+    /// Whether a warp has run.
+    pub(crate) started: bool,
+    /// Whether groups that wait for a change of memory have to look again.
+    pub(crate) woken: bool,
+    /// The phase of the cluster barrier that the waiting groups know of.
+    pub(crate) phase: u32,
+}
+
+impl Block {
+    pub(crate) fn new(shared: SharedMemory) -> Self {
+        Self {
+            linear: 0,
+            coordinates: [0; 3],
+            shared,
+            barriers: Barriers::new(),
+            live_threads: 0,
+            warpgroups: Warpgroups::default(),
+            live_warps: 0,
+            started: false,
+            woken: false,
+            phase: 0,
+        }
+    }
+
+    /// Makes everything as it is when a block begins.
+    pub(crate) fn begin(&mut self, linear: u64, coordinates: [u32; 3], threads: u32, warps: usize) {
+        self.linear = linear;
+        self.coordinates = coordinates;
+        self.shared.reset();
+        self.barriers.reset();
+        self.warpgroups.reset();
+        self.live_threads = threads;
+        self.live_warps = warps;
+        self.started = false;
+        self.woken = false;
+        self.phase = 0;
+    }
 }
 
 #[cfg(test)]

@@ -1,19 +1,24 @@
 //! What one worker has while it runs blocks of a launch.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
-use crate::block::Block;
+use crate::block::{Block, SharedMemory};
 use crate::counters::Counters;
 use crate::decode::Code;
 use crate::exec::Outcome;
 use crate::exec::matrix::Scratch;
-use crate::launch::{Fault, LaunchConfig, Options};
+use crate::launch::{Fault, LaunchConfig, Options, Sanitizers};
 use crate::memory::{Allocation, Memory, SLOT_BITS, Slot};
 use crate::program::Entry;
 use crate::report::{Event, Findings, Key, Severity, Site, Space, Tool};
-use crate::sanitize::racecheck::BlockRaces;
+use crate::resident::{Cluster, Shape};
+use crate::sanitize::racecheck::{BlockRaces, LaunchRaces};
 use crate::sanitize::synccheck::Opened;
+use crate::schedule::Idle;
 use crate::warp::Warp;
 
 /// Which checks run.
@@ -35,13 +40,72 @@ pub(crate) struct Shared<'a> {
     pub(crate) constants: &'a [u8],
     /// Addresses of the module's `.global` variables.
     pub(crate) globals: Arc<[u64]>,
-    pub(crate) started: std::time::Instant,
-    /// The next block that no worker has.
-    pub(crate) next_block: AtomicU64,
-    /// Blocks of the grid.
-    pub(crate) blocks: u64,
+    pub(crate) shape: Shape,
+    /// End of a block's shared memory, from address 0.
+    pub(crate) shared_end: u64,
+    pub(crate) races: Option<LaunchRaces>,
+    pub(crate) workers: usize,
+    /// The next cluster that no worker has.
+    pub(crate) next_cluster: AtomicU64,
+    /// Clusters of the grid.
+    pub(crate) clusters: u64,
     /// Set when the launch ends early.
     pub(crate) stop: AtomicBool,
+    /// Blocks that have begun and not ended.
+    pub(crate) resident: AtomicU64,
+    /// Set once a cluster was parked: from then on workers say when they change memory.
+    pub(crate) parked: AtomicBool,
+    /// Changes of memory that parked clusters may wait for.
+    pub(crate) changes: AtomicU64,
+    /// Set when no worker can go on.
+    pub(crate) deadlock: AtomicBool,
+    pub(crate) idle: Idle,
+    /// The latest value of the global timer.
+    pub(crate) timer: AtomicU64,
+}
+
+impl Shared<'_> {
+    /// Says to other workers that something changed which their parked clusters may wait for.
+    pub(crate) fn changed(&self) {
+        if self.workers > 1 {
+            self.changes.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// The same after a turn; nobody has to know while nobody waits.
+    #[inline]
+    pub(crate) fn turn_changed(&self) {
+        if self.workers > 1 && self.parked.load(SeqCst) {
+            self.changed();
+        }
+    }
+
+    /// Blocks that no worker has begun.
+    pub(crate) fn blocks_left(&self) -> u64 {
+        let begun = self.next_cluster.load(Relaxed).min(self.clusters);
+        (self.clusters - begun) * u64::from(self.shape.size())
+    }
+
+    /// Whether another cluster may be resident.
+    pub(crate) fn has_room(&self) -> bool {
+        let limit = self.options.max_resident_blocks as u64;
+        limit == 0 || self.resident.load(Relaxed) + u64::from(self.shape.size()) <= limit
+    }
+
+    /// Takes the next cluster.
+    pub(crate) fn take_cluster(&self) -> Option<u64> {
+        let linear = self.next_cluster.fetch_add(1, Relaxed);
+        if linear >= self.clusters {
+            return None;
+        }
+        self.resident.fetch_add(u64::from(self.shape.size()), Relaxed);
+        Some(linear)
+    }
+
+    /// A cluster has ended.
+    pub(crate) fn cluster_ended(&self) {
+        self.resident.fetch_sub(u64::from(self.shape.size()), Relaxed);
+    }
 }
 
 /// How often each instruction ran: straight lines are counted at their ends.
@@ -158,7 +222,7 @@ impl Allocations {
     }
 }
 
-/// One worker: the block that it runs and what it has found.
+/// One worker: the blocks that it runs and what it has found.
 pub(crate) struct Context<'a> {
     pub(crate) shared: &'a Shared<'a>,
     pub(crate) entry: &'a Entry,
@@ -172,6 +236,12 @@ pub(crate) struct Context<'a> {
     pub(crate) block: Block,
     /// Operands of the tensor-core instruction that runs.
     pub(crate) matrix: Box<Scratch>,
+    /// The cluster of the running block.
+    pub(crate) cluster: Cluster<'a>,
+    /// Changes of memory by this worker.
+    pub(crate) changes: u64,
+    /// Reads that polling loops make.
+    pub(crate) polls: u64,
     pub(crate) fault: Option<Fault>,
     /// Reads of the clock, which must not stand still.
     pub(crate) clock: u64,
@@ -179,7 +249,52 @@ pub(crate) struct Context<'a> {
     pub(crate) opened: Vec<Opened>,
 }
 
+impl<'a> Context<'a> {
+    /// A worker that runs nothing yet.
+    pub(crate) fn new(shared: &'a Shared<'a>) -> Self {
+        let code = &shared.entry.code;
+        let sanitizers = shared.options.sanitizers;
+        Self {
+            shared,
+            entry: shared.entry,
+            code,
+            checks: Checks {
+                memcheck: sanitizers.contains(Sanitizers::MEMCHECK),
+                initcheck: sanitizers.contains(Sanitizers::INITCHECK),
+                synccheck: sanitizers.contains(Sanitizers::SYNCCHECK),
+                counters: shared.options.counters,
+            },
+            findings: Findings::new(),
+            counters: Counters::new(),
+            runs: Runs::new(code.ins.len()),
+            allocations: Allocations::new(code.sites as usize),
+            races: None,
+            block: Block::new(SharedMemory::new(0)),
+            cluster: Cluster::default(),
+            matrix: Box::default(),
+            changes: 0,
+            polls: 0,
+            fault: None,
+            clock: 0,
+            opened: Vec::new(),
+        }
+    }
+}
+
 impl Context<'_> {
+    /// Notes that memory which others see has changed: those that poll it may go on.
+    #[inline(always)]
+    pub(crate) fn note_change(&mut self) {
+        self.changes += 1;
+    }
+
+    /// Notes a read of memory that others may change: a loop of them waits for others, other loops compute.
+    #[inline(always)]
+    pub(crate) fn note_poll(&mut self, warp: &mut Warp) {
+        self.polls += 1;
+        warp.poll();
+    }
+
     /// Records a finding of the lowest of `lanes`, once for each of them.
     #[cold]
     #[allow(clippy::too_many_arguments, reason = "the facts of a finding")]
@@ -214,7 +329,8 @@ impl Context<'_> {
     pub(crate) fn turn_over(&mut self) -> Outcome {
         let limit = self.shared.options.max_steps;
         if limit != 0 && self.runs.steps > limit {
-            self.fault.get_or_insert(Fault::StepLimit { block: self.block.coordinates, steps: limit });
+            let block = self.block.coordinates;
+            self.fault.get_or_insert(Fault::StepLimit { block, steps: limit, positions: String::new() });
         }
         if self.fault.is_some() || self.shared.stop.load(Relaxed) {
             Outcome::Stopped

@@ -30,7 +30,7 @@ pub struct LaunchConfig {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: u32,
-    /// Blocks of a cluster; all ones without clusters.
+    /// Blocks of a cluster; all ones for the shape that the kernel fixes, if it does.
     pub cluster: [u32; 3],
 }
 
@@ -50,10 +50,14 @@ pub struct Options {
     pub counters: bool,
     /// Worker threads; 0 for as many as there are cores.
     pub threads: usize,
-    /// Order in which the warps of a block take turns; the same seed gives the same order.
+    /// Order in which the warps of a block and the blocks of a cluster take turns; the same seed gives the same order.
     pub seed: u64,
     /// Different findings that a report lists.
     pub max_findings: usize,
+    /// Blocks that may have begun and not ended at any time, over all workers; 0 for all of the grid. Blocks that poll
+    /// memory until others change it are parked, and each keeps its registers and shared memory. A launch whose blocks
+    /// all wait for one that may not begin ends with [`Fault::Residency`].
+    pub max_resident_blocks: usize,
     /// Instructions that the warps of one worker may execute; 0 for no limit. A launch that passes it ends with
     /// [`Fault::StepLimit`].
     pub max_steps: u64,
@@ -67,6 +71,7 @@ impl Default for Options {
             threads: 0,
             seed: 0,
             max_findings: 100,
+            max_resident_blocks: 4096,
             max_steps: 0,
         }
     }
@@ -137,18 +142,35 @@ pub enum Fault {
         message: String,
     },
     /// More instructions than [`Options::max_steps`].
-    #[error("block {block:?} passed the limit of {steps} warp instructions; it may never end")]
+    #[error("block {block:?} passed the limit of {steps} warp instructions; it may never end: {positions}")]
     StepLimit {
         /// The block that ran when the limit was passed.
         block: [u32; 3],
         /// The limit.
         steps: u64,
+        /// Where the warps of its cluster were.
+        positions: String,
     },
     /// Threads wait for each other, and synccheck is off.
     #[error("block {block:?} can never end: {message}")]
     Deadlock {
         /// Block.
         block: [u32; 3],
+        /// Who waits for what.
+        message: String,
+    },
+    /// All blocks that may be resident wait for something that only blocks which have not begun can do.
+    #[error(
+        "{resident} blocks wait for ever while {waiting} blocks may not begin: Options::max_resident_blocks is {limit}; \
+         {message}"
+    )]
+    Residency {
+        /// Blocks of the first stuck worker that wait.
+        resident: u64,
+        /// Blocks that have not begun.
+        waiting: u64,
+        /// The limit.
+        limit: usize,
         /// Who waits for what.
         message: String,
     },

@@ -39,9 +39,10 @@
 //! # How it works
 //!
 //! A [`Program`] is decoded once into flat code whose operands are rows of 32 lanes. [`launch`] deals the blocks of the
-//! grid to worker threads; a worker runs the warps of a block in turns, each until it blocks. Lanes of a warp that stand
-//! at different instructions are groups; the group at the least instruction runs first, which brings them together
-//! again.
+//! grid to worker threads; a worker runs the warps of a block in turns, each until it blocks, and the blocks of a cluster
+//! in turns. Blocks that poll memory are parked while others run, so that kernels with grid-wide waits end. Lanes of a
+//! warp that stand at different instructions are groups; the group at the least instruction runs first, which brings them
+//! together again.
 
 #![deny(unsafe_code)]
 
@@ -56,7 +57,9 @@ mod launch;
 mod memory;
 mod program;
 pub mod report;
+mod resident;
 pub mod sanitize;
+mod schedule;
 mod space;
 mod warp;
 

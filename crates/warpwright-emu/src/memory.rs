@@ -8,7 +8,10 @@
 //! than a word are read-modify-write of the word that holds them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::sanitize::racecheck::{RaceClock, Shadow};
@@ -298,9 +301,30 @@ pub struct Memory {
     /// Where the `.global` variables of each program that ran here live, by program number.
     globals: Mutex<HashMap<u64, Arc<[u64]>>>,
     pub(crate) races: RaceClock,
+    launches: AtomicU32,
+}
+
+/// A launch that runs on a memory.
+pub(crate) struct Launching<'a>(&'a Memory);
+
+impl Drop for Launching<'_> {
+    fn drop(&mut self) {
+        self.0.launches.fetch_sub(1, SeqCst);
+    }
 }
 
 impl Memory {
+    /// Notes a launch until the result is dropped.
+    pub(crate) fn launching(&self) -> Launching<'_> {
+        self.launches.fetch_add(1, SeqCst);
+        Launching(self)
+    }
+
+    /// Launches that run now.
+    pub(crate) fn launches(&self) -> u32 {
+        self.launches.load(SeqCst)
+    }
+
     /// Memory without allocations.
     pub fn new() -> Self {
         Self::default()

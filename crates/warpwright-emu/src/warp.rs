@@ -5,6 +5,8 @@ use crate::exec::rows::Registers;
 
 /// Backward branches that a group may take before others get a turn.
 const SPIN_LIMIT: u32 = 1024;
+/// What a poll of memory that others may change counts for in backward branches.
+const POLL_WEIGHT: u32 = 31;
 
 /// What a group of lanes waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +19,54 @@ pub(crate) enum Wait {
     Barrier { id: u32 },
     /// All lanes of the warp at an aligned instruction.
     Aligned,
+    /// The end of this phase of the cluster barrier.
+    ClusterBarrier,
+}
+
+impl Wait {
+    /// Whether it may end without the other lanes of the warp.
+    pub(crate) fn is_for_others(self) -> bool {
+        matches!(self, Self::ClusterBarrier)
+    }
+}
+
+/// A moment between changes of memory: changes that this worker made, and the launch's count of changes by others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) own: u64,
+    pub(crate) others: u64,
+}
+
+/// Notices when a warp that changes nothing comes back to a state that it was in, which it then does for ever. Brent's
+/// search: states are noted after 1, 2, 4, ... turns, so that a cycle of any length is found.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    noted: u64,
+    stamp: Stamp,
+    turns: u32,
+    span: u32,
+    /// Whether the last turn ended in a state that was noted since memory last changed.
+    repeats: bool,
+}
+
+impl Watch {
+    /// A turn that changed nothing has ended in `state`.
+    pub(crate) fn observe(&mut self, state: u64, stamp: Stamp) {
+        if self.span == 0 || self.stamp != stamp {
+            *self = Self { noted: state, stamp, turns: 0, span: 1, repeats: false };
+            return;
+        }
+        self.repeats = state == self.noted;
+        self.turns += 1;
+        if self.turns == self.span {
+            (self.noted, self.turns, self.span) = (state, 0, self.span.saturating_mul(2));
+        }
+    }
+
+    /// Whether the warp does the same for ever as long as nothing changes after `stamp`.
+    pub(crate) fn repeats(&self, stamp: Stamp) -> bool {
+        self.repeats && self.stamp == stamp
+    }
 }
 
 /// Lanes that stand at the same instruction.
@@ -54,6 +104,7 @@ pub(crate) struct Warp {
     pub(crate) local: Local,
     /// Registers that `wgmma` uses.
     pub(crate) flights: Flights,
+    pub(crate) watch: Watch,
 }
 
 impl Warp {
@@ -111,6 +162,28 @@ impl Warp {
         self.spins > SPIN_LIMIT
     }
 
+    /// Counts a poll of memory, so that a loop of them gives others a turn soon.
+    pub(crate) fn poll(&mut self) {
+        self.spins += POLL_WEIGHT;
+    }
+
+    /// A digest of everything that decides what the warp does next, memory that others see aside.
+    pub(crate) fn state(&self) -> u64 {
+        let mut digest = Digest(u64::from(self.carry) ^ u64::from(self.live) << 32);
+        for group in &self.groups {
+            digest.add(u64::from(group.pc) << 32 | u64::from(group.mask));
+        }
+        for row in &self.regs.r32 {
+            digest.words(&row.0);
+        }
+        for row in &self.regs.r64 {
+            row.0.iter().for_each(|v| digest.add(*v));
+        }
+        digest.words(&self.regs.pred);
+        digest.words(&self.local.words);
+        digest.0
+    }
+
     /// Puts back a group that branched backwards. `true` if it spun for long: then it also loses its turn to the other
     /// ready groups of the warp.
     #[cold]
@@ -121,6 +194,22 @@ impl Warp {
         }
         self.push(pc, mask, turn + u32::from(spun && !alone));
         spun
+    }
+
+    /// Whether the lanes that run in `turn` overtook others, which spun or wait for other warps.
+    pub(crate) fn overtook(&self, turn: u32) -> bool {
+        self.groups.iter().any(|g| g.wait == Wait::Ready && g.turn > turn || g.wait.is_for_others())
+    }
+
+    /// Takes the lanes that wait at `pc` for those that they overtook.
+    pub(crate) fn join_held(&mut self, pc: u32) -> u32 {
+        let mut lanes = 0;
+        self.groups.retain(|g| {
+            let joins = g.pc == pc && g.wait == Wait::Aligned;
+            lanes |= if joins { g.mask } else { 0 };
+            !joins
+        });
+        lanes
     }
 
     /// Lets the groups that wait at warp collectives look again at who is there.
@@ -136,6 +225,25 @@ impl Warp {
     pub(crate) fn kill(&mut self) {
         self.live = 0;
         self.groups.clear();
+    }
+}
+
+struct Digest(u64);
+
+impl Digest {
+    fn add(&mut self, value: u64) {
+        // The multiplier of MurmurHash's 64-bit finaliser.
+        self.0 = (self.0 ^ value).wrapping_mul(0xFF51_AFD7_ED55_8CCD).rotate_left(31);
+    }
+
+    fn words(&mut self, words: &[u32]) {
+        let (pairs, rest) = words.as_chunks::<2>();
+        for [a, b] in pairs {
+            self.add(u64::from(*a) | u64::from(*b) << 32);
+        }
+        for word in rest {
+            self.add(u64::from(*word));
+        }
     }
 }
 
@@ -156,6 +264,7 @@ mod tests {
             defined: Vec::new(),
             local: Local::default(),
             flights: Flights::default(),
+            watch: Watch::default(),
         }
     }
 
@@ -184,5 +293,37 @@ mod tests {
         assert_eq!(w.pick().unwrap().mask, 2);
         assert_eq!(w.pick().unwrap().mask, 1);
         assert_eq!(w.pick(), None);
+    }
+
+    #[test]
+    fn a_state_that_comes_back_is_noticed_unless_memory_changed() {
+        let mut watch = Watch::default();
+        let stamp = Stamp::default();
+        // A cycle of three states after a run-in of two.
+        let states = [9, 8, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3];
+        let at = states.iter().position(|s| {
+            watch.observe(*s, stamp);
+            watch.repeats(stamp)
+        });
+        assert_eq!(at, Some(6));
+        let later = Stamp { own: 1, others: 0 };
+        assert!(!watch.repeats(later));
+        watch.observe(3, later);
+        assert!(!watch.repeats(later));
+        watch.observe(3, later);
+        assert!(watch.repeats(later));
+    }
+
+    #[test]
+    fn registers_and_positions_make_the_state() {
+        let mut w = warp(&[(4, 1, 0)]);
+        w.regs.pred = vec![0, 5, 7];
+        let before = w.state();
+        assert_eq!(before, w.state());
+        w.regs.pred[2] = 6;
+        assert_ne!(before, w.state());
+        w.regs.pred[2] = 7;
+        w.groups[0].pc = 5;
+        assert_ne!(before, w.state());
     }
 }

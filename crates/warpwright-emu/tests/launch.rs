@@ -1,42 +1,11 @@
 //! Launches as a whole: configuration, faults, schedules, counters, variables.
 
+mod support;
+
+use support::{HEADER, STORE, kernel, load, run};
 use warpwright_emu::{
-    Fault, LaunchConfig, LaunchError, LoadError, Memory, Options, Program, Report, Sanitizers, Tool, launch,
+    Fault, LaunchConfig, LaunchError, LoadError, Memory, Options, Program, Sanitizers, Tool, launch,
 };
-
-const HEADER: &str = ".version 7.0\n.target sm_80\n.address_size 64\n";
-
-fn load(body: &str) -> Program {
-    Program::load(&format!("{HEADER}{body}")).unwrap_or_else(|e| panic!("{e}"))
-}
-
-/// A kernel `k(out)` whose body may use `%r`, `%rd`, `%f`, `%p`; `%rd0` holds `out`, `%r0` the thread, `%r1` the block.
-fn kernel(body: &str) -> Program {
-    load(&format!(
-        ".visible .entry k(.param .u64 out)\n{{\n.reg .pred %p<8>;\n.reg .b32 %r<16>;\n.reg .b64 %rd<16>;\n\
-         .reg .f32 %f<8>;\n.shared .align 16 .b8 tile[4096];\nld.param.u64 %rd0, [out];\nmov.u32 %r0, %tid.x;\n\
-         mov.u32 %r1, %ctaid.x;\n{body}\nret;\n}}\n"
-    ))
-}
-
-/// Stores `%r9` at element `%ctaid.x * %ntid.x + %tid.x`.
-const STORE: &str = "mov.u32 %r14, %ntid.x;\nmad.lo.u32 %r15, %r1, %r14, %r0;\nmul.wide.u32 %rd14, %r15, 4;\n\
-                     add.u64 %rd15, %rd0, %rd14;\nst.global.u32 [%rd15], %r9;";
-
-fn run(
-    program: &Program,
-    config: &LaunchConfig,
-    options: &Options,
-) -> (Result<Report, LaunchError>, Vec<u32>) {
-    let memory = Memory::new();
-    let threads = config.grid.iter().chain(&config.block).map(|n| u64::from(*n)).product::<u64>();
-    let out = memory.alloc(4 * threads, "out").expect("memory");
-    memory.fill(out, 0xEE, 4 * threads).expect("fill");
-    let result = launch(program, "k", config, &out.to_le_bytes(), &memory, options);
-    let mut data = vec![0; 4 * threads as usize];
-    memory.read(out, &mut data).expect("read");
-    (result, data.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
-}
 
 #[test]
 fn coordinates_follow_x_first() {
@@ -115,11 +84,18 @@ fn traps_endless_loops_and_deadlocks_end() {
     let Err(LaunchError::Fault { fault, .. }) = result else { panic!("a fault") };
     assert_eq!(fault, Fault::Trap { line: 15, block: [0, 0, 0], thread: [40, 0, 0] });
 
-    let endless = kernel("L:\nbra L;");
+    let endless = kernel("mov.u32 %r9, 0;\nL:\nadd.u32 %r9, %r9, 1;\nbra L;");
     let options = Options { max_steps: 10_000, threads: 1, ..Options::default() };
     let (result, _) = run(&endless, &config, &options);
     let Err(LaunchError::Fault { fault, .. }) = result else { panic!("a fault") };
-    assert_eq!(fault, Fault::StepLimit { block: [0, 0, 0], steps: 10_000 });
+    let positions = "in block (0, 0, 0) warps 0-1 stand at line 16".to_owned();
+    assert_eq!(fault, Fault::StepLimit { block: [0, 0, 0], steps: 10_000, positions });
+
+    // A loop that comes back to the same state needs no limit.
+    let (result, _) = run(&kernel("L:\nbra L;"), &config, &Options::default());
+    let report = result.expect("synccheck reports it");
+    assert_eq!(report.findings.len(), 1);
+    assert_eq!((report.findings[0].kind, report.findings[0].line), ("deadlock", 15));
 
     // Warp 0 waits for 96 threads, of which 64 exist.
     let deadlock = kernel("bar.sync 1, 96;");

@@ -22,8 +22,51 @@ struct File {
     args: Vec<String>,
     result: String,
     cases: Vec<Case>,
-    /// Whether each case is a warp of its own in one block.
-    warp: bool,
+    /// Threads of a case.
+    lanes: usize,
+    config: LaunchConfig,
+}
+
+impl File {
+    /// All cases run in one launch, except where one case fills a grid.
+    fn threads(&self) -> usize {
+        self.cases.len() * self.lanes
+    }
+}
+
+/// `launch: grid=4 block=64 cluster=2,1,1 shared=1024`
+fn parse_launch(text: &str) -> LaunchConfig {
+    let mut config = LaunchConfig::linear(1, 32);
+    for word in text.split_whitespace() {
+        let (key, value) = word.split_once('=').expect("key=value");
+        let mut triple = [1; 3];
+        for (slot, part) in triple.iter_mut().zip(value.split(',')) {
+            *slot = part.parse().expect("a number");
+        }
+        match key {
+            "grid" => config.grid = triple,
+            "block" => config.block = triple,
+            "cluster" => config.cluster = triple,
+            "shared" => config.dynamic_shared = triple[0],
+            other => panic!("unknown launch key {other}"),
+        }
+    }
+    config
+}
+
+/// The values of a column: `v`, `v*n` for n times v, `a..b` for the integers from a to before b.
+fn column(ty: &str, text: &str) -> Vec<u64> {
+    text.split_whitespace()
+        .flat_map(|word| {
+            if let Some((from, to)) = word.split_once("..") {
+                (value(ty, from)..value(ty, to)).collect()
+            } else if let Some((v, n)) = word.split_once('*') {
+                vec![value(ty, v); n.parse().expect("a count")]
+            } else {
+                vec![value(ty, word)]
+            }
+        })
+        .collect()
 }
 
 fn bytes(ty: &str) -> usize {
@@ -88,38 +131,45 @@ fn parse(text: &str) -> File {
     let signature = header("sig").pop().expect("a signature");
     let (args, result) = signature.split_once(") -> ").expect("an arrow");
     let args: Vec<String> = args.split(", ").filter(|a| !a.is_empty()).map(str::to_owned).collect();
-    let (run, warp) = (header("run"), header("warp"));
-    assert!(run.is_empty() != warp.is_empty(), "either `run` or `warp` lines");
-    let is_warp = run.is_empty();
-    let cases = run
+    let (run, warp, grid) = (header("run"), header("warp"), header("grid"));
+    let kinds = [&run, &warp, &grid].iter().filter(|lines| !lines.is_empty()).count();
+    assert!(kinds == 1, "lines of one kind");
+    let launch = text.lines().find_map(|l| l.strip_prefix("// launch: ")).map(parse_launch);
+    assert!(launch.is_some() != grid.is_empty() && grid.len() < 2, "one `grid` line and its launch");
+    let product = |n: [u32; 3]| n.iter().map(|n| *n as usize).product::<usize>();
+    let lanes = match launch {
+        Some(launch) => product(launch.grid) * product(launch.block),
+        None if run.is_empty() => 32,
+        None => 1,
+    };
+    let cases: Vec<Case> = run
         .iter()
         .chain(&warp)
+        .chain(&grid)
         .map(|line| {
             let (inputs, results) = line.split_once(") == ").expect("==");
             let (results, ulp) = match results.split_once(" within ") {
                 Some((r, w)) => (r, w.trim_end_matches(" ulp").parse().expect("a number of ulp")),
                 None => (results, 0),
             };
-            let column =
-                |ty: &str, text: &str| text.split_whitespace().map(|t| value(ty, t)).collect::<Vec<_>>();
             let inputs: Vec<Vec<u64>> = inputs.split(", ").zip(&args).map(|(t, ty)| column(ty, t)).collect();
             let case = Case { inputs, results: column(result, results), ulp };
-            let lanes = if is_warp { 32 } else { 1 };
             assert!(case.inputs.len() == args.len(), "a value for every argument");
             assert!(case.inputs.iter().chain([&case.results]).all(|c| c.len() == lanes), "{lanes} lanes");
             case
         })
         .collect();
-    File { args, result: result.to_owned(), cases, warp: is_warp }
+    // Collectives need whole warps, and every warp of `bar.red` is a block.
+    let config = launch.unwrap_or_else(|| LaunchConfig::linear(1, (cases.len() * lanes) as u32));
+    File { args, result: result.to_owned(), cases, lanes, config }
 }
 
-/// Runs all cases in one block; gives the results, case after case.
+/// Runs all cases in one launch; gives the results, case after case.
 fn run(text: &str, file: &File, really: bool) -> Result<Vec<u64>, String> {
     let program = Program::load(text).map_err(|e| e.to_string())?;
     let entry = program.module().functions[0].name.clone();
     let memory = Memory::new();
-    let lanes = if file.warp { 32 } else { 1 };
-    let threads = file.cases.len() * lanes;
+    let threads = file.threads();
     let mut params = Vec::new();
     for (i, ty) in file.args.iter().enumerate() {
         let size = bytes(ty);
@@ -136,10 +186,8 @@ fn run(text: &str, file: &File, really: bool) -> Result<Vec<u64>, String> {
     params.extend(out.to_le_bytes());
     if really {
         let options = Options { max_steps: 1 << 20, ..Options::default() };
-        // Collectives need whole warps, and every warp of `bar.red` is a block.
-        let config = LaunchConfig::linear(1, threads as u32);
         let report =
-            launch(&program, &entry, &config, &params, &memory, &options).map_err(|e| e.to_string())?;
+            launch(&program, &entry, &file.config, &params, &memory, &options).map_err(|e| e.to_string())?;
         if !report.is_clean() {
             return Err(report.findings.iter().map(|f| f.render(None, text)).collect());
         }
@@ -178,9 +226,9 @@ fn failures(path: &Path, really: bool) -> Vec<String> {
         .enumerate()
         .filter(|(_, (got, (want, ulp)))| !agrees(&file.result, **got, *want, *ulp))
         .map(|(i, (got, (want, _)))| {
-            let lanes = if file.warp { 32 } else { 1 };
+            let case = &file.cases[i / file.lanes];
             let inputs: Vec<String> =
-                file.cases[i / lanes].inputs.iter().map(|c| format!("{:#x}", c[i % lanes])).collect();
+                case.inputs.iter().map(|c| format!("{:#x}", c[i % file.lanes])).collect();
             format!("{name}: thread {i}, f({}): got {got:#x}, want {want:#x}", inputs.join(", "))
         })
         .collect()

@@ -3,7 +3,7 @@
 //! Comments in a file describe the launch and the defects:
 //!
 //! ```text
-//! // launch: grid=2 block=64 shared=1024      grid and block may be x,y,z; several launches run in order
+//! // launch: grid=2 block=64 shared=1024      also cluster=2; each may be x,y,z; several launches run in order
 //! // arg: buffer x 1024 zero                  or `undefined`, `iota` (words 0, 1, 2, ...); in parameter order
 //! // arg: freed x 1024                       a buffer that was freed
 //! // arg: u32 5
@@ -62,6 +62,7 @@ fn parse_launch(text: &str) -> LaunchConfig {
         match word.split_once('=').expect("key=value") {
             ("grid", v) => config.grid = triple(v),
             ("block", v) => config.block = triple(v),
+            ("cluster", v) => config.cluster = triple(v),
             ("shared", v) => config.dynamic_shared = v.parse().expect("bytes"),
             (key, _) => panic!("unknown launch key {key}"),
         }

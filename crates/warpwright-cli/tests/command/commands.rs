@@ -148,7 +148,7 @@ fn launches_that_cannot_be_are_usage_errors() {
     let place = place(&double(true));
     place.write("bad.npy", "not an array");
     let base = ["run", "k.ptx", "--grid", "1", "--block", "64", "--device", "emulator"];
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 11] = [
         (&[], "takes 3 arguments, got 0"),
         (&["--arg", "in:x.npy", "--arg", "in:x.npy", "--arg", "f32:1"], "is a u32, got f32"),
         (&["--arg", "in:nowhere.npy"], "nowhere.npy: cannot open"),
@@ -157,13 +157,15 @@ fn launches_that_cannot_be_are_usage_errors() {
         (&["--arg", "out:y.npy:f32:5000000000000000"], "cannot"),
         (&["--entry", "triple"], "holds no kernel `triple`"),
         (&["--block", "2048"], ""),
+        (&["--cluster", "2"], "is not a multiple of the cluster [2, 1, 1]"),
+        (&["--cluster", "17"], "a cluster of [17, 1, 1] has 17 blocks; at most 16"),
+        (&["--cluster", "2,x"], "--cluster"),
     ];
     for (args, expected) in cases {
-        let args: Vec<&str> = if args.contains(&"--block") {
-            vec![
-                "run", "k.ptx", "--grid", "1", "--block", "2048", "--device", "emulator", "--arg",
-                "in:x.npy", "--arg", "in:x.npy", "--arg", "u32:1",
-            ]
+        let args: Vec<&str> = if args.contains(&"--block") || args.contains(&"--cluster") {
+            let rest = ["--device", "emulator", "--arg", "in:x.npy", "--arg", "in:x.npy", "--arg", "u32:1"];
+            let block: &[&str] = if args.contains(&"--block") { &[] } else { &["--block", "64"] };
+            [&["run", "k.ptx", "--grid", "1"], block, args, &rest].concat()
         } else {
             [&base[..], args].concat()
         };

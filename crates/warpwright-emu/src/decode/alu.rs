@@ -541,6 +541,11 @@ impl Decoder<'_> {
             | Inst::WgmmaFence
             | Inst::WgmmaCommit
             | Inst::WgmmaWait { .. } => self.matrix(inst),
+            Inst::ClusterBarrier { .. }
+            | Inst::Mapa { .. }
+            | Inst::GetCtaRank { .. }
+            | Inst::SetMaxNreg { .. }
+            | Inst::GridDepControl { .. } => self.cluster(inst),
             _ => self.error(format!("the emulator does not execute `{}`", text::mnemonic(inst))),
         }
     }

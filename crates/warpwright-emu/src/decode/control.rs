@@ -90,8 +90,9 @@ impl Decoder<'_> {
                 self.emit(Op::Fence(at));
                 return Ok(());
             }
-            Inst::Nanosleep { .. } => {
-                self.emit(Op::Yield);
+            Inst::Nanosleep { duration } => {
+                let nanoseconds = self.w(duration, ScalarType::U32)?;
+                self.emit(Op::Yield { nanoseconds });
                 return Ok(());
             }
             Inst::Brkpt => {

@@ -1,6 +1,7 @@
 //! From the IR of one kernel to flat code with resolved operands.
 
 mod alu;
+mod cluster;
 mod control;
 mod copies;
 mod defined;
@@ -172,6 +173,21 @@ pub(crate) struct BarrierOp {
     pub(crate) count: Option<u32>,
 }
 
+/// An instruction that concerns the blocks of a cluster.
+#[derive(Debug)]
+pub(crate) enum ClusterOp {
+    /// `barrier.cluster.arrive`
+    Arrive { aligned: bool, release: bool },
+    /// `barrier.cluster.wait`
+    Wait { aligned: bool },
+    /// `mapa`, of generic addresses or of addresses in the shared window.
+    Map { dst: Slot, a: Slot, rank: Slot, generic: bool },
+    /// `getctarank`
+    Rank { dst: Slot, a: Slot, generic: bool },
+    /// `setmaxnreg`, which changes nothing here.
+    SetMaxRegisters,
+}
+
 /// Definedness of registers that may be read before they are written: bit masks per lane, in slots of their own.
 #[derive(Debug)]
 pub(crate) struct Check {
@@ -211,6 +227,7 @@ pub(crate) struct Code {
     pub(crate) touches: Vec<Touch>,
     /// Registers that `wgmma` uses.
     pub(crate) flights: u32,
+    pub(crate) clusters: Vec<ClusterOp>,
     pub(crate) specials: Vec<(Slot, SpecialReg)>,
     pub(crate) isspacep: Vec<(StateSpace, u32, Slot)>,
     pub(crate) fences: Vec<Scope>,

@@ -1,5 +1,6 @@
 //! `atom` and `red` on global and shared memory. Lanes act one after the other, lowest first.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use warpwright_ptx::{AtomOp, Modifiers, ScalarType, StateSpace};
@@ -107,18 +108,23 @@ fn update(allocation: &Allocation, offset: u64, bytes: u32, change: impl Fn(u64)
     u64::from(old >> shift & mask)
 }
 
-/// One lane's atomic of up to 64 bits in global memory.
-fn global_lane(regs: &mut Registers, op: &Atomic, lane: usize, allocation: &Allocation, offset: u64) {
+/// One lane's atomic of up to 64 bits in global memory; whether it changed anything.
+fn global_lane(regs: &mut Registers, op: &Atomic, lane: usize, allocation: &Allocation, offset: u64) -> bool {
     let b = lane_value(regs, op.b, lane);
     let c = op.c.map_or(0, |c| lane_value(regs, c, lane));
     // Single-precision additions in global memory flush subnormals.
     let flushes = op.op == AtomOp::Add && op.ty == ScalarType::F32;
     let flush = |x: u64| if flushes && x & 0x7F80_0000 == 0 { x & 0x8000_0000 } else { x };
-    let old =
-        update(allocation, offset, op.ty.bytes(), |old| flush(result(op.op, op.ty, flush(old), flush(b), c)));
+    let changed = Cell::new(false);
+    let old = update(allocation, offset, op.ty.bytes(), |old| {
+        let new = flush(result(op.op, op.ty, flush(old), flush(b), c));
+        changed.set(new != old);
+        new
+    });
     if let Some(dst) = op.dst {
         set_lane(regs, dst, lane, old);
     }
+    changed.get()
 }
 
 impl Context<'_> {
@@ -157,8 +163,13 @@ impl Context<'_> {
         if lanes[0] != 0 && self.atomic_global(warp, pc, lanes[0], op, bytes, &places) == Flow::Stop {
             return Flow::Stop;
         }
-        if lanes[1] != 0 {
+        if lanes[1] != 0 && op.space == StateSpace::Shared {
             return self.atomic_shared(warp, pc, lanes[1], op, bytes, &places);
+        }
+        if lanes[1] != 0 {
+            return self.each_owner(warp, pc, lanes[1], &places, true, &mut |cx, warp, lanes, places| {
+                cx.atomic_shared(warp, pc, lanes, op, bytes, places)
+            });
         }
         Flow::Next
     }
@@ -186,7 +197,7 @@ impl Context<'_> {
         }
         let race = self.race_of(warp, pc, op, bytes);
         let (kind, ordering) = (AccessKind::Atomic, op.ordering);
-        let mut undefined = 0;
+        let (mut undefined, mut changed) = (0, false);
         for lane in lanes_of(found.good) {
             let allocation = &*self.allocations.list[found.which[lane] as usize];
             let offset = found.offsets[lane];
@@ -205,13 +216,14 @@ impl Context<'_> {
                 let half = |at: u64| u128::from(allocation.load(offset + at, 8));
                 let old = half(0) | half(8) << 64;
                 let new = wide_result(op, &warp.regs, lane, old);
+                changed |= new != old;
                 allocation.store(offset, 8, new as u64);
                 allocation.store(offset + 8, 8, (new >> 64) as u64);
                 if let Some(dst) = op.dst {
                     set_wide(&mut warp.regs, dst, lane, old);
                 }
             } else {
-                global_lane(&mut warp.regs, op, lane, allocation, offset);
+                changed |= global_lane(&mut warp.regs, op, lane, allocation, offset);
             }
             if self.checks.initcheck {
                 allocation.define(offset, u64::from(bytes));
@@ -222,6 +234,7 @@ impl Context<'_> {
                 races.acquire(Space::Global, places[lane], warp.index, 1 << lane, kind, ordering);
             }
         }
+        self.note_atomic(warp, changed);
         self.atomic_undefined(warp, pc, undefined, Space::Global, places, bytes);
         Flow::Next
     }
@@ -244,7 +257,7 @@ impl Context<'_> {
         }
         let race = self.race_of(warp, pc, op, bytes);
         let (kind, ordering) = (AccessKind::Atomic, op.ordering);
-        let mut undefined = 0;
+        let (mut undefined, mut changed) = (0, false);
         for lane in lanes_of(good) {
             let place = places[lane];
             if let Some(races) = &mut self.races {
@@ -264,6 +277,7 @@ impl Context<'_> {
             if bytes == 16 {
                 let old = u128::from(shared.load(place, 8)) | u128::from(shared.load(place + 8, 8)) << 64;
                 let new = wide_result(op, &warp.regs, lane, old);
+                changed |= new != old;
                 shared.store(place, 8, new as u64);
                 shared.store(place + 8, 8, (new >> 64) as u64);
                 if let Some(dst) = op.dst {
@@ -273,7 +287,9 @@ impl Context<'_> {
                 let b = lane_value(&warp.regs, op.b, lane);
                 let c = op.c.map_or(0, |c| lane_value(&warp.regs, c, lane));
                 let old = shared.load(place, bytes);
-                shared.store(place, bytes, result(op.op, op.ty, old, b, c));
+                let new = result(op.op, op.ty, old, b, c);
+                changed |= new != old;
+                shared.store(place, bytes, new);
                 if let Some(dst) = op.dst {
                     set_lane(&mut warp.regs, dst, lane, old);
                 }
@@ -284,8 +300,18 @@ impl Context<'_> {
                 races.acquire(Space::Shared, place, warp.index, 1 << lane, kind, ordering);
             }
         }
+        self.note_atomic(warp, changed);
         self.atomic_undefined(warp, pc, undefined, Space::Shared, places, bytes);
         Flow::Next
+    }
+
+    /// An atomic that changes nothing is a poll: the attempt to take a lock that is taken.
+    fn note_atomic(&mut self, warp: &mut Warp, changed: bool) {
+        if changed {
+            self.note_change();
+        } else {
+            self.note_poll(warp);
+        }
     }
 
     fn atomic_undefined(

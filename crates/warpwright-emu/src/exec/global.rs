@@ -105,7 +105,11 @@ impl Context<'_> {
         let access = &code.loads[at as usize];
         match access.space {
             StateSpace::Global => self.load_global(warp, pc, exec, access),
-            StateSpace::Shared | StateSpace::SharedCluster => self.load_shared(warp, pc, exec, access),
+            StateSpace::Shared => self.load_shared(warp, pc, exec, access),
+            StateSpace::SharedCluster => {
+                let addresses = addresses(&warp.regs, access.addr, access.offset);
+                self.access_cluster(warp, pc, exec, access, &addresses, AccessKind::Read)
+            }
             StateSpace::Local | StateSpace::Const | StateSpace::Param => {
                 let addresses = addresses(&warp.regs, access.addr, access.offset);
                 let space = match access.space {
@@ -125,7 +129,12 @@ impl Context<'_> {
         let access = &code.stores[at as usize];
         match access.space {
             StateSpace::Global => self.store_global(warp, pc, exec, access),
-            StateSpace::Shared | StateSpace::SharedCluster => self.store_shared(warp, pc, exec, access),
+            StateSpace::Shared => self.store_shared(warp, pc, exec, access),
+            StateSpace::SharedCluster => {
+                self.note_change();
+                let addresses = addresses(&warp.regs, access.addr, access.offset);
+                self.access_cluster(warp, pc, exec, access, &addresses, AccessKind::Write)
+            }
             StateSpace::Local => {
                 let addresses = addresses(&warp.regs, access.addr, access.offset);
                 self.store_local(warp, pc, exec, access, &addresses)
@@ -151,11 +160,13 @@ impl Context<'_> {
             let lanes = (0..LANES).filter(|l| spaces[*l] == space).fold(0u32, |m, l| m | 1 << l) & rest;
             rest &= !lanes;
             let write = kind != AccessKind::Read;
+            if write && space != Space::Local {
+                self.note_change();
+            }
             let flow = match space {
                 Space::Global if write => self.store_global_lanes(warp, pc, lanes, access, &local),
                 Space::Global => self.load_global_lanes(warp, pc, lanes, access, &local),
-                Space::Shared if write => self.store_shared_lanes(warp, pc, lanes, access, &local),
-                Space::Shared => self.load_shared_lanes(warp, pc, lanes, access, &local),
+                Space::Shared => self.access_cluster(warp, pc, lanes, access, &local, kind),
                 Space::Local if write => self.store_local(warp, pc, lanes, access, &local),
                 Space::Local | Space::Const | Space::Param if !write => {
                     self.load_private(warp, pc, lanes, access, space, &local)
@@ -229,6 +240,7 @@ impl Context<'_> {
 
     #[inline(always)]
     fn store_global(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
+        self.note_change();
         if exec == FULL
             && !strong(access.ordering)
             && let Slot::L(row) = access.addr
@@ -348,6 +360,9 @@ impl Context<'_> {
                 let value = allocation.load(offset + i as u64 * u64::from(access.bytes), access.bytes);
                 set_lane(&mut warp.regs, slot, lane, extend(access, slot, value));
             }
+        }
+        if strong(access.ordering) {
+            self.note_poll(warp);
         }
         self.acquire_lanes(warp, &found, addresses, access, AccessKind::Read);
         for lane in lanes_of(undefined) {

@@ -1,6 +1,7 @@
 //! Executing decoded code, one warp at a time.
 
 mod atom;
+mod cluster;
 mod collective;
 mod global;
 pub(crate) mod lanes;

@@ -246,14 +246,16 @@ macro_rules! define_op {
             Collective(u32),
             /// Index into `Code::barriers`.
             Barrier(u32),
+            /// Index into `Code::clusters`.
+            Cluster(u32),
             /// Index into `Code::specials`: special registers that change while a kernel runs.
             Special(u32),
             /// `isspacep`: index into `Code::isspacep`.
             Isspacep(u32),
             /// Memory fence: index into `Code::fences`.
             Fence(u32),
-            /// `nanosleep`: gives other warps a turn.
-            Yield,
+            /// `nanosleep`, with the row of times: gives other warps a turn.
+            Yield { nanoseconds: u32 },
             Trap,
             /// An instruction that the emulator does not execute: index into `Code::unsupported`.
             Unsupported(u32),

@@ -11,7 +11,7 @@ use crate::decode::{Access, CONST_BASE, LOCAL_BASE};
 use crate::report::{Space, Tool};
 use crate::sanitize::memcheck;
 use crate::sanitize::racecheck::AccessKind;
-use crate::space::classify;
+use crate::space::{classify, split_cluster};
 use crate::warp::{Local, Warp};
 
 impl Local {
@@ -172,8 +172,8 @@ pub(crate) fn read_image(image: &[u8], at: u64, bytes: u32) -> u64 {
     u64::from_le_bytes(value)
 }
 
-/// `isspacep`
-pub(super) fn isspacep(warp: &mut Warp, exec: u32, (space, dst, src): (StateSpace, u32, Slot)) {
+/// `isspacep`, asked by a thread of the block of rank `rank`.
+pub(super) fn isspacep(warp: &mut Warp, exec: u32, (space, dst, src): (StateSpace, u32, Slot), rank: u32) {
     let wanted = match space {
         StateSpace::Global => Space::Global,
         StateSpace::Shared | StateSpace::SharedCluster => Space::Shared,
@@ -184,7 +184,10 @@ pub(super) fn isspacep(warp: &mut Warp, exec: u32, (space, dst, src): (StateSpac
     };
     let mut out = 0;
     for lane in lanes_of(exec) {
-        out |= u32::from(classify(lane_value(&warp.regs, src, lane)).0 == wanted) << lane;
+        let (found, address) = classify(lane_value(&warp.regs, src, lane));
+        // The shared memory of other blocks is in the window of the cluster alone.
+        let own = space != StateSpace::Shared || split_cluster(address).0.is_none_or(|owner| owner == rank);
+        out |= u32::from(found == wanted && own) << lane;
     }
     put_pred(&mut warp.regs.pred[dst as usize], out, exec);
 }

@@ -5,6 +5,7 @@
 
 use std::sync::LazyLock;
 
+use super::global::lanes_of;
 use super::lanes;
 use super::ops::{Op, hot_ops};
 use super::rows::{self, R1, R2, put_pred, select32, select64};
@@ -202,10 +203,20 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                     cx.barrier(warp, here, exec, &code.barriers[at as usize]);
                     continue 'pick;
                 }
+                Op::Cluster(at) => {
+                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
+                    if cx.cluster_op(warp, here, exec, &code.clusters[at as usize]) == Flow::Repick {
+                        cx.runs.line(start, pc + 1, active);
+                        continue 'pick;
+                    }
+                }
                 Op::Special(at) => cx.read_special(warp, exec, code.specials[at as usize]),
-                Op::Isspacep(at) => super::private::isspacep(warp, exec, code.isspacep[at as usize]),
+                Op::Isspacep(at) => super::private::isspacep(warp, exec, code.isspacep[at as usize], cx.rank()),
                 Op::Fence(at) => cx.fence(warp, exec, code.fences[at as usize]),
-                Op::Yield => {
+                Op::Yield { nanoseconds } => {
+                    let row = &regs.r32[nanoseconds as usize].0;
+                    cx.clock += lanes_of(exec).map(|lane| u64::from(row[lane])).max().unwrap_or(0);
+                    cx.note_poll(warp);
                     cx.runs.line(start, pc + 1, active);
                     warp.push(pc as u32 + 1, active, turn + u32::from(warp.has_ready()));
                     return Outcome::Yielded;

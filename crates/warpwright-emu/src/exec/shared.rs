@@ -49,6 +49,7 @@ impl Context<'_> {
 
     #[inline(always)]
     pub(super) fn store_shared(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
+        self.note_change();
         let addresses = addresses(&warp.regs, access.addr, access.offset);
         if exec == FULL && self.shared_store_contiguous(warp, pc, access, &addresses) {
             return Flow::Next;
@@ -252,6 +253,9 @@ impl Context<'_> {
                 }
             }
         }
+        if strong(access.ordering) {
+            self.note_poll(warp);
+        }
         if strong(access.ordering)
             && let Some(races) = &mut self.races
         {
@@ -371,7 +375,7 @@ impl Context<'_> {
             .filter(|l| !shared.is_defined(a[*l], u64::from(total)))
             .fold(0u32, |m, l| m | 1 << l);
         for lane in lanes_of(missing) {
-            let address = Some((Space::Shared, a[lane]));
+            let address = Some((Space::Shared, self.block.shared.base + a[lane]));
             self.finding(warp, pc, 1 << lane, Tool::Initcheck, "uninitialised-shared", address, || {
                 (
                     format!("loads {total} bytes of shared memory that no thread of the block wrote"),

@@ -1,5 +1,7 @@
 //! Special registers, fences and `trap`.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use warpwright_ptx::{PlainSpecial, Scope, SpecialReg};
 
 use super::global::{lanes_of, set_lane};
@@ -42,9 +44,11 @@ pub(crate) fn special_value(cx: &Context<'_>, warp: u32, lane: u32, special: Spe
                 in_cluster(0) + config.cluster[0] * (in_cluster(1) + config.cluster[1] * in_cluster(2))
             }
             PlainSpecial::ClusterNctaRank => config.cluster.iter().product(),
-            PlainSpecial::IsExplicitCluster => u32::from(config.cluster != [1; 3]),
+            PlainSpecial::IsExplicitCluster => {
+                u32::from(config.cluster != [1; 3] || cx.entry.function().directives.cluster.is_some())
+            }
             PlainSpecial::TotalSmemSize | PlainSpecial::AggrSmemSize => {
-                (cx.block.shared.end - SHARED_BASE) as u32
+                (cx.shared.shared_end - SHARED_BASE) as u32
             }
             PlainSpecial::DynamicSmemSize => config.dynamic_shared,
             // These change: see `read_special`.
@@ -60,12 +64,14 @@ pub(crate) fn special_value(cx: &Context<'_>, warp: u32, lane: u32, special: Spe
 }
 
 impl Context<'_> {
-    /// Clocks count warp instructions, so they are deterministic; the global timer is the time since the launch began.
+    /// Clocks count the worker's warp instructions, and the global timer takes one for a nanosecond, so with one worker
+    /// they are deterministic. The timer never goes back, whichever worker reads it.
     #[cold]
     pub(super) fn read_special(&mut self, warp: &mut Warp, exec: u32, (slot, special): (Slot, SpecialReg)) {
         self.clock += 1;
         let clock = self.runs.steps + self.clock;
-        let nanoseconds = u64::try_from(self.shared.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.note_poll(warp);
+        let nanoseconds = clock.max(self.shared.timer.fetch_max(clock, Relaxed));
         let value = match special {
             SpecialReg::Plain(PlainSpecial::Clock) => clock & 0xFFFF_FFFF,
             SpecialReg::Plain(PlainSpecial::ClockHi) => clock >> 32,

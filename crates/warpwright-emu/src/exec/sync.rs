@@ -1,4 +1,4 @@
-//! Block barriers: arriving, opening, and what to do when nobody can go on.
+//! Block barriers: arriving and opening.
 
 use warpwright_ptx::BarRedOp;
 
@@ -8,13 +8,29 @@ use super::rows::{LANES, put_pred, put32};
 use crate::context::Context;
 use crate::decode::registers::Slot;
 use crate::decode::{BarrierDecoded, BarrierOp};
-use crate::launch::Fault;
-use crate::sanitize::synccheck::{self, Arrival, Arrived, BarrierCall, Opened, Stuck, StuckAt};
+use crate::sanitize::synccheck::{Arrival, Arrived, BarrierCall, Opened};
 use crate::warp::{Group, Wait, Warp};
+
+/// Brings the lanes of a warp together at an aligned instruction, as compilers and devices do before it: lanes that
+/// overtook spinning ones wait for these. Gives the group with those that waited here, `None` if it waits itself.
+pub(super) fn converge(warp: &mut Warp, here: Group, exec: u32, aligned: bool) -> Option<(Group, u32)> {
+    if !aligned || warp.live & !exec == 0 {
+        return Some((here, exec));
+    }
+    let held = warp.join_held(here.pc);
+    let (here, exec) = (Group { mask: here.mask | held, ..here }, exec | held);
+    if !warp.overtook(here.turn) {
+        return Some((here, exec));
+    }
+    warp.push(here.pc + 1, here.mask & !exec, here.turn);
+    warp.groups.push(Group { mask: exec, wait: Wait::Aligned, ..here });
+    None
+}
 
 impl Context<'_> {
     /// Lanes execute a barrier instruction: the group `here` is put back, waiting or past it.
     pub(super) fn barrier(&mut self, warp: &mut Warp, here: Group, exec: u32, op: &BarrierOp) {
+        let Some((here, exec)) = converge(warp, here, exec, op.aligned) else { return };
         let ids = warp.regs.r32[op.id as usize].0;
         let counts = op.count.map(|c| warp.regs.r32[c as usize].0);
         self.counters.barriers += 1;
@@ -104,40 +120,26 @@ impl Context<'_> {
         }
     }
 
-    /// After threads have exited: barriers for which the remaining ones are all there open.
-    pub(crate) fn lanes_exited(&mut self) {
+    /// Threads have exited: barriers for which the remaining ones are all there open.
+    pub(crate) fn lanes_exited(&mut self, warp: u32, lanes: u32) {
+        self.block.live_threads -= lanes.count_ones();
+        let rank = self.rank();
+        self.cluster.barrier.exit(rank, warp, lanes);
         while let Some(opened) = self.block.barriers.open_after_exit(self.block.live_threads) {
             self.opened.push(opened);
         }
     }
 
-    /// Nobody in the block can go on: says why and ends the block.
-    #[cold]
-    pub(crate) fn stuck(&mut self, warps: &mut [Warp]) {
-        let mut stuck = Vec::new();
-        for warp in warps.iter() {
-            for group in &warp.groups {
-                let at = match group.wait {
-                    Wait::Barrier { id } => StuckAt::Barrier { id },
-                    Wait::Collective { mask } => StuckAt::Collective { mask: mask & warp.live },
-                    Wait::Aligned => StuckAt::Collective { mask: warp.live },
-                    Wait::Ready => continue,
-                };
-                stuck.push(Stuck { warp: warp.index, lanes: group.mask, pc: group.pc, at });
-            }
-        }
-        let threads: u32 = self.shared.config.block.iter().product();
-        let live = self.block.live_threads;
-        let line = |pc: u32| self.code.position(pc).line;
-        let text = synccheck::describe_deadlock(&self.block.barriers, &stuck, live, threads - live, &line);
-        if self.checks.synccheck {
-            synccheck::report_deadlock(&mut self.findings, self.block.linear as u32, &stuck, &text);
-        } else {
-            let block = self.block.coordinates;
-            self.fault.get_or_insert(Fault::Deadlock { block, message: text });
-        }
-        for warp in warps {
-            warp.kill();
+    /// Completes the oldest asynchronous operation of the cluster; `false` if there is none.
+    pub(crate) fn complete_asynchronous(&mut self) -> bool {
+        false
+    }
+
+    /// Lets groups look again that something outside of the block may have released.
+    #[inline]
+    pub(crate) fn wake(&mut self, warps: &mut [Warp]) {
+        if self.block.phase != self.cluster.barrier.phase {
+            self.open_cluster_barrier(warps);
         }
     }
 }

@@ -149,6 +149,46 @@ pub(crate) fn window(
     Problem { kind: "out-of-bounds", message, help, address: (space, address) }
 }
 
+/// Shared memory of a block beyond those of the cluster.
+pub(crate) fn no_block(rank: u32, size: usize, write: bool) -> Problem {
+    Problem {
+        kind: "no-such-block",
+        message: format!("{} shared memory of block {rank} of a cluster of {size}", accesses(write)),
+        help: "ranks of a cluster go from 0 to %cluster_nctarank - 1",
+        address: (Space::Shared, 0),
+    }
+}
+
+/// Shared memory of a block that no cluster barrier has shown to run yet.
+pub(crate) fn not_started(rank: u32, write: bool) -> Problem {
+    Problem {
+        kind: "block-not-started",
+        message: format!(
+            "{} shared memory of block {rank} of the cluster, which has not begun",
+            accesses(write)
+        ),
+        help: "arrive and wait at the cluster barrier before touching the shared memory of other blocks",
+        address: (Space::Shared, 0),
+    }
+}
+
+/// Shared memory of a block whose threads have ended.
+pub(crate) fn exited(rank: u32, write: bool) -> Problem {
+    Problem {
+        kind: "block-exited",
+        message: format!(
+            "{} shared memory of block {rank} of the cluster, which has exited",
+            accesses(write)
+        ),
+        help: "a block has to stay until the others no longer need its shared memory: end with the cluster barrier",
+        address: (Space::Shared, 0),
+    }
+}
+
+fn accesses(write: bool) -> &'static str {
+    if write { "stores to" } else { "loads from" }
+}
+
 impl Context<'_> {
     /// Records a bad access of a lane; without memcheck the launch ends, as on a device.
     #[cold]

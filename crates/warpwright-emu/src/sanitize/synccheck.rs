@@ -2,14 +2,11 @@
 //!
 //! [`Barriers`] is the state of the 16 barriers that the interpreter drives: threads arrive, and the last arrival opens
 //! the barrier. On the way it reports what PTX leaves undefined: an `.aligned` barrier that only some of a warp's
-//! lanes reach, counts that are impossible or differ between arrivals, reductions mixed with plain arrivals. When no
-//! thread of a block can go on, [`describe_deadlock`] says who waits for whom.
+//! lanes reach, counts that are impossible or differ between arrivals, reductions mixed with plain arrivals.
 //!
 //! Without a count a barrier opens when all threads that have not exited are there. With a count it opens when
 //! that many threads are there, and a warp counts as 32 threads once all its lanes that have not exited have
 //! arrived; warps that exited are not counted.
-
-use std::fmt::Write as _;
 
 use super::racecheck::Participant;
 use crate::report::{Event, Findings, Key, Other, Severity, Site, Tool};
@@ -139,6 +136,8 @@ struct Barrier {
     /// Lanes of warps that have arrived in part.
     partial: Vec<(u32, u32)>,
     waiters: Vec<Waiter>,
+    /// Warps and lanes that arrived without waiting.
+    passed: Vec<(u32, u32)>,
     /// Instruction and thread of the first arrival, and whether it reduces.
     first: Option<(u32, Site, bool)>,
     popc: u32,
@@ -205,6 +204,22 @@ impl Barriers {
         Some(self.open(id, live_threads))
     }
 
+    /// How many threads a closed barrier has, and how many it was told to wait for.
+    pub fn progress(&self, id: u32) -> (u32, Option<u32>) {
+        self.barriers.get(id as usize).map_or((0, None), |b| match b.count {
+            Some(count) => (b.counted, Some(count)),
+            None => (b.threads, None),
+        })
+    }
+
+    /// The lanes of a warp that have arrived at a closed barrier.
+    pub fn arrived(&self, id: u32, warp: u32) -> u32 {
+        let Some(barrier) = self.barriers.get(id as usize) else { return 0 };
+        let waiting = barrier.waiters.iter().map(|w| (w.warp, w.lanes));
+        let passed = barrier.passed.iter().copied();
+        waiting.chain(passed).filter(|(w, _)| *w == warp).fold(0, |all, (_, lanes)| all | lanes)
+    }
+
     fn open(&mut self, id: u32, live_threads: u32) -> Opened {
         let barrier = std::mem::take(&mut self.barriers[id as usize]);
         self.active &= !(1 << id);
@@ -231,7 +246,9 @@ impl Barrier {
             self.popc += (predicates & lanes).count_ones();
             self.reducing += lanes.count_ones();
         }
-        if call.arrival != Arrival::Arrive {
+        if call.arrival == Arrival::Arrive {
+            self.passed.push((call.warp, lanes));
+        } else {
             self.waiters.push(Waiter { warp: call.warp, lanes, pc: call.pc, live: call.live });
         }
     }
@@ -361,114 +378,6 @@ fn report_count(call: &BarrierCall, findings: &mut Findings) {
     };
     let help = "the count has to be a multiple of 32 from 32 to 1024, and bar.arrive needs one";
     report(call, "barrier-count", message, help, findings);
-}
-
-/// Lanes that cannot go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stuck {
-    /// Warp in the block.
-    pub warp: u32,
-    /// The lanes.
-    pub lanes: u32,
-    /// The instruction at which they wait.
-    pub pc: u32,
-    /// What they wait for.
-    pub at: StuckAt,
-}
-
-/// What stuck lanes wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StuckAt {
-    /// A block barrier.
-    Barrier {
-        /// Which.
-        id: u32,
-    },
-    /// A warp collective with this member mask.
-    Collective {
-        /// The mask.
-        mask: u32,
-    },
-}
-
-/// What a block that cannot go on looks like: for each barrier how many threads of how many are there, and which
-/// lanes every warp collective still waits for. `line` gives the PTX line of an instruction.
-pub fn describe_deadlock(
-    barriers: &Barriers,
-    stuck: &[Stuck],
-    live_threads: u32,
-    exited_threads: u32,
-    line: &dyn Fn(u32) -> u32,
-) -> String {
-    let mut text = String::from("no thread of the block can go on");
-    for (id, barrier) in (0..).zip(&barriers.barriers) {
-        if barriers.active >> id & 1 == 0 {
-            continue;
-        }
-        let (here, wanted) = match barrier.count {
-            Some(count) => (barrier.counted, format!("{count} threads")),
-            None => (barrier.threads, format!("all {live_threads} threads")),
-        };
-        // Writing to a String cannot fail.
-        let _ = write!(text, "; barrier {id} waits for {wanted} and has {here}");
-        if !barrier.waiters.is_empty() {
-            let _ = write!(text, " (");
-            list_waiters(&mut text, barrier.waiters.iter().map(|w| (w.warp, w.lanes, w.live, w.pc)), line);
-            let _ = write!(text, ")");
-        }
-    }
-    for s in stuck {
-        if let StuckAt::Collective { mask } = s.at {
-            let _ = write!(
-                text,
-                "; lanes {:#010x} of warp {} wait at line {} for lanes {:#010x}",
-                s.lanes,
-                s.warp,
-                line(s.pc),
-                mask & !s.lanes
-            );
-        }
-    }
-    if exited_threads > 0 {
-        let _ = write!(text, "; {exited_threads} threads have exited");
-    }
-    text
-}
-
-fn list_waiters(
-    text: &mut String,
-    waiters: impl Iterator<Item = (u32, u32, u32, u32)>,
-    line: &dyn Fn(u32) -> u32,
-) {
-    for (n, (warp, lanes, live, pc)) in waiters.enumerate() {
-        let separator = if n == 0 { "" } else { ", " };
-        if n == 8 {
-            let _ = write!(text, "{separator}...");
-            return;
-        }
-        let _ = write!(text, "{separator}warp {warp}");
-        if live & !lanes != 0 {
-            let _ = write!(text, " lanes {lanes:#010x}");
-        }
-        let _ = write!(text, " at line {}", line(pc));
-    }
-}
-
-/// Reports a deadlock at the first stuck lanes. `text` is what [`describe_deadlock`] says.
-pub fn report_deadlock(findings: &mut Findings, block: u32, stuck: &[Stuck], text: &str) {
-    let site = |s: &Stuck| Site { block, thread: 32 * s.warp + s.lanes.trailing_zeros() % 32 };
-    let Some(first) = stuck.iter().min_by_key(|s| site(s)) else { return };
-    let other = stuck.iter().filter(|s| s.pc != first.pc).min_by_key(|s| site(s));
-    let key = Key { tool: Tool::Synccheck, kind: "deadlock", pc: first.pc, other_pc: other.map(|s| s.pc) };
-    findings.record(key, site(first), || Event {
-        severity: Severity::Error,
-        message: text.to_owned(),
-        help: "every thread that a barrier or a member mask counts has to reach it; look for a barrier inside a branch, \
-               an early exit, or a count that does not match the threads that arrive"
-            .to_owned(),
-        address: None,
-        other: other.map(|s| Other { site: Some(site(s)), pc: Some(s.pc), action: "waits elsewhere" }),
-    });
 }
 
 #[cfg(test)]
@@ -608,25 +517,12 @@ mod tests {
     }
 
     #[test]
-    fn a_deadlock_says_who_waits_for_whom() {
+    fn progress_tells_threads_and_counts() {
         let mut b = Barriers::new();
-        b.arrive(&call(0, 0, FULL, Arrival::Sync, None), None);
-        b.arrive(&BarrierCall { live_threads: 64, ..call(1, 1, FULL, Arrival::Sync, Some(64)) }, None);
-        let stuck = [
-            Stuck { warp: 1, lanes: FULL, pc: 11, at: StuckAt::Barrier { id: 1 } },
-            Stuck { warp: 0, lanes: FULL, pc: 10, at: StuckAt::Barrier { id: 0 } },
-        ];
-        let text = describe_deadlock(&b, &stuck, 64, 32, &|pc| pc + 100);
-        assert_eq!(
-            text,
-            "no thread of the block can go on; barrier 0 waits for all 64 threads and has 32 (warp 0 at line 110); \
-             barrier 1 waits for 64 threads and has 32 (warp 1 at line 111); 32 threads have exited"
-        );
-        let stuck = [Stuck { warp: 2, lanes: 0xff, pc: 5, at: StuckAt::Collective { mask: 0xffff } }];
-        let text = describe_deadlock(&Barriers::new(), &stuck, 32, 0, &|pc| pc);
-        assert!(text.ends_with("lanes 0x000000ff of warp 2 wait at line 5 for lanes 0x0000ff00"), "{text}");
-        let mut findings = Findings::new();
-        report_deadlock(&mut findings, 0, &stuck, &text);
-        assert_eq!(kinds(findings), ["deadlock"]);
+        b.arrive(&call(1, 0, FULL, Arrival::Arrive, Some(96)), None);
+        b.arrive(&BarrierCall { live: 0xffff, ..call(1, 1, 0xffff, Arrival::Sync, Some(96)) }, None);
+        assert_eq!(b.progress(1), (64, Some(96)));
+        assert_eq!((b.arrived(1, 0), b.arrived(1, 1), b.arrived(1, 2)), (FULL, 0xffff, 0));
+        assert_eq!(b.progress(2), (0, None));
     }
 }

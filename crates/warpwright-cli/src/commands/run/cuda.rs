@@ -17,6 +17,14 @@ pub(super) fn run(what: &Launch<'_>, device: &Device) -> Result<Aftermath, Error
     }
     let mut module = text::parse(what.source).module;
     module.retain_entry(what.entry);
+    let entry = module.functions.iter_mut().find(|function| function.name == what.entry);
+    if let (Some(cluster), Some(function)) = (what.args.cluster, entry) {
+        let fixed = *function.directives.cluster.get_or_insert(cluster);
+        if fixed != cluster {
+            let message = format!("{}: requires clusters of {fixed:?}, got {cluster:?}", what.context());
+            return Err(Error::usage(message, "leave out --cluster"));
+        }
+    }
     let kernel = Kernel::new(module)
         .map_err(|error| Error::usage(format!("{}: {error}", what.context()), "see `warpwright lint`"))?;
     let stream = device.stream()?;

@@ -34,7 +34,7 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
         grid: what.args.grid,
         block: what.args.block,
         dynamic_shared: what.args.shared,
-        cluster: function.directives.cluster.unwrap_or([1; 3]),
+        cluster: what.args.cluster.or(function.directives.cluster).unwrap_or([1; 3]),
     };
     let options = Options {
         sanitizers: sanitizers(what.args.sanitize.as_deref())?,
@@ -44,7 +44,7 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
     let (report, fault) = match launch(&program, what.entry, &config, &params, &memory, &options) {
         Ok(report) => (report, None),
         Err(LaunchError::Fault { fault, report, .. }) => (*report, Some(fault.to_string())),
-        Err(error) => return Err(failed(error.to_string(), "check --grid, --block and --shared")),
+        Err(error) => return Err(failed(error.to_string(), "check --grid, --block, --cluster and --shared")),
     };
     let mut outputs = Vec::new();
     // A kernel that was ended has not written what it was to write.

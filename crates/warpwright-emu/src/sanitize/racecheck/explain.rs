@@ -48,7 +48,7 @@ impl Slow<'_, '_> {
     }
 
     fn site(&self, block: u32, warp: u32, lane: u32) -> Site {
-        Site { block: block.wrapping_sub(self.races.launch.first), thread: 32 * warp + lane }
+        Site { block: self.races.launch.linear(block), thread: 32 * warp + lane }
     }
 
     fn report_one_instruction(&mut self, lane: u32, other: u32, offset: u64) {

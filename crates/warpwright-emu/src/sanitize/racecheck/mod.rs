@@ -46,6 +46,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering as Atomic};
 use warpwright_ptx::{Ordering, Scope, Semantics};
 
 use crate::report::Findings;
+use crate::resident::Shape;
 use clock::Variables;
 use explain::Conflict;
 pub use shadow::Shadow;
@@ -158,6 +159,8 @@ pub struct LaunchRaces {
     end: u32,
     generation: u32,
     exclusive: bool,
+    /// Blocks are numbered cluster by cluster, in this grid.
+    shape: Option<Shape>,
     /// Whether any thread has released anything through global memory.
     published: AtomicBool,
     /// Sharded by address.
@@ -178,10 +181,25 @@ impl LaunchRaces {
             end: first.saturating_add(blocks.max(1)),
             generation,
             exclusive: workers <= 1,
+            shape: None,
             published: AtomicBool::new(false),
             variables: Default::default(),
             reported: AtomicU32::new(0),
         }
+    }
+
+    /// The same for a grid with clusters.
+    #[must_use]
+    pub(crate) fn with_shape(self, shape: Shape) -> Self {
+        Self { shape: Some(shape), ..self }
+    }
+
+    /// Linear index in the grid of the block that has a number here.
+    fn linear(&self, number: u32) -> u32 {
+        let index = number.wrapping_sub(self.first);
+        let Some(shape) = self.shape else { return index };
+        let size = shape.size().max(1);
+        shape.linear(shape.coordinates(u64::from(index / size), index % size)) as u32
     }
 
     fn variables(&self, address: u64) -> &Mutex<Variables> {
@@ -197,6 +215,8 @@ pub struct BlockRaces<'a> {
     clocks: Clocks,
     /// Ids below are of earlier launches.
     launch_lo: u64,
+    /// Ids of the blocks that share this memory with the block, those of its cluster, begin here.
+    shared_lo: u64,
     /// Ids of this block begin here...
     block_lo: u64,
     /// ...and those below `block_lo + ordered` are ordered by a block barrier.
@@ -218,15 +238,18 @@ impl<'a> BlockRaces<'a> {
             block: launch.first,
             clocks: Clocks::default(),
             launch_lo: u64::from(launch.first) << 32,
+            shared_lo: 0,
             block_lo: 0,
             ordered: 0,
         }
     }
 
-    /// Begins block `linear` of the grid with `warps` warps.
-    pub fn begin(&mut self, linear: u32, warps: u32) {
-        self.block = self.launch.first.saturating_add(linear);
+    /// Begins block `number` of the grid with `warps` warps; blocks of a cluster are numbered consecutively.
+    pub fn begin(&mut self, number: u32, warps: u32) {
+        let size = self.launch.shape.map_or(1, Shape::size).max(1);
+        self.block = self.launch.first.saturating_add(number);
         self.block_lo = u64::from(self.block) << 32;
+        self.shared_lo = u64::from(self.launch.first.saturating_add(number - number % size)) << 32;
         self.clocks.begin(self.block, warps.min(32));
         self.moved();
     }
@@ -256,7 +279,7 @@ impl<'a> BlockRaces<'a> {
             let Some(page) = shadow.page(offset, self.launch.generation, self.launch.exclusive) else {
                 return;
             };
-            let lo = if shadow.is_shared() { self.block_lo } else { self.launch_lo };
+            let lo = if shadow.is_shared() { self.shared_lo } else { self.launch_lo };
             let mut at = Lanes::new(first_lane, size, 15, access.pc);
             for sector in page.sectors(offset, bytes) {
                 let quick = if access.kind == AccessKind::Read {
@@ -386,8 +409,8 @@ impl<'a> BlockRaces<'a> {
     /// Whether an access is ordered before everything that this block does now, by a kernel boundary or block barrier.
     #[inline(always)]
     fn long_ago(&self, id: Id, shared: bool) -> bool {
-        // In shared memory, lower blocks are those that used this memory before.
-        let lo = if shared { self.block_lo } else { self.launch_lo };
+        // In shared memory, blocks before those of the cluster are those that used this memory before.
+        let lo = if shared { self.shared_lo } else { self.launch_lo };
         id.0 < lo || id.0.wrapping_sub(self.block_lo) < self.ordered
     }
 
@@ -506,7 +529,7 @@ impl Slow<'_, '_> {
     /// One word: the common cases at once, everything else with a closer look.
     #[inline]
     fn word(&mut self, word: &Record, at: Lanes, offset: u64) {
-        let lo = if self.shadow.is_shared() { self.races.block_lo } else { self.races.launch_lo };
+        let lo = if self.shadow.is_shared() { self.races.shared_lo } else { self.races.launch_lo };
         let whole = at.mask() == 15 && !at.is_several();
         let quick = whole
             && if self.writes() {

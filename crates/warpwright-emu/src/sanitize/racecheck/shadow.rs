@@ -359,6 +359,11 @@ impl Shadow {
         Self::new(0, Space::Shared, bytes)
     }
 
+    /// The same for a block of a cluster, whose addresses begin at `base` for the others.
+    pub fn shared_at(base: u64, bytes: u64) -> Self {
+        Self::new(base, Space::Shared, bytes)
+    }
+
     fn new(base: u64, space: Space, bytes: u64) -> Self {
         let pages = usize::try_from(bytes.div_ceil(PAGE)).unwrap_or(usize::MAX / 64);
         Self {

@@ -475,6 +475,12 @@ impl BlockRaces<'_> {
         self.moved();
     }
 
+    /// Exchanges the synchronisation variables in shared memory with those of another block, whose shared memory is
+    /// about to be accessed.
+    pub(crate) fn swap_variables(&mut self, other: &mut BlockRaces<'_>) {
+        std::mem::swap(&mut self.clocks.variables, &mut other.clocks.variables);
+    }
+
     /// `fence` or `membar` by lanes of a warp.
     pub fn fence(&mut self, warp: u32, lanes: u32, scope: Scope) {
         self.clocks.fence(warp, lanes, scope_level(scope));
