@@ -109,7 +109,8 @@ impl Program {
     /// All errors of the parser or the verifier, with their lines.
     pub fn load(source: &str) -> Result<Self, LoadError> {
         let parsed = text::parse(source);
-        if parsed.has_errors() {
+        // An instruction that could not be read matters only if it is reached.
+        if !parsed.complete {
             return Err(LoadError::Parse(parsed.diagnostics));
         }
         let mut program = Self::from_module(parsed.module)?;

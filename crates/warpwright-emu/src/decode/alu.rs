@@ -59,7 +59,7 @@ pub(crate) fn class_of(inst: &Inst) -> Class {
         Inst::Dp2a { .. } | Inst::Lop3Pred { .. } | Inst::Fns { .. } => Class::Integer,
         Inst::MinMax3 { ty, .. } => class_of_type(*ty),
         Inst::Mixed { .. } => Class::F32,
-        Inst::CvtStochastic { .. } => Class::Convert,
+        Inst::CvtStochastic { .. } | Inst::CvtPack { .. } => Class::Convert,
         Inst::CreatePolicy { .. }
         | Inst::Alloca { .. }
         | Inst::StackSave { .. }

@@ -32,6 +32,21 @@ pub enum Completion {
     BulkGroup,
 }
 
+/// How `st.async` and `red.async` are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AsyncOrder {
+    /// `.mbarrier::complete_tx::bytes`: the bytes are counted by the mbarrier at this address, in the same block as the
+    /// data.
+    Mbarrier(Address),
+    /// `{.mmio}.release.scope` in global memory.
+    Release {
+        /// `.mmio`
+        mmio: bool,
+        /// The scope.
+        scope: Scope,
+    },
+}
+
 /// `cp.async.bulk.dst.src.completion [dst], [src], bytes{, [mbar]}{, mask}{, policy}`
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BulkCopy {

@@ -180,8 +180,17 @@ pub enum Inst {
     },
     /// `fns.b32 dst, mask, base, offset`: the n-th set bit
     Fns { dst: Reg, mask: Operand, base: Operand, offset: Operand },
-    /// `{min|max}.mods.f32 dst, a, b, c`
-    MinMax3 { max: bool, ty: ScalarType, mods: Modifiers, dst: Reg, a: Operand, b: Operand, c: Operand },
+    /// `{min|max}.mods{.abs}.f32 dst, a, b, c`
+    MinMax3 {
+        max: bool,
+        abs: bool,
+        ty: ScalarType,
+        mods: Modifiers,
+        dst: Reg,
+        a: Operand,
+        b: Operand,
+        c: Operand,
+    },
     /// `{add|sub}.mods.f32.narrow dst, a, c` (a is narrow) and `fma.mods.f32.narrow dst, a, b, c` (a and b are narrow)
     Mixed {
         op: MixedOp,
@@ -201,6 +210,8 @@ pub enum Inst {
         srcs: Vec<Operand>,
         bits: Operand,
     },
+    /// `cvt.pack.sat.to.s32{.b32} dst, a, b{, c}`: `a` and `b` saturated and packed below the bits of `c`
+    CvtPack { to: PackedInteger, dst: Reg, a: Operand, b: Operand, c: Option<Operand> },
     /// `ldu{.global}{.vN}.ty dsts, [addr]`: a load from an address that the warp agrees on
     Ldu { space: StateSpace, ty: ScalarType, dsts: Vec<Option<Reg>>, addr: Address },
     /// `atom...op{.noftz}.vN.ty {dsts}, [addr], {srcs}`; without `dsts` it is `red`. Atomic per element.
@@ -320,10 +331,12 @@ pub enum Inst {
     BulkWait { read: bool, pending: u32 },
     /// `st.bulk{.shared::cta} [addr], bytes, 0`
     StBulk { space: StateSpace, addr: Address, bytes: Operand },
-    /// `st.async{.shared::cluster}.mbarrier::complete_tx::bytes{.vN}.ty [addr], srcs, [barrier]`
-    StAsync { ty: ScalarType, addr: Address, srcs: Vec<Operand>, barrier: Address },
-    /// `red.async.relaxed.cluster{.shared::cluster}.mbarrier::complete_tx::bytes.op.ty [addr], b, [barrier]`
-    RedAsync { op: AtomOp, ty: ScalarType, addr: Address, b: Operand, barrier: Address },
+    /// `st.async{.shared::cluster}.mbarrier::complete_tx::bytes{.vN}.ty [addr], srcs, [barrier]` and
+    /// `st.async{.mmio}.release.scope{.global}.ty [addr], src`
+    StAsync { space: StateSpace, ty: ScalarType, addr: Address, srcs: Vec<Operand>, order: AsyncOrder },
+    /// `red.async.relaxed.cluster{.shared::cluster}.mbarrier::complete_tx::bytes.op.ty [addr], b, [barrier]` and
+    /// `red.async{.mmio}.release.scope{.global}.add.ty [addr], b`
+    RedAsync { op: AtomOp, space: StateSpace, ty: ScalarType, addr: Address, b: Operand, order: AsyncOrder },
     /// `tensormap.replace.tile.field{.space}.b1024.ty [addr]{, index}, value`
     TensormapReplace {
         field: TensormapField,

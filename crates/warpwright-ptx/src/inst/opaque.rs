@@ -1,15 +1,32 @@
 //! Instructions that are kept as text.
 
 use super::operand::{Reg, SymbolId};
+use crate::types::spelled;
+
+spelled! {
+    /// Opcodes of PTX that have no typed form here: textures and surfaces, video arithmetic, multimem, the fifth
+    /// generation of tensor cores and `wmma`.
+    pub enum Foreign {
+        ClusterLaunchControl = "clusterlaunchcontrol", Istypep = "istypep", Multimem = "multimem",
+        Suld = "suld", Suq = "suq", Sured = "sured", Sust = "sust", Tex = "tex", Tld4 = "tld4", Txq = "txq",
+        Tcgen05 = "tcgen05", Wmma = "wmma",
+        Vabsdiff = "vabsdiff", Vabsdiff2 = "vabsdiff2", Vabsdiff4 = "vabsdiff4", Vadd = "vadd", Vadd2 = "vadd2",
+        Vadd4 = "vadd4", Vavrg2 = "vavrg2", Vavrg4 = "vavrg4", Vmad = "vmad", Vmax = "vmax", Vmax2 = "vmax2",
+        Vmax4 = "vmax4", Vmin = "vmin", Vmin2 = "vmin2", Vmin4 = "vmin4", Vset = "vset", Vset2 = "vset2",
+        Vset4 = "vset4", Vshl = "vshl", Vshr = "vshr", Vsub = "vsub", Vsub2 = "vsub2", Vsub4 = "vsub4",
+    }
+}
 
 /// An instruction whose meaning is not known here: its words, with the names of registers and symbols resolved.
 ///
-/// The parser makes one of what it cannot read, so that a module survives unknown instructions: they print as they were
-/// written, `lint` names them, and the emulator stops when it reaches one. Registers count as written, because what the
-/// instruction does to them is unknown.
+/// The parser makes one of an opcode that it cannot read, so that a module survives unknown instructions: they print as
+/// they were written, `lint` names them, and the emulator stops when it reaches one. Registers count as written, because
+/// what the instruction does to them is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Opaque {
-    /// Opcode with all its modifiers.
+    /// The opcode, if PTX has it.
+    pub family: Option<Foreign>,
+    /// The opcode with all its modifiers.
     pub opcode: String,
     /// The operands.
     pub operands: Vec<Piece>,

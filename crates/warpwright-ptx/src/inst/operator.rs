@@ -125,6 +125,25 @@ spelled! {
 }
 
 spelled! {
+    /// What `cvt.pack` saturates to.
+    pub enum PackedInteger {
+        U16 = "u16", S16 = "s16", U8 = "u8", S8 = "s8", U4 = "u4", S4 = "s4", U2 = "u2", S2 = "s2",
+    }
+}
+
+impl PackedInteger {
+    /// Width in bits.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::U16 | Self::S16 => 16,
+            Self::U8 | Self::S8 => 8,
+            Self::U4 | Self::S4 => 4,
+            Self::U2 | Self::S2 => 2,
+        }
+    }
+}
+
+spelled! {
     /// Which lane a shuffle reads.
     pub enum ShflMode { Up = "up", Down = "down", Bfly = "bfly", Idx = "idx" }
 }

@@ -223,11 +223,16 @@ macro_rules! visit_body {
                 for o in $($r)+ c.offsets { opnd!(o); }
                 if let Some(p) = $($r)+ c.policy { $f(Role::Use, p) }
             }
-            Inst::StAsync { addr, srcs, barrier, .. } => {
-                addr!(addr); addr!(barrier);
+            Inst::StAsync { addr, srcs, order, .. } => {
+                addr!(addr);
                 for s in srcs { opnd!(s); }
+                if let AsyncOrder::Mbarrier(a) = order { addr!(a); }
             }
-            Inst::RedAsync { addr, b, barrier, .. } => { addr!(addr); addr!(barrier); opnd!(b); }
+            Inst::RedAsync { addr, b, order, .. } => {
+                addr!(addr); opnd!(b);
+                if let AsyncOrder::Mbarrier(a) = order { addr!(a); }
+            }
+            Inst::CvtPack { dst, a, b, c, .. } => { opnd!(a); opnd!(b); optional!(c); $f(Role::Def, dst); }
             Inst::TensormapReplace { addr, value, .. } => { addr!(addr); opnd!(value); }
             Inst::TensormapCopyFence { dst, src, .. } => { addr!(dst); addr!(src); }
             Inst::Mapa { dst, a, rank, .. } => { opnd!(a); opnd!(rank); $f(Role::Def, dst); }
@@ -283,6 +288,7 @@ impl Inst {
             | Self::PredMov { .. }
             | Self::Cvt { .. }
             | Self::CvtStochastic { .. }
+            | Self::CvtPack { .. }
             | Self::Cvta { .. }
             | Self::Isspacep { .. }
             | Self::Ldu { .. }

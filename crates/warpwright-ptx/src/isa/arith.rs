@@ -1,7 +1,7 @@
 //! Rows of the arithmetic, logic and comparison families.
 
 use super::set::{Form, ModifierSet as M, Row, TypeSet};
-use crate::inst::{BinaryOp, CmpOp, TernaryOp, UnaryOp};
+use crate::inst::{BinaryOp, CmpOp, MixedOp, TernaryOp, UnaryOp};
 use crate::types::ScalarType::{self, *};
 
 pub(super) const B32_ONLY: TypeSet = TypeSet::of(&[B32]);
@@ -19,6 +19,8 @@ pub(super) const INTEGERS_16_32: TypeSet = TypeSet::of(&[U16, U32, S16, S32]);
 pub(super) const INTEGERS_32: TypeSet = TypeSet::of(&[U32, S32]);
 pub(super) const INTEGERS_32_64: TypeSet = TypeSet::of(&[U32, U64, S32, S64]);
 const WIDE_BITS: TypeSet = TypeSet::of(&[B32, B64]);
+const F32X2: TypeSet = TypeSet::of(&[F32x2]);
+const PACKED_16: TypeSet = TypeSet::of(&[U16x2, S16x2]);
 const S32_ONLY: TypeSet = TypeSet::of(&[S32]);
 const INTEGERS_BUT_S32: TypeSet = TypeSet::of(&[U16, U32, U64, S16, S64]);
 
@@ -101,7 +103,7 @@ const TEST: &[Form] = &[Form::of(F32_ONLY.or(F64_ONLY))];
 /// One row per [`BinaryOp`], in order.
 pub const BINARY: &[Row<BinaryOp>] = &[
     row(BinaryOp::Add, ADD),
-    row(BinaryOp::Sub, ADD),
+    row(BinaryOp::Sub, SUBTRACT),
     row(
         BinaryOp::Mul,
         &[
@@ -109,6 +111,7 @@ pub const BINARY: &[Row<BinaryOp>] = &[
             Form::of(F64_ONLY).allow(FLOAT_ROUNDING),
             HALF_ADD,
             BRAIN_ADD,
+            PACKED_F32_ADD,
         ],
     ),
     row(BinaryOp::MulLo, &[Form::of(INTEGERS)]),
@@ -148,6 +151,16 @@ pub const BINARY: &[Row<BinaryOp>] = &[
 
 const HALF_ADD: Form = Form::of(F16S).allow(any(M::RN, any(FTZ, M::SAT))).since(4, 2, 53);
 const BRAIN_ADD: Form = Form::of(BF16S).allow(M::RN).since(7, 8, 90);
+const PACKED_F32_ADD: Form = Form::of(F32X2).allow(any(FLOAT_ROUNDING, FTZ)).since(8, 6, 100);
+const SUBTRACT: &[Form] = &[
+    Form::of(INTEGERS_BUT_S32),
+    Form::of(S32_ONLY).allow(M::SAT),
+    Form::of(F32_ONLY).allow(any(FLOAT_ROUNDING, any(FTZ, M::SAT))),
+    Form::of(F64_ONLY).allow(FLOAT_ROUNDING),
+    HALF_ADD,
+    BRAIN_ADD,
+    PACKED_F32_ADD,
+];
 const ADD: &[Form] = &[
     Form::of(INTEGERS_BUT_S32),
     Form::of(S32_ONLY).allow(M::SAT),
@@ -155,10 +168,13 @@ const ADD: &[Form] = &[
     Form::of(F64_ONLY).allow(FLOAT_ROUNDING),
     HALF_ADD,
     BRAIN_ADD,
+    PACKED_F32_ADD,
+    Form::of(PACKED_16).since(8, 0, 90),
 ];
 const MIN_MAX: &[Form] = &[
     Form::of(INTEGERS.or(F64_ONLY)),
-    Form::of(S32_ONLY).require(M::RELU).since(8, 0, 90),
+    Form::of(TypeSet::of(&[S32, S16x2])).require(M::RELU).since(8, 0, 90),
+    Form::of(PACKED_16).since(8, 0, 90),
     Form::of(F32_ONLY).allow(FTZ),
     Form::of(F32_ONLY).require(M::NAN).allow(FTZ).since(7, 0, 80),
     Form::of(F32_ONLY).require(M::XORSIGN_ABS).allow(any(FTZ, M::NAN)).since(7, 2, 86),
@@ -179,6 +195,9 @@ pub const TERNARY: &[Row<TernaryOp>] = &[
             Form::of(F16S).require(M::RN).allow(any(FTZ, M::SAT)).since(4, 2, 53),
             Form::of(F16S).require(any(M::RN, M::RELU)).allow(FTZ).since(7, 0, 80),
             Form::of(BF16S).require(M::RN).allow(M::RELU).since(7, 0, 80),
+            Form::of(F16S).require(any(M::RN, M::OOB)).allow(M::SAT).since(8, 1, 90),
+            Form::of(F16S.or(BF16S)).require(any(M::RN, M::OOB)).allow(M::RELU).since(8, 1, 90),
+            Form::of(F32X2).one_of(FLOAT_ROUNDING).allow(FTZ).since(8, 6, 100),
         ],
     ),
     row(TernaryOp::Mad, &[Form::of(F32_ONLY).one_of(FLOAT_ROUNDING).allow(any(FTZ, M::SAT)), ROUNDED_F64]),
@@ -264,6 +283,16 @@ const SELECT_TYPES: TypeSet = BITS.or(INTEGERS).or(F32_ONLY).or(F64_ONLY);
 pub const BFI: Form = Form::of(WIDE_BITS);
 /// `dp4a`: the types of both vectors.
 pub const DP4A: Form = Form::of(INTEGERS_32).with(INTEGERS_32).since(5, 0, 61);
+/// `{min|max}` of three values.
+pub const MIN_MAX_3: Form = Form::of(F32_ONLY).allow(any(FTZ, M::NAN)).since(8, 8, 100);
+/// `add`, `sub` and `fma` on f32 with narrow operands: f32 and the narrow type.
+pub const MIXED: &[(MixedOp, Form)] = &[
+    (MixedOp::Add, MIXED_ADD),
+    (MixedOp::Sub, MIXED_ADD),
+    (MixedOp::Fma, Form::of(F32_ONLY).with(NARROW).one_of(FLOAT_ROUNDING).allow(M::SAT).since(8, 6, 100)),
+];
+const MIXED_ADD: Form = Form::of(F32_ONLY).with(NARROW).allow(any(FLOAT_ROUNDING, M::SAT)).since(8, 6, 100);
+const NARROW: TypeSet = TypeSet::of(&[F16, BF16]);
 /// `lop3`
 pub const LOP3: Form = Form::of(B32_ONLY).since(4, 3, 50);
 

@@ -84,6 +84,35 @@ pub const CVT: &[Form] = &[
     Form::of(TypeSet::of(&[F16x2])).with(F8).require(M::RN).allow(M::RELU).since(7, 8, 90),
     Form::of(F8).with(TypeSet::of(&[F16x2])).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(8, 1, 89),
     Form::of(F8).with(TypeSet::of(&[F16x2])).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(7, 8, 90),
+    Form::of(TypeSet::of(&[F16x2])).with(F6_F4).require(M::RN).allow(M::RELU).only(8, 6, NARROWEST),
+    Form::of(TypeSet::of(&[E2M1x2]))
+        .with(TypeSet::of(&[F16x2]))
+        .require(any(M::RN, M::SATFINITE))
+        .allow(M::RELU)
+        .only(8, 6, NARROWEST),
+    Form::of(SCALES)
+        .with(TypeSet::of(&[BF16x2]))
+        .one_of(any(M::RZ, M::RP))
+        .allow(M::SATFINITE)
+        .only(8, 6, NARROWEST),
+    Form::of(TypeSet::of(&[BF16x2])).with(SCALES).require(M::RN).only(8, 6, NARROWEST),
+];
+
+/// Targets with conversions of 4- and 6-bit floats and of scales.
+const NARROWEST: &[u32] = &[100, 101, 103, 110, 120, 121];
+/// Targets that round stochastically.
+const STOCHASTIC: &[u32] = &[100, 103];
+const F6_F4: TypeSet = TypeSet::of(&[E2M1x2, E2M3x2, E3M2x2]);
+const SCALES: TypeSet = TypeSet::of(&[UE8M0x2]);
+
+/// `cvt.rs`: results with the type of the sources.
+pub const CVT_STOCHASTIC: &[Form] = &[
+    Form::of(PACKED_HALVES).with(F32_ONLY).allow(any(M::RELU, M::SATFINITE)).only(8, 7, STOCHASTIC),
+    Form::of(TypeSet::of(&[E4M3x4, E5M2x4, E2M1x4, E2M3x4, E3M2x4]))
+        .with(F32_ONLY)
+        .require(M::SATFINITE)
+        .allow(M::RELU)
+        .only(8, 7, STOCHASTIC),
 ];
 
 /// `cvt` that packs two sources.
@@ -97,6 +126,8 @@ pub const CVT_PAIR: &[Form] = &[
         .since(8, 1, 80),
     Form::of(F8).with(F32_ONLY).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(8, 1, 89),
     Form::of(F8).with(F32_ONLY).require(any(M::RN, M::SATFINITE)).allow(M::RELU).since(7, 8, 90),
+    Form::of(F6_F4).with(F32_ONLY).require(any(M::RN, M::SATFINITE)).allow(M::RELU).only(8, 6, NARROWEST),
+    Form::of(SCALES).with(F32_ONLY).one_of(any(M::RZ, M::RP)).allow(M::SATFINITE).only(8, 6, NARROWEST),
 ];
 
 /// Whether `cvt.sat` from `from` to `to` has anything to do: between integers it must exclude some value.

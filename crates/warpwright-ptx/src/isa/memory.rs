@@ -1,8 +1,8 @@
 //! Rows of loads, stores, atomics and their cache hints.
 
-use super::arith::{BITS, INTEGERS};
-use super::set::{Form, Requirement, Row, TypeSet};
-use crate::inst::{AtomOp, CacheHints, ReduxOp};
+use super::arith::{BITS, INTEGERS, INTEGERS_32};
+use super::set::{Form, ModifierSet, Requirement, Row, TypeSet};
+use crate::inst::{AtomOp, BulkOp, CacheHints, ReduxOp};
 use crate::types::ScalarType::*;
 use crate::types::{CacheOp, L1Eviction, L2Eviction, L2Prefetch, Scope, Semantics, StateSpace};
 
@@ -38,6 +38,48 @@ pub const ATOM: &[Row<AtomOp>] = &[
     },
 ];
 
+/// Vector `atom` and `red`: operators and types with the vector widths.
+pub const ATOM_VECTOR: &[(AtomOp, TypeSet, &[usize])] = &[
+    (AtomOp::Add, TypeSet::of(&[F32]), &[2, 4]),
+    (AtomOp::Add, TypeSet::of(&[F16, BF16]), &[2, 4, 8]),
+    (AtomOp::Add, TypeSet::of(&[F16x2, BF16x2]), &[2, 4]),
+    (AtomOp::Min, TypeSet::of(&[F16, BF16]), &[2, 4, 8]),
+    (AtomOp::Min, TypeSet::of(&[F16x2, BF16x2]), &[2, 4]),
+    (AtomOp::Max, TypeSet::of(&[F16, BF16]), &[2, 4, 8]),
+    (AtomOp::Max, TypeSet::of(&[F16x2, BF16x2]), &[2, 4]),
+];
+/// What every vector `atom` and `red` needs.
+pub(super) const ATOM_VECTOR_NEEDS: Requirement = Requirement::new(8, 1, 90);
+
+/// `cp.reduce.async.bulk` into global memory and into shared memory of the cluster: types of each operator.
+pub const BULK_REDUCE: &[(BulkOp, TypeSet, TypeSet)] = &[
+    (BulkOp::Add, TypeSet::of(&[U32, S32, U64, F16, BF16, F32, F64]), TypeSet::of(&[U32, S32, U64])),
+    (BulkOp::Min, BULK_MIN_MAX, INTEGERS_32),
+    (BulkOp::Max, BULK_MIN_MAX, INTEGERS_32),
+    (BulkOp::Inc, TypeSet::of(&[U32]), TypeSet::of(&[U32])),
+    (BulkOp::Dec, TypeSet::of(&[U32]), TypeSet::of(&[U32])),
+    (BulkOp::And, TypeSet::of(&[B32, B64]), TypeSet::of(&[B32])),
+    (BulkOp::Or, TypeSet::of(&[B32, B64]), TypeSet::of(&[B32])),
+    (BulkOp::Xor, TypeSet::of(&[B32, B64]), TypeSet::of(&[B32])),
+];
+const BULK_MIN_MAX: TypeSet = TypeSet::of(&[U32, S32, U64, S64, F16, BF16]);
+
+/// `red.async` that an mbarrier counts: types of each operator.
+pub const RED_ASYNC: &[(AtomOp, TypeSet)] = &[
+    (AtomOp::Add, TypeSet::of(&[U32, S32, U64, S64])),
+    (AtomOp::Min, INTEGERS_32),
+    (AtomOp::Max, INTEGERS_32),
+    (AtomOp::Inc, TypeSet::of(&[U32])),
+    (AtomOp::Dec, TypeSet::of(&[U32])),
+    (AtomOp::And, TypeSet::of(&[B32])),
+    (AtomOp::Or, TypeSet::of(&[B32])),
+    (AtomOp::Xor, TypeSet::of(&[B32])),
+];
+/// Types of `st.async`.
+pub const ST_ASYNC: TypeSet = TypeSet::of(&[B32, B64, U32, U64, S32, S64, F32, F64]);
+/// Types of `ldu`.
+pub const LOAD_UNIFORM: Form = Form::of(BITS.or(INTEGERS).or(TypeSet::of(&[B8, U8, S8, F32, F64])));
+
 const ATOM_MIN_MAX: &[Form] = &[Form::of(TypeSet::of(&[U32, S32, U64, S64]))];
 const ATOM_LOGIC: &[Form] = &[Form::of(TypeSet::of(&[B32, B64]))];
 const ATOM_128: Form = Form::of(TypeSet::of(&[B128])).since(8, 3, 90);
@@ -45,14 +87,19 @@ const ATOM_128: Form = Form::of(TypeSet::of(&[B128])).since(8, 3, 90);
 /// One row per [`ReduxOp`], in order.
 pub const REDUX: &[Row<ReduxOp>] = &[
     Row { op: ReduxOp::Add, forms: REDUX_INTEGER },
-    Row { op: ReduxOp::Min, forms: REDUX_INTEGER },
-    Row { op: ReduxOp::Max, forms: REDUX_INTEGER },
+    Row { op: ReduxOp::Min, forms: REDUX_MIN_MAX },
+    Row { op: ReduxOp::Max, forms: REDUX_MIN_MAX },
     Row { op: ReduxOp::And, forms: REDUX_LOGIC },
     Row { op: ReduxOp::Or, forms: REDUX_LOGIC },
     Row { op: ReduxOp::Xor, forms: REDUX_LOGIC },
 ];
 
 const REDUX_INTEGER: &[Form] = &[Form::of(TypeSet::of(&[U32, S32])).since(7, 0, 80)];
+/// Of floats `.NaN` and `.abs` may be asked for.
+const REDUX_MIN_MAX: &[Form] = &[
+    Form::of(TypeSet::of(&[U32, S32])).since(7, 0, 80),
+    Form::of(TypeSet::of(&[F32])).allow(ModifierSet::NAN).only(8, 6, &[100, 101, 103]),
+];
 const REDUX_LOGIC: &[Form] = &[Form::of(TypeSet::of(&[B32])).since(7, 0, 80)];
 
 /// What the cache hints of a load or store need.

@@ -6,19 +6,28 @@
 
 mod arith;
 mod convert;
+mod feature;
 mod memory;
 mod set;
 mod target;
+mod tensor;
 
 pub use arith::{
-    BFI, BINARY, COMPARE, DP4A, LOP3, SELP, SET, SLCT, TERNARY, UNARY, unary_result, unsigned, widened,
+    BFI, BINARY, COMPARE, DP4A, LOP3, MIN_MAX_3, MIXED, SELP, SET, SLCT, TERNARY, UNARY, unary_result,
+    unsigned, widened,
 };
-pub use convert::{CVT, CVT_PAIR, MOV, PACK, cvt_sat_fits};
-pub use memory::{ATOM, LOAD_STORE, REDUX, vector};
+pub use convert::{CVT, CVT_PAIR, CVT_STOCHASTIC, MOV, PACK, cvt_sat_fits};
+pub use memory::{
+    ATOM, ATOM_VECTOR, BULK_REDUCE, LOAD_STORE, LOAD_UNIFORM, RED_ASYNC, REDUX, ST_ASYNC, vector,
+};
 pub use set::{Form, Misfit, ModifierError, ModifierSet, Requirement, Row, TypeSet};
 pub use target::{
     LARGE_PARAMETER_BYTES, LARGE_PARAMETERS, SMALL_PARAMETER_BYTES, dynamic_shared_limit, parameter_limit,
     static_shared_limit, target_version, targets,
+};
+pub use tensor::{
+    MMA, MmaExtra, MmaForm, Sparse, WGMMA, matrix_tiles, mma, mma_registers, wgmma, wgmma_columns,
+    wgmma_registers,
 };
 
 use crate::inst::{FenceSemantics, Inst, Operand, PlainSpecial, SpecialReg};
@@ -64,10 +73,22 @@ fn form_for(inst: &Inst, target: Option<Target>) -> Result<Form, Misfit> {
         }
         Inst::Ld { ty, .. } | Inst::St { ty, .. } => by_type(target, LOAD_STORE, *ty, none),
         Inst::Atom { op, ty, .. } => by_type(target, ATOM[*op as usize].forms, *ty, none),
-        Inst::Redux { op, ty, .. } => by_type(target, REDUX[*op as usize].forms, *ty, none),
+        Inst::Redux { op, ty, abs, nan, .. } => {
+            let nan = if *nan { ModifierSet::NAN } else { none };
+            let form = by_type(target, REDUX[*op as usize].forms, *ty, nan)?;
+            if *abs && *ty != ScalarType::F32 { Err(Misfit::Types) } else { Ok(form) }
+        }
+        Inst::MinMax3 { ty, mods, .. } => by_type(target, &[MIN_MAX_3], *ty, (*mods).into()),
+        Inst::Mixed { op, narrow, mods, .. } => {
+            by_types(target, &[MIXED[*op as usize].1], ScalarType::F32, *narrow, (*mods).into())
+        }
+        Inst::CvtStochastic { to, from, mods, .. } => {
+            by_types(target, CVT_STOCHASTIC, *to, *from, (*mods).into())
+        }
+        Inst::Ldu { ty, .. } => by_type(target, &[LOAD_UNIFORM], *ty, none),
         Inst::Match { ty, .. } => by_type(target, MATCH, *ty, none),
         Inst::Cvta { ty, .. } => by_type(target, ADDRESS_TYPES, *ty, none),
-        _ => Ok(Form::of(TypeSet::EMPTY)),
+        _ => Ok(Form { needs: feature::feature(inst)?, ..Form::of(TypeSet::EMPTY) }),
     }
 }
 
@@ -109,6 +130,7 @@ pub fn requirement_on(inst: &Inst, target: Target) -> Requirement {
 fn requirement_for(inst: &Inst, target: Option<Target>) -> Requirement {
     let mut needs = form_for(inst, target).map_or(Requirement::BASE, |f| f.needs);
     let mut also = |r: Requirement| needs = needs.and(r);
+    also(feature::feature(inst).unwrap_or(Requirement::BASE));
     match inst {
         Inst::Mov { src: Operand::Special(s), .. } | Inst::Cvt { a: Operand::Special(s), .. } => {
             also(special(*s));
@@ -128,7 +150,7 @@ fn requirement_for(inst: &Inst, target: Option<Target>) -> Requirement {
             also(ordering.scope.map_or(Requirement::BASE, memory::scope));
             also(vector(srcs.len(), ty.bits()).unwrap_or(Requirement::BASE));
         }
-        Inst::Atom { space, ordering, .. } => {
+        Inst::Atom { space, ordering, .. } | Inst::AtomVector { space, ordering, .. } => {
             also(memory::space(*space));
             if ordering.scope.is_some() {
                 also(memory::semantics(ordering.semantics));

@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 
 use crate::inst::Modifiers;
-use crate::types::{PtxVersion, Rounding, ScalarType, Target};
+use crate::types::{PtxVersion, Rounding, ScalarType, Target, TargetVariant};
 
 /// A set of [`ScalarType`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -183,8 +183,8 @@ pub struct Requirement {
     pub version: PtxVersion,
     /// The least architecture: 80 for `sm_80`.
     pub sm: u32,
-    /// Whether only an architecture-specific target (`sm_90a`) has it.
-    pub specific: bool,
+    /// If not empty, only architecture-specific targets have it (`sm_90a` for 90), and from 100 on their families.
+    pub specific: &'static [u32],
 }
 
 impl Requirement {
@@ -193,7 +193,24 @@ impl Requirement {
 
     /// Version `major.minor` and `sm`.
     pub const fn new(major: u16, minor: u16, sm: u32) -> Self {
-        Self { version: PtxVersion::new(major, minor), sm, specific: false }
+        Self { version: PtxVersion::new(major, minor), sm, specific: &[] }
+    }
+
+    /// Version `major.minor` and only the architecture-specific targets of `specific`, the oldest first.
+    pub const fn only(major: u16, minor: u16, specific: &'static [u32]) -> Self {
+        let sm = if specific.is_empty() { 0 } else { specific[0] };
+        Self { version: PtxVersion::new(major, minor), sm, specific }
+    }
+
+    /// Whether a target has it, in a version that is new enough.
+    pub fn has_target(&self, target: Target) -> bool {
+        let family = |sm: &u32| *sm >= 100 && sm / 10 == target.sm / 10 && *sm <= target.sm;
+        match target.variant {
+            _ if self.specific.is_empty() => target.sm >= self.sm,
+            TargetVariant::Plain => false,
+            TargetVariant::Specific => self.specific.iter().any(|sm| *sm == target.sm || family(sm)),
+            TargetVariant::Family => self.specific.iter().any(family),
+        }
     }
 
     /// What is needed for both.
@@ -202,7 +219,7 @@ impl Requirement {
         Self {
             version: self.version.max(other.version),
             sm: self.sm.max(other.sm),
-            specific: self.specific || other.specific,
+            specific: if self.specific.is_empty() { other.specific } else { self.specific },
         }
     }
 }
@@ -263,6 +280,11 @@ impl Form {
     /// Exists from PTX `major.minor` and `sm` on.
     pub const fn since(self, major: u16, minor: u16, sm: u32) -> Self {
         Self { needs: Requirement::new(major, minor, sm), ..self }
+    }
+
+    /// Exists on architecture-specific targets only.
+    pub const fn only(self, major: u16, minor: u16, specific: &'static [u32]) -> Self {
+        Self { needs: Requirement::only(major, minor, specific), ..self }
     }
 
     /// Whether the form has this type.

@@ -53,6 +53,9 @@ pub struct Parsed {
     pub module: Module,
     /// Errors and warnings.
     pub diagnostics: Vec<Diagnostic>,
+    /// Whether every statement is in the module. Instructions whose opcode could not be read are, as
+    /// [`Inst::Opaque`](crate::inst::Inst::Opaque): with only those wrong, the rest of the module can still be run.
+    pub complete: bool,
 }
 
 impl Parsed {
@@ -75,7 +78,7 @@ pub mod rules {
     pub const SYNTAX: &str = "P-SYNTAX";
     /// No such instruction or directive.
     pub const UNKNOWN: &str = "P-UNKNOWN";
-    /// The text is PTX, but this version does not read it.
+    /// The text is PTX, but this crate has no typed form of it; an instruction is kept as text.
     pub const UNSUPPORTED: &str = "P-UNSUPPORTED";
     /// A modifier or type that the instruction does not take, or one that is missing.
     pub const MODIFIER: &str = "P-MODIFIER";

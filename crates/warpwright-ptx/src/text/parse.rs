@@ -5,14 +5,19 @@
 //! cost nothing.
 
 mod arith;
+mod asynchronous;
 mod body;
+mod cluster;
 mod constant;
 mod directives;
 mod functions;
 mod memory;
 mod names;
+mod opaque;
 mod opcode;
 mod operands;
+mod rest;
+mod tensor;
 mod variables;
 mod warp;
 
@@ -47,7 +52,7 @@ pub fn parse(text: &str) -> Parsed {
         parser.check_ascii();
         parser.module();
     }
-    Parsed { module: parser.module, diagnostics: parser.diagnostics }
+    Parsed { module: parser.module, diagnostics: parser.diagnostics, complete: parser.complete }
 }
 
 /// An error that has been reported already.
@@ -74,6 +79,8 @@ struct Parser<'a> {
     diagnostics: Vec<Diagnostic>,
     /// Which component a vector register without one stands for at the moment.
     component: Option<u32>,
+    /// Whether every statement so far is in the module.
+    complete: bool,
     /// The modifiers of the current opcode; kept to reuse the allocation.
     modifiers: Vec<Token<'a>>,
 }
@@ -100,6 +107,7 @@ impl<'a> Parser<'a> {
             body: Body::new(Function::entry("")),
             diagnostics: Vec::new(),
             component: None,
+            complete: true,
             modifiers: Vec::new(),
         }
     }
@@ -112,6 +120,7 @@ impl<'a> Parser<'a> {
         let before = &self.text.as_bytes()[..at];
         let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |n| n + 1);
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        self.complete = false;
         self.diagnostics.push(Diagnostic {
             severity: Severity::Error,
             rule: rules::ASCII,
@@ -125,6 +134,7 @@ impl<'a> Parser<'a> {
     // Diagnostics
 
     fn report(&mut self, severity: Severity, rule: &'static str, at: Token<'_>, message: String) {
+        self.complete &= severity != Severity::Error;
         if self.diagnostics.len() < MAX_DIAGNOSTICS {
             let Token { line, column, .. } = at;
             self.diagnostics.push(Diagnostic { severity, rule, line, column, len: at.len(), message });

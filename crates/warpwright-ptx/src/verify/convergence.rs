@@ -109,6 +109,20 @@ fn waits(cx: &Checker<'_>, facts: &Facts, inst: &Inst) -> Option<Wait> {
     if let Inst::Barrier { aligned, .. } = inst {
         return Some(if *aligned { Wait::Barrier } else { Wait::SomeLanes });
     }
+    match inst {
+        Inst::Mma(_)
+        | Inst::LdMatrix { .. }
+        | Inst::StMatrix { .. }
+        | Inst::MovMatrix { .. }
+        | Inst::Wgmma(_)
+        | Inst::WgmmaFence
+        | Inst::WgmmaCommit
+        | Inst::WgmmaWait { .. }
+        | Inst::SetMaxNreg { .. }
+        | Inst::TensormapCopyFence { .. }
+        | Inst::ClusterBarrier { aligned: true, .. } => return Some(Wait::Lanes),
+        _ => {}
+    }
     let full = |m| constant_mask(cx, facts, m) == Some(FULL_MASK);
     mask(inst).map(|m| if full(m) { Wait::Lanes } else { Wait::SomeLanes })
 }
@@ -207,7 +221,11 @@ impl Divergence {
             Inst::Shfl { mode: ShflMode::Idx, a, b, .. } => is(*a) && is(*b),
             Inst::Elect { .. } => true,
             Inst::Barrier { .. } => false,
-            Inst::Atom { .. } => true,
+            Inst::Atom { .. } | Inst::AtomVector { .. } | Inst::Opaque(_) => true,
+            Inst::Mma(_) | Inst::Wgmma(_) | Inst::LdMatrix { .. } | Inst::MovMatrix { .. } => true,
+            // Lanes that poll a barrier see it complete together or go round again together.
+            Inst::MbarrierWait { .. } => false,
+            Inst::MbarrierArrive { .. } => true,
             Inst::Ld { space, addr, .. } => {
                 let local = *space == StateSpace::Local;
                 local || matches!(addr.base, AddressBase::Reg(r) if self.register[r.0 as usize])

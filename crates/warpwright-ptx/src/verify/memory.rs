@@ -6,6 +6,8 @@ use crate::inst::*;
 use crate::module::{Linkage, Module, Param, Symbol, Variable};
 use crate::types::*;
 
+/// The alignment of bulk copies.
+const BULK_ALIGN: u64 = 16;
 /// How far a chain of copies and additions is followed back to a symbol.
 const CHAIN: u32 = 16;
 
@@ -93,6 +95,16 @@ enum Kind {
     Store,
     Atomic,
     Prefetch,
+    /// A row of `ldmatrix` or `stmatrix`.
+    Matrix,
+    /// An mbarrier of the block.
+    Barrier,
+    /// An mbarrier of any block of the cluster.
+    RemoteBarrier,
+    /// A bulk or tensor copy, at 16 bytes.
+    Bulk,
+    /// A tensor map.
+    Map,
 }
 
 impl Kind {
@@ -102,29 +114,112 @@ impl Kind {
             Self::Store => "store",
             Self::Atomic => "atomic",
             Self::Prefetch => "prefetch",
+            Self::Matrix => "matrix row",
+            Self::Barrier | Self::RemoteBarrier => "mbarrier",
+            Self::Bulk => "bulk copy",
+            Self::Map => "tensor map",
         }
     }
 }
 
-fn access(inst: &Inst) -> Option<Access> {
-    Some(match inst {
-        Inst::Ld { space, ty, dsts, addr, .. } => {
-            let bytes = dsts.len() as u64 * u64::from(ty.bytes());
-            Access { space: *space, addr: *addr, bytes, kind: Kind::Load }
+/// Calls `f` for every access of an instruction.
+fn accesses(inst: &Inst, mut f: impl FnMut(Access)) {
+    use StateSpace::{Global, Shared};
+    let mut one = |space, addr: &Address, bytes, kind| f(Access { space, addr: *addr, bytes, kind });
+    let literal = |bytes: &Operand| match bytes {
+        Operand::Imm(Imm::Int(n)) => u64::try_from(*n).unwrap_or(0),
+        _ => 0,
+    };
+    let vector = |ty: &ScalarType, n: usize| n as u64 * u64::from(ty.bytes());
+    /// Bytes of an mbarrier.
+    const BARRIER: u64 = 8;
+    /// Bytes of a row of `ldmatrix`.
+    const ROW: u64 = 16;
+    match inst {
+        Inst::Ld { space, ty, dsts, addr, .. } | Inst::Ldu { space, ty, dsts, addr } => {
+            one(*space, addr, vector(ty, dsts.len()), Kind::Load);
         }
-        Inst::St { space, ty, srcs, addr, .. } => {
-            let bytes = srcs.len() as u64 * u64::from(ty.bytes());
-            Access { space: *space, addr: *addr, bytes, kind: Kind::Store }
-        }
-        Inst::Atom { space, ty, addr, .. } => {
-            Access { space: *space, addr: *addr, bytes: u64::from(ty.bytes()), kind: Kind::Atomic }
+        Inst::St { space, ty, srcs, addr, .. } => one(*space, addr, vector(ty, srcs.len()), Kind::Store),
+        Inst::Atom { space, ty, addr, .. } => one(*space, addr, vector(ty, 1), Kind::Atomic),
+        Inst::AtomVector { space, ty, addr, srcs, .. } => {
+            one(*space, addr, vector(ty, srcs.len()), Kind::Atomic);
         }
         // A prefetch touches some line; its offset need not be aligned or inside.
-        Inst::Prefetch { space, addr, .. } => {
-            Access { space: *space, addr: *addr, bytes: 0, kind: Kind::Prefetch }
+        Inst::Prefetch { space, addr, .. } => one(*space, addr, 0, Kind::Prefetch),
+        Inst::PrefetchUniform { addr } => one(StateSpace::Generic, addr, 0, Kind::Prefetch),
+        Inst::PrefetchTensormap { space, addr } => one(*space, addr, 0, Kind::Map),
+        Inst::Discard { space, addr } | Inst::ApplyPriority { space, addr } => {
+            one(*space, addr, 0, Kind::Prefetch);
         }
-        _ => return None,
-    })
+        Inst::LdMatrix { space, addr, .. } => one(*space, addr, ROW, Kind::Matrix),
+        Inst::StMatrix { space, addr, .. } => one(*space, addr, ROW, Kind::Matrix),
+        Inst::CpAsync { dst, src, bytes, .. } => {
+            one(Shared, dst, u64::from(*bytes), Kind::Store);
+            one(Global, src, u64::from(*bytes), Kind::Load);
+        }
+        Inst::CpAsyncArrive { space, addr, .. }
+        | Inst::MbarrierInit { space, addr, .. }
+        | Inst::MbarrierInval { space, addr }
+        | Inst::MbarrierWait { space, addr, .. } => one(*space, addr, BARRIER, Kind::Barrier),
+        Inst::MbarrierArrive { space, addr, .. } | Inst::MbarrierTx { space, addr, .. } => {
+            one(*space, addr, BARRIER, Kind::RemoteBarrier);
+        }
+        Inst::BulkCopy(c) => {
+            let bytes = literal(&c.bytes);
+            one(c.dst_space, &c.dst, bytes, Kind::Bulk);
+            one(c.src_space, &c.src, bytes, Kind::Bulk);
+            if let Completion::Mbarrier(addr) = &c.completion {
+                one(c.dst_space, addr, BARRIER, Kind::RemoteBarrier);
+            }
+        }
+        Inst::BulkReduce(c) => {
+            let bytes = literal(&c.bytes);
+            one(c.dst_space, &c.dst, bytes, Kind::Bulk);
+            one(Shared, &c.src, bytes, Kind::Bulk);
+            if let Completion::Mbarrier(addr) = &c.completion {
+                one(c.dst_space, addr, BARRIER, Kind::RemoteBarrier);
+            }
+        }
+        Inst::BulkPrefetch { addr, .. } => one(Global, addr, 0, Kind::Prefetch),
+        Inst::TensorCopy(c) => {
+            one(StateSpace::Generic, &c.map, 0, Kind::Map);
+            match &c.transfer {
+                TensorTransfer::Load { dst_space, dst, barrier, .. } => {
+                    one(*dst_space, dst, 0, Kind::Bulk);
+                    one(*dst_space, barrier, BARRIER, Kind::RemoteBarrier);
+                }
+                TensorTransfer::Store { src } | TensorTransfer::Reduce { src, .. } => {
+                    one(Shared, src, 0, Kind::Bulk);
+                }
+                TensorTransfer::Prefetch => {}
+            }
+        }
+        Inst::StBulk { space, addr, bytes } => one(*space, addr, literal(bytes), Kind::Bulk),
+        Inst::StAsync { space, ty, addr, srcs, order } => {
+            one(*space, addr, vector(ty, srcs.len()), Kind::Store);
+            if let AsyncOrder::Mbarrier(barrier) = order {
+                one(*space, barrier, BARRIER, Kind::RemoteBarrier);
+            }
+        }
+        Inst::RedAsync { space, ty, addr, order, .. } => {
+            one(*space, addr, vector(ty, 1), Kind::Atomic);
+            if let AsyncOrder::Mbarrier(barrier) = order {
+                one(*space, barrier, BARRIER, Kind::RemoteBarrier);
+            }
+        }
+        Inst::TensormapReplace { space, addr, .. } => one(*space, addr, 0, Kind::Bulk),
+        Inst::TensormapCopyFence { dst, src, .. } => {
+            one(Global, dst, 0, Kind::Bulk);
+            one(Shared, src, 0, Kind::Bulk);
+        }
+        Inst::ProxyFence(ProxyFence::TensormapAcquire { addr, .. }) => {
+            one(StateSpace::Generic, addr, 0, Kind::Map);
+        }
+        Inst::CreatePolicy { source: PolicySource::Range { space, addr, .. }, .. } => {
+            one(*space, addr, 0, Kind::Prefetch);
+        }
+        _ => {}
+    }
 }
 
 pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
@@ -134,11 +229,11 @@ pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
         if let Inst::Isspacep { space: StateSpace::Generic, .. } = inst {
             cx.report(Rule::Mem1, "isspacep asks about a named state space".to_owned());
         }
-        if let Some(a) = access(inst) {
+        accesses(inst, |a| {
             space(cx, &a);
             width(cx, &a);
             place(cx, facts, &a);
-        }
+        });
     });
     effect(cx);
 }
@@ -155,6 +250,10 @@ fn space(cx: &mut Checker<'_>, a: &Access) {
         Kind::Store => a.space != Const,
         Kind::Atomic => matches!(a.space, Generic | Global | Shared | SharedCluster),
         Kind::Prefetch => matches!(a.space, Generic | Global | Local),
+        Kind::Matrix | Kind::Barrier => matches!(a.space, Generic | Shared),
+        Kind::RemoteBarrier => matches!(a.space, Generic | Shared | SharedCluster),
+        Kind::Bulk => matches!(a.space, Generic | Global | Shared | SharedCluster),
+        Kind::Map => matches!(a.space, Generic | Global | Param | Const),
     };
     if !takes {
         let why = match (a.kind, a.space) {
@@ -257,7 +356,7 @@ fn place(cx: &mut Checker<'_>, facts: &Facts, a: &Access) {
         return;
     }
     let Some(offset) = known.offset.checked_add(a.addr.offset) else { return };
-    if a.kind == Kind::Prefetch {
+    if a.bytes == 0 {
         return;
     }
     bounds(cx, a, &object, offset);
@@ -292,7 +391,7 @@ fn bounds(cx: &mut Checker<'_>, a: &Access, object: &Object<'_>, offset: i64) {
 }
 
 fn alignment(cx: &mut Checker<'_>, a: &Access, object: &Object<'_>, offset: i64) {
-    let size = a.bytes;
+    let size = if a.kind == Kind::Bulk { BULK_ALIGN } else { a.bytes };
     if !size.is_power_of_two() {
         return;
     }
@@ -326,7 +425,17 @@ fn effect(cx: &mut Checker<'_>) {
         some = true;
         lasting |= match &i.inst {
             Inst::St { space, .. } => !matches!(space, StateSpace::Shared | StateSpace::Local),
-            Inst::Atom { .. } | Inst::Trap | Inst::Brkpt => true,
+            Inst::Atom { .. } | Inst::AtomVector { .. } | Inst::Trap | Inst::Brkpt => true,
+            Inst::BulkCopy(c) => c.dst_space == StateSpace::Global,
+            Inst::BulkReduce(c) => c.dst_space == StateSpace::Global,
+            Inst::TensorCopy(c) => {
+                matches!(c.transfer, TensorTransfer::Store { .. } | TensorTransfer::Reduce { .. })
+            }
+            Inst::StAsync { .. }
+            | Inst::RedAsync { .. }
+            | Inst::TensormapReplace { .. }
+            | Inst::TensormapCopyFence { .. }
+            | Inst::Opaque(_) => true,
             _ => false,
         };
     }

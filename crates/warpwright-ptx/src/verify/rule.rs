@@ -55,6 +55,9 @@ rules! {
     Type8 = "V-TYPE-8" Error,
     /// A guard, a branch condition and a logical operand are predicates.
     Type9 = "V-TYPE-9" Error,
+    /// A literal size is one that the instruction has: 4, 8 or 16 bytes for `cp.async`, multiples of 16 for bulk copies, 24
+    /// to 256 registers for `setmaxnreg`.
+    Type10 = "V-TYPE-10" Error,
 
     /// A value has one definition.
     Def1 = "V-DEF-1" Error,

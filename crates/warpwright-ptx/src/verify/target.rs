@@ -3,7 +3,7 @@
 use super::{Checker, Rule, VerifyError, module_finding};
 use crate::isa;
 use crate::module::{Function, Module};
-use crate::types::{StateSpace, TargetVariant};
+use crate::types::{StateSpace, Target};
 
 /// The largest block that any target runs.
 const MAX_THREADS: u64 = 1024;
@@ -55,17 +55,17 @@ pub(super) fn check(cx: &mut Checker<'_>) {
             cx.report(Rule::Target2, message);
         }
         let target = cx.module.target;
-        if needs.sm > target.sm {
-            cx.report(
-                Rule::Target3,
-                format!("this instruction needs sm_{} or later, the module is for {target}", needs.sm),
-            );
-        } else if needs.specific && (target.variant != TargetVariant::Specific || target.sm != needs.sm) {
-            cx.report(
-                Rule::Target3,
-                format!("this instruction exists on sm_{}a only, the module is for {target}", needs.sm),
-            );
+        if needs.has_target(target) {
+            return;
         }
+        let message = if needs.specific.is_empty() {
+            format!("this instruction needs sm_{} or later, the module is for {target}", needs.sm)
+        } else {
+            let names: Vec<String> =
+                needs.specific.iter().map(|sm| Target::specific(*sm).to_string()).collect();
+            format!("this instruction exists on {} only, the module is for {target}", names.join(", "))
+        };
+        cx.report(Rule::Target3, message);
     });
 }
 

@@ -1,10 +1,14 @@
 //! V-TYPE: operators, types, modifiers and operands fit together.
 
+mod asynchronous;
+mod tensor;
+
 use super::{Checker, Rule};
 use crate::inst::*;
 use crate::isa::{self, Misfit};
 use crate::types::ScalarType::{self, *};
 use crate::types::{StateSpace, TypeClass};
+use asynchronous::three;
 
 /// How the width of a register may differ from the instruction type.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,7 +72,7 @@ fn spelling(inst: &Inst) -> String {
         Inst::Atom { op, ty, dst: None, .. } => format!("red.{op}.{ty}"),
         Inst::Match { ty, .. } => format!("match.{ty}"),
         Inst::Redux { op, ty, .. } => format!("redux.sync.{op}.{ty}"),
-        _ => "instruction".to_owned(),
+        _ => crate::text::mnemonic(inst),
     }
 }
 
@@ -92,7 +96,8 @@ fn fits(reg: ScalarType, ty: ScalarType, width: Width) -> bool {
         (TypeClass::Unsigned | TypeClass::Signed, _) => wide_enough,
         (TypeClass::Float, TypeClass::Bits) => match ty {
             // These have no registers of their own and are never widened.
-            BF16 | BF16x2 | TF32 | E4M3x2 | E5M2x2 => same_width,
+            BF16 | BF16x2 | TF32 | F32x2 | E4M3x2 | E5M2x2 | E2M1x2 | E2M3x2 | E3M2x2 | UE8M0x2 | E4M3x4
+            | E5M2x4 | E2M1x4 | E2M3x4 | E3M2x4 => same_width,
             _ => wide_enough,
         },
         (TypeClass::Float, TypeClass::Float) => reg == ty && same_width,
@@ -315,17 +320,20 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             for d in dsts.iter().flatten() {
                 register(cx, *d, ty, Width::OrWider, "the result");
             }
-            policy(cx, hints);
+            policy(cx, hints.policy);
         }
         Inst::St { space, ty, ref hints, ref srcs, .. } => {
             vector(cx, space, ty, srcs.len());
             for s in srcs {
                 source_of_width(cx, *s, ty, Width::OrWider, "the stored operand");
             }
-            policy(cx, hints);
+            policy(cx, hints.policy);
         }
         Inst::Prefetch { .. } | Inst::Fence { .. } | Inst::Brkpt | Inst::Trap => {}
-        Inst::Atom { op, ty, dst, b, c, noftz, .. } => atomic(cx, op, ty, dst, b, c, noftz),
+        Inst::Atom { op, ty, dst, b, c, noftz, policy: p, .. } => {
+            atomic(cx, op, ty, dst, b, c, noftz);
+            policy(cx, p);
+        }
         Inst::Shfl { dst, pred, a, b, c, mask, .. } => {
             source(cx, a, B32, A);
             source(cx, b, U32, B);
@@ -379,8 +387,77 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
         }
         Inst::WarpBarrier { mask } => source(cx, mask, U32, MASK),
         Inst::Nanosleep { duration } => source(cx, duration, U32, A),
+        Inst::Dp2a { dst, a, b, c, .. } => {
+            three(cx, [a, b, c], U32);
+            result(cx, dst, U32);
+        }
+        Inst::Lop3Pred { dst, pred, a, b, c, q, .. } => {
+            three(cx, [a, b, c], B32);
+            predicate(cx, q.reg, D);
+            if let Some(d) = dst {
+                result(cx, d, B32);
+            }
+            register(cx, pred, Pred, Width::Exact, "the second result");
+        }
+        Inst::Fns { dst, mask, base, offset } => {
+            three(cx, [mask, base, offset], B32);
+            result(cx, dst, B32);
+        }
+        Inst::MinMax3 { ty, dst, a, b, c, .. } => {
+            three(cx, [a, b, c], ty);
+            result(cx, dst, ty);
+        }
+        Inst::Mixed { narrow, dst, a, b, c, .. } => {
+            source(cx, a, narrow, A);
+            if let Some(b) = b {
+                source(cx, b, narrow, B);
+            }
+            source(cx, c, F32, C);
+            result(cx, dst, F32);
+        }
+        Inst::CvtStochastic { to, from, dst, ref srcs, bits, .. } => {
+            let halves = matches!(to, F16x2 | BF16x2);
+            if srcs.len() != if halves { 2 } else { 4 } {
+                cx.report(Rule::Type7, format!("{} values do not make up a .{to}", srcs.len()));
+            }
+            for s in srcs {
+                source(cx, *s, from, A);
+            }
+            source(cx, bits, B32, "the random bits");
+            result(cx, dst, to);
+        }
+        Inst::CvtPack { to, dst, a, b, c } => {
+            source(cx, a, S32, A);
+            source(cx, b, S32, B);
+            if c.is_some() != (to.bits() < 16) {
+                cx.report(Rule::Type8, format!("cvt.pack to .{to} has no third operand, or needs one"));
+            }
+            if let Some(c) = c {
+                source(cx, c, B32, C);
+            }
+            result(cx, dst, B32);
+        }
+        Inst::Ldu { ty, ref dsts, .. } => {
+            vector(cx, StateSpace::Generic, ty, dsts.len());
+            for d in dsts.iter().flatten() {
+                register(cx, *d, ty, Width::OrWider, "the result");
+            }
+        }
+        Inst::AtomVector { op, space, ty, noftz, ref dsts, ref srcs, policy: p, .. } => {
+            asynchronous::atomic_vector(cx, op, space, ty, noftz, dsts.as_deref(), srcs);
+            policy(cx, p);
+        }
+        Inst::Mma(ref m) => tensor::mma(cx, m),
+        Inst::LdMatrix { tiles, ref dsts, .. } => tensor::load_matrix(cx, tiles, dsts),
+        Inst::StMatrix { tiles, ref srcs, .. } => tensor::store_matrix(cx, tiles, srcs),
+        Inst::MovMatrix { dst, a } => {
+            tensor::only_register(cx, a, B32, A);
+            result(cx, dst, B32);
+        }
+        Inst::Wgmma(ref m) => tensor::wgmma(cx, m),
+        Inst::SetMaxNreg { count, .. } => tensor::max_registers(cx, count),
         Inst::Call { .. } => super::calls::operands(cx, inst),
-        _ => {}
+        _ => asynchronous::operands(cx, inst),
     }
 }
 
@@ -413,7 +490,7 @@ fn moved(cx: &mut Checker<'_>, src: Operand, ty: ScalarType) {
 
 fn convert(cx: &mut Checker<'_>, to: ScalarType, from: ScalarType, dst: Reg, a: Operand, b: Option<Operand>) {
     // Where a type without registers of its own takes part, nothing is widened.
-    let narrow = |t| matches!(t, BF16 | BF16x2 | TF32 | E4M3x2 | E5M2x2);
+    let narrow = |t| matches!(t, BF16 | BF16x2 | TF32 | E4M3x2 | E5M2x2 | E2M1x2 | E2M3x2 | E3M2x2 | UE8M0x2);
     let width = if narrow(to) || narrow(from) { Width::Exact } else { Width::OrWider };
     match a {
         Operand::Special(s) => {
@@ -458,8 +535,8 @@ fn vector(cx: &mut Checker<'_>, space: StateSpace, ty: ScalarType, width: usize)
     }
 }
 
-fn policy(cx: &mut Checker<'_>, hints: &CacheHints) {
-    if let Some(p) = hints.policy {
+fn policy(cx: &mut Checker<'_>, policy: Option<Reg>) {
+    if let Some(p) = policy {
         register(cx, p, B64, Width::Exact, "the cache policy");
     }
 }

@@ -137,7 +137,10 @@ fn floor_on(needs: Requirement, target: Target) -> (PtxVersion, Target) {
 /// The version and target below which `needs` says that nothing works, as far as the assembler can tell.
 fn floor(needs: Requirement) -> (PtxVersion, Target) {
     let sm = needs.sm.max(OLDEST.sm);
-    let target = if needs.specific { Target::specific(sm) } else { Target::sm(sm) };
+    let target = match needs.specific {
+        [] => Target::sm(sm),
+        [first, ..] => Target::specific(*first),
+    };
     floor_on(needs, target)
 }
 

@@ -1,5 +1,6 @@
 //! Arithmetic, comparisons, moves and conversions.
 
+use super::rest::Rest;
 use super::{Parser, Read, rules};
 use crate::inst::*;
 use crate::text::lex::Token;
@@ -16,6 +17,8 @@ struct Arith {
     len: usize,
     types: [ScalarType; 2],
     type_count: usize,
+    /// `.abs` that is not part of `.xorsign.abs`
+    abs: bool,
 }
 
 /// Why modifiers make no opcode, with the index of the one at fault.
@@ -53,7 +56,13 @@ fn is_head(head: &str) -> bool {
 impl<'a> Parser<'a> {
     /// The modifiers of an arithmetic opcode; what is wrong with them is said here.
     fn arith(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Arith> {
-        Arith::read(head, modifiers).map_err(|refused| {
+        let read = Arith::read(head, modifiers);
+        if let (Ok(Arith { abs: true, .. }), Some(at)) = (&read, modifiers.iter().find(|m| m.text == "abs"))
+            && !matches!(head.text, "min" | "max")
+        {
+            return Err(self.unknown_modifier(head, *at));
+        }
+        read.map_err(|refused| {
             if !is_head(head.text) {
                 return self.unknown_opcode(head, modifiers);
             }
@@ -112,15 +121,13 @@ impl<'a> Parser<'a> {
             });
         };
         let (ty, mods) = (arith.types[0], arith.mods);
+        if let (2, [ScalarType::F32, narrow @ (ScalarType::F16 | ScalarType::BF16)], Some(op)) =
+            (arith.type_count, arith.types, MixedOp::from_name(arith.name()))
+        {
+            return self.mixed(op, narrow, mods);
+        }
         if arith.type_count != 1 {
             return Err(match modifiers.iter().filter(|m| ScalarType::from_name(m.text).is_some()).nth(1) {
-                // `add.f32.bf16` and the like, which sm_100 brought.
-                Some(second)
-                    if matches!(head.text, "add" | "sub" | "fma")
-                        && matches!(second.text, "f16" | "bf16") =>
-                {
-                    self.unsupported(*second, &format!("{}.{ty}.{}", head.text, second.text))
-                }
                 Some(second) => self.unknown_modifier(head, *second),
                 None => self.missing_modifier(head, "a type such as `.f32`"),
             });
@@ -134,8 +141,10 @@ impl<'a> Parser<'a> {
             Operator::One(op) => Inst::Unary { op, ty, mods, dst, a },
             Operator::Two(op) => {
                 let b = self.next_operand(ty)?;
-                if matches!(op, BinaryOp::Min | BinaryOp::Max) && self.token.is(b',') {
-                    return Err(self.unsupported(head, &format!("{} of three values", head.text)));
+                if matches!(op, BinaryOp::Min | BinaryOp::Max) && (arith.abs || self.token.is(b',')) {
+                    let c = self.next_operand(ty)?;
+                    let max = op == BinaryOp::Max;
+                    return Ok(Inst::MinMax3 { max, abs: arith.abs, ty, mods, dst, a, b, c });
                 }
                 Inst::Binary { op, ty, mods, dst, a, b }
             }
@@ -146,6 +155,15 @@ impl<'a> Parser<'a> {
             }
         };
         Ok(inst)
+    }
+
+    /// `add.f32.f16` and its relatives.
+    fn mixed(&mut self, op: MixedOp, narrow: ScalarType, mods: Modifiers) -> Read<Inst> {
+        let dst = self.reg()?;
+        let a = self.next_operand(narrow)?;
+        let b = if op == MixedOp::Fma { Some(self.next_operand(narrow)?) } else { None };
+        let c = self.next_operand(ScalarType::F32)?;
+        Ok(Inst::Mixed { op, narrow, mods, dst, a, b, c })
     }
 
     /// `and.pred` and its relatives.
@@ -190,7 +208,45 @@ impl<'a> Parser<'a> {
         Ok(Inst::PredMov { dst, a: self.source(ty)? })
     }
 
+    /// `cvt.rs`, which has been looked at, rounds with random bits.
+    fn convert_stochastic(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let rest: Vec<_> = modifiers.iter().copied().filter(|m| m.text != "rs").collect();
+        let arith = self.arith(head, &rest)?;
+        if arith.name() != "cvt" || arith.type_count != 2 {
+            return Err(self.missing_modifier(head, "a destination type and a source type"));
+        }
+        let [to, from] = arith.types;
+        let dst = self.reg()?;
+        self.expect(b',')?;
+        let srcs = if self.token.is(b'{') {
+            self.braced(|p| p.operand(from))?
+        } else {
+            vec![self.operand(from)?, self.next_operand(from)?]
+        };
+        let bits = self.next_operand(ScalarType::B32)?;
+        Ok(Inst::CvtStochastic { to, from, mods: arith.mods, dst, srcs, bits })
+    }
+
+    fn convert_pack(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let mut rest = Rest::new(head, modifiers);
+        self.require(&mut rest, &["pack", "sat"])?;
+        let to = self.need(&mut rest, PackedInteger::from_name, "a type such as `.u8`")?;
+        self.require(&mut rest, &["s32"])?;
+        let appends = rest.take("b32");
+        self.nothing_left(&rest)?;
+        let dst = self.reg()?;
+        let a = self.next_operand(ScalarType::S32)?;
+        let b = self.next_operand(ScalarType::S32)?;
+        let c = if appends { Some(self.next_operand(ScalarType::B32)?) } else { None };
+        Ok(Inst::CvtPack { to, dst, a, b, c })
+    }
+
     pub(super) fn convert(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        match modifiers {
+            [first, ..] if first.text == "pack" => return self.convert_pack(head, modifiers),
+            _ if modifiers.iter().any(|m| m.text == "rs") => return self.convert_stochastic(head, modifiers),
+            _ => {}
+        }
         let arith = self.arith(head, modifiers)?;
         if arith.name() != "cvt" {
             return Err(self.wrong_selector(head, modifiers));
@@ -307,23 +363,57 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn lop3(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
-        if let [op, ..] = modifiers
-            && matches!(op.text, "or" | "and")
-        {
-            return Err(self.unsupported_modifier(head, *op));
-        }
-        self.exactly(head, modifiers, &["b32"])?;
-        let dst = self.reg()?;
+        let op = match modifiers {
+            [op, rest @ ..] if matches!(op.text, "or" | "and") => {
+                self.exactly(head, rest, &["b32"])?;
+                if op.text == "or" { Some(BoolOp::Or) } else { Some(BoolOp::And) }
+            }
+            _ => {
+                self.exactly(head, modifiers, &["b32"])?;
+                None
+            }
+        };
+        let (dst, pred) = if op.is_some() {
+            let dst = self.reg_or_sink()?;
+            self.expect(b'|')?;
+            (dst, Some(self.reg()?))
+        } else {
+            (Some(self.reg()?), None)
+        };
         let a = self.next_operand(ScalarType::B32)?;
         let b = self.next_operand(ScalarType::B32)?;
         let c = self.next_operand(ScalarType::B32)?;
         self.expect(b',')?;
         let at = self.token;
         let lut = self.unsigned()?;
-        match u8::try_from(lut) {
-            Ok(lut) => Ok(Inst::Lop3 { dst, a, b, c, lut }),
-            Err(_) => Err(self.fail(rules::NUMBER, at, "the table of `lop3` is between 0 and 255")),
+        let Ok(lut) = u8::try_from(lut) else {
+            return Err(self.fail(rules::NUMBER, at, "the table of `lop3` is between 0 and 255"));
+        };
+        match (op, pred, dst) {
+            (Some(op), Some(pred), dst) => {
+                self.expect(b',')?;
+                let q = self.predicate_source()?;
+                Ok(Inst::Lop3Pred { op, dst, pred, a, b, c, lut, q })
+            }
+            (_, _, Some(dst)) => Ok(Inst::Lop3 { dst, a, b, c, lut }),
+            _ => Err(self.unexpected("a register")),
         }
+    }
+
+    pub(super) fn dp2a(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let mut rest = Rest::new(head, modifiers);
+        let high = rest.take("hi");
+        if !high {
+            self.require(&mut rest, &["lo"])?;
+        }
+        let a_ty = self.need(&mut rest, ScalarType::from_name, "two types, each `.u32` or `.s32`")?;
+        let b_ty = self.need(&mut rest, ScalarType::from_name, "two types, each `.u32` or `.s32`")?;
+        self.nothing_left(&rest)?;
+        let dst = self.reg()?;
+        let a = self.next_operand(a_ty)?;
+        let b = self.next_operand(b_ty)?;
+        let c = self.next_operand(ScalarType::S32)?;
+        Ok(Inst::Dp2a { high, a_ty, b_ty, dst, a, b, c })
     }
 
     pub(super) fn dp4a(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
@@ -350,6 +440,7 @@ impl Arith {
             len: 0,
             types: [ScalarType::Pred; 2],
             type_count: 0,
+            abs: false,
         };
         if !arith.extend(head.text) {
             return Err(Refused::Unknown(0));
@@ -369,6 +460,7 @@ impl Arith {
                     &mut mods.xorsign_abs
                 }
                 "abs" if i > 0 && modifiers[i - 1].text == "xorsign" => continue,
+                "abs" => &mut arith.abs,
                 text => {
                     if let Some(ty) = ScalarType::from_name(text) {
                         *arith.types.get_mut(arith.type_count).ok_or(Refused::Unknown(i))? = ty;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::functions::{Label, List};
 use super::names::Hashing;
-use super::{MAX_NESTING, Parser, Read, rules};
+use super::{Diagnostic, MAX_NESTING, Parser, Read, rules};
 use crate::inst::*;
 use crate::module::*;
 use crate::text::lex::{Kind, Token};
@@ -368,14 +368,32 @@ impl<'a> Parser<'a> {
         }
         let read = match head.text {
             "bra" | "ret" | "exit" | "brx" => self.terminator(head, &modifiers, guard),
-            _ => self.operation(head, &modifiers).and_then(|inst| {
-                self.expect(b';')?;
-                self.body.push(Instruction { guard, inst }, location(head));
-                Ok(())
-            }),
+            _ => {
+                let (at, said, complete) = (self.token, self.diagnostics.len(), self.complete);
+                let mut read = self.operation(head, &modifiers);
+                if read.is_err() && self.opcode_is_at_fault(at, said) {
+                    read = self.opaque(head, &modifiers);
+                    // The statement is in the module after all.
+                    self.complete |= complete && read.is_ok();
+                }
+                read.and_then(|inst| {
+                    self.expect(b';')?;
+                    self.body.push(Instruction { guard, inst }, location(head));
+                    Ok(())
+                })
+            }
         };
         self.modifiers = modifiers;
         read
+    }
+
+    /// Whether all that went wrong since `said` diagnostics lies in the opcode, the operands being still to be read.
+    fn opcode_is_at_fault(&self, operands: Token<'_>, said: usize) -> bool {
+        let untouched = (self.token.line, self.token.column) == (operands.line, operands.column);
+        let new = self.diagnostics.get(said..).unwrap_or_default();
+        let of_opcode =
+            |d: &Diagnostic| matches!(d.rule, rules::UNKNOWN | rules::UNSUPPORTED | rules::MODIFIER);
+        untouched && !new.is_empty() && new.iter().all(of_opcode)
     }
 
     fn terminator(&mut self, head: Token<'a>, modifiers: &[Token<'a>], guard: Option<PredUse>) -> Read<()> {

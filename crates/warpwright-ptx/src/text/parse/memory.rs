@@ -1,6 +1,7 @@
 //! Loads, stores, atomics and address conversions.
 
 use super::directives::space;
+use super::rest::Rest;
 use super::{Parser, Read, rules};
 use crate::inst::*;
 use crate::text::lex::Token;
@@ -62,8 +63,6 @@ impl<'a> Parser<'a> {
                 self.choose(head, *at, &mut access.prefetch, size)?;
             } else if text == "L2::cache_hint" {
                 self.choose(head, *at, &mut access.policy, ())?;
-            } else if matches!(text, "async" | "bulk" | "param::func") {
-                return Err(self.unsupported_modifier(head, *at));
             } else {
                 return Err(self.unknown_modifier(head, *at));
             }
@@ -75,12 +74,7 @@ impl<'a> Parser<'a> {
     }
 
     fn hints(&mut self, access: &Access) -> Read<CacheHints> {
-        let policy = if access.policy.is_some() {
-            self.expect(b',')?;
-            Some(self.reg()?)
-        } else {
-            None
-        };
+        let policy = self.next_policy(access.policy.is_some())?;
         Ok(CacheHints {
             op: access.cache.unwrap_or(CacheOp::Default),
             l1: access.l1.unwrap_or(L1Eviction::Default),
@@ -107,6 +101,20 @@ impl<'a> Parser<'a> {
         })
     }
 
+    pub(super) fn load_uniform(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let mut rest = Rest::new(head, modifiers);
+        let space = rest.pick(space).unwrap_or(StateSpace::Generic);
+        let width = rest.pick(|t| match t {
+            "v2" => Some(2),
+            "v4" => Some(4),
+            _ => None,
+        });
+        let ty = self.need(&mut rest, ScalarType::from_name, "a type such as `.f32`")?;
+        self.nothing_left(&rest)?;
+        let dsts = self.vector(width.unwrap_or(1), Self::reg_or_sink)?;
+        Ok(Inst::Ldu { space, ty, dsts, addr: self.next_address()? })
+    }
+
     pub(super) fn store(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
         let access = self.access(head, modifiers)?;
         if access.non_coherent.is_some() {
@@ -128,17 +136,21 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn prefetch(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
-        let (mut at_space, mut at_level) = (None, None);
+        let (mut at_space, mut at_level, mut of_map) = (None, None, None);
         for at in modifiers {
             if let Some(space) = space(at.text) {
                 self.choose(head, *at, &mut at_space, space)?;
             } else if let Some(level) = PrefetchLevel::from_name(at.text) {
                 self.choose(head, *at, &mut at_level, level)?;
-            } else if at.text == "tensormap" || at.text.starts_with("L2::") {
-                return Err(self.unsupported_modifier(head, *at));
+            } else if at.text == "tensormap" {
+                self.choose(head, *at, &mut of_map, ())?;
             } else {
                 return Err(self.unknown_modifier(head, *at));
             }
+        }
+        if of_map.is_some() && at_level.is_none() {
+            let space = at_space.unwrap_or(StateSpace::Generic);
+            return Ok(Inst::PrefetchTensormap { space, addr: self.address()? });
         }
         let Some(level) = at_level else {
             return Err(self.missing_modifier(head, "`.L1` or `.L2`"));
@@ -148,8 +160,8 @@ impl<'a> Parser<'a> {
     }
 
     pub(super) fn atomic(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
-        let (mut sem, mut scope, mut at_space, mut op, mut noftz, mut ty, mut hint) =
-            (None, None, None, None, None, None, None);
+        let (mut sem, mut scope, mut at_space, mut op, mut noftz) = (None, None, None, None, None);
+        let (mut ty, mut hint, mut width) = (None, None, None);
         for at in modifiers {
             if let Some(named) = ScalarType::from_name(at.text) {
                 self.choose(head, *at, &mut ty, named)?;
@@ -169,14 +181,38 @@ impl<'a> Parser<'a> {
                 self.choose(head, *at, &mut noftz, ())?;
             } else if at.text == "L2::cache_hint" {
                 self.choose(head, *at, &mut hint, ())?;
-            } else if matches!(at.text, "async" | "v2" | "v4" | "v8") {
-                return Err(self.unsupported_modifier(head, *at));
+            } else if let "v2" | "v4" | "v8" = at.text {
+                self.choose(head, *at, &mut width, usize::from(at.text.as_bytes()[1] - b'0'))?;
             } else {
                 return Err(self.unknown_modifier(head, *at));
             }
         }
         let Some(op) = op else { return Err(self.missing_modifier(head, "an operation such as `.add`")) };
         let Some(ty) = ty else { return Err(self.missing_modifier(head, "a type such as `.u32`")) };
+        let (space, noftz) = (at_space.unwrap_or(StateSpace::Generic), noftz.is_some());
+        let ordering = Ordering { semantics: sem.unwrap_or(Semantics::Weak), scope };
+        if let Some(width) = width {
+            let dsts = if head.text == "atom" {
+                let dsts = if self.token.is(b'{') {
+                    self.vector(width, Self::reg_or_sink)?
+                } else {
+                    // `_` alone drops all of them.
+                    match self.reg_or_sink()? {
+                        None => vec![None; width],
+                        Some(_) => return Err(self.unexpected("a vector of registers")),
+                    }
+                };
+                self.expect(b',')?;
+                Some(dsts)
+            } else {
+                None
+            };
+            let addr = self.address()?;
+            self.expect(b',')?;
+            let srcs = self.vector(width, |p| p.operand(ty))?;
+            let policy = self.next_policy(hint.is_some())?;
+            return Ok(Inst::AtomVector { op, space, ty, ordering, noftz, dsts, addr, srcs, policy });
+        }
         let dst = if head.text == "atom" {
             let dst = self.dst(ty)?;
             self.expect(b',')?;
@@ -190,24 +226,8 @@ impl<'a> Parser<'a> {
         let addr = self.address()?;
         let b = self.next_operand(ty)?;
         let c = if op == AtomOp::Cas { Some(self.next_operand(ty)?) } else { None };
-        let policy = if hint.is_some() {
-            self.expect(b',')?;
-            Some(self.reg()?)
-        } else {
-            None
-        };
-        Ok(Inst::Atom {
-            op,
-            space: at_space.unwrap_or(StateSpace::Generic),
-            ty,
-            ordering: Ordering { semantics: sem.unwrap_or(Semantics::Weak), scope },
-            noftz: noftz.is_some(),
-            dst,
-            addr,
-            b,
-            c,
-            policy,
-        })
+        let policy = self.next_policy(hint.is_some())?;
+        Ok(Inst::Atom { op, space, ty, ordering, noftz, dst, addr, b, c, policy })
     }
 
     pub(super) fn cvta(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {

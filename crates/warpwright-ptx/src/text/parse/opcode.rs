@@ -1,108 +1,25 @@
 //! From an opcode to the reader of its family.
 
-use super::{Fail, Parser, Read, rules};
+use super::{Fail, Parser, Read, Severity, rules};
 use crate::inst::*;
 use crate::text::lex::Token;
 use crate::types::ScalarType;
 
 /// Types that PTX has and [`ScalarType`] does not.
-const FOREIGN_TYPES: &[&str] = &[
-    "f32x2",
-    "u16x2",
-    "s16x2",
-    "u8x4",
-    "s8x4",
-    "e2m1x2",
-    "e2m3x2",
-    "e3m2x2",
-    "ue8m0x2",
-    "e4m3x4",
-    "e5m2x4",
-    "e2m1x4",
-    "e2m3x4",
-    "e3m2x4",
-    "b1",
-    "b4x16",
-    "b6x16_p32",
-    "u4",
-    "s4",
-    "u2",
-    "s2",
-    "texref",
-    "samplerref",
-    "surfref",
-];
+const FOREIGN_TYPES: &[&str] =
+    &["u8x4", "s8x4", "b1", "b4x16", "u4", "s4", "u2", "s2", "texref", "samplerref", "surfref"];
 
 /// Modifiers that PTX has for instructions whose plain form is read.
-const FOREIGN_MODIFIERS: &[&str] = &["oob", "rs", "scaled", "unified", "pack"];
-
-/// Opcodes that PTX has and [`Inst`] does not.
-const FOREIGN_OPCODES: &[&str] = &[
-    "alloca",
-    "applypriority",
-    "clusterlaunchcontrol",
-    "cp",
-    "createpolicy",
-    "discard",
-    "dp2a",
-    "fns",
-    "getctarank",
-    "griddepcontrol",
-    "istypep",
-    "ldmatrix",
-    "ldu",
-    "mapa",
-    "mbarrier",
-    "mma",
-    "movmatrix",
-    "multimem",
-    "pmevent",
-    "prefetchu",
-    "setmaxnreg",
-    "stackrestore",
-    "stacksave",
-    "stmatrix",
-    "suld",
-    "suq",
-    "sured",
-    "sust",
-    "tcgen05",
-    "tensormap",
-    "tex",
-    "tld4",
-    "txq",
-    "vabsdiff",
-    "vabsdiff2",
-    "vabsdiff4",
-    "vadd",
-    "vadd2",
-    "vadd4",
-    "vavrg2",
-    "vavrg4",
-    "vmad",
-    "vmax",
-    "vmax2",
-    "vmax4",
-    "vmin",
-    "vmin2",
-    "vmin4",
-    "vset",
-    "vset2",
-    "vset4",
-    "vshl",
-    "vshr",
-    "vsub",
-    "vsub2",
-    "vsub4",
-    "wgmma",
-    "wmma",
-];
+const FOREIGN_MODIFIERS: &[&str] = &["rs", "scaled", "unified", "pack"];
 
 impl<'a> Parser<'a> {
     /// Everything but control flow. The opcode and its modifiers have been consumed.
     pub(super) fn operation(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
         match head.text {
             "ld" => self.load(head, modifiers),
+            "st" | "red" if matches!(modifiers, [first, ..] if matches!(first.text, "async" | "bulk")) => {
+                self.store_async(head, modifiers)
+            }
             "st" => self.store(head, modifiers),
             "prefetch" => self.prefetch(head, modifiers),
             "atom" | "red" => self.atomic(head, modifiers),
@@ -117,6 +34,34 @@ impl<'a> Parser<'a> {
             "bfi" => self.bfi(head, modifiers),
             "lop3" => self.lop3(head, modifiers),
             "dp4a" => self.dp4a(head, modifiers),
+            "dp2a" => self.dp2a(head, modifiers),
+            "fns" => {
+                self.exactly(head, modifiers, &["b32"])?;
+                let dst = self.reg()?;
+                let mask = self.next_operand(ScalarType::B32)?;
+                let base = self.next_operand(ScalarType::B32)?;
+                Ok(Inst::Fns { dst, mask, base, offset: self.next_operand(ScalarType::S32)? })
+            }
+            "ldu" => self.load_uniform(head, modifiers),
+            "prefetchu" => {
+                self.exactly(head, modifiers, &["L1"])?;
+                Ok(Inst::PrefetchUniform { addr: self.address()? })
+            }
+            "createpolicy" => self.create_policy(head, modifiers),
+            "discard" | "applypriority" => self.cache_line(head, modifiers),
+            "alloca" | "stacksave" | "stackrestore" => self.stack(head, modifiers),
+            "pmevent" => self.performance_event(head, modifiers),
+            "mma" => self.mma(head, modifiers),
+            "ldmatrix" => self.load_matrix(head, modifiers),
+            "stmatrix" => self.store_matrix(head, modifiers),
+            "movmatrix" => self.move_matrix(head, modifiers),
+            "wgmma" => self.wgmma(head, modifiers),
+            "setmaxnreg" => self.set_max_registers(head, modifiers),
+            "cp" => self.copy(head, modifiers),
+            "mbarrier" => self.mbarrier(head, modifiers),
+            "tensormap" => self.tensormap(head, modifiers),
+            "mapa" | "getctarank" => self.cluster_address(head, modifiers),
+            "griddepcontrol" => self.grid_control(head, modifiers),
             "shfl" => self.shuffle(head, modifiers),
             "vote" => self.vote(head, modifiers),
             "match" => self.match_lanes(head, modifiers),
@@ -141,27 +86,15 @@ impl<'a> Parser<'a> {
 
     /// An opcode that no family knows.
     pub(super) fn unknown_opcode(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Fail {
-        if FOREIGN_OPCODES.contains(&head.text) {
-            return self.unsupported_opcode(head, modifiers);
+        if Foreign::from_name(head.text).is_some() {
+            let words = modifiers.iter().map(|m| m.text);
+            let opcode: Vec<&str> = std::iter::once(head.text).chain(words).collect();
+            let message =
+                format!("`{}` is kept as text: it is not checked and not executed", opcode.join("."));
+            self.report(Severity::Warning, rules::UNSUPPORTED, head, message);
+            return Fail;
         }
         self.fail(rules::UNKNOWN, head, format!("unknown instruction {}", head.shown()))
-    }
-
-    /// Names the opcode with the parts that say which of its forms is meant.
-    pub(super) fn unsupported_opcode(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Fail {
-        let mut name = head.text.to_owned();
-        for part in modifiers.iter().take(3).take_while(|m| ScalarType::from_name(m.text).is_none()) {
-            // Shapes such as `.m16n8k16` belong to the operands.
-            if part.text.starts_with('m') && part.text.bytes().any(|b| b.is_ascii_digit()) {
-                break;
-            }
-            name.push('.');
-            name.push_str(part.text);
-            if part.text == "sync" {
-                break;
-            }
-        }
-        self.unsupported(head, &name)
     }
 
     pub(super) fn unknown_modifier(&mut self, head: Token<'a>, at: Token<'a>) -> Fail {
@@ -171,11 +104,6 @@ impl<'a> Parser<'a> {
         }
         let message = format!("`{}` does not take {}", head.text, at.shown());
         self.fail(rules::MODIFIER, at, message)
-    }
-
-    /// A modifier that PTX has for this instruction and the IR does not.
-    pub(super) fn unsupported_modifier(&mut self, head: Token<'a>, at: Token<'a>) -> Fail {
-        self.unsupported(at, &format!("{}.{}", head.text, at.text))
     }
 
     pub(super) fn missing_modifier(&mut self, head: Token<'a>, what: &str) -> Fail {

@@ -8,10 +8,10 @@ use crate::text::lex::{Kind, Token};
 use crate::types::*;
 
 /// The longest vector that any supported instruction takes.
-const MAX_VECTOR: usize = 8;
+const MAX_VECTOR: usize = 128;
 
 /// What a name in operand position is.
-enum Named {
+pub(super) enum Named {
     Reg(Reg),
     Symbol(SymbolId),
     Special(SpecialReg),
@@ -48,10 +48,19 @@ pub(super) fn is_special(name: &str) -> bool {
 impl<'a> Parser<'a> {
     fn named(&mut self) -> Read<Named> {
         let at = self.advance();
-        match self.names.resolve(at.text) {
+        match self.declared(at)? {
+            Some(named) => Ok(named),
+            None if at.text == "WARP_SZ" => Ok(Named::WarpSize),
+            None => self.special(at).map(Named::Special),
+        }
+    }
+
+    /// What a name that has been declared stands for.
+    pub(super) fn declared(&mut self, at: Token<'a>) -> Read<Option<Named>> {
+        Ok(match self.names.resolve(at.text) {
             Some(Meaning::Register(slot)) => {
                 let slot = self.component(slot)?;
-                Ok(Named::Reg(self.mention(slot)))
+                Some(Named::Reg(self.mention(slot)))
             }
             Some(Meaning::Symbol(binding)) => {
                 let symbol = match binding {
@@ -61,11 +70,10 @@ impl<'a> Parser<'a> {
                     Binding::Local(i) => Symbol::LocalVariable(i),
                     Binding::Module(i) | Binding::Register(i) => Symbol::ModuleVariable(i),
                 };
-                Ok(Named::Symbol(self.body.symbol(symbol)))
+                Some(Named::Symbol(self.body.symbol(symbol)))
             }
-            None if at.text == "WARP_SZ" => Ok(Named::WarpSize),
-            None => self.special(at).map(Named::Special),
-        }
+            None => None,
+        })
     }
 
     /// The component of a vector register that is named behind it, or that `vector` is at.
@@ -255,8 +263,15 @@ impl<'a> Parser<'a> {
     /// `[base+offset]`
     pub(super) fn address(&mut self) -> Read<Address> {
         self.expect(b'[')?;
+        let address = self.address_inside()?;
+        self.expect(b']')?;
+        Ok(address)
+    }
+
+    /// `base+offset`
+    pub(super) fn address_inside(&mut self) -> Read<Address> {
         let at = self.token;
-        let address = match at.kind {
+        Ok(match at.kind {
             _ if self.at_constant() => Address { base: AddressBase::Absolute, offset: self.integer()? },
             Kind::Word => {
                 let base = match self.named()? {
@@ -273,9 +288,7 @@ impl<'a> Parser<'a> {
                 Address { base, offset: self.offset()? }
             }
             _ => return Err(self.unexpected("an address")),
-        };
-        self.expect(b']')?;
-        Ok(address)
+        })
     }
 
     /// `, [base+offset]`

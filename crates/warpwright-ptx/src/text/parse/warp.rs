@@ -67,14 +67,13 @@ impl<'a> Parser<'a> {
         let Some(op) = rest.first().and_then(|m| ReduxOp::from_name(m.text)) else {
             return Err(self.missing_modifier(head, "an operation such as `.add`"));
         };
-        if let Some(at) = rest.iter().find(|m| matches!(m.text, "abs" | "NaN")) {
-            return Err(self.unsupported_modifier(head, *at));
-        }
-        let ty = self.only_type(head, &rest[1..])?;
+        let (abs, nan) = (rest.iter().any(|m| m.text == "abs"), rest.iter().any(|m| m.text == "NaN"));
+        let rest: Vec<_> = rest[1..].iter().copied().filter(|m| !matches!(m.text, "abs" | "NaN")).collect();
+        let ty = self.only_type(head, &rest)?;
         let dst = self.reg()?;
         let a = self.next_operand(ty)?;
         let mask = self.next_operand(ScalarType::B32)?;
-        Ok(Inst::Redux { op, abs: false, nan: false, ty, dst, a, mask })
+        Ok(Inst::Redux { op, abs, nan, ty, dst, a, mask })
     }
 
     pub(super) fn elect(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
@@ -88,6 +87,9 @@ impl<'a> Parser<'a> {
 
     /// `bar` is `barrier` with `.aligned`; both take `.cta`, which is the default.
     pub(super) fn barrier(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        if matches!((head.text, modifiers), ("barrier", [first, ..]) if first.text == "cluster") {
+            return self.cluster_barrier(head, modifiers);
+        }
         let rest: Vec<_> =
             modifiers.iter().copied().filter(|m| !matches!(m.text, "cta" | "aligned")).collect();
         let spelled_aligned = modifiers.iter().find(|m| m.text == "aligned");
@@ -118,7 +120,6 @@ impl<'a> Parser<'a> {
                 }
                 self.barrier_reduction(aligned, op)
             }
-            ["cluster", ..] => Err(self.unsupported_opcode(head, &rest)),
             [] => Err(self.missing_modifier(head, "`.sync`, `.arrive` or `.red`")),
             _ => {
                 let at =
@@ -156,6 +157,12 @@ impl<'a> Parser<'a> {
 
     /// `membar` reads as the `fence.sc` that it has meant since sm_70.
     pub(super) fn fence(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        if modifiers
+            .iter()
+            .any(|m| matches!(m.text, "proxy" | "mbarrier_init") || m.text.starts_with("sync_restrict"))
+        {
+            return self.special_fence(head, modifiers);
+        }
         let (mut semantics, mut scope) = (None, None);
         for at in modifiers {
             let named = match (head.text, at.text) {
@@ -169,8 +176,6 @@ impl<'a> Parser<'a> {
                 self.choose(head, *at, &mut scope, named)?;
             } else if let ("fence", Some(named)) = (head.text, FenceSemantics::from_name(at.text)) {
                 self.choose(head, *at, &mut semantics, named)?;
-            } else if matches!(at.text, "proxy" | "mbarrier_init") {
-                return Err(self.unsupported_opcode(head, modifiers));
             } else {
                 return Err(self.unknown_modifier(head, *at));
             }

@@ -1,5 +1,8 @@
 //! Instructions and operands as text.
 
+mod asynchronous;
+mod tensor;
+
 use super::Body;
 use crate::inst::*;
 use crate::types::*;
@@ -179,7 +182,161 @@ impl Body<'_> {
             | Inst::Call { .. }
             | Inst::Brkpt
             | Inst::Trap => self.collective(inst),
-            _ => {}
+            Inst::Dp2a { high, a_ty, b_ty, dst, a, b, c } => {
+                self.text(if high { "dp2a.hi" } else { "dp2a.lo" });
+                self.dot(a_ty.name());
+                self.dot(b_ty.name());
+                self.operands(dst, &[a, b, c]);
+            }
+            Inst::Lop3Pred { op, dst, pred, a, b, c, lut, q } => {
+                self.text("lop3");
+                self.dot(op.name());
+                self.text(".b32 ");
+                self.or_sink(dst);
+                self.text("|");
+                self.reg(pred);
+                for source in [a, b, c] {
+                    self.comma(source);
+                }
+                self.out.push(format_args!(", 0x{lut:02x}, "));
+                self.predicate(q);
+            }
+            Inst::Fns { dst, mask, base, offset } => {
+                self.text("fns.b32");
+                self.operands(dst, &[mask, base, offset]);
+            }
+            Inst::MinMax3 { max, abs, ty, ref mods, dst, a, b, c } => {
+                self.text(if max { "max" } else { "min" });
+                self.modifiers(mods, ty);
+                self.text(if abs { ".abs" } else { "" });
+                self.dot(ty.name());
+                self.operands(dst, &[a, b, c]);
+            }
+            Inst::Mixed { op, narrow, ref mods, dst, a, b, c } => {
+                self.arith(op.name(), mods, ScalarType::F32);
+                self.dot(narrow.name());
+                self.operands(dst, &[a]);
+                if let Some(b) = b {
+                    self.comma(b);
+                }
+                self.comma(c);
+            }
+            Inst::CvtStochastic { to, from, ref mods, dst, ref srcs, bits } => {
+                self.text("cvt.rs");
+                self.modifiers(mods, ScalarType::F16x2);
+                self.dot(to.name());
+                self.dot(from.name());
+                self.operands(dst, &[]);
+                self.text(", ");
+                match srcs.as_slice() {
+                    [a, b] => {
+                        self.operand(*a);
+                        self.comma(*b);
+                    }
+                    _ => self.braced(srcs, Self::operand),
+                }
+                self.comma(bits);
+            }
+            Inst::CvtPack { to, dst, a, b, c } => {
+                self.text("cvt.pack.sat");
+                self.dot(to.name());
+                self.text(if c.is_some() { ".s32.b32" } else { ".s32" });
+                self.operands(dst, &[a, b]);
+                if let Some(c) = c {
+                    self.comma(c);
+                }
+            }
+            Inst::Ldu { space, ty, ref dsts, addr } => {
+                self.text("ldu");
+                self.access(space, Ordering::WEAK, &CacheHints::NONE, false, dsts.len(), ty);
+                self.text(" ");
+                self.vector(dsts, Self::or_sink);
+                self.text(", ");
+                self.address(addr);
+            }
+            Inst::AtomVector { op, space, ty, ordering, noftz, ref dsts, addr, ref srcs, policy } => {
+                self.text(if dsts.is_some() { "atom" } else { "red" });
+                self.ordering(ordering);
+                self.space(space);
+                self.dot(op.name());
+                self.text(if noftz { ".noftz" } else { "" });
+                self.text(if policy.is_some() { ".L2::cache_hint" } else { "" });
+                self.out.push(format_args!(".v{}", srcs.len()));
+                self.dot(ty.name());
+                self.text(" ");
+                if let Some(dsts) = dsts {
+                    self.braced(dsts, Self::or_sink);
+                    self.text(", ");
+                }
+                self.address(addr);
+                self.text(", ");
+                self.braced(srcs, Self::operand);
+                self.policy(policy);
+            }
+            Inst::Mma(ref m) => self.mma(m),
+            Inst::LdMatrix { tiles, space, ref dsts, addr } => self.load_matrix(tiles, space, dsts, addr),
+            Inst::StMatrix { tiles, space, addr, ref srcs } => self.store_matrix(tiles, space, addr, srcs),
+            Inst::MovMatrix { dst, a } => {
+                self.text("movmatrix.sync.aligned.m8n8.trans.b16");
+                self.operands(dst, &[a]);
+            }
+            Inst::Wgmma(ref m) => self.wgmma(m),
+            Inst::WgmmaFence => self.text("wgmma.fence.sync.aligned"),
+            Inst::WgmmaCommit => self.text("wgmma.commit_group.sync.aligned"),
+            Inst::WgmmaWait { pending } => {
+                self.out.push(format_args!("wgmma.wait_group.sync.aligned {pending}"));
+            }
+            Inst::CpAsync { .. }
+            | Inst::CpAsyncCommit
+            | Inst::CpAsyncWait { .. }
+            | Inst::CpAsyncArrive { .. }
+            | Inst::MbarrierInit { .. }
+            | Inst::MbarrierInval { .. }
+            | Inst::MbarrierArrive { .. }
+            | Inst::MbarrierWait { .. }
+            | Inst::MbarrierTx { .. }
+            | Inst::MbarrierPendingCount { .. }
+            | Inst::BulkCopy(_)
+            | Inst::BulkReduce(_)
+            | Inst::BulkPrefetch { .. }
+            | Inst::TensorCopy(_)
+            | Inst::BulkCommit
+            | Inst::BulkWait { .. }
+            | Inst::StBulk { .. }
+            | Inst::StAsync { .. }
+            | Inst::RedAsync { .. }
+            | Inst::TensormapReplace { .. }
+            | Inst::TensormapCopyFence { .. } => self.asynchronous(inst),
+            Inst::PrefetchUniform { .. }
+            | Inst::PrefetchTensormap { .. }
+            | Inst::Discard { .. }
+            | Inst::ApplyPriority { .. }
+            | Inst::CreatePolicy { .. }
+            | Inst::Alloca { .. }
+            | Inst::StackSave { .. }
+            | Inst::StackRestore { .. }
+            | Inst::PmEvent { .. }
+            | Inst::SetMaxNreg { .. }
+            | Inst::ClusterBarrier { .. }
+            | Inst::Mapa { .. }
+            | Inst::GetCtaRank { .. }
+            | Inst::FenceRestricted { .. }
+            | Inst::ProxyFence(_)
+            | Inst::MbarrierInitFence
+            | Inst::GridDepControl { .. } => self.cluster(inst),
+            Inst::Opaque(ref o) => {
+                self.text(&o.opcode);
+                if !o.operands.is_empty() {
+                    self.text(" ");
+                }
+                for piece in &o.operands {
+                    match piece {
+                        Piece::Text(text) => self.text(text),
+                        Piece::Reg(reg) => self.reg(*reg),
+                        Piece::Symbol(symbol) => self.symbol(*symbol),
+                    }
+                }
+            }
         }
     }
 
@@ -291,12 +448,25 @@ impl Body<'_> {
     /// `name.mods.ty`
     fn arith(&mut self, name: &str, mods: &Modifiers, ty: ScalarType) {
         self.text(name);
+        self.modifiers(mods, ty);
+        self.dot(ty.name());
+    }
+
+    /// `.mods` as they stand before the type `ty`.
+    fn modifiers(&mut self, mods: &Modifiers, ty: ScalarType) {
         if let Some(rounding) = mods.rounding {
             self.dot(rounding.name());
         }
         let Modifiers { rounding: _, approx, full, ftz, sat, relu, nan, xorsign_abs, satfinite, oob } = *mods;
         // `cvt` to 8-bit floats wants `.satfinite` before `.relu`, to the 16-bit ones after it.
-        let narrow = matches!(ty, ScalarType::E4M3x2 | ScalarType::E5M2x2);
+        let narrow = matches!(
+            ty,
+            ScalarType::E4M3x2
+                | ScalarType::E5M2x2
+                | ScalarType::E2M1x2
+                | ScalarType::E2M3x2
+                | ScalarType::E3M2x2
+        );
         for (set, text) in [
             (approx, ".approx"),
             (full, ".full"),
@@ -313,7 +483,6 @@ impl Body<'_> {
                 self.text(text);
             }
         }
-        self.dot(ty.name());
     }
 
     /// ` dst, a, b, ...`
@@ -385,18 +554,23 @@ impl Body<'_> {
         }
     }
 
-    fn address(&mut self, Address { base, offset }: Address) {
+    fn address(&mut self, address: Address) {
         self.text("[");
+        self.address_inside(address);
+        self.text("]");
+    }
+
+    /// `base+offset`
+    fn address_inside(&mut self, Address { base, offset }: Address) {
         match base {
             AddressBase::Reg(reg) => self.reg(reg),
             AddressBase::Symbol(symbol) => self.symbol(symbol),
             AddressBase::Absolute => {
-                self.out.push(format_args!("{offset}]"));
+                self.out.push(format_args!("{offset}"));
                 return;
             }
         }
         self.offset(offset);
-        self.text("]");
     }
 
     /// `dst` or `dst|second`

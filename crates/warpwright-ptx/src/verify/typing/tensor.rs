@@ -1,0 +1,115 @@
+//! Fragments of the tensor-core instructions.
+
+use super::{A, B, C, D, Width, predicate, register, result, source};
+use crate::inst::*;
+use crate::isa;
+use crate::types::ScalarType::{self, *};
+use crate::verify::{Checker, Rule};
+
+/// The registers of a fragment: 32-bit ones of no particular type except for accumulators.
+const fn accumulator(ty: MatrixType) -> ScalarType {
+    match ty {
+        MatrixType::F64 => F64,
+        MatrixType::F32 => F32,
+        _ => U32,
+    }
+}
+
+/// The type of the registers of A and B.
+const fn factor(ty: MatrixType) -> ScalarType {
+    if matches!(ty, MatrixType::F64) { F64 } else { U32 }
+}
+
+fn count(cx: &mut Checker<'_>, what: &str, found: usize, needed: usize) {
+    if found != needed {
+        cx.report(Rule::Type7, format!("{what} has {found} registers where {needed} are needed"));
+    }
+}
+
+pub(super) fn mma(cx: &mut Checker<'_>, m: &Mma) {
+    if isa::mma(m).is_err() {
+        return;
+    }
+    let [d, a, b, c] = isa::mma_registers(m);
+    count(cx, "D", m.d.len(), d);
+    count(cx, "A", m.a.len(), a);
+    count(cx, "B", m.b.len(), b);
+    count(cx, "C", m.c.len(), c);
+    for r in &m.d {
+        result(cx, *r, accumulator(m.d_ty));
+    }
+    for (fragment, ty, what) in
+        [(&m.a, factor(m.a_ty), A), (&m.b, factor(m.b_ty), B), (&m.c, accumulator(m.c_ty), C)]
+    {
+        for o in fragment {
+            source(cx, *o, ty, what);
+        }
+    }
+    sparsity(cx, m.sparsity);
+    if let Some(scale) = &m.scale {
+        for s in [scale.a, scale.b] {
+            source(cx, s.data, U32, "the scales");
+            source(cx, s.byte, U16, "the selector of bytes");
+            source(cx, s.thread, U16, "the selector of lanes");
+        }
+    }
+}
+
+fn sparsity(cx: &mut Checker<'_>, sparsity: Option<Sparsity>) {
+    if let Some(s) = sparsity {
+        source(cx, s.metadata, U32, "the metadata");
+    }
+}
+
+pub(super) fn load_matrix(cx: &mut Checker<'_>, tiles: MatrixTiles, dsts: &[Reg]) {
+    count(cx, "the result", dsts.len(), tiles.registers());
+    for r in dsts {
+        result(cx, *r, B32);
+    }
+}
+
+pub(super) fn store_matrix(cx: &mut Checker<'_>, tiles: MatrixTiles, srcs: &[Operand]) {
+    count(cx, "the stored vector", srcs.len(), tiles.registers());
+    for o in srcs {
+        only_register(cx, *o, B32, "the stored operand");
+    }
+}
+
+/// A source that may not be a literal.
+pub(super) fn only_register(cx: &mut Checker<'_>, o: Operand, ty: ScalarType, what: &str) {
+    match o {
+        Operand::Reg(r) => register(cx, r, ty, Width::Exact, what),
+        _ => cx.report(Rule::Type3, format!("{what} must be a register")),
+    }
+}
+
+pub(super) fn wgmma(cx: &mut Checker<'_>, m: &Wgmma) {
+    let (d, a) = isa::wgmma_registers(m);
+    if isa::wgmma(m).is_ok() {
+        count(cx, "D", m.d.len(), d);
+    }
+    for r in &m.d {
+        result(cx, *r, accumulator(m.d_ty));
+    }
+    match &m.a {
+        WgmmaSource::Descriptor(o) => source(cx, *o, B64, A),
+        WgmmaSource::Registers(registers) => {
+            count(cx, "A", registers.len(), a);
+            for o in registers {
+                source(cx, *o, U32, A);
+            }
+        }
+    }
+    source(cx, m.b, B64, B);
+    sparsity(cx, m.sparsity);
+    if let Accumulate::If(p) = m.accumulate {
+        predicate(cx, p, D);
+    }
+}
+
+/// `setmaxnreg`: 24 to 256 registers in steps of 8.
+pub(super) fn max_registers(cx: &mut Checker<'_>, n: u32) {
+    if !(24..=256).contains(&n) || n % 8 != 0 {
+        cx.report(Rule::Type10, format!("{n} registers: a multiple of 8 from 24 to 256 is needed"));
+    }
+}
