@@ -126,6 +126,7 @@ impl EmulatorBackend {
             seed: c.seed,
             max_findings: c.max_findings,
             max_steps: c.max_steps,
+            ..Options::default()
         };
         let kernel = &function.kernel;
         let outcome = emulate(&function.program, kernel.name(), config, params, &self.memory, &options);
