@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import warpwright as ww
 import warpwright.torch as wt
 
-BURST, SAMPLES = 200, 40
+BURST, SAMPLES = 100, 200
 
 
 def microseconds(call: Callable[[], Any], on_gpu: bool) -> float:

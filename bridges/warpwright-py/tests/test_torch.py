@@ -132,6 +132,31 @@ def test_zero_size(torch_device):
     assert x.grad.shape == (0, 5)
 
 
+@pytest.mark.parametrize("name", ["silu", "swiglu"])
+def test_second_derivatives_are_refused_not_dropped(name, torch_device):
+    for function in (getattr(wt, name), getattr(torch.ops.warpwright, name)):
+        x = inputs(name, (4,), torch_device, grad=True)
+        (first, *_) = torch.autograd.grad(function(*x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            first.sum().backward()
+
+
+def test_checkpointing_and_subclasses(torch_device):
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.randn(6, device=torch_device, requires_grad=True)
+    checkpoint(wt.silu, x, use_reentrant=False).sum().backward()
+    expected = torch.autograd.grad(F.silu(x).sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+
+    class Mine(torch.Tensor):
+        pass
+
+    assert type(wt.silu(x.detach().as_subclass(Mine))) is Mine
+    with torch.inference_mode():
+        torch.testing.assert_close(wt.silu(x), F.silu(x))
+
+
 def test_autocast_promotes_the_gate(torch_device):
     layer = torch.nn.Linear(8, 8).to(torch_device)
     x = torch.randn(3, 8, device=torch_device)
