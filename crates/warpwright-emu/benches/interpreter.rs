@@ -1,6 +1,6 @@
 //! Warp instructions per second of one worker, without sanitizers and with all of them.
 //!
-//! `fma` is bound by arithmetic, `copy` by contiguous loads and stores, and `norm` mixes loads, arithmetic, shuffles,
+//! `fma` is bound by arithmetic, `mma` by products of tensor cores, `copy` by contiguous loads and stores, and `norm` mixes loads, arithmetic, shuffles,
 //! shared memory and barriers as a normalisation does. Throughput is printed in elements, which are warp instructions.
 
 use std::time::Duration;
@@ -31,6 +31,12 @@ fn cases() -> Result<Vec<Case>, Box<dyn std::error::Error>> {
     params.extend(2000u32.to_le_bytes());
     let config = LaunchConfig::linear(2, 256);
     cases.push(Case { name: "fma", text: include_str!("kernels/fma.ptx"), config, params, memory });
+
+    let memory = Memory::new();
+    let mut params = buffer(&memory, "out")?.to_le_bytes().to_vec();
+    params.extend(200u32.to_le_bytes());
+    let config = LaunchConfig::linear(2, 128);
+    cases.push(Case { name: "mma", text: include_str!("kernels/mma.ptx"), config, params, memory });
 
     let memory = Memory::new();
     let mut params = buffer(&memory, "x")?.to_le_bytes().to_vec();

@@ -12,12 +12,15 @@ mod case;
 pub mod inputs;
 pub mod measure;
 pub mod mutate;
+pub mod ptx_cases;
+mod ptx_run;
 mod quantise;
 pub mod storage;
 
 pub use case::{
     Bench, Case, CaseError, CaseResult, Launches, Placed, Scope, Subject, run_case, run_case_with,
 };
+pub use ptx_run::{PtxCaseError, run_ptx_case};
 use warpwright_ops::Direction;
 use warpwright_ptx::DType;
 

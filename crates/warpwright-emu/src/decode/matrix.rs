@@ -70,7 +70,7 @@ fn register(operand: &Operand) -> Option<Reg> {
 /// Registers that an instruction reads only where a predicate holds.
 pub(super) fn conditional_uses(inst: &Inst) -> &[Reg] {
     match inst {
-        Inst::Wgmma(w) if matches!(w.accumulate, Accumulate::If(_)) => &w.d,
+        Inst::Wgmma(w) => w.conditional_reads(),
         _ => &[],
     }
 }

@@ -246,6 +246,11 @@ pub struct Wgmma {
 }
 
 impl Wgmma {
+    /// The registers of D if they are read only where a predicate is true.
+    pub fn conditional_reads(&self) -> &[Reg] {
+        if matches!(self.accumulate, Accumulate::If(_)) { &self.d } else { &[] }
+    }
+
     /// Whether the form has operands that negate A and B.
     pub const fn has_scales(&self) -> bool {
         !matches!(self.d_ty, MatrixType::S32)

@@ -181,8 +181,13 @@ pub(super) fn check(cx: &mut Checker<'_>) -> Facts {
             if let Some(g) = guard {
                 read(g);
             }
+            // Sums that the scale-d predicate discards may be undefined.
+            let conditional = match &instruction.inst {
+                Inst::Wgmma(w) => w.conditional_reads(),
+                _ => &[],
+            };
             instruction.inst.visit(|role, r| {
-                if role == Role::Use {
+                if role == Role::Use && !conditional.contains(&r) {
                     read(r);
                 }
             });

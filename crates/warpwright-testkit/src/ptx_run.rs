@@ -1,0 +1,52 @@
+//! Runs a [`PtxCase`] on a device.
+
+use warpwright_ptx::text::{self, Diagnostic};
+use warpwright_ptx::{ArgValue, Kernel, KernelError};
+use warpwright_runtime::{Buffer, Device, Error as RuntimeError, LaunchStep};
+
+use crate::ptx_cases::{POISON, PtxCase};
+
+/// Why a case has no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PtxCaseError {
+    /// The text is not PTX.
+    #[error("the text of the case is not PTX: {0:?}")]
+    Parse(Vec<Diagnostic>),
+    /// The module is not valid.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The device refused or failed, or a sanitizer objects.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+/// Runs a case; gives the first numbers that are not as expected.
+///
+/// # Errors
+/// The text is not valid, or the device fails.
+pub fn run_ptx_case(device: &Device, case: &PtxCase) -> Result<Vec<String>, PtxCaseError> {
+    let parsed = text::parse(&case.ptx);
+    if parsed.has_errors() {
+        return Err(PtxCaseError::Parse(parsed.diagnostics));
+    }
+    let kernel = Kernel::new(parsed.module)?;
+    let mut buffers: Vec<Buffer> = Vec::with_capacity(case.inputs.len() + 1);
+    let poison = vec![POISON; case.result_bytes];
+    for contents in case.inputs.iter().chain([&poison]) {
+        let mut buffer = device.alloc(contents.len() as u64)?;
+        buffer.write(0, contents)?;
+        buffers.push(buffer);
+    }
+    let args = (0u32..).take(buffers.len()).map(|slot| ArgValue::Slot { slot, offset: 0 }).collect();
+    let step = LaunchStep::new(kernel, [1; 3], args).with_block([case.threads, 1, 1]);
+    let bindings: Vec<_> = buffers.iter().map(Buffer::binding).collect();
+    let stream = device.stream()?;
+    stream.launch(&step, &bindings)?;
+    stream.synchronize()?;
+    let mut result = vec![0; case.result_bytes];
+    if let Some(buffer) = buffers.last() {
+        buffer.read(0, &mut result)?;
+    }
+    Ok(case.differences(&result))
+}
