@@ -12,6 +12,8 @@ pub struct Module {
     pub version: PtxVersion,
     /// `.target`
     pub target: Target,
+    /// `.target sm_90, debug`: compiled for a debugger. The printed text has no debug information and does not say so.
+    pub debug: bool,
     /// Module-scope variables, in order.
     pub variables: Vec<Variable>,
     /// Kernels and device functions, in order. A function that is only declared has no blocks.
@@ -30,6 +32,7 @@ impl Module {
         Self {
             version,
             target,
+            debug: false,
             variables: Vec::new(),
             functions: Vec::new(),
             aliases: Vec::new(),
@@ -388,6 +391,8 @@ pub struct Function {
     /// terminators. The last block's terminator is never a jump to a block past the end. A device function without
     /// blocks is a declaration.
     pub blocks: Vec<Block>,
+    /// Whether the text of the body ends without `ret` or `exit`, so that the last block's terminator is implied.
+    pub falls_off: bool,
     /// `.pragma` strings by position.
     pub pragmas: Vec<Pragma>,
     /// Lines of the original source, in the order of the text.
@@ -412,6 +417,7 @@ impl Function {
             prototypes: Vec::new(),
             call_targets: Vec::new(),
             blocks: Vec::new(),
+            falls_off: false,
             pragmas: Vec::new(),
             lines: Vec::new(),
             line_starts: Vec::new(),

@@ -22,8 +22,8 @@ pub use memory::{
 };
 pub use set::{Form, Misfit, ModifierError, ModifierSet, Requirement, Row, TypeSet};
 pub use target::{
-    LARGE_PARAMETER_BYTES, LARGE_PARAMETERS, SMALL_PARAMETER_BYTES, dynamic_shared_limit, parameter_limit,
-    static_shared_limit, target_version, targets,
+    LARGE_PARAMETER_BYTES, LARGE_PARAMETERS, NEWEST_VERSION, SMALL_PARAMETER_BYTES, dynamic_shared_limit,
+    parameter_limit, static_shared_limit, target_version, targets,
 };
 pub use tensor::{
     MMA, MmaExtra, MmaForm, Sparse, WGMMA, matrix_tiles, mma, mma_registers, wgmma, wgmma_columns,

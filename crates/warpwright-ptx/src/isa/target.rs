@@ -27,6 +27,9 @@ const TARGETS: &[(u32, PtxVersion, Option<PtxVersion>, Option<PtxVersion>)] = &[
     (121, v(8, 8), Some(v(8, 8)), Some(v(8, 8))),
 ];
 
+/// The newest PTX version that this crate knows.
+pub const NEWEST_VERSION: PtxVersion = v(9, 1);
+
 const fn v(major: u16, minor: u16) -> PtxVersion {
     PtxVersion::new(major, minor)
 }

@@ -1,4 +1,4 @@
-//! V-CONV: barriers and warp-wide operations meet all their lanes.
+//! V-CONV: barriers, warp-wide operations and aligned tensor instructions meet all their lanes.
 //!
 //! The analysis asks which registers may differ between the lanes of a warp. Lane numbers, most loads and the results of
 //! atomics differ; arithmetic passes that on; a branch on such a register splits the warp until the paths meet again,
@@ -6,9 +6,9 @@
 //! another barrier or warp-wide operation splits nothing that matters: barriers do not wait for lanes that have left.
 
 use super::defs::Facts;
-use super::{Checker, Rule};
+use super::{Checker, Note, Rule};
 use crate::inst::*;
-use crate::module::RegKind;
+use crate::module::{RegKind, SourceLoc};
 use crate::types::StateSpace;
 
 /// Named barriers of a block.
@@ -29,18 +29,39 @@ pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
     let analysis = Divergence::new(cx, facts);
     cx.each(|cx, instruction| {
         let Some(wait) = waits(cx, facts, &instruction.inst) else { return };
-        let guard = instruction.guard.is_some_and(|g| analysis.register[g.reg.0 as usize]);
-        let block = analysis.block[cx.block.0 as usize];
-        if !guard && !block {
-            return;
-        }
-        let place = if guard { "under a guard" } else { "in code" };
+        let guard = instruction.guard.filter(|g| analysis.differs_in(g.reg));
+        let split = analysis.block[cx.block.0 as usize];
+        let (place, decides) = match (guard, split) {
+            (Some(g), _) => ("under a guard", Some(g.reg)),
+            (None, Some(by)) => ("in code", function.blocks[by.0 as usize].terminator.condition()),
+            (None, None) => return,
+        };
         let (rule, what) = match wait {
             Wait::Barrier => (Rule::Conv1, "this barrier must be reached by all lanes of a warp"),
             Wait::Lanes => (Rule::Conv2, "this operation names all lanes of the warp"),
+            Wait::Aligned => (Rule::Conv5, "this aligned instruction is executed by a whole warp"),
             Wait::SomeLanes => return,
         };
-        cx.report(rule, format!("{what}, but it stands {place} that only some of them may run"));
+        let mut notes = Vec::new();
+        if let (None, Some(by)) = (guard, split) {
+            let block = &function.blocks[by.0 as usize];
+            let location = block.location(block.instructions.len());
+            notes.push(Note { location, message: "this branch splits the warp".to_owned() });
+        }
+        let origin = decides.and_then(|r| analysis.origin(cx, r));
+        let because = origin.as_ref().map_or_else(String::new, |o| format!(": it depends on {}", o.what));
+        if let Some(Origin { location, what }) = origin {
+            notes.push(Note { location, message: format!("{what} differs between the lanes of a warp") });
+        }
+        let help = match wait {
+            Wait::Barrier => {
+                "let all lanes reach it, or use `barrier.sync`, which lanes may reach one by one"
+            }
+            Wait::Lanes => "let all lanes reach it, or name the lanes that do in the mask",
+            Wait::Aligned | Wait::SomeLanes => "let all lanes reach it; guard what uses the result instead",
+        };
+        let message = format!("{what}, but it stands {place} that only some of them may run{because}");
+        cx.report_with(rule, message, notes, Some(help));
     });
 }
 
@@ -101,6 +122,8 @@ enum Wait {
     Barrier,
     /// All lanes of the warp.
     Lanes,
+    /// All lanes of the warp, which run it as one.
+    Aligned,
     /// The lanes of a mask that is not full, or not constant.
     SomeLanes,
 }
@@ -110,6 +133,9 @@ fn waits(cx: &Checker<'_>, facts: &Facts, inst: &Inst) -> Option<Wait> {
         return Some(if *aligned { Wait::Barrier } else { Wait::SomeLanes });
     }
     match inst {
+        Inst::ClusterBarrier { aligned, .. } => {
+            return Some(if *aligned { Wait::Barrier } else { Wait::SomeLanes });
+        }
         Inst::Mma(_)
         | Inst::LdMatrix { .. }
         | Inst::StMatrix { .. }
@@ -119,8 +145,7 @@ fn waits(cx: &Checker<'_>, facts: &Facts, inst: &Inst) -> Option<Wait> {
         | Inst::WgmmaCommit
         | Inst::WgmmaWait { .. }
         | Inst::SetMaxNreg { .. }
-        | Inst::TensormapCopyFence { .. }
-        | Inst::ClusterBarrier { aligned: true, .. } => return Some(Wait::Lanes),
+        | Inst::TensormapCopyFence { .. } => return Some(Wait::Aligned),
         _ => {}
     }
     let full = |m| constant_mask(cx, facts, m) == Some(FULL_MASK);
@@ -129,11 +154,31 @@ fn waits(cx: &Checker<'_>, facts: &Facts, inst: &Inst) -> Option<Wait> {
 
 /// What may differ between the lanes of a warp.
 struct Divergence {
-    /// Registers that may hold different values.
-    register: Vec<bool>,
-    /// Blocks that only some lanes may run at a time.
-    block: Vec<bool>,
+    /// Why registers may hold different values.
+    register: Vec<Option<Cause>>,
+    /// Blocks that only some lanes may run at a time, by the block whose end splits the warp.
+    block: Vec<Option<BlockId>>,
 }
+
+/// Why a register differs between lanes.
+#[derive(Clone, Copy)]
+enum Cause {
+    /// The instruction at this place makes it so.
+    Source(BlockId, u32),
+    /// It is computed from a register that differs.
+    Through(Reg),
+    /// It was assigned while the warp was split at the end of this block.
+    Split(BlockId),
+}
+
+/// Where lanes begin to differ.
+struct Origin {
+    location: SourceLoc,
+    what: String,
+}
+
+/// How far the chain from a condition to its origin is followed.
+const CHAIN: u32 = 1000;
 
 /// The walk from one successor of a branch up to where its sides meet.
 struct Arm {
@@ -145,7 +190,7 @@ impl Divergence {
     fn new(cx: &Checker<'_>, facts: &Facts) -> Self {
         let function = cx.function;
         let n = function.blocks.len();
-        let mut this = Self { register: vec![false; function.registers.len()], block: vec![false; n] };
+        let mut this = Self { register: vec![None; function.registers.len()], block: vec![None; n] };
         let waiting: Vec<bool> = function
             .blocks
             .iter()
@@ -163,7 +208,7 @@ impl Divergence {
                 changed |= this.flow(cx, *b, &sources);
                 let at = b.0 as usize;
                 if let Some(decides) = function.blocks[at].terminator.condition()
-                    && this.register[decides.0 as usize]
+                    && this.differs_in(decides)
                     && !split[at]
                 {
                     split[at] = true;
@@ -178,12 +223,18 @@ impl Divergence {
     /// Passes divergence through the instructions of a block; whether anything is new.
     fn flow(&mut self, cx: &Checker<'_>, b: BlockId, sources: &Sources) -> bool {
         let mut changed = false;
-        for instruction in &cx.function.blocks[b.0 as usize].instructions {
-            let guarded = instruction.guard.is_some_and(|g| self.register[g.reg.0 as usize]);
-            if guarded || self.differs(&instruction.inst, sources) {
+        for (index, instruction) in (0u32..).zip(&cx.function.blocks[b.0 as usize].instructions) {
+            let guard = instruction.guard.map(|g| g.reg).filter(|g| self.differs_in(*g));
+            let cause = match guard {
+                Some(g) => Some(Cause::Through(g)),
+                None => self.differs(&instruction.inst, sources, Cause::Source(b, index)),
+            };
+            if cause.is_some() {
                 instruction.inst.visit(|role, r| {
-                    if role == Role::Def {
-                        changed |= !std::mem::replace(&mut self.register[r.0 as usize], true);
+                    let place = &mut self.register[r.0 as usize];
+                    if role == Role::Def && place.is_none() {
+                        *place = cause;
+                        changed = true;
                     }
                 });
             }
@@ -191,51 +242,83 @@ impl Divergence {
         changed
     }
 
-    /// Whether the results of an instruction may differ although all lanes run it.
-    fn differs(&self, inst: &Inst, sources: &Sources) -> bool {
-        let is = |o: Operand| matches!(o, Operand::Reg(r) if self.register[r.0 as usize]);
+    fn differs_in(&self, r: Reg) -> bool {
+        self.register[r.0 as usize].is_some()
+    }
+
+    /// Why the results of an instruction may differ although all lanes run it; `here` if it is the instruction itself.
+    fn differs(&self, inst: &Inst, sources: &Sources, here: Cause) -> Option<Cause> {
+        let is = |r: Reg| self.differs_in(r);
         match inst {
             Inst::Mov { src: Operand::Special(s), .. } | Inst::Cvt { a: Operand::Special(s), .. } => {
-                sources.special(*s)
+                sources.special(*s).then_some(here)
             }
             // The number of a warp: lanes of a warp agree on it.
             Inst::Binary {
                 op: BinaryOp::Shr, a: Operand::Reg(r), b: Operand::Imm(Imm::Int(5..)), ..
-            } => self.register[r.0 as usize] && !sources.lane_number[r.0 as usize],
+            } => (is(*r) && !sources.lane_number[r.0 as usize]).then_some(Cause::Through(*r)),
             // Whole warps on either side of the bound.
             Inst::Setp { cmp, combine: None, a: Operand::Reg(r), b: Operand::Imm(Imm::Int(n)), .. }
                 if sources.lane_number[r.0 as usize] && splits_at_warps(*cmp, *n) =>
             {
-                false
+                None
             }
             // The number of the first lane of a warp.
             Inst::Binary { op: BinaryOp::And, a: Operand::Reg(r), b: Operand::Imm(Imm::Int(n)), .. }
                 if sources.lane_number[r.0 as usize] && n % WARP == 0 =>
             {
-                false
+                None
             }
             Inst::Vote { .. }
             | Inst::Redux { .. }
             | Inst::Activemask { .. }
-            | Inst::Match { all: true, .. } => false,
-            Inst::Shfl { mode: ShflMode::Idx, a, b, .. } => is(*a) && is(*b),
-            Inst::Elect { .. } => true,
-            Inst::Barrier { .. } => false,
-            Inst::Atom { .. } | Inst::AtomVector { .. } | Inst::Opaque(_) => true,
-            Inst::Mma(_) | Inst::Wgmma(_) | Inst::LdMatrix { .. } | Inst::MovMatrix { .. } => true,
+            | Inst::Match { all: true, .. }
+            | Inst::Barrier { .. } => None,
+            Inst::Shfl { mode: ShflMode::Idx, a, b, .. } => match (a, b) {
+                (Operand::Reg(a), Operand::Reg(b)) if is(*a) && is(*b) => Some(Cause::Through(*b)),
+                _ => None,
+            },
+            Inst::Elect { .. } | Inst::Atom { .. } | Inst::AtomVector { .. } | Inst::Opaque(_) => Some(here),
+            Inst::Mma(_) | Inst::Wgmma(_) | Inst::LdMatrix { .. } | Inst::MovMatrix { .. } => Some(here),
             // Lanes that poll a barrier see it complete together or go round again together.
-            Inst::MbarrierWait { .. } => false,
-            Inst::MbarrierArrive { .. } => true,
-            Inst::Ld { space, addr, .. } => {
-                let local = *space == StateSpace::Local;
-                local || matches!(addr.base, AddressBase::Reg(r) if self.register[r.0 as usize])
-            }
+            Inst::MbarrierWait { .. } => None,
+            Inst::MbarrierArrive { .. } => Some(here),
+            Inst::Ld { space, addr, .. } => match addr.base {
+                AddressBase::Reg(r) if is(r) => Some(Cause::Through(r)),
+                _ => (*space == StateSpace::Local).then_some(here),
+            },
             _ => {
-                let mut any = false;
-                inst.visit(|role, r| any |= role == Role::Use && self.register[r.0 as usize]);
+                let mut any = None;
+                inst.visit(|role, r| {
+                    if role == Role::Use && any.is_none() && is(r) {
+                        any = Some(Cause::Through(r));
+                    }
+                });
                 any
             }
         }
+    }
+
+    /// Follows a register that differs back to where that begins.
+    fn origin(&self, cx: &Checker<'_>, mut r: Reg) -> Option<Origin> {
+        for _ in 0..CHAIN {
+            match self.register[r.0 as usize]? {
+                Cause::Through(from) => r = from,
+                Cause::Split(b) => r = cx.function.blocks[b.0 as usize].terminator.condition()?,
+                Cause::Source(b, index) => {
+                    let block = &cx.function.blocks[b.0 as usize];
+                    let location = block.location(index as usize);
+                    let what = match &block.instructions.get(index as usize)?.inst {
+                        Inst::Mov { src: Operand::Special(s), .. }
+                        | Inst::Cvt { a: Operand::Special(s), .. } => special_name(*s),
+                        Inst::Ld { .. } => "local memory".to_owned(),
+                        other => format!("the result of `{}`", crate::text::mnemonic(other)),
+                    };
+                    return Some(Origin { location, what });
+                }
+            }
+        }
+        None
     }
 
     /// Marks what a divergent branch at the end of `b` splits.
@@ -269,7 +352,7 @@ impl Divergence {
         }
         for arm in &arms {
             for block in &arm.blocks {
-                self.block[block.0 as usize] = true;
+                self.block[block.0 as usize].get_or_insert(b);
                 for instruction in &cx.function.blocks[block.0 as usize].instructions {
                     instruction.inst.visit(|role, r| {
                         // Of several assignments different lanes have seen different ones; out of a loop that lanes
@@ -277,12 +360,21 @@ impl Divergence {
                         let merges = cx.function.registers[r.0 as usize].kind == RegKind::Variable
                             && facts.of(r).len() > 1;
                         if role == Role::Def && (merges || loops) {
-                            self.register[r.0 as usize] = true;
+                            self.register[r.0 as usize].get_or_insert(Cause::Split(b));
                         }
                     });
                 }
             }
         }
+    }
+}
+
+/// The name of a special register that differs between lanes.
+fn special_name(s: SpecialReg) -> String {
+    match s {
+        SpecialReg::Tid(axis) => format!("`%tid.{}`", ["x", "y", "z"][axis as usize]),
+        SpecialReg::Plain(p) => format!("`%{p}`"),
+        _ => "a special register".to_owned(),
     }
 }
 

@@ -10,10 +10,13 @@ mod calls;
 mod convergence;
 mod defs;
 mod memory;
+mod pressure;
 mod rule;
 mod target;
 mod typing;
+mod usage;
 
+pub use pressure::{Pressure, register_pressure};
 pub use rule::{Rule, Severity};
 
 use crate::cfg::Cfg;
@@ -39,6 +42,19 @@ pub struct VerifyError {
     pub location: SourceLoc,
     /// What is wrong, in words.
     pub message: String,
+    /// Other places that explain it.
+    pub notes: Vec<Note>,
+    /// What usually repairs it.
+    pub help: Option<&'static str>,
+}
+
+/// A place that explains a finding elsewhere.
+#[derive(Clone, Debug)]
+pub struct Note {
+    /// The place.
+    pub location: SourceLoc,
+    /// What there is to say about it.
+    pub message: String,
 }
 
 impl std::fmt::Display for VerifyError {
@@ -51,7 +67,15 @@ impl std::fmt::Display for VerifyError {
             SourceLoc::Unknown => Ok(()),
             SourceLoc::Rust(at) => write!(f, "\n  at {}:{}:{}", at.file(), at.line(), at.column()),
             SourceLoc::Ptx { line, column } => write!(f, "\n  at line {line}, column {column}"),
+        }?;
+        for Note { location, message } in &self.notes {
+            match location {
+                SourceLoc::Unknown => write!(f, "\n  note: {message}"),
+                SourceLoc::Rust(at) => write!(f, "\n  note: {message} (at {}:{})", at.file(), at.line()),
+                SourceLoc::Ptx { line, .. } => write!(f, "\n  note: {message} (at line {line})"),
+            }?;
         }
+        self.help.map_or(Ok(()), |help| write!(f, "\n  help: {help}"))
     }
 }
 
@@ -75,6 +99,7 @@ pub fn verify(module: &Module) -> Vec<VerifyError> {
             let facts = defs::check(&mut cx);
             memory::check(&mut cx, &facts);
             convergence::check(&mut cx, &facts);
+            usage::check(&mut cx);
         }
         let mut of_function = cx.findings;
         of_function.sort_by_key(|e| (e.block, e.index, e.rule));
@@ -98,6 +123,8 @@ fn module_finding(findings: &mut Vec<VerifyError>, rule: Rule, function: &str, m
         index: 0,
         location: SourceLoc::Unknown,
         message,
+        notes: Vec::new(),
+        help: None,
     });
 }
 
@@ -135,7 +162,17 @@ impl<'m> Checker<'m> {
             index,
             location,
             message,
+            notes: Vec::new(),
+            help: None,
         });
+    }
+
+    /// Reports at the current position, with other places and what to do.
+    fn report_with(&mut self, rule: Rule, message: String, notes: Vec<Note>, help: Option<&'static str>) {
+        self.report(rule, message);
+        if let Some(last) = self.findings.last_mut() {
+            (last.notes, last.help) = (notes, help);
+        }
     }
 
     /// Reports about the function as a whole.
@@ -179,6 +216,14 @@ impl<'m> Checker<'m> {
             if !self.cfg.is_reachable(id) {
                 self.report_at(Rule::Cfg2, id, 0, "this block cannot be reached".to_owned());
             }
+        }
+        if function.falls_off
+            && let Some((block, last)) = function.blocks.last().zip(u32::try_from(n - 1).ok())
+            && self.cfg.is_reachable(BlockId(last))
+        {
+            let message = "control reaches the end of the function without `ret` or `exit`".to_owned();
+            let end = block.instructions.len();
+            self.report_at(Rule::Cfg4, BlockId(last), end, message);
         }
         // A branch out of the kernel has been reported; what lies behind it is not known.
         if !self.findings.iter().any(|e| e.rule == Rule::Cfg1) {

@@ -64,7 +64,7 @@ rules! {
     /// The definition of a value dominates its uses.
     Def2 = "V-DEF-2" Error,
     /// A register that is read is assigned on at least one path to the read.
-    Def3 = "V-DEF-3" Error,
+    Def3 = "V-DEF-3" Warning,
     /// A register that is read is assigned on every path to the read.
     Def4 = "V-DEF-4" Warning,
     /// Registers, symbols and blocks that are named exist.
@@ -72,7 +72,7 @@ rules! {
     /// Kernels, variables and parameters have different names.
     Def6 = "V-DEF-6" Error,
 
-    /// The target exists and the module's `.version` knows it.
+    /// The module's `.version` exists, and so does its target in that version.
     Target1 = "V-TARGET-1" Error,
     /// The module's `.version` has every instruction and directive in it.
     Target2 = "V-TARGET-2" Error,
@@ -82,10 +82,11 @@ rules! {
     Target4 = "V-TARGET-4" Error,
     /// Parameters fit the parameter space of the version.
     Target5 = "V-TARGET-5" Error,
-    /// Launch directives have positive dimensions, at most 1024 threads in a block, and do not contradict one another.
+    /// Launch directives have positive dimensions, do not contradict one another, and stand beside those that they need.
     Target6 = "V-TARGET-6" Error,
-    /// Directives have an effect: `.minnctapersm` beside `.maxntid` or `.reqntid`, `.maxnreg` of at most 255, clusters of
-    /// at most 8 blocks unless the launch asks for more.
+    /// Directives can be met and have an effect: blocks of at most 1024 threads, `.minnctapersm` beside `.maxntid` or
+    /// `.reqntid` and with no more threads than a multiprocessor holds, `.maxnreg` of at most 255, clusters of at most 8
+    /// blocks unless the launch asks for more.
     Target7 = "V-TARGET-7" Warning,
 
     /// The state space takes the operation: parameters and constants are read-only, atomics work on global and shared
@@ -94,11 +95,11 @@ rules! {
     /// An address is 64 bits wide, or 32 in shared memory.
     Mem2 = "V-MEM-2" Error,
     /// An access is aligned to its size where symbol and offset are known.
-    Mem3 = "V-MEM-3" Error,
+    Mem3 = "V-MEM-3" Warning,
     /// A vector access has a symbol that is declared with the alignment it needs.
     Mem4 = "V-MEM-4" Warning,
     /// An access stays inside the symbol where its offset is known.
-    Mem5 = "V-MEM-5" Error,
+    Mem5 = "V-MEM-5" Warning,
     /// A kernel that takes a pointer stores something.
     Mem6 = "V-MEM-6" Warning,
     /// Ordering, scope and cache hints go together.
@@ -115,6 +116,12 @@ rules! {
     Conv3 = "V-CONV-3" Error,
     /// A constant lane mask names at least one lane.
     Conv4 = "V-CONV-4" Error,
+
+    /// An aligned tensor-core or warpgroup instruction is reached by all lanes of a warp or by none.
+    Conv5 = "V-CONV-5" Warning,
+
+    /// The result of a computation or load is used. Debug code, copies and parameters are left alone.
+    Use1 = "V-USE-1" Warning,
 
     /// A call names a function, or has a 64-bit address with a prototype, and passes as many arguments and results as
     /// the function has.
@@ -133,6 +140,8 @@ rules! {
     Cfg2 = "V-CFG-2" Warning,
     /// The end of the kernel can be reached from every block that can be reached.
     Cfg3 = "V-CFG-3" Warning,
+    /// A function ends with `ret` or `exit` instead of falling off its end.
+    Cfg4 = "V-CFG-4" Warning,
 }
 
 impl std::fmt::Display for Rule {

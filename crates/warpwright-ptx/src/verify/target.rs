@@ -12,6 +12,11 @@ const PORTABLE_CLUSTER: u64 = 8;
 
 pub(super) fn check_module(module: &Module, findings: &mut Vec<VerifyError>) {
     let Module { version, target, .. } = module;
+    if *version > isa::NEWEST_VERSION {
+        let message =
+            format!("there is no .version {version} yet; the newest known is {}", isa::NEWEST_VERSION);
+        module_finding(findings, Rule::Target1, "", message);
+    }
     match isa::target_version(*target) {
         None => module_finding(findings, Rule::Target1, "", format!("there is no target {target}")),
         Some(first) if *version < first => {
@@ -97,6 +102,15 @@ fn shared_variables<'m>(
     mentioned.chain(&function.variables).filter(|v| v.space == StateSpace::Shared)
 }
 
+/// Threads that one multiprocessor holds at a time.
+const fn threads_per_sm(sm: u32) -> u64 {
+    match sm {
+        75 => 1024,
+        86..=89 | 120.. => 1536,
+        _ => 2048,
+    }
+}
+
 fn volume(dims: [u32; 3]) -> u64 {
     dims.iter().fold(1u64, |v, d| v.saturating_mul(u64::from(*d)))
 }
@@ -110,8 +124,20 @@ fn directives(cx: &mut Checker<'_>) {
         } else if volume(dims) > MAX_THREADS {
             let message =
                 format!("{name} asks for {} threads, a block has at most {MAX_THREADS}", volume(dims));
-            cx.report_function(Rule::Target6, message);
+            cx.report_function(Rule::Target7, message);
+        } else if let Some(blocks) = d.min_blocks_per_sm
+            && volume(dims) * u64::from(blocks) > threads_per_sm(cx.module.target.sm)
+        {
+            let (threads, most) = (volume(dims), threads_per_sm(cx.module.target.sm));
+            let message = format!(
+                ".minnctapersm {blocks} with {threads} threads a block is ignored: a multiprocessor holds {most} threads"
+            );
+            cx.report_function(Rule::Target7, message);
         }
+    }
+    if d.blocks_are_clusters && (d.required_threads.is_none() || d.cluster.is_none()) {
+        let message = ".blocksareclusters needs .reqntid and .reqnctapercluster".to_owned();
+        cx.report_function(Rule::Target6, message);
     }
     if d.max_threads.is_some() && d.required_threads.is_some() {
         cx.report_function(Rule::Target6, ".maxntid and .reqntid exclude each other".to_owned());

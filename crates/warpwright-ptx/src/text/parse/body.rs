@@ -272,6 +272,7 @@ impl<'a> Parser<'a> {
     fn end_of_body(&mut self, at: SourceLoc) {
         if self.body.referenced || !self.body.instructions.is_empty() {
             self.body.terminate(Terminator::Ret, at);
+            self.body.function.falls_off = true;
         }
     }
 

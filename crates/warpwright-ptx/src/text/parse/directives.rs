@@ -183,13 +183,15 @@ impl<'a> Parser<'a> {
         let mut named = false;
         loop {
             let at = self.word("a target such as `sm_90`")?;
-            match (at.text, Target::from_name(at.text)) {
+            // The assembler takes `sm_90A` too.
+            match (at.text, Target::from_name(&at.text.to_ascii_lowercase())) {
                 (_, Some(target)) if !named => {
                     self.module.target = target;
                     named = true;
                 }
-                // They change debugging and texture state, not the meaning of the instructions read here.
-                ("debug" | "texmode_unified" | "texmode_independent", _) => {}
+                ("debug", _) => self.module.debug = true,
+                // They change texture state, not the meaning of the instructions read here.
+                ("texmode_unified" | "texmode_independent", _) => {}
                 _ => {
                     return Err(self.fail(rules::MODULE, at, format!("unknown target {}", at.shown())));
                 }
