@@ -283,7 +283,7 @@ SKIP:
     assert!(finding.help.is_some());
     // The same for a tensor-core instruction.
     let barrier = &mut module.functions[0].blocks[1].instructions[0];
-    barrier.inst = Inst::MovMatrix { dst: Reg(3), a: Reg(2).into() };
+    barrier.inst = Inst::MovMatrix { dst: Reg(2), a: Reg(1).into() };
     assert_eq!(places(&module), [(Rule::Conv5, 1, 0)]);
     // All lanes that differ in `%tid.x >> 5` are in different warps.
     let uniform = text.replace("and.b32 %r2, %r1, 7", "shr.u32 %r2, %r1, 5");
