@@ -156,7 +156,7 @@ fn expect_len(array: &Array<'_>, expected: usize) -> PyResult<()> {
 }
 
 macro_rules! schemes {
-    ($($quantize:ident, $dequantize:ident => $scheme:ident, $group:literal, $what:literal;)*) => {$(
+    ($($quantize:ident, $dequantize:ident => $scheme:ident, $what:literal;)*) => {$(
         #[doc = concat!("4-bit quantisation: ", $what)]
         ///
         /// x: float32, float64, float16 or bfloat16, any shape, n elements in row-major order; every `group_size` of them
@@ -164,7 +164,7 @@ macro_rules! schemes {
         /// float64) [ceil(n / group_size)]. `order` says which half of a byte comes first: 'high_first' as in
         /// bitsandbytes, or 'low_first'. `out` is a pair.
         #[pyfunction]
-        #[pyo3(signature = (x, group_size=$group, *, order="high_first", out=None, stream=None))]
+        #[pyo3(signature = (x, group_size=64, *, order="high_first", out=None, stream=None))]
         pub(crate) fn $quantize<'py>(
             x: &Object<'py>,
             group_size: usize,
@@ -182,7 +182,7 @@ macro_rules! schemes {
         /// Returns n elements of `shape` (one dimension of two elements a byte without it) and `dtype` (that of the scales
         /// without it); both default to those of `out`.
         #[pyfunction]
-        #[pyo3(signature = (codes, scales, shape=None, group_size=$group, *, dtype=None, order="high_first", out=None, stream=None))]
+        #[pyo3(signature = (codes, scales, shape=None, group_size=64, *, dtype=None, order="high_first", out=None, stream=None))]
         #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
         pub(crate) fn $dequantize<'py>(
             codes: &Object<'py>,
@@ -201,9 +201,9 @@ macro_rules! schemes {
 }
 
 schemes! {
-    quantize_nf4, dequantize_nf4 => Nf4, 64, "NF4 blocks as bitsandbytes stores them; a scale is the block's largest magnitude.";
-    quantize_fp4, dequantize_fp4 => Fp4, 64, "FP4 blocks as bitsandbytes stores them; a scale is the block's largest magnitude.";
-    quantize_int4, dequantize_int4 => Int4Symmetric, 64, "integers from -8 to 7, stored plus 8; a scale is the group's largest magnitude over 7.";
+    quantize_nf4, dequantize_nf4 => Nf4, "NF4 blocks as bitsandbytes stores them; a scale is the block's largest magnitude.";
+    quantize_fp4, dequantize_fp4 => Fp4, "FP4 blocks as bitsandbytes stores them; a scale is the block's largest magnitude.";
+    quantize_int4, dequantize_int4 => Int4Symmetric, "integers from -8 to 7, stored plus 8; a scale is the group's largest magnitude over 7.";
 }
 
 /// 4-bit quantisation: integers from 0 to 15 with a zero point per group, so that zero is always represented exactly.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -90,9 +94,25 @@ def test_devices_end_with_the_emulator():
     assert all(d["device"].startswith("cuda:") for d in found[:-1])
 
 
-def test_documentation_and_types():
+def test_everything_is_documented():
     for name in ww.__all__:
         value = getattr(ww, name)
-        if callable(value) and name != "__version__":
+        if callable(value):
             assert value.__doc__, name
     assert ww.__version__.count(".") == 2
+
+
+def test_stubs_have_the_parameters_of_the_functions():
+    stubs = ast.parse((Path(ww.__file__).parent / "_native.pyi").read_text(encoding="utf-8"))
+    functions = {node.name: node.args for node in stubs.body if isinstance(node, ast.FunctionDef)}
+    native = {name for name in ww.__all__ if inspect.isbuiltin(getattr(ww, name))}
+    assert native == set(functions)
+    for name, args in functions.items():
+        found = inspect.signature(getattr(ww, name)).parameters.values()
+        positional = [p for p in found if p.kind is not p.KEYWORD_ONLY]
+        keyword = [p for p in found if p.kind is p.KEYWORD_ONLY]
+        assert [a.arg for a in args.args] == [p.name for p in positional], name
+        assert [a.arg for a in args.kwonlyargs] == [p.name for p in keyword], name
+        expected = [p.default for p in positional if p.default is not p.empty] + [p.default for p in keyword]
+        defaults = [ast.literal_eval(d) for d in (*args.defaults, *args.kw_defaults)]
+        assert defaults == expected, name

@@ -2,7 +2,7 @@
 of the first argument where its library can make arrays."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, final
 
 __version__: str
 
@@ -22,6 +22,7 @@ _Stream = Any
 _Dtype = Any
 _Extents = int | Sequence[int]
 
+@final
 class DeviceArray:
     """A result on a GPU, for `from_dlpack` of any library: contiguous, in row-major order."""
 
@@ -43,6 +44,7 @@ class DeviceArray:
         copy: bool | None = None,
     ) -> Any: ...
 
+@final
 class Remark:
     """A remark of `lint` on a PTX text."""
 
@@ -57,6 +59,7 @@ class Remark:
     @property
     def message(self) -> str: ...
 
+@final
 class Finding:
     """What a sanitizer found."""
 
@@ -85,6 +88,7 @@ class Finding:
     @property
     def text(self) -> str: ...
 
+@final
 class Run:
     """What a launch in the emulator did."""
 
