@@ -14,7 +14,10 @@ from .suites import Case
 
 # Norm-wise errors that a correct implementation stays within; the format's own error for 4 bits of normal data.
 BUDGETS = {"f64": 1e-13, "f32": 1e-6, "bf16": 4e-3, "f16": 5e-4}
-FORMATS = {"nf4": 0.0925, "fp4": 0.1225, "int4": 0.14, "int4_asymmetric": 0.14, "nested": 0.02}
+FORMATS = {"nf4": 0.0925, "fp4": 0.1225, "int4": 0.14, "int4_asymmetric": 0.14, "nested": 0.03}
+OURS = "warpwright"
+# Others may round in between; a result this far off is a different function.
+RIVALS_MAY = 5
 FLUSH_BYTES = 256 << 20
 
 
@@ -145,10 +148,10 @@ class Gpu:
         for who, contender in contenders.items():
             try:
                 result.error[who] = bench.error(contender)
-                if result.error[who] <= budget(case):
+                if result.error[who] <= budget(case) * (1 if who == OURS else RIVALS_MAY):
                     correct[who] = contender
                 else:
-                    result.failed[who] = f"error {result.error[who]:.3g} over {budget(case):.3g}"
+                    result.failed[who] = f"error {result.error[who]:.3g} over the budget of {budget(case):.3g}"
             except Exception as e:  # A competitor that cannot do a case is no reason to stop.
                 result.failed[who] = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
         for who, (median, spread) in self._times(correct).items():

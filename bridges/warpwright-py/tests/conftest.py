@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, Callable
 
 import numpy as np
 import pytest
+
+# JAX would take most of a GPU's memory for itself.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 SLOPE = 0.01
 _erf = np.vectorize(math.erf, otypes=[np.float64])

@@ -251,6 +251,6 @@ def test_two_gpus(torch):
 def test_gpu_and_emulator_agree(torch):
     x = torch.randn(3, 257)
     for name in ("relu", "silu", "gelu_erf", "gelu_tanh", "sigmoid", "tanh"):
-        torch.testing.assert_close(getattr(ww, name)(x.cuda()).cpu(), getattr(ww, name)(x), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(getattr(ww, name)(x.cuda()).cpu(), getattr(ww, name)(x), rtol=2e-6, atol=1e-6)
     for a, b in zip(ww.quantize_nf4(x.cuda()), ww.quantize_nf4(x)):
         assert torch.equal(a.cpu(), b)
