@@ -11,7 +11,7 @@ use crate::counters::Counters;
 use crate::decode::Code;
 use crate::exec::Outcome;
 use crate::exec::matrix::Scratch;
-use crate::launch::{Fault, LaunchConfig, Options, Sanitizers};
+use crate::launch::{Fault, LaunchConfig, Options, Printed, Sanitizers};
 use crate::memory::{Allocation, Memory, SLOT_BITS, Slot};
 use crate::program::Entry;
 use crate::report::{Event, Findings, Key, Severity, Site, Space, Tool};
@@ -37,9 +37,11 @@ pub(crate) struct Shared<'a> {
     pub(crate) config: &'a LaunchConfig,
     pub(crate) options: &'a Options,
     pub(crate) params: &'a [u8],
-    pub(crate) constants: &'a [u8],
+    pub(crate) constants: Arc<[u8]>,
     /// Addresses of the module's `.global` variables.
     pub(crate) globals: Arc<[u64]>,
+    /// The launch in the books of the heap.
+    pub(crate) heap_launch: u64,
     pub(crate) shape: Shape,
     /// End of a block's shared memory, from address 0.
     pub(crate) shared_end: u64,
@@ -206,6 +208,13 @@ impl Allocations {
         }
     }
 
+    /// Forgets an allocation that was freed.
+    pub(crate) fn forget(&mut self, address: u64) {
+        let slot = address >> SLOT_BITS;
+        // What stands in its place afterwards is told apart by its slot.
+        self.list.retain(|a| u64::from(a.slot) != slot);
+    }
+
     #[inline(never)]
     fn search(&mut self, memory: &Memory, site: u32, address: u64) -> Option<usize> {
         let slot = address >> SLOT_BITS;
@@ -225,7 +234,6 @@ impl Allocations {
 /// One worker: the blocks that it runs and what it has found.
 pub(crate) struct Context<'a> {
     pub(crate) shared: &'a Shared<'a>,
-    pub(crate) entry: &'a Entry,
     pub(crate) code: &'a Code,
     pub(crate) checks: Checks,
     pub(crate) findings: Findings,
@@ -245,6 +253,9 @@ pub(crate) struct Context<'a> {
     pub(crate) fault: Option<Fault>,
     /// Reads of the clock, which must not stand still.
     pub(crate) clock: u64,
+    /// What kernels printed, by block.
+    pub(crate) printed: Vec<(u64, Printed)>,
+    pub(crate) printed_bytes: usize,
     /// Barriers that have opened and whose waiters do not know yet.
     pub(crate) opened: Vec<Opened>,
 }
@@ -256,7 +267,6 @@ impl<'a> Context<'a> {
         let sanitizers = shared.options.sanitizers;
         Self {
             shared,
-            entry: shared.entry,
             code,
             checks: Checks {
                 memcheck: sanitizers.contains(Sanitizers::MEMCHECK),
@@ -277,6 +287,8 @@ impl<'a> Context<'a> {
             fault: None,
             clock: 0,
             opened: Vec::new(),
+            printed: Vec::new(),
+            printed_bytes: 0,
         }
     }
 }

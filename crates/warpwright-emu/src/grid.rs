@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::context::Shared;
-use crate::launch::{Fault, LaunchConfig, LaunchError, Options, Report, Sanitizers};
+use crate::exec::MAX_LOCAL;
+use crate::launch::{Fault, LaunchConfig, LaunchError, Options, Printed, Report, Sanitizers};
 use crate::memory::Memory;
 use crate::program::{Entry, Program};
 use crate::report::{Findings, Position, Resolve, Space};
@@ -18,8 +19,6 @@ const MAX_THREADS: u64 = 1024;
 const MAX_SHARED: u64 = 227 * 1024;
 /// Blocks that a cluster may have: the opt-in limit.
 const MAX_CLUSTER: u64 = 16;
-/// Local memory that a thread may have.
-const MAX_LOCAL: u64 = 512 * 1024;
 
 /// Runs a kernel; see [`launch`](crate::launch()).
 pub(crate) fn run(
@@ -41,14 +40,16 @@ pub(crate) fn run(
     });
     let dynamic = u64::from(config.dynamic_shared);
     let code = &entry.code;
+    let globals = program.globals(memory)?;
     let shared = Shared {
         entry,
         memory,
         config,
         options,
         params,
-        constants: program.constants(),
-        globals: program.globals(memory)?,
+        constants: program.constants(&globals),
+        globals,
+        heap_launch: memory.heap.begin(),
         shape,
         shared_end: if dynamic > 0 { code.dynamic_base + dynamic } else { code.shared_end },
         races,
@@ -162,16 +163,22 @@ fn finish(shared: &Shared<'_>, results: Vec<WorkerResult>) -> Result<Report, Lau
     let mut findings = Findings::new();
     let mut report = Report::default();
     let mut fault: Option<(u64, Fault)> = None;
+    let mut printed: Vec<(u64, Printed)> = Vec::new();
     for result in results {
         findings.merge(result.findings);
         report.counters += &result.counters;
         report.steps += result.steps;
+        printed.extend(result.printed);
         // The fault of the lowest block stands for all.
         fault = match (fault, result.fault) {
             (Some(a), Some(b)) => Some(if b.0 < a.0 { b } else { a }),
             (a, b) => a.or(b),
         };
     }
+    // A block runs on one worker, so its lines are in order.
+    printed.sort_by_key(|(block, _)| *block);
+    report.printed = printed.into_iter().map(|(_, line)| line).collect();
+    report.unfreed = shared.memory.heap.unfreed(shared.heap_launch);
     report.findings = findings.finish(shared, shared.options.max_findings);
     match fault {
         None => Ok(report),

@@ -1,6 +1,7 @@
 //! Launches: their configuration, what can go wrong, and what they report.
 
 use crate::counters::Counters;
+use crate::heap::HeapBlock;
 use crate::memory::{Memory, MemoryError};
 use crate::program::Program;
 use crate::report::Finding;
@@ -92,6 +93,10 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// What the kernel did; zero unless [`Options::counters`] is set.
     pub counters: Counters,
+    /// What the kernel printed, block by block and in the order in which the threads of a block came to it.
+    pub printed: Vec<Printed>,
+    /// What threads of this launch got from `malloc` and nobody freed.
+    pub unfreed: Vec<HeapBlock>,
     /// Decoded instructions that warps went through, a measure of time; [`Report::counters`] has the exact numbers.
     pub steps: u64,
 }
@@ -101,6 +106,18 @@ impl Report {
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }
+}
+
+/// What one call of `printf` in a kernel printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Printed {
+    /// Block.
+    pub block: [u32; 3],
+    /// Thread.
+    pub thread: [u32; 3],
+    /// The text; usually a line with its end.
+    pub text: String,
 }
 
 /// Why a kernel was ended before its threads were done.
@@ -140,6 +157,38 @@ pub enum Fault {
         thread: [u32; 3],
         /// What it is.
         message: String,
+    },
+    /// A call that cannot be made: of something that is no function, or deeper than threads have memory for.
+    #[error("line {line}: block {block:?}, thread {thread:?} {message}")]
+    Call {
+        /// Line of the PTX text.
+        line: u32,
+        /// Block.
+        block: [u32; 3],
+        /// Thread.
+        thread: [u32; 3],
+        /// What is wrong, and the calls that led there.
+        message: String,
+    },
+    /// An `assert` in a kernel did not hold.
+    #[error(
+        "line {line}: block {block:?}, thread {thread:?}: assertion `{message}` failed in {function} ({file}:{source_line})"
+    )]
+    Assertion {
+        /// Line of the PTX text.
+        line: u32,
+        /// Block.
+        block: [u32; 3],
+        /// Thread.
+        thread: [u32; 3],
+        /// The condition.
+        message: String,
+        /// Source file.
+        file: String,
+        /// Line in the source file.
+        source_line: u32,
+        /// Function.
+        function: String,
     },
     /// More instructions than [`Options::max_steps`].
     #[error("block {block:?} passed the limit of {steps} warp instructions; it may never end: {positions}")]

@@ -53,6 +53,7 @@ mod decode;
 mod exec;
 pub mod float;
 mod grid;
+mod heap;
 mod launch;
 mod memory;
 mod program;
@@ -64,7 +65,8 @@ mod space;
 mod warp;
 
 pub use counters::Counters;
-pub use launch::{Fault, LaunchConfig, LaunchError, Options, Report, Sanitizers, launch};
+pub use heap::HeapBlock;
+pub use launch::{Fault, LaunchConfig, LaunchError, Options, Printed, Report, Sanitizers, launch};
 pub use memory::{Memory, MemoryError};
 pub use program::{Entry, LoadError, Program};
 pub use report::{Finding, Tool};

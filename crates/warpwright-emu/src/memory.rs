@@ -14,6 +14,7 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use crate::heap::Heap;
 use crate::sanitize::racecheck::{RaceClock, Shadow};
 
 /// Bits of an address below the slot number.
@@ -302,6 +303,7 @@ pub struct Memory {
     globals: Mutex<HashMap<u64, Arc<[u64]>>>,
     pub(crate) races: RaceClock,
     launches: AtomicU32,
+    pub(crate) heap: Heap,
 }
 
 /// A launch that runs on a memory.

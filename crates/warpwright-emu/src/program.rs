@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use warpwright_ptx::text::{self, Diagnostic};
 use warpwright_ptx::verify::{self, VerifyError};
-use warpwright_ptx::{Function, Module, StateSpace};
+use warpwright_ptx::{Function, FunctionKind, InitialAddress, Initialiser, Module, StateSpace, Symbol};
 
+use crate::decode::functions::function_address;
 use crate::decode::{CONST_BASE, Code, decode};
 use crate::memory::{Memory, MemoryError};
 use crate::report::Position;
+use crate::space::CONST_WINDOW;
 
 /// Why a program cannot be loaded.
 #[derive(Clone, Debug)]
@@ -98,6 +100,8 @@ pub struct Program {
     verify_warnings: Vec<VerifyError>,
     /// Bytes of the constant variables, from address 0 of the constant space.
     constants: Arc<[u8]>,
+    /// Addresses of the constant variables in their space, by module variable.
+    constant_addresses: Vec<u64>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -129,8 +133,9 @@ impl Program {
         }
         let (constants, addresses) = place_constants(&module);
         let mut entries = Vec::with_capacity(module.functions.len());
-        for function in module.entries() {
-            let code = decode(&module, function, &addresses).map_err(|e| LoadError::Unsupported {
+        let kernels = module.functions.iter().enumerate().filter(|(_, f)| f.kind == FunctionKind::Entry);
+        for (index, function) in kernels {
+            let code = decode(&module, index, &addresses).map_err(|e| LoadError::Unsupported {
                 kernel: function.name.clone(),
                 line: e.location.line,
                 message: e.message,
@@ -145,6 +150,7 @@ impl Program {
             warnings: Vec::new(),
             verify_warnings: found,
             constants,
+            constant_addresses: addresses,
         })
     }
 
@@ -184,8 +190,56 @@ impl Program {
         Ok(self.globals(memory)?.get(at).copied())
     }
 
-    pub(crate) fn constants(&self) -> &[u8] {
-        &self.constants
+    /// The constant space, with the addresses that global variables have in a memory.
+    pub(crate) fn constants(&self, globals: &[u64]) -> Arc<[u8]> {
+        let mut patched: Option<Vec<u8>> = None;
+        for (variable, start) in self.module.variables.iter().zip(&self.constant_addresses) {
+            let Some(init) = variable.init.as_ref().filter(|i| !i.addresses.is_empty()) else { continue };
+            if variable.space == StateSpace::Const {
+                let image = patched.get_or_insert_with(|| self.constants.to_vec());
+                if let Some(bytes) = image.get_mut(*start as usize..) {
+                    self.fill_addresses(init, globals, bytes);
+                }
+            }
+        }
+        patched.map_or_else(|| self.constants.clone(), Into::into)
+    }
+
+    /// Writes the addresses of an initialiser into the bytes of its variable.
+    fn fill_addresses(&self, init: &Initialiser, globals: &[u64], bytes: &mut [u8]) {
+        for address in &init.addresses {
+            let value = self.address_of(address, globals).to_le_bytes();
+            let value = match address.byte {
+                Some(byte) => value.get(usize::from(byte)..).unwrap_or_default(),
+                None => &value[..],
+            };
+            let target = bytes.iter_mut().skip(usize::try_from(address.at).unwrap_or(usize::MAX));
+            for (to, from) in target.zip(value).take(address.bytes as usize) {
+                *to = *from;
+            }
+        }
+    }
+
+    /// What an address in an initialiser is.
+    fn address_of(&self, address: &InitialAddress, globals: &[u64]) -> u64 {
+        let (base, window) = match address.symbol {
+            Symbol::ModuleVariable(v) => {
+                let v = v as usize;
+                match self.module.variables.get(v).map(|x| x.space) {
+                    Some(StateSpace::Global) => (globals.get(v).copied(), 0),
+                    Some(StateSpace::Const) => (self.constant_addresses.get(v).copied(), CONST_WINDOW),
+                    // Shared memory has no addresses before a block runs.
+                    _ => (None, 0),
+                }
+            }
+            Symbol::Function(f) => {
+                let alias = self.module.aliases.iter().find(|a| a.function == f);
+                (Some(function_address(alias.map_or(f, |a| a.of))), 0)
+            }
+            Symbol::Param(_) | Symbol::LocalVariable(_) | Symbol::Return(_) => (None, 0),
+        };
+        let generic = if address.generic { window } else { 0 };
+        base.map_or(0, |base| base.wrapping_add(generic).wrapping_add(address.addend as u64))
     }
 
     /// Addresses by module variable; 0 for those in other spaces.
@@ -206,6 +260,17 @@ impl Program {
                     memory.write(address, &init.bytes[..init.bytes.len().min(room)])?;
                 }
                 addresses.push(address);
+            }
+            // Variables may point to each other.
+            for (variable, address) in self.module.variables.iter().zip(&addresses) {
+                let Some(init) = variable.init.as_ref().filter(|i| !i.addresses.is_empty()) else { continue };
+                if variable.space == StateSpace::Global {
+                    let size = variable.bytes().and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
+                    let mut bytes = vec![0; size];
+                    memory.read(*address, &mut bytes)?;
+                    self.fill_addresses(init, &addresses, &mut bytes);
+                    memory.write(*address, &bytes)?;
+                }
             }
             Ok(addresses.into())
         })

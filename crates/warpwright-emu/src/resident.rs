@@ -12,7 +12,7 @@ use crate::decode::registers::{LaunchValue, Slot, SpecialTime, special_time};
 use crate::decode::{Code, LOCAL_BASE};
 use crate::exec::matrix::Flights;
 use crate::exec::rows::{LANES, Registers, Row32, Row64};
-use crate::exec::{read_image, special_value};
+use crate::exec::{Paths, read_image, special_value};
 use crate::memory::POISON;
 use crate::sanitize::racecheck::BlockRaces;
 use crate::space::map_cluster;
@@ -232,11 +232,7 @@ impl<'a> Context<'a> {
     fn make_warps(&self) -> Vec<Warp> {
         let threads: u32 = self.shared.config.block.iter().product();
         let (r32, r64) = template(self.code, self.shared);
-        let local_words = if self.code.local_end > LOCAL_BASE {
-            self.code.local_end.div_ceil(4) as usize * LANES
-        } else {
-            0
-        };
+        let local_words = local_words(self.code);
         (0..threads.div_ceil(32))
             .map(|index| {
                 let mut pred = vec![0; self.code.layout.preds];
@@ -257,6 +253,8 @@ impl<'a> Context<'a> {
                     },
                     flights: Flights::new(self.code.flights),
                     watch: Watch::default(),
+                    paths: Paths::default(),
+                    running: None,
                 };
                 self.set_specials(&mut warp, SpecialTime::Launch);
                 warp
@@ -355,11 +353,21 @@ impl<'a> Context<'a> {
                     Slot::P(p) => warp.regs.pred[p as usize] = 0,
                 }
             }
+            // Frames of calls come and go.
+            let variables = local_words(self.code);
+            warp.local.words.truncate(variables);
+            warp.local.defined.truncate(variables);
+            warp.paths.reset(self.code.local_end);
             warp.local.words.fill(u32::from_ne_bytes([POISON; 4]));
             warp.local.defined.fill(0);
             self.set_specials(warp, SpecialTime::Block);
         }
     }
+}
+
+/// Words of local memory that a warp has for the variables of the kernel.
+fn local_words(code: &Code) -> usize {
+    if code.local_end > LOCAL_BASE { code.local_end.div_ceil(4) as usize * LANES } else { 0 }
 }
 
 /// The rows of a warp that are the same for all warps and blocks of the launch.

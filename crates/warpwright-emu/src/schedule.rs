@@ -23,7 +23,7 @@ use std::time::Duration;
 use crate::context::{Context, Shared};
 use crate::counters::Counters;
 use crate::exec::{Outcome, run as run_warp};
-use crate::launch::Fault;
+use crate::launch::{Fault, Printed};
 use crate::report::Findings;
 use crate::resident::Cluster;
 use crate::sanitize::deadlock;
@@ -35,6 +35,7 @@ pub(crate) struct WorkerResult {
     pub(crate) findings: Findings,
     pub(crate) counters: Counters,
     pub(crate) steps: u64,
+    pub(crate) printed: Vec<(u64, Printed)>,
     /// The linear index of the block that failed, and how.
     pub(crate) fault: Option<(u64, Fault)>,
 }
@@ -119,7 +120,13 @@ pub(crate) fn work(shared: &Shared<'_>, index: usize) -> WorkerResult {
         counters = cx.counters;
         cx.runs.count(cx.code, &mut counters);
     }
-    WorkerResult { findings: std::mem::take(&mut cx.findings), counters, steps: cx.runs.steps, fault }
+    WorkerResult {
+        findings: std::mem::take(&mut cx.findings),
+        counters,
+        steps: cx.runs.steps,
+        printed: std::mem::take(&mut cx.printed),
+        fault,
+    }
 }
 
 impl<'a> Worker<'a> {

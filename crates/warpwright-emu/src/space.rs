@@ -33,6 +33,10 @@ pub(crate) const fn split_cluster(address: u64) -> (Option<u32>, u64) {
 pub(crate) const fn map_cluster(address: u64, rank: u32) -> u64 {
     (rank as u64 + 1) * CLUSTER_STRIDE + address % CLUSTER_STRIDE
 }
+/// Addresses of functions.
+pub(crate) const FUNCTION_WINDOW: u64 = window(5);
+/// The bits of an address below its window.
+pub(crate) const SLOT: u64 = (1 << SLOT_BITS) - 1;
 
 /// The space that a generic address belongs to, and the address in it.
 #[inline(always)]

@@ -1,5 +1,6 @@
 //! A warp: registers, and the groups of lanes that stand at different instructions.
 
+use crate::exec::Paths;
 use crate::exec::matrix::Flights;
 use crate::exec::rows::Registers;
 
@@ -105,11 +106,19 @@ pub(crate) struct Warp {
     /// Registers that `wgmma` uses.
     pub(crate) flights: Flights,
     pub(crate) watch: Watch,
+    /// The calls that lanes are inside of.
+    pub(crate) paths: Paths,
+    /// The path of the group that was picked last, while lanes are inside of calls.
+    pub(crate) running: Option<u32>,
 }
 
 impl Warp {
-    /// Takes the group that runs next: least turn, then least instruction; groups that meet there become one.
+    /// Takes the group that runs next: least turn, then the deepest call, then least instruction; groups that meet there
+    /// on the same path of calls become one.
     pub(crate) fn pick(&mut self) -> Option<Group> {
+        if !self.paths.is_flat() {
+            return self.pick_called();
+        }
         let first = |wait| self.groups.iter().filter(|g| g.wait == wait).map(|g| (g.turn, g.pc)).min();
         let (best, wait) = match first(Wait::Ready) {
             Some(best) => (best, Wait::Ready),
@@ -128,14 +137,52 @@ impl Warp {
         Some(picked)
     }
 
-    /// The next instruction after `pc` at which another ready group stands.
+    /// The same while lanes are inside of calls.
+    #[cold]
+    fn pick_called(&mut self) -> Option<Group> {
+        self.split();
+        let paths = &self.paths;
+        let rank = |g: &&Group| (g.turn, std::cmp::Reverse(paths.depth(g.mask)), g.pc);
+        let first = |wait| self.groups.iter().filter(|g| g.wait == wait).min_by_key(rank).copied();
+        let best = match first(Wait::Ready) {
+            Some(best) => best,
+            None if self.nobody_comes() => first(Wait::Aligned)?,
+            None => return None,
+        };
+        let path = paths.of(best.mask);
+        let mut picked = Group { mask: 0, wait: Wait::Ready, ..best };
+        self.groups.retain(|g| {
+            let same = g.wait == best.wait && g.pc == best.pc && paths.of(g.mask) == path;
+            if same {
+                picked.mask |= g.mask;
+                picked.turn = picked.turn.max(g.turn);
+            }
+            !same
+        });
+        self.running = path;
+        Some(picked)
+    }
+
+    /// Parts ready groups that a rendezvous put together from lanes on different paths.
+    fn split(&mut self) {
+        let mut at = 0;
+        while let Some(group) = self.groups.get(at).copied() {
+            let same = self.paths.same(group.mask);
+            if group.wait == Wait::Ready && same != group.mask {
+                self.groups[at].mask = same;
+                self.groups.push(Group { mask: group.mask & !same, ..group });
+            }
+            at += 1;
+        }
+    }
+
+    /// The next instruction after `pc` at which another ready group stands that may join.
     pub(crate) fn limit(&self, pc: u32) -> u32 {
-        self.groups
-            .iter()
-            .filter(|g| g.wait == Wait::Ready && g.pc > pc)
-            .map(|g| g.pc)
-            .min()
-            .unwrap_or(u32::MAX)
+        let joins = |g: &&Group| {
+            let ready = g.wait == Wait::Ready && g.pc > pc;
+            ready && (self.paths.is_flat() || self.paths.of(g.mask) == self.running)
+        };
+        self.groups.iter().filter(joins).map(|g| g.pc).min().unwrap_or(u32::MAX)
     }
 
     /// Whether lanes that wait for the whole warp wait in vain: the others wait for lanes too.
@@ -181,6 +228,7 @@ impl Warp {
         }
         digest.words(&self.regs.pred);
         digest.words(&self.local.words);
+        self.paths.tops.iter().for_each(|top| digest.add(*top));
         digest.0
     }
 
@@ -223,6 +271,7 @@ impl Warp {
 
     /// Ends all lanes.
     pub(crate) fn kill(&mut self) {
+        self.paths.end(self.live);
         self.live = 0;
         self.groups.clear();
     }
@@ -265,6 +314,8 @@ mod tests {
             local: Local::default(),
             flights: Flights::default(),
             watch: Watch::default(),
+            paths: Paths::default(),
+            running: None,
         }
     }
 

@@ -167,7 +167,7 @@ fn parse(text: &str) -> File {
 /// Runs all cases in one launch; gives the results, case after case.
 fn run(text: &str, file: &File, really: bool) -> Result<Vec<u64>, String> {
     let program = Program::load(text).map_err(|e| e.to_string())?;
-    let entry = program.module().functions[0].name.clone();
+    let entry = program.entries()[0].name().to_owned();
     let memory = Memory::new();
     let threads = file.threads();
     let mut params = Vec::new();

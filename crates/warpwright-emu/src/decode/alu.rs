@@ -1,124 +1,14 @@
-//! Arithmetic, moves and conversions: the hot forms to vectorised operations, everything else to lane-by-lane ones.
+//! Arithmetic and logic: the hot forms to vectorised operations, everything else to lane-by-lane ones.
 
 use warpwright_ptx::text;
 use warpwright_ptx::{
-    BinaryOp, BoolOp, CmpOp, Inst, Modifiers, Operand, Reg, Rounding, ScalarType, TernaryOp, UnaryOp,
+    BinaryOp, BoolOp, CmpOp, Inst, Modifiers, Operand, PredUse, Reg, Rounding, ScalarType, TernaryOp, UnaryOp,
 };
 
 use super::{Decoder, Result, Scalar, index};
-use crate::counters::Class;
 use crate::decode::registers::Slot;
-use crate::exec::ops::Op;
+use crate::exec::ops::{Make1, Make2, Make3, Op};
 use crate::exec::rows::{R1, R2, R3};
-
-/// The class that an instruction is counted under.
-pub(crate) fn class_of(inst: &Inst) -> Class {
-    match inst {
-        Inst::Unary { op, ty, mods, .. } => match op {
-            UnaryOp::Rsqrt | UnaryOp::Ex2 | UnaryOp::Lg2 | UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tanh => {
-                Class::Special
-            }
-            UnaryOp::Rcp | UnaryOp::Sqrt if mods.approx => Class::Special,
-            _ => class_of_type(*ty),
-        },
-        Inst::Binary { op: BinaryOp::Div, mods, .. } if mods.approx || mods.full => Class::Special,
-        Inst::Binary { ty, .. }
-        | Inst::Ternary { ty, .. }
-        | Inst::Setp { ty, .. }
-        | Inst::Set { ty, .. }
-        | Inst::Bfi { ty, .. } => class_of_type(*ty),
-        Inst::Lop3 { .. } | Inst::Dp4a { .. } => Class::Integer,
-        Inst::Selp { .. }
-        | Inst::Slct { .. }
-        | Inst::Mov { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::PredBinary { .. }
-        | Inst::PredNot { .. }
-        | Inst::PredMov { .. }
-        | Inst::Cvta { .. }
-        | Inst::Isspacep { .. } => Class::Move,
-        Inst::Cvt { .. } => Class::Convert,
-        Inst::Ld { .. } | Inst::St { .. } | Inst::Prefetch { .. } => Class::Memory,
-        Inst::Atom { .. } => Class::Atomic,
-        Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Match { .. }
-        | Inst::Redux { .. }
-        | Inst::Activemask { .. }
-        | Inst::Elect { .. } => Class::Warp,
-        Inst::Barrier { .. } | Inst::WarpBarrier { .. } | Inst::Fence { .. } | Inst::Nanosleep { .. } => {
-            Class::Sync
-        }
-        Inst::Brkpt
-        | Inst::Trap
-        | Inst::Call { .. }
-        | Inst::PmEvent { .. }
-        | Inst::GridDepControl { .. }
-        | Inst::Opaque(_) => Class::Control,
-        Inst::Dp2a { .. } | Inst::Lop3Pred { .. } | Inst::Fns { .. } => Class::Integer,
-        Inst::MinMax3 { ty, .. } => class_of_type(*ty),
-        Inst::Mixed { .. } => Class::F32,
-        Inst::CvtStochastic { .. } | Inst::CvtPack { .. } => Class::Convert,
-        Inst::CreatePolicy { .. }
-        | Inst::Alloca { .. }
-        | Inst::StackSave { .. }
-        | Inst::StackRestore { .. }
-        | Inst::Mapa { .. }
-        | Inst::GetCtaRank { .. } => Class::Move,
-        Inst::Ldu { .. }
-        | Inst::PrefetchUniform { .. }
-        | Inst::PrefetchTensormap { .. }
-        | Inst::Discard { .. }
-        | Inst::ApplyPriority { .. }
-        | Inst::LdMatrix { .. }
-        | Inst::StMatrix { .. }
-        | Inst::CpAsync { .. }
-        | Inst::BulkCopy(_)
-        | Inst::BulkPrefetch { .. }
-        | Inst::TensorCopy(_)
-        | Inst::StBulk { .. }
-        | Inst::StAsync { .. }
-        | Inst::TensormapReplace { .. } => Class::Memory,
-        Inst::AtomVector { .. } | Inst::BulkReduce(_) | Inst::RedAsync { .. } => Class::Atomic,
-        Inst::MovMatrix { .. } => Class::Warp,
-        Inst::Mma(_) | Inst::Wgmma(_) => Class::Matrix,
-        Inst::WgmmaFence
-        | Inst::WgmmaCommit
-        | Inst::WgmmaWait { .. }
-        | Inst::SetMaxNreg { .. }
-        | Inst::CpAsyncCommit
-        | Inst::CpAsyncWait { .. }
-        | Inst::CpAsyncArrive { .. }
-        | Inst::MbarrierInit { .. }
-        | Inst::MbarrierInval { .. }
-        | Inst::MbarrierArrive { .. }
-        | Inst::MbarrierWait { .. }
-        | Inst::MbarrierTx { .. }
-        | Inst::MbarrierPendingCount { .. }
-        | Inst::BulkCommit
-        | Inst::BulkWait { .. }
-        | Inst::TensormapCopyFence { .. }
-        | Inst::ClusterBarrier { .. }
-        | Inst::FenceRestricted { .. }
-        | Inst::ProxyFence(_)
-        | Inst::MbarrierInitFence => Class::Sync,
-    }
-}
-
-fn class_of_type(ty: ScalarType) -> Class {
-    use ScalarType::*;
-    match ty {
-        F32 | TF32 | F32x2 => Class::F32,
-        F64 => Class::F64,
-        F16 | F16x2 | BF16 | BF16x2 | E4M3x2 | E5M2x2 | E2M1x2 | E2M3x2 | E3M2x2 | UE8M0x2 | E4M3x4
-        | E5M2x4 | E2M1x4 | E2M3x4 | E3M2x4 => Class::Half,
-        Pred => Class::Move,
-        B8 | B16 | B32 | B64 | B128 | U8 | U16 | U32 | U64 | S8 | S16 | S32 | S64 | U16x2 | S16x2 => {
-            Class::Integer
-        }
-    }
-}
 
 /// Whether the modifiers ask for nothing beyond rounding to nearest.
 fn plain(mods: &Modifiers) -> bool {
@@ -130,10 +20,6 @@ fn plain(mods: &Modifiers) -> bool {
 fn exact(mods: &Modifiers) -> Modifiers {
     Modifiers { approx: false, full: false, ..*mods }
 }
-
-type Make1 = fn(R1) -> Op;
-type Make2 = fn(R2) -> Op;
-type Make3 = fn(R3) -> Op;
 
 /// 32-bit unary operations that run vectorised.
 fn unary32(op: UnaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make1> {
@@ -416,6 +302,34 @@ impl Decoder<'_> {
                 };
                 self.scalar(inst, *dst, &[(a, *a_ty), (b, *b_ty), (c, c_ty)])
             }
+            Inst::Dp2a { a_ty, b_ty, dst, a, b, c, .. } => {
+                self.scalar(inst, *dst, &[(a, *a_ty), (b, *b_ty), (c, ScalarType::B32)])
+            }
+            Inst::Lop3Pred { op, dst, pred, a, b, c, lut, q } => {
+                self.lop3_pred(*op, *dst, *pred, (a, b, c, *lut), *q)
+            }
+            Inst::Fns { dst, mask, base, offset } => {
+                let word = ScalarType::B32;
+                self.scalar(inst, *dst, &[(mask, word), (base, word), (offset, word)])
+            }
+            Inst::CvtPack { dst, a, b, c, .. } => {
+                let word = ScalarType::S32;
+                let zero = Operand::int(0);
+                self.scalar(
+                    inst,
+                    *dst,
+                    &[(a, word), (b, word), (c.as_ref().unwrap_or(&zero), ScalarType::B32)],
+                )
+            }
+            Inst::MinMax3 { ty, dst, a, b, c, .. } => {
+                self.scalar(inst, *dst, &[(a, *ty), (b, *ty), (c, *ty)])
+            }
+            Inst::Mixed { narrow, dst, a, b, c, .. } => {
+                let b = b.as_ref().map(|b| (b, *narrow));
+                let sources: Vec<_> =
+                    [(a, *narrow)].into_iter().chain(b).chain([(c, ScalarType::F32)]).collect();
+                self.scalar(inst, *dst, &sources)
+            }
             Inst::Setp { cmp, combine, ty, ftz, dst, dst_not, a, b } => {
                 let fast = if *ftz { None } else { compare(*cmp, *ty) };
                 let Some((make, swap)) = fast else { return self.scalar(inst, *dst, &[(a, *ty), (b, *ty)]) };
@@ -517,9 +431,31 @@ impl Decoder<'_> {
                 self.emit(Op::Isspacep(at));
                 Ok(())
             }
-            Inst::Ld { .. } | Inst::St { .. } | Inst::Prefetch { .. } | Inst::Atom { .. } => {
-                self.memory(inst)
+            Inst::Ld { .. }
+            | Inst::Ldu { .. }
+            | Inst::St { .. }
+            | Inst::Atom { .. }
+            | Inst::AtomVector { .. }
+            | Inst::Discard { .. }
+            | Inst::ApplyPriority { .. }
+            | Inst::Alloca { .. }
+            | Inst::StackSave { .. }
+            | Inst::StackRestore { .. } => self.memory(inst),
+            // Hints: nothing happens that a program can see.
+            Inst::Prefetch { .. }
+            | Inst::PrefetchUniform { .. }
+            | Inst::PrefetchTensormap { .. }
+            | Inst::PmEvent { .. } => {
+                self.emit(Op::Nothing);
+                Ok(())
             }
+            Inst::CreatePolicy { dst, .. } => {
+                // A policy is opaque, and nothing here looks at one.
+                let (a, d) = (self.regs.literal64(0), self.dst_l(*dst)?);
+                self.emit(Op::MovL(R1 { d, a }));
+                Ok(())
+            }
+            Inst::Call { callee, returns, args, .. } => self.call(callee, returns, args),
             Inst::Shfl { .. }
             | Inst::Vote { .. }
             | Inst::Match { .. }
@@ -530,7 +466,6 @@ impl Decoder<'_> {
             | Inst::WarpBarrier { .. }
             | Inst::Fence { .. }
             | Inst::Nanosleep { .. }
-            | Inst::Call { .. }
             | Inst::Brkpt
             | Inst::Trap => self.control(inst),
             Inst::Mma(_)
@@ -550,8 +485,34 @@ impl Decoder<'_> {
         }
     }
 
+    /// `lop3` with a predicate that says whether the result has bits.
+    fn lop3_pred(
+        &mut self,
+        op: BoolOp,
+        dst: Option<Reg>,
+        pred: Reg,
+        (a, b, c, lut): (&Operand, &Operand, &Operand, u8),
+        q: PredUse,
+    ) -> Result<()> {
+        let ty = ScalarType::B32;
+        let (result, zero, any) = (self.regs.temp32(), self.regs.literal32(0), self.regs.temp_pred());
+        let o = R3 { a: self.w(a, ty)?, b: self.w(b, ty)?, c: self.w(c, ty)?, d: result };
+        self.emit(Op::Lop3(o, lut));
+        self.emit(Op::NeW(R2 { d: any, a: result, b: zero }));
+        let q = self.pred_use(q)?;
+        let a = self.combine(any, Some((op, q)));
+        if let Some(dst) = dst {
+            let d = self.dst_w(dst)?;
+            self.emit(Op::MovW(R1 { d, a: result }));
+        }
+        // Last, because the guard may be the destination.
+        let d = self.pred(pred)?;
+        self.emit(Op::PredMov(R1 { d, a }));
+        Ok(())
+    }
+
     /// Any operation, lane by lane.
-    fn scalar(&mut self, inst: &Inst, dst: Reg, sources: &[(&Operand, ScalarType)]) -> Result<()> {
+    pub(super) fn scalar(&mut self, inst: &Inst, dst: Reg, sources: &[(&Operand, ScalarType)]) -> Result<()> {
         let mut src = Vec::with_capacity(sources.len());
         for (operand, ty) in sources {
             src.push(self.source(operand, *ty)?);
@@ -622,270 +583,11 @@ impl Decoder<'_> {
     }
 
     /// A comparison's result after its combination with a third predicate.
-    fn combine(&mut self, a: u32, third: Option<(BoolOp, u32)>) -> u32 {
+    pub(super) fn combine(&mut self, a: u32, third: Option<(BoolOp, u32)>) -> u32 {
         let Some((op, b)) = third else { return a };
         let d = self.regs.temp_pred();
         self.emit(pred_op(op)(R2 { d, a, b }));
         d
-    }
-
-    fn mov(&mut self, ty: ScalarType, dst: Reg, src: &Operand) -> Result<()> {
-        match self.slot(dst)? {
-            Slot::P(d) => {
-                let Operand::Reg(r) = src else { return self.error("mov.pred wants a predicate") };
-                let a = self.pred(*r)?;
-                self.emit(Op::PredMov(R1 { d, a }));
-            }
-            Slot::Q(d) => {
-                let Slot::Q(a) = self.source(src, ty)? else { return self.error("mov.b128 wants 128 bits") };
-                self.emit(Op::MovL(R1 { d, a }));
-                self.emit(Op::MovL(R1 { d: d + 1, a: a + 1 }));
-            }
-            Slot::L(d) => {
-                let a = self.l(src, ty)?;
-                self.emit(Op::MovL(R1 { d, a }));
-            }
-            Slot::W(d) => {
-                let a = self.w(src, ty)?;
-                self.emit(if ty.bits() == 16 { Op::Zext16(R1 { d, a }) } else { Op::MovW(R1 { d, a }) });
-            }
-        }
-        Ok(())
-    }
-
-    fn pack(&mut self, ty: ScalarType, dst: Reg, parts: &[Operand]) -> Result<()> {
-        let part = match (ty.bits(), parts.len()) {
-            (128, 2) => ScalarType::B64,
-            (64, 2) | (128, 4) => ScalarType::B32,
-            (32, 2) | (64, 4) => ScalarType::B16,
-            (16, 2) | (32, 4) => ScalarType::B8,
-            _ => return self.error("the parts do not make up the whole"),
-        };
-        match (self.slot(dst)?, parts) {
-            (Slot::W(d), [lo, hi]) if part == ScalarType::B16 => {
-                let (a, b) = (self.w(lo, part)?, self.w(hi, part)?);
-                self.emit(Op::Pack16(R2 { d, a, b }));
-            }
-            (Slot::L(d), [lo, hi]) if part == ScalarType::B32 => {
-                let (a, b) = (self.w(lo, part)?, self.w(hi, part)?);
-                self.emit(Op::PackL(R2 { d, a, b }));
-            }
-            (Slot::L(d), [p0, p1, p2, p3]) => {
-                let (lo, hi) = (self.regs.temp32(), self.regs.temp32());
-                let (a, b) = (self.w(p0, part)?, self.w(p1, part)?);
-                self.emit(Op::Pack16(R2 { d: lo, a, b }));
-                let (a, b) = (self.w(p2, part)?, self.w(p3, part)?);
-                self.emit(Op::Pack16(R2 { d: hi, a, b }));
-                self.emit(Op::PackL(R2 { d, a: lo, b: hi }));
-            }
-            (Slot::Q(d), [lo, hi]) => {
-                let (a, b) = (self.l(lo, part)?, self.l(hi, part)?);
-                // The destination may be a source only as a whole, which the types exclude.
-                self.emit(Op::MovL(R1 { d, a }));
-                self.emit(Op::MovL(R1 { d: d + 1, a: b }));
-            }
-            (Slot::Q(d), [p0, p1, p2, p3]) => {
-                let (a, b) = (self.w(p0, part)?, self.w(p1, part)?);
-                self.emit(Op::PackL(R2 { d, a, b }));
-                let (a, b) = (self.w(p2, part)?, self.w(p3, part)?);
-                self.emit(Op::PackL(R2 { d: d + 1, a, b }));
-            }
-            (Slot::W(d), bytes) => {
-                // Built up from the top in a temporary: shift left by 8, insert the next byte.
-                let eight = self.regs.literal32(8);
-                let mut so_far = self.regs.literal32(0);
-                for byte in bytes.iter().rev() {
-                    let (shifted, low, next) = (self.regs.temp32(), self.regs.temp32(), self.regs.temp32());
-                    let a = self.w(byte, part)?;
-                    self.emit(Op::ShlW(R2 { d: shifted, a: so_far, b: eight }));
-                    self.emit(Op::Zext8(R1 { d: low, a }));
-                    self.emit(Op::OrW(R2 { d: next, a: shifted, b: low }));
-                    so_far = next;
-                }
-                self.emit(Op::MovW(R1 { d, a: so_far }));
-            }
-            _ => return self.error("the parts do not make up the whole"),
-        }
-        Ok(())
-    }
-
-    fn unpack(&mut self, ty: ScalarType, dsts: &[Option<Reg>], src: &Operand) -> Result<()> {
-        let part_bits = ty.bits() / (dsts.len().max(1) as u32);
-        match self.source(src, ty)? {
-            Slot::Q(a) => {
-                for (i, dst) in dsts.iter().enumerate() {
-                    let Some(dst) = dst else { continue };
-                    let row = a + index(i) * part_bits / 64;
-                    match self.slot(*dst)? {
-                        Slot::L(d) => self.emit(Op::MovL(R1 { d, a: row })),
-                        Slot::W(d) if i % 2 == 0 => self.emit(Op::TruncL(R1 { d, a: row })),
-                        Slot::W(d) => self.emit(Op::HighL(R1 { d, a: row })),
-                        _ => return self.error("wrong destination"),
-                    }
-                }
-            }
-            Slot::L(a) => {
-                for (i, dst) in dsts.iter().enumerate() {
-                    let Some(dst) = dst else { continue };
-                    let d = self.dst_w(*dst)?;
-                    match (part_bits, i) {
-                        (32, 0) => self.emit(Op::TruncL(R1 { d, a })),
-                        (32, _) => self.emit(Op::HighL(R1 { d, a })),
-                        (16, 0) => self.emit(Op::Trunc16L(R1 { d, a })),
-                        (16, _) => {
-                            let (shifted, b) = (self.regs.temp64(), self.regs.literal32(16 * index(i)));
-                            self.emit(Op::ShrU64(R2 { d: shifted, a, b }));
-                            self.emit(Op::Trunc16L(R1 { d, a: shifted }));
-                        }
-                        _ => return self.error("the parts do not make up the whole"),
-                    }
-                }
-            }
-            Slot::W(a) => {
-                // 16-bit halves or bytes; a destination is never the source, whose type is wider.
-                for (i, dst) in dsts.iter().enumerate() {
-                    let Some(dst) = dst else { continue };
-                    let d = self.dst_w(*dst)?;
-                    match (part_bits, i) {
-                        (16, 0) => self.emit(Op::Zext16(R1 { d, a })),
-                        (16, _) => self.emit(Op::High16(R1 { d, a })),
-                        (8, _) => {
-                            let (shifted, b) = (self.regs.temp32(), self.regs.literal32(8 * index(i)));
-                            self.emit(Op::ShrU32(R2 { d: shifted, a, b }));
-                            self.emit(Op::Zext8(R1 { d, a: shifted }));
-                        }
-                        _ => return self.error("the parts do not make up the whole"),
-                    }
-                }
-            }
-            Slot::P(_) => return self.error("a predicate cannot be taken apart"),
-        }
-        Ok(())
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "the fields of the instruction")]
-    fn cvt(
-        &mut self,
-        inst: &Inst,
-        to: ScalarType,
-        from: ScalarType,
-        mods: &Modifiers,
-        dst: Reg,
-        a: &Operand,
-        b: Option<&Operand>,
-    ) -> Result<()> {
-        use ScalarType::*;
-        let only_rounding = *mods == Modifiers { rounding: mods.rounding, ..Modifiers::NONE };
-        let dst_slot = self.slot(dst)?;
-        if let Some(b) = b {
-            let make = match (to, from, mods.rounding) {
-                (F16x2, F32, Some(Rounding::Rn)) if only_rounding => Op::F16x2FromF32 as Make2,
-                (BF16x2, F32, Some(Rounding::Rn)) if only_rounding => Op::Bf16x2FromF32,
-                _ => return self.scalar(inst, dst, &[(a, from), (b, from)]),
-            };
-            let o = R2 { a: self.w(a, from)?, b: self.w(b, from)?, d: self.dst_w(dst)? };
-            self.emit(make(o));
-            return Ok(());
-        }
-        if !only_rounding {
-            return self.scalar(inst, dst, &[(a, from)]);
-        }
-        let integer = |ty: ScalarType| !ty.is_float();
-        let signed = |ty: ScalarType| matches!(ty, S8 | S16 | S32 | S64);
-        // Integers: the source is extended by its own type, then cut or extended by the destination's.
-        if integer(to) && integer(from) {
-            let bits = to.bits().min(from.bits());
-            let sign = if to.bits() > from.bits() { signed(from) } else { signed(to) };
-            return self.convert_integer(inst, dst, dst_slot, a, (to, from), bits, sign);
-        }
-        let make = match (to, from, mods.rounding) {
-            (F32, S32, Some(Rounding::Rn)) => Op::F32FromS32 as Make1,
-            (F32, U32, Some(Rounding::Rn)) => Op::F32FromU32,
-            (S32, F32, Some(Rounding::Rni)) => Op::S32FromF32Rni,
-            (S32, F32, Some(Rounding::Rzi)) => Op::S32FromF32Rzi,
-            (S32, F32, Some(Rounding::Rmi)) => Op::S32FromF32Rmi,
-            (S32, F32, Some(Rounding::Rpi)) => Op::S32FromF32Rpi,
-            (U32, F32, Some(Rounding::Rni)) => Op::U32FromF32Rni,
-            (U32, F32, Some(Rounding::Rzi)) => Op::U32FromF32Rzi,
-            (F32, F32, Some(Rounding::Rni)) => Op::RniF32,
-            (F32, F32, Some(Rounding::Rzi)) => Op::RziF32,
-            (F32, F32, Some(Rounding::Rmi)) => Op::RmiF32,
-            (F32, F32, Some(Rounding::Rpi)) => Op::RpiF32,
-            (F32, F16, None) => Op::F32FromF16,
-            (F32, BF16, None) => Op::F32FromBf16,
-            (F16, F32, Some(Rounding::Rn)) => Op::F16FromF32,
-            (BF16, F32, Some(Rounding::Rn)) => Op::Bf16FromF32,
-            (F64, F32, None) => Op::F64FromF32,
-            (F64, S32, _) => Op::F64FromS32,
-            (F64, U32, _) => Op::F64FromU32,
-            (F32, F64, Some(Rounding::Rn)) => Op::F32FromF64,
-            (F64, U64, Some(Rounding::Rn)) => Op::F64FromU64,
-            (F64, S64, Some(Rounding::Rn)) => Op::F64FromS64,
-            (U32, F64, Some(Rounding::Rzi)) => Op::U32FromF64Rzi,
-            (S32, F64, Some(Rounding::Rzi)) => Op::S32FromF64Rzi,
-            (S32, F64, Some(Rounding::Rni)) => Op::S32FromF64Rni,
-            (F64, F64, Some(Rounding::Rni)) => Op::RniF64,
-            (F64, F64, Some(Rounding::Rzi)) => Op::RziF64,
-            (F64, F64, Some(Rounding::Rmi)) => Op::RmiF64,
-            (F64, F64, Some(Rounding::Rpi)) => Op::RpiF64,
-            _ => return self.scalar(inst, dst, &[(a, from)]),
-        };
-        let from_row = if from.bits() == 64 { self.l(a, from)? } else { self.w(a, from)? };
-        match (to.bits() == 64, dst_slot) {
-            (true, Slot::L(d)) | (false, Slot::W(d)) => {
-                self.emit(make(R1 { d, a: from_row }));
-                Ok(())
-            }
-            // A destination that is wider than the type: the general path extends.
-            _ => self.scalar(inst, dst, &[(a, from)]),
-        }
-    }
-
-    /// Keeps the low `bits` of an integer and extends them to the destination register.
-    #[allow(clippy::too_many_arguments, reason = "the fields of the instruction")]
-    fn convert_integer(
-        &mut self,
-        inst: &Inst,
-        dst: Reg,
-        dst_slot: Slot,
-        a: &Operand,
-        (to, from): (ScalarType, ScalarType),
-        bits: u32,
-        sign: bool,
-    ) -> Result<()> {
-        let source = self.source(a, from)?;
-        // Sign extension stops at the width of the destination type, unless that is signed too.
-        let to_signed = matches!(to, ScalarType::S8 | ScalarType::S16 | ScalarType::S32 | ScalarType::S64);
-        let register_bits = match dst_slot {
-            Slot::L(_) => 64,
-            _ => self.function.reg_type(dst).map_or(32, ScalarType::bits),
-        };
-        let simple = !sign || register_bits == to.bits() || to_signed;
-        let op = match (dst_slot, source, bits, sign) {
-            _ if !simple => None,
-            (Slot::L(d), Slot::L(a), 64, _) => Some(Op::MovL(R1 { d, a })),
-            (Slot::L(d), Slot::W(a), 32, false) => Some(Op::ZextL(R1 { d, a })),
-            (Slot::L(d), Slot::W(a), 32, true) => Some(Op::SextL(R1 { d, a })),
-            (Slot::L(d), Slot::W(a), 16, true) => Some(Op::Sext16L(R1 { d, a })),
-            (Slot::L(d), Slot::W(a), 16, false) => Some(Op::ZextL(R1 { d, a })),
-            (Slot::W(d), Slot::L(a), 32, _) if register_bits == 32 => Some(Op::TruncL(R1 { d, a })),
-            (Slot::W(d), Slot::L(a), 16, false) => Some(Op::Trunc16L(R1 { d, a })),
-            (Slot::W(d), Slot::W(a), 32, _) if register_bits == 32 => Some(Op::MovW(R1 { d, a })),
-            (Slot::W(d), Slot::W(a), 16, false) => Some(Op::Zext16(R1 { d, a })),
-            (Slot::W(d), Slot::W(a), 16, true) if register_bits == 32 => Some(Op::Sext16(R1 { d, a })),
-            (Slot::W(d), Slot::W(a), 16, true) if register_bits == 16 => Some(Op::Zext16(R1 { d, a })),
-            (Slot::W(d), Slot::W(a), 8, false) => Some(Op::Zext8(R1 { d, a })),
-            (Slot::W(d), Slot::W(a), 8, true) if register_bits == 32 => Some(Op::Sext8(R1 { d, a })),
-            (Slot::W(d), Slot::W(a), 8, true) if register_bits == 16 => Some(Op::Sext8To16(R1 { d, a })),
-            _ => None,
-        };
-        match op {
-            Some(op) => {
-                self.emit(op);
-                Ok(())
-            }
-            None => self.scalar(inst, dst, &[(a, from)]),
-        }
     }
 }
 
@@ -899,7 +601,7 @@ fn widened(ty: ScalarType) -> ScalarType {
     }
 }
 
-fn pred_op(op: BoolOp) -> Make2 {
+pub(super) fn pred_op(op: BoolOp) -> Make2 {
     match op {
         BoolOp::And => Op::PredAnd,
         BoolOp::Or => Op::PredOr,

@@ -103,7 +103,6 @@ impl Decoder<'_> {
                 self.emit(Op::Trap);
                 return Ok(());
             }
-            Inst::Call { .. } => return self.error("`call` is not executed"),
             _ => return self.error("not a control instruction"),
         };
         let mask = self.w(mask, word)?;

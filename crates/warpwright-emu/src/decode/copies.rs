@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use warpwright_ptx::cfg::Cfg;
 use warpwright_ptx::{
-    AddressBase, BlockId, Function, Inst, Operand, Reg, Role, ScalarType, StateSpace, Symbol,
+    AddressBase, BlockId, Function, FunctionKind, Inst, Operand, Reg, Role, ScalarType, StateSpace, Symbol,
 };
 
 use super::registers::{SpecialTime, special_time};
@@ -97,13 +97,16 @@ enum Source {
 /// Destination and source of an instruction that only copies 32 or 64 bits.
 fn copy(function: &Function, inst: &Inst) -> Option<(Reg, Source)> {
     let bits = |r: &Reg| function.reg_type(*r).map_or(0, ScalarType::bits);
+    // What a device function has in memory moves with its frame.
+    let in_kernel = function.kind == FunctionKind::Entry;
     let (dst, src) = match inst {
         Inst::Mov { ty, dst, src } if ty.bits() == bits(dst) => (dst, src),
         Inst::Cvta { space: StateSpace::Global, dst, src, .. } => (dst, src),
         Inst::Ld { space: StateSpace::Param, ty, dsts, addr, .. } => {
             let [Some(dst)] = dsts.as_slice() else { return None };
             let AddressBase::Symbol(symbol) = addr.base else { return None };
-            let param = matches!(function.symbols.get(symbol.0 as usize), Some(Symbol::Param(_)));
+            let param =
+                in_kernel && matches!(function.symbols.get(symbol.0 as usize), Some(Symbol::Param(_)));
             return (param && ty.bits() <= 64 && matches!(bits(dst), 32 | 64))
                 .then_some((*dst, Source::Fixed));
         }
@@ -115,6 +118,10 @@ fn copy(function: &Function, inst: &Inst) -> Option<(Reg, Source)> {
     let source = match src {
         Operand::Reg(r) => Source::Register(*r),
         Operand::Special(special) if special_time(*special) == SpecialTime::Read => return None,
+        Operand::Symbol(symbol, _) if !in_kernel => match function.symbols.get(symbol.0 as usize)? {
+            Symbol::ModuleVariable(_) | Symbol::Function(_) => Source::Fixed,
+            Symbol::Param(_) | Symbol::LocalVariable(_) | Symbol::Return(_) => return None,
+        },
         Operand::Special(_) | Operand::Imm(_) | Operand::Symbol(..) => Source::Fixed,
     };
     Some((*dst, source))

@@ -49,17 +49,20 @@ pub(crate) struct Analysis {
 }
 
 impl Analysis {
-    pub(crate) fn new(function: &Function) -> Self {
+    /// Looks at a function; its first tracked register has number `first`.
+    pub(crate) fn new(function: &Function, first: u32) -> Self {
         let count = function.registers.len();
         if count.saturating_mul(function.blocks.len()) > MAX_ANALYSIS {
             let tracked: Vec<Reg> = (0..count).filter_map(|i| u32::try_from(i).ok()).map(Reg).collect();
-            let slots = tracked.iter().zip(0..).map(|(r, i)| (*r, i)).collect();
+            let slots = tracked.iter().zip(first..).map(|(r, i)| (*r, i)).collect();
             return Self { tracked, slots };
         }
         let mut maybe = vec![Bits::new(count, false); function.blocks.len()];
         let mut used = Bits::new(count, false);
         if let Some(entry) = maybe.first_mut() {
             *entry = Bits::new(count, true);
+            // The caller writes the parameters.
+            function.params.iter().filter_map(|p| p.register).for_each(|r| entry.set(r.0 as usize, false));
         }
         let mut work: Vec<usize> = if function.blocks.is_empty() { Vec::new() } else { vec![0] };
         let mut seen = vec![false; function.blocks.len()];
@@ -99,7 +102,7 @@ impl Analysis {
         }
         let tracked: Vec<Reg> =
             (0..count).filter(|i| used.get(*i)).filter_map(|i| u32::try_from(i).ok()).map(Reg).collect();
-        let slots = tracked.iter().zip(0..).map(|(r, i)| (*r, i)).collect();
+        let slots = tracked.iter().zip(first..).map(|(r, i)| (*r, i)).collect();
         Self { tracked, slots }
     }
 

@@ -1,9 +1,11 @@
 //! Loads, stores, atomics and address conversions.
 
-use warpwright_ptx::{Address, AddressBase, Inst, Operand, Ordering, Reg, ScalarType, StateSpace, Symbol};
+use warpwright_ptx::{
+    Address, AddressBase, Inst, Operand, Ordering, Reg, ScalarType, StateSpace, Symbol, SymbolId,
+};
 
 use super::registers::{LaunchValue, Slot};
-use super::{Access, Atomic, Decoder, Result, index};
+use super::{Access, Atomic, Decoder, Result, Stack, index};
 use crate::exec::ops::Op;
 use crate::exec::rows::{R1, R2};
 use crate::space::{CONST_WINDOW, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
@@ -11,31 +13,16 @@ use crate::space::{CONST_WINDOW, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 impl Decoder<'_> {
     pub(super) fn memory(&mut self, inst: &Inst) -> Result<()> {
         match inst {
+            Inst::Ldu { space, ty, dsts, addr } => self.load(*space, *ty, Ordering::WEAK, dsts, addr)?,
             Inst::Ld { space, ty, ordering, dsts, addr, .. } => {
                 if *space == StateSpace::Param
                     && let AddressBase::Symbol(symbol) = addr.base
                     && let Some(Symbol::Param(p)) = self.function.symbols.get(symbol.0 as usize).copied()
+                    && self.in_kernel()
                 {
                     return self.load_param(p as usize, addr.offset, *ty, dsts);
                 }
-                let mut regs = Vec::with_capacity(dsts.len());
-                for dst in dsts {
-                    regs.push(dst.map(|d| self.slot(d)).transpose()?);
-                }
-                let mut access = self.access(*space, *ty, *ordering, regs, addr)?;
-                let narrowest = dsts
-                    .iter()
-                    .flatten()
-                    .filter_map(|d| self.function.reg_type(*d))
-                    .map(ScalarType::bits)
-                    .min();
-                access.keep = match narrowest {
-                    Some(bits @ 1..32) => (1 << bits) - 1,
-                    _ => u32::MAX,
-                };
-                self.code.loads.push(access);
-                let at = index(self.code.loads.len() - 1);
-                self.emit(Op::Load(at));
+                self.load(*space, *ty, *ordering, dsts, addr)?;
             }
             Inst::St { space, ty, ordering, srcs, addr, .. } => {
                 let mut regs = Vec::with_capacity(srcs.len());
@@ -46,12 +33,6 @@ impl Decoder<'_> {
                 self.code.stores.push(access);
                 let at = index(self.code.stores.len() - 1);
                 self.emit(Op::Store(at));
-            }
-            Inst::Prefetch { space, addr, .. } => {
-                let access = self.access(*space, ScalarType::B8, Ordering::WEAK, vec![None], addr)?;
-                self.code.prefetches.push(access);
-                let at = index(self.code.prefetches.len() - 1);
-                self.emit(Op::Prefetch(at));
             }
             Inst::Atom { op, space, ty, ordering, dst, addr, b, c, .. } => {
                 let (row, offset) = self.address(addr)?;
@@ -69,14 +50,94 @@ impl Decoder<'_> {
                     offset,
                     b,
                     c,
+                    more: Vec::new(),
                     site,
                 });
                 let at = index(self.code.atomics.len() - 1);
                 self.emit(Op::Atomic(at));
             }
+            Inst::AtomVector { op, space, ty, ordering, dsts, addr, srcs, .. } => {
+                let (row, offset) = self.address(addr)?;
+                let mut elements = Vec::with_capacity(srcs.len());
+                for (i, src) in srcs.iter().enumerate() {
+                    let dst = dsts.as_ref().and_then(|d| d.get(i).copied().flatten());
+                    elements.push((dst.map(|d| self.slot(d)).transpose()?, self.source(src, *ty)?));
+                }
+                if elements.is_empty() {
+                    return self.error("a vector without elements");
+                }
+                let (dst, b) = elements.remove(0);
+                let site = self.site();
+                self.code.atomics.push(Atomic {
+                    op: *op,
+                    space: *space,
+                    ty: *ty,
+                    ordering: *ordering,
+                    dst,
+                    addr: row,
+                    offset,
+                    b,
+                    c: None,
+                    more: elements,
+                    site,
+                });
+                let at = index(self.code.atomics.len() - 1);
+                self.emit(Op::Atomic(at));
+            }
+            Inst::Discard { space, addr } | Inst::ApplyPriority { space, addr } => {
+                let mut access = self.access(*space, ScalarType::B128, Ordering::WEAK, Vec::new(), addr)?;
+                // A line of 128 bytes without registers.
+                access.regs = vec![None; 16];
+                self.code.lines.push(access);
+                let at = index(self.code.lines.len() - 1);
+                self.emit(Op::Line(at));
+            }
+            Inst::Alloca { dst, bytes, align, .. } => {
+                let (dst, bytes) = (self.slot(*dst)?, self.source(bytes, ScalarType::U64)?);
+                self.stack(Stack::Alloca { dst, bytes, align: align.unwrap_or(8) });
+            }
+            Inst::StackSave { dst, .. } => {
+                let dst = self.slot(*dst)?;
+                self.stack(Stack::Save { dst });
+            }
+            Inst::StackRestore { src, .. } => {
+                let src = self.slot(*src)?;
+                self.stack(Stack::Restore { src });
+            }
             _ => return self.error("not a memory instruction"),
         }
         Ok(())
+    }
+
+    fn load(
+        &mut self,
+        space: StateSpace,
+        ty: ScalarType,
+        ordering: Ordering,
+        dsts: &[Option<Reg>],
+        addr: &Address,
+    ) -> Result<()> {
+        let mut regs = Vec::with_capacity(dsts.len());
+        for dst in dsts {
+            regs.push(dst.map(|d| self.slot(d)).transpose()?);
+        }
+        let mut access = self.access(space, ty, ordering, regs, addr)?;
+        let narrowest =
+            dsts.iter().flatten().filter_map(|d| self.function.reg_type(*d)).map(ScalarType::bits).min();
+        access.keep = match narrowest {
+            Some(bits @ 1..32) => (1 << bits) - 1,
+            _ => u32::MAX,
+        };
+        self.code.loads.push(access);
+        let at = index(self.code.loads.len() - 1);
+        self.emit(Op::Load(at));
+        Ok(())
+    }
+
+    fn stack(&mut self, stack: Stack) {
+        self.code.stack.push(stack);
+        let at = index(self.code.stack.len() - 1);
+        self.emit(Op::Stack(at));
     }
 
     fn access(
@@ -88,6 +149,7 @@ impl Decoder<'_> {
         addr: &Address,
     ) -> Result<Access> {
         let (row, offset) = self.address(addr)?;
+        let space = self.frame_space(space, addr);
         // 128-bit elements are pairs of 64 bits.
         let (bytes, regs) = if ty.bits() == 128 {
             let halves = regs.into_iter().flat_map(|r| match r {
@@ -103,6 +165,22 @@ impl Decoder<'_> {
         Ok(Access { space, bytes, sign, regs, keep: u32::MAX, addr: row, offset, ordering, site })
     }
 
+    /// Parameters of functions and calls are in local memory.
+    fn frame_space(&self, space: StateSpace, addr: &Address) -> StateSpace {
+        let framed = match addr.base {
+            AddressBase::Symbol(symbol) => self.symbol(symbol).is_ok_and(|s| self.frame_place(s).is_some()),
+            AddressBase::Reg(_) | AddressBase::Absolute => !self.in_kernel(),
+        };
+        if space == StateSpace::Param && framed { StateSpace::Local } else { space }
+    }
+
+    fn symbol(&self, symbol: SymbolId) -> Result<Symbol> {
+        match self.function.symbols.get(symbol.0 as usize) {
+            Some(symbol) => Ok(*symbol),
+            None => self.error("unknown symbol"),
+        }
+    }
+
     fn site(&mut self) -> u32 {
         self.code.sites += 1;
         self.code.sites - 1
@@ -111,6 +189,12 @@ impl Decoder<'_> {
     pub(super) fn address(&mut self, addr: &Address) -> Result<(Slot, i64)> {
         Ok(match addr.base {
             AddressBase::Reg(r) => (self.slot(r)?, addr.offset),
+            AddressBase::Symbol(symbol)
+                if !self.in_kernel()
+                    && let Some((at, _)) = self.frame_place(self.symbol(symbol)?) =>
+            {
+                (Slot::L(self.frame_row), addr.offset.wrapping_add(at as i64))
+            }
             AddressBase::Symbol(symbol) => (self.symbol_address(symbol, addr.offset, true)?, 0),
             AddressBase::Absolute => (Slot::L(self.regs.literal64(addr.offset as u64)), 0),
         })
@@ -174,7 +258,8 @@ impl Decoder<'_> {
             StateSpace::Shared | StateSpace::SharedCluster => SHARED_WINDOW,
             StateSpace::Local => LOCAL_WINDOW,
             StateSpace::Const => CONST_WINDOW,
-            StateSpace::Param => PARAM_WINDOW,
+            StateSpace::Param if self.in_kernel() => PARAM_WINDOW,
+            StateSpace::Param => LOCAL_WINDOW,
             StateSpace::Global | StateSpace::Generic => {
                 self.emit(Op::MovL(R1 { d, a }));
                 return Ok(());

@@ -1,16 +1,21 @@
 //! From the IR of one kernel to flat code with resolved operands.
 
 mod alu;
+mod class;
 mod cluster;
 mod control;
+mod convert;
 mod copies;
 mod defined;
+pub(crate) mod functions;
+mod layout;
 mod matrix;
 mod memory;
+mod moves;
 pub(crate) mod registers;
 mod rows;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use warpwright_ptx::{
     AtomOp, BarRedOp, BlockId, BoolOp, Function, Inst, Instruction, Module, Operand, Ordering, PlainSpecial,
@@ -21,8 +26,9 @@ use warpwright_ptx::{
 use crate::counters::Class;
 use crate::exec::matrix::{MatrixOp, Touch};
 use crate::exec::ops::{Ins, Op};
-use crate::exec::rows::R1;
+use crate::exec::rows::{R1, R2};
 use crate::report::Position;
+use functions::{Call, FunctionCode, Reached};
 use registers::{
     LaunchValue, Layout, Registers, Slot, SpecialTime, literal_bits, special_is_wide, special_time,
 };
@@ -87,7 +93,24 @@ pub(crate) struct Atomic {
     pub(crate) offset: i64,
     pub(crate) b: Slot,
     pub(crate) c: Option<Slot>,
+    /// Destinations and sources of the elements of a vector behind the first, one after the other in memory.
+    pub(crate) more: Vec<(Option<Slot>, Slot)>,
     pub(crate) site: u32,
+}
+
+impl Atomic {
+    /// Bytes of all elements, which is also the alignment.
+    pub(crate) fn total(&self) -> u32 {
+        self.ty.bytes() * (1 + self.more.len() as u32)
+    }
+}
+
+/// What moves the end of a thread's stack.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stack {
+    Alloca { dst: Slot, bytes: Slot, align: u32 },
+    Save { dst: Slot },
+    Restore { src: Slot },
 }
 
 /// The source lanes of a shuffle whose `b` and `c` are literals.
@@ -191,8 +214,8 @@ pub(crate) enum ClusterOp {
 /// Definedness of registers that may be read before they are written: bit masks per lane, in slots of their own.
 #[derive(Debug)]
 pub(crate) struct Check {
-    /// Tracked slot and the register's name for the report.
-    pub(crate) slots: Vec<(u32, Reg)>,
+    /// Tracked slot and the register's type for the report.
+    pub(crate) slots: Vec<(u32, Option<ScalarType>)>,
 }
 
 #[derive(Debug)]
@@ -220,7 +243,9 @@ pub(crate) struct Code {
     pub(crate) loads: Vec<Access>,
     pub(crate) stores: Vec<Access>,
     pub(crate) atomics: Vec<Atomic>,
-    pub(crate) prefetches: Vec<Access>,
+    /// Line operations that touch no data: `discard` and `applypriority`.
+    pub(crate) lines: Vec<Access>,
+    pub(crate) stack: Vec<Stack>,
     pub(crate) collectives: Vec<Collective>,
     pub(crate) barriers: Vec<BarrierOp>,
     pub(crate) matrix: Vec<MatrixOp>,
@@ -235,6 +260,13 @@ pub(crate) struct Code {
     pub(crate) marks: Vec<Mark>,
     /// What is wrong with each instruction that cannot be executed.
     pub(crate) unsupported: Vec<String>,
+    pub(crate) calls: Vec<Call>,
+    /// The kernel, then the functions that it can reach.
+    pub(crate) functions: Vec<FunctionCode>,
+    /// Functions by their addresses.
+    pub(crate) addresses: HashMap<u64, u32>,
+    /// Targets of indexed branches.
+    pub(crate) tables: Vec<Vec<u32>>,
     /// Memory instructions that look up allocations.
     pub(crate) sites: u32,
     /// Moves that were left out: class and the instruction that runs as often as they would.
@@ -268,11 +300,21 @@ struct Decoder<'a> {
     function: &'a Function,
     code: Code,
     regs: Registers,
+    reached: &'a Reached,
+    /// The function that is being decoded: index into `Code::functions`.
+    current: u32,
     /// First instruction of each block.
     starts: Vec<u32>,
+    /// Offsets of the parameters: in the parameter buffer of the kernel, or in the frame of a function.
     params: Vec<u64>,
-    shared: Vec<Option<u64>>,
+    /// Offsets of the results in the frame.
+    returns: Vec<u64>,
+    /// The row that holds where the frame begins.
+    frame_row: u32,
+    /// Addresses of the functions' own shared variables.
+    shared: Vec<Vec<Option<u64>>>,
     module_shared: Vec<Option<u64>>,
+    /// Offsets of local and `.param` variables in the frame.
     local: Vec<Option<u64>>,
     consts: &'a [u64],
     guard: (u32, u32),
@@ -287,19 +329,23 @@ fn index(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// Decodes a kernel. `consts` holds the addresses of the module's constant variables.
-pub(crate) fn decode(module: &Module, function: &Function, consts: &[u64]) -> Result<Code> {
-    let analysis = defined::Analysis::new(function);
-    let copies = copies::find(function, &analysis.tracked);
-    let assigned =
-        rows::assign(function, &copies.iter().copied().collect(), &|place| copies::parts(function, place));
+/// Decodes a kernel and the functions that it reaches. `consts` holds the addresses of the module's constant variables.
+pub(crate) fn decode(module: &Module, kernel: usize, consts: &[u64]) -> Result<Code> {
+    let reached = Reached::new(module, index(kernel));
+    let functions: Vec<&Function> =
+        reached.functions.iter().filter_map(|f| module.functions.get(*f as usize)).collect();
+    let Some(function) = functions.first().copied() else { return Ok(Code::default()) };
     let mut decoder = Decoder {
         module,
         function,
         code: Code::default(),
-        regs: Registers::new(function, &assigned),
+        regs: Registers::new(),
+        reached: &reached,
+        current: 0,
         starts: Vec::new(),
-        params: function.param_layout().0,
+        params: Vec::new(),
+        returns: Vec::new(),
+        frame_row: 0,
         shared: Vec::new(),
         module_shared: Vec::new(),
         local: Vec::new(),
@@ -309,9 +355,14 @@ pub(crate) fn decode(module: &Module, function: &Function, consts: &[u64]) -> Re
         class: None,
         wgmma: matrix::Registers::new(function),
     };
-    decoder.code.flights = decoder.wgmma.count();
-    decoder.place_variables()?;
-    decoder.blocks(&analysis, &copies)?;
+    decoder.place_shared(&functions)?;
+    for (at, function) in functions.iter().enumerate() {
+        (decoder.current, decoder.function) = (index(at), *function);
+        decoder.decode_function()?;
+    }
+    for (f, at) in reached.functions.iter().zip(0..) {
+        decoder.code.addresses.insert(functions::function_address(*f), at);
+    }
     decoder.code.layout = decoder.regs.layout;
     Ok(decoder.code)
 }
@@ -321,60 +372,44 @@ impl Decoder<'_> {
         Err(DecodeError { location: self.location, message: message.into() })
     }
 
-    /// Lays out shared and local variables; dynamic shared memory follows the static variables.
-    fn place_variables(&mut self) -> Result<()> {
-        let used: Vec<bool> = (0..self.module.variables.len())
-            .map(|i| self.function.symbols.contains(&Symbol::ModuleVariable(index(i))))
-            .collect();
-        let (module, function) = (self.module, self.function);
-        let (mut shared_at, mut local_at) = (SHARED_BASE, LOCAL_BASE);
-        let mut dynamic_align = 16;
-        let mut place = |variable: &warpwright_ptx::Variable, names: &mut Code| -> Result<Option<u64>> {
-            let (at, list) = match variable.space {
-                StateSpace::Shared | StateSpace::SharedCluster => (&mut shared_at, &mut names.shared_names),
-                StateSpace::Local => (&mut local_at, &mut names.local_names),
-                _ => return Ok(None),
-            };
-            let align = u64::from(variable.align.max(1));
-            if variable.len.is_none() {
-                dynamic_align = dynamic_align.max(align);
-                return Ok(None);
-            }
-            let start = at.next_multiple_of(align);
-            let end = variable.bytes().and_then(|b| start.checked_add(b)).filter(|end| *end <= 1 << 30);
-            let Some(end) = end else {
-                return Err(DecodeError {
-                    location: Position::default(),
-                    message: format!("variable `{}` does not fit in its state space", variable.name),
-                });
-            };
-            *at = end;
-            list.push((variable.name.clone(), start, end - start));
-            Ok(Some(start))
-        };
-        for (variable, used) in module.variables.iter().zip(&used) {
-            let at = if *used { place(variable, &mut self.code)? } else { None };
-            self.module_shared.push(at);
-        }
-        for variable in &function.variables {
-            let at = place(variable, &mut self.code)?;
-            let is_shared = variable.space != StateSpace::Local;
-            self.shared.push(at.filter(|_| is_shared));
-            self.local.push(at.filter(|_| !is_shared));
-        }
-        self.code.shared_end = shared_at;
-        self.code.dynamic_base = shared_at.next_multiple_of(dynamic_align);
-        self.code.local_end = local_at;
-        for (variable, _) in module.variables.iter().zip(&used).filter(|(v, u)| **u && v.len.is_none()) {
-            self.code.shared_names.push((variable.name.clone(), self.code.dynamic_base, 0));
-        }
+    fn decode_function(&mut self) -> Result<()> {
+        let function = self.function;
+        let first_tracked = self.code.tracked.len();
+        let analysis = defined::Analysis::new(function, index(first_tracked));
+        let copies = copies::find(function, &analysis.tracked);
+        let assigned = rows::assign(function, &copies.iter().copied().collect(), &|place| {
+            copies::parts(function, place)
+        });
+        let own = self.regs.begin(function, &assigned);
+        self.wgmma = matrix::Registers::new(function);
+        self.code.flights = self.code.flights.max(self.wgmma.count());
+        self.frame_row = if self.in_kernel() { self.regs.literal64(0) } else { self.regs.new64() };
+        let frame = self.place_frame()?;
+        let start = index(self.code.ins.len());
+        let (params, returns) = (self.params.clone(), self.returns.clone());
+        self.blocks(&analysis, &copies)?;
+        self.code.functions.push(FunctionCode {
+            name: function.name.clone(),
+            start: (!function.is_declaration()).then_some(start),
+            params: if self.in_kernel() { Vec::new() } else { self.places(&function.params, &params) },
+            returns: self.places(&function.returns, &returns),
+            frame,
+            frame_row: self.frame_row,
+            rows32: own.rows32,
+            rows64: own.rows64,
+            preds: own.preds,
+            tracked: first_tracked..self.code.tracked.len(),
+        });
         Ok(())
     }
 
     fn blocks(&mut self, analysis: &defined::Analysis, copies: &[copies::Place]) -> Result<()> {
         let function = self.function;
+        let first = self.code.ins.len();
+        self.starts.clear();
         let elided = self.share_rows(copies)?;
-        self.code.tracked = analysis.tracked.iter().filter_map(|r| self.regs.slot(*r)).collect();
+        let tracked = analysis.tracked.iter().filter_map(|r| self.regs.slot(*r));
+        self.code.tracked.extend(tracked);
         for (at, block) in function.blocks.iter().enumerate() {
             self.starts.push(index(self.code.ins.len()));
             for (i, instruction) in block.instructions.iter().enumerate() {
@@ -383,7 +418,7 @@ impl Decoder<'_> {
                     self.guard = (0, 0);
                     self.touch(&instruction.inst);
                     let next = index(self.code.ins.len());
-                    self.code.elided.push((alu::class_of(&instruction.inst), next));
+                    self.code.elided.push((class::class_of(&instruction.inst), next));
                 } else {
                     self.regs.new_instruction();
                     if let Err(error) = self.instruction(instruction, analysis) {
@@ -395,7 +430,7 @@ impl Decoder<'_> {
             self.regs.new_instruction();
             self.terminator(&block.terminator, at, analysis)?;
         }
-        self.resolve_targets();
+        self.resolve_targets(first);
         Ok(())
     }
 
@@ -449,7 +484,7 @@ impl Decoder<'_> {
             self.check_sums(analysis, &instruction.inst)?;
         }
         self.touch(&instruction.inst);
-        self.class = Some(alu::class_of(&instruction.inst));
+        self.class = Some(class::class_of(&instruction.inst));
         self.inst(&instruction.inst)?;
         if self.class.is_some() {
             // Every instruction is counted, also one that does nothing here.
@@ -480,15 +515,15 @@ impl Decoder<'_> {
         }
         self.code.unsupported.push(error.message);
         let at = index(self.code.unsupported.len() - 1);
-        self.class = Some(alu::class_of(&instruction.inst));
+        self.class = Some(class::class_of(&instruction.inst));
         self.emit(Op::Unsupported(at));
         Ok(())
     }
 
     /// Emits a check of the registers among `uses` that may be undefined.
     fn check(&mut self, analysis: &defined::Analysis, uses: impl IntoIterator<Item = Reg>) {
-        let mut slots: Vec<(u32, Reg)> =
-            uses.into_iter().filter_map(|r| analysis.slot(r).map(|slot| (slot, r))).collect();
+        let mut slots: Vec<(u32, Option<ScalarType>)> =
+            uses.into_iter().filter_map(|r| Some((analysis.slot(r)?, self.function.reg_type(r)))).collect();
         slots.dedup();
         if !slots.is_empty() {
             self.code.checks.push(Check { slots });
@@ -596,14 +631,33 @@ impl Decoder<'_> {
         let Some(what) = self.function.symbols.get(symbol.0 as usize).copied() else {
             return self.error("unknown symbol");
         };
+        let framed = self.frame_place(what);
+        if let (Some((at, _)), false) = (framed, self.in_kernel()) {
+            let (a, b) = (self.frame_row, self.regs.literal64(at.wrapping_add(offset as u64)));
+            let d = self.regs.temp64();
+            self.emit_part(Op::AddI64(R2 { d, a, b }));
+            if wide {
+                return Ok(Slot::L(d));
+            }
+            let low = self.regs.temp32();
+            self.emit_part(Op::TruncL(R1 { d: low, a: d }));
+            return Ok(Slot::W(low));
+        }
         let base = match what {
             Symbol::Param(p) => self.params.get(p as usize).copied(),
-            Symbol::Return(_) | Symbol::Function(_) => None,
+            Symbol::Return(_) => framed.map(|f| f.0),
+            Symbol::Function(f) => {
+                let alias = self.module.aliases.iter().find(|a| a.function == f);
+                Some(functions::function_address(alias.map_or(f, |a| a.of)))
+            }
             Symbol::LocalVariable(v) => {
-                let v = v as usize;
-                let dynamic = self.function.variables.get(v).is_some_and(|x| x.len.is_none());
-                let placed = self.shared.get(v).copied().flatten().or(self.local.get(v).copied().flatten());
-                if dynamic { Some(self.code.dynamic_base) } else { placed }
+                let variable = self.function.variables.get(v as usize);
+                if variable.is_some_and(|x| x.len.is_none()) {
+                    Some(self.code.dynamic_base)
+                } else {
+                    let own = self.shared.get(self.current as usize).and_then(|s| s.get(v as usize));
+                    own.copied().flatten().or(framed.map(|f| f.0))
+                }
             }
             Symbol::ModuleVariable(v) => {
                 let Some(variable) = self.module.variables.get(v as usize) else {
@@ -645,15 +699,20 @@ impl Decoder<'_> {
         }
     }
 
-    fn resolve_targets(&mut self) {
+    /// Turns the blocks in jumps from instruction `first` on into instructions.
+    fn resolve_targets(&mut self, first: usize) {
         let starts = &self.starts;
         let target = |block: u32| starts.get(block as usize).copied().unwrap_or(u32::MAX);
-        for ins in &mut self.code.ins {
+        for ins in self.code.ins.iter_mut().skip(first) {
             match &mut ins.op {
                 Op::Jump { to } => *to = target(*to),
                 Op::Branch { then, otherwise, .. } => {
                     *then = target(*then);
                     *otherwise = target(*otherwise);
+                }
+                Op::BranchIndexed { table, .. } => {
+                    let targets = self.code.tables.get_mut(*table as usize);
+                    targets.into_iter().flatten().for_each(|t| *t = target(*t));
                 }
                 _ => {}
             }
@@ -681,7 +740,19 @@ impl Decoder<'_> {
                 self.class = Some(Class::Control);
                 self.emit(Op::Branch { pred, invert, then, otherwise: otherwise.0 });
             }
-            Terminator::BranchIndexed { .. } => return self.error("`brx.idx` is not executed"),
+            Terminator::BranchIndexed { index: number, targets, .. } => {
+                self.check(analysis, [*number]);
+                let number = self.w(&Operand::Reg(*number), ScalarType::U32)?;
+                self.code.tables.push(targets.iter().map(|t| t.0).collect());
+                let table = index(self.code.tables.len() - 1);
+                self.class = Some(Class::Control);
+                self.emit(Op::BranchIndexed { index: number, table });
+            }
+            Terminator::Ret if !self.in_kernel() => {
+                self.check(analysis, function_results(self.function));
+                self.class = Some(Class::Control);
+                self.emit(Op::Return);
+            }
             Terminator::Ret | Terminator::Exit => {
                 self.class = Some(Class::Control);
                 self.emit(Op::Exit);
@@ -689,4 +760,9 @@ impl Decoder<'_> {
         }
         Ok(())
     }
+}
+
+/// The registers that a function returns.
+fn function_results(function: &Function) -> impl Iterator<Item = Reg> {
+    function.returns.iter().filter_map(|p| p.register)
 }

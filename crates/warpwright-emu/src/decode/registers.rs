@@ -1,6 +1,7 @@
 //! Where operands live: rows for registers, literals, special registers and launch constants.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use warpwright_ptx::{Axis, Function, Imm, PlainSpecial, Reg, ScalarType, SpecialReg};
 
@@ -83,7 +84,7 @@ pub(crate) fn special_is_wide(special: SpecialReg) -> bool {
     )
 }
 
-/// The row layout of one kernel, with the contents that do not depend on the launch.
+/// The row layout of one kernel and the functions that it reaches, with the contents that do not depend on the launch.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     /// Initial rows: zero for registers, broadcast literals.
@@ -96,7 +97,7 @@ pub(crate) struct Layout {
     pub(crate) launch: Vec<(Slot, LaunchValue)>,
 }
 
-/// Assigns rows while a function is decoded.
+/// Assigns rows while functions are decoded.
 pub(crate) struct Registers {
     pub(crate) layout: Layout,
     /// `None` for registers that nothing mentions.
@@ -135,31 +136,59 @@ fn index(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
+/// The rows that belong to one function.
+pub(crate) struct Own {
+    pub(crate) rows32: Range<u32>,
+    pub(crate) rows64: Range<u32>,
+    pub(crate) preds: Range<u32>,
+}
+
 impl Registers {
-    /// Lays out the rows of the registers as they were assigned.
-    pub(crate) fn new(function: &Function, assigned: &[Assigned]) -> Self {
-        // Predicate 0 guards unguarded instructions.
-        let mut layout = Layout { preds: 1, ..Layout::default() };
+    pub(crate) fn new() -> Self {
+        Self {
+            // Predicate 0 guards unguarded instructions.
+            layout: Layout { preds: 1, ..Layout::default() },
+            slots: Vec::new(),
+            temps32: Pool::default(),
+            temps64: Pool::default(),
+            temp_preds: Pool::default(),
+            literals32: HashMap::new(),
+            literals64: HashMap::new(),
+            specials: HashMap::new(),
+            launch: HashMap::new(),
+        }
+    }
+
+    /// Lays out the rows of the registers of a function as they were assigned, behind those that are there.
+    pub(crate) fn begin(&mut self, function: &Function, assigned: &[Assigned]) -> Own {
         let rows = |class: usize| {
             let of_class = |(r, a): (usize, &Assigned)| match a {
-                Assigned::Row(row) if rows::class(function, r) == class => *row as usize + 1,
+                Assigned::Row(row) if rows::class(function, r) == class => *row + 1,
                 _ => 0,
             };
             assigned.iter().enumerate().map(of_class).max().unwrap_or(0)
         };
-        layout.r32 = vec![Row32::ZERO; rows(0)];
+        let layout = &mut self.layout;
+        let (first32, first64) = (index(layout.r32.len()), index(layout.r64.len()));
+        let first_pred = index(layout.preds);
         // Pairs of rows for 128 bits come after the single ones.
-        let pairs = rows(1);
-        layout.r64 = vec![Row64::ZERO; pairs + 2 * rows(2)];
-        layout.preds += rows(3);
+        let pairs = first64 + rows(1);
+        let own = Own {
+            rows32: first32..first32 + rows(0),
+            rows64: first64..pairs + 2 * rows(2),
+            preds: first_pred..first_pred + rows(3),
+        };
+        layout.r32.resize(own.rows32.end as usize, Row32::ZERO);
+        layout.r64.resize(own.rows64.end as usize, Row64::ZERO);
+        layout.preds = own.preds.end as usize;
         let mut slots: Vec<Option<Slot>> = assigned
             .iter()
             .enumerate()
             .map(|(r, a)| match (a, rows::class(function, r)) {
-                (Assigned::Row(row), 0) => Some(Slot::W(*row)),
-                (Assigned::Row(row), 1) => Some(Slot::L(*row)),
-                (Assigned::Row(row), 2) => Some(Slot::Q(index(pairs) + 2 * row)),
-                (Assigned::Row(row), _) => Some(Slot::P(row + 1)),
+                (Assigned::Row(row), 0) => Some(Slot::W(first32 + row)),
+                (Assigned::Row(row), 1) => Some(Slot::L(first64 + row)),
+                (Assigned::Row(row), 2) => Some(Slot::Q(pairs + 2 * row)),
+                (Assigned::Row(row), _) => Some(Slot::P(first_pred + row)),
                 (Assigned::Nowhere | Assigned::Same(_), _) => None,
             })
             .collect();
@@ -170,17 +199,8 @@ impl Registers {
             }
             slots[r] = slots.get(source).copied().flatten();
         }
-        Self {
-            layout,
-            slots,
-            temps32: Pool::default(),
-            temps64: Pool::default(),
-            temp_preds: Pool::default(),
-            literals32: HashMap::new(),
-            literals64: HashMap::new(),
-            specials: HashMap::new(),
-            launch: HashMap::new(),
-        }
+        self.slots = slots;
+        own
     }
 
     pub(crate) fn slot(&self, r: Reg) -> Option<Slot> {
@@ -234,7 +254,7 @@ impl Registers {
         index(self.layout.r32.len() - 1)
     }
 
-    fn new64(&mut self) -> u32 {
+    pub(crate) fn new64(&mut self) -> u32 {
         self.layout.r64.push(Row64::ZERO);
         index(self.layout.r64.len() - 1)
     }

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use warpwright_ptx::{Function, Reg, Role};
+use warpwright_ptx::{Function, Reg, Role, Terminator};
 
 use super::copies::Place;
 
@@ -177,6 +177,10 @@ fn intervals(function: &Function, root: &dyn Fn(Reg) -> usize) -> Vec<Option<(u3
         for r in live_in.get(index).into_iter().flat_map(Bits::iter) {
             touch(r, start);
         }
+        if index == 0 {
+            // A call writes all parameters at once.
+            function.params.iter().filter_map(|p| p.register).for_each(|r| touch(root(r), start));
+        }
         for instruction in &block.instructions {
             if let Some(guard) = instruction.guard {
                 touch(root(guard.reg), at);
@@ -187,6 +191,7 @@ fn intervals(function: &Function, root: &dyn Fn(Reg) -> usize) -> Vec<Option<(u3
         if let Some(decides) = block.terminator.condition() {
             touch(root(decides), at);
         }
+        results(function, &block.terminator).for_each(|r| touch(root(r), at));
         for next in block.terminator.successors() {
             for r in live_in.get(next.0 as usize).into_iter().flat_map(Bits::iter) {
                 touch(r, at);
@@ -195,6 +200,12 @@ fn intervals(function: &Function, root: &dyn Fn(Reg) -> usize) -> Vec<Option<(u3
         at += 1;
     }
     intervals
+}
+
+/// The registers that a return hands to the caller.
+fn results<'a>(function: &'a Function, terminator: &Terminator) -> impl Iterator<Item = Reg> + 'a {
+    let returns = if matches!(terminator, Terminator::Ret) { function.returns.as_slice() } else { &[] };
+    returns.iter().filter_map(|p| p.register)
 }
 
 /// The registers that are alive where each block begins.
@@ -214,6 +225,7 @@ fn liveness(function: &Function, root: &dyn Fn(Reg) -> usize) -> Vec<Bits> {
             if let Some(decides) = block.terminator.condition() {
                 live.set(root(decides));
             }
+            results(function, &block.terminator).for_each(|r| live.set(root(r)));
             for instruction in block.instructions.iter().rev() {
                 // A guarded write leaves the other lanes' values alive.
                 if instruction.guard.is_none() {

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use warpwright_ptx::{AtomOp, Modifiers, ScalarType, StateSpace};
+use warpwright_ptx::{AtomOp, BinaryOp, Modifiers, ScalarType, StateSpace};
 
 use super::global::{addresses, lane_value, lanes_of, set_lane};
 use super::rows::{LANES, Registers};
@@ -27,8 +27,10 @@ pub(super) fn result(op: AtomOp, ty: ScalarType, old: u64, b: u64, c: u64) -> u6
     let signed = |v: u64| ((v << (64 - bits)) as i64) >> (64 - bits);
     let is_signed = matches!(ty, ScalarType::S32 | ScalarType::S64);
     let value = match op {
-        AtomOp::Add if ty.is_float() => {
-            float::binary(warpwright_ptx::BinaryOp::Add, ty, &Modifiers::NONE, old, b)
+        AtomOp::Add if ty.is_float() => float::binary(BinaryOp::Add, ty, &Modifiers::NONE, old, b),
+        AtomOp::Min | AtomOp::Max if ty.is_float() => {
+            let op = if op == AtomOp::Min { BinaryOp::Min } else { BinaryOp::Max };
+            float::binary(op, ty, &Modifiers::NONE, old, b)
         }
         AtomOp::Add => old.wrapping_add(b),
         AtomOp::Min if is_signed => signed(old).min(signed(b)) as u64,
@@ -108,21 +110,29 @@ fn update(allocation: &Allocation, offset: u64, bytes: u32, change: impl Fn(u64)
     u64::from(old >> shift & mask)
 }
 
-/// One lane's atomic of up to 64 bits in global memory; whether it changed anything.
+/// The elements of an atomic with their offsets: one, or those of a vector.
+fn elements(op: &Atomic) -> impl Iterator<Item = (u64, Option<Slot>, Slot)> {
+    let all = [(op.dst, op.b)].into_iter().chain(op.more.iter().copied());
+    all.zip(0u64..).map(|((dst, b), i)| (i * u64::from(op.ty.bytes()), dst, b))
+}
+
+/// One lane's atomic of elements of up to 64 bits in global memory; whether it changed anything.
 fn global_lane(regs: &mut Registers, op: &Atomic, lane: usize, allocation: &Allocation, offset: u64) -> bool {
-    let b = lane_value(regs, op.b, lane);
     let c = op.c.map_or(0, |c| lane_value(regs, c, lane));
     // Single-precision additions in global memory flush subnormals.
     let flushes = op.op == AtomOp::Add && op.ty == ScalarType::F32;
     let flush = |x: u64| if flushes && x & 0x7F80_0000 == 0 { x & 0x8000_0000 } else { x };
     let changed = Cell::new(false);
-    let old = update(allocation, offset, op.ty.bytes(), |old| {
-        let new = flush(result(op.op, op.ty, flush(old), flush(b), c));
-        changed.set(new != old);
-        new
-    });
-    if let Some(dst) = op.dst {
-        set_lane(regs, dst, lane, old);
+    for (at, dst, b) in elements(op) {
+        let b = flush(lane_value(regs, b, lane));
+        let old = update(allocation, offset + at, op.ty.bytes(), |old| {
+            let new = flush(result(op.op, op.ty, flush(old), b, c));
+            changed.set(changed.get() | (new != old));
+            new
+        });
+        if let Some(dst) = dst {
+            set_lane(regs, dst, lane, old);
+        }
     }
     changed.get()
 }
@@ -159,7 +169,7 @@ impl Context<'_> {
             // The verifier refuses atomics in other spaces.
             StateSpace::Local | StateSpace::Param | StateSpace::Const => return Flow::Next,
         };
-        let bytes = op.ty.bytes();
+        let bytes = op.total();
         if lanes[0] != 0 && self.atomic_global(warp, pc, lanes[0], op, bytes, &places) == Flow::Stop {
             return Flow::Stop;
         }
@@ -211,7 +221,7 @@ impl Context<'_> {
             if self.checks.initcheck && op.op != AtomOp::Exch && !allocation.is_defined(offset, bytes) {
                 undefined |= 1 << lane;
             }
-            if bytes == 16 {
+            if op.ty.bytes() == 16 {
                 let _whole = allocation.lock_wide();
                 let half = |at: u64| u128::from(allocation.load(offset + at, 8));
                 let old = half(0) | half(8) << 64;
@@ -274,7 +284,7 @@ impl Context<'_> {
                 }
                 shared.define(place, u64::from(bytes));
             }
-            if bytes == 16 {
+            if op.ty.bytes() == 16 {
                 let old = u128::from(shared.load(place, 8)) | u128::from(shared.load(place + 8, 8)) << 64;
                 let new = wide_result(op, &warp.regs, lane, old);
                 changed |= new != old;
@@ -284,14 +294,17 @@ impl Context<'_> {
                     set_wide(&mut warp.regs, dst, lane, old);
                 }
             } else {
-                let b = lane_value(&warp.regs, op.b, lane);
                 let c = op.c.map_or(0, |c| lane_value(&warp.regs, c, lane));
-                let old = shared.load(place, bytes);
-                let new = result(op.op, op.ty, old, b, c);
-                changed |= new != old;
-                shared.store(place, bytes, new);
-                if let Some(dst) = op.dst {
-                    set_lane(&mut warp.regs, dst, lane, old);
+                let size = op.ty.bytes();
+                for (at, dst, b) in elements(op) {
+                    let b = lane_value(&warp.regs, b, lane);
+                    let old = shared.load(place + at, size);
+                    let new = result(op.op, op.ty, old, b, c);
+                    changed |= new != old;
+                    shared.store(place + at, size, new);
+                    if let Some(dst) = dst {
+                        set_lane(&mut warp.regs, dst, lane, old);
+                    }
                 }
             }
             if let Some(races) = &mut self.races

@@ -1,8 +1,10 @@
 //! Executing decoded code, one warp at a time.
 
 mod atom;
+mod call;
 mod cluster;
 mod collective;
+mod format;
 mod global;
 pub(crate) mod lanes;
 pub(crate) mod matrix;
@@ -10,11 +12,13 @@ pub(crate) mod ops;
 mod private;
 pub(crate) mod rows;
 mod run;
+mod runtime;
 mod scalar;
 mod shared;
 mod special;
 mod sync;
 
+pub(crate) use call::{MAX_LOCAL, Paths};
 pub(crate) use collective::shuffle_source;
 pub(crate) use private::read_image;
 pub(crate) use run::{Flow, Outcome, run};

@@ -6,6 +6,11 @@
 
 use super::rows::{R1, R2, R3};
 
+/// Makes an operation of one source, two, or three.
+pub(crate) type Make1 = fn(R1) -> Op;
+pub(crate) type Make2 = fn(R2) -> Op;
+pub(crate) type Make3 = fn(R3) -> Op;
+
 /// Hands the table of hot operations to macro `$callback`, after the tokens in brackets.
 ///
 /// A row reads `Name(sources) = result;` under the shape that says which rows are read and written; see
@@ -240,8 +245,10 @@ macro_rules! define_op {
             Store(u32),
             /// Index into `Code::atomics`.
             Atomic(u32),
-            /// Index into `Code::prefetches`.
-            Prefetch(u32),
+            /// Index into `Code::lines`: checks an address.
+            Line(u32),
+            /// Index into `Code::stack`.
+            Stack(u32),
             /// Index into `Code::collectives`: shuffles, votes and other exchanges within a warp.
             Collective(u32),
             /// Index into `Code::barriers`.
@@ -270,6 +277,12 @@ macro_rules! define_op {
             Jump { to: u32 },
             /// To `then` where predicate `pred` (inverted by `invert`) holds, else to `otherwise`.
             Branch { pred: u32, invert: u32, then: u32, otherwise: u32 },
+            /// To the target with the number in row `index`: `table` is an index into `Code::tables`.
+            BranchIndexed { index: u32, table: u32 },
+            /// Index into `Code::calls`.
+            Call(u32),
+            /// Back to the caller of a device function.
+            Return,
             Exit,
             /// An instruction without effect here.
             Nothing,

@@ -2,12 +2,13 @@
 
 use warpwright_ptx::StateSpace;
 
-use super::global::{extend, lane_value, lanes_of, set_lane};
+use super::call::MAX_LOCAL;
+use super::global::{addresses, extend, lane_value, lanes_of, set_lane};
 use super::rows::{LANES, put_pred};
 use super::run::Flow;
 use crate::context::Context;
 use crate::decode::registers::Slot;
-use crate::decode::{Access, CONST_BASE, LOCAL_BASE};
+use crate::decode::{Access, CONST_BASE, LOCAL_BASE, Stack};
 use crate::report::{Space, Tool};
 use crate::sanitize::memcheck;
 use crate::sanitize::racecheck::AccessKind;
@@ -15,7 +16,7 @@ use crate::space::{classify, split_cluster};
 use crate::warp::{Local, Warp};
 
 impl Local {
-    fn load(&self, lane: usize, address: u64, bytes: u32) -> u64 {
+    pub(super) fn load(&self, lane: usize, address: u64, bytes: u32) -> u64 {
         let word = |at: u64| self.words.get(at as usize * LANES + lane).copied().map_or(0, u64::from);
         let (at, shift) = (address / 4, address % 4 * 8);
         match bytes {
@@ -25,7 +26,7 @@ impl Local {
         }
     }
 
-    fn store(&mut self, lane: usize, address: u64, bytes: u32, value: u64) {
+    pub(super) fn store(&mut self, lane: usize, address: u64, bytes: u32, value: u64) {
         let (at, shift) = (address / 4, address % 4 * 8);
         let mut set = |at: u64, mask: u32, value: u32| {
             if let Some(word) = self.words.get_mut(at as usize * LANES + lane) {
@@ -72,12 +73,13 @@ impl Context<'_> {
     ) -> Flow {
         let total = access.total();
         let range = match space {
-            Space::Local => (LOCAL_BASE, self.code.local_end),
+            Space::Local => (LOCAL_BASE, 0),
             Space::Const => (CONST_BASE, self.shared.constants.len() as u64),
             _ => (0, self.shared.params.len() as u64),
         };
         for lane in lanes_of(exec) {
             let address = addresses[lane];
+            let range = if space == Space::Local { (LOCAL_BASE, warp.paths.tops[lane]) } else { range };
             if !inside(range, address, total) {
                 let problem = memcheck::window(space, address, total, range, false);
                 self.zero_lanes(warp, 1 << lane, access, AccessKind::Read);
@@ -87,7 +89,7 @@ impl Context<'_> {
                 continue;
             }
             let image = match space {
-                Space::Const => self.shared.constants,
+                Space::Const => &self.shared.constants[..],
                 _ => self.shared.params,
             };
             for (j, slot) in access.regs.iter().enumerate() {
@@ -129,9 +131,9 @@ impl Context<'_> {
         addresses: &[u64; LANES],
     ) -> Flow {
         let total = access.total();
-        let range = (LOCAL_BASE, self.code.local_end);
         for lane in lanes_of(exec) {
             let address = addresses[lane];
+            let range = (LOCAL_BASE, warp.paths.tops[lane]);
             if !inside(range, address, total) {
                 let problem = memcheck::window(Space::Local, address, total, range, true);
                 if self.bad_access(warp, pc, lane, &problem) == Flow::Stop {
@@ -152,6 +154,43 @@ impl Context<'_> {
             self.counters.local_bytes += u64::from(exec.count_ones() * total);
         }
         Flow::Next
+    }
+}
+
+impl Context<'_> {
+    /// `discard` and `applypriority`: only the address matters.
+    #[inline(never)]
+    pub(super) fn line(&mut self, warp: &Warp, pc: u32, exec: u32, at: u32) -> Flow {
+        let access = &self.code.lines[at as usize];
+        let places = addresses(&warp.regs, access.addr, access.offset);
+        let found = self.locate(warp, pc, exec, (access.site, access.total()), &places, true);
+        if found.stop { Flow::Stop } else { Flow::Next }
+    }
+
+    /// `alloca`, `stacksave` and `stackrestore`: the end of a thread's local memory moves.
+    #[inline(never)]
+    pub(super) fn stack(&mut self, warp: &mut Warp, exec: u32, at: u32) {
+        let op = self.code.stack[at as usize];
+        for lane in lanes_of(exec) {
+            let top = warp.paths.tops[lane];
+            match op {
+                Stack::Alloca { dst, bytes, align } => {
+                    let bytes = lane_value(&warp.regs, bytes, lane);
+                    let start = top.next_multiple_of(u64::from(align.max(1)));
+                    // Beyond the limit nothing is reserved, and accesses are out of bounds.
+                    if let Some(end) = start.checked_add(bytes).filter(|end| *end <= MAX_LOCAL) {
+                        warp.local.extend(end);
+                        warp.paths.tops[lane] = end;
+                    }
+                    set_lane(&mut warp.regs, dst, lane, start);
+                }
+                Stack::Save { dst } => set_lane(&mut warp.regs, dst, lane, top),
+                Stack::Restore { src } => {
+                    let saved = lane_value(&warp.regs, src, lane);
+                    warp.paths.tops[lane] = saved.min(top);
+                }
+            }
+        }
     }
 }
 

@@ -173,7 +173,14 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                         return Outcome::Stopped;
                     }
                 }
-                Op::Prefetch(_) | Op::Nothing => {}
+                Op::Line(at) => {
+                    if cx.line(warp, pc as u32, exec, at) == Flow::Stop {
+                        cx.runs.line(start, pc, active);
+                        return Outcome::Stopped;
+                    }
+                }
+                Op::Stack(at) => cx.stack(warp, exec, at),
+                Op::Nothing => {}
                 Op::Collective(at) => {
                     let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
                     if cx.collective(warp, here, exec, &code.collectives[at as usize]) == Flow::Repick {
@@ -279,6 +286,35 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                     }
                     continue;
                 }
+                Op::BranchIndexed { index, table } => {
+                    cx.runs.line(start, pc + 1, active);
+                    if cx.branch_indexed(warp, pc as u32, active, turn, (index, table)) == Flow::Stop {
+                        return Outcome::Stopped;
+                    }
+                    if warp.spin() {
+                        warp.spins = 0;
+                        return cx.turn_over();
+                    }
+                    continue 'pick;
+                }
+                Op::Call(at) => {
+                    cx.runs.line(start, pc + 1, active);
+                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
+                    if cx.call(warp, here, exec, at) == Flow::Stop {
+                        return Outcome::Stopped;
+                    }
+                    // Recursion without end is a way to spin.
+                    if warp.spin() {
+                        warp.spins = 0;
+                        return cx.turn_over();
+                    }
+                    continue 'pick;
+                }
+                Op::Return => {
+                    cx.runs.line(start, pc + 1, active);
+                    cx.leave_function(warp, active, turn);
+                    continue 'pick;
+                }
                 Op::Exit => {
                     cx.runs.line(start, pc + 1, active);
                     end_lanes(warp, exec);
@@ -298,6 +334,7 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
 /// Ends lanes; collectives that wait for them look again.
 fn end_lanes(warp: &mut Warp, lanes: u32) {
     warp.live &= !lanes;
+    warp.paths.end(lanes);
     warp.wake_collectives();
 }
 
@@ -315,10 +352,9 @@ impl Context<'_> {
     /// Reports lanes that read a register before it was written.
     fn check_defined(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) {
         let check = &self.code.checks[at as usize];
-        for (slot, register) in &check.slots {
+        for (slot, ty) in &check.slots {
             let missing = exec & !warp.defined[*slot as usize];
             if missing != 0 && self.checks.initcheck {
-                let ty = self.entry.function().reg_type(*register);
                 self.finding(warp, pc, missing, Tool::Initcheck, "uninitialised-register", None, || {
                     (
                         format!(

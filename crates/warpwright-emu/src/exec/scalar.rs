@@ -1,7 +1,7 @@
 //! Arithmetic lane by lane: every operation, type and modifier that has no vectorised form, and the yardstick for those
 //! that have one.
 
-use warpwright_ptx::{BinaryOp, BoolOp, CmpOp, Inst, Modifiers, ScalarType, TernaryOp, UnaryOp};
+use warpwright_ptx::{BinaryOp, BoolOp, CmpOp, Inst, MixedOp, Modifiers, ScalarType, TernaryOp, UnaryOp};
 
 use super::global::{lane_value, lanes_of, set_lane};
 use super::lanes;
@@ -10,6 +10,8 @@ use crate::decode::Scalar;
 use crate::decode::registers::Slot;
 use crate::float;
 use crate::warp::Warp;
+
+mod packed;
 
 /// Runs an instruction for the lanes of `exec`.
 #[inline(never)]
@@ -27,6 +29,16 @@ pub(super) fn run(warp: &mut Warp, exec: u32, s: &Scalar) {
             Inst::Ternary { op, ty, mods, .. } => ternary(*op, *ty, mods, a, b, c, &mut carry),
             Inst::Bfi { ty, .. } => bfi(*ty, a, b, c, src(3)),
             Inst::Dp4a { a_ty, b_ty, .. } => dp4a(*a_ty, *b_ty, a as u32, b as u32, c as u32),
+            Inst::Dp2a { high, a_ty, b_ty, .. } => {
+                packed::dp2a(*high, (*a_ty, *b_ty), a as u32, b as u32, c as u32)
+            }
+            Inst::Fns { .. } => u64::from(packed::fns(a as u32, b as u32, c as u32 as i32)),
+            Inst::CvtPack { to, .. } => packed::saturated(*to, a as u32, b as u32, c as u32),
+            Inst::MinMax3 { max, ty, mods, .. } => float::extreme3(*max, *ty, mods, [a, b, c]),
+            Inst::Mixed { op: MixedOp::Fma, narrow, mods, .. } => float::mixed_fma(*narrow, mods, [a, b, c]),
+            Inst::Mixed { op, narrow, mods, .. } => {
+                float::mixed_sum(*op == MixedOp::Sub, *narrow, mods, [a, b])
+            }
             Inst::Set { cmp, dst_ty, ty, ftz, .. } => {
                 let third = third(warp, s, lane);
                 let packed = matches!(ty, ScalarType::F16x2 | ScalarType::BF16x2);
@@ -240,6 +252,9 @@ pub(super) fn binary(
     b: u64,
     carry: &mut bool,
 ) -> u64 {
+    if let ScalarType::U16x2 | ScalarType::S16x2 = ty {
+        return packed::halves(op, ty == ScalarType::S16x2, mods, a, b);
+    }
     let bits = ty.bits();
     let relu = |v: u64| if mods.relu && signed(v, bits) < 0 { 0 } else { v };
     let result = match op {

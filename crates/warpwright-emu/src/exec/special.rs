@@ -45,7 +45,7 @@ pub(crate) fn special_value(cx: &Context<'_>, warp: u32, lane: u32, special: Spe
             }
             PlainSpecial::ClusterNctaRank => config.cluster.iter().product(),
             PlainSpecial::IsExplicitCluster => {
-                u32::from(config.cluster != [1; 3] || cx.entry.function().directives.cluster.is_some())
+                u32::from(config.cluster != [1; 3] || cx.shared.entry.function().directives.cluster.is_some())
             }
             PlainSpecial::TotalSmemSize | PlainSpecial::AggrSmemSize => {
                 (cx.shared.shared_end - SHARED_BASE) as u32

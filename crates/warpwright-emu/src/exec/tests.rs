@@ -93,8 +93,9 @@ fn kernel(types: &[ScalarType], make: impl Fn(&[Reg]) -> Inst) -> (Code, Vec<Slo
         terminator: Terminator::Exit,
         locations: vec![SourceLoc::Unknown],
     });
-    let module = Module::new(PtxVersion::new(8, 0), Target::sm(90));
-    let mut code = decode(&module, &function, &[]).expect("a decodable instruction");
+    let mut module = Module::new(PtxVersion::new(8, 0), Target::sm(90));
+    module.functions.push(function);
+    let mut code = decode(&module, 0, &[]).expect("a decodable instruction");
     // Every operand is a register of its own, in the order of the types.
     let (mut w, mut l, mut p) = (0, 0, 1);
     let slots = types

@@ -30,6 +30,7 @@ const fn format_of(ty: ScalarType) -> Option<(Format, bool)> {
         ScalarType::BF16 => (Format::BF16, false),
         ScalarType::BF16x2 => (Format::BF16, true),
         ScalarType::F32 => (Format::F32, false),
+        ScalarType::F32x2 => (Format::F32, true),
         ScalarType::F64 => (Format::F64, false),
         ScalarType::TF32 => (Format::TF32, false),
         _ => return None,
@@ -42,9 +43,10 @@ fn each(ty: ScalarType, [a, b, c]: [u64; 3], f: impl Fn(Format, u64, u64, u64) -
         None => 0,
         Some((format, false)) => f(format, a, b, c),
         Some((format, true)) => {
-            let low = f(format, a & 0xffff, b & 0xffff, c & 0xffff);
-            let high = f(format, a >> 16 & 0xffff, b >> 16 & 0xffff, c >> 16 & 0xffff);
-            high << 16 | low
+            let width = ty.bits() / 2;
+            let part = |x: u64, shift: u32| x >> shift & ((1 << width) - 1);
+            let at = |shift| f(format, part(a, shift), part(b, shift), part(c, shift));
+            at(width) << width | at(0)
         }
     }
 }
@@ -210,12 +212,51 @@ fn extreme(max: bool, format: Format, mods: &Modifiers, a: u64, b: u64) -> u64 {
     if sign { format.negate(chosen) } else { chosen }
 }
 
+/// What a tensor copy that fills with NaN writes for halves outside of the tensor, as `fma.oob` recognises it. The manual
+/// calls it a NaN of its own without giving its bits.
+pub const OOB_NAN: u64 = 0xffff;
+
+/// `min` and `max` of three operands.
+pub fn extreme3(max: bool, ty: ScalarType, mods: &Modifiers, operands: [u64; 3]) -> u64 {
+    each(ty, operands, |format, a, b, c| {
+        let [a, b, c] = [a, b, c].map(|bits| operand(format, bits, mods));
+        let pair = extreme(max, format, mods, a, b);
+        // A NaN that was propagated must not lose against a number.
+        finish(
+            format,
+            if mods.nan && format.is_nan(pair) { pair } else { extreme(max, format, mods, pair, c) },
+            mods,
+        )
+    })
+}
+
+/// A half as single precision, exactly.
+fn widened(narrow: ScalarType, bits: u64) -> Exact {
+    format_of(narrow).map_or(Exact::Nan, |(format, _)| format.decode(bits & 0xffff))
+}
+
+/// `add` and `sub` of a half and a single-precision number.
+pub fn mixed_sum(subtract: bool, narrow: ScalarType, mods: &Modifiers, [a, c]: [u64; 2]) -> u64 {
+    let c = Format::F32.decode(c);
+    let sum = widened(narrow, a).plus(if subtract { c.negated() } else { c }, Round::of(mods.rounding));
+    round(Format::F32, sum, &[], mods)
+}
+
+/// `fma` of two halves and a single-precision number.
+pub fn mixed_fma(narrow: ScalarType, mods: &Modifiers, [a, b, c]: [u64; 3]) -> u64 {
+    let product = widened(narrow, a).times(widened(narrow, b));
+    round(Format::F32, product.plus(Format::F32.decode(c), Round::of(mods.rounding)), &[], mods)
+}
+
 /// `fma` and `mad`, rounded once; other operators give 0.
 pub fn ternary(op: TernaryOp, ty: ScalarType, mods: &Modifiers, a: u64, b: u64, c: u64) -> u64 {
     if !matches!(op, TernaryOp::Fma | TernaryOp::Mad) {
         return 0;
     }
     each(ty, [a, b, c], |format, a, b, c| {
+        if mods.oob && [a, b].contains(&OOB_NAN) {
+            return 0;
+        }
         let [a, b, c] = [a, b, c].map(|bits| operand(format, bits, mods));
         let product = format.decode(a).times(format.decode(b));
         let sum = product.plus(format.decode(c), Round::of(mods.rounding));

@@ -222,6 +222,10 @@ fn use_of(
     if assigned_in[reg.0 as usize] == block.0 {
         return;
     }
+    // A call assigns the parameters.
+    if cx.function.params.iter().any(|p| p.register == Some(reg)) {
+        return;
+    }
     let dominating = |s: &Site| s.block != block && cx.cfg.dominates(s.block, block);
     let sites = facts.of(reg);
     if sites.iter().any(|s| s.guard.is_none() && dominating(s)) {

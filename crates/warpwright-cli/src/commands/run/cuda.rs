@@ -58,5 +58,5 @@ pub(super) fn run(what: &Launch<'_>, device: &Device) -> Result<Aftermath, Error
             outputs.push((path.clone(), array.contents.with_bytes(bytes)));
         }
     }
-    Ok(Aftermath { outputs, findings: Vec::new(), counters: None, fault })
+    Ok(Aftermath { outputs, fault, ..Aftermath::default() })
 }

@@ -56,5 +56,12 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
         }
     }
     let counters = options.counters.then_some(report.counters);
-    Ok(Aftermath { outputs, findings: report.findings, counters, fault })
+    Ok(Aftermath {
+        outputs,
+        findings: report.findings,
+        counters,
+        printed: report.printed,
+        unfreed: report.unfreed,
+        fault,
+    })
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use warpwright_emu::report::Severity;
-use warpwright_emu::{Counters, Finding, Sanitizers};
+use warpwright_emu::{Counters, Finding, HeapBlock, Printed, Sanitizers};
 use warpwright_ptx::ArgValue;
 use warpwright_ptx::text;
 use warpwright_runtime::Device;
@@ -81,11 +81,15 @@ impl Launch<'_> {
 }
 
 /// What a launch left behind.
+#[derive(Default)]
 struct Aftermath {
     outputs: Vec<(PathBuf, Array)>,
     findings: Vec<Finding>,
     /// `None` on a GPU.
     counters: Option<Counters>,
+    /// What the kernel printed, and what it got from `malloc` and did not free; in the emulator.
+    printed: Vec<Printed>,
+    unfreed: Vec<HeapBlock>,
     /// Why the kernel was ended, if it was.
     fault: Option<String>,
 }
@@ -170,13 +174,30 @@ fn report(
                 })
             })
             .collect();
-        let mut value =
-            json!({"findings": findings, "counters": outcome.counters.as_ref().map(counters_json)});
+        let printed = outcome.printed.iter();
+        let printed: Vec<Value> =
+            printed.map(|p| json!({"block": p.block, "thread": p.thread, "text": p.text})).collect();
+        let mut value = json!({
+            "findings": findings,
+            "counters": outcome.counters.as_ref().map(counters_json),
+            "printed": printed,
+            "unfreed_bytes": outcome.unfreed.iter().map(|block| block.bytes).sum::<u64>(),
+        });
         if let Some(fault) = &outcome.fault {
             value["fault"] = fault.as_str().into();
         }
         console.json(&value)?;
     } else {
+        for printed in &outcome.printed {
+            console.raw(&printed.text)?;
+        }
+        if let Some(first) = outcome.unfreed.first() {
+            let bytes: u64 = outcome.unfreed.iter().map(|block| block.bytes).sum();
+            let (count, line) = (outcome.unfreed.len(), first.line);
+            console.note(format_args!(
+                "{count} allocations of `malloc` with {bytes} bytes were not freed, the first of line {line}"
+            ));
+        }
         for finding in &outcome.findings {
             console.line(finding.render(None, source))?;
         }
