@@ -250,6 +250,8 @@ pub(crate) struct Context<'a> {
     pub(crate) changes: u64,
     /// Reads that polling loops make.
     pub(crate) polls: u64,
+    /// Reads of clocks, whose readers never just repeat themselves.
+    pub(crate) clock_reads: u64,
     pub(crate) fault: Option<Fault>,
     /// Reads of the clock, which must not stand still.
     pub(crate) clock: u64,
@@ -284,6 +286,7 @@ impl<'a> Context<'a> {
             matrix: Box::default(),
             changes: 0,
             polls: 0,
+            clock_reads: 0,
             fault: None,
             clock: 0,
             opened: Vec::new(),

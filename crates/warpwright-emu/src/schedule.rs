@@ -7,8 +7,8 @@
 //! other through memory end on any number of workers.
 //!
 //! A warp polls if its turn ended by spinning, changed no memory, and either read memory with a strong load or an
-//! atomic, or slept, or came back to a state in which it was before. The last is a proof: until memory changes it does
-//! the same for ever. If that holds for every warp of every resident cluster that does not wait at a barrier, the launch
+//! atomic, or read a clock, or slept, or came back to a state in which it was before. The last is a proof, unless it looks
+//! at clocks: until memory changes it does the same for ever. If that holds for every warp of every resident cluster that does not wait at a barrier, the launch
 //! is deadlocked.
 //!
 //! Parked clusters take memory, so they are few: a cluster begins only when as many parked ones were polled again as
@@ -27,7 +27,7 @@ use crate::launch::{Fault, Printed};
 use crate::report::Findings;
 use crate::resident::Cluster;
 use crate::sanitize::deadlock;
-use crate::warp::{Stamp, Warp};
+use crate::warp::{Stamp, Warp, Watch};
 
 /// What one worker brings home.
 #[derive(Default)]
@@ -339,14 +339,16 @@ fn run_warps(cx: &mut Context<'_>, warps: &mut [Warp], first: usize) -> Round {
         if warp.live == 0 || !warp.has_ready() {
             continue;
         }
-        let (live, changes, polls) = (warp.live, cx.changes, cx.polls);
+        let (live, changes, polls, clock_reads) = (warp.live, cx.changes, cx.polls, cx.clock_reads);
         let outcome = run_warp(cx, warp);
         if outcome == Outcome::Stopped {
             return Round::Stopped;
         }
         let ended = live & !warp.live;
         let mut idle = outcome == Outcome::Yielded && ended == 0 && cx.changes == changes;
-        if idle {
+        if idle && cx.clock_reads != clock_reads {
+            warp.watch = Watch::default();
+        } else if idle {
             let stamp = cx.stamp();
             warp.watch.observe(warp.state(), stamp);
             idle = cx.polls != polls || warp.watch.repeats(stamp);

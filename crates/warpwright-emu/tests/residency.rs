@@ -3,7 +3,7 @@
 mod support;
 
 use support::{STORE, kernel, load, run};
-use warpwright_emu::{Fault, LaunchConfig, LaunchError, Options, Program, Report};
+use warpwright_emu::{Fault, LaunchConfig, LaunchError, Options, Program, Report, Sanitizers};
 
 fn options(threads: usize) -> Options {
     Options { threads, max_steps: 1 << 28, ..Options::default() }
@@ -274,6 +274,23 @@ fn clocks_go_on_and_are_the_same_every_time() {
     clean(result);
 }
 
+#[test]
+fn a_wait_with_a_time_limit_ends() {
+    // The clock is looked at first and its register is overwritten, so that every turn ends in the same state.
+    let program = kernel(&format!(
+        "mov.u32 %r9, %clock;\nL:\nmov.u32 %r3, %clock;\nsub.u32 %r3, %r3, %r9;\nsetp.gt.u32 %p0, %r3, 100000;\n\
+         mov.u32 %r3, 0;\n@%p0 bra OUT;\nld.relaxed.gpu.global.u32 %r3, [%rd0];\nsetp.eq.u32 %p1, %r3, 0xEEEEEEEE;\n\
+         @%p1 bra L;\nOUT:\nmov.u32 %r9, 5;\nbar.sync 0;\n{STORE}"
+    ));
+    for threads in [1, 2] {
+        // What is polled is overwritten in the end, which racecheck would report.
+        let options = Options { sanitizers: Sanitizers::SYNCCHECK, ..options(threads) };
+        let (result, out) = run(&program, &LaunchConfig::linear(2, 32), &options);
+        clean(result);
+        assert_eq!(out, [5; 64]);
+    }
+}
+
 /// The messages and lines of the deadlocks of one block of `threads` threads.
 fn deadlocks(body: &str, blocks: u32, threads: u32) -> Vec<(u32, String)> {
     let config = LaunchConfig::linear(blocks, threads);
@@ -376,4 +393,66 @@ fn many_ordinary_blocks_need_no_room() {
     let (result, out) = run(&program, &LaunchConfig::linear(2000, 32), &options);
     clean(result);
     assert!(out.iter().all(|v| *v == 3000));
+}
+
+/// A kernel `k(out)` for sm_90 whose body may use `%p`, `%r` and `%rd`; `%rd0` holds `out`, `%r0` the thread, `%r1` the
+/// block, `%r2` the address of 256 bytes of shared memory.
+fn cluster_kernel(body: &str) -> Program {
+    let text = format!(
+        ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 out)\n{{\n.reg .pred %p<8>;\n\
+         .reg .b32 %r<16>;\n.reg .b64 %rd<16>;\n.shared .align 16 .b32 tile[64];\nld.param.u64 %rd0, [out];\n\
+         mov.u32 %r0, %tid.x;\nmov.u32 %r1, %ctaid.x;\nmov.u32 %r2, tile;\n{body}\nret;\n}}\n"
+    );
+    Program::load(&text).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn clusters(blocks: u32, threads: u32, size: u32) -> LaunchConfig {
+    LaunchConfig { cluster: [size, 1, 1], ..LaunchConfig::linear(blocks, threads) }
+}
+
+#[test]
+fn a_deadlock_in_a_cluster_says_who_is_missing() {
+    let program = cluster_kernel(
+        "setp.eq.u32 %p0, %r1, 1;\n@%p0 bra OTHER;\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n\
+         bra END;\nOTHER:\nbar.sync 1, 64;\nEND:",
+    );
+    let (result, _) = run(&program, &clusters(2, 32, 2), &options(1));
+    let report = result.unwrap_or_else(|e| panic!("{e}"));
+    let said: Vec<_> = report.findings.iter().map(|f| (f.line, f.message.as_str())).collect();
+    assert_eq!(
+        said,
+        [
+            (
+                17,
+                "warp 0 waits for ever: the cluster barrier waits for all 64 threads and has 32; in block 1 of the \
+                 cluster warp 0 stands at line 20 (barrier 1)"
+            ),
+            (
+                20,
+                "warp 0 waits for ever: barrier 1 waits for 64 threads and has 32; the block has no other threads"
+            ),
+        ]
+    );
+}
+
+#[test]
+fn impossible_clusters_are_refused() {
+    let fixed = Program::load(
+        ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 out)\n\
+         .reqnctapercluster 2, 1, 1\n{\nret;\n}\n",
+    )
+    .unwrap_or_else(|e| panic!("{e}"));
+    let refused = |program: &Program, config: &LaunchConfig| {
+        run(program, config, &options(1)).0.expect_err("refused").to_string()
+    };
+    let plain = kernel("");
+    assert!(
+        refused(&plain, &clusters(17, 32, 17)).contains("a cluster of [17, 1, 1] has 17 blocks; at most 16")
+    );
+    assert!(refused(&plain, &clusters(3, 32, 2)).contains("is not a multiple of the cluster"));
+    assert!(refused(&fixed, &clusters(4, 32, 4)).contains("requires clusters of [2, 1, 1], got [4, 1, 1]"));
+    assert!(
+        refused(&fixed, &LaunchConfig::linear(3, 32)).contains("is not a multiple of the cluster [2, 1, 1]")
+    );
+    clean(run(&fixed, &LaunchConfig::linear(4, 32), &options(1)).0);
 }

@@ -71,6 +71,7 @@ impl Context<'_> {
         self.clock += 1;
         let clock = self.runs.steps + self.clock;
         self.note_poll(warp);
+        self.clock_reads += 1;
         let nanoseconds = clock.max(self.shared.timer.fetch_max(clock, Relaxed));
         let value = match special {
             SpecialReg::Plain(PlainSpecial::Clock) => clock & 0xFFFF_FFFF,
