@@ -298,6 +298,8 @@ pub struct Excerpt<'a> {
     pub column: u32,
     /// Characters to underline.
     pub length: u32,
+    /// Other places that explain it: line, 0 for none, and message.
+    pub notes: &'a [(u32, String)],
     /// What would help.
     pub help: Option<&'a str>,
     /// The colours.
@@ -327,6 +329,10 @@ impl fmt::Display for Excerpt<'_> {
             let carets = "^".repeat(length);
             let carets = if self.is_error { palette.error(&carets) } else { palette.warning(&carets) };
             write!(f, "\n{margin} {bar} {}{carets}", " ".repeat(start))?;
+        }
+        for (line, note) in self.notes {
+            let place = if *line == 0 { String::new() } else { format!(" (line {line})") };
+            write!(f, "\n{margin} {} {}: {note}{place}", palette.frame("="), palette.strong("note"))?;
         }
         if let Some(help) = self.help {
             write!(f, "\n{margin} {} {}: {help}", palette.frame("="), palette.strong("help"))?;
@@ -400,6 +406,7 @@ mod tests {
             line,
             column,
             length,
+            notes: &[(3, "declared here".to_owned())],
             help: Some("write %r1"),
             palette: Palette::PLAIN,
         };
@@ -410,7 +417,7 @@ mod tests {
     fn an_excerpt_points_at_its_place() {
         let text = excerpt("one\n\tadd.u32 4, %r1, %r2;\n", 2, 10, 1);
         let expected = "error[P-SYNTAX]: expected a register\n --> k.ptx:2:10\n  |\n2 |  add.u32 4, %r1, %r2;\n  \
-                        |          ^\n  = help: write %r1";
+                        |          ^\n  = note: declared here (line 3)\n  = help: write %r1";
         assert_eq!(text, expected);
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use warpwright_ptx::text::{self, Severity};
-use warpwright_ptx::verify::{self, VerifyError};
+use warpwright_ptx::verify::{self, Note, Pressure, VerifyError};
 use warpwright_ptx::{SourceLoc, Target};
 
 use crate::args::LintArgs;
@@ -31,11 +31,19 @@ pub fn run(args: &LintArgs, console: &mut Console) -> Result<Outcome, Error> {
                         "line": remark.line,
                         "column": remark.column,
                         "message": remark.message,
+                        "notes": remark.notes.iter().map(|(line, message)| json!({"line": line, "message": message})).collect::<Vec<_>>(),
+                        "help": remark.help,
                     })
                 })
                 .collect()
         };
-        console.json(&json!({"errors": list(true), "warnings": list(false)}))?;
+        let functions: Vec<Value> = pressures(&source)
+            .iter()
+            .map(|(name, found)| {
+                json!({"name": name, "registers": found.registers, "predicates": found.predicates, "line": line_of(found)})
+            })
+            .collect();
+        console.json(&json!({"errors": list(true), "warnings": list(false), "functions": functions}))?;
         return Ok(outcome);
     }
     let file = args.file.display().to_string();
@@ -43,9 +51,30 @@ pub fn run(args: &LintArgs, console: &mut Console) -> Result<Outcome, Error> {
         console.line(remark.excerpt(&file, &source, console.palette()))?;
         console.line("")?;
     }
+    for (name, found) in pressures(&source) {
+        let line = line_of(&found);
+        let registers = found.registers;
+        console.line(format_args!(
+            "{file}:{line}: note: `{name}` keeps up to {registers} 32-bit registers alive"
+        ))?;
+    }
     let warnings = remarks.len() - errors;
     console.line(format_args!("{file}: {}", counted(errors, warnings)))?;
     Ok(outcome)
+}
+
+/// The estimated register pressure of each function that could be read.
+fn pressures(source: &str) -> Vec<(String, Pressure)> {
+    let module = text::parse(source).module;
+    let found = module.functions.iter().filter_map(|f| Some((f.name.clone(), verify::register_pressure(f)?)));
+    found.collect()
+}
+
+fn line_of(found: &Pressure) -> u32 {
+    match found.location {
+        SourceLoc::Ptx { line, .. } => line,
+        _ => 0,
+    }
 }
 
 fn counted(errors: usize, warnings: usize) -> String {
@@ -78,6 +107,9 @@ pub(super) struct Remark {
     pub(super) column: u32,
     length: u32,
     pub(super) message: String,
+    /// Other places that explain it: line, 0 for none, and message.
+    notes: Vec<(u32, String)>,
+    help: Option<&'static str>,
 }
 
 impl Remark {
@@ -91,7 +123,8 @@ impl Remark {
             line: self.line,
             column: self.column,
             length: self.length,
-            help: None,
+            notes: &self.notes,
+            help: self.help,
             palette,
         }
     }
@@ -114,6 +147,8 @@ pub(super) fn examine(source: &str, target: Option<Target>) -> Vec<Remark> {
                 column: characters(line, diagnostic.column),
                 length: diagnostic.len,
                 message: diagnostic.message.clone(),
+                notes: Vec::new(),
+                help: None,
             }
         })
         .collect();
@@ -150,7 +185,17 @@ fn verified(found: &VerifyError, lines: &[&str]) -> Remark {
         column: characters(text, column),
         length: u32::try_from(length).unwrap_or(1),
         message,
+        notes: found.notes.iter().map(note).collect(),
+        help: found.help,
     }
+}
+
+fn note(note: &Note) -> (u32, String) {
+    let line = match note.location {
+        SourceLoc::Ptx { line, .. } => line,
+        _ => 0,
+    };
+    (line, note.message.clone())
 }
 
 /// A column in characters from one in bytes, both from 1.

@@ -391,3 +391,24 @@ fn file_tests_of_the_verifier_say_truly_what_ptxas_does() {
     }
     assert!(tried > 50, "{tried} files");
 }
+
+#[test]
+fn what_is_printed_of_file_tests_assembles() {
+    let Some(assembler) = Assembler::find("printed") else { return };
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests");
+    let mut tried = 0;
+    for (folder, suffix) in [("roundtrip", ".canonical"), ("verify", ".good.ptx")] {
+        for entry in std::fs::read_dir(root.join(folder)).expect("the directory of file tests") {
+            let path = entry.expect("a directory entry").path();
+            if !path.display().to_string().ends_with(suffix) {
+                continue;
+            }
+            let parsed = text::parse(&std::fs::read_to_string(&path).expect("a text file"));
+            assert!(!parsed.has_errors(), "{}: {:?}", path.display(), parsed.diagnostics);
+            let (accepted, said) = assembler.run(parsed.module.target, &text::print(&parsed.module));
+            assert!(accepted, "{}: {said}", path.display());
+            tried += 1;
+        }
+    }
+    assert!(tried > 40, "{tried} files");
+}

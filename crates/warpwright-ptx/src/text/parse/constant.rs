@@ -1,7 +1,8 @@
 //! Constant expressions: literals, C operators and casts, evaluated while reading.
 //!
-//! Integers are `.s64` unless a suffix or their size makes them `.u64`; an operation on both is unsigned. Decimal and
-//! `0d` literals are doubles and mix with nothing else; `0f` literals stand alone. Arithmetic wraps.
+//! Integers are `.s64` unless a suffix or their size makes them `.u64`; an operation on both is unsigned, and so are `%`
+//! and `~` always. Shifts count modulo 64. Decimal and `0d` literals are doubles and mix with nothing else; `0f` literals
+//! stand alone. Arithmetic wraps.
 
 use super::{Fail, Parser, Read, rules};
 use crate::inst::Imm;
@@ -31,6 +32,15 @@ impl Constant {
             Self::Signed(v) => Some(v.cast_unsigned()),
             Self::Unsigned(v) => Some(v),
             Self::F32(_) | Self::F64(_) | Self::Decimal(_) => None,
+        }
+    }
+
+    fn is_true(self) -> bool {
+        match self {
+            Self::Decimal(v) => v != 0.0,
+            Self::F64(bits) => f64::from_bits(bits) != 0.0,
+            Self::F32(bits) => f32::from_bits(bits) != 0.0,
+            Self::Signed(_) | Self::Unsigned(_) => self.integer() != Some(0),
         }
     }
 
@@ -132,6 +142,11 @@ impl Op {
             other => other,
         };
         let (a, b) = (double(a), double(b));
+        match self {
+            Self::Both => return truth(a.is_true() && b.is_true()),
+            Self::Either => return truth(a.is_true() || b.is_true()),
+            _ => {}
+        }
         Ok(match (a, b) {
             (Constant::F32(_), _) | (_, Constant::F32(_)) => {
                 return Err("a `0f` literal cannot be part of an expression");
@@ -154,14 +169,13 @@ impl Op {
                 Self::Add => Signed(x.wrapping_add(y)),
                 Self::Sub => Signed(x.wrapping_sub(y)),
                 Self::Mul => Signed(x.wrapping_mul(y)),
-                Self::Div | Self::Rem if y == 0 => return Err("division by zero"),
+                Self::Div if y == 0 => return Err("division by zero"),
                 Self::Div => Signed(x.wrapping_div(y)),
-                Self::Rem => Signed(x.wrapping_rem(y)),
                 Self::Lt => return truth(x < y),
                 Self::Le => return truth(x <= y),
                 Self::Gt => return truth(x > y),
                 Self::Ge => return truth(x >= y),
-                _ => return self.apply_bits(a, x.cast_unsigned(), y.cast_unsigned()),
+                _ => return self.apply_bits(a, x.cast_unsigned(), y.cast_unsigned(), false),
             },
             (Signed(_) | Unsigned(_), Signed(_) | Unsigned(_)) => {
                 let bits = |v: Constant| v.integer().unwrap_or(0);
@@ -170,37 +184,38 @@ impl Op {
                     Self::Add => Unsigned(x.wrapping_add(y)),
                     Self::Sub => Unsigned(x.wrapping_sub(y)),
                     Self::Mul => Unsigned(x.wrapping_mul(y)),
-                    Self::Div | Self::Rem if y == 0 => return Err("division by zero"),
+                    Self::Div if y == 0 => return Err("division by zero"),
                     Self::Div => Unsigned(x / y),
-                    Self::Rem => Unsigned(x % y),
                     Self::Lt => return truth(x < y),
                     Self::Le => return truth(x <= y),
                     Self::Gt => return truth(x > y),
                     Self::Ge => return truth(x >= y),
-                    _ => return self.apply_bits(a, x, y),
+                    _ => return self.apply_bits(a, x, y, true),
                 }
             }
             _ => return Err("an expression mixes integers and floats"),
         })
     }
 
-    /// The operators that do not care about signs, except that a shift to the right has that of its first operand `a`.
-    fn apply_bits(self, a: Constant, x: u64, y: u64) -> Result<Constant, &'static str> {
+    /// The operators that do not care about signs, except that a shift has the type of its first operand `a`; the others
+    /// are `unsigned` or not.
+    fn apply_bits(self, a: Constant, x: u64, y: u64, unsigned: bool) -> Result<Constant, &'static str> {
         use Constant::{Signed, Unsigned};
-        let by = u32::try_from(y).unwrap_or(u32::MAX);
+        let by = (y % 64) as u32;
         let truth = |v: bool| Signed(i64::from(v));
+        let bits = |v: u64| if unsigned { Unsigned(v) } else { Signed(v.cast_signed()) };
         Ok(match (self, a) {
-            (Self::Shl, Signed(_)) => Signed(x.checked_shl(by).unwrap_or(0).cast_signed()),
-            (Self::Shl, _) => Unsigned(x.checked_shl(by).unwrap_or(0)),
-            (Self::Shr, Signed(v)) => Signed(v >> by.min(63)),
-            (Self::Shr, _) => Unsigned(x.checked_shr(by).unwrap_or(0)),
-            (Self::And, _) => Unsigned(x & y),
-            (Self::Xor, _) => Unsigned(x ^ y),
-            (Self::Or, _) => Unsigned(x | y),
+            (Self::Rem, _) if y == 0 => return Err("division by zero"),
+            (Self::Rem, _) => Unsigned(x % y),
+            (Self::Shl, Signed(v)) => Signed(v << by),
+            (Self::Shl, _) => Unsigned(x << by),
+            (Self::Shr, Signed(v)) => Signed(v >> by),
+            (Self::Shr, _) => Unsigned(x >> by),
+            (Self::And, _) => bits(x & y),
+            (Self::Xor, _) => bits(x ^ y),
+            (Self::Or, _) => bits(x | y),
             (Self::Eq, _) => truth(x == y),
             (Self::Ne, _) => truth(x != y),
-            (Self::Both, _) => truth(x != 0 && y != 0),
-            (Self::Either, _) => truth(x != 0 || y != 0),
             _ => return Err("the operator does not apply"),
         })
     }
@@ -254,17 +269,10 @@ impl<'a> Parser<'a> {
         let Some(condition) = condition.integer() else {
             return Err(self.fail(rules::NUMBER, at, "a condition is an integer"));
         };
-        use Constant::{Signed, Unsigned};
-        let chosen = if condition == 0 { no } else { yes };
-        match (yes, no) {
-            (Signed(_), Unsigned(_)) | (Unsigned(_), Signed(_)) => {
-                Ok(Unsigned(chosen.integer().unwrap_or(0)))
-            }
-            _ if yes.integer().is_some() != no.integer().is_some() => {
-                Err(self.fail(rules::NUMBER, at, "an expression mixes integers and floats"))
-            }
-            _ => Ok(chosen),
+        if yes.integer().is_some() != no.integer().is_some() {
+            return Err(self.fail(rules::NUMBER, at, "an expression mixes integers and floats"));
         }
+        Ok(if condition == 0 { no } else { yes })
     }
 
     fn deeper(&mut self, depth: u32, at: Token<'a>) -> Result<u32, Fail> {
@@ -347,7 +355,7 @@ impl<'a> Parser<'a> {
                     (b'+', value) => Ok(value),
                     (b'~', Signed(v)) => Ok(Unsigned(!v.cast_unsigned())),
                     (b'~', Unsigned(v)) => Ok(Unsigned(!v)),
-                    (b'!', Signed(_) | Unsigned(_)) => Ok(Signed(i64::from(value.integer() == Some(0)))),
+                    (b'!', value) => Ok(Signed(i64::from(!value.is_true()))),
                     _ => Err(self.fail(rules::NUMBER, at, "the operator takes an integer")),
                 }
             }
