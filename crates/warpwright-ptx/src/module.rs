@@ -53,22 +53,28 @@ impl Module {
 
     /// Takes out every kernel but `name`; device functions stay.
     pub fn retain_entry(&mut self, name: &str) {
-        let kept = |f: &Function| f.kind != FunctionKind::Entry || f.name == name;
-        let mut next = 0;
-        let new_index: Vec<u32> = (self.functions.iter())
-            .map(|f| {
-                let here = next;
-                next += u32::from(kept(f));
-                here
-            })
-            .collect();
-        let renamed = |index: u32| new_index.get(index as usize).copied().unwrap_or(index);
+        let kept =
+            (0u32..).zip(&self.functions).filter(|(_, f)| f.kind != FunctionKind::Entry || f.name == name);
+        let kept: Vec<u32> = kept.map(|(i, _)| i).collect();
+        self.reorder_functions(&kept);
+    }
+
+    /// Keeps the functions with these indices, in this order, and renames what refers to them. What refers to a function
+    /// that is left out refers to one that does not exist.
+    pub(crate) fn reorder_functions(&mut self, order: &[u32]) {
+        let mut new_index = vec![u32::MAX; self.functions.len()];
+        for (new, old) in (0u32..).zip(order) {
+            new_index[*old as usize] = new;
+        }
+        let renamed = |index: u32| new_index.get(index as usize).copied().unwrap_or(u32::MAX);
         let rename = |symbol: &mut Symbol| {
             if let Symbol::Function(index) = symbol {
                 *index = renamed(*index);
             }
         };
-        self.functions.retain(kept);
+        let mut old: Vec<Option<Function>> =
+            std::mem::take(&mut self.functions).into_iter().map(Some).collect();
+        self.functions = order.iter().filter_map(|i| old.get_mut(*i as usize)?.take()).collect();
         self.functions.iter_mut().flat_map(|f| &mut f.symbols).for_each(rename);
         let initialisers = self.variables.iter_mut().filter_map(|v| v.init.as_mut());
         initialisers.flat_map(|i| &mut i.addresses).for_each(|a| rename(&mut a.symbol));

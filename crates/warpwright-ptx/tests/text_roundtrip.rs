@@ -11,9 +11,12 @@ use proptest::prelude::*;
 use warpwright_ptx::text::{parse, print};
 use warpwright_ptx::*;
 
+/// Instructions with what they name.
+type Essence = Vec<(Instruction, Vec<String>)>;
+
 /// The instructions of each function in layout order, with registers numbered by appearance and symbols by name, so
 /// that what printing may change does not count.
-fn essence(module: &Module) -> Vec<(String, Vec<(Instruction, Vec<String>)>)> {
+fn essence(module: &Module) -> Vec<(String, Essence)> {
     let instructions = |function: &Function| {
         let mut numbers: HashMap<Reg, u32> = HashMap::new();
         let instructions = function.blocks.iter().flat_map(|b| &b.instructions);

@@ -72,6 +72,8 @@ struct Parser<'a> {
     names: Names<'a>,
     /// Functions of the module that have a body, or will have one once it has been read.
     defined: HashSet<u32>,
+    /// The same in the order of their bodies.
+    definitions: Vec<u32>,
     /// Kernels that have been declared so far.
     declared_entries: Vec<Token<'a>>,
     /// The function being read.
@@ -103,6 +105,7 @@ impl<'a> Parser<'a> {
             module: Module::new(PtxVersion::new(6, 3), Target::sm(75)),
             names: Names::default(),
             defined: HashSet::new(),
+            definitions: Vec::new(),
             declared_entries: Vec::new(),
             body: Body::new(Function::entry("")),
             diagnostics: Vec::new(),

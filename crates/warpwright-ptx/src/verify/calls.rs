@@ -2,7 +2,7 @@
 
 use super::{Checker, Rule, VerifyError, module_finding};
 use crate::inst::*;
-use crate::module::{FunctionKind, Linkage, Module, Prototype, PrototypeParam, Symbol};
+use crate::module::{Function, FunctionKind, Linkage, Module, Prototype, PrototypeParam, Symbol};
 use crate::types::{ScalarType, StateSpace, TypeClass};
 
 /// V-CALL-3 for one instruction.
@@ -93,7 +93,7 @@ fn address(cx: &mut Checker<'_>, address: Reg) {
 fn target_prototype(cx: &Checker<'_>, targets: u32) -> Option<Prototype> {
     let mut shapes = cx.function.call_targets.get(targets as usize)?.iter().map(|symbol| {
         match cx.function.symbols.get(symbol.0 as usize)? {
-            Symbol::Function(i) => cx.module.functions.get(*i as usize).map(|f| f.prototype()),
+            Symbol::Function(i) => cx.module.functions.get(*i as usize).map(Function::prototype),
             _ => None,
         }
     });

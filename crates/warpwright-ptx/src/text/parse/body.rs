@@ -300,11 +300,12 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Gives a new name to each variable that hides a module variable which the function also uses.
+    /// Gives a new name to each variable that hides a module variable or function which the function also uses.
     fn rename_shadows(&mut self) {
         let used: HashSet<&str> = (self.body.function.symbols.iter())
             .filter_map(|symbol| match *symbol {
                 Symbol::ModuleVariable(i) => self.module.variables.get(i as usize).map(|v| v.name.as_str()),
+                Symbol::Function(i) => self.module.functions.get(i as usize).map(|f| f.name.as_str()),
                 _ => None,
             })
             .collect();

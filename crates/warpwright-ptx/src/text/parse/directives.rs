@@ -37,6 +37,7 @@ impl<'a> Parser<'a> {
             let at = Token { kind: Kind::Bad, text: "/*", line, column };
             self.fail(rules::SYNTAX, at, "this comment is never closed");
         }
+        self.order_functions();
         // Labels are resolved at the end of a function, so their errors come late.
         self.diagnostics.sort_by_key(|d| (d.line, d.column));
     }
@@ -252,7 +253,11 @@ impl<'a> Parser<'a> {
         self.advance();
         let mut strings = Vec::new();
         while self.token.kind == Kind::Quoted {
-            strings.push(self.advance().text.trim_matches('"').to_owned());
+            let string = self.advance().text.trim_matches('"');
+            // Other characters have been objected to.
+            if string.is_ascii() {
+                strings.push(string.to_owned());
+            }
             self.eat(b',');
         }
         self.expect(b';')?;

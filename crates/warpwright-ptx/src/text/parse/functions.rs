@@ -127,6 +127,7 @@ impl<'a> Parser<'a> {
                 let function = Function { blocks: Vec::new(), ..function.clone() };
                 self.same_shape(name, i, &function)?;
                 self.defined.insert(i);
+                self.definitions.push(i);
                 self.module.functions[i as usize] = function;
                 Ok(i)
             }
@@ -138,10 +139,21 @@ impl<'a> Parser<'a> {
         let index = u32::try_from(self.module.functions.len()).unwrap_or(u32::MAX);
         if defined {
             self.defined.insert(index);
+            self.definitions.push(index);
         }
         self.names.declare_outermost(name.text, Binding::Function(index));
         self.module.functions.push(function);
         index
+    }
+
+    /// Puts declarations first and definitions in the order of the text, so that what is printed declares before it uses.
+    pub(super) fn order_functions(&mut self) {
+        let declared = (0u32..).zip(&self.module.functions).map(|(i, _)| i);
+        let declared = declared.filter(|i| !self.defined.contains(i));
+        let order: Vec<u32> = declared.chain(self.definitions.iter().copied()).collect();
+        if !order.is_sorted() {
+            self.module.reorder_functions(&order);
+        }
     }
 
     fn same_shape(&mut self, name: Token<'a>, index: u32, function: &Function) -> Read<()> {
@@ -203,13 +215,16 @@ impl<'a> Parser<'a> {
         let mut param = Param {
             name: name.text.to_owned(),
             ty,
-            array: array.then(|| if open { 0 } else { dims.elements }),
+            array: array.then_some(if open { 0 } else { dims.elements }),
             align,
             pointer,
             register: None,
         };
         self.body.local_names.insert(name.text.to_owned());
         if in_register {
+            if name.text == "_" {
+                return Err(self.fail(rules::NAME, name, "`_` has a meaning of its own"));
+            }
             if !self.names.declare_register(name.text, ty) {
                 return Err(self.declared_twice(name));
             }
@@ -265,6 +280,9 @@ impl<'a> Parser<'a> {
             if self.eat(b'<') {
                 let count = self.unsigned32()?.min(MAX_LIST + 1);
                 self.expect(b'>')?;
+                if count == 0 {
+                    return Err(self.fail(rules::OPERAND, name, "a list needs a label"));
+                }
                 labels.extend((0..count).map(|n| Label { name, number: Some(n) }));
             } else {
                 labels.push(Label { name, number: None });
@@ -345,7 +363,7 @@ impl<'a> Parser<'a> {
             self.storage_type(&shape, if in_register { "register" } else { "parameter" })?;
             let name = self.word("`_`")?;
             let (array, dims) = self.dimensions(&shape, name)?;
-            let array = array.then(|| if dims.open { 0 } else { dims.elements });
+            let array = array.then_some(if dims.open { 0 } else { dims.elements });
             params.push(PrototypeParam { ty: shape.ty, array, align: shape.align, in_register });
             if !self.eat(b',') {
                 self.expect(b')')?;

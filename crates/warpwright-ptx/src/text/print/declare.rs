@@ -134,7 +134,8 @@ fn initial_address(out: &mut String, module: &Module, address: &InitialAddress) 
     }
     let _ = if address.generic { write!(out, "generic({name})") } else { write!(out, "{name}") };
     if address.addend != 0 {
-        let _ = write!(out, "{:+}", address.addend);
+        // There is no subtraction here.
+        let _ = write!(out, "+{}", address.addend);
     }
     if address.byte.is_some() {
         out.push(')');
