@@ -295,6 +295,9 @@ const RUN_EXAMPLES: &str = "Arguments go to the kernel's parameters in order:
   out:FILE.npy:DTYPE:SHAPE an array that it writes, e.g. out:y.npy:f32:128,64; poisoned before the run
   inout:FILE.npy:OUT.npy   an array that it changes
   u32:5 s32:-5 u64:5 s64:-5 f32:0.5 f64:0.5   a number; integers may be hexadecimal (0x10)
+  tensormap:0:bf16:128x64:256:64x8:128B       a tensor map over array 0 of those before it, as a 128-byte parameter:
+                           array, element type, dimensions, strides in bytes, box, swizzle (none, 32B, 64B, 128B);
+                           lists from the innermost dimension outwards, no strides for a dense tensor
 bf16 arrays are read and written as their u16 bits.
 
 On the emulator, what the sanitizers find is printed with the line of PTX, and the exit code is 1.

@@ -1,9 +1,12 @@
 //! What the threads of a block share.
 
+use std::collections::BTreeSet;
+
 use crate::decode::SHARED_BASE;
 use crate::exec::matrix::Warpgroups;
 use crate::memory::POISON;
 use crate::sanitize::racecheck::Shadow;
+use crate::sanitize::racecheck::asynchronous::Cells;
 use crate::sanitize::synccheck::Barriers;
 
 /// Shared memory: words from address 0 of the window, of which the first [`SHARED_BASE`] bytes belong to nobody.
@@ -17,6 +20,10 @@ pub(crate) struct SharedMemory {
     /// One bit per byte.
     defined: Vec<u64>,
     pub(crate) races: Shadow,
+    /// Which asynchronous operations touch which words, for racecheck.
+    pub(crate) cells: Cells,
+    /// Where mbarriers are.
+    pub(crate) mbarriers: BTreeSet<u64>,
 }
 
 impl SharedMemory {
@@ -33,6 +40,8 @@ impl SharedMemory {
             base,
             defined: vec![0; end.div_ceil(64) as usize],
             races: Shadow::shared_at(base, end),
+            cells: Cells::default(),
+            mbarriers: BTreeSet::new(),
         }
     }
 
@@ -41,6 +50,36 @@ impl SharedMemory {
         if self.end > SHARED_BASE {
             self.words.fill(u32::from_ne_bytes([POISON; 4]));
             self.defined.fill(0);
+        }
+        self.cells.clear();
+        self.mbarriers.clear();
+    }
+
+    /// Copies bytes out; bounds were checked by the caller.
+    pub(crate) fn read(&self, address: u64, out: &mut [u8]) {
+        let mut at = address;
+        for byte in out {
+            *byte = (self.words.get((at / 4) as usize).copied().unwrap_or(0) >> (at % 4 * 8)) as u8;
+            at += 1;
+        }
+    }
+
+    /// Copies bytes in; bounds were checked by the caller.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+        let mut at = address;
+        let (words, tail) = bytes.as_chunks::<4>();
+        if !address.is_multiple_of(4) {
+            return bytes.iter().zip(address..).for_each(|(byte, at)| self.store(at, 1, u64::from(*byte)));
+        }
+        for word in words {
+            if let Some(slot) = self.words.get_mut((at / 4) as usize) {
+                *slot = u32::from_le_bytes(*word);
+            }
+            at += 4;
+        }
+        for byte in tail {
+            self.store(at, 1, u64::from(*byte));
+            at += 1;
         }
     }
 

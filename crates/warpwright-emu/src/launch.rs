@@ -42,6 +42,18 @@ impl LaunchConfig {
     }
 }
 
+/// When asynchronous copies complete. Results that differ between these show a missing wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Completion {
+    /// As late as possible: when a thread waits for them, or nothing else is left to do.
+    #[default]
+    Latest,
+    /// At once.
+    Eager,
+    /// At random moments in between; the same [`Options::seed`] gives the same ones.
+    Random,
+}
+
 /// How a launch is run and watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -62,6 +74,8 @@ pub struct Options {
     /// Instructions that the warps of one worker may execute; 0 for no limit. A launch that passes it ends with
     /// [`Fault::StepLimit`].
     pub max_steps: u64,
+    /// When asynchronous copies complete.
+    pub completion: Completion,
 }
 
 impl Default for Options {
@@ -74,6 +88,7 @@ impl Default for Options {
             max_findings: 100,
             max_resident_blocks: 4096,
             max_steps: 0,
+            completion: Completion::default(),
         }
     }
 }

@@ -66,7 +66,12 @@ mod warp;
 
 pub use counters::Counters;
 pub use heap::HeapBlock;
-pub use launch::{Fault, LaunchConfig, LaunchError, Options, Printed, Report, Sanitizers, launch};
+pub use launch::{
+    Completion, Fault, LaunchConfig, LaunchError, Options, Printed, Report, Sanitizers, launch,
+};
 pub use memory::{Memory, MemoryError};
 pub use program::{Entry, LoadError, Program};
 pub use report::{Finding, Tool};
+pub use warpwright_ptx::tensor_map::{
+    TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMapError, TensorSwizzle,
+};

@@ -224,7 +224,7 @@ impl Allocation {
         }
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) {
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let mut at = offset;
         let mut rest = bytes;
         while !rest.is_empty() && !at.is_multiple_of(4) {
@@ -244,7 +244,7 @@ impl Allocation {
         self.define(offset, bytes.len() as u64);
     }
 
-    fn read(&self, offset: u64, out: &mut [u8]) {
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         let mut at = offset;
         let mut rest = out;
         while !rest.is_empty() && !at.is_multiple_of(4) {

@@ -10,11 +10,12 @@ use crate::block::{Block, SharedMemory};
 use crate::context::{Context, Shared};
 use crate::decode::registers::{LaunchValue, Slot, SpecialTime, special_time};
 use crate::decode::{Code, LOCAL_BASE};
+use crate::exec::asynchronous::State as Asynchronous;
 use crate::exec::matrix::Flights;
 use crate::exec::rows::{LANES, Registers, Row32, Row64};
 use crate::exec::{Paths, read_image, special_value};
 use crate::memory::POISON;
-use crate::sanitize::racecheck::BlockRaces;
+use crate::sanitize::racecheck::{BlockRaces, View};
 use crate::space::map_cluster;
 use crate::warp::{Group, Local, Stamp, Wait, Warp, Watch};
 
@@ -37,6 +38,8 @@ pub(crate) struct Cluster<'a> {
     current: Option<usize>,
     /// When every warp was seen to wait or to repeat itself.
     pub(crate) settled: Option<Stamp>,
+    /// Copies in flight, and mbarriers.
+    pub(crate) asynchronous: Asynchronous,
 }
 
 /// The barrier of a cluster. A phase ends when every thread that has not exited has arrived.
@@ -51,6 +54,9 @@ pub(crate) struct ClusterBarrier {
     live: u32,
     missing: u32,
     arrivals: bool,
+    /// What those know who arrived in this phase, and in the last one that ended, for racecheck.
+    pub(crate) published: View,
+    pub(crate) known: View,
 }
 
 impl ClusterBarrier {
@@ -62,6 +68,8 @@ impl ClusterBarrier {
         self.live = threads;
         self.missing = threads;
         self.arrivals = false;
+        self.published = View::default();
+        self.known = View::default();
     }
 
     fn at(&mut self, rank: u32, warp: u32) -> Option<&mut (u32, u32)> {
@@ -110,6 +118,7 @@ impl ClusterBarrier {
     fn end_phase(&mut self) {
         if self.missing == 0 && self.arrivals {
             self.phase += 1;
+            self.known = mem::take(&mut self.published);
             self.lanes.iter_mut().for_each(|lanes| lanes.0 = 0);
             self.missing = self.live;
             self.arrivals = false;
@@ -300,6 +309,7 @@ impl<'a> Context<'a> {
         self.cluster.linear = linear;
         self.cluster.settled = None;
         self.cluster.barrier.begin(blocks, threads.div_ceil(32) as usize, threads * blocks as u32);
+        self.begin_asynchronous();
         for rank in 0..blocks {
             self.enter(rank);
             let mut warps = self.take_warps(rank);

@@ -230,6 +230,7 @@ impl<'a> Worker<'a> {
                 }
             }
             if ended {
+                cx.end_asynchronous();
                 return Halt::Ended;
             }
             if progress || cx.complete_asynchronous() {
@@ -241,6 +242,7 @@ impl<'a> Worker<'a> {
             let stuck = cx.stuck();
             cx.report_stuck(&stuck, "no thread of the cluster can go on");
             cx.kill_cluster();
+            cx.abandon_asynchronous();
             if cx.fault.is_some() {
                 return Halt::Stopped;
             }

@@ -22,12 +22,14 @@ pub(crate) enum Wait {
     Aligned,
     /// The end of this phase of the cluster barrier.
     ClusterBarrier,
+    /// A phase of the mbarrier at this address of a block of the cluster.
+    Mbarrier { rank: u32, address: u32 },
 }
 
 impl Wait {
     /// Whether it may end without the other lanes of the warp.
     pub(crate) fn is_for_others(self) -> bool {
-        matches!(self, Self::ClusterBarrier)
+        matches!(self, Self::ClusterBarrier | Self::Mbarrier { .. })
     }
 }
 

@@ -3,9 +3,12 @@
 //! The harness runs every file once more with its launch left out: then every file must fail, or its expectations say
 //! nothing.
 
+#[path = "support/maps.rs"]
+mod maps;
+
 use std::path::{Path, PathBuf};
 
-use warpwright_emu::{LaunchConfig, Memory, Options, Program, launch};
+use warpwright_emu::{Completion, LaunchConfig, Memory, Options, Program, launch};
 
 /// What results hold before the launch.
 const POISON: u8 = 0xA5;
@@ -165,12 +168,12 @@ fn parse(text: &str) -> File {
 }
 
 /// Runs all cases in one launch; gives the results, case after case.
-fn run(text: &str, file: &File, really: bool) -> Result<Vec<u64>, String> {
+fn run(text: &str, file: &File, schedule: Option<(Completion, u64)>) -> Result<Vec<u64>, String> {
     let program = Program::load(text).map_err(|e| e.to_string())?;
     let entry = program.entries()[0].name().to_owned();
     let memory = Memory::new();
     let threads = file.threads();
-    let mut params = Vec::new();
+    let (mut params, mut addresses) = (Vec::new(), Vec::new());
     for (i, ty) in file.args.iter().enumerate() {
         let size = bytes(ty);
         let address =
@@ -179,13 +182,18 @@ fn run(text: &str, file: &File, really: bool) -> Result<Vec<u64>, String> {
         let data: Vec<u8> = values.flat_map(|v| v.to_le_bytes()[..size].to_vec()).collect();
         memory.write(address, &data).map_err(|e| e.to_string())?;
         params.extend(address.to_le_bytes());
+        addresses.push(address);
     }
     let size = bytes(&file.result);
     let out = memory.alloc((threads * size) as u64, "results").map_err(|e| e.to_string())?;
     memory.fill(out, POISON, (threads * size) as u64).map_err(|e| e.to_string())?;
     params.extend(out.to_le_bytes());
-    if really {
-        let options = Options { max_steps: 1 << 20, ..Options::default() };
+    addresses.push(out);
+    for map in text.lines().filter_map(|l| l.strip_prefix("// map: ")) {
+        maps::push_map(&mut params, &maps::parse_map(map, &addresses));
+    }
+    if let Some((completion, seed)) = schedule {
+        let options = Options { max_steps: 1 << 20, completion, seed, ..Options::default() };
         let report =
             launch(&program, &entry, &file.config, &params, &memory, &options).map_err(|e| e.to_string())?;
         if !report.is_clean() {
@@ -211,13 +219,23 @@ fn agrees(ty: &str, got: u64, want: u64, ulp: u64) -> bool {
     got == want || (ulp > 0 && got.abs_diff(want) <= ulp)
 }
 
+/// Runs a file; one with asynchronous operations several times, as their completion differs.
 fn failures(path: &Path, really: bool) -> Vec<String> {
     let text = std::fs::read_to_string(path).expect("a readable file");
-    let file = parse(&text);
+    if !really {
+        return failures_with(path, &text, None);
+    }
+    let more = if text.contains("async") || text.contains("mbarrier") { 3 } else { 1 };
+    let all = [Completion::Latest, Completion::Eager, Completion::Random];
+    all[..more].iter().flat_map(|completion| failures_with(path, &text, Some((*completion, 0)))).collect()
+}
+
+fn failures_with(path: &Path, text: &str, schedule: Option<(Completion, u64)>) -> Vec<String> {
+    let file = parse(text);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let results = match run(&text, &file, really) {
+    let results = match run(text, &file, schedule) {
         Ok(results) => results,
-        Err(error) => return vec![format!("{name}: {error}")],
+        Err(error) => return vec![format!("{name} ({schedule:?}): {error}")],
     };
     let expected = file.cases.iter().flat_map(|c| c.results.iter().map(|r| (*r, c.ulp)));
     results
@@ -256,4 +274,32 @@ fn instructions_compute_what_the_files_say() {
 fn every_file_fails_where_nothing_runs() {
     let silent: Vec<_> = files().into_iter().filter(|f| failures(f, false).is_empty()).collect();
     assert!(silent.is_empty(), "these say nothing: {silent:?}");
+}
+
+/// Lines that end in `// remove` are needed: a kernel without one of them fails under some schedule.
+#[test]
+fn what_a_pipeline_needs_is_missed() {
+    let schedules = [
+        (Completion::Latest, 0),
+        (Completion::Eager, 0),
+        (Completion::Random, 1),
+        (Completion::Latest, 2),
+        (Completion::Random, 3),
+    ];
+    let (mut removed, mut survivors) = (0, Vec::new());
+    for path in files() {
+        let text = std::fs::read_to_string(&path).expect("a readable file");
+        let lines: Vec<&str> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate().filter(|(_, line)| line.ends_with("// remove")) {
+            removed += 1;
+            let mutant: String =
+                lines.iter().enumerate().filter(|(i, _)| *i != at).flat_map(|(_, l)| [*l, "\n"]).collect();
+            assert!(Program::load(&mutant).is_ok(), "{} without line {}", path.display(), at + 1);
+            if schedules.iter().all(|s| failures_with(&path, &mutant, Some(*s)).is_empty()) {
+                survivors.push(format!("{}, line {}: {line}", path.display(), at + 1));
+            }
+        }
+    }
+    assert!(removed > 35, "only {removed} lines to remove");
+    assert!(survivors.is_empty(), "not noticed:\n{}", survivors.join("\n"));
 }

@@ -7,6 +7,7 @@
 //! // arg: buffer x 1024 zero                  or `undefined`, `iota` (words 0, 1, 2, ...); in parameter order
 //! // arg: freed x 1024                       a buffer that was freed
 //! // arg: u32 5
+//! // arg: map 0 f32 16x8 64 8x4 none        a tensor map over buffer 0; see `support/maps.rs`
 //! st.shared.u32 [%r1], %r2;                   // finding: racecheck read-write other=+2
 //! ```
 //!
@@ -14,11 +15,14 @@
 //! findings has to match exactly for several schedules and with one and two workers, so a file without
 //! `finding` comments is a clean twin of a bad one. What depends on the schedule stands in `// may: TOOL KIND`.
 
+#[path = "support/maps.rs"]
+mod maps;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use warpwright_emu::report::Severity;
-use warpwright_emu::{LaunchConfig, Memory, Options, Program, launch};
+use warpwright_emu::{Completion, LaunchConfig, Memory, Options, Program, launch};
 
 /// Folders under `tests/filetests` that hold sanitizer tests.
 const FOLDERS: [&str; 4] = ["memcheck", "initcheck", "racecheck", "synccheck"];
@@ -37,6 +41,7 @@ struct Case {
 enum Arg {
     Buffer { name: String, bytes: usize, fill: Fill },
     Scalar(Vec<u8>),
+    Map(String),
 }
 
 #[derive(Clone, Copy)]
@@ -88,6 +93,7 @@ fn parse_arg(text: &str) -> Arg {
         }
         ["u32", v] => Arg::Scalar(v.parse::<u32>().expect("u32").to_le_bytes().to_vec()),
         ["u64", v] => Arg::Scalar(v.parse::<u64>().expect("u64").to_le_bytes().to_vec()),
+        ["map", ..] => Arg::Map(text.trim_start_matches("map ").to_owned()),
         _ => panic!("unknown argument {text}"),
     }
 }
@@ -125,9 +131,13 @@ fn parse(text: &str) -> Case {
 
 /// The parameter buffer: every argument at its natural alignment.
 fn parameters(args: &[Arg], memory: &Memory) -> Vec<u8> {
-    let mut params = Vec::new();
+    let (mut params, mut addresses) = (Vec::new(), Vec::new());
     for arg in args {
         let bytes = match arg {
+            Arg::Map(map) => {
+                maps::push_map(&mut params, &maps::parse_map(map, &addresses));
+                continue;
+            }
             Arg::Scalar(bytes) => bytes.clone(),
             Arg::Buffer { name, bytes, fill } => {
                 let address = memory.alloc(*bytes as u64, name).expect("memory");
@@ -138,6 +148,7 @@ fn parameters(args: &[Arg], memory: &Memory) -> Vec<u8> {
                     Fill::Undefined => {}
                     Fill::Freed => memory.free(address).expect("a live buffer"),
                 }
+                addresses.push(address);
                 address.to_le_bytes().to_vec()
             }
         };
@@ -162,7 +173,12 @@ fn check(path: &Path, failures: &mut Vec<String>) {
         for seed in 0..4 {
             let memory = Memory::new();
             let params = parameters(&case.args, &memory);
-            let options = Options { threads, seed, max_steps: 1 << 22, ..Options::default() };
+            let completion = match seed {
+                0 => Completion::Latest,
+                1 => Completion::Eager,
+                _ => Completion::Random,
+            };
+            let options = Options { threads, seed, completion, max_steps: 1 << 22, ..Options::default() };
             let mut found = Vec::new();
             for config in &case.launches {
                 match launch(&program, &entry, config, &params, &memory, &options) {

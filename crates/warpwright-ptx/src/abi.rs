@@ -1,6 +1,7 @@
 //! Kernel arguments as data: what a launch passes for each parameter, and how it is laid out.
 
 use crate::module::Function;
+use crate::tensor_map::TensorMap;
 use crate::types::ScalarType;
 
 /// One argument of a launch.
@@ -27,7 +28,15 @@ pub enum ArgValue {
     F32(f32),
     /// Double precision.
     F64(f64),
-    /// A by-value aggregate such as a tensor map.
+    /// A tensor map, which the device encodes. With a slot its base counts from the start of that tensor of the
+    /// operation; without, it is a device address.
+    TensorMap {
+        /// The map.
+        map: Box<TensorMap>,
+        /// Which tensor of the operation.
+        slot: Option<u32>,
+    },
+    /// A by-value aggregate.
     Bytes(Vec<u8>),
 }
 
@@ -73,11 +82,12 @@ impl ArgValue {
             Self::S64(_) => "s64",
             Self::F32(_) => "f32",
             Self::F64(_) => "f64",
+            Self::TensorMap { .. } => "tensor map",
             Self::Bytes(_) => "bytes",
         }
     }
 
-    /// The bytes in device order; `None` for an unbound tensor.
+    /// The bytes in device order; `None` for an unbound tensor. A tensor map has the encoding of the emulator.
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         Some(match self {
             Self::Address(v) | Self::U64(v) => v.to_le_bytes().to_vec(),
@@ -87,7 +97,8 @@ impl ArgValue {
             Self::F32(v) => v.to_le_bytes().to_vec(),
             Self::F64(v) => v.to_le_bytes().to_vec(),
             Self::Bytes(b) => b.clone(),
-            Self::Slot { .. } => return None,
+            Self::TensorMap { map, slot: None } => map.encode().to_vec(),
+            Self::Slot { .. } | Self::TensorMap { slot: Some(_), .. } => return None,
         })
     }
 
@@ -100,6 +111,7 @@ impl ArgValue {
             Self::S32(_) => !array && matches!(ty, S32 | B32 | U32),
             Self::F32(_) => !array && matches!(ty, F32 | B32),
             Self::F64(_) => !array && matches!(ty, F64 | B64),
+            Self::TensorMap { .. } => array,
             Self::Bytes(_) => true,
             Self::Slot { .. } => false,
         }

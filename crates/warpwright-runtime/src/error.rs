@@ -330,6 +330,14 @@ pub enum LaunchLimit {
         /// The device's limit.
         limit: u32,
     },
+    /// A tensor map that the driver would refuse.
+    #[error("argument {argument}: {error}")]
+    TensorMap {
+        /// Position of the argument.
+        argument: usize,
+        /// The rule that it breaks.
+        error: warpwright_ptx::TensorMapError,
+    },
     /// A step mentions a tensor that the launch does not bind.
     #[error("argument {argument} takes tensor {slot}, only {bound} are bound")]
     Unbound {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering as AtomicOrdering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{ArgError, ArgValue, Function, pack_args};
+use warpwright_ptx::{ArgError, ArgValue, Function, TensorMap, pack_args};
 
 use crate::backend::{Backend, FunctionHandle, LoadedFunction, RawLaunch};
 use crate::device::{Device, DeviceId, Properties};
@@ -210,16 +210,26 @@ struct Patch {
     offset: u64,
 }
 
+/// Where a tensor map goes in the parameter buffer.
+#[derive(Clone, Debug)]
+struct MapPatch {
+    at: usize,
+    argument: usize,
+    slot: Option<u32>,
+    map: TensorMap,
+}
+
 /// The parameters of a launch before its addresses are known.
 struct Parameters {
     /// The parameter buffer with zeros in place of the slots.
     template: Box<[u8]>,
     patches: Box<[Patch]>,
+    maps: Box<[MapPatch]>,
 }
 
 fn lay_out(function: &Function, args: &[ArgValue]) -> Result<Parameters, ArgError> {
     let (offsets, _) = function.param_layout();
-    let mut patches = Vec::new();
+    let (mut patches, mut maps) = (Vec::new(), Vec::new());
     let bound: Vec<ArgValue> = args
         .iter()
         .enumerate()
@@ -235,10 +245,17 @@ fn lay_out(function: &Function, args: &[ArgValue]) -> Result<Parameters, ArgErro
                 });
                 ArgValue::Address(0)
             }
+            ArgValue::TensorMap { map, slot } => {
+                let at = offsets.get(i).copied().and_then(|at| usize::try_from(at).ok());
+                let at = at.unwrap_or(usize::MAX);
+                maps.push(MapPatch { at, argument: i, slot: *slot, map: (**map).clone() });
+                ArgValue::TensorMap { map: map.clone(), slot: None }
+            }
             other => other.clone(),
         })
         .collect();
-    Ok(Parameters { template: pack_args(function, &bound)?.into(), patches: patches.into() })
+    let template = pack_args(function, &bound)?.into();
+    Ok(Parameters { template, patches: patches.into(), maps: maps.into() })
 }
 
 /// The address of a tensor or buffer, tied to its device: what a launch puts in place of a slot.
@@ -300,26 +317,36 @@ impl Prepared {
         }
     }
 
+    /// The address that is bound to a slot.
+    fn bound(&self, device: &Device, bindings: &[Binding], slot: u32, argument: usize) -> Result<u64> {
+        let binding = bindings.get(slot as usize).ok_or_else(|| {
+            self.kernel.refuse(LaunchLimit::Unbound { argument, slot, bound: bindings.len() })
+        })?;
+        if binding.device != self.device && binding.device != 0 {
+            return Err(self.kernel.refuse(LaunchLimit::ForeignTensor { slot, device: device.id() }));
+        }
+        Ok(binding.address)
+    }
+
     fn enqueue_with(&self, stream: &Stream, bindings: &[Binding], params: &mut [u8]) -> Result<()> {
         params.copy_from_slice(&self.parameters.template);
         let device = stream.device();
         for patch in &self.parameters.patches {
-            let binding = bindings.get(patch.slot as usize).ok_or_else(|| {
-                self.kernel.refuse(LaunchLimit::Unbound {
-                    argument: patch.argument as usize,
-                    slot: patch.slot,
-                    bound: bindings.len(),
-                })
-            })?;
-            if binding.device != self.device && binding.device != 0 {
-                return Err(Error::Launch {
-                    kernel: self.kernel.0.name.to_string(),
-                    limit: LaunchLimit::ForeignTensor { slot: patch.slot, device: device.id() },
-                });
-            }
-            let address = binding.address.wrapping_add(patch.offset).to_le_bytes();
+            let base = self.bound(device, bindings, patch.slot, patch.argument as usize)?;
+            let address = base.wrapping_add(patch.offset).to_le_bytes();
             let at = patch.at as usize;
             params[at..at + address.len()].copy_from_slice(&address);
+        }
+        for patch in &self.parameters.maps {
+            let mut map = patch.map.clone();
+            if let Some(slot) = patch.slot {
+                map.base = map.base.wrapping_add(self.bound(device, bindings, slot, patch.argument)?);
+            }
+            map.check().map_err(|error| {
+                self.kernel.refuse(LaunchLimit::TensorMap { argument: patch.argument, error })
+            })?;
+            let bytes = device.backend().encode_tensor_map(&map)?;
+            params[patch.at..patch.at + bytes.len()].copy_from_slice(&bytes);
         }
         if self.grid.contains(&0) {
             return Ok(());

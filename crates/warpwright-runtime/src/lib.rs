@@ -74,4 +74,7 @@ pub use stream::{Event, Stream};
 pub use tensor::{Tensor, TensorMut, TensorRef};
 
 pub use warpwright_emu::{Counters, Finding, Sanitizers};
-pub use warpwright_ptx::{ArgValue, DType, PtxVersion, Target};
+pub use warpwright_ptx::{
+    ArgValue, DType, PtxVersion, Target, TensorElement, TensorFill, TensorInterleave, TensorMap,
+    TensorMapError, TensorSwizzle,
+};

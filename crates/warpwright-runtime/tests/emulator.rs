@@ -35,6 +35,7 @@ suite! {
     out_of_memory,
     slow_kernels_count,
     clusters_have_ranks,
+    tensor_maps,
     other_architectures_are_refused,
 }
 

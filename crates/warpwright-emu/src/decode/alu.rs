@@ -481,6 +481,7 @@ impl Decoder<'_> {
             | Inst::GetCtaRank { .. }
             | Inst::SetMaxNreg { .. }
             | Inst::GridDepControl { .. } => self.cluster(inst),
+            _ if self.asynchronous(inst)? => Ok(()),
             _ => self.error(format!("the emulator does not execute `{}`", text::mnemonic(inst))),
         }
     }

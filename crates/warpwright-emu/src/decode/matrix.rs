@@ -95,7 +95,10 @@ impl Decoder<'_> {
             Inst::LdMatrix { .. } | Inst::StMatrix { .. } => {
                 return self.error("the emulator moves 8x8 matrices of .b16 only");
             }
-            Inst::Wgmma(w) => MatrixOp::Wgmma(Box::new(self.wgmma(w)?)),
+            Inst::Wgmma(w) => {
+                self.code.proxies = true;
+                MatrixOp::Wgmma(Box::new(self.wgmma(w)?))
+            }
             Inst::WgmmaFence => MatrixOp::WgmmaFence,
             Inst::WgmmaCommit => MatrixOp::WgmmaCommit,
             Inst::WgmmaWait { pending } => MatrixOp::WgmmaWait(*pending),

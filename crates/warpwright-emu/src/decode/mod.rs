@@ -1,6 +1,7 @@
 //! From the IR of one kernel to flat code with resolved operands.
 
 mod alu;
+pub(crate) mod asynchronous;
 mod class;
 mod cluster;
 mod control;
@@ -256,6 +257,9 @@ pub(crate) struct Code {
     pub(crate) specials: Vec<(Slot, SpecialReg)>,
     pub(crate) isspacep: Vec<(StateSpace, u32, Slot)>,
     pub(crate) fences: Vec<Scope>,
+    pub(crate) asynchronous: Vec<asynchronous::Asynchronous>,
+    /// Whether anything reads shared memory through the asynchronous proxy.
+    pub(crate) proxies: bool,
     pub(crate) checks: Vec<Check>,
     pub(crate) marks: Vec<Mark>,
     /// What is wrong with each instruction that cannot be executed.

@@ -92,7 +92,7 @@ fn set_wide(regs: &mut Registers, slot: Slot, lane: usize, value: u128) {
 }
 
 /// Applies `change` to an element in global memory, returning what was there.
-fn update(allocation: &Allocation, offset: u64, bytes: u32, change: impl Fn(u64) -> u64) -> u64 {
+pub(super) fn update(allocation: &Allocation, offset: u64, bytes: u32, change: impl Fn(u64) -> u64) -> u64 {
     if bytes == 8 {
         let _whole = allocation.lock_wide();
         let old = allocation.load(offset, 8);
@@ -264,6 +264,9 @@ impl Context<'_> {
         }
         if self.checks.counters {
             self.counters.shared_scattered(Direction::Store, places, good, bytes);
+        }
+        if self.cluster.asynchronous.watching() {
+            self.watch_shared(warp, pc, good, places, bytes, true);
         }
         let race = self.race_of(warp, pc, op, bytes);
         let (kind, ordering) = (AccessKind::Atomic, op.ordering);

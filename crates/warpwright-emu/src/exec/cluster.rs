@@ -86,7 +86,7 @@ impl Context<'_> {
     }
 
     /// Why the shared memory of another block cannot be accessed now.
-    fn unreachable(&mut self, rank: u32, write: bool) -> Option<Problem> {
+    pub(super) fn unreachable(&mut self, rank: u32, write: bool) -> Option<Problem> {
         let size = self.cluster.residents.len();
         let Some(block) = self.block_of(rank) else { return Some(memcheck::no_block(rank, size, write)) };
         if !block.started {
@@ -169,9 +169,21 @@ impl Context<'_> {
         }
     }
 
-    fn cluster_arrive(&mut self, warp: &Warp, pc: u32, lanes: u32, _release: bool) {
+    fn cluster_arrive(&mut self, warp: &Warp, pc: u32, lanes: u32, release: bool) {
         let rank = self.rank();
+        if let Some(races) = &mut self.races {
+            let view = if release {
+                races.publish(warp.index, lanes)
+            } else {
+                races.publish_fenced(warp.index, lanes)
+            };
+            self.cluster.barrier.published.merge(&view);
+        }
+        let before = self.cluster.barrier.phase;
         let twice = self.cluster.barrier.arrive(rank, warp.index, lanes);
+        if self.cluster.barrier.phase != before {
+            self.asynchronous_published();
+        }
         if twice != 0 && self.checks.synccheck {
             self.finding(warp, pc, twice, Tool::Synccheck, "cluster-arrive-twice", None, || {
                 (
@@ -206,6 +218,9 @@ impl Context<'_> {
             let wait = Wait::ClusterBarrier;
             warp.groups.push(Group { pc: here.pc, mask: waiting, wait, turn: 0 });
         }
+        if let Some(races) = &mut self.races {
+            races.accept(warp.index, exec & !waiting, warp.live, &self.cluster.barrier.known);
+        }
         warp.push(here.pc + 1, here.mask & !waiting, here.turn);
     }
 
@@ -218,6 +233,9 @@ impl Context<'_> {
             let arrived = self.cluster.barrier.arrived(rank, warp.index);
             for group in &mut warp.groups {
                 if group.wait == Wait::ClusterBarrier && group.mask & arrived == 0 {
+                    if let Some(races) = &mut self.races {
+                        races.accept(warp.index, group.mask, warp.live, &self.cluster.barrier.known);
+                    }
                     *group = Group { pc: group.pc + 1, mask: group.mask, wait: Wait::Ready, turn: 0 };
                 }
             }

@@ -1,5 +1,6 @@
 //! Executing decoded code, one warp at a time.
 
+pub(crate) mod asynchronous;
 mod atom;
 mod call;
 mod cluster;

@@ -255,6 +255,8 @@ macro_rules! define_op {
             Barrier(u32),
             /// Index into `Code::clusters`.
             Cluster(u32),
+            /// Asynchronous copies, mbarriers and proxy fences: index into `Code::asynchronous`.
+            Asynchronous(u32),
             /// Index into `Code::specials`: special registers that change while a kernel runs.
             Special(u32),
             /// `isspacep`: index into `Code::isspacep`.

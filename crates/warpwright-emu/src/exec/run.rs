@@ -217,6 +217,20 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                         continue 'pick;
                     }
                 }
+                Op::Asynchronous(at) => {
+                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
+                    match cx.asynchronous(warp, here, exec, at) {
+                        Flow::Next => {}
+                        Flow::Repick => {
+                            cx.runs.line(start, pc + 1, active);
+                            continue 'pick;
+                        }
+                        Flow::Stop => {
+                            cx.runs.line(start, pc, active);
+                            return Outcome::Stopped;
+                        }
+                    }
+                }
                 Op::Special(at) => cx.read_special(warp, exec, code.specials[at as usize]),
                 Op::Isspacep(at) => super::private::isspacep(warp, exec, code.isspacep[at as usize], cx.rank()),
                 Op::Fence(at) => cx.fence(warp, exec, code.fences[at as usize]),

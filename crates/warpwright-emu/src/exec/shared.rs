@@ -42,6 +42,9 @@ impl Context<'_> {
             && (self.shared_load_contiguous(warp, pc, access, &addresses)
                 || self.shared_load_uniform(warp, pc, access, &addresses))
         {
+            if self.cluster.asynchronous.watching() {
+                self.watch_shared(warp, pc, exec, &addresses, access.total(), false);
+            }
             return Flow::Next;
         }
         self.load_shared_lanes(warp, pc, exec, access, &addresses)
@@ -52,6 +55,9 @@ impl Context<'_> {
         self.note_change();
         let addresses = addresses(&warp.regs, access.addr, access.offset);
         if exec == FULL && self.shared_store_contiguous(warp, pc, access, &addresses) {
+            if self.cluster.asynchronous.watching() {
+                self.watch_shared(warp, pc, exec, &addresses, access.total(), true);
+            }
             return Flow::Next;
         }
         self.store_shared_lanes(warp, pc, exec, access, &addresses)
@@ -226,6 +232,9 @@ impl Context<'_> {
         }
         let shape = shape(addresses, good, total);
         self.race_shared(warp, pc, good, access, addresses, shape, AccessKind::Read);
+        if self.cluster.asynchronous.watching() {
+            self.watch_shared(warp, pc, good, addresses, total, false);
+        }
         self.count_shared(Direction::Load, good, total, addresses, shape);
         if self.checks.initcheck {
             self.shared_undefined(warp, pc, good, total, addresses, shape);
@@ -286,6 +295,9 @@ impl Context<'_> {
         }
         let shape = shape(addresses, good, total);
         self.race_shared(warp, pc, good, access, addresses, shape, AccessKind::Write);
+        if self.cluster.asynchronous.watching() {
+            self.watch_shared(warp, pc, good, addresses, total, true);
+        }
         if strong(access.ordering)
             && let Some(races) = &mut self.races
         {

@@ -130,16 +130,18 @@ impl Context<'_> {
         }
     }
 
-    /// Completes the oldest asynchronous operation of the cluster; `false` if there is none.
-    pub(crate) fn complete_asynchronous(&mut self) -> bool {
-        false
-    }
-
     /// Lets groups look again that something outside of the block may have released.
     #[inline]
     pub(crate) fn wake(&mut self, warps: &mut [Warp]) {
         if self.block.phase != self.cluster.barrier.phase {
             self.open_cluster_barrier(warps);
+        }
+        if std::mem::take(&mut self.block.woken) {
+            for group in warps.iter_mut().flat_map(|warp| &mut warp.groups) {
+                if matches!(group.wait, Wait::Mbarrier { .. }) {
+                    group.wait = Wait::Ready;
+                }
+            }
         }
     }
 }

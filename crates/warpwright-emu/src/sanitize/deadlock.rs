@@ -94,6 +94,7 @@ fn what(wait: Wait) -> String {
         Wait::Barrier { id } => format!(" (barrier {id})"),
         Wait::ClusterBarrier => " (cluster barrier)".to_owned(),
         Wait::Aligned => " (before an aligned instruction)".to_owned(),
+        Wait::Mbarrier { .. } => " (mbarrier)".to_owned(),
     }
 }
 
@@ -163,6 +164,11 @@ fn text(
             let others = places.describe(|s| s.warp == at.warp && s.wait != Wait::Aligned);
             format!("{who} {waits} for ever: the warp has to come here as a whole; {others}")
         }
+        Wait::Mbarrier { .. } => {
+            let others = places.describe(|s| (s.pc, s.wait) != (at.pc, at.wait));
+            let others = if others.is_empty() { "the block has no other threads".to_owned() } else { others };
+            format!("{who} {waits} for ever; {others}")
+        }
         Wait::ClusterBarrier => {
             let (barrier, absent) = cluster;
             let (live, arrived) = barrier.counts();
@@ -215,6 +221,12 @@ impl Context<'_> {
                 }
                 seen.push((s.pc, s.wait));
                 let text = text(s, places, &self.block.barriers, &(&self.cluster.barrier, absent.clone()));
+                let text = match s.wait {
+                    Wait::Mbarrier { rank, address } => {
+                        format!("{text}; {}", self.describe_mbarrier(rank, address))
+                    }
+                    _ => text,
+                };
                 let thread = 32 * s.warp + s.lanes.trailing_zeros() % 32;
                 let site = Site { block: self.block.linear as u32, thread };
                 stuck.push(Stuck { site, block: self.block.coordinates, pc: s.pc, other: None, text });

@@ -49,6 +49,13 @@ pub(crate) fn global(memory: &Memory, address: u64, bytes: u32, write: bool) -> 
     if !address.is_multiple_of(u64::from(bytes)) && memory.describe(address).is_some() {
         return misaligned(Space::Global, address, bytes, write);
     }
+    range(memory, address, u64::from(bytes), write)
+}
+
+/// A range of global memory that is not inside one live allocation.
+pub(crate) fn range(memory: &Memory, address: u64, bytes: u64, write: bool) -> Problem {
+    let verb = verb(write);
+    let problem = |kind, message, help| Problem { kind, message, help, address: (Space::Global, address) };
     match memory.slot(address) {
         Some(Slot::Live(a)) => {
             let offset = address.wrapping_sub(a.base) as i64;

@@ -11,6 +11,7 @@ use warpwright_emu::{
 };
 use warpwright_ptx::SourceLoc;
 use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 
 use super::{
     Backend, EventHandle, FunctionHandle, GraphHandle, LoadedFunction, Ordering, RawLaunch, StreamHandle,
@@ -265,6 +266,10 @@ impl Backend for EmulatorBackend {
             cluster: launch.cluster,
         };
         self.submit(stream, Step::Launch { function, config, params: launch.params.to_vec() })
+    }
+
+    fn encode_tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
+        Ok(map.encode())
     }
 
     fn copy_to_device(&self, _stream: &StreamHandle, target: u64, source: &[u8]) -> Result<()> {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use warpwright_emu::{Counters, Finding};
 use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 
 use crate::cache::DiskCache;
 use crate::device::{DeviceId, MemoryInfo, Properties};
@@ -89,6 +90,9 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Whether everything enqueued has finished.
     fn is_idle(&self, stream: &StreamHandle) -> Result<bool>;
     fn launch(&self, stream: &StreamHandle, function: &FunctionHandle, launch: RawLaunch<'_>) -> Result<()>;
+
+    /// The bytes of a tensor map as kernels of this device take it. The map follows the rules.
+    fn encode_tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]>;
 
     /// Returns when `source` may be reused.
     fn copy_to_device(&self, stream: &StreamHandle, target: u64, source: &[u8]) -> Result<()>;

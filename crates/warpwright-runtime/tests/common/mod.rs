@@ -130,6 +130,33 @@ pub(crate) fn rank() -> Kernel {
     )
 }
 
+/// Copies the box at column 4 and row 2 of a tensor of words, 8 columns of 4 rows, to `y`.
+pub(crate) fn tile() -> Kernel {
+    kernel(
+        "sm_90",
+        "",
+        "tile(.param .u64 y, .param .align 64 .b8 map[128]) .reqntid 32, 1, 1",
+        "   .reg .pred %p<3>; .reg .b32 %r<8>; .reg .b64 %rd<6>;
+            .shared .align 128 .b8 tile[128];
+            .shared .align 8 .b64 full;
+            ld.param.u64 %rd1, [y]; mov.b64 %rd2, map; cvta.param.u64 %rd2, %rd2;
+            mov.u32 %r1, %tid.x; mov.u32 %r2, tile; mov.u32 %r3, full; setp.eq.u32 %p1, %r1, 0;
+            @%p1 mbarrier.init.shared::cta.b64 [%r3], 1;
+            @%p1 fence.mbarrier_init.release.cluster;
+            bar.sync 0;
+            mov.u32 %r4, 4; mov.u32 %r5, 2;
+            @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 128;
+            @%p1 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r2], [%rd2, {%r4, %r5}], [%r3];
+        WAIT:
+            mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0;
+            @!%p2 bra WAIT;
+            shl.b32 %r6, %r1, 2; add.u32 %r2, %r2, %r6; ld.shared.u32 %r7, [%r2];
+            mul.wide.u32 %rd3, %r1, 4; add.u64 %rd4, %rd1, %rd3;
+            st.global.u32 [%rd4], %r7;
+            ret;",
+    )
+}
+
 /// A kernel of a PTX version that no driver reads.
 pub(crate) fn from_the_future() -> Kernel {
     let mut module = scale_named("from_the_future").module().clone();

@@ -4,12 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use warpwright_runtime::{
     ArgValue, Binding, Buffer, DType, Device, Element, Error, Event, LaunchLimit, LaunchStep, Stream, Target,
-    Tensor, TensorRef,
+    Tensor, TensorElement, TensorMap, TensorMapError, TensorRef, TensorSwizzle,
 };
 
 use super::{
     any_block, counting, increment, launch_increment, nothing, null, rank, reverse_in_shared, scale,
-    scale_for, scale_step, slot, slow_step,
+    scale_for, scale_step, slot, slow_step, tile,
 };
 
 fn stream(device: &Device) -> Stream {
@@ -375,6 +375,37 @@ pub(crate) fn clusters_have_ranks(device: &Device) {
     let odd = s.launch(&step.with_grid([6, 1, 1]), &[y.binding()]);
     let limit = LaunchLimit::Cluster { cluster: [4, 1, 1], grid: [6, 1, 1] };
     assert!(matches!(&odd, Err(Error::Launch { limit: got, .. }) if *got == limit), "{odd:?}");
+}
+
+/// Tensor maps are encoded for the device, over a bound tensor or a plain address, and checked first.
+pub(crate) fn tensor_maps(device: &Device) {
+    if device.sm() < 90 {
+        return;
+    }
+    let s = stream(device);
+    let data: Vec<u32> = (0..16 * 8).collect();
+    let x = Tensor::from_slice(device, &data, &[8, 16]).expect("x");
+    let y = Tensor::zeros(device, DType::U32, &[32]).expect("y");
+    let map = |base| TensorMap::dense(base, TensorElement::U32, &[16, 8], &[8, 4], TensorSwizzle::None);
+    let expected: Vec<u32> = (0..32).map(|i| (i / 8 + 2) * 16 + i % 8 + 4).collect();
+    let launch = |map: TensorMap, slot| {
+        let map = ArgValue::TensorMap { map: Box::new(map), slot };
+        let step = LaunchStep::new(tile(), [1, 1, 1], vec![super::slot(0), map]);
+        s.launch(&step, &[y.binding(), x.binding()])
+    };
+    launch(map(0), Some(1)).expect("launch");
+    assert_eq!(y.to_vec::<u32>().expect("y"), expected);
+    launch(map(x.binding().address() + 64), None).expect("launch");
+    let lower: Vec<u32> = expected.iter().map(|v| v + 16).collect();
+    // The map over the rows from the first on promises a row more than there is, which the box does not reach.
+    assert_eq!(y.to_vec::<u32>().expect("y"), lower);
+    let odd = TensorMap { strides: vec![60], ..map(0) };
+    let refused = launch(odd, Some(1));
+    let limit = LaunchLimit::TensorMap {
+        argument: 1,
+        error: TensorMapError::Stride { index: 0, got: 60, multiple: 16 },
+    };
+    assert!(matches!(&refused, Err(Error::Launch { limit: got, .. }) if *got == limit), "{refused:?}");
 }
 
 /// Kernels of another architecture are refused before the driver sees them.

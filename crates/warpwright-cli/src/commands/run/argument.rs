@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use warpwright_ptx::{ArgValue, DType};
+use warpwright_ptx::{ArgValue, DType, TensorElement, TensorMap, TensorSwizzle};
 
 use crate::error::Error;
 use crate::npy::{Array, byte_count};
@@ -14,6 +14,13 @@ pub(super) enum Argument {
     Number(ArgValue),
     /// An array, passed by address.
     Array(ArrayArgument),
+    /// A tensor map over an array that stands before it.
+    Map {
+        /// Which array, counted from 0.
+        array: usize,
+        /// The map; its base is not known yet.
+        map: TensorMap,
+    },
 }
 
 /// An array and which way it goes.
@@ -62,7 +69,8 @@ impl Contents {
     }
 }
 
-const FORMS: &str = "in:FILE.npy, out:FILE.npy:DTYPE:SHAPE, inout:FILE.npy:OUT.npy, u32:N, s32:N, u64:N, s64:N, f32:X or f64:X";
+const FORMS: &str = "in:FILE.npy, out:FILE.npy:DTYPE:SHAPE, inout:FILE.npy:OUT.npy, u32:N, s32:N, u64:N, s64:N, f32:X, f64:X or \
+                     tensormap:ARRAY:DTYPE:DIMS:STRIDES:BOX:SWIZZLE";
 
 impl Argument {
     /// Reads an argument and the file that it names.
@@ -102,6 +110,7 @@ impl Argument {
                     .ok_or_else(|| wrong("is too large"))?;
                 array(path, Contents::Fresh { dtype, shape, bytes }, Some(path))
             }
+            "tensormap" => parse_map(rest).map_err(|why| wrong(&why)),
             "u32" => number(unsigned(rest).and_then(|v| u32::try_from(v).ok()).map(ArgValue::U32)),
             "u64" => number(unsigned(rest).map(ArgValue::U64)),
             "s32" => number(signed(rest).and_then(|v| i32::try_from(v).ok()).map(ArgValue::S32)),
@@ -116,9 +125,82 @@ impl Argument {
     pub(super) fn output(&self) -> Option<&Path> {
         match self {
             Self::Array(array) => array.output.as_deref(),
-            Self::Number(_) => None,
+            Self::Number(_) | Self::Map { .. } => None,
         }
     }
+
+    /// Checks that every tensor map has its array before it and fits in it.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub(super) fn check_maps(arguments: &[Self]) -> Result<(), Error> {
+        let mut arrays = Vec::new();
+        for argument in arguments {
+            match argument {
+                Self::Array(array) => arrays.push(array),
+                Self::Number(_) => {}
+                Self::Map { array, map } => {
+                    let wrong = |message: String, hint: &str| Err(Error::usage(message, hint));
+                    let Some(target) = arrays.get(*array) else {
+                        let message =
+                            format!("--arg tensormap:{array}:...: {} arrays stand before it", arrays.len());
+                        return wrong(message, "arrays are counted from 0, in the order of the arguments");
+                    };
+                    if let Err(error) = map.check() {
+                        return wrong(format!("--arg tensormap:{array}:...: {error}"), MAP_HINT);
+                    }
+                    let (needs, has) = (map_bytes(map), target.contents.len() as u64);
+                    if needs.is_none_or(|needs| needs > has) {
+                        let needs = needs.map_or("more than 2^64".to_owned(), |n| n.to_string());
+                        let message = format!(
+                            "--arg tensormap:{array}:...: the tensor has {needs} bytes, `{}` has {has}",
+                            target.label
+                        );
+                        return wrong(message, MAP_HINT);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+const MAP_HINT: &str = "lists go from the innermost dimension outwards, joined by x; strides are bytes, one less than \
+                        dimensions, and may be left empty for a dense tensor";
+
+/// Bytes from the first to behind the last element.
+fn map_bytes(map: &TensorMap) -> Option<u64> {
+    let mut last = map.dims.first()?.checked_mul(map.element.bytes())?;
+    for (extent, stride) in map.dims.iter().skip(1).zip(&map.strides) {
+        last = last.checked_add(extent.checked_sub(1)?.checked_mul(*stride)?)?;
+    }
+    Some(last)
+}
+
+/// `0:bf16:128x64:256:64x64:128B`
+fn parse_map(text: &str) -> Result<Argument, String> {
+    let parts: Vec<&str> = text.split(':').map(str::trim).collect();
+    let [array, dtype, dims, strides, extents, swizzle] = parts[..] else {
+        return Err("needs ARRAY:DTYPE:DIMS:STRIDES:BOX:SWIZZLE".to_owned());
+    };
+    let array = array.parse().map_err(|_| format!("has no array number: {array}"))?;
+    let element = TensorElement::from_name(dtype).ok_or_else(|| {
+        let names: Vec<&str> = TensorElement::ALL.iter().map(|e| e.name()).collect();
+        format!("has an unknown type; there are {}", names.join(", "))
+    })?;
+    let list = |what: &str, text: &str| {
+        parse_shape(text).ok_or_else(|| format!("has {what} that are no list of numbers: {text}"))
+    };
+    let dims = list("dimensions", dims)?;
+    let small = |n: &u64| u32::try_from(*n).map_err(|_| "has a box that is too large".to_owned());
+    let extents = list("box extents", extents)?.iter().map(small).collect::<Result<Vec<_>, _>>()?;
+    let swizzle = TensorSwizzle::from_name(swizzle)
+        .ok_or_else(|| format!("has an unknown swizzle {swizzle}; there are none, 32B, 64B, 128B"))?;
+    let mut map = TensorMap::dense(0, element, &dims, &extents, swizzle);
+    if !strides.is_empty() {
+        map.strides = list("strides", strides)?;
+    }
+    Ok(Argument::Map { array, map })
 }
 
 /// `128,64`, or nothing for a single number.
@@ -176,6 +258,48 @@ mod tests {
         ] {
             assert_eq!(number(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn tensor_maps_are_read_and_held_against_their_array() {
+        let Ok(Argument::Map { array, map }) = Argument::parse("tensormap:1:bf16:128x64:512:64x8:128B")
+        else {
+            panic!("no map")
+        };
+        assert_eq!(array, 1);
+        assert_eq!(
+            (&map.dims[..], &map.strides[..], &map.box_dims[..]),
+            (&[128, 64][..], &[512][..], &[64, 8][..])
+        );
+        assert_eq!((map.element, map.swizzle), (TensorElement::BF16, TensorSwizzle::B128));
+        assert_eq!(map_bytes(&map), Some(63 * 512 + 256));
+        let Ok(Argument::Map { map, .. }) = Argument::parse("tensormap:0:f32:16,4,2::8,4,1:none") else {
+            panic!("no map")
+        };
+        assert_eq!(map.strides, [64, 256]);
+        for bad in [
+            "tensormap:0:f32:16:::none",
+            "tensormap:0:f32:16",
+            "tensormap:x:f32:16::16:none",
+            "tensormap:0:f31:16::16:none",
+            "tensormap:0:f32:a::16:none",
+            "tensormap:0:f32:16::16:256B",
+            "tensormap:0:f32:16::5000000000:none",
+        ] {
+            let parsed = Argument::parse(bad);
+            let refused = parsed.is_err() || Argument::check_maps(&[parsed.unwrap()]).is_err();
+            assert!(refused, "{bad}");
+        }
+        let check = |text: &[&str]| {
+            let all: Vec<Argument> = text.iter().map(|t| Argument::parse(t).unwrap()).collect();
+            Argument::check_maps(&all)
+        };
+        let array = "out:y.npy:f32:16,4";
+        assert!(check(&[array, "tensormap:0:f32:16x4::8x4:none"]).is_ok());
+        assert!(check(&["tensormap:0:f32:16x4::8x4:none", array]).is_err());
+        assert!(check(&[array, "tensormap:1:f32:16x4::8x4:none"]).is_err());
+        assert!(check(&[array, "tensormap:0:f32:16x5::8x4:none"]).is_err());
+        assert!(check(&[array, "tensormap:0:f32:16x4:60:8x4:none"]).is_err());
     }
 
     #[test]

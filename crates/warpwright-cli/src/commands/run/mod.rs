@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use warpwright_emu::report::Severity;
 use warpwright_emu::{Counters, Finding, HeapBlock, Printed, Sanitizers};
-use warpwright_ptx::ArgValue;
 use warpwright_ptx::text;
+use warpwright_ptx::{ArgValue, TensorMap};
 use warpwright_runtime::Device;
 
 use self::argument::Argument;
@@ -39,6 +39,7 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
     }
     let entry = entry_name(args, &source)?;
     let arguments = args.args.iter().map(|text| Argument::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    Argument::check_maps(&arguments)?;
     for output in arguments.iter().filter_map(Argument::output) {
         check_free(output, args.force)?;
     }
@@ -68,13 +69,17 @@ impl Launch<'_> {
     }
 
     /// The values of all parameters, given the addresses of the arrays in order.
-    fn values(&self, addresses: &[u64]) -> Vec<ArgValue> {
-        let mut addresses = addresses.iter();
+    fn values(&self, arrays: &[u64]) -> Vec<ArgValue> {
+        let mut addresses = arrays.iter();
         self.arguments
             .iter()
             .map(|argument| match argument {
                 Argument::Number(value) => value.clone(),
                 Argument::Array(_) => ArgValue::Address(addresses.next().copied().unwrap_or(0)),
+                Argument::Map { array, map } => {
+                    let base = arrays.get(*array).copied().unwrap_or(0);
+                    ArgValue::TensorMap { map: Box::new(TensorMap { base, ..map.clone() }), slot: None }
+                }
             })
             .collect()
     }

@@ -36,6 +36,8 @@ pub(crate) struct Flights {
     /// The last product: its instruction and the number of groups that it needs complete.
     last: Option<(u32, u32)>,
     registers: Vec<Flight>,
+    /// Reads of shared memory, and how many groups are complete when they have ended.
+    reads: Vec<(u32, u32)>,
 }
 
 /// An instruction that touches registers that some `wgmma` uses.
@@ -78,6 +80,20 @@ impl Flights {
     /// Waits until at most `pending` groups are not complete.
     pub(super) fn wait(&mut self, pending: u32) {
         self.complete = self.complete.max(self.groups.saturating_sub(pending));
+    }
+
+    /// Enters the reads of the last product.
+    pub(super) fn read(&mut self, id: u32) {
+        self.reads.push((self.groups + 1, id));
+    }
+
+    /// Takes out the reads that have ended.
+    pub(super) fn take_reads(&mut self) -> Vec<u32> {
+        let (ended, kept) =
+            std::mem::take(&mut self.reads).into_iter().partition(|(until, _)| *until <= self.complete);
+        self.reads = kept;
+        let ended: Vec<(u32, u32)> = ended;
+        ended.into_iter().map(|(_, id)| id).collect()
     }
 
     pub(super) fn issue(&mut self, op: &Wgmma, pc: u32) {

@@ -60,7 +60,13 @@ impl Context<'_> {
             MatrixOp::Wgmma(op) => self.wgmma(warp, pc, exec, op),
             MatrixOp::WgmmaFence => warp.flights.fence(),
             MatrixOp::WgmmaCommit => warp.flights.commit(),
-            MatrixOp::WgmmaWait(pending) => warp.flights.wait(*pending),
+            MatrixOp::WgmmaWait(pending) => {
+                warp.flights.wait(*pending);
+                let ended = warp.flights.take_reads();
+                if !ended.is_empty() {
+                    self.end_reads(warp, exec, &ended);
+                }
+            }
         }
     }
 

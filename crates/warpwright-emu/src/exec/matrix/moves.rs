@@ -133,6 +133,9 @@ impl Context<'_> {
         rows: &[u64; LANES],
         kind: AccessKind,
     ) {
+        if self.cluster.asynchronous.watching() {
+            self.watch_shared(warp, pc, good, rows, 16, kind != AccessKind::Read);
+        }
         let Some(races) = &mut self.races else { return };
         // Neighbouring elements of a row are one word.
         let parts = if tiles.transposed { 0..2 } else { 0..1 };

@@ -12,10 +12,9 @@ use crate::block::SharedMemory;
 use crate::context::Context;
 use crate::decode::SHARED_BASE;
 use crate::exec::Flow;
-use crate::exec::rows::{FULL, LANES, Registers, Row32, put32};
+use crate::exec::rows::{LANES, Registers, Row32, put32};
 use crate::report::{Space, Tool};
 use crate::sanitize::memcheck::Problem;
-use crate::sanitize::racecheck::{Access, AccessKind, Strength};
 use crate::warp::Warp;
 
 /// Where A comes from.
@@ -127,9 +126,10 @@ impl Context<'_> {
         let warps = 16 * u64::from(warp.index % 4);
         let operands = a.map(|(a, major)| ("A", a, major, 64, warps / 8..warps / 8 + 2));
         let b_operand = ("B", b, op.b_major, op.n as u64, 0..op.n as u64 / 8);
+        let mut reads = Vec::new();
         for (name, descriptor, major, rows, blocks) in operands.into_iter().chain([b_operand]) {
             let operand = Operand { name, descriptor, major, rows };
-            if self.check_operand(warp, pc, exec, &operand, blocks) == Flow::Stop {
+            if self.check_operand(warp, pc, exec, &operand, blocks, &mut reads) == Flow::Stop {
                 return;
             }
         }
@@ -145,6 +145,14 @@ impl Context<'_> {
         compute(&mut scratch, &mut warp.regs, exec, op, a_blocks.as_ref(), accumulate);
         self.matrix = scratch;
         warp.flights.issue(op, pc);
+        if self.races.is_some() {
+            reads.sort_unstable();
+            reads.dedup();
+            let runs: Vec<(u64, u64)> =
+                reads.chunk_by(|a, b| a + 16 == *b).map(|run| (run[0], 16 * run.len() as u64)).collect();
+            let id = self.issue_reads(warp, pc, exec, runs);
+            warp.flights.read(id);
+        }
     }
 
     /// Descriptors and scale-d have to be the same for all lanes.
@@ -177,7 +185,7 @@ impl Context<'_> {
         }
     }
 
-    /// Bounds, definedness and races of what an operand reads.
+    /// Bounds and definedness of what an operand reads, and where it lies.
     fn check_operand(
         &mut self,
         warp: &Warp,
@@ -185,6 +193,7 @@ impl Context<'_> {
         exec: u32,
         operand: &Operand,
         blocks: std::ops::Range<u64>,
+        reads: &mut Vec<u64>,
     ) -> Flow {
         let Operand { name, descriptor, major, rows } = operand;
         let lane = exec.trailing_zeros() as usize % LANES;
@@ -210,12 +219,7 @@ impl Context<'_> {
             if self.checks.initcheck && !self.block.shared.is_defined(address, 16) {
                 undefined.get_or_insert((address, block, i));
             }
-            if let Some(races) = &mut self.races {
-                let (kind, strength) = (AccessKind::Read, Strength::Weak);
-                let access = Access { warp: warp.index, pc, bytes: 16, kind, strength };
-                let shadow = &self.block.shared.races;
-                races.uniform(shadow, address, FULL, access, &mut self.findings, &|_, _| false);
-            }
+            reads.push(address);
         }
         if let Some((address, block, i)) = outside {
             let end = self.block.shared.end;

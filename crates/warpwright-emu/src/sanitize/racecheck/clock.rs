@@ -64,16 +64,77 @@ impl Acquired {
     }
 }
 
-/// What a thread knows beyond the floor of its block.
+/// What a thread knows beyond the floor of its block. Warps are numbered through the cluster: 32 for each block.
 #[derive(Clone, Debug, Default)]
-pub(super) struct View {
+pub struct View {
     warps: Vec<Known>,
     remote: Vec<Acquired>,
+    /// Asynchronous operations whose end is known, ascending.
+    ended: Vec<u32>,
+    /// Generic accesses that a proxy fence has made known to the asynchronous proxy.
+    fenced: Vec<Known>,
+}
+
+/// Adds what `theirs` knows of each warp.
+fn merge_known(ours: &mut Vec<Known>, theirs: &[Known]) {
+    if ours.len() < theirs.len() {
+        ours.resize(theirs.len(), Known::default());
+    }
+    for (ours, theirs) in ours.iter_mut().zip(theirs) {
+        ours.merge(theirs);
+    }
+}
+
+fn add_known(known: &mut Vec<Known>, warp: u32, lanes: u32, tick: u32) {
+    let warp = warp as usize;
+    if known.len() <= warp {
+        known.resize(warp + 1, Known::default());
+    }
+    known[warp].add(lanes, tick);
 }
 
 impl View {
     pub(super) fn is_empty(&self) -> bool {
-        self.warps.is_empty() && self.remote.is_empty()
+        self.warps.is_empty() && self.remote.is_empty() && self.ended.is_empty() && self.fenced.is_empty()
+    }
+
+    /// Adds operations whose end is known.
+    pub(super) fn add_ended(&mut self, operations: &[u32]) {
+        for id in operations {
+            if let Err(at) = self.ended.binary_search(id) {
+                self.ended.insert(at, *id);
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn knows_end(&self, operation: u32) -> bool {
+        self.ended.binary_search(&operation).is_ok()
+    }
+
+    /// Forgets operations of which nobody will ask again.
+    pub(super) fn retain_ended(&mut self, wanted: &dyn Fn(u32) -> bool) {
+        self.ended.retain(|id| wanted(*id));
+    }
+
+    /// Makes everything that is known of the block's own accesses and of those of the cluster known to the
+    /// asynchronous proxy. `own` are the numbers of the block's warps and `floor` is the time up to which they are known.
+    pub(super) fn fence_proxy(&mut self, own: std::ops::Range<u32>, floor: u32) {
+        let View { warps, fenced, .. } = self;
+        merge_known(fenced, warps);
+        for warp in own {
+            add_known(fenced, warp, u32::MAX, floor);
+        }
+    }
+
+    /// What the asynchronous proxy knows, and nothing else.
+    pub(super) fn only_fenced(self) -> Self {
+        Self { fenced: self.fenced, ..Self::default() }
+    }
+
+    /// Which of the lanes of a warp have accesses up to `tick` of which the asynchronous proxy does not know.
+    pub(super) fn unfenced(&self, warp: u32, lanes: u32, tick: u32) -> u32 {
+        self.fenced.get(warp as usize).map_or(lanes, |known| known.missing(lanes, tick))
     }
 
     /// Which of the lanes of a warp of this block are not known up to `tick`.
@@ -82,23 +143,17 @@ impl View {
     }
 
     pub(super) fn add(&mut self, warp: u32, lanes: u32, tick: u32) {
-        let warp = warp as usize;
-        if self.warps.len() <= warp {
-            self.warps.resize(warp + 1, Known::default());
-        }
-        self.warps[warp].add(lanes, tick);
+        add_known(&mut self.warps, warp, lanes, tick);
     }
 
-    pub(super) fn merge(&mut self, other: &Self) {
-        if self.warps.len() < other.warps.len() {
-            self.warps.resize(other.warps.len(), Known::default());
-        }
-        for (ours, theirs) in self.warps.iter_mut().zip(&other.warps) {
-            ours.merge(theirs);
-        }
+    /// Adds what another view knows.
+    pub fn merge(&mut self, other: &Self) {
+        merge_known(&mut self.warps, &other.warps);
+        merge_known(&mut self.fenced, &other.fenced);
         for acquired in &other.remote {
             self.add_remote(acquired);
         }
+        self.add_ended(&other.ended);
     }
 
     fn add_remote(&mut self, acquired: &Acquired) {
@@ -108,28 +163,51 @@ impl View {
         }
     }
 
-    /// Forgets what a floor covers.
-    pub(super) fn forget_warps(&mut self) {
-        self.warps.clear();
+    /// Forgets what the floor of a block covers, whose warps are `own`.
+    pub(super) fn forget_warps(&mut self, own: std::ops::Range<u32>) {
+        if self.warps.len() <= own.end as usize && own.start == 0 {
+            self.warps.clear();
+            return;
+        }
+        for warp in self.warps.iter_mut().skip(own.start as usize).take(own.len()) {
+            *warp = Known::default();
+        }
     }
 
-    /// Takes in an acquired log as a thread of `block`: releases by the own block become knowledge of its warps.
-    /// `beyond_block` says whether the reader's scope reaches other blocks.
-    pub(super) fn absorb(&mut self, acquired: &Acquired, block: u32, beyond_block: bool) {
+    /// Takes in an acquired log as a thread of `block`, which is one of the blocks of `cluster`: releases by these become
+    /// knowledge of their warps. `beyond_block` says whether the reader's scope reaches other blocks.
+    pub(super) fn absorb(
+        &mut self,
+        acquired: &Acquired,
+        block: u32,
+        cluster: &std::ops::Range<u32>,
+        beyond_block: bool,
+    ) {
         let seen = self.remote.iter().find(|a| Arc::ptr_eq(&a.log, &acquired.log)).map_or(0, |a| a.len);
         if seen >= acquired.len {
             return;
         }
-        let own: Vec<Arc<Release>> = {
+        let near: Vec<Arc<Release>> = {
             let entries = lock(&acquired.log.entries);
-            entries
-                .of_block(block, acquired.len)
-                .filter(|(at, _)| *at >= seen)
+            cluster
+                .clone()
+                .flat_map(|b| {
+                    entries
+                        .of_block(b, acquired.len)
+                        .take_while(|(at, _)| *at >= seen)
+                        .filter(move |(_, r)| b == block || beyond_block && r.scope > 1)
+                })
                 .map(|(_, r)| r.clone())
                 .collect()
         };
-        for release in own {
-            self.add(release.warp, release.lanes, release.tick);
+        for release in near {
+            let first = 32 * release.block.wrapping_sub(cluster.start);
+            self.add(first + release.warp, release.lanes, release.tick);
+            if release.block != block {
+                for warp in first..first + 32 {
+                    self.add(warp, u32::MAX, release.floor);
+                }
+            }
             self.merge(&release.view);
         }
         if beyond_block {
@@ -149,9 +227,8 @@ impl View {
             }
             let from = std::mem::replace(from, acquired.len);
             let entries = lock(&acquired.log.entries);
-            for (_, release) in
-                entries.of_block(block, acquired.len).filter(|(at, r)| *at >= from && r.scope > 1)
-            {
+            let newer = entries.of_block(block, acquired.len).take_while(|(at, _)| *at >= from);
+            for (_, release) in newer.filter(|(_, r)| r.scope > 1) {
                 rest = release.missing(warp, rest, tick);
                 if rest == 0 {
                     return 0;
@@ -176,6 +253,8 @@ pub(super) struct Release {
     pub(super) floor: u32,
     /// 1 block, 2 cluster, 3 device.
     pub(super) scope: u32,
+    /// Number in its cluster of the block's first warp.
+    pub(super) base: u32,
     pub(super) view: Arc<View>,
 }
 
@@ -186,7 +265,7 @@ impl Release {
         }
         let own = warp == self.warp && tick <= self.tick;
         let rest = if own { lanes & !self.lanes } else { lanes };
-        if rest == 0 { 0 } else { self.view.missing(warp, rest, tick) }
+        if rest == 0 { 0 } else { self.view.missing(self.base + warp, rest, tick) }
     }
 
     fn same(&self, other: &Self) -> bool {
@@ -271,7 +350,7 @@ mod tests {
     use super::*;
 
     fn release(block: u32, warp: u32, lanes: u32, tick: u32, view: View) -> Arc<Release> {
-        Arc::new(Release { block, warp, lanes, tick, floor: 0, scope: 3, view: Arc::new(view) })
+        Arc::new(Release { block, warp, lanes, tick, floor: 0, scope: 3, base: 0, view: Arc::new(view) })
     }
 
     #[test]
@@ -296,12 +375,12 @@ mod tests {
         variables.publish(64, &[release(2, 3, 1, 6, View::default())], false);
         let late = variables.observe(64).expect("published");
         let mut view = View::default();
-        view.absorb(&early, 9, true);
+        view.absorb(&early, 9, &(9..10), true);
         assert_eq!(view.missing_remote(1, 0, 1, 4), 0);
         assert_eq!(view.missing_remote(1, 0, 1, 5), 1);
         assert_eq!(view.missing_remote(1, 0, 0b11, 4), 0b10);
         assert_eq!(view.missing_remote(2, 3, 1, 6), 1);
-        view.absorb(&late, 9, true);
+        view.absorb(&late, 9, &(9..10), true);
         assert_eq!(view.missing_remote(2, 3, 1, 6), 0);
     }
 
@@ -310,10 +389,10 @@ mod tests {
         let mut variables = Variables::default();
         variables.publish(0, &[release(1, 0, 1, 4, View::default())], false);
         let mut second = View::default();
-        second.absorb(&variables.observe(0).expect("published"), 2, true);
+        second.absorb(&variables.observe(0).expect("published"), 2, &(2..3), true);
         variables.publish(8, &[release(2, 0, 1, 1, second)], false);
         let mut third = View::default();
-        third.absorb(&variables.observe(8).expect("published"), 3, true);
+        third.absorb(&variables.observe(8).expect("published"), 3, &(3..4), true);
         assert_eq!(third.missing_remote(1, 0, 1, 4), 0);
         assert_eq!(third.missing_remote(1, 0, 1, 5), 1);
     }
@@ -323,7 +402,7 @@ mod tests {
         let mut variables = Variables::default();
         variables.publish(0, &[release(7, 2, 0b100, 4, View::default())], false);
         let mut view = View::default();
-        view.absorb(&variables.observe(0).expect("published"), 7, true);
+        view.absorb(&variables.observe(0).expect("published"), 7, &(7..8), true);
         assert_eq!(view.missing(2, 0b110, 4), 0b010);
         variables.publish(0, &[], true);
         assert!(variables.observe(0).is_none());
@@ -336,8 +415,37 @@ mod tests {
         Arc::get_mut(&mut cta).expect("sole owner").scope = 1;
         variables.publish(0, &[cta], false);
         let mut view = View::default();
-        view.absorb(&variables.observe(0).expect("published"), 2, true);
+        view.absorb(&variables.observe(0).expect("published"), 2, &(2..3), true);
         assert_eq!(view.missing_remote(1, 0, 1, 4), 1);
+    }
+
+    #[test]
+    fn releases_of_the_cluster_become_knowledge_of_its_warps() {
+        let mut variables = Variables::default();
+        variables.publish(0, &[release(9, 2, 0b100, 4, View::default())], false);
+        let mut view = View::default();
+        view.absorb(&variables.observe(0).expect("published"), 8, &(8..10), true);
+        assert_eq!(view.missing(32 + 2, 0b110, 4), 0b010);
+        assert_eq!(view.missing(2, 0b100, 4), 0b100);
+        view.forget_warps(32..64);
+        assert_eq!(view.missing(32 + 2, 0b100, 4), 0b100);
+    }
+
+    #[test]
+    fn ends_and_proxy_fences_travel_with_views() {
+        let mut view = View::default();
+        view.add(3, u32::MAX, 7);
+        assert_eq!(view.unfenced(3, 1, 7), 1);
+        view.fence_proxy(0..4, 2);
+        assert_eq!((view.unfenced(3, 1, 7), view.unfenced(3, 1, 8)), (0, 1));
+        assert_eq!((view.unfenced(1, 1, 2), view.unfenced(4, 1, 1)), (0, 1));
+        view.add_ended(&[9, 4, 9]);
+        let mut other = View::default();
+        other.merge(&view);
+        assert!(other.knows_end(4) && other.knows_end(9) && !other.knows_end(5));
+        assert_eq!(other.unfenced(3, 1, 7), 0);
+        other.retain_ended(&|id| id > 4);
+        assert!(!other.knows_end(4) && other.knows_end(9));
     }
 
     #[test]

@@ -11,7 +11,13 @@
 //! - block barriers, named ones with their participants; `bar.arrive` orders before, not after.
 //! - releases and acquires: `.release`, `.acquire`, `.acq_rel`, and a fence before a strong write or after a strong
 //!   read. Read-modify-writes continue the release sequence of a variable, a plain strong store begins a new one.
+//! - mbarriers: what arrived before a phase completed is ordered before whoever saw it complete; so is the end of
+//!   copies whose bytes the phase counts.
+//! - the cluster barrier, and `fence.mbarrier_init` for the initialisation of mbarriers.
 //! - the end of a kernel.
+//!
+//! Asynchronous copies and `wgmma` are ordered after their issue, and before others only by their completion; the rules
+//! for them and for `fence.proxy.async` are in [`asynchronous`].
 //!
 //! Two writes of the same value are a warning (`write-write-same-value`) if they come from different instructions, and
 //! nothing if they come from one instruction of one warp, as compilers store redundantly in that way on purpose.
@@ -34,6 +40,7 @@
 //! key names the write first whichever came first. Which of several racing pairs stands for a word, and the counts, may
 //! vary when different instructions race for the same word.
 
+pub mod asynchronous;
 mod clock;
 mod explain;
 mod shadow;
@@ -47,6 +54,7 @@ use warpwright_ptx::{Ordering, Scope, Semantics};
 
 use crate::report::Findings;
 use crate::resident::Shape;
+pub use asynchronous::View;
 use clock::Variables;
 use explain::Conflict;
 pub use shadow::Shadow;
@@ -249,8 +257,9 @@ impl<'a> BlockRaces<'a> {
         let size = self.launch.shape.map_or(1, Shape::size).max(1);
         self.block = self.launch.first.saturating_add(number);
         self.block_lo = u64::from(self.block) << 32;
-        self.shared_lo = u64::from(self.launch.first.saturating_add(number - number % size)) << 32;
-        self.clocks.begin(self.block, warps.min(32));
+        let first = self.block - number % size;
+        self.shared_lo = u64::from(first) << 32;
+        self.clocks.begin(self.block, first..first.saturating_add(size), warps.min(32));
         self.moved();
     }
 

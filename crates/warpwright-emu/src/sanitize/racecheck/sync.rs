@@ -1,5 +1,6 @@
 //! Clocks of a block: warp and block barriers, fences, releases and acquires.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering as Atomic;
 
@@ -9,6 +10,12 @@ use super::clock::{Acquired, Release, Variables, View, lock};
 use super::shadow::Id;
 use super::{AccessKind, BlockRaces, Strength};
 use crate::report::Space;
+
+/// A block and the cluster that it belongs to.
+struct Place {
+    block: u32,
+    cluster: Range<u32>,
+}
 
 /// A warp that waits at a block barrier which opens now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +76,10 @@ struct Fence {
 #[derive(Debug, Default)]
 pub(super) struct Clocks {
     block: u32,
+    /// The blocks of its cluster.
+    cluster: Range<u32>,
+    /// Number in the cluster of the block's first warp.
+    base: u32,
     now: u32,
     floor: u32,
     warps: Vec<Warp>,
@@ -81,8 +92,11 @@ impl Clocks {
     /// Times from here on do not fit an [`Id`]; a block that gets so far is no longer watched.
     const END: u32 = (1 << Id::TICK_BITS) - 1;
 
-    pub(super) fn begin(&mut self, block: u32, warps: u32) {
+    /// Begins block `block` of the cluster that consists of the blocks `cluster`.
+    pub(super) fn begin(&mut self, block: u32, cluster: Range<u32>, warps: u32) {
         self.block = block;
+        self.base = 32 * block.wrapping_sub(cluster.start);
+        self.cluster = cluster;
         self.now = 1;
         self.floor = 0;
         self.warps.resize_with(warps as usize, Warp::default);
@@ -116,13 +130,94 @@ impl Clocks {
         }
     }
 
+    /// What lanes know and did until now, for others to accept.
+    pub(super) fn publish(&mut self, warp: u32, lanes: u32) -> View {
+        let mut view = self.publishable(warp, lanes);
+        view.add(self.base + warp, lanes, self.tick(warp));
+        if self.cluster.len() > 1 {
+            for own in self.own() {
+                view.add(own, u32::MAX, self.floor);
+            }
+        }
+        self.advance(warp);
+        view
+    }
+
+    /// What lanes knew and did before their fences of cluster scope or wider.
+    pub(super) fn publish_fenced(&mut self, warp: u32, lanes: u32) -> View {
+        let mut view = View::default();
+        for release in self.releases(warp, lanes, 3, false).iter().filter(|r| r.scope > 1) {
+            view.add(self.base + release.warp, release.lanes, release.tick);
+            for own in self.own() {
+                view.add(own, u32::MAX, release.floor);
+            }
+            view.merge(&release.view);
+        }
+        view
+    }
+
+    /// Lanes learn what others published. `live` are the lanes of the warp that have not exited.
+    pub(super) fn accept(&mut self, warp: u32, lanes: u32, live: u32, published: &View) {
+        let Some(me) = self.warps.get_mut(warp as usize) else { return };
+        if live & !lanes == 0 {
+            me.view.merge(published);
+        } else {
+            me.learn(lanes, |view| view.merge(published));
+        }
+    }
+
+    /// Lanes tell the asynchronous proxy of everything that they know and did.
+    pub(super) fn fence_proxy(&mut self, warp: u32, lanes: u32, live: u32) {
+        let (own, floor) = (self.own(), self.floor);
+        let mut view = self.publishable(warp, lanes);
+        view.add(self.base + warp, lanes, self.tick(warp));
+        view.fence_proxy(own, floor);
+        self.accept(warp, lanes, live, &view.only_fenced());
+        self.advance(warp);
+    }
+
+    /// Whether a lane satisfies a question about what it knows.
+    pub(super) fn ask(&self, warp: u32, lane: u32, question: impl Fn(&View) -> bool) -> bool {
+        let Some(me) = self.warps.get(warp as usize) else { return true };
+        self.floor == Self::END
+            || question(&me.view)
+            || me.groups.iter().any(|(lanes, view)| lanes >> lane & 1 == 1 && question(view))
+    }
+
+    /// Ends the present time of a warp, which becomes that of an operation that it has just issued.
+    pub(super) fn issue(&mut self, warp: u32) {
+        self.advance(warp);
+    }
+
+    /// Forgets ends of operations of which nobody will ask again.
+    pub(super) fn retain_ended(&mut self, wanted: &dyn Fn(u32) -> bool) {
+        for warp in &mut self.warps {
+            warp.view.retain_ended(wanted);
+            warp.groups.iter_mut().for_each(|(_, view)| view.retain_ended(wanted));
+        }
+    }
+
+    /// Number in the cluster of the block's first warp.
+    pub(super) fn first_warp(&self) -> u32 {
+        self.base
+    }
+
+    fn place(&self) -> Place {
+        Place { block: self.block, cluster: self.cluster.clone() }
+    }
+
+    /// Numbers in the cluster of the block's warps.
+    fn own(&self) -> Range<u32> {
+        self.base..self.base + 32
+    }
+
     /// Which of `lanes` of warp `prev` did something at `tick` that one of the lanes `mine` of `warp` does not know.
     pub(super) fn unordered(&self, prev: u32, lanes: u32, tick: u32, warp: u32, mine: u32) -> u32 {
         let Some(me) = self.warps.get(warp as usize) else { return 0 };
         if tick <= self.floor || (prev == warp && tick <= me.sync) {
             return 0;
         }
-        me.missing(mine, lanes, |view, lanes| view.missing(prev, lanes, tick))
+        me.missing(mine, lanes, |view, lanes| view.missing(self.base + prev, lanes, tick))
     }
 
     /// The same for a warp of another block.
@@ -139,20 +234,25 @@ impl Clocks {
         if self.floor == Self::END {
             return 0;
         }
-        me.missing(mine, lanes, |view, lanes| view.missing_remote(block, prev, lanes, tick))
+        let near = self.cluster.contains(&block).then(|| 32 * (block - self.cluster.start) + prev);
+        me.missing(mine, lanes, |view, lanes| {
+            let rest = near.map_or(lanes, |prev| view.missing(prev, lanes, tick));
+            if rest == 0 { 0 } else { view.missing_remote(block, prev, rest, tick) }
+        })
     }
 
     fn warp_barrier(&mut self, warp: u32, mask: u32, live: u32) {
-        let block = self.block;
+        let place = self.place();
+        let number = self.base + warp;
         let Some(me) = self.warps.get_mut(warp as usize) else { return };
-        me.settle(mask, block);
+        me.settle(mask, &place);
         if live & !mask == 0 {
             me.gather();
             me.sync = me.tick;
         } else {
             let tick = me.tick;
             let mut merged = me.leave_groups(mask);
-            merged.add(warp, mask, tick);
+            merged.add(number, mask, tick);
             me.groups.push((mask, merged));
         }
         for fence in self.fences.iter_mut().filter(|f| f.warp == warp && f.by & mask != 0) {
@@ -185,16 +285,16 @@ impl Clocks {
         let floor = self.now;
         self.floor = floor;
         self.now += 1;
-        let (now, block) = (self.now, self.block);
+        let (now, place, own) = (self.now, self.place(), self.own());
         let mut shared = View::default();
         for warp in &mut self.warps {
             warp.tick = now;
             warp.sync = floor;
-            warp.settle(u32::MAX, block);
+            warp.settle(u32::MAX, &place);
             if !warp.groups.is_empty() {
                 warp.gather();
             }
-            warp.view.forget_warps();
+            warp.view.forget_warps(own.clone());
             if !warp.view.is_empty() {
                 shared.merge(&warp.view);
             }
@@ -232,14 +332,14 @@ impl Clocks {
     fn complete(&mut self, id: u32, waiting: &[Participant]) {
         let Some(arrivals) = self.arrivals.get_mut(id as usize) else { return };
         let arrivals = std::mem::take(arrivals);
-        let block = self.block;
+        let (place, base) = (self.place(), self.base);
         let mut merged = View::default();
         let mut ticks = [0; 32];
         for arrival in &arrivals {
             let Some(warp) = self.warps.get_mut(arrival.warp as usize) else { continue };
-            warp.settle(arrival.lanes, block);
-            merged.add(arrival.warp, u32::MAX, arrival.sync);
-            merged.add(arrival.warp, arrival.lanes, arrival.tick);
+            warp.settle(arrival.lanes, &place);
+            merged.add(base + arrival.warp, u32::MAX, arrival.sync);
+            merged.add(base + arrival.warp, arrival.lanes, arrival.tick);
             merged.merge(&warp.view);
             for (_, view) in warp.groups.iter().filter(|(lanes, _)| lanes & arrival.lanes != 0) {
                 merged.merge(view);
@@ -272,24 +372,24 @@ impl Clocks {
     }
 
     /// What lanes know, as a release carries it.
-    fn publishable(&self, warp: u32, lanes: u32) -> Arc<View> {
+    fn publishable(&self, warp: u32, lanes: u32) -> View {
         let mut view = View::default();
         if let Some(me) = self.warps.get(warp as usize) {
             view.merge(&me.view);
             for (_, group) in me.groups.iter().filter(|(l, _)| l & lanes != 0) {
                 view.merge(group);
             }
-            view.add(warp, u32::MAX, me.sync);
+            view.add(self.base + warp, u32::MAX, me.sync);
         }
-        Arc::new(view)
+        view
     }
 
     fn fence(&mut self, warp: u32, lanes: u32, scope: u32) {
-        let block = self.block;
+        let place = self.place();
         let Some(me) = self.warps.get_mut(warp as usize) else { return };
-        me.settle(lanes, block);
+        me.settle(lanes, &place);
         let tick = me.tick;
-        let view = self.publishable(warp, lanes);
+        let view = Arc::new(self.publishable(warp, lanes));
         self.fences
             .retain(|f| f.warp != warp || f.by & !lanes != 0 || f.scope > scope || f.users != Users::Fencing);
         self.fences.push(Fence {
@@ -306,7 +406,7 @@ impl Clocks {
 
     /// What lanes release with a strong write.
     fn releases(&mut self, warp: u32, lanes: u32, scope: u32, explicit: bool) -> Vec<Arc<Release>> {
-        let block = self.block;
+        let (block, base) = (self.block, self.base);
         let mut releases: Vec<Arc<Release>> = self
             .fences
             .iter()
@@ -326,25 +426,26 @@ impl Clocks {
                         tick,
                         floor,
                         scope,
+                        base,
                         view: f.view.clone(),
                     })
                 })
             })
             .collect();
         if explicit {
-            let view = self.publishable(warp, lanes);
+            let view = Arc::new(self.publishable(warp, lanes));
             let (tick, floor) = (self.tick(warp), self.floor);
-            releases.push(Arc::new(Release { block, warp, lanes, tick, floor, scope, view }));
+            releases.push(Arc::new(Release { block, warp, lanes, tick, floor, scope, base, view }));
             self.advance(warp);
         }
         releases
     }
 
     fn acquire(&mut self, warp: u32, lanes: u32, acquired: Acquired, strength: Strength, explicit: bool) {
-        let block = self.block;
+        let place = self.place();
         let Some(me) = self.warps.get_mut(warp as usize) else { return };
         if explicit {
-            me.absorb(lanes, &acquired, block, strength);
+            me.absorb_log(lanes, &acquired, &place, strength);
         } else {
             // A spinning reader keeps its latest reading.
             let same = |p: &&mut (u32, Acquired, Strength)| {
@@ -397,14 +498,14 @@ impl Warp {
     }
 
     /// Turns the strong reads of lanes into acquires.
-    fn settle(&mut self, lanes: u32, block: u32) {
+    fn settle(&mut self, lanes: u32, place: &Place) {
         if self.pending.is_empty() {
             return;
         }
         let mut kept = Vec::new();
         for (readers, acquired, strength) in std::mem::take(&mut self.pending) {
             if readers & lanes != 0 {
-                self.absorb(readers & lanes, &acquired, block, strength);
+                self.absorb_log(readers & lanes, &acquired, place, strength);
             }
             if readers & !lanes != 0 {
                 kept.push((readers & !lanes, acquired, strength));
@@ -414,8 +515,13 @@ impl Warp {
     }
 
     /// Gives lanes what a variable's log holds.
-    fn absorb(&mut self, lanes: u32, acquired: &Acquired, block: u32, strength: Strength) {
+    fn absorb_log(&mut self, lanes: u32, acquired: &Acquired, place: &Place, strength: Strength) {
         let beyond_block = strength > Strength::Cta;
+        self.learn(lanes, |view| view.absorb(acquired, place.block, &place.cluster, beyond_block));
+    }
+
+    /// Changes what lanes know.
+    fn learn(&mut self, lanes: u32, change: impl Fn(&mut View)) {
         // Lanes may belong to several groups; each keeps what it knew.
         let mut alone = lanes;
         let mut split = Vec::new();
@@ -426,17 +532,17 @@ impl Warp {
             }
             alone &= !shared;
             if shared == *members {
-                view.absorb(acquired, block, beyond_block);
+                change(view);
             } else {
                 let mut copy = view.clone();
-                copy.absorb(acquired, block, beyond_block);
+                change(&mut copy);
                 *members &= !shared;
                 split.push((shared, copy));
             }
         }
         if alone != 0 {
             let mut view = View::default();
-            view.absorb(acquired, block, beyond_block);
+            change(&mut view);
             split.push((alone, view));
         }
         self.groups.append(&mut split);

@@ -9,6 +9,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
 use cudarc::driver::{result, sys};
+use warpwright_ptx::tensor_map::{
+    TENSOR_MAP_BYTES, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle,
+};
 
 /// A call that failed.
 #[derive(Clone, Copy, Debug)]
@@ -220,6 +223,75 @@ pub(super) fn device_name(device: sys::CUdevice) -> Outcome<String> {
     check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), room, device) })?;
     let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+}
+
+/// A tensor map as the driver encodes it. The lists of the map have the lengths of its rank, and nothing is longer than
+/// the five dimensions that the driver takes.
+pub(super) fn encode_tensor_map(map: &TensorMap) -> Outcome<[u8; TENSOR_MAP_BYTES]> {
+    use sys::CUtensorMapDataType as Type;
+    let element = match map.element {
+        TensorElement::U8 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        TensorElement::U16 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        TensorElement::U32 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+        TensorElement::S32 => Type::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        TensorElement::U64 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT64,
+        TensorElement::S64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,
+        TensorElement::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        TensorElement::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        TensorElement::F64 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT64,
+        TensorElement::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        TensorElement::F32Ftz => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ,
+        TensorElement::TF32 => Type::CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+        TensorElement::TF32Ftz => Type::CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ,
+    };
+    let interleave = match map.interleave {
+        TensorInterleave::None => sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+        TensorInterleave::B16 => sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_16B,
+        TensorInterleave::B32 => sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_32B,
+    };
+    let swizzle = match map.swizzle {
+        TensorSwizzle::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        TensorSwizzle::B32 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+        TensorSwizzle::B64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        TensorSwizzle::B128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    };
+    let fill = match map.fill {
+        TensorFill::Zero => sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        TensorFill::Nan => sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA,
+    };
+    let promotion = sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE;
+    // The driver reads five entries at most; those past the rank are ignored.
+    let (mut dims, mut strides) = ([1u64; 5], [0u64; 5]);
+    let (mut extents, mut steps) = ([1u32; 5], [1u32; 5]);
+    dims.iter_mut().zip(&map.dims).for_each(|(to, from)| *to = *from);
+    strides.iter_mut().zip(&map.strides).for_each(|(to, from)| *to = *from);
+    extents.iter_mut().zip(&map.box_dims).for_each(|(to, from)| *to = *from);
+    steps.iter_mut().zip(&map.element_strides).for_each(|(to, from)| *to = *from);
+    let rank = c_uint::try_from(map.rank().min(5)).unwrap_or(0);
+    let mut encoded = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: all pointers are to locals that outlive the call, aligned as their types demand and at least as long as
+    // the driver reads; the address is not accessed.
+    check("cuTensorMapEncodeTiled", unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut encoded,
+            element,
+            rank,
+            ptr::without_provenance_mut(map.base as usize),
+            dims.as_ptr(),
+            strides.as_ptr(),
+            extents.as_ptr(),
+            steps.as_ptr(),
+            interleave,
+            swizzle,
+            promotion,
+            fill,
+        )
+    })?;
+    let mut bytes = [0; TENSOR_MAP_BYTES];
+    for (to, from) in bytes.chunks_exact_mut(8).zip(encoded.opaque) {
+        to.copy_from_slice(&from.to_ne_bytes());
+    }
+    Ok(bytes)
 }
 
 /// A pool of device memory on `device`.

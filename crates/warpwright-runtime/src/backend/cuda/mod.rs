@@ -15,6 +15,7 @@ use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUfunction_attribute as FunctionAttribute, CUresult,
 };
 use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use warpwright_ptx::{BinaryOp, Inst, Target, TargetVariant, UnaryOp};
 
 use self::driver::{Failure, Outcome};
@@ -532,6 +533,16 @@ impl Backend for CudaBackend {
             *last = Some(name.clone());
         }
         Ok(())
+    }
+
+    fn encode_tensor_map(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES]> {
+        // The driver has the function from CUDA 12 on; the binding's loader panics where it is missing.
+        let first = DriverVersion { major: 12, minor: 0 };
+        if driver::driver_version().map_or(true, |v| DriverVersion::from_number(v) < first) {
+            return Err(Error::NotSupported { what: "tensor maps", device: self.properties.id });
+        }
+        let _current = self.enter()?;
+        self.check(driver::encode_tensor_map(map))
     }
 
     fn copy_to_device(&self, stream: &StreamHandle, target: u64, source: &[u8]) -> Result<()> {

@@ -1,0 +1,352 @@
+//! Asynchronous copies, mbarriers, and the fences between proxies.
+
+use warpwright_ptx::{
+    Address, AsyncOrder, AtomOp, BulkOp, Completion, Inst, MbarrierPhase, Operand, Ordering, ProxyFence,
+    ScalarType, SourceLimit, StateSpace, TensorMode, TensorTransfer, TensormapField,
+};
+
+use super::registers::Slot;
+use super::{Decoder, Result, index};
+use crate::exec::ops::Op;
+
+/// Where an address comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) space: StateSpace,
+    pub(crate) slot: Slot,
+    pub(crate) offset: i64,
+}
+
+/// How much of its source a `cp.async` reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Limit {
+    Full,
+    /// Row of byte counts.
+    Bytes(u32),
+    /// Nothing where this predicate is true.
+    Ignore(u32),
+}
+
+/// What a bulk operation does with the bytes that it moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reduction {
+    pub(crate) op: BulkOp,
+    /// Type of the elements; a tensor copy takes that of the map.
+    pub(crate) ty: Option<ScalarType>,
+}
+
+/// How the end of a bulk operation shows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    Mbarrier(Place),
+    Group,
+}
+
+/// `mbarrier.arrive` and its family.
+#[derive(Debug)]
+pub(crate) struct Arrive {
+    pub(crate) drop: bool,
+    pub(crate) no_complete: bool,
+    pub(crate) expect_tx: Option<u32>,
+    pub(crate) count: Option<u32>,
+    pub(crate) ordering: Ordering,
+    pub(crate) dst: Option<Slot>,
+    pub(crate) at: Place,
+}
+
+/// `mbarrier.test_wait` and `mbarrier.try_wait`
+#[derive(Debug)]
+pub(crate) struct WaitOn {
+    pub(crate) suspends: bool,
+    pub(crate) ordering: Ordering,
+    pub(crate) dst: u32,
+    pub(crate) at: Place,
+    /// Row of parities, or slot of states.
+    pub(crate) phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Phase {
+    Parity(u32),
+    State(Slot),
+}
+
+/// A copy of bytes that follow each other.
+#[derive(Debug)]
+pub(crate) struct Bulk {
+    pub(crate) dst: Place,
+    pub(crate) src: Place,
+    pub(crate) bytes: u32,
+    pub(crate) end: End,
+    pub(crate) multicast: Option<Slot>,
+    pub(crate) reduction: Option<Reduction>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Direction {
+    Load { dst: Place, barrier: Place, multicast: Option<Slot> },
+    Store { src: Place, reduction: Option<Reduction> },
+    Prefetch,
+}
+
+/// A copy of a box of a tensor.
+#[derive(Debug)]
+pub(crate) struct Tensor {
+    pub(crate) direction: Direction,
+    pub(crate) dims: usize,
+    pub(crate) map: Place,
+    /// Rows of coordinates.
+    pub(crate) coords: Vec<u32>,
+}
+
+/// What is stored remotely with a count of bytes at an mbarrier.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    pub(crate) dst: Place,
+    pub(crate) barrier: Place,
+    pub(crate) srcs: Vec<Slot>,
+    pub(crate) ty: ScalarType,
+    pub(crate) op: Option<AtomOp>,
+}
+
+/// A decoded instruction of this family.
+#[derive(Debug)]
+pub(crate) enum Asynchronous {
+    Copy {
+        dst: Place,
+        src: Place,
+        bytes: u32,
+        limit: Limit,
+    },
+    CopyCommit,
+    /// At most so many groups stay pending; `None` for `wait_all`.
+    CopyWait {
+        pending: Option<u32>,
+    },
+    CopyArrive {
+        noinc: bool,
+        at: Place,
+    },
+    Init {
+        at: Place,
+        count: u32,
+    },
+    Inval {
+        at: Place,
+    },
+    Arrive(Arrive),
+    Wait(WaitOn),
+    Tx {
+        complete: bool,
+        at: Place,
+        bytes: u32,
+    },
+    PendingCount {
+        dst: Slot,
+        state: Slot,
+    },
+    Bulk(Bulk),
+    BulkPrefetch {
+        at: Place,
+        bytes: u32,
+    },
+    BulkCommit,
+    BulkWait {
+        read: bool,
+        pending: u32,
+    },
+    Tensor(Tensor),
+    Remote(Remote),
+    /// Every thread writes zeros, as a store.
+    Zero {
+        at: Place,
+        bytes: Slot,
+    },
+    Replace {
+        field: TensormapField,
+        at: Place,
+        index: Option<u32>,
+        value: Slot,
+    },
+    CopyMap {
+        dst: Place,
+        src: Place,
+    },
+    FenceProxy,
+    FenceInit,
+    /// Nothing to do here: a fence of a proxy that is not told apart from the generic one, or a prefetch.
+    FenceOther,
+}
+
+impl Decoder<'_> {
+    /// Decodes an instruction of this family; `false` if it is of another one, or not executed.
+    pub(super) fn asynchronous(&mut self, inst: &Inst) -> Result<bool> {
+        let Some(decoded) = self.asynchronous_parts(inst)? else { return Ok(false) };
+        self.code.proxies |=
+            matches!(decoded, Asynchronous::Bulk(_) | Asynchronous::Tensor(_) | Asynchronous::FenceProxy);
+        self.code.asynchronous.push(decoded);
+        let at = index(self.code.asynchronous.len() - 1);
+        self.emit(Op::Asynchronous(at));
+        Ok(true)
+    }
+
+    fn place(&mut self, space: StateSpace, addr: &Address) -> Result<Place> {
+        let (slot, offset) = self.address(addr)?;
+        Ok(Place { space, slot, offset })
+    }
+
+    fn row(&mut self, operand: &Operand) -> Result<u32> {
+        self.w(operand, ScalarType::U32)
+    }
+
+    fn optional_row(&mut self, operand: Option<&Operand>) -> Result<Option<u32>> {
+        operand.map(|o| self.row(o)).transpose()
+    }
+
+    fn end(&mut self, completion: &Completion) -> Result<End> {
+        Ok(match completion {
+            Completion::Mbarrier(addr) => End::Mbarrier(self.place(StateSpace::SharedCluster, addr)?),
+            Completion::BulkGroup => End::Group,
+        })
+    }
+
+    fn mask(&mut self, operand: Option<&Operand>) -> Result<Option<Slot>> {
+        operand.map(|o| self.source(o, ScalarType::B16)).transpose()
+    }
+
+    fn asynchronous_parts(&mut self, inst: &Inst) -> Result<Option<Asynchronous>> {
+        use StateSpace::{Generic, Global, Shared, SharedCluster};
+        Ok(Some(match inst {
+            Inst::CpAsync { dst, src, bytes, limit, .. } => Asynchronous::Copy {
+                dst: self.place(Shared, dst)?,
+                src: self.place(Global, src)?,
+                bytes: *bytes,
+                limit: match limit {
+                    SourceLimit::Full => Limit::Full,
+                    SourceLimit::Bytes(n) => Limit::Bytes(self.row(n)?),
+                    SourceLimit::Ignore(p) => Limit::Ignore(self.pred(*p)?),
+                },
+            },
+            Inst::CpAsyncCommit => Asynchronous::CopyCommit,
+            Inst::CpAsyncWait { pending } => Asynchronous::CopyWait { pending: *pending },
+            Inst::CpAsyncArrive { noinc, space, addr } => {
+                Asynchronous::CopyArrive { noinc: *noinc, at: self.place(*space, addr)? }
+            }
+            Inst::MbarrierInit { space, addr, count } => {
+                Asynchronous::Init { at: self.place(*space, addr)?, count: self.row(count)? }
+            }
+            Inst::MbarrierInval { space, addr } => Asynchronous::Inval { at: self.place(*space, addr)? },
+            Inst::MbarrierArrive { drop, no_complete, expect_tx, ordering, space, dst, addr, count } => {
+                Asynchronous::Arrive(Arrive {
+                    drop: *drop,
+                    no_complete: *no_complete,
+                    expect_tx: self.optional_row(expect_tx.as_ref())?,
+                    count: self.optional_row(count.as_ref())?,
+                    ordering: *ordering,
+                    dst: dst.map(|d| self.slot(d)).transpose()?,
+                    at: self.place(*space, addr)?,
+                })
+            }
+            Inst::MbarrierWait { try_wait, ordering, space, dst, addr, phase, .. } => {
+                Asynchronous::Wait(WaitOn {
+                    suspends: *try_wait,
+                    ordering: *ordering,
+                    dst: self.pred(*dst)?,
+                    at: self.place(*space, addr)?,
+                    phase: match phase {
+                        MbarrierPhase::Parity(p) => Phase::Parity(self.row(p)?),
+                        MbarrierPhase::State(s) => Phase::State(self.source(s, ScalarType::B64)?),
+                    },
+                })
+            }
+            Inst::MbarrierTx { complete, space, addr, bytes, .. } => Asynchronous::Tx {
+                complete: *complete,
+                at: self.place(*space, addr)?,
+                bytes: self.row(bytes)?,
+            },
+            Inst::MbarrierPendingCount { dst, state } => Asynchronous::PendingCount {
+                dst: self.slot(*dst)?,
+                state: self.source(state, ScalarType::B64)?,
+            },
+            Inst::BulkCopy(c) if c.byte_mask.is_none() => Asynchronous::Bulk(Bulk {
+                dst: self.place(c.dst_space, &c.dst)?,
+                src: self.place(c.src_space, &c.src)?,
+                bytes: self.row(&c.bytes)?,
+                end: self.end(&c.completion)?,
+                multicast: self.mask(c.multicast.as_ref())?,
+                reduction: None,
+            }),
+            Inst::BulkReduce(c) => Asynchronous::Bulk(Bulk {
+                dst: self.place(c.dst_space, &c.dst)?,
+                src: self.place(Shared, &c.src)?,
+                bytes: self.row(&c.bytes)?,
+                end: self.end(&c.completion)?,
+                multicast: None,
+                reduction: Some(Reduction { op: c.op, ty: Some(c.ty) }),
+            }),
+            Inst::BulkPrefetch { addr, bytes, .. } => {
+                Asynchronous::BulkPrefetch { at: self.place(Global, addr)?, bytes: self.row(bytes)? }
+            }
+            Inst::BulkCommit => Asynchronous::BulkCommit,
+            Inst::BulkWait { read, pending } => Asynchronous::BulkWait { read: *read, pending: *pending },
+            Inst::TensorCopy(c) if c.mode == TensorMode::Tile => {
+                let direction = match &c.transfer {
+                    TensorTransfer::Load { cta_group: Some(_), .. } => return Ok(None),
+                    TensorTransfer::Load { dst_space, dst, barrier, multicast, .. } => Direction::Load {
+                        dst: self.place(*dst_space, dst)?,
+                        barrier: self.place(SharedCluster, barrier)?,
+                        multicast: self.mask(multicast.as_ref())?,
+                    },
+                    TensorTransfer::Store { src } => {
+                        Direction::Store { src: self.place(Shared, src)?, reduction: None }
+                    }
+                    TensorTransfer::Reduce { op, src } => Direction::Store {
+                        src: self.place(Shared, src)?,
+                        reduction: Some(Reduction { op: *op, ty: None }),
+                    },
+                    TensorTransfer::Prefetch => Direction::Prefetch,
+                };
+                let map = self.place(Generic, &c.map)?;
+                let coords = c.coords.iter().map(|o| self.row(o)).collect::<Result<_>>()?;
+                Asynchronous::Tensor(Tensor { direction, dims: usize::from(c.dims), map, coords })
+            }
+            Inst::StAsync { ty, addr, srcs, order: AsyncOrder::Mbarrier(barrier), .. } => {
+                Asynchronous::Remote(Remote {
+                    dst: self.place(SharedCluster, addr)?,
+                    barrier: self.place(SharedCluster, barrier)?,
+                    srcs: srcs.iter().map(|s| self.source(s, *ty)).collect::<Result<_>>()?,
+                    ty: *ty,
+                    op: None,
+                })
+            }
+            Inst::RedAsync { op, ty, addr, b, order: AsyncOrder::Mbarrier(barrier), .. } => {
+                Asynchronous::Remote(Remote {
+                    dst: self.place(SharedCluster, addr)?,
+                    barrier: self.place(SharedCluster, barrier)?,
+                    srcs: vec![self.source(b, *ty)?],
+                    ty: *ty,
+                    op: Some(*op),
+                })
+            }
+            Inst::TensormapReplace { field, space, addr, index, value } => Asynchronous::Replace {
+                field: *field,
+                at: self.place(*space, addr)?,
+                index: *index,
+                value: self.source(value, if field.is_wide() { ScalarType::B64 } else { ScalarType::B32 })?,
+            },
+            Inst::TensormapCopyFence { dst, src, .. } => {
+                Asynchronous::CopyMap { dst: self.place(Global, dst)?, src: self.place(Shared, src)? }
+            }
+            Inst::StBulk { space, addr, bytes } => Asynchronous::Zero {
+                at: self.place(*space, addr)?,
+                bytes: self.source(bytes, ScalarType::B64)?,
+            },
+            Inst::ProxyFence(ProxyFence::Async(_) | ProxyFence::AsyncGeneric { .. }) => {
+                Asynchronous::FenceProxy
+            }
+            Inst::ProxyFence(_) | Inst::PrefetchTensormap { .. } => Asynchronous::FenceOther,
+            Inst::MbarrierInitFence => Asynchronous::FenceInit,
+            _ => return Ok(None),
+        }))
+    }
+}

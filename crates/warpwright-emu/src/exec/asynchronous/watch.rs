@@ -1,0 +1,397 @@
+//! What racecheck sees of asynchronous operations and of the generic accesses beside them; the rules are in
+//! [`sanitize::racecheck::asynchronous`](crate::sanitize::racecheck::asynchronous).
+
+use std::collections::HashMap;
+
+use super::reach::Spot;
+use super::{Issuer, Remark};
+use crate::context::Context;
+use crate::exec::global::lanes_of;
+use crate::memory::Allocation;
+use crate::report::{Other, Site, Space, Tool};
+use crate::sanitize::racecheck::asynchronous::{Cell, Generic, Part};
+use crate::sanitize::racecheck::{self, AccessKind, BlockRaces, Strength};
+use crate::warp::Warp;
+
+/// What findings say about an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operation {
+    pc: u32,
+    site: Site,
+    name: &'static str,
+    /// When it was issued.
+    issued: Option<Generic>,
+}
+
+impl Operation {
+    /// Whether a lane is ordered after the issue. What is not is an ordinary race, and told as one. `exact` is the lane's
+    /// part of an operation of several.
+    fn is_issued(&self, races: &BlockRaces<'_>, (warp, lane): (u32, u32), exact: Option<Generic>) -> bool {
+        exact.or(self.issued).is_none_or(|issued| races.knows(warp, lane, issued))
+    }
+}
+
+/// Numbers of operations after which ends that nobody asks about are forgotten.
+const PRUNE: u32 = 1024;
+
+/// What an access meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Clash {
+    /// An operation that writes these bytes, and whose end is not known.
+    Written(u32),
+    /// An operation that reads them.
+    Read(u32),
+    /// A generic write of which the asynchronous proxy does not know.
+    Unfenced(Generic),
+}
+
+/// Collects what an access meets, each once.
+#[derive(Default)]
+struct Clashes {
+    found: Vec<(Clash, u64)>,
+    /// An operation and a write that are known to be fine.
+    writer: u32,
+    reader: u32,
+    generic: Option<Generic>,
+}
+
+impl Clashes {
+    fn add(&mut self, clash: Clash, address: u64) {
+        if self.found.len() < 8 && self.found.iter().all(|(c, _)| *c != clash) {
+            self.found.push((clash, address));
+        }
+    }
+
+    /// A lane touches a word that an operation wrote.
+    #[inline]
+    fn meet_writer(
+        &mut self,
+        races: &BlockRaces<'_>,
+        operations: &HashMap<u32, Operation>,
+        me: (u32, u32),
+        cell: &Cell,
+        at: u64,
+    ) {
+        let id = cell.writer;
+        if id == 0 || id == self.writer {
+            return;
+        }
+        if races.knows_end(me.0, me.1, Part::Writes.of(id)) {
+            self.writer = id;
+        } else if operations.get(&id).is_some_and(|o| o.is_issued(races, me, cell.generic())) {
+            self.add(Clash::Written(id), at);
+        }
+    }
+
+    /// A lane writes a word that an operation reads.
+    #[inline]
+    fn meet_reader(
+        &mut self,
+        races: &BlockRaces<'_>,
+        operations: &HashMap<u32, Operation>,
+        me: (u32, u32),
+        cell: &Cell,
+        at: u64,
+    ) {
+        let id = cell.reader;
+        if id == 0 || id == self.reader {
+            return;
+        }
+        if races.knows_end(me.0, me.1, Part::Reads.of(id)) {
+            self.reader = id;
+        } else if operations.get(&id).is_some_and(|o| o.is_issued(races, me, None)) {
+            self.add(Clash::Read(id), at);
+        }
+    }
+}
+
+impl Context<'_> {
+    /// Remembers what an operation is.
+    pub(super) fn note_operation(&mut self, id: u32, issuer: Issuer, name: &'static str) {
+        if self.races.is_none() {
+            return;
+        }
+        let lane = issuer.lanes.trailing_zeros();
+        let site = self.site_of(issuer.rank, issuer.warp, lane);
+        let issued = self.races.as_ref().map(|races| races.moment(issuer.warp, lane, issuer.pc));
+        let operation = Operation { pc: issuer.pc, site, name, issued };
+        self.cluster.asynchronous.operations.insert(id, operation);
+        if self.cluster.asynchronous.operations.len() >= 2 * PRUNE as usize {
+            self.prune();
+        }
+    }
+
+    /// Forgets operations that no cell names.
+    #[cold]
+    fn prune(&mut self) {
+        let mut named = std::collections::HashSet::new();
+        for rank in 0..self.shared.shape.size() {
+            self.on_rank(rank, |cx| {
+                for cell in cx.block.shared.cells.all() {
+                    named.extend([cell.writer, cell.reader]);
+                }
+            });
+        }
+        named.extend(self.cluster.asynchronous.queue.iter().map(|p| p.id));
+        // The newest may not have been entered yet.
+        let newest = self.cluster.asynchronous.next.saturating_sub(PRUNE / 2);
+        let wanted = |id: u32| id >= newest || named.contains(&id);
+        self.cluster.asynchronous.operations.retain(|id, _| wanted(*id));
+        let wanted = |part: u32| wanted(part >> 1);
+        self.each_races(|races| races.retain_ended(&wanted));
+    }
+
+    /// Checks and enters a range of shared memory that an operation of one lane reads or writes. `proxy` says whether it
+    /// does so through the asynchronous proxy.
+    pub(super) fn issue_shared(
+        &mut self,
+        issuer: Issuer,
+        id: u32,
+        (rank, address, bytes): (u32, u64, u64),
+        write: bool,
+        proxy: bool,
+    ) {
+        self.on_rank(rank, |cx| {
+            if write {
+                cx.check_mbarriers(issuer, address, bytes);
+            }
+            cx.issue_here(issuer, id, address, bytes, write, proxy);
+        });
+    }
+
+    fn issue_here(&mut self, issuer: Issuer, id: u32, address: u64, bytes: u64, write: bool, proxy: bool) {
+        let Some(races) = &mut self.races else { return };
+        let (warp, lane) = (issuer.warp, issuer.lanes.trailing_zeros());
+        let kind = if write { AccessKind::Write } else { AccessKind::Read };
+        let access = racecheck::Access { warp, pc: issuer.pc, bytes: 32, kind, strength: Strength::Weak };
+        let shared = &mut self.block.shared;
+        if write {
+            // What reads it too early is a race, and not besides that a read of what nothing wrote.
+            shared.define(address, bytes);
+        }
+        races.one_lane(&shared.races, address, bytes, lane, access, &mut self.findings);
+        let mut clashes = Clashes::default();
+        let operations = &self.cluster.asynchronous.operations;
+        for (at, cell) in (address..).step_by(4).zip(shared.cells.range(address, bytes)) {
+            if cell.writer != id {
+                clashes.meet_writer(races, operations, (warp, lane), cell, at);
+            }
+            if write {
+                if cell.reader != id {
+                    clashes.meet_reader(races, operations, (warp, lane), cell, at);
+                }
+                if proxy {
+                    *cell = Cell::default();
+                } else {
+                    races.write_generic(cell, warp, lane, issuer.pc);
+                }
+                cell.writer = id;
+                continue;
+            }
+            cell.reader = id;
+            if proxy
+                && let Some(write) = cell.generic()
+                && clashes.generic != Some(write)
+            {
+                // What is not even ordered is a race already.
+                if races.is_fenced(warp, lane, write) || !races.knows(warp, lane, write) {
+                    clashes.generic = Some(write);
+                } else {
+                    clashes.add(Clash::Unfenced(write), at);
+                }
+            }
+        }
+        self.report_clashes(issuer, clashes, write, Some(id));
+    }
+
+    /// Enters a range of global memory that an operation of one lane reads or writes.
+    pub(super) fn issue_global(
+        &mut self,
+        issuer: Issuer,
+        allocation: &Allocation,
+        offset: u64,
+        bytes: u64,
+        write: bool,
+    ) {
+        let Some(races) = &mut self.races else { return };
+        let (warp, lane) = (issuer.warp, issuer.lanes.trailing_zeros());
+        let kind = if write { AccessKind::Write } else { AccessKind::Read };
+        let access = racecheck::Access { warp, pc: issuer.pc, bytes: 32, kind, strength: Strength::Weak };
+        races.one_lane(&allocation.races, offset, bytes, lane, access, &mut self.findings);
+    }
+
+    /// A generic access of lanes to the shared memory in the context; `addresses` are those of all lanes.
+    #[inline(never)]
+    pub(crate) fn watch_shared(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lanes: u32,
+        addresses: &[u64; 32],
+        bytes: u32,
+        write: bool,
+    ) {
+        let rank = self.rank();
+        let issuer = Issuer { rank, warp: warp.index, lanes, live: warp.live, pc };
+        if !self.block.shared.mbarriers.is_empty() {
+            for lane in lanes_of(lanes) {
+                let one = Issuer { lanes: 1 << lane, ..issuer };
+                self.check_mbarriers(one, addresses[lane], u64::from(bytes));
+            }
+        }
+        let Some(races) = &self.races else { return };
+        let shared = &mut self.block.shared;
+        if shared.cells.is_empty() && !(write && self.code.proxies) {
+            return;
+        }
+        let operations = &self.cluster.asynchronous.operations;
+        let mut found = Vec::new();
+        let mut clashes = Clashes::default();
+        for lane in lanes_of(lanes) {
+            let address = addresses[lane] & !3;
+            let end = addresses[lane] + u64::from(bytes);
+            // What one lane knows another may not.
+            (clashes.writer, clashes.reader) = (0, 0);
+            for (at, cell) in (address..).step_by(4).zip(shared.cells.range(address, end - address)) {
+                clashes.meet_writer(races, operations, (warp.index, lane as u32), cell, at);
+                if !write {
+                    continue;
+                }
+                clashes.meet_reader(races, operations, (warp.index, lane as u32), cell, at);
+                races.write_generic(cell, warp.index, lane as u32, pc);
+            }
+            if !clashes.found.is_empty() {
+                found.push((lane, std::mem::take(&mut clashes)));
+            }
+        }
+        for (lane, clashes) in found {
+            self.report_clashes(Issuer { lanes: 1 << lane, ..issuer }, clashes, write, None);
+        }
+    }
+
+    /// Reports accesses other than mbarrier operations to the bytes of mbarriers.
+    fn check_mbarriers(&mut self, issuer: Issuer, address: u64, bytes: u64) {
+        let hit =
+            self.block.shared.mbarriers.range(address.saturating_sub(7)..address + bytes).next().copied();
+        let Some(at) = hit else { return };
+        let message = "accesses the bytes of an mbarrier, which are opaque";
+        let help =
+            "use mbarrier operations only; mbarrier.inval it before the memory is used for something else";
+        self.report_of(
+            issuer,
+            Tool::Synccheck,
+            "mbarrier-access",
+            Remark::new(message, help, Some((Space::Shared, at))),
+        );
+    }
+
+    #[cold]
+    fn report_clash(&mut self, issuer: Issuer, (clash, address): (Clash, u64), write: bool, copy: bool) {
+        let (other, kind, message, help) = match clash {
+            Clash::Written(id) => {
+                let Some(operation) = self.cluster.asynchronous.operations.get(&id).copied() else { return };
+                let name = operation.name;
+                let (kind, verb) = match (write, copy) {
+                    (false, false) => ("read-before-completion", "reads"),
+                    (true, false) => ("write-before-completion", "writes"),
+                    (false, true) => ("copy-before-completion", "copies"),
+                    (true, true) => ("copies-overlap", "overwrites"),
+                };
+                let message = format!("{verb} shared memory that a {name} may still be writing");
+                let help = match name {
+                    "cp.async" => {
+                        "commit the group and cp.async.wait_group in the thread that issued the copy, then bar.sync before \
+                         others touch the bytes"
+                    }
+                    _ => "wait until the mbarrier that counts the bytes has completed the phase",
+                };
+                let site = Some(operation.site);
+                (Other { site, pc: Some(operation.pc), action: "writes it" }, kind, message, help)
+            }
+            Clash::Read(id) => {
+                let Some(operation) = self.cluster.asynchronous.operations.get(&id).copied() else { return };
+                let message =
+                    format!("overwrites shared memory that a {} may still be reading", operation.name);
+                let help = match operation.name {
+                    "wgmma" => {
+                        "wgmma.wait_group before the consumers release the stage, and let whoever refills it wait for that"
+                    }
+                    _ => {
+                        "cp.async.bulk.wait_group.read in the thread that issued the copy, then a barrier, before the bytes \
+                         are written again"
+                    }
+                };
+                let site = Some(operation.site);
+                let other = Other { site, pc: Some(operation.pc), action: "reads it" };
+                (other, "source-overwritten", message, help)
+            }
+            Clash::Unfenced(write) => {
+                let site = self.site_of(write.rank, write.warp, write.lane);
+                let message = "reads shared memory through the asynchronous proxy that was written generically, without a \
+                               proxy fence in between"
+                    .to_owned();
+                let help =
+                    "fence.proxy.async.shared::cta in the threads that wrote, then a barrier, then this";
+                let other = Other { site: Some(site), pc: Some(write.pc), action: "wrote it" };
+                (other, "missing-proxy-fence", message, help)
+            }
+        };
+        let remark = Remark { message, help, address: Some((Space::Shared, address)), other: Some(other) };
+        self.report_of(issuer, Tool::Racecheck, kind, remark);
+    }
+
+    fn report_clashes(&mut self, issuer: Issuer, clashes: Clashes, write: bool, copy: Option<u32>) {
+        for found in clashes.found {
+            self.report_clash(issuer, found, write, copy.is_some());
+        }
+    }
+
+    /// Records that lanes of a warp start to read ranges of the executing block's shared memory through the asynchronous
+    /// proxy, until [`end_reads`](Self::end_reads); gives the number of the operation.
+    pub(crate) fn issue_reads(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        lanes: u32,
+        ranges: impl IntoIterator<Item = (u64, u64)>,
+    ) -> u32 {
+        self.cluster.asynchronous.active = true;
+        let id = self.cluster.asynchronous.number();
+        let rank = self.rank();
+        let issuer = Issuer {
+            rank,
+            warp: warp.index,
+            lanes: 1 << lanes.trailing_zeros().min(31),
+            live: warp.live,
+            pc,
+        };
+        self.note_operation(id, issuer, "wgmma");
+        if let Some(races) = &mut self.races {
+            races.issue(warp.index);
+        }
+        for (address, bytes) in ranges {
+            if self.block.shared.covers(address, bytes) {
+                self.issue_here(issuer, id, address, bytes, false, true);
+            }
+        }
+        if let Some(races) = &mut self.races {
+            races.issue(warp.index);
+        }
+        id
+    }
+
+    /// Lanes of a warp know that the reads of operations have ended. The wait is one of the whole warp, and orders what its
+    /// lanes did.
+    pub(crate) fn end_reads(&mut self, warp: &Warp, lanes: u32, operations: &[u32]) {
+        if let Some(races) = &mut self.races {
+            let parts: Vec<u32> = operations.iter().map(|id| Part::Reads.of(*id)).collect();
+            races.warp_barrier(warp.index, lanes, warp.live);
+            races.accept_ends(warp.index, lanes, warp.live, &parts);
+        }
+    }
+
+    /// A spot as findings show it.
+    pub(super) fn shown(spot: Spot) -> Option<(Space, u64)> {
+        Some((Space::Shared, spot.address))
+    }
+}

@@ -1,0 +1,229 @@
+//! What the race detector knows of asynchronous operations.
+//!
+//! An operation is recorded twice. In the shadow its accesses count as those of the issuing lane at the time of the
+//! issue, so that everything that is not ordered before the issue, or after it, is an ordinary race. Beside that every
+//! word of shared memory has a [`Cell`] that names the operations that write and read it: whoever touches the word must
+//! also know that the operation has *ended*. The end is known to lanes that waited for their group, to lanes that saw
+//! the mbarrier's phase complete, and to everyone who synchronised with them later; it travels in [`View`]s.
+//!
+//! A second knowledge says of which generic accesses the asynchronous proxy knows: `fence.proxy.async` copies a thread's
+//! own into it, and it travels the same way. Bulk copies and `wgmma` that read a word which was written generically and
+//! of which the proxy does not know are findings.
+
+pub use super::clock::View;
+use super::shadow::{SECTOR, Shadow};
+use super::{Access, BlockRaces};
+use crate::report::Findings;
+
+/// A generic write to shared memory, as the proxy rule needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Generic {
+    /// Rank in the cluster of the writing block.
+    pub rank: u32,
+    /// Warp in the block.
+    pub warp: u32,
+    /// Lane.
+    pub lane: u32,
+    /// Decoded instruction.
+    pub pc: u32,
+    tick: u32,
+}
+
+/// An operation's reads or writes, in one number: views know of the end of each apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What it reads; the source may be overwritten after that.
+    Reads,
+    /// What it writes.
+    Writes,
+}
+
+impl Part {
+    /// The number of this part of an operation.
+    pub const fn of(self, operation: u32) -> u32 {
+        operation << 1 | self as u32
+    }
+}
+
+/// What is known of a word of shared memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cell {
+    /// The operation that wrote it last, 0 if something else did.
+    pub writer: u32,
+    /// The operation that reads it, 0 if none does.
+    pub reader: u32,
+    /// 1 + tick (24 bits), instruction (25), rank (4), warp (5), lane (5) of the last generic write.
+    generic: u64,
+}
+
+impl Cell {
+    /// The last generic write, if nothing else has written since.
+    pub fn generic(self) -> Option<Generic> {
+        let at = |shift: u32, bits: u32| (self.generic >> shift) as u32 & ((1 << bits) - 1);
+        (self.generic != 0).then(|| Generic {
+            lane: at(0, 5),
+            warp: at(5, 5),
+            rank: at(10, 4),
+            pc: at(14, 25),
+            tick: at(39, 24),
+        })
+    }
+}
+
+/// The cells of a block's shared memory; none until an asynchronous operation touches it.
+#[derive(Debug, Default)]
+pub struct Cells {
+    words: Vec<Cell>,
+}
+
+impl Cells {
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.words.clear();
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// All cells.
+    pub fn all(&self) -> &[Cell] {
+        &self.words
+    }
+
+    /// The cells of a range, made if there are none.
+    pub fn range(&mut self, address: u64, bytes: u64) -> &mut [Cell] {
+        let (from, to) = ((address / 4) as usize, (address + bytes).div_ceil(4) as usize);
+        if self.words.len() < to {
+            self.words.resize(to, Cell::default());
+        }
+        self.words.get_mut(from..to).unwrap_or_default()
+    }
+}
+
+impl BlockRaces<'_> {
+    /// What lanes know and did until now, for others to [`accept`](Self::accept): a release.
+    pub fn publish(&mut self, warp: u32, lanes: u32) -> View {
+        let view = self.clocks.publish(warp, lanes);
+        self.moved();
+        view
+    }
+
+    /// What lanes knew and did before their last fence of cluster scope or wider: what a relaxed arrival publishes.
+    pub fn publish_fenced(&mut self, warp: u32, lanes: u32) -> View {
+        let view = self.clocks.publish_fenced(warp, lanes);
+        self.moved();
+        view
+    }
+
+    /// Lanes learn what others published: an acquire. `live` are the lanes of the warp that have not exited.
+    pub fn accept(&mut self, warp: u32, lanes: u32, live: u32, published: &View) {
+        self.clocks.accept(warp, lanes, live, published);
+    }
+
+    /// Lanes know that parts of operations have ended.
+    pub fn accept_ends(&mut self, warp: u32, lanes: u32, live: u32, parts: &[u32]) {
+        let mut view = View::default();
+        view.add_ended(parts);
+        self.clocks.accept(warp, lanes, live, &view);
+    }
+
+    /// Whether a lane knows that a part of an operation has ended.
+    pub fn knows_end(&self, warp: u32, lane: u32, part: u32) -> bool {
+        self.clocks.ask(warp, lane, |view| view.knows_end(part))
+    }
+
+    /// The present time of a warp; [`issue`](Self::issue) ends it.
+    pub fn tick(&self, warp: u32) -> u32 {
+        self.clocks.tick(warp)
+    }
+
+    /// Gives what a warp has just issued a time of its own.
+    pub fn issue(&mut self, warp: u32) {
+        self.clocks.issue(warp);
+        self.moved();
+    }
+
+    /// What those learn who see the end of an operation that a lane of this block issued at `tick`.
+    pub fn ending(&self, warp: u32, lanes: u32, tick: u32, parts: &[u32]) -> View {
+        let mut view = View::default();
+        view.add(self.clocks.first_warp() + warp, lanes, tick);
+        view.add_ended(parts);
+        view
+    }
+
+    /// `fence.proxy.async`
+    pub fn fence_proxy(&mut self, warp: u32, lanes: u32, live: u32) {
+        self.clocks.fence_proxy(warp, lanes, live);
+        self.moved();
+    }
+
+    /// Enters a generic write to a word.
+    pub fn write_generic(&self, cell: &mut Cell, warp: u32, lane: u32, pc: u32) {
+        let tick = u64::from(self.clocks.tick(warp));
+        let rank = u64::from(self.clocks.first_warp() / 32);
+        *cell = Cell {
+            generic: tick << 39
+                | u64::from(pc & 0x1FF_FFFF) << 14
+                | (rank & 15) << 10
+                | u64::from(warp & 31) << 5
+                | u64::from(lane & 31),
+            ..Cell::default()
+        };
+    }
+
+    /// One lane accesses a range; `access.bytes` does not matter.
+    pub fn one_lane(
+        &mut self,
+        shadow: &Shadow,
+        offset: u64,
+        bytes: u64,
+        lane: u32,
+        access: Access,
+        findings: &mut Findings,
+    ) {
+        let (mut at, end) = (offset, offset + bytes);
+        while at < end {
+            // The largest power of two that fits; whole sectors are the quickest.
+            let fits = 1u32 << (end - at).min(SECTOR).ilog2();
+            let size = if at == 0 { fits } else { fits.min(1 << at.trailing_zeros().min(5)) };
+            let access = Access { bytes: size, ..access };
+            if u64::from(size) == SECTOR {
+                self.contiguous(shadow, at, lane, 1, access, findings, &|_, _| false);
+            } else {
+                self.scattered(shadow, &[at; 32], 1 << lane, access, findings, &|_, _| false);
+            }
+            at += u64::from(size);
+        }
+    }
+
+    /// Whether the asynchronous proxy knows of a generic write when a lane starts an operation.
+    pub fn is_fenced(&self, warp: u32, lane: u32, write: Generic) -> bool {
+        let number = 32 * write.rank + write.warp;
+        self.clocks.ask(warp, lane, |view| view.unfenced(number, 1 << write.lane, write.tick) == 0)
+    }
+
+    /// Whether a lane knows of everything that a lane of a block of the cluster did up to `tick`.
+    pub fn knows(&self, warp: u32, lane: u32, other: Generic) -> bool {
+        let own = self.clocks.first_warp() / 32;
+        let missing = if other.rank == own {
+            self.clocks.unordered(other.warp, 1 << other.lane, other.tick, warp, 1 << lane)
+        } else {
+            let block = self.block.wrapping_sub(own).wrapping_add(other.rank);
+            self.clocks.unordered_remote(block, other.warp, 1 << other.lane, other.tick, warp, 1 << lane)
+        };
+        missing == 0 || other.rank == own && other.warp == warp && other.lane == lane
+    }
+
+    /// What a lane does now, as [`knows`](Self::knows) asks for it.
+    pub fn moment(&self, warp: u32, lane: u32, pc: u32) -> Generic {
+        Generic { rank: self.clocks.first_warp() / 32, warp, lane, pc, tick: self.clocks.tick(warp) }
+    }
+
+    /// Forgets ends of operations of which nobody will ask again.
+    pub fn retain_ended(&mut self, wanted: &dyn Fn(u32) -> bool) {
+        self.clocks.retain_ended(wanted);
+    }
+}
