@@ -30,6 +30,10 @@ pub(crate) struct Remark {
     column: u32,
     /// One sentence.
     message: String,
+    /// What usually repairs it; may be empty.
+    help: &'static str,
+    /// Lines that explain it, and what there is to say about each.
+    notes: Vec<(u32, String)>,
 }
 
 #[pymethods]
@@ -106,6 +110,8 @@ pub(crate) struct Run {
     findings: Vec<Finding>,
     /// Instructions, memory traffic and the like by name; empty if they were not asked for.
     counters: HashMap<String, u64>,
+    /// What the threads printed, call by call.
+    printed: Vec<String>,
     /// Why the kernel was ended before its threads were done, or None.
     fault: Option<String>,
 }
@@ -136,6 +142,8 @@ fn examine(source: &str, target: Option<Target>) -> Vec<Remark> {
             line: d.line,
             column: d.column,
             message: d.message.clone(),
+            help: "",
+            notes: Vec::new(),
         })
         .collect();
     // What could not be read may hold the definitions that the rest needs.
@@ -144,17 +152,20 @@ fn examine(source: &str, target: Option<Target>) -> Vec<Remark> {
         if let Some(target) = target {
             module.target = target;
         }
+        let place = |at| match at {
+            SourceLoc::Ptx { line, column } => (line, column),
+            _ => (0, 0),
+        };
         remarks.extend(verify::verify(&module).into_iter().map(|found| {
-            let (line, column) = match found.location {
-                SourceLoc::Ptx { line, column } => (line, column),
-                _ => (0, 0),
-            };
+            let (line, column) = place(found.location);
             Remark {
                 severity: name(found.severity == TextSeverity::Error),
                 rule: found.rule.name(),
                 line,
                 column,
                 message: found.message,
+                help: found.help.unwrap_or_default(),
+                notes: found.notes.into_iter().map(|n| (place(n.location).0, n.message)).collect(),
             }
         }));
     }
@@ -293,7 +304,7 @@ fn place<'py>(
 /// "initcheck", "racecheck", "synccheck". shared: bytes of dynamic shared memory. seed: selects the order in which warps
 /// run. max_steps: instructions after which the launch is stopped; 0 is no limit.
 ///
-/// Returns a Run with findings, counters and fault. PtxError says why a text cannot run.
+/// Returns a Run with findings, counters, printed text and fault. PtxError says why a text cannot run.
 #[pyfunction]
 #[pyo3(signature = (ptx, entry=None, grid=None, block=None, args=None, *, sanitize=None, shared=0, cluster=None, counters=true, seed=0, max_steps=0))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
@@ -395,7 +406,8 @@ pub(crate) fn run<'py>(
     }
     let findings = report.findings.iter().map(|f| Finding::new(f, ptx)).collect();
     let counters = if counters { rows(&report.counters) } else { HashMap::new() };
-    Ok(Run { findings, counters, fault })
+    let printed = report.printed.into_iter().map(|p| p.text).collect();
+    Ok(Run { findings, counters, printed, fault })
 }
 
 fn rows(counters: &Counters) -> HashMap<String, u64> {

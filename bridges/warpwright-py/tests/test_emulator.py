@@ -101,6 +101,30 @@ def test_a_fault_is_told_and_nothing_is_written():
     assert "limit" in ww.run(endless, grid=1, block=1, max_steps=1000).fault
 
 
+PRINTING = (
+    HEAD
+    + """
+.extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);
+.global .align 1 .b8 text[7] = {37, 100, 33, 10, 0, 0, 0};
+.visible .entry k()
+{
+    .local .align 8 .b8 depot[8]; .reg .b32 %r<3>; .reg .b64 %rd<4>;
+    mov.u32 %r1, %tid.x; mov.u64 %rd1, depot; st.local.u32 [%rd1], %r1;
+    cvta.local.u64 %rd2, %rd1; mov.u64 %rd3, text; cvta.global.u64 %rd3, %rd3;
+    { .param .b64 f; .param .b64 a; .param .b32 v;
+      st.param.b64 [f+0], %rd3; st.param.b64 [a+0], %rd2;
+      call.uni (v), vprintf, (f, a); ld.param.b32 %r2, [v+0]; }
+    ret;
+}
+"""
+)
+
+
+def test_printed_text():
+    run = ww.run(PRINTING, "k", grid=1, block=3)
+    assert run.ok and run.printed == ["0!\n", "1!\n", "2!\n"]
+
+
 def test_what_cannot_run_is_refused():
     with pytest.raises(ww.PtxError) as info:
         ww.run(SCALE.replace("mul.rn.f32 %f3, %f2, %f1", "mul.rn.f32 %f3, %f2"), "scale", args=())
@@ -128,6 +152,7 @@ def test_lint_says_what_is_wrong_and_where():
     wrong = errors(SCALE.replace("ld.global.f32 %f2", "ld.global.f64 %f2"))
     assert len(wrong) == 1
     assert wrong[0].line > 0 and wrong[0].column > 0 and wrong[0].rule and wrong[0].message
+    assert wrong[0].help is not None and wrong[0].notes == []
     assert "ld.global.f64" in SCALE.replace("ld.global.f32 %f2", "ld.global.f64 %f2").splitlines()[wrong[0].line - 1]
     assert errors("this is no PTX")
     assert errors(HEAD) == []
