@@ -132,8 +132,8 @@ pub(crate) struct Array<'py> {
     read_only: bool,
     /// The stream that its library enqueues on; 0 on the host.
     pub(crate) stream: u64,
-    /// Keeps the memory until the operation is enqueued.
-    _capsule: Option<Capsule>,
+    /// Keeps the memory as long as the array is here.
+    capsule: Option<Capsule>,
 }
 
 impl<'py> Array<'py> {
@@ -204,7 +204,7 @@ impl<'py> Array<'py> {
             strides,
             read_only: d.read_only,
             stream: 0,
-            _capsule: capsule,
+            capsule,
         })
     }
 
@@ -323,7 +323,7 @@ impl<'py> Array<'py> {
             strides,
             read_only,
             stream: 0,
-            _capsule: None,
+            capsule: None,
         })
     }
 
@@ -380,6 +380,13 @@ impl<'py> Array<'py> {
         }
         let (expected, got) = (expected.to_string(), self.place.to_string());
         Err(error::device(self.object.py(), self.site.op, self.site.argument, &expected, &got))
+    }
+
+    /// Whether an operation of `library` must have ended before the array may be given back. A library that runs the
+    /// operation on its own stream reuses memory in the order of that stream; others do not know of it.
+    pub(crate) fn must_outlive_the_work(&self, library: Library) -> bool {
+        let ordered = self.library == library && matches!(library, Library::Torch | Library::Cupy);
+        self.place != Place::Host && self.capsule.is_some() && !ordered
     }
 
     /// That it can be written.

@@ -121,7 +121,7 @@ impl<'py> Call<'py> {
         };
         if fits {
             let (flat, object) = (Flat::of(&array), array.object.clone());
-            return Ok(Output { flat, kind: Kind::Array(object), _array: Some(array) });
+            return Ok(Output { flat, kind: Kind::Array(object), array: Some(array) });
         }
         self.may_copy(&array)?;
         let temporary = self.made(argument, like, form)?;
@@ -141,7 +141,7 @@ impl<'py> Call<'py> {
             return Ok(Output {
                 flat,
                 kind: Kind::Owned { tensor, ordinal, library, like: like.object.clone() },
-                _array: None,
+                array: None,
             });
         }
         let object = if library == Library::Torch && matches!(form, Form::Like) {
@@ -158,7 +158,7 @@ impl<'py> Call<'py> {
                 Kind::Converted { from: object, library, like: like.object.clone() }
             }
         };
-        Ok(Output { flat, kind, _array: Some(array) })
+        Ok(Output { flat, kind, array: Some(array) })
     }
 
     /// Enqueues the work; the results as arrays of the caller's library.
@@ -170,7 +170,12 @@ impl<'py> Call<'py> {
     ) -> PyResult<[Bound<'py, PyAny>; O]> {
         let (place, stream) = (self.place, self.stream);
         let (reads, writes) = (inputs.each_ref().map(Flat::of), outputs.each_ref().map(|o| o.flat));
-        let done = self.py.detach(move || memory::run(place, stream, reads, writes, work));
+        let mut arrays = inputs.iter().chain(outputs.iter().filter_map(|o| o.array.as_ref()));
+        let wait = arrays.any(|a| a.must_outlive_the_work(self.library));
+        let done = self.py.detach(move || {
+            memory::run(place, stream, reads, writes, work)?;
+            if wait { memory::synchronize(place, stream) } else { Ok(()) }
+        });
         done.map_err(|e| error::raise(self.py, e))?;
         try_map(outputs, |o| o.kind.finish(self.py, self.stream))
     }
@@ -245,7 +250,7 @@ pub(crate) struct Output<'py> {
     flat: Flat,
     kind: Kind<'py>,
     /// Holds the memory that is written.
-    _array: Option<Array<'py>>,
+    array: Option<Array<'py>>,
 }
 
 enum Kind<'py> {

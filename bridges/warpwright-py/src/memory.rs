@@ -143,6 +143,14 @@ pub(crate) fn raw_stream(device: &Device, raw: u64) -> Result<Stream, RuntimeErr
     unsafe { interop::stream_from_raw(device, raw) }
 }
 
+/// Waits for what has been enqueued on a stream of a GPU.
+pub(crate) fn synchronize(place: Place, stream: u64) -> Result<(), Error> {
+    match place {
+        Place::Host => Ok(()),
+        Place::Cuda(ordinal) => Ok(raw_stream(&gpu(ordinal)?, stream)?.synchronize()?),
+    }
+}
+
 /// The bytes of an array on the host that is row-major.
 pub(crate) fn read_host<'a>(array: &'a Array<'_>) -> &'a [u8] {
     let flat = Flat::of(array);
