@@ -3,11 +3,11 @@
 //! The cases are those of the testkit, which runs them on devices; they are included as source, because the testkit is
 //! built on the emulator.
 
-#[allow(dead_code, unreachable_pub, reason = "the module is public where it belongs")]
+#[allow(unreachable_pub, reason = "the module is public where it belongs")]
 #[path = "../../warpwright-testkit/src/ptx_cases/mod.rs"]
 mod ptx_cases;
 
-use ptx_cases::{POISON, PtxCase, mma, moves};
+use ptx_cases::{POISON, PtxCase, mma, moves, wgmma};
 use warpwright_emu::{LaunchConfig, Memory, Options, Program, launch};
 
 /// Runs a case under all sanitizers; gives what is wrong.
@@ -59,4 +59,9 @@ fn mma_multiplies_fragments() {
 #[test]
 fn matrices_move_between_lanes_and_shared_memory() {
     check(&moves::cases(), 37);
+}
+
+#[test]
+fn wgmma_multiplies_tiles() {
+    check(&wgmma::cases(), 300);
 }

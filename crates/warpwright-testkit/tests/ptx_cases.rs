@@ -22,7 +22,7 @@ fn cases() -> impl Iterator<Item = PtxCase> {
 
 #[test]
 fn some_cases_in_the_emulator() {
-    check(&Device::emulator(), mma::cases().into_iter().chain(moves::cases()).step_by(20));
+    check(&Device::emulator(), cases().step_by(40));
 }
 
 #[test]
