@@ -104,6 +104,26 @@ fn files_have_the_findings_that_they_announce() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
+/// The files of the round trip hold every form of their families; targets differ, and nothing is assigned.
+#[test]
+fn forms_of_the_round_trip_are_legal() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests/roundtrip");
+    for (name, least) in [("tensor", 160), ("asynchronous", 300), ("cluster", 110), ("scalar", 200)] {
+        let text = std::fs::read_to_string(folder.join(format!("{name}.ptx"))).expect("a text file");
+        let parsed = text::parse(&text);
+        assert!(parsed.diagnostics.is_empty(), "{name}: {:?}", parsed.diagnostics);
+        let count: usize = parsed.module.functions[0].blocks.iter().map(|b| b.instructions.len()).sum();
+        assert!(count >= least, "{name} has {count} instructions");
+        let aside = [Rule::Target2, Rule::Target3, Rule::Def3, Rule::Def4];
+        let findings = verify(&parsed.module);
+        let is_error = |e: &&VerifyError| e.severity == Severity::Error && !aside.contains(&e.rule);
+        let left: Vec<_> = findings.iter().filter(is_error).collect();
+        assert!(left.is_empty(), "{name}: {left:?}");
+        let foreign = findings.iter().any(|e| e.rule == Rule::Target3);
+        assert_eq!(foreign, name == "tensor", "{name}: only wgmma is of another target");
+    }
+}
+
 /// Rules that a parsed module cannot break: the parser reads no values, and reports unknown names and doubles itself.
 const WITHOUT_TEXT: [Rule; 5] = [Rule::Def1, Rule::Def2, Rule::Def5, Rule::Def6, Rule::Cfg1];
 

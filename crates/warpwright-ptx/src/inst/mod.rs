@@ -335,7 +335,7 @@ pub enum Inst {
     /// `st.async{.mmio}.release.scope{.global}.ty [addr], src`
     StAsync { space: StateSpace, ty: ScalarType, addr: Address, srcs: Vec<Operand>, order: AsyncOrder },
     /// `red.async.relaxed.cluster{.shared::cluster}.mbarrier::complete_tx::bytes.op.ty [addr], b, [barrier]` and
-    /// `red.async{.mmio}.release.scope{.global}.add.ty [addr], b`
+    /// `red.async{.mmio}.release.scope{.global}.op.ty [addr], b`
     RedAsync { op: AtomOp, space: StateSpace, ty: ScalarType, addr: Address, b: Operand, order: AsyncOrder },
     /// `tensormap.replace.tile.field{.space}.b1024.ty [addr]{, index}, value`
     TensormapReplace {

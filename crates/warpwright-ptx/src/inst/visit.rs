@@ -169,7 +169,6 @@ macro_rules! visit_body {
                 opnd!($($r)+ m.b);
                 if let Some(s) = $($r)+ m.sparsity { opnd!($($r)+ s.metadata); }
                 if let Accumulate::If(p) = $($r)+ m.accumulate { $f(Role::Use, p); }
-                if m.accumulate != Accumulate::Always(false) { for d in $($r)+ m.d { $f(Role::Use, d); } }
                 for d in $($r)+ m.d { $f(Role::Def, d); }
             }
             Inst::CpAsync { dst, src, limit, policy, .. } => {
@@ -252,11 +251,18 @@ macro_rules! visit_body {
 impl Inst {
     /// Calls `f` for every register that the instruction reads or writes, reads first. The guard is not included.
     pub fn visit(&self, mut f: impl FnMut(Role, Reg)) {
+        // The one operand that is read and written.
+        if let Self::Wgmma(m) = self
+            && m.accumulate != Accumulate::Always(false)
+        {
+            m.d.iter().for_each(|r| f(Role::Use, *r));
+        }
         let mut f = |role: Role, r: &Reg| f(role, *r);
         visit_body!(self, f, &);
     }
 
-    /// The same with mutable access, to rename registers.
+    /// The same with mutable access, to rename registers. Every operand is visited once; what is read and written comes as
+    /// [`Role::Def`].
     pub fn visit_mut(&mut self, mut f: impl FnMut(Role, &mut Reg)) {
         visit_body!(self, f, &mut);
     }

@@ -4,7 +4,7 @@ use super::memory;
 use super::set::{Misfit, Requirement, TypeSet};
 use super::tensor;
 use crate::inst::*;
-use crate::types::{L2Prefetch, Ordering, ScalarType, Semantics, StateSpace};
+use crate::types::{L2Prefetch, Ordering, ScalarType, Scope, Semantics, StateSpace};
 
 /// Targets with `setmaxnreg` and `tensormap.replace`.
 const SPECIFIC_90: &[u32] = &[90, 100, 101, 103, 110, 120, 121];
@@ -46,12 +46,16 @@ pub(super) fn feature(inst: &Inst) -> Result<Requirement, Misfit> {
         | Inst::MbarrierInit { .. }
         | Inst::MbarrierInval { .. }
         | Inst::MbarrierPendingCount { .. } => since(7, 0, 80),
-        Inst::MbarrierArrive { no_complete, expect_tx, ordering, space, dst, count, .. } => {
+        Inst::MbarrierArrive { drop, no_complete, expect_tx, ordering, space, dst, count, .. } => {
+            let far = ordering.scope == Some(Scope::Cluster) || ordering.semantics == Semantics::Relaxed;
+            if *no_complete && far {
+                return Err(Misfit::Types);
+            }
             let plain_count = count.is_some() && !no_complete;
             let base = match (expect_tx, dst) {
                 (Some(_), _) => since(8, 0, 90),
-                (None, None) => since(7, 1, 80),
-                (None, Some(_)) => since(7, 0, 80),
+                (None, None) if !drop => since(7, 1, 80),
+                (None, _) => since(7, 0, 80),
             };
             let counted = if plain_count { since(7, 8, 90) } else { Requirement::BASE };
             base.and(counted).and(of_mbarrier(*ordering, *space))
@@ -95,8 +99,7 @@ pub(super) fn feature(inst: &Inst) -> Result<Requirement, Misfit> {
             let row = memory::RED_ASYNC.iter().find(|row| row.0 == *op).ok_or(Misfit::Types)?;
             match order {
                 AsyncOrder::Mbarrier(_) => typed(row.1, *ty, since(8, 1, 90))?,
-                AsyncOrder::Release { .. } if *op == AtomOp::Add => typed(row.1, *ty, since(8, 7, 100))?,
-                AsyncOrder::Release { .. } => return Err(Misfit::Types),
+                AsyncOrder::Release { .. } => typed(row.1, *ty, since(8, 7, 100))?,
             }
         }
         Inst::TensormapReplace { field: TensormapField::SwizzleAtomicity, .. } => {

@@ -2,6 +2,11 @@
 //!
 //! [`print()`] writes a module in one canonical form; [`parse`] reads that form and what other compilers and people
 //! write. `print(parse(print(m))) == print(m)` holds for every module whose instructions the verifier accepts.
+//!
+//! An opcode that cannot be read (an unknown mnemonic or modifier, or one of the families in
+//! [`Foreign`](crate::inst::Foreign)) costs nothing but itself: it is reported with line and column, and the statement
+//! stays in the module as [`Inst::Opaque`](crate::inst::Inst::Opaque). [`Parsed::complete`] tells whether more than
+//! that was lost.
 
 mod diagnostic;
 mod lex;

@@ -450,7 +450,8 @@ fn effect(cx: &mut Checker<'_>) {
 /// V-MEM-7: ordering, scope and cache hints.
 fn order_and_hints(cx: &mut Checker<'_>, inst: &Inst) {
     match inst {
-        Inst::Ld { space, ordering, hints, non_coherent, .. } => {
+        Inst::Ld { space, ty, ordering, hints, non_coherent, dsts, .. } => {
+            second_level(cx, hints, ty.bytes() * u32::try_from(dsts.len()).unwrap_or(0));
             if *non_coherent && *space != StateSpace::Global {
                 cx.report(Rule::Mem1, "`.nc` reads global memory only".to_owned());
             }
@@ -464,13 +465,31 @@ fn order_and_hints(cx: &mut Checker<'_>, inst: &Inst) {
             let takes = |op| ops.contains(&op) || (!*non_coherent && coherent.contains(&op));
             hinted(cx, "ld", *space, *ordering, hints, takes);
         }
-        Inst::St { space, ordering, hints, .. } => {
+        Inst::St { space, ty, ordering, hints, srcs, .. } => {
+            second_level(cx, hints, ty.bytes() * u32::try_from(srcs.len()).unwrap_or(0));
             let takes = |s| !matches!(s, Semantics::Acquire | Semantics::AcqRel);
             ordered(cx, "st", *space, *ordering, takes);
             let ops = [CacheOp::Wb, CacheOp::Cg, CacheOp::Cs, CacheOp::Wt];
             hinted(cx, "st", *space, *ordering, hints, |op| ops.contains(&op));
             if hints.l2_prefetch != L2Prefetch::Default {
                 cx.report(Rule::Mem7, "a store does not prefetch".to_owned());
+            }
+        }
+        Inst::Prefetch {
+            space: StateSpace::Local,
+            level: PrefetchLevel::L2EvictLast | PrefetchLevel::L2EvictNormal,
+            ..
+        } => {
+            cx.report(Rule::Mem1, "cache priorities have no meaning in .local".to_owned());
+        }
+        Inst::AtomVector { ordering, dsts, .. } => {
+            let takes = match ordering.semantics {
+                Semantics::Acquire | Semantics::AcqRel => dsts.is_some(),
+                Semantics::Volatile | Semantics::Mmio => false,
+                _ => true,
+            };
+            if !takes {
+                cx.report(Rule::Mem7, format!("this reduction has no `.{}`", ordering.semantics));
             }
         }
         Inst::Atom { ordering, dst, .. } => {
@@ -486,6 +505,13 @@ fn order_and_hints(cx: &mut Checker<'_>, inst: &Inst) {
             }
         }
         _ => {}
+    }
+}
+
+/// Priorities in the L2 cache exist for vectors of 32 bytes.
+fn second_level(cx: &mut Checker<'_>, hints: &CacheHints, bytes: u32) {
+    if hints.l2 != L2Eviction::Default && bytes != 32 {
+        cx.report(Rule::Mem7, format!("`.{}` is for vectors of 32 bytes, not {bytes}", hints.l2));
     }
 }
 
@@ -537,8 +563,8 @@ fn hinted(
         if ordering.semantics != Semantics::Weak {
             cx.report(Rule::Mem7, format!("`.{op}` and `.{}` exclude each other", ordering.semantics));
         }
-        if l1 != L1Eviction::Default || l2 != L2Eviction::Default {
-            cx.report(Rule::Mem7, format!("`.{op}` and an eviction priority exclude each other"));
+        for name in [l1.name(), l2.name()].into_iter().filter(|n| !n.is_empty()) {
+            cx.report(Rule::Mem7, format!("`.{op}` and `.{name}` exclude each other"));
         }
     }
     let cached = matches!(space, StateSpace::Generic | StateSpace::Global);

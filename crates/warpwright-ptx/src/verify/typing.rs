@@ -438,7 +438,8 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             result(cx, dst, B32);
         }
         Inst::Ldu { ty, ref dsts, .. } => {
-            vector(cx, StateSpace::Generic, ty, dsts.len());
+            // Without the long vectors of `ld`.
+            vector(cx, StateSpace::Shared, ty, dsts.len());
             for d in dsts.iter().flatten() {
                 register(cx, *d, ty, Width::OrWider, "the result");
             }
@@ -527,7 +528,10 @@ fn part_type(cx: &mut Checker<'_>, ty: ScalarType, parts: usize) -> Option<Scala
 fn vector(cx: &mut Checker<'_>, space: StateSpace, ty: ScalarType, width: usize) {
     match isa::vector(width, ty.bits()) {
         None => cx.report(Rule::Type7, format!("there is no vector of {width} elements of .{ty}")),
-        Some(_) if width as u64 * u64::from(ty.bytes()) > 16 && space != StateSpace::Global => {
+        Some(_)
+            if width as u64 * u64::from(ty.bytes()) > 16
+                && !matches!(space, StateSpace::Global | StateSpace::Generic) =>
+        {
             let message = format!("a vector of {width} elements of .{ty} exists in global memory only");
             cx.report(Rule::Type7, message);
         }

@@ -56,7 +56,9 @@ pub(crate) fn set(cmp: CmpOp, dst_ty: ScalarType, ty: ScalarType, ftz: bool) -> 
 pub(crate) fn cvt(to: ScalarType, from: ScalarType, mods: Modifiers, pair: bool) -> Inst {
     // Nothing is widened beside a bfloat16, so its bytes are in byte registers.
     let narrow = to == BF16 || from == BF16;
-    let at = |ty: ScalarType, n| if narrow && ty.bits() == 8 { register_of(B8, n) } else { register(ty, n) };
+    let at = |ty: ScalarType, n| {
+        if (narrow && ty.bits() == 8) || ty == E2M1x2 { register_of(B8, n) } else { register(ty, n) }
+    };
     let b = pair.then(|| at(from, 2).into());
     Inst::Cvt { to, from, mods, dst: at(to, 0), a: at(from, 1).into(), b }
 }
@@ -184,6 +186,7 @@ pub(crate) fn every_form() -> Vec<Inst> {
     }
     all.extend(memory_features());
     all.extend(others());
+    all.extend(crate::families::every_form());
     all
 }
 
@@ -310,6 +313,10 @@ fn others() -> Vec<Inst> {
     }
     for space in [StateSpace::Generic, StateSpace::Global, StateSpace::Local] {
         for level in PrefetchLevel::ALL {
+            let priority = matches!(level, PrefetchLevel::L2EvictLast | PrefetchLevel::L2EvictNormal);
+            if priority && space == StateSpace::Local {
+                continue;
+            }
             all.push(Inst::Prefetch { space, level: *level, addr: Address::reg(register(B64, 1), 0) });
         }
     }

@@ -1,5 +1,7 @@
 //! Random modules over every shape of instruction. They follow the grammar, not the type rules.
 
+mod families;
+
 use warpwright_ptx::*;
 
 /// Where the generator takes its decisions from. Zero is always the plainest choice, so that a shorter or smaller tape
@@ -278,7 +280,7 @@ impl<F: FnMut() -> u64> Choices<F> {
         let named_space = &StateSpace::ALL[1..];
         let (dst, a, b, c) = (self.reg(f), self.operand(f), self.operand(f), self.operand(f));
         let mask = self.operand(f);
-        match self.below(35) {
+        match self.below(44) {
             0 => Inst::Brkpt,
             1 => Inst::Unary { op: self.pick(UnaryOp::ALL), ty: self.ty(), mods: self.mods(), dst, a },
             2 | 3 => {
@@ -437,7 +439,8 @@ impl<F: FnMut() -> u64> Choices<F> {
                 1 => Inst::WarpBarrier { mask },
                 _ => Inst::Nanosleep { duration: a },
             },
-            _ => Inst::Activemask { dst },
+            34 => Inst::Activemask { dst },
+            _ => self.family(f),
         }
     }
 }

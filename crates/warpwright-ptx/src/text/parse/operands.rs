@@ -8,7 +8,7 @@ use crate::text::lex::{Kind, Token};
 use crate::types::*;
 
 /// The longest vector that any supported instruction takes.
-const MAX_VECTOR: usize = 128;
+const MAX_VECTOR: usize = 8;
 
 /// What a name in operand position is.
 pub(super) enum Named {
@@ -298,18 +298,23 @@ impl<'a> Parser<'a> {
     }
 
     /// `{item, item, ...}`
-    pub(super) fn braced<T>(&mut self, mut item: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
+    pub(super) fn braced<T>(&mut self, item: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
+        self.braced_up_to(MAX_VECTOR, item)
+    }
+
+    /// The same with at most `most` items.
+    pub(super) fn braced_up_to<T>(
+        &mut self,
+        most: usize,
+        mut item: impl FnMut(&mut Self) -> Read<T>,
+    ) -> Read<Vec<T>> {
         let at = self.token;
         self.expect(b'{')?;
         let mut items = Vec::with_capacity(4);
         loop {
             items.push(item(self)?);
-            if items.len() > MAX_VECTOR {
-                return Err(self.fail(
-                    rules::OPERAND,
-                    at,
-                    format!("a vector has at most {MAX_VECTOR} elements"),
-                ));
+            if items.len() > most {
+                return Err(self.fail(rules::OPERAND, at, format!("a vector has at most {most} elements")));
             }
             if !self.eat(b',') {
                 break;

@@ -7,6 +7,9 @@ use crate::inst::*;
 use crate::text::lex::{Kind, Token};
 use crate::types::*;
 
+/// Registers of the largest accumulator of `wgmma`.
+const MAX_FRAGMENT: usize = 128;
+
 /// Reads `m64n128k16`.
 fn wgmma_shape(text: &str) -> Option<(u16, u16)> {
     let (n, k) = text.strip_prefix("m64n")?.split_once('k')?;
@@ -190,7 +193,7 @@ impl<'a> Parser<'a> {
             self.require(&mut rest, &["and", "popc"])?;
         }
         self.nothing_left(&rest)?;
-        let d = self.braced(|p| p.dst(register_type(d_ty)))?;
+        let d = self.braced_up_to(MAX_FRAGMENT, |p| p.dst(register_type(d_ty)))?;
         self.expect(b',')?;
         let a = if self.token.is(b'{') {
             WgmmaSource::Registers(self.braced(|p| p.operand(ScalarType::B32))?)

@@ -1,0 +1,370 @@
+//! Random tensor-core, asynchronous and cluster instructions.
+
+use warpwright_ptx::*;
+
+use super::Choices;
+
+impl<F: FnMut() -> u64> Choices<F> {
+    /// An address without a symbol.
+    fn plain_address(&mut self, f: &Function) -> Address {
+        let offset = self.offset();
+        let base = if self.flag() { AddressBase::Absolute } else { AddressBase::Reg(self.reg(f)) };
+        Address { base, offset }
+    }
+
+    /// A register that cannot be taken for a predicate.
+    fn value(&mut self, f: &Function) -> Option<Reg> {
+        let reg = self.reg(f);
+        (f.reg_type(reg) != Some(ScalarType::Pred)).then_some(reg)
+    }
+
+    fn fragment(&mut self, f: &Function) -> Vec<Operand> {
+        (0..=self.below(4)).map(|_| self.operand(f)).collect()
+    }
+
+    fn registers(&mut self, f: &Function) -> Vec<Reg> {
+        (0..=self.below(4)).map(|_| self.reg(f)).collect()
+    }
+
+    fn optional_policy(&mut self, f: &Function) -> Option<Reg> {
+        self.maybe(|c| c.reg(f))
+    }
+
+    fn sparsity(&mut self, f: &Function) -> Option<Sparsity> {
+        self.maybe(|c| Sparsity {
+            ordered: c.flag(),
+            metadata: c.operand(f),
+            selector: u8::try_from(c.below(4)).unwrap_or(0),
+        })
+    }
+
+    fn of_barrier(&mut self) -> Ordering {
+        let semantics = [Semantics::Weak, Semantics::Acquire, Semantics::Release, Semantics::Relaxed];
+        self.ordering(&semantics)
+    }
+
+    pub(super) fn family(&mut self, f: &Function) -> Inst {
+        match self.below(5) {
+            0 => self.tensor(f),
+            1 => self.barrier_operation(f),
+            2 => self.copy(f),
+            3 => self.cluster(f),
+            _ => self.scalar(f),
+        }
+    }
+
+    fn mma(&mut self, f: &Function) -> Inst {
+        let scale = |c: &mut Self| Scale { data: c.operand(f), byte: c.operand(f), thread: c.operand(f) };
+        Inst::Mma(Box::new(Mma {
+            shape: self.pick(MmaShape::ALL),
+            a_layout: self.pick(MatrixLayout::ALL),
+            b_layout: self.pick(MatrixLayout::ALL),
+            d_ty: self.pick(MatrixType::ALL),
+            a_ty: self.pick(MatrixType::ALL),
+            b_ty: self.pick(MatrixType::ALL),
+            c_ty: self.pick(MatrixType::ALL),
+            rounding: self.maybe(|c| c.pick(Rounding::ALL)),
+            satfinite: self.flag(),
+            product: self.maybe(|c| c.pick(BitProduct::ALL)),
+            kind: self.maybe(|c| c.pick(MmaKind::ALL)),
+            sparsity: self.sparsity(f),
+            scale: self.maybe(|c| BlockScale {
+                vector: c.maybe(|c| c.pick(ScaleVector::ALL)),
+                ty: c.pick(ScaleType::ALL),
+                a: scale(c),
+                b: scale(c),
+            }),
+            d: self.registers(f),
+            a: self.fragment(f),
+            b: self.fragment(f),
+            c: self.fragment(f),
+        }))
+    }
+
+    fn wgmma(&mut self, f: &Function) -> Inst {
+        let mut m = Wgmma {
+            n: 8 * (1 + self.below(32) as u16),
+            k: self.pick(&[8, 16, 32, 64, 256]),
+            d_ty: self.pick(MatrixType::ALL),
+            a_ty: self.pick(MatrixType::ALL),
+            b_ty: self.pick(MatrixType::ALL),
+            satfinite: self.flag(),
+            sparsity: self.sparsity(f).map(|s| Sparsity { ordered: false, ..s }),
+            d: (0..=self.below(127)).map(|_| self.reg(f)).collect(),
+            a: WgmmaSource::Descriptor(self.operand(f)),
+            b: self.operand(f),
+            accumulate: Accumulate::Always(self.flag()),
+            negate_a: self.flag(),
+            negate_b: self.flag(),
+            transpose_a: self.flag(),
+            transpose_b: self.flag(),
+        };
+        if self.flag() {
+            m.a = WgmmaSource::Registers(self.fragment(f));
+        }
+        if self.flag() {
+            m.accumulate = Accumulate::If(self.reg(f));
+        }
+        // What is not written is not there.
+        if !m.has_scales() {
+            (m.negate_a, m.negate_b) = (false, false);
+        }
+        m.transpose_b &= m.has_transposes();
+        m.transpose_a &= m.has_transposes() && matches!(m.a, WgmmaSource::Descriptor(_));
+        Inst::Wgmma(Box::new(m))
+    }
+
+    fn tensor(&mut self, f: &Function) -> Inst {
+        let tiles = MatrixTiles {
+            shape: self.pick(MatrixShape::ALL),
+            count: self.pick(&[1, 2, 4]),
+            transposed: self.flag(),
+            element: self.pick(MatrixElement::ALL),
+        };
+        let space = self.pick(&[StateSpace::Generic, StateSpace::Shared]);
+        match self.below(9) {
+            0 | 1 => self.mma(f),
+            2 | 3 => self.wgmma(f),
+            4 => Inst::LdMatrix { tiles, space, dsts: self.registers(f), addr: self.plain_address(f) },
+            5 => Inst::StMatrix { tiles, space, addr: self.plain_address(f), srcs: self.fragment(f) },
+            6 => Inst::MovMatrix { dst: self.reg(f), a: self.operand(f) },
+            7 => {
+                if self.flag() {
+                    Inst::WgmmaCommit
+                } else {
+                    Inst::WgmmaFence
+                }
+            }
+            _ => Inst::WgmmaWait { pending: self.u32() },
+        }
+    }
+
+    fn barrier_operation(&mut self, f: &Function) -> Inst {
+        let space = self.pick(&[StateSpace::Generic, StateSpace::Shared, StateSpace::SharedCluster]);
+        let (addr, ordering) = (self.plain_address(f), self.of_barrier());
+        match self.below(8) {
+            0 => Inst::MbarrierInit { space, addr, count: self.operand(f) },
+            1 => Inst::MbarrierInval { space, addr },
+            2 | 3 => {
+                let expect_tx = self.maybe(|c| c.operand(f));
+                Inst::MbarrierArrive {
+                    drop: self.flag(),
+                    no_complete: self.flag(),
+                    expect_tx,
+                    ordering,
+                    space,
+                    dst: self.sink(f),
+                    addr,
+                    count: self.maybe(|c| c.operand(f)).filter(|_| expect_tx.is_none()),
+                }
+            }
+            4 => Inst::MbarrierWait {
+                try_wait: self.flag(),
+                ordering,
+                space,
+                dst: self.reg(f),
+                addr,
+                phase: if self.flag() {
+                    MbarrierPhase::State(self.operand(f))
+                } else {
+                    MbarrierPhase::Parity(self.operand(f))
+                },
+                nanoseconds: self.maybe(|c| c.operand(f)),
+            },
+            5 => Inst::MbarrierTx { complete: self.flag(), ordering, space, addr, bytes: self.operand(f) },
+            6 => Inst::MbarrierPendingCount { dst: self.reg(f), state: self.operand(f) },
+            _ => Inst::CpAsyncArrive { noinc: self.flag(), space, addr },
+        }
+    }
+
+    fn copy(&mut self, f: &Function) -> Inst {
+        let spaces = [StateSpace::Global, StateSpace::Shared, StateSpace::SharedCluster];
+        let (dst_space, src_space) = (self.pick(&spaces), self.pick(&spaces));
+        let (dst, src, bytes) = (self.plain_address(f), self.plain_address(f), self.operand(f));
+        let policy = self.optional_policy(f);
+        let completion =
+            if self.flag() { Completion::BulkGroup } else { Completion::Mbarrier(self.plain_address(f)) };
+        match self.below(9) {
+            0 => {
+                let limit = match (self.below(3), self.value(f)) {
+                    (1, Some(reg)) => SourceLimit::Bytes(reg.into()),
+                    (2, None) => {
+                        let reg = (0u32..).map(Reg).find(|r| f.reg_type(*r) == Some(ScalarType::Pred));
+                        reg.map_or(SourceLimit::Full, SourceLimit::Ignore)
+                    }
+                    _ => SourceLimit::Full,
+                };
+                Inst::CpAsync {
+                    cache: self.pick(&[CacheOp::Ca, CacheOp::Cg]),
+                    l2_prefetch: self.pick(L2Prefetch::ALL),
+                    dst,
+                    src,
+                    bytes: self.u32(),
+                    limit,
+                    policy: policy.and_then(|_| self.value(f)),
+                }
+            }
+            1 => Inst::CpAsyncWait { pending: self.maybe(Self::u32) },
+            2 => Inst::BulkCopy(Box::new(BulkCopy {
+                dst_space,
+                src_space,
+                dst,
+                src,
+                bytes,
+                completion,
+                multicast: self.maybe(|c| c.operand(f)),
+                policy,
+                byte_mask: self.maybe(|c| c.operand(f)),
+            })),
+            3 => {
+                let (op, ty, noftz) = (self.pick(BulkOp::ALL), self.ty(), self.flag());
+                let reduce = BulkReduce { op, ty, noftz, dst_space, dst, src, bytes, completion, policy };
+                Inst::BulkReduce(Box::new(reduce))
+            }
+            4 => Inst::BulkPrefetch { addr: src, bytes, policy },
+            5 => self.tensor_copy(f, policy),
+            6 => Inst::BulkWait { read: self.flag(), pending: self.u32() },
+            7 => {
+                let order = if self.flag() {
+                    AsyncOrder::Release { mmio: self.flag(), scope: self.pick(Scope::ALL) }
+                } else {
+                    AsyncOrder::Mbarrier(src)
+                };
+                let (space, ty) = (dst_space, self.ty());
+                if self.flag() {
+                    return Inst::RedAsync {
+                        op: self.pick(AtomOp::ALL),
+                        space,
+                        ty,
+                        addr: dst,
+                        b: bytes,
+                        order,
+                    };
+                }
+                let srcs = (0..self.pick(&[1, 2, 4])).map(|_| self.operand(f)).collect();
+                Inst::StAsync { space, ty, addr: dst, srcs, order }
+            }
+            _ => {
+                let field = self.pick(TensormapField::ALL);
+                let index = field.is_indexed().then(|| self.u32());
+                Inst::TensormapReplace { field, space: dst_space, addr: dst, index, value: bytes }
+            }
+        }
+    }
+
+    fn tensor_copy(&mut self, f: &Function, policy: Option<Reg>) -> Inst {
+        let (src, mode) = (self.plain_address(f), self.pick(TensorMode::ALL));
+        let transfer = match self.below(4) {
+            0 => TensorTransfer::Store { src },
+            1 => TensorTransfer::Reduce { op: self.pick(BulkOp::ALL), src },
+            2 => TensorTransfer::Prefetch,
+            _ => TensorTransfer::Load {
+                dst_space: self.pick(&[StateSpace::Shared, StateSpace::SharedCluster]),
+                dst: src,
+                barrier: self.plain_address(f),
+                multicast: self.maybe(|c| c.operand(f)),
+                cta_group: self.maybe(|c| c.pick(&[1, 2])),
+            },
+        };
+        let stores = matches!(transfer, TensorTransfer::Store { .. } | TensorTransfer::Reduce { .. });
+        let unrolls = matches!(mode, TensorMode::Im2col | TensorMode::Im2colW | TensorMode::Im2colW128);
+        let offsets = if unrolls && !stores { self.fragment(f) } else { Vec::new() };
+        let map = self.plain_address(f);
+        let (dims, coords) = (self.pick(&[1, 2, 3, 4, 5]), self.fragment(f));
+        Inst::TensorCopy(Box::new(TensorCopy { transfer, dims, mode, map, coords, offsets, policy }))
+    }
+
+    fn cluster(&mut self, f: &Function) -> Inst {
+        let (addr, scope) = (self.plain_address(f), self.pick(Scope::ALL));
+        let space = self.pick(&[StateSpace::Generic, StateSpace::Global]);
+        match self.below(11) {
+            0 => {
+                let arrive = self.flag();
+                let strongest = if arrive { Semantics::Release } else { Semantics::Acquire };
+                let semantics = self.pick(&[Semantics::Weak, strongest]);
+                Inst::ClusterBarrier { arrive, semantics, aligned: self.flag() }
+            }
+            1 => Inst::ProxyFence(ProxyFence::TensormapAcquire { scope, addr }),
+            2 => Inst::ProxyFence(ProxyFence::TensormapRelease(scope)),
+            3 => Inst::ProxyFence(ProxyFence::AsyncGeneric { acquire: self.flag() }),
+            4 => Inst::ProxyFence(ProxyFence::Async(self.pick(StateSpace::ALL))),
+            5 => Inst::Mapa {
+                space,
+                ty: self.ty(),
+                dst: self.reg(f),
+                a: self.operand(f),
+                rank: self.operand(f),
+            },
+            6 => Inst::GetCtaRank { space, ty: self.ty(), dst: self.reg(f), a: self.operand(f) },
+            7 => Inst::Discard { space, addr },
+            8 => Inst::PrefetchTensormap { space, addr },
+            9 => Inst::SetMaxNreg { increase: self.flag(), count: self.u32() },
+            _ => {
+                let primary = self.pick(L2Priority::ALL);
+                let secondary = self.maybe(|c| c.pick(L2Priority::ALL));
+                let source = if self.flag() {
+                    let (primary_bytes, total_bytes) = (self.operand(f), self.operand(f));
+                    PolicySource::Range { space, primary, secondary, addr, primary_bytes, total_bytes }
+                } else {
+                    let fraction = self.maybe(|c| c.operand(f));
+                    PolicySource::Fractional { primary, secondary, fraction }
+                };
+                Inst::CreatePolicy { dst: self.reg(f), source }
+            }
+        }
+    }
+
+    fn scalar(&mut self, f: &Function) -> Inst {
+        let (dst, a, b, c) = (self.reg(f), self.operand(f), self.operand(f), self.operand(f));
+        match self.below(8) {
+            0 => Inst::Dp2a { high: self.flag(), a_ty: self.ty(), b_ty: self.ty(), dst, a, b, c },
+            1 => Inst::Lop3Pred {
+                op: self.pick(&[BoolOp::And, BoolOp::Or]),
+                dst: self.sink(f),
+                pred: dst,
+                a,
+                b,
+                c,
+                lut: self.u32() as u8,
+                q: self.pred(f),
+            },
+            2 => Inst::Fns { dst, mask: a, base: b, offset: c },
+            3 => Inst::MinMax3 {
+                max: self.flag(),
+                abs: self.flag(),
+                ty: self.ty(),
+                mods: self.mods(),
+                dst,
+                a,
+                b,
+                c,
+            },
+            4 => {
+                let (op, narrow) = (self.pick(MixedOp::ALL), self.pick(&[ScalarType::F16, ScalarType::BF16]));
+                let b = (op == MixedOp::Fma).then_some(b);
+                Inst::Mixed { op, narrow, mods: self.mods(), dst, a, b, c }
+            }
+            5 => {
+                let mods = Modifiers { rounding: None, ..self.mods() };
+                let srcs = if self.flag() { vec![a, b, c, a] } else { vec![a, b] };
+                Inst::CvtStochastic { to: self.ty(), from: self.ty(), mods, dst, srcs, bits: c }
+            }
+            6 => Inst::CvtPack { to: self.pick(PackedInteger::ALL), dst, a, b, c: self.maybe(|_| c) },
+            _ => {
+                let width = self.pick(&[2, 4, 8]);
+                let reads = self.flag();
+                Inst::AtomVector {
+                    op: self.pick(AtomOp::ALL),
+                    space: self.pick(StateSpace::ALL),
+                    ty: self.ty(),
+                    ordering: self.of_barrier(),
+                    noftz: self.flag(),
+                    dsts: reads.then(|| (0..width).map(|_| self.sink(f)).collect()),
+                    addr: self.plain_address(f),
+                    srcs: (0..width).map(|_| self.operand(f)).collect(),
+                    policy: self.optional_policy(f),
+                }
+            }
+        }
+    }
+}
