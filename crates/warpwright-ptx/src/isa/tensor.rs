@@ -292,7 +292,7 @@ pub const WGMMA: &[(&[MatrixType], &[MatrixType], u16)] = &[
 
 /// Whether `wgmma` has `n` columns: integers skip odd multiples of 8 above 24.
 pub const fn wgmma_columns(n: u16, integer: bool) -> bool {
-    n >= 8 && n <= 256 && n % 8 == 0 && (!integer || n % 16 == 0 || n <= 24)
+    n >= 8 && n <= 256 && n.is_multiple_of(8) && (!integer || n.is_multiple_of(16) || n <= 24)
 }
 
 /// What a form of `wgmma` needs.

@@ -591,12 +591,7 @@ pub(crate) fn every_mma() -> Vec<Inst> {
     let mut all = Vec::new();
     for shape in MmaShape::ALL {
         for (a, b) in MatrixType::ALL.iter().flat_map(|a| MatrixType::ALL.iter().map(move |b| (*a, *b))) {
-            for (d, c) in [
-                (MatrixType::F16, MatrixType::F16),
-                (MatrixType::F32, MatrixType::F32),
-                (S32, S32),
-                (MatrixType::F64, MatrixType::F64),
-            ] {
+            for (d, c) in [(F16, F16), (F32, F32), (S32, S32), (F64, F64)] {
                 let product = (a == B1 && b == B1).then_some(BitProduct::And);
                 let inst = mma(*shape, [d, a, b, c], product, None, None, None);
                 // Fragments of less than a register cannot be written.

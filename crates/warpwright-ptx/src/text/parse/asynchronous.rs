@@ -242,7 +242,8 @@ impl<'a> Parser<'a> {
         let stores = (dst_space, src_space) == (StateSpace::Global, StateSpace::Shared);
         let loads = src_space == StateSpace::Global
             && matches!(dst_space, StateSpace::Shared | StateSpace::SharedCluster);
-        if !(stores && !counted && !multicast || loads && counted && !reduce) {
+        let fits = if stores { !counted && !multicast } else { loads && counted && !reduce };
+        if !fits {
             let what = "`.shared::cluster.global` with an mbarrier or `.global.shared::cta.bulk_group`";
             return Err(self.missing_modifier(rest.head, what));
         }

@@ -165,10 +165,8 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             result(cx, dst, ty);
         }
         Inst::StackSave { ty, dst: reg } | Inst::StackRestore { ty, src: reg } => result(cx, reg, ty),
-        Inst::PmEvent { mask, value } => {
-            if !mask && value > 15 {
-                cx.report(Rule::Type10, format!("there is no event {value}, only 0 to 15"));
-            }
+        Inst::PmEvent { mask: false, value: value @ 16.. } => {
+            cx.report(Rule::Type10, format!("there is no event {value}, only 0 to 15"));
         }
         Inst::ClusterBarrier { arrive, semantics, .. } => {
             let takes = match semantics {

@@ -109,7 +109,7 @@ pub(super) fn wgmma(cx: &mut Checker<'_>, m: &Wgmma) {
 
 /// `setmaxnreg`: 24 to 256 registers in steps of 8.
 pub(super) fn max_registers(cx: &mut Checker<'_>, n: u32) {
-    if !(24..=256).contains(&n) || n % 8 != 0 {
+    if !(24..=256).contains(&n) || !n.is_multiple_of(8) {
         cx.report(Rule::Type10, format!("{n} registers: a multiple of 8 from 24 to 256 is needed"));
     }
 }
