@@ -355,7 +355,7 @@ pub struct LintArgs {
     /// The PTX file.
     #[arg(value_name = "K.ptx")]
     pub file: PathBuf,
-    /// Verify for this target instead of the file's own.
+    /// Whether it can be assembled for this target, too.
     #[arg(long, value_parser = parse_target)]
     pub target: Option<Target>,
     /// Output form.

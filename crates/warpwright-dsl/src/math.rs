@@ -7,11 +7,13 @@
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Rem, Shl, Shr, Sub};
 
 use warpwright_ptx::{
-    BinaryOp, BoolOp, CmpOp, Inst, Modifiers, Operand, Rounding, ScalarType, TernaryOp, UnaryOp,
+    BinaryOp, BoolOp, CmpOp, Inst, Modifiers, Operand, RegKind, Rounding, ScalarType, TernaryOp, UnaryOp,
 };
 
 use crate::context::K;
+use crate::error::IssueKind;
 use crate::float::Float;
+use crate::flow::{Carry, RawReg, RawRegs};
 use crate::reg::{Integer, Number, Pred, Reg, Scalar, Source};
 
 impl<'k> K<'k> {
@@ -297,6 +299,31 @@ impl<'k> Pred<'k> {
             pred: self.id(),
         });
         dst
+    }
+}
+
+impl<'k> Pred<'k> {
+    /// The same for every register of two values of one shape. Predicates among them are an issue.
+    #[track_caller]
+    pub fn select_all<C: Carry<'k>>(self, a: &C, b: &C) -> C {
+        let k = self.k();
+        let regs = |value: &C| {
+            let mut regs = Vec::new();
+            value.collect(&mut regs);
+            regs
+        };
+        let chosen = regs(a).into_iter().zip(regs(b)).map(|(a, b)| {
+            if a.ty == ScalarType::Pred {
+                k.issue(IssueKind::Shuffle { register: a.ty });
+                return a;
+            }
+            let dst = k.rec().new_reg(a.ty, RegKind::Value);
+            let ty = a.ty;
+            let (a, b) = (Operand::Reg(a.id), Operand::Reg(b.id));
+            k.emit(Inst::Selp { ty, dst, a, b, pred: self.id() });
+            RawReg { id: dst, ty }
+        });
+        a.rebuild(&mut RawRegs::new(chosen.collect()))
     }
 }
 

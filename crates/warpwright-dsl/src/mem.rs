@@ -120,7 +120,7 @@ impl Writable for Shared {}
 /// A pointer into space `S` to elements `E`. Moving it with [`at`](Self::at) gives another pointer.
 #[must_use = "moving a pointer records instructions but accesses nothing"]
 pub struct Ptr<'k, S, E> {
-    k: K<'k>,
+    pub(crate) k: K<'k>,
     base: warpwright_ptx::Reg,
     /// Bytes past the base.
     offset: i64,
@@ -206,7 +206,7 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
         Address::reg(self.base, self.offset)
     }
 
-    fn place(self) -> Place<'k> {
+    pub(crate) fn place(self) -> Place<'k> {
         Place {
             k: self.k,
             space: S::SPACE,

@@ -147,6 +147,21 @@ pub(crate) fn load<'k, A: Number>(place: Place<'k>, width: u32) -> Lanes<'k, A> 
     }
 }
 
+/// The words of `width` 16-bit elements, at least two.
+pub(crate) fn load_halves<'k>(place: Place<'k>, width: u32) -> Vec<U32<'k>> {
+    if place.valid(ScalarType::F32, width) { place.ld_words(width as usize) } else { Vec::new() }
+}
+
+/// The elements of a word, lower half first.
+pub(crate) fn widen(word: U32<'_>, dtype: DType) -> [F32<'_>; 2] {
+    let mut halves = match dtype {
+        DType::BF16 => widen_bf16(word).collect(),
+        _ => widen_f16(word, 2),
+    }
+    .into_iter();
+    std::array::from_fn(|_| halves.next().unwrap_or_else(|| word.k().fresh()))
+}
+
 pub(crate) fn store<'k, A: Number>(place: Place<'k>, lanes: &Lanes<'k, A>) {
     let width = u32::try_from(lanes.len()).unwrap_or(0);
     if !place.valid(A::TYPE, width) {

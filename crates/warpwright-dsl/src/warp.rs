@@ -156,6 +156,12 @@ impl<'k> Pred<'k> {
 }
 
 impl<'k> K<'k> {
+    /// `value` as lane `lane` has it, a number below 32.
+    #[track_caller]
+    pub fn from_lane<C: Carry<'k>>(self, lane: impl Source<'k, u32>, value: &C) -> C {
+        self.shuffle(ShflMode::Idx, value, lane.operand(), 0x1f)
+    }
+
     /// Every register of `value` from another lane.
     #[track_caller]
     fn shuffle<C: Carry<'k>>(self, mode: ShflMode, value: &C, lane: Operand, clamp: i64) -> C {
@@ -217,6 +223,37 @@ impl<'k> K<'k> {
             mask /= 2;
         }
         value
+    }
+
+    /// Combines each of several values over groups of `lanes` neighbouring lanes, with fewer shuffles than one by one.
+    /// The lanes of a group share the results out: of `n` values, a power of two up to `lanes`, the first `lanes / n`
+    /// lanes receive the first, and so on. `combine` as for [`warp_combine`](Self::warp_combine).
+    #[track_caller]
+    pub fn warp_combine_each<C: Carry<'k>>(
+        self,
+        lanes: u32,
+        values: Vec<C>,
+        combine: impl Fn(C, C) -> C,
+    ) -> Option<C> {
+        let count = u32::try_from(values.len()).unwrap_or(u32::MAX);
+        if !count.is_power_of_two() || count > lanes || !lanes.is_power_of_two() || lanes > WARP {
+            self.issue(IssueKind::Constant { what: "values to share out", value: u64::from(count) });
+            return values.into_iter().next();
+        }
+        let (mut values, mut lanes) = (values, lanes);
+        while values.len() > 1 {
+            // The lanes of the upper half keep the upper half of the values and hand on the lower.
+            lanes /= 2;
+            let upper = self.on_behalf(|| (self.lane_idx() & lanes).ne(0));
+            let high = values.split_off(values.len() / 2);
+            let halve = |(low, high): (C, C)| {
+                let (kept, sent) = (upper.select_all(&high, &low), upper.select_all(&low, &high));
+                let other = self.shuffle(ShflMode::Bfly, &sent, Operand::int(i64::from(lanes)), 0x1f);
+                combine(kept, other)
+            };
+            values = values.into_iter().zip(high).map(halve).collect();
+        }
+        values.pop().map(|value| self.warp_combine(lanes, value, combine))
     }
 }
 

@@ -298,6 +298,18 @@ impl Target {
         Some(Self { sm: digits.parse().ok()?, variant })
     }
 
+    /// Whether a module with this target can be assembled for `other`, as `ptxas -arch` takes it.
+    pub const fn builds_for(self, other: Self) -> bool {
+        match (self.variant, other.variant) {
+            (TargetVariant::Plain, _) => other.sm >= self.sm,
+            (TargetVariant::Family, TargetVariant::Plain)
+            | (TargetVariant::Specific, TargetVariant::Plain) => false,
+            (TargetVariant::Specific, TargetVariant::Family) => false,
+            (TargetVariant::Family, _) => self.runs_on(other.sm),
+            (TargetVariant::Specific, TargetVariant::Specific) => self.sm == other.sm,
+        }
+    }
+
     /// Whether code for this target loads on a device of compute capability `device_sm`.
     pub const fn runs_on(self, device_sm: u32) -> bool {
         match self.variant {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use warpwright_ptx::text::{self, Severity};
-use warpwright_ptx::verify::{self, Note, Pressure, VerifyError};
+use warpwright_ptx::verify::{self, Note, Pressure, Rule, VerifyError};
 use warpwright_ptx::{SourceLoc, Target};
 
 use crate::args::LintArgs;
@@ -154,7 +154,18 @@ pub(super) fn examine(source: &str, target: Option<Target>) -> Vec<Remark> {
         .collect();
     let incomplete = parsed.has_errors();
     let mut module = parsed.module;
-    if let Some(target) = target {
+    if let Some(target) = target.filter(|target| !module.target.builds_for(*target)) {
+        remarks.push(Remark {
+            is_error: true,
+            rule: Rule::Target1.name(),
+            line: 0,
+            column: 0,
+            length: 0,
+            message: format!("a module for {} cannot be assembled for {target}", module.target),
+            notes: Vec::new(),
+            help: None,
+        });
+        // What stands in the way, if anything does.
         module.target = target;
     }
     if !incomplete {

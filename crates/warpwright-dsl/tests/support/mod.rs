@@ -78,7 +78,7 @@ macro_rules! bytes {
     )*};
 }
 
-bytes!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+bytes!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, half::f16, half::bf16);
 
 /// Values as bytes.
 pub(crate) fn bytes<T: Bytes>(values: &[T]) -> Vec<u8> {

@@ -1,7 +1,8 @@
 //! What a group is coded with: its scale, and the rules that turn elements into codes.
 
+use warpwright_dsl::flow::{RawReg, RawRegs};
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WarpTable, warp_reduce_lanes};
+use warpwright_dsl::{Halves, WarpTable, warp_reduce_lanes};
 
 use super::reference::MIN_ABSMAX;
 use super::tables::{
@@ -35,51 +36,123 @@ impl<'k, A: Float> Extremes<'k, A> {
         }
     }
 
-    pub(super) fn across(self, k: K<'k>, scheme: Scheme, lanes: u32) -> Self {
-        let high = warp_reduce_lanes(k, Maximum, lanes, self.high);
+    fn both(self, scheme: Scheme, other: Self) -> Self {
+        let high = self.high.maximum(other.high);
         match scheme {
-            Scheme::Int4Asymmetric => Self { low: warp_reduce_lanes(k, Minimum, lanes, self.low), high },
+            Scheme::Int4Asymmetric => Self { low: self.low.minimum(other.low), high },
             _ => Self { high, ..self },
         }
     }
+
+    pub(super) fn across(self, k: K<'k>, scheme: Scheme, lanes: u32) -> Self {
+        match scheme {
+            Scheme::Int4Asymmetric => k.warp_combine(lanes, self, |a, b| a.both(scheme, b)),
+            _ => Self { high: warp_reduce_lanes(k, Maximum, lanes, self.high), ..self },
+        }
+    }
+}
+
+/// Elements that are loaded together; 16-bit floats also as they lie in memory.
+#[derive(Clone)]
+pub(super) struct Vector<'k, A: Float> {
+    pub(super) elements: Lanes<'k, A>,
+    pub(super) halves: Vec<Halves<'k>>,
+}
+
+/// The ranges of several groups over `lanes` lanes each, of which this lane has `groups[i]`; shared out over the lanes as
+/// [`K::warp_combine_each`] does.
+fn ranges<'k, A: Float>(
+    k: K<'k>,
+    scheme: Scheme,
+    groups: &[Vec<Vector<'k, A>>],
+    lanes: u32,
+) -> Extremes<'k, A> {
+    let combined = if scheme == Scheme::Int4Asymmetric {
+        let halves = groups.iter().map(|group| group.iter().flat_map(|vector| &vector.halves).copied());
+        match halves.map(range_of_halves).collect::<Option<Vec<_>>>() {
+            Some(words) => return range_from_halves(k, words, lanes),
+            None => {
+                let ranges = groups.iter().map(|group| range_of(k, scheme, group)).collect();
+                k.warp_combine_each(lanes, ranges, |a, b| a.both(scheme, b))
+            }
+        }
+    } else {
+        let highs = groups.iter().map(|group| range_of(k, scheme, group).high).collect();
+        let high = k.warp_combine_each(lanes, highs, |a: Reg<'k, A>, b| a.maximum(b));
+        high.map(|high| Extremes { high, ..Extremes::none(k) })
+    };
+    combined.unwrap_or_else(|| Extremes::none(k))
+}
+
+fn range_of<'k, A: Float>(k: K<'k>, scheme: Scheme, group: &[Vector<'k, A>]) -> Extremes<'k, A> {
+    let elements = group.iter().flat_map(|vector| vector.elements.iter());
+    elements.fold(Extremes::none(k), |range, x| range.with(scheme, x))
+}
+
+/// The greatest element and the negated least in one word.
+fn range_of_halves<'k>(halves: impl Iterator<Item = Halves<'k>> + Clone) -> Option<Halves<'k>> {
+    let high = halves.clone().reduce(Halves::maximum)?;
+    let minus_low = halves.reduce(Halves::minimum)?.negated();
+    Some(high.firsts(minus_low).maximum(high.seconds(minus_low)))
+}
+
+fn range_from_halves<'k, A: Float>(k: K<'k>, words: Vec<Halves<'k>>, lanes: u32) -> Extremes<'k, A> {
+    let Some(&first) = words.first() else { return Extremes::none(k) };
+    let words = words.into_iter().map(Halves::word).collect();
+    let combined = k.warp_combine_each(lanes, words, |a, b| first.like(a).maximum(first.like(b)).word());
+    let both = first.like(combined.unwrap_or_else(|| first.word())).maximum(first.like(k.lit(0u32)));
+    let [high, minus_low] = both.widen();
+    Extremes { low: -minus_low.convert::<A>(), high: high.convert() }
 }
 
 /// The scale of a group and its zero point.
 pub(super) struct GroupScale<'k, A: Float> {
-    pub(super) scheme: Scheme,
-    pub(super) scale: Reg<'k, A>,
-    pub(super) zero: Option<Reg<'k, A>>,
+    scale: Reg<'k, A>,
+    zero: Option<Reg<'k, A>>,
+    /// What the elements of the group are multiplied or divided by.
+    pub(super) prepared: Prepared<'k, A>,
 }
 
 impl<'k, A: Float> GroupScale<'k, A> {
-    /// From the elements of a thread, one of `lanes` neighbours that share the group.
-    pub(super) fn of(k: K<'k>, scheme: Scheme, elements: &[Reg<'k, A>], lanes: u32) -> Self {
-        let range = elements.iter().fold(Extremes::none(k), |range, x| range.with(scheme, *x));
-        Self::from_extremes(k, scheme, range.across(k, scheme, lanes))
+    /// From the elements that this lane has of several groups, each of them over `lanes` neighbours. A lane receives the
+    /// scale of one of the groups, shared out as [`K::warp_combine_each`] does.
+    pub(super) fn of(k: K<'k>, scheme: Scheme, groups: &[Vec<Vector<'k, A>>], lanes: u32) -> Self {
+        Self::from_extremes(scheme, ranges(k, scheme, groups, lanes))
     }
 
-    pub(super) fn from_extremes(k: K<'k>, scheme: Scheme, range: Extremes<'k, A>) -> Self {
+    pub(super) fn from_extremes(scheme: Scheme, range: Extremes<'k, A>) -> Self {
         match scheme {
-            Scheme::Int4Asymmetric => Self::from_range(k, range.low, range.high),
-            _ => Self::from_absmax(scheme, range.high),
+            Scheme::Int4Asymmetric => Self::from_range(range.low, range.high),
+            Scheme::Int4Symmetric => Self::known(scheme, divide_by(range.high, 7.0), None),
+            Scheme::Nf4 | Scheme::Fp4 => Self::known(scheme, range.high, None),
         }
     }
 
-    fn from_absmax(scheme: Scheme, absmax: Reg<'k, A>) -> Self {
-        let scale = if scheme == Scheme::Int4Symmetric { divide_by(absmax, 7.0) } else { absmax };
-        Self { scheme, scale, zero: None }
+    /// From what was stored.
+    pub(super) fn known(scheme: Scheme, scale: Reg<'k, A>, zero: Option<Reg<'k, A>>) -> Self {
+        let prepared = match scheme {
+            Scheme::Nf4 | Scheme::Fp4 => {
+                Prepared::Reciprocal(scale.to_f32().max(f64::from(MIN_ABSMAX)).rcp())
+            }
+            Scheme::Int4Symmetric | Scheme::Int4Asymmetric => {
+                let passes = if zero.is_some() { Passes::Maybe } else { Passes::Never };
+                Prepared::Integer(IntegerCoder::new(Divider::new(scale), zero, passes))
+            }
+        };
+        Self { scale, zero, prepared }
     }
 
-    fn from_range(k: K<'k>, low: Reg<'k, A>, high: Reg<'k, A>) -> Self {
+    fn from_range(low: Reg<'k, A>, high: Reg<'k, A>) -> Self {
         // Halved first, so that a range as wide as the type does not overflow.
         let scale = divide_by(high * 0.5 - low * 0.5, 7.5);
-        let quotient = k.if_else(
-            Divider::is_small(scale),
-            || Divider::lifted(scale).quotient(-low),
-            || Divider::ordinary(scale).quotient(-low),
-        );
-        let zero = nearest(quotient).max(0.0).min(15.0);
-        Self { scheme: Scheme::Int4Asymmetric, scale, zero: Some(zero) }
+        let divider = Divider::new(scale);
+        let zero = nearest(divider.quotient(-low)).max(0.0).min(15.0);
+        // Where both ends of the range are halfway between integers, both may be rounded away from zero, and the greatest
+        // element passes the last code. NaN passes it too.
+        let greatest = nearest(divider.quotient(high)) + zero;
+        let passes = Passes::Where(!greatest.le(15.0));
+        let prepared = Prepared::Integer(IntegerCoder::new(divider, Some(zero), passes));
+        Self { scale, zero: Some(zero), prepared }
     }
 
     pub(super) fn store(
@@ -95,54 +168,45 @@ impl<'k, A: Float> GroupScale<'k, A> {
             zero_points.at(group).set(zero.to_u32());
         }
     }
-
-    /// What the elements of the group are multiplied or divided by.
-    pub(super) fn prepare(&self) -> Prepared<'k, A> {
-        match self.scheme {
-            Scheme::Nf4 | Scheme::Fp4 => {
-                Prepared::Reciprocal(self.scale.to_f32().max(f64::from(MIN_ABSMAX)).rcp())
-            }
-            Scheme::Int4Symmetric | Scheme::Int4Asymmetric => {
-                Prepared::Integer { scale: self.scale, zero: self.zero.map(|zero| zero.convert()) }
-            }
-        }
-    }
 }
 
 /// Division by one scale, rounded exactly: the quotient by a correctly rounded reciprocal, corrected once by its
 /// remainder, is the correctly rounded quotient (Markstein, IBM J. Res. Dev. 34(1), 1990) while reciprocal and remainder
-/// are normal numbers.
+/// are normal numbers. A small scale is therefore lifted by a power of two, together with what it divides. Division by 0
+/// gives 0.
 #[derive(Clone, Copy)]
 struct Divider<'k, A: Float> {
-    lift: Option<f64>,
+    /// Whether the scale was lifted.
+    small: Pred<'k>,
     scale: Reg<'k, A>,
     reciprocal: Reg<'k, A>,
 }
 
 impl<'k, A: Float> Divider<'k, A> {
-    /// Whether division by `scale` has to be [`lifted`](Self::lifted).
-    fn is_small(scale: Reg<'k, A>) -> Pred<'k> {
-        scale.lt(if A::DOUBLE { 2f64.powi(-900) } else { 2f64.powi(-60) })
-    }
-
-    fn ordinary(scale: Reg<'k, A>) -> Self {
-        Self { lift: None, scale, reciprocal: scale.rcp() }
-    }
-
-    /// For a small scale, which is multiplied by a power of two together with what it divides. Division by 0 gives 0.
-    fn lifted(scale: Reg<'k, A>) -> Self {
-        let lift = if A::DOUBLE { 2f64.powi(512) } else { 2f64.powi(64) };
-        let scale = scale * lift;
-        Self { lift: Some(lift), scale, reciprocal: scale.gt(0.0).select(scale.rcp(), 0.0) }
+    fn new(scale: Reg<'k, A>) -> Self {
+        let small = scale.lt(if A::DOUBLE { 2f64.powi(-900) } else { 2f64.powi(-60) });
+        let scale = scale * lift(small);
+        let reciprocal = scale.gt(0.0).select(scale.rcp(), 0.0);
+        Self { small, scale, reciprocal }
     }
 
     /// `x / scale`
     fn quotient(self, x: Reg<'k, A>) -> Reg<'k, A> {
-        let x = self.lift.map_or(x, |lift| x * lift);
-        let q = x * self.reciprocal;
-        let remainder = (-q).mul_add(self.scale, x);
-        remainder.mul_add(self.reciprocal, q)
+        quotient(x * lift(self.small), self.scale, self.reciprocal)
     }
+}
+
+/// What a scale and what it divides are multiplied by.
+fn lift<'k, A: Float>(small: Pred<'k>) -> Reg<'k, A> {
+    let lift = if A::DOUBLE { 2f64.powi(512) } else { 2f64.powi(64) };
+    small.select(small.k().lit::<A>(lift), 1.0)
+}
+
+/// `x / scale` of numbers that are lifted if they have to be.
+fn quotient<'k, A: Float>(x: Reg<'k, A>, scale: Reg<'k, A>, reciprocal: Reg<'k, A>) -> Reg<'k, A> {
+    let q = x * reciprocal;
+    let remainder = (-q).mul_add(scale, x);
+    remainder.mul_add(reciprocal, q)
 }
 
 /// `x / divisor`, rounded exactly, for a non-negative `x` and a small constant: as [`Divider::quotient`], except near the
@@ -164,14 +228,29 @@ fn nearest<'k, A: Float>(x: Reg<'k, A>) -> Reg<'k, A> {
     (x + round) - round
 }
 
-/// What turns the elements of one group into codes.
+/// What turns the elements of one group into codes. Lanes can hand it on.
+#[derive(Clone, Copy)]
 pub(super) enum Prepared<'k, A: Float> {
     Reciprocal(F32<'k>),
-    /// The zero point of symmetric groups is 8.
-    Integer {
-        scale: Reg<'k, A>,
-        zero: Option<U32<'k>>,
-    },
+    Integer(IntegerCoder<'k, A>),
+}
+
+impl<'k, A: Float> Carry<'k> for Prepared<'k, A> {
+    fn collect(&self, regs: &mut Vec<RawReg>) {
+        match self {
+            Self::Reciprocal(reciprocal) => reciprocal.collect(regs),
+            Self::Integer(coder) => coder.factors.collect(regs),
+        }
+    }
+
+    fn rebuild(&self, regs: &mut RawRegs) -> Self {
+        match self {
+            Self::Reciprocal(reciprocal) => Self::Reciprocal(reciprocal.rebuild(regs)),
+            Self::Integer(coder) => {
+                Self::Integer(IntegerCoder { factors: coder.factors.rebuild(regs), ..*coder })
+            }
+        }
+    }
 }
 
 /// What a scheme needs once per thread.
@@ -221,11 +300,7 @@ impl<'k> Coder<'k> {
                 let codes = elements.iter().map(|x| self.ranked(x.to_f32() * r));
                 codes.zip(&units).fold(k.lit(0u32), |word, (code, &unit)| code.mul_add(unit, word))
             }
-            Prepared::Integer { scale, zero } => k.if_else(
-                Divider::is_small(scale),
-                || integers(k, elements, &units, Divider::lifted(scale), zero),
-                || integers(k, elements, &units, Divider::ordinary(scale), zero),
-            ),
+            Prepared::Integer(integers) => integers.pack(k, elements, &units),
         }
     }
 
@@ -250,29 +325,95 @@ impl<'k> Coder<'k> {
     }
 }
 
-/// The integer codes of elements of one group, each multiplied by its unit, in one word.
-fn integers<'k, A: Float>(
-    k: K<'k>,
-    elements: &Lanes<'k, A>,
-    units: &[u32],
-    divider: Divider<'k, A>,
-    zero: Option<U32<'k>>,
-) -> U32<'k> {
-    // A code is a rounded quotient, which comes with bits that are the same for every element, plus the zero point. Both
-    // are summed up for the whole word first.
-    let all = units.iter().fold(0u32, |all, unit| all.wrapping_add(*unit));
-    let bits = all.wrapping_mul(ROUND_BITS).wrapping_neg();
-    let start = match zero {
-        Some(zero) => zero.mul_add(all, bits),
-        // Symmetric codes are stored with 8 added.
-        None => k.lit(bits.wrapping_add(all.wrapping_mul(8))),
-    };
-    elements.iter().zip(units).fold(start, |word, (x, &unit)| {
-        let q = divider.quotient(x);
-        let q = if A::DOUBLE { nearest(q).to_f32() } else { q.to_f32() };
-        let quotient = (q + ROUND_F32).to_bits();
-        // Only with a zero point can rounding up twice pass the last code.
-        let quotient = zero.map_or(quotient, |zero| quotient.min(k.lit(ROUND_BITS + 15) - zero));
-        quotient.mul_add(unit, word)
-    })
+/// Whether an element may come out above the last code.
+#[derive(Clone, Copy)]
+enum Passes<'k> {
+    /// Nothing rounds up twice with the fixed zero point of symmetric groups.
+    Never,
+    Maybe,
+    Where(Pred<'k>),
+}
+
+/// Says in [`Factors::zero`] that the scale is lifted.
+const SMALL: u32 = 1 << 8;
+/// Says there that an element may come out above the last code.
+const PASSES: u32 = 1 << 9;
+
+/// The registers of an [`IntegerCoder`].
+#[derive(Clone, Copy)]
+struct Factors<'k, A: Float> {
+    scale: Reg<'k, A>,
+    reciprocal: Reg<'k, A>,
+    /// The zero point and flags.
+    zero: U32<'k>,
+}
+carry!(Factors<A: Float> { scale, reciprocal, zero });
+
+/// Turns the elements of one group into integer codes.
+#[derive(Clone, Copy)]
+pub(super) struct IntegerCoder<'k, A: Float> {
+    factors: Factors<'k, A>,
+    /// Whether there is a zero point; that of symmetric groups is 8.
+    zero: bool,
+    /// Whether the flags are to be trusted.
+    flagged: bool,
+}
+
+impl<'k, A: Float> IntegerCoder<'k, A> {
+    fn new(divider: Divider<'k, A>, zero: Option<Reg<'k, A>>, passes: Passes<'k>) -> Self {
+        let small = divider.small.select(divider.small.k().lit(SMALL), 0);
+        let flags = match passes {
+            Passes::Where(passes) => small | passes.select(passes.k().lit(PASSES), 0),
+            Passes::Never | Passes::Maybe => small,
+        };
+        let factors = Factors {
+            scale: divider.scale,
+            reciprocal: divider.reciprocal,
+            zero: zero.map_or(flags, |zero| zero.to_u32() | flags),
+        };
+        Self { factors, zero: zero.is_some(), flagged: !matches!(passes, Passes::Maybe) }
+    }
+
+    /// The codes, each multiplied by its unit, in one word.
+    fn pack(&self, k: K<'k>, elements: &Lanes<'k, A>, units: &[u32]) -> U32<'k> {
+        let Factors { scale, reciprocal, zero } = self.factors;
+        let any = || {
+            let lift = lift((zero & SMALL).ne(0));
+            let zero = zero & 15;
+            let last = |code: U32<'k>| if self.zero { code.min(k.lit(ROUND_BITS + 15) - zero) } else { code };
+            self.sum(k, elements, units, zero, |x| last(round_bits(quotient(x * lift, scale, reciprocal))))
+        };
+        if !self.flagged {
+            return any();
+        }
+        let ordinary = || self.sum(k, elements, units, zero, |x| round_bits(quotient(x, scale, reciprocal)));
+        k.if_else(zero.ge(SMALL), any, ordinary)
+    }
+
+    /// A code is a rounded quotient, which comes with bits that are the same for every element, plus the zero point. Both
+    /// are summed up for the whole word first.
+    fn sum(
+        &self,
+        k: K<'k>,
+        elements: &Lanes<'k, A>,
+        units: &[u32],
+        zero: U32<'k>,
+        quotient: impl Fn(Reg<'k, A>) -> U32<'k>,
+    ) -> U32<'k> {
+        let all = units.iter().fold(0u32, |all, unit| all.wrapping_add(*unit));
+        let bits = all.wrapping_mul(ROUND_BITS).wrapping_neg();
+        let start = if self.zero {
+            zero.mul_add(all, bits)
+        } else {
+            // Symmetric codes are stored with 8 added.
+            k.lit(bits.wrapping_add(all.wrapping_mul(8)))
+        };
+        elements.iter().zip(units).fold(start, |word, (x, &unit)| quotient(x).mul_add(unit, word))
+    }
+}
+
+/// The nearest integer, ties to even, in the low bits.
+fn round_bits<'k, A: Float>(q: Reg<'k, A>) -> U32<'k> {
+    let q = if A::DOUBLE { nearest(q).to_f32() } else { q.to_f32() };
+    (q + ROUND_F32).to_bits()
 }

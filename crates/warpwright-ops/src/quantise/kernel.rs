@@ -4,7 +4,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WarpTable, bounded_blocks};
 
-use super::coder::{Coder, Extremes, GroupScale};
+use super::coder::{Coder, Extremes, GroupScale, Vector};
 use super::tables::{BUCKETS, FP4, NF4};
 use super::tuning::{DequantiseConfig, QuantiseTile, ScaleTile, THREADS};
 use super::{NibbleOrder, Scheme};
@@ -72,32 +72,46 @@ impl Quantise {
         // Lanes of a group are neighbours; where a group has more vectors than lanes, the warp takes them in turn.
         let position = if vectors == 1 { thread } else { k.warp_idx().mul_add(32 * vectors, k.lane_idx()) };
         let index = Index::affine(k, (block, self.tile.elements_per_block()), (position, width));
-        let group_in_block = thread >> lanes.trailing_zeros();
+        // Lanes share out the work on the scales of so many groups, except in the last block.
+        let together = if bounded { 1 } else { rounds.min(lanes) };
+        let share = lanes / together;
+        let round = (thread & (lanes - 1)) >> share.trailing_zeros();
+        let group_in_block = round.mul_add(threads / lanes, thread >> lanes.trailing_zeros());
         let group = Index::affine(k, (block, self.tile.groups_per_block()), (group_in_block, 1));
-        let leads = (thread & (lanes - 1)).eq(0);
+        let leads = (thread & (share - 1)).eq(0);
         let starts: Vec<Vec<Index<'k>>> = (0..rounds)
             .map(|r| (0..vectors).map(|v| index.plus(u64::from((r * threads + v * 32) * width))).collect())
             .collect();
         let load = |at| {
-            if bounded { self.load_or_zero(k, a, at) } else { load_as(a.x.at(at), width, self.dtype) }
+            if bounded { self.load_or_zero(k, a, at) } else { self.load(a.x.at(at), width) }
         };
         let load_round =
-            |round: &Vec<Index<'k>>| -> Vec<Lanes<'k, A>> { round.iter().map(|&at| load(at)).collect() };
+            |round: &Vec<Index<'k>>| -> Vec<Vector<'k, A>> { round.iter().map(|&at| load(at)).collect() };
         // All loads stand before the first use, so that they are in flight together; in the last block, where elements are
         // loaded one by one, only those of a round, which is easier on the registers.
-        let ahead: Vec<Vec<Lanes<'k, A>>> =
+        let ahead: Vec<Vec<Vector<'k, A>>> =
             if bounded { Vec::new() } else { starts.iter().map(load_round).collect() };
-        for (round, starts) in (0u32..).zip(&starts) {
-            let vectors = ahead.get(round as usize).map_or_else(|| load_round(starts), Clone::clone);
-            let elements: Vec<Reg<'k, A>> = vectors.iter().flat_map(Lanes::iter).collect();
-            let scale = GroupScale::of(k, self.scheme, &elements, lanes);
-            let writes = if bounded { leads & starts[0].to_u64().lt(a.n) } else { leads };
-            let group = group.plus(u64::from(round * (threads / lanes)));
+        for (first, starts) in (0u32..).step_by(together as usize).zip(starts.chunks(together as usize)) {
+            let rounds = (first as usize..).zip(starts);
+            let groups: Vec<Vec<Vector<'k, A>>> = rounds
+                .map(|(round, starts)| ahead.get(round).map_or_else(|| load_round(starts), Clone::clone))
+                .collect();
+            let scale = GroupScale::of(k, self.scheme, &groups, lanes);
+            let writes = if bounded { leads & starts[0][0].to_u64().lt(a.n) } else { leads };
+            let group = group.plus(u64::from(first * (threads / lanes)));
             k.if_(writes, || scale.store(group, a.scales, a.zero_points));
-            let prepared = scale.prepare();
-            for (&at, elements) in starts.iter().zip(&vectors) {
-                let word = coder.pack(k, elements, &prepared, self.order);
-                self.store_codes(k, a, at, word, bounded);
+            for ((round, starts), group) in (0u32..).zip(starts).zip(&groups) {
+                let prepared = match together {
+                    1 => scale.prepared,
+                    _ => {
+                        let lane = (k.lane_idx() & (32 - lanes)) | (round * share);
+                        k.from_lane(lane, &scale.prepared)
+                    }
+                };
+                for (&at, vector) in starts.iter().zip(group) {
+                    let word = coder.pack(k, &vector.elements, &prepared, self.order);
+                    self.store_codes(k, a, at, word, bounded);
+                }
             }
         }
     }
@@ -120,8 +134,22 @@ impl Quantise {
         }
     }
 
+    /// A whole vector.
+    fn load<'k, A: Float>(&self, x: Ptr<'k, Read, Elem>, width: u32) -> Vector<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        match x.load_halves(width) {
+            Some(halves) => {
+                let elements = halves.iter().flat_map(|pair| pair.widen()).map(Reg::convert).collect();
+                Vector { elements, halves }
+            }
+            None => Vector { elements: load_as(x, width, self.dtype), halves: Vec::new() },
+        }
+    }
+
     /// A vector with zeros past the end.
-    fn load_or_zero<'k, A: Float>(&self, k: K<'k>, a: QuantiseParams<'k>, at: Index<'k>) -> Lanes<'k, A>
+    fn load_or_zero<'k, A: Float>(&self, k: K<'k>, a: QuantiseParams<'k>, at: Index<'k>) -> Vector<'k, A>
     where
         Elem: Access<A>,
     {
@@ -130,7 +158,7 @@ impl Quantise {
             let inside = (first + i).lt(a.n);
             k.if_else(inside, || load_as(a.x.at(at.plus(i)), 1, self.dtype)[0], || k.lit::<A>(0.0))
         };
-        (0..u64::from(self.tile.width)).map(element).collect()
+        Vector { elements: (0..u64::from(self.tile.width)).map(element).collect(), halves: Vec::new() }
     }
 }
 
@@ -198,7 +226,7 @@ impl Scales {
         let extremes = k.fold(range, Extremes::none(k), |i, extremes| {
             extremes.with(self.scheme, load_as::<A>(a.x.at(i), 1, self.dtype)[0])
         });
-        let scale = GroupScale::from_extremes(k, self.scheme, extremes.across(k, self.scheme, lanes));
+        let scale = GroupScale::from_extremes(self.scheme, extremes.across(k, self.scheme, lanes));
         // Lane 0 of a warp starts at the group's first element; past the last group nobody does.
         let leads = if lanes == 1 { first.lt(a.n) } else { first.lt(a.n) & k.lane_idx().eq(0) };
         k.if_(leads, || scale.store(group, a.scales, a.zero_points));
@@ -255,9 +283,9 @@ impl Codes {
             let x = k.if_else(i.lt(a.n), || load_as::<A>(a.x.at(i), 1, self.dtype)[0], || k.lit(0.0));
             let group = i.min(last) / a.group_size;
             let zero = self.scheme.has_zero_points().then(|| a.zero_points.at(group).get().convert::<A>());
-            let scale = GroupScale { scheme: self.scheme, scale: a.scales.at(group).get::<A>(), zero };
+            let scale = GroupScale::known(self.scheme, a.scales.at(group).get::<A>(), zero);
             let at = Lanes::from(vec![x]);
-            let code = coder.pack(k, &at, &scale.prepare(), NibbleOrder::LowFirst);
+            let code = coder.pack(k, &at, &scale.prepared, NibbleOrder::LowFirst);
             word = code.mul_add(1u32 << self.order.shift(position), word);
         }
         k.if_(first.lt(a.n), || a.codes.at(byte).set(word));

@@ -72,7 +72,8 @@ rules! {
     /// Kernels, variables and parameters have different names.
     Def6 = "V-DEF-6" Error,
 
-    /// The module's `.version` exists, and so does its target in that version.
+    /// The module's `.version` exists, and so does its target in that version; code for it can be assembled for the target
+    /// that is asked for.
     Target1 = "V-TARGET-1" Error,
     /// The module's `.version` has every instruction and directive in it.
     Target2 = "V-TARGET-2" Error,

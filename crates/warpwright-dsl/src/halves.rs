@@ -1,0 +1,99 @@
+//! [`Halves`]: two 16-bit floats of one register, as they lie in memory.
+
+use warpwright_ptx::{BinaryOp, DType, Modifiers, ScalarType};
+
+use crate::context::K;
+use crate::mem::{Element, Ptr, Readable};
+use crate::reg::{F32, Source, U32};
+use crate::storage::{load_halves, widen};
+
+/// Packed `min` and `max` exist from here.
+const PACKED_MIN_MAX_SM: u32 = 80;
+/// The signs of both halves.
+const SIGNS: u32 = 0x8000_8000;
+
+/// Two `f16` or `bf16` elements in a word, the first in the low half. One instruction works on both.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
+pub struct Halves<'k> {
+    word: U32<'k>,
+    dtype: DType,
+}
+
+impl<'k> Halves<'k> {
+    /// Whether elements of `dtype` come in halves that the target computes with.
+    pub fn exist(k: K<'k>, dtype: DType) -> bool {
+        matches!(dtype, DType::F16 | DType::BF16) && k.target().sm >= PACKED_MIN_MAX_SM
+    }
+
+    /// Two elements of `dtype` that are in `word` already.
+    pub fn from_word(word: U32<'k>, dtype: DType) -> Self {
+        Self { word, dtype }
+    }
+
+    /// Both, in one register.
+    pub fn word(self) -> U32<'k> {
+        self.word
+    }
+
+    /// The elements, widened.
+    #[track_caller]
+    pub fn widen(self) -> [F32<'k>; 2] {
+        self.word.k().on_behalf(|| widen(self.word, self.dtype))
+    }
+
+    /// The greater of each half; NaN if either is NaN.
+    #[track_caller]
+    pub fn maximum(self, rhs: Self) -> Self {
+        self.propagating(BinaryOp::Max, rhs)
+    }
+
+    /// The lesser of each half; NaN if either is NaN.
+    #[track_caller]
+    pub fn minimum(self, rhs: Self) -> Self {
+        self.propagating(BinaryOp::Min, rhs)
+    }
+
+    #[track_caller]
+    fn propagating(self, op: BinaryOp, rhs: Self) -> Self {
+        let ty = if self.dtype == DType::BF16 { ScalarType::BF16x2 } else { ScalarType::F16x2 };
+        let mods = Modifiers { nan: true, ..Modifiers::NONE };
+        self.like(self.word.k().binary(op, ty, mods, self.word.operand(), rhs.word.operand()))
+    }
+
+    /// Both with the other sign.
+    #[track_caller]
+    pub fn negated(self) -> Self {
+        self.like(self.word ^ SIGNS)
+    }
+
+    /// The first elements of `self` and `rhs`.
+    #[track_caller]
+    pub fn firsts(self, rhs: Self) -> Self {
+        self.like(self.word.permute(rhs.word, 0x5410))
+    }
+
+    /// The second elements of `self` and `rhs`.
+    #[track_caller]
+    pub fn seconds(self, rhs: Self) -> Self {
+        self.like(self.word.permute(rhs.word, 0x7632))
+    }
+
+    /// Elements of the same type in another word.
+    pub fn like(self, word: U32<'k>) -> Self {
+        Self { word, ..self }
+    }
+}
+
+impl<'k, S: Readable, E: Element> Ptr<'k, S, E> {
+    /// Loads `width` consecutive 16-bit floats, two to a register; aligned as for [`load`](Self::load). `None` where
+    /// they do not [`exist`](Halves::exist).
+    #[track_caller]
+    pub fn load_halves(self, width: u32) -> Option<Vec<Halves<'k>>> {
+        let (k, dtype) = (self.k, self.dtype());
+        (width >= 2 && Halves::exist(k, dtype)).then(|| {
+            let words = k.on_behalf(|| load_halves(self.place(), width));
+            words.into_iter().map(|word| Halves::from_word(word, dtype)).collect()
+        })
+    }
+}
