@@ -1,7 +1,7 @@
 //! Tensor maps as file tests write them:
 //! `INDEX ELEMENT DIMS STRIDES BOX SWIZZLE [elements=STRIDES] [fill=nan]`, lists joined by `x`, `-` for an empty one.
 
-use warpwright_emu::{TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle};
+use warpwright_ptx::{TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle};
 
 fn list(text: &str) -> Vec<u64> {
     if text == "-" { Vec::new() } else { text.split('x').map(|n| n.parse().expect("a number")).collect() }
@@ -37,6 +37,7 @@ pub(crate) fn parse_map(text: &str, addresses: &[u64]) -> TensorMap {
 }
 
 /// Appends a map to a parameter buffer.
+#[allow(dead_code, reason = "every harness uses a part")]
 pub(crate) fn push_map(params: &mut Vec<u8>, map: &TensorMap) {
     params.resize(params.len().next_multiple_of(64), 0);
     params.extend(map.encode());
