@@ -39,7 +39,6 @@ class Case:
     block: tuple = (32, 1, 1)
     cluster: tuple = (1, 1, 1)
     shared: int = 0
-    cooperative: bool = False
     prints: list = None  # lines that the kernel prints, in any order
     fault: str = None  # the launch must end with a fault whose text contains this
     targets: tuple = None  # targets that the kernel can be built for; all by default

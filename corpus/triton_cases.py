@@ -58,10 +58,10 @@ def uses():
         c = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)
         raw = (lambda v: v) if make == np.float32 else bits
         yield f"matmul_{name}", kernels.matmul, [(kind, In(raw(a))), (kind, In(raw(b))), (p, Out(c, None, 1e-6)), ("i32", 70), ("i32", 50), ("i32", 80)], \
-            {"BM": 64, "BN": 32, "BK": 32, "OUT": tl.float32}, (2, 2), 4
+            {"BM": 64, "BN": 32, "BK": 32, "OUT": tl.float32, "ZERO": 0.0}, (2, 2), 4
     a, b = rng.integers(-128, 128, (70, 64)).astype(np.int8), rng.integers(-128, 128, (64, 50)).astype(np.int8)
     yield "matmul_s8", kernels.matmul, [("*i8", In(a)), ("*i8", In(b)), ("*i32", Out(a.astype(np.int32) @ b.astype(np.int32))), ("i32", 70), ("i32", 50), ("i32", 64)], \
-        {"BM": 64, "BN": 32, "BK": 32, "OUT": tl.int32}, (2, 2), 4
+        {"BM": 64, "BN": 32, "BK": 32, "OUT": tl.int32, "ZERO": 0}, (2, 2), 4
     sizes = np.array([20, 70, 0, 33], np.int32)
     a, b = rng.integers(-4, 5, (123, 64)).astype(np.float16), rng.integers(-4, 5, (4, 64, 48)).astype(np.float16)
     edges = np.concatenate([[0], np.cumsum(sizes)])

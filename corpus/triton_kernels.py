@@ -58,14 +58,14 @@ def layernorm_backward(dx, dy, x, w, mean, rstd, dw, columns, BLOCK: tl.constexp
 
 
 @triton.jit
-def matmul(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OUT: tl.constexpr):
+def matmul(a, b, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OUT: tl.constexpr, ZERO: tl.constexpr):
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     inner = tl.arange(0, BK)
     total = tl.zeros((BM, BN), dtype=OUT)
     for at in range(0, k, BK):
-        av = tl.load(a + rows[:, None] * k + (at + inner)[None, :], mask=(rows[:, None] < m) & ((at + inner)[None, :] < k), other=0)
-        bv = tl.load(b + (at + inner)[:, None] * n + columns[None, :], mask=((at + inner)[:, None] < k) & (columns[None, :] < n), other=0)
+        av = tl.load(a + rows[:, None] * k + (at + inner)[None, :], mask=(rows[:, None] < m) & ((at + inner)[None, :] < k), other=ZERO)
+        bv = tl.load(b + (at + inner)[:, None] * n + columns[None, :], mask=((at + inner)[:, None] < k) & (columns[None, :] < n), other=ZERO)
         total = tl.dot(av, bv, total, out_dtype=OUT)
     tl.store(c + rows[:, None] * n + columns[None, :], total, mask=(rows[:, None] < m) & (columns[None, :] < n))
 

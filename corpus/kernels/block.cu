@@ -133,8 +133,8 @@ extern "C" __global__ void atomics(const int* x, int* si, unsigned* ui, unsigned
         old = seen;
     }
     atomicExch(&si[4], 77);
-    atomicAdd_block(&si[5], 1);
-    atomicAdd_system(&si[6], 1);
+    atomicAdd_system(&si[5], 1);
+    atomicAdd_block(&si[6 + blockIdx.x], 1);
 }
 
 extern "C" __global__ void spin_lock(int* lock, int* counter, int rounds) {

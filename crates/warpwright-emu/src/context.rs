@@ -42,6 +42,8 @@ pub(crate) struct Shared<'a> {
     pub(crate) globals: Arc<[u64]>,
     /// The launch in the books of the heap.
     pub(crate) heap_launch: u64,
+    /// Zeroed words in which the blocks of a cooperative grid meet; 0 for kernels that do not ask for them.
+    pub(crate) workspace: u64,
     pub(crate) shape: Shape,
     /// End of a block's shared memory, from address 0.
     pub(crate) shared_end: u64,

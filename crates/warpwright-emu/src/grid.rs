@@ -2,10 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use warpwright_ptx::{PlainSpecial, SpecialReg};
+
 use crate::context::Shared;
+use crate::decode::Code;
 use crate::exec::MAX_LOCAL;
 use crate::launch::{Fault, LaunchConfig, LaunchError, Options, Printed, Report, Sanitizers};
-use crate::memory::Memory;
+use crate::memory::{Memory, MemoryError};
 use crate::program::{Entry, Program};
 use crate::report::{Findings, Position, Resolve, Space};
 use crate::resident::Shape;
@@ -50,6 +53,7 @@ pub(crate) fn run(
         constants: program.constants(&globals),
         globals,
         heap_launch: memory.heap.begin(),
+        workspace: workspace(code, memory)?,
         shape,
         shared_end: if dynamic > 0 { code.dynamic_base + dynamic } else { code.shared_end },
         races,
@@ -65,6 +69,7 @@ pub(crate) fn run(
         timer: AtomicU64::new(0),
     };
     let _launching = memory.launching();
+    let workspace = shared.workspace;
     let mut results = Vec::with_capacity(workers);
     if workers == 1 {
         results.push(work(&shared, 0));
@@ -77,7 +82,27 @@ pub(crate) fn run(
             }
         });
     }
-    finish(&shared, results)
+    let report = finish(&shared, results);
+    if workspace != 0 {
+        memory.free(workspace)?;
+    }
+    report
+}
+
+/// Bytes of the workspace of a cooperative grid.
+const WORKSPACE_BYTES: u64 = 64;
+
+/// Makes the workspace of the grid if the kernel asks where it is.
+fn workspace(code: &Code, memory: &Memory) -> Result<u64, MemoryError> {
+    let asks = |special: &SpecialReg| {
+        matches!(special, SpecialReg::Plain(PlainSpecial::EnvReg1 | PlainSpecial::EnvReg2))
+    };
+    if !code.layout.specials.iter().any(|(_, special)| asks(special)) {
+        return Ok(0);
+    }
+    let address = memory.alloc(WORKSPACE_BYTES, "workspace of the grid")?;
+    memory.fill(address, 0, WORKSPACE_BYTES)?;
+    Ok(address)
 }
 
 /// The shape of the clusters: that of the launch, or the one that the kernel fixes.

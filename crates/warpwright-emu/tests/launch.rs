@@ -253,3 +253,16 @@ fn each_sanitizer_can_be_switched_off() {
     assert_eq!(tools(Sanitizers::RACECHECK), [Tool::Racecheck]);
     assert_eq!(tools(Sanitizers::all()), [Tool::Initcheck, Tool::Racecheck]);
 }
+
+#[test]
+fn the_blocks_of_a_grid_meet_in_its_workspace() {
+    // Where the runtime of a device puts the barrier of a cooperative grid: the workspace starts as zeros.
+    let program = kernel(&format!(
+        "mov.u32 %r2, %envreg2;\nmov.u32 %r3, %envreg1;\nmov.b64 %rd1, {{%r2, %r3}};\n\
+         atom.add.acq_rel.gpu.u32 %r4, [%rd1+4], 1;\nmov.u32 %r5, %nctaid.x;\n\
+         WAIT:\nld.acquire.gpu.u32 %r9, [%rd1+4];\nsetp.lt.u32 %p0, %r9, %r5;\n@%p0 bra WAIT;\n{STORE}"
+    ));
+    let (report, out) = run(&program, &LaunchConfig::linear(3, 1), &Options::default());
+    assert!(report.expect("a launch").is_clean());
+    assert_eq!(out, [3; 3]);
+}

@@ -64,7 +64,10 @@ pub(crate) fn special_time(special: SpecialReg) -> SpecialTime {
             | PlainSpecial::IsExplicitCluster
             | PlainSpecial::TotalSmemSize
             | PlainSpecial::DynamicSmemSize
-            | PlainSpecial::AggrSmemSize => SpecialTime::Launch,
+            | PlainSpecial::AggrSmemSize
+            | PlainSpecial::EnvReg1
+            | PlainSpecial::EnvReg2
+            | PlainSpecial::ReservedSmemOffset1 => SpecialTime::Launch,
             PlainSpecial::SmId | PlainSpecial::ClusterCtaRank => SpecialTime::Block,
             PlainSpecial::Clock
             | PlainSpecial::ClockHi

@@ -51,6 +51,10 @@ pub(crate) fn special_value(cx: &Context<'_>, warp: u32, lane: u32, special: Spe
                 (cx.shared.shared_end - SHARED_BASE) as u32
             }
             PlainSpecial::DynamicSmemSize => config.dynamic_shared,
+            PlainSpecial::EnvReg1 => (cx.shared.workspace >> 32) as u32,
+            PlainSpecial::EnvReg2 => cx.shared.workspace as u32,
+            // What the system reserves lies below the variables.
+            PlainSpecial::ReservedSmemOffset1 => 0,
             // These change: see `read_special`.
             PlainSpecial::Clock
             | PlainSpecial::ClockHi

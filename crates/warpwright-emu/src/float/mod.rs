@@ -133,7 +133,8 @@ fn unary_element(op: UnaryOp, format: Format, mods: &Modifiers, bits: u64) -> u6
         UnaryOp::Sqrt => round(format, format.decode(a).square_root(), &[a], mods),
         UnaryOp::Rsqrt => {
             let bits = from_f64(format, approx::rsqrt(to_f64(format, a)), mods);
-            if format == Format::F64 { bits & UPPER_WORD } else { bits }
+            // Only the flushing form is the coarse one.
+            if format == Format::F64 && mods.ftz { bits & UPPER_WORD } else { bits }
         }
         UnaryOp::Ex2 => from_f64(format, approx::exp2(to_f64(format, a)), mods),
         UnaryOp::Lg2 => from_f64(format, approx::log2(to_f64(format, a)), mods),

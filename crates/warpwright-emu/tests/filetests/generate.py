@@ -330,6 +330,11 @@ def approximations():
 
         return run
 
+    pool = [F64.encode(0, Fraction(n, d)) for n, d in ((1, 1), (2, 1), (3, 1), (1, 3), (10**20, 7), (7, 10**20), (4, 1))] + [F64.largest, F64.infinity, 0, F64.sign]
+    root = wrap(F64, lambda x: 1 / mpmath.sqrt(x) if x else mpmath.inf)
+    wanted = [((p,), F64.sign | F64.infinity if p == F64.sign else root(p)) for p in pool]
+    write("rsqrt.approx.f64", "Nearly full precision, unlike the flushing form.", ["f64"], "f64", "rsqrt.approx.f64 %d, %a;", wanted, ulp=2)
+
     points = lambda f: [f.encode(s, Fraction(n, d)) for s in (0, 1) for n, d in ((0, 1), (1, 8), (1, 3), (1, 1), (5, 2), (7, 1))]
     for ty, f in (("f16", F16), ("bf16", BF16)):
         more = dict(version="7.0", target="sm_75") if ty == "f16" else dict(version="7.8", target="sm_90")

@@ -149,5 +149,8 @@ spelled! {
         ClusterCtaRank = "cluster_ctarank", ClusterNctaRank = "cluster_nctarank",
         IsExplicitCluster = "is_explicit_cluster",
         TotalSmemSize = "total_smem_size", DynamicSmemSize = "dynamic_smem_size", AggrSmemSize = "aggr_smem_size",
+        /// The two words of the address of a cooperative grid's workspace, the upper one first.
+        EnvReg1 = "envreg1", EnvReg2 = "envreg2",
+        ReservedSmemOffset1 = "reserved_smem_offset_1",
     }
 }

@@ -199,6 +199,8 @@ pub const fn special(register: SpecialReg) -> Requirement {
             TotalSmemSize | DynamicSmemSize => Requirement::new(4, 1, 20),
             ClusterCtaRank | ClusterNctaRank | IsExplicitCluster => Requirement::new(7, 8, 90),
             AggrSmemSize => Requirement::new(8, 1, 90),
+            EnvReg1 | EnvReg2 => Requirement::BASE,
+            ReservedSmemOffset1 => Requirement::new(7, 6, 80),
         },
     }
 }
