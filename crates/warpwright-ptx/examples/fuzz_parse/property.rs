@@ -1,5 +1,6 @@
 //! What must hold for every text, shared by the example and the libFuzzer targets.
 
+use warpwright_ptx::Inst;
 use warpwright_ptx::text::{MAX_DIAGNOSTICS, parse, print};
 
 /// Whether the text was accepted.
@@ -11,7 +12,12 @@ pub(crate) fn check(text: &str) -> Result<bool, String> {
     if parsed.diagnostics.len() > MAX_DIAGNOSTICS {
         return Err(format!("{} diagnostics", parsed.diagnostics.len()));
     }
-    // Whatever survives the errors is a module like any other.
+    // Instructions that nobody knows are kept as text, and complained about whenever they are read.
+    let instructions = parsed.module.functions.iter().flat_map(|f| &f.blocks).flat_map(|b| &b.instructions);
+    if instructions.map(|i| &i.inst).any(|i| matches!(i, Inst::Opaque(_))) {
+        return Ok(false);
+    }
+    // Whatever else survives the errors is a module like any other.
     let once = print(&parsed.module);
     let again = parse(&once);
     if let Some(first) = again.diagnostics.first() {
