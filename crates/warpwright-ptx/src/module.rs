@@ -76,7 +76,8 @@ impl Module {
             std::mem::take(&mut self.functions).into_iter().map(Some).collect();
         self.functions = order.iter().filter_map(|i| old.get_mut(*i as usize)?.take()).collect();
         self.functions.iter_mut().flat_map(|f| &mut f.symbols).for_each(rename);
-        let initialisers = self.variables.iter_mut().filter_map(|v| v.init.as_mut());
+        let inside = self.functions.iter_mut().flat_map(|f| &mut f.variables);
+        let initialisers = self.variables.iter_mut().chain(inside).filter_map(|v| v.init.as_mut());
         initialisers.flat_map(|i| &mut i.addresses).for_each(|a| rename(&mut a.symbol));
         for Alias { function, of } in &mut self.aliases {
             (*function, *of) = (renamed(*function), renamed(*of));

@@ -34,16 +34,20 @@ pub fn print_with_lines(module: &Module) -> Printed {
     for pragma in &module.pragmas {
         out.line(format_args!(".pragma \"{pragma}\";"));
     }
-    declare::module(&mut out, module);
-    for function in &module.functions {
-        if function.is_declaration() {
-            continue;
-        }
+    // What the bodies mention decides what is declared in front, and registers that are parameters get their names there.
+    let defined = module.functions.iter().filter(|f| !f.is_declaration());
+    let bodies: Vec<Body<'_>> = defined
+        .map(|function| {
+            let mut body = Body::new(module, function);
+            body.param_registers();
+            body.blocks();
+            body
+        })
+        .collect();
+    declare::module(&mut out, module, &bodies);
+    for mut body in bodies {
+        let function = body.function;
         out.line(format_args!(""));
-        // The names of `.reg` parameters are those of the registers, so the body comes first.
-        let mut body = Body::new(module, function);
-        body.param_registers();
-        body.blocks();
         declare::head(&mut out, function, Some(&body));
         out.line(format_args!("{{"));
         body.registers(&mut out);
@@ -205,6 +209,8 @@ struct Body<'m> {
     label_prefix: String,
     /// How many `.branchtargets` lists have been written.
     target_lists: u32,
+    /// Indices of the functions that have been mentioned.
+    mentioned: Vec<u32>,
     /// The pragmas that have not been written yet.
     pragmas: &'m [Pragma],
 }
@@ -246,6 +252,7 @@ impl<'m> Body<'m> {
             labels: vec![None; function.blocks.len()],
             label_prefix,
             target_lists: 0,
+            mentioned: Vec::new(),
             pragmas: &function.pragmas,
         }
     }
@@ -544,6 +551,9 @@ impl<'m> Body<'m> {
     }
 
     fn symbol(&mut self, id: SymbolId) {
+        if let Some(Symbol::Function(i)) = self.function.symbols.get(id.0 as usize) {
+            self.mentioned.push(*i);
+        }
         match self.symbol_name(id) {
             Some(name) => self.out.text.push_str(name),
             None => self.out.push(format_args!("$missing{}", id.0)),

@@ -18,8 +18,8 @@ pub(super) const fn linkage(linkage: Linkage) -> &'static str {
 }
 
 /// Functions that are only declared or used before they are defined, then the variables.
-pub(super) fn module(out: &mut Text, module: &Module) {
-    let forward = forward_declared(module);
+pub(super) fn module(out: &mut Text, module: &Module, bodies: &[Body<'_>]) {
+    let forward = forward_declared(module, bodies);
     if forward.contains(&true) {
         out.line(format_args!(""));
     }
@@ -40,22 +40,35 @@ pub(super) fn module(out: &mut Text, module: &Module) {
 }
 
 /// Which functions need a declaration in front.
-fn forward_declared(module: &Module) -> Vec<bool> {
+fn forward_declared(module: &Module, bodies: &[Body<'_>]) -> Vec<bool> {
     let mut forward: Vec<bool> = module.functions.iter().map(Function::is_declaration).collect();
-    let mut need = |symbol: &Symbol, before: usize| {
-        if let Symbol::Function(i) = *symbol
-            && i as usize >= before
+    let mut need = |i: u32, before: usize| {
+        if i as usize >= before
             && module.functions.get(i as usize).is_some_and(|f| f.kind == FunctionKind::Device)
         {
             forward[i as usize] = true;
         }
     };
-    for (at, function) in module.functions.iter().enumerate() {
+    let in_initialisers = |variables: &[Variable]| -> Vec<u32> {
+        let addresses = variables.iter().filter_map(|v| v.init.as_ref()).flat_map(|i| &i.addresses);
+        let functions = addresses.filter_map(|a| match a.symbol {
+            Symbol::Function(i) => Some(i),
+            _ => None,
+        });
+        functions.collect()
+    };
+    let defined = module.functions.iter().enumerate().filter(|(_, f)| !f.is_declaration());
+    for ((at, function), body) in defined.zip(bodies) {
+        let targets = function.call_targets.iter().flatten();
+        let targets = targets.filter_map(|id| match function.symbols.get(id.0 as usize) {
+            Some(Symbol::Function(i)) => Some(*i),
+            _ => None,
+        });
+        let inside = in_initialisers(&function.variables);
         // A function may call itself.
-        function.symbols.iter().for_each(|s| need(s, at + 1));
+        targets.chain(body.mentioned.iter().copied()).chain(inside).for_each(|i| need(i, at + 1));
     }
-    let initialisers = module.variables.iter().filter_map(|v| v.init.as_ref());
-    initialisers.flat_map(|i| &i.addresses).for_each(|a| need(&a.symbol, 0));
+    in_initialisers(&module.variables).into_iter().for_each(|i| need(i, 0));
     forward
 }
 
