@@ -139,12 +139,26 @@ pub(crate) struct Array<'py> {
 impl<'py> Array<'py> {
     /// Reads an argument.
     pub(crate) fn read(object: &Bound<'py, PyAny>, site: Site, ordering: Ordering) -> PyResult<Self> {
-        let TypeFacts { library, exchange } = facts(object)?;
+        let facts = facts(object)?;
+        if facts.library == Library::Torch {
+            refuse_gradient(object, site)?;
+        }
+        Self::read_known(object, site, ordering, facts)
+    }
+
+    /// Reads an array that was made for a result, which nobody records.
+    pub(crate) fn read_made(object: &Bound<'py, PyAny>, site: Site, ordering: Ordering) -> PyResult<Self> {
+        Self::read_known(object, site, ordering, facts(object)?)
+    }
+
+    fn read_known(
+        object: &Bound<'py, PyAny>,
+        site: Site,
+        ordering: Ordering,
+        TypeFacts { library, exchange }: TypeFacts,
+    ) -> PyResult<Self> {
         if library == Library::Numpy {
             return Self::from_numpy(object, site);
-        }
-        if library == Library::Torch {
-            refuse_gradient(object, site)?;
         }
         if let Some(exchange) = exchange {
             let mut array = Self::new(object, site, library, exchange.describe(object)?, None)?;

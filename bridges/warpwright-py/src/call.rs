@@ -46,14 +46,14 @@ impl<'py> Call<'py> {
         Ok((Self { py, op, place, library, stream, explicit: given.is_some() }, first))
     }
 
+    /// What a further argument must be ready on.
+    fn ordering(&self) -> Ordering {
+        if self.explicit { Ordering::Named(self.stream) } else { Ordering::Shared(self.library, self.stream) }
+    }
+
     /// Reads a further argument.
     pub(crate) fn read(&self, (argument, object): Named<'_, 'py>) -> PyResult<Array<'py>> {
-        let ordering = if self.explicit {
-            Ordering::Named(self.stream)
-        } else {
-            Ordering::Shared(self.library, self.stream)
-        };
-        let array = Array::read(object, Site { op: self.op, argument }, ordering)?;
+        let array = Array::read(object, Site { op: self.op, argument }, self.ordering())?;
         array.expect_place(self.place)?;
         Ok(array)
     }
@@ -150,7 +150,7 @@ impl<'py> Call<'py> {
             let empty = interop(py)?.getattr(intern!(py, "empty"))?;
             empty.call1((library.name(), &like.object, extents(py, shape)?, dtype_name(dtype)))?
         };
-        let array = self.read((argument, &object))?;
+        let array = Array::read_made(&object, Site { op: self.op, argument }, self.ordering())?;
         let flat = Flat::of(&array);
         let kind = match library {
             Library::Numpy | Library::Torch | Library::Cupy => Kind::Array(object),

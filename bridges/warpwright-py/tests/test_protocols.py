@@ -107,11 +107,10 @@ def test_other_devices_are_refused():
         ww.relu(Elsewhere(np.ones(3, np.float32)))
 
 
-def test_cuda_array_interface_without_a_driver():
+def test_an_address_that_no_gpu_has():
     class Fake:
         __cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3}
 
-    if ww.devices()[0]["device"] != "emulator":
-        pytest.skip("there is a GPU, where the address would be looked up")
-    with pytest.raises(ww.DeviceError):
+    # Without a driver there is no device to look on; with one, the address is not among its memory.
+    with pytest.raises(ww.DeviceError if ww.devices()[0]["device"] == "emulator" else ww.Error):
         ww.relu(Fake())

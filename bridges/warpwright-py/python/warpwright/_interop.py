@@ -40,8 +40,7 @@ def _numpy_dtype(name: str, like: Any) -> Any:
 def empty(library: str, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """A new array in row-major order beside `like`. On the host, jax and others get a numpy array to be converted."""
     if library == "torch":
-        torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+        return like.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
     if library == "cupy":
         cupy = sys.modules["cupy"]
         with like.device:
