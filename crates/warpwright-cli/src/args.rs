@@ -335,6 +335,9 @@ pub struct RunArgs {
     /// Sanitizers of the emulator: memcheck, initcheck, racecheck, synccheck, separated by commas, or all, or none.
     #[arg(long, value_name = "LIST")]
     pub sanitize: Option<String>,
+    /// Blocks that may have begun and wait for others, on the emulator; 0 for all of the grid.
+    #[arg(long, value_name = "BLOCKS", default_value_t = 4096)]
+    pub resident: usize,
     /// Print what the emulator counted.
     #[arg(long)]
     pub counters: bool,

@@ -144,6 +144,70 @@ fn sanitizers_can_be_chosen() {
 }
 
 #[test]
+fn clusters_are_given_and_resident_blocks_limited() {
+    // Block 0 waits for the last block; every block stores the size of its cluster and its rank.
+    let place = place(
+        ".version 7.8
+.target sm_90
+.address_size 64
+.visible .entry ranks(.param .u64 x, .param .u64 y)
+{
+    .reg .pred %p<3>;
+    .reg .b32 %r<8>;
+    .reg .f32 %f<2>;
+    .reg .b64 %rd<6>;
+    ld.param.u64 %rd1, [x];
+    ld.param.u64 %rd2, [y];
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %cluster_nctarank;
+    mov.u32 %r3, %cluster_ctarank;
+    mad.lo.u32 %r4, %r2, 10, %r3;
+    cvt.rn.f32.u32 %f1, %r4;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.s64 %rd4, %rd2, %rd3;
+    st.global.f32 [%rd4], %f1;
+    setp.eq.u32 %p1, %r1, 3;
+    @%p1 st.relaxed.gpu.global.u32 [%rd1], 1;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra DONE;
+WAIT:
+    ld.relaxed.gpu.global.u32 %r5, [%rd1];
+    setp.eq.u32 %p2, %r5, 0;
+    @%p2 bra WAIT;
+DONE:
+    ret;
+}
+",
+    );
+    let base = [
+        "run",
+        "k.ptx",
+        "--grid",
+        "4",
+        "--block",
+        "1",
+        "--device",
+        "emulator",
+        "--arg",
+        "inout:x.npy:z.npy",
+        "--arg",
+        "out:y.npy:f32:4",
+        "--force",
+    ];
+    let values = |extra: &[&str]| {
+        let ran = place.run(&[&base[..], extra].concat());
+        assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+        npy_values(&place.path("y.npy"))
+    };
+    assert_eq!(values(&["--cluster", "2"]), [20.0, 21.0, 20.0, 21.0]);
+    assert_eq!(values(&["--cluster", "4,1,1", "--resident", "1"]), [40.0, 41.0, 42.0, 43.0]);
+    assert_eq!(values(&[]), [10.0; 4]);
+    let ran = place.run(&[&base[..], &["--resident", "1"]].concat());
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("max_resident_blocks is 1"), "{}", ran.out);
+}
+
+#[test]
 fn launches_that_cannot_be_are_usage_errors() {
     let place = place(&double(true));
     place.write("bad.npy", "not an array");

@@ -39,6 +39,7 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
     let options = Options {
         sanitizers: sanitizers(what.args.sanitize.as_deref())?,
         counters: what.args.counters || what.args.json.json,
+        max_resident_blocks: what.args.resident,
         ..Options::default()
     };
     let (report, fault) = match launch(&program, what.entry, &config, &params, &memory, &options) {
