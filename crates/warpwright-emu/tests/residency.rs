@@ -456,3 +456,44 @@ fn impossible_clusters_are_refused() {
     );
     clean(run(&fixed, &LaunchConfig::linear(4, 32), &options(1)).0);
 }
+
+const CLUSTER_BARRIER: &str = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;";
+
+#[test]
+fn a_cluster_reduces_through_distributed_shared_memory() {
+    // Every block sums its numbers with atomics of its own; then every thread of rank 0 fetches the sum of a block.
+    let program = cluster_kernel(&format!(
+        "setp.eq.u32 %p0, %r0, 0;\n@%p0 st.shared.u32 [%r2], 0;\nbar.sync 0;\nmad.lo.u32 %r3, %r1, 64, %r0;\n\
+         red.shared.add.u32 [%r2], %r3;\n{CLUSTER_BARRIER}\nmov.u32 %r9, 0;\nmov.u32 %r4, 0;\nSUM:\n\
+         mapa.shared::cluster.u32 %r5, %r2, %r4;\nld.shared::cluster.u32 %r6, [%r5];\nadd.u32 %r9, %r9, %r6;\n\
+         add.u32 %r4, %r4, 1;\nsetp.lt.u32 %p1, %r4, 8;\n@%p1 bra SUM;\n{CLUSTER_BARRIER}\n{STORE}"
+    ));
+    for threads in [1, 2] {
+        for seed in 0..3 {
+            let options = Options { seed, ..options(threads) };
+            let (result, out) = run(&program, &clusters(32, 64, 8), &options);
+            clean(result);
+            let sum = |cluster: u32| (512 * cluster..512 * (cluster + 1)).sum::<u32>();
+            assert!(out.iter().enumerate().all(|(i, v)| *v == sum(i as u32 / 512)), "{out:?}");
+        }
+    }
+}
+
+#[test]
+fn a_block_sets_a_flag_in_another_block() {
+    // Rank 1 polls a flag in its own shared memory, which rank 0 sets after the value; blocks of a cluster take turns.
+    let program = cluster_kernel(&format!(
+        "setp.eq.u32 %p0, %r0, 0;\n@%p0 st.shared.v2.u32 [%r2], {{%r0, %r0}};\n{CLUSTER_BARRIER}\nmov.u32 %r9, 0;\n\
+         mov.u32 %r3, %cluster_ctarank;\nsetp.eq.u32 %p1, %r3, 1;\n@%p1 bra READ;\n@!%p0 bra END;\n\
+         mapa.shared::cluster.u32 %r4, %r2, 1;\nst.shared::cluster.u32 [%r4], 4711;\n\
+         st.release.cluster.shared::cluster.u32 [%r4+4], 1;\nbra END;\nREAD:\n\
+         ld.acquire.cluster.shared::cta.u32 %r5, [%r2+4];\nsetp.eq.u32 %p2, %r5, 0;\n@%p2 bra READ;\n\
+         ld.shared.u32 %r9, [%r2];\nEND:\n{CLUSTER_BARRIER}\n{STORE}"
+    ));
+    for seed in 0..4 {
+        let options = Options { seed, ..options(1) };
+        let (result, out) = run(&program, &clusters(4, 32, 2), &options);
+        clean(result);
+        assert!(out.iter().enumerate().all(|(i, v)| *v == if i / 32 % 2 == 1 { 4711 } else { 0 }), "{out:?}");
+    }
+}

@@ -110,7 +110,7 @@ impl Slow<'_, '_> {
             (false, ..) => "read-write",
         };
         let (space, address) = (self.shadow.space(), self.shadow.address(offset));
-        let distance = Distance::between(prev, self.id);
+        let distance = Distance::between(prev, self.id, self.races.is_in_cluster(prev));
         let pc = first.pc.unwrap_or(self.access.pc);
         let key = Key { tool: Tool::Racecheck, kind, pc, other_pc: second.pc };
         self.findings.record(key, first.site, || Event {
@@ -139,15 +139,18 @@ impl Slow<'_, '_> {
 enum Distance {
     Warp,
     Block,
+    Cluster,
     Grid,
 }
 
 impl Distance {
-    const fn between(a: Id, b: Id) -> Self {
+    const fn between(a: Id, b: Id, same_cluster: bool) -> Self {
         if a.same_warp(b) {
             Self::Warp
         } else if a.block() == b.block() {
             Self::Block
+        } else if same_cluster {
+            Self::Cluster
         } else {
             Self::Grid
         }
@@ -158,6 +161,7 @@ fn message(kind: &str, space: &str, first: &Party, second: &Party, distance: Dis
     let between = match distance {
         Distance::Warp => "another lane of the warp",
         Distance::Block => "a thread of another warp",
+        Distance::Cluster => "a thread of another block of the cluster",
         Distance::Grid => "a thread of another block",
     };
     let noun = |party: &Party| match (party.writes, party.atomic) {
@@ -184,6 +188,9 @@ fn message(kind: &str, space: &str, first: &Party, second: &Party, distance: Dis
 
 fn help(kind: &str, distance: Distance, atomic: bool) -> String {
     let text = match (kind, distance) {
+        ("scope-too-narrow", Distance::Cluster) => {
+            "widen the scope: .cluster for threads of other blocks of the cluster"
+        }
         ("scope-too-narrow", _) => "widen the scope: .gpu for threads of other blocks",
         ("write-write-same-value", _) => "harmless as long as the values agree; let one thread store",
         (_, Distance::Warp) if atomic => "make both accesses atomic, or put bar.warp.sync between them",
@@ -193,6 +200,13 @@ fn help(kind: &str, distance: Distance, atomic: bool) -> String {
         (_, Distance::Block) if atomic => "make both accesses atomic, or put bar.sync between them",
         (_, Distance::Block) => {
             "put bar.sync 0 between the two accesses; in a loop, also before the next iteration writes again"
+        }
+        (_, Distance::Cluster) if atomic => {
+            "make both accesses atomic, or put the cluster barrier between them"
+        }
+        (_, Distance::Cluster) => {
+            "put the cluster barrier between the two accesses, arriving with .release and waiting with .acquire; in a loop, \
+             also before the next iteration writes again"
         }
         (_, Distance::Grid) if atomic => {
             "make both accesses atomic, or publish with fence.acq_rel.gpu and an atomic flag that the other side acquires"

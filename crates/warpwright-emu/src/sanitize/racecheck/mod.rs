@@ -485,6 +485,12 @@ impl<'a> BlockRaces<'a> {
         }
     }
 
+    /// Whether an access is by a block of this block's cluster.
+    fn is_in_cluster(&self, id: Id) -> bool {
+        let size = self.launch.shape.map_or(1, Shape::size);
+        id.block().wrapping_sub((self.shared_lo >> 32) as u32) < size
+    }
+
     /// Whether two strong accesses may meet.
     fn morally_strong(&self, prev: Id, id: Id) -> bool {
         let weaker = prev.strength().min(id.strength());
