@@ -68,6 +68,36 @@ pub struct JsonArg {
     pub json: bool,
 }
 
+/// How `run` and `lint` say what they found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ReportFormat {
+    /// For people.
+    #[default]
+    Human,
+    /// For scripts.
+    Json,
+    /// SARIF 2.1.0, for code-scanning services and editors.
+    Sarif,
+}
+
+/// Output form of the commands that find things.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct FormatArg {
+    /// How to print what was found.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    format: ReportFormat,
+    /// The same as --format json.
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+}
+
+impl FormatArg {
+    /// The form that was asked for.
+    pub fn get(self) -> ReportFormat {
+        if self.json { ReportFormat::Json } else { self.format }
+    }
+}
+
 /// `devices`
 #[derive(Debug, Args)]
 pub struct DevicesArgs {
@@ -302,8 +332,9 @@ bf16 arrays are read and written as their u16 bits.
 
 On the emulator, what the sanitizers find is printed with the line of PTX, and the exit code is 1.
 
-Example:
-  warpwright run k.ptx --entry scale --grid 4 --block 256 --arg in:x.npy --arg out:y.npy:f32:1000 --arg u32:1000";
+Examples:
+  warpwright run k.ptx --entry scale --grid 4 --block 256 --arg in:x.npy --arg out:y.npy:f32:1000 --arg u32:1000
+  warpwright run k.ptx --grid 4 --block 256 --arg in:x.npy --arg out:y.npy:f32:1000 --arg u32:1000 --html cost.html";
 
 /// `run`
 #[derive(Debug, Args)]
@@ -338,19 +369,23 @@ pub struct RunArgs {
     /// Blocks that may have begun and wait for others, on the emulator; 0 for all of the grid.
     #[arg(long, value_name = "BLOCKS", default_value_t = 4096)]
     pub resident: usize,
-    /// Print what the emulator counted.
+    /// Print what the emulator counted, by line and in all.
     #[arg(long)]
     pub counters: bool,
-    /// Replace output arrays that exist.
+    /// Write a page with the lines of the PTX coloured by what they cost.
+    #[arg(long, value_name = "FILE.html")]
+    pub html: Option<PathBuf>,
+    /// Replace outputs that exist.
     #[arg(long)]
     pub force: bool,
     /// Output form.
     #[command(flatten)]
-    pub json: JsonArg,
+    pub format: FormatArg,
 }
 
-const LINT_EXAMPLES: &str = "Example:
-  warpwright lint k.ptx --target sm_90 --json";
+const LINT_EXAMPLES: &str = "Examples:
+  warpwright lint k.ptx --target sm_90
+  warpwright lint k.ptx --format sarif > lint.sarif";
 
 /// `lint`
 #[derive(Debug, Args)]
@@ -363,7 +398,7 @@ pub struct LintArgs {
     pub target: Option<Target>,
     /// Output form.
     #[command(flatten)]
-    pub json: JsonArg,
+    pub format: FormatArg,
 }
 
 const BENCH_EXAMPLES: &str = "Every result is checked first; a wrong one gets no time. Times are medians over a backlog of launches with the inputs

@@ -10,9 +10,11 @@ pub mod checkpoint;
 pub mod commands;
 pub mod convert;
 pub mod error;
+mod html;
 pub mod interrupt;
 pub mod npy;
 pub mod report;
+mod sarif;
 pub mod style;
 
 use std::process::ExitCode;

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::convert::quantise::{Summary, TensorResult};
+use crate::html::{escape, head};
 use crate::style::{human_bytes, shape_text};
 
 /// What the page says above the picture.
@@ -19,17 +20,9 @@ pub struct Title {
 }
 
 const STYLE: &str = "
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1c2024; --dim: #667078; --line: #e2e6ea; --before: #c9d2da; --after: #2f6fde; --error: #c2410c; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #14171a; --ink: #e6e9ec; --dim: #98a2ab; --line: #2b3136; --before: #47525c; --after: #6ea0ff; --error: #fb923c; }
-}
-body { margin: 2rem auto; padding: 0 1.5rem; max-width: 64rem; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.4rem; margin: 0 0 .25rem; }
-h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-p.files { margin: 0; color: var(--dim); overflow-wrap: anywhere; }
-dl { display: flex; flex-wrap: wrap; gap: .5rem 2.5rem; margin: 1.25rem 0; }
-dt { color: var(--dim); font-size: .85rem; }
-dd { margin: 0; font-size: 1.2rem; font-variant-numeric: tabular-nums; }
+:root { --before: #c9d2da; --after: #2f6fde; --error: #c2410c; }
+@media (prefers-color-scheme: dark) { :root { --before: #47525c; --after: #6ea0ff; --error: #fb923c; } }
+body { max-width: 64rem; }
 svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--ink); } svg .dim { fill: var(--dim); }
 svg .grid { stroke: var(--line); } svg .before { fill: var(--before); } svg .after { fill: var(--after); }
@@ -53,17 +46,11 @@ pub fn html(title: &Title, summary: &Summary) -> String {
         ("Size", format!("{} to {} ({:.2}x)", human_bytes(before), human_bytes(after), ratio(before, after))),
         ("Relative error", format!("{:.4}", error.relative())),
     ];
-    let mut page = String::new();
+    let mut page = head(&format!("Quantisation of {}", title.input), STYLE);
     let mut put = |text: std::fmt::Arguments<'_>| {
         // Writing to a String cannot fail.
         let _ = page.write_fmt(text);
     };
-    put(format_args!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>Quantisation of {}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n",
-        escape(&title.input)
-    ));
     put(format_args!("<h1>Quantisation report</h1>\n<p class=\"files\">{}</p>\n", escape(&title.input)));
     put(format_args!("<p class=\"files\">&rarr; {}</p>\n<dl>\n", escape(&title.output)));
     for (name, value) in facts {
@@ -217,23 +204,6 @@ fn table(tensors: &[&TensorResult]) -> String {
     }
     rows.push_str("</table>\n");
     rows
-}
-
-/// Text as it may stand in HTML and in attributes. Names come from files that nobody has vouched for.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '&' => out.push_str("&amp;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c if c.is_control() => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

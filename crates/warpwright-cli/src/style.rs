@@ -116,7 +116,7 @@ impl Console {
             let cell = Cell::new(title).set_alignment(align.cell());
             if bold { cell.add_attribute(Attribute::Bold) } else { cell }
         }));
-        Table { grid, align: columns.iter().map(|(_, align)| *align).collect() }
+        Table { grid, align: columns.iter().map(|(_, align)| *align).collect(), bold }
     }
 
     /// A progress bar over `total` bytes on standard error; hidden off a terminal.
@@ -194,18 +194,27 @@ impl Align {
 pub struct Table {
     grid: Grid,
     align: Vec<Align>,
+    /// Whether bold type can be shown.
+    bold: bool,
 }
 
 impl Table {
     /// Adds a row.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
-        let align = self.align.iter();
-        self.grid.add_row(
-            cells
-                .into_iter()
-                .zip(align)
-                .map(|(text, align)| Cell::new(text.into()).set_alignment(align.cell())),
-        );
+        self.add(cells, false);
+    }
+
+    /// Adds a row that stands out where there are colours.
+    pub fn strong_row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+        self.add(cells, self.bold);
+    }
+
+    fn add<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>, bold: bool) {
+        let cells = cells.into_iter().zip(&self.align).map(|(text, align)| {
+            let cell = Cell::new(text.into()).set_alignment(align.cell());
+            if bold { cell.add_attribute(Attribute::Bold) } else { cell }
+        });
+        self.grid.add_row(cells.collect::<Vec<_>>());
     }
 }
 

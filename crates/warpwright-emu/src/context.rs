@@ -7,14 +7,14 @@ use std::sync::atomic::{
 };
 
 use crate::block::{Block, SharedMemory};
-use crate::counters::Counters;
+use crate::counters::{Class, Tally};
 use crate::decode::Code;
 use crate::exec::Outcome;
 use crate::exec::matrix::Scratch;
 use crate::launch::{Fault, LaunchConfig, Options, Printed, Sanitizers};
 use crate::memory::{Allocation, Memory, SLOT_BITS, Slot};
-use crate::program::Entry;
-use crate::report::{Event, Findings, Key, Severity, Site, Space, Tool};
+use crate::program::{Entry, Program};
+use crate::report::{Event, Findings, Key, Position, Severity, Site, Space, Tool};
 use crate::resident::{Cluster, Shape};
 use crate::sanitize::racecheck::{BlockRaces, LaunchRaces};
 use crate::sanitize::synccheck::Opened;
@@ -32,6 +32,7 @@ pub(crate) struct Checks {
 
 /// What all workers of a launch share.
 pub(crate) struct Shared<'a> {
+    pub(crate) program: &'a Program,
     pub(crate) entry: &'a Entry,
     pub(crate) memory: &'a Memory,
     pub(crate) config: &'a LaunchConfig,
@@ -167,21 +168,19 @@ impl Runs {
         }
     }
 
-    /// Adds the instructions to the counters, by class.
-    pub(crate) fn count(&self, code: &Code, counters: &mut Counters) {
+    /// Hands every instruction of the text to `add`: where it stands, its class, warps and lanes that executed it.
+    pub(crate) fn count(&self, code: &Code, mut add: impl FnMut(Position, Class, u64, u64)) {
         let (mut warps, mut lanes) = (0, 0);
         let mut elided = code.elided.iter().peekable();
         for (pc, (ins, origin)) in code.ins.iter().zip(&code.origins).enumerate() {
             warps += self.warps[pc];
             lanes += self.lanes[pc];
-            while let Some((class, _)) = elided.next_if(|(_, at)| *at as usize == pc) {
-                counters.warp_instructions[*class as usize] += warps as u64;
-                counters.lane_instructions[*class as usize] += lanes as u64;
+            while let Some(left_out) = elided.next_if(|left_out| left_out.next as usize == pc) {
+                add(left_out.position, left_out.class, warps as u64, lanes as u64);
             }
             let Some(class) = origin.class else { continue };
             let (w, l) = if ins.guard == 0 { (warps as u64, lanes as u64) } else { self.guarded[pc] };
-            counters.warp_instructions[class as usize] += w;
-            counters.lane_instructions[class as usize] += l;
+            add(origin.position, class, w, l);
         }
     }
 }
@@ -239,7 +238,7 @@ pub(crate) struct Context<'a> {
     pub(crate) code: &'a Code,
     pub(crate) checks: Checks,
     pub(crate) findings: Findings,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Tally,
     pub(crate) runs: Runs,
     pub(crate) allocations: Allocations,
     pub(crate) races: Option<BlockRaces<'a>>,
@@ -279,7 +278,7 @@ impl<'a> Context<'a> {
                 counters: shared.options.counters,
             },
             findings: Findings::new(),
-            counters: Counters::new(),
+            counters: Tally::new(shared.options.counters, shared.entry.code.ins.len()),
             runs: Runs::new(code.ins.len()),
             allocations: Allocations::new(code.sites as usize),
             races: None,

@@ -12,9 +12,19 @@
 //!   *wavefronts* as the largest number of different words that one bank has to deliver. The *ideal* is one wavefront
 //!   per request; *bank conflicts* are the wavefronts beyond.
 //! - **Bytes**: those the lanes ask for (a broadcast to 32 lanes of 4 bytes is 128 bytes).
-//! - **Divergent branch**: a conditional branch for which some executing lanes of the warp go either way.
+//! - **Divergent branch**: a conditional branch for which some executing lanes of the warp go either way. **Active lanes**
+//!   are the lane instructions per warp instruction: 32 if nothing diverges and all warps are full.
+//! - **Barrier wait**: a warp's arrival at a barrier that holds it until others are there; `arrive` alone does not.
+//! - **Tensor operations**: the multiply-adds of tensor-core instructions, M x N x K for each.
+//!
+//! A [`Report`](crate::Report) has the totals of a launch and, in [`LineCounters`], what each line of the text did.
+
+mod lines;
 
 use std::ops::AddAssign;
+
+pub use lines::LineCounters;
+pub(crate) use lines::{Lines, Tally};
 
 /// The class that an instruction is counted under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -148,8 +158,14 @@ pub struct Counters {
     pub shared_stores: SharedTraffic,
     /// Bytes loaded from and stored to local memory.
     pub local_bytes: u64,
+    /// Bytes loaded from constant memory.
+    pub constant_bytes: u64,
     /// Warp arrivals at block barriers.
     pub barriers: u64,
+    /// Those that hold the warp until others arrive.
+    pub barrier_waits: u64,
+    /// Multiply-adds of tensor-core instructions.
+    pub tensor_operations: u64,
     /// Conditional branches executed by warps.
     pub branches: u64,
     /// Those at which the warp split.
@@ -193,6 +209,7 @@ impl Counters {
             rows.push((format!("{name}.bytes"), traffic.bytes));
             rows.push((format!("{name}.sectors"), traffic.sectors));
             rows.push((format!("{name}.ideal_sectors"), traffic.ideal_sectors));
+            rows.push((format!("{name}.lines"), traffic.lines));
         }
         for (name, traffic) in [("shared_loads", self.shared_loads), ("shared_stores", self.shared_stores)] {
             rows.push((format!("{name}.accesses"), traffic.accesses));
@@ -202,7 +219,10 @@ impl Counters {
         }
         rows.extend([
             ("local_bytes".to_owned(), self.local_bytes),
+            ("constant_bytes".to_owned(), self.constant_bytes),
+            ("tensor_operations".to_owned(), self.tensor_operations),
             ("barriers".to_owned(), self.barriers),
+            ("barrier_waits".to_owned(), self.barrier_waits),
             ("branches".to_owned(), self.branches),
             ("divergent_branches".to_owned(), self.divergent_branches),
             ("blocks".to_owned(), self.blocks),
@@ -211,11 +231,37 @@ impl Counters {
         rows
     }
 
-    /// One warp instruction executed by `lanes` lanes.
+    /// Executing lanes of an average warp instruction; 0 if there was none.
+    pub fn active_lanes(&self) -> f64 {
+        let warps = self.total_warp_instructions();
+        if warps == 0 { 0.0 } else { self.total_lane_instructions() as f64 / warps as f64 }
+    }
+
+    /// Sectors touched in both directions.
+    pub const fn global_sectors(&self) -> u64 {
+        self.global_loads.sectors + self.global_stores.sectors
+    }
+
+    /// Sectors that the same bytes would take if they were dense, in both directions.
+    pub const fn ideal_global_sectors(&self) -> u64 {
+        self.global_loads.ideal_sectors + self.global_stores.ideal_sectors
+    }
+
+    /// Shared-memory wavefronts in both directions.
+    pub const fn shared_wavefronts(&self) -> u64 {
+        self.shared_loads.wavefronts + self.shared_stores.wavefronts
+    }
+
+    /// Shared-memory wavefronts beyond the ideal, in both directions.
+    pub const fn bank_conflicts(&self) -> u64 {
+        self.shared_loads.bank_conflicts() + self.shared_stores.bank_conflicts()
+    }
+
+    /// Warp instructions of one class that `lanes` lanes executed.
     #[inline(always)]
-    pub fn instruction(&mut self, class: Class, lanes: u32) {
-        self.warp_instructions[class as usize] += 1;
-        self.lane_instructions[class as usize] += u64::from(lanes);
+    pub fn instructions(&mut self, class: Class, warps: u64, lanes: u64) {
+        self.warp_instructions[class as usize] += warps;
+        self.lane_instructions[class as usize] += lanes;
     }
 
     /// A conditional branch; `divergent` if the executing lanes went both ways.
@@ -423,7 +469,10 @@ impl AddAssign<&Self> for Counters {
         self.shared_loads += &other.shared_loads;
         self.shared_stores += &other.shared_stores;
         self.local_bytes += other.local_bytes;
+        self.constant_bytes += other.constant_bytes;
         self.barriers += other.barriers;
+        self.barrier_waits += other.barrier_waits;
+        self.tensor_operations += other.tensor_operations;
         self.branches += other.branches;
         self.divergent_branches += other.divergent_branches;
         self.blocks += other.blocks;
@@ -503,6 +552,16 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_a_matrix_conflict_where_they_share_banks() {
+        for (stride, wavefronts) in [(16, 1), (128, 8), (144, 1), (64, 4)] {
+            let mut c = Counters::new();
+            c.shared_scattered(Direction::Load, &strided(0, stride), 0xff, 16);
+            assert_eq!((c.shared_loads.wavefronts, c.shared_loads.bytes), (wavefronts, 128), "{stride}");
+            assert_eq!(c.bank_conflicts(), wavefronts - 1);
+        }
+    }
+
+    #[test]
     fn no_lane_means_no_access() {
         let mut c = Counters::new();
         c.global_contiguous(Direction::Load, 0, 0, 0, 4);
@@ -515,16 +574,19 @@ mod tests {
     #[test]
     fn counters_of_workers_add_up() {
         let mut a = Counters::new();
-        a.instruction(Class::F32, 32);
+        a.instructions(Class::F32, 1, 32);
         a.branch(true);
         let mut b = Counters::new();
-        b.instruction(Class::F32, 7);
-        b.instruction(Class::Matrix, 32);
+        b.instructions(Class::F32, 1, 7);
+        b.instructions(Class::Matrix, 1, 32);
+        b.tensor_operations = 16 * 8 * 16;
         b.branch(false);
         b.shared_contiguous(Direction::Load, 0, 32, 4);
         a += &b;
         assert_eq!(a.warp_instructions[Class::F32 as usize], 2);
         assert_eq!(a.total_lane_instructions(), 71);
+        assert_eq!(a.active_lanes(), 71.0 / 3.0);
+        assert_eq!(a.tensor_operations, 2048);
         assert_eq!((a.branches, a.divergent_branches), (2, 1));
         assert_eq!(a.shared_loads.bytes, 128);
     }

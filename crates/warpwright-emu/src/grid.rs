@@ -2,9 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use warpwright_ptx::text::SourceLine;
 use warpwright_ptx::{PlainSpecial, SpecialReg};
 
 use crate::context::Shared;
+use crate::counters::Lines;
 use crate::decode::Code;
 use crate::exec::MAX_LOCAL;
 use crate::launch::{Fault, LaunchConfig, LaunchError, Options, Printed, Report, Sanitizers};
@@ -45,6 +47,7 @@ pub(crate) fn run(
     let code = &entry.code;
     let globals = program.globals(memory)?;
     let shared = Shared {
+        program,
         entry,
         memory,
         config,
@@ -187,11 +190,13 @@ fn workers(options: &Options, clusters: u64) -> usize {
 fn finish(shared: &Shared<'_>, results: Vec<WorkerResult>) -> Result<Report, LaunchError> {
     let mut findings = Findings::new();
     let mut report = Report::default();
+    let mut lines = Lines::default();
     let mut fault: Option<(u64, Fault)> = None;
     let mut printed: Vec<(u64, Printed)> = Vec::new();
     for result in results {
         findings.merge(result.findings);
         report.counters += &result.counters;
+        lines.merge(&result.lines);
         report.steps += result.steps;
         printed.extend(result.printed);
         // The fault of the lowest block stands for all.
@@ -204,6 +209,7 @@ fn finish(shared: &Shared<'_>, results: Vec<WorkerResult>) -> Result<Report, Lau
     printed.sort_by_key(|(block, _)| *block);
     report.printed = printed.into_iter().map(|(_, line)| line).collect();
     report.unfreed = shared.memory.heap.unfreed(shared.heap_launch);
+    report.lines = lines.into_rows();
     report.findings = findings.finish(shared, shared.options.max_findings);
     match fault {
         None => Ok(report),
@@ -232,12 +238,17 @@ impl Resolve for Shared<'_> {
         self.entry.code.position(pc)
     }
 
+    fn source(&self, line: u32) -> Option<SourceLine> {
+        self.program.sources().at(line)
+    }
+
     fn label(&self, space: Space, address: u64) -> Option<(String, u64)> {
+        // The variable that holds the address, or else the one that it has run past.
         let named = |names: &[(String, u64, u64)], address: u64| {
             names
                 .iter()
-                .filter(|(_, start, bytes)| *start <= address && (*bytes == 0 || address < start + bytes))
-                .max_by_key(|(_, start, _)| *start)
+                .filter(|(_, start, _)| *start <= address)
+                .max_by_key(|(_, start, bytes)| (*bytes == 0 || address < start + bytes, *start))
                 .map(|(name, start, _)| (name.clone(), address - start))
         };
         match space {

@@ -1,6 +1,6 @@
 //! Launches: their configuration, what can go wrong, and what they report.
 
-use crate::counters::Counters;
+use crate::counters::{Counters, LineCounters};
 use crate::heap::HeapBlock;
 use crate::memory::{Memory, MemoryError};
 use crate::program::Program;
@@ -59,7 +59,7 @@ pub enum Completion {
 pub struct Options {
     /// Which sanitizers run; all by default.
     pub sanitizers: Sanitizers,
-    /// Whether [`Report::counters`] are kept.
+    /// Whether [`Report::counters`] and [`Report::lines`] are kept.
     pub counters: bool,
     /// Worker threads; 0 for as many as there are cores.
     pub threads: usize,
@@ -108,6 +108,9 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// What the kernel did; zero unless [`Options::counters`] is set.
     pub counters: Counters,
+    /// The same by line of the PTX text, in order: every line that holds an instruction. Empty without
+    /// [`Options::counters`].
+    pub lines: Vec<LineCounters>,
     /// What the kernel printed, block by block and in the order in which the threads of a block came to it.
     pub printed: Vec<Printed>,
     /// What threads of this launch got from `malloc` and nobody freed.

@@ -62,6 +62,7 @@ mod resident;
 pub mod sanitize;
 mod schedule;
 mod space;
+pub mod testing;
 mod warp;
 
 pub use counters::Counters;

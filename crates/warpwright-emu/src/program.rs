@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use warpwright_ptx::text::{self, Diagnostic};
+use warpwright_ptx::text::{self, Diagnostic, Sources};
 use warpwright_ptx::verify::{self, VerifyError};
 use warpwright_ptx::{Function, FunctionKind, InitialAddress, Initialiser, Module, StateSpace, Symbol};
 
@@ -94,6 +94,9 @@ impl Entry {
 pub struct Program {
     /// Tells programs apart in the memories that hold their variables.
     id: u64,
+    /// The text; empty if the program did not come from one.
+    source: Arc<str>,
+    sources: Sources,
     module: Module,
     entries: Vec<Entry>,
     warnings: Vec<Diagnostic>,
@@ -119,6 +122,8 @@ impl Program {
         }
         let mut program = Self::from_module(parsed.module)?;
         program.warnings = parsed.diagnostics;
+        program.sources = Sources::of(source);
+        program.source = source.into();
         Ok(program)
     }
 
@@ -145,6 +150,8 @@ impl Program {
         }
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Relaxed),
+            source: Arc::default(),
+            sources: Sources::default(),
             module,
             entries,
             warnings: Vec::new(),
@@ -162,6 +169,20 @@ impl Program {
     /// All kernels, in the order of the text.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// The text that it was loaded from; empty if it came from a module.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    pub(crate) fn shared_source(&self) -> Arc<str> {
+        Arc::clone(&self.source)
+    }
+
+    /// Which source lines the text was compiled from, if it says so.
+    pub fn sources(&self) -> &Sources {
+        &self.sources
     }
 
     /// The module as it was parsed.

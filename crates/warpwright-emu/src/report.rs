@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 
 use warpwright_ptx::SourceLoc;
+use warpwright_ptx::text::SourceLine;
 
 /// The sanitizer that reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,6 +161,11 @@ pub trait Resolve {
     fn block(&self) -> [u32; 3];
     /// Where a decoded instruction stands in the text.
     fn position(&self, pc: u32) -> Position;
+    /// The source line that a line of the text was compiled from.
+    fn source(&self, line: u32) -> Option<SourceLine> {
+        let _ = line;
+        None
+    }
     /// The label of the allocation or variable that holds the address, and the offset in it.
     fn label(&self, space: Space, address: u64) -> Option<(String, u64)>;
 }
@@ -245,14 +251,20 @@ fn resolve_entry(key: &Key, entry: Entry, resolve: &impl Resolve) -> Finding {
         kernel: resolve.kernel().to_owned(),
         line: at.line,
         column: at.column,
+        source: resolve.source(at.line),
         message: event.message,
         block: coordinates(entry.site.block, resolve.grid()),
         thread: coordinates(entry.site.thread, resolve.block()),
-        other: event.other.map(|other| OtherParty {
-            block: other.site.map(|s| coordinates(s.block, resolve.grid())),
-            thread: other.site.map(|s| coordinates(s.thread, resolve.block())),
-            line: other.pc.map(|pc| resolve.position(pc).line).filter(|line| *line != 0),
-            action: other.action,
+        other: event.other.map(|other| {
+            let at = other.pc.map(|pc| resolve.position(pc)).filter(|at| at.line != 0);
+            OtherParty {
+                block: other.site.map(|s| coordinates(s.block, resolve.grid())),
+                thread: other.site.map(|s| coordinates(s.thread, resolve.block())),
+                line: at.map(|at| at.line),
+                column: at.map(|at| at.column),
+                source: at.and_then(|at| resolve.source(at.line)),
+                action: other.action,
+            }
         }),
         address: event.address.map(|(space, address)| {
             let (label, offset) = resolve.label(space, address).unzip();
@@ -302,6 +314,10 @@ pub struct OtherParty {
     pub thread: Option<[u32; 3]>,
     /// The PTX line of its instruction, if known.
     pub line: Option<u32>,
+    /// The column of its instruction, if known.
+    pub column: Option<u32>,
+    /// The source line that the instruction was compiled from, if the text says so.
+    pub source: Option<SourceLine>,
     /// What it did.
     pub action: &'static str,
 }
@@ -322,6 +338,8 @@ pub struct Finding {
     pub line: u32,
     /// Column, from 1; 0 if not known.
     pub column: u32,
+    /// The source line that the instruction was compiled from, if the text says so.
+    pub source: Option<SourceLine>,
     /// What is wrong, one sentence.
     pub message: String,
     /// Block of the first thread that showed it.
@@ -355,12 +373,12 @@ impl Finding {
             let other = self.other.as_ref().and_then(|o| o.line).filter(|line| *line != self.line);
             gutter = self.line.max(other.unwrap_or(0)).to_string().len();
             write!(out, "{:gutter$}--> {}, line {}", "", self.kernel, self.line)?;
-            writeln!(out, "{}", rust_origin(lines, self.line).unwrap_or_default())?;
+            writeln!(out, "{}", origin(lines, self.line, self.source.as_ref()))?;
             quote(out, text, gutter, self.line, self.column, "")?;
             if let (Some(line), Some(party)) = (other, &self.other) {
                 write!(out, "{:gutter$}::: {}, line {line}", "", self.kernel)?;
-                writeln!(out, "{}", rust_origin(lines, line).unwrap_or_default())?;
-                quote(out, text, gutter, line, 0, party.action)?;
+                writeln!(out, "{}", origin(lines, line, party.source.as_ref()))?;
+                quote(out, text, gutter, line, party.column.unwrap_or(0), party.action)?;
             }
         } else {
             writeln!(out, "{:gutter$}--> {}", "", self.kernel)?;
@@ -391,10 +409,13 @@ fn times(count: u64) -> String {
     if count > 1 { format!(", {count} times in all") } else { String::new() }
 }
 
-fn rust_origin(lines: Option<&[SourceLoc]>, line: u32) -> Option<String> {
-    match lines?.get(line.checked_sub(1)? as usize)? {
-        SourceLoc::Rust(at) => Some(format!(" (from {}:{}:{})", at.file(), at.line(), at.column())),
-        _ => None,
+/// What a line of the text was recorded or compiled from.
+fn origin(lines: Option<&[SourceLoc]>, line: u32, source: Option<&SourceLine>) -> String {
+    let recorded = lines.and_then(|lines| lines.get(line.checked_sub(1)? as usize));
+    match (recorded, source) {
+        (Some(SourceLoc::Rust(at)), _) => format!(" (from {}:{}:{})", at.file(), at.line(), at.column()),
+        (_, Some(source)) => format!(" (from {source})"),
+        _ => String::new(),
     }
 }
 

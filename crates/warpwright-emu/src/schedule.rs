@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::context::{Context, Shared};
-use crate::counters::Counters;
+use crate::counters::{Counters, Lines};
 use crate::exec::{Outcome, run as run_warp};
 use crate::launch::{Fault, Printed};
 use crate::report::Findings;
@@ -34,6 +34,7 @@ use crate::warp::{Stamp, Warp, Watch};
 pub(crate) struct WorkerResult {
     pub(crate) findings: Findings,
     pub(crate) counters: Counters,
+    pub(crate) lines: Lines,
     pub(crate) steps: u64,
     pub(crate) printed: Vec<(u64, Printed)>,
     /// The linear index of the block that failed, and how.
@@ -115,14 +116,12 @@ pub(crate) fn work(shared: &Shared<'_>, index: usize) -> WorkerResult {
     shared.changed();
     shared.idle.set(index, Some(Idle::ENDED));
     let Worker { mut cx, fault, .. } = worker;
-    let mut counters = Counters::new();
-    if cx.checks.counters {
-        counters = cx.counters;
-        cx.runs.count(cx.code, &mut counters);
-    }
+    let (counters, lines) =
+        if cx.checks.counters { cx.counters.finish(&cx.runs, cx.code) } else { Default::default() };
     WorkerResult {
         findings: std::mem::take(&mut cx.findings),
         counters,
+        lines,
         steps: cx.runs.steps,
         printed: std::mem::take(&mut cx.printed),
         fault,

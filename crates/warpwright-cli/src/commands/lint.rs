@@ -7,8 +7,9 @@ use warpwright_ptx::text::{self, Severity};
 use warpwright_ptx::verify::{self, Note, Pressure, Rule, VerifyError};
 use warpwright_ptx::{SourceLoc, Target};
 
-use crate::args::LintArgs;
+use crate::args::{LintArgs, ReportFormat};
 use crate::error::{Error, Outcome};
+use crate::sarif::{self, Finding, Log, Region, Related};
 use crate::style::{Console, Excerpt, Palette};
 
 /// Runs the command.
@@ -20,35 +21,35 @@ pub fn run(args: &LintArgs, console: &mut Console) -> Result<Outcome, Error> {
     let remarks = examine(&source, args.target);
     let errors = remarks.iter().filter(|remark| remark.is_error).count();
     let outcome = if errors == 0 { Outcome::Clean } else { Outcome::Findings };
-    if args.json.json {
-        let list = |wanted: bool| -> Vec<Value> {
-            remarks
-                .iter()
-                .filter(|remark| remark.is_error == wanted)
-                .map(|remark| {
-                    json!({
-                        "rule": remark.rule,
-                        "line": remark.line,
-                        "column": remark.column,
-                        "message": remark.message,
-                        "notes": remark.notes.iter().map(|(line, message)| json!({"line": line, "message": message})).collect::<Vec<_>>(),
-                        "help": remark.help,
-                    })
-                })
-                .collect()
-        };
-        let functions: Vec<Value> = pressures(&source)
-            .iter()
-            .map(|(name, found)| {
-                json!({"name": name, "registers": found.registers, "predicates": found.predicates, "line": line_of(found)})
-            })
-            .collect();
-        console.json(&json!({"errors": list(true), "warnings": list(false), "functions": functions}))?;
-        return Ok(outcome);
+    match args.format.get() {
+        ReportFormat::Human => print(&args.file, &source, &remarks, errors, console)?,
+        ReportFormat::Json => {
+            let list = |wanted: bool| -> Value {
+                remarks.iter().filter(|remark| remark.is_error == wanted).map(Remark::json).collect()
+            };
+            let functions = pressures(&source);
+            let functions: Value = functions.iter().map(|(name, found)| pressure_json(name, found)).collect();
+            console.json(&json!({"errors": list(true), "warnings": list(false), "functions": functions}))?;
+        }
+        ReportFormat::Sarif => {
+            let mut log = Log::new(&args.file);
+            remarks.iter().for_each(|remark| log.add(&remark.sarif()));
+            console.json(&log.finish())?;
+        }
     }
-    let file = args.file.display().to_string();
-    for remark in &remarks {
-        console.line(remark.excerpt(&file, &source, console.palette()))?;
+    Ok(outcome)
+}
+
+fn print(
+    file: &Path,
+    source: &str,
+    remarks: &[Remark],
+    errors: usize,
+    console: &mut Console,
+) -> Result<(), Error> {
+    let file = file.display().to_string();
+    for remark in remarks {
+        console.line(remark.excerpt(&file, source, console.palette()))?;
         console.line("")?;
     }
     for (name, found) in pressures(&source) {
@@ -59,8 +60,7 @@ pub fn run(args: &LintArgs, console: &mut Console) -> Result<Outcome, Error> {
         ))?;
     }
     let warnings = remarks.len() - errors;
-    console.line(format_args!("{file}: {}", counted(errors, warnings)))?;
-    Ok(outcome)
+    console.line(format_args!("{file}: {}", counted(errors, warnings)))
 }
 
 /// The estimated register pressure of each function that could be read.
@@ -68,6 +68,10 @@ fn pressures(source: &str) -> Vec<(String, Pressure)> {
     let module = text::parse(source).module;
     let found = module.functions.iter().filter_map(|f| Some((f.name.clone(), verify::register_pressure(f)?)));
     found.collect()
+}
+
+fn pressure_json(name: &str, found: &Pressure) -> Value {
+    json!({"name": name, "registers": found.registers, "predicates": found.predicates, "line": line_of(found)})
 }
 
 fn line_of(found: &Pressure) -> u32 {
@@ -126,6 +130,43 @@ impl Remark {
             notes: &self.notes,
             help: self.help,
             palette,
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "rule": self.rule,
+            "line": self.line,
+            "column": self.column,
+            "message": self.message,
+            "notes": self.notes.iter().map(|(line, message)| json!({"line": line, "message": message})).collect::<Value>(),
+            "help": self.help,
+        })
+    }
+
+    pub(super) fn sarif(&self) -> Finding<'_> {
+        let of_verifier =
+            Rule::ALL.iter().find(|rule| rule.name() == self.rule).map(|rule| rule.description());
+        let summary = of_verifier.or_else(|| text::rules::description(self.rule)).unwrap_or(self.rule);
+        let (placed, general): (Vec<_>, Vec<_>) = self.notes.iter().partition(|(line, _)| *line != 0);
+        let mut message = self.message.clone();
+        for (_, note) in general {
+            message += &format!(". {note}");
+        }
+        Finding {
+            rule: sarif::Rule { id: self.rule, summary, help: self.help.unwrap_or_default() },
+            is_error: self.is_error,
+            message,
+            region: Region { line: self.line, column: self.column, length: self.length },
+            kernel: None,
+            related: placed
+                .into_iter()
+                .map(|(line, note)| Related {
+                    region: Region { line: *line, ..Region::default() },
+                    message: note.clone(),
+                })
+                .collect(),
+            properties: Value::Null,
         }
     }
 }
@@ -210,7 +251,7 @@ fn note(note: &Note) -> (u32, String) {
 }
 
 /// A column in characters from one in bytes, both from 1.
-fn characters(line: &str, column: u32) -> u32 {
+pub(super) fn characters(line: &str, column: u32) -> u32 {
     let bytes = (column as usize).saturating_sub(1);
     let before = line.char_indices().take_while(|(at, _)| *at < bytes).count();
     if column == 0 { 0 } else { u32::try_from(before + 1).unwrap_or(u32::MAX) }

@@ -3,3 +3,4 @@
 mod checkpoints;
 mod commands;
 mod common;
+mod costs;

@@ -234,6 +234,15 @@ pub(crate) struct Origin {
     pub(crate) class: Option<Class>,
 }
 
+/// A move that was left out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Elided {
+    pub(crate) position: Position,
+    pub(crate) class: Class,
+    /// The instruction that runs as often as it would.
+    pub(crate) next: u32,
+}
+
 /// A decoded kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Code {
@@ -273,8 +282,8 @@ pub(crate) struct Code {
     pub(crate) tables: Vec<Vec<u32>>,
     /// Memory instructions that look up allocations.
     pub(crate) sites: u32,
-    /// Moves that were left out: class and the instruction that runs as often as they would.
-    pub(crate) elided: Vec<(Class, u32)>,
+    /// Moves that were left out.
+    pub(crate) elided: Vec<Elided>,
     pub(crate) layout: Layout,
     /// Registers that may be read before they are written, in slots of `Warp::defined`.
     pub(crate) tracked: Vec<Slot>,
@@ -422,7 +431,8 @@ impl Decoder<'_> {
                     self.guard = (0, 0);
                     self.touch(&instruction.inst);
                     let next = index(self.code.ins.len());
-                    self.code.elided.push((class::class_of(&instruction.inst), next));
+                    let (position, class) = (self.location, class::class_of(&instruction.inst));
+                    self.code.elided.push(Elided { position, class, next });
                 } else {
                     self.regs.new_instruction();
                     if let Err(error) = self.instruction(instruction, analysis) {
@@ -727,7 +737,8 @@ impl Decoder<'_> {
         self.guard = (0, 0);
         match terminator {
             Terminator::Jump { to, .. } => {
-                let counts = self.code.elided.last().is_some_and(|(_, pc)| *pc == index(self.code.ins.len()));
+                let counts =
+                    self.code.elided.last().is_some_and(|move_| move_.next == index(self.code.ins.len()));
                 if to.0 as usize == at + 1 && counts {
                     // Something has to run as often as the moves that were left out.
                     self.emit(Op::Nothing);

@@ -1,12 +1,12 @@
 //! Loads and stores: the choice of the state space, and global memory.
 
 use std::hint::black_box;
-use std::sync::atomic::Ordering::Relaxed;
 
 use warpwright_ptx::{Ordering, Semantics, StateSpace};
 
 use super::rows::{FULL, LANES, Registers};
 use super::run::Flow;
+use super::transfer::{read_rows, span, write_rows};
 use crate::context::Context;
 use crate::counters::Direction;
 use crate::decode::Access;
@@ -37,6 +37,16 @@ pub(super) fn set_lane(regs: &mut Registers, slot: Slot, lane: usize, value: u64
             let p = &mut regs.pred[p as usize];
             *p = *p & !(1 << lane) | (value as u32 & 1) << lane;
         }
+    }
+}
+
+/// Gives all lanes one value.
+#[inline(always)]
+pub(super) fn broadcast(regs: &mut Registers, slot: Slot, value: u64) {
+    match slot {
+        Slot::W(row) => regs.r32[row as usize].0 = [value as u32; LANES],
+        Slot::L(row) | Slot::Q(row) => regs.r64[row as usize].0 = [value; LANES],
+        Slot::P(p) => regs.pred[p as usize] = 0u32.wrapping_sub(value as u32 & 1),
     }
 }
 
@@ -188,106 +198,121 @@ impl Context<'_> {
         Flow::Next
     }
 
+    /// The allocation and offset of an access of a full warp to consecutive elements, if nothing is wrong with it and
+    /// nothing has to be done lane by lane.
+    #[inline(always)]
+    fn contiguous_global(&mut self, regs: &Registers, exec: u32, access: &Access) -> Option<(usize, u64)> {
+        let Slot::L(row) = access.addr else { return None };
+        if exec != FULL || strong(access.ordering) {
+            return None;
+        }
+        let lanes = &regs.r64[row as usize].0;
+        if !contiguous(lanes, access.total()) {
+            return None;
+        }
+        self.place(access, lanes[0], LANES as u64 * u64::from(access.total()))
+    }
+
+    /// The allocation that holds `bytes` bytes from lane address `base` on, and the offset in it.
+    #[inline(always)]
+    fn place(&mut self, access: &Access, base: u64, bytes: u64) -> Option<(usize, u64)> {
+        let address = base.wrapping_add(access.offset as u64);
+        let at = self.allocations.find(self.shared.memory, access.site, address)?;
+        let allocation = &self.allocations.list[at];
+        let offset = address.wrapping_sub(allocation.base);
+        let fits = offset < allocation.len && bytes <= allocation.len - offset;
+        let aligned = address & u64::from(access.total() - 1) == 0;
+        (fits && aligned).then_some((at, offset))
+    }
+
     #[inline(always)]
     fn load_global(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
-        if exec == FULL
-            && !strong(access.ordering)
-            && let Slot::L(row) = access.addr
-        {
-            let lanes = &warp.regs.r64[row as usize].0;
-            let total = u64::from(access.total());
-            let address = lanes[0].wrapping_add(access.offset as u64);
-            if contiguous(lanes, access.total())
-                && let Some(at) = self.allocations.find(self.shared.memory, access.site, address)
-            {
-                let allocation = &*self.allocations.list[at];
-                let offset = address.wrapping_sub(allocation.base);
-                let bytes = LANES as u64 * total;
-                if offset < allocation.len
-                    && bytes <= allocation.len - offset
-                    && address & (total - 1) == 0
-                    && (!self.checks.initcheck || defined(allocation, offset, bytes))
-                {
-                    if let Some(races) = &mut self.races {
-                        let access = race(warp.index, pc, access, AccessKind::Read);
-                        races.contiguous(
-                            &allocation.races,
-                            offset,
-                            0,
-                            LANES as u32,
-                            access,
-                            &mut self.findings,
-                            &|_, _| false,
-                        );
-                    }
-                    if self.checks.counters {
-                        self.counters.global_contiguous(
-                            Direction::Load,
-                            address,
-                            0,
-                            LANES as u32,
-                            access.total(),
-                        );
-                    }
-                    read_rows(&mut warp.regs, allocation, offset, access);
-                    return Flow::Next;
+        if let Some((at, offset)) = self.contiguous_global(&warp.regs, exec, access) {
+            let allocation = &*self.allocations.list[at];
+            let total = access.total();
+            if !self.checks.initcheck || allocation.is_defined(offset, LANES as u32 * total) {
+                if let Some(races) = &mut self.races {
+                    let race = race(warp.index, pc, access, AccessKind::Read);
+                    let findings = &mut self.findings;
+                    races.contiguous(&allocation.races, offset, 0, LANES as u32, race, findings, &|_, _| {
+                        false
+                    });
                 }
+                if self.checks.counters {
+                    let address = allocation.base + offset;
+                    self.counters.global_contiguous(Direction::Load, address, 0, LANES as u32, total);
+                }
+                let (start, count) = span(offset, access);
+                if let Some(words) = allocation.words(4 * start as u64, count) {
+                    read_rows(&mut warp.regs, words, offset, access);
+                }
+                return Flow::Next;
             }
+        }
+        if self.load_global_uniform(warp, pc, exec, access) {
+            return Flow::Next;
         }
         let addresses = addresses(&warp.regs, access.addr, access.offset);
         self.load_global_lanes(warp, pc, exec, access, &addresses)
     }
 
+    /// A full warp that loads one element or vector; `false` if it is something else.
+    #[inline(never)]
+    fn load_global_uniform(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> bool {
+        let Slot::L(row) = access.addr else { return false };
+        let lanes = &warp.regs.r64[row as usize].0;
+        if exec != FULL || strong(access.ordering) || !uniform(lanes) {
+            return false;
+        }
+        let total = access.total();
+        let Some((at, offset)) = self.place(access, lanes[0], u64::from(total)) else { return false };
+        let allocation = &*self.allocations.list[at];
+        if self.checks.initcheck && !allocation.is_defined(offset, total) {
+            return false;
+        }
+        if let Some(races) = &mut self.races {
+            let race = race(warp.index, pc, access, AccessKind::Read);
+            races.uniform(&allocation.races, offset, FULL, race, &mut self.findings, &|_, _| false);
+        }
+        if self.checks.counters {
+            let addresses = [allocation.base + offset; LANES];
+            self.counters.global_scattered(Direction::Load, &addresses, FULL, total);
+        }
+        for (j, slot) in access.regs.iter().enumerate() {
+            let Some(slot) = *slot else { continue };
+            let value = allocation.load(offset + j as u64 * u64::from(access.bytes), access.bytes);
+            broadcast(&mut warp.regs, slot, extend(access, slot, value));
+        }
+        true
+    }
+
     #[inline(always)]
     fn store_global(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
         self.note_change();
-        if exec == FULL
-            && !strong(access.ordering)
-            && let Slot::L(row) = access.addr
-        {
-            let lanes = &warp.regs.r64[row as usize].0;
-            let total = u64::from(access.total());
-            let address = lanes[0].wrapping_add(access.offset as u64);
-            if contiguous(lanes, access.total())
-                && let Some(at) = self.allocations.find(self.shared.memory, access.site, address)
-            {
-                let allocation = &*self.allocations.list[at];
-                let offset = address.wrapping_sub(allocation.base);
-                let bytes = LANES as u64 * total;
-                if offset < allocation.len && bytes <= allocation.len - offset && address & (total - 1) == 0 {
-                    if let Some(races) = &mut self.races {
-                        let regs = &warp.regs;
-                        let same = |lane: u32, other: Option<u32>| {
-                            let mine = offset + u64::from(lane) * total;
-                            same_value(regs, access, allocation, mine, lane, other)
-                        };
-                        let race = race(warp.index, pc, access, AccessKind::Write);
-                        races.contiguous(
-                            &allocation.races,
-                            offset,
-                            0,
-                            LANES as u32,
-                            race,
-                            &mut self.findings,
-                            &same,
-                        );
-                    }
-                    if self.checks.counters {
-                        self.counters.global_contiguous(
-                            Direction::Store,
-                            address,
-                            0,
-                            LANES as u32,
-                            access.total(),
-                        );
-                    }
-                    write_rows(&warp.regs, allocation, offset, access);
-                    if self.checks.initcheck {
-                        allocation.define(offset, bytes);
-                    }
-                    return Flow::Next;
-                }
+        if let Some((at, offset)) = self.contiguous_global(&warp.regs, exec, access) {
+            let allocation = &*self.allocations.list[at];
+            let (total, regs) = (access.total(), &warp.regs);
+            if let Some(races) = &mut self.races {
+                let same = |lane: u32, other: Option<u32>| {
+                    let mine = offset + u64::from(lane) * u64::from(total);
+                    same_value(regs, access, allocation, mine, lane, other)
+                };
+                let race = race(warp.index, pc, access, AccessKind::Write);
+                let findings = &mut self.findings;
+                races.contiguous(&allocation.races, offset, 0, LANES as u32, race, findings, &same);
             }
+            if self.checks.counters {
+                let address = allocation.base + offset;
+                self.counters.global_contiguous(Direction::Store, address, 0, LANES as u32, total);
+            }
+            let (start, count) = span(offset, access);
+            if let Some(words) = allocation.words(4 * start as u64, count) {
+                write_rows(regs, words, offset, access);
+            }
+            if self.checks.initcheck {
+                allocation.define(offset, LANES as u64 * u64::from(total));
+            }
+            return Flow::Next;
         }
         let addresses = addresses(&warp.regs, access.addr, access.offset);
         self.store_global_lanes(warp, pc, exec, access, &addresses)
@@ -531,126 +556,4 @@ fn same_value(
         };
         mine == theirs
     })
-}
-
-#[inline(always)]
-fn defined(allocation: &Allocation, offset: u64, bytes: u64) -> bool {
-    allocation.is_defined(offset, bytes as u32)
-}
-
-/// Loads what all lanes ask for from `offset` on, lane after lane.
-#[inline(always)]
-fn read_rows(regs: &mut Registers, allocation: &Allocation, offset: u64, access: &Access) {
-    let count = access.regs.len();
-    match (access.bytes, access.regs.as_slice()) {
-        (4, [Some(Slot::W(d))]) => {
-            let Some(words) = allocation.words(offset, LANES) else { return };
-            for (to, from) in regs.r32[*d as usize].0.iter_mut().zip(words) {
-                *to = from.load(Relaxed);
-            }
-        }
-        (4, slots) if slots.iter().all(|s| matches!(s, Some(Slot::W(_)) | None)) => {
-            let Some(words) = allocation.words(offset, LANES * count) else { return };
-            for (j, slot) in slots.iter().enumerate() {
-                let Some(Slot::W(d)) = slot else { continue };
-                let row = &mut regs.r32[*d as usize].0;
-                for (to, from) in row.iter_mut().zip(words.chunks_exact(count)) {
-                    *to = from[j].load(Relaxed);
-                }
-            }
-        }
-        (8, slots) if slots.iter().all(|s| matches!(s, Some(Slot::L(_)) | None)) => {
-            let Some(words) = allocation.words(offset, 2 * LANES * count) else { return };
-            for (j, slot) in slots.iter().enumerate() {
-                let Some(Slot::L(d)) = slot else { continue };
-                let row = &mut regs.r64[*d as usize].0;
-                for (to, from) in row.iter_mut().zip(words.chunks_exact(2 * count)) {
-                    *to =
-                        u64::from(from[2 * j].load(Relaxed)) | u64::from(from[2 * j + 1].load(Relaxed)) << 32;
-                }
-            }
-        }
-        (2, [Some(Slot::W(d))]) if offset.is_multiple_of(4) && !access.sign => {
-            let Some(words) = allocation.words(offset, LANES / 2) else { return };
-            for (to, from) in regs.r32[*d as usize].0.chunks_exact_mut(2).zip(words) {
-                let word = from.load(Relaxed);
-                to[0] = word & 0xFFFF;
-                to[1] = word >> 16;
-            }
-        }
-        (1, [Some(Slot::W(d))]) if offset.is_multiple_of(4) && !access.sign => {
-            let Some(words) = allocation.words(offset, LANES / 4) else { return };
-            for (to, from) in regs.r32[*d as usize].0.chunks_exact_mut(4).zip(words) {
-                let word = from.load(Relaxed);
-                for (k, to) in to.iter_mut().enumerate() {
-                    *to = (word >> (8 * k)) & 0xFF;
-                }
-            }
-        }
-        (bytes, slots) => {
-            for (j, slot) in slots.iter().enumerate() {
-                let Some(slot) = *slot else { continue };
-                for lane in 0..LANES {
-                    let at = offset + (lane * count + j) as u64 * u64::from(bytes);
-                    let value = allocation.load(at, bytes);
-                    set_lane(regs, slot, lane, extend(access, slot, value));
-                }
-            }
-        }
-    }
-}
-
-/// Stores what all lanes have from `offset` on, lane after lane.
-#[inline(always)]
-fn write_rows(regs: &Registers, allocation: &Allocation, offset: u64, access: &Access) {
-    let count = access.regs.len();
-    match (access.bytes, access.regs.as_slice()) {
-        (4, [Some(Slot::W(s))]) => {
-            let Some(words) = allocation.words(offset, LANES) else { return };
-            for (to, from) in words.iter().zip(&regs.r32[*s as usize].0) {
-                to.store(*from, Relaxed);
-            }
-        }
-        (4, slots) if slots.iter().all(|s| matches!(s, Some(Slot::W(_)))) => {
-            let Some(words) = allocation.words(offset, LANES * count) else { return };
-            for (j, slot) in slots.iter().enumerate() {
-                let Some(Slot::W(s)) = slot else { continue };
-                for (to, from) in words.chunks_exact(count).zip(&regs.r32[*s as usize].0) {
-                    to[j].store(*from, Relaxed);
-                }
-            }
-        }
-        (8, slots) if slots.iter().all(|s| matches!(s, Some(Slot::L(_)))) => {
-            let Some(words) = allocation.words(offset, 2 * LANES * count) else { return };
-            for (j, slot) in slots.iter().enumerate() {
-                let Some(Slot::L(s)) = slot else { continue };
-                for (to, from) in words.chunks_exact(2 * count).zip(&regs.r64[*s as usize].0) {
-                    to[2 * j].store(*from as u32, Relaxed);
-                    to[2 * j + 1].store((*from >> 32) as u32, Relaxed);
-                }
-            }
-        }
-        (2, [Some(Slot::W(s))]) if offset.is_multiple_of(4) => {
-            let Some(words) = allocation.words(offset, LANES / 2) else { return };
-            for (to, from) in words.iter().zip(regs.r32[*s as usize].0.chunks_exact(2)) {
-                to.store(from[0] & 0xFFFF | from[1] << 16, Relaxed);
-            }
-        }
-        (1, [Some(Slot::W(s))]) if offset.is_multiple_of(4) => {
-            let Some(words) = allocation.words(offset, LANES / 4) else { return };
-            for (to, from) in words.iter().zip(regs.r32[*s as usize].0.chunks_exact(4)) {
-                let [a, b, c, d] = [from[0], from[1], from[2], from[3]].map(|b| b & 0xFF);
-                to.store(a | b << 8 | c << 16 | d << 24, Relaxed);
-            }
-        }
-        (bytes, slots) => {
-            for (j, slot) in slots.iter().enumerate() {
-                let Some(slot) = *slot else { continue };
-                for lane in 0..LANES {
-                    let at = offset + (lane * count + j) as u64 * u64::from(bytes);
-                    allocation.store(at, bytes, lane_value(regs, slot, lane));
-                }
-            }
-        }
-    }
 }

@@ -18,6 +18,7 @@ mod scalar;
 mod shared;
 mod special;
 mod sync;
+mod transfer;
 
 pub(crate) use call::{MAX_LOCAL, Paths};
 pub(crate) use collective::shuffle_source;

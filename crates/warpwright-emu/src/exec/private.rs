@@ -115,8 +115,13 @@ impl Context<'_> {
                 });
             }
         }
-        if self.checks.counters && space == Space::Local {
-            self.counters.local_bytes += u64::from(exec.count_ones() * total);
+        if self.checks.counters {
+            let bytes = u64::from(exec.count_ones() * total);
+            match space {
+                Space::Local => self.counters.local_bytes += bytes,
+                Space::Const => self.counters.constant_bytes += bytes,
+                _ => {}
+            }
         }
         Flow::Next
     }

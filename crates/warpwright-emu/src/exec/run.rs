@@ -106,21 +106,27 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
         let limit = warp.limit(pc) as usize;
         let alone = !warp.has_ready();
         let mut pc = pc as usize;
+        // One comparison finds the end of the code and the next group.
+        let window = code.ins.get(..limit.min(code.ins.len())).unwrap_or_default();
         // The straight line that is being run began here.
         let mut start = pc;
         loop {
-            if pc >= limit {
-                cx.runs.line(start, pc, active);
-                warp.push(pc as u32, active, turn);
-                continue 'pick;
-            }
-            let Some(ins) = code.ins.get(pc) else {
-                // Every block ends with a terminator, so this is the end of an empty kernel.
-                end_lanes(warp, active);
+            let Some(ins) = window.get(pc) else {
+                if pc >= limit {
+                    cx.runs.line(start, pc, active);
+                    warp.push(pc as u32, active, turn);
+                } else {
+                    // Every block ends with a terminator, so this is the end of an empty kernel.
+                    end_lanes(warp, active);
+                }
                 continue 'pick;
             };
-            let exec = active & (warp.regs.pred[ins.guard as usize] ^ ins.invert);
+            if counting {
+                cx.counters.at(pc);
+            }
+            let mut exec = active;
             if ins.guard != 0 {
+                exec &= warp.regs.pred[ins.guard as usize] ^ ins.invert;
                 if counting {
                     cx.runs.guarded(pc, exec);
                 }

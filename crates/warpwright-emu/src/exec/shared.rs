@@ -1,8 +1,13 @@
 //! Shared memory. A block runs on one worker, so its shared memory is plain words.
 
-use super::global::{addresses, contiguous, extend, lane_value, lanes_of, race, set_lane, strong, uniform};
+use std::cell::Cell;
+
+use super::global::{
+    addresses, broadcast, contiguous, extend, lane_value, lanes_of, race, set_lane, strong, uniform,
+};
 use super::rows::{FULL, LANES, Registers};
 use super::run::Flow;
+use super::transfer::{read_rows, span, write_rows};
 use crate::block::SharedMemory;
 use crate::context::Context;
 use crate::counters::Direction;
@@ -63,7 +68,17 @@ impl Context<'_> {
         self.store_shared_lanes(warp, pc, exec, access, &addresses)
     }
 
-    /// A full warp that loads neighbouring words; `false` if it is something else.
+    /// Whether all lanes' consecutive elements lie in shared memory and may be accessed at once.
+    #[inline(always)]
+    fn contiguous_shared(&self, access: &Access, a: &[u64; LANES]) -> bool {
+        let total = u64::from(access.total());
+        contiguous(a, access.total())
+            && !strong(access.ordering)
+            && self.block.shared.covers(a[0], LANES as u64 * total)
+            && a[0] & (total - 1) == 0
+    }
+
+    /// A full warp that loads consecutive elements; `false` if it is something else.
     #[inline(always)]
     fn shared_load_contiguous(
         &mut self,
@@ -72,14 +87,9 @@ impl Context<'_> {
         access: &Access,
         a: &[u64; LANES],
     ) -> bool {
-        let [Some(Slot::W(d))] = access.regs.as_slice() else { return false };
-        let first = a[0];
-        if access.bytes != 4
-            || !contiguous(a, 4)
-            || strong(access.ordering)
-            || !self.block.shared.covers(first, 128)
-            || !first.is_multiple_of(4)
-            || (self.checks.initcheck && !self.block.shared.is_defined(first, 128))
+        let (first, bytes) = (a[0], LANES as u64 * u64::from(access.total()));
+        if !self.contiguous_shared(access, a)
+            || (self.checks.initcheck && !self.block.shared.is_defined(first, bytes))
         {
             return false;
         }
@@ -89,22 +99,21 @@ impl Context<'_> {
             races.contiguous(shadow, first, 0, LANES as u32, race, &mut self.findings, &|_, _| false);
         }
         if self.checks.counters {
-            self.counters.shared_contiguous(Direction::Load, 0, LANES as u32, 4);
+            self.counters.shared_contiguous(Direction::Load, 0, LANES as u32, access.total());
         }
-        let at = (first / 4) as usize;
-        if let Some(words) = self.block.shared.words.get(at..at + LANES) {
-            warp.regs.r32[*d as usize].0.copy_from_slice(words);
+        let (start, count) = span(first, access);
+        if let Some(words) = self.block.shared.words.get_mut(start..start + count) {
+            read_rows(&mut warp.regs, Cell::from_mut(words).as_slice_of_cells(), first, access);
         }
         true
     }
 
-    /// A full warp that loads one element or vector into 32-bit registers; `false` if it is something else.
+    /// A full warp that loads one element or vector; `false` if it is something else.
     #[inline(always)]
     fn shared_load_uniform(&mut self, warp: &mut Warp, pc: u32, access: &Access, a: &[u64; LANES]) -> bool {
         let first = a[0];
         let total = u64::from(access.total());
-        if access.bytes != 4
-            || !uniform(a)
+        if !uniform(a)
             || strong(access.ordering)
             || !self.block.shared.covers(first, total)
             || first & (total - 1) != 0
@@ -121,16 +130,9 @@ impl Context<'_> {
             self.counters.shared_scattered(Direction::Load, a, FULL, access.total());
         }
         for (j, slot) in access.regs.iter().enumerate() {
-            let value = self.block.shared.words.get((first / 4) as usize + j).copied().unwrap_or(0);
-            match *slot {
-                Some(Slot::W(d)) => warp.regs.r32[d as usize].0 = [value & access.keep; LANES],
-                Some(slot) => {
-                    for lane in 0..LANES {
-                        set_lane(&mut warp.regs, slot, lane, extend(access, slot, u64::from(value)));
-                    }
-                }
-                None => {}
-            }
+            let Some(slot) = *slot else { continue };
+            let value = self.block.shared.load(first + j as u64 * u64::from(access.bytes), access.bytes);
+            broadcast(&mut warp.regs, slot, extend(access, slot, value));
         }
         true
     }
@@ -143,38 +145,26 @@ impl Context<'_> {
         access: &Access,
         a: &[u64; LANES],
     ) -> bool {
-        let [Some(Slot::W(s))] = access.regs.as_slice() else { return false };
-        let first = a[0];
-        if access.bytes != 4
-            || !contiguous(a, 4)
-            || strong(access.ordering)
-            || !self.block.shared.covers(first, 128)
-            || !first.is_multiple_of(4)
-        {
+        if !self.contiguous_shared(access, a) {
             return false;
         }
-        let row = &warp.regs.r32[*s as usize].0;
-        let at = (first / 4) as usize;
+        let (first, bytes) = (a[0], LANES as u64 * u64::from(access.total()));
         if let Some(races) = &mut self.races {
             let race = race(warp.index, pc, access, AccessKind::Write);
-            let shared = &self.block.shared;
-            let same = |lane: u32, other: Option<u32>| {
-                let theirs = match other {
-                    Some(other) => row.get(other as usize),
-                    None => shared.words.get(at + lane as usize),
-                };
-                theirs == row.get(lane as usize)
-            };
+            let (shared, regs) = (&self.block.shared, &warp.regs);
+            let same =
+                |lane: u32, other: Option<u32>| same_value(regs, access, shared, a, lane as usize, other);
             races.contiguous(&shared.races, first, 0, LANES as u32, race, &mut self.findings, &same);
         }
         if self.checks.counters {
-            self.counters.shared_contiguous(Direction::Store, 0, LANES as u32, 4);
+            self.counters.shared_contiguous(Direction::Store, 0, LANES as u32, access.total());
         }
-        if let Some(words) = self.block.shared.words.get_mut(at..at + LANES) {
-            words.copy_from_slice(row);
+        let (start, count) = span(first, access);
+        if let Some(words) = self.block.shared.words.get_mut(start..start + count) {
+            write_rows(&warp.regs, Cell::from_mut(words).as_slice_of_cells(), first, access);
         }
         if self.checks.initcheck {
-            self.block.shared.define(first, 128);
+            self.block.shared.define(first, bytes);
         }
         true
     }
@@ -244,9 +234,9 @@ impl Context<'_> {
             let Some(slot) = *slot else { continue };
             let step = j as u64 * u64::from(access.bytes);
             match (shape, slot, access.bytes) {
-                (Shape::Uniform, Slot::W(d), _) => {
-                    let value = extend(access, slot, shared.load(addresses[0] + step, access.bytes)) as u32;
-                    warp.regs.r32[d as usize].0 = [value; LANES];
+                (Shape::Uniform, ..) => {
+                    let value = extend(access, slot, shared.load(addresses[0] + step, access.bytes));
+                    broadcast(&mut warp.regs, slot, value);
                 }
                 (_, Slot::W(d), 4) if good == FULL => {
                     let row = &mut warp.regs.r32[d as usize].0;

@@ -69,6 +69,7 @@ impl Context<'_> {
             let findings = self.checks.synccheck.then_some(&mut self.findings);
             let arrived = self.block.barriers.arrive(&call, findings);
             let waits = arrival != Arrival::Arrive && arrived != Arrived::Passed;
+            self.counters.barrier_waits += u64::from(waits);
             if waits {
                 let wait = Wait::Barrier { id };
                 warp.groups.push(Group { pc: here.pc, mask: lanes, wait, turn: 0 });

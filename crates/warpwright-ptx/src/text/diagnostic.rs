@@ -72,26 +72,42 @@ impl Parsed {
 
 /// The rules of the parser.
 pub mod rules {
-    /// PTX is ASCII, comments included.
-    pub const ASCII: &str = "P-ASCII";
-    /// The text does not follow the grammar.
-    pub const SYNTAX: &str = "P-SYNTAX";
-    /// No such instruction or directive.
-    pub const UNKNOWN: &str = "P-UNKNOWN";
-    /// The text is PTX, but this crate has no typed form of it; an instruction is kept as text.
-    pub const UNSUPPORTED: &str = "P-UNSUPPORTED";
-    /// A modifier or type that the instruction does not take, or one that is missing.
-    pub const MODIFIER: &str = "P-MODIFIER";
-    /// An operand of a kind that does not fit its place.
-    pub const OPERAND: &str = "P-OPERAND";
-    /// A name that is not declared, or declared twice.
-    pub const NAME: &str = "P-NAME";
-    /// A label that does not exist or exists twice.
-    pub const LABEL: &str = "P-LABEL";
-    /// A malformed or oversized literal.
-    pub const NUMBER: &str = "P-NUMBER";
-    /// A size beyond what a GPU could hold or this parser is willing to read.
-    pub const LIMIT: &str = "P-LIMIT";
-    /// `.version`, `.target` or `.address_size` is missing, misplaced or not understood.
-    pub const MODULE: &str = "P-MODULE";
+    macro_rules! rules {
+        ($($(#[doc = $doc:literal])+ $name:ident = $value:literal;)*) => {
+            $($(#[doc = $doc])+ pub const $name: &str = $value;)*
+
+            /// What the rule of this name is about.
+            pub fn description(rule: &str) -> Option<&'static str> {
+                match rule {
+                    $($value => Some(concat!($($doc),+).trim_ascii()),)*
+                    _ => None,
+                }
+            }
+        };
+    }
+
+    rules! {
+        /// PTX is ASCII, comments included.
+        ASCII = "P-ASCII";
+        /// The text does not follow the grammar.
+        SYNTAX = "P-SYNTAX";
+        /// No such instruction or directive.
+        UNKNOWN = "P-UNKNOWN";
+        /// The text is PTX, but this crate has no typed form of it; an instruction is kept as text.
+        UNSUPPORTED = "P-UNSUPPORTED";
+        /// A modifier or type that the instruction does not take, or one that is missing.
+        MODIFIER = "P-MODIFIER";
+        /// An operand of a kind that does not fit its place.
+        OPERAND = "P-OPERAND";
+        /// A name that is not declared, or declared twice.
+        NAME = "P-NAME";
+        /// A label that does not exist or exists twice.
+        LABEL = "P-LABEL";
+        /// A malformed or oversized literal.
+        NUMBER = "P-NUMBER";
+        /// A size beyond what a GPU could hold or this parser is willing to read.
+        LIMIT = "P-LIMIT";
+        /// `.version`, `.target` or `.address_size` is missing, misplaced or not understood.
+        MODULE = "P-MODULE";
+    }
 }

@@ -12,7 +12,9 @@ mod diagnostic;
 mod lex;
 mod parse;
 mod print;
+mod sources;
 
 pub use diagnostic::{Diagnostic, Parsed, Severity, rules};
 pub use parse::{MAX_DIAGNOSTICS, MAX_NESTING, MAX_REGISTERS, MAX_TEXT, MAX_VARIABLE, parse};
 pub use print::{Printed, mnemonic, print, print_with_lines};
+pub use sources::{SourceLine, Sources};

@@ -5,6 +5,7 @@ use warpwright_ptx::pack_args;
 
 use super::argument::Argument;
 use super::{Aftermath, Launch, sanitizers};
+use crate::args::ReportFormat;
 use crate::error::Error;
 
 pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
@@ -38,8 +39,10 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
     };
     let options = Options {
         sanitizers: sanitizers(what.args.sanitize.as_deref())?,
-        counters: what.args.counters || what.args.json.json,
         max_resident_blocks: what.args.resident,
+        counters: what.args.counters
+            || what.args.html.is_some()
+            || what.args.format.get() == ReportFormat::Json,
         ..Options::default()
     };
     let (report, fault) = match launch(&program, what.entry, &config, &params, &memory, &options) {
@@ -61,6 +64,7 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
         outputs,
         findings: report.findings,
         counters,
+        lines: report.lines,
         printed: report.printed,
         unfreed: report.unfreed,
         fault,

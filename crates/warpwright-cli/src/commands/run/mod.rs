@@ -1,12 +1,16 @@
 //! `run`: anyone's kernel on anyone's arrays.
 
 mod argument;
+mod costs;
 mod cuda;
 mod emulated;
+mod findings;
+mod page;
 
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
+use warpwright_emu::counters::LineCounters;
 use warpwright_emu::report::Severity;
 use warpwright_emu::{Counters, Finding, HeapBlock, Printed, Sanitizers};
 use warpwright_ptx::text;
@@ -15,10 +19,11 @@ use warpwright_runtime::Device;
 
 use self::argument::Argument;
 use super::lint::{examine, read_ptx};
-use crate::args::RunArgs;
+use crate::args::{ReportFormat, RunArgs};
 use crate::checkpoint::atomic::{check_free, write_whole};
 use crate::error::{Error, Outcome};
 use crate::npy::Array;
+use crate::sarif::Log;
 use crate::style::{Align, Console};
 
 /// Runs the command.
@@ -30,6 +35,11 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
     let remarks = examine(&source, None);
     let errors: Vec<_> = remarks.iter().filter(|remark| remark.is_error).collect();
     if !errors.is_empty() {
+        if args.format.get() == ReportFormat::Sarif {
+            let mut log = Log::new(&args.file);
+            errors.iter().for_each(|remark| log.add(&remark.sarif()));
+            console.json(&log.finish())?;
+        }
         let file = args.file.display().to_string();
         for remark in &errors {
             eprint_excerpt(console, remark.excerpt(&file, &source, console.error_palette()));
@@ -40,7 +50,7 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
     let entry = entry_name(args, &source)?;
     let arguments = args.args.iter().map(|text| Argument::parse(text)).collect::<Result<Vec<_>, _>>()?;
     Argument::check_maps(&arguments)?;
-    for output in arguments.iter().filter_map(Argument::output) {
+    for output in arguments.iter().filter_map(Argument::output).chain(args.html.as_deref()) {
         check_free(output, args.force)?;
     }
     let launch = Launch { args, source: &source, entry: &entry, arguments };
@@ -51,7 +61,10 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
     for (path, array) in &outcome.outputs {
         write_whole(path, &array.to_bytes(), args.force)?;
     }
-    report(args, &source, &outcome, console)
+    if let (Some(path), Some(_)) = (&args.html, &outcome.counters) {
+        write_whole(path, page::html(&launch, &outcome).as_bytes(), args.force)?;
+    }
+    report(&launch, &outcome, console)
 }
 
 /// What is to be launched.
@@ -95,6 +108,8 @@ struct Aftermath {
     /// What the kernel printed, and what it got from `malloc` and did not free; in the emulator.
     printed: Vec<Printed>,
     unfreed: Vec<HeapBlock>,
+    /// The counters by line.
+    lines: Vec<LineCounters>,
     /// Why the kernel was ended, if it was.
     fault: Option<String>,
 }
@@ -153,90 +168,98 @@ fn sanitizers(list: Option<&str>) -> Result<Sanitizers, Error> {
     Ok(chosen)
 }
 
-fn report(
-    args: &RunArgs,
-    source: &str,
-    outcome: &Aftermath,
-    console: &mut Console,
-) -> Result<Outcome, Error> {
-    let wrong =
-        outcome.fault.is_some() || outcome.findings.iter().any(|finding| finding.severity == Severity::Error);
-    if args.json.json {
-        let findings: Vec<Value> = outcome
-            .findings
-            .iter()
-            .map(|finding| {
-                json!({
-                    "tool": finding.tool.name(),
-                    "line": finding.line,
-                    "message": finding.message,
-                    "severity": finding.severity.name(),
-                    "kind": finding.kind,
-                    "column": finding.column,
-                    "block": finding.block,
-                    "thread": finding.thread,
-                    "count": finding.count,
-                })
-            })
-            .collect();
-        let printed = outcome.printed.iter();
-        let printed: Vec<Value> =
-            printed.map(|p| json!({"block": p.block, "thread": p.thread, "text": p.text})).collect();
-        let mut value = json!({
-            "findings": findings,
-            "counters": outcome.counters.as_ref().map(counters_json),
-            "printed": printed,
-            "unfreed_bytes": outcome.unfreed.iter().map(|block| block.bytes).sum::<u64>(),
-        });
-        if let Some(fault) = &outcome.fault {
-            value["fault"] = fault.as_str().into();
-        }
-        console.json(&value)?;
-    } else {
-        for printed in &outcome.printed {
-            console.raw(&printed.text)?;
-        }
-        if let Some(first) = outcome.unfreed.first() {
-            let bytes: u64 = outcome.unfreed.iter().map(|block| block.bytes).sum();
-            let (count, line) = (outcome.unfreed.len(), first.line);
-            console.note(format_args!(
-                "{count} allocations of `malloc` with {bytes} bytes were not freed, the first of line {line}"
-            ));
-        }
-        for finding in &outcome.findings {
-            console.line(finding.render(None, source))?;
-        }
-        if let Some(fault) = &outcome.fault {
-            console.line(format_args!("{}: {fault}", console.palette().error("error")))?;
-        }
-        for (path, array) in &outcome.outputs {
-            console.line(format_args!("{}: {} {:?}", path.display(), array.dtype, array.shape))?;
-        }
-        if args.counters {
-            match &outcome.counters {
-                Some(counters) => print_counters(counters, console)?,
-                None => console.note("counters are kept by the emulator alone: --device emulator"),
+fn report(launch: &Launch<'_>, outcome: &Aftermath, console: &mut Console) -> Result<Outcome, Error> {
+    let (args, source) = (launch.args, launch.source);
+    match args.format.get() {
+        ReportFormat::Human => print(launch, outcome, console)?,
+        ReportFormat::Json => {
+            let all = outcome.findings.iter().map(|finding| findings::to_json(finding, source));
+            let mut value = json!({
+                "findings": all.collect::<Value>(),
+                "counters": outcome.counters.as_ref().map(counters_json),
+                "lines": outcome.lines.iter().map(line_json).collect::<Value>(),
+                "printed": outcome.printed.iter().map(printed_json).collect::<Value>(),
+                "unfreed_bytes": unfreed_bytes(outcome),
+            });
+            if let Some(fault) = &outcome.fault {
+                value["fault"] = fault.as_str().into();
             }
+            console.json(&value)?;
+        }
+        ReportFormat::Sarif => {
+            let mut log = Log::new(&args.file);
+            outcome.findings.iter().for_each(|finding| findings::to_sarif(finding, source, &mut log));
+            if let Some(fault) = &outcome.fault {
+                findings::fault_to_sarif(fault, launch.entry, &mut log);
+            }
+            console.json(&log.finish())?;
         }
     }
+    if outcome.counters.is_none() && (args.counters || args.html.is_some()) {
+        console.note("counters are kept by the emulator alone: --device emulator");
+    }
+    let wrong =
+        outcome.fault.is_some() || outcome.findings.iter().any(|finding| finding.severity == Severity::Error);
     Ok(if wrong { Outcome::Findings } else { Outcome::Clean })
+}
+
+fn printed_json(printed: &Printed) -> Value {
+    json!({"block": printed.block, "thread": printed.thread, "text": printed.text})
+}
+
+fn unfreed_bytes(outcome: &Aftermath) -> u64 {
+    outcome.unfreed.iter().map(|block| block.bytes).sum()
+}
+
+fn print(launch: &Launch<'_>, outcome: &Aftermath, console: &mut Console) -> Result<(), Error> {
+    for printed in &outcome.printed {
+        console.raw(&printed.text)?;
+    }
+    if let Some(first) = outcome.unfreed.first() {
+        let (count, bytes, line) = (outcome.unfreed.len(), unfreed_bytes(outcome), first.line);
+        console.note(format_args!(
+            "{count} allocations of `malloc` with {bytes} bytes were not freed, the first of line {line}"
+        ));
+    }
+    for finding in &outcome.findings {
+        console.line(finding.render(None, launch.source))?;
+    }
+    if let Some(fault) = &outcome.fault {
+        console.line(format_args!("{}: {fault}", console.palette().error("error")))?;
+    }
+    for (path, array) in &outcome.outputs {
+        console.line(format_args!("{}: {} {:?}", path.display(), array.dtype, array.shape))?;
+    }
+    if let (Some(path), Some(_)) = (&launch.args.html, &outcome.counters) {
+        console.line(format_args!("{}: the cost of every line", path.display()))?;
+    }
+    if let (Some(counters), true) = (&outcome.counters, launch.args.counters) {
+        costs::print(&outcome.lines, counters, launch.source, console)?;
+        print_counters(counters, console)?;
+    }
+    Ok(())
 }
 
 fn print_counters(counters: &Counters, console: &mut Console) -> Result<(), Error> {
     let mut table = console.table(&[("counter", Align::Left), ("", Align::Right)]);
-    for (name, value) in counter_rows(counters) {
+    for (name, value) in counters.rows() {
         table.row([name, value.to_string()]);
     }
     console.line(table)
 }
 
-/// Every counter by name; the names are those of the JSON.
-pub(crate) fn counter_rows(counters: &Counters) -> Vec<(String, u64)> {
-    counters.rows()
+pub(crate) fn counters_json(counters: &Counters) -> Value {
+    counters.rows().into_iter().map(|(name, value)| (name, Value::from(value))).collect()
 }
 
-pub(crate) fn counters_json(counters: &Counters) -> Value {
-    counter_rows(counters).into_iter().map(|(name, value)| (name, Value::from(value))).collect()
+/// The counters of a line, zeros left out.
+fn line_json(row: &LineCounters) -> Value {
+    let mut value =
+        json!({"line": row.line, "column": row.column, "active_lanes": row.counters.active_lanes()});
+    for (name, count) in row.counters.rows().into_iter().filter(|(_, count)| *count > 0) {
+        value[name] = count.into();
+    }
+    value
 }
 
 /// An excerpt on standard error.

@@ -42,6 +42,21 @@ pub(crate) enum MatrixOp {
     WgmmaWait(u32),
 }
 
+impl MatrixOp {
+    /// Multiply-adds of one warp.
+    fn multiply_adds(&self) -> u64 {
+        // Rows x columns x the common dimension; a warp holds 32 lanes of A.
+        let (m, n, k) = match self {
+            Self::Mma(op) => (op.rows, 8, op.k),
+            Self::MmaBits(op) => (op.rows, 8, 32 * 32 * op.a.as_slice().len() / op.rows),
+            Self::MmaF64(op) => (op.rows, 8, 32 * op.a.len() / op.rows),
+            Self::Wgmma(op) => (16, op.n, op.k),
+            _ => return 0,
+        };
+        (m * n * k) as u64
+    }
+}
+
 impl Context<'_> {
     /// Runs an instruction for the lanes of `exec`, which are all that can come.
     #[inline(never)]
@@ -50,6 +65,9 @@ impl Context<'_> {
             self.partial_warp(warp, pc, exec);
         }
         let op = &self.code.matrix[at as usize];
+        if self.checks.counters {
+            self.counters.tensor_operations += op.multiply_adds();
+        }
         match op {
             MatrixOp::Mma(op) => mma::mma(&mut self.matrix.tile, &mut warp.regs, exec, op),
             MatrixOp::MmaBits(op) => mma::mma_bits(&mut warp.regs, exec, op),

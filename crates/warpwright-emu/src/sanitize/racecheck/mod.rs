@@ -30,8 +30,8 @@
 //!
 //! # What is remembered
 //!
-//! The last write and two reads per 32-byte sector, or per word once accesses stop being regular (see `shadow`). So a
-//! race can be missed if another access of the same word comes between its parties, never invented.
+//! The last write and two reads per 128-byte line, or per sector or word once accesses stop being regular (see
+//! `shadow`). So a race can be missed if another access of the same word comes between its parties, never invented.
 //!
 //! # Determinism
 //!
@@ -58,7 +58,7 @@ pub use asynchronous::View;
 use clock::Variables;
 use explain::Conflict;
 pub use shadow::Shadow;
-use shadow::{Id, Lanes, PAGE, Page, Record, SECTOR};
+use shadow::{Id, LINE, Lanes, PAGE, Page, Record, SECTOR};
 use sync::Clocks;
 pub use sync::Participant;
 
@@ -281,33 +281,72 @@ impl<'a> BlockRaces<'a> {
         findings: &mut Findings,
         same: SameValue<'_>,
     ) {
-        let (id, size) = (self.id(access), access.bytes.trailing_zeros());
+        let size = access.bytes.trailing_zeros();
         let bytes = u64::from(lanes) << size;
         let mut done = 0;
-        if (offset | bytes).is_multiple_of(SECTOR) && offset % PAGE + bytes <= PAGE {
+        if (offset | bytes).is_multiple_of(LINE) && offset % PAGE + bytes <= PAGE {
             let Some(page) = shadow.page(offset, self.launch.generation, self.launch.exclusive) else {
                 return;
             };
-            let lo = if shadow.is_shared() { self.shared_lo } else { self.launch_lo };
-            let mut at = Lanes::new(first_lane, size, 15, access.pc);
-            for sector in page.sectors(offset, bytes) {
-                let quick = if access.kind == AccessKind::Read {
-                    self.quick_read(sector, lo, id, at)
-                } else {
-                    self.quick_write(sector, lo, id, at)
-                };
-                if !quick {
-                    break;
-                }
-                at = at.next_sector(size);
-                done += SECTOR;
-            }
+            done = self.quick(page.lines(offset, bytes), shadow, first_lane, LINE, access);
             if done == bytes {
                 return;
             }
         }
         let first_lane = first_lane + (done >> size) as u32;
-        self.sector_by_sector(shadow, offset + done..offset + bytes, first_lane, access, findings, same);
+        self.by_sectors(shadow, offset + done..offset + bytes, first_lane, access, findings, same);
+    }
+
+    /// Enters an access into records of `bytes` bytes, one after the other, as far as that is simple. Returns the bytes
+    /// that were entered.
+    #[inline(always)]
+    fn quick(&self, records: &[Record], shadow: &Shadow, first_lane: u32, bytes: u64, access: Access) -> u64 {
+        let (id, size) = (self.id(access), access.bytes.trailing_zeros());
+        let lo = if shadow.is_shared() { self.shared_lo } else { self.launch_lo };
+        let mut at = Lanes::new(first_lane, size, 15, access.pc);
+        let mut done = 0;
+        for record in records {
+            let quick = if access.kind == AccessKind::Read {
+                self.quick_read(record, lo, id, at)
+            } else {
+                self.quick_write(record, lo, id, at)
+            };
+            if !quick {
+                break;
+            }
+            at = at.after((bytes >> size) as u32);
+            done += bytes;
+        }
+        done
+    }
+
+    /// The part of a contiguous access that is not whole lines, or that met something.
+    #[inline(never)]
+    fn by_sectors(
+        &mut self,
+        shadow: &Shadow,
+        range: Range<u64>,
+        first_lane: u32,
+        access: Access,
+        findings: &mut Findings,
+        same: SameValue<'_>,
+    ) {
+        let bytes = range.end - range.start;
+        let mut done = 0;
+        if (range.start | bytes).is_multiple_of(SECTOR) && range.start % PAGE + bytes <= PAGE {
+            let Some(page) = shadow.page(range.start, self.launch.generation, self.launch.exclusive) else {
+                return;
+            };
+            done = self.quick(page.sectors(range.start, bytes), shadow, first_lane, SECTOR, access);
+            if done == bytes {
+                if (range.start | bytes).is_multiple_of(LINE) {
+                    range.step_by(LINE as usize).for_each(|line| page.close(line));
+                }
+                return;
+            }
+        }
+        let first_lane = first_lane + (done >> access.bytes.trailing_zeros()) as u32;
+        self.sector_by_sector(shadow, range.start + done..range.end, first_lane, access, findings, same);
     }
 
     /// The part of a contiguous access that is not whole sectors, or that met something.

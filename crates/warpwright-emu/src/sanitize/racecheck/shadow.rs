@@ -18,6 +18,10 @@ use crate::report::Space;
 
 /// Bytes of a sector.
 pub(super) const SECTOR: u64 = 32;
+/// Sectors of a line.
+const LINE_SECTORS: usize = 4;
+/// Bytes of a line.
+pub(super) const LINE: u64 = SECTOR * LINE_SECTORS as u64;
 /// Sectors of a page.
 const PAGE_SECTORS: usize = 64;
 /// Bytes that a page watches.
@@ -32,7 +36,7 @@ pub(super) struct Id(pub(super) u64);
 
 impl Id {
     pub(super) const NONE: Self = Self(0);
-    /// The writer of a sector that is split into words: matches nothing and is never long ago.
+    /// The writer of an open line, or of a sector that is split into words: matches nothing and is never long ago.
     const SPLIT: Self = Self(u64::MAX);
     pub(super) const TICK_BITS: u32 = 24;
 
@@ -103,10 +107,16 @@ impl Lanes {
         Self((lane & 31) | size << 5 | mask << 8 | pc << 13)
     }
 
-    /// The pattern of the next sector.
+    /// The pattern `lanes` lanes further on.
     #[inline(always)]
-    pub(super) const fn next_sector(self, size: u32) -> Self {
-        Self((self.0 & !31) | ((self.0 + (32 >> size)) & 31))
+    pub(super) const fn after(self, lanes: u32) -> Self {
+        Self((self.0 & !31) | ((self.0 + lanes) & 31))
+    }
+
+    /// The pattern of sector `sector` of a line with this pattern.
+    #[inline(always)]
+    const fn sector(self, sector: u32) -> Self {
+        self.after((sector * SECTOR as u32) >> self.size())
     }
 
     /// Several lanes touch the same bytes.
@@ -232,6 +242,7 @@ impl Record {
 
     #[inline(always)]
     pub(super) fn is_split(&self) -> bool {
+        // An open line is split into its sectors.
         self.write.load(Ordering::Relaxed) == Id::SPLIT.0
     }
 
@@ -248,6 +259,8 @@ type WordGroup = [[Record; 8]; GROUP];
 #[derive(Debug)]
 pub(super) struct Page {
     locked: AtomicBool,
+    lines: [Record; PAGE_SECTORS / LINE_SECTORS],
+    /// They count only where their line is open.
     sectors: [Record; PAGE_SECTORS],
     words_used: AtomicU32,
     words: [OnceLock<Box<WordGroup>>; PAGE_SECTORS / GROUP],
@@ -257,23 +270,86 @@ impl Page {
     fn new() -> Self {
         Self {
             locked: AtomicBool::new(false),
+            lines: std::array::from_fn(|_| Record::default()),
             sectors: std::array::from_fn(|_| Record::default()),
             words_used: AtomicU32::new(0),
             words: Default::default(),
         }
     }
 
-    /// The sector that holds byte `offset` of the shadow.
+    /// The lines of `bytes` bytes from `offset` on, whole lines that end in the page.
     #[inline(always)]
-    pub(super) fn sector(&self, offset: u64) -> &Record {
-        &self.sectors[(offset / SECTOR) as usize % PAGE_SECTORS]
+    pub(super) fn lines(&self, offset: u64, bytes: u64) -> &[Record] {
+        let first = (offset % PAGE / LINE) as usize;
+        self.lines.get(first..first + (bytes / LINE) as usize).unwrap_or_default()
     }
 
-    /// The sectors of `bytes` bytes from `offset` on, whole sectors that end in the page.
+    /// The sector that holds byte `offset` of the shadow; opens its line.
+    #[inline(always)]
+    pub(super) fn sector(&self, offset: u64) -> &Record {
+        let index = (offset / SECTOR) as usize % PAGE_SECTORS;
+        if !self.lines[index / LINE_SECTORS].is_split() {
+            self.open(index / LINE_SECTORS);
+        }
+        &self.sectors[index]
+    }
+
+    /// The sectors of `bytes` bytes from `offset` on, whole sectors that end in the page; opens their lines.
     #[inline(always)]
     pub(super) fn sectors(&self, offset: u64, bytes: u64) -> &[Record] {
         let first = (offset / SECTOR) as usize % PAGE_SECTORS;
-        self.sectors.get(first..first + (bytes / SECTOR) as usize).unwrap_or_default()
+        let end = first + (bytes / SECTOR) as usize;
+        for line in first / LINE_SECTORS..end.div_ceil(LINE_SECTORS) {
+            if self.lines.get(line).is_some_and(|line| !line.is_split()) {
+                self.open(line);
+            }
+        }
+        self.sectors.get(first..end).unwrap_or_default()
+    }
+
+    /// Hands what a line knows to its sectors.
+    #[inline(never)]
+    fn open(&self, line: usize) {
+        let record = &self.lines[line];
+        let (write, write_at) = record.write();
+        let reads = [record.read(0), record.read(1)];
+        for (index, sector) in (0u32..).zip(&self.sectors[line * LINE_SECTORS..][..LINE_SECTORS]) {
+            sector.set_write(write, write_at.sector(index));
+            for (slot, (id, at)) in reads.into_iter().enumerate() {
+                sector.set_read(slot, id, at.sector(index));
+            }
+        }
+        record.write.store(Id::SPLIT.0, Ordering::Relaxed);
+    }
+
+    /// Closes the open line at `offset` if its sectors agree.
+    pub(super) fn close(&self, offset: u64) {
+        let line = (offset % PAGE / LINE) as usize;
+        let (Some(record), Some(sectors)) =
+            (self.lines.get(line), self.sectors.get(line * LINE_SECTORS..(line + 1) * LINE_SECTORS))
+        else {
+            return;
+        };
+        let first = &sectors[0];
+        let agrees = |one: (Id, Lanes), other: (Id, Lanes), index: u32| {
+            // Nobody asks for the lanes of no access.
+            one.0 == other.0 && (one.0 == Id::NONE || one.1.sector(index) == other.1)
+        };
+        let whole = !first.is_split()
+            && (1u32..).zip(&sectors[1..]).all(|(index, sector)| {
+                agrees(first.write(), sector.write(), index)
+                    && agrees(first.read(0), sector.read(0), index)
+                    && agrees(first.read(1), sector.read(1), index)
+            });
+        if !whole || !record.is_split() {
+            return;
+        }
+        let (write, at) = first.write();
+        record.set_write(write, at);
+        for slot in 0..2 {
+            let (read, at) = first.read(slot);
+            record.set_read(slot, read, at);
+        }
     }
 
     /// The word records of a sector that is or was split.
@@ -419,7 +495,7 @@ impl Shadow {
             return;
         }
         for page in self.pages.iter().filter_map(OnceLock::get) {
-            page.sectors.iter().for_each(Record::clear);
+            page.lines.iter().chain(&page.sectors).for_each(Record::clear);
         }
         self.generation.store(generation, Ordering::Release);
     }
@@ -481,6 +557,38 @@ mod tests {
     }
 
     #[test]
+    fn a_line_opens_into_sectors_that_know_the_same_and_closes_when_they_agree() {
+        let shadow = Shadow::shared(4096);
+        let page = shadow.page(256, 1, true).expect("inside");
+        let line = &page.lines(256, 128)[0];
+        let (writer, reader) = (Id::new(1, 2, 3), Id::new(1, 3, 4));
+        line.set_write(writer, Lanes::new(0, 2, 15, 5));
+        line.set_read(0, reader, Lanes::new(8, 4, 15, 6));
+        let sectors = page.sectors(256, 128);
+        assert!(line.is_split());
+        assert_eq!(sectors[3].write(), (writer, Lanes::new(24, 2, 15, 5)));
+        assert_eq!(sectors[3].read(0), (reader, Lanes::new(14, 4, 15, 6)));
+        assert_eq!(sectors[3].read(1).0, Id::NONE);
+        page.close(256);
+        assert_eq!(
+            (line.write(), line.read(0)),
+            ((writer, Lanes::new(0, 2, 15, 5)), (reader, Lanes::new(8, 4, 15, 6)))
+        );
+
+        // Opened again, one sector that differs keeps it open.
+        page.sector(256 + 64).set_read(0, reader, Lanes::new(9, 4, 15, 6));
+        page.close(256);
+        assert!(line.is_split());
+        page.sector(256 + 64).set_read(0, reader, Lanes::new(12, 4, 15, 6));
+        page.close(256);
+        assert!(!line.is_split());
+        // So does one that is split into words.
+        page.split(page.sector(256 + 32));
+        page.close(256);
+        assert!(line.is_split());
+    }
+
+    #[test]
     fn every_sector_of_a_page_can_split_and_a_new_generation_forgets() {
         let shadow = Shadow::global(0x1000, PAGE);
         {
@@ -489,6 +597,7 @@ mod tests {
                 assert!(page.split(page.sector(index * SECTOR)).is_some());
             }
             page.sector(63 * SECTOR).clear();
+            assert!(page.lines(60 * SECTOR, LINE)[0].is_split());
             page.sector(63 * SECTOR).set_write(Id::new(1, 1, 1), Lanes::new(0, 2, 15, 0));
         }
         let page = shadow.page(0, 2, false).expect("inside");

@@ -1,0 +1,137 @@
+//! What each primitive does at one size, in the emulator's counters: a change in a kernel's instructions or memory
+//! behaviour shows up as a change in `counters.txt`, which `WARPWRIGHT_UPDATE=1 cargo test` rewrites.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use warpwright_ops::activation::{
+    Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
+};
+use warpwright_ops::plan::Access;
+use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
+use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::{Operation, Plan, catalogue};
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{Binding, Counters, Device, EmulatorConfig, OnFinding, Tensor};
+use warpwright_testkit::inputs::Input;
+use warpwright_testkit::storage;
+
+const TARGET: Target = Target::sm(90);
+/// Whole blocks of every kernel.
+const LEN: usize = 1 << 16;
+const DTYPE: DType = DType::F32;
+
+/// Searches codes in a table of global memory, lane by lane; the table stays in the caches.
+const GATHERS: &str = "quantize_nested forward";
+
+/// Runs a plan on aligned tensors, with every sanitizer.
+fn count<O: Operation>(plan: &Plan<O>) -> Counters {
+    let config = EmulatorConfig {
+        target: TARGET,
+        counters: true,
+        on_finding: OnFinding::Fail,
+        ..EmulatorConfig::default()
+    };
+    let device = Device::emulator_with(config);
+    let tensors: Vec<Tensor> = plan
+        .tensors()
+        .iter()
+        .enumerate()
+        .map(|(slot, spec)| match spec.access {
+            Access::Read => {
+                let bytes = storage::encode(spec.dtype, &Input::Normal.values(spec.len, slot as u64));
+                Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory")
+            }
+            Access::Write => Tensor::empty(&device, spec.dtype, &[spec.len]).expect("memory"),
+        })
+        .collect();
+    let bindings: Vec<Binding> = tensors.iter().map(Tensor::binding).collect();
+    let stream = device.stream().expect("stream");
+    for step in plan.steps() {
+        stream.launch(step, &bindings).expect("launch");
+    }
+    device.counters().expect("the emulator counts")
+}
+
+/// Every primitive of the library with its counters, in the order of the catalogue.
+fn every_primitive() -> Vec<(String, Counters)> {
+    let mut all = Vec::new();
+    let mut add = |op: &str, direction: &str, counters| all.push((format!("{op} {direction}"), counters));
+    let (dtype, len) = (DTYPE, LEN);
+    for activation in Activation::ALL {
+        let forward = ActivationDesc { activation, dtype, len }.plan(TARGET).expect("plan");
+        add(forward.op(), "forward", count(&forward));
+        let backward = ActivationBackwardDesc { activation, dtype, len }.plan(TARGET).expect("plan");
+        add(backward.op(), "backward", count(&backward));
+    }
+    for activation in GatedActivation::ALL {
+        let forward = GatedDesc { activation, dtype, len }.plan(TARGET).expect("plan");
+        add(forward.op(), "forward", count(&forward));
+        let backward = GatedBackwardDesc { activation, dtype, len }.plan(TARGET).expect("plan");
+        add(backward.op(), "backward", count(&backward));
+    }
+    let (group_size, order) = (64, NibbleOrder::HighFirst);
+    for scheme in Scheme::ALL {
+        let to = QuantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan");
+        add(to.op(), "forward", count(&to));
+        let back = DequantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan");
+        add(back.op(), "forward", count(&back));
+    }
+    let to = QuantizeNestedDesc { len }.plan(TARGET).expect("plan");
+    add(to.op(), "forward", count(&to));
+    let back = DequantizeNestedDesc { len }.plan(TARGET).expect("plan");
+    add(back.op(), "forward", count(&back));
+    all
+}
+
+fn line(name: &str, c: &Counters) -> String {
+    let mut line = format!("{name:<36}");
+    let facts = [
+        ("instructions", c.total_warp_instructions()),
+        ("load_sectors", c.global_loads.sectors),
+        ("store_sectors", c.global_stores.sectors),
+        ("wavefronts", c.shared_wavefronts()),
+        ("conflicts", c.bank_conflicts()),
+        ("barriers", c.barriers),
+        ("divergent", c.divergent_branches),
+    ];
+    for (name, value) in facts {
+        let _ = write!(line, " {name} {value:>6}");
+    }
+    line + "\n"
+}
+
+#[test]
+fn counters_are_as_recorded_and_traffic_is_dense() {
+    let all = every_primitive();
+    assert_eq!(all.len(), catalogue().len(), "every primitive of the catalogue is counted");
+    for (name, c) in &all {
+        let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
+        let dense = 50 * (sectors - ideal) <= ideal;
+        assert!(
+            dense || GATHERS.contains(&name.as_str()),
+            "{name}: {sectors} sectors where {ideal} would do"
+        );
+        assert_eq!(c.bank_conflicts(), 0, "{name}");
+    }
+    let text: String = all.iter().map(|(name, c)| line(name, c)).collect();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/counters.txt");
+    if std::env::var_os("WARPWRIGHT_UPDATE").is_some() {
+        std::fs::write(&path, &text).expect("the file can be written");
+    }
+    let recorded = std::fs::read_to_string(&path).expect("tests/counters.txt");
+    let changed: Vec<String> = text
+        .lines()
+        .filter(|line| !recorded.lines().any(|r| r == *line))
+        .map(|line| {
+            let name = line.get(..36).unwrap_or(line);
+            let before = recorded.lines().find(|r| r.starts_with(name)).unwrap_or("(not recorded)");
+            format!("- {before}\n+ {line}")
+        })
+        .collect();
+    assert!(
+        text == recorded,
+        "the counters changed; if that is meant, run with WARPWRIGHT_UPDATE=1\n{}",
+        changed.join("\n")
+    );
+}
