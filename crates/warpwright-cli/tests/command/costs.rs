@@ -180,12 +180,14 @@ fn lint_speaks_sarif_too() {
     assert_eq!(ran.code, Some(1), "{}", ran.err);
     let value: Value = serde_json::from_str(&ran.out).expect("JSON");
     let run = &value["runs"][0];
-    let rule = &run["tool"]["driver"]["rules"][0];
-    assert_eq!(rule["id"], "V-TYPE-2");
+    let results = run["results"].as_array().expect("results");
+    let result = results.iter().find(|result| result["level"] == "error").expect("an error");
+    assert_eq!(result["ruleId"], "V-TYPE-2");
+    let number = result["ruleIndex"].as_u64().expect("a number") as usize;
+    let rule = &run["tool"]["driver"]["rules"][number];
     assert!(
         rule["shortDescription"]["text"].as_str().is_some_and(|text| text.starts_with("A register fits"))
     );
-    assert_eq!(run["results"][0]["level"], "error");
     place.write("bad.ptx", ".version 7.0\n.target sm_75\n.address_size 64\nfoo;\n");
     let ran = place.run(&["lint", "bad.ptx", "--format", "sarif"]);
     let value: Value = serde_json::from_str(&ran.out).expect("JSON");
