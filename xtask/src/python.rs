@@ -1,6 +1,6 @@
 //! The Python package: built, installed into an environment of its own, and tested.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use crate::shell::{run, target_dir};
 
@@ -28,7 +28,7 @@ pub(crate) fn test() -> Result<(), String> {
 }
 
 /// The environment's interpreter, with everything that is needed installed.
-fn interpreter(environment: &PathBuf) -> Result<String, String> {
+fn interpreter(environment: &Path) -> Result<String, String> {
     let python = environment.join("bin").join("python");
     let installed = environment.join("installed");
     let wanted = REQUIREMENTS.join("\n");

@@ -142,7 +142,7 @@ fn uri(path: &Path) -> String {
     for byte in text.bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
-                out.push(byte as char)
+                out.push(byte as char);
             }
             _ => {
                 let _ = write!(out, "%{byte:02X}");

@@ -57,10 +57,8 @@ impl SharedMemory {
 
     /// Copies bytes out; bounds were checked by the caller.
     pub(crate) fn read(&self, address: u64, out: &mut [u8]) {
-        let mut at = address;
-        for byte in out {
+        for (byte, at) in out.iter_mut().zip(address..) {
             *byte = (self.words.get((at / 4) as usize).copied().unwrap_or(0) >> (at % 4 * 8)) as u8;
-            at += 1;
         }
     }
 

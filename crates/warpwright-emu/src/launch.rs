@@ -200,13 +200,13 @@ pub enum Fault {
         /// Thread.
         thread: [u32; 3],
         /// The condition.
-        message: String,
+        message: Box<str>,
         /// Source file.
-        file: String,
+        file: Box<str>,
         /// Line in the source file.
         source_line: u32,
         /// Function.
-        function: String,
+        function: Box<str>,
     },
     /// More instructions than [`Options::max_steps`].
     #[error("block {block:?} passed the limit of {steps} warp instructions; it may never end: {positions}")]

@@ -129,6 +129,9 @@ impl From<[u32; 3]> for Extent {
     }
 }
 
+/// Takes an output's bytes to where the caller wants them.
+type CopyBack<'a> = Box<dyn FnOnce(&[u8]) + 'a>;
+
 /// What a kernel gets for one parameter.
 enum Argument<'a> {
     Value(ArgValue),
@@ -136,7 +139,7 @@ enum Argument<'a> {
         bytes: Vec<u8>,
         /// Whether the kernel may read it before writing.
         defined: bool,
-        copy_back: Option<Box<dyn FnOnce(&[u8]) + 'a>>,
+        copy_back: Option<CopyBack<'a>>,
     },
 }
 
@@ -231,12 +234,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    fn buffer(
-        mut self,
-        bytes: Vec<u8>,
-        defined: bool,
-        copy_back: Option<Box<dyn FnOnce(&[u8]) + 'a>>,
-    ) -> Self {
+    fn buffer(mut self, bytes: Vec<u8>, defined: bool, copy_back: Option<CopyBack<'a>>) -> Self {
         self.arguments.push(Argument::Buffer { bytes, defined, copy_back });
         self
     }

@@ -494,10 +494,7 @@ FINE:
     let Fault::Assertion { thread, message, file, source_line, function, .. } = fault(text) else {
         panic!("another fault")
     };
-    assert_eq!(
-        (thread, message.as_str(), file.as_str(), source_line, function.as_str()),
-        ([9, 0, 0], "x < 9", "a.cu", 42, "k")
-    );
+    assert_eq!((thread, &*message, &*file, source_line, &*function), ([9, 0, 0], "x < 9", "a.cu", 42, "k"));
 }
 
 /// Allocates, uses, and does with the memory what `LAST` says.

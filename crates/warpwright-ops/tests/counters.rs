@@ -108,10 +108,7 @@ fn counters_are_as_recorded_and_traffic_is_dense() {
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;
-        assert!(
-            dense || GATHERS.contains(&name.as_str()),
-            "{name}: {sectors} sectors where {ideal} would do"
-        );
+        assert!(dense || GATHERS.contains(name.as_str()), "{name}: {sectors} sectors where {ideal} would do");
         assert_eq!(c.bank_conflicts(), 0, "{name}");
     }
     let text: String = all.iter().map(|(name, c)| line(name, c)).collect();

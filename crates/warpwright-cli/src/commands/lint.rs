@@ -52,7 +52,7 @@ fn print(
         console.line(remark.excerpt(&file, source, console.palette()))?;
         console.line("")?;
     }
-    for (name, found) in pressures(&source) {
+    for (name, found) in pressures(source) {
         let line = line_of(&found);
         let registers = found.registers;
         console.line(format_args!(

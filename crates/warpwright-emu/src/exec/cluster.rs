@@ -12,6 +12,9 @@ use crate::sanitize::racecheck::AccessKind;
 use crate::space::{SHARED_WINDOW, classify, map_cluster, split_cluster};
 use crate::warp::{Group, Wait, Warp};
 
+/// An access of the lanes of a mask at their addresses.
+type AccessFn<'a, C> = dyn FnMut(&mut C, &mut Warp, u32, &[u64; LANES]) -> Flow + 'a;
+
 impl Context<'_> {
     /// A load or store by addresses in the shared memory of any block of the cluster.
     #[inline(never)]
@@ -51,7 +54,7 @@ impl Context<'_> {
         exec: u32,
         addresses: &[u64; LANES],
         write: bool,
-        access: &mut dyn FnMut(&mut Self, &mut Warp, u32, &[u64; LANES]) -> Flow,
+        access: &mut AccessFn<'_, Self>,
     ) -> Flow {
         let own = self.rank();
         let mut owners = [own; LANES];

@@ -126,10 +126,10 @@ impl Context<'_> {
             line: self.code.position(pc).line,
             block: self.block.coordinates,
             thread: coordinates(site.thread, self.shared.config.block),
-            message: text(self, message),
-            file: text(self, file),
+            message: text(self, message).into(),
+            file: text(self, file).into(),
             source_line: line as u32,
-            function: text(self, function),
+            function: text(self, function).into(),
         };
         self.fault.get_or_insert(fault);
     }

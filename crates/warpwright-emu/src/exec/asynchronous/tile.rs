@@ -44,10 +44,10 @@ pub(crate) fn rows(map: &TensorMap, coordinates: &[i32]) -> Vec<Row> {
         .map(|n| {
             let (mut rest, mut exists) = (n, to > from);
             let mut address = map.base.wrapping_add(((first + from) as u64).wrapping_mul(element));
-            for d in 1..rank {
+            for (d, extent) in extents.iter().enumerate().take(rank).skip(1) {
                 let step = i64::from(map.element_strides.get(d).copied().unwrap_or(1).max(1));
-                let x = coordinate(d) + (rest % extents[d]) as i64 * step;
-                rest /= extents[d];
+                let x = coordinate(d) + (rest % extent) as i64 * step;
+                rest /= extent;
                 exists &= x >= 0 && x < map.dims[d] as i64;
                 address = address.wrapping_add((x as u64).wrapping_mul(map.strides[d - 1]));
             }
