@@ -39,7 +39,12 @@ fn run<O: Operation>(
     let mut tensors = Vec::new();
     for (slot, spec) in plan.tensors().iter().enumerate() {
         let bytes = match spec.access {
-            Access::Read => storage::encode(spec.dtype, &Input::Normal.values(spec.len, slot as u64)),
+            Access::Read => {
+                let mut values = Input::Normal.values(spec.len, slot as u64);
+                // A group whose zero point is 0 and whose scale is so small that it takes a way of its own.
+                values.iter_mut().skip(64).take(64).for_each(|x| *x = x.abs() * 2f64.powi(-100));
+                storage::encode(spec.dtype, &values)
+            }
             Access::Write => vec![0x7b; spec.len * spec.dtype.bytes()],
         };
         tensors.push(Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory"));

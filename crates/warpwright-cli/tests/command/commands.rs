@@ -145,7 +145,7 @@ fn sanitizers_can_be_chosen() {
 
 #[test]
 fn clusters_are_given_and_resident_blocks_limited() {
-    // Block 0 waits for the last block; every block stores the size of its cluster and its rank.
+    // All blocks wait for the last; every block stores the size of its cluster and its rank.
     let place = place(
         ".version 7.8
 .target sm_90
@@ -166,9 +166,10 @@ fn clusters_are_given_and_resident_blocks_limited() {
     mul.wide.u32 %rd3, %r1, 4;
     add.s64 %rd4, %rd2, %rd3;
     st.global.f32 [%rd4], %f1;
-    setp.eq.u32 %p1, %r1, 3;
+    mov.u32 %r6, %nctaid.x;
+    sub.u32 %r6, %r6, 1;
+    setp.eq.u32 %p1, %r1, %r6;
     @%p1 st.relaxed.gpu.global.u32 [%rd1], 1;
-    setp.ne.u32 %p1, %r1, 0;
     @%p1 bra DONE;
 WAIT:
     ld.relaxed.gpu.global.u32 %r5, [%rd1];
@@ -202,7 +203,13 @@ DONE:
     assert_eq!(values(&["--cluster", "2"]), [20.0, 21.0, 20.0, 21.0]);
     assert_eq!(values(&["--cluster", "4,1,1", "--resident", "1"]), [40.0, 41.0, 42.0, 43.0]);
     assert_eq!(values(&[]), [10.0; 4]);
-    let ran = place.run(&[&base[..], &["--resident", "1"]].concat());
+    // More blocks than any machine has workers.
+    let many = base.map(|word| match word {
+        "4" => "1024",
+        "out:y.npy:f32:4" => "out:y.npy:f32:1024",
+        other => other,
+    });
+    let ran = place.run(&[&many[..], &["--resident", "1"]].concat());
     assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
     assert!(ran.out.contains("max_resident_blocks is 1"), "{}", ran.out);
 }

@@ -148,7 +148,8 @@ fn unary_element(op: UnaryOp, format: Format, mods: &Modifiers, bits: u64) -> u6
         UnaryOp::TestFinite => u64::from(matches!(format.decode(bits), Exact::Finite { .. })),
         UnaryOp::TestNormal => {
             let finite = matches!(format.decode(bits), Exact::Finite { .. });
-            u64::from(finite && magnitude != 0 && !format.is_subnormal(bits))
+            // Zeros count as normal (ISA, `testp`).
+            u64::from(finite && !format.is_subnormal(bits))
         }
         UnaryOp::Not
         | UnaryOp::Cnot

@@ -2,7 +2,7 @@
 //! tables that the warp holds in its registers (see `docs/performance/quantise.md`).
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WarpTable, bounded_blocks};
+use warpwright_dsl::{WARP, WarpTable, bounded_blocks};
 
 use super::coder::{Coder, Extremes, GroupScale, Vector};
 use super::tables::{BUCKETS, FP4, NF4};
@@ -67,20 +67,23 @@ impl Quantise {
     where
         Elem: Access<A>,
     {
-        let QuantiseTile { width, vectors, lanes, rounds, threads, .. } = self.tile;
+        let QuantiseTile { width, vectors, lanes, rounds, .. } = self.tile;
         let (block, thread) = (k.block_idx_x(), k.thread_idx());
         // Lanes of a group are neighbours; where a group has more vectors than lanes, the warp takes them in turn.
-        let position = if vectors == 1 { thread } else { k.warp_idx().mul_add(32 * vectors, k.lane_idx()) };
+        // What a warp takes lies together, its scales too.
+        let position = k.warp_idx().mul_add(WARP * vectors * rounds, k.lane_idx());
         let index = Index::affine(k, (block, self.tile.elements_per_block()), (position, width));
         // Lanes share out the work on the scales of so many groups, except in the last block.
         let together = if bounded { 1 } else { rounds.min(lanes) };
         let share = lanes / together;
         let round = (thread & (lanes - 1)) >> share.trailing_zeros();
-        let group_in_block = round.mul_add(threads / lanes, thread >> lanes.trailing_zeros());
+        let per_round = WARP / lanes;
+        let group_in_warp = round.mul_add(per_round, k.lane_idx() >> lanes.trailing_zeros());
+        let group_in_block = k.warp_idx().mul_add(per_round * rounds, group_in_warp);
         let group = Index::affine(k, (block, self.tile.groups_per_block()), (group_in_block, 1));
         let leads = (thread & (share - 1)).eq(0);
         let starts: Vec<Vec<Index<'k>>> = (0..rounds)
-            .map(|r| (0..vectors).map(|v| index.plus(u64::from((r * threads + v * 32) * width))).collect())
+            .map(|r| (0..vectors).map(|v| index.plus(u64::from((r * vectors + v) * WARP * width))).collect())
             .collect();
         let load = |at| {
             if bounded { self.load_or_zero(k, a, at) } else { self.load(a.x.at(at), width) }
@@ -98,13 +101,13 @@ impl Quantise {
                 .collect();
             let scale = GroupScale::of(k, self.scheme, &groups, lanes);
             let writes = if bounded { leads & starts[0][0].to_u64().lt(a.n) } else { leads };
-            let group = group.plus(u64::from(first * (threads / lanes)));
+            let group = group.plus(u64::from(first * per_round));
             k.if_(writes, || scale.store(group, a.scales, a.zero_points));
             for ((round, starts), group) in (0u32..).zip(starts).zip(&groups) {
                 let prepared = match together {
                     1 => scale.prepared,
                     _ => {
-                        let lane = (k.lane_idx() & (32 - lanes)) | (round * share);
+                        let lane = (k.lane_idx() & (WARP - lanes)) | (round * share);
                         k.from_lane(lane, &scale.prepared)
                     }
                 };

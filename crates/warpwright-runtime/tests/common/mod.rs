@@ -4,6 +4,7 @@
 
 pub(crate) mod suite;
 
+use warpwright_ptx::isa::NEWEST_VERSION;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Module, PtxVersion, Target, text};
 use warpwright_runtime::{ArgValue, Binding, Device, LaunchStep, Result, Stream, Tensor};
@@ -160,7 +161,7 @@ pub(crate) fn tile() -> Kernel {
 /// A kernel of a PTX version that no driver reads.
 pub(crate) fn from_the_future() -> Kernel {
     let mut module = scale_named("from_the_future").module().clone();
-    module.version = PtxVersion::new(99, 0);
+    module.version = NEWEST_VERSION;
     Kernel::new(module).expect("a kernel")
 }
 
