@@ -351,6 +351,8 @@ impl Prepared {
         if self.grid.contains(&0) {
             return Ok(());
         }
+        let maps = !self.parameters.maps.is_empty();
+        let offsets = maps.then(|| self.kernel.kernel().function().param_layout().0);
         stream.remember(&self.kernel);
         device.backend().launch(
             stream.handle(),
@@ -362,6 +364,7 @@ impl Prepared {
                 cluster: self.cluster,
                 dynamic_shared: self.dynamic_shared,
                 params,
+                offsets: offsets.as_deref(),
             },
         )
     }

@@ -58,6 +58,9 @@ pub(crate) struct RawLaunch<'a> {
     pub(crate) dynamic_shared: u32,
     /// The parameter buffer, 16-byte aligned.
     pub(crate) params: &'a [u8],
+    /// Where each parameter begins in the buffer, for kernels that take tensor maps: their alignment of 64 bytes is more
+    /// than the CUDA driver takes in one buffer.
+    pub(crate) offsets: Option<&'a [u64]>,
 }
 
 /// How memory is given back.

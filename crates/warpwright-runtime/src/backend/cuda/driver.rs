@@ -323,7 +323,7 @@ pub(super) fn elapsed_ms(start: sys::CUevent, end: sys::CUevent) -> Outcome<f32>
 /// The CUDA version whose header the binding was made from, such as 13040.
 pub(super) const BINDING_VERSION: u32 = sys::CUDA_VERSION;
 
-/// Enqueues a kernel. `params` is its parameter buffer, which the driver copies.
+/// Enqueues a kernel. `params` is its parameter buffer, which the driver copies; with `offsets`, parameter by parameter.
 pub(super) fn launch(
     function: sys::CUfunction,
     grid: [u32; 3],
@@ -331,7 +331,13 @@ pub(super) fn launch(
     shared: u32,
     stream: sys::CUstream,
     params: &[u8],
+    offsets: Option<&[u64]>,
 ) -> Outcome {
+    let mut pointers: Vec<*mut c_void> = offsets
+        .unwrap_or_default()
+        .iter()
+        .map(|offset| params.as_ptr().wrapping_add(*offset as usize).cast_mut().cast())
+        .collect();
     let mut size = params.len();
     // CU_LAUNCH_PARAM_BUFFER_POINTER, the buffer, CU_LAUNCH_PARAM_BUFFER_SIZE, the size, CU_LAUNCH_PARAM_END.
     let mut extra: [*mut c_void; 5] = [
@@ -341,22 +347,18 @@ pub(super) fn launch(
         (&raw mut size).cast(),
         ptr::without_provenance_mut(sys::CU_LAUNCH_PARAM_END_AS_INT as usize),
     ];
-    let extra = if params.is_empty() { ptr::null_mut() } else { extra.as_mut_ptr() };
+    let (pointers, extra) = match offsets {
+        Some(_) => (pointers.as_mut_ptr(), ptr::null_mut()),
+        None if params.is_empty() => (ptr::null_mut(), ptr::null_mut()),
+        None => (ptr::null_mut(), extra.as_mut_ptr()),
+    };
     // SAFETY: function and stream are alive and of the current context. The driver reads `size` bytes from `params`,
-    // which is laid out for the function's parameters, and keeps no pointer. What the kernel does with the addresses
+    // which is laid out for the function's parameters, or each parameter where `offsets` says that it begins in the same
+    // layout, and keeps no pointer. What the kernel does with the addresses
     // in it is the kernel's affair (see the crate's documentation).
     check("cuLaunchKernel", unsafe {
         sys::cuLaunchKernel(
-            function,
-            grid[0],
-            grid[1],
-            grid[2],
-            block[0],
-            block[1],
-            block[2],
-            shared,
-            stream,
-            ptr::null_mut(),
+            function, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, stream, pointers,
             extra,
         )
     })

@@ -526,8 +526,16 @@ impl Backend for CudaBackend {
 
     fn launch(&self, stream: &StreamHandle, function: &FunctionHandle, launch: RawLaunch<'_>) -> Result<()> {
         let _current = self.enter()?;
-        let RawLaunch { name, grid, block, dynamic_shared, params, .. } = launch;
-        self.check(driver::launch(function.raw(), grid, block, dynamic_shared, stream.raw(), params))?;
+        let RawLaunch { name, grid, block, dynamic_shared, params, offsets, .. } = launch;
+        self.check(driver::launch(
+            function.raw(),
+            grid,
+            block,
+            dynamic_shared,
+            stream.raw(),
+            params,
+            offsets,
+        ))?;
         let mut last = self.last_kernel.lock().unwrap_or_else(PoisonError::into_inner);
         if last.as_ref().is_none_or(|known| !Arc::ptr_eq(known, name)) {
             *last = Some(name.clone());
