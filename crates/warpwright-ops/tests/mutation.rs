@@ -41,8 +41,19 @@ fn run<O: Operation>(
         let bytes = match spec.access {
             Access::Read => {
                 let mut values = Input::Normal.values(spec.len, slot as u64);
-                // A group whose zero point is 0 and whose scale is so small that it takes a way of its own.
-                values.iter_mut().skip(64).take(64).for_each(|x| *x = x.abs() * 2f64.powi(-100));
+                // In every round of a kernel: groups whose zero point is 0 and whose scale is so small that it takes a
+                // way of its own, and groups whose ends both lie halfway between integers, so that the greatest
+                // element passes the last code.
+                for (number, group) in values.chunks_mut(64).enumerate() {
+                    match (number / 8 % 2, number % 2) {
+                        (0, 1) => group.iter_mut().for_each(|x| *x = x.abs() * 2f64.powi(-100)),
+                        (1, 0) => {
+                            group.iter_mut().for_each(|x| *x = x.clamp(-1.5, 13.5));
+                            group.iter_mut().zip([-1.5, 13.5]).for_each(|(x, end)| *x = end);
+                        }
+                        _ => {}
+                    }
+                }
                 storage::encode(spec.dtype, &values)
             }
             Access::Write => vec![0x7b; spec.len * spec.dtype.bytes()],
@@ -97,10 +108,10 @@ const ELEMENTWISE: [usize; 7] = [1, 8, 13, 14, 15, 2047, 2049];
 
 #[test]
 fn shifted_bounds_of_quantisation_are_noticed() {
-    // Every element of the first vector of each round, and the last element of a block: the kernels for aligned f32 tensors
-    // take four rounds of 1024 elements to quantise and two to dequantise.
-    let rounds = (0..4).flat_map(|round| (1..=4).map(move |i| 1024 * round + i));
-    let lengths: Vec<usize> = rounds.chain([2047, 2048, 4095, 4096]).collect();
+    // Every element of the first vector of each round, and the last element of a block. The kernels for aligned f32 tensors
+    // quantise in four rounds of 128 elements to a warp, and dequantise in two of 1024 to a block.
+    let first = |stride: usize| (0..4usize).flat_map(move |round| (1..=4).map(move |i| stride * round + i));
+    let lengths: Vec<usize> = first(128).chain(first(1024)).chain([2047, 2048, 4095, 4096]).collect();
     let (dtype, group_size, order) = (DType::F32, 64, NibbleOrder::HighFirst);
     for scheme in [Scheme::Nf4, Scheme::Int4Asymmetric] {
         check(&lengths, |len| {
