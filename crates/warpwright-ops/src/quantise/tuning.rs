@@ -72,6 +72,8 @@ pub fn quantise_tile(scheme: Scheme, dtype: DType, group_size: usize) -> Option<
     let (rounds, min_blocks) = match (vectors, dtype) {
         (1, DType::F16 | DType::BF16) if integer => (2, Some(8)),
         (1, DType::F64) => (2, None),
+        // Five blocks would spill.
+        (1, DType::F16 | DType::BF16) if scheme == Scheme::Fp4 => (4, Some(4)),
         (1, DType::F16 | DType::BF16) => (4, Some(5)),
         (1, _) => (4, Some(6)),
         _ => (1, None),
