@@ -225,6 +225,8 @@ struct Parameters {
     template: Box<[u8]>,
     patches: Box<[Patch]>,
     maps: Box<[MapPatch]>,
+    /// Where each parameter begins, if there are maps.
+    offsets: Option<Box<[u64]>>,
 }
 
 fn lay_out(function: &Function, args: &[ArgValue]) -> Result<Parameters, ArgError> {
@@ -255,7 +257,8 @@ fn lay_out(function: &Function, args: &[ArgValue]) -> Result<Parameters, ArgErro
         })
         .collect();
     let template = pack_args(function, &bound)?.into();
-    Ok(Parameters { template, patches: patches.into(), maps: maps.into() })
+    let offsets = (!maps.is_empty()).then(|| offsets.into());
+    Ok(Parameters { template, patches: patches.into(), maps: maps.into(), offsets })
 }
 
 /// The address of a tensor or buffer, tied to its device: what a launch puts in place of a slot.
@@ -351,8 +354,6 @@ impl Prepared {
         if self.grid.contains(&0) {
             return Ok(());
         }
-        let maps = !self.parameters.maps.is_empty();
-        let offsets = maps.then(|| self.kernel.kernel().function().param_layout().0);
         stream.remember(&self.kernel);
         device.backend().launch(
             stream.handle(),
@@ -364,7 +365,7 @@ impl Prepared {
                 cluster: self.cluster,
                 dynamic_shared: self.dynamic_shared,
                 params,
-                offsets: offsets.as_deref(),
+                offsets: self.parameters.offsets.as_deref(),
             },
         )
     }
