@@ -66,6 +66,12 @@ pub enum IssueKind {
         /// The dimensions.
         dim: [u32; 3],
     },
+    /// The cluster is no power of two or larger than any device allows.
+    #[error("a cluster of {blocks} blocks is not possible; use a power of two up to 16")]
+    Cluster {
+        /// Blocks of the cluster.
+        blocks: u32,
+    },
     /// A collective needs whole warps.
     #[error("{what} needs a block of whole warps, the block has {threads} threads")]
     PartialWarp {

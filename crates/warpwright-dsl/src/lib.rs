@@ -60,9 +60,11 @@
 
 pub mod args;
 mod block;
+mod cluster;
 mod context;
 mod convert;
 mod error;
+mod exchange;
 mod float;
 pub mod flow;
 mod halves;
@@ -82,6 +84,7 @@ mod warp;
 
 pub use args::{DTypes, In, InOut, KernelArgs, Out};
 pub use block::block_reduce;
+pub use cluster::cluster_reduce;
 pub use context::K;
 pub use error::{BuildError, Issue, IssueKind};
 pub use float::{Float, Precision};
@@ -91,8 +94,8 @@ pub use index::{Index, IntoIndex};
 pub use kernel::{BlockDim, KernelDef, Params, record, record_module};
 pub use lanes::Lanes;
 pub use mem::{
-    Access, BF16, Elem, Element, F16, FixedElement, Ptr, Read, ReadWrite, Readable, Shared, Space, Writable,
-    Write,
+    Access, BF16, ClusterShared, Elem, Element, F16, FixedElement, Ptr, Read, ReadWrite, Readable, Shared,
+    Space, Writable, Write,
 };
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
 pub use skeleton::{bounded_blocks, elementwise, elementwise_grid};
@@ -107,10 +110,10 @@ pub use warpwright_ptx::{ArgValue, DType, Target};
 /// Everything that a kernel file uses.
 pub mod prelude {
     pub use crate::{
-        Access, BF16, BlockDim, BuildError, Carry, DType, DTypes, Elem, F16, F32, F64, Float, I32, I64, In,
-        InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, Lanes, Max, Maximum, Min,
-        Minimum, Normal, Number, Out, Params, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, Scalar,
-        Shared, Source, Sum, Target, U32, U64, Write, accumulate, block_reduce, carry, elementwise,
-        elementwise_grid, kernel_args, record, warp_reduce,
+        Access, BF16, BlockDim, BuildError, Carry, ClusterShared, DType, DTypes, Elem, F16, F32, F64, Float,
+        I32, I64, In, InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, Lanes, Max,
+        Maximum, Min, Minimum, Normal, Number, Out, Params, Precision, Pred, Ptr, Read, ReadWrite, Reduction,
+        Reg, Scalar, Shared, Source, Sum, Target, U32, U64, Write, accumulate, block_reduce, carry,
+        cluster_reduce, elementwise, elementwise_grid, kernel_args, record, warp_reduce,
     };
 }

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use warpwright_ptx::{Address, CacheHints, DType, Inst, Operand, ScalarType, StateSpace, Variable};
+use warpwright_ptx::{Address, CacheHints, DType, Inst, Operand, ScalarType, StateSpace, SymbolId, Variable};
 
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::index::{IntoIndex, absorb, shared_address};
 use crate::lanes::Lanes;
-use crate::reg::{Number, Reg, Scalar, U64};
+use crate::reg::{Number, Reg, Scalar, Source, U64};
 use crate::storage::{Place, load, store};
 
 /// A floating-point element whose type is chosen while recording, by
@@ -98,6 +98,10 @@ pub trait Readable: Space {}
 /// Spaces that can be written.
 pub trait Writable: Space {}
 
+/// The shared memory of a block of the cluster, reached with [`Ptr::of_block`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClusterShared {}
+
 impl Space for Read {
     const SPACE: StateSpace = StateSpace::Global;
 }
@@ -110,12 +114,22 @@ impl Space for ReadWrite {
 impl Space for Shared {
     const SPACE: StateSpace = StateSpace::Shared;
 }
+impl Space for ClusterShared {
+    const SPACE: StateSpace = StateSpace::SharedCluster;
+}
 impl Readable for Read {}
 impl Readable for ReadWrite {}
 impl Readable for Shared {}
+impl Readable for ClusterShared {}
 impl Writable for Write {}
 impl Writable for ReadWrite {}
 impl Writable for Shared {}
+impl Writable for ClusterShared {}
+
+/// Whether addresses of the space have 32 bits.
+const fn is_narrow(space: StateSpace) -> bool {
+    matches!(space, StateSpace::Shared | StateSpace::SharedCluster)
+}
 
 /// A pointer into space `S` to elements `E`. Moving it with [`at`](Self::at) gives another pointer.
 #[must_use = "moving a pointer records instructions but accesses nothing"]
@@ -159,7 +173,7 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
     pub fn at(self, index: impl IntoIndex<'k>) -> Self {
         let index = index.into_index(self.k);
         let bytes = u32::try_from(self.dtype.bytes()).unwrap_or(u32::MAX);
-        let (base, offset) = if S::SPACE == StateSpace::Shared {
+        let (base, offset) = if is_narrow(S::SPACE) {
             let (sum, offset) = shared_address(Reg::from_id(self.k, self.base), index, bytes);
             (sum.id(), self.offset.wrapping_add(offset))
         } else {
@@ -193,7 +207,7 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
     /// The address in a register: 64 bits, in shared memory zero-extended.
     #[track_caller]
     pub fn address(self) -> U64<'k> {
-        let base = if S::SPACE == StateSpace::Shared {
+        let base = if is_narrow(S::SPACE) {
             Reg::<u32>::from_id(self.k, self.base).to_u64()
         } else {
             Reg::from_id(self.k, self.base)
@@ -223,6 +237,32 @@ impl<E: Element> Ptr<'_, Read, E> {
     /// even the kernel itself through another pointer.
     pub fn non_coherent(self) -> Self {
         Self { non_coherent: true, ..self }
+    }
+}
+
+impl<'k, E: Element> Ptr<'k, Shared, E> {
+    /// The same place in the shared memory of block `rank` of the cluster. That block must have begun before the first
+    /// access and must not end before the last: put a [`cluster_barrier`](K::cluster_barrier), or its halves, before
+    /// and after.
+    #[track_caller]
+    pub fn of_block(self, rank: impl Source<'k, u32>) -> Ptr<'k, ClusterShared, E> {
+        let dst = self.k.fresh::<u32>();
+        self.k.emit(Inst::Mapa {
+            space: StateSpace::SharedCluster,
+            ty: ScalarType::U32,
+            dst: dst.id(),
+            a: Operand::Reg(self.base),
+            rank: rank.operand(),
+        });
+        Ptr {
+            k: self.k,
+            base: dst.id(),
+            offset: self.offset,
+            dtype: self.dtype,
+            hints: self.hints,
+            non_coherent: self.non_coherent,
+            marker: PhantomData,
+        }
     }
 }
 
@@ -264,7 +304,7 @@ impl<'k, S: Writable, E: Element> Ptr<'k, S, E> {
 
     /// Stores one element.
     #[track_caller]
-    pub fn set<A: Number>(self, value: impl crate::reg::Source<'k, A>)
+    pub fn set<A: Number>(self, value: impl Source<'k, A>)
     where
         E: Access<A>,
     {
@@ -279,13 +319,24 @@ impl<'k> K<'k> {
     /// A static array of `len` elements in the block's shared memory, not initialised.
     #[track_caller]
     pub fn shared<E: FixedElement>(self, len: u32) -> Ptr<'k, Shared, E> {
+        self.shared_array(E::FIXED, len)
+    }
+
+    /// A static array of `len` elements of `dtype`, which is chosen while recording.
+    #[track_caller]
+    pub fn shared_elem(self, dtype: DType, len: u32) -> Ptr<'k, Shared, Elem> {
+        self.shared_array(dtype, len)
+    }
+
+    #[track_caller]
+    fn shared_array<E: Element>(self, dtype: DType, len: u32) -> Ptr<'k, Shared, E> {
         if len == 0 {
             self.issue(IssueKind::Constant { what: "a shared array length", value: 0 });
         }
         let symbol = self.rec().new_variable(Variable {
             name: format!("shared{}", self.rec().variable_count()),
             space: StateSpace::Shared,
-            ty: E::FIXED.memory_type().to_bits(),
+            ty: dtype.memory_type().to_bits(),
             align: SHARED_ALIGN,
             len: Some(u64::from(len)),
             array: true,
@@ -294,9 +345,28 @@ impl<'k> K<'k> {
             managed: false,
             unified: None,
         });
+        self.shared_symbol(symbol, dtype)
+    }
+
+    /// The start of the launch's dynamic shared memory, not initialised; its size is part of the launch step. Every
+    /// call gives the same address. Static arrays and it share what a block has: 48 KB without opting in, up to
+    /// 227 KB with it.
+    #[track_caller]
+    pub fn dynamic_shared<E: FixedElement>(self) -> Ptr<'k, Shared, E> {
+        self.shared_symbol(self.rec().dynamic_shared(SHARED_ALIGN), E::FIXED)
+    }
+
+    /// Like [`dynamic_shared`](Self::dynamic_shared) for elements of `dtype`, which is chosen while recording.
+    #[track_caller]
+    pub fn dynamic_shared_elem(self, dtype: DType) -> Ptr<'k, Shared, Elem> {
+        self.shared_symbol(self.rec().dynamic_shared(SHARED_ALIGN), dtype)
+    }
+
+    #[track_caller]
+    fn shared_symbol<E: Element>(self, symbol: SymbolId, dtype: DType) -> Ptr<'k, Shared, E> {
         let base = self.fresh::<u32>();
         self.emit(Inst::Mov { ty: ScalarType::U32, dst: base.id(), src: Operand::Symbol(symbol, 0) });
-        Ptr::new(self, base.id(), E::FIXED)
+        Ptr::new(self, base.id(), dtype)
     }
 
     /// A null pointer of any type, after an issue was recorded.

@@ -19,6 +19,7 @@ const KEPT_ISSUES: usize = 16;
 pub(crate) struct Recorder {
     target: Target,
     block_dim: [u32; 3],
+    cluster: u32,
     state: RefCell<State>,
 }
 
@@ -35,6 +36,7 @@ struct State {
     /// Set while a library routine records on behalf of a user's line.
     on_behalf: Option<&'static Location<'static>>,
     stores: bool,
+    dynamic_shared: Option<SymbolId>,
 }
 
 #[derive(Default)]
@@ -45,10 +47,11 @@ struct Draft {
 }
 
 impl Recorder {
-    pub(crate) fn new(function: Function, target: Target, block_dim: [u32; 3]) -> Self {
+    pub(crate) fn new(function: Function, target: Target, block_dim: [u32; 3], cluster: u32) -> Self {
         Self {
             target,
             block_dim,
+            cluster,
             state: RefCell::new(State {
                 function,
                 module_variables: Vec::new(),
@@ -59,6 +62,7 @@ impl Recorder {
                 issues: Vec::new(),
                 on_behalf: None,
                 stores: false,
+                dynamic_shared: None,
             }),
         }
     }
@@ -69,6 +73,10 @@ impl Recorder {
 
     pub(crate) fn block_dim(&self) -> [u32; 3] {
         self.block_dim
+    }
+
+    pub(crate) fn cluster(&self) -> u32 {
+        self.cluster
     }
 
     #[track_caller]
@@ -113,6 +121,28 @@ impl Recorder {
         let index = state.module_variables.len();
         state.module_variables.push(make(index));
         state.function.symbol(Symbol::ModuleVariable(u32::try_from(index).unwrap_or(u32::MAX)))
+    }
+
+    /// The symbol of the launch's dynamic shared memory, of which a module has one.
+    pub(crate) fn dynamic_shared(&self, align: u32) -> SymbolId {
+        let known = self.state.borrow().dynamic_shared;
+        if let Some(symbol) = known {
+            return symbol;
+        }
+        let symbol = self.new_module_variable(|_| Variable {
+            name: "dynamic_shared".to_owned(),
+            space: StateSpace::Shared,
+            ty: ScalarType::B8,
+            align,
+            len: None,
+            array: true,
+            linkage: warpwright_ptx::Linkage::Extern,
+            init: None,
+            managed: false,
+            unified: None,
+        });
+        self.state.borrow_mut().dynamic_shared = Some(symbol);
+        symbol
     }
 
     pub(crate) fn variable_count(&self) -> usize {

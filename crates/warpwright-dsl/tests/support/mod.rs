@@ -18,6 +18,29 @@ pub(crate) enum Arg<'a> {
 
 /// Records `def`, launches it and copies the buffers back. Fails on any finding.
 pub(crate) fn run<D: KernelDef>(def: &D, target: Target, blocks: u32, args: &mut [Arg<'_>]) {
+    run_with(def, target, blocks, 0, args);
+}
+
+/// The same with `dynamic_shared` bytes of dynamic shared memory.
+pub(crate) fn run_with<D: KernelDef>(
+    def: &D,
+    target: Target,
+    blocks: u32,
+    dynamic_shared: u32,
+    args: &mut [Arg<'_>],
+) {
+    let findings = findings(def, target, blocks, dynamic_shared, args);
+    assert!(findings.is_empty(), "{}", findings.join("\n"));
+}
+
+/// The same; returns what the sanitizers found.
+pub(crate) fn findings<D: KernelDef>(
+    def: &D,
+    target: Target,
+    blocks: u32,
+    dynamic_shared: u32,
+    args: &mut [Arg<'_>],
+) -> Vec<String> {
     let kernel = record(def, target).unwrap_or_else(|e| panic!("{e}"));
     let program = Program::load(kernel.text()).unwrap_or_else(|e| panic!("{e}\n{}", kernel.text()));
     let memory = Memory::new();
@@ -40,18 +63,22 @@ pub(crate) fn run<D: KernelDef>(def: &D, target: Target, blocks: u32, args: &mut
     let function = kernel.function();
     let params = pack_args(function, &values).expect("arguments that fit");
     let threads = def.block();
-    let config =
-        LaunchConfig { grid: [blocks, 1, 1], block: threads.to_array(), dynamic_shared: 0, cluster: [1; 3] };
+    let config = LaunchConfig {
+        grid: [blocks, 1, 1],
+        block: threads.to_array(),
+        dynamic_shared,
+        cluster: [def.cluster(), 1, 1],
+    };
     let report = launch(&program, kernel.name(), &config, &params, &memory, &Options::default())
         .unwrap_or_else(|e| panic!("{e}\n{}", kernel.text()));
     let findings: Vec<String> =
         report.findings.iter().map(|f| f.render(Some(kernel.lines()), kernel.text())).collect();
-    assert!(findings.is_empty(), "{}", findings.join("\n"));
     for (arg, address) in args.iter_mut().zip(addresses) {
         if let (Arg::Buffer(bytes), Some(address)) = (arg, address) {
             memory.read(address, bytes).expect("a live buffer");
         }
     }
+    findings
 }
 
 /// The little-endian bytes of values.
