@@ -33,7 +33,7 @@ impl RawRegs {
     }
 }
 
-/// What a branch can return and a loop can carry: registers, tuples, arrays, [`Lanes`], `()`, and structs through
+/// What a branch can return and a loop can carry: registers, tuples, arrays, vectors, [`Lanes`], `()`, and structs through
 /// [`carry!`](crate::carry).
 pub trait Carry<'k>: Sized {
     /// Appends the registers in a fixed order.
@@ -68,6 +68,18 @@ impl<'k, C: Carry<'k>, const N: usize> Carry<'k> for [C; N] {
 
     fn rebuild(&self, regs: &mut RawRegs) -> Self {
         std::array::from_fn(|i| self[i].rebuild(regs))
+    }
+}
+
+impl<'k, C: Carry<'k>> Carry<'k> for Vec<C> {
+    fn collect(&self, regs: &mut Vec<RawReg>) {
+        for item in self {
+            item.collect(regs);
+        }
+    }
+
+    fn rebuild(&self, regs: &mut RawRegs) -> Self {
+        self.iter().map(|item| item.rebuild(regs)).collect()
     }
 }
 

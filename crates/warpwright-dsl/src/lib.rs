@@ -74,6 +74,8 @@ mod kernel;
 mod lanes;
 mod math;
 mod mem;
+mod moments;
+mod packed;
 mod recorder;
 mod reg;
 mod skeleton;
@@ -97,8 +99,10 @@ pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, FixedElement, Ptr, Read, ReadWrite, Readable, Shared,
     Space, Writable, Write,
 };
+pub use moments::Moments;
+pub use packed::Packed;
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
-pub use skeleton::{bounded_blocks, elementwise, elementwise_grid};
+pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
 pub use table::{WARP_TABLE_LEN, WarpTable};
 pub use transcendental::{Functions, Normal};
 pub use warp::{
@@ -112,8 +116,8 @@ pub mod prelude {
     pub use crate::{
         Access, BF16, BlockDim, BuildError, Carry, ClusterShared, DType, DTypes, Elem, F16, F32, F64, Float,
         I32, I64, In, InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, Lanes, Max,
-        Maximum, Min, Minimum, Normal, Number, Out, Params, Precision, Pred, Ptr, Read, ReadWrite, Reduction,
-        Reg, Scalar, Shared, Source, Sum, Target, U32, U64, Write, accumulate, block_reduce, carry,
-        cluster_reduce, elementwise, elementwise_grid, kernel_args, record, warp_reduce,
+        Maximum, Min, Minimum, Moments, Normal, Number, Out, Packed, Params, Precision, Pred, Ptr, Read,
+        ReadWrite, Reduction, Reg, Scalar, Shared, Source, Sum, Target, U32, U64, Write, accumulate,
+        block_reduce, carry, cluster_reduce, elementwise, elementwise_grid, kernel_args, record, warp_reduce,
     };
 }

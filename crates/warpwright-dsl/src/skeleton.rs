@@ -1,8 +1,13 @@
 //! Whole-kernel patterns.
 
 use crate::context::K;
+use crate::error::IssueKind;
+use crate::float::Float;
 use crate::index::{Index, IntoIndex};
-use crate::reg::U64;
+use crate::lanes::Lanes;
+use crate::mem::{Access, Element, FixedElement, Ptr, Readable};
+use crate::reg::{Reg, U32, U64};
+use crate::warp::WARP;
 
 /// Most blocks of a grid along x.
 const MAX_GRID_X: u64 = (1 << 31) - 1;
@@ -38,6 +43,52 @@ pub fn elementwise<'k>(k: K<'k>, n: U64<'k>, width: u32, body: impl Fn(Index<'k>
 pub fn bounded_blocks<'k>(k: K<'k>, n: U64<'k>, per_block: u32, body: impl Fn(bool)) {
     let whole = k.on_behalf(|| (k.block_idx_x().mul_wide(per_block) + u64::from(per_block)).le(n));
     k.if_else(whole, || body(false), || body(true));
+}
+
+/// Columns that a block of [`column_sums`] adds up, one for each thread along x.
+pub const COLUMN_SUM_LANES: u32 = WARP;
+
+/// Sums of the columns of a matrix of `rows` x `columns` in row-major order: the second step of a gradient whose blocks
+/// have left one row of partial sums each. The order of the additions depends on the block alone. The blocks are
+/// [`COLUMN_SUM_LANES`] x any power of two threads, one for every [`COLUMN_SUM_LANES`] columns along x of the grid;
+/// `emit` is recorded once, for the thread that has the sum of a column.
+#[track_caller]
+pub fn column_sums<'k, A, S, E>(
+    k: K<'k>,
+    partials: Ptr<'k, S, E>,
+    rows: U32<'k>,
+    columns: U64<'k>,
+    emit: impl FnOnce(U64<'k>, Reg<'k, A>),
+) where
+    A: Float + FixedElement + Access<A>,
+    S: Readable,
+    E: Element + Access<A>,
+{
+    let (column, mine, sum) = k.on_behalf(|| {
+        let [x, depth, z] = k.block_dim();
+        if x != COLUMN_SUM_LANES || z != 1 || !depth.is_power_of_two() {
+            k.issue(IssueKind::Block { dim: [x, depth, z] });
+        }
+        let (lane, strip) = (k.thread_idx_x(), k.thread_idx_y());
+        let column = k.block_idx_x().mad_wide(x, lane.to_u64());
+        let inside = column.lt(columns);
+        let of_strip = k.if_else(
+            inside,
+            || {
+                let rows = k.range(strip, rows, depth);
+                k.fold(rows, k.lit::<A>(0.0), |row, sum| {
+                    sum + partials.at(row.to_u64() * columns + column).get::<A>()
+                })
+            },
+            || k.lit(0.0),
+        );
+        let slots = k.shared::<A>(x * depth);
+        slots.at(strip * x + lane).set(of_strip);
+        k.barrier();
+        let strips: Lanes<'k, A> = (0..depth).map(|strip| slots.at(lane + strip * x).get()).collect();
+        (column, strip.eq(0) & inside, strips.reduce(|a, b| a + b).unwrap_or(of_strip))
+    });
+    k.if_(mine, || emit(column, sum));
 }
 
 /// The grid that covers `n` elements with blocks of `threads` threads of `width` elements; `None` if it would be larger

@@ -147,9 +147,25 @@ pub(crate) fn load<'k, A: Number>(place: Place<'k>, width: u32) -> Lanes<'k, A> 
     }
 }
 
-/// The words of `width` 16-bit elements, at least two.
+/// The words of `width` 16-bit elements; a single one has a word to itself.
 pub(crate) fn load_halves<'k>(place: Place<'k>, width: u32) -> Vec<U32<'k>> {
     if place.valid(ScalarType::F32, width) { place.ld_words(width as usize) } else { Vec::new() }
+}
+
+/// Stores what [`load_halves`] loads.
+pub(crate) fn store_halves<'k>(place: Place<'k>, width: usize, words: &Lanes<'k, u32>) {
+    if place.valid(ScalarType::F32, u32::try_from(width).unwrap_or(0)) {
+        place.st_words(width, words.as_slice());
+    }
+}
+
+/// Elements rounded to a 16-bit type, two to a word.
+pub(crate) fn pack<'k, A: Number>(k: K<'k>, dtype: DType, lanes: &Lanes<'k, A>) -> Lanes<'k, u32> {
+    if dtype == DType::F16 {
+        return lanes.as_slice().chunks(2).map(|pair| narrow_f16(k, pair)).collect();
+    }
+    let values: Vec<F32<'k>> = lanes.iter().map(single_for_bf16).collect();
+    values.chunks(2).map(|pair| narrow_bf16(k, pair)).collect()
 }
 
 /// The elements of a word, lower half first.
@@ -173,14 +189,8 @@ pub(crate) fn store<'k, A: Number>(place: Place<'k>, lanes: &Lanes<'k, A>) {
         DType::F64 => place.st_units(ScalarType::F64, 8, lanes.convert::<f64>().as_slice()),
         DType::U32 | DType::I32 => place.st_units(ScalarType::B32, 4, lanes.as_slice()),
         DType::U64 | DType::I64 => place.st_units(ScalarType::B64, 8, lanes.as_slice()),
-        DType::BF16 => {
-            let values: Vec<F32<'k>> = lanes.iter().map(single_for_bf16).collect();
-            let words: Vec<_> = values.chunks(2).map(|pair| narrow_bf16(k, pair)).collect();
-            place.st_words(lanes.len(), &words);
-        }
-        DType::F16 => {
-            let words: Vec<_> = lanes.as_slice().chunks(2).map(|pair| narrow_f16(k, pair)).collect();
-            place.st_words(lanes.len(), &words);
+        DType::F16 | DType::BF16 => {
+            place.st_words(lanes.len(), pack(k, place.dtype, lanes).as_slice());
         }
         DType::U8 | DType::I8 => {
             let bytes: Vec<U32<'k>> = lanes.iter().map(Reg::convert).collect();

@@ -14,7 +14,7 @@ use warpwright_dsl::{KernelDef, record};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::check::Checker;
-use warpwright_runtime::{Device, Error, LaunchStep, Stream, TensorMut, TensorRef};
+use warpwright_runtime::{Binding as Bound, Device, Error, LaunchStep, Stream, Tensor, TensorMut, TensorRef};
 
 use crate::{Direction, PlanError};
 
@@ -46,6 +46,26 @@ pub enum Binding<'a> {
         /// The slot of the output.
         output: usize,
     },
+    /// There is none: kernels get a null pointer that they do not follow.
+    Absent,
+}
+
+impl<'a> From<TensorRef<'a>> for Binding<'a> {
+    fn from(x: TensorRef<'a>) -> Self {
+        Self::Input(x)
+    }
+}
+
+impl<'a> From<TensorMut<'a>> for Binding<'a> {
+    fn from(y: TensorMut<'a>) -> Self {
+        Self::Output(y)
+    }
+}
+
+impl<'a, T: Into<Self>> From<Option<T>> for Binding<'a> {
+    fn from(tensor: Option<T>) -> Self {
+        tensor.map_or(Self::Absent, Into::into)
+    }
 }
 
 /// Whether a tensor is read or written.
@@ -72,17 +92,19 @@ pub struct TensorSpec {
     pub may_replace_input: bool,
     /// The slot of a tensor whose shape it must have; `None` if the number of elements is enough.
     pub like: Option<usize>,
+    /// Whether the operation, as described, takes it. One that is absent has length 0, and a launch must not bring it.
+    pub present: bool,
 }
 
 impl TensorSpec {
     /// A tensor that is read.
     pub const fn read(name: &'static str, dtype: DType, len: usize) -> Self {
-        Self { name, access: Access::Read, dtype, len, may_replace_input: false, like: None }
+        Self { name, access: Access::Read, dtype, len, may_replace_input: false, like: None, present: true }
     }
 
     /// A tensor that is written.
     pub const fn write(name: &'static str, dtype: DType, len: usize) -> Self {
-        Self { name, access: Access::Write, dtype, len, may_replace_input: false, like: None }
+        Self { name, access: Access::Write, dtype, len, may_replace_input: false, like: None, present: true }
     }
 
     /// The same; each element is read before it is written by the same thread, so an input may be overwritten.
@@ -94,6 +116,20 @@ impl TensorSpec {
     pub const fn like(self, slot: usize) -> Self {
         Self { like: Some(slot), ..self }
     }
+
+    /// The same if `present`; otherwise the place of a tensor that the descriptor does without.
+    pub const fn optional(self, present: bool) -> Self {
+        let len = if present { self.len } else { 0 };
+        Self { len, present, ..self }
+    }
+
+    /// Scratch memory of `len` elements, absent if there are none. [`Plan::workspace`] allocates it.
+    pub const fn workspace(dtype: DType, len: usize) -> Self {
+        Self::write(Self::WORKSPACE, dtype, len).optional(len > 0)
+    }
+
+    /// The name of scratch memory.
+    const WORKSPACE: &'static str = "workspace";
 }
 
 /// One way to run a plan: the steps, and what they ask of the tensors.
@@ -103,6 +139,34 @@ pub struct Variant {
     pub alignment: u64,
     /// The launches in order; empty if there is nothing to do.
     pub steps: Vec<LaunchStep>,
+}
+
+/// A real number of a descriptor, such as an epsilon: compared and hashed by its bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Real(u64);
+
+impl Real {
+    /// The number `value`.
+    pub const fn new(value: f64) -> Self {
+        Self(value.to_bits())
+    }
+
+    /// Its value.
+    pub const fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+impl From<f64> for Real {
+    fn from(value: f64) -> Self {
+        Self::new(value)
+    }
+}
+
+impl fmt::Debug for Real {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
 }
 
 /// What a family puts together for [`Plan::new`].
@@ -171,6 +235,16 @@ impl<O: Operation> Plan<O> {
         self.parts.workspace_bytes
     }
 
+    /// A tensor for the scratch memory of one launch, allocated on `stream`; `None` if the plan needs none.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn workspace(&self, stream: &Stream) -> Result<Option<Tensor>, Error> {
+        let wanted = |spec: &&TensorSpec| spec.name == TensorSpec::WORKSPACE && spec.present;
+        let spec = self.parts.tensors.iter().find(wanted);
+        spec.map(|spec| Tensor::empty_on(stream, spec.dtype, &[spec.len])).transpose()
+    }
+
     /// The launches for tensors of any useful alignment (that of a fresh allocation), best variant.
     pub fn steps(&self) -> &[LaunchStep] {
         self.parts.variants.first().map_or(&[], |v| &v.steps)
@@ -206,57 +280,65 @@ impl<O: Operation> Plan<O> {
         let arguments = O::bind(args);
         let views = self.views(&arguments)?;
         self.check(&Checker::new(self.parts.op, stream), &views, &arguments)?;
-        let addresses: Vec<u64> = views.iter().map(TensorRef::address).collect();
-        let bindings: Vec<_> = views.iter().map(TensorRef::binding).collect();
+        let bindings: Vec<_> =
+            views.iter().map(|view| view.as_ref().map_or(Bound::NULL, TensorRef::binding)).collect();
+        // A null pointer is aligned to everything.
+        let addresses: Vec<u64> = bindings.iter().map(|bound| bound.address()).collect();
         for step in self.steps_for(&addresses) {
             stream.launch(step, &bindings)?;
         }
         Ok(())
     }
 
-    /// What each slot reads or writes.
-    fn views<'v>(&self, arguments: &'v [Binding<'_>]) -> Result<Vec<TensorRef<'v>>, Error> {
+    /// What each slot reads or writes; `None` for a tensor that is absent.
+    fn views<'v>(&self, arguments: &'v [Binding<'_>]) -> Result<Vec<Option<TensorRef<'v>>>, Error> {
         let PlanParts { op, ref tensors, .. } = *self.parts;
-        let missing = |slot: usize| Error::Presence {
+        let presence = |slot: usize, given: bool| Error::Presence {
             op,
             argument: tensors.get(slot).map_or("an argument", |t| t.name),
-            given: slot >= tensors.len(),
+            given,
         };
         if arguments.len() != tensors.len() {
-            return Err(missing(arguments.len()));
+            return Err(presence(arguments.len(), arguments.len() > tensors.len()));
         }
         let view = |slot: usize| match arguments.get(slot) {
             Some(Binding::Input(x)) => Some(*x),
             Some(Binding::Output(y)) => Some(y.as_ref()),
             _ => None,
         };
-        let of = |(slot, argument): (usize, &Binding<'_>)| {
-            let slot = if let Binding::InPlace { output } = argument { *output } else { slot };
-            view(slot).ok_or_else(|| missing(slot))
+        let of = |(slot, (argument, spec)): (usize, (&Binding<'_>, &TensorSpec))| {
+            let source = if let Binding::InPlace { output } = argument { *output } else { slot };
+            match view(source) {
+                Some(view) if spec.present => Ok(Some(view)),
+                None if !spec.present => Ok(None),
+                found => Err(presence(source, found.is_some())),
+            }
         };
-        arguments.iter().enumerate().map(of).collect()
+        arguments.iter().zip(tensors).enumerate().map(of).collect()
     }
 
     fn check(
         &self,
         checker: &Checker<'_>,
-        views: &[TensorRef<'_>],
+        views: &[Option<TensorRef<'_>>],
         arguments: &[Binding<'_>],
     ) -> Result<(), Error> {
         let tensors = &self.parts.tensors;
         for (spec, view) in tensors.iter().zip(views) {
-            let shape = spec.like.and_then(|slot| views.get(slot)).unwrap_or(view).shape();
-            checker.input(spec.name, view, spec.dtype, shape)?;
+            let Some(view) = view else { continue };
+            let model = spec.like.and_then(|slot| views.get(slot)).and_then(Option::as_ref);
+            checker.input(spec.name, view, spec.dtype, model.unwrap_or(view).shape())?;
             checker.elements(spec.name, view, spec.len)?;
             checker.aligned(spec.name, view, spec.dtype.bytes() as u64)?;
         }
         for (slot, (spec, argument)) in tensors.iter().zip(arguments).enumerate() {
             let Binding::Output(y) = argument else { continue };
             for (other_slot, other) in tensors.iter().enumerate().filter(|&(s, _)| s != slot) {
+                let Some(view) = &views[other_slot] else { continue };
                 if spec.may_replace_input && other.access == Access::Read {
-                    checker.same_or_disjoint(spec.name, y, other.name, &views[other_slot])?;
+                    checker.same_or_disjoint(spec.name, y, other.name, view)?;
                 } else {
-                    checker.disjoint(spec.name, y, other.name, &views[other_slot])?;
+                    checker.disjoint(spec.name, y, other.name, view)?;
                 }
             }
         }
