@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares warpwright with PyTorch (eager and compiled), Liger and bitsandbytes on one GPU, in one process, in turns.
+"""Compares warpwright with PyTorch (eager and compiled), cuDNN, Liger, QuACK and bitsandbytes on one GPU, in one process, in turns.
 
-    python3 bench/compare.py --out bench/data/NAME.jsonl --page NAME.html [OP ...]
+    python3 bench/compare.py --out bench/data/NAME.jsonl --page NAME.html [--host bench/data/host/NAME.jsonl] [OP ...]
 
-Every case of bench/suites.toml: correctness against f64 first, then medians of CUDA events, then, on small tensors, the
-host's time per call. Ratios are other / ours: above 1, warpwright is faster. The roofline is the bandwidth that the best
+Every case of bench/suites.toml: correctness against f64 first, then medians of CUDA events; with --host, the host's time per call on small
+tensors too. Ratios are other / ours: above 1, warpwright is faster. The roofline is the bandwidth that the best
 plain copy or addition of the same run reaches. Libraries that are missing are left out. Needs the Python package
 `warpwright` (bridges/warpwright-py) and PyTorch with CUDA; --dry-run needs neither and makes its numbers up.
 """
@@ -16,6 +16,7 @@ import datetime
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,6 @@ sys.path.insert(0, str(HERE))
 
 from comparison import charts, suites  # noqa: E402
 from comparison.lab import Fake, Gpu, Result  # noqa: E402
-
-HOST_CASES = [
-    suites.Case("silu", "4096", (4096,), "f32", "forward"),
-    suites.Case("silu", "4096", (4096,), "f32", "backward"),
-    suites.Case("swiglu", "4096", (4096,), "bf16", "forward"),
-    suites.Case("quantize_nf4", "4096, groups of 64", (4096,), "bf16", "forward"),
-]
-
 
 def commit() -> str:
     try:
@@ -73,7 +66,7 @@ def row(case: suites.Case, result: Result, lab: Any, named: str) -> dict[str, An
 
 def shown(entry: dict[str, Any]) -> str:
     other = f"{entry['other_us']:>10.1f}{entry['ratio']:>7.2f}  {entry['other']}" if entry["other"] else f"{'-':>10}{'-':>7}"
-    name = f"{entry['op']:<27}{entry['direction']:<10}{entry['dtype']:<6}{entry['case']:<26}"
+    name = f"{entry['op']:<27}{entry['direction']:<10}{entry['dtype']:<6}{entry['case']:<40}"
     return f"{name}{entry['ours_us']:>9.1f}{entry['roofline']:>6.2f}{entry['error']:>9.1e}{other}"
 
 
@@ -86,24 +79,39 @@ def main() -> int:
     parser.add_argument("--commit", default=None, help="what to record; by default git's HEAD")
     parser.add_argument("--repeats", type=int, default=30, help="timed launches of each contender")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: minutes faster")
-    parser.add_argument("--no-host", action="store_true", help="leave the host's time per call out")
+    parser.add_argument("--who", action="append", default=[], help="of the others only this one; may be repeated")
+    parser.add_argument("--match", default="", help="only cases whose line in the table holds this text")
+    parser.add_argument("--seconds", type=float, default=0, help="begin no case after this many seconds; says what is left")
+    parser.add_argument("--host", type=Path, help="measure the host's time per call too, and write it here as JSON lines")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: made-up times")
     args = parser.parse_args()
 
-    lab: Any = Fake() if args.dry_run else Gpu(args.repeats, not args.no_compile)
+    began = time.monotonic()
+    lab: Any = Fake() if args.dry_run else Gpu(args.repeats, not args.no_compile, args.who)
     named = commit() if args.commit is None else args.commit
     print(f"{lab.gpu}, driver {lab.driver}, {lab.bandwidth / 1e9:.0f} GB/s, {lab.versions}")
-    head = f"{'op':<27}{'direction':<10}{'dtype':<6}{'case':<26}"
+    head = f"{'op':<27}{'direction':<10}{'dtype':<6}{'case':<40}"
     print(f"{head}{'ours us':>9}{'roof':>6}{'error':>9}{'other us':>10}{'ratio':>7}  who", flush=True)
     rows, wrong = [], []
     out = open(args.out, "w", encoding="utf-8") if args.out else None
+    left = 0
     for case in suites.load(args.suites, args.ops):
+        if args.match not in str(case):
+            continue
+        if args.seconds and time.monotonic() - began > args.seconds:
+            left += 1
+            if left == 1:
+                print(f"out of time before {case}", flush=True)
+            continue
         result = lab.measure(case)
         for who, why in result.failed.items():
             print(f"  {case}: {who} has no time: {why}", flush=True)
         entry = row(case, result, lab, named)
         if entry is None:
-            wrong.append(str(case))
+            times = ", ".join(f"{who} {us:.1f}" for who, us in sorted(result.us.items(), key=lambda item: item[1]))
+            print(f"{case}: others {times}", flush=True)
+            if "warpwright" in result.failed:
+                wrong.append(str(case))
             continue
         rows.append(entry)
         print(shown(entry), flush=True)
@@ -111,30 +119,17 @@ def main() -> int:
             # Line by line: a run that is cut off keeps what it has.
             out.write(json.dumps(entry) + "\n")
             out.flush()
-    if not args.no_host:
-        host = {case: lab.measure(case).host_us for case in HOST_CASES} if args.dry_run else lab.host(HOST_CASES)
-        print("\nhost us per call")
-        for case, times in host.items():
-            print(f"  {str(case):<44}" + ", ".join(f"{who} {us:.2f}" for who, us in times.items()))
-            entry = {
-                "kind": "host",
-                "op": case.op,
-                "case": case.case,
-                "dtype": case.dtype,
-                "direction": case.direction,
-                "host_us": times,
-                "gpu": lab.gpu,
-                "driver": lab.driver,
-                "versions": lab.versions,
-                "commit": named,
-                "date": datetime.date.today().isoformat(),
-            }
-            if out:
-                out.write(json.dumps(entry) + "\n")
+    if args.host:
+        print()
+        with open(args.host, "w", encoding="utf-8") as f:
+            for entry in lab.host():
+                f.write(json.dumps(entry | {"driver": lab.driver, "commit": named}) + "\n")
     if out:
         out.close()
     if args.page:
         args.page.write_text(charts.page(rows), encoding="utf-8")
+    if left:
+        print(f"{left} cases not measured for lack of time")
     if wrong:
         print("\nno time because the result was wrong: " + "; ".join(wrong))
     return 1 if wrong else 0

@@ -27,22 +27,22 @@ KEYS = "op case dtype direction ours_us other_us other ratio roofline error gpu 
 def dry_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dry")
     out, page = folder / "rows.jsonl", folder / "page.html"
-    command = [sys.executable, str(HERE / "compare.py"), "--dry-run", "--out", str(out), "--page", str(page)]
+    host = folder / "host.jsonl"
+    command = [sys.executable, str(HERE / "compare.py"), "--dry-run", "--out", str(out), "--page", str(page), "--host", str(host)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(host.read_text())["host_us"]["warpwright"] > 0
     return done.stdout, [json.loads(line) for line in out.read_text().splitlines()], page.read_text()
 
 
 def test_every_case_has_a_row(dry_run):
     table, rows, _ = dry_run
     cases = list(suites.load(HERE / "suites.toml", []))
-    measured = [r for r in rows if r.get("kind") != "host"]
-    assert len(measured) == len(cases) == len({str(c) for c in cases})
-    for r in measured:
+    assert len(rows) == len(cases) == len({str(c) for c in cases})
+    for r in rows:
         assert set(KEYS) <= set(r)
         assert r["ours_us"] > 0 and 0 < r["roofline"] <= 1.0
         assert r["ratio"] is None or r["ratio"] == pytest.approx(r["other_us"] / r["ours_us"])
         assert r["op"] in table
-    assert [r for r in rows if r.get("kind") == "host"]
 
 
 def test_bytes_are_those_of_the_operation():
@@ -52,6 +52,19 @@ def test_bytes_are_those_of_the_operation():
     assert case.bytes == 400 + 50 + 8
     case = suites.Case("relu", "", (10,), "f64", "forward")
     assert case.bytes == 160
+    case = suites.Case("rms_norm", "", (4, 8), "bf16", "forward", (("residual", True),))
+    assert case.bytes == 32 * 2 * 4
+    case = suites.Case("batch_norm", "", (4, 8), "bf16", "forward", (("relu", True), ("residual", True)))
+    assert case.bytes == 32 * 2 * 3
+    case = suites.Case("cross_entropy", "", (4, 8), "f32", "both")
+    assert case.bytes == 32 * 4 * 3
+
+
+def test_a_part_of_the_cases():
+    command = [sys.executable, str(HERE / "compare.py"), "--dry-run", "relu", "--match", "backward bf16"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("relu")]
+    assert len(rows) == 1 and "backward" in rows[0]
 
 
 def test_the_page_is_whole(dry_run):
@@ -70,11 +83,11 @@ def test_the_page_is_whole(dry_run):
     Check().feed(page)
     assert open_tags == []
     assert page.count("<svg") == 2 and "prefers-color-scheme: dark" in page
-    assert page.count("<tr>") == 1 + len([r for r in rows if r.get("kind") != "host"])
+    assert page.count("<tr>") == 1 + len(rows)
 
 
 def test_charts_are_xml_and_sorted(dry_run):
-    rows = [r for r in dry_run[1] if r.get("kind") != "host"]
+    rows = dry_run[1]
     for chart in (charts.ratios, charts.roofline):
         ET.fromstring(chart(rows))
         ET.fromstring(chart([]))
@@ -88,7 +101,13 @@ def test_reports_take_the_newest_row():
            "date": "2026-01-01"}
     new = old | {"ours_us": 1.0, "ratio": 4.0, "date": "2026-02-01"}
     assert report.newest([old, new]) == [new]
-    text = report.document([new], [], ["activation.md"])
+    # Of two runs of one day against different libraries, the harder one counts.
+    eager, compiled = new | {"ratio": 4.0}, new | {"ratio": 1.1, "other": "y"}
+    assert report.newest([eager, compiled]) == report.newest([compiled, eager]) == [compiled]
+    host = [{"op": "relu", "host_us": {"warpwright": 4.0, "torch": 5.0}, "gpu": "g", "date": "2026-02-01"}]
+    sizes = [{"package": "warpwright", "version": "1", "megabytes": 4.97}]
+    text = report.document([new], host, sizes, ["activation.md"])
+    assert "| relu | 4.00 | 5.00 |" in text and "| warpwright | 1 | 5.0 |" in text
     assert "| relu | forward | f32 | c | 1.0 | 0.50 | 4.0 (x) | 4.00 | 1.0e-07 |" in text
     assert "[activation](activation.md)" in text
 

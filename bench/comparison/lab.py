@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import math
 import statistics
 import subprocess
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Sequence
 
 from .suites import Case
 
@@ -19,16 +20,18 @@ OURS = "warpwright"
 # Others may round in between; a result this far off is a different function.
 RIVALS_MAY = 5
 FLUSH_BYTES = 256 << 20
+# About what reading that much takes, and how often it is read in front of a contender with much work on the host.
+READ_US = 60
+MOST_READS = 24
 
 
 @dataclass
 class Result:
-    """Median microseconds on the device, spread, error and host microseconds of each contender; ours is `warpwright`."""
+    """Median microseconds on the device, spread and error of each contender; ours is `warpwright`."""
 
     us: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
     error: dict[str, float] = field(default_factory=dict)
-    host_us: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -56,21 +59,28 @@ class Fake:
             result.us[who] = max(2.0, floor * (1.02 + 0.3 * wobble))
             result.spread[who] = 0.01 * result.us[who]
             result.error[who] = budget(case) / 4
-            result.host_us[who] = 3.0 + 4 * wobble
         return result
+
+    def host(self) -> list[dict[str, Any]]:
+        return [{"op": "silu", "host_us": {"warpwright": 4.0, "torch": 5.0}, "gpu": self.gpu, "versions": {},
+                 "date": "2026-01-01"}]
 
 
 class Gpu:
     """One GPU through PyTorch.
 
-    Every timed launch has events around it and, in front, a 256 MB write and a 256 MB read: they push the inputs out of
-    the L2 cache and are the backlog behind which the host's own time disappears. Contenders take turns, launch by launch.
+    Every timed launch has events around it and, in front, a 256 MB write and 256 MB reads: they push the inputs out of the
+    L2 cache and are the backlog behind which the host's own time disappears. Contenders take turns, launch by launch.
     """
 
-    def __init__(self, repeats: int, compile_others: bool) -> None:
+    def __init__(self, repeats: int, compile_others: bool, who: Sequence[str] = ()) -> None:
         import torch
 
-        self.torch, self.repeats, self.compile_others = torch, repeats, compile_others
+        # Gradients of compiled functions are taken several times.
+        import torch._functorch.config
+
+        torch._functorch.config.donated_buffer = False
+        self.torch, self.repeats, self.compile_others, self.who = torch, repeats, compile_others, who
         self.gpu = torch.cuda.get_device_name()
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         try:
@@ -78,7 +88,7 @@ class Gpu:
         except (OSError, subprocess.CalledProcessError, IndexError):
             self.driver = "unknown"
         self.versions = {"cudnn": str(torch.backends.cudnn.version())}
-        for package in ("warpwright", "torch", "triton", "bitsandbytes", "liger_kernel"):
+        for package in ("warpwright", "torch", "triton", "bitsandbytes", "liger_kernel", "quack-kernels", "nvidia-cudnn-frontend"):
             try:
                 self.versions[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
@@ -99,10 +109,16 @@ class Gpu:
     def _times(self, contenders: dict[str, Any]) -> dict[str, tuple[float, float]]:
         """Median and interquartile range in microseconds."""
         torch = self.torch
-        for contender in contenders.values():
+        reads = {}
+        for who, contender in contenders.items():
             for _ in range(3):
                 contender()
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            contender()
+            host_us = (time.perf_counter() - start) * 1e6
+            torch.cuda.synchronize()
+            reads[who] = max(1, min(MOST_READS, math.ceil((1.6 * host_us - READ_US) / READ_US)))
 
         def event() -> Any:
             return torch.cuda.Event(enable_timing=True)
@@ -112,7 +128,8 @@ class Gpu:
             for who, contender in contenders.items():
                 start, end = pairs[who][i]
                 self.write.zero_()
-                self.read.sum()
+                for _ in range(reads[who]):
+                    self.read.sum()
                 start.record()
                 contender()
                 end.record()
@@ -125,25 +142,17 @@ class Gpu:
             found[who] = (statistics.median(times), high - low)
         return found
 
-    def _host_us(self, contender: Any, calls: int = 400) -> float:
-        """Microseconds of the host for one call, on a queue that is never full."""
-        self.torch.cuda.synchronize()
-        samples = []
-        for _ in range(5):
-            start = time.perf_counter()
-            for _ in range(calls):
-                contender()
-            samples.append((time.perf_counter() - start) / calls * 1e6)
-            self.torch.cuda.synchronize()
-        return min(samples)
+    def _chosen(self, contenders: dict[str, Any]) -> dict[str, Any]:
+        """Ours, and of the others those that were asked for."""
+        return {who: c for who, c in contenders.items() if who == OURS or not self.who or who in self.who}
 
     def measure(self, case: Case) -> Result:
-        from .rivals import Bench
+        from .rivals import bench as made
 
         torch = self.torch
         result = Result()
-        bench = Bench(case)
-        contenders = bench.contenders(self.compile_others)
+        bench = made(case)
+        contenders = self._chosen(bench.contenders(self.compile_others))
         correct = {}
         for who, contender in contenders.items():
             try:
@@ -161,17 +170,8 @@ class Gpu:
         torch.cuda.empty_cache()
         return result
 
-    def host(self, cases: list[Case]) -> dict[Case, dict[str, float]]:
+    def host(self) -> list[dict[str, Any]]:
         """Host microseconds per call on small tensors, which no kernel can hide."""
-        from .rivals import Bench
+        import host_overhead
 
-        found = {}
-        for case in cases:
-            contenders = Bench(case).contenders(self.compile_others)
-            found[case] = {}
-            for who, contender in contenders.items():
-                for _ in range(20):
-                    contender()
-                found[case][who] = self._host_us(contender)
-            self.torch._dynamo.reset()
-        return found
+        return host_overhead.measure()

@@ -1,28 +1,21 @@
-"""What each library calls to do a case: ours and the others', on the same tensors.
-
-A contender is a function without arguments that leaves its results in tensors; it returns them. Libraries that are not
-installed have no contenders.
-"""
+"""What each library calls to do a case: ours and the others', on the same tensors. Libraries that are not installed have no
+contenders."""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
 
+from .contender import Contender, installed
+from .norms import PROBLEMS, NormBench
 from .suites import GATED, GROUP, Case
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 SLOPE = 0.01
 
-Contender = Callable[[], Any]
 aten = torch.ops.aten
-
-
-def installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 FORWARD: dict[str, Callable[..., Any]] = {
@@ -57,19 +50,23 @@ BACKWARD: dict[str, Callable[..., Any]] = {
 TAKES_RESULT = {"sigmoid": torch.sigmoid, "tanh": torch.tanh}
 
 
-class Bench:
-    """The tensors of one case, its contenders, and its reference in f64."""
+def bench(case: Case, seed: int = 0) -> Any:
+    """The tensors of a case, its contenders, and its reference in f64."""
+    random = torch.Generator("cuda").manual_seed(seed)
 
-    def __init__(self, case: Case, seed: int = 0) -> None:
+    def draw(shape: tuple[int, ...], dtype: torch.dtype = DTYPES[case.dtype]) -> torch.Tensor:
+        return torch.randn(shape, generator=random, device="cuda", dtype=dtype)
+
+    return NormBench(case, draw) if case.op in PROBLEMS else Bench(case, draw)
+
+
+class Bench:
+    """Operations that go element by element, and quantisation."""
+
+    def __init__(self, case: Case, draw: Callable[..., torch.Tensor]) -> None:
         import warpwright
 
         self.case, self.ww = case, warpwright
-        dtype = DTYPES[case.dtype]
-        random = torch.Generator("cuda").manual_seed(seed)
-
-        def draw(shape: tuple[int, ...], dtype: torch.dtype = dtype) -> torch.Tensor:
-            return torch.randn(shape, generator=random, device="cuda", dtype=dtype)
-
         if "quantize" in case.op:
             self.inputs = [draw(case.shape).abs_() if case.op.endswith("_nested") else draw(case.shape)]
         else:

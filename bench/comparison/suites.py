@@ -6,12 +6,18 @@ import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 
 SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 GATED = ("swiglu", "geglu", "geglu_tanh")
 GROUP = 64
 NESTED_BLOCK = 256
+
+
+# Tensors of the size of x that an operation reads and writes, forward and backward, where that is not 2 and 3.
+TRAFFIC = {"cross_entropy": (1, 2), "swiglu": (3, 5), "geglu": (3, 5), "geglu_tanh": (3, 5)}
+# What an option adds to that.
+MORE = {"residual": (2, 1), "mask": (1, 1)}
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,10 @@ class Case:
     shape: tuple[int, ...]
     dtype: str
     direction: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def option(self, name: str, otherwise: Any = None) -> Any:
+        return dict(self.options).get(name, otherwise)
 
     @property
     def elements(self) -> int:
@@ -28,7 +38,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Each input read once, each output written once."""
+        """Each input read once, each output written once; vectors of channels or rows are left out."""
         n, size = self.elements, SIZES[self.dtype]
         groups = -(-n // GROUP)
         if self.op.endswith("_nested"):
@@ -36,9 +46,14 @@ class Case:
         if "quantize" in self.op:
             packed = -(-n // 2) + groups * 4 + (groups if "asymmetric" in self.op else 0)
             return n * size + packed
-        if self.op in GATED:
-            return n * size * (3 if self.direction == "forward" else 5)
-        return n * size * (2 if self.direction == "forward" else 3)
+        forward, backward = TRAFFIC.get(self.op, (2, 3))
+        for option, (more_forward, more_backward) in MORE.items():
+            if self.option(option):
+                forward, backward = forward + more_forward, backward + more_backward
+        if self.op == "batch_norm" and self.option("residual"):
+            # The sum is normalised and not kept.
+            forward -= 1
+        return n * size * {"forward": forward, "backward": backward, "both": forward + backward}[self.direction]
 
     def __str__(self) -> str:
         return f"{self.op} {self.direction} {self.dtype} {self.case}"
@@ -49,8 +64,9 @@ def load(path: Path, ops: list[str]) -> Iterator[Case]:
     with open(path, "rb") as f:
         suites = tomllib.load(f)["suite"]
     for suite in suites:
+        options = tuple(sorted(suite.get("options", {}).items()))
         for dtype in suite["dtypes"]:
             for op in suite["ops"]:
                 for direction in suite.get("directions", ["forward"]):
                     if not ops or op in ops:
-                        yield Case(op, suite["case"], tuple(suite["shape"]), dtype, direction)
+                        yield Case(op, suite["case"], tuple(suite["shape"]), dtype, direction, options)
