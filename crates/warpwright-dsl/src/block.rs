@@ -1,11 +1,10 @@
 //! What the threads of a block do together.
 
-use warpwright_ptx::ScalarType;
-
 use crate::context::K;
 use crate::error::IssueKind;
-use crate::flow::{Carry, Range, RawReg, RawRegs};
-use crate::mem::{Access, FixedElement, Ptr, Shared};
+use crate::exchange::Slots;
+use crate::flow::{Carry, Range};
+use crate::mem::{Access, FixedElement};
 use crate::reg::{Number, Reg, U32, U64};
 use crate::warp::{Reduction, WARP, warp_reduce, warp_reduce_lanes};
 
@@ -45,44 +44,6 @@ where
     })
 }
 
-/// Places in shared memory for one register of each warp.
-enum Slots<'k> {
-    F32(Ptr<'k, Shared, f32>),
-    F64(Ptr<'k, Shared, f64>),
-    U32(Ptr<'k, Shared, u32>),
-    U64(Ptr<'k, Shared, u64>),
-}
-
-impl<'k> Slots<'k> {
-    fn new(k: K<'k>, ty: ScalarType, warps: u32) -> Option<Self> {
-        Some(match ty {
-            ScalarType::F32 => Self::F32(k.shared(warps)),
-            ScalarType::F64 => Self::F64(k.shared(warps)),
-            ScalarType::B32 => Self::U32(k.shared(warps)),
-            ScalarType::B64 => Self::U64(k.shared(warps)),
-            _ => return None,
-        })
-    }
-
-    fn put(&self, k: K<'k>, warp: U32<'k>, RawReg { id, .. }: RawReg) {
-        match self {
-            Self::F32(slots) => slots.at(warp).set(Reg::<f32>::from_id(k, id)),
-            Self::F64(slots) => slots.at(warp).set(Reg::<f64>::from_id(k, id)),
-            Self::U32(slots) => slots.at(warp).set(Reg::<u32>::from_id(k, id)),
-            Self::U64(slots) => slots.at(warp).set(Reg::<u64>::from_id(k, id)),
-        }
-    }
-
-    fn take(&self, warp: U32<'k>) -> warpwright_ptx::Reg {
-        match self {
-            Self::F32(slots) => slots.at(warp).get().id(),
-            Self::F64(slots) => slots.at(warp).get().id(),
-            Self::U32(slots) => slots.at(warp).get().id(),
-            Self::U64(slots) => slots.at(warp).get().id(),
-        }
-    }
-}
-
 impl<'k> K<'k> {
     /// Combines values of several registers over groups of `threads` neighbouring threads: a power of two up to 32, or
     /// a power of two of whole warps that divides the block. All threads of the block must be here; every thread
@@ -113,18 +74,9 @@ impl<'k> K<'k> {
                 return value;
             }
             let of_warp = self.warp_combine(WARP, value, &combine);
-            let mut regs = Vec::new();
-            of_warp.collect(&mut regs);
-            let slots: Option<Vec<Slots<'k>>> =
-                regs.iter().map(|reg| Slots::new(self, reg.ty, block / WARP)).collect();
-            let Some(slots) = slots else {
-                self.issue(IssueKind::Shuffle { register: ScalarType::Pred });
-                return of_warp;
-            };
+            let slots = Slots::new(self, &of_warp, block / WARP);
             let warp = self.warp_idx();
-            self.if_(self.lane_idx().eq(0), || {
-                slots.iter().zip(&regs).for_each(|(slots, reg)| slots.put(self, warp, *reg));
-            });
+            self.if_(self.lane_idx().eq(0), || slots.store(warp, &of_warp));
             self.barrier();
             // Every warp reads the slots of its group and combines them in the same order.
             let warps = threads / WARP;
@@ -132,8 +84,7 @@ impl<'k> K<'k> {
             if threads < block {
                 at = at + (warp & !(warps - 1));
             }
-            let taken = slots.iter().zip(&regs).map(|(slots, reg)| RawReg { id: slots.take(at), ty: reg.ty });
-            let partial = of_warp.rebuild(&mut RawRegs::new(taken.collect()));
+            let partial = slots.load(at, &of_warp);
             self.warp_combine(warps, partial, combine)
         })
     }
