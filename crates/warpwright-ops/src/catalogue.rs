@@ -3,7 +3,7 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
-use crate::{PlanError, activation, quantise};
+use crate::{PlanError, activation, batch_norm, quantise};
 
 /// Which way an operation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,6 +63,7 @@ struct Family {
 /// The families; a new one adds its row here.
 const FAMILIES: &[Family] = &[
     Family { entries: activation::entries, kernels: activation::kernels },
+    Family { entries: batch_norm::entries, kernels: batch_norm::kernels },
     Family { entries: quantise::entries, kernels: quantise::kernels },
 ];
 

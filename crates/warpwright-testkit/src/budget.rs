@@ -52,6 +52,24 @@ pub fn elementwise(dtype: DType) -> Budget {
     Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
 }
 
+/// Roundings between argument and result of a normalisation: the distance from the mean, mean and mean square (each the
+/// sum of a few terms in a thread and a tree over the others, counted as four), quotient, root, reciprocal and the
+/// products and sums that make the result.
+const NORMALISED_ROUNDINGS: f64 = 16.0;
+
+/// The budget of normalisations with results of type `dtype`.
+pub fn normalised(dtype: DType) -> Budget {
+    let f32_rounding = f64::from(f32::EPSILON) / dtype.epsilon().unwrap_or(1.0);
+    let (norm, element) = match dtype {
+        DType::F64 => (1e-13, 0.5 * NORMALISED_ROUNDINGS),
+        DType::F32 => (1e-6, 0.5 * NORMALISED_ROUNDINGS),
+        DType::BF16 => (2e-3, 0.5 + 0.5 * NORMALISED_ROUNDINGS * f32_rounding),
+        DType::F16 => (3e-4, 0.5 + 0.5 * NORMALISED_ROUNDINGS * f32_rounding),
+        _ => return EXACT,
+    };
+    Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
+}
+
 /// Codes and copies: nothing may differ.
 pub const EXACT: Budget = Budget { norm: 0.0, element: 0.0, norm_of_one: 0.0 };
 

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod batch_norm;
 pub mod budget;
 mod case;
 pub mod inputs;
@@ -46,7 +47,7 @@ impl Filter {
 }
 
 /// The families; a new one adds its list of cases here.
-const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[activation::cases, quantise::cases];
+const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[activation::cases, batch_norm::cases, quantise::cases];
 
 /// The cases that `filter` admits, family by family.
 pub fn cases(filter: &Filter) -> Vec<Case> {

@@ -1,0 +1,325 @@
+//! The kernels that work on channels: from the parts of their statistics to coefficients, gradients and running values.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{FixedElement, accumulate, kernel_args};
+
+use super::kernel::accumulate_type;
+
+kernel_args! {
+    /// Mean, `rstd`, running statistics and coefficients from the statistics of slabs.
+    pub(super) struct CombineArgs => CombineParams {
+        partial: In<Elem>, weight: In<Elem>, bias: In<Elem>, running_mean: In<Elem>, running_var: In<Elem>,
+        mean: Out<Elem>, rstd: Out<Elem>, new_running_mean: Out<Elem>, new_running_var: Out<Elem>,
+        coefficients: Out<Elem>, channels: u64, slabs: u64, slab_elements: u64, elements: u64,
+        present: u32, eps: f64, factor: f64,
+    }
+}
+
+kernel_args! {
+    /// Coefficients from the running statistics, and `rstd` as a fourth row.
+    pub(super) struct FoldArgs => FoldParams {
+        weight: In<Elem>, bias: In<Elem>, running_mean: In<Elem>, running_var: In<Elem>,
+        coefficients: Out<Elem>, channels: u64, present: u32, eps: f64,
+    }
+}
+
+kernel_args! {
+    /// `dweight`, `dbias` and coefficients from the sums of slabs.
+    pub(super) struct CombineGradientsArgs => CombineGradientsParams {
+        partial: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>,
+        dweight: Out<Elem>, dbias: Out<Elem>, coefficients: Out<Elem>,
+        channels: u64, slabs: u64, elements: u64, present: u32,
+    }
+}
+
+/// Bits of the argument `present`.
+pub(super) mod present {
+    pub(in super::super) const WEIGHT: u32 = 1;
+    pub(in super::super) const BIAS: u32 = 2;
+    /// Running statistics to update.
+    pub(in super::super) const RUNNING: u32 = 4;
+    /// The statistics are those of the batch: the gradient goes through them.
+    pub(in super::super) const TRAINING: u32 = 8;
+}
+
+/// The types of these kernels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Types {
+    /// Of the tensors that are normalised.
+    pub(super) dtype: DType,
+    /// Of weight, bias and running statistics.
+    pub(super) parameters: DType,
+}
+
+impl Types {
+    fn name(self, what: &str) -> String {
+        format!("batch_norm_{what}_{}_{}", accumulate_type(self.dtype), self.parameters)
+    }
+
+    fn dtypes(self, statistics: &[&'static str]) -> DTypes {
+        let all = DTypes::all(self.parameters);
+        statistics.iter().fold(all, |all, name| all.with(name, accumulate_type(self.dtype)))
+    }
+}
+
+/// Channels of a block.
+pub(super) const CHANNELS: u32 = 8;
+/// Lanes that share a channel.
+const SHARE: u32 = 32 / CHANNELS;
+const THREADS: u32 = 512;
+const WARPS: u32 = THREADS / 32;
+/// Threads that share a channel.
+const STRIPES: u32 = SHARE * WARPS;
+/// Slabs that a thread reads at once.
+const UNROLL: u64 = 4;
+
+/// Combines the parts of a block's channels in an order that depends on their number alone. `load` gives part `slab` of
+/// a channel, as nothing if the predicate does not hold; `finish` runs in one thread of each channel.
+fn combine_slabs<'k, A: Float + FixedElement + Access<A>>(
+    k: K<'k>,
+    channels: U64<'k>,
+    slabs: U64<'k>,
+    load: impl Fn(U64<'k>, U64<'k>, Pred<'k>) -> Lanes<'k, A>,
+    combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
+    finish: impl FnOnce(U64<'k>, Lanes<'k, A>),
+) {
+    let (lane, warp) = (k.lane_idx(), k.warp_idx());
+    let first = k.block_idx_x().mul_wide(CHANNELS);
+    let inside = |number: U32<'k>| (first + number.to_u64()).min(channels - 1);
+    let channel = inside(lane / SHARE);
+    let stripe = (warp * SHARE + lane % SHARE).to_u64();
+    let part = |slab: U64<'k>| load(channel, slab.min(slabs - 1), slab.lt(slabs));
+    let rest = k.range(stripe + u64::from(STRIPES), slabs, u64::from(STRIPES) * UNROLL);
+    let total = k.fold(rest, part(stripe), |slab, total| {
+        let parts: Vec<_> = (0..UNROLL).map(|i| part(slab + i * u64::from(STRIPES))).collect();
+        parts.into_iter().fold(total, &combine)
+    });
+    let total = k.warp_combine(SHARE, total, &combine);
+    let slots: Vec<_> = total.iter().map(|_| k.shared::<A>(CHANNELS * WARPS)).collect();
+    k.if_((lane % SHARE).eq(0), || {
+        for (slots, value) in slots.iter().zip(total.iter()) {
+            slots.at((lane / SHARE) * WARPS + warp).set(value);
+        }
+    });
+    k.barrier();
+    let thread = k.thread_idx();
+    k.if_(thread.lt(CHANNELS * WARPS), || {
+        let mine: Lanes<'k, A> = slots.iter().map(|slots| slots.at(thread).get()).collect();
+        let total = k.warp_combine(WARPS, mine, &combine);
+        let channel = first + (thread / WARPS).to_u64();
+        k.if_((thread % WARPS).eq(0) & channel.lt(channels), || finish(channel, total));
+    });
+}
+
+/// Count, shift, mean less shift, sum of squares of distances from the mean: two parts as one (Chan, Golub and LeVeque
+/// 1979). The mean stays a sum of two, so that a mean that is large beside the deviation is not rounded to its type.
+fn combine_moments<'k, A: Float>(a: Lanes<'k, A>, b: Lanes<'k, A>) -> Lanes<'k, A> {
+    let count = a[0] + b[0];
+    let share = b[0] / count.maximum(1.0);
+    let distance = (b[1] - a[1]) + (b[2] - a[2]);
+    let mean = distance.mul_add(share, a[2]);
+    let squares = (a[3] + b[3]) + distance * distance * (a[0] * share);
+    Lanes::from(vec![count, a[1], mean, squares])
+}
+
+fn add_all<'k, A: Float>(a: Lanes<'k, A>, b: Lanes<'k, A>) -> Lanes<'k, A> {
+    a.zip(b, |a, b| a + b)
+}
+
+/// `parameter[channel]` if it is there, else `otherwise`.
+fn parameter<'k, A: Float>(
+    from: Ptr<'k, Read, Elem>,
+    channel: U64<'k>,
+    given: U32<'k>,
+    bit: u32,
+    otherwise: f64,
+) -> Reg<'k, A>
+where
+    Elem: Access<A>,
+{
+    let k = given.k();
+    k.if_else((given & bit).ne(0), || from.at(channel).get(), || k.lit::<A>(otherwise))
+}
+
+/// The step between the two walks of training.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Combine(pub(super) Types);
+
+impl KernelDef for Combine {
+    type Args = CombineArgs;
+
+    fn name(&self) -> String {
+        self.0.name("combine")
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        self.0.dtypes(&["partial", "mean", "rstd", "coefficients"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
+        accumulate!(self.0.dtype, |A| {
+            let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
+                let row = |i: u64| a.partial.at((slab * 3 + i) * a.channels + channel).get::<A>();
+                let count = (a.elements - slab * a.slab_elements).min(a.slab_elements).convert::<A>();
+                let squares = there.select(row(2), 0.0);
+                Lanes::from(vec![there.select(count, 0.0), row(0), row(1), squares])
+            };
+            let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
+                let variance = total[3] / total[0];
+                let rstd = (variance + a.eps.convert::<A>()).sqrt().rcp();
+                let (shift, rest) = (total[1], total[2]);
+                // An infinity in the channel leaves no number; say so in the mean, too.
+                let mean = variance.is_nan().select(variance, shift + rest);
+                a.mean.at(channel).set(mean);
+                a.rstd.at(channel).set(rstd);
+                let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
+                let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
+                let scale = rstd * weight;
+                // What the mean loses when it is rounded goes into the last coefficient.
+                let lost = (shift - mean) + rest;
+                let coefficients = [mean, scale, bias - lost * scale];
+                for (row, value) in coefficients.into_iter().enumerate() {
+                    a.coefficients.at(a.channels * row as u64 + channel).set(value);
+                }
+                k.if_((a.present & present::RUNNING).ne(0), || {
+                    let factor = a.factor.convert::<A>();
+                    let unbiased = total[3] / (total[0] - 1.0);
+                    let moved = |old: Reg<'k, A>, new: Reg<'k, A>| old * (1.0 - factor) + new * factor;
+                    let old = a.running_mean.at(channel).get::<A>();
+                    a.new_running_mean.at(channel).set(moved(old, mean));
+                    let old = a.running_var.at(channel).get::<A>();
+                    a.new_running_var.at(channel).set(moved(old, unbiased));
+                });
+            };
+            combine_slabs(k, a.channels, a.slabs, load, combine_moments, finish);
+        });
+    }
+}
+
+/// The coefficients of evaluation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fold(pub(super) Types);
+
+/// Channels of a block.
+pub(super) const FOLD_CHANNELS: u32 = 128;
+
+impl KernelDef for Fold {
+    type Args = FoldArgs;
+
+    fn name(&self) -> String {
+        self.0.name("fold")
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(FOLD_CHANNELS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        self.0.dtypes(&["coefficients"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: FoldParams<'k>) {
+        accumulate!(self.0.dtype, |A| {
+            let channel = k.global_idx_x();
+            k.if_(channel.lt(a.channels), || {
+                let variance = a.running_var.at(channel).get::<A>();
+                let rstd = (variance + a.eps.convert::<A>()).sqrt().rcp();
+                let mean = a.running_mean.at(channel).get::<A>();
+                let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
+                let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
+                for (row, value) in [mean, rstd * weight, bias, rstd].into_iter().enumerate() {
+                    a.coefficients.at(a.channels * row as u64 + channel).set(value);
+                }
+            });
+        });
+    }
+}
+
+/// The step between the two walks of a backward pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CombineGradients(pub(super) Types);
+
+impl KernelDef for CombineGradients {
+    type Args = CombineGradientsArgs;
+
+    fn name(&self) -> String {
+        self.0.name("combine_gradients")
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        self.0.dtypes(&["partial", "mean", "rstd", "coefficients"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: CombineGradientsParams<'k>) {
+        accumulate!(self.0.dtype, |A| {
+            let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
+                let row = |i: u64| a.partial.at((slab * 2 + i) * a.channels + channel).get::<A>();
+                Lanes::from(vec![there.select(row(0), 0.0), there.select(row(1), 0.0)])
+            };
+            let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
+                let rstd = a.rstd.at(channel).get::<A>();
+                let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
+                let dweight = total[1] * rstd;
+                k.if_((a.present & present::WEIGHT).ne(0), || a.dweight.at(channel).set(dweight));
+                k.if_((a.present & present::BIAS).ne(0), || a.dbias.at(channel).set(total[0]));
+                let of_dy = weight * rstd;
+                let training = (a.present & present::TRAINING).ne(0);
+                let zero = k.lit::<A>(0.0);
+                // In evaluation these are the coefficients of y = (x - mean) scale + shift for x = dy.
+                let elements = a.elements.convert::<A>();
+                let of_x = -(of_dy * rstd * (dweight / elements));
+                let shift = -(of_dy * (total[0] / elements));
+                let mean = training.select(a.mean.at(channel).get::<A>(), zero);
+                let rows = [mean, of_dy, training.select(of_x, zero), training.select(shift, zero)];
+                for (row, value) in rows.into_iter().enumerate() {
+                    a.coefficients.at(a.channels * row as u64 + channel).set(value);
+                }
+            };
+            combine_slabs(k, a.channels, a.slabs, load, add_all, finish);
+        });
+    }
+}
+
+kernel_args! {
+    /// Gradients of an empty batch.
+    pub(super) struct ZeroArgs => ZeroParams { dweight: Out<Elem>, dbias: Out<Elem>, channels: u64, present: u32 }
+}
+
+/// The gradients of weight and bias that an empty batch has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Zero(pub(super) Types);
+
+impl KernelDef for Zero {
+    type Args = ZeroArgs;
+
+    fn name(&self) -> String {
+        format!("batch_norm_zero_{}", self.0.parameters)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(FOLD_CHANNELS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.0.parameters)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: ZeroParams<'k>) {
+        accumulate!(self.0.parameters, |A| {
+            let channel = k.global_idx_x();
+            k.if_(channel.lt(a.channels), || {
+                let zero = k.lit::<A>(0.0);
+                k.if_((a.present & present::WEIGHT).ne(0), || a.dweight.at(channel).set(zero));
+                k.if_((a.present & present::BIAS).ne(0), || a.dbias.at(channel).set(zero));
+            });
+        });
+    }
+}

@@ -1,0 +1,444 @@
+//! The kernels that walk over tensors: statistics of a part of each channel, and what follows from the whole channel's.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{accumulate, kernel_args};
+
+use super::Layout;
+use super::tuning::Config;
+use super::walk::{Sizes, Tile, Walk};
+
+kernel_args! {
+    /// Shift, mean and sum of squares of the slabs of each channel: `partial[slab, 3, channels]`.
+    pub(super) struct StatisticsArgs => StatisticsParams {
+        x: In<Elem>, partial: Out<Elem>, extent: u64, slab: u64, row: u64, channels: u64, split: u32,
+    }
+}
+
+kernel_args! {
+    /// `y = max((x - mean) scale + shift + residual, lower)`, `coefficients[3, channels]`.
+    pub(super) struct NormaliseArgs => NormaliseParams {
+        x: In<Elem>, residual: In<Elem>, coefficients: In<Elem>, y: Out<Elem>, lower: f64,
+        extent: u64, slab: u64, row: u64, channels: u64, split: u32,
+    }
+}
+
+kernel_args! {
+    /// `g = dy` where `y > 0`; sums of `g` and of `g (x - mean)` over the slabs of each channel: `partial[slab, 2, channels]`.
+    pub(super) struct GradientSumsArgs => GradientSumsParams {
+        x: In<Elem>, dy: In<Elem>, y: In<Elem>, mean: In<Elem>, g: Out<Elem>, partial: Out<Elem>,
+        extent: u64, slab: u64, row: u64, channels: u64, split: u32,
+    }
+}
+
+kernel_args! {
+    /// `dx = a g + (b (x - mean) + c)`, `coefficients[4, channels]` = `mean, a, b, c`.
+    pub(super) struct GradientArgs => GradientParams {
+        x: In<Elem>, g: In<Elem>, coefficients: In<Elem>, dx: Out<Elem>,
+        extent: u64, slab: u64, row: u64, channels: u64, split: u32,
+    }
+}
+
+/// What all kernels of this file are made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Common {
+    pub(super) dtype: DType,
+    pub(super) layout: Layout,
+    pub(super) config: Config,
+}
+
+/// The type that statistics and coefficients are kept in.
+pub(super) const fn accumulate_type(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+impl Common {
+    fn name(self, what: &str) -> String {
+        let Config { width, threads, unroll } = self.config;
+        let layout = self.layout.name();
+        format!("batch_norm_{what}_{layout}_{}_x{width}_{threads}x{unroll}", self.dtype)
+    }
+
+    fn block(self) -> BlockDim {
+        BlockDim::x(self.config.threads)
+    }
+
+    fn dtypes(self, statistics: &[&'static str]) -> DTypes {
+        let all = DTypes::all(self.dtype);
+        statistics.iter().fold(all, |all, name| all.with(name, accumulate_type(self.dtype)))
+    }
+
+    /// Values of a thread's channels from row `row` of a `[rows, channels]` array: one, or with channels last a vector.
+    fn of_channels<'k, A: Float>(
+        self,
+        values: Ptr<'k, Read, Elem>,
+        walk: &Walk<'k>,
+        channels: U64<'k>,
+        row: u64,
+    ) -> Lanes<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        let at = values.at(channels * row + walk.channel);
+        match self.layout {
+            Layout::ChannelsFirst => {
+                let one = at.get::<A>();
+                (0..self.config.width).map(|_| one).collect()
+            }
+            // Channels of a thread start at a multiple of the width, but a row of the array need not.
+            Layout::ChannelsLast => (0..self.config.width).map(|i| at.at(u64::from(i)).get::<A>()).collect(),
+        }
+    }
+}
+
+fn zeros<'k, A: Float>(k: K<'k>, width: u32) -> Lanes<'k, A> {
+    (0..width).map(|_| k.lit::<A>(0.0)).collect()
+}
+
+/// The sum of two values a lane over all vectors of a slab of a channel. `write` receives the channel and the two sums,
+/// in one thread for each channel.
+fn slab_sums<'k, A: Float + warpwright_dsl::FixedElement>(
+    k: K<'k>,
+    config: Config,
+    walk: &Walk<'k>,
+    channels: U64<'k>,
+    sums: [Lanes<'k, A>; 2],
+    write: impl FnOnce(U64<'k>, [Reg<'k, A>; 2]),
+) where
+    A: Access<A>,
+    Sum: Reduction<A>,
+{
+    match walk.tile {
+        None => {
+            let sums = sums.map(|lanes| {
+                let lane = lanes.reduce(|a, b| a + b).unwrap_or_else(|| k.lit::<A>(0.0));
+                block_reduce(k, Sum, lane)
+            });
+            k.if_(k.thread_idx().eq(0), || write(walk.channel, sums));
+        }
+        Some(tile) => column_sums(k, config, &tile, channels, sums, write),
+    }
+}
+
+/// [`slab_sums`] with channels last: over the rows of the block's threads.
+fn column_sums<'k, A: Float + warpwright_dsl::FixedElement>(
+    k: K<'k>,
+    config: Config,
+    tile: &Tile<'k>,
+    channels: U64<'k>,
+    sums: [Lanes<'k, A>; 2],
+    write: impl FnOnce(U64<'k>, [Reg<'k, A>; 2]),
+) where
+    A: Access<A>,
+{
+    let Config { width, threads, .. } = config;
+    let thread = k.thread_idx();
+    let columns = tile.across * width;
+    // Every thread's sums, then those of groups of rows: `groups` threads share a column.
+    let all = [(); 2].map(|()| k.shared::<A>(threads * width));
+    let grouped = [(); 2].map(|()| k.shared::<A>(threads * width));
+    for (slots, sums) in all.iter().zip(sums) {
+        slots.at(thread * width).store(sums);
+    }
+    k.barrier();
+    let side = columns.min(threads);
+    let groups = k.lit(threads) / side;
+    let (group, first) = (thread / side, thread % side);
+    k.if_(group.lt(groups), || {
+        k.for_each(k.range(first, columns, side), |column| {
+            let start = [(); 2].map(|()| k.lit::<A>(0.0));
+            let total = k.fold(k.range(group, tile.rows, groups), start, |row, total| {
+                let at = row * columns + column;
+                [total[0] + all[0].at(at).get::<A>(), total[1] + all[1].at(at).get::<A>()]
+            });
+            for (slots, total) in grouped.iter().zip(total) {
+                slots.at(group * columns + column).set(total);
+            }
+        });
+    });
+    k.barrier();
+    let left = channels - tile.first_channel;
+    let end = left.min(columns.to_u64()).to_u32();
+    k.for_each(k.range(thread, end, threads), |column| {
+        let start = [(); 2].map(|()| k.lit::<A>(0.0));
+        let total = k.fold(k.range(0u32, groups, 1u32), start, |group, total| {
+            let at = group * columns + column;
+            [total[0] + grouped[0].at(at).get::<A>(), total[1] + grouped[1].at(at).get::<A>()]
+        });
+        write(tile.first_channel + column.to_u64(), total);
+    });
+}
+
+/// Statistics of slabs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Statistics(pub(super) Common);
+
+/// Rows whose mean shifts the values of a slab, with channels last.
+const SHIFT_ROWS: u32 = 4;
+
+impl Statistics {
+    /// A value near those of the slab, for each of a thread's channels: what is summed are distances from it, so that a
+    /// large mean cancels nothing.
+    fn shift<'k, A: Float + warpwright_dsl::FixedElement>(
+        &self,
+        k: K<'k>,
+        a: &StatisticsParams<'k>,
+        walk: &Walk<'k>,
+    ) -> Lanes<'k, A>
+    where
+        Elem: Access<A>,
+        A: Access<A>,
+        Sum: Reduction<A>,
+    {
+        let Config { width, threads, .. } = self.0.config;
+        match walk.tile {
+            None => {
+                // The mean of the first vectors of a power of two of threads: exact if all values are the same.
+                let vectors = k.lit(1u32) << (31 - walk.len.min(threads).leading_zeros());
+                let share = 1.0 / (vectors * width).convert::<A>();
+                let zero = k.lit::<A>(0.0);
+                let mine = k.if_else(
+                    k.thread_idx().lt(vectors),
+                    || {
+                        let x = a.x.at(walk.first()).load::<A>(width);
+                        x.map(|x| x * share).reduce(|a, b| a + b).unwrap_or(zero)
+                    },
+                    || zero,
+                );
+                let shift = block_reduce(k, Sum, mine);
+                (0..width).map(|_| shift).collect()
+            }
+            Some(_) => {
+                // The mean of the slab's first rows.
+                let first = walk.slab.to_u64() * a.slab;
+                let share = 1.0 / f64::from(SHIFT_ROWS);
+                let rows = (0..SHIFT_ROWS).map(|i| first + (walk.len - 1).min(i).to_u64());
+                let load = |row: U64<'k>| a.x.at(row * a.channels + walk.channel).load::<A>(width);
+                let mut rows: Vec<_> = rows.map(|row| load(row).map(|x| x * share)).collect();
+                // As a tree: the mean of equal values is exact.
+                while rows.len() > 1 {
+                    rows = rows.chunks(2).map(|p| p[0].zip(p[1].clone(), |a, b| a + b)).collect();
+                }
+                rows.swap_remove(0)
+            }
+        }
+    }
+
+    fn body<'k, A: Float + warpwright_dsl::FixedElement>(&self, k: K<'k>, a: StatisticsParams<'k>)
+    where
+        Elem: Access<A>,
+        A: Access<A>,
+        Sum: Reduction<A>,
+    {
+        let Common { layout, config, .. } = self.0;
+        let width = config.width;
+        let sizes =
+            Sizes { extent: a.extent, slab: a.slab, row: a.row, channels: a.channels, split: a.split };
+        let walk = Walk::new(k, layout, config, sizes, false);
+        let shift = self.shift::<A>(k, &a, &walk);
+        let zero = || zeros::<A>(k, width);
+        let (sum, squares) = walk.fold(config.unroll, (zero(), zero()), |(sum, squares), offsets| {
+            let vectors: Vec<_> = offsets.iter().map(|&at| a.x.at(at).load::<A>(width)).collect();
+            vectors.into_iter().fold((sum, squares), |(sum, squares), x| {
+                let distance = x.zip(shift.clone(), |x, shift| x - shift);
+                (
+                    sum.zip(distance.clone(), |sum, d| sum + d),
+                    squares.zip3(distance.clone(), distance, |squares, d, e| d.mul_add(e, squares)),
+                )
+            })
+        });
+        let per_vector = if layout == Layout::ChannelsFirst { width } else { 1 };
+        let count = (walk.len * per_vector).convert::<A>();
+        let slab = walk.slab.to_u64() * 3;
+        let to = |row: u64, channel: U64<'k>| a.partial.at((slab + row) * a.channels + channel);
+        // The shift is the same in all rows of threads.
+        let first = walk.tile.map_or(k.thread_idx().eq(0), |tile| tile.active & tile.row.eq(0));
+        k.if_(first, || {
+            let lanes = if walk.tile.is_some() { shift.len() } else { 1 };
+            for (i, lane) in shift.iter().take(lanes).enumerate() {
+                to(0, walk.channel).at(i as u64).set(lane);
+            }
+        });
+        slab_sums(k, config, &walk, a.channels, [sum, squares], |channel, [sum, squares]| {
+            let mean = sum / count;
+            to(1, channel).set(mean);
+            to(2, channel).set((squares - sum * mean).maximum(0.0));
+        });
+    }
+}
+
+impl KernelDef for Statistics {
+    type Args = StatisticsArgs;
+
+    fn name(&self) -> String {
+        self.0.name("statistics")
+    }
+
+    fn block(&self) -> BlockDim {
+        self.0.block()
+    }
+
+    fn dtypes(&self) -> DTypes {
+        self.0.dtypes(&["partial"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: StatisticsParams<'k>) {
+        accumulate!(self.0.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+/// The output from the statistics of whole channels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Normalise {
+    pub(super) common: Common,
+    pub(super) residual: bool,
+}
+
+impl KernelDef for Normalise {
+    type Args = NormaliseArgs;
+
+    fn name(&self) -> String {
+        self.common.name(if self.residual { "normalise_add" } else { "normalise" })
+    }
+
+    fn block(&self) -> BlockDim {
+        self.common.block()
+    }
+
+    fn dtypes(&self) -> DTypes {
+        self.common.dtypes(&["coefficients"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: NormaliseParams<'k>) {
+        let Common { dtype, layout, config } = self.common;
+        let width = config.width;
+        let sizes =
+            Sizes { extent: a.extent, slab: a.slab, row: a.row, channels: a.channels, split: a.split };
+        let walk = Walk::new(k, layout, config, sizes, true);
+        accumulate!(dtype, |A| {
+            let of = |row| self.common.of_channels::<A>(a.coefficients, &walk, a.channels, row);
+            let (mean, scale, shift) = (of(0), of(1), of(2));
+            let lower = a.lower.convert::<A>();
+            walk.fold(config.unroll, (), |(), offsets| {
+                let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {
+                    offsets.iter().map(|&at| from.at(at).load(width)).collect()
+                };
+                let x = load(a.x);
+                let residual = self.residual.then(|| load(a.residual));
+                for (i, (x, &at)) in x.into_iter().zip(offsets).enumerate() {
+                    let centred = x.zip(mean.clone(), |x, mean| x - mean);
+                    let mut y = centred.zip3(scale.clone(), shift.clone(), |x, s, t| x.mul_add(s, t));
+                    if let Some(residual) = &residual {
+                        y = y.zip(residual[i].clone(), |y, r| y + r);
+                    }
+                    a.y.at(at).store(y.map(|y| y.maximum(lower)));
+                }
+            });
+        });
+    }
+}
+
+/// Sums of slabs for the gradients.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GradientSums {
+    pub(super) common: Common,
+    /// Whether the gradient passes a ReLU first.
+    pub(super) relu: bool,
+}
+
+impl KernelDef for GradientSums {
+    type Args = GradientSumsArgs;
+
+    fn name(&self) -> String {
+        self.common.name(if self.relu { "gradient_sums_relu" } else { "gradient_sums" })
+    }
+
+    fn block(&self) -> BlockDim {
+        self.common.block()
+    }
+
+    fn dtypes(&self) -> DTypes {
+        self.common.dtypes(&["mean", "partial"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: GradientSumsParams<'k>) {
+        let Common { dtype, layout, config } = self.common;
+        let width = config.width;
+        let sizes =
+            Sizes { extent: a.extent, slab: a.slab, row: a.row, channels: a.channels, split: a.split };
+        let walk = Walk::new(k, layout, config, sizes, false);
+        accumulate!(dtype, |A| {
+            let mean = self.common.of_channels::<A>(a.mean, &walk, a.channels, 0);
+            let zero = || zeros::<A>(k, width);
+            let (sum, products) = walk.fold(config.unroll, (zero(), zero()), |(sum, products), offsets| {
+                let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {
+                    offsets.iter().map(|&at| from.at(at).load(width)).collect()
+                };
+                let (x, mut g) = (load(a.x), load(a.dy));
+                if self.relu {
+                    let masked = g.into_iter().zip(load(a.y));
+                    g = masked.map(|(dy, y)| dy.zip(y, |dy, y| y.le(0.0).select(0.0, dy))).collect();
+                    g.iter().zip(offsets).for_each(|(g, &at)| a.g.at(at).store(g.clone()));
+                }
+                x.into_iter().zip(g).fold((sum, products), |(sum, products), (x, g)| {
+                    let centred = x.zip(mean.clone(), |x, mean| x - mean);
+                    (
+                        sum.zip(g.clone(), |sum, g| sum + g),
+                        products.zip3(g, centred, |products, g, x| g.mul_add(x, products)),
+                    )
+                })
+            });
+            let slab = walk.slab.to_u64() * 2;
+            slab_sums(k, config, &walk, a.channels, [sum, products], |channel, sums| {
+                for (row, sum) in sums.into_iter().enumerate() {
+                    a.partial.at((slab + row as u64) * a.channels + channel).set(sum);
+                }
+            });
+        });
+    }
+}
+
+/// `dx` from the sums over whole channels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gradient(pub(super) Common);
+
+impl KernelDef for Gradient {
+    type Args = GradientArgs;
+
+    fn name(&self) -> String {
+        self.0.name("gradient")
+    }
+
+    fn block(&self) -> BlockDim {
+        self.0.block()
+    }
+
+    fn dtypes(&self) -> DTypes {
+        self.0.dtypes(&["coefficients"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: GradientParams<'k>) {
+        let Common { dtype, layout, config } = self.0;
+        let width = config.width;
+        let sizes =
+            Sizes { extent: a.extent, slab: a.slab, row: a.row, channels: a.channels, split: a.split };
+        let walk = Walk::new(k, layout, config, sizes, true);
+        accumulate!(dtype, |A| {
+            let of = |row| self.0.of_channels::<A>(a.coefficients, &walk, a.channels, row);
+            let (mean, of_g, of_x, shift) = (of(0), of(1), of(2), of(3));
+            walk.fold(config.unroll, (), |(), offsets| {
+                let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {
+                    offsets.iter().map(|&at| from.at(at).load(width)).collect()
+                };
+                let (x, g) = (load(a.x), load(a.g));
+                for ((x, g), &at) in x.into_iter().zip(g).zip(offsets) {
+                    let centred = x.zip(mean.clone(), |x, mean| x - mean);
+                    let through = centred.zip3(of_x.clone(), shift.clone(), |x, b, c| x.mul_add(b, c));
+                    a.dx.at(at).store(g.zip3(of_g.clone(), through, |g, a, t| g.mul_add(a, t)));
+                }
+            });
+        });
+    }
+}

@@ -1,0 +1,452 @@
+//! Batch normalisation (Ioffe and Szegedy 2015, arXiv:1502.03167): each channel over the batch and all positions.
+//!
+//! Training, with `n` the number of values of a channel:
+//!
+//! - `mean = sum(x) / n`, `var = sum((x - mean)^2) / n`, `rstd = 1 / sqrt(var + eps)`
+//! - `y = (x - mean) rstd weight + bias`, then `+ residual`, then `max(., 0)` with ReLU
+//! - `running_mean = (1 - factor) running_mean + factor mean`, and `running_var` likewise from `sum((x - mean)^2) / (n - 1)`
+//! - backward: `g = dy`, with ReLU only where `y > 0`; `dresidual = g`, `dbias = sum(g)`,
+//!   `dweight = sum(g (x - mean) rstd)`, `dx = weight rstd (g - dbias / n - (x - mean) rstd dweight / n)`
+//!
+//! Evaluation takes `mean` and `var` from the running statistics, which are constants: `dx = weight rstd g`.
+//!
+//! Results are those of `torch.nn.functional.batch_norm`. Differences: statistics of a channel that holds an infinity
+//! or a NaN are NaN, and so is its output; residual and ReLU are added before the result is rounded, not after; an empty
+//! batch leaves `mean` and `rstd` unwritten. The gradient of ReLU passes where `y` is NaN.
+//!
+//! Tensors are contiguous: `[batch, channels, spatial...]` or `[batch, spatial..., channels]`. 16-bit types are computed
+//! in f32 and rounded once; `mean` and `rstd` are f32 (f64 for f64). Weight, bias, their gradients and the running
+//! statistics have one type of their own: that of `x`, or f32 beside 16-bit tensors, as PyTorch's mixed precision.
+
+mod channel;
+mod functions;
+mod kernel;
+mod plans;
+pub mod reference;
+pub mod tuning;
+mod walk;
+
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{TensorMut, TensorRef};
+
+use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::plan::{Operation, Plan};
+use crate::{Binding, PlanError};
+
+pub use functions::*;
+
+pub(super) const TRAINING: &str = "batch_norm";
+pub(super) const EVALUATION: &str = "batch_norm_evaluation";
+
+/// Where the channels are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// `[batch, channels, spatial...]`, PyTorch's contiguous format.
+    ChannelsFirst,
+    /// `[batch, spatial..., channels]`, the memory of PyTorch's `channels_last`.
+    ChannelsLast,
+}
+
+impl Layout {
+    /// A short word for the names of kernels.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ChannelsFirst => "nchw",
+            Self::ChannelsLast => "nhwc",
+        }
+    }
+}
+
+/// A real number that descriptors compare by its bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Real(u64);
+
+impl Real {
+    /// The number `value`.
+    pub const fn new(value: f64) -> Self {
+        Self(value.to_bits())
+    }
+
+    /// Its value.
+    pub const fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+impl std::fmt::Debug for Real {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+/// What all four operations have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BatchNorm {
+    /// Type of `x`, `y`, `residual` and their gradients.
+    pub dtype: DType,
+    /// Type of weight, bias, their gradients and the running statistics: `dtype`, or f32 if that has 16 bits.
+    pub parameter_dtype: DType,
+    /// Where the channels are.
+    pub layout: Layout,
+    /// Samples.
+    pub batch: usize,
+    /// Channels.
+    pub channels: usize,
+    /// Product of the other sizes; 1 for `[batch, channels]`.
+    pub spatial: usize,
+    /// Whether there is a weight; without, it is 1.
+    pub weight: bool,
+    /// Whether there is a bias; without, it is 0.
+    pub bias: bool,
+    /// Whether the result passes a ReLU.
+    pub relu: bool,
+    /// What is added to the variance, at least 0. Backward passes of training do not look at it.
+    pub eps: Real,
+}
+
+impl BatchNorm {
+    /// Values of a channel.
+    pub const fn values(&self) -> usize {
+        self.batch.saturating_mul(self.spatial)
+    }
+
+    /// PyTorch's customary choice: weight and bias of the tensor's own type, no ReLU, `eps = 1e-5`.
+    pub const fn new(dtype: DType, layout: Layout, batch: usize, channels: usize, spatial: usize) -> Self {
+        Self {
+            dtype,
+            parameter_dtype: dtype,
+            layout,
+            batch,
+            channels,
+            spatial,
+            weight: true,
+            bias: true,
+            relu: false,
+            eps: Real::new(1e-5),
+        }
+    }
+}
+
+/// How running statistics follow those of the batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Momentum {
+    /// `running = (1 - factor) running + factor batch`; PyTorch's `momentum`.
+    Exponential(Real),
+    /// The mean over all batches; PyTorch's `momentum=None`.
+    Cumulative {
+        /// How many batches there were, this one included.
+        batches: u64,
+    },
+}
+
+impl Momentum {
+    /// Weight of the new value.
+    pub fn factor(self) -> f64 {
+        match self {
+            Self::Exponential(factor) => factor.get(),
+            Self::Cumulative { batches } => 1.0 / batches as f64,
+        }
+    }
+}
+
+/// `y` from the statistics of the batch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BatchNormDesc {
+    /// The normalisation.
+    pub norm: BatchNorm,
+    /// Whether a tensor like `x` is added to the result, before the ReLU.
+    pub residual: bool,
+    /// How the running statistics are updated; `None` if there are none.
+    pub momentum: Option<Momentum>,
+}
+
+/// Running statistics to update.
+#[derive(Debug)]
+pub struct RunningStatistics<'a> {
+    /// `[channels]`
+    pub mean: TensorMut<'a>,
+    /// `[channels]`
+    pub var: TensorMut<'a>,
+}
+
+/// Tensors of [`BatchNormDesc`].
+#[derive(Debug)]
+pub struct BatchNormArgs<'a> {
+    /// What is normalised.
+    pub x: TensorRef<'a>,
+    /// `[channels]`
+    pub weight: Option<TensorRef<'a>>,
+    /// `[channels]`
+    pub bias: Option<TensorRef<'a>>,
+    /// Like `x`.
+    pub residual: Option<TensorRef<'a>>,
+    /// Updated in place.
+    pub running: Option<RunningStatistics<'a>>,
+    /// Like `x`; may be `x` or `residual` itself.
+    pub y: TensorMut<'a>,
+    /// `[channels]`, f32 (f64 for f64), for the backward pass.
+    pub mean: TensorMut<'a>,
+    /// `[channels]`, f32 (f64 for f64), for the backward pass.
+    pub rstd: TensorMut<'a>,
+    /// Scratch memory: [`Plan::workspace`].
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+impl Operation for BatchNormDesc {
+    type Args<'a> = BatchNormArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        plans::training(self, target)
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        let old = |output| if args.running.is_some() { Binding::InPlace { output } } else { Binding::Absent };
+        let (old_mean, old_var) = (old(9), old(10));
+        let (running_mean, running_var) = args.running.map(|r| (r.mean, r.var)).unzip();
+        vec![
+            args.x.into(),
+            args.weight.into(),
+            args.bias.into(),
+            args.residual.into(),
+            old_mean,
+            old_var,
+            args.y.into(),
+            args.mean.into(),
+            args.rstd.into(),
+            running_mean.into(),
+            running_var.into(),
+            args.workspace.into(),
+        ]
+    }
+}
+
+/// Gradients of [`BatchNormDesc`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BatchNormBackwardDesc {
+    /// The normalisation.
+    pub norm: BatchNorm,
+    /// Whether the gradient of the residual is wanted. Only with a ReLU: without one it is `dy` itself.
+    pub dresidual: bool,
+}
+
+/// Tensors of [`BatchNormBackwardDesc`].
+#[derive(Debug)]
+pub struct BatchNormBackwardArgs<'a> {
+    /// What was normalised.
+    pub x: TensorRef<'a>,
+    /// With a ReLU: the result.
+    pub y: Option<TensorRef<'a>>,
+    /// Gradient of the result.
+    pub dy: TensorRef<'a>,
+    /// `[channels]`
+    pub weight: Option<TensorRef<'a>>,
+    /// `[channels]`, from the forward pass.
+    pub mean: TensorRef<'a>,
+    /// `[channels]`, from the forward pass.
+    pub rstd: TensorRef<'a>,
+    /// Gradient of `x`.
+    pub dx: TensorMut<'a>,
+    /// Gradient of the weight, if there is one.
+    pub dweight: Option<TensorMut<'a>>,
+    /// Gradient of the bias, if there is one.
+    pub dbias: Option<TensorMut<'a>>,
+    /// Gradient of the residual, if wanted.
+    pub dresidual: Option<TensorMut<'a>>,
+    /// Scratch memory: [`Plan::workspace`].
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+impl Operation for BatchNormBackwardDesc {
+    type Args<'a> = BatchNormBackwardArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        plans::training_backward(self, target)
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![
+            args.x.into(),
+            args.y.into(),
+            args.dy.into(),
+            args.weight.into(),
+            args.mean.into(),
+            args.rstd.into(),
+            args.dx.into(),
+            args.dweight.into(),
+            args.dbias.into(),
+            args.dresidual.into(),
+            args.workspace.into(),
+        ]
+    }
+}
+
+/// `y` from running statistics.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BatchNormEvaluationDesc {
+    /// The normalisation.
+    pub norm: BatchNorm,
+    /// Whether a tensor like `x` is added to the result, before the ReLU.
+    pub residual: bool,
+}
+
+/// Tensors of [`BatchNormEvaluationDesc`].
+#[derive(Debug)]
+pub struct BatchNormEvaluationArgs<'a> {
+    /// What is normalised.
+    pub x: TensorRef<'a>,
+    /// `[channels]`
+    pub weight: Option<TensorRef<'a>>,
+    /// `[channels]`
+    pub bias: Option<TensorRef<'a>>,
+    /// Like `x`.
+    pub residual: Option<TensorRef<'a>>,
+    /// `[channels]`
+    pub running_mean: TensorRef<'a>,
+    /// `[channels]`
+    pub running_var: TensorRef<'a>,
+    /// Like `x`; may be `x` or `residual` itself.
+    pub y: TensorMut<'a>,
+    /// Scratch memory: [`Plan::workspace`].
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+impl Operation for BatchNormEvaluationDesc {
+    type Args<'a> = BatchNormEvaluationArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        plans::evaluation(self, target)
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![
+            args.x.into(),
+            args.weight.into(),
+            args.bias.into(),
+            args.residual.into(),
+            args.running_mean.into(),
+            args.running_var.into(),
+            args.y.into(),
+            args.workspace.into(),
+        ]
+    }
+}
+
+/// Gradients of [`BatchNormEvaluationDesc`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BatchNormEvaluationBackwardDesc {
+    /// The normalisation.
+    pub norm: BatchNorm,
+    /// Whether the gradient of the residual is wanted. Only with a ReLU: without one it is `dy` itself.
+    pub dresidual: bool,
+}
+
+/// Tensors of [`BatchNormEvaluationBackwardDesc`].
+#[derive(Debug)]
+pub struct BatchNormEvaluationBackwardArgs<'a> {
+    /// What was normalised.
+    pub x: TensorRef<'a>,
+    /// With a ReLU: the result.
+    pub y: Option<TensorRef<'a>>,
+    /// Gradient of the result.
+    pub dy: TensorRef<'a>,
+    /// `[channels]`
+    pub weight: Option<TensorRef<'a>>,
+    /// `[channels]`
+    pub running_mean: TensorRef<'a>,
+    /// `[channels]`
+    pub running_var: TensorRef<'a>,
+    /// Gradient of `x`.
+    pub dx: TensorMut<'a>,
+    /// Gradient of the weight, if there is one.
+    pub dweight: Option<TensorMut<'a>>,
+    /// Gradient of the bias, if there is one.
+    pub dbias: Option<TensorMut<'a>>,
+    /// Gradient of the residual, if wanted.
+    pub dresidual: Option<TensorMut<'a>>,
+    /// Scratch memory: [`Plan::workspace`].
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+impl Operation for BatchNormEvaluationBackwardDesc {
+    type Args<'a> = BatchNormEvaluationBackwardArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        plans::evaluation_backward(self, target)
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![
+            args.x.into(),
+            args.y.into(),
+            args.dy.into(),
+            args.weight.into(),
+            args.running_mean.into(),
+            args.running_var.into(),
+            args.dx.into(),
+            args.dweight.into(),
+            args.dbias.into(),
+            args.dresidual.into(),
+            args.workspace.into(),
+        ]
+    }
+}
+
+/// The family's rows of the catalogue.
+pub(crate) fn entries() -> Vec<Entry> {
+    let both = |op| {
+        [Direction::Forward, Direction::Backward].map(|direction| Entry {
+            op,
+            direction,
+            dtypes: &DType::FLOATS,
+            targets: &TARGETS,
+        })
+    };
+    [TRAINING, EVALUATION].into_iter().flat_map(both).collect()
+}
+
+/// Every kernel that a plan of `entry` can hold and that no entry before it has.
+pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    fn of<O: Operation>(desc: O, target: Target) -> Result<Vec<Kernel>, PlanError> {
+        let plan = desc.plan(target)?;
+        Ok(plan.variants().iter().flat_map(|v| &v.steps).map(|s| s.kernel().clone()).collect())
+    }
+    let mut all: Vec<Kernel> = Vec::new();
+    let mut add = |kernels: Vec<Kernel>| {
+        for kernel in kernels {
+            if !all.iter().any(|k| k.name() == kernel.name()) {
+                all.push(kernel);
+            }
+        }
+    };
+    let (training, forward) = (entry.op == TRAINING, entry.direction == Direction::Forward);
+    for norm in plans::every_norm(dtype) {
+        for option in [false, true] {
+            let momentum = None;
+            match (training, forward) {
+                (true, true) => add(of(BatchNormDesc { norm, residual: option, momentum }, target)?),
+                (true, false) => {
+                    let norm = BatchNorm { relu: option, ..norm };
+                    add(of(BatchNormBackwardDesc { norm, dresidual: false }, target)?);
+                }
+                (false, true) => add(of(BatchNormEvaluationDesc { norm, residual: option }, target)?),
+                (false, false) => {
+                    let norm = BatchNorm { relu: option, ..norm };
+                    add(of(BatchNormEvaluationBackwardDesc { norm, dresidual: false }, target)?);
+                }
+            }
+        }
+    }
+    // Evaluation shares kernels with training; each is listed once.
+    if !training {
+        let forward = Entry { direction: Direction::Forward, op: TRAINING, ..*entry };
+        let backward = Entry { direction: Direction::Backward, ..forward };
+        let mut listed = kernels(&forward, dtype, target)?;
+        listed.extend(kernels(&backward, dtype, target)?);
+        if entry.direction == Direction::Backward {
+            listed.extend(kernels(&Entry { direction: Direction::Forward, ..*entry }, dtype, target)?);
+        }
+        all.retain(|kernel| !listed.iter().any(|k| k.name() == kernel.name()));
+    }
+    Ok(all)
+}

@@ -1,0 +1,176 @@
+//! How the threads of a block walk over their part of a tensor: vectors of one channel in `[N, C, spatial]`, vectors
+//! of neighbouring channels in `[rows, C]`.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{carry, flow::Carry};
+
+use super::Layout;
+use super::tuning::Config;
+
+/// The sizes that a walk depends on, as kernel arguments.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes<'k> {
+    /// Vectors of a channel; channels last: rows.
+    pub(super) extent: U64<'k>,
+    /// How many of them a block takes.
+    pub(super) slab: U64<'k>,
+    /// Vectors of a channel that lie together.
+    pub(super) row: U64<'k>,
+    /// Channels.
+    pub(super) channels: U64<'k>,
+    /// Blocks of a channel; channels last: threads side by side in a row.
+    pub(super) split: U32<'k>,
+}
+
+/// Where a thread is.
+#[derive(Clone, Copy)]
+pub(super) struct Cursor<'k> {
+    /// Index of the first element of the vector.
+    offset: U64<'k>,
+    /// Vectors since the start of the row; not used with channels last.
+    within: U64<'k>,
+}
+
+carry!(Cursor { offset, within });
+
+#[derive(Clone, Copy)]
+enum Step<'k> {
+    /// The same channels, some rows on.
+    Rows { by: U64<'k> },
+    /// Some vectors on in the same channel, over the end of a row if need be.
+    Planes { within: U64<'k>, row: U64<'k>, by: U64<'k>, jump: U64<'k> },
+}
+
+/// The vectors of one thread.
+#[derive(Clone, Copy)]
+pub(super) struct Walk<'k> {
+    k: K<'k>,
+    /// How many.
+    pub(super) count: U32<'k>,
+    start: Cursor<'k>,
+    step: Step<'k>,
+    /// The part of the extent that the block takes, numbered.
+    pub(super) slab: U32<'k>,
+    /// Its length.
+    pub(super) len: U32<'k>,
+    /// The channel, or the first of the thread's.
+    pub(super) channel: U64<'k>,
+    /// Channels last: the first channel of the block's, how many threads lie side by side, how many rows there are of
+    /// them, and whether this is one of them.
+    pub(super) tile: Option<Tile<'k>>,
+}
+
+/// The threads of a block as rows.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<'k> {
+    pub(super) first_channel: U64<'k>,
+    pub(super) across: U32<'k>,
+    pub(super) rows: U32<'k>,
+    pub(super) row: U32<'k>,
+    pub(super) active: Pred<'k>,
+}
+
+impl<'k> Walk<'k> {
+    /// The walk of this thread. `reverse` takes the blocks, and with channels last the rows, in descending order: what
+    /// a walk before touched last is still in the cache.
+    pub(super) fn new(k: K<'k>, layout: Layout, config: Config, sizes: Sizes<'k>, reverse: bool) -> Self {
+        match layout {
+            Layout::ChannelsFirst => Self::planes(k, config, sizes, reverse),
+            Layout::ChannelsLast => Self::rows(k, config, sizes, reverse),
+        }
+    }
+
+    fn planes(k: K<'k>, config: Config, s: Sizes<'k>, reverse: bool) -> Self {
+        let Config { width, threads, .. } = config;
+        let mut block = k.block_idx_x();
+        if reverse {
+            block = k.grid_dim_x() - 1 - block;
+        }
+        let (channel, slab) = ((block / s.split).to_u64(), block % s.split);
+        let first = slab.to_u64() * s.slab;
+        let len = s.slab.min(s.extent - first).to_u32();
+        let thread = k.thread_idx();
+        let count = thread.lt(len).select((len - thread + (threads - 1)) / threads, 0);
+        let at = first + thread.to_u64();
+        // Most channels are short enough for the cheaper division.
+        let small = s.extent.lt(1u64 << 32);
+        let image = k.if_else(small, || (at.to_u32() / s.row.to_u32()).to_u64(), || at / s.row);
+        let within = at - image * s.row;
+        let offset = ((image * s.channels + channel) * s.row + within) * u64::from(width);
+        // A step of `threads` vectors passes this many whole rows.
+        let step = u64::from(threads);
+        let images = (k.lit(threads) / s.row.min(step + 1).to_u32()).to_u64();
+        let rest = k.lit(step) - images * s.row;
+        let by = (images * s.channels * s.row + rest) * u64::from(width);
+        let jump = (s.channels - 1) * s.row * u64::from(width);
+        let step = Step::Planes { within: rest, row: s.row, by, jump };
+        Self { k, count, start: Cursor { offset, within }, step, slab, len, channel, tile: None }
+    }
+
+    fn rows(k: K<'k>, config: Config, s: Sizes<'k>, reverse: bool) -> Self {
+        let Config { width, threads, .. } = config;
+        let mut slab = k.block_idx_x();
+        if reverse {
+            slab = k.grid_dim_x() - 1 - slab;
+        }
+        let thread = k.thread_idx();
+        let (row, column, rows) = (thread / s.split, thread % s.split, threads / s.split);
+        let first_vector = k.block_idx_y().mul_wide(s.split);
+        let first_channel = first_vector * u64::from(width);
+        let channel = (first_vector + column.to_u64()) * u64::from(width);
+        let active = row.lt(rows) & channel.lt(s.channels);
+        let first = slab.to_u64() * s.slab;
+        let len = s.slab.min(s.extent - first).to_u32();
+        let count = (active & row.lt(len)).select((len - row + rows - 1) / rows, 0);
+        let channel = active.select(channel, 0);
+        let stride = rows.to_u64() * s.channels;
+        let (start, by) = if reverse {
+            (first + (len - 1 - row).to_u64(), 0 - stride)
+        } else {
+            (first + row.to_u64(), stride)
+        };
+        let offset = start * s.channels + channel;
+        let start = Cursor { offset, within: first };
+        let tile = Some(Tile { first_channel, across: s.split, rows, row, active });
+        Self { k, count, start, step: Step::Rows { by }, slab, len, channel, tile }
+    }
+
+    fn advance(&self, at: Cursor<'k>) -> Cursor<'k> {
+        match self.step {
+            Step::Rows { by } => Cursor { offset: at.offset + by, ..at },
+            Step::Planes { within, row, by, jump } => {
+                let (next, offset) = (at.within + within, at.offset + by);
+                let over = next.ge(row);
+                Cursor { offset: over.select(offset + jump, offset), within: over.select(next - row, next) }
+            }
+        }
+    }
+
+    /// The first vector; only to be used if there is one.
+    pub(super) fn first(&self) -> U64<'k> {
+        self.start.offset
+    }
+
+    /// Folds `body` over the vectors, up to `unroll` of them at once (a power of two), so that as many loads are under
+    /// way together.
+    pub(super) fn fold<C: Carry<'k>>(&self, unroll: u32, init: C, body: impl Fn(C, &[U64<'k>]) -> C) -> C {
+        let k = self.k;
+        let some = |n: u32, (mut at, state): (Cursor<'k>, C)| {
+            let mut offsets = Vec::new();
+            for _ in 0..n {
+                offsets.push(at.offset);
+                at = self.advance(at);
+            }
+            (at, body(state, &offsets))
+        };
+        let rounds = k.range(0u32, self.count / unroll, 1u32);
+        let mut state = k.fold(rounds, (self.start, init), |_, state| some(unroll, state));
+        let mut n = unroll / 2;
+        while n > 0 {
+            let rest = k.range(0u32, (self.count / n) & 1, 1u32);
+            state = k.fold(rest, state, |_, state| some(n, state));
+            n /= 2;
+        }
+        state.1
+    }
+}
