@@ -7,6 +7,10 @@ use std::path::Path;
 use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
 };
+use warpwright_ops::batch_norm::{
+    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
+    BatchNormEvaluationDesc, Layout, Momentum, Real,
+};
 use warpwright_ops::plan::Access;
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
@@ -70,6 +74,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
         let backward = GatedBackwardDesc { activation, dtype, len }.plan(TARGET).expect("plan");
         add(backward.op(), "backward", count(&backward));
     }
+    batch_norm(&mut add);
     let (group_size, order) = (64, NibbleOrder::HighFirst);
     for scheme in Scheme::ALL {
         let to = QuantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan");
@@ -82,6 +87,21 @@ fn every_primitive() -> Vec<(String, Counters)> {
     let back = DequantizeNestedDesc { len }.plan(TARGET).expect("plan");
     add(back.op(), "forward", count(&back));
     all
+}
+
+/// Training with channels first, evaluation with channels last.
+fn batch_norm(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let norm = |layout| BatchNorm::new(DTYPE, layout, 8, 8, LEN / 64);
+    let (first, last) = (norm(Layout::ChannelsFirst), norm(Layout::ChannelsLast));
+    let momentum = Some(Momentum::Exponential(Real::new(0.1)));
+    let plan = BatchNormDesc { norm: first, residual: false, momentum }.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
+    let plan = BatchNormBackwardDesc { norm: first, dresidual: false }.plan(TARGET).expect("plan");
+    add(plan.op(), "backward", count(&plan));
+    let plan = BatchNormEvaluationDesc { norm: last, residual: true }.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
+    let plan = BatchNormEvaluationBackwardDesc { norm: last, dresidual: false }.plan(TARGET).expect("plan");
+    add(plan.op(), "backward", count(&plan));
 }
 
 fn line(name: &str, c: &Counters) -> String {

@@ -3,6 +3,10 @@
 use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
 };
+use warpwright_ops::batch_norm::{
+    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
+    BatchNormEvaluationDesc, Layout,
+};
 use warpwright_ops::plan::{TensorSpec, Variant};
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
@@ -57,6 +61,26 @@ pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
             GatedBackwardDesc { activation, dtype, len }.plan(target).map(Into::into)
         } else {
             GatedDesc { activation, dtype, len }.plan(target).map(Into::into)
+        };
+    }
+    if op.starts_with("batch_norm") {
+        // Square images of 64 channels.
+        let norm =
+            BatchNorm::new(dtype, Layout::ChannelsFirst, (len >> 18).max(1), 64, (len >> 6).clamp(2, 4096));
+        return match (op, backward) {
+            ("batch_norm", false) => {
+                BatchNormDesc { norm, residual: false, momentum: None }.plan(target).map(Into::into)
+            }
+            ("batch_norm", true) => {
+                BatchNormBackwardDesc { norm, dresidual: false }.plan(target).map(Into::into)
+            }
+            ("batch_norm_evaluation", false) => {
+                BatchNormEvaluationDesc { norm, residual: false }.plan(target).map(Into::into)
+            }
+            ("batch_norm_evaluation", true) => {
+                BatchNormEvaluationBackwardDesc { norm, dresidual: false }.plan(target).map(Into::into)
+            }
+            _ => Err(PlanError::UnknownOperation { name: format!("{op} ({direction})") }),
         };
     }
     let scheme = |name: &str| Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);

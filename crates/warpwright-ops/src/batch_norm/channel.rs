@@ -66,12 +66,10 @@ impl Types {
 pub(super) const CHANNELS: u32 = 8;
 /// Lanes that share a channel.
 const SHARE: u32 = 32 / CHANNELS;
-const THREADS: u32 = 512;
+const THREADS: u32 = 1024;
 const WARPS: u32 = THREADS / 32;
 /// Threads that share a channel.
 const STRIPES: u32 = SHARE * WARPS;
-/// Slabs that a thread reads at once.
-const UNROLL: u64 = 4;
 
 /// Combines the parts of a block's channels in an order that depends on their number alone. `load` gives part `slab` of
 /// a channel, as nothing if the predicate does not hold; `finish` runs in one thread of each channel.
@@ -88,23 +86,28 @@ fn combine_slabs<'k, A: Float + FixedElement + Access<A>>(
     let inside = |number: U32<'k>| (first + number.to_u64()).min(channels - 1);
     let channel = inside(lane / SHARE);
     let stripe = (warp * SHARE + lane % SHARE).to_u64();
-    let part = |slab: U64<'k>| load(channel, slab.min(slabs - 1), slab.lt(slabs));
-    let rest = k.range(stripe + u64::from(STRIPES), slabs, u64::from(STRIPES) * UNROLL);
-    let total = k.fold(rest, part(stripe), |slab, total| {
-        let parts: Vec<_> = (0..UNROLL).map(|i| part(slab + i * u64::from(STRIPES))).collect();
-        parts.into_iter().fold(total, &combine)
+    let there = stripe.lt(slabs);
+    let start = load(channel, stripe.min(slabs - 1), there);
+    let rounds = (slabs + u64::from(STRIPES - 1) - stripe) / u64::from(STRIPES);
+    let always = k.lit(true);
+    let total = k.fold(k.range(1u64, rounds, 1u64), start, |round, total| {
+        combine(total, load(channel, round * u64::from(STRIPES) + stripe, always))
     });
     let total = k.warp_combine(SHARE, total, &combine);
     let slots: Vec<_> = total.iter().map(|_| k.shared::<A>(CHANNELS * WARPS)).collect();
+    // Swizzled, so that neither side meets in a bank.
+    let slot = |channel: U32<'k>, warp: U32<'k>| channel * WARPS + (warp ^ channel);
     k.if_((lane % SHARE).eq(0), || {
+        let slot = slot(lane / SHARE, warp);
         for (slots, value) in slots.iter().zip(total.iter()) {
-            slots.at((lane / SHARE) * WARPS + warp).set(value);
+            slots.at(slot).set(value);
         }
     });
     k.barrier();
     let thread = k.thread_idx();
     k.if_(thread.lt(CHANNELS * WARPS), || {
-        let mine: Lanes<'k, A> = slots.iter().map(|slots| slots.at(thread).get()).collect();
+        let slot = slot(thread / WARPS, thread % WARPS);
+        let mine: Lanes<'k, A> = slots.iter().map(|slots| slots.at(slot).get()).collect();
         let total = k.warp_combine(WARPS, mine, &combine);
         let channel = first + (thread / WARPS).to_u64();
         k.if_((thread % WARPS).eq(0) & channel.lt(channels), || finish(channel, total));
@@ -126,6 +129,11 @@ fn add_all<'k, A: Float>(a: Lanes<'k, A>, b: Lanes<'k, A>) -> Lanes<'k, A> {
     a.zip(b, |a, b| a + b)
 }
 
+/// Whether a bit of `present` is set.
+fn has<'k>(given: U32<'k>, bit: u32) -> Pred<'k> {
+    given.bit_field(bit.trailing_zeros(), 1).ne(0)
+}
+
 /// `parameter[channel]` if it is there, else `otherwise`.
 fn parameter<'k, A: Float>(
     from: Ptr<'k, Read, Elem>,
@@ -138,7 +146,7 @@ where
     Elem: Access<A>,
 {
     let k = given.k();
-    k.if_else((given & bit).ne(0), || from.at(channel).get(), || k.lit::<A>(otherwise))
+    k.if_else(has(given, bit), || from.at(channel).get(), || k.lit::<A>(otherwise))
 }
 
 /// The step between the two walks of training.
@@ -185,7 +193,7 @@ impl KernelDef for Combine {
                 for (row, value) in coefficients.into_iter().enumerate() {
                     a.coefficients.at(a.channels * row as u64 + channel).set(value);
                 }
-                k.if_((a.present & present::RUNNING).ne(0), || {
+                k.if_(has(a.present, present::RUNNING), || {
                     let factor = a.factor.convert::<A>();
                     let unbiased = total[3] / (total[0] - 1.0);
                     let moved = |old: Reg<'k, A>, new: Reg<'k, A>| old * (1.0 - factor) + new * factor;
@@ -268,10 +276,10 @@ impl KernelDef for CombineGradients {
                 let rstd = a.rstd.at(channel).get::<A>();
                 let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
                 let dweight = total[1] * rstd;
-                k.if_((a.present & present::WEIGHT).ne(0), || a.dweight.at(channel).set(dweight));
-                k.if_((a.present & present::BIAS).ne(0), || a.dbias.at(channel).set(total[0]));
+                k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(dweight));
+                k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(total[0]));
                 let of_dy = weight * rstd;
-                let training = (a.present & present::TRAINING).ne(0);
+                let training = has(a.present, present::TRAINING);
                 let zero = k.lit::<A>(0.0);
                 // In evaluation these are the coefficients of y = (x - mean) scale + shift for x = dy.
                 let elements = a.elements.convert::<A>();
@@ -317,8 +325,8 @@ impl KernelDef for Zero {
             let channel = k.global_idx_x();
             k.if_(channel.lt(a.channels), || {
                 let zero = k.lit::<A>(0.0);
-                k.if_((a.present & present::WEIGHT).ne(0), || a.dweight.at(channel).set(zero));
-                k.if_((a.present & present::BIAS).ne(0), || a.dbias.at(channel).set(zero));
+                k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(zero));
+                k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(zero));
             });
         });
     }

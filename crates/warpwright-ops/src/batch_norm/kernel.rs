@@ -11,6 +11,7 @@ kernel_args! {
     /// Shift, mean and sum of squares of the slabs of each channel: `partial[slab, 3, channels]`.
     pub(super) struct StatisticsArgs => StatisticsParams {
         x: In<Elem>, partial: Out<Elem>, extent: u64, slab: u64, row: u64, channels: u64, split: u32,
+        reciprocal: u64, shift: u32,
     }
 }
 
@@ -19,6 +20,7 @@ kernel_args! {
     pub(super) struct NormaliseArgs => NormaliseParams {
         x: In<Elem>, residual: In<Elem>, coefficients: In<Elem>, y: Out<Elem>, lower: f64,
         extent: u64, slab: u64, row: u64, channels: u64, split: u32,
+        reciprocal: u64, shift: u32,
     }
 }
 
@@ -27,6 +29,7 @@ kernel_args! {
     pub(super) struct GradientSumsArgs => GradientSumsParams {
         x: In<Elem>, dy: In<Elem>, y: In<Elem>, mean: In<Elem>, g: Out<Elem>, partial: Out<Elem>,
         extent: u64, slab: u64, row: u64, channels: u64, split: u32,
+        reciprocal: u64, shift: u32,
     }
 }
 
@@ -35,7 +38,23 @@ kernel_args! {
     pub(super) struct GradientArgs => GradientParams {
         x: In<Elem>, g: In<Elem>, coefficients: In<Elem>, dx: Out<Elem>,
         extent: u64, slab: u64, row: u64, channels: u64, split: u32,
+        reciprocal: u64, shift: u32,
     }
+}
+
+/// The arguments that every walk ends with.
+macro_rules! sizes {
+    ($a:expr) => {
+        Sizes {
+            extent: $a.extent,
+            slab: $a.slab,
+            row: $a.row,
+            channels: $a.channels,
+            split: $a.split,
+            reciprocal: $a.reciprocal,
+            shift: $a.shift,
+        }
+    };
 }
 
 /// What all kernels of this file are made of.
@@ -108,14 +127,11 @@ fn slab_sums<'k, A: Float + warpwright_dsl::FixedElement>(
     write: impl FnOnce(U64<'k>, [Reg<'k, A>; 2]),
 ) where
     A: Access<A>,
-    Sum: Reduction<A>,
 {
     match walk.tile {
         None => {
-            let sums = sums.map(|lanes| {
-                let lane = lanes.reduce(|a, b| a + b).unwrap_or_else(|| k.lit::<A>(0.0));
-                block_reduce(k, Sum, lane)
-            });
+            let mine = sums.map(|lanes| lanes.reduce(|a, b| a + b).unwrap_or_else(|| k.lit::<A>(0.0)));
+            let sums = k.group_combine_once(config.threads, mine, |a, b| [a[0] + b[0], a[1] + b[1]]);
             k.if_(k.thread_idx().eq(0), || write(walk.channel, sums));
         }
         Some(tile) => column_sums(k, config, &tile, channels, sums, write),
@@ -136,29 +152,34 @@ fn column_sums<'k, A: Float + warpwright_dsl::FixedElement>(
     let Config { width, threads, .. } = config;
     let thread = k.thread_idx();
     let columns = tile.across * width;
-    // Every thread's sums, then those of groups of rows: `groups` threads share a column.
     let all = [(); 2].map(|()| k.shared::<A>(threads * width));
-    let grouped = [(); 2].map(|()| k.shared::<A>(threads * width));
     for (slots, sums) in all.iter().zip(sums) {
         slots.at(thread * width).store(sums);
     }
     k.barrier();
-    let side = columns.min(threads);
-    let groups = k.lit(threads) / side;
-    let (group, first) = (thread / side, thread % side);
-    k.if_(group.lt(groups), || {
-        k.for_each(k.range(first, columns, side), |column| {
-            let start = [(); 2].map(|()| k.lit::<A>(0.0));
-            let total = k.fold(k.range(group, tile.rows, groups), start, |row, total| {
-                let at = row * columns + column;
-                [total[0] + all[0].at(at).get::<A>(), total[1] + all[1].at(at).get::<A>()]
+    // With vectors there are fewer rows to add up than threads for it: groups of rows first.
+    let (grouped, groups) = if width == 1 {
+        (all, tile.rows)
+    } else {
+        let grouped = [(); 2].map(|()| k.shared::<A>(threads * width));
+        let side = columns.min(threads);
+        let groups = k.lit(threads) / side;
+        let (group, first) = (thread / side, thread % side);
+        k.if_(group.lt(groups), || {
+            k.for_each(k.range(first, columns, side), |column| {
+                let start = [(); 2].map(|()| k.lit::<A>(0.0));
+                let total = k.fold(k.range(group, tile.rows, groups), start, |row, total| {
+                    let at = row * columns + column;
+                    [total[0] + all[0].at(at).get::<A>(), total[1] + all[1].at(at).get::<A>()]
+                });
+                for (slots, total) in grouped.iter().zip(total) {
+                    slots.at(group * columns + column).set(total);
+                }
             });
-            for (slots, total) in grouped.iter().zip(total) {
-                slots.at(group * columns + column).set(total);
-            }
         });
-    });
-    k.barrier();
+        k.barrier();
+        (grouped, groups)
+    };
     let left = channels - tile.first_channel;
     let end = left.min(columns.to_u64()).to_u32();
     k.for_each(k.range(thread, end, threads), |column| {
@@ -175,69 +196,40 @@ fn column_sums<'k, A: Float + warpwright_dsl::FixedElement>(
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Statistics(pub(super) Common);
 
-/// Rows whose mean shifts the values of a slab, with channels last.
-const SHIFT_ROWS: u32 = 4;
-
 impl Statistics {
     /// A value near those of the slab, for each of a thread's channels: what is summed are distances from it, so that a
     /// large mean cancels nothing.
-    fn shift<'k, A: Float + warpwright_dsl::FixedElement>(
-        &self,
-        k: K<'k>,
-        a: &StatisticsParams<'k>,
-        walk: &Walk<'k>,
-    ) -> Lanes<'k, A>
+    fn shift<'k, A: Float>(&self, a: &StatisticsParams<'k>, walk: &Walk<'k>) -> Lanes<'k, A>
     where
         Elem: Access<A>,
-        A: Access<A>,
-        Sum: Reduction<A>,
     {
-        let Config { width, threads, .. } = self.0.config;
-        match walk.tile {
-            None => {
-                // The mean of the first vectors of a power of two of threads: exact if all values are the same.
-                let vectors = k.lit(1u32) << (31 - walk.len.min(threads).leading_zeros());
-                let share = 1.0 / (vectors * width).convert::<A>();
-                let zero = k.lit::<A>(0.0);
-                let mine = k.if_else(
-                    k.thread_idx().lt(vectors),
-                    || {
-                        let x = a.x.at(walk.first()).load::<A>(width);
-                        x.map(|x| x * share).reduce(|a, b| a + b).unwrap_or(zero)
-                    },
-                    || zero,
-                );
-                let shift = block_reduce(k, Sum, mine);
-                (0..width).map(|_| shift).collect()
-            }
-            Some(_) => {
-                // The mean of the slab's first rows.
-                let first = walk.slab.to_u64() * a.slab;
-                let share = 1.0 / f64::from(SHIFT_ROWS);
-                let rows = (0..SHIFT_ROWS).map(|i| first + (walk.len - 1).min(i).to_u64());
-                let load = |row: U64<'k>| a.x.at(row * a.channels + walk.channel).load::<A>(width);
-                let mut rows: Vec<_> = rows.map(|row| load(row).map(|x| x * share)).collect();
-                // As a tree: the mean of equal values is exact.
-                while rows.len() > 1 {
-                    rows = rows.chunks(2).map(|p| p[0].zip(p[1].clone(), |a, b| a + b)).collect();
+        let layout = self.0.layout;
+        let width = self.0.config.width;
+        // The median of three: rarely far from the mean, and exact if all values are the same.
+        let [a, b, c] = [1, 2, 3].map(|quarters| {
+            let at = a.x.at(walk.sample(quarters));
+            match layout {
+                Layout::ChannelsFirst => {
+                    let one = at.get::<A>();
+                    (0..width).map(|_| one).collect()
                 }
-                rows.swap_remove(0)
+                Layout::ChannelsLast => at.load::<A>(width),
             }
-        }
+        });
+        let (low, high) = (a.zip(b.clone(), |a, b| a.min(b)), a.zip(b, |a, b| a.max(b)));
+        low.zip3(high, c, |low, high, c| low.max(high.min(c)))
     }
 
     fn body<'k, A: Float + warpwright_dsl::FixedElement>(&self, k: K<'k>, a: StatisticsParams<'k>)
     where
         Elem: Access<A>,
         A: Access<A>,
-        Sum: Reduction<A>,
     {
         let Common { layout, config, .. } = self.0;
         let width = config.width;
-        let sizes =
-            Sizes { extent: a.extent, slab: a.slab, row: a.row, channels: a.channels, split: a.split };
+        let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, false);
-        let shift = self.shift::<A>(k, &a, &walk);
+        let shift = self.shift::<A>(&a, &walk);
         let zero = || zeros::<A>(k, width);
         let (sum, squares) = walk.fold(config.unroll, (zero(), zero()), |(sum, squares), offsets| {
             let vectors: Vec<_> = offsets.iter().map(|&at| a.x.at(at).load::<A>(width)).collect();
@@ -254,7 +246,7 @@ impl Statistics {
         let slab = walk.slab.to_u64() * 3;
         let to = |row: u64, channel: U64<'k>| a.partial.at((slab + row) * a.channels + channel);
         // The shift is the same in all rows of threads.
-        let first = walk.tile.map_or(k.thread_idx().eq(0), |tile| tile.active & tile.row.eq(0));
+        let first = walk.tile.map_or_else(|| k.thread_idx().eq(0), |tile| tile.active & tile.row.eq(0));
         k.if_(first, || {
             let lanes = if walk.tile.is_some() { shift.len() } else { 1 };
             for (i, lane) in shift.iter().take(lanes).enumerate() {
@@ -314,8 +306,7 @@ impl KernelDef for Normalise {
     fn build<'k>(&self, k: K<'k>, a: NormaliseParams<'k>) {
         let Common { dtype, layout, config } = self.common;
         let width = config.width;
-        let sizes =
-            Sizes { extent: a.extent, slab: a.slab, row: a.row, channels: a.channels, split: a.split };
+        let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, true);
         accumulate!(dtype, |A| {
             let of = |row| self.common.of_channels::<A>(a.coefficients, &walk, a.channels, row);
@@ -366,8 +357,7 @@ impl KernelDef for GradientSums {
     fn build<'k>(&self, k: K<'k>, a: GradientSumsParams<'k>) {
         let Common { dtype, layout, config } = self.common;
         let width = config.width;
-        let sizes =
-            Sizes { extent: a.extent, slab: a.slab, row: a.row, channels: a.channels, split: a.split };
+        let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, false);
         accumulate!(dtype, |A| {
             let mean = self.common.of_channels::<A>(a.mean, &walk, a.channels, 0);
@@ -422,8 +412,7 @@ impl KernelDef for Gradient {
     fn build<'k>(&self, k: K<'k>, a: GradientParams<'k>) {
         let Common { dtype, layout, config } = self.0;
         let width = config.width;
-        let sizes =
-            Sizes { extent: a.extent, slab: a.slab, row: a.row, channels: a.channels, split: a.split };
+        let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, true);
         accumulate!(dtype, |A| {
             let of = |row| self.0.of_channels::<A>(a.coefficients, &walk, a.channels, row);

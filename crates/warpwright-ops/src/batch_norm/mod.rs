@@ -31,6 +31,7 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{TensorMut, TensorRef};
 
 use crate::catalogue::{Direction, Entry, TARGETS};
+pub use crate::plan::Real;
 use crate::plan::{Operation, Plan};
 use crate::{Binding, PlanError};
 
@@ -55,28 +56,6 @@ impl Layout {
             Self::ChannelsFirst => "nchw",
             Self::ChannelsLast => "nhwc",
         }
-    }
-}
-
-/// A real number that descriptors compare by its bits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Real(u64);
-
-impl Real {
-    /// The number `value`.
-    pub const fn new(value: f64) -> Self {
-        Self(value.to_bits())
-    }
-
-    /// Its value.
-    pub const fn get(self) -> f64 {
-        f64::from_bits(self.0)
-    }
-}
-
-impl std::fmt::Debug for Real {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.get().fmt(f)
     }
 }
 

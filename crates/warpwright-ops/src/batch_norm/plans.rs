@@ -46,6 +46,8 @@ macro_rules! walk_args {
             row: $walked.split.row,
             channels: $channels,
             split: $walked.split.argument as u32,
+            reciprocal: $walked.split.reciprocal.factor,
+            shift: $walked.split.reciprocal.shift,
         }
     };
 }

@@ -20,17 +20,38 @@ fn elements(norm: &BatchNorm, mut f: impl FnMut(usize, usize)) {
     }
 }
 
-/// Mean and biased variance of each channel.
-pub fn statistics(norm: &BatchNorm, x: &[f64]) -> (Vec<f64>, Vec<f64>) {
+/// Sums of `f(index, channel)` over each channel, with what rounding lost (Neumaier 1974).
+fn sums(norm: &BatchNorm, f: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+    let mut sums = vec![(0.0f64, 0.0f64); norm.channels];
+    elements(norm, |i, c| {
+        let ((sum, lost), value) = (sums[c], f(i, c));
+        let total = sum + value;
+        let rounded = if sum.abs() >= value.abs() { (sum - total) + value } else { (value - total) + sum };
+        sums[c] = (total, lost + rounded);
+    });
+    // Past an infinity nothing is lost but the difference of infinities.
+    sums.into_iter().map(|(sum, lost)| if sum.is_finite() { sum + lost } else { sum }).collect()
+}
+
+/// Statistics of each channel.
+#[derive(Clone, Debug)]
+pub struct Statistics {
+    /// Mean.
+    pub mean: Vec<f64>,
+    /// What the mean loses when it is rounded to f64.
+    pub rest: Vec<f64>,
+    /// Biased variance.
+    pub var: Vec<f64>,
+}
+
+/// Statistics of each channel.
+pub fn statistics(norm: &BatchNorm, x: &[f64]) -> Statistics {
     let n = norm.values() as f64;
-    let (mut mean, mut var) = (vec![0.0; norm.channels], vec![0.0; norm.channels]);
-    elements(norm, |i, c| mean[c] += x[i] / n);
-    // What the first sum lost to rounding.
-    let mut rest = vec![0.0; norm.channels];
-    elements(norm, |i, c| rest[c] += (x[i] - mean[c]) / n);
-    mean.iter_mut().zip(rest).for_each(|(mean, rest)| *mean += rest);
-    elements(norm, |i, c| var[c] += (x[i] - mean[c]).powi(2) / n);
-    (mean, var)
+    let per_value = |sums: Vec<f64>| -> Vec<f64> { sums.into_iter().map(|sum| sum / n).collect() };
+    let mean = per_value(sums(norm, |i, _| x[i]));
+    let rest = per_value(sums(norm, |i, c| x[i] - mean[c]));
+    let var = per_value(sums(norm, |i, c| ((x[i] - mean[c]) - rest[c]).powi(2)));
+    Statistics { mean, rest, var }
 }
 
 /// `1 / sqrt(var + eps)`
@@ -48,6 +69,8 @@ pub fn running(old: f64, new: f64, factor: f64) -> f64 {
 pub struct Channels<'a> {
     /// What is subtracted.
     pub mean: &'a [f64],
+    /// What is subtracted next: a mean that is large beside the deviation does not fit one number.
+    pub rest: Option<&'a [f64]>,
     /// What the distance is multiplied with.
     pub rstd: &'a [f64],
     /// 1 if there is none.
@@ -59,6 +82,10 @@ pub struct Channels<'a> {
 impl Channels<'_> {
     fn weight(&self, c: usize) -> f64 {
         self.weight.map_or(1.0, |w| w[c])
+    }
+
+    fn distance(&self, x: f64, c: usize) -> f64 {
+        (x - self.mean[c]) - self.rest.map_or(0.0, |rest| rest[c])
     }
 
     fn bias(&self, c: usize) -> f64 {
@@ -77,9 +104,12 @@ pub fn forward(
     elements(norm, |i, c| {
         let factor = channels.rstd[c] * channels.weight(c);
         let added = residual.map_or(0.0, |r| r[i]);
-        let value = (x[i] - channels.mean[c]) * factor + channels.bias(c) + added;
+        let distance = channels.distance(x[i], c);
+        let value = distance * factor + channels.bias(c) + added;
         y[i] = if norm.relu && value <= 0.0 { 0.0 } else { value };
-        scale[i] = ((x[i] - channels.mean[c]) * factor).abs() + channels.bias(c).abs() + added.abs();
+        // A rounding of the mean counts as one of a deviation.
+        let moved = distance.abs() + if channels.rest.is_some() { 1.0 / channels.rstd[c] } else { 0.0 };
+        scale[i] = moved * factor.abs() + channels.bias(c).abs() + added.abs();
     });
     (y, scale)
 }
@@ -126,23 +156,24 @@ pub fn backward(
     if norm.relu {
         out.dresidual.iter_mut().zip(y).for_each(|(g, y)| *g = if *y <= 0.0 { 0.0 } else { *g });
     }
+    let g = &out.dresidual;
+    let normalised = |i: usize, c: usize| channels.distance(x[i], c) * channels.rstd[c];
+    out.dbias = sums(norm, |i, _| g[i]);
+    out.dweight = sums(norm, |i, c| g[i] * normalised(i, c));
+    let root = |sums: Vec<f64>| -> Vec<f64> { sums.into_iter().map(f64::sqrt).collect() };
+    out.dbias_scale = root(sums(norm, |i, _| g[i] * g[i]));
+    out.dweight_scale = root(sums(norm, |i, c| (g[i] * normalised(i, c)).powi(2)));
     elements(norm, |i, c| {
-        let (g, normalised) = (out.dresidual[i], (x[i] - channels.mean[c]) * channels.rstd[c]);
-        out.dbias[c] += g;
-        out.dweight[c] += g * normalised;
-        out.dbias_scale[c] += g * g;
-        out.dweight_scale[c] += (g * normalised).powi(2);
-    });
-    for scale in out.dbias_scale.iter_mut().chain(&mut out.dweight_scale) {
-        *scale = scale.sqrt();
-    }
-    elements(norm, |i, c| {
-        let (g, normalised) = (out.dresidual[i], (x[i] - channels.mean[c]) * channels.rstd[c]);
+        let (g, normalised) = (g[i], normalised(i, c));
         let factor = channels.weight(c) * channels.rstd[c];
-        let (of_mean, of_rstd) =
-            if training { (out.dbias[c] / n, normalised * out.dweight[c] / n) } else { (0.0, 0.0) };
+        if !training {
+            (out.dx[i], out.dx_scale[i]) = (factor * g, (factor * g).abs());
+            return;
+        }
+        let (of_mean, of_rstd) = (out.dbias[c] / n, normalised * out.dweight[c] / n);
         out.dx[i] = factor * (g - of_mean - of_rstd);
-        out.dx_scale[i] = factor.abs() * (g.abs() + of_mean.abs() + of_rstd.abs());
+        let rounded = (out.dbias_scale[c] + normalised.abs() * out.dweight_scale[c]) / n;
+        out.dx_scale[i] = factor.abs() * (g.abs() + of_mean.abs() + of_rstd.abs() + rounded);
     });
     out
 }
@@ -164,11 +195,16 @@ mod tests {
             BatchNorm { eps: Real::new(0.0), ..BatchNorm::new(DType::F64, Layout::ChannelsLast, 4, 2, 1) };
         // Channel 0: -1, 1, -1, 1; channel 1: 0, 2, 4, 6.
         let x = [-1.0, 0.0, 1.0, 2.0, -1.0, 4.0, 1.0, 6.0];
-        let (mean, var) = statistics(&n, &x);
+        let Statistics { mean, var, .. } = statistics(&n, &x);
         assert_eq!((mean.as_slice(), var.as_slice()), (&[0.0, 3.0][..], &[1.0, 5.0][..]));
         let rstd = rstd(&n, &var);
-        let channels =
-            Channels { mean: &mean, rstd: &rstd, weight: Some(&[2.0, 1.0]), bias: Some(&[0.5, 0.0]) };
+        let channels = Channels {
+            mean: &mean,
+            rest: None,
+            rstd: &rstd,
+            weight: Some(&[2.0, 1.0]),
+            bias: Some(&[0.5, 0.0]),
+        };
         let (y, _) = forward(&n, &x, channels, None);
         assert_eq!(y[0], -1.5);
         assert!((y[7] - 3.0 / 5f64.sqrt()).abs() < 1e-15);
@@ -188,7 +224,7 @@ mod tests {
             }
         }
         let close = |a: Vec<f64>, b: Vec<f64>| a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-12);
-        assert!(close(statistics(&first, &x).0, statistics(&last, &moved).0));
-        assert!(close(statistics(&first, &x).1, statistics(&last, &moved).1));
+        assert!(close(statistics(&first, &x).mean, statistics(&last, &moved).mean));
+        assert!(close(statistics(&first, &x).var, statistics(&last, &moved).var));
     }
 }

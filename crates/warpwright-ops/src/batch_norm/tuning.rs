@@ -52,6 +52,25 @@ pub(super) struct Split {
     pub(super) tiles: u64,
     /// Elements of a channel in one of `slab`.
     pub(super) per_step: u64,
+    /// Of `row`.
+    pub(super) reciprocal: Reciprocal,
+}
+
+/// `n / divisor` for `n` below 2^63 as the upper half of `2 n factor`, shifted right (Granlund and Montgomery 1994):
+/// `factor = ceil(2^(63 + shift) / divisor)` with `2^shift >= divisor` errs by less than one part in `2^63`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reciprocal {
+    pub(super) factor: u64,
+    pub(super) shift: u32,
+}
+
+impl Reciprocal {
+    pub(super) fn new(divisor: u64) -> Self {
+        let divisor = divisor.max(1);
+        let shift = 64 - (divisor - 1).leading_zeros();
+        let factor = (1u128 << (63 + shift)).div_ceil(u128::from(divisor));
+        Self { factor: factor as u64, shift }
+    }
 }
 
 /// Vectors that a thread takes: enough to hide what a block costs at its ends.
@@ -73,7 +92,16 @@ pub(super) fn split(layout: Layout, config: Config, n: u64, channels: u64, spati
             let row = spatial / width;
             let extent = n * row;
             let (slab, slabs) = cut(extent, extent.div_ceil(threads * VECTORS_PER_THREAD));
-            Split { extent, slab, slabs, row, argument: slabs, tiles: channels, per_step: width }
+            Split {
+                extent,
+                slab,
+                slabs,
+                row,
+                argument: slabs,
+                tiles: channels,
+                per_step: width,
+                reciprocal: Reciprocal::new(row),
+            }
         }
         Layout::ChannelsLast => {
             let (extent, vectors) = (n * spatial, channels / width);
@@ -83,7 +111,49 @@ pub(super) fn split(layout: Layout, config: Config, n: u64, channels: u64, spati
             let most = (BLOCKS / tiles).max(1);
             let wanted = extent.div_ceil(rows * u64::from(config.unroll)).min(most);
             let (slab, slabs) = cut(extent, wanted);
-            Split { extent, slab, slabs, row: vectors, argument: across, tiles, per_step: 1 }
+            Split {
+                extent,
+                slab,
+                slabs,
+                row: vectors,
+                argument: across,
+                tiles,
+                per_step: 1,
+                reciprocal: Reciprocal::new(vectors),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reciprocals_divide() {
+        for divisor in
+            (1..70).chain([127, 128, 129, 392, 1568, 65_535, (1 << 31) + 1, (1 << 40) - 1, 1 << 50])
+        {
+            let Reciprocal { factor, shift } = Reciprocal::new(divisor);
+            let quotient = |n: u64| (((2 * u128::from(n) * u128::from(factor)) >> 64) as u64) >> shift;
+            let ends = [0, 1, divisor - 1, divisor, divisor + 1, 7 * divisor - 1, (1 << 63) - 1];
+            let near = (1u64 << 62) / divisor * divisor;
+            for n in ends.into_iter().chain([near - 1, near, near + 1]) {
+                assert_eq!(quotient(n), n / divisor, "{n} / {divisor}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_cover_a_channel() {
+        for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
+            for (n, c, s) in [(1, 1, 2), (32, 256, 3136), (64, 64, 12_544), (3, 24, 7), (999, 8, 1)] {
+                for config in configs(DType::F32, 1, 1) {
+                    let split = split(layout, config, n, c, s);
+                    assert!(split.slab * split.slabs >= split.extent, "{split:?}");
+                    assert!(split.slab * (split.slabs - 1) < split.extent, "no part is empty: {split:?}");
+                }
+            }
         }
     }
 }

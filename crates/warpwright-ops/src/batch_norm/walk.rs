@@ -1,8 +1,8 @@
 //! How the threads of a block walk over their part of a tensor: vectors of one channel in `[N, C, spatial]`, vectors
 //! of neighbouring channels in `[rows, C]`.
 
+use warpwright_dsl::carry;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{carry, flow::Carry};
 
 use super::Layout;
 use super::tuning::Config;
@@ -20,6 +20,24 @@ pub(super) struct Sizes<'k> {
     pub(super) channels: U64<'k>,
     /// Blocks of a channel; channels last: threads side by side in a row.
     pub(super) split: U32<'k>,
+    /// What takes the place of a division by `row`.
+    pub(super) reciprocal: U64<'k>,
+    /// The second part of it.
+    pub(super) shift: U32<'k>,
+}
+
+impl<'k> Sizes<'k> {
+    /// The image that a vector of a channel lies in, and where.
+    fn image(&self, at: U64<'k>) -> (U64<'k>, U64<'k>) {
+        // See `tuning::Reciprocal`.
+        let image = ((at << 1).mul_hi(self.reciprocal)) >> self.shift;
+        (image, at - image * self.row)
+    }
+
+    /// The first element of a vector.
+    fn offset(&self, image: U64<'k>, channel: U64<'k>, within: U64<'k>, width: u32) -> U64<'k> {
+        ((image * self.channels + channel) * self.row + within) * u64::from(width)
+    }
 }
 
 /// Where a thread is.
@@ -45,8 +63,12 @@ enum Step<'k> {
 #[derive(Clone, Copy)]
 pub(super) struct Walk<'k> {
     k: K<'k>,
+    sizes: Sizes<'k>,
+    width: u32,
     /// How many.
-    pub(super) count: U32<'k>,
+    count: U32<'k>,
+    /// The first index of the extent that the block takes.
+    first: U64<'k>,
     start: Cursor<'k>,
     step: Step<'k>,
     /// The part of the extent that the block takes, numbered.
@@ -92,11 +114,8 @@ impl<'k> Walk<'k> {
         let thread = k.thread_idx();
         let count = thread.lt(len).select((len - thread + (threads - 1)) / threads, 0);
         let at = first + thread.to_u64();
-        // Most channels are short enough for the cheaper division.
-        let small = s.extent.lt(1u64 << 32);
-        let image = k.if_else(small, || (at.to_u32() / s.row.to_u32()).to_u64(), || at / s.row);
-        let within = at - image * s.row;
-        let offset = ((image * s.channels + channel) * s.row + within) * u64::from(width);
+        let (image, within) = s.image(at);
+        let offset = s.offset(image, channel, within, width);
         // A step of `threads` vectors passes this many whole rows.
         let step = u64::from(threads);
         let images = (k.lit(threads) / s.row.min(step + 1).to_u32()).to_u64();
@@ -104,7 +123,8 @@ impl<'k> Walk<'k> {
         let by = (images * s.channels * s.row + rest) * u64::from(width);
         let jump = (s.channels - 1) * s.row * u64::from(width);
         let step = Step::Planes { within: rest, row: s.row, by, jump };
-        Self { k, count, start: Cursor { offset, within }, step, slab, len, channel, tile: None }
+        let start = Cursor { offset, within };
+        Self { k, sizes: s, width, count, first, start, step, slab, len, channel, tile: None }
     }
 
     fn rows(k: K<'k>, config: Config, s: Sizes<'k>, reverse: bool) -> Self {
@@ -132,7 +152,8 @@ impl<'k> Walk<'k> {
         let offset = start * s.channels + channel;
         let start = Cursor { offset, within: first };
         let tile = Some(Tile { first_channel, across: s.split, rows, row, active });
-        Self { k, count, start, step: Step::Rows { by }, slab, len, channel, tile }
+        let step = Step::Rows { by };
+        Self { k, sizes: s, width, count, first, start, step, slab, len, channel, tile }
     }
 
     fn advance(&self, at: Cursor<'k>) -> Cursor<'k> {
@@ -146,20 +167,35 @@ impl<'k> Walk<'k> {
         }
     }
 
-    /// The first vector; only to be used if there is one.
-    pub(super) fn first(&self) -> U64<'k> {
-        self.start.offset
+    /// Where the vector of the thread's channels is that lies some quarters into the block's part.
+    pub(super) fn sample(&self, quarters: u32) -> U64<'k> {
+        let at = self.first + ((self.len * quarters) >> 2).to_u64();
+        match self.tile {
+            Some(_) => at * self.sizes.channels + self.channel,
+            None => {
+                let (image, within) = self.sizes.image(at);
+                self.sizes.offset(image, self.channel, within, self.width)
+            }
+        }
     }
 
     /// Folds `body` over the vectors, up to `unroll` of them at once (a power of two), so that as many loads are under
     /// way together.
-    pub(super) fn fold<C: Carry<'k>>(&self, unroll: u32, init: C, body: impl Fn(C, &[U64<'k>]) -> C) -> C {
+    pub(super) fn fold<C: Carry<'k> + Clone>(
+        &self,
+        unroll: u32,
+        init: C,
+        body: impl Fn(C, &[U64<'k>]) -> C,
+    ) -> C {
         let k = self.k;
         let some = |n: u32, (mut at, state): (Cursor<'k>, C)| {
             let mut offsets = Vec::new();
             for _ in 0..n {
                 offsets.push(at.offset);
-                at = self.advance(at);
+                // Nothing follows a last single vector.
+                if n > 1 {
+                    at = self.advance(at);
+                }
             }
             (at, body(state, &offsets))
         };
@@ -167,8 +203,9 @@ impl<'k> Walk<'k> {
         let mut state = k.fold(rounds, (self.start, init), |_, state| some(unroll, state));
         let mut n = unroll / 2;
         while n > 0 {
-            let rest = k.range(0u32, (self.count / n) & 1, 1u32);
-            state = k.fold(rest, state, |_, state| some(n, state));
+            let rest = (self.count & n).ne(0);
+            let before = state.clone();
+            state = k.if_else(rest, || some(n, before), || state);
             n /= 2;
         }
         state.1
