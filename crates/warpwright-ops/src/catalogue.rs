@@ -3,7 +3,7 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
-use crate::{PlanError, activation, batch_norm, quantise};
+use crate::{PlanError, activation, batch_norm, group_norm, quantise};
 
 /// Which way an operation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,6 +65,7 @@ const FAMILIES: &[Family] = &[
     Family { entries: activation::entries, kernels: activation::kernels },
     Family { entries: batch_norm::entries, kernels: batch_norm::kernels },
     Family { entries: quantise::entries, kernels: quantise::kernels },
+    Family { entries: group_norm::entries, kernels: group_norm::kernels },
 ];
 
 /// Every primitive, family by family.

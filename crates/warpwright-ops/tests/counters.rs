@@ -11,6 +11,7 @@ use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
     BatchNormEvaluationDesc, Layout, Momentum, Real,
 };
+use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::plan::Access;
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
@@ -86,6 +87,16 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(to.op(), "forward", count(&to));
     let back = DequantizeNestedDesc { len }.plan(TARGET).expect("plan");
     add(back.op(), "forward", count(&back));
+    let shape =
+        GroupShape { batch: 2, channels: 32, spatial: 1024, groups: 4, layout: Layout::ChannelsFirst };
+    let (weight, bias, silu, statistics) = (true, true, false, true);
+    let desc = GroupNormDesc { dtype, shape, weight, bias, silu, statistics, eps: 1e-5.into() };
+    let forward = desc.plan(TARGET).expect("plan");
+    add(forward.op(), "forward", count(&forward));
+    let (dweight, dbias) = (true, true);
+    let desc = GroupNormBackwardDesc { dtype, shape, weight, bias, silu, dweight, dbias };
+    let backward = desc.plan(TARGET).expect("plan");
+    add(backward.op(), "backward", count(&backward));
     all
 }
 

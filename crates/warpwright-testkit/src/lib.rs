@@ -10,6 +10,7 @@ mod activation;
 mod batch_norm;
 pub mod budget;
 mod case;
+mod group_norm;
 pub mod inputs;
 pub mod measure;
 pub mod mutate;
@@ -47,7 +48,8 @@ impl Filter {
 }
 
 /// The families; a new one adds its list of cases here.
-const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[activation::cases, batch_norm::cases, quantise::cases];
+const FAMILIES: &[fn(Scope) -> Vec<Case>] =
+    &[activation::cases, batch_norm::cases, quantise::cases, group_norm::cases];
 
 /// The cases that `filter` admits, family by family.
 pub fn cases(filter: &Filter) -> Vec<Case> {

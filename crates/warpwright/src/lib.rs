@@ -28,6 +28,7 @@
 //! | [`activation`] | `relu`, `leaky_relu`, `gelu_tanh`, `gelu_erf`, `silu`, `sigmoid`, `tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | | `swiglu`, `geglu`, `geglu_tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@batch_norm`] | `batch_norm` (training), `batch_norm_evaluation`, residual and ReLU fused, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`group_norm`](mod@group_norm) | group_norm with optional silu, instance_norm, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`quantise`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //!
 //! [`catalogue()`] has the same as data. f16 and bf16 are computed in f32 and rounded once; f64 is computed in f64.
@@ -72,6 +73,9 @@ pub use warpwright_ops::activation::{
 };
 pub use warpwright_ops::batch_norm::{
     self, batch_norm, batch_norm_backward, batch_norm_evaluation, batch_norm_evaluation_backward,
+};
+pub use warpwright_ops::group_norm::{
+    self, group_norm, group_norm_backward, group_norm_training, instance_norm,
 };
 pub use warpwright_ops::quantise::{self, dequantize, dequantize_nested, quantize, quantize_nested};
 pub use warpwright_ops::{Direction, Entry, Error, Operation, Plan, PlanError, catalogue, plan};

@@ -7,6 +7,7 @@ use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
     BatchNormEvaluationDesc, Layout,
 };
+use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::plan::{TensorSpec, Variant};
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
@@ -45,6 +46,15 @@ impl<O: Operation> From<Plan<O>> for Planned {
     }
 }
 
+/// An image of about `len` elements as convolutional networks normalise them: 512 channels of 64 x 64 pixels in 32 groups
+/// for large ones.
+fn group_shape(len: usize) -> GroupShape {
+    let (channels, groups) = if len < 1 << 20 { (32, 8) } else { (512, 32) };
+    let spatial = (len / channels).clamp(1, 4096);
+    let batch = (len / (channels * spatial)).max(1);
+    GroupShape { batch, channels, spatial, groups, layout: Layout::ChannelsFirst }
+}
+
 /// Plans a primitive.
 pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
     let Request { op, direction, dtype, target, elements: len, group_size } = *request;
@@ -81,6 +91,18 @@ pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
                 BatchNormEvaluationBackwardDesc { norm, dresidual: false }.plan(target).map(Into::into)
             }
             _ => Err(PlanError::UnknownOperation { name: format!("{op} ({direction})") }),
+        };
+    }
+    if op == "group_norm" {
+        let shape = group_shape(len);
+        return if backward {
+            let (weight, bias, dweight, dbias) = (true, true, true, true);
+            let desc = GroupNormBackwardDesc { dtype, shape, weight, bias, silu: false, dweight, dbias };
+            desc.plan(target).map(Into::into)
+        } else {
+            let (weight, bias, silu, statistics) = (true, true, false, true);
+            let eps = 1e-5.into();
+            GroupNormDesc { dtype, shape, weight, bias, silu, statistics, eps }.plan(target).map(Into::into)
         };
     }
     let scheme = |name: &str| Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);

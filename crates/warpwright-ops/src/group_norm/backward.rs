@@ -1,0 +1,460 @@
+//! The gradient as an operation.
+
+use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+
+use super::tuning::{self, Divisor, Path};
+use super::{GroupShape, Layout, OP, Sizes, column_gradients, common, gradients, statistics_dtype, variants};
+use crate::catalogue::Direction;
+use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec};
+use crate::{Binding, PlanError};
+
+/// Backward.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GroupNormBackwardDesc {
+    /// Element type of `x`, `dy`, `weight`, `bias`, `dx`, `dweight` and `dbias`.
+    pub dtype: DType,
+    /// The tensor and its groups.
+    pub shape: GroupShape,
+    /// Whether there is a weight.
+    pub weight: bool,
+    /// Whether there is a bias. It is read only if `silu` followed.
+    pub bias: bool,
+    /// Whether `silu` followed.
+    pub silu: bool,
+    /// Whether the gradient of the weight is wanted.
+    pub dweight: bool,
+    /// Whether the gradient of the bias is wanted.
+    pub dbias: bool,
+}
+
+/// Tensors of [`GroupNormBackwardDesc`].
+#[derive(Debug)]
+pub struct GroupNormBackwardArgs<'a> {
+    /// The input of the forward operation.
+    pub x: TensorRef<'a>,
+    /// Gradient of its result.
+    pub dy: TensorRef<'a>,
+    /// The means that it saved, `[N, groups]`, f32 or f64.
+    pub mean: TensorRef<'a>,
+    /// `1 / sqrt(variance + eps)`, as `mean`.
+    pub rstd: TensorRef<'a>,
+    /// `[C]`
+    pub weight: Option<TensorRef<'a>>,
+    /// `[C]`; there if the descriptor has both `bias` and `silu`.
+    pub bias: Option<TensorRef<'a>>,
+    /// Gradient of `x`; may replace `dy` or `x`.
+    pub dx: TensorMut<'a>,
+    /// Gradient of the weight, `[C]`.
+    pub dweight: Option<TensorMut<'a>>,
+    /// Gradient of the bias, `[C]`.
+    pub dbias: Option<TensorMut<'a>>,
+    /// Scratch memory, see [`Plan::workspace`].
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+/// The slots of [`GroupNormBackwardDesc`].
+mod slot {
+    pub(super) const X: u32 = 0;
+    pub(super) const DY: u32 = 1;
+    pub(super) const MEAN: u32 = 2;
+    pub(super) const RSTD: u32 = 3;
+    pub(super) const WEIGHT: u32 = 4;
+    pub(super) const BIAS: u32 = 5;
+    pub(super) const DX: u32 = 6;
+    pub(super) const DWEIGHT: u32 = 7;
+    pub(super) const DBIAS: u32 = 8;
+    pub(super) const WORKSPACE: u32 = 9;
+}
+
+/// Planes of scratch memory, in elements from its start.
+#[derive(Clone, Copy, Debug)]
+struct Scratch {
+    /// Of one plane of sums.
+    sums_plane: u64,
+    /// Of one plane of partial sums.
+    partials_plane: u64,
+    bytes: u64,
+    groups: u64,
+}
+
+impl Scratch {
+    /// Sums of whole channels come first, then partial sums, then the means.
+    fn partials(self) -> u64 {
+        2 * self.sums_plane * self.bytes
+    }
+
+    fn means(self) -> u64 {
+        2 * (self.sums_plane + self.partials_plane) * self.bytes
+    }
+
+    fn len(self) -> u64 {
+        2 * (self.sums_plane + self.partials_plane + self.groups)
+    }
+}
+
+impl GroupNormBackwardDesc {
+    fn flags(&self) -> u32 {
+        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+        flag(self.weight, common::HAS_WEIGHT)
+            | flag(self.bias && self.silu, common::HAS_BIAS)
+            | flag(self.parameters(), common::SAVES)
+            | flag(self.silu, common::SILU)
+            | flag(self.dweight, gradients::WANTS_DWEIGHT)
+            | flag(self.dbias, gradients::WANTS_DBIAS)
+    }
+
+    /// Whether there are gradients of parameters.
+    fn parameters(&self) -> bool {
+        self.dweight || self.dbias
+    }
+
+    fn steps(
+        &self,
+        sizes: &Sizes,
+        width: u32,
+        target: Target,
+        path: Option<Path>,
+    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+        let bytes = statistics_dtype(self.dtype).bytes() as u64;
+        if sizes.len == 0 {
+            let scratch = Scratch { sums_plane: 0, partials_plane: 0, bytes, groups: 0 };
+            let steps = self.parameter_step(sizes, target, 0, scratch)?;
+            return Ok((steps.into_iter().collect(), 0));
+        }
+        match sizes.layout {
+            Layout::ChannelsFirst => {
+                let vectors = sizes.of_group * (sizes.spatial / u64::from(width));
+                let groups = sizes.all_groups as u64;
+                let tuned = || tuning::backward_for(self.dtype, target, width, groups, vectors);
+                match path.unwrap_or_else(tuned) {
+                    Path::Resident(config) => self.resident_steps(sizes, target, config, bytes),
+                    Path::Streamed => self.contiguous_steps(sizes, width, target, bytes),
+                }
+            }
+            Layout::ChannelsLast => self.column_steps(sizes, width, target, bytes),
+        }
+    }
+
+    /// `dweight` and `dbias` from `rows` rows of sums.
+    fn parameter_step(
+        &self,
+        sizes: &Sizes,
+        target: Target,
+        rows: u64,
+        scratch: Scratch,
+    ) -> Result<Option<LaunchStep>, PlanError> {
+        if !self.parameters() || sizes.channels == 0 {
+            return Ok(None);
+        }
+        let args = gradients::ParameterArgs {
+            sums: In::slot(slot::WORKSPACE),
+            dweight: Out::slot(slot::DWEIGHT),
+            dbias: Out::slot(slot::DBIAS),
+            rows: sizes.word(rows)?,
+            channels: sizes.channels,
+            sums_plane: scratch.sums_plane,
+            flags: self.flags(),
+        };
+        let kernel = plan::recorded(OP, &gradients::Parameters { dtype: self.dtype }, target)?;
+        let [x, _, z] = sizes.grid(sizes.channels.div_ceil(u64::from(gradients::Parameters::LANES)))?;
+        Ok(Some(LaunchStep::new(kernel, [x, 2, z], args.values())))
+    }
+
+    fn resident_steps(
+        &self,
+        sizes: &Sizes,
+        target: Target,
+        config: tuning::Resident,
+        bytes: u64,
+    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+        let dtype = self.dtype;
+        let channel_vectors = sizes.spatial / u64::from(config.width);
+        let vectors = sizes.of_group * channel_vectors;
+        let divisor = Divisor::new(channel_vectors);
+        let per_block = config.per_block(vectors, channel_vectors);
+        // Blocks that a channel can lie in.
+        let splits = match per_block.is_multiple_of(channel_vectors) {
+            true => 1,
+            false if channel_vectors.is_multiple_of(per_block) => channel_vectors / per_block,
+            false => (channel_vectors - 1).div_ceil(per_block) + 1,
+        };
+        let rows = sizes.batch * splits;
+        let wanted = if self.parameters() { rows * sizes.channels } else { 0 };
+        let scratch = Scratch { sums_plane: wanted, partials_plane: 0, bytes, groups: 0 };
+        let args = gradients::ResidentArgs {
+            x: In::slot(slot::X),
+            dy: In::slot(slot::DY),
+            mean: In::slot(slot::MEAN),
+            rstd: In::slot(slot::RSTD),
+            weight: In::slot(slot::WEIGHT),
+            bias: In::slot(slot::BIAS),
+            dx: Out::slot(slot::DX),
+            sums: Out::slot(slot::WORKSPACE),
+            groups: sizes.word(sizes.groups)?,
+            of_group: sizes.word(sizes.of_group)?,
+            vectors: sizes.word(vectors)?,
+            per_block: sizes.word(per_block)?,
+            channel_vectors: sizes.word(channel_vectors)?,
+            magic: divisor.magic,
+            shift: divisor.shift,
+            splits: sizes.word(splits)?,
+            sums_plane: scratch.sums_plane,
+            reciprocal: self.reciprocal(sizes),
+            flags: self.flags(),
+        };
+        let kernel = plan::recorded(OP, &gradients::ResidentBackward { dtype, config }, target)?;
+        let grid = sizes.grid(sizes.all_groups as u64 * u64::from(config.cluster))?;
+        let mut steps = vec![LaunchStep::new(kernel, grid, args.values())];
+        steps.extend(self.parameter_step(sizes, target, rows, scratch)?);
+        Ok((steps, scratch.len()))
+    }
+
+    /// One over the elements of a group.
+    #[allow(clippy::unused_self, reason = "reads as a property of the operation")]
+    fn reciprocal(&self, sizes: &Sizes) -> f64 {
+        1.0 / (sizes.of_group * sizes.spatial) as f64
+    }
+
+    /// The step between the partial sums and `dx`.
+    fn finish_step(
+        &self,
+        sizes: &Sizes,
+        target: Target,
+        splits: u32,
+        scratch: Scratch,
+    ) -> Result<LaunchStep, PlanError> {
+        let at_once = sizes.of_group.clamp(1, u64::from(gradients::FINISH_THREADS)).next_power_of_two();
+        let args = gradients::FinishArgs {
+            partials: In::slot_at(slot::WORKSPACE, scratch.partials()),
+            weight: In::slot(slot::WEIGHT),
+            sums: Out::slot(slot::WORKSPACE),
+            means: Out::slot_at(slot::WORKSPACE, scratch.means()),
+            groups: sizes.word(sizes.groups)?,
+            of_group: sizes.word(sizes.of_group)?,
+            log: at_once.trailing_zeros(),
+            splits,
+            plane: scratch.partials_plane,
+            sums_plane: scratch.sums_plane,
+            means_plane: scratch.groups,
+            reciprocal: self.reciprocal(sizes),
+            flags: self.flags(),
+        };
+        let kernel = plan::recorded(OP, &gradients::Finish { dtype: self.dtype }, target)?;
+        Ok(LaunchStep::new(kernel, sizes.grid(sizes.all_groups as u64)?, args.values()))
+    }
+
+    fn contiguous_steps(
+        &self,
+        sizes: &Sizes,
+        width: u32,
+        target: Target,
+        bytes: u64,
+    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+        let (dtype, groups) = (self.dtype, sizes.all_groups as u64);
+        let channel_vectors = sizes.spatial / u64::from(width);
+        let vectors = sizes.of_group * channel_vectors;
+        let divisor = Divisor::new(channel_vectors);
+        let (splits, per_split) = tuning::split_channel(sizes.batch * sizes.channels, channel_vectors);
+        let scratch = Scratch {
+            sums_plane: sizes.batch * sizes.channels,
+            partials_plane: sizes.batch * sizes.channels * u64::from(splits),
+            bytes,
+            groups,
+        };
+        let (pieces, per_piece) = tuning::split(groups, vectors);
+        let first = plan::recorded(OP, &gradients::Sums { dtype, width }, target)?;
+        let last = plan::recorded(OP, &gradients::Apply { dtype, width }, target)?;
+        let warps = u64::from(tuning::STREAM_THREADS / 32);
+        let parts = scratch.partials_plane;
+        let sums = gradients::SumsArgs {
+            x: In::slot(slot::X),
+            dy: In::slot(slot::DY),
+            mean: In::slot(slot::MEAN),
+            rstd: In::slot(slot::RSTD),
+            weight: In::slot(slot::WEIGHT),
+            bias: In::slot(slot::BIAS),
+            partials: Out::slot_at(slot::WORKSPACE, scratch.partials()),
+            channels: sizes.word(sizes.channels)?,
+            of_group: sizes.word(sizes.of_group)?,
+            channel_vectors,
+            splits,
+            per_split,
+            parts: sizes.word(parts)?,
+            plane: scratch.partials_plane,
+            flags: self.flags(),
+        };
+        let apply = gradients::ApplyArgs {
+            x: In::slot(slot::X),
+            dy: In::slot(slot::DY),
+            mean: In::slot(slot::MEAN),
+            rstd: In::slot(slot::RSTD),
+            weight: In::slot(slot::WEIGHT),
+            bias: In::slot(slot::BIAS),
+            means: In::slot_at(slot::WORKSPACE, scratch.means()),
+            dx: Out::slot(slot::DX),
+            groups: sizes.word(sizes.groups)?,
+            of_group: sizes.word(sizes.of_group)?,
+            vectors,
+            splits: pieces,
+            per_split: per_piece,
+            channel_vectors,
+            magic: divisor.magic,
+            shift: divisor.shift,
+            limit: divisor.limit,
+            means_plane: groups,
+            flags: self.flags(),
+        };
+        let mut steps = vec![
+            LaunchStep::new(first, sizes.grid(parts.div_ceil(warps))?, sums.values()),
+            self.finish_step(sizes, target, splits, scratch)?,
+            LaunchStep::new(last, sizes.grid(groups * u64::from(pieces))?, apply.values()),
+        ];
+        steps.extend(self.parameter_step(sizes, target, sizes.batch, scratch)?);
+        Ok((steps, scratch.len()))
+    }
+
+    fn column_steps(
+        &self,
+        sizes: &Sizes,
+        width: u32,
+        target: Target,
+        bytes: u64,
+    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+        let (dtype, groups) = (self.dtype, sizes.all_groups as u64);
+        let t = sizes.tiling(width)?;
+        let scratch = Scratch {
+            sums_plane: sizes.batch * sizes.channels,
+            partials_plane: sizes.batch * u64::from(t.splits) * sizes.channels,
+            bytes,
+            groups,
+        };
+        let sums = column_gradients::SumsArgs {
+            x: In::slot(slot::X),
+            dy: In::slot(slot::DY),
+            mean: In::slot(slot::MEAN),
+            rstd: In::slot(slot::RSTD),
+            weight: In::slot(slot::WEIGHT),
+            bias: In::slot(slot::BIAS),
+            partials: Out::slot_at(slot::WORKSPACE, scratch.partials()),
+            groups: sizes.word(sizes.groups)?,
+            of_group: sizes.word(sizes.of_group)?,
+            pixels: sizes.spatial,
+            row_vectors: t.row_vectors,
+            tiles: t.tiles,
+            tile: t.tile,
+            splits: t.splits,
+            per_split: t.per_split,
+            plane: scratch.partials_plane,
+            flags: self.flags(),
+        };
+        let apply = column_gradients::ApplyArgs {
+            x: In::slot(slot::X),
+            dy: In::slot(slot::DY),
+            mean: In::slot(slot::MEAN),
+            rstd: In::slot(slot::RSTD),
+            weight: In::slot(slot::WEIGHT),
+            bias: In::slot(slot::BIAS),
+            means: In::slot_at(slot::WORKSPACE, scratch.means()),
+            dx: Out::slot(slot::DX),
+            groups: sizes.word(sizes.groups)?,
+            of_group: sizes.word(sizes.of_group)?,
+            pixels: sizes.spatial,
+            row_vectors: t.row_vectors,
+            tiles: t.tiles,
+            tile: t.tile,
+            splits: t.splits,
+            per_split: t.per_split,
+            means_plane: groups,
+            flags: self.flags(),
+        };
+        let first = plan::recorded(OP, &column_gradients::Sums { dtype, width }, target)?;
+        let last = plan::recorded(OP, &column_gradients::Apply { dtype, width }, target)?;
+        let mut steps = vec![
+            LaunchStep::new(first, t.grid, sums.values()),
+            self.finish_step(sizes, target, t.splits, scratch)?,
+            LaunchStep::new(last, t.grid, apply.values()),
+        ];
+        steps.extend(self.parameter_step(sizes, target, sizes.batch, scratch)?);
+        Ok((steps, scratch.len()))
+    }
+
+    /// The plan with a chosen path for vectors instead of the one that tuning takes: for tests and measurements. A
+    /// resident kernel must have room for a group.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`].
+    pub fn plan_along(&self, target: Target, path: Path) -> Result<Plan<Self>, PlanError> {
+        self.plan_by(target, Some(path))
+    }
+
+    fn plan_by(&self, target: Target, path: Option<Path>) -> Result<Plan<Self>, PlanError> {
+        let sizes = Sizes::of(OP, self.dtype, self.shape)?;
+        let (variants, workspace) =
+            variants(&sizes, |width| self.steps(&sizes, width, target, path.filter(|p| p.fits(width))))?;
+        let statistics = statistics_dtype(self.dtype);
+        let channels = self.shape.channels;
+        let tensors = vec![
+            TensorSpec::read("x", self.dtype, sizes.len),
+            TensorSpec::read("dy", self.dtype, sizes.len).like(0),
+            TensorSpec::read("mean", statistics, sizes.all_groups),
+            TensorSpec::read("rstd", statistics, sizes.all_groups),
+            TensorSpec::read("weight", self.dtype, channels).optional(self.weight),
+            TensorSpec::read("bias", self.dtype, channels).optional(self.bias && self.silu),
+            TensorSpec::write("dx", self.dtype, sizes.len).in_place().like(0),
+            TensorSpec::write("dweight", self.dtype, channels).optional(self.dweight),
+            TensorSpec::write("dbias", self.dtype, channels).optional(self.dbias),
+            TensorSpec::workspace(statistics, workspace),
+        ];
+        Ok(Plan::new(PlanParts {
+            op: OP,
+            direction: Direction::Backward,
+            target,
+            tensors,
+            variants,
+            workspace_bytes: (workspace * statistics.bytes()) as u64,
+        }))
+    }
+}
+
+impl Operation for GroupNormBackwardDesc {
+    type Args<'a> = GroupNormBackwardArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        self.plan_by(target, None)
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![
+            Binding::Input(args.x),
+            Binding::Input(args.dy),
+            Binding::Input(args.mean),
+            Binding::Input(args.rstd),
+            args.weight.into(),
+            args.bias.into(),
+            Binding::Output(args.dx),
+            args.dweight.into(),
+            args.dbias.into(),
+            args.workspace.into(),
+        ]
+    }
+}
+
+/// Every kernel that a backward plan can hold.
+pub(super) fn kernels(dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let mut all = Vec::new();
+    for width in [tuning::vector_width(dtype), 1] {
+        for config in tuning::backward(dtype, target, width) {
+            all.push(plan::recorded(OP, &gradients::ResidentBackward { dtype, config }, target)?);
+        }
+        all.push(plan::recorded(OP, &gradients::Sums { dtype, width }, target)?);
+        all.push(plan::recorded(OP, &gradients::Apply { dtype, width }, target)?);
+        all.push(plan::recorded(OP, &column_gradients::Sums { dtype, width }, target)?);
+        all.push(plan::recorded(OP, &column_gradients::Apply { dtype, width }, target)?);
+    }
+    all.push(plan::recorded(OP, &gradients::Finish { dtype }, target)?);
+    all.push(plan::recorded(OP, &gradients::Parameters { dtype }, target)?);
+    Ok(all)
+}

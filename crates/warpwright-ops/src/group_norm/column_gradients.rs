@@ -1,0 +1,274 @@
+//! Backward kernels for channels-last tensors.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{FixedElement, accumulate, kernel_args};
+
+use super::columns::{Column, PAIR_ROUND, Planes, Shape, THREADS, channels_of_tile};
+use super::common::{Affine, Options, silu_slope};
+use super::gradients::{Channel, Line, with_or_without_silu};
+use super::statistics_dtype;
+
+kernel_args! {
+    /// `partials` are two planes of [sample, split, channel]: sums of `dy` and of `dy xhat`.
+    pub(super) struct SumsArgs => SumsParams {
+        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>,
+        partials: Out<Elem>, groups: u32, of_group: u32, pixels: u64, row_vectors: u32, tiles: u32, tile: u32,
+        splits: u32, per_split: u64, plane: u64, flags: u32,
+    }
+}
+
+/// The sums of each channel over some pixels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sums {
+    pub(super) dtype: DType,
+    pub(super) width: u32,
+}
+
+impl KernelDef for Sums {
+    type Args = SumsArgs;
+
+    fn name(&self) -> String {
+        format!("group_norm_last_backward_sums_{}_x{}", self.dtype, self.width)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let statistics = statistics_dtype(self.dtype);
+        let all = DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics);
+        all.with("partials", statistics)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: SumsParams<'k>) {
+        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+/// What the threads of the backward kernels read of their channels.
+struct Sources<'k> {
+    affine: Affine<'k>,
+    mean: Ptr<'k, Read, Elem>,
+    rstd: Ptr<'k, Read, Elem>,
+    groups: U32<'k>,
+    of_group: U32<'k>,
+}
+
+impl<'k> Sources<'k> {
+    /// The channels of a thread, and their groups.
+    fn channels<A: Float>(
+        &self,
+        k: K<'k>,
+        column: Column<'k>,
+        width: u32,
+    ) -> (Vec<Channel<'k, A>>, Lanes<'k, u32>)
+    where
+        Elem: Access<A>,
+    {
+        let groups = column.groups(k, self.groups, self.of_group, width);
+        let of_groups = column.of_groups(k, self.of_group, width, &groups, |group| {
+            (self.mean.at(group).get(), self.rstd.at(group).get())
+        });
+        let weights = self.affine.weights::<A>(k, column.vector, width);
+        let biases = self.affine.biases::<A>(k, column.vector, width);
+        let channels = of_groups
+            .into_iter()
+            .zip(weights.iter().zip(biases.iter()))
+            .map(|((mean, rstd), (weight, bias))| Channel { mean, rstd, weight, bias })
+            .collect();
+        (channels, groups)
+    }
+}
+
+/// The vectors of `round` pixels from the one at `at` on.
+fn rows<'k, A: Float>(
+    from: Ptr<'k, Read, Elem>,
+    column: Column<'k>,
+    at: U64<'k>,
+    round: u32,
+    width: u32,
+) -> Vec<Packed<'k, A>>
+where
+    Elem: Access<A>,
+{
+    let (mut from, pitch) = (from.at(column.element(at, width)), column.pitch(width));
+    let mut rows = Vec::new();
+    for number in 0..round {
+        if number > 0 {
+            from = from.at(pitch);
+        }
+        rows.push(from.load_packed::<A>(width));
+    }
+    rows
+}
+
+/// Distances from the means and gradients in front of `silu` of one pixel.
+fn pixel<'k, A: Float>(
+    silu: Option<Precision>,
+    channels: &[Channel<'k, A>],
+    x: &Packed<'k, A>,
+    dy: &Packed<'k, A>,
+) -> (Lanes<'k, A>, Lanes<'k, A>) {
+    let (x, dy) = (x.lanes(), dy.lanes());
+    let distances: Lanes<'k, A> = channels.iter().zip(x.iter()).map(|(c, x)| x - c.mean).collect();
+    let Some(precision) = silu else { return (distances, dy) };
+    let slopes = channels
+        .iter()
+        .zip(distances.iter())
+        .map(|(c, d)| silu_slope(d.mul_add(c.rstd * c.weight, c.bias), precision));
+    let gradients = slopes.zip(dy.iter()).map(|(slope, dy)| dy * slope).collect();
+    (distances, gradients)
+}
+
+impl Sums {
+    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: SumsParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let (width, precision) = (self.width, Precision::of(self.dtype));
+        let shape = Shape {
+            pixels: a.pixels,
+            row_vectors: a.row_vectors,
+            tiles: a.tiles,
+            tile: a.tile,
+            splits: a.splits,
+            per_split: a.per_split,
+        };
+        let column = Column::of(k, k.block_idx_x(), shape);
+        let options = Options::of(a.flags);
+        let affine = Affine { options, weight: a.weight, bias: a.bias };
+        let sources = Sources { affine, mean: a.mean, rstd: a.rstd, groups: a.groups, of_group: a.of_group };
+        let zeros = || -> Lanes<'k, A> { (0..width).map(|_| k.lit(0.0)).collect() };
+        let (sums, products) = k.if_else(
+            column.exists,
+            || {
+                let (channels, _) = sources.channels::<A>(k, column, width);
+                let (sums, products) = with_or_without_silu(k, options, precision, |silu| {
+                    column.rounds(k, PAIR_ROUND, (zeros(), zeros()), |at, round, sums| {
+                        let x = rows::<A>(a.x, column, at, round, width);
+                        let dy = rows::<A>(a.dy, column, at, round, width);
+                        x.iter().zip(&dy).fold(sums, |(sums, products), (x, dy)| {
+                            let (distances, gradients) = pixel(silu, &channels, x, dy);
+                            let products = gradients.zip3(distances, products, |g, d, sum| g.mul_add(d, sum));
+                            (sums.zip(gradients, |sum, g| sum + g), products)
+                        })
+                    })
+                });
+                let products = products.iter().zip(&channels).map(|(sum, c)| sum * c.rstd).collect();
+                (sums, products)
+            },
+            || (zeros(), zeros()),
+        );
+
+        let thread = k.thread_idx();
+        let [of_dy, of_product] = [(); 2].map(|()| Planes::<A>::new(k, width));
+        of_dy.put(thread, &sums);
+        of_product.put(thread, &products);
+        k.barrier();
+        let strips = k.lit(THREADS) >> a.tile;
+        channels_of_tile(k, column, a.tile, width, |vector, lane, channel| {
+            let zero = || k.lit::<A>(0.0);
+            let (sum, product) = k.fold(k.range(0u32, strips, 1u32), (zero(), zero()), |strip, sums| {
+                let from = (strip << a.tile) + vector;
+                (sums.0 + of_dy.get(from, lane), sums.1 + of_product.get(from, lane))
+            });
+            let row = (a.row_vectors * width).to_u64();
+            let partial = a.partials.at(column.part.to_u64() * row + channel.to_u64());
+            partial.set(sum);
+            partial.at(a.plane).set(product);
+        });
+    }
+}
+
+kernel_args! {
+    /// As [`SumsArgs`]; `means` are two planes of [sample, group].
+    pub(super) struct ApplyArgs => ApplyParams {
+        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>, means: In<Elem>,
+        dx: Out<Elem>, groups: u32, of_group: u32, pixels: u64, row_vectors: u32, tiles: u32, tile: u32, splits: u32,
+        per_split: u64, means_plane: u64, flags: u32,
+    }
+}
+
+/// `dx` from the means over the groups.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Apply {
+    pub(super) dtype: DType,
+    pub(super) width: u32,
+}
+
+impl KernelDef for Apply {
+    type Args = ApplyArgs;
+
+    fn name(&self) -> String {
+        format!("group_norm_last_backward_apply_{}_x{}", self.dtype, self.width)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let statistics = statistics_dtype(self.dtype);
+        let all = DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics);
+        all.with("means", statistics)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
+        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+impl Apply {
+    fn body<'k, A: Float>(&self, k: K<'k>, a: ApplyParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let (width, precision) = (self.width, Precision::of(self.dtype));
+        let shape = Shape {
+            pixels: a.pixels,
+            row_vectors: a.row_vectors,
+            tiles: a.tiles,
+            tile: a.tile,
+            splits: a.splits,
+            per_split: a.per_split,
+        };
+        // Backwards: what the first pass read last is still in the L2 cache.
+        let column = Column::of(k, (k.grid_dim_x() - 1) - k.block_idx_x(), shape);
+        let options = Options::of(a.flags);
+        let affine = Affine { options, weight: a.weight, bias: a.bias };
+        let sources = Sources { affine, mean: a.mean, rstd: a.rstd, groups: a.groups, of_group: a.of_group };
+        k.if_(column.exists, || {
+            let (channels, groups) = sources.channels::<A>(k, column, width);
+            let means = column.of_groups(k, a.of_group, width, &groups, |group| {
+                let means = a.means.at(group);
+                (means.get(), means.at(a.means_plane).get())
+            });
+            let lines: Vec<Line<'k, A>> = channels
+                .iter()
+                .zip(means)
+                .map(|(channel, (g, g_xhat))| Line::of(*channel, g, g_xhat))
+                .collect();
+            let pitch = column.pitch(width);
+            with_or_without_silu(k, options, precision, |silu| {
+                column.rounds(k, PAIR_ROUND, (), |at, round, ()| {
+                    let x = rows::<A>(a.x, column, at, round, width);
+                    let dy = rows::<A>(a.dy, column, at, round, width);
+                    let mut dx = a.dx.at(column.element(at, width));
+                    for (number, (x, dy)) in x.iter().zip(&dy).enumerate() {
+                        if number > 0 {
+                            dx = dx.at(pitch);
+                        }
+                        let (distances, gradients) = pixel(silu, &channels, x, dy);
+                        let results: Lanes<'k, A> = lines
+                            .iter()
+                            .zip(distances.iter().zip(gradients.iter()))
+                            .map(|(line, (d, g))| line.dx(d, g))
+                            .collect();
+                        dx.store(results);
+                    }
+                });
+            });
+        });
+    }
+}

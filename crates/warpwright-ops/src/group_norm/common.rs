@@ -1,0 +1,152 @@
+//! What the kernels have in common.
+
+use warpwright_dsl::prelude::*;
+
+use super::spread::Spread;
+
+/// There is a weight.
+pub(super) const HAS_WEIGHT: u32 = 1;
+/// There is a bias.
+pub(super) const HAS_BIAS: u32 = 2;
+/// Forward: mean and rstd are stored. Backward: the gradients of weight and bias are.
+pub(super) const SAVES: u32 = 4;
+/// The result goes through `silu`.
+pub(super) const SILU: u32 = 8;
+
+/// The optional parts of an operation, the same for the whole grid.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options<'k> {
+    pub(super) weight: Pred<'k>,
+    pub(super) bias: Pred<'k>,
+    pub(super) saves: Pred<'k>,
+    pub(super) silu: Pred<'k>,
+}
+
+impl<'k> Options<'k> {
+    pub(super) fn of(flags: U32<'k>) -> Self {
+        let has = |flag: u32| (flags & flag).ne(0);
+        Self { weight: has(HAS_WEIGHT), bias: has(HAS_BIAS), saves: has(SAVES), silu: has(SILU) }
+    }
+}
+
+/// Weight and bias, 1 and 0 where there are none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Affine<'k> {
+    pub(super) options: Options<'k>,
+    pub(super) weight: Ptr<'k, Read, Elem>,
+    pub(super) bias: Ptr<'k, Read, Elem>,
+}
+
+impl<'k> Affine<'k> {
+    pub(super) fn weight<A: Float>(self, k: K<'k>, channel: impl IntoIndex<'k>) -> Reg<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        k.if_else(self.options.weight, || self.weight.at(channel).get(), || k.lit(1.0))
+    }
+
+    pub(super) fn bias<A: Float>(self, k: K<'k>, channel: impl IntoIndex<'k>) -> Reg<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        k.if_else(self.options.bias, || self.bias.at(channel).get(), || k.lit(0.0))
+    }
+}
+
+impl<'k> Affine<'k> {
+    /// The weights of a vector of channels.
+    pub(super) fn weights<A: Float>(self, k: K<'k>, vector: U32<'k>, width: u32) -> Lanes<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        let at = vector.mul_wide(width);
+        let ones = || (0..width).map(|_| k.lit(1.0)).collect();
+        k.if_else(self.options.weight, || self.weight.at(at).load(width), ones)
+    }
+
+    /// The biases of a vector of channels.
+    pub(super) fn biases<A: Float>(self, k: K<'k>, vector: U32<'k>, width: u32) -> Lanes<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        let at = vector.mul_wide(width);
+        let zeros = || (0..width).map(|_| k.lit(0.0)).collect();
+        k.if_else(self.options.bias, || self.bias.at(at).load(width), zeros)
+    }
+}
+
+/// Mean and rstd of a group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Statistics<'k, A: Float> {
+    pub(super) mean: Reg<'k, A>,
+    pub(super) low: Reg<'k, A>,
+    pub(super) rstd: Reg<'k, A>,
+}
+
+impl<'k, A: Float> Statistics<'k, A> {
+    pub(super) fn of(spread: Spread<'k, A>, eps: F64<'k>) -> Self {
+        Self { mean: spread.mean, low: spread.low, rstd: spread.rstd(eps.convert()) }
+    }
+
+    /// Stores them as number `group`.
+    pub(super) fn save(self, mean: Ptr<'k, Write, Elem>, rstd: Ptr<'k, Write, Elem>, group: U32<'k>)
+    where
+        Elem: Access<A>,
+    {
+        mean.at(group).set(self.mean + self.low);
+        rstd.at(group).set(self.rstd);
+    }
+
+    /// The factor and the addend of `x - mean` that make it the normalised and scaled value.
+    pub(super) fn line(self, weight: Reg<'k, A>, bias: Reg<'k, A>) -> (Reg<'k, A>, Reg<'k, A>) {
+        let scale = self.rstd * weight;
+        (scale, (-self.low).mul_add(scale, bias))
+    }
+}
+
+/// `x / (1 + exp(-x))`
+pub(super) fn silu<A: Float>(x: Reg<'_, A>, precision: Precision) -> Reg<'_, A> {
+    x * x.sigmoid_for(precision)
+}
+
+/// The derivative of [`silu`].
+pub(super) fn silu_slope<A: Float>(x: Reg<'_, A>, precision: Precision) -> Reg<'_, A> {
+    let s = x.sigmoid_for(precision);
+    x.mul_add((-s).mul_add(s, s), s)
+}
+
+/// `n / d` for a divisor that the host has prepared.
+pub(super) fn quotient<'k>(n: U32<'k>, magic: U32<'k>, shift: U32<'k>) -> U32<'k> {
+    (n.mul_wide(magic) >> shift).to_u32()
+}
+
+/// Loads vectors of which those without `inside` are zeros.
+pub(super) fn load_vectors<'k, A: Float>(
+    k: K<'k>,
+    start: Ptr<'k, Read, Elem>,
+    stride: u32,
+    width: u32,
+    inside: &[Pred<'k>],
+) -> Vec<Packed<'k, A>>
+where
+    Elem: Access<A>,
+{
+    let load = |(number, inside): (u64, &Pred<'k>)| {
+        let at = number * u64::from(stride) * u64::from(width);
+        k.if_else(*inside, || start.at(at).load_packed(width), || Packed::zero(k, start.dtype(), width))
+    };
+    (0u64..).zip(inside).map(load).collect()
+}
+
+/// Stores a vector of results.
+pub(super) fn store_result<'k, A: Float>(
+    k: K<'k>,
+    options: Options<'k>,
+    y: Ptr<'k, Write, Elem>,
+    results: &Lanes<'k, A>,
+) where
+    Elem: Access<A>,
+{
+    let precision = Precision::of(y.dtype());
+    k.if_else(options.silu, || y.store(results.map(|z| silu(z, precision))), || y.store(results.clone()));
+}

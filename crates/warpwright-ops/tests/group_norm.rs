@@ -1,0 +1,249 @@
+//! Group normalisation: what plans and launches refuse, gradients, accuracy, and its free functions.
+
+use warpwright_ops::group_norm::tuning::Path;
+use warpwright_ops::group_norm::{
+    GroupNorm, GroupNormArgs, GroupNormBackwardDesc, GroupNormDesc, GroupShape, Layout, group_norm,
+    group_norm_backward, group_norm_training, instance_norm, reference,
+};
+use warpwright_ops::{Direction, Error, Operation, PlanError};
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{Device, Error as RuntimeError, Tensor};
+use warpwright_testkit::inputs::Input;
+use warpwright_testkit::{Filter, Scope, cases, run_case};
+
+const TARGET: Target = Target::sm(90);
+
+const fn shape(batch: usize, channels: usize, spatial: usize, groups: usize) -> GroupShape {
+    GroupShape { batch, channels, spatial, groups, layout: Layout::ChannelsFirst }
+}
+
+fn desc(dtype: DType, shape: GroupShape) -> GroupNormDesc {
+    let (weight, bias, silu, statistics) = (true, true, false, true);
+    GroupNormDesc { dtype, shape, weight, bias, silu, statistics, eps: 1e-5.into() }
+}
+
+fn backward(dtype: DType, shape: GroupShape) -> GroupNormBackwardDesc {
+    let (weight, bias, silu, dweight, dbias) = (true, true, true, true, true);
+    GroupNormBackwardDesc { dtype, shape, weight, bias, silu, dweight, dbias }
+}
+
+#[test]
+fn quick_cases() {
+    let filter = Filter { ops: vec!["group_norm".to_owned()], scope: Scope::Quick, ..Filter::default() };
+    let device = Device::emulator();
+    let results: Vec<_> =
+        cases(&filter).iter().map(|case| (case.to_string(), run_case(&device, case))).collect();
+    let wrong: Vec<_> = results
+        .iter()
+        .filter(|(_, r)| !r.ok)
+        .map(|(case, r)| format!("{case}: {:?} {}", r.reason, r.findings.join("\n")))
+        .collect();
+    assert!(wrong.is_empty(), "{} of {}\n{}", wrong.len(), results.len(), wrong.join("\n"));
+}
+
+#[test]
+fn descriptors_without_a_plan() {
+    for groups in [0, 3, 16] {
+        let e = desc(DType::F32, shape(1, 8, 4, groups)).plan(TARGET).expect_err("no divisor");
+        assert!(matches!(e, PlanError::Parameter { op: "group_norm", parameter: "groups", .. }), "{e}");
+        let e = backward(DType::F32, shape(1, 8, 4, groups)).plan(TARGET).expect_err("no divisor");
+        assert!(matches!(e, PlanError::Parameter { parameter: "groups", .. }), "{e}");
+    }
+    let e = desc(DType::I32, shape(1, 8, 4, 2)).plan(TARGET).expect_err("no integers");
+    assert!(matches!(e, PlanError::DType { tensor: "x", got: DType::I32, .. }), "{e}");
+    for eps in [-1e-5, f64::NAN, f64::INFINITY] {
+        let wrong = GroupNormDesc { eps: eps.into(), ..desc(DType::F32, shape(1, 8, 4, 2)) };
+        let e = wrong.plan(TARGET).expect_err("no such eps");
+        assert!(matches!(e, PlanError::Parameter { parameter: "eps", .. }), "{e}");
+    }
+    for wide in [shape(usize::MAX, 8, 4, 2), shape(1 << 40, 8, 1, 8), shape(1, 8, usize::MAX / 4, 2)] {
+        let e = desc(DType::F32, wide).plan(TARGET).expect_err("too large");
+        assert!(matches!(e, PlanError::TooLarge { op: "group_norm", .. }), "{e}");
+    }
+}
+
+#[test]
+fn sizes_beyond_32_bits_have_plans() {
+    for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
+        for spatial in [3 << 30, (3 << 30) + 1] {
+            let large = GroupShape { layout, ..shape(2, 4, spatial, 2) };
+            assert!(!desc(DType::BF16, large).plan(TARGET).expect("plan").steps().is_empty());
+            assert!(!backward(DType::BF16, large).plan(TARGET).expect("plan").steps().is_empty());
+        }
+    }
+}
+
+#[test]
+fn older_targets_get_kernels_without_clusters() {
+    let large = shape(1, 32, 16_384, 2);
+    let clusters = |target| {
+        let plan = desc(DType::BF16, large).plan(target).expect("plan");
+        plan.steps().iter().any(|step| step.cluster().is_some())
+    };
+    assert!(clusters(Target::sm(90)));
+    assert!(!clusters(Target::sm(89)));
+}
+
+#[test]
+fn nothing_is_launched_for_nothing() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    for empty in [[0, 4, 8], [2, 4, 0], [2, 0, 8]] {
+        let x = Tensor::zeros(&device, DType::F32, &empty).expect("memory");
+        let options = GroupNorm { groups: 2, ..plain(2) };
+        let y = group_norm(&stream, &x, options).expect("launch");
+        assert_eq!((y.shape(), y.len()), (&empty[..], 0));
+    }
+    let plan = GroupNormDesc { statistics: false, ..desc(DType::F32, shape(0, 4, 8, 2)) };
+    assert!(plan.plan(TARGET).expect("plan").steps().is_empty());
+    // The sums over nothing are zero.
+    let x = Tensor::zeros(&device, DType::F32, &[0, 4, 8]).expect("memory");
+    let ones = Tensor::from_slice(&device, &[1.0f32; 4], &[4]).expect("memory");
+    let saved = Tensor::zeros(&device, DType::F32, &[0, 2]).expect("memory");
+    let options = GroupNorm { weight: Some(&ones), bias: Some(&ones), ..plain(2) };
+    let g = group_norm_backward(&stream, &x, &x, (&saved, &saved), options).expect("launch");
+    assert_eq!(g.dweight.expect("asked for").to_vec::<f32>().expect("copy"), [0.0; 4]);
+    assert_eq!(g.dbias.expect("asked for").to_vec::<f32>().expect("copy"), [0.0; 4]);
+}
+
+const fn plain<'a>(groups: usize) -> GroupNorm<'a> {
+    let layout = Layout::ChannelsFirst;
+    GroupNorm { groups, weight: None, bias: None, eps: 1e-5, silu: false, layout }
+}
+
+#[test]
+fn launches_check_their_tensors() {
+    let (device, other) = (Device::emulator(), Device::emulator());
+    let stream = device.stream().expect("stream");
+    let x = Tensor::from_slice(&device, &[1.0f32; 64], &[2, 4, 8]).expect("memory");
+    let four = Tensor::from_slice(&device, &[1.0f32; 4], &[4]).expect("memory");
+    let run = |x: &Tensor, weight: &Tensor| {
+        group_norm(&stream, x, GroupNorm { weight: Some(weight), bias: Some(&four), ..plain(2) })
+    };
+    run(&x, &four).expect("right arguments");
+    let five = Tensor::from_slice(&device, &[1.0f32; 5], &[5]).expect("memory");
+    let e = run(&x, &five).expect_err("length");
+    assert!(
+        matches!(
+            e,
+            Error::Runtime(RuntimeError::Elements { op: "group_norm", argument: "weight", got: 5, .. })
+        ),
+        "{e}"
+    );
+    let halves = Tensor::zeros(&device, DType::F16, &[4]).expect("memory");
+    let e = run(&x, &halves).expect_err("dtype");
+    assert!(matches!(e, Error::Runtime(RuntimeError::DType { argument: "weight", .. })), "{e}");
+    let foreign = Tensor::from_slice(&other, &[1.0f32; 4], &[4]).expect("memory");
+    let e = run(&x, &foreign).expect_err("device");
+    assert!(matches!(e, Error::Runtime(RuntimeError::WrongDevice { argument: "weight", .. })), "{e}");
+    let odd = Tensor::zeros(&device, DType::F32, &[2, 5, 8]).expect("memory");
+    assert!(matches!(run(&odd, &five), Err(Error::Plan(PlanError::Parameter { parameter: "groups", .. }))));
+
+    // What the descriptor does not name must not come, what it names must.
+    let plan = desc(DType::F32, shape(2, 4, 8, 2)).plan(TARGET).expect("plan");
+    let mut y = Tensor::zeros(&device, DType::F32, &[2, 4, 8]).expect("memory");
+    let args = GroupNormArgs {
+        x: x.as_ref(),
+        weight: Some(four.as_ref()),
+        bias: None,
+        y: y.as_mut(),
+        mean: None,
+        rstd: None,
+        workspace: None,
+    };
+    let e = plan.launch(&stream, args).expect_err("no bias");
+    assert!(matches!(e, RuntimeError::Presence { argument: "bias", given: false, .. }), "{e}");
+    let dy = Tensor::zeros(&device, DType::F32, &[2, 4, 4]).expect("memory");
+    let saved = Tensor::zeros(&device, DType::F32, &[2, 2]).expect("memory");
+    let e = group_norm_backward(&stream, &x, &dy, (&saved, &saved), plain(2)).expect_err("shape of dy");
+    assert!(matches!(e, Error::Runtime(RuntimeError::Shape { argument: "dy", .. })), "{e}");
+}
+
+#[test]
+fn gradients_agree_with_central_differences() {
+    for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
+        for (silu, affine) in [(false, false), (false, true), (true, false), (true, true)] {
+            let shape = GroupShape { layout, ..shape(2, 4, 6, 2) };
+            let (x, dy) = (Input::Normal.values(48, 1), Input::Normal.values(48, 2));
+            let (weight, bias) = (Input::Normal.values(4, 3), Input::Normal.values(4, 4));
+            let loss = |x: &[f64], weight: &[f64], bias: &[f64]| -> f64 {
+                let (weight, bias) = (affine.then_some(weight), affine.then_some(bias));
+                let y = reference::forward(shape, x, weight, bias, silu, 1e-3);
+                y.iter().zip(&dy).map(|(y, dy)| y * dy).sum()
+            };
+            let statistics = reference::statistics(shape, &x, 1e-3);
+            let (w, b) = (affine.then_some(&weight[..]), affine.then_some(&bias[..]));
+            let g = reference::backward(shape, &x, &dy, &statistics, w, b, silu);
+            let check = |what: &str, exact: &[f64], at: &dyn Fn(usize, f64) -> f64| {
+                for (i, exact) in exact.iter().enumerate() {
+                    let h = 1e-3;
+                    let slope =
+                        (8.0 * (at(i, h) - at(i, -h)) - (at(i, 2.0 * h) - at(i, -2.0 * h))) / (12.0 * h);
+                    let error = (slope - exact).abs() / exact.abs().max(1.0);
+                    assert!(
+                        error < 1e-5,
+                        "{layout:?} silu {silu} affine {affine} {what} {i}: {slope} {exact}"
+                    );
+                }
+            };
+            let moved = |values: &[f64], i: usize, by: f64| {
+                let mut values = values.to_vec();
+                values[i] += by;
+                values
+            };
+            check("dx", &g.dx, &|i, by| loss(&moved(&x, i, by), &weight, &bias));
+            if affine {
+                check("dweight", &g.dweight, &|i, by| loss(&x, &moved(&weight, i, by), &bias));
+                check("dbias", &g.dbias, &|i, by| loss(&x, &weight, &moved(&bias, i, by)));
+            }
+        }
+    }
+}
+
+/// PyTorch's own errors in f32 on standard normal input; ours stay below 1.5 times that.
+#[test]
+fn f32_is_as_exact_as_pytorch() {
+    let filter = Filter { ops: vec!["group_norm".to_owned()], dtypes: vec![DType::F32], ..Filter::default() };
+    let device = Device::emulator();
+    let many: Vec<_> = cases(&filter).into_iter().filter(|c| c.shape[0] * c.shape[3] >= 128).collect();
+    assert_eq!(many.len(), 2);
+    for case in many {
+        let pytorch = match case.direction {
+            Direction::Forward => 5.0e-8,
+            Direction::Backward => 6.5e-8,
+        };
+        let result = run_case(&device, &case);
+        println!("{case}: {:.2e}, PyTorch {pytorch:.1e}", result.error);
+        assert!(result.error <= 1.5 * pytorch, "{case}: {:.2e}", result.error);
+    }
+}
+
+#[test]
+fn free_functions() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 6.0], &[1, 2, 2]).expect("memory");
+    let values = |t: &Tensor| t.to_vec::<f32>().expect("copy");
+    let out = group_norm_training(&stream, &x, GroupNorm { eps: 0.0, ..plain(1) }).expect("launch");
+    assert_eq!((values(&out.mean), out.mean.shape()), (vec![3.0], &[1usize, 1][..]));
+    assert!((values(&out.rstd)[0] - 1.0 / 3.5f32.sqrt()).abs() < 1e-7);
+    let y = instance_norm(&stream, &x, None, None, 0.0).expect("launch");
+    assert_eq!(values(&y), [-1.0, 1.0, -1.0, 1.0]);
+    let last = Tensor::from_slice(&device, &[1.0f32, 3.0, 2.0, 6.0], &[1, 2, 2]).expect("memory");
+    let silu = GroupNorm { silu: true, ..plain(1) };
+    let a = values(&group_norm(&stream, &x, silu).expect("launch"));
+    let b = group_norm(&stream, &last, GroupNorm { layout: Layout::ChannelsLast, ..silu }).expect("launch");
+    let b = values(&b);
+    for (a, b) in a.iter().zip([b[0], b[2], b[1], b[3]]) {
+        assert!((a - b).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn every_path_gives_the_same_gradients_of_parameters() {
+    // Groups that lie in several blocks: five channels of 96 vectors over a cluster of four.
+    let shape = shape(2, 10, 96 * 4, 2);
+    let plan = backward(DType::F32, shape);
+    let streamed = plan.plan_along(TARGET, Path::Streamed).expect("plan");
+    assert_eq!(streamed.steps().len(), 4);
+}
