@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use warpwright_emu::Completion;
 use warpwright_ptx::{DType, Target};
 
 /// Quantise checkpoints, and run, lint, check and measure GPU kernels, on a GPU or on a machine without one.
@@ -369,6 +370,10 @@ pub struct RunArgs {
     /// Blocks that may have begun and wait for others, on the emulator; 0 for all of the grid.
     #[arg(long, value_name = "BLOCKS", default_value_t = 4096)]
     pub resident: usize,
+    /// When asynchronous copies complete on the emulator: latest (when a thread waits for them), eager (at once) or
+    /// random[:SEED]. Results that differ between these show a missing wait.
+    #[arg(long, value_name = "WHEN", default_value = "latest", value_parser = parse_completion)]
+    pub completion: (Completion, u64),
     /// Print what the emulator counted, by line and in all.
     #[arg(long)]
     pub counters: bool,
@@ -429,6 +434,19 @@ pub struct BenchArgs {
 
 /// Three extents.
 pub type Dim3 = [u32; 3];
+
+fn parse_completion(text: &str) -> Result<(Completion, u64), String> {
+    match text.split_once(':') {
+        None if text == "latest" => Ok((Completion::Latest, 0)),
+        None if text == "eager" => Ok((Completion::Eager, 0)),
+        None if text == "random" => Ok((Completion::Random, 0)),
+        Some(("random", seed)) => match seed.parse() {
+            Ok(seed) => Ok((Completion::Random, seed)),
+            Err(_) => Err(format!("'{seed}' is no seed: expected a number")),
+        },
+        _ => Err("expected latest, eager or random[:SEED]".to_owned()),
+    }
+}
 
 fn parse_dim3(text: &str) -> Result<Dim3, String> {
     let mut out = [1; 3];

@@ -11,6 +11,10 @@
 //! - **Shared memory**: 32 banks of 4 bytes. Requests are split by size in the same way; a request takes as many
 //!   *wavefronts* as the largest number of different words that one bank has to deliver. The *ideal* is one wavefront
 //!   per request; *bank conflicts* are the wavefronts beyond.
+//! - **Asynchronous copies** are counted where they are issued, their global and their shared side. `cp.async` counts as
+//!   a load of the bytes of its source and a store of its destination; a bulk or tensor copy is one access of 128 bytes a
+//!   wavefront on the shared side, and takes sectors for each run of bytes of the global one. With a multicast every
+//!   block's copy counts.
 //! - **Bytes**: those the lanes ask for (a broadcast to 32 lanes of 4 bytes is 128 bytes).
 //! - **Divergent branch**: a conditional branch for which some executing lanes of the warp go either way. **Active lanes**
 //!   are the lane instructions per warp instruction: 32 if nothing diverges and all warps are full.
@@ -283,6 +287,27 @@ impl Counters {
             Direction::Load => &mut self.shared_loads,
             Direction::Store => &mut self.shared_stores,
         }
+    }
+
+    /// Bytes of global memory that an asynchronous copy moves one after the other. `first` of the runs of a copy counts as
+    /// its access.
+    pub fn global_run(&mut self, direction: Direction, address: u64, bytes: u64, first: bool) {
+        let Some(last) = bytes.checked_sub(1).map(|more| address + more) else { return };
+        let traffic = self.global(direction);
+        traffic.accesses += u64::from(first);
+        traffic.sectors += last / 32 - address / 32 + 1;
+        traffic.lines += last / 128 - address / 128 + 1;
+        traffic.ideal_sectors += bytes.div_ceil(32);
+        traffic.bytes += bytes;
+    }
+
+    /// What an asynchronous copy moves from or to shared memory, which takes no lanes and meets no bank conflicts.
+    pub fn shared_copy(&mut self, direction: Direction, bytes: u64) {
+        let traffic = self.shared(direction);
+        traffic.accesses += 1;
+        traffic.wavefronts += bytes.div_ceil(128);
+        traffic.ideal_wavefronts += bytes.div_ceil(128);
+        traffic.bytes += bytes;
     }
 
     /// A global access of `lanes` neighbouring lanes, beginning with `first_lane`, to consecutive elements of `bytes`

@@ -113,3 +113,64 @@ fn nothing_is_kept_unless_asked_for() {
     assert!(report.lines.is_empty());
     assert_eq!(report.counters, warpwright_emu::Counters::new());
 }
+
+#[test]
+fn asynchronous_copies_count_on_both_sides() {
+    // 16 bytes a lane, then as many in one copy, beginning 16 bytes into a sector, and back.
+    let text = ".version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 out)
+{
+    .reg .pred %p<3>;
+    .reg .b32 %r<8>;
+    .reg .b64 %rd<8>;
+    .shared .align 128 .b8 tile[1024];
+    .shared .align 8 .b64 full;
+    ld.param.u64 %rd0, [out];
+    mov.u32 %r0, %tid.x;
+    mov.u32 %r1, tile;
+    mov.u32 %r2, full;
+    setp.eq.u32 %p0, %r0, 0;
+    mad.lo.u32 %r3, %r0, 16, %r1;
+    mul.wide.u32 %rd1, %r0, 16;
+    add.u64 %rd1, %rd1, %rd0;
+    @%p0 mbarrier.init.shared.b64 [%r2], 1;
+    cp.async.cg.shared.global [%r3], [%rd1], 16;
+    cp.async.wait_all;
+    bar.sync 0;
+    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 512;
+    @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1+512], [%rd0+16], 512, [%r2];
+W:
+    mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], 0;
+    @!%p1 bra W;
+    fence.proxy.async;
+    bar.sync 0;
+    @%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0+1024], [%r1], 512;
+    @%p0 cp.async.bulk.commit_group;
+    @%p0 cp.async.bulk.wait_group 0;
+    ret;
+}
+";
+    let program = Program::load(text).expect("a module");
+    let memory = Memory::new();
+    let out = memory.alloc(2048, "out").expect("memory");
+    memory.fill(out, 1, 2048).expect("fill");
+    let report =
+        launch(&program, "k", &LaunchConfig::linear(1, 32), &out.to_le_bytes(), &memory, &counting());
+    let report = report.expect("a launch");
+    assert!(report.is_clean(), "{:?}", report.findings);
+    let of = |what: &str| {
+        let line = text.lines().position(|l| l.contains(what)).expect("a line") as u32 + 1;
+        &report.lines.iter().find(|l| l.line == line).expect("counters").counters
+    };
+    let global =
+        |t: warpwright_emu::counters::GlobalTraffic| (t.accesses, t.sectors, t.ideal_sectors, t.bytes);
+    let shared = |t: warpwright_emu::counters::SharedTraffic| (t.accesses, t.wavefronts, t.bytes);
+    let copy = of("cp.async.cg");
+    assert_eq!((global(copy.global_loads), shared(copy.shared_stores)), ((1, 16, 16, 512), (1, 4, 512)));
+    let bulk = of("bulk.shared");
+    assert_eq!((global(bulk.global_loads), shared(bulk.shared_stores)), ((1, 17, 16, 512), (1, 4, 512)));
+    let back = of("bulk.global");
+    assert_eq!((global(back.global_stores), shared(back.shared_loads)), ((1, 16, 16, 512), (1, 4, 512)));
+}

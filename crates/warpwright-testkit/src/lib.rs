@@ -17,6 +17,7 @@ pub mod mutate;
 pub mod ptx_cases;
 mod ptx_run;
 mod quantise;
+pub mod random;
 pub mod storage;
 
 pub use case::{

@@ -185,7 +185,7 @@ pub(crate) fn not_lt_f64(a: u64, b: u64) -> bool {
 
 #[inline(always)]
 pub(crate) fn bf16_to_f32(a: u32) -> u32 {
-    canonical(f32::from_bits(a << 16))
+    a << 16
 }
 
 /// Rounds to nearest even; every NaN becomes 0x7FFF.
@@ -231,7 +231,9 @@ pub(crate) fn f32_to_f64(a: u32) -> u64 {
 
 #[inline(always)]
 pub(crate) fn f64_to_f32(a: u64) -> u32 {
-    canonical(f64::from_bits(a) as f32)
+    let nan = (a >> 32) as u32 & 0x8000_0000 | 0x7FC0_0000 | (a >> 29) as u32 & 0x3F_FFFF;
+    let x = f64::from_bits(a);
+    if x.is_nan() { nan } else { (x as f32).to_bits() }
 }
 
 /// Division by zero gives all ones, as the hardware's expansion does.

@@ -440,9 +440,15 @@ fn prmt_selector(op: TernaryOp, c: u32) -> u32 {
     }
 }
 
+/// A position or length in a field: the low 8 bits, or for 64-bit fields all of them, though the manual says otherwise;
+/// devices do it like this.
+fn place(bits: u32, n: u32) -> u32 {
+    if bits == 64 { n.min(64) } else { n & 0xFF }
+}
+
 fn bfe(ty: ScalarType, a: u64, pos: u32, len: u32) -> u64 {
     let bits = ty.bits();
-    let (pos, len) = (pos & 0xFF, len & 0xFF);
+    let (pos, len) = (place(bits, pos), place(bits, len));
     let value = unsigned(a, bits);
     let field = if pos >= bits { 0 } else { value >> pos };
     let kept = if len >= 64 { field } else { field & ((1 << len) - 1) };
@@ -451,16 +457,12 @@ fn bfe(ty: ScalarType, a: u64, pos: u32, len: u32) -> u64 {
     }
     // The sign is the field's highest bit, or the number's own where the field passes its end.
     let top = (pos + len - 1).min(bits - 1);
-    if value >> top & 1 != 0 && len < 64 {
-        kept | u64::MAX << (top.saturating_sub(pos).min(len - 1))
-    } else {
-        kept
-    }
+    if value >> top & 1 != 0 { kept | u64::MAX << (top.saturating_sub(pos).min(len - 1)) } else { kept }
 }
 
 fn bfi(ty: ScalarType, a: u64, b: u64, pos: u64, len: u64) -> u64 {
     let bits = ty.bits();
-    let (pos, len) = (pos as u32 & 0xFF, len as u32 & 0xFF);
+    let (pos, len) = (place(bits, pos as u32), place(bits, len as u32));
     if pos >= bits {
         return b;
     }

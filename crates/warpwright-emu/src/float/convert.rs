@@ -25,7 +25,9 @@ fn low_bits(bits: u64, width: u32) -> u64 {
 /// - Integer to float: rounded as the modifier says, to nearest without one.
 /// - Float to integer: rounded as the modifier says, towards zero without one, and clamped to the destination. NaN gives
 ///   0, or the top bit alone if the source is f64 or the destination has 64 bits.
-/// - Float to float: rounded; with an integral rounding (`.rni`, ...) between floats, to an integer first.
+/// - Float to float: rounded; with an integral rounding (`.rni`, ...) between floats, to an integer first. Conversions from
+///   and to f64 keep what fits of the payload of a NaN and make it quiet; from bf16 to f32 and, with `.rna`, to tf32 the
+///   bits stay as they are; all others give the canonical NaN. So does an H200; PTX leaves it open.
 /// - Packed to packed converts both elements.
 pub fn convert(to: ScalarType, from: ScalarType, mods: &Modifiers, a: u64) -> u64 {
     match (packed_format(to), packed_format(from)) {
@@ -101,8 +103,10 @@ fn float_to_float(target: Format, source: Format, mods: &Modifiers, a: u64) -> u
     let a = if mods.ftz { source.flush(a) } else { a };
     if source.is_nan(a) {
         let bits = match (source, target) {
-            (Format::F64, Format::F64) => a | 1 << 51,
-            (Format::F32, Format::F64) => f64::from(f32::from_bits(a as u32)).to_bits(),
+            (Format::F64, Format::F64 | Format::F32 | Format::F16 | Format::BF16) => target.nan_of(source, a),
+            (Format::F32 | Format::F16 | Format::BF16, Format::F64) => target.nan_of(source, a),
+            (Format::BF16, Format::F32) if !mods.ftz => a << 16,
+            (Format::F32, Format::TF32) if mods.rounding == Some(Rounding::Rna) => a & 0xFFFF_E000,
             _ => target.nan(),
         };
         return finish(target, bits, mods);

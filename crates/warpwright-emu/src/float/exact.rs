@@ -58,6 +58,16 @@ impl Format {
         self.nan
     }
 
+    /// A NaN of another type, quiet and with as much of its payload as fits.
+    pub(super) const fn nan_of(self, source: Self, bits: u64) -> u64 {
+        let payload = bits & ((1 << source.mantissa) - 1);
+        let payload = match self.mantissa.checked_sub(source.mantissa) {
+            Some(more) => payload << more,
+            None => payload >> (source.mantissa - self.mantissa),
+        };
+        self.signed(source.is_negative(bits), self.infinity() | payload | 1 << (self.mantissa - 1))
+    }
+
     /// Positive infinity; the largest number of a format without one.
     const fn infinity(self) -> u64 {
         if self.no_infinity {

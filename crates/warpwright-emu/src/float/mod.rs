@@ -120,7 +120,11 @@ fn unary_element(op: UnaryOp, format: Format, mods: &Modifiers, bits: u64) -> u6
     let a = operand(format, bits, mods);
     let magnitude = format.magnitude(a);
     match op {
-        UnaryOp::Neg | UnaryOp::Abs if format == Format::F32 && format.is_nan(a) => format.nan(),
+        // Of f64 the payload and even the sign stay.
+        UnaryOp::Neg | UnaryOp::Abs if format.is_nan(a) => match format {
+            Format::F64 => format.nan_of(format, a),
+            _ => format.nan(),
+        },
         UnaryOp::Neg => format.negate(a),
         UnaryOp::Abs => magnitude,
         UnaryOp::Rcp if mods.approx && format == Format::F64 => {

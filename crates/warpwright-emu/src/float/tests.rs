@@ -125,8 +125,12 @@ fn min_and_max() {
 
 #[test]
 fn signs_are_bits() {
-    assert_eq!(unary(UnaryOp::Neg, ScalarType::F16x2, &NONE, 0x7e01_0000), 0xfe01_8000);
-    assert_eq!(unary(UnaryOp::Abs, ScalarType::BF16, &NONE, 0xffc1), 0x7fc1);
+    assert_eq!(unary(UnaryOp::Neg, ScalarType::F16x2, &NONE, 0x7c00_0000), 0xfc00_8000);
+    assert_eq!(unary(UnaryOp::Abs, ScalarType::BF16, &NONE, 0xff80), 0x7f80);
+    // A NaN is the canonical one, but of f64 it stays.
+    assert_eq!(unary(UnaryOp::Neg, ScalarType::F16x2, &NONE, 0x7e01_0000), 0x7fff_8000);
+    assert_eq!(unary(UnaryOp::Abs, ScalarType::BF16, &NONE, 0xffc1), 0x7fff);
+    assert_eq!(unary(UnaryOp::Neg, ScalarType::F64, &NONE, 0xfff0_0000_0000_0001), 0xfff8_0000_0000_0001);
     assert_eq!(unary(UnaryOp::Neg, ScalarType::F32, &FTZ, s(1e-40)), s(-0.0));
     assert_eq!(unary(UnaryOp::Neg, ScalarType::F64, &NONE, 0), 1 << 63);
     assert_eq!(f32_2(BinaryOp::Copysign, NONE, -1.0, 2.0), s(-2.0));

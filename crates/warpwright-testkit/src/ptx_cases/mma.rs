@@ -1,6 +1,6 @@
 //! `mma.sync`, every shape and type of the manual's sections on matrix fragments.
 
-use super::numbers::{Kind, Matrix, Random, Type, dot, tolerance};
+use super::numbers::{Kind, Matrix, Random, Sums, Type, dot, tolerance};
 use super::{Expected, Format, PtxCase, list, module};
 
 /// One form of the instruction.
@@ -196,6 +196,8 @@ fn case(form: &Form, kind: Kind) -> PtxCase {
     for i in 0..rd {
         body += &format!("    st.global.b{width} [p+{}], d{i};\n", i * width / 8);
     }
+    // Products of bytes are added in two steps, and C after them.
+    let sums = Sums { bits: 22, roundings: if a.bits() == 8 { 2 } else { 0 } };
     let mut expected = Vec::new();
     for lane in 0..32 {
         for i in 0..nd {
@@ -211,7 +213,7 @@ fn case(form: &Form, kind: Kind) -> PtxCase {
                 (Type::S32, _) => f64::from(value as i64 as i32),
                 _ => value,
             };
-            let tolerance = if kind == Kind::Whole { 0.0 } else { tolerance(d, k, value, size) };
+            let tolerance = if kind == Kind::Whole { 0.0 } else { tolerance(d, &sums, k, value, size) };
             expected.push(Expected { index, value, tolerance });
         }
     }

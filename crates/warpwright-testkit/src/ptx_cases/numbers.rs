@@ -236,11 +236,20 @@ pub(super) fn dot(a: impl Iterator<Item = (f64, f64)>, c: f64) -> (f64, f64) {
     a.fold((c, c.abs()), |(sum, size), (a, b)| (sum + a * b, size + (a * b).abs()))
 }
 
-/// How far a sum of `k` products may be from its value: the bound for devices, and a rounding of the result.
-pub(super) fn tolerance(d: Type, k: usize, value: f64, size: f64) -> f64 {
+/// How a sum is made.
+pub(super) struct Sums {
+    /// A term may be off by this many bits below the greatest.
+    pub(super) bits: i32,
+    /// Roundings to the type of the result before the last.
+    pub(super) roundings: usize,
+}
+
+/// How far a sum of `k` products may be from its value: the bound for devices, and roundings of results.
+pub(super) fn tolerance(d: Type, sums: &Sums, k: usize, value: f64, size: f64) -> f64 {
+    let terms = k as f64 * 2f64.powi(-sums.bits) * size;
     match d {
-        Type::F32 => k as f64 * 2f64.powi(-22) * size,
-        Type::F16 => k as f64 * 2f64.powi(-22) * size + 2f64.powi(-11) * value.abs() + 2f64.powi(-25),
+        Type::F32 => terms,
+        Type::F16 => terms + 2f64.powi(-11) * (value.abs() + sums.roundings as f64 * size) + 2f64.powi(-25),
         Type::F64 => k as f64 * 2f64.powi(-52) * size,
         _ => 0.0,
     }

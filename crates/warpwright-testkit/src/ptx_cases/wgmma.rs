@@ -5,7 +5,7 @@
 //! Without a swizzle, core matrices of eight rows of 16 bytes are contiguous. Rows are M or N if the operand is K-major,
 //! and K if it is MN-major.
 
-use super::numbers::{Kind, Matrix, Random, Type, dot, put, tolerance};
+use super::numbers::{Kind, Matrix, Random, Sums, Type, dot, put, tolerance};
 use super::{Expected, Format, PtxCase, list, module};
 
 /// How an operand lies in shared memory.
@@ -337,6 +337,8 @@ fn case(form: &Form) -> PtxCase {
 
     let sign = if form.negate.0 == form.negate.1 { 1.0 } else { -1.0 };
     let adds = matches!(form.scale, Scale::Literal(true) | Scale::Predicate(true));
+    // Of products of bytes 14 bits count.
+    let sums = Sums { bits: if form.a.bits() == 8 { 12 } else { 22 }, roundings: form.steps - 1 };
     let mut expected = Vec::new();
     for thread in 0..128 {
         for i in 0..elements {
@@ -349,7 +351,8 @@ fn case(form: &Form) -> PtxCase {
                 (Type::S32, false) => f64::from(value as i64 as i32),
                 _ => value,
             };
-            let tolerance = if form.kind == Kind::Whole { 0.0 } else { tolerance(form.d, k, value, size) };
+            let tolerance =
+                if form.kind == Kind::Whole { 0.0 } else { tolerance(form.d, &sums, k, value, size) };
             expected.push(Expected { index: thread * elements + i, value, tolerance });
         }
     }

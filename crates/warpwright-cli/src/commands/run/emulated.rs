@@ -39,6 +39,8 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
     };
     let options = Options {
         sanitizers: sanitizers(what.args.sanitize.as_deref())?,
+        completion: what.args.completion.0,
+        seed: what.args.completion.1,
         max_resident_blocks: what.args.resident,
         counters: what.args.counters
             || what.args.html.is_some()

@@ -10,10 +10,11 @@ use super::queue::{Family, Pending, Segment, Transfer, Where, Work};
 use super::reach::{Need, Spot};
 use super::{Issuer, Remark, tile};
 use crate::context::Context;
+use crate::counters;
 use crate::decode::asynchronous::{Bulk, Direction, End, Place, Reduction, Remote, Tensor};
 use crate::decode::registers::Slot;
-use crate::exec::atom;
 use crate::exec::global::{lane_value, lanes_of};
+use crate::exec::{Flow, atom};
 use crate::float;
 use crate::launch::Fault;
 use crate::memory::Allocation;
@@ -89,10 +90,8 @@ fn filled(map: &TensorMap) -> Vec<u8> {
     if map.fill == TensorFill::Zero {
         return vec![0; len];
     }
-    let size = map.element.bytes() as usize;
-    // All ones below the sign: a quiet NaN of every type.
-    let nan: Vec<u8> = (0..size).map(|i| if i + 1 == size { 0x7F } else { 0xFF }).collect();
-    nan.iter().copied().cycle().take(len).collect()
+    // A quiet NaN of every type.
+    [0xF7, 0x7F].into_iter().cycle().take(len).collect()
 }
 
 impl Context<'_> {
@@ -224,6 +223,9 @@ impl Context<'_> {
         let id = self.cluster.asynchronous.number();
         self.note_operation(id, issuer, name);
         let proxy = name != "remote store";
+        if self.checks.counters {
+            self.count_transfer(&transfer);
+        }
         let mut view = View::default();
         if self.races.is_some() {
             for (segments, write) in [(&transfer.gather, false), (&transfer.scatter, true)] {
@@ -254,6 +256,27 @@ impl Context<'_> {
         }
         transfer.counted = bytes;
         self.enqueue(Pending { id, issuer, view, work: Work::Transfer(Box::new(transfer)) });
+    }
+
+    fn count_transfer(&mut self, transfer: &Transfer) {
+        let sides =
+            [(&transfer.gather, counters::Direction::Load), (&transfer.scatter, counters::Direction::Store)];
+        for (segments, direction) in sides {
+            let (mut shared, mut first) = (0, true);
+            for run in runs(segments) {
+                match run.place {
+                    Where::Shared(_) => shared += run.bytes as u64,
+                    Where::Global(which, offset) => {
+                        let address = transfer.allocations[usize::from(which)].base + offset;
+                        self.counters.global_run(direction, address, run.bytes as u64, first);
+                        first = false;
+                    }
+                }
+            }
+            if shared > 0 {
+                self.counters.shared_copy(direction, shared);
+            }
+        }
     }
 
     /// `cp.async.bulk.prefetch`: nothing moves, but the range has to be there.
@@ -292,8 +315,40 @@ impl Context<'_> {
             }
             let coords: Vec<i32> =
                 tensor.coords.iter().map(|row| warp.regs.r32[*row as usize].0[lane] as i32).collect();
+            if self.check_coordinates(warp, one, lane, tensor.direction, &map, &coords) == Flow::Stop {
+                return;
+            }
             self.tensor_lane(warp, one, lane, tensor.direction, &map, &coords);
         }
+    }
+
+    /// Coordinates that devices refuse as an illegal instruction, though the manual allows them.
+    fn check_coordinates(
+        &mut self,
+        warp: &Warp,
+        issuer: Issuer,
+        lane: usize,
+        direction: Direction,
+        map: &TensorMap,
+        coords: &[i32],
+    ) -> Flow {
+        let into = coords.first().map_or(0, |x| i64::from(*x) * map.element.bytes() as i64);
+        let store = matches!(direction, Direction::Store { .. });
+        let (message, help) = match coords.iter().position(|c| *c < 0) {
+            Some(i) if store => (
+                format!("coordinate {i} is {}, and a copy to global memory takes none below zero", coords[i]),
+                "copy a box that begins within the tensor, or use ordinary stores for what lies before it",
+            ),
+            _ if into % GRAIN as i64 != 0 => (
+                format!(
+                    "the innermost coordinate is {into} bytes into a row, which is no multiple of {GRAIN}"
+                ),
+                "begin boxes at multiples of 16 bytes of the innermost dimension",
+            ),
+            _ => return Flow::Next,
+        };
+        let problem = Problem { kind: "box-coordinates", message, help, address: (Space::Global, map.base) };
+        self.bad_access(warp, issuer.pc, lane, &problem)
     }
 
     fn tensor_lane(
@@ -591,6 +646,6 @@ mod tests {
             warpwright_ptx::tensor_map::TensorSwizzle::None,
         );
         map.fill = TensorFill::Nan;
-        assert_eq!(filled(&map)[..4], [0xFF, 0x7F, 0xFF, 0x7F]);
+        assert_eq!(filled(&map)[..4], [0xF7, 0x7F, 0xF7, 0x7F]);
     }
 }

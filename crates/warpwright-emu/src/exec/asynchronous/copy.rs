@@ -6,6 +6,7 @@ use super::Issuer;
 use super::queue::{Copies, Family, Pending, Work};
 use super::reach::Need;
 use crate::context::Context;
+use crate::counters::Direction;
 use crate::decode::asynchronous::{Limit, Place};
 use crate::exec::global::lanes_of;
 use crate::memory::Allocation;
@@ -64,6 +65,9 @@ impl Context<'_> {
         }
         let issuer = Issuer { lanes: good, ..issuer };
         self.note_operation(id, issuer, "cp.async");
+        if self.checks.counters {
+            self.count_copies(&copies, good);
+        }
         for lane in lanes_of(good) {
             let one = Issuer { lanes: 1 << lane, ..issuer };
             self.issue_shared(one, id, (issuer.rank, copies.dst[lane], u64::from(bytes)), true, false);
@@ -73,6 +77,28 @@ impl Context<'_> {
         }
         self.join_group(Family::Copy, issuer, id);
         self.enqueue(Pending { id, issuer, view: View::default(), work: Work::Copies(Box::new(copies)) });
+    }
+
+    /// Whole sources are one access; shorter ones, which end where they end, are counted lane by lane.
+    fn count_copies(&mut self, copies: &Copies, good: u32) {
+        let address = |lane: usize| {
+            let (which, offset, bytes) = copies.src[lane];
+            let allocation = copies.allocations.get(usize::from(which)).filter(|_| bytes > 0);
+            allocation.map(|a| (a.base + offset, bytes))
+        };
+        let (mut sources, mut whole) = ([0; 32], 0);
+        for lane in lanes_of(good) {
+            match address(lane) {
+                Some((at, bytes)) if bytes == copies.bytes => {
+                    sources[lane] = at;
+                    whole |= 1 << lane;
+                }
+                Some((at, bytes)) => self.counters.global_run(Direction::Load, at, u64::from(bytes), true),
+                None => {}
+            }
+        }
+        self.counters.global_scattered(Direction::Load, &sources, whole, copies.bytes);
+        self.counters.shared_scattered(Direction::Store, &copies.dst, good, copies.bytes);
     }
 
     fn source_too_long(&mut self, warp: &Warp, issuer: Issuer, lane: usize, wanted: u32, bytes: u32) {

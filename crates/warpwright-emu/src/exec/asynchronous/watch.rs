@@ -62,45 +62,27 @@ impl Clashes {
         }
     }
 
-    /// A lane touches a word that an operation wrote.
+    /// A lane touches a word that an operation uses, behind a `generic` access of its own.
     #[inline]
-    fn meet_writer(
+    fn meet(
         &mut self,
-        races: &BlockRaces<'_>,
-        operations: &HashMap<u32, Operation>,
+        (races, operations): (&BlockRaces<'_>, &HashMap<u32, Operation>),
         me: (u32, u32),
-        cell: &Cell,
+        (part, id): (Part, u32),
+        generic: Option<Generic>,
         at: u64,
     ) {
-        let id = cell.writer;
-        if id == 0 || id == self.writer {
+        let (known, clash) = match part {
+            Part::Writes => (&mut self.writer, Clash::Written(id)),
+            Part::Reads => (&mut self.reader, Clash::Read(id)),
+        };
+        if id == 0 || id == *known {
             return;
         }
-        if races.knows_end(me.0, me.1, Part::Writes.of(id)) {
-            self.writer = id;
-        } else if operations.get(&id).is_some_and(|o| o.is_issued(races, me, cell.generic())) {
-            self.add(Clash::Written(id), at);
-        }
-    }
-
-    /// A lane writes a word that an operation reads.
-    #[inline]
-    fn meet_reader(
-        &mut self,
-        races: &BlockRaces<'_>,
-        operations: &HashMap<u32, Operation>,
-        me: (u32, u32),
-        cell: &Cell,
-        at: u64,
-    ) {
-        let id = cell.reader;
-        if id == 0 || id == self.reader {
-            return;
-        }
-        if races.knows_end(me.0, me.1, Part::Reads.of(id)) {
-            self.reader = id;
-        } else if operations.get(&id).is_some_and(|o| o.is_issued(races, me, None)) {
-            self.add(Clash::Read(id), at);
+        if races.knows_end(me.0, me.1, part.of(id)) {
+            *known = id;
+        } else if operations.get(&id).is_some_and(|o| o.is_issued(races, me, generic)) {
+            self.add(clash, at);
         }
     }
 }
@@ -170,15 +152,22 @@ impl Context<'_> {
             shared.define(address, bytes);
         }
         races.one_lane(&shared.races, address, bytes, lane, access, &mut self.findings);
+        let races = &*races;
         let mut clashes = Clashes::default();
         let operations = &self.cluster.asynchronous.operations;
         for (at, cell) in (address..).step_by(4).zip(shared.cells.range(address, bytes)) {
             if cell.writer != id {
-                clashes.meet_writer(races, operations, (warp, lane), cell, at);
+                clashes.meet(
+                    (races, operations),
+                    (warp, lane),
+                    (Part::Writes, cell.writer),
+                    cell.generic(),
+                    at,
+                );
             }
             if write {
                 if cell.reader != id {
-                    clashes.meet_reader(races, operations, (warp, lane), cell, at);
+                    clashes.meet((races, operations), (warp, lane), (Part::Reads, cell.reader), None, at);
                 }
                 if proxy {
                     *cell = Cell::default();
@@ -253,11 +242,23 @@ impl Context<'_> {
             // What one lane knows another may not.
             (clashes.writer, clashes.reader) = (0, 0);
             for (at, cell) in (address..).step_by(4).zip(shared.cells.range(address, end - address)) {
-                clashes.meet_writer(races, operations, (warp.index, lane as u32), cell, at);
+                clashes.meet(
+                    (races, operations),
+                    (warp.index, lane as u32),
+                    (Part::Writes, cell.writer),
+                    cell.generic(),
+                    at,
+                );
                 if !write {
                     continue;
                 }
-                clashes.meet_reader(races, operations, (warp.index, lane as u32), cell, at);
+                clashes.meet(
+                    (races, operations),
+                    (warp.index, lane as u32),
+                    (Part::Reads, cell.reader),
+                    None,
+                    at,
+                );
                 races.write_generic(cell, warp.index, lane as u32, pc);
             }
             if !clashes.found.is_empty() {

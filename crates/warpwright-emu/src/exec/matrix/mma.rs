@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 
 use warpwright_ptx::{BitProduct, Modifiers, Rounding, ScalarType, TernaryOp};
 
-use super::tile::{Accumulator, Element, Tile, Words, popcounts};
+use super::aligned::{self, Step};
+use super::tile::{Accumulator, Element, Sum, Tile, Words, popcounts};
 use crate::exec::rows::{LANES, Registers, Row32, Row64, put32, put64};
 use crate::float;
 
@@ -84,17 +85,17 @@ pub(super) fn mma(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
     if *VECTORS {
         return avx2::mma(tile, regs, exec, op);
     }
-    multiply(tile, regs, exec, op);
+    multiply(tile, regs, exec, op, aligned::add);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "calling a function with target features")]
 mod avx2 {
-    use super::{Mma, Registers, Tile, multiply};
+    use super::{Mma, Registers, Tile, aligned, multiply};
 
     #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     fn with_features(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
-        multiply(tile, regs, exec, op);
+        multiply(tile, regs, exec, op, |tile, step| aligned::avx2::add(tile, step));
     }
 
     pub(super) fn mma(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
@@ -104,14 +105,14 @@ mod avx2 {
 }
 
 #[inline(always)]
-fn multiply(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
+fn multiply(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma, add: impl Fn(&mut Tile, &Step)) {
     let (a, a_len) = op.a.words(regs);
     let (b, b_len) = op.b.words(regs);
     let (c, c_len) = op.c.words(regs);
     tile.set_a(op.a_element, &a[..a_len], op.rows, false);
     tile.set_b(op.b_element, &b[..b_len]);
     tile.set_sums(op.accumulator, &c[..c_len]);
-    tile.multiply(op.rows, op.k);
+    tile.multiply(Sum::of_mma(op.a_element), op.accumulator, op.rows, op.k, add);
     // D may be written over C, so all of it is computed first.
     let mut d = [Row32::ZERO; 4];
     for (i, d) in d[..c_len].iter_mut().enumerate() {

@@ -1,6 +1,7 @@
 //! Tensor-core instructions. All of them are `.sync.aligned`: they run when all lanes of the warp are there, and a warp
 //! that cannot be complete is a finding.
 
+mod aligned;
 mod descriptor;
 mod flights;
 mod mma;

@@ -8,13 +8,12 @@
 //!
 //! # Numbers
 //!
-//! Products are exact. A sum is a chain of fused multiply-adds in f32 that begins with C, each rounded to nearest even;
-//! f16 results are rounded once more. The order of a chain and the rounding inside it are not specified by PTX; the
-//! error is at most `K * 2^-24 * sum |a b|`, a quarter of what is granted to devices. NaN results are canonical. Integer
-//! products are summed exactly (below 2^24), then C is added.
+//! Sums of floating-point products are those of [`aligned`](super::aligned), bit for bit. Integer products are summed
+//! exactly (below 2^24), then C is added.
 
 use super::super::lanes::{NAN32, canonical, f16_to_f32, f32_to_f16};
 use super::super::rows::{LANES, Row32};
+use super::aligned::{self, Rounding, Step};
 
 /// Type of the elements of A or B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +37,46 @@ impl Element {
             Self::F16 | Self::Bf16 => 16,
             Self::E4m3 | Self::E5m2 | Self::S8 | Self::U8 => 8,
             Self::S4 | Self::U4 => 4,
+        }
+    }
+
+    /// The exponent field, as that of an f32, of the smallest normal number; `None` for integers.
+    const fn least_exponent(self) -> Option<i32> {
+        match self {
+            Self::F16 | Self::E5m2 => Some(127 - 14),
+            Self::E4m3 => Some(127 - 6),
+            Self::Bf16 | Self::Tf32 => Some(1),
+            Self::S8 | Self::U8 | Self::S4 | Self::U4 => None,
+        }
+    }
+}
+
+/// How products are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sum {
+    /// Exactly, in any order.
+    Integers,
+    /// All products and C in one step that keeps this many bits below the greatest exponent.
+    Whole { keep: i32 },
+    /// Four bytes of A meet four of B in each of two steps: the first two bytes, then the others. C is added at the end.
+    Halves,
+}
+
+impl Sum {
+    /// Of `mma.sync`.
+    pub(crate) const fn of_mma(element: Element) -> Self {
+        match element {
+            Element::S8 | Element::U8 | Element::S4 | Element::U4 => Self::Integers,
+            Element::E4m3 | Element::E5m2 => Self::Halves,
+            Element::F16 | Element::Bf16 | Element::Tf32 => Self::Whole { keep: 25 },
+        }
+    }
+
+    /// Of `wgmma.mma_async`.
+    pub(crate) const fn of_wgmma(element: Element) -> Self {
+        match Self::of_mma(element) {
+            Self::Halves => Self::Whole { keep: 13 },
+            sum => sum,
         }
     }
 }
@@ -64,9 +103,11 @@ impl Accumulator {
 }
 
 /// Longest k axis of a tile: 64 elements of four bits.
-const MAX_K: usize = 64;
+pub(super) const MAX_K: usize = 64;
 /// Columns.
-const N: usize = 8;
+pub(super) const N: usize = 8;
+/// Pairs of steps of a floating-point tile along k: 32 elements of eight bits.
+pub(super) const PAIRS: usize = 16;
 
 /// The words of one fragment register.
 pub(crate) type Words = [u32; LANES];
@@ -74,55 +115,97 @@ pub(crate) type Words = [u32; LANES];
 /// Operands and sums of a tile; a worker keeps one.
 #[derive(Clone, Debug)]
 pub(crate) struct Tile {
-    a: [[f32; MAX_K]; 16],
-    b: [[f32; N]; MAX_K],
-    sums: [[f32; N]; 16],
+    pub(super) a: [[f32; MAX_K]; 16],
+    pub(super) b: [[f32; N]; MAX_K],
+    pub(super) sums: [[f32; N]; 16],
+    /// Exponents of A: those of `a[row][8 q + t]` and `a[row][8 q + t + 4]` are the halves of word `4 q + t`.
+    pub(super) a_exponents: [[u32; PAIRS]; 16],
+    /// Exponents of B, of `b[8 q + t]` and `b[8 q + t + 4]`.
+    pub(super) b_exponents: [[u32; N]; PAIRS],
+    /// Whether something in A, or in B, is infinite or NaN.
+    special: [bool; 2],
 }
 
 impl Default for Tile {
     fn default() -> Self {
-        Self { a: [[0.0; MAX_K]; 16], b: [[0.0; N]; MAX_K], sums: [[0.0; N]; 16] }
+        Self {
+            a: [[0.0; MAX_K]; 16],
+            b: [[0.0; N]; MAX_K],
+            sums: [[0.0; N]; 16],
+            a_exponents: [[0; PAIRS]; 16],
+            b_exponents: [[0; N]; PAIRS],
+            special: [false; 2],
+        }
     }
 }
 
 impl Tile {
+    pub(super) fn is_special(&self) -> bool {
+        self.special != [false; 2]
+    }
+
     /// Takes A from its fragment registers; with 8 rows every register continues the k axis.
     #[inline(always)]
     pub(super) fn set_a(&mut self, element: Element, words: &[&Words], rows: usize, negate: bool) {
         let (per_word, blocks) = ((32 / element.bits()) as usize, rows / 8);
         let flip = if negate { 1 << 31 } else { 0u32 };
-        for (r, words) in words.iter().enumerate() {
-            let (row, k) = (8 * (r % blocks), 4 * per_word * (r / blocks));
-            for s in 0..per_word {
-                let values = convert(element, words, s, flip);
-                let at = k + 4 * s;
+        let mut greatest = 0;
+        for block in 0..blocks {
+            let steps = per_word * (words.len() / blocks);
+            let value = |step: usize| {
+                let words = words[block + blocks * (step / per_word)];
+                convert(element, words, step % per_word, flip)
+            };
+            for step in (0..steps).step_by(2) {
+                // The last product of an odd number of steps is zero.
+                let pair = [value(step), if step + 1 < steps { value(step + 1) } else { [0.0; LANES] }];
                 for g in 0..8 {
-                    self.a[row + g][at..at + 4].copy_from_slice(&values[4 * g..4 * g + 4]);
+                    let to = &mut self.a[8 * block + g][4 * step..4 * step + 8];
+                    to[..4].copy_from_slice(&pair[0][4 * g..4 * g + 4]);
+                    to[4..].copy_from_slice(&pair[1][4 * g..4 * g + 4]);
+                }
+                let Some(least) = element.least_exponent() else { continue };
+                let exponents = aligned::exponents(&pair, least, &mut greatest);
+                for g in 0..8 {
+                    let to = &mut self.a_exponents[8 * block + g][2 * step..2 * step + 4];
+                    to.copy_from_slice(&exponents[4 * g..4 * g + 4]);
                 }
             }
         }
+        self.special[0] = greatest == 255;
     }
 
     /// Takes B from its fragment registers.
     #[inline(always)]
     pub(super) fn set_b(&mut self, element: Element, words: &[&Words]) {
         let per_word = (32 / element.bits()) as usize;
-        for (r, words) in words.iter().enumerate() {
-            // Words of one k next to each other.
+        // Words of one k next to each other.
+        let turned = |words: &Words| {
             let mut turned = [0; LANES];
             for t in 0..4 {
                 for (n, to) in turned[8 * t..8 * t + 8].iter_mut().enumerate() {
                     *to = words[4 * (2 * (n & 3) + (n >> 2)) + t];
                 }
             }
-            for s in 0..per_word {
-                let values = convert(element, &turned, s, 0);
+            turned
+        };
+        let mut greatest = 0;
+        let steps = per_word * words.len();
+        let value = |step: usize| convert(element, &turned(words[step / per_word]), step % per_word, 0);
+        for step in (0..steps).step_by(2) {
+            let pair = [value(step), if step + 1 < steps { value(step + 1) } else { [0.0; LANES] }];
+            for (i, values) in pair.iter().enumerate() {
                 for t in 0..4 {
-                    let to = &mut self.b[4 * (per_word * r + s) + t];
-                    to.copy_from_slice(&values[8 * t..8 * t + 8]);
+                    self.b[4 * (step + i) + t].copy_from_slice(&values[8 * t..8 * t + 8]);
                 }
             }
+            let Some(least) = element.least_exponent() else { continue };
+            let exponents = aligned::exponents(&pair, least, &mut greatest);
+            for t in 0..4 {
+                self.b_exponents[2 * step + t].copy_from_slice(&exponents[8 * t..8 * t + 8]);
+            }
         }
+        self.special[1] = greatest == 255;
     }
 
     /// Begins sums with C.
@@ -156,13 +239,43 @@ impl Tile {
     }
 
     #[inline(always)]
-    pub(super) fn clear_sums(&mut self) {
+    fn clear_sums(&mut self) {
         self.sums = [[0.0; N]; 16];
     }
 
-    /// Adds the products of `k` steps.
+    /// Adds the products of `k` steps, where `add` runs one step of a floating-point sum.
     #[inline(always)]
-    pub(super) fn multiply(&mut self, rows: usize, k: usize) {
+    pub(super) fn multiply(
+        &mut self,
+        sum: Sum,
+        accumulator: Accumulator,
+        rows: usize,
+        k: usize,
+        add: impl Fn(&mut Self, &Step),
+    ) {
+        let rounding = match (accumulator, sum) {
+            (Accumulator::F16, _) => Rounding::Half,
+            (_, Sum::Whole { keep }) => Rounding::Truncate { keep },
+            _ => Rounding::Truncate { keep: 25 },
+        };
+        let step = Step { rows, k, first: 0, stride: 1, keep: 25, rounding };
+        match sum {
+            Sum::Integers => self.add_integers(rows, k),
+            Sum::Whole { keep } => add(self, &Step { keep, ..step }),
+            Sum::Halves => {
+                let c = std::mem::replace(&mut self.sums, [[0.0; N]; 16]);
+                for first in 0..2 {
+                    add(self, &Step { first, stride: 2, ..step });
+                }
+                for (sums, c) in self.sums.iter_mut().flatten().zip(c.iter().flatten()) {
+                    *sums += c;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_integers(&mut self, rows: usize, k: usize) {
         for first in (0..rows).step_by(8) {
             let mut sums = [[0.0; N]; 8];
             sums.copy_from_slice(&self.sums[first..first + 8]);
@@ -257,7 +370,7 @@ fn convert(element: Element, words: &Words, s: usize, flip: u32) -> [f32; LANES]
 }
 
 #[inline(always)]
-fn each(words: &Words, value: impl Fn(u32) -> f32) -> [f32; LANES] {
+pub(super) fn each(words: &Words, value: impl Fn(u32) -> f32) -> [f32; LANES] {
     let mut out = [0.0; LANES];
     for (out, w) in out.iter_mut().zip(words) {
         *out = value(*w);

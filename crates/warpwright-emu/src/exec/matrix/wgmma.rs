@@ -5,9 +5,10 @@
 //! they issue the same instructions, and [`Flights`](super::flights::Flights) that nobody touches a register until the
 //! wait that covers it.
 
+use super::aligned::{self, Step};
 use super::descriptor::{Descriptor, Major};
 use super::mma::Rows;
-use super::tile::{Accumulator, Element, Tile, Words, popcounts};
+use super::tile::{Accumulator, Element, Sum, Tile, Words, popcounts};
 use crate::block::SharedMemory;
 use crate::context::Context;
 use crate::decode::SHARED_BASE;
@@ -142,7 +143,7 @@ impl Context<'_> {
             Accumulate::Always(value) => value,
             Accumulate::If(pred) => warp.regs.pred[pred as usize] >> lane & 1 == 1,
         };
-        compute(&mut scratch, &mut warp.regs, exec, op, a_blocks.as_ref(), accumulate);
+        compute(&mut scratch, &mut warp.regs, &Work { exec, op, a: a_blocks, accumulate });
         self.matrix = scratch;
         warp.flights.issue(op, pc);
         if self.races.is_some() {
@@ -279,48 +280,35 @@ impl Operand {
     }
 }
 
-fn compute(
-    scratch: &mut Scratch,
-    regs: &mut Registers,
+/// What one warp multiplies: its rows of A, if they come from shared memory.
+struct Work<'a> {
     exec: u32,
-    op: &Wgmma,
-    a: Option<&[Block; 2]>,
+    op: &'a Wgmma,
+    a: Option<[Block; 2]>,
     accumulate: bool,
-) {
+}
+
+fn compute(scratch: &mut Scratch, regs: &mut Registers, work: &Work<'_>) {
     #[cfg(target_arch = "x86_64")]
     if *super::mma::VECTORS {
-        return avx2::compute(scratch, regs, exec, op, a, accumulate);
+        return avx2::compute(scratch, regs, work);
     }
-    multiply(scratch, regs, exec, op, a, accumulate);
+    multiply(scratch, regs, work, aligned::add);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "calling a function with target features")]
 mod avx2 {
-    use super::{Block, Registers, Scratch, Wgmma, multiply};
+    use super::{Registers, Scratch, Work, aligned, multiply};
 
     #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    fn with_features(
-        scratch: &mut Scratch,
-        regs: &mut Registers,
-        exec: u32,
-        op: &Wgmma,
-        a: Option<&[Block; 2]>,
-        accumulate: bool,
-    ) {
-        multiply(scratch, regs, exec, op, a, accumulate);
+    fn with_features(scratch: &mut Scratch, regs: &mut Registers, work: &Work<'_>) {
+        multiply(scratch, regs, work, |tile, step| aligned::avx2::add(tile, step));
     }
 
-    pub(super) fn compute(
-        scratch: &mut Scratch,
-        regs: &mut Registers,
-        exec: u32,
-        op: &Wgmma,
-        a: Option<&[Block; 2]>,
-        accumulate: bool,
-    ) {
+    pub(super) fn compute(scratch: &mut Scratch, regs: &mut Registers, work: &Work<'_>) {
         // SAFETY: called only if `VECTORS` says that all of these features were detected.
-        unsafe { with_features(scratch, regs, exec, op, a, accumulate) }
+        unsafe { with_features(scratch, regs, work) }
     }
 }
 
@@ -328,14 +316,13 @@ mod avx2 {
 fn multiply(
     scratch: &mut Scratch,
     regs: &mut Registers,
-    exec: u32,
-    op: &Wgmma,
-    a: Option<&[Block; 2]>,
-    accumulate: bool,
+    work: &Work<'_>,
+    add: impl Fn(&mut Tile, &Step) + Copy,
 ) {
+    let Work { exec, op, a, accumulate } = *work;
     const ZERO: Words = [0; LANES];
     let mut a_words = [ZERO; 4];
-    match (a, op.a) {
+    match (&a, op.a) {
         (Some([low, high]), _) => a_words = [low[0], high[0], low[1], high[1]],
         (None, Source::Registers(rows)) => {
             let (words, _) = rows.words(regs);
@@ -345,9 +332,13 @@ fn multiply(
     }
     let a_words = a_words.each_ref();
     let tile = &mut scratch.tile;
-    if let Product::Numbers { a, .. } = op.product {
-        tile.set_a(a, &a_words, 16, op.negate);
-    }
+    let sum = match op.product {
+        Product::Numbers { a, .. } => {
+            tile.set_a(a, &a_words, 16, op.negate);
+            Sum::of_wgmma(a)
+        }
+        Product::Bits => Sum::Integers,
+    };
     for (d, b) in op.d.chunks_exact(op.accumulator.registers()).zip(&scratch.b) {
         let b_words = b.each_ref();
         let mut c = [&ZERO; 4];
@@ -362,7 +353,7 @@ fn multiply(
             Product::Numbers { b, .. } => {
                 tile.set_b(b, &b_words);
                 tile.set_sums(op.accumulator, c);
-                tile.multiply(16, op.k);
+                tile.multiply(sum, op.accumulator, 16, op.k, add);
                 for (i, (out, c)) in out.iter_mut().zip(c).enumerate() {
                     *out = tile.register(op.accumulator, i, c);
                 }

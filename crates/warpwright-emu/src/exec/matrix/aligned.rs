@@ -1,0 +1,247 @@
+//! How tensor cores add, as devices of compute capability 9.0 do it.
+//!
+//! One step adds up to 32 products and C. A product has the exponent `ea + eb` of its factors, and subnormal factors have
+//! that of the smallest normal number; what is zero has none. Every term is truncated toward zero to a multiple of
+//! `2^(emax - keep)`, where `emax` is the greatest of the exponents, C's included; the terms are added exactly, and their
+//! sum is truncated toward zero to `keep - 1` bits (`keep + 1` where `keep` is 13), or rounded to f16 where C is f16.
+//! A sum of zero is +0. PTX leaves all of this open; the rules were fitted to random products that an H200 computed and
+//! give each of them bit for bit.
+//!
+//! The terms of a row are added in integers of 32 bits, unless the row has infinities, NaNs or exponents at the end of
+//! the range of f32: then each of its elements is computed on its own.
+
+use super::super::rows::LANES;
+use super::tile::{N, Tile};
+use crate::exec::lanes::{f16_to_f32, f32_to_f16};
+
+/// What becomes of the exact sum of truncated terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rounding {
+    /// Truncated to the bits that f32 sums of this precision have.
+    Truncate { keep: i32 },
+    /// Rounded to the nearest f16.
+    Half,
+}
+
+impl Rounding {
+    /// Low bits of an f32 that are cut off.
+    const fn cut(self) -> u32 {
+        match self {
+            // 14 bits.
+            Self::Truncate { keep: 13 } => 10,
+            _ => 0,
+        }
+    }
+
+    /// The exponent field of the smallest normal C.
+    const fn least(self) -> i32 {
+        match self {
+            Self::Truncate { .. } => 1,
+            Self::Half => 127 - 14,
+        }
+    }
+}
+
+/// One step of a sum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) rows: usize,
+    /// Products of a whole row; those of every `stride`th eight are added, beginning with the `first`.
+    pub(super) k: usize,
+    pub(super) first: usize,
+    pub(super) stride: usize,
+    pub(super) keep: i32,
+    pub(super) rounding: Rounding,
+}
+
+impl Step {
+    /// The groups of eight products.
+    #[inline(always)]
+    fn groups(&self) -> impl Iterator<Item = usize> + Clone + use<> {
+        (self.first..self.k.div_ceil(8)).step_by(self.stride)
+    }
+}
+
+/// The exponent of zero: below every other, also when it is added to one.
+const NONE: i32 = -0x4000;
+
+/// Exponent fields of two rows of numbers, as the halves of words; `greatest` becomes 255 if one is infinite or NaN.
+#[inline(always)]
+pub(super) fn exponents(pair: &[[f32; LANES]; 2], least: i32, greatest: &mut i32) -> [u32; LANES] {
+    let mut out = [0; LANES];
+    let mut most = [0; 8];
+    for (i, out) in out.iter_mut().enumerate() {
+        let field = pair.map(|values| {
+            let bits = values[i].to_bits() << 1;
+            let field = (bits >> 24) as i32;
+            most[i % 8] = most[i % 8].max(field);
+            if bits == 0 { NONE } else { field.max(least) }
+        });
+        *out = field[0] as u32 & 0xFFFF | (field[1] as u32) << 16;
+    }
+    *greatest = most.into_iter().fold(*greatest, i32::max);
+    out
+}
+
+/// Runs a step on any machine.
+pub(super) fn add(tile: &mut Tile, step: &Step) {
+    for row in 0..step.rows {
+        add_row(tile, step, row);
+    }
+}
+
+/// Runs a step for one row, whatever it holds.
+#[cold]
+#[inline(never)]
+fn add_row(tile: &mut Tile, step: &Step, row: usize) {
+    for n in 0..N {
+        let terms = step.groups().flat_map(|q| 8 * q..8 * q + 8).map(|k| {
+            let (j, shift) = (4 * (k / 8) + k % 4, 16 * (k % 8 / 4));
+            let exponent = |word: u32| i32::from((word >> shift) as u16 as i16);
+            let exponents = (exponent(tile.a_exponents[row][j]), exponent(tile.b_exponents[j][n]));
+            (f64::from(tile.a[row][k]) * f64::from(tile.b[k][n]), exponents.0 + exponents.1 - 254)
+        });
+        tile.sums[row][n] = sum(terms, tile.sums[row][n], step);
+    }
+}
+
+/// The sum of products, each with its exponent, and C.
+fn sum(terms: impl Iterator<Item = (f64, i32)> + Clone, c: f32, step: &Step) -> f32 {
+    let field = (c.to_bits() << 1 >> 24) as i32;
+    let c_exponent = if c == 0.0 { NONE } else { field.max(step.rounding.least()) - 127 };
+    let terms = terms.chain([(f64::from(c), c_exponent)]);
+    if terms.clone().any(|(term, _)| !term.is_finite()) {
+        return terms.map(|(term, _)| term).sum::<f64>() as f32;
+    }
+    let Some(greatest) = terms.clone().filter(|(term, _)| *term != 0.0).map(|(_, e)| e).max() else {
+        return 0.0;
+    };
+    let unit = power(greatest - step.keep);
+    let total: i64 = terms.map(|(term, _)| (term / unit) as i64).sum();
+    // Below 2^33, so this is exact.
+    let total = total as f64 * unit;
+    match step.rounding {
+        Rounding::Half => f32::from_bits(f16_to_f32(half(total))),
+        Rounding::Truncate { .. } => {
+            // An f32 has as many bits as fit above its least unit, and no more than the sum has.
+            let bits = total.abs().to_bits();
+            let exponent = (bits >> 52) as i32 - 1023;
+            let cut = (29 + step.rounding.cut() as i32).max(29 - 126 - exponent);
+            let kept = if cut > 52 { 0 } else { bits >> cut << cut };
+            f64::from_bits(kept).copysign(total) as f32
+        }
+    }
+}
+
+/// The nearest f16; rounding to f32 on the way keeps what was lost in the lowest bit.
+fn half(value: f64) -> u32 {
+    let near = value as f32;
+    let toward = if f64::from(near).abs() > value.abs() { near.to_bits() - 1 } else { near.to_bits() };
+    let odd = f64::from(f32::from_bits(toward)) != value;
+    f32_to_f16(toward | u32::from(odd))
+}
+
+/// `2^exponent`, which is in the range of f64.
+fn power(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2 {
+    use std::arch::x86_64::*;
+
+    use bytemuck::cast;
+
+    use super::{N, NONE, Rounding, Step, add_row, f16_to_f32, f32_to_f16};
+    use crate::exec::matrix::tile::Tile;
+
+    /// Runs a step.
+    #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub(in super::super) fn add(tile: &mut Tile, step: &Step) {
+        let special = tile.is_special();
+        for row in 0..step.rows {
+            match if special { None } else { sum(tile, step, row) } {
+                Some(sums) => tile.sums[row] = sums,
+                None => add_row(tile, step, row),
+            }
+        }
+    }
+
+    /// `None` if a number does not lie well within the range of f32.
+    #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    #[inline]
+    fn sum(tile: &Tile, step: &Step, row: usize) -> Option<[f32; N]> {
+        let number = |n: i32| _mm256_set1_epi32(n);
+        let floats = |x: __m256i| _mm256_castsi256_ps(x);
+        let bits = |x: __m256| _mm256_castps_si256(x);
+        let (a, a_exponents) = (&tile.a[row], &tile.a_exponents[row]);
+
+        // The greatest exponents, with twice the bias of f32.
+        let mut pairs = _mm256_set1_epi16(2 * NONE as i16);
+        for q in step.groups() {
+            let at = 4 * q..4 * q + 4;
+            for (a, b) in a_exponents[at.clone()].iter().zip(&tile.b_exponents[at]) {
+                pairs = _mm256_max_epi16(pairs, _mm256_add_epi16(number(*a as i32), cast(*b)));
+            }
+        }
+        let low = _mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(pairs));
+        let products = _mm256_max_epi32(low, _mm256_srai_epi32::<16>(pairs));
+        let c: __m256 = cast(tile.sums[row]);
+        let magnitude = _mm256_slli_epi32::<1>(bits(c));
+        let field = _mm256_max_epi32(_mm256_srli_epi32::<24>(magnitude), number(step.rounding.least()));
+        let zero = _mm256_cmpeq_epi32(magnitude, _mm256_setzero_si256());
+        let c_exponent =
+            _mm256_or_si256(_mm256_add_epi32(field, number(127)), _mm256_and_si256(zero, number(i32::MIN)));
+        let greatest = _mm256_max_epi32(products, c_exponent);
+
+        // From 2^-100 to 2^120, or nothing at all.
+        let low = _mm256_and_si256(
+            _mm256_cmpgt_epi32(number(254 - 100), greatest),
+            _mm256_cmpgt_epi32(greatest, _mm256_setzero_si256()),
+        );
+        let outside = _mm256_or_si256(low, _mm256_cmpgt_epi32(greatest, number(254 + 120)));
+        if _mm256_testz_si256(outside, outside) == 0 {
+            return None;
+        }
+        let greatest = _mm256_max_epi32(greatest, number(254 - 100));
+        let scale =
+            floats(_mm256_slli_epi32::<23>(_mm256_sub_epi32(number(127 + 254 + step.keep), greatest)));
+        let unit = floats(_mm256_slli_epi32::<23>(_mm256_sub_epi32(greatest, number(127 + step.keep))));
+
+        // Products are exact, and so is their scaling to the unit unless they vanish.
+        let mut total = _mm256_setzero_si256();
+        for q in step.groups() {
+            let at = 8 * q..8 * q + 8;
+            for (a, b) in a[at.clone()].iter().zip(&tile.b[at]) {
+                let product = _mm256_mul_ps(_mm256_set1_ps(*a), cast(*b));
+                total = _mm256_add_epi32(total, _mm256_cvttps_epi32(_mm256_mul_ps(product, scale)));
+            }
+        }
+        let c = _mm256_cvttps_epi32(_mm256_mul_ps(c, scale));
+        let products = total;
+        let total = _mm256_add_epi32(products, c);
+        let overflow = _mm256_and_si256(_mm256_xor_si256(products, total), _mm256_xor_si256(c, total));
+        let size = _mm256_abs_epi32(total);
+        // The conversion rounds to nearest: where it went up, one step down.
+        let near = _mm256_cvtepi32_ps(size);
+        let back = _mm256_cvttps_epi32(near);
+        let large = _mm256_or_si256(overflow, _mm256_cmpgt_epi32(size, number(i32::MAX - 128)));
+        if _mm256_movemask_ps(floats(large)) != 0 {
+            return None;
+        }
+        let toward = _mm256_add_epi32(bits(near), _mm256_cmpgt_epi32(back, size));
+        let sign = _mm256_and_si256(total, number(i32::MIN));
+        match step.rounding {
+            Rounding::Truncate { .. } => {
+                let kept = _mm256_and_si256(toward, number(-1 << step.rounding.cut()));
+                Some(cast(_mm256_mul_ps(floats(_mm256_or_si256(kept, sign)), unit)))
+            }
+            Rounding::Half => {
+                let exact = _mm256_cmpeq_epi32(back, size);
+                let odd = _mm256_or_si256(toward, _mm256_andnot_si256(exact, number(1)));
+                let sums: [f32; N] = cast(_mm256_mul_ps(floats(_mm256_or_si256(odd, sign)), unit));
+                Some(sums.map(|sum| f32::from_bits(f16_to_f32(f32_to_f16(sum.to_bits())))))
+            }
+        }
+    }
+}
