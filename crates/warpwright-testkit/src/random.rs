@@ -425,7 +425,7 @@ impl Writer {
     fn integer(&mut self) {
         let (d, a, b, c) = (self.r(), self.r(), self.operand(), self.r());
         let p = self.below(4);
-        let text = match self.below(26) {
+        let text = match self.below(27) {
             0 => format!(
                 "{} {d}, {a}, {b};",
                 self.pick(&["add.u32", "sub.s32", "mul.lo.s32", "mul.hi.u32", "mul.hi.s32"])
@@ -437,10 +437,9 @@ impl Writer {
                 "{} {d}, {a}, {b}, {c};",
                 self.pick(&["mad.lo.u32", "mad.lo.s32", "mad.hi.u32", "mad.hi.s32", "sad.u32", "sad.s32"])
             ),
-            5 => format!(
-                "{} {d}, {a};",
-                self.pick(&["not.b32", "neg.s32", "abs.s32", "brev.b32", "popc.b32", "clz.b32"])
-            ),
+            5 => {
+                format!("{} {d}, {a};", self.pick(&["not.b32", "neg.s32", "brev.b32", "popc.b32", "clz.b32"]))
+            }
             6 => format!("{} {d}, {a};", self.pick(&["bfind.u32", "bfind.s32", "bfind.shiftamt.u32"])),
             7 => format!("lop3.b32 {d}, {a}, {b}, {c}, {:#x};", self.below(256)),
             8 => format!("prmt.b32 {d}, {a}, {c}, {:#x};", self.below(0x1_0000)),
@@ -486,6 +485,11 @@ impl Writer {
             }
             18 => format!("set.{}.u32.s32 {d}, {a}, {b};", self.pick(&["lt", "ge", "ne"])),
             19 => format!("{} {d}, {a}, {b};", self.pick(&["add.sat.s32", "sub.sat.s32"])),
+            // Of the smallest number ptxas makes what it likes.
+            26 => {
+                emit!(self, "shr.s32 %x8, {a}, 1;");
+                format!("abs.s32 {d}, %x8;")
+            }
             20 => format!("mul24.lo.u32 {d}, {a}, {c};"),
             21 => format!("slct.u32.s32 {d}, {a}, {b}, {c};"),
             22 => {
@@ -558,7 +562,7 @@ impl Writer {
             3 => format!("{} {d}, {r}, {};", self.pick(&["mul.wide.u32", "mul.wide.s32"]), self.r()),
             4 => format!("mad.wide.s32 {d}, {r}, {}, {a};", self.r()),
             5 => format!("{} {r}, {a};", self.pick(&["popc.b64", "clz.b64", "bfind.s64"])),
-            6 => format!("{} {d}, {a};", self.pick(&["brev.b64", "neg.s64", "abs.s64", "not.b64"])),
+            6 => format!("{} {d}, {a};", self.pick(&["brev.b64", "neg.s64", "not.b64"])),
             7 => format!("mov.b64 {d}, {{{r}, {}}};", self.r()),
             _ => {
                 emit!(self, "mov.b64 {{%x8, %x9}}, {a};");

@@ -65,22 +65,25 @@ impl Step {
 /// The exponent of zero: below every other, also when it is added to one.
 const NONE: i32 = -0x4000;
 
-/// Exponent fields of two rows of numbers, as the halves of words; `greatest` becomes 255 if one is infinite or NaN.
+/// Exponent fields of two rows of numbers, as the halves of words. `greatest` becomes the greatest magnitude, its bits
+/// moved up by one.
 #[inline(always)]
-pub(super) fn exponents(pair: &[[f32; LANES]; 2], least: i32, greatest: &mut i32) -> [u32; LANES] {
+pub(super) fn exponents(pair: &[[f32; LANES]; 2], least: u32, greatest: &mut u32) -> [u32; LANES] {
     let mut out = [0; LANES];
-    let mut most = [0; 8];
+    let mut most = 0;
     for (i, out) in out.iter_mut().enumerate() {
-        let field = pair.map(|values| {
-            let bits = values[i].to_bits() << 1;
-            let field = (bits >> 24) as i32;
-            most[i % 8] = most[i % 8].max(field);
-            if bits == 0 { NONE } else { field.max(least) }
-        });
-        *out = field[0] as u32 & 0xFFFF | (field[1] as u32) << 16;
+        let (low, high) = (pair[0][i].to_bits() << 1, pair[1][i].to_bits() << 1);
+        most = most.max(low).max(high);
+        *out = exponent(low, least) & 0xFFFF | exponent(high, least) << 16;
     }
-    *greatest = most.into_iter().fold(*greatest, i32::max);
+    *greatest = most.max(*greatest);
     out
+}
+
+/// Of a magnitude moved up by one.
+#[inline(always)]
+fn exponent(bits: u32, least: u32) -> u32 {
+    if bits == 0 { NONE as u32 } else { (bits >> 24).max(least) }
 }
 
 /// Runs a step on any machine.
@@ -179,8 +182,9 @@ pub(super) mod avx2 {
         // The greatest exponents, with twice the bias of f32.
         let mut pairs = _mm256_set1_epi16(2 * NONE as i16);
         for q in step.groups() {
-            let at = 4 * q..4 * q + 4;
-            for (a, b) in a_exponents[at.clone()].iter().zip(&tile.b_exponents[at]) {
+            let (a, b) =
+                (a_exponents[4 * q..].first_chunk::<4>()?, tile.b_exponents[4 * q..].first_chunk::<4>()?);
+            for (a, b) in a.iter().zip(b) {
                 pairs = _mm256_max_epi16(pairs, _mm256_add_epi16(number(*a as i32), cast(*b)));
             }
         }
@@ -211,8 +215,8 @@ pub(super) mod avx2 {
         // Products are exact, and so is their scaling to the unit unless they vanish.
         let mut total = _mm256_setzero_si256();
         for q in step.groups() {
-            let at = 8 * q..8 * q + 8;
-            for (a, b) in a[at.clone()].iter().zip(&tile.b[at]) {
+            let (a, b) = (a[8 * q..].first_chunk::<8>()?, tile.b[8 * q..].first_chunk::<8>()?);
+            for (a, b) in a.iter().zip(b) {
                 let product = _mm256_mul_ps(_mm256_set1_ps(*a), cast(*b));
                 total = _mm256_add_epi32(total, _mm256_cvttps_epi32(_mm256_mul_ps(product, scale)));
             }

@@ -41,7 +41,7 @@ impl Element {
     }
 
     /// The exponent field, as that of an f32, of the smallest normal number; `None` for integers.
-    const fn least_exponent(self) -> Option<i32> {
+    const fn least_exponent(self) -> Option<u32> {
         match self {
             Self::F16 | Self::E5m2 => Some(127 - 14),
             Self::E4m3 => Some(127 - 6),
@@ -109,6 +109,9 @@ pub(super) const N: usize = 8;
 /// Pairs of steps of a floating-point tile along k: 32 elements of eight bits.
 pub(super) const PAIRS: usize = 16;
 
+/// Magnitudes of f32 from here on, moved up by one, are infinite or NaN.
+const SPECIAL: u32 = 0xFF00_0000;
+
 /// The words of one fragment register.
 pub(crate) type Words = [u32; LANES];
 
@@ -152,60 +155,55 @@ impl Tile {
         let mut greatest = 0;
         for block in 0..blocks {
             let steps = per_word * (words.len() / blocks);
-            let value = |step: usize| {
-                let words = words[block + blocks * (step / per_word)];
-                convert(element, words, step % per_word, flip)
-            };
             for step in (0..steps).step_by(2) {
+                let word = |step: usize| words[block + blocks * (step / per_word)];
+                let low = convert(element, word(step), step % per_word, flip);
                 // The last product of an odd number of steps is zero.
-                let pair = [value(step), if step + 1 < steps { value(step + 1) } else { [0.0; LANES] }];
+                let high = match step + 1 {
+                    next if next < steps => convert(element, word(next), next % per_word, flip),
+                    _ => [0.0; LANES],
+                };
                 for g in 0..8 {
-                    let to = &mut self.a[8 * block + g][4 * step..4 * step + 8];
-                    to[..4].copy_from_slice(&pair[0][4 * g..4 * g + 4]);
-                    to[4..].copy_from_slice(&pair[1][4 * g..4 * g + 4]);
+                    let Some(to) = self.a[8 * block + g][4 * step..].first_chunk_mut::<8>() else { continue };
+                    to[..4].copy_from_slice(&low[4 * g..4 * g + 4]);
+                    to[4..].copy_from_slice(&high[4 * g..4 * g + 4]);
                 }
                 let Some(least) = element.least_exponent() else { continue };
-                let exponents = aligned::exponents(&pair, least, &mut greatest);
+                let exponents = aligned::exponents(&[low, high], least, &mut greatest);
                 for g in 0..8 {
                     let to = &mut self.a_exponents[8 * block + g][2 * step..2 * step + 4];
                     to.copy_from_slice(&exponents[4 * g..4 * g + 4]);
                 }
             }
         }
-        self.special[0] = greatest == 255;
+        self.special[0] = greatest >= SPECIAL;
     }
 
     /// Takes B from its fragment registers.
     #[inline(always)]
     pub(super) fn set_b(&mut self, element: Element, words: &[&Words]) {
         let per_word = (32 / element.bits()) as usize;
-        // Words of one k next to each other.
-        let turned = |words: &Words| {
-            let mut turned = [0; LANES];
-            for t in 0..4 {
-                for (n, to) in turned[8 * t..8 * t + 8].iter_mut().enumerate() {
-                    *to = words[4 * (2 * (n & 3) + (n >> 2)) + t];
-                }
-            }
-            turned
-        };
         let mut greatest = 0;
         let steps = per_word * words.len();
-        let value = |step: usize| convert(element, &turned(words[step / per_word]), step % per_word, 0);
         for step in (0..steps).step_by(2) {
-            let pair = [value(step), if step + 1 < steps { value(step + 1) } else { [0.0; LANES] }];
-            for (i, values) in pair.iter().enumerate() {
-                for t in 0..4 {
-                    self.b[4 * (step + i) + t].copy_from_slice(&values[8 * t..8 * t + 8]);
+            let low = convert(element, &columns(words[step / per_word]), step % per_word, 0);
+            let high = match step + 1 {
+                next if next < steps => {
+                    convert(element, &columns(words[next / per_word]), next % per_word, 0)
                 }
+                _ => [0.0; LANES],
+            };
+            for t in 0..4 {
+                self.b[4 * step + t].copy_from_slice(&low[8 * t..8 * t + 8]);
+                self.b[4 * step + 4 + t].copy_from_slice(&high[8 * t..8 * t + 8]);
             }
             let Some(least) = element.least_exponent() else { continue };
-            let exponents = aligned::exponents(&pair, least, &mut greatest);
+            let exponents = aligned::exponents(&[low, high], least, &mut greatest);
             for t in 0..4 {
                 self.b_exponents[2 * step + t].copy_from_slice(&exponents[8 * t..8 * t + 8]);
             }
         }
-        self.special[1] = greatest == 255;
+        self.special[1] = greatest >= SPECIAL;
     }
 
     /// Begins sums with C.
@@ -340,6 +338,18 @@ impl Tile {
         }
         out
     }
+}
+
+/// Words of B with those of one k next to each other.
+#[inline(always)]
+fn columns(words: &Words) -> Words {
+    let mut turned = [0; LANES];
+    for t in 0..4 {
+        for (n, to) in turned[8 * t..8 * t + 8].iter_mut().enumerate() {
+            *to = words[4 * (2 * (n & 3) + (n >> 2)) + t];
+        }
+    }
+    turned
 }
 
 /// Element `s` of every word as an f32, with the sign bit exchanged with `flip`.
