@@ -484,7 +484,11 @@ impl Writer {
                 format!("subc.u32 {}, {c}, {b};", self.r())
             }
             18 => format!("set.{}.u32.s32 {d}, {a}, {b};", self.pick(&["lt", "ge", "ne"])),
-            19 => format!("{} {d}, {a}, {b};", self.pick(&["add.sat.s32", "sub.sat.s32"])),
+            19 => {
+                // On operands that nothing is known of: of the sum of two numbers and one of them ptxas 13.0 makes the other.
+                emit!(self, "ld.local.u32 %x8, [%a3+{}];", 4 * self.below(LOCAL));
+                format!("{} {d}, {a}, %x8;", self.pick(&["add.sat.s32", "sub.sat.s32"]))
+            }
             // Of the smallest number ptxas makes what it likes.
             26 => {
                 emit!(self, "shr.s32 %x8, {a}, 1;");
