@@ -4,7 +4,7 @@
 //! that of the smallest normal number; what is zero has none. Every term is truncated toward zero to a multiple of
 //! `2^(emax - keep)`, where `emax` is the greatest of the exponents, C's included; the terms are added exactly, and their
 //! sum is truncated toward zero to `keep - 1` bits (`keep + 1` where `keep` is 13), or rounded to f16 where C is f16.
-//! A sum of zero is +0, and so is an f16 sum of `wgmma` that rounds to zero. PTX leaves all of this open; the rules were fitted to random products that an H200 computed and
+//! A sum of zero is +0, and so is an f16 sum that rounds to zero. PTX leaves all of this open; the rules were fitted to random products that an H200 computed and
 //! give each of them bit for bit.
 //!
 //! The terms of a row are added in integers of 32 bits, unless the row has infinities, NaNs or exponents at the end of
@@ -19,8 +19,8 @@ use crate::exec::lanes::{f16_to_f32, f32_to_f16};
 pub(super) enum Rounding {
     /// Truncated to the bits that f32 sums of this precision have.
     Truncate { keep: i32 },
-    /// Rounded to the nearest f16; whether what rounds to zero keeps its sign.
-    Half { signs: bool },
+    /// Rounded to the nearest f16.
+    Half,
 }
 
 impl Rounding {
@@ -37,7 +37,7 @@ impl Rounding {
     const fn least(self) -> i32 {
         match self {
             Self::Truncate { .. } => 1,
-            Self::Half { .. } => 127 - 14,
+            Self::Half => 127 - 14,
         }
     }
 }
@@ -124,7 +124,7 @@ fn sum(terms: impl Iterator<Item = (f64, i32)> + Clone, c: f32, step: &Step) -> 
     // Below 2^33, so this is exact.
     let total = total as f64 * unit;
     match step.rounding {
-        Rounding::Half { signs } => nearest(half(total), signs),
+        Rounding::Half => nearest(half(total)),
         Rounding::Truncate { .. } => {
             // An f32 has as many bits as fit above its least unit, and no more than the sum has.
             let bits = total.abs().to_bits();
@@ -136,10 +136,10 @@ fn sum(terms: impl Iterator<Item = (f64, i32)> + Clone, c: f32, step: &Step) -> 
     }
 }
 
-/// An f16 as f32.
+/// An f16 as f32; what rounds to zero loses its sign.
 #[inline(always)]
-fn nearest(bits: u32, signs: bool) -> f32 {
-    f32::from_bits(f16_to_f32(if bits == 0x8000 && !signs { 0 } else { bits }))
+fn nearest(bits: u32) -> f32 {
+    f32::from_bits(f16_to_f32(if bits == 0x8000 { 0 } else { bits }))
 }
 
 /// The nearest f16; rounding to f32 on the way keeps what was lost in the lowest bit.
@@ -246,11 +246,11 @@ pub(super) mod avx2 {
                 let kept = _mm256_and_si256(toward, number(-1 << step.rounding.cut()));
                 Some(cast(_mm256_mul_ps(floats(_mm256_or_si256(kept, sign)), unit)))
             }
-            Rounding::Half { signs } => {
+            Rounding::Half => {
                 let exact = _mm256_cmpeq_epi32(back, size);
                 let odd = _mm256_or_si256(toward, _mm256_andnot_si256(exact, number(1)));
                 let sums: [f32; N] = cast(_mm256_mul_ps(floats(_mm256_or_si256(odd, sign)), unit));
-                Some(sums.map(|sum| nearest(f32_to_f16(sum.to_bits()), signs)))
+                Some(sums.map(|sum| nearest(f32_to_f16(sum.to_bits()))))
             }
         }
     }

@@ -56,9 +56,8 @@ impl Element {
 pub(crate) enum Sum {
     /// Exactly, in any order.
     Integers,
-    /// All products and C in one step that keeps this many bits below the greatest exponent. `wgmma` gives f16 sums that
-    /// round to zero no sign.
-    Whole { keep: i32, wgmma: bool },
+    /// All products and C in one step that keeps this many bits below the greatest exponent.
+    Whole { keep: i32 },
     /// Four bytes of A meet four of B in each of two steps: the first two bytes, then the others. C is added at the end.
     Halves,
 }
@@ -69,16 +68,15 @@ impl Sum {
         match element {
             Element::S8 | Element::U8 | Element::S4 | Element::U4 => Self::Integers,
             Element::E4m3 | Element::E5m2 => Self::Halves,
-            Element::F16 | Element::Bf16 | Element::Tf32 => Self::Whole { keep: 25, wgmma: false },
+            Element::F16 | Element::Bf16 | Element::Tf32 => Self::Whole { keep: 25 },
         }
     }
 
     /// Of `wgmma.mma_async`.
     pub(crate) const fn of_wgmma(element: Element) -> Self {
         match Self::of_mma(element) {
-            Self::Halves => Self::Whole { keep: 13, wgmma: true },
-            Self::Whole { keep, .. } => Self::Whole { keep, wgmma: true },
-            Self::Integers => Self::Integers,
+            Self::Halves => Self::Whole { keep: 13 },
+            sum => sum,
         }
     }
 }
@@ -254,16 +252,14 @@ impl Tile {
         add: impl Fn(&mut Self, &Step),
     ) {
         let rounding = match (accumulator, sum) {
-            (Accumulator::F16, sum) => {
-                Rounding::Half { signs: !matches!(sum, Sum::Whole { wgmma: true, .. }) }
-            }
-            (_, Sum::Whole { keep, .. }) => Rounding::Truncate { keep },
+            (Accumulator::F16, _) => Rounding::Half,
+            (_, Sum::Whole { keep }) => Rounding::Truncate { keep },
             _ => Rounding::Truncate { keep: 25 },
         };
         let step = Step { rows, k, first: 0, stride: 1, keep: 25, rounding };
         match sum {
             Sum::Integers => self.add_integers(rows, k),
-            Sum::Whole { keep, .. } => add(self, &Step { keep, ..step }),
+            Sum::Whole { keep } => add(self, &Step { keep, ..step }),
             Sum::Halves => {
                 let c = std::mem::replace(&mut self.sums, [[0.0; N]; 16]);
                 for first in 0..2 {
