@@ -86,8 +86,8 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="no GPU: made-up times")
     args = parser.parse_args()
 
-    began = time.monotonic()
     lab: Any = Fake() if args.dry_run else Gpu(args.repeats, not args.no_compile, args.who)
+    began = time.monotonic()
     named = commit() if args.commit is None else args.commit
     print(f"{lab.gpu}, driver {lab.driver}, {lab.bandwidth / 1e9:.0f} GB/s, {lab.versions}")
     head = f"{'op':<27}{'direction':<10}{'dtype':<6}{'case':<40}"

@@ -44,7 +44,7 @@ def microseconds(call: Callable[[], Any], on_gpu: bool) -> float:
 Calls = dict[str, Callable[[], Any]]
 
 
-def all_calls(device: str, n: int) -> dict[str, Calls]:
+def all_calls(device: str, n: int, compile_others: bool) -> dict[str, Calls]:
     """What is called, and by whom."""
     x = torch.randn(n, device=device)
     dy, y = torch.randn_like(x), torch.empty_like(x)
@@ -76,7 +76,7 @@ def all_calls(device: str, n: int) -> dict[str, Calls]:
             import bitsandbytes.functional as bnb
 
             calls["quantize_nf4"]["bitsandbytes"] = lambda: bnb.quantize_4bit(gate, blocksize=64, quant_type="nf4")
-        if n:
+        if compile_others:
             compiled = torch.compile(F.silu, dynamic=False)
             calls["silu"]["torch.compile"] = lambda: compiled(x)
     return calls
@@ -88,13 +88,13 @@ def chain(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> 
     return x
 
 
-def measure() -> list[dict[str, Any]]:
+def measure(compile_others: bool = True) -> list[dict[str, Any]]:
     """One row for each call, with everyone's microseconds."""
     on_gpu = torch.cuda.is_available()
     where = torch.cuda.get_device_name() if on_gpu else "cpu, empty tensors"
     print(f"host us per call ({where})")
     rows = []
-    for what, calls in all_calls("cuda" if on_gpu else "cpu", 1024 if on_gpu else 0).items():
+    for what, calls in all_calls("cuda" if on_gpu else "cpu", 1024 if on_gpu else 0, compile_others).items():
         times = {who: microseconds(call, on_gpu) for who, call in calls.items()}
         print(f"  {what:<44}" + ", ".join(f"{who} {us:.2f}" for who, us in times.items()), flush=True)
         rows.append({"op": what, "host_us": times, "gpu": where, "versions": {"torch": torch.__version__},
@@ -105,8 +105,9 @@ def measure() -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="write JSON lines here")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     args = parser.parse_args()
-    rows = measure()
+    rows = measure(not args.no_compile)
     if args.out:
         with open(args.out, "w", encoding="utf-8") as f:
             f.writelines(json.dumps(r) + "\n" for r in rows)

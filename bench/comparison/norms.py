@@ -301,8 +301,7 @@ class LocalResponseNorm(Problem):
         return lambda out=None: ww.local_response_norm(self.x, self.size, **LRN, out=out)
 
     def ours_backward(self, ww: Any, dy: torch.Tensor) -> Function:
-        _, saved = ww.local_response_norm(self.x, self.size, **LRN, statistics=True)
-        return lambda out=None: ww.local_response_norm_backward(self.x, dy, saved, self.size, **LRN, out=out)
+        return lambda out=None: ww.local_response_norm_backward(self.x, dy, self.size, **LRN, out=out)
 
     def beside(self, dy: torch.Tensor) -> dict[str, Contender]:
         return cudnn.local_response_norm(self.x, dy, self.size, LRN, self.case.direction)

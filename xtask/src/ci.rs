@@ -24,6 +24,12 @@ pub(crate) fn lint() -> Result<(), String> {
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["fmt", "--manifest-path", python::MANIFEST, "--check"], &[])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    // Beside the workspace's own, in one folder of builds.
+    let target = target_dir().to_string_lossy().into_owned();
+    cargo(
+        &["clippy", "--manifest-path", python::MANIFEST, "--", "-D", "warnings"],
+        &[("CARGO_TARGET_DIR", &*target)],
+    )?;
     cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }
 

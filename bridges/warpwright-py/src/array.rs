@@ -11,6 +11,7 @@ use warpwright::DType;
 
 use crate::dlpack::{self, Capsule, Description, Exchange, TooManyDimensions, Vec8};
 use crate::error::{self, Class, Problem};
+use crate::torch;
 
 /// Whose arrays they are: how results are made and which stream is the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,8 +120,11 @@ pub(crate) enum Ordering {
     Shared(Library, u64),
 }
 
-/// An argument.
-pub(crate) struct Array<'py> {
+/// An argument. Boxed, because it goes through many hands.
+pub(crate) type Array<'py> = Box<Argument<'py>>;
+
+/// What is known of an argument.
+pub(crate) struct Argument<'py> {
     pub(crate) object: Bound<'py, PyAny>,
     pub(crate) site: Site,
     pub(crate) library: Library,
@@ -136,9 +140,9 @@ pub(crate) struct Array<'py> {
     capsule: Option<Capsule>,
 }
 
-impl<'py> Array<'py> {
+impl<'py> Argument<'py> {
     /// Reads an argument.
-    pub(crate) fn read(object: &Bound<'py, PyAny>, site: Site, ordering: Ordering) -> PyResult<Self> {
+    pub(crate) fn read(object: &Bound<'py, PyAny>, site: Site, ordering: Ordering) -> PyResult<Array<'py>> {
         let facts = facts(object)?;
         if facts.library == Library::Torch {
             refuse_gradient(object, site)?;
@@ -147,7 +151,11 @@ impl<'py> Array<'py> {
     }
 
     /// Reads an array that was made for a result, which nobody records.
-    pub(crate) fn read_made(object: &Bound<'py, PyAny>, site: Site, ordering: Ordering) -> PyResult<Self> {
+    pub(crate) fn read_made(
+        object: &Bound<'py, PyAny>,
+        site: Site,
+        ordering: Ordering,
+    ) -> PyResult<Array<'py>> {
         Self::read_known(object, site, ordering, facts(object)?)
     }
 
@@ -156,7 +164,7 @@ impl<'py> Array<'py> {
         site: Site,
         ordering: Ordering,
         TypeFacts { library, exchange }: TypeFacts,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Array<'py>> {
         if library == Library::Numpy {
             return Self::from_numpy(object, site);
         }
@@ -193,7 +201,7 @@ impl<'py> Array<'py> {
         library: Library,
         description: Result<Description, TooManyDimensions>,
         capsule: Option<Capsule>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Array<'py>> {
         let py = object.py();
         let d = description.map_err(|n| error::rank(py, site.op, site.argument, &n))?;
         let dtype =
@@ -207,7 +215,7 @@ impl<'py> Array<'py> {
             }
         };
         let strides = d.strides.unwrap_or_else(|| Vec8::row_major(&d.shape));
-        Ok(Self {
+        Ok(Box::new(Self {
             object: object.clone(),
             site,
             library,
@@ -219,7 +227,7 @@ impl<'py> Array<'py> {
             read_only: d.read_only,
             stream: 0,
             capsule,
-        })
+        }))
     }
 
     fn from_dlpack(
@@ -227,7 +235,7 @@ impl<'py> Array<'py> {
         site: Site,
         library: Library,
         ordering: Ordering,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Array<'py>> {
         let py = object.py();
         let device = object.getattr(intern!(py, "__dlpack_device__"))?.call0()?;
         let (kind, id): (i32, i32) = device.extract()?;
@@ -256,14 +264,16 @@ impl<'py> Array<'py> {
             export.call((), Some(&arguments))
         })?;
         let (capsule, description) = Capsule::take(&capsule)?;
-        Ok(Self { stream, ..Self::new(object, site, library, description, Some(capsule))? })
+        let mut array = Self::new(object, site, library, description, Some(capsule))?;
+        array.stream = stream;
+        Ok(array)
     }
 
     fn from_cuda_array_interface(
         object: &Bound<'py, PyAny>,
         site: Site,
         interface: &Bound<'py, PyAny>,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Array<'py>> {
         let interface = interface.cast::<PyDict>()?;
         let need = |key: &str| {
             let missing = || PyAttributeError::new_err(format!("`__cuda_array_interface__` has no {key:?}"));
@@ -284,7 +294,7 @@ impl<'py> Array<'py> {
         Ok(array)
     }
 
-    fn from_numpy(object: &Bound<'py, PyAny>, site: Site) -> PyResult<Self> {
+    fn from_numpy(object: &Bound<'py, PyAny>, site: Site) -> PyResult<Array<'py>> {
         let py = object.py();
         let interface = object.getattr(intern!(py, "__array_interface__"))?;
         let (address, read_only) = interface.get_item(intern!(py, "data"))?.extract()?;
@@ -307,7 +317,7 @@ impl<'py> Array<'py> {
         library: Library,
         place: Place,
         parts: StridedParts,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Array<'py>> {
         let py = object.py();
         let StridedParts { address, read_only, dtype, shape, byte_strides } = parts;
         let dtype = dtype_named(&dtype)
@@ -326,7 +336,7 @@ impl<'py> Array<'py> {
                 return Err(Problem::new(py, Class::Layout, message).at(site.op, site.argument).into_err());
             }
         };
-        Ok(Self {
+        Ok(Box::new(Self {
             object: object.clone(),
             site,
             library,
@@ -338,7 +348,7 @@ impl<'py> Array<'py> {
             read_only,
             stream: 0,
             capsule: None,
-        })
+        }))
     }
 
     /// Number of elements.
@@ -368,8 +378,19 @@ impl<'py> Array<'py> {
         })
     }
 
+    /// Whether the elements of an axis are neighbours, and the other axes lie in order around it: an image whose channels
+    /// come last.
+    pub(crate) fn has_last(&self, axis: usize) -> bool {
+        let mut order: Vec<usize> = (0..self.shape.len()).filter(|i| *i != axis).collect();
+        order.push(axis);
+        let shape = Vec8::collect(order.iter().map(|i| self.shape[*i]));
+        let strides = Vec8::collect(order.iter().map(|i| self.strides[*i]));
+        let (Some(shape), Some(strides)) = (shape, strides) else { return false };
+        same_layout(&shape, &strides, &Vec8::row_major(&shape))
+    }
+
     /// Whether element for element of the other array lies where it does in this one, relative to the start.
-    pub(crate) fn has_layout_of(&self, other: &Array<'_>) -> bool {
+    pub(crate) fn has_layout_of(&self, other: &Self) -> bool {
         *self.shape == *other.shape && same_layout(&self.shape, &self.strides, &other.strides)
     }
 
@@ -426,11 +447,7 @@ struct StridedParts {
 /// A gradient that PyTorch is recording would be lost.
 fn refuse_gradient(object: &Bound<'_, PyAny>, site: Site) -> PyResult<()> {
     let py = object.py();
-    if !object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
-        return Ok(());
-    }
-    let enabled = interop(py)?.getattr(intern!(py, "torch_records_gradients"))?;
-    if !enabled.call0()?.is_truthy()? {
+    if !torch::is_recorded(object)? {
         return Ok(());
     }
     let Site { op, argument } = site;

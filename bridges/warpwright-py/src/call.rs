@@ -3,9 +3,13 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use warpwright::{DType, Error, Stream, Tensor, TensorMut, TensorRef};
+use pyo3::types::PyTuple;
+use warpwright::plan::{Plan, PlanCache, TensorSpec};
+use warpwright::{DType, Error, Operation, Stream, Tensor, TensorMut, TensorRef};
 
-use crate::array::{Array, Library, Ordering, Place, Site, dtype_name, extents, interop, stream_given};
+use crate::array::{
+    Argument, Array, Library, Ordering, Place, Site, dtype_name, extents, interop, stream_given,
+};
 use crate::error::{self, Class, Problem};
 use crate::memory::{self, Flat, try_map};
 use crate::owned::DeviceArray;
@@ -37,7 +41,7 @@ impl<'py> Call<'py> {
         let py = object.py();
         let given = stream.map(|s| stream_given(s, op)).transpose()?;
         let ordering = given.map_or(Ordering::Current, Ordering::Named);
-        let first = Array::read(object, Site { op, argument }, ordering)?;
+        let first = Argument::read(object, Site { op, argument }, ordering)?;
         if let Some(raw) = given {
             memory::check_stream(first.place, raw).map_err(|e| error::runtime(py, &e))?;
         }
@@ -53,7 +57,7 @@ impl<'py> Call<'py> {
 
     /// Reads a further argument.
     pub(crate) fn read(&self, (argument, object): Named<'_, 'py>) -> PyResult<Array<'py>> {
-        let array = Array::read(object, Site { op: self.op, argument }, self.ordering())?;
+        let array = Argument::read(object, Site { op: self.op, argument }, self.ordering())?;
         array.expect_place(self.place)?;
         Ok(array)
     }
@@ -87,9 +91,26 @@ impl<'py> Call<'py> {
     }
 
     /// The array in an order that an elementwise operation can take as one sequence, and that results can have.
-    fn dense(&self, array: Array<'py>) -> PyResult<Array<'py>> {
-        // PyTorch's results keep the order of the argument (channels-last images); others are row-major.
-        if array.library == Library::Torch && array.is_dense() { Ok(array) } else { self.row_major(array) }
+    pub(crate) fn dense(&self, array: Array<'py>) -> PyResult<Array<'py>> {
+        if array.library != Library::Torch {
+            return self.row_major(array);
+        }
+        // PyTorch's results keep the order of the axes (channels-last images), as `empty_like` does.
+        if array.is_dense() { Ok(array) } else { self.closed_up(array) }
+    }
+
+    /// An image [N, C, ...] as it can be taken, and whether its channels come last in memory.
+    pub(crate) fn image(&self, array: Array<'py>) -> PyResult<(Array<'py>, bool)> {
+        // Only PyTorch's results can have their channels last.
+        let last = self.library == Library::Torch && !array.is_row_major() && array.has_last(1);
+        if last { Ok((array, true)) } else { Ok((self.row_major(array)?, false)) }
+    }
+
+    /// A copy without gaps of a tensor of PyTorch, in the order of axes that a result has.
+    fn closed_up(&self, array: Array<'py>) -> PyResult<Array<'py>> {
+        self.may_copy(&array)?;
+        let copy = interop(self.py)?.getattr(intern!(self.py, "closed_up"))?;
+        self.read((array.site.argument, &copy.call1((&array.object,))?))
     }
 
     /// The array with every element where it is in `like`: itself, or a copy.
@@ -101,6 +122,87 @@ impl<'py> Call<'py> {
         let copy = interop(self.py)?.getattr(intern!(self.py, "laid_out_like"))?;
         let copy = copy.call1((array.library.name(), &array.object, like.library.name(), &like.object))?;
         self.read((array.site.argument, &copy))
+    }
+
+    /// A further argument of the type, shape and order of elements of another.
+    pub(crate) fn twin(&self, named: Named<'_, 'py>, like: &Array<'py>) -> PyResult<Array<'py>> {
+        let array = self.read(named)?;
+        array.expect_dtype(like.dtype)?;
+        array.expect_shape(&like.shape)?;
+        self.laid_out_like(array, like)
+    }
+
+    /// The same if it is given.
+    pub(crate) fn optional_twin(
+        &self,
+        (argument, object): Wanted<'_, 'py>,
+        like: &Array<'py>,
+    ) -> PyResult<Option<Array<'py>>> {
+        object.map(|object| self.twin((argument, object), like)).transpose()
+    }
+
+    /// A further argument in row-major order, of a type and shape.
+    pub(crate) fn small(&self, named: Named<'_, 'py>, dtype: DType, shape: &[usize]) -> PyResult<Array<'py>> {
+        let array = self.read(named)?;
+        array.expect_dtype(dtype)?;
+        array.expect_shape(shape)?;
+        self.row_major(array)
+    }
+
+    /// The same if it is given.
+    pub(crate) fn optional(
+        &self,
+        (argument, object): Wanted<'_, 'py>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> PyResult<Option<Array<'py>>> {
+        object.map(|object| self.small((argument, object), dtype, shape)).transpose()
+    }
+
+    /// An array that the operation reads and overwrites.
+    pub(crate) fn updated(
+        &self,
+        (argument, object): Wanted<'_, 'py>,
+        dtype: DType,
+        shape: &[usize],
+    ) -> PyResult<Option<Output<'py>>> {
+        let Some(object) = object else { return Ok(None) };
+        let array = self.read((argument, object))?;
+        array.expect_dtype(dtype)?;
+        array.expect_shape(shape)?;
+        array.expect_writable()?;
+        if !array.is_row_major() {
+            return Err(self.problem(Class::Layout, argument, "is written in place and must be contiguous"));
+        }
+        let flat = Flat::of(&array).updated();
+        Ok(Some(Output { flat, kind: Kind::Array(array.object.clone()), array: Some(array) }))
+    }
+
+    /// The plan of an operation, for where the call runs.
+    pub(crate) fn plan<O: Operation>(&self, plans: &PlanCache<O>, desc: &O) -> PyResult<Plan<O>> {
+        let target = memory::target(self.place).map_err(|e| error::runtime(self.py, &e))?;
+        plans.get(desc, target).map_err(|e| error::raise(self.py, e.into()))
+    }
+
+    /// Scratch memory that a plan asks for, from the caller's library.
+    pub(crate) fn workspace<O: Operation>(
+        &self,
+        plan: &Plan<O>,
+        like: &Array<'py>,
+    ) -> PyResult<Option<Output<'py>>> {
+        let wanted = plan.tensors().iter().find(|t| t.present && t.name == TensorSpec::WORKSPACE);
+        wanted.map(|t| self.made(t.name, like, Form::RowMajor(t.dtype, &[t.len]))).transpose()
+    }
+
+    /// Where a result goes that the operation has if `wanted`.
+    pub(crate) fn optional_output(
+        &self,
+        wanted: bool,
+        place: Wanted<'_, 'py>,
+        like: &Array<'py>,
+        form: Form<'_>,
+    ) -> PyResult<Option<Output<'py>>> {
+        wanted.then(|| self.output(place, like, form)).transpose()
     }
 
     /// Where a result goes: the array that the caller wants it in, or a new one.
@@ -150,7 +252,7 @@ impl<'py> Call<'py> {
             let empty = interop(py)?.getattr(intern!(py, "empty"))?;
             empty.call1((library.name(), &like.object, extents(py, shape)?, dtype_name(dtype)))?
         };
-        let array = Array::read_made(&object, Site { op: self.op, argument }, self.ordering())?;
+        let array = Argument::read_made(&object, Site { op: self.op, argument }, self.ordering())?;
         let flat = Flat::of(&array);
         let kind = match library {
             Library::Numpy | Library::Torch | Library::Cupy => Kind::Array(object),
@@ -168,17 +270,46 @@ impl<'py> Call<'py> {
         outputs: [Output<'py>; O],
         work: impl FnOnce(&Stream, [TensorRef<'_>; I], [TensorMut<'_>; O]) -> Result<(), Error> + Send,
     ) -> PyResult<[Bound<'py, PyAny>; O]> {
+        let all =
+            self.run_some(inputs.each_ref().map(Some), outputs.map(Some), |stream, inputs, outputs| {
+                work(stream, inputs.map(present), outputs.map(present))
+            })?;
+        Ok(all.map(present))
+    }
+
+    /// The same with arguments and results some of which may be absent.
+    pub(crate) fn run_some<const I: usize, const O: usize>(
+        &self,
+        inputs: [Option<&Array<'py>>; I],
+        outputs: [Option<Output<'py>>; O],
+        work: impl FnOnce(&Stream, [Option<TensorRef<'_>>; I], [Option<TensorMut<'_>>; O]) -> Result<(), Error>
+        + Send,
+    ) -> PyResult<[Option<Bound<'py, PyAny>>; O]> {
         let (place, stream) = (self.place, self.stream);
-        let (reads, writes) = (inputs.each_ref().map(Flat::of), outputs.each_ref().map(|o| o.flat));
-        let mut arrays = inputs.iter().chain(outputs.iter().filter_map(|o| o.array.as_ref()));
-        let wait = arrays.any(|a| a.must_outlive_the_work(self.library));
+        let reads = inputs.map(|x| x.map(Flat::of));
+        let writes = outputs.each_ref().map(|y| y.as_ref().map(|y| y.flat));
+        let written = outputs.iter().flatten().filter_map(|y| y.array.as_ref());
+        let wait = inputs.into_iter().flatten().chain(written).any(|a| a.must_outlive_the_work(self.library));
         let done = self.py.detach(move || {
             memory::run(place, stream, reads, writes, work)?;
             if wait { memory::synchronize(place, stream) } else { Ok(()) }
         });
         done.map_err(|e| error::raise(self.py, e))?;
-        try_map(outputs, |o| o.kind.finish(self.py, self.stream))
+        try_map(outputs, |y| y.map(|y| y.kind.finish(self.py, self.stream)).transpose())
     }
+}
+
+/// The type of statistics, in which sums are taken.
+pub(crate) const fn statistics_dtype(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// What `run` has passed on as present.
+pub(crate) fn present<T>(item: Option<T>) -> T {
+    item.unwrap_or_else(|| unreachable!("everything is present"))
 }
 
 /// Type and number of the elements of an elementwise operation.
@@ -204,10 +335,7 @@ pub(crate) fn elementwise<'py, const I: usize, const O: usize>(
         if position == 1 {
             return Ok(None);
         }
-        let array = call.read(named)?;
-        array.expect_dtype(first.dtype)?;
-        array.expect_shape(&first.shape)?;
-        call.laid_out_like(array, &first).map(Some)
+        call.twin(named, &first).map(Some)
     })?;
     let outputs = try_map(outputs, |wanted| call.output(wanted, &first, Form::Like))?;
     let elements = Elements { dtype: first.dtype, len: first.len() };
@@ -296,14 +424,44 @@ pub(crate) fn several<'py, const N: usize>(
     op: &'static str,
     out: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
+    places(op, out, [true; N])
+}
+
+/// The arrays of an `out=`: one, or a sequence, of the results that there are.
+pub(crate) fn places<'py, const N: usize>(
+    op: &'static str,
+    out: Option<&Bound<'py, PyAny>>,
+    present: [bool; N],
+) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
+    let expected = present.iter().filter(|p| **p).count();
     let Some(out) = out else { return Ok([const { None }; N]) };
-    let py = out.py();
-    let wrong = |got: usize| {
-        let message = format!("{op}: out holds {got} arrays, expected {N}");
-        Problem::new(py, Class::Argument, message).at(op, "out").mismatch(N, got).into_err()
+    let given: Vec<Bound<'py, PyAny>> = match out.try_iter() {
+        Ok(items) if expected != 1 => items.collect::<PyResult<_>>()?,
+        _ => vec![out.clone()],
     };
-    let items: Vec<Bound<'py, PyAny>> = out.try_iter().map_err(|_| wrong(1))?.collect::<PyResult<_>>()?;
-    let count = items.len();
-    let items: [Bound<'py, PyAny>; N] = items.try_into().map_err(|_| wrong(count))?;
-    Ok(items.map(|item| (!item.is_none()).then_some(item)))
+    if given.len() != expected {
+        let got = given.len();
+        let message = format!("{op}: out holds {got} arrays, expected {expected}");
+        return Err(Problem::new(out.py(), Class::Argument, message)
+            .at(op, "out")
+            .mismatch(expected, got)
+            .into_err());
+    }
+    let mut given = given.into_iter();
+    Ok(present.map(|p| if p { given.next().filter(|item| !item.is_none()) } else { None }))
+}
+
+/// The results that there are: one, or a tuple.
+pub(crate) fn gathered<'py, const N: usize>(
+    py: Python<'py>,
+    results: [Option<Bound<'py, PyAny>>; N],
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut all: Vec<_> = results.into_iter().flatten().collect();
+    match all.pop() {
+        Some(only) if all.is_empty() => Ok(only),
+        last => {
+            all.extend(last);
+            Ok(PyTuple::new(py, all)?.into_any())
+        }
+    }
 }

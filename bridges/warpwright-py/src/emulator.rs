@@ -1,6 +1,6 @@
 //! The tools for PTX: `lint` and `run`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -13,9 +13,10 @@ use warpwright::ptx::text::{self, Severity as TextSeverity};
 use warpwright::ptx::verify;
 use warpwright::ptx::{ArgValue, Param, ScalarType, SourceLoc, Target, pack_args};
 
-use crate::array::{Array, Ordering, Place, Site, shape_given};
+use crate::array::{Argument, Array, Ordering, Place, Site, shape_given};
 use crate::error::{Class, Problem};
 use crate::memory::{read_host, write_host};
+use crate::tensor_map::TensorMap;
 
 /// A remark of `lint` on a PTX text.
 #[pyclass(frozen, get_all, module = "warpwright")]
@@ -110,6 +111,8 @@ pub(crate) struct Run {
     findings: Vec<Finding>,
     /// Instructions, memory traffic and the like by name; empty if they were not asked for.
     counters: HashMap<String, u64>,
+    /// The same for each line of the text, from 1.
+    lines: BTreeMap<u32, HashMap<String, u64>>,
     /// What the threads printed, call by call.
     printed: Vec<String>,
     /// Why the kernel was ended before its threads were done, or None.
@@ -268,20 +271,21 @@ struct Placed<'py> {
     bytes: usize,
 }
 
+/// Puts an array into the emulator's memory, unless it is there; its number.
 fn place<'py>(
     memory: &Memory,
     placed: &mut Vec<Placed<'py>>,
     object: &Bound<'py, PyAny>,
     label: &str,
-) -> PyResult<ArgValue> {
+) -> PyResult<usize> {
     const SITE: Site = Site { op: "run", argument: "args" };
     let py = object.py();
-    let array = Array::read(object, SITE, Ordering::Current)?;
+    let array = Argument::read(object, SITE, Ordering::Current)?;
     array.expect_place(Place::Host)?;
     let bytes = array.len() * array.dtype.bytes();
     // The same array twice is the same memory twice.
-    if let Some(known) = placed.iter().find(|p| p.array.address == array.address && p.bytes == bytes) {
-        return Ok(ArgValue::Address(known.address));
+    if let Some(known) = placed.iter().position(|p| p.array.address == array.address && p.bytes == bytes) {
+        return Ok(known);
     }
     if !array.is_row_major() {
         let message = format!("run: the array for {label} must be contiguous");
@@ -293,18 +297,18 @@ fn place<'py>(
     let address = memory.alloc(bytes as u64, label).map_err(failed)?;
     memory.write(address, read_host(&array)).map_err(failed)?;
     placed.push(Placed { array, address, bytes });
-    Ok(ArgValue::Address(address))
+    Ok(placed.len() - 1)
 }
 
 /// Runs a kernel of a PTX text in the emulator, on numpy arrays.
 ///
 /// entry: name of the kernel; may be None if there is one. grid, block, cluster: a number or up to three. args: one for
 /// each parameter: arrays for addresses (contiguous; read, and written in place after a run without a fault unless they
-/// are read-only), numbers for scalars, bytes for aggregates. sanitize: "all", "none", or names out of "memcheck",
+/// are read-only), numbers for scalars, bytes for aggregates, TensorMaps. sanitize: "all", "none", or names out of "memcheck",
 /// "initcheck", "racecheck", "synccheck". shared: bytes of dynamic shared memory. seed: selects the order in which warps
 /// run. max_steps: instructions after which the launch is stopped; 0 is no limit.
 ///
-/// Returns a Run with findings, counters, printed text and fault. PtxError says why a text cannot run.
+/// Returns a Run with findings, counters (of the launch and by line), printed text and fault. PtxError says why a text cannot run.
 #[pyfunction]
 #[pyo3(signature = (ptx, entry=None, grid=None, block=None, args=None, *, sanitize=None, shared=0, cluster=None, counters=true, seed=0, max_steps=0))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
@@ -368,7 +372,16 @@ pub(crate) fn run<'py>(
             let is_array =
                 object.hasattr(intern!(py, "__dlpack__"))? && object.hasattr(intern!(py, "__setitem__"))?;
             match function.params.get(i) {
-                Some(param) if is_array => place(&memory, &mut placed, object, &param.name),
+                Some(param) if is_array => {
+                    let at = place(&memory, &mut placed, object, &param.name)?;
+                    Ok(ArgValue::Address(placed[at].address))
+                }
+                Some(param) if object.is_instance_of::<TensorMap>() => {
+                    let map = object.cast::<TensorMap>()?.get();
+                    let at = place(&memory, &mut placed, map.over(py), &param.name)?;
+                    let Placed { array, address, .. } = &placed[at];
+                    Ok(ArgValue::TensorMap { map: map.at(array, *address)?.into(), slot: None })
+                }
                 Some(param) => scalar(object, param),
                 // One too many: refused with the count below.
                 None => Ok(ArgValue::U32(0)),
@@ -405,9 +418,10 @@ pub(crate) fn run<'py>(
         read.map_err(|e| Problem::new(py, Class::Kernel, format!("run: {e}")).with("op", "run").into_err())?;
     }
     let findings = report.findings.iter().map(|f| Finding::new(f, ptx)).collect();
+    let lines = report.lines.iter().map(|row| (row.line, rows(&row.counters))).collect();
     let counters = if counters { rows(&report.counters) } else { HashMap::new() };
     let printed = report.printed.into_iter().map(|p| p.text).collect();
-    Ok(Run { findings, counters, printed, fault })
+    Ok(Run { findings, counters, lines, printed, fault })
 }
 
 fn rows(counters: &Counters) -> HashMap<String, u64> {

@@ -3,21 +3,30 @@
 #![deny(unsafe_code)]
 
 mod array;
+mod batch;
 mod call;
 mod dlpack;
 mod emulator;
 mod error;
+mod groups;
+mod images;
 mod memory;
 mod ops;
 mod owned;
 mod quantise;
+mod tensor_map;
+mod torch;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::batch::{batch_norm, batch_norm_backward, batch_norm_evaluation_backward};
+    #[pymodule_export]
     use crate::emulator::{Finding, Remark, Run, devices, lint, run};
+    #[pymodule_export]
+    use crate::groups::{group_norm, group_norm_backward, instance_norm, instance_norm_backward};
     #[pymodule_export]
     use crate::ops::{
         geglu, geglu_backward, geglu_tanh, geglu_tanh_backward, gelu_erf, gelu_erf_backward, gelu_tanh,
@@ -31,6 +40,10 @@ mod _native {
         dequantize_fp4, dequantize_int4, dequantize_int4_asymmetric, dequantize_nested, dequantize_nf4,
         quantize_fp4, quantize_int4, quantize_int4_asymmetric, quantize_nested, quantize_nf4,
     };
+    #[pymodule_export]
+    use crate::tensor_map::TensorMap;
+    #[pymodule_export]
+    use crate::torch::torch_route;
 
     use pyo3::prelude::*;
 

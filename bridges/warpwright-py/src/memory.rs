@@ -1,10 +1,11 @@
 //! The doors through which memory and streams of other libraries enter the runtime.
 #![allow(unsafe_code, reason = "memory and streams of other libraries come as numbers")]
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::borrow::Cow;
+use std::sync::OnceLock;
 
 use pyo3::prelude::*;
-use warpwright::{DType, Device, Error, RuntimeError, Stream, Tensor, TensorMut, TensorRef};
+use warpwright::{DType, Device, Error, RuntimeError, Stream, Target, Tensor, TensorMut, TensorRef};
 use warpwright_runtime::interop;
 
 use crate::array::{Array, Place};
@@ -17,20 +18,39 @@ pub(crate) fn emulator() -> &'static Device {
     EMULATOR.get_or_init(Device::emulator)
 }
 
-/// A GPU, opened on first use.
-pub(crate) fn gpu(ordinal: u32) -> Result<Device, RuntimeError> {
-    static OPEN: Mutex<Vec<Option<Device>>> = Mutex::new(Vec::new());
-    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let at = ordinal as usize;
-    if let Some(Some(device)) = open.get(at) {
-        return Ok(device.clone());
+/// A GPU with its default stream.
+struct Gpu {
+    device: Device,
+    default_stream: Stream,
+}
+
+/// A GPU, opened on first use and never closed.
+fn opened(ordinal: u32) -> Result<&'static Gpu, RuntimeError> {
+    const MOST: usize = 64;
+    static OPEN: [OnceLock<Gpu>; MOST] = [const { OnceLock::new() }; MOST];
+    let Some(place) = OPEN.get(ordinal as usize) else {
+        let device = Device::cuda(ordinal)?;
+        return Err(RuntimeError::NotSupported { what: "a GPU with a number above 63", device: device.id() });
+    };
+    if let Some(gpu) = place.get() {
+        return Ok(gpu);
     }
     let device = Device::cuda(ordinal)?;
-    if open.len() <= at {
-        open.resize(at + 1, None);
+    let default_stream = raw_stream(&device, 0)?;
+    Ok(place.get_or_init(|| Gpu { device, default_stream }))
+}
+
+/// A GPU, opened on first use.
+pub(crate) fn gpu(ordinal: u32) -> Result<&'static Device, RuntimeError> {
+    Ok(&opened(ordinal)?.device)
+}
+
+/// What kernels for arrays that lie in `place` are compiled for.
+pub(crate) fn target(place: Place) -> Result<Target, RuntimeError> {
+    match place {
+        Place::Host => Ok(emulator().target()),
+        Place::Cuda(ordinal) => Ok(gpu(ordinal)?.target()),
     }
-    open[at] = Some(device.clone());
-    Ok(device)
 }
 
 /// The GPU that an address belongs to.
@@ -46,7 +66,7 @@ pub(crate) fn ordinal_of(py: Python<'_>, address: u64) -> PyResult<u32> {
 pub(crate) fn check_stream(place: Place, raw: u64) -> Result<(), RuntimeError> {
     match place {
         Place::Host => Err(RuntimeError::NotSupported { what: "a CUDA stream", device: emulator().id() }),
-        Place::Cuda(ordinal) => interop::check_stream(&gpu(ordinal)?, raw),
+        Place::Cuda(ordinal) => interop::check_stream(gpu(ordinal)?, raw),
     }
 }
 
@@ -56,15 +76,23 @@ pub(crate) struct Flat {
     address: u64,
     dtype: DType,
     len: usize,
+    /// Whether a result is read before it is written.
+    updated: bool,
 }
 
 impl Flat {
     pub(crate) fn of(array: &Array<'_>) -> Self {
-        Self { address: array.address, dtype: array.dtype, len: array.len() }
+        Self { address: array.address, dtype: array.dtype, len: array.len(), updated: false }
     }
 
     pub(crate) fn of_tensor(tensor: &mut Tensor) -> Self {
-        Self { address: tensor.buffer().address(), dtype: tensor.dtype(), len: tensor.len() }
+        let (dtype, len) = (tensor.dtype(), tensor.len());
+        Self { address: tensor.buffer().address(), dtype, len, updated: false }
+    }
+
+    /// The same for a result that is read before it is written.
+    pub(crate) fn updated(self) -> Self {
+        Self { updated: true, ..self }
     }
 
     fn bytes(self) -> usize {
@@ -72,45 +100,55 @@ impl Flat {
     }
 }
 
-/// Runs an operation on arrays that lie in `place`, on the raw stream `stream` of a GPU.
+/// Runs an operation on arrays that lie in `place`, on the raw stream `stream` of a GPU. What is absent stays absent.
 ///
 /// The memory must stay allocated until the GPU has passed the operation, and on the host until this returns. The caller
 /// holds the arrays meanwhile; memory of their libraries is given back in stream order.
 pub(crate) fn run<const I: usize, const O: usize>(
     place: Place,
     stream: u64,
-    inputs: [Flat; I],
-    outputs: [Flat; O],
-    work: impl FnOnce(&Stream, [TensorRef<'_>; I], [TensorMut<'_>; O]) -> Result<(), Error>,
+    inputs: [Option<Flat>; I],
+    outputs: [Option<Flat>; O],
+    work: impl FnOnce(&Stream, [Option<TensorRef<'_>>; I], [Option<TensorMut<'_>>; O]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     match place {
         Place::Cuda(ordinal) => {
-            let device = &gpu(ordinal)?;
-            // SAFETY: the stream is the current one of the arrays' library, or was checked to be one of the device; both
-            // live longer than this call, and nothing here outlives it.
-            let stream = unsafe { interop::stream_from_raw(device, stream)? };
+            let Gpu { device, default_stream } = opened(ordinal)?;
+            let stream = match stream {
+                0 => Cow::Borrowed(default_stream),
+                // SAFETY: the stream is the current one of the arrays' library, or was checked to be one of the device;
+                // both live longer than this call, and nothing here outlives it.
+                raw => Cow::Owned(unsafe { interop::stream_from_raw(device, raw)? }),
+            };
             // SAFETY: the arrays were described by their libraries as memory of this device, contiguous, of this length.
-            let inputs = try_map(inputs, |x| unsafe {
-                TensorRef::from_raw(device, x.address, x.dtype, &[x.len], None)
-            })?;
+            let input = |x: Flat| unsafe { TensorRef::from_raw(device, x.address, x.dtype, &[x.len], None) };
             // SAFETY: as above, and their libraries let them be written.
-            let outputs = try_map(outputs, |y| unsafe {
-                TensorMut::from_raw(device, y.address, y.dtype, &[y.len], None)
-            })?;
+            let output = |y: Flat| unsafe { TensorMut::from_raw(device, y.address, y.dtype, &[y.len], None) };
+            let inputs = try_map(inputs, |x| x.map(input).transpose())?;
+            let outputs = try_map(outputs, |y| y.map(output).transpose())?;
             work(&stream, inputs, outputs)
         }
         Place::Host => {
             let device = emulator();
             let stream = device.stream()?;
-            let inputs = try_map(inputs, |x| {
+            let input = |x: Flat| {
                 // SAFETY: the array is held by the caller and was described as contiguous host memory of this length.
                 Tensor::from_bytes(device, x.dtype, unsafe { host_bytes(x.address, x.bytes()) }, &[x.len])
-            })?;
-            let mut results = try_map(outputs, |y| Tensor::empty(device, y.dtype, &[y.len]))?;
-            work(&stream, inputs.each_ref().map(Tensor::as_ref), results.each_mut().map(Tensor::as_mut))?;
+            };
+            let inputs = try_map(inputs, |x| x.map(input).transpose())?;
+            let output =
+                |y: Flat| if y.updated { input(y) } else { Tensor::empty(device, y.dtype, &[y.len]) };
+            let mut results = try_map(outputs, |y| y.map(output).transpose())?;
+            work(
+                &stream,
+                inputs.each_ref().map(|x| x.as_ref().map(Tensor::as_ref)),
+                results.each_mut().map(|y| y.as_mut().map(Tensor::as_mut)),
+            )?;
             for (result, y) in results.iter().zip(outputs) {
-                // SAFETY: as for the inputs, and the array's library lets it be written.
-                result.buffer().read(0, unsafe { host_bytes_mut(y.address, y.bytes()) })?;
+                if let (Some(result), Some(y)) = (result, y) {
+                    // SAFETY: as for the inputs, and the array's library lets it be written.
+                    result.buffer().read(0, unsafe { host_bytes_mut(y.address, y.bytes()) })?;
+                }
             }
             Ok(())
         }
@@ -147,7 +185,7 @@ pub(crate) fn raw_stream(device: &Device, raw: u64) -> Result<Stream, RuntimeErr
 pub(crate) fn synchronize(place: Place, stream: u64) -> Result<(), Error> {
     match place {
         Place::Host => Ok(()),
-        Place::Cuda(ordinal) => Ok(raw_stream(&gpu(ordinal)?, stream)?.synchronize()?),
+        Place::Cuda(ordinal) => Ok(raw_stream(gpu(ordinal)?, stream)?.synchronize()?),
     }
 }
 

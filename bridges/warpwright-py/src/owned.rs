@@ -35,9 +35,9 @@ impl DeviceArray {
         let device = memory::gpu(ordinal)?;
         // The default streams are always there, so that memory can be given back in their order.
         let mut tensor = if stream <= 2 {
-            Tensor::empty_on(&memory::raw_stream(&device, stream)?, dtype, shape)?
+            Tensor::empty_on(&memory::raw_stream(device, stream)?, dtype, shape)?
         } else {
-            Tensor::empty(&device, dtype, shape)?
+            Tensor::empty(device, dtype, shape)?
         };
         let flat = Flat::of_tensor(&mut tensor);
         Ok((tensor, flat))

@@ -52,7 +52,11 @@ def test_runs_and_writes_in_place():
     np.testing.assert_array_equal(x, np.arange(100, dtype=np.float32))
     assert run.counters["blocks"] == 2 and run.counters["warps"] == 4
     assert run.counters["global_loads.bytes"] == 400
-    assert ww.run(SCALE, grid=2, block=64, args=(x, y, 1.0, 100), counters=False).counters == {}
+    by_line = {line: c for line, c in run.lines.items() if c["global_loads.bytes"]}
+    (line,) = by_line
+    assert "ld.global.f32" in SCALE.splitlines()[line - 1] and by_line[line]["global_loads.bytes"] == 400
+    silent = ww.run(SCALE, grid=2, block=64, args=(x, y, 1.0, 100), counters=False)
+    assert silent.counters == {} and silent.lines == {}
 
 
 def test_one_array_twice_is_one_buffer():
@@ -175,3 +179,56 @@ def test_hostile_text_never_panics():
         ww.lint(text)
         with pytest.raises(ww.Error):
             ww.run(text, args=())
+
+
+LOAD_TILE = """.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry load_tile(.param .align 64 .b8 map[128], .param .u64 y, .param .u32 row, .param .u32 column) {
+    .reg .pred %p<2>; .reg .b32 %r<12>; .reg .b64 %rd<6>; .reg .f32 %f;
+    .shared .align 128 .b8 tile[128];
+    .shared .align 8 .b64 bar;
+    mov.b64 %rd1, map; cvta.param.u64 %rd1, %rd1;
+    ld.param.u64 %rd2, [y]; ld.param.u32 %r1, [row]; ld.param.u32 %r2, [column];
+    mov.u32 %r3, %tid.x; mov.u32 %r4, tile; mov.u32 %r5, bar;
+    setp.eq.u32 %p0, %r3, 0;
+    @%p0 mbarrier.init.shared::cta.b64 [%r5], 1;
+    @%p0 fence.proxy.async.shared::cta;
+    bar.sync 0;
+    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 %rd3, [%r5], 128;
+    @%p0 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r4], [%rd1, {%r2, %r1}], [%r5];
+WAIT:
+    mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r5], 0;
+    @!%p1 bra WAIT;
+    shl.b32 %r6, %r3, 2; add.u32 %r7, %r4, %r6; ld.shared.f32 %f, [%r7];
+    cvt.u64.u32 %rd4, %r6; add.u64 %rd5, %rd2, %rd4; st.global.f32 [%rd5], %f;
+    ret;
+}
+"""
+
+
+def test_tensor_maps():
+    x = np.arange(12 * 16, dtype=np.float32).reshape(12, 16)
+    y = np.full((4, 8), np.nan, dtype=np.float32)
+    tile = ww.TensorMap(x, (4, 8))
+    assert tile.array is x
+    run = ww.run(LOAD_TILE, grid=1, block=32, args=(tile, y, 3, 5))
+    assert run.ok, run.findings or run.fault
+    np.testing.assert_array_equal(y, x[3:7, 5:13])
+    # What lies outside is zero, or NaN.
+    assert ww.run(LOAD_TILE, grid=1, block=32, args=(tile, y, 10, 12)).ok
+    np.testing.assert_array_equal(y[:2, :4], x[10:, 12:])
+    assert not y[2:].any() and not y[:, 4:].any()
+    assert ww.run(LOAD_TILE, grid=1, block=32, args=(ww.TensorMap(x, (4, 8), fill="nan"), y, 10, 12)).ok
+    assert np.isnan(y[2:]).all()
+
+
+def test_wrong_tensor_maps():
+    x = np.zeros((12, 16), np.float32)
+    for wrong in ({"swizzle": "48B"}, {"element": "f8"}, {"fill": "ones"}):
+        with pytest.raises(ww.ParameterError):
+            ww.TensorMap(x, (4, 8), **wrong)
+    y = np.zeros((4, 8), np.float32)
+    for wrong in (ww.TensorMap(x, (4,)), ww.TensorMap(x, (4, 300)), ww.TensorMap(x, (4, 8), element="f64")):
+        with pytest.raises(ww.ParameterError):
+            ww.run(LOAD_TILE, grid=1, block=32, args=(wrong, y, 0, 0))

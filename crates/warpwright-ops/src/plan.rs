@@ -129,7 +129,7 @@ impl TensorSpec {
     }
 
     /// The name of scratch memory.
-    const WORKSPACE: &'static str = "workspace";
+    pub const WORKSPACE: &'static str = "workspace";
 }
 
 /// One way to run a plan: the steps, and what they ask of the tensors.

@@ -12,8 +12,24 @@ from typing import Any
 LEGACY_DEFAULT_STREAM = 1
 
 
-def torch_records_gradients() -> bool:
-    return sys.modules["torch"].is_grad_enabled()
+def torch_hooks() -> tuple[Any, list[Any], list[type]]:
+    """`is_grad_enabled`, the functions that are true while a mode, transform or tracer of PyTorch watches calls (none if
+    this PyTorch does not tell), and the types that intercept nothing."""
+    torch = sys.modules["torch"]
+    plain = [torch.Tensor, torch.nn.Parameter]
+    try:
+        c = torch._C
+        watchers = [
+            c._len_torch_dispatch_stack,
+            c._len_torch_function_stack,
+            c._functorch.peek_interpreter_stack,
+            c._get_tracing_state,
+        ]
+        for watcher in watchers:
+            watcher()
+    except (AttributeError, TypeError):
+        watchers = []
+    return torch.is_grad_enabled, watchers, plain
 
 
 def current_stream(library: str, device: int) -> int:
@@ -66,6 +82,11 @@ def contiguous(library: str, array: Any) -> Any:
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__().asarray(array, copy=True)
     raise ValueError(f"{type(array).__name__} has no way to make a contiguous copy")
+
+
+def closed_up(tensor: Any) -> Any:
+    """A copy with the strides of a result: those of `torch.empty_like`."""
+    return sys.modules["torch"].empty_like(tensor).copy_(tensor)
 
 
 def laid_out_like(library: str, array: Any, other_library: str, like: Any) -> Any:

@@ -15,6 +15,7 @@ class _CudaArray(Protocol):
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 _Array = _Dlpack | _CudaArray
+_Arrays = Sequence[_Array | None]
 _A = TypeVar("_A", bound=_Dlpack | _CudaArray)
 # A raw handle, or a stream object of torch, cupy or cuda.core.
 _Stream = Any
@@ -101,11 +102,23 @@ class Run:
     @property
     def counters(self) -> dict[str, int]: ...
     @property
+    def lines(self) -> dict[int, dict[str, int]]: ...
+    @property
     def printed(self) -> list[str]: ...
     @property
     def fault(self) -> str | None: ...
     @property
     def ok(self) -> bool: ...
+
+@final
+class TensorMap:
+    """A tensor map over an array, as an argument of `run`."""
+
+    def __new__(
+        cls, array: _Array, box: Sequence[int], *, swizzle: str = "none", element: str | None = None, fill: str = "zeros"
+    ) -> TensorMap: ...
+    @property
+    def array(self) -> Any: ...
 
 def devices() -> list[dict[str, Any]]: ...
 def lint(ptx: str, target: str | None = None) -> list[Remark]: ...
@@ -123,114 +136,89 @@ def run(
     seed: int = 0,
     max_steps: int = 0,
 ) -> Run: ...
-def relu(x: _A, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def relu_backward(x: _A, dy: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def gelu_tanh(x: _A, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def gelu_tanh_backward(x: _A, dy: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def gelu_erf(x: _A, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def gelu_erf_backward(x: _A, dy: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def silu(x: _A, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def silu_backward(x: _A, dy: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def sigmoid(x: _A, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def sigmoid_backward(x: _A, dy: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def tanh(x: _A, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def tanh_backward(x: _A, dy: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+def torch_route(*arguments: Any) -> int: ...
+
+# Families of functions of one form. Their docstrings say what each computes.
+
+class _Unary(Protocol):
+    def __call__(self, x: _A, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+
+class _UnaryBackward(Protocol):
+    def __call__(self, x: _A, dy: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+
+class _Gated(Protocol):
+    def __call__(self, gate: _A, up: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+
+class _GatedBackward(Protocol):
+    def __call__(
+        self, gate: _A, up: _Array, dy: _Array, *, out: _Arrays | None = None, stream: _Stream | None = None
+    ) -> tuple[_A, _A]: ...
+
+class _Quantize(Protocol):
+    def __call__(
+        self,
+        x: _A,
+        group_size: int = 64,
+        *,
+        order: str = "high_first",
+        out: _Arrays | None = None,
+        stream: _Stream | None = None,
+    ) -> tuple[_A, _A]: ...
+
+class _Dequantize(Protocol):
+    def __call__(
+        self,
+        codes: _A,
+        scales: _Array,
+        shape: _Extents | None = None,
+        group_size: int = 64,
+        *,
+        dtype: _Dtype | None = None,
+        order: str = "high_first",
+        out: _Array | None = None,
+        stream: _Stream | None = None,
+    ) -> _A: ...
+
+relu: _Unary
+relu_backward: _UnaryBackward
+gelu_tanh: _Unary
+gelu_tanh_backward: _UnaryBackward
+gelu_erf: _Unary
+gelu_erf_backward: _UnaryBackward
+silu: _Unary
+silu_backward: _UnaryBackward
+sigmoid: _Unary
+sigmoid_backward: _UnaryBackward
+tanh: _Unary
+tanh_backward: _UnaryBackward
+
 def leaky_relu(
     x: _A, negative_slope: float = 0.01, *, out: _Array | None = None, stream: _Stream | None = None
 ) -> _A: ...
 def leaky_relu_backward(
     x: _A, dy: _Array, negative_slope: float = 0.01, *, out: _Array | None = None, stream: _Stream | None = None
 ) -> _A: ...
-def swiglu(gate: _A, up: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def swiglu_backward(
-    gate: _A,
-    up: _Array,
-    dy: _Array,
-    *,
-    out: Sequence[_Array | None] | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A, _A]: ...
-def geglu(gate: _A, up: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def geglu_backward(
-    gate: _A,
-    up: _Array,
-    dy: _Array,
-    *,
-    out: Sequence[_Array | None] | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A, _A]: ...
-def geglu_tanh(gate: _A, up: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
-def geglu_tanh_backward(
-    gate: _A,
-    up: _Array,
-    dy: _Array,
-    *,
-    out: Sequence[_Array | None] | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A, _A]: ...
-def quantize_nf4(
-    x: _A,
-    group_size: int = 64,
-    *,
-    order: str = "high_first",
-    out: Sequence[_Array | None] | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A, _A]: ...
-def dequantize_nf4(
-    codes: _A,
-    scales: _Array,
-    shape: _Extents | None = None,
-    group_size: int = 64,
-    *,
-    dtype: _Dtype | None = None,
-    order: str = "high_first",
-    out: _Array | None = None,
-    stream: _Stream | None = None,
-) -> _A: ...
-def quantize_fp4(
-    x: _A,
-    group_size: int = 64,
-    *,
-    order: str = "high_first",
-    out: Sequence[_Array | None] | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A, _A]: ...
-def dequantize_fp4(
-    codes: _A,
-    scales: _Array,
-    shape: _Extents | None = None,
-    group_size: int = 64,
-    *,
-    dtype: _Dtype | None = None,
-    order: str = "high_first",
-    out: _Array | None = None,
-    stream: _Stream | None = None,
-) -> _A: ...
-def quantize_int4(
-    x: _A,
-    group_size: int = 64,
-    *,
-    order: str = "high_first",
-    out: Sequence[_Array | None] | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A, _A]: ...
-def dequantize_int4(
-    codes: _A,
-    scales: _Array,
-    shape: _Extents | None = None,
-    group_size: int = 64,
-    *,
-    dtype: _Dtype | None = None,
-    order: str = "high_first",
-    out: _Array | None = None,
-    stream: _Stream | None = None,
-) -> _A: ...
+
+swiglu: _Gated
+swiglu_backward: _GatedBackward
+geglu: _Gated
+geglu_backward: _GatedBackward
+geglu_tanh: _Gated
+geglu_tanh_backward: _GatedBackward
+
+quantize_nf4: _Quantize
+dequantize_nf4: _Dequantize
+quantize_fp4: _Quantize
+dequantize_fp4: _Dequantize
+quantize_int4: _Quantize
+dequantize_int4: _Dequantize
+
 def quantize_int4_asymmetric(
     x: _A,
     group_size: int = 64,
     *,
     order: str = "high_first",
-    out: Sequence[_Array | None] | None = None,
+    out: _Arrays | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A, _A, _A]: ...
 def dequantize_int4_asymmetric(
@@ -246,7 +234,7 @@ def dequantize_int4_asymmetric(
     stream: _Stream | None = None,
 ) -> _A: ...
 def quantize_nested(
-    absmax: _A, *, out: Sequence[_Array | None] | None = None, stream: _Stream | None = None
+    absmax: _A, *, out: _Arrays | None = None, stream: _Stream | None = None
 ) -> tuple[_A, _A, _A]: ...
 def dequantize_nested(
     codes: _A,
@@ -256,3 +244,95 @@ def dequantize_nested(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...
+
+# With statistics or a residual the result is a tuple.
+
+def group_norm(
+    x: _A,
+    groups: int,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    eps: float = 1e-5,
+    *,
+    silu: bool = False,
+    statistics: bool = False,
+    out: _Array | _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> Any: ...
+def group_norm_backward(
+    x: _A,
+    dy: _Array,
+    mean: _Array,
+    rstd: _Array,
+    groups: int,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    *,
+    silu: bool = False,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _A | None, _A | None]: ...
+def instance_norm(
+    x: _A,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    eps: float = 1e-5,
+    *,
+    statistics: bool = False,
+    out: _Array | _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> Any: ...
+def instance_norm_backward(
+    x: _A,
+    dy: _Array,
+    mean: _Array,
+    rstd: _Array,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    *,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _A | None, _A | None]: ...
+def batch_norm(
+    x: _A,
+    running_mean: _Array | None = None,
+    running_var: _Array | None = None,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    relu: bool = False,
+    residual: _Array | None = None,
+    statistics: bool = False,
+    out: _Array | _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> Any: ...
+def batch_norm_backward(
+    x: _A,
+    dy: _Array,
+    mean: _Array,
+    rstd: _Array,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    *,
+    y: _Array | None = None,
+    residual: bool = False,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A | None, ...]: ...
+def batch_norm_evaluation_backward(
+    x: _A,
+    dy: _Array,
+    running_mean: _Array,
+    running_var: _Array,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    eps: float = 1e-5,
+    *,
+    y: _Array | None = None,
+    residual: bool = False,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A | None, ...]: ...

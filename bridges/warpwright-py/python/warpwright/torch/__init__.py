@@ -11,6 +11,8 @@ tensors of any strides: a result has the strides that `torch.empty_like` gives i
 """
 
 from . import nn
+from ._batch import batch_norm
+from ._groups import group_norm, instance_norm
 from ._operators import (
     dequantize_fp4,
     dequantize_int4,
@@ -33,6 +35,7 @@ from ._operators import (
 )
 
 __all__ = [
+    "batch_norm",
     "dequantize_fp4",
     "dequantize_int4",
     "dequantize_int4_asymmetric",
@@ -41,6 +44,8 @@ __all__ = [
     "geglu_tanh",
     "gelu_erf",
     "gelu_tanh",
+    "group_norm",
+    "instance_norm",
     "leaky_relu",
     "nn",
     "quantize_fp4",

@@ -1,10 +1,4 @@
-"""The operators and their registrations; `warpwright.torch` has them for users.
-
-Every operation exists twice. As operators of the dispatcher (`torch.ops.warpwright`), forward and backward, for whatever
-traces, transforms or watches: `torch.compile`, fake tensors, functional transforms, modes. And as direct calls of the
-native functions under a plain `torch.autograd.Function`, for eager code that nothing watches: the dispatcher's detour
-through Python costs several times what the whole call does. Both give the same tensors with the same strides.
-"""
+"""The operators; `warpwright.torch` has them for users."""
 
 from typing import Any, Callable, Tuple
 
@@ -12,163 +6,41 @@ import torch
 from torch import Tensor
 
 from .. import _native
-
-_library = torch.library.Library("warpwright", "FRAGMENT")
-# The strides of a result follow from those of the arguments, so a compiler must keep them.
-_TAGS = tuple(
-    getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
-)
+from ._registry import define, differentiable, direct
 
 
-def _operator(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    name = schema.split("(")[0]
-    _library.define(schema, tags=_TAGS)
-    for key in ("CPU", "CUDA"):
-        _library.impl(name, function, key)
-    torch.library.register_fake(f"warpwright::{name}", fake, lib=_library)
-    return getattr(torch.ops.warpwright, name).default
-
-
-def _differentiable(operator: Any, differentiate: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
-    name = operator.name().split(".")[0]
-    torch.library.register_autograd(name, differentiate, setup_context=setup_context, lib=_library)
-
-
-def _nobody_watches() -> Callable[[], bool]:
-    """A function that tells whether no mode, transform or tracer is active."""
-    try:
-        dispatch_modes = torch._C._len_torch_dispatch_stack
-        function_modes = torch._C._len_torch_function_stack
-        transforms = torch._C._functorch.peek_interpreter_stack
-        tracer = torch._C._get_tracing_state
-        if dispatch_modes() or function_modes() or transforms() is not None or tracer() is not None:
-            raise AttributeError
-    except (AttributeError, TypeError):
-        # A PyTorch without these, or an import in the middle of something: the dispatcher is always right.
-        return lambda: False
-
-    def nobody() -> bool:
-        return not dispatch_modes() and not function_modes() and transforms() is None and tracer() is None
-
-    return nobody
-
-
-_unwatched = _nobody_watches()
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def _eager(*tensors: Tensor) -> bool:
-    """Whether the native function may be called directly."""
-    if torch.compiler.is_compiling():
-        return False
-    return all(type(t) in _PLAIN for t in tensors) and _unwatched()
-
-
-def _records(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
-def _dense(x: Tensor) -> Tensor:
-    """The tensor with the strides of a result: itself, or a copy if it has gaps or overlaps."""
-    if x.is_contiguous():
-        return x
-    like = torch.empty_like(x)
-    return x if like.stride() == x.stride() else like.copy_(x)
-
-
-def _pair(
-    name: str, arguments: str, results: int, scalar: str = ""
-) -> Tuple[Callable[..., Any], Callable[..., Any]]:
-    """Registers `name` and `name_backward` of tensors `arguments` of one shape, and a scalar parameter; the two as Python
-    functions."""
-    native, native_backward = getattr(_native, name), getattr(_native, name + "_backward")
+def _elementwise(name: str, arguments: str, scalar: str = "") -> Callable[..., Tensor]:
+    """The function `name` of tensors `arguments` of one shape and of a scalar parameter."""
     count = len(arguments.split())
     inputs = ", ".join(f"Tensor {a}" for a in arguments.split())
     parameter = f", float {scalar}" if scalar else ""
-    gradients = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
-
-    def run(first: Tensor, *rest: Any) -> Tensor:
-        with torch.no_grad():
-            return native(_dense(first), *rest)
-
-    def run_backward(first: Tensor, *rest: Any) -> Any:
-        with torch.no_grad():
-            return native_backward(_dense(first), *rest)
+    gradients = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
     def fake_backward(first: Tensor, *rest: Any) -> Any:
-        made = tuple(torch.empty_like(first) for _ in range(results))
-        return made if results > 1 else made[0]
+        made = tuple(torch.empty_like(first) for _ in range(count))
+        return made if count > 1 else made[0]
 
-    operator = _operator(f"{name}({inputs}{parameter}) -> Tensor", run, lambda first, *rest: torch.empty_like(first))
-    gradient_operator = _operator(
-        f"{name}_backward({inputs}, Tensor dy{parameter}) -> {gradients}", run_backward, fake_backward
+    function = differentiable(
+        f"{name}({inputs}{parameter}) -> Tensor",
+        getattr(_native, name),
+        lambda first, *rest: torch.empty_like(first),
+        f"{name}_backward({inputs}, Tensor dy{parameter}) -> {gradients}",
+        getattr(_native, name + "_backward"),
+        fake_backward,
+        count,
     )
-
-    def gradient(*arguments: Any) -> Any:
-        tensors = arguments[: count + 1]
-        if _eager(*tensors) and not _records(*tensors):
-            return run_backward(*arguments)
-        return gradient_operator(*arguments)
-
-    def twice(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(f"warpwright: {name} has no second derivative")
-
-    _differentiable(gradient_operator, twice, lambda ctx, inputs, output: None)
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:count])
-        ctx.parameters = inputs[count:]
-
-    def differentiate(ctx: Any, dy: Tensor) -> Any:
-        found = gradient(*ctx.saved_tensors, dy, *ctx.parameters)
-        found = found if isinstance(found, tuple) else (found,)
-        return (*found, *(None for _ in ctx.parameters))
-
-    _differentiable(operator, differentiate, setup_context)
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Tensor:
-            ctx.save_for_backward(*inputs[:count])
-            ctx.parameters = inputs[count:]
-            return native(_dense(inputs[0]), *inputs[1:])
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> Any:
-            return differentiate(ctx, dy)
-
-    Function.__name__ = Function.__qualname__ = f"{name}Function"
-
-    def function(*inputs: Any) -> Tensor:
-        tensors = inputs[:count]
-        if not _eager(*tensors):
-            return operator(*inputs)
-        return Function.apply(*inputs) if _records(*tensors) else native(_dense(inputs[0]), *inputs[1:])
-
-    return function, gradient
-
-
-def _unary(name: str) -> Callable[[Tensor], Tensor]:
-    forward, _ = _pair(name, "x", 1)
-
-    def function(x: Tensor) -> Tensor:
-        return forward(x)
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (
-        f"{getattr(_native, name).__doc__}\n\nDifferentiable; the result has the strides of `torch.empty_like(x)`."
-    )
+    function.__doc__ = f"{function.__doc__} The result has the strides of `torch.empty_like` of the first argument."
     return function
 
 
-relu = _unary("relu")
-gelu_tanh = _unary("gelu_tanh")
-gelu_erf = _unary("gelu_erf")
-silu = _unary("silu")
-sigmoid = _unary("sigmoid")
-tanh = _unary("tanh")
+relu = _elementwise("relu", "x")
+gelu_tanh = _elementwise("gelu_tanh", "x")
+gelu_erf = _elementwise("gelu_erf", "x")
+silu = _elementwise("silu", "x")
+sigmoid = _elementwise("sigmoid", "x")
+tanh = _elementwise("tanh", "x")
 
-_leaky_relu, _ = _pair("leaky_relu", "x", 1, scalar="negative_slope")
+_leaky_relu = _elementwise("leaky_relu", "x", scalar="negative_slope")
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
@@ -177,7 +49,7 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
 
 
 def _gated(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    forward, _ = _pair(name, "gate up", 2)
+    forward = _elementwise(name, "gate up")
 
     def function(gate: Tensor, up: Tensor) -> Tensor:
         if gate.dtype != up.dtype:
@@ -187,7 +59,7 @@ def _gated(name: str) -> Callable[[Tensor, Tensor], Tensor]:
         return forward(gate, up)
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{getattr(_native, name).__doc__}\n\nDifferentiable; different dtypes are promoted as PyTorch does."
+    function.__doc__ = f"{forward.__doc__} Different dtypes are promoted as PyTorch does."
     return function
 
 
@@ -223,18 +95,18 @@ def _quantizer(name: str) -> Tuple[Callable[..., Any], Callable[..., Any]]:
         return codes.new_empty(shape, dtype=dtype)
 
     results = "(Tensor, Tensor, Tensor)" if zeros else "(Tensor, Tensor)"
-    operator = _operator(f"quantize_{name}(Tensor x, SymInt group_size) -> {results}", run, fake)
-    back_operator = _operator(
+    operator = define(f"quantize_{name}(Tensor x, SymInt group_size) -> {results}", run, fake)
+    back_operator = define(
         f"dequantize_{name}({packed}, SymInt[] shape, SymInt group_size, ScalarType dtype) -> Tensor",
         run_back,
         fake_back,
     )
 
     def quantize(x: Tensor, group_size: int = 64) -> Any:
-        return run(x, group_size) if _eager(x) else operator(x, group_size)
+        return run(x, group_size) if direct(x) else operator(x, group_size)
 
     def back(tensors: Any, shape: Any, group_size: int, dtype: torch.dtype) -> Tensor:
-        function = run_back if _eager(*tensors) else back_operator
+        function = run_back if direct(*tensors) else back_operator
         return function(*tensors, list(shape), group_size, dtype)
 
     dequantize: Callable[..., Any]

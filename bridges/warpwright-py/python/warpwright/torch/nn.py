@@ -1,11 +1,29 @@
 """Modules with the names and parameters of `torch.nn`, over the operators of `warpwright.torch`."""
 
+from typing import Any, Optional
+
 import torch
 from torch import Tensor
 
-from . import _operators
+from . import _batch, _groups, _operators
 
-__all__ = ["GEGLU", "GELU", "LeakyReLU", "ReLU", "SiLU", "Sigmoid", "SwiGLU", "Tanh"]
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "GEGLU",
+    "GELU",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LeakyReLU",
+    "ReLU",
+    "SiLU",
+    "Sigmoid",
+    "SwiGLU",
+    "Tanh",
+]
 
 
 def _refuse_in_place(inplace: bool) -> None:
@@ -98,3 +116,61 @@ class GEGLU(torch.nn.Module):
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
         return _operators.geglu_tanh(gate, up) if self.approximate == "tanh" else _operators.geglu(gate, up)
+
+
+class GroupNorm(torch.nn.GroupNorm):
+    """`torch.nn.GroupNorm` over `warpwright.torch.group_norm`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _groups.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class _BatchNorm:
+    """The forward pass of the modules below."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        running = (self.running_mean, self.running_var)
+        training = self.training or (self.running_mean is None and self.running_var is None)
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        # In training they are there to be brought up to date, if they are to be followed at all.
+        followed = running if not self.training or self.track_running_stats else (None, None)
+        return _batch.batch_norm(input, *followed, self.weight, self.bias, training, momentum, self.eps)
+
+
+class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d` over `warpwright.torch.batch_norm`."""
+
+
+class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` over `warpwright.torch.batch_norm`."""
+
+
+class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d` over `warpwright.torch.batch_norm`."""
+
+
+class _InstanceNorm:
+    """What the modules below do instead of PyTorch's function; an input without a batch gets one there."""
+
+    def _apply_instance_norm(self: Any, input: Tensor) -> Tensor:
+        statistics = self.training or not self.track_running_stats
+        momentum = 0.0 if self.momentum is None else self.momentum
+        running = (self.running_mean, self.running_var)
+        return _groups.instance_norm(input, *running, self.weight, self.bias, statistics, momentum, self.eps)
+
+
+class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
+    """`torch.nn.InstanceNorm1d` over `warpwright.torch.instance_norm`."""
+
+
+class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
+    """`torch.nn.InstanceNorm2d` over `warpwright.torch.instance_norm`."""
+
+
+class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
+    """`torch.nn.InstanceNorm3d` over `warpwright.torch.instance_norm`."""

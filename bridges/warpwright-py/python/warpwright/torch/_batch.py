@@ -1,0 +1,178 @@
+"""`batch_norm` as operators; `warpwright.torch` has it for users."""
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ._common import gradient_of, image, more_than_one, statistics
+from ._registry import differentiable
+
+
+def _batch_norm_in_place(
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    running_mean: Any,
+    running_var: Any,
+    momentum: float,
+    eps: float,
+    relu: bool,
+) -> Any:
+    return _native.batch_norm(
+        x, running_mean, running_var, weight, bias, True, momentum, eps, relu=relu, residual=residual, statistics=True
+    )
+
+
+def _batch_norm_functional(*arguments: Any) -> Any:
+    running = [None if r is None else r.clone() for r in arguments[4:6]]
+    found = _batch_norm_in_place(*arguments[:4], *running, *arguments[6:])
+    return *found, *(arguments[0].new_empty(0) if r is None else r for r in running)
+
+
+def _fake_batch_norm(
+    x: Tensor, weight: Any, bias: Any, residual: Any, running_mean: Any, running_var: Any, *_: Any
+) -> Any:
+    saved = (statistics(x, (x.shape[1],)) for _ in range(2))
+    return image(x), *saved, gradient_of(running_mean, x), gradient_of(running_var, x)
+
+
+def _mark(residual: Optional[Tensor]) -> Optional[Tensor]:
+    """What the gradient needs of a residual: whether there was one."""
+    return None if residual is None else residual.new_empty(0)
+
+
+def _update(inputs: Any, found: Any) -> None:
+    with torch.no_grad():
+        for running, new in zip(inputs[4:6], found[3:]):
+            if running is not None:
+                running.copy_(new)
+
+
+def _with_residual(found: Any, dy: Tensor, has_residual: bool, relu: bool) -> Any:
+    """The gradients with that of the residual, which is `dy` itself without a ReLU."""
+    if not has_residual:
+        return *found, None
+    return found if relu else (*found, dy)
+
+
+def _batch_norm_gradients(
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    y: Any,
+    mean: Tensor,
+    rstd: Tensor,
+    dy: Tensor,
+    momentum: float,
+    eps: float,
+    relu: bool,
+) -> Any:
+    both = residual is not None and relu
+    found = _native.batch_norm_backward(
+        x, dy, mean, rstd, weight, bias, y=y, residual=both
+    )
+    return _with_residual(found, dy, residual is not None, relu)
+
+
+def _apart(gradients: Any, at_dy: int) -> Any:
+    """The same with a copy in place of `dy`, which an operator must not return."""
+
+    def apart(*arguments: Any) -> Any:
+        found, dy = gradients(*arguments), arguments[at_dy]
+        return tuple(torch.empty_like(dy).copy_(dy) if g is dy else g for g in found)
+
+    return apart
+
+
+def _fake_batch_norm_gradients(at_dy: int) -> Any:
+    def fake(x: Tensor, weight: Any, bias: Any, residual: Any, *rest: Any) -> Any:
+        relu, dy = rest[-1], rest[at_dy - 4]
+        if residual is None:
+            dresidual = x.new_empty(0)
+        else:
+            dresidual = image(x) if relu else torch.empty_like(dy)
+        return image(x), gradient_of(weight, x), gradient_of(bias, x), dresidual
+
+    return fake
+
+
+_batch_norm = differentiable(
+    "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? running_mean, Tensor? running_var, "
+    "float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _batch_norm_in_place,
+    _fake_batch_norm,
+    "batch_norm_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? y, Tensor mean, Tensor rstd, "
+    "Tensor dy, float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
+    _batch_norm_gradients,
+    _fake_batch_norm_gradients(7),
+    6,
+    save=lambda inputs, found: (*inputs[:3], _mark(inputs[3]), found[0] if inputs[8] else None, *found[1:3]),
+    functional=_batch_norm_functional,
+    dispatched_backward=_apart(_batch_norm_gradients, 7),
+    finish=_update,
+)
+
+
+def _evaluation(
+    x: Tensor, weight: Any, bias: Any, residual: Any, mean: Tensor, var: Tensor, eps: float, relu: bool
+) -> Tensor:
+    return _native.batch_norm(x, mean, var, weight, bias, False, 0.0, eps, relu=relu, residual=residual)
+
+
+def _evaluation_gradients(
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    mean: Tensor,
+    var: Tensor,
+    y: Any,
+    dy: Tensor,
+    eps: float,
+    relu: bool,
+) -> Any:
+    both = residual is not None and relu
+    found = _native.batch_norm_evaluation_backward(
+        x, dy, mean, var, weight, bias, eps, y=y, residual=both
+    )
+    return _with_residual(found, dy, residual is not None, relu)
+
+
+_batch_norm_evaluation = differentiable(
+    "batch_norm_evaluation(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
+    "Tensor running_var, float eps, bool relu) -> Tensor",
+    _evaluation,
+    lambda x, *rest: image(x),
+    "batch_norm_evaluation_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
+    "Tensor running_var, Tensor? y, Tensor dy, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
+    _evaluation_gradients,
+    _fake_batch_norm_gradients(7),
+    6,
+    save=lambda inputs, found: (*inputs[:3], _mark(inputs[3]), *inputs[4:6], found[0] if inputs[7] else None),
+    dispatched_backward=_apart(_evaluation_gradients, 7),
+)
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Optional[Tensor],
+    running_var: Optional[Tensor],
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    relu: bool = False,
+    residual: Optional[Tensor] = None,
+) -> Tensor:
+    """`torch.nn.functional.batch_norm`, then `+ residual`, then ReLU, as far as they are wanted. Differentiable in x,
+    weight, bias and residual."""
+    if training:
+        more_than_one(x, x.numel() // max(x.shape[1], 1), "channel")
+        return _batch_norm(x, weight, bias, residual, running_mean, running_var, momentum, eps, relu)
+    return _batch_norm_evaluation(x, weight, bias, residual, running_mean, running_var, eps, relu)

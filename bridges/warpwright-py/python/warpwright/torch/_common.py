@@ -1,0 +1,42 @@
+"""What the operators of several files need."""
+
+from typing import Any, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+
+def wide(*tensors: Any) -> Tuple[Any, ...]:
+    """What autocast does with the arguments of a function that it runs in float32."""
+    if not torch.is_autocast_enabled(tensors[0].device.type):
+        return tensors
+    low = (torch.float16, torch.bfloat16)
+    return tuple(t.float() if t is not None and t.dtype in low else t for t in tensors)
+
+
+def statistics(x: Tensor, shape: Any) -> Tensor:
+    """A tensor for statistics of `x`."""
+    return x.new_empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def row_major(x: Tensor) -> Tensor:
+    """A result like `x` in row-major order."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def gradient_of(parameter: Optional[Tensor], x: Tensor) -> Tensor:
+    """A gradient of a parameter; without the parameter, an empty tensor."""
+    return x.new_empty(0) if parameter is None else row_major(parameter)
+
+
+def image(x: Tensor) -> Tensor:
+    """A result like the image `x`: with its channels last in memory if it has them there, otherwise in row-major order."""
+    if x.is_contiguous() or (x.dim() > 2 and x.movedim(1, -1).is_contiguous()):
+        return torch.empty_like(x)
+    return row_major(x)
+
+
+def more_than_one(x: Tensor, values: int, of: str) -> None:
+    """Refuses statistics of one value, as PyTorch does."""
+    if values == 1:
+        raise ValueError(f"Expected more than 1 value per {of} when training, got input size {x.size()}")

@@ -1,0 +1,328 @@
+//! `batch_norm` as Python functions.
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use warpwright::batch_norm::{
+    BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
+    BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
+    BatchNormEvaluationDesc, Layout, Momentum, RunningStatistics,
+};
+use warpwright::plan::{PlanCache, Real};
+
+use crate::array::Array;
+use crate::call::{Call, Form, gathered, places, present, several, statistics_dtype};
+use crate::error::{Class, Problem};
+use crate::images::image;
+
+type Object<'py> = Bound<'py, PyAny>;
+type Maybe<'a, 'py> = Option<&'a Object<'py>>;
+
+/// What all passes have in common.
+struct Common<'a, 'py> {
+    weight: Maybe<'a, 'py>,
+    bias: Maybe<'a, 'py>,
+    relu: bool,
+    eps: f64,
+    stream: Maybe<'a, 'py>,
+}
+
+/// A call with its image and what is known of it.
+struct Started<'py> {
+    call: Call<'py>,
+    x: Array<'py>,
+    weight: Option<Array<'py>>,
+    bias: Option<Array<'py>>,
+    norm: BatchNorm,
+}
+
+/// Weight, bias and running statistics are of the type of `x`, or of f32 beside 16 bits: what the first of them has.
+fn start<'py>(
+    op: &'static str,
+    x: &Object<'py>,
+    c: &Common<'_, 'py>,
+    running: Maybe<'_, 'py>,
+) -> PyResult<Started<'py>> {
+    let (call, x, [batch, channels, spatial], last) = image(op, x, c.stream)?;
+    let first = [("weight", c.weight), ("bias", c.bias), ("running_mean", running)];
+    let first = first.into_iter().find_map(|(argument, object)| Some((argument, object?)));
+    let parameter_dtype = match first {
+        Some((argument, object)) => call.read((argument, object))?.dtype,
+        None => x.dtype,
+    };
+    let weight = call.optional(("weight", c.weight), parameter_dtype, &[channels])?;
+    let bias = call.optional(("bias", c.bias), parameter_dtype, &[channels])?;
+    let norm = BatchNorm {
+        dtype: x.dtype,
+        parameter_dtype,
+        layout: if last { Layout::ChannelsLast } else { Layout::ChannelsFirst },
+        batch,
+        channels,
+        spatial,
+        weight: weight.is_some(),
+        bias: bias.is_some(),
+        relu: c.relu,
+        eps: Real::new(c.eps),
+    };
+    Ok(Started { call, x, weight, bias, norm })
+}
+
+/// The arguments of the forward pass in training besides `x`.
+struct Training<'a, 'py> {
+    running: [Maybe<'a, 'py>; 2],
+    momentum: f64,
+    residual: Maybe<'a, 'py>,
+    statistics: bool,
+    out: Maybe<'a, 'py>,
+}
+
+fn training<'py>(x: &Object<'py>, c: &Common<'_, 'py>, t: &Training<'_, 'py>) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<BatchNormDesc> = PlanCache::new();
+    const OP: &str = "batch_norm";
+    let Started { call, x, weight, bias, norm } = start(OP, x, c, t.running[0])?;
+    let residual = call.optional_twin(("residual", t.residual), &x)?;
+    let channels = [norm.channels];
+    let mean = call.updated(("running_mean", t.running[0]), norm.parameter_dtype, &channels)?;
+    let var = call.updated(("running_var", t.running[1]), norm.parameter_dtype, &channels)?;
+    let momentum = mean.is_some().then(|| Momentum::Exponential(Real::new(t.momentum)));
+    let desc = BatchNormDesc { norm, residual: residual.is_some(), momentum };
+    let plan = call.plan(&PLANS, &desc)?;
+    let out = places(OP, t.out, [true, t.statistics, t.statistics])?;
+    let [y, m, r] = out.each_ref().map(Option::as_ref);
+    let saved = Form::RowMajor(statistics_dtype(x.dtype), &channels);
+    let outputs = [
+        Some(call.output(("out", y), &x, Form::Like)?),
+        Some(call.output(("out", m), &x, saved)?),
+        Some(call.output(("out", r), &x, saved)?),
+        mean,
+        var,
+        call.workspace(&plan, &x)?,
+    ];
+    let inputs = [Some(&x), weight.as_ref(), bias.as_ref(), residual.as_ref()];
+    let [y, mean, rstd, ..] = call.run_some(inputs, outputs, move |stream, inputs, outputs| {
+        let ([x, weight, bias, residual], [y, mean, rstd, running_mean, running_var, workspace]) =
+            (inputs, outputs);
+        let running = running_mean.zip(running_var).map(|(mean, var)| RunningStatistics { mean, var });
+        let (x, y, mean, rstd) = (present(x), present(y), present(mean), present(rstd));
+        let args = BatchNormArgs { x, weight, bias, residual, running, y, mean, rstd, workspace };
+        Ok(plan.launch(stream, args)?)
+    })?;
+    let saved = |statistic: Option<Object<'py>>| statistic.filter(|_| t.statistics);
+    gathered(x.object.py(), [y, saved(mean), saved(rstd)])
+}
+
+fn evaluation<'py>(
+    x: &Object<'py>,
+    c: &Common<'_, 'py>,
+    [mean, var]: [&Object<'py>; 2],
+    residual: Maybe<'_, 'py>,
+    out: Maybe<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<BatchNormEvaluationDesc> = PlanCache::new();
+    let Started { call, x, weight, bias, norm } = start("batch_norm", x, c, Some(mean))?;
+    let residual = call.optional_twin(("residual", residual), &x)?;
+    let channels = [norm.channels];
+    let mean = call.small(("running_mean", mean), norm.parameter_dtype, &channels)?;
+    let var = call.small(("running_var", var), norm.parameter_dtype, &channels)?;
+    let plan = call.plan(&PLANS, &BatchNormEvaluationDesc { norm, residual: residual.is_some() })?;
+    let outputs = [Some(call.output(("out", out), &x, Form::Like)?), call.workspace(&plan, &x)?];
+    let inputs = [Some(&x), weight.as_ref(), bias.as_ref(), residual.as_ref(), Some(&mean), Some(&var)];
+    let [y, _] = call.run_some(inputs, outputs, move |stream, inputs, [y, workspace]| {
+        let [x, weight, bias, residual, mean, var] = inputs;
+        let (x, y, running_mean, running_var) = (present(x), present(y), present(mean), present(var));
+        let args =
+            BatchNormEvaluationArgs { x, weight, bias, residual, running_mean, running_var, y, workspace };
+        Ok(plan.launch(stream, args)?)
+    })?;
+    gathered(x.object.py(), [y])
+}
+
+/// `(x - mean) / sqrt(variance + eps) weight + bias` over each channel, then `+ residual`, then ReLU, as far as they are
+/// wanted.
+///
+/// x: float32, float64, float16 or bfloat16, [N, C, ...]; residual: like x; weight, bias, running_mean, running_var: [C] of
+/// its dtype or float32, or None. training: the statistics are those of the batch, and the running ones follow them in
+/// place, `running = (1 - momentum) running + momentum batch`, the variance unbiased; otherwise the statistics are the running
+/// ones. statistics: whether mean and 1 / sqrt(variance + eps) of the batch are returned too, [C] of float32 (float64 for
+/// float64), for `batch_norm_backward`. The result has the shape and dtype of x, and its memory format if that is
+/// PyTorch's channels-last; with statistics it is the first of three, and so is `out`.
+#[pyfunction]
+#[pyo3(signature = (x, running_mean=None, running_var=None, weight=None, bias=None, training=false, momentum=0.1, eps=1e-5, *, relu=false, residual=None, statistics=false, out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn batch_norm<'py>(
+    x: &Object<'py>,
+    running_mean: Maybe<'_, 'py>,
+    running_var: Maybe<'_, 'py>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
+    training: bool,
+    momentum: f64,
+    eps: f64,
+    relu: bool,
+    residual: Maybe<'_, 'py>,
+    statistics: bool,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    let common = Common { weight, bias, relu, eps, stream };
+    match (training, running_mean, running_var) {
+        (true, mean, var) if mean.is_some() == var.is_some() => {
+            let running = [mean, var];
+            self::training(x, &common, &Training { running, momentum, residual, statistics, out })
+        }
+        (false, Some(mean), Some(var)) if !statistics => evaluation(x, &common, [mean, var], residual, out),
+        _ => {
+            let message = "batch_norm: running_mean and running_var go together, are needed unless training, and \
+                           statistics are those of training";
+            let problem = Problem::new(x.py(), Class::Argument, message.to_owned());
+            Err(problem.at("batch_norm", "running_mean").into_err())
+        }
+    }
+}
+
+/// Which gradients are wanted, and where.
+struct Gradients<'a, 'py> {
+    residual: bool,
+    out: Maybe<'a, 'py>,
+}
+
+impl<'py> Gradients<'_, 'py> {
+    /// The four results, three without a residual.
+    fn results(&self, op: &'static str) -> PyResult<[Option<Object<'py>>; 4]> {
+        if self.residual {
+            return several::<4>(op, self.out);
+        }
+        let [dx, dweight, dbias] = several::<3>(op, self.out)?;
+        Ok([dx, dweight, dbias, None])
+    }
+
+    fn tuple(&self, py: Python<'py>, results: [Option<Object<'py>>; 4]) -> PyResult<Bound<'py, PyTuple>> {
+        let count = if self.residual { 4 } else { 3 };
+        PyTuple::new(py, &results[..count])
+    }
+}
+
+/// The gradients `(dx, dweight, dbias)` of `batch_norm` in training, None where there is no weight or bias.
+///
+/// x, weight, bias: as in the forward pass; dy: gradient of its result, like x; mean, rstd: as it saved them. y: the result,
+/// if it passed a ReLU. residual: whether the gradient of a residual is wanted as a fourth result (without a ReLU it is dy
+/// itself). `out` is a tuple with None where there is no result.
+#[pyfunction]
+#[pyo3(signature = (x, dy, mean, rstd, weight=None, bias=None, *, y=None, residual=false, out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn batch_norm_backward<'py>(
+    x: &Object<'py>,
+    dy: &Object<'py>,
+    mean: &Object<'py>,
+    rstd: &Object<'py>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
+    y: Maybe<'_, 'py>,
+    residual: bool,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    static PLANS: PlanCache<BatchNormBackwardDesc> = PlanCache::new();
+    const OP: &str = "batch_norm_backward";
+    // The eps went into rstd.
+    let common = Common { weight, bias, relu: y.is_some(), eps: 0.0, stream };
+    let wanted = Gradients { residual, out };
+    let Started { call, x, weight, norm, .. } = start(OP, x, &common, None)?;
+    let dy = call.twin(("dy", dy), &x)?;
+    let y = call.optional_twin(("y", y), &x)?;
+    let (channels, saved) = ([norm.channels], statistics_dtype(x.dtype));
+    let mean = call.small(("mean", mean), saved, &channels)?;
+    let rstd = call.small(("rstd", rstd), saved, &channels)?;
+    let plan = call.plan(&PLANS, &BatchNormBackwardDesc { norm, dresidual: residual })?;
+    let out = wanted.results(OP)?;
+    let [dx, dw, db, dr] = out.each_ref().map(Option::as_ref);
+    let parameter = Form::RowMajor(norm.parameter_dtype, &channels);
+    let outputs = [
+        Some(call.output(("out[0]", dx), &x, Form::Like)?),
+        call.optional_output(norm.weight, ("out[1]", dw), &x, parameter)?,
+        call.optional_output(norm.bias, ("out[2]", db), &x, parameter)?,
+        call.optional_output(residual, ("out[3]", dr), &x, Form::Like)?,
+        call.workspace(&plan, &x)?,
+    ];
+    let inputs = [Some(&x), y.as_ref(), Some(&dy), weight.as_ref(), Some(&mean), Some(&rstd)];
+    let [dx, dweight, dbias, dresidual, _] =
+        call.run_some(inputs, outputs, move |stream, [x, y, dy, weight, mean, rstd], outputs| {
+            let [dx, dweight, dbias, dresidual, workspace] = outputs;
+            let args = BatchNormBackwardArgs {
+                x: present(x),
+                y,
+                dy: present(dy),
+                weight,
+                mean: present(mean),
+                rstd: present(rstd),
+                dx: present(dx),
+                dweight,
+                dbias,
+                dresidual,
+                workspace,
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+    wanted.tuple(x.object.py(), [dx, dweight, dbias, dresidual])
+}
+
+/// The gradients `(dx, dweight, dbias)` of `batch_norm` with given statistics, None where there is no weight or bias.
+///
+/// As `batch_norm_backward`, from the running statistics and eps of the forward pass.
+#[pyfunction]
+#[pyo3(signature = (x, dy, running_mean, running_var, weight=None, bias=None, eps=1e-5, *, y=None, residual=false, out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn batch_norm_evaluation_backward<'py>(
+    x: &Object<'py>,
+    dy: &Object<'py>,
+    running_mean: &Object<'py>,
+    running_var: &Object<'py>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
+    eps: f64,
+    y: Maybe<'_, 'py>,
+    residual: bool,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    static PLANS: PlanCache<BatchNormEvaluationBackwardDesc> = PlanCache::new();
+    const OP: &str = "batch_norm_evaluation_backward";
+    let common = Common { weight, bias, relu: y.is_some(), eps, stream };
+    let wanted = Gradients { residual, out };
+    let Started { call, x, weight, norm, .. } = start(OP, x, &common, Some(running_mean))?;
+    let dy = call.twin(("dy", dy), &x)?;
+    let y = call.optional_twin(("y", y), &x)?;
+    let channels = [norm.channels];
+    let mean = call.small(("running_mean", running_mean), norm.parameter_dtype, &channels)?;
+    let var = call.small(("running_var", running_var), norm.parameter_dtype, &channels)?;
+    let plan = call.plan(&PLANS, &BatchNormEvaluationBackwardDesc { norm, dresidual: residual })?;
+    let out = wanted.results(OP)?;
+    let [dx, dw, db, dr] = out.each_ref().map(Option::as_ref);
+    let parameter = Form::RowMajor(norm.parameter_dtype, &channels);
+    let outputs = [
+        Some(call.output(("out[0]", dx), &x, Form::Like)?),
+        call.optional_output(norm.weight, ("out[1]", dw), &x, parameter)?,
+        call.optional_output(norm.bias, ("out[2]", db), &x, parameter)?,
+        call.optional_output(residual, ("out[3]", dr), &x, Form::Like)?,
+        call.workspace(&plan, &x)?,
+    ];
+    let inputs = [Some(&x), y.as_ref(), Some(&dy), weight.as_ref(), Some(&mean), Some(&var)];
+    let [dx, dweight, dbias, dresidual, _] =
+        call.run_some(inputs, outputs, move |stream, [x, y, dy, weight, mean, var], outputs| {
+            let [dx, dweight, dbias, dresidual, workspace] = outputs;
+            let args = BatchNormEvaluationBackwardArgs {
+                x: present(x),
+                y,
+                dy: present(dy),
+                weight,
+                running_mean: present(mean),
+                running_var: present(var),
+                dx: present(dx),
+                dweight,
+                dbias,
+                dresidual,
+                workspace,
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+    wanted.tuple(x.object.py(), [dx, dweight, dbias, dresidual])
+}

@@ -1,0 +1,153 @@
+"""Normalisation and softmax on numpy arrays, in the emulator, against f64 and its difference quotients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import BUDGETS, distance, numpy_dtype
+
+import warpwright as ww
+
+DTYPES = ["float32", "float64", "float16", "bfloat16"]
+EPS = 1e-3
+
+
+def gradient(function, x, dy):
+    """The gradient of `sum(function(x) dy)` by central differences."""
+    found, h = np.empty_like(x), 1e-6
+    for i in np.ndindex(x.shape):
+        up, down = x.copy(), x.copy()
+        up[i] += h
+        down[i] -= h
+        found[i] = ((function(up) - function(down)) * dy).sum() / (2 * h)
+    return found
+
+
+def normalised(x, axes, eps=EPS):
+    mean, var = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    return (x - mean) / np.sqrt(var + eps)
+
+
+def column(c, rank):
+    return c.reshape(-1, *[1] * (rank - 2))
+
+
+def group(x, w, b):
+    shape = x.shape
+    grouped = x.reshape(shape[0], 2, -1)
+    return normalised(grouped, 2).reshape(shape) * column(w, len(shape)) + column(b, len(shape))
+
+
+def softmax(x, axis):
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def response(x, size, alpha, beta, k):
+    channels = x.shape[1]
+    sums = np.stack(
+        [np.square(x[:, max(c - size // 2, 0) : c + (size - 1) // 2 + 1]).sum(1) for c in range(channels)], 1
+    )
+    return x / (k + alpha / size * sums) ** beta
+
+
+class Op:
+    """Our two functions and the formula in numpy, all of the same tensors."""
+
+    def __init__(self, formula, forward, backward, shapes):
+        self.formula, self.forward, self.backward, self.shapes = formula, forward, backward, shapes
+
+
+
+OPS = {
+    "layer_norm": Op(
+        lambda x, w, b: normalised(x, 2) * w + b,
+        lambda x, w, b: ww.layer_norm(x, 5, w, b, EPS),
+        lambda x, w, b, dy: ww.layer_norm_backward(
+            x, dy, *ww.layer_norm(x, 5, w, b, EPS, statistics=True)[1:], 5, w, b
+        ),
+        [(2, 3, 5), (5,), (5,)],
+    ),
+    "rms_norm": Op(
+        lambda x, w: x / np.sqrt(np.square(x).mean((1, 2), keepdims=True) + EPS) * w,
+        lambda x, w: ww.rms_norm(x, (3, 5), w, EPS),
+        lambda x, w, dy: ww.rms_norm_backward(x, dy, ww.rms_norm(x, (3, 5), w, EPS, statistics=True)[1], (3, 5), w),
+        [(2, 3, 5), (3, 5)],
+    ),
+    "group_norm": Op(
+        group,
+        lambda x, w, b: ww.group_norm(x, 2, w, b, EPS),
+        lambda x, w, b, dy: ww.group_norm_backward(
+            x, dy, *ww.group_norm(x, 2, w, b, EPS, statistics=True)[1:], 2, w, b
+        ),
+        [(2, 4, 3), (4,), (4,)],
+    ),
+    "instance_norm": Op(
+        lambda x, w, b: normalised(x, 2) * column(w, 3) + column(b, 3),
+        lambda x, w, b: ww.instance_norm(x, w, b, EPS),
+        lambda x, w, b, dy: ww.instance_norm_backward(x, dy, *ww.instance_norm(x, w, b, EPS, statistics=True)[1:], w, b),
+        [(2, 3, 5), (3,), (3,)],
+    ),
+    "batch_norm": Op(
+        lambda x, w, b: normalised(x, (0, 2)) * column(w, 3) + column(b, 3),
+        lambda x, w, b: ww.batch_norm(x, None, None, w, b, True, eps=EPS),
+        lambda x, w, b, dy: ww.batch_norm_backward(
+            x, dy, *ww.batch_norm(x, None, None, w, b, True, eps=EPS, statistics=True)[1:], w, b
+        ),
+        [(4, 3, 2), (3,), (3,)],
+    ),
+    "softmax": Op(
+        lambda x: softmax(x, 1),
+        lambda x: ww.softmax(x, 1),
+        lambda x, dy: (ww.softmax_backward(ww.softmax(x, 1), dy, 1),),
+        [(2, 5, 3)],
+    ),
+    "log_softmax": Op(
+        lambda x: np.log(softmax(x / 2, -1)),
+        lambda x: ww.log_softmax(x, scale=0.5),
+        lambda x, dy: (ww.log_softmax_backward(ww.log_softmax(x, scale=0.5), dy, scale=0.5),),
+        [(3, 7)],
+    ),
+    "local_response_norm": Op(
+        lambda x: response(x, 3, 0.4, 0.75, 2.0),
+        lambda x: ww.local_response_norm(x, 3, 0.4, 0.75, 2.0),
+        lambda x, dy: (ww.local_response_norm_backward(x, dy, 3, 0.4, 0.75, 2.0),),
+        [(2, 6, 2)],
+    ),
+}
+OPS = {name: op for name, op in OPS.items() if hasattr(ww, name)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_values_and_gradients(name, dtype, random):
+    op = OPS[name]
+    tensors = [random.standard_normal(shape).astype(numpy_dtype(dtype)) for shape in op.shapes]
+    wide = [t.astype(np.float64) for t in tensors]
+    y, expected = op.forward(*tensors), op.formula(*wide)
+    assert type(y) is np.ndarray and y.dtype == tensors[0].dtype and y.shape == expected.shape
+    budget = 2 * BUDGETS[dtype]
+    assert distance(y, expected) <= budget
+    dy = random.standard_normal(y.shape).astype(y.dtype)
+    gradients = op.backward(*tensors, dy)
+    for i, found in enumerate(gradients):
+        assert found.dtype == tensors[i].dtype and found.shape == tensors[i].shape
+
+        def of_one(value, i=i):
+            return op.formula(*wide[:i], value, *wide[i + 1 :])
+
+        # The reference is a difference quotient; a softmax's gradient takes the rounded result.
+        assert distance(found, gradient(of_one, wide[i], dy.astype(np.float64))) <= max(2 * budget, 1e-8), i
+
+
+def test_running_statistics_follow(random):
+    x = random.standard_normal((4, 3, 5))
+    mean, var = random.standard_normal(3), random.standard_normal(3) ** 2
+    expected = (0.75 * mean + 0.25 * x.mean((0, 2)), 0.75 * var + 0.25 * x.var((0, 2), ddof=1))
+    ww.batch_norm(x, mean, var, training=True, momentum=0.25)
+    np.testing.assert_allclose(mean, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(var, expected[1], rtol=1e-12)
+    y = ww.batch_norm(x, mean, var, eps=EPS, relu=True)
+    np.testing.assert_allclose(y, np.maximum((x - column(mean, 3)) / np.sqrt(column(var, 3) + EPS), 0), atol=1e-12)
+    with pytest.raises(ww.LayoutError):
+        ww.batch_norm(x, np.zeros(6)[::2], np.zeros(6)[::2], training=True)
