@@ -64,6 +64,28 @@ def row(case: suites.Case, result: Result, lab: Any, named: str) -> dict[str, An
     }
 
 
+def chosen(args: argparse.Namespace) -> list[suites.Case]:
+    """The cases that were asked for, in the order of the operations that were named."""
+    cases = [case for case in suites.load(args.suites, args.ops) if args.match in str(case)]
+    return sorted(cases, key=lambda case: args.ops.index(case.op)) if args.ops else cases
+
+
+def warm(cases: list[suites.Case]) -> None:
+    """Calls what compiles at its first call, which leaves it in the caches on the disk."""
+    import torch
+    from comparison.rivals import bench
+
+    for case in cases:
+        contenders = bench(case).contenders()
+        for who in ("torch.compile", "Liger"):
+            try:
+                contenders.get(who, lambda: None)()
+            except Exception as e:
+                print(f"{case}: {who}: {type(e).__name__}: {str(e)[:100]}", flush=True)
+        del contenders
+        torch.cuda.empty_cache()
+
+
 def shown(entry: dict[str, Any]) -> str:
     other = f"{entry['other_us']:>10.1f}{entry['ratio']:>7.2f}  {entry['other']}" if entry["other"] else f"{'-':>10}{'-':>7}"
     name = f"{entry['op']:<27}{entry['direction']:<10}{entry['dtype']:<6}{entry['case']:<40}"
@@ -83,9 +105,22 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only cases whose line in the table holds this text")
     parser.add_argument("--seconds", type=float, default=0, help="begin no case after this many seconds; says what is left")
     parser.add_argument("--host", type=Path, help="measure the host's time per call too, and write it here as JSON lines")
+    parser.add_argument("--warm", type=int, default=0, metavar="N", help="compile the others first, in N processes")
+    parser.add_argument("--warm-part", default="", help=argparse.SUPPRESS)
     parser.add_argument("--dry-run", action="store_true", help="no GPU: made-up times")
     args = parser.parse_args()
 
+    if args.warm_part:
+        part, parts = map(int, args.warm_part.split("/"))
+        warm(chosen(args)[part::parts])
+        return 0
+    if args.warm:
+        began = time.monotonic()
+        command = [sys.executable, __file__, *(a for a in sys.argv[1:] if not a.startswith("--warm"))]
+        running = [subprocess.Popen([*command, f"--warm-part={i}/{args.warm}"]) for i in range(args.warm)]
+        for process in running:
+            process.wait()
+        print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     lab: Any = Fake() if args.dry_run else Gpu(args.repeats, not args.no_compile, args.who)
     began = time.monotonic()
     named = commit() if args.commit is None else args.commit
@@ -95,9 +130,7 @@ def main() -> int:
     rows, wrong = [], []
     out = open(args.out, "w", encoding="utf-8") if args.out else None
     left = 0
-    for case in suites.load(args.suites, args.ops):
-        if args.match not in str(case):
-            continue
+    for case in chosen(args):
         if args.seconds and time.monotonic() - began > args.seconds:
             left += 1
             if left == 1:

@@ -22,6 +22,8 @@ RIVALS_MAY = 5
 FLUSH_BYTES = 256 << 20
 # About what reading that much takes, and how often it is read in front of a contender with much work on the host.
 READ_US = 60
+# Memory that is kept from case to case.
+MOST_RESERVED = 60 << 30
 MOST_READS = 24
 
 
@@ -166,8 +168,10 @@ class Gpu:
         for who, (median, spread) in self._times(correct).items():
             result.us[who], result.spread[who] = median, spread
         del bench, contenders, correct
-        torch._dynamo.reset()
-        torch.cuda.empty_cache()
+        if self.compile_others:
+            torch._dynamo.reset()
+        if torch.cuda.memory_reserved() > MOST_RESERVED:
+            torch.cuda.empty_cache()
         return result
 
     def host(self) -> list[dict[str, Any]]:

@@ -142,7 +142,7 @@ class BatchNorm(Problem):
     def ours_backward(self, ww: Any, dy: torch.Tensor) -> Function:
         x, weight, bias = self.inputs
         _, mean, rstd = ww.batch_norm(x, None, None, weight, bias, True, MOMENTUM, EPS, statistics=True)
-        return lambda out=None: ww.batch_norm_backward(x, dy, mean, rstd, weight, out=out)
+        return lambda out=None: ww.batch_norm_backward(x, dy, mean, rstd, weight, bias, out=out)
 
     def others(self) -> dict[str, Function]:
         def without(x: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -277,8 +277,8 @@ class CrossEntropy(Problem):
         return lambda out=None: ww.cross_entropy(self.x, self.target, out=out)
 
     def ours_backward(self, ww: Any, dy: torch.Tensor) -> Function:
-        _, lse = ww.cross_entropy(self.x, self.target, statistics=True)
-        return lambda out=None: ww.cross_entropy_backward(self.x, self.target, lse, dy, out=out)
+        _, lse, count = ww.cross_entropy(self.x, self.target, statistics=True)
+        return lambda out=None: ww.cross_entropy_backward(self.x, self.target, lse, dy, count, out=out)
 
     def others(self) -> dict[str, Function]:
         # Liger's forward pass writes the gradient over the logits, so it has neither half alone.
@@ -334,7 +334,7 @@ class NormBench:
                 self.dy = self.dy.to(memory_format=torch.channels_last)
         self.expected: list[torch.Tensor] | None = None
 
-    def contenders(self, compile_others: bool) -> dict[str, Contender]:
+    def contenders(self, compile_others: bool = True) -> dict[str, Contender]:
         """Ours first, where it exists."""
         import warpwright
 

@@ -58,14 +58,17 @@ def images(r: random.Random, like: dict[str, Any], multiple: int = 1) -> torch.T
     return x.transpose(0, 1).contiguous().transpose(0, 1) if form == "turned" else x
 
 
+def whole(weight: Any, bias: Any) -> Any:
+    """A weight beside every bias: PyTorch's gradient of a bias alone is broken."""
+    return torch.ones_like(bias) if weight is None and bias is not None else weight
+
+
 def group_norm(r: random.Random, like: dict[str, Any]) -> Case:
     groups, silu, eps = r.choice((1, 2, 3, 8)), r.random() < 0.5, r.choice((1e-5, 1e-3))
     x = images(r, like, groups)
 
     def theirs(x: Any, weight: Any, bias: Any) -> Any:
-        # PyTorch's gradient of a bias alone is broken.
-        weight = torch.ones_like(bias) if weight is None and bias is not None else weight
-        y = F.group_norm(x, groups, weight, bias, eps)
+        y = F.group_norm(x, groups, whole(weight, bias), bias, eps)
         return F.silu(y) if silu else y
 
     tensors = [x, *parameters(r, (x.shape[1],), like)]
@@ -76,7 +79,7 @@ def instance_norm(r: random.Random, like: dict[str, Any]) -> Case:
     x = images(r, like)
     return Case(
         lambda x, w, b: wt.instance_norm(x, None, None, w, b),
-        lambda x, w, b: F.instance_norm(x, None, None, w, b),
+        lambda x, w, b: F.instance_norm(x, None, None, whole(w, b), b),
         [x, *parameters(r, (x.shape[1],), like)],
     )
 
@@ -96,7 +99,7 @@ def batch_norm(r: random.Random, like: dict[str, Any]) -> Case:
 
     def theirs(x: Any, w: Any, b: Any, residual: Any) -> Any:
         mean, var = (s.to(x.dtype if w is None or x.dtype == torch.float64 else w.dtype).clone() for s in running)
-        y = F.batch_norm(x, mean, var, w, b, training, 0.3)
+        y = F.batch_norm(x, mean, var, whole(w, b), b, training, 0.3)
         y = y if residual is None else y + residual
         return F.relu(y) if relu else y
 
@@ -118,7 +121,7 @@ def layer_norm(r: random.Random, like: dict[str, Any]) -> Case:
     x, shape = rows(r, like)
     return Case(
         lambda x, w, b: wt.layer_norm(x, shape, w, b),
-        lambda x, w, b: F.layer_norm(x, shape, w, b),
+        lambda x, w, b: F.layer_norm(x, shape, whole(w, b), b),
         [x, *parameters(r, shape, like)],
     )
 
@@ -139,7 +142,7 @@ def add_layer_norm(r: random.Random, like: dict[str, Any]) -> Case:
 
     def theirs(x: Any, residual: Any, w: Any, b: Any) -> Any:
         total = x + residual
-        return F.layer_norm(total, shape, w, b), total
+        return F.layer_norm(total, shape, whole(w, b), b), total
 
     tensors = [x, normal(x.shape, like), *parameters(r, shape, like)]
     return Case(lambda x, residual, w, b: wt.add_layer_norm(x, residual, shape, w, b), theirs, tensors)
@@ -179,6 +182,23 @@ def _softmax(name: str) -> Callable[..., Case]:
     return case
 
 
+def cross_entropy(r: random.Random, like: dict[str, Any]) -> Case:
+    classes = extent(r, most(like, 9))
+    shape = [extent(r, most(like, 5)), classes, *(extent(r, 2) for _ in range(r.randint(0, 2)))]
+    target = torch.randint(0, classes, (shape[0], *shape[2:]), device=like.get("device"))
+    ignored = torch.rand(target.shape, device=target.device) < 0.2
+    # One row always counts.
+    ignored.view(-1)[0] = False
+    target = target.masked_fill(ignored, -7)
+    options = {"ignore_index": -7, "reduction": r.choice(("mean", "sum", "none")), "label_smoothing": r.choice((0.0, 0.1))}
+    return Case(
+        lambda x: wt.cross_entropy(x, target, **options),
+        lambda x: F.cross_entropy(x, target, **options),
+        [normal(shape, like)],
+        options,
+    )
+
+
 CASES: dict[str, Callable[[random.Random, dict[str, Any]], Case]] = {
     "group_norm": group_norm,
     "instance_norm": instance_norm,
@@ -188,6 +208,7 @@ CASES: dict[str, Callable[[random.Random, dict[str, Any]], Case]] = {
     "add_layer_norm": add_layer_norm,
     "add_rms_norm": add_rms_norm,
     "local_response_norm": local_response_norm,
+    "cross_entropy": cross_entropy,
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
 }

@@ -106,6 +106,7 @@ OPERATORS = {
     "add_layer_norm": lambda x, c: (x, x.detach(), c[:3], None, [3], 1e-5),
     "add_rms_norm": lambda x, c: (x, x.detach(), c[:3], [3], 1e-5),
     "local_response_norm": lambda x, c: (x, 3, 0.1, 0.75, 1.0),
+    "cross_entropy": lambda x, c: (x.flatten(1), torch.tensor([3, 1], device=x.device), -100, 0.1, "mean"),
     "softmax": lambda x, c: (x, 1, 0.5),
     "log_softmax": lambda x, c: (x, -1, 1.0),
 }
@@ -180,6 +181,19 @@ def test_modules_are_those_of_pytorch(name, arguments, options, shape, torch_dev
 def there(pairs):
     """The calls of functions that exist."""
     return [call for name, call in pairs if hasattr(wt, name)]
+
+
+@pytest.mark.skipif(not hasattr(wt, "cross_entropy"), reason="not there yet")
+def test_the_loss_module(torch_device):
+    target = torch.tensor([[2, 0, -100], [1, 1, 3]], device=torch_device)
+    for options in ({}, {"reduction": "sum", "label_smoothing": 0.2}, {"reduction": "none", "ignore_index": 1}):
+        mine, other = wt.nn.CrossEntropyLoss(**options), torch.nn.CrossEntropyLoss(**options)
+        x = torch.randn(2, 4, 3, device=torch_device)
+        torch.testing.assert_close(mine(x, target), other(x, target))
+        torch.testing.assert_close(mine(x[0, :, 0], target[0, 0]), other(x[0, :, 0], target[0, 0]))
+    with pytest.raises(ValueError, match="class weights"):
+        wt.nn.CrossEntropyLoss(torch.ones(4, device=torch_device))(x, target)
+    assert ww.cross_entropy(x[..., 0], torch.tensor([9, 1], device=torch_device), reduction="none").isnan().tolist() == [True, False]
 
 
 def test_memory_formats_are_kept(torch_device):
