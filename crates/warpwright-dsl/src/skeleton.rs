@@ -48,6 +48,9 @@ pub fn bounded_blocks<'k>(k: K<'k>, n: U64<'k>, per_block: u32, body: impl Fn(bo
 /// Columns that a block of [`column_sums`] adds up, one for each thread along x.
 pub const COLUMN_SUM_LANES: u32 = WARP;
 
+/// Rows that a thread of [`column_sums`] loads before it adds.
+const ROWS_IN_FLIGHT: u32 = 8;
+
 /// Sums of the columns of a matrix of `rows` x `columns` in row-major order: the second step of a gradient whose blocks
 /// have left one row of partial sums each. The order of the additions depends on the block alone. The blocks are
 /// [`COLUMN_SUM_LANES`] x any power of two threads, one for every [`COLUMN_SUM_LANES`] columns along x of the grid;
@@ -72,16 +75,17 @@ pub fn column_sums<'k, A, S, E>(
         let (lane, strip) = (k.thread_idx_x(), k.thread_idx_y());
         let column = k.block_idx_x().mad_wide(x, lane.to_u64());
         let inside = column.lt(columns);
-        let of_strip = k.if_else(
-            inside,
-            || {
-                let rows = k.range(strip, rows, depth);
-                k.fold(rows, k.lit::<A>(0.0), |row, sum| {
-                    sum + partials.at(row.to_u64() * columns + column).get::<A>()
-                })
-            },
-            || k.lit(0.0),
-        );
+        // Rows in flight at once; a row beyond the last adds nothing.
+        let zero = k.lit::<A>(0.0);
+        let of_strip = k.fold(k.range(strip, rows, depth * ROWS_IN_FLIGHT), zero, |first, sum| {
+            let load = |i: u32| {
+                let row = first + i * depth;
+                // The first is there, or the loop had ended.
+                let there = if i == 0 { inside } else { inside & row.lt(rows) };
+                k.if_else(there, || partials.at(row.to_u64() * columns + column).get::<A>(), || zero)
+            };
+            (0..ROWS_IN_FLIGHT).map(load).collect::<Vec<_>>().into_iter().fold(sum, |sum, row| sum + row)
+        });
         let slots = k.shared::<A>(x * depth);
         slots.at(strip * x + lane).set(of_strip);
         k.barrier();

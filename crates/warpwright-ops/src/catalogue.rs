@@ -3,7 +3,7 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
-use crate::{PlanError, activation, batch_norm, group_norm, quantise};
+use crate::{PlanError, activation, batch_norm, group_norm, layer_norm, local_response_norm, quantise};
 
 /// Which way an operation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,6 +66,8 @@ const FAMILIES: &[Family] = &[
     Family { entries: batch_norm::entries, kernels: batch_norm::kernels },
     Family { entries: quantise::entries, kernels: quantise::kernels },
     Family { entries: group_norm::entries, kernels: group_norm::kernels },
+    Family { entries: layer_norm::entries, kernels: layer_norm::kernels },
+    Family { entries: local_response_norm::entries, kernels: local_response_norm::kernels },
 ];
 
 /// Every primitive, family by family.

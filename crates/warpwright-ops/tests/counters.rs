@@ -12,6 +12,10 @@ use warpwright_ops::batch_norm::{
     BatchNormEvaluationDesc, Layout, Momentum, Real,
 };
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
+use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
+use warpwright_ops::local_response_norm::{
+    Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
+};
 use warpwright_ops::plan::Access;
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
@@ -76,6 +80,35 @@ fn every_primitive() -> Vec<(String, Counters)> {
         add(backward.op(), "backward", count(&backward));
     }
     batch_norm(&mut add);
+    let (rows, row) = (16, LEN / 16);
+    for norm in RowNorm::ALL {
+        let (eps, bias) = (Real::new(1e-5), norm == RowNorm::Layer);
+        let forward = RowNormDesc {
+            norm,
+            dtype,
+            rows,
+            len: row,
+            eps,
+            weight: true,
+            bias,
+            residual: false,
+            statistics: true,
+        };
+        add(norm.name(), "forward", count(&forward.plan(TARGET).expect("plan")));
+        let backward = RowNormBackwardDesc { norm, dtype, rows, len: row, weight: true, bias, dz: false };
+        add(norm.name(), "backward", count(&backward.plan(TARGET).expect("plan")));
+    }
+    let forward = LocalResponseNormDesc {
+        dtype,
+        images: 2,
+        channels: 64,
+        spatial: LEN / 128,
+        size: 5,
+        coefficients: Coefficients::default(),
+    };
+    add("local_response_norm", "forward", count(&forward.plan(TARGET).expect("plan")));
+    let backward = LocalResponseNormBackwardDesc { forward };
+    add("local_response_norm", "backward", count(&backward.plan(TARGET).expect("plan")));
     let (group_size, order) = (64, NibbleOrder::HighFirst);
     for scheme in Scheme::ALL {
         let to = QuantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan");

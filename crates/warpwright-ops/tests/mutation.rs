@@ -8,6 +8,12 @@ use warpwright_ops::activation::{
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationDesc, Layout, Momentum, Real,
 };
+use warpwright_ops::layer_norm::tuning::{Layout as RowLayout, backward_vectors, forward_vectors, scalars};
+use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
+use warpwright_ops::local_response_norm::tuning::Walk;
+use warpwright_ops::local_response_norm::{
+    Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
+};
 use warpwright_ops::plan::Access;
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ops::{Operation, Plan};
@@ -130,6 +136,84 @@ fn shifted_bounds_of_quantisation_are_noticed() {
         });
         check(&lengths, |len| {
             DequantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan")
+        });
+    }
+}
+
+/// A layout for the shortest rows, one with several warps to a row, and one for rows of any length.
+fn layouts(vectors: &[RowLayout]) -> Vec<RowLayout> {
+    let (scalar, several) = (scalars(), vectors.iter().find(|l| l.group > 32));
+    [vectors[0], scalar[0], scalar[2]].into_iter().chain(several.copied()).collect()
+}
+
+/// Lengths that end within each of the vectors that a thread keeps, and between two of them.
+fn ends(layout: RowLayout) -> Vec<usize> {
+    let group = layout.group as usize;
+    let within = (0..layout.vectors.max(2) as usize).map(|i| group * i + group / 2);
+    let lengths = within.chain([1, group - 1, group, group + 1]).map(|n| n * layout.width as usize);
+    lengths.filter(|len| *len <= layout.capacity()).collect()
+}
+
+#[test]
+fn shifted_bounds_and_barriers_of_row_norms_are_noticed() {
+    let dtype = DType::F32;
+    for norm in RowNorm::ALL {
+        let bias = norm == RowNorm::Layer;
+        for layout in layouts(&forward_vectors(dtype, TARGET)) {
+            check(&ends(layout), |len| {
+                let eps = Real::new(1e-5);
+                let (weight, residual, statistics) = (true, true, true);
+                let desc = RowNormDesc { norm, dtype, rows: 5, len, eps, weight, bias, residual, statistics };
+                desc.plan_with(TARGET, &[layout]).expect("plan")
+            });
+        }
+    }
+}
+
+#[test]
+fn shifted_bounds_and_barriers_of_row_norm_gradients_are_noticed() {
+    let dtype = DType::F32;
+    for norm in RowNorm::ALL {
+        let bias = norm == RowNorm::Layer;
+        for layout in layouts(&backward_vectors(dtype)) {
+            let groups = layout.rows() as usize;
+            // The last row is the only one of the second block, or of the first block's second round.
+            let few = ends(layout).into_iter().enumerate();
+            let mut shapes: Vec<_> = few.map(|(i, len)| (len, (1 + i % 2) * groups + 1, 2)).collect();
+            // Rows of partial sums that end at each of those that a thread has in flight, and behind the last.
+            let partial_rows = (1..8).map(|i| 4 * i + 2).chain([33]);
+            shapes.extend(partial_rows.map(|rows| (layout.width as usize, rows as usize * groups, rows)));
+            check(&(0..shapes.len()).collect::<Vec<_>>(), |i| {
+                let (len, rows, partial_rows) = shapes[i];
+                let desc = RowNormBackwardDesc { norm, dtype, rows, len, weight: true, bias, dz: true };
+                desc.plan_with(TARGET, &[(layout, partial_rows)]).expect("plan")
+            });
+        }
+    }
+}
+
+#[test]
+fn shifted_bounds_of_windows_are_noticed() {
+    // Windows that slide, and one that does not; every remainder of the channels that a thread takes at once.
+    let runs_and_channels: Vec<usize> = (808..=816).chain(1608..=1616).collect();
+    for (size, beta) in [(5, 0.75), (3, 1.5), (4, 0.75)] {
+        let desc = |channels: usize| LocalResponseNormDesc {
+            dtype: DType::F32,
+            images: 2,
+            channels,
+            spatial: 64 + channels,
+            size,
+            coefficients: Coefficients { alpha: Real::new(1.0), beta: Real::new(beta), k: Real::new(1.0) },
+        };
+        // One run of all channels, and several.
+        let walk = |run: usize| match size {
+            4 => Walk::Single,
+            _ => Walk::Sliding { channels: run as u32 },
+        };
+        check(&runs_and_channels, |both| desc(both % 100).plan_with(TARGET, walk(both / 100)).expect("plan"));
+        check(&runs_and_channels, |both| {
+            let forward = desc(both % 100);
+            LocalResponseNormBackwardDesc { forward }.plan_with(TARGET, walk(both / 100)).expect("plan")
         });
     }
 }

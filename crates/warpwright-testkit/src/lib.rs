@@ -12,6 +12,8 @@ pub mod budget;
 mod case;
 mod group_norm;
 pub mod inputs;
+mod layer_norm;
+mod local_response_norm;
 pub mod measure;
 pub mod mutate;
 pub mod ptx_cases;
@@ -49,8 +51,14 @@ impl Filter {
 }
 
 /// The families; a new one adds its list of cases here.
-const FAMILIES: &[fn(Scope) -> Vec<Case>] =
-    &[activation::cases, batch_norm::cases, quantise::cases, group_norm::cases];
+const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
+    activation::cases,
+    batch_norm::cases,
+    quantise::cases,
+    group_norm::cases,
+    layer_norm::cases,
+    local_response_norm::cases,
+];
 
 /// The cases that `filter` admits, family by family.
 pub fn cases(filter: &Filter) -> Vec<Case> {

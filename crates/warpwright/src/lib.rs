@@ -29,6 +29,8 @@
 //! | | `swiglu`, `geglu`, `geglu_tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@batch_norm`] | `batch_norm` (training), `batch_norm_evaluation`, residual and ReLU fused, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`group_norm`](mod@group_norm) | group_norm with optional silu, instance_norm, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`quantise`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //!
 //! [`catalogue()`] has the same as data. f16 and bf16 are computed in f32 and rounded once; f64 is computed in f64.
@@ -77,6 +79,10 @@ pub use warpwright_ops::batch_norm::{
 pub use warpwright_ops::group_norm::{
     self, group_norm, group_norm_backward, group_norm_training, instance_norm,
 };
+pub use warpwright_ops::layer_norm::{
+    self, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward, row_norm, row_norm_backward,
+};
+pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
 pub use warpwright_ops::quantise::{self, dequantize, dequantize_nested, quantize, quantize_nested};
 pub use warpwright_ops::{Direction, Entry, Error, Operation, Plan, PlanError, catalogue, plan};
 pub use warpwright_ptx::{DType, Target};

@@ -8,7 +8,11 @@ use warpwright_ops::batch_norm::{
     BatchNormEvaluationDesc, Layout,
 };
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
-use warpwright_ops::plan::{TensorSpec, Variant};
+use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
+use warpwright_ops::local_response_norm::{
+    Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
+};
+use warpwright_ops::plan::{Real, TensorSpec, Variant};
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ops::{Direction, Operation, Plan, PlanError};
@@ -54,6 +58,12 @@ fn group_shape(len: usize) -> GroupShape {
     let batch = (len / (channels * spatial)).max(1);
     GroupShape { batch, channels, spatial, groups, layout: Layout::ChannelsFirst }
 }
+
+/// Elements of a row that is normalised.
+const ROW: usize = 4096;
+/// Places and channels of an image that is normalised across channels.
+const PLACES: usize = 55 * 55;
+const CHANNELS: usize = 96;
 
 /// Plans a primitive.
 pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
@@ -103,6 +113,30 @@ pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
             let (weight, bias, silu, statistics) = (true, true, false, true);
             let eps = 1e-5.into();
             GroupNormDesc { dtype, shape, weight, bias, silu, statistics, eps }.plan(target).map(Into::into)
+        };
+    }
+    if let Some(norm) = RowNorm::from_name(op) {
+        let row = len.clamp(1, ROW);
+        let (rows, bias) = (len / row, norm == RowNorm::Layer);
+        return if backward {
+            let desc = RowNormBackwardDesc { norm, dtype, rows, len: row, weight: true, bias, dz: false };
+            desc.plan(target).map(Into::into)
+        } else {
+            let eps = Real::new(norm.default_eps(dtype));
+            let (weight, residual, statistics) = (true, false, false);
+            let desc = RowNormDesc { norm, dtype, rows, len: row, eps, weight, bias, residual, statistics };
+            desc.plan(target).map(Into::into)
+        };
+    }
+    if op == "local_response_norm" {
+        let spatial = len.clamp(1, PLACES);
+        let channels = (len / spatial).clamp(1, CHANNELS);
+        let (images, coefficients) = (len / spatial / channels, Coefficients::default());
+        let forward = LocalResponseNormDesc { dtype, images, channels, spatial, size: 5, coefficients };
+        return if backward {
+            LocalResponseNormBackwardDesc { forward }.plan(target).map(Into::into)
+        } else {
+            forward.plan(target).map(Into::into)
         };
     }
     let scheme = |name: &str| Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);

@@ -1,0 +1,482 @@
+//! Normalisation of rows: `layer_norm` and `rms_norm`, with an optional residual added first. Forward and backward.
+//!
+//! A tensor is read as `rows` rows of `len` elements, the normalised ones. For each row
+//!
+//! | name | `y` | source |
+//! |---|---|---|
+//! | `layer_norm` | `(z - mean(z)) rstd weight + bias`, `rstd = 1 / sqrt(var(z) + eps)`, `var` the mean square of `z - mean(z)` | Ba et al. 2016, arXiv:1607.06450 |
+//! | `rms_norm` | `z rstd weight`, `rstd = 1 / sqrt(mean(z^2) + eps)` | Zhang and Sennrich 2019, arXiv:1910.07467 |
+//!
+//! as `torch.nn.functional.layer_norm` and `rms_norm` do. `z` is `x`, or `x + residual` rounded to the element type, which
+//! is returned too. Weight and bias are optional. Without an eps, `rms_norm` takes the machine epsilon of the type of `x`
+//! ([`RowNorm::default_eps`]), as PyTorch does: 1.2e-7 for f32, 9.8e-4 for f16, 7.8e-3 for bf16.
+//!
+//! Backward takes `dy` and what the forward pass saved (`mean`, `rstd`) and gives, with `xhat = (z - mean) rstd` and
+//! `g = dy weight`,
+//!
+//! `dx = (g - mean(g) - xhat mean(g xhat)) rstd + dz`, `dweight = sum(dy xhat)`, `dbias = sum(dy)` over the rows,
+//!
+//! without `mean(g)` for `rms_norm`. `dz` is the gradient of a `z` that is used elsewhere too; `dx` is also the gradient of
+//! `residual`.
+//!
+//! Half types are computed in f32 and rounded once; statistics and partial sums are f32, or f64 for f64. The variance
+//! comes from the distances from the mean, the mean from a second sum over them, so that a large mean costs no digits. An
+//! infinity or NaN stays in its row. Squares of f32 leave its range beyond 1.8e19. Sums are taken in
+//! a fixed order: results are the same in every run.
+
+mod backward;
+mod functions;
+mod kernel;
+pub mod reference;
+pub mod tuning;
+
+use warpwright_dsl::{COLUMN_SUM_LANES, In, InOut, KernelArgs, KernelDef, Out};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+
+use crate::PlanError;
+use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::plan::{self, Binding, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
+
+pub use functions::*;
+use kernel::{present, statistics_dtype};
+use tuning::Layout;
+
+/// How a row is normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowNorm {
+    /// Mean 0, variance 1.
+    Layer,
+    /// Mean square 1.
+    Rms,
+}
+
+impl RowNorm {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Layer, Self::Rms];
+
+    /// Its name in the catalogue.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Layer => "layer_norm",
+            Self::Rms => "rms_norm",
+        }
+    }
+
+    /// The norm called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|norm| norm.name() == name)
+    }
+
+    /// The eps of PyTorch's functions for tensors of `dtype` if none is given: 1e-5 for `layer_norm`, the machine
+    /// epsilon of the type for `rms_norm`.
+    pub fn default_eps(self, dtype: DType) -> f64 {
+        match self {
+            Self::Layer => 1e-5,
+            Self::Rms => dtype.epsilon().unwrap_or(f64::EPSILON),
+        }
+    }
+}
+
+/// Longest row.
+pub const MAX_LEN: usize = 1 << 24;
+
+/// `y` of every row.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RowNormDesc {
+    /// Which norm.
+    pub norm: RowNorm,
+    /// Element type of all tensors but the statistics.
+    pub dtype: DType,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row, from 1 to [`MAX_LEN`].
+    pub len: usize,
+    /// Added to the variance; not negative.
+    pub eps: Real,
+    /// Whether there is a weight.
+    pub weight: bool,
+    /// Whether there is a bias; for `layer_norm` only.
+    pub bias: bool,
+    /// Whether a residual is added to `x`; the sum `z` is an output then.
+    pub residual: bool,
+    /// Whether `mean` (of `layer_norm`) and `rstd` are saved for the backward pass.
+    pub statistics: bool,
+}
+
+/// Tensors of [`RowNormDesc`].
+#[derive(Debug)]
+pub struct RowNormArgs<'a> {
+    /// `rows` x `len`.
+    pub x: TensorRef<'a>,
+    /// Of the shape of `x`.
+    pub residual: Option<TensorRef<'a>>,
+    /// `len`.
+    pub weight: Option<TensorRef<'a>>,
+    /// `len`.
+    pub bias: Option<TensorRef<'a>>,
+    /// The result, of the shape of `x`.
+    pub y: TensorMut<'a>,
+    /// `x + residual`, of the shape of `x`; may replace either of them.
+    pub z: Option<TensorMut<'a>>,
+    /// f32, or f64 for f64; one a row.
+    pub mean: Option<TensorMut<'a>>,
+    /// f32, or f64 for f64; one a row.
+    pub rstd: Option<TensorMut<'a>>,
+}
+
+impl RowNormDesc {
+    /// The plan with these layouts, which must take the rows: for measuring one against another.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`].
+    pub fn plan_with(&self, target: Target, layouts: &[Layout]) -> Result<Plan<Self>, PlanError> {
+        let Self { norm, dtype, rows, len, eps, weight, bias, residual, statistics } = *self;
+        let shape = Shape::check(norm, dtype, rows, len)?;
+        check_eps(norm, eps)?;
+        check_bias(norm, bias)?;
+        let (op, saved) = (norm.name(), statistics_dtype(dtype));
+        let mean = statistics && norm == RowNorm::Layer;
+        let tensors = vec![
+            TensorSpec::read("x", dtype, shape.total),
+            TensorSpec::read("residual", dtype, shape.total).like(0).optional(residual),
+            TensorSpec::read("weight", dtype, len).optional(weight),
+            TensorSpec::read("bias", dtype, len).optional(bias),
+            TensorSpec::write("y", dtype, shape.total).like(0),
+            TensorSpec::write("z", dtype, shape.total).like(0).optional(residual).in_place(),
+            TensorSpec::write("mean", saved, rows).optional(mean),
+            TensorSpec::write("rstd", saved, rows).optional(statistics),
+        ];
+        let args = kernel::ForwardArgs {
+            x: In::slot(0),
+            residual: In::slot(1),
+            weight: In::slot(2),
+            bias: In::slot(3),
+            y: Out::slot(4),
+            z: InOut::slot(5),
+            mean: Out::slot(6),
+            rstd: Out::slot(7),
+            rows: rows as u64,
+            len: shape.len,
+            inverse_len: 1.0 / len as f64,
+            eps: eps.get(),
+            present: present::bits(&[
+                (present::WEIGHT, weight),
+                (present::BIAS, bias),
+                (present::RESIDUAL, residual),
+                (present::STATISTICS, statistics),
+            ]),
+        };
+        let mut variants = Vec::new();
+        for &layout in layouts {
+            let def = kernel::Forward { norm, dtype, layout };
+            let steps = step(op, &def, args.clone(), target, plan::cover(op, rows, layout.rows())?)?;
+            variants.push(Variant { alignment: layout.alignment(dtype), steps: steps.into_iter().collect() });
+        }
+        let direction = Direction::Forward;
+        Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes: 0 }))
+    }
+}
+
+impl Operation for RowNormDesc {
+    type Args<'a> = RowNormArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        self.plan_with(target, &tuning::choose(&tuning::forward_vectors(self.dtype, target), self.len))
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![
+            args.x.into(),
+            args.residual.into(),
+            args.weight.into(),
+            args.bias.into(),
+            args.y.into(),
+            args.z.into(),
+            args.mean.into(),
+            args.rstd.into(),
+        ]
+    }
+}
+
+/// The gradients of [`RowNormDesc`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RowNormBackwardDesc {
+    /// Which norm.
+    pub norm: RowNorm,
+    /// Element type of all tensors but the statistics.
+    pub dtype: DType,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row, from 1 to [`MAX_LEN`].
+    pub len: usize,
+    /// Whether there is a weight, whose gradient is wanted then.
+    pub weight: bool,
+    /// Whether there is a bias, whose gradient is wanted then.
+    pub bias: bool,
+    /// Whether a gradient of `z` is added.
+    pub dz: bool,
+}
+
+/// Tensors of [`RowNormBackwardDesc`].
+#[derive(Debug)]
+pub struct RowNormBackwardArgs<'a> {
+    /// What was normalised, `x` or `z`: `rows` x `len`.
+    pub x: TensorRef<'a>,
+    /// Gradient of `y`, of the shape of `x`.
+    pub dy: TensorRef<'a>,
+    /// Gradient of `z` from elsewhere, of the shape of `x`.
+    pub dz: Option<TensorRef<'a>>,
+    /// `len`.
+    pub weight: Option<TensorRef<'a>>,
+    /// As the forward pass saved it; for `layer_norm`.
+    pub mean: Option<TensorRef<'a>>,
+    /// As the forward pass saved it.
+    pub rstd: TensorRef<'a>,
+    /// Gradient of `x`, of its shape.
+    pub dx: TensorMut<'a>,
+    /// `len`.
+    pub dweight: Option<TensorMut<'a>>,
+    /// `len`.
+    pub dbias: Option<TensorMut<'a>>,
+    /// Of [`Plan::workspace_bytes`].
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+impl RowNormBackwardDesc {
+    /// The plan with these layouts, which must take the rows, and at most so many rows of partial sums.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`].
+    pub fn plan_with(&self, target: Target, layouts: &[(Layout, u32)]) -> Result<Plan<Self>, PlanError> {
+        let Self { norm, dtype, rows, len, weight, bias, dz } = *self;
+        let shape = Shape::check(norm, dtype, rows, len)?;
+        check_bias(norm, bias)?;
+        let (op, saved) = (norm.name(), statistics_dtype(dtype));
+        // Blocks that leave a row of partial sums each.
+        let partial_rows = |(layout, blocks): (Layout, u32)| -> u32 {
+            let work = (rows as u64).div_ceil(layout.rows().into());
+            u32::try_from(work).unwrap_or(u32::MAX).min(blocks)
+        };
+        let matrices = match (norm, bias) {
+            _ if !weight && !bias => 0,
+            (RowNorm::Layer, true) => 2,
+            _ => 1,
+        };
+        let most = layouts.iter().map(|l| partial_rows(*l)).max().unwrap_or(0) as usize;
+        let workspace = most.checked_mul(len).and_then(|n| n.checked_mul(matrices));
+        let workspace = workspace.ok_or_else(|| too_long(op, len))?;
+        let tensors = vec![
+            TensorSpec::read("x", dtype, shape.total),
+            TensorSpec::read("dy", dtype, shape.total).like(0),
+            TensorSpec::read("dz", dtype, shape.total).like(0).optional(dz),
+            TensorSpec::read("weight", dtype, len).optional(weight),
+            TensorSpec::read("mean", saved, rows).optional(norm == RowNorm::Layer),
+            TensorSpec::read("rstd", saved, rows),
+            TensorSpec::write("dx", dtype, shape.total).like(0),
+            TensorSpec::write("dweight", dtype, len).optional(weight),
+            TensorSpec::write("dbias", dtype, len).optional(bias),
+            TensorSpec::workspace(saved, workspace),
+        ];
+        let args = backward::BackwardArgs {
+            x: In::slot(0),
+            dy: In::slot(1),
+            dz: In::slot(2),
+            weight: In::slot(3),
+            mean: In::slot(4),
+            rstd: In::slot(5),
+            dx: Out::slot(6),
+            partials: Out::slot(9),
+            rows: rows as u64,
+            len: shape.len,
+            inverse_len: 1.0 / len as f64,
+            present: present::bits(&[(present::WEIGHT, weight), (present::BIAS, bias), (present::DZ, dz)]),
+        };
+        let parameters = matrices > 0;
+        let mut variants = Vec::new();
+        for &(layout, blocks) in layouts {
+            let count = partial_rows((layout, blocks));
+            let mut steps = Vec::new();
+            if layout.vectors == 0 {
+                let def = backward::LongRows { norm, dtype, layout };
+                steps.extend(step(op, &def, args.clone(), target, plan::cover(op, rows, 1)?)?);
+                if parameters {
+                    let def = backward::LongColumns { norm, dtype, width: layout.width };
+                    let per_block = tuning::LONG_COLUMN_THREADS * layout.width;
+                    let grid = plan::cover(op, len, per_block)?.filter(|_| count > 0);
+                    let grid = grid.map(|[x, ..]| [x, count, 1]);
+                    steps.extend(step(op, &def, args.clone(), target, grid)?);
+                }
+            } else {
+                let def = backward::Backward { norm, dtype, layout, parameters };
+                let grid = (count > 0).then_some([count, 1, 1]);
+                steps.extend(step(op, &def, args.clone(), target, grid)?);
+            }
+            if parameters {
+                let sums = backward::ParameterArgs {
+                    partials: In::slot(9),
+                    dweight: Out::slot(7),
+                    dbias: Out::slot(8),
+                    partial_rows: count,
+                    len: len as u64,
+                    first: u32::from(!weight),
+                };
+                let outputs = u32::from(weight) + u32::from(bias);
+                let grid = plan::cover(op, len, COLUMN_SUM_LANES)?.map(|[x, ..]| [x, outputs, 1]);
+                let def = backward::ParameterSums { dtype, depth: tuning::sum_depth(count) };
+                steps.extend(step(op, &def, sums, target, grid)?);
+            }
+            variants.push(Variant { alignment: layout.alignment(dtype), steps });
+        }
+        let workspace_bytes = (workspace as u64).saturating_mul(saved.bytes() as u64);
+        let direction = Direction::Backward;
+        Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
+    }
+}
+
+impl Operation for RowNormBackwardDesc {
+    type Args<'a> = RowNormBackwardArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let layouts = tuning::choose(&tuning::backward_vectors(self.dtype), self.len);
+        let with_blocks = |l: Layout| (l, tuning::partial_rows(target, l, self.len));
+        self.plan_with(target, &layouts.into_iter().map(with_blocks).collect::<Vec<_>>())
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![
+            args.x.into(),
+            args.dy.into(),
+            args.dz.into(),
+            args.weight.into(),
+            args.mean.into(),
+            args.rstd.into(),
+            args.dx.into(),
+            args.dweight.into(),
+            args.dbias.into(),
+            args.workspace.into(),
+        ]
+    }
+}
+
+/// Checked sizes.
+struct Shape {
+    total: usize,
+    len: u32,
+}
+
+impl Shape {
+    fn check(norm: RowNorm, dtype: DType, rows: usize, len: usize) -> Result<Self, PlanError> {
+        let op = norm.name();
+        if !dtype.is_float() {
+            return Err(PlanError::DType { op, tensor: "x", got: dtype, expected: &DType::FLOATS });
+        }
+        let short = u32::try_from(len).ok().filter(|_| (1..=MAX_LEN).contains(&len));
+        let len_u32 = short.ok_or_else(|| too_long(op, len))?;
+        let total = rows.checked_mul(len).filter(|n| n.checked_mul(dtype.bytes()).is_some());
+        let total = total.ok_or_else(|| PlanError::Parameter {
+            op,
+            parameter: "rows",
+            got: rows.to_string(),
+            expected: "so few that the bytes of a tensor can be counted",
+        })?;
+        Ok(Self { total, len: len_u32 })
+    }
+}
+
+fn too_long(op: &'static str, len: usize) -> PlanError {
+    PlanError::Parameter { op, parameter: "len", got: len.to_string(), expected: "from 1 to 2^24" }
+}
+
+fn check_eps(norm: RowNorm, eps: Real) -> Result<(), PlanError> {
+    if eps.get().is_finite() && eps.get() >= 0.0 {
+        return Ok(());
+    }
+    let got = format!("{eps:?}");
+    Err(PlanError::Parameter { op: norm.name(), parameter: "eps", got, expected: "finite and not negative" })
+}
+
+fn check_bias(norm: RowNorm, bias: bool) -> Result<(), PlanError> {
+    if bias && norm == RowNorm::Rms {
+        let got = bias.to_string();
+        return Err(PlanError::Parameter { op: norm.name(), parameter: "bias", got, expected: "false" });
+    }
+    Ok(())
+}
+
+/// A launch, if there is a grid.
+fn step<D: KernelDef>(
+    op: &'static str,
+    def: &D,
+    args: D::Args,
+    target: Target,
+    grid: Option<[u32; 3]>,
+) -> Result<Option<LaunchStep>, PlanError> {
+    let kernel = plan::recorded(op, def, target)?;
+    Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
+}
+
+/// The family's rows of the catalogue.
+pub(crate) fn entries() -> Vec<Entry> {
+    let both = |norm: RowNorm| {
+        [Direction::Forward, Direction::Backward].map(|direction| Entry {
+            op: norm.name(),
+            direction,
+            dtypes: &DType::FLOATS,
+            targets: &TARGETS,
+        })
+    };
+    RowNorm::ALL.into_iter().flat_map(both).collect()
+}
+
+/// Every kernel that a plan of `entry` can hold.
+pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let norm = RowNorm::from_name(entry.op)
+        .ok_or_else(|| PlanError::UnknownOperation { name: entry.op.to_owned() })?;
+    let forward = entry.direction == Direction::Forward;
+    let vectors =
+        if forward { tuning::forward_vectors(dtype, target) } else { tuning::backward_vectors(dtype) };
+    let mut found: Vec<Kernel> = Vec::new();
+    for layout in vectors.into_iter().chain(tuning::scalars()) {
+        for parameters in [true, false] {
+            let steps = if forward {
+                let desc = RowNormDesc {
+                    norm,
+                    dtype,
+                    rows: 1,
+                    len: 1,
+                    eps: Real::new(1e-5),
+                    weight: parameters,
+                    bias: false,
+                    residual: false,
+                    statistics: false,
+                };
+                desc.plan_with(target, &[layout])?.steps().to_vec()
+            } else {
+                let desc = RowNormBackwardDesc {
+                    norm,
+                    dtype,
+                    rows: 1,
+                    len: 1,
+                    weight: parameters,
+                    bias: false,
+                    dz: false,
+                };
+                // Few rows of partial sums, and many.
+                let desc = |rows| RowNormBackwardDesc { rows, ..desc.clone() };
+                let many = desc(1 << 20).plan_with(target, &[(layout, 1 << 10)])?;
+                let few = desc(1).plan_with(target, &[(layout, 1)])?;
+                [few.steps(), many.steps()].concat()
+            };
+            for step in steps {
+                // The sums of the parameters are the same kernel for both norms.
+                let foreign = norm == RowNorm::Rms && step.kernel().name().starts_with("norm_parameter");
+                if !foreign && found.iter().all(|k| k.name() != step.kernel().name()) {
+                    found.push(step.kernel().clone());
+                }
+            }
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,319 @@
+//! Local response normalisation across channels (Krizhevsky et al. 2012), as `torch.nn.functional.local_response_norm`
+//! does it. Forward and backward.
+//!
+//! A tensor is read as `images` x `channels` x `spatial` elements, whatever the number of spatial dimensions; without any,
+//! `spatial` is 1.
+//!
+//! `y = x / d^beta` with `d = k + alpha / size * sum(x_j^2)` over the channels `j` from `c - size / 2` to
+//! `c + (size - 1) / 2`, as far as they exist: the sum is divided by `size` at the ends too.
+//!
+//! Backward takes the forward input: `dx_c = dy_c d_c^-beta - 2 alpha beta / size x_c sum(dy_j x_j d_j^(-beta - 1))` over the
+//! channels `j` whose window has `c`. Nothing is saved forward; the sums of squares cost less than reading them.
+//!
+//! Half types are computed in f32 and rounded once. Every window is summed anew, so an infinity or NaN does not outlive
+//! it. A `beta` of 3/4 is taken by square roots, any other by logarithm and exponential.
+
+mod functions;
+mod kernel;
+pub mod reference;
+pub mod tuning;
+
+use warpwright_dsl::{In, InOut, KernelArgs, KernelDef, Out};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+
+use crate::PlanError;
+use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::plan::{self, Binding, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
+
+pub use functions::{local_response_norm, local_response_norm_backward};
+use kernel::{Common, Power, Single, SlidingBackward, SlidingForward, Step};
+use tuning::Walk;
+
+/// The name in the catalogue.
+const OP: &str = "local_response_norm";
+
+/// The numbers of the formula; all finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Coefficients {
+    /// Factor of the mean square.
+    pub alpha: Real,
+    /// Exponent.
+    pub beta: Real,
+    /// Added to the mean square.
+    pub k: Real,
+}
+
+impl Default for Coefficients {
+    /// Those of PyTorch: `alpha` 1e-4, `beta` 3/4, `k` 1.
+    fn default() -> Self {
+        Self { alpha: Real::new(1e-4), beta: Real::new(0.75), k: Real::new(1.0) }
+    }
+}
+
+/// `y = x / d^beta`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LocalResponseNormDesc {
+    /// Element type.
+    pub dtype: DType,
+    /// Number of images.
+    pub images: usize,
+    /// Channels of an image.
+    pub channels: usize,
+    /// Elements of a channel.
+    pub spatial: usize,
+    /// Channels of a window, at least 1.
+    pub size: usize,
+    /// The numbers of the formula.
+    pub coefficients: Coefficients,
+}
+
+/// Tensors of [`LocalResponseNormDesc`].
+#[derive(Debug)]
+pub struct LocalResponseNormArgs<'a> {
+    /// `images` x `channels` x `spatial`.
+    pub x: TensorRef<'a>,
+    /// The result, of the shape of `x`.
+    pub y: TensorMut<'a>,
+}
+
+/// The gradient of [`LocalResponseNormDesc`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LocalResponseNormBackwardDesc {
+    /// The forward operation.
+    pub forward: LocalResponseNormDesc,
+}
+
+/// Tensors of [`LocalResponseNormBackwardDesc`].
+#[derive(Debug)]
+pub struct LocalResponseNormBackwardArgs<'a> {
+    /// The forward input.
+    pub x: TensorRef<'a>,
+    /// Gradient of the result, of the shape of `x`.
+    pub dy: TensorRef<'a>,
+    /// Gradient of `x`, of its shape.
+    pub dx: TensorMut<'a>,
+    /// Of [`Plan::workspace_bytes`].
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+/// Elements of an image at most.
+const MAX_IMAGE: usize = 1 << 31;
+
+/// A descriptor whose sizes are in order.
+struct Checked<'a> {
+    desc: &'a LocalResponseNormDesc,
+    total: usize,
+    target: Target,
+}
+
+impl LocalResponseNormDesc {
+    fn check(&self, target: Target) -> Result<Checked<'_>, PlanError> {
+        let Self { dtype, images, channels, spatial, size, coefficients: Coefficients { alpha, beta, k } } =
+            *self;
+        let refuse =
+            |parameter, got, expected| Err(PlanError::Parameter { op: OP, parameter, got, expected });
+        if !dtype.is_float() {
+            return Err(PlanError::DType { op: OP, tensor: "x", got: dtype, expected: &DType::FLOATS });
+        }
+        if u32::try_from(size).map_or(true, |size| size == 0) {
+            return refuse("size", size.to_string(), "from 1 to 2^32 - 1");
+        }
+        for (parameter, value) in [("alpha", alpha), ("beta", beta), ("k", k)] {
+            if !value.get().is_finite() {
+                return refuse(parameter, format!("{value:?}"), "finite");
+            }
+        }
+        let image = channels.checked_mul(spatial).filter(|n| *n <= MAX_IMAGE);
+        let Some(image) = image else {
+            return refuse(
+                "channels",
+                channels.to_string(),
+                "so few that an image has at most 2^31 elements",
+            );
+        };
+        let total = images.checked_mul(image).filter(|n| n.checked_mul(8).is_some());
+        match total {
+            Some(total) => Ok(Checked { desc: self, total, target }),
+            None => refuse("images", images.to_string(), "so few that the bytes of a tensor can be counted"),
+        }
+    }
+
+    /// The plan with this walk, which must fit the window: for measuring one against another.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`].
+    pub fn plan_with(&self, target: Target, walk: Walk) -> Result<Plan<Self>, PlanError> {
+        let checked = self.check(target)?;
+        let tensors = vec![
+            TensorSpec::read("x", self.dtype, checked.total),
+            TensorSpec::write("y", self.dtype, checked.total).like(0),
+        ];
+        let args = checked.args(walk, (0, 0, 0, 1));
+        let step = match walk {
+            Walk::Sliding { .. } => {
+                let def = SlidingForward { common: checked.common(), size: self.size as u32 };
+                checked.step(&def, args, walk)?
+            }
+            Walk::Single => checked.step(&Single { dtype: self.dtype, step: Step::Forward }, args, walk)?,
+        };
+        Ok(checked.finish(Direction::Forward, tensors, step.into_iter().collect(), 0))
+    }
+
+    fn walk(&self) -> Walk {
+        tuning::choose(self.size, self.channels, self.spatial)
+    }
+}
+
+impl Operation for LocalResponseNormDesc {
+    type Args<'a> = LocalResponseNormArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        self.plan_with(target, self.walk())
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![args.x.into(), args.y.into()]
+    }
+}
+
+impl LocalResponseNormBackwardDesc {
+    /// The plan with this walk, which must fit the window: for measuring one against another.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`].
+    pub fn plan_with(&self, target: Target, walk: Walk) -> Result<Plan<Self>, PlanError> {
+        let desc = &self.forward;
+        let checked = desc.check(target)?;
+        let dtype = desc.dtype;
+        let terms = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let workspace = if walk == Walk::Single { checked.total } else { 0 };
+        let tensors = vec![
+            TensorSpec::read("x", dtype, checked.total),
+            TensorSpec::read("dy", dtype, checked.total).like(0),
+            TensorSpec::write("dx", dtype, checked.total).like(0),
+            TensorSpec::workspace(terms, workspace),
+        ];
+        let args = checked.args(walk, (0, 1, 3, 2));
+        let steps = match walk {
+            Walk::Sliding { .. } => {
+                let def = SlidingBackward { common: checked.common(), size: desc.size as u32 };
+                checked.step(&def, args, walk)?.into_iter().collect()
+            }
+            Walk::Single => {
+                let both = [Step::Terms, Step::Gradient].map(|step| Single { dtype, step });
+                let both = both.map(|def| checked.step(&def, args.clone(), walk));
+                both.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?
+            }
+        };
+        let bytes = (workspace as u64).saturating_mul(terms.bytes() as u64);
+        Ok(checked.finish(Direction::Backward, tensors, steps, bytes))
+    }
+}
+
+impl Operation for LocalResponseNormBackwardDesc {
+    type Args<'a> = LocalResponseNormBackwardArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        self.plan_with(target, self.forward.walk())
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        vec![args.x.into(), args.dy.into(), args.dx.into(), args.workspace.into()]
+    }
+}
+
+impl Checked<'_> {
+    fn common(&self) -> Common {
+        Common { dtype: self.desc.dtype, power: Power::of(self.desc.coefficients.beta.get()) }
+    }
+
+    /// What a block along x of the grid covers a piece of.
+    fn places(&self, walk: Walk) -> usize {
+        let Walk::Sliding { .. } = walk else { return self.desc.channels * self.desc.spatial };
+        self.desc.spatial
+    }
+
+    fn tiles(&self, walk: Walk) -> u32 {
+        // An image has at most 2^31 elements.
+        self.places(walk).div_ceil(tuning::THREADS as usize) as u32
+    }
+
+    fn args(&self, walk: Walk, (x, dy, terms, y): (u32, u32, u32, u32)) -> kernel::LrnArgs {
+        let LocalResponseNormDesc { channels, spatial, size, coefficients, .. } = *self.desc;
+        let run = if let Walk::Sliding { channels } = walk { channels } else { 0 };
+        kernel::LrnArgs {
+            x: In::slot(x),
+            dy: In::slot(dy),
+            terms: InOut::slot(terms),
+            y: Out::slot(y),
+            channels: channels as u32,
+            spatial: spatial as u32,
+            tiles: self.tiles(walk),
+            run,
+            size: size as u32,
+            scale: coefficients.alpha.get() / size as f64,
+            beta: coefficients.beta.get(),
+            k: coefficients.k.get(),
+        }
+    }
+
+    /// A launch, if there is anything to do.
+    fn step<D: KernelDef<Args = kernel::LrnArgs>>(
+        &self,
+        def: &D,
+        args: kernel::LrnArgs,
+        walk: Walk,
+    ) -> Result<Option<LaunchStep>, PlanError> {
+        let kernel = plan::recorded(OP, def, self.target)?;
+        if self.total == 0 {
+            return Ok(None);
+        }
+        let blocks = self.desc.images.checked_mul(self.tiles(walk) as usize).unwrap_or(usize::MAX);
+        let runs = match walk {
+            Walk::Sliding { channels } => (self.desc.channels as u32).div_ceil(channels),
+            Walk::Single => 1,
+        };
+        let grid = plan::cover(OP, blocks, 1)?.map(|[x, ..]| [x, runs, 1]);
+        Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
+    }
+
+    fn finish<O: Operation>(
+        &self,
+        direction: Direction,
+        tensors: Vec<TensorSpec>,
+        steps: Vec<LaunchStep>,
+        workspace_bytes: u64,
+    ) -> Plan<O> {
+        let variants = vec![Variant { alignment: 1, steps }];
+        Plan::new(PlanParts { op: OP, direction, target: self.target, tensors, variants, workspace_bytes })
+    }
+}
+
+/// The family's rows of the catalogue.
+pub(crate) fn entries() -> Vec<Entry> {
+    let entry = |direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS };
+    [Direction::Forward, Direction::Backward].map(entry).to_vec()
+}
+
+/// Every kernel that a plan of `entry` can hold.
+pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let mut found = Vec::new();
+    let sliding =
+        tuning::SLIDING_WINDOWS.map(|size| (size as usize, Walk::Sliding { channels: tuning::BATCH }));
+    let betas = [0.75, 0.5];
+    let sliding = sliding.into_iter().flat_map(|(size, walk)| betas.map(|beta| (size, walk, beta)));
+    for (size, walk, beta) in sliding.chain([(7, Walk::Single, 0.75)]) {
+        let coefficients = Coefficients { beta: Real::new(beta), ..Coefficients::default() };
+        let desc = LocalResponseNormDesc { dtype, images: 1, channels: 1, spatial: 1, size, coefficients };
+        let steps = match entry.direction {
+            Direction::Forward => desc.plan_with(target, walk)?.steps().to_vec(),
+            Direction::Backward => {
+                LocalResponseNormBackwardDesc { forward: desc }.plan_with(target, walk)?.steps().to_vec()
+            }
+        };
+        found.extend(steps.iter().map(|step| step.kernel().clone()));
+    }
+    Ok(found)
+}
