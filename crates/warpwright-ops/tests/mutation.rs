@@ -66,6 +66,13 @@ fn run<O: Operation>(
                         _ => {}
                     }
                 }
+                if spec.name == "target" {
+                    // Classes all over the rows, the one in front of the first, which is ignored, and the one behind
+                    // the last, which is none.
+                    let classes = plan.tensors()[0].len / spec.len;
+                    let class = |row: usize| ((row * 7919 + 3) % (classes + 2)) as f64 - 1.0;
+                    values = (0..spec.len).map(class).collect();
+                }
                 storage::encode(spec.dtype, &values)
             }
             Access::Write => vec![0x7b; spec.len * spec.dtype.bytes()],
@@ -333,24 +340,28 @@ fn defects_of_masks_are_noticed() {
 
 /// Classes that begin and end at, before and after vectors; both types of targets, so that each word counts.
 fn cross_entropy(i: usize) -> CrossEntropyDesc {
-    let classes = [1, 2, 3, 6, 7, 130, 255, 258, 385, 513][i];
+    let classes = [1, 2, 3, 6, 7, 130, 255, 258, 385, 513, 33, 65, 97][i];
     let reduction = [Reduction::Mean, Reduction::Sum][i % 2];
     let target = [DType::I64, DType::I32][i / 2 % 2];
-    let (dtype, rows, label_smoothing) = (DType::F32, 11, Real::new(0.1));
+    // As many rows as the threads that add up the losses; so few that all targets are classes, and the sum a number.
+    let rows = [40, 1024, 40, 40, 4, 4, 40, 40, 40, 40, 40, 40, 40][i];
+    let (dtype, label_smoothing) = (DType::F32, Real::new(0.1));
     CrossEntropyDesc { dtype, target, rows, classes, ignore_index: -1, label_smoothing, reduction }
 }
 
 #[test]
 fn defects_of_cross_entropy_are_noticed() {
-    let all: Vec<usize> = (0..10).collect();
+    let all: Vec<usize> = (0..13).collect();
     check(&all, |i| cross_entropy(i).plan(TARGET).expect("plan"));
-    check(&all, |i| CrossEntropyBackwardDesc { forward: cross_entropy(i) }.plan(TARGET).expect("plan"));
-    let long = [2049, 2050, 4099, 4100, 6145, 8199, 8192];
+    let backward = [1, 2, 3, 6, 7, 130, 4096, 256, 512, 768, 1024, 2048, 3072];
+    let of = |i: usize| CrossEntropyDesc { rows: 64, classes: backward[i], ..cross_entropy(i) };
+    check(&all, |i| CrossEntropyBackwardDesc { forward: of(i) }.plan(TARGET).expect("plan"));
+    let long = [2049, 2050, 4099, 4100, 6145, 8199, 8192, 2561, 3073, 3585];
     let of = |i: usize| CrossEntropyDesc {
-        rows: 2,
+        rows: 24,
         classes: long[i],
         reduction: Reduction::None,
         ..cross_entropy(i)
     };
-    check(&[0, 1, 2, 3, 4, 5, 6], |i| of(i).plan(TARGET).expect("plan"));
+    check(&(0..10).collect::<Vec<_>>(), |i| of(i).plan(TARGET).expect("plan"));
 }

@@ -122,16 +122,20 @@ impl Forward {
         let vectors = Vectors::new(row * a.classes, there.select(a.classes, 0), width);
         let target = target_of(a.target, there.select(row, 0), a.words);
 
-        // One element outside of the vectors, in the first lane.
-        let (at, has_rest) = vectors.rest(thread);
-        let rest: Reg<'k, A> = a.logits.at(at).only_where(has_rest, Fill::MinusInfinity).get();
+        // One element outside of the vectors, in the first lane; of single elements none is outside.
+        let (rest, one, alone): (Reg<'k, A>, Reg<'k, A>, Reg<'k, A>) = if width > 1 {
+            let (at, there) = vectors.rest(thread);
+            let rest: Reg<'k, A> = a.logits.at(at).only_where(there, Fill::MinusInfinity).get();
+            // NaN of what is not a number or infinite, as `exp(rest - rest)`.
+            let one = rest.eq(f64::NEG_INFINITY).select(0.0, rest - rest + 1.0);
+            (rest, one, there.select(rest, 0.0))
+        } else {
+            (k.lit(f64::NEG_INFINITY), k.lit(0.0), k.lit(0.0))
+        };
         let all = |first: Reg<'k, A>, others: f64| -> Lanes<'k, A> {
             (0..lanes).map(|lane| if lane == 0 { first } else { k.lit(others) }).collect()
         };
-        let one = rest.is_nan().select(rest, rest.eq(f64::NEG_INFINITY).select(0.0, rest - rest + 1.0));
-        let tops = all(rest, f64::NEG_INFINITY);
-        let sums = all(one, 0.0);
-        let plain = all(has_rest.select(rest, 0.0), 0.0);
+        let (tops, sums, plain) = (all(rest, f64::NEG_INFINITY), all(one, 0.0), all(alone, 0.0));
 
         let stride = u64::from(team * width);
         let first = vectors.first + (thread * width).to_u64();

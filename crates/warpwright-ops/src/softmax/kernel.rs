@@ -179,8 +179,8 @@ impl Forward {
         let mass = if alone { of_warp } else { of_warp.of_warps(k, exp).of_blocks(k, exp) };
         let minus_top = -mass.top;
         if log {
-            let log_sum = mass.sum.log();
-            let y = |x: &Packed<'k, A>| x.lanes().map(|x| exp.below(x, minus_top) - log_sum);
+            let (log_sum, zero) = (mass.sum.log(), k.hidden_zero());
+            let y = |x: &Packed<'k, A>| x.lanes_again(zero).map(|x| exp.below(x, minus_top) - log_sum);
             part.store(a.y, xs.iter().map(y));
         } else if self.0.keeps() {
             let inverse = mass.sum.rcp();

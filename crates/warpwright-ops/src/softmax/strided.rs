@@ -180,9 +180,9 @@ impl Forward {
         }
         let minus_top = top.map(|top| -top);
         if log {
-            let log_sum = sum.map(Reg::log);
+            let (log_sum, zero) = (sum.map(Reg::log), k.hidden_zero());
             let y = |x: &Packed<'k, A>| {
-                x.lanes().zip3(minus_top.clone(), log_sum.clone(), |x, m, l| exp.below(x, m) - l)
+                x.lanes_again(zero).zip3(minus_top.clone(), log_sum.clone(), |x, m, l| exp.below(x, m) - l)
             };
             part.store(a.y, xs.iter().map(y));
             return;

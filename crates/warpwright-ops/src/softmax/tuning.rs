@@ -103,16 +103,17 @@ fn row_layouts(dtype: DType, target: Target) -> Vec<Config> {
     let mut out = vec![
         rows(8, 1, 128, w),
         rows(32, 1, 128, w),
+        rows(32, 2, 128, w),
         rows(32, 4, 128, w),
         rows(128, 4, 128, w),
         rows(256, 4, 256, w),
         rows(1024, 4, 1024, w),
     ];
     if target.sm >= CLUSTER_SM {
-        out.extend([rows(4 * 256, 8, 256, w), rows(8 * 256, 8, 256, w), rows(16 * 512, 8, 512, w)]);
+        out.extend([4, 8, 16].map(|blocks| rows(blocks * 256, 8, 256, w)));
     }
     out.push(row_loop(1024, w));
-    out.extend([rows(8, 8, 128, 1), rows(32, 32, 128, 1), rows(512, 16, 512, 1), row_loop(1024, 1)]);
+    out.extend([rows(8, 4, 128, 1), rows(32, 32, 128, 1), rows(512, 16, 512, 1), row_loop(1024, 1)]);
     out
 }
 
@@ -125,7 +126,7 @@ fn column_layouts(dtype: DType, direction: Direction) -> Vec<Config> {
             columns(32, 4, 4, 4),
             columns(32, 4, 16, 4),
             columns(32, 4, 64, 2),
-            columns(32, 16, 64, 2),
+            columns(16, 32, 32, 2),
             column_loop(4),
             columns(32, 4, 16, 1),
             columns(32, 16, 32, 1),
@@ -159,7 +160,7 @@ fn column_layouts(dtype: DType, direction: Direction) -> Vec<Config> {
             columns(16, 32, 32, 1),
             column_loop(1),
         ],
-        (_, true) => &[columns(32, 4, 4, 1), columns(32, 4, 16, 1), columns(32, 8, 32, 1), column_loop(1)],
+        (_, true) => &[columns(32, 4, 4, 1), columns(32, 4, 16, 1), columns(32, 8, 16, 1), column_loop(1)],
         (_, false) => &[columns(32, 4, 4, 1), columns(32, 8, 8, 1), columns(32, 8, 16, 1), column_loop(1)],
     };
     list.to_vec()
@@ -244,7 +245,7 @@ mod tests {
         let of = |n, inner| configs(DType::BF16, Direction::Forward, TARGETS[1], n, inner)[0].layout;
         assert_eq!(of(4096, 1), Layout::Rows { team: 128, vectors: 4 });
         assert_eq!(of(131_072, 1), Layout::Rows { team: 2048, vectors: 8 });
-        assert_eq!(of(1000, 4096), Layout::Columns { lanes: 32, teams: 16, vectors: 64 });
+        assert_eq!(of(1000, 4096), Layout::Columns { lanes: 16, teams: 32, vectors: 32 });
         assert_eq!(of(1 << 20, 1), Layout::RowLoop);
     }
 }
