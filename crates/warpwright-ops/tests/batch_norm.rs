@@ -134,7 +134,8 @@ fn long_tensors_have_plans() {
     for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
         for (n, c, s) in [(1 << 20, 64, 112 * 112), (1, 1, 1 << 36), (2, 1 << 20, 1 << 12)] {
             let norm = BatchNorm::new(DType::BF16, layout, n, c, s);
-            assert_eq!(desc(norm).plan(TARGET).expect("plan").steps().len(), 3, "{layout:?} {n} {c} {s}");
+            let plan = desc(norm).plan(TARGET).expect("plan");
+            assert!(plan.variants().iter().any(|v| v.steps.len() == 3), "{layout:?} {n} {c} {s}");
         }
     }
 }

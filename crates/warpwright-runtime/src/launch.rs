@@ -117,6 +117,7 @@ impl LoadedKernel {
         grid: [u32; 3],
         block: Option<[u32; 3]>,
         dynamic_shared: u32,
+        cooperative: bool,
         args: &[ArgValue],
     ) -> Result<Prepared> {
         if self.device_id() != device.id() {
@@ -133,7 +134,10 @@ impl LoadedKernel {
         let cluster = function.directives.cluster.unwrap_or([1; 3]);
         self.check_grid(properties, grid, cluster)?;
         self.opt_in(properties, dynamic_shared)?;
-        let parameters = lay_out(function, args)?;
+        // One block for each multiprocessor is resident whatever else the kernel needs.
+        let most = if cooperative { properties.multiprocessors.max(1) } else { u32::MAX };
+        let grid = [grid[0].min(most), grid[1], grid[2]];
+        let parameters = lay_out(function, args, cooperative)?;
         let bytes = parameters.template.len();
         if bytes > MAX_PARAMETER_BYTES {
             return Err(self.refuse(LaunchLimit::Parameters { bytes, limit: MAX_PARAMETER_BYTES }));
@@ -145,6 +149,7 @@ impl LoadedKernel {
             block,
             cluster,
             dynamic_shared,
+            cooperative,
             parameters,
         })
     }
@@ -225,11 +230,11 @@ struct Parameters {
     template: Box<[u8]>,
     patches: Box<[Patch]>,
     maps: Box<[MapPatch]>,
-    /// Where each parameter begins, if there are maps.
+    /// Where each parameter begins, if there are maps or the launch is cooperative.
     offsets: Option<Box<[u64]>>,
 }
 
-fn lay_out(function: &Function, args: &[ArgValue]) -> Result<Parameters, ArgError> {
+fn lay_out(function: &Function, args: &[ArgValue], cooperative: bool) -> Result<Parameters, ArgError> {
     let (offsets, _) = function.param_layout();
     let (mut patches, mut maps) = (Vec::new(), Vec::new());
     let bound: Vec<ArgValue> = args
@@ -257,7 +262,7 @@ fn lay_out(function: &Function, args: &[ArgValue]) -> Result<Parameters, ArgErro
         })
         .collect();
     let template = pack_args(function, &bound)?.into();
-    let offsets = (!maps.is_empty()).then(|| offsets.into());
+    let offsets = (cooperative || !maps.is_empty()).then(|| offsets.into());
     Ok(Parameters { template, patches: patches.into(), maps: maps.into(), offsets })
 }
 
@@ -306,6 +311,7 @@ pub(crate) struct Prepared {
     block: [u32; 3],
     cluster: [u32; 3],
     dynamic_shared: u32,
+    cooperative: bool,
     parameters: Parameters,
 }
 
@@ -364,6 +370,7 @@ impl Prepared {
                 block: self.block,
                 cluster: self.cluster,
                 dynamic_shared: self.dynamic_shared,
+                cooperative: self.cooperative,
                 params,
                 offsets: self.parameters.offsets.as_deref(),
             },
@@ -381,6 +388,7 @@ pub struct LaunchStep {
     grid: [u32; 3],
     block: Option<[u32; 3]>,
     dynamic_shared: u32,
+    cooperative: bool,
     args: Vec<ArgValue>,
     prepared: RwLock<Vec<Arc<Prepared>>>,
 }
@@ -389,7 +397,7 @@ impl LaunchStep {
     /// A launch of `kernel` with the block that it requires and no dynamic shared memory.
     pub fn new(kernel: Kernel, grid: [u32; 3], args: Vec<ArgValue>) -> Self {
         let block = kernel.block();
-        Self { kernel, grid, block, dynamic_shared: 0, args, prepared: RwLock::default() }
+        Self { kernel, grid, block, dynamic_shared: 0, cooperative: false, args, prepared: RwLock::default() }
     }
 
     /// The same with `bytes` of dynamic shared memory.
@@ -397,6 +405,19 @@ impl LaunchStep {
     pub fn with_dynamic_shared(mut self, bytes: u32) -> Self {
         self.dynamic_shared = bytes;
         self.forget()
+    }
+
+    /// The same as a cooperative launch: all blocks are resident together and may wait for each other. The grid, along
+    /// x alone, is cut to one block for each multiprocessor of the device, so the kernel takes its size from the grid.
+    #[must_use]
+    pub fn cooperative(mut self) -> Self {
+        self.cooperative = true;
+        self.forget()
+    }
+
+    /// Whether all blocks are resident together.
+    pub fn is_cooperative(&self) -> bool {
+        self.cooperative
     }
 
     /// The same with this block, for kernels that require none.
@@ -469,8 +490,14 @@ impl LaunchStep {
             return Ok(found);
         }
         let kernel = device.load(&self.kernel)?;
-        let made =
-            Arc::new(kernel.prepare(device, self.grid, self.block, self.dynamic_shared, &self.args)?);
+        let made = Arc::new(kernel.prepare(
+            device,
+            self.grid,
+            self.block,
+            self.dynamic_shared,
+            self.cooperative,
+            &self.args,
+        )?);
         let mut list = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = find(&list) {
             return Ok(found);
@@ -495,6 +522,7 @@ impl Clone for LaunchStep {
             grid: self.grid,
             block: self.block,
             dynamic_shared: self.dynamic_shared,
+            cooperative: self.cooperative,
             args: self.args.clone(),
             prepared: RwLock::new(prepared),
         }

@@ -131,7 +131,7 @@ impl Stream {
         args: &[ArgValue],
         bindings: &[Binding],
     ) -> Result<()> {
-        kernel.prepare(&self.device, grid, None, dynamic_shared, args)?.enqueue(self, bindings)
+        kernel.prepare(&self.device, grid, None, dynamic_shared, false, args)?.enqueue(self, bindings)
     }
 
     /// `bytes` of uninitialised memory whose allocation and release are ordered on this stream; both cost little.

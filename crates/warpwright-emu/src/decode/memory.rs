@@ -162,18 +162,7 @@ impl Decoder<'_> {
         };
         let sign = matches!(ty, ScalarType::S8 | ScalarType::S16 | ScalarType::S32);
         let site = self.site();
-        Ok(Access {
-            space,
-            bytes,
-            sign,
-            regs,
-            keep: u32::MAX,
-            addr: row,
-            offset,
-            ordering,
-            site,
-            tracked: None,
-        })
+        Ok(Access { space, bytes, sign, regs, keep: u32::MAX, addr: row, offset, ordering, site })
     }
 
     /// Parameters of functions and calls are in local memory.

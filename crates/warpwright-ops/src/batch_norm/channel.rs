@@ -40,6 +40,8 @@ pub(super) mod present {
     pub(in super::super) const RUNNING: u32 = 4;
     /// The statistics are those of the batch: the gradient goes through them.
     pub(in super::super) const TRAINING: u32 = 8;
+    /// The gradient of the residual is written.
+    pub(in super::super) const DRESIDUAL: u32 = 16;
 }
 
 /// The types of these kernels.
@@ -66,7 +68,7 @@ impl Types {
 pub(super) const CHANNELS: u32 = 8;
 /// Lanes that share a channel.
 const SHARE: u32 = 32 / CHANNELS;
-const THREADS: u32 = 1024;
+const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
 /// Threads that share a channel.
 const STRIPES: u32 = SHARE * WARPS;
@@ -114,28 +116,80 @@ fn combine_slabs<'k, A: Float + FixedElement + Access<A>>(
     });
 }
 
-/// Count, shift, mean less shift, sum of squares of distances from the mean: two parts as one (Chan, Golub and LeVeque
-/// 1979). The mean stays a sum of two, so that a mean that is large beside the deviation is not rounded to its type.
-fn combine_moments<'k, A: Float>(a: Lanes<'k, A>, b: Lanes<'k, A>) -> Lanes<'k, A> {
-    let count = a[0] + b[0];
-    let share = b[0] / count.maximum(1.0);
-    let distance = (b[1] - a[1]) + (b[2] - a[2]);
-    let mean = distance.mul_add(share, a[2]);
-    let squares = (a[3] + b[3]) + distance * distance * (a[0] * share);
-    Lanes::from(vec![count, a[1], mean, squares])
+/// Count, mean, what the mean lost in rounding, sum of squares of distances from the mean: two parts as one (Chan, Golub and LeVeque
+/// 1979), whichever comes first. The mean stays a sum of two, so that a mean that is large beside the deviation is not
+/// rounded to its type.
+pub(super) fn combine_moments<'k, A: Float>(a: Lanes<'k, A>, b: Lanes<'k, A>) -> Lanes<'k, A> {
+    let more = a[0].gt(b[0]) | (a[0].eq(b[0]) & a[1].ge(b[1]));
+    let (near, far) = (more.select_all(&a, &b), more.select_all(&b, &a));
+    let count = near[0] + far[0];
+    let share = far[0] / count.maximum(1.0);
+    let distance = (far[1] - near[1]) + (far[2] - near[2]);
+    let moved = distance.mul_add(share, near[2]);
+    let squares = (near[3] + far[3]) + distance * distance * (near[0] * share);
+    // The sum and what it loses (Knuth): a part far from the others leaves nothing of itself in the larger term.
+    let mean = near[1] + moved;
+    let added = mean - near[1];
+    let rest = (near[1] - (mean - added)) + (moved - added);
+    Lanes::from(vec![count, mean, rest, squares])
 }
 
-fn add_all<'k, A: Float>(a: Lanes<'k, A>, b: Lanes<'k, A>) -> Lanes<'k, A> {
+/// Statistics of a whole channel.
+#[derive(Clone, Copy)]
+pub(super) struct Statistics<'k, A: Float> {
+    pub(super) mean: Reg<'k, A>,
+    pub(super) rstd: Reg<'k, A>,
+    unbiased: Reg<'k, A>,
+    /// What the mean loses when it is rounded.
+    lost: Reg<'k, A>,
+}
+
+impl<'k, A: Float> Statistics<'k, A> {
+    /// From what [`combine_moments`] gives.
+    pub(super) fn new(total: &Lanes<'k, A>, eps: F64<'k>) -> Self {
+        let variance = total[3] / total[0];
+        let rstd = (variance + eps.convert::<A>()).sqrt().rcp();
+        // An infinity in the channel leaves no number; say so in the mean, too.
+        let mean = variance.is_nan().select(variance, total[1] + total[2]);
+        let lost = (total[1] - mean) + total[2];
+        Self { mean, rstd, unbiased: total[3] / (total[0] - 1.0), lost }
+    }
+
+    /// `mean`, `scale` and `shift` of `y = (x - mean) scale + shift`.
+    pub(super) fn coefficients(&self, weight: Reg<'k, A>, bias: Reg<'k, A>) -> [Reg<'k, A>; 3] {
+        let scale = self.rstd * weight;
+        [self.mean, scale, bias - self.lost * scale]
+    }
+}
+
+/// The running mean and variance that follow.
+pub(super) fn update<'k, A: Float>(
+    (mean, var): (Ptr<'k, Read, Elem>, Ptr<'k, Read, Elem>),
+    channel: U64<'k>,
+    s: &Statistics<'k, A>,
+    factor: F64<'k>,
+) -> (Reg<'k, A>, Reg<'k, A>)
+where
+    Elem: Access<A>,
+{
+    let factor = factor.convert::<A>();
+    let moved = |old: Ptr<'k, Read, Elem>, new: Reg<'k, A>| {
+        old.at(channel).get::<A>() * (1.0 - factor) + new * factor
+    };
+    (moved(mean, s.mean), moved(var, s.unbiased))
+}
+
+pub(super) fn add_all<'k, A: Float>(a: Lanes<'k, A>, b: Lanes<'k, A>) -> Lanes<'k, A> {
     a.zip(b, |a, b| a + b)
 }
 
 /// Whether a bit of `present` is set.
-fn has<'k>(given: U32<'k>, bit: u32) -> Pred<'k> {
+pub(super) fn has<'k>(given: U32<'k>, bit: u32) -> Pred<'k> {
     given.bit_field(bit.trailing_zeros(), 1).ne(0)
 }
 
 /// `parameter[channel]` if it is there, else `otherwise`.
-fn parameter<'k, A: Float>(
+pub(super) fn parameter<'k, A: Float>(
     from: Ptr<'k, Read, Elem>,
     channel: U64<'k>,
     given: U32<'k>,
@@ -177,30 +231,18 @@ impl KernelDef for Combine {
                 Lanes::from(vec![there.select(count, 0.0), row(0), row(1), squares])
             };
             let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
-                let variance = total[3] / total[0];
-                let rstd = (variance + a.eps.convert::<A>()).sqrt().rcp();
-                let (shift, rest) = (total[1], total[2]);
-                // An infinity in the channel leaves no number; say so in the mean, too.
-                let mean = variance.is_nan().select(variance, shift + rest);
-                a.mean.at(channel).set(mean);
-                a.rstd.at(channel).set(rstd);
+                let s = Statistics::new(&total, a.eps);
+                a.mean.at(channel).set(s.mean);
+                a.rstd.at(channel).set(s.rstd);
                 let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
                 let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
-                let scale = rstd * weight;
-                // What the mean loses when it is rounded goes into the last coefficient.
-                let lost = (shift - mean) + rest;
-                let coefficients = [mean, scale, bias - lost * scale];
-                for (row, value) in coefficients.into_iter().enumerate() {
+                for (row, value) in s.coefficients(weight, bias).into_iter().enumerate() {
                     a.coefficients.at(a.channels * row as u64 + channel).set(value);
                 }
                 k.if_(has(a.present, present::RUNNING), || {
-                    let factor = a.factor.convert::<A>();
-                    let unbiased = total[3] / (total[0] - 1.0);
-                    let moved = |old: Reg<'k, A>, new: Reg<'k, A>| old * (1.0 - factor) + new * factor;
-                    let old = a.running_mean.at(channel).get::<A>();
-                    a.new_running_mean.at(channel).set(moved(old, mean));
-                    let old = a.running_var.at(channel).get::<A>();
-                    a.new_running_var.at(channel).set(moved(old, unbiased));
+                    let (mean, var) = update((a.running_mean, a.running_var), channel, &s, a.factor);
+                    a.new_running_mean.at(channel).set(mean);
+                    a.new_running_var.at(channel).set(var);
                 });
             };
             combine_slabs(k, a.channels, a.slabs, load, combine_moments, finish);

@@ -1,10 +1,10 @@
 //! The kernels that walk over tensors: statistics of a part of each channel, and what follows from the whole channel's.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{accumulate, kernel_args};
+use warpwright_dsl::{Readable, accumulate, kernel_args};
 
 use super::Layout;
-use super::tuning::Config;
+use super::tuning::{COLUMNS_PER_THREAD, Config};
 use super::walk::{Sizes, Tile, Walk};
 
 kernel_args! {
@@ -90,9 +90,9 @@ impl Common {
     }
 
     /// Values of a thread's channels from row `row` of a `[rows, channels]` array: one, or with channels last a vector.
-    fn of_channels<'k, A: Float>(
+    pub(super) fn of_channels<'k, A: Float, S: Readable>(
         self,
-        values: Ptr<'k, Read, Elem>,
+        values: Ptr<'k, S, Elem>,
         walk: &Walk<'k>,
         channels: U64<'k>,
         row: u64,
@@ -112,13 +112,13 @@ impl Common {
     }
 }
 
-fn zeros<'k, A: Float>(k: K<'k>, width: u32) -> Lanes<'k, A> {
+pub(super) fn zeros<'k, A: Float>(k: K<'k>, width: u32) -> Lanes<'k, A> {
     (0..width).map(|_| k.lit::<A>(0.0)).collect()
 }
 
 /// The sum of two values a lane over all vectors of a slab of a channel. `write` receives the channel and the two sums,
 /// in one thread for each channel.
-fn slab_sums<'k, A: Float + warpwright_dsl::FixedElement>(
+pub(super) fn slab_sums<'k, A: Float + warpwright_dsl::FixedElement>(
     k: K<'k>,
     config: Config,
     walk: &Walk<'k>,
@@ -161,7 +161,8 @@ fn column_sums<'k, A: Float + warpwright_dsl::FixedElement>(
     let (grouped, groups) = if width == 1 {
         (all, tile.rows)
     } else {
-        let grouped = [(); 2].map(|()| k.shared::<A>(threads * width));
+        // As many as `tuning` lets a tile have.
+        let grouped = [(); 2].map(|()| k.shared::<A>(threads * COLUMNS_PER_THREAD));
         let side = columns.min(threads);
         let groups = k.lit(threads) / side;
         let (group, first) = (thread / side, thread % side);
@@ -192,34 +193,30 @@ fn column_sums<'k, A: Float + warpwright_dsl::FixedElement>(
     });
 }
 
+/// A value near those of the slab, for each of a thread's channels: what is summed are distances from it, so that a
+/// large mean cancels nothing.
+pub(super) fn shift<'k, A: Float>(x: Ptr<'k, Read, Elem>, walk: &Walk<'k>, width: u32) -> Lanes<'k, A>
+where
+    Elem: Access<A>,
+{
+    // The median of three: rarely far from the mean, and exact if all values are the same.
+    let [a, b, c] = [1, 2, 3].map(|quarters| {
+        let at = x.at(walk.sample(quarters));
+        if walk.tile.is_some() {
+            return at.load::<A>(width);
+        }
+        let one = at.get::<A>();
+        (0..width).map(|_| one).collect()
+    });
+    let (low, high) = (a.zip(b.clone(), |a, b| a.min(b)), a.zip(b, |a, b| a.max(b)));
+    low.zip3(high, c, |low, high, c| low.max(high.min(c)))
+}
+
 /// Statistics of slabs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Statistics(pub(super) Common);
 
 impl Statistics {
-    /// A value near those of the slab, for each of a thread's channels: what is summed are distances from it, so that a
-    /// large mean cancels nothing.
-    fn shift<'k, A: Float>(&self, a: &StatisticsParams<'k>, walk: &Walk<'k>) -> Lanes<'k, A>
-    where
-        Elem: Access<A>,
-    {
-        let layout = self.0.layout;
-        let width = self.0.config.width;
-        // The median of three: rarely far from the mean, and exact if all values are the same.
-        let [a, b, c] = [1, 2, 3].map(|quarters| {
-            let at = a.x.at(walk.sample(quarters));
-            match layout {
-                Layout::ChannelsFirst => {
-                    let one = at.get::<A>();
-                    (0..width).map(|_| one).collect()
-                }
-                Layout::ChannelsLast => at.load::<A>(width),
-            }
-        });
-        let (low, high) = (a.zip(b.clone(), |a, b| a.min(b)), a.zip(b, |a, b| a.max(b)));
-        low.zip3(high, c, |low, high, c| low.max(high.min(c)))
-    }
-
     fn body<'k, A: Float + warpwright_dsl::FixedElement>(&self, k: K<'k>, a: StatisticsParams<'k>)
     where
         Elem: Access<A>,
@@ -229,12 +226,14 @@ impl Statistics {
         let width = config.width;
         let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, false);
-        let shift = self.shift::<A>(&a, &walk);
+        let shift = shift::<A>(a.x, &walk, width);
         let zero = || zeros::<A>(k, width);
-        let (sum, squares) = walk.fold(config.unroll, (zero(), zero()), |(sum, squares), offsets| {
-            let vectors: Vec<_> = offsets.iter().map(|&at| a.x.at(at).load::<A>(width)).collect();
-            vectors.into_iter().fold((sum, squares), |(sum, squares), x| {
-                let distance = x.zip(shift.clone(), |x, shift| x - shift);
+        let load = |offsets: &[U64<'k>]| -> Vec<Packed<'k, A>> {
+            offsets.iter().map(|&at| a.x.at(at).load_packed(width)).collect()
+        };
+        let (sum, squares) = walk.fold_ahead(config.unroll, (zero(), zero()), load, |sums, vectors| {
+            vectors.into_iter().fold(sums, |(sum, squares), x| {
+                let distance = x.lanes().zip(shift.clone(), |x, shift| x - shift);
                 (
                     sum.zip(distance.clone(), |sum, d| sum + d),
                     squares.zip3(distance.clone(), distance, |squares, d, e| d.mul_add(e, squares)),
@@ -309,7 +308,7 @@ impl KernelDef for Normalise {
         let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, true);
         accumulate!(dtype, |A| {
-            let of = |row| self.common.of_channels::<A>(a.coefficients, &walk, a.channels, row);
+            let of = |row| self.common.of_channels::<A, _>(a.coefficients, &walk, a.channels, row);
             let (mean, scale, shift) = (of(0), of(1), of(2));
             let lower = a.lower.convert::<A>();
             walk.fold(config.unroll, (), |(), offsets| {
@@ -360,26 +359,37 @@ impl KernelDef for GradientSums {
         let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, false);
         accumulate!(dtype, |A| {
-            let mean = self.common.of_channels::<A>(a.mean, &walk, a.channels, 0);
+            let mean = self.common.of_channels::<A, _>(a.mean, &walk, a.channels, 0);
             let zero = || zeros::<A>(k, width);
-            let (sum, products) = walk.fold(config.unroll, (zero(), zero()), |(sum, products), offsets| {
-                let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {
-                    offsets.iter().map(|&at| from.at(at).load(width)).collect()
+            let load = |offsets: &[U64<'k>]| {
+                let load = |from: Ptr<'k, _, Elem>| -> Vec<Packed<'k, A>> {
+                    offsets.iter().map(|&at| from.at(at).load_packed(width)).collect()
                 };
-                let (x, mut g) = (load(a.x), load(a.dy));
+                let (y, places) =
+                    if self.relu { (load(a.y), offsets.to_vec()) } else { (Vec::new(), Vec::new()) };
+                (load(a.x), load(a.dy), y, places)
+            };
+            let body = |sums, (x, mut g, y, places): (Vec<Packed<'k, A>>, Vec<_>, Vec<_>, Vec<U64<'k>>)| {
                 if self.relu {
-                    let masked = g.into_iter().zip(load(a.y));
-                    g = masked.map(|(dy, y)| dy.zip(y, |dy, y| y.le(0.0).select(0.0, dy))).collect();
-                    g.iter().zip(offsets).for_each(|(g, &at)| a.g.at(at).store(g.clone()));
+                    let masked = g.into_iter().zip(y).map(|(dy, y): (Packed<'k, A>, Packed<'k, A>)| {
+                        let g = dy.lanes().zip(y.lanes(), |dy, y| y.le(0.0).select(0.0, dy));
+                        Packed::round(k, dtype, g)
+                    });
+                    g = masked.collect();
+                    g.iter().zip(places).for_each(|(g, at)| a.g.at(at).store_packed(g));
                 }
-                x.into_iter().zip(g).fold((sum, products), |(sum, products), (x, g)| {
+                x.into_iter().zip(g).fold(sums, |(sum, products), (x, g): (_, Packed<'k, A>)| {
+                    let (x, g): (Lanes<'k, A>, _) = (x.lanes(), g.lanes());
                     let centred = x.zip(mean.clone(), |x, mean| x - mean);
                     (
-                        sum.zip(g.clone(), |sum, g| sum + g),
-                        products.zip3(g, centred, |products, g, x| g.mul_add(x, products)),
+                        Lanes::zip(&sum, g.clone(), |sum: Reg<'k, A>, g| sum + g),
+                        Lanes::zip3(&products, g, centred, |products: Reg<'k, A>, g, x| {
+                            g.mul_add(x, products)
+                        }),
                     )
                 })
-            });
+            };
+            let (sum, products) = walk.fold_ahead(config.unroll, (zero(), zero()), load, body);
             let slab = walk.slab.to_u64() * 2;
             slab_sums(k, config, &walk, a.channels, [sum, products], |channel, sums| {
                 for (row, sum) in sums.into_iter().enumerate() {
@@ -415,7 +425,7 @@ impl KernelDef for Gradient {
         let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, true);
         accumulate!(dtype, |A| {
-            let of = |row| self.0.of_channels::<A>(a.coefficients, &walk, a.channels, row);
+            let of = |row| self.0.of_channels::<A, _>(a.coefficients, &walk, a.channels, row);
             let (mean, of_g, of_x, shift) = (of(0), of(1), of(2), of(3));
             walk.fold(config.unroll, (), |(), offsets| {
                 let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {

@@ -21,8 +21,10 @@
 mod channel;
 mod functions;
 mod kernel;
+mod persistent;
 mod plans;
 pub mod reference;
+mod resident;
 pub mod tuning;
 mod walk;
 

@@ -1,16 +1,17 @@
 //! From descriptors to launches.
 
-use warpwright_dsl::{In, KernelArgs, KernelDef, Out};
+use warpwright_dsl::{In, InOut, KernelArgs, KernelDef, Out};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::channel::{self, CHANNELS, FOLD_CHANNELS, Types, present};
 use super::kernel::{self, Common, accumulate_type};
-use super::tuning::{self, Config, Split};
+use super::tuning::{self, Config, Persistence, Residence, Split};
 use super::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
     BatchNormEvaluationDesc, EVALUATION, Layout, TRAINING,
 };
+use super::{persistent, resident};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
@@ -39,7 +40,10 @@ struct Planner<'a> {
 /// The arguments that every walk ends with.
 macro_rules! walk_args {
     ($args:ident { $($field:ident: $value:expr),+ $(,)? }, $walked:expr, $channels:expr) => {
-        kernel::$args {
+        walk_args!(kernel, $args { $($field: $value),+ }, $walked, $channels)
+    };
+    ($module:ident, $args:ident { $($field:ident: $value:expr),+ $(,)? }, $walked:expr, $channels:expr) => {
+        $module::$args {
             $($field: $value,)+
             extent: $walked.split.extent,
             slab: $walked.split.slab,
@@ -141,7 +145,7 @@ impl<'a> Planner<'a> {
             let grid = [blocks[0] as u32, blocks[1] as u32, 1];
             Ok(Walked { common: Common { dtype, layout, config }, split, grid })
         };
-        tuning::configs(dtype, run, streams).into_iter().map(of).collect()
+        tuning::configs(layout, dtype, run, streams).into_iter().map(of).collect()
     }
 
     fn channels(&self) -> u64 {
@@ -162,8 +166,9 @@ impl<'a> Planner<'a> {
     }
 
     /// Elements of the workspace: `rows` values a channel and slab, and the coefficients.
-    fn workspace_len(&self, walks: &[Walked], rows: usize, coefficients: usize) -> usize {
-        let slabs = walks.iter().map(|w| w.split.slabs).max().map_or(0, |slabs| slabs as usize);
+    fn workspace_len(&self, walks: &[Walked], rows: usize, coefficients: usize, streams: u32) -> usize {
+        let grid = self.persistence(streams).map_or(0, |p| u64::from(p.blocks));
+        let slabs = walks.iter().map(|w| w.split.slabs).max().map_or(0, |slabs| slabs.max(grid) as usize);
         if walks.is_empty() { 0 } else { (slabs * rows + coefficients) * self.norm.channels }
     }
 
@@ -176,15 +181,74 @@ impl<'a> Planner<'a> {
         TensorSpec::read(name, self.norm.parameter_dtype, self.norm.channels).optional(given)
     }
 
+    /// How to read the tensors once, if their channels fit the shared memory of a cluster.
+    fn residence(&self, streams: u32) -> Option<Residence> {
+        let BatchNorm { dtype, batch, channels, spatial, .. } = *self.norm;
+        if self.len == 0 || self.layout() != Layout::ChannelsFirst {
+            return None;
+        }
+        tuning::residence(self.target, dtype, streams, batch as u64, channels as u64, spatial as u64)
+    }
+
+    /// How to read what fits the whole device once, with channels last.
+    fn persistence(&self, streams: u32) -> Option<Persistence> {
+        let BatchNorm { dtype, channels, .. } = *self.norm;
+        if self.len == 0 || self.layout() != Layout::ChannelsLast {
+            return None;
+        }
+        tuning::persistence(self.target, dtype, streams, self.norm.values() as u64, channels as u64)
+    }
+
+    fn persistent(&self, r: &Persistence) -> persistent::Common {
+        let BatchNorm { dtype, parameter_dtype, .. } = *self.norm;
+        persistent::Common { dtype, parameters: parameter_dtype, config: r.config }
+    }
+
+    /// The one cooperative launch.
+    fn persistent_variant<D: KernelDef>(
+        &self,
+        def: &D,
+        args: D::Args,
+        r: &Persistence,
+    ) -> Result<Variant, PlanError> {
+        let step = self.step(def, args, [r.blocks, 1, 1])?.with_dynamic_shared(r.bytes).cooperative();
+        Ok(Variant { alignment: tuning::alignment(r.config, self.norm.dtype), steps: vec![step] })
+    }
+
+    fn resident(&self, r: &Residence) -> resident::Common {
+        resident::Common {
+            dtype: self.norm.dtype,
+            parameters: self.norm.parameter_dtype,
+            config: r.config,
+            cluster: r.cluster,
+        }
+    }
+
+    /// The one launch of a residence.
+    fn resident_variant<D: KernelDef>(
+        &self,
+        def: &D,
+        args: D::Args,
+        r: &Residence,
+    ) -> Result<Variant, PlanError> {
+        let (blocks, limit) = (self.channels() * u64::from(r.cluster), MAX_GRID[0]);
+        if blocks > limit {
+            return Err(PlanError::TooLarge { op: self.op, blocks, limit });
+        }
+        let step = self.step(def, args, [blocks as u32, 1, 1])?.with_dynamic_shared(r.bytes);
+        Ok(Variant { alignment: tuning::alignment(r.config, self.norm.dtype), steps: vec![step] })
+    }
+
     fn finish<O: Operation>(
         &self,
         direction: Direction,
         tensors: Vec<TensorSpec>,
+        first: Option<Variant>,
         walks: Vec<Walked>,
         steps: impl Fn(&Walked) -> Result<Vec<LaunchStep>, PlanError>,
         empty: impl Fn() -> Result<Vec<LaunchStep>, PlanError>,
     ) -> Result<Plan<O>, PlanError> {
-        let mut variants = Vec::new();
+        let mut variants: Vec<Variant> = first.into_iter().collect();
         for walked in &walks {
             let alignment = tuning::alignment(walked.common.config, self.norm.dtype);
             variants.push(Variant { alignment, steps: steps(walked)? });
@@ -258,7 +322,7 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         statistics("rstd"),
         new("running_mean"),
         new("running_var"),
-        TensorSpec::workspace(p.accumulate, p.workspace_len(&walks, 3, 3)),
+        TensorSpec::workspace(p.accumulate, p.workspace_len(&walks, 3, 3, 1)),
     ];
     let steps = |w: &Walked| {
         let coefficients = p.row(3 * w.split.slabs);
@@ -290,7 +354,62 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         let normalise = p.normalise(w, [0, 3, 6], desc.residual, lower(norm.relu), coefficients)?;
         Ok(vec![statistics, combine, normalise])
     };
-    p.finish(Direction::Forward, tensors, walks, steps, || Ok(Vec::new()))
+    let once = p.residence(1).map(|r| {
+        let def = resident::Forward { common: p.resident(&r), residual: desc.residual };
+        let args = walk_args!(
+            resident,
+            ForwardArgs {
+                x: In::slot(0),
+                weight: In::slot(1),
+                bias: In::slot(2),
+                residual: In::slot(3),
+                running_mean: In::slot(4),
+                running_var: In::slot(5),
+                y: Out::slot(6),
+                mean: Out::slot(7),
+                rstd: Out::slot(8),
+                new_running_mean: Out::slot(9),
+                new_running_var: Out::slot(10),
+                present: p.present(if running { present::RUNNING } else { 0 }),
+                eps: norm.eps.get(),
+                factor: desc.momentum.map_or(0.0, |m| m.factor()),
+                lower: lower(norm.relu),
+            },
+            r,
+            p.channels()
+        );
+        p.resident_variant(&def, args, &r)
+    });
+    let grid = p.persistence(1).map(|r| {
+        let def = persistent::Forward { common: p.persistent(&r), residual: desc.residual };
+        let args = persistent::ForwardArgs {
+            x: In::slot(0),
+            weight: In::slot(1),
+            bias: In::slot(2),
+            residual: In::slot(3),
+            running_mean: In::slot(4),
+            running_var: In::slot(5),
+            y: Out::slot(6),
+            mean: Out::slot(7),
+            rstd: Out::slot(8),
+            new_running_mean: Out::slot(9),
+            new_running_var: Out::slot(10),
+            partial: InOut::slot(WORKSPACE),
+            coefficients: InOut::slot_at(WORKSPACE, p.row(3 * u64::from(r.blocks))),
+            present: p.present(if running { present::RUNNING } else { 0 }),
+            eps: norm.eps.get(),
+            factor: desc.momentum.map_or(0.0, |m| m.factor()),
+            lower: lower(norm.relu),
+            hold: r.hold,
+            extent: r.split.extent,
+            row: r.split.row,
+            channels: p.channels(),
+            split: r.split.argument as u32,
+        };
+        p.persistent_variant(&def, args, &r)
+    });
+    let once = once.or(grid).transpose()?;
+    p.finish(Direction::Forward, tensors, once, walks, steps, || Ok(Vec::new()))
 }
 
 pub(super) fn evaluation(
@@ -317,7 +436,7 @@ pub(super) fn evaluation(
         let coefficients = In::slot(WORKSPACE);
         Ok(vec![fold, p.normalise(w, [0, 3, 6], desc.residual, lower(norm.relu), coefficients)?])
     };
-    p.finish(Direction::Forward, tensors, walks, steps, || Ok(Vec::new()))
+    p.finish(Direction::Forward, tensors, None, walks, steps, || Ok(Vec::new()))
 }
 
 /// Coefficients of evaluation at `offset` bytes of the workspace: mean, scale, shift, rstd.
@@ -370,7 +489,7 @@ impl<'a> Backward<'a> {
     ) -> Result<Self, PlanError> {
         p.check_dresidual(dresidual)?;
         let norm = p.norm;
-        let walks = p.walks(2)?;
+        let walks = p.walks(if norm.relu { 3 } else { 2 })?;
         let [mean, rstd] = statistics;
         let gradient =
             |name, given| TensorSpec::write(name, norm.parameter_dtype, norm.channels).optional(given);
@@ -385,7 +504,7 @@ impl<'a> Backward<'a> {
             gradient("dweight", norm.weight),
             gradient("dbias", norm.bias),
             TensorSpec::write("dresidual", norm.dtype, p.len).like(0).optional(dresidual),
-            TensorSpec::workspace(p.accumulate, p.workspace_len(&walks, 2, 4 + more)),
+            TensorSpec::workspace(p.accumulate, p.workspace_len(&walks, 2, 4 + more, 2)),
         ];
         let g = norm.relu.then_some(if dresidual { DRESIDUAL } else { DX });
         Ok(Self { p, walks, tensors, g })
@@ -438,6 +557,7 @@ impl<'a> Backward<'a> {
 
     fn finish<O: Operation>(
         self,
+        first: Option<Variant>,
         steps: impl Fn(&Self, &Walked) -> Result<Vec<LaunchStep>, PlanError>,
     ) -> Result<Plan<O>, PlanError> {
         let (tensors, none) = (self.tensors.clone(), Vec::new());
@@ -455,7 +575,7 @@ impl<'a> Backward<'a> {
             Ok(vec![p.step(&channel::Zero(p.types), args, p.channel_grid(FOLD_CHANNELS)?)?])
         };
         let walks: Vec<_> = self.walks.iter().map(Walked::again).collect();
-        self.p.finish(Direction::Backward, tensors, walks, |w| steps(&self, w), empty)
+        self.p.finish(Direction::Backward, tensors, first, walks, |w| steps(&self, w), empty)
     }
 }
 
@@ -473,7 +593,56 @@ pub(super) fn training_backward(
     p.check_values()?;
     let statistics = ["mean", "rstd"].map(|name| TensorSpec::read(name, p.accumulate, p.norm.channels));
     let backward = Backward::new(p, desc.dresidual, statistics, 0)?;
-    backward.finish(|b, w| {
+    let p = &backward.p;
+    let once = p.residence(2).map(|r| {
+        let def = resident::Backward { common: p.resident(&r), relu: p.norm.relu };
+        let dresidual = if desc.dresidual { present::DRESIDUAL } else { 0 };
+        let args = walk_args!(
+            resident,
+            BackwardArgs {
+                x: In::slot(0),
+                dy: In::slot(DY),
+                y: In::slot(Y),
+                mean: In::slot(MEAN),
+                rstd: In::slot(RSTD),
+                weight: In::slot(WEIGHT),
+                dx: Out::slot(DX),
+                dweight: Out::slot(DWEIGHT),
+                dbias: Out::slot(DBIAS),
+                dresidual: Out::slot(DRESIDUAL),
+                present: p.present(dresidual),
+                elements: p.norm.values() as u64,
+                hold: r.hold,
+            },
+            r,
+            p.channels()
+        );
+        p.resident_variant(&def, args, &r)
+    });
+    let grid = p.persistence(2).filter(|_| !p.norm.relu).map(|r| {
+        let args = persistent::BackwardArgs {
+            x: In::slot(0),
+            dy: In::slot(DY),
+            mean: In::slot(MEAN),
+            rstd: In::slot(RSTD),
+            weight: In::slot(WEIGHT),
+            dx: Out::slot(DX),
+            dweight: Out::slot(DWEIGHT),
+            dbias: Out::slot(DBIAS),
+            partial: InOut::slot(WORKSPACE),
+            coefficients: InOut::slot_at(WORKSPACE, p.row(2 * u64::from(r.blocks))),
+            present: p.present(0),
+            elements: p.norm.values() as u64,
+            hold: r.hold,
+            extent: r.split.extent,
+            row: r.split.row,
+            channels: p.channels(),
+            split: r.split.argument as u32,
+        };
+        p.persistent_variant(&persistent::Backward(p.persistent(&r)), args, &r)
+    });
+    let once = once.or(grid).transpose()?;
+    backward.finish(once, |b, w| {
         let [sums, combine] = b.sums(w, In::slot(MEAN), In::slot(RSTD), present::TRAINING)?;
         let args = walk_args!(
             GradientArgs {
@@ -496,7 +665,7 @@ pub(super) fn evaluation_backward(
     let p = Planner::new(EVALUATION, &desc.norm, target)?;
     let statistics = ["running_mean", "running_var"].map(|name| p.parameter(name, true));
     let backward = Backward::new(p, desc.dresidual, statistics, 4)?;
-    backward.finish(|b, w| {
+    backward.finish(None, |b, w| {
         let p = &b.p;
         let sums_end = 2 * w.split.slabs;
         let folded = p.row(sums_end + 4);
@@ -517,6 +686,9 @@ pub(super) fn evaluation_backward(
 
 /// Normalisations that between them need every kernel for tensors of type `dtype`.
 pub(super) fn every_norm(dtype: DType) -> Vec<BatchNorm> {
-    let norm = |layout, batch| BatchNorm::new(dtype, layout, batch, 64, 64);
-    vec![norm(Layout::ChannelsFirst, 2), norm(Layout::ChannelsLast, 2), norm(Layout::ChannelsLast, 0)]
+    let norm = |layout, batch, spatial| BatchNorm::new(dtype, layout, batch, 64, spatial);
+    let (first, last) = (Layout::ChannelsFirst, Layout::ChannelsLast);
+    // Channels that fit one block, and more blocks of a cluster.
+    let once = tuning::CLUSTERS.map(|blocks| norm(first, blocks as usize, 16 << 10 >> dtype.bytes().ilog2()));
+    once.into_iter().chain([norm(last, 2, 64), norm(last, 0, 64)]).collect()
 }

@@ -109,7 +109,8 @@ impl<'k> Walk<'k> {
             block = k.grid_dim_x() - 1 - block;
         }
         let (channel, slab) = ((block / s.split).to_u64(), block % s.split);
-        let first = slab.to_u64() * s.slab;
+        // The last blocks of a cluster may have nothing.
+        let first = (slab.to_u64() * s.slab).min(s.extent);
         let len = s.slab.min(s.extent - first).to_u32();
         let thread = k.thread_idx();
         let count = thread.lt(len).select((len - thread + (threads - 1)) / threads, 0);
@@ -139,7 +140,8 @@ impl<'k> Walk<'k> {
         let first_channel = first_vector * u64::from(width);
         let channel = (first_vector + column.to_u64()) * u64::from(width);
         let active = row.lt(rows) & channel.lt(s.channels);
-        let first = slab.to_u64() * s.slab;
+        // The last blocks of a cooperative grid may have nothing.
+        let first = (slab.to_u64() * s.slab).min(s.extent);
         let len = s.slab.min(s.extent - first).to_u32();
         let count = (active & row.lt(len)).select((len - row + rows - 1) / rows, 0);
         let channel = active.select(channel, 0);
@@ -167,9 +169,28 @@ impl<'k> Walk<'k> {
         }
     }
 
+    /// How many vectors the thread takes.
+    pub(super) fn count(&self) -> U32<'k> {
+        self.count
+    }
+
+    /// The length of part `number` of the extent; 0 past the last.
+    pub(super) fn rows_of(&self, number: U32<'k>) -> U64<'k> {
+        let start = (number.to_u64() * self.sizes.slab).min(self.sizes.extent);
+        self.sizes.slab.min(self.sizes.extent - start)
+    }
+
+    /// `count` of the thread's vectors from number `from` on, last one first if `backwards`; channels last only.
+    pub(super) fn part(&self, from: U32<'k>, count: U32<'k>, backwards: bool) -> Self {
+        let Step::Rows { by } = self.step else { return *self };
+        let (number, by, step) = if backwards { (from + count - 1, by, 0 - by) } else { (from, by, by) };
+        let start = Cursor { offset: self.start.offset + number.to_u64() * by, ..self.start };
+        Self { start, count, step: Step::Rows { by: step }, ..*self }
+    }
+
     /// Where the vector of the thread's channels is that lies some quarters into the block's part.
     pub(super) fn sample(&self, quarters: u32) -> U64<'k> {
-        let at = self.first + ((self.len * quarters) >> 2).to_u64();
+        let at = (self.first + ((self.len * quarters) >> 2).to_u64()).min(self.sizes.extent - 1);
         match self.tile {
             Some(_) => at * self.sizes.channels + self.channel,
             None => {
@@ -206,6 +227,53 @@ impl<'k> Walk<'k> {
             let rest = (self.count & n).ne(0);
             let before = state.clone();
             state = k.if_else(rest, || some(n, before), || state);
+            n /= 2;
+        }
+        state.1
+    }
+
+    /// [`fold`](Self::fold) with the loads of the next round under way while a round is worked on. `load` receives the
+    /// places of vectors, `body` what it returns.
+    pub(super) fn fold_ahead<L: Carry<'k> + Clone, C: Carry<'k> + Clone>(
+        &self,
+        unroll: u32,
+        init: C,
+        load: impl Fn(&[U64<'k>]) -> L,
+        body: impl Fn(C, L) -> C,
+    ) -> C {
+        let k = self.k;
+        let some = |n: u32, mut at: Cursor<'k>| {
+            let mut offsets = Vec::new();
+            for _ in 0..n {
+                offsets.push(at.offset);
+                // Nothing follows a last single vector.
+                if n > 1 {
+                    at = self.advance(at);
+                }
+            }
+            (at, load(&offsets))
+        };
+        let rounds = self.count / unroll;
+        let (start, before) = (self.start, init.clone());
+        let whole = || {
+            let (at, loaded) = some(unroll, start);
+            let begun = (at, loaded, before);
+            let (at, loaded, state) = k.fold(k.range(1u32, rounds, 1u32), begun, |_, (at, loaded, state)| {
+                let (at, ahead) = some(unroll, at);
+                (at, ahead, body(state, loaded))
+            });
+            (at, body(state, loaded))
+        };
+        let mut state = k.if_else(rounds.gt(0), whole, || (start, init));
+        let mut n = unroll / 2;
+        while n > 0 {
+            let rest = (self.count & n).ne(0);
+            let (at, before) = state.clone();
+            let last = || {
+                let (at, loaded) = some(n, at);
+                (at, body(before, loaded))
+            };
+            state = k.if_else(rest, last, || state);
             n /= 2;
         }
         state.1

@@ -56,10 +56,12 @@ pub(crate) struct RawLaunch<'a> {
     pub(crate) block: [u32; 3],
     pub(crate) cluster: [u32; 3],
     pub(crate) dynamic_shared: u32,
+    /// Whether all blocks must be resident together.
+    pub(crate) cooperative: bool,
     /// The parameter buffer, 16-byte aligned.
     pub(crate) params: &'a [u8],
-    /// Where each parameter begins in the buffer, for kernels that take tensor maps: their alignment of 64 bytes is more
-    /// than the CUDA driver takes in one buffer.
+    /// Where each parameter begins in the buffer, for cooperative launches, and for kernels that take tensor maps: their
+    /// alignment of 64 bytes is more than the CUDA driver takes in one buffer.
     pub(crate) offsets: Option<&'a [u64]>,
 }
 

@@ -324,6 +324,8 @@ pub(super) fn elapsed_ms(start: sys::CUevent, end: sys::CUevent) -> Outcome<f32>
 pub(super) const BINDING_VERSION: u32 = sys::CUDA_VERSION;
 
 /// Enqueues a kernel. `params` is its parameter buffer, which the driver copies; with `offsets`, parameter by parameter.
+/// A cooperative launch needs `offsets`.
+#[allow(clippy::too_many_arguments, reason = "the arguments of the driver's function")]
 pub(super) fn launch(
     function: sys::CUfunction,
     grid: [u32; 3],
@@ -332,6 +334,7 @@ pub(super) fn launch(
     stream: sys::CUstream,
     params: &[u8],
     offsets: Option<&[u64]>,
+    cooperative: bool,
 ) -> Outcome {
     let mut pointers: Vec<*mut c_void> = offsets
         .unwrap_or_default()
@@ -356,6 +359,14 @@ pub(super) fn launch(
     // which is laid out for the function's parameters, or each parameter where `offsets` says that it begins in the same
     // layout, and keeps no pointer. What the kernel does with the addresses
     // in it is the kernel's affair (see the crate's documentation).
+    if cooperative {
+        // SAFETY: as below; the driver takes parameter by parameter only here, and `offsets` is there.
+        return check("cuLaunchCooperativeKernel", unsafe {
+            sys::cuLaunchCooperativeKernel(
+                function, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, stream, pointers,
+            )
+        });
+    }
     check("cuLaunchKernel", unsafe {
         sys::cuLaunchKernel(
             function, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, stream, pointers,

@@ -526,7 +526,7 @@ impl Backend for CudaBackend {
 
     fn launch(&self, stream: &StreamHandle, function: &FunctionHandle, launch: RawLaunch<'_>) -> Result<()> {
         let _current = self.enter()?;
-        let RawLaunch { name, grid, block, dynamic_shared, params, offsets, .. } = launch;
+        let RawLaunch { name, grid, block, dynamic_shared, cooperative, params, offsets, .. } = launch;
         self.check(driver::launch(
             function.raw(),
             grid,
@@ -535,6 +535,7 @@ impl Backend for CudaBackend {
             stream.raw(),
             params,
             offsets,
+            cooperative,
         ))?;
         let mut last = self.last_kernel.lock().unwrap_or_else(PoisonError::into_inner);
         if last.as_ref().is_none_or(|known| !Arc::ptr_eq(known, name)) {

@@ -1,0 +1,78 @@
+//! What the blocks of a cooperative grid do together.
+
+use warpwright_ptx::inst::FenceSemantics;
+use warpwright_ptx::{
+    Address, AtomOp, CacheHints, Inst, Operand, Ordering, PlainSpecial, ScalarType, Scope, Semantics,
+    SpecialReg, StateSpace,
+};
+
+use crate::context::K;
+use crate::reg::{U32, U64};
+
+/// Where the word that counts arrivals lies in the workspace of a cooperative grid.
+const ARRIVALS: i64 = 4;
+/// The bit that changes when all blocks have arrived.
+const PHASE: u32 = 1 << 31;
+
+impl<'k> K<'k> {
+    /// Waits until every thread of the grid, which has blocks along x only, is here, and orders their accesses to
+    /// memory. The launch must be cooperative: its workspace is where the blocks count themselves.
+    ///
+    /// Every block adds 1 to a word and one of them as much as makes the sum `2^31`, so the top bit changes with the last
+    /// arrival and the word needs no reset: the barrier of CUDA's cooperative groups.
+    #[track_caller]
+    pub fn grid_barrier(self) {
+        self.on_behalf(|| {
+            self.barrier();
+            self.if_(self.thread_idx().eq(0), || {
+                let fence = Inst::Fence { semantics: FenceSemantics::AcqRel, scope: Scope::Gpu };
+                self.emit(fence.clone());
+                let word = |special| {
+                    let dst = self.fresh::<u32>();
+                    let src = Operand::Special(SpecialReg::Plain(special));
+                    self.emit(Inst::Mov { ty: ScalarType::U32, dst: dst.id(), src });
+                    dst
+                };
+                let (high, low) = (word(PlainSpecial::EnvReg1), word(PlainSpecial::EnvReg2));
+                let workspace = U64::from_words(low, high);
+                let addr = Address::reg(workspace.id(), ARRIVALS);
+                let first = self.block_idx_x().eq(0);
+                let own: U32<'k> = first.select(PHASE - (self.grid_dim_x() - 1), 1);
+                let before = self.fresh::<u32>();
+                let relaxed = Ordering::new(Semantics::Relaxed, Scope::Gpu);
+                self.emit(Inst::Atom {
+                    op: AtomOp::Add,
+                    space: StateSpace::Generic,
+                    ty: ScalarType::U32,
+                    ordering: relaxed,
+                    noftz: false,
+                    dst: Some(before.id()),
+                    addr,
+                    b: Operand::Reg(own.id()),
+                    c: None,
+                    policy: None,
+                });
+                let waits = |now: U32<'k>| ((now ^ before) & PHASE).eq(0);
+                let _ = self.while_(
+                    before,
+                    |now| waits(*now),
+                    |_| {
+                        let now = self.fresh::<u32>();
+                        self.emit(Inst::Ld {
+                            space: StateSpace::Generic,
+                            ty: ScalarType::U32,
+                            ordering: relaxed,
+                            hints: CacheHints::NONE,
+                            non_coherent: false,
+                            dsts: vec![Some(now.id())],
+                            addr,
+                        });
+                        now
+                    },
+                );
+                self.emit(fence);
+            });
+            self.barrier();
+        });
+    }
+}

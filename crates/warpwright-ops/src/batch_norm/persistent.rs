@@ -1,0 +1,371 @@
+//! Kernels for channels last that read as much of a tensor once as fits the shared memory of the whole device: one
+//! cooperative grid, whose blocks meet twice.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{FixedElement, accumulate, kernel_args};
+
+use super::Layout;
+use super::channel::{Statistics, add_all, combine_moments, has, parameter, present, update};
+use super::kernel::{self, accumulate_type, shift, slab_sums, zeros};
+use super::tuning::Config;
+use super::walk::{Sizes, Walk};
+
+kernel_args! {
+    /// All of training.
+    pub(super) struct ForwardArgs => ForwardParams {
+        x: In<Elem>, weight: In<Elem>, bias: In<Elem>, residual: In<Elem>,
+        running_mean: In<Elem>, running_var: In<Elem>,
+        y: Out<Elem>, mean: Out<Elem>, rstd: Out<Elem>,
+        new_running_mean: Out<Elem>, new_running_var: Out<Elem>,
+        partial: InOut<Elem>, coefficients: InOut<Elem>,
+        present: u32, eps: f64, factor: f64, lower: f64, hold: u32,
+        extent: u64, row: u64, channels: u64, split: u32,
+    }
+}
+
+kernel_args! {
+    /// All of its backward pass.
+    pub(super) struct BackwardArgs => BackwardParams {
+        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>,
+        dx: Out<Elem>, dweight: Out<Elem>, dbias: Out<Elem>,
+        partial: InOut<Elem>, coefficients: InOut<Elem>,
+        present: u32, elements: u64, hold: u32,
+        extent: u64, row: u64, channels: u64, split: u32,
+    }
+}
+
+/// What both kernels are made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Common {
+    pub(super) dtype: DType,
+    /// Type of weight, bias and running statistics.
+    pub(super) parameters: DType,
+    pub(super) config: Config,
+}
+
+impl Common {
+    fn name(self, what: &str) -> String {
+        let Self { dtype, parameters, config: Config { width, threads, unroll } } = self;
+        format!("batch_norm_{what}_nhwc_{dtype}_{parameters}_x{width}_{threads}x{unroll}_grid")
+    }
+
+    fn dtypes(self, parameters: &[&'static str]) -> DTypes {
+        let statistics = ["mean", "rstd", "partial", "coefficients"].into_iter();
+        let all = statistics.fold(DTypes::all(self.dtype), |all, n| all.with(n, accumulate_type(self.dtype)));
+        parameters.iter().fold(all, |all, name| all.with(name, self.parameters))
+    }
+
+    /// The walk of a thread over its block's share of the rows.
+    fn walk<'k>(
+        self,
+        k: K<'k>,
+        extent: U64<'k>,
+        row: U64<'k>,
+        channels: U64<'k>,
+        split: U32<'k>,
+    ) -> Walk<'k> {
+        let blocks = k.grid_dim_x().to_u64();
+        let slab = (extent + (blocks - 1)) / blocks;
+        let (reciprocal, shift) = (k.lit(0u64), k.lit(0u32));
+        let sizes = Sizes { extent, slab, row, channels, split, reciprocal, shift };
+        Walk::new(k, Layout::ChannelsLast, self.config, sizes, false)
+    }
+
+    fn coefficients<'k, A: Float>(
+        self,
+        from: Ptr<'k, ReadWrite, Elem>,
+        walk: &Walk<'k>,
+        channels: U64<'k>,
+        row: u64,
+    ) -> Lanes<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        let Self { dtype, config, .. } = self;
+        let common = kernel::Common { dtype, layout: Layout::ChannelsLast, config };
+        common.of_channels::<A, _>(from, walk, channels, row)
+    }
+}
+
+/// Parts that a lane reads at once.
+const TOGETHER: u32 = 5;
+
+/// Combines the parts that the blocks have left of each channel, a channel to a warp of the grid. `load` gives the part
+/// of a block with the number of values that it stands for, 0 if there is no such block.
+fn combine_parts<'k, A: Float>(
+    k: K<'k>,
+    walk: &Walk<'k>,
+    channels: U64<'k>,
+    load: impl Fn(U64<'k>, U64<'k>, Reg<'k, A>) -> Lanes<'k, A>,
+    combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
+    finish: impl FnOnce(U64<'k>, Lanes<'k, A>),
+) {
+    let warps = k.block_threads() / 32;
+    let blocks = k.grid_dim_x();
+    let first = (k.block_idx_x() * warps + k.warp_idx()).to_u64();
+    let lane = k.lane_idx();
+    k.for_each(k.range(first, channels, (blocks * warps).to_u64()), |channel| {
+        let part = |number: U32<'k>| {
+            let count = walk.rows_of(number).convert::<A>();
+            load(channel, number.min(blocks - 1).to_u64(), count)
+        };
+        let parts: Vec<_> = (0..TOGETHER).map(|i| part(lane + 32 * i)).collect();
+        let total = parts.into_iter().reduce(&combine);
+        let Some(total) = total else { return };
+        let rest = k.range(lane + 32 * TOGETHER, blocks, 32u32);
+        let total = k.fold(rest, total, |number, total| combine(total, part(number)));
+        let total = k.warp_combine(32, total, &combine);
+        k.if_(lane.eq(0), || finish(channel, total));
+    });
+}
+
+/// Training.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Forward {
+    pub(super) common: Common,
+    pub(super) residual: bool,
+}
+
+impl Forward {
+    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: ForwardParams<'k>)
+    where
+        Elem: Access<A>,
+        Sum: Reduction<A>,
+    {
+        let Common { dtype, config, .. } = self.common;
+        let Config { width, threads, unroll } = config;
+        let walk = self.common.walk(k, a.extent, a.row, a.channels, a.split);
+        let held = k.dynamic_shared_elem(dtype);
+        let slot = |first: U32<'k>, i: usize| held.at((first + i as u32 * threads) * width);
+        let thread = k.thread_idx();
+        let kept = walk.count().min(a.hold);
+        let (near, far) = (walk.part(k.lit(0u32), kept, false), walk.part(kept, walk.count() - kept, false));
+
+        let shift = shift::<A>(a.x, &walk, width);
+        let load = |offsets: &[U64<'k>]| -> Vec<Packed<'k, A>> {
+            offsets.iter().map(|&at| a.x.at(at).load_packed(width)).collect()
+        };
+        let add = |(sum, squares): (Lanes<'k, A>, Lanes<'k, A>), x: &Packed<'k, A>| {
+            let d = x.lanes().zip(shift.clone(), |x, shift| x - shift);
+            (
+                sum.zip(d.clone(), |sum, d| sum + d),
+                squares.zip3(d.clone(), d, |squares, d, e| d.mul_add(e, squares)),
+            )
+        };
+        let start = (thread, (zeros::<A>(k, width), zeros::<A>(k, width)));
+        let (_, sums) = near.fold_ahead(unroll, start, load, |(first, sums), vectors| {
+            vectors.iter().enumerate().for_each(|(i, vector)| slot(first, i).store_packed(vector));
+            (first + vectors.len() as u32 * threads, vectors.iter().fold(sums, add))
+        });
+        let (sum, squares) =
+            far.fold_ahead(unroll, sums, load, |sums, vectors| vectors.iter().fold(sums, add));
+
+        let block = k.block_idx_x().to_u64() * 3;
+        let to = |row: u64, channel: U64<'k>| a.partial.at((block + row) * a.channels + channel);
+        let count = walk.len.convert::<A>().maximum(1.0);
+        let Some(tile) = walk.tile else { return };
+        k.if_(tile.active & tile.row.eq(0), || {
+            for (i, lane) in shift.iter().enumerate() {
+                to(0, walk.channel).at(i as u64).set(lane);
+            }
+        });
+        slab_sums(k, config, &walk, a.channels, [sum, squares], |channel, [sum, squares]| {
+            let mean = sum / count;
+            to(1, channel).set(mean);
+            to(2, channel).set((squares - sum * mean).maximum(0.0));
+        });
+        k.grid_barrier();
+        let part = |channel: U64<'k>, block: U64<'k>, count: Reg<'k, A>| {
+            let row = |i: u64| a.partial.at((block * 3 + i) * a.channels + channel).get::<A>();
+            let squares = count.gt(0.0).select(row(2), 0.0);
+            Lanes::from(vec![count, row(0), row(1), squares])
+        };
+        combine_parts(k, &walk, a.channels, part, combine_moments, |channel, total| {
+            let s = Statistics::new(&total, a.eps);
+            a.mean.at(channel).set(s.mean);
+            a.rstd.at(channel).set(s.rstd);
+            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
+            let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
+            for (row, value) in s.coefficients(weight, bias).into_iter().enumerate() {
+                a.coefficients.at(a.channels * row as u64 + channel).set(value);
+            }
+            k.if_(has(a.present, present::RUNNING), || {
+                let (mean, var) = update((a.running_mean, a.running_var), channel, &s, a.factor);
+                a.new_running_mean.at(channel).set(mean);
+                a.new_running_var.at(channel).set(var);
+            });
+        });
+        k.grid_barrier();
+
+        let of = |row| self.common.coefficients::<A>(a.coefficients, &walk, a.channels, row);
+        let (mean, scale, shift) = (of(0), of(1), of(2));
+        let lower = a.lower.convert::<A>();
+        let write = |at: U64<'k>, x: Lanes<'k, A>, added: Option<Lanes<'k, A>>| {
+            let centred = x.zip(mean.clone(), |x, mean| x - mean);
+            let mut y = centred.zip3(scale.clone(), shift.clone(), |x, s, t| x.mul_add(s, t));
+            if let Some(added) = added {
+                y = y.zip(added, |y, r| y + r);
+            }
+            a.y.at(at).store(y.map(|y| y.maximum(lower)));
+        };
+        let added = |offsets: &[U64<'k>]| -> Vec<Option<Lanes<'k, A>>> {
+            offsets.iter().map(|&at| self.residual.then(|| a.residual.at(at).load(width))).collect()
+        };
+        // What was read last is still in the cache.
+        walk.part(kept, walk.count() - kept, true).fold(unroll, (), |(), offsets| {
+            let vectors: Vec<_> = offsets.iter().map(|&at| a.x.at(at).load_packed::<A>(width)).collect();
+            let added = added(offsets);
+            for ((vector, added), &at) in vectors.into_iter().zip(added).zip(offsets) {
+                write(at, vector.lanes(), added);
+            }
+        });
+        let _ = near.fold(unroll, thread, |first, offsets| {
+            let added = added(offsets);
+            for (i, (added, &at)) in added.into_iter().zip(offsets).enumerate() {
+                write(at, slot(first, i).load_packed::<A>(width).lanes(), added);
+            }
+            first + offsets.len() as u32 * threads
+        });
+    }
+}
+
+impl KernelDef for Forward {
+    type Args = ForwardArgs;
+
+    fn name(&self) -> String {
+        self.common.name(if self.residual { "add" } else { "training" })
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.common.config.threads)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let parameters =
+            ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
+        self.common.dtypes(&parameters)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+        accumulate!(self.common.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+/// The backward pass of training, without a ReLU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backward(pub(super) Common);
+
+impl Backward {
+    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: BackwardParams<'k>)
+    where
+        Elem: Access<A>,
+        Sum: Reduction<A>,
+    {
+        let Common { dtype, config, .. } = self.0;
+        let Config { width, threads, unroll } = config;
+        let walk = self.0.walk(k, a.extent, a.row, a.channels, a.split);
+        let held = k.dynamic_shared_elem(dtype);
+        let held_g = held.at(a.hold * (threads * width));
+        let slot =
+            |of: Ptr<'k, Shared, Elem>, first: U32<'k>, i: usize| of.at((first + i as u32 * threads) * width);
+        let thread = k.thread_idx();
+        let kept = walk.count().min(a.hold);
+        let (near, far) = (walk.part(k.lit(0u32), kept, false), walk.part(kept, walk.count() - kept, false));
+
+        let mean: Lanes<'k, A> =
+            (0..width).map(|i| a.mean.at(walk.channel).at(u64::from(i)).get::<A>()).collect();
+        let load = |offsets: &[U64<'k>]| {
+            let load = |from: Ptr<'k, _, Elem>| -> Vec<Packed<'k, A>> {
+                offsets.iter().map(|&at| from.at(at).load_packed(width)).collect()
+            };
+            (load(a.x), load(a.dy))
+        };
+        let add = |(sum, products): (Lanes<'k, A>, Lanes<'k, A>),
+                   (x, g): (&Packed<'k, A>, &Packed<'k, A>)| {
+            let centred = x.lanes().zip(mean.clone(), |x, mean| x - mean);
+            (
+                sum.zip(g.lanes(), |sum, g| sum + g),
+                products.zip3(g.lanes(), centred, |products, g, x| g.mul_add(x, products)),
+            )
+        };
+        let start = (thread, (zeros::<A>(k, width), zeros::<A>(k, width)));
+        let (_, sums) = near.fold_ahead(unroll, start, load, |(first, sums), (x, g)| {
+            for (i, (x, g)) in x.iter().zip(&g).enumerate() {
+                slot(held, first, i).store_packed(x);
+                slot(held_g, first, i).store_packed(g);
+            }
+            (first + x.len() as u32 * threads, x.iter().zip(&g).fold(sums, add))
+        });
+        let (sum, products) =
+            far.fold_ahead(unroll, sums, load, |sums, (x, g)| x.iter().zip(&g).fold(sums, add));
+        let block = k.block_idx_x().to_u64() * 2;
+        slab_sums(k, config, &walk, a.channels, [sum, products], |channel, sums| {
+            for (row, sum) in sums.into_iter().enumerate() {
+                a.partial.at((block + row as u64) * a.channels + channel).set(sum);
+            }
+        });
+        k.grid_barrier();
+        let part = |channel: U64<'k>, block: U64<'k>, count: Reg<'k, A>| {
+            let row = |i: u64| a.partial.at((block * 2 + i) * a.channels + channel).get::<A>();
+            let there = count.gt(0.0);
+            Lanes::from(vec![there.select(row(0), 0.0), there.select(row(1), 0.0)])
+        };
+        combine_parts(k, &walk, a.channels, part, add_all, |channel, total| {
+            let rstd = a.rstd.at(channel).get::<A>();
+            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
+            let dweight = total[1] * rstd;
+            k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(dweight));
+            k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(total[0]));
+            let of_g = weight * rstd;
+            let elements = a.elements.convert::<A>();
+            let of_x = -(of_g * rstd * (dweight / elements));
+            let rows = [of_g, of_x, -(of_g * (total[0] / elements))];
+            for (row, value) in rows.into_iter().enumerate() {
+                a.coefficients.at(a.channels * row as u64 + channel).set(value);
+            }
+        });
+        k.grid_barrier();
+
+        let of = |row| self.0.coefficients::<A>(a.coefficients, &walk, a.channels, row);
+        let (of_g, of_x, shift) = (of(0), of(1), of(2));
+        let write = |at: U64<'k>, x: Lanes<'k, A>, g: Lanes<'k, A>| {
+            let centred = x.zip(mean.clone(), |x, mean| x - mean);
+            let through = centred.zip3(of_x.clone(), shift.clone(), |x, b, c| x.mul_add(b, c));
+            a.dx.at(at).store(g.zip3(of_g.clone(), through, |g, a, t| g.mul_add(a, t)));
+        };
+        // What was read last is still in the cache.
+        walk.part(kept, walk.count() - kept, true).fold(unroll, (), |(), offsets| {
+            let (x, g) = load(offsets);
+            for ((x, g), &at) in x.into_iter().zip(g).zip(offsets) {
+                write(at, x.lanes(), g.lanes());
+            }
+        });
+        let _ = near.fold(unroll, thread, |first, offsets| {
+            for (i, &at) in offsets.iter().enumerate() {
+                let x = slot(held, first, i).load_packed::<A>(width).lanes();
+                write(at, x, slot(held_g, first, i).load_packed::<A>(width).lanes());
+            }
+            first + offsets.len() as u32 * threads
+        });
+    }
+}
+
+impl KernelDef for Backward {
+    type Args = BackwardArgs;
+
+    fn name(&self) -> String {
+        self.0.name("backward")
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.0.config.threads)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        self.0.dtypes(&["weight", "dweight", "dbias"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
+        accumulate!(self.0.dtype, |A| self.body::<A>(k, a));
+    }
+}

@@ -1,0 +1,310 @@
+//! Kernels that read a channel once: it lies in the shared memory of a cluster until its statistics are known.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{FixedElement, accumulate, kernel_args};
+
+use super::Layout;
+use super::channel::{Statistics, add_all, combine_moments, has, parameter, present, update};
+use super::kernel::accumulate_type;
+use super::tuning::Config;
+use super::walk::{Sizes, Walk};
+
+kernel_args! {
+    /// All of training.
+    pub(super) struct ForwardArgs => ForwardParams {
+        x: In<Elem>, weight: In<Elem>, bias: In<Elem>, residual: In<Elem>,
+        running_mean: In<Elem>, running_var: In<Elem>,
+        y: Out<Elem>, mean: Out<Elem>, rstd: Out<Elem>,
+        new_running_mean: Out<Elem>, new_running_var: Out<Elem>,
+        present: u32, eps: f64, factor: f64, lower: f64,
+        extent: u64, slab: u64, row: u64, channels: u64, split: u32, reciprocal: u64, shift: u32,
+    }
+}
+
+kernel_args! {
+    /// All of its backward pass.
+    pub(super) struct BackwardArgs => BackwardParams {
+        x: In<Elem>, dy: In<Elem>, y: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>,
+        dx: Out<Elem>, dweight: Out<Elem>, dbias: Out<Elem>, dresidual: Out<Elem>,
+        present: u32, elements: u64, hold: u32,
+        extent: u64, slab: u64, row: u64, channels: u64, split: u32, reciprocal: u64, shift: u32,
+    }
+}
+
+/// What both kernels are made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Common {
+    pub(super) dtype: DType,
+    /// Type of weight, bias and running statistics.
+    pub(super) parameters: DType,
+    pub(super) config: Config,
+    /// Blocks that share a channel.
+    pub(super) cluster: u32,
+}
+
+impl Common {
+    fn name(self, what: &str) -> String {
+        let Self { dtype, parameters, config: Config { width, threads, unroll }, cluster } = self;
+        format!("batch_norm_{what}_nchw_{dtype}_{parameters}_x{width}_{threads}x{unroll}_cluster{cluster}")
+    }
+
+    fn dtypes(self, parameters: &[&'static str]) -> DTypes {
+        let statistics = ["mean", "rstd"].into_iter();
+        let all = statistics.fold(DTypes::all(self.dtype), |all, n| all.with(n, accumulate_type(self.dtype)));
+        parameters.iter().fold(all, |all, name| all.with(name, self.parameters))
+    }
+
+    /// The start of the kernel: the blocks of a cluster say that they have begun.
+    fn arrive(self, k: K<'_>) {
+        if self.cluster > 1 {
+            k.cluster_arrive();
+        }
+    }
+
+    /// Before the first look into another block.
+    fn wait(self, k: K<'_>) {
+        if self.cluster > 1 {
+            k.cluster_wait();
+        }
+    }
+
+    /// Combines what the threads of a channel have.
+    fn combine<'k, A: Float>(
+        self,
+        k: K<'k>,
+        mine: Lanes<'k, A>,
+        combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
+    ) -> Lanes<'k, A> {
+        match self.cluster {
+            1 => k.group_combine_once(self.config.threads, mine, combine),
+            _ => k.cluster_combine(mine, combine),
+        }
+    }
+
+    /// Whether this thread writes what there is one of for a channel.
+    fn leads(self, k: K<'_>) -> Pred<'_> {
+        let thread = k.thread_idx();
+        // The number of the thread in the cluster.
+        (k.cluster_rank() * self.config.threads + thread).eq(0)
+    }
+}
+
+macro_rules! sizes {
+    ($a:expr) => {
+        Sizes {
+            extent: $a.extent,
+            slab: $a.slab,
+            row: $a.row,
+            channels: $a.channels,
+            split: $a.split,
+            reciprocal: $a.reciprocal,
+            shift: $a.shift,
+        }
+    };
+}
+
+fn zeros<'k, A: Float>(k: K<'k>, width: u32) -> Lanes<'k, A> {
+    (0..width).map(|_| k.lit::<A>(0.0)).collect()
+}
+
+fn sum<'k, A: Float>(k: K<'k>, lanes: &Lanes<'k, A>) -> Reg<'k, A> {
+    lanes.reduce(|a, b| a + b).unwrap_or_else(|| k.lit(0.0))
+}
+
+/// Training.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Forward {
+    pub(super) common: Common,
+    pub(super) residual: bool,
+}
+
+impl Forward {
+    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: ForwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let Common { dtype, config, .. } = self.common;
+        let Config { width, threads, unroll } = config;
+        self.common.arrive(k);
+        let walk = Walk::new(k, Layout::ChannelsFirst, config, sizes!(a), false);
+        let held = k.dynamic_shared_elem(dtype);
+        let slot = |first: U32<'k>, i: usize| held.at((first + i as u32 * threads) * width);
+        let thread = k.thread_idx();
+        let start = (thread, k.lit::<A>(f64::NAN), zeros::<A>(k, width), zeros::<A>(k, width));
+        // Sums of distances from the thread's first value: a large mean cancels nothing.
+        let (_, shift, distances, squares) =
+            walk.fold(unroll, start, |(first, shift, mut distances, mut squares), offsets| {
+                let vectors: Vec<_> = offsets.iter().map(|&at| a.x.at(at).load_packed::<A>(width)).collect();
+                let values: Vec<Lanes<'k, A>> = vectors.iter().map(Packed::lanes).collect();
+                let shift = shift.is_nan().select(values[0][0], shift);
+                for (i, (vector, x)) in vectors.iter().zip(values).enumerate() {
+                    slot(first, i).store_packed(vector);
+                    let d = x.map(|x| x - shift);
+                    distances = distances.zip(d.clone(), |sum, d| sum + d);
+                    squares = squares.zip3(d.clone(), d, |squares, d, e| d.mul_add(e, squares));
+                }
+                (first + offsets.len() as u32 * threads, shift, distances, squares)
+            });
+        let count = (walk.count() * width).convert::<A>();
+        let shift = count.gt(0.0).select(shift, 0.0);
+        let (distances, squares) = (sum(k, &distances), sum(k, &squares));
+        let mean = distances / count.maximum(1.0);
+        let squares = (squares - distances * mean).maximum(0.0);
+        self.common.wait(k);
+        let moments = Lanes::from(vec![count, shift, mean, squares]);
+        let total = self.common.combine(k, moments, combine_moments);
+
+        let s = Statistics::new(&total, a.eps);
+        let weight = parameter::<A>(a.weight, walk.channel, a.present, present::WEIGHT, 1.0);
+        let bias = parameter::<A>(a.bias, walk.channel, a.present, present::BIAS, 0.0);
+        let [mean, scale, shift] = s.coefficients(weight, bias);
+        k.if_(self.common.leads(k), || {
+            a.mean.at(walk.channel).set(s.mean);
+            a.rstd.at(walk.channel).set(s.rstd);
+            k.if_(has(a.present, present::RUNNING), || {
+                let old = (a.running_mean, a.running_var);
+                let (mean, var) = update(old, walk.channel, &s, a.factor);
+                a.new_running_mean.at(walk.channel).set(mean);
+                a.new_running_var.at(walk.channel).set(var);
+            });
+        });
+
+        let lower = a.lower.convert::<A>();
+        let _ = walk.fold(unroll, thread, |first, offsets| {
+            let added: Vec<Option<Lanes<'k, A>>> =
+                offsets.iter().map(|&at| self.residual.then(|| a.residual.at(at).load(width))).collect();
+            for (i, (added, &at)) in added.into_iter().zip(offsets).enumerate() {
+                let x = slot(first, i).load_packed::<A>(width).lanes();
+                let mut y = x.map(|x| (x - mean).mul_add(scale, shift));
+                if let Some(added) = added {
+                    y = y.zip(added, |y, r| y + r);
+                }
+                a.y.at(at).store(y.map(|y| y.maximum(lower)));
+            }
+            first + offsets.len() as u32 * threads
+        });
+    }
+}
+
+impl KernelDef for Forward {
+    type Args = ForwardArgs;
+
+    fn name(&self) -> String {
+        self.common.name(if self.residual { "add" } else { "training" })
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.common.config.threads)
+    }
+
+    fn cluster(&self) -> u32 {
+        self.common.cluster
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let parameters =
+            ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
+        self.common.dtypes(&parameters)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+        accumulate!(self.common.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+/// The backward pass of training.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backward {
+    pub(super) common: Common,
+    /// Whether the gradient passes a ReLU first.
+    pub(super) relu: bool,
+}
+
+impl Backward {
+    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: BackwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let Common { dtype, config, .. } = self.common;
+        let Config { width, threads, unroll } = config;
+        self.common.arrive(k);
+        let walk = Walk::new(k, Layout::ChannelsFirst, config, sizes!(a), false);
+        let held = k.dynamic_shared_elem(dtype);
+        let held_g = held.at(a.hold * width);
+        let slot =
+            |of: Ptr<'k, Shared, Elem>, first: U32<'k>, i: usize| of.at((first + i as u32 * threads) * width);
+        let mean = a.mean.at(walk.channel).get::<A>();
+        let thread = k.thread_idx();
+        let start = (thread, zeros::<A>(k, width), zeros::<A>(k, width));
+        let (_, sums, products) = walk.fold(unroll, start, |(first, mut sums, mut products), offsets| {
+            let load = |from: Ptr<'k, _, Elem>| -> Vec<Packed<'k, A>> {
+                offsets.iter().map(|&at| from.at(at).load_packed(width)).collect()
+            };
+            let (x, mut g) = (load(a.x), load(a.dy));
+            if self.relu {
+                let masked = g.into_iter().zip(load(a.y)).map(|(dy, y)| {
+                    let g = dy.lanes().zip(y.lanes(), |dy, y| y.le(0.0).select(0.0, dy));
+                    Packed::round(k, dtype, g)
+                });
+                g = masked.collect();
+                k.if_(has(a.present, present::DRESIDUAL), || {
+                    g.iter().zip(offsets).for_each(|(g, &at)| a.dresidual.at(at).store_packed(g));
+                });
+            }
+            for (i, (x, g)) in x.iter().zip(&g).enumerate() {
+                slot(held, first, i).store_packed(x);
+                slot(held_g, first, i).store_packed(g);
+                let (x, g) = (x.lanes(), g.lanes());
+                sums = sums.zip(g.clone(), |sum, g| sum + g);
+                products = products.zip3(g, x, |products, g, x| g.mul_add(x - mean, products));
+            }
+            (first + offsets.len() as u32 * threads, sums, products)
+        });
+        self.common.wait(k);
+        let mine = Lanes::from(vec![sum(k, &sums), sum(k, &products)]);
+        let total = self.common.combine(k, mine, add_all);
+        let rstd = a.rstd.at(walk.channel).get::<A>();
+        let weight = parameter::<A>(a.weight, walk.channel, a.present, present::WEIGHT, 1.0);
+        let dweight = total[1] * rstd;
+        k.if_(self.common.leads(k), || {
+            k.if_(has(a.present, present::WEIGHT), || a.dweight.at(walk.channel).set(dweight));
+            k.if_(has(a.present, present::BIAS), || a.dbias.at(walk.channel).set(total[0]));
+        });
+        let of_g = weight * rstd;
+        let elements = a.elements.convert::<A>();
+        let of_x = -(of_g * rstd * (dweight / elements));
+        let shift = -(of_g * (total[0] / elements));
+        let _ = walk.fold(unroll, thread, |first, offsets| {
+            for (i, &at) in offsets.iter().enumerate() {
+                let x = slot(held, first, i).load_packed::<A>(width).lanes();
+                let g = slot(held_g, first, i).load_packed::<A>(width).lanes();
+                a.dx.at(at).store(g.zip(x, |g, x| g.mul_add(of_g, (x - mean).mul_add(of_x, shift))));
+            }
+            first + offsets.len() as u32 * threads
+        });
+    }
+}
+
+impl KernelDef for Backward {
+    type Args = BackwardArgs;
+
+    fn name(&self) -> String {
+        self.common.name(if self.relu { "backward_relu" } else { "backward" })
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.common.config.threads)
+    }
+
+    fn cluster(&self) -> u32 {
+        self.common.cluster
+    }
+
+    fn dtypes(&self) -> DTypes {
+        self.common.dtypes(&["weight", "dweight", "dbias"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
+        accumulate!(self.common.dtype, |A| self.body::<A>(k, a));
+    }
+}
