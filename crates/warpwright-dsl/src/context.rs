@@ -159,6 +159,13 @@ impl<'k> K<'k> {
         self.special(SpecialReg::Nctaid(Axis::Z))
     }
 
+    /// 0, which the assembler does not know: it does not fold what is computed with it. The grid must have one block
+    /// along z.
+    #[track_caller]
+    pub fn hidden_zero(self) -> U32<'k> {
+        self.on_behalf(|| self.grid_dim_z() - 1)
+    }
+
     /// The thread's number in its block, x fastest.
     #[track_caller]
     pub fn thread_idx(self) -> U32<'k> {

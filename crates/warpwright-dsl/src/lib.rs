@@ -97,8 +97,8 @@ pub use index::{Index, IntoIndex};
 pub use kernel::{BlockDim, KernelDef, Params, record, record_module};
 pub use lanes::Lanes;
 pub use mem::{
-    Access, BF16, ClusterShared, Elem, Element, F16, FixedElement, Ptr, Read, ReadWrite, Readable, Shared,
-    Space, Writable, Write,
+    Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,
+    Shared, Space, Writable, Write,
 };
 pub use moments::Moments;
 pub use packed::Packed;
@@ -115,8 +115,8 @@ pub use warpwright_ptx::{ArgValue, DType, Target};
 /// Everything that a kernel file uses.
 pub mod prelude {
     pub use crate::{
-        Access, BF16, BlockDim, BuildError, Carry, ClusterShared, DType, DTypes, Elem, F16, F32, F64, Float,
-        I32, I64, In, InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, Lanes, Max,
+        Access, BF16, BlockDim, BuildError, Carry, ClusterShared, DType, DTypes, Elem, F16, F32, F64, Fill,
+        Float, I32, I64, In, InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, Lanes, Max,
         Maximum, Min, Minimum, Moments, Normal, Number, Out, Packed, Params, Precision, Pred, Ptr, Read,
         ReadWrite, Reduction, Reg, Scalar, Shared, Source, Sum, Target, U32, U64, Write, accumulate,
         block_reduce, carry, cluster_reduce, elementwise, elementwise_grid, kernel_args, record, warp_reduce,

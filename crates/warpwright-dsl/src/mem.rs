@@ -3,13 +3,15 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use warpwright_ptx::{Address, CacheHints, DType, Inst, Operand, ScalarType, StateSpace, SymbolId, Variable};
+use warpwright_ptx::{
+    Address, CacheHints, DType, Inst, Operand, PredUse, ScalarType, StateSpace, SymbolId, Variable,
+};
 
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::index::{IntoIndex, absorb, shared_address};
 use crate::lanes::Lanes;
-use crate::reg::{Number, Reg, Scalar, Source, U64};
+use crate::reg::{Number, Pred, Reg, Scalar, Source, U64};
 use crate::storage::{Place, load, store};
 
 /// A floating-point element whose type is chosen while recording, by
@@ -131,6 +133,22 @@ const fn is_narrow(space: StateSpace) -> bool {
     matches!(space, StateSpace::Shared | StateSpace::SharedCluster)
 }
 
+/// What loads give where they are not made; see [`Ptr::only_where`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// 0
+    Zero,
+    /// Minus infinity; 0 for integers.
+    MinusInfinity,
+}
+
+/// Under what accesses are made, and what loads give otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Guard {
+    pub(crate) pred: PredUse,
+    pub(crate) fill: Fill,
+}
+
 /// A pointer into space `S` to elements `E`. Moving it with [`at`](Self::at) gives another pointer.
 #[must_use = "moving a pointer records instructions but accesses nothing"]
 pub struct Ptr<'k, S, E> {
@@ -141,6 +159,7 @@ pub struct Ptr<'k, S, E> {
     dtype: DType,
     hints: CacheHints,
     non_coherent: bool,
+    guard: Option<Guard>,
     marker: PhantomData<fn() -> (S, E)>,
 }
 
@@ -160,7 +179,16 @@ impl<S: Space, E> fmt::Debug for Ptr<'_, S, E> {
 
 impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
     pub(crate) fn new(k: K<'k>, base: warpwright_ptx::Reg, dtype: DType) -> Self {
-        Self { k, base, offset: 0, dtype, hints: CacheHints::NONE, non_coherent: false, marker: PhantomData }
+        Self {
+            k,
+            base,
+            offset: 0,
+            dtype,
+            hints: CacheHints::NONE,
+            non_coherent: false,
+            guard: None,
+            marker: PhantomData,
+        }
     }
 
     /// The type in memory.
@@ -195,6 +223,7 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
             dtype: F::FIXED,
             hints: self.hints,
             non_coherent: self.non_coherent,
+            guard: self.guard,
             marker: PhantomData,
         }
     }
@@ -228,7 +257,14 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
             dtype: self.dtype,
             hints: self.hints,
             non_coherent: self.non_coherent,
+            guard: self.guard,
         }
+    }
+
+    /// Accesses are made only where `p` holds; elsewhere loads give `fill` in every element. Unlike a branch around
+    /// them, several such accesses are in flight together.
+    pub fn only_where(self, p: Pred<'k>, fill: Fill) -> Self {
+        Self { guard: Some(Guard { pred: PredUse { reg: p.id(), negated: false }, fill }), ..self }
     }
 }
 
@@ -261,6 +297,7 @@ impl<'k, E: Element> Ptr<'k, Shared, E> {
             dtype: self.dtype,
             hints: self.hints,
             non_coherent: self.non_coherent,
+            guard: self.guard,
             marker: PhantomData,
         }
     }

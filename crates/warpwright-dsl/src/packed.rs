@@ -3,9 +3,10 @@
 use crate::context::K;
 use crate::float::Float;
 use crate::flow::{Carry, RawReg, RawRegs};
+use crate::halves::Halves;
 use crate::lanes::Lanes;
 use crate::mem::{Access, Element, Ptr, Readable, Writable};
-use crate::reg::{Number, Reg};
+use crate::reg::{F32, Number, Reg, U32};
 use crate::storage::{load_halves, pack, store_halves, widen};
 use warpwright_ptx::DType;
 
@@ -49,6 +50,19 @@ impl<'k, A: Float> Packed<'k, A> {
         Self { dtype, width, words: Vec::new().into(), lanes }
     }
 
+    /// `lanes` as they are, one to a register.
+    pub fn unrounded(lanes: Lanes<'k, A>) -> Self {
+        Self { dtype: DType::F64, width: lanes.len(), words: Vec::new().into(), lanes }
+    }
+
+    /// The words of 16-bit elements, to compute with both halves at once; `None` for other elements, for a lone one, and
+    /// where the target has no such instructions.
+    pub fn halves(&self) -> Option<Vec<Halves<'k>>> {
+        let exist =
+            self.width >= 2 && self.words.iter().next().is_some_and(|w| Halves::exist(w.k(), self.dtype));
+        exist.then(|| self.words.iter().map(|word| Halves::from_word(word, self.dtype)).collect())
+    }
+
     /// `width` zeros.
     #[track_caller]
     pub fn zero(k: K<'k>, dtype: DType, width: u32) -> Self {
@@ -69,6 +83,27 @@ impl<'k, A: Float> Packed<'k, A> {
         first.k().on_behalf(|| {
             let widened = self.words.iter().flat_map(|word| widen(word, self.dtype));
             widened.take(self.width).map(Reg::convert).collect()
+        })
+    }
+}
+
+impl<'k, A: Float> Packed<'k, A> {
+    /// The elements, widened once more: `zero` comes from [`K::hidden_zero`]. An assembler that sees the same widening
+    /// twice would keep the wide elements in between, and with them twice the registers.
+    #[track_caller]
+    pub fn lanes_again(&self, zero: U32<'k>) -> Lanes<'k, A> {
+        let dtype = self.dtype;
+        zero.k().on_behalf(|| match (dtype, self.words.is_empty()) {
+            (_, true) => self.lanes.clone(),
+            (DType::BF16, _) => {
+                let halves = |word: U32<'k>| [0x1044, 0x3244].map(|bytes| word.permute(zero, bytes));
+                let wide = self.words.iter().flat_map(halves).take(self.width);
+                wide.map(|bits| F32::from_bits(bits).convert()).collect()
+            }
+            _ => {
+                let wide = self.words.iter().flat_map(|word| widen(word ^ zero, dtype));
+                wide.take(self.width).map(Reg::convert).collect()
+            }
         })
     }
 }

@@ -4,12 +4,13 @@
 //! reading one is a shift or a mask; writing uses the packing conversion from sm_80 and integer rounding before.
 
 use warpwright_ptx::{
-    Address, CacheHints, DType, Inst, Modifiers, Operand, Ordering, Rounding, ScalarType, StateSpace,
+    Address, CacheHints, DType, Inst, Modifiers, Operand, Ordering, RegKind, Rounding, ScalarType, StateSpace,
 };
 
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::lanes::Lanes;
+use crate::mem::{Fill, Guard};
 use crate::reg::{F32, F64, Number, Reg, Scalar, Source, U32};
 
 /// Widest access of one instruction.
@@ -30,6 +31,7 @@ pub(crate) struct Place<'k> {
     pub(crate) dtype: DType,
     pub(crate) hints: CacheHints,
     pub(crate) non_coherent: bool,
+    pub(crate) guard: Option<Guard>,
 }
 
 impl<'k> Place<'k> {
@@ -52,8 +54,11 @@ impl<'k> Place<'k> {
     }
 
     fn ld<T: Scalar>(&self, ty: ScalarType, at: usize, count: usize) -> Vec<Reg<'k, T>> {
-        let regs: Vec<Reg<'k, T>> = (0..count).map(|_| self.k.fresh()).collect();
-        self.k.emit(Inst::Ld {
+        let regs: Vec<Reg<'k, T>> = match self.guard {
+            None => (0..count).map(|_| self.k.fresh()).collect(),
+            Some(guard) => (0..count).map(|_| self.filled(guard.fill)).collect(),
+        };
+        self.emit(Inst::Ld {
             space: self.space,
             ty,
             ordering: Ordering::WEAK,
@@ -66,7 +71,7 @@ impl<'k> Place<'k> {
     }
 
     fn st<T: Scalar>(&self, ty: ScalarType, at: usize, regs: &[Reg<'k, T>]) {
-        self.k.emit(Inst::St {
+        self.emit(Inst::St {
             space: self.space,
             ty,
             ordering: Ordering::WEAK,
@@ -74,6 +79,26 @@ impl<'k> Place<'k> {
             srcs: regs.iter().map(|r| Operand::Reg(r.id())).collect(),
             addr: self.address_at(at),
         });
+    }
+
+    fn emit(&self, inst: Inst) {
+        self.k.rec().push(self.guard.map(|g| g.pred), inst);
+    }
+
+    /// A variable for a load that may not be made.
+    fn filled<T: Scalar>(&self, fill: Fill) -> Reg<'k, T> {
+        let variable = Reg::from_id(self.k, self.k.rec().new_reg(T::REGISTER, RegKind::Variable));
+        let src = match (fill, self.dtype) {
+            (Fill::MinusInfinity, DType::F32) => f32::NEG_INFINITY.literal(),
+            (Fill::MinusInfinity, DType::F64) => f64::NEG_INFINITY.literal(),
+            (Fill::MinusInfinity, DType::BF16) => Operand::int(0xff80_ff80),
+            (Fill::MinusInfinity, DType::F16) => Operand::int(0xfc00_fc00),
+            _ if T::TYPE == ScalarType::F32 => 0f32.literal(),
+            _ if T::TYPE == ScalarType::F64 => 0f64.literal(),
+            _ => Operand::int(0),
+        };
+        self.k.emit(Inst::Mov { ty: T::REGISTER, dst: variable.id(), src });
+        variable
     }
 
     fn address_at(&self, at: usize) -> Address {

@@ -415,3 +415,68 @@ fn indices_keep_their_structure_through_arithmetic() {
         assert_eq!(at[global], index as u64 / 2);
     }
 }
+
+kernel_args! {
+    struct GuardedArgs => GuardedParams { x: In<Elem>, y: Out<Elem>, n: u32 }
+}
+
+/// Copies the first `n` of 64 vectors; the others give the fill, doubled, to the thread's own place in the upper half.
+struct Guarded {
+    dtype: DType,
+    width: u32,
+    fill: Fill,
+}
+
+impl KernelDef for Guarded {
+    type Args = GuardedArgs;
+
+    fn name(&self) -> String {
+        "guarded".to_owned()
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(64)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.dtype)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: GuardedParams<'k>) {
+        let (thread, width) = (k.thread_idx(), self.width);
+        let inside = thread.lt(a.n);
+        let x = a.x.at(thread * width).only_where(inside, self.fill).load_packed::<f32>(width);
+        let again = x.lanes_again(k.hidden_zero());
+        a.y.at(thread * width).only_where(inside, Fill::Zero).store(x.lanes());
+        a.y.at((thread + 64) * width).store(again.map(|x| x + x));
+    }
+}
+
+#[test]
+fn accesses_under_a_predicate_give_the_fill_elsewhere() {
+    for (dtype, size) in [(DType::F32, 4usize), (DType::BF16, 2), (DType::F16, 2)] {
+        for width in [1usize, 2, 8] {
+            for (fill, value) in [(Fill::Zero, 0.0), (Fill::MinusInfinity, f32::NEG_INFINITY)] {
+                let n = 37;
+                // The input ends where the predicate does, so that a load that is made regardless is found.
+                let values: Vec<f32> = (0..n * width).map(|i| i as f32 - 60.0).collect();
+                let encode = |v: f32| match dtype {
+                    DType::F32 => bytes(&[v]),
+                    DType::BF16 => bytes(&[nearest_bf16(f64::from(v))]),
+                    _ => bytes(&[nearest_f16(f64::from(v))]),
+                };
+                let all = |values: Vec<f32>| values.into_iter().flat_map(encode).collect::<Vec<u8>>();
+                let mut x = all(values.clone());
+                let mut y = all(vec![9.0; 128 * width]);
+                let def = Guarded { dtype, width: width as u32, fill };
+                let scalar = Arg::Scalar(ArgValue::U32(n as u32));
+                run(&def, Target::sm(80), 1, &mut [Arg::Buffer(&mut x), Arg::Buffer(&mut y), scalar]);
+                let mut want = values.clone();
+                want.resize(64 * width, 9.0);
+                want.extend(values.iter().map(|v| v + v));
+                want.resize(128 * width, value);
+                assert_eq!(y, all(want), "{dtype} x{width} {fill:?}, {size} bytes");
+            }
+        }
+    }
+}

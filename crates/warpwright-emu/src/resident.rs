@@ -256,6 +256,7 @@ impl<'a> Context<'a> {
                     spins: 0,
                     carry: 0,
                     defined: vec![0; self.code.tracked.len()],
+                    origins: vec![None; self.code.tracked.len()],
                     local: Local {
                         words: vec![u32::from_ne_bytes([POISON; 4]); local_words],
                         defined: vec![0; local_words],
@@ -350,6 +351,7 @@ impl<'a> Context<'a> {
             warp.carry = 0;
             warp.watch = Watch::default();
             warp.flights.reset();
+            warp.origins.fill(None);
             for (slot, defined) in self.code.tracked.iter().zip(&mut warp.defined) {
                 *defined = 0;
                 // What is read before it is written must not depend on the block before.

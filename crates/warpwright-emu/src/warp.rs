@@ -104,6 +104,8 @@ pub(crate) struct Warp {
     pub(crate) carry: u32,
     /// Defined lanes of the tracked registers.
     pub(crate) defined: Vec<u32>,
+    /// Where what the other lanes have comes from, if that is local memory: the load and the address.
+    pub(crate) origins: Vec<Option<(u32, u64)>>,
     pub(crate) local: Local,
     /// Registers that `wgmma` uses.
     pub(crate) flights: Flights,
@@ -313,6 +315,7 @@ mod tests {
             spins: 0,
             carry: 0,
             defined: Vec::new(),
+            origins: Vec::new(),
             local: Local::default(),
             flights: Flights::default(),
             watch: Watch::default(),

@@ -3,7 +3,10 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
-use crate::{PlanError, activation, batch_norm, group_norm, layer_norm, local_response_norm, quantise};
+use crate::{
+    PlanError, activation, batch_norm, cross_entropy, group_norm, layer_norm, local_response_norm, quantise,
+    softmax,
+};
 
 /// Which way an operation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -68,6 +71,8 @@ const FAMILIES: &[Family] = &[
     Family { entries: group_norm::entries, kernels: group_norm::kernels },
     Family { entries: layer_norm::entries, kernels: layer_norm::kernels },
     Family { entries: local_response_norm::entries, kernels: local_response_norm::kernels },
+    Family { entries: softmax::entries, kernels: softmax::kernels },
+    Family { entries: cross_entropy::entries, kernels: cross_entropy::kernels },
 ];
 
 /// Every primitive, family by family.

@@ -15,18 +15,22 @@
 //! | [`quantise`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
+//! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
+//! | [`softmax`] | softmax and log_softmax over any dimension, and their gradients | f32, f64, f16, bf16 |
 
 #![forbid(unsafe_code)]
 
 pub mod activation;
 pub mod batch_norm;
 pub mod catalogue;
+pub mod cross_entropy;
 mod error;
 pub mod group_norm;
 pub mod layer_norm;
 pub mod local_response_norm;
 pub mod plan;
 pub mod quantise;
+pub mod softmax;
 
 pub use catalogue::{Direction, Entry, catalogue};
 pub use error::{Error, PlanError};

@@ -11,6 +11,7 @@ use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
     BatchNormEvaluationDesc, Layout, Momentum, Real,
 };
+use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
 use warpwright_ops::local_response_norm::{
@@ -19,6 +20,7 @@ use warpwright_ops::local_response_norm::{
 use warpwright_ops::plan::Access;
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Operation, Plan, catalogue};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Binding, Counters, Device, EmulatorConfig, OnFinding, Tensor};
@@ -29,6 +31,8 @@ const TARGET: Target = Target::sm(90);
 /// Whole blocks of every kernel.
 const LEN: usize = 1 << 16;
 const DTYPE: DType = DType::F32;
+/// Length of the rows of operations on rows.
+const ROW: usize = 4096;
 
 /// Searches codes in a table of global memory, lane by lane; the table stays in the caches.
 const GATHERS: &str = "quantize_nested forward";
@@ -130,6 +134,22 @@ fn every_primitive() -> Vec<(String, Counters)> {
     let desc = GroupNormBackwardDesc { dtype, shape, weight, bias, silu, dweight, dbias };
     let backward = desc.plan(TARGET).expect("plan");
     add(backward.op(), "backward", count(&backward));
+    let (outer, n, inner, scale) = (LEN / ROW, ROW, 1, Real::new(1.0));
+    for function in Softmax::ALL {
+        let to = SoftmaxDesc { function, dtype, outer, n, inner, scale }.plan(TARGET).expect("plan");
+        add(to.op(), "forward", count(&to));
+        let back = SoftmaxBackwardDesc { function, dtype, outer, n, inner, scale };
+        let back = back.plan(TARGET).expect("plan");
+        add(back.op(), "backward", count(&back));
+    }
+    let (label_smoothing, reduction) = (Real::new(0.0), Reduction::Mean);
+    let (target, ignore_index) = (DType::I64, -100);
+    let forward =
+        CrossEntropyDesc { dtype, target, rows: outer, classes: n, ignore_index, label_smoothing, reduction };
+    let to = forward.plan(TARGET).expect("plan");
+    add(to.op(), "forward", count(&to));
+    let back = CrossEntropyBackwardDesc { forward }.plan(TARGET).expect("plan");
+    add(back.op(), "backward", count(&back));
     all
 }
 

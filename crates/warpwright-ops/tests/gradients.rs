@@ -1,6 +1,8 @@
 //! The derivatives of the references against central differences of the references.
 
 use warpwright_ops::activation::{Activation, GatedActivation, Slope, reference};
+use warpwright_ops::cross_entropy::reference as loss;
+use warpwright_ops::softmax::{Softmax, reference as rows};
 use warpwright_testkit::measure::gradient_error;
 
 /// The bound of the design: 1e-5 relative.
@@ -52,4 +54,56 @@ fn gated_gradients_agree_with_central_differences() {
             assert!(error < BOUND, "{f:?} dup: {error:e}");
         }
     }
+}
+
+const ROW: [f64; 7] = [0.3, -1.2, 2.5, 0.0, -4.0, 1.1, 2.4];
+const DY: [f64; 7] = [0.7, -0.3, 1.9, 0.2, -2.0, 0.0, 1.0];
+
+/// `ROW` with another element `j`.
+fn with(j: usize, value: f64) -> Vec<f64> {
+    let mut row = ROW.to_vec();
+    row[j] = value;
+    row
+}
+
+#[test]
+fn softmax_gradients_agree_with_central_differences() {
+    for f in Softmax::ALL {
+        for j in 0..ROW.len() {
+            let weighted =
+                |x: f64| -> f64 { rows::forward(f, &with(j, x)).iter().zip(DY).map(|(y, dy)| y * dy).sum() };
+            let slope = |x: f64| rows::backward(f, &rows::forward(f, &with(j, x)), &DY)[j];
+            let error = gradient_error(weighted, slope, &[-3.0, -0.5, 0.2, 1.0, 4.0]);
+            assert!(error < BOUND, "{f:?} {j}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn cross_entropy_gradients_agree_with_central_differences() {
+    for label_smoothing in [0.0, 0.1, 1.0] {
+        let options = loss::Options { ignore_index: -100, label_smoothing };
+        for target in [0, 2, 6, -100] {
+            for j in 0..ROW.len() {
+                let value = |x: f64| 1.5 * loss::forward(&with(j, x), target, options).0;
+                let slope = |x: f64| loss::backward(&with(j, x), target, 1.5, options)[j];
+                let error = gradient_error(value, slope, &[-3.0, -0.5, 0.2, 1.0, 4.0]);
+                assert!(error < BOUND, "target {target}, smoothing {label_smoothing}: {error:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_have_the_values_of_closed_forms() {
+    let y = rows::forward(Softmax::Plain, &[0.0, 3f64.ln()]);
+    assert!((y[0] - 0.25).abs() < 1e-15 && (y[1] - 0.75).abs() < 1e-15);
+    let none = f64::NEG_INFINITY;
+    assert!(rows::forward(Softmax::Log, &[none, none]).iter().all(|y| y.is_nan()), "as in PyTorch");
+    assert_eq!(rows::forward(Softmax::Plain, &[none, 7.0]), [0.0, 1.0]);
+    let options = loss::Options { ignore_index: 9, label_smoothing: 0.0 };
+    let (value, lse) = loss::forward(&[1.0; 4], 3, options);
+    assert!((value - 4f64.ln()).abs() < 1e-15 && (lse - 1.0 - 4f64.ln()).abs() < 1e-15);
+    assert_eq!(loss::forward(&[1.0; 4], 9, options).0, 0.0);
+    assert!(loss::forward(&[1.0; 4], 4, options).0.is_nan());
 }

@@ -8,6 +8,7 @@ use warpwright_ops::activation::{
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationDesc, Layout, Momentum, Real,
 };
+use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::layer_norm::tuning::{Layout as RowLayout, backward_vectors, forward_vectors, scalars};
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
 use warpwright_ops::local_response_norm::tuning::Walk;
@@ -16,6 +17,8 @@ use warpwright_ops::local_response_norm::{
 };
 use warpwright_ops::plan::Access;
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::softmax::tuning::{Config, Layout as Spread};
+use warpwright_ops::softmax::{MaskKind, MaskedSoftmaxDesc, Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Operation, Plan};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
@@ -62,6 +65,16 @@ fn run<O: Operation>(
                         }
                         _ => {}
                     }
+                }
+                if spec.name == "target" {
+                    // Classes all over the rows, the one in front of the first, which is ignored, and the one behind
+                    // the last, which is none.
+                    let classes = plan.tensors()[0].len / spec.len;
+                    let class = |row: usize| match row {
+                        1 => -1.0,
+                        _ => ((row * 7919 + 3) % (classes + 2)) as f64 - 1.0,
+                    };
+                    values = (0..spec.len).map(class).collect();
                 }
                 storage::encode(spec.dtype, &values)
             }
@@ -297,4 +310,92 @@ fn shifted_bounds_of_batch_normalisation_are_noticed() {
     check(&[0, 1, 2, 3], |i| {
         BatchNormEvaluationDesc { norm: norms[i], residual: false }.plan(TARGET).expect("plan")
     });
+}
+
+/// Shapes whose rows end at, before and after each vector of a thread, by their index.
+fn softmax_shapes(shapes: &[[usize; 3]], config: Config) {
+    let indices: Vec<usize> = (0..shapes.len()).collect();
+    let (function, dtype, scale) = (Softmax::Plain, DType::F32, Real::new(1.0));
+    check(&indices, |i| {
+        let [outer, n, inner] = shapes[i];
+        let desc = SoftmaxDesc { function, dtype, outer, n, inner, scale };
+        desc.plan_with(TARGET, config).expect("plan")
+    });
+    check(&indices, |i| {
+        let [outer, n, inner] = shapes[i];
+        let desc = SoftmaxBackwardDesc { function: Softmax::Log, dtype, outer, n, inner, scale };
+        desc.plan_with(TARGET, config).expect("plan")
+    });
+}
+
+#[test]
+fn defects_of_softmax_in_rows_are_noticed() {
+    let rows = |team, vectors, threads, width| Config {
+        layout: Spread::Rows { team, vectors },
+        width,
+        threads,
+        keep: false,
+    };
+    softmax_shapes(&[[1, 32, 1], [17, 4, 1], [3, 28, 1]], rows(8, 1, 128, 4));
+    softmax_shapes(&[[2, 4, 1], [1, 256, 1], [3, 260, 1], [2, 508, 1]], rows(64, 2, 64, 4));
+    softmax_shapes(&[[1, 4, 1], [2, 252, 1], [2, 256, 1], [2, 512, 1]], rows(128, 1, 64, 4));
+    let passes = |width| Config { layout: Spread::RowLoop, width, threads: 64, keep: false };
+    let around = |n: usize| [[2, n - 4, 1], [2, n, 1], [2, n + 4, 1]];
+    let shapes: Vec<[usize; 3]> = [8, 256, 512, 768, 1024].into_iter().flat_map(around).collect();
+    softmax_shapes(&shapes, passes(4));
+}
+
+#[test]
+fn defects_of_softmax_in_columns_are_noticed() {
+    let layout = Spread::Columns { lanes: 8, teams: 8, vectors: 2 };
+    let config = Config { layout, width: 2, threads: 64, keep: false };
+    softmax_shapes(&[[2, 1, 16], [1, 8, 2], [2, 9, 18], [1, 16, 14], [3, 7, 30]], config);
+    let layout = Spread::Columns { lanes: 16, teams: 2, vectors: 1 };
+    let config = Config { layout, width: 4, threads: 32, keep: false };
+    softmax_shapes(&[[2, 1, 64], [1, 2, 4], [2, 2, 68]], config);
+    let layout = Spread::ColumnLoop { lanes: 8, teams: 4 };
+    let config = Config { layout, width: 1, threads: 32, keep: false };
+    let shapes = [1, 4, 5, 8, 9, 12, 13, 16, 17].map(|n| [2, n, 9]);
+    softmax_shapes(&shapes, config);
+}
+
+#[test]
+fn defects_of_masks_are_noticed() {
+    let shapes = [[4, 7, 1], [2, 255, 1], [2, 256, 1], [2, 257, 1], [2, 513, 1], [4, 769, 1], [2, 1025, 1]];
+    for mask in [MaskKind::Additive, MaskKind::Boolean] {
+        check(&[0, 1, 2, 3, 4, 5, 6], |i| {
+            let [outer, n, inner] = shapes[i];
+            let (function, dtype, scale) = (Softmax::Plain, DType::F32, Real::new(1.0));
+            let softmax = SoftmaxDesc { function, dtype, outer, n, inner, scale };
+            MaskedSoftmaxDesc { softmax, mask, repeat: 1, period: 2 }.plan(TARGET).expect("plan")
+        });
+    }
+}
+
+/// Classes that begin and end at, before and after vectors; both types of targets, so that each word counts.
+fn cross_entropy(i: usize) -> CrossEntropyDesc {
+    let classes = [1, 2, 3, 6, 7, 130, 255, 258, 385, 513, 33, 65, 97][i];
+    let reduction = [Reduction::Mean, Reduction::Sum][i % 2];
+    let target = [DType::I64, DType::I32][i / 2 % 2];
+    // As many rows as the threads that add up the losses; so few that all targets are classes, and the sum a number.
+    let rows = [40, 1024, 40, 40, 4, 4, 40, 40, 40, 40, 40, 40, 40][i];
+    let (dtype, label_smoothing) = (DType::F32, Real::new(0.1));
+    CrossEntropyDesc { dtype, target, rows, classes, ignore_index: -1, label_smoothing, reduction }
+}
+
+#[test]
+fn defects_of_cross_entropy_are_noticed() {
+    let all: Vec<usize> = (0..13).collect();
+    check(&all, |i| cross_entropy(i).plan(TARGET).expect("plan"));
+    let backward = [1, 2, 3, 6, 7, 130, 4096, 256, 512, 768, 1024, 2048, 3072];
+    let of = |i: usize| CrossEntropyDesc { rows: 64, classes: backward[i], ..cross_entropy(i) };
+    check(&all, |i| CrossEntropyBackwardDesc { forward: of(i) }.plan(TARGET).expect("plan"));
+    let long = [2049, 2050, 4099, 4100, 6145, 8199, 8192, 2561, 3073, 3585];
+    let of = |i: usize| CrossEntropyDesc {
+        rows: 24,
+        classes: long[i],
+        reduction: Reduction::None,
+        ..cross_entropy(i)
+    };
+    check(&(0..10).collect::<Vec<_>>(), |i| of(i).plan(TARGET).expect("plan"));
 }

@@ -10,6 +10,7 @@ mod activation;
 mod batch_norm;
 pub mod budget;
 mod case;
+mod cross_entropy;
 mod group_norm;
 pub mod inputs;
 mod layer_norm;
@@ -20,6 +21,7 @@ pub mod ptx_cases;
 mod ptx_run;
 mod quantise;
 pub mod random;
+mod softmax;
 pub mod storage;
 
 pub use case::{
@@ -58,6 +60,8 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     group_norm::cases,
     layer_norm::cases,
     local_response_norm::cases,
+    softmax::cases,
+    cross_entropy::cases,
 ];
 
 /// The cases that `filter` admits, family by family.

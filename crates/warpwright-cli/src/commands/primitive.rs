@@ -7,6 +7,7 @@ use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
     BatchNormEvaluationDesc, Layout,
 };
+use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
 use warpwright_ops::local_response_norm::{
@@ -15,6 +16,7 @@ use warpwright_ops::local_response_norm::{
 use warpwright_ops::plan::{Real, TensorSpec, Variant};
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Direction, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
 
@@ -137,6 +139,34 @@ pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
             LocalResponseNormBackwardDesc { forward }.plan(target).map(Into::into)
         } else {
             forward.plan(target).map(Into::into)
+        };
+    }
+    if op == "cross_entropy" {
+        let (classes, target_type) = (len.clamp(1, ROW), DType::I64);
+        let (rows, ignore_index) = (len / classes, -100);
+        let (label_smoothing, reduction) = (Real::new(0.0), Reduction::Mean);
+        let forward = CrossEntropyDesc {
+            dtype,
+            target: target_type,
+            rows,
+            classes,
+            ignore_index,
+            label_smoothing,
+            reduction,
+        };
+        return if backward {
+            CrossEntropyBackwardDesc { forward }.plan(target).map(Into::into)
+        } else {
+            forward.plan(target).map(Into::into)
+        };
+    }
+    if let Some(function) = Softmax::from_name(op) {
+        let n = len.clamp(1, ROW);
+        let (outer, inner, scale) = (len / n, 1, Real::new(1.0));
+        return if backward {
+            SoftmaxBackwardDesc { function, dtype, outer, n, inner, scale }.plan(target).map(Into::into)
+        } else {
+            SoftmaxDesc { function, dtype, outer, n, inner, scale }.plan(target).map(Into::into)
         };
     }
     let scheme = |name: &str| Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);

@@ -96,6 +96,10 @@ impl Functions for f64 {
         scale(expm1_reduced(f) + 1.0, n)
     }
 
+    fn exp_nonpositive<'k>(x: F64<'k>, p: Precision) -> F64<'k> {
+        Functions::exp(x, p)
+    }
+
     fn exp2<'k>(x: F64<'k>, _: Precision) -> F64<'k> {
         let x = x.minimum(1025.0).maximum(-1077.0);
         let shifted = x + ROUND;

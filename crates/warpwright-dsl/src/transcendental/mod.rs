@@ -46,6 +46,8 @@ pub trait Functions: Number {
     #[doc(hidden)]
     fn exp<'k>(x: Reg<'k, Self>, p: Precision) -> Reg<'k, Self>;
     #[doc(hidden)]
+    fn exp_nonpositive<'k>(x: Reg<'k, Self>, p: Precision) -> Reg<'k, Self>;
+    #[doc(hidden)]
     fn exp2<'k>(x: Reg<'k, Self>, p: Precision) -> Reg<'k, Self>;
     #[doc(hidden)]
     fn log<'k>(x: Reg<'k, Self>) -> Reg<'k, Self>;
@@ -97,6 +99,9 @@ impl<'k, A: Float> Reg<'k, A> {
     functions! {
         /// e to the power of the value.
         exp, exp_for;
+        /// e to the power of a value that is at most 0, or above it by no more than a rounding: as exact as
+        /// [`exp`](Self::exp), and cheaper in f32.
+        exp_nonpositive, exp_nonpositive_for;
         /// 2 to the power of the value.
         exp2, exp2_for;
         /// `1 / (1 + exp(-x))`, with a small relative error on both sides.

@@ -115,6 +115,10 @@ impl Functions for f32 {
         scale(exp_reduced(f), shifted)
     }
 
+    fn exp_nonpositive<'k>(x: F32<'k>, p: Precision) -> F32<'k> {
+        if p == Precision::Storage { Functions::exp(x, p) } else { exp_negative(x) }
+    }
+
     fn exp2<'k>(x: F32<'k>, p: Precision) -> F32<'k> {
         if p == Precision::Storage {
             return x.exp2_approx();

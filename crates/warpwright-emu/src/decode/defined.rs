@@ -2,12 +2,32 @@
 
 use std::collections::HashMap;
 
-use warpwright_ptx::{Function, Inst, Operand, Reg, Role};
+use warpwright_ptx::{Function, FunctionKind, Inst, Operand, Reg, Role, StateSpace};
 
 /// Whether an instruction only copies, so that an undefined source makes the destination undefined instead of being an
 /// error: compilers move undefined values around without using them.
 pub(crate) fn copies(inst: &Inst) -> bool {
-    matches!(inst, Inst::Mov { src: Operand::Reg(_), .. } | Inst::PredMov { a: Operand::Reg(_), .. })
+    match inst {
+        Inst::Mov { src: Operand::Reg(_), .. } | Inst::PredMov { a: Operand::Reg(_), .. } => true,
+        Inst::Cvt { to, from, mods, b: None, .. } => !to.is_float() && !from.is_float() && !mods.sat,
+        _ => false,
+    }
+}
+
+/// Whether an access may be one to local memory. What a load takes from there is not used yet, and what a store puts
+/// there neither: compilers copy objects of which only parts were written.
+pub(crate) fn is_local(inst: &Inst) -> bool {
+    let space = match inst {
+        Inst::Ld { space, .. } | Inst::St { space, .. } => *space,
+        _ => return false,
+    };
+    matches!(space, StateSpace::Local | StateSpace::Param | StateSpace::Generic)
+}
+
+/// Whether a function can reach local memory.
+fn has_frame(function: &Function) -> bool {
+    let framed = |space| matches!(space, StateSpace::Local | StateSpace::Param);
+    function.kind != FunctionKind::Entry || function.variables.iter().any(|v| framed(v.space))
 }
 
 /// Blocks times registers beyond which every register is tracked: the analysis takes a bit for each.
@@ -46,16 +66,18 @@ impl Bits {
 pub(crate) struct Analysis {
     pub(crate) tracked: Vec<Reg>,
     slots: HashMap<Reg, u32>,
+    /// Whether values of local memory are followed until they are used.
+    pub(crate) follows: bool,
 }
 
 impl Analysis {
     /// Looks at a function; its first tracked register has number `first`.
     pub(crate) fn new(function: &Function, first: u32) -> Self {
-        let count = function.registers.len();
+        let (count, follows) = (function.registers.len(), has_frame(function));
         if count.saturating_mul(function.blocks.len()) > MAX_ANALYSIS {
             let tracked: Vec<Reg> = (0..count).filter_map(|i| u32::try_from(i).ok()).map(Reg).collect();
             let slots = tracked.iter().zip(first..).map(|(r, i)| (*r, i)).collect();
-            return Self { tracked, slots };
+            return Self { tracked, slots, follows };
         }
         let mut maybe = vec![Bits::new(count, false); function.blocks.len()];
         let mut used = Bits::new(count, false);
@@ -75,7 +97,8 @@ impl Analysis {
                     note(&state, &mut used, guard.reg);
                 }
                 // A copy of a maybe undefined value leaves its destination maybe undefined.
-                let mut undefined = false;
+                let load = matches!(instruction.inst, Inst::Ld { .. });
+                let mut undefined = follows && load && is_local(&instruction.inst);
                 let copy = copies(&instruction.inst);
                 instruction.inst.visit(|role, r| match role {
                     Role::Use => {
@@ -103,7 +126,7 @@ impl Analysis {
         let tracked: Vec<Reg> =
             (0..count).filter(|i| used.get(*i)).filter_map(|i| u32::try_from(i).ok()).map(Reg).collect();
         let slots = tracked.iter().zip(first..).map(|(r, i)| (*r, i)).collect();
-        Self { tracked, slots }
+        Self { tracked, slots, follows }
     }
 
     pub(crate) fn slot(&self, r: Reg) -> Option<u32> {

@@ -162,7 +162,18 @@ impl Decoder<'_> {
         };
         let sign = matches!(ty, ScalarType::S8 | ScalarType::S16 | ScalarType::S32);
         let site = self.site();
-        Ok(Access { space, bytes, sign, regs, keep: u32::MAX, addr: row, offset, ordering, site })
+        Ok(Access {
+            space,
+            bytes,
+            sign,
+            regs,
+            keep: u32::MAX,
+            addr: row,
+            offset,
+            ordering,
+            site,
+            tracked: None,
+        })
     }
 
     /// Parameters of functions and calls are in local memory.

@@ -19,9 +19,9 @@ mod rows;
 use std::collections::{HashMap, HashSet};
 
 use warpwright_ptx::{
-    AtomOp, BarRedOp, BlockId, BoolOp, Function, Inst, Instruction, Module, Operand, Ordering, PlainSpecial,
-    PredUse, ReduxOp, Reg, ScalarType, Scope, ShflMode, SourceLoc, SpecialReg, StateSpace, Symbol, SymbolId,
-    Terminator, VoteMode,
+    AddressBase, AtomOp, BarRedOp, BlockId, BoolOp, Function, Inst, Instruction, Module, Operand, Ordering,
+    PlainSpecial, PredUse, ReduxOp, Reg, ScalarType, Scope, ShflMode, SourceLoc, SpecialReg, StateSpace,
+    Symbol, SymbolId, Terminator, VoteMode,
 };
 
 use crate::counters::Class;
@@ -73,6 +73,8 @@ pub(crate) struct Access {
     pub(crate) ordering: Ordering,
     /// Number of the memory instruction.
     pub(crate) site: u32,
+    /// Where it may be one to local memory whose values are followed: the tracked registers among `regs`.
+    pub(crate) tracked: Option<Vec<Option<u32>>>,
 }
 
 impl Access {
@@ -380,6 +382,17 @@ pub(crate) fn decode(module: &Module, kernel: usize, consts: &[u64]) -> Result<C
     Ok(decoder.code)
 }
 
+/// The register that an access takes its address from.
+fn address_register(inst: &Inst) -> Option<Reg> {
+    match inst {
+        Inst::Ld { addr, .. } | Inst::St { addr, .. } => match addr.base {
+            AddressBase::Reg(r) => Some(r),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 impl Decoder<'_> {
     fn error<T>(&self, message: impl Into<String>) -> Result<T> {
         Err(DecodeError { location: self.location, message: message.into() })
@@ -485,6 +498,7 @@ impl Decoder<'_> {
             self.guard = (self.pred(guard.reg)?, if guard.negated { u32::MAX } else { 0 });
         }
         let copy = defined::copies(&instruction.inst);
+        let follows = analysis.follows && defined::is_local(&instruction.inst);
         if !copy {
             let mut uses = Vec::new();
             instruction.inst.visit(|role, r| {
@@ -492,20 +506,62 @@ impl Decoder<'_> {
                     uses.push(r);
                 }
             });
+            if follows && let Inst::St { srcs, .. } = &instruction.inst {
+                uses.retain(|r| !srcs.contains(&Operand::Reg(*r)));
+                if let Some(base) = address_register(&instruction.inst) {
+                    uses.push(base);
+                }
+            }
             let sums = matrix::conditional_uses(&instruction.inst);
             uses.retain(|r| !sums.contains(r));
             self.check(analysis, uses);
             self.check_sums(analysis, &instruction.inst)?;
         }
         self.touch(&instruction.inst);
+        if follows {
+            // Before the access, which knows better.
+            self.mark(&instruction.inst, analysis, copy);
+        }
         self.class = Some(class::class_of(&instruction.inst));
+        let before = (self.code.loads.len(), self.code.stores.len());
         self.inst(&instruction.inst)?;
+        if follows {
+            self.follow(&instruction.inst, analysis, before);
+        }
         if self.class.is_some() {
             // Every instruction is counted, also one that does nothing here.
             self.emit(Op::Nothing);
         }
+        if !follows {
+            self.mark(&instruction.inst, analysis, copy);
+        }
+        Ok(())
+    }
+
+    /// Tells an access to local memory which of its registers are tracked.
+    fn follow(&mut self, inst: &Inst, analysis: &defined::Analysis, (loads, stores): (usize, usize)) {
+        let slot = |r: Option<Reg>| r.and_then(|r| analysis.slot(r));
+        let (access, slots): (_, Vec<Option<u32>>) = match inst {
+            Inst::Ld { dsts, .. } => {
+                (self.code.loads.get_mut(loads), dsts.iter().map(|d| slot(*d)).collect())
+            }
+            Inst::St { srcs, .. } => {
+                let register = |o: &Operand| if let Operand::Reg(r) = o { Some(*r) } else { None };
+                (self.code.stores.get_mut(stores), srcs.iter().map(|o| slot(register(o))).collect())
+            }
+            _ => return,
+        };
+        if let Some(access) = access {
+            // Registers of 128 bits are two elements.
+            let each = access.regs.len() / slots.len().max(1);
+            access.tracked = Some(slots.into_iter().flat_map(|s| std::iter::repeat_n(s, each)).collect());
+        }
+    }
+
+    /// Emits that the tracked registers that an instruction writes are defined; of a copy, if what it copies is.
+    fn mark(&mut self, inst: &Inst, analysis: &defined::Analysis, copy: bool) {
         let (mut from, mut marks) = (Vec::new(), Vec::new());
-        instruction.inst.visit(|role, r| {
+        inst.visit(|role, r| {
             if let Some(slot) = analysis.slot(r) {
                 match role {
                     warpwright_ptx::Role::Def => marks.push(slot),
@@ -519,7 +575,6 @@ impl Decoder<'_> {
             let at = index(self.code.marks.len() - 1);
             self.emit(Op::MarkDefined(at));
         }
-        Ok(())
     }
 
     /// Emits a stop in place of an instruction that cannot be decoded: it matters only if it is reached.

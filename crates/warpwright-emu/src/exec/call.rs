@@ -317,6 +317,7 @@ impl Context<'_> {
         }
         for tracked in callee.tracked.clone() {
             warp.defined[tracked] &= !lanes;
+            warp.origins[tracked] = None;
         }
         warp.push(start, lanes, here.turn);
         Flow::Repick

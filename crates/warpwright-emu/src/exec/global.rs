@@ -172,6 +172,9 @@ impl Context<'_> {
             let write = kind != AccessKind::Read;
             if write && space != Space::Local {
                 self.note_change();
+                for slot in access.tracked.iter().flatten().flatten() {
+                    self.check_register(warp, pc, lanes, *slot, None);
+                }
             }
             let flow = match space {
                 Space::Global if write => self.store_global_lanes(warp, pc, lanes, access, &local),

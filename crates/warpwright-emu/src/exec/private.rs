@@ -43,6 +43,15 @@ impl Local {
         }
     }
 
+    /// Forgets that the bytes of a range were written.
+    fn undefine(&mut self, lane: usize, address: u64, bytes: u32) {
+        for byte in address..address + u64::from(bytes) {
+            if let Some(bits) = self.defined.get_mut((byte / 4) as usize * LANES + lane) {
+                *bits &= !(1 << (byte % 4));
+            }
+        }
+    }
+
     /// Whether all bytes of a range were written; marks them if `write`.
     fn defined(&mut self, lane: usize, address: u64, bytes: u32, write: bool) -> bool {
         let mut all = true;
@@ -102,10 +111,22 @@ impl Context<'_> {
                 };
                 set_lane(&mut warp.regs, slot, lane, extend(access, slot, value));
             }
-            if space == Space::Local
-                && self.checks.initcheck
-                && !warp.local.defined(lane, address, total, false)
+            if space != Space::Local
+                || !self.checks.initcheck
+                || warp.local.defined(lane, address, total, false)
             {
+                continue;
+            }
+            if let Some(tracked) = &access.tracked {
+                for (slot, at) in tracked.iter().zip((address..).step_by(access.bytes as usize)) {
+                    if let Some(slot) = *slot
+                        && !warp.local.defined(lane, at, access.bytes, false)
+                    {
+                        warp.defined[slot as usize] &= !(1 << lane);
+                        warp.origins[slot as usize] = Some((pc, at));
+                    }
+                }
+            } else {
                 let at = Some((Space::Local, address));
                 self.finding(warp, pc, 1 << lane, Tool::Initcheck, "uninitialised-local", at, || {
                     (
@@ -152,7 +173,14 @@ impl Context<'_> {
                 warp.local.store(lane, address + j as u64 * u64::from(access.bytes), access.bytes, value);
             }
             if self.checks.initcheck {
-                warp.local.defined(lane, address, total, true);
+                match &access.tracked {
+                    None => _ = warp.local.defined(lane, address, total, true),
+                    Some(tracked) => {
+                        for (slot, at) in tracked.iter().zip((address..).step_by(access.bytes as usize)) {
+                            define_stored(warp, lane, at, access.bytes, *slot);
+                        }
+                    }
+                }
             }
         }
         if self.checks.counters {
@@ -195,6 +223,24 @@ impl Context<'_> {
                     warp.paths.tops[lane] = saved.min(top);
                 }
             }
+        }
+    }
+}
+
+/// Notes which bytes of an element that was stored are defined: all of them, or those that were when the register was
+/// loaded.
+fn define_stored(warp: &mut Warp, lane: usize, at: u64, bytes: u32, slot: Option<u32>) {
+    let undefined = slot.map(|slot| slot as usize).filter(|slot| warp.defined[*slot] >> lane & 1 == 0);
+    let Some(slot) = undefined else {
+        warp.local.defined(lane, at, bytes, true);
+        return;
+    };
+    for i in 0..u64::from(bytes) {
+        let from = warp.origins[slot].map(|(_, from)| from + i);
+        if from.is_some_and(|from| warp.local.defined(lane, from, 1, false)) {
+            warp.local.defined(lane, at + i, 1, true);
+        } else {
+            warp.local.undefine(lane, at + i, 1);
         }
     }
 }

@@ -9,9 +9,11 @@ use super::global::lanes_of;
 use super::lanes;
 use super::ops::{Op, hot_ops};
 use super::rows::{self, R1, R2, put_pred, select32, select64};
+use warpwright_ptx::ScalarType;
+
 use crate::context::Context;
 use crate::decode::{Code, Mark};
-use crate::report::Tool;
+use crate::report::{Space, Tool};
 use crate::warp::{Group, Wait, Warp};
 
 /// Why a warp stopped running.
@@ -359,12 +361,14 @@ fn end_lanes(warp: &mut Warp, lanes: u32) {
 }
 
 fn mark_defined(warp: &mut Warp, exec: u32, mark: &Mark) {
-    let mut value = u32::MAX;
+    let (mut value, mut origin) = (u32::MAX, None);
     for slot in &mark.from {
         value &= warp.defined[*slot as usize];
+        origin = origin.or(warp.origins[*slot as usize]);
     }
     for slot in &mark.slots {
         put_pred(&mut warp.defined[*slot as usize], value, exec);
+        warp.origins[*slot as usize] = origin;
     }
 }
 
@@ -373,22 +377,46 @@ impl Context<'_> {
     fn check_defined(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) {
         let check = &self.code.checks[at as usize];
         for (slot, ty) in &check.slots {
-            let missing = exec & !warp.defined[*slot as usize];
-            if missing != 0 && self.checks.initcheck {
-                self.finding(warp, pc, missing, Tool::Initcheck, "uninitialised-register", None, || {
+            self.check_register(warp, pc, exec, *slot, *ty);
+        }
+    }
+
+    /// Reports lanes that use a tracked register whose value they never had.
+    pub(super) fn check_register(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        exec: u32,
+        slot: u32,
+        ty: Option<ScalarType>,
+    ) {
+        let missing = exec & !warp.defined[slot as usize];
+        if missing == 0 || !self.checks.initcheck {
+            return;
+        }
+        match warp.origins[slot as usize] {
+            Some((load, address)) => {
+                let at = Some((Space::Local, address));
+                self.finding(warp, load, missing, Tool::Initcheck, "uninitialised-local", at, || {
                     (
-                        format!(
-                            "reads a {} register that this thread never wrote",
-                            ty.map_or_else(String::new, |t| format!(".{t}"))
-                        ),
-                        "write the register on every path that leads here, or guard this instruction with the same \
-                         predicate"
-                            .to_owned(),
+                        "uses what it loads from local memory that this thread never wrote".to_owned(),
+                        "write the variable on every path that leads here".to_owned(),
                     )
                 });
-                // Once is enough: what follows from it would only repeat the finding.
-                warp.defined[*slot as usize] |= missing;
             }
+            None => self.finding(warp, pc, missing, Tool::Initcheck, "uninitialised-register", None, || {
+                (
+                    format!(
+                        "reads a {}register that this thread never wrote",
+                        ty.map_or_else(String::new, |t| format!(".{t} "))
+                    ),
+                    "write the register on every path that leads here, or guard this instruction with the same \
+                     predicate"
+                        .to_owned(),
+                )
+            }),
         }
+        // Once is enough: what follows from it would only repeat the finding.
+        warp.defined[slot as usize] |= missing;
     }
 }

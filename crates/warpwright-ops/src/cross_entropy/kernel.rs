@@ -1,0 +1,333 @@
+//! The kernels: one pass over the logits each, and a small one for the reduced loss.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{WARP, accumulate, kernel_args};
+
+use super::tuning::{Config, REDUCE_THREADS, UNROLL};
+use crate::softmax::math::{Exponential, Mass, Wide, tree, warp_sum};
+
+kernel_args! {
+    /// `losses` or, in the type of the logits, `loss` gets the loss of each row, whichever `rowwise` says; targets have
+    /// `words` 32-bit words.
+    pub(super) struct ForwardArgs => ForwardParams {
+        logits: In<Elem>, target: In<u32>, loss: Out<Elem>, losses: Out<Elem>, lse: Out<Elem>,
+        rows: u64, classes: u64, words: u32, rowwise: u32, ignore_index: i64, label_smoothing: f64,
+    }
+}
+
+kernel_args! {
+    /// The sum of `losses`, divided by `count` if `mean` is not 0.
+    pub(super) struct ReduceArgs => ReduceParams {
+        losses: In<Elem>, target: In<u32>, loss: Out<Elem>, count: Out<Elem>,
+        rows: u64, words: u32, mean: u32, ignore_index: i64,
+    }
+}
+
+kernel_args! {
+    /// `dlogits = (softmax(logits) - target distribution) dloss`; `dloss` has one element or, if `rowwise` is not 0, one
+    /// for each row, and is divided by `count` if `mean` is not 0.
+    pub(super) struct BackwardArgs => BackwardParams {
+        logits: In<Elem>, target: In<u32>, lse: In<Elem>, dloss: In<Elem>, count: In<Elem>, dlogits: Out<Elem>,
+        classes: u64, chunks: u32, words: u32, rowwise: u32, mean: u32, ignore_index: i64, label_smoothing: f64,
+    }
+}
+
+/// The type that a loss is computed in.
+pub(super) const fn accumulator(dtype: DType) -> DType {
+    if matches!(dtype, DType::F64) { DType::F64 } else { DType::F32 }
+}
+
+/// The target of a row, sign-extended.
+fn target_of<'k>(target: Ptr<'k, Read, u32>, row: U64<'k>, words: U32<'k>) -> I64<'k> {
+    let at = row * words.to_u64();
+    let low = target.at(at).get();
+    let high = target.at(at + 1).only_where(words.eq(2), Fill::Zero).get();
+    let sign = (low.to_i32() >> 31).to_u32();
+    U64::from_words(low, words.eq(2).select(high, sign)).to_i64()
+}
+
+/// A row of any length at any place as vectors that lie on vector boundaries of the tensor, and the elements in front of
+/// and behind them.
+struct Vectors<'k> {
+    /// First element of the row.
+    start: U64<'k>,
+    /// First and last bound of the whole vectors.
+    first: U64<'k>,
+    last: U64<'k>,
+    end: U64<'k>,
+}
+
+impl<'k> Vectors<'k> {
+    fn new(start: U64<'k>, len: U64<'k>, width: u32) -> Self {
+        let below = u64::from(width - 1);
+        let end = start + len;
+        // A short row may have no boundary inside.
+        let first = ((start + below) & !below).min(end);
+        Self { start, first, last: (end & !below).max(first), end }
+    }
+
+    /// The element outside of the vectors that thread `thread` takes, and whether there is one.
+    fn rest(&self, thread: U32<'k>) -> (U64<'k>, Pred<'k>) {
+        let in_front = self.first - self.start;
+        let thread = thread.to_u64();
+        let at = thread.lt(in_front).select(self.start + thread, self.last + (thread - in_front));
+        (at, at.lt(self.end))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Forward {
+    pub(super) dtype: DType,
+    pub(super) config: Config,
+}
+
+impl KernelDef for Forward {
+    type Args = ForwardArgs;
+
+    fn name(&self) -> String {
+        let Config { team, threads, width } = self.config;
+        format!("cross_entropy_{}_team{team}_t{threads}x{width}", self.dtype)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.config.threads)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let wide = accumulator(self.dtype);
+        DTypes::all(self.dtype).with("losses", wide).with("lse", wide)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+impl Forward {
+    fn body<'k, A: Wide>(&self, k: K<'k>, a: ForwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let Config { team, threads, width } = self.config;
+        let lanes = width as usize;
+        let exp = Exponential { scale: k.lit::<A>(1.0), precision: Precision::of(self.dtype) };
+        let per_block = threads / team;
+        let thread = k.thread_idx() & (team - 1);
+        let row = if per_block == 1 {
+            k.block_idx_x().to_u64()
+        } else {
+            k.block_idx_x().mad_wide(per_block, (k.thread_idx() >> team.trailing_zeros()).to_u64())
+        };
+        let there = row.lt(a.rows);
+        let vectors = Vectors::new(row * a.classes, there.select(a.classes, 0), width);
+        let target = target_of(a.target, there.select(row, 0), a.words);
+
+        // One element outside of the vectors, in the first lane; of single elements none is outside.
+        let (rest, one, alone): (Reg<'k, A>, Reg<'k, A>, Reg<'k, A>) = if width > 1 {
+            let (at, there) = vectors.rest(thread);
+            let rest: Reg<'k, A> = a.logits.at(at).only_where(there, Fill::MinusInfinity).get();
+            // NaN of what is not a number or infinite, as `exp(rest - rest)`.
+            let one = rest.eq(f64::NEG_INFINITY).select(0.0, rest - rest + 1.0);
+            (rest, one, there.select(rest, 0.0))
+        } else {
+            (k.lit(f64::NEG_INFINITY), k.lit(0.0), k.lit(0.0))
+        };
+        let all = |first: Reg<'k, A>, others: f64| -> Lanes<'k, A> {
+            (0..lanes).map(|lane| if lane == 0 { first } else { k.lit(others) }).collect()
+        };
+        let (tops, sums, plain) = (all(rest, f64::NEG_INFINITY), all(one, 0.0), all(alone, 0.0));
+
+        let stride = u64::from(team * width);
+        let first = vectors.first + (thread * width).to_u64();
+        let range = k.range(first, vectors.last, stride * UNROLL);
+        let (tops, sums, plain) = k.fold(range, (tops, sums, plain), |i, (tops, sums, plain)| {
+            let mut xs = Vec::new();
+            let mut inside = Vec::new();
+            for u in 0..UNROLL {
+                let at = if u == 0 { i } else { i + u * stride };
+                let x = a.logits.at(at);
+                // The loop itself says that the first one is there.
+                let p = (u > 0).then(|| at.lt(vectors.last));
+                let x = p.map_or(x, |p| x.only_where(p, Fill::MinusInfinity));
+                xs.push(x.load_packed::<A>(width));
+                inside.push(p);
+            }
+            let next = exp.greatest_each(&xs, lanes).zip(tops.clone(), |x, top| x.maximum(top));
+            let minus = next.map(Mass::minus_reference);
+            let mut sums = sums.zip3(tops, minus.clone(), |sum, top, minus| sum * exp.of(top + minus));
+            let mut plain = plain;
+            for (x, p) in xs.iter().zip(inside) {
+                let x = x.lanes();
+                sums = sums.zip(x.zip(minus.clone(), |x, minus| exp.power(x, minus)), |a, b| a + b);
+                plain = plain.zip(x.map(|x| p.map_or(x, |p| p.select(x, 0.0))), |a, b| a + b);
+            }
+            (next, sums, plain)
+        });
+        let mine = Mass::of_parts(tops.as_slice(), sums.as_slice(), exp);
+        let mine = mine.unwrap_or(Mass { top: rest, sum: rest }).of_lanes(k, WARP.min(team), exp);
+        let plain =
+            warp_sum(k, WARP.min(team), tree(plain.into_iter().collect(), |a, b| a + b).unwrap_or(rest));
+        let (mass, plain) =
+            if team > WARP { (mine.of_warps(k, exp), block_total(k, plain)) } else { (mine, plain) };
+
+        k.if_(there & thread.eq(0), || {
+            let valid = target.ge(0) & target.lt(a.classes.to_i64());
+            let at = row * a.classes + valid.select(target, 0).to_u64();
+            let own: Reg<'k, A> = a.logits.at(at).get();
+            let log_sum = mass.sum.log();
+            let smoothing = a.label_smoothing.convert::<A>();
+            let mean = plain / a.classes.convert::<A>();
+            let likely = (mass.top - own) + log_sum;
+            // Without smoothing, a class of probability 0 does not matter.
+            let uniform = smoothing.gt(0.0).select((mass.top - mean) + log_sum, 0.0);
+            let loss = (1.0 - smoothing) * likely + smoothing * uniform;
+            let loss = valid.select(loss, f64::NAN);
+            let loss: Reg<'k, A> = target.eq(a.ignore_index).select(0.0, loss);
+            a.loss.at(row).only_where(a.rowwise.ne(0), Fill::Zero).set(loss);
+            a.losses.at(row).only_where(a.rowwise.eq(0), Fill::Zero).set(loss);
+            a.lse.at(row).set(mass.top + log_sum);
+        });
+    }
+}
+
+/// The sum over the warps of the block of what each has.
+fn block_total<'k, A: Wide>(k: K<'k>, of_warp: Reg<'k, A>) -> Reg<'k, A> {
+    let warps = k.block_threads() / WARP;
+    let slots = k.shared::<A>(warps);
+    k.if_(k.lane_idx().eq(0), || slots.at(k.warp_idx()).set(of_warp));
+    k.barrier();
+    warp_sum(k, warps, slots.at(k.lane_idx() & (warps - 1)).get())
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reduce {
+    pub(super) dtype: DType,
+}
+
+impl KernelDef for Reduce {
+    type Args = ReduceArgs;
+
+    fn name(&self) -> String {
+        format!("cross_entropy_reduce_{}", self.dtype)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(REDUCE_THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(accumulator(self.dtype)).with("loss", self.dtype)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: ReduceParams<'k>) {
+        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+impl Reduce {
+    fn body<'k, A: Wide>(&self, k: K<'k>, a: ReduceParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let none = (k.lit::<A>(0.0), k.lit::<A>(0.0));
+        let (sum, count) = k.fold(k.block_strided(a.rows, 1), none, |row, (sum, count)| {
+            let counts = target_of(a.target, row, a.words).ne(a.ignore_index);
+            let loss: Reg<'k, A> = a.losses.at(row).get();
+            (sum + loss, count + counts.select(1.0, 0.0))
+        });
+        let sum = block_total(k, warp_sum(k, WARP, sum));
+        let count = block_total(k, warp_sum(k, WARP, count));
+        k.if_(k.thread_idx().eq(0), || {
+            a.loss.set(a.mean.ne(0).select(sum / count, sum));
+            a.count.only_where(a.mean.ne(0), Fill::Zero).set(count);
+        });
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backward {
+    pub(super) dtype: DType,
+    pub(super) config: Config,
+}
+
+impl KernelDef for Backward {
+    type Args = BackwardArgs;
+
+    fn name(&self) -> String {
+        format!("cross_entropy_backward_{}_t{}x{}", self.dtype, self.config.threads, self.config.width)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.config.threads)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let wide = accumulator(self.dtype);
+        DTypes::all(self.dtype).with("lse", wide).with("count", wide)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
+        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+impl Backward {
+    fn body<'k, A: Wide>(&self, k: K<'k>, a: BackwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let Config { threads, width, .. } = self.config;
+        let precision = Precision::of(self.dtype);
+        let block = k.block_idx_x();
+        let row = block / a.chunks;
+        let chunk = block - row * a.chunks;
+        let row = row.to_u64();
+        let vectors = Vectors::new(row * a.classes, a.classes, width);
+
+        let target = target_of(a.target, row, a.words);
+        let valid = target.ge(0) & target.lt(a.classes.to_i64());
+        let ignored = target.eq(a.ignore_index);
+        let dloss: Reg<'k, A> = a.dloss.at(row * a.rowwise.to_u64()).get();
+        let count: Reg<'k, A> = a.count.only_where(a.mean.ne(0), Fill::Zero).get();
+        let factor = a.mean.ne(0).select(dloss / count, dloss);
+        let factor = valid.select(factor, f64::NAN);
+        let lse: Reg<'k, A> = a.lse.at(row).get();
+        let smoothing = a.label_smoothing.convert::<A>();
+        let uniform = smoothing / a.classes.convert::<A>();
+        let likely = 1.0 - smoothing;
+        // Elements count from the start of the tensor; a target that is not valid is no element.
+        let hot = vectors.start + valid.select(target, -1).to_u64();
+        let gradient = |x: Reg<'k, A>, at_target: Pred<'k>| -> Reg<'k, A> {
+            let p = (x - lse).exp_for(precision) - uniform - at_target.select(likely, 0.0);
+            ignored.select(0.0, p * factor)
+        };
+
+        let stride = u64::from(threads * width);
+        let tile = chunk.to_u64() * (stride * UNROLL);
+        let first = vectors.first + tile + k.thread_idx().mul_wide(width);
+        let mut steps = Vec::new();
+        for u in 0..UNROLL {
+            let at = first + u * stride;
+            let inside = at.lt(vectors.last);
+            let x = a.logits.at(first).at(u * stride).only_where(inside, Fill::Zero).load_packed::<A>(width);
+            steps.push((at, inside, x));
+        }
+        for (u, (at, inside, x)) in steps.into_iter().enumerate() {
+            let from = (hot - at).words().0;
+            let far = (hot - at).ge(u64::from(width));
+            let from = far.select(width, from);
+            let dx: Lanes<'k, A> =
+                x.lanes().iter().enumerate().map(|(lane, x)| gradient(x, from.eq(lane as u32))).collect();
+            a.dlogits.at(first).at(u as u64 * stride).only_where(inside, Fill::Zero).store(dx);
+        }
+        if width > 1 {
+            k.if_(chunk.eq(0), || {
+                let (at, has_rest) = vectors.rest(k.thread_idx());
+                k.if_(has_rest, || {
+                    let x: Reg<'k, A> = a.logits.at(at).get();
+                    a.dlogits.at(at).set(gradient(x, hot.eq(at)));
+                });
+            });
+        }
+    }
+}

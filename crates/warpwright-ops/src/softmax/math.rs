@@ -1,0 +1,193 @@
+//! What the kernels share: exponentials of scores, and their greatest value and sum over the threads of a row.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{WARP, warp_reduce_lanes};
+
+/// A register type with places in shared memory.
+pub(crate) trait Wide: Float + warpwright_dsl::FixedElement + Access<Self> {}
+
+impl Wide for f32 {}
+impl Wide for f64 {}
+
+/// `exp(scale x - top)` as exact as the result is worth.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exponential<'k, A: Float> {
+    pub(crate) scale: Reg<'k, A>,
+    pub(crate) precision: Precision,
+}
+
+impl<'k, A: Wide> Exponential<'k, A> {
+    /// `scale x - top`, rounded once.
+    pub(crate) fn below(&self, x: Reg<'k, A>, minus_top: Reg<'k, A>) -> Reg<'k, A> {
+        x.mul_add(self.scale, minus_top)
+    }
+
+    /// `exp(scale x - top)`
+    pub(crate) fn power(&self, x: Reg<'k, A>, minus_top: Reg<'k, A>) -> Reg<'k, A> {
+        self.below(x, minus_top).exp_nonpositive_for(self.precision)
+    }
+
+    /// `exp(difference)` of a difference that is at most 0.
+    pub(crate) fn of(&self, difference: Reg<'k, A>) -> Reg<'k, A> {
+        difference.exp_nonpositive_for(self.precision)
+    }
+
+    /// The greatest of the elements, not scaled; NaN if one is NaN.
+    pub(crate) fn greatest(&self, vectors: &[Packed<'k, A>]) -> Reg<'k, A> {
+        let halves: Option<Vec<_>> = vectors.iter().map(Packed::halves).collect();
+        let pairs = halves.and_then(|h| tree(h.into_iter().flatten().collect(), |a, b| a.maximum(b)));
+        let lanes: Vec<Reg<'k, A>> = match pairs {
+            Some(pair) => pair.widen().into_iter().map(Reg::convert).collect(),
+            None => vectors.iter().flat_map(|v| v.lanes()).collect(),
+        };
+        tree(lanes, |a, b| a.maximum(b)).unwrap_or(self.scale)
+    }
+
+    /// The sum of `exp(scale x - top)` over the elements.
+    pub(crate) fn sum(&self, vectors: &[Packed<'k, A>], minus_top: Reg<'k, A>) -> Reg<'k, A> {
+        let sums = vectors.iter().filter_map(|v| total(&v.lanes().map(|x| self.power(x, minus_top))));
+        tree(sums.collect(), |a, b| a + b).unwrap_or(minus_top)
+    }
+}
+
+/// Combines values as a balanced tree; `None` if there are none.
+pub(crate) fn tree<T: Clone>(values: Vec<T>, mut f: impl FnMut(T, T) -> T) -> Option<T> {
+    let mut level = values;
+    while level.len() > 1 {
+        level = level
+            .chunks(2)
+            .map(|p| if let [a, b] = p { f(a.clone(), b.clone()) } else { p[0].clone() })
+            .collect();
+    }
+    level.into_iter().next()
+}
+
+/// The sum of the lanes.
+pub(crate) fn total<'k, A: Wide>(lanes: &Lanes<'k, A>) -> Option<Reg<'k, A>> {
+    lanes.reduce(|a, b| a + b)
+}
+
+/// The sum over teams of `lanes` neighbouring lanes.
+pub(crate) fn warp_sum<'k, A: Wide>(k: K<'k>, lanes: u32, value: Reg<'k, A>) -> Reg<'k, A> {
+    k.warp_combine(lanes, value, |a, b| a + b)
+}
+
+/// The sum over the block, or over the cluster if there is one; it comes here only once, after
+/// [`K::cluster_arrive`].
+pub(crate) fn team_sum<'k, A: Wide>(k: K<'k>, value: Reg<'k, A>) -> Reg<'k, A> {
+    let warps = k.block_threads() / WARP;
+    let of_warp = warp_sum(k, WARP, value);
+    let slots = k.shared::<A>(warps);
+    k.if_(k.lane_idx().eq(0), || slots.at(k.warp_idx()).set(of_warp));
+    k.barrier();
+    let of_block = warp_sum(k, warps, slots.at(k.lane_idx() & (warps - 1)).get());
+    let blocks = k.cluster_blocks();
+    if blocks == 1 {
+        return of_block;
+    }
+    let slots = exchange(k, [of_block]);
+    warp_sum(k, blocks, slots[0])
+}
+
+/// What block `lane modulo cluster` of the cluster has: each block writes into the shared memory of the others. The
+/// kernel has arrived at the cluster's barrier before.
+fn exchange<'k, A: Wide, const N: usize>(k: K<'k>, mine: [Reg<'k, A>; N]) -> [Reg<'k, A>; N] {
+    let blocks = k.cluster_blocks();
+    let slots = mine.map(|_| k.shared::<A>(blocks));
+    let (thread, rank) = (k.thread_idx(), k.cluster_rank());
+    k.cluster_wait();
+    k.if_(thread.lt(blocks), || {
+        for (slots, mine) in slots.iter().zip(mine) {
+            slots.at(rank).of_block(thread).set(mine);
+        }
+    });
+    k.cluster_barrier();
+    let slot = k.lane_idx() & (blocks - 1);
+    slots.map(|slots| slots.at(slot).get())
+}
+
+/// The greatest scaled score of some elements, and the sum of `exp(score - top)` over them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mass<'k, A: Float> {
+    pub(crate) top: Reg<'k, A>,
+    pub(crate) sum: Reg<'k, A>,
+}
+
+impl<'k, A: Wide> Mass<'k, A> {
+    /// `-top`, or 0 where nothing is greater than minus infinity, so that the exponentials there are 0 and not NaN.
+    pub(crate) fn minus_reference(top: Reg<'k, A>) -> Reg<'k, A> {
+        top.eq(f64::NEG_INFINITY).select(0.0, -top)
+    }
+
+    /// Of parts that were summed apart.
+    pub(crate) fn of_parts(
+        tops: &[Reg<'k, A>],
+        sums: &[Reg<'k, A>],
+        exp: Exponential<'k, A>,
+    ) -> Option<Self> {
+        let top = tree(tops.to_vec(), |a, b| a.maximum(b))?;
+        let minus = Self::minus_reference(top);
+        let scaled = tops.iter().zip(sums).map(|(top, sum)| *sum * exp.of(*top + minus));
+        Some(Self { top, sum: tree(scaled.collect(), |a, b| a + b)? })
+    }
+
+    /// Of a team of `lanes` neighbouring lanes, from what each of them has: all receive the same.
+    pub(crate) fn of_lanes(self, k: K<'k>, lanes: u32, exp: Exponential<'k, A>) -> Self {
+        let top = warp_reduce_lanes(k, Maximum, lanes, self.top);
+        let scaled = self.sum * exp.of(self.top + Self::minus_reference(top));
+        Self { top, sum: warp_sum(k, lanes, scaled) }
+    }
+
+    /// Of the block, from what each warp has. The sum is NaN if every score is minus infinity.
+    pub(crate) fn of_warps(self, k: K<'k>, exp: Exponential<'k, A>) -> Self {
+        let warps = k.block_threads() / WARP;
+        let tops = k.shared::<A>(warps);
+        let sums = k.shared::<A>(warps);
+        k.if_(k.lane_idx().eq(0), || {
+            tops.at(k.warp_idx()).set(self.top);
+            sums.at(k.warp_idx()).set(self.sum);
+        });
+        k.barrier();
+        let slot = k.lane_idx() & (warps - 1);
+        Mass { top: tops.at(slot).get(), sum: sums.at(slot).get() }.of_slots(k, warps, exp)
+    }
+
+    /// Of the cluster, from what each block has.
+    pub(crate) fn of_blocks(self, k: K<'k>, exp: Exponential<'k, A>) -> Self {
+        match k.cluster_blocks() {
+            1 => self,
+            blocks => {
+                let [top, sum] = exchange(k, [self.top, self.sum]);
+                Mass { top, sum }.of_slots(k, blocks, exp)
+            }
+        }
+    }
+
+    /// Of `count` neighbouring lanes, each of which has one part.
+    fn of_slots(self, k: K<'k>, count: u32, exp: Exponential<'k, A>) -> Self {
+        let top = warp_reduce_lanes(k, Maximum, count, self.top);
+        // Where nothing is greater than minus infinity, a part is not a number, but weighs nothing among others.
+        let weight = self.top.eq(f64::NEG_INFINITY).select(0.0, self.sum) * exp.of(self.top - top);
+        Self { top, sum: warp_sum(k, count, weight) }
+    }
+}
+
+impl<'k, A: Wide> Exponential<'k, A> {
+    /// Of each element of a vector, the greatest among all vectors, not scaled.
+    pub(crate) fn greatest_each(&self, vectors: &[Packed<'k, A>], width: usize) -> Lanes<'k, A> {
+        let halves: Option<Vec<_>> = vectors.iter().map(Packed::halves).collect();
+        match halves {
+            Some(halves) => (0..width / 2)
+                .filter_map(|word| tree(halves.iter().map(|h| h[word]).collect(), |a, b| a.maximum(b)))
+                .flat_map(|pair| pair.widen())
+                .map(Reg::convert)
+                .collect(),
+            None => {
+                let wide: Vec<Lanes<'k, A>> = vectors.iter().map(Packed::lanes).collect();
+                (0..width)
+                    .filter_map(|lane| tree(wide.iter().map(|v| v[lane]).collect(), |a, b| a.maximum(b)))
+                    .collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Cases of cross entropy.
+
+use std::sync::Arc;
+
+use warpwright_ops::cross_entropy::reference::{self, Options};
+use warpwright_ops::cross_entropy::{
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction,
+};
+use warpwright_ops::plan::Real;
+use warpwright_ops::{Direction, Operation};
+use warpwright_ptx::DType;
+
+use crate::budget;
+use crate::case::{Bench, Case, CaseError, Scope, Subject};
+use crate::inputs::{Input, Random};
+use crate::measure::{Comparison, Expected};
+use crate::storage;
+
+const IGNORED: i64 = -100;
+
+#[derive(Clone, Copy, Debug)]
+struct Situation {
+    rows: usize,
+    classes: usize,
+    target: DType,
+    reduction: Reduction,
+    label_smoothing: f64,
+    input: Input,
+    /// Elements past an aligned address.
+    lead: usize,
+    in_place: bool,
+    /// Whether some targets are no classes.
+    stray: bool,
+}
+
+#[derive(Debug)]
+struct CrossEntropySubject {
+    direction: Direction,
+    dtype: DType,
+    situation: Situation,
+}
+
+/// Every case of the family.
+pub(crate) fn cases(scope: Scope) -> Vec<Case> {
+    let mut out = Vec::new();
+    for direction in [Direction::Forward, Direction::Backward] {
+        for dtype in DType::FLOATS {
+            for situation in situations(scope) {
+                let Situation { rows, classes, target, reduction, label_smoothing, input, .. } = situation;
+                let Situation { lead, in_place, stray, .. } = situation;
+                let mut words =
+                    format!("{}, {target} targets, {reduction:?}, smoothing {label_smoothing}", input.name());
+                for (holds, word) in
+                    [(lead > 0, ", misaligned"), (in_place, ", in place"), (stray, ", stray targets")]
+                {
+                    words.push_str(if holds { word } else { "" });
+                }
+                out.push(Case {
+                    op: "cross_entropy",
+                    direction,
+                    dtype,
+                    shape: vec![rows, classes],
+                    input: words,
+                    budget: budget::elementwise(dtype),
+                    subject: Arc::new(CrossEntropySubject { direction, dtype, situation }),
+                });
+            }
+        }
+    }
+    out
+}
+
+fn situations(scope: Scope) -> Vec<Situation> {
+    let plain = Situation {
+        rows: 5,
+        classes: 100,
+        target: DType::I64,
+        reduction: Reduction::None,
+        label_smoothing: 0.0,
+        input: Input::Normal,
+        lead: 0,
+        in_place: false,
+        stray: false,
+    };
+    let mut all = vec![
+        plain,
+        Situation { reduction: Reduction::Mean, ..plain },
+        Situation { reduction: Reduction::Sum, target: DType::I32, ..plain },
+        Situation { label_smoothing: 0.1, classes: 37, ..plain },
+        Situation { stray: true, target: DType::I32, ..plain },
+        Situation { stray: true, rows: 9, classes: 3, ..plain },
+        Situation { lead: 1, ..plain },
+        Situation { in_place: true, classes: 65, ..plain },
+        Situation { classes: 1, ..plain },
+        Situation { rows: 0, ..plain },
+        Situation { rows: 3, classes: 2049, ..plain },
+    ];
+    if scope == Scope::Full {
+        for classes in [2, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 257, 2047, 2048, 4096, 8193, 20_001] {
+            all.push(Situation { rows: 3, classes, ..plain });
+            all.push(Situation {
+                rows: 2,
+                classes,
+                label_smoothing: 0.25,
+                lead: 1,
+                target: DType::I32,
+                ..plain
+            });
+        }
+        all.extend([
+            Situation { rows: 0, reduction: Reduction::Mean, ..plain },
+            Situation { rows: 0, reduction: Reduction::Sum, ..plain },
+            Situation { rows: 2500, classes: 9, reduction: Reduction::Mean, ..plain },
+            Situation { rows: 1025, classes: 4, reduction: Reduction::Sum, label_smoothing: 1.0, ..plain },
+            Situation { rows: 40, input: Input::Offset, ..plain },
+            Situation { rows: 40, input: Input::Uniform, label_smoothing: 0.5, ..plain },
+            Situation { rows: 200, classes: 3, input: Input::Hostile, ..plain },
+            Situation { rows: 5, classes: 2500, input: Input::Hostile, ..plain },
+            Situation { rows: 3, classes: 2500, reduction: Reduction::Mean, stray: true, ..plain },
+            Situation { rows: 2, classes: 9001, in_place: true, reduction: Reduction::Mean, ..plain },
+        ]);
+    }
+    all
+}
+
+impl CrossEntropySubject {
+    fn options(&self) -> Options {
+        Options { ignore_index: IGNORED, label_smoothing: self.situation.label_smoothing }
+    }
+
+    fn desc(&self) -> CrossEntropyDesc {
+        let Situation { rows, classes, target, reduction, label_smoothing, .. } = self.situation;
+        CrossEntropyDesc {
+            dtype: self.dtype,
+            target,
+            rows,
+            classes,
+            ignore_index: IGNORED,
+            label_smoothing: Real::new(label_smoothing),
+            reduction,
+        }
+    }
+
+    /// Logits and targets.
+    fn draw(&self) -> (Vec<f64>, Vec<i64>) {
+        let Situation { rows, classes, input, stray, .. } = self.situation;
+        let values = input.values(rows * classes, (rows * classes) as u64);
+        let logits = values.into_iter().map(|v| storage::round(self.dtype, v)).collect();
+        let mut random = Random::new(rows as u64);
+        let target = |row: usize| match row % 5 {
+            1 if rows > 1 => IGNORED,
+            2 if stray => [-1, classes as i64, -101, i64::from(i32::MAX)][row / 5 % 4],
+            _ => (random.bits() % classes as u64) as i64,
+        };
+        (logits, (0..rows).map(target).collect())
+    }
+
+    /// The type that is computed in.
+    fn wide(&self) -> DType {
+        if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+
+    fn expected(value: f64, scale: f64) -> Expected {
+        Expected { value, scale, underflow: 0.0 }
+    }
+
+    fn losses(&self, logits: &[f64], targets: &[i64]) -> Vec<Expected> {
+        let rows = logits.chunks(self.situation.classes).zip(targets);
+        let one = |(x, &t): (&[f64], &i64)| {
+            Self::expected(reference::forward(x, t, self.options()).0, reference::forward_scale(x, t))
+        };
+        let each: Vec<Expected> = rows.map(one).collect();
+        let count = targets.iter().filter(|t| **t != IGNORED).count() as f64;
+        let divisor = match self.situation.reduction {
+            Reduction::None => return each,
+            Reduction::Sum => 1.0,
+            Reduction::Mean => count,
+        };
+        let total = |f: fn(&Expected) -> f64| each.iter().map(f).sum::<f64>() / divisor;
+        vec![Self::expected(total(|e| e.value), total(|e| e.scale))]
+    }
+
+    fn forward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
+        let Situation { rows, target, lead, .. } = self.situation;
+        let plan = self.desc().plan(bench.target())?;
+        let (xs, ts) = self.draw();
+        let losses = self.losses(&xs, &ts);
+        let lses: Vec<Expected> = xs
+            .chunks(self.situation.classes)
+            .map(|x| {
+                let lse = reference::forward(x, IGNORED, self.options()).1;
+                Self::expected(lse, 1.0 + lse.abs())
+            })
+            .collect();
+        let logits = bench.input("logits", self.dtype, &xs, lead)?;
+        let targets: Vec<f64> = ts.iter().map(|t| *t as f64).collect();
+        let targets = bench.input("target", target, &targets, lead)?;
+        let mut loss = bench.output("loss", self.dtype, losses.len(), 0)?;
+        let mut lse = bench.output("lse", self.wide(), rows, 0)?;
+        let mut count = bench.output("count", self.wide(), 1, 0)?;
+        let spec = plan.tensors().iter().find(|t| t.name == "workspace").filter(|t| t.present);
+        let mut workspace = bench.output("workspace", self.wide(), spec.map_or(0, |t| t.len), 0)?;
+        let mean = self.situation.reduction == Reduction::Mean;
+        let scratch = spec.is_some();
+        bench.launch(|stream| {
+            let args = CrossEntropyArgs {
+                logits: logits.view()?,
+                target: targets.view()?,
+                loss: loss.view_mut()?,
+                lse: lse.view_mut()?,
+                count: if mean { Some(count.view_mut()?) } else { None },
+                workspace: if scratch { Some(workspace.view_mut()?) } else { None },
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+        let mut result = bench.compare(&loss, &losses)?;
+        if self.dtype == self.wide() {
+            result = result.merge(bench.compare(&lse, &lses)?);
+        }
+        if mean {
+            let counted = ts.iter().filter(|t| **t != IGNORED).count() as f64;
+            result = result.merge(bench.compare(&count, &[Expected::exactly(counted)])?);
+        }
+        Ok(result)
+    }
+
+    fn backward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
+        let Situation { rows, classes, target, reduction, lead, in_place, .. } = self.situation;
+        let plan = CrossEntropyBackwardDesc { forward: self.desc() }.plan(bench.target())?;
+        let (xs, ts) = self.draw();
+        let (wide, options) = (self.wide(), self.options());
+        let round = |v: f64| storage::round(wide, v);
+        let lses: Vec<f64> =
+            xs.chunks(classes).map(|x| round(reference::forward(x, IGNORED, options).1)).collect();
+        let count = ts.iter().filter(|t| **t != IGNORED).count() as f64;
+        let each = reduction == Reduction::None;
+        let mut random = Random::new(3);
+        let dlosses: Vec<f64> = (0..if each { rows } else { 1 })
+            .map(|_| storage::round(self.dtype, 1.0 + random.unit()))
+            .collect();
+        let divisor = if reduction == Reduction::Mean { count } else { 1.0 };
+        let mut expected = Vec::new();
+        for (row, (x, t)) in xs.chunks(classes).zip(&ts).enumerate() {
+            let dloss = dlosses[if each { row } else { 0 }] / divisor;
+            let scales = reference::backward_scale(x, *t, dloss, options);
+            let values = reference::backward(x, *t, dloss, options);
+            expected.extend(values.into_iter().zip(scales).map(|(v, s)| Expected {
+                value: v,
+                scale: s,
+                underflow: f64::from(f32::MIN_POSITIVE),
+            }));
+        }
+        let targets: Vec<f64> = ts.iter().map(|t| *t as f64).collect();
+        let targets = bench.input("target", target, &targets, lead)?;
+        let lse = bench.input("lse", wide, &lses, 0)?;
+        let dloss = bench.input("dloss", self.dtype, &dlosses, 0)?;
+        let counted = bench.input("count", wide, &[count], 0)?;
+        let mean = reduction == Reduction::Mean;
+        let logits = bench.input("logits", self.dtype, &xs, lead)?;
+        let mut dlogits = if in_place {
+            bench.input("dlogits", self.dtype, &xs, lead)?
+        } else {
+            bench.output("dlogits", self.dtype, xs.len(), lead)?
+        };
+        bench.launch(|stream| {
+            let args = CrossEntropyBackwardArgs {
+                logits: if in_place { None } else { Some(logits.view()?) },
+                target: targets.view()?,
+                lse: lse.view()?,
+                dloss: dloss.view()?,
+                count: if mean { Some(counted.view()?) } else { None },
+                dlogits: dlogits.view_mut()?,
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+        bench.compare(&dlogits, &expected)
+    }
+}
+
+impl Subject for CrossEntropySubject {
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
+        match self.direction {
+            Direction::Forward => self.forward(bench),
+            Direction::Backward => self.backward(bench),
+        }
+    }
+}
