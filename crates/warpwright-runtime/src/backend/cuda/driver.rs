@@ -355,10 +355,6 @@ pub(super) fn launch(
         None if params.is_empty() => (ptr::null_mut(), ptr::null_mut()),
         None => (ptr::null_mut(), extra.as_mut_ptr()),
     };
-    // SAFETY: function and stream are alive and of the current context. The driver reads `size` bytes from `params`,
-    // which is laid out for the function's parameters, or each parameter where `offsets` says that it begins in the same
-    // layout, and keeps no pointer. What the kernel does with the addresses
-    // in it is the kernel's affair (see the crate's documentation).
     if cooperative {
         // SAFETY: as below; the driver takes parameter by parameter only here, and `offsets` is there.
         return check("cuLaunchCooperativeKernel", unsafe {
@@ -367,6 +363,10 @@ pub(super) fn launch(
             )
         });
     }
+    // SAFETY: function and stream are alive and of the current context. The driver reads `size` bytes from `params`,
+    // which is laid out for the function's parameters, or each parameter where `offsets` says that it begins in the same
+    // layout, and keeps no pointer. What the kernel does with the addresses
+    // in it is the kernel's affair (see the crate's documentation).
     check("cuLaunchKernel", unsafe {
         sys::cuLaunchKernel(
             function, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, stream, pointers,
