@@ -84,7 +84,7 @@ pub fn forward_vectors(dtype: DType, target: Target) -> Vec<Layout> {
 
 /// Layouts that take rows of any length at any address, shortest rows first.
 pub fn scalars() -> [Layout; 3] {
-    [Layout::new(128, 32, 1, 8), Layout::new(512, 512, 1, 8), Layout::new(512, 512, 1, 0)]
+    [Layout::new(128, 32, 1, 8), Layout::new(512, 512, 1, 4), Layout::new(512, 512, 1, 0)]
 }
 
 /// Backward layouts for rows of whole vectors, shortest rows first. The sums for `dweight` and `dbias` and the next row
