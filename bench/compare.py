@@ -116,7 +116,7 @@ def main() -> int:
         return 0
     if args.warm:
         began = time.monotonic()
-        command = [sys.executable, __file__, *(a for a in sys.argv[1:] if not a.startswith("--warm"))]
+        command = [sys.executable, __file__, *args.ops, "--suites", args.suites, "--match", args.match]
         running = [subprocess.Popen([*command, f"--warm-part={i}/{args.warm}"]) for i in range(args.warm)]
         for process in running:
             process.wait()

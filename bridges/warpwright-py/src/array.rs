@@ -378,6 +378,20 @@ impl<'py> Argument<'py> {
         })
     }
 
+    /// The products of the extents outside, of and inside an axis, in the order in which a dense array lies in memory.
+    pub(crate) fn around(&self, axis: usize) -> [usize; 3] {
+        let n = self.shape[axis];
+        let product = |keep: &dyn Fn(usize) -> bool| -> usize {
+            (0..self.shape.len()).filter(|i| *i != axis && keep(*i)).map(|i| self.shape[i]).product()
+        };
+        if self.is_row_major() {
+            return [product(&|i| i < axis), n, product(&|i| i > axis)];
+        }
+        // Strides of axes of one element mean nothing, and such axes count nothing.
+        let step = if n == 1 { 0 } else { self.strides[axis] };
+        [product(&|i| self.strides[i] > step), n, product(&|i| self.strides[i] < step)]
+    }
+
     /// Whether the elements of an axis are neighbours, and the other axes lie in order around it: an image whose channels
     /// come last.
     pub(crate) fn has_last(&self, axis: usize) -> bool {

@@ -5,15 +5,19 @@
 mod array;
 mod batch;
 mod call;
+mod cross_entropy;
 mod dlpack;
 mod emulator;
 mod error;
 mod groups;
 mod images;
+mod local_response;
 mod memory;
 mod ops;
 mod owned;
 mod quantise;
+mod rows;
+mod softmax;
 mod tensor_map;
 mod torch;
 
@@ -24,9 +28,13 @@ mod _native {
     #[pymodule_export]
     use crate::batch::{batch_norm, batch_norm_backward, batch_norm_evaluation_backward};
     #[pymodule_export]
+    use crate::cross_entropy::{cross_entropy, cross_entropy_backward};
+    #[pymodule_export]
     use crate::emulator::{Finding, Remark, Run, devices, lint, run};
     #[pymodule_export]
     use crate::groups::{group_norm, group_norm_backward, instance_norm, instance_norm_backward};
+    #[pymodule_export]
+    use crate::local_response::{local_response_norm, local_response_norm_backward};
     #[pymodule_export]
     use crate::ops::{
         geglu, geglu_backward, geglu_tanh, geglu_tanh_backward, gelu_erf, gelu_erf_backward, gelu_tanh,
@@ -40,6 +48,10 @@ mod _native {
         dequantize_fp4, dequantize_int4, dequantize_int4_asymmetric, dequantize_nested, dequantize_nf4,
         quantize_fp4, quantize_int4, quantize_int4_asymmetric, quantize_nested, quantize_nf4,
     };
+    #[pymodule_export]
+    use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
+    #[pymodule_export]
+    use crate::softmax::{log_softmax, log_softmax_backward, softmax, softmax_backward};
     #[pymodule_export]
     use crate::tensor_map::TensorMap;
     #[pymodule_export]

@@ -212,4 +212,3 @@ CASES: dict[str, Callable[[random.Random, dict[str, Any]], Case]] = {
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
 }
-CASES = {name: case for name, case in CASES.items() if hasattr(wt, name)}

@@ -245,8 +245,102 @@ def dequantize_nested(
     stream: _Stream | None = None,
 ) -> _A: ...
 
+class _Softmax(Protocol):
+    def __call__(
+        self, x: _A, dim: int = -1, *, scale: float = 1.0, out: _Array | None = None, stream: _Stream | None = None
+    ) -> _A: ...
+
+class _SoftmaxBackward(Protocol):
+    def __call__(
+        self,
+        y: _A,
+        dy: _Array,
+        dim: int = -1,
+        *,
+        scale: float = 1.0,
+        out: _Array | None = None,
+        stream: _Stream | None = None,
+    ) -> _A: ...
+
+softmax: _Softmax
+softmax_backward: _SoftmaxBackward
+log_softmax: _Softmax
+log_softmax_backward: _SoftmaxBackward
+
+def cross_entropy(
+    logits: _A,
+    target: _Array,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    statistics: bool = False,
+    out: _Array | _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> Any: ...
+def cross_entropy_backward(
+    logits: _A,
+    target: _Array,
+    lse: _Array,
+    dloss: _Array,
+    count: _Array | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
+
 # With statistics or a residual the result is a tuple.
 
+def layer_norm(
+    x: _A,
+    normalized_shape: _Extents,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: _Array | None = None,
+    statistics: bool = False,
+    out: _Array | _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> Any: ...
+def layer_norm_backward(
+    x: _A,
+    dy: _Array,
+    mean: _Array,
+    rstd: _Array,
+    normalized_shape: _Extents,
+    weight: _Array | None = None,
+    bias: _Array | bool | None = None,
+    *,
+    dz: _Array | None = None,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _A | None, _A | None]: ...
+def rms_norm(
+    x: _A,
+    normalized_shape: _Extents,
+    weight: _Array | None = None,
+    eps: float | None = None,
+    *,
+    residual: _Array | None = None,
+    statistics: bool = False,
+    out: _Array | _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> Any: ...
+def rms_norm_backward(
+    x: _A,
+    dy: _Array,
+    rstd: _Array,
+    normalized_shape: _Extents,
+    weight: _Array | None = None,
+    *,
+    dz: _Array | None = None,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _A | None]: ...
 def group_norm(
     x: _A,
     groups: int,
@@ -336,3 +430,24 @@ def batch_norm_evaluation_backward(
     out: _Arrays | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A | None, ...]: ...
+def local_response_norm(
+    x: _A,
+    size: int,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+    *,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
+def local_response_norm_backward(
+    x: _A,
+    dy: _Array,
+    size: int,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+    *,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...

@@ -12,7 +12,9 @@ tensors of any strides: a result has the strides that `torch.empty_like` gives i
 
 from . import nn
 from ._batch import batch_norm
+from ._cross_entropy import cross_entropy
 from ._groups import group_norm, instance_norm
+from ._local_response import local_response_norm
 from ._operators import (
     dequantize_fp4,
     dequantize_int4,
@@ -33,9 +35,14 @@ from ._operators import (
     swiglu,
     tanh,
 )
+from ._rows import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from ._softmax import log_softmax, softmax
 
 __all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
     "batch_norm",
+    "cross_entropy",
     "dequantize_fp4",
     "dequantize_int4",
     "dequantize_int4_asymmetric",
@@ -46,15 +53,20 @@ __all__ = [
     "gelu_tanh",
     "group_norm",
     "instance_norm",
+    "layer_norm",
     "leaky_relu",
+    "local_response_norm",
+    "log_softmax",
     "nn",
     "quantize_fp4",
     "quantize_int4",
     "quantize_int4_asymmetric",
     "quantize_nf4",
     "relu",
+    "rms_norm",
     "sigmoid",
     "silu",
+    "softmax",
     "swiglu",
     "tanh",
 ]

@@ -156,6 +156,23 @@ def differentiable(
                 found = through_operator(ctx, dys, parameters)
             return for_inputs(found, parameters) if several or parameters else found
 
+    class Plain(torch.autograd.Function):
+        """The same where there is nothing but tensors: what takes microseconds to compute feels every line of Python."""
+
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            ctx.save_for_backward(*inputs)
+            return native(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Any:
+            saved = ctx.saved_tensors
+            if _is_compiling() or torch_route(*saved, dy) != _DIRECT:
+                return through_operator(ctx, (dy,), ())
+            return native_backward(*saved, dy)
+
+    if save is None and not has_parameters and not many_results:
+        Function = Plain  # type: ignore[misc]
     Function.__name__ = Function.__qualname__ = f"{name}Function"
     # What `Function.apply` comes down to where no functional transform is active.
     apply = super(torch.autograd.Function, Function).apply

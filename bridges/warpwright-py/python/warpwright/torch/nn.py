@@ -5,22 +5,29 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from . import _batch, _groups, _operators
+from . import _batch, _cross_entropy, _groups, _local_response, _operators, _rows, _softmax
 
 __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "CrossEntropyLoss",
     "GEGLU",
     "GELU",
     "GroupNorm",
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
+    "LayerNorm",
     "LeakyReLU",
+    "LocalResponseNorm",
+    "LogSoftmax",
+    "RMSNorm",
     "ReLU",
     "SiLU",
     "Sigmoid",
+    "Softmax",
+    "Softmax2d",
     "SwiGLU",
     "Tanh",
 ]
@@ -118,6 +125,20 @@ class GEGLU(torch.nn.Module):
         return _operators.geglu_tanh(gate, up) if self.approximate == "tanh" else _operators.geglu(gate, up)
 
 
+class LayerNorm(torch.nn.LayerNorm):
+    """`torch.nn.LayerNorm` over `warpwright.torch.layer_norm`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _rows.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """`torch.nn.RMSNorm` over `warpwright.torch.rms_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _rows.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
 class GroupNorm(torch.nn.GroupNorm):
     """`torch.nn.GroupNorm` over `warpwright.torch.group_norm`."""
 
@@ -174,3 +195,49 @@ class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
     """`torch.nn.InstanceNorm3d` over `warpwright.torch.instance_norm`."""
+
+
+class LocalResponseNorm(torch.nn.LocalResponseNorm):
+    """`torch.nn.LocalResponseNorm` over `warpwright.torch.local_response_norm`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _local_response.local_response_norm(input, self.size, self.alpha, self.beta, self.k)
+
+
+class Softmax(torch.nn.Softmax):
+    """`torch.nn.Softmax` over `warpwright.torch.softmax`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _softmax.softmax(input, _dimension(self.dim, input))
+
+
+class Softmax2d(torch.nn.Softmax2d):
+    """`torch.nn.Softmax2d` over `warpwright.torch.softmax`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() not in (3, 4):
+            raise ValueError(f"Softmax2d: expected input to be 3D or 4D, got {input.dim()}D instead")
+        return _softmax.softmax(input, -3)
+
+
+class LogSoftmax(torch.nn.LogSoftmax):
+    """`torch.nn.LogSoftmax` over `warpwright.torch.log_softmax`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _softmax.log_softmax(input, _dimension(self.dim, input))
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """`torch.nn.CrossEntropyLoss` over `warpwright.torch.cross_entropy`: without class weights."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return _cross_entropy.cross_entropy(
+            input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing
+        )
+
+
+def _dimension(dim: Optional[int], x: Tensor) -> int:
+    """The dimension that PyTorch takes if none is named."""
+    if dim is not None:
+        return dim
+    return 0 if x.dim() in (0, 1, 3) else 1

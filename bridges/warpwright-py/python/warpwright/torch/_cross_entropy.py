@@ -1,0 +1,70 @@
+"""`cross_entropy` as operators; `warpwright.torch` has it for users."""
+
+from typing import Any, Optional
+
+from torch import Tensor
+
+from .. import _native
+from ._common import row_major, statistics, wide
+from ._registry import differentiable
+
+
+def _options(ignore_index: int, label_smoothing: float, reduction: str) -> Any:
+    return {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
+
+
+def _saved(logits: Tensor, target: Tensor, *options: Any) -> Any:
+    found = _native.cross_entropy(logits, target, statistics=True, **_options(*options))
+    # Only a mean counts rows.
+    return found if len(found) == 3 else (*found, statistics(logits, 0))
+
+
+def _fake(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, reduction: str) -> Any:
+    rows = logits.shape[:1]
+    loss = logits.new_empty(rows if reduction == "none" else ())
+    return loss, statistics(logits, rows), statistics(logits, () if reduction == "mean" else 0)
+
+
+def _gradient(logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, dloss: Tensor, *options: Any) -> Any:
+    chosen = _options(*options)
+    counted = count if chosen["reduction"] == "mean" else None
+    return _native.cross_entropy_backward(logits, target, lse, dloss, counted, **chosen)
+
+
+_cross_entropy = differentiable(
+    "cross_entropy(Tensor logits, Tensor target, SymInt ignore_index, float label_smoothing, str reduction)"
+    " -> (Tensor, Tensor, Tensor)",
+    _saved,
+    _fake,
+    "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor count, Tensor dloss, SymInt ignore_index, "
+    "float label_smoothing, str reduction) -> Tensor",
+    _gradient,
+    lambda logits, *rest: row_major(logits),
+    2,
+    save=lambda inputs, found: (*inputs[:2], *found[1:]),
+    inference=lambda logits, target, *options: _native.cross_entropy(logits, target, **_options(*options)),
+)
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    weight: Optional[Tensor] = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`torch.nn.functional.cross_entropy` for classes as targets, without class weights. Differentiable in the logits.
+
+    A target that is neither a class nor `ignore_index` gives NaN.
+    """
+    if weight is not None or target.is_floating_point():
+        raise ValueError("cross_entropy takes neither class weights nor probabilities as targets")
+    (logits,) = wide(logits)
+    if logits.dim() == 2:
+        return _cross_entropy(logits, target, ignore_index, label_smoothing, reduction)
+    # Classes are the second dimension of more, and the only one of one.
+    classes = logits.shape[min(logits.dim() - 1, 1)]
+    flat = logits.movedim(1, -1) if logits.dim() > 2 else logits
+    loss = _cross_entropy(flat.reshape(-1, classes), target.reshape(-1), ignore_index, label_smoothing, reduction)
+    return loss.reshape(target.shape) if reduction == "none" else loss

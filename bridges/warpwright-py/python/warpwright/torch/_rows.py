@@ -1,0 +1,134 @@
+"""Normalisation of rows as operators; `warpwright.torch` has them for users."""
+
+from typing import Any, Callable, Optional, Sequence, Tuple, Union
+
+from torch import Tensor
+
+from .. import _native
+from ._common import gradient_of, row_major, statistics, wide
+from ._registry import differentiable
+
+Shape = Union[int, Sequence[int]]
+
+
+def _shape(shape: Shape) -> Sequence[int]:
+    return [shape] if isinstance(shape, int) else list(shape)
+
+
+def _row_norm(name: str, residual: bool) -> Callable[..., Any]:
+    """`layer_norm` or `rms_norm`, or the same of a sum that is returned too."""
+    layer = name == "layer_norm"
+    native, native_backward = getattr(_native, name), getattr(_native, f"{name}_backward")
+    # x, then the residual, weight and bias that there are.
+    at_weight = 2 if residual else 1
+    count = at_weight + (2 if layer else 1)
+
+    def call(*arguments: Any, save: bool) -> Any:
+        tensors, (shape, eps) = arguments[:count], arguments[count:]
+        other = tensors[1] if residual else None
+        return native(
+            tensors[0], shape, *tensors[at_weight:], eps=eps, residual=other, statistics=save
+        )
+
+    def run(*arguments: Any) -> Any:
+        return call(*arguments, save=True)
+
+    def inference(*arguments: Any) -> Any:
+        return call(*arguments, save=False)
+
+    def fake(x: Tensor, *rest: Any) -> Any:
+        shape = rest[-2]
+        rows = x.shape[: x.dim() - len(shape)]
+        saved = [statistics(x, rows) for _ in range(2 if layer else 1)]
+        return (row_major(x), *([row_major(x)] if residual else []), *saved)
+
+    def save(inputs: Any, found: Any) -> Any:
+        z = found[1] if residual else inputs[0]
+        return (z, *inputs[at_weight:count], *found[2 if residual else 1 :])
+
+    def gradients(z: Tensor, *arguments: Any) -> Any:
+        *rest, shape, _ = arguments
+        dz = rest.pop() if residual else None
+        dy = rest.pop()
+        if layer:
+            weight, bias, mean, rstd = rest
+            found = native_backward(z, dy, mean, rstd, shape, weight, bias is not None, dz=dz)
+        else:
+            weight, rstd = rest
+            found = native_backward(z, dy, rstd, shape, weight, dz=dz)
+        # The sum has the gradient of both its terms.
+        return (found[0], found[0], *found[1:]) if residual else found
+
+    def gradients_apart(*arguments: Any) -> Any:
+        found = gradients(*arguments)
+        return (found[0], found[0].clone(), *found[2:]) if residual else found
+
+    def fake_gradients(z: Tensor, *rest: Any) -> Any:
+        parameters = rest[: count - at_weight]
+        return (*(row_major(z) for _ in range(at_weight)), *(gradient_of(p, z) for p in parameters))
+
+    tensors = "Tensor? weight" + (", Tensor? bias" if layer else "")
+    saved = ("Tensor mean, " if layer else "") + "Tensor rstd"
+    options = "SymInt[] normalized_shape, float? eps"
+    results = 1 + residual + (2 if layer else 1)
+    operator = f"add_{name}" if residual else name
+    return differentiable(
+        f"{operator}(Tensor x, {'Tensor residual, ' if residual else ''}{tensors}, {options})"
+        f" -> ({', '.join(['Tensor'] * results)})",
+        run,
+        fake,
+        f"{operator}_backward(Tensor z, {tensors}, {saved}, Tensor dy, {'Tensor dz, ' if residual else ''}{options})"
+        f" -> ({', '.join(['Tensor'] * count)})",
+        gradients,
+        fake_gradients,
+        count,
+        save=save,
+        inference=inference,
+        dispatched_backward=gradients_apart,
+        results=2 if residual else 1,
+    )
+
+
+_layer_norm, _add_layer_norm = (_row_norm("layer_norm", residual) for residual in (False, True))
+_rms_norm, _add_rms_norm = (_row_norm("rms_norm", residual) for residual in (False, True))
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`torch.nn.functional.layer_norm`. Differentiable in x, weight and bias."""
+    return _layer_norm(*wide(x, weight, bias), _shape(normalized_shape), eps)
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    normalized_shape: Shape,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    eps: float = 1e-5,
+) -> Tuple[Tensor, Tensor]:
+    """`layer_norm(x + residual)` and the sum, in one pass. Differentiable in all four."""
+    return _add_layer_norm(*wide(x, residual, weight, bias), _shape(normalized_shape), eps)
+
+
+def rms_norm(
+    x: Tensor, normalized_shape: Shape, weight: Optional[Tensor] = None, eps: Optional[float] = None
+) -> Tensor:
+    """`torch.nn.functional.rms_norm`. Differentiable in x and weight."""
+    return _rms_norm(*wide(x, weight), _shape(normalized_shape), eps)
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    normalized_shape: Shape,
+    weight: Optional[Tensor] = None,
+    eps: Optional[float] = None,
+) -> Tuple[Tensor, Tensor]:
+    """`rms_norm(x + residual)` and the sum, in one pass. Differentiable in all three."""
+    return _add_rms_norm(*wide(x, residual, weight), _shape(normalized_shape), eps)

@@ -1,0 +1,156 @@
+//! `cross_entropy` as Python functions.
+
+use pyo3::prelude::*;
+use warpwright::cross_entropy::{
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction,
+};
+use warpwright::plan::{PlanCache, Real};
+
+use crate::array::Array;
+use crate::call::{Call, Form, gathered, places, present, statistics_dtype};
+use crate::error::{self, Class, Problem};
+
+type Object<'py> = Bound<'py, PyAny>;
+
+/// The arguments besides the tensors.
+struct Options<'a, 'py> {
+    ignore_index: i64,
+    label_smoothing: f64,
+    reduction: &'a str,
+    stream: Option<&'a Object<'py>>,
+}
+
+/// A call with its logits and targets, and what it computes.
+struct Started<'py> {
+    call: Call<'py>,
+    logits: Array<'py>,
+    target: Array<'py>,
+    desc: CrossEntropyDesc,
+}
+
+fn start<'py>(
+    op: &'static str,
+    [logits, target]: [&Object<'py>; 2],
+    o: &Options<'_, 'py>,
+) -> PyResult<Started<'py>> {
+    let py = logits.py();
+    let reduction = match o.reduction {
+        "none" => Reduction::None,
+        "mean" => Reduction::Mean,
+        "sum" => Reduction::Sum,
+        other => {
+            let expected = "'none', 'mean' or 'sum'";
+            let message = format!("{op}: reduction is '{other}', expected {expected}");
+            let problem = Problem::new(py, Class::Parameter, message).at(op, "reduction");
+            return Err(problem.mismatch(expected, other).into_err());
+        }
+    };
+    let (call, logits) = Call::new(op, ("logits", logits), o.stream)?;
+    let logits = call.row_major(logits)?;
+    let [rows, classes] = *logits.shape else {
+        return Err(error::shape(py, op, "logits", &[0, 0], &logits.shape));
+    };
+    let target = call.read(("target", target))?;
+    target.expect_shape(&[rows])?;
+    let target = call.row_major(target)?;
+    let desc = CrossEntropyDesc {
+        dtype: logits.dtype,
+        target: target.dtype,
+        rows,
+        classes,
+        ignore_index: o.ignore_index,
+        label_smoothing: Real::new(o.label_smoothing),
+        reduction,
+    };
+    Ok(Started { call, logits, target, desc })
+}
+
+/// The shape of the losses.
+fn losses(desc: &CrossEntropyDesc) -> Vec<usize> {
+    if desc.reduction == Reduction::None { vec![desc.rows] } else { Vec::new() }
+}
+
+/// The negative log-likelihood of the classes `target` under the softmax of the rows of `logits`.
+///
+/// logits: float32, float64, float16 or bfloat16, [rows, classes]; target: int64 or int32, [rows]. A row whose target is
+/// `ignore_index` does not count. label_smoothing: the share of the target distribution that is spread over all classes.
+/// reduction: "mean" over the rows that count, "sum" or "none". The result has the dtype of logits; with `statistics` it is
+/// the first of a tuple with the log-sum-exp of each row and, of a mean, the number of rows that count, for
+/// `cross_entropy_backward`, and so is `out`.
+#[pyfunction]
+#[pyo3(signature = (logits, target, *, ignore_index=-100, label_smoothing=0.0, reduction="mean", statistics=false, out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn cross_entropy<'py>(
+    logits: &Object<'py>,
+    target: &Object<'py>,
+    ignore_index: i64,
+    label_smoothing: f64,
+    reduction: &str,
+    statistics: bool,
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<CrossEntropyDesc> = PlanCache::new();
+    const OP: &str = "cross_entropy";
+    let options = Options { ignore_index, label_smoothing, reduction, stream };
+    let Started { call, logits, target, desc } = start(OP, [logits, target], &options)?;
+    let plan = call.plan(&PLANS, &desc)?;
+    let mean = desc.reduction == Reduction::Mean;
+    let out = places(OP, out, [true, statistics, statistics && mean])?;
+    let [first, second, third] = out.each_ref().map(Option::as_ref);
+    let (shape, wide) = (losses(&desc), statistics_dtype(desc.dtype));
+    let outputs = [
+        Some(call.output(("out", first), &logits, Form::RowMajor(desc.dtype, &shape))?),
+        Some(call.output(("out", second), &logits, Form::RowMajor(wide, &[desc.rows]))?),
+        call.optional_output(mean, ("out", third), &logits, Form::RowMajor(wide, &[]))?,
+        call.workspace(&plan, &logits)?,
+    ];
+    let inputs = [Some(&logits), Some(&target)];
+    let [loss, lse, count, _] =
+        call.run_some(inputs, outputs, move |stream, [logits, target], outputs| {
+            let [loss, lse, count, workspace] = outputs;
+            let (logits, target, loss, lse) = (present(logits), present(target), present(loss), present(lse));
+            Ok(plan.launch(stream, CrossEntropyArgs { logits, target, loss, lse, count, workspace })?)
+        })?;
+    let saved = |statistic: Option<Object<'py>>| statistic.filter(|_| statistics);
+    gathered(logits.object.py(), [loss, saved(lse), saved(count)])
+}
+
+/// The gradient of `cross_entropy` with respect to the logits.
+///
+/// logits, target, ignore_index, label_smoothing, reduction: as in the forward pass; lse, count: as it saved them (count of a
+/// mean only); dloss: the gradient of its result. The result has the shape and dtype of logits; `out` may be `logits`.
+#[pyfunction]
+#[pyo3(signature = (logits, target, lse, dloss, count=None, *, ignore_index=-100, label_smoothing=0.0, reduction="mean", out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn cross_entropy_backward<'py>(
+    logits: &Object<'py>,
+    target: &Object<'py>,
+    lse: &Object<'py>,
+    dloss: &Object<'py>,
+    count: Option<&Object<'py>>,
+    ignore_index: i64,
+    label_smoothing: f64,
+    reduction: &str,
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<CrossEntropyBackwardDesc> = PlanCache::new();
+    const OP: &str = "cross_entropy_backward";
+    let options = Options { ignore_index, label_smoothing, reduction, stream };
+    let Started { call, logits, target, desc } = start(OP, [logits, target], &options)?;
+    let wide = statistics_dtype(desc.dtype);
+    let lse = call.small(("lse", lse), wide, &[desc.rows])?;
+    let dloss = call.small(("dloss", dloss), desc.dtype, &losses(&desc))?;
+    let count = call.optional(("count", count), wide, &[])?;
+    let plan = call.plan(&PLANS, &CrossEntropyBackwardDesc { forward: desc })?;
+    let outputs = [Some(call.output(("out", out), &logits, Form::RowMajor(logits.dtype, &logits.shape))?)];
+    let inputs = [Some(&logits), Some(&target), Some(&lse), Some(&dloss), count.as_ref()];
+    let [dlogits] = call.run_some(inputs, outputs, move |stream, inputs, [dlogits]| {
+        let [logits, target, lse, dloss, count] = inputs;
+        let (target, lse, dloss) = (present(target), present(lse), present(dloss));
+        let dlogits = present(dlogits);
+        Ok(plan.launch(stream, CrossEntropyBackwardArgs { logits, target, lse, dloss, count, dlogits })?)
+    })?;
+    gathered(logits.object.py(), [dlogits])
+}
