@@ -435,9 +435,11 @@ pub(crate) fn places<'py, const N: usize>(
 ) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
     let expected = present.iter().filter(|p| **p).count();
     let Some(out) = out else { return Ok([const { None }; N]) };
-    let given: Vec<Bound<'py, PyAny>> = match out.try_iter() {
-        Ok(items) if expected != 1 => items.collect::<PyResult<_>>()?,
-        _ => vec![out.clone()],
+    // A lone array is not asked for an iterator: PyTorch would make a view of each of its rows.
+    let items = if expected == 1 { None } else { out.try_iter().ok() };
+    let given: Vec<Bound<'py, PyAny>> = match items {
+        Some(items) => items.collect::<PyResult<_>>()?,
+        None => vec![out.clone()],
     };
     if given.len() != expected {
         let got = given.len();
