@@ -117,6 +117,7 @@ class BatchNorm(Problem):
         super().__init__(case, draw)
         channels = (case.shape[1],)
         self.training, self.relu = not case.option("evaluation"), bool(case.option("relu"))
+        self.backward = case.direction == "backward"
         self.inputs += [draw(channels, torch.float32), draw(channels, torch.float32)]
         self.residual = None
         if case.option("residual"):
@@ -127,6 +128,9 @@ class BatchNorm(Problem):
     def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         weight, bias, *residual = rest
         mean, variance = (r.to(weight.dtype) for r in self.running)
+        if self.backward:
+            # A graph that is kept must not see the others update them.
+            mean, variance = mean.clone(), variance.clone()
         y = F.batch_norm(x, mean, variance, weight, bias, self.training, MOMENTUM, EPS)
         y = y + residual[0] if residual else y
         return F.relu(y) if self.relu else y
