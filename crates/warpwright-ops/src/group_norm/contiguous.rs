@@ -41,8 +41,9 @@ impl KernelDef for ResidentForward {
     }
 
     fn min_blocks_per_sm(&self) -> Option<u32> {
-        // 64 registers a thread for the vectors and what is done with them.
-        (self.config.threads >= 512).then_some(1024 / self.config.threads)
+        // 64 registers a thread for the vectors and what is done with them, twice as many in double precision.
+        let threads = if self.dtype == DType::F64 { 512 } else { 1024 };
+        (self.config.threads >= 512).then_some(threads / self.config.threads)
     }
 
     fn dtypes(&self) -> DTypes {

@@ -422,7 +422,8 @@ impl KernelDef for ResidentBackward {
     }
 
     fn min_blocks_per_sm(&self) -> Option<u32> {
-        (self.config.threads >= 512).then_some(1024 / self.config.threads)
+        let threads = if self.dtype == DType::F64 { 512 } else { 1024 };
+        (self.config.threads >= 512).then_some(threads / self.config.threads)
     }
 
     fn dtypes(&self) -> DTypes {
