@@ -33,6 +33,11 @@ FEATURED = [
     ("swiglu", "forward", "bf16"),
     ("swiglu", "backward", "bf16"),
     ("quantize_int4", "forward", "bf16"),
+    ("group_norm", "forward", "bf16"),
+    ("batch_norm", "backward", "bf16"),
+    ("softmax", "forward", "bf16"),
+    ("rms_norm", "backward", "bf16"),
+    ("local_response_norm", "backward", "bf16"),
 ]
 
 
