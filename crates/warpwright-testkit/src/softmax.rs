@@ -152,8 +152,9 @@ impl Subject for MaskedSubject {
         let len = xs.len() / repeat;
         let mut random = Random::new(len as u64);
         // The first row of the mask leaves nothing over; of the others, about a third of the elements.
-        let out_of_it: Vec<bool> =
-            (0..len).map(|i| i / (n * inner) == 0 && i % inner == 0 || random.bits() % 3 == 0).collect();
+        let out_of_it: Vec<bool> = (0..len)
+            .map(|i| i / (n * inner) == 0 && i % inner == 0 || random.bits().is_multiple_of(3))
+            .collect();
         let row_of = |o: usize| o / (repeat * period) * period + o % period;
         let at_mask = |i: usize| row_of(i / (n * inner)) * n * inner + i % (n * inner);
         let masks: Vec<f64> = match mask {

@@ -118,7 +118,7 @@ pub(super) fn zeros<'k, A: Float>(k: K<'k>, width: u32) -> Lanes<'k, A> {
 
 /// The sum of two values a lane over all vectors of a slab of a channel. `write` receives the channel and the two sums,
 /// in one thread for each channel.
-pub(super) fn slab_sums<'k, A: Float + warpwright_dsl::FixedElement>(
+pub(super) fn slab_sums<'k, A>(
     k: K<'k>,
     config: Config,
     walk: &Walk<'k>,
@@ -126,7 +126,7 @@ pub(super) fn slab_sums<'k, A: Float + warpwright_dsl::FixedElement>(
     sums: [Lanes<'k, A>; 2],
     write: impl FnOnce(U64<'k>, [Reg<'k, A>; 2]),
 ) where
-    A: Access<A>,
+    A: Float + warpwright_dsl::FixedElement + Access<A>,
 {
     match walk.tile {
         None => {
@@ -139,7 +139,7 @@ pub(super) fn slab_sums<'k, A: Float + warpwright_dsl::FixedElement>(
 }
 
 /// [`slab_sums`] with channels last: over the rows of the block's threads.
-fn column_sums<'k, A: Float + warpwright_dsl::FixedElement>(
+fn column_sums<'k, A>(
     k: K<'k>,
     config: Config,
     tile: &Tile<'k>,
@@ -147,7 +147,7 @@ fn column_sums<'k, A: Float + warpwright_dsl::FixedElement>(
     sums: [Lanes<'k, A>; 2],
     write: impl FnOnce(U64<'k>, [Reg<'k, A>; 2]),
 ) where
-    A: Access<A>,
+    A: Float + warpwright_dsl::FixedElement + Access<A>,
 {
     let Config { width, threads, .. } = config;
     let thread = k.thread_idx();
@@ -217,10 +217,10 @@ where
 pub(super) struct Statistics(pub(super) Common);
 
 impl Statistics {
-    fn body<'k, A: Float + warpwright_dsl::FixedElement>(&self, k: K<'k>, a: StatisticsParams<'k>)
+    fn body<'k, A>(&self, k: K<'k>, a: StatisticsParams<'k>)
     where
         Elem: Access<A>,
-        A: Access<A>,
+        A: Float + warpwright_dsl::FixedElement + Access<A>,
     {
         let Common { layout, config, .. } = self.0;
         let width = config.width;

@@ -347,7 +347,7 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
             elements: norm.values() as u64,
             present: p.present(if running { present::RUNNING } else { 0 }),
             eps: norm.eps.get(),
-            factor: desc.momentum.map_or(0.0, |m| m.factor()),
+            factor: desc.momentum.map_or(0.0, super::Momentum::factor),
         };
         let combine = p.step(&channel::Combine(p.types), args, p.channel_grid(CHANNELS)?)?;
         let coefficients = In::slot_at(WORKSPACE, coefficients);
@@ -372,7 +372,7 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
                 new_running_var: Out::slot(10),
                 present: p.present(if running { present::RUNNING } else { 0 }),
                 eps: norm.eps.get(),
-                factor: desc.momentum.map_or(0.0, |m| m.factor()),
+                factor: desc.momentum.map_or(0.0, super::Momentum::factor),
                 lower: lower(norm.relu),
             },
             r,
@@ -398,7 +398,7 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
             coefficients: InOut::slot_at(WORKSPACE, p.row(3 * u64::from(r.blocks))),
             present: p.present(if running { present::RUNNING } else { 0 }),
             eps: norm.eps.get(),
-            factor: desc.momentum.map_or(0.0, |m| m.factor()),
+            factor: desc.momentum.map_or(0.0, super::Momentum::factor),
             lower: lower(norm.relu),
             hold: r.hold,
             extent: r.split.extent,

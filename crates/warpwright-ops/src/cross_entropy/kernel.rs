@@ -127,7 +127,7 @@ impl Forward {
             let (at, there) = vectors.rest(thread);
             let rest: Reg<'k, A> = a.logits.at(at).only_where(there, Fill::MinusInfinity).get();
             // NaN of what is not a number or infinite, as `exp(rest - rest)`.
-            let one = rest.eq(f64::NEG_INFINITY).select(0.0, rest - rest + 1.0);
+            let one = rest.eq(f64::NEG_INFINITY).select(0.0, rest * 0.0 + 1.0);
             (rest, one, there.select(rest, 0.0))
         } else {
             (k.lit(f64::NEG_INFINITY), k.lit(0.0), k.lit(0.0))

@@ -67,10 +67,10 @@ impl KernelDef for Backward {
 }
 
 impl Backward {
-    fn rows<'k, A: Float>(&self, k: K<'k>, a: BackwardParams<'k>)
+    fn rows<'k, A>(&self, k: K<'k>, a: BackwardParams<'k>)
     where
         Elem: Access<A>,
-        A: warpwright_dsl::FixedElement + Access<A>,
+        A: Float + warpwright_dsl::FixedElement + Access<A>,
     {
         let Self { norm, dtype: _, layout, parameters } = *self;
         let columns = Columns::new(k, layout, a.len);
@@ -182,7 +182,7 @@ impl Backward {
         }
         let add = |(i, sum): (usize, Lanes<'k, A>),
                    of: &dyn Fn(Reg<'k, A>, Reg<'k, A>, Reg<'k, A>) -> Reg<'k, A>| {
-            sum.zip3(now.dy[i].lanes(), xhat(i), |sum, dy, h| of(sum, dy, h))
+            sum.zip3(now.dy[i].lanes(), xhat(i), of)
         };
         let dweight =
             dweight.into_iter().enumerate().map(|s| add(s, &|sum, dy, h| dy.mul_add(h, sum))).collect();

@@ -270,7 +270,7 @@ impl Checked<'_> {
         if self.total == 0 {
             return Ok(None);
         }
-        let blocks = self.desc.images.checked_mul(self.tiles(walk) as usize).unwrap_or(usize::MAX);
+        let blocks = self.desc.images.saturating_mul(self.tiles(walk) as usize);
         let runs = match walk {
             Walk::Sliding { channels } => (self.desc.channels as u32).div_ceil(channels),
             Walk::Single => 1,
