@@ -371,7 +371,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "BLOCKS", default_value_t = 4096)]
     pub resident: usize,
     /// When asynchronous copies complete on the emulator: latest (when a thread waits for them), eager (at once) or
-    /// random[:SEED]. Results that differ between these show a missing wait.
+    /// random or random:SEED. Results that differ between these show a missing wait.
     #[arg(long, value_name = "WHEN", default_value = "latest", value_parser = parse_completion)]
     pub completion: (Completion, u64),
     /// Print what the emulator counted, by line and in all.
