@@ -370,7 +370,7 @@ pub struct RunArgs {
     /// Blocks that may have begun and wait for others, on the emulator; 0 for all of the grid.
     #[arg(long, value_name = "BLOCKS", default_value_t = 4096)]
     pub resident: usize,
-    /// When asynchronous copies complete on the emulator: latest (when a thread waits for them), eager (at once) or
+    /// When asynchronous copies complete on the emulator: latest (when a thread waits for them), eager (at once),
     /// random or random:SEED. Results that differ between these show a missing wait.
     #[arg(long, value_name = "WHEN", default_value = "latest", value_parser = parse_completion)]
     pub completion: (Completion, u64),
