@@ -63,6 +63,7 @@ mod block;
 mod cluster;
 mod context;
 mod convert;
+mod copy;
 mod error;
 mod exchange;
 mod float;
@@ -75,6 +76,7 @@ mod kernel;
 mod lanes;
 mod math;
 mod mem;
+mod mma;
 mod moments;
 mod packed;
 mod recorder;
@@ -82,6 +84,7 @@ mod reg;
 mod skeleton;
 mod storage;
 mod table;
+mod tile;
 mod transcendental;
 mod warp;
 
@@ -89,6 +92,7 @@ pub use args::{DTypes, In, InOut, KernelArgs, Out};
 pub use block::block_reduce;
 pub use cluster::cluster_reduce;
 pub use context::K;
+pub use copy::{Bounds, Stages, TileCopy};
 pub use error::{BuildError, Issue, IssueKind};
 pub use float::{Float, Precision};
 pub use flow::{Carry, Range};
@@ -100,11 +104,13 @@ pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,
     Shared, Space, Writable, Write,
 };
+pub use mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom};
 pub use moments::Moments;
 pub use packed::Packed;
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
 pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
 pub use table::{WARP_TABLE_LEN, WarpTable};
+pub use tile::{Along, SharedTile, TileLayout, TileReader};
 pub use transcendental::{Functions, Normal};
 pub use warp::{
     Max, Maximum, Min, Minimum, Reduction, Sum, WARP, warp_inclusive_sum, warp_reduce, warp_reduce_lanes,
@@ -115,10 +121,12 @@ pub use warpwright_ptx::{ArgValue, DType, Target};
 /// Everything that a kernel file uses.
 pub mod prelude {
     pub use crate::{
-        Access, BF16, BlockDim, BuildError, Carry, ClusterShared, DType, DTypes, Elem, F16, F32, F64, Fill,
-        Float, I32, I64, In, InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, Lanes, Max,
-        Maximum, Min, Minimum, Moments, Normal, Number, Out, Packed, Params, Precision, Pred, Ptr, Read,
-        ReadWrite, Reduction, Reg, Scalar, Shared, Source, Sum, Target, U32, U64, Write, accumulate,
-        block_reduce, carry, cluster_reduce, elementwise, elementwise_grid, kernel_args, record, warp_reduce,
+        Access, Accumulator, Along, BF16, BlockDim, Bounds, BuildError, Carry, ClusterShared, DType, DTypes,
+        Elem, F16, F32, F64, Fill, Float, Fragment, I32, I64, In, InOut, Index, Integer, IntoIndex, K,
+        Kernel, KernelArgs, KernelDef, Lanes, MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments,
+        Normal, Number, Out, Packed, Params, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, Scalar,
+        Shared, SharedTile, Source, Stages, Sum, Target, TileCopy, TileLayout, TileReader, U32, U64, Write,
+        accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid, kernel_args, record,
+        warp_reduce,
     };
 }

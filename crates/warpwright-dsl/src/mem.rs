@@ -11,7 +11,7 @@ use crate::context::K;
 use crate::error::IssueKind;
 use crate::index::{IntoIndex, absorb, shared_address};
 use crate::lanes::Lanes;
-use crate::reg::{Number, Pred, Reg, Scalar, Source, U64};
+use crate::reg::{Number, Pred, Reg, Scalar, Source, U32, U64};
 use crate::storage::{Place, load, store};
 
 /// A floating-point element whose type is chosen while recording, by
@@ -277,6 +277,13 @@ impl<E: Element> Ptr<'_, Read, E> {
 }
 
 impl<'k, E: Element> Ptr<'k, Shared, E> {
+    /// The address as it is: 32 bits.
+    #[track_caller]
+    pub(crate) fn shared_address(self) -> U32<'k> {
+        let base = Reg::<u32>::from_id(self.k, self.base);
+        if self.offset == 0 { base } else { base + self.offset as u32 }
+    }
+
     /// The same place in the shared memory of block `rank` of the cluster. That block must have begun before the first
     /// access and must not end before the last: put a [`cluster_barrier`](K::cluster_barrier), or its halves, before
     /// and after.

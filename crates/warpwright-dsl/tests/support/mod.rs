@@ -5,7 +5,7 @@ pub(crate) mod reference;
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::record;
-use warpwright_emu::{LaunchConfig, Memory, Options, Program, launch};
+use warpwright_emu::{LaunchConfig, Memory, Options, Program, Report, launch};
 use warpwright_ptx::{ArgValue, pack_args};
 
 /// An argument of a test launch.
@@ -42,7 +42,20 @@ pub(crate) fn findings<D: KernelDef>(
     args: &mut [Arg<'_>],
 ) -> Vec<String> {
     let kernel = record(def, target).unwrap_or_else(|e| panic!("{e}"));
-    let program = Program::load(kernel.text()).unwrap_or_else(|e| panic!("{e}\n{}", kernel.text()));
+    let report = report(def, &kernel, kernel.text(), blocks, dynamic_shared, args);
+    report.findings.iter().map(|f| f.render(Some(kernel.lines()), kernel.text())).collect()
+}
+
+/// What a launch of `text`, that of a kernel of `def` or a changed one, came to, with counters.
+pub(crate) fn report<D: KernelDef>(
+    def: &D,
+    kernel: &Kernel,
+    text: &str,
+    blocks: u32,
+    dynamic_shared: u32,
+    args: &mut [Arg<'_>],
+) -> Report {
+    let program = Program::load(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let memory = Memory::new();
     let mut values = Vec::new();
     let mut addresses = Vec::new();
@@ -69,16 +82,15 @@ pub(crate) fn findings<D: KernelDef>(
         dynamic_shared,
         cluster: [def.cluster(), 1, 1],
     };
-    let report = launch(&program, kernel.name(), &config, &params, &memory, &Options::default())
-        .unwrap_or_else(|e| panic!("{e}\n{}", kernel.text()));
-    let findings: Vec<String> =
-        report.findings.iter().map(|f| f.render(Some(kernel.lines()), kernel.text())).collect();
+    let options = Options { counters: true, ..Options::default() };
+    let report = launch(&program, kernel.name(), &config, &params, &memory, &options)
+        .unwrap_or_else(|e| panic!("{e}\n{text}"));
     for (arg, address) in args.iter_mut().zip(addresses) {
         if let (Arg::Buffer(bytes), Some(address)) = (arg, address) {
             memory.read(address, bytes).expect("a live buffer");
         }
     }
-    findings
+    report
 }
 
 /// The little-endian bytes of values.

@@ -1,0 +1,317 @@
+//! Copies from global to shared memory that run while the threads compute (`cp.async`), and pipelines of them.
+//!
+//! A thread starts copies, [commits](K::commit_copies) them as a group and later [waits](K::wait_copies) until all but the
+//! last few groups are there; then a [barrier](K::barrier) makes the copies of all threads visible to the block. Before
+//! sm_80 copies are loads and stores, groups are nothing, and the same kernels are correct.
+
+use warpwright_ptx::{
+    Address, CacheHints, CacheOp, Inst, L2Prefetch, Operand, Ordering, PredUse, RegKind, ScalarType,
+    SourceLimit, StateSpace,
+};
+
+use crate::context::K;
+use crate::error::IssueKind;
+use crate::flow::Carry;
+use crate::mem::{Element, Ptr, Readable};
+use crate::reg::{Pred, Reg, Source, U32, U64};
+use crate::tile::{CHUNK, SharedTile, TileLayout};
+
+/// `cp.async` exists from here.
+const ASYNC_SM: u32 = 80;
+/// The least copy of `cp.async`.
+const ASYNC_BYTES: u32 = 4;
+
+impl<'k> K<'k> {
+    /// Makes the copies that the thread started since the last commit a group, empty or not.
+    #[track_caller]
+    pub fn commit_copies(self) {
+        if self.target().sm >= ASYNC_SM {
+            self.emit(Inst::CpAsyncCommit);
+        }
+    }
+
+    /// Waits until at most the last `pending` groups of the thread are still on their way.
+    #[track_caller]
+    pub fn wait_copies(self, pending: u32) {
+        if self.target().sm >= ASYNC_SM {
+            self.emit(Inst::CpAsyncWait { pending: Some(pending) });
+        }
+    }
+
+    /// Runs `body` for each of `steps` tiles while the next `stages.count - 1` are on their way: `copy(step, stage, there)`
+    /// starts the copies of a step, into the stage that begins `stage` bytes after the first, where `there` holds;
+    /// `body(step, stage, state)` uses it and returns the next state. One barrier a step. All threads of the block are
+    /// here; before the stages are used for something else, they meet at another [`barrier`](Self::barrier).
+    #[track_caller]
+    pub fn pipeline<C: Carry<'k>>(
+        self,
+        stages: Stages,
+        steps: U32<'k>,
+        copy: impl Fn(U32<'k>, U32<'k>, Pred<'k>),
+        init: C,
+        body: impl FnOnce(U32<'k>, U32<'k>, C) -> C,
+    ) -> C {
+        let ahead = stages.count.saturating_sub(1);
+        if ahead == 0 {
+            self.issue(IssueKind::Constant {
+                what: "the stages of a pipeline",
+                value: u64::from(stages.count),
+            });
+        }
+        for step in 0..ahead {
+            let there = steps.gt(step);
+            copy(self.lit(step), self.lit(step * stages.bytes), there);
+            self.commit_copies();
+        }
+        let first = (self.lit(0u32), self.lit(ahead * stages.bytes), init);
+        let (_, _, result) = self.fold(self.range(0, steps, 1), first, |step, (read, write, state)| {
+            self.wait_copies(ahead.saturating_sub(1));
+            // What others have copied is visible, and what this step overwrites, the stage of the last, has been used.
+            self.barrier();
+            let next = step + ahead;
+            copy(next, write, next.lt(steps));
+            self.commit_copies();
+            let state = body(step, read, state);
+            (stages.after(read), stages.after(write), state)
+        });
+        result
+    }
+}
+
+/// A ring of equal parts of shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stages {
+    /// How many there are, at least 2.
+    pub count: u32,
+    /// Bytes of one, a multiple of 16.
+    pub bytes: u32,
+}
+
+impl Stages {
+    /// Bytes of all.
+    pub const fn total_bytes(self) -> u32 {
+        self.count * self.bytes
+    }
+
+    /// Where the stage after the one at `offset` begins.
+    #[track_caller]
+    pub fn after(self, offset: U32<'_>) -> U32<'_> {
+        let next = offset + self.bytes;
+        next.ge(self.total_bytes()).select(0, next)
+    }
+}
+
+/// How much of a tile is there: rows and columns from its first element on, at most its size; the rest becomes zero.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bounds<'k> {
+    /// Rows; all of them if `None`.
+    pub rows: Option<U32<'k>>,
+    /// Columns; all of them if `None`. Before sm_80 they must be a multiple of what one copy moves.
+    pub cols: Option<U32<'k>>,
+}
+
+/// How the threads of a block copy a matrix in global memory to a [`SharedTile`]; made by [`K::tile_copy`]. What depends on
+/// the thread is computed when it is made.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "it records instructions but copies nothing"]
+pub struct TileCopy<'k> {
+    layout: TileLayout,
+    /// Bytes of one copy.
+    piece: u32,
+    /// Copies of a thread, and the rows between them.
+    count: u32,
+    rows_apart: u32,
+    /// The thread's first row, and the first byte in it.
+    row: U32<'k>,
+    within: U32<'k>,
+    to: U32<'k>,
+    tile: U32<'k>,
+    from: U64<'k>,
+    bytes_apart: U64<'k>,
+}
+
+impl<'k> K<'k> {
+    /// Copies of the matrix at `from`, whose rows are `leading` elements apart, to `tile`, by `threads` threads of which
+    /// this is number `thread`. One copy moves `piece` bytes: 16, 8, 4, or 2 where nothing is aligned better; `from` and
+    /// the bytes of `leading` are multiples of it.
+    #[track_caller]
+    pub fn tile_copy<S: Readable, E: Element>(
+        self,
+        tile: SharedTile<'k>,
+        from: Ptr<'k, S, E>,
+        leading: U64<'k>,
+        piece: u32,
+        (thread, threads): (U32<'k>, u32),
+    ) -> TileCopy<'k> {
+        let layout = tile.layout();
+        let size = layout.dtype.bytes() as u32;
+        let pieces = layout.cols * size / piece.max(1);
+        let fits = matches!(piece, 2 | 4 | 8 | CHUNK)
+            && piece >= size
+            && pieces > 0
+            && threads.is_multiple_of(pieces)
+            && pieces.is_power_of_two()
+            && from.dtype() == layout.dtype;
+        if !fits {
+            self.issue(IssueKind::Constant { what: "the bytes of a tile's copy", value: u64::from(piece) });
+            let zero = self.lit(0u32);
+            let wide = self.lit(0u64);
+            return TileCopy {
+                layout,
+                piece,
+                count: 0,
+                rows_apart: 1,
+                row: zero,
+                within: zero,
+                to: zero,
+                tile: zero,
+                from: wide,
+                bytes_apart: wide,
+            };
+        }
+        self.on_behalf(|| {
+            let row = if pieces == 1 { thread } else { thread >> pieces.trailing_zeros() };
+            let within = (thread & (pieces - 1)) << piece.trailing_zeros();
+            let rows_apart = threads / pieces;
+            let leading = leading << size.trailing_zeros();
+            let start = from.address() + within.to_u64();
+            TileCopy {
+                layout,
+                piece,
+                count: layout.rows.div_ceil(rows_apart),
+                rows_apart,
+                row,
+                within,
+                to: layout.offset(row, within) + tile.base(),
+                tile: tile.base(),
+                from: row.to_u64().mul_add(leading, start),
+                bytes_apart: leading * u64::from(rows_apart),
+            }
+        })
+    }
+}
+
+impl<'k> TileCopy<'k> {
+    /// The same of a matrix that begins `elements` further on.
+    #[track_caller]
+    pub fn advanced(self, elements: U64<'k>) -> Self {
+        let k = self.row.k();
+        let shift = (self.layout.dtype.bytes() as u32).trailing_zeros();
+        Self { from: k.on_behalf(|| self.from + (elements << shift)), ..self }
+    }
+
+    /// Starts the thread's copies into the tile that lies `stage` bytes further on, where `there` holds: elements beyond
+    /// `bounds` are not read and become zero.
+    #[track_caller]
+    pub fn start(&self, stage: impl Source<'k, u32>, bounds: Bounds<'k>, there: Option<Pred<'k>>) {
+        let k = self.row.k();
+        k.on_behalf(|| self.start_recorded(stage.reg(k), bounds, there));
+    }
+
+    fn start_recorded(&self, stage: U32<'k>, bounds: Bounds<'k>, there: Option<Pred<'k>>) {
+        let k = self.row.k();
+        let size = self.layout.dtype.bytes() as u32;
+        let of_row = bounds.cols.map(|cols| {
+            let left = (cols << size.trailing_zeros()).to_i32() - self.within.to_i32();
+            left.max(0).min(i32::try_from(self.piece).unwrap_or(0)).to_u32()
+        });
+        let mut from = self.from;
+        let mut late = Vec::new();
+        let to = self.to + stage;
+        for i in 0..self.count {
+            let down = i * self.rows_apart;
+            if i > 0 {
+                from = from + self.bytes_apart;
+            }
+            let row = || if down == 0 { self.row } else { self.row + down };
+            let bytes = match (bounds.rows, of_row) {
+                (None, of_row) => of_row,
+                (Some(rows), of_row) => Some(match of_row {
+                    Some(of_row) => row().lt(rows).select(of_row, 0),
+                    None => row().lt(rows).select(self.piece, 0),
+                }),
+            };
+            // Threads beyond the last row of the tile have nothing to do.
+            let beyond = down + self.rows_apart > self.layout.rows;
+            let inside = beyond.then(|| row().lt(self.layout.rows));
+            let guard = match (there, inside) {
+                (Some(there), Some(inside)) => Some(there & inside),
+                (there, inside) => there.or(inside),
+            };
+            let dst = if self.layout.repeats_after(self.rows_apart) {
+                Address::reg(to.id(), i64::from(down * self.layout.row_bytes()))
+            } else {
+                let at = self.layout.offset(row(), self.within) + self.tile + stage;
+                Address::reg(at.id(), 0)
+            };
+            if k.target().sm >= ASYNC_SM && self.piece >= ASYNC_BYTES {
+                self.start_async(dst, from, bytes, guard);
+            } else {
+                late.push((dst, self.read(from, bytes, guard), guard));
+            }
+        }
+        for (dst, words, guard) in late {
+            let (ty, srcs) = (self.unit(), words.iter().map(|w| Operand::Reg(w.id())).collect());
+            let store = Inst::St {
+                space: StateSpace::Shared,
+                ty,
+                ordering: Ordering::WEAK,
+                hints: CacheHints::NONE,
+                srcs,
+                addr: dst,
+            };
+            k.rec().push(guard.map(holds), store);
+        }
+    }
+
+    fn start_async(&self, dst: Address, from: U64<'k>, bytes: Option<U32<'k>>, guard: Option<Pred<'k>>) {
+        // Only 16 bytes can pass by the L1 cache.
+        let cache = if self.piece == CHUNK { CacheOp::Cg } else { CacheOp::Ca };
+        let copy = Inst::CpAsync {
+            cache,
+            l2_prefetch: L2Prefetch::Default,
+            dst,
+            src: Address::reg(from.id(), 0),
+            bytes: self.piece,
+            limit: bytes.map_or(SourceLimit::Full, |bytes| SourceLimit::Bytes(bytes.operand())),
+            policy: None,
+        };
+        self.row.k().rec().push(guard.map(holds), copy);
+    }
+
+    const fn unit(&self) -> ScalarType {
+        if self.piece < ASYNC_BYTES { ScalarType::U16 } else { ScalarType::B32 }
+    }
+
+    /// What a copy reads, in registers: all or nothing.
+    fn read(&self, from: U64<'k>, bytes: Option<U32<'k>>, guard: Option<Pred<'k>>) -> Vec<U32<'k>> {
+        let k = self.row.k();
+        let whole = bytes.map(|bytes| bytes.eq(self.piece));
+        let guard = match (guard, whole) {
+            (Some(guard), Some(whole)) => Some(guard & whole),
+            (guard, whole) => guard.or(whole),
+        };
+        let count = self.piece.div_ceil(ASYNC_BYTES);
+        let word = || {
+            let word = Reg::<u32>::from_id(k, k.rec().new_reg(ScalarType::B32, RegKind::Variable));
+            k.emit(Inst::Mov { ty: ScalarType::B32, dst: word.id(), src: Operand::int(0) });
+            word
+        };
+        let words: Vec<U32<'k>> = (0..count).map(|_| word()).collect();
+        let load = Inst::Ld {
+            space: StateSpace::Global,
+            ty: self.unit(),
+            ordering: Ordering::WEAK,
+            hints: CacheHints::NONE,
+            non_coherent: false,
+            dsts: words.iter().map(|w| Some(w.id())).collect(),
+            addr: Address::reg(from.id(), 0),
+        };
+        k.rec().push(guard.map(holds), load);
+        words
+    }
+}
+
+fn holds(p: Pred<'_>) -> PredUse {
+    PredUse { reg: p.id(), negated: false }
+}

@@ -1,0 +1,345 @@
+//! Matrix products of a warp on tensor cores: operands and accumulators as fragments whose elements have known places.
+//!
+//! A warp multiplies an `m x k` A by a `k x n` B. Where the elements lie is fixed by the instruction; with
+//! `group = lane / 4` and `quad = lane % 4`, and two elements of a 16-bit operand to a register:
+//!
+//! | atom | A, register by register (row, k) | B (k, column) | accumulator (row, column) |
+//! |---|---|---|---|
+//! | `F16`, `BF16` 16x8x16 | (group, 2 quad), (group + 8, 2 quad), (group, 2 quad + 8), (group + 8, 2 quad + 8) | (2 quad, group), (2 quad + 8, group) | (group, 2 quad), (group, 2 quad + 1), (group + 8, 2 quad), (group + 8, 2 quad + 1) |
+//! | `Tf32` 16x8x8 | (group, quad), (group + 8, quad), (group, quad + 4), (group + 8, quad + 4) | (quad, group), (quad + 4, group) | the same |
+//! | `F64` 8x8x4 | (group, quad) | (quad, group) | (group, 2 quad), (group, 2 quad + 1) |
+//!
+//! Source: PTX ISA, "Matrix Fragments for mma".
+
+use std::marker::PhantomData;
+
+use warpwright_ptx::{DType, Inst, MatrixLayout, MatrixType, Mma, MmaShape, Operand, Rounding, Target};
+
+use crate::context::K;
+use crate::float::Float;
+use crate::flow::{Carry, RawReg, RawRegs};
+use crate::lanes::Lanes;
+use crate::reg::{F32, Reg, Scalar, U32};
+use crate::storage::pack;
+
+/// Products of 16-bit floats exist from here, 8 deep, for `f16`.
+const HALF_PRODUCT_SM: u32 = 75;
+/// Those 16 deep, of `bf16`, `tf32` and `f64` from here.
+const FULL_PRODUCT_SM: u32 = 80;
+
+/// One product of a warp: element types and shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MmaAtom {
+    /// 16 x 8 x 16 of `f16` into `f32`; before sm_80 it is two instructions.
+    F16,
+    /// 16 x 8 x 16 of `bf16` into `f32`.
+    BF16,
+    /// 16 x 8 x 8 of `f32` whose lower 13 bits are ignored, into `f32`.
+    Tf32,
+    /// 8 x 8 x 4 of `f64`.
+    F64,
+}
+
+impl MmaAtom {
+    /// The atom for operands of `dtype`; `f32` is multiplied as `tf32`.
+    pub const fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::F16 => Some(Self::F16),
+            DType::BF16 => Some(Self::BF16),
+            DType::F32 => Some(Self::Tf32),
+            DType::F64 => Some(Self::F64),
+            _ => None,
+        }
+    }
+
+    /// The type of the operands in memory.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::F16 => DType::F16,
+            Self::BF16 => DType::BF16,
+            Self::Tf32 => DType::F32,
+            Self::F64 => DType::F64,
+        }
+    }
+
+    /// Whether `target` has it.
+    pub const fn exists(self, target: Target) -> bool {
+        target.sm >= if matches!(self, Self::F16) { HALF_PRODUCT_SM } else { FULL_PRODUCT_SM }
+    }
+
+    /// Rows of A.
+    pub const fn m(self) -> u32 {
+        if matches!(self, Self::F64) { 8 } else { 16 }
+    }
+
+    /// Columns of B.
+    pub const fn n(self) -> u32 {
+        8
+    }
+
+    /// Columns of A, rows of B.
+    pub const fn k(self) -> u32 {
+        match self {
+            Self::F16 | Self::BF16 => 16,
+            Self::Tf32 => 8,
+            Self::F64 => 4,
+        }
+    }
+
+    const fn a_registers(self) -> usize {
+        if matches!(self, Self::F64) { 1 } else { 4 }
+    }
+
+    const fn b_registers(self) -> usize {
+        if matches!(self, Self::F64) { 1 } else { 2 }
+    }
+
+    /// Elements of an accumulator that a lane holds.
+    pub const fn accumulator_registers(self) -> usize {
+        if matches!(self, Self::F64) { 2 } else { 4 }
+    }
+
+    const fn matrix_type(self) -> MatrixType {
+        match self {
+            Self::F16 => MatrixType::F16,
+            Self::BF16 => MatrixType::BF16,
+            Self::Tf32 => MatrixType::TF32,
+            Self::F64 => MatrixType::F64,
+        }
+    }
+}
+
+/// The left operand of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixA {}
+/// The right operand of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixB {}
+
+/// What a lane holds of an operand; `Role` is [`MatrixA`] or [`MatrixB`]. A [`TileReader`](crate::TileReader) loads it.
+#[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
+pub struct Fragment<'k, Role> {
+    k: K<'k>,
+    atom: MmaAtom,
+    regs: Vec<RawReg>,
+    role: PhantomData<fn() -> Role>,
+}
+
+impl<Role> Clone for Fragment<'_, Role> {
+    fn clone(&self) -> Self {
+        Self { regs: self.regs.clone(), ..*self }
+    }
+}
+
+impl<Role> std::fmt::Debug for Fragment<'_, Role> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {:?}", self.atom, self.regs)
+    }
+}
+
+impl<Role> Carry<'_> for Fragment<'_, Role> {
+    fn collect(&self, regs: &mut Vec<RawReg>) {
+        regs.extend(&self.regs);
+    }
+
+    fn rebuild(&self, regs: &mut RawRegs) -> Self {
+        let regs = self.regs.iter().map(|r| RawReg { id: regs.next_or(r.id), ty: r.ty }).collect();
+        Self { regs, ..*self }
+    }
+}
+
+impl<'k, Role> Fragment<'k, Role> {
+    fn new<T: Scalar>(k: K<'k>, atom: MmaAtom, regs: &[Reg<'k, T>], wanted: usize) -> Self {
+        if regs.len() != wanted {
+            k.issue(crate::IssueKind::Shape { what: "a fragment", left: wanted, right: regs.len() });
+        }
+        let regs = regs.iter().map(|r| RawReg { id: r.id(), ty: T::REGISTER }).collect();
+        Self { k, atom, regs, role: PhantomData }
+    }
+
+    /// The product that it is for.
+    pub fn atom(&self) -> MmaAtom {
+        self.atom
+    }
+
+    fn operands(&self) -> Vec<Operand> {
+        self.regs.iter().map(|r| Operand::Reg(r.id)).collect()
+    }
+
+    /// The words of a fragment of 16-bit or `tf32` elements, in the order of the table above.
+    pub fn words(&self) -> Vec<U32<'k>> {
+        self.regs.iter().map(|r| Reg::from_id(self.k, r.id)).collect()
+    }
+}
+
+impl<'k> Fragment<'k, MatrixA> {
+    /// A lane's part of A: its registers in the order of the table above, of `u32`, or of `f64` for [`MmaAtom::F64`].
+    #[track_caller]
+    pub fn a<T: Scalar>(k: K<'k>, atom: MmaAtom, regs: &[Reg<'k, T>]) -> Self {
+        Self::new(k, atom, regs, atom.a_registers())
+    }
+
+    /// Accumulators of 16 neighbouring columns, rounded to the elements of `atom`, as the A of a next product: what
+    /// `left` and `right` hold at (row, column) is A at (row, k = column). Lanes keep their own elements, so nothing is
+    /// exchanged. For 16-bit atoms.
+    #[track_caller]
+    pub fn from_accumulators(
+        atom: MmaAtom,
+        left: &Accumulator<'k, f32>,
+        right: &Accumulator<'k, f32>,
+    ) -> Self {
+        let k = left.k;
+        k.on_behalf(|| {
+            let lanes = Lanes::concat([left.lanes.clone(), right.lanes.clone()]);
+            Self::a(k, atom, pack(k, atom.dtype(), &lanes).as_slice())
+        })
+    }
+}
+
+impl<'k> Fragment<'k, MatrixB> {
+    /// A lane's part of B: its registers in the order of the table above, of `u32`, or of `f64` for [`MmaAtom::F64`].
+    #[track_caller]
+    pub fn b<T: Scalar>(k: K<'k>, atom: MmaAtom, regs: &[Reg<'k, T>]) -> Self {
+        Self::new(k, atom, regs, atom.b_registers())
+    }
+}
+
+/// What a lane holds of a product: `f32` elements, or `f64` for [`MmaAtom::F64`].
+#[derive(Clone, Debug)]
+#[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
+pub struct Accumulator<'k, A: Float> {
+    k: K<'k>,
+    lanes: Lanes<'k, A>,
+}
+
+impl<'k, A: Float> Carry<'k> for Accumulator<'k, A> {
+    fn collect(&self, regs: &mut Vec<RawReg>) {
+        self.lanes.collect(regs);
+    }
+
+    fn rebuild(&self, regs: &mut RawRegs) -> Self {
+        Self { k: self.k, lanes: self.lanes.rebuild(regs) }
+    }
+}
+
+impl<'k, A: Float> Accumulator<'k, A> {
+    /// Zeros.
+    #[track_caller]
+    pub fn zero(k: K<'k>, atom: MmaAtom) -> Self {
+        let lanes = k.on_behalf(|| (0..atom.accumulator_registers()).map(|_| k.lit(0.0)).collect());
+        Self { k, lanes }
+    }
+
+    /// The elements, in the order of [`offsets`](Self::offsets).
+    pub fn lanes(&self) -> &Lanes<'k, A> {
+        &self.lanes
+    }
+
+    /// How far from the lane's first element, whose place is [`K::accumulator_origin`], each one lies: (rows, columns).
+    pub fn offsets(&self) -> impl Iterator<Item = (u32, u32)> + use<A> {
+        (0..self.lanes.len() as u32).map(|i| (i / 2 * 8, i % 2))
+    }
+
+    /// Elements of the same shape.
+    pub fn like(&self, lanes: Lanes<'k, A>) -> Self {
+        Self { k: self.k, lanes }
+    }
+
+    /// `f` of each element, with how far it lies from the lane's first one: rows, columns.
+    pub fn map(&self, mut f: impl FnMut(u32, u32, Reg<'k, A>) -> Reg<'k, A>) -> Self {
+        self.like(self.offsets().zip(self.lanes.iter()).map(|((row, col), v)| f(row, col, v)).collect())
+    }
+
+    /// `a b` plus the accumulator. The whole warp is here.
+    #[track_caller]
+    pub fn mma(&self, a: &Fragment<'k, MatrixA>, b: &Fragment<'k, MatrixB>) -> Self {
+        let atom = a.atom;
+        if atom == b.atom && (A::DOUBLE == (atom == MmaAtom::F64)) {
+            // One instruction 16 deep, or two 8 deep: the first half of A and B holds the first 8 of k.
+            if atom == MmaAtom::F16 && self.k.target().sm < FULL_PRODUCT_SM {
+                let (a, b) = (a.operands(), b.operands());
+                let first = self.product(atom, MmaShape::M16N8K8, a[..2].to_vec(), b[..1].to_vec());
+                return first.product(atom, MmaShape::M16N8K8, a[2..].to_vec(), b[1..].to_vec());
+            }
+            let shape = match atom {
+                MmaAtom::F16 | MmaAtom::BF16 => MmaShape::M16N8K16,
+                MmaAtom::Tf32 => MmaShape::M16N8K8,
+                MmaAtom::F64 => MmaShape::M8N8K4,
+            };
+            return self.product(atom, shape, a.operands(), b.operands());
+        }
+        self.k.issue(crate::IssueKind::Shape {
+            what: "a product of different atoms",
+            left: a.regs.len(),
+            right: b.regs.len(),
+        });
+        self.clone()
+    }
+
+    #[track_caller]
+    fn product(&self, atom: MmaAtom, shape: MmaShape, a: Vec<Operand>, b: Vec<Operand>) -> Self {
+        let result = self.like((0..self.lanes.len()).map(|_| self.k.fresh()).collect());
+        let accumulator = if A::DOUBLE { MatrixType::F64 } else { MatrixType::F32 };
+        self.k.emit(Inst::Mma(Box::new(Mma {
+            shape,
+            a_layout: MatrixLayout::Row,
+            b_layout: MatrixLayout::Col,
+            d_ty: accumulator,
+            a_ty: atom.matrix_type(),
+            b_ty: atom.matrix_type(),
+            c_ty: accumulator,
+            rounding: None::<Rounding>,
+            satfinite: false,
+            product: None,
+            kind: None,
+            sparsity: None,
+            scale: None,
+            d: result.lanes.iter().map(Reg::id).collect(),
+            a,
+            b,
+            c: self.lanes.iter().map(|r| Operand::Reg(r.id())).collect(),
+        })));
+        result
+    }
+}
+
+impl<'k> K<'k> {
+    /// Row and column of the lane's first element in an [`Accumulator`]: `lane / 4`, `2 (lane % 4)`.
+    #[track_caller]
+    pub fn accumulator_origin(self) -> (U32<'k>, U32<'k>) {
+        self.on_behalf(|| {
+            let lane = self.lane_idx();
+            (lane >> 2, (lane & 3) << 1)
+        })
+    }
+}
+
+impl<'k> F32<'k> {
+    /// The nearest `tf32`, as an operand of a product.
+    #[track_caller]
+    pub fn to_tf32(self) -> U32<'k> {
+        let dst = self.k().fresh::<u32>();
+        self.k().emit(Inst::Cvt {
+            to: warpwright_ptx::ScalarType::TF32,
+            from: warpwright_ptx::ScalarType::F32,
+            mods: warpwright_ptx::Modifiers {
+                rounding: Some(Rounding::Rna),
+                ..warpwright_ptx::Modifiers::NONE
+            },
+            dst: dst.id(),
+            a: self.as_operand(),
+            b: None,
+        });
+        dst
+    }
+
+    /// Two values rounded to nearest even, as `dtype` (`f16` or `bf16`) in one word; `self` in the lower half.
+    #[track_caller]
+    pub fn pack_with(self, high: Self, dtype: DType) -> U32<'k> {
+        let k = self.k();
+        k.on_behalf(|| {
+            let words = pack(k, dtype, &Lanes::from(vec![self, high]));
+            words.iter().next().unwrap_or_else(|| k.fresh())
+        })
+    }
+}

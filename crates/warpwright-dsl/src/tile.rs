@@ -1,0 +1,340 @@
+//! Matrices in shared memory whose rows and columns are both read without bank conflicts.
+//!
+//! Shared memory serves 128 bytes at once if they lie in different banks: eight chunks of 16 bytes whose numbers modulo 8
+//! differ. A [`TileLayout`] places the chunks of its rows so that eight chunks of neighbouring rows at one place of the
+//! row, and eight neighbouring chunks of a row, do: by exclusive-or of the chunk's number with the row's where the chunks
+//! of a row are a power of two or a multiple of 8, and by rows an odd number of chunks apart elsewhere. Rows of `f64`
+//! fragments take two chunks, so pairs of chunks are placed that way there.
+
+use warpwright_ptx::{Address, DType, Inst, MatrixElement, MatrixShape, MatrixTiles, StateSpace};
+
+use crate::context::K;
+use crate::error::IssueKind;
+use crate::mem::{Elem, Ptr, Shared};
+use crate::mma::{Fragment, MatrixA, MatrixB, MmaAtom};
+use crate::reg::{F64, Source, U32};
+
+/// Bytes of a chunk: one row of the 8 x 8 matrices of `ldmatrix`, the largest access of a lane.
+pub(crate) const CHUNK: u32 = 16;
+/// Bytes that shared memory serves at once.
+const LINE: u32 = 128;
+
+/// Shape and element type of a tile in shared memory, and where its elements lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TileLayout {
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Rows.
+    pub rows: u32,
+    /// Elements of a row, whose bytes are a multiple of 16.
+    pub cols: u32,
+}
+
+impl TileLayout {
+    /// A tile of `rows` x `cols` elements.
+    pub const fn new(dtype: DType, rows: u32, cols: u32) -> Self {
+        Self { dtype, rows, cols }
+    }
+
+    /// Elements of a chunk of 16 bytes.
+    pub const fn chunk_elements(self) -> u32 {
+        CHUNK / self.dtype.bytes() as u32
+    }
+
+    /// Bytes that stay together.
+    const fn unit(self) -> u32 {
+        if matches!(self.dtype, DType::F64) { 2 * CHUNK } else { CHUNK }
+    }
+
+    /// Units that shared memory serves at once.
+    const fn phase(self) -> u32 {
+        LINE / self.unit()
+    }
+
+    /// Units of a row.
+    const fn units(self) -> u32 {
+        (self.cols * self.dtype.bytes() as u32).div_ceil(self.unit())
+    }
+
+    /// How many values the exclusive-or takes; 1 if rows are apart by an odd number of units instead.
+    const fn patterns(self) -> u32 {
+        match self.units() {
+            units if units.is_multiple_of(self.phase()) => self.phase(),
+            units if units.is_power_of_two() => units,
+            _ => 1,
+        }
+    }
+
+    /// Bytes from one row to the next.
+    pub const fn row_bytes(self) -> u32 {
+        self.unit() * if self.patterns() == 1 { self.units() | 1 } else { self.units() }
+    }
+
+    /// Bytes of the tile.
+    pub const fn bytes(self) -> u32 {
+        self.rows * self.row_bytes()
+    }
+
+    /// What the bytes within `row` are combined with. Rows of less than a line share one, and a pattern.
+    fn pattern<'k>(self, row: U32<'k>) -> Option<U32<'k>> {
+        let patterns = self.patterns();
+        let share = self.phase() / patterns;
+        (patterns > 1).then(|| {
+            let row = if share == 1 { row } else { row >> share.trailing_zeros() };
+            (row & (patterns - 1)) << self.unit().trailing_zeros()
+        })
+    }
+
+    /// Bytes from the start of the tile to (`row`, chunk of `bytes` / 16).
+    #[track_caller]
+    pub(crate) fn offset<'k>(self, row: U32<'k>, bytes: U32<'k>) -> U32<'k> {
+        let placed = self.pattern(row).map_or(bytes, |pattern| bytes ^ pattern);
+        row.mul_add(self.row_bytes(), placed)
+    }
+
+    /// Whether rows that lie this far apart have the same pattern, so that moving by them adds a constant.
+    pub(crate) const fn repeats_after(self, rows: u32) -> bool {
+        self.patterns() == 1 || rows.is_multiple_of(self.phase())
+    }
+}
+
+/// A tile in the block's shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedTile<'k> {
+    layout: TileLayout,
+    base: U32<'k>,
+}
+
+impl<'k> K<'k> {
+    /// The tile that starts at `base`, whose address must be a multiple of 16.
+    #[track_caller]
+    pub fn tile_at(self, base: Ptr<'k, Shared, Elem>, layout: TileLayout) -> SharedTile<'k> {
+        if layout.cols == 0 || !(layout.cols * layout.dtype.bytes() as u32).is_multiple_of(CHUNK) {
+            self.issue(IssueKind::Constant { what: "a tile's row length", value: u64::from(layout.cols) });
+        }
+        SharedTile { layout, base: self.on_behalf(|| base.shared_address()) }
+    }
+
+    /// A tile in static shared memory.
+    #[track_caller]
+    pub fn shared_tile(self, layout: TileLayout) -> SharedTile<'k> {
+        let elements = layout.bytes() / layout.dtype.bytes() as u32;
+        self.tile_at(self.shared_elem(layout.dtype, elements), layout)
+    }
+}
+
+/// Which index of the operand runs along the rows of the tile in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Along {
+    /// The common index: A is stored `[m][k]`, B as `[n][k]`.
+    K,
+    /// The outer index: A is stored `[k][m]`, B as `[k][n]`. Not for [`MmaAtom::Tf32`].
+    Outer,
+}
+
+impl<'k> SharedTile<'k> {
+    /// Its shape.
+    pub fn layout(self) -> TileLayout {
+        self.layout
+    }
+
+    /// The address of its first byte.
+    pub fn base(self) -> U32<'k> {
+        self.base
+    }
+
+    /// The tile of the same shape `bytes` further on, a multiple of 16.
+    #[track_caller]
+    pub fn moved(self, bytes: impl Source<'k, u32>) -> Self {
+        Self { base: self.base + bytes, ..self }
+    }
+
+    /// A pointer to an element. What is read or written there together must lie within 16 aligned bytes.
+    #[track_caller]
+    pub fn at(self, row: U32<'k>, col: U32<'k>) -> Ptr<'k, Shared, Elem> {
+        let k = self.base.k();
+        k.on_behalf(|| {
+            let bytes = col << (self.layout.dtype.bytes() as u32).trailing_zeros();
+            // The pattern changes the number of the chunk alone.
+            Ptr::new(k, (self.layout.offset(row, bytes) + self.base).id(), self.layout.dtype)
+        })
+    }
+
+    /// Reads fragments of A for `atom` from the tile: those of the rows of A from `origin` on, which is the same for the
+    /// warp and a multiple of 8. If A is stored along its rows, what is read from one origin must lie within columns of
+    /// the tile that begin at a multiple of their number, a power of two.
+    #[track_caller]
+    pub fn reader_a(self, atom: MmaAtom, along: Along, origin: U32<'k>) -> TileReader<'k, MatrixA> {
+        self.reader(atom, along, origin, along == Along::K)
+    }
+
+    /// The same for B, with columns of B from `origin` on.
+    #[track_caller]
+    pub fn reader_b(self, atom: MmaAtom, along: Along, origin: U32<'k>) -> TileReader<'k, MatrixB> {
+        self.reader(atom, along, origin, along == Along::Outer)
+    }
+
+    /// The lanes of `ldmatrix` name the rows of four 8 x 8 matrices. `down`: the second lies eight rows below the first
+    /// and the third and fourth a chunk to the right; otherwise the second lies to the right.
+    fn reader<Role>(self, atom: MmaAtom, along: Along, origin: U32<'k>, down: bool) -> TileReader<'k, Role> {
+        let (layout, k) = (self.layout, self.base.k());
+        if atom.dtype() != layout.dtype || (atom == MmaAtom::Tf32 && along == Along::Outer) {
+            k.issue(IssueKind::Access { dtype: layout.dtype, register: warpwright_ptx::ScalarType::B32 });
+        }
+        k.on_behalf(|| {
+            let lane = k.lane_idx();
+            let (row, chunk) = match atom {
+                // Elements one by one: `group` is the outer index, `quad` the common one.
+                MmaAtom::F64 if along == Along::K => (lane >> 2, lane & 3),
+                MmaAtom::F64 => (lane & 3, lane >> 2),
+                _ if down => (lane & 15, lane >> 4),
+                _ => ((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1),
+            };
+            let within = if atom == MmaAtom::F64 { chunk << 3 } else { chunk << CHUNK.trailing_zeros() };
+            let (row, first) = match along {
+                Along::K => (row + origin, None),
+                Along::Outer => (row, Some(origin << (layout.dtype.bytes() as u32).trailing_zeros())),
+            };
+            let base = row.mul_add(layout.row_bytes(), self.base);
+            match (layout.pattern(row), first) {
+                (Some(pattern), first) => TileReader::new(self, atom, along, base, {
+                    let within = within ^ pattern;
+                    Some(first.map_or(within, |first| within ^ first))
+                }),
+                (None, first) => {
+                    let base = base + within;
+                    TileReader::new(self, atom, along, first.map_or(base, |first| base + first), None)
+                }
+            }
+        })
+    }
+}
+
+/// Reads operand fragments of one warp from a [`SharedTile`]; made by [`SharedTile::reader_a`] and
+/// [`reader_b`](SharedTile::reader_b). Everything that depends on the lane is computed when it is made.
+#[must_use = "a reader records instructions but reads nothing"]
+pub struct TileReader<'k, Role> {
+    layout: TileLayout,
+    atom: MmaAtom,
+    along: Along,
+    /// The lane's address but for what the pattern changes.
+    base: U32<'k>,
+    /// What the pattern changes: bytes within a row.
+    within: Option<U32<'k>>,
+    role: std::marker::PhantomData<fn() -> Role>,
+}
+
+impl<Role> Clone for TileReader<'_, Role> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Role> Copy for TileReader<'_, Role> {}
+
+impl<Role> std::fmt::Debug for TileReader<'_, Role> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} of {:?} along {:?}", self.atom, self.layout, self.along)
+    }
+}
+
+impl<'k, Role> TileReader<'k, Role> {
+    fn new(
+        tile: SharedTile<'k>,
+        atom: MmaAtom,
+        along: Along,
+        base: U32<'k>,
+        within: Option<U32<'k>>,
+    ) -> Self {
+        Self { layout: tile.layout, atom, along, base, within, role: std::marker::PhantomData }
+    }
+
+    /// The same place `bytes` further on: in another stage of a pipeline, say. A multiple of 16.
+    #[track_caller]
+    pub fn moved(self, bytes: impl Source<'k, u32>) -> Self {
+        Self { base: self.base + bytes, ..self }
+    }
+
+    /// The lane's address at (outer index, common index) past the origin; `outer` a multiple of 8, `depth` of the
+    /// atom's k.
+    fn address(&self, outer: u32, depth: u32) -> Address {
+        let bytes = self.layout.dtype.bytes() as u32;
+        let (row, col) = match self.along {
+            Along::K => (outer, depth * bytes),
+            Along::Outer => (depth, outer * bytes),
+        };
+        let down = row * self.layout.row_bytes();
+        let Some(within) = self.within else { return Address::reg(self.base.id(), i64::from(down + col)) };
+        // What the pattern can change is combined with the lane's, the rest added: lanes and constants have different
+        // bits there. The constant rows are multiples of the lines that share patterns.
+        let patterned = self.layout.unit() * self.layout.patterns();
+        let within = match col % patterned {
+            0 => within,
+            changed => within ^ changed,
+        };
+        Address::reg((within + self.base).id(), i64::from(down + col / patterned * patterned))
+    }
+
+    #[track_caller]
+    fn matrices(&self, outer: u32, depth: u32, transposed: bool) -> [U32<'k>; 4] {
+        let k = self.base.k();
+        let dsts: [U32<'k>; 4] = std::array::from_fn(|_| k.fresh());
+        k.emit(Inst::LdMatrix {
+            tiles: MatrixTiles {
+                shape: MatrixShape::M8N8,
+                count: 4,
+                transposed,
+                element: MatrixElement::B16,
+            },
+            space: StateSpace::Shared,
+            dsts: dsts.iter().map(|r| r.id()).collect(),
+            addr: self.address(outer, depth),
+        });
+        dsts
+    }
+
+    #[track_caller]
+    fn double(&self, outer: u32, depth: u32) -> F64<'k> {
+        let k = self.base.k();
+        let dst = k.fresh::<f64>();
+        k.emit(Inst::Ld {
+            space: StateSpace::Shared,
+            ty: warpwright_ptx::ScalarType::F64,
+            ordering: warpwright_ptx::Ordering::WEAK,
+            hints: warpwright_ptx::CacheHints::NONE,
+            non_coherent: false,
+            dsts: vec![Some(dst.id())],
+            addr: self.address(outer, depth),
+        });
+        dst
+    }
+}
+
+impl<'k> TileReader<'k, MatrixA> {
+    /// The fragment of A at row `m` past the origin and common index `depth`; multiples of the atom's m and k. The whole
+    /// warp is here.
+    #[track_caller]
+    pub fn load(&self, m: u32, depth: u32) -> Fragment<'k, MatrixA> {
+        let k = self.base.k();
+        k.on_behalf(|| match self.atom {
+            MmaAtom::F64 => Fragment::a(k, self.atom, &[self.double(m, depth)]),
+            _ => Fragment::a(k, self.atom, &self.matrices(m, depth, self.along == Along::Outer)),
+        })
+    }
+}
+
+impl<'k> TileReader<'k, MatrixB> {
+    /// The fragments of B at columns `n` and `n + 8` past the origin and common index `depth`; `n` is a multiple of 16,
+    /// `depth` of the atom's k. The whole warp is here.
+    #[track_caller]
+    pub fn load_pair(&self, n: u32, depth: u32) -> [Fragment<'k, MatrixB>; 2] {
+        let k = self.base.k();
+        k.on_behalf(|| match self.atom {
+            MmaAtom::F64 => [n, n + 8].map(|n| Fragment::b(k, self.atom, &[self.double(n, depth)])),
+            _ => {
+                let [a, b, c, d] = self.matrices(n, depth, self.along == Along::Outer);
+                [[a, b], [c, d]].map(|words| Fragment::b(k, self.atom, &words))
+            }
+        })
+    }
+}
