@@ -10,7 +10,7 @@ use warpwright::batch_norm::{
 use warpwright::plan::{PlanCache, Real};
 
 use crate::array::Array;
-use crate::call::{Call, Form, gathered, places, present, several, statistics_dtype};
+use crate::call::{Call, Form, Output, gathered, places, present, statistics_dtype};
 use crate::error::{Class, Problem};
 use crate::images::image;
 
@@ -186,13 +186,24 @@ struct Gradients<'a, 'py> {
 }
 
 impl<'py> Gradients<'_, 'py> {
-    /// The four results, three without a residual.
-    fn results(&self, op: &'static str) -> PyResult<[Option<Object<'py>>; 4]> {
-        if self.residual {
-            return several::<4>(op, self.out);
-        }
-        let [dx, dweight, dbias] = several::<3>(op, self.out)?;
-        Ok([dx, dweight, dbias, None])
+    /// Where the four results go; there are three without a residual.
+    fn places(
+        &self,
+        call: &Call<'py>,
+        op: &'static str,
+        x: &Array<'py>,
+        norm: &BatchNorm,
+    ) -> PyResult<[Option<Output<'py>>; 4]> {
+        let out = places(op, self.out, [true, true, true, self.residual])?;
+        let [dx, dweight, dbias, dresidual] = out.each_ref().map(Option::as_ref);
+        let channels = [norm.channels];
+        let parameter = Form::RowMajor(norm.parameter_dtype, &channels);
+        Ok([
+            Some(call.output(("out[0]", dx), x, Form::Like)?),
+            call.optional_output(norm.weight, ("out[1]", dweight), x, parameter)?,
+            call.optional_output(norm.bias, ("out[2]", dbias), x, parameter)?,
+            call.optional_output(self.residual, ("out[3]", dresidual), x, Form::Like)?,
+        ])
     }
 
     fn tuple(&self, py: Python<'py>, results: [Option<Object<'py>>; 4]) -> PyResult<Bound<'py, PyTuple>> {
@@ -233,16 +244,8 @@ pub(crate) fn batch_norm_backward<'py>(
     let mean = call.small(("mean", mean), saved, &channels)?;
     let rstd = call.small(("rstd", rstd), saved, &channels)?;
     let plan = call.plan(&PLANS, &BatchNormBackwardDesc { norm, dresidual: residual })?;
-    let out = wanted.results(OP)?;
-    let [dx, dw, db, dr] = out.each_ref().map(Option::as_ref);
-    let parameter = Form::RowMajor(norm.parameter_dtype, &channels);
-    let outputs = [
-        Some(call.output(("out[0]", dx), &x, Form::Like)?),
-        call.optional_output(norm.weight, ("out[1]", dw), &x, parameter)?,
-        call.optional_output(norm.bias, ("out[2]", db), &x, parameter)?,
-        call.optional_output(residual, ("out[3]", dr), &x, Form::Like)?,
-        call.workspace(&plan, &x)?,
-    ];
+    let [dx, dweight, dbias, dresidual] = wanted.places(&call, OP, &x, &norm)?;
+    let outputs = [dx, dweight, dbias, dresidual, call.workspace(&plan, &x)?];
     let inputs = [Some(&x), y.as_ref(), Some(&dy), weight.as_ref(), Some(&mean), Some(&rstd)];
     let [dx, dweight, dbias, dresidual, _] =
         call.run_some(inputs, outputs, move |stream, [x, y, dy, weight, mean, rstd], outputs| {
@@ -295,16 +298,8 @@ pub(crate) fn batch_norm_evaluation_backward<'py>(
     let mean = call.small(("running_mean", running_mean), norm.parameter_dtype, &channels)?;
     let var = call.small(("running_var", running_var), norm.parameter_dtype, &channels)?;
     let plan = call.plan(&PLANS, &BatchNormEvaluationBackwardDesc { norm, dresidual: residual })?;
-    let out = wanted.results(OP)?;
-    let [dx, dw, db, dr] = out.each_ref().map(Option::as_ref);
-    let parameter = Form::RowMajor(norm.parameter_dtype, &channels);
-    let outputs = [
-        Some(call.output(("out[0]", dx), &x, Form::Like)?),
-        call.optional_output(norm.weight, ("out[1]", dw), &x, parameter)?,
-        call.optional_output(norm.bias, ("out[2]", db), &x, parameter)?,
-        call.optional_output(residual, ("out[3]", dr), &x, Form::Like)?,
-        call.workspace(&plan, &x)?,
-    ];
+    let [dx, dweight, dbias, dresidual] = wanted.places(&call, OP, &x, &norm)?;
+    let outputs = [dx, dweight, dbias, dresidual, call.workspace(&plan, &x)?];
     let inputs = [Some(&x), y.as_ref(), Some(&dy), weight.as_ref(), Some(&mean), Some(&var)];
     let [dx, dweight, dbias, dresidual, _] =
         call.run_some(inputs, outputs, move |stream, [x, y, dy, weight, mean, var], outputs| {
