@@ -10,9 +10,11 @@ use warpwright::{DType, Error, Operation, Stream, Tensor, TensorMut, TensorRef};
 use crate::array::{
     Argument, Array, Library, Ordering, Place, Site, dtype_name, extents, interop, stream_given,
 };
+use crate::dlpack::Vec8;
 use crate::error::{self, Class, Problem};
 use crate::memory::{self, Flat, try_map};
 use crate::owned::DeviceArray;
+use crate::torch;
 
 /// An argument by name.
 pub(crate) type Named<'a, 'py> = (&'static str, &'a Bound<'py, PyAny>);
@@ -246,13 +248,27 @@ impl<'py> Call<'py> {
                 array: None,
             });
         }
-        let object = if library == Library::Torch && matches!(form, Form::Like) {
+        let site = Site { op: self.op, argument };
+        let row_major = Vec8::collect(shape.iter().copied()).map(|shape| Vec8::row_major(&shape));
+        let strides = match form {
+            Form::Like => like.is_dense().then_some(&like.strides),
+            Form::RowMajor(..) => row_major.as_ref(),
+        };
+        let short = match (library, self.place, strides) {
+            (Library::Torch, Place::Cuda(ordinal), Some(strides)) if !shape.contains(&0) => {
+                torch::empty_strided(&like.object, ordinal, dtype, shape, strides)?
+            }
+            _ => None,
+        };
+        let object = if let Some(object) = short {
+            object
+        } else if library == Library::Torch && matches!(form, Form::Like) {
             torch_empty_like(py)?.call1((&like.object,))?
         } else {
             let empty = interop(py)?.getattr(intern!(py, "empty"))?;
             empty.call1((library.name(), &like.object, extents(py, shape)?, dtype_name(dtype)))?
         };
-        let array = Argument::read_made(&object, Site { op: self.op, argument }, self.ordering())?;
+        let array = Argument::read_made(&object, site, self.ordering())?;
         let flat = Flat::of(&array);
         let kind = match library {
             Library::Numpy | Library::Torch | Library::Cupy => Kind::Array(object),

@@ -1,19 +1,28 @@
-//! What PyTorch does with a call: whether it records gradients, and whether a mode, transform or tracer is active.
+//! What PyTorch does with a call: whether it records gradients, and whether a mode, transform or tracer is active. And
+//! its shortest ways to a stream and to memory, which a call of microseconds feels.
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
 
-use crate::array::interop;
+use warpwright::DType;
+
+use crate::array::{dtype_name, extents, interop};
 
 /// Functions and types of PyTorch, looked up once.
 struct Hooks {
+    torch: Py<PyAny>,
     is_grad_enabled: Py<PyAny>,
     /// Each is true while something watches calls; empty if this PyTorch does not tell.
     watchers: Vec<Py<PyAny>>,
     /// The types whose calls nothing intercepts.
     plain: Vec<Py<PyType>>,
+    /// The handle of the current stream of a device by its number; `None` if this PyTorch has no such function.
+    raw_stream: Option<Py<PyAny>>,
+    /// The number of the current device, and a new tensor there, of sizes, strides and type, past the dispatcher; `None` as
+    /// above.
+    on_current_device: Option<(Py<PyAny>, Py<PyAny>)>,
 }
 
 impl Hooks {
@@ -21,10 +30,40 @@ impl Hooks {
         static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
         HOOKS.get_or_try_init(py, || {
             let found = interop(py)?.getattr(intern!(py, "torch_hooks"))?.call0()?;
-            let (is_grad_enabled, watchers, plain) = found.extract()?;
-            Ok(Self { is_grad_enabled, watchers, plain })
+            let (torch, is_grad_enabled, watchers, plain, raw_stream, on_current_device) = found.extract()?;
+            Ok(Self { torch, is_grad_enabled, watchers, plain, raw_stream, on_current_device })
         })
     }
+
+    /// Whether nothing intercepts calls on tensors of this type.
+    fn is_plain(&self, ty: &Bound<'_, PyType>) -> bool {
+        self.plain.iter().any(|plain| plain.is(ty))
+    }
+}
+
+/// The stream that PyTorch enqueues on at present, if there is a shorter way to it than the exchange table's.
+pub(crate) fn current_stream(py: Python<'_>, ordinal: u32) -> PyResult<Option<u64>> {
+    let Some(raw_stream) = &Hooks::get(py)?.raw_stream else { return Ok(None) };
+    raw_stream.bind(py).call1((ordinal,))?.extract().map(Some)
+}
+
+/// An uninitialised tensor of a shape and strides without gaps, beside one that lies on GPU `ordinal`; `None` where that is
+/// not the current device, or where this PyTorch or the type of the tensor needs its own functions.
+pub(crate) fn empty_strided<'py>(
+    like: &Bound<'py, PyAny>,
+    ordinal: u32,
+    dtype: DType,
+    shape: &[usize],
+    strides: &[i64],
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = like.py();
+    let hooks = Hooks::get(py)?;
+    let Some((current_device, empty)) = &hooks.on_current_device else { return Ok(None) };
+    if !hooks.is_plain(&like.get_type()) || current_device.bind(py).call0()?.extract::<u32>()? != ordinal {
+        return Ok(None);
+    }
+    let dtype = hooks.torch.bind(py).getattr(dtype_name(dtype))?;
+    empty.bind(py).call1((extents(py, shape)?, PyTuple::new(py, strides)?, dtype)).map(Some)
 }
 
 /// Whether gradients are being recorded.
@@ -54,7 +93,7 @@ pub(crate) fn torch_route(arguments: &Bound<'_, PyTuple>) -> PyResult<u8> {
             continue;
         }
         let ty = argument.get_type();
-        if !hooks.plain.iter().any(|plain| plain.is(&ty)) {
+        if !hooks.is_plain(&ty) {
             return Ok(0);
         }
         differentiable = differentiable || requires_grad(&argument)?;

@@ -12,13 +12,15 @@ from typing import Any
 LEGACY_DEFAULT_STREAM = 1
 
 
-def torch_hooks() -> tuple[Any, list[Any], list[type]]:
-    """`is_grad_enabled`, the functions that are true while a mode, transform or tracer of PyTorch watches calls (none if
-    this PyTorch does not tell), and the types that intercept nothing."""
+def torch_hooks() -> tuple[Any, Any, list[Any], list[type], Any, Any]:
+    """The module; `is_grad_enabled`; the functions that are true while a mode, transform or tracer of PyTorch watches calls
+    (none if this PyTorch does not tell); the types that intercept nothing; the short way to the handle of the current
+    stream of a device; the number of the current device with the short way to a new tensor there (None if this PyTorch
+    lacks one)."""
     torch = sys.modules["torch"]
     plain = [torch.Tensor, torch.nn.Parameter]
+    c = torch._C
     try:
-        c = torch._C
         watchers = [
             c._len_torch_dispatch_stack,
             c._len_torch_function_stack,
@@ -29,7 +31,12 @@ def torch_hooks() -> tuple[Any, list[Any], list[type]]:
             watcher()
     except (AttributeError, TypeError):
         watchers = []
-    return torch.is_grad_enabled, watchers, plain
+    try:
+        on_current_device = c._cuda_getDevice, c._dynamo.guards._empty_strided_cuda
+    except AttributeError:
+        on_current_device = None
+    raw_stream = getattr(c, "_cuda_getCurrentRawStream", None)
+    return torch, torch.is_grad_enabled, watchers, plain, raw_stream, on_current_device
 
 
 def current_stream(library: str, device: int) -> int:
