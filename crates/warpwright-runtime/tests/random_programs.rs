@@ -1,5 +1,6 @@
 //! Random kernels: the same results in the emulator whatever the order of warps and the sanitizers, no findings, and the
-//! same on a GPU, bit for bit. `WARPWRIGHT_SEEDS=FIRST..LAST` chooses which.
+//! same on a GPU, bit for bit. `WARPWRIGHT_SEEDS=FIRST..LAST` chooses which; with `WARPWRIGHT_REDUCE=FOLDER` what differs
+//! on the GPU is cut down to the instructions that matter and written there.
 
 #[allow(unreachable_pub, reason = "the module is public where it belongs")]
 #[path = "../../warpwright-testkit/src/random.rs"]
@@ -19,7 +20,11 @@ fn seeds() -> std::ops::Range<u64> {
 
 /// What the kernel stored and what it added up.
 fn run(device: &Device, program: &Program) -> Result<Vec<u8>, String> {
-    let kernel = Kernel::new(text::parse(&program.ptx).module).map_err(|e| e.to_string())?;
+    let parsed = text::parse(&program.ptx);
+    if parsed.has_errors() {
+        return Err(format!("{:?}", parsed.diagnostics));
+    }
+    let kernel = Kernel::new(parsed.module).map_err(|e| e.to_string())?;
     let go = || {
         let mut buffers = Vec::new();
         for data in [program.input.clone(), vec![0; 4 * program.counters], vec![0xA5; program.output_bytes]] {
@@ -43,9 +48,57 @@ fn run(device: &Device, program: &Program) -> Result<Vec<u8>, String> {
     go().map_err(|e: warpwright_runtime::Error| e.to_string())
 }
 
+/// Whether what takes a carry follows what gives one; nothing else says what the carry is.
+fn carries(ptx: &str) -> bool {
+    let takes = |line: &str| ["addc.", "subc."].iter().any(|op| line.trim_start().starts_with(op));
+    let lines: Vec<&str> = ptx.lines().collect();
+    lines.windows(2).all(|pair| !takes(pair[1]) || pair[0].contains(".cc."))
+}
+
+/// Leaves out as many lines as can be while the emulator finds nothing wrong and the GPU still disagrees.
+fn reduce(emulator: &Device, gpu: &Device, program: &Program) -> Program {
+    let mut smallest = program.clone();
+    let mut size = program.ptx.lines().count() / 4;
+    while size > 0 {
+        let mut first = 0;
+        let mut smaller = false;
+        loop {
+            let lines: Vec<&str> = smallest.ptx.lines().collect();
+            if first >= lines.len() {
+                break;
+            }
+            let rest = lines[..first].iter().chain(lines.iter().skip(first + size));
+            let ptx: String = rest.map(|line| format!("{line}\n")).collect();
+            let candidate = Program { ptx, ..smallest.clone() };
+            let differs = carries(&candidate.ptx)
+                && run(emulator, &candidate).is_ok_and(|want| run(gpu, &candidate) != Ok(want));
+            if differs {
+                smallest = candidate;
+                smaller = true;
+            } else {
+                first += size;
+            }
+        }
+        if !smaller {
+            size /= 2;
+        }
+    }
+    smallest
+}
+
+/// Writes a program, its input and what the emulator computes.
+fn keep(folder: &str, seed: u64, emulator: &Device, program: &Program) -> std::io::Result<()> {
+    let write = |kind: &str, data: &[u8]| std::fs::write(format!("{folder}/{seed}.{kind}"), data);
+    std::fs::create_dir_all(folder)?;
+    write("ptx", program.ptx.as_bytes())?;
+    write("input", &program.input)?;
+    write("want", &run(emulator, program).unwrap_or_default())
+}
+
 #[test]
 fn every_device_computes_the_same() {
-    let emulator = Device::emulator();
+    // What a reduction makes may never end.
+    let emulator = Device::emulator_with(EmulatorConfig { max_steps: 1 << 20, ..EmulatorConfig::default() });
     let plain = Device::emulator_with(EmulatorConfig {
         sanitizers: Sanitizers::empty(),
         seed: 11,
@@ -86,6 +139,10 @@ fn every_device_computes_the_same() {
                         word(&got),
                         word(&want)
                     ));
+                    if let (Ok(folder), Some(gpu)) = (std::env::var("WARPWRIGHT_REDUCE"), gpu.as_ref()) {
+                        let smallest = reduce(&emulator, gpu, &program);
+                        keep(&folder, seed, &emulator, &smallest).expect("the folder can be written");
+                    }
                 }
                 Err(error) => wrong.push(format!("seed {seed} {name}: {error}")),
             }

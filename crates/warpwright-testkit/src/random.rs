@@ -25,7 +25,7 @@ pub struct Program {
 }
 
 /// Words that a thread reads.
-pub const INPUTS: usize = 8;
+pub const INPUTS: usize = 10;
 
 /// Registers of each kind that values move between.
 const R: u64 = 10;
@@ -433,6 +433,11 @@ impl Writer {
             1 => format!("{} {d}, {a}, {b};", self.pick(&["and.b32", "or.b32", "xor.b32"])),
             2 => format!("{} {d}, {a}, {b};", self.pick(&["min.s32", "max.s32", "min.u32", "max.u32"])),
             3 => format!("{} {d}, {a}, {b};", self.pick(&["shl.b32", "shr.u32", "shr.s32"])),
+            // Of `mad.hi` in loops with factors that stay the same ptxas 13.0 makes something else from -O2 on.
+            4 if self.depth > 0 => {
+                let op = self.pick(&["mad.lo.u32", "mad.lo.s32", "sad.u32", "sad.s32"]);
+                format!("{op} {d}, {a}, {b}, {c};")
+            }
             4 => format!(
                 "{} {d}, {a}, {b}, {c};",
                 self.pick(&["mad.lo.u32", "mad.lo.s32", "mad.hi.u32", "mad.hi.s32", "sad.u32", "sad.s32"])
@@ -441,15 +446,24 @@ impl Writer {
                 format!("{} {d}, {a};", self.pick(&["not.b32", "neg.s32", "brev.b32", "popc.b32", "clz.b32"]))
             }
             6 => format!("{} {d}, {a};", self.pick(&["bfind.u32", "bfind.s32", "bfind.shiftamt.u32"])),
-            7 => format!("lop3.b32 {d}, {a}, {b}, {c}, {:#x};", self.below(256)),
-            8 => format!("prmt.b32 {d}, {a}, {c}, {:#x};", self.below(0x1_0000)),
+            // On operands that nothing is known of: where two of three are the same and the result is combined with them
+            // once more, ptxas 13.0 loses a term.
+            7 => {
+                emit!(self, "ld.local.u32 %x8, [%a3+{}];", 4 * self.below(LOCAL));
+                emit!(self, "ld.local.u32 %x9, [%a3+{}];", 4 * self.below(LOCAL));
+                format!("lop3.b32 {d}, %x8, {b}, %x9, {:#x};", self.below(256))
+            }
+            // A source that only the sign selectors of a literal name is one that ptxas 13.0 may take for unused.
+            8 => format!("prmt.b32 {d}, {a}, {c}, {:#x};", self.below(0x1_0000) & 0x7777),
             9 => format!(
                 "{} {d}, {a}, {c}, {b};",
                 self.pick(&["shf.l.wrap.b32", "shf.r.wrap.b32", "shf.l.clamp.b32", "shf.r.clamp.b32"])
             ),
             10 => {
                 // Positions and lengths of more than eight bits are not the same everywhere.
-                emit!(self, "and.b32 %x8, {c}, 63;");
+                // Nor are literal positions above 31: ptxas 13.0 makes ones of them.
+                emit!(self, "ld.local.u32 %x8, [%a3+{}];", 4 * self.below(LOCAL));
+                emit!(self, "and.b32 %x8, %x8, 63;");
                 let (ty, length) = (self.pick(&["u32", "s32"]), self.below(40));
                 format!("bfe.{ty} {d}, {a}, %x8, {length};")
             }
