@@ -2,7 +2,7 @@
 
 use warpwright_ptx::{Modifiers, Rounding, ScalarType, TypeClass};
 
-use super::{Exact, Format, Round, finish, format_of};
+use super::{Exact, Format, Round, encode, finish, format_of};
 
 /// The elements of a type that `cvt` packs or unpacks.
 const fn packed_format(ty: ScalarType) -> Option<(Format, u32)> {
@@ -118,5 +118,5 @@ fn float_to_float(target: Format, source: Format, mods: &Modifiers, a: u64) -> u
     let exact = if integral { exact.integral(rounding) } else { exact };
     // The 8-bit formats always saturate; the others only if told.
     let saturate = mods.satfinite || matches!(target, Format::E4M3 | Format::E5M2);
-    finish(target, target.encode(exact, rounding, saturate), mods)
+    finish(target, encode(target, exact, mods, saturate), mods)
 }

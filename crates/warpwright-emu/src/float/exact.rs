@@ -153,6 +153,19 @@ impl Format {
         self.signed(negative, magnitude << self.padding)
     }
 
+    /// Whether a number is below the smallest normal one when it is rounded as if exponents had no end. This is what
+    /// `.ftz` makes zero of results: one that only subnormals' coarser steps would round up to a normal number is flushed.
+    pub fn is_tiny(self, value: Exact, rounding: Round) -> bool {
+        let Exact::Finite { negative, mantissa: mantissa @ 1.., exponent } = value else { return false };
+        let leading = exponent + (127 - mantissa.leading_zeros() as i32);
+        let normal = 1 - self.bias();
+        if leading != normal - 1 {
+            return leading < normal;
+        }
+        let shift = leading - self.mantissa as i32 - exponent;
+        round_shift(mantissa, shift, rounding, negative) >> (self.mantissa + 1) == 0
+    }
+
     const fn overflow(self, rounding: Round, negative: bool, saturate: bool) -> u64 {
         let to_largest = match rounding {
             Round::NearestEven | Round::NearestAway => false,

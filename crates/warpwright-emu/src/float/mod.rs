@@ -79,11 +79,22 @@ fn nan_of(format: Format, operands: &[u64]) -> u64 {
     }
 }
 
+/// Rounds a number; with `.ftz`, one that is too small for a normal number becomes zero.
+fn encode(format: Format, exact: Exact, mods: &Modifiers, saturate: bool) -> u64 {
+    let rounding = Round::of(mods.rounding);
+    let bits = format.encode(exact, rounding, saturate);
+    if mods.ftz && format.is_tiny(exact, rounding) {
+        format.signed(format.is_negative(bits), 0)
+    } else {
+        bits
+    }
+}
+
 /// Rounds an exact result of `operands` and applies the modifiers.
 fn round(format: Format, exact: Exact, operands: &[u64], mods: &Modifiers) -> u64 {
     let bits = match exact {
         Exact::Nan => nan_of(format, operands),
-        exact => format.encode(exact, Round::of(mods.rounding), false),
+        exact => encode(format, exact, mods, false),
     };
     finish(format, bits, mods)
 }
