@@ -98,6 +98,11 @@ impl Body<'_> {
         (self.current(), u32::try_from(self.instructions.len()).unwrap_or(u32::MAX))
     }
 
+    /// Whether a pragma stands before the next instruction.
+    fn has_pragma(&self) -> bool {
+        self.function.pragmas.last().is_some_and(|p| (p.block, p.index) == self.here())
+    }
+
     /// Pragmas that stand before the next instruction.
     pub(super) fn pragmas(&mut self, strings: Vec<String>) {
         let (block, index) = self.here();
@@ -302,7 +307,9 @@ impl<'a> Parser<'a> {
 
     /// Gives a new name to each variable that hides a module variable or function which the function also uses.
     fn rename_shadows(&mut self) {
-        let used: HashSet<&str> = (self.body.function.symbols.iter())
+        let function = &self.body.function;
+        let initial = function.variables.iter().flat_map(|v| &v.init).flat_map(|i| &i.addresses);
+        let used: HashSet<&str> = (function.symbols.iter().chain(initial.map(|a| &a.symbol)))
             .filter_map(|symbol| match *symbol {
                 Symbol::ModuleVariable(i) => self.module.variables.get(i as usize).map(|v| v.name.as_str()),
                 Symbol::Function(i) => self.module.functions.get(i as usize).map(|f| f.name.as_str()),
@@ -352,7 +359,7 @@ impl<'a> Parser<'a> {
             self.fail(rules::LABEL, name, message);
             return Ok(());
         }
-        if !self.body.instructions.is_empty() {
+        if !self.body.instructions.is_empty() || self.body.has_pragma() {
             let to = self.body.after_current(1);
             self.body.terminate(Terminator::Jump { to, uniform: false }, location(name));
         }
