@@ -7,7 +7,7 @@
 #[path = "../../warpwright-testkit/src/ptx_cases/mod.rs"]
 mod ptx_cases;
 
-use ptx_cases::{POISON, PtxCase, mma, moves, wgmma};
+use ptx_cases::{POISON, PtxCase, mma, moves, wgmma, wmma};
 use warpwright_emu::{LaunchConfig, Memory, Options, Program, launch};
 
 /// Runs a case under all sanitizers; gives what is wrong.
@@ -64,4 +64,9 @@ fn matrices_move_between_lanes_and_shared_memory() {
 #[test]
 fn wgmma_multiplies_tiles() {
     check(&wgmma::cases(), 300);
+}
+
+#[test]
+fn wmma_multiplies_matrices_in_memory() {
+    check(&wmma::cases(), 350);
 }

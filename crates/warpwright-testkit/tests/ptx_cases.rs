@@ -2,7 +2,7 @@
 //! words, and fails under `WARPWRIGHT_REQUIRE_GPU=1`.
 
 use warpwright_runtime::Device;
-use warpwright_testkit::ptx_cases::{PtxCase, mma, moves, wgmma};
+use warpwright_testkit::ptx_cases::{PtxCase, mma, moves, wgmma, wmma};
 use warpwright_testkit::run_ptx_case;
 
 fn check(device: &Device, cases: impl Iterator<Item = PtxCase>) {
@@ -17,7 +17,7 @@ fn check(device: &Device, cases: impl Iterator<Item = PtxCase>) {
 }
 
 fn cases() -> impl Iterator<Item = PtxCase> {
-    mma::cases().into_iter().chain(moves::cases()).chain(wgmma::cases())
+    mma::cases().into_iter().chain(moves::cases()).chain(wgmma::cases()).chain(wmma::cases())
 }
 
 #[test]

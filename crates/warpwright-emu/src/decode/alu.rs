@@ -476,6 +476,7 @@ impl Decoder<'_> {
             | Inst::WgmmaFence
             | Inst::WgmmaCommit
             | Inst::WgmmaWait { .. } => self.matrix(inst),
+            Inst::WmmaLoad { .. } | Inst::WmmaStore { .. } | Inst::Wmma(_) => self.wmma(inst),
             Inst::ClusterBarrier { .. }
             | Inst::Mapa { .. }
             | Inst::GetCtaRank { .. }

@@ -66,6 +66,8 @@ pub(crate) fn class_of(inst: &Inst) -> Class {
         | Inst::ApplyPriority { .. }
         | Inst::LdMatrix { .. }
         | Inst::StMatrix { .. }
+        | Inst::WmmaLoad { .. }
+        | Inst::WmmaStore { .. }
         | Inst::CpAsync { .. }
         | Inst::BulkCopy(_)
         | Inst::BulkPrefetch { .. }
@@ -75,7 +77,7 @@ pub(crate) fn class_of(inst: &Inst) -> Class {
         | Inst::TensormapReplace { .. } => Class::Memory,
         Inst::AtomVector { .. } | Inst::BulkReduce(_) | Inst::RedAsync { .. } => Class::Atomic,
         Inst::MovMatrix { .. } => Class::Warp,
-        Inst::Mma(_) | Inst::Wgmma(_) => Class::Matrix,
+        Inst::Mma(_) | Inst::Wgmma(_) | Inst::Wmma(_) => Class::Matrix,
         Inst::WgmmaFence
         | Inst::WgmmaCommit
         | Inst::WgmmaWait { .. }

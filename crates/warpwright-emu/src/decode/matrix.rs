@@ -108,22 +108,22 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    fn matrix_op(&mut self, op: MatrixOp) {
+    pub(super) fn matrix_op(&mut self, op: MatrixOp) {
         self.code.matrix.push(op);
         let at = index(self.code.matrix.len() - 1);
         let mask = self.regs.literal32(u32::MAX);
         self.collective(CollectiveKind::Matrix(at), mask);
     }
 
-    fn sources(&mut self, operands: &[Operand], ty: ScalarType) -> Result<Vec<u32>> {
+    pub(super) fn sources(&mut self, operands: &[Operand], ty: ScalarType) -> Result<Vec<u32>> {
         operands.iter().map(|o| if ty.bits() == 64 { self.l(o, ty) } else { self.w(o, ty) }).collect()
     }
 
-    fn destinations(&mut self, regs: &[Reg]) -> Result<Vec<u32>> {
+    pub(super) fn destinations(&mut self, regs: &[Reg]) -> Result<Vec<u32>> {
         regs.iter().map(|r| self.dst_w(*r)).collect()
     }
 
-    fn four(&self, rows: &[u32]) -> Result<Rows> {
+    pub(super) fn four(&self, rows: &[u32]) -> Result<Rows> {
         match Rows::new(rows) {
             Some(rows) => Ok(rows),
             None => self.error("a fragment has at most four registers"),
@@ -265,7 +265,7 @@ impl Decoder<'_> {
         }
     }
 
-    fn element(&self, ty: MatrixType) -> Result<Element> {
+    pub(super) fn element(&self, ty: MatrixType) -> Result<Element> {
         Ok(match ty {
             MatrixType::F16 => Element::F16,
             MatrixType::BF16 => Element::Bf16,
@@ -280,7 +280,7 @@ impl Decoder<'_> {
         })
     }
 
-    fn accumulator(&self, ty: MatrixType, saturate: bool) -> Result<Accumulator> {
+    pub(super) fn accumulator(&self, ty: MatrixType, saturate: bool) -> Result<Accumulator> {
         Ok(match ty {
             MatrixType::F32 => Accumulator::F32,
             MatrixType::F16 => Accumulator::F16,

@@ -15,6 +15,7 @@ mod memory;
 mod moves;
 pub(crate) mod registers;
 mod rows;
+mod wmma;
 
 use std::collections::{HashMap, HashSet};
 

@@ -110,6 +110,7 @@ pub(crate) struct Registers {
     temp_preds: Pool,
     literals32: HashMap<u32, u32>,
     literals64: HashMap<u64, u32>,
+    lanes64: HashMap<[u64; LANES], u32>,
     specials: HashMap<SpecialReg, Slot>,
     launch: HashMap<(LaunchValue, bool), Slot>,
 }
@@ -157,6 +158,7 @@ impl Registers {
             temp_preds: Pool::default(),
             literals32: HashMap::new(),
             literals64: HashMap::new(),
+            lanes64: HashMap::new(),
             specials: HashMap::new(),
             launch: HashMap::new(),
         }
@@ -285,6 +287,17 @@ impl Registers {
         let row = index(self.layout.r64.len() - 1);
         self.literals64.insert(value, row);
         row
+    }
+
+    /// A row with these values.
+    pub(crate) fn lanes64(&mut self, values: [u64; LANES]) -> u32 {
+        if values.iter().all(|v| *v == values[0]) {
+            return self.literal64(values[0]);
+        }
+        *self.lanes64.entry(values).or_insert_with(|| {
+            self.layout.r64.push(Row64(values));
+            index(self.layout.r64.len() - 1)
+        })
     }
 
     /// The row of a special register that does not change while a block runs.

@@ -9,6 +9,7 @@ mod operand;
 mod operator;
 mod tensor;
 mod visit;
+mod wmma;
 
 pub use asynchronous::*;
 pub use opaque::*;
@@ -16,6 +17,7 @@ pub use operand::*;
 pub use operator::*;
 pub use tensor::*;
 pub use visit::Role;
+pub use wmma::*;
 
 use crate::types::*;
 
@@ -253,6 +255,12 @@ pub enum Inst {
     StMatrix { tiles: MatrixTiles, space: StateSpace, addr: Address, srcs: Vec<Operand> },
     /// `movmatrix.sync.aligned.m8n8.trans.b16 dst, a`
     MovMatrix { dst: Reg, a: Operand },
+    /// `wmma.load.x.sync.aligned.layout.shape{.ss}.ty {dsts}, [addr]{, stride}`
+    WmmaLoad { tile: Box<WmmaTile>, dsts: Vec<Reg> },
+    /// `wmma.store.d.sync.aligned.layout.shape{.ss}.ty [addr], {srcs}{, stride}`
+    WmmaStore { tile: Box<WmmaTile>, srcs: Vec<Operand> },
+    /// `wmma.mma...`
+    Wmma(Box<Wmma>),
     /// `wgmma.mma_async...`
     Wgmma(Box<Wgmma>),
     /// `wgmma.fence.sync.aligned`

@@ -4,12 +4,12 @@ use super::operand::{Reg, SymbolId};
 use crate::types::spelled;
 
 spelled! {
-    /// Opcodes of PTX that have no typed form here: textures and surfaces, video arithmetic, multimem, the fifth
-    /// generation of tensor cores and `wmma`.
+    /// Opcodes of PTX that have no typed form here: textures and surfaces, video arithmetic, multimem and the
+    /// fifth generation of tensor cores.
     pub enum Foreign {
         ClusterLaunchControl = "clusterlaunchcontrol", Istypep = "istypep", Multimem = "multimem",
         Suld = "suld", Suq = "suq", Sured = "sured", Sust = "sust", Tex = "tex", Tld4 = "tld4", Txq = "txq",
-        Tcgen05 = "tcgen05", Wmma = "wmma",
+        Tcgen05 = "tcgen05",
         Vabsdiff = "vabsdiff", Vabsdiff2 = "vabsdiff2", Vabsdiff4 = "vabsdiff4", Vadd = "vadd", Vadd2 = "vadd2",
         Vadd4 = "vadd4", Vavrg2 = "vavrg2", Vavrg4 = "vavrg4", Vmad = "vmad", Vmax = "vmax", Vmax2 = "vmax2",
         Vmax4 = "vmax4", Vmin = "vmin", Vmin2 = "vmin2", Vmin4 = "vmin4", Vset = "vset", Vset2 = "vset2",

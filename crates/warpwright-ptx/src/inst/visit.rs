@@ -161,6 +161,22 @@ macro_rules! visit_body {
                 for s in srcs { opnd!(s); }
             }
             Inst::MovMatrix { dst, a } => { opnd!(a); $f(Role::Def, dst); }
+            Inst::WmmaLoad { tile, dsts } => {
+                addr!(tile.addr);
+                optional!($($r)+ tile.stride);
+                for d in dsts { $f(Role::Def, d); }
+            }
+            Inst::WmmaStore { tile, srcs } => {
+                addr!(tile.addr);
+                optional!($($r)+ tile.stride);
+                for s in srcs { opnd!(s); }
+            }
+            Inst::Wmma(m) => {
+                for o in $($r)+ m.a { opnd!(o); }
+                for o in $($r)+ m.b { opnd!(o); }
+                for o in $($r)+ m.c { opnd!(o); }
+                for d in $($r)+ m.d { $f(Role::Def, d); }
+            }
             Inst::Wgmma(m) => {
                 match $($r)+ m.a {
                     WgmmaSource::Descriptor(a) => { opnd!(a); }

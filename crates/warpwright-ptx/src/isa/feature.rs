@@ -2,7 +2,7 @@
 
 use super::memory;
 use super::set::{Misfit, Requirement, TypeSet};
-use super::tensor;
+use super::{tensor, wmma, wmma_tile};
 use crate::inst::*;
 use crate::types::{L2Prefetch, Ordering, ScalarType, Scope, Semantics, StateSpace};
 
@@ -30,6 +30,8 @@ pub(super) fn feature(inst: &Inst) -> Result<Requirement, Misfit> {
         Inst::StMatrix { tiles, .. } => tensor::matrix_tiles(*tiles, true)?,
         Inst::MovMatrix { .. } => since(7, 8, 75),
         Inst::Wgmma(m) => tensor::wgmma(m)?,
+        Inst::WmmaLoad { tile, .. } | Inst::WmmaStore { tile, .. } => wmma_tile(tile)?,
+        Inst::Wmma(m) => wmma(m)?,
         Inst::WgmmaFence | Inst::WgmmaCommit | Inst::WgmmaWait { .. } => tensor::WGMMA_NEEDS,
         Inst::SetMaxNreg { .. } => Requirement::only(8, 0, SPECIFIC_90),
         Inst::CpAsync { l2_prefetch, limit, policy, .. } => {
@@ -186,7 +188,6 @@ const fn foreign(opcode: Foreign) -> Requirement {
         Foreign::Tcgen05 => Requirement::only(8, 6, SPECIFIC_100),
         Foreign::ClusterLaunchControl => since(8, 6, 100),
         Foreign::Multimem => since(8, 1, 90),
-        Foreign::Wmma => since(6, 0, 70),
         _ => Requirement::BASE,
     }
 }

@@ -11,6 +11,7 @@ mod memory;
 mod set;
 mod target;
 mod tensor;
+mod wmma;
 
 pub use arith::{
     BFI, BINARY, COMPARE, DP4A, LOP3, MIN_MAX_3, MIXED, SELP, SET, SLCT, TERNARY, UNARY, unary_result,
@@ -29,6 +30,7 @@ pub use tensor::{
     MMA, MmaExtra, MmaForm, Sparse, WGMMA, matrix_tiles, mma, mma_registers, wgmma, wgmma_columns,
     wgmma_registers,
 };
+pub use wmma::{wmma, wmma_distinct, wmma_registers, wmma_tile};
 
 use crate::inst::{FenceSemantics, Inst, Operand, PlainSpecial, SpecialReg};
 use crate::module::{Function, FunctionKind, Module};

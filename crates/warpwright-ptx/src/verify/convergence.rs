@@ -141,6 +141,9 @@ fn waits(cx: &Checker<'_>, facts: &Facts, inst: &Inst) -> Option<Wait> {
         | Inst::StMatrix { .. }
         | Inst::MovMatrix { .. }
         | Inst::Wgmma(_)
+        | Inst::Wmma(_)
+        | Inst::WmmaLoad { .. }
+        | Inst::WmmaStore { .. }
         | Inst::WgmmaFence
         | Inst::WgmmaCommit
         | Inst::WgmmaWait { .. }
@@ -279,7 +282,12 @@ impl Divergence {
                 _ => None,
             },
             Inst::Elect { .. } | Inst::Atom { .. } | Inst::AtomVector { .. } | Inst::Opaque(_) => Some(here),
-            Inst::Mma(_) | Inst::Wgmma(_) | Inst::LdMatrix { .. } | Inst::MovMatrix { .. } => Some(here),
+            Inst::Mma(_)
+            | Inst::Wgmma(_)
+            | Inst::Wmma(_)
+            | Inst::WmmaLoad { .. }
+            | Inst::LdMatrix { .. }
+            | Inst::MovMatrix { .. } => Some(here),
             // Lanes that poll a barrier see it complete together or go round again together.
             Inst::MbarrierWait { .. } => None,
             Inst::MbarrierArrive { .. } => Some(here),

@@ -131,6 +131,7 @@ fn accesses(inst: &Inst, mut f: impl FnMut(Access)) {
         _ => 0,
     };
     let vector = |ty: &ScalarType, n: usize| n as u64 * u64::from(ty.bytes());
+    let element = |tile: &WmmaTile| u64::from(tile.ty.bits().div_ceil(8));
     /// Bytes of an mbarrier.
     const BARRIER: u64 = 8;
     /// Bytes of a row of `ldmatrix`.
@@ -153,6 +154,8 @@ fn accesses(inst: &Inst, mut f: impl FnMut(Access)) {
         }
         Inst::LdMatrix { space, addr, .. } => one(*space, addr, ROW, Kind::Matrix),
         Inst::StMatrix { space, addr, .. } => one(*space, addr, ROW, Kind::Matrix),
+        Inst::WmmaLoad { tile, .. } => one(tile.space, &tile.addr, element(tile), Kind::Load),
+        Inst::WmmaStore { tile, .. } => one(tile.space, &tile.addr, element(tile), Kind::Store),
         Inst::CpAsync { dst, src, bytes, .. } => {
             one(Shared, dst, u64::from(*bytes), Kind::Store);
             one(Global, src, u64::from(*bytes), Kind::Load);

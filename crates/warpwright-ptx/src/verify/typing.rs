@@ -456,6 +456,9 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             result(cx, dst, B32);
         }
         Inst::Wgmma(ref m) => tensor::wgmma(cx, m),
+        Inst::WmmaLoad { ref tile, ref dsts } => tensor::wmma_load(cx, tile, dsts),
+        Inst::WmmaStore { ref tile, ref srcs } => tensor::wmma_store(cx, tile, srcs),
+        Inst::Wmma(ref m) => tensor::wmma(cx, m),
         Inst::SetMaxNreg { count, .. } => tensor::max_registers(cx, count),
         Inst::Call { .. } => super::calls::operands(cx, inst),
         _ => asynchronous::operands(cx, inst),

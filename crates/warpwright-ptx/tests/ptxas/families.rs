@@ -151,6 +151,7 @@ fn tensor() -> Vec<Inst> {
         }
     }
     all.extend(matrices());
+    all.extend(every_wmma().into_iter().filter(|i| isa::form(i).is_ok()));
     all.extend([
         Inst::MovMatrix { dst: register(B32, 0), a: operand(B32, 1) },
         Inst::WgmmaFence,
@@ -159,6 +160,73 @@ fn tensor() -> Vec<Inst> {
         Inst::SetMaxNreg { increase: true, count: 240 },
         Inst::SetMaxNreg { increase: false, count: 24 },
     ]);
+    all
+}
+
+/// Every combination of shape, types and layouts of `wmma`.
+pub(crate) fn every_wmma() -> Vec<Inst> {
+    use MatrixType::{B1, BF16, F16, F32, F64, S4, S8, S32, TF32, U4, U8};
+    let types = [F16, BF16, TF32, F32, F64, S8, U8, S4, U4, B1, S32];
+    let mut all = Vec::new();
+    for (shape, ty) in WmmaShape::ALL.iter().flat_map(|s| types.iter().map(move |t| (*s, *t))) {
+        for (matrix, layout) in
+            WmmaMatrix::ALL.iter().flat_map(|m| MatrixLayout::ALL.iter().map(move |l| (*m, *l)))
+        {
+            let spaces = [StateSpace::Generic, StateSpace::Shared, StateSpace::Global, StateSpace::Local];
+            for (space, stride) in spaces.into_iter().zip([None, Some(operand(U32, 0)), None, None]) {
+                let tile = Box::new(WmmaTile { matrix, layout, shape, space, ty, addr: at(7), stride });
+                let registers = isa::wmma_registers(matrix, shape, ty);
+                if registers == 0 {
+                    continue;
+                }
+                all.push(if matrix == WmmaMatrix::D {
+                    Inst::WmmaStore { tile, srcs: sources(ty, registers) }
+                } else {
+                    Inst::WmmaLoad { tile, dsts: fragment(ty, registers) }
+                });
+            }
+        }
+        for (a_layout, b_layout) in
+            MatrixLayout::ALL.iter().flat_map(|a| MatrixLayout::ALL.iter().map(move |b| (*a, *b)))
+        {
+            let extras = [
+                (None, false, None),
+                (Some(Rounding::Rz), false, None),
+                (None, true, None),
+                (None, false, Some(BitProduct::Xor)),
+                (None, false, Some(BitProduct::And)),
+            ];
+            for (d_ty, c_ty) in
+                [(F16, F16), (F16, F32), (F32, F16), (F32, F32), (S32, S32), (F64, F64), (S32, F32)]
+            {
+                // What is written besides has nothing to do with layouts.
+                let usual = (a_layout, b_layout) == (MatrixLayout::Row, MatrixLayout::Col);
+                let empty = |matrix, ty| isa::wmma_registers(matrix, shape, ty) == 0;
+                if empty(WmmaMatrix::A, ty) || empty(WmmaMatrix::B, ty) {
+                    continue;
+                }
+                for (rounding, satfinite, product) in &extras[..if usual { extras.len() } else { 1 }] {
+                    let registers = |matrix, ty| isa::wmma_registers(matrix, shape, ty);
+                    all.push(Inst::Wmma(Box::new(Wmma {
+                        shape,
+                        a_layout,
+                        b_layout,
+                        d_ty,
+                        a_ty: ty,
+                        b_ty: ty,
+                        c_ty,
+                        rounding: *rounding,
+                        satfinite: *satfinite,
+                        product: *product,
+                        d: fragment(d_ty, registers(WmmaMatrix::D, d_ty)),
+                        a: sources(ty, registers(WmmaMatrix::A, ty)),
+                        b: sources(ty, registers(WmmaMatrix::B, ty)),
+                        c: sources(c_ty, registers(WmmaMatrix::C, c_ty)),
+                    })));
+                }
+            }
+        }
+    }
     all
 }
 

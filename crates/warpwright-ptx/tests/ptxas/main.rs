@@ -147,6 +147,9 @@ fn families_are_those_of_ptxas() {
         wrong.extend(compare_on(&assembler, NEWEST.0, target, &all));
     }
     wrong.extend(compare(&assembler, &families::every_matrix()));
+    for some in families::every_wmma().chunks(500) {
+        wrong.extend(compare_on(&assembler, NEWEST.0, Target::sm(80), some));
+    }
     let products = families::every_mma();
     println!("{} products", products.len());
     wrong.extend(compare_on(&assembler, NEWEST.0, Target::specific(120), &products));
@@ -173,6 +176,11 @@ fn undocumented(inst: &Inst) -> bool {
     match inst {
         Inst::Unary { op: UnaryOp::Rcp, ty: F64, mods, .. } => mods.ftz && mods.rounding.is_some(),
         Inst::Binary { op: BinaryOp::Addc | BinaryOp::Subc, ty: U16 | S16, .. } => true,
+        // Products of fragments that nothing loads, and fragments that nothing multiplies.
+        Inst::Wmma(m) => matches!(m.a_ty, MatrixType::F64 | MatrixType::S4 | MatrixType::U4),
+        Inst::WmmaLoad { tile, .. } | Inst::WmmaStore { tile, .. } => {
+            tile.ty == MatrixType::F32 && matches!(tile.shape, WmmaShape::M8N8K32 | WmmaShape::M8N8K128)
+        }
         Inst::Binary { op: BinaryOp::Addc | BinaryOp::Subc, ty: S32, mods, .. } => mods.sat,
         Inst::Ternary { op: TernaryOp::MadcLo | TernaryOp::MadcHi, ty: U16 | S16, .. } => true,
         Inst::Ternary { op: TernaryOp::MadcHi, ty: S32, mods, .. } => mods.sat,

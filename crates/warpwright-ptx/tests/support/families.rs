@@ -114,6 +114,41 @@ impl<F: FnMut() -> u64> Choices<F> {
         Inst::Wgmma(Box::new(m))
     }
 
+    fn wmma(&mut self, f: &Function) -> Inst {
+        let tile = Box::new(WmmaTile {
+            matrix: self.pick(&[WmmaMatrix::A, WmmaMatrix::B, WmmaMatrix::C]),
+            layout: self.pick(MatrixLayout::ALL),
+            shape: self.pick(WmmaShape::ALL),
+            space: self.pick(&[StateSpace::Generic, StateSpace::Shared, StateSpace::Global]),
+            ty: self.pick(MatrixType::ALL),
+            addr: self.plain_address(f),
+            stride: self.maybe(|c| c.operand(f)),
+        });
+        match self.below(3) {
+            0 => Inst::WmmaLoad { tile, dsts: self.registers(f) },
+            1 => {
+                let tile = Box::new(WmmaTile { matrix: WmmaMatrix::D, ..*tile });
+                Inst::WmmaStore { tile, srcs: self.fragment(f) }
+            }
+            _ => Inst::Wmma(Box::new(Wmma {
+                shape: self.pick(WmmaShape::ALL),
+                a_layout: self.pick(MatrixLayout::ALL),
+                b_layout: self.pick(MatrixLayout::ALL),
+                d_ty: self.pick(MatrixType::ALL),
+                a_ty: self.pick(MatrixType::ALL),
+                b_ty: self.pick(MatrixType::ALL),
+                c_ty: self.pick(MatrixType::ALL),
+                rounding: self.maybe(|c| c.pick(&[Rounding::Rn, Rounding::Rz, Rounding::Rm, Rounding::Rp])),
+                satfinite: self.flag(),
+                product: self.maybe(|c| c.pick(BitProduct::ALL)),
+                d: self.registers(f),
+                a: self.fragment(f),
+                b: self.fragment(f),
+                c: self.fragment(f),
+            })),
+        }
+    }
+
     fn tensor(&mut self, f: &Function) -> Inst {
         let tiles = MatrixTiles {
             shape: self.pick(MatrixShape::ALL),
@@ -122,7 +157,8 @@ impl<F: FnMut() -> u64> Choices<F> {
             element: self.pick(MatrixElement::ALL),
         };
         let space = self.pick(&[StateSpace::Generic, StateSpace::Shared]);
-        match self.below(9) {
+        match self.below(10) {
+            9 => self.wmma(f),
             0 | 1 => self.mma(f),
             2 | 3 => self.wgmma(f),
             4 => Inst::LdMatrix { tiles, space, dsts: self.registers(f), addr: self.plain_address(f) },

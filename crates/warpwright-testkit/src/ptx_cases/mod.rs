@@ -10,6 +10,7 @@ pub mod mma;
 pub mod moves;
 mod numbers;
 pub mod wgmma;
+pub mod wmma;
 
 /// How the words of the result are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

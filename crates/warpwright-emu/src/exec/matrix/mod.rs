@@ -34,6 +34,8 @@ pub(crate) enum MatrixOp {
         d: u32,
         a: u32,
     },
+    /// Nothing, by the whole warp.
+    Converge,
     Load(Tiles),
     Store(Tiles),
     Wgmma(Box<Wgmma>),
@@ -77,6 +79,7 @@ impl Context<'_> {
             MatrixOp::Load(tiles) => self.load_matrices(warp, pc, exec, tiles),
             MatrixOp::Store(tiles) => self.store_matrices(warp, pc, exec, tiles),
             MatrixOp::Wgmma(op) => self.wgmma(warp, pc, exec, op),
+            MatrixOp::Converge => {}
             MatrixOp::WgmmaFence => warp.flights.fence(),
             MatrixOp::WgmmaCommit => warp.flights.commit(),
             MatrixOp::WgmmaWait(pending) => {

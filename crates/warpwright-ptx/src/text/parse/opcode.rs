@@ -56,6 +56,7 @@ impl<'a> Parser<'a> {
             "stmatrix" => self.store_matrix(head, modifiers),
             "movmatrix" => self.move_matrix(head, modifiers),
             "wgmma" => self.wgmma(head, modifiers),
+            "wmma" => self.wmma(head, modifiers),
             "setmaxnreg" => self.set_max_registers(head, modifiers),
             "cp" => self.copy(head, modifiers),
             "mbarrier" => self.mbarrier(head, modifiers),

@@ -165,6 +165,74 @@ impl<'a> Parser<'a> {
         Ok(Inst::MovMatrix { dst, a: self.next_operand(ScalarType::B32)? })
     }
 
+    pub(super) fn wmma(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
+        let mut rest = Rest::new(head, modifiers);
+        if rest.take("mma") {
+            return self.wmma_product(rest);
+        }
+        let stores = rest.take("store");
+        if !stores {
+            self.require(&mut rest, &["load"])?;
+        }
+        let matrix = self.need(&mut rest, WmmaMatrix::from_name, "the matrix that it moves")?;
+        if stores != (matrix == WmmaMatrix::D) {
+            return Err(self.fail(rules::MODIFIER, head, "A, B and C are loaded and D is stored"));
+        }
+        self.require(&mut rest, &["sync", "aligned"])?;
+        let layout = self.need(&mut rest, MatrixLayout::from_name, "`.row` or `.col`")?;
+        let shape = self.need(&mut rest, WmmaShape::from_name, "a shape such as `.m16n16k16`")?;
+        let space = rest.pick(space).unwrap_or(StateSpace::Generic);
+        let ty = self.matrix_type(&mut rest)?;
+        self.nothing_left(&rest)?;
+        let dsts = if stores { Vec::new() } else { self.braced(|p| p.dst(register_type(ty)))? };
+        let addr = if stores { self.address()? } else { self.next_address()? };
+        let srcs = if stores { self.next_fragment(register_type(ty))? } else { Vec::new() };
+        let stride = if self.token.is(b',') { Some(self.next_operand(ScalarType::U32)?) } else { None };
+        let tile = Box::new(WmmaTile { matrix, layout, shape, space, ty, addr, stride });
+        Ok(if stores { Inst::WmmaStore { tile, srcs } } else { Inst::WmmaLoad { tile, dsts } })
+    }
+
+    fn wmma_product(&mut self, mut rest: Rest<'a>) -> Read<Inst> {
+        let product = rest.pick(BitProduct::from_name);
+        if product.is_some() {
+            self.require(&mut rest, &["popc"])?;
+        }
+        self.require(&mut rest, &["sync", "aligned"])?;
+        let a_layout = self.need(&mut rest, MatrixLayout::from_name, "the layout of A")?;
+        let b_layout = self.need(&mut rest, MatrixLayout::from_name, "the layout of B")?;
+        let shape = self.need(&mut rest, WmmaShape::from_name, "a shape such as `.m16n16k16`")?;
+        let rounding = rest.pick(Rounding::from_name);
+        let d_ty = self.matrix_type(&mut rest)?;
+        let second = self.matrix_type(&mut rest)?;
+        // Factors of f16 are not written.
+        let (a_ty, b_ty, c_ty) = match rest.pick(MatrixType::from_name) {
+            None => (MatrixType::F16, MatrixType::F16, second),
+            Some(third) => (second, third, self.matrix_type(&mut rest)?),
+        };
+        let satfinite = rest.take("satfinite");
+        self.nothing_left(&rest)?;
+        let d = self.braced(|p| p.dst(register_type(d_ty)))?;
+        let a = self.next_fragment(register_type(a_ty))?;
+        let b = self.next_fragment(register_type(b_ty))?;
+        let c = self.next_fragment(register_type(c_ty))?;
+        Ok(Inst::Wmma(Box::new(Wmma {
+            shape,
+            a_layout,
+            b_layout,
+            d_ty,
+            a_ty,
+            b_ty,
+            c_ty,
+            rounding,
+            satfinite,
+            product,
+            d,
+            a,
+            b,
+            c,
+        })))
+    }
+
     pub(super) fn wgmma(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
         let mut rest = Rest::new(head, modifiers);
         let (fence, commit, wait) = (rest.take("fence"), rest.take("commit_group"), rest.take("wait_group"));

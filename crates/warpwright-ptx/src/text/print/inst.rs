@@ -281,6 +281,9 @@ impl Body<'_> {
                 self.operands(dst, &[a]);
             }
             Inst::Wgmma(ref m) => self.wgmma(m),
+            Inst::WmmaLoad { ref tile, ref dsts } => self.wmma_load(tile, dsts),
+            Inst::WmmaStore { ref tile, ref srcs } => self.wmma_store(tile, srcs),
+            Inst::Wmma(ref m) => self.wmma(m),
             Inst::WgmmaFence => self.text("wgmma.fence.sync.aligned"),
             Inst::WgmmaCommit => self.text("wgmma.commit_group.sync.aligned"),
             Inst::WgmmaWait { pending } => {

@@ -83,6 +83,52 @@ pub(super) fn only_register(cx: &mut Checker<'_>, o: Operand, ty: ScalarType, wh
     }
 }
 
+/// The registers of a fragment of `wmma` in memory, and its stride.
+fn wmma_tile(cx: &mut Checker<'_>, tile: &WmmaTile, registers: usize) -> ScalarType {
+    if isa::wmma_tile(tile).is_ok() {
+        count(cx, "the fragment", registers, isa::wmma_registers(tile.matrix, tile.shape, tile.ty));
+    }
+    if let Some(stride) = tile.stride {
+        source(cx, stride, U32, "the stride");
+    }
+    accumulator(tile.ty)
+}
+
+pub(super) fn wmma_load(cx: &mut Checker<'_>, tile: &WmmaTile, dsts: &[Reg]) {
+    let ty = wmma_tile(cx, tile, dsts.len());
+    for r in dsts {
+        result(cx, *r, ty);
+    }
+}
+
+pub(super) fn wmma_store(cx: &mut Checker<'_>, tile: &WmmaTile, srcs: &[Operand]) {
+    let ty = wmma_tile(cx, tile, srcs.len());
+    for o in srcs {
+        only_register(cx, *o, ty, "the stored operand");
+    }
+}
+
+pub(super) fn wmma(cx: &mut Checker<'_>, m: &Wmma) {
+    if isa::wmma(m).is_err() {
+        return;
+    }
+    let registers = |matrix, ty| isa::wmma_registers(matrix, m.shape, ty);
+    count(cx, "D", m.d.len(), registers(WmmaMatrix::D, m.d_ty));
+    count(cx, "A", m.a.len(), registers(WmmaMatrix::A, m.a_ty));
+    count(cx, "B", m.b.len(), registers(WmmaMatrix::B, m.b_ty));
+    count(cx, "C", m.c.len(), registers(WmmaMatrix::C, m.c_ty));
+    for r in &m.d {
+        result(cx, *r, accumulator(m.d_ty));
+    }
+    for (fragment, ty, what) in
+        [(&m.a, factor(m.a_ty), A), (&m.b, factor(m.b_ty), B), (&m.c, accumulator(m.c_ty), C)]
+    {
+        for o in fragment {
+            source(cx, *o, ty, what);
+        }
+    }
+}
+
 pub(super) fn wgmma(cx: &mut Checker<'_>, m: &Wgmma) {
     let (d, a) = isa::wgmma_registers(m);
     if isa::wgmma(m).is_ok() {

@@ -94,6 +94,63 @@ impl Body<'_> {
         self.braced(srcs, Self::operand);
     }
 
+    fn wmma_tile(&mut self, what: &str, tile: &WmmaTile) {
+        let WmmaTile { matrix, layout, shape, space, ty, .. } = *tile;
+        self.out.push(format_args!("wmma.{what}.{matrix}.sync.aligned.{layout}.{shape}"));
+        self.space(space);
+        self.dot(ty.name());
+        self.text(" ");
+    }
+
+    fn wmma_stride(&mut self, tile: &WmmaTile) {
+        if let Some(stride) = tile.stride {
+            self.comma(stride);
+        }
+    }
+
+    pub(super) fn wmma_load(&mut self, tile: &WmmaTile, dsts: &[Reg]) {
+        self.wmma_tile("load", tile);
+        self.braced(dsts, Self::reg);
+        self.text(", ");
+        self.address(tile.addr);
+        self.wmma_stride(tile);
+    }
+
+    pub(super) fn wmma_store(&mut self, tile: &WmmaTile, srcs: &[Operand]) {
+        self.wmma_tile("store", tile);
+        self.address(tile.addr);
+        self.text(", ");
+        self.braced(srcs, Self::operand);
+        self.wmma_stride(tile);
+    }
+
+    pub(super) fn wmma(&mut self, m: &Wmma) {
+        self.text("wmma.mma");
+        if let Some(product) = m.product {
+            self.dot(product.name());
+            self.text(".popc");
+        }
+        self.out.push(format_args!(".sync.aligned.{}.{}.{}", m.a_layout, m.b_layout, m.shape));
+        if let Some(rounding) = m.rounding {
+            self.dot(rounding.name());
+        }
+        self.dot(m.d_ty.name());
+        if m.a_ty != MatrixType::F16 || m.b_ty != MatrixType::F16 {
+            self.dot(m.a_ty.name());
+            self.dot(m.b_ty.name());
+        }
+        self.dot(m.c_ty.name());
+        if m.satfinite {
+            self.text(".satfinite");
+        }
+        self.text(" ");
+        self.braced(&m.d, Self::reg);
+        for fragment in [&m.a, &m.b, &m.c] {
+            self.text(", ");
+            self.braced(fragment, Self::operand);
+        }
+    }
+
     pub(super) fn wgmma(&mut self, m: &Wgmma) {
         self.text(if m.sparsity.is_some() { "wgmma.mma_async.sp" } else { "wgmma.mma_async" });
         let Wgmma { n, k, d_ty, a_ty, b_ty, .. } = m;
