@@ -98,7 +98,9 @@ def batch_norm(r: random.Random, like: dict[str, Any]) -> Case:
         return wt.batch_norm(x, mean, var, w, b, training, 0.3, relu=relu, residual=residual)
 
     def theirs(x: Any, w: Any, b: Any, residual: Any) -> Any:
-        mean, var = (s.to(x.dtype if w is None or x.dtype == torch.float64 else w.dtype).clone() for s in running)
+        # PyTorch takes statistics of the type of the parameters; where there are none, of that of `x`.
+        parameter = next((p for p in (w, b) if p is not None), x)
+        mean, var = (s.to(x.dtype if x.dtype == torch.float64 else parameter.dtype).clone() for s in running)
         y = F.batch_norm(x, mean, var, whole(w, b), b, training, 0.3)
         y = y if residual is None else y + residual
         return F.relu(y) if relu else y
@@ -192,8 +194,8 @@ def cross_entropy(r: random.Random, like: dict[str, Any]) -> Case:
     target = target.masked_fill(ignored, -7)
     options = {"ignore_index": -7, "reduction": r.choice(("mean", "sum", "none")), "label_smoothing": r.choice((0.0, 0.1))}
     return Case(
-        lambda x: wt.cross_entropy(x, target, **options),
-        lambda x: F.cross_entropy(x, target, **options),
+        lambda x: wt.cross_entropy(x, target.to(x.device), **options),
+        lambda x: F.cross_entropy(x, target.to(x.device), **options),
         [normal(shape, like)],
         options,
     )
