@@ -134,7 +134,7 @@ impl SoftmaxDesc {
                 n: self.n as u64,
                 inner: self.inner as u64,
                 tiles,
-                scale: self.scale.get(),
+                scale: shape.kernel_scale(),
             };
             Ok((plan::recorded(shape.op(), &kernel::Forward(common), target)?, args.values()))
         })
@@ -194,7 +194,7 @@ impl Operation for MaskedSoftmaxDesc {
     type Args<'a> = MaskedSoftmaxArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        let SoftmaxDesc { dtype, outer, n, inner, scale, .. } = self.softmax;
+        let SoftmaxDesc { dtype, outer, n, inner, .. } = self.softmax;
         let shape = self.softmax.shape();
         let len = shape.len()?;
         let group = self.repeat.checked_mul(self.period).filter(|group| *group > 0);
@@ -220,7 +220,7 @@ impl Operation for MaskedSoftmaxDesc {
                 n: n as u64,
                 inner: inner as u64,
                 tiles,
-                scale: scale.get(),
+                scale: shape.kernel_scale(),
                 group: group as u64,
                 period: self.period as u64,
             };
@@ -343,6 +343,12 @@ impl Shape {
 
     fn parameter(&self, parameter: &'static str, got: String, expected: &'static str) -> PlanError {
         PlanError::Parameter { op: self.op(), parameter, got, expected }
+    }
+
+    /// The factor for the forward kernels. In a row of one every factor gives the same, and only 1 gives it without a
+    /// rounding: a logarithm of exactly 0.
+    fn kernel_scale(&self) -> f64 {
+        if self.n == 1 { 1.0 } else { self.scale.get() }
     }
 
     /// Elements of each tensor.
