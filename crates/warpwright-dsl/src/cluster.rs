@@ -43,11 +43,18 @@ impl<'k> K<'k> {
     }
 
     /// The first half of [`cluster_barrier`](Self::cluster_barrier): what the thread did before is visible to whoever
-    /// waits. Arrive at the start of a kernel and wait before the first remote access, and no time is lost on blocks
-    /// that begin late.
+    /// waits.
     #[track_caller]
     pub fn cluster_arrive(self) {
         self.emit(Inst::ClusterBarrier { arrive: true, semantics: Semantics::Release, aligned: true });
+    }
+
+    /// [`cluster_arrive`](Self::cluster_arrive) at the start of a kernel, when there is nothing yet for others to see: it
+    /// orders nothing, and the first loads need not wait for it. Wait before the first remote access, and no time is lost on
+    /// blocks that begin late.
+    #[track_caller]
+    pub fn cluster_begin(self) {
+        self.emit(Inst::ClusterBarrier { arrive: true, semantics: Semantics::Relaxed, aligned: true });
     }
 
     /// The second half of [`cluster_barrier`](Self::cluster_barrier): waits until every thread of the cluster has

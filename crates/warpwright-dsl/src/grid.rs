@@ -1,4 +1,4 @@
-//! What the blocks of a cooperative grid do together.
+//! What the blocks of a cooperative grid do together, and what grids of a chain of launches have to do with each other.
 
 use warpwright_ptx::inst::FenceSemantics;
 use warpwright_ptx::{
@@ -9,12 +9,34 @@ use warpwright_ptx::{
 use crate::context::K;
 use crate::reg::{U32, U64};
 
+/// The first architecture whose grids may wait for each other.
+const DEPENDENT_LAUNCH_SM: u32 = 90;
+
 /// Where the word that counts arrivals lies in the workspace of a cooperative grid.
 const ARRIVALS: i64 = 4;
 /// The bit that changes when all blocks have arrived.
 const PHASE: u32 = 1 << 31;
 
 impl<'k> K<'k> {
+    /// Lets the next launch of the stream begin as soon as all blocks of this grid have come here or ended, if that launch
+    /// begins with [`after_previous_grid`](Self::after_previous_grid): what it does before its memory is needed then
+    /// costs no time. Nothing before sm_90.
+    #[track_caller]
+    pub fn start_next_grid(self) {
+        if self.target().sm >= DEPENDENT_LAUNCH_SM {
+            self.emit(Inst::GridDepControl { wait: false });
+        }
+    }
+
+    /// Waits until the grid that was launched before this one has ended and its writes are visible. A kernel that
+    /// begins with it may be launched while that grid runs. Nothing before sm_90, where launches never overlap.
+    #[track_caller]
+    pub fn after_previous_grid(self) {
+        if self.target().sm >= DEPENDENT_LAUNCH_SM {
+            self.emit(Inst::GridDepControl { wait: true });
+        }
+    }
+
     /// Waits until every thread of the grid, which has blocks along x only, is here, and orders their accesses to
     /// memory. The launch must be cooperative: its workspace is where the blocks count themselves.
     ///

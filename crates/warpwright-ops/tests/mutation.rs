@@ -206,7 +206,7 @@ fn shifted_bounds_and_barriers_of_row_norm_gradients_are_noticed() {
     let dtype = DType::F32;
     for norm in RowNorm::ALL {
         let bias = norm == RowNorm::Layer;
-        for layout in layouts(&backward_vectors(dtype)) {
+        for layout in layouts(&backward_vectors(norm, dtype)) {
             let groups = layout.rows() as usize;
             // The last row is the only one of the second block, or of the first block's second round.
             let few = ends(layout).into_iter().enumerate();

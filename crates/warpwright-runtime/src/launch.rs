@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering as AtomicOrdering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{ArgError, ArgValue, Function, TensorMap, pack_args};
+use warpwright_ptx::{ArgError, ArgValue, Function, Inst, StateSpace, TensorMap, pack_args};
 
 use crate::backend::{Backend, FunctionHandle, LoadedFunction, RawLaunch};
 use crate::device::{Device, DeviceId, Properties};
@@ -150,6 +150,7 @@ impl LoadedKernel {
             cluster,
             dynamic_shared,
             cooperative,
+            overlaps: !cooperative && waits_for_the_launch_before(function),
             parameters,
         })
     }
@@ -204,6 +205,23 @@ impl fmt::Debug for LoadedKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LoadedKernel({} on {})", self.0.name, self.device_id())
     }
+}
+
+/// Whether a kernel waits for the grid in front of it (`griddepcontrol.wait`) before it touches any memory, so that it may
+/// be launched while that grid still runs.
+fn waits_for_the_launch_before(function: &Function) -> bool {
+    let harmless = |inst: &Inst| {
+        matches!(
+            inst,
+            Inst::Ld { space: StateSpace::Param, .. }
+                | Inst::Mov { .. }
+                | Inst::Cvta { .. }
+                | Inst::GridDepControl { wait: false }
+        )
+    };
+    let begin = function.blocks.first().map_or(&[][..], |block| &block.instructions);
+    let first = begin.iter().find(|i| !harmless(&i.inst));
+    first.is_some_and(|i| i.guard.is_none() && i.inst == Inst::GridDepControl { wait: true })
 }
 
 /// Where the address of a slot goes in the parameter buffer.
@@ -312,6 +330,7 @@ pub(crate) struct Prepared {
     cluster: [u32; 3],
     dynamic_shared: u32,
     cooperative: bool,
+    overlaps: bool,
     parameters: Parameters,
 }
 
@@ -371,6 +390,7 @@ impl Prepared {
                 cluster: self.cluster,
                 dynamic_shared: self.dynamic_shared,
                 cooperative: self.cooperative,
+                overlaps: self.overlaps,
                 params,
                 offsets: self.parameters.offsets.as_deref(),
             },

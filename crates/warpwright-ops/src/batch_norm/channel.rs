@@ -223,6 +223,8 @@ impl KernelDef for Combine {
     }
 
     fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
+        k.start_next_grid();
+        k.after_previous_grid();
         accumulate!(self.0.dtype, |A| {
             let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
                 let row = |i: u64| a.partial.at((slab * 3 + i) * a.channels + channel).get::<A>();
@@ -273,6 +275,7 @@ impl KernelDef for Fold {
     }
 
     fn build<'k>(&self, k: K<'k>, a: FoldParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.0.dtype, |A| {
             let channel = k.global_idx_x();
             k.if_(channel.lt(a.channels), || {
@@ -309,6 +312,8 @@ impl KernelDef for CombineGradients {
     }
 
     fn build<'k>(&self, k: K<'k>, a: CombineGradientsParams<'k>) {
+        k.start_next_grid();
+        k.after_previous_grid();
         accumulate!(self.0.dtype, |A| {
             let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
                 let row = |i: u64| a.partial.at((slab * 2 + i) * a.channels + channel).get::<A>();

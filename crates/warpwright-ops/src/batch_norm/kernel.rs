@@ -276,6 +276,7 @@ impl KernelDef for Statistics {
     }
 
     fn build<'k>(&self, k: K<'k>, a: StatisticsParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.0.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -303,6 +304,7 @@ impl KernelDef for Normalise {
     }
 
     fn build<'k>(&self, k: K<'k>, a: NormaliseParams<'k>) {
+        k.after_previous_grid();
         let Common { dtype, layout, config } = self.common;
         let width = config.width;
         let sizes = sizes!(a);
@@ -354,6 +356,7 @@ impl KernelDef for GradientSums {
     }
 
     fn build<'k>(&self, k: K<'k>, a: GradientSumsParams<'k>) {
+        k.start_next_grid();
         let Common { dtype, layout, config } = self.common;
         let width = config.width;
         let sizes = sizes!(a);
@@ -420,6 +423,7 @@ impl KernelDef for Gradient {
     }
 
     fn build<'k>(&self, k: K<'k>, a: GradientParams<'k>) {
+        k.after_previous_grid();
         let Common { dtype, layout, config } = self.0;
         let width = config.width;
         let sizes = sizes!(a);

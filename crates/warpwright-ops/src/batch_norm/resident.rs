@@ -57,7 +57,7 @@ impl Common {
     /// The start of the kernel: the blocks of a cluster say that they have begun.
     fn arrive(self, k: K<'_>) {
         if self.cluster > 1 {
-            k.cluster_arrive();
+            k.cluster_begin();
         }
     }
 

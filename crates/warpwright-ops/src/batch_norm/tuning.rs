@@ -224,7 +224,7 @@ pub(super) fn persistence(
     if !has_large_clusters(target) || !channels.is_multiple_of(u64::from(width)) {
         return None;
     }
-    let config = Config { width, threads: 512, unroll: if streams > 1 { 2 } else { 4 } };
+    let config = Config { width, threads: 512, unroll: 4 };
     let split = split(Layout::ChannelsLast, config, rows, channels, 1);
     if split.tiles > 1 {
         return None;

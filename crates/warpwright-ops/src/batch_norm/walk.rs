@@ -55,8 +55,8 @@ carry!(Cursor { offset, within });
 enum Step<'k> {
     /// The same channels, some rows on.
     Rows { by: U64<'k> },
-    /// Some vectors on in the same channel, over the end of a row if need be.
-    Planes { within: U64<'k>, row: U64<'k>, by: U64<'k>, jump: U64<'k> },
+    /// Some vectors on in the same channel, over the end of a row if need be; `back` goes towards the first vector.
+    Planes { within: U64<'k>, row: U64<'k>, by: U64<'k>, jump: U64<'k>, back: bool },
 }
 
 /// The vectors of one thread.
@@ -93,8 +93,8 @@ pub(super) struct Tile<'k> {
 }
 
 impl<'k> Walk<'k> {
-    /// The walk of this thread. `reverse` takes the blocks, and with channels last the rows, in descending order: what
-    /// a walk before touched last is still in the cache.
+    /// The walk of this thread. `reverse` goes from the end of the block's part to its start, with channels last from the
+    /// last block on: what a walk before touched last is still in the cache.
     pub(super) fn new(k: K<'k>, layout: Layout, config: Config, sizes: Sizes<'k>, reverse: bool) -> Self {
         match layout {
             Layout::ChannelsFirst => Self::planes(k, config, sizes, reverse),
@@ -104,17 +104,17 @@ impl<'k> Walk<'k> {
 
     fn planes(k: K<'k>, config: Config, s: Sizes<'k>, reverse: bool) -> Self {
         let Config { width, threads, .. } = config;
-        let mut block = k.block_idx_x();
-        if reverse {
-            block = k.grid_dim_x() - 1 - block;
-        }
+        let block = k.block_idx_x();
         let (channel, slab) = ((block / s.split).to_u64(), block % s.split);
         // The last blocks of a cluster may have nothing.
         let first = (slab.to_u64() * s.slab).min(s.extent);
         let len = s.slab.min(s.extent - first).to_u32();
         let thread = k.thread_idx();
         let count = thread.lt(len).select((len - thread + (threads - 1)) / threads, 0);
-        let at = first + thread.to_u64();
+        let mut at = first + thread.to_u64();
+        if reverse {
+            at = at + count.max(1).mul_wide(threads) - u64::from(threads);
+        }
         let (image, within) = s.image(at);
         let offset = s.offset(image, channel, within, width);
         // A step of `threads` vectors passes this many whole rows.
@@ -123,7 +123,7 @@ impl<'k> Walk<'k> {
         let rest = k.lit(step) - images * s.row;
         let by = (images * s.channels * s.row + rest) * u64::from(width);
         let jump = (s.channels - 1) * s.row * u64::from(width);
-        let step = Step::Planes { within: rest, row: s.row, by, jump };
+        let step = Step::Planes { within: rest, row: s.row, by, jump, back: reverse };
         let start = Cursor { offset, within };
         Self { k, sizes: s, width, count, first, start, step, slab, len, channel, tile: None }
     }
@@ -161,7 +161,12 @@ impl<'k> Walk<'k> {
     fn advance(&self, at: Cursor<'k>) -> Cursor<'k> {
         match self.step {
             Step::Rows { by } => Cursor { offset: at.offset + by, ..at },
-            Step::Planes { within, row, by, jump } => {
+            Step::Planes { within, row, by, jump, back: true } => {
+                let (next, offset) = (at.within - within, at.offset - by);
+                let over = at.within.lt(within);
+                Cursor { offset: over.select(offset - jump, offset), within: over.select(next + row, next) }
+            }
+            Step::Planes { within, row, by, jump, back: false } => {
                 let (next, offset) = (at.within + within, at.offset + by);
                 let over = next.ge(row);
                 Cursor { offset: over.select(offset + jump, offset), within: over.select(next - row, next) }

@@ -99,6 +99,7 @@ impl KernelDef for Forward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -220,6 +221,7 @@ impl KernelDef for Reduce {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ReduceParams<'k>) {
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }

@@ -255,8 +255,6 @@ impl GroupNormBackwardDesc {
     ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
         let (dtype, groups) = (self.dtype, sizes.all_groups as u64);
         let channel_vectors = sizes.spatial / u64::from(width);
-        let vectors = sizes.of_group * channel_vectors;
-        let divisor = Divisor::new(channel_vectors);
         let (splits, per_split) = tuning::split_channel(sizes.batch * sizes.channels, channel_vectors);
         let scratch = Scratch {
             sums_plane: sizes.batch * sizes.channels,
@@ -264,7 +262,6 @@ impl GroupNormBackwardDesc {
             bytes,
             groups,
         };
-        let (pieces, per_piece) = tuning::split(groups, vectors);
         let first = plan::recorded(OP, &gradients::Sums { dtype, width }, target)?;
         let last = plan::recorded(OP, &gradients::Apply { dtype, width }, target)?;
         let warps = u64::from(tuning::STREAM_THREADS / 32);
@@ -295,22 +292,19 @@ impl GroupNormBackwardDesc {
             bias: In::slot(slot::BIAS),
             means: In::slot_at(slot::WORKSPACE, scratch.means()),
             dx: Out::slot(slot::DX),
-            groups: sizes.word(sizes.groups)?,
+            channels: sizes.word(sizes.channels)?,
             of_group: sizes.word(sizes.of_group)?,
-            vectors,
-            splits: pieces,
-            per_split: per_piece,
             channel_vectors,
-            magic: divisor.magic,
-            shift: divisor.shift,
-            limit: divisor.limit,
+            splits,
+            per_split,
+            parts: sizes.word(parts)?,
             means_plane: groups,
             flags: self.flags(),
         };
         let mut steps = vec![
             LaunchStep::new(first, sizes.grid(parts.div_ceil(warps))?, sums.values()),
             self.finish_step(sizes, target, splits, scratch)?,
-            LaunchStep::new(last, sizes.grid(groups * u64::from(pieces))?, apply.values()),
+            LaunchStep::new(last, sizes.grid(parts.div_ceil(warps))?, apply.values()),
         ];
         steps.extend(self.parameter_step(sizes, target, sizes.batch, scratch)?);
         Ok((steps, scratch.len()))

@@ -42,6 +42,7 @@ impl KernelDef for Sums {
     }
 
     fn build<'k>(&self, k: K<'k>, a: SumsParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -215,6 +216,8 @@ impl KernelDef for Apply {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
+        k.start_next_grid();
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }

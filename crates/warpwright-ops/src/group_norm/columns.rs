@@ -221,6 +221,7 @@ impl KernelDef for Moments {
     }
 
     fn build<'k>(&self, k: K<'k>, a: MomentsParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -362,6 +363,8 @@ impl KernelDef for Finish {
     }
 
     fn build<'k>(&self, k: K<'k>, a: FinishParams<'k>) {
+        k.start_next_grid();
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -433,6 +436,7 @@ impl KernelDef for Apply {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }

@@ -63,7 +63,7 @@ impl ResidentForward {
     {
         let Resident { width, threads, vectors, cluster } = self.config;
         if cluster > 1 {
-            k.cluster_arrive();
+            k.cluster_begin();
         }
         let (group, thread) = (k.cluster_idx_x(), k.thread_idx());
         let rank = k.cluster_rank();
@@ -128,6 +128,7 @@ impl KernelDef for Moments {
     }
 
     fn build<'k>(&self, k: K<'k>, a: MomentsParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -178,6 +179,14 @@ impl<'k> Part<'k> {
         k.range(self.start + k.thread_idx().to_u64(), self.end, round)
     }
 
+    /// Where thread `thread` is in the round of `round` vectors that lies as far from the last round as its round at `at`
+    /// lies from the first.
+    pub(super) fn mirrored(self, at: U64<'k>, thread: U32<'k>, round: u64) -> U64<'k> {
+        let first = self.start + thread.to_u64();
+        let rounds = (self.end - self.start + (round - 1)) / round;
+        first + (rounds - 1) * round - (at - first)
+    }
+
     /// Which vectors of the round that begins at `at` lie in the part.
     pub(super) fn inside(self, at: U64<'k>) -> Vec<Pred<'k>> {
         (0..STREAM_VECTORS).map(|v| (at + u64::from(v * STREAM_THREADS)).lt(self.end)).collect()
@@ -218,6 +227,7 @@ impl KernelDef for Apply {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -228,8 +238,7 @@ impl Apply {
         Elem: Access<A>,
     {
         let width = self.width;
-        // Backwards: what the first pass read last is still in the L2 cache.
-        let block = (k.grid_dim_x() - 1) - k.block_idx_x();
+        let block = k.block_idx_x();
         let (group, split) = (block / a.splits, block % a.splits);
 
         let of_part = |number: U32<'k>| {
@@ -251,7 +260,9 @@ impl Apply {
         let channels = ChannelsOfPart::of(part, a.channel_vectors, a.magic, a.shift, a.limit);
         let first = (group % a.groups) * a.channels;
         let base = group.to_u64() * a.vectors;
+        // Backwards: what the first pass read last is still in the L2 cache.
         k.for_each(part.rounds(k), |at| {
+            let at = part.mirrored(at, k.thread_idx(), u64::from(STREAM_THREADS * STREAM_VECTORS));
             let inside = part.inside(at);
             let start = (base + at) * u64::from(width);
             let vectors = load_vectors::<A>(k, a.x.at(start), STREAM_THREADS, width, &inside);

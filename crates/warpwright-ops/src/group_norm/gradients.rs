@@ -4,12 +4,12 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{COLUMN_SUM_LANES, FixedElement, WARP, accumulate, column_sums, kernel_args};
 
 use super::common::{Affine, Options, load_vectors, quotient, silu_slope};
-use super::contiguous::{ChannelsOfPart, Part};
+use super::contiguous::Part;
 use super::statistics_dtype;
 use super::tuning::{Resident, STREAM_THREADS, STREAM_VECTORS};
 
-/// Vectors of a thread of the streaming kernels, from each of two tensors.
-const PAIR_VECTORS: u32 = STREAM_VECTORS / 2;
+/// Vectors of a thread that writes `dx`, from each of two tensors.
+const PAIR_VECTORS: u32 = STREAM_VECTORS;
 
 /// A channel of a group, for the elements of it that a thread has.
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +146,70 @@ impl KernelDef for Sums {
     }
 
     fn build<'k>(&self, k: K<'k>, a: SumsParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+/// The number of the warp in a grid of the streaming kernels.
+fn warp_of_grid(k: K<'_>) -> U32<'_> {
+    k.block_idx_x() * (STREAM_THREADS / WARP) + k.warp_idx()
+}
+
+/// How channels that lie in one piece are cut into parts.
+#[derive(Clone, Copy, Debug)]
+struct Cut<'k> {
+    channels: U32<'k>,
+    of_group: U32<'k>,
+    channel_vectors: U64<'k>,
+    splits: U32<'k>,
+    per_split: U64<'k>,
+}
+
+/// One of the parts.
+#[derive(Clone, Copy, Debug)]
+struct ChannelPart<'k> {
+    sample: U32<'k>,
+    channel: U32<'k>,
+    split: U32<'k>,
+    group: U32<'k>,
+    /// The first vector of the channel.
+    base: U64<'k>,
+    part: Part<'k>,
+}
+
+impl<'k> Cut<'k> {
+    fn place(self, number: U32<'k>) -> ChannelPart<'k> {
+        let (row, split) = (number / self.splits, number % self.splits);
+        let (sample, channel) = (row / self.channels, row % self.channels);
+        ChannelPart {
+            sample,
+            channel,
+            split,
+            group: sample * (self.channels / self.of_group) + channel / self.of_group,
+            base: sample.mad_wide(self.channels, channel.to_u64()) * self.channel_vectors,
+            part: Part::of(split, self.per_split, self.channel_vectors),
+        }
+    }
+}
+
+impl<'k> ChannelPart<'k> {
+    fn channel<A: Float>(
+        self,
+        k: K<'k>,
+        affine: Affine<'k>,
+        mean: Ptr<'k, Read, Elem>,
+        rstd: Ptr<'k, Read, Elem>,
+    ) -> Channel<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        Channel {
+            mean: mean.at(self.group).get::<A>(),
+            rstd: rstd.at(self.group).get::<A>(),
+            weight: affine.weight(k, self.channel),
+            bias: affine.bias(k, self.channel),
+        }
     }
 }
 
@@ -156,21 +219,20 @@ impl Sums {
         Elem: Access<A>,
     {
         let (width, precision) = (self.width, Precision::of(self.dtype));
-        let number = k.block_idx_x() * (STREAM_THREADS / WARP) + k.warp_idx();
+        let number = warp_of_grid(k);
         k.if_(number.lt(a.parts), || {
-            let (row, split) = (number / a.splits, number % a.splits);
-            let (sample, channel) = (row / a.channels, row % a.channels);
-            let group = sample * (a.channels / a.of_group) + channel / a.of_group;
             let options = Options::of(a.flags);
             let affine = Affine { options, weight: a.weight, bias: a.bias };
-            let channel_data = Channel {
-                mean: a.mean.at(group).get::<A>(),
-                rstd: a.rstd.at(group).get::<A>(),
-                weight: affine.weight(k, channel),
-                bias: affine.bias(k, channel),
+            let cut = Cut {
+                channels: a.channels,
+                of_group: a.of_group,
+                channel_vectors: a.channel_vectors,
+                splits: a.splits,
+                per_split: a.per_split,
             };
-            let base = sample.mad_wide(a.channels, channel.to_u64()) * a.channel_vectors;
-            let range = Part::of(split, a.per_split, a.channel_vectors);
+            let place = cut.place(number);
+            let channel_data = place.channel::<A>(k, affine, a.mean, a.rstd);
+            let ChannelPart { sample, channel, split, base, part: range, .. } = place;
             let rounds =
                 k.range(range.start + k.lane_idx().to_u64(), range.end, u64::from(WARP * STREAM_VECTORS));
             let zero = || k.lit::<A>(0.0);
@@ -231,6 +293,8 @@ impl KernelDef for Finish {
     }
 
     fn build<'k>(&self, k: K<'k>, a: FinishParams<'k>) {
+        k.start_next_grid();
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -312,15 +376,15 @@ impl Finish {
 }
 
 kernel_args! {
-    /// As [`FinishArgs`]; a group has `vectors` vectors, `splits` parts of `per_split`.
+    /// As [`SumsArgs`] and [`FinishArgs`].
     pub(super) struct ApplyArgs => ApplyParams {
         x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>, means: In<Elem>,
-        dx: Out<Elem>, groups: u32, of_group: u32, vectors: u64, splits: u32, per_split: u64,
-        channel_vectors: u64, magic: u32, shift: u32, limit: u64, means_plane: u64, flags: u32,
+        dx: Out<Elem>, channels: u32, of_group: u32, channel_vectors: u64, splits: u32, per_split: u64, parts: u32,
+        means_plane: u64, flags: u32,
     }
 }
 
-/// `dx` of groups that lie in one piece.
+/// `dx` of channels that lie in one piece: a warp for each part of one, as in [`Sums`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Apply {
     pub(super) dtype: DType,
@@ -343,6 +407,8 @@ impl KernelDef for Apply {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
+        k.start_next_grid();
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -353,38 +419,42 @@ impl Apply {
         Elem: Access<A>,
     {
         let (width, precision) = (self.width, Precision::of(self.dtype));
-        // Backwards: what the first pass read last is still in the L2 cache.
-        let block = (k.grid_dim_x() - 1) - k.block_idx_x();
-        let (group, split) = (block / a.splits, block % a.splits);
-        let options = Options::of(a.flags);
-        let affine = Affine { options, weight: a.weight, bias: a.bias };
-        let (mean, rstd) = (a.mean.at(group).get::<A>(), a.rstd.at(group).get::<A>());
-        let means = a.means.at(group);
-        let (mean_g, mean_g_xhat) = (means.get::<A>(), means.at(a.means_plane).get::<A>());
-        let part = Part::of(split, a.per_split, a.vectors);
-        let channels = ChannelsOfPart::of(part, a.channel_vectors, a.magic, a.shift, a.limit);
-        let first = (group % a.groups) * a.of_group;
-        let base = group.to_u64() * a.vectors;
-        let round = u64::from(STREAM_THREADS * PAIR_VECTORS);
-        k.for_each(k.range(part.start + k.thread_idx().to_u64(), part.end, round), |at| {
-            let inside = &part.inside(at)[..PAIR_VECTORS as usize];
-            let start = (base + at) * u64::from(width);
-            let x = load_vectors::<A>(k, a.x.at(start), STREAM_THREADS, width, inside);
-            let dy = load_vectors::<A>(k, a.dy.at(start), STREAM_THREADS, width, inside);
-            let dx = a.dx.at(start);
-            for (v, (inside, (x, dy))) in (0u64..).zip(inside.iter().zip(x.iter().zip(&dy))) {
-                k.if_(*inside, || {
-                    let channel = first + channels.at(at + v * u64::from(STREAM_THREADS));
-                    let weight = affine.weight(k, channel);
-                    let channel = Channel { mean, rstd, weight, bias: affine.bias(k, channel) };
-                    let line = Line::of(channel, mean_g, mean_g_xhat);
-                    let to = dx.at(v * u64::from(STREAM_THREADS * width));
-                    with_or_without_silu(k, options, precision, |silu| {
-                        let (distances, gradients) = channel.pair(silu, x, dy);
-                        to.store(distances.zip(gradients, |d, g| line.dx(d, g)));
+        let number = warp_of_grid(k);
+        k.if_(number.lt(a.parts), || {
+            let options = Options::of(a.flags);
+            let affine = Affine { options, weight: a.weight, bias: a.bias };
+            let cut = Cut {
+                channels: a.channels,
+                of_group: a.of_group,
+                channel_vectors: a.channel_vectors,
+                splits: a.splits,
+                per_split: a.per_split,
+            };
+            let place = cut.place(number);
+            let channel = place.channel::<A>(k, affine, a.mean, a.rstd);
+            let means = a.means.at(place.group);
+            let line = Line::of(channel, means.get::<A>(), means.at(a.means_plane).get::<A>());
+            let (part, lane) = (place.part, k.lane_idx());
+            let round = u64::from(WARP * PAIR_VECTORS);
+            // Backwards: what the first pass read last is still in the L2 cache.
+            k.for_each(k.range(part.start + lane.to_u64(), part.end, round), |at| {
+                let at = part.mirrored(at, lane, round);
+                let inside: Vec<_> =
+                    (0..PAIR_VECTORS).map(|v| (at + u64::from(v * WARP)).lt(part.end)).collect();
+                let start = (place.base + at) * u64::from(width);
+                let x = load_vectors::<A>(k, a.x.at(start), WARP, width, &inside);
+                let dy = load_vectors::<A>(k, a.dy.at(start), WARP, width, &inside);
+                let dx = a.dx.at(start);
+                for (v, (inside, (x, dy))) in (0u64..).zip(inside.iter().zip(x.iter().zip(&dy))) {
+                    k.if_(*inside, || {
+                        let to = dx.at(v * u64::from(WARP * width));
+                        with_or_without_silu(k, options, precision, |silu| {
+                            let (distances, gradients) = channel.pair(silu, x, dy);
+                            to.store(distances.zip(gradients, |d, g| line.dx(d, g)));
+                        });
                     });
-                });
-            }
+                }
+            });
         });
     }
 }
@@ -431,6 +501,7 @@ impl KernelDef for ResidentBackward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ResidentParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }
@@ -443,7 +514,7 @@ impl ResidentBackward {
         let Resident { width, threads, vectors, cluster } = self.config;
         let precision = Precision::of(self.dtype);
         if cluster > 1 {
-            k.cluster_arrive();
+            k.cluster_begin();
         }
         let (group, thread, rank) = (k.cluster_idx_x(), k.thread_idx(), k.cluster_rank());
         let first = rank * a.per_block;
@@ -598,6 +669,7 @@ impl KernelDef for Parameters {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ParameterParams<'k>) {
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| self.body::<A>(k, a));
     }
 }

@@ -84,7 +84,6 @@ pub fn forward(dtype: DType, target: Target, width: u32) -> Vec<Resident> {
     let mut all = vec![
         resident(width, 32, 4, 1),
         resident(width, 128, 5, 1),
-        resident(width, 256, 5, 1),
         resident(width, 256, 8, 1),
         resident(width, 512, 8, 1),
     ];
@@ -108,14 +107,12 @@ pub fn backward(dtype: DType, target: Target, width: u32) -> Vec<Resident> {
     if width != vector_width(dtype) {
         return vec![resident(width, 128, 8, 1), resident(width, 512, 4, 1)];
     }
-    let mut all = vec![
-        resident(width, 32, 2, 1),
-        resident(width, 128, 4, 1),
-        resident(width, 256, 5, 1),
-        resident(width, 512, 4, 1),
-    ];
+    let mut all = vec![resident(width, 32, 2, 1), resident(width, 128, 4, 1), resident(width, 512, 4, 1)];
     if target.sm >= CLUSTER_SM {
-        all.extend([2, 4, 8, 16].map(|cluster| resident(width, 512, 4, cluster)));
+        // A block that fills a multiprocessor leaves no cluster without a place; double precision lacks the registers.
+        let four = if dtype == DType::F64 { resident(width, 512, 4, 4) } else { resident(width, 1024, 4, 2) };
+        all.extend([resident(width, 512, 4, 2), four]);
+        all.extend([8, 16].map(|cluster| resident(width, 512, 4, cluster)));
     }
     all
 }
@@ -138,28 +135,32 @@ fn spread_out(configs: Vec<Resident>, groups: u64, vectors: u64) -> Path {
     Path::Resident(best)
 }
 
-/// Blocks that fill a large device a few times over.
-const BLOCKS: u64 = PROCESSORS * 8;
+/// Blocks of the streaming kernels that a large device holds at once. All parts then run side by side, and what they read
+/// last is in the cache when the second pass goes through them backwards.
+const BLOCKS: u64 = PROCESSORS * 6;
+/// The same of those that sum for the gradients, which need more registers.
+const SUM_BLOCKS: u64 = PROCESSORS * 3;
 
 /// The parts that a range of `vectors` vectors is cut into, so that `ranges` of them fill the device, and the vectors of
 /// a part.
 pub fn split(ranges: u64, vectors: u64) -> (u32, u64) {
     let round = u64::from(STREAM_THREADS * STREAM_VECTORS);
-    cut(ranges, vectors, round, 8)
+    cut(BLOCKS / ranges.max(1), vectors, round, 8)
 }
 
 /// The parts that `channels` channels of `vectors` vectors are cut into if a warp takes a part.
 pub fn split_channel(channels: u64, vectors: u64) -> (u32, u64) {
-    cut(channels.div_ceil(u64::from(STREAM_THREADS / 32)), vectors, u64::from(32 * STREAM_VECTORS), 8)
+    let warps = SUM_BLOCKS * u64::from(STREAM_THREADS / 32);
+    cut(warps / channels.max(1), vectors, u64::from(32 * STREAM_VECTORS), 8)
 }
 
 /// The same for `pixels` pixels of channels-last tensors, of which a block takes `strips` at a time.
 pub fn split_pixels(ranges: u64, pixels: u64, strips: u64) -> (u32, u64) {
-    cut(ranges * 2, pixels, strips * 8, strips)
+    cut((PROCESSORS * 4).div_ceil(ranges.max(1)), pixels, strips * 8, strips)
 }
 
-fn cut(ranges: u64, length: u64, round: u64, multiple: u64) -> (u32, u64) {
-    let wanted = BLOCKS.div_ceil(ranges.max(1)).min(length.div_ceil(round)).max(1);
+fn cut(wanted: u64, length: u64, round: u64, multiple: u64) -> (u32, u64) {
+    let wanted = wanted.min(length.div_ceil(round)).max(1);
     let per = length.div_ceil(wanted).next_multiple_of(multiple.max(1)).max(1);
     (u32::try_from(length.div_ceil(per).max(1)).unwrap_or(u32::MAX), per)
 }

@@ -62,6 +62,7 @@ impl KernelDef for Backward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.dtype, |A| self.rows::<A>(k, a));
     }
 }
@@ -254,6 +255,7 @@ impl KernelDef for LongRows {
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
+        k.start_next_grid();
         accumulate!(self.dtype, |A| self.row::<A>(k, a));
     }
 }
@@ -340,6 +342,8 @@ impl KernelDef for LongColumns {
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
+        k.start_next_grid();
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| self.columns::<A>(k, a));
     }
 }
@@ -409,6 +413,7 @@ impl KernelDef for ParameterSums {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ParameterParams<'k>) {
+        k.after_previous_grid();
         accumulate!(self.dtype, |A| {
             let which = k.block_idx_y() + a.first;
             let partials = a.partials.at(which.mul_wide(a.partial_rows) * a.len);

@@ -339,7 +339,7 @@ impl Operation for RowNormBackwardDesc {
     type Args<'a> = RowNormBackwardArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        let layouts = tuning::choose(&tuning::backward_vectors(self.dtype), self.len);
+        let layouts = tuning::choose(&tuning::backward_vectors(self.norm, self.dtype), self.len);
         let with_blocks = |l: Layout| (l, tuning::partial_rows(target, l, self.len));
         self.plan_with(target, &layouts.into_iter().map(with_blocks).collect::<Vec<_>>())
     }
@@ -436,7 +436,7 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         .ok_or_else(|| PlanError::UnknownOperation { name: entry.op.to_owned() })?;
     let forward = entry.direction == Direction::Forward;
     let vectors =
-        if forward { tuning::forward_vectors(dtype, target) } else { tuning::backward_vectors(dtype) };
+        if forward { tuning::forward_vectors(dtype, target) } else { tuning::backward_vectors(norm, dtype) };
     let mut found: Vec<Kernel> = Vec::new();
     for layout in vectors.into_iter().chain(tuning::scalars()) {
         for parameters in [true, false] {

@@ -5,6 +5,8 @@
 
 use warpwright_ptx::{DType, Target};
 
+use super::RowNorm;
+
 /// How rows are laid out over threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
@@ -76,7 +78,7 @@ pub fn forward_vectors(dtype: DType, target: Target) -> Vec<Layout> {
         Layout::new(128, 32, w, 1),
         Layout::new(128, 32, w, 4).resident(six),
         Layout::new(128, 128, w, 4).resident(6),
-        Layout::new(256, 256, w, 4).resident(3),
+        Layout::new(256, 256, w, 4).resident(if dtype == DType::F32 { 4 } else { 3 }),
         Layout::new(512, 512, w, 4).resident(twice),
         Layout::new(1024, 1024, w, 0),
     ]
@@ -89,9 +91,10 @@ pub fn scalars() -> [Layout; 3] {
 
 /// Backward layouts for rows of whole vectors, shortest rows first. The sums for `dweight` and `dbias` and the next row
 /// stay in registers too, so a thread has fewer elements, and a multiprocessor 512 threads.
-pub fn backward_vectors(dtype: DType) -> Vec<Layout> {
+pub fn backward_vectors(norm: RowNorm, dtype: DType) -> Vec<Layout> {
     let w = vector(dtype);
     let long = Layout::new(1024, 1024, w, 0);
+    let rms = norm == RowNorm::Rms;
     if dtype.bytes() == 2 {
         return vec![
             Layout::new(128, 8, w, 1),
@@ -99,7 +102,12 @@ pub fn backward_vectors(dtype: DType) -> Vec<Layout> {
             Layout::new(128, 32, w, 1),
             Layout::new(128, 32, w, 4),
             Layout::new(128, 128, w, 2),
-            Layout::new(512, 256, w, 2).resident(1),
+            // Without sums for `dbias` there are registers for twice the threads.
+            if rms {
+                Layout::new(1024, 512, w, 1).resident(1)
+            } else {
+                Layout::new(512, 256, w, 2).resident(1)
+            },
             Layout::new(512, 512, w, 2).resident(1),
             long,
         ];
@@ -109,7 +117,11 @@ pub fn backward_vectors(dtype: DType) -> Vec<Layout> {
         Layout::new(128, 32, w, 4).resident(1),
         Layout::new(128, 128, w, 2).resident(1),
         Layout::new(128, 128, w, 4).resident(1),
-        Layout::new(512, 512, w, 2).resident(1),
+        if rms && dtype == DType::F32 {
+            Layout::new(256, 256, w, 4).resident(2)
+        } else {
+            Layout::new(512, 512, w, 2).resident(1)
+        },
         long,
     ]
 }
@@ -138,7 +150,8 @@ pub fn partial_rows(target: Target, layout: Layout, len: usize) -> u32 {
     }
     // By the registers that the elements of a thread take.
     let each = match (layout.threads, layout.width * layout.vectors) {
-        (512, _) => 1,
+        (512.., _) => 1,
+        _ if layout.resident > 1 => layout.resident,
         (_, 32..) => 2,
         (_, 16..) => 3,
         _ => 4,
@@ -162,7 +175,11 @@ mod tests {
     fn every_length_has_a_layout_for_any_address() {
         for dtype in DType::FLOATS {
             for len in (1..3000).chain([4096, 8191, 8192, 16384, 32768, 1 << 20]) {
-                for vectors in [&forward_vectors(dtype, Target::sm(90))[..], &backward_vectors(dtype)[..]] {
+                for vectors in [
+                    &forward_vectors(dtype, Target::sm(90))[..],
+                    &backward_vectors(RowNorm::Layer, dtype)[..],
+                    &backward_vectors(RowNorm::Rms, dtype)[..],
+                ] {
                     let all = choose(vectors, len);
                     assert_eq!(all.last().map(|l| l.width), Some(1), "{dtype} {len}");
                     assert!(all.iter().all(|l| len <= l.capacity() && len.is_multiple_of(l.width as usize)));

@@ -104,7 +104,7 @@ impl<'k> RowPart<'k> {
             1 => k.thread_idx() & (team - 1),
             // The barrier before the first access to the shared memory of another block.
             _ => {
-                k.cluster_arrive();
+                k.cluster_begin();
                 k.cluster_rank().mul_add(config.threads, k.thread_idx())
             }
         };

@@ -73,7 +73,7 @@ pub(crate) fn warp_sum<'k, A: Wide>(k: K<'k>, lanes: u32, value: Reg<'k, A>) -> 
 }
 
 /// The sum over the block, or over the cluster if there is one; it comes here only once, after
-/// [`K::cluster_arrive`].
+/// [`K::cluster_begin`].
 pub(crate) fn team_sum<'k, A: Wide>(k: K<'k>, value: Reg<'k, A>) -> Reg<'k, A> {
     let warps = k.block_threads() / WARP;
     let of_warp = warp_sum(k, WARP, value);

@@ -109,6 +109,10 @@ fn row_layouts(dtype: DType, target: Target) -> Vec<Config> {
         rows(256, 4, 256, w),
         rows(1024, 4, 1024, w),
     ];
+    if dtype == DType::F32 {
+        // Faster than a cluster; double precision lacks the registers, and 16-bit rows of that length the blocks.
+        out.push(rows(1024, 8, 1024, w));
+    }
     if target.sm >= CLUSTER_SM {
         out.extend([4, 8, 16].map(|blocks| rows(blocks * 256, 8, 256, w)));
     }

@@ -58,6 +58,8 @@ pub(crate) struct RawLaunch<'a> {
     pub(crate) dynamic_shared: u32,
     /// Whether all blocks must be resident together.
     pub(crate) cooperative: bool,
+    /// Whether it may begin before the launch in front of it has ended: its kernel waits for that itself.
+    pub(crate) overlaps: bool,
     /// The parameter buffer, 16-byte aligned.
     pub(crate) params: &'a [u8],
     /// Where each parameter begins in the buffer, for cooperative launches, and for kernels that take tensor maps: their

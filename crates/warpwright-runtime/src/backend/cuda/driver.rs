@@ -323,6 +323,18 @@ pub(super) fn elapsed_ms(start: sys::CUevent, end: sys::CUevent) -> Outcome<f32>
 /// The CUDA version whose header the binding was made from, such as 13040.
 pub(super) const BINDING_VERSION: u32 = sys::CUDA_VERSION;
 
+/// How a kernel is enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaunchKind {
+    /// After everything in front of it.
+    Plain,
+    /// With all blocks resident together. The driver takes such launches parameter by parameter.
+    Cooperative,
+    /// As soon as the kernel in front of it lets it: programmatic dependent launch. The driver must have
+    /// `cuLaunchKernelEx`.
+    Overlapping,
+}
+
 /// Enqueues a kernel. `params` is its parameter buffer, which the driver copies; with `offsets`, parameter by parameter.
 /// A cooperative launch needs `offsets`.
 #[allow(clippy::too_many_arguments, reason = "the arguments of the driver's function")]
@@ -334,7 +346,7 @@ pub(super) fn launch(
     stream: sys::CUstream,
     params: &[u8],
     offsets: Option<&[u64]>,
-    cooperative: bool,
+    kind: LaunchKind,
 ) -> Outcome {
     let mut pointers: Vec<*mut c_void> = offsets
         .unwrap_or_default()
@@ -355,12 +367,35 @@ pub(super) fn launch(
         None if params.is_empty() => (ptr::null_mut(), ptr::null_mut()),
         None => (ptr::null_mut(), extra.as_mut_ptr()),
     };
-    if cooperative {
+    if kind == LaunchKind::Cooperative {
         // SAFETY: as below; the driver takes parameter by parameter only here, and `offsets` is there.
         return check("cuLaunchCooperativeKernel", unsafe {
             sys::cuLaunchCooperativeKernel(
                 function, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, stream, pointers,
             )
+        });
+    }
+    if kind == LaunchKind::Overlapping {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
+            sharedMemBytes: shared,
+            hStream: stream,
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
+        // SAFETY: as below; configuration and attribute outlive the call, which keeps no pointer to them.
+        return check("cuLaunchKernelEx", unsafe {
+            sys::cuLaunchKernelEx(&raw const config, function, pointers, extra)
         });
     }
     // SAFETY: function and stream are alive and of the current context. The driver reads `size` bytes from `params`,

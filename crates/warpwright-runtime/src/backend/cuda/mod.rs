@@ -18,7 +18,7 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use warpwright_ptx::{BinaryOp, Inst, Target, TargetVariant, UnaryOp};
 
-use self::driver::{Failure, Outcome};
+use self::driver::{Failure, LaunchKind, Outcome};
 use super::{
     Backend, EventHandle, FunctionHandle, GraphHandle, LoadedFunction, Ordering, RawLaunch, StreamHandle,
 };
@@ -27,6 +27,9 @@ use crate::device::{DeviceId, MemoryInfo, Properties};
 use crate::discover::{CudaDeviceInfo, CudaUnavailable, DriverVersion};
 use crate::error::{Error, Fault, Result};
 use crate::launch::KernelInfo;
+
+/// The first driver that records launches which overlap in a graph; the launches themselves came before.
+const OVERLAPS_SINCE: DriverVersion = DriverVersion { major: 12, minor: 3 };
 
 /// Blocks of a cluster that every GPU with clusters runs; larger ones need an opt-in.
 const PORTABLE_CLUSTER: u64 = 8;
@@ -526,7 +529,13 @@ impl Backend for CudaBackend {
 
     fn launch(&self, stream: &StreamHandle, function: &FunctionHandle, launch: RawLaunch<'_>) -> Result<()> {
         let _current = self.enter()?;
-        let RawLaunch { name, grid, block, dynamic_shared, cooperative, params, offsets, .. } = launch;
+        let RawLaunch { name, grid, block, dynamic_shared, cooperative, overlaps, params, offsets, .. } =
+            launch;
+        let kind = match (cooperative, overlaps && self.version >= OVERLAPS_SINCE) {
+            (true, _) => LaunchKind::Cooperative,
+            (false, true) => LaunchKind::Overlapping,
+            (false, false) => LaunchKind::Plain,
+        };
         self.check(driver::launch(
             function.raw(),
             grid,
@@ -535,7 +544,7 @@ impl Backend for CudaBackend {
             stream.raw(),
             params,
             offsets,
-            cooperative,
+            kind,
         ))?;
         let mut last = self.last_kernel.lock().unwrap_or_else(PoisonError::into_inner);
         if last.as_ref().is_none_or(|known| !Arc::ptr_eq(known, name)) {
