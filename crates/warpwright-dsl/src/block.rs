@@ -2,7 +2,6 @@
 
 use crate::context::K;
 use crate::error::IssueKind;
-use crate::exchange::Slots;
 use crate::flow::{Carry, Range};
 use crate::mem::{Access, FixedElement};
 use crate::reg::{Number, Reg, U32, U64};
@@ -45,9 +44,9 @@ where
 }
 
 impl<'k> K<'k> {
-    /// Combines values of several registers over groups of `threads` neighbouring threads: a power of two up to 32, or
-    /// a power of two of whole warps that divides the block. All threads of the block must be here; every thread
-    /// receives its group's result. `combine` as for [`warp_combine`](Self::warp_combine).
+    /// Combines values of several registers over groups of `threads` neighbouring threads: a power of two up to 32, the
+    /// whole block, or a power of two of whole warps that divides the block. All threads of the block must be here; every
+    /// thread receives its group's result. `combine` as for [`warp_combine`](Self::warp_combine).
     #[track_caller]
     pub fn group_combine<C: Carry<'k>>(self, threads: u32, value: C, combine: impl Fn(C, C) -> C) -> C {
         self.on_behalf(|| {
@@ -65,27 +64,17 @@ impl<'k> K<'k> {
     #[track_caller]
     pub fn group_combine_once<C: Carry<'k>>(self, threads: u32, value: C, combine: impl Fn(C, C) -> C) -> C {
         self.on_behalf(|| {
-            if threads <= WARP {
+            let block = self.block_threads();
+            if threads < WARP {
                 return self.warp_combine(threads, value, combine);
             }
-            let block = self.block_threads();
-            if !threads.is_power_of_two() || !block.is_multiple_of(threads) {
+            let divides = threads.is_power_of_two() && block.is_multiple_of(threads);
+            if !(divides || threads == block && block.is_multiple_of(WARP)) {
                 self.issue(IssueKind::PartialWarp { what: "group_combine", threads });
                 return value;
             }
             let of_warp = self.warp_combine(WARP, value, &combine);
-            let slots = Slots::new(self, &of_warp, block / WARP);
-            let warp = self.warp_idx();
-            self.if_(self.lane_idx().eq(0), || slots.store(warp, &of_warp));
-            self.barrier();
-            // Every warp reads the slots of its group and combines them in the same order.
-            let warps = threads / WARP;
-            let mut at = self.lane_idx() & (warps - 1);
-            if threads < block {
-                at = at + (warp & !(warps - 1));
-            }
-            let partial = slots.load(at, &of_warp);
-            self.warp_combine(warps, partial, combine)
+            self.combine_warps(threads, of_warp, combine)
         })
     }
 

@@ -77,7 +77,7 @@ impl<'k> K<'k> {
             return self.block_combine(value, combine);
         }
         self.on_behalf(|| {
-            let (of_block, _) = self.block_combine_once(value, &combine);
+            let of_block = self.group_combine_once(self.block_threads(), value, &combine);
             let slots = Slots::new(self, &of_block, blocks);
             // Lane `r` of the first warp hands the block's value to block `r`.
             let thread = self.thread_idx();

@@ -5,6 +5,7 @@ use warpwright_ptx::{Address, CacheHints, Inst, Operand, Ordering, ScalarType, S
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::flow::{Carry, RawReg, RawRegs};
+use crate::lanes::tree;
 use crate::mem::{Ptr, Shared};
 use crate::reg::U32;
 use crate::warp::WARP;
@@ -95,19 +96,8 @@ impl<'k> Slots<'k> {
             let mine = self.load(k.lane_idx() & (count - 1), like);
             return k.warp_combine(count, mine, combine);
         }
-        let mut level: Vec<C> = (0..count).map(|slot| self.load(k.lit(slot), like)).collect();
-        while level.len() > 1 {
-            let mut next = Vec::with_capacity(level.len().div_ceil(2));
-            let mut rest = level.into_iter();
-            while let Some(a) = rest.next() {
-                next.push(match rest.next() {
-                    Some(b) => combine(a, b),
-                    None => a,
-                });
-            }
-            level = next;
-        }
-        level.pop().unwrap_or_else(|| self.load(k.lit(0u32), like))
+        let all: Vec<C> = (0..count).map(|slot| self.load(k.lit(slot), like)).collect();
+        tree(all, combine).unwrap_or_else(|| self.load(k.lit(0u32), like))
     }
 }
 
@@ -116,34 +106,31 @@ impl<'k> K<'k> {
     /// same result. The order depends on the block size alone. `combine` as for [`warp_combine`](Self::warp_combine).
     #[track_caller]
     pub fn block_combine<C: Carry<'k>>(self, value: C, combine: impl Fn(C, C) -> C) -> C {
-        self.on_behalf(|| {
-            let threads = self.block_threads();
-            let (total, shared) = self.block_combine_once(value, combine);
-            if shared && threads > WARP {
-                // A loop may come here again and overwrite the slots.
-                self.barrier();
-            }
-            total
-        })
+        self.group_combine(self.block_threads(), value, combine)
     }
 
-    /// [`block_combine`](Self::block_combine) without the barrier that lets its slots be written again; whether it has
-    /// slots.
+    /// Combines over whole warps of a block: `threads` neighbouring threads, all of the block or a power of two that
+    /// divides it. `of_warp` is what each warp has; a barrier lies in front of the result, and none behind it.
     #[track_caller]
-    pub(crate) fn block_combine_once<C: Carry<'k>>(self, value: C, combine: impl Fn(C, C) -> C) -> (C, bool) {
-        let threads = self.block_threads();
-        if !threads.is_multiple_of(WARP) {
-            self.issue(IssueKind::PartialWarp { what: "block_combine", threads });
-            return (value, false);
+    pub(crate) fn combine_warps<C: Carry<'k>>(
+        self,
+        threads: u32,
+        of_warp: C,
+        combine: impl Fn(C, C) -> C,
+    ) -> C {
+        let (block, warps) = (self.block_threads(), threads / WARP);
+        if warps <= 1 {
+            return of_warp;
         }
-        let of_warp = self.warp_combine(WARP, value, &combine);
-        let warps = threads / WARP;
-        if warps == 1 {
-            return (of_warp, false);
-        }
-        let slots = Slots::new(self, &of_warp, warps);
-        self.if_(self.lane_idx().eq(0), || slots.store(self.warp_idx(), &of_warp));
+        let slots = Slots::new(self, &of_warp, block / WARP);
+        let warp = self.warp_idx();
+        self.if_(self.lane_idx().eq(0), || slots.store(warp, &of_warp));
         self.barrier();
-        (slots.combine(warps, &of_warp, &combine), true)
+        if threads == block {
+            return slots.combine(warps, &of_warp, combine);
+        }
+        // Every warp reads the slots of its group and combines them in the same order.
+        let at = (self.lane_idx() & (warps - 1)) + (warp & !(warps - 1));
+        self.warp_combine(warps, slots.load(at, &of_warp), combine)
     }
 }

@@ -1,6 +1,23 @@
-//! [`Lanes`]: the elements of one vector access, one register each.
+//! [`Lanes`]: the elements of one vector access, one register each; [`tree`]: how many values become one.
 
 use crate::reg::{Number, Reg, Scalar};
+
+/// Combines values pairwise as a balanced tree, which is shorter and rounds better than a chain. `None` if there are none.
+pub fn tree<T>(values: impl IntoIterator<Item = T>, mut combine: impl FnMut(T, T) -> T) -> Option<T> {
+    let mut level: Vec<T> = values.into_iter().collect();
+    while level.len() > 1 {
+        let mut next = Vec::with_capacity(level.len().div_ceil(2));
+        let mut rest = level.into_iter();
+        while let Some(a) = rest.next() {
+            next.push(match rest.next() {
+                Some(b) => combine(a, b),
+                None => a,
+            });
+        }
+        level = next;
+    }
+    level.pop()
+}
 
 /// Elements that one thread loads or stores together. Mapping over them unrolls.
 #[derive(Clone, Debug)]
@@ -94,14 +111,9 @@ impl<'k, T: Scalar> Lanes<'k, T> {
         self.iter().fold(init, f)
     }
 
-    /// Combines the lanes pairwise as a balanced tree, which is shorter and rounds better than a chain. `None` if there
-    /// are no lanes.
-    pub fn reduce(&self, mut f: impl FnMut(Reg<'k, T>, Reg<'k, T>) -> Reg<'k, T>) -> Option<Reg<'k, T>> {
-        let mut level = self.regs.clone();
-        while level.len() > 1 {
-            level = level.chunks(2).map(|p| if let [a, b] = p { f(*a, *b) } else { p[0] }).collect();
-        }
-        level.first().copied()
+    /// The lanes as one value by a balanced [`tree`]; `None` if there are none.
+    pub fn reduce(&self, f: impl FnMut(Reg<'k, T>, Reg<'k, T>) -> Reg<'k, T>) -> Option<Reg<'k, T>> {
+        tree(self.iter(), f)
     }
 
     /// Several vectors of the same length as one, in order.
@@ -111,6 +123,13 @@ impl<'k, T: Scalar> Lanes<'k, T> {
 }
 
 impl<'k, T: Number> Lanes<'k, T> {
+    /// The sum of the lanes as a balanced [`tree`]; `None` if there are none.
+    #[track_caller]
+    pub fn sum(&self) -> Option<Reg<'k, T>> {
+        let first = self.regs.first()?;
+        first.k().on_behalf(|| self.reduce(|a, b| a + b))
+    }
+
     /// Each lane converted as [`Reg::convert`] does.
     #[track_caller]
     pub fn convert<U: Number>(&self) -> Lanes<'k, U> {

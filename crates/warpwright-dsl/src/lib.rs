@@ -99,7 +99,7 @@ pub use flow::{Carry, Range};
 pub use halves::Halves;
 pub use index::{Index, IntoIndex};
 pub use kernel::{BlockDim, KernelDef, Params, record, record_module};
-pub use lanes::Lanes;
+pub use lanes::{Lanes, tree};
 pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,
     Shared, Space, Writable, Write,

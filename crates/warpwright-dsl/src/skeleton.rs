@@ -90,7 +90,7 @@ pub fn column_sums<'k, A, S, E>(
         slots.at(strip * x + lane).set(of_strip);
         k.barrier();
         let strips: Lanes<'k, A> = (0..depth).map(|strip| slots.at(lane + strip * x).get()).collect();
-        (column, strip.eq(0) & inside, strips.reduce(|a, b| a + b).unwrap_or(of_strip))
+        (column, strip.eq(0) & inside, strips.sum().unwrap_or(of_strip))
     });
     k.if_(mine, || emit(column, sum));
 }

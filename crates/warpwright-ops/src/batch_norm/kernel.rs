@@ -130,7 +130,7 @@ pub(super) fn slab_sums<'k, A>(
 {
     match walk.tile {
         None => {
-            let mine = sums.map(|lanes| lanes.reduce(|a, b| a + b).unwrap_or_else(|| k.lit::<A>(0.0)));
+            let mine = sums.map(|lanes| lanes.sum().unwrap_or_else(|| k.lit::<A>(0.0)));
             let sums = k.group_combine_once(config.threads, mine, |a, b| [a[0] + b[0], a[1] + b[1]]);
             k.if_(k.thread_idx().eq(0), || write(walk.channel, sums));
         }

@@ -108,7 +108,7 @@ fn zeros<'k, A: Float>(k: K<'k>, width: u32) -> Lanes<'k, A> {
 }
 
 fn sum<'k, A: Float>(k: K<'k>, lanes: &Lanes<'k, A>) -> Reg<'k, A> {
-    lanes.reduce(|a, b| a + b).unwrap_or_else(|| k.lit(0.0))
+    lanes.sum().unwrap_or_else(|| k.lit(0.0))
 }
 
 /// Training.

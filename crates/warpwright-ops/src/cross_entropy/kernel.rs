@@ -1,10 +1,10 @@
 //! The kernels: one pass over the logits each, and a small one for the reduced loss.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, accumulate, kernel_args};
+use warpwright_dsl::{WARP, accumulate, kernel_args, tree};
 
 use super::tuning::{Config, REDUCE_THREADS, UNROLL};
-use crate::softmax::math::{Exponential, Mass, Wide, tree, warp_sum};
+use crate::softmax::math::{Exponential, Mass, Wide};
 
 kernel_args! {
     /// `losses` or, in the type of the logits, `loss` gets the loss of each row, whichever `rowwise` says; targets have
@@ -166,10 +166,9 @@ impl Forward {
         });
         let mine = Mass::of_parts(tops.as_slice(), sums.as_slice(), exp);
         let mine = mine.unwrap_or(Mass { top: rest, sum: rest }).of_lanes(k, WARP.min(team), exp);
-        let plain =
-            warp_sum(k, WARP.min(team), tree(plain.into_iter().collect(), |a, b| a + b).unwrap_or(rest));
-        let (mass, plain) =
-            if team > WARP { (mine.of_warps(k, exp), block_total(k, plain)) } else { (mine, plain) };
+        let mass = if team > WARP { mine.of_warps(k, exp) } else { mine };
+        let plain = tree(plain, |a, b| a + b).unwrap_or(rest);
+        let plain = k.group_combine_once(team, plain, |a, b| a + b);
 
         k.if_(there & thread.eq(0), || {
             let valid = target.ge(0) & target.lt(a.classes.to_i64());
@@ -189,15 +188,6 @@ impl Forward {
             a.lse.at(row).set(mass.top + log_sum);
         });
     }
-}
-
-/// The sum over the warps of the block of what each has.
-fn block_total<'k, A: Wide>(k: K<'k>, of_warp: Reg<'k, A>) -> Reg<'k, A> {
-    let warps = k.block_threads() / WARP;
-    let slots = k.shared::<A>(warps);
-    k.if_(k.lane_idx().eq(0), || slots.at(k.warp_idx()).set(of_warp));
-    k.barrier();
-    warp_sum(k, warps, slots.at(k.lane_idx() & (warps - 1)).get())
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -237,8 +227,8 @@ impl Reduce {
             let loss: Reg<'k, A> = a.losses.at(row).get();
             (sum + loss, count + counts.select(1.0, 0.0))
         });
-        let sum = block_total(k, warp_sum(k, WARP, sum));
-        let count = block_total(k, warp_sum(k, WARP, count));
+        let add = |a: (Reg<'k, A>, Reg<'k, A>), b: (Reg<'k, A>, Reg<'k, A>)| (a.0 + b.0, a.1 + b.1);
+        let (sum, count) = k.group_combine_once(k.block_threads(), (sum, count), add);
         k.if_(k.thread_idx().eq(0), || {
             a.loss.set(a.mean.ne(0).select(sum / count, sum));
             a.count.only_where(a.mean.ne(0), Fill::Zero).set(count);

@@ -304,7 +304,7 @@ fn grown<'k, A: Float>(
 ) -> Spreads<'k, A> {
     let rows: Vec<Lanes<'k, A>> = rows.iter().map(Packed::lanes).collect();
     let of_rows = rows.len() as f64;
-    let sum = |values: Lanes<'k, A>| values.reduce(|a, b| a + b).unwrap_or_else(|| k.lit(0.0));
+    let sum = |values: Lanes<'k, A>| values.sum().unwrap_or_else(|| k.lit(0.0));
     let total = count + of_rows;
     let reciprocal = total.rcp_approx();
     let (before, after) = (count * reciprocal, reciprocal * of_rows);

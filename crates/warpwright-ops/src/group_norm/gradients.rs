@@ -94,7 +94,7 @@ fn sums_of<'k, A: Float>(
     (distances, gradients): (Lanes<'k, A>, Lanes<'k, A>),
 ) -> (Reg<'k, A>, Reg<'k, A>) {
     let zero = || k.lit::<A>(0.0);
-    let sum = gradients.reduce(|a, b| a + b).unwrap_or_else(zero);
+    let sum = gradients.sum().unwrap_or_else(zero);
     // Two chains of fused operations.
     let mut products = [zero(), zero()];
     for (i, (g, d)) in gradients.iter().zip(distances.iter()).enumerate() {

@@ -27,8 +27,9 @@ impl<'k, A: Float> Spread<'k, A> {
     /// mean of the first vector: it is made of `width` of the `count` values, so it is at most `sqrt(count / width)`
     /// standard deviations from their mean, and at most that much of the sum of squares is subtracted again.
     pub(super) fn of(k: K<'k>, vectors: &[Packed<'k, A>], inside: &[Pred<'k>], width: u32) -> Self {
+        let total = |lanes: &Lanes<'k, A>| lanes.sum().unwrap_or_else(|| k.lit(0.0));
         let pivot = match vectors.first() {
-            Some(first) => total(k, &first.lanes()) * (1.0 / f64::from(width)),
+            Some(first) => total(&first.lanes()) * (1.0 / f64::from(width)),
             None => k.lit(0.0),
         };
         let zero = || k.lit::<A>(0.0);
@@ -39,7 +40,7 @@ impl<'k, A: Float> Spread<'k, A> {
                 || {
                     let distances = vector.lanes().map(|x| x - pivot);
                     let squares = distances.fold(state.2, |sum, d| d.mul_add(d, sum));
-                    (state.0 + f64::from(width), state.1 + total(k, &distances), squares)
+                    (state.0 + f64::from(width), state.1 + total(&distances), squares)
                 },
                 || state,
             );
@@ -71,8 +72,4 @@ impl<'k, A: Float> Spread<'k, A> {
         let variance = variance.lt(0.0).select(0.0, variance);
         (variance + eps).rsqrt()
     }
-}
-
-fn total<'k, A: Float>(k: K<'k>, lanes: &Lanes<'k, A>) -> Reg<'k, A> {
-    lanes.reduce(|a, b| a + b).unwrap_or_else(|| k.lit(0.0))
 }

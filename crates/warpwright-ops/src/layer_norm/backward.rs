@@ -220,7 +220,7 @@ impl Backward {
         k.barrier();
         let add_up = |column: U32<'k>| {
             let of_groups = (0..layout.rows()).map(|g| slots.at(column + g * capacity).get());
-            let sum = of_groups.collect::<Lanes<'k, A>>().reduce(|a, b| a + b);
+            let sum = of_groups.collect::<Lanes<'k, A>>().sum();
             sum.into_iter().for_each(|sum| to.at(column).set(sum));
         };
         if capacity <= layout.threads {
@@ -279,7 +279,7 @@ impl LongRows {
             (g, x.map(|x| (x - mean) * rstd))
         };
         let zero = k.lit::<A>(0.0);
-        let total = |lanes: Lanes<'k, A>| lanes.reduce(|a, b| a + b).unwrap_or(zero);
+        let total = |lanes: Lanes<'k, A>| lanes.sum().unwrap_or(zero);
         let sums = k.fold(own(), (zero, zero), |i, sums| {
             let (g, h) = load(i);
             let along = total(g.zip(h, |g, h| g * h));

@@ -169,9 +169,9 @@ impl<'k> Columns<'k> {
             .inside
             .iter()
             .enumerate()
-            .map(|(i, &inside)| inside.select(of(i).reduce(|a, b| a + b).unwrap_or(zero), zero))
+            .map(|(i, &inside)| inside.select(of(i).sum().unwrap_or(zero), zero))
             .collect();
-        parts.reduce(|a, b| a + b).unwrap_or(zero)
+        parts.sum().unwrap_or(zero)
     }
 }
 
@@ -319,11 +319,11 @@ impl Forward {
                 // Several sums in turn: squares are all positive, so the roundings of one long sum would add up.
                 let sums: Lanes<'k, A> = (0..SUMS).map(|_| zero).collect();
                 let sums = k.fold(own(), sums, |i, sums| {
-                    let squares = load(i).map(|x| x * x).reduce(|a, b| a + b).unwrap_or(zero);
+                    let squares = load(i).map(|x| x * x).sum().unwrap_or(zero);
                     let turned = sums.iter().skip(1).chain([sums[0] + squares]);
                     turned.collect::<Vec<_>>().into()
                 });
-                let squares = sums.reduce(|a, b| a + b).unwrap_or(zero);
+                let squares = sums.sum().unwrap_or(zero);
                 let squares = k.group_combine_once(threads, squares, |a, b| a + b);
                 RowStatistics { shift: zero, drift: zero, rstd: squares.mul_add(inverse, eps).rsqrt() }
             }

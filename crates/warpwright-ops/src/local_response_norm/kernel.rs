@@ -220,7 +220,7 @@ impl<'k> Run<'k> {
 
 /// The sum of `count` neighbours from each of `0..of` on.
 fn window_sums<'k, A: Float>(values: &[Reg<'k, A>], count: usize) -> Vec<Reg<'k, A>> {
-    let sum = |window: &[Reg<'k, A>]| Lanes::from(window.to_vec()).reduce(|a, b| a + b);
+    let sum = |window: &[Reg<'k, A>]| Lanes::from(window.to_vec()).sum();
     values.windows(count).filter_map(sum).collect()
 }
 

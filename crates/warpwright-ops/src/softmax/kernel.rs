@@ -1,9 +1,9 @@
 //! Rows in contiguous memory, held in the registers of a team of threads or read twice by a block.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, accumulate, kernel_args, warp_reduce_lanes};
+use warpwright_dsl::{WARP, accumulate, kernel_args, tree, warp_reduce_lanes};
 
-use super::math::{Exponential, Mass, Wide, team_sum, total, tree, warp_sum};
+use super::math::{Exponential, Mass, Wide, team_sum, warp_sum};
 use super::tuning::{Config, Layout};
 
 kernel_args! {
@@ -171,7 +171,7 @@ impl Forward {
             Vec::new()
         };
         let sum = if self.0.keeps() {
-            tree(powers.iter().filter_map(total).collect(), |a, b| a + b).unwrap_or(top)
+            tree(powers.iter().filter_map(Lanes::sum), |a, b| a + b).unwrap_or(top)
         } else {
             exp.sum(&xs, minus_top)
         };
@@ -263,8 +263,8 @@ impl Backward {
         let part = RowPart::new(k, a.rows, a.n, config, team, vectors);
         let ys = part.load::<A>(a.y, config.width, Fill::Zero);
         let dys = part.load::<A>(a.dy, config.width, Fill::Zero);
-        let sums = ys.iter().zip(&dys).filter_map(|(y, dy)| total(&self.term(y, dy)));
-        let mine = tree(sums.collect(), |a, b| a + b).unwrap_or(scale);
+        let sums = ys.iter().zip(&dys).filter_map(|(y, dy)| self.term(y, dy).sum());
+        let mine = tree(sums, |a, b| a + b).unwrap_or(scale);
         let sum = if team <= WARP { warp_sum(k, team, mine) } else { team_sum(k, mine) };
         part.store(a.dx, ys.iter().zip(&dys).map(|(y, dy)| self.gradient(y, dy, &|_| sum, scale)));
     }

@@ -1,7 +1,7 @@
 //! What the kernels share: exponentials of scores, and their greatest value and sum over the threads of a row.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, warp_reduce_lanes};
+use warpwright_dsl::{WARP, tree, warp_reduce_lanes};
 
 /// A register type with places in shared memory.
 pub(crate) trait Wide: Float + warpwright_dsl::FixedElement + Access<Self> {}
@@ -35,7 +35,7 @@ impl<'k, A: Wide> Exponential<'k, A> {
     /// The greatest of the elements, not scaled; NaN if one is NaN.
     pub(crate) fn greatest(&self, vectors: &[Packed<'k, A>]) -> Reg<'k, A> {
         let halves: Option<Vec<_>> = vectors.iter().map(Packed::halves).collect();
-        let pairs = halves.and_then(|h| tree(h.into_iter().flatten().collect(), |a, b| a.maximum(b)));
+        let pairs = halves.and_then(|h| tree(h.into_iter().flatten(), |a, b| a.maximum(b)));
         let lanes: Vec<Reg<'k, A>> = match pairs {
             Some(pair) => pair.widen().into_iter().map(Reg::convert).collect(),
             None => vectors.iter().flat_map(|v| v.lanes()).collect(),
@@ -45,26 +45,9 @@ impl<'k, A: Wide> Exponential<'k, A> {
 
     /// The sum of `exp(scale x - top)` over the elements.
     pub(crate) fn sum(&self, vectors: &[Packed<'k, A>], minus_top: Reg<'k, A>) -> Reg<'k, A> {
-        let sums = vectors.iter().filter_map(|v| total(&v.lanes().map(|x| self.power(x, minus_top))));
-        tree(sums.collect(), |a, b| a + b).unwrap_or(minus_top)
+        let sums = vectors.iter().filter_map(|v| v.lanes().map(|x| self.power(x, minus_top)).sum());
+        tree(sums, |a, b| a + b).unwrap_or(minus_top)
     }
-}
-
-/// Combines values as a balanced tree; `None` if there are none.
-pub(crate) fn tree<T: Clone>(values: Vec<T>, mut f: impl FnMut(T, T) -> T) -> Option<T> {
-    let mut level = values;
-    while level.len() > 1 {
-        level = level
-            .chunks(2)
-            .map(|p| if let [a, b] = p { f(a.clone(), b.clone()) } else { p[0].clone() })
-            .collect();
-    }
-    level.into_iter().next()
-}
-
-/// The sum of the lanes.
-pub(crate) fn total<'k, A: Wide>(lanes: &Lanes<'k, A>) -> Option<Reg<'k, A>> {
-    lanes.reduce(|a, b| a + b)
 }
 
 /// The sum over teams of `lanes` neighbouring lanes.
@@ -75,12 +58,7 @@ pub(crate) fn warp_sum<'k, A: Wide>(k: K<'k>, lanes: u32, value: Reg<'k, A>) -> 
 /// The sum over the block, or over the cluster if there is one; it comes here only once, after
 /// [`K::cluster_begin`].
 pub(crate) fn team_sum<'k, A: Wide>(k: K<'k>, value: Reg<'k, A>) -> Reg<'k, A> {
-    let warps = k.block_threads() / WARP;
-    let of_warp = warp_sum(k, WARP, value);
-    let slots = k.shared::<A>(warps);
-    k.if_(k.lane_idx().eq(0), || slots.at(k.warp_idx()).set(of_warp));
-    k.barrier();
-    let of_block = warp_sum(k, warps, slots.at(k.lane_idx() & (warps - 1)).get());
+    let of_block = k.group_combine_once(k.block_threads(), value, |a, b| a + b);
     let blocks = k.cluster_blocks();
     if blocks == 1 {
         return of_block;
@@ -125,10 +103,10 @@ impl<'k, A: Wide> Mass<'k, A> {
         sums: &[Reg<'k, A>],
         exp: Exponential<'k, A>,
     ) -> Option<Self> {
-        let top = tree(tops.to_vec(), |a, b| a.maximum(b))?;
+        let top = tree(tops.iter().copied(), |a, b| a.maximum(b))?;
         let minus = Self::minus_reference(top);
         let scaled = tops.iter().zip(sums).map(|(top, sum)| *sum * exp.of(*top + minus));
-        Some(Self { top, sum: tree(scaled.collect(), |a, b| a + b)? })
+        Some(Self { top, sum: tree(scaled, |a, b| a + b)? })
     }
 
     /// Of a team of `lanes` neighbouring lanes, from what each of them has: all receive the same.
@@ -178,14 +156,14 @@ impl<'k, A: Wide> Exponential<'k, A> {
         let halves: Option<Vec<_>> = vectors.iter().map(Packed::halves).collect();
         match halves {
             Some(halves) => (0..width / 2)
-                .filter_map(|word| tree(halves.iter().map(|h| h[word]).collect(), |a, b| a.maximum(b)))
+                .filter_map(|word| tree(halves.iter().map(|h| h[word]), |a, b| a.maximum(b)))
                 .flat_map(|pair| pair.widen())
                 .map(Reg::convert)
                 .collect(),
             None => {
                 let wide: Vec<Lanes<'k, A>> = vectors.iter().map(Packed::lanes).collect();
                 (0..width)
-                    .filter_map(|lane| tree(wide.iter().map(|v| v[lane]).collect(), |a, b| a.maximum(b)))
+                    .filter_map(|lane| tree(wide.iter().map(|v| v[lane]), |a, b| a.maximum(b)))
                     .collect()
             }
         }

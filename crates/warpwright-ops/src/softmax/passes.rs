@@ -2,11 +2,11 @@
 //! together (Milakov and Gimelshein 2018, arXiv:1805.02867), and once more for the result.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, accumulate, kernel_args};
+use warpwright_dsl::{WARP, accumulate, kernel_args, tree};
 
 use super::MaskKind;
 use super::kernel::{Backward, BackwardParams, Common, Forward, ForwardParams};
-use super::math::{Exponential, Mass, Wide, team_sum, tree};
+use super::math::{Exponential, Mass, Wide, team_sum};
 use super::strided::{Columns, Place};
 use super::tuning::Layout;
 
@@ -279,7 +279,7 @@ impl Backward {
                 all.into_iter().next().unwrap_or_else(|| scale.into())
             }
             None => {
-                let mine = sums.reduce(|a, b| a + b).unwrap_or(scale);
+                let mine = sums.sum().unwrap_or(scale);
                 let all = team_sum(k, mine);
                 (0..width).map(|_| all).collect()
             }

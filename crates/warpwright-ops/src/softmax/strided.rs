@@ -1,9 +1,10 @@
 //! Rows along a dimension that is not the last: neighbouring threads take neighbouring columns.
 
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::tree;
 
 use super::kernel::{Backward, BackwardParams, Common, Forward, ForwardParams};
-use super::math::{Exponential, Mass, Wide, tree};
+use super::math::{Exponential, Mass, Wide};
 use super::tuning::Config;
 
 /// Which columns a thread has.
