@@ -1,15 +1,19 @@
 //! Batch normalisation: gradients of the reference, the free functions, and what plans and launches refuse.
 
+use std::collections::BTreeMap;
+
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormArgs, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationDesc,
     BatchNormOptions, Layout, Momentum, Real, batch_norm, batch_norm_backward, batch_norm_evaluation,
     batch_norm_evaluation_backward,
     reference::{self, Channels},
 };
-use warpwright_ops::{Operation, PlanError};
+use warpwright_ops::plan::{Access, TensorSpec};
+use warpwright_ops::{Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Device, Error as RuntimeError, Tensor};
+use warpwright_runtime::{Binding, Device, Error as RuntimeError, Tensor};
 use warpwright_testkit::inputs::Input;
+use warpwright_testkit::storage;
 
 const TARGET: Target = Target::sm(90);
 
@@ -243,4 +247,77 @@ fn empty_batches() {
     assert_eq!(values(&running.0), before, "nothing was seen");
     let g = batch_norm_backward(&stream, &x, None, &x, (&w, &w), &options).expect("launch");
     assert_eq!(values(&g.dweight.expect("there is a weight")), [0.0; 3]);
+}
+
+/// Runs the one cooperative step of a plan with channels last by a grid of two blocks instead of many: each has more rows
+/// than the plan lets it keep in shared memory. Inputs are `given`, by name; the result is the outputs by name.
+fn by_two_blocks<O: Operation>(plan: &Plan<O>, given: &[(&str, &[f64])]) -> BTreeMap<&'static str, Vec<f64>> {
+    let device = Device::emulator();
+    let [step] = plan.steps() else { panic!("one launch") };
+    assert!(step.is_cooperative() && step.grid()[0] > 4, "{step:?}");
+    let tensors: Vec<_> = plan.tensors().iter().filter(|spec| spec.present).collect();
+    let values = |spec: &TensorSpec| match given.iter().find(|(name, _)| *name == spec.name) {
+        Some((_, values)) => values.to_vec(),
+        None => vec![0.0; spec.len],
+    };
+    let made = |spec: &&TensorSpec| {
+        let bytes = storage::encode(spec.dtype, &values(spec));
+        Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory")
+    };
+    let made: Vec<Tensor> = tensors.iter().map(made).collect();
+    let mut left = made.iter();
+    let binding = |spec: &TensorSpec| match spec.present {
+        true => left.next().map_or(Binding::NULL, Tensor::binding),
+        false => Binding::NULL,
+    };
+    let bindings: Vec<Binding> = plan.tensors().iter().map(binding).collect();
+    let stream = device.stream().expect("stream");
+    stream.launch(&step.clone().with_grid([2, 1, 1]), &bindings).expect("launch");
+    stream.synchronize().expect("nothing found");
+    let outputs = tensors.iter().zip(&made).filter(|(spec, _)| spec.access == Access::Write);
+    outputs.map(|(spec, t)| (spec.name, storage::decode(spec.dtype, &t.to_bytes().expect("read")))).collect()
+}
+
+fn error(out: &[f64], expected: &[f64]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    norm(&mut out.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
+}
+
+#[test]
+fn rows_beyond_the_shared_memory_are_read_again() {
+    // Two vectors a row, so that 256 rows are taken at once; the blocks have 2502 and 2501.
+    let (rows, channels) = (5003, 8);
+    let norm = BatchNorm {
+        weight: true,
+        bias: true,
+        ..BatchNorm::new(DType::F32, Layout::ChannelsLast, 1, channels, rows)
+    };
+    let drawn = |len: usize, seed: u64| -> Vec<f64> {
+        Input::Normal.values(len, seed).into_iter().map(|x| f64::from(x as f32)).collect()
+    };
+    let [x, dy, residual] = [1, 2, 3].map(|seed| drawn(rows * channels, seed));
+    // A mean that is no mere rest of the sum.
+    let x: Vec<f64> = x.into_iter().map(|x| f64::from(x as f32 + 1.0)).collect();
+    let (weight, bias) = (drawn(channels, 4), drawn(channels, 5));
+    let s = reference::statistics(&norm, &x);
+    let rstd = reference::rstd(&norm, &s.var);
+    let of = Channels { mean: &s.mean, rest: None, rstd: &rstd, weight: Some(&weight), bias: Some(&bias) };
+
+    let plan = BatchNormDesc { norm, residual: true, momentum: None }.plan(TARGET).expect("plan");
+    let out =
+        by_two_blocks(&plan, &[("x", &x), ("weight", &weight), ("bias", &bias), ("residual", &residual)]);
+    let y = reference::forward(&norm, &x, of, Some(&residual)).0;
+    for (name, expected) in [("y", &y), ("mean", &s.mean), ("rstd", &rstd)] {
+        assert!(error(&out[name], expected) < 1e-6, "{name}: {}", error(&out[name], expected));
+    }
+
+    let plan = BatchNormBackwardDesc { norm, dresidual: false }.plan(TARGET).expect("plan");
+    let out = by_two_blocks(
+        &plan,
+        &[("x", &x), ("dy", &dy), ("mean", &s.mean), ("rstd", &rstd), ("weight", &weight)],
+    );
+    let g = reference::backward(&norm, &x, &y, &dy, of, true);
+    for (name, expected) in [("dx", &g.dx), ("dweight", &g.dweight), ("dbias", &g.dbias)] {
+        assert!(error(&out[name], expected) < 1e-6, "{name}: {}", error(&out[name], expected));
+    }
 }

@@ -98,7 +98,7 @@ const CLUSTER_SM: u32 = 90;
 
 /// Layouts of contiguous rows, shortest rows first, whole vectors before single elements. A row should nearly fill the
 /// team that takes it: threads without elements cost as much as others.
-fn row_layouts(dtype: DType, target: Target) -> Vec<Config> {
+fn row_layouts(dtype: DType, direction: Direction, target: Target) -> Vec<Config> {
     let w = VECTOR_BYTES / dtype.bytes() as u32;
     let mut out = vec![
         rows(8, 1, 128, w),
@@ -109,8 +109,9 @@ fn row_layouts(dtype: DType, target: Target) -> Vec<Config> {
         rows(256, 4, 256, w),
         rows(1024, 4, 1024, w),
     ];
-    if dtype == DType::F32 {
-        // Faster than a cluster; double precision lacks the registers, and 16-bit rows of that length the blocks.
+    if dtype == DType::F32 && direction == Direction::Forward {
+        // Faster than a cluster. Double precision and the gradient's two tensors lack the registers; for 16-bit rows of
+        // that length a cluster is as fast.
         out.push(rows(1024, 8, 1024, w));
     }
     if target.sm >= CLUSTER_SM {
@@ -185,14 +186,14 @@ fn choose(list: &[Config], n: usize, run: usize) -> Vec<Config> {
 /// The layouts for rows of `n` elements at a distance of `inner`, best first; the last one takes any alignment.
 pub fn configs(dtype: DType, direction: Direction, target: Target, n: usize, inner: usize) -> Vec<Config> {
     match inner {
-        1 => choose(&row_layouts(dtype, target), n, n),
+        1 => choose(&row_layouts(dtype, direction, target), n, n),
         _ => choose(&column_layouts(dtype, direction), n, inner),
     }
 }
 
 /// Every layout that can be chosen.
 pub fn all(dtype: DType, direction: Direction, target: Target) -> Vec<Config> {
-    let mut out = row_layouts(dtype, target);
+    let mut out = row_layouts(dtype, direction, target);
     out.extend(column_layouts(dtype, direction));
     out
 }
