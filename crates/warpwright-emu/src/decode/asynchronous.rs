@@ -8,6 +8,7 @@ use warpwright_ptx::{
 use super::registers::Slot;
 use super::{Decoder, Result, index};
 use crate::exec::ops::Op;
+use crate::sanitize::racecheck::asynchronous::Proxied;
 
 /// Where an address comes from.
 #[derive(Clone, Copy, Debug)]
@@ -172,7 +173,7 @@ pub(crate) enum Asynchronous {
         dst: Place,
         src: Place,
     },
-    FenceProxy,
+    FenceProxy(&'static [Proxied]),
     FenceInit,
     /// Nothing to do here: a fence of a proxy that is not told apart from the generic one, or a prefetch.
     FenceOther,
@@ -183,7 +184,7 @@ impl Decoder<'_> {
     pub(super) fn asynchronous(&mut self, inst: &Inst) -> Result<bool> {
         let Some(decoded) = self.asynchronous_parts(inst)? else { return Ok(false) };
         self.code.proxies |=
-            matches!(decoded, Asynchronous::Bulk(_) | Asynchronous::Tensor(_) | Asynchronous::FenceProxy);
+            matches!(decoded, Asynchronous::Bulk(_) | Asynchronous::Tensor(_) | Asynchronous::FenceProxy(_));
         self.code.asynchronous.push(decoded);
         let at = index(self.code.asynchronous.len() - 1);
         self.emit(Op::Asynchronous(at));
@@ -341,9 +342,12 @@ impl Decoder<'_> {
                 at: self.place(*space, addr)?,
                 bytes: self.source(bytes, ScalarType::B64)?,
             },
-            Inst::ProxyFence(ProxyFence::Async(_) | ProxyFence::AsyncGeneric { .. }) => {
-                Asynchronous::FenceProxy
-            }
+            Inst::ProxyFence(ProxyFence::Async(space)) => Asynchronous::FenceProxy(match space {
+                Global => &[Proxied::Global],
+                Shared | SharedCluster => &[Proxied::Shared],
+                _ => &Proxied::ALL,
+            }),
+            Inst::ProxyFence(ProxyFence::AsyncGeneric { .. }) => Asynchronous::FenceProxy(&[Proxied::Shared]),
             Inst::ProxyFence(_) | Inst::PrefetchTensormap { .. } => Asynchronous::FenceOther,
             Inst::MbarrierInitFence => Asynchronous::FenceInit,
             _ => return Ok(None),

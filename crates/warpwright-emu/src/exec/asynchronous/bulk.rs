@@ -239,7 +239,8 @@ impl Context<'_> {
                             // Bulk reductions to global memory are atomic, element by element.
                             let weak = !(write && transfer.reduction.is_some());
                             if weak {
-                                self.issue_global(issuer, &allocation, offset, run.bytes as u64, write);
+                                let range = (offset, run.bytes as u64);
+                                self.issue_global(issuer, &allocation, range, write, proxy);
                             }
                         }
                     }

@@ -53,7 +53,7 @@ impl Context<'_> {
                     continue;
                 };
                 let one = Issuer { lanes: 1 << lane, ..issuer };
-                self.issue_global(one, &allocation, offset, u64::from(wanted), false);
+                self.issue_global(one, &allocation, (offset, u64::from(wanted)), false, false);
                 source = (index_of(&mut copies.allocations, allocation), offset, wanted);
             }
             copies.dst[lane] = spot.address;

@@ -141,9 +141,9 @@ impl Context<'_> {
                 self.replace_field(warp, issuer, *field, *at, *index, *value);
             }
             Asynchronous::CopyMap { dst, src } => self.copy_map(warp, issuer, *dst, *src),
-            Asynchronous::FenceProxy => {
+            Asynchronous::FenceProxy(memories) => {
                 if let Some(races) = &mut self.races {
-                    races.fence_proxy(issuer.warp, issuer.lanes, issuer.live);
+                    races.fence_proxy(issuer.warp, issuer.lanes, issuer.live, memories);
                 }
             }
             Asynchronous::FenceInit => self.publish_inits(issuer),

@@ -7,9 +7,10 @@ use super::reach::Spot;
 use super::{Issuer, Remark};
 use crate::context::Context;
 use crate::exec::global::lanes_of;
+use crate::exec::ops::Op;
 use crate::memory::Allocation;
 use crate::report::{Other, Site, Space, Tool};
-use crate::sanitize::racecheck::asynchronous::{Cell, Generic, Part};
+use crate::sanitize::racecheck::asynchronous::{Cell, Generic, Part, Proxied};
 use crate::sanitize::racecheck::{self, AccessKind, BlockRaces, Strength};
 use crate::warp::Warp;
 
@@ -183,7 +184,7 @@ impl Context<'_> {
                 && clashes.generic != Some(write)
             {
                 // What is not even ordered is a race already.
-                if races.is_fenced(warp, lane, write) || !races.knows(warp, lane, write) {
+                if races.is_fenced(Proxied::Shared, warp, lane, write) || !races.knows(warp, lane, write) {
                     clashes.generic = Some(write);
                 } else {
                     clashes.add(Clash::Unfenced(write), at);
@@ -193,20 +194,30 @@ impl Context<'_> {
         self.report_clashes(issuer, clashes, write, Some(id));
     }
 
-    /// Enters a range of global memory that an operation of one lane reads or writes.
+    /// Checks and enters a range of global memory that an operation of one lane reads or writes.
     pub(super) fn issue_global(
         &mut self,
         issuer: Issuer,
         allocation: &Allocation,
-        offset: u64,
-        bytes: u64,
+        (offset, bytes): (u64, u64),
         write: bool,
+        proxy: bool,
     ) {
         let Some(races) = &mut self.races else { return };
         let (warp, lane) = (issuer.warp, issuer.lanes.trailing_zeros());
         let kind = if write { AccessKind::Write } else { AccessKind::Read };
         let access = racecheck::Access { warp, pc: issuer.pc, bytes: 32, kind, strength: Strength::Weak };
         races.one_lane(&allocation.races, offset, bytes, lane, access, &mut self.findings);
+        if write || !proxy {
+            return;
+        }
+        let instructions = &self.code.ins;
+        let generic =
+            |pc: u32| instructions.get(pc as usize).is_some_and(|i| !matches!(i.op, Op::Asynchronous(_)));
+        let unfenced = races.unfenced_write(&allocation.races, (offset, bytes), (warp, lane), &generic);
+        if let Some((at, write)) = unfenced {
+            self.report_unfenced(issuer, write, (Space::Global, allocation.base + at));
+        }
     }
 
     /// A generic access of lanes to the shared memory in the context; `addresses` are those of all lanes.
@@ -327,18 +338,32 @@ impl Context<'_> {
                 (other, "source-overwritten", message, help)
             }
             Clash::Unfenced(write) => {
-                let site = self.site_of(write.rank, write.warp, write.lane);
-                let message = "reads shared memory through the asynchronous proxy that was written generically, without a \
-                               proxy fence in between"
-                    .to_owned();
-                let help =
-                    "fence.proxy.async.shared::cta in the threads that wrote, then a barrier, then this";
-                let other = Other { site: Some(site), pc: Some(write.pc), action: "wrote it" };
-                (other, "missing-proxy-fence", message, help)
+                return self.report_unfenced(issuer, write, (Space::Shared, address));
             }
         };
         let remark = Remark { message, help, address: Some((Space::Shared, address)), other: Some(other) };
         self.report_of(issuer, Tool::Racecheck, kind, remark);
+    }
+
+    #[cold]
+    fn report_unfenced(&mut self, issuer: Issuer, write: Generic, address: (Space, u64)) {
+        let site = self.site_of(write.rank, write.warp, write.lane);
+        let (memory, help) = match address.0 {
+            Space::Global => {
+                ("global", "fence.proxy.async.global in the threads that wrote, then a barrier, then this")
+            }
+            _ => (
+                "shared",
+                "fence.proxy.async.shared::cta in the threads that wrote, then a barrier, then this",
+            ),
+        };
+        let message = format!(
+            "reads {memory} memory through the asynchronous proxy that was written generically, without a proxy fence in \
+             between"
+        );
+        let other = Other { site: Some(site), pc: Some(write.pc), action: "wrote it" };
+        let remark = Remark { message, help, address: Some(address), other: Some(other) };
+        self.report_of(issuer, Tool::Racecheck, "missing-proxy-fence", remark);
     }
 
     fn report_clashes(&mut self, issuer: Issuer, clashes: Clashes, write: bool, copy: Option<u32>) {

@@ -10,8 +10,8 @@
 //! own into it, and it travels the same way. Bulk copies and `wgmma` that read a word which was written generically and
 //! of which the proxy does not know are findings.
 
-pub use super::clock::View;
-use super::shadow::{SECTOR, Shadow};
+pub use super::clock::{Proxied, View};
+use super::shadow::{Id, SECTOR, Shadow};
 use super::{Access, BlockRaces};
 use crate::report::Findings;
 
@@ -154,9 +154,9 @@ impl BlockRaces<'_> {
         view
     }
 
-    /// `fence.proxy.async`
-    pub fn fence_proxy(&mut self, warp: u32, lanes: u32, live: u32) {
-        self.clocks.fence_proxy(warp, lanes, live);
+    /// `fence.proxy.async` of memories
+    pub fn fence_proxy(&mut self, warp: u32, lanes: u32, live: u32, memories: &[Proxied]) {
+        self.clocks.fence_proxy(warp, lanes, live, memories);
         self.moved();
     }
 
@@ -199,10 +199,53 @@ impl BlockRaces<'_> {
         }
     }
 
-    /// Whether the asynchronous proxy knows of a generic write when a lane starts an operation.
-    pub fn is_fenced(&self, warp: u32, lane: u32, write: Generic) -> bool {
+    /// Whether the asynchronous proxy knows of a generic write to a memory when a lane starts an operation.
+    pub fn is_fenced(&self, memory: Proxied, warp: u32, lane: u32, write: Generic) -> bool {
         let number = 32 * write.rank + write.warp;
-        self.clocks.ask(warp, lane, |view| view.unfenced(number, 1 << write.lane, write.tick) == 0)
+        self.clocks.ask(warp, lane, |view| view.unfenced(memory, number, 1 << write.lane, write.tick) == 0)
+    }
+
+    /// The first word of a range of global memory that a lane is about to read through the asynchronous proxy, but that a
+    /// block of the cluster wrote generically without telling it, though ordered before. `generic` says whether a decoded
+    /// instruction writes generically. Of other blocks the proxy's knowledge is not followed.
+    pub fn unfenced_write(
+        &self,
+        shadow: &Shadow,
+        (offset, bytes): (u64, u64),
+        (warp, lane): (u32, u32),
+        generic: &dyn Fn(u32) -> bool,
+    ) -> Option<(u64, Generic)> {
+        let end = offset + bytes;
+        let mut at = offset / SECTOR * SECTOR;
+        while at < end {
+            let page = shadow.page(at, self.launch.generation, self.launch.exclusive)?;
+            let sector = page.sector(at);
+            let words = if sector.is_split() { page.words(sector) } else { None };
+            let near = words.is_some() || self.is_in_cluster(sector.write_id());
+            for word in (0..8u64).filter(|word| near && (offset..end).contains(&(at + 4 * word))) {
+                let (id, lanes) = match words {
+                    Some(words) => words[word as usize].write(),
+                    None => (sector.write_id(), sector.write().1.word(word as u32)),
+                };
+                let Some(pc) = lanes.pc() else { continue };
+                if id == Id::NONE || !self.is_in_cluster(id) || lanes.is_several() || !generic(pc) {
+                    continue;
+                }
+                let write = Generic {
+                    rank: id.block() - self.first_of_cluster(),
+                    warp: id.warp(),
+                    lane: lanes.of_bytes(lanes.mask()).trailing_zeros(),
+                    pc,
+                    tick: id.tick(),
+                };
+                // What is not even ordered is a race already.
+                if !self.is_fenced(Proxied::Global, warp, lane, write) && self.knows(warp, lane, write) {
+                    return Some((at + 4 * word, write));
+                }
+            }
+            at += SECTOR;
+        }
+        None
     }
 
     /// Whether a lane knows of everything that a lane of a block of the cluster did up to `tick`.

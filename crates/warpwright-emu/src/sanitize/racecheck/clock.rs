@@ -64,6 +64,20 @@ impl Acquired {
     }
 }
 
+/// The memories of which the asynchronous proxy learns apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proxied {
+    /// Shared memory.
+    Shared,
+    /// Global memory.
+    Global,
+}
+
+impl Proxied {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Shared, Self::Global];
+}
+
 /// What a thread knows beyond the floor of its block. Warps are numbered through the cluster: 32 for each block.
 #[derive(Clone, Debug, Default)]
 pub struct View {
@@ -71,8 +85,8 @@ pub struct View {
     remote: Vec<Acquired>,
     /// Asynchronous operations whose end is known, ascending.
     ended: Vec<u32>,
-    /// Generic accesses that a proxy fence has made known to the asynchronous proxy.
-    fenced: Vec<Known>,
+    /// Generic accesses that a proxy fence has made known to the asynchronous proxy, of each [`Proxied`] memory.
+    fenced: [Vec<Known>; 2],
 }
 
 /// Adds what `theirs` knows of each warp.
@@ -95,7 +109,10 @@ fn add_known(known: &mut Vec<Known>, warp: u32, lanes: u32, tick: u32) {
 
 impl View {
     pub(super) fn is_empty(&self) -> bool {
-        self.warps.is_empty() && self.remote.is_empty() && self.ended.is_empty() && self.fenced.is_empty()
+        self.warps.is_empty()
+            && self.remote.is_empty()
+            && self.ended.is_empty()
+            && self.fenced.iter().all(Vec::is_empty)
     }
 
     /// Adds operations whose end is known.
@@ -118,12 +135,16 @@ impl View {
     }
 
     /// Makes everything that is known of the block's own accesses and of those of the cluster known to the
-    /// asynchronous proxy. `own` are the numbers of the block's warps and `floor` is the time up to which they are known.
-    pub(super) fn fence_proxy(&mut self, own: std::ops::Range<u32>, floor: u32) {
+    /// asynchronous proxy of `memories`. `own` are the numbers of the block's warps and `floor` is the time up to which
+    /// they are known.
+    pub(super) fn fence_proxy(&mut self, own: &std::ops::Range<u32>, floor: u32, memories: &[Proxied]) {
         let View { warps, fenced, .. } = self;
-        merge_known(fenced, warps);
-        for warp in own {
-            add_known(fenced, warp, u32::MAX, floor);
+        for memory in memories {
+            let fenced = &mut fenced[*memory as usize];
+            merge_known(fenced, warps);
+            for warp in own.clone() {
+                add_known(fenced, warp, u32::MAX, floor);
+            }
         }
     }
 
@@ -133,8 +154,8 @@ impl View {
     }
 
     /// Which of the lanes of a warp have accesses up to `tick` of which the asynchronous proxy does not know.
-    pub(super) fn unfenced(&self, warp: u32, lanes: u32, tick: u32) -> u32 {
-        self.fenced.get(warp as usize).map_or(lanes, |known| known.missing(lanes, tick))
+    pub(super) fn unfenced(&self, memory: Proxied, warp: u32, lanes: u32, tick: u32) -> u32 {
+        self.fenced[memory as usize].get(warp as usize).map_or(lanes, |known| known.missing(lanes, tick))
     }
 
     /// Which of the lanes of a warp of this block are not known up to `tick`.
@@ -149,7 +170,9 @@ impl View {
     /// Adds what another view knows.
     pub fn merge(&mut self, other: &Self) {
         merge_known(&mut self.warps, &other.warps);
-        merge_known(&mut self.fenced, &other.fenced);
+        for (ours, theirs) in self.fenced.iter_mut().zip(&other.fenced) {
+            merge_known(ours, theirs);
+        }
         for acquired in &other.remote {
             self.add_remote(acquired);
         }
@@ -435,15 +458,17 @@ mod tests {
     fn ends_and_proxy_fences_travel_with_views() {
         let mut view = View::default();
         view.add(3, u32::MAX, 7);
-        assert_eq!(view.unfenced(3, 1, 7), 1);
-        view.fence_proxy(0..4, 2);
-        assert_eq!((view.unfenced(3, 1, 7), view.unfenced(3, 1, 8)), (0, 1));
-        assert_eq!((view.unfenced(1, 1, 2), view.unfenced(4, 1, 1)), (0, 1));
+        assert_eq!(view.unfenced(Proxied::Shared, 3, 1, 7), 1);
+        view.fence_proxy(&(0..4), 2, &[Proxied::Shared]);
+        let unfenced = |warp, tick| view.unfenced(Proxied::Shared, warp, 1, tick);
+        assert_eq!((unfenced(3, 7), unfenced(3, 8)), (0, 1));
+        assert_eq!((unfenced(1, 2), unfenced(4, 1)), (0, 1));
+        assert_eq!(view.unfenced(Proxied::Global, 1, 1, 2), 1);
         view.add_ended(&[9, 4, 9]);
         let mut other = View::default();
         other.merge(&view);
         assert!(other.knows_end(4) && other.knows_end(9) && !other.knows_end(5));
-        assert_eq!(other.unfenced(3, 1, 7), 0);
+        assert_eq!(other.unfenced(Proxied::Shared, 3, 1, 7), 0);
         other.retain_ended(&|id| id > 4);
         assert!(!other.knows_end(4) && other.knows_end(9));
     }

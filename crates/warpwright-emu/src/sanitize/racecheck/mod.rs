@@ -524,10 +524,15 @@ impl<'a> BlockRaces<'a> {
         }
     }
 
+    /// The number of the first block of this block's cluster.
+    fn first_of_cluster(&self) -> u32 {
+        (self.shared_lo >> 32) as u32
+    }
+
     /// Whether an access is by a block of this block's cluster.
     fn is_in_cluster(&self, id: Id) -> bool {
         let size = self.launch.shape.map_or(1, Shape::size);
-        id.block().wrapping_sub((self.shared_lo >> 32) as u32) < size
+        id.block().wrapping_sub(self.first_of_cluster()) < size
     }
 
     /// Whether two strong accesses may meet.

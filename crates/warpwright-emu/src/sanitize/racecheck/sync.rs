@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering as Atomic;
 
 use warpwright_ptx::{Ordering, Scope, Semantics};
 
-use super::clock::{Acquired, Release, Variables, View, lock};
+use super::clock::{Acquired, Proxied, Release, Variables, View, lock};
 use super::shadow::Id;
 use super::{AccessKind, BlockRaces, Strength};
 use crate::report::Space;
@@ -167,11 +167,11 @@ impl Clocks {
     }
 
     /// Lanes tell the asynchronous proxy of everything that they know and did.
-    pub(super) fn fence_proxy(&mut self, warp: u32, lanes: u32, live: u32) {
+    pub(super) fn fence_proxy(&mut self, warp: u32, lanes: u32, live: u32, memories: &[Proxied]) {
         let (own, floor) = (self.own(), self.floor);
         let mut view = self.publishable(warp, lanes);
         view.add(self.base + warp, lanes, self.tick(warp));
-        view.fence_proxy(own, floor);
+        view.fence_proxy(&own, floor, memories);
         self.accept(warp, lanes, live, &view.only_fenced());
         self.advance(warp);
     }
