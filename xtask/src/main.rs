@@ -1,6 +1,7 @@
 //! The project's task runner: `cargo xtask <task>`.
 
 mod ci;
+mod corpus;
 mod lengths;
 mod ptxas;
 mod python;
@@ -16,6 +17,8 @@ const USAGE: &str = "usage: cargo xtask <task>
   ptxas          assemble every kernel variant for every target with the real ptxas
   python         install the Python package into target/python and run its tests
   bench-report   bench/data to docs/performance and the README's table
+  corpus [--only TEXT] [--jobs N]
+                 compile kernels with nvcc, Triton and Numba and say how many parse, verify as ptxas does, and run right
   nightly        the slow sweeps: long property tests and fuzzing
   lengths        the file-length check alone
 ";
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
         (Some("ptxas"), []) => ptxas::run(),
         (Some("python"), []) => python::test(),
         (Some("bench-report"), []) => python::bench_report(),
+        (Some("corpus"), args) => corpus::check(args),
         (Some("nightly"), []) => ci::nightly(),
         (Some("lengths"), []) => lengths::run(),
         _ => {
