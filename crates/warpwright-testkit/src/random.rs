@@ -417,6 +417,14 @@ impl Writer {
         }
     }
 
+    /// Fills a register with a word of which an assembler knows nothing: local memory at a place that is computed.
+    fn unknown(&mut self, to: &str) {
+        let index = self.r();
+        emit!(self, "and.b32 {to}, {index}, {};", LOCAL - 1);
+        emit!(self, "mad.wide.u32 %a4, {to}, 4, %a3;");
+        emit!(self, "ld.local.u32 {to}, [%a4];");
+    }
+
     /// A register or a literal.
     fn operand(&mut self) -> String {
         if self.below(4) == 0 { format!("{:#x}", self.word()) } else { self.r() }
@@ -449,8 +457,8 @@ impl Writer {
             // On operands that nothing is known of: where two of three are the same and the result is combined with them
             // once more, ptxas 13.0 loses a term.
             7 => {
-                emit!(self, "ld.local.u32 %x8, [%a3+{}];", 4 * self.below(LOCAL));
-                emit!(self, "ld.local.u32 %x9, [%a3+{}];", 4 * self.below(LOCAL));
+                self.unknown("%x8");
+                self.unknown("%x9");
                 format!("lop3.b32 {d}, %x8, {b}, %x9, {:#x};", self.below(256))
             }
             // A source that only the sign selectors of a literal name is one that ptxas 13.0 may take for unused.
@@ -462,7 +470,7 @@ impl Writer {
             10 => {
                 // Positions and lengths of more than eight bits are not the same everywhere.
                 // Nor are literal positions above 31: ptxas 13.0 makes ones of them.
-                emit!(self, "ld.local.u32 %x8, [%a3+{}];", 4 * self.below(LOCAL));
+                self.unknown("%x8");
                 emit!(self, "and.b32 %x8, %x8, 63;");
                 let (ty, length) = (self.pick(&["u32", "s32"]), self.below(40));
                 format!("bfe.{ty} {d}, {a}, %x8, {length};")
@@ -489,18 +497,18 @@ impl Writer {
                 self.line("or.b32 %x8, %x8, 2;");
                 format!("{} {d}, {a}, %x8;", self.pick(&["div.s32", "rem.s32"]))
             }
-            16 => {
-                emit!(self, "add.cc.u32 {d}, {a}, {b};");
-                format!("addc.u32 {}, {c}, {b};", self.r())
-            }
-            17 => {
-                emit!(self, "sub.cc.u32 {d}, {a}, {b};");
-                format!("subc.u32 {}, {c}, {b};", self.r())
+            // Where a factor's upper half goes into a sum with carry, ptxas 13.0 may join the two and get the carry wrong.
+            16 | 17 => {
+                let op = if self.below(2) == 0 { "add" } else { "sub" };
+                self.unknown("%x8");
+                self.unknown("%x9");
+                emit!(self, "{op}.cc.u32 {d}, %x8, %x9;");
+                format!("{op}c.u32 {}, {c}, {b};", self.r())
             }
             18 => format!("set.{}.u32.s32 {d}, {a}, {b};", self.pick(&["lt", "ge", "ne"])),
             19 => {
                 // On operands that nothing is known of: of the sum of two numbers and one of them ptxas 13.0 makes the other.
-                emit!(self, "ld.local.u32 %x8, [%a3+{}];", 4 * self.below(LOCAL));
+                self.unknown("%x8");
                 format!("{} {d}, {a}, %x8;", self.pick(&["add.sat.s32", "sub.sat.s32"]))
             }
             // Of the smallest number ptxas makes what it likes.
@@ -541,6 +549,8 @@ impl Writer {
         let text = match self.below(9) {
             0 | 1 => format!("{}.{mode}.f32 {d}, {a}, {b};", self.pick(&["add", "sub", "mul"])),
             2 | 3 => format!("fma.{mode}.f32 {d}, {a}, {b}, {c};"),
+            // Of a number and itself ptxas makes the number, NaN or not.
+            4 if a == b => format!("abs.f32 {d}, {a};"),
             4 => {
                 format!("{} {d}, {a}, {b};", self.pick(&["min.f32", "max.f32", "min.ftz.f32", "max.NaN.f32"]))
             }
@@ -593,6 +603,8 @@ impl Writer {
     fn packed(&mut self) {
         let (d, a, b, c) = (self.h(), self.h(), self.h(), self.h());
         let text = match self.below(6) {
+            // Nor of a pair and itself.
+            0 | 2 if a == b => format!("fma.rn.bf16x2 {d}, {a}, {b}, {c};"),
             0 => format!(
                 "{} {d}, {a}, {b};",
                 self.pick(&["add.rn.f16x2", "sub.rn.f16x2", "mul.rn.f16x2", "min.f16x2", "max.f16x2"])

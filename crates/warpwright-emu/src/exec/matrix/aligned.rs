@@ -255,3 +255,129 @@ pub(super) mod avx2 {
         }
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512 {
+    use std::arch::x86_64::*;
+
+    use bytemuck::cast;
+
+    use super::{N, NONE, Rounding, Step, add_row, f32_to_f16, nearest};
+    use crate::exec::matrix::tile::{ROWS, Tile, Wide};
+
+    /// Joins two halves, which lie next to each other where they are loaded.
+    #[target_feature(enable = "avx512f,avx512dq")]
+    #[inline]
+    fn join(halves: [__m256; 2]) -> __m512 {
+        _mm512_insertf32x8::<1>(_mm512_castps256_ps512(halves[0]), halves[1])
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq")]
+    #[inline]
+    fn join_integers(halves: [__m256i; 2]) -> __m512i {
+        _mm512_inserti32x8::<1>(_mm512_castsi256_si512(halves[0]), halves[1])
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq")]
+    #[inline]
+    fn rows(both: __m512) -> [[f32; N]; ROWS] {
+        cast([_mm512_castps512_ps256(both), _mm512_extractf32x8_ps::<1>(both)])
+    }
+
+    /// Runs a step on a tile that keeps [`Wide`] operands.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub(in super::super) fn add(tile: &mut Tile, step: &Step) {
+        let special = tile.is_special();
+        for pair in 0..step.rows / ROWS {
+            let sums = match &tile.wide {
+                Some(wide) if !special => {
+                    sum(wide, step, pair, [tile.sums[2 * pair], tile.sums[2 * pair + 1]])
+                }
+                _ => None,
+            };
+            match sums {
+                Some(sums) => tile.sums[ROWS * pair..ROWS * (pair + 1)].copy_from_slice(&sums),
+                None => (0..ROWS).for_each(|row| add_row(tile, step, ROWS * pair + row)),
+            }
+        }
+    }
+
+    /// The same as for one row in [`avx2`](super::avx2), of two rows.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    #[inline]
+    fn sum(wide: &Wide, step: &Step, pair: usize, c: [[f32; N]; ROWS]) -> Option<[[f32; N]; ROWS]> {
+        let number = |n: i32| _mm512_set1_epi32(n);
+        let floats = |x: __m512i| _mm512_castsi512_ps(x);
+        let bits = |x: __m512| _mm512_castps_si512(x);
+        let (a, a_exponents) = (wide.a.get(pair)?, wide.a_exponents.get(pair)?);
+
+        let mut pairs = _mm512_set1_epi16(2 * NONE as i16);
+        for q in step.groups() {
+            let (a, b) = (
+                a_exponents.get(4 * q..)?.first_chunk::<4>()?,
+                wide.b_exponents.get(4 * q..)?.first_chunk::<4>()?,
+            );
+            for (a, b) in a.iter().zip(b) {
+                pairs = _mm512_max_epi16(
+                    pairs,
+                    _mm512_add_epi16(join_integers(cast(*a)), join_integers(cast(*b))),
+                );
+            }
+        }
+        let low = _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pairs));
+        let products = _mm512_max_epi32(low, _mm512_srai_epi32::<16>(pairs));
+        let c = join(cast(c));
+        let magnitude = _mm512_slli_epi32::<1>(bits(c));
+        let field = _mm512_max_epi32(_mm512_srli_epi32::<24>(magnitude), number(step.rounding.least()));
+        let zero = _mm512_testn_epi32_mask(magnitude, magnitude);
+        let c_exponent = _mm512_mask_mov_epi32(_mm512_add_epi32(field, number(127)), zero, number(i32::MIN));
+        let greatest = _mm512_max_epi32(products, c_exponent);
+
+        // From 2^-100 to 2^120, or nothing at all.
+        let outside = (_mm512_cmpgt_epi32_mask(number(254 - 100), greatest)
+            & _mm512_cmpgt_epi32_mask(greatest, _mm512_setzero_si512()))
+            | _mm512_cmpgt_epi32_mask(greatest, number(254 + 120));
+        if outside != 0 {
+            return None;
+        }
+        let greatest = _mm512_max_epi32(greatest, number(254 - 100));
+        let scale =
+            floats(_mm512_slli_epi32::<23>(_mm512_sub_epi32(number(127 + 254 + step.keep), greatest)));
+        let unit = floats(_mm512_slli_epi32::<23>(_mm512_sub_epi32(greatest, number(127 + step.keep))));
+
+        let mut totals = [_mm512_setzero_si512(); 2];
+        for q in step.groups() {
+            let (a, b) = (a.get(8 * q..)?.first_chunk::<8>()?, wide.b.get(8 * q..)?.first_chunk::<8>()?);
+            for (i, (a, b)) in a.iter().zip(b).enumerate() {
+                let product = _mm512_mul_ps(join(cast(*a)), join(cast(*b)));
+                let term = _mm512_cvttps_epi32(_mm512_mul_ps(product, scale));
+                totals[i % 2] = _mm512_add_epi32(totals[i % 2], term);
+            }
+        }
+        let c = _mm512_cvttps_epi32(_mm512_mul_ps(c, scale));
+        let products = _mm512_add_epi32(totals[0], totals[1]);
+        let total = _mm512_add_epi32(products, c);
+        let overflow = _mm512_and_si512(_mm512_xor_si512(products, total), _mm512_xor_si512(c, total));
+        let size = _mm512_abs_epi32(total);
+        let near = _mm512_cvtepi32_ps(size);
+        let back = _mm512_cvttps_epi32(near);
+        if _mm512_movepi32_mask(overflow) | _mm512_cmpgt_epi32_mask(size, number(i32::MAX - 128)) != 0 {
+            return None;
+        }
+        let up = _mm512_cmpgt_epi32_mask(back, size);
+        let toward = _mm512_mask_sub_epi32(bits(near), up, bits(near), number(1));
+        let sign = _mm512_and_si512(total, number(i32::MIN));
+        match step.rounding {
+            Rounding::Truncate { .. } => {
+                let kept = _mm512_and_si512(toward, number(-1 << step.rounding.cut()));
+                Some(rows(_mm512_mul_ps(floats(_mm512_or_si512(kept, sign)), unit)))
+            }
+            Rounding::Half => {
+                let inexact = _mm512_cmpneq_epi32_mask(back, size);
+                let odd = _mm512_mask_or_epi32(toward, inexact, toward, number(1));
+                let sums = rows(_mm512_mul_ps(floats(_mm512_or_si512(odd, sign)), unit));
+                Some(sums.map(|row| row.map(|sum| nearest(f32_to_f16(sum.to_bits())))))
+            }
+        }
+    }
+}

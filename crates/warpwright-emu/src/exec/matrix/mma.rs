@@ -79,11 +79,27 @@ pub(crate) struct MmaF64 {
 #[cfg(target_arch = "x86_64")]
 pub(super) static VECTORS: LazyLock<bool> = LazyLock::new(crate::exec::run::has_vectors);
 
+/// Whether functions that are compiled with AVX-512 may be called.
+#[cfg(target_arch = "x86_64")]
+pub(super) static WIDE_VECTORS: LazyLock<bool> = LazyLock::new(|| {
+    *VECTORS
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+});
+
 /// Runs a product for the lanes of `exec`; all of them take part in it.
 pub(super) fn mma(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
     #[cfg(target_arch = "x86_64")]
-    if *VECTORS {
-        return avx2::mma(tile, regs, exec, op);
+    {
+        if *WIDE_VECTORS {
+            tile.widen();
+            return avx512::mma(tile, regs, exec, op);
+        }
+        if *VECTORS {
+            return avx2::mma(tile, regs, exec, op);
+        }
     }
     multiply(tile, regs, exec, op, aligned::add);
 }
@@ -100,6 +116,22 @@ mod avx2 {
 
     pub(super) fn mma(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
         // SAFETY: called only if `VECTORS` says that all of these features were detected.
+        unsafe { with_features(tile, regs, exec, op) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "calling a function with target features")]
+mod avx512 {
+    use super::{Mma, Registers, Tile, aligned, multiply};
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn with_features(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
+        multiply(tile, regs, exec, op, |tile, step| aligned::avx512::add(tile, step));
+    }
+
+    pub(super) fn mma(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
+        // SAFETY: called only if `WIDE_VECTORS` says that all of these features were detected.
         unsafe { with_features(tile, regs, exec, op) }
     }
 }

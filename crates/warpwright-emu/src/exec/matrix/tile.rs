@@ -127,6 +127,63 @@ pub(crate) struct Tile {
     pub(super) b_exponents: [[u32; N]; PAIRS],
     /// Whether something in A, or in B, is infinite or NaN.
     special: [bool; 2],
+    /// What A and B were made from: kernels multiply a fragment with one after the other of the other matrix.
+    sources: [Origin; 2],
+    /// A and B for vectors of 512 bits, where the machine has them.
+    pub(super) wide: Option<Box<Wide>>,
+}
+
+/// What an operand was made from.
+#[derive(Clone, Copy, Debug)]
+struct Origin {
+    /// `None` if nothing was.
+    element: Option<Element>,
+    rows: usize,
+    flip: u32,
+    len: usize,
+    words: [Words; 4],
+}
+
+impl Origin {
+    const NONE: Self = Self { element: None, rows: 0, flip: 0, len: 0, words: [[0; LANES]; 4] };
+
+    #[inline(always)]
+    fn new(element: Element, words: &[&Words], rows: usize, flip: u32) -> Self {
+        let mut origin = Self { element: Some(element), rows, flip, len: words.len(), ..Self::NONE };
+        for (to, from) in origin.words.iter_mut().zip(words) {
+            *to = **from;
+        }
+        origin
+    }
+
+    #[inline(always)]
+    fn is(&self, element: Element, words: &[&Words], rows: usize, flip: u32) -> bool {
+        (self.element, self.rows, self.flip, self.len) == (Some(element), rows, flip, words.len())
+            && self.words.iter().zip(words).all(|(ours, theirs)| ours == *theirs)
+    }
+}
+
+/// Rows that a vector of 512 bits holds.
+pub(super) const ROWS: usize = 2;
+
+/// Factors and exponents as vectors of two rows: every element of A eight times, and every row of B twice.
+#[derive(Clone, Debug)]
+pub(super) struct Wide {
+    pub(super) a: [[[f32; ROWS * N]; 2 * PAIRS]; 16 / ROWS],
+    pub(super) a_exponents: [[[u32; ROWS * N]; PAIRS]; 16 / ROWS],
+    pub(super) b: [[f32; ROWS * N]; 2 * PAIRS],
+    pub(super) b_exponents: [[u32; ROWS * N]; PAIRS],
+}
+
+impl Wide {
+    fn new() -> Self {
+        Self {
+            a: [[[0.0; ROWS * N]; 2 * PAIRS]; 16 / ROWS],
+            a_exponents: [[[0; ROWS * N]; PAIRS]; 16 / ROWS],
+            b: [[0.0; ROWS * N]; 2 * PAIRS],
+            b_exponents: [[0; ROWS * N]; PAIRS],
+        }
+    }
 }
 
 impl Default for Tile {
@@ -138,11 +195,21 @@ impl Default for Tile {
             a_exponents: [[0; PAIRS]; 16],
             b_exponents: [[0; N]; PAIRS],
             special: [false; 2],
+            sources: [Origin::NONE; 2],
+            wide: None,
         }
     }
 }
 
 impl Tile {
+    /// From now on keeps what vectors of 512 bits need.
+    pub(super) fn widen(&mut self) {
+        if self.wide.is_none() {
+            self.wide = Some(Box::new(Wide::new()));
+            self.sources = [Origin::NONE; 2];
+        }
+    }
+
     pub(super) fn is_special(&self) -> bool {
         self.special != [false; 2]
     }
@@ -152,6 +219,10 @@ impl Tile {
     pub(super) fn set_a(&mut self, element: Element, words: &[&Words], rows: usize, negate: bool) {
         let (per_word, blocks) = ((32 / element.bits()) as usize, rows / 8);
         let flip = if negate { 1 << 31 } else { 0u32 };
+        if self.sources[0].is(element, words, rows, flip) {
+            return;
+        }
+        self.sources[0] = Origin::new(element, words, rows, flip);
         let mut greatest = 0;
         for block in 0..blocks {
             let steps = per_word * (words.len() / blocks);
@@ -177,11 +248,34 @@ impl Tile {
             }
         }
         self.special[0] = greatest >= SPECIAL;
+        let steps = per_word * (words.len() / blocks);
+        if let Some(wide) = &mut self.wide
+            && element.least_exponent().is_some()
+        {
+            for (pair, to) in wide.a.iter_mut().enumerate().take(rows / ROWS) {
+                for (k, to) in to.iter_mut().enumerate().take(4 * steps.next_multiple_of(2)) {
+                    for (i, half) in to.chunks_exact_mut(N).enumerate() {
+                        half.fill(self.a[ROWS * pair + i][k]);
+                    }
+                }
+            }
+            for (pair, to) in wide.a_exponents.iter_mut().enumerate().take(rows / ROWS) {
+                for (j, to) in to.iter_mut().enumerate().take(2 * steps.next_multiple_of(2)) {
+                    for (i, half) in to.chunks_exact_mut(N).enumerate() {
+                        half.fill(self.a_exponents[ROWS * pair + i][j]);
+                    }
+                }
+            }
+        }
     }
 
     /// Takes B from its fragment registers.
     #[inline(always)]
     pub(super) fn set_b(&mut self, element: Element, words: &[&Words]) {
+        if self.sources[1].is(element, words, N, 0) {
+            return;
+        }
+        self.sources[1] = Origin::new(element, words, N, 0);
         let per_word = (32 / element.bits()) as usize;
         let mut greatest = 0;
         let steps = per_word * words.len();
@@ -204,6 +298,17 @@ impl Tile {
             }
         }
         self.special[1] = greatest >= SPECIAL;
+        if let Some(wide) = &mut self.wide
+            && element.least_exponent().is_some()
+        {
+            for (to, from) in wide.b.iter_mut().zip(&self.b).take(4 * steps.next_multiple_of(2)) {
+                to.chunks_exact_mut(N).for_each(|half| half.copy_from_slice(from));
+            }
+            let exponents = wide.b_exponents.iter_mut().zip(&self.b_exponents);
+            for (to, from) in exponents.take(2 * steps.next_multiple_of(2)) {
+                to.chunks_exact_mut(N).for_each(|half| half.copy_from_slice(from));
+            }
+        }
     }
 
     /// Begins sums with C.
