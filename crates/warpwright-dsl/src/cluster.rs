@@ -69,12 +69,13 @@ impl<'k> K<'k> {
     /// [`warp_combine`](Self::warp_combine).
     ///
     /// Every block of the cluster must be known to have begun: a [`cluster_barrier`](Self::cluster_barrier), or its two
-    /// halves, lies between the start of the kernel and the first call, and another one between two calls of a loop.
+    /// halves, lies between the start of the kernel and the first call, and another one between two calls of a loop; in
+    /// a kernel without clusters, a barrier of the block.
     #[track_caller]
     pub fn cluster_combine<C: Carry<'k>>(self, value: C, combine: impl Fn(C, C) -> C) -> C {
         let blocks = self.cluster_blocks();
         if blocks == 1 {
-            return self.block_combine(value, combine);
+            return self.group_combine_once(self.block_threads(), value, combine);
         }
         self.on_behalf(|| {
             let of_block = self.group_combine_once(self.block_threads(), value, &combine);

@@ -1,15 +1,18 @@
 //! Group normalisation: what plans and launches refuse, gradients, accuracy, and its free functions.
 
+use std::collections::BTreeMap;
+
 use warpwright_ops::group_norm::tuning::Path;
 use warpwright_ops::group_norm::{
     GroupNorm, GroupNormArgs, GroupNormBackwardDesc, GroupNormDesc, GroupShape, Layout, group_norm,
     group_norm_backward, group_norm_training, instance_norm, reference,
 };
-use warpwright_ops::{Direction, Error, Operation, PlanError};
+use warpwright_ops::plan::{Access, TensorSpec};
+use warpwright_ops::{Direction, Error, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Device, Error as RuntimeError, Tensor};
+use warpwright_runtime::{Binding, Device, Error as RuntimeError, Tensor};
 use warpwright_testkit::inputs::Input;
-use warpwright_testkit::{Filter, Scope, cases, run_case};
+use warpwright_testkit::{Filter, Scope, cases, run_case, storage};
 
 const TARGET: Target = Target::sm(90);
 
@@ -246,4 +249,61 @@ fn every_path_gives_the_same_gradients_of_parameters() {
     let plan = backward(DType::F32, shape);
     let streamed = plan.plan_along(TARGET, Path::Streamed).expect("plan");
     assert_eq!(streamed.steps().len(), 4);
+}
+
+/// Runs a plan on inputs by name; the outputs by name, which hold NaN before.
+fn run<O: Operation>(plan: &Plan<O>, given: &[(&str, &[f64])]) -> BTreeMap<&'static str, Vec<f64>> {
+    let device = Device::emulator();
+    let made = |spec: &TensorSpec| {
+        let found = given.iter().find(|(name, _)| *name == spec.name).map(|(_, values)| values.to_vec());
+        let bytes = storage::encode(spec.dtype, &found.unwrap_or_else(|| vec![f64::NAN; spec.len]));
+        spec.present.then(|| Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory"))
+    };
+    let tensors: Vec<_> = plan.tensors().iter().map(made).collect();
+    let bindings: Vec<Binding> =
+        tensors.iter().map(|t| t.as_ref().map_or(Binding::NULL, Tensor::binding)).collect();
+    let stream = device.stream().expect("stream");
+    for step in plan.steps() {
+        stream.launch(step, &bindings).expect("launch");
+    }
+    stream.synchronize().expect("nothing found");
+    let read = |(spec, t): (&TensorSpec, &Option<Tensor>)| {
+        let t = t.as_ref().filter(|_| spec.access == Access::Write)?;
+        Some((spec.name, storage::decode(spec.dtype, &t.to_bytes().expect("read"))))
+    };
+    plan.tensors().iter().zip(&tensors).filter_map(read).collect()
+}
+
+#[test]
+fn streamed_parts_of_several_rounds_are_whole() {
+    // So many groups that each is one part, of 1124 vectors: a round of 1024 and one that only some threads have; of each
+    // channel 281: two rounds of 128 and one that only some lanes have.
+    let shape = shape(1, 3200, 1124, 800);
+    let drawn = |len: usize, seed: u64| -> Vec<f64> {
+        Input::Normal.values(len, seed).into_iter().map(|x| f64::from(x as f32)).collect()
+    };
+    let [x, dy] = [1, 2].map(|seed| drawn(3200 * 1124, seed));
+    let [weight, bias] = [3, 4].map(|seed| drawn(3200, seed));
+    let near = |name: &str, out: &[f64], expected: &[f64]| {
+        let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+        let error =
+            norm(&mut out.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied());
+        assert!(error < 1e-6, "{name}: {error}");
+    };
+    let plan = desc(DType::F32, shape).plan_along(TARGET, Path::Streamed).expect("plan");
+    let out = run(&plan, &[("x", &x), ("weight", &weight), ("bias", &bias)]);
+    let y = reference::forward(shape, &x, Some(&weight), Some(&bias), false, 1e-5);
+    near("y", &out["y"], &y);
+
+    let statistics = reference::statistics(shape, &x, 1e-5);
+    let plan = GroupNormBackwardDesc { bias: false, ..backward(DType::F32, shape) };
+    let plan =
+        GroupNormBackwardDesc { silu: false, ..plan }.plan_along(TARGET, Path::Streamed).expect("plan");
+    let given: [(&str, &[f64]); 5] =
+        [("x", &x), ("dy", &dy), ("mean", &statistics.mean), ("rstd", &statistics.rstd), ("weight", &weight)];
+    let out = run(&plan, &given);
+    let g = reference::backward(shape, &x, &dy, &statistics, Some(&weight), None, false);
+    near("dx", &out["dx"], &g.dx);
+    near("dweight", &out["dweight"], &g.dweight);
+    near("dbias", &out["dbias"], &g.dbias);
 }

@@ -179,12 +179,15 @@ impl<'k> Part<'k> {
         k.range(self.start + k.thread_idx().to_u64(), self.end, round)
     }
 
-    /// Where thread `thread` is in the round of `round` vectors that lies as far from the last round as its round at `at`
-    /// lies from the first.
-    pub(super) fn mirrored(self, at: U64<'k>, thread: U32<'k>, round: u64) -> U64<'k> {
-        let first = self.start + thread.to_u64();
+    /// The starts of the rounds of `round` vectors, the same for all threads.
+    pub(super) fn starts(self, k: K<'k>, round: u64) -> warpwright_dsl::Range<'k, u64> {
+        k.range(self.start, self.end, round)
+    }
+
+    /// The start of the round that lies as far from the last one as the round that starts at `at` lies from the first.
+    pub(super) fn mirrored(self, at: U64<'k>, round: u64) -> U64<'k> {
         let rounds = (self.end - self.start + (round - 1)) / round;
-        first + (rounds - 1) * round - (at - first)
+        self.start + (rounds - 1) * round - (at - self.start)
     }
 
     /// Which vectors of the round that begins at `at` lie in the part.
@@ -261,8 +264,9 @@ impl Apply {
         let first = (group % a.groups) * a.channels;
         let base = group.to_u64() * a.vectors;
         // Backwards: what the first pass read last is still in the L2 cache.
-        k.for_each(part.rounds(k), |at| {
-            let at = part.mirrored(at, k.thread_idx(), u64::from(STREAM_THREADS * STREAM_VECTORS));
+        let round = u64::from(STREAM_THREADS * STREAM_VECTORS);
+        k.for_each(part.starts(k, round), |at| {
+            let at = part.mirrored(at, round) + k.thread_idx().to_u64();
             let inside = part.inside(at);
             let start = (base + at) * u64::from(width);
             let vectors = load_vectors::<A>(k, a.x.at(start), STREAM_THREADS, width, &inside);

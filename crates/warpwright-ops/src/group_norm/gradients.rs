@@ -437,8 +437,8 @@ impl Apply {
             let (part, lane) = (place.part, k.lane_idx());
             let round = u64::from(WARP * PAIR_VECTORS);
             // Backwards: what the first pass read last is still in the L2 cache.
-            k.for_each(k.range(part.start + lane.to_u64(), part.end, round), |at| {
-                let at = part.mirrored(at, lane, round);
+            k.for_each(part.starts(k, round), |at| {
+                let at = part.mirrored(at, round) + lane.to_u64();
                 let inside: Vec<_> =
                     (0..PAIR_VECTORS).map(|v| (at + u64::from(v * WARP)).lt(part.end)).collect();
                 let start = (place.base + at) * u64::from(width);
