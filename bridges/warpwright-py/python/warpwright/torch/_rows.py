@@ -116,11 +116,16 @@ def add_layer_norm(
     return _add_layer_norm(*wide(x, residual, weight, bias), _shape(normalized_shape), eps)
 
 
+def _alike(*tensors: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    """What autocast does with the arguments of a function that it leaves alone: types that differ are widened."""
+    return wide(*tensors) if len({t.dtype for t in tensors if t is not None}) > 1 else tensors
+
+
 def rms_norm(
     x: Tensor, normalized_shape: Shape, weight: Optional[Tensor] = None, eps: Optional[float] = None
 ) -> Tensor:
     """`torch.nn.functional.rms_norm`. Differentiable in x and weight."""
-    return _rms_norm(*wide(x, weight), _shape(normalized_shape), eps)
+    return _rms_norm(*_alike(x, weight), _shape(normalized_shape), eps)
 
 
 def add_rms_norm(
@@ -131,4 +136,4 @@ def add_rms_norm(
     eps: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor]:
     """`rms_norm(x + residual)` and the sum, in one pass. Differentiable in all three."""
-    return _add_rms_norm(*wide(x, residual, weight), _shape(normalized_shape), eps)
+    return _add_rms_norm(*_alike(x, residual, weight), _shape(normalized_shape), eps)
