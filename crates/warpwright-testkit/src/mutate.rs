@@ -1,10 +1,10 @@
 //! Wrong kernels made from right ones: what a test suite must notice.
 //!
-//! Each mutant differs in one place: a barrier is gone, or a bound is off by one in either direction. A tightened
+//! Each mutant differs in one place: a barrier, fence or wait is gone, or a bound is off by one in either direction. A tightened
 //! bound of a vector path may be harmless (the scalar path takes over), so what must hold is that of the two
 //! perturbations of every bound at least one is noticed, by a sanitizer or by a wrong number.
 
-use warpwright_ptx::inst::{BinaryOp, Inst, Instruction, Modifiers, Operand};
+use warpwright_ptx::inst::{BinaryOp, Inst, Instruction, Modifiers, Operand, ProxyFence};
 use warpwright_ptx::module::{Module, RegKind, SourceLoc};
 
 /// What was changed.
@@ -13,6 +13,8 @@ use warpwright_ptx::module::{Module, RegKind, SourceLoc};
 pub enum Mutation {
     /// A block or warp barrier was removed.
     BarrierRemoved,
+    /// A fence, or a wait for asynchronous operations, was removed.
+    OrderRemoved,
     /// The left side of an integer comparison was shifted.
     BoundShifted {
         /// By how much.
@@ -57,6 +59,13 @@ pub fn mutants(module: &Module) -> Vec<Mutant> {
                     Inst::Barrier { .. } | Inst::WarpBarrier { .. } => {
                         push(Mutation::BarrierRemoved, without(module, site));
                     }
+                    Inst::Fence { .. }
+                    | Inst::ProxyFence(ProxyFence::Async(_))
+                    | Inst::MbarrierInitFence
+                    | Inst::CpAsyncWait { .. }
+                    | Inst::BulkWait { .. }
+                    | Inst::WgmmaFence
+                    | Inst::WgmmaWait { .. } => push(Mutation::OrderRemoved, without(module, site)),
                     Inst::Setp { ty, .. } if ty.is_integer() => {
                         for by in [-1, 1] {
                             push(Mutation::BoundShifted { by }, shifted(module, site, by));
