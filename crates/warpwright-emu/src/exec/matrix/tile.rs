@@ -409,9 +409,12 @@ impl Tile {
         let (row, column) = (8 * (i >> 1), 4 * (i & 1));
         let mut out = Row32::ZERO;
         for g in 0..8 {
-            for t in 0..4 {
-                out.0[4 * g + t] = canonical(self.sums[row + g][column + t]);
-            }
+            let four = self.sums[row + g][column..].first_chunk::<4>().copied().unwrap_or_default();
+            out.0[4 * g..4 * g + 4].copy_from_slice(&four.map(f32::to_bits));
+        }
+        // One loop over neighbours, which becomes vectors.
+        for bits in &mut out.0 {
+            *bits = canonical(f32::from_bits(*bits));
         }
         out
     }
