@@ -9,6 +9,8 @@ use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationDesc, Layout, Momentum, Real,
 };
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
+use warpwright_ops::group_norm::tuning::{Path, Resident};
+use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::layer_norm::tuning::{Layout as RowLayout, backward_vectors, forward_vectors, scalars};
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
 use warpwright_ops::local_response_norm::tuning::Walk;
@@ -314,6 +316,51 @@ fn shifted_bounds_of_batch_normalisation_are_noticed() {
     check(&[0, 1, 2, 3], |i| {
         BatchNormEvaluationDesc { norm: norms[i], residual: false }.plan(TARGET).expect("plan")
     });
+}
+
+/// Both directions of group normalisation along a path, over shapes by their index: batch, channels, spatial size, groups.
+fn group_norm_shapes(layout: Layout, shapes: &[[usize; 4]], path: Option<Path>) {
+    let indices: Vec<usize> = (0..shapes.len()).collect();
+    let (dtype, eps) = (DType::F32, Real::new(1e-5));
+    let shape = |i: usize| {
+        let [batch, channels, spatial, groups] = shapes[i];
+        GroupShape { batch, channels, spatial, groups, layout }
+    };
+    // Each tensor that may be absent is, in some of the shapes.
+    check(&indices, |i| {
+        let (weight, bias, silu, statistics) = (i % 3 != 0, i % 2 == 0, i % 5 == 4, i % 4 != 1);
+        let desc = GroupNormDesc { dtype, shape: shape(i), weight, bias, silu, statistics, eps };
+        path.map_or_else(|| desc.plan(TARGET), |path| desc.plan_along(TARGET, path)).expect("plan")
+    });
+    // The second step's sums of columns are those of the row norms, whose tests reach each of their bounds.
+    check_except(
+        |name| name.contains("parameters"),
+        &indices,
+        |i| {
+            let (weight, bias, silu) = (i % 3 != 0, i % 2 == 0, i % 5 == 4);
+            let (dweight, dbias) = (i % 4 > 1, i % 2 == 0);
+            let desc = GroupNormBackwardDesc { dtype, shape: shape(i), weight, bias, silu, dweight, dbias };
+            path.map_or_else(|| desc.plan(TARGET), |path| desc.plan_along(TARGET, path)).expect("plan")
+        },
+    );
+}
+
+#[test]
+fn defects_of_group_normalisation_in_registers_are_noticed() {
+    // Groups that end at, before and after each vector of a thread, of 256 elements of a block or of 128 in the kernel for
+    // any address; channels that end inside of a block.
+    let resident = Resident { width: 4, threads: 64, vectors: 4, cluster: 1 };
+    let ends = (1..=8).flat_map(|i| [128 * i - 4, 128 * i, 128 * i + 4]).filter(|spatial| *spatial <= 1024);
+    let mut shapes: Vec<[usize; 4]> = ends.map(|spatial| [1, 2, spatial, 2]).collect();
+    shapes.extend([
+        [2, 4, 4, 2],
+        [2, 6, 84, 2],
+        [1, 6, 168, 2],
+        [3, 2, 508, 1],
+        [2, 64, 4, 2],
+        [40, 2, 4, 2],
+    ]);
+    group_norm_shapes(Layout::ChannelsFirst, &shapes, Some(Path::Resident(resident)));
 }
 
 /// Shapes whose rows end at, before and after each vector of a thread, by their index.
