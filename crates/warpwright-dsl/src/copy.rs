@@ -4,6 +4,8 @@
 //! last few groups are there; then a [barrier](K::barrier) makes the copies of all threads visible to the block. Before
 //! sm_80 copies are loads and stores, groups are nothing, and the same kernels are correct.
 
+use std::cell::RefCell;
+
 use warpwright_ptx::{
     Address, CacheHints, CacheOp, Inst, L2Prefetch, Operand, Ordering, PredUse, RegKind, ScalarType,
     SourceLimit, StateSpace,
@@ -51,18 +53,7 @@ impl<'k> K<'k> {
         init: C,
         body: impl FnOnce(U32<'k>, U32<'k>, C) -> C,
     ) -> C {
-        let ahead = stages.count.saturating_sub(1);
-        if ahead == 0 {
-            self.issue(IssueKind::Constant {
-                what: "the stages of a pipeline",
-                value: u64::from(stages.count),
-            });
-        }
-        for step in 0..ahead {
-            let there = steps.gt(step);
-            copy(self.lit(step), self.lit(step * stages.bytes), there);
-            self.commit_copies();
-        }
+        let ahead = self.fill(stages, steps, false, &copy);
         let first = (self.lit(0u32), self.lit(ahead * stages.bytes), init);
         let (_, _, result) = self.fold(self.range(0, steps, 1), first, |step, (read, write, state)| {
             self.wait_copies(ahead.saturating_sub(1));
@@ -75,6 +66,80 @@ impl<'k> K<'k> {
             (stages.after(read), stages.after(write), state)
         });
         result
+    }
+
+    /// [`pipeline`](Self::pipeline) for loops whose last work of a step needs no shared memory any more: there, `body` calls
+    /// the function that it is given once, which turns to the next stage and returns what `prefetch(stage)` reads from it,
+    /// the `ahead` of the next step, while that work goes on. `body(stage, ahead, turn, state)` returns the next state. The
+    /// first copy is started even if there are no steps, so its bounds must say then that nothing is there.
+    #[track_caller]
+    pub fn pipeline_ahead<F: Carry<'k>, C: Carry<'k>>(
+        self,
+        stages: Stages,
+        steps: U32<'k>,
+        copy: impl Fn(U32<'k>, U32<'k>, Pred<'k>),
+        prefetch: impl Fn(U32<'k>) -> F,
+        init: C,
+        body: impl FnOnce(U32<'k>, F, &dyn Fn(), C) -> C,
+    ) -> C {
+        let ahead = self.fill(stages, steps, true, &copy);
+        let turn = || {
+            self.wait_copies(ahead.saturating_sub(1));
+            self.barrier();
+        };
+        turn();
+        let start = self.lit(0u32);
+        let first = (start, self.lit(ahead * stages.bytes), prefetch(start), init);
+        let (_, _, _, result) = self.fold(self.range(0, steps, 1), first, |step, state| {
+            let (read, write, fetched, state) = state;
+            // Every thread has read the stage of the last step before it turned to this one.
+            let next = step + ahead;
+            copy(next, write, next.lt(steps));
+            self.commit_copies();
+            let after = stages.after(read);
+            let turned = RefCell::new(None);
+            let state = body(
+                read,
+                fetched,
+                &|| {
+                    turn();
+                    // After the last step it reads what nobody uses, where something was written.
+                    let there = (step + 1).lt(steps);
+                    turned.replace(Some(prefetch(there.select(after, read))));
+                },
+                state,
+            );
+            let fetched = turned.into_inner().unwrap_or_else(|| {
+                self.issue(IssueKind::Constant { what: "the turns of a step of a pipeline", value: 0 });
+                prefetch(after)
+            });
+            (after, stages.after(write), fetched, state)
+        });
+        result
+    }
+
+    /// Starts the copies of the first steps; returns how many are ahead.
+    #[track_caller]
+    fn fill(
+        self,
+        stages: Stages,
+        steps: U32<'k>,
+        first_anyway: bool,
+        copy: &impl Fn(U32<'k>, U32<'k>, Pred<'k>),
+    ) -> u32 {
+        let ahead = stages.count.saturating_sub(1);
+        if ahead == 0 {
+            self.issue(IssueKind::Constant {
+                what: "the stages of a pipeline",
+                value: u64::from(stages.count),
+            });
+        }
+        for step in 0..ahead {
+            let there = if step == 0 && first_anyway { self.lit(true) } else { steps.gt(step) };
+            copy(self.lit(step), self.lit(step * stages.bytes), there);
+            self.commit_copies();
+        }
+        ahead
     }
 }
 

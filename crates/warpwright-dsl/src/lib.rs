@@ -110,7 +110,7 @@ pub use packed::Packed;
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
 pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
 pub use table::{WARP_TABLE_LEN, WarpTable};
-pub use tile::{Along, SharedTile, TileLayout, TileReader};
+pub use tile::{Along, SharedTile, TileLayout, TilePoint, TileReader};
 pub use transcendental::{Functions, Normal};
 pub use warp::{
     Max, Maximum, Min, Minimum, Reduction, Sum, WARP, warp_inclusive_sum, warp_reduce, warp_reduce_lanes,
@@ -125,8 +125,8 @@ pub mod prelude {
         Elem, F16, F32, F64, Fill, Float, Fragment, I32, I64, In, InOut, Index, Integer, IntoIndex, K,
         Kernel, KernelArgs, KernelDef, Lanes, MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments,
         Normal, Number, Out, Packed, Params, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, Scalar,
-        Shared, SharedTile, Source, Stages, Sum, Target, TileCopy, TileLayout, TileReader, U32, U64, Write,
-        accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid, kernel_args, record,
-        warp_reduce,
+        Shared, SharedTile, Source, Stages, Sum, Target, TileCopy, TileLayout, TilePoint, TileReader, U32,
+        U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid,
+        kernel_args, record, warp_reduce,
     };
 }

@@ -268,6 +268,14 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
     }
 }
 
+impl<S: Space> Ptr<'_, S, Elem> {
+    /// The same address as a pointer to elements of `dtype`, which is chosen while recording. The address must be aligned
+    /// for accesses of that type.
+    pub fn retyped(self, dtype: DType) -> Self {
+        Self { dtype, ..self }
+    }
+}
+
 impl<E: Element> Ptr<'_, Read, E> {
     /// Loads go through the non-coherent path (`ld.global.nc`): nothing may write the data while the kernel runs, not
     /// even the kernel itself through another pointer.
@@ -282,6 +290,11 @@ impl<'k, E: Element> Ptr<'k, Shared, E> {
     pub(crate) fn shared_address(self) -> U32<'k> {
         let base = Reg::<u32>::from_id(self.k, self.base);
         if self.offset == 0 { base } else { base + self.offset as u32 }
+    }
+
+    /// The pointer `bytes` further on.
+    pub(crate) fn moved_bytes(self, bytes: i64) -> Self {
+        Self { offset: self.offset.wrapping_add(bytes), ..self }
     }
 
     /// The same place in the shared memory of block `rank` of the cluster. That block must have begun before the first

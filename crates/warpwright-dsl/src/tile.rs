@@ -85,6 +85,12 @@ impl TileLayout {
         })
     }
 
+    /// The same of a row that is known.
+    const fn constant_pattern(self, row: u32) -> u32 {
+        let patterns = self.patterns();
+        (row / (self.phase() / patterns)) % patterns * self.unit()
+    }
+
     /// Bytes from the start of the tile to (`row`, chunk of `bytes` / 16).
     #[track_caller]
     pub(crate) fn offset<'k>(self, row: U32<'k>, bytes: U32<'k>) -> U32<'k> {
@@ -160,6 +166,33 @@ impl<'k> SharedTile<'k> {
         })
     }
 
+    /// The places that lie a constant number of rows and columns from (`row`, `col`). Lanes and constants must have no bits in
+    /// common, in the row below 8 and in the column within 128 bytes: `row` below 4 and steps of 4, for example, or `row` a
+    /// multiple of 8 and any step below 8.
+    #[track_caller]
+    pub fn point(self, row: U32<'k>, col: U32<'k>) -> TilePoint<'k> {
+        row.k().on_behalf(|| {
+            let within = col << (self.layout.dtype.bytes() as u32).trailing_zeros();
+            self.point_at(row, within, None)
+        })
+    }
+
+    /// The point at the byte `within` of `row`, `first` bytes further on.
+    fn point_at(self, row: U32<'k>, within: U32<'k>, first: Option<U32<'k>>) -> TilePoint<'k> {
+        let layout = self.layout;
+        let base = row.mul_add(layout.row_bytes(), self.base);
+        match layout.pattern(row) {
+            Some(pattern) => {
+                let within = within ^ pattern;
+                TilePoint { layout, base, within: Some(first.map_or(within, |first| within ^ first)) }
+            }
+            None => {
+                let base = base + within;
+                TilePoint { layout, base: first.map_or(base, |first| base + first), within: None }
+            }
+        }
+    }
+
     /// Reads fragments of A for `atom` from the tile: those of the rows of A from `origin` on, which is the same for the
     /// warp and a multiple of 8. If A is stored along its rows, what is read from one origin must lie within columns of
     /// the tile that begin at a multiple of their number, a power of two.
@@ -195,18 +228,52 @@ impl<'k> SharedTile<'k> {
                 Along::K => (row + origin, None),
                 Along::Outer => (row, Some(origin << (layout.dtype.bytes() as u32).trailing_zeros())),
             };
-            let base = row.mul_add(layout.row_bytes(), self.base);
-            match (layout.pattern(row), first) {
-                (Some(pattern), first) => TileReader::new(self, atom, along, base, {
-                    let within = within ^ pattern;
-                    Some(first.map_or(within, |first| within ^ first))
-                }),
-                (None, first) => {
-                    let base = base + within;
-                    TileReader::new(self, atom, along, first.map_or(base, |first| base + first), None)
-                }
-            }
+            let point = self.point_at(row, within, first);
+            TileReader { point, atom, along, role: std::marker::PhantomData }
         })
+    }
+}
+
+/// A lane's place in a [`SharedTile`], from which constant distances cost nothing, or an exclusive-or that is the same in every
+/// round of a loop; made by [`SharedTile::point`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a place records instructions but reads nothing"]
+pub struct TilePoint<'k> {
+    layout: TileLayout,
+    /// The address but for what the pattern changes.
+    base: U32<'k>,
+    /// What the pattern changes: bytes within a row.
+    within: Option<U32<'k>>,
+}
+
+impl<'k> TilePoint<'k> {
+    /// The same place `bytes` further on: in another stage of a pipeline, say. A multiple of 16.
+    #[track_caller]
+    pub fn moved(self, bytes: impl Source<'k, u32>) -> Self {
+        Self { base: self.base + bytes, ..self }
+    }
+
+    /// A pointer to the element `rows` and `cols` from here.
+    #[track_caller]
+    pub fn at(self, rows: u32, cols: u32) -> Ptr<'k, Shared, Elem> {
+        let k = self.base.k();
+        k.on_behalf(|| {
+            let (base, offset) = self.place(rows, cols * self.layout.dtype.bytes() as u32);
+            Ptr::new(k, base.id(), self.layout.dtype).moved_bytes(offset)
+        })
+    }
+
+    /// A register and what is added to it.
+    fn place(&self, row: u32, col: u32) -> (U32<'k>, i64) {
+        let down = row * self.layout.row_bytes();
+        let Some(within) = self.within else { return (self.base, i64::from(down + col)) };
+        // What the pattern can change is combined with the lane's, the rest added.
+        let patterned = self.layout.unit() * self.layout.patterns();
+        let within = match (col % patterned) ^ self.layout.constant_pattern(row) {
+            0 => within,
+            changed => within ^ changed,
+        };
+        (within + self.base, i64::from(down + col / patterned * patterned))
     }
 }
 
@@ -214,13 +281,9 @@ impl<'k> SharedTile<'k> {
 /// [`reader_b`](SharedTile::reader_b). Everything that depends on the lane is computed when it is made.
 #[must_use = "a reader records instructions but reads nothing"]
 pub struct TileReader<'k, Role> {
-    layout: TileLayout,
+    point: TilePoint<'k>,
     atom: MmaAtom,
     along: Along,
-    /// The lane's address but for what the pattern changes.
-    base: U32<'k>,
-    /// What the pattern changes: bytes within a row.
-    within: Option<U32<'k>>,
     role: std::marker::PhantomData<fn() -> Role>,
 }
 
@@ -234,50 +297,32 @@ impl<Role> Copy for TileReader<'_, Role> {}
 
 impl<Role> std::fmt::Debug for TileReader<'_, Role> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} of {:?} along {:?}", self.atom, self.layout, self.along)
+        write!(f, "{:?} of {:?} along {:?}", self.atom, self.point.layout, self.along)
     }
 }
 
 impl<'k, Role> TileReader<'k, Role> {
-    fn new(
-        tile: SharedTile<'k>,
-        atom: MmaAtom,
-        along: Along,
-        base: U32<'k>,
-        within: Option<U32<'k>>,
-    ) -> Self {
-        Self { layout: tile.layout, atom, along, base, within, role: std::marker::PhantomData }
-    }
-
     /// The same place `bytes` further on: in another stage of a pipeline, say. A multiple of 16.
     #[track_caller]
     pub fn moved(self, bytes: impl Source<'k, u32>) -> Self {
-        Self { base: self.base + bytes, ..self }
+        Self { point: self.point.moved(bytes), ..self }
     }
 
     /// The lane's address at (outer index, common index) past the origin; `outer` a multiple of 8, `depth` of the
     /// atom's k.
     fn address(&self, outer: u32, depth: u32) -> Address {
-        let bytes = self.layout.dtype.bytes() as u32;
+        let bytes = self.point.layout.dtype.bytes() as u32;
         let (row, col) = match self.along {
             Along::K => (outer, depth * bytes),
             Along::Outer => (depth, outer * bytes),
         };
-        let down = row * self.layout.row_bytes();
-        let Some(within) = self.within else { return Address::reg(self.base.id(), i64::from(down + col)) };
-        // What the pattern can change is combined with the lane's, the rest added: lanes and constants have different
-        // bits there. The constant rows are multiples of the lines that share patterns.
-        let patterned = self.layout.unit() * self.layout.patterns();
-        let within = match col % patterned {
-            0 => within,
-            changed => within ^ changed,
-        };
-        Address::reg((within + self.base).id(), i64::from(down + col / patterned * patterned))
+        let (base, offset) = self.point.place(row, col);
+        Address::reg(base.id(), offset)
     }
 
     #[track_caller]
     fn matrices(&self, outer: u32, depth: u32, transposed: bool) -> [U32<'k>; 4] {
-        let k = self.base.k();
+        let k = self.point.base.k();
         let dsts: [U32<'k>; 4] = std::array::from_fn(|_| k.fresh());
         k.emit(Inst::LdMatrix {
             tiles: MatrixTiles {
@@ -295,7 +340,7 @@ impl<'k, Role> TileReader<'k, Role> {
 
     #[track_caller]
     fn double(&self, outer: u32, depth: u32) -> F64<'k> {
-        let k = self.base.k();
+        let k = self.point.base.k();
         let dst = k.fresh::<f64>();
         k.emit(Inst::Ld {
             space: StateSpace::Shared,
@@ -315,7 +360,7 @@ impl<'k> TileReader<'k, MatrixA> {
     /// warp is here.
     #[track_caller]
     pub fn load(&self, m: u32, depth: u32) -> Fragment<'k, MatrixA> {
-        let k = self.base.k();
+        let k = self.point.base.k();
         k.on_behalf(|| match self.atom {
             MmaAtom::F64 => Fragment::a(k, self.atom, &[self.double(m, depth)]),
             _ => Fragment::a(k, self.atom, &self.matrices(m, depth, self.along == Along::Outer)),
@@ -328,7 +373,7 @@ impl<'k> TileReader<'k, MatrixB> {
     /// `depth` of the atom's k. The whole warp is here.
     #[track_caller]
     pub fn load_pair(&self, n: u32, depth: u32) -> [Fragment<'k, MatrixB>; 2] {
-        let k = self.base.k();
+        let k = self.point.base.k();
         k.on_behalf(|| match self.atom {
             MmaAtom::F64 => [n, n + 8].map(|n| Fragment::b(k, self.atom, &[self.double(n, depth)])),
             _ => {

@@ -4,8 +4,8 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
 use crate::{
-    PlanError, activation, batch_norm, cross_entropy, group_norm, layer_norm, local_response_norm, quantise,
-    softmax,
+    PlanError, activation, batch_norm, cross_entropy, gemm, group_norm, layer_norm, local_response_norm,
+    quantise, softmax,
 };
 
 /// Which way an operation goes.
@@ -68,6 +68,7 @@ const FAMILIES: &[Family] = &[
     Family { entries: activation::entries, kernels: activation::kernels },
     Family { entries: batch_norm::entries, kernels: batch_norm::kernels },
     Family { entries: quantise::entries, kernels: quantise::kernels },
+    Family { entries: gemm::entries, kernels: gemm::kernels },
     Family { entries: group_norm::entries, kernels: group_norm::kernels },
     Family { entries: layer_norm::entries, kernels: layer_norm::kernels },
     Family { entries: local_response_norm::entries, kernels: local_response_norm::kernels },

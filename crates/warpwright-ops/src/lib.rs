@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | [`activation`] | relu, leaky_relu, gelu_tanh, gelu_erf, silu, sigmoid, tanh, swiglu, geglu, geglu_tanh, and their gradients | f32, f64, f16, bf16 |
 //! | [`batch_norm`] | batch_norm (training), batch_norm_evaluation, with residual and ReLU, and their gradients | f32, f64, f16, bf16 |
+//! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
 //! | [`group_norm`] | group_norm with optional silu, instance_norm, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`quantise`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
@@ -25,6 +26,7 @@ pub mod batch_norm;
 pub mod catalogue;
 pub mod cross_entropy;
 mod error;
+pub mod gemm;
 pub mod group_norm;
 pub mod layer_norm;
 pub mod local_response_norm;

@@ -335,6 +335,10 @@ impl<O: Operation> Plan<O> {
             let Binding::Output(y) = argument else { continue };
             for (other_slot, other) in tensors.iter().enumerate().filter(|&(s, _)| s != slot) {
                 let Some(view) = &views[other_slot] else { continue };
+                // It asked to be the output.
+                if matches!(arguments[other_slot], Binding::InPlace { output } if output == slot) {
+                    continue;
+                }
                 if spec.may_replace_input && other.access == Access::Read {
                     checker.same_or_disjoint(spec.name, y, other.name, view)?;
                 } else {

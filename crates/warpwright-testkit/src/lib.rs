@@ -11,6 +11,7 @@ mod batch_norm;
 pub mod budget;
 mod case;
 mod cross_entropy;
+mod gemm;
 mod group_norm;
 pub mod inputs;
 mod layer_norm;
@@ -57,6 +58,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     activation::cases,
     batch_norm::cases,
     quantise::cases,
+    gemm::cases,
     group_norm::cases,
     layer_norm::cases,
     local_response_norm::cases,

@@ -8,6 +8,7 @@ use warpwright_ops::batch_norm::{
     BatchNormEvaluationDesc, Layout,
 };
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
+use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
 use warpwright_ops::local_response_norm::{
@@ -104,6 +105,11 @@ pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
             }
             _ => Err(PlanError::UnknownOperation { name: format!("{op} ({direction})") }),
         };
+    }
+    if op == "gemm" && !backward {
+        // Square matrices.
+        let side = (len / 3).isqrt().max(1);
+        return GemmDesc::new(dtype, [side; 3], false, true).plan(target).map(Into::into);
     }
     if op == "group_norm" {
         let shape = group_shape(len);

@@ -30,7 +30,7 @@ pub mod reference;
 mod storage;
 pub mod tuning;
 
-use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_dsl::{Float, In, KernelArgs, Out, Reg};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgValue, DType, Target};
 use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
@@ -252,6 +252,11 @@ impl Operation for GatedBackwardDesc {
             Binding::Output(args.dup),
         ]
     }
+}
+
+/// `activation(x)` in registers, for the ends of other operations; without a slope, so not for the leaky one.
+pub(crate) fn evaluate<'k, A: Float>(activation: Activation, x: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
+    math::forward(activation, x, x, dtype)
 }
 
 /// A plan with one launch per layout; `build` gives the kernel and its arguments for a layout.

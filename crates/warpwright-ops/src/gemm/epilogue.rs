@@ -1,0 +1,180 @@
+//! What happens to the sums of a tile: `activation(alpha sum + beta c + bias)`, stored whatever the alignment.
+
+use warpwright_dsl::prelude::*;
+
+use crate::activation::{Activation, evaluate};
+
+/// The activations that an epilogue can apply, in the order of their numbers in a launch; 0 is none.
+pub(super) const ACTIVATIONS: [Activation; 6] = [
+    Activation::Relu,
+    Activation::GeluErf,
+    Activation::GeluTanh,
+    Activation::Silu,
+    Activation::Sigmoid,
+    Activation::Tanh,
+];
+
+/// The number of an activation in a launch; `None` if an epilogue cannot apply it.
+pub(super) fn code(activation: Option<Activation>) -> Option<u32> {
+    let Some(activation) = activation else { return Some(0) };
+    let at = ACTIVATIONS.iter().position(|known| *known == activation)?;
+    u32::try_from(at + 1).ok()
+}
+
+/// Bytes of the widest store.
+const VECTOR_BYTES: u32 = 16;
+/// `c` is added.
+pub(super) const HAS_C: u32 = 1;
+/// `bias` is added.
+pub(super) const HAS_BIAS: u32 = 2;
+
+/// Where a result goes and what is added to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outputs<'k> {
+    pub(super) c: Ptr<'k, Read, Elem>,
+    pub(super) bias: Ptr<'k, Read, Elem>,
+    pub(super) y: Ptr<'k, Write, Elem>,
+    /// Elements from one row of `y`, and of `c`, to the next.
+    pub(super) leading: U64<'k>,
+    pub(super) alpha: F64<'k>,
+    pub(super) beta: F64<'k>,
+    /// [`HAS_C`], [`HAS_BIAS`].
+    pub(super) flags: U32<'k>,
+    /// The number of the activation.
+    pub(super) activation: U32<'k>,
+}
+
+impl<'k> Outputs<'k> {
+    /// Elements that are finished together.
+    pub(super) fn width(self) -> u32 {
+        (VECTOR_BYTES / self.y.dtype().bytes() as u32).min(8)
+    }
+
+    /// Whether vectors of [`width`](Self::width) elements of `c` and `y` lie at multiples of their size wherever columns
+    /// are multiples of it.
+    pub(super) fn aligned(self) -> Pred<'k> {
+        let size = self.y.dtype().bytes() as u64;
+        let bits = self.y.address() | self.c.address() | self.bias.address() | (self.leading * size);
+        (bits & (u64::from(self.width()) * size - 1)).eq(0)
+    }
+
+    /// Finishes `width` neighbouring sums and stores them; `row` and `col` are those of the first.
+    pub(super) fn finish<A: Float>(self, row: U32<'k>, col: U32<'k>, sums: &Lanes<'k, A>)
+    where
+        Elem: Access<A>,
+    {
+        let k = row.k();
+        let width = u32::try_from(sums.len()).unwrap_or(1);
+        let at = row.to_u64() * self.leading + col.to_u64();
+        let alpha = self.alpha.convert::<A>();
+        let scaled: Vec<_> = sums.iter().map(|sum| sum * alpha).collect();
+        let with_c = k.if_else(
+            (self.flags & HAS_C).ne(0),
+            || {
+                let beta = self.beta.convert::<A>();
+                let c = self.c.at(at).load::<A>(width);
+                scaled.iter().zip(c).map(|(sum, c)| c.mul_add(beta, *sum)).collect()
+            },
+            || scaled.clone(),
+        );
+        let with_bias = k.if_else(
+            (self.flags & HAS_BIAS).ne(0),
+            || {
+                let bias = self.bias.at(col).load::<A>(width);
+                with_c.iter().zip(bias).map(|(sum, bias)| *sum + bias).collect()
+            },
+            || with_c.clone(),
+        );
+        let result = k.if_else(self.activation.eq(0), || with_bias.clone(), || self.activated(1, &with_bias));
+        self.y.at(at).store(Lanes::from(result));
+    }
+
+    /// The activation whose number is `first` or greater.
+    fn activated<A: Float>(self, first: u32, x: &[Reg<'k, A>]) -> Vec<Reg<'k, A>> {
+        let k = self.flags.k();
+        let dtype = self.y.dtype();
+        let this = |code: u32| -> Vec<_> {
+            let f = ACTIVATIONS[code as usize - 1];
+            x.iter().map(|x| evaluate(f, *x, dtype)).collect()
+        };
+        if first as usize == ACTIVATIONS.len() {
+            return this(first);
+        }
+        k.if_else(self.activation.eq(first), || this(first), || self.activated(first + 1, x))
+    }
+}
+
+/// The sums of a tile in the block's dynamic shared memory, in place of the slices, in pairs that meet few bank conflicts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SumTile<'k> {
+    tile: SharedTile<'k>,
+    dtype: DType,
+    rows: u32,
+    cols: u32,
+}
+
+impl<'k> SumTile<'k> {
+    /// A tile of `rows` x `cols` sums.
+    pub(super) fn new<A: Float>(k: K<'k>, rows: u32, cols: u32) -> Self {
+        let dtype = if A::DOUBLE { DType::F64 } else { DType::F32 };
+        let units = cols * dtype.bytes() as u32 / DType::F64.bytes() as u32;
+        let base = k.dynamic_shared_elem(DType::F64);
+        Self { tile: k.tile_at(base, TileLayout::new(DType::F64, rows, units)), dtype, rows, cols }
+    }
+
+    /// A sum, and those that follow it within 32 aligned bytes.
+    pub(super) fn at(self, row: U32<'k>, col: U32<'k>) -> Ptr<'k, Shared, Elem> {
+        if self.dtype == DType::F64 {
+            return self.tile.at(row, col);
+        }
+        self.tile.at(row, col >> 1).retyped(self.dtype).at(col & 1)
+    }
+}
+
+/// Finishes the sums of a tile: rows and columns from (`row`, `col`) on, those below `m` and `n`.
+pub(super) fn finish_tile<'k, A: Float>(
+    k: K<'k>,
+    outputs: Outputs<'k>,
+    sums: SumTile<'k>,
+    (row, col): (U32<'k>, U32<'k>),
+    (m, n): (U32<'k>, U32<'k>),
+) where
+    Elem: Access<A>,
+{
+    let width = outputs.width();
+    let aligned = outputs.aligned();
+    let per_row = sums.cols / width;
+    let units = k.range(k.thread_idx(), sums.rows * per_row, k.block_threads());
+    k.for_each(units, |unit| {
+        let (r, c) = (unit / per_row, (unit % per_row) * width);
+        let (to_row, to_col) = (row + r, col + c);
+        k.if_(to_row.lt(m) & to_col.lt(n), || {
+            let whole = aligned & (to_col + (width - 1)).lt(n);
+            k.if_else(
+                whole,
+                || outputs.finish(to_row, to_col, &sums.at(r, c).load::<A>(width)),
+                || {
+                    let left = (n - to_col).min(width);
+                    k.for_each(k.range(0, left, 1), |i| {
+                        outputs.finish(to_row, to_col + i, &sums.at(r, c + i).load::<A>(1));
+                    });
+                },
+            );
+        });
+    });
+}
+
+/// The type that sums of `dtype` are kept in.
+pub(super) fn sums_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// The types of a kernel's arguments; parts of sums are stored as they are.
+pub(super) fn dtypes(dtype: DType, split: bool) -> DTypes {
+    let dtypes = DTypes::all(dtype);
+    if !split {
+        return dtypes;
+    }
+    let sums = sums_dtype(dtype);
+    dtypes.with("y", sums).with("c", sums).with("bias", sums)
+}

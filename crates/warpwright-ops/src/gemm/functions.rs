@@ -1,0 +1,80 @@
+//! Free functions: allocate the result, take the plan from a cache, launch.
+
+use warpwright_runtime::{Stream, Tensor};
+
+use super::{Addend, GemmArgs, GemmDesc};
+use crate::activation::Activation;
+use crate::plan::PlanCache;
+use crate::{Error, PlanError};
+
+/// What is done to a product before it is stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue<'a> {
+    /// A vector that is added to every row.
+    pub bias: Option<&'a Tensor>,
+    /// A function of the sums.
+    pub activation: Option<Activation>,
+}
+
+fn refuse(parameter: &'static str, shape: &[usize], expected: &'static str) -> PlanError {
+    PlanError::Parameter { op: super::OP, parameter, got: format!("{shape:?}"), expected }
+}
+
+/// Rows and columns of the last two dimensions, and how many matrices the others hold.
+fn matrices(name: &'static str, x: &Tensor) -> Result<(usize, [usize; 2]), PlanError> {
+    let &[ref before @ .., rows, cols] = x.shape() else {
+        return Err(refuse(name, x.shape(), "of at least two dimensions"));
+    };
+    Ok((before.iter().fold(1, |n: usize, d| n.saturating_mul(*d)), [rows, cols]))
+}
+
+/// `a b` of the last two dimensions, where `transpose_a` and `transpose_b` say that they are stored the other way round. The
+/// dimensions before them are a batch, the same for both; a `b` of two dimensions is that of every matrix of `a`.
+///
+/// # Errors
+/// The shapes do not fit each other, the element type is not supported, or memory runs out.
+pub fn matmul(
+    stream: &Stream,
+    a: &Tensor,
+    b: &Tensor,
+    transpose_a: bool,
+    transpose_b: bool,
+    epilogue: Epilogue<'_>,
+) -> Result<Tensor, Error> {
+    static PLANS: PlanCache<GemmDesc> = PlanCache::new();
+    let (batch, [rows, cols]) = matrices("a", a)?;
+    let (batch_b, [rows_b, cols_b]) = matrices("b", b)?;
+    let (m, k) = if transpose_a { (cols, rows) } else { (rows, cols) };
+    let (k_b, n) = if transpose_b { (cols_b, rows_b) } else { (rows_b, cols_b) };
+    let shared = b.shape().len() == 2;
+    if k != k_b || !(shared || a.shape()[..a.shape().len() - 2] == b.shape()[..b.shape().len() - 2]) {
+        return Err(refuse("b", b.shape(), "of the inner dimension and batch of a").into());
+    }
+    let packed = GemmDesc::new(a.dtype(), [m, n, k], transpose_a, transpose_b);
+    // Rows that follow one another are one matrix.
+    let desc = if shared && !transpose_a && batch > 1 {
+        GemmDesc::new(a.dtype(), [m.saturating_mul(batch), n, k], transpose_a, transpose_b)
+    } else {
+        GemmDesc { batch, stride_b: if shared || batch_b == 1 { 0 } else { packed.stride_b }, ..packed }
+    };
+    let desc = GemmDesc { bias: epilogue.bias.is_some(), activation: epilogue.activation, ..desc };
+    let plan = PLANS.get(&desc, stream.device().target())?;
+    let mut shape = a.shape().to_vec();
+    let last = shape.len();
+    shape[last - 2] = m;
+    shape[last - 1] = n;
+    let mut y = Tensor::empty_on(stream, a.dtype(), &shape)?;
+    let mut workspace = plan.workspace(stream)?;
+    plan.launch(
+        stream,
+        GemmArgs {
+            a: a.as_ref(),
+            b: b.as_ref(),
+            c: Addend::Absent,
+            bias: epilogue.bias.map(Tensor::as_ref),
+            y: y.as_mut(),
+            workspace: workspace.as_mut().map(Tensor::as_mut),
+        },
+    )?;
+    Ok(y)
+}

@@ -1,0 +1,412 @@
+//! Products of matrices: `y = activation(alpha op(a) op(b) + beta c + bias)`, one or a batch.
+//!
+//! `op(a)` is `m x k` and `op(b)` is `k x n`; with `transpose_a` the tensor holds `k x m`, with `transpose_b` `n x k`. `c` and `y`
+//! are `m x n`, `bias` has `n` elements and is added to every row. All are row-major of one element type, with a leading
+//! dimension (elements from one row to the next) that may be longer than a row, and matrices of a batch a stride apart; a
+//! stride of 0 gives every product the same `a` or `b`. Source: the Level 3 BLAS (Dongarra et al. 1990), with an epilogue.
+//!
+//! `f16` and `bf16` are summed in `f32` on tensor cores and rounded once; before sm_80 `bf16` is summed by the ordinary units.
+//! `f32` is multiplied and summed in `f32`, `f64` in `f64`. The order of the sums depends on the shapes and the target alone,
+//! so results are the same from run to run. NaN and infinities spread as in arithmetic, except that with `beta = 0` no `c` is
+//! read.
+//!
+//! The gradients of a product are products: `da = alpha dy op(b)^T`, `db = alpha op(a)^T dy`.
+
+mod epilogue;
+mod functions;
+pub mod reference;
+mod simt;
+mod split;
+mod tensor;
+pub mod tuning;
+
+use warpwright_dsl::{Along, In, KernelArgs, Out};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+
+use crate::activation::Activation;
+use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
+use crate::{Binding, PlanError};
+
+pub use functions::*;
+use simt::SimtGemm;
+use tensor::TensorGemm;
+use tuning::{Choice, Config, Shape};
+
+/// The name of the operation.
+const OP: &str = "gemm";
+
+/// `y = activation(alpha op(a) op(b) + beta c + bias)`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GemmDesc {
+    /// Element type of all tensors.
+    pub dtype: DType,
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// The common dimension.
+    pub k: usize,
+    /// Whether `a` holds `k x m`.
+    pub transpose_a: bool,
+    /// Whether `b` holds `n x k`.
+    pub transpose_b: bool,
+    /// Elements from one row of `a` to the next.
+    pub lda: usize,
+    /// Elements from one row of `b` to the next.
+    pub ldb: usize,
+    /// Elements from one row of `y`, and of `c`, to the next.
+    pub ldy: usize,
+    /// Matrices.
+    pub batch: usize,
+    /// Elements from one matrix of `a` to the next.
+    pub stride_a: usize,
+    /// Elements from one matrix of `b` to the next.
+    pub stride_b: usize,
+    /// Elements from one matrix of `y`, and of `c`, to the next.
+    pub stride_y: usize,
+    /// Factor of the product.
+    pub alpha: Real,
+    /// Factor of `c`, which is there unless this is 0.
+    pub beta: Real,
+    /// Whether there is a `bias`.
+    pub bias: bool,
+    /// The function of the sum; any but the leaky one.
+    pub activation: Option<Activation>,
+}
+
+impl GemmDesc {
+    /// `y = op(a) op(b)` of matrices without gaps.
+    pub const fn new(dtype: DType, [m, n, k]: [usize; 3], transpose_a: bool, transpose_b: bool) -> Self {
+        Self {
+            dtype,
+            m,
+            n,
+            k,
+            transpose_a,
+            transpose_b,
+            lda: if transpose_a { m } else { k },
+            ldb: if transpose_b { k } else { n },
+            ldy: n,
+            batch: 1,
+            stride_a: m.saturating_mul(k),
+            stride_b: k.saturating_mul(n),
+            stride_y: m.saturating_mul(n),
+            alpha: Real::new(1.0),
+            beta: Real::new(0.0),
+            bias: false,
+            activation: None,
+        }
+    }
+
+    /// Rows and columns of `a` and `b` in memory.
+    const fn stored(&self) -> ([usize; 2], [usize; 2]) {
+        let a = if self.transpose_a { [self.k, self.m] } else { [self.m, self.k] };
+        let b = if self.transpose_b { [self.n, self.k] } else { [self.k, self.n] };
+        (a, b)
+    }
+
+    /// How the kernels see `a` and `b`.
+    const fn along(&self) -> (Along, Along) {
+        let a = if self.transpose_a { Along::Outer } else { Along::K };
+        let b = if self.transpose_b { Along::K } else { Along::Outer };
+        (a, b)
+    }
+}
+
+/// What `beta` multiplies.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Addend<'a> {
+    /// Nothing: `beta` is 0.
+    #[default]
+    Absent,
+    /// A tensor of the layout of `y`.
+    Tensor(TensorRef<'a>),
+    /// What `y` holds.
+    Result,
+}
+
+/// Tensors of [`GemmDesc`]. Each has the elements from the first to the last that is used.
+#[derive(Debug)]
+pub struct GemmArgs<'a> {
+    /// The left factor.
+    pub a: TensorRef<'a>,
+    /// The right factor.
+    pub b: TensorRef<'a>,
+    /// What is added.
+    pub c: Addend<'a>,
+    /// What is added to every row.
+    pub bias: Option<TensorRef<'a>>,
+    /// The result.
+    pub y: TensorMut<'a>,
+    /// Scratch memory, if the plan needs some.
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+const SLOT_C: u32 = 2;
+const SLOT_BIAS: u32 = 3;
+const SLOT_Y: u32 = 4;
+const SLOT_WORKSPACE: u32 = 5;
+
+impl Operation for GemmDesc {
+    type Args<'a> = GemmArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let lengths = self.check()?;
+        let element = self.dtype.bytes() as u64;
+        let work = self.m > 0 && self.n > 0 && self.batch > 0;
+        let mut variants = Vec::new();
+        let mut partials = 0;
+        for (wide, alignment) in [(true, WIDE), (false, element)] {
+            if wide && !self.is_wide() {
+                continue;
+            }
+            let mut steps = Vec::new();
+            if work {
+                let choice = tuning::choose(self.dtype, target, self.shape(), wide)
+                    .ok_or(PlanError::Target { op: OP, needs: 75, target })?;
+                partials = partials.max(self.partials(choice)?);
+                self.steps(target, choice, &mut steps)?;
+            }
+            variants.push(Variant { alignment, steps });
+        }
+        let dtype = self.dtype;
+        let sums = epilogue::sums_dtype(dtype);
+        let tensors = vec![
+            TensorSpec::read("a", dtype, lengths.a),
+            TensorSpec::read("b", dtype, lengths.b),
+            TensorSpec::read("c", dtype, lengths.y).optional(self.beta.get() != 0.0),
+            TensorSpec::read("bias", dtype, self.n).optional(self.bias),
+            TensorSpec::write("y", dtype, lengths.y),
+            TensorSpec::workspace(sums, partials),
+        ];
+        let workspace_bytes = (partials * sums.bytes()) as u64;
+        let direction = Direction::Forward;
+        Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        let c = match args.c {
+            Addend::Absent => Binding::Absent,
+            Addend::Tensor(c) => Binding::Input(c),
+            Addend::Result => Binding::InPlace { output: SLOT_Y as usize },
+        };
+        vec![
+            Binding::Input(args.a),
+            Binding::Input(args.b),
+            c,
+            args.bias.into(),
+            Binding::Output(args.y),
+            args.workspace.into(),
+        ]
+    }
+}
+
+/// Bytes that vectors begin at a multiple of.
+const WIDE: u64 = 16;
+/// Blocks of a grid along y and z.
+const MAX_LAYERS: usize = 65_535;
+/// Rows, columns and common dimension that the kernels count.
+const MAX_SIDE: usize = i32::MAX as usize;
+
+/// Elements of the tensors.
+struct Lengths {
+    a: usize,
+    b: usize,
+    y: usize,
+}
+
+impl GemmDesc {
+    fn shape(&self) -> Shape {
+        let [m, n, k, batch] = [self.m, self.n, self.k, self.batch].map(|x| x as u64);
+        Shape { m, n, k, batch }
+    }
+
+    fn parameter(parameter: &'static str, got: impl ToString, expected: &'static str) -> PlanError {
+        PlanError::Parameter { op: OP, parameter, got: got.to_string(), expected }
+    }
+
+    fn check(&self) -> Result<Lengths, PlanError> {
+        if !DType::FLOATS.contains(&self.dtype) {
+            let (got, expected) = (self.dtype, &DType::FLOATS);
+            return Err(PlanError::DType { op: OP, tensor: "a", got, expected });
+        }
+        for (name, side) in [("m", self.m), ("n", self.n), ("k", self.k)] {
+            if side > MAX_SIDE {
+                return Err(Self::parameter(name, side, "less than 2^31"));
+            }
+        }
+        for (name, factor) in [("alpha", self.alpha), ("beta", self.beta)] {
+            if !factor.get().is_finite() {
+                return Err(Self::parameter(name, factor.get(), "finite"));
+            }
+        }
+        if epilogue::code(self.activation).is_none() {
+            let got = self.activation.map_or("none", Activation::name);
+            return Err(Self::parameter(
+                "activation",
+                got,
+                "relu, gelu_erf, gelu_tanh, silu, sigmoid or tanh",
+            ));
+        }
+        let (a, b) = self.stored();
+        let length = |name, leading, [rows, cols]: [usize; 2], stride| {
+            if leading < cols {
+                return Err(Self::parameter(name, leading, "at least the columns of the matrix in memory"));
+            }
+            if rows == 0 || cols == 0 || self.batch == 0 {
+                return Ok(0);
+            }
+            let matrix = (rows - 1).checked_mul(leading).and_then(|before| before.checked_add(cols));
+            let all = matrix
+                .zip((self.batch - 1).checked_mul(stride))
+                .and_then(|(matrix, before)| matrix.checked_add(before))
+                .filter(|len| len.checked_mul(self.dtype.bytes()).is_some_and(|b| i64::try_from(b).is_ok()));
+            all.ok_or_else(|| Self::parameter(name, leading, "such that the tensor is addressable"))
+        };
+        let lengths = Lengths {
+            a: length("lda", self.lda, a, self.stride_a)?,
+            b: length("ldb", self.ldb, b, self.stride_b)?,
+            y: length("ldy", self.ldy, [self.m, self.n], self.stride_y)?,
+        };
+        let matrix = self.m.saturating_sub(1).saturating_mul(self.ldy).saturating_add(self.n);
+        if self.batch > 1 && lengths.y > 0 && self.stride_y < matrix {
+            return Err(Self::parameter("stride_y", self.stride_y, "at least the extent of a matrix"));
+        }
+        Ok(lengths)
+    }
+
+    /// Whether every row and matrix of `a` and `b` begins at a multiple of 16 bytes if the first does.
+    fn is_wide(&self) -> bool {
+        let wide = |elements: usize| (elements * self.dtype.bytes()).is_multiple_of(WIDE as usize);
+        let matrices = self.batch <= 1 || wide(self.stride_a) && wide(self.stride_b);
+        wide(self.lda) && wide(self.ldb) && matrices
+    }
+
+    /// Sums that blocks leave for others to add.
+    fn partials(&self, choice: Choice) -> Result<usize, PlanError> {
+        let parts = choice.parts(self.k as u64);
+        if parts == 1 {
+            return Ok(0);
+        }
+        let sums = self.m.checked_mul(self.n).and_then(|len| len.checked_mul(self.batch));
+        sums.and_then(|len| len.checked_mul(usize::try_from(parts).ok()?))
+            .ok_or_else(|| Self::parameter("m x n", self.m, "such that the workspace is addressable"))
+    }
+
+    /// The launches of a variant: batches beyond what a grid has along z are further launches.
+    fn steps(&self, target: Target, choice: Choice, steps: &mut Vec<LaunchStep>) -> Result<(), PlanError> {
+        let parts = choice.parts(self.k as u64);
+        let kernel = self.kernel(target, choice.config, parts > 1)?;
+        let tiles = choice.config.tiles();
+        let blocks =
+            [(self.m, tiles.rows), (self.n, tiles.cols)].map(|(side, tile)| side.div_ceil(tile as usize));
+        let grid = plan::cover(OP, blocks[0].saturating_mul(blocks[1]), 1)?.unwrap_or([1; 3]);
+        let (a, b) = self.along();
+        let shared = tiles.shared_bytes(self.dtype, a, b);
+        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
+        let size = self.dtype.bytes() as u64;
+        for first in (0..self.batch).step_by(MAX_LAYERS) {
+            let count = (self.batch - first).min(MAX_LAYERS);
+            let offset = |stride: usize| first as u64 * stride as u64 * size;
+            let split = parts > 1;
+            let flags = self.flags();
+            let activation = epilogue::code(self.activation).unwrap_or(0);
+            let args = tensor::GemmArgs {
+                a: In::slot_at(0, offset(self.stride_a)),
+                b: In::slot_at(1, offset(self.stride_b)),
+                c: In::slot_at(SLOT_C, offset(self.stride_y)),
+                bias: In::slot(SLOT_BIAS),
+                y: if split {
+                    Out::slot(SLOT_WORKSPACE)
+                } else {
+                    Out::slot_at(SLOT_Y, offset(self.stride_y))
+                },
+                m: small(self.m),
+                n: small(self.n),
+                depth: small(self.k),
+                part: u32::try_from(choice.part).unwrap_or(u32::MAX),
+                lda: self.lda as u64,
+                ldb: self.ldb as u64,
+                ldy: if split { self.n } else { self.ldy } as u64,
+                stride_a: self.stride_a as u64,
+                stride_b: self.stride_b as u64,
+                stride_y: if split { self.m * self.n } else { self.stride_y } as u64,
+                alpha: if split { 1.0 } else { self.alpha.get() },
+                beta: if split { 0.0 } else { self.beta.get() },
+                flags: if split { 0 } else { flags },
+                activation: if split { 0 } else { activation },
+            };
+            let grid = [grid[0], u32::try_from(parts).unwrap_or(1), small(count)];
+            let step = LaunchStep::new(kernel.clone(), grid, args.values()).with_dynamic_shared(shared);
+            steps.push(step);
+            if split {
+                let def = split::SumParts { dtype: self.dtype };
+                let sum = split::SumArgs {
+                    partials: In::slot(SLOT_WORKSPACE),
+                    c: In::slot_at(SLOT_C, offset(self.stride_y)),
+                    bias: In::slot(SLOT_BIAS),
+                    y: Out::slot_at(SLOT_Y, offset(self.stride_y)),
+                    m: small(self.m),
+                    n: small(self.n),
+                    parts: u32::try_from(parts).unwrap_or(1),
+                    ldy: self.ldy as u64,
+                    stride_y: self.stride_y as u64,
+                    alpha: self.alpha.get(),
+                    beta: self.beta.get(),
+                    flags,
+                    activation,
+                };
+                let sums = self.m.saturating_mul(self.n);
+                let cover = plan::cover(OP, sums, split::THREADS)?.unwrap_or([1; 3]);
+                let kernel = plan::recorded(OP, &def, target)?;
+                steps.push(LaunchStep::new(kernel, [cover[0], 1, small(count)], sum.values()));
+            }
+        }
+        Ok(())
+    }
+
+    fn flags(&self) -> u32 {
+        let c = if self.beta.get() == 0.0 { 0 } else { epilogue::HAS_C };
+        c | if self.bias { epilogue::HAS_BIAS } else { 0 }
+    }
+
+    fn kernel(&self, target: Target, config: Config, split: bool) -> Result<Kernel, PlanError> {
+        kernel_of(self.dtype, self.along(), target, config, split)
+    }
+}
+
+fn kernel_of(
+    dtype: DType,
+    (a, b): (Along, Along),
+    target: Target,
+    config: Config,
+    split: bool,
+) -> Result<Kernel, PlanError> {
+    match config {
+        Config::Tensor(config) => plan::recorded(OP, &TensorGemm { dtype, a, b, config, split }, target),
+        Config::Simt(config) => plan::recorded(OP, &SimtGemm { dtype, a, b, config, split }, target),
+    }
+}
+
+/// The family's row of the catalogue.
+pub(crate) fn entries() -> Vec<Entry> {
+    vec![Entry { op: OP, direction: Direction::Forward, dtypes: &DType::FLOATS, targets: &TARGETS }]
+}
+
+/// Every kernel that a plan can hold.
+pub(crate) fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let mut all = vec![plan::recorded(OP, &split::SumParts { dtype }, target)?];
+    for config in tuning::configs(dtype, target) {
+        for a in [Along::K, Along::Outer] {
+            for b in [Along::K, Along::Outer] {
+                for split in [false, true] {
+                    all.push(kernel_of(dtype, (a, b), target, config, split)?);
+                }
+            }
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,39 @@
+//! The definition in plain f64 Rust.
+
+use super::GemmDesc;
+use crate::activation::reference as activation;
+
+/// A value, and the sum of the magnitudes that make it: the scale of its rounding errors.
+pub type Scaled = (f64, f64);
+
+/// `activation(alpha op(a) op(b) + beta c + bias)` of matrix `batch` at (`row`, `col`).
+pub fn element(
+    desc: &GemmDesc,
+    (a, b): (&[f64], &[f64]),
+    c: Option<&[f64]>,
+    bias: Option<&[f64]>,
+    (batch, row, col): (usize, usize, usize),
+) -> Scaled {
+    let at_a = |d| {
+        let (r, c) = if desc.transpose_a { (d, row) } else { (row, d) };
+        a[batch * desc.stride_a + r * desc.lda + c]
+    };
+    let at_b = |d| {
+        let (r, c) = if desc.transpose_b { (col, d) } else { (d, col) };
+        b[batch * desc.stride_b + r * desc.ldb + c]
+    };
+    let alpha = desc.alpha.get();
+    let products = (0..desc.k).map(|d| alpha * at_a(d) * at_b(d));
+    let (mut sum, mut scale) = products.fold((0.0, 0.0), |(sum, scale), p: f64| (sum + p, scale + p.abs()));
+    let mut add = |x: f64| {
+        sum += x;
+        scale += x.abs();
+    };
+    if let Some(c) = c {
+        add(desc.beta.get() * c[batch * desc.stride_y + row * desc.ldy + col]);
+    }
+    if let Some(bias) = bias {
+        add(bias[col]);
+    }
+    (desc.activation.map_or(sum, |f| activation::forward(f, sum)), scale)
+}

@@ -1,0 +1,79 @@
+//! The end of a product whose common dimension is shared by several blocks: the sums of its parts are added in order.
+
+use warpwright_dsl::kernel_args;
+use warpwright_dsl::prelude::*;
+
+use super::epilogue::{self, Outputs};
+
+kernel_args! {
+    /// `y = activation(alpha sum of partials + beta c + bias)`
+    pub(super) struct SumArgs => SumParams {
+        partials: In<Elem>, c: In<Elem>, bias: In<Elem>, y: Out<Elem>,
+        m: u32, n: u32, parts: u32,
+        ldy: u64, stride_y: u64,
+        alpha: f64, beta: f64, flags: u32, activation: u32,
+    }
+}
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 128;
+
+/// Sums parts, `[part][batch][m][n]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SumParts {
+    pub(super) dtype: DType,
+}
+
+impl SumParts {
+    fn body<'k, A: Float>(&self, k: K<'k>, p: SumParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let (batch, batches) = (k.block_idx_z().to_u64(), k.grid_dim_z().to_u64());
+        let y = p.y.at(batch * p.stride_y);
+        let c = p.c.at(batch * p.stride_y);
+        let outputs = Outputs {
+            c,
+            bias: p.bias,
+            y,
+            leading: p.ldy,
+            alpha: p.alpha,
+            beta: p.beta,
+            flags: p.flags,
+            activation: p.activation,
+        };
+        let len = p.m.mul_wide(p.n);
+        let at = k.global_idx_x();
+        k.if_(at.lt(len), || {
+            let (row, col) = ((at / p.n.to_u64()).to_u32(), (at % p.n.to_u64()).to_u32());
+            let zero = k.lit::<A>(0.0);
+            let sum = k.fold(k.range(0, p.parts, 1), zero, |part, sum| {
+                sum + p.partials.at((part.to_u64() * batches + batch) * len + at).get::<A>()
+            });
+            outputs.finish(row, col, &Lanes::from(sum));
+        });
+    }
+}
+
+impl KernelDef for SumParts {
+    type Args = SumArgs;
+
+    fn name(&self) -> String {
+        format!("gemm_sum_parts_{}", self.dtype)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.dtype).with("partials", epilogue::sums_dtype(self.dtype))
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: SumParams<'k>) {
+        match self.dtype {
+            DType::F64 => self.body::<f64>(k, p),
+            _ => self.body::<f32>(k, p),
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Which kernel runs for which product.
+//!
+//! A tile costs its products over the rate that its shape reaches, plus what it takes to fill the pipeline and to store the
+//! sums; tiles run in waves over the multiprocessors. The configuration with the least sum is taken. Where there are fewer
+//! tiles than multiprocessors, several blocks share the common dimension of a tile.
+
+use warpwright_dsl::{Along, MmaAtom, Stages, TileLayout};
+use warpwright_ptx::{DType, Target};
+
+/// What a block computes, and how the operands come to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tiles {
+    /// Rows of the result.
+    pub rows: u32,
+    /// Columns of the result.
+    pub cols: u32,
+    /// How much of the common dimension is in shared memory at once.
+    pub slice: u32,
+    /// Slices in shared memory: the one that is multiplied and those on their way.
+    pub stages: u32,
+    /// Bytes of one copy: 16, or those of an element.
+    pub piece: u32,
+    /// Whether sizes need not be multiples of the tile's.
+    pub bounded: bool,
+}
+
+impl Tiles {
+    const fn new(rows: u32, cols: u32, slice: u32, stages: u32) -> Self {
+        Self { rows, cols, slice, stages, piece: PIECE, bounded: true }
+    }
+
+    /// A part of a kernel's name.
+    fn name(&self) -> String {
+        let Self { rows, cols, slice, stages, piece, bounded } = *self;
+        let exact = if bounded { "" } else { "_exact" };
+        format!("{rows}x{cols}x{slice}_s{stages}_p{piece}{exact}")
+    }
+
+    /// Where the slices of `a` and `b` lie in shared memory.
+    pub(super) const fn layouts(&self, dtype: DType, a: Along, b: Along) -> (TileLayout, TileLayout) {
+        const fn layout(dtype: DType, along: Along, outer: u32, slice: u32) -> TileLayout {
+            match along {
+                Along::K => TileLayout::new(dtype, outer, slice),
+                Along::Outer => TileLayout::new(dtype, slice, outer),
+            }
+        }
+        (layout(dtype, a, self.rows, self.slice), layout(dtype, b, self.cols, self.slice))
+    }
+
+    /// The ring of slices.
+    pub(super) const fn pipeline(&self, dtype: DType, a: Along, b: Along) -> Stages {
+        let (a, b) = self.layouts(dtype, a, b);
+        Stages { count: self.stages, bytes: a.bytes() + b.bytes() }
+    }
+
+    /// Bytes of dynamic shared memory: the ring, or the sums of the tile, which follow it there.
+    pub fn shared_bytes(&self, dtype: DType, a: Along, b: Along) -> u32 {
+        let sum = if dtype == DType::F64 { 8 } else { 4 };
+        self.pipeline(dtype, a, b).total_bytes().max(self.rows * self.cols * sum)
+    }
+}
+
+/// How a kernel on tensor cores is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorConfig {
+    /// What a block computes.
+    pub tiles: Tiles,
+    /// Warps along the rows.
+    pub warps_down: u32,
+    /// Warps along the columns.
+    pub warps_across: u32,
+}
+
+/// How a kernel on the ordinary units is laid out: warps compute 32 x 64 sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SimtConfig {
+    /// What a block computes: rows a multiple of 32, columns of 64.
+    pub tiles: Tiles,
+}
+
+/// A kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Config {
+    /// On tensor cores.
+    Tensor(TensorConfig),
+    /// On the ordinary units.
+    Simt(SimtConfig),
+}
+
+impl Config {
+    /// What a block computes.
+    pub const fn tiles(&self) -> &Tiles {
+        match self {
+            Self::Tensor(config) => &config.tiles,
+            Self::Simt(config) => &config.tiles,
+        }
+    }
+
+    /// Threads of a block.
+    pub const fn threads(&self) -> u32 {
+        match self {
+            Self::Tensor(config) => 32 * config.warps_down * config.warps_across,
+            Self::Simt(config) => config.tiles.rows * config.tiles.cols / 64,
+        }
+    }
+
+    /// A part of the kernel's name.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::Tensor(TensorConfig { tiles, warps_down, warps_across }) => {
+                format!("{}_w{warps_down}x{warps_across}", tiles.name())
+            }
+            Self::Simt(SimtConfig { tiles }) => format!("simt_{}", tiles.name()),
+        }
+    }
+
+    fn with(self, piece: u32, bounded: bool) -> Self {
+        match self {
+            Self::Tensor(c) => Self::Tensor(TensorConfig { tiles: Tiles { piece, bounded, ..c.tiles }, ..c }),
+            Self::Simt(c) => Self::Simt(SimtConfig { tiles: Tiles { piece, bounded, ..c.tiles } }),
+        }
+    }
+}
+
+/// Bytes of the widest copy.
+const PIECE: u32 = 16;
+
+/// A configuration, and what part of the best rate it reaches.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    config: Config,
+    efficiency: f64,
+}
+
+const fn tensor(tiles: Tiles, warps: (u32, u32), efficiency: f64) -> Candidate {
+    let config = Config::Tensor(TensorConfig { tiles, warps_down: warps.0, warps_across: warps.1 });
+    Candidate { config, efficiency }
+}
+
+const fn simt(tiles: Tiles, efficiency: f64) -> Candidate {
+    Candidate { config: Config::Simt(SimtConfig { tiles }), efficiency }
+}
+
+/// Largest tile first.
+const HALF: [Candidate; 3] = [
+    tensor(Tiles::new(128, 256, 64, 3), (2, 4), 1.0),
+    tensor(Tiles::new(128, 128, 64, 3), (2, 2), 0.97),
+    tensor(Tiles::new(64, 64, 64, 3), (2, 2), 0.7),
+];
+const DOUBLE: [Candidate; 1] = [tensor(Tiles::new(64, 64, 16, 3), (2, 2), 1.0)];
+const SINGLE: [Candidate; 2] = [simt(Tiles::new(128, 128, 16, 3), 1.0), simt(Tiles::new(64, 64, 16, 3), 0.8)];
+const SMALL: [Candidate; 1] = [simt(Tiles::new(64, 64, 16, 2), 1.0)];
+
+/// The configurations for elements of `dtype` on `target`.
+fn candidates(dtype: DType, target: Target) -> impl Iterator<Item = Candidate> {
+    let tensor_cores = dtype != DType::F32 && MmaAtom::of(dtype).is_some_and(|atom| atom.exists(target));
+    let all: &[Candidate] = match dtype {
+        DType::F64 if tensor_cores => &DOUBLE,
+        DType::F32 => &SINGLE,
+        _ if tensor_cores => &HALF,
+        _ => &SMALL,
+    };
+    let limit = shared_limit(target);
+    let fits = move |c: &&Candidate| {
+        let bytes = |a, b| c.config.tiles().shared_bytes(dtype, a, b);
+        bytes(Along::K, Along::K).max(bytes(Along::Outer, Along::Outer)) <= limit
+    };
+    all.iter().filter(fits).copied()
+}
+
+/// Bytes of shared memory that a block can have.
+const fn shared_limit(target: Target) -> u32 {
+    let kilobytes = match target.sm {
+        ..80 => 64,
+        80 | 87 => 163,
+        90..=119 => 227,
+        _ => 99,
+    };
+    kilobytes << 10
+}
+
+/// Multiprocessors of the largest device of an architecture.
+const fn multiprocessors(target: Target) -> u64 {
+    match target.sm {
+        ..80 => 72,
+        80 => 108,
+        81..89 => 84,
+        89 => 128,
+        90..100 => 132,
+        100..120 => 148,
+        _ => 170,
+    }
+}
+
+/// A product, as far as the choice depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Rows of the result.
+    pub m: u64,
+    /// Columns of the result.
+    pub n: u64,
+    /// Common dimension.
+    pub k: u64,
+    /// Matrices.
+    pub batch: u64,
+}
+
+/// A configuration, and how the common dimension is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Choice {
+    /// The kernel.
+    pub config: Config,
+    /// How much of the common dimension a block takes; all of it if it is not less.
+    pub part: u64,
+}
+
+impl Choice {
+    /// Blocks that share a tile.
+    pub const fn parts(&self, k: u64) -> u64 {
+        let parts = k.div_ceil(self.part);
+        if parts > 1 { parts } else { 1 }
+    }
+}
+
+/// Most blocks that share a tile.
+const MAX_PARTS: u64 = 32;
+/// Least of the common dimension that is worth a block of its own.
+const LEAST_PART: u64 = 256;
+/// What filling the pipeline and storing a tile cost, in elements of the common dimension.
+const TILE_COST: f64 = 192.0;
+/// What adding the parts costs, in the unit of [`cost`]: about 4 us.
+const PARTS_COST: f64 = 2e7;
+
+/// The configuration for a product; `wide` if every row and matrix begins at a multiple of 16 bytes.
+pub fn choose(dtype: DType, target: Target, shape: Shape, wide: bool) -> Option<Choice> {
+    let choice = |c: Candidate| {
+        let (choice, cost) = cost(target, shape, &c);
+        let config = choice.config.with(if wide { PIECE } else { dtype.bytes() as u32 }, true);
+        (Choice { config, ..choice }, cost)
+    };
+    let all = candidates(dtype, target).map(choice);
+    // Copies of single elements are what limits a product without alignment, whatever the tile: the smallest is there.
+    if wide {
+        all.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(choice, _)| choice)
+    } else {
+        all.last().map(|(choice, _)| choice)
+    }
+}
+
+/// How a candidate would share the work, and what that costs in products of a multiprocessor at the best rate.
+fn cost(target: Target, shape: Shape, c: &Candidate) -> (Choice, f64) {
+    let Shape { m, n, k, batch } = shape;
+    let tiles = c.config.tiles();
+    let blocks = m.div_ceil(u64::from(tiles.rows)).saturating_mul(n.div_ceil(u64::from(tiles.cols)));
+    let blocks = blocks.saturating_mul(batch).max(1);
+    let room = multiprocessors(target);
+    let parts = (room / blocks).min(k / LEAST_PART).clamp(1, MAX_PARTS);
+    let slice = u64::from(tiles.slice);
+    let part = k.div_ceil(parts).max(1).next_multiple_of(slice);
+    let choice = Choice { config: c.config, part };
+    let parts = choice.parts(k);
+    // Blocks that share a multiprocessor share its rate.
+    let waves = blocks.saturating_mul(parts).div_ceil(room);
+    let of_tile = f64::from(tiles.rows) * f64::from(tiles.cols) * (part.min(k) as f64 + TILE_COST);
+    let adding = if parts > 1 { PARTS_COST } else { 0.0 };
+    (choice, waves as f64 * of_tile / c.efficiency + adding)
+}
+
+/// Every configuration that [`choose`] can give.
+pub fn configs(dtype: DType, target: Target) -> Vec<Config> {
+    let wide: Vec<Config> = candidates(dtype, target).map(|c| c.config.with(PIECE, true)).collect();
+    let single = wide.last().map(|config| config.with(dtype.bytes() as u32, true));
+    wide.into_iter().chain(single).collect()
+}

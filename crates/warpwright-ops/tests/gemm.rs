@@ -1,0 +1,147 @@
+//! Products of matrices: every case on targets with other kernels, what is refused, and what must not change.
+
+use warpwright_ops::gemm::{Addend, Epilogue, GemmArgs, GemmDesc, matmul, tuning};
+use warpwright_ops::plan::Real;
+use warpwright_ops::{Error, Operation, PlanError};
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Tensor};
+use warpwright_testkit::{Filter, Scope, cases, run_case};
+
+fn run(target: Target, scope: Scope) {
+    let device = Device::emulator_with(EmulatorConfig { target, ..EmulatorConfig::default() });
+    let filter = Filter { ops: vec!["gemm".to_owned()], scope, ..Filter::default() };
+    let mut failed = Vec::new();
+    for case in cases(&filter) {
+        let r = run_case(&device, &case);
+        if !r.ok {
+            let findings = r.findings.first().cloned().unwrap_or_default();
+            failed.push(format!("{case}: {}\n{findings}", r.reason.unwrap_or_default()));
+        }
+    }
+    assert!(failed.is_empty(), "{} failed for {target}:\n{}", failed.len(), failed.join("\n"));
+}
+
+#[test]
+fn every_kind_of_product() {
+    for sm in [75, 80, 90] {
+        run(Target::sm(sm), Scope::Quick);
+    }
+}
+
+fn device() -> Device {
+    Device::emulator()
+}
+
+#[test]
+fn descriptors_without_a_plan() {
+    const TARGET: Target = Target::sm(90);
+    let good = GemmDesc::new(DType::BF16, [8, 16, 24], false, false);
+    assert_eq!(good.plan(TARGET).expect("plan").steps().len(), 1);
+    let e = GemmDesc { dtype: DType::I32, ..good.clone() }.plan(TARGET).expect_err("no integers");
+    assert!(matches!(e, PlanError::DType { op: "gemm", .. }), "{e}");
+    let parameter = |desc: GemmDesc, name| match desc.plan(TARGET) {
+        Err(PlanError::Parameter { parameter, .. }) => assert_eq!(parameter, name),
+        other => panic!("{name}: {other:?}"),
+    };
+    parameter(GemmDesc { lda: 23, ..good.clone() }, "lda");
+    parameter(GemmDesc { ldb: 15, ..good.clone() }, "ldb");
+    parameter(GemmDesc { ldy: 15, ..good.clone() }, "ldy");
+    parameter(GemmDesc { batch: 2, stride_y: 127, ..good.clone() }, "stride_y");
+    parameter(GemmDesc { batch: 3, stride_a: usize::MAX / 4, ..good.clone() }, "lda");
+    parameter(GemmDesc { alpha: Real::new(f64::NAN), ..good.clone() }, "alpha");
+    parameter(GemmDesc { m: 1 << 31, ..good.clone() }, "m");
+    let slope = warpwright_ops::activation::Slope::new(0.1);
+    let leaky = warpwright_ops::activation::Activation::LeakyRelu { negative_slope: slope };
+    parameter(GemmDesc { activation: Some(leaky), ..good }, "activation");
+}
+
+#[test]
+fn many_batches_and_shared_sums_have_their_launches() {
+    const TARGET: Target = Target::sm(90);
+    let desc = GemmDesc { batch: 70_000, ..GemmDesc::new(DType::F32, [4, 4, 4], false, false) };
+    let plan = desc.plan(TARGET).expect("plan");
+    assert_eq!(plan.steps().iter().map(|s| s.grid()[2]).collect::<Vec<_>>(), [65_535, 4_465]);
+    let plan = GemmDesc::new(DType::BF16, [16, 4096, 4096], false, true).plan(TARGET).expect("plan");
+    assert_eq!(plan.steps().len(), 2, "few tiles: blocks share the common dimension");
+    assert!(plan.workspace_bytes() > 0);
+    assert!(
+        GemmDesc::new(DType::F64, [0, 4, 4], false, false).plan(TARGET).expect("plan").steps().is_empty()
+    );
+    for dtype in DType::FLOATS {
+        for sm in [75, 80, 86, 89, 90, 100, 120] {
+            let configs = tuning::configs(dtype, Target::sm(sm));
+            for shape in [[1, 1, 1], [64, 64, 4096], [4096, 4096, 4096], [1, 10_000, 512]] {
+                let [m, n, k] = shape;
+                for wide in [true, false] {
+                    let shape = tuning::Shape { m, n, k, batch: 1 };
+                    let choice = tuning::choose(dtype, Target::sm(sm), shape, wide).expect("a choice");
+                    assert!(configs.contains(&choice.config), "{dtype} sm_{sm} {:?}", choice.config);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn launches_check_their_tensors() {
+    let device = device();
+    let stream = device.stream().expect("stream");
+    let floats =
+        |values: &[f32], shape: &[usize]| Tensor::from_slice(&device, values, shape).expect("memory");
+    let plan = GemmDesc::new(DType::F32, [2, 2, 2], false, false).plan(device.target()).expect("plan");
+    let (a, b) = (floats(&[1.0, 2.0, 3.0, 4.0], &[2, 2]), floats(&[1.0; 3], &[3]));
+    let mut y = floats(&[0.0; 4], &[2, 2]);
+    fn args<'t>(a: &'t Tensor, b: &'t Tensor, y: &'t mut Tensor) -> GemmArgs<'t> {
+        let (a, b, y) = (a.as_ref(), b.as_ref(), y.as_mut());
+        GemmArgs { a, b, c: Addend::Absent, bias: None, y, workspace: None }
+    }
+    let e = plan.launch(&stream, args(&a, &b, &mut y)).expect_err("b is too short");
+    assert!(matches!(e, RuntimeError::Elements { argument: "b", .. }), "{e}");
+    let e = plan.launch(&stream, GemmArgs { bias: Some(b.as_ref()), ..args(&a, &a, &mut y) });
+    assert!(matches!(e, Err(RuntimeError::Presence { argument: "bias", given: true, .. })));
+}
+
+#[test]
+fn free_function() {
+    let device = device();
+    let stream = device.stream().expect("stream");
+    let floats =
+        |values: &[f32], shape: &[usize]| Tensor::from_slice(&device, values, shape).expect("memory");
+    let a = floats(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3]);
+    let b = floats(&[1.0, 0.0, 2.0, -1.0, 1.0, 0.0], &[2, 3]);
+    let bias = floats(&[10.0, -20.0], &[2]);
+    let relu = Some(warpwright_ops::activation::Activation::Relu);
+    let epilogue = Epilogue { bias: Some(&bias), activation: relu };
+    let y = matmul(&stream, &a, &b, false, true, epilogue).expect("launch");
+    assert_eq!((y.shape(), y.to_vec::<f32>().expect("copy")), (&[2, 2][..], vec![17.0, 0.0, 26.0, 0.0]));
+    // A batch against one matrix, and against its own.
+    let a = floats(&[1.0, 2.0, 3.0, 4.0], &[2, 1, 2]);
+    let y = matmul(&stream, &a, &floats(&[1.0, 1.0], &[2, 1]), false, false, Epilogue::default())
+        .expect("launch");
+    assert_eq!((y.shape(), y.to_vec::<f32>().expect("copy")), (&[2, 1, 1][..], vec![3.0, 7.0]));
+    let y = matmul(&stream, &a, &a, true, false, Epilogue::default()).expect("launch");
+    let want = vec![1.0, 2.0, 2.0, 4.0, 9.0, 12.0, 12.0, 16.0];
+    assert_eq!((y.shape(), y.to_vec::<f32>().expect("copy")), (&[2, 2, 2][..], want));
+    let e = matmul(&stream, &a, &bias, false, false, Epilogue::default()).expect_err("a vector");
+    assert!(matches!(e, Error::Plan(PlanError::Parameter { parameter: "b", .. })), "{e}");
+    let e = matmul(&stream, &a, &a, false, false, Epilogue::default()).expect_err("inner dimensions");
+    assert!(matches!(e, Error::Plan(PlanError::Parameter { parameter: "b", .. })), "{e}");
+}
+
+/// The result does not depend on the order in which blocks and warps run, nor on the run.
+#[test]
+fn every_schedule_gives_the_same_bits() {
+    let mut results = Vec::new();
+    for seed in 0..3 {
+        let config = EmulatorConfig { seed, ..EmulatorConfig::default() };
+        let device = Device::emulator_with(config);
+        let stream = device.stream().expect("stream");
+        let values = |len: usize| (0..len).map(|i| ((i * 37 % 101) as f32).sin()).collect::<Vec<f32>>();
+        let a = Tensor::from_slice(&device, &values(8 * 1200), &[8, 1200]).expect("memory");
+        let b = Tensor::from_slice(&device, &values(40 * 1200), &[40, 1200]).expect("memory");
+        let y = matmul(&stream, &a, &b, false, true, Epilogue::default()).expect("launch");
+        results.push(y.to_vec::<f32>().expect("copy"));
+        assert!(device.findings().is_empty());
+    }
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+}

@@ -1,0 +1,207 @@
+//! Cases of products of matrices.
+
+use std::sync::Arc;
+
+use warpwright_ops::activation::Activation;
+use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, reference};
+use warpwright_ops::plan::Real;
+use warpwright_ops::{Direction, Operation};
+use warpwright_ptx::DType;
+
+use crate::budget::{self, Budget};
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::inputs::Input;
+use crate::measure::{Comparison, Expected};
+use crate::storage;
+
+#[derive(Debug)]
+struct GemmSubject {
+    desc: GemmDesc,
+    /// Whether `beta` multiplies what `y` holds.
+    in_place: bool,
+    /// Whether there are infinities and NaN among the elements.
+    special: bool,
+    lead: usize,
+}
+
+/// Every case of the family.
+pub(crate) fn cases(scope: Scope) -> Vec<Case> {
+    let mut out = Vec::new();
+    for dtype in DType::FLOATS {
+        for subject in situations(dtype, scope) {
+            let d = &subject.desc;
+            let activation = d.activation.map_or("no activation", Activation::name);
+            let letter = |transposed| if transposed { 't' } else { 'n' };
+            let (a, b) = (letter(d.transpose_a), letter(d.transpose_b));
+            let input = format!(
+                "{a}{b}, {} matrices, alpha {:?}, beta {:?}, bias {}, {activation}, ld {} {} {}{}",
+                d.batch,
+                d.alpha,
+                d.beta,
+                d.bias,
+                d.lda,
+                d.ldb,
+                d.ldy,
+                if subject.special { ", special" } else { "" }
+            );
+            out.push(Case {
+                op: "gemm",
+                direction: Direction::Forward,
+                dtype,
+                shape: vec![d.m, d.n, d.k],
+                input,
+                budget: summed(dtype, d.k),
+                subject: Arc::new(subject),
+            });
+        }
+    }
+    out
+}
+
+/// A sum of `k` products rounds once a product, errors that mostly cancel: their root is what counts norm-wise.
+fn summed(dtype: DType, k: usize) -> Budget {
+    let table = budget::normalised(dtype);
+    let roundings = 1.0 + (k as f64).sqrt() / 8.0;
+    match dtype {
+        DType::F32 | DType::F64 => Budget { norm: table.norm * roundings.min(4.0), ..table },
+        _ => table,
+    }
+}
+
+fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
+    let plain = |sizes, ta, tb| GemmSubject {
+        desc: GemmDesc::new(dtype, sizes, ta, tb),
+        in_place: false,
+        special: false,
+        lead: 0,
+    };
+    let mut all = Vec::new();
+    // Whole vectors, and one more.
+    for [m, n, k] in [[72, 136, 88], [33, 65, 37]] {
+        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+            all.push(plain([m, n, k], ta, tb));
+        }
+    }
+    for sizes in [[0, 5, 3], [5, 0, 3], [4, 6, 0], [1, 1, 1], [1, 40, 700], [64, 64, 64]] {
+        all.push(plain(sizes, false, true));
+    }
+    // Everything at once: a part of larger matrices, a batch, factors, c, bias and a function.
+    let full = |sizes: [usize; 3], batch, (alpha, beta), bias, activation, pad: usize| {
+        let mut s = plain(sizes, true, false);
+        let d = &mut s.desc;
+        (d.lda, d.ldb, d.ldy) = (d.lda + pad, d.ldb + pad, d.ldy + pad);
+        (d.stride_a, d.stride_b) = (d.k * d.lda + pad, d.k * d.ldb + pad);
+        d.stride_y = d.m * d.ldy + pad;
+        (d.batch, d.bias, d.activation) = (batch, bias, activation);
+        (d.alpha, d.beta) = (Real::new(alpha), Real::new(beta));
+        s
+    };
+    all.push(full([40, 24, 56], 3, (0.5, -2.0), true, Some(Activation::GeluErf), 8));
+    all.push(full([9, 70, 21], 2, (-1.25, 0.75), true, Some(Activation::Silu), 3));
+    all.push(GemmSubject { in_place: true, ..full([17, 50, 30], 2, (1.0, 1.0), false, None, 5) });
+    all.push(GemmSubject { lead: 1, ..full([24, 40, 64], 1, (1.0, 0.0), true, Some(Activation::Relu), 8) });
+    all.push(full([12, 20, 0], 1, (1.0, 0.5), true, Some(Activation::Tanh), 0));
+    all.push(GemmSubject { special: true, ..full([20, 40, 24], 1, (1.0, 1.0), true, None, 0) });
+    let mut shared = plain([16, 24, 40], false, false);
+    (shared.desc.batch, shared.desc.stride_b) = (3, 0);
+    all.push(shared);
+    // The common dimension shared by blocks.
+    all.push(full([16, 48, 1100], 2, (0.5, 1.0), true, Some(Activation::GeluTanh), 8));
+    if scope == Scope::Full {
+        for side in [2, 7, 8, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 200] {
+            all.push(plain([side, 24, 40], false, false));
+            all.push(plain([24, side, 40], false, true));
+            all.push(plain([24, 40, side], true, false));
+            all.push(plain([side, side + 1, side + 2], true, true));
+        }
+        for activation in Activation::ALL {
+            if !matches!(activation, Activation::LeakyRelu { .. }) {
+                all.push(full([33, 40, 20], 1, (1.0, 0.0), true, Some(activation), 0));
+            }
+        }
+        all.push(plain([1, 64, 4000], false, true));
+        all.push(plain([130, 260, 600], false, true));
+    }
+    all
+}
+
+impl GemmSubject {
+    fn draw(&self, len: usize, salt: u64) -> Vec<f64> {
+        let values = Input::Normal.values(len, salt << 32 | len as u64);
+        let mut values: Vec<f64> = values.into_iter().map(|v| storage::round(self.desc.dtype, v)).collect();
+        if self.special {
+            let specials = [f64::INFINITY, f64::NAN, 0.0, f64::NEG_INFINITY];
+            values.iter_mut().step_by(149).enumerate().for_each(|(i, v)| *v = specials[i % specials.len()]);
+        }
+        values
+    }
+}
+
+impl Subject for GemmSubject {
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
+        let desc = &self.desc;
+        let dtype = desc.dtype;
+        let plan = desc.plan(bench.target())?;
+        let len = |slot: usize| plan.tensors()[slot].len;
+        let (has_c, has_bias) = (plan.tensors()[2].present, plan.tensors()[3].present);
+        let a_values = self.draw(len(0), 1);
+        let b_values = self.draw(len(1), 2);
+        let c_values = self.draw(len(4), 3);
+        let bias_values = self.draw(desc.n, 4);
+        let a = bench.input("a", dtype, &a_values, self.lead)?;
+        let b = bench.input("b", dtype, &b_values, self.lead)?;
+        let c = bench.input("c", dtype, &c_values, self.lead)?;
+        let bias = bench.input("bias", dtype, &bias_values, self.lead)?;
+        let mut y = if self.in_place {
+            bench.input("y", dtype, &c_values, self.lead)?
+        } else {
+            bench.output("y", dtype, len(4), self.lead)?
+        };
+        let scratch = plan.tensors()[5].clone();
+        let workspace = scratch.present.then(|| bench.output("workspace", scratch.dtype, scratch.len, 0));
+        let mut workspace = workspace.transpose()?;
+        bench.launch(|stream| {
+            let args = GemmArgs {
+                a: a.view()?,
+                b: b.view()?,
+                c: match (has_c, self.in_place) {
+                    (false, _) => Addend::Absent,
+                    (true, true) => Addend::Result,
+                    (true, false) => Addend::Tensor(c.view()?),
+                },
+                bias: if has_bias { Some(bias.view()?) } else { None },
+                y: y.view_mut()?,
+                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+        // What lies between the rows stays as it was.
+        let before = if self.in_place { c_values.clone() } else { vec![Bench::poison(dtype); len(4)] };
+        let got = bench.read(&y)?;
+        let mut untouched = vec![true; len(4)];
+        let (mut of_rows, mut expected) = (Vec::new(), Vec::new());
+        let matrices = if len(4) == 0 { 0 } else { desc.batch };
+        for batch in 0..matrices {
+            for row in 0..desc.m {
+                for col in 0..desc.n {
+                    let at = batch * desc.stride_y + row * desc.ldy + col;
+                    untouched[at] = false;
+                    let (value, scale) = reference::element(
+                        desc,
+                        (&a_values, &b_values),
+                        has_c.then_some(&c_values),
+                        has_bias.then_some(&bias_values),
+                        (batch, row, col),
+                    );
+                    of_rows.push(got[at]);
+                    expected.push(Expected { value, scale, underflow: 0.0 });
+                }
+            }
+        }
+        let damaged = (0..got.len()).find(|&at| untouched[at] && got[at].to_bits() != before[at].to_bits());
+        if let Some(at) = damaged {
+            return Err(CaseError::Damage { tensor: "y", offset: (at * dtype.bytes()) as i64 });
+        }
+        Ok(crate::measure::compare(dtype, &of_rows, &expected, Bench::poison(dtype)))
+    }
+}
