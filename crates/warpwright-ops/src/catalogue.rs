@@ -5,7 +5,7 @@ use warpwright_ptx::{DType, Target};
 
 use crate::{
     PlanError, activation, batch_norm, cross_entropy, gemm, group_norm, layer_norm, local_response_norm,
-    quantise, softmax,
+    quantise, recurrent, softmax,
 };
 
 /// Which way an operation goes.
@@ -72,6 +72,7 @@ const FAMILIES: &[Family] = &[
     Family { entries: group_norm::entries, kernels: group_norm::kernels },
     Family { entries: layer_norm::entries, kernels: layer_norm::kernels },
     Family { entries: local_response_norm::entries, kernels: local_response_norm::kernels },
+    Family { entries: recurrent::entries, kernels: recurrent::kernels },
     Family { entries: softmax::entries, kernels: softmax::kernels },
     Family { entries: cross_entropy::entries, kernels: cross_entropy::kernels },
 ];

@@ -17,6 +17,7 @@
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
+//! | [`recurrent`] | lstm over sequences, forward | f32, f64, f16, bf16 |
 //! | [`softmax`] | softmax and log_softmax over any dimension, and their gradients | f32, f64, f16, bf16 |
 
 #![forbid(unsafe_code)]
@@ -32,6 +33,7 @@ pub mod layer_norm;
 pub mod local_response_norm;
 pub mod plan;
 pub mod quantise;
+pub mod recurrent;
 pub mod softmax;
 
 pub use catalogue::{Direction, Entry, catalogue};

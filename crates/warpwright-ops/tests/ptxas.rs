@@ -13,8 +13,10 @@ use warpwright_ptx::kernel::Kernel;
 
 /// Kernels that spill a register or two on some targets: double precision, single elements, and 16-bit sums on targets
 /// without their instructions. Their assembly must still succeed.
-const SPILLS: [&str; 6] = [
+const SPILLS: [&str; 8] = [
     "batch_norm_normalise_add_nhwc_bf16_x8_512x8",
+    "gemm_f64_oo_simt_64x64x16_s2_p16",
+    "gemm_f64_oo_simt_64x64x16_s2_p16_split",
     "group_norm_backward_apply_f64_x2",
     "group_norm_f64_x2_t128_v5_c1",
     "group_norm_last_backward_sums_f32_x4",

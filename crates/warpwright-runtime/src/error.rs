@@ -312,6 +312,14 @@ pub enum LaunchLimit {
         /// What was given.
         got: [u32; 3],
     },
+    /// The blocks of a cooperative grid would not be resident together.
+    #[error("its {got} blocks wait for each other, and the device has {limit} multiprocessors")]
+    Resident {
+        /// Multiprocessors of the device.
+        limit: u32,
+        /// Blocks of the grid.
+        got: u32,
+    },
     /// The grid is no whole number of clusters.
     #[error("a grid of {grid:?} is no multiple of the cluster {cluster:?}")]
     Cluster {

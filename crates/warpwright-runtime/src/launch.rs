@@ -409,6 +409,8 @@ pub struct LaunchStep {
     block: Option<[u32; 3]>,
     dynamic_shared: u32,
     cooperative: bool,
+    /// Whether the kernel needs the grid as it is.
+    whole: bool,
     args: Vec<ArgValue>,
     prepared: RwLock<Vec<Arc<Prepared>>>,
 }
@@ -417,7 +419,16 @@ impl LaunchStep {
     /// A launch of `kernel` with the block that it requires and no dynamic shared memory.
     pub fn new(kernel: Kernel, grid: [u32; 3], args: Vec<ArgValue>) -> Self {
         let block = kernel.block();
-        Self { kernel, grid, block, dynamic_shared: 0, cooperative: false, args, prepared: RwLock::default() }
+        Self {
+            kernel,
+            grid,
+            block,
+            dynamic_shared: 0,
+            cooperative: false,
+            whole: false,
+            args,
+            prepared: RwLock::default(),
+        }
     }
 
     /// The same with `bytes` of dynamic shared memory.
@@ -432,6 +443,15 @@ impl LaunchStep {
     #[must_use]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
+        self.forget()
+    }
+
+    /// The same as a cooperative launch whose grid, along x alone, is not cut: a device with fewer multiprocessors than it
+    /// has blocks refuses it, with [`LaunchLimit::Resident`].
+    #[must_use]
+    pub fn cooperative_whole(mut self) -> Self {
+        self.cooperative = true;
+        self.whole = true;
         self.forget()
     }
 
@@ -510,6 +530,10 @@ impl LaunchStep {
             return Ok(found);
         }
         let kernel = device.load(&self.kernel)?;
+        let limit = device.properties().multiprocessors.max(1);
+        if self.whole && self.grid[0] > limit {
+            return Err(kernel.refuse(LaunchLimit::Resident { limit, got: self.grid[0] }));
+        }
         let made = Arc::new(kernel.prepare(
             device,
             self.grid,
@@ -543,6 +567,7 @@ impl Clone for LaunchStep {
             block: self.block,
             dynamic_shared: self.dynamic_shared,
             cooperative: self.cooperative,
+            whole: self.whole,
             args: self.args.clone(),
             prepared: RwLock::new(prepared),
         }

@@ -22,6 +22,7 @@ pub mod ptx_cases;
 mod ptx_run;
 mod quantise;
 pub mod random;
+mod recurrent;
 mod softmax;
 pub mod storage;
 
@@ -62,6 +63,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     group_norm::cases,
     layer_norm::cases,
     local_response_norm::cases,
+    recurrent::cases,
     softmax::cases,
     cross_entropy::cases,
 ];

@@ -17,6 +17,7 @@ use warpwright_ops::local_response_norm::{
 use warpwright_ops::plan::{Real, TensorSpec, Variant};
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::recurrent::LstmDesc;
 use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Direction, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
@@ -110,6 +111,11 @@ pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
         // Square matrices.
         let side = (len / 3).isqrt().max(1);
         return GemmDesc::new(dtype, [side; 3], false, true).plan(target).map(Into::into);
+    }
+    if op == "lstm" && !backward {
+        let (batch, input, hidden) = (1, 64, 64);
+        let (steps, bias, h0, c0) = ((len / hidden).clamp(1, 1024), true, true, true);
+        return LstmDesc { dtype, steps, batch, input, hidden, bias, h0, c0 }.plan(target).map(Into::into);
     }
     if op == "group_norm" {
         let shape = group_shape(len);

@@ -20,7 +20,7 @@ mod split;
 mod tensor;
 pub mod tuning;
 
-use warpwright_dsl::{Along, In, KernelArgs, Out};
+use warpwright_dsl::{Along, Elem, In, KernelArgs, Out};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
@@ -301,9 +301,6 @@ impl GemmDesc {
         let parts = choice.parts(self.k as u64);
         let kernel = self.kernel(target, choice.config, parts > 1)?;
         let tiles = choice.config.tiles();
-        let blocks =
-            [(self.m, tiles.rows), (self.n, tiles.cols)].map(|(side, tile)| side.div_ceil(tile as usize));
-        let grid = plan::cover(OP, blocks[0].saturating_mul(blocks[1]), 1)?.unwrap_or([1; 3]);
         let (a, b) = self.along();
         let shared = tiles.shared_bytes(self.dtype, a, b);
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
@@ -339,7 +336,7 @@ impl GemmDesc {
                 flags: if split { 0 } else { flags },
                 activation: if split { 0 } else { activation },
             };
-            let grid = [grid[0], u32::try_from(parts).unwrap_or(1), small(count)];
+            let grid = [self.grid(choice)?, u32::try_from(parts).unwrap_or(1), small(count)];
             let step = LaunchStep::new(kernel.clone(), grid, args.values()).with_dynamic_shared(shared);
             steps.push(step);
             if split {
@@ -366,6 +363,61 @@ impl GemmDesc {
             }
         }
         Ok(())
+    }
+
+    /// One launch that stores `op(a) op(b)` without gaps as it was summed, in `f32` (`f64` for `f64`): for operations that
+    /// go on with it. Factors, `c` and the rest of the epilogue are left out. `wide` if `a` and `b` begin at multiples of
+    /// 16 bytes.
+    pub(crate) fn sums(
+        &self,
+        target: Target,
+        wide: bool,
+        a: In<Elem>,
+        b: In<Elem>,
+        y: Out<Elem>,
+    ) -> Result<LaunchStep, PlanError> {
+        self.check()?;
+        let wide = wide && self.is_wide();
+        let choice = tuning::choose(self.dtype, target, self.shape(), wide).ok_or(PlanError::Target {
+            op: OP,
+            needs: 75,
+            target,
+        })?;
+        let kernel = self.kernel(target, choice.config, true)?;
+        let (along_a, along_b) = self.along();
+        let shared = choice.config.tiles().shared_bytes(self.dtype, along_a, along_b);
+        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
+        let args = tensor::GemmArgs {
+            a,
+            b,
+            c: In::address(0),
+            bias: In::address(0),
+            y,
+            m: small(self.m),
+            n: small(self.n),
+            depth: small(self.k),
+            part: small(self.k),
+            lda: self.lda as u64,
+            ldb: self.ldb as u64,
+            ldy: self.n as u64,
+            stride_a: 0,
+            stride_b: 0,
+            stride_y: 0,
+            alpha: 1.0,
+            beta: 0.0,
+            flags: 0,
+            activation: 0,
+        };
+        let grid = self.grid(choice)?;
+        Ok(LaunchStep::new(kernel, [grid, 1, 1], args.values()).with_dynamic_shared(shared))
+    }
+
+    /// Tiles of a matrix.
+    fn grid(&self, choice: Choice) -> Result<u32, PlanError> {
+        let tiles = choice.config.tiles();
+        let blocks =
+            [(self.m, tiles.rows), (self.n, tiles.cols)].map(|(side, tile)| side.div_ceil(tile as usize));
+        Ok(plan::cover(OP, blocks[0].saturating_mul(blocks[1]), 1)?.map_or(1, |grid| grid[0]))
     }
 
     fn flags(&self) -> u32 {

@@ -1,0 +1,76 @@
+//! Which kernel runs for which sequence.
+
+use warpwright_ptx::{DType, Target};
+
+/// How a persistent kernel is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PersistentConfig {
+    /// Units of a block, of which it keeps the recurrent weights.
+    pub units: u32,
+}
+
+/// How the steps of a sequence are launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// One launch for all: the recurrent weights stay on the chip.
+    Persistent(PersistentConfig),
+    /// A product and a cell for every step.
+    Stepwise,
+}
+
+/// Multiprocessors that every device with the architecture's full chip has: a persistent grid is never larger.
+const fn multiprocessors(target: Target) -> usize {
+    match target.sm {
+        80 => 108,
+        90..=100 => 132,
+        _ => 0,
+    }
+}
+
+/// Units of a block for each kind of product, least first.
+const UNITS: [u32; 3] = [4, 8, 16];
+/// Weights that a thread keeps in registers at most.
+const MOST_WEIGHTS: usize = 128;
+/// Elements of the state that all blocks read in every step.
+const MOST_STATE: usize = 64 << 10;
+/// Batches that `f32` multiplies one after the other.
+const MOST_SINGLE_BATCH: usize = 4;
+
+/// The schedule of a sequence of `batch` sequences with `hidden` units.
+pub fn choose(dtype: DType, target: Target, batch: usize, hidden: usize) -> Schedule {
+    persistent(dtype, target, batch, hidden).map_or(Schedule::Stepwise, Schedule::Persistent)
+}
+
+/// How a persistent kernel is laid out, if one takes the sequence.
+fn persistent(dtype: DType, target: Target, batch: usize, hidden: usize) -> Option<PersistentConfig> {
+    let fits_type = match dtype {
+        DType::F16 | DType::BF16 => hidden.is_multiple_of(16),
+        DType::F32 => hidden.is_multiple_of(4) && batch <= MOST_SINGLE_BATCH,
+        _ => false,
+    };
+    if !fits_type || batch == 0 || hidden == 0 || batch.checked_mul(hidden)? > MOST_STATE {
+        return None;
+    }
+    let config = |units| PersistentConfig { units };
+    UNITS.into_iter().map(config).find(|config| config.fits(dtype, target, hidden))
+}
+
+impl PersistentConfig {
+    /// Whether the weights fit the registers, and the blocks the device.
+    fn fits(self, dtype: DType, target: Target, hidden: usize) -> bool {
+        let units = self.units as usize;
+        // A block has 256 threads; weights of 16 bits come two to a register, in slices for whole warps.
+        let weights = match dtype {
+            DType::F32 => 4 * units * 2 * hidden.div_ceil(512),
+            _ => units * (hidden / 16).div_ceil(8),
+        };
+        hidden.is_multiple_of(units) && hidden / units <= multiprocessors(target) && weights <= MOST_WEIGHTS
+    }
+
+    /// Whether the persistent kernel takes a sequence with this layout.
+    pub(super) fn takes(self, dtype: DType, target: Target, batch: usize, hidden: usize) -> bool {
+        UNITS.contains(&self.units)
+            && persistent(dtype, target, batch, hidden).is_some()
+            && self.fits(dtype, target, hidden)
+    }
+}
