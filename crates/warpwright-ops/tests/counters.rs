@@ -12,6 +12,7 @@ use warpwright_ops::batch_norm::{
     BatchNormEvaluationDesc, Layout, Momentum, Real,
 };
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
+use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
 use warpwright_ops::local_response_norm::{
@@ -20,6 +21,8 @@ use warpwright_ops::local_response_norm::{
 use warpwright_ops::plan::Access;
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::recurrent::LstmDesc;
+use warpwright_ops::recurrent::tuning::Schedule;
 use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Operation, Plan, catalogue};
 use warpwright_ptx::{DType, Target};
@@ -113,6 +116,13 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add("local_response_norm", "forward", count(&forward.plan(TARGET).expect("plan")));
     let backward = LocalResponseNormBackwardDesc { forward };
     add("local_response_norm", "backward", count(&backward.plan(TARGET).expect("plan")));
+    let product = GemmDesc::new(dtype, [256, 128, 64], false, true).plan(TARGET).expect("plan");
+    add(product.op(), "forward", count(&product));
+    // How often a persistent kernel polls is not always the same.
+    let (steps, batch, input, hidden) = (2, 16, 64, 64);
+    let sequence = LstmDesc { dtype, steps, batch, input, hidden, bias: true, h0: true, c0: true };
+    let sequence = sequence.plan_with(TARGET, Schedule::Stepwise).expect("plan");
+    add(sequence.op(), "forward", count(&sequence));
     let (group_size, order) = (64, NibbleOrder::HighFirst);
     for scheme in Scheme::ALL {
         let to = QuantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan");

@@ -361,7 +361,7 @@ pub(crate) fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Ker
     if sums(dtype) != dtype {
         all.push(plan::recorded(OP, &cell::Cell { dtype, before: sums(dtype) }, target)?);
     }
-    for (batch, hidden) in [(1, 512), (16, 256), (16, 768), (32, 1024), (64, 1024), (3, 32), (1, 1024)] {
+    for (batch, hidden) in [(1, 512), (16, 256), (16, 768), (32, 1024), (3, 32), (1, 1024)] {
         if let Schedule::Persistent(config) = tuning::choose(dtype, target, batch, hidden) {
             let (bias, h0, c0) = (true, true, true);
             let desc = LstmDesc { dtype, steps: 1, batch, input: hidden, hidden, bias, h0, c0 };

@@ -29,10 +29,12 @@ const fn multiprocessors(target: Target) -> usize {
 
 /// Units of a block for each kind of product, least first.
 const UNITS: [u32; 3] = [4, 8, 16];
-/// Weights that a thread keeps in registers at most.
-const MOST_WEIGHTS: usize = 128;
+/// Registers of a thread that weights take at most, beside the fragments and sums of products on tensor cores.
+const MOST_WEIGHTS: usize = 96;
+/// The same of `f32`.
+const MOST_SINGLE_WEIGHTS: usize = 128;
 /// Elements of the state that all blocks read in every step.
-const MOST_STATE: usize = 64 << 10;
+const MOST_STATE: usize = 32 << 10;
 /// Batches that `f32` multiplies one after the other.
 const MOST_SINGLE_BATCH: usize = 4;
 
@@ -60,11 +62,11 @@ impl PersistentConfig {
     fn fits(self, dtype: DType, target: Target, hidden: usize) -> bool {
         let units = self.units as usize;
         // A block has 256 threads; weights of 16 bits come two to a register, in slices for whole warps.
-        let weights = match dtype {
-            DType::F32 => 4 * units * 2 * hidden.div_ceil(512),
-            _ => units * (hidden / 16).div_ceil(8),
+        let (weights, most) = match dtype {
+            DType::F32 => (4 * units * 2 * hidden.div_ceil(512), MOST_SINGLE_WEIGHTS),
+            _ => (units * (hidden / 16).div_ceil(8), MOST_WEIGHTS),
         };
-        hidden.is_multiple_of(units) && hidden / units <= multiprocessors(target) && weights <= MOST_WEIGHTS
+        hidden.is_multiple_of(units) && hidden / units <= multiprocessors(target) && weights <= most
     }
 
     /// Whether the persistent kernel takes a sequence with this layout.
