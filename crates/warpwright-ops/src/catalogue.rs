@@ -4,8 +4,8 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
 use crate::{
-    PlanError, activation, batch_norm, cross_entropy, gemm, group_norm, layer_norm, local_response_norm,
-    quantise, recurrent, softmax,
+    PlanError, activation, attention, batch_norm, cross_entropy, gemm, group_norm, layer_norm,
+    local_response_norm, quantise, recurrent, softmax,
 };
 
 /// Which way an operation goes.
@@ -66,6 +66,7 @@ struct Family {
 /// The families; a new one adds its row here.
 const FAMILIES: &[Family] = &[
     Family { entries: activation::entries, kernels: activation::kernels },
+    Family { entries: attention::entries, kernels: attention::kernels },
     Family { entries: batch_norm::entries, kernels: batch_norm::kernels },
     Family { entries: quantise::entries, kernels: quantise::kernels },
     Family { entries: gemm::entries, kernels: gemm::kernels },

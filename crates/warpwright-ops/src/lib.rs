@@ -10,6 +10,7 @@
 //! | family | operations | element types |
 //! |---|---|---|
 //! | [`activation`] | relu, leaky_relu, gelu_tanh, gelu_erf, silu, sigmoid, tanh, swiglu, geglu, geglu_tanh, and their gradients | f32, f64, f16, bf16 |
+//! | [`mod@attention`] | scaled dot-product attention with masks, bias, windows and soft capping, and its gradients | f32, f64, f16, bf16 |
 //! | [`batch_norm`] | batch_norm (training), batch_norm_evaluation, with residual and ReLU, and their gradients | f32, f64, f16, bf16 |
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
 //! | [`group_norm`] | group_norm with optional silu, instance_norm, and their gradients; channels first and last | f32, f64, f16, bf16 |
@@ -23,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 pub mod activation;
+pub mod attention;
 pub mod batch_norm;
 pub mod catalogue;
 pub mod cross_entropy;

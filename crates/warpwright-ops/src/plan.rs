@@ -94,17 +94,71 @@ pub struct TensorSpec {
     pub like: Option<usize>,
     /// Whether the operation, as described, takes it. One that is absent has length 0, and a launch must not bring it.
     pub present: bool,
+    /// Its layout, if it is not contiguous or has a shape of its own.
+    pub layout: Option<Layout>,
+}
+
+/// Shape and strides of a tensor of four dimensions; no element has two places in it unless it is only read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Extents.
+    pub shape: [usize; 4],
+    /// Elements from one index to the next.
+    pub strides: [i64; 4],
+}
+
+impl Layout {
+    /// A contiguous tensor, its last dimension innermost.
+    pub const fn contiguous(shape: [usize; 4]) -> Self {
+        let mut strides = [1i64; 4];
+        let mut axis = 3;
+        while axis > 0 {
+            // A tensor whose extents multiply beyond an i64 has no plan.
+            strides[axis - 1] = strides[axis].saturating_mul(shape[axis] as i64);
+            axis -= 1;
+        }
+        Self { shape, strides }
+    }
+
+    /// The layout of a tensor of four dimensions.
+    pub fn of(x: &TensorRef<'_>) -> Option<Self> {
+        Some(Self { shape: x.shape().try_into().ok()?, strides: x.strides().try_into().ok()? })
+    }
+
+    /// Number of elements, if it can be addressed.
+    pub fn elements(&self) -> Option<usize> {
+        let product = self.shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent))?;
+        i64::try_from(product).ok().map(|_| product)
+    }
 }
 
 impl TensorSpec {
     /// A tensor that is read.
     pub const fn read(name: &'static str, dtype: DType, len: usize) -> Self {
-        Self { name, access: Access::Read, dtype, len, may_replace_input: false, like: None, present: true }
+        Self {
+            name,
+            access: Access::Read,
+            dtype,
+            len,
+            may_replace_input: false,
+            like: None,
+            present: true,
+            layout: None,
+        }
     }
 
     /// A tensor that is written.
     pub const fn write(name: &'static str, dtype: DType, len: usize) -> Self {
-        Self { name, access: Access::Write, dtype, len, may_replace_input: false, like: None, present: true }
+        Self {
+            name,
+            access: Access::Write,
+            dtype,
+            len,
+            may_replace_input: false,
+            like: None,
+            present: true,
+            layout: None,
+        }
     }
 
     /// The same; each element is read before it is written by the same thread, so an input may be overwritten.
@@ -121,6 +175,11 @@ impl TensorSpec {
     pub const fn optional(self, present: bool) -> Self {
         let len = if present { self.len } else { 0 };
         Self { len, present, ..self }
+    }
+
+    /// The same with a layout of its own.
+    pub const fn laid_out(self, layout: Layout) -> Self {
+        Self { layout: Some(layout), ..self }
     }
 
     /// Scratch memory of `len` elements, absent if there are none. [`Plan::workspace`] allocates it.
@@ -327,6 +386,11 @@ impl<O: Operation> Plan<O> {
         for (spec, view) in tensors.iter().zip(views) {
             let Some(view) = view else { continue };
             let model = spec.like.and_then(|slot| views.get(slot)).and_then(Option::as_ref);
+            if let Some(layout) = &spec.layout {
+                checker.strided(spec.name, view, spec.dtype, &layout.shape, &layout.strides)?;
+                checker.aligned(spec.name, view, spec.dtype.bytes() as u64)?;
+                continue;
+            }
             checker.input(spec.name, view, spec.dtype, model.unwrap_or(view).shape())?;
             checker.elements(spec.name, view, spec.len)?;
             checker.aligned(spec.name, view, spec.dtype.bytes() as u64)?;

@@ -40,6 +40,29 @@ impl<'a> Checker<'a> {
         Ok(x.binding())
     }
 
+    /// Device, element type, shape and strides of an input; strides of extents below 2 do not matter.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`], [`Error::DType`], [`Error::Shape`], [`Error::Strides`].
+    pub fn strided(
+        &self,
+        argument: &'static str,
+        x: &TensorRef<'_>,
+        dtype: DType,
+        shape: &[usize],
+        strides: &[i64],
+    ) -> Result<Binding> {
+        self.stream.same_device(self.op, argument, x.device())?;
+        self.dtype(argument, x, dtype)?;
+        self.shape(argument, x, shape)?;
+        let mut axes = shape.iter().zip(strides).zip(x.strides());
+        if x.is_empty() || axes.all(|((extent, own), given)| *extent < 2 || own == given) {
+            return Ok(x.binding());
+        }
+        let (expected, got) = (strides.into(), x.strides().into());
+        Err(Error::Strides { op: self.op, argument, expected, got })
+    }
+
     /// The same of an output.
     ///
     /// # Errors

@@ -192,6 +192,18 @@ pub enum Error {
         /// Its strides in elements.
         strides: Box<[i64]>,
     },
+    /// A tensor must have the strides that the operation was planned for.
+    #[error("{op}: {argument} must have strides {expected:?}, it has {got:?}")]
+    Strides {
+        /// The operation.
+        op: &'static str,
+        /// The argument.
+        argument: &'static str,
+        /// Strides in elements that were planned for.
+        expected: Box<[i64]>,
+        /// Its strides in elements.
+        got: Box<[i64]>,
+    },
     /// An address is not aligned as the kernel needs.
     #[error("{op}: {argument} at {address:#x} must be aligned to {required} bytes")]
     Alignment {

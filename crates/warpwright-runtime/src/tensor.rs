@@ -531,6 +531,14 @@ impl<'a> TensorMut<'a> {
     pub fn narrow(self, axis: usize, start: usize, len: usize) -> Result<Self> {
         TensorRef(self.0).narrow(axis, start, len).map(|view| Self(view.0, PhantomData))
     }
+
+    /// The axes in another order.
+    ///
+    /// # Errors
+    /// As [`TensorRef::permute`].
+    pub fn permute(self, order: &[usize]) -> Result<Self> {
+        TensorRef(self.0).permute(order).map(|view| Self(view.0, PhantomData))
+    }
 }
 
 impl<'a> From<&'a mut Tensor> for TensorMut<'a> {

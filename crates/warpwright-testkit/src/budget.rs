@@ -70,6 +70,28 @@ pub fn normalised(dtype: DType) -> Budget {
     Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
 }
 
+/// Roundings between argument and result of attention in its own precision: the product, the score, the exponential and
+/// the sums over keys, each counted as the few of a thread and a tree.
+const ATTENTION_ROUNDINGS: f64 = 32.0;
+
+/// The budget of attention and its gradients with results of type `dtype`; `scores` is how much
+/// greater they are than those of standard normal queries and keys, and with them the errors of their exponentials.
+///
+/// Half types may round each probability, too, and the gradient of each score: norm-wise within 1.5 times the errors of
+/// PyTorch's kernels, which do so; half an eps of the magnitudes of a sum elementwise, and as much again in gradients for
+/// the rounded result that they begin with.
+pub fn attention(dtype: DType, scores: f64) -> Budget {
+    let f32_rounding = f64::from(f32::EPSILON) / dtype.epsilon().unwrap_or(1.0);
+    let (norm, element) = match dtype {
+        DType::F64 => (1e-13 * scores, 0.5 * ATTENTION_ROUNDINGS * scores),
+        DType::F32 => (1e-6 * scores, 0.5 * ATTENTION_ROUNDINGS * scores),
+        DType::BF16 => (3.5e-3, 2.0 + ATTENTION_ROUNDINGS * f32_rounding * scores),
+        DType::F16 => (4.5e-4, 2.0 + ATTENTION_ROUNDINGS * f32_rounding * scores),
+        _ => return EXACT,
+    };
+    Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
+}
+
 /// Codes and copies: nothing may differ.
 pub const EXACT: Budget = Budget { norm: 0.0, element: 0.0, norm_of_one: 0.0 };
 

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+mod attention;
 mod batch_norm;
 pub mod budget;
 mod case;
@@ -57,6 +58,7 @@ impl Filter {
 /// The families; a new one adds its list of cases here.
 const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     activation::cases,
+    attention::cases,
     batch_norm::cases,
     quantise::cases,
     gemm::cases,

@@ -34,6 +34,7 @@
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`quantise`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, and its gradients | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`recurrent`] | `lstm` over a sequence, forward, all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@softmax`] | `softmax`, `log_softmax` over any dimension, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //!
@@ -77,6 +78,7 @@ pub use warpwright_ops::activation::{
     gelu_tanh_backward, leaky_relu, leaky_relu_backward, relu, relu_backward, sigmoid, sigmoid_backward,
     silu, silu_backward, swiglu, swiglu_backward, tanh, tanh_backward,
 };
+pub use warpwright_ops::attention::{self, attention, attention_backward};
 pub use warpwright_ops::batch_norm::{
     self, batch_norm, batch_norm_backward, batch_norm_evaluation, batch_norm_evaluation_backward,
 };

@@ -3,6 +3,7 @@
 use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
 };
+use warpwright_ops::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions};
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
     BatchNormEvaluationDesc, Layout,
@@ -149,6 +150,20 @@ pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
         let forward = LocalResponseNormDesc { dtype, images, channels, spatial, size: 5, coefficients };
         return if backward {
             LocalResponseNormBackwardDesc { forward }.plan(target).map(Into::into)
+        } else {
+            forward.plan(target).map(Into::into)
+        };
+    }
+    if op == "attention" {
+        // Heads of 128 elements, 16 of them where there is room.
+        let (head_dim, heads) = (128, (len >> 17).clamp(1, 16));
+        let rows = (len / (head_dim * heads)).max(1);
+        let layout = warpwright_ops::plan::Layout::contiguous([1, rows, heads, head_dim]);
+        let options = AttentionOptions::default();
+        let forward = AttentionDesc { dtype, q: layout, k: layout, v: layout, o: layout, options };
+        return if backward {
+            let desc = AttentionBackwardDesc { forward, dy: layout, dq: layout, dk: layout, dv: layout };
+            desc.plan(target).map(Into::into)
         } else {
             forward.plan(target).map(Into::into)
         };

@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use warpwright_runtime::Device;
 use warpwright_testkit::{CaseResult, Filter, Scope, cases, run_case};
 
-/// Runs all cases of `scope` on `device`, prints the largest errors, and fails with every case that is not in order.
+/// Runs all cases of `scope` on `device`, or those of the operations that `WARPWRIGHT_OPS` lists, prints the largest errors,
+/// and fails with every case that is not in order.
 pub(crate) fn run(device: &Device, scope: Scope) {
-    let all = cases(&Filter { scope, ..Filter::default() });
+    let wanted = std::env::var("WARPWRIGHT_OPS").unwrap_or_default();
+    let ops = wanted.split(',').filter(|op| !op.is_empty()).map(str::to_owned).collect();
+    let all = cases(&Filter { scope, ops, ..Filter::default() });
     assert!(!all.is_empty());
     let results: Vec<CaseResult> = all.iter().map(|case| run_case(device, case)).collect();
     let mut worst: BTreeMap<String, (f64, f64)> = BTreeMap::new();

@@ -1,0 +1,305 @@
+//! The gradients: a sum for each query, then one sweep for the gradients of queries and one for those of keys and values.
+//!
+//! With probabilities `p` and the gradient `do` of the result, `delta_i = sum_d do_id o_id` and
+//! `ds_ij = p_ij ((do v^T)_ij - delta_i)`; then `dv = p^T do`, `dq = ds k`, `dk = ds^T q`, the latter two times the factor
+//! of the softmax (Dao et al. 2022, appendix B.4). Each sweep computes the probabilities again from `lse`; nothing is added
+//! up by more than one block, so results do not depend on the order in which blocks run.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{MmaAtom, WARP, accumulate, kernel_args};
+
+use super::engine::{Engine, Matrix};
+use super::score::{ScoreKind, Scorer, Span, View, attention_args};
+use super::simt::SimtEngine;
+use super::tensor_core::TensorCoreEngine;
+use super::tuning::{Config, Work};
+
+kernel_args! {
+    /// `delta = sum_d do o` of each query.
+    pub(super) struct DeltaArgs => DeltaParams {
+        o: In<Elem>, o_batch: u64, o_row: u64, o_head: u64,
+        dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
+        delta: Out<Elem>, queries: u32, heads: u32, width: u32, rows: u64,
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Delta {
+    pub(super) dtype: DType,
+    /// Elements of an access.
+    pub(super) vector: u32,
+}
+
+impl Delta {
+    pub(super) const THREADS: u32 = 256;
+    /// Rows of a block: one for each warp.
+    pub(super) const ROWS: u32 = Self::THREADS / WARP;
+}
+
+impl KernelDef for Delta {
+    type Args = DeltaArgs;
+
+    fn name(&self) -> String {
+        format!("attention_backward_delta_{}_x{}", self.dtype, self.vector)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(Self::THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.dtype).with("delta", super::statistics_type(self.dtype))
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: DeltaParams<'k>) {
+        accumulate!(self.dtype, |A| {
+            let row = k.block_idx_x().mad_wide(Self::ROWS, k.warp_idx().to_u64());
+            k.if_(row.lt(a.rows), || {
+                let rest = row / a.queries.to_u64();
+                let query = row - rest * a.queries.to_u64();
+                let batch = rest / a.heads.to_u64();
+                let head = rest - batch * a.heads.to_u64();
+                let at = |data: Ptr<'k, Read, Elem>, [b, r, h]: [U64<'k>; 3]| {
+                    data.at(batch * b + query * r + head * h)
+                };
+                let o = at(a.o, [a.o_batch, a.o_row, a.o_head]);
+                let dy = at(a.dy, [a.dy_batch, a.dy_row, a.dy_head]);
+                let lane = k.lane_idx();
+                let columns = k.range(lane * self.vector, a.width, WARP * self.vector);
+                let sum = k.fold(columns, k.lit::<A>(0.0), |column, sum| {
+                    let (o, dy) = (o.at(column).load::<A>(self.vector), dy.at(column).load::<A>(self.vector));
+                    o.iter().zip(dy.iter()).fold(sum, |sum, (o, dy)| o.mul_add(dy, sum))
+                });
+                let sum = warp_reduce(k, Sum, sum);
+                a.delta.at(row).only_where(lane.eq(0), Fill::Zero).set(sum);
+            });
+        });
+    }
+}
+
+attention_args! {
+    /// Gradients from `do`, `lse` and `delta`: of queries in `first`, or of keys in `first` and of values in `second`.
+    SweepArgs => SweepParams {
+        dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
+        lse: In<Elem>, delta: In<Elem>,
+        first: Out<Elem>, first_batch: u64, first_row: u64, first_head: u64,
+        second: Out<Elem>, second_batch: u64, second_row: u64, second_head: u64,
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sweep {
+    /// Any but the forward kernel.
+    pub(super) work: Work,
+    pub(super) dtype: DType,
+    pub(super) kind: ScoreKind,
+    pub(super) config: Config,
+}
+
+impl KernelDef for Sweep {
+    type Args = SweepArgs;
+
+    fn name(&self) -> String {
+        let of = match self.work {
+            Work::Forward | Work::Queries => "q",
+            Work::KeysAndValues => "kv",
+            Work::Keys => "k",
+            Work::Values => "v",
+        };
+        format!("attention_backward_{of}_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.config.threads())
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let statistics = super::statistics_type(self.dtype);
+        DTypes::all(self.dtype).with("lse", statistics).with("delta", statistics)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
+        match self.config {
+            Config::Simt(simt) => accumulate!(self.dtype, |A| {
+                self.body::<A, _>(k, a, &SimtEngine::new(k, simt, self.dtype, self.work.own()));
+            }),
+            Config::TensorCore(tensor) => {
+                let atom = if self.dtype == DType::F16 { MmaAtom::F16 } else { MmaAtom::BF16 };
+                self.body(k, a, &TensorCoreEngine::new(k, tensor, atom, self.work.own()));
+            }
+        }
+    }
+}
+
+/// One of the sums of a query: `lse`, or `delta`. Where nothing is seen it is 0, so that what is masked has probability 0.
+fn statistic<'k, A: Float>(of_head: Ptr<'k, Read, Elem>, query: I32<'k>, queries: I32<'k>) -> Reg<'k, A>
+where
+    Elem: Access<A>,
+{
+    let value = of_head.at(query.to_u64()).only_where(query.lt(queries), Fill::Zero).get::<A>();
+    value.eq(f64::NEG_INFINITY).select(0.0, value)
+}
+
+/// The gradient of a product from its probability and the gradient of that, but for the factor of the softmax.
+fn gradient<'k, A: Float>(
+    scorer: &Scorer<'k, A>,
+    product: Reg<'k, A>,
+    [p, dp, delta]: [Reg<'k, A>; 3],
+) -> Reg<'k, A>
+where
+    Elem: Access<A>,
+{
+    let ds = p * (dp - delta);
+    scorer.derivative(product).map_or(ds, |d| ds * d)
+}
+
+impl Sweep {
+    fn body<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: SweepParams<'k>, engine: &E)
+    where
+        Elem: Access<A>,
+    {
+        match self.work {
+            Work::Forward | Work::Queries => self.queries(k, a, engine),
+            Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, a, engine),
+        }
+    }
+
+    fn queries<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: SweepParams<'k>, engine: &E)
+    where
+        Elem: Access<A>,
+    {
+        let p = a.problem();
+        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let [tile, head, batch] = p.place(k, self.kind.band);
+        let key_head = p.key_head(head);
+        let span = Span::new(self.kind, &p, batch);
+        let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
+        let dy = View { data: a.dy, strides: [a.dy_batch, a.dy_row, a.dy_head] };
+        let first = (tile * rows).to_i32();
+        let own = engine.own(k, p.q.source(batch, head, span.queries, p.width), first, 0);
+        let own_dy = engine.own(k, dy.source(batch, head, span.queries, p.value_width), first, 1);
+        let sources = [
+            p.k.source(batch, key_head, span.keys, p.width),
+            p.v.source(batch, key_head, span.keys, p.value_width),
+        ];
+        let place = engine.product_place(k);
+        let at_rows = statistics_of(&a, batch, head, p.heads, p.queries);
+        let [lse, delta] = at_rows.map(|of_head| -> Vec<Reg<'k, A>> {
+            let of = |row: &U32<'k>| statistic(of_head, first + row.to_i32(), span.queries);
+            place.rows.iter().map(of).collect()
+        });
+        let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
+        engine.start(k, sources, walk.from, walk.from.lt(walk.end));
+        let step = columns.cast_signed();
+        let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
+            let keys = engine.first(k, sources, at, (at + step).lt(walk.end));
+            let products = engine.product(k, own, keys);
+            let scores = scorer.tile(&products, &place, masked, |row, column| (first + row, at + column));
+            let values = engine.second(k, sources, at);
+            let dps = engine.product(k, own_dy, values);
+            let ds = each(&scores, |slot, column, score| {
+                let p = scorer.probability(score, lse[slot]);
+                gradient(&scorer, products[slot][column], [p, dps[slot][column], delta[slot]])
+            });
+            let keys = engine.again(k, sources, at);
+            engine.accumulate(k, &ds, keys, sum)
+        });
+        engine.finish(k);
+        let dq = View { data: a.first, strides: [a.first_batch, a.first_row, a.first_head] };
+        let to = dq.destination(batch, head, span.queries, p.width);
+        engine.store(k, &scaled(&sum, scorer.scale()), to, first);
+    }
+
+    fn keys_and_values<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: SweepParams<'k>, engine: &E)
+    where
+        Elem: Access<A>,
+    {
+        let p = a.problem();
+        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let [tile, key_head, batch] = p.place(k, false);
+        let span = Span::new(self.kind, &p, batch);
+        let dy = View { data: a.dy, strides: [a.dy_batch, a.dy_row, a.dy_head] };
+        let first = (tile * rows).to_i32();
+        let own = engine.own(k, p.k.source(batch, key_head, span.keys, p.width), first, 0);
+        let (of_keys, of_values) = (self.work != Work::Values, self.work != Work::Keys);
+        let own_v =
+            of_keys.then(|| engine.own(k, p.v.source(batch, key_head, span.keys, p.value_width), first, 1));
+        let place = engine.product_place(k);
+        let walk = span.walk_queries(first, first + rows.cast_signed(), columns);
+        let step = columns.cast_signed();
+        let zero = |wanted: bool| if wanted { engine.zero(k) } else { Matrix::new() };
+        let zeros = (zero(of_keys), zero(of_values));
+        let heads = k.range(0u32, p.group, 1u32);
+        let (dk, dv) = k.fold(heads, zeros, |member, sums| {
+            let head = key_head * p.group + member;
+            let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
+            let sources = [
+                p.q.source(batch, head, span.queries, p.width),
+                dy.source(batch, head, span.queries, p.value_width),
+            ];
+            let at_rows = statistics_of(&a, batch, head, p.heads, p.queries);
+            engine.start(k, sources, walk.from, walk.from.lt(walk.end));
+            walk.fold(k, columns, sums, |at, masked, (dk, dv)| {
+                let queries = engine.first(k, sources, at, (at + step).lt(walk.end));
+                let of_columns = |of_head: Ptr<'k, Read, Elem>| -> Vec<Reg<'k, A>> {
+                    let query = |column: &u32| at + place.first.to_i32() + column.cast_signed();
+                    place.columns.iter().map(|c| statistic(of_head, query(c), span.queries)).collect()
+                };
+                let [lse, delta] = at_rows.map(of_columns);
+                let products = engine.product(k, own, queries);
+                let scores = scorer.tile(&products, &place, masked, |row, column| (at + column, first + row));
+                let dys = engine.second(k, sources, at);
+                // Before the probabilities, so that their exponentials run beside this product.
+                let dps = own_v.map(|own_v| engine.product(k, own_v, dys));
+                let ps = each(&scores, |_, column, score| scorer.probability(score, lse[column]));
+                let dv = if of_values { engine.accumulate(k, &ps, dys, dv) } else { dv };
+                let Some(dps) = dps else { return (dk, dv) };
+                let ds = each(&ps, |slot, column, p| {
+                    gradient(&scorer, products[slot][column], [p, dps[slot][column], delta[column]])
+                });
+                let queries = engine.again(k, sources, at);
+                (engine.accumulate(k, &ds, queries, dk), dv)
+            })
+        });
+        engine.finish(k);
+        let scale: Reg<'k, A> = Scorer::<A>::factor(&p);
+        let (to_k, to_v) = (
+            View { data: a.first, strides: [a.first_batch, a.first_row, a.first_head] },
+            View { data: a.second, strides: [a.second_batch, a.second_row, a.second_head] },
+        );
+        // Keys that a sequence does not have get gradients of 0.
+        let all = p.keys.to_i32();
+        if of_keys {
+            engine.store(k, &scaled(&dk, scale), to_k.destination(batch, key_head, all, p.width), first);
+        }
+        if of_values {
+            engine.store(k, &dv, to_v.destination(batch, key_head, all, p.value_width), first);
+        }
+    }
+}
+
+fn statistics_of<'k>(
+    a: &SweepParams<'k>,
+    batch: U32<'k>,
+    head: U32<'k>,
+    heads: U32<'k>,
+    queries: U32<'k>,
+) -> [Ptr<'k, Read, Elem>; 2] {
+    let start = (batch * heads + head).mul_wide(queries);
+    [a.lse.at(start), a.delta.at(start)]
+}
+
+/// `f` of slot, column and the score there.
+fn each<'k, A: Float>(
+    scores: &Matrix<'k, A>,
+    f: impl Fn(usize, usize, Reg<'k, A>) -> Reg<'k, A>,
+) -> Matrix<'k, A> {
+    let row = |(slot, scores): (usize, &Vec<Reg<'k, A>>)| {
+        scores.iter().enumerate().map(|(column, score)| f(slot, column, *score)).collect()
+    };
+    scores.iter().enumerate().map(row).collect()
+}
+
+fn scaled<'k, A: Float>(sum: &Matrix<'k, A>, factor: Reg<'k, A>) -> Matrix<'k, A> {
+    sum.iter().map(|row| row.iter().map(|v| *v * factor).collect()).collect()
+}

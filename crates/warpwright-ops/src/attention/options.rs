@@ -1,0 +1,286 @@
+//! Masks and modifications of the scores as a descriptor names them, and the checks of a descriptor.
+
+use warpwright_ptx::{DType, Target};
+
+use super::score::ScoreKind;
+use super::tuning::{self, Config, MAX_WIDTH, Work};
+use super::{AttentionDesc, OP};
+use crate::PlanError;
+use crate::plan::{Layout, Real};
+
+/// Where the positions of the queries begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Alignment {
+    /// The last query stands at the last key.
+    #[default]
+    BottomRight,
+    /// The first query stands at the first key.
+    TopLeft,
+}
+
+/// The keys near a query's position that it sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// How many before it; `None` is all.
+    pub left: Option<u32>,
+    /// How many after it; `None` is all.
+    pub right: Option<u32>,
+}
+
+/// Which slopes there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AlibiSlopes {
+    /// `[heads]`
+    PerHead,
+    /// `[batch, heads]`
+    PerBatchAndHead,
+}
+
+/// Masks and modifications of the scores; the default is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct AttentionOptions {
+    /// The factor of the products, positive and finite; `None` is `1 / sqrt(head_dim)`.
+    pub softmax_scale: Option<Real>,
+    /// Whether a query sees no key after its position.
+    pub causal: bool,
+    /// The keys near its position that it sees.
+    pub window: Window,
+    /// Where the positions of the queries begin.
+    pub alignment: Alignment,
+    /// `score = softcap tanh(score / softcap)`, positive and finite.
+    pub softcap: Option<Real>,
+    /// The layout of a bias `[batch, heads, queries, keys]` that is added, of which each extent may be 1.
+    pub bias: Option<Layout>,
+    /// `slope |position - key|` is subtracted, with bottom-right positions.
+    pub alibi: Option<AlibiSlopes>,
+    /// Whether each sequence has a number of keys of its own, at most as many as there are.
+    pub key_lengths: bool,
+}
+
+/// Longest sequence: sums of positions and window bounds stay in 32 bits.
+const MAX_SEQUENCE: usize = 1 << 28;
+/// Blocks of a grid along y and along z.
+const MAX_GRID: u32 = 65535;
+/// A window bound that leaves out nothing.
+const UNLIMITED: i32 = 1 << 30;
+
+/// What the kernels of both directions are given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Common {
+    pub(super) kind: ScoreKind,
+    pub(super) q: [u64; 3],
+    pub(super) k: [u64; 3],
+    pub(super) v: [u64; 3],
+    pub(super) bias: [u64; 4],
+    pub(super) slopes_batch: u64,
+    pub(super) batch: u32,
+    pub(super) queries: u32,
+    pub(super) keys: u32,
+    pub(super) heads: u32,
+    pub(super) group: u32,
+    pub(super) width: u32,
+    pub(super) value_width: u32,
+    pub(super) left: i32,
+    pub(super) right: i32,
+    pub(super) bottom_right: u32,
+    pub(super) scale: f64,
+    pub(super) softcap: f64,
+}
+
+/// Elements from one batch, row and head to the next.
+pub(super) fn steps(layout: &Layout) -> [u64; 3] {
+    let [batch, row, head, _] = layout.strides.map(i64::cast_unsigned);
+    [batch, row, head]
+}
+
+fn parameter(parameter: &'static str, got: String, expected: &'static str) -> PlanError {
+    PlanError::Parameter { op: OP, parameter, got, expected }
+}
+
+/// Whether both have the shape of the second.
+pub(super) fn same_shapes(pairs: &[(&'static str, &Layout, &Layout)]) -> Result<(), PlanError> {
+    for (name, layout, model) in pairs {
+        if layout.shape != model.shape {
+            return Err(parameter(name, format!("{:?}", layout.shape), "the shape of its forward tensor"));
+        }
+        row_is_contiguous(name, layout)?;
+    }
+    Ok(())
+}
+
+fn row_is_contiguous(name: &'static str, layout: &Layout) -> Result<(), PlanError> {
+    if layout.shape[3] > 1 && layout.strides[3] != 1 {
+        return Err(parameter(name, format!("strides {:?}", layout.strides), "a last stride of 1"));
+    }
+    Ok(())
+}
+
+/// Two elements of a result must not share a place.
+pub(super) fn check_outputs(outputs: &[(&'static str, &Layout)]) -> Result<(), PlanError> {
+    for (name, layout) in outputs {
+        let mut axes: Vec<(i64, usize)> = layout
+            .strides
+            .iter()
+            .map(|s| s.abs())
+            .zip(layout.shape)
+            .filter(|(_, extent)| *extent > 1)
+            .collect();
+        axes.sort_unstable();
+        let mut reach = 0i64;
+        for (stride, extent) in axes {
+            if stride <= reach {
+                let got = format!("strides {:?} of {:?}", layout.strides, layout.shape);
+                return Err(parameter(name, got, "a layout without overlap"));
+            }
+            let last = i64::try_from(extent - 1).ok().and_then(|n| n.checked_mul(stride));
+            reach = last.and_then(|n| n.checked_add(reach)).unwrap_or(i64::MAX);
+        }
+    }
+    Ok(())
+}
+
+fn factor(name: &'static str, value: f64) -> Result<f64, PlanError> {
+    if value > 0.0 && value.is_finite() {
+        return Ok(value);
+    }
+    Err(parameter(name, format!("{value:?}"), "positive and finite"))
+}
+
+impl Common {
+    /// Checks a descriptor; `outputs` are written.
+    pub(super) fn new(desc: &AttentionDesc, outputs: &[(&'static str, &Layout)]) -> Result<Self, PlanError> {
+        let AttentionDesc { dtype, q, k, v, o, options } = desc;
+        if !DType::FLOATS.contains(dtype) {
+            return Err(PlanError::DType { op: OP, tensor: "q", got: *dtype, expected: &DType::FLOATS });
+        }
+        let [batch, queries, heads, width] = q.shape;
+        let [_, keys, key_heads, value_width] = v.shape;
+        for (name, layout) in [("q", q), ("k", k), ("v", v), ("o", o)] {
+            row_is_contiguous(name, layout)?;
+            if layout.elements().and_then(|n| n.checked_mul(dtype.bytes())).is_none() {
+                return Err(parameter(name, format!("{:?}", layout.shape), "a tensor that can be addressed"));
+            }
+            if layout.shape[1] > MAX_SEQUENCE {
+                return Err(parameter(name, format!("{:?}", layout.shape), "at most 2^28 rows"));
+            }
+        }
+        for (name, got) in [("head_dim of q", width), ("head_dim of v", value_width)] {
+            if !(1..=MAX_WIDTH).contains(&got) {
+                return Err(parameter(name, got.to_string(), "from 1 to 256"));
+            }
+        }
+        let fits = [
+            (
+                "k",
+                k.shape,
+                [batch, keys, key_heads, width],
+                "[batch, keys, num_kv_heads, head_dim] as of q and v",
+            ),
+            ("v", v.shape, [batch, keys, key_heads, value_width], "the batch of q"),
+            ("o", o.shape, [batch, queries, heads, value_width], "the shape of q with the head_dim of v"),
+        ];
+        for (name, got, expected, words) in fits {
+            if got != expected {
+                return Err(parameter(name, format!("{got:?}"), words));
+            }
+        }
+        if key_heads == 0 && heads > 0 || key_heads > 0 && !heads.is_multiple_of(key_heads) {
+            return Err(parameter("num_kv_heads", format!("{key_heads} of {heads}"), "a divisor of heads"));
+        }
+        check_outputs(outputs)?;
+        let mut bias = [0; 4];
+        if let Some(layout) = options.bias {
+            let full = [batch, queries, heads, keys];
+            let full = [full[0], full[2], full[1], full[3]];
+            for axis in 0..4 {
+                match layout.shape[axis] {
+                    extent if extent == full[axis] => bias[axis] = layout.strides[axis].cast_unsigned(),
+                    1 => {}
+                    _ => {
+                        let expected = "[batch, heads, queries, keys], each of them or 1";
+                        return Err(parameter("bias", format!("{:?}", layout.shape), expected));
+                    }
+                }
+            }
+        }
+        let scale = options.softmax_scale.map_or_else(|| 1.0 / (width as f64).sqrt(), Real::get);
+        let bound = |bound: Option<u32>| {
+            bound.map_or(UNLIMITED, |b| i32::try_from(b).unwrap_or(UNLIMITED).min(UNLIMITED))
+        };
+        let left = bound(options.window.left);
+        let right = if options.causal { 0 } else { bound(options.window.right) };
+        // Extents fit: sequences were checked, widths are small, and more heads or batches than 2^32 have no grid.
+        let small = |name: &'static str, n: usize| {
+            u32::try_from(n).map_err(|_| parameter(name, n.to_string(), "below 2^32"))
+        };
+        Ok(Self {
+            kind: ScoreKind {
+                band: left < UNLIMITED || right < UNLIMITED,
+                softcap: options.softcap.is_some(),
+                bias: options.bias.is_some(),
+                alibi: options.alibi.is_some(),
+                lengths: options.key_lengths,
+            },
+            q: steps(q),
+            k: steps(k),
+            v: steps(v),
+            bias,
+            slopes_batch: match options.alibi {
+                Some(AlibiSlopes::PerBatchAndHead) => heads as u64,
+                _ => 0,
+            },
+            batch: small("batch", batch)?,
+            queries: small("queries", queries)?,
+            keys: small("keys", keys)?,
+            heads: small("heads", heads)?,
+            group: small("heads", heads.checked_div(key_heads).unwrap_or(1))?,
+            width: width as u32,
+            value_width: value_width as u32,
+            left,
+            right,
+            bottom_right: u32::from(options.alignment == Alignment::BottomRight),
+            scale: factor("softmax_scale", scale)?,
+            softcap: options.softcap.map_or(Ok(1.0), |cap| factor("softcap", cap.get()))?,
+        })
+    }
+
+    /// The configurations for tensors of these layouts.
+    pub(super) fn configs(
+        &self,
+        dtype: DType,
+        work: Work,
+        target: Target,
+        layouts: &[Layout],
+    ) -> Result<Vec<Config>, PlanError> {
+        let fits = |vector: &u32| {
+            layouts.iter().all(|layout| {
+                let mut axes = layout.shape[..3].iter().zip(&layout.strides);
+                layout.shape[3].is_multiple_of(*vector as usize)
+                    && axes
+                        .all(|(extent, s)| *extent < 2 || s.unsigned_abs().is_multiple_of(u64::from(*vector)))
+            })
+        };
+        let granularity = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
+        let width = self.width.max(self.value_width) as usize;
+        let configs = tuning::configs(dtype, work, target, width, granularity);
+        if configs.is_empty() {
+            return Err(parameter(
+                "head_dim",
+                width.to_string(),
+                "one that fits the shared memory of the target",
+            ));
+        }
+        Ok(configs)
+    }
+
+    /// The grid of `tiles` tiles of `heads` heads; `None` if it is empty.
+    pub(super) fn grid(&self, tiles: u32, heads: u32) -> Result<Option<[u32; 3]>, PlanError> {
+        for blocks in [heads, self.batch] {
+            if blocks > MAX_GRID {
+                return Err(PlanError::TooLarge { op: OP, blocks: blocks.into(), limit: MAX_GRID.into() });
+            }
+        }
+        let grid = [tiles, heads, self.batch];
+        Ok((!grid.contains(&0)).then_some(grid))
+    }
+}

@@ -1,0 +1,429 @@
+//! What happens to a product `q k` before the softmax, and what its gradient passes on the way back: one place for every
+//! kernel.
+
+use warpwright_dsl::prelude::*;
+
+use super::engine::{Destination, Matrix, Place, Source, Walk};
+
+/// Base-2 logarithm of e.
+const LOG2_E: f64 = std::f64::consts::LOG2_E;
+/// Natural logarithm of 2.
+const LN_2: f64 = std::f64::consts::LN_2;
+
+/// Which modifications a kernel is recorded with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct ScoreKind {
+    /// Keys are limited on either side of the query's diagonal.
+    pub(super) band: bool,
+    /// `softcap tanh(score / softcap)`
+    pub(super) softcap: bool,
+    /// A bias is added.
+    pub(super) bias: bool,
+    /// Each head has a slope on the distance.
+    pub(super) alibi: bool,
+    /// Each sequence has a number of keys of its own.
+    pub(super) lengths: bool,
+}
+
+impl ScoreKind {
+    pub(super) fn name(self) -> String {
+        let parts = [
+            (self.band, "band"),
+            (self.softcap, "cap"),
+            (self.bias, "bias"),
+            (self.alibi, "alibi"),
+            (self.lengths, "lengths"),
+        ];
+        parts.iter().filter(|(on, _)| *on).map(|(_, name)| format!("_{name}")).collect()
+    }
+}
+
+/// Arguments that every kernel of the family has, and its own.
+macro_rules! attention_args {
+    ($(#[$meta:meta])* $args:ident => $params:ident { $($field:ident: $ty:ty),* $(,)? }) => {
+        warpwright_dsl::kernel_args! {
+            $(#[$meta])*
+            pub(super) struct $args => $params {
+                q: In<Elem>, k: In<Elem>, v: In<Elem>,
+                q_batch: u64, q_row: u64, q_head: u64,
+                k_batch: u64, k_row: u64, k_head: u64,
+                v_batch: u64, v_row: u64, v_head: u64,
+                queries: u32, keys: u32, heads: u32, group: u32, width: u32, value_width: u32,
+                group_reciprocal: u32,
+                left: i32, right: i32, bottom_right: u32,
+                scale: f64, softcap: f64,
+                bias: In<Elem>, bias_batch: u64, bias_head: u64, bias_row: u64, bias_column: u64,
+                slopes: In<f32>, slopes_batch: u64, lengths: In<i32>,
+                $($field: $ty),*
+            }
+        }
+
+        impl $args {
+            /// The arguments of a launch.
+            #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
+            pub(super) fn new(c: &$crate::attention::Common, $($field: $ty),*) -> Self {
+                let (q, k, v, bias) = (c.q, c.k, c.v, c.bias);
+                Self {
+                    q: In::slot(0), k: In::slot(1), v: In::slot(2),
+                    q_batch: q[0], q_row: q[1], q_head: q[2],
+                    k_batch: k[0], k_row: k[1], k_head: k[2],
+                    v_batch: v[0], v_row: v[1], v_head: v[2],
+                    queries: c.queries, keys: c.keys, heads: c.heads, group: c.group,
+                    width: c.width, value_width: c.value_width,
+                    group_reciprocal: u32::MAX / c.group.max(2) + 1,
+                    left: c.left, right: c.right, bottom_right: c.bottom_right,
+                    scale: c.scale, softcap: c.softcap,
+                    bias: In::slot(3),
+                    bias_batch: bias[0], bias_head: bias[1], bias_row: bias[2], bias_column: bias[3],
+                    slopes: In::slot(4), slopes_batch: c.slopes_batch,
+                    lengths: In::slot(5),
+                    $($field),*
+                }
+            }
+        }
+
+        impl<'k> $params<'k> {
+            /// The handles that every kernel has.
+            pub(super) fn problem(&self) -> $crate::attention::score::Problem<'k> {
+                $crate::attention::score::Problem {
+                    q: $crate::attention::score::View { data: self.q, strides: [self.q_batch, self.q_row, self.q_head] },
+                    k: $crate::attention::score::View { data: self.k, strides: [self.k_batch, self.k_row, self.k_head] },
+                    v: $crate::attention::score::View { data: self.v, strides: [self.v_batch, self.v_row, self.v_head] },
+                    queries: self.queries, keys: self.keys, heads: self.heads, group: self.group,
+                    width: self.width, value_width: self.value_width, group_reciprocal: self.group_reciprocal,
+                    left: self.left, right: self.right, bottom_right: self.bottom_right,
+                    scale: self.scale, softcap: self.softcap,
+                    bias: self.bias,
+                    bias_strides: [self.bias_batch, self.bias_head, self.bias_row, self.bias_column],
+                    slopes: self.slopes, slopes_batch: self.slopes_batch, lengths: self.lengths,
+                }
+            }
+        }
+    };
+}
+pub(super) use attention_args;
+
+/// A tensor `[batch, sequence, heads, head_dim]` that is read or written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'k, S: warpwright_dsl::Space> {
+    pub(super) data: Ptr<'k, S, Elem>,
+    /// Elements from one batch, row and head to the next.
+    pub(super) strides: [U64<'k>; 3],
+}
+
+impl<'k, S: warpwright_dsl::Space> View<'k, S> {
+    /// The first row of one head.
+    pub(super) fn head(self, batch: U32<'k>, head: U32<'k>) -> Ptr<'k, S, Elem> {
+        let [of_batch, _, of_head] = self.strides;
+        self.data.at(batch.to_u64() * of_batch + head.to_u64() * of_head)
+    }
+
+    /// Elements from one row to the next.
+    pub(super) fn row(self) -> U64<'k> {
+        self.strides[1]
+    }
+}
+
+impl<'k> View<'k, Read> {
+    /// One head, of which `rows` rows and `width` elements of each exist.
+    pub(super) fn source(self, batch: U32<'k>, head: U32<'k>, rows: I32<'k>, width: U32<'k>) -> Source<'k> {
+        Source { data: self.head(batch, head), stride: self.row(), rows, width }
+    }
+}
+
+impl<'k> View<'k, Write> {
+    /// One head, of which `rows` rows and `width` elements of each exist.
+    pub(super) fn destination(
+        self,
+        batch: U32<'k>,
+        head: U32<'k>,
+        rows: I32<'k>,
+        width: U32<'k>,
+    ) -> Destination<'k> {
+        Destination { data: self.head(batch, head), stride: self.row(), rows, width }
+    }
+}
+
+/// What [`attention_args!`] declares.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Problem<'k> {
+    pub(super) q: View<'k, Read>,
+    pub(super) k: View<'k, Read>,
+    pub(super) v: View<'k, Read>,
+    pub(super) queries: U32<'k>,
+    pub(super) keys: U32<'k>,
+    pub(super) heads: U32<'k>,
+    /// Query heads of a key head.
+    pub(super) group: U32<'k>,
+    pub(super) width: U32<'k>,
+    pub(super) value_width: U32<'k>,
+    /// `2^32 / group`, rounded up.
+    pub(super) group_reciprocal: U32<'k>,
+    pub(super) left: I32<'k>,
+    pub(super) right: I32<'k>,
+    pub(super) bottom_right: U32<'k>,
+    pub(super) scale: F64<'k>,
+    pub(super) softcap: F64<'k>,
+    pub(super) bias: Ptr<'k, Read, Elem>,
+    pub(super) bias_strides: [U64<'k>; 4],
+    pub(super) slopes: Ptr<'k, Read, f32>,
+    pub(super) slopes_batch: U64<'k>,
+    pub(super) lengths: Ptr<'k, Read, i32>,
+}
+
+impl<'k> Problem<'k> {
+    /// Tile, head and batch of the block. Blocks run in order, so with `last_first` those with the most keys under a causal
+    /// mask begin first. Nothing is divided, so that what the block has in common stays out of the threads' registers.
+    pub(super) fn place(&self, k: K<'k>, last_first: bool) -> [U32<'k>; 3] {
+        let tile = k.block_idx_x();
+        let tile = if last_first { k.grid_dim_x() - 1 - tile } else { tile };
+        [tile, k.block_idx_y(), k.block_idx_z()]
+    }
+
+    /// The key head of a query head. Both it and the group are below 2^16, so the product with the reciprocal is exact.
+    pub(super) fn key_head(&self, head: U32<'k>) -> U32<'k> {
+        self.group.eq(1).select(head, head.mul_hi(self.group_reciprocal))
+    }
+}
+
+/// The queries and keys of one head of one sequence: how many there are and which see each other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span<'k> {
+    kind: ScoreKind,
+    pub(super) queries: I32<'k>,
+    pub(super) keys: I32<'k>,
+    /// Query `i` sees keys from `i - left` to `i + right`.
+    left: I32<'k>,
+    right: I32<'k>,
+}
+
+impl<'k> Span<'k> {
+    pub(super) fn new(kind: ScoreKind, p: &Problem<'k>, batch: U32<'k>) -> Self {
+        let all = p.keys.to_i32();
+        let keys = if kind.lengths { p.lengths.at(batch).get::<i32>().max(0).min(all) } else { all };
+        let queries = p.queries.to_i32();
+        let shift = p.bottom_right.ne(0).select(keys - queries, 0i32);
+        Self { kind, queries, keys, left: p.left - shift, right: p.right + shift }
+    }
+
+    /// The keys that any of the queries from `first` below `end` sees: from, below.
+    pub(super) fn keys_of(&self, first: I32<'k>, end: I32<'k>) -> [I32<'k>; 2] {
+        let k = first.k();
+        if !self.kind.band {
+            return [k.lit(0i32), self.keys];
+        }
+        let end = end.min(self.queries);
+        [(first - self.left).max(0i32), (end + self.right).min(self.keys)]
+    }
+
+    /// The queries that see any of the keys from `first` below `end`: from, below.
+    pub(super) fn queries_of(&self, first: I32<'k>, end: I32<'k>) -> [I32<'k>; 2] {
+        let k = first.k();
+        let any = first.lt(self.keys);
+        if !self.kind.band {
+            return [k.lit(0i32), any.select(self.queries, 0i32)];
+        }
+        let end = end.min(self.keys);
+        [(first - self.right).max(0i32), any.select((end + self.left).min(self.queries), 0i32)]
+    }
+
+    /// The keys that queries from `first` below `end` see, in tiles of `columns`.
+    pub(super) fn walk_keys(&self, first: I32<'k>, end: I32<'k>, columns: u32) -> Walk<'k> {
+        let [from, below] = self.keys_of(first, end);
+        let last = end - 1i32;
+        let complete = end.le(self.queries);
+        self.walk([from, below], [last - self.left, first + self.right], self.keys, complete, columns)
+    }
+
+    /// The queries that see keys from `first` below `end`, in tiles of `columns`.
+    pub(super) fn walk_queries(&self, first: I32<'k>, end: I32<'k>, columns: u32) -> Walk<'k> {
+        let [from, below] = self.queries_of(first, end);
+        let last = end - 1i32;
+        let complete = end.le(self.keys);
+        self.walk([from, below], [last - self.right, first + self.left], self.queries, complete, columns)
+    }
+
+    /// Tiles of what lies from the first place below the second; `whole` are the first and the last column that sees all
+    /// rows, of `all` columns, if all rows are there.
+    fn walk(
+        &self,
+        [from, end]: [I32<'k>; 2],
+        [whole_first, whole_last]: [I32<'k>; 2],
+        all: I32<'k>,
+        complete: Pred<'k>,
+        columns: u32,
+    ) -> Walk<'k> {
+        let step = columns.cast_signed();
+        // Rows that do not exist are not written, whatever their scores; but biases are read for pairs that exist alone.
+        let complete = if self.kind.bias { complete } else { complete.k().lit(true) };
+        let down = |x: I32<'k>| x & -step;
+        let from = down(from);
+        if !self.kind.band {
+            let whole_end = complete.select(down(all), 0i32).min(end);
+            return Walk { from, end, whole_from: None, whole_end: down(whole_end) };
+        }
+        // Both ends of what is whole lie among the tiles, in order.
+        let whole_from = down(whole_first.max(from) + (step - 1)).min(down(end.max(from) + (step - 1)));
+        let whole_end = complete.select(down((whole_last + 1i32).min(all)), 0i32);
+        let whole_end = whole_end.max(whole_from).min(down(end.max(from) + (step - 1)));
+        Walk { from, end, whole_from: Some(whole_from), whole_end }
+    }
+
+    /// Whether `query` sees `key`, which may lie outside.
+    pub(super) fn sees(&self, query: I32<'k>, key: I32<'k>) -> Pred<'k> {
+        let inside = key.lt(self.keys) & query.lt(self.queries);
+        if !self.kind.band {
+            return inside;
+        }
+        inside & key.le(query + self.right) & key.ge(query - self.left)
+    }
+}
+
+/// The score modification of one head.
+///
+/// Products become scores, which times [`unit`](Self::unit) are base-2 logarithms. In half precision without another
+/// modification a product is its own score, and the factor of the softmax is part of that unit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scorer<'k, A: Float> {
+    kind: ScoreKind,
+    precision: Precision,
+    scale: Reg<'k, A>,
+    softcap: Reg<'k, A>,
+    unit: Reg<'k, A>,
+    bias: Ptr<'k, Read, Elem>,
+    bias_row: U64<'k>,
+    bias_column: U64<'k>,
+    slope: Option<Reg<'k, A>>,
+    span: Span<'k>,
+    shift: I32<'k>,
+}
+
+impl<'k, A: Float> Scorer<'k, A>
+where
+    Elem: Access<A>,
+{
+    pub(super) fn new(
+        kind: ScoreKind,
+        precision: Precision,
+        p: &Problem<'k>,
+        span: Span<'k>,
+        head: U32<'k>,
+        batch: U32<'k>,
+    ) -> Self {
+        let k = head.k();
+        let scale: Reg<'k, A> = p.scale.convert();
+        let [of_batch, of_head, bias_row, bias_column] = p.bias_strides;
+        let bias =
+            if kind.bias { p.bias.at(batch.to_u64() * of_batch + head.to_u64() * of_head) } else { p.bias };
+        let slope = kind.alibi.then(|| {
+            p.slopes.at(batch.to_u64() * p.slopes_batch + head.to_u64()).get::<f32>().convert::<A>()
+        });
+        let plain = Self::plain(kind, precision);
+        let unit = if plain { scale * LOG2_E } else { k.lit::<A>(LOG2_E) };
+        let shift = span.keys - span.queries;
+        let softcap = p.softcap.convert();
+        Self { kind, precision, scale, softcap, unit, bias, bias_row, bias_column, slope, span, shift }
+    }
+
+    fn plain(kind: ScoreKind, precision: Precision) -> bool {
+        precision == Precision::Storage && !kind.softcap && !kind.bias && !kind.alibi
+    }
+
+    /// The score of a product, of a pair that may lie outside; with `masked` minus infinity where the query does not
+    /// see the key. Without, all pairs of the tile do.
+    pub(super) fn score(
+        &self,
+        product: Reg<'k, A>,
+        query: I32<'k>,
+        key: I32<'k>,
+        masked: bool,
+    ) -> Reg<'k, A> {
+        let mut score = product;
+        if !Self::plain(self.kind, self.precision) {
+            score = score * self.scale;
+        }
+        if self.kind.softcap {
+            score = (score / self.softcap).tanh() * self.softcap;
+        }
+        if self.kind.bias {
+            let at = self.bias.at(self.bias_offset(query, key));
+            let inside = query.lt(self.span.queries) & key.lt(self.span.keys);
+            let bias = if masked { at.only_where(inside, Fill::Zero) } else { at };
+            score = score + bias.get::<A>();
+        }
+        if let Some(slope) = self.slope {
+            let distance = (query + self.shift - key).abs();
+            score = score - slope * distance.convert::<A>();
+        }
+        if masked {
+            score = self.span.sees(query, key).select(score, f64::NEG_INFINITY);
+        }
+        score
+    }
+
+    /// The scores of a tile; `pair` gives query and key of a row and a column of it. Without `masked` each query sees each
+    /// key.
+    pub(super) fn tile(
+        &self,
+        products: &Matrix<'k, A>,
+        place: &Place<'k>,
+        masked: bool,
+        pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
+    ) -> Matrix<'k, A> {
+        let of_slot = |(row, products): (&U32<'k>, &Vec<Reg<'k, A>>)| {
+            let of = |(product, column): (&Reg<'k, A>, &u32)| {
+                let (query, key) = pair(row.to_i32(), place.first.to_i32() + column.cast_signed());
+                self.score(*product, query, key, masked)
+            };
+            products.iter().zip(&place.columns).map(of).collect()
+        };
+        place.rows.iter().zip(products).map(of_slot).collect()
+    }
+
+    fn bias_offset(&self, query: I32<'k>, key: I32<'k>) -> U64<'k> {
+        query.to_u32().to_u64() * self.bias_row + key.to_u32().to_u64() * self.bias_column
+    }
+
+    /// What the gradient of a score is multiplied with to give that of its product; the factor of the softmax is left
+    /// for the end.
+    pub(super) fn derivative(&self, product: Reg<'k, A>) -> Option<Reg<'k, A>> {
+        self.kind.softcap.then(|| {
+            let t = (product * self.scale / self.softcap).tanh();
+            1.0 - t * t
+        })
+    }
+
+    /// The factor of the softmax.
+    pub(super) fn factor(p: &Problem<'k>) -> Reg<'k, A> {
+        p.scale.convert()
+    }
+
+    /// The factor of the softmax.
+    pub(super) fn scale(&self) -> Reg<'k, A> {
+        self.scale
+    }
+
+    /// `e^(score - top)`, where both are scores and `top` is not below.
+    pub(super) fn power(&self, score: Reg<'k, A>, top: Reg<'k, A>) -> Reg<'k, A> {
+        match self.precision {
+            Precision::Full => ((score - top) * self.unit).exp2(),
+            Precision::Storage => score.mul_add(self.unit, -(top * self.unit)).exp2_approx(),
+        }
+    }
+
+    /// `log(sum e^score)` from the greatest score and the sum of powers relative to it.
+    pub(super) fn log_sum(&self, top: Reg<'k, A>, sum: Reg<'k, A>) -> Reg<'k, A> {
+        match self.precision {
+            Precision::Full => top + sum.log(),
+            Precision::Storage => top.mul_add(self.unit * LN_2, sum.log()),
+        }
+    }
+
+    /// `e^(score - lse)`; `lse` is a natural logarithm.
+    pub(super) fn probability(&self, score: Reg<'k, A>, lse: Reg<'k, A>) -> Reg<'k, A> {
+        match self.precision {
+            Precision::Full => ((score - lse) * LOG2_E).exp2(),
+            Precision::Storage => score.mul_add(self.unit, lse * -LOG2_E).exp2_approx(),
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The engine of ordinary arithmetic: every element type, every target.
+//!
+//! Eight neighbouring lanes share the rows of a slot. Tiles hold elements of the accumulate type in chunks of 16 bytes; the
+//! chunk's number is combined with the row's by exclusive-or, so that eight lanes that read one chunk of eight
+//! neighbouring rows, or eight chunks of one row, meet different banks. A thread's columns of a tile are eight apart for
+//! that reason.
+
+use warpwright_dsl::prelude::*;
+use warpwright_ptx::{Inst, Operand};
+
+use super::engine::{Destination, Engine, Matrix, Place, Source};
+
+/// Lanes that share a slot.
+pub(super) const LANES: u32 = 8;
+/// Bytes of a chunk.
+const CHUNK: u32 = 16;
+/// Loads of a thread that are in flight together.
+const BATCH: u32 = 8;
+
+/// How a block is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Simt {
+    /// Threads of a block.
+    pub threads: u32,
+    /// Slots of a thread.
+    pub slots: u32,
+    /// Columns of a thread.
+    pub columns: u32,
+    /// Elements of a row of a tile: a power of two from 32.
+    pub width: u32,
+    /// Elements of an access to global memory.
+    pub vector: u32,
+    /// Whether both tiles of columns take turns in one place.
+    pub shared_place: bool,
+}
+
+impl Simt {
+    /// Rows of a block.
+    pub const fn rows(self) -> u32 {
+        self.threads / LANES * self.slots
+    }
+
+    /// Columns of a tile.
+    pub const fn tile_columns(self) -> u32 {
+        LANES * self.columns
+    }
+
+    /// Elements of shared memory, with one tile of own rows or two.
+    pub const fn shared_elements(self, own: u32) -> u32 {
+        let places = if self.shared_place { 1 } else { 2 };
+        let (rows, columns) = (self.rows(), self.tile_columns());
+        (own * rows + places * columns) * self.width + rows * columns
+    }
+
+    pub(super) fn name(self) -> String {
+        let place = if self.shared_place { "s" } else { "" };
+        let Self { threads, slots, columns, width, vector, .. } = self;
+        format!("simt_t{threads}r{slots}c{columns}d{width}x{vector}{place}")
+    }
+}
+
+/// A layout with its registers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SimtEngine<'k> {
+    config: Simt,
+    /// The accumulate type.
+    dtype: DType,
+    memory: Ptr<'k, Shared, Elem>,
+    /// Tiles of own rows.
+    own: u32,
+    thread: U32<'k>,
+    /// The lane among those of its slots.
+    lane: U32<'k>,
+    /// The first row of the thread.
+    row: U32<'k>,
+}
+
+/// Rows of chunks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SimtTile<'k> {
+    data: Ptr<'k, Shared, Elem>,
+    rows: u32,
+}
+
+impl<'k> SimtEngine<'k> {
+    pub(super) fn new(k: K<'k>, config: Simt, dtype: DType, own: u32) -> Self {
+        let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let memory = k.dynamic_shared_elem(dtype);
+        let thread = k.thread_idx();
+        let (lane, row) = (thread & (LANES - 1), thread / LANES);
+        Self { config, dtype, memory, own, thread, lane, row }
+    }
+
+    fn chunk(&self) -> u32 {
+        CHUNK / self.dtype.bytes() as u32
+    }
+
+    /// Rows between the slots of a thread.
+    fn step(&self) -> u32 {
+        self.config.threads / LANES
+    }
+
+    fn tile(&self, index: u32) -> SimtTile<'k> {
+        let Simt { width, .. } = self.config;
+        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let data = |rows_before: u32| self.memory.at(u64::from(rows_before * width));
+        if index < self.own {
+            return SimtTile { data: data(index * rows), rows };
+        }
+        let place = if self.config.shared_place { 0 } else { index - self.own };
+        SimtTile { data: data(self.own * rows + place * columns), rows: columns }
+    }
+
+    /// Where weights are exchanged between the lanes of a slot.
+    fn exchange(&self) -> Ptr<'k, Shared, Elem> {
+        let places = if self.config.shared_place { 1 } else { 2 };
+        let rows = self.own * self.config.rows() + places * self.config.tile_columns();
+        self.memory.at(u64::from(rows * self.config.width))
+    }
+
+    /// Loads the rows of a tile, all threads together; the caller waits.
+    fn load<A: Float>(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, tile: SimtTile<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let Simt { threads, width, vector, .. } = self.config;
+        let chunk = self.chunk();
+        let per_row = width / chunk;
+        let total = tile.rows * per_row;
+        let data = source.data.at(first.to_u64() * source.stride);
+        let rounds: Vec<u32> = (0..total.div_ceil(threads)).collect();
+        for batch in rounds.chunks(BATCH as usize) {
+            let loaded: Vec<_> = batch
+                .iter()
+                .map(|round| {
+                    let index = self.thread + round * threads;
+                    let (row, at) = (index / per_row, index & (per_row - 1));
+                    let column = at * chunk;
+                    let exists = (first + row.to_i32()).lt(source.rows) & row.lt(tile.rows);
+                    let from = data.at(row.to_u64() * source.stride + column.to_u64());
+                    let pieces = (0..chunk / vector).map(|piece| {
+                        let inside = exists & (column + piece * vector).lt(source.width);
+                        from.at(u64::from(piece * vector)).only_where(inside, Fill::Zero).load::<A>(vector)
+                    });
+                    (row, at, Lanes::concat(pieces))
+                })
+                .collect();
+            for (row, at, lanes) in loaded {
+                let place = tile.data.at(row * width + (at ^ (row & (LANES - 1))) * chunk);
+                if total.is_multiple_of(threads) {
+                    place.store(lanes);
+                } else {
+                    place.only_where(row.lt(tile.rows), Fill::Zero).store(lanes);
+                }
+            }
+        }
+        let _ = k;
+    }
+
+    fn warp_barrier(&self, k: K<'k>) {
+        k.raw(Inst::WarpBarrier { mask: Operand::int(0xffff_ffff) });
+    }
+}
+
+impl<'k, A: Float> Engine<'k, A> for SimtEngine<'k>
+where
+    Elem: Access<A>,
+{
+    type Tile = SimtTile<'k>;
+
+    fn lanes(&self) -> u32 {
+        LANES
+    }
+
+    fn product_place(&self, _: K<'k>) -> Place<'k> {
+        let rows = (0..self.config.slots).map(|slot| self.row + slot * self.step()).collect();
+        let columns = (0..self.config.columns).map(|c| c * LANES).collect();
+        Place { rows, first: self.lane, columns }
+    }
+
+    fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> SimtTile<'k> {
+        let tile = self.tile(index);
+        self.load::<A>(k, source, first, tile);
+        tile
+    }
+
+    fn start(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>, _: Pred<'k>) {}
+
+    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, _: Pred<'k>) -> SimtTile<'k> {
+        let tile = self.tile(self.own);
+        k.barrier();
+        self.load::<A>(k, sources[0], at, tile);
+        if !self.config.shared_place {
+            self.load::<A>(k, sources[1], at, self.tile(self.own + 1));
+        }
+        k.barrier();
+        tile
+    }
+
+    fn second(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> SimtTile<'k> {
+        let tile = self.tile(self.own + 1);
+        if self.config.shared_place {
+            k.barrier();
+            self.load::<A>(k, sources[1], at, tile);
+            k.barrier();
+        }
+        tile
+    }
+
+    fn again(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> SimtTile<'k> {
+        let tile = self.tile(self.own);
+        if self.config.shared_place {
+            k.barrier();
+            self.load::<A>(k, sources[0], at, tile);
+            k.barrier();
+        }
+        tile
+    }
+
+    fn product(&self, k: K<'k>, own: SimtTile<'k>, tile: SimtTile<'k>) -> Matrix<'k, A> {
+        let Simt { slots, columns, width, .. } = self.config;
+        let chunk = self.chunk();
+        let own_row = own.data.at(self.row * width);
+        let tile_row = tile.data.at(self.lane * width);
+        let own_turn = self.row & (LANES - 1);
+        let zeros: Matrix<'k, A> =
+            (0..slots).map(|_| (0..columns).map(|_| k.lit::<A>(0.0)).collect()).collect();
+        k.fold(k.range(0u32, width / chunk, 1u32), zeros, |at, mut sum| {
+            let own_place = own_row.at((at ^ own_turn) * chunk);
+            let tile_place = tile_row.at((at ^ self.lane) * chunk);
+            let own: Vec<Lanes<'k, A>> = (0..slots)
+                .map(|slot| own_place.at(u64::from(slot * self.step() * width)).load(chunk))
+                .collect();
+            for column in 0..columns {
+                let other = tile_place.at(u64::from(column * LANES * width)).load::<A>(chunk);
+                for (slot, own) in own.iter().enumerate() {
+                    let sum = &mut sum[slot][column as usize];
+                    *sum = own.iter().zip(other.iter()).fold(*sum, |sum, (a, b)| a.mul_add(b, sum));
+                }
+            }
+            sum
+        })
+    }
+
+    fn zero(&self, k: K<'k>) -> Matrix<'k, A> {
+        let Simt { slots, width, .. } = self.config;
+        (0..slots).map(|_| (0..width / LANES).map(|_| k.lit::<A>(0.0)).collect()).collect()
+    }
+
+    /// Column `lane + 8 c` of the weights lies at place `(c / chunk) 8 chunk + lane chunk + c % chunk` of the exchange.
+    fn accumulate(
+        &self,
+        k: K<'k>,
+        weights: &Matrix<'k, A>,
+        tile: SimtTile<'k>,
+        sum: Matrix<'k, A>,
+    ) -> Matrix<'k, A> {
+        let Simt { columns, width, .. } = self.config;
+        let (chunk, pitch) = (self.chunk(), self.config.tile_columns());
+        let row = self.exchange().at(self.row * pitch);
+        let slot_at = |slot: usize| u64::from(slot as u32 * self.step() * pitch);
+        self.warp_barrier(k);
+        for (slot, weights) in weights.iter().enumerate() {
+            for (part, lanes) in weights.chunks(chunk as usize).enumerate() {
+                let place =
+                    row.at(self.lane * chunk).at(slot_at(slot) + u64::from(part as u32 * LANES * chunk));
+                place.store(Lanes::from(lanes.to_vec()));
+            }
+        }
+        self.warp_barrier(k);
+        // Summed tile by tile, so that the errors of long sums grow with the tiles and not with the columns.
+        let of_tile = k.fold(k.range(0u32, LANES, 1u32), self.zero(k), |turn, mut sum| {
+            let row = row.at(turn * chunk);
+            let tile_row = tile.data.at(turn * width + (self.lane ^ turn) * chunk);
+            for part in 0..columns / chunk {
+                let weights: Vec<Lanes<'k, A>> = (0..sum.len())
+                    .map(|slot| row.at(slot_at(slot) + u64::from(part * LANES * chunk)).load(chunk))
+                    .collect();
+                for element in 0..chunk {
+                    let down = (part * chunk + element) * LANES * width;
+                    for group in 0..width / (LANES * chunk) {
+                        let values = tile_row.at(u64::from(down + group * LANES * chunk)).load::<A>(chunk);
+                        for (slot, weights) in weights.iter().enumerate() {
+                            let weight = weights[element as usize];
+                            for (i, value) in values.iter().enumerate() {
+                                let sum = &mut sum[slot][group as usize * chunk as usize + i];
+                                *sum = weight.mul_add(value, *sum);
+                            }
+                        }
+                    }
+                }
+            }
+            sum
+        });
+        let add = |(sum, part): (Vec<_>, Vec<_>)| {
+            sum.into_iter().zip(part).map(|(a, b): (Reg<'k, A>, Reg<'k, A>)| a + b).collect()
+        };
+        sum.into_iter().zip(of_tile).map(add).collect()
+    }
+
+    fn finish(&self, _: K<'k>) {}
+
+    fn store(&self, k: K<'k>, sum: &Matrix<'k, A>, to: Destination<'k>, first: I32<'k>) {
+        let (chunk, vector) = (self.chunk(), self.config.vector);
+        for (slot, sums) in sum.iter().enumerate() {
+            let row = first + (self.row + slot as u32 * self.step()).to_i32();
+            let exists = row.lt(to.rows);
+            let data = to.data.at(row.to_u64() * to.stride);
+            for (group, sums) in sums.chunks(chunk as usize).enumerate() {
+                let column = self.lane * chunk + group as u32 * LANES * chunk;
+                for (piece, sums) in sums.chunks(vector as usize).enumerate() {
+                    let column = column + piece as u32 * vector;
+                    let place = data.at(column).only_where(exists & column.lt(to.width), Fill::Zero);
+                    place.store(Lanes::from(sums.to_vec()));
+                }
+            }
+        }
+        let _ = k;
+    }
+}

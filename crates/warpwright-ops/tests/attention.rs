@@ -1,0 +1,243 @@
+//! Attention: gradients of the reference against central differences of it, and what a descriptor or a launch is refused.
+
+use warpwright_ops::attention::reference::{Problem, backward, forward};
+use warpwright_ops::attention::{
+    Alignment, AttentionArgs, AttentionDesc, AttentionOptions, Scores, attention, attention_backward,
+};
+use warpwright_ops::plan::{Layout, Real};
+use warpwright_ops::{Operation, PlanError};
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{Device, Error, Tensor};
+use warpwright_testkit::inputs::Input;
+use warpwright_testkit::measure::gradient_error;
+
+const TARGET: Target = Target::sm(90);
+
+fn layout(rows: usize, heads: usize, width: usize) -> Layout {
+    Layout::contiguous([2, rows, heads, width])
+}
+
+fn desc() -> AttentionDesc {
+    AttentionDesc {
+        dtype: DType::F32,
+        q: layout(5, 4, 16),
+        k: layout(7, 2, 16),
+        v: layout(7, 2, 8),
+        o: layout(5, 4, 8),
+        options: AttentionOptions::default(),
+    }
+}
+
+/// The names of the fields that are objected to.
+fn refused(desc: &AttentionDesc) -> &'static str {
+    match desc.plan(TARGET) {
+        Err(PlanError::Parameter { op: "attention", parameter, .. }) => parameter,
+        Err(PlanError::DType { tensor, .. }) => tensor,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn descriptors_without_a_meaning_are_refused() {
+    desc().plan(TARGET).expect("the model of the others");
+    let wide = |width| AttentionDesc {
+        q: layout(5, 4, width),
+        k: layout(7, 2, width),
+        v: layout(7, 2, width),
+        o: layout(5, 4, width),
+        ..desc()
+    };
+    wide(256).plan(TARGET).expect("the widest");
+    assert_eq!(refused(&wide(257)), "head_dim of q");
+    assert_eq!(refused(&wide(0)), "head_dim of q");
+    assert_eq!(
+        refused(&AttentionDesc { v: layout(7, 2, 264), o: layout(5, 4, 264), ..desc() }),
+        "head_dim of v"
+    );
+    assert_eq!(refused(&AttentionDesc { k: layout(7, 3, 16), v: layout(7, 3, 8), ..desc() }), "num_kv_heads");
+    assert_eq!(refused(&AttentionDesc { k: layout(7, 2, 24), ..desc() }), "k");
+    assert_eq!(refused(&AttentionDesc { k: layout(6, 2, 16), ..desc() }), "k");
+    assert_eq!(refused(&AttentionDesc { o: layout(5, 4, 16), ..desc() }), "o");
+    assert_eq!(refused(&AttentionDesc { dtype: DType::I32, ..desc() }), "q");
+    let mut across = desc();
+    across.q.strides = [320, 1, 80, 5];
+    assert_eq!(refused(&across), "q");
+    let mut overlapping = desc();
+    overlapping.o.strides[1] = 8;
+    assert_eq!(refused(&overlapping), "o");
+    let with = |options| AttentionDesc { options, ..desc() };
+    let none = AttentionOptions::default();
+    for value in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let value = Some(Real::new(value));
+        assert_eq!(refused(&with(AttentionOptions { softmax_scale: value, ..none })), "softmax_scale");
+        assert_eq!(refused(&with(AttentionOptions { softcap: value, ..none })), "softcap");
+    }
+    let bias = Some(Layout::contiguous([2, 4, 5, 6]));
+    assert_eq!(refused(&with(AttentionOptions { bias, ..none })), "bias");
+}
+
+#[test]
+fn launches_are_refused_before_anything_runs() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let desc = desc();
+    let plan = desc.plan(device.target()).expect("plan");
+    let zeros = |layout: Layout| Tensor::zeros(&device, DType::F32, &layout.shape).expect("memory");
+    let (q, k, v) = (zeros(desc.q), zeros(desc.k), zeros(desc.v));
+    let launch = |q: &Tensor, permuted: bool| {
+        let (mut o, mut lse) =
+            (zeros(desc.o), Tensor::zeros(&device, DType::F32, &[2, 4, 5]).expect("memory"));
+        let mut q = q.as_ref();
+        if permuted {
+            q = q.permute(&[0, 2, 1, 3]).expect("permute");
+        }
+        let (bias, slopes, key_lengths) = (None, None, None);
+        let (k, v, o, lse) = (k.as_ref(), v.as_ref(), o.as_mut(), lse.as_mut());
+        plan.launch(&stream, AttentionArgs { q, k, v, bias, slopes, key_lengths, o, lse })
+    };
+    launch(&q, false).expect("fits");
+    let other = Tensor::zeros(&device, DType::F32, &[2, 4, 5, 16]).expect("memory");
+    match launch(&other, true) {
+        Err(Error::Strides { argument: "q", expected, .. }) => assert_eq!(*expected, [320, 64, 16, 1]),
+        result => panic!("{result:?}"),
+    }
+    assert!(matches!(launch(&other, false), Err(Error::Shape { argument: "q", .. })));
+    let half = Tensor::zeros(&device, DType::F16, &desc.q.shape).expect("memory");
+    assert!(matches!(launch(&half, false), Err(Error::DType { argument: "q", .. })));
+    let elsewhere = Tensor::zeros(&Device::emulator(), DType::F32, &desc.q.shape).expect("memory");
+    assert!(matches!(launch(&elsewhere, false), Err(Error::WrongDevice { .. })));
+}
+
+/// What the free functions give, in f64, against the reference.
+#[test]
+fn free_functions_give_result_and_gradients() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let values = |len, seed| Input::Normal.values(len, seed);
+    let (q, k, v, dy) = (values(80, 1), values(56, 2), values(28, 3), values(40, 4));
+    let tensor = |x: &[f64], shape: [usize; 4]| Tensor::from_slice(&device, x, &shape).expect("memory");
+    let tensors = [
+        tensor(&q, [1, 5, 2, 8]),
+        tensor(&k, [1, 7, 1, 8]),
+        tensor(&v, [1, 7, 1, 4]),
+        tensor(&dy, [1, 5, 2, 4]),
+    ];
+    let [tq, tk, tv, tdy] = tensors.each_ref().map(Tensor::as_ref);
+    let scores = Scores { causal: true, alignment: Alignment::TopLeft, ..Scores::default() };
+    let (o, lse) = attention(&stream, tq, tk, tv, &scores).expect("forward");
+    let gradients =
+        attention_backward(&stream, tq, tk, tv, &scores, o.as_ref(), lse.as_ref(), tdy).expect("backward");
+    let p = Problem { right: Some(0), bottom_right: false, ..plain() };
+    let (f, b) = (forward(&p, &q, &k, &v), backward(&p, &q, &k, &v, &dy));
+    let near = |got: &Tensor, want: &[f64]| {
+        let got = got.to_vec::<f64>().expect("read");
+        assert_eq!(got.len(), want.len());
+        got.iter().zip(want).for_each(|(g, w)| assert!((g - w).abs() < 1e-12, "{g} for {w}"));
+    };
+    near(&o, &f.o);
+    near(&lse, &f.lse);
+    gradients.iter().zip([&b.dq, &b.dk, &b.dv]).for_each(|(got, want)| near(got, want));
+}
+
+fn plain<'a>() -> Problem<'a> {
+    Problem {
+        batch: 1,
+        queries: 5,
+        keys: 7,
+        heads: 2,
+        key_heads: 1,
+        width: 8,
+        value_width: 4,
+        scale: 8f64.sqrt().recip(),
+        softcap: None,
+        left: None,
+        right: None,
+        bottom_right: true,
+        lengths: None,
+        bias: None,
+        slope: None,
+    }
+}
+
+/// Every modification at once, and none: the derivative by each element of q, k, v and of the scores.
+#[test]
+fn gradients_agree_with_central_differences() {
+    let values = |len, seed| Input::Normal.values(len, seed);
+    let (q, k, v, dy) = (values(80, 1), values(56, 2), values(28, 3), values(40, 4));
+    let added = values(70, 5);
+    let with = |bias: &dyn Fn(usize, usize, usize, usize) -> f64,
+                everything: bool,
+                f: &dyn Fn(&Problem<'_>) -> f64| {
+        let slope = |_: usize, head: usize| 0.1 + 0.2 * head as f64;
+        let lengths = [6];
+        let mut p = Problem { bias: Some(bias), ..plain() };
+        if everything {
+            p = Problem {
+                softcap: Some(0.8),
+                left: Some(3),
+                right: Some(1),
+                lengths: Some(&lengths),
+                slope: Some(&slope),
+                ..p
+            };
+            return f(&p);
+        }
+        f(&p)
+    };
+    let weighted = |p: &Problem<'_>, q: &[f64], k: &[f64], v: &[f64]| -> f64 {
+        forward(p, q, k, v).o.iter().zip(&dy).map(|(o, dy)| o * dy).sum()
+    };
+    for everything in [false, true] {
+        for i in 0..80 {
+            let set = |x: &[f64], value: f64| {
+                let mut x = x.to_vec();
+                if let Some(x) = x.get_mut(i) {
+                    *x = value;
+                }
+                x
+            };
+            let bias = |_: usize, h: usize, a: usize, b: usize| added[(h * 5 + a) * 7 + b];
+            let check = |value: &dyn Fn(f64) -> f64, slope: &dyn Fn(f64) -> f64, what: &str| {
+                let error = gradient_error(value, slope, &[-1.1, 0.3, 2.0]);
+                assert!(error < 1e-5, "{what} {i}: {error:e}");
+            };
+            let value = |x: f64| with(&bias, everything, &|p| weighted(p, &set(&q, x), &k, &v));
+            let slope = |x: f64| with(&bias, everything, &|p| backward(p, &set(&q, x), &k, &v, &dy).dq[i]);
+            check(&value, &slope, "dq");
+            if i < k.len() {
+                let value = |x: f64| with(&bias, everything, &|p| weighted(p, &q, &set(&k, x), &v));
+                let slope =
+                    |x: f64| with(&bias, everything, &|p| backward(p, &q, &set(&k, x), &v, &dy).dk[i]);
+                check(&value, &slope, "dk");
+            }
+            if i < v.len() {
+                let value = |x: f64| with(&bias, everything, &|p| weighted(p, &q, &k, &set(&v, x)));
+                let slope =
+                    |x: f64| with(&bias, everything, &|p| backward(p, &q, &k, &set(&v, x), &dy).dv[i]);
+                check(&value, &slope, "dv");
+            }
+            if i < added.len() {
+                let moved = |x: f64| {
+                    let added = set(&added, x);
+                    move |_: usize, h: usize, a: usize, b: usize| added[(h * 5 + a) * 7 + b]
+                };
+                let value = |x: f64| with(&moved(x), everything, &|p| weighted(p, &q, &k, &v));
+                let slope = |x: f64| with(&moved(x), everything, &|p| backward(p, &q, &k, &v, &dy).ds[i]);
+                check(&value, &slope, "ds");
+            }
+        }
+    }
+}
+
+#[test]
+fn closed_forms() {
+    // Equal keys: the mean of the values. A query that sees nothing: zeros.
+    let p =
+        Problem { batch: 1, queries: 3, keys: 2, heads: 1, width: 1, value_width: 1, scale: 1.0, ..plain() };
+    let out = forward(&p, &[1.0, -2.0, 3.0], &[0.5, 0.5], &[2.0, 4.0]);
+    assert!(out.o.iter().all(|o| (o - 3.0).abs() < 1e-15));
+    let causal = Problem { right: Some(0), ..p };
+    let out = forward(&causal, &[1.0, -2.0, 3.0], &[0.5, 0.5], &[2.0, 4.0]);
+    assert_eq!((out.o[0], out.o[1], out.lse[0]), (0.0, 2.0, f64::NEG_INFINITY));
+    assert!((out.lse[1] + 1.0).abs() < 1e-15 && (out.o[2] - 3.0).abs() < 1e-15);
+}
