@@ -25,10 +25,10 @@ const SPILLS: [&str; 8] = [
 ];
 
 /// Attention on tensor cores: two sums and two products of a tile leave a few registers for everything else. What is kept in
-/// memory is what the end of the kernel needs, and in the wider ones addresses of the copies, once a tile. In double precision
-/// it is the hyperbolic tangent beside two sums.
+/// memory is what the end of the kernel needs, and in the wider ones addresses of the copies, once a tile. In double precision,
+/// and with soft capping in single, it is what the hyperbolic tangent needs beside the sums.
 fn fills_the_registers(kernel: &str) -> bool {
-    kernel.starts_with("attention_") && (kernel.contains("_mma_") || kernel.contains("_f64_"))
+    kernel.starts_with("attention_") && ["_mma_", "_f64_", "_cap"].iter().any(|part| kernel.contains(part))
 }
 
 fn ptxas() -> Option<PathBuf> {
