@@ -133,6 +133,8 @@ pub(crate) struct Argument<'py> {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec8<usize>,
     pub(crate) strides: Vec8<i64>,
+    /// Whether the operation looks at shape and strides; otherwise the array is one sequence.
+    pub(crate) shaped: bool,
     read_only: bool,
     /// The stream that its library enqueues on; 0 on the host.
     pub(crate) stream: u64,
@@ -232,6 +234,7 @@ impl<'py> Argument<'py> {
             dtype,
             shape: d.shape,
             strides,
+            shaped: false,
             read_only: d.read_only,
             stream: 0,
             capsule,
@@ -353,6 +356,7 @@ impl<'py> Argument<'py> {
             dtype,
             shape: extents,
             strides,
+            shaped: false,
             read_only,
             stream: 0,
             capsule: None,

@@ -115,6 +115,20 @@ impl<'py> Call<'py> {
         self.read((array.site.argument, &copy.call1((&array.object,))?))
     }
 
+    /// The array as an operation takes it that looks at shape and strides, of which the last must be 1: itself, or a copy.
+    pub(crate) fn shaped(&self, array: Array<'py>) -> PyResult<Array<'py>> {
+        let last = array.shape.last().zip(array.strides.last());
+        let fits = last.is_none_or(|(extent, stride)| *extent < 2 || *stride == 1);
+        // The emulator gets a copy of the bytes, without gaps.
+        let fits = fits && (self.place != Place::Host || array.is_row_major());
+        let mut array = if fits { array } else { self.row_major(array)? };
+        array.shaped = true;
+        if self.place == Place::Host {
+            array.strides = Vec8::row_major(&array.shape);
+        }
+        Ok(array)
+    }
+
     /// The array with every element where it is in `like`: itself, or a copy.
     fn laid_out_like(&self, array: Array<'py>, like: &Array<'py>) -> PyResult<Array<'py>> {
         if array.has_layout_of(like) {
@@ -302,8 +316,8 @@ impl<'py> Call<'py> {
         + Send,
     ) -> PyResult<[Option<Bound<'py, PyAny>>; O]> {
         let (place, stream) = (self.place, self.stream);
-        let reads = inputs.map(|x| x.map(Flat::of));
-        let writes = outputs.each_ref().map(|y| y.as_ref().map(|y| y.flat));
+        let reads = inputs.map(|x| x.map(|x| if x.shaped { Flat::shaped(x) } else { Flat::of(x) }));
+        let writes = outputs.each_ref().map(|y| y.as_ref().map(|y| y.flat.clone()));
         let written = outputs.iter().flatten().filter_map(|y| y.array.as_ref());
         let wait = inputs.into_iter().flatten().chain(written).any(|a| a.must_outlive_the_work(self.library));
         let done = self.py.detach(move || {
@@ -395,6 +409,16 @@ pub(crate) struct Output<'py> {
     kind: Kind<'py>,
     /// Holds the memory that is written.
     array: Option<Array<'py>>,
+}
+
+impl Output<'_> {
+    /// The same for an operation that looks at the shape, which is row-major.
+    pub(crate) fn in_shape(self, shape: &[usize]) -> Self {
+        match Vec8::collect(shape.iter().copied()) {
+            Some(extents) => Self { flat: self.flat.in_shape(extents), ..self },
+            None => self,
+        }
+    }
 }
 
 enum Kind<'py> {

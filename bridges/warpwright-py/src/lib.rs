@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod array;
+mod attention;
 mod batch;
 mod call;
 mod cross_entropy;
@@ -25,6 +26,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::attention::{attention, attention_backward};
     #[pymodule_export]
     use crate::batch::{batch_norm, batch_norm_backward, batch_norm_evaluation_backward};
     #[pymodule_export]

@@ -9,7 +9,7 @@ use warpwright::{DType, Device, Error, RuntimeError, Stream, Target, Tensor, Ten
 use warpwright_runtime::interop;
 
 use crate::array::{Array, Place};
-use crate::dlpack::{host_bytes, host_bytes_mut};
+use crate::dlpack::{Vec8, host_bytes, host_bytes_mut};
 use crate::error;
 
 /// The emulator that runs what lies on the host. Made once: its kernels stay loaded.
@@ -70,24 +70,52 @@ pub(crate) fn check_stream(place: Place, raw: u64) -> Result<(), RuntimeError> {
     }
 }
 
-/// The elements of an array as one sequence, in the order in which they lie in memory.
-#[derive(Clone, Copy)]
+/// The elements of an array as one sequence, in the order in which they lie in memory, or in a shape.
+#[derive(Clone)]
 pub(crate) struct Flat {
     address: u64,
     dtype: DType,
     len: usize,
     /// Whether a result is read before it is written.
     updated: bool,
+    /// For operations that look at them. On the host the strides are those of row-major order.
+    shape: Option<Box<Shape>>,
+}
+
+#[derive(Clone)]
+struct Shape {
+    extents: Vec8<usize>,
+    strides: Vec8<i64>,
 }
 
 impl Flat {
     pub(crate) fn of(array: &Array<'_>) -> Self {
-        Self { address: array.address, dtype: array.dtype, len: array.len(), updated: false }
+        Self { address: array.address, dtype: array.dtype, len: array.len(), updated: false, shape: None }
+    }
+
+    /// The same with the shape and strides of the array.
+    pub(crate) fn shaped(array: &Array<'_>) -> Self {
+        let shape = Box::new(Shape { extents: array.shape, strides: array.strides });
+        Self { shape: Some(shape), ..Self::of(array) }
+    }
+
+    /// The same with a shape, in row-major order.
+    pub(crate) fn in_shape(self, extents: Vec8<usize>) -> Self {
+        let strides = Vec8::row_major(&extents);
+        Self { shape: Some(Box::new(Shape { extents, strides })), ..self }
     }
 
     pub(crate) fn of_tensor(tensor: &mut Tensor) -> Self {
         let (dtype, len) = (tensor.dtype(), tensor.len());
-        Self { address: tensor.buffer().address(), dtype, len, updated: false }
+        Self { address: tensor.buffer().address(), dtype, len, updated: false, shape: None }
+    }
+
+    fn extents(&self) -> &[usize] {
+        self.shape.as_ref().map_or(std::slice::from_ref(&self.len), |shape| &shape.extents)
+    }
+
+    fn strides(&self) -> Option<&[i64]> {
+        self.shape.as_ref().map(|shape| &*shape.strides)
     }
 
     /// The same for a result that is read before it is written.
@@ -95,7 +123,7 @@ impl Flat {
         Self { updated: true, ..self }
     }
 
-    fn bytes(self) -> usize {
+    fn bytes(&self) -> usize {
         self.len.saturating_mul(self.dtype.bytes())
     }
 }
@@ -120,10 +148,15 @@ pub(crate) fn run<const I: usize, const O: usize>(
                 // both live longer than this call, and nothing here outlives it.
                 raw => Cow::Owned(unsafe { interop::stream_from_raw(device, raw)? }),
             };
-            // SAFETY: the arrays were described by their libraries as memory of this device, contiguous, of this length.
-            let input = |x: Flat| unsafe { TensorRef::from_raw(device, x.address, x.dtype, &[x.len], None) };
+            // SAFETY: the arrays were described by their libraries as memory of this device, contiguous and of this length,
+            // or of this shape and these strides.
+            let input = |x: Flat| unsafe {
+                TensorRef::from_raw(device, x.address, x.dtype, x.extents(), x.strides())
+            };
             // SAFETY: as above, and their libraries let them be written.
-            let output = |y: Flat| unsafe { TensorMut::from_raw(device, y.address, y.dtype, &[y.len], None) };
+            let output = |y: Flat| unsafe {
+                TensorMut::from_raw(device, y.address, y.dtype, y.extents(), y.strides())
+            };
             let inputs = try_map(inputs, |x| x.map(input).transpose())?;
             let outputs = try_map(outputs, |y| y.map(output).transpose())?;
             work(&stream, inputs, outputs)
@@ -133,12 +166,12 @@ pub(crate) fn run<const I: usize, const O: usize>(
             let stream = device.stream()?;
             let input = |x: Flat| {
                 // SAFETY: the array is held by the caller and was described as contiguous host memory of this length.
-                Tensor::from_bytes(device, x.dtype, unsafe { host_bytes(x.address, x.bytes()) }, &[x.len])
+                Tensor::from_bytes(device, x.dtype, unsafe { host_bytes(x.address, x.bytes()) }, x.extents())
             };
             let inputs = try_map(inputs, |x| x.map(input).transpose())?;
             let output =
-                |y: Flat| if y.updated { input(y) } else { Tensor::empty(device, y.dtype, &[y.len]) };
-            let mut results = try_map(outputs, |y| y.map(output).transpose())?;
+                |y: Flat| if y.updated { input(y) } else { Tensor::empty(device, y.dtype, y.extents()) };
+            let mut results = try_map(outputs.clone(), |y| y.map(output).transpose())?;
             work(
                 &stream,
                 inputs.each_ref().map(|x| x.as_ref().map(Tensor::as_ref)),

@@ -267,6 +267,41 @@ softmax_backward: _SoftmaxBackward
 log_softmax: _Softmax
 log_softmax_backward: _SoftmaxBackward
 
+def attention(
+    q: _A,
+    k: _Array,
+    v: _Array,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softcap: float | None = None,
+    bias: _Array | None = None,
+    slopes: _Array | None = None,
+    key_lengths: _Array | None = None,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _A]: ...
+def attention_backward(
+    q: _A,
+    k: _Array,
+    v: _Array,
+    o: _Array,
+    lse: _Array,
+    dy: _Array,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softcap: float | None = None,
+    bias: _Array | None = None,
+    slopes: _Array | None = None,
+    key_lengths: _Array | None = None,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _A, _A]: ...
 def cross_entropy(
     logits: _A,
     target: _Array,

@@ -11,6 +11,7 @@ tensors of any strides: a result has the strides that `torch.empty_like` gives i
 """
 
 from . import nn
+from ._attention import attention, scaled_dot_product_attention
 from ._batch import batch_norm
 from ._cross_entropy import cross_entropy
 from ._groups import group_norm, instance_norm
@@ -41,6 +42,7 @@ from ._softmax import log_softmax, softmax
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "attention",
     "batch_norm",
     "cross_entropy",
     "dequantize_fp4",
@@ -64,6 +66,7 @@ __all__ = [
     "quantize_nf4",
     "relu",
     "rms_norm",
+    "scaled_dot_product_attention",
     "sigmoid",
     "silu",
     "softmax",

@@ -1,0 +1,133 @@
+"""Attention as operators; `warpwright.torch` has it for users."""
+
+import math
+from typing import Any, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ._common import row_major, statistics
+from ._registry import differentiable
+
+_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? key_lengths"
+_PARAMETERS = "float softmax_scale, bool causal, SymInt left, SymInt right, bool top_left, float softcap"
+
+
+def _options(bias: Any, slopes: Any, key_lengths: Any, *parameters: Any) -> Any:
+    softmax_scale, causal, left, right, top_left, softcap = parameters
+    return {
+        "bias": bias,
+        "slopes": slopes,
+        "key_lengths": key_lengths,
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "window": (left, right),
+        "alignment": "top_left" if top_left else "bottom_right",
+        "softcap": softcap or None,
+    }
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+    return _native.attention(q, k, v, **_options(*rest))
+
+
+def _backward(q: Tensor, k: Tensor, v: Tensor, bias: Any, slopes: Any, key_lengths: Any, *rest: Any) -> Any:
+    o, lse, dy, *parameters = rest
+    options = _options(bias, slopes, key_lengths, *parameters)
+    return _native.attention_backward(q, k, v, o, lse, dy, **options)
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+    batch, queries, heads, _ = q.shape
+    return q.new_empty((batch, queries, heads, v.shape[3])), statistics(q, (batch, heads, queries))
+
+
+_attention = differentiable(
+    f"attention({_TENSORS}, {_PARAMETERS}) -> (Tensor, Tensor)",
+    _forward,
+    _fake,
+    f"attention_backward({_TENSORS}, Tensor o, Tensor lse, Tensor dy, {_PARAMETERS}) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    lambda q, k, v, *rest: (row_major(q), row_major(k), row_major(v)),
+    6,
+    save=lambda inputs, found: (*inputs[:6], *found),
+)
+
+
+def _narrow(*tensors: Tensor) -> Tuple[Tensor, ...]:
+    """What autocast does with the arguments of a function that it runs in its own type."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t.to(dtype) if t.dtype in (torch.float32, torch.float16, torch.bfloat16) else t for t in tensors)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window: Tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softcap: Optional[float] = None,
+    bias: Optional[Tensor] = None,
+    slopes: Optional[Tensor] = None,
+    key_lengths: Optional[Tensor] = None,
+) -> Tensor:
+    if alignment not in ("bottom_right", "top_left"):
+        raise ValueError(f"attention: alignment is '{alignment}', expected 'bottom_right' or 'top_left'")
+    for name, tensor in (("bias", bias), ("slopes", slopes)):
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"attention gives no gradient of {name}: pass {name}.detach()")
+    q, k, v = _narrow(q, k, v)
+    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if softmax_scale is None else softmax_scale
+    if bias is not None:
+        bias = bias.to(q.dtype)
+    parameters = scale, causal, *window, alignment == "top_left", softcap or 0.0
+    return _attention(q, k, v, bias, slopes, key_lengths, *parameters)
+
+
+attention.__doc__ = f"{_native.attention.__doc__}\n\nHere the result is o alone. Differentiable in q, k and v."
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, without dropout. Differentiable in query, key and value.
+
+    query: [batch, heads, queries, head_dim]; key, value: [batch, heads, keys, head_dim]; without the batch as well. attn_mask:
+    boolean (True takes part) or added to the scores, of a shape that broadcasts to [batch, heads, queries, keys]. A query that
+    takes no part in anything gives zeros. The result has the strides of [batch, queries, heads, head_dim] in row-major order.
+    """
+    if dropout_p != 0.0:
+        raise ValueError("scaled_dot_product_attention has no dropout")
+    if is_causal and attn_mask is not None:
+        raise ValueError("scaled_dot_product_attention takes either attn_mask or is_causal")
+    if query.dim() == 3:
+        mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
+        found = scaled_dot_product_attention(
+            query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask, 0.0, is_causal, scale, enable_gqa
+        )
+        return found.squeeze(0)
+    if not enable_gqa and query.dim() == 4 and key.dim() == 4 and query.shape[1] != key.shape[1]:
+        heads = f"{query.shape[1]} heads of queries and {key.shape[1]} of keys"
+        raise ValueError(f"scaled_dot_product_attention: {heads} need enable_gqa=True")
+    bias = attn_mask
+    if bias is not None:
+        if bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(~bias, -math.inf)
+        bias = bias[(None,) * (4 - bias.dim())]
+    q, k, v = (t.transpose(1, 2) if t.dim() == 4 else t for t in (query, key, value))
+    o = attention(q, k, v, softmax_scale=scale, causal=is_causal, alignment="top_left", bias=bias)
+    return o.transpose(1, 2)
