@@ -135,6 +135,8 @@ pub(crate) struct Argument<'py> {
     pub(crate) strides: Vec8<i64>,
     /// Whether the operation looks at shape and strides; otherwise the array is one sequence.
     pub(crate) shaped: bool,
+    /// Elements from the first to the last, where the operation steps over gaps itself.
+    pub(crate) span: Option<usize>,
     read_only: bool,
     /// The stream that its library enqueues on; 0 on the host.
     pub(crate) stream: u64,
@@ -235,6 +237,7 @@ impl<'py> Argument<'py> {
             shape: d.shape,
             strides,
             shaped: false,
+            span: None,
             read_only: d.read_only,
             stream: 0,
             capsule,
@@ -357,6 +360,7 @@ impl<'py> Argument<'py> {
             shape: extents,
             strides,
             shaped: false,
+            span: None,
             read_only,
             stream: 0,
             capsule: None,

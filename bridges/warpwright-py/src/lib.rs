@@ -13,6 +13,7 @@ mod error;
 mod groups;
 mod images;
 mod local_response;
+mod matmul;
 mod memory;
 mod ops;
 mod owned;
@@ -38,6 +39,8 @@ mod _native {
     use crate::groups::{group_norm, group_norm_backward, instance_norm, instance_norm_backward};
     #[pymodule_export]
     use crate::local_response::{local_response_norm, local_response_norm_backward};
+    #[pymodule_export]
+    use crate::matmul::matmul;
     #[pymodule_export]
     use crate::ops::{
         geglu, geglu_backward, geglu_tanh, geglu_tanh_backward, gelu_erf, gelu_erf_backward, gelu_tanh,

@@ -90,7 +90,8 @@ struct Shape {
 
 impl Flat {
     pub(crate) fn of(array: &Array<'_>) -> Self {
-        Self { address: array.address, dtype: array.dtype, len: array.len(), updated: false, shape: None }
+        let len = array.span.unwrap_or_else(|| array.len());
+        Self { address: array.address, dtype: array.dtype, len, updated: false, shape: None }
     }
 
     /// The same with the shape and strides of the array.

@@ -267,6 +267,15 @@ softmax_backward: _SoftmaxBackward
 log_softmax: _Softmax
 log_softmax_backward: _SoftmaxBackward
 
+def matmul(
+    a: _A,
+    b: _Array,
+    *,
+    bias: _Array | None = None,
+    activation: str | None = None,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
 def attention(
     q: _A,
     k: _Array,

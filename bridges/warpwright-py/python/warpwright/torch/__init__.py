@@ -16,6 +16,7 @@ from ._batch import batch_norm
 from ._cross_entropy import cross_entropy
 from ._groups import group_norm, instance_norm
 from ._local_response import local_response_norm
+from ._matmul import linear, matmul
 from ._operators import (
     dequantize_fp4,
     dequantize_int4,
@@ -57,8 +58,10 @@ __all__ = [
     "instance_norm",
     "layer_norm",
     "leaky_relu",
+    "linear",
     "local_response_norm",
     "log_softmax",
+    "matmul",
     "nn",
     "quantize_fp4",
     "quantize_int4",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._common import row_major, statistics
+from ._common import narrow, row_major, statistics
 from ._registry import differentiable
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? key_lengths"
@@ -55,15 +55,6 @@ _attention = differentiable(
 )
 
 
-def _narrow(*tensors: Tensor) -> Tuple[Tensor, ...]:
-    """What autocast does with the arguments of a function that it runs in its own type."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(t.to(dtype) if t.dtype in (torch.float32, torch.float16, torch.bfloat16) else t for t in tensors)
-
-
 def attention(
     q: Tensor,
     k: Tensor,
@@ -83,7 +74,7 @@ def attention(
     for name, tensor in (("bias", bias), ("slopes", slopes)):
         if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"attention gives no gradient of {name}: pass {name}.detach()")
-    q, k, v = _narrow(q, k, v)
+    q, k, v = narrow(q, k, v)
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if softmax_scale is None else softmax_scale
     if bias is not None:
         bias = bias.to(q.dtype)

@@ -14,6 +14,15 @@ def wide(*tensors: Any) -> Tuple[Any, ...]:
     return tuple(t.float() if t is not None and t.dtype in low else t for t in tensors)
 
 
+def narrow(*tensors: Any) -> Tuple[Any, ...]:
+    """What autocast does with the arguments of a function that it runs in its own type."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype, floats = torch.get_autocast_dtype(kind), (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(t.to(dtype) if t is not None and t.dtype in floats else t for t in tensors)
+
+
 def statistics(x: Tensor, shape: Any) -> Tensor:
     """A tensor for statistics of `x`."""
     return x.new_empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)

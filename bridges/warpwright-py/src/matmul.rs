@@ -1,0 +1,164 @@
+//! `matmul` as a Python function.
+
+use pyo3::prelude::*;
+use warpwright::activation::Activation;
+use warpwright::gemm::{Addend, GemmArgs, GemmDesc};
+use warpwright::plan::PlanCache;
+
+use crate::array::Array;
+use crate::call::{Call, Form, present};
+use crate::error::{Class, Problem};
+
+type Object<'py> = Bound<'py, PyAny>;
+type Maybe<'a, 'py> = Option<&'a Object<'py>>;
+
+const OP: &str = "matmul";
+
+/// The last two dimensions of an array as matrices, and how they lie in memory.
+struct Matrices {
+    batch: usize,
+    rows: usize,
+    cols: usize,
+    /// Whether the columns are what lies together.
+    transposed: bool,
+    /// Elements from one row, or column, to the next.
+    leading: usize,
+    /// Elements from one matrix to the next.
+    stride: usize,
+}
+
+impl Matrices {
+    /// `None` if there are gaps that a product does not step over.
+    fn of(array: &Array<'_>) -> Option<Self> {
+        let (shape, strides) = (&*array.shape, &*array.strides);
+        let (&[ref before @ .., rows, cols], &[ref steps @ .., row, col]) = (shape, strides) else {
+            return None;
+        };
+        let step = |stride: i64| usize::try_from(stride).ok();
+        // The stride of a dimension of one element means nothing.
+        let (row, col) =
+            (if rows < 2 { None } else { step(row) }, if cols < 2 { Some(1) } else { step(col) });
+        let (transposed, leading) = match (row, col) {
+            (None, Some(1)) => (false, cols.max(1)),
+            (Some(row), Some(1)) if row >= cols => (false, row),
+            (None | Some(1), Some(col)) if col >= rows => (true, col),
+            _ => return None,
+        };
+        let mut batch = 1usize;
+        let mut stride = None;
+        for (&extent, &step) in before.iter().zip(steps).rev() {
+            let step = usize::try_from(step).ok()?;
+            if extent != 1 {
+                let fits = stride.is_none_or(|stride: usize| stride.checked_mul(batch) == Some(step));
+                if !fits {
+                    return None;
+                }
+                stride = stride.or(Some(step));
+            }
+            batch = batch.checked_mul(extent)?;
+        }
+        Some(Self { batch, rows, cols, transposed, leading, stride: stride.unwrap_or(0) })
+    }
+
+    /// Elements from the first to the last.
+    fn span(&self) -> usize {
+        let Self { batch, rows, cols, .. } = *self;
+        if batch == 0 || rows == 0 || cols == 0 {
+            return 0;
+        }
+        let (lines, line) = if self.transposed { (cols, rows) } else { (rows, cols) };
+        let before = (lines - 1).saturating_mul(self.leading);
+        before.saturating_add(line).saturating_add((batch - 1).saturating_mul(self.stride))
+    }
+}
+
+/// An argument as matrices: itself, or a copy.
+fn matrices<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Array<'py>, Matrices)> {
+    let rank = array.shape.len();
+    if rank < 2 {
+        let argument = array.site.argument;
+        let message = format!("{OP}: {argument} has {rank} dimensions, expected at least 2");
+        let problem = Problem::new(array.object.py(), Class::Shape, message).at(OP, argument);
+        return Err(problem.mismatch(2, rank).into_err());
+    }
+    let (mut array, found) = match Matrices::of(&array) {
+        Some(found) => (array, Some(found)),
+        None => {
+            let copy = call.row_major(array)?;
+            let found = Matrices::of(&copy);
+            (copy, found)
+        }
+    };
+    let Some(found) = found else {
+        let message = format!("{OP}: {} has an unknown layout", array.site.argument);
+        return Err(Problem::new(array.object.py(), Class::Layout, message).into_err());
+    };
+    array.span = Some(found.span());
+    Ok((array, found))
+}
+
+/// `a b` of the last two dimensions, or `activation(a b + bias)`.
+///
+/// a: [..., m, k]; b: [..., k, n] with the same leading dimensions, or [k, n] for every matrix of a; float32, float64, float16
+/// or bfloat16, of one dtype. Transposed matrices, and rows with gaps between them, are read as they are. bias: [n]. activation:
+/// "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh". float16 and bfloat16 are summed in float32. The result is
+/// [..., m, n] of their dtype.
+#[pyfunction]
+#[pyo3(signature = (a, b, *, bias=None, activation=None, out=None, stream=None))]
+pub(crate) fn matmul<'py>(
+    a: &Object<'py>,
+    b: &Object<'py>,
+    bias: Maybe<'_, 'py>,
+    activation: Option<&str>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<GemmDesc> = PlanCache::new();
+    let py = a.py();
+    let unknown = |name: &str| {
+        let expected = "a name of an activation";
+        let message = format!("{OP}: activation is '{name}', expected {expected}");
+        Problem::new(py, Class::Parameter, message).at(OP, "activation").mismatch(expected, name).into_err()
+    };
+    let activation =
+        activation.map(|name| Activation::from_name(name).ok_or_else(|| unknown(name))).transpose()?;
+    let (call, a) = Call::new(OP, ("a", a), stream)?;
+    let (a, left) = matrices(&call, a)?;
+    let b = call.read(("b", b))?;
+    b.expect_dtype(a.dtype)?;
+    let (b, right) = matrices(&call, b)?;
+    let (before, _) = a.shape.split_at(a.shape.len() - 2);
+    let shared = b.shape.len() == 2;
+    if !shared {
+        b.expect_shape(&[before, &[left.cols, right.cols]].concat())?;
+    } else if right.rows != left.cols {
+        b.expect_shape(&[left.cols, right.cols])?;
+    }
+    let shape = [before, &[left.rows, right.cols]].concat();
+    let packed =
+        GemmDesc::new(a.dtype, [left.rows, right.cols, left.cols], left.transposed, right.transposed);
+    // Rows that follow one another are one matrix.
+    let one = shared && !left.transposed && left.stride == left.rows.saturating_mul(left.leading);
+    let (m, batch) = if one { (left.rows.saturating_mul(left.batch), 1) } else { (left.rows, left.batch) };
+    let desc = GemmDesc {
+        m,
+        batch,
+        lda: left.leading,
+        ldb: right.leading,
+        stride_a: left.stride,
+        stride_b: if shared { 0 } else { right.stride },
+        bias: bias.is_some(),
+        activation,
+        ..packed
+    };
+    let bias = call.optional(("bias", bias), a.dtype, &[right.cols])?;
+    let plan = call.plan(&PLANS, &desc)?;
+    let outputs =
+        [Some(call.output(("out", out), &a, Form::RowMajor(a.dtype, &shape))?), call.workspace(&plan, &a)?];
+    let inputs = [Some(&a), Some(&b), bias.as_ref()];
+    let [y, _] = call.run_some(inputs, outputs, move |stream, [a, b, bias], [y, workspace]| {
+        let (a, b, y) = (present(a), present(b), present(y));
+        Ok(plan.launch(stream, GemmArgs { a, b, c: Addend::Absent, bias, y, workspace })?)
+    })?;
+    Ok(present(y))
+}

@@ -1,0 +1,126 @@
+"""Products of matrices: numpy arrays in the emulator, and `warpwright.torch` against PyTorch in f64."""
+
+from __future__ import annotations
+
+import random as chance
+
+import numpy as np
+import pytest
+from conftest import BUDGETS, distance, numpy_dtype, torch_cuda
+
+import warpwright as ww
+
+DTYPES = ["float32", "float64", "float16", "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shapes",
+    [((5, 7), (7, 3)), ((33, 64), (64, 40)), ((2, 3, 4, 8), (2, 3, 8, 5)), ((3, 4, 8), (8, 6)), ((1, 9), (9, 1))],
+)
+def test_products(shapes, dtype, random):
+    a, b = (random.standard_normal(s).astype(numpy_dtype(dtype)) for s in shapes)
+    y = ww.matmul(a, b)
+    expected = np.matmul(a.astype(np.float64), b.astype(np.float64))
+    assert y.dtype == a.dtype and y.shape == expected.shape
+    assert distance(y, expected) < BUDGETS[dtype]
+
+
+def test_layouts_are_read_as_they_are(random):
+    a, b = random.standard_normal((6, 8)).astype(np.float32), random.standard_normal((8, 4)).astype(np.float32)
+    expected = ww.matmul(a, b)
+    wide = np.zeros((6, 24), np.float32)
+    wide[:, 8:16] = a
+    turned = np.ascontiguousarray(a.T).T
+    spread = np.repeat(b, 2, 1)[:, ::2]
+    for left in (a, wide[:, 8:16], turned):
+        for right in (b, np.asfortranarray(b), spread):
+            assert np.array_equal(ww.matmul(left, right), expected)
+    out = np.empty((6, 4), np.float32)
+    assert ww.matmul(a, b, out=out) is out and np.array_equal(out, expected)
+
+
+def test_bias_and_activation(random):
+    a, b = random.standard_normal((6, 8)), random.standard_normal((8, 4))
+    bias = random.standard_normal(4)
+    assert distance(ww.matmul(a, b, bias=bias), a @ b + bias) < 1e-14
+    assert distance(ww.matmul(a, b, bias=bias, activation="relu"), np.maximum(a @ b + bias, 0)) < 1e-14
+
+
+def test_nothing_to_add():
+    assert ww.matmul(np.ones((0, 3)), np.ones((3, 2))).shape == (0, 2)
+    assert np.array_equal(ww.matmul(np.ones((2, 0)), np.ones((0, 3))), np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "error"),
+    [
+        ((3,), (3, 2), {}, ww.ShapeError),
+        ((2, 3), (4, 2), {}, ww.ShapeError),
+        ((2, 2, 3), (3, 3, 2), {}, ww.ShapeError),
+        ((2, 3), (3, 2), {"bias": np.ones(3)}, ww.ShapeError),
+        ((2, 3), (3, 2), {"activation": "softmax"}, ww.ParameterError),
+        ((2, 3), (3, 2), {"out": np.ones((2, 3))}, ww.ShapeError),
+        ((2, 3), (3, 2), {"bias": np.ones(2, np.float32)}, ww.DtypeError),
+    ],
+)
+def test_errors(a, b, options, error):
+    with pytest.raises(error):
+        ww.matmul(np.ones(a), np.ones(b), **options)
+
+
+def check(r, torch, dtype, device):
+    import warpwright.torch as wt
+
+    most = 9 if device == "cuda" else 5
+    m, n, k = (max(1, round(2 ** r.uniform(0, most))) for _ in range(3))
+    batch = r.choice(((), (), (3,), (2, 2)))
+    like = {"dtype": dtype, "device": device}
+
+    def matrix(before, rows, cols):
+        form = r.choice(("plain", "turned", "part"))
+        if form == "plain":
+            return torch.randn(*before, rows, cols, **like)
+        if form == "turned":
+            return torch.randn(*before, cols, rows, **like).mT
+        return torch.randn(*before, rows, cols + 8, **like)[..., 8:]
+
+    kind = r.choice(("matmul", "shared", "linear", "linear with bias"))
+    if kind.startswith("linear"):
+        tensors = [matrix(batch, m, k), matrix((), n, k)]
+        tensors += [torch.randn(n, **like)] if kind.endswith("bias") else []
+        ours, theirs = wt.linear, torch.nn.functional.linear
+    else:
+        tensors = [matrix(batch, m, k), matrix(() if kind == "shared" else batch, k, n)]
+        ours, theirs = wt.matmul, torch.matmul
+    mine = [t.detach().requires_grad_() for t in tensors]
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    y, exact = ours(*mine), theirs(*wide)
+    dy = torch.randn_like(y)
+    found, expected = torch.autograd.grad(y, mine, dy), torch.autograd.grad(exact, wide, dy.double())
+    budget = 2 * BUDGETS[str(dtype).removeprefix("torch.")]
+    for a, b in zip([y.detach(), *found], [exact.detach(), *expected]):
+        assert a.shape == b.shape and a.dtype == dtype
+        error = float((a.double() - b).norm()) / max(float(b.norm()), 1e-30)
+        # A sum of few terms may cancel.
+        assert error <= budget * (1 if b.numel() > 16 else 10), (error, kind, m, n, k, batch, dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_random_cases(device):
+    torch = torch_cuda() if device == "cuda" else pytest.importorskip("torch", reason="PyTorch is not installed")
+    r = chance.Random(f"matmul on {device}")
+    torch.manual_seed(3)
+    for number in range(200 if device == "cuda" else 24):
+        dtype = (torch.float32, torch.float64, torch.float16, torch.bfloat16)[number % 4]
+        check(r, torch, dtype, device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gradcheck(device):
+    torch = torch_cuda() if device == "cuda" else pytest.importorskip("torch", reason="PyTorch is not installed")
+    import warpwright.torch as wt
+
+    x, w, b = (torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for s in ((2, 3, 4), (5, 4), (5,)))
+    assert torch.autograd.gradcheck(wt.linear, (x, w, b))
+    assert torch.autograd.gradcheck(wt.matmul, (x, w.mT))
