@@ -5,7 +5,7 @@
 
 Every case of bench/suites.toml: correctness against f64 first, then medians of CUDA events; with --host, the host's time per call on small
 tensors too. Ratios are other / ours: above 1, warpwright is faster. The roofline is the bandwidth that the best
-plain copy or addition of the same run reaches. Libraries that are missing are left out. Needs the Python package
+plain copy or addition of the same run reaches; for products also the rate of a large one of PyTorch. Libraries that are missing are left out. Needs the Python package
 `warpwright` (bridges/warpwright-py) and PyTorch with CUDA; --dry-run needs neither and makes its numbers up.
 """
 
@@ -50,7 +50,7 @@ def row(case: suites.Case, result: Result, lab: Any, named: str) -> dict[str, An
         "other_us": others[other] if other else None,
         "other": other,
         "ratio": others[other] / ours if other else None,
-        "roofline": case.bytes / (ours * 1e-6) / lab.bandwidth,
+        "roofline": lab.floor_us(case) / ours,
         "error": result.error.get("warpwright"),
         "spread_us": result.spread.get("warpwright"),
         "bytes": case.bytes,

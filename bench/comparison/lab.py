@@ -53,8 +53,11 @@ class Fake:
     versions: dict[str, str] = {}
     bandwidth = 4.3e12
 
+    def floor_us(self, case: Case) -> float:
+        return max(case.bytes / self.bandwidth, case.operations / 790e12) * 1e6
+
     def measure(self, case: Case) -> Result:
-        floor = case.bytes / self.bandwidth * 1e6
+        floor = self.floor_us(case)
         result = Result()
         for who in ("warpwright", "torch", "torch.compile"):
             if who != "warpwright" and "quantize" in case.op:
@@ -100,6 +103,22 @@ class Gpu:
         self.write = torch.empty(FLUSH_BYTES // 4, device="cuda", dtype=torch.int32)
         self.read = torch.randn(FLUSH_BYTES // 4, device="cuda")
         self.bandwidth = self._ceiling()
+        self.rates: dict[str, float] = {}
+
+    def floor_us(self, case: Case) -> float:
+        """The time that the bytes take at the bandwidth of this run, or the products at the rate of a large product."""
+        if case.operations and case.dtype not in self.rates:
+            self.rates[case.dtype] = self._rate(case.dtype)
+        operations = case.operations / self.rates[case.dtype] if case.operations else 0.0
+        return max(case.bytes / self.bandwidth, operations) * 1e6
+
+    def _rate(self, dtype: str) -> float:
+        """Operations per second of PyTorch's product of large random matrices."""
+        from .rivals import DTYPES
+
+        torch, n = self.torch, 8192 if dtype in ("bf16", "f16") else 4096
+        a, b = (torch.randn(n, n, device="cuda", dtype=DTYPES[dtype]) for _ in range(2))
+        return 2 * n**3 / self._times({"product": lambda: a @ b})["product"][0] * 1e6
 
     def _ceiling(self) -> float:
         """Bytes per second of the best plain mix of reads and writes."""

@@ -54,6 +54,17 @@ class Problem:
         """Libraries that are called otherwise, for the direction of the case."""
         return {}
 
+    def reference(self, dy: torch.Tensor | None) -> list[torch.Tensor]:
+        """The results in f64: of the forward function without `dy`, otherwise the gradients."""
+        wide = [x.double() if x.is_floating_point() else x for x in self.inputs]
+        if dy is None:
+            with torch.no_grad():
+                y = self.theirs(*wide)
+            return list(y) if isinstance(y, tuple) else [y]
+        leaves = [x.detach().requires_grad_() for x in wide[: self.differentiable]]
+        y = self.theirs(*leaves, *wide[self.differentiable :])
+        return list(torch.autograd.grad(y, leaves, dy.double()))
+
 
 class GroupNorm(Problem):
     differentiable = 3
@@ -324,12 +335,12 @@ PROBLEMS: dict[str, type[Problem]] = {
 }
 
 
-class NormBench:
+class ProblemBench:
     """The tensors of one case, its contenders, and its reference in f64."""
 
-    def __init__(self, case: Case, draw: Draw) -> None:
+    def __init__(self, case: Case, draw: Draw, problem: type[Problem]) -> None:
         self.case = case
-        self.problem = PROBLEMS[case.op](case, draw)
+        self.problem = problem(case, draw)
         self.dy: Any = None
         if case.direction != "forward":
             y = self.problem.theirs(*self.problem.inputs)
@@ -410,7 +421,7 @@ class NormBench:
     def error(self, contender: Contender) -> float:
         """The largest norm-wise error of the results against f64."""
         if self.expected is None:
-            self.expected = self._reference()
+            self.expected = self.problem.reference(self.dy)
         results = getattr(contender, "check", contender)()
         results = list(results) if isinstance(results, (tuple, list)) else [results]
         largest = 0.0
@@ -418,14 +429,3 @@ class NormBench:
             difference = (result.double() - expected).norm()
             largest = max(largest, float(difference / expected.norm()))
         return largest
-
-    def _reference(self) -> list[torch.Tensor]:
-        problem = self.problem
-        wide = [x.double() if x.is_floating_point() else x for x in problem.inputs]
-        if self.case.direction == "forward":
-            with torch.no_grad():
-                y = problem.theirs(*wide)
-            return list(y) if isinstance(y, tuple) else [y]
-        leaves = [x.detach().requires_grad_() for x in wide[: problem.differentiable]]
-        y = problem.theirs(*leaves, *wide[problem.differentiable :])
-        return list(torch.autograd.grad(y, leaves, self.dy.double()))

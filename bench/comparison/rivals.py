@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from .contender import Contender, installed
-from .norms import PROBLEMS, NormBench
+from .norms import PROBLEMS as NORMS
+from .norms import ProblemBench
+from .products import PROBLEMS as PRODUCTS
 from .suites import GATED, GROUP, Case
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -57,7 +59,8 @@ def bench(case: Case, seed: int = 0) -> Any:
     def draw(shape: tuple[int, ...], dtype: torch.dtype = DTYPES[case.dtype]) -> torch.Tensor:
         return torch.randn(shape, generator=random, device="cuda", dtype=dtype)
 
-    return NormBench(case, draw) if case.op in PROBLEMS else Bench(case, draw)
+    problem = (NORMS | PRODUCTS).get(case.op)
+    return ProblemBench(case, draw, problem) if problem else Bench(case, draw)
 
 
 class Bench:

@@ -15,7 +15,7 @@ NESTED_BLOCK = 256
 
 
 # Tensors of the size of x that an operation reads and writes, forward and backward, where that is not 2 and 3.
-TRAFFIC = {"cross_entropy": (1, 2), "swiglu": (3, 5), "geglu": (3, 5), "geglu_tanh": (3, 5)}
+TRAFFIC = {"attention": (4, 8), "cross_entropy": (1, 2), "swiglu": (3, 5), "geglu": (3, 5), "geglu_tanh": (3, 5)}
 # What an option adds to that.
 MORE = {"residual": (2, 1), "mask": (1, 1)}
 
@@ -40,6 +40,9 @@ class Case:
     def bytes(self) -> int:
         """Each input read once, each output written once; vectors of channels or rows are left out."""
         n, size = self.elements, SIZES[self.dtype]
+        if self.op == "matmul":
+            rows, cols, depth = self.shape
+            return (rows * depth + depth * cols + rows * cols) * size
         groups = -(-n // GROUP)
         if self.op.endswith("_nested"):
             return n * 4 + n + -(-n // NESTED_BLOCK) * 4
@@ -54,6 +57,18 @@ class Case:
             # The sum is normalised and not kept.
             forward -= 1
         return n * size * {"forward": forward, "backward": backward, "both": forward + backward}[self.direction]
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations of the matrix products that it must do; 0 where memory is the only bound."""
+        if self.op == "matmul":
+            return 2 * math.prod(self.shape)
+        if self.op == "attention":
+            batch, sequence, heads, width = self.shape
+            pairs = sequence * (sequence + 1) // 2 if self.option("causal") else sequence * sequence
+            products = {"forward": 2, "backward": 5, "both": 7}[self.direction]
+            return 2 * products * batch * heads * pairs * width
+        return 0
 
     def __str__(self) -> str:
         return f"{self.op} {self.direction} {self.dtype} {self.case}"
