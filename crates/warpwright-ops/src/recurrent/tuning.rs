@@ -35,6 +35,8 @@ const MOST_WEIGHTS: usize = 96;
 const MOST_SINGLE_WEIGHTS: usize = 128;
 /// Elements of the state that all blocks read in every step.
 const MOST_STATE: usize = 32 << 10;
+/// Batches of a tile of a product on tensor cores.
+const TILE_BATCH: usize = 8;
 /// Batches that `f32` multiplies one after the other.
 const MOST_SINGLE_BATCH: usize = 4;
 
@@ -53,8 +55,11 @@ fn persistent(dtype: DType, target: Target, batch: usize, hidden: usize) -> Opti
     if !fits_type || batch == 0 || hidden == 0 || batch.checked_mul(hidden)? > MOST_STATE {
         return None;
     }
-    let config = |units| PersistentConfig { units };
-    UNITS.into_iter().map(config).find(|config| config.fits(dtype, target, hidden))
+    let fitting = UNITS.map(|units| PersistentConfig { units });
+    let mut fitting = fitting.into_iter().filter(|config| config.fits(dtype, target, hidden));
+    // The products of up to 8 batches take the same time, and fewer blocks have fewer to wait for.
+    let one_tile = dtype != DType::F32 && batch <= TILE_BATCH;
+    if one_tile { fitting.next_back() } else { fitting.next() }
 }
 
 impl PersistentConfig {
