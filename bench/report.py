@@ -38,6 +38,9 @@ FEATURED = [
     ("softmax", "forward", "bf16"),
     ("rms_norm", "backward", "bf16"),
     ("local_response_norm", "backward", "bf16"),
+    ("matmul", "forward", "bf16"),
+    ("attention", "forward", "bf16"),
+    ("attention", "backward", "bf16"),
 ]
 
 
