@@ -36,12 +36,12 @@ impl Matrices {
         };
         let step = |stride: i64| usize::try_from(stride).ok();
         // The stride of a dimension of one element means nothing.
-        let (row, col) =
-            (if rows < 2 { None } else { step(row) }, if cols < 2 { Some(1) } else { step(col) });
-        let (transposed, leading) = match (row, col) {
-            (None, Some(1)) => (false, cols.max(1)),
-            (Some(row), Some(1)) if row >= cols => (false, row),
-            (None | Some(1), Some(col)) if col >= rows => (true, col),
+        let row = if rows < 2 { None } else { Some(step(row)?) };
+        let col = if cols < 2 { 1 } else { step(col)? };
+        let (transposed, leading) = match row {
+            None if col == 1 => (false, cols.max(1)),
+            Some(row) if col == 1 && row >= cols => (false, row),
+            None | Some(1) if col >= rows => (true, col),
             _ => return None,
         };
         let mut batch = 1usize;

@@ -36,6 +36,9 @@ def test_layouts_are_read_as_they_are(random):
     for left in (a, wide[:, 8:16], turned):
         for right in (b, np.asfortranarray(b), spread):
             assert np.array_equal(ww.matmul(left, right), expected)
+    assert np.array_equal(ww.matmul(a[::-1], b), expected[::-1])
+    assert np.array_equal(ww.matmul(a[:, ::-1].copy()[:, ::-1], b), expected)
+    assert np.array_equal(ww.matmul(a, b[:, ::-1]), expected[:, ::-1])
     out = np.empty((6, 4), np.float32)
     assert ww.matmul(a, b, out=out) is out and np.array_equal(out, expected)
 
