@@ -45,7 +45,9 @@ fn sequences_without_a_plan() {
     };
     let plan = good.plan(TARGET).expect("plan");
     let grids: Vec<_> = plan.steps().iter().map(|step| (step.grid()[0], step.is_cooperative())).collect();
-    assert_eq!(grids.last(), Some(&(128, true)), "4 units a block");
+    assert_eq!(grids.last(), Some(&(32, true)), "16 units a block, for one tile of batches");
+    let many = LstmDesc { batch: 16, hidden: 256, ..good.clone() }.plan(TARGET).expect("plan");
+    assert_eq!(many.steps().last().map(|step| step.grid()[0]), Some(64), "4 units a block");
     assert_eq!(grids.len(), 3, "the inputs, the exchange, the sequence: {grids:?}");
     assert_eq!(good.plan_with(TARGET, Schedule::Stepwise).expect("plan").steps().len(), 1 + 2 * 3);
     let parameter = |desc: LstmDesc, name| match desc.plan(TARGET) {
