@@ -44,7 +44,15 @@ fn main_job() -> Result<(), String> {
 
 /// Sweeps that are too slow for every change.
 pub(crate) fn nightly() -> Result<(), String> {
-    cargo(&["test", "--release", "--workspace", "--", "--include-ignored"], &[("PROPTEST_CASES", "4096")])?;
+    let ptxas = ptxas::fetch()?;
+    let ptxas = ptxas.to_string_lossy();
+    let all = [
+        ("PROPTEST_CASES", "4096"),
+        ("WARPWRIGHT_PTXAS", ptxas.as_ref()),
+        ("WARPWRIGHT_REQUIRE_PTXAS", "1"),
+        ("WARPWRIGHT_ALL_TARGETS", "1"),
+    ];
+    cargo(&["test", "--release", "--workspace", "--", "--include-ignored"], &all)?;
     for (package, example) in [("warpwright-ptx", "fuzz_parse"), ("warpwright-cli", "fuzz_safetensors")] {
         cargo(&["run", "--release", "-p", package, "--example", example, "--", "--seconds", "600"], &[])?;
     }
