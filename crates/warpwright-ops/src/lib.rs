@@ -18,7 +18,7 @@
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
-//! | [`recurrent`] | lstm over sequences, forward | f32, f64, f16, bf16 |
+//! | [`mod@recurrent`] | lstm, gru, rnn over sequences, with layers, directions and lengths, and their gradients | f32, f64, f16, bf16 |
 //! | [`softmax`] | softmax and log_softmax over any dimension, and their gradients | f32, f64, f16, bf16 |
 
 #![forbid(unsafe_code)]

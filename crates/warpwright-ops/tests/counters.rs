@@ -22,8 +22,10 @@ use warpwright_ops::local_response_norm::{
 use warpwright_ops::plan::{Access, Layout as Layout4};
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
-use warpwright_ops::recurrent::LstmDesc;
 use warpwright_ops::recurrent::tuning::Schedule;
+use warpwright_ops::recurrent::{
+    Biases, Cell, CellBackwardDesc, CellDesc, RecurrentBackwardDesc, RecurrentDesc,
+};
 use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Operation, Plan, catalogue};
 use warpwright_ptx::{DType, Target};
@@ -41,6 +43,16 @@ const ROW: usize = 4096;
 /// Searches codes in a table of global memory, lane by lane, which stays in the caches. Attention writes 16 bytes of eight rows
 /// at a time, as the accumulators of tensor cores lie, and reads the sums of the queries of a tile in pairs.
 const GATHERS: [&str; 3] = ["quantize_nested forward", "attention forward", "attention backward"];
+
+/// Products of transposed matrices of few columns, whose small tiles meet some banks twice.
+const TRANSPOSED: [&str; 6] = [
+    "lstm backward",
+    "gru backward",
+    "rnn backward",
+    "lstm_cell backward",
+    "gru_cell backward",
+    "rnn_cell backward",
+];
 
 /// Runs a plan on aligned tensors, with every sanitizer.
 fn count<O: Operation>(plan: &Plan<O>) -> Counters {
@@ -122,10 +134,21 @@ fn every_primitive() -> Vec<(String, Counters)> {
     let product = GemmDesc::new(dtype, [256, 128, 64], false, true).plan(TARGET).expect("plan");
     add(product.op(), "forward", count(&product));
     // How often a persistent kernel polls is not always the same.
-    let (steps, batch, input, hidden) = (2, 16, 64, 64);
-    let sequence = LstmDesc { dtype, steps, batch, input, hidden, bias: true, h0: true, c0: true };
-    let sequence = sequence.plan_with(TARGET, Schedule::Stepwise).expect("plan");
-    add(sequence.op(), "forward", count(&sequence));
+    for cell in [Cell::Lstm, Cell::Gru, Cell::RnnTanh] {
+        let sequence = RecurrentDesc::new(cell, dtype, [2, 16, 64, 64]);
+        let sequence = RecurrentDesc { h0: true, c0: cell.has_c(), training: true, ..sequence };
+        let forward = sequence.plan_with(TARGET, Schedule::Stepwise).expect("plan");
+        add(forward.op(), "forward", count(&forward));
+        let (dy, dh_n, dc_n, dx) = (true, false, false, true);
+        let backward = RecurrentBackwardDesc { forward: sequence, dy, dh_n, dc_n, dx };
+        add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
+        let (batch, input, hidden, biases) = (16, 64, 64, Biases::Two);
+        let single = CellDesc { cell, dtype, batch, input, hidden, biases, training: true };
+        let forward = single.plan(TARGET).expect("plan");
+        add(forward.op(), "forward", count(&forward));
+        let backward = CellBackwardDesc { forward: single, dc_next: false };
+        add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
+    }
     let (group_size, order) = (64, NibbleOrder::HighFirst);
     for scheme in Scheme::ALL {
         let to = QuantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan");
@@ -222,7 +245,7 @@ fn counters_are_as_recorded_and_traffic_is_dense() {
             dense || GATHERS.contains(&name.as_str()),
             "{name}: {sectors} sectors where {ideal} would do"
         );
-        assert_eq!(c.bank_conflicts(), 0, "{name}");
+        assert!(c.bank_conflicts() == 0 || TRANSPOSED.contains(&name.as_str()), "{name}");
     }
     let text: String = all.iter().map(|(name, c)| line(name, c)).collect();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/counters.txt");

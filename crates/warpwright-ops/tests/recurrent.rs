@@ -1,16 +1,21 @@
-//! Recurrent nets: every case on targets with other kernels, and what is refused.
+//! Recurrent nets: every case on targets with other kernels, gradients of the reference, and what is refused.
 
-use warpwright_ops::recurrent::tuning::{PersistentConfig, Schedule, choose};
-use warpwright_ops::recurrent::{LstmDesc, LstmWeights, lstm};
+use warpwright_ops::recurrent::reference::{Net, Weights as Plain};
+use warpwright_ops::recurrent::tuning::{PersistentConfig, Schedule};
+use warpwright_ops::recurrent::{
+    Cell, OutputGradients, RecurrentBackwardDesc, RecurrentDesc, RecurrentInput, RecurrentOptions,
+    RecurrentOutput, State, Weights, lstm, recurrent, recurrent_backward,
+};
 use warpwright_ops::{Error, Operation, PlanError};
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Tensor};
+use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Stream, Tensor};
 use warpwright_testkit::{Filter, Scope, cases, run_case};
 
 fn run(config: EmulatorConfig, scope: Scope) {
     let target = config.target;
     let device = Device::emulator_with(config);
-    let filter = Filter { ops: vec!["lstm".to_owned()], scope, ..Filter::default() };
+    let ops = ["lstm", "gru", "rnn", "lstm_cell", "gru_cell", "rnn_cell"].map(str::to_owned).to_vec();
+    let filter = Filter { ops, scope, ..Filter::default() };
     let mut failed = Vec::new();
     for case in cases(&filter) {
         let r = run_case(&device, &case);
@@ -33,33 +38,32 @@ fn every_kind_of_sequence() {
 #[test]
 fn sequences_without_a_plan() {
     const TARGET: Target = Target::sm(90);
-    let good = LstmDesc {
-        dtype: DType::BF16,
-        steps: 3,
-        batch: 1,
-        input: 16,
-        hidden: 512,
-        bias: true,
-        h0: true,
-        c0: false,
-    };
+    let good = RecurrentDesc { h0: true, ..RecurrentDesc::new(Cell::Lstm, DType::BF16, [3, 1, 16, 512]) };
     let plan = good.plan(TARGET).expect("plan");
     let grids: Vec<_> = plan.steps().iter().map(|step| (step.grid()[0], step.is_cooperative())).collect();
     assert_eq!(grids.last(), Some(&(32, true)), "16 units a block, for one tile of batches");
-    let many = LstmDesc { batch: 16, hidden: 256, ..good.clone() }.plan(TARGET).expect("plan");
+    let many = RecurrentDesc { batch: 16, hidden: 256, ..good.clone() }.plan(TARGET).expect("plan");
     assert_eq!(many.steps().last().map(|step| step.grid()[0]), Some(64), "4 units a block");
     assert_eq!(grids.len(), 3, "the inputs, the exchange, the sequence: {grids:?}");
     assert_eq!(good.plan_with(TARGET, Schedule::Stepwise).expect("plan").steps().len(), 1 + 2 * 3);
-    let parameter = |desc: LstmDesc, name| match desc.plan(TARGET) {
+    let parameter = |desc: RecurrentDesc, name| match desc.plan(TARGET) {
         Err(PlanError::Parameter { parameter, .. }) => assert_eq!(parameter, name),
         other => panic!("{name}: {other:?}"),
     };
-    parameter(LstmDesc { steps: 0, ..good.clone() }, "steps");
-    parameter(LstmDesc { input: 0, ..good.clone() }, "input");
-    parameter(LstmDesc { hidden: 0, ..good.clone() }, "hidden");
-    parameter(LstmDesc { hidden: 1 << 20, ..good.clone() }, "hidden");
-    parameter(LstmDesc { steps: 1 << 40, ..good.clone() }, "steps x batch");
-    let e = LstmDesc { dtype: DType::I8, ..good.clone() }.plan(TARGET).expect_err("no integers");
+    parameter(RecurrentDesc { steps: 0, ..good.clone() }, "steps");
+    parameter(RecurrentDesc { input: 0, ..good.clone() }, "input");
+    parameter(RecurrentDesc { hidden: 0, ..good.clone() }, "hidden");
+    parameter(RecurrentDesc { layers: 0, ..good.clone() }, "layers");
+    parameter(RecurrentDesc { layers: 5000, ..good.clone() }, "layers");
+    parameter(RecurrentDesc { directions: 3, ..good.clone() }, "directions");
+    parameter(RecurrentDesc { cell: Cell::Gru, c0: true, ..good.clone() }, "c0");
+    parameter(RecurrentDesc { hidden: 1 << 20, ..good.clone() }, "hidden");
+    parameter(RecurrentDesc { steps: 1 << 40, ..good.clone() }, "steps x batch");
+    let backward =
+        RecurrentBackwardDesc { forward: good.clone(), dy: true, dh_n: false, dc_n: false, dx: true };
+    let e = backward.plan(TARGET).expect_err("there is no reserve");
+    assert!(matches!(e, PlanError::Parameter { parameter: "training", .. }), "{e}");
+    let e = RecurrentDesc { dtype: DType::I8, ..good.clone() }.plan(TARGET).expect_err("no integers");
     assert!(matches!(e, PlanError::DType { op: "lstm", .. }), "{e}");
     let wrong = Schedule::Persistent(PersistentConfig { units: 3 });
     let e = good.plan_with(TARGET, wrong).expect_err("no such kernel");
@@ -72,32 +76,212 @@ fn sequences_without_a_plan() {
         (DType::F64, 90, 1, 512),
         (DType::F32, 90, 64, 512),
     ] {
-        assert_eq!(choose(dtype, Target::sm(sm), batch, hidden), Schedule::Stepwise, "{dtype} {hidden}");
+        let desc = RecurrentDesc::new(Cell::Lstm, dtype, [3, batch, 16, hidden]);
+        assert_eq!(desc.schedule(Target::sm(sm)), Schedule::Stepwise, "{dtype} {hidden}");
     }
 }
 
-/// The rows of the sequence that do not depend on how it is run.
+/// A net of small weights.
+struct Small {
+    device: Device,
+    stream: Stream,
+    x: Tensor,
+    weights: Vec<[Tensor; 4]>,
+}
+
+fn values(len: usize, by: f32) -> Vec<f32> {
+    (0..len).map(|i| (i as f32 * by).sin() * 0.3).collect()
+}
+
+impl Small {
+    /// `passes` of 32 units over `x`, `[first, second, 12]`.
+    fn new(seed: u64, cell: Cell, [first, second]: [usize; 2], directions: usize) -> Self {
+        let device = Device::emulator_with(EmulatorConfig { seed, ..EmulatorConfig::default() });
+        let tensor = |by, shape: &[usize]| {
+            Tensor::from_slice(&device, &values(shape.iter().product(), by), shape).expect("memory")
+        };
+        let rows = 32 * cell.gates();
+        let pass = |direction: usize| {
+            let by = direction as f32 * 0.01;
+            [
+                tensor(1.3 + by, &[rows, 12]),
+                tensor(1.9 + by, &[rows, 32]),
+                tensor(0.4, &[rows]),
+                tensor(0.5, &[rows]),
+            ]
+        };
+        let weights = (0..directions).map(pass).collect();
+        let x = tensor(0.7, &[first, second, 12]);
+        Self { stream: device.stream().expect("stream"), x, weights, device }
+    }
+
+    fn weights(&self) -> Vec<Weights<'_>> {
+        self.weights
+            .iter()
+            .map(|[w_ih, w_hh, b_ih, b_hh]| Weights { w_ih, w_hh, b_ih: Some(b_ih), b_hh: Some(b_hh) })
+            .collect()
+    }
+}
+
+fn floats(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_vec().expect("copy")
+}
+
+/// Bits do not depend on the schedule of the blocks.
 #[test]
-fn both_schedules_and_every_seed_agree() {
-    let values = |len: usize, by: f32| (0..len).map(|i| (i as f32 * by).sin() * 0.3).collect::<Vec<f32>>();
+fn every_seed_agrees() {
     let mut results = Vec::new();
     for seed in 0..3 {
-        let device = Device::emulator_with(EmulatorConfig { seed, ..EmulatorConfig::default() });
-        let stream = device.stream().expect("stream");
-        let tensor = |len: usize, by, shape: &[usize]| {
-            Tensor::from_slice(&device, &values(len, by), shape).expect("memory")
-        };
-        let x = tensor(7 * 2 * 12, 0.7, &[7, 2, 12]);
-        let (w_ih, w_hh) = (tensor(128 * 12, 1.3, &[128, 12]), tensor(128 * 32, 1.9, &[128, 32]));
-        let bias = tensor(128, 0.4, &[128]);
-        let weights = LstmWeights { w_ih: &w_ih, w_hh: &w_hh, bias: Some((&bias, &bias)) };
-        let out = lstm(&stream, &x, weights, None).expect("launch");
-        assert!(device.findings().is_empty());
-        let last = out.y.to_vec::<f32>().expect("copy")[6 * 64..].to_vec();
-        assert_eq!(last, out.h_n.to_vec::<f32>().expect("copy"));
-        results.push((out.y.to_vec::<f32>().expect("copy"), out.c_n.to_vec::<f32>().expect("copy")));
+        let net = Small::new(seed, Cell::Lstm, [7, 2], 1);
+        let weights = net.weights();
+        let out = lstm(&net.stream, &RecurrentInput::new(&net.x, &weights)).expect("launch");
+        assert!(net.device.findings().is_empty());
+        let last = floats(&out.y)[6 * 64..].to_vec();
+        assert_eq!(last, floats(&out.h_n));
+        results.push((floats(&out.y), floats(&out.c_n.expect("cells"))));
     }
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "the same bits under every schedule");
+}
+
+/// `[steps][batch][wide]` of `[batch][steps][wide]`.
+fn time_first(values: &[f32], [batch, steps]: [usize; 2]) -> Vec<f32> {
+    let wide = values.len() / (batch * steps);
+    let row = |step: usize, b: usize| values[(b * steps + step) * wide..][..wide].to_vec();
+    (0..steps).flat_map(|step| (0..batch).flat_map(move |b| row(step, b))).collect()
+}
+
+fn train(
+    net: &Small,
+    cell: Cell,
+    options: RecurrentOptions<'_>,
+    dy: &[f32],
+) -> (RecurrentOutput, Vec<Vec<f32>>) {
+    let weights = net.weights();
+    let input = RecurrentInput { options, ..RecurrentInput::new(&net.x, &weights) };
+    let out = recurrent(&net.stream, cell, &input, true).expect("launch");
+    let dy = Tensor::from_slice(&net.device, dy, out.y.shape()).expect("memory");
+    let gradients = OutputGradients { dy: Some(&dy), ..OutputGradients::default() };
+    let back = recurrent_backward(&net.stream, cell, &input, &out, gradients).expect("launch");
+    let mut all = vec![floats(&back.dx)];
+    for weight in &back.weights {
+        all.extend([floats(&weight.w_ih), floats(&weight.w_hh)]);
+        all.extend([&weight.b_ih, &weight.b_hh].map(|b| floats(b.as_ref().expect("bias"))));
+    }
+    (out, all)
+}
+
+#[test]
+fn batch_first_and_time_first_have_the_same_bits() {
+    for cell in Cell::ALL {
+        let (batch, steps) = (3, 5);
+        let by_batch = Small::new(0, cell, [batch, steps], 2);
+        let mut by_time = Small::new(0, cell, [steps, batch], 2);
+        let x = time_first(&floats(&by_batch.x), [batch, steps]);
+        by_time.x = Tensor::from_slice(&by_time.device, &x, &[steps, batch, 12]).expect("memory");
+        let options = RecurrentOptions { bidirectional: true, ..RecurrentOptions::default() };
+        let dy = values(batch * steps * 64, 0.9);
+        let first = RecurrentOptions { batch_first: true, ..options };
+        let (out_b, grad_b) = train(&by_batch, cell, first, &dy);
+        let (out_t, grad_t) = train(&by_time, cell, options, &time_first(&dy, [batch, steps]));
+        assert_eq!(time_first(&floats(&out_b.y), [batch, steps]), floats(&out_t.y), "{cell:?}");
+        assert_eq!(floats(&out_b.h_n), floats(&out_t.h_n));
+        assert_eq!(time_first(&grad_b[0], [batch, steps]), grad_t[0], "dx of {cell:?}");
+    }
+}
+
+#[test]
+fn lengths_change_nothing_within_them() {
+    for cell in Cell::ALL {
+        let net = Small::new(0, cell, [6, 3], 1);
+        let weights = net.weights();
+        let plain = RecurrentInput::new(&net.x, &weights);
+        let padded = recurrent(&net.stream, cell, &plain, false).expect("launch");
+        let lengths = [6, 0, 4];
+        let options = RecurrentOptions { lengths: Some(&lengths), ..RecurrentOptions::default() };
+        let some = recurrent(&net.stream, cell, &RecurrentInput { options, ..plain }, false).expect("launch");
+        let (padded, y) = (floats(&padded.y), floats(&some.y));
+        for step in 0..6 {
+            for (batch, length) in lengths.iter().enumerate() {
+                let at = (step * 3 + batch) * 32..(step * 3 + batch + 1) * 32;
+                let valid = step < *length;
+                let want = if valid { padded[at.clone()].to_vec() } else { vec![0.0; 32] };
+                assert_eq!(y[at], want, "{cell:?} {step} {batch}");
+            }
+        }
+        assert_eq!(floats(&some.h_n)[64..], y[(3 * 3 + 2) * 32..][..32], "the state of the last place");
+        assert_eq!(floats(&some.h_n)[32..64], [0.0; 32], "the first state of a sequence without places");
+    }
+}
+
+/// The gradients of the reference against central differences of it.
+#[test]
+fn gradients_agree_with_central_differences() {
+    for cell in Cell::ALL {
+        let sizes = [3, 2, 2, 3];
+        let rows = cell.gates() * 3;
+        let list = |len: usize, by: f64| (0..len).map(|i| (i as f64 * by).sin()).collect::<Vec<f64>>();
+        let pass = |index: usize| Plain {
+            w_ih: list(rows * if index < 2 { 2 } else { 6 }, 0.7 + index as f64),
+            w_hh: list(rows * 3, 1.1 + index as f64),
+            b_ih: list(rows, 0.3),
+            b_hh: list(rows, 0.5),
+        };
+        let net = Net {
+            cell,
+            sizes,
+            directions: 2,
+            batch_first: false,
+            lengths: vec![3, 2],
+            weights: (0..4).map(pass).collect(),
+            h0: list(24, 0.4),
+            c0: list(24, 0.6),
+        };
+        let (x, dy, dh, dc) = (list(12, 0.9), list(36, 1.3), list(24, 1.7), list(24, 2.1));
+        let value = |net: &Net, x: &[f64]| {
+            let out = net.forward(x);
+            let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            dot(&out.y[1], &dy) + dot(&out.h_n, &dh) + dot(&out.c_n, &dc)
+        };
+        let y = net.forward(&x).y;
+        let got = net.backward(&x, &y, &dy, &dh, &dc);
+        let check = |what: &str, slope: f64, at: &dyn Fn(f64) -> f64| {
+            let h = 1e-5;
+            let difference = (at(h) - at(-h)) / (2.0 * h);
+            assert!((difference - slope).abs() < 1e-6, "{cell:?} {what}: {difference} {slope}");
+        };
+        for i in 0..x.len() {
+            check("dx", got.dx[i], &|h| {
+                let mut x = x.clone();
+                x[i] += h;
+                value(&net, &x)
+            });
+        }
+        for pass in 0..4 {
+            let changed = |change: &dyn Fn(&mut Plain)| {
+                let mut net = net.clone();
+                change(&mut net.weights[pass]);
+                value(&net, &x)
+            };
+            for i in [0, 1, rows - 1] {
+                check("w_ih", got.weights[pass].w_ih[i], &|h| changed(&|w| w.w_ih[i] += h));
+                check("w_hh", got.weights[pass].w_hh[i], &|h| changed(&|w| w.w_hh[i] += h));
+                check("b_ih", got.weights[pass].b_ih[i], &|h| changed(&|w| w.b_ih[i] += h));
+                check("b_hh", got.weights[pass].b_hh[i], &|h| changed(&|w| w.b_hh[i] += h));
+            }
+        }
+        for i in 0..24 {
+            let of_state = |h: f64, c: f64| {
+                let mut net = net.clone();
+                net.h0[i] += h;
+                net.c0[i] += c;
+                value(&net, &x)
+            };
+            check("dh0", got.dh0[i], &|h| of_state(h, 0.0));
+            if cell.has_c() {
+                check("dc0", got.dc0[i], &|c| of_state(0.0, c));
+            }
+        }
+    }
 }
 
 #[test]
@@ -109,23 +293,42 @@ fn tensors_that_do_not_fit() {
         Tensor::from_slice(&device, &vec![0.0f32; len], shape).expect("memory")
     };
     let (x, w_ih, w_hh) = (zeros(&[2, 1, 3]), zeros(&[16, 3]), zeros(&[16, 4]));
-    let run = |x: &Tensor, w_ih: &Tensor, w_hh: &Tensor| {
-        lstm(&stream, x, LstmWeights { w_ih, w_hh, bias: None }, None)
+    let of = |x: &Tensor, weights: &[Weights<'_>], options| {
+        lstm(&stream, &RecurrentInput { options, ..RecurrentInput::new(x, weights) })
     };
-    assert_eq!(run(&x, &w_ih, &w_hh).expect("launch").y.shape(), [2, 1, 4]);
-    for (x, w_ih, w_hh, name) in [
-        (&w_ih, &w_ih, &w_hh, "x"),
-        (&x, &w_hh, &w_hh, "w_ih"),
-        (&x, &w_ih, &w_ih, "w_hh"),
-        (&x, &w_ih, &x, "w_hh"),
-    ] {
-        match run(x, w_ih, w_hh) {
-            Err(Error::Plan(PlanError::Parameter { parameter, .. })) => assert_eq!(parameter, name),
-            other => panic!("{name}: {other:?}"),
-        }
-    }
+    let plain = RecurrentOptions::default();
+    let run = |x: &Tensor, w_ih: &Tensor, w_hh: &Tensor| {
+        of(x, &[Weights { w_ih, w_hh, b_ih: None, b_hh: None }], plain)
+    };
+    let good = run(&x, &w_ih, &w_hh).expect("launch");
+    assert_eq!(good.y.shape(), [2, 1, 4]);
+    let refused = |result: Result<RecurrentOutput, Error>, name| match result {
+        Err(Error::Plan(PlanError::Parameter { parameter, .. })) => assert_eq!(parameter, name),
+        other => panic!("{name}: {other:?}"),
+    };
+    refused(run(&w_ih, &w_ih, &w_hh), "x");
+    refused(run(&x, &w_hh, &w_hh), "w_ih");
+    refused(run(&x, &w_ih, &w_ih), "w_hh");
+    refused(run(&x, &w_ih, &x), "w_hh");
+    let weights = Weights { w_ih: &w_ih, w_hh: &w_hh, b_ih: None, b_hh: None };
+    let long = RecurrentOptions { lengths: Some(&[3]), ..plain };
+    refused(of(&x, &[weights], long), "lengths");
+    let many = RecurrentOptions { lengths: Some(&[1, 1]), ..plain };
+    refused(of(&x, &[weights], many), "lengths");
+    refused(of(&x, &[], plain), "weights");
+    let both = RecurrentOptions { bidirectional: true, ..plain };
+    refused(of(&x, &[weights], both), "weights");
+    refused(of(&x, &[Weights { b_hh: Some(&w_ih), ..weights }], plain), "b_hh");
+    let list = [weights];
+    let input = RecurrentInput::new(&x, &list);
+    let e = recurrent_backward(&stream, Cell::Lstm, &input, &good, OutputGradients::default());
+    assert!(matches!(e, Err(Error::Plan(PlanError::Parameter { parameter: "reserve", .. }))), "{e:?}");
+    let mut wrong = recurrent(&stream, Cell::Lstm, &input, true).expect("launch");
+    wrong.reserve = Some(zeros(&[7]));
+    let e = recurrent_backward(&stream, Cell::Lstm, &input, &wrong, OutputGradients::default());
+    assert!(matches!(e, Err(Error::Runtime(RuntimeError::Elements { argument: "reserve", .. }))), "{e:?}");
     let state = zeros(&[1, 5]);
-    let weights = LstmWeights { w_ih: &w_ih, w_hh: &w_hh, bias: None };
-    let e = lstm(&stream, &x, weights, Some((&state, &state))).expect_err("a state of five units");
+    let state = State { h0: Some(&state), c0: Some(&state) };
+    let e = lstm(&stream, &RecurrentInput { state, ..input }).expect_err("a state of five units");
     assert!(matches!(e, Error::Runtime(RuntimeError::Elements { argument: "h0", .. })), "{e}");
 }

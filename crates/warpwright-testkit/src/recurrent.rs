@@ -2,10 +2,15 @@
 
 use std::sync::Arc;
 
+use warpwright_ops::plan::TensorSpec;
+use warpwright_ops::recurrent::reference::{Net, Weights};
 use warpwright_ops::recurrent::tuning::Schedule;
-use warpwright_ops::recurrent::{LstmArgs, LstmDesc, reference::Lstm};
-use warpwright_ops::{Direction, Operation};
-use warpwright_ptx::DType;
+use warpwright_ops::recurrent::{
+    Biases, Cell, CellArgs, CellBackwardArgs, CellBackwardDesc, CellDesc, RecurrentArgs,
+    RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, WeightGradients, WeightRefs,
+};
+use warpwright_ops::{Direction, Operation, Plan};
+use warpwright_ptx::{DType, Target};
 
 use crate::budget::Budget;
 use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
@@ -13,133 +18,505 @@ use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
 
-#[derive(Debug)]
-struct LstmSubject {
-    desc: LstmDesc,
+/// What a case is about.
+#[derive(Clone, Copy, Debug)]
+struct Situation {
+    /// Places, sequences, elements of an input, units.
+    sizes: [usize; 4],
+    layers: usize,
+    directions: usize,
+    batch_first: bool,
+    biases: Biases,
+    /// Whether first states are given, and those of the end have gradients.
+    state: bool,
+    lengths: bool,
+    training: bool,
     /// Whether every step is launched by itself, whatever tuning says.
     stepwise: bool,
+    /// Whether it is the primitive of a single step.
+    single: bool,
+    /// Elements past an aligned address.
     lead: usize,
+}
+
+const PLAIN: Situation = Situation {
+    sizes: [5, 1, 24, 32],
+    layers: 1,
+    directions: 1,
+    batch_first: false,
+    biases: Biases::Two,
+    state: true,
+    lengths: false,
+    training: false,
+    stepwise: false,
+    single: false,
+    lead: 0,
+};
+
+#[derive(Debug)]
+struct RecurrentSubject {
+    desc: RecurrentDesc,
+    situation: Situation,
+    direction: Direction,
 }
 
 /// Every case of the family.
 pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
-    for dtype in DType::FLOATS {
-        // Steps, batches, input, units; what is given; placement.
-        let mut all = vec![
-            ([5, 1, 24, 32], true, true, 0, false),
-            ([4, 3, 8, 64], true, true, 0, false),
-            ([3, 9, 16, 48], true, false, 0, false),
-            ([3, 2, 7, 11], false, true, 0, false),
-            ([1, 4, 5, 16], false, false, 1, false),
-            ([6, 2, 16, 32], true, true, 0, true),
-            ([2, 0, 4, 8], true, true, 0, false),
-        ];
-        if scope == Scope::Full {
-            all.extend([
-                ([40, 2, 16, 32], true, true, 0, false),
-                ([3, 17, 16, 128], true, true, 0, false),
-                ([3, 4, 16, 272], true, true, 0, false),
-                ([2, 1, 3, 1], true, true, 0, false),
-                ([9, 5, 40, 20], true, true, 1, false),
-            ]);
-        }
-        for ([steps, batch, input, hidden], bias, state, lead, stepwise) in all {
-            let desc = LstmDesc { dtype, steps, batch, input, hidden, bias, h0: state, c0: state };
-            let how = if stepwise { "step by step" } else { "tuned" };
-            out.push(Case {
-                op: "lstm",
-                direction: Direction::Forward,
-                dtype,
-                shape: vec![steps, batch, input, hidden],
-                input: format!("{how}, bias {bias}, state {state}, lead {lead}"),
-                budget: budget(dtype),
-                subject: Arc::new(LstmSubject { desc, stepwise, lead }),
-            });
+    for cell in Cell::ALL {
+        for dtype in DType::FLOATS {
+            for situation in situations(scope) {
+                out.push(case(cell, dtype, situation, Direction::Forward));
+            }
+            for situation in trainings(scope) {
+                out.push(case(cell, dtype, situation, Direction::Backward));
+            }
         }
     }
     out
 }
 
+fn situations(scope: Scope) -> Vec<Situation> {
+    let (one, none) = (Biases::One, Biases::Absent);
+    let mut all = vec![
+        PLAIN,
+        Situation { sizes: [4, 3, 8, 64], training: true, ..PLAIN },
+        Situation { sizes: [3, 9, 16, 48], state: false, ..PLAIN },
+        Situation { sizes: [3, 2, 7, 11], biases: none, ..PLAIN },
+        Situation { sizes: [1, 4, 5, 16], biases: one, state: false, lead: 1, ..PLAIN },
+        Situation { sizes: [6, 2, 16, 32], stepwise: true, ..PLAIN },
+        Situation { sizes: [2, 0, 4, 8], ..PLAIN },
+        Situation { sizes: [4, 4, 8, 16], lengths: true, layers: 2, directions: 2, ..PLAIN },
+        Situation { sizes: [4, 5, 7, 11], lengths: true, directions: 2, batch_first: true, ..PLAIN },
+        Situation { sizes: [1, 3, 8, 16], single: true, ..PLAIN },
+        Situation { sizes: [1, 2, 5, 7], single: true, biases: one, lead: 1, training: true, ..PLAIN },
+    ];
+    if scope == Scope::Full {
+        all.extend([
+            Situation { sizes: [40, 2, 16, 32], ..PLAIN },
+            Situation { sizes: [3, 17, 16, 128], lengths: true, ..PLAIN },
+            Situation { sizes: [3, 4, 16, 272], ..PLAIN },
+            Situation { sizes: [2, 1, 3, 1], ..PLAIN },
+            Situation { sizes: [9, 5, 40, 20], lead: 1, ..PLAIN },
+            Situation { sizes: [3, 4, 8, 32], layers: 3, directions: 2, batch_first: true, ..PLAIN },
+            Situation { sizes: [5, 3, 8, 16], layers: 3, training: true, stepwise: true, ..PLAIN },
+        ]);
+    }
+    all
+}
+
+fn trainings(scope: Scope) -> Vec<Situation> {
+    let plain = Situation { training: true, ..PLAIN };
+    let mut all = vec![
+        plain,
+        Situation { sizes: [3, 3, 7, 11], state: false, biases: Biases::One, ..plain },
+        Situation { sizes: [4, 4, 8, 16], lengths: true, layers: 2, directions: 2, ..plain },
+        Situation { sizes: [2, 0, 4, 8], ..plain },
+        Situation { sizes: [1, 3, 8, 16], single: true, ..plain },
+        Situation { sizes: [1, 2, 5, 7], single: true, biases: Biases::Absent, lead: 1, ..plain },
+    ];
+    if scope == Scope::Full {
+        all.extend([
+            Situation { sizes: [20, 3, 16, 32], ..plain },
+            Situation { sizes: [4, 9, 16, 48], batch_first: true, ..plain },
+            Situation { sizes: [4, 5, 7, 11], lengths: true, directions: 2, batch_first: true, ..plain },
+            Situation { sizes: [3, 2, 5, 20], layers: 3, biases: Biases::Absent, lead: 1, ..plain },
+            Situation { sizes: [1, 2, 8, 16], ..plain },
+            Situation { sizes: [70, 33, 3, 8], state: false, ..plain },
+        ]);
+    }
+    all
+}
+
+fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) -> Case {
+    let Situation { sizes, layers, directions, batch_first, biases, state, .. } = situation;
+    let desc = RecurrentDesc {
+        layers,
+        directions,
+        batch_first,
+        biases,
+        h0: state,
+        c0: state && cell.has_c(),
+        lengths: situation.lengths,
+        training: situation.training,
+        ..RecurrentDesc::new(cell, dtype, sizes)
+    };
+    let how = if situation.stepwise { "step by step" } else { "tuned" };
+    let order = if batch_first { "batch first" } else { "time first" };
+    let Situation { lengths, lead, .. } = situation;
+    Case {
+        op: if situation.single { cell.cell_op() } else { cell.op() },
+        direction,
+        dtype,
+        shape: sizes.to_vec(),
+        input: format!(
+            "{}, {how}, {layers} x {directions}, {order}, biases {biases:?}, state {state}, lengths {lengths}, lead {lead}",
+            cell.name(),
+        ),
+        budget: budget(dtype, direction),
+        subject: Arc::new(RecurrentSubject { desc, situation, direction }),
+    }
+}
+
 /// A hidden state is below 1 and carries the roundings of the states before it, which the gates damp. Norm-wise 1.5 times
-/// what PyTorch reaches.
-fn budget(dtype: DType) -> Budget {
+/// what PyTorch reaches. Gradients are sums of products that were rounded, each of them by what came before.
+fn budget(dtype: DType, direction: Direction) -> Budget {
+    let backward = if direction == Direction::Backward { 2.0 } else { 1.0 };
     let (norm, element) = match dtype {
         DType::F64 => (1e-13, 64.0),
         DType::F32 => (5.7e-7, 16.0),
         DType::F16 => (3.9e-4, 3.0),
         _ => (3.45e-3, 3.0),
     };
+    let norm = norm * backward;
     Budget { norm, element, norm_of_one: 2.0 * norm }
 }
 
-impl LstmSubject {
+/// The tensors of a pass.
+struct Pass {
+    w_ih: Placed,
+    w_hh: Placed,
+    b_ih: Placed,
+    b_hh: Placed,
+}
+
+/// The plan of a forward pass.
+enum Planned {
+    Sequence(Plan<RecurrentDesc>),
+    Single(Plan<CellDesc>),
+}
+
+impl Planned {
+    fn tensors(&self) -> &[TensorSpec] {
+        match self {
+            Self::Sequence(plan) => plan.tensors(),
+            Self::Single(plan) => plan.tensors(),
+        }
+    }
+}
+
+/// Room for the tensor called `name`, if there is one.
+fn scratch(
+    bench: &Bench<'_>,
+    tensors: &[TensorSpec],
+    name: &'static str,
+) -> Result<Option<Placed>, CaseError> {
+    let spec = tensors.iter().find(|spec| spec.name == name && spec.present);
+    spec.map(|spec| bench.output(name, spec.dtype, spec.len, 0)).transpose()
+}
+
+/// What both directions of a net read.
+struct Given {
+    net: Net,
+    x_values: Vec<f64>,
+    x: Placed,
+    lengths: Placed,
+    h0: Placed,
+    c0: Placed,
+    passes: Vec<Pass>,
+}
+
+/// What a forward pass writes.
+struct Made {
+    y: Placed,
+    h_n: Placed,
+    c_n: Placed,
+    reserve: Option<Placed>,
+}
+
+impl RecurrentSubject {
     fn draw(&self, len: usize, salt: u64, scale: f64) -> Vec<f64> {
         let values = Input::Normal.values(len, salt << 32 | len as u64);
         values.into_iter().map(|v| storage::round(self.desc.dtype, scale * v)).collect()
     }
-}
 
-impl Subject for LstmSubject {
-    fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
-        let LstmDesc { dtype, steps, batch, input, hidden, bias, h0, c0 } = self.desc;
-        let plan = if self.stepwise {
-            self.desc.plan_with(bench.target(), Schedule::Stepwise)?
-        } else {
-            self.desc.plan(bench.target())?
+    /// Lengths with all, none and one of the places among them.
+    fn lengths(&self) -> Vec<usize> {
+        let steps = self.desc.steps;
+        let all = [steps, steps.div_ceil(2), 0, 1];
+        (0..self.desc.batch).map(|b| if self.desc.lengths { all[b % all.len()] } else { steps }).collect()
+    }
+
+    fn states(&self) -> usize {
+        self.desc.layers * self.desc.directions * self.desc.batch * self.desc.hidden
+    }
+
+    fn wide(&self) -> usize {
+        self.desc.cell.gates() * self.desc.hidden
+    }
+
+    /// Elements of `y`.
+    fn results(&self) -> usize {
+        self.desc.steps * self.desc.batch * self.desc.directions * self.desc.hidden
+    }
+
+    fn weights(&self, index: usize) -> Weights {
+        let RecurrentDesc { input, hidden, directions, biases, .. } = self.desc;
+        let input = if index < directions { input } else { directions * hidden };
+        let (scale, salt) = (1.0 / (hidden as f64).sqrt(), 10 * (index as u64 + 1));
+        let bias = |given: bool, salt| {
+            if given { self.draw(self.wide(), salt, scale) } else { vec![0.0; self.wide()] }
         };
-        let weight = 1.0 / (hidden as f64).sqrt();
+        Weights {
+            w_ih: self.draw(self.wide() * input, salt, scale),
+            w_hh: self.draw(self.wide() * hidden, salt + 1, scale),
+            b_ih: bias(biases != Biases::Absent, salt + 2),
+            b_hh: bias(biases == Biases::Two, salt + 3),
+        }
+    }
+
+    fn given(&self, bench: &Bench<'_>) -> Result<Given, CaseError> {
+        let RecurrentDesc { cell, dtype, steps, batch, input, hidden, directions, batch_first, .. } =
+            self.desc;
+        let (states, lead) = (self.states(), self.situation.lead);
+        let zeros = vec![0.0; states];
+        let net = Net {
+            cell,
+            sizes: [steps, batch, input, hidden],
+            directions,
+            batch_first,
+            lengths: self.lengths(),
+            weights: (0..self.desc.layers * directions).map(|index| self.weights(index)).collect(),
+            h0: if self.desc.h0 { self.draw(states, 6, 0.5) } else { zeros.clone() },
+            c0: if self.desc.c0 { self.draw(states, 7, 1.0) } else { zeros },
+        };
         let x_values = self.draw(steps * batch * input, 1, 1.0);
-        let w_ih_values = self.draw(4 * hidden * input, 2, weight);
-        let w_hh_values = self.draw(4 * hidden * hidden, 3, weight);
-        let (b_ih_values, b_hh_values) = (self.draw(4 * hidden, 4, weight), self.draw(4 * hidden, 5, weight));
-        let (h0_values, c0_values) = (self.draw(batch * hidden, 6, 0.5), self.draw(batch * hidden, 7, 1.0));
-        let given = |name, values: &[f64]| bench.input(name, dtype, values, self.lead);
-        let (x, w_ih, w_hh) =
-            (given("x", &x_values)?, given("w_ih", &w_ih_values)?, given("w_hh", &w_hh_values)?);
-        let (b_ih, b_hh) = (given("b_ih", &b_ih_values)?, given("b_hh", &b_hh_values)?);
-        let (first_h, first_c) = (given("h0", &h0_values)?, given("c0", &c0_values)?);
-        let state = batch * hidden;
-        let mut y = bench.output("y", dtype, steps * state, self.lead)?;
-        let mut h_n = bench.output("h_n", dtype, state, self.lead)?;
-        let mut c_n = bench.output("c_n", dtype, state, self.lead)?;
-        let scratch = plan.tensors()[10].clone();
-        let workspace = scratch.present.then(|| bench.output("workspace", scratch.dtype, scratch.len, 0));
-        let mut workspace = workspace.transpose()?;
+        let given = |name, values: &[f64]| bench.input(name, dtype, values, lead);
+        let lengths: Vec<f64> = net.lengths.iter().map(|length| *length as f64).collect();
+        let pass = |weights: &Weights| -> Result<Pass, CaseError> {
+            Ok(Pass {
+                w_ih: given("w_ih", &weights.w_ih)?,
+                w_hh: given("w_hh", &weights.w_hh)?,
+                b_ih: given("b_ih", &weights.b_ih)?,
+                b_hh: given("b_hh", &weights.b_hh)?,
+            })
+        };
+        Ok(Given {
+            x: given("x", &x_values)?,
+            lengths: bench.input("lengths", DType::I32, &lengths, 0)?,
+            h0: given("h0", &net.h0)?,
+            c0: given("c0", &net.c0)?,
+            passes: net.weights.iter().map(pass).collect::<Result<_, _>>()?,
+            net,
+            x_values,
+        })
+    }
+
+    fn planned(&self, target: Target) -> Result<Planned, CaseError> {
+        if self.situation.single {
+            return Ok(Planned::Single(self.single().plan(target)?));
+        }
+        let schedule = if self.situation.stepwise { Schedule::Stepwise } else { self.desc.schedule(target) };
+        Ok(Planned::Sequence(self.desc.plan_with(target, schedule)?))
+    }
+
+    fn single(&self) -> CellDesc {
+        let RecurrentDesc { cell, dtype, batch, input, hidden, biases, training, .. } = self.desc;
+        CellDesc { cell, dtype, batch, input, hidden, biases, training }
+    }
+
+    /// Launches the forward pass.
+    fn forward(&self, bench: &mut Bench<'_>, given: &Given) -> Result<Made, CaseError> {
+        let (desc, lead) = (&self.desc, self.situation.lead);
+        let planned = self.planned(bench.target())?;
+        let mut made = Made {
+            y: bench.output("y", desc.dtype, self.results(), lead)?,
+            h_n: bench.output("h_n", desc.dtype, self.states(), lead)?,
+            c_n: bench.output("c_n", desc.dtype, self.states(), lead)?,
+            reserve: None,
+        };
+        let mut reserve = scratch(bench, planned.tensors(), "reserve")?;
+        let mut workspace = scratch(bench, planned.tensors(), "workspace")?;
         bench.launch(|stream| {
-            let args = LstmArgs {
-                x: x.view()?,
-                w_ih: w_ih.view()?,
-                w_hh: w_hh.view()?,
-                b_ih: if bias { Some(b_ih.view()?) } else { None },
-                b_hh: if bias { Some(b_hh.view()?) } else { None },
-                h0: if h0 { Some(first_h.view()?) } else { None },
-                c0: if c0 { Some(first_c.view()?) } else { None },
-                y: y.view_mut()?,
-                h_n: h_n.view_mut()?,
-                c_n: c_n.view_mut()?,
+            let plan = match &planned {
+                Planned::Sequence(plan) => plan,
+                Planned::Single(plan) => {
+                    let args = CellArgs {
+                        x: given.x.view()?,
+                        h: given.h0.view()?,
+                        c: desc.c0.then(|| given.c0.view()).transpose()?,
+                        weights: pass_refs(&given.passes[0], desc.biases)?,
+                        h_next: made.h_n.view_mut()?,
+                        c_next: if desc.cell.has_c() { Some(made.c_n.view_mut()?) } else { None },
+                        reserve: reserve.as_mut().map(Placed::view_mut).transpose()?,
+                        workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                    };
+                    return Ok(plan.launch(stream, args)?);
+                }
+            };
+            let args = RecurrentArgs {
+                x: given.x.view()?,
+                lengths: desc.lengths.then(|| given.lengths.view()).transpose()?,
+                h0: desc.h0.then(|| given.h0.view()).transpose()?,
+                c0: desc.c0.then(|| given.c0.view()).transpose()?,
+                weights: given
+                    .passes
+                    .iter()
+                    .map(|pass| pass_refs(pass, desc.biases))
+                    .collect::<Result<_, _>>()?,
+                y: made.y.view_mut()?,
+                h_n: made.h_n.view_mut()?,
+                c_n: if desc.cell.has_c() { Some(made.c_n.view_mut()?) } else { None },
+                reserve: reserve.as_mut().map(Placed::view_mut).transpose()?,
                 workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
             };
             Ok(plan.launch(stream, args)?)
         })?;
-        let reference = Lstm {
-            sizes: [steps, batch, input, hidden],
-            x: &x_values,
-            w_ih: &w_ih_values,
-            w_hh: &w_hh_values,
-            bias: bias.then_some((&b_ih_values, &b_hh_values)),
-            h0: h0.then_some(&h0_values),
-            c0: c0.then_some(&c0_values),
+        made.reserve = reserve;
+        Ok(made)
+    }
+
+    fn backward(&self, bench: &mut Bench<'_>, given: &Given) -> Result<Comparison, CaseError> {
+        let made = self.forward(bench, given)?;
+        let Some(reserve) = &made.reserve else { return Ok(Comparison::default()) };
+        let (desc, lead) = (&self.desc, self.situation.lead);
+        let (dtype, state) = (desc.dtype, self.situation.state);
+        let (states, wide) = (self.states(), self.wide());
+        let backward = RecurrentBackwardDesc {
+            forward: desc.clone(),
+            dy: true,
+            dh_n: state,
+            dc_n: state && desc.cell.has_c(),
+            dx: true,
         };
-        let (want_y, want_c) = reference.forward();
-        // The scale of a state is that of what the gates add up to.
-        let of = |values: &[f64]| -> Vec<Expected> {
-            let scaled = |&value: &f64| Expected { value, scale: 1f64.max(value.abs()), underflow: 0.0 };
-            values.iter().map(scaled).collect()
+        let single = self.situation.single;
+        let of_cell = CellBackwardDesc { forward: self.single(), dc_next: backward.dc_n };
+        let (plan, cell_plan) = (backward.plan(bench.target())?, of_cell.plan(bench.target())?);
+        let dy_scale = if single { 0.0 } else { 1.0 };
+        let dy_values = self.draw(self.results(), 3, dy_scale);
+        let of_end = |given: bool, salt| {
+            if given { self.draw(states, salt, 1.0) } else { vec![0.0; states] }
         };
-        let last = &want_y[(steps - 1) * state..];
-        let of_y = bench.compare(&y, &of(&want_y))?;
-        let of_state = bench.compare(&h_n, &of(last))?.merge(bench.compare(&c_n, &of(&want_c))?);
-        Ok(of_y.merge(of_state))
+        let (dh_values, dc_values) = (of_end(backward.dh_n, 4), of_end(backward.dc_n, 5));
+        let input = |name, values: &[f64]| bench.input(name, dtype, values, lead);
+        let (dy, dh_n, dc_n) =
+            (input("dy", &dy_values)?, input("dh_n", &dh_values)?, input("dc_n", &dc_values)?);
+        let output = |name, len| bench.output(name, dtype, len, lead);
+        let mut dx = output("dx", given.x_values.len())?;
+        let (mut dh0, mut dc0) = (output("dh0", states)?, output("dc0", states)?);
+        let of = |weights: &Weights| -> Result<Pass, CaseError> {
+            Ok(Pass {
+                w_ih: output("dw_ih", weights.w_ih.len())?,
+                w_hh: output("dw_hh", weights.w_hh.len())?,
+                b_ih: output("db_ih", wide)?,
+                b_hh: output("db_hh", wide)?,
+            })
+        };
+        let mut gradients = given.net.weights.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+        let tensors = if single { cell_plan.tensors() } else { plan.tensors() };
+        let mut workspace = scratch(bench, tensors, "workspace")?;
+        bench.launch(|stream| {
+            if single {
+                let args = CellBackwardArgs {
+                    x: given.x.view()?,
+                    h: given.h0.view()?,
+                    c: desc.c0.then(|| given.c0.view()).transpose()?,
+                    reserve: reserve.view()?,
+                    dh_next: dh_n.view()?,
+                    dc_next: backward.dc_n.then(|| dc_n.view()).transpose()?,
+                    weights: gradient_refs(&given.passes[0], &mut gradients[0], desc.biases)?,
+                    dx: dx.view_mut()?,
+                    dh: dh0.view_mut()?,
+                    dc: if desc.c0 { Some(dc0.view_mut()?) } else { None },
+                    workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                };
+                return Ok(cell_plan.launch(stream, args)?);
+            }
+            let weights = gradients.iter_mut().zip(&given.passes);
+            let weights = weights.map(|(to, pass)| gradient_refs(pass, to, desc.biases));
+            let args = RecurrentBackwardArgs {
+                x: given.x.view()?,
+                lengths: desc.lengths.then(|| given.lengths.view()).transpose()?,
+                h0: desc.h0.then(|| given.h0.view()).transpose()?,
+                c0: desc.c0.then(|| given.c0.view()).transpose()?,
+                y: made.y.view()?,
+                reserve: reserve.view()?,
+                dy: Some(dy.view()?),
+                dh_n: backward.dh_n.then(|| dh_n.view()).transpose()?,
+                dc_n: backward.dc_n.then(|| dc_n.view()).transpose()?,
+                weights: weights.collect::<Result<_, _>>()?,
+                dx: Some(dx.view_mut()?),
+                dh0: if desc.h0 { Some(dh0.view_mut()?) } else { None },
+                dc0: if desc.c0 { Some(dc0.view_mut()?) } else { None },
+                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+        let y = given.net.forward(&given.x_values).y;
+        let want = given.net.backward(&given.x_values, &y, &dy_values, &dh_values, &dc_values);
+        let mut all = bench.compare(&dx, &of_gradient(&want.dx))?;
+        if desc.h0 {
+            all = all.merge(bench.compare(&dh0, &of_gradient(&want.dh0))?);
+        }
+        if desc.c0 {
+            all = all.merge(bench.compare(&dc0, &of_gradient(&want.dc0))?);
+        }
+        for (got, want) in gradients.iter().zip(&want.weights) {
+            all = all.merge(bench.compare(&got.w_ih, &of_gradient(&want.w_ih))?);
+            all = all.merge(bench.compare(&got.w_hh, &of_gradient(&want.w_hh))?);
+            if desc.biases != Biases::Absent {
+                all = all.merge(bench.compare(&got.b_ih, &of_gradient(&want.b_ih))?);
+            }
+            if desc.biases == Biases::Two {
+                all = all.merge(bench.compare(&got.b_hh, &of_gradient(&want.b_hh))?);
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn pass_refs(pass: &Pass, biases: Biases) -> Result<WeightRefs<'_>, CaseError> {
+    Ok(WeightRefs {
+        w_ih: pass.w_ih.view()?,
+        w_hh: pass.w_hh.view()?,
+        b_ih: (biases != Biases::Absent).then(|| pass.b_ih.view()).transpose()?,
+        b_hh: (biases == Biases::Two).then(|| pass.b_hh.view()).transpose()?,
+    })
+}
+
+fn gradient_refs<'a>(
+    pass: &'a Pass,
+    to: &'a mut Pass,
+    biases: Biases,
+) -> Result<WeightGradients<'a>, CaseError> {
+    Ok(WeightGradients {
+        w_ih: pass.w_ih.view()?,
+        w_hh: pass.w_hh.view()?,
+        dw_ih: to.w_ih.view_mut()?,
+        dw_hh: to.w_hh.view_mut()?,
+        db_ih: if biases == Biases::Absent { None } else { Some(to.b_ih.view_mut()?) },
+        db_hh: if biases == Biases::Two { Some(to.b_hh.view_mut()?) } else { None },
+    })
+}
+
+/// The scale of a state is that of what the gates add up to.
+fn of_state(values: &[f64]) -> Vec<Expected> {
+    let scaled = |&value: &f64| Expected { value, scale: 1f64.max(value.abs()), underflow: 0.0 };
+    values.iter().map(scaled).collect()
+}
+
+/// The scale of a gradient is that of the largest of its tensor: all are sums over the same places.
+fn of_gradient(values: &[f64]) -> Vec<Expected> {
+    let scale = values.iter().fold(1.0, |most: f64, value| most.max(value.abs()));
+    values.iter().map(|&value| Expected { value, scale, underflow: 0.0 }).collect()
+}
+
+impl Subject for RecurrentSubject {
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
+        let given = self.given(bench)?;
+        if self.direction == Direction::Backward {
+            return self.backward(bench, &given);
+        }
+        let made = self.forward(bench, &given)?;
+        let want = given.net.forward(&given.x_values);
+        let last = want.y.last().map_or(&[] as &[f64], Vec::as_slice);
+        let mut all = bench.compare(&made.h_n, &of_state(&want.h_n))?;
+        if !self.situation.single {
+            all = all.merge(bench.compare(&made.y, &of_state(last))?);
+        }
+        if !self.desc.cell.has_c() {
+            return Ok(all);
+        }
+        Ok(all.merge(bench.compare(&made.c_n, &of_state(&want.c_n))?))
     }
 }

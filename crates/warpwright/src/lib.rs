@@ -35,7 +35,7 @@
 //! | [`quantise`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, and its gradients | f32, f64, f16, bf16 | sm_75 and later |
-//! | [`recurrent`] | `lstm` over a sequence, forward, all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@softmax`] | `softmax`, `log_softmax` over any dimension, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //!
 //! [`catalogue()`] has the same as data. f16 and bf16 are computed in f32 and rounded once; f64 is computed in f64.
@@ -92,7 +92,9 @@ pub use warpwright_ops::layer_norm::{
 };
 pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
 pub use warpwright_ops::quantise::{self, dequantize, dequantize_nested, quantize, quantize_nested};
-pub use warpwright_ops::recurrent::{self, lstm};
+pub use warpwright_ops::recurrent::{
+    self, gru, gru_cell, lstm, lstm_cell, recurrent, recurrent_backward, rnn, rnn_cell,
+};
 pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softmax, softmax_backward};
 pub use warpwright_ops::{Direction, Entry, Error, Operation, Plan, PlanError, catalogue, plan};
 pub use warpwright_ptx::{DType, Target};

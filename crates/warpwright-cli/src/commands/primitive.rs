@@ -18,7 +18,9 @@ use warpwright_ops::local_response_norm::{
 use warpwright_ops::plan::{Real, TensorSpec, Variant};
 use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
-use warpwright_ops::recurrent::LstmDesc;
+use warpwright_ops::recurrent::{
+    Biases, Cell, CellBackwardDesc, CellDesc, RecurrentBackwardDesc, RecurrentDesc,
+};
 use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Direction, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
@@ -113,10 +115,27 @@ pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
         let side = (len / 3).isqrt().max(1);
         return GemmDesc::new(dtype, [side; 3], false, true).plan(target).map(Into::into);
     }
-    if op == "lstm" && !backward {
+    if let Some(cell) = Cell::ALL.into_iter().find(|cell| cell.op() == op) {
         let (batch, input, hidden) = (1, 64, 64);
-        let (steps, bias, h0, c0) = ((len / hidden).clamp(1, 1024), true, true, true);
-        return LstmDesc { dtype, steps, batch, input, hidden, bias, h0, c0 }.plan(target).map(Into::into);
+        let steps = (len / hidden).clamp(1, 1024);
+        let forward = RecurrentDesc::new(cell, dtype, [steps, batch, input, hidden]);
+        let forward = RecurrentDesc { h0: true, c0: cell.has_c(), training: backward, ..forward };
+        return if backward {
+            let (dy, dh_n, dc_n, dx) = (true, false, false, true);
+            RecurrentBackwardDesc { forward, dy, dh_n, dc_n, dx }.plan(target).map(Into::into)
+        } else {
+            forward.plan(target).map(Into::into)
+        };
+    }
+    if let Some(cell) = Cell::ALL.into_iter().find(|cell| cell.cell_op() == op) {
+        let (batch, hidden, biases) = (1, len.isqrt().clamp(1, 4096), Biases::Two);
+        let input = hidden;
+        let forward = CellDesc { cell, dtype, batch, input, hidden, biases, training: backward };
+        return if backward {
+            CellBackwardDesc { forward, dc_next: false }.plan(target).map(Into::into)
+        } else {
+            forward.plan(target).map(Into::into)
+        };
     }
     if op == "group_norm" {
         let shape = group_shape(len);

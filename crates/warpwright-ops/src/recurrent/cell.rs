@@ -1,130 +1,219 @@
-//! The cell: what becomes of the sums of the gates.
+//! The cells: what becomes of the sums of the gates of a unit, and of the gradients that come back.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::persistent::{Item, SequenceParams};
 use crate::activation::{Activation, evaluate};
 
-/// `b_ih` and `b_hh` are there.
-pub(super) const HAS_BIAS: u32 = 1;
-/// `h0` is there.
-pub(super) const HAS_H0: u32 = 2;
-/// `c0` is there.
-pub(super) const HAS_C0: u32 = 4;
-
-/// Both biases of a gate of a unit.
-pub(super) fn biases<'k>(k: K<'k>, p: &SequenceParams<'k>, item: &Item<'k>, hidden: u32) -> F32<'k> {
-    let at = item.gate * hidden + item.unit;
-    k.if_else(
-        item.there & (p.flags & HAS_BIAS).ne(0),
-        || p.b_ih.at(at).get::<f32>() + p.b_hh.at(at).get(),
-        || k.lit(0.0),
-    )
-}
-
-/// The hyperbolic tangent for results of type `dtype`.
-pub(super) fn squash<'k, A: Float>(x: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
-    evaluate(Activation::Tanh, x, dtype)
-}
-
-/// Gate number `gate` of input, forget, cell and output: the logistic function, or the hyperbolic tangent of the cell's.
-pub(super) fn gate<'k>(gate: U32<'k>, x: F32<'k>, dtype: DType) -> F32<'k> {
-    let (plain, squashed) = (evaluate(Activation::Sigmoid, x, dtype), squash(x, dtype));
-    gate.eq(2).select(squashed, plain)
-}
-
-kernel_args! {
-    /// One step, for every unit of every batch.
-    pub(super) struct CellArgs => CellParams {
-        /// `[batch][4][hidden]`, of the input and of the state.
-        products: In<Elem>, recurrent: In<Elem>,
-        b_ih: In<Elem>, b_hh: In<Elem>,
-        /// The cells before and after.
-        before: In<Elem>, after: Out<Elem>,
-        h: Out<Elem>, h_n: Out<Elem>, c_n: Out<Elem>,
-        n: u32, hidden: u32, flags: u32,
-    }
-}
-
-/// The cells before are those of the step before; else `c0` or zero.
-pub(super) const HAS_BEFORE: u32 = 8;
-/// There is a state, and what it was multiplied with.
-pub(super) const HAS_RECURRENT: u32 = 16;
-/// The last step.
-pub(super) const IS_LAST: u32 = 32;
-
-/// Threads of a block.
-pub(super) const THREADS: u32 = 128;
-
-/// The elements of a step.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cell {
-    pub(super) dtype: DType,
-    /// Type of `before`: that of `c0`, or that of sums.
-    pub(super) before: DType,
+/// What a unit computes in a step from the sums of its gates, its own value before, and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cell {
+    /// Long short-term memory: gates i, f, g, o, and a cell beside the hidden state.
+    Lstm,
+    /// The gated recurrent unit: gates r, z, n; the state's bias of n lies inside the product with r.
+    Gru,
+    /// `h' = tanh(..)`
+    RnnTanh,
+    /// `h' = relu(..)`
+    RnnRelu,
 }
 
 impl Cell {
-    fn body<'k, A: Float>(&self, k: K<'k>, p: CellParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let at = k.global_idx_x().to_u32();
-        k.if_(at.lt(p.n), || {
-            let (batch, unit) = (at / p.hidden, at % p.hidden);
-            let gates = [0, 1, 2, 3].map(|gate| {
-                let of_bias = p.hidden * gate + unit;
-                let place = batch.to_u64() * (p.hidden.to_u64() * 4) + of_bias.to_u64();
-                let sum = p.products.at(place).get::<A>();
-                let sum = k.if_else(
-                    (p.flags & HAS_RECURRENT).ne(0),
-                    || sum + p.recurrent.at(place).get::<A>(),
-                    || sum,
-                );
-                k.if_else(
-                    (p.flags & HAS_BIAS).ne(0),
-                    || sum + (p.b_ih.at(of_bias).get::<A>() + p.b_hh.at(of_bias).get()),
-                    || sum,
-                )
-            });
-            let logistic = |x| evaluate(Activation::Sigmoid, x, self.dtype);
-            let [input, forget, output] = [gates[0], gates[1], gates[3]].map(logistic);
-            let before =
-                k.if_else((p.flags & HAS_BEFORE).ne(0), || p.before.at(at).get::<A>(), || k.lit::<A>(0.0));
-            let c = forget.mul_add(before, input * squash(gates[2], self.dtype));
-            let h = output * squash(c, self.dtype);
-            p.after.at(at).set(c);
-            p.h.at(at).set(h);
-            k.if_((p.flags & IS_LAST).ne(0), || {
-                p.h_n.at(at).set(h);
-                p.c_n.at(at).set(c);
-            });
-        });
+    /// Every cell.
+    pub const ALL: [Self; 4] = [Self::Lstm, Self::Gru, Self::RnnTanh, Self::RnnRelu];
+
+    /// A part of the names of kernels.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lstm => "lstm",
+            Self::Gru => "gru",
+            Self::RnnTanh => "rnn_tanh",
+            Self::RnnRelu => "rnn_relu",
+        }
+    }
+
+    /// The primitive that it belongs to.
+    pub const fn op(self) -> &'static str {
+        match self {
+            Self::Lstm => "lstm",
+            Self::Gru => "gru",
+            Self::RnnTanh | Self::RnnRelu => "rnn",
+        }
+    }
+
+    /// The primitive of a single step.
+    pub const fn cell_op(self) -> &'static str {
+        match self {
+            Self::Lstm => "lstm_cell",
+            Self::Gru => "gru_cell",
+            Self::RnnTanh | Self::RnnRelu => "rnn_cell",
+        }
+    }
+
+    /// Gates of a unit.
+    pub const fn gates(self) -> usize {
+        match self {
+            Self::Lstm => 4,
+            Self::Gru => 3,
+            Self::RnnTanh | Self::RnnRelu => 1,
+        }
+    }
+
+    /// Whether there is a cell beside the hidden state.
+    pub const fn has_c(self) -> bool {
+        matches!(self, Self::Lstm)
+    }
+
+    /// Whether a unit's own value passes to the next step in the precision of sums: `c`, or the `h` that `z` keeps.
+    pub(super) const fn carries(self) -> bool {
+        matches!(self, Self::Lstm | Self::Gru)
+    }
+
+    /// Whether the gradients of the gates on the side of the state differ from those on the side of the input.
+    pub(super) const fn splits(self) -> bool {
+        matches!(self, Self::Gru)
+    }
+
+    /// Lanes of a unit where each has one gate: a power of two.
+    pub(super) const fn lanes(self) -> u32 {
+        (self.gates() as u32).next_power_of_two()
     }
 }
 
-impl KernelDef for Cell {
-    type Args = CellArgs;
+/// The function of a gate that needs no other gate, from the sum of both of its products. The last gate of [`Cell::Gru`]
+/// does: its sums are kept apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Gate<'k> {
+    /// A gate that is known while recording.
+    Known(usize),
+    /// That of the lane.
+    Lane(U32<'k>),
+}
 
-    fn name(&self) -> String {
-        format!("lstm_cell_{}_{}", self.dtype, self.before)
+/// A step of a unit.
+pub(super) struct Step<'k, A: Float> {
+    /// The gates, activated.
+    pub(super) gates: Vec<Reg<'k, A>>,
+    /// What else the gradients need: the cell, or the state's part of n.
+    pub(super) extra: Option<Reg<'k, A>>,
+    pub(super) h: Reg<'k, A>,
+}
+
+/// The gradients of a step of a unit.
+pub(super) struct Gradient<'k, A: Float> {
+    /// Of the sums on the side of the input.
+    pub(super) gates: Vec<Reg<'k, A>>,
+    /// Of the last of them on the side of the state, where it differs.
+    pub(super) inner: Reg<'k, A>,
+    /// Of the value that passes from step to step.
+    pub(super) carry: Reg<'k, A>,
+}
+
+/// What a forward pass left of a step.
+pub(super) struct Saved<'k, A: Float> {
+    pub(super) gates: Vec<Reg<'k, A>>,
+    pub(super) extra: Reg<'k, A>,
+    /// The cell, or the hidden state, before the step.
+    pub(super) before: Reg<'k, A>,
+}
+
+fn logistic<'k, A: Float>(x: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
+    evaluate(Activation::Sigmoid, x, dtype)
+}
+
+fn squash<'k, A: Float>(x: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
+    evaluate(Activation::Tanh, x, dtype)
+}
+
+impl Cell {
+    /// What a gate gives on its own, from its sums on the sides of input and state, for results of type `dtype`.
+    pub(super) fn alone<'k, A: Float>(
+        self,
+        gate: Gate<'k>,
+        x: Reg<'k, A>,
+        h: Reg<'k, A>,
+        dtype: DType,
+    ) -> Reg<'k, A> {
+        let other = |last: usize, usual: fn(Reg<'k, A>, DType) -> Reg<'k, A>, special: Reg<'k, A>| match gate
+        {
+            Gate::Known(gate) if gate == last => special,
+            Gate::Known(_) => usual(x + h, dtype),
+            Gate::Lane(gate) => gate.eq(last as u32).select(special, usual(x + h, dtype)),
+        };
+        match self {
+            Self::Lstm => match gate {
+                Gate::Known(2) => squash(x + h, dtype),
+                Gate::Known(_) => logistic(x + h, dtype),
+                Gate::Lane(_) => other(2, logistic, squash(x + h, dtype)),
+            },
+            Self::Gru => other(2, logistic, x),
+            Self::RnnTanh => squash(x + h, dtype),
+            Self::RnnRelu => evaluate(Activation::Relu, x + h, dtype),
+        }
     }
 
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
+    /// The step, from what the gates give on their own, the state's part of the last gate, and the value before.
+    pub(super) fn together<'k, A: Float>(
+        self,
+        alone: &[Reg<'k, A>],
+        inner: Reg<'k, A>,
+        before: Reg<'k, A>,
+        dtype: DType,
+    ) -> Step<'k, A> {
+        match (self, alone) {
+            (Self::Lstm, &[input, forget, cell, output]) => {
+                let c = forget.mul_add(before, input * cell);
+                Step { gates: alone.to_vec(), extra: Some(c), h: output * squash(c, dtype) }
+            }
+            (Self::Gru, &[reset, update, new]) => {
+                let new = squash(reset.mul_add(inner, new), dtype);
+                let h = update.mul_add(before - new, new);
+                Step { gates: vec![reset, update, new], extra: Some(inner), h }
+            }
+            _ => Step { gates: alone.to_vec(), extra: None, h: alone[0] },
+        }
     }
 
-    fn dtypes(&self) -> DTypes {
-        let sums = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let dtypes = DTypes::all(self.dtype).with("products", sums).with("recurrent", sums);
-        dtypes.with("before", self.before).with("after", sums)
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: CellParams<'k>) {
-        match self.dtype {
-            DType::F64 => self.body::<f64>(k, p),
-            _ => self.body::<f32>(k, p),
+    /// The gradients of a step from that of its hidden state and that of the value that passes on; for [`Cell::Gru`] that
+    /// value is the hidden state, and `carry` is part of `dh`.
+    pub(super) fn back<'k, A: Float>(
+        self,
+        saved: &Saved<'k, A>,
+        dh: Reg<'k, A>,
+        carry: Reg<'k, A>,
+        dtype: DType,
+    ) -> Gradient<'k, A> {
+        // Slopes of the logistic function and of the hyperbolic tangent from their values.
+        let of_logistic = |y: Reg<'k, A>| y * (1.0 - y);
+        let of_tanh = |y: Reg<'k, A>| (-y).mul_add(y, 1.0);
+        let before = saved.before;
+        match (self, saved.gates.as_slice()) {
+            (Self::Lstm, &[input, forget, cell, output]) => {
+                let squashed = squash(saved.extra, dtype);
+                let dc = (dh * output).mul_add(of_tanh(squashed), carry);
+                let gates = vec![
+                    dc * cell * of_logistic(input),
+                    dc * before * of_logistic(forget),
+                    dc * input * of_tanh(cell),
+                    dh * squashed * of_logistic(output),
+                ];
+                Gradient { inner: gates[3], gates, carry: dc * forget }
+            }
+            (Self::Gru, &[reset, update, new]) => {
+                let dh = dh + carry;
+                let dnew = dh * (1.0 - update) * of_tanh(new);
+                let gates = vec![
+                    dnew * saved.extra * of_logistic(reset),
+                    dh * (before - new) * of_logistic(update),
+                    dnew,
+                ];
+                Gradient { gates, inner: dnew * reset, carry: dh * update }
+            }
+            (_, gates) => {
+                let y = gates[0];
+                let slope = dh * of_tanh(y);
+                let dx = if self == Self::RnnRelu { y.le(0.0).select(0.0, dh) } else { slope };
+                Gradient { gates: vec![dx], inner: dx, carry }
+            }
         }
     }
 }

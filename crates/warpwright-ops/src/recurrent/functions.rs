@@ -2,81 +2,343 @@
 
 use warpwright_runtime::{Stream, Tensor};
 
-use super::{LstmArgs, LstmDesc, OP};
+use super::{
+    Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc,
+    WeightGradients, WeightRefs, refuse,
+};
 use crate::plan::PlanCache;
 use crate::{Error, PlanError};
 
-/// The weights of a layer.
+/// The weights of a layer and direction.
 #[derive(Clone, Copy, Debug)]
-pub struct LstmWeights<'a> {
-    /// `[4 hidden, input]`
+pub struct Weights<'a> {
+    /// `[gates hidden, input]`
     pub w_ih: &'a Tensor,
-    /// `[4 hidden, hidden]`
+    /// `[gates hidden, hidden]`
     pub w_hh: &'a Tensor,
-    /// `b_ih` and `b_hh`, `[4 hidden]` each.
-    pub bias: Option<(&'a Tensor, &'a Tensor)>,
+    /// `[gates hidden]`
+    pub b_ih: Option<&'a Tensor>,
+    /// `[gates hidden]`; not without `b_ih`.
+    pub b_hh: Option<&'a Tensor>,
 }
 
-/// What a sequence gives.
+impl<'a> Weights<'a> {
+    /// Which biases there are.
+    pub(super) fn biases(&self, op: &'static str) -> Result<Biases, PlanError> {
+        match (self.b_ih, self.b_hh) {
+            (None, None) => Ok(Biases::Absent),
+            (Some(_), None) => Ok(Biases::One),
+            (Some(_), Some(_)) => Ok(Biases::Two),
+            (None, Some(_)) => Err(refuse(op, "b_hh", "without b_ih", "given with b_ih")),
+        }
+    }
+
+    /// Holds the shapes to `input` elements and `hidden` units.
+    pub(super) fn check(
+        &self,
+        cell: Cell,
+        op: &'static str,
+        input: usize,
+        hidden: usize,
+    ) -> Result<(), PlanError> {
+        let rows = hidden.saturating_mul(cell.gates());
+        let shape = |tensor: &Tensor| format!("{:?}", tensor.shape());
+        if self.w_hh.shape() != [rows, hidden] {
+            return Err(refuse(op, "w_hh", shape(self.w_hh), "[gates hidden, hidden]"));
+        }
+        if self.w_ih.shape() != [rows, input] {
+            return Err(refuse(op, "w_ih", shape(self.w_ih), "[gates hidden, input]"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn refs(&self) -> WeightRefs<'a> {
+        WeightRefs {
+            w_ih: self.w_ih.as_ref(),
+            w_hh: self.w_hh.as_ref(),
+            b_ih: self.b_ih.map(Tensor::as_ref),
+            b_hh: self.b_hh.map(Tensor::as_ref),
+        }
+    }
+}
+
+/// The first state, `[layers directions, batch, hidden]` each; what is not given is zero.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct State<'a> {
+    /// The hidden state.
+    pub h0: Option<&'a Tensor>,
+    /// The cells of an LSTM.
+    pub c0: Option<&'a Tensor>,
+}
+
+/// How sequences are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecurrentOptions<'a> {
+    /// A second direction reads sequences from their ends: there are two weights a layer.
+    pub bidirectional: bool,
+    /// Tensors are `[batch, steps, ..]`.
+    pub batch_first: bool,
+    /// Places of each sequence, from 0 to `steps`.
+    pub lengths: Option<&'a [usize]>,
+}
+
+/// What a net gives.
 #[derive(Debug)]
-pub struct LstmOutput {
-    /// The hidden state of every step, `[steps, batch, hidden]`.
+pub struct RecurrentOutput {
+    /// The hidden state of the last layer at every place, `[steps, batch, directions hidden]`.
     pub y: Tensor,
-    /// That of the last step, `[batch, hidden]`.
+    /// The hidden states of the last steps, `[layers directions, batch, hidden]`.
     pub h_n: Tensor,
-    /// The cells of the last step, `[batch, hidden]`.
-    pub c_n: Tensor,
+    /// The cells of the last steps of an LSTM.
+    pub c_n: Option<Tensor>,
+    /// What the gradients need, if they are wanted.
+    pub reserve: Option<Tensor>,
 }
 
-/// An LSTM over `x`, `[steps, batch, input]`, from the state `(h0, c0)`, `[batch, hidden]` each, or from zero.
+/// The gradients of the results of a net; what is not given is zero.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OutputGradients<'a> {
+    /// Of `y`.
+    pub dy: Option<&'a Tensor>,
+    /// Of `h_n`.
+    pub dh_n: Option<&'a Tensor>,
+    /// Of `c_n`.
+    pub dc_n: Option<&'a Tensor>,
+}
+
+/// The gradients of the weights of a layer and direction.
+#[derive(Debug)]
+pub struct WeightGradient {
+    /// Of `w_ih`.
+    pub w_ih: Tensor,
+    /// Of `w_hh`.
+    pub w_hh: Tensor,
+    /// Of `b_ih`.
+    pub b_ih: Option<Tensor>,
+    /// Of `b_hh`.
+    pub b_hh: Option<Tensor>,
+}
+
+impl WeightGradient {
+    /// Room for the gradients of `weights`.
+    pub(super) fn empty(stream: &Stream, weights: &Weights<'_>) -> Result<Self, warpwright_runtime::Error> {
+        let like = |tensor: &Tensor| Tensor::empty_on(stream, tensor.dtype(), tensor.shape());
+        Ok(Self {
+            w_ih: like(weights.w_ih)?,
+            w_hh: like(weights.w_hh)?,
+            b_ih: weights.b_ih.map(like).transpose()?,
+            b_hh: weights.b_hh.map(like).transpose()?,
+        })
+    }
+
+    pub(super) fn of<'a>(&'a mut self, weights: &Weights<'a>) -> WeightGradients<'a> {
+        WeightGradients {
+            w_ih: weights.w_ih.as_ref(),
+            w_hh: weights.w_hh.as_ref(),
+            dw_ih: self.w_ih.as_mut(),
+            dw_hh: self.w_hh.as_mut(),
+            db_ih: self.b_ih.as_mut().map(Tensor::as_mut),
+            db_hh: self.b_hh.as_mut().map(Tensor::as_mut),
+        }
+    }
+}
+
+/// The gradients of what a net was given.
+#[derive(Debug)]
+pub struct InputGradients {
+    /// Of `x`.
+    pub dx: Tensor,
+    /// Of `h0`.
+    pub dh0: Option<Tensor>,
+    /// Of `c0`.
+    pub dc0: Option<Tensor>,
+    /// Of each direction of each layer.
+    pub weights: Vec<WeightGradient>,
+}
+
+/// What a net is given.
+#[derive(Clone, Copy, Debug)]
+pub struct RecurrentInput<'a> {
+    /// `[steps, batch, input]`
+    pub x: &'a Tensor,
+    /// Of each direction of each layer.
+    pub weights: &'a [Weights<'a>],
+    /// The first state.
+    pub state: State<'a>,
+    /// How sequences are read.
+    pub options: RecurrentOptions<'a>,
+}
+
+impl<'a> RecurrentInput<'a> {
+    /// From a state of zeros, with the usual options.
+    pub fn new(x: &'a Tensor, weights: &'a [Weights<'a>]) -> Self {
+        Self { x, weights, state: State::default(), options: RecurrentOptions::default() }
+    }
+
+    fn desc(&self, cell: Cell, training: bool) -> Result<RecurrentDesc, PlanError> {
+        let op = cell.op();
+        let shape = |tensor: &Tensor| format!("{:?}", tensor.shape());
+        let &[first, second, input] = self.x.shape() else {
+            return Err(refuse(op, "x", shape(self.x), "of three dimensions"));
+        };
+        let batch_first = self.options.batch_first;
+        let [steps, batch] = if batch_first { [second, first] } else { [first, second] };
+        let directions = if self.options.bidirectional { 2 } else { 1 };
+        let (one, rest) = match self.weights {
+            [one, rest @ ..] if self.weights.len().is_multiple_of(directions) => (one, rest),
+            _ => {
+                let expected = "one for each direction of each layer";
+                return Err(refuse(op, "weights", self.weights.len(), expected));
+            }
+        };
+        let &[_, hidden] = one.w_hh.shape() else {
+            return Err(refuse(op, "w_hh", shape(one.w_hh), "of two dimensions"));
+        };
+        let biases = one.biases(op)?;
+        if rest.iter().any(|weights| weights.biases(op).ok() != Some(biases)) {
+            return Err(refuse(op, "biases", "some", "the same in every layer and direction"));
+        }
+        for (index, weights) in self.weights.iter().enumerate() {
+            let input = if index < directions { input } else { directions.saturating_mul(hidden) };
+            weights.check(cell, op, input, hidden)?;
+        }
+        if let Some(lengths) = self.options.lengths {
+            if lengths.len() != batch {
+                return Err(refuse(op, "lengths", lengths.len(), "one for each sequence"));
+            }
+            if let Some(long) = lengths.iter().find(|length| **length > steps) {
+                return Err(refuse(op, "lengths", long, "at most the places of a sequence"));
+            }
+        }
+        let (h0, c0) = (self.state.h0.is_some(), self.state.c0.is_some());
+        let (layers, lengths) = (self.weights.len() / directions, self.options.lengths.is_some());
+        let desc = RecurrentDesc::new(cell, self.x.dtype(), [steps, batch, input, hidden]);
+        Ok(RecurrentDesc { layers, directions, batch_first, biases, h0, c0, lengths, training, ..desc })
+    }
+
+    /// The lengths on the device.
+    fn lengths(&self, stream: &Stream) -> Result<Option<Tensor>, Error> {
+        let Some(lengths) = self.options.lengths else { return Ok(None) };
+        let lengths: Vec<i32> = lengths.iter().map(|l| i32::try_from(*l).unwrap_or(i32::MAX)).collect();
+        Ok(Some(Tensor::from_slice(stream.device(), &lengths, &[lengths.len()])?))
+    }
+}
+
+/// A net of `cell` over sequences; with `training` it leaves what [`recurrent_backward`] needs.
 ///
 /// # Errors
-/// The shapes do not fit each other, the element type is not supported, or memory runs out.
-pub fn lstm(
+/// The shapes do not fit each other, a length is beyond the sequence, the element type is not supported, or memory runs out.
+pub fn recurrent(
     stream: &Stream,
-    x: &Tensor,
-    weights: LstmWeights<'_>,
-    state: Option<(&Tensor, &Tensor)>,
-) -> Result<LstmOutput, Error> {
-    static PLANS: PlanCache<LstmDesc> = PlanCache::new();
-    let refuse = |parameter, shape: &[usize], expected| {
-        Error::Plan(PlanError::Parameter { op: OP, parameter, got: format!("{shape:?}"), expected })
-    };
-    let &[steps, batch, input] = x.shape() else {
-        return Err(refuse("x", x.shape(), "of three dimensions: steps, batch, input"));
-    };
-    let &[rows, hidden] = weights.w_hh.shape() else {
-        return Err(refuse("w_hh", weights.w_hh.shape(), "of two dimensions: 4 hidden, hidden"));
-    };
-    if hidden.checked_mul(super::GATES) != Some(rows) {
-        return Err(refuse("w_hh", weights.w_hh.shape(), "of four rows a unit"));
-    }
-    if weights.w_ih.shape() != [rows, input] {
-        return Err(refuse("w_ih", weights.w_ih.shape(), "of the rows of w_hh and the elements of an input"));
-    }
-    let given = state.is_some();
-    let bias = weights.bias.is_some();
-    let desc = LstmDesc { dtype: x.dtype(), steps, batch, input, hidden, bias, h0: given, c0: given };
+    cell: Cell,
+    input: &RecurrentInput<'_>,
+    training: bool,
+) -> Result<RecurrentOutput, Error> {
+    static PLANS: PlanCache<RecurrentDesc> = PlanCache::new();
+    let desc = input.desc(cell, training)?;
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let empty = |shape: &[usize]| Tensor::empty_on(stream, x.dtype(), shape);
-    let mut y = empty(&[steps, batch, hidden])?;
-    let (mut h_n, mut c_n) = (empty(&[batch, hidden])?, empty(&[batch, hidden])?);
+    let lengths = input.lengths(stream)?;
+    let RecurrentDesc { dtype, steps, batch, hidden, layers, directions, .. } = desc;
+    let empty = |shape: &[usize]| Tensor::empty_on(stream, dtype, shape);
+    let [first, second] = if desc.batch_first { [batch, steps] } else { [steps, batch] };
+    let mut y = empty(&[first, second, directions * hidden])?;
+    let state = [layers * directions, batch, hidden];
+    let mut h_n = empty(&state)?;
+    let mut c_n = cell.has_c().then(|| empty(&state)).transpose()?;
+    let reserve = |spec: &crate::plan::TensorSpec| Tensor::empty_on(stream, spec.dtype, &[spec.len]);
+    let reserve_spec = plan.tensors().iter().find(|spec| spec.name == "reserve" && spec.present);
+    let mut reserve = reserve_spec.map(reserve).transpose()?;
     let mut workspace = plan.workspace(stream)?;
     plan.launch(
         stream,
-        LstmArgs {
-            x: x.as_ref(),
-            w_ih: weights.w_ih.as_ref(),
-            w_hh: weights.w_hh.as_ref(),
-            b_ih: weights.bias.map(|(ih, _)| ih.as_ref()),
-            b_hh: weights.bias.map(|(_, hh)| hh.as_ref()),
-            h0: state.map(|(h, _)| h.as_ref()),
-            c0: state.map(|(_, c)| c.as_ref()),
+        RecurrentArgs {
+            x: input.x.as_ref(),
+            lengths: lengths.as_ref().map(Tensor::as_ref),
+            h0: input.state.h0.map(Tensor::as_ref),
+            c0: input.state.c0.map(Tensor::as_ref),
+            weights: input.weights.iter().map(Weights::refs).collect(),
             y: y.as_mut(),
             h_n: h_n.as_mut(),
-            c_n: c_n.as_mut(),
+            c_n: c_n.as_mut().map(Tensor::as_mut),
+            reserve: reserve.as_mut().map(Tensor::as_mut),
             workspace: workspace.as_mut().map(Tensor::as_mut),
         },
     )?;
-    Ok(LstmOutput { y, h_n, c_n })
+    Ok(RecurrentOutput { y, h_n, c_n, reserve })
+}
+
+/// The gradients of [`recurrent`] from its `output`, which was made for training.
+///
+/// # Errors
+/// The tensors do not fit each other, the forward pass left no reserve, or memory runs out.
+pub fn recurrent_backward(
+    stream: &Stream,
+    cell: Cell,
+    input: &RecurrentInput<'_>,
+    output: &RecurrentOutput,
+    gradients: OutputGradients<'_>,
+) -> Result<InputGradients, Error> {
+    static PLANS: PlanCache<RecurrentBackwardDesc> = PlanCache::new();
+    let forward = input.desc(cell, true)?;
+    let Some(reserve) = &output.reserve else {
+        let expected = "made by a forward pass for training";
+        return Err(refuse(cell.op(), "reserve", "absent", expected).into());
+    };
+    let OutputGradients { dy, dh_n, dc_n } = gradients;
+    let (dtype, dx) = (forward.dtype, true);
+    let given = (dy.is_some(), dh_n.is_some(), dc_n.is_some());
+    let desc = RecurrentBackwardDesc { forward, dy: given.0, dh_n: given.1, dc_n: given.2, dx };
+    let plan = PLANS.get(&desc, stream.device().target())?;
+    let lengths = input.lengths(stream)?;
+    let like = |tensor: &Tensor| Tensor::empty_on(stream, dtype, tensor.shape());
+    let maybe = |tensor: Option<&Tensor>| tensor.map(like).transpose();
+    let mut dx = like(input.x)?;
+    let (mut dh0, mut dc0) = (maybe(input.state.h0)?, maybe(input.state.c0)?);
+    let all = input.weights.iter().map(|weights| WeightGradient::empty(stream, weights));
+    let mut all = all.collect::<Result<Vec<_>, _>>()?;
+    let mut workspace = plan.workspace(stream)?;
+    plan.launch(
+        stream,
+        RecurrentBackwardArgs {
+            x: input.x.as_ref(),
+            lengths: lengths.as_ref().map(Tensor::as_ref),
+            h0: input.state.h0.map(Tensor::as_ref),
+            c0: input.state.c0.map(Tensor::as_ref),
+            y: output.y.as_ref(),
+            reserve: reserve.as_ref(),
+            dy: dy.map(Tensor::as_ref),
+            dh_n: dh_n.map(Tensor::as_ref),
+            dc_n: dc_n.map(Tensor::as_ref),
+            weights: all.iter_mut().zip(input.weights).map(|(gradient, of)| gradient.of(of)).collect(),
+            dx: Some(dx.as_mut()),
+            dh0: dh0.as_mut().map(Tensor::as_mut),
+            dc0: dc0.as_mut().map(Tensor::as_mut),
+            workspace: workspace.as_mut().map(Tensor::as_mut),
+        },
+    )?;
+    Ok(InputGradients { dx, dh0, dc0, weights: all })
+}
+
+/// An LSTM over sequences, for inference; [`recurrent`] takes what training needs.
+///
+/// # Errors
+/// As [`recurrent`].
+pub fn lstm(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
+    recurrent(stream, Cell::Lstm, input, false)
+}
+
+/// A gated recurrent unit over sequences, for inference.
+///
+/// # Errors
+/// As [`recurrent`].
+pub fn gru(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
+    recurrent(stream, Cell::Gru, input, false)
+}
+
+/// The plain cell with the hyperbolic tangent over sequences, for inference; [`Cell::RnnRelu`] is that of [`recurrent`].
+///
+/// # Errors
+/// As [`recurrent`].
+pub fn rnn(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
+    recurrent(stream, Cell::RnnTanh, input, false)
 }

@@ -1,372 +1,550 @@
-//! Recurrent nets: an LSTM over a sequence, forward.
+//! Recurrent nets over sequences: LSTM, GRU and the plain cell, forward and backward.
 //!
-//! For each step, with `x` the input and `h`, `c` the state before:
+//! For each step, with `x` the input, `h` and `c` the state before:
 //!
 //! ```text
-//! i, f, o = sigmoid(W_ih x + b_ih + W_hh h + b_hh)      g = tanh(the same)
-//! c' = f c + i g                                        h' = o tanh(c')
+//! LSTM   i, f, o = sigmoid(W_ih x + b_ih + W_hh h + b_hh)      g = tanh(the same)
+//!        c' = f c + i g                                        h' = o tanh(c')
+//! GRU    r, z = sigmoid(W_ih x + b_ih + W_hh h + b_hh)         n = tanh(W_in x + b_in + r (W_hn h + b_hn))
+//!        h' = (1 - z) n + z h
+//! RNN    h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or relu of it
 //! ```
 //!
-//! Gates lie in the order i, f, g, o along the rows of the weights `[4 hidden, input]` and `[4 hidden, hidden]` and of the
-//! biases, as in PyTorch and cuDNN. Source: Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
+//! Gates lie in the order i, f, g, o or r, z, n along the rows of the weights `[gates hidden, input]` and `[gates hidden, hidden]`
+//! and of the biases, as in PyTorch and cuDNN. Sources: Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000;
+//! Cho et al. 2014, with the reset gate behind the product.
 //!
-//! Sequences are `[steps, batch, ..]`. The products of the inputs of all steps are one matrix product whose sums stay in `f32`;
-//! cells stay in `f32` for the whole sequence (`f64` for `f64`). The hidden state of a step is rounded to the element type
-//! before the next step multiplies it, as in `y`.
+//! Sequences are `[steps, batch, ..]` or `[batch, steps, ..]`. With `directions = 2` a second pass reads them from their ends,
+//! and a place of `y` has the units of both. Layers read the `y` of the layer before. With `lengths`, sequence `b` has the
+//! first `lengths[b]` places: `y` is zero beyond, the last state is that of the last place, and the second direction begins
+//! there. What `x` and `dy` hold beyond does not matter to results; for the gradients of the weights it must be finite.
+//!
+//! The products of the inputs of all steps are one matrix product whose sums stay in `f32`; what a unit hands to its own next
+//! step (`c`, or what z keeps of `h`) stays in `f32` for the whole sequence (`f64` for `f64`). The hidden state of a step is
+//! rounded to the element type before the recurrent weights multiply it, as in `y`.
 //!
 //! Where the recurrent weights fit the registers of the multiprocessors, all steps are one launch ([`tuning::Schedule`]); it
 //! needs a device with as many multiprocessors as the grid has blocks, and refuses others before it is launched.
+//!
+//! # The reserve
+//!
+//! A forward pass for training writes what the backward pass starts from into a tensor of the type of sums (`f64` for `f64`,
+//! else `f32`). For each layer and direction, in the order of the weights: the activated gates `[row][gates][hidden]`; then, but
+//! for the plain cell, `[row][hidden]`: `c` after the step (LSTM) or `W_hn h + b_hn` (GRU). A row is a place of a sequence, in
+//! the order of `x`. Then, for every layer but the last, its `y` in the element type. Each part begins at a multiple of 16 bytes.
+//! The backward pass does not change it.
 
+mod backward;
 mod cell;
+mod exchange;
+mod forward;
 mod functions;
 mod persistent;
+mod pointwise;
 pub mod reference;
+mod single;
+mod sums;
 pub mod tuning;
+mod walk;
 
-use warpwright_dsl::{In, InOut, KernelArgs, Out};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::{TensorMut, TensorRef};
 
 use crate::catalogue::{Direction, Entry, TARGETS};
-use crate::gemm::GemmDesc;
-use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
+use crate::plan::{self, Operation, Plan, TensorSpec};
 use crate::{Binding, PlanError};
 
+pub use cell::Cell;
 pub use functions::*;
-use tuning::{PersistentConfig, Schedule};
+pub use single::*;
+use tuning::Schedule;
 
-/// The name of the operation.
-const OP: &str = "lstm";
+/// The biases of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Biases {
+    /// None.
+    #[default]
+    Absent,
+    /// `b_ih` alone.
+    One,
+    /// `b_ih` and `b_hh`.
+    Two,
+}
 
-/// An LSTM over a sequence, one layer, one direction.
+/// A recurrent net over sequences.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LstmDesc {
-    /// Element type of all tensors.
+pub struct RecurrentDesc {
+    /// What a unit computes.
+    pub cell: Cell,
+    /// Element type of all tensors but `lengths` and the reserve.
     pub dtype: DType,
-    /// Steps, at least 1.
+    /// Places of a sequence, at least 1.
     pub steps: usize,
     /// Sequences.
     pub batch: usize,
     /// Elements of an input, at least 1.
     pub input: usize,
-    /// Units, at least 1.
+    /// Units of a layer and direction, at least 1.
     pub hidden: usize,
-    /// Whether there are `b_ih` and `b_hh`.
-    pub bias: bool,
+    /// Layers, at least 1.
+    pub layers: usize,
+    /// 1, or 2 for a second one that reads sequences from their ends.
+    pub directions: usize,
+    /// Whether tensors are `[batch, steps, ..]`.
+    pub batch_first: bool,
+    /// Which biases there are.
+    pub biases: Biases,
     /// Whether there is an `h0`; else it is zero.
     pub h0: bool,
-    /// Whether there is a `c0`; else it is zero.
+    /// Whether there is a `c0`; else it is zero. [`Cell::Lstm`] alone has one.
     pub c0: bool,
+    /// Whether sequences have lengths of their own.
+    pub lengths: bool,
+    /// Whether a reserve is written.
+    pub training: bool,
 }
 
-/// Tensors of [`LstmDesc`].
+/// The weights of a layer and direction.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightRefs<'a> {
+    /// `[gates hidden, input]`; the inputs of later layers have `directions hidden` elements.
+    pub w_ih: TensorRef<'a>,
+    /// `[gates hidden, hidden]`
+    pub w_hh: TensorRef<'a>,
+    /// `[gates hidden]`
+    pub b_ih: Option<TensorRef<'a>>,
+    /// `[gates hidden]`
+    pub b_hh: Option<TensorRef<'a>>,
+}
+
+/// Tensors of [`RecurrentDesc`].
 #[derive(Debug)]
-pub struct LstmArgs<'a> {
+pub struct RecurrentArgs<'a> {
     /// `[steps, batch, input]`
     pub x: TensorRef<'a>,
-    /// `[4 hidden, input]`
-    pub w_ih: TensorRef<'a>,
-    /// `[4 hidden, hidden]`
-    pub w_hh: TensorRef<'a>,
-    /// `[4 hidden]`
-    pub b_ih: Option<TensorRef<'a>>,
-    /// `[4 hidden]`
-    pub b_hh: Option<TensorRef<'a>>,
-    /// `[batch, hidden]`
+    /// `[batch]`, i32; below 0 counts as 0, more than `steps` as `steps`.
+    pub lengths: Option<TensorRef<'a>>,
+    /// `[layers directions, batch, hidden]`
     pub h0: Option<TensorRef<'a>>,
-    /// `[batch, hidden]`
+    /// `[layers directions, batch, hidden]`
     pub c0: Option<TensorRef<'a>>,
-    /// The hidden state of every step, `[steps, batch, hidden]`.
+    /// Of each direction of each layer.
+    pub weights: Vec<WeightRefs<'a>>,
+    /// The hidden state of the last layer at every place, `[steps, batch, directions hidden]`.
     pub y: TensorMut<'a>,
-    /// The hidden state of the last step, `[batch, hidden]`.
+    /// The hidden states of the last steps, `[layers directions, batch, hidden]`.
     pub h_n: TensorMut<'a>,
-    /// The cells of the last step, `[batch, hidden]`.
-    pub c_n: TensorMut<'a>,
+    /// The cells of the last steps, `[layers directions, batch, hidden]`; of [`Cell::Lstm`].
+    pub c_n: Option<TensorMut<'a>>,
+    /// What the backward pass needs.
+    pub reserve: Option<TensorMut<'a>>,
     /// Scratch memory.
     pub workspace: Option<TensorMut<'a>>,
 }
 
-/// Slots of the tensors.
-mod slot {
-    pub(super) const X: u32 = 0;
-    pub(super) const W_IH: u32 = 1;
-    pub(super) const W_HH: u32 = 2;
-    pub(super) const B_IH: u32 = 3;
-    pub(super) const B_HH: u32 = 4;
-    pub(super) const H0: u32 = 5;
-    pub(super) const C0: u32 = 6;
-    pub(super) const Y: u32 = 7;
-    pub(super) const H_N: u32 = 8;
-    pub(super) const C_N: u32 = 9;
-    pub(super) const WORKSPACE: u32 = 10;
+/// The gradients of [`RecurrentDesc`], whose `training` must be set.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RecurrentBackwardDesc {
+    /// The forward pass.
+    pub forward: RecurrentDesc,
+    /// Whether `y` has a gradient.
+    pub dy: bool,
+    /// Whether `h_n` has one.
+    pub dh_n: bool,
+    /// Whether `c_n` has one.
+    pub dc_n: bool,
+    /// Whether that of `x` is wanted. Those of `h0` and `c0` are wherever there are such tensors.
+    pub dx: bool,
 }
 
-/// What the exchange is aligned to.
+/// The weights of a layer and direction, and what becomes their gradients.
+#[derive(Debug)]
+pub struct WeightGradients<'a> {
+    /// As in the forward pass.
+    pub w_ih: TensorRef<'a>,
+    /// As in the forward pass.
+    pub w_hh: TensorRef<'a>,
+    /// The gradient of `w_ih`.
+    pub dw_ih: TensorMut<'a>,
+    /// The gradient of `w_hh`.
+    pub dw_hh: TensorMut<'a>,
+    /// The gradient of `b_ih`.
+    pub db_ih: Option<TensorMut<'a>>,
+    /// The gradient of `b_hh`.
+    pub db_hh: Option<TensorMut<'a>>,
+}
+
+/// Tensors of [`RecurrentBackwardDesc`].
+#[derive(Debug)]
+pub struct RecurrentBackwardArgs<'a> {
+    /// As in the forward pass.
+    pub x: TensorRef<'a>,
+    /// As in the forward pass.
+    pub lengths: Option<TensorRef<'a>>,
+    /// As in the forward pass.
+    pub h0: Option<TensorRef<'a>>,
+    /// As in the forward pass.
+    pub c0: Option<TensorRef<'a>>,
+    /// What the forward pass gave.
+    pub y: TensorRef<'a>,
+    /// What the forward pass left.
+    pub reserve: TensorRef<'a>,
+    /// The gradient of `y`.
+    pub dy: Option<TensorRef<'a>>,
+    /// The gradient of `h_n`.
+    pub dh_n: Option<TensorRef<'a>>,
+    /// The gradient of `c_n`.
+    pub dc_n: Option<TensorRef<'a>>,
+    /// Of each direction of each layer.
+    pub weights: Vec<WeightGradients<'a>>,
+    /// The gradient of `x`.
+    pub dx: Option<TensorMut<'a>>,
+    /// The gradient of `h0`.
+    pub dh0: Option<TensorMut<'a>>,
+    /// The gradient of `c0`.
+    pub dc0: Option<TensorMut<'a>>,
+    /// Scratch memory.
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+/// What parts of memory are aligned to.
 const WIDE: u64 = 16;
 
-/// Where scratch memory begins, in bytes: the products of the inputs, then what the schedule needs.
-struct Scratch {
-    /// Products of the state, and cells; or the exchange.
-    second: u64,
-    third: u64,
-    /// Elements of the type of sums.
-    len: usize,
-}
-
-impl Operation for LstmDesc {
-    type Args<'a> = LstmArgs<'a>;
+impl Operation for RecurrentDesc {
+    type Args<'a> = RecurrentArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        self.plan_with(target, tuning::choose(self.dtype, target, self.batch, self.hidden))
+        self.plan_with(target, self.schedule(target))
     }
 
     fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
+        let mut all: Vec<Binding<'a>> = vec![
             args.x.into(),
-            args.w_ih.into(),
-            args.w_hh.into(),
-            args.b_ih.into(),
-            args.b_hh.into(),
+            args.lengths.into(),
             args.h0.into(),
             args.c0.into(),
             args.y.into(),
             args.h_n.into(),
             args.c_n.into(),
+            args.reserve.into(),
             args.workspace.into(),
-        ]
+        ];
+        for WeightRefs { w_ih, w_hh, b_ih, b_hh } in args.weights {
+            all.extend([Binding::Input(w_ih), Binding::Input(w_hh), b_ih.into(), b_hh.into()]);
+        }
+        all
     }
 }
 
-impl LstmDesc {
+impl RecurrentDesc {
+    /// One layer that reads `[steps, batch, input]` forward, with two biases, from a state of zeros.
+    pub const fn new(cell: Cell, dtype: DType, [steps, batch, input, hidden]: [usize; 4]) -> Self {
+        Self {
+            cell,
+            dtype,
+            steps,
+            batch,
+            input,
+            hidden,
+            layers: 1,
+            directions: 1,
+            batch_first: false,
+            biases: Biases::Two,
+            h0: false,
+            c0: false,
+            lengths: false,
+            training: false,
+        }
+    }
+
+    /// What tuning gives.
+    pub fn schedule(&self, target: Target) -> Schedule {
+        tuning::choose(self, target)
+    }
+
     /// The plan with a schedule of the caller's choice.
     ///
     /// # Errors
     /// As [`Operation::plan`]; [`PlanError::Parameter`] if the persistent kernel does not take the sequence.
     pub fn plan_with(&self, target: Target, schedule: Schedule) -> Result<Plan<Self>, PlanError> {
-        let Self { dtype, steps, batch, input, hidden, bias, h0, c0 } = *self;
-        self.check()?;
-        if let Schedule::Persistent(config) = schedule
-            && !config.takes(dtype, target, batch, hidden)
-        {
-            let got = format!("{schedule:?} for {batch} x {hidden} of {dtype} on {target}");
-            let expected = "one that tuning gives, or Stepwise";
-            return Err(PlanError::Parameter { op: OP, parameter: "schedule", got, expected });
-        }
-        let scratch = self.scratch()?;
-        let mut variants = Vec::new();
-        for (alignment, schedule) in [(WIDE, schedule), (dtype.bytes() as u64, Schedule::Stepwise)] {
-            let mut launches = Vec::new();
-            if batch > 0 {
-                launches.push(self.input_products(target, alignment == WIDE)?);
-                match schedule {
-                    Schedule::Persistent(config) => {
-                        self.persistent(target, config, &scratch, &mut launches)?;
-                    }
-                    Schedule::Stepwise => {
-                        self.stepwise(target, alignment == WIDE, &scratch, &mut launches)?;
-                    }
-                }
-            }
-            variants.push(Variant { alignment, steps: launches });
-        }
-        let state = batch * hidden;
-        let sums = sums(dtype);
-        let tensors = vec![
-            TensorSpec::read("x", dtype, steps * batch * input),
-            TensorSpec::read("w_ih", dtype, GATES * hidden * input),
-            TensorSpec::read("w_hh", dtype, GATES * hidden * hidden),
-            TensorSpec::read("b_ih", dtype, GATES * hidden).optional(bias),
-            TensorSpec::read("b_hh", dtype, GATES * hidden).optional(bias),
-            TensorSpec::read("h0", dtype, state).optional(h0),
-            TensorSpec::read("c0", dtype, state).optional(c0),
-            TensorSpec::write("y", dtype, steps * state),
-            TensorSpec::write("h_n", dtype, state),
-            TensorSpec::write("c_n", dtype, state),
-            TensorSpec::workspace(sums, scratch.len),
-        ];
-        let workspace_bytes = (scratch.len * sums.bytes()) as u64;
-        let direction = Direction::Forward;
-        Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
+        forward::plan(self, target, schedule, self.op())
     }
 
-    fn check(&self) -> Result<(), PlanError> {
+    /// The element type and the elements of the reserve.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`].
+    pub fn reserve(&self) -> Result<(DType, usize), PlanError> {
+        self.check(self.op())?;
+        let len = if self.batch == 0 { 0 } else { self.reserve_parts(0).len(sums_of(self.dtype)) };
+        Ok((sums_of(self.dtype), len))
+    }
+
+    fn op(&self) -> &'static str {
+        self.cell.op()
+    }
+
+    /// Places of all sequences.
+    const fn rows(&self) -> usize {
+        self.steps * self.batch
+    }
+
+    /// Elements of the sums of a place.
+    const fn wide(&self) -> usize {
+        self.cell.gates() * self.hidden
+    }
+
+    /// Elements of the state of a layer and direction.
+    const fn state(&self) -> usize {
+        self.batch * self.hidden
+    }
+
+    /// Elements of a place of the input of a layer.
+    const fn input_of(&self, layer: usize) -> usize {
+        if layer == 0 { self.input } else { self.directions * self.hidden }
+    }
+
+    /// Rows from a place to the next, and from a sequence to the next.
+    fn row_strides(&self) -> [u32; 2] {
+        if self.batch_first { [1, small(self.steps)] } else { [small(self.batch), 1] }
+    }
+
+    fn check(&self, op: &'static str) -> Result<(), PlanError> {
         if !DType::FLOATS.contains(&self.dtype) {
             let (got, expected) = (self.dtype, &DType::FLOATS);
-            return Err(PlanError::DType { op: OP, tensor: "x", got, expected });
+            return Err(PlanError::DType { op, tensor: "x", got, expected });
         }
-        let refuse = |parameter, got: usize, expected| {
-            Err(PlanError::Parameter { op: OP, parameter, got: got.to_string(), expected })
-        };
-        for (name, size) in [("steps", self.steps), ("input", self.input), ("hidden", self.hidden)] {
+        let sizes =
+            [("steps", self.steps), ("input", self.input), ("hidden", self.hidden), ("layers", self.layers)];
+        for (name, size) in sizes {
             if size == 0 {
-                return refuse(name, size, "at least 1");
+                return Err(refuse(op, name, size, "at least 1"));
             }
         }
+        if !(1..=2).contains(&self.directions) {
+            return Err(refuse(op, "directions", self.directions, "1 or 2"));
+        }
+        if self.layers > MOST_LAYERS {
+            return Err(refuse(op, "layers", self.layers, "at most 1024"));
+        }
+        if self.c0 && !self.cell.has_c() {
+            return Err(refuse(op, "c0", true, "false: only an LSTM has cells"));
+        }
         let small = |a: usize, b: usize| {
-            let len = a.checked_mul(b).and_then(|ab| ab.checked_mul(GATES));
+            let len = a.checked_mul(b).and_then(|ab| ab.checked_mul(4));
             len.is_some_and(|len| i32::try_from(len).is_ok())
         };
         if !small(self.batch, self.hidden) {
-            return refuse("batch x hidden", self.batch, "such that a step has less than 2^31 gates");
+            let expected = "such that a step has less than 2^31 gates";
+            return Err(refuse(op, "batch x hidden", self.batch, expected));
         }
-        if !small(self.hidden, self.hidden.max(self.input)) {
-            return refuse("hidden", self.hidden, "such that the weights have less than 2^31 elements");
+        let widest = self.hidden.saturating_mul(self.directions).max(self.input);
+        if !small(self.hidden, widest) {
+            let expected = "such that the weights have less than 2^31 elements";
+            return Err(refuse(op, "hidden", self.hidden, expected));
         }
         let rows = self.steps.checked_mul(self.batch.max(1));
-        let wide = rows.and_then(|rows| rows.checked_mul(self.input.max(GATES * self.hidden)));
+        let wide = rows.and_then(|rows| rows.checked_mul(widest.max(4 * self.hidden)));
+        // Even the largest net has less than 2^62 bytes of everything.
         match rows {
-            Some(rows) if i32::try_from(rows).is_ok() && wide.is_some_and(|len| len < 1 << 58) => Ok(()),
-            _ => refuse("steps x batch", self.steps, "less than 2^31"),
+            Some(rows) if i32::try_from(rows).is_ok() && wide.is_some_and(|len| len < 1 << 44) => Ok(()),
+            _ => Err(refuse(op, "steps x batch", self.steps, "less than 2^31")),
         }
     }
 
-    fn scratch(&self) -> Result<Scratch, PlanError> {
-        let bytes = sums(self.dtype).bytes();
-        let round = |len: usize| len.next_multiple_of(WIDE as usize / bytes);
-        let gates = self.batch * GATES * self.hidden;
-        let second = round(self.steps * gates);
-        // The exchange has two buffers of at most 8 bytes an element: as much as the gates.
-        let third = second + round(gates);
-        let len = if self.batch == 0 { 0 } else { third + round(self.batch * self.hidden) };
-        let at = |elements: usize| (elements * bytes) as u64;
-        Ok(Scratch { second: at(second), third: at(third), len })
+    /// The tensors that both directions of a net read: `x`, `lengths`, `h0`, `c0`.
+    fn inputs(&self) -> Vec<TensorSpec> {
+        let states = self.layers * self.directions * self.state();
+        vec![
+            TensorSpec::read("x", self.dtype, self.rows() * self.input),
+            TensorSpec::read("lengths", DType::I32, self.batch).optional(self.lengths),
+            TensorSpec::read("h0", self.dtype, states).optional(self.h0),
+            TensorSpec::read("c0", self.dtype, states).optional(self.c0),
+        ]
     }
 
-    fn flags(&self) -> u32 {
+    /// What a walk of direction `direction` knows of the net.
+    fn flags(&self, direction: usize) -> u32 {
         let flag = |given, bit| if given { bit } else { 0 };
-        flag(self.bias, cell::HAS_BIAS) | flag(self.h0, cell::HAS_H0) | flag(self.c0, cell::HAS_C0)
+        flag(self.biases != Biases::Absent, walk::HAS_B_IH)
+            | flag(self.biases == Biases::Two, walk::HAS_B_HH)
+            | flag(self.h0, walk::HAS_H0)
+            | flag(self.c0, walk::HAS_C0)
+            | flag(self.lengths, walk::HAS_LENGTHS)
+            | flag(direction == 1, walk::REVERSE)
     }
 
-    /// The products of the inputs of all steps.
-    fn input_products(&self, target: Target, wide: bool) -> Result<LaunchStep, PlanError> {
-        let sizes = [self.steps * self.batch, GATES * self.hidden, self.input];
-        let product = GemmDesc::new(self.dtype, sizes, false, true);
-        product.sums(target, wide, In::slot(slot::X), In::slot(slot::W_IH), Out::slot(slot::WORKSPACE))
-    }
-
-    fn persistent(
-        &self,
-        target: Target,
-        config: PersistentConfig,
-        scratch: &Scratch,
-        launches: &mut Vec<LaunchStep>,
-    ) -> Result<(), PlanError> {
-        let def = self.sequence(config);
-        let words = 2 * u64::from(def.exchange_words());
-        let clear = persistent::ClearArgs { words: Out::slot_at(slot::WORKSPACE, scratch.second), n: words };
-        let grid = plan::cover(OP, usize::try_from(words).unwrap_or(usize::MAX), persistent::THREADS)?;
-        let kernel = plan::recorded(OP, &persistent::Clear, target)?;
-        launches.push(LaunchStep::new(kernel, grid.unwrap_or([1; 3]), clear.values()));
-        let args = persistent::SequenceArgs {
-            products: In::slot(slot::WORKSPACE),
-            w_hh: In::slot(slot::W_HH),
-            b_ih: In::slot(slot::B_IH),
-            b_hh: In::slot(slot::B_HH),
-            h0: In::slot(slot::H0),
-            c0: In::slot(slot::C0),
-            y: Out::slot(slot::Y),
-            h_n: Out::slot(slot::H_N),
-            c_n: Out::slot(slot::C_N),
-            exchange: InOut::slot_at(slot::WORKSPACE, scratch.second),
-            steps: small(self.steps),
-            flags: self.flags(),
-        };
-        let kernel = plan::recorded(OP, &def, target)?;
-        let grid = [small(self.hidden) / config.units, 1, 1];
-        let step = LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(def.shared_bytes());
-        launches.push(step.cooperative_whole());
-        Ok(())
-    }
-
-    fn sequence(&self, config: PersistentConfig) -> persistent::Sequence {
-        let (hidden, batch) = (small(self.hidden), small(self.batch));
-        persistent::Sequence { dtype: self.dtype, hidden, batch, config }
-    }
-
-    fn stepwise(
-        &self,
-        target: Target,
-        wide: bool,
-        scratch: &Scratch,
-        launches: &mut Vec<LaunchStep>,
-    ) -> Result<(), PlanError> {
-        let Self { dtype, steps, batch, hidden, .. } = *self;
-        let sums = sums(dtype);
-        let state = batch * hidden;
-        let kernel = |before| plan::recorded(OP, &cell::Cell { dtype, before }, target);
-        let (first, other) = (kernel(dtype)?, kernel(sums)?);
-        let grid = plan::cover(OP, state, cell::THREADS)?.unwrap_or([1; 3]);
-        let product = GemmDesc::new(dtype, [batch, GATES * hidden, hidden], false, true);
-        // Rows of a step begin wherever the one before ends.
-        let wide = wide && (hidden * dtype.bytes()).is_multiple_of(WIDE as usize);
-        for step in 0..steps {
-            let of_y = |step: usize| (step * state * dtype.bytes()) as u64;
-            let recurrent = step > 0 || self.h0;
-            if recurrent {
-                let h = if step == 0 { In::slot(slot::H0) } else { In::slot_at(slot::Y, of_y(step - 1)) };
-                let to = Out::slot_at(slot::WORKSPACE, scratch.second);
-                launches.push(product.sums(target, wide, h, In::slot(slot::W_HH), to)?);
-            }
-            let cells = || Out::slot_at(slot::WORKSPACE, scratch.third);
-            let flag = |given, bit| if given { bit } else { 0 };
-            let args = cell::CellArgs {
-                products: In::slot_at(slot::WORKSPACE, (step * GATES * state * sums.bytes()) as u64),
-                recurrent: In::slot_at(slot::WORKSPACE, scratch.second),
-                b_ih: In::slot(slot::B_IH),
-                b_hh: In::slot(slot::B_HH),
-                before: if step == 0 {
-                    In::slot(slot::C0)
-                } else {
-                    In::slot_at(slot::WORKSPACE, scratch.third)
-                },
-                after: cells(),
-                h: Out::slot_at(slot::Y, of_y(step)),
-                h_n: Out::slot(slot::H_N),
-                c_n: Out::slot(slot::C_N),
-                n: small(state),
-                hidden: small(hidden),
-                flags: self.flags() & cell::HAS_BIAS
-                    | flag(step > 0 || self.c0, cell::HAS_BEFORE)
-                    | flag(recurrent, cell::HAS_RECURRENT)
-                    | flag(step + 1 == steps, cell::IS_LAST),
-            };
-            let kernel = if step == 0 { first.clone() } else { other.clone() };
-            launches.push(LaunchStep::new(kernel, grid, args.values()));
+    /// The reserve in tensor `slot`.
+    fn reserve_parts(&self, slot: u32) -> Reserve {
+        let sums = sums_of(self.dtype);
+        let mut arena = Arena::new(slot);
+        let mut passes = Vec::new();
+        for _ in 0..self.layers * self.directions {
+            let gates = arena.take(self.rows() * self.wide(), sums);
+            let extra = if self.cell.carries() { self.rows() * self.hidden } else { 0 };
+            passes.push((gates, arena.take(extra, sums)));
         }
-        Ok(())
+        let between = |_| arena.take(self.rows() * self.directions * self.hidden, self.dtype);
+        let between = (1..self.layers).map(between).collect();
+        Reserve { passes, between, bytes: arena.bytes }
     }
 }
 
-/// Gates of a unit.
-const GATES: usize = 4;
+/// Layers of a net.
+const MOST_LAYERS: usize = 1024;
+
+/// Where a part of memory begins.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    slot: u32,
+    offset: u64,
+}
+
+impl Place {
+    const fn slot(slot: u32) -> Self {
+        Self { slot, offset: 0 }
+    }
+
+    /// The place `elements` of `dtype` further on.
+    const fn after(self, elements: usize, dtype: DType) -> Self {
+        Self { offset: self.offset + (elements * dtype.bytes()) as u64, ..self }
+    }
+
+    fn read<E: warpwright_dsl::Element>(self) -> warpwright_dsl::In<E> {
+        warpwright_dsl::In::slot_at(self.slot, self.offset)
+    }
+
+    fn write<E: warpwright_dsl::Element>(self) -> warpwright_dsl::Out<E> {
+        warpwright_dsl::Out::slot_at(self.slot, self.offset)
+    }
+
+    fn both<E: warpwright_dsl::Element>(self) -> warpwright_dsl::InOut<E> {
+        warpwright_dsl::InOut::slot_at(self.slot, self.offset)
+    }
+}
+
+/// Memory of a tensor, handed out in parts.
+struct Arena {
+    slot: u32,
+    bytes: u64,
+}
+
+impl Arena {
+    const fn new(slot: u32) -> Self {
+        Self { slot, bytes: 0 }
+    }
+
+    fn take(&mut self, elements: usize, dtype: DType) -> Place {
+        let place = Place { slot: self.slot, offset: self.bytes };
+        self.bytes += ((elements * dtype.bytes()) as u64).next_multiple_of(WIDE);
+        place
+    }
+}
+
+/// What a forward pass leaves for the backward one.
+struct Reserve {
+    /// Gates, and what else there is of each direction of each layer.
+    passes: Vec<(Place, Place)>,
+    /// The results of all layers but the last.
+    between: Vec<Place>,
+    bytes: u64,
+}
+
+impl Reserve {
+    /// Elements of `dtype`.
+    fn len(&self, dtype: DType) -> usize {
+        usize::try_from(self.bytes).unwrap_or(usize::MAX) / dtype.bytes()
+    }
+}
 
 /// The type of sums and cells.
-fn sums(dtype: DType) -> DType {
+fn sums_of(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+fn refuse(
+    op: &'static str,
+    parameter: &'static str,
+    got: impl ToString,
+    expected: &'static str,
+) -> PlanError {
+    PlanError::Parameter { op, parameter, got: got.to_string(), expected }
 }
 
 fn small(x: usize) -> u32 {
     u32::try_from(x).unwrap_or(u32::MAX)
 }
 
-/// The family's row of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    vec![Entry { op: OP, direction: Direction::Forward, dtypes: &DType::FLOATS, targets: &TARGETS }]
+impl Operation for RecurrentBackwardDesc {
+    type Args<'a> = RecurrentBackwardArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        backward::plan(self, target, self.forward.op())
+    }
+
+    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+        let mut all: Vec<Binding<'a>> = vec![
+            args.x.into(),
+            args.lengths.into(),
+            args.h0.into(),
+            args.c0.into(),
+            args.y.into(),
+            args.reserve.into(),
+            args.dy.into(),
+            args.dh_n.into(),
+            args.dc_n.into(),
+            args.dx.into(),
+            args.dh0.into(),
+            args.dc0.into(),
+            args.workspace.into(),
+        ];
+        for weights in args.weights {
+            all.extend([Binding::Input(weights.w_ih), Binding::Input(weights.w_hh)]);
+            all.extend([Binding::Output(weights.dw_ih), Binding::Output(weights.dw_hh)]);
+            all.extend([Binding::from(weights.db_ih), Binding::from(weights.db_hh)]);
+        }
+        all
+    }
 }
 
+/// The names of the primitives.
+const NAMES: [&str; 6] = ["lstm", "gru", "rnn", "lstm_cell", "gru_cell", "rnn_cell"];
+
+/// The family's rows of the catalogue.
+pub(crate) fn entries() -> Vec<Entry> {
+    let of = |direction| NAMES.map(|op| Entry { op, direction, dtypes: &DType::FLOATS, targets: &TARGETS });
+    [of(Direction::Forward), of(Direction::Backward)].concat()
+}
+
+/// Sizes that the persistent kernels of the catalogue are for: they know theirs.
+const SAMPLES: [(usize, usize); 6] = [(1, 512), (16, 256), (16, 768), (32, 1024), (3, 32), (1, 1024)];
+
 /// Every kernel that a plan can hold but those of products; the persistent ones, which know their sizes, for a few of them.
-pub(crate) fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let mut all = vec![plan::recorded(OP, &cell::Cell { dtype, before: dtype }, target)?];
-    if sums(dtype) != dtype {
-        all.push(plan::recorded(OP, &cell::Cell { dtype, before: sums(dtype) }, target)?);
-    }
-    for (batch, hidden) in [(1, 512), (16, 256), (16, 768), (32, 1024), (3, 32), (1, 1024)] {
-        if let Schedule::Persistent(config) = tuning::choose(dtype, target, batch, hidden) {
-            let (bias, h0, c0) = (true, true, true);
-            let desc = LstmDesc { dtype, steps: 1, batch, input: hidden, hidden, bias, h0, c0 };
-            all.push(plan::recorded(OP, &desc.sequence(config), target)?);
+pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let op = entry.op;
+    let mut all = Vec::new();
+    for cell in Cell::ALL.into_iter().filter(|cell| cell.op() == op || cell.cell_op() == op) {
+        if entry.direction == Direction::Backward {
+            all.push(plan::recorded(op, &pointwise::Backward { cell, dtype }, target)?);
+            all.push(plan::recorded(op, &pointwise::Start { cell, dtype }, target)?);
+            continue;
         }
+        all.push(plan::recorded(op, &pointwise::Forward { cell, dtype, first: true }, target)?);
+        if cell.cell_op() == op {
+            continue;
+        }
+        all.push(plan::recorded(op, &pointwise::Forward { cell, dtype, first: false }, target)?);
+        for (batch, hidden) in SAMPLES {
+            let desc = RecurrentDesc::new(cell, dtype, [2, batch, hidden, hidden]);
+            if let Schedule::Persistent(config) = desc.schedule(target) {
+                all.push(plan::recorded(op, &forward::sequence(&desc, config), target)?);
+            }
+        }
+    }
+    if entry.direction == Direction::Backward && op == NAMES[0] {
+        all.push(plan::recorded(op, &sums::Round { dtype }, target)?);
+        all.push(plan::recorded(op, &sums::Columns { dtype }, target)?);
     }
     Ok(all)
 }

@@ -1,57 +1,308 @@
 //! The definition in plain f64 Rust.
 
-/// An LSTM over a sequence.
-#[derive(Clone, Copy, Debug)]
-pub struct Lstm<'a> {
-    /// Steps, batches, elements of an input, units.
+use super::Cell;
+
+/// The weights of a layer and direction.
+#[derive(Clone, Debug, Default)]
+pub struct Weights {
+    /// `[gates hidden][input]`
+    pub w_ih: Vec<f64>,
+    /// `[gates hidden][hidden]`
+    pub w_hh: Vec<f64>,
+    /// `[gates hidden]`; zeros if there is none.
+    pub b_ih: Vec<f64>,
+    /// `[gates hidden]`; zeros if there is none.
+    pub b_hh: Vec<f64>,
+}
+
+/// A net over sequences.
+#[derive(Clone, Debug)]
+pub struct Net {
+    /// What a unit computes.
+    pub cell: Cell,
+    /// Places, sequences, elements of an input, units.
     pub sizes: [usize; 4],
-    /// `[steps][batch][input]`
-    pub x: &'a [f64],
-    /// `[4 hidden][input]`
-    pub w_ih: &'a [f64],
-    /// `[4 hidden][hidden]`
-    pub w_hh: &'a [f64],
-    /// `[4 hidden]` of the input and of the state.
-    pub bias: Option<(&'a [f64], &'a [f64])>,
-    /// `[batch][hidden]`; zero if `None`.
-    pub h0: Option<&'a [f64]>,
-    /// `[batch][hidden]`; zero if `None`.
-    pub c0: Option<&'a [f64]>,
+    /// 1 or 2.
+    pub directions: usize,
+    /// Whether rows are `[batch][steps]`, else `[steps][batch]`.
+    pub batch_first: bool,
+    /// Places of each sequence.
+    pub lengths: Vec<usize>,
+    /// Of each direction of each layer.
+    pub weights: Vec<Weights>,
+    /// `[layers directions][batch][hidden]`
+    pub h0: Vec<f64>,
+    /// `[layers directions][batch][hidden]`
+    pub c0: Vec<f64>,
+}
+
+/// What a net gives, and what its gradients start from.
+#[derive(Clone, Debug, Default)]
+pub struct Output {
+    /// Of each layer, `[row][directions hidden]`.
+    pub y: Vec<Vec<f64>>,
+    /// `[layers directions][batch][hidden]`
+    pub h_n: Vec<f64>,
+    /// `[layers directions][batch][hidden]`
+    pub c_n: Vec<f64>,
+}
+
+/// The gradients of what a net was given.
+#[derive(Clone, Debug, Default)]
+pub struct Gradients {
+    /// `[row][input]`
+    pub dx: Vec<f64>,
+    /// `[layers directions][batch][hidden]`
+    pub dh0: Vec<f64>,
+    /// `[layers directions][batch][hidden]`
+    pub dc0: Vec<f64>,
+    /// Of each direction of each layer.
+    pub weights: Vec<Weights>,
+}
+
+/// The state of a unit between steps.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    h: f64,
+    c: f64,
 }
 
 fn logistic(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-impl Lstm<'_> {
-    /// The hidden states `[steps][batch][hidden]`, and the last cells `[batch][hidden]`.
-    pub fn forward(&self) -> (Vec<f64>, Vec<f64>) {
-        let [steps, batch, input, hidden] = self.sizes;
-        let start = |given: Option<&[f64]>| given.map_or_else(|| vec![0.0; batch * hidden], <[f64]>::to_vec);
-        let (mut h, mut c) = (start(self.h0), start(self.c0));
-        let mut all = Vec::with_capacity(steps * batch * hidden);
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        for step in 0..steps {
-            let mut next = vec![0.0; batch * hidden];
-            for b in 0..batch {
-                let x = &self.x[(step * batch + b) * input..][..input];
-                let state = &h[b * hidden..][..hidden];
-                for unit in 0..hidden {
-                    let gate = |gate: usize| {
-                        let row = gate * hidden + unit;
-                        let bias = self.bias.map_or(0.0, |(ih, hh)| ih[row] + hh[row]);
-                        dot(&self.w_ih[row * input..][..input], x)
-                            + dot(&self.w_hh[row * hidden..][..hidden], state)
-                            + bias
-                    };
-                    let cell = &mut c[b * hidden + unit];
-                    *cell = logistic(gate(1)) * *cell + logistic(gate(0)) * gate(2).tanh();
-                    next[b * hidden + unit] = logistic(gate(3)) * cell.tanh();
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+impl Cell {
+    /// The state after a step from the sums of the gates on the sides of input and state.
+    fn step(self, x: &[f64], h: &[f64], before: State) -> State {
+        let sum = |gate: usize| x[gate] + h[gate];
+        match self {
+            Self::Lstm => {
+                let c = logistic(sum(1)) * before.c + logistic(sum(0)) * sum(2).tanh();
+                State { h: logistic(sum(3)) * c.tanh(), c }
+            }
+            Self::Gru => {
+                let (r, z) = (logistic(sum(0)), logistic(sum(1)));
+                let n = (x[2] + r * h[2]).tanh();
+                State { h: (1.0 - z) * n + z * before.h, c: 0.0 }
+            }
+            Self::RnnTanh => State { h: sum(0).tanh(), c: 0.0 },
+            Self::RnnRelu => State { h: sum(0).max(0.0), c: 0.0 },
+        }
+    }
+
+    /// The gradients of both kinds of sums, and what goes straight to the state before, from those of the state after.
+    fn gradient(
+        self,
+        x: &[f64],
+        h: &[f64],
+        before: State,
+        after: State,
+        d: State,
+    ) -> (Vec<f64>, Vec<f64>, State) {
+        let sum = |gate: usize| x[gate] + h[gate];
+        match self {
+            Self::Lstm => {
+                let [i, f, o] = [0, 1, 3].map(|gate| logistic(sum(gate)));
+                let (g, t) = (sum(2).tanh(), after.c.tanh());
+                let dc = d.c + d.h * o * (1.0 - t * t);
+                let gates = vec![
+                    dc * g * i * (1.0 - i),
+                    dc * before.c * f * (1.0 - f),
+                    dc * i * (1.0 - g * g),
+                    d.h * t * o * (1.0 - o),
+                ];
+                (gates.clone(), gates, State { h: 0.0, c: dc * f })
+            }
+            Self::Gru => {
+                let (r, z) = (logistic(sum(0)), logistic(sum(1)));
+                let n = (x[2] + r * h[2]).tanh();
+                let dn = d.h * (1.0 - z) * (1.0 - n * n);
+                let dr = dn * h[2] * r * (1.0 - r);
+                let dz = d.h * (before.h - n) * z * (1.0 - z);
+                (vec![dr, dz, dn], vec![dr, dz, dn * r], State { h: d.h * z, c: 0.0 })
+            }
+            Self::RnnTanh => {
+                let gate = vec![d.h * (1.0 - after.h * after.h)];
+                (gate.clone(), gate, State::default())
+            }
+            Self::RnnRelu => {
+                let gate = vec![if after.h > 0.0 { d.h } else { 0.0 }];
+                (gate.clone(), gate, State::default())
+            }
+        }
+    }
+}
+
+impl Net {
+    fn layers(&self) -> usize {
+        self.weights.len() / self.directions
+    }
+
+    fn input_of(&self, layer: usize) -> usize {
+        if layer == 0 { self.sizes[2] } else { self.directions * self.sizes[3] }
+    }
+
+    fn row(&self, place: usize, batch: usize) -> usize {
+        let [steps, batches, ..] = self.sizes;
+        if self.batch_first { batch * steps + place } else { place * batches + batch }
+    }
+
+    /// The rows of a sequence in the order of its steps.
+    fn order(&self, direction: usize, batch: usize) -> Vec<usize> {
+        let mut rows: Vec<usize> = (0..self.lengths[batch]).map(|place| self.row(place, batch)).collect();
+        if direction == 1 {
+            rows.reverse();
+        }
+        rows
+    }
+
+    fn start(&self, pass: usize, batch: usize) -> Vec<State> {
+        let [_, batches, _, hidden] = self.sizes;
+        let at = (pass * batches + batch) * hidden;
+        (at..at + hidden).map(|at| State { h: self.h0[at], c: self.c0[at] }).collect()
+    }
+
+    /// The sums of every gate of every unit, `[unit][gate]`, on the sides of input and state.
+    fn sums(&self, pass: usize, x: &[f64], state: &[State]) -> Vec<(Vec<f64>, Vec<f64>)> {
+        let Weights { w_ih, w_hh, b_ih, b_hh } = &self.weights[pass];
+        let (hidden, input) = (self.sizes[3], x.len());
+        let h: Vec<f64> = state.iter().map(|state| state.h).collect();
+        let unit = |unit: usize| {
+            let rows = (0..self.cell.gates()).map(|gate| gate * hidden + unit);
+            let of_x = rows.clone().map(|row| dot(&w_ih[row * input..][..input], x) + b_ih[row]);
+            let of_h = rows.map(|row| dot(&w_hh[row * hidden..][..hidden], &h) + b_hh[row]);
+            (of_x.collect(), of_h.collect())
+        };
+        (0..hidden).map(unit).collect()
+    }
+
+    /// Runs a sequence through a pass; the states before every step and after the last.
+    fn walk(&self, pass: usize, batch: usize, x: &[f64]) -> Vec<Vec<State>> {
+        let input = self.input_of(pass / self.directions);
+        let mut states = vec![self.start(pass, batch)];
+        for row in self.order(pass % self.directions, batch) {
+            let before = &states[states.len() - 1];
+            let sums = self.sums(pass, &x[row * input..][..input], before);
+            let after = sums.iter().zip(before).map(|((x, h), before)| self.cell.step(x, h, *before));
+            states.push(after.collect());
+        }
+        states
+    }
+
+    /// The results.
+    pub fn forward(&self, x: &[f64]) -> Output {
+        let [steps, batches, _, hidden] = self.sizes;
+        let wide = self.directions * hidden;
+        let mut out = Output::default();
+        for layer in 0..self.layers() {
+            let mut y = vec![0.0; steps * batches * wide];
+            for direction in 0..self.directions {
+                let pass = layer * self.directions + direction;
+                for batch in 0..batches {
+                    let x = out.y.last().map_or(x, Vec::as_slice);
+                    let states = self.walk(pass, batch, x);
+                    for (row, state) in self.order(direction, batch).into_iter().zip(&states[1..]) {
+                        let to = &mut y[row * wide + direction * hidden..][..hidden];
+                        to.iter_mut().zip(state).for_each(|(to, state)| *to = state.h);
+                    }
+                    let last = &states[states.len() - 1];
+                    out.h_n.extend(last.iter().map(|state| state.h));
+                    out.c_n.extend(last.iter().map(|state| state.c));
                 }
             }
-            h = next;
-            all.extend(&h);
+            out.y.push(y);
         }
-        (all, c)
+        out
+    }
+
+    /// The gradients from those of the results, by the results `y` of every layer.
+    pub fn backward(&self, x: &[f64], y: &[Vec<f64>], dy: &[f64], dh_n: &[f64], dc_n: &[f64]) -> Gradients {
+        let [_, batches, _, hidden] = self.sizes;
+        let mut out = Gradients {
+            dh0: vec![0.0; self.h0.len()],
+            dc0: vec![0.0; self.h0.len()],
+            weights: self.weights.iter().map(Weights::zeros).collect(),
+            ..Gradients::default()
+        };
+        let mut dy = dy.to_vec();
+        for layer in (0..self.layers()).rev() {
+            let x = if layer == 0 { x } else { &y[layer - 1] };
+            let mut dx = vec![0.0; x.len()];
+            for pass in layer * self.directions..(layer + 1) * self.directions {
+                for batch in 0..batches {
+                    let at = (pass * batches + batch) * hidden;
+                    let end = (at..at + hidden).map(|at| State { h: dh_n[at], c: dc_n[at] }).collect();
+                    let start = self.back(pass, batch, (x, &mut dx), &dy, end, &mut out.weights[pass]);
+                    for (unit, state) in start.into_iter().enumerate() {
+                        out.dh0[at + unit] = state.h;
+                        out.dc0[at + unit] = state.c;
+                    }
+                }
+            }
+            dy = dx;
+        }
+        out.dx = dy;
+        out
+    }
+
+    /// Runs the gradient `d` of the last state of a sequence back through a pass; that of the first state.
+    fn back(
+        &self,
+        pass: usize,
+        batch: usize,
+        (x, dx): (&[f64], &mut [f64]),
+        dy: &[f64],
+        mut d: Vec<State>,
+        to: &mut Weights,
+    ) -> Vec<State> {
+        let (direction, hidden) = (pass % self.directions, self.sizes[3]);
+        let (wide, input) = (self.directions * hidden, self.input_of(pass / self.directions));
+        let weights = &self.weights[pass];
+        let states = self.walk(pass, batch, x);
+        let rows = self.order(direction, batch);
+        for (step, row) in rows.into_iter().enumerate().rev() {
+            let (before, after) = (&states[step], &states[step + 1]);
+            let place = row * input..(row + 1) * input;
+            let sums = self.sums(pass, &x[place.clone()], before);
+            let mut next = vec![State::default(); hidden];
+            for (unit, (of_x, of_h)) in sums.iter().enumerate() {
+                let own = dy[row * wide + direction * hidden + unit];
+                let mine = State { h: d[unit].h + own, c: d[unit].c };
+                let (of_x, of_h, straight) = self.cell.gradient(of_x, of_h, before[unit], after[unit], mine);
+                next[unit].h += straight.h;
+                next[unit].c += straight.c;
+                for (gate, (of_x, of_h)) in of_x.iter().zip(&of_h).enumerate() {
+                    let line = gate * hidden + unit;
+                    to.b_ih[line] += of_x;
+                    to.b_hh[line] += of_h;
+                    for (i, x) in x[place.clone()].iter().enumerate() {
+                        to.w_ih[line * input + i] += of_x * x;
+                        dx[place.start + i] += of_x * weights.w_ih[line * input + i];
+                    }
+                    for (i, before) in before.iter().enumerate() {
+                        to.w_hh[line * hidden + i] += of_h * before.h;
+                        next[i].h += of_h * weights.w_hh[line * hidden + i];
+                    }
+                }
+            }
+            d = next;
+        }
+        d
+    }
+}
+
+impl Weights {
+    fn zeros(&self) -> Self {
+        let zeros = |values: &[f64]| vec![0.0; values.len()];
+        Self {
+            w_ih: zeros(&self.w_ih),
+            w_hh: zeros(&self.w_hh),
+            b_ih: zeros(&self.b_ih),
+            b_hh: zeros(&self.b_hh),
+        }
     }
 }

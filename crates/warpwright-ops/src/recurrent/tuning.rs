@@ -2,6 +2,9 @@
 
 use warpwright_ptx::{DType, Target};
 
+use super::RecurrentDesc;
+use super::exchange::THREADS;
+
 /// How a persistent kernel is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PersistentConfig {
@@ -27,10 +30,15 @@ const fn multiprocessors(target: Target) -> usize {
     }
 }
 
-/// Units of a block for each kind of product, least first.
+/// Units of a block, least first.
 const UNITS: [u32; 3] = [4, 8, 16];
+/// Rows of a tile of a product on tensor cores.
+const TILE_ROWS: usize = 16;
 /// Registers of a thread that weights take at most, beside the fragments and sums of products on tensor cores.
 const MOST_WEIGHTS: usize = 96;
+/// Registers that a thread needs for each gate that it computes, and how many it has for them and 16-bit weights.
+const OF_ITEM: usize = 4;
+const MOST_TOGETHER: usize = 112;
 /// The same of `f32`.
 const MOST_SINGLE_WEIGHTS: usize = 128;
 /// Elements of the state that all blocks read in every step.
@@ -40,13 +48,17 @@ const TILE_BATCH: usize = 8;
 /// Batches that `f32` multiplies one after the other.
 const MOST_SINGLE_BATCH: usize = 4;
 
-/// The schedule of a sequence of `batch` sequences with `hidden` units.
-pub fn choose(dtype: DType, target: Target, batch: usize, hidden: usize) -> Schedule {
-    persistent(dtype, target, batch, hidden).map_or(Schedule::Stepwise, Schedule::Persistent)
+/// The schedule of the steps of a net. A single step is a product and a cell at any rate.
+pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
+    if desc.steps < 2 {
+        return Schedule::Stepwise;
+    }
+    persistent(desc, target).map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
-/// How a persistent kernel is laid out, if one takes the sequence.
-fn persistent(dtype: DType, target: Target, batch: usize, hidden: usize) -> Option<PersistentConfig> {
+/// How a persistent kernel is laid out, if one takes the net.
+fn persistent(desc: &RecurrentDesc, target: Target) -> Option<PersistentConfig> {
+    let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
     let fits_type = match dtype {
         DType::F16 | DType::BF16 => hidden.is_multiple_of(16),
         DType::F32 => hidden.is_multiple_of(4) && batch <= MOST_SINGLE_BATCH,
@@ -56,28 +68,34 @@ fn persistent(dtype: DType, target: Target, batch: usize, hidden: usize) -> Opti
         return None;
     }
     let fitting = UNITS.map(|units| PersistentConfig { units });
-    let mut fitting = fitting.into_iter().filter(|config| config.fits(dtype, target, hidden));
-    // The products of up to 8 batches take the same time, and fewer blocks have fewer to wait for.
+    let mut fitting = fitting.into_iter().filter(|config| config.fits(desc, target));
+    // The products of up to 8 batches take the same time, and fewer blocks have fewer to wait for; so they do for rows that
+    // do not fill a tile.
+    let part = dtype != DType::F32 && cell.gates() == 1;
     let one_tile = dtype != DType::F32 && batch <= TILE_BATCH;
-    if one_tile { fitting.next_back() } else { fitting.next() }
+    if one_tile || part { fitting.next_back() } else { fitting.next() }
 }
 
 impl PersistentConfig {
     /// Whether the weights fit the registers, and the blocks the device.
-    fn fits(self, dtype: DType, target: Target, hidden: usize) -> bool {
+    fn fits(self, desc: &RecurrentDesc, target: Target) -> bool {
+        let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
         let units = self.units as usize;
+        let rows = units * cell.gates();
+        let items = (units * batch).saturating_mul(cell.lanes() as usize).div_ceil(THREADS as usize);
         // A block has 256 threads; weights of 16 bits come two to a register, in slices for whole warps.
         let (weights, most) = match dtype {
-            DType::F32 => (4 * units * 2 * hidden.div_ceil(512), MOST_SINGLE_WEIGHTS),
-            _ => (units * (hidden / 16).div_ceil(8), MOST_WEIGHTS),
+            DType::F32 => (rows * 2 * hidden.div_ceil(512), MOST_SINGLE_WEIGHTS),
+            _ => {
+                let most = MOST_TOGETHER.saturating_sub(OF_ITEM.saturating_mul(items)).min(MOST_WEIGHTS);
+                (4 * rows.div_ceil(TILE_ROWS) * (hidden / 16).div_ceil(8), most)
+            }
         };
         hidden.is_multiple_of(units) && hidden / units <= multiprocessors(target) && weights <= most
     }
 
-    /// Whether the persistent kernel takes a sequence with this layout.
-    pub(super) fn takes(self, dtype: DType, target: Target, batch: usize, hidden: usize) -> bool {
-        UNITS.contains(&self.units)
-            && persistent(dtype, target, batch, hidden).is_some()
-            && self.fits(dtype, target, hidden)
+    /// Whether the persistent kernel takes a net with this layout.
+    pub(super) fn takes(self, desc: &RecurrentDesc, target: Target) -> bool {
+        UNITS.contains(&self.units) && persistent(desc, target).is_some() && self.fits(desc, target)
     }
 }

@@ -1,0 +1,343 @@
+//! The plan of a backward pass: the steps from the last to the first, then the gradients of weights and inputs as products
+//! over all places.
+
+use warpwright_dsl::{In, KernelArgs};
+use warpwright_ptx::Target;
+use warpwright_runtime::LaunchStep;
+
+use super::pointwise::{self, Backward, BackwardArgs, Start, StartArgs};
+use super::sums::{self, ColumnArgs, Columns, Round, RoundArgs};
+use super::walk;
+use super::{
+    Arena, Biases, Place, RecurrentBackwardDesc, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of,
+};
+use crate::PlanError;
+use crate::catalogue::Direction;
+use crate::gemm::GemmDesc;
+use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
+
+/// Slots of the tensors.
+mod slot {
+    pub(super) const X: u32 = 0;
+    pub(super) const LENGTHS: u32 = 1;
+    pub(super) const H0: u32 = 2;
+    pub(super) const C0: u32 = 3;
+    pub(super) const Y: u32 = 4;
+    pub(super) const RESERVE: u32 = 5;
+    pub(super) const DY: u32 = 6;
+    pub(super) const DH_N: u32 = 7;
+    pub(super) const DC_N: u32 = 8;
+    pub(super) const DX: u32 = 9;
+    pub(super) const DH0: u32 = 10;
+    pub(super) const DC0: u32 = 11;
+    pub(super) const WORKSPACE: u32 = 12;
+    /// The first of `w_ih`, `w_hh` and the gradients of the weights and biases of each pass.
+    pub(super) const WEIGHTS: u32 = 13;
+    pub(super) const OF_PASS: u32 = 6;
+}
+
+/// Most parts of the rows that columns are summed over.
+const PARTS: usize = 64;
+/// Fewest rows of a part.
+const LEAST_ROWS: usize = 32;
+
+/// Scratch memory.
+struct Scratch {
+    /// Gradients of the gates' sums on the side of the input.
+    dx_gates: Place,
+    /// The same on the side of the state; the very same but for [`Cell::Gru`](super::Cell::Gru).
+    dh_gates: Place,
+    /// Hidden states before the steps.
+    before: Place,
+    /// Gradients of the gates' sums of one step.
+    now: Place,
+    /// What comes back through the recurrent weights, and what passes from step to step.
+    recurrent: Place,
+    carry: Place,
+    /// Sums that are to be rounded: of weights and columns, and of the input in every direction.
+    sums: Place,
+    input_sums: Place,
+    /// The gradient of a layer's result.
+    dy: Place,
+    bytes: u64,
+}
+
+/// One direction of one layer.
+struct Pass {
+    index: usize,
+    direction: usize,
+    input: usize,
+    x: Place,
+    y: Place,
+    /// The gradient of `y`, if it has one.
+    dy: Option<Place>,
+    gates: Place,
+    extra: Place,
+}
+
+impl Pass {
+    const fn weight(&self, which: u32) -> Place {
+        Place::slot(slot::WEIGHTS + slot::OF_PASS * self.index as u32 + which)
+    }
+}
+
+struct Planner<'d> {
+    desc: &'d RecurrentBackwardDesc,
+    net: &'d RecurrentDesc,
+    target: Target,
+    op: &'static str,
+    wide: bool,
+    scratch: &'d Scratch,
+    launches: Vec<LaunchStep>,
+}
+
+/// The plan of `desc` as primitive `op`; a single step has no `y` beside its state.
+pub(super) fn plan<O: Operation>(
+    desc: &RecurrentBackwardDesc,
+    target: Target,
+    op: &'static str,
+) -> Result<Plan<O>, PlanError> {
+    let net = &desc.forward;
+    net.check(op)?;
+    let has_y = op == net.op();
+    if !net.training {
+        return Err(refuse(op, "training", false, "true: the forward pass left a reserve"));
+    }
+    if desc.dc_n && !net.cell.has_c() {
+        return Err(refuse(op, "dc_n", true, "false: only an LSTM has cells"));
+    }
+    let reserve = net.reserve_parts(slot::RESERVE);
+    let scratch = scratch(net);
+    let mut variants = Vec::new();
+    for alignment in [WIDE, net.dtype.bytes() as u64] {
+        let wide = alignment == WIDE;
+        let launches = Vec::new();
+        let mut planner = Planner { desc, net, target, op, wide, scratch: &scratch, launches };
+        for layer in (0..net.layers).rev() {
+            planner.layer(layer, &reserve)?;
+        }
+        variants.push(Variant { alignment, steps: planner.launches });
+    }
+    let (dtype, state) = (net.dtype, net.layers * net.directions * net.state());
+    let sums = sums_of(dtype);
+    let len = scratch.bytes as usize / sums.bytes();
+    let mut tensors = net.inputs();
+    let y = net.rows() * net.directions * net.hidden;
+    let kept = if net.batch > 0 { reserve.len(sums) } else { 0 };
+    tensors.extend([
+        TensorSpec::read("y", dtype, y).optional(has_y),
+        TensorSpec::read("reserve", sums, kept),
+        TensorSpec::read("dy", dtype, y).optional(desc.dy),
+        TensorSpec::read("dh_n", dtype, state).optional(desc.dh_n),
+        TensorSpec::read("dc_n", dtype, state).optional(desc.dc_n),
+        TensorSpec::write("dx", dtype, net.rows() * net.input).optional(desc.dx),
+        TensorSpec::write("dh0", dtype, state).optional(net.h0),
+        TensorSpec::write("dc0", dtype, state).optional(net.c0),
+        TensorSpec::workspace(sums, len),
+    ]);
+    for pass in 0..net.layers * net.directions {
+        let (ih, hh) = (net.wide() * net.input_of(pass / net.directions), net.wide() * net.hidden);
+        let wide = net.wide();
+        tensors.extend([
+            TensorSpec::read("w_ih", dtype, ih),
+            TensorSpec::read("w_hh", dtype, hh),
+            TensorSpec::write("dw_ih", dtype, ih),
+            TensorSpec::write("dw_hh", dtype, hh),
+            TensorSpec::write("db_ih", dtype, wide).optional(net.biases != Biases::Absent),
+            TensorSpec::write("db_hh", dtype, wide).optional(net.biases == Biases::Two),
+        ]);
+    }
+    let workspace_bytes = (len * sums.bytes()) as u64;
+    let direction = Direction::Backward;
+    Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
+}
+
+fn scratch(net: &RecurrentDesc) -> Scratch {
+    let (dtype, sums) = (net.dtype, sums_of(net.dtype));
+    let mut arena = Arena::new(slot::WORKSPACE);
+    let dx_gates = arena.take(net.rows() * net.wide(), dtype);
+    let dh_gates = if net.cell.splits() { arena.take(net.rows() * net.wide(), dtype) } else { dx_gates };
+    let before = arena.take(net.rows() * net.hidden, dtype);
+    let now = arena.take(net.batch * net.wide(), dtype);
+    let recurrent = arena.take(net.state(), sums);
+    let carry = arena.take(net.state(), sums);
+    let both = net.directions * net.hidden;
+    let widest = if net.layers > 1 { both.max(net.input) } else { net.input };
+    let of_weights = net.wide() * widest.max(net.hidden).max(PARTS);
+    let sums_place = arena.take(of_weights, sums);
+    let input_sums = arena.take(net.directions * net.rows() * widest, sums);
+    let dy = arena.take(if net.layers > 1 { net.rows() * both } else { 0 }, dtype);
+    let bytes = arena.bytes;
+    Scratch { dx_gates, dh_gates, before, now, recurrent, carry, sums: sums_place, input_sums, dy, bytes }
+}
+
+impl Planner<'_> {
+    fn layer(&mut self, layer: usize, reserve: &Reserve) -> Result<(), PlanError> {
+        let net = self.net;
+        let input = net.input_of(layer);
+        let last = layer + 1 == net.layers;
+        let y = reserve.between.get(layer).copied().unwrap_or(Place::slot(slot::Y));
+        let x = if layer == 0 { Place::slot(slot::X) } else { reserve.between[layer - 1] };
+        let dy = if last { Place::slot(slot::DY) } else { self.scratch.dy };
+        let wanted = (layer > 0 || self.desc.dx) && net.batch > 0;
+        let sums = sums_of(net.dtype);
+        for direction in 0..net.directions {
+            let index = layer * net.directions + direction;
+            let (gates, extra) = reserve.passes[index];
+            let units = direction * net.hidden;
+            let dy = (!last || self.desc.dy).then_some(dy.after(units, net.dtype));
+            let y = y.after(units, net.dtype);
+            let pass = Pass { index, direction, input, x, y, dy, gates, extra };
+            if net.batch > 0 {
+                self.sweep(&pass)?;
+            }
+            self.weights(&pass)?;
+            if wanted {
+                let product = GemmDesc::new(net.dtype, [net.rows(), input, net.wide()], false, false);
+                let to = self.scratch.input_sums.after(direction * net.rows() * input, sums);
+                let dx = self.scratch.dx_gates.read();
+                let w_ih = pass.weight(0).read();
+                self.launches.push(product.sums(self.target, self.wide, dx, w_ih, to.write())?);
+            }
+        }
+        if wanted {
+            let to = if layer == 0 { Place::slot(slot::DX) } else { self.scratch.dy };
+            let n = net.rows() * input;
+            self.round(self.scratch.input_sums, to, n, net.directions)?;
+        }
+        Ok(())
+    }
+
+    fn flags(&self, pass: &Pass) -> u32 {
+        let flag = |given, bit| if given { bit } else { 0 };
+        self.net.flags(pass.direction)
+            | flag(pass.dy.is_some(), walk::HAS_DY)
+            | flag(self.desc.dh_n, walk::HAS_DH_N)
+            | flag(self.desc.dc_n, walk::HAS_DC_N)
+    }
+
+    /// The state of a pass in tensor `slot`.
+    fn state(&self, pass: &Pass, slot: u32) -> Place {
+        Place::slot(slot).after(pass.index * self.net.state(), self.net.dtype)
+    }
+
+    /// The steps of a pass from the last to the first, and the gradients of the state that it began with.
+    fn sweep(&mut self, pass: &Pass) -> Result<(), PlanError> {
+        let (net, op, scratch) = (self.net, self.op, self.scratch);
+        let RecurrentDesc { cell, dtype, steps, batch, hidden, .. } = *net;
+        let kernel = plan::recorded(op, &Backward { cell, dtype }, self.target)?;
+        let grid = plan::cover(op, net.state(), pointwise::THREADS)?.unwrap_or([1; 3]);
+        let product = GemmDesc::new(dtype, [batch, hidden, net.wide()], false, false);
+        let [row_step, row_batch] = net.row_strides();
+        for step in (0..steps).rev() {
+            let args = BackwardArgs {
+                gates: pass.gates.read(),
+                extra: pass.extra.read(),
+                y: pass.y.read(),
+                h0: self.state(pass, slot::H0).read(),
+                c0: self.state(pass, slot::C0).read(),
+                lengths: In::slot(slot::LENGTHS),
+                dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
+                dh_n: self.state(pass, slot::DH_N).read(),
+                dc_n: self.state(pass, slot::DC_N).read(),
+                recurrent: scratch.recurrent.read(),
+                carry: scratch.carry.both(),
+                dx: scratch.dx_gates.write(),
+                dh: scratch.dh_gates.write(),
+                now: scratch.now.write(),
+                before: scratch.before.write(),
+                n: small(net.state()),
+                hidden: small(hidden),
+                step: small(step),
+                steps: small(steps),
+                row_step,
+                row_batch,
+                y_row: small(net.directions * hidden),
+                flags: self.flags(pass),
+            };
+            self.launches.push(LaunchStep::new(kernel.clone(), grid, args.values()));
+            if step > 0 || net.h0 {
+                let (now, w_hh) = (scratch.now.read(), pass.weight(1).read());
+                let to = scratch.recurrent.write();
+                self.launches.push(product.sums(self.target, self.wide, now, w_hh, to)?);
+            }
+        }
+        if net.h0 || net.c0 {
+            let args = StartArgs {
+                recurrent: scratch.recurrent.read(),
+                carry: scratch.carry.read(),
+                dh_n: self.state(pass, slot::DH_N).read(),
+                dc_n: self.state(pass, slot::DC_N).read(),
+                lengths: In::slot(slot::LENGTHS),
+                dh0: self.state(pass, slot::DH0).write(),
+                dc0: self.state(pass, slot::DC0).write(),
+                n: small(net.state()),
+                hidden: small(hidden),
+                steps: small(steps),
+                flags: self.flags(pass),
+            };
+            let kernel = plan::recorded(op, &Start { cell, dtype }, self.target)?;
+            self.launches.push(LaunchStep::new(kernel, grid, args.values()));
+        }
+        Ok(())
+    }
+
+    /// The gradients of the weights and biases of a pass.
+    fn weights(&mut self, pass: &Pass) -> Result<(), PlanError> {
+        let (net, scratch) = (self.net, self.scratch);
+        let (wide, hidden) = (net.wide(), net.hidden);
+        self.weight(scratch.dx_gates, pass.x, pass.input, pass.weight(2))?;
+        self.weight(scratch.dh_gates, scratch.before, hidden, pass.weight(3))?;
+        if net.biases == Biases::Absent {
+            return Ok(());
+        }
+        let parts = self.columns(scratch.dx_gates)?;
+        self.round(scratch.sums, pass.weight(4), wide, parts)?;
+        if net.biases == Biases::Two {
+            if net.cell.splits() {
+                self.columns(scratch.dh_gates)?;
+            }
+            self.round(scratch.sums, pass.weight(5), wide, parts)?;
+        }
+        Ok(())
+    }
+
+    /// The gradient of a weight: the gates' gradients by what the weight multiplied, over all places.
+    fn weight(&mut self, gates: Place, by: Place, width: usize, to: Place) -> Result<(), PlanError> {
+        let net = self.net;
+        let product = GemmDesc::new(net.dtype, [net.wide(), width, net.rows()], true, false);
+        let sums = self.scratch.sums;
+        self.launches.push(product.sums(self.target, self.wide, gates.read(), by.read(), sums.write())?);
+        self.round(sums, to, net.wide() * width, 1)
+    }
+
+    /// Sums of the columns of a gradient of gates, in parts.
+    fn columns(&mut self, gates: Place) -> Result<usize, PlanError> {
+        let (net, op) = (self.net, self.op);
+        let part = net.rows().div_ceil(PARTS).max(LEAST_ROWS);
+        let parts = net.rows().div_ceil(part).max(1);
+        let args = ColumnArgs {
+            x: gates.read(),
+            sums: self.scratch.sums.write(),
+            rows: small(net.rows()),
+            columns: small(net.wide()),
+            part: small(part),
+        };
+        let kernel = plan::recorded(op, &Columns { dtype: net.dtype }, self.target)?;
+        let across = plan::cover(op, net.wide(), sums::THREADS)?.unwrap_or([1; 3])[0];
+        self.launches.push(LaunchStep::new(kernel, [across, small(parts), 1], args.values()));
+        Ok(parts)
+    }
+
+    /// Rounds the sum of `parts` of `n` sums each.
+    fn round(&mut self, from: Place, to: Place, n: usize, parts: usize) -> Result<(), PlanError> {
+        let op = self.op;
+        let (n64, stride, parts) = (n as u64, n as u64, small(parts));
+        let args = RoundArgs { sums: from.read(), y: to.write(), n: n64, stride, parts };
+        let kernel = plan::recorded(op, &Round { dtype: self.net.dtype }, self.target)?;
+        if let Some(grid) = plan::cover(op, n, sums::THREADS)? {
+            self.launches.push(LaunchStep::new(kernel, grid, args.values()));
+        }
+        Ok(())
+    }
+}

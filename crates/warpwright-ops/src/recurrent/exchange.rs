@@ -1,0 +1,436 @@
+//! A product that all blocks make together in every step, each with the rows that it keeps in registers.
+//!
+//! The blocks hand each other the vectors of a step through the L2 cache. There is no barrier: a word of the exchange holds
+//! an element, or two of 16 bits, and the number of its step, written and read at once as 64 bits; who needs it reads until
+//! the number is right. Two buffers take turns: a block publishes step `t + 1` after all of its warps have read step `t`,
+//! and reads `t + 1` of all blocks before it overwrites `t`.
+//!
+//! The products of 16-bit elements are those of tensor cores, rows of the block by batches; the common dimension is shared
+//! by the warps, whose sums meet in shared memory. Those of `f32` are made by threads that hold two elements of the vectors
+//! each, and sums are added by shuffles first.
+
+use warpwright_dsl::kernel_args;
+use warpwright_dsl::prelude::*;
+use warpwright_ptx::{CacheHints, Inst, Ordering, ScalarType, Scope, Semantics, StateSpace};
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 256;
+const WARPS: u32 = THREADS / WARP;
+pub(super) const WARP: u32 = 32;
+/// Pairs of words that a lane waits for together; each takes four registers.
+const WAITED: u32 = 16;
+/// Rows and common dimension of a product on tensor cores, and its columns.
+const ATOM: (u32, u32, u32) = (16, 16, 8);
+
+/// The product of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    pub(super) dtype: DType,
+    /// Rows of a block.
+    pub(super) rows: u32,
+    /// The common dimension: elements of a vector, an even number of them, of 16 bits a multiple of 16.
+    pub(super) depth: u32,
+    /// Vectors.
+    pub(super) batch: u32,
+}
+
+/// The matrix: the row `row` of the block begins at element `first(row)`, and its elements are `along` apart.
+pub(super) struct Matrix<'k, F> {
+    pub(super) elements: Ptr<'k, Read, Elem>,
+    pub(super) first: F,
+    pub(super) along: u32,
+}
+
+/// Sums of the block's rows over the part of the common dimension that a warp, or after shuffles a lane, has.
+struct Partial<'k> {
+    batch: U32<'k>,
+    row: U32<'k>,
+    sum: F32<'k>,
+    /// Whether this thread has it.
+    there: Option<Pred<'k>>,
+}
+
+/// The rows of a thread.
+pub(super) enum Weights<'k> {
+    /// In tiles of 16, by slices.
+    Tensor(Vec<Vec<Fragment<'k, MatrixA>>>),
+    /// By slices, rows of pairs.
+    Single(Vec<Vec<Lanes<'k, f32>>>),
+}
+
+/// The buffer of a step, and what its words are marked with.
+#[derive(Clone, Copy)]
+pub(super) struct Slot<'k> {
+    words: Ptr<'k, ReadWrite, u64>,
+    mark: U32<'k>,
+}
+
+impl Product {
+    pub(super) fn is_half(&self) -> bool {
+        self.dtype != DType::F32
+    }
+
+    /// Rows in whole tiles.
+    fn padded(&self) -> u32 {
+        if self.is_half() { self.rows.next_multiple_of(ATOM.0) } else { self.rows.next_power_of_two() }
+    }
+
+    /// Batches in whole products.
+    fn columns(&self) -> u32 {
+        if self.is_half() { self.batch.next_multiple_of(ATOM.2) } else { self.batch }
+    }
+
+    /// Floats between the batches of a warp's sums, four more than rows so that lanes meet no bank twice.
+    fn pitch(&self) -> u32 {
+        self.padded() + 4
+    }
+
+    /// Sums of all warps in a step.
+    fn sums(&self) -> u32 {
+        WARPS * self.columns() * self.pitch()
+    }
+
+    /// Bytes of dynamic shared memory: the sums of two steps.
+    pub(super) fn shared_bytes(&self) -> u32 {
+        2 * self.sums() * 4
+    }
+
+    /// Words of one of the two buffers.
+    pub(super) fn words(&self) -> u32 {
+        if !self.is_half() {
+            return self.batch * self.depth;
+        }
+        self.columns() / ATOM.2 * self.together() * self.depth / 2
+    }
+
+    /// Batches whose words lie together: those of a product, or fewer if there are no more.
+    fn together(&self) -> u32 {
+        self.batch.min(ATOM.2)
+    }
+
+    /// Where the word of element `place`, an even one for pairs, of `batch` lies in a buffer. In 16 bits, what a warp reads at
+    /// once lies together, and so do the two words that a lane needs: of 16 elements, pairs `q` and `q + 4`. A last product
+    /// that is not full has the room of a full one.
+    fn word<'k>(&self, batch: U32<'k>, place: U32<'k>) -> U32<'k> {
+        if !self.is_half() {
+            return batch * self.depth + place;
+        }
+        let (slice, within) = (place >> 4, place & 15);
+        let pair = ((within >> 1) & 3) * 2 + (within >> 3);
+        self.pair(batch / ATOM.2, slice, batch % ATOM.2) + pair
+    }
+
+    /// Where the words of a slice of 16 elements begin, for batch `within` of product `column`.
+    fn pair<'k>(&self, column: U32<'k>, slice: U32<'k>, within: U32<'k>) -> U32<'k> {
+        ((column * (self.depth / ATOM.1) + slice) * self.together() + within) * 8
+    }
+
+    /// The buffer of step `step`; zero, which memory begins with, marks none.
+    pub(super) fn slot<'k>(&self, exchange: Ptr<'k, ReadWrite, u64>, step: U32<'k>) -> Slot<'k> {
+        let words = exchange.at((step & 1).to_u64() * u64::from(self.words()));
+        Slot { words, mark: step + 1 }
+    }
+
+    /// Hands `value`, element `place` of `batch`, to all blocks. Of 16 bits, the element behind it is that of the lane
+    /// `neighbour` further on, and both go together from the even place. All lanes call it; `there` says who has an element.
+    pub(super) fn publish<'k>(
+        &self,
+        slot: Slot<'k>,
+        batch: U32<'k>,
+        place: U32<'k>,
+        value: F32<'k>,
+        (there, neighbour): (Pred<'k>, u32),
+    ) {
+        let k = value.k();
+        let (word, there) = if self.is_half() {
+            let next = value.shfl_down(neighbour);
+            (value.pack_with(next, self.dtype), there & (place & 1).eq(0))
+        } else {
+            (value.to_bits(), there)
+        };
+        k.if_(there, || {
+            let to = slot.words.at(self.word(batch, place).to_u64());
+            store_word(k, to, U64::from_words(word, slot.mark));
+        });
+    }
+
+    /// Slices of 16 elements that a warp multiplies, or pairs that a thread does.
+    fn slices(&self) -> u32 {
+        if self.is_half() { (self.depth / ATOM.1).div_ceil(WARPS) } else { self.depth.div_ceil(2 * THREADS) }
+    }
+
+    /// The part of the matrix that the thread multiplies by.
+    pub(super) fn weights<'k, F: Fn(U32<'k>) -> U64<'k>>(
+        &self,
+        k: K<'k>,
+        matrix: &Matrix<'k, F>,
+    ) -> Weights<'k> {
+        if self.is_half() {
+            let (group, quad) = (k.lane_idx() >> 2, k.lane_idx() & 3);
+            let of_slice = |tile: u32, slice: u32| {
+                let depth = (k.warp_idx() * self.slices() + slice) * ATOM.1;
+                let inside = depth.lt(self.depth);
+                let word = |down: u32, right: u32| -> U32<'k> {
+                    let row = group + (tile * ATOM.0 + down);
+                    let there = if self.padded() == self.rows { inside } else { inside & row.lt(self.rows) };
+                    let depth = depth + quad * 2 + right;
+                    let at = (matrix.first)(row) + depth.to_u64() * u64::from(matrix.along);
+                    if matrix.along == 1 {
+                        let words = matrix.elements.cast::<u32>();
+                        return words.at(at >> 1).only_where(there, Fill::Zero).get();
+                    }
+                    let half = |at: U64<'k>| -> U32<'k> {
+                        matrix.elements.cast::<u16>().at(at).only_where(there, Fill::Zero).get()
+                    };
+                    half(at) | (half(at + u64::from(matrix.along)) << 16)
+                };
+                let registers = [word(0, 0), word(8, 0), word(0, 8), word(8, 8)];
+                Fragment::a(k, self.atom(), &registers)
+            };
+            let tiles = self.padded() / ATOM.0;
+            let slices = |tile| (0..self.slices()).map(|slice| of_slice(tile, slice)).collect();
+            return Weights::Tensor((0..tiles).map(slices).collect());
+        }
+        let of_pair = |slice: u32| {
+            let depth = (k.thread_idx() + slice * THREADS) * 2;
+            let there = depth.lt(self.depth);
+            let row = |row: u32| {
+                let at = (matrix.first)(k.lit(row)) + depth.to_u64() * u64::from(matrix.along);
+                let from = |at: U64<'k>| matrix.elements.at(at).only_where(there, Fill::Zero);
+                if matrix.along == 1 {
+                    return from(at).load::<f32>(2);
+                }
+                [from(at).get(), from(at + u64::from(matrix.along)).get()].into_iter().collect()
+            };
+            (0..self.rows).map(row).collect()
+        };
+        Weights::Single((0..self.slices()).map(of_pair).collect())
+    }
+
+    fn atom(&self) -> MmaAtom {
+        MmaAtom::of(self.dtype).unwrap_or(MmaAtom::BF16)
+    }
+
+    /// Waits for the vectors of step `step` and multiplies them; returns where the block's sums are, after the one barrier of
+    /// a step: the sums of the next go to the other half of the shared memory.
+    pub(super) fn multiply<'k>(
+        &self,
+        k: K<'k>,
+        exchange: Ptr<'k, ReadWrite, u64>,
+        step: U32<'k>,
+        weights: &Weights<'k>,
+    ) -> Sums<'k> {
+        let slot = self.slot(exchange, step);
+        let to = k.dynamic_shared::<f32>().at((step & 1) * self.sums());
+        let warp = k.warp_idx();
+        let emit = |partial: Partial<'k>| {
+            let place = (warp * self.columns() + partial.batch) * self.pitch() + partial.row;
+            match partial.there {
+                Some(there) => k.if_(there, || to.at(place).set(partial.sum)),
+                None => to.at(place).set(partial.sum),
+            }
+        };
+        match weights {
+            Weights::Tensor(tiles) => self.multiply_halves(k, slot, tiles, emit),
+            Weights::Single(slices) => self.multiply_singles(k, slot, slices, emit),
+        }
+        k.barrier();
+        Sums { sums: to, product: *self }
+    }
+
+    fn multiply_halves<'k>(
+        &self,
+        k: K<'k>,
+        slot: Slot<'k>,
+        weights: &[Vec<Fragment<'k, MatrixA>>],
+        mut emit: impl FnMut(Partial<'k>),
+    ) {
+        let (group, quad) = (k.lane_idx() >> 2, k.lane_idx() & 3);
+        let warp = k.warp_idx();
+        let columns: Vec<u32> = (0..self.columns() / ATOM.2).collect();
+        let groups = self.depth / ATOM.1;
+        let place = |column: u32, slice: u32| {
+            // Lanes beyond the last batch read what others read; nobody looks at their sums.
+            let within = group.min((self.batch - 1 - column * ATOM.2).min(ATOM.2 - 1));
+            // So do warps without a part: their weights are zero.
+            let of_slice = (warp * self.slices() + slice).min(groups - 1);
+            slot.words.at(self.pair(k.lit(column), of_slice, within) + quad * 2)
+        };
+        let zero = Accumulator::<f32>::zero(k, self.atom());
+        let all: Vec<u32> = (0..self.slices()).collect();
+        // All slices of several products together, or some slices of one.
+        let together = (WAITED / self.slices()).max(1) as usize;
+        for columns in columns.chunks(together) {
+            let mut sums = vec![vec![zero.clone(); weights.len()]; columns.len()];
+            for slices in all.chunks(WAITED as usize) {
+                let places: Vec<_> =
+                    columns.iter().flat_map(|c| slices.iter().map(|s| place(*c, *s))).collect();
+                let words = wait_for(k, &places, slot.mark);
+                for (sums, words) in sums.iter_mut().zip(words.chunks(slices.len())) {
+                    let state: Vec<_> = words.iter().map(|pair| Fragment::b(k, self.atom(), pair)).collect();
+                    for (sum, tile) in sums.iter_mut().zip(weights) {
+                        let weights = slices.iter().map(|s| &tile[*s as usize]);
+                        *sum = weights.zip(&state).fold(sum.clone(), |sum, (a, b)| sum.mma(a, b));
+                    }
+                }
+            }
+            for (column, sums) in columns.iter().zip(sums) {
+                for (tile, sum) in (0..).zip(sums) {
+                    for ((down, right), value) in sum.offsets().zip(sum.lanes().iter()) {
+                        emit(Partial {
+                            batch: quad * 2 + (column * ATOM.2 + right),
+                            row: group + (tile * ATOM.0 + down),
+                            sum: value,
+                            there: None,
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    fn multiply_singles<'k>(
+        &self,
+        k: K<'k>,
+        slot: Slot<'k>,
+        weights: &[Vec<Lanes<'k, f32>>],
+        mut emit: impl FnMut(Partial<'k>),
+    ) {
+        let together = (WAITED / self.slices()).max(1);
+        let batches: Vec<u32> = (0..self.batch).collect();
+        for batches in batches.chunks(together as usize) {
+            let place = |batch: u32, slice: u32| {
+                let place = ((k.thread_idx() + slice * THREADS) * 2).min(self.depth - 2);
+                slot.words.at(place + batch * self.depth)
+            };
+            let slices = 0..self.slices();
+            let places: Vec<_> = batches.iter().flat_map(|b| slices.clone().map(|s| place(*b, s))).collect();
+            let words = wait_for(k, &places, slot.mark);
+            for (batch, words) in batches.iter().zip(words.chunks(self.slices() as usize)) {
+                let zero = k.lit(0.0f32);
+                let mut sums = vec![zero; self.rows as usize];
+                for (words, rows) in words.iter().zip(weights) {
+                    let state = words.map(F32::from_bits);
+                    for (sum, weight) in sums.iter_mut().zip(rows) {
+                        *sum = weight[1].mul_add(state[1], weight[0].mul_add(state[0], *sum));
+                    }
+                }
+                sums.resize(self.padded() as usize, zero);
+                share(k, sums, k.lit(*batch), &mut emit);
+            }
+        }
+    }
+}
+
+/// Adds sums over the lanes of a warp: lanes give away half of theirs until each has one, or several lanes share one.
+fn share<'k>(k: K<'k>, mut sums: Vec<F32<'k>>, batch: U32<'k>, emit: &mut impl FnMut(Partial<'k>)) {
+    let lane = k.lane_idx();
+    let mut row = k.lit(0u32);
+    let mut distance = WARP / 2;
+    while sums.len() > 1 && distance > 0 {
+        let half = sums.len() / 2;
+        let upper = (lane & distance).ne(0);
+        row = row + upper.select(k.lit(half as u32), k.lit(0u32));
+        sums = (0..half)
+            .map(|i| {
+                let (kept, given) =
+                    (upper.select(sums[i + half], sums[i]), upper.select(sums[i], sums[i + half]));
+                kept + given.shfl_xor(distance)
+            })
+            .collect();
+        distance /= 2;
+    }
+    let mut there = None;
+    while distance > 0 {
+        sums.iter_mut().for_each(|sum| *sum = *sum + sum.shfl_xor(distance));
+        let first = (lane & distance).eq(0);
+        there = Some(there.map_or(first, |there: Pred<'k>| there & first));
+        distance /= 2;
+    }
+    for (i, sum) in (0..).zip(sums) {
+        emit(Partial { batch, row: row + i, sum, there });
+    }
+}
+
+/// The sums of a step, by warps, in shared memory.
+pub(super) struct Sums<'k> {
+    sums: Ptr<'k, Shared, f32>,
+    product: Product,
+}
+
+impl<'k> Sums<'k> {
+    /// The sum of row `row` of the block with vector `batch`; zero where it is not `there`.
+    pub(super) fn of(&self, batch: U32<'k>, row: U32<'k>, there: Pred<'k>) -> F32<'k> {
+        let of_warp = |warp: u32| {
+            let place = (batch + warp * self.product.columns()) * self.product.pitch() + row;
+            self.sums.at(place).only_where(there, Fill::Zero).get::<f32>()
+        };
+        let parts: Lanes<'k, f32> = (0..WARPS).map(of_warp).collect();
+        parts.reduce(|a, b| a + b).unwrap_or(parts[0])
+    }
+}
+
+const RELAXED: Ordering = Ordering::new(Semantics::Relaxed, Scope::Gpu);
+
+fn store_word<'k>(k: K<'k>, to: Ptr<'k, ReadWrite, u64>, word: U64<'k>) {
+    k.raw(Inst::St {
+        space: StateSpace::Global,
+        ty: ScalarType::U64,
+        ordering: RELAXED,
+        hints: CacheHints::NONE,
+        srcs: vec![word.as_operand()],
+        addr: to.operand(),
+    });
+}
+
+/// The lower halves of two words from each of `places` on, read until the upper halves are `tag`.
+fn wait_for<'k>(k: K<'k>, places: &[Ptr<'k, ReadWrite, u64>], tag: U32<'k>) -> Vec<[U32<'k>; 2]> {
+    let read = || -> Vec<[U64<'k>; 2]> {
+        let load = |place: &Ptr<'k, ReadWrite, u64>| {
+            let words = [k.raw_reg::<u64>(), k.raw_reg::<u64>()];
+            k.raw(Inst::Ld {
+                space: StateSpace::Global,
+                ty: ScalarType::U64,
+                ordering: RELAXED,
+                hints: CacheHints::NONE,
+                non_coherent: false,
+                dsts: words.iter().map(|w| Some(w.id())).collect(),
+                addr: place.operand(),
+            });
+            words
+        };
+        places.iter().map(load).collect()
+    };
+    let late = |words: &Vec<[U64<'k>; 2]>| {
+        let different = words.iter().flatten().map(|word| word.words().1 ^ tag);
+        // The whole warp goes on together: its products need all lanes.
+        different.reduce(|a, b| a | b).unwrap_or(tag).ne(0).vote_any()
+    };
+    let words = k.while_(read(), late, |_| read());
+    words.iter().map(|pair| pair.map(|word| word.words().0)).collect()
+}
+
+kernel_args! {
+    pub(super) struct ClearArgs => ClearParams { words: Out<u64>, n: u64 }
+}
+
+/// Makes the exchange zero.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clear;
+
+impl KernelDef for Clear {
+    type Args = ClearArgs;
+
+    fn name(&self) -> String {
+        "recurrent_clear_exchange".to_owned()
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: ClearParams<'k>) {
+        let at = k.global_idx_x();
+        k.if_(at.lt(p.n), || p.words.at(at).set(0u64));
+    }
+}

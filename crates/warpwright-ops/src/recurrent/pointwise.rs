@@ -1,0 +1,343 @@
+//! One step of every unit of every sequence, forward and backward, around the products of a step.
+
+use warpwright_dsl::kernel_args;
+use warpwright_dsl::prelude::*;
+
+use super::cell::{Cell, Gate, Saved};
+use super::sums_of;
+use super::walk::{self, Walk, has};
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 128;
+
+kernel_args! {
+    /// A step forward.
+    pub(super) struct ForwardArgs => ForwardParams {
+        /// `[row][gates][hidden]`; activated in place if they are kept.
+        products: InOut<Elem>,
+        /// `[batch][gates][hidden]`
+        recurrent: In<Elem>,
+        b_ih: In<Elem>, b_hh: In<Elem>,
+        /// The unit's value before the step: the state at first.
+        before: In<Elem>,
+        h0: In<Elem>, lengths: In<i32>,
+        /// The unit's value after the step.
+        after: Out<Elem>,
+        /// The hidden state after the step, `[batch][hidden]`.
+        h: Out<Elem>,
+        y: Out<Elem>, h_n: Out<Elem>, c_n: Out<Elem>,
+        /// `[row][hidden]`
+        extra: Out<Elem>,
+        n: u32, hidden: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+    }
+}
+
+/// A step forward.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Forward {
+    pub(super) cell: Cell,
+    pub(super) dtype: DType,
+    /// Whether it is the first: what passes from step to step has the element type then.
+    pub(super) first: bool,
+}
+
+impl Forward {
+    fn body<'k, A: Float>(&self, k: K<'k>, p: ForwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let Self { cell, dtype, first } = *self;
+        let gates = cell.gates();
+        let at = k.global_idx_x().to_u32();
+        k.if_(at.lt(p.n), || {
+            let (batch, unit) = (at / p.hidden, at % p.hidden);
+            let walk = Walk {
+                lengths: p.lengths,
+                steps: p.steps,
+                row_step: p.row_step,
+                row_batch: p.row_batch,
+                flags: p.flags,
+            };
+            let length = walk.length(batch, p.n.gt(at));
+            let row = walk.row(p.step, batch, length);
+            let there = p.step.lt(length);
+            let zero = k.lit::<A>(0.0);
+            let given = |pointer: Ptr<'k, Read, Elem>, at, bit| {
+                pointer.at(at).only_where(has(p.flags, bit), Fill::Zero).get::<A>()
+            };
+            let width = p.hidden.to_u64() * gates as u64;
+            let sums = |gate: usize| {
+                let place = p.hidden * gate as u32 + unit;
+                let x = p.products.at(row * width + place.to_u64()).get::<A>()
+                    + given(p.b_ih, place.to_u64(), walk::HAS_B_IH);
+                let h = given(p.recurrent, batch.to_u64() * width + place.to_u64(), walk::HAS_RECURRENT)
+                    + given(p.b_hh, place.to_u64(), walk::HAS_B_HH);
+                (x, h)
+            };
+            let sums: Vec<_> = (0..gates).map(sums).collect();
+            let alone = |(gate, &(x, h)): (usize, &(Reg<'k, A>, Reg<'k, A>))| {
+                cell.alone(Gate::Known(gate), x, h, dtype)
+            };
+            let alone: Vec<_> = sums.iter().enumerate().map(alone).collect();
+            let start = if cell.has_c() { walk::HAS_C0 } else { walk::HAS_H0 };
+            let before = match (cell.carries(), first) {
+                (false, _) => zero,
+                (true, true) => given(p.before, at.to_u64(), start),
+                (true, false) => p.before.at(at).get(),
+            };
+            let step = cell.together(&alone, sums[gates - 1].1, before, dtype);
+            let value = if cell.has_c() { step.extra.unwrap_or(zero) } else { step.h };
+            if cell.carries() {
+                p.after.at(at).set(value);
+            }
+            p.h.at(at).set(step.h);
+            k.if_(has(p.flags, walk::HAS_Y), || {
+                p.y.at(row * p.y_row.to_u64() + unit.to_u64()).set(there.select(step.h, 0.0));
+            });
+            k.if_(there & (p.step + 1).eq(length), || {
+                p.h_n.at(at).set(step.h);
+                if cell.has_c() {
+                    p.c_n.at(at).set(value);
+                }
+            });
+            if first {
+                k.if_(length.eq(0), || {
+                    p.h_n.at(at).set(given(p.h0, at.to_u64(), walk::HAS_H0));
+                    if cell.has_c() {
+                        p.c_n.at(at).set(before);
+                    }
+                });
+            }
+            k.if_(has(p.flags, walk::TRAINING), || {
+                for (gate, value) in (0..).zip(&step.gates) {
+                    p.products.at(row * width + (p.hidden * gate + unit).to_u64()).set(*value);
+                }
+                if let Some(extra) = step.extra {
+                    p.extra.at(row * p.hidden.to_u64() + unit.to_u64()).set(extra);
+                }
+            });
+        });
+    }
+}
+
+impl KernelDef for Forward {
+    type Args = ForwardArgs;
+
+    fn name(&self) -> String {
+        let first = if self.first { "_first" } else { "" };
+        format!("{}_step_{}{first}", self.cell.name(), self.dtype)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let sums = sums_of(self.dtype);
+        let before = if self.first { self.dtype } else { sums };
+        let dtypes = DTypes::all(self.dtype).with("products", sums).with("recurrent", sums);
+        dtypes.with("before", before).with("after", sums).with("extra", sums)
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: ForwardParams<'k>) {
+        match self.dtype {
+            DType::F64 => self.body::<f64>(k, p),
+            _ => self.body::<f32>(k, p),
+        }
+    }
+}
+
+kernel_args! {
+    /// A step backward.
+    pub(super) struct BackwardArgs => BackwardParams {
+        /// `[row][gates][hidden]` and `[row][hidden]`, as the forward pass left them.
+        gates: In<Elem>, extra: In<Elem>,
+        y: In<Elem>, h0: In<Elem>, c0: In<Elem>, lengths: In<i32>,
+        dy: In<Elem>, dh_n: In<Elem>, dc_n: In<Elem>,
+        /// What came back through the recurrent weights, and what passes from step to step, `[batch][hidden]`.
+        recurrent: In<Elem>, carry: InOut<Elem>,
+        /// Gradients of the sums on the sides of input and state, `[row][gates][hidden]`; those of this step on the side of
+        /// the state, `[batch][gates][hidden]`.
+        dx: Out<Elem>, dh: Out<Elem>, now: Out<Elem>,
+        /// The hidden state before the step, `[row][hidden]`.
+        before: Out<Elem>,
+        n: u32, hidden: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+    }
+}
+
+/// A step backward.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backward {
+    pub(super) cell: Cell,
+    pub(super) dtype: DType,
+}
+
+impl Backward {
+    fn body<'k, A: Float>(&self, k: K<'k>, p: BackwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let Self { cell, dtype } = *self;
+        let gates = cell.gates();
+        let at = k.global_idx_x().to_u32();
+        k.if_(at.lt(p.n), || {
+            let (batch, unit) = (at / p.hidden, at % p.hidden);
+            let walk = Walk {
+                lengths: p.lengths,
+                steps: p.steps,
+                row_step: p.row_step,
+                row_batch: p.row_batch,
+                flags: p.flags,
+            };
+            let length = walk.length(batch, p.n.gt(at));
+            let row = walk.row(p.step, batch, length);
+            let there = p.step.lt(length);
+            let (first, last) = (p.step.eq(0), (p.step + 1).eq(length));
+            let previous = walk.row(p.step.max(1) - 1, batch, length);
+            let width = p.hidden.to_u64() * gates as u64;
+            let place = |row: U64<'k>| row * p.hidden.to_u64() + unit.to_u64();
+            let in_y = |row: U64<'k>| row * p.y_row.to_u64() + unit.to_u64();
+            let read = |from: Ptr<'k, Read, Elem>, at: U64<'k>, where_: Pred<'k>| {
+                from.at(at).only_where(where_, Fill::Zero).get::<A>()
+            };
+            let state = |from: Ptr<'k, Read, Elem>, bit| read(from, at.to_u64(), first & has(p.flags, bit));
+            let h_before = first.select(state(p.h0, walk::HAS_H0), read(p.y, in_y(previous), there & !first));
+            let before = if cell.has_c() {
+                first.select(state(p.c0, walk::HAS_C0), read(p.extra, place(previous), there & !first))
+            } else {
+                h_before
+            };
+            let gate_at = |gate: usize| row * width + (p.hidden * gate as u32 + unit).to_u64();
+            let zero = k.lit::<A>(0.0);
+            let saved = Saved {
+                gates: (0..gates).map(|gate| read(p.gates, gate_at(gate), there)).collect(),
+                extra: if cell.carries() { read(p.extra, place(row), there) } else { zero },
+                before,
+            };
+            // What the later steps gave back, and what the results of the sequence do.
+            let later = there & !last;
+            let own = read(p.dy, in_y(row), there & has(p.flags, walk::HAS_DY));
+            let of_last = read(p.dh_n, at.to_u64(), last & has(p.flags, walk::HAS_DH_N));
+            let back = read(p.recurrent, at.to_u64(), later);
+            let dh = own + of_last + back;
+            let carry =
+                if cell.carries() { p.carry.at(at).only_where(later, Fill::Zero).get::<A>() } else { zero };
+            let carry = if cell.has_c() {
+                carry + read(p.dc_n, at.to_u64(), last & has(p.flags, walk::HAS_DC_N))
+            } else {
+                carry
+            };
+            let gradient = cell.back(&saved, dh, carry, dtype);
+            if cell.carries() {
+                p.carry.at(at).set(gradient.carry);
+            }
+            for (gate, value) in gradient.gates.iter().enumerate() {
+                let inner = if gate + 1 == gates { gradient.inner } else { *value };
+                let (value, inner) = (there.select(*value, 0.0), there.select(inner, 0.0));
+                p.dx.at(gate_at(gate)).set(value);
+                if cell.splits() {
+                    p.dh.at(gate_at(gate)).set(inner);
+                }
+                let place = batch.to_u64() * width + (p.hidden * gate as u32 + unit).to_u64();
+                p.now.at(place).set(inner);
+            }
+            p.before.at(place(row)).set(there.select(h_before, 0.0));
+        });
+    }
+}
+
+impl KernelDef for Backward {
+    type Args = BackwardArgs;
+
+    fn name(&self) -> String {
+        format!("{}_step_backward_{}", self.cell.name(), self.dtype)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let sums = sums_of(self.dtype);
+        let dtypes = DTypes::all(self.dtype).with("gates", sums).with("extra", sums);
+        dtypes.with("recurrent", sums).with("carry", sums)
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: BackwardParams<'k>) {
+        match self.dtype {
+            DType::F64 => self.body::<f64>(k, p),
+            _ => self.body::<f32>(k, p),
+        }
+    }
+}
+
+kernel_args! {
+    /// The gradients of the first state.
+    pub(super) struct StartArgs => StartParams {
+        recurrent: In<Elem>, carry: In<Elem>, dh_n: In<Elem>, dc_n: In<Elem>, lengths: In<i32>,
+        dh0: Out<Elem>, dc0: Out<Elem>,
+        n: u32, hidden: u32, steps: u32, flags: u32,
+    }
+}
+
+/// The gradients of the first state: `HAS_H0` and `HAS_C0` say which of them are wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Start {
+    pub(super) cell: Cell,
+    pub(super) dtype: DType,
+}
+
+impl Start {
+    fn body<'k, A: Float>(&self, k: K<'k>, p: StartParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let at = k.global_idx_x().to_u32();
+        k.if_(at.lt(p.n), || {
+            let one = k.lit(1u32);
+            let walk =
+                Walk { lengths: p.lengths, steps: p.steps, row_step: one, row_batch: one, flags: p.flags };
+            // A sequence without places ends as it begins.
+            let any = walk.length(at / p.hidden, p.n.gt(at)).ne(0);
+            let read = |from: Ptr<'k, Read, Elem>, where_: Pred<'k>| {
+                from.at(at).only_where(where_, Fill::Zero).get::<A>()
+            };
+            k.if_(has(p.flags, walk::HAS_H0), || {
+                let back = read(p.recurrent, any);
+                let back = if self.cell == Cell::Gru { back + read(p.carry, any) } else { back };
+                let end = read(p.dh_n, !any & has(p.flags, walk::HAS_DH_N));
+                p.dh0.at(at).set(any.select(back, end));
+            });
+            if self.cell.has_c() {
+                k.if_(has(p.flags, walk::HAS_C0), || {
+                    let end = read(p.dc_n, !any & has(p.flags, walk::HAS_DC_N));
+                    p.dc0.at(at).set(any.select(read(p.carry, any), end));
+                });
+            }
+        });
+    }
+}
+
+impl KernelDef for Start {
+    type Args = StartArgs;
+
+    fn name(&self) -> String {
+        format!("{}_start_backward_{}", self.cell.name(), self.dtype)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let sums = sums_of(self.dtype);
+        DTypes::all(self.dtype).with("recurrent", sums).with("carry", sums)
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: StartParams<'k>) {
+        match self.dtype {
+            DType::F64 => self.body::<f64>(k, p),
+            _ => self.body::<f32>(k, p),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Sums of rows, and the rounding of sums.
+
+use warpwright_dsl::kernel_args;
+use warpwright_dsl::prelude::*;
+
+use super::sums_of;
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 128;
+
+kernel_args! {
+    /// `y[i] = sums[i] + sums[stride + i] + ..`, `parts` of them.
+    pub(super) struct RoundArgs => RoundParams {
+        sums: In<Elem>, y: Out<Elem>, n: u64, stride: u64, parts: u32,
+    }
+}
+
+/// Adds parts in order and rounds once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    pub(super) dtype: DType,
+}
+
+impl Round {
+    fn body<'k, A: Float>(k: K<'k>, p: RoundParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let at = k.global_idx_x();
+        k.if_(at.lt(p.n), || {
+            let sum = k.fold(k.range(1, p.parts, 1), p.sums.at(at).get::<A>(), |part, sum| {
+                sum + p.sums.at(part.to_u64() * p.stride + at).get::<A>()
+            });
+            p.y.at(at).set(sum);
+        });
+    }
+}
+
+impl KernelDef for Round {
+    type Args = RoundArgs;
+
+    fn name(&self) -> String {
+        format!("recurrent_round_{}", self.dtype)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.dtype).with("sums", sums_of(self.dtype))
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: RoundParams<'k>) {
+        match self.dtype {
+            DType::F64 => Self::body::<f64>(k, p),
+            _ => Self::body::<f32>(k, p),
+        }
+    }
+}
+
+kernel_args! {
+    /// Sums of columns over `part` rows for each block along y.
+    pub(super) struct ColumnArgs => ColumnParams {
+        /// `[rows][columns]`
+        x: In<Elem>,
+        /// `[parts][columns]`
+        sums: Out<Elem>,
+        rows: u32, columns: u32, part: u32,
+    }
+}
+
+/// Sums columns, a thread each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Columns {
+    pub(super) dtype: DType,
+}
+
+impl Columns {
+    fn body<'k, A: Float>(k: K<'k>, p: ColumnParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let column = k.global_idx_x();
+        let columns = p.columns.to_u64();
+        k.if_(column.lt(columns), || {
+            let first = k.block_idx_y() * p.part;
+            let end = (first + p.part).min(p.rows);
+            let sum = k.fold(k.range(first, end, 1), k.lit::<A>(0.0), |row, sum| {
+                sum + p.x.at(row.to_u64() * columns + column).get::<A>()
+            });
+            p.sums.at(k.block_idx_y().to_u64() * columns + column).set(sum);
+        });
+    }
+}
+
+impl KernelDef for Columns {
+    type Args = ColumnArgs;
+
+    fn name(&self) -> String {
+        format!("recurrent_columns_{}", self.dtype)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.dtype).with("sums", sums_of(self.dtype))
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: ColumnParams<'k>) {
+        match self.dtype {
+            DType::F64 => Self::body::<f64>(k, p),
+            _ => Self::body::<f32>(k, p),
+        }
+    }
+}
