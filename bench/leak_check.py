@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Calls our functions a million times and watches memory of the host and of the GPU: both must stay flat.
 
-    python3 bench/leak_check.py [--calls 1000000]
+    python3 bench/leak_check.py [--calls 1000000] [--out bench/data/leak/NAME.jsonl]
 
 Without a GPU the calls are of empty tensors on the host, which take every step but the launch, and of small ones in the
 emulator for a hundredth of the calls.
@@ -10,7 +10,9 @@ emulator for a hundredth of the calls.
 from __future__ import annotations
 
 import argparse
+import datetime
 import gc
+import json
 import sys
 from pathlib import Path
 
@@ -41,6 +43,7 @@ def used() -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=1_000_000)
+    parser.add_argument("--out", type=Path, help="write JSON lines here")
     args = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     x = torch.randn(1024 if on_gpu else 0, device="cuda" if on_gpu else "cpu")
@@ -64,6 +67,7 @@ def main() -> int:
                 pass
 
     done, looks = 0, 10
+    rows = []
     for i in range(args.calls // 20):
         once(i)
     gc.collect()
@@ -74,10 +78,15 @@ def main() -> int:
             once(i)
         done += args.calls // 2 // looks * 2
         gc.collect()
-        print(f"{done:>10}{resident() / 1e6:>10.1f}{used() / 1e6:>10.1f}", flush=True)
+        rows.append({"calls": done, "host_mb": resident() / 1e6, "gpu_mb": used() / 1e6,
+                     "gpu": torch.cuda.get_device_name() if on_gpu else "none", "date": datetime.date.today().isoformat()})
+        print(f"{done:>10}{rows[-1]['host_mb']:>10.1f}{rows[-1]['gpu_mb']:>10.1f}", flush=True)
     grown, kept = resident() - host, used() - gpu
     flat = grown <= HOST_SLACK and kept <= GPU_SLACK
     print(f"{done} calls: host {grown / 1e6:+.2f} MB, GPU {kept / 1e6:+.2f} MB: {'flat' if flat else 'GROWS'}")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
     return 0 if flat else 1
 
 

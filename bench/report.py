@@ -97,9 +97,47 @@ def runs(rows: list[dict[str, Any]]) -> str:
     return "\n".join(found)
 
 
-def document(
-    rows: list[dict[str, Any]], host: list[dict[str, Any]], sizes: list[dict[str, Any]], pages: list[str]
-) -> str:
+def table(heading: str, words: str, columns: list[str], lines: list[list[str]]) -> list[str]:
+    """A section with a table; nothing if there is nothing to show."""
+    if not lines:
+        return []
+    head = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    return ["", f"## {heading}", "", words, "", *head, *("| " + " | ".join(cells) + " |" for cells in lines)]
+
+
+def host_times(rows: list[dict[str, Any]]) -> list[str]:
+    who = sorted({w for r in rows for w in r["host_us"]}, key=lambda w: (not w.startswith("warpwright"), w))
+    where = f"{rows[0]['gpu']}, {rows[0]['date']}" if rows else ""
+    words = f"In microseconds, on small tensors, with a queue that is never full: `python3 bench/host_overhead.py`. {where}."
+    return table("Host time per call", words, ["call", *who],
+                 [[r["op"], *(number(r["host_us"].get(w), ".2f") for w in who)] for r in rows])
+
+
+def installed_sizes(rows: list[dict[str, Any]]) -> list[str]:
+    words = "All files of a package as it lies on the disk: `python3 bench/install_sizes.py`."
+    return table("Installed size", words, ["package", "version", "MB"],
+                 [[r["package"], r["version"], f"{r['megabytes']:.1f}"] for r in rows])
+
+
+def first_calls(rows: list[dict[str, Any]]) -> list[str]:
+    where = f"{rows[0]['gpu']}, {rows[0]['date']}" if rows else ""
+    words = ("From the start of a process to the first result of one kernel (`silu` of 2^20 elements), with an empty cache and "
+             "with that of the run before. *process* is all of it, PyTorch's import and the context included; *import* what the "
+             f"kernel needs beyond PyTorch; *kernel* from the tensor on the GPU to a result on the host: `python3 "
+             f"bench/first_call.py`. {where}.")
+    return table("First call", words, ["", "cache", "process, s", "import, ms", "kernel, ms"],
+                 [[r["who"], r["cache"], f"{r['process_s']:.2f}", f"{r['load_ms']:.1f}", f"{r['kernel_ms']:.1f}"] for r in rows])
+
+
+def memory(rows: list[dict[str, Any]]) -> list[str]:
+    where = f"{rows[0]['gpu']}, {rows[0]['date']}" if rows else ""
+    words = ("Resident memory of the process and memory of the GPU in use, while calls of all kinds go on, failing ones among "
+             f"them: `python3 bench/leak_check.py`. {where}.")
+    return table("Memory over a million calls", words, ["calls", "host, MB", "GPU, MB"],
+                 [[str(r["calls"]), f"{r['host_mb']:.1f}", f"{r['gpu_mb']:.1f}"] for r in rows])
+
+
+def document(rows: list[dict[str, Any]], sections: list[list[str]], pages: list[str]) -> str:
     parts = [
         "# Performance",
         "",
@@ -118,20 +156,8 @@ def document(
         "| operation | direction | dtype | case | us | roofline | best other, us | other / ours | error |",
         "|---|---|---|---|---|---|---|---|---|",
         *(line(r) for r in rows),
+        *(words for section in sections for words in section),
     ]
-    if host:
-        where = host[0]
-        parts += ["", "## Host time per call", "", "In microseconds, on small tensors, with a queue that is never full: "
-                  f"`python3 bench/host_overhead.py`. {where['gpu']}, {where['date']}.", ""]
-        who = sorted({w for r in host for w in r["host_us"]}, key=lambda w: (not w.startswith("warpwright"), w))
-        parts += ["| call | " + " | ".join(who) + " |", "|---" * (1 + len(who)) + "|"]
-        for r in host:
-            times = " | ".join(number(r["host_us"].get(w), ".2f") for w in who)
-            parts.append(f"| {r['op']} | {times} |")
-    if sizes:
-        parts += ["", "## Installed size", "", "All files of a package as it lies on the disk: "
-                  "`python3 bench/install_sizes.py`.", "", "| package | version | MB |", "|---|---|---|"]
-        parts += [f"| {r['package']} | {r['version']} | {r['megabytes']:.1f} |" for r in sizes]
     if pages:
         parts += ["", "## Notes by family", "", "Floors, forms that were tried, and what they gave:", ""]
         parts += [f"- [{page.removesuffix('.md')}]({page})" for page in pages]
@@ -171,8 +197,13 @@ def written(root: Path = ROOT) -> dict[Path, str]:
     """Every file that follows from the data, and what must be in it."""
     rows = newest(load(HERE / "data"))
     # What one call costs depends on the machine, so all of it comes from one run: that of the newest file.
-    host = last_file(HERE / "data" / "host")
-    sizes = sorted(last_file(HERE / "data" / "sizes"), key=lambda r: r["megabytes"])
+    data = HERE / "data"
+    sections = [
+        host_times(last_file(data / "host")),
+        first_calls(last_file(data / "first_call")),
+        memory(last_file(data / "leak")),
+        installed_sizes(sorted(last_file(data / "sizes"), key=lambda r: r["megabytes"])),
+    ]
     rows.sort(key=lambda r: (r["op"].removeprefix("de"), r["op"], r["direction"] != "forward", r["dtype"], r["case"]))
     folder = root / "docs" / "performance"
     pages = sorted(p.name for p in folder.glob("*.md") if p.name != "README.md")
@@ -183,7 +214,7 @@ def written(root: Path = ROOT) -> dict[Path, str]:
     if not found:
         raise SystemExit(f"README.md has no {BEGIN} ... {END}")
     return {
-        folder / "README.md": document(rows, host, sizes, pages),
+        folder / "README.md": document(rows, sections, pages),
         folder / "ratios.svg": charts.ratios(rows),
         folder / "roofline.svg": charts.roofline(rows),
         folder / "featured.svg": charts.ratios(chosen),

@@ -106,7 +106,13 @@ def test_reports_take_the_newest_row():
     assert report.newest([eager, compiled]) == report.newest([compiled, eager]) == [compiled]
     host = [{"op": "relu", "host_us": {"warpwright": 4.0, "torch": 5.0}, "gpu": "g", "date": "2026-02-01"}]
     sizes = [{"package": "warpwright", "version": "1", "megabytes": 4.97}]
-    text = report.document([new], host, sizes, ["activation.md"])
+    first = [{"who": "Triton", "cache": "cold", "process_s": 5.0, "load_ms": 1.0, "kernel_ms": 99.96, "gpu": "g", "date": "2026-02-01"}]
+    leak = [{"calls": 1000, "host_mb": 7.0, "gpu_mb": 8.0, "gpu": "g", "date": "2026-02-01"}]
+    sections = [report.host_times(host), report.first_calls(first), report.memory(leak), report.installed_sizes(sizes),
+                report.memory([])]
+    text = report.document([new], sections, ["activation.md"])
+    assert "| Triton | cold | 5.00 | 1.0 | 100.0 |" in text and "| 1000 | 7.0 | 8.0 |" in text
+    assert text.count("## Memory over a million calls") == 1
     assert "| relu | 4.00 | 5.00 |" in text and "| warpwright | 1 | 5.0 |" in text
     assert "| relu | forward | f32 | c | 1.0 | 0.50 | 4.0 (x) | 4.00 | 1.0e-07 |" in text
     assert "[activation](activation.md)" in text
