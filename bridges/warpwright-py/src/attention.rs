@@ -129,42 +129,64 @@ fn start<'py>(
     Ok(Started { call, q, k, v, bias, slopes, key_lengths, desc })
 }
 
-/// `softmax(softmax_scale q k^T, masked) v` without a matrix of the scores, and the log-sum-exp of each row.
-///
-/// q: [batch, queries, heads, head_dim]; k, v: [batch, keys, num_kv_heads, head_dim], of which v may have another head_dim;
-/// float32, float64, float16 or bfloat16, any strides whose last is 1 (else they are copied); heads is a multiple of
-/// num_kv_heads. softmax_scale: 1 / sqrt(head_dim) if None. causal: a query sees no key after its position, which counts
-/// from the end of the keys with alignment "bottom_right" and from their start with "top_left". window: how many keys
-/// before and after its position a query sees, -1 for all. softcap: scores become softcap tanh(score / softcap). bias:
-/// added to the scores, [batch, heads, queries, keys], each of which may be 1. slopes: float32, [heads] or [batch, heads],
-/// times the distance of a key is subtracted. key_lengths: int32, [batch], how many of the keys count. The result is (o, lse):
-/// o like q with the head_dim of v, lse [batch, heads, queries] in float32 (float64 for float64); a query that sees no key has
-/// zeros and minus infinity. `out` is a pair.
-#[pyfunction]
-#[pyo3(signature = (q, k, v, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, out=None, stream=None))]
-#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
-pub(crate) fn attention<'py>(
-    q: &Object<'py>,
-    k: &Object<'py>,
-    v: &Object<'py>,
-    softmax_scale: Option<f64>,
-    causal: bool,
-    window: (i64, i64),
-    alignment: &str,
-    softcap: Option<f64>,
-    bias: Maybe<'_, 'py>,
-    slopes: Maybe<'_, 'py>,
-    key_lengths: Maybe<'_, 'py>,
+/// Functions of tensors with the keywords that both have; `with` does the work.
+macro_rules! with_options {
+    ($($(#[$doc:meta])* $name:ident($($tensor:ident),*) => $with:ident;)*) => {$(
+        $(#[$doc])*
+        #[pyfunction]
+        #[pyo3(signature = ($($tensor),*, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, out=None, stream=None))]
+        #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+        pub(crate) fn $name<'py>(
+            $($tensor: &Object<'py>,)*
+            softmax_scale: Option<f64>,
+            causal: bool,
+            window: (i64, i64),
+            alignment: &str,
+            softcap: Option<f64>,
+            bias: Maybe<'_, 'py>,
+            slopes: Maybe<'_, 'py>,
+            key_lengths: Maybe<'_, 'py>,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
+        ) -> PyResult<Bound<'py, PyTuple>> {
+            let options =
+                Options { softmax_scale, causal, window, alignment, softcap, bias, slopes, key_lengths, stream };
+            $with(stringify!($name), [$($tensor),*], &options, out)
+        }
+    )*};
+}
+
+with_options! {
+    /// `softmax(softmax_scale q k^T, masked) v` without a matrix of the scores, and the log-sum-exp of each row.
+    ///
+    /// q: [batch, queries, heads, head_dim]; k, v: [batch, keys, num_kv_heads, head_dim], of which v may have another head_dim;
+    /// float32, float64, float16 or bfloat16, any strides whose last is 1 (else they are copied); heads is a multiple of
+    /// num_kv_heads. softmax_scale: 1 / sqrt(head_dim) if None. causal: a query sees no key after its position, which counts
+    /// from the end of the keys with alignment "bottom_right" and from their start with "top_left". window: how many keys
+    /// before and after its position a query sees, -1 for all. softcap: scores become softcap tanh(score / softcap). bias:
+    /// added to the scores, [batch, heads, queries, keys], each of which may be 1. slopes: float32, [heads] or [batch, heads],
+    /// times the distance of a key is subtracted. key_lengths: int32, [batch], how many of the keys count. The result is (o, lse):
+    /// o like q with the head_dim of v, lse [batch, heads, queries] in float32 (float64 for float64); a query that sees no key has
+    /// zeros and minus infinity. `out` is a pair.
+    attention(q, k, v) => forward;
+
+    /// The gradients `(dq, dk, dv)` of `attention`.
+    ///
+    /// q, k, v and the keywords: as in the forward pass; o, lse: as it gave them; dy: the gradient of o. The results are contiguous;
+    /// `out` is a tuple of three.
+    attention_backward(q, k, v, o, lse, dy) => backward;
+}
+
+fn forward<'py>(
+    op: &'static str,
+    qkv: [&Object<'py>; 3],
+    options: &Options<'_, 'py>,
     out: Maybe<'_, 'py>,
-    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<AttentionDesc> = PlanCache::new();
-    const OP: &str = "attention";
-    let options =
-        Options { softmax_scale, causal, window, alignment, softcap, bias, slopes, key_lengths, stream };
-    let Started { call, q, k, v, bias, slopes, key_lengths, desc } = start(OP, [q, k, v], &options)?;
+    let Started { call, q, k, v, bias, slopes, key_lengths, desc } = start(op, qkv, options)?;
     let plan = call.plan(&PLANS, &desc)?;
-    let out = several::<2>(OP, out)?;
+    let out = several::<2>(op, out)?;
     let [batch, queries, heads, _] = desc.q.shape;
     let statistics = Form::RowMajor(statistics_dtype(desc.dtype), &[batch, heads, queries]);
     let result = Form::RowMajor(desc.dtype, &desc.o.shape);
@@ -179,36 +201,14 @@ pub(crate) fn attention<'py>(
     PyTuple::new(q.object.py(), results.map(present))
 }
 
-/// The gradients `(dq, dk, dv)` of `attention`.
-///
-/// q, k, v and the keywords: as in the forward pass; o, lse: as it gave them; dy: the gradient of o. The results are contiguous;
-/// `out` is a tuple of three.
-#[pyfunction]
-#[pyo3(signature = (q, k, v, o, lse, dy, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, out=None, stream=None))]
-#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
-pub(crate) fn attention_backward<'py>(
-    q: &Object<'py>,
-    k: &Object<'py>,
-    v: &Object<'py>,
-    o: &Object<'py>,
-    lse: &Object<'py>,
-    dy: &Object<'py>,
-    softmax_scale: Option<f64>,
-    causal: bool,
-    window: (i64, i64),
-    alignment: &str,
-    softcap: Option<f64>,
-    bias: Maybe<'_, 'py>,
-    slopes: Maybe<'_, 'py>,
-    key_lengths: Maybe<'_, 'py>,
+fn backward<'py>(
+    op: &'static str,
+    [q, k, v, o, lse, dy]: [&Object<'py>; 6],
+    options: &Options<'_, 'py>,
     out: Maybe<'_, 'py>,
-    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<AttentionBackwardDesc> = PlanCache::new();
-    const OP: &str = "attention_backward";
-    let options =
-        Options { softmax_scale, causal, window, alignment, softcap, bias, slopes, key_lengths, stream };
-    let Started { call, q, k, v, bias, slopes, key_lengths, desc } = start(OP, [q, k, v], &options)?;
+    let Started { call, q, k, v, bias, slopes, key_lengths, desc } = start(op, [q, k, v], options)?;
     let like_result = |argument, object| -> PyResult<Array<'py>> {
         let array = call.read((argument, object))?;
         array.expect_dtype(desc.dtype)?;
@@ -223,7 +223,7 @@ pub(crate) fn attention_backward<'py>(
     let [dq, dk, dv] = shapes.map(Layout::contiguous);
     let forward = AttentionDesc { o: layout(&o)?, ..desc };
     let plan = call.plan(&PLANS, &AttentionBackwardDesc { forward, dy: layout(&dy)?, dq, dk, dv })?;
-    let out = several::<3>(OP, out)?;
+    let out = several::<3>(op, out)?;
     let output = |argument, index: usize| {
         let form = Form::RowMajor(dtype, &shapes[index]);
         call.output((argument, out[index].as_ref()), &q, form).map(|y| y.in_shape(&shapes[index]))
