@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "DLPack is a C interface")]
 
 use std::ffi::{CStr, c_int, c_void};
+use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
@@ -27,7 +28,7 @@ const USED_VERSIONED_NAME: &CStr = c"used_dltensor_versioned";
 const EXCHANGE_NAME: &CStr = c"dlpack_exchange_api";
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 struct DataType {
     code: u8,
     bits: u8,
@@ -35,7 +36,7 @@ struct DataType {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 struct Device {
     kind: i32,
     id: i32,
@@ -237,6 +238,13 @@ impl Exchange {
         self,
         object: &Bound<'_, PyAny>,
     ) -> PyResult<Result<Description, TooManyDimensions>> {
+        let borrowed = self.borrow(object)?;
+        // SAFETY: the producer has filled the tensor; its lists live as long as the array.
+        Ok(unsafe { describe(&borrowed.tensor, false) })
+    }
+
+    /// An array of the type that the table was found on, as it describes itself.
+    pub(crate) fn borrow<'a>(self, object: &'a Bound<'_, PyAny>) -> PyResult<Borrowed<'a>> {
         let mut tensor = EMPTY;
         let failed = self.0.borrow.is_none_or(|borrow| {
             // SAFETY: the object is of the table's type and the interpreter is attached; the function fills the tensor
@@ -247,8 +255,7 @@ impl Exchange {
             let fallback = || PyRuntimeError::new_err("the array could not be exported");
             return Err(PyErr::take(object.py()).unwrap_or_else(fallback));
         }
-        // SAFETY: the producer has filled the tensor; its lists live as long as the array.
-        Ok(unsafe { describe(&tensor, false) })
+        Ok(Borrowed { tensor, array: PhantomData })
     }
 
     /// The stream that the library enqueues on at present, for a CUDA device.
@@ -275,6 +282,56 @@ const EMPTY: Tensor = Tensor {
     strides: ptr::null_mut(),
     byte_offset: 0,
 };
+
+/// A tensor that an array has lent, without a copy of its lists.
+pub(crate) struct Borrowed<'a> {
+    tensor: Tensor,
+    array: PhantomData<&'a ()>,
+}
+
+impl Borrowed<'_> {
+    fn list(&self, list: *mut i64) -> &[i64] {
+        let rank = usize::try_from(self.tensor.ndim).unwrap_or(0);
+        if rank == 0 || list.is_null() {
+            return &[];
+        }
+        // SAFETY: the producer has filled the tensor, and its lists of `ndim` numbers live as long as the array. Whoever
+        // changes the array in between must run, which nothing does until the slice is gone.
+        unsafe { std::slice::from_raw_parts(list, rank) }
+    }
+
+    pub(crate) fn shape(&self) -> &[i64] {
+        self.list(self.tensor.shape)
+    }
+
+    /// Strides in elements; none if they are those of row-major order, or of a scalar.
+    pub(crate) fn strides(&self) -> &[i64] {
+        self.list(self.tensor.strides)
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        (self.tensor.data.addr() as u64).wrapping_add(self.tensor.byte_offset)
+    }
+
+    /// The number of the GPU that it lies on.
+    pub(crate) fn cuda(&self) -> Option<u32> {
+        let Device { kind, id } = self.tensor.device;
+        if kind == CUDA { u32::try_from(id).ok() } else { None }
+    }
+
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        dtype(self.tensor.dtype).ok()
+    }
+
+    /// Whether another has the same device, type, shape and strides.
+    pub(crate) fn is_twin_of(&self, other: &Self) -> bool {
+        let (a, b) = (&self.tensor, &other.tensor);
+        a.device == b.device
+            && a.dtype == b.dtype
+            && self.shape() == other.shape()
+            && self.strides() == other.strides()
+    }
+}
 
 /// A tensor taken out of a capsule; gives it back to its producer when dropped, which must be with the GIL held.
 pub(crate) enum Capsule {

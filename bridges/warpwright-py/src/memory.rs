@@ -5,8 +5,11 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use pyo3::prelude::*;
-use warpwright::{DType, Device, Error, RuntimeError, Stream, Target, Tensor, TensorMut, TensorRef};
-use warpwright_runtime::interop;
+use warpwright::plan::Plan;
+use warpwright::{
+    DType, Device, Error, Operation, RuntimeError, Stream, Target, Tensor, TensorMut, TensorRef,
+};
+use warpwright_runtime::{Binding, interop};
 
 use crate::array::{Array, Place};
 use crate::dlpack::{Vec8, host_bytes, host_bytes_mut};
@@ -22,6 +25,18 @@ pub(crate) fn emulator() -> &'static Device {
 struct Gpu {
     device: Device,
     default_stream: Stream,
+}
+
+impl Gpu {
+    /// A stream by its handle.
+    fn stream(&self, raw: u64) -> Result<Cow<'_, Stream>, RuntimeError> {
+        if raw == 0 {
+            return Ok(Cow::Borrowed(&self.default_stream));
+        }
+        // SAFETY: the stream is the current one of the arrays' library, or was checked to be one of the device; both live
+        // longer than the call that asks, and nothing of it outlives that.
+        Ok(Cow::Owned(unsafe { interop::stream_from_raw(&self.device, raw)? }))
+    }
 }
 
 /// A GPU, opened on first use and never closed.
@@ -111,6 +126,10 @@ impl Flat {
         Self { address: tensor.buffer().address(), dtype, len, updated: false, shape: None }
     }
 
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
     fn extents(&self) -> &[usize] {
         self.shape.as_ref().map_or(std::slice::from_ref(&self.len), |shape| &shape.extents)
     }
@@ -129,26 +148,42 @@ impl Flat {
     }
 }
 
+/// Enqueues a plan whose tensors lie at these addresses of a GPU, inputs before outputs. They have been checked, and live as
+/// [`run`] asks.
+pub(crate) fn launch_at<O: Operation>(
+    ordinal: u32,
+    stream: u64,
+    plan: &Plan<O>,
+    inputs: &[u64],
+    outputs: &[u64],
+) -> Result<(), Error> {
+    const MOST: usize = 8;
+    let gpu = opened(ordinal)?;
+    let mut bindings = [Binding::NULL; MOST];
+    for (binding, address) in bindings.iter_mut().zip(inputs.iter().chain(outputs)) {
+        // SAFETY: the array was described by its library as memory of this device, and has the type, the number of elements
+        // and the order without gaps that the plan was made for.
+        *binding = unsafe { Binding::from_raw(&gpu.device, *address) };
+    }
+    let count = (inputs.len() + outputs.len()).min(MOST);
+    Ok(plan.launch_bound(&*gpu.stream(stream)?, &bindings[..count])?)
+}
+
 /// Runs an operation on arrays that lie in `place`, on the raw stream `stream` of a GPU. What is absent stays absent.
 ///
 /// The memory must stay allocated until the GPU has passed the operation, and on the host until this returns. The caller
 /// holds the arrays meanwhile; memory of their libraries is given back in stream order.
-pub(crate) fn run<const I: usize, const O: usize>(
+pub(crate) fn run<I: Many, O: Many>(
     place: Place,
     stream: u64,
-    inputs: [Option<Flat>; I],
-    outputs: [Option<Flat>; O],
-    work: impl FnOnce(&Stream, [Option<TensorRef<'_>>; I], [Option<TensorMut<'_>>; O]) -> Result<(), Error>,
+    inputs: I::Of<Option<Flat>>,
+    outputs: O::Of<Option<Flat>>,
+    work: impl FnOnce(&Stream, I::Of<Option<TensorRef<'_>>>, O::Of<Option<TensorMut<'_>>>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     match place {
         Place::Cuda(ordinal) => {
-            let Gpu { device, default_stream } = opened(ordinal)?;
-            let stream = match stream {
-                0 => Cow::Borrowed(default_stream),
-                // SAFETY: the stream is the current one of the arrays' library, or was checked to be one of the device;
-                // both live longer than this call, and nothing here outlives it.
-                raw => Cow::Owned(unsafe { interop::stream_from_raw(device, raw)? }),
-            };
+            let gpu = opened(ordinal)?;
+            let (device, stream) = (&gpu.device, gpu.stream(stream)?);
             // SAFETY: the arrays were described by their libraries as memory of this device, contiguous and of this length,
             // or of this shape and these strides.
             let input = |x: Flat| unsafe {
@@ -158,8 +193,8 @@ pub(crate) fn run<const I: usize, const O: usize>(
             let output = |y: Flat| unsafe {
                 TensorMut::from_raw(device, y.address, y.dtype, y.extents(), y.strides())
             };
-            let inputs = try_map(inputs, |x| x.map(input).transpose())?;
-            let outputs = try_map(outputs, |y| y.map(output).transpose())?;
+            let inputs = I::try_map(inputs, |x| x.map(input).transpose())?;
+            let outputs = O::try_map(outputs, |y| y.map(output).transpose())?;
             work(&stream, inputs, outputs)
         }
         Place::Host => {
@@ -169,16 +204,16 @@ pub(crate) fn run<const I: usize, const O: usize>(
                 // SAFETY: the array is held by the caller and was described as contiguous host memory of this length.
                 Tensor::from_bytes(device, x.dtype, unsafe { host_bytes(x.address, x.bytes()) }, x.extents())
             };
-            let inputs = try_map(inputs, |x| x.map(input).transpose())?;
+            let inputs = I::try_map(inputs, |x| x.map(input).transpose())?;
             let output =
                 |y: Flat| if y.updated { input(y) } else { Tensor::empty(device, y.dtype, y.extents()) };
-            let mut results = try_map(outputs.clone(), |y| y.map(output).transpose())?;
+            let mut results = O::try_map(O::of_refs(&outputs), |y| y.clone().map(output).transpose())?;
             work(
                 &stream,
-                inputs.each_ref().map(|x| x.as_ref().map(Tensor::as_ref)),
-                results.each_mut().map(|y| y.as_mut().map(Tensor::as_mut)),
+                I::map(I::of_refs(&inputs), |x| x.as_ref().map(Tensor::as_ref)),
+                O::map(O::of_muts(&mut results), |y| y.as_mut().map(Tensor::as_mut)),
             )?;
-            for (result, y) in results.iter().zip(outputs) {
+            for (result, y) in O::iter(&results).zip(O::iter(&outputs)) {
                 if let (Some(result), Some(y)) = (result, y) {
                     // SAFETY: as for the inputs, and the array's library lets it be written.
                     result.buffer().read(0, unsafe { host_bytes_mut(y.address, y.bytes()) })?;
@@ -186,6 +221,49 @@ pub(crate) fn run<const I: usize, const O: usize>(
             }
             Ok(())
         }
+    }
+}
+
+/// Lists of arguments and results: arrays, or lists of a length that only the call knows.
+pub(crate) trait Many {
+    type Of<T>;
+
+    /// Applies `f` to every item in order, up to the first error.
+    fn try_map<T, U, E>(items: Self::Of<T>, f: impl FnMut(T) -> Result<U, E>) -> Result<Self::Of<U>, E>;
+
+    fn map<T, U>(items: Self::Of<T>, f: impl FnMut(T) -> U) -> Self::Of<U>;
+
+    fn of_refs<T>(items: &Self::Of<T>) -> Self::Of<&T>;
+
+    fn of_muts<T>(items: &mut Self::Of<T>) -> Self::Of<&mut T>;
+
+    fn iter<T>(items: &Self::Of<T>) -> std::slice::Iter<'_, T>;
+}
+
+/// Arrays.
+pub(crate) struct Fixed<const N: usize>;
+
+impl<const N: usize> Many for Fixed<N> {
+    type Of<T> = [T; N];
+
+    fn try_map<T, U, E>(items: [T; N], f: impl FnMut(T) -> Result<U, E>) -> Result<[U; N], E> {
+        try_map(items, f)
+    }
+
+    fn map<T, U>(items: [T; N], f: impl FnMut(T) -> U) -> [U; N] {
+        items.map(f)
+    }
+
+    fn of_refs<T>(items: &[T; N]) -> [&T; N] {
+        items.each_ref()
+    }
+
+    fn of_muts<T>(items: &mut [T; N]) -> [&mut T; N] {
+        items.each_mut()
+    }
+
+    fn iter<T>(items: &[T; N]) -> std::slice::Iter<'_, T> {
+        items.iter()
     }
 }
 

@@ -20,11 +20,15 @@ fn forward<'py>(
     stream: Option<&Object<'py>>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<ActivationDesc> = PlanCache::new();
-    let [y] = elementwise(op, [("x", x)], [("out", out)], stream, |stream, e, [x], [y]| {
-        let desc = ActivationDesc { activation, dtype: e.dtype, len: e.len };
-        let plan = PLANS.get(&desc, stream.device().target())?;
-        Ok(plan.launch(stream, ActivationArgs { x: Some(x), y })?)
-    })?;
+    let [y] = elementwise(
+        op,
+        &PLANS,
+        [("x", x)],
+        [("out", out)],
+        stream,
+        |e| ActivationDesc { activation, dtype: e.dtype, len: e.len },
+        |[x], [y]| ActivationArgs { x: Some(x), y },
+    )?;
     Ok(y)
 }
 
@@ -37,11 +41,15 @@ fn backward<'py>(
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<ActivationBackwardDesc> = PlanCache::new();
     let inputs = [("x", x), ("dy", dy)];
-    let [dx] = elementwise(op, inputs, [("out", out)], stream, |stream, e, [x, dy], [dx]| {
-        let desc = ActivationBackwardDesc { activation, dtype: e.dtype, len: e.len };
-        let plan = PLANS.get(&desc, stream.device().target())?;
-        Ok(plan.launch(stream, ActivationBackwardArgs { x, dy: Some(dy), dx })?)
-    })?;
+    let [dx] = elementwise(
+        op,
+        &PLANS,
+        inputs,
+        [("out", out)],
+        stream,
+        |e| ActivationBackwardDesc { activation, dtype: e.dtype, len: e.len },
+        |[x, dy], [dx]| ActivationBackwardArgs { x, dy: Some(dy), dx },
+    )?;
     Ok(dx)
 }
 
@@ -54,11 +62,15 @@ fn gated<'py>(
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<GatedDesc> = PlanCache::new();
     let inputs = [("gate", gate), ("up", up)];
-    let [y] = elementwise(op, inputs, [("out", out)], stream, |stream, e, [gate, up], [y]| {
-        let desc = GatedDesc { activation, dtype: e.dtype, len: e.len };
-        let plan = PLANS.get(&desc, stream.device().target())?;
-        Ok(plan.launch(stream, GatedArgs { gate, up, y })?)
-    })?;
+    let [y] = elementwise(
+        op,
+        &PLANS,
+        inputs,
+        [("out", out)],
+        stream,
+        |e| GatedDesc { activation, dtype: e.dtype, len: e.len },
+        |[gate, up], [y]| GatedArgs { gate, up, y },
+    )?;
     Ok(y)
 }
 
@@ -74,11 +86,15 @@ fn gated_backward<'py>(
     let out = several::<2>(op, out)?;
     let inputs = [("gate", gate), ("up", up), ("dy", dy)];
     let outputs = [("out[0]", out[0].as_ref()), ("out[1]", out[1].as_ref())];
-    let grads = elementwise(op, inputs, outputs, stream, |stream, e, [gate, up, dy], [dgate, dup]| {
-        let desc = GatedBackwardDesc { activation, dtype: e.dtype, len: e.len };
-        let plan = PLANS.get(&desc, stream.device().target())?;
-        Ok(plan.launch(stream, GatedBackwardArgs { gate, up, dy, dgate, dup })?)
-    })?;
+    let grads = elementwise(
+        op,
+        &PLANS,
+        inputs,
+        outputs,
+        stream,
+        |e| GatedBackwardDesc { activation, dtype: e.dtype, len: e.len },
+        |[gate, up, dy], [dgate, dup]| GatedBackwardArgs { gate, up, dy, dgate, dup },
+    )?;
     PyTuple::new(py, grads)
 }
 

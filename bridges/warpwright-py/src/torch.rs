@@ -9,42 +9,88 @@ use pyo3::types::{PyTuple, PyType};
 use warpwright::DType;
 
 use crate::array::{dtype_name, extents, interop};
+use crate::dlpack::Exchange;
+pub(crate) use crate::ffi::{called, number};
+use crate::quick::Layouts;
+
+/// The element types of results.
+const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::U8];
 
 /// Functions and types of PyTorch, looked up once.
-struct Hooks {
-    torch: Py<PyAny>,
+pub(crate) struct Hooks {
+    /// The type objects of [`DTYPES`]; `None` for one that this PyTorch does not have.
+    dtypes: Vec<Option<Py<PyAny>>>,
     is_grad_enabled: Py<PyAny>,
     /// Each is true while something watches calls; empty if this PyTorch does not tell.
     watchers: Vec<Py<PyAny>>,
     /// The types whose calls nothing intercepts.
     plain: Vec<Py<PyType>>,
-    /// The handle of the current stream of a device by its number; `None` if this PyTorch has no such function.
-    raw_stream: Option<Py<PyAny>>,
-    /// The number of the current device, and a new tensor there, of sizes, strides and type, past the dispatcher; `None` as
-    /// above.
-    on_current_device: Option<(Py<PyAny>, Py<PyAny>)>,
+    /// The ways past the dispatcher; `None` if this PyTorch lacks one of them.
+    pub(crate) ways: Option<Ways>,
 }
 
+/// The shortest ways to describe, to find a stream and to allocate.
+pub(crate) struct Ways {
+    pub(crate) exchange: Exchange,
+    /// The handle of the current stream of a device by its number.
+    pub(crate) raw_stream: Py<PyAny>,
+    /// The number of the current device.
+    pub(crate) current_device: Py<PyAny>,
+    /// A new tensor there, of sizes, strides and type.
+    pub(crate) empty_strided: Py<PyAny>,
+    layouts: Layouts,
+}
+
+impl Ways {
+    /// Tuples of a shape and of strides.
+    pub(crate) fn layout(
+        &self,
+        py: Python<'_>,
+        shape: &[i64],
+        strides: &[i64],
+    ) -> PyResult<Option<[Py<PyAny>; 2]>> {
+        self.layouts.get(py, shape, strides)
+    }
+}
+
+static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
+
 impl Hooks {
+    /// Those that a call before this one has looked up.
+    pub(crate) fn known(py: Python<'_>) -> Option<&Self> {
+        HOOKS.get(py)
+    }
+
     fn get(py: Python<'_>) -> PyResult<&Self> {
-        static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
         HOOKS.get_or_try_init(py, || {
-            let found = interop(py)?.getattr(intern!(py, "torch_hooks"))?.call0()?;
-            let (torch, is_grad_enabled, watchers, plain, raw_stream, on_current_device) = found.extract()?;
-            Ok(Self { torch, is_grad_enabled, watchers, plain, raw_stream, on_current_device })
+            let names = DTYPES.map(dtype_name).to_vec();
+            let found = interop(py)?.getattr(intern!(py, "torch_hooks"))?.call1((names,))?;
+            let (dtypes, is_grad_enabled, watchers, plain, ways) = found.extract()?;
+            let ways: Option<[Py<PyAny>; 4]> = ways;
+            let ways = ways.and_then(|[table, raw_stream, current_device, empty_strided]| {
+                let exchange = Exchange::from_capsule(table.bind(py))?;
+                Some(Ways { exchange, raw_stream, current_device, empty_strided, layouts: Layouts::new() })
+            });
+            Ok(Self { dtypes, is_grad_enabled, watchers, plain, ways })
         })
     }
 
-    /// Whether nothing intercepts calls on tensors of this type.
-    fn is_plain(&self, ty: &Bound<'_, PyType>) -> bool {
-        self.plain.iter().any(|plain| plain.is(ty))
+    /// Whether nothing intercepts calls on a tensor.
+    pub(crate) fn is_plain(&self, object: &Bound<'_, PyAny>) -> bool {
+        let ty = object.get_type_ptr();
+        self.plain.iter().any(|plain| std::ptr::eq(plain.as_ptr().cast(), ty))
+    }
+
+    /// The object for an element type of results.
+    pub(crate) fn dtype(&self, dtype: DType) -> Option<&Py<PyAny>> {
+        self.dtypes.get(DTYPES.iter().position(|d| *d == dtype)?)?.as_ref()
     }
 }
 
 /// The stream that PyTorch enqueues on at present, if there is a shorter way to it than the exchange table's.
 pub(crate) fn current_stream(py: Python<'_>, ordinal: u32) -> PyResult<Option<u64>> {
-    let Some(raw_stream) = &Hooks::get(py)?.raw_stream else { return Ok(None) };
-    raw_stream.bind(py).call1((ordinal,))?.extract().map(Some)
+    let Some(ways) = &Hooks::get(py)?.ways else { return Ok(None) };
+    number(&called(&ways.raw_stream, py, [ordinal.into_pyobject(py)?.as_any()])?).map(Some)
 }
 
 /// An uninitialised tensor of a shape and strides without gaps, beside one that lies on GPU `ordinal`; `None` where that is
@@ -58,20 +104,21 @@ pub(crate) fn empty_strided<'py>(
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = like.py();
     let hooks = Hooks::get(py)?;
-    let Some((current_device, empty)) = &hooks.on_current_device else { return Ok(None) };
-    if !hooks.is_plain(&like.get_type()) || current_device.bind(py).call0()?.extract::<u32>()? != ordinal {
+    let (Some(ways), Some(dtype)) = (&hooks.ways, hooks.dtype(dtype)) else { return Ok(None) };
+    if !hooks.is_plain(like) || number(&called(&ways.current_device, py, [])?)? != u64::from(ordinal) {
         return Ok(None);
     }
-    let dtype = hooks.torch.bind(py).getattr(dtype_name(dtype))?;
-    empty.bind(py).call1((extents(py, shape)?, PyTuple::new(py, strides)?, dtype)).map(Some)
+    let (shape, strides) = (extents(py, shape)?, PyTuple::new(py, strides)?);
+    called(&ways.empty_strided, py, [shape.as_any(), strides.as_any(), dtype.bind(py)]).map(Some)
 }
 
 /// Whether gradients are being recorded.
 pub(crate) fn records(py: Python<'_>) -> PyResult<bool> {
-    Hooks::get(py)?.is_grad_enabled.bind(py).call0()?.is_truthy()
+    called(&Hooks::get(py)?.is_grad_enabled, py, [])?.is_truthy()
 }
 
-fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+/// Whether a tensor has `requires_grad`.
+pub(crate) fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()
 }
 
@@ -92,8 +139,7 @@ pub(crate) fn torch_route(arguments: &Bound<'_, PyTuple>) -> PyResult<u8> {
         if argument.is_none() {
             continue;
         }
-        let ty = argument.get_type();
-        if !hooks.is_plain(&ty) {
+        if !hooks.is_plain(&argument) {
             return Ok(0);
         }
         differentiable = differentiable || requires_grad(&argument)?;
@@ -102,7 +148,7 @@ pub(crate) fn torch_route(arguments: &Bound<'_, PyTuple>) -> PyResult<u8> {
         return Ok(0);
     }
     for watcher in &hooks.watchers {
-        if watcher.bind(py).call0()?.is_truthy()? {
+        if called(watcher, py, [])?.is_truthy()? {
             return Ok(0);
         }
     }

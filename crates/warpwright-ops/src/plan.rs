@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::Hash;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -194,7 +194,7 @@ impl TensorSpec {
 /// One way to run a plan: the steps, and what they ask of the tensors.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// Every tensor must start at a multiple of this many bytes.
+    /// Every tensor must start at a multiple of this many bytes, a power of two.
     pub alignment: u64,
     /// The launches in order; empty if there is nothing to do.
     pub steps: Vec<LaunchStep>,
@@ -337,55 +337,94 @@ impl<O: Operation> Plan<O> {
     /// Names the operation and the argument that does not fit; nothing has been enqueued then.
     pub fn launch(&self, stream: &Stream, args: O::Args<'_>) -> Result<(), Error> {
         let arguments = O::bind(args);
-        let views = self.views(&arguments)?;
-        self.check(&Checker::new(self.parts.op, stream), &views, &arguments)?;
-        let bindings: Vec<_> =
-            views.iter().map(|view| view.as_ref().map_or(Bound::NULL, TensorRef::binding)).collect();
-        // A null pointer is aligned to everything.
-        let addresses: Vec<u64> = bindings.iter().map(|bound| bound.address()).collect();
-        for step in self.steps_for(&addresses) {
-            stream.launch(step, &bindings)?;
+        with_room(arguments.len(), None, |views| {
+            self.find_views(&arguments, views)?;
+            self.check(&Checker::new(self.parts.op, stream), views, &arguments)?;
+            with_room(views.len(), Bound::NULL, |bindings| {
+                for (binding, view) in bindings.iter_mut().zip(views.iter()) {
+                    *binding = view.map_or(Bound::NULL, TensorRef::binding);
+                }
+                self.enqueue(stream, bindings)
+            })
+        })
+    }
+
+    /// Enqueues the operation on bindings in the order of [`tensors`](Self::tensors), [`Binding::NULL`](Bound::NULL) for one
+    /// that is absent, for callers that know that the memory behind them is as the plan says: only its alignment is
+    /// checked. What may overlap, and on which devices, is as for [`launch`](Self::launch).
+    ///
+    /// # Errors
+    /// [`Error::Presence`], [`Error::Alignment`]; those of [`Stream::launch`].
+    pub fn launch_bound(&self, stream: &Stream, bindings: &[Bound]) -> Result<(), Error> {
+        let PlanParts { op, ref tensors, .. } = *self.parts;
+        self.expect_count(bindings.len())?;
+        for (spec, bound) in tensors.iter().zip(bindings) {
+            let (address, required) = (bound.address(), spec.dtype.bytes() as u64);
+            let given = address != 0;
+            // What has no elements may have no address.
+            if given != spec.present && (given || spec.len > 0) {
+                return Err(Error::Presence { op, argument: spec.name, given });
+            }
+            if !address.is_multiple_of(required) {
+                return Err(Error::Alignment { op, argument: spec.name, required, address });
+            }
+        }
+        self.enqueue(stream, bindings)
+    }
+
+    fn enqueue(&self, stream: &Stream, bindings: &[Bound]) -> Result<(), Error> {
+        // Every alignment is a power of two, so one number stands for all addresses; a null pointer is aligned to
+        // everything.
+        let all = bindings.iter().fold(0, |bits, bound| bits | bound.address());
+        for step in self.steps_for(&[all]) {
+            stream.launch(step, bindings)?;
         }
         Ok(())
     }
 
-    /// What each slot reads or writes; `None` for a tensor that is absent.
-    fn views<'v>(&self, arguments: &'v [Binding<'_>]) -> Result<Vec<Option<TensorRef<'v>>>, Error> {
+    fn expect_count(&self, given: usize) -> Result<(), Error> {
         let PlanParts { op, ref tensors, .. } = *self.parts;
-        let presence = |slot: usize, given: bool| Error::Presence {
-            op,
-            argument: tensors.get(slot).map_or("an argument", |t| t.name),
-            given,
-        };
-        if arguments.len() != tensors.len() {
-            return Err(presence(arguments.len(), arguments.len() > tensors.len()));
+        if given == tensors.len() {
+            return Ok(());
         }
+        let argument = tensors.get(given).map_or("an argument", |t| t.name);
+        Err(Error::Presence { op, argument, given: given > tensors.len() })
+    }
+
+    /// What each slot reads or writes; `None` for a tensor that is absent.
+    fn find_views<'v>(
+        &self,
+        arguments: &'v [Binding<'_>],
+        views: &mut [Option<&'v TensorRef<'v>>],
+    ) -> Result<(), Error> {
+        let PlanParts { op, ref tensors, .. } = *self.parts;
+        self.expect_count(arguments.len())?;
         let view = |slot: usize| match arguments.get(slot) {
-            Some(Binding::Input(x)) => Some(*x),
-            Some(Binding::Output(y)) => Some(y.as_ref()),
+            Some(Binding::Input(x)) => Some(x),
+            Some(Binding::Output(y)) => Some(y.reading()),
             _ => None,
         };
-        let of = |(slot, (argument, spec)): (usize, (&Binding<'_>, &TensorSpec))| {
+        for (slot, (argument, spec)) in arguments.iter().zip(tensors).enumerate() {
             let source = if let Binding::InPlace { output } = argument { *output } else { slot };
-            match view(source) {
-                Some(view) if spec.present => Ok(Some(view)),
-                None if !spec.present => Ok(None),
-                found => Err(presence(source, found.is_some())),
+            views[slot] = view(source);
+            if views[slot].is_some() != spec.present {
+                let argument = tensors.get(source).map_or("an argument", |t| t.name);
+                return Err(Error::Presence { op, argument, given: views[slot].is_some() });
             }
-        };
-        arguments.iter().zip(tensors).enumerate().map(of).collect()
+        }
+        Ok(())
     }
 
     fn check(
         &self,
         checker: &Checker<'_>,
-        views: &[Option<TensorRef<'_>>],
+        views: &[Option<&TensorRef<'_>>],
         arguments: &[Binding<'_>],
     ) -> Result<(), Error> {
         let tensors = &self.parts.tensors;
         for (spec, view) in tensors.iter().zip(views) {
             let Some(view) = view else { continue };
-            let model = spec.like.and_then(|slot| views.get(slot)).and_then(Option::as_ref);
+            let model = spec.like.and_then(|slot| views.get(slot).copied().flatten());
             if let Some(layout) = &spec.layout {
                 checker.strided(spec.name, view, spec.dtype, &layout.shape, &layout.strides)?;
                 checker.aligned(spec.name, view, spec.dtype.bytes() as u64)?;
@@ -398,7 +437,7 @@ impl<O: Operation> Plan<O> {
         for (slot, (spec, argument)) in tensors.iter().zip(arguments).enumerate() {
             let Binding::Output(y) = argument else { continue };
             for (other_slot, other) in tensors.iter().enumerate().filter(|&(s, _)| s != slot) {
-                let Some(view) = &views[other_slot] else { continue };
+                let Some(view) = views[other_slot] else { continue };
                 // It asked to be the output.
                 if matches!(arguments[other_slot], Binding::InPlace { output } if output == slot) {
                     continue;
@@ -412,6 +451,12 @@ impl<O: Operation> Plan<O> {
         }
         Ok(())
     }
+}
+
+/// Calls `f` with a list of `count` items, without an allocation unless it is long.
+fn with_room<T: Copy, R>(count: usize, empty: T, f: impl FnOnce(&mut [T]) -> R) -> R {
+    const INLINE: usize = 16;
+    if count <= INLINE { f(&mut [empty; INLINE][..count]) } else { f(&mut vec![empty; count]) }
 }
 
 /// Blocks of a grid along x.
@@ -447,7 +492,47 @@ pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Resu
     Ok(lock(kernels).entry(key).or_insert(kernel).clone())
 }
 
-type Plans<O> = HashMap<(O, Target), Plan<O>>;
+/// A hash for descriptors, which are short and come from the program itself: a multiplication a word.
+#[derive(Default)]
+struct ShortHasher(u64);
+
+impl Hasher for ShortHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u8(&mut self, word: u8) {
+        self.write_u64(word.into());
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // An odd factor with bits everywhere: that of the golden ratio.
+        self.0 = (self.0.rotate_left(29) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+
+    fn write_isize(&mut self, word: isize) {
+        self.write_u64(word as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        // The table takes its places from the low bits, into which a product carries little.
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
+type Plans<O> = HashMap<(O, Target), Plan<O>, BuildHasherDefault<ShortHasher>>;
 
 /// The plans behind the free functions, by descriptor and target.
 pub struct PlanCache<O> {

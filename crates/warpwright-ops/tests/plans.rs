@@ -9,7 +9,7 @@ use warpwright_ops::activation::{
 };
 use warpwright_ops::{Error, Operation, PlanError, catalogue};
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Device, Error as RuntimeError, Tensor};
+use warpwright_runtime::{Binding, Device, Error as RuntimeError, Tensor};
 
 fn floats(device: &Device, values: &[f32]) -> Tensor {
     Tensor::from_slice(device, values, &[values.len()]).expect("memory")
@@ -79,6 +79,50 @@ fn launches_check_their_tensors() {
     assert!(matches!(e, RuntimeError::Shape { argument: "y", .. }), "{e}");
     let e = launch(&floats(&other, &[1.0; 4]), &mut y).expect_err("device");
     assert!(matches!(e, RuntimeError::WrongDevice { argument: "x", .. }), "{e}");
+}
+
+#[test]
+fn bindings_are_counted_and_aligned() {
+    let (device, other) = (Device::emulator(), Device::emulator());
+    let stream = device.stream().expect("stream");
+    let plan = desc(DType::F32, 4).plan(device.target()).expect("plan");
+    let x = floats(&device, &[9.0, 1.0, -1.0, 0.0, 2.0]);
+    let y = floats(&device, &[0.0; 4]);
+    // Its second element is no multiple of 16 bytes: the scalar variant.
+    let shifted = x.as_ref().narrow(0, 1, 4).expect("in range").binding();
+    plan.launch_bound(&stream, &[shifted, y.binding()]).expect("right bindings");
+    let silu = |x: f32| x / (1.0 + (-x).exp());
+    for (got, x) in y.to_vec::<f32>().expect("copy").iter().zip([1.0, -1.0, 0.0, 2.0]) {
+        assert!((got - silu(x)).abs() < 1e-6, "silu({x}) = {got}");
+    }
+
+    let e = plan.launch_bound(&stream, &[shifted]).expect_err("one is missing");
+    assert!(matches!(e, RuntimeError::Presence { op: "silu", argument: "y", given: false }), "{e}");
+    let e = plan.launch_bound(&stream, &[shifted, y.binding(), y.binding()]).expect_err("one too many");
+    assert!(matches!(e, RuntimeError::Presence { given: true, .. }), "{e}");
+    let e = plan.launch_bound(&stream, &[Binding::NULL, y.binding()]).expect_err("no address");
+    assert!(matches!(e, RuntimeError::Presence { argument: "x", given: false, .. }), "{e}");
+    let bytes = Tensor::zeros(&device, DType::U8, &[32]).expect("memory");
+    let odd = bytes.as_ref().narrow(0, 1, 16).expect("in range").binding();
+    let e = plan.launch_bound(&stream, &[odd, y.binding()]).expect_err("odd address");
+    assert!(matches!(e, RuntimeError::Alignment { argument: "x", required: 4, .. }), "{e}");
+    let e =
+        plan.launch_bound(&stream, &[floats(&other, &[1.0; 4]).binding(), y.binding()]).expect_err("device");
+    assert!(matches!(e, RuntimeError::Launch { .. }), "{e}");
+}
+
+#[test]
+fn a_plan_remembers_more_than_one_device() {
+    let plan = desc(DType::F32, 1).plan(TARGET).expect("plan");
+    let devices: Vec<Device> = (0..12).map(|_| Device::emulator()).collect();
+    for round in 0..2 {
+        for device in &devices {
+            let (x, mut y) = (floats(device, &[round as f32]), floats(device, &[7.0]));
+            let stream = device.stream().expect("stream");
+            plan.launch(&stream, ActivationArgs { x: Some(x.as_ref()), y: y.as_mut() }).expect("launch");
+            assert_eq!(y.to_vec::<f32>().expect("copy")[0] > 0.5, round == 1);
+        }
+    }
 }
 
 #[test]

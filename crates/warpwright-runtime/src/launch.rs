@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering as AtomicOrdering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgError, ArgValue, Function, Inst, StateSpace, TensorMap, pack_args};
@@ -412,7 +412,7 @@ pub struct LaunchStep {
     /// Whether the kernel needs the grid as it is.
     whole: bool,
     args: Vec<ArgValue>,
-    prepared: RwLock<Vec<Arc<Prepared>>>,
+    prepared: PreparedFor,
 }
 
 impl LaunchStep {
@@ -427,7 +427,7 @@ impl LaunchStep {
             cooperative: false,
             whole: false,
             args,
-            prepared: RwLock::default(),
+            prepared: PreparedFor::default(),
         }
     }
 
@@ -482,7 +482,7 @@ impl LaunchStep {
     }
 
     fn forget(mut self) -> Self {
-        self.prepared = RwLock::default();
+        self.prepared = PreparedFor::default();
         self
     }
 
@@ -521,46 +521,75 @@ impl LaunchStep {
     /// # Errors
     /// As [`Stream::launch`].
     pub fn warm_up(&self, device: &Device) -> Result<LoadedKernel> {
-        Ok(self.prepared(device)?.kernel.clone())
+        self.on(device, |prepared| Ok(prepared.kernel.clone()))
     }
 
-    pub(crate) fn prepared(&self, device: &Device) -> Result<Arc<Prepared>> {
-        let find = |list: &[Arc<Prepared>]| list.iter().find(|p| p.device == device.index()).cloned();
-        if let Some(found) = find(&self.prepared.read().unwrap_or_else(PoisonError::into_inner)) {
-            return Ok(found);
+    /// Does something with what is prepared for a device.
+    pub(crate) fn on<T>(&self, device: &Device, use_it: impl FnOnce(&Prepared) -> Result<T>) -> Result<T> {
+        let index = device.index();
+        if let Some(first) = self.prepared.first.get().filter(|p| p.device == index) {
+            return use_it(first);
         }
+        let known = self.prepared.others().iter().find(|p| p.device == index).cloned();
+        let prepared = match known {
+            Some(known) => known,
+            None => self.prepared.add(Arc::new(self.prepare(device)?)),
+        };
+        use_it(&prepared)
+    }
+
+    fn prepare(&self, device: &Device) -> Result<Prepared> {
         let kernel = device.load(&self.kernel)?;
         let limit = device.properties().multiprocessors.max(1);
         if self.whole && self.grid[0] > limit {
             return Err(kernel.refuse(LaunchLimit::Resident { limit, got: self.grid[0] }));
         }
-        let made = Arc::new(kernel.prepare(
-            device,
-            self.grid,
-            self.block,
-            self.dynamic_shared,
-            self.cooperative,
-            &self.args,
-        )?);
-        let mut list = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = find(&list) {
-            return Ok(found);
-        }
-        // Emulators come and go (one per test, say); a plan must not keep all of them alive.
-        if list.len() >= MAX_PREPARED_DEVICES {
-            list.remove(0);
-        }
-        list.push(made.clone());
-        Ok(made)
+        kernel.prepare(device, self.grid, self.block, self.dynamic_shared, self.cooperative, &self.args)
     }
 }
 
-/// Devices for which a step remembers what it prepared.
+/// What a step has prepared, by device. The first device, most often the only one, is found without a lock.
+#[derive(Default)]
+struct PreparedFor {
+    first: OnceLock<Arc<Prepared>>,
+    others: RwLock<Vec<Arc<Prepared>>>,
+}
+
+impl PreparedFor {
+    fn others(&self) -> RwLockReadGuard<'_, Vec<Arc<Prepared>>> {
+        self.others.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers it, unless another thread has been faster; what is remembered.
+    fn add(&self, made: Arc<Prepared>) -> Arc<Prepared> {
+        let first = self.first.get_or_init(|| made.clone());
+        if first.device == made.device {
+            return first.clone();
+        }
+        let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = others.iter().find(|p| p.device == made.device) {
+            return found.clone();
+        }
+        // Emulators come and go (one per test, say); a plan must not keep all of them alive.
+        if others.len() >= MAX_PREPARED_DEVICES {
+            others.remove(0);
+        }
+        others.push(made.clone());
+        made
+    }
+}
+
+impl Clone for PreparedFor {
+    fn clone(&self) -> Self {
+        Self { first: self.first.clone(), others: RwLock::new(self.others().clone()) }
+    }
+}
+
+/// Devices beside the first for which a step remembers what it prepared.
 const MAX_PREPARED_DEVICES: usize = 8;
 
 impl Clone for LaunchStep {
     fn clone(&self) -> Self {
-        let prepared = self.prepared.read().unwrap_or_else(PoisonError::into_inner).clone();
         Self {
             kernel: self.kernel.clone(),
             grid: self.grid,
@@ -569,7 +598,7 @@ impl Clone for LaunchStep {
             cooperative: self.cooperative,
             whole: self.whole,
             args: self.args.clone(),
-            prepared: RwLock::new(prepared),
+            prepared: self.prepared.clone(),
         }
     }
 }

@@ -116,7 +116,7 @@ impl Stream {
     /// [`Error::Launch`], [`Error::Arguments`], [`Error::WrongDevice`]; those of [`Device::load`]; on the emulator also
     /// [`Error::Sanitizer`] and [`Error::Emulator`].
     pub fn launch(&self, step: &LaunchStep, bindings: &[Binding]) -> Result<()> {
-        step.prepared(&self.device)?.enqueue(self, bindings)
+        step.on(&self.device, |prepared| prepared.enqueue(self, bindings))
     }
 
     /// Enqueues a kernel with arguments made on the spot. [`ArgValue::Slot`] refers to `bindings`.

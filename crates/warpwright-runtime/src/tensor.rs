@@ -224,7 +224,7 @@ impl Tensor {
         reason = "`AsMut` returns a reference, this a view with a lifetime"
     )]
     pub fn as_mut(&mut self) -> TensorMut<'_> {
-        TensorMut(self.view(), PhantomData)
+        TensorMut(TensorRef(self.view()), PhantomData)
     }
 }
 
@@ -313,65 +313,67 @@ macro_rules! view_getters {
     () => {
         /// Where it is.
         pub fn device(&self) -> &'a Device {
-            self.0.device
+            self.view().device
         }
 
         /// Its element type.
         pub fn dtype(&self) -> DType {
-            self.0.dtype
+            self.view().dtype
         }
 
         /// Its extents.
         pub fn shape(&self) -> &[usize] {
-            &self.0.shape
+            &self.view().shape
         }
 
         /// Its strides in elements.
         pub fn strides(&self) -> &[i64] {
-            &self.0.strides
+            &self.view().strides
         }
 
         /// Address of the element whose indices are all 0.
         pub fn address(&self) -> u64 {
-            self.0.address
+            self.view().address
         }
 
         /// What a launch takes.
         pub fn binding(&self) -> Binding {
-            Binding::new(self.0.device, self.0.address)
+            Binding::new(self.view().device, self.view().address)
         }
 
         /// Number of elements.
         pub fn len(&self) -> usize {
-            self.0.shape.iter().product()
+            self.view().shape.iter().product()
         }
 
         /// Whether it has no elements.
         pub fn is_empty(&self) -> bool {
-            self.0.shape.contains(&0)
+            self.view().shape.contains(&0)
         }
 
         /// Whether the elements lie in row-major order without gaps.
         pub fn is_contiguous(&self) -> bool {
-            is_contiguous(&self.0.shape, &self.0.strides)
+            is_contiguous(&self.view().shape, &self.view().strides)
         }
 
         /// The addresses from the lowest to past the highest byte of an element; `None` if it is empty.
         pub fn byte_range(&self) -> Option<Range<u64>> {
-            self.0.byte_range()
+            self.view().byte_range()
         }
 
         /// Whether the byte ranges share an address. A strided view counts as everything between its ends.
         pub fn overlaps(&self, other: &TensorRef<'_>) -> bool {
             match (self.byte_range(), other.byte_range()) {
-                (Some(a), Some(b)) => self.0.device == other.0.device && a.start < b.end && b.start < a.end,
+                (Some(a), Some(b)) => {
+                    self.view().device == other.view().device && a.start < b.end && b.start < a.end
+                }
                 _ => false,
             }
         }
 
         /// Whether the first element is aligned to `bytes`.
         pub fn is_aligned(&self, bytes: u64) -> bool {
-            self.0.address.is_multiple_of(bytes.max(1))
+            self.view().address.is_multiple_of(bytes.max(1))
         }
     };
 }
@@ -381,6 +383,10 @@ macro_rules! view_getters {
 pub struct TensorRef<'a>(View<'a>);
 
 impl<'a> TensorRef<'a> {
+    fn view(&self) -> &View<'a> {
+        &self.0
+    }
+
     /// A view of memory from elsewhere; row-major strides if none are given. `address` is that of the element whose
     /// indices are all 0.
     ///
@@ -477,9 +483,18 @@ impl fmt::Debug for TensorRef<'_> {
 }
 
 /// A tensor to write: exclusively borrowed device memory with an element type, shape and strides.
-pub struct TensorMut<'a>(View<'a>, PhantomData<&'a mut Tensor>);
+pub struct TensorMut<'a>(TensorRef<'a>, PhantomData<&'a mut Tensor>);
 
 impl<'a> TensorMut<'a> {
+    fn view(&self) -> &View<'a> {
+        &self.0.0
+    }
+
+    /// The view to read, in place.
+    pub fn reading(&self) -> &TensorRef<'_> {
+        &self.0
+    }
+
     /// A view of memory from elsewhere; row-major strides if none are given. `address` is that of the element whose
     /// indices are all 0.
     ///
@@ -497,7 +512,7 @@ impl<'a> TensorMut<'a> {
         shape: &[usize],
         strides: Option<&[i64]>,
     ) -> Result<Self> {
-        View::new(device, address, dtype, shape, strides).map(|view| Self(view, PhantomData))
+        View::new(device, address, dtype, shape, strides).map(|view| Self(TensorRef(view), PhantomData))
     }
 
     view_getters!();
@@ -508,7 +523,7 @@ impl<'a> TensorMut<'a> {
         reason = "`AsRef` returns a reference, this a view with a lifetime"
     )]
     pub fn as_ref(&self) -> TensorRef<'_> {
-        TensorRef(self.0)
+        self.0
     }
 
     /// A shorter borrow of the same view.
@@ -521,7 +536,7 @@ impl<'a> TensorMut<'a> {
     /// # Errors
     /// As [`TensorRef::reshape`].
     pub fn reshape(self, shape: &[usize]) -> Result<Self> {
-        TensorRef(self.0).reshape(shape).map(|view| Self(view.0, PhantomData))
+        self.0.reshape(shape).map(|view| Self(view, PhantomData))
     }
 
     /// Indices `start..start + len` of one axis.
@@ -529,7 +544,7 @@ impl<'a> TensorMut<'a> {
     /// # Errors
     /// As [`TensorRef::narrow`].
     pub fn narrow(self, axis: usize, start: usize, len: usize) -> Result<Self> {
-        TensorRef(self.0).narrow(axis, start, len).map(|view| Self(view.0, PhantomData))
+        self.0.narrow(axis, start, len).map(|view| Self(view, PhantomData))
     }
 
     /// The axes in another order.
@@ -537,7 +552,7 @@ impl<'a> TensorMut<'a> {
     /// # Errors
     /// As [`TensorRef::permute`].
     pub fn permute(self, order: &[usize]) -> Result<Self> {
-        TensorRef(self.0).permute(order).map(|view| Self(view.0, PhantomData))
+        self.0.permute(order).map(|view| Self(view, PhantomData))
     }
 }
 
@@ -549,6 +564,6 @@ impl<'a> From<&'a mut Tensor> for TensorMut<'a> {
 
 impl fmt::Debug for TensorMut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TensorMut({:?})", self.0)
+        write!(f, "TensorMut({:?})", self.view())
     }
 }

@@ -12,11 +12,11 @@ from typing import Any
 LEGACY_DEFAULT_STREAM = 1
 
 
-def torch_hooks() -> tuple[Any, Any, list[Any], list[type], Any, Any]:
-    """The module; `is_grad_enabled`; the functions that are true while a mode, transform or tracer of PyTorch watches calls
-    (none if this PyTorch does not tell); the types that intercept nothing; the short way to the handle of the current
-    stream of a device; the number of the current device with the short way to a new tensor there (None if this PyTorch
-    lacks one)."""
+def torch_hooks(dtypes: list[str]) -> tuple[list[Any], Any, list[Any], list[type], Any]:
+    """The type objects of the names; `is_grad_enabled`; the functions that are true while a mode, transform or tracer of
+    PyTorch watches calls (none if this PyTorch does not tell); the types that intercept nothing; the short ways past the
+    dispatcher (None if this PyTorch lacks one): the exchange table, the handle of the current stream of a device, the number
+    of the current device, a new tensor there."""
     torch = sys.modules["torch"]
     plain = [torch.Tensor, torch.nn.Parameter]
     c = torch._C
@@ -32,11 +32,11 @@ def torch_hooks() -> tuple[Any, Any, list[Any], list[type], Any, Any]:
     except (AttributeError, TypeError):
         watchers = []
     try:
-        on_current_device = c._cuda_getDevice, c._dynamo.guards._empty_strided_cuda
+        table = torch.Tensor.__dlpack_c_exchange_api__
+        ways = table, c._cuda_getCurrentRawStream, c._cuda_getDevice, c._dynamo.guards._empty_strided_cuda
     except AttributeError:
-        on_current_device = None
-    raw_stream = getattr(c, "_cuda_getCurrentRawStream", None)
-    return torch, torch.is_grad_enabled, watchers, plain, raw_stream, on_current_device
+        ways = None
+    return [getattr(torch, name, None) for name in dtypes], torch.is_grad_enabled, watchers, plain, ways
 
 
 def current_stream(library: str, device: int) -> int:

@@ -18,7 +18,8 @@ _library = torch.library.Library("warpwright", "FRAGMENT")
 _TAGS = tuple(
     getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, name)
 )
-_is_compiling = torch.compiler.is_compiling
+# Of what compiles, the tracer alone is not seen by `torch_route`: it does not run this code but reads it.
+_is_compiling = torch.compiler.is_dynamo_compiling
 # What `torch_route` says: a call goes through the dispatcher, is made directly, or directly and recorded.
 _DISPATCH, _DIRECT, _RECORD = range(3)
 
@@ -43,7 +44,8 @@ def direct(*tensors: Any) -> bool:
     return not _is_compiling() and torch_route(*tensors) != _DISPATCH
 
 
-def _register_gradient(operator: Any, differentiate: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
+def register_gradient(operator: Any, differentiate: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
+    """Gives an operator its gradient."""
     name = operator.name().split(".")[0]
     torch.library.register_autograd(name, differentiate, setup_context=setup_context, lib=_library)
 
@@ -110,7 +112,7 @@ def differentiable(
     def twice(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(f"warpwright: {name} has no second derivative")
 
-    _register_gradient(gradient_operator, twice, lambda ctx, inputs, output: None)
+    register_gradient(gradient_operator, twice, lambda ctx, inputs, output: None)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         found = output if many_results else (output,)
@@ -132,7 +134,7 @@ def differentiable(
     def differentiate(ctx: Any, *dys: Any) -> Any:
         return for_inputs(through_operator(ctx, dys[:results], ctx.parameters), ctx.parameters)
 
-    _register_gradient(operator, differentiate, setup_context)
+    register_gradient(operator, differentiate, setup_context)
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -174,8 +176,9 @@ def differentiable(
     if save is None and not has_parameters and not many_results:
         Function = Plain  # type: ignore[misc]
     Function.__name__ = Function.__qualname__ = f"{name}Function"
-    # What `Function.apply` comes down to where no functional transform is active.
+    # What `Function.apply` comes down to where no functional transform is active, and what a node's own `apply` does.
     apply = super(torch.autograd.Function, Function).apply
+    Function._backward_cls.apply = Function.backward  # type: ignore[attr-defined]
 
     def of_many(*inputs: Any) -> Any:
         if _is_compiling():
