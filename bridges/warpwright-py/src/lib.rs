@@ -20,6 +20,7 @@ mod ops;
 mod owned;
 mod quantise;
 mod quick;
+mod recurrent;
 mod rows;
 mod softmax;
 mod tensor_map;
@@ -56,6 +57,8 @@ mod _native {
         dequantize_fp4, dequantize_int4, dequantize_int4_asymmetric, dequantize_nested, dequantize_nf4,
         quantize_fp4, quantize_int4, quantize_int4_asymmetric, quantize_nested, quantize_nf4,
     };
+    #[pymodule_export]
+    use crate::recurrent::{gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward};
     #[pymodule_export]
     use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
     #[pymodule_export]

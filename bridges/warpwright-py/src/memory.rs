@@ -267,6 +267,33 @@ impl<const N: usize> Many for Fixed<N> {
     }
 }
 
+/// Lists.
+pub(crate) struct Listed;
+
+impl Many for Listed {
+    type Of<T> = Vec<T>;
+
+    fn try_map<T, U, E>(items: Vec<T>, f: impl FnMut(T) -> Result<U, E>) -> Result<Vec<U>, E> {
+        items.into_iter().map(f).collect()
+    }
+
+    fn map<T, U>(items: Vec<T>, f: impl FnMut(T) -> U) -> Vec<U> {
+        items.into_iter().map(f).collect()
+    }
+
+    fn of_refs<T>(items: &Vec<T>) -> Vec<&T> {
+        items.iter().collect()
+    }
+
+    fn of_muts<T>(items: &mut Vec<T>) -> Vec<&mut T> {
+        items.iter_mut().collect()
+    }
+
+    fn iter<T>(items: &Vec<T>) -> std::slice::Iter<'_, T> {
+        items.iter()
+    }
+}
+
 /// Applies `f` to every item in order, up to the first error.
 pub(crate) fn try_map<T, U, E, const N: usize>(
     items: [T; N],

@@ -37,6 +37,7 @@ from ._operators import (
     swiglu,
     tanh,
 )
+from ._recurrent import gru, lstm, rnn
 from ._rows import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from ._softmax import log_softmax, softmax
 
@@ -55,12 +56,14 @@ __all__ = [
     "gelu_erf",
     "gelu_tanh",
     "group_norm",
+    "gru",
     "instance_norm",
     "layer_norm",
     "leaky_relu",
     "linear",
     "local_response_norm",
     "log_softmax",
+    "lstm",
     "matmul",
     "nn",
     "quantize_fp4",
@@ -69,6 +72,7 @@ __all__ = [
     "quantize_nf4",
     "relu",
     "rms_norm",
+    "rnn",
     "scaled_dot_product_attention",
     "sigmoid",
     "silu",

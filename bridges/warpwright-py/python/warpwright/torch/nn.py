@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _batch, _cross_entropy, _groups, _local_response, _operators, _rows, _softmax
+from ._recurrent_nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
     "BatchNorm1d",
@@ -14,15 +15,21 @@ __all__ = [
     "CrossEntropyLoss",
     "GEGLU",
     "GELU",
+    "GRU",
+    "GRUCell",
     "GroupNorm",
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
+    "LSTM",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "LocalResponseNorm",
     "LogSoftmax",
     "RMSNorm",
+    "RNN",
+    "RNNCell",
     "ReLU",
     "SiLU",
     "Sigmoid",

@@ -1,0 +1,232 @@
+"""Recurrent nets as operators; `warpwright.torch` has them for users."""
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ._common import narrow, row_major
+from ._registry import define, direct, register_gradient
+
+Weights = Sequence[Sequence[Tensor]]
+
+_TENSORS = "Tensor x, Tensor[] weights, Tensor? h0, Tensor? c0, Tensor? lengths"
+_PARAMETERS = "str cell, int biases, bool bidirectional, bool batch_first"
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _grouped(weights: Sequence[Tensor], biases: int) -> List[Sequence[Tensor]]:
+    each = 2 + biases
+    return [weights[i : i + each] for i in range(0, len(weights), each)]
+
+
+def _call(name: str, cell: str, weights: Any, biases: int, states: Any, *before: Any, **options: Any) -> Any:
+    """A native function, with the states that the cell has and by its name."""
+    if cell.startswith("rnn"):
+        options["nonlinearity"] = cell[4:]
+    function = getattr(_native, cell.split("_")[0] + name)
+    states = states if cell == "lstm" else states[:1]
+    x, *rest = before
+    return function(x, _grouped(weights, biases), *rest, *states, **options)
+
+
+def _forward(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    h0: Optional[Tensor],
+    c0: Optional[Tensor],
+    lengths: Optional[Tensor],
+    cell: str,
+    biases: int,
+    bidirectional: bool,
+    batch_first: bool,
+    training: bool,
+) -> Tuple[Tensor, ...]:
+    options = {"bidirectional": bidirectional, "batch_first": batch_first, "lengths": lengths, "training": training}
+    y, h_n, *rest = _call("", cell, weights, biases, (h0, c0), x, **options)
+    c_n = rest.pop(0) if cell == "lstm" else x.new_empty(0)
+    return y, h_n, c_n, rest[0] if training else x.new_empty(0)
+
+
+def _backward(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    h0: Optional[Tensor],
+    c0: Optional[Tensor],
+    lengths: Optional[Tensor],
+    y: Tensor,
+    reserve: Tensor,
+    dy: Optional[Tensor],
+    dh_n: Optional[Tensor],
+    dc_n: Optional[Tensor],
+    cell: str,
+    biases: int,
+    bidirectional: bool,
+    batch_first: bool,
+    input_gradient: bool,
+) -> List[Tensor]:
+    """The gradients of x, h0, c0 and the weights; an empty tensor where there is none."""
+    gradients = (dy, dh_n, dc_n) if cell == "lstm" else (dy, dh_n)
+    options = {"bidirectional": bidirectional, "batch_first": batch_first, "lengths": lengths}
+    *found, all_weights = _call(
+        "_backward", cell, weights, biases, (h0, c0), x, y, reserve, *gradients, input_gradient=input_gradient, **options
+    )
+    found = [x.new_empty(0) if g is None else g for g in found]
+    return [*found, *(g for one in all_weights for g in one)]
+
+
+def _sums(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _reserve(x: Tensor, hidden: int, layers: int, directions: int, cell: str) -> Any:
+    """Elements of what the backward pass needs: gates, and what a unit carries, of each layer and direction, and the results
+    between layers; each part begins at a multiple of 16 bytes."""
+    rows, wide = x.shape[0] * x.shape[1], _sums(x.dtype).itemsize
+    part = lambda elements, size: (elements * size + 15) // 16 * 16  # noqa: E731
+    each = part(rows * _GATES[cell] * hidden, wide) + (part(rows * hidden, wide) if cell in ("lstm", "gru") else 0)
+    between = part(rows * directions * hidden, x.dtype.itemsize)
+    return (layers * directions * each + (layers - 1) * between) // wide
+
+
+def _fake(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    h0: Any,
+    c0: Any,
+    lengths: Any,
+    cell: str,
+    biases: int,
+    bidirectional: bool,
+    batch_first: bool,
+    training: bool,
+) -> Tuple[Tensor, ...]:
+    directions, hidden = 1 + bidirectional, weights[1].shape[1]
+    count = len(weights) // (2 + biases)
+    batch = x.shape[0 if batch_first else 1]
+    state = (count, batch, hidden)
+    c_n = x.new_empty(state if cell == "lstm" else 0)
+    length = _reserve(x, hidden, count // directions, directions, cell) if training else 0
+    reserve = x.new_empty(length, dtype=_sums(x.dtype) if training else None)
+    return x.new_empty((*x.shape[:2], directions * hidden)), x.new_empty(state), c_n, reserve
+
+
+def _fake_backward(
+    x: Tensor, weights: Sequence[Tensor], h0: Optional[Tensor], c0: Optional[Tensor], *rest: Any
+) -> List[Tensor]:
+    def like(tensor: Optional[Tensor]) -> Tensor:
+        return x.new_empty(0) if tensor is None else row_major(tensor)
+
+    return [like(x if rest[-1] else None), like(h0), like(c0), *map(row_major, weights)]
+
+
+_operator = define(
+    f"recurrent({_TENSORS}, {_PARAMETERS}, bool training) -> (Tensor, Tensor, Tensor, Tensor)", _forward, _fake
+)
+_gradients = define(
+    f"recurrent_backward({_TENSORS}, Tensor y, Tensor reserve, Tensor? dy, Tensor? dh_n, Tensor? dc_n, {_PARAMETERS},"
+    " bool input_gradient) -> Tensor[]",
+    _backward,
+    _fake_backward,
+)
+
+
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weights, h0, c0, lengths, *parameters, _ = inputs
+    y, _, c_n, reserve = output
+    ctx.save_for_backward(x, h0, c0, lengths, y, reserve, *weights)
+    ctx.mark_non_differentiable(reserve, *([] if parameters[0] == "lstm" else [c_n]))
+    ctx.set_materialize_grads(False)
+    ctx.parameters = parameters
+
+
+def _differentiate(ctx: Any, dy: Any, dh_n: Any, dc_n: Any, _: Any) -> Any:
+    x, h0, c0, lengths, y, reserve, *weights = ctx.saved_tensors
+    cell = ctx.parameters[0]
+    dc_n = dc_n if cell == "lstm" else None
+    whole = (None if g is None else g.contiguous() for g in (dy, dh_n, dc_n))
+    need = ctx.needs_input_grad[0]
+    run = _backward if direct(x, *weights) else _gradients
+    with torch.no_grad():
+        dx, dh0, dc0, *dweights = run(x, weights, h0, c0, lengths, y, reserve, *whole, *ctx.parameters, need)
+    return (
+        dx if need else None,
+        dweights,
+        None if h0 is None else dh0,
+        None if c0 is None else dc0,
+        *[None] * (2 + len(ctx.parameters)),
+    )
+
+
+register_gradient(_operator, _differentiate, _setup_context)
+
+
+def recurrent(
+    cell: str,
+    x: Tensor,
+    weights: Weights,
+    states: Tuple[Optional[Tensor], Optional[Tensor]],
+    bidirectional: bool,
+    batch_first: bool,
+    lengths: Optional[Tensor],
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """A net of cells named `cell` over sequences: y, h_n and, of an LSTM, c_n."""
+    if not weights:
+        raise ValueError(f"{cell}: weights is empty")
+    biases = len(weights[0]) - 2
+    if any(len(one) != len(weights[0]) for one in weights):
+        raise ValueError(f"{cell}: weights holds different numbers of tensors for its layers")
+    x, h0, c0, *flat = narrow(x, *states, *(w for one in weights for w in one))
+    tensors = [t for t in (x, h0, c0, *flat) if t is not None]
+    training = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    parameters = cell, biases, bidirectional, batch_first
+    if not training and direct(*tensors):
+        with torch.no_grad():
+            return _forward(x, flat, h0, c0, lengths, *parameters, False)[:3]
+    return _operator(x, flat, h0, c0, lengths, *parameters, training)[:3]
+
+
+def lstm(
+    x: Tensor,
+    weights: Weights,
+    h0: Optional[Tensor] = None,
+    c0: Optional[Tensor] = None,
+    *,
+    bidirectional: bool = False,
+    batch_first: bool = False,
+    lengths: Optional[Tensor] = None,
+) -> Tuple[Tensor, Tensor, Tensor]:
+    return recurrent("lstm", x, weights, (h0, c0), bidirectional, batch_first, lengths)
+
+
+def gru(
+    x: Tensor,
+    weights: Weights,
+    h0: Optional[Tensor] = None,
+    *,
+    bidirectional: bool = False,
+    batch_first: bool = False,
+    lengths: Optional[Tensor] = None,
+) -> Tuple[Tensor, Tensor]:
+    return recurrent("gru", x, weights, (h0, None), bidirectional, batch_first, lengths)[:2]
+
+
+def rnn(
+    x: Tensor,
+    weights: Weights,
+    h0: Optional[Tensor] = None,
+    *,
+    nonlinearity: str = "tanh",
+    bidirectional: bool = False,
+    batch_first: bool = False,
+    lengths: Optional[Tensor] = None,
+) -> Tuple[Tensor, Tensor]:
+    if nonlinearity not in ("tanh", "relu"):
+        raise ValueError(f"rnn: nonlinearity is '{nonlinearity}', expected 'tanh' or 'relu'")
+    return recurrent(f"rnn_{nonlinearity}", x, weights, (h0, None), bidirectional, batch_first, lengths)[:2]
+
+
+for _function in (lstm, gru, rnn):
+    _native_doc = getattr(_native, _function.__name__).__doc__
+    _function.__doc__ = f"{_native_doc}\n\nHere without training, out and stream. Differentiable in everything but lengths."

@@ -1,0 +1,411 @@
+//! Recurrent nets as Python functions.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use warpwright::DType;
+use warpwright::plan::PlanCache;
+use warpwright::recurrent::{
+    Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc,
+    WeightGradients, WeightRefs,
+};
+
+use crate::array::Array;
+use crate::call::{Call, Form, Output, gathered, places, present};
+use crate::error::{self, Class, Problem};
+use crate::memory::Listed;
+
+type Object<'py> = Bound<'py, PyAny>;
+type Maybe<'a, 'py> = Option<&'a Object<'py>>;
+
+/// How sequences are read, and where results go.
+struct Options<'a, 'py> {
+    bidirectional: bool,
+    batch_first: bool,
+    lengths: Maybe<'a, 'py>,
+    training: bool,
+    out: Maybe<'a, 'py>,
+    stream: Maybe<'a, 'py>,
+}
+
+/// The weights of a layer and direction: w_ih, w_hh, b_ih, b_hh.
+type Weights<'py> = [Option<Array<'py>>; 4];
+const WEIGHTS: [&str; 4] = ["w_ih", "w_hh", "b_ih", "b_hh"];
+
+/// A call with its arguments, and what it computes.
+struct Started<'py> {
+    call: Call<'py>,
+    x: Array<'py>,
+    lengths: Option<Array<'py>>,
+    h0: Option<Array<'py>>,
+    c0: Option<Array<'py>>,
+    weights: Vec<Weights<'py>>,
+    desc: RecurrentDesc,
+}
+
+impl Started<'_> {
+    /// Of h0 and the states after the last steps.
+    fn state(&self) -> [usize; 3] {
+        let RecurrentDesc { layers, directions, batch, hidden, .. } = self.desc;
+        [layers * directions, batch, hidden]
+    }
+
+    /// Of the results at all places.
+    fn places(&self) -> [usize; 3] {
+        let RecurrentDesc { steps, batch, hidden, directions, batch_first, .. } = self.desc;
+        let [first, second] = if batch_first { [batch, steps] } else { [steps, batch] };
+        [first, second, directions.saturating_mul(hidden)]
+    }
+}
+
+/// The extents of an array of `N` dimensions.
+fn sizes<const N: usize>(array: &Array<'_>) -> PyResult<[usize; N]> {
+    (*array.shape).try_into().map_err(|_| {
+        let (op, argument, rank) = (array.site.op, array.site.argument, array.shape.len());
+        let message = format!("{op}: {argument} has {rank} dimensions, expected {N}");
+        Problem::new(array.object.py(), Class::Shape, message).at(op, argument).mismatch(N, rank).into_err()
+    })
+}
+
+fn start<'py>(
+    cell: Cell,
+    [x, weights]: [&Object<'py>; 2],
+    [h0, c0]: [Maybe<'_, 'py>; 2],
+    o: &Options<'_, 'py>,
+) -> PyResult<Started<'py>> {
+    let (py, op) = (x.py(), cell.op());
+    let (call, x) = Call::new(op, ("x", x), o.stream)?;
+    let x = call.row_major(x)?;
+    let [first, second, input] = sizes(&x)?;
+    let [steps, batch] = if o.batch_first { [second, first] } else { [first, second] };
+    let directions = if o.bidirectional { 2 } else { 1 };
+    let refuse = |message: String, expected: &str, got: String| {
+        let problem = Problem::new(py, Class::Argument, format!("{op}: {message}")).at(op, "weights");
+        problem.mismatch(expected, got).into_err()
+    };
+    let mut given: Vec<Weights<'py>> = Vec::new();
+    for one in weights.try_iter()? {
+        let items = one?.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+        if !(2..=4).contains(&items.len()) {
+            let (expected, got) = ("w_ih, w_hh and up to two biases", items.len().to_string());
+            return Err(refuse(
+                format!("weights holds {got} tensors for a layer, expected {expected}"),
+                expected,
+                got,
+            ));
+        }
+        let mut arrays: Weights<'py> = [const { None }; 4];
+        for ((array, name), item) in arrays.iter_mut().zip(WEIGHTS).zip(&items) {
+            *array = Some(call.read((name, item))?);
+        }
+        given.push(arrays);
+    }
+    let Some([_, Some(w_hh), b_ih, b_hh]) = given.first() else {
+        return Err(refuse(
+            "weights is empty".to_owned(),
+            "one for each direction of each layer",
+            "none".to_owned(),
+        ));
+    };
+    let [_, hidden] = sizes(w_hh)?;
+    let biases = match (b_ih, b_hh) {
+        (None, _) => Biases::Absent,
+        (Some(_), None) => Biases::One,
+        (Some(_), Some(_)) => Biases::Two,
+    };
+    let count = given.len();
+    if !count.is_multiple_of(directions) {
+        let expected = "one for each direction of each layer";
+        return Err(refuse(
+            format!("weights holds {count} layers, expected {expected}"),
+            expected,
+            count.to_string(),
+        ));
+    }
+    let layers = count / directions;
+    let rows = hidden.saturating_mul(cell.gates());
+    let number =
+        2 + [Biases::Absent, Biases::One, Biases::Two].iter().position(|b| *b == biases).unwrap_or(0);
+    let mut weights = Vec::with_capacity(count);
+    for (index, arrays) in given.into_iter().enumerate() {
+        let columns = if index < directions { input } else { directions.saturating_mul(hidden) };
+        let got = arrays.iter().flatten().count();
+        if got != number {
+            let message =
+                format!("weights holds {got} tensors for a layer, expected {number} as for the first");
+            return Err(refuse(message, &number.to_string(), got.to_string()));
+        }
+        let shapes: [&[usize]; 4] = [&[rows, columns], &[rows, hidden], &[rows], &[rows]];
+        let mut checked: Weights<'py> = [const { None }; 4];
+        for ((to, array), shape) in checked.iter_mut().zip(arrays).zip(shapes) {
+            let Some(array) = array else { continue };
+            array.expect_dtype(x.dtype)?;
+            array.expect_shape(shape)?;
+            *to = Some(call.row_major(array)?);
+        }
+        weights.push(checked);
+    }
+    let state = [count, batch, hidden];
+    let h0 = call.optional(("h0", h0), x.dtype, &state)?;
+    let c0 = call.optional(("c0", c0), x.dtype, &state)?;
+    let lengths = call.optional(("lengths", o.lengths), DType::I32, &[batch])?;
+    let desc = RecurrentDesc {
+        layers,
+        directions,
+        batch_first: o.batch_first,
+        biases,
+        h0: h0.is_some(),
+        c0: c0.is_some(),
+        lengths: lengths.is_some(),
+        training: o.training,
+        ..RecurrentDesc::new(cell, x.dtype, [steps, batch, input, hidden])
+    };
+    Ok(Started { call, x, lengths, h0, c0, weights, desc })
+}
+
+fn forward<'py>(
+    cell: Cell,
+    required: [&Object<'py>; 2],
+    state: [Maybe<'_, 'py>; 2],
+    options: &Options<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<RecurrentDesc> = PlanCache::new();
+    let started = start(cell, required, state, options)?;
+    let Started { call, x, desc, .. } = &started;
+    let py = x.object.py();
+    let plan = call.plan(&PLANS, desc)?;
+    let kept = [true, true, cell.has_c(), options.training];
+    let out = places::<4>(cell.op(), options.out, kept)?;
+    let (dtype, shape, places) = (desc.dtype, started.state(), started.places());
+    let reserve = desc.reserve().map_err(|e| error::raise(py, e.into()))?;
+    let (reserve_dtype, reserve_len) = reserve;
+    let forms: [Form<'_>; 4] = [
+        Form::RowMajor(dtype, &places),
+        Form::RowMajor(dtype, &shape),
+        Form::RowMajor(dtype, &shape),
+        Form::RowMajor(reserve_dtype, &[reserve_len]),
+    ];
+    let names = ["out[0]", "out[1]", "out[2]", "reserve"];
+    let mut outputs: Vec<Option<Output<'py>>> = Vec::new();
+    for (((name, given), form), wanted) in names.into_iter().zip(&out).zip(forms).zip(kept) {
+        outputs.push(call.optional_output(wanted, (name, given.as_ref()), x, form)?);
+    }
+    outputs.push(call.workspace(&plan, x)?);
+    let mut inputs = vec![Some(x), started.lengths.as_ref(), started.h0.as_ref(), started.c0.as_ref()];
+    inputs.extend(started.weights.iter().flatten().map(Option::as_ref));
+    let mut results = call.run_many::<Listed, Listed>(inputs, outputs, move |stream, inputs, outputs| {
+        let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());
+        let (mut input, mut output) = (|| inputs.next().flatten(), || outputs.next().flatten());
+        let (x, lengths, h0, c0) = (present(input()), input(), input(), input());
+        let (y, h_n, c_n, reserve) = (present(output()), present(output()), output(), output());
+        let weights = (0..desc.layers * desc.directions)
+            .map(|_| WeightRefs {
+                w_ih: present(input()),
+                w_hh: present(input()),
+                b_ih: input(),
+                b_hh: input(),
+            })
+            .collect();
+        let workspace = output();
+        let args = RecurrentArgs { x, lengths, h0, c0, weights, y, h_n, c_n, reserve, workspace };
+        Ok(plan.launch(stream, args)?)
+    })?;
+    // Scratch memory is nobody's result.
+    results.pop();
+    let results: [_; 4] = results.try_into().unwrap_or_else(|_| unreachable!("as many as were made"));
+    gathered(py, results)
+}
+
+/// The tensors that the backward pass alone takes, by name.
+type Further<'a, 'py> = [Maybe<'a, 'py>; 5];
+
+fn backward<'py>(
+    cell: Cell,
+    required: [&Object<'py>; 2],
+    state: [Maybe<'_, 'py>; 2],
+    [y, reserve, dy, dh_n, dc_n]: Further<'_, 'py>,
+    input_gradient: bool,
+    options: &Options<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<RecurrentBackwardDesc> = PlanCache::new();
+    let started = start(cell, required, state, options)?;
+    let Started { call, x, desc, .. } = &started;
+    let py = x.object.py();
+    let (dtype, state, places) = (desc.dtype, started.state(), started.places());
+    let (reserve_dtype, reserve_len) = desc.reserve().map_err(|e| error::raise(py, e.into()))?;
+    let y = call.optional(("y", y), dtype, &places)?;
+    let reserve = call.optional(("reserve", reserve), reserve_dtype, &[reserve_len])?;
+    let dy = call.optional(("dy", dy), dtype, &places)?;
+    let dh_n = call.optional(("dh_n", dh_n), dtype, &state)?;
+    let dc_n = call.optional(("dc_n", dc_n), dtype, &state)?;
+    let (given, dx) = ((dy.is_some(), dh_n.is_some(), dc_n.is_some()), input_gradient);
+    let plan = RecurrentBackwardDesc { forward: desc.clone(), dy: given.0, dh_n: given.1, dc_n: given.2, dx };
+    let plan = call.plan(&PLANS, &plan)?;
+    let wanted = |wanted, name, shape: &[usize]| {
+        call.optional_output(wanted, (name, None), x, Form::RowMajor(dtype, shape))
+    };
+    let mut outputs = vec![
+        wanted(dx, "dx", &x.shape)?,
+        wanted(desc.h0, "dh0", &state)?,
+        wanted(desc.c0, "dc0", &state)?,
+        call.workspace(&plan, x)?,
+    ];
+    let mut inputs = vec![Some(x), started.lengths.as_ref(), started.h0.as_ref(), started.c0.as_ref()];
+    inputs.extend([&y, &reserve, &dy, &dh_n, &dc_n].map(Option::as_ref));
+    for weights in &started.weights {
+        inputs.extend(weights[..2].iter().map(Option::as_ref));
+        for (array, name) in weights.iter().zip(WEIGHTS) {
+            outputs.push(array.as_ref().map(|array| wanted(true, name, &array.shape)).transpose()?.flatten());
+        }
+    }
+    let mut results = call.run_many::<Listed, Listed>(inputs, outputs, move |stream, inputs, outputs| {
+        let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());
+        let (mut input, mut output) = (|| inputs.next().flatten(), || outputs.next().flatten());
+        let (x, lengths, h0, c0) = (present(input()), input(), input(), input());
+        let (y, reserve, dy, dh_n, dc_n) = (present(input()), present(input()), input(), input(), input());
+        let (dx, dh0, dc0, workspace) = (output(), output(), output(), output());
+        let weights = (0..desc.layers * desc.directions).map(|_| WeightGradients {
+            w_ih: present(input()),
+            w_hh: present(input()),
+            dw_ih: present(output()),
+            dw_hh: present(output()),
+            db_ih: output(),
+            db_hh: output(),
+        });
+        let weights = weights.collect();
+        let args = RecurrentBackwardArgs {
+            x,
+            lengths,
+            h0,
+            c0,
+            y,
+            reserve,
+            dy,
+            dh_n,
+            dc_n,
+            weights,
+            dx,
+            dh0,
+            dc0,
+            workspace,
+        };
+        Ok(plan.launch(stream, args)?)
+    })?;
+    let weights = results.split_off(4);
+    results.truncate(3);
+    let none = || py.None().into_bound(py);
+    let grouped = PyList::empty(py);
+    for one in weights.chunks(4) {
+        grouped.append(PyTuple::new(py, one.iter().flatten().collect::<Vec<_>>())?)?;
+    }
+    let mut all: Vec<Object<'py>> = results.into_iter().map(|r| r.unwrap_or_else(none)).collect();
+    all.push(grouped.into_any());
+    Ok(PyTuple::new(py, all)?.into_any())
+}
+
+/// The cell of a primitive, and of the nonlinearity that a plain one names.
+fn cell_of(py: Python<'_>, op: &'static str, nonlinearity: Option<&str>) -> PyResult<Cell> {
+    match (op, nonlinearity) {
+        ("lstm" | "lstm_backward", _) => Ok(Cell::Lstm),
+        ("gru" | "gru_backward", _) => Ok(Cell::Gru),
+        (_, Some("tanh")) => Ok(Cell::RnnTanh),
+        (_, Some("relu")) => Ok(Cell::RnnRelu),
+        (_, other) => {
+            let (other, expected) = (other.unwrap_or_default(), "'tanh' or 'relu'");
+            let message = format!("{op}: nonlinearity is '{other}', expected {expected}");
+            let problem = Problem::new(py, Class::Parameter, message).at(op, "nonlinearity");
+            Err(problem.mismatch(expected, other).into_err())
+        }
+    }
+}
+
+/// The functions of a net: `c0` if it has cells, `nonlinearity` if it has a choice.
+macro_rules! nets {
+    ($(
+        $(#[$doc:meta])* $name:ident,
+        $(#[$doc_backward:meta])* $backward:ident: $($c0:ident $dc_n:ident)?, $($nonlinearity:ident)?;
+    )*) => {$(
+        $(#[$doc])*
+        #[pyfunction]
+        #[pyo3(signature = (x, weights, h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? bidirectional=false, batch_first=false, lengths=None, training=false, out=None, stream=None))]
+        #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+        pub(crate) fn $name<'py>(
+            x: &Object<'py>,
+            weights: &Object<'py>,
+            h0: Maybe<'_, 'py>,
+            $($c0: Maybe<'_, 'py>,)?
+            $($nonlinearity: &str,)?
+            bidirectional: bool,
+            batch_first: bool,
+            lengths: Maybe<'_, 'py>,
+            training: bool,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
+        ) -> PyResult<Object<'py>> {
+            let cell = cell_of(x.py(), stringify!($name), [$(Some($nonlinearity),)? None][0])?;
+            let options = Options { bidirectional, batch_first, lengths, training, out, stream };
+            forward(cell, [x, weights], [h0, [$($c0,)? None][0]], &options)
+        }
+
+        $(#[$doc_backward])*
+        #[pyfunction]
+        #[pyo3(signature = (x, weights, y, reserve, dy=None, dh_n=None, $($dc_n=None,)? h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? input_gradient=true, bidirectional=false, batch_first=false, lengths=None, stream=None))]
+        #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+        pub(crate) fn $backward<'py>(
+            x: &Object<'py>,
+            weights: &Object<'py>,
+            y: &Object<'py>,
+            reserve: &Object<'py>,
+            dy: Maybe<'_, 'py>,
+            dh_n: Maybe<'_, 'py>,
+            $($dc_n: Maybe<'_, 'py>,)?
+            h0: Maybe<'_, 'py>,
+            $($c0: Maybe<'_, 'py>,)?
+            $($nonlinearity: &str,)?
+            input_gradient: bool,
+            bidirectional: bool,
+            batch_first: bool,
+            lengths: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
+        ) -> PyResult<Object<'py>> {
+            let cell = cell_of(x.py(), stringify!($backward), [$(Some($nonlinearity),)? None][0])?;
+            let options = Options { bidirectional, batch_first, lengths, training: true, out: None, stream };
+            let further = [Some(y), Some(reserve), dy, dh_n, [$($dc_n,)? None][0]];
+            backward(cell, [x, weights], [h0, [$($c0,)? None][0]], further, input_gradient, &options)
+        }
+    )*};
+}
+
+nets! {
+    /// Long short-term memory over sequences: `i, f, o = sigmoid(w_ih x + b_ih + w_hh h + b_hh)`, `g = tanh(the same)`,
+    /// `c' = f c + i g`, `h' = o tanh(c')`.
+    ///
+    /// x: [steps, batch, input], or [batch, steps, input] with batch_first; float32, float64, float16 or bfloat16. weights: for
+    /// each layer, and each direction of it, a sequence of w_ih [4 hidden, input], w_hh [4 hidden, hidden] and up to two biases
+    /// [4 hidden], the gates in the order i, f, g, o; later layers have directions * hidden inputs. h0, c0: [layers *
+    /// directions, batch, hidden], zero if None. lengths: int32, [batch], the places of each sequence that count; y is zero
+    /// after them. The result is (y, h_n, c_n): y [steps, batch, directions * hidden], or batch first, the states after the last
+    /// steps like h0; with training also what `lstm_backward` needs. `out` is a tuple of the three.
+    lstm,
+    /// The gradients (dx, dh0, dc0, dweights) of `lstm` with training.
+    ///
+    /// y, reserve: what it gave; dy, dh_n, dc_n: the gradients of its results, zero if None; the rest as it was called. dh0 and dc0
+    /// are None without h0 and c0, dx is without input_gradient; dweights is a list like weights.
+    lstm_backward: c0 dc_n,;
+
+    /// The gated recurrent unit over sequences: `r, z = sigmoid(w_ih x + b_ih + w_hh h + b_hh)`,
+    /// `n = tanh(w_in x + b_in + r (w_hn h + b_hn))`, `h' = (1 - z) n + z h`.
+    ///
+    /// As `lstm`, with three gates in the order r, z, n and without c0. The result is (y, h_n), with training also what
+    /// `gru_backward` needs.
+    gru,
+    /// The gradients (dx, dh0, None, dweights) of `gru` with training, as `lstm_backward`.
+    gru_backward: ,;
+
+    /// The plain recurrent net over sequences: `h' = f(w_ih x + b_ih + w_hh h + b_hh)`, f being tanh or relu.
+    ///
+    /// As `lstm`, with one gate and without c0. nonlinearity: "tanh" or "relu". The result is (y, h_n), with training also what
+    /// `rnn_backward` needs.
+    rnn,
+    /// The gradients (dx, dh0, None, dweights) of `rnn` with training, as `lstm_backward`.
+    rnn_backward: , nonlinearity;
+}
