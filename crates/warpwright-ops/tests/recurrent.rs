@@ -63,6 +63,18 @@ fn sequences_without_a_plan() {
         RecurrentBackwardDesc { forward: good.clone(), dy: true, dh_n: false, dc_n: false, dx: true };
     let e = backward.plan(TARGET).expect_err("there is no reserve");
     assert!(matches!(e, PlanError::Parameter { parameter: "training", .. }), "{e}");
+    let forward = RecurrentDesc { training: true, ..good.clone() };
+    let backward = RecurrentBackwardDesc { forward, ..backward };
+    let whole = |schedule| {
+        let plan = backward.plan_with(TARGET, schedule).expect("plan");
+        let grids = plan.steps().iter().filter(|step| step.is_cooperative()).map(|step| step.grid()[0]);
+        (grids.collect::<Vec<_>>(), plan.steps().len())
+    };
+    assert_eq!(whole(backward.schedule(TARGET)), (vec![32], 11), "the exchange, the steps, the products");
+    assert_eq!(whole(Schedule::Stepwise), (vec![], 9 + 2 * 3 + 1), "a cell and a product for each step");
+    let wrong = Schedule::Persistent(PersistentConfig { units: 4 });
+    let e = backward.plan_with(TARGET, wrong).expect_err("no such kernel");
+    assert!(matches!(e, PlanError::Parameter { parameter: "schedule", .. }), "{e}");
     let e = RecurrentDesc { dtype: DType::I8, ..good.clone() }.plan(TARGET).expect_err("no integers");
     assert!(matches!(e, PlanError::DType { op: "lstm", .. }), "{e}");
     let wrong = Schedule::Persistent(PersistentConfig { units: 3 });

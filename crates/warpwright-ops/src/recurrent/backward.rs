@@ -5,8 +5,11 @@ use warpwright_dsl::{In, KernelArgs};
 use warpwright_ptx::Target;
 use warpwright_runtime::LaunchStep;
 
+use super::exchange::clear;
 use super::pointwise::{self, Backward, BackwardArgs, Start, StartArgs};
 use super::sums::{self, ColumnArgs, Columns, Round, RoundArgs};
+use super::sweep::{Sweep, SweepArgs};
+use super::tuning::{PersistentConfig, Schedule};
 use super::walk;
 use super::{
     Arena, Biases, Place, RecurrentBackwardDesc, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of,
@@ -51,7 +54,7 @@ struct Scratch {
     before: Place,
     /// Gradients of the gates' sums of one step.
     now: Place,
-    /// What comes back through the recurrent weights, and what passes from step to step.
+    /// What comes back through the recurrent weights, or the exchange; and what passes from step to step.
     recurrent: Place,
     carry: Place,
     /// Sums that are to be rounded: of weights and columns, and of the input in every direction.
@@ -95,6 +98,7 @@ struct Planner<'d> {
 pub(super) fn plan<O: Operation>(
     desc: &RecurrentBackwardDesc,
     target: Target,
+    schedule: Schedule,
     op: &'static str,
 ) -> Result<Plan<O>, PlanError> {
     let net = &desc.forward;
@@ -106,15 +110,21 @@ pub(super) fn plan<O: Operation>(
     if desc.dc_n && !net.cell.has_c() {
         return Err(refuse(op, "dc_n", true, "false: only an LSTM has cells"));
     }
+    if let Schedule::Persistent(config) = schedule
+        && !config.takes_back(net, target)
+    {
+        let got = format!("{schedule:?} for {} x {} of {}", net.batch, net.hidden, net.dtype);
+        return Err(refuse(op, "schedule", got, "one that tuning gives, or Stepwise"));
+    }
     let reserve = net.reserve_parts(slot::RESERVE);
-    let scratch = scratch(net);
+    let scratch = scratch(net, schedule);
     let mut variants = Vec::new();
-    for alignment in [WIDE, net.dtype.bytes() as u64] {
+    for (alignment, schedule) in [(WIDE, schedule), (net.dtype.bytes() as u64, Schedule::Stepwise)] {
         let wide = alignment == WIDE;
         let launches = Vec::new();
         let mut planner = Planner { desc, net, target, op, wide, scratch: &scratch, launches };
         for layer in (0..net.layers).rev() {
-            planner.layer(layer, &reserve)?;
+            planner.layer(layer, &reserve, schedule)?;
         }
         variants.push(Variant { alignment, steps: planner.launches });
     }
@@ -152,14 +162,18 @@ pub(super) fn plan<O: Operation>(
     Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
 }
 
-fn scratch(net: &RecurrentDesc) -> Scratch {
+fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
     let (dtype, sums) = (net.dtype, sums_of(net.dtype));
     let mut arena = Arena::new(slot::WORKSPACE);
     let dx_gates = arena.take(net.rows() * net.wide(), dtype);
     let dh_gates = if net.cell.splits() { arena.take(net.rows() * net.wide(), dtype) } else { dx_gates };
     let before = arena.take(net.rows() * net.hidden, dtype);
     let now = arena.take(net.batch * net.wide(), dtype);
-    let recurrent = arena.take(net.state(), sums);
+    let exchange = match schedule {
+        Schedule::Persistent(config) => 2 * sweep(net, config).product().words() as usize,
+        Schedule::Stepwise => 0,
+    };
+    let recurrent = arena.take(net.state().max(2 * exchange), sums);
     let carry = arena.take(net.state(), sums);
     let both = net.directions * net.hidden;
     let widest = if net.layers > 1 { both.max(net.input) } else { net.input };
@@ -171,8 +185,14 @@ fn scratch(net: &RecurrentDesc) -> Scratch {
     Scratch { dx_gates, dh_gates, before, now, recurrent, carry, sums: sums_place, input_sums, dy, bytes }
 }
 
+/// The persistent kernel of a layer and direction.
+pub(super) fn sweep(net: &RecurrentDesc, config: PersistentConfig) -> Sweep {
+    let (hidden, batch) = (small(net.hidden), small(net.batch));
+    Sweep { cell: net.cell, dtype: net.dtype, hidden, batch, config }
+}
+
 impl Planner<'_> {
-    fn layer(&mut self, layer: usize, reserve: &Reserve) -> Result<(), PlanError> {
+    fn layer(&mut self, layer: usize, reserve: &Reserve, schedule: Schedule) -> Result<(), PlanError> {
         let net = self.net;
         let input = net.input_of(layer);
         let last = layer + 1 == net.layers;
@@ -189,7 +209,10 @@ impl Planner<'_> {
             let y = y.after(units, net.dtype);
             let pass = Pass { index, direction, input, x, y, dy, gates, extra };
             if net.batch > 0 {
-                self.sweep(&pass)?;
+                match schedule {
+                    Schedule::Persistent(config) => self.persistent(&pass, config)?,
+                    Schedule::Stepwise => self.stepwise(&pass)?,
+                }
             }
             self.weights(&pass)?;
             if wanted {
@@ -222,7 +245,7 @@ impl Planner<'_> {
     }
 
     /// The steps of a pass from the last to the first, and the gradients of the state that it began with.
-    fn sweep(&mut self, pass: &Pass) -> Result<(), PlanError> {
+    fn stepwise(&mut self, pass: &Pass) -> Result<(), PlanError> {
         let (net, op, scratch) = (self.net, self.op, self.scratch);
         let RecurrentDesc { cell, dtype, steps, batch, hidden, .. } = *net;
         let kernel = plan::recorded(op, &Backward { cell, dtype }, self.target)?;
@@ -279,6 +302,43 @@ impl Planner<'_> {
             let kernel = plan::recorded(op, &Start { cell, dtype }, self.target)?;
             self.launches.push(LaunchStep::new(kernel, grid, args.values()));
         }
+        Ok(())
+    }
+
+    /// The same in one launch.
+    fn persistent(&mut self, pass: &Pass, config: PersistentConfig) -> Result<(), PlanError> {
+        let (net, op, scratch) = (self.net, self.op, self.scratch);
+        let def = sweep(net, config);
+        let product = def.product();
+        self.launches.push(clear(op, self.target, &product, scratch.recurrent)?);
+        let [row_step, row_batch] = net.row_strides();
+        let args = SweepArgs {
+            w_hh: pass.weight(1).read(),
+            gates: pass.gates.read(),
+            extra: pass.extra.read(),
+            y: pass.y.read(),
+            h0: self.state(pass, slot::H0).read(),
+            c0: self.state(pass, slot::C0).read(),
+            lengths: In::slot(slot::LENGTHS),
+            dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
+            dh_n: self.state(pass, slot::DH_N).read(),
+            dc_n: self.state(pass, slot::DC_N).read(),
+            dx: scratch.dx_gates.write(),
+            dh: scratch.dh_gates.write(),
+            before: scratch.before.write(),
+            dh0: self.state(pass, slot::DH0).write(),
+            dc0: self.state(pass, slot::DC0).write(),
+            exchange: scratch.recurrent.both(),
+            steps: small(net.steps),
+            row_step,
+            row_batch,
+            y_row: small(net.directions * net.hidden),
+            flags: self.flags(pass),
+        };
+        let kernel = plan::recorded(op, &def, self.target)?;
+        let grid = [small(net.hidden) / config.units, 1, 1];
+        let step = LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(product.shared_bytes());
+        self.launches.push(step.cooperative_whole());
         Ok(())
     }
 

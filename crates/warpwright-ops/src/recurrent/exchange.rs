@@ -11,7 +11,12 @@
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_ptx::{CacheHints, Inst, Ordering, ScalarType, Scope, Semantics, StateSpace};
+use warpwright_ptx::{CacheHints, Inst, Ordering, ScalarType, Scope, Semantics, StateSpace, Target};
+use warpwright_runtime::LaunchStep;
+
+use super::Place;
+use crate::PlanError;
+use crate::plan;
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
@@ -258,11 +263,12 @@ impl Product {
         };
         let zero = Accumulator::<f32>::zero(k, self.atom());
         let all: Vec<u32> = (0..self.slices()).collect();
-        // All slices of several products together, or some slices of one.
+        // All slices of several products together, or some slices of one, in parts of a size.
+        let at_once = self.slices().div_ceil(self.slices().div_ceil(WAITED));
         let together = (WAITED / self.slices()).max(1) as usize;
         for columns in columns.chunks(together) {
             let mut sums = vec![vec![zero.clone(); weights.len()]; columns.len()];
-            for slices in all.chunks(WAITED as usize) {
+            for slices in all.chunks(at_once as usize) {
                 let places: Vec<_> =
                     columns.iter().flat_map(|c| slices.iter().map(|s| place(*c, *s))).collect();
                 let words = wait_for(k, &places, slot.mark);
@@ -433,4 +439,18 @@ impl KernelDef for Clear {
         let at = k.global_idx_x();
         k.if_(at.lt(p.n), || p.words.at(at).set(0u64));
     }
+}
+
+/// The launch that makes the exchange of a product zero.
+pub(super) fn clear(
+    op: &'static str,
+    target: Target,
+    product: &Product,
+    exchange: Place,
+) -> Result<LaunchStep, PlanError> {
+    let words = 2 * u64::from(product.words());
+    let args = ClearArgs { words: exchange.write(), n: words };
+    let grid = plan::cover(op, usize::try_from(words).unwrap_or(usize::MAX), THREADS)?;
+    let kernel = plan::recorded(op, &Clear, target)?;
+    Ok(LaunchStep::new(kernel, grid.unwrap_or([1; 3]), args.values()))
 }

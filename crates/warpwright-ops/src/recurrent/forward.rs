@@ -4,7 +4,7 @@ use warpwright_dsl::{In, KernelArgs};
 use warpwright_ptx::Target;
 use warpwright_runtime::LaunchStep;
 
-use super::exchange::{Clear, ClearArgs, THREADS};
+use super::exchange::clear;
 use super::persistent::{Sequence, SequenceArgs};
 use super::pointwise::{self, Forward, ForwardArgs};
 use super::tuning::{PersistentConfig, Schedule};
@@ -207,11 +207,7 @@ impl Planner<'_> {
         let (desc, op) = (self.desc, self.op);
         let def = sequence(desc, config);
         let product = def.product();
-        let words = 2 * u64::from(product.words());
-        let clear = ClearArgs { words: self.scratch.recurrent.write(), n: words };
-        let grid = plan::cover(op, usize::try_from(words).unwrap_or(usize::MAX), THREADS)?;
-        let kernel = plan::recorded(op, &Clear, self.target)?;
-        self.launches.push(LaunchStep::new(kernel, grid.unwrap_or([1; 3]), clear.values()));
+        self.launches.push(clear(op, self.target, &product, self.scratch.recurrent)?);
         let [row_step, row_batch] = desc.row_strides();
         let args = SequenceArgs {
             products: pass.products.both(),

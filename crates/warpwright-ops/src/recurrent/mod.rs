@@ -23,7 +23,7 @@
 //! step (`c`, or what z keeps of `h`) stays in `f32` for the whole sequence (`f64` for `f64`). The hidden state of a step is
 //! rounded to the element type before the recurrent weights multiply it, as in `y`.
 //!
-//! Where the recurrent weights fit the registers of the multiprocessors, all steps are one launch ([`tuning::Schedule`]); it
+//! Where the recurrent weights fit the registers of the multiprocessors, all steps of a pass are one launch, either way ([`tuning::Schedule`]); it
 //! needs a device with as many multiprocessors as the grid has blocks, and refuses others before it is launched.
 //!
 //! # The reserve
@@ -44,6 +44,8 @@ mod pointwise;
 pub mod reference;
 mod single;
 mod sums;
+mod sweep;
+mod trail;
 pub mod tuning;
 mod walk;
 
@@ -480,7 +482,7 @@ impl Operation for RecurrentBackwardDesc {
     type Args<'a> = RecurrentBackwardArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        backward::plan(self, target, self.forward.op())
+        self.plan_with(target, self.schedule(target))
     }
 
     fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
@@ -508,6 +510,21 @@ impl Operation for RecurrentBackwardDesc {
     }
 }
 
+impl RecurrentBackwardDesc {
+    /// What tuning gives.
+    pub fn schedule(&self, target: Target) -> Schedule {
+        tuning::choose_backward(&self.forward, target)
+    }
+
+    /// The plan with a schedule of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`]; [`PlanError::Parameter`] if the persistent kernel does not take the sequence.
+    pub fn plan_with(&self, target: Target, schedule: Schedule) -> Result<Plan<Self>, PlanError> {
+        backward::plan(self, target, schedule, self.forward.op())
+    }
+}
+
 /// The names of the primitives.
 const NAMES: [&str; 6] = ["lstm", "gru", "rnn", "lstm_cell", "gru_cell", "rnn_cell"];
 
@@ -528,6 +545,12 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         if entry.direction == Direction::Backward {
             all.push(plan::recorded(op, &pointwise::Backward { cell, dtype }, target)?);
             all.push(plan::recorded(op, &pointwise::Start { cell, dtype }, target)?);
+            for (batch, hidden) in SAMPLES.into_iter().filter(|_| cell.op() == op) {
+                let desc = RecurrentDesc::new(cell, dtype, [2, batch, hidden, hidden]);
+                if let Schedule::Persistent(config) = tuning::choose_backward(&desc, target) {
+                    all.push(plan::recorded(op, &backward::sweep(&desc, config), target)?);
+                }
+            }
             continue;
         }
         all.push(plan::recorded(op, &pointwise::Forward { cell, dtype, first: true }, target)?);

@@ -3,8 +3,9 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::cell::{Cell, Gate, Saved};
+use super::cell::{Cell, Gate};
 use super::sums_of;
+use super::trail::{Trail, Unit};
 use super::walk::{self, Walk, has};
 
 /// Threads of a block.
@@ -189,59 +190,44 @@ impl Backward {
                 row_batch: p.row_batch,
                 flags: p.flags,
             };
-            let length = walk.length(batch, p.n.gt(at));
-            let row = walk.row(p.step, batch, length);
-            let there = p.step.lt(length);
-            let (first, last) = (p.step.eq(0), (p.step + 1).eq(length));
-            let previous = walk.row(p.step.max(1) - 1, batch, length);
-            let width = p.hidden.to_u64() * gates as u64;
-            let place = |row: U64<'k>| row * p.hidden.to_u64() + unit.to_u64();
-            let in_y = |row: U64<'k>| row * p.y_row.to_u64() + unit.to_u64();
-            let read = |from: Ptr<'k, Read, Elem>, at: U64<'k>, where_: Pred<'k>| {
-                from.at(at).only_where(where_, Fill::Zero).get::<A>()
+            let trail = Trail {
+                cell,
+                dtype,
+                walk,
+                hidden: p.hidden,
+                y_row: p.y_row,
+                gates: p.gates,
+                extra: p.extra,
+                y: p.y,
+                h0: p.h0,
+                c0: p.c0,
+                dy: p.dy,
+                dh_n: p.dh_n,
+                dc_n: p.dc_n,
             };
-            let state = |from: Ptr<'k, Read, Elem>, bit| read(from, at.to_u64(), first & has(p.flags, bit));
-            let h_before = first.select(state(p.h0, walk::HAS_H0), read(p.y, in_y(previous), there & !first));
-            let before = if cell.has_c() {
-                first.select(state(p.c0, walk::HAS_C0), read(p.extra, place(previous), there & !first))
+            let inside = at.lt(p.n);
+            let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
+            let known = trail.known::<A>(k, p.step, who);
+            let recurrent = p.recurrent.at(at).only_where(known.later, Fill::Zero).get::<A>();
+            let carry = if cell.carries() {
+                p.carry.at(at).only_where(known.later, Fill::Zero).get::<A>()
             } else {
-                h_before
+                k.lit::<A>(0.0)
             };
-            let gate_at = |gate: usize| row * width + (p.hidden * gate as u32 + unit).to_u64();
-            let zero = k.lit::<A>(0.0);
-            let saved = Saved {
-                gates: (0..gates).map(|gate| read(p.gates, gate_at(gate), there)).collect(),
-                extra: if cell.carries() { read(p.extra, place(row), there) } else { zero },
-                before,
-            };
-            // What the later steps gave back, and what the results of the sequence do.
-            let later = there & !last;
-            let own = read(p.dy, in_y(row), there & has(p.flags, walk::HAS_DY));
-            let of_last = read(p.dh_n, at.to_u64(), last & has(p.flags, walk::HAS_DH_N));
-            let back = read(p.recurrent, at.to_u64(), later);
-            let dh = own + of_last + back;
-            let carry =
-                if cell.carries() { p.carry.at(at).only_where(later, Fill::Zero).get::<A>() } else { zero };
-            let carry = if cell.has_c() {
-                carry + read(p.dc_n, at.to_u64(), last & has(p.flags, walk::HAS_DC_N))
-            } else {
-                carry
-            };
-            let gradient = cell.back(&saved, dh, carry, dtype);
+            let gradient = trail.gradient(&known, recurrent, carry);
             if cell.carries() {
                 p.carry.at(at).set(gradient.carry);
             }
             for (gate, value) in gradient.gates.iter().enumerate() {
                 let inner = if gate + 1 == gates { gradient.inner } else { *value };
-                let (value, inner) = (there.select(*value, 0.0), there.select(inner, 0.0));
-                p.dx.at(gate_at(gate)).set(value);
+                let (value, inner) = (known.there.select(*value, 0.0), known.there.select(inner, 0.0));
+                p.dx.at(trail.gate(known.row, gate, unit)).set(value);
                 if cell.splits() {
-                    p.dh.at(gate_at(gate)).set(inner);
+                    p.dh.at(trail.gate(known.row, gate, unit)).set(inner);
                 }
-                let place = batch.to_u64() * width + (p.hidden * gate as u32 + unit).to_u64();
-                p.now.at(place).set(inner);
+                p.now.at(trail.gate(batch.to_u64(), gate, unit)).set(inner);
             }
-            p.before.at(place(row)).set(there.select(h_before, 0.0));
+            p.before.at(trail.place(known.row, unit)).set(known.h_before);
         });
     }
 }

@@ -130,7 +130,7 @@ impl Operation for CellBackwardDesc {
         let forward = self.forward.sequence();
         let (dy, dh_n, dc_n, dx) = (false, true, self.dc_next, true);
         let desc = RecurrentBackwardDesc { forward, dy, dh_n, dc_n, dx };
-        backward::plan(&desc, target, self.forward.cell.cell_op())
+        backward::plan(&desc, target, Schedule::Stepwise, self.forward.cell.cell_op())
     }
 
     fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {

@@ -43,6 +43,8 @@ const MOST_TOGETHER: usize = 112;
 const MOST_SINGLE_WEIGHTS: usize = 128;
 /// Elements of the state that all blocks read in every step.
 const MOST_STATE: usize = 32 << 10;
+/// Gradients of gates that all blocks read in every step backward.
+const MOST_GRADIENTS: usize = 64 << 10;
 /// Batches of a tile of a product on tensor cores.
 const TILE_BATCH: usize = 8;
 /// Batches that `f32` multiplies one after the other.
@@ -76,7 +78,46 @@ fn persistent(desc: &RecurrentDesc, target: Target) -> Option<PersistentConfig> 
     if one_tile || part { fitting.next_back() } else { fitting.next() }
 }
 
+/// The schedule of the steps backward.
+pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
+    if desc.steps < 2 {
+        return Schedule::Stepwise;
+    }
+    let fitting = UNITS.map(|units| PersistentConfig { units }).into_iter();
+    let mut fitting = fitting.filter(|config| config.takes_back(desc, target));
+    // A tile has 16 rows, whether they are there or not.
+    let config = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
+    config.map_or(Schedule::Stepwise, Schedule::Persistent)
+}
+
 impl PersistentConfig {
+    /// Whether the persistent kernel takes the steps backward with this layout: a block has the columns of its units, and
+    /// the gradients of all gates go round.
+    pub(super) fn takes_back(self, desc: &RecurrentDesc, target: Target) -> bool {
+        let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
+        let (units, depth) = (self.units as usize, hidden.saturating_mul(cell.gates()));
+        let items = units.saturating_mul(batch).div_ceil(THREADS as usize);
+        let fits = match dtype {
+            DType::F16 | DType::BF16 => {
+                let weights = 4 * (depth / 16).div_ceil(8);
+                let most = MOST_TOGETHER.saturating_sub(2 * OF_ITEM * items);
+                units == TILE_ROWS && hidden.is_multiple_of(16) && weights <= most.min(MOST_WEIGHTS)
+            }
+            DType::F32 => {
+                let weights = units * 2 * depth.div_ceil(512);
+                hidden.is_multiple_of(4) && batch <= MOST_SINGLE_BATCH && weights <= MOST_SINGLE_WEIGHTS
+            }
+            _ => false,
+        };
+        UNITS.contains(&self.units)
+            && fits
+            && batch > 0
+            && hidden > 0
+            && batch.saturating_mul(depth) <= MOST_GRADIENTS
+            && hidden.is_multiple_of(units)
+            && hidden / units <= multiprocessors(target)
+    }
+
     /// Whether the weights fit the registers, and the blocks the device.
     fn fits(self, desc: &RecurrentDesc, target: Target) -> bool {
         let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;

@@ -1,0 +1,199 @@
+//! The steps of a sequence backward in one launch: every block keeps the columns of the recurrent weights of its units in
+//! registers, and the blocks hand each other the gradients of the gates of each step as [`Product`] says.
+
+use warpwright_dsl::kernel_args;
+use warpwright_dsl::prelude::*;
+
+use super::cell::Cell;
+use super::exchange::{Matrix, Product, Sums, THREADS};
+use super::trail::{Trail, Unit};
+use super::tuning::PersistentConfig;
+use super::walk::{self, Walk, has};
+
+kernel_args! {
+    /// A sequence of `steps`, from the last to the first; see [`pointwise`](super::pointwise) for the shapes.
+    pub(super) struct SweepArgs => SweepParams {
+        w_hh: In<Elem>, gates: In<Elem>, extra: In<Elem>,
+        y: In<Elem>, h0: In<Elem>, c0: In<Elem>, lengths: In<i32>,
+        dy: In<Elem>, dh_n: In<Elem>, dc_n: In<Elem>,
+        dx: Out<Elem>, dh: Out<Elem>, before: Out<Elem>, dh0: Out<Elem>, dc0: Out<Elem>,
+        /// Two buffers of a step's words, zero before the launch.
+        exchange: InOut<u64>,
+        steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+    }
+}
+
+/// A sequence backward.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sweep {
+    pub(super) cell: Cell,
+    pub(super) dtype: DType,
+    pub(super) hidden: u32,
+    pub(super) batch: u32,
+    pub(super) config: PersistentConfig,
+}
+
+/// A unit of the block in a batch.
+struct Item<'k> {
+    inside: Pred<'k>,
+    batch: U32<'k>,
+    row: U32<'k>,
+    unit: U32<'k>,
+}
+
+impl Sweep {
+    /// The product of a step.
+    pub(super) fn product(&self) -> Product {
+        let depth = self.hidden * self.cell.gates() as u32;
+        Product { dtype: self.dtype, rows: self.config.units, depth, batch: self.batch }
+    }
+
+    /// The units of the thread.
+    fn items<'k>(&self, k: K<'k>, first_unit: U32<'k>) -> Vec<Item<'k>> {
+        let units = self.config.units;
+        let items = units * self.batch;
+        let item = |i: u32| {
+            let item = k.thread_idx() + i * THREADS;
+            let (batch, row) = (item / units, item % units);
+            Item { inside: item.lt(items), batch, row, unit: first_unit + row }
+        };
+        (0..items.div_ceil(THREADS)).map(item).collect()
+    }
+
+    fn body<'k>(&self, k: K<'k>, p: SweepParams<'k>) {
+        let (cell, product) = (self.cell, self.product());
+        let gates = cell.gates();
+        let first_unit = k.block_idx_x() * self.config.units;
+        let walk = Walk {
+            lengths: p.lengths,
+            steps: p.steps,
+            row_step: p.row_step,
+            row_batch: p.row_batch,
+            flags: p.flags,
+        };
+        let trail = Trail {
+            cell,
+            dtype: self.dtype,
+            walk,
+            hidden: k.lit(self.hidden),
+            y_row: p.y_row,
+            gates: p.gates,
+            extra: p.extra,
+            y: p.y,
+            h0: p.h0,
+            c0: p.c0,
+            dy: p.dy,
+            dh_n: p.dh_n,
+            dc_n: p.dc_n,
+        };
+        let all = self.items(k, first_unit);
+        let zero = k.lit(0.0f32);
+        let publish = |turn: U32<'k>, item: &Item<'k>, gate: usize, value: F32<'k>| {
+            let place = item.unit + gate as u32 * self.hidden;
+            product.publish(product.slot(p.exchange, turn), item.batch, place, value, (item.inside, 1));
+        };
+        // Behind the last step there is nothing.
+        for item in &all {
+            (0..gates).for_each(|gate| publish(k.lit(0u32), item, gate, zero));
+        }
+        let column = |row: U32<'k>| (first_unit + row).to_u64();
+        let weights = product.weights(k, &Matrix { elements: p.w_hh, first: column, along: self.hidden });
+        let carried = if cell.carries() { vec![zero; all.len()] } else { Vec::new() };
+        let carried = k.fold(k.range(0, p.steps, 1), carried, |turn, carried: Vec<F32<'k>>| {
+            let step = p.steps - 1 - turn;
+            let known: Vec<_> = all
+                .iter()
+                .map(|item| {
+                    let Item { inside, batch, unit, .. } = *item;
+                    let length = walk.length(batch, inside);
+                    trail.known::<f32>(k, step, Unit { inside, batch, unit, length })
+                })
+                .collect();
+            let sums = product.multiply(k, p.exchange, turn, &weights);
+            let mut next = Vec::new();
+            for (i, (item, known)) in all.iter().zip(&known).enumerate() {
+                let recurrent = sums.of(item.batch, item.row, known.later);
+                let carry = carried.get(i).map_or(zero, |carry| known.later.select(*carry, 0.0));
+                let gradient = trail.gradient(known, recurrent, carry);
+                let of_gate = |(gate, value): (usize, &F32<'k>)| {
+                    let inner = if gate + 1 == gates { gradient.inner } else { *value };
+                    (known.there.select(*value, 0.0), known.there.select(inner, 0.0))
+                };
+                let values: Vec<_> = gradient.gates.iter().enumerate().map(of_gate).collect();
+                for (gate, (_, inner)) in values.iter().enumerate() {
+                    publish(turn + 1, item, gate, *inner);
+                }
+                k.if_(item.inside, || {
+                    for (gate, (value, inner)) in values.iter().enumerate() {
+                        p.dx.at(trail.gate(known.row, gate, item.unit)).set(*value);
+                        if cell.splits() {
+                            p.dh.at(trail.gate(known.row, gate, item.unit)).set(*inner);
+                        }
+                    }
+                    p.before.at(trail.place(known.row, item.unit)).set(known.h_before);
+                });
+                if cell.carries() {
+                    next.push(gradient.carry);
+                }
+            }
+            next
+        });
+        let sums = product.multiply(k, p.exchange, p.steps, &weights);
+        for (i, item) in all.iter().enumerate() {
+            self.start(k, &p, &walk, item, &sums, carried.get(i).copied().unwrap_or(zero));
+        }
+    }
+
+    /// The gradients of the first state of a unit.
+    fn start<'k>(
+        &self,
+        k: K<'k>,
+        p: &SweepParams<'k>,
+        walk: &Walk<'k>,
+        item: &Item<'k>,
+        sums: &Sums<'k>,
+        carry: F32<'k>,
+    ) {
+        // A sequence without places ends as it begins.
+        let any = walk.length(item.batch, item.inside).ne(0);
+        let at = item.batch * self.hidden + item.unit;
+        let end = |from: Ptr<'k, Read, Elem>, bit| {
+            from.at(at).only_where(item.inside & !any & has(p.flags, bit), Fill::Zero).get::<f32>()
+        };
+        k.if_(item.inside & has(p.flags, walk::HAS_H0), || {
+            let back = sums.of(item.batch, item.row, any);
+            let back = if self.cell == Cell::Gru { back + carry } else { back };
+            p.dh0.at(at).set(any.select(back, end(p.dh_n, walk::HAS_DH_N)));
+        });
+        if self.cell.has_c() {
+            k.if_(item.inside & has(p.flags, walk::HAS_C0), || {
+                p.dc0.at(at).set(any.select(carry, end(p.dc_n, walk::HAS_DC_N)));
+            });
+        }
+    }
+}
+
+impl KernelDef for Sweep {
+    type Args = SweepArgs;
+
+    fn name(&self) -> String {
+        let Self { cell, dtype, hidden, batch, config } = self;
+        format!("{}_sweep_{dtype}_h{hidden}_b{batch}_u{}", cell.name(), config.units)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.dtype).with("gates", DType::F32).with("extra", DType::F32)
+    }
+
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        Some(1)
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: SweepParams<'k>) {
+        self.body(k, p);
+    }
+}

@@ -1,0 +1,112 @@
+//! What a forward pass left of a step of a unit, and its gradient.
+
+use warpwright_dsl::prelude::*;
+
+use super::cell::{Cell, Gradient, Saved};
+use super::walk::{self, Walk, has};
+
+/// The tensors that the gradients start from; see [`pointwise`](super::pointwise) for their shapes.
+pub(super) struct Trail<'k> {
+    pub(super) cell: Cell,
+    pub(super) dtype: DType,
+    pub(super) walk: Walk<'k>,
+    pub(super) hidden: U32<'k>,
+    /// Elements from a place of `y` to the next.
+    pub(super) y_row: U32<'k>,
+    pub(super) gates: Ptr<'k, Read, Elem>,
+    pub(super) extra: Ptr<'k, Read, Elem>,
+    pub(super) y: Ptr<'k, Read, Elem>,
+    pub(super) h0: Ptr<'k, Read, Elem>,
+    pub(super) c0: Ptr<'k, Read, Elem>,
+    pub(super) dy: Ptr<'k, Read, Elem>,
+    pub(super) dh_n: Ptr<'k, Read, Elem>,
+    pub(super) dc_n: Ptr<'k, Read, Elem>,
+}
+
+/// A unit of a sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Unit<'k> {
+    /// Whether there is one.
+    pub(super) inside: Pred<'k>,
+    pub(super) batch: U32<'k>,
+    pub(super) unit: U32<'k>,
+    pub(super) length: U32<'k>,
+}
+
+/// A step of a unit, but for what later steps give back.
+pub(super) struct Known<'k, A: Float> {
+    pub(super) row: U64<'k>,
+    /// Whether the sequence has the step.
+    pub(super) there: Pred<'k>,
+    /// Whether it has later ones.
+    pub(super) later: Pred<'k>,
+    /// The hidden state before the step.
+    pub(super) h_before: Reg<'k, A>,
+    saved: Saved<'k, A>,
+    /// The gradients of the results.
+    dh: Reg<'k, A>,
+    dc: Reg<'k, A>,
+}
+
+impl<'k> Trail<'k> {
+    /// Where gate `gate` of a unit is in `[row][gates][hidden]`.
+    pub(super) fn gate(&self, row: U64<'k>, gate: usize, unit: U32<'k>) -> U64<'k> {
+        let width = self.hidden.to_u64() * self.cell.gates() as u64;
+        row * width + (self.hidden * gate as u32 + unit).to_u64()
+    }
+
+    /// Where a unit is in `[row][hidden]`.
+    pub(super) fn place(&self, row: U64<'k>, unit: U32<'k>) -> U64<'k> {
+        row * self.hidden.to_u64() + unit.to_u64()
+    }
+
+    /// Reads step `step` of a unit.
+    pub(super) fn known<A: Float>(&self, k: K<'k>, step: U32<'k>, who: Unit<'k>) -> Known<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        let Unit { inside, batch, unit, length } = who;
+        let (cell, flags) = (self.cell, self.walk.flags);
+        let row = self.walk.row(step, batch, length);
+        let previous = self.walk.row(step.max(1) - 1, batch, length);
+        let there = inside & step.lt(length);
+        let (first, last) = (there & step.eq(0), there & (step + 1).eq(length));
+        let later = there & !last;
+        let behind = there & !first;
+        let of_state = (batch * self.hidden + unit).to_u64();
+        let in_y = |row: U64<'k>| row * self.y_row.to_u64() + unit.to_u64();
+        let read = |from: Ptr<'k, Read, Elem>, at: U64<'k>, p: Pred<'k>| {
+            from.at(at).only_where(p, Fill::Zero).get::<A>()
+        };
+        let start = |from, bit| read(from, of_state, first & has(flags, bit));
+        let zero = k.lit::<A>(0.0);
+        let h_before = start(self.h0, walk::HAS_H0) + read(self.y, in_y(previous), behind);
+        let before = if cell.has_c() {
+            start(self.c0, walk::HAS_C0) + read(self.extra, self.place(previous, unit), behind)
+        } else {
+            h_before
+        };
+        let gates = (0..cell.gates()).map(|gate| read(self.gates, self.gate(row, gate, unit), there));
+        let saved = Saved {
+            gates: gates.collect(),
+            extra: if cell.carries() { read(self.extra, self.place(row, unit), there) } else { zero },
+            before,
+        };
+        let dh = read(self.dy, in_y(row), there & has(flags, walk::HAS_DY))
+            + read(self.dh_n, of_state, last & has(flags, walk::HAS_DH_N));
+        let of_c = last & has(flags, walk::HAS_DC_N);
+        let dc = if cell.has_c() { read(self.dc_n, of_state, of_c) } else { zero };
+        Known { row, there, later, h_before, saved, dh, dc }
+    }
+
+    /// The gradient of a step from what came back through the recurrent weights and what passes from step to step, both of
+    /// which are zero behind the last.
+    pub(super) fn gradient<A: Float>(
+        &self,
+        known: &Known<'k, A>,
+        recurrent: Reg<'k, A>,
+        carry: Reg<'k, A>,
+    ) -> Gradient<'k, A> {
+        self.cell.back(&known.saved, known.dh + recurrent, carry + known.dc, self.dtype)
+    }
+}

@@ -1,0 +1,83 @@
+//! What a step of a recurrent net costs on a GPU, in microseconds: the forward pass for inference, and forward and backward
+//! for training, each in a graph. `cargo run --release --example sequence_time`
+
+use warpwright::plan::Access;
+use warpwright::recurrent::tuning::Schedule;
+use warpwright::recurrent::{Cell, RecurrentBackwardDesc, RecurrentDesc};
+use warpwright::{DType, Device, Error, Graph, Operation, Plan, Stream, Tensor};
+
+/// Steps, sequences, elements of an input, units.
+const ROWS: [[usize; 4]; 7] = [
+    [512, 1, 512, 512],
+    [512, 4, 512, 512],
+    [1000, 16, 256, 256],
+    [1024, 16, 768, 768],
+    [128, 32, 1024, 1024],
+    [128, 64, 1024, 1024],
+    [256, 32, 2048, 2048],
+];
+const SAMPLES: usize = 9;
+
+/// A graph of a plan, and the tensors that it works on.
+fn graph<O: Operation>(stream: &Stream, plan: &Plan<O>) -> Result<(Graph, Vec<Tensor>), Error> {
+    let device = stream.device();
+    let mut tensors = Vec::new();
+    for spec in plan.tensors() {
+        // Numbers near a twentieth, whatever the type.
+        let bytes = spec.len * spec.dtype.bytes();
+        let pattern =
+            if spec.dtype.bytes() == 2 { [0x2c, 0x2c, 0x2c, 0x2c] } else { [0x0a, 0xd7, 0x23, 0x3d_u8] };
+        let content: Vec<u8> = pattern.into_iter().cycle().take(bytes).collect();
+        tensors.push(match spec.access {
+            Access::Read => Tensor::from_bytes(device, spec.dtype, &content, &[spec.len])?,
+            Access::Write => Tensor::empty(device, spec.dtype, &[spec.len])?,
+        });
+    }
+    let bindings: Vec<_> = tensors.iter().map(Tensor::binding).collect();
+    plan.warm_up(device)?;
+    let graph =
+        stream.capture(|stream| plan.steps().iter().try_for_each(|step| stream.launch(step, &bindings)))?;
+    Ok((graph, tensors))
+}
+
+/// Microseconds of a plan, the median of a few runs.
+fn time<O: Operation>(stream: &Stream, plan: &Plan<O>) -> Result<f64, Error> {
+    let (graph, tensors) = graph(stream, plan)?;
+    let mut all = Vec::new();
+    for _ in 0..SAMPLES {
+        let start = stream.record()?;
+        graph.launch(stream)?;
+        let end = stream.record()?;
+        stream.synchronize()?;
+        all.extend(start.elapsed_us(&end)?);
+    }
+    drop(tensors);
+    all.sort_by(f64::total_cmp);
+    Ok(all.get(all.len() / 2).copied().unwrap_or(f64::NAN))
+}
+
+fn main() -> Result<(), Error> {
+    let device = Device::best();
+    let stream = device.stream()?;
+    println!("{}", device.name());
+    println!("{:<10}{:<6}{:<24}{:>9}{:>9}  how", "cell", "dtype", "T, B, I, H", "forward", "both");
+    for cell in [Cell::Lstm, Cell::Gru, Cell::RnnTanh] {
+        for dtype in [DType::BF16, DType::F16, DType::F32] {
+            for sizes in ROWS {
+                let desc = RecurrentDesc::new(cell, dtype, sizes);
+                let training = RecurrentDesc { training: true, ..desc.clone() };
+                let (dy, dh_n, dc_n, dx) = (true, false, false, true);
+                let backward = RecurrentBackwardDesc { forward: training.clone(), dy, dh_n, dc_n, dx };
+                let target = device.target();
+                let how = |schedule| if schedule == Schedule::Stepwise { "steps" } else { "whole" };
+                let how = [how(desc.schedule(target)), how(backward.schedule(target))].join(" / ");
+                let steps = sizes[0] as f64;
+                let forward = time(&stream, &desc.plan(target)?)? / steps;
+                let both = time(&stream, &training.plan(target)?)? + time(&stream, &backward.plan(target)?)?;
+                let (name, sizes) = (cell.name(), format!("{sizes:?}"));
+                println!("{name:<10}{dtype:<6}{sizes:<24}{forward:>9.2}{:>9.2}  {how}", both / steps);
+            }
+        }
+    }
+    Ok(())
+}
