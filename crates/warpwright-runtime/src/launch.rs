@@ -467,6 +467,13 @@ impl LaunchStep {
         self.forget()
     }
 
+    /// The same with another kernel of the same parameters.
+    #[must_use]
+    pub fn with_kernel(mut self, kernel: Kernel) -> Self {
+        self.kernel = kernel;
+        self.forget()
+    }
+
     /// The same with this grid.
     #[must_use]
     pub fn with_grid(mut self, grid: [u32; 3]) -> Self {

@@ -11,9 +11,9 @@ use warpwright_ptx::module::{Module, RegKind, SourceLoc};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mutation {
-    /// A block or warp barrier was removed.
+    /// A barrier of a warp, a block or a cluster (one half of it) was removed.
     BarrierRemoved,
-    /// A fence, or a wait for asynchronous operations, was removed.
+    /// A fence, a wait for asynchronous operations, or the end of a group of them was removed.
     OrderRemoved,
     /// The left side of an integer comparison was shifted.
     BoundShifted {
@@ -33,8 +33,8 @@ pub struct Site {
     pub index: usize,
 }
 
-/// A module with one defect.
-#[derive(Clone, Debug)]
+/// One defect of a module.
+#[derive(Clone, Copy, Debug)]
 pub struct Mutant {
     /// The defect.
     pub mutation: Mutation,
@@ -42,11 +42,32 @@ pub struct Mutant {
     pub site: Site,
     /// The line that recorded the instruction.
     pub location: SourceLoc,
-    /// The defective module.
-    pub module: Module,
 }
 
-/// Every mutant of `module`, in order of their sites.
+impl Mutant {
+    /// `module`, of which this is a mutant, with the defect.
+    pub fn of(&self, module: &Module) -> Module {
+        all_of(module, std::slice::from_ref(self))
+    }
+}
+
+/// `module` with all of these mutants' defects, which are in the order of their sites: what a mistake in a line gives that
+/// is recorded more than once.
+pub fn all_of(module: &Module, mutants: &[Mutant]) -> Module {
+    let mut module = module.clone();
+    // From the end on, so that the sites stay where they are.
+    for mutant in mutants.iter().rev() {
+        match mutant.mutation {
+            Mutation::BoundShifted { by } => shift(&mut module, mutant.site, by),
+            _ => remove(&mut module, mutant.site),
+        }
+    }
+    module
+}
+
+/// Every mutant of `module`, in order of their sites. The two instructions of dependent launches are not among them: a
+/// kernel that does not wait for the grid in front of it is launched after that grid, and one that does not announce the
+/// next only delays it.
 pub fn mutants(module: &Module) -> Vec<Mutant> {
     let mut out = Vec::new();
     for (function, f) in module.functions.iter().enumerate() {
@@ -54,22 +75,14 @@ pub fn mutants(module: &Module) -> Vec<Mutant> {
             for (index, instruction) in b.instructions.iter().enumerate() {
                 let site = Site { function, block, index };
                 let location = b.location(index);
-                let mut push = |mutation, module| out.push(Mutant { mutation, site, location, module });
+                let mut push = |mutation| out.push(Mutant { mutation, site, location });
                 match &instruction.inst {
-                    Inst::Barrier { .. } | Inst::WarpBarrier { .. } => {
-                        push(Mutation::BarrierRemoved, without(module, site));
+                    Inst::Barrier { .. } | Inst::WarpBarrier { .. } | Inst::ClusterBarrier { .. } => {
+                        push(Mutation::BarrierRemoved);
                     }
-                    Inst::Fence { .. }
-                    | Inst::ProxyFence(ProxyFence::Async(_))
-                    | Inst::MbarrierInitFence
-                    | Inst::CpAsyncWait { .. }
-                    | Inst::BulkWait { .. }
-                    | Inst::WgmmaFence
-                    | Inst::WgmmaWait { .. } => push(Mutation::OrderRemoved, without(module, site)),
+                    inst if orders(inst) => push(Mutation::OrderRemoved),
                     Inst::Setp { ty, .. } if ty.is_integer() => {
-                        for by in [-1, 1] {
-                            push(Mutation::BoundShifted { by }, shifted(module, site, by));
-                        }
+                        [-1, 1].into_iter().for_each(|by| push(Mutation::BoundShifted { by }));
                     }
                     _ => {}
                 }
@@ -79,22 +92,37 @@ pub fn mutants(module: &Module) -> Vec<Mutant> {
     out
 }
 
-fn without(module: &Module, site: Site) -> Module {
-    let mut module = module.clone();
+/// Whether an instruction does nothing but order others.
+fn orders(inst: &Inst) -> bool {
+    matches!(
+        inst,
+        Inst::Fence { .. }
+            | Inst::FenceRestricted { .. }
+            | Inst::ProxyFence(ProxyFence::Async(_))
+            | Inst::MbarrierInitFence
+            | Inst::CpAsyncCommit
+            | Inst::CpAsyncWait { .. }
+            | Inst::BulkCommit
+            | Inst::BulkWait { .. }
+            | Inst::WgmmaFence
+            | Inst::WgmmaCommit
+            | Inst::WgmmaWait { .. }
+    )
+}
+
+fn remove(module: &mut Module, site: Site) {
     let block = &mut module.functions[site.function].blocks[site.block];
     block.instructions.remove(site.index);
     if site.index < block.locations.len() {
         block.locations.remove(site.index);
     }
-    module
 }
 
 /// Inserts `shifted = a + by` in front of a comparison of `a` and compares that.
-fn shifted(module: &Module, site: Site, by: i64) -> Module {
-    let mut module = module.clone();
+fn shift(module: &mut Module, site: Site, by: i64) {
     let function = &mut module.functions[site.function];
     let Inst::Setp { ty, a, .. } = function.blocks[site.block].instructions[site.index].inst else {
-        return module;
+        return;
     };
     let dst = function.new_reg(ty, RegKind::Value);
     let block = &mut function.blocks[site.block];
@@ -107,5 +135,4 @@ fn shifted(module: &Module, site: Site, by: i64) -> Module {
         let location = block.locations[site.index];
         block.locations.insert(site.index, location);
     }
-    module
 }

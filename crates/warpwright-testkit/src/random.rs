@@ -451,7 +451,7 @@ impl Writer {
                 self.pick(&["mad.lo.u32", "mad.lo.s32", "mad.hi.u32", "mad.hi.s32", "sad.u32", "sad.s32"])
             ),
             5 => {
-                format!("{} {d}, {a};", self.pick(&["not.b32", "neg.s32", "brev.b32", "popc.b32", "clz.b32"]))
+                format!("{} {d}, {a};", self.pick(&["not.b32", "brev.b32", "popc.b32", "clz.b32"]))
             }
             6 => format!("{} {d}, {a};", self.pick(&["bfind.u32", "bfind.s32", "bfind.shiftamt.u32"])),
             // On operands that nothing is known of: where two of three are the same and the result is combined with them
@@ -511,10 +511,10 @@ impl Writer {
                 self.unknown("%x8");
                 format!("{} {d}, {a}, %x8;", self.pick(&["add.sat.s32", "sub.sat.s32"]))
             }
-            // Of the smallest number ptxas makes what it likes.
+            // Of the smallest number ptxas makes what it likes: from -O1 on it saturates the negated one as a positive number.
             26 => {
                 emit!(self, "shr.s32 %x8, {a}, 1;");
-                format!("abs.s32 {d}, %x8;")
+                format!("{} {d}, %x8;", self.pick(&["abs.s32", "neg.s32"]))
             }
             20 => format!("mul24.lo.u32 {d}, {a}, {c};"),
             21 => format!("slct.u32.s32 {d}, {a}, {b}, {c};"),

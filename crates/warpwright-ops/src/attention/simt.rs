@@ -157,6 +157,7 @@ impl<'k> SimtEngine<'k> {
         let _ = k;
     }
 
+    #[track_caller]
     fn warp_barrier(&self, k: K<'k>) {
         k.raw(Inst::WarpBarrier { mask: Operand::int(0xffff_ffff) });
     }
@@ -259,6 +260,7 @@ where
         let (chunk, pitch) = (self.chunk(), self.config.tile_columns());
         let row = self.exchange().at(self.row * pitch);
         let slot_at = |slot: usize| u64::from(slot as u32 * self.step() * pitch);
+        // What went before may still be read.
         self.warp_barrier(k);
         for (slot, weights) in weights.iter().enumerate() {
             for (part, lanes) in weights.chunks(chunk as usize).enumerate() {

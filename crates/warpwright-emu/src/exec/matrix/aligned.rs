@@ -63,7 +63,7 @@ impl Step {
 }
 
 /// The exponent of zero: below every other, also when it is added to one.
-const NONE: i32 = -0x4000;
+pub(super) const NONE: i32 = -0x4000;
 
 /// Exponent fields of two rows of numbers, as the halves of words. `greatest` becomes the greatest magnitude, its bits
 /// moved up by one.

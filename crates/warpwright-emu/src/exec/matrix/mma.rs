@@ -6,6 +6,8 @@ use std::sync::LazyLock;
 use warpwright_ptx::{BitProduct, Modifiers, Rounding, ScalarType, TernaryOp};
 
 use super::aligned::{self, Step};
+#[cfg(target_arch = "x86_64")]
+use super::halves;
 use super::tile::{Accumulator, Element, Sum, Tile, Words, popcounts};
 use crate::exec::rows::{LANES, Registers, Row32, Row64, put32, put64};
 use crate::float;
@@ -93,6 +95,9 @@ pub(super) static WIDE_VECTORS: LazyLock<bool> = LazyLock::new(|| {
 pub(super) fn mma(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
     #[cfg(target_arch = "x86_64")]
     {
+        if *WIDE_VECTORS && halves::takes(op) && let Some(d) = avx512::halves(regs, op) {
+            return put(regs, exec, op, &d);
+        }
         if *WIDE_VECTORS {
             tile.widen();
             return avx512::mma(tile, regs, exec, op);
@@ -123,7 +128,12 @@ mod avx2 {
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "calling a function with target features")]
 mod avx512 {
-    use super::{Mma, Registers, Tile, aligned, multiply};
+    use super::{Mma, Registers, Row32, Tile, aligned, halves, multiply};
+
+    pub(super) fn halves(regs: &Registers, op: &Mma) -> Option<[Row32; 4]> {
+        // SAFETY: called only if `WIDE_VECTORS` says that all of these features were detected.
+        unsafe { halves::multiply(regs, op) }
+    }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     fn with_features(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
@@ -150,6 +160,11 @@ fn multiply(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma, add: imp
     for (i, d) in d[..c_len].iter_mut().enumerate() {
         *d = tile.register(op.accumulator, i, c[i]);
     }
+    put(regs, exec, op, &d);
+}
+
+#[inline(always)]
+fn put(regs: &mut Registers, exec: u32, op: &Mma, d: &[Row32; 4]) {
     for (row, d) in op.d.as_slice().iter().zip(d) {
         put32(&mut regs.r32[*row as usize], d.0, exec);
     }

@@ -4,6 +4,8 @@
 mod aligned;
 mod descriptor;
 mod flights;
+#[cfg(target_arch = "x86_64")]
+mod halves;
 mod mma;
 mod moves;
 mod tile;

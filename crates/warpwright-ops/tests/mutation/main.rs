@@ -1,7 +1,11 @@
 //! Kernels with a barrier removed or a bound shifted: a sanitizer or a number must give each of them away.
 
-use std::collections::BTreeMap;
+mod attention;
+mod clusters;
+mod harness;
+mod products;
 
+use harness::{Sweep, TARGET, grouped, plans};
 use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc,
 };
@@ -17,100 +21,11 @@ use warpwright_ops::local_response_norm::tuning::Walk;
 use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
 };
-use warpwright_ops::plan::Access;
 use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ops::softmax::tuning::{Config, Layout as Spread};
 use warpwright_ops::softmax::{MaskKind, MaskedSoftmaxDesc, Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Operation, Plan};
-use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Binding, Device, EmulatorConfig, LaunchStep, OnFinding, Tensor};
-use warpwright_testkit::inputs::Input;
-use warpwright_testkit::mutate::{Mutant, Site, mutants};
-use warpwright_testkit::storage;
-
-const TARGET: Target = Target::sm(90);
-/// The longest run of a mutant, in instructions: one that loops for ever is noticed.
-const MAX_STEPS: u64 = 10_000_000;
-
-fn device() -> Device {
-    Device::emulator_with(EmulatorConfig {
-        target: TARGET,
-        max_steps: MAX_STEPS,
-        on_finding: OnFinding::Fail,
-        ..EmulatorConfig::default()
-    })
-}
-
-/// Runs the plan's steps of layout `variant`, with another kernel in place of one step's, on inputs that belong to the
-/// plan; the bytes of all outputs, or `None` if something is noticed.
-fn run<O: Operation>(
-    plan: &Plan<O>,
-    variant: usize,
-    replaced: Option<(usize, &Kernel)>,
-) -> Option<Vec<Vec<u8>>> {
-    let device = device();
-    let mut tensors = Vec::new();
-    for (slot, spec) in plan.tensors().iter().enumerate() {
-        let bytes = match spec.access {
-            Access::Read => {
-                let mut values = Input::Normal.values(spec.len, slot as u64);
-                // In every round of a kernel: groups whose zero point is 0 and whose scale is so small that it takes a
-                // way of its own, and groups whose ends both lie halfway between integers, so that the greatest
-                // element passes the last code.
-                for (number, group) in values.chunks_mut(64).enumerate() {
-                    match (number / 8 % 2, number % 2) {
-                        (0, 1) => group.iter_mut().for_each(|x| *x = x.abs() * 2f64.powi(-100)),
-                        (1, 0) => {
-                            group.iter_mut().for_each(|x| *x = x.clamp(-1.5, 13.5));
-                            group.iter_mut().zip([-1.5, 13.5]).for_each(|(x, end)| *x = end);
-                        }
-                        _ => {}
-                    }
-                }
-                if spec.name == "target" {
-                    // Classes all over the rows, the one in front of the first, which is ignored, and the one behind
-                    // the last, which is none.
-                    let classes = plan.tensors()[0].len / spec.len;
-                    let class = |row: usize| match row {
-                        1 => -1.0,
-                        // The first and the last class are where a shifted bound is wrong.
-                        2 => 0.0,
-                        3 => classes as f64 - 1.0,
-                        _ => ((row * 7919 + 3) % (classes + 2)) as f64 - 1.0,
-                    };
-                    values = (0..spec.len).map(class).collect();
-                }
-                storage::encode(spec.dtype, &values)
-            }
-            Access::Write => vec![0x7b; spec.len * spec.dtype.bytes()],
-        };
-        tensors.push(Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory"));
-    }
-    let bindings: Vec<Binding> = tensors.iter().map(Tensor::binding).collect();
-    let stream = device.stream().expect("stream");
-    for (index, step) in plan.variants()[variant].steps.iter().enumerate() {
-        let step = match replaced {
-            Some((at, kernel)) if at == index => {
-                let other = LaunchStep::new(kernel.clone(), step.grid(), step.args().to_vec())
-                    .with_dynamic_shared(step.dynamic_shared());
-                if step.is_cooperative() { other.cooperative() } else { other }
-            }
-            _ => step.clone(),
-        };
-        stream.launch(&step, &bindings).ok()?;
-        stream.synchronize().ok()?;
-    }
-    let outputs = plan.tensors().iter().zip(&tensors).filter(|(spec, _)| spec.access == Access::Write);
-    outputs.map(|(_, tensor)| tensor.to_bytes().ok()).collect()
-}
-
-fn noticed<O: Operation>(plan: &Plan<O>, variant: usize, step: usize, mutant: &Mutant) -> bool {
-    let kernel = Kernel::new(mutant.module.clone()).expect("a shifted bound is legal PTX");
-    let right = run(plan, variant, None);
-    assert!(right.is_some(), "the kernel itself is in order");
-    run(plan, variant, Some((step, &kernel))) != right
-}
+use warpwright_ptx::DType;
 
 /// Every site of every kernel of the operation must be noticed for some length.
 fn check<O: Operation>(lengths: &[usize], plan_of: impl Fn(usize) -> Plan<O>) {
@@ -119,38 +34,11 @@ fn check<O: Operation>(lengths: &[usize], plan_of: impl Fn(usize) -> Plan<O>) {
 
 /// [`check`] without some kernels, by their names.
 fn check_except<O: Operation>(
-    skipped: impl Fn(&str) -> bool,
+    skipped: fn(&str) -> bool,
     lengths: &[usize],
     plan_of: impl Fn(usize) -> Plan<O>,
 ) {
-    let plans: Vec<Plan<O>> = lengths.iter().map(|len| plan_of(*len)).collect();
-    // Where each kernel is: plan, layout, step.
-    let mut places: BTreeMap<String, Vec<(usize, usize, usize)>> = BTreeMap::new();
-    for (number, plan) in plans.iter().enumerate() {
-        for (variant, of_variant) in plan.variants().iter().enumerate() {
-            for (step, of_step) in of_variant.steps.iter().enumerate() {
-                let name = of_step.kernel().name();
-                if !skipped(name) {
-                    places.entry(name.to_owned()).or_default().push((number, variant, step));
-                }
-            }
-        }
-    }
-    for (name, places) in places {
-        let (number, variant, step) = places[0];
-        let module = plans[number].variants()[variant].steps[step].kernel().module();
-        let mut sites: BTreeMap<Site, Vec<Mutant>> = BTreeMap::new();
-        for mutant in mutants(module) {
-            sites.entry(mutant.site).or_default().push(mutant);
-        }
-        assert!(!sites.is_empty(), "a kernel over a tensor has a bound");
-        for (site, mutants) in sites {
-            let seen =
-                |m: &Mutant| places.iter().any(|&(n, variant, step)| noticed(&plans[n], variant, step, m));
-            let caught = mutants.iter().any(seen);
-            assert!(caught, "{name}: no mutant of {site:?} ({:?}) is noticed", mutants[0].location);
-        }
-    }
+    Sweep { skipped, ..Sweep::new(grouped) }.check(&plans(lengths, plan_of));
 }
 
 /// Lengths around a vector, a warp and a block of an elementwise kernel.
@@ -298,11 +186,14 @@ fn shifted_bounds_of_batch_normalisation_are_noticed() {
         // The kernels that combine slabs are the same in both layouts; those for clusters differ in what only
         // distributed shared memory does; those for cooperative grids, and those that sum channels last, need a tensor for
         // a whole device before a thread goes round its loops.
-        let first = layout == Layout::ChannelsFirst;
-        let skipped = |name: &str| {
+        fn apart(name: &str) -> bool {
             let cluster = name.contains("cluster") && !name.ends_with("cluster1");
             let sums = name.contains("nhwc") && (name.contains("statistics") || name.contains("sums"));
-            first && name.contains("combine") || cluster || name.ends_with("grid") || sums
+            cluster || name.ends_with("grid") || sums
+        }
+        let skipped: fn(&str) -> bool = match layout {
+            Layout::ChannelsFirst => |name: &str| apart(name) || name.contains("combine"),
+            Layout::ChannelsLast => apart,
         };
         check_except(skipped, &indices, |i| {
             BatchNormDesc { norm: norms[i], residual: true, momentum }.plan(TARGET).expect("plan")
@@ -319,7 +210,7 @@ fn shifted_bounds_of_batch_normalisation_are_noticed() {
 }
 
 /// Both directions of group normalisation along a path, over shapes by their index: batch, channels, spatial size, groups.
-fn group_norm_shapes(layout: Layout, shapes: &[[usize; 4]], path: Option<Path>) {
+pub(crate) fn group_norm_shapes(layout: Layout, shapes: &[[usize; 4]], path: Option<Path>) {
     let indices: Vec<usize> = (0..shapes.len()).collect();
     let (dtype, eps) = (DType::F32, Real::new(1e-5));
     let shape = |i: usize| {

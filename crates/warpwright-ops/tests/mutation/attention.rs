@@ -1,0 +1,175 @@
+//! Attention, both directions, on tensor cores and on ordinary arithmetic, without and with all modifications.
+
+use warpwright_ops::attention::tuning::{Config, Simt, TensorCore};
+use warpwright_ops::attention::{
+    AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, Window,
+};
+use warpwright_ops::plan::{Layout, Plan, Real};
+use warpwright_ptx::DType;
+
+use crate::harness::{Survivor, Sweep, TARGET, plain, plans};
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    queries: usize,
+    keys: usize,
+    width: usize,
+    value_width: usize,
+    heads: usize,
+    key_heads: usize,
+    causal: bool,
+    left: Option<u32>,
+}
+
+const fn case(
+    [queries, keys, width, value_width, heads, key_heads]: [usize; 6],
+    causal: bool,
+    left: Option<u32>,
+) -> Case {
+    Case { queries, keys, width, value_width, heads, key_heads, causal, left }
+}
+
+/// Tiles have 16 or 32 rows and 16 or 32 columns. They end with the sequences, one element before, one after; each of the
+/// loops over tiles, that begin, pass and leave what all rows see, has several rounds; one query and one key.
+const TENSOR_CORE: [Case; 9] = [
+    case([33, 49, 64, 64, 2, 1], true, None),
+    case([31, 40, 56, 40, 3, 3], false, Some(100)),
+    case([64, 64, 64, 8, 1, 1], false, Some(20)),
+    case([5, 17, 8, 64, 4, 2], true, Some(5)),
+    case([1, 1, 64, 64, 1, 1], true, None),
+    case([70, 96, 16, 64, 1, 1], true, Some(40)),
+    case([40, 33, 64, 64, 1, 1], true, Some(3)),
+    case([64, 31, 64, 16, 2, 2], false, Some(100)),
+    case([5, 0, 64, 64, 1, 1], true, None),
+];
+const SIMT: [Case; 9] = [
+    case([33, 65, 32, 32, 2, 1], true, None),
+    case([15, 70, 28, 24, 3, 3], false, Some(100)),
+    case([64, 96, 32, 4, 1, 1], false, Some(50)),
+    case([5, 33, 4, 32, 4, 2], true, Some(5)),
+    case([1, 1, 32, 32, 1, 1], true, None),
+    case([50, 97, 12, 32, 1, 1], true, Some(80)),
+    case([40, 33, 32, 32, 1, 1], true, Some(3)),
+    case([64, 15, 32, 16, 2, 2], false, Some(100)),
+    case([5, 0, 32, 32, 1, 1], true, None),
+];
+
+const BATCH: usize = 3;
+
+/// Masks and modifications that a kernel has.
+fn options(everything: bool, case: Case) -> AttentionOptions {
+    if !everything {
+        return AttentionOptions::default();
+    }
+    AttentionOptions {
+        causal: case.causal,
+        window: Window { left: case.left, right: None },
+        softcap: Some(Real::new(1.5)),
+        bias: Some(Layout::contiguous([BATCH, case.heads, case.queries, case.keys])),
+        alibi: Some(AlibiSlopes::PerBatchAndHead),
+        key_lengths: true,
+        ..AttentionOptions::default()
+    }
+}
+
+fn forward(dtype: DType, everything: bool, case: Case) -> AttentionDesc {
+    let Case { queries, keys, width, value_width, heads, key_heads, .. } = case;
+    let layout = |rows, heads, width| Layout::contiguous([BATCH, rows, heads, width]);
+    AttentionDesc {
+        dtype,
+        q: layout(queries, heads, width),
+        k: layout(keys, key_heads, width),
+        v: layout(keys, key_heads, value_width),
+        o: layout(queries, heads, value_width),
+        options: options(everything, case),
+    }
+}
+
+fn backward(dtype: DType, everything: bool, case: Case) -> AttentionBackwardDesc {
+    let forward = forward(dtype, everything, case);
+    let (dy, dq, dk, dv) = (forward.o, forward.q, forward.k, forward.v);
+    AttentionBackwardDesc { forward, dy, dq, dk, dv }
+}
+
+/// A barrier of the warp before weights are exchanged.
+const AGAIN: &str = "// What went before may still be read. self.@warp_barrier(k)";
+const ONE_FOR_EACH_TILE: &str = "one exchange for each tile, and barriers of the block between tiles";
+const TWO_FOR_EACH_TILE: &str = "of two exchanges for each tile the first follows a barrier of the block";
+/// The barrier in front of the first stage.
+const START: &str = "what went before. k.@barrier()";
+const NOTHING_READ: &str = "nothing has read a stage before the first one is filled";
+
+const QUERY: &str = "query.@lt(self.queries)";
+const NOT_WRITTEN: &str = "a query that does not exist is not written";
+const SHIFT: &str = "p.bottom_right.@ne(0)";
+const NO_BAND: &str = "without a band nobody asks where positions begin";
+/// Whether a tile has all of its rows.
+const COMPLETE: &str = "let complete = end.@le(self";
+const NO_BIAS: &str = "without a bias rows that do not exist may take part";
+
+const SURVIVORS: [Survivor; 17] = [
+    Survivor::equivalent("attention_bf16_mma", START, NOTHING_READ),
+    Survivor::equivalent("attention_backward_q_bf16_mma", START, NOTHING_READ),
+    Survivor::equivalent("attention_f32_simt", AGAIN, ONE_FOR_EACH_TILE),
+    Survivor::equivalent("attention_backward_q_f32_simt", AGAIN, ONE_FOR_EACH_TILE),
+    Survivor::equivalent("x4s", AGAIN, ONE_FOR_EACH_TILE),
+    // One in each of the loops over tiles.
+    Survivor::equivalent("attention_backward_kv_f32_simt", AGAIN, TWO_FOR_EACH_TILE).at_most(3),
+    Survivor::equivalent("simt", "@lt(walk.end)", "ordinary units load no tile ahead: nobody asks for one"),
+    Survivor::equivalent("attention_bf16", QUERY, NOT_WRITTEN),
+    Survivor::equivalent("attention_f32", QUERY, NOT_WRITTEN),
+    Survivor::equivalent("attention_backward_q", QUERY, NOT_WRITTEN),
+    Survivor::equivalent("d64$", "k.@commit_copies()", "the last tile copies nothing").at_most(1),
+    Survivor::equivalent("d64$", SHIFT, NO_BAND),
+    Survivor::equivalent("x4$", SHIFT, NO_BAND),
+    Survivor::equivalent("x4s$", SHIFT, NO_BAND),
+    Survivor::equivalent("d64$", COMPLETE, NO_BIAS),
+    Survivor::equivalent("x4$", COMPLETE, NO_BIAS),
+    Survivor::equivalent("x4s$", COMPLETE, NO_BIAS),
+];
+
+const SWEEP: Sweep = Sweep { survivors: &SURVIVORS, by_line: true, ..Sweep::new(plain) };
+
+fn tensor_core() -> (DType, Config, [Case; 9]) {
+    let tensor = TensorCore { warps: 2, slabs: 1, columns: 16, width: 64 };
+    (DType::BF16, Config::TensorCore(tensor), TENSOR_CORE)
+}
+
+fn simt(shared_place: bool) -> (DType, Config, [Case; 9]) {
+    let simt = Simt { threads: 64, slots: 2, columns: 4, width: 32, vector: 4, shared_place };
+    (DType::F32, Config::Simt(simt), SIMT)
+}
+
+fn plan_forward(
+    (dtype, config, cases): (DType, Config, [Case; 9]),
+    everything: bool,
+) -> Vec<Plan<AttentionDesc>> {
+    plans(&cases, |case| forward(dtype, everything, case).plan_with(TARGET, config).expect("plan"))
+}
+
+fn plan_backward(
+    (dtype, config, cases): (DType, Config, [Case; 9]),
+    everything: bool,
+) -> Vec<Plan<AttentionBackwardDesc>> {
+    plans(&cases, |case| backward(dtype, everything, case).plan_with(TARGET, [config; 2]).expect("plan"))
+}
+
+fn check(of: (DType, Config, [Case; 9]), everything: bool) {
+    SWEEP.check(&plan_forward(of, everything));
+    SWEEP.check(&plan_backward(of, everything));
+}
+
+#[test]
+fn defects_of_attention_are_noticed() {
+    check(tensor_core(), true);
+    check(simt(false), true);
+}
+
+#[test]
+#[ignore = "the other configurations: nightly"]
+fn defects_of_more_attention_are_noticed() {
+    check(simt(true), true);
+    for of in [tensor_core(), simt(false), simt(true)] {
+        check(of, false);
+    }
+}
