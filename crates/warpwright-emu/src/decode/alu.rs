@@ -305,6 +305,10 @@ impl Decoder<'_> {
             Inst::Dp2a { a_ty, b_ty, dst, a, b, c, .. } => {
                 self.scalar(inst, *dst, &[(a, *a_ty), (b, *b_ty), (c, ScalarType::B32)])
             }
+            Inst::Video { dst, a, b, c, .. } => {
+                let word = ScalarType::B32;
+                self.scalar(inst, *dst, &[(a, word), (b, word), (c, word)])
+            }
             Inst::Lop3Pred { op, dst, pred, a, b, c, lut, q } => {
                 self.lop3_pred(*op, *dst, *pred, (a, b, c, *lut), *q)
             }

@@ -49,7 +49,7 @@ pub(crate) fn class_of(inst: &Inst) -> Class {
         | Inst::PmEvent { .. }
         | Inst::GridDepControl { .. }
         | Inst::Opaque(_) => Class::Control,
-        Inst::Dp2a { .. } | Inst::Lop3Pred { .. } | Inst::Fns { .. } => Class::Integer,
+        Inst::Dp2a { .. } | Inst::Video { .. } | Inst::Lop3Pred { .. } | Inst::Fns { .. } => Class::Integer,
         Inst::MinMax3 { ty, .. } => class_of_type(*ty),
         Inst::Mixed { .. } => Class::F32,
         Inst::CvtStochastic { .. } | Inst::CvtPack { .. } => Class::Convert,

@@ -32,6 +32,7 @@ pub(super) fn run(warp: &mut Warp, exec: u32, s: &Scalar) {
             Inst::Dp2a { high, a_ty, b_ty, .. } => {
                 packed::dp2a(*high, (*a_ty, *b_ty), a as u32, b as u32, c as u32)
             }
+            Inst::Video { form, .. } => u64::from(packed::video(form, a as u32, b as u32, c as u32)),
             Inst::Fns { .. } => u64::from(packed::fns(a as u32, b as u32, c as u32 as i32)),
             Inst::CvtPack { to, .. } => packed::saturated(*to, a as u32, b as u32, c as u32),
             Inst::MinMax3 { max, ty, mods, .. } => float::extreme3(*max, *ty, mods, [a, b, c]),

@@ -619,6 +619,46 @@ def vectors():
                   declare=f".reg .b32 {regs};", before=".global .align 16 .b8 buffer[4096];", **more)
 
 
+def video():
+    """The two halves or four bytes of words, from the text of the manual."""
+    word = lambda: RANDOM.choice([0, 0xFFFFFFFF, 0x80808080, 0x7F80FF01, 0x8000FFFF]) if RANDOM.random() < 0.3 else RANDOM.getrandbits(32)
+    signed = lambda v, n: v - (1 << n) if v >> n - 1 & 1 else v
+
+    def model(op, n, d, a_type, b_type, sat, add, mask, asel, bsel):
+        bits = 32 // n
+
+        def run(a, b, c):
+            pool = [(w >> bits * i) & (1 << bits) - 1 for w in (a, b) for i in range(n)]
+            total, merged = c, c
+            for i in range(n):
+                x, y = pool[asel[i]], pool[bsel[i]]
+                x, y = (signed(x, bits) if a_type == "s32" else x), (signed(y, bits) if b_type == "s32" else y)
+                t = {"vadd": x + y, "vsub": x - y, "vavrg": x + y + (x + y >= 0) >> 1, "vabsdiff": abs(x - y), "vmin": min(x, y), "vmax": max(x, y)}[op]
+                if sat:
+                    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if d == "s32" else (0, (1 << bits) - 1)
+                    t = min(max(t, low), high)
+                if mask >> i & 1:
+                    total += t
+                    merged = merged & ~(((1 << bits) - 1) << bits * i) | (t & (1 << bits) - 1) << bits * i
+            return (total if add else merged) & 0xFFFFFFFF
+        return run
+
+    for op in ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax"):
+        for n, letter in ((2, "h"), (4, "b")):
+            forms = [("u32", "u32", "u32", "", "", None), ("s32", "s32", "s32", "", "", None), ("s32", "s32", "u32", ".sat", "", None),
+                     ("u32", "u32", "s32", ".sat", "", None), ("u32", "u32", "u32", "", ".add", None), ("s32", "s32", "s32", "", ".add", 1)]
+            for d, s, t, sat, add, chosen in forms:
+                everything, asel, bsel = (1 << n) - 1, list(range(n)), list(range(n, 2 * n))
+                mask, text = everything, ("", "", "")
+                if chosen:
+                    mask, asel, bsel = 2, [RANDOM.randrange(2 * n) for _ in range(n)], [RANDOM.randrange(2 * n) for _ in range(n)]
+                    text = (f".{letter}1",) + tuple(f".{letter}" + "".join(map(str, reversed(sel))) for sel in (asel, bsel))
+                name = f"{op}{n}.{d}.{s}.{t}{sat}{add}"
+                write(name + (".selected" if chosen else ""), "Video arithmetic, lane by lane.", ["u32"] * 3, "u32",
+                      f"{name} %d{text[0]}, %a{text[1]}, %b{text[2]}, %c;",
+                      cases(model(op, n, d, s, t, sat, add, mask, asel, bsel), [(word(), word(), word()) for _ in range(10)]))
+
+
 F32_TEXT = [f"0f{F32.encode(0, Fraction(i)):08X}" for i in range(8)]
 
 
@@ -629,3 +669,4 @@ if __name__ == "__main__":
     integers()
     wide_singles()
     vectors()
+    video()

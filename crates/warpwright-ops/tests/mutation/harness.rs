@@ -270,7 +270,7 @@ pub(crate) fn plain(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
         return (0..spec.len).map(|i| [0.0, 37.0, 999.0][i % 3]).collect();
     }
     if spec.name == "lengths" {
-        return (0..spec.len).map(|i| [2.0, 999.0, 0.0][i % 3]).collect();
+        return (0..spec.len).map(|i| [2.0, 0.0, 999.0][i % 3]).collect();
     }
     let values = Input::Normal.values(spec.len, slot as u64);
     values.into_iter().map(|x| 0.5 * x).collect()

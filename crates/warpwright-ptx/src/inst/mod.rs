@@ -8,6 +8,7 @@ mod opaque;
 mod operand;
 mod operator;
 mod tensor;
+mod video;
 mod visit;
 mod wmma;
 
@@ -16,6 +17,7 @@ pub use opaque::*;
 pub use operand::*;
 pub use operator::*;
 pub use tensor::*;
+pub use video::*;
 pub use visit::Role;
 pub use wmma::*;
 
@@ -180,6 +182,8 @@ pub enum Inst {
         lut: u8,
         q: PredUse,
     },
+    /// `op{2|4}.dty.aty.bty{.sat}{.add} dst{.mask}, a{.select}, b{.select}, c`
+    Video { form: VideoForm, dst: Reg, a: Operand, b: Operand, c: Operand },
     /// `fns.b32 dst, mask, base, offset`: the n-th set bit
     Fns { dst: Reg, mask: Operand, base: Operand, offset: Operand },
     /// `{min|max}.mods{.abs}.f32 dst, a, b, c`

@@ -4,16 +4,14 @@ use super::operand::{Reg, SymbolId};
 use crate::types::spelled;
 
 spelled! {
-    /// Opcodes of PTX that have no typed form here: textures and surfaces, video arithmetic, multimem and the
+    /// Opcodes of PTX that have no typed form here: textures and surfaces, scalar video arithmetic, multimem and the
     /// fifth generation of tensor cores.
     pub enum Foreign {
         ClusterLaunchControl = "clusterlaunchcontrol", Istypep = "istypep", Multimem = "multimem",
         Suld = "suld", Suq = "suq", Sured = "sured", Sust = "sust", Tex = "tex", Tld4 = "tld4", Txq = "txq",
         Tcgen05 = "tcgen05",
-        Vabsdiff = "vabsdiff", Vabsdiff2 = "vabsdiff2", Vabsdiff4 = "vabsdiff4", Vadd = "vadd", Vadd2 = "vadd2",
-        Vadd4 = "vadd4", Vavrg2 = "vavrg2", Vavrg4 = "vavrg4", Vmad = "vmad", Vmax = "vmax", Vmax2 = "vmax2",
-        Vmax4 = "vmax4", Vmin = "vmin", Vmin2 = "vmin2", Vmin4 = "vmin4", Vset = "vset", Vset2 = "vset2",
-        Vset4 = "vset4", Vshl = "vshl", Vshr = "vshr", Vsub = "vsub", Vsub2 = "vsub2", Vsub4 = "vsub4",
+        Vabsdiff = "vabsdiff", Vadd = "vadd", Vmad = "vmad", Vmax = "vmax", Vmin = "vmin", Vset = "vset",
+        Vset2 = "vset2", Vset4 = "vset4", Vshl = "vshl", Vshr = "vshr", Vsub = "vsub",
     }
 }
 

@@ -99,7 +99,9 @@ macro_rules! visit_body {
                 for a in args { opnd!(a); }
                 for r in returns { if let Operand::Reg(r) = r { $f(Role::Def, r) } }
             }
-            Inst::Dp2a { dst, a, b, c, .. } | Inst::MinMax3 { dst, a, b, c, .. } => {
+            Inst::Dp2a { dst, a, b, c, .. }
+            | Inst::Video { dst, a, b, c, .. }
+            | Inst::MinMax3 { dst, a, b, c, .. } => {
                 opnd!(a); opnd!(b); opnd!(c); $f(Role::Def, dst);
             }
             Inst::Lop3Pred { dst, pred, a, b, c, q, .. } => {
@@ -295,6 +297,7 @@ impl Inst {
             | Self::Lop3Pred { .. }
             | Self::Dp4a { .. }
             | Self::Dp2a { .. }
+            | Self::Video { .. }
             | Self::Fns { .. }
             | Self::MinMax3 { .. }
             | Self::Mixed { .. }

@@ -136,6 +136,7 @@ pub(super) fn feature(inst: &Inst) -> Result<Requirement, Misfit> {
         Inst::Lop3Pred { .. } => since(8, 2, 70),
         Inst::Fns { .. } => since(6, 0, 30),
         Inst::Dp2a { .. } => since(5, 0, 61),
+        Inst::Video { .. } => since(3, 0, 30),
         Inst::CvtPack { to, .. } => {
             if to.bits() >= 8 {
                 since(6, 5, 72)

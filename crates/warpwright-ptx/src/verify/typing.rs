@@ -387,7 +387,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
         }
         Inst::WarpBarrier { mask } => source(cx, mask, U32, MASK),
         Inst::Nanosleep { duration } => source(cx, duration, U32, A),
-        Inst::Dp2a { dst, a, b, c, .. } => {
+        Inst::Dp2a { dst, a, b, c, .. } | Inst::Video { dst, a, b, c, .. } => {
             three(cx, [a, b, c], U32);
             result(cx, dst, U32);
         }

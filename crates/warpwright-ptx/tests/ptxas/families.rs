@@ -582,6 +582,16 @@ fn scalar() -> Vec<Inst> {
         Inst::Lop3Pred { op: BoolOp::And, dst: None, pred, a, b, c, lut: 0x80, q },
         Inst::Fns { dst, mask: a, base: b, offset: c },
     ];
+    for (op, bytes) in VideoOp::ALL.iter().flat_map(|op| [(*op, false), (*op, true)]) {
+        let plain = VideoForm::plain(op, bytes, [U32, S32, U32]);
+        let lanes = plain.lanes();
+        let mut select = plain.select;
+        select.iter_mut().for_each(|side| side[..lanes].reverse());
+        let masked = VideoForm { mask: 2, saturate: true, select, ..plain };
+        for form in [plain, masked, VideoForm { accumulate: true, ..plain }] {
+            all.push(Inst::Video { form, dst, a, b, c });
+        }
+    }
     for high in [false, true] {
         for (a_ty, b_ty) in [(U32, S32), (S32, U32), (U32, U32), (S32, S32)] {
             all.push(Inst::Dp2a { high, a_ty, b_ty, dst, a, b, c });

@@ -350,9 +350,22 @@ impl<F: FnMut() -> u64> Choices<F> {
         }
     }
 
+    fn video(&mut self) -> VideoForm {
+        let types = std::array::from_fn(|_| self.pick(&[ScalarType::U32, ScalarType::S32]));
+        let plain = VideoForm::plain(self.pick(VideoOp::ALL), self.flag(), types);
+        let lanes = plain.lanes();
+        let mut select = plain.select;
+        for side in &mut select {
+            side[..lanes].iter_mut().for_each(|lane| *lane = self.below(2 * lanes) as u8);
+        }
+        let mask = 1 + self.below((1 << lanes) - 1) as u8;
+        VideoForm { saturate: self.flag(), accumulate: self.flag(), mask, select, ..plain }
+    }
+
     fn scalar(&mut self, f: &Function) -> Inst {
         let (dst, a, b, c) = (self.reg(f), self.operand(f), self.operand(f), self.operand(f));
-        match self.below(8) {
+        match self.below(9) {
+            8 => Inst::Video { form: self.video(), dst, a, b, c },
             0 => Inst::Dp2a { high: self.flag(), a_ty: self.ty(), b_ty: self.ty(), dst, a, b, c },
             1 => Inst::Lop3Pred {
                 op: self.pick(&[BoolOp::And, BoolOp::Or]),

@@ -218,3 +218,79 @@ fn column<const K: usize>(operands: &Operands, n: usize, c: __m512) -> Option<__
     let sign = _mm512_and_si512(total, number(i32::MIN));
     Some(_mm512_mul_ps(floats(_mm512_or_si512(bits(toward), sign)), unit))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::aligned;
+    use super::super::mma::{self, Rows, WIDE_VECTORS};
+    use super::super::tile::Tile;
+    use super::*;
+
+    /// Words of two halves: numbers of some range of exponents, zeros and subnormals.
+    fn word(element: Element, state: &mut u64, spread: u32) -> u32 {
+        let mut next = || {
+            *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (*state >> 33) as u32
+        };
+        let half = |bits: u32, exponent: u32| {
+            let (mantissa, middle) = if element == Element::F16 { (10, 15) } else { (7, 127) };
+            match bits & 0x1F {
+                0 => 0,
+                1 => bits >> 8 & ((1 << mantissa) - 1),
+                _ => {
+                    (middle - spread / 2 + exponent % spread) << mantissa | bits >> 8 & ((1 << mantissa) - 1)
+                }
+            }
+        };
+        let (low, high) = (half(next(), next()), half(next(), next()));
+        low | high << 16 | next() & 0x8000_8000
+    }
+
+    #[test]
+    fn columns_add_as_rows_do() {
+        if !*WIDE_VECTORS {
+            return;
+        }
+        let mut state = 1;
+        for (element, k) in [(Element::F16, 16), (Element::Bf16, 16), (Element::F16, 8), (Element::Bf16, 8)] {
+            let mut taken = 0;
+            for round in 0..200 {
+                let spread = [1, 4, 12, 28][round % 4];
+                let mut regs =
+                    Registers { r32: vec![Row32::ZERO; 12], r64: Vec::new(), pred: vec![u32::MAX] };
+                for (i, row) in regs.r32.iter_mut().enumerate() {
+                    let bits = |state: &mut u64| match i {
+                        0..8 => word(element, state, spread),
+                        // C is as large as the sums, much smaller, or zero.
+                        _ => word(Element::Bf16, state, [4, 40, 4, 1][round % 4]) & 0xFFFF_0000,
+                    };
+                    row.0 = std::array::from_fn(|_| bits(&mut state));
+                }
+                let rows = |rows: &[u32]| Rows::new(rows).unwrap_or_default();
+                let (a, b): (&[u32], &[u32]) =
+                    if k == 16 { (&[0, 1, 2, 3], &[4, 5]) } else { (&[0, 1], &[4]) };
+                let op = Mma {
+                    a_element: element,
+                    b_element: element,
+                    accumulator: Accumulator::F32,
+                    rows: 16,
+                    k,
+                    a: rows(a),
+                    b: rows(b),
+                    c: rows(&[8, 9, 10, 11]),
+                    d: rows(&[8, 9, 10, 11]),
+                };
+                assert!(takes(&op));
+                #[allow(unsafe_code, reason = "calling a function with target features")]
+                // SAFETY: `WIDE_VECTORS` says that all of these features were detected.
+                let columns = unsafe { multiply(&regs, &op) };
+                mma::multiply(&mut Tile::default(), &mut regs, u32::MAX, &op, aligned::add);
+                if let Some(columns) = columns {
+                    taken += 1;
+                    assert_eq!(columns[..], regs.r32[8..], "{element:?} {k} round {round}");
+                }
+            }
+            assert!(taken > 150, "{element:?}: {taken}");
+        }
+    }
+}

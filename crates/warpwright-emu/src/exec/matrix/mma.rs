@@ -95,7 +95,10 @@ pub(super) static WIDE_VECTORS: LazyLock<bool> = LazyLock::new(|| {
 pub(super) fn mma(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma) {
     #[cfg(target_arch = "x86_64")]
     {
-        if *WIDE_VECTORS && halves::takes(op) && let Some(d) = avx512::halves(regs, op) {
+        if *WIDE_VECTORS
+            && halves::takes(op)
+            && let Some(d) = avx512::halves(regs, op)
+        {
             return put(regs, exec, op, &d);
         }
         if *WIDE_VECTORS {
@@ -147,7 +150,13 @@ mod avx512 {
 }
 
 #[inline(always)]
-fn multiply(tile: &mut Tile, regs: &mut Registers, exec: u32, op: &Mma, add: impl Fn(&mut Tile, &Step)) {
+pub(super) fn multiply(
+    tile: &mut Tile,
+    regs: &mut Registers,
+    exec: u32,
+    op: &Mma,
+    add: impl Fn(&mut Tile, &Step),
+) {
     let (a, a_len) = op.a.words(regs);
     let (b, b_len) = op.b.words(regs);
     let (c, c_len) = op.c.words(regs);

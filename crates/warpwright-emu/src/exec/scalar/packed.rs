@@ -1,6 +1,6 @@
 //! Operations on the parts of a word.
 
-use warpwright_ptx::{BinaryOp, Modifiers, PackedInteger, ScalarType};
+use warpwright_ptx::{BinaryOp, Modifiers, PackedInteger, ScalarType, VideoForm, VideoOp};
 
 use super::is_signed;
 
@@ -16,6 +16,38 @@ pub(super) fn dp2a(high: bool, (a_ty, b_ty): (ScalarType, ScalarType), a: u32, b
         if is_signed(b_ty) { i32::from(byte as i8) } else { i32::from(byte) }
     };
     u64::from((0..2).fold(c, |sum, i| sum.wrapping_add(half(i).wrapping_mul(byte(i)) as u32)))
+}
+
+/// Video arithmetic: the lanes of the mask of the results replace those of `c`, or are added to it.
+pub(super) fn video(form: &VideoForm, a: u32, b: u32, c: u32) -> u32 {
+    let bits = 32 / form.lanes() as u32;
+    let ones = (1u32 << bits) - 1;
+    let both = u64::from(b) << 32 | u64::from(a);
+    let operand = |side: usize, lane: usize| {
+        let word = (both >> (u32::from(form.select[side][lane]) * bits)) as u32 & ones;
+        let unused = 32 - bits;
+        if is_signed(form.types[side + 1]) { (word << unused).cast_signed() >> unused } else { word as i32 }
+    };
+    let signed = is_signed(form.types[0]);
+    let (low, high) = if signed { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) };
+    let lanes = (0..form.lanes()).filter(|lane| form.mask >> lane & 1 != 0);
+    lanes.fold(c, |word, lane| {
+        let (x, y) = (operand(0, lane), operand(1, lane));
+        let exact = match form.op {
+            VideoOp::Add => x + y,
+            VideoOp::Sub => x - y,
+            VideoOp::Average => (x + y + i32::from(x + y >= 0)) >> 1,
+            VideoOp::AbsDiff => (x - y).abs(),
+            VideoOp::Min => x.min(y),
+            VideoOp::Max => x.max(y),
+        };
+        let result = (if form.saturate { exact.clamp(low, high) } else { exact }).cast_unsigned();
+        if form.accumulate {
+            return word.wrapping_add(result);
+        }
+        let at = lane as u32 * bits;
+        word & !(ones << at) | (result & ones) << at
+    })
 }
 
 /// The place of the n-th bit of `mask` that is set, counted from bit `base` on, upwards or, for negative `n`, downwards;

@@ -3,7 +3,7 @@
 use super::rest::Rest;
 use super::{Parser, Read, rules};
 use crate::inst::*;
-use crate::text::lex::Token;
+use crate::text::lex::{Kind, Token};
 use crate::types::*;
 
 /// The longest operator name that is looked up, `bfind.shiftamt` and the like.
@@ -414,6 +414,63 @@ impl<'a> Parser<'a> {
         let b = self.next_operand(b_ty)?;
         let c = self.next_operand(ScalarType::S32)?;
         Ok(Inst::Dp2a { high, a_ty, b_ty, dst, a, b, c })
+    }
+
+    pub(super) fn video(
+        &mut self,
+        head: Token<'a>,
+        modifiers: &[Token<'a>],
+        op: VideoOp,
+        bytes: bool,
+    ) -> Read<Inst> {
+        let mut rest = Rest::new(head, modifiers);
+        let word = |name: &str| {
+            ScalarType::from_name(name).filter(|ty| matches!(ty, ScalarType::U32 | ScalarType::S32))
+        };
+        let mut types = [ScalarType::U32; 3];
+        for ty in &mut types {
+            *ty = self.need(&mut rest, word, "three types, each `.u32` or `.s32`")?;
+        }
+        let mut form = VideoForm::plain(op, bytes, types);
+        form.saturate = rest.take("sat");
+        form.accumulate = rest.take("add");
+        self.nothing_left(&rest)?;
+        let lanes = form.lanes();
+        let dst = self.reg()?;
+        if let Some(named) = self.lanes(bytes, lanes)? {
+            form.mask = named.iter().fold(0, |mask, lane| mask | 1 << lane);
+        }
+        let mut operands = [Operand::int(0); 2];
+        for (operand, select) in operands.iter_mut().zip(&mut form.select) {
+            *operand = self.next_operand(ScalarType::U32)?;
+            let at = self.token;
+            if let Some(named) = self.lanes(bytes, 2 * lanes)? {
+                if named.len() != lanes {
+                    let message = format!("{} does not select {lanes} lanes", at.shown());
+                    return Err(self.fail(rules::OPERAND, at, message));
+                }
+                named.iter().rev().zip(select).for_each(|(lane, to)| *to = *lane);
+            }
+        }
+        let c = self.next_operand(ScalarType::U32)?;
+        Ok(Inst::Video { form, dst, a: operands[0], b: operands[1], c })
+    }
+
+    /// The lanes that `.h` or `.b` and digits below `limit` name, at most four of them; `None` if there are none.
+    fn lanes(&mut self, bytes: bool, limit: usize) -> Read<Option<Vec<u8>>> {
+        let at = self.token;
+        if at.kind != Kind::Dot {
+            return Ok(None);
+        }
+        let digits = at.text.strip_prefix(if bytes { 'b' } else { 'h' }).unwrap_or_default();
+        let lane = |digit: u8| digit.checked_sub(b'0').filter(|lane| usize::from(*lane) < limit);
+        match digits.bytes().map(lane).collect::<Option<Vec<u8>>>() {
+            Some(lanes) if (1..=4).contains(&lanes.len()) => {
+                self.advance();
+                Ok(Some(lanes))
+            }
+            _ => Err(self.fail(rules::OPERAND, at, format!("{} names no lanes", at.shown()))),
+        }
     }
 
     pub(super) fn dp4a(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {

@@ -12,6 +12,17 @@ const FOREIGN_TYPES: &[&str] =
 /// Modifiers that PTX has for instructions whose plain form is read.
 const FOREIGN_MODIFIERS: &[&str] = &["rs", "scaled", "unified", "pack"];
 
+/// The operator, and whether it has four lanes.
+fn video_operator(name: &str) -> Option<(VideoOp, bool)> {
+    let (op, lanes) = name.split_at_checked(name.len().checked_sub(1)?)?;
+    let bytes = match lanes {
+        "2" => false,
+        "4" => true,
+        _ => return None,
+    };
+    Some((VideoOp::from_name(op)?, bytes))
+}
+
 impl<'a> Parser<'a> {
     /// Everything but control flow. The opcode and its modifiers have been consumed.
     pub(super) fn operation(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<Inst> {
@@ -81,7 +92,10 @@ impl<'a> Parser<'a> {
             "call" => self.call(head, modifiers),
             "trap" => self.exactly(head, modifiers, &[]).map(|()| Inst::Trap),
             "brkpt" => self.exactly(head, modifiers, &[]).map(|()| Inst::Brkpt),
-            _ => self.arithmetic(head, modifiers),
+            name => match video_operator(name) {
+                Some((op, bytes)) => self.video(head, modifiers, op, bytes),
+                None => self.arithmetic(head, modifiers),
+            },
         }
     }
 

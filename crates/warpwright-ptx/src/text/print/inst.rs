@@ -188,6 +188,7 @@ impl Body<'_> {
                 self.dot(b_ty.name());
                 self.operands(dst, &[a, b, c]);
             }
+            Inst::Video { form, dst, a, b, c } => self.video(&form, dst, [a, b, c]),
             Inst::Lop3Pred { op, dst, pred, a, b, c, lut, q } => {
                 self.text("lop3");
                 self.dot(op.name());
@@ -446,6 +447,36 @@ impl Body<'_> {
     fn dot(&mut self, text: &str) {
         self.out.text.push('.');
         self.out.text.push_str(text);
+    }
+
+    fn video(&mut self, form: &VideoForm, dst: Reg, [a, b, c]: [Operand; 3]) {
+        let VideoForm { op, bytes, types, saturate, accumulate, mask, select } = *form;
+        let plain = VideoForm::plain(op, bytes, types);
+        let letter = if bytes { ".b" } else { ".h" };
+        self.text(op.name());
+        self.text(if bytes { "4" } else { "2" });
+        types.iter().for_each(|ty| self.dot(ty.name()));
+        self.text(if saturate { ".sat" } else { "" });
+        self.text(if accumulate { ".add" } else { "" });
+        self.text(" ");
+        self.reg(dst);
+        if mask != plain.mask {
+            self.text(letter);
+            for lane in (0..form.lanes()).rev().filter(|lane| mask >> lane & 1 != 0) {
+                self.out.push(format_args!("{lane}"));
+            }
+        }
+        for (operand, side) in [a, b].into_iter().zip(0..) {
+            self.comma(operand);
+            if select[side] != plain.select[side] {
+                self.text(letter);
+                select[side][..form.lanes()]
+                    .iter()
+                    .rev()
+                    .for_each(|lane| self.out.push(format_args!("{lane}")));
+            }
+        }
+        self.comma(c);
     }
 
     /// `name.mods.ty`
