@@ -38,7 +38,7 @@ fn product(dtype: DType, transposed: bool, i: usize) -> Plan<GemmDesc> {
     // Each function of the sums, with the smallest product that has one.
     let [m, n, k] = SHAPES.get(i).copied().unwrap_or([8, 8, 24]);
     let desc = GemmDesc::new(dtype, [m, n, k], transposed, !transposed);
-    let pad = |elements: usize| if i % 2 == 0 { elements } else { elements.next_multiple_of(8) };
+    let pad = |elements: usize| if i.is_multiple_of(2) { elements } else { elements.next_multiple_of(8) };
     let (lda, ldb, ldy) = (pad(desc.lda), pad(desc.ldb), pad(n));
     let (stride_a, stride_b, stride_y) = (lda * m.max(k), ldb * n.max(k), ldy * m);
     let batch = if k < 64 { 2 } else { 1 };
@@ -101,7 +101,7 @@ fn sequence(
 ) -> Plan<RecurrentDesc> {
     let biases = [Biases::Two, Biases::Absent, Biases::One][i % 3];
     let (h0, c0) = (i % 3 != 1, cell == Cell::Lstm && i % 3 != 2);
-    let (lengths, directions, training) = (i > 2, 1 + i / 4, i % 2 == 0);
+    let (lengths, directions, training) = (i > 2, 1 + i / 4, i.is_multiple_of(2));
     let (layers, batch_first) = (1, false);
     let desc = RecurrentDesc {
         cell,

@@ -199,11 +199,11 @@ fn column<const K: usize>(operands: &Operands, n: usize, c: __m512) -> Option<__
     // Products are exact, and so is their scaling to the unit unless they vanish.
     let mut totals = [_mm512_setzero_si512(); 2];
     for j in 0..K {
-        for s in 0..2 {
+        for (s, total) in totals.iter_mut().enumerate() {
             let b = _mm512_set1_ps(operands.b[j / 4][s][4 * n + j % 4]);
             let product = _mm512_mul_ps(operands.a[j][s], b);
             let term = _mm512_cvttps_epi32(_mm512_mul_ps(product, scale));
-            totals[s] = _mm512_add_epi32(totals[s], term);
+            *total = _mm512_add_epi32(*total, term);
         }
     }
     let c = _mm512_cvttps_epi32(_mm512_mul_ps(c, scale));
