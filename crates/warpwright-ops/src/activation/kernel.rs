@@ -70,6 +70,8 @@ impl KernelDef for Forward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+        // Such a launch costs the host less, and begins while the grid before it drains.
+        k.after_previous_grid();
         let dtype = self.common.dtype;
         accumulate!(dtype, |A| {
             let slope = a.negative_slope.convert::<A>();
@@ -103,6 +105,7 @@ impl KernelDef for Backward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
+        k.after_previous_grid();
         let dtype = self.common.dtype;
         accumulate!(dtype, |A| {
             let slope = a.negative_slope.convert::<A>();
@@ -136,6 +139,7 @@ impl KernelDef for GatedForward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: GatedForwardParams<'k>) {
+        k.after_previous_grid();
         let (f, dtype) = (Weighted::from(self.f), self.common.dtype);
         accumulate!(dtype, |A| {
             elementwise(k, a.n, self.common.config.width, |i, w| {
@@ -168,6 +172,7 @@ impl KernelDef for GatedBackward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: GatedBackwardParams<'k>) {
+        k.after_previous_grid();
         let (f, dtype) = (Weighted::from(self.f), self.common.dtype);
         accumulate!(dtype, |A| {
             elementwise(k, a.n, self.common.config.width, |i, w| {
