@@ -2,12 +2,12 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use warpwright::DType;
 use warpwright::attention::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionOptions, Window,
+    AttentionInputs, AttentionOptions, Window,
 };
 use warpwright::plan::{Layout, PlanCache, Real};
+use warpwright::{DType, TensorRef};
 
 use crate::array::Array;
 use crate::call::{Call, Form, present, several, statistics_dtype};
@@ -49,6 +49,13 @@ fn layout(array: &Array<'_>) -> PyResult<Layout> {
     let (op, argument, rank) = (array.site.op, array.site.argument, array.shape.len());
     let message = format!("{op}: {argument} has {rank} dimensions, expected 4");
     Err(Problem::new(array.object.py(), Class::Shape, message).at(op, argument).mismatch(4, rank).into_err())
+}
+
+/// What both directions read, in the order of [`Started`].
+fn arguments(inputs: [Option<TensorRef<'_>>; 6]) -> AttentionInputs<'_> {
+    let [q, k, v, bias, slopes, key_lengths] = inputs;
+    let required = AttentionInputs::new(present(q), present(k), present(v));
+    AttentionInputs { bias, slopes, key_lengths, ..required }
 }
 
 /// A bound of a window; negative is none.
@@ -117,6 +124,7 @@ fn start<'py>(
                 _ => AlibiSlopes::PerHead,
             }),
             key_lengths: key_lengths.is_some(),
+            ..AttentionOptions::default()
         },
     };
     if let Some(lengths) = &key_lengths {
@@ -193,12 +201,12 @@ fn forward<'py>(
     let o = call.output(("out[0]", out[0].as_ref()), &q, result)?.in_shape(&desc.o.shape);
     let lse = call.output(("out[1]", out[1].as_ref()), &q, statistics)?;
     let inputs = [Some(&q), Some(&k), Some(&v), bias.as_ref(), slopes.as_ref(), key_lengths.as_ref()];
-    let results = call.run_some(inputs, [Some(o), Some(lse)], move |stream, inputs, [o, lse]| {
-        let [q, k, v, bias, slopes, key_lengths] = inputs;
-        let (q, k, v, o, lse) = (present(q), present(k), present(v), present(o), present(lse));
-        Ok(plan.launch(stream, AttentionArgs { q, k, v, bias, slopes, key_lengths, o, lse })?)
+    let outputs = [Some(o), Some(lse), call.workspace(&plan, &q)?];
+    let [o, lse, _] = call.run_some(inputs, outputs, move |stream, inputs, [o, lse, workspace]| {
+        let (o, lse) = (present(o), present(lse));
+        Ok(plan.launch(stream, AttentionArgs { inputs: arguments(inputs), o, lse, workspace })?)
     })?;
-    PyTuple::new(q.object.py(), results.map(present))
+    PyTuple::new(q.object.py(), [o, lse].map(present))
 }
 
 fn backward<'py>(
@@ -222,7 +230,9 @@ fn backward<'py>(
     let shapes = [desc.q.shape, desc.k.shape, desc.v.shape];
     let [dq, dk, dv] = shapes.map(Layout::contiguous);
     let forward = AttentionDesc { o: layout(&o)?, ..desc };
-    let plan = call.plan(&PLANS, &AttentionBackwardDesc { forward, dy: layout(&dy)?, dq, dk, dv })?;
+    let (dbias, dsinks) = (false, false);
+    let backward = AttentionBackwardDesc { forward, dy: layout(&dy)?, dq, dk, dv, dbias, dsinks };
+    let plan = call.plan(&PLANS, &backward)?;
     let out = several::<3>(op, out)?;
     let output = |argument, index: usize| {
         let form = Form::RowMajor(dtype, &shapes[index]);
@@ -247,20 +257,18 @@ fn backward<'py>(
     ];
     let [dq, dk, dv, _] = call.run_some(inputs, outputs, move |stream, inputs, outputs| {
         let [q, k, v, bias, slopes, key_lengths, o, lse, dy] = inputs;
+        let inputs = [q, k, v, bias, slopes, key_lengths];
         let [dq, dk, dv, workspace] = outputs;
         let args = AttentionBackwardArgs {
-            q: present(q),
-            k: present(k),
-            v: present(v),
-            bias,
-            slopes,
-            key_lengths,
+            inputs: arguments(inputs),
             o: present(o),
             lse: present(lse),
             dy: present(dy),
             dq: present(dq),
             dk: present(dk),
             dv: present(dv),
+            dbias: None,
+            dsinks: None,
             workspace,
         };
         Ok(plan.launch(stream, args)?)

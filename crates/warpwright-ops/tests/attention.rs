@@ -2,7 +2,8 @@
 
 use warpwright_ops::attention::reference::{Problem, backward, forward};
 use warpwright_ops::attention::{
-    Alignment, AttentionArgs, AttentionDesc, AttentionOptions, Scores, attention, attention_backward,
+    Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, AttentionOptions,
+    Gradients, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_offsets,
 };
 use warpwright_ops::plan::{Layout, Real};
 use warpwright_ops::{Operation, PlanError};
@@ -76,6 +77,119 @@ fn descriptors_without_a_meaning_are_refused() {
     assert_eq!(refused(&with(AttentionOptions { bias, ..none })), "bias");
 }
 
+fn backward_of(forward: AttentionDesc) -> AttentionBackwardDesc {
+    let (dy, dq, dk, dv) = (forward.o, forward.q, forward.k, forward.v);
+    AttentionBackwardDesc { forward, dy, dq, dk, dv, dbias: false, dsinks: false }
+}
+
+#[test]
+fn packed_and_paged_descriptors_without_a_meaning_are_refused() {
+    let one = |rows, heads, width| Layout::contiguous([1, rows, heads, width]);
+    let packed = |longest_queries, longest_keys| AttentionDesc {
+        q: one(5, 4, 16),
+        k: one(7, 2, 16),
+        v: one(7, 2, 8),
+        o: one(5, 4, 8),
+        options: AttentionOptions {
+            packed: Some(Packed { sequences: 3, longest_queries, longest_keys }),
+            ..AttentionOptions::default()
+        },
+        ..desc()
+    };
+    let of = |desc: &AttentionDesc, name: &str| {
+        let plan = desc.plan(TARGET).expect("plan");
+        plan.tensors().iter().find(|t| t.name == name).map_or(0, |t| t.len)
+    };
+    assert_eq!(of(&packed(5, 7), "query_offsets"), 4);
+    assert_eq!(refused(&packed(6, 7)), "packed");
+    assert_eq!(refused(&packed(5, 8)), "packed");
+    let options = AttentionOptions { key_lengths: true, ..packed(5, 7).options };
+    assert_eq!(refused(&AttentionDesc { options, ..packed(5, 7) }), "key_lengths");
+    assert_eq!(refused(&AttentionDesc { options: packed(5, 7).options, ..desc() }), "q");
+
+    let paged = |rows, key_lengths| AttentionDesc {
+        k: Layout::contiguous([9, rows, 2, 16]),
+        v: Layout::contiguous([9, rows, 2, 8]),
+        options: AttentionOptions {
+            key_lengths,
+            paged: Some(Paged { pages: 4 }),
+            ..AttentionOptions::default()
+        },
+        ..desc()
+    };
+    assert_eq!(of(&paged(16, true), "block_table"), 8);
+    assert_eq!(refused(&paged(8, true)), "rows of a page");
+    assert_eq!(refused(&paged(48, true)), "rows of a page");
+    assert_eq!(refused(&paged(16, false)), "paged");
+    let forward = paged(16, true);
+    let backward = backward_of(forward);
+    assert!(matches!(backward.plan(TARGET), Err(PlanError::Parameter { parameter: "paged", .. })));
+    let none = AttentionBackwardDesc { dbias: true, ..backward_of(desc()) };
+    assert!(matches!(none.plan(TARGET), Err(PlanError::Parameter { parameter: "dbias", .. })));
+    let none = AttentionBackwardDesc { dsinks: true, ..backward_of(desc()) };
+    assert!(matches!(none.plan(TARGET), Err(PlanError::Parameter { parameter: "dsinks", .. })));
+}
+
+#[test]
+fn offsets_are_checked_on_the_host() {
+    let refused = |offsets: &[i32]| match check_offsets("query_offsets", offsets, 10) {
+        Err(PlanError::Parameter { op: "attention", parameter: "query_offsets", got, .. }) => got,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(check_offsets("query_offsets", &[0, 4, 4, 10], 10).ok(), Some(6));
+    assert_eq!(check_offsets("query_offsets", &[3], 10).ok(), Some(0));
+    assert_eq!(refused(&[0, 4, 3]), "3 at 2");
+    assert_eq!(refused(&[-1, 4]), "-1 at 0");
+    assert_eq!(refused(&[0, 11]), "11 at 1");
+    assert_eq!(refused(&[]), "no numbers");
+}
+
+/// Offsets that the host did not check read and write nothing outside of the tensors.
+#[test]
+fn offsets_on_the_device_that_lead_outside_are_cut() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let tensor = |len: usize, shape: &[usize]| {
+        Tensor::from_slice(&device, &Input::Normal.values(len, 3), shape).expect("memory")
+    };
+    let (q, k, v) =
+        (tensor(6 * 8, &[1, 6, 1, 8]), tensor(6 * 8, &[1, 6, 1, 8]), tensor(6 * 8, &[1, 6, 1, 8]));
+    let offsets = Tensor::from_slice(&device, &[-5i32, 4, 900, 2], &[4]).expect("memory");
+    let packed = PackedRows {
+        query_offsets: offsets.as_ref(),
+        key_offsets: offsets.as_ref(),
+        longest_queries: 6,
+        longest_keys: 6,
+    };
+    let scores = Scores { packed: Some(packed), ..Scores::default() };
+    let (o, _) = attention(&stream, q.as_ref(), k.as_ref(), v.as_ref(), &scores).expect("clean");
+    // The first sequence has rows 0 to 3, the second the other two, the third none.
+    let o = o.to_vec::<f64>().expect("read");
+    assert!(o.iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn few_queries_share_out_their_keys() {
+    let plan = |batch, queries, keys| {
+        let layout = |rows, heads| Layout::contiguous([batch, rows, heads, 128]);
+        let (q, k) = (layout(queries, 32), layout(keys, 8));
+        let options = AttentionOptions::default();
+        AttentionDesc { dtype: DType::BF16, q, k, v: k, o: q, options }.plan(TARGET).expect("plan")
+    };
+    let names = |plan: &warpwright_ops::Plan<AttentionDesc>| -> Vec<String> {
+        plan.steps().iter().map(|step| step.kernel().name().to_owned()).collect()
+    };
+    let few = plan(1, 1, 8192);
+    assert_eq!(few.steps().len(), 2, "{:?}", names(&few));
+    let bytes = few.workspace_bytes();
+    assert!(bytes > 0 && bytes.is_multiple_of(32 * 129 * 4), "{bytes}");
+    // Enough sequences to fill the device need no parts.
+    assert_eq!(plan(32, 1, 8192).steps().len(), 1);
+    assert_eq!(plan(32, 1, 8192).workspace_bytes(), 0);
+    assert!(names(&plan(1, 16, 8192))[0].starts_with("attention_decode"));
+    assert!(!names(&plan(1, 17, 8192))[0].starts_with("attention_decode"));
+}
+
 #[test]
 fn launches_are_refused_before_anything_runs() {
     let device = Device::emulator();
@@ -91,9 +205,9 @@ fn launches_are_refused_before_anything_runs() {
         if permuted {
             q = q.permute(&[0, 2, 1, 3]).expect("permute");
         }
-        let (bias, slopes, key_lengths) = (None, None, None);
-        let (k, v, o, lse) = (k.as_ref(), v.as_ref(), o.as_mut(), lse.as_mut());
-        plan.launch(&stream, AttentionArgs { q, k, v, bias, slopes, key_lengths, o, lse })
+        let inputs = AttentionInputs::new(q, k.as_ref(), v.as_ref());
+        let (o, lse, workspace) = (o.as_mut(), lse.as_mut(), None);
+        plan.launch(&stream, AttentionArgs { inputs, o, lse, workspace })
     };
     launch(&q, false).expect("fits");
     let other = Tensor::zeros(&device, DType::F32, &[2, 4, 5, 16]).expect("memory");
@@ -136,7 +250,8 @@ fn free_functions_give_result_and_gradients() {
     };
     near(&o, &f.o);
     near(&lse, &f.lse);
-    gradients.iter().zip([&b.dq, &b.dk, &b.dv]).for_each(|(got, want)| near(got, want));
+    let Gradients { dq, dk, dv, .. } = gradients;
+    [dq, dk, dv].iter().zip([&b.dq, &b.dk, &b.dv]).for_each(|(got, want)| near(got, want));
 }
 
 fn plain<'a>() -> Problem<'a> {
@@ -154,8 +269,10 @@ fn plain<'a>() -> Problem<'a> {
         right: None,
         bottom_right: true,
         lengths: None,
+        query_lengths: None,
         bias: None,
         slope: None,
+        sink: None,
     }
 }
 
@@ -178,6 +295,7 @@ fn gradients_agree_with_central_differences() {
                 right: Some(1),
                 lengths: Some(&lengths),
                 slope: Some(&slope),
+                sink: Some(&|head| 0.3 * head as f64 - 0.2),
                 ..p
             };
             return f(&p);
@@ -226,6 +344,24 @@ fn gradients_agree_with_central_differences() {
                 check(&value, &slope, "ds");
             }
         }
+    }
+}
+
+/// The derivative by the sink of each head.
+#[test]
+fn gradients_of_sinks_agree_with_central_differences() {
+    let values = |len, seed| Input::Normal.values(len, seed);
+    let (q, k, v, dy) = (values(80, 1), values(56, 2), values(28, 3), values(40, 4));
+    for head in 0..2 {
+        let moved = |x: f64| move |h: usize| if h == head { x } else { 0.4 };
+        let value = |x: f64| {
+            let out = forward(&Problem { sink: Some(&moved(x)), ..plain() }, &q, &k, &v);
+            out.o.iter().zip(&dy).map(|(o, dy)| o * dy).sum()
+        };
+        let slope =
+            |x: f64| backward(&Problem { sink: Some(&moved(x)), ..plain() }, &q, &k, &v, &dy).dsinks[head];
+        let error = gradient_error(&value, &slope, &[-1.1, 0.3, 2.0]);
+        assert!(error < 1e-5, "{head}: {error:e}");
     }
 }
 

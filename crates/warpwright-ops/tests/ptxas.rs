@@ -34,10 +34,11 @@ const SPILLS: [&str; 12] = [
 /// Attention on tensor cores: two sums and two products of a tile leave a few registers for everything else. What is kept in
 /// memory is what the end of the kernel needs, and in the wider ones addresses of the copies, once a tile. In double precision,
 /// and with soft capping in single, it is what the hyperbolic tangent needs beside the sums; for rows of 256 on register tiles
-/// it is the row itself.
+/// it is the row itself. Decoding on register tiles keeps three registers of what the end of the kernel needs in memory.
 fn fills_the_registers(kernel: &str) -> bool {
     let parts = ["_mma_", "_f64_", "_cap", "c4d256x4"];
-    kernel.starts_with("attention_") && parts.iter().any(|part| kernel.contains(part))
+    let decoding = kernel.starts_with("attention_decode_") && kernel.contains("_simt_");
+    decoding || kernel.starts_with("attention_") && parts.iter().any(|part| kernel.contains(part))
 }
 
 fn ptxas() -> Option<PathBuf> {

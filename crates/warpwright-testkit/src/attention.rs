@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpwright_ops::attention::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionOptions, Window, reference,
+    AttentionInputs, AttentionOptions, Packed, Paged, Window, reference,
 };
 use warpwright_ops::plan::{Layout, Real};
 use warpwright_ops::{Direction, Operation, PlanError};
@@ -38,6 +38,11 @@ struct Modification {
     bias: Option<[bool; 4]>,
     alibi: Option<AlibiSlopes>,
     lengths: bool,
+    sinks: bool,
+    /// Rows of a page.
+    paged: Option<usize>,
+    /// Whether the sequences are packed, each with some queries and keys less than the last.
+    packed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +85,9 @@ const PLAIN: Situation = Situation {
         bias: None,
         alibi: None,
         lengths: false,
+        sinks: false,
+        paged: None,
+        packed: false,
     },
 };
 
@@ -105,6 +113,9 @@ impl Situation {
         add(m.bias.is_some(), &format!("bias {:?}", m.bias.unwrap_or_default().map(u8::from)));
         add(m.alibi.is_some(), "alibi");
         add(m.lengths, "key lengths");
+        add(m.sinks, "sinks");
+        add(m.paged.is_some(), &format!("pages of {}", m.paged.unwrap_or(0)));
+        add(m.packed, "packed");
         text
     }
 
@@ -118,24 +129,89 @@ impl Situation {
         }
     }
 
+    /// Queries and keys of each sequence.
+    fn counts(&self) -> Vec<[usize; 2]> {
+        let Self { queries, keys, .. } = *self;
+        let packed = [[queries, keys], [queries / 2, keys / 3], [0, keys / 2], [queries / 3, 0]];
+        let of = |b: usize| if self.modification.packed { packed[b % 4] } else { [queries, keys] };
+        (0..self.batch).map(of).collect()
+    }
+
+    /// Where each sequence begins among the packed queries or keys, and how many there are.
+    fn offsets(&self, which: usize) -> Vec<usize> {
+        let mut out = vec![0];
+        for counts in self.counts() {
+            out.push(out.last().unwrap_or(&0) + counts[which]);
+        }
+        out
+    }
+
+    /// The layout of a tensor of queries (`which` 0) or keys.
+    fn rows_layout(&self, which: usize, heads: usize, width: usize) -> Layout {
+        if self.modification.packed {
+            let all = self.offsets(which).pop().unwrap_or(0);
+            return Layout::contiguous([1, all, heads, width]);
+        }
+        match self.modification.paged {
+            Some(rows) if which == 1 => {
+                Layout::contiguous([self.pages(rows) * self.batch + 1, rows, heads, width])
+            }
+            _ => self.layout([self.batch, [self.queries, self.keys][which], heads, width]),
+        }
+    }
+
+    /// Pages of a sequence.
+    fn pages(&self, rows: usize) -> usize {
+        self.keys.div_ceil(rows)
+    }
+
+    /// The page of each part of a sequence: from the last one down, so that none lies where it would without a table.
+    fn table(&self, rows: usize) -> Vec<usize> {
+        (0..self.batch * self.pages(rows)).rev().collect()
+    }
+
+    /// Where the elements of a tensor `[batch, rows, heads, width]` of the reference lie in that of the kernel.
+    fn places(&self, which: usize, heads: usize, width: usize) -> Vec<Option<usize>> {
+        let layout = self.rows_layout(which, heads, width);
+        if !self.modification.packed && (which == 0 || self.modification.paged.is_none()) {
+            return offsets(&layout).into_iter().map(Some).collect();
+        }
+        let longest = [self.queries, self.keys][which];
+        let (counts, firsts) = (self.counts(), self.offsets(which));
+        let row_at = |b: usize, row: usize| match self.modification.paged {
+            Some(rows) => self.table(rows)[b * self.pages(rows) + row / rows] * rows + row % rows,
+            None => firsts[b] + row,
+        };
+        let mut out = Vec::new();
+        for (b, count) in counts.iter().enumerate() {
+            for row in 0..longest {
+                let there = row < count[which];
+                let first = if there { row_at(b, row) * heads * width } else { 0 };
+                out.extend((0..heads * width).map(|at| there.then_some(first + at)));
+            }
+        }
+        out
+    }
+
     fn q(&self) -> Layout {
-        self.layout([self.batch, self.queries, self.heads, self.width])
+        self.rows_layout(0, self.heads, self.width)
     }
 
     fn k(&self) -> Layout {
-        self.layout([self.batch, self.keys, self.key_heads, self.width])
+        self.rows_layout(1, self.key_heads, self.width)
     }
 
     fn v(&self) -> Layout {
-        self.layout([self.batch, self.keys, self.key_heads, self.value_width])
+        self.rows_layout(1, self.key_heads, self.value_width)
     }
 
     fn o(&self) -> Layout {
-        self.layout([self.batch, self.queries, self.heads, self.value_width])
+        self.rows_layout(0, self.heads, self.value_width)
     }
 
     fn bias(&self) -> Option<Layout> {
-        let full = [self.batch, self.heads, self.queries, self.keys];
+        let keys = self.modification.paged.map_or(self.keys, |rows| self.pages(rows) * rows);
+        let full = [self.batch, self.heads, self.queries, keys];
         self.modification
             .bias
             .map(|one| Layout::contiguous(std::array::from_fn(|i| if one[i] { 1 } else { full[i] })))
@@ -164,6 +240,13 @@ impl Situation {
                 bias: self.bias(),
                 alibi: m.alibi,
                 key_lengths: m.lengths,
+                packed: m.packed.then(|| Packed {
+                    sequences: self.batch,
+                    longest_queries: self.counts().iter().map(|c| c[0]).max().unwrap_or(0),
+                    longest_keys: self.counts().iter().map(|c| c[1]).max().unwrap_or(0),
+                }),
+                paged: m.paged.map(|rows| Paged { pages: self.pages(rows) }),
+                sinks: m.sinks,
             },
         }
     }
@@ -217,6 +300,8 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { queries: 20, keys: 37, heads: 1, width: 128, value_width: 128, ..PLAIN },
         Situation { queries: 20, keys: 37, heads: 1, width: 256, value_width: 192, ..PLAIN },
     ];
+    all.extend(shared_out());
+    all.extend(packed());
     if scope == Scope::Full {
         for width in [8, 16, 56, 64, 72, 96, 128, 200, 256] {
             let causal = Modification { causal: true, ..none };
@@ -269,6 +354,63 @@ fn situations(scope: Scope) -> Vec<Situation> {
     all
 }
 
+/// Few queries, whose keys are shared out, and caches.
+fn shared_out() -> Vec<Situation> {
+    let few =
+        Situation { queries: 3, keys: 300, heads: 6, key_heads: 2, width: 64, value_width: 64, ..PLAIN };
+    let none = Modification::default();
+    let everything = Modification {
+        causal: true,
+        left: Some(40),
+        softcap: Some(5.0),
+        bias: Some([true, false, false, false]),
+        alibi: Some(AlibiSlopes::PerBatchAndHead),
+        lengths: true,
+        sinks: true,
+        ..none
+    };
+    let with = |modification| Situation { modification, ..few };
+    let paged = |rows, more| with(Modification { paged: Some(rows), lengths: true, ..more });
+    vec![
+        few,
+        Situation { queries: 1, keys: 1000, width: 128, value_width: 128, ..few },
+        Situation { queries: 1, keys: 70, heads: 4, key_heads: 1, width: 200, value_width: 256, ..few },
+        Situation { queries: 5, keys: 3, batch: 2, width: 40, value_width: 24, lead: 1, ..few },
+        Situation { batch: 3, keys: 130, ..with(everything) },
+        Situation { queries: 16, heads: 12, ..with(Modification { causal: true, ..none }) },
+        Situation { batch: 3, ..paged(16, none) },
+        Situation { batch: 2, queries: 20, ..paged(64, Modification { causal: true, ..none }) },
+        Situation { batch: 3, ..paged(32, everything) },
+        Situation { nan: true, queries: 2, ..with(Modification { causal: true, ..none }) },
+        Situation { spread: 30.0, ..few },
+        Situation { queries: 40, keys: 70, ..with(Modification { sinks: true, causal: true, ..none }) },
+    ]
+}
+
+/// Sequences of different lengths, two of them without queries or keys.
+fn packed() -> Vec<Situation> {
+    let several = Situation { batch: 4, queries: 40, keys: 75, heads: 4, key_heads: 2, ..PLAIN };
+    let packed = Modification { packed: true, ..Modification::default() };
+    let with = |modification| Situation { modification, ..several };
+    vec![
+        with(packed),
+        Situation { width: 64, value_width: 64, ..with(Modification { causal: true, ..packed }) },
+        with(Modification { causal: true, top_left: true, ..packed }),
+        Situation {
+            width: 128,
+            value_width: 72,
+            ..with(Modification { left: Some(20), right: Some(3), softcap: Some(5.0), ..packed })
+        },
+        with(Modification {
+            causal: true,
+            bias: Some([false, true, false, false]),
+            alibi: Some(AlibiSlopes::PerBatchAndHead),
+            sinks: true,
+            ..packed
+        }),
+    ]
+}
+
 /// Every case of the family.
 pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
@@ -278,7 +420,9 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 // A NaN reaches every gradient of the head; where one key has all the weight, gradients are differences
                 // of numbers that the result was rounded to.
                 let half = matches!(dtype, DType::F16 | DType::BF16);
-                if direction == Direction::Backward && (situation.nan || half && situation.spread > 1.0) {
+                let paged = situation.modification.paged.is_some();
+                let skipped = situation.nan || paged || half && situation.spread > 1.0;
+                if direction == Direction::Backward && skipped {
                     continue;
                 }
                 out.push(Case {
@@ -312,6 +456,7 @@ struct Inputs {
     bias: Vec<f64>,
     slopes: Vec<f64>,
     lengths: Vec<usize>,
+    sinks: Vec<f64>,
 }
 
 /// Element offsets of a layout in the order of its shape.
@@ -331,32 +476,35 @@ fn offsets(layout: &Layout) -> Vec<usize> {
     out
 }
 
-fn scatter(values: &[f64], layout: &Layout) -> Vec<f64> {
-    let mut out = vec![0.0; values.len()];
-    for (value, at) in values.iter().zip(offsets(layout)) {
-        out[at] = *value;
+/// The memory of `len` elements; what has no place in the reference is NaN.
+fn scatter(values: &[f64], places: &[Option<usize>], len: usize) -> Vec<f64> {
+    let mut out = vec![f64::NAN; len];
+    for (value, at) in values.iter().zip(places) {
+        if let Some(at) = *at {
+            out[at] = *value;
+        }
     }
     out
 }
 
-/// The order of memory.
-fn lay_out(expected: Vec<Expected>, layout: &Layout) -> Vec<Expected> {
-    let mut out = expected.clone();
-    for (value, at) in expected.into_iter().zip(offsets(layout)) {
-        out[at] = value;
-    }
-    out
+/// The order of memory, all of which has a place in the reference.
+fn lay_out(expected: &[Expected], places: &[Option<usize>]) -> Vec<Expected> {
+    let mut out: Vec<_> = expected.iter().zip(places).filter_map(|(e, at)| at.map(|at| (at, *e))).collect();
+    out.sort_by_key(|(at, _)| *at);
+    out.into_iter().map(|(_, expected)| expected).collect()
 }
 
 impl AttentionSubject {
     fn inputs(&self) -> Inputs {
         let s = &self.situation;
+        let m = s.modification;
         let draw = |len: usize, salt: u64, factor: f64| -> Vec<f64> {
             let values = Input::Normal.values(len, salt.wrapping_mul(1 << 20).wrapping_add(len as u64));
             values.into_iter().map(|v| storage::round(self.dtype, v * factor)).collect()
         };
         let elements = |layout: Layout| layout.elements().unwrap_or(0);
-        let mut k = draw(elements(s.k()), 2, s.spread);
+        let (of_queries, of_keys) = (s.batch * s.queries * s.heads, s.batch * s.keys * s.key_heads);
+        let mut k = draw(of_keys * s.width, 2, s.spread);
         if s.nan {
             // Of the last key but two.
             let row = s.key_heads * s.width;
@@ -371,13 +519,17 @@ impl AttentionSubject {
             }
         }
         Inputs {
-            q: draw(elements(s.q()), 1, s.spread),
+            q: draw(of_queries * s.width, 1, s.spread),
             k,
-            v: draw(elements(s.v()), 3, 1.0),
-            dy: draw(elements(s.o()), 4, 1.0),
+            v: draw(of_keys * s.value_width, 3, 1.0),
+            dy: draw(of_queries * s.value_width, 4, 1.0),
             bias,
             slopes: (0..s.batch * s.heads).map(|i| 2f64.powi(-(i as i32 % 5) - 1)).collect(),
-            lengths: (0..s.batch).map(|b| [s.keys / 2, 0, s.keys + 5][b % 3]).collect(),
+            // What lies beyond the last key of a page does not count.
+            lengths: (0..s.batch)
+                .map(|b| [s.keys / 2, 0, s.keys + if m.paged.is_some() { 0 } else { 5 }][b % 3])
+                .collect(),
+            sinks: (0..s.heads).map(|head| head as f64 - 1.5).collect(),
         }
     }
 
@@ -394,6 +546,9 @@ impl AttentionSubject {
             Some(AlibiSlopes::PerBatchAndHead) => inputs.slopes[b * s.heads + h],
             _ => inputs.slopes[h],
         };
+        let [query_lengths, packed_keys] =
+            [0, 1].map(|i| s.counts().iter().map(|c| c[i]).collect::<Vec<_>>());
+        let lengths = if m.packed { packed_keys } else { inputs.lengths.clone() };
         f(&reference::Problem {
             batch: s.batch,
             queries: s.queries,
@@ -407,7 +562,9 @@ impl AttentionSubject {
             left: m.left.map(|n| n as usize),
             right: if m.causal { Some(0) } else { m.right.map(|n| n as usize) },
             bottom_right: !m.top_left,
-            lengths: m.lengths.then_some(&inputs.lengths[..]),
+            lengths: (m.lengths || m.packed).then_some(&lengths[..]),
+            query_lengths: m.packed.then_some(&query_lengths[..]),
+            sink: m.sinks.then_some(&|head| inputs.sinks[head]),
             bias: m.bias.is_some().then_some(&bias),
             slope: m.alibi.is_some().then_some(&slope),
         })
@@ -434,6 +591,10 @@ struct Tensors {
     bias: Option<Placed>,
     slopes: Option<Placed>,
     lengths: Option<Placed>,
+    /// Of packed queries and keys.
+    offsets: Option<[Placed; 2]>,
+    table: Option<Placed>,
+    sinks: Option<Placed>,
 }
 
 fn view<'p>(placed: &'p Placed, layout: &Layout) -> Result<TensorRef<'p>, CaseError> {
@@ -461,25 +622,96 @@ impl AttentionSubject {
     fn place(&self, bench: &Bench<'_>, inputs: &Inputs) -> Result<Tensors, CaseError> {
         let s = &self.situation;
         let m = s.modification;
-        let tensor = |name, values: &[f64], layout: Layout| {
-            bench.input(name, self.dtype, &scatter(values, &layout), s.lead)
+        let tensor = |name, values: &[f64], which: usize, heads: usize, width: usize| {
+            self.tensor(bench, name, values, [which, heads, width])
         };
         let slopes = match m.alibi {
             Some(AlibiSlopes::PerHead) => s.heads,
             _ => s.batch * s.heads,
         };
-        let lengths: Vec<f64> = inputs.lengths.iter().map(|n| *n as f64).collect();
+        let integers = |name, values: &[usize]| {
+            let values: Vec<f64> = values.iter().map(|n| *n as f64).collect();
+            bench.input(name, DType::I32, &values, 0)
+        };
+        let offsets = || {
+            Ok::<_, CaseError>([
+                integers("query_offsets", &s.offsets(0))?,
+                integers("key_offsets", &s.offsets(1))?,
+            ])
+        };
+        let bias = |layout: Layout| {
+            let all = layout.elements().unwrap_or(0);
+            bench.input("bias", self.dtype, &inputs.bias[..all], s.lead)
+        };
         Ok(Tensors {
-            q: tensor("q", &inputs.q, s.q())?,
-            k: tensor("k", &inputs.k, s.k())?,
-            v: tensor("v", &inputs.v, s.v())?,
-            bias: s.bias().map(|bias| tensor("bias", &inputs.bias, bias)).transpose()?,
+            q: tensor("q", &inputs.q, 0, s.heads, s.width)?,
+            k: tensor("k", &inputs.k, 1, s.key_heads, s.width)?,
+            v: tensor("v", &inputs.v, 1, s.key_heads, s.value_width)?,
+            bias: s.bias().map(bias).transpose()?,
             slopes: m
                 .alibi
                 .map(|_| bench.input("slopes", DType::F32, &inputs.slopes[..slopes], 0))
                 .transpose()?,
-            lengths: m.lengths.then(|| bench.input("key_lengths", DType::I32, &lengths, 0)).transpose()?,
+            lengths: m.lengths.then(|| integers("key_lengths", &inputs.lengths)).transpose()?,
+            offsets: m.packed.then(offsets).transpose()?,
+            table: m.paged.map(|rows| integers("block_table", &self.table(inputs, rows))).transpose()?,
+            sinks: m.sinks.then(|| bench.input("sinks", DType::F32, &inputs.sinks, 0)).transpose()?,
         })
+    }
+
+    /// A tensor of queries (`which` 0) or keys.
+    fn tensor(
+        &self,
+        bench: &Bench<'_>,
+        name: &'static str,
+        values: &[f64],
+        [which, heads, width]: [usize; 3],
+    ) -> Result<Placed, CaseError> {
+        let s = &self.situation;
+        let len = s.rows_layout(which, heads, width).elements().unwrap_or(0);
+        let values = scatter(values, &s.places(which, heads, width), len);
+        bench.input(name, self.dtype, &values, s.lead)
+    }
+
+    /// The pages; of those that hold no key that counts, a number that names none.
+    fn table(&self, inputs: &Inputs, rows: usize) -> Vec<usize> {
+        let s = &self.situation;
+        let mut table = s.table(rows);
+        for (b, pages) in table.chunks_mut(s.pages(rows).max(1)).enumerate() {
+            pages.iter_mut().skip(inputs.lengths[b].div_ceil(rows)).for_each(|page| *page = 1_000_000);
+        }
+        table
+    }
+
+    fn arguments<'p>(&self, t: &'p Tensors) -> Result<AttentionInputs<'p>, CaseError> {
+        let s = &self.situation;
+        let flat = |x: &'p Option<Placed>| x.as_ref().map(Placed::view).transpose();
+        let [query_offsets, key_offsets] =
+            [0, 1].map(|i| t.offsets.as_ref().map(|offsets| offsets[i].view()).transpose());
+        Ok(AttentionInputs {
+            bias: t.bias.as_ref().zip(s.bias()).map(|(b, l)| view(b, &l)).transpose()?,
+            slopes: t.slopes.as_ref().map(|x| self.slopes_view(x)).transpose()?,
+            key_lengths: flat(&t.lengths)?,
+            query_offsets: query_offsets?,
+            key_offsets: key_offsets?,
+            block_table: flat(&t.table)?,
+            sinks: flat(&t.sinks)?,
+            ..AttentionInputs::new(view(&t.q, &s.q())?, view(&t.k, &s.k())?, view(&t.v, &s.v())?)
+        })
+    }
+
+    /// `lse` of the reference in the order of the kernel's.
+    fn lse_places(&self) -> Vec<Option<usize>> {
+        let s = &self.situation;
+        let (firsts, counts) = (s.offsets(0), s.counts());
+        let all = firsts.last().copied().unwrap_or(0);
+        let place = |b: usize, h: usize, i: usize| match s.modification.packed {
+            true => (i < counts[b][0]).then(|| h * all + firsts[b] + i),
+            false => Some((b * s.heads + h) * s.queries + i),
+        };
+        let of_head = |b: usize, h: usize| (0..s.queries).map(move |i| (b, h, i));
+        let all = (0..s.batch).flat_map(|b| (0..s.heads).flat_map(move |h| of_head(b, h)));
+        all.map(|(b, h, i)| place(b, h, i)).collect()
     }
 
     fn forward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
@@ -488,29 +720,27 @@ impl AttentionSubject {
         let inputs = self.inputs();
         let result = self.with_problem(&inputs, |p| reference::forward(p, &inputs.q, &inputs.k, &inputs.v));
         let t = self.place(bench, &inputs)?;
-        let mut o = bench.output("o", self.dtype, result.o.len(), s.lead)?;
-        let mut lse = bench.output("lse", self.statistics(), result.lse.len(), 0)?;
+        let mut o = bench.output("o", self.dtype, s.o().elements().unwrap_or(0), s.lead)?;
+        let places = self.lse_places();
+        let mut lse = bench.output("lse", self.statistics(), places.iter().flatten().count(), 0)?;
         bench.launch(|stream| {
+            let mut workspace = plan.workspace(stream)?;
             let args = AttentionArgs {
-                q: view(&t.q, &s.q())?,
-                k: view(&t.k, &s.k())?,
-                v: view(&t.v, &s.v())?,
-                bias: t.bias.as_ref().zip(s.bias()).map(|(b, l)| view(b, &l)).transpose()?,
-                slopes: t.slopes.as_ref().map(|x| self.slopes_view(x)).transpose()?,
-                key_lengths: t.lengths.as_ref().map(Placed::view).transpose()?,
+                inputs: self.arguments(&t)?,
                 o: view_mut(&mut o, &s.o())?,
                 lse: lse.view_mut()?,
+                workspace: workspace.as_mut().map(warpwright_runtime::Tensor::as_mut),
             };
             Ok(plan.launch(stream, args)?)
         })?;
-        let o =
-            bench.compare(&o, &lay_out(expected(self.dtype, s.keys, &result.o, &result.o_scale), &s.o()))?;
+        let of_result = expected(self.dtype, s.keys, &result.o, &result.o_scale);
+        let o = bench.compare(&o, &lay_out(&of_result, &s.places(0, s.heads, s.value_width)))?;
         let expected_lse: Vec<_> = result
             .lse
             .iter()
             .map(|v| Expected { value: *v, scale: v.abs().max(4.0), underflow: 0.0 })
             .collect();
-        let mut lse = bench.compare(&lse, &expected_lse)?;
+        let mut lse = bench.compare(&lse, &lay_out(&expected_lse, &places))?;
         // Half types: products of exact elements, summed in f32; the budget is that of the result in its own eps.
         let eps = self.dtype.epsilon().unwrap_or(1.0) / self.statistics().epsilon().unwrap_or(1.0);
         lse.element /= eps;
@@ -529,7 +759,9 @@ impl AttentionSubject {
         let s = &self.situation;
         let forward = s.desc(self.dtype);
         let (q, k, v, o) = (s.q(), s.k(), s.v(), s.o());
-        let desc = AttentionBackwardDesc { forward, dy: o, dq: q, dk: k, dv: v };
+        let m = s.modification;
+        let (dbias, dsinks) = (m.bias.is_some(), m.sinks);
+        let desc = AttentionBackwardDesc { forward, dy: o, dq: q, dk: k, dv: v, dbias, dsinks };
         let plan = match desc.plan(bench.target()) {
             // The one gap: double precision in 64 KB of shared memory.
             Err(PlanError::Parameter { parameter: "head_dim", .. })
@@ -548,35 +780,35 @@ impl AttentionSubject {
         });
         let t = self.place(bench, &inputs)?;
         let rounded: Vec<f64> = result.o.iter().map(|v| storage::round(self.dtype, *v)).collect();
-        let o_in = bench.input("o", self.dtype, &scatter(&rounded, &o), s.lead)?;
-        let dy = bench.input("dy", self.dtype, &scatter(&inputs.dy, &o), s.lead)?;
-        let lse = bench.input("lse", self.statistics(), &result.lse, 0)?;
-        let mut dq = bench.output("dq", self.dtype, gradients.dq.len(), s.lead)?;
-        let mut dk = bench.output("dk", self.dtype, gradients.dk.len(), s.lead)?;
-        let mut dv = bench.output("dv", self.dtype, gradients.dv.len(), s.lead)?;
+        let o_in = self.tensor(bench, "o", &rounded, [0, s.heads, s.value_width])?;
+        let dy = self.tensor(bench, "dy", &inputs.dy, [0, s.heads, s.value_width])?;
+        let places = self.lse_places();
+        let lse = scatter(&result.lse, &places, places.iter().flatten().count());
+        let lse = bench.input("lse", self.statistics(), &lse, 0)?;
+        let output =
+            |name, layout: &Layout| bench.output(name, self.dtype, layout.elements().unwrap_or(0), s.lead);
+        let (mut dq, mut dk, mut dv) = (output("dq", &q)?, output("dk", &k)?, output("dv", &v)?);
+        let mut of_bias = s.bias().map(|bias| output("dbias", &bias)).transpose()?;
+        let mut of_sinks = m.sinks.then(|| bench.output("dsinks", DType::F32, s.heads, 0)).transpose()?;
         bench.launch(|stream| {
             let mut workspace = plan.workspace(stream)?;
             let args = AttentionBackwardArgs {
-                q: view(&t.q, &q)?,
-                k: view(&t.k, &k)?,
-                v: view(&t.v, &v)?,
-                bias: t.bias.as_ref().zip(s.bias()).map(|(b, l)| view(b, &l)).transpose()?,
-                slopes: t.slopes.as_ref().map(|x| self.slopes_view(x)).transpose()?,
-                key_lengths: t.lengths.as_ref().map(Placed::view).transpose()?,
+                inputs: self.arguments(&t)?,
                 o: view(&o_in, &o)?,
                 lse: lse.view()?,
                 dy: view(&dy, &o)?,
                 dq: view_mut(&mut dq, &q)?,
                 dk: view_mut(&mut dk, &k)?,
                 dv: view_mut(&mut dv, &v)?,
+                dbias: of_bias.as_mut().zip(s.bias()).map(|(x, l)| view_mut(x, &l)).transpose()?,
+                dsinks: of_sinks.as_mut().map(Placed::view_mut).transpose()?,
                 workspace: workspace.as_mut().map(warpwright_runtime::Tensor::as_mut),
             };
             Ok(plan.launch(stream, args)?)
         })?;
-        let compare = |tensor: &Placed, values: &[f64], scales: &[f64], layout: &Layout| {
-            let terms = s.keys.max(s.queries * s.heads / s.key_heads);
-            let mut c =
-                bench.compare(tensor, &lay_out(expected(self.dtype, terms, values, scales), layout))?;
+        let terms = s.keys.max(s.queries * s.heads / s.key_heads);
+        let compared = |tensor: &Placed, values: &[f64], scales: &[f64], laid_out: &[Expected]| {
+            let mut c = bench.compare(tensor, laid_out)?;
             let norm = |x: &[f64]| x.iter().map(|v| v * v).sum::<f64>().sqrt();
             if norm(values) < 1e-9 * norm(scales) {
                 // All terms cancel, as where a query sees one key: nothing to be relative to but the scales.
@@ -584,9 +816,48 @@ impl AttentionSubject {
             }
             Ok::<_, CaseError>(c)
         };
+        let compare = |tensor: &Placed, values: &[f64], scales: &[f64], of: [usize; 3]| {
+            let [which, heads, width] = of;
+            let expected = expected(self.dtype, terms, values, scales);
+            compared(tensor, values, scales, &lay_out(&expected, &s.places(which, heads, width)))
+        };
         let g = &gradients;
-        let (dk, dv) = (compare(&dk, &g.dk, &g.dk_scale, &k)?, compare(&dv, &g.dv, &g.dv_scale, &v)?);
-        Ok(compare(&dq, &g.dq, &g.dq_scale, &q)?.merge(dk).merge(dv))
+        let mut further = Comparison::default();
+        if let Some((tensor, layout)) = of_bias.as_ref().zip(s.bias()) {
+            let [values, scales] = [&g.ds, &g.ds_scale].map(|x| self.of_bias(x, &layout));
+            let all = terms * s.batch * s.heads;
+            further = further.merge(compared(
+                tensor,
+                &values,
+                &scales,
+                &expected(self.dtype, all, &values, &scales),
+            )?);
+        }
+        if let Some(tensor) = &of_sinks {
+            let of_sinks = expected(self.dtype, terms, &g.dsinks, &g.dsinks_scale);
+            let mut c = compared(tensor, &g.dsinks, &g.dsinks_scale, &of_sinks)?;
+            // They are f32 beside results of any type, whose errors the budget is about.
+            let eps = self.dtype.epsilon().unwrap_or(1.0) / DType::F32.epsilon().unwrap_or(1.0);
+            c.norm *= eps.min(1.0);
+            c.element /= eps.max(1.0);
+            further = further.merge(c);
+        }
+        let dk = compare(&dk, &g.dk, &g.dk_scale, [1, s.key_heads, s.width])?;
+        let dv = compare(&dv, &g.dv, &g.dv_scale, [1, s.key_heads, s.value_width])?;
+        Ok(compare(&dq, &g.dq, &g.dq_scale, [0, s.heads, s.width])?.merge(dk).merge(dv).merge(further))
+    }
+
+    /// What belongs to pairs of queries and keys, summed over what the bias is broadcast over.
+    fn of_bias(&self, of_pairs: &[f64], bias: &Layout) -> Vec<f64> {
+        let s = &self.situation;
+        let mut out = vec![0.0; bias.elements().unwrap_or(0)];
+        let all = Layout::contiguous([s.batch, s.heads, s.queries, s.keys]);
+        for (index, value) in of_pairs.iter().enumerate() {
+            let place = |axis: usize| index / all.strides[axis] as usize % all.shape[axis];
+            let at = (0..4).map(|axis| place(axis) % bias.shape[axis] * bias.strides[axis] as usize);
+            out[at.sum::<usize>()] += value;
+        }
+        out
     }
 }
 

@@ -181,7 +181,16 @@ pub(super) fn plan(request: &Request<'_>) -> Result<Planned, PlanError> {
         let options = AttentionOptions::default();
         let forward = AttentionDesc { dtype, q: layout, k: layout, v: layout, o: layout, options };
         return if backward {
-            let desc = AttentionBackwardDesc { forward, dy: layout, dq: layout, dk: layout, dv: layout };
+            let (dbias, dsinks) = (false, false);
+            let desc = AttentionBackwardDesc {
+                forward,
+                dy: layout,
+                dq: layout,
+                dk: layout,
+                dv: layout,
+                dbias,
+                dsinks,
+            };
             desc.plan(target).map(Into::into)
         } else {
             forward.plan(target).map(Into::into)

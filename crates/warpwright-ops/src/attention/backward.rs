@@ -6,12 +6,12 @@
 //! up by more than one block, so results do not depend on the order in which blocks run.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{MmaAtom, WARP, accumulate, kernel_args};
+use warpwright_dsl::{WARP, accumulate, kernel_args};
 
 use super::engine::{Engine, Matrix};
-use super::score::{ScoreKind, Scorer, Span, View, attention_args};
+use super::score::{QueryBlock, ScoreKind, Scorer, Span, View, attention_args};
 use super::simt::SimtEngine;
-use super::tensor_core::TensorCoreEngine;
+use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::{Config, Work};
 
 kernel_args! {
@@ -124,20 +124,36 @@ impl KernelDef for Sweep {
                 self.body::<A, _>(k, a, &SimtEngine::new(k, simt, self.dtype, self.work.own()));
             }),
             Config::TensorCore(tensor) => {
-                let atom = if self.dtype == DType::F16 { MmaAtom::F16 } else { MmaAtom::BF16 };
-                self.body(k, a, &TensorCoreEngine::new(k, tensor, atom, self.work.own()));
+                self.body(
+                    k,
+                    a,
+                    &TensorCoreEngine::new(k, tensor, tensor_core::atom(self.dtype), self.work.own()),
+                );
             }
         }
     }
 }
 
 /// One of the sums of a query: `lse`, or `delta`. Where nothing is seen it is 0, so that what is masked has probability 0.
-fn statistic<'k, A: Float>(of_head: Ptr<'k, Read, Elem>, query: I32<'k>, queries: I32<'k>) -> Reg<'k, A>
+pub(super) fn statistic<'k, A: Float>(
+    of_head: Ptr<'k, Read, Elem>,
+    query: I32<'k>,
+    queries: I32<'k>,
+) -> Reg<'k, A>
 where
     Elem: Access<A>,
 {
     let value = of_head.at(query.to_u64()).only_where(query.lt(queries), Fill::Zero).get::<A>();
     value.eq(f64::NEG_INFINITY).select(0.0, value)
+}
+
+/// The gradient of a score from its probability and the gradient of that.
+pub(super) fn gradient_of_score<'k, A: Float>(
+    p: Reg<'k, A>,
+    dp: Reg<'k, A>,
+    delta: Reg<'k, A>,
+) -> Reg<'k, A> {
+    p * (dp - delta)
 }
 
 /// The gradient of a product from its probability and the gradient of that, but for the factor of the softmax.
@@ -149,7 +165,7 @@ fn gradient<'k, A: Float>(
 where
     Elem: Access<A>,
 {
-    let ds = p * (dp - delta);
+    let ds = gradient_of_score(p, dp, delta);
     scorer.derivative(product).map_or(ds, |d| ds * d)
 }
 
@@ -170,29 +186,22 @@ impl Sweep {
     {
         let p = a.problem();
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
-        let [tile, head, batch] = p.place(k, self.kind.band);
-        let key_head = p.key_head(head);
-        let span = Span::new(self.kind, &p, batch);
-        let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
+        let QueryBlock { head, first, span, scorer, q, sources } =
+            QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
         let dy = View { data: a.dy, strides: [a.dy_batch, a.dy_row, a.dy_head] };
-        let first = (tile * rows).to_i32();
-        let own = engine.own(k, p.q.source(batch, head, span.queries, p.width), first, 0);
-        let own_dy = engine.own(k, dy.source(batch, head, span.queries, p.value_width), first, 1);
-        let sources = [
-            p.k.source(batch, key_head, span.keys, p.width),
-            p.v.source(batch, key_head, span.keys, p.value_width),
-        ];
+        let own = engine.own(k, q, first, 0);
+        let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
         let place = engine.product_place(k);
-        let at_rows = statistics_of(&a, batch, head, p.heads, p.queries);
-        let [lse, delta] = at_rows.map(|of_head| -> Vec<Reg<'k, A>> {
+        let at_rows = p.first_row(span.of_queries, head);
+        let [lse, delta] = [a.lse, a.delta].map(|rows| -> Vec<Reg<'k, A>> {
+            let of_head = rows.at(at_rows);
             let of = |row: &U32<'k>| statistic(of_head, first + row.to_i32(), span.queries);
             place.rows.iter().map(of).collect()
         });
         let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
-        engine.start(k, sources, walk.from, walk.from.lt(walk.end));
-        let step = columns.cast_signed();
+        engine.start(k, sources, walk.from, walk.end);
         let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
-            let keys = engine.first(k, sources, at, (at + step).lt(walk.end));
+            let keys = engine.first(k, sources, at, walk.end);
             let products = engine.product(k, own, keys);
             let scores = scorer.tile(&products, &place, masked, |row, column| (first + row, at + column));
             let values = engine.second(k, sources, at);
@@ -206,7 +215,7 @@ impl Sweep {
         });
         engine.finish(k);
         let dq = View { data: a.first, strides: [a.first_batch, a.first_row, a.first_head] };
-        let to = dq.destination(batch, head, span.queries, p.width);
+        let to = dq.destination(span.of_queries, head, span.queries, p.width);
         engine.store(k, &scaled(&sum, scorer.scale()), to, first);
     }
 
@@ -220,13 +229,12 @@ impl Sweep {
         let span = Span::new(self.kind, &p, batch);
         let dy = View { data: a.dy, strides: [a.dy_batch, a.dy_row, a.dy_head] };
         let first = (tile * rows).to_i32();
-        let own = engine.own(k, p.k.source(batch, key_head, span.keys, p.width), first, 0);
+        let own = engine.own(k, p.k.source(span.of_keys, key_head, span.keys, p.width), first, 0);
         let (of_keys, of_values) = (self.work != Work::Values, self.work != Work::Keys);
-        let own_v =
-            of_keys.then(|| engine.own(k, p.v.source(batch, key_head, span.keys, p.value_width), first, 1));
+        let own_v = of_keys
+            .then(|| engine.own(k, p.v.source(span.of_keys, key_head, span.keys, p.value_width), first, 1));
         let place = engine.product_place(k);
         let walk = span.walk_queries(first, first + rows.cast_signed(), columns);
-        let step = columns.cast_signed();
         let zero = |wanted: bool| if wanted { engine.zero(k) } else { Matrix::new() };
         let zeros = (zero(of_keys), zero(of_values));
         let heads = k.range(0u32, p.group, 1u32);
@@ -234,13 +242,13 @@ impl Sweep {
             let head = key_head * p.group + member;
             let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
             let sources = [
-                p.q.source(batch, head, span.queries, p.width),
-                dy.source(batch, head, span.queries, p.value_width),
+                p.q.source(span.of_queries, head, span.queries, p.width),
+                dy.source(span.of_queries, head, span.queries, p.value_width),
             ];
-            let at_rows = statistics_of(&a, batch, head, p.heads, p.queries);
-            engine.start(k, sources, walk.from, walk.from.lt(walk.end));
+            let at_rows = [a.lse, a.delta].map(|rows| rows.at(p.first_row(span.of_queries, head)));
+            engine.start(k, sources, walk.from, walk.end);
             walk.fold(k, columns, sums, |at, masked, (dk, dv)| {
-                let queries = engine.first(k, sources, at, (at + step).lt(walk.end));
+                let queries = engine.first(k, sources, at, walk.end);
                 let of_columns = |of_head: Ptr<'k, Read, Elem>| -> Vec<Reg<'k, A>> {
                     let query = |column: &u32| at + place.first.to_i32() + column.cast_signed();
                     place.columns.iter().map(|c| statistic(of_head, query(c), span.queries)).collect()
@@ -267,30 +275,24 @@ impl Sweep {
             View { data: a.first, strides: [a.first_batch, a.first_row, a.first_head] },
             View { data: a.second, strides: [a.second_batch, a.second_row, a.second_head] },
         );
-        // Keys that a sequence does not have get gradients of 0.
-        let all = p.keys.to_i32();
+        // Keys that a sequence does not have get gradients of 0; packed sequences have all that are theirs.
+        let all = if self.kind.packed { span.keys } else { p.keys.to_i32() };
         if of_keys {
-            engine.store(k, &scaled(&dk, scale), to_k.destination(batch, key_head, all, p.width), first);
+            engine.store(
+                k,
+                &scaled(&dk, scale),
+                to_k.destination(span.of_keys, key_head, all, p.width),
+                first,
+            );
         }
         if of_values {
-            engine.store(k, &dv, to_v.destination(batch, key_head, all, p.value_width), first);
+            engine.store(k, &dv, to_v.destination(span.of_keys, key_head, all, p.value_width), first);
         }
     }
 }
 
-fn statistics_of<'k>(
-    a: &SweepParams<'k>,
-    batch: U32<'k>,
-    head: U32<'k>,
-    heads: U32<'k>,
-    queries: U32<'k>,
-) -> [Ptr<'k, Read, Elem>; 2] {
-    let start = (batch * heads + head).mul_wide(queries);
-    [a.lse.at(start), a.delta.at(start)]
-}
-
 /// `f` of slot, column and the score there.
-fn each<'k, A: Float>(
+pub(super) fn each<'k, A: Float>(
     scores: &Matrix<'k, A>,
     f: impl Fn(usize, usize, Reg<'k, A>) -> Reg<'k, A>,
 ) -> Matrix<'k, A> {

@@ -20,6 +20,59 @@ pub(super) struct Source<'k> {
     pub(super) rows: I32<'k>,
     /// Elements of a row that exist; others count as zeros.
     pub(super) width: U32<'k>,
+    pub(super) form: Form<'k>,
+}
+
+/// Where the rows of a [`Source`] lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Form<'k> {
+    /// Every `stride` elements.
+    Even,
+    /// Rows of several heads: row `r` is row `r / members` of the head `r % members` after the first.
+    Heads {
+        members: U32<'k>,
+        /// Elements from one head to the next.
+        step: U64<'k>,
+    },
+    /// In pages.
+    Pages(Pages<'k>),
+}
+
+/// Pages of a cache: row `r` is row `r % rows` of the page `table[r / rows]`, if there is a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pages<'k> {
+    pub(super) table: Ptr<'k, Read, i32>,
+    /// Whether there is a table; without, all rows are in one page.
+    pub(super) any: Pred<'k>,
+    /// The base-2 logarithm of the rows of a page.
+    pub(super) shift: U32<'k>,
+    /// Elements from one page to the next.
+    pub(super) step: U64<'k>,
+    /// Pages that exist.
+    pub(super) count: I32<'k>,
+}
+
+impl<'k> Source<'k> {
+    /// Elements from the first row to row `row`; with pages also to the rows after it in its page. `there` says whether
+    /// the row exists.
+    pub(super) fn offset(&self, row: I32<'k>, there: Pred<'k>) -> U64<'k> {
+        match self.form {
+            Form::Even => row.to_u64() * self.stride,
+            Form::Heads { members, step } => {
+                let row = row.to_u32();
+                let of_head = row / members;
+                of_head.to_u64() * self.stride + (row - of_head * members).to_u64() * step
+            }
+            Form::Pages(pages) => {
+                let number = row.to_u32() >> pages.shift;
+                let page = pages.table.at(number).only_where(pages.any & there, Fill::Zero).get::<i32>();
+                // A number that names no page reads a page that exists.
+                let page = page.min(pages.count - 1).max(0);
+                let before = pages.any.select(number << pages.shift, 0);
+                page.to_u64() * pages.step + (row.to_u32() - before).to_u64() * self.stride
+            }
+        }
+    }
 }
 
 /// Where a thread's elements lie: row of each slot, first column, and how far from it the others are.
@@ -78,12 +131,12 @@ pub(super) trait Engine<'k, A: Float> {
     /// [`first`](Self::first).
     fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Self::Tile;
 
-    /// Begins to load the columns of two sources from column `at` on, if `there` are any.
-    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, there: Pred<'k>);
+    /// Begins to load the columns of two sources from column `at` on, as far as they are below `end`.
+    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>);
 
     /// The first source's tile of the columns from `at` on, ready to be read. Nothing reads the tiles of earlier columns
-    /// any more. If there are `more`, those after it begin to be loaded.
-    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, more: Pred<'k>) -> Self::Tile;
+    /// any more. Later ones begin to be loaded, as far as they are below `end`.
+    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Self::Tile;
 
     /// The second source's tile of the same columns. The first one's must be asked for [`again`](Self::again) after that.
     fn second(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Self::Tile;
@@ -109,8 +162,30 @@ pub(super) trait Engine<'k, A: Float> {
     /// Waits for what is still on its way; after the last tile.
     fn finish(&self, k: K<'k>);
 
+    /// Where the elements of a sum lie: for each slot and each of its parts the number of elements, and how many columns
+    /// from [`sum_column`](Self::sum_column) on they begin.
+    fn sum_parts(&self) -> (u32, Vec<u32>);
+
+    /// The column of the thread's first element of a sum.
+    fn sum_column(&self, k: K<'k>) -> U32<'k>;
+
     /// Writes a sum to rows from `first` on, as far as there are `rows` and `width`.
-    fn store(&self, k: K<'k>, sum: &Matrix<'k, A>, to: Destination<'k>, first: I32<'k>);
+    fn store(&self, k: K<'k>, sum: &Matrix<'k, A>, to: Destination<'k>, first: I32<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let (rows, column) = (self.product_place(k).rows, self.sum_column(k));
+        let (count, parts) = self.sum_parts();
+        for (row, sums) in rows.into_iter().zip(sum) {
+            let row = first + row.to_i32();
+            let exists = row.lt(to.rows);
+            let data = to.data.at(row.to_u64() * to.stride).at(column);
+            for (at, lanes) in parts.iter().zip(sums.chunks(count as usize)) {
+                let inside = exists & (column + *at).lt(to.width);
+                data.at(u64::from(*at)).only_where(inside, Fill::Zero).store(Lanes::from(lanes.to_vec()));
+            }
+        }
+    }
 }
 
 /// Rows of one head in global memory that are written.

@@ -1,18 +1,19 @@
 //! The forward kernel: one pass over keys and values with a running maximum and sum for each query.
 
+use warpwright_dsl::accumulate;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{MmaAtom, accumulate};
 
 use super::engine::{Engine, Matrix};
-use super::score::{ScoreKind, Scorer, Span, View, attention_args};
+use super::score::{QueryBlock, ScoreKind, Scorer, Sink, View, attention_args};
 use super::simt::SimtEngine;
-use super::tensor_core::TensorCoreEngine;
+use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::Config;
 
 attention_args! {
     /// `o = softmax(score(q k)) v` and `lse`, the logarithms of the sums.
     ForwardArgs => ForwardParams {
         o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
+        sinks: In<f32>, has_sinks: u32,
     }
 }
 
@@ -24,12 +25,24 @@ pub(super) struct Forward {
 }
 
 /// The running softmax of each slot, and the weighted sum of values so far.
-struct Running<'k, A: Float> {
+pub(super) struct Running<'k, A: Float> {
     /// The greatest score.
-    top: Vec<Reg<'k, A>>,
+    pub(super) top: Vec<Reg<'k, A>>,
     /// The lane's part of the sum of powers relative to it.
-    sum: Vec<Reg<'k, A>>,
-    values: Matrix<'k, A>,
+    pub(super) sum: Vec<Reg<'k, A>>,
+    pub(super) values: Matrix<'k, A>,
+}
+
+impl<'k, A: Float> Running<'k, A> {
+    /// Before the first key.
+    pub(super) fn new<E: Engine<'k, A>>(k: K<'k>, engine: &E) -> Self {
+        let slots = engine.product_place(k).rows.len();
+        Self {
+            top: (0..slots).map(|_| k.lit::<A>(f64::NEG_INFINITY)).collect(),
+            sum: (0..slots).map(|_| k.lit::<A>(0.0)).collect(),
+            values: engine.zero(k),
+        }
+    }
 }
 
 impl<'k, A: Float> Carry<'k> for Running<'k, A> {
@@ -67,8 +80,7 @@ impl KernelDef for Forward {
                 self.body::<A, _>(k, a, engine);
             }),
             Config::TensorCore(tensor) => {
-                let atom = if self.dtype == DType::F16 { MmaAtom::F16 } else { MmaAtom::BF16 };
-                self.body(k, a, TensorCoreEngine::new(k, tensor, atom, 1));
+                self.body(k, a, TensorCoreEngine::new(k, tensor, tensor_core::atom(self.dtype), 1));
             }
         }
     }
@@ -81,87 +93,80 @@ impl Forward {
     {
         let p = a.problem();
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
-        let [tile, head, batch] = p.place(k, self.kind.band);
-        let key_head = p.key_head(head);
-        let span = Span::new(self.kind, &p, batch);
-        let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
-        let sources = [
-            p.k.source(batch, key_head, span.keys, p.width),
-            p.v.source(batch, key_head, span.keys, p.value_width),
-        ];
-        let first_query = (tile * rows).to_i32();
-        let own = engine.own(k, p.q.source(batch, head, span.queries, p.width), first_query, 0);
+        let QueryBlock { head, first, span, scorer, q, sources } =
+            QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
+        let own = engine.own(k, q, first, 0);
 
         let place = engine.product_place(k);
-        let walk = span.walk_keys(first_query, first_query + rows.cast_signed(), columns);
-        let slots = place.rows.len();
-        let init = Running {
-            top: (0..slots).map(|_| k.lit::<A>(f64::NEG_INFINITY)).collect(),
-            sum: (0..slots).map(|_| k.lit::<A>(0.0)).collect(),
-            values: engine.zero(k),
-        };
-        engine.start(k, sources, walk.from, walk.from.lt(walk.end));
-        let step = columns.cast_signed();
-        let last = walk.fold(k, columns, init, |at, masked, state| {
-            let keys = engine.first(k, sources, at, (at + step).lt(walk.end));
+        let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
+        engine.start(k, sources, walk.from, walk.end);
+        let last = walk.fold(k, columns, Running::new(k, &engine), |at, masked, state| {
+            let keys = engine.first(k, sources, at, walk.end);
             let products = engine.product(k, own, keys);
-            let scores =
-                scorer.tile(&products, &place, masked, |row, column| (first_query + row, at + column));
-            let (weights, state) = self.soften(k, &engine, &scorer, scores, state);
+            let scores = scorer.tile(&products, &place, masked, |row, column| (first + row, at + column));
+            let (weights, state) = soften(k, &engine, &scorer, scores, state);
             let values = engine.second(k, sources, at);
             Running { values: engine.accumulate(k, &weights, values, state.values), ..state }
         });
         engine.finish(k);
         let sum: Vec<_> = last.sum.iter().map(|sum| all_lanes(k, &engine, *sum)).collect();
-        let rows_of_head = (batch * p.heads + head).mad_wide(p.queries, k.lit(0u64));
-        for ((row, top), sum) in place.rows.iter().zip(&last.top).zip(&sum) {
-            let query = first_query + row.to_i32();
-            let lse = sum.eq(0.0).select(f64::NEG_INFINITY, scorer.log_sum(*top, *sum));
+        let rows_of_head = p.first_row(span.of_queries, head);
+        let nothing = k.lit::<A>(f64::NEG_INFINITY);
+        let logarithms = last.top.iter().zip(&sum);
+        let logarithms: Vec<_> =
+            logarithms.map(|(top, sum)| sum.eq(0.0).select(nothing, scorer.log_sum(*top, *sum))).collect();
+        let sink = Sink { sinks: a.sinks, there: a.has_sinks.ne(0) };
+        let weighed = k.if_else(
+            sink.there,
+            || logarithms.iter().map(|lse| sink.weighed(head, *lse)).collect(),
+            || logarithms.iter().map(|lse| (*lse, k.lit(1.0))).collect::<Vec<_>>(),
+        );
+        let mut factors = Vec::new();
+        for ((row, sum), (lse, share)) in place.rows.iter().zip(&sum).zip(weighed) {
+            let query = first + row.to_i32();
+            factors.push(sum.eq(0.0).select(0.0, share / *sum));
             let writes = query.lt(span.queries) & place.first.eq(0);
             let to = a.lse.at(rows_of_head + query.to_u32().to_u64());
             to.only_where(writes, Fill::Zero).set(lse);
         }
-        let normalised = last.values.iter().zip(&sum).map(|(values, sum)| {
-            let inverse = sum.eq(0.0).select(0.0, 1.0 / *sum);
-            values.iter().map(|v| *v * inverse).collect()
-        });
+        let normalised = last.values.iter().zip(&factors);
+        let normalised = normalised.map(|(values, factor)| values.iter().map(|v| *v * *factor).collect());
         let o = View { data: a.o, strides: [a.o_batch, a.o_row, a.o_head] };
-        let to = o.destination(batch, head, span.queries, p.value_width);
-        engine.store(k, &normalised.collect(), to, first_query);
+        let to = o.destination(span.of_queries, head, span.queries, p.value_width);
+        engine.store(k, &normalised.collect(), to, first);
     }
+}
 
-    /// Powers of a tile's scores relative to the greatest so far, and the state with what went before brought to the
-    /// same reference.
-    fn soften<'k, A: Float, E: Engine<'k, A>>(
-        &self,
-        k: K<'k>,
-        engine: &E,
-        scorer: &Scorer<'k, A>,
-        scores: Matrix<'k, A>,
-        state: Running<'k, A>,
-    ) -> (Matrix<'k, A>, Running<'k, A>)
-    where
-        Elem: Access<A>,
-    {
-        let mut next = Running { top: Vec::new(), sum: Vec::new(), values: Vec::new() };
-        let mut weights = Vec::new();
-        for (slot, scores) in scores.iter().enumerate() {
-            // A NaN shows in the sum; the maximum may pass over it.
-            let greatest = Lanes::from(scores.clone()).reduce(|a, b| a.max(b)).unwrap_or(state.top[slot]);
-            let greatest = k.warp_combine(engine.lanes(), greatest, |a, b| a.max(b));
-            let top = state.top[slot].max(greatest);
-            // Where nothing has been seen yet, any finite reference gives powers of 0.
-            let reference = top.eq(f64::NEG_INFINITY).select(0.0, top);
-            let powers: Vec<_> = scores.iter().map(|score| scorer.power(*score, reference)).collect();
-            let factor = scorer.power(state.top[slot], reference);
-            let mine = Lanes::from(powers.clone()).reduce(|a, b| a + b).unwrap_or(factor);
-            next.sum.push(state.sum[slot].mul_add(factor, mine));
-            next.values.push(state.values[slot].iter().map(|v| *v * factor).collect());
-            next.top.push(top);
-            weights.push(powers);
-        }
-        (weights, next)
+/// Powers of a tile's scores relative to the greatest so far, and the state with what went before brought to the
+/// same reference.
+pub(super) fn soften<'k, A: Float, E: Engine<'k, A>>(
+    k: K<'k>,
+    engine: &E,
+    scorer: &Scorer<'k, A>,
+    scores: Matrix<'k, A>,
+    state: Running<'k, A>,
+) -> (Matrix<'k, A>, Running<'k, A>)
+where
+    Elem: Access<A>,
+{
+    let mut next = Running { top: Vec::new(), sum: Vec::new(), values: Vec::new() };
+    let mut weights = Vec::new();
+    for (slot, scores) in scores.iter().enumerate() {
+        // A NaN shows in the sum; the maximum may pass over it.
+        let greatest = Lanes::from(scores.clone()).reduce(|a, b| a.max(b)).unwrap_or(state.top[slot]);
+        let greatest = k.warp_combine(engine.lanes(), greatest, |a, b| a.max(b));
+        let top = state.top[slot].max(greatest);
+        // Where nothing has been seen yet, any finite reference gives powers of 0.
+        let reference = top.eq(f64::NEG_INFINITY).select(0.0, top);
+        let powers: Vec<_> = scores.iter().map(|score| scorer.power(*score, reference)).collect();
+        let factor = scorer.power(state.top[slot], reference);
+        let mine = Lanes::from(powers.clone()).reduce(|a, b| a + b).unwrap_or(factor);
+        next.sum.push(state.sum[slot].mul_add(factor, mine));
+        next.values.push(state.values[slot].iter().map(|v| *v * factor).collect());
+        next.top.push(top);
+        weights.push(powers);
     }
+    (weights, next)
 }
 
 /// The sum over the lanes of a slot.

@@ -1,10 +1,11 @@
 //! Free functions: allocate the results, take the plan from a cache, launch.
 
+use warpwright_ptx::DType;
 use warpwright_runtime::{Stream, Tensor, TensorRef};
 
 use super::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionOptions, OP, Window, statistics_type,
+    AttentionInputs, AttentionOptions, OP, Packed, Paged, Window, statistics_type,
 };
 use crate::plan::{Layout, PlanCache, Real};
 use crate::{Error, PlanError};
@@ -28,9 +29,61 @@ pub struct Scores<'a> {
     pub slopes: Option<TensorRef<'a>>,
     /// Keys of each sequence: `[batch]` in i32.
     pub key_lengths: Option<TensorRef<'a>>,
+    /// Sequences one after the other in the rows of one batch.
+    pub packed: Option<PackedRows<'a>>,
+    /// The pages of each sequence: `[batch, pages]` in i32.
+    pub block_table: Option<TensorRef<'a>>,
+    /// A logit of each head that takes part in the sum of exponentials and in nothing else: `[heads]` in f32.
+    pub sinks: Option<TensorRef<'a>>,
+    /// Whether [`attention_backward`] gives the gradient of the bias.
+    pub dbias: bool,
+    /// Whether it gives that of the sinks.
+    pub dsinks: bool,
 }
 
-impl Scores<'_> {
+/// What [`attention_backward`] gives.
+#[derive(Debug)]
+pub struct Gradients {
+    /// Of the queries.
+    pub dq: Tensor,
+    /// Of the keys.
+    pub dk: Tensor,
+    /// Of the values.
+    pub dv: Tensor,
+    /// Of the bias, if it is wanted, summed over what it is broadcast over.
+    pub dbias: Option<Tensor>,
+    /// Of the sinks, if it is wanted.
+    pub dsinks: Option<Tensor>,
+}
+
+/// Where packed sequences begin and end; see [`Packed`].
+#[derive(Clone, Copy, Debug)]
+pub struct PackedRows<'a> {
+    /// Rows of the queries: `[sequences + 1]` in i32.
+    pub query_offsets: TensorRef<'a>,
+    /// Rows of the keys: `[sequences + 1]` in i32.
+    pub key_offsets: TensorRef<'a>,
+    /// Queries of the longest sequence at most, as [`check_offsets`](super::check_offsets) returns them.
+    pub longest_queries: usize,
+    /// Keys of the longest sequence at most.
+    pub longest_keys: usize,
+}
+
+impl<'a> Scores<'a> {
+    fn inputs(&self, q: TensorRef<'a>, k: TensorRef<'a>, v: TensorRef<'a>) -> AttentionInputs<'a> {
+        let Self { bias, slopes, key_lengths, packed, block_table, sinks, .. } = *self;
+        AttentionInputs {
+            bias,
+            slopes,
+            key_lengths,
+            query_offsets: packed.map(|packed| packed.query_offsets),
+            key_offsets: packed.map(|packed| packed.key_offsets),
+            block_table,
+            sinks,
+            ..AttentionInputs::new(q, k, v)
+        }
+    }
+
     fn options(&self) -> Result<AttentionOptions, PlanError> {
         let alibi = self.slopes.as_ref().map(|slopes| match slopes.shape().len() {
             1 => AlibiSlopes::PerHead,
@@ -45,6 +98,16 @@ impl Scores<'_> {
             bias: self.bias.as_ref().map(|bias| layout("bias", bias)).transpose()?,
             alibi,
             key_lengths: self.key_lengths.is_some(),
+            packed: self.packed.as_ref().map(|packed| Packed {
+                sequences: packed.query_offsets.shape().iter().product::<usize>().saturating_sub(1),
+                longest_queries: packed.longest_queries,
+                longest_keys: packed.longest_keys,
+            }),
+            paged: self
+                .block_table
+                .as_ref()
+                .map(|table| Paged { pages: table.shape().last().copied().unwrap_or(0) }),
+            sinks: self.sinks.is_some(),
         })
     }
 }
@@ -81,12 +144,12 @@ fn describe(
 ///
 /// # Errors
 /// Shapes do not fit each other, the element type or the head dimension is not supported, or memory runs out.
-pub fn attention(
+pub fn attention<'a>(
     stream: &Stream,
-    q: TensorRef<'_>,
-    k: TensorRef<'_>,
-    v: TensorRef<'_>,
-    scores: &Scores<'_>,
+    q: TensorRef<'a>,
+    k: TensorRef<'a>,
+    v: TensorRef<'a>,
+    scores: &Scores<'a>,
 ) -> Result<(Tensor, Tensor), Error> {
     static PLANS: PlanCache<AttentionDesc> = PlanCache::new();
     let desc = describe(&q, &k, &v, scores)?;
@@ -94,52 +157,58 @@ pub fn attention(
     let [batch, queries, heads, _] = desc.q.shape;
     let mut o = Tensor::empty_on(stream, desc.dtype, &desc.o.shape)?;
     let mut lse = Tensor::empty_on(stream, statistics_type(desc.dtype), &[batch, heads, queries])?;
-    let Scores { bias, slopes, key_lengths, .. } = *scores;
-    let args = AttentionArgs { q, k, v, bias, slopes, key_lengths, o: o.as_mut(), lse: lse.as_mut() };
+    let mut workspace = plan.workspace(stream)?;
+    let args = AttentionArgs {
+        inputs: scores.inputs(q, k, v),
+        o: o.as_mut(),
+        lse: lse.as_mut(),
+        workspace: workspace.as_mut().map(Tensor::as_mut),
+    };
     plan.launch(stream, args)?;
     Ok((o, lse))
 }
 
-/// The gradients of queries, keys and values, contiguous, from what [`attention`] took and gave and the gradient `dy` of
+/// The gradients of queries, keys and values, and of bias and sinks if they are wanted, contiguous, from what [`attention`] took and gave and the gradient `dy` of
 /// its result.
 ///
 /// # Errors
 /// As [`attention`].
 #[allow(clippy::too_many_arguments, reason = "the tensors of the forward function and their gradient")]
-pub fn attention_backward(
+pub fn attention_backward<'a>(
     stream: &Stream,
-    q: TensorRef<'_>,
-    k: TensorRef<'_>,
-    v: TensorRef<'_>,
-    scores: &Scores<'_>,
-    o: TensorRef<'_>,
-    lse: TensorRef<'_>,
-    dy: TensorRef<'_>,
-) -> Result<[Tensor; 3], Error> {
+    q: TensorRef<'a>,
+    k: TensorRef<'a>,
+    v: TensorRef<'a>,
+    scores: &Scores<'a>,
+    o: TensorRef<'a>,
+    lse: TensorRef<'a>,
+    dy: TensorRef<'a>,
+) -> Result<Gradients, Error> {
     static PLANS: PlanCache<AttentionBackwardDesc> = PlanCache::new();
     let forward = AttentionDesc { o: layout("o", &o)?, ..describe(&q, &k, &v, scores)? };
     let [dq, dk, dv] = [forward.q, forward.k, forward.v].map(|layout| Layout::contiguous(layout.shape));
-    let desc = AttentionBackwardDesc { forward, dy: layout("dy", &dy)?, dq, dk, dv };
+    let Scores { dbias, dsinks, .. } = *scores;
+    let desc = AttentionBackwardDesc { forward, dy: layout("dy", &dy)?, dq, dk, dv, dbias, dsinks };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let empty = |layout: Layout| Tensor::empty_on(stream, desc.forward.dtype, &layout.shape);
     let [mut dq, mut dk, mut dv] = [empty(dq)?, empty(dk)?, empty(dv)?];
+    let of_bias = desc.forward.options.bias.filter(|_| dbias);
+    let mut dbias = of_bias.map(|bias| empty(Layout::contiguous(bias.shape))).transpose()?;
+    let heads = desc.forward.q.shape[2];
+    let mut dsinks = dsinks.then(|| Tensor::empty_on(stream, DType::F32, &[heads])).transpose()?;
     let mut workspace = plan.workspace(stream)?;
-    let Scores { bias, slopes, key_lengths, .. } = *scores;
     let args = AttentionBackwardArgs {
-        q,
-        k,
-        v,
-        bias,
-        slopes,
-        key_lengths,
+        inputs: scores.inputs(q, k, v),
         o,
         lse,
         dy,
         dq: dq.as_mut(),
         dk: dk.as_mut(),
         dv: dv.as_mut(),
+        dbias: dbias.as_mut().map(Tensor::as_mut),
+        dsinks: dsinks.as_mut().map(Tensor::as_mut),
         workspace: workspace.as_mut().map(Tensor::as_mut),
     };
     plan.launch(stream, args)?;
-    Ok([dq, dk, dv])
+    Ok(Gradients { dq, dk, dv, dbias, dsinks })
 }

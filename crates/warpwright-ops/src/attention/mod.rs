@@ -13,6 +13,9 @@
 //! | `bias` | `[batch, heads, queries, keys]`, each of them may be 1 | any strides |
 //! | `slopes` | `[heads]` or `[batch, heads]`, f32 | contiguous |
 //! | `key_lengths` | `[batch]`, i32 | contiguous |
+//! | `query_offsets`, `key_offsets` | `[sequences + 1]`, i32: where packed sequences begin, see [`Packed`] | contiguous |
+//! | `block_table` | `[batch, pages]`, i32: the pages of each sequence, see [`Paged`] | contiguous |
+//! | `sinks` | `[heads]`, f32: a logit that takes part in the sum of exponentials and in nothing else | contiguous |
 //!
 //! `heads` is a multiple of `num_kv_heads`: query head `h` reads key head `h / (heads / num_kv_heads)`. A tensor
 //! `[batch, heads, sequence, head_dim]` is one of other strides.
@@ -21,12 +24,17 @@
 //! [`Alignment::BottomRight`], which lets the last query see the last key. `causal` leaves it the keys up to its position, a
 //! window those near it. With `key_lengths` the keys of each sequence end there, for positions too.
 //!
+//! Up to 16 queries, and keys in pages, are for kernels that share out the keys of a head to many blocks; their
+//! results are put together in a fixed order.
+//!
 //! Gradients of f64 with more than 128 elements a head do not fit the shared memory of sm_75: there they have no plan.
 //!
 //! Half types are computed in f32 and rounded once, probabilities to the type of the values; f32 and f64 throughout in
 //! themselves. Results are the same from run to run.
 
 mod backward;
+mod bias_gradient;
+mod decode;
 mod engine;
 mod forward;
 mod functions;
@@ -48,9 +56,9 @@ use crate::{Binding, PlanError};
 
 pub use functions::*;
 use options::Common;
-pub use options::{AlibiSlopes, Alignment, AttentionOptions, Window};
+pub use options::{AlibiSlopes, Alignment, AttentionOptions, Packed, Paged, Window, check_offsets};
 use score::ScoreKind;
-use tuning::{Config, Simt, Work};
+use tuning::{Config, DecodeConfig, Simt, Work};
 
 const OP: &str = "attention";
 
@@ -76,25 +84,90 @@ pub struct AttentionDesc {
     pub options: AttentionOptions,
 }
 
-/// Tensors of [`AttentionDesc`].
-#[derive(Debug)]
-pub struct AttentionArgs<'a> {
+/// The tensors that both directions read. Those that are optional are there if the descriptor says so.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionInputs<'a> {
     /// Queries.
     pub q: TensorRef<'a>,
     /// Keys.
     pub k: TensorRef<'a>,
     /// Values.
     pub v: TensorRef<'a>,
-    /// What is added to the scores, if described.
+    /// What is added to the scores.
     pub bias: Option<TensorRef<'a>>,
-    /// Slopes of the heads on the distance, if described.
+    /// Slopes of the heads on the distance.
     pub slopes: Option<TensorRef<'a>>,
-    /// Keys of each sequence, if described.
+    /// Keys of each sequence.
     pub key_lengths: Option<TensorRef<'a>>,
+    /// Where the queries of packed sequences begin and end.
+    pub query_offsets: Option<TensorRef<'a>>,
+    /// Where the keys of packed sequences begin and end.
+    pub key_offsets: Option<TensorRef<'a>>,
+    /// The pages of each sequence.
+    pub block_table: Option<TensorRef<'a>>,
+    /// A further logit of each head.
+    pub sinks: Option<TensorRef<'a>>,
+}
+
+impl<'a> AttentionInputs<'a> {
+    /// Queries, keys and values alone.
+    pub const fn new(q: TensorRef<'a>, k: TensorRef<'a>, v: TensorRef<'a>) -> Self {
+        Self {
+            q,
+            k,
+            v,
+            bias: None,
+            slopes: None,
+            key_lengths: None,
+            query_offsets: None,
+            key_offsets: None,
+            block_table: None,
+            sinks: None,
+        }
+    }
+
+    /// In slot order.
+    fn bind(self) -> Vec<Binding<'a>> {
+        let Self { q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks } =
+            self;
+        let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks];
+        [Some(q), Some(k), Some(v)].into_iter().chain(further).map(Binding::from).collect()
+    }
+}
+
+/// Tensors of [`AttentionDesc`].
+#[derive(Debug)]
+pub struct AttentionArgs<'a> {
+    /// What is read.
+    pub inputs: AttentionInputs<'a>,
     /// The result.
     pub o: TensorMut<'a>,
     /// Logarithms of the sums of exponentials.
     pub lse: TensorMut<'a>,
+    /// [`Plan::workspace`]
+    pub workspace: Option<TensorMut<'a>>,
+}
+
+/// Slots of [`AttentionInputs`], and of those that not every kernel takes.
+const INPUTS: u32 = 10;
+const TABLE: u32 = 8;
+const SINKS: u32 = 9;
+/// The slot of the forward workspace.
+const WORKSPACE: u32 = INPUTS + 2;
+
+/// Slots of the backward tensors after those.
+mod slots {
+    use super::INPUTS;
+
+    pub(super) const O: u32 = INPUTS;
+    pub(super) const LSE: u32 = INPUTS + 1;
+    pub(super) const DY: u32 = INPUTS + 2;
+    pub(super) const DQ: u32 = INPUTS + 3;
+    pub(super) const DK: u32 = INPUTS + 4;
+    pub(super) const DV: u32 = INPUTS + 5;
+    pub(super) const DBIAS: u32 = INPUTS + 6;
+    pub(super) const DSINKS: u32 = INPUTS + 7;
+    pub(super) const DELTA: u32 = INPUTS + 8;
 }
 
 /// The tensors that both directions read, in slot order.
@@ -102,20 +175,26 @@ fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<TensorSpec> {
     let read = |name, layout: Layout| {
         TensorSpec::read(name, desc.dtype, layout.elements().unwrap_or(0)).laid_out(layout)
     };
-    let AttentionOptions { bias, alibi, key_lengths, .. } = desc.options;
+    let AttentionOptions { bias, alibi, key_lengths, packed, paged, sinks, .. } = desc.options;
     let absent = |name| TensorSpec::read(name, desc.dtype, 0).optional(false);
-    let batch = desc.q.shape[0];
+    let (batch, heads) = (c.batch as usize, desc.q.shape[2]);
     let slopes = match alibi {
-        Some(AlibiSlopes::PerBatchAndHead) => batch * desc.q.shape[2],
-        _ => desc.q.shape[2],
+        Some(AlibiSlopes::PerBatchAndHead) => batch * heads,
+        _ => heads,
     };
+    let integers = |name, len, there| TensorSpec::read(name, DType::I32, len).optional(there);
+    let pages = paged.map_or(0, |paged| paged.pages);
     vec![
         read("q", desc.q),
         read("k", desc.k),
         read("v", desc.v),
         bias.map_or_else(|| absent("bias"), |bias| read("bias", bias)),
         TensorSpec::read("slopes", DType::F32, slopes).optional(c.kind.alibi),
-        TensorSpec::read("key_lengths", DType::I32, batch).optional(key_lengths),
+        integers("key_lengths", batch, key_lengths),
+        integers("query_offsets", batch + 1, packed.is_some()),
+        integers("key_offsets", batch + 1, packed.is_some()),
+        integers("block_table", batch * pages, paged.is_some()),
+        TensorSpec::read("sinks", DType::F32, heads).optional(sinks),
     ]
 }
 
@@ -137,16 +216,9 @@ impl Operation for AttentionDesc {
     }
 
     fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            args.q.into(),
-            args.k.into(),
-            args.v.into(),
-            args.bias.into(),
-            args.slopes.into(),
-            args.key_lengths.into(),
-            args.o.into(),
-            args.lse.into(),
-        ]
+        let mut all = args.inputs.bind();
+        all.extend([args.o.into(), args.lse.into(), args.workspace.into()]);
+        all
     }
 }
 
@@ -159,13 +231,31 @@ impl AttentionDesc {
         self.planned(target, Some(config))
     }
 
+    /// The plan for few queries with one given configuration and number of parts, for comparisons.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`].
+    pub fn plan_decode_with(
+        &self,
+        target: Target,
+        config: DecodeConfig,
+        splits: u32,
+    ) -> Result<Plan<Self>, PlanError> {
+        let c = Common::new(self, &self.outputs())?;
+        let variants = self.decode_variants(&c, target, &[config], splits)?;
+        Ok(self.with_variants(&c, target, variants, splits))
+    }
+
     fn planned(&self, target: Target, config: Option<Config>) -> Result<Plan<Self>, PlanError> {
         let c = Common::new(self, &self.outputs())?;
-        let mut tensors = inputs(&c, self);
-        let statistics = statistics_type(self.dtype);
-        tensors.push(TensorSpec::write("o", self.dtype, self.o.elements().unwrap_or(0)).laid_out(self.o));
-        tensors.push(TensorSpec::write("lse", statistics, self.rows()));
         let layouts = [self.q, self.k, self.v, self.o];
+        let few = (1..=tuning::FEW_QUERIES).contains(&self.q.shape[1]) && self.options.packed.is_none();
+        if config.is_none() && (few || self.options.paged.is_some()) {
+            let configs = c.decode_configs(self.dtype, target, &layouts)?;
+            let splits = c.splits(self.dtype, target, configs[0]);
+            let variants = self.decode_variants(&c, target, &configs, splits)?;
+            return Ok(self.with_variants(&c, target, variants, splits));
+        }
         let configs = match config {
             Some(config) => vec![config],
             None => c.configs(self.dtype, Work::Forward, target, &layouts)?,
@@ -173,24 +263,115 @@ impl AttentionDesc {
         let mut variants = Vec::new();
         for config in configs {
             let mut steps = Vec::new();
-            let tiles = c.queries.div_ceil(config.rows());
+            let tiles = c.longest[0].div_ceil(config.rows());
             if let Some(grid) = c.grid(tiles, c.heads)? {
                 let [batch, row, head] = options::steps(&self.o);
-                let args = forward::ForwardArgs::new(&c, Out::slot(6), batch, row, head, Out::slot(7));
+                let (o, lse, sinks) = (Out::slot(INPUTS), Out::slot(INPUTS + 1), In::slot(SINKS));
+                let has_sinks = u32::from(self.options.sinks);
+                let args = forward::ForwardArgs::new(&c, o, batch, row, head, lse, sinks, has_sinks);
                 let def = forward::Forward { dtype: self.dtype, kind: c.kind, config };
                 steps.push(step(&def, config, Work::Forward, self.dtype, target, grid, args.values())?);
             }
             variants.push(Variant { alignment: alignment(self.dtype, config.vector()), steps });
         }
-        let parts = PlanParts {
-            op: OP,
-            direction: Direction::Forward,
-            target,
-            tensors,
-            variants,
-            workspace_bytes: 0,
+        Ok(self.with_variants(&c, target, variants, 1))
+    }
+
+    /// The kernel for few queries, and where the keys are in several parts the one that puts them together.
+    fn decode_variants(
+        &self,
+        c: &Common,
+        target: Target,
+        configs: &[DecodeConfig],
+        splits: u32,
+    ) -> Result<Vec<Variant>, PlanError> {
+        let of = |config: &DecodeConfig| {
+            let alignment = alignment(self.dtype, config.access());
+            Ok(Variant { alignment, steps: self.decode_steps(c, target, *config, splits)? })
         };
-        Ok(Plan::new(parts))
+        configs.iter().map(of).collect()
+    }
+
+    fn decode_steps(
+        &self,
+        c: &Common,
+        target: Target,
+        config: DecodeConfig,
+        splits: u32,
+    ) -> Result<Vec<LaunchStep>, PlanError> {
+        let (dtype, rows) = (self.dtype, self.rows() as u64);
+        let key_heads = c.heads / c.group.max(1);
+        let tiles = c.row_tiles(config);
+        let Some(grid) = c.grid(tiles.saturating_mul(splits), key_heads)? else { return Ok(Vec::new()) };
+        let [batch, row, head] = options::steps(&self.o);
+        let (o, lse) = (INPUTS, INPUTS + 1);
+        let logarithms = self.parts_bytes(splits);
+        let has_sinks = u32::from(self.options.sinks);
+        let page_rows = if self.options.paged.is_some() { self.k.shape[1] } else { 1 << 31 };
+        let pages = self.options.paged.map_or(1, |_| self.k.shape[0]);
+        let args = decode::DecodeArgs::new(
+            c,
+            Out::slot(o),
+            batch,
+            row,
+            head,
+            Out::slot(lse),
+            In::slot(SINKS),
+            has_sinks,
+            Out::slot(WORKSPACE),
+            Out::slot_at(WORKSPACE, logarithms),
+            splits,
+            rows,
+            In::slot(TABLE),
+            u32::from(self.options.paged.is_some()),
+            self.options.paged.map_or(0, |paged| paged.pages as u64),
+            page_rows.trailing_zeros(),
+            u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.cast_unsigned()),
+        );
+        let kernel = plan::recorded(OP, &decode::Decode { dtype, kind: c.kind, config }, target)?;
+        let first =
+            LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(config.shared_bytes(dtype));
+        if splits == 1 {
+            return Ok(vec![first]);
+        }
+        let args = decode::CombineArgs {
+            parts: In::slot(WORKSPACE),
+            part_lse: In::slot_at(WORKSPACE, logarithms),
+            splits,
+            rows,
+            sinks: In::slot(SINKS),
+            has_sinks,
+            o: Out::slot(o),
+            o_batch: batch,
+            o_row: row,
+            o_head: head,
+            lse: Out::slot(lse),
+            queries: c.queries,
+            heads: c.heads,
+            width: c.value_width,
+        };
+        let kernel = plan::recorded(OP, &decode::Combine { dtype, vector: config.vector() }, target)?;
+        let Some(grid) = plan::cover(OP, self.rows(), 1)? else { return Ok(vec![first]) };
+        Ok(vec![first, LaunchStep::new(kernel, grid, args.values())])
+    }
+
+    /// Bytes of the parts of the result, which their logarithms follow in the workspace.
+    fn parts_bytes(&self, splits: u32) -> u64 {
+        let size = statistics_type(self.dtype).bytes() as u64;
+        (self.rows() as u64) * u64::from(splits) * self.v.shape[3] as u64 * size
+    }
+
+    fn with_variants(&self, c: &Common, target: Target, variants: Vec<Variant>, splits: u32) -> Plan<Self> {
+        let statistics = statistics_type(self.dtype);
+        let mut tensors = inputs(c, self);
+        tensors.push(TensorSpec::write("o", self.dtype, self.o.elements().unwrap_or(0)).laid_out(self.o));
+        tensors.push(TensorSpec::write("lse", statistics, self.rows()));
+        let parts = if splits > 1 { self.rows() * splits as usize } else { 0 };
+        let workspace = parts * (self.v.shape[3] + 1);
+        tensors.push(TensorSpec::workspace(statistics, workspace));
+        let workspace_bytes = (workspace * statistics.bytes()) as u64;
+        let direction = Direction::Forward;
+        Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes })
     }
 }
 
@@ -207,23 +388,17 @@ pub struct AttentionBackwardDesc {
     pub dk: Layout,
     /// Layout of the gradient of the values.
     pub dv: Layout,
+    /// Whether there is a gradient of the bias, contiguous and of its shape: the sum over what it is broadcast over.
+    pub dbias: bool,
+    /// Whether there is a gradient of the sinks.
+    pub dsinks: bool,
 }
 
 /// Tensors of [`AttentionBackwardDesc`].
 #[derive(Debug)]
 pub struct AttentionBackwardArgs<'a> {
-    /// Queries.
-    pub q: TensorRef<'a>,
-    /// Keys.
-    pub k: TensorRef<'a>,
-    /// Values.
-    pub v: TensorRef<'a>,
-    /// What was added to the scores.
-    pub bias: Option<TensorRef<'a>>,
-    /// Slopes of the heads on the distance.
-    pub slopes: Option<TensorRef<'a>>,
-    /// Keys of each sequence.
-    pub key_lengths: Option<TensorRef<'a>>,
+    /// What the forward function read.
+    pub inputs: AttentionInputs<'a>,
     /// The result.
     pub o: TensorRef<'a>,
     /// Logarithms of the sums of exponentials.
@@ -236,6 +411,10 @@ pub struct AttentionBackwardArgs<'a> {
     pub dk: TensorMut<'a>,
     /// The gradient of the values.
     pub dv: TensorMut<'a>,
+    /// The gradient of the bias, if described.
+    pub dbias: Option<TensorMut<'a>>,
+    /// The gradient of the sinks, if described.
+    pub dsinks: Option<TensorMut<'a>>,
     /// [`Plan::workspace`]
     pub workspace: Option<TensorMut<'a>>,
 }
@@ -248,21 +427,11 @@ impl Operation for AttentionBackwardDesc {
     }
 
     fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            args.q.into(),
-            args.k.into(),
-            args.v.into(),
-            args.bias.into(),
-            args.slopes.into(),
-            args.key_lengths.into(),
-            args.o.into(),
-            args.lse.into(),
-            args.dy.into(),
-            args.dq.into(),
-            args.dk.into(),
-            args.dv.into(),
-            args.workspace.into(),
-        ]
+        let mut all = args.inputs.bind();
+        all.extend([args.o.into(), args.lse.into(), args.dy.into()]);
+        all.extend([args.dq, args.dk, args.dv].map(Binding::from));
+        all.extend([args.dbias, args.dsinks, args.workspace].map(Binding::from));
+        all
     }
 }
 
@@ -277,7 +446,8 @@ impl AttentionBackwardDesc {
     }
 
     fn planned(&self, target: Target, configs: Option<[Config; 2]>) -> Result<Plan<Self>, PlanError> {
-        let Self { forward: desc, dy, dq, dk, dv } = self;
+        let Self { forward: desc, dy, dq, dk, dv, dbias, dsinks } = self;
+        options::trainable(desc, *dbias, *dsinks)?;
         let outputs = [("dq", dq), ("dk", dk), ("dv", dv)];
         let c = Common::new(desc, &desc.outputs())?;
         options::same_shapes(&[
@@ -296,6 +466,10 @@ impl AttentionBackwardDesc {
         tensors.push(TensorSpec::read("lse", statistics, desc.rows()));
         tensors.push(spec(TensorSpec::read, "dy", dy));
         tensors.extend(outputs.map(|(name, layout)| spec(TensorSpec::write, name, layout)));
+        let of_bias = Layout::contiguous(desc.options.bias.map_or([0; 4], |bias| bias.shape));
+        let spec = spec(TensorSpec::write, "dbias", &of_bias);
+        tensors.push(if *dbias { spec } else { TensorSpec::write("dbias", dtype, 0).optional(false) });
+        tensors.push(TensorSpec::write("dsinks", DType::F32, desc.q.shape[2]).optional(*dsinks));
         tensors.push(TensorSpec::workspace(statistics, desc.rows()));
         let layouts = [desc.q, desc.k, desc.v, desc.o, *dy, *dq, *dk, *dv];
         let [of_queries, of_keys] = match configs {
@@ -314,6 +488,8 @@ impl AttentionBackwardDesc {
             for work in Work::of_keys(keys) {
                 steps.extend(self.sweep(&c, target, *work, keys)?);
             }
+            steps.extend(self.bias_gradient(&c, target, queries)?);
+            steps.extend(self.sink_gradient(&c, target)?);
             variants.push(Variant { alignment: alignment(dtype, vector), steps });
         }
         let workspace_bytes = (desc.rows() * statistics.bytes()) as u64;
@@ -330,24 +506,25 @@ impl AttentionBackwardDesc {
         config: Config,
     ) -> Result<Option<LaunchStep>, PlanError> {
         let queries = work == Work::Queries;
-        let (rows, heads) = if queries { (c.queries, c.heads) } else { (c.keys, c.heads / c.group) };
+        let [of_queries, of_keys] = c.longest;
+        let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, c.heads / c.group) };
         let tiles = rows.div_ceil(config.rows());
         let Some(grid) = c.grid(tiles, heads)? else { return Ok(None) };
         let first = if queries { &self.dq } else { &self.dk };
         let [dy, first, second] = [&self.dy, first, &self.dv].map(options::steps);
         let args = backward::SweepArgs::new(
             c,
-            In::slot(8),
+            In::slot(slots::DY),
             dy[0],
             dy[1],
             dy[2],
-            In::slot(7),
-            In::slot(12),
-            Out::slot(if queries { 9 } else { 10 }),
+            In::slot(slots::LSE),
+            In::slot(slots::DELTA),
+            Out::slot(if queries { slots::DQ } else { slots::DK }),
             first[0],
             first[1],
             first[2],
-            Out::slot(11),
+            Out::slot(slots::DV),
             second[0],
             second[1],
             second[2],
@@ -357,6 +534,79 @@ impl AttentionBackwardDesc {
         step(&def, config, work, dtype, target, grid, args.values()).map(Some)
     }
 
+    /// The gradient of the bias; `None` if there is none.
+    fn bias_gradient(
+        &self,
+        c: &Common,
+        target: Target,
+        config: Config,
+    ) -> Result<Option<LaunchStep>, PlanError> {
+        let Some(bias) = self.forward.options.bias.filter(|_| self.dbias) else { return Ok(None) };
+        let [batch, heads, rows, columns] = bias.shape;
+        let tiles = |extent: usize, longest: u32, size: u32| {
+            let all = u64::from(longest.div_ceil(size));
+            // Where the bias has one for all queries or keys, one block has them all.
+            if extent == 1 { 1 } else { all }
+        };
+        let along =
+            tiles(rows, c.longest[0], config.rows()) * tiles(columns, c.longest[1], config.tile_columns());
+        let along = u32::try_from(along).map_err(|_| PlanError::TooLarge {
+            op: OP,
+            blocks: along,
+            limit: i32::MAX as u64,
+        })?;
+        let grid = [along, heads as u32, batch as u32];
+        c.grid(along, c.heads)?;
+        if grid.contains(&0) {
+            return Ok(None);
+        }
+        let strides = Layout::contiguous(bias.shape).strides.map(i64::cast_unsigned);
+        let one = bias.shape.map(|extent| u32::from(extent == 1));
+        let dy = options::steps(&self.dy);
+        let args = bias_gradient::BiasArgs::new(
+            c,
+            In::slot(slots::DY),
+            dy[0],
+            dy[1],
+            dy[2],
+            In::slot(slots::LSE),
+            In::slot(slots::DELTA),
+            Out::slot(slots::DBIAS),
+            strides[0],
+            strides[1],
+            strides[2],
+            strides[3],
+            one[0],
+            one[1],
+            one[2],
+            one[3],
+            c.batch,
+            c.longest[0],
+            c.longest[1],
+        );
+        let dtype = self.forward.dtype;
+        let def = bias_gradient::BiasGradient { dtype, kind: c.kind, config };
+        step(&def, config, Work::Queries, dtype, target, grid, args.values()).map(Some)
+    }
+
+    /// The gradients of the sinks; `None` if there are none.
+    fn sink_gradient(&self, c: &Common, target: Target) -> Result<Option<LaunchStep>, PlanError> {
+        if !self.dsinks || c.heads == 0 {
+            return Ok(None);
+        }
+        let args = bias_gradient::SinkArgs::new(
+            c,
+            In::slot(SINKS),
+            In::slot(slots::LSE),
+            In::slot(slots::DELTA),
+            Out::slot(slots::DSINKS),
+            c.batch,
+        );
+        let kind = ScoreKind { packed: c.kind.packed, ..ScoreKind::default() };
+        let def = bias_gradient::SinkGradient { dtype: self.forward.dtype, kind };
+        Ok(Some(LaunchStep::new(plan::recorded(OP, &def, target)?, [c.heads, 1, 1], args.values())))
+    }
+
     /// The sums of `dy o`; `None` if there are no queries.
     fn delta(&self, c: &Common, target: Target, vector: u32) -> Result<Option<LaunchStep>, PlanError> {
         let desc = &self.forward;
@@ -364,15 +614,15 @@ impl AttentionBackwardDesc {
         let Some(grid) = plan::cover(OP, rows, backward::Delta::ROWS)? else { return Ok(None) };
         let [o, dy] = [options::steps(&desc.o), options::steps(&self.dy)];
         let args = backward::DeltaArgs {
-            o: In::slot(6),
+            o: In::slot(slots::O),
             o_batch: o[0],
             o_row: o[1],
             o_head: o[2],
-            dy: In::slot(8),
+            dy: In::slot(slots::DY),
             dy_batch: dy[0],
             dy_row: dy[1],
             dy_head: dy[2],
-            delta: Out::slot(12),
+            delta: Out::slot(slots::DELTA),
             queries: c.queries,
             heads: c.heads,
             width: c.value_width,
@@ -415,14 +665,16 @@ pub(crate) fn entries() -> Vec<Entry> {
 /// with one alone.
 pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let plain = ScoreKind::default();
-    let all = ScoreKind { band: true, softcap: true, bias: true, alibi: true, lengths: true };
+    let all = ScoreKind { band: true, softcap: true, bias: true, alibi: true, lengths: true, packed: false };
     let alone = [
         ScoreKind { band: true, ..plain },
         ScoreKind { softcap: true, ..plain },
         ScoreKind { bias: true, ..plain },
         ScoreKind { alibi: true, ..plain },
         ScoreKind { lengths: true, ..plain },
+        ScoreKind { packed: true, ..plain },
     ];
+    let packed = ScoreKind { band: true, packed: true, ..plain };
     let mut out = Vec::new();
     let works: &[Work] = match entry.direction {
         Direction::Forward => &[Work::Forward],
@@ -432,7 +684,7 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         for config in tuning::all(dtype, planned, target) {
             let mut kinds = vec![all];
             match config {
-                Config::TensorCore(_) => kinds.extend([plain, alone[0]]),
+                Config::TensorCore(_) => kinds.extend([plain, alone[0], packed]),
                 Config::Simt(Simt { vector: 1, .. }) => {}
                 Config::Simt(Simt { width: 64, .. }) if dtype == DType::F32 => {
                     kinds.push(plain);
@@ -449,10 +701,29 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
             }
         }
     }
+    if entry.direction == Direction::Forward {
+        for config in tuning::all_decode(dtype, target) {
+            let kinds = [plain, ScoreKind { lengths: true, ..plain }, all];
+            for kind in kinds {
+                out.push(plan::recorded(OP, &decode::Decode { dtype, kind, config }, target)?);
+            }
+        }
+        for vector in [1, 2, 4] {
+            out.push(plan::recorded(OP, &decode::Combine { dtype, vector }, target)?);
+        }
+    }
     if entry.direction == Direction::Backward {
         for vector in tuning::vectors(dtype) {
             let def = backward::Delta { dtype, vector: *vector };
             out.push(plan::recorded(OP, &def, target)?);
+        }
+        for config in tuning::all(dtype, Work::Queries, target) {
+            for kind in [alone[2], all] {
+                out.push(plan::recorded(OP, &bias_gradient::BiasGradient { dtype, kind, config }, target)?);
+            }
+        }
+        for kind in [plain, alone[5]] {
+            out.push(plan::recorded(OP, &bias_gradient::SinkGradient { dtype, kind }, target)?);
         }
     }
     Ok(out)

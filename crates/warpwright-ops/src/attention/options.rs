@@ -3,7 +3,7 @@
 use warpwright_ptx::{DType, Target};
 
 use super::score::ScoreKind;
-use super::tuning::{self, Config, MAX_WIDTH, Work};
+use super::tuning::{self, Config, DecodeConfig, MAX_WIDTH, Work};
 use super::{AttentionDesc, OP};
 use crate::PlanError;
 use crate::plan::{Layout, Real};
@@ -55,8 +55,38 @@ pub struct AttentionOptions {
     pub alibi: Option<AlibiSlopes>,
     /// Whether each sequence has a number of keys of its own, at most as many as there are.
     pub key_lengths: bool,
+    /// Sequences of different lengths one after the other in the rows of a single batch.
+    pub packed: Option<Packed>,
+    /// Keys and values in pages of a cache.
+    pub paged: Option<Paged>,
+    /// Whether each head has a logit that takes part in the sum of exponentials and in nothing else.
+    pub sinks: bool,
 }
 
+/// Sequences one after the other: `q` is `[1, all queries, heads, head_dim]`, `k` and `v` are likewise, and `lse` is
+/// `[1, heads, all queries]`. Where they begin and end is in two tensors of `sequences + 1` row numbers, which
+/// [`check_offsets`](super::check_offsets) checks on the host. Rows of no sequence are not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Packed {
+    /// Sequences.
+    pub sequences: usize,
+    /// Queries of the longest one at most.
+    pub longest_queries: usize,
+    /// Keys of the longest one at most.
+    pub longest_keys: usize,
+}
+
+/// Keys and values in pages: `k` and `v` are `[pages, rows of a page, num_kv_heads, head_dim]`, and the keys of a sequence are
+/// those of the pages that its row of the table names, in that order. The rows of a page are a power of two from 16 on. Numbers
+/// that name no page read one that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Paged {
+    /// Pages of a row of the table.
+    pub pages: usize,
+}
+
+/// Least rows of a page.
+const SMALLEST_PAGE: usize = 16;
 /// Longest sequence: sums of positions and window bounds stay in 32 bits.
 const MAX_SEQUENCE: usize = 1 << 28;
 /// Blocks of a grid along y and along z.
@@ -73,9 +103,13 @@ pub(super) struct Common {
     pub(super) v: [u64; 3],
     pub(super) bias: [u64; 4],
     pub(super) slopes_batch: u64,
+    /// Sequences.
     pub(super) batch: u32,
+    /// Rows of the queries and of the keys of a batch.
     pub(super) queries: u32,
     pub(super) keys: u32,
+    /// Queries and keys of the longest sequence.
+    pub(super) longest: [u32; 2],
     pub(super) heads: u32,
     pub(super) group: u32,
     pub(super) width: u32,
@@ -139,6 +173,82 @@ pub(super) fn check_outputs(outputs: &[(&'static str, &Layout)]) -> Result<(), P
     Ok(())
 }
 
+/// Pages are of caches: their keys and values have no gradients. What is absent has none either.
+pub(super) fn trainable(desc: &AttentionDesc, dbias: bool, dsinks: bool) -> Result<(), PlanError> {
+    let AttentionOptions { paged, bias, sinks, .. } = desc.options;
+    if let Some(paged) = paged {
+        return Err(parameter("paged", format!("{paged:?}"), "none where there are gradients"));
+    }
+    if dbias && bias.is_none() {
+        return Err(parameter("dbias", "true".into(), "a bias"));
+    }
+    if dsinks && !sinks {
+        return Err(parameter("dsinks", "true".into(), "sinks"));
+    }
+    Ok(())
+}
+
+/// Keys of a sequence where a batch of the tensor, or a page, has `rows` of them.
+fn paged_keys(options: &AttentionOptions, rows: usize) -> Result<usize, PlanError> {
+    let Some(Paged { pages }) = options.paged else { return Ok(rows) };
+    if !rows.is_power_of_two() || rows < SMALLEST_PAGE {
+        return Err(parameter("rows of a page", rows.to_string(), "a power of two from 16 on"));
+    }
+    if !options.key_lengths || options.packed.is_some() {
+        let got = format!("key_lengths {}, packed {:?}", options.key_lengths, options.packed);
+        return Err(parameter("paged", got, "key_lengths and sequences that are not packed"));
+    }
+    let keys = pages.checked_mul(rows).filter(|keys| *keys <= MAX_SEQUENCE);
+    keys.ok_or_else(|| parameter("paged", pages.to_string(), "at most 2^28 keys"))
+}
+
+/// Sequences, and the most queries and keys of one.
+fn packed(options: &AttentionOptions, batch: usize, rows: [usize; 2]) -> Result<[usize; 3], PlanError> {
+    let [queries, keys] = rows;
+    let Some(Packed { sequences, longest_queries, longest_keys }) = options.packed else {
+        return Ok([batch, queries, keys]);
+    };
+    if options.key_lengths {
+        return Err(parameter("key_lengths", "true".into(), "sequences that are not packed"));
+    }
+    if batch != 1 {
+        return Err(parameter("q", format!("a batch of {batch}"), "a batch of 1 that holds all sequences"));
+    }
+    for (longest, rows) in [(longest_queries, queries), (longest_keys, keys)] {
+        if longest > rows {
+            return Err(parameter("packed", format!("{longest} of {rows} rows"), "at most all rows"));
+        }
+    }
+    Ok([sequences, longest_queries, longest_keys])
+}
+
+/// Checks where packed sequences begin and end in `rows` rows: one number more than there are sequences, the first not
+/// negative, none below the one before it, the last at most `rows`. Returns the rows of the longest sequence.
+///
+/// # Errors
+/// Names the first number that does not fit.
+pub fn check_offsets(name: &'static str, offsets: &[i32], rows: usize) -> Result<usize, PlanError> {
+    let mut before = 0;
+    let mut longest = 0;
+    for (index, &offset) in offsets.iter().enumerate() {
+        let got = || format!("{offset} at {index}");
+        if offset < before {
+            return Err(parameter(name, got(), "numbers from 0 on that do not decrease"));
+        }
+        if usize::try_from(offset).is_ok_and(|offset| offset > rows) {
+            return Err(parameter(name, got(), "at most the rows of the tensor"));
+        }
+        if index > 0 {
+            longest = longest.max(offset - before);
+        }
+        before = offset;
+    }
+    if offsets.is_empty() {
+        return Err(parameter(name, "no numbers".into(), "one more than sequences"));
+    }
+    Ok(usize::try_from(longest).unwrap_or(0))
+}
+
 fn factor(name: &'static str, value: f64) -> Result<f64, PlanError> {
     if value > 0.0 && value.is_finite() {
         return Ok(value);
@@ -154,7 +264,9 @@ impl Common {
             return Err(PlanError::DType { op: OP, tensor: "q", got: *dtype, expected: &DType::FLOATS });
         }
         let [batch, queries, heads, width] = q.shape;
-        let [_, keys, key_heads, value_width] = v.shape;
+        let [pages, rows, key_heads, value_width] = v.shape;
+        let keys = paged_keys(options, rows)?;
+        let of_keys = if options.paged.is_some() { pages } else { batch };
         for (name, layout) in [("q", q), ("k", k), ("v", v), ("o", o)] {
             row_is_contiguous(name, layout)?;
             if layout.elements().and_then(|n| n.checked_mul(dtype.bytes())).is_none() {
@@ -173,10 +285,10 @@ impl Common {
             (
                 "k",
                 k.shape,
-                [batch, keys, key_heads, width],
+                [of_keys, rows, key_heads, width],
                 "[batch, keys, num_kv_heads, head_dim] as of q and v",
             ),
-            ("v", v.shape, [batch, keys, key_heads, value_width], "the batch of q"),
+            ("v", v.shape, [of_keys, rows, key_heads, value_width], "the batch of q"),
             ("o", o.shape, [batch, queries, heads, value_width], "the shape of q with the head_dim of v"),
         ];
         for (name, got, expected, words) in fits {
@@ -188,10 +300,10 @@ impl Common {
             return Err(parameter("num_kv_heads", format!("{key_heads} of {heads}"), "a divisor of heads"));
         }
         check_outputs(outputs)?;
+        let [sequences, longest_queries, longest_keys] = packed(options, batch, [queries, keys])?;
         let mut bias = [0; 4];
         if let Some(layout) = options.bias {
-            let full = [batch, queries, heads, keys];
-            let full = [full[0], full[2], full[1], full[3]];
+            let full = [sequences, heads, longest_queries, longest_keys];
             for axis in 0..4 {
                 match layout.shape[axis] {
                     extent if extent == full[axis] => bias[axis] = layout.strides[axis].cast_unsigned(),
@@ -220,6 +332,7 @@ impl Common {
                 bias: options.bias.is_some(),
                 alibi: options.alibi.is_some(),
                 lengths: options.key_lengths,
+                packed: options.packed.is_some(),
             },
             q: steps(q),
             k: steps(k),
@@ -229,9 +342,10 @@ impl Common {
                 Some(AlibiSlopes::PerBatchAndHead) => heads as u64,
                 _ => 0,
             },
-            batch: small("batch", batch)?,
+            batch: small("batch", sequences)?,
             queries: small("queries", queries)?,
             keys: small("keys", keys)?,
+            longest: [small("queries", longest_queries)?, small("keys", longest_keys)?],
             heads: small("heads", heads)?,
             group: small("heads", heads.checked_div(key_heads).unwrap_or(1))?,
             width: width as u32,
@@ -252,25 +366,36 @@ impl Common {
         target: Target,
         layouts: &[Layout],
     ) -> Result<Vec<Config>, PlanError> {
-        let fits = |vector: &u32| {
-            layouts.iter().all(|layout| {
-                let mut axes = layout.shape[..3].iter().zip(&layout.strides);
-                layout.shape[3].is_multiple_of(*vector as usize)
-                    && axes
-                        .all(|(extent, s)| *extent < 2 || s.unsigned_abs().is_multiple_of(u64::from(*vector)))
-            })
-        };
-        let granularity = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
-        let width = self.width.max(self.value_width) as usize;
-        let configs = tuning::configs(dtype, work, target, width, granularity);
-        if configs.is_empty() {
-            return Err(parameter(
-                "head_dim",
-                width.to_string(),
-                "one that fits the shared memory of the target",
-            ));
-        }
-        Ok(configs)
+        let (width, granularity) = (self.widest(), granularity(layouts));
+        some_fits(tuning::configs(dtype, work, target, width, granularity), width)
+    }
+
+    /// The configurations for few queries and tensors of these layouts.
+    pub(super) fn decode_configs(
+        &self,
+        dtype: DType,
+        target: Target,
+        layouts: &[Layout],
+    ) -> Result<Vec<DecodeConfig>, PlanError> {
+        let (width, granularity) = (self.widest(), granularity(layouts));
+        some_fits(tuning::decode_configs(dtype, target, width, granularity), width)
+    }
+
+    fn widest(&self) -> usize {
+        self.width.max(self.value_width) as usize
+    }
+
+    /// Tiles of the rows that read one key head.
+    pub(super) fn row_tiles(&self, config: DecodeConfig) -> u32 {
+        let rows = u64::from(self.queries) * u64::from(self.group);
+        u32::try_from(rows.div_ceil(u64::from(config.rows()))).unwrap_or(u32::MAX)
+    }
+
+    /// In how many parts the keys of a head are shared out.
+    pub(super) fn splits(&self, dtype: DType, target: Target, config: DecodeConfig) -> u32 {
+        let key_heads = u64::from(self.heads / self.group.max(1));
+        let units = u64::from(self.row_tiles(config)) * key_heads * u64::from(self.batch);
+        tuning::splits(config, dtype, target, units, self.keys.into())
     }
 
     /// The grid of `tiles` tiles of `heads` heads; `None` if it is empty.
@@ -283,4 +408,24 @@ impl Common {
         let grid = [tiles, heads, self.batch];
         Ok((!grid.contains(&0)).then_some(grid))
     }
+}
+
+/// The greatest power of two up to 8 that divides the rows of all layouts and the distances between them.
+fn granularity(layouts: &[Layout]) -> u32 {
+    let fits = |vector: &u32| {
+        layouts.iter().all(|layout| {
+            let mut axes = layout.shape[..3].iter().zip(&layout.strides);
+            layout.shape[3].is_multiple_of(*vector as usize)
+                && axes.all(|(extent, s)| *extent < 2 || s.unsigned_abs().is_multiple_of(u64::from(*vector)))
+        })
+    };
+    [8, 4, 2].into_iter().find(fits).unwrap_or(1)
+}
+
+fn some_fits<C>(configs: Vec<C>, width: usize) -> Result<Vec<C>, PlanError> {
+    if configs.is_empty() {
+        let expected = "one that fits the shared memory of the target";
+        return Err(parameter("head_dim", width.to_string(), expected));
+    }
+    Ok(configs)
 }

@@ -32,10 +32,14 @@ pub struct Problem<'a> {
     pub bottom_right: bool,
     /// Keys of each sequence that exist.
     pub lengths: Option<&'a [usize]>,
+    /// Queries of each sequence that exist.
+    pub query_lengths: Option<&'a [usize]>,
     /// What is added to the score of (batch, head, query, key).
     pub bias: Option<&'a dyn Fn(usize, usize, usize, usize) -> f64>,
     /// The slope of (batch, head) on the distance.
     pub slope: Option<&'a dyn Fn(usize, usize) -> f64>,
+    /// The further logit of a head.
+    pub sink: Option<&'a dyn Fn(usize) -> f64>,
 }
 
 impl Problem<'_> {
@@ -44,12 +48,22 @@ impl Problem<'_> {
         self.lengths.map_or(self.keys, |l| l[batch].min(self.keys))
     }
 
+    /// How far the last key is from the last query.
+    fn shift(&self, batch: usize) -> i64 {
+        self.length(batch) as i64 - self.query_length(batch) as i64
+    }
+
+    /// Queries of a sequence.
+    fn query_length(&self, batch: usize) -> usize {
+        self.query_lengths.map_or(self.queries, |l| l[batch].min(self.queries))
+    }
+
     fn sees(&self, batch: usize, query: usize, key: usize) -> bool {
         let keys = self.length(batch);
-        let shift = if self.bottom_right { keys as i64 - self.queries as i64 } else { 0 };
-        let own = query as i64 + shift;
+        let own = query as i64 + if self.bottom_right { self.shift(batch) } else { 0 };
         let key_at = key as i64;
         key < keys
+            && query < self.query_length(batch)
             && self.left.is_none_or(|left| key_at >= own - left as i64)
             && self.right.is_none_or(|right| key_at <= own + right as i64)
     }
@@ -73,8 +87,8 @@ impl Problem<'_> {
             score += bias(batch, head, query, key);
         }
         if let Some(slope) = self.slope {
-            let shift = self.length(batch) as f64 - self.queries as f64;
-            score -= slope(batch, head) * (query as f64 + shift - key as f64).abs();
+            let distance = query as i64 + self.shift(batch) - key as i64;
+            score -= slope(batch, head) * distance.abs() as f64;
         }
         (score, derivative)
     }
@@ -119,13 +133,16 @@ pub fn forward(p: &Problem<'_>, q: &[f64], k: &[f64], v: &[f64]) -> Forward {
     let mut lse = vec![f64::NEG_INFINITY; len];
     for [batch, head, query] in p.places() {
         let scores = p.scores(q, k, [batch, head, query]);
-        let top = scores.iter().flatten().fold(f64::NEG_INFINITY, |top, (s, _)| {
-            if s.is_nan() || top.is_nan() { f64::NAN } else { top.max(*s) }
-        });
+        let sink = p.sink.map_or(f64::NEG_INFINITY, |sink| sink(head));
+        let top = scores
+            .iter()
+            .flatten()
+            .fold(sink, |top, (s, _)| if s.is_nan() || top.is_nan() { f64::NAN } else { top.max(*s) });
         if top == f64::NEG_INFINITY {
             continue;
         }
-        let sum: f64 = scores.iter().flatten().map(|(s, _)| (s - top).exp()).sum();
+        let sum: f64 =
+            (sink - top).exp() + scores.iter().flatten().map(|(s, _)| (s - top).exp()).sum::<f64>();
         lse[(batch * p.heads + head) * p.queries + query] = top + sum.ln();
         let to = ((batch * p.queries + query) * p.heads + head) * p.value_width;
         let key_head = head / (p.heads / p.key_heads);
@@ -159,6 +176,12 @@ pub struct Backward {
     pub dv_scale: Vec<f64>,
     /// Of the scores, `[batch, heads, queries, keys]`: summed over what the bias is broadcast, that of the bias.
     pub ds: Vec<f64>,
+    /// Natural scale of those.
+    pub ds_scale: Vec<f64>,
+    /// Of the sinks.
+    pub dsinks: Vec<f64>,
+    /// That of the sinks'.
+    pub dsinks_scale: Vec<f64>,
 }
 
 /// The gradients of `sum(o dy)`.
@@ -172,6 +195,9 @@ pub fn backward(p: &Problem<'_>, q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) ->
         dk_scale: vec![0.0; k.len()],
         dv_scale: vec![0.0; v.len()],
         ds: vec![0.0; p.batch * p.heads * p.queries * p.keys],
+        ds_scale: vec![0.0; p.batch * p.heads * p.queries * p.keys],
+        dsinks: vec![0.0; p.heads],
+        dsinks_scale: vec![0.0; p.heads],
     };
     for [batch, head, query] in p.places() {
         let of_query = lse[(batch * p.heads + head) * p.queries + query];
@@ -183,6 +209,11 @@ pub fn backward(p: &Problem<'_>, q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) ->
         let os = p.row(&o, p.heads, p.value_width, [batch, query, head], p.queries);
         let delta: f64 = dys.iter().zip(os).map(|(a, b)| a * b).sum();
         let delta_scale: f64 = dys.iter().zip(os).map(|(a, b)| (a * b).abs()).sum();
+        if let Some(sink) = p.sink {
+            let weight = (sink(head) - of_query).exp();
+            out.dsinks[head] -= weight * delta;
+            out.dsinks_scale[head] += weight * delta_scale;
+        }
         let q_at = ((batch * p.queries + query) * p.heads + head) * p.width;
         for (key, score) in p.scores(q, k, [batch, head, query]).into_iter().enumerate() {
             let Some((score, derivative)) = score else { continue };
@@ -192,8 +223,11 @@ pub fn backward(p: &Problem<'_>, q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) ->
             let dp: f64 = dys.iter().zip(&v[v_at..]).map(|(a, b)| a * b).sum();
             let dp_scale: f64 = dys.iter().zip(&v[v_at..]).map(|(a, b)| (a * b).abs()).sum();
             let ds = weight * (dp - delta);
-            let ds_scale = weight * (dp_scale + delta_scale) * derivative;
-            out.ds[((batch * p.heads + head) * p.queries + query) * p.keys + key] = ds;
+            let ds_scale = weight * (dp_scale + delta_scale);
+            let at = ((batch * p.heads + head) * p.queries + query) * p.keys + key;
+            out.ds[at] = ds;
+            out.ds_scale[at] = ds_scale;
+            let ds_scale = ds_scale * derivative;
             for (d, dy) in dys.iter().enumerate() {
                 out.dv[v_at + d] += weight * dy;
                 out.dv_scale[v_at + d] += (weight * dy).abs();

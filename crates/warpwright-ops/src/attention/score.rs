@@ -3,7 +3,7 @@
 
 use warpwright_dsl::prelude::*;
 
-use super::engine::{Destination, Matrix, Place, Source, Walk};
+use super::engine::{Destination, Form, Matrix, Place, Source, Walk};
 
 /// Base-2 logarithm of e.
 const LOG2_E: f64 = std::f64::consts::LOG2_E;
@@ -23,6 +23,8 @@ pub(super) struct ScoreKind {
     pub(super) alibi: bool,
     /// Each sequence has a number of keys of its own.
     pub(super) lengths: bool,
+    /// The sequences lie one after the other in the rows of one.
+    pub(super) packed: bool,
 }
 
 impl ScoreKind {
@@ -33,6 +35,7 @@ impl ScoreKind {
             (self.bias, "bias"),
             (self.alibi, "alibi"),
             (self.lengths, "lengths"),
+            (self.packed, "packed"),
         ];
         parts.iter().filter(|(on, _)| *on).map(|(_, name)| format!("_{name}")).collect()
     }
@@ -54,6 +57,7 @@ macro_rules! attention_args {
                 scale: f64, softcap: f64,
                 bias: In<Elem>, bias_batch: u64, bias_head: u64, bias_row: u64, bias_column: u64,
                 slopes: In<f32>, slopes_batch: u64, lengths: In<i32>,
+                query_offsets: In<i32>, key_offsets: In<i32>,
                 $($field: $ty),*
             }
         }
@@ -77,6 +81,7 @@ macro_rules! attention_args {
                     bias_batch: bias[0], bias_head: bias[1], bias_row: bias[2], bias_column: bias[3],
                     slopes: In::slot(4), slopes_batch: c.slopes_batch,
                     lengths: In::slot(5),
+                    query_offsets: In::slot(6), key_offsets: In::slot(7),
                     $($field),*
                 }
             }
@@ -96,12 +101,22 @@ macro_rules! attention_args {
                     bias: self.bias,
                     bias_strides: [self.bias_batch, self.bias_head, self.bias_row, self.bias_column],
                     slopes: self.slopes, slopes_batch: self.slopes_batch, lengths: self.lengths,
+                    offsets: [self.query_offsets, self.key_offsets],
                 }
             }
         }
     };
 }
 pub(super) use attention_args;
+
+/// Where the rows of a sequence begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin<'k> {
+    /// In a batch of its own.
+    Batch(U32<'k>),
+    /// At a row among those of all sequences.
+    Row(I32<'k>),
+}
 
 /// A tensor `[batch, sequence, heads, head_dim]` that is read or written.
 #[derive(Clone, Copy, Debug)]
@@ -112,10 +127,14 @@ pub(super) struct View<'k, S: warpwright_dsl::Space> {
 }
 
 impl<'k, S: warpwright_dsl::Space> View<'k, S> {
-    /// The first row of one head.
-    pub(super) fn head(self, batch: U32<'k>, head: U32<'k>) -> Ptr<'k, S, Elem> {
-        let [of_batch, _, of_head] = self.strides;
-        self.data.at(batch.to_u64() * of_batch + head.to_u64() * of_head)
+    /// The first row of one head of a sequence.
+    pub(super) fn head(self, origin: Origin<'k>, head: U32<'k>) -> Ptr<'k, S, Elem> {
+        let [of_batch, of_row, of_head] = self.strides;
+        let sequence = match origin {
+            Origin::Batch(batch) => batch.to_u64() * of_batch,
+            Origin::Row(row) => row.to_u64() * of_row,
+        };
+        self.data.at(sequence + head.to_u64() * of_head)
     }
 
     /// Elements from one row to the next.
@@ -126,8 +145,14 @@ impl<'k, S: warpwright_dsl::Space> View<'k, S> {
 
 impl<'k> View<'k, Read> {
     /// One head, of which `rows` rows and `width` elements of each exist.
-    pub(super) fn source(self, batch: U32<'k>, head: U32<'k>, rows: I32<'k>, width: U32<'k>) -> Source<'k> {
-        Source { data: self.head(batch, head), stride: self.row(), rows, width }
+    pub(super) fn source(
+        self,
+        origin: Origin<'k>,
+        head: U32<'k>,
+        rows: I32<'k>,
+        width: U32<'k>,
+    ) -> Source<'k> {
+        Source { data: self.head(origin, head), stride: self.row(), rows, width, form: Form::Even }
     }
 }
 
@@ -135,12 +160,12 @@ impl<'k> View<'k, Write> {
     /// One head, of which `rows` rows and `width` elements of each exist.
     pub(super) fn destination(
         self,
-        batch: U32<'k>,
+        origin: Origin<'k>,
         head: U32<'k>,
         rows: I32<'k>,
         width: U32<'k>,
     ) -> Destination<'k> {
-        Destination { data: self.head(batch, head), stride: self.row(), rows, width }
+        Destination { data: self.head(origin, head), stride: self.row(), rows, width }
     }
 }
 
@@ -169,6 +194,8 @@ pub(super) struct Problem<'k> {
     pub(super) slopes: Ptr<'k, Read, f32>,
     pub(super) slopes_batch: U64<'k>,
     pub(super) lengths: Ptr<'k, Read, i32>,
+    /// Where the queries and the keys of packed sequences begin.
+    pub(super) offsets: [Ptr<'k, Read, i32>; 2],
 }
 
 impl<'k> Problem<'k> {
@@ -178,6 +205,32 @@ impl<'k> Problem<'k> {
         let tile = k.block_idx_x();
         let tile = if last_first { k.grid_dim_x() - 1 - tile } else { tile };
         [tile, k.block_idx_y(), k.block_idx_z()]
+    }
+
+    /// The number of the first query of a head of a sequence among the rows of `lse`.
+    pub(super) fn first_row(&self, origin: Origin<'k>, head: U32<'k>) -> U64<'k> {
+        match origin {
+            Origin::Batch(batch) => (batch * self.heads + head).mul_wide(self.queries),
+            Origin::Row(row) => head.mad_wide(self.queries, row.to_u64()),
+        }
+    }
+
+    /// The rows of packed sequence `batch` among `all`: the first, and how many there are. Offsets that do not increase or
+    /// lead outside leave no rows.
+    fn packed(&self, batch: U32<'k>, which: usize, all: U32<'k>) -> (I32<'k>, I32<'k>) {
+        let at = self.offsets[which].at(batch);
+        let all = all.to_i32();
+        let first = at.get::<i32>().max(0).min(all);
+        let end = at.at(1u64).get::<i32>().max(first).min(all);
+        (first, end - first)
+    }
+
+    /// Keys and values of one head.
+    pub(super) fn columns(&self, span: &Span<'k>, key_head: U32<'k>) -> [Source<'k>; 2] {
+        [
+            self.k.source(span.of_keys, key_head, span.keys, self.width),
+            self.v.source(span.of_keys, key_head, span.keys, self.value_width),
+        ]
     }
 
     /// The key head of a query head. Both it and the group are below 2^16, so the product with the reciprocal is exact.
@@ -192,6 +245,9 @@ pub(super) struct Span<'k> {
     kind: ScoreKind,
     pub(super) queries: I32<'k>,
     pub(super) keys: I32<'k>,
+    /// Where the queries and the keys begin.
+    pub(super) of_queries: Origin<'k>,
+    pub(super) of_keys: Origin<'k>,
     /// Query `i` sees keys from `i - left` to `i + right`.
     left: I32<'k>,
     right: I32<'k>,
@@ -199,11 +255,22 @@ pub(super) struct Span<'k> {
 
 impl<'k> Span<'k> {
     pub(super) fn new(kind: ScoreKind, p: &Problem<'k>, batch: U32<'k>) -> Self {
-        let all = p.keys.to_i32();
-        let keys = if kind.lengths { p.lengths.at(batch).get::<i32>().max(0).min(all) } else { all };
-        let queries = p.queries.to_i32();
+        let mut of = [Origin::Batch(batch); 2];
+        let [mut queries, mut keys] = [p.queries.to_i32(), p.keys.to_i32()];
+        if kind.packed {
+            let first;
+            (first, queries) = p.packed(batch, 0, p.queries);
+            of[0] = Origin::Row(first);
+            let first;
+            (first, keys) = p.packed(batch, 1, p.keys);
+            of[1] = Origin::Row(first);
+        }
+        if kind.lengths {
+            keys = p.lengths.at(batch).get::<i32>().max(0).min(keys);
+        }
         let shift = p.bottom_right.ne(0).select(keys - queries, 0i32);
-        Self { kind, queries, keys, left: p.left - shift, right: p.right + shift }
+        let [of_queries, of_keys] = of;
+        Self { kind, queries, keys, of_queries, of_keys, left: p.left - shift, right: p.right + shift }
     }
 
     /// The keys that any of the queries from `first` below `end` sees: from, below.
@@ -276,6 +343,69 @@ impl<'k> Span<'k> {
             return inside;
         }
         inside & key.le(query + self.right) & key.ge(query - self.left)
+    }
+}
+
+/// A logit of each head that takes part in the sum of exponentials and in nothing else, if there are any.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sink<'k> {
+    pub(super) sinks: Ptr<'k, Read, f32>,
+    pub(super) there: Pred<'k>,
+}
+
+impl<'k> Sink<'k> {
+    /// `lse` with the sink of the head, and values, normalised without it, normalised with it.
+    pub(super) fn applied<A: Float>(
+        self,
+        head: U32<'k>,
+        lse: Reg<'k, A>,
+        values: Lanes<'k, A>,
+    ) -> (Reg<'k, A>, Lanes<'k, A>) {
+        let (whole, factor) = self.weighed(head, lse);
+        (whole, values.map(|v| v * factor))
+    }
+
+    /// `lse` with the sink of the head, and the share of the sum that `lse` has in it.
+    pub(super) fn weighed<A: Float>(self, head: U32<'k>, lse: Reg<'k, A>) -> (Reg<'k, A>, Reg<'k, A>) {
+        let sink = self.sinks.at(head).only_where(self.there, Fill::Zero).get::<f32>().convert::<A>();
+        let top = lse.max(sink);
+        let reference = top.eq(f64::NEG_INFINITY).select(0.0, top);
+        let [own, of_sink] = [lse, sink].map(|x| (x - reference).exp());
+        let sum = own + of_sink;
+        (self.there.select(reference + sum.log(), lse), self.there.select(own / sum, 1.0))
+    }
+}
+
+/// What a block of queries of one head works on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueryBlock<'k, A: Float> {
+    pub(super) head: U32<'k>,
+    /// The first query.
+    pub(super) first: I32<'k>,
+    pub(super) span: Span<'k>,
+    pub(super) scorer: Scorer<'k, A>,
+    pub(super) q: Source<'k>,
+    /// Keys and values.
+    pub(super) sources: [Source<'k>; 2],
+}
+
+impl<'k, A: Float> QueryBlock<'k, A>
+where
+    Elem: Access<A>,
+{
+    /// The block of `rows` queries that this is.
+    pub(super) fn new(k: K<'k>, kind: ScoreKind, dtype: DType, p: &Problem<'k>, rows: u32) -> Self {
+        let [tile, head, batch] = p.place(k, kind.band);
+        let key_head = p.key_head(head);
+        let span = Span::new(kind, p, batch);
+        Self {
+            head,
+            first: (tile * rows).to_i32(),
+            span,
+            scorer: Scorer::new(kind, Precision::of(dtype), p, span, head, batch),
+            q: p.q.source(span.of_queries, head, span.queries, p.width),
+            sources: p.columns(&span, key_head),
+        }
     }
 }
 
@@ -371,13 +501,24 @@ where
         pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
     ) -> Matrix<'k, A> {
         let of_slot = |(row, products): (&U32<'k>, &Vec<Reg<'k, A>>)| {
-            let of = |(product, column): (&Reg<'k, A>, &u32)| {
-                let (query, key) = pair(row.to_i32(), place.first.to_i32() + column.cast_signed());
-                self.score(*product, query, key, masked)
-            };
-            products.iter().zip(&place.columns).map(of).collect()
+            self.row(products, place, masked, |column| pair(row.to_i32(), column))
         };
         place.rows.iter().zip(products).map(of_slot).collect()
+    }
+
+    /// The scores of one slot.
+    pub(super) fn row(
+        &self,
+        products: &[Reg<'k, A>],
+        place: &Place<'k>,
+        masked: bool,
+        pair: impl Fn(I32<'k>) -> (I32<'k>, I32<'k>),
+    ) -> Vec<Reg<'k, A>> {
+        let of = |(product, column): (&Reg<'k, A>, &u32)| {
+            let (query, key) = pair(place.first.to_i32() + column.cast_signed());
+            self.score(*product, query, key, masked)
+        };
+        products.iter().zip(&place.columns).map(of).collect()
     }
 
     fn bias_offset(&self, query: I32<'k>, key: I32<'k>) -> U64<'k> {

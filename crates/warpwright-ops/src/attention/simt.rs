@@ -8,7 +8,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::{Inst, Operand};
 
-use super::engine::{Destination, Engine, Matrix, Place, Source};
+use super::engine::{Engine, Form, Matrix, Place, Source};
 
 /// Lanes that share a slot.
 pub(super) const LANES: u32 = 8;
@@ -129,7 +129,9 @@ impl<'k> SimtEngine<'k> {
         let total = tile.rows * per_row;
         let data = source.data.at(first.to_u64() * source.stride);
         let rounds: Vec<u32> = (0..total.div_ceil(threads)).collect();
-        for batch in rounds.chunks(BATCH as usize) {
+        // Places that are looked up row by row take registers of their own.
+        let batch = if matches!(source.form, Form::Even) { BATCH } else { BATCH / 4 };
+        for batch in rounds.chunks(batch as usize) {
             let loaded: Vec<_> = batch
                 .iter()
                 .map(|round| {
@@ -137,7 +139,10 @@ impl<'k> SimtEngine<'k> {
                     let (row, at) = (index / per_row, index & (per_row - 1));
                     let column = at * chunk;
                     let exists = (first + row.to_i32()).lt(source.rows) & row.lt(tile.rows);
-                    let from = data.at(row.to_u64() * source.stride + column.to_u64());
+                    let from = match source.form {
+                        Form::Even => data.at(row.to_u64() * source.stride + column.to_u64()),
+                        _ => source.data.at(source.offset(first + row.to_i32(), exists) + column.to_u64()),
+                    };
                     let pieces = (0..chunk / vector).map(|piece| {
                         let inside = exists & (column + piece * vector).lt(source.width);
                         from.at(u64::from(piece * vector)).only_where(inside, Fill::Zero).load::<A>(vector)
@@ -185,9 +190,9 @@ where
         tile
     }
 
-    fn start(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>, _: Pred<'k>) {}
+    fn start(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>, _: I32<'k>) {}
 
-    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, _: Pred<'k>) -> SimtTile<'k> {
+    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, _: I32<'k>) -> SimtTile<'k> {
         let tile = self.tile(self.own);
         k.barrier();
         self.load::<A>(k, sources[0], at, tile);
@@ -302,21 +307,14 @@ where
 
     fn finish(&self, _: K<'k>) {}
 
-    fn store(&self, k: K<'k>, sum: &Matrix<'k, A>, to: Destination<'k>, first: I32<'k>) {
-        let (chunk, vector) = (self.chunk(), self.config.vector);
-        for (slot, sums) in sum.iter().enumerate() {
-            let row = first + (self.row + slot as u32 * self.step()).to_i32();
-            let exists = row.lt(to.rows);
-            let data = to.data.at(row.to_u64() * to.stride);
-            for (group, sums) in sums.chunks(chunk as usize).enumerate() {
-                let column = self.lane * chunk + group as u32 * LANES * chunk;
-                for (piece, sums) in sums.chunks(vector as usize).enumerate() {
-                    let column = column + piece as u32 * vector;
-                    let place = data.at(column).only_where(exists & column.lt(to.width), Fill::Zero);
-                    place.store(Lanes::from(sums.to_vec()));
-                }
-            }
-        }
-        let _ = k;
+    fn sum_parts(&self) -> (u32, Vec<u32>) {
+        let (chunk, Simt { vector, width, .. }) = (self.chunk(), self.config);
+        let pieces =
+            |group: u32| (0..chunk / vector).map(move |piece| group * LANES * chunk + piece * vector);
+        (vector, (0..width / LANES / chunk).flat_map(pieces).collect())
+    }
+
+    fn sum_column(&self, _: K<'k>) -> U32<'k> {
+        self.lane * self.chunk()
     }
 }

@@ -6,14 +6,15 @@
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Accumulator, Along, Bounds, Fragment, MmaAtom, SharedTile, TileLayout, WARP};
+use warpwright_ptx::Inst;
 
-use super::engine::{Destination, Engine, Matrix, Place, Source};
+use super::engine::{Engine, Form, Matrix, Place, Source};
 
 /// Lanes that share a slot.
 const LANES: u32 = 4;
 /// Rows of a slab.
 const SLAB: u32 = 16;
-/// Stages of the tiles of columns.
+/// Stages of the tiles of columns of a block.
 const STAGES: u32 = 2;
 
 /// How a block is laid out.
@@ -51,6 +52,44 @@ impl TensorCore {
     }
 }
 
+/// How a block is laid out whose warps share one slab of rows and walk over columns of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Teams {
+    /// Warps of a block.
+    pub warps: u32,
+    /// Tiles of a warp in shared memory: the one that is used and those on their way; a power of two.
+    pub stages: u32,
+    /// Elements of a row of a tile: a power of two from 64.
+    pub width: u32,
+}
+
+impl Teams {
+    /// Columns of a tile: what fits the smallest page of a cache.
+    pub const COLUMNS: u32 = 16;
+    /// Rows of a block.
+    pub const ROWS: u32 = SLAB;
+
+    /// Elements of the tiles of a warp.
+    const fn elements(self) -> u32 {
+        2 * self.stages * Self::COLUMNS * self.width
+    }
+
+    /// Elements of shared memory.
+    pub const fn shared_elements(self) -> u32 {
+        SLAB * self.width + self.warps * self.elements()
+    }
+
+    pub(super) fn name(self) -> String {
+        let Self { warps, stages, width } = self;
+        format!("mma_w{warps}p{stages}d{width}")
+    }
+}
+
+/// The products of a half type.
+pub(super) fn atom(dtype: DType) -> MmaAtom {
+    if dtype == DType::F16 { MmaAtom::F16 } else { MmaAtom::BF16 }
+}
+
 /// A layout with its registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TensorCoreEngine<'k> {
@@ -59,9 +98,14 @@ pub(super) struct TensorCoreEngine<'k> {
     memory: Ptr<'k, Shared, Elem>,
     /// Tiles of own rows.
     own: u32,
+    /// The thread, and how many there are, that load own rows.
     thread: U32<'k>,
+    threads: u32,
     /// The warp's first row.
     row: U32<'k>,
+    stages: u32,
+    /// The columns of a warp that walks alone: elements to its tiles.
+    alone: Option<U32<'k>>,
 }
 
 /// A tile, and where the warp begins to read it.
@@ -77,7 +121,32 @@ impl<'k> TensorCoreEngine<'k> {
     pub(super) fn new(k: K<'k>, config: TensorCore, atom: MmaAtom, own: u32) -> Self {
         let memory = k.dynamic_shared_elem(atom.dtype());
         let thread = k.thread_idx();
-        Self { config, atom, memory, own, thread, row: (thread >> 5) * (config.slabs * SLAB) }
+        let row = (thread >> 5) * (config.slabs * SLAB);
+        let (threads, stages) = (config.threads(), STAGES);
+        Self { config, atom, memory, own, thread, threads, row, stages, alone: None }
+    }
+
+    /// One of the warps that share the rows of a block.
+    pub(super) fn team(k: K<'k>, config: Teams, atom: MmaAtom) -> Self {
+        let alone = Some(k.warp_idx() * config.elements());
+        let Teams { warps, stages, width } = config;
+        let one = TensorCore { warps: 1, slabs: 1, columns: Teams::COLUMNS, width };
+        let threads = warps * WARP;
+        Self { threads, row: k.lit(0u32), stages, alone, ..Self::new(k, one, atom, 1) }
+    }
+
+    /// The threads that copy columns.
+    fn copiers(&self, k: K<'k>) -> (U32<'k>, u32) {
+        if self.alone.is_some() { (k.lane_idx(), WARP) } else { (self.thread, self.threads) }
+    }
+
+    /// Those who copy columns meet.
+    fn meet(&self, k: K<'k>) {
+        if self.alone.is_some() {
+            k.raw(Inst::WarpBarrier { mask: warpwright_ptx::Operand::int(0xffff_ffff) });
+        } else {
+            k.barrier();
+        }
     }
 
     fn layout(&self, rows: u32) -> TileLayout {
@@ -92,14 +161,16 @@ impl<'k> TensorCoreEngine<'k> {
     /// The first stage of the tile of a source.
     fn columns_tile(&self, k: K<'k>, index: u32) -> SharedTile<'k> {
         let layout = self.layout(self.config.columns);
-        let before = self.own * self.layout(self.config.rows()).bytes() + index * STAGES * layout.bytes();
-        k.tile_at(self.memory, layout).moved(before)
+        let before =
+            self.own * self.layout(self.config.rows()).bytes() + index * self.stages * layout.bytes();
+        let memory = self.alone.map_or(self.memory, |elements| self.memory.at(elements));
+        k.tile_at(memory, layout).moved(before)
     }
 
     /// Bytes from the first stage to that of the columns from `at` on.
     fn stage(&self, at: I32<'k>) -> U32<'k> {
         let shift = self.config.columns.trailing_zeros();
-        (at.to_u32() >> shift & (STAGES - 1)) * self.layout(self.config.columns).bytes()
+        (at.to_u32() >> shift & (self.stages - 1)) * self.layout(self.config.columns).bytes()
     }
 
     fn copy(
@@ -108,19 +179,34 @@ impl<'k> TensorCoreEngine<'k> {
         source: Source<'k>,
         at: I32<'k>,
         tile: SharedTile<'k>,
-        stage: U32<'k>,
-        there: Option<Pred<'k>>,
+        (stage, there): (U32<'k>, Option<Pred<'k>>),
+        threads: (U32<'k>, u32),
     ) {
-        let threads = (self.thread, self.config.threads());
         let copy = k.tile_copy(tile, source.data, source.stride, 16, threads);
         let bounds = Bounds { rows: Some((source.rows - at).max(0i32).to_u32()), cols: Some(source.width) };
-        copy.advanced(at.to_u64() * source.stride).start(stage, bounds, there);
+        let first = source.offset(at, there.unwrap_or_else(|| k.lit(true)));
+        copy.advanced(first).start(stage, bounds, there);
+    }
+
+    /// Loads rows that do not lie at even distances, all threads together.
+    fn load_rows(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, tile: SharedTile<'k>) {
+        const PIECE: u32 = 8;
+        let per_row = self.config.width / PIECE;
+        let total = self.config.rows() * per_row;
+        k.for_each(k.range(self.thread, total, self.threads), |index| {
+            let (row, column) = (index / per_row, (index & (per_row - 1)) * PIECE);
+            let at = first + row.to_i32();
+            let there = at.lt(source.rows) & column.lt(source.width);
+            let from = source.data.at(source.offset(at, there)).at(column);
+            tile.at(row, column).store(from.only_where(there, Fill::Zero).load::<f32>(PIECE));
+        });
     }
 
     fn copy_columns(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, there: Pred<'k>) {
         let stage = self.stage(at);
         for (index, source) in sources.into_iter().enumerate() {
-            self.copy(k, source, at, self.columns_tile(k, index as u32), stage, Some(there));
+            let tile = self.columns_tile(k, index as u32);
+            self.copy(k, source, at, tile, (stage, Some(there)), self.copiers(k));
         }
         k.commit_copies();
     }
@@ -172,20 +258,29 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
 
     fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Operand<'k> {
         let tile = self.own_tile(k, index);
-        self.copy(k, source, first, tile, k.lit(0u32), None);
+        match source.form {
+            Form::Even => {
+                self.copy(k, source, first, tile, (k.lit(0u32), None), (self.thread, self.threads));
+            }
+            Form::Heads { .. } | Form::Pages(_) => self.load_rows(k, source, first, tile),
+        }
         Operand { tile, zero: k.lit(0u32) }
     }
 
-    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, there: Pred<'k>) {
-        // The stage may have been read by what went before.
+    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) {
+        // Warps that walk alone read rows that all have loaded, and the stage may have been read by what went before.
         k.barrier();
-        self.copy_columns(k, sources, at, there);
+        for stage in 0..self.stages - 1 {
+            let at = at + (stage * self.config.columns).cast_signed();
+            self.copy_columns(k, sources, at, at.lt(end));
+        }
     }
 
-    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, more: Pred<'k>) -> Operand<'k> {
-        k.wait_copies(0);
-        k.barrier();
-        self.copy_columns(k, sources, at + self.config.columns.cast_signed(), more);
+    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Operand<'k> {
+        k.wait_copies(self.stages - 2);
+        self.meet(k);
+        let next = at + ((self.stages - 1) * self.config.columns).cast_signed();
+        self.copy_columns(k, sources, next, next.lt(end));
         self.operand(k, 0, at)
     }
 
@@ -255,17 +350,11 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         k.wait_copies(0);
     }
 
-    fn store(&self, k: K<'k>, sum: &Matrix<'k, f32>, to: Destination<'k>, first: I32<'k>) {
-        let Place { rows, first: column, .. } = self.product_place(k);
-        for (row, sums) in rows.into_iter().zip(sum) {
-            let row = first + row.to_i32();
-            let exists = row.lt(to.rows);
-            let data = to.data.at(row.to_u64() * to.stride).at(column);
-            for (block, pair) in sums.chunks(2).enumerate() {
-                let at = block as u32 * 8;
-                let inside = exists & (column + at).lt(to.width);
-                data.at(u64::from(at)).only_where(inside, Fill::Zero).store(Lanes::from(pair.to_vec()));
-            }
-        }
+    fn sum_parts(&self) -> (u32, Vec<u32>) {
+        (2, (0..self.config.width).step_by(8).collect())
+    }
+
+    fn sum_column(&self, k: K<'k>) -> U32<'k> {
+        k.accumulator_origin().1
     }
 }

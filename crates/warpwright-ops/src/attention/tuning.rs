@@ -1,10 +1,12 @@
 //! Which configuration computes what: pure functions of element type, head dimension and target.
 
+use warpwright_dsl::WARP;
 use warpwright_dsl::prelude::*;
 
 use super::simt::LANES;
 pub use super::simt::Simt;
-pub use super::tensor_core::TensorCore;
+pub use super::tensor_core::{Teams, TensorCore};
+use crate::gemm::tuning::multiprocessors;
 
 /// Asynchronous copies and products 16 deep of both half types exist from here.
 const TENSOR_CORE_SM: u32 = 80;
@@ -77,6 +79,147 @@ impl Config {
     }
 }
 
+/// How a block of the kernel for few queries works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DecodeConfig {
+    /// With ordinary arithmetic: all threads walk together.
+    Simt(Simt),
+    /// With the products of tensor cores: each warp walks alone.
+    TensorCore(Teams),
+}
+
+impl DecodeConfig {
+    /// Threads of a block.
+    pub const fn threads(self) -> u32 {
+        match self {
+            Self::Simt(simt) => simt.threads,
+            Self::TensorCore(teams) => teams.warps * WARP,
+        }
+    }
+
+    /// Rows of a block: the query heads of a key head, of each query.
+    pub const fn rows(self) -> u32 {
+        match self {
+            Self::Simt(simt) => simt.rows(),
+            Self::TensorCore(_) => Teams::ROWS,
+        }
+    }
+
+    /// Columns of a tile.
+    pub const fn columns(self) -> u32 {
+        match self {
+            Self::Simt(simt) => simt.tile_columns(),
+            Self::TensorCore(_) => Teams::COLUMNS,
+        }
+    }
+
+    /// How many walk over columns of their own.
+    pub const fn teams(self) -> u32 {
+        match self {
+            Self::Simt(_) => 1,
+            Self::TensorCore(teams) => teams.warps,
+        }
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub const fn shared_bytes(self, dtype: DType) -> u32 {
+        match self {
+            Self::Simt(simt) => simt.shared_elements(1) * accumulate_bytes(dtype),
+            Self::TensorCore(teams) => teams.shared_elements() * 2,
+        }
+    }
+
+    /// Elements of an access to the result.
+    pub const fn vector(self) -> u32 {
+        match self {
+            Self::Simt(simt) => simt.vector,
+            Self::TensorCore(_) => 4,
+        }
+    }
+
+    /// Elements of an access to rows in global memory.
+    pub const fn access(self) -> u32 {
+        match self {
+            Self::Simt(simt) => simt.vector,
+            Self::TensorCore(_) => 8,
+        }
+    }
+
+    /// Elements of a row of a tile.
+    pub const fn width(self) -> u32 {
+        match self {
+            Self::Simt(simt) => simt.width,
+            Self::TensorCore(teams) => teams.width,
+        }
+    }
+
+    pub(super) fn name(self) -> String {
+        match self {
+            Self::Simt(simt) => simt.name(),
+            Self::TensorCore(teams) => teams.name(),
+        }
+    }
+}
+
+/// Up to here queries of a sequence share out its keys.
+pub const FEW_QUERIES: usize = 16;
+/// Most parts of the keys of a head.
+const MAX_SPLITS: u64 = 128;
+
+/// The configurations for few queries, as [`configs`] gives them for many.
+pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u32) -> Vec<DecodeConfig> {
+    let halves = matches!(dtype, DType::F16 | DType::BF16) && target.sm >= TENSOR_CORE_SM;
+    let of_tiles = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize);
+    let teams = of_tiles.filter(|_| halves && granularity >= 8).map(|width| {
+        // Copies on their way hide the latency of memory: four stages in one block of a multiprocessor, where they fit, are
+        // faster than two in each of two blocks, which leave more parts to put together.
+        let limit = if data_centre(target) { 2 * shared_limit(target) } else { shared_limit(target) };
+        let fits = |stages: &u32| {
+            DecodeConfig::TensorCore(Teams { warps: 4, stages: *stages, width }).shared_bytes(dtype) <= limit
+        };
+        let stages = [4, 2].into_iter().find(fits).unwrap_or(2);
+        DecodeConfig::TensorCore(Teams { warps: 4, stages, width })
+    });
+    let Some(width) = tile_width(width) else { return Vec::new() };
+    let simt = |vectors: bool| {
+        let bytes = accumulate_bytes(dtype);
+        let chunk = 16 / bytes;
+        let vector = if vectors { chunk } else { 1 };
+        let shapes = [(128, 8, false), (128, 4, false), (128, 4, true), (128, 2, true), (64, 2, true)];
+        let shapes = shapes.map(|(threads, columns, shared_place)| {
+            DecodeConfig::Simt(Simt { threads, slots: 1, columns, width, vector, shared_place })
+        });
+        let fits = |config: &DecodeConfig| {
+            config.columns() >= LANES * chunk && config.shared_bytes(dtype) <= shared_limit(target)
+        };
+        shapes.into_iter().find(fits)
+    };
+    let wide = (granularity >= full_vector(dtype) && !halves).then(|| simt(true)).flatten();
+    teams.into_iter().chain(wide).chain(simt(false)).collect()
+}
+
+/// Every configuration that [`decode_configs`] can choose.
+pub fn all_decode(dtype: DType, target: Target) -> Vec<DecodeConfig> {
+    let mut all: Vec<_> =
+        [32, 64, 128, 256].into_iter().flat_map(|width| decode_configs(dtype, target, width, 8)).collect();
+    let mut seen = std::collections::HashSet::new();
+    all.retain(|config| seen.insert(*config));
+    all
+}
+
+/// In how many parts the keys of a head are shared out: blocks come in waves, and what a block does beside its tiles takes
+/// as long as a tile or two of each team; so does putting parts together. `tiles` are those of the longest sequence.
+pub fn splits(config: DecodeConfig, dtype: DType, target: Target, units: u64, keys: u64) -> u32 {
+    let resident = u64::from(2 * shared_limit(target) / config.shared_bytes(dtype).max(1)).clamp(1, 2);
+    let slots = multiprocessors(target) * resident;
+    let rounds = keys.div_ceil(u64::from(config.columns() * config.teams())).max(1);
+    let cost = |splits: u64| {
+        let waves = (units * splits).div_ceil(slots);
+        waves * (rounds.div_ceil(splits) + 2) + 2 * u64::from(splits > 1)
+    };
+    (1..=rounds.min(MAX_SPLITS)).min_by_key(|splits| cost(*splits)).unwrap_or(1) as u32
+}
+
 /// What a block does, as far as it decides how much it can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
@@ -127,6 +270,11 @@ const fn shared_limit(target: Target) -> u32 {
         86 | 89 | 120.. => 99 << 10,
         _ => 113 << 10,
     }
+}
+
+/// Whether a block may use twice [`shared_limit`].
+const fn data_centre(target: Target) -> bool {
+    matches!(target.sm, 80 | 87 | 90..=119)
 }
 
 /// Registers of a thread, of 32 bits, for sums and products; the rest is for operands and addresses.

@@ -180,7 +180,7 @@ const fn shared_limit(target: Target) -> u32 {
 }
 
 /// Multiprocessors of the largest device of an architecture.
-const fn multiprocessors(target: Target) -> u64 {
+pub(crate) const fn multiprocessors(target: Target) -> u64 {
     match target.sm {
         ..80 => 72,
         80 => 108,

@@ -88,7 +88,7 @@ fn forward(dtype: DType, everything: bool, case: Case) -> AttentionDesc {
 fn backward(dtype: DType, everything: bool, case: Case) -> AttentionBackwardDesc {
     let forward = forward(dtype, everything, case);
     let (dy, dq, dk, dv) = (forward.o, forward.q, forward.k, forward.v);
-    AttentionBackwardDesc { forward, dy, dq, dk, dv }
+    AttentionBackwardDesc { forward, dy, dq, dk, dv, dbias: false, dsinks: false }
 }
 
 /// A barrier of the warp before weights are exchanged.

@@ -1,0 +1,270 @@
+//! The gradients of what is not a row of a matrix: of the bias, summed over what it is broadcast over, and of the sinks.
+//!
+//! A block owns a tile of the bias' gradient, whole where a dimension of it is 1, and goes over every tile of scores that it
+//! was added to, in order, so that nothing is added up by more than one block.
+
+use warpwright_dsl::accumulate;
+use warpwright_dsl::prelude::*;
+
+use super::backward::{each, gradient_of_score, statistic};
+use super::engine::{Engine, Matrix};
+use super::score::{ScoreKind, Scorer, Span, View, attention_args};
+use super::simt::SimtEngine;
+use super::tensor_core::{self, TensorCoreEngine};
+use super::tuning::Config;
+
+attention_args! {
+    /// The gradient of a bias from `do`, `lse` and `delta`. `one`: 1 for each of batch, head, row and column that is broadcast.
+    BiasArgs => BiasParams {
+        dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
+        lse: In<Elem>, delta: In<Elem>,
+        dbias: Out<Elem>, dbias_batch: u64, dbias_head: u64, dbias_row: u64, dbias_column: u64,
+        one_batch: u32, one_head: u32, one_row: u32, one_column: u32,
+        batches: u32, longest_queries: u32, longest_keys: u32,
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BiasGradient {
+    pub(super) dtype: DType,
+    pub(super) kind: ScoreKind,
+    pub(super) config: Config,
+}
+
+impl KernelDef for BiasGradient {
+    type Args = BiasArgs;
+
+    fn name(&self) -> String {
+        format!("attention_backward_bias_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.config.threads())
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let statistics = super::statistics_type(self.dtype);
+        DTypes::all(self.dtype).with("lse", statistics).with("delta", statistics)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: BiasParams<'k>) {
+        match self.config {
+            Config::Simt(simt) => accumulate!(self.dtype, |A| {
+                self.body::<A, _>(k, a, &SimtEngine::new(k, simt, self.dtype, 2));
+            }),
+            Config::TensorCore(tensor) => {
+                self.body(k, a, &TensorCoreEngine::new(k, tensor, tensor_core::atom(self.dtype), 2));
+            }
+        }
+    }
+}
+
+/// One dimension of the bias: the part that the block owns, and the parts of the scores that add to it.
+#[derive(Clone, Copy)]
+struct Dimension<'k> {
+    own: U32<'k>,
+    /// Parts of the scores: all that there are where the bias has one.
+    count: U32<'k>,
+    /// Whether the bias has one.
+    one: Pred<'k>,
+}
+
+impl<'k> Dimension<'k> {
+    /// `number` counts parts of the bias, `all` are those of the scores.
+    fn new(own: U32<'k>, all: U32<'k>, one: U32<'k>) -> Self {
+        let one = one.ne(0);
+        Self { own, count: one.select(all, 1), one }
+    }
+
+    /// The part of the scores of turn `turn`.
+    fn part(&self, turn: U32<'k>) -> U32<'k> {
+        self.one.select(turn, self.own)
+    }
+}
+
+impl BiasGradient {
+    fn body<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: BiasParams<'k>, engine: &E)
+    where
+        Elem: Access<A>,
+    {
+        let p = a.problem();
+        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let tiles = |extent: U32<'k>, size: u32| (extent + (size - 1)) / size;
+        let (row_tiles, column_tiles) = (tiles(a.longest_queries, rows), tiles(a.longest_keys, columns));
+        // The bias' tiles along x: columns first, one where the dimension is broadcast.
+        let across = a.one_column.ne(0).select(1u32, column_tiles);
+        let down = k.block_idx_x() / across;
+        let of_column = Dimension::new(k.block_idx_x() - down * across, column_tiles, a.one_column);
+        let of_row = Dimension::new(down, row_tiles, a.one_row);
+        let of_head = Dimension::new(k.block_idx_y(), p.heads, a.one_head);
+        let of_batch = Dimension::new(k.block_idx_z(), a.batches, a.one_batch);
+
+        let place = engine.product_place(k);
+        let zeros: Matrix<'k, A> =
+            place.rows.iter().map(|_| place.columns.iter().map(|_| k.lit::<A>(0.0)).collect()).collect();
+        let turns = |dimension: Dimension<'k>| k.range(0u32, dimension.count, 1u32);
+        let sum = k.fold(turns(of_batch), zeros, |batch, sum| {
+            let batch = of_batch.part(batch);
+            let span = Span::new(self.kind, &p, batch);
+            k.fold(turns(of_head), sum, |head, sum| {
+                let head = of_head.part(head);
+                k.fold(turns(of_row), sum, |tile, sum| {
+                    let first = (of_row.part(tile) * rows).to_i32();
+                    k.fold(turns(of_column), sum, |tile, sum| {
+                        let at = (of_column.part(tile) * columns).to_i32();
+                        let ds = self.tile::<A, E>(k, &a, engine, span, [batch, head], [first, at]);
+                        each(&ds, |slot, column, ds| sum[slot][column] + ds)
+                    })
+                })
+            })
+        });
+        self.store::<A, E>(k, &a, engine, [of_row, of_column], &sum);
+    }
+
+    /// The gradients of one tile of scores, 0 where there is no pair.
+    fn tile<'k, A: Float, E: Engine<'k, A>>(
+        &self,
+        k: K<'k>,
+        a: &BiasParams<'k>,
+        engine: &E,
+        span: Span<'k>,
+        [batch, head]: [U32<'k>; 2],
+        [first, at]: [I32<'k>; 2],
+    ) -> Matrix<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        let p = a.problem();
+        let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
+        let sources = p.columns(&span, p.key_head(head));
+        let dy = View { data: a.dy, strides: [a.dy_batch, a.dy_row, a.dy_head] };
+        // Of keys that do not exist zeros are loaded.
+        let end = at + self.config.tile_columns().cast_signed();
+        // The rows of the turn before have been read.
+        k.barrier();
+        let own = engine.own(k, p.q.source(span.of_queries, head, span.queries, p.width), first, 0);
+        let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
+        engine.start(k, sources, at, end);
+        let keys = engine.first(k, sources, at, end);
+        let products = engine.product(k, own, keys);
+        let place = engine.product_place(k);
+        let scores = scorer.tile(&products, &place, true, |row, column| (first + row, at + column));
+        let values = engine.second(k, sources, at);
+        let dps = engine.product(k, own_dy, values);
+        engine.finish(k);
+        let of_head = p.first_row(span.of_queries, head);
+        let of_rows = |of: Ptr<'k, Read, Elem>| -> Vec<Reg<'k, A>> {
+            let of = of.at(of_head);
+            place.rows.iter().map(|row| statistic(of, first + row.to_i32(), span.queries)).collect()
+        };
+        let (lse, delta) = (of_rows(a.lse), of_rows(a.delta));
+        each(&scores, |slot, column, score| {
+            let p = scorer.probability(score, lse[slot]);
+            gradient_of_score(p, dps[slot][column], delta[slot])
+        })
+    }
+
+    /// Adds up rows and columns that the bias has one of, through shared memory, and writes the result.
+    fn store<'k, A: Float, E: Engine<'k, A>>(
+        &self,
+        k: K<'k>,
+        a: &BiasParams<'k>,
+        engine: &E,
+        [of_row, of_column]: [Dimension<'k>; 2],
+        sum: &Matrix<'k, A>,
+    ) where
+        Elem: Access<A>,
+    {
+        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let pitch = columns + 1;
+        let memory = k.dynamic_shared_elem(super::statistics_type(self.dtype));
+        let place = engine.product_place(k);
+        k.barrier();
+        for (row, sums) in place.rows.iter().zip(sum) {
+            let at = memory.at(*row * pitch + place.first);
+            for (column, sum) in place.columns.iter().zip(sums) {
+                at.at(u64::from(*column)).set(*sum);
+            }
+        }
+        k.barrier();
+        let (own_rows, own_columns) = (of_row.one.select(1u32, rows), of_column.one.select(1u32, columns));
+        let (more_rows, more_columns) = (of_row.one.select(rows, 1u32), of_column.one.select(columns, 1u32));
+        let extent = |dimension: Dimension<'k>, all: U32<'k>| dimension.one.select(1u32, all);
+        let extents = [extent(of_row, a.longest_queries), extent(of_column, a.longest_keys)];
+        let to =
+            a.dbias.at(k.block_idx_z().to_u64() * a.dbias_batch + k.block_idx_y().to_u64() * a.dbias_head);
+        k.for_each(k.range(k.thread_idx(), own_rows * own_columns, self.config.threads()), |unit| {
+            let row = unit / own_columns;
+            let column = unit - row * own_columns;
+            let total = k.fold(k.range(0u32, more_rows, 1u32), k.lit::<A>(0.0), |down, total| {
+                let from = memory.at((row + down) * pitch + column);
+                k.fold(k.range(0u32, more_columns, 1u32), total, |across, total| {
+                    total + from.at(across).get::<A>()
+                })
+            });
+            let (row, column) = (of_row.own * rows + row, of_column.own * columns + column);
+            let there = row.lt(extents[0]) & column.lt(extents[1]);
+            let to = to.at(row.to_u64() * a.dbias_row + column.to_u64() * a.dbias_column);
+            to.only_where(there, Fill::Zero).set(total);
+        });
+    }
+}
+
+attention_args! {
+    /// The gradients of the sinks from `lse` and `delta`.
+    SinkArgs => SinkParams {
+        sinks: In<f32>, lse: In<Elem>, delta: In<Elem>, dsinks: Out<f32>, batches: u32,
+    }
+}
+
+/// A block for each head: `dsink = -sum_i e^(sink - lse_i) delta_i`, since the sink has no value.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SinkGradient {
+    pub(super) dtype: DType,
+    pub(super) kind: ScoreKind,
+}
+
+impl SinkGradient {
+    const THREADS: u32 = 256;
+}
+
+impl KernelDef for SinkGradient {
+    type Args = SinkArgs;
+
+    fn name(&self) -> String {
+        format!("attention_backward_sinks_{}{}", self.dtype, self.kind.name())
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(Self::THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let statistics = super::statistics_type(self.dtype);
+        DTypes::all(self.dtype).with("lse", statistics).with("delta", statistics)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: SinkParams<'k>) {
+        accumulate!(self.dtype, |A| {
+            let (p, head) = (a.problem(), k.block_idx_x());
+            let sink = a.sinks.at(head).get::<f32>().convert::<A>();
+            let of_batch = k.range(0u32, a.batches, 1u32);
+            let sum = k.fold(of_batch, k.lit::<A>(0.0), |batch, sum| {
+                let span = Span::new(self.kind, &p, batch);
+                let first = p.first_row(span.of_queries, head);
+                let [lse, delta] = [a.lse, a.delta].map(|rows| rows.at(first));
+                let queries = k.range(k.thread_idx(), span.queries.to_u32(), Self::THREADS);
+                k.fold(queries, sum, |query, sum| {
+                    let lse = lse.at(query).get::<A>();
+                    // A sink of minus infinity takes no part.
+                    let p = lse.eq(f64::NEG_INFINITY).select(0.0, (sink - lse).exp());
+                    sum - p * delta.at(query).get::<A>()
+                })
+            });
+            let sum = k.block_combine(sum, |a, b| a + b);
+            k.if_(k.thread_idx().eq(0), || {
+                a.dsinks.at(head).set(sum.to_f32());
+            });
+        });
+    }
+}
