@@ -14,6 +14,7 @@
 
 mod epilogue;
 mod functions;
+mod kernel;
 pub mod reference;
 mod simt;
 mod split;
@@ -31,8 +32,7 @@ use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
 use crate::{Binding, PlanError};
 
 pub use functions::*;
-use simt::SimtGemm;
-use tensor::TensorGemm;
+use kernel::Gemm;
 use tuning::{Choice, Config, Shape};
 
 /// The name of the operation.
@@ -311,7 +311,7 @@ impl GemmDesc {
             let split = parts > 1;
             let flags = self.flags();
             let activation = epilogue::code(self.activation).unwrap_or(0);
-            let args = tensor::GemmArgs {
+            let args = kernel::GemmArgs {
                 a: In::slot_at(0, offset(self.stride_a)),
                 b: In::slot_at(1, offset(self.stride_b)),
                 c: In::slot_at(SLOT_C, offset(self.stride_y)),
@@ -387,7 +387,7 @@ impl GemmDesc {
         let (along_a, along_b) = self.along();
         let shared = choice.config.tiles().shared_bytes(self.dtype, along_a, along_b);
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
-        let args = tensor::GemmArgs {
+        let args = kernel::GemmArgs {
             a,
             b,
             c: In::address(0),
@@ -437,10 +437,7 @@ fn kernel_of(
     config: Config,
     split: bool,
 ) -> Result<Kernel, PlanError> {
-    match config {
-        Config::Tensor(config) => plan::recorded(OP, &TensorGemm { dtype, a, b, config, split }, target),
-        Config::Simt(config) => plan::recorded(OP, &SimtGemm { dtype, a, b, config, split }, target),
-    }
+    plan::recorded(OP, &Gemm { dtype, a, b, config, split }, target)
 }
 
 /// The family's row of the catalogue.

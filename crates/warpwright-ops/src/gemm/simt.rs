@@ -4,8 +4,8 @@
 use warpwright_dsl::prelude::*;
 
 use super::epilogue::{self, SumTile};
-use super::tensor::{GemmArgs, GemmParams, Problem};
-use super::tuning::{Config, SimtConfig, Tiles};
+use super::kernel::{Gemm, GemmParams, Problem};
+use super::tuning::{SimtConfig, Tiles};
 
 /// Sums of a thread along each side.
 const OWN: u32 = 8;
@@ -15,18 +15,6 @@ const VECTOR: u32 = 4;
 const DOUBLE_VECTOR: u32 = 1;
 /// Lanes of a warp along the rows and along the columns.
 const LANES: (u32, u32) = (4, 8);
-
-/// A product of matrices.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SimtGemm {
-    pub(super) dtype: DType,
-    /// How `op(a)` and `op(b)` are stored.
-    pub(super) a: Along,
-    pub(super) b: Along,
-    pub(super) config: SimtConfig,
-    /// Whether sums of parts are stored as they are.
-    pub(super) split: bool,
-}
 
 /// One side of the product as a thread reads it.
 #[derive(Clone, Copy)]
@@ -88,98 +76,66 @@ impl<'k> Side<'k> {
     }
 }
 
-impl SimtGemm {
-    fn body<'k, A: Float>(&self, k: K<'k>, p: GemmParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let SimtConfig { tiles } = self.config;
-        let Tiles { rows, cols, slice, .. } = tiles;
-        let problem = Problem::new(k, p, self.dtype, (self.a, self.b), &tiles);
-        let warps_across = cols / (LANES.1 * OWN);
-        let (warp, lane) = (k.warp_idx(), k.lane_idx());
-        // Lanes 0 and 1 take two rows, so that the quarters of a warp read few vectors of either side.
-        let lane_row = ((lane >> 4) << 1) + (lane & 1);
-        let lane_col = (lane >> 1) & (LANES.1 - 1);
-        let warp_row = (warp / warps_across) * (LANES.0 * OWN);
-        let warp_col = (warp % warps_across) * (LANES.1 * OWN);
-        let left = Side::new(problem.tile_a, self.a, (lane_row, LANES.0), warp_row);
-        let right = Side::new(problem.tile_b, self.b, (lane_col, LANES.1), warp_col);
-        let depths = if A::DOUBLE { DOUBLE_VECTOR } else { VECTOR };
-        let operands =
-            |stage, depth| (left.load::<A>(stage, depth, depths), right.load::<A>(stage, depth, depths));
-        let zero = k.lit::<A>(0.0);
-        let init = vec![vec![zero; OWN as usize]; OWN as usize];
-        let sums = k.pipeline_ahead(
-            tiles.pipeline(self.dtype, self.a, self.b),
-            problem.steps,
-            |step, stage, there| problem.start(step, stage, there),
-            |stage| if A::DOUBLE { (Vec::new(), Vec::new()) } else { operands(stage, 0) },
-            init,
-            |stage, ahead, turn, mut sums| {
-                let mut now = ahead;
-                for depth in (0..slice).step_by(depths as usize) {
-                    if A::DOUBLE {
-                        now = operands(stage, depth);
-                    }
-                    let next = depth + depths;
-                    let later = (next < slice && !A::DOUBLE).then(|| operands(stage, next));
-                    if next == slice {
-                        turn();
-                    }
-                    for (a, b) in now.0.iter().zip(&now.1) {
-                        for (sums, a) in sums.iter_mut().zip(a) {
-                            for (sum, b) in sums.iter_mut().zip(b) {
-                                *sum = a.mul_add(*b, *sum);
-                            }
+/// Records the product of a block.
+pub(super) fn body<'k, A: Float>(gemm: &Gemm, config: SimtConfig, k: K<'k>, p: GemmParams<'k>)
+where
+    Elem: Access<A>,
+{
+    let SimtConfig { tiles } = config;
+    let Tiles { rows, cols, slice, .. } = tiles;
+    let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), &tiles);
+    let warps_across = cols / (LANES.1 * OWN);
+    let (warp, lane) = (k.warp_idx(), k.lane_idx());
+    // Lanes 0 and 1 take two rows, so that the quarters of a warp read few vectors of either side.
+    let lane_row = ((lane >> 4) << 1) + (lane & 1);
+    let lane_col = (lane >> 1) & (LANES.1 - 1);
+    let warp_row = (warp / warps_across) * (LANES.0 * OWN);
+    let warp_col = (warp % warps_across) * (LANES.1 * OWN);
+    let left = Side::new(problem.tile_a, gemm.a, (lane_row, LANES.0), warp_row);
+    let right = Side::new(problem.tile_b, gemm.b, (lane_col, LANES.1), warp_col);
+    let depths = if A::DOUBLE { DOUBLE_VECTOR } else { VECTOR };
+    let operands =
+        |stage, depth| (left.load::<A>(stage, depth, depths), right.load::<A>(stage, depth, depths));
+    let zero = k.lit::<A>(0.0);
+    let init = vec![vec![zero; OWN as usize]; OWN as usize];
+    let sums = k.pipeline_ahead(
+        tiles.pipeline(gemm.dtype, gemm.a, gemm.b),
+        problem.steps,
+        |step, stage, there| problem.start(step, stage, there),
+        |stage| if A::DOUBLE { (Vec::new(), Vec::new()) } else { operands(stage, 0) },
+        init,
+        |stage, ahead, turn, mut sums| {
+            let mut now = ahead;
+            for depth in (0..slice).step_by(depths as usize) {
+                if A::DOUBLE {
+                    now = operands(stage, depth);
+                }
+                let next = depth + depths;
+                let later = (next < slice && !A::DOUBLE).then(|| operands(stage, next));
+                if next == slice {
+                    turn();
+                }
+                for (a, b) in now.0.iter().zip(&now.1) {
+                    for (sums, a) in sums.iter_mut().zip(a) {
+                        for (sum, b) in sums.iter_mut().zip(b) {
+                            *sum = a.mul_add(*b, *sum);
                         }
                     }
-                    if let Some(later) = later {
-                        now = later;
-                    }
                 }
-                sums
-            },
-        );
-        k.barrier();
-        let tile = SumTile::new::<A>(k, rows, cols);
-        for (i, sums) in (0..).zip(&sums) {
-            for (j, sum) in (0..).zip(sums) {
-                tile.at(left.place(i), right.place(j)).set(*sum);
+                if let Some(later) = later {
+                    now = later;
+                }
             }
-        }
-        k.barrier();
-        epilogue::finish_tile::<A>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
-    }
-}
-
-impl KernelDef for SimtGemm {
-    type Args = GemmArgs;
-
-    fn name(&self) -> String {
-        let letter = |along| if along == Along::K { "k" } else { "o" };
-        let split = if self.split { "_split" } else { "" };
-        let config = Config::Simt(self.config).name();
-        format!("gemm_{}_{}{}_{config}{split}", self.dtype, letter(self.a), letter(self.b))
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(Config::Simt(self.config).threads())
-    }
-
-    fn dtypes(&self) -> DTypes {
-        epilogue::dtypes(self.dtype, self.split)
-    }
-
-    /// Sums and operands take the registers that a thread can have; the assembler would rather spill than not fit twice.
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(1)
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: GemmParams<'k>) {
-        match self.dtype {
-            DType::F64 => self.body::<f64>(k, p),
-            _ => self.body::<f32>(k, p),
+            sums
+        },
+    );
+    k.barrier();
+    let tile = SumTile::new::<A>(k, rows, cols);
+    for (i, sums) in (0..).zip(&sums) {
+        for (j, sum) in (0..).zip(sums) {
+            tile.at(left.place(i), right.place(j)).set(*sum);
         }
     }
+    k.barrier();
+    epilogue::finish_tile::<A>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
 }

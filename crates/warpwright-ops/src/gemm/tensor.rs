@@ -1,251 +1,79 @@
-//! Products on tensor cores: a block computes a tile of `y`, its warps parts of it, from tiles of `a` and `b` that asynchronous
-//! copies bring to shared memory while the last ones are multiplied.
+//! Products on tensor cores: the warps of a block compute parts of its tile from fragments.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::epilogue::{self, Outputs, SumTile};
-use super::tuning::{Config, TensorConfig, Tiles};
+use super::epilogue::{self, SumTile};
+use super::kernel::{Gemm, GemmParams, Problem};
+use super::tuning::{TensorConfig, Tiles};
 
-kernel_args! {
-    /// `y = activation(alpha op(a) op(b) + beta c + bias)`, or the sums of a part of the common dimension
-    pub(super) struct GemmArgs => GemmParams {
-        a: In<Elem>, b: In<Elem>, c: In<Elem>, bias: In<Elem>, y: Out<Elem>,
-        m: u32, n: u32, depth: u32,
-        /// How much of the common dimension a block along y of the grid takes.
-        part: u32,
-        lda: u64, ldb: u64, ldy: u64,
-        /// Elements from one matrix of a batch to the next.
-        stride_a: u64, stride_b: u64, stride_y: u64,
-        alpha: f64, beta: f64, flags: u32, activation: u32,
-    }
-}
-
-/// Tiles along the rows whose tiles along the columns run together, so that they share what the L2 cache holds.
-const GROUP_ROWS: u32 = 8;
-
-/// The tile of this block along rows and columns of the result: blocks along x of the grid go down groups of rows.
-pub(super) fn tile_of_block<'k>(
-    k: K<'k>,
-    (m, n): (U32<'k>, U32<'k>),
-    (rows, cols): (u32, u32),
-) -> (U32<'k>, U32<'k>) {
-    let (down, across) = ((m + (rows - 1)) / rows, (n + (cols - 1)) / cols);
-    let block = k.block_idx_x();
-    let group = block / (across * GROUP_ROWS);
-    let first = group * GROUP_ROWS;
-    let height = (down - first).min(GROUP_ROWS);
-    let local = block - first * across;
-    (first + local % height, local / height)
-}
-
-/// The block's part of a product, and how its slices come to shared memory.
-pub(super) struct Problem<'k> {
-    k: K<'k>,
-    along: (Along, Along),
-    slice: u32,
-    bounded: bool,
-    pub(super) tile_a: SharedTile<'k>,
-    pub(super) tile_b: SharedTile<'k>,
-    copy_a: TileCopy<'k>,
-    copy_b: TileCopy<'k>,
-    /// Elements from one slice to the next.
-    next_a: U64<'k>,
-    next_b: U64<'k>,
-    /// First row and column of the result.
-    pub(super) origin: (U32<'k>, U32<'k>),
-    /// How much is left of rows, columns, and of the common dimension.
-    left: (U32<'k>, U32<'k>, U32<'k>),
-    /// Slices.
-    pub(super) steps: U32<'k>,
-    batch: U64<'k>,
-}
-
-impl<'k> Problem<'k> {
-    pub(super) fn new(
-        k: K<'k>,
-        p: GemmParams<'k>,
-        dtype: DType,
-        along: (Along, Along),
-        tiles: &Tiles,
-    ) -> Self {
-        let Tiles { rows, cols, slice, piece, bounded, .. } = *tiles;
-        let (layout_a, layout_b) = tiles.layouts(dtype, along.0, along.1);
-        let batch = k.block_idx_z().to_u64();
-        let (tile_row, tile_col) = tile_of_block(k, (p.m, p.n), (rows, cols));
-        let (row, col) = (tile_row * rows, tile_col * cols);
-        let first = k.block_idx_y() * p.part;
-        let depth = (first + p.part).min(p.depth) - first;
-        let tile_a = k.tile_at(k.dynamic_shared_elem(dtype), layout_a);
-        let tile_b = k.tile_at(k.dynamic_shared_elem(dtype), layout_b).moved(layout_a.bytes());
-        let team = (k.thread_idx(), k.block_threads());
-        // Where the first slice begins, and how far the next lies.
-        let side = |along: Along, outer: U32<'k>, leading: U64<'k>| match along {
-            Along::K => (outer.to_u64() * leading + first.to_u64(), k.lit(u64::from(slice))),
-            Along::Outer => (first.to_u64() * leading + outer.to_u64(), leading * u64::from(slice)),
-        };
-        let (from_a, next_a) = side(along.0, row, p.lda);
-        let (from_b, next_b) = side(along.1, col, p.ldb);
-        Self {
-            k,
-            along,
-            slice,
-            bounded,
-            tile_a,
-            tile_b,
-            copy_a: k.tile_copy(tile_a, p.a.at(batch * p.stride_a + from_a), p.lda, piece, team),
-            copy_b: k.tile_copy(tile_b, p.b.at(batch * p.stride_b + from_b), p.ldb, piece, team),
-            next_a,
-            next_b,
-            origin: (row, col),
-            left: (p.m - row, p.n - col, depth),
-            steps: (depth + (slice - 1)) / slice,
-            batch,
-        }
-    }
-
-    /// Starts the copies of slice `step`.
-    pub(super) fn start(&self, step: U32<'k>, stage: U32<'k>, there: Pred<'k>) {
-        let (m, n, depth) = self.left;
-        let depth = depth - step * self.slice;
-        let bounds = |along, outer: U32<'k>| {
-            let (rows, cols) = if along == Along::K { (outer, depth) } else { (depth, outer) };
-            if self.bounded { Bounds { rows: Some(rows), cols: Some(cols) } } else { Bounds::default() }
-        };
-        let step = step.to_u64();
-        self.copy_a.advanced(step * self.next_a).start(stage, bounds(self.along.0, m), Some(there));
-        self.copy_b.advanced(step * self.next_b).start(stage, bounds(self.along.1, n), Some(there));
-    }
-
-    /// Where the block's sums go.
-    pub(super) fn outputs(&self, p: GemmParams<'k>) -> Outputs<'k> {
-        let k = self.k;
-        let matrix = k.block_idx_y().to_u64() * k.grid_dim_z().to_u64() + self.batch;
-        Outputs {
-            c: p.c.at(self.batch * p.stride_y),
-            bias: p.bias,
-            y: p.y.at(matrix * p.stride_y),
-            leading: p.ldy,
-            alpha: p.alpha,
-            beta: p.beta,
-            flags: p.flags,
-            activation: p.activation,
-        }
-    }
-}
-
-/// A product of matrices.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TensorGemm {
-    pub(super) dtype: DType,
-    /// How `op(a)` and `op(b)` are stored.
-    pub(super) a: Along,
-    pub(super) b: Along,
-    pub(super) config: TensorConfig,
-    /// Whether sums of parts are stored as they are, one matrix after the other.
-    pub(super) split: bool,
-}
-
-impl TensorGemm {
-    fn body<'k, A: Float>(&self, k: K<'k>, p: GemmParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let TensorConfig { tiles, warps_down, warps_across } = self.config;
-        let Tiles { rows, cols, slice, .. } = tiles;
-        let atom = MmaAtom::of(self.dtype).unwrap_or(MmaAtom::F64);
-        let problem = Problem::new(k, p, self.dtype, (self.a, self.b), &tiles);
-        let (warp_rows, warp_cols) = (rows / warps_down, cols / warps_across);
-        let warp = k.warp_idx();
-        let (warp_row, warp_col) = ((warp / warps_across) * warp_rows, (warp % warps_across) * warp_cols);
-        let read_a = problem.tile_a.reader_a(atom, self.a, warp_row);
-        let read_b = problem.tile_b.reader_b(atom, self.b, warp_col);
-        let (down, across) = (warp_rows / atom.m(), warp_cols / atom.n());
-        // The operands of one step of the atom along the common dimension.
-        let operands = |stage: U32<'k>, depth: u32| {
-            let (read_a, read_b) = (read_a.moved(stage), read_b.moved(stage));
-            let a: Vec<_> = (0..down).map(|i| read_a.load(i * atom.m(), depth)).collect();
-            let b: Vec<_> = (0..across / 2).map(|j| read_b.load_pair(j * 16, depth)).collect();
-            (a, b)
-        };
-        let zero = Accumulator::<A>::zero(k, atom);
-        let init: Vec<Vec<_>> = (0..down).map(|_| (0..across).map(|_| zero.clone()).collect()).collect();
-        let sums = k.pipeline_ahead(
-            tiles.pipeline(self.dtype, self.a, self.b),
-            problem.steps,
-            |step, stage, there| problem.start(step, stage, there),
-            |stage| operands(stage, 0),
-            init,
-            |stage, ahead, turn, mut sums| {
-                let mut now = ahead;
-                for depth in (0..slice).step_by(atom.k() as usize) {
-                    let next = depth + atom.k();
-                    let later = if next < slice {
-                        Some(operands(stage, next))
-                    } else {
-                        turn();
-                        None
-                    };
-                    let (a, b) = &now;
-                    for (i, a) in a.iter().enumerate() {
-                        for (j, b) in b.iter().flatten().enumerate() {
-                            sums[i][j] = sums[i][j].mma(a, b);
-                        }
-                    }
-                    if let Some(later) = later {
-                        now = later;
+/// Records the product of a block.
+pub(super) fn body<'k, A: Float>(gemm: &Gemm, config: TensorConfig, k: K<'k>, p: GemmParams<'k>)
+where
+    Elem: Access<A>,
+{
+    let TensorConfig { tiles, warps_down, warps_across } = config;
+    let Tiles { rows, cols, slice, .. } = tiles;
+    let atom = MmaAtom::of(gemm.dtype).unwrap_or(MmaAtom::F64);
+    let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), &tiles);
+    let (warp_rows, warp_cols) = (rows / warps_down, cols / warps_across);
+    let warp = k.warp_idx();
+    let (warp_row, warp_col) = ((warp / warps_across) * warp_rows, (warp % warps_across) * warp_cols);
+    let read_a = problem.tile_a.reader_a(atom, gemm.a, warp_row);
+    let read_b = problem.tile_b.reader_b(atom, gemm.b, warp_col);
+    let (down, across) = (warp_rows / atom.m(), warp_cols / atom.n());
+    // The operands of one step of the atom along the common dimension.
+    let operands = |stage: U32<'k>, depth: u32| {
+        let (read_a, read_b) = (read_a.moved(stage), read_b.moved(stage));
+        let a: Vec<_> = (0..down).map(|i| read_a.load(i * atom.m(), depth)).collect();
+        let b: Vec<_> = (0..across / 2).map(|j| read_b.load_pair(j * 16, depth)).collect();
+        (a, b)
+    };
+    let zero = Accumulator::<A>::zero(k, atom);
+    let init: Vec<Vec<_>> = (0..down).map(|_| (0..across).map(|_| zero.clone()).collect()).collect();
+    let sums = k.pipeline_ahead(
+        tiles.pipeline(gemm.dtype, gemm.a, gemm.b),
+        problem.steps,
+        |step, stage, there| problem.start(step, stage, there),
+        |stage| operands(stage, 0),
+        init,
+        |stage, ahead, turn, mut sums| {
+            let mut now = ahead;
+            for depth in (0..slice).step_by(atom.k() as usize) {
+                let next = depth + atom.k();
+                let later = if next < slice {
+                    Some(operands(stage, next))
+                } else {
+                    turn();
+                    None
+                };
+                let (a, b) = &now;
+                for (i, a) in a.iter().enumerate() {
+                    for (j, b) in b.iter().flatten().enumerate() {
+                        sums[i][j] = sums[i][j].mma(a, b);
                     }
                 }
-                sums
-            },
-        );
-
-        // The stages are free when all warps are here.
-        k.barrier();
-        let tile = SumTile::new::<A>(k, rows, cols);
-        let (lane_row, lane_col) = k.accumulator_origin();
-        for (i, sums) in (0..).zip(&sums) {
-            for (j, sum) in (0..).zip(sums) {
-                for half in 0..sum.lanes().len() as u32 / 2 {
-                    let row = warp_row + lane_row + (i * atom.m() + half * 8);
-                    let col = warp_col + lane_col + j * atom.n();
-                    let pair = [0, 1].map(|c| sum.lanes()[(2 * half + c) as usize]);
-                    tile.at(row, col).store(Lanes::from(pair.to_vec()));
+                if let Some(later) = later {
+                    now = later;
                 }
             }
-        }
-        k.barrier();
-        epilogue::finish_tile::<A>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
-    }
-}
+            sums
+        },
+    );
 
-impl KernelDef for TensorGemm {
-    type Args = GemmArgs;
-
-    fn name(&self) -> String {
-        let letter = |along| if along == Along::K { "k" } else { "o" };
-        let split = if self.split { "_split" } else { "" };
-        let config = Config::Tensor(self.config).name();
-        format!("gemm_{}_{}{}_{config}{split}", self.dtype, letter(self.a), letter(self.b))
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(Config::Tensor(self.config).threads())
-    }
-
-    fn dtypes(&self) -> DTypes {
-        epilogue::dtypes(self.dtype, self.split)
-    }
-
-    /// Sums and operands take the registers that a thread can have; the assembler would rather spill than not fit twice.
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(1)
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: GemmParams<'k>) {
-        match self.dtype {
-            DType::F64 => self.body::<f64>(k, p),
-            _ => self.body::<f32>(k, p),
+    // The stages are free when all warps are here.
+    k.barrier();
+    let tile = SumTile::new::<A>(k, rows, cols);
+    let (lane_row, lane_col) = k.accumulator_origin();
+    for (i, sums) in (0..).zip(&sums) {
+        for (j, sum) in (0..).zip(sums) {
+            for half in 0..sum.lanes().len() as u32 / 2 {
+                let row = warp_row + lane_row + (i * atom.m() + half * 8);
+                let col = warp_col + lane_col + j * atom.n();
+                let pair = [0, 1].map(|c| sum.lanes()[(2 * half + c) as usize]);
+                tile.at(row, col).store(Lanes::from(pair.to_vec()));
+            }
         }
     }
+    k.barrier();
+    epilogue::finish_tile::<A>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
 }

@@ -20,20 +20,17 @@ pub struct Tiles {
     pub stages: u32,
     /// Bytes of one copy: 16, or those of an element.
     pub piece: u32,
-    /// Whether sizes need not be multiples of the tile's.
-    pub bounded: bool,
 }
 
 impl Tiles {
     const fn new(rows: u32, cols: u32, slice: u32, stages: u32) -> Self {
-        Self { rows, cols, slice, stages, piece: PIECE, bounded: true }
+        Self { rows, cols, slice, stages, piece: PIECE }
     }
 
     /// A part of a kernel's name.
     fn name(&self) -> String {
-        let Self { rows, cols, slice, stages, piece, bounded } = *self;
-        let exact = if bounded { "" } else { "_exact" };
-        format!("{rows}x{cols}x{slice}_s{stages}_p{piece}{exact}")
+        let Self { rows, cols, slice, stages, piece } = *self;
+        format!("{rows}x{cols}x{slice}_s{stages}_p{piece}")
     }
 
     /// Where the slices of `a` and `b` lie in shared memory.
@@ -114,10 +111,10 @@ impl Config {
         }
     }
 
-    fn with(self, piece: u32, bounded: bool) -> Self {
+    fn with(self, piece: u32) -> Self {
         match self {
-            Self::Tensor(c) => Self::Tensor(TensorConfig { tiles: Tiles { piece, bounded, ..c.tiles }, ..c }),
-            Self::Simt(c) => Self::Simt(SimtConfig { tiles: Tiles { piece, bounded, ..c.tiles } }),
+            Self::Tensor(c) => Self::Tensor(TensorConfig { tiles: Tiles { piece, ..c.tiles }, ..c }),
+            Self::Simt(c) => Self::Simt(SimtConfig { tiles: Tiles { piece, ..c.tiles } }),
         }
     }
 }
@@ -235,7 +232,7 @@ const PARTS_COST: f64 = 2e7;
 pub fn choose(dtype: DType, target: Target, shape: Shape, wide: bool) -> Option<Choice> {
     let choice = |c: Candidate| {
         let (choice, cost) = cost(target, shape, &c);
-        let config = choice.config.with(if wide { PIECE } else { dtype.bytes() as u32 }, true);
+        let config = choice.config.with(if wide { PIECE } else { dtype.bytes() as u32 });
         (Choice { config, ..choice }, cost)
     };
     let all = candidates(dtype, target).map(choice);
@@ -268,7 +265,7 @@ fn cost(target: Target, shape: Shape, c: &Candidate) -> (Choice, f64) {
 
 /// Every configuration that [`choose`] can give.
 pub fn configs(dtype: DType, target: Target) -> Vec<Config> {
-    let wide: Vec<Config> = candidates(dtype, target).map(|c| c.config.with(PIECE, true)).collect();
-    let single = wide.last().map(|config| config.with(dtype.bytes() as u32, true));
+    let wide: Vec<Config> = candidates(dtype, target).map(|c| c.config.with(PIECE)).collect();
+    let single = wide.last().map(|config| config.with(dtype.bytes() as u32));
     wide.into_iter().chain(single).collect()
 }
