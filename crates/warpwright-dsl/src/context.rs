@@ -205,6 +205,18 @@ impl<'k> K<'k> {
         self.emit(Inst::Barrier { kind: BarrierKind::Sync, aligned: true, id: Operand::int(0), count: None });
     }
 
+    /// Waits until `threads` threads of the block, whole warps, are at the barrier `id`: 1 to 15, one for each group of warps
+    /// that meet on their own. Orders their accesses to memory.
+    #[track_caller]
+    pub fn barrier_of(self, id: u32, threads: u32) {
+        self.emit(Inst::Barrier {
+            kind: BarrierKind::Sync,
+            aligned: true,
+            id: Operand::int(i64::from(id)),
+            count: Some(Operand::int(i64::from(threads))),
+        });
+    }
+
     /// Loads a scalar parameter.
     #[track_caller]
     pub(crate) fn load_param<T: Scalar>(self, symbol: SymbolId) -> Reg<'k, T> {

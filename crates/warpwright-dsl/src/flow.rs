@@ -259,6 +259,17 @@ impl<'k> K<'k> {
         state
     }
 
+    /// Repeats `condition` until it holds.
+    #[track_caller]
+    pub fn until(self, condition: impl FnOnce() -> Pred<'k>) {
+        let (head, exit) = (self.rec().new_block(), self.rec().new_block());
+        self.jump(head);
+        self.rec().place(head);
+        let p = condition();
+        self.branch(p, exit, head);
+        self.rec().place(exit);
+    }
+
     #[track_caller]
     fn branch(self, p: Pred<'k>, then: warpwright_ptx::BlockId, otherwise: warpwright_ptx::BlockId) {
         let pred = PredUse { reg: p.id(), negated: false };

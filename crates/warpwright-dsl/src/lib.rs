@@ -75,6 +75,7 @@ mod int;
 mod kernel;
 mod lanes;
 mod math;
+mod mbarrier;
 mod mem;
 mod mma;
 mod moments;
@@ -87,6 +88,7 @@ mod table;
 mod tile;
 mod transcendental;
 mod warp;
+mod warpgroup;
 
 pub use args::{DTypes, In, InOut, KernelArgs, Out};
 pub use block::block_reduce;
@@ -100,6 +102,7 @@ pub use halves::Halves;
 pub use index::{Index, IntoIndex};
 pub use kernel::{BlockDim, KernelDef, Params, record, record_module};
 pub use lanes::{Lanes, tree};
+pub use mbarrier::{Boxes, Mbarrier, Mbarriers, TensorBoxes};
 pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,
     Shared, Space, Writable, Write,
@@ -115,6 +118,7 @@ pub use transcendental::{Functions, Normal};
 pub use warp::{
     Max, Maximum, Min, Minimum, Reduction, Sum, WARP, warp_inclusive_sum, warp_reduce, warp_reduce_lanes,
 };
+pub use warpgroup::{PanelTile, WarpgroupSums};
 pub use warpwright_ptx::kernel::Kernel;
 pub use warpwright_ptx::{ArgValue, DType, Target};
 

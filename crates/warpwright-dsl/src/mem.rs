@@ -371,6 +371,8 @@ impl<'k, S: Writable, E: Element> Ptr<'k, S, E> {
 
 /// Alignment of shared arrays: that of the widest access.
 const SHARED_ALIGN: u32 = 16;
+/// Bytes after which the pattern of a swizzle over 128 bytes repeats.
+const SWIZZLE_ALIGN: u32 = 1024;
 
 impl<'k> K<'k> {
     /// A static array of `len` elements in the block's shared memory, not initialised.
@@ -418,6 +420,19 @@ impl<'k> K<'k> {
     pub fn dynamic_shared_elem(self, dtype: DType) -> Ptr<'k, Shared, Elem> {
         self.shared_symbol(self.rec().dynamic_shared(SHARED_ALIGN), dtype)
     }
+
+    /// The first multiple of 1024 bytes in dynamic shared memory, where tiles begin that tensor copies or `wgmma` swizzle; the
+    /// launch adds [`TILE_SLACK`](Self::TILE_SLACK) to what it needs from there on. The alignment of the declaration would not
+    /// do: the driver's linker puts dynamic memory behind the static arrays without regard to it.
+    #[track_caller]
+    pub fn dynamic_shared_tiles(self) -> U32<'k> {
+        self.on_behalf(|| {
+            (self.dynamic_shared::<u8>().shared_address() + (SWIZZLE_ALIGN - 1)) & !(SWIZZLE_ALIGN - 1)
+        })
+    }
+
+    /// Bytes in front of [`dynamic_shared_tiles`](Self::dynamic_shared_tiles), at most.
+    pub const TILE_SLACK: u32 = SWIZZLE_ALIGN - SHARED_ALIGN;
 
     #[track_caller]
     fn shared_symbol<E: Element>(self, symbol: SymbolId, dtype: DType) -> Ptr<'k, Shared, E> {

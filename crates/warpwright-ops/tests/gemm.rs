@@ -1,5 +1,6 @@
 //! Products of matrices: every case on targets with other kernels, what is refused, and what must not change.
 
+use warpwright_ops::gemm::tuning::Access;
 use warpwright_ops::gemm::{Addend, Epilogue, GemmArgs, GemmDesc, matmul, tuning};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Error, Operation, PlanError};
@@ -72,9 +73,9 @@ fn many_batches_and_shared_sums_have_their_launches() {
             let configs = tuning::configs(dtype, Target::sm(sm));
             for shape in [[1, 1, 1], [64, 64, 4096], [4096, 4096, 4096], [1, 10_000, 512]] {
                 let [m, n, k] = shape;
-                for wide in [true, false] {
+                for access in [Access::Boxes, Access::Wide, Access::Elements] {
                     let shape = tuning::Shape { m, n, k, batch: 1 };
-                    let choice = tuning::choose(dtype, Target::sm(sm), shape, wide).expect("a choice");
+                    let choice = tuning::choose(dtype, Target::sm(sm), shape, access).expect("a choice");
                     assert!(configs.contains(&choice.config), "{dtype} sm_{sm} {:?}", choice.config);
                 }
             }

@@ -10,8 +10,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use warpwright_ops::catalogue::{TARGETS, kernels_for};
-use warpwright_ptx::Target;
 use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{Target, TargetVariant};
 
 /// Kernels that spill a register or two on some targets: double precision, single elements, and 16-bit sums on targets
 /// without their instructions; ten words a step of a sequence backward beside 96 registers of weights, which cost less than
@@ -54,13 +54,15 @@ fn ptxas() -> Option<PathBuf> {
     found
 }
 
-/// What ptxas objects to: an error, or a spill.
+/// What ptxas objects to: an error, or a spill. Kernels with instructions of one architecture alone name it themselves.
 fn assemble(ptxas: &PathBuf, target: Target, kernel: &Kernel, index: usize) -> Result<(), String> {
     let source = std::env::temp_dir().join(format!("warpwright-{}-{index}.ptx", std::process::id()));
     let cubin = source.with_extension("cubin");
     std::fs::write(&source, kernel.text()).map_err(|e| e.to_string())?;
+    let specific = kernel.target().variant == TargetVariant::Specific;
+    let architecture = if specific { kernel.target() } else { target };
     let output = Command::new(ptxas)
-        .args(["-v", "-arch", &target.to_string(), "-o"])
+        .args(["-v", "-arch", &architecture.to_string(), "-o"])
         .args([&cubin, &source])
         .output()
         .map_err(|e| format!("{}: {e}", ptxas.display()))?;

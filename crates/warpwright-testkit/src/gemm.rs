@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use warpwright_ops::activation::Activation;
+use warpwright_ops::gemm::tuning::{self, Config};
 use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, reference};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Direction, Operation};
-use warpwright_ptx::DType;
+use warpwright_ptx::{DType, Target};
 
 use crate::budget::{self, Budget};
 use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
@@ -22,6 +23,8 @@ struct GemmSubject {
     /// Whether there are infinities and NaN among the elements.
     special: bool,
     lead: usize,
+    /// The kernel, where the target has it; otherwise the one that is chosen for the sizes.
+    config: Option<Config>,
 }
 
 /// Every case of the family.
@@ -74,6 +77,7 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
         in_place: false,
         special: false,
         lead: 0,
+        config: None,
     };
     let mut all = Vec::new();
     // Whole vectors, and one more.
@@ -107,6 +111,17 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     all.push(shared);
     // The common dimension shared by blocks.
     all.push(full([16, 48, 1100], 2, (0.5, 1.0), true, Some(Activation::GeluTanh), 8));
+    // The kernels of sm_90a, whose tiles are larger than what would be given to them here: more than a round of their rings,
+    // rows and columns beyond a tile, and a common dimension that ends within a slice.
+    let kernels = tuning::configs(dtype, Target::sm(90)).into_iter();
+    for config in kernels.filter(|config| matches!(config, Config::Warpgroup(_))) {
+        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+            all.push(GemmSubject { config: Some(config), ..plain([136, 136, 472], ta, tb) });
+        }
+        all.push(GemmSubject { config: Some(config), ..plain([8, 24, 8], false, true) });
+        let everything = full([72, 136, 328], 2, (0.5, -2.0), true, Some(Activation::GeluErf), 8);
+        all.push(GemmSubject { config: Some(config), ..everything });
+    }
     if scope == Scope::Full {
         for side in [2, 7, 8, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 200] {
             all.push(plain([side, 24, 40], false, false));
@@ -141,7 +156,11 @@ impl Subject for GemmSubject {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let desc = &self.desc;
         let dtype = desc.dtype;
-        let plan = desc.plan(bench.target())?;
+        let known = self.config.filter(|c| tuning::configs(dtype, bench.target()).contains(c));
+        let plan = match known {
+            Some(config) => desc.plan_with(bench.target(), config)?,
+            None => desc.plan(bench.target())?,
+        };
         let len = |slot: usize| plan.tensors()[slot].len;
         let (has_c, has_bias) = (plan.tensors()[2].present, plan.tensors()[3].present);
         let a_values = self.draw(len(0), 1);

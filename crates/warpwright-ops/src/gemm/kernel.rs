@@ -5,7 +5,7 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::epilogue::{self, Outputs};
-use super::tuning::{Config, Tiles};
+use super::tuning::{Tiled, Tiles};
 use super::{simt, tensor};
 
 kernel_args! {
@@ -25,14 +25,13 @@ kernel_args! {
 /// Tiles along the rows whose tiles along the columns run together, so that they share what the L2 cache holds.
 const GROUP_ROWS: u32 = 8;
 
-/// The tile of this block along rows and columns of the result: blocks along x of the grid go down groups of rows.
+/// The tile of a block along rows and columns of the result: blocks along x of the grid go down groups of rows.
 pub(super) fn tile_of_block<'k>(
-    k: K<'k>,
+    block: U32<'k>,
     (m, n): (U32<'k>, U32<'k>),
     (rows, cols): (u32, u32),
 ) -> (U32<'k>, U32<'k>) {
     let (down, across) = ((m + (rows - 1)) / rows, (n + (cols - 1)) / cols);
-    let block = k.block_idx_x();
     let group = block / (across * GROUP_ROWS);
     let first = group * GROUP_ROWS;
     let height = (down - first).min(GROUP_ROWS);
@@ -72,7 +71,7 @@ impl<'k> Problem<'k> {
         let Tiles { rows, cols, slice, piece, .. } = *tiles;
         let (layout_a, layout_b) = tiles.layouts(dtype, along.0, along.1);
         let batch = k.block_idx_z().to_u64();
-        let (tile_row, tile_col) = tile_of_block(k, (p.m, p.n), (rows, cols));
+        let (tile_row, tile_col) = tile_of_block(k.block_idx_x(), (p.m, p.n), (rows, cols));
         let (row, col) = (tile_row * rows, tile_col * cols);
         let first = k.block_idx_y() * p.part;
         let depth = (first + p.part).min(p.depth) - first;
@@ -133,14 +132,21 @@ impl<'k> Problem<'k> {
     }
 }
 
-/// A product of matrices.
+/// The name of a kernel: element type, orientation of both operands, what a block computes, and of what.
+pub(super) fn name(dtype: DType, (a, b): (Along, Along), config: &str, split: bool) -> String {
+    let letter = |along| if along == Along::K { "k" } else { "o" };
+    let split = if split { "_split" } else { "" };
+    format!("gemm_{dtype}_{}{}_{config}{split}", letter(a), letter(b))
+}
+
+/// A product of matrices whose tiles ordinary asynchronous copies bring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gemm {
     pub(super) dtype: DType,
     /// How `op(a)` and `op(b)` are stored.
     pub(super) a: Along,
     pub(super) b: Along,
-    pub(super) config: Config,
+    pub(super) config: Tiled,
     /// Whether sums of parts are stored as they are, one matrix after the other.
     pub(super) split: bool,
 }
@@ -151,8 +157,8 @@ impl Gemm {
         Elem: Access<A>,
     {
         match self.config {
-            Config::Tensor(config) => tensor::body::<A>(self, config, k, p),
-            Config::Simt(config) => simt::body::<A>(self, config, k, p),
+            Tiled::Tensor(config) => tensor::body::<A>(self, config, k, p),
+            Tiled::Simt(config) => simt::body::<A>(self, config, k, p),
         }
     }
 }
@@ -161,9 +167,7 @@ impl KernelDef for Gemm {
     type Args = GemmArgs;
 
     fn name(&self) -> String {
-        let letter = |along| if along == Along::K { "k" } else { "o" };
-        let split = if self.split { "_split" } else { "" };
-        format!("gemm_{}_{}{}_{}{split}", self.dtype, letter(self.a), letter(self.b), self.config.name())
+        name(self.dtype, (self.a, self.b), &self.config.name(), self.split)
     }
 
     fn block(&self) -> BlockDim {

@@ -20,10 +20,11 @@ mod simt;
 mod split;
 mod tensor;
 pub mod tuning;
+mod warpgroup;
 
-use warpwright_dsl::{Along, Elem, In, KernelArgs, Out};
+use warpwright_dsl::{Along, Boxes, Elem, In, KernelArgs, Out, PanelTile};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target};
+use warpwright_ptx::{DType, Target, TargetVariant};
 use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
 
 use crate::activation::Activation;
@@ -33,7 +34,8 @@ use crate::{Binding, PlanError};
 
 pub use functions::*;
 use kernel::Gemm;
-use tuning::{Choice, Config, Shape};
+use tuning::{Access, Choice, Config, Shape};
+use warpgroup::WarpgroupGemm;
 
 /// The name of the operation.
 const OP: &str = "gemm";
@@ -154,37 +156,7 @@ impl Operation for GemmDesc {
     type Args<'a> = GemmArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        let lengths = self.check()?;
-        let element = self.dtype.bytes() as u64;
-        let work = self.m > 0 && self.n > 0 && self.batch > 0;
-        let mut variants = Vec::new();
-        let mut partials = 0;
-        for (wide, alignment) in [(true, WIDE), (false, element)] {
-            if wide && !self.is_wide() {
-                continue;
-            }
-            let mut steps = Vec::new();
-            if work {
-                let choice = tuning::choose(self.dtype, target, self.shape(), wide)
-                    .ok_or(PlanError::Target { op: OP, needs: 75, target })?;
-                partials = partials.max(self.partials(choice)?);
-                self.steps(target, choice, &mut steps)?;
-            }
-            variants.push(Variant { alignment, steps });
-        }
-        let dtype = self.dtype;
-        let sums = epilogue::sums_dtype(dtype);
-        let tensors = vec![
-            TensorSpec::read("a", dtype, lengths.a),
-            TensorSpec::read("b", dtype, lengths.b),
-            TensorSpec::read("c", dtype, lengths.y).optional(self.beta.get() != 0.0),
-            TensorSpec::read("bias", dtype, self.n).optional(self.bias),
-            TensorSpec::write("y", dtype, lengths.y),
-            TensorSpec::workspace(sums, partials),
-        ];
-        let workspace_bytes = (partials * sums.bytes()) as u64;
-        let direction = Direction::Forward;
-        Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
+        self.plan_choosing(target, |wide| self.choose(target, wide))
     }
 
     fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
@@ -210,6 +182,9 @@ const WIDE: u64 = 16;
 const MAX_LAYERS: usize = 65_535;
 /// Rows, columns and common dimension that the kernels count.
 const MAX_SIDE: usize = i32::MAX as usize;
+
+/// Bytes from one row or matrix to the next that a tensor map cannot describe any more.
+const MAX_BOX_STRIDE: usize = 1 << 40;
 
 /// Elements of the tensors.
 struct Lengths {
@@ -278,11 +253,72 @@ impl GemmDesc {
         Ok(lengths)
     }
 
+    /// The plan in which aligned tensors are multiplied by one kernel, one of [`tuning::configs`], whichever is the fastest.
+    ///
+    /// # Errors
+    /// As [`plan`](Operation::plan); and if the kernel's copies cannot reach the tensors.
+    pub fn plan_with(&self, target: Target, config: Config) -> Result<Plan<Self>, PlanError> {
+        if !self.is_wide() || matches!(config, Config::Warpgroup(_)) && !self.has_boxes() {
+            return Err(Self::parameter(
+                "lda",
+                self.lda,
+                "such that rows and matrices begin at multiples of 16 bytes",
+            ));
+        }
+        self.plan_choosing(target, |wide| match wide {
+            true => Ok(tuning::share(target, self.shape(), config)),
+            false => self.choose(target, false),
+        })
+    }
+
+    fn plan_choosing(
+        &self,
+        target: Target,
+        choose: impl Fn(bool) -> Result<Choice, PlanError>,
+    ) -> Result<Plan<Self>, PlanError> {
+        let lengths = self.check()?;
+        let element = self.dtype.bytes() as u64;
+        let work = self.m > 0 && self.n > 0 && self.batch > 0;
+        let mut variants = Vec::new();
+        let mut partials = 0;
+        for (wide, alignment) in [(true, WIDE), (false, element)] {
+            if wide && !self.is_wide() {
+                continue;
+            }
+            let mut steps = Vec::new();
+            if work {
+                let choice = choose(wide)?;
+                partials = partials.max(self.partials(choice)?);
+                self.steps(target, choice, &mut steps)?;
+            }
+            variants.push(Variant { alignment, steps });
+        }
+        let dtype = self.dtype;
+        let sums = epilogue::sums_dtype(dtype);
+        let tensors = vec![
+            TensorSpec::read("a", dtype, lengths.a),
+            TensorSpec::read("b", dtype, lengths.b),
+            TensorSpec::read("c", dtype, lengths.y).optional(self.beta.get() != 0.0),
+            TensorSpec::read("bias", dtype, self.n).optional(self.bias),
+            TensorSpec::write("y", dtype, lengths.y),
+            TensorSpec::workspace(sums, partials),
+        ];
+        let workspace_bytes = (partials * sums.bytes()) as u64;
+        let direction = Direction::Forward;
+        Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
+    }
+
     /// Whether every row and matrix of `a` and `b` begins at a multiple of 16 bytes if the first does.
     fn is_wide(&self) -> bool {
         let wide = |elements: usize| (elements * self.dtype.bytes()).is_multiple_of(WIDE as usize);
         let matrices = self.batch <= 1 || wide(self.stride_a) && wide(self.stride_b);
         wide(self.lda) && wide(self.ldb) && matrices
+    }
+
+    /// Whether tensor maps can describe `a` and `b`, if every row and matrix begins at a multiple of 16 bytes.
+    fn has_boxes(&self) -> bool {
+        let near = |elements: usize| elements.saturating_mul(self.dtype.bytes()) < MAX_BOX_STRIDE;
+        self.k > 0 && [self.lda, self.ldb, self.stride_a, self.stride_b].into_iter().all(near)
     }
 
     /// Sums that blocks leave for others to add.
@@ -299,10 +335,6 @@ impl GemmDesc {
     /// The launches of a variant: batches beyond what a grid has along z are further launches.
     fn steps(&self, target: Target, choice: Choice, steps: &mut Vec<LaunchStep>) -> Result<(), PlanError> {
         let parts = choice.parts(self.k as u64);
-        let kernel = self.kernel(target, choice.config, parts > 1)?;
-        let tiles = choice.config.tiles();
-        let (a, b) = self.along();
-        let shared = tiles.shared_bytes(self.dtype, a, b);
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let size = self.dtype.bytes() as u64;
         for first in (0..self.batch).step_by(MAX_LAYERS) {
@@ -311,7 +343,7 @@ impl GemmDesc {
             let split = parts > 1;
             let flags = self.flags();
             let activation = epilogue::code(self.activation).unwrap_or(0);
-            let args = kernel::GemmArgs {
+            let product = Product {
                 a: In::slot_at(0, offset(self.stride_a)),
                 b: In::slot_at(1, offset(self.stride_b)),
                 c: In::slot_at(SLOT_C, offset(self.stride_y)),
@@ -321,24 +353,10 @@ impl GemmDesc {
                 } else {
                     Out::slot_at(SLOT_Y, offset(self.stride_y))
                 },
-                m: small(self.m),
-                n: small(self.n),
-                depth: small(self.k),
-                part: u32::try_from(choice.part).unwrap_or(u32::MAX),
-                lda: self.lda as u64,
-                ldb: self.ldb as u64,
-                ldy: if split { self.n } else { self.ldy } as u64,
-                stride_a: self.stride_a as u64,
-                stride_b: self.stride_b as u64,
-                stride_y: if split { self.m * self.n } else { self.stride_y } as u64,
-                alpha: if split { 1.0 } else { self.alpha.get() },
-                beta: if split { 0.0 } else { self.beta.get() },
-                flags: if split { 0 } else { flags },
-                activation: if split { 0 } else { activation },
+                count,
+                split,
             };
-            let grid = [self.grid(choice)?, u32::try_from(parts).unwrap_or(1), small(count)];
-            let step = LaunchStep::new(kernel.clone(), grid, args.values()).with_dynamic_shared(shared);
-            steps.push(step);
+            steps.push(self.launch(target, choice, product)?);
             if split {
                 let def = split::SumParts { dtype: self.dtype };
                 let sum = split::SumArgs {
@@ -377,57 +395,129 @@ impl GemmDesc {
         y: Out<Elem>,
     ) -> Result<LaunchStep, PlanError> {
         self.check()?;
-        let wide = wide && self.is_wide();
-        let choice = tuning::choose(self.dtype, target, self.shape(), wide).ok_or(PlanError::Target {
-            op: OP,
-            needs: 75,
-            target,
-        })?;
-        let kernel = self.kernel(target, choice.config, true)?;
-        let (along_a, along_b) = self.along();
-        let shared = choice.config.tiles().shared_bytes(self.dtype, along_a, along_b);
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
-        let args = kernel::GemmArgs {
-            a,
-            b,
-            c: In::address(0),
-            bias: In::address(0),
-            y,
-            m: small(self.m),
-            n: small(self.n),
-            depth: small(self.k),
-            part: small(self.k),
-            lda: self.lda as u64,
-            ldb: self.ldb as u64,
-            ldy: self.n as u64,
-            stride_a: 0,
-            stride_b: 0,
-            stride_y: 0,
-            alpha: 1.0,
-            beta: 0.0,
-            flags: 0,
-            activation: 0,
-        };
-        let grid = self.grid(choice)?;
-        Ok(LaunchStep::new(kernel, [grid, 1, 1], args.values()).with_dynamic_shared(shared))
+        let choice = Choice { part: (self.k as u64).max(1), ..self.choose(target, wide && self.is_wide())? };
+        let product = Product { a, b, c: In::address(0), bias: In::address(0), y, count: 1, split: true };
+        self.launch(target, choice, product)
     }
 
-    /// Tiles of a matrix.
+    /// The kernel, and how the common dimension is shared.
+    fn choose(&self, target: Target, wide: bool) -> Result<Choice, PlanError> {
+        let access = match wide {
+            true if self.has_boxes() => Access::Boxes,
+            true => Access::Wide,
+            false => Access::Elements,
+        };
+        let choice = tuning::choose(self.dtype, target, self.shape(), access);
+        choice.ok_or(PlanError::Target { op: OP, needs: 75, target })
+    }
+
+    /// The launch of products from one kernel.
+    fn launch(&self, target: Target, choice: Choice, product: Product) -> Result<LaunchStep, PlanError> {
+        let Product { a, b, c, bias, y, count, split } = product;
+        let along = self.along();
+        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
+        let (m, n, depth) = (small(self.m), small(self.n), small(self.k));
+        let part = u32::try_from(choice.part).unwrap_or(u32::MAX);
+        // Sums of parts lie without gaps, and nothing is done to them yet.
+        let (ldy, stride_y) = if split { (self.n, self.m * self.n) } else { (self.ldy, self.stride_y) };
+        let (ldy, stride_y) = (ldy as u64, stride_y as u64);
+        let (alpha, beta) = if split { (1.0, 0.0) } else { (self.alpha.get(), self.beta.get()) };
+        let flags = if split { 0 } else { self.flags() };
+        let activation = if split { 0 } else { epilogue::code(self.activation).unwrap_or(0) };
+        let kernel = kernel_of(self.dtype, along, target, choice.config, split)?;
+        let values = match choice.config {
+            Config::Tiled(_) => kernel::GemmArgs {
+                a,
+                b,
+                c,
+                bias,
+                y,
+                m,
+                n,
+                depth,
+                part,
+                lda: self.lda as u64,
+                ldb: self.ldb as u64,
+                ldy,
+                stride_a: self.stride_a as u64,
+                stride_b: self.stride_b as u64,
+                stride_y,
+                alpha,
+                beta,
+                flags,
+                activation,
+            }
+            .values(),
+            Config::Warpgroup(config) => {
+                let (tile_a, tile_b) = config.tiles(self.dtype, along.0, along.1);
+                warpgroup::WarpgroupArgs {
+                    a: self.boxes(&a, tile_a, (self.m, self.lda), (count, self.stride_a)),
+                    b: self.boxes(&b, tile_b, (self.n, self.ldb), (count, self.stride_b)),
+                    c,
+                    bias,
+                    y,
+                    m,
+                    n,
+                    depth,
+                    part,
+                    ldy,
+                    stride_y,
+                    batch_a: u32::from(self.stride_a > 0),
+                    batch_b: u32::from(self.stride_b > 0),
+                    alpha,
+                    beta,
+                    flags,
+                    activation,
+                }
+                .values()
+            }
+        };
+        let parts = u32::try_from(choice.parts(self.k as u64)).unwrap_or(1);
+        let shared = choice.config.shared_bytes(self.dtype, along.0, along.1);
+        let grid = [self.grid(choice)?, parts, small(count)];
+        Ok(LaunchStep::new(kernel, grid, values).with_dynamic_shared(shared))
+    }
+
+    /// The tensor map of an operand.
+    fn boxes(
+        &self,
+        operand: &In<Elem>,
+        tile: PanelTile,
+        (outer, leading): (usize, usize),
+        (count, stride): (usize, usize),
+    ) -> Boxes {
+        let bytes = |elements: usize| elements as u64 * self.dtype.bytes() as u64;
+        // One matrix for all products, or nothing to go on to.
+        let (count, stride) =
+            if stride == 0 || count == 1 { (1, WIDE) } else { (count as u64, bytes(stride)) };
+        let map = tile.map((outer as u64, self.k as u64), bytes(leading), (count, stride));
+        Boxes::over(operand, map)
+    }
+
+    /// Blocks of a product.
     fn grid(&self, choice: Choice) -> Result<u32, PlanError> {
-        let tiles = choice.config.tiles();
-        let blocks =
-            [(self.m, tiles.rows), (self.n, tiles.cols)].map(|(side, tile)| side.div_ceil(tile as usize));
-        Ok(plan::cover(OP, blocks[0].saturating_mul(blocks[1]), 1)?.map_or(1, |grid| grid[0]))
+        let (rows, cols) = choice.config.extent();
+        let blocks = self.m.div_ceil(rows as usize).saturating_mul(self.n.div_ceil(cols as usize));
+        Ok(plan::cover(OP, blocks, 1)?.map_or(1, |grid| grid[0]))
     }
 
     fn flags(&self) -> u32 {
         let c = if self.beta.get() == 0.0 { 0 } else { epilogue::HAS_C };
         c | if self.bias { epilogue::HAS_BIAS } else { 0 }
     }
+}
 
-    fn kernel(&self, target: Target, config: Config, split: bool) -> Result<Kernel, PlanError> {
-        kernel_of(self.dtype, self.along(), target, config, split)
-    }
+/// The tensors of one launch.
+struct Product {
+    a: In<Elem>,
+    b: In<Elem>,
+    c: In<Elem>,
+    bias: In<Elem>,
+    y: Out<Elem>,
+    /// Matrices.
+    count: usize,
+    /// Whether `y` receives sums of parts as they are.
+    split: bool,
 }
 
 fn kernel_of(
@@ -437,7 +527,13 @@ fn kernel_of(
     config: Config,
     split: bool,
 ) -> Result<Kernel, PlanError> {
-    plan::recorded(OP, &Gemm { dtype, a, b, config, split }, target)
+    match config {
+        Config::Tiled(config) => plan::recorded(OP, &Gemm { dtype, a, b, config, split }, target),
+        Config::Warpgroup(config) => {
+            let target = Target { variant: TargetVariant::Specific, ..target };
+            plan::recorded(OP, &WarpgroupGemm { dtype, a, b, config, split }, target)
+        }
+    }
 }
 
 /// The family's row of the catalogue.

@@ -4,7 +4,7 @@
 //! sums; tiles run in waves over the multiprocessors. The configuration with the least sum is taken. Where there are fewer
 //! tiles than multiprocessors, several blocks share the common dimension of a tile.
 
-use warpwright_dsl::{Along, MmaAtom, Stages, TileLayout};
+use warpwright_dsl::{Along, K, MmaAtom, PanelTile, Stages, TileLayout};
 use warpwright_ptx::{DType, Target};
 
 /// What a block computes, and how the operands come to it.
@@ -75,16 +75,40 @@ pub struct SimtConfig {
     pub tiles: Tiles,
 }
 
-/// A kernel.
+/// How a kernel for sm_90a is laid out: groups of four warps compute 64 rows, one warp more fetches what they multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Config {
+pub struct WarpgroupConfig {
+    /// Rows of the result that a block computes: a multiple of 64.
+    pub rows: u32,
+    /// Columns of the result: a multiple of 64, up to 256.
+    pub cols: u32,
+    /// Slices of 64 of the common dimension in shared memory.
+    pub stages: u32,
+}
+
+impl WarpgroupConfig {
+    /// What a stage holds of `a` and `b`.
+    pub(super) const fn tiles(&self, dtype: DType, a: Along, b: Along) -> (PanelTile, PanelTile) {
+        (PanelTile { dtype, along: a, outer: self.rows }, PanelTile { dtype, along: b, outer: self.cols })
+    }
+
+    /// A part of the kernel's name.
+    pub(super) fn name(&self) -> String {
+        let Self { rows, cols, stages } = *self;
+        format!("wg_{rows}x{cols}_s{stages}")
+    }
+}
+
+/// A kernel whose tiles ordinary asynchronous copies bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tiled {
     /// On tensor cores.
     Tensor(TensorConfig),
     /// On the ordinary units.
     Simt(SimtConfig),
 }
 
-impl Config {
+impl Tiled {
     /// What a block computes.
     pub const fn tiles(&self) -> &Tiles {
         match self {
@@ -111,10 +135,55 @@ impl Config {
         }
     }
 
-    fn with(self, piece: u32) -> Self {
+    const fn with(self, piece: u32) -> Self {
         match self {
             Self::Tensor(c) => Self::Tensor(TensorConfig { tiles: Tiles { piece, ..c.tiles }, ..c }),
             Self::Simt(c) => Self::Simt(SimtConfig { tiles: Tiles { piece, ..c.tiles } }),
+        }
+    }
+}
+
+/// A kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Config {
+    /// With tensor copies and `wgmma`.
+    Warpgroup(WarpgroupConfig),
+    /// With ordinary copies.
+    Tiled(Tiled),
+}
+
+impl Config {
+    /// Rows and columns of the result that a block computes.
+    pub const fn extent(&self) -> (u32, u32) {
+        match self {
+            Self::Warpgroup(config) => (config.rows, config.cols),
+            Self::Tiled(config) => (config.tiles().rows, config.tiles().cols),
+        }
+    }
+
+    /// How much of the common dimension is multiplied at once.
+    pub const fn slice(&self) -> u32 {
+        match self {
+            Self::Warpgroup(_) => PanelTile::DEPTH,
+            Self::Tiled(config) => config.tiles().slice,
+        }
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn shared_bytes(&self, dtype: DType, a: Along, b: Along) -> u32 {
+        match self {
+            Self::Warpgroup(config) => {
+                let (a, b) = config.tiles(dtype, a, b);
+                K::TILE_SLACK + ((a.bytes() + b.bytes()) * config.stages).max(config.rows * config.cols * 4)
+            }
+            Self::Tiled(config) => config.tiles().shared_bytes(dtype, a, b),
+        }
+    }
+
+    const fn with(self, piece: u32) -> Self {
+        match self {
+            Self::Warpgroup(_) => self,
+            Self::Tiled(config) => Self::Tiled(config.with(piece)),
         }
     }
 }
@@ -130,14 +199,20 @@ struct Candidate {
 }
 
 const fn tensor(tiles: Tiles, warps: (u32, u32), efficiency: f64) -> Candidate {
-    let config = Config::Tensor(TensorConfig { tiles, warps_down: warps.0, warps_across: warps.1 });
-    Candidate { config, efficiency }
+    let config = TensorConfig { tiles, warps_down: warps.0, warps_across: warps.1 };
+    Candidate { config: Config::Tiled(Tiled::Tensor(config)), efficiency }
 }
 
 const fn simt(tiles: Tiles, efficiency: f64) -> Candidate {
-    Candidate { config: Config::Simt(SimtConfig { tiles }), efficiency }
+    Candidate { config: Config::Tiled(Tiled::Simt(SimtConfig { tiles })), efficiency }
 }
 
+const fn warpgroup(rows: u32, cols: u32, stages: u32, efficiency: f64) -> Candidate {
+    Candidate { config: Config::Warpgroup(WarpgroupConfig { rows, cols, stages }), efficiency }
+}
+
+/// Beside those that follow, with tensor copies and `wgmma`.
+const WARPGROUP: [Candidate; 2] = [warpgroup(256, 128, 4, 1.58), warpgroup(128, 128, 6, 1.44)];
 /// Largest tile first.
 const HALF: [Candidate; 3] = [
     tensor(Tiles::new(128, 256, 64, 3), (2, 4), 1.0),
@@ -151,6 +226,8 @@ const SMALL: [Candidate; 1] = [simt(Tiles::new(64, 64, 16, 2), 1.0)];
 /// The configurations for elements of `dtype` on `target`.
 fn candidates(dtype: DType, target: Target) -> impl Iterator<Item = Candidate> {
     let tensor_cores = dtype != DType::F32 && MmaAtom::of(dtype).is_some_and(|atom| atom.exists(target));
+    let groups = tensor_cores && dtype != DType::F64 && target.sm == 90;
+    let warpgroups: &[Candidate] = if groups { &WARPGROUP } else { &[] };
     let all: &[Candidate] = match dtype {
         DType::F64 if tensor_cores => &DOUBLE,
         DType::F32 => &SINGLE,
@@ -159,10 +236,10 @@ fn candidates(dtype: DType, target: Target) -> impl Iterator<Item = Candidate> {
     };
     let limit = shared_limit(target);
     let fits = move |c: &&Candidate| {
-        let bytes = |a, b| c.config.tiles().shared_bytes(dtype, a, b);
+        let bytes = |a, b| c.config.shared_bytes(dtype, a, b);
         bytes(Along::K, Along::K).max(bytes(Along::Outer, Along::Outer)) <= limit
     };
-    all.iter().filter(fits).copied()
+    warpgroups.iter().chain(all).filter(fits).copied()
 }
 
 /// Bytes of shared memory that a block can have.
@@ -228,14 +305,27 @@ const TILE_COST: f64 = 192.0;
 /// What adding the parts costs, in the unit of [`cost`]: about 4 us.
 const PARTS_COST: f64 = 2e7;
 
-/// The configuration for a product; `wide` if every row and matrix begins at a multiple of 16 bytes.
-pub fn choose(dtype: DType, target: Target, shape: Shape, wide: bool) -> Option<Choice> {
+/// How the operands lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Only elements are aligned.
+    Elements,
+    /// Every row and matrix begins at a multiple of 16 bytes.
+    Wide,
+    /// So they do, and tensor maps can describe them.
+    Boxes,
+}
+
+/// The configuration for a product.
+pub fn choose(dtype: DType, target: Target, shape: Shape, access: Access) -> Option<Choice> {
+    let wide = access != Access::Elements;
     let choice = |c: Candidate| {
         let (choice, cost) = cost(target, shape, &c);
         let config = choice.config.with(if wide { PIECE } else { dtype.bytes() as u32 });
         (Choice { config, ..choice }, cost)
     };
-    let all = candidates(dtype, target).map(choice);
+    let possible = |c: &Candidate| access == Access::Boxes || !matches!(c.config, Config::Warpgroup(_));
+    let all = candidates(dtype, target).filter(possible).map(choice);
     // Copies of single elements are what limits a product without alignment, whatever the tile: the smallest is there.
     if wide {
         all.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(choice, _)| choice)
@@ -244,21 +334,26 @@ pub fn choose(dtype: DType, target: Target, shape: Shape, wide: bool) -> Option<
     }
 }
 
+/// How a kernel shares a product.
+pub(super) fn share(target: Target, shape: Shape, config: Config) -> Choice {
+    cost(target, shape, &Candidate { config, efficiency: 1.0 }).0
+}
+
 /// How a candidate would share the work, and what that costs in products of a multiprocessor at the best rate.
 fn cost(target: Target, shape: Shape, c: &Candidate) -> (Choice, f64) {
     let Shape { m, n, k, batch } = shape;
-    let tiles = c.config.tiles();
-    let blocks = m.div_ceil(u64::from(tiles.rows)).saturating_mul(n.div_ceil(u64::from(tiles.cols)));
+    let (rows, cols) = c.config.extent();
+    let blocks = m.div_ceil(u64::from(rows)).saturating_mul(n.div_ceil(u64::from(cols)));
     let blocks = blocks.saturating_mul(batch).max(1);
     let room = multiprocessors(target);
     let parts = (room / blocks).min(k / LEAST_PART).clamp(1, MAX_PARTS);
-    let slice = u64::from(tiles.slice);
+    let slice = u64::from(c.config.slice());
     let part = k.div_ceil(parts).max(1).next_multiple_of(slice);
     let choice = Choice { config: c.config, part };
     let parts = choice.parts(k);
     // Blocks that share a multiprocessor share its rate.
     let waves = blocks.saturating_mul(parts).div_ceil(room);
-    let of_tile = f64::from(tiles.rows) * f64::from(tiles.cols) * (part.min(k) as f64 + TILE_COST);
+    let of_tile = f64::from(rows) * f64::from(cols) * (part.min(k) as f64 + TILE_COST);
     let adding = if parts > 1 { PARTS_COST } else { 0.0 };
     (choice, waves as f64 * of_tile / c.efficiency + adding)
 }

@@ -1,0 +1,207 @@
+//! Barriers in shared memory that count arrivals and bytes (`mbarrier`), and copies of boxes of a tensor that they count
+//! (sm_90 and later).
+//!
+//! A phase of a barrier ends when as many arrivals as it was made for and all bytes that were announced have come; then
+//! the next begins. Phases have parities 0, 1, 0, 1...: who waits for parity `p` waits until the phase with that parity has
+//! ended, so a wait for parity 1 passes at once on a fresh barrier.
+
+use warpwright_ptx::tensor_map::{TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES};
+use warpwright_ptx::{
+    Address, ArgValue, Inst, MbarrierPhase, Operand, Ordering, Param, RegKind, ScalarType, StateSpace,
+    TensorCopy, TensorMap, TensorMode, TensorTransfer,
+};
+
+use crate::args::{Argument, DTypes, In};
+use crate::context::K;
+use crate::mem::{Element, Ptr, Shared};
+use crate::reg::{Pred, Reg, Source, U32, U64};
+
+/// Bytes of a tensor map among a kernel's parameters, and their alignment.
+const MAP_BYTES: u64 = TENSOR_MAP_BYTES as u64;
+const MAP_ALIGN: u32 = TENSOR_MAP_ALIGN as u32;
+
+/// An array of barriers in the block's shared memory; made by [`K::mbarriers`].
+#[derive(Clone, Copy, Debug)]
+pub struct Mbarriers<'k> {
+    first: Ptr<'k, Shared, u64>,
+}
+
+/// A barrier in the block's shared memory.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "it records instructions but does nothing"]
+pub struct Mbarrier<'k> {
+    at: Ptr<'k, Shared, u64>,
+}
+
+impl<'k> K<'k> {
+    /// `count` barriers, not initialised.
+    #[track_caller]
+    pub fn mbarriers(self, count: u32) -> Mbarriers<'k> {
+        Mbarriers { first: self.shared::<u64>(count) }
+    }
+
+    /// Makes initialised barriers known to copies; the thread that initialised them calls it, and a
+    /// [`barrier`](Self::barrier) follows.
+    #[track_caller]
+    pub fn publish_mbarriers(self) {
+        self.emit(Inst::MbarrierInitFence);
+    }
+}
+
+impl<'k> Mbarriers<'k> {
+    /// Barrier `index`.
+    #[track_caller]
+    pub fn at(self, index: impl Source<'k, u32>) -> Mbarrier<'k> {
+        let k = self.first.k;
+        Mbarrier { at: self.first.at(index.reg(k)) }
+    }
+}
+
+impl<'k> Mbarrier<'k> {
+    fn k(self) -> K<'k> {
+        self.at.k
+    }
+
+    /// Initialises it for phases of `arrivals` arrivals.
+    #[track_caller]
+    pub fn init(self, arrivals: impl Source<'k, u32>) {
+        let count = arrivals.operand();
+        self.k().emit(Inst::MbarrierInit { space: StateSpace::Shared, addr: self.at.operand(), count });
+    }
+
+    /// Announces `bytes` bytes of copies for the present phase, and arrives.
+    #[track_caller]
+    pub fn arrive_expecting(self, bytes: impl Source<'k, u32>) {
+        self.arrival(Some(bytes.operand()));
+    }
+
+    /// Arrives: what copies or products of the thread have read before may be overwritten by who waits.
+    #[track_caller]
+    pub fn arrive(self) {
+        self.arrival(None);
+    }
+
+    #[track_caller]
+    fn arrival(self, expect_tx: Option<Operand>) {
+        self.k().emit(Inst::MbarrierArrive {
+            drop: false,
+            no_complete: false,
+            expect_tx,
+            ordering: Ordering::WEAK,
+            space: StateSpace::Shared,
+            dst: None,
+            addr: self.at.operand(),
+            count: None,
+        });
+    }
+
+    /// Waits until the phase of parity `parity` has ended; sees what the copies that it counts and threads of the block did
+    /// before.
+    #[track_caller]
+    pub fn wait(self, parity: U32<'k>) {
+        let k = self.k();
+        k.on_behalf(|| {
+            let tried = || {
+                let done: Pred<'k> = Reg::from_id(k, k.rec().new_reg(ScalarType::Pred, RegKind::Value));
+                k.emit(Inst::MbarrierWait {
+                    try_wait: true,
+                    ordering: Ordering::WEAK,
+                    space: StateSpace::Shared,
+                    dst: done.id(),
+                    addr: self.at.operand(),
+                    phase: MbarrierPhase::Parity(parity.as_operand()),
+                    nanoseconds: None,
+                });
+                done
+            };
+            k.until(tried);
+        });
+    }
+}
+
+/// A tensor map that the device encodes when a kernel is launched: as a field of a launch a map over a tensor of the
+/// operation, in `build` a [`TensorBoxes`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Boxes {
+    value: ArgValue,
+}
+
+impl Boxes {
+    /// The map over the tensor that a pointer argument would be given; its base counts from there.
+    pub fn over<E: Element>(tensor: &In<E>, mut map: TensorMap) -> Self {
+        let slot = match tensor.value() {
+            ArgValue::Slot { slot, offset } => {
+                map.base = map.base.wrapping_add(offset);
+                Some(slot)
+            }
+            ArgValue::Address(address) => {
+                map.base = map.base.wrapping_add(address);
+                None
+            }
+            value => return Self { value },
+        };
+        Self { value: ArgValue::TensorMap { map: Box::new(map), slot } }
+    }
+}
+
+impl Argument for Boxes {
+    type Param<'k> = TensorBoxes<'k>;
+    const OUTPUT: bool = false;
+    const DYNAMIC: bool = false;
+
+    fn value(&self) -> ArgValue {
+        self.value.clone()
+    }
+
+    #[track_caller]
+    fn declare<'k>(k: K<'k>, name: &'static str, _: &DTypes) -> TensorBoxes<'k> {
+        let mut param = Param::scalar(name, ScalarType::B8);
+        (param.array, param.align) = (Some(MAP_BYTES), MAP_ALIGN);
+        let symbol = k.rec().new_param(param);
+        let (of_params, generic) = (k.fresh::<u64>(), k.fresh::<u64>());
+        let src = Operand::Symbol(symbol, 0);
+        k.emit(Inst::Mov { ty: ScalarType::U64, dst: of_params.id(), src });
+        k.emit(Inst::Cvta {
+            to_space: false,
+            space: StateSpace::Param,
+            ty: ScalarType::U64,
+            dst: generic.id(),
+            src: of_params.as_operand(),
+        });
+        TensorBoxes { map: generic }
+    }
+}
+
+/// A tensor in global memory of which one instruction copies a whole box; the map of the launch says how large and how
+/// its 16-byte pieces are placed.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "it records instructions but copies nothing"]
+pub struct TensorBoxes<'k> {
+    map: U64<'k>,
+}
+
+impl<'k> TensorBoxes<'k> {
+    /// Starts the copy of the box at `coords`, innermost first, to the shared memory at `to`; `done` counts its bytes. What
+    /// lies outside of the tensor becomes zero and counts too. For one thread.
+    #[track_caller]
+    pub fn copy(self, to: U32<'k>, coords: &[U32<'k>], done: Mbarrier<'k>) {
+        let k = self.map.k();
+        k.on_behalf(|| {
+            k.emit(Inst::TensorCopy(Box::new(TensorCopy {
+                transfer: TensorTransfer::Load {
+                    dst_space: StateSpace::SharedCluster,
+                    dst: Address::reg(to.id(), 0),
+                    barrier: done.at.operand(),
+                    multicast: None,
+                    cta_group: None,
+                },
+                dims: u8::try_from(coords.len()).unwrap_or(u8::MAX),
+                mode: TensorMode::Tile,
+                map: Address::reg(self.map.id(), 0),
+                coords: coords.iter().map(|c| c.as_operand()).collect(),
+                offsets: Vec::new(),
+                policy: None,
+            })));
+        });
+    }
+}
