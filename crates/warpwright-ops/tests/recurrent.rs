@@ -247,6 +247,7 @@ fn gradients_agree_with_central_differences() {
             weights: (0..4).map(pass).collect(),
             h0: list(24, 0.4),
             c0: list(24, 0.6),
+            kept: |h| h,
         };
         let (x, dy, dh, dc) = (list(12, 0.9), list(36, 1.3), list(24, 1.7), list(24, 2.1));
         let value = |net: &Net, x: &[f64]| {

@@ -34,6 +34,8 @@ pub struct Net {
     pub h0: Vec<f64>,
     /// `[layers directions][batch][hidden]`
     pub c0: Vec<f64>,
+    /// What becomes of a hidden state before anything reads it: itself, or what a tensor keeps of it.
+    pub kept: fn(f64) -> f64,
 }
 
 /// What a net gives, and what its gradients start from.
@@ -187,7 +189,10 @@ impl Net {
         for row in self.order(pass % self.directions, batch) {
             let before = &states[states.len() - 1];
             let sums = self.sums(pass, &x[row * input..][..input], before);
-            let after = sums.iter().zip(before).map(|((x, h), before)| self.cell.step(x, h, *before));
+            let after = sums.iter().zip(before).map(|((x, h), before)| {
+                let State { h, c } = self.cell.step(x, h, *before);
+                State { h: (self.kept)(h), c }
+            });
             states.push(after.collect());
         }
         states
