@@ -360,7 +360,7 @@ fn gradients_of_sinks_agree_with_central_differences() {
         };
         let slope =
             |x: f64| backward(&Problem { sink: Some(&moved(x)), ..plain() }, &q, &k, &v, &dy).dsinks[head];
-        let error = gradient_error(&value, &slope, &[-1.1, 0.3, 2.0]);
+        let error = gradient_error(value, slope, &[-1.1, 0.3, 2.0]);
         assert!(error < 1e-5, "{head}: {error:e}");
     }
 }
