@@ -421,7 +421,9 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 // of numbers that the result was rounded to.
                 let half = matches!(dtype, DType::F16 | DType::BF16);
                 let paged = situation.modification.paged.is_some();
-                let skipped = situation.nan || paged || half && situation.spread > 1.0;
+                // Backward has no kernels for few queries: their long caches would only take long.
+                let long = situation.queries <= 16 && situation.keys >= 300;
+                let skipped = situation.nan || paged || long || half && situation.spread > 1.0;
                 if direction == Direction::Backward && skipped {
                     continue;
                 }
