@@ -44,6 +44,23 @@ pub(super) struct Outputs<'k> {
     pub(super) activation: U32<'k>,
 }
 
+/// Where the results of product `batch` go, from a kernel's arguments; `matrix` is the number of its own among those of `y`.
+macro_rules! outputs {
+    ($p:expr, $batch:expr, $matrix:expr) => {
+        Outputs {
+            c: $p.c.at($batch * $p.stride_y),
+            bias: $p.bias,
+            y: $p.y.at($matrix * $p.stride_y),
+            leading: $p.ldy,
+            alpha: $p.alpha,
+            beta: $p.beta,
+            flags: $p.flags,
+            activation: $p.activation,
+        }
+    };
+}
+pub(super) use outputs;
+
 impl<'k> Outputs<'k> {
     /// Elements that are finished together.
     pub(super) fn width(self) -> u32 {

@@ -4,7 +4,7 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::epilogue::{self, Outputs};
+use super::epilogue::{self, Outputs, outputs};
 use super::tuning::{Tiled, Tiles};
 use super::{simt, tensor};
 
@@ -119,16 +119,7 @@ impl<'k> Problem<'k> {
     pub(super) fn outputs(&self, p: GemmParams<'k>) -> Outputs<'k> {
         let k = self.k;
         let matrix = k.block_idx_y().to_u64() * k.grid_dim_z().to_u64() + self.batch;
-        Outputs {
-            c: p.c.at(self.batch * p.stride_y),
-            bias: p.bias,
-            y: p.y.at(matrix * p.stride_y),
-            leading: p.ldy,
-            alpha: p.alpha,
-            beta: p.beta,
-            flags: p.flags,
-            activation: p.activation,
-        }
+        outputs!(p, self.batch, matrix)
     }
 }
 
@@ -184,9 +175,6 @@ impl KernelDef for Gemm {
     }
 
     fn build<'k>(&self, k: K<'k>, p: GemmParams<'k>) {
-        match self.dtype {
-            DType::F64 => self.body::<f64>(k, p),
-            _ => self.body::<f32>(k, p),
-        }
+        accumulate!(self.dtype, |A| self.body::<A>(k, p));
     }
 }

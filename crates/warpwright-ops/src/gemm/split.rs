@@ -3,7 +3,7 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::epilogue::{self, Outputs};
+use super::epilogue::{self, Outputs, outputs};
 
 kernel_args! {
     /// `y = activation(alpha sum of partials + beta c + bias)`
@@ -30,18 +30,7 @@ impl SumParts {
         Elem: Access<A>,
     {
         let (batch, batches) = (k.block_idx_z().to_u64(), k.grid_dim_z().to_u64());
-        let y = p.y.at(batch * p.stride_y);
-        let c = p.c.at(batch * p.stride_y);
-        let outputs = Outputs {
-            c,
-            bias: p.bias,
-            y,
-            leading: p.ldy,
-            alpha: p.alpha,
-            beta: p.beta,
-            flags: p.flags,
-            activation: p.activation,
-        };
+        let outputs = outputs!(p, batch, batch);
         let len = p.m.mul_wide(p.n);
         let at = k.global_idx_x();
         k.if_(at.lt(len), || {
@@ -71,9 +60,6 @@ impl KernelDef for SumParts {
     }
 
     fn build<'k>(&self, k: K<'k>, p: SumParams<'k>) {
-        match self.dtype {
-            DType::F64 => self.body::<f64>(k, p),
-            _ => self.body::<f32>(k, p),
-        }
+        accumulate!(self.dtype, |A| self.body::<A>(k, p));
     }
 }

@@ -4,7 +4,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Boxes, Mbarriers, PanelTile, TensorBoxes, WarpgroupSums, kernel_args};
 
-use super::epilogue::{self, Outputs, SumTile};
+use super::epilogue::{self, Outputs, SumTile, outputs};
 use super::kernel::tile_of_block;
 use super::tuning::WarpgroupConfig;
 
@@ -105,17 +105,9 @@ impl WarpgroupGemm {
             || self.multiply(k, &ring, steps, sums),
         );
         k.barrier();
-        let matrix = k.block_idx_y().to_u64() * k.grid_dim_z().to_u64() + k.block_idx_z().to_u64();
-        let outputs = Outputs {
-            c: p.c.at(k.block_idx_z().to_u64() * p.stride_y),
-            bias: p.bias,
-            y: p.y.at(matrix * p.stride_y),
-            leading: p.ldy,
-            alpha: p.alpha,
-            beta: p.beta,
-            flags: p.flags,
-            activation: p.activation,
-        };
+        let batch = k.block_idx_z().to_u64();
+        let matrix = k.block_idx_y().to_u64() * k.grid_dim_z().to_u64() + batch;
+        let outputs = outputs!(p, batch, matrix);
         epilogue::finish_tile::<f32>(k, outputs, sums, (row, col), (p.m, p.n));
     }
 

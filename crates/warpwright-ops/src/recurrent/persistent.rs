@@ -7,7 +7,7 @@ use warpwright_dsl::prelude::*;
 use super::cell::{Cell, Gate};
 use super::exchange::{Matrix, Product, THREADS, WARP};
 use super::tuning::PersistentConfig;
-use super::walk::{self, Walk, has};
+use super::walk::{self, Walk, has, walk};
 
 kernel_args! {
     /// A sequence of `steps`, from the products of its inputs.
@@ -98,13 +98,7 @@ impl Sequence {
         let (cell, product) = (self.cell, self.product());
         let gates = cell.gates() as u32;
         let first_unit = k.block_idx_x() * self.config.units;
-        let walk = Walk {
-            lengths: p.lengths,
-            steps: p.steps,
-            row_step: p.row_step,
-            row_batch: p.row_batch,
-            flags: p.flags,
-        };
+        let walk = walk!(p);
         let all = self.items(k, first_unit);
         let zero = k.lit(0.0f32);
         let state_at = |item: &Item<'k>| item.batch * self.hidden + item.unit;

@@ -5,8 +5,8 @@ use warpwright_dsl::prelude::*;
 
 use super::cell::{Cell, Gate};
 use super::sums_of;
-use super::trail::{Trail, Unit};
-use super::walk::{self, Walk, has};
+use super::trail::{Trail, Unit, trail};
+use super::walk::{self, Walk, has, walk};
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 128;
@@ -52,13 +52,7 @@ impl Forward {
         let at = k.global_idx_x().to_u32();
         k.if_(at.lt(p.n), || {
             let (batch, unit) = (at / p.hidden, at % p.hidden);
-            let walk = Walk {
-                lengths: p.lengths,
-                steps: p.steps,
-                row_step: p.row_step,
-                row_batch: p.row_batch,
-                flags: p.flags,
-            };
+            let walk = walk!(p);
             let length = walk.length(batch, p.n.gt(at));
             let row = walk.row(p.step, batch, length);
             let there = p.step.lt(length);
@@ -141,10 +135,7 @@ impl KernelDef for Forward {
     }
 
     fn build<'k>(&self, k: K<'k>, p: ForwardParams<'k>) {
-        match self.dtype {
-            DType::F64 => self.body::<f64>(k, p),
-            _ => self.body::<f32>(k, p),
-        }
+        accumulate!(self.dtype, |A| self.body::<A>(k, p));
     }
 }
 
@@ -179,32 +170,11 @@ impl Backward {
         Elem: Access<A>,
     {
         let Self { cell, dtype } = *self;
-        let gates = cell.gates();
         let at = k.global_idx_x().to_u32();
         k.if_(at.lt(p.n), || {
             let (batch, unit) = (at / p.hidden, at % p.hidden);
-            let walk = Walk {
-                lengths: p.lengths,
-                steps: p.steps,
-                row_step: p.row_step,
-                row_batch: p.row_batch,
-                flags: p.flags,
-            };
-            let trail = Trail {
-                cell,
-                dtype,
-                walk,
-                hidden: p.hidden,
-                y_row: p.y_row,
-                gates: p.gates,
-                extra: p.extra,
-                y: p.y,
-                h0: p.h0,
-                c0: p.c0,
-                dy: p.dy,
-                dh_n: p.dh_n,
-                dc_n: p.dc_n,
-            };
+            let walk = walk!(p);
+            let trail = trail!(p, cell, dtype, walk, p.hidden);
             let inside = at.lt(p.n);
             let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
             let known = trail.known::<A>(k, p.step, who);
@@ -218,9 +188,7 @@ impl Backward {
             if cell.carries() {
                 p.carry.at(at).set(gradient.carry);
             }
-            for (gate, value) in gradient.gates.iter().enumerate() {
-                let inner = if gate + 1 == gates { gradient.inner } else { *value };
-                let (value, inner) = (known.there.select(*value, 0.0), known.there.select(inner, 0.0));
+            for (gate, (value, inner)) in known.sides(&gradient).enumerate() {
                 p.dx.at(trail.gate(known.row, gate, unit)).set(value);
                 if cell.splits() {
                     p.dh.at(trail.gate(known.row, gate, unit)).set(inner);
@@ -250,10 +218,7 @@ impl KernelDef for Backward {
     }
 
     fn build<'k>(&self, k: K<'k>, p: BackwardParams<'k>) {
-        match self.dtype {
-            DType::F64 => self.body::<f64>(k, p),
-            _ => self.body::<f32>(k, p),
-        }
+        accumulate!(self.dtype, |A| self.body::<A>(k, p));
     }
 }
 
@@ -321,9 +286,6 @@ impl KernelDef for Start {
     }
 
     fn build<'k>(&self, k: K<'k>, p: StartParams<'k>) {
-        match self.dtype {
-            DType::F64 => self.body::<f64>(k, p),
-            _ => self.body::<f32>(k, p),
-        }
+        accumulate!(self.dtype, |A| self.body::<A>(k, p));
     }
 }

@@ -6,9 +6,9 @@ use warpwright_dsl::prelude::*;
 
 use super::cell::Cell;
 use super::exchange::{Matrix, Product, Sums, THREADS};
-use super::trail::{Trail, Unit};
+use super::trail::{Trail, Unit, trail};
 use super::tuning::PersistentConfig;
-use super::walk::{self, Walk, has};
+use super::walk::{self, Walk, has, walk};
 
 kernel_args! {
     /// A sequence of `steps`, from the last to the first; see [`pointwise`](super::pointwise) for the shapes.
@@ -64,28 +64,8 @@ impl Sweep {
         let (cell, product) = (self.cell, self.product());
         let gates = cell.gates();
         let first_unit = k.block_idx_x() * self.config.units;
-        let walk = Walk {
-            lengths: p.lengths,
-            steps: p.steps,
-            row_step: p.row_step,
-            row_batch: p.row_batch,
-            flags: p.flags,
-        };
-        let trail = Trail {
-            cell,
-            dtype: self.dtype,
-            walk,
-            hidden: k.lit(self.hidden),
-            y_row: p.y_row,
-            gates: p.gates,
-            extra: p.extra,
-            y: p.y,
-            h0: p.h0,
-            c0: p.c0,
-            dy: p.dy,
-            dh_n: p.dh_n,
-            dc_n: p.dc_n,
-        };
+        let walk = walk!(p);
+        let trail = trail!(p, cell, self.dtype, walk, k.lit(self.hidden));
         let all = self.items(k, first_unit);
         let zero = k.lit(0.0f32);
         let publish = |turn: U32<'k>, item: &Item<'k>, gate: usize, value: F32<'k>| {
@@ -115,11 +95,7 @@ impl Sweep {
                 let recurrent = sums.of(item.batch, item.row, known.later);
                 let carry = carried.get(i).map_or(zero, |carry| known.later.select(*carry, 0.0));
                 let gradient = trail.gradient(known, recurrent, carry);
-                let of_gate = |(gate, value): (usize, &F32<'k>)| {
-                    let inner = if gate + 1 == gates { gradient.inner } else { *value };
-                    (known.there.select(*value, 0.0), known.there.select(inner, 0.0))
-                };
-                let values: Vec<_> = gradient.gates.iter().enumerate().map(of_gate).collect();
+                let values: Vec<_> = known.sides(&gradient).collect();
                 for (gate, (_, inner)) in values.iter().enumerate() {
                     publish(turn + 1, item, gate, *inner);
                 }

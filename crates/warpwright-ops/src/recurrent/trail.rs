@@ -48,6 +48,39 @@ pub(super) struct Known<'k, A: Float> {
     dc: Reg<'k, A>,
 }
 
+impl<'k, A: Float> Known<'k, A> {
+    /// The gradients of each gate's sums on the sides of input and state; zeros in a step that the sequence does not have.
+    pub(super) fn sides(&self, gradient: &Gradient<'k, A>) -> impl Iterator<Item = (Reg<'k, A>, Reg<'k, A>)> {
+        let last = gradient.gates.len() - 1;
+        gradient.gates.iter().enumerate().map(move |(gate, value)| {
+            let inner = if gate == last { gradient.inner } else { *value };
+            (self.there.select(*value, 0.0), self.there.select(inner, 0.0))
+        })
+    }
+}
+
+/// The trail of a kernel's arguments.
+macro_rules! trail {
+    ($p:expr, $cell:expr, $dtype:expr, $walk:expr, $hidden:expr) => {
+        Trail {
+            cell: $cell,
+            dtype: $dtype,
+            walk: $walk,
+            hidden: $hidden,
+            y_row: $p.y_row,
+            gates: $p.gates,
+            extra: $p.extra,
+            y: $p.y,
+            h0: $p.h0,
+            c0: $p.c0,
+            dy: $p.dy,
+            dh_n: $p.dh_n,
+            dc_n: $p.dc_n,
+        }
+    };
+}
+pub(super) use trail;
+
 impl<'k> Trail<'k> {
     /// Where gate `gate` of a unit is in `[row][gates][hidden]`.
     pub(super) fn gate(&self, row: U64<'k>, gate: usize, unit: U32<'k>) -> U64<'k> {

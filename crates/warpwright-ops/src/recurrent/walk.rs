@@ -44,6 +44,20 @@ pub(super) struct Walk<'k> {
     pub(super) flags: U32<'k>,
 }
 
+/// The walk that a kernel is launched with.
+macro_rules! walk {
+    ($p:expr) => {
+        Walk {
+            lengths: $p.lengths,
+            steps: $p.steps,
+            row_step: $p.row_step,
+            row_batch: $p.row_batch,
+            flags: $p.flags,
+        }
+    };
+}
+pub(super) use walk;
+
 impl<'k> Walk<'k> {
     /// Places of sequence `batch`, which is one of them if `there`.
     pub(super) fn length(&self, batch: U32<'k>, there: Pred<'k>) -> U32<'k> {
