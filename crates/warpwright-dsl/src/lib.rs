@@ -80,6 +80,7 @@ mod mem;
 mod mma;
 mod moments;
 mod packed;
+mod philox;
 mod recorder;
 mod reg;
 mod skeleton;
@@ -110,6 +111,7 @@ pub use mem::{
 pub use mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom};
 pub use moments::Moments;
 pub use packed::Packed;
+pub use philox::Philox;
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
 pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
 pub use table::{WARP_TABLE_LEN, WarpTable};
@@ -128,9 +130,9 @@ pub mod prelude {
         Access, Accumulator, Along, BF16, BlockDim, Bounds, BuildError, Carry, ClusterShared, DType, DTypes,
         Elem, F16, F32, F64, Fill, Float, Fragment, I32, I64, In, InOut, Index, Integer, IntoIndex, K,
         Kernel, KernelArgs, KernelDef, Lanes, MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments,
-        Normal, Number, Out, Packed, Params, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, Scalar,
-        Shared, SharedTile, Source, Stages, Sum, Target, TileCopy, TileLayout, TilePoint, TileReader, U32,
-        U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid,
+        Normal, Number, Out, Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg,
+        Scalar, Shared, SharedTile, Source, Stages, Sum, Target, TileCopy, TileLayout, TilePoint, TileReader,
+        U32, U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid,
         kernel_args, record, warp_reduce,
     };
 }

@@ -28,6 +28,7 @@ pub mod attention;
 pub mod batch_norm;
 pub mod catalogue;
 pub mod cross_entropy;
+mod dropout;
 mod error;
 pub mod gemm;
 pub mod group_norm;
@@ -39,5 +40,6 @@ pub mod recurrent;
 pub mod softmax;
 
 pub use catalogue::{Direction, Entry, catalogue};
+pub use dropout::{Dropout, Dropped};
 pub use error::{Error, PlanError};
 pub use plan::{Binding, Operation, Plan};

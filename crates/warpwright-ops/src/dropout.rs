@@ -1,0 +1,107 @@
+//! Which elements are dropped: a function of numbers, on the host as in kernels.
+
+use warpwright_dsl::{F32, K, Philox, Pred, U32, U64};
+
+use crate::PlanError;
+
+/// Elements that are set to 0 at random while training; what is kept is multiplied by `1 / (1 - probability)`.
+///
+/// Whether element `n` is dropped depends on the seed, the offset and `n` alone: a backward pass that is given the same numbers drops
+/// the same elements, on every device and in the emulator. Each operation says how it numbers its elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Of an element to be dropped, from 0 to 1; rounded to a multiple of 2^-32.
+    pub probability: f32,
+    /// What the random numbers begin with.
+    pub seed: u64,
+    /// Tells apart the uses of one seed: the number of the call, say.
+    pub offset: u64,
+}
+
+impl Dropout {
+    /// Fails if the probability is none.
+    pub fn check(self, op: &'static str) -> Result<(), PlanError> {
+        if (0.0..=1.0).contains(&self.probability) {
+            return Ok(());
+        }
+        let got = self.probability.to_string();
+        Err(PlanError::Parameter { op, parameter: "dropout.probability", got, expected: "from 0 to 1" })
+    }
+
+    /// Words below this one drop their element.
+    pub fn threshold(self) -> u32 {
+        // A cast of a float saturates, so that all words but the greatest are below the threshold of probability 1.
+        (f64::from(self.probability) * 2f64.powi(32)).round() as u32
+    }
+
+    /// What kept elements are multiplied by; 0 if none is.
+    pub fn scale(self) -> f32 {
+        if self.probability < 1.0 { (1.0 / (1.0 - f64::from(self.probability))) as f32 } else { 0.0 }
+    }
+
+    /// Whether an element is kept; of four elements that follow each other, the first of which has a number that four divides, each has
+    /// one of the words of a draw.
+    pub fn keeps(self, element: u64) -> bool {
+        let words = Philox::words(self.seed, self.offset, element / 4);
+        self.probability < 1.0 && words[(element % 4) as usize] >= self.threshold()
+    }
+}
+
+/// The same in a kernel, from its arguments.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropped<'k> {
+    /// What the words are drawn from.
+    pub philox: Philox<'k>,
+    /// [`Dropout::threshold`].
+    pub threshold: U32<'k>,
+    /// [`Dropout::scale`].
+    pub scale: F32<'k>,
+}
+
+impl<'k> Dropped<'k> {
+    /// For the arguments `seed` and `offset` of a kernel.
+    pub fn new(k: K<'k>, (seed, offset): (U64<'k>, U64<'k>), threshold: U32<'k>, scale: F32<'k>) -> Self {
+        Self { philox: Philox::new(k, seed, offset), threshold, scale }
+    }
+
+    /// What four elements are multiplied by, of which the first has the number `4 * group`.
+    pub fn factors(self, group: U64<'k>) -> [F32<'k>; 4] {
+        self.philox.draw(group).map(|word| self.keeps(word).select(self.scale, 0.0))
+    }
+
+    /// Whether a word keeps its element.
+    pub fn keeps(self, word: U32<'k>) -> Pred<'k> {
+        word.ge(self.threshold)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_as_the_probability_says() {
+        let count = 100_000u32;
+        for probability in [0.0f32, 0.1, 0.5, 0.9, 1.0] {
+            let dropout = Dropout { probability, seed: 7, offset: 1 };
+            let kept = (0..u64::from(count)).filter(|&n| dropout.keeps(n)).count() as f64;
+            let keeping = 1.0 - f64::from(probability);
+            let deviation = (f64::from(count) * keeping * (1.0 - keeping)).sqrt();
+            let want = f64::from(count) * keeping;
+            assert!(
+                (kept - want).abs() <= 4.0 * deviation,
+                "{probability}: {kept} of {count} kept, {want} expected"
+            );
+        }
+    }
+
+    #[test]
+    fn probabilities_that_are_none() {
+        for probability in [-0.1, 1.1, f32::NAN, f32::INFINITY] {
+            let error =
+                Dropout { probability, seed: 0, offset: 0 }.check("attention").unwrap_err().to_string();
+            let want = format!("attention: dropout.probability is {probability}, must be from 0 to 1");
+            assert_eq!(error, want);
+        }
+    }
+}
