@@ -11,11 +11,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
-from .suites import Case
+from .suites import GATES, Case
 
 # Norm-wise errors that a correct implementation stays within; the format's own error for 4 bits of normal data.
 BUDGETS = {"f64": 1e-13, "f32": 1e-6, "bf16": 4e-3, "f16": 5e-4}
 FORMATS = {"nf4": 0.0925, "fp4": 0.1225, "int4": 0.14, "int4_asymmetric": 0.14, "nested": 0.03}
+# Of recurrent nets 1.5 times those of PyTorch, whose gradients are sums of products that were rounded.
+STATES = {"f32": 5.7e-7, "bf16": 3.45e-3, "f16": 3.9e-4}
+STATE_GRADIENTS = {"f32": 1.4e-6, "bf16": 6.3e-3, "f16": 7.5e-4}
 OURS = "warpwright"
 # Others may round in between; a result this far off is a different function.
 RIVALS_MAY = 5
@@ -45,6 +48,12 @@ def budget(case: Case) -> float:
     if case.op == "matmul" and case.dtype == "f32":
         # Sums of the common dimension in f32: 1.5 times PyTorch's error, which is 8.1e-7 for 2048 terms and grows as a root.
         return 1.5 * 8.1e-7 * math.sqrt(case.shape[2] / 2048)
+    if case.op in GATES and case.direction == "forward":
+        return STATES[case.dtype]
+    if case.op in GATES:
+        # Gradients of weights are sums over all places.
+        places = math.prod(case.shape[:-2])
+        return max(STATE_GRADIENTS[case.dtype], 1.5 * 8.1e-7 * math.sqrt(places / 2048))
     return BUDGETS[case.dtype]
 
 

@@ -27,6 +27,12 @@ class Problem:
     """One case: `inputs` of which the first `differentiable` get gradients, PyTorch's function of them, and ours."""
 
     differentiable = 1
+    # Whether forward and backward together give all gradients, and not that of the first input alone.
+    whole = False
+    # Whether contenders run as CUDA graphs, which nothing compiles.
+    in_graph = False
+    # The function of ours, if it is not called as the operation is.
+    called = ""
 
     def __init__(self, case: Case, draw: Draw) -> None:
         self.case = case
@@ -45,6 +51,10 @@ class Problem:
     def ours_backward(self, ww: Any, dy: torch.Tensor) -> Function:
         """The backward pass as `f(out=None)`."""
         raise NotImplementedError
+
+    def ours_recorded(self, wt: Any) -> Function:
+        """The forward pass of `warpwright.torch` as a function of the inputs, which autograd can follow."""
+        return getattr(wt, self.case.op)
 
     def others(self) -> dict[str, Function]:
         """Other libraries' forward functions of the inputs, which autograd can follow."""
@@ -335,6 +345,29 @@ PROBLEMS: dict[str, type[Problem]] = {
 }
 
 
+def graphed(contender: Contender) -> Contender:
+    """A contender whose launches are recorded at the first call, and replayed."""
+    made: list[Any] = []
+
+    def replay() -> Any:
+        if not made:
+            side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    contender()
+            current.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                results = contender()
+            made.extend((graph, results))
+        graph, results = made
+        graph.replay()
+        return results
+
+    return replay
+
+
 class ProblemBench:
     """The tensors of one case, its contenders, and its reference in f64."""
 
@@ -355,22 +388,22 @@ class ProblemBench:
 
         problem = self.problem
         found: dict[str, Contender] = {}
-        if hasattr(warpwright, self.case.op):
+        if hasattr(warpwright, problem.called or self.case.op):
             found["warpwright"] = self._ours(warpwright)
         functions: dict[str, Function] = {"torch": problem.theirs}
-        if compile_others:
+        if compile_others and not problem.in_graph:
             functions["torch.compile"] = torch.compile(problem.theirs, dynamic=False)
         for who, function in (functions | problem.others()).items():
             found[who] = self._differentiated(function)
         if self.case.direction != "both":
             found |= problem.beside(self.dy)
-        return found
+        return {who: graphed(call) for who, call in found.items()} if problem.in_graph else found
 
     def _ours(self, ww: Any) -> Contender:
         if self.case.direction == "both":
             import warpwright.torch
 
-            return self._differentiated(getattr(warpwright.torch, self.case.op))
+            return self._differentiated(self.problem.ours_recorded(warpwright.torch))
         built: list[Any] = []
 
         def call() -> Any:
@@ -401,7 +434,8 @@ class ProblemBench:
 
             def both() -> Any:
                 x = own.detach().requires_grad_()
-                return torch.autograd.grad(function(x, *inputs[1:]), x, dy)
+                wanted = [x, *leaves[1:]] if problem.whole else x
+                return torch.autograd.grad(function(x, *inputs[1:]), wanted, dy)
 
             def once() -> Any:
                 own.copy_(leaves[0].detach())

@@ -10,6 +10,8 @@ from typing import Any, Iterator
 
 SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 GATED = ("swiglu", "geglu", "geglu_tanh")
+# Gates of the recurrent nets.
+GATES = {"lstm": 4, "gru": 3, "lstm_cell": 4}
 GROUP = 64
 NESTED_BLOCK = 256
 
@@ -43,6 +45,12 @@ class Case:
         if self.op == "matmul":
             rows, cols, depth = self.shape
             return (rows * depth + depth * cols + rows * cols) * size
+        if self.op in GATES:
+            *places, inputs, hidden = self.shape
+            states = math.prod(places) * (inputs + hidden)
+            forward = states + GATES[self.op] * hidden * (inputs + hidden)
+            # Results and gradients of all inputs, which are as many.
+            return forward * size * {"forward": 1, "both": 3}[self.direction]
         groups = -(-n // GROUP)
         if self.op.endswith("_nested"):
             return n * 4 + n + -(-n // NESTED_BLOCK) * 4
@@ -63,6 +71,10 @@ class Case:
         """Floating-point operations of the matrix products that it must do; 0 where memory is the only bound."""
         if self.op == "matmul":
             return 2 * math.prod(self.shape)
+        if self.op in GATES:
+            *places, inputs, hidden = self.shape
+            forward = 2 * math.prod(places) * GATES[self.op] * hidden * (inputs + hidden)
+            return forward * {"forward": 1, "both": 3}[self.direction]
         if self.op == "attention":
             batch, sequence, heads, width = self.shape
             pairs = sequence * (sequence + 1) // 2 if self.option("causal") else sequence * sequence
