@@ -4,14 +4,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use warpwright::attention::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionInputs, AttentionOptions, Window,
+    AttentionInputs, AttentionOptions, Packed, Paged, Window, check_offsets,
 };
 use warpwright::plan::{Layout, PlanCache, Real};
 use warpwright::{DType, TensorRef};
 
-use crate::array::Array;
-use crate::call::{Call, Form, present, several, statistics_dtype};
-use crate::error::{Class, Problem};
+use crate::array::{Array, Place};
+use crate::call::{Call, Form, places, present, several, statistics_dtype};
+use crate::error::{self, Class, Problem};
+use crate::memory;
 
 type Object<'py> = Bound<'py, PyAny>;
 type Maybe<'a, 'py> = Option<&'a Object<'py>>;
@@ -26,36 +27,61 @@ struct Options<'a, 'py> {
     bias: Maybe<'a, 'py>,
     slopes: Maybe<'a, 'py>,
     key_lengths: Maybe<'a, 'py>,
+    /// Of queries and of keys.
+    cu_seqlens: [Maybe<'a, 'py>; 2],
+    max_seqlen: [Option<usize>; 2],
+    block_table: Maybe<'a, 'py>,
+    sinks: Maybe<'a, 'py>,
     stream: Maybe<'a, 'py>,
 }
+
+/// Tensors that both directions read.
+const INPUTS: usize = 10;
 
 /// A call with its arguments, and what it computes.
 struct Started<'py> {
     call: Call<'py>,
-    q: Array<'py>,
-    k: Array<'py>,
-    v: Array<'py>,
-    bias: Option<Array<'py>>,
-    slopes: Option<Array<'py>>,
-    key_lengths: Option<Array<'py>>,
+    /// In the order of [`AttentionInputs`].
+    inputs: [Option<Array<'py>>; INPUTS],
     desc: AttentionDesc,
+}
+
+impl<'py> Started<'py> {
+    /// The queries, in whose library results are made.
+    fn q(&self) -> &Array<'py> {
+        present(self.inputs[0].as_ref())
+    }
+}
+
+/// An array with a number of dimensions that it cannot have.
+fn dimensions(array: &Array<'_>, expected: usize) -> PyErr {
+    let (op, argument, rank) = (array.site.op, array.site.argument, array.shape.len());
+    let message = format!("{op}: {argument} has {rank} dimensions, expected {expected}");
+    let problem = Problem::new(array.object.py(), Class::Shape, message).at(op, argument);
+    problem.mismatch(expected, rank).into_err()
 }
 
 /// Shape and strides of an argument of four dimensions.
 fn layout(array: &Array<'_>) -> PyResult<Layout> {
-    if let (Ok(shape), Ok(strides)) = ((*array.shape).try_into(), (*array.strides).try_into()) {
-        return Ok(Layout { shape, strides });
+    match ((*array.shape).try_into(), (*array.strides).try_into()) {
+        (Ok(shape), Ok(strides)) => Ok(Layout { shape, strides }),
+        _ => Err(dimensions(array, 4)),
     }
-    let (op, argument, rank) = (array.site.op, array.site.argument, array.shape.len());
-    let message = format!("{op}: {argument} has {rank} dimensions, expected 4");
-    Err(Problem::new(array.object.py(), Class::Shape, message).at(op, argument).mismatch(4, rank).into_err())
 }
 
 /// What both directions read, in the order of [`Started`].
-fn arguments(inputs: [Option<TensorRef<'_>>; 6]) -> AttentionInputs<'_> {
-    let [q, k, v, bias, slopes, key_lengths] = inputs;
-    let required = AttentionInputs::new(present(q), present(k), present(v));
-    AttentionInputs { bias, slopes, key_lengths, ..required }
+fn arguments(inputs: [Option<TensorRef<'_>>; INPUTS]) -> AttentionInputs<'_> {
+    let [q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks] = inputs;
+    AttentionInputs {
+        bias,
+        slopes,
+        key_lengths,
+        query_offsets,
+        key_offsets,
+        block_table,
+        sinks,
+        ..AttentionInputs::new(present(q), present(k), present(v))
+    }
 }
 
 /// A bound of a window; negative is none.
@@ -70,22 +96,97 @@ fn bound(py: Python<'_>, op: &'static str, value: i64) -> PyResult<Option<u32>> 
     u32::try_from(value).map(Some).map_err(beyond)
 }
 
+fn alignment(py: Python<'_>, op: &'static str, name: &str) -> PyResult<Alignment> {
+    match name {
+        "bottom_right" => Ok(Alignment::BottomRight),
+        "top_left" => Ok(Alignment::TopLeft),
+        other => {
+            let expected = "'bottom_right' or 'top_left'";
+            let message = format!("{op}: alignment is '{other}', expected {expected}");
+            let problem = Problem::new(py, Class::Parameter, message).at(op, "alignment");
+            Err(problem.mismatch(expected, other).into_err())
+        }
+    }
+}
+
+/// A further argument of a type, in row-major order.
+fn whole<'py>(
+    call: &Call<'py>,
+    argument: &'static str,
+    object: Maybe<'_, 'py>,
+    dtype: DType,
+) -> PyResult<Option<Array<'py>>> {
+    let Some(object) = object else { return Ok(None) };
+    let array = call.read((argument, object))?;
+    array.expect_dtype(dtype)?;
+    call.row_major(array).map(Some)
+}
+
+/// Names of the packed arguments of queries and of keys.
+const CU_SEQLENS: [&str; 2] = ["cu_seqlens_q", "cu_seqlens_k"];
+const MAX_SEQLEN: [&str; 2] = ["max_seqlen_q", "max_seqlen_k"];
+
+/// Where packed sequences begin and end in tensors of so many rows. What lies on the host is checked; on a GPU nothing
+/// is read, and kernels cut what leads outside.
+fn packed<'py>(
+    call: &Call<'py>,
+    q: &Array<'py>,
+    rows: [usize; 2],
+    o: &Options<'_, 'py>,
+) -> PyResult<(Option<Packed>, [Option<Array<'py>>; 2])> {
+    let (py, op) = (q.object.py(), q.site.op);
+    let refuse = |argument: &str, what: &str| {
+        let message = format!("{op}: {argument} {what}");
+        Problem::new(py, Class::Argument, message).at(op, argument).into_err()
+    };
+    let queries = whole(call, CU_SEQLENS[0], o.cu_seqlens[0], DType::I32)?;
+    let keys = whole(call, CU_SEQLENS[1], o.cu_seqlens[1], DType::I32)?;
+    let (queries, keys) = match (queries, keys) {
+        (Some(queries), Some(keys)) => (queries, keys),
+        (None, None) => {
+            return match o.max_seqlen.iter().position(Option::is_some) {
+                Some(which) => {
+                    Err(refuse(MAX_SEQLEN[which], "is of packed sequences, expected cu_seqlens_q"))
+                }
+                None => Ok((None, [None, None])),
+            };
+        }
+        (queries, _) => {
+            return Err(refuse(CU_SEQLENS[usize::from(queries.is_some())], "is missing beside the other"));
+        }
+    };
+    let [all] = *queries.shape else { return Err(dimensions(&queries, 1)) };
+    keys.expect_shape(&[all])?;
+    let mut longest = rows;
+    for (which, offsets) in [&queries, &keys].into_iter().enumerate() {
+        let given = o.max_seqlen[which];
+        longest[which] = given.unwrap_or(rows[which]);
+        if q.place != Place::Host {
+            continue;
+        }
+        let numbers = memory::read_host(offsets).as_chunks().0.iter();
+        let numbers: Vec<i32> = numbers.map(|bytes| i32::from_ne_bytes(*bytes)).collect();
+        let found = check_offsets(CU_SEQLENS[which], &numbers, rows[which]);
+        let found = found.map_err(|e| error::raise(py, e.into()))?;
+        if found > longest[which] {
+            let got = longest[which];
+            let message = format!("{op}: {} is {got}, expected at least {found}", MAX_SEQLEN[which]);
+            let problem = Problem::new(py, Class::Parameter, message).at(op, MAX_SEQLEN[which]);
+            return Err(problem.mismatch(found, got).into_err());
+        }
+    }
+    let [longest_queries, longest_keys] = longest;
+    let packed = Packed { sequences: all.saturating_sub(1), longest_queries, longest_keys };
+    Ok((Some(packed), [Some(queries), Some(keys)]))
+}
+
 fn start<'py>(
     op: &'static str,
     [q, k, v]: [&Object<'py>; 3],
     o: &Options<'_, 'py>,
 ) -> PyResult<Started<'py>> {
     let py = q.py();
-    let alignment = match o.alignment {
-        "bottom_right" => Alignment::BottomRight,
-        "top_left" => Alignment::TopLeft,
-        other => {
-            let expected = "'bottom_right' or 'top_left'";
-            let message = format!("{op}: alignment is '{other}', expected {expected}");
-            let problem = Problem::new(py, Class::Parameter, message).at(op, "alignment");
-            return Err(problem.mismatch(expected, other).into_err());
-        }
-    };
+    let alignment = alignment(py, op, o.alignment)?;
     let window = Window { left: bound(py, op, o.window.0)?, right: bound(py, op, o.window.1)? };
     let (call, q) = Call::new(op, ("q", q), o.stream)?;
     let q = call.shaped(q)?;
@@ -96,20 +197,23 @@ fn start<'py>(
     };
     let (k, v) = (further("k", k)?, further("v", v)?);
     let bias = o.bias.map(|bias| further("bias", bias)).transpose()?;
-    let whole = |argument, object: Maybe<'_, 'py>, dtype| -> PyResult<Option<Array<'py>>> {
-        let Some(object) = object else { return Ok(None) };
-        let array = call.read((argument, object))?;
-        array.expect_dtype(dtype)?;
-        call.row_major(array).map(Some)
-    };
-    let slopes = whole("slopes", o.slopes, DType::F32)?;
-    let key_lengths = whole("key_lengths", o.key_lengths, DType::I32)?;
-    let (q_layout, v_layout) = (layout(&q)?, layout(&v)?);
+    let slopes = whole(&call, "slopes", o.slopes, DType::F32)?;
+    let key_lengths = whole(&call, "key_lengths", o.key_lengths, DType::I32)?;
+    let block_table = whole(&call, "block_table", o.block_table, DType::I32)?;
+    let sinks = whole(&call, "sinks", o.sinks, DType::F32)?;
+    let (q_layout, k_layout, v_layout) = (layout(&q)?, layout(&k)?, layout(&v)?);
     let [batch, queries, heads, _] = q_layout.shape;
+    let (packed, [query_offsets, key_offsets]) = packed(&call, &q, [queries, k_layout.shape[1]], o)?;
+    let sequences = packed.map_or(batch, |packed| packed.sequences);
+    let pages = |table: &Array<'py>| match *table.shape {
+        [_, pages] => Ok(Paged { pages }),
+        _ => Err(dimensions(table, 2)),
+    };
+    let paged = block_table.as_ref().map(pages).transpose()?;
     let desc = AttentionDesc {
         dtype: q.dtype,
         q: q_layout,
-        k: layout(&k)?,
+        k: k_layout,
         v: v_layout,
         o: Layout::contiguous([batch, queries, heads, v_layout.shape[3]]),
         options: AttentionOptions {
@@ -124,25 +228,32 @@ fn start<'py>(
                 _ => AlibiSlopes::PerHead,
             }),
             key_lengths: key_lengths.is_some(),
-            ..AttentionOptions::default()
+            packed,
+            paged,
+            sinks: sinks.is_some(),
         },
     };
-    if let Some(lengths) = &key_lengths {
-        lengths.expect_shape(&[batch])?;
-    }
-    if let Some(slopes) = &slopes {
-        let expected = [batch, heads];
-        slopes.expect_shape(if slopes.shape.len() == 2 { &expected } else { &expected[1..] })?;
-    }
-    Ok(Started { call, q, k, v, bias, slopes, key_lengths, desc })
+    let of_heads = [sequences, heads];
+    let expected = |array: &Option<Array<'py>>, shape: &[usize]| {
+        array.as_ref().map_or(Ok(()), |array| array.expect_shape(shape))
+    };
+    expected(&key_lengths, &of_heads[..1])?;
+    expected(&sinks, &of_heads[1..])?;
+    let each = slopes.as_ref().is_some_and(|slopes| slopes.shape.len() == 2);
+    expected(&slopes, if each { &of_heads } else { &of_heads[1..] })?;
+    expected(&block_table, &[batch, paged.map_or(0, |paged| paged.pages)])?;
+    let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks];
+    let mut all = [q, k, v].into_iter().map(Some).chain(further);
+    let inputs = std::array::from_fn(|_| all.next().flatten());
+    Ok(Started { call, inputs, desc })
 }
 
-/// Functions of tensors with the keywords that both have; `with` does the work.
+/// Functions of tensors with the keywords that both have, and flags of their own; `with` does the work.
 macro_rules! with_options {
-    ($($(#[$doc:meta])* $name:ident($($tensor:ident),*) => $with:ident;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident($($tensor:ident),*; $($flag:ident),*) => $with:ident;)*) => {$(
         $(#[$doc])*
         #[pyfunction]
-        #[pyo3(signature = ($($tensor),*, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, out=None, stream=None))]
+        #[pyo3(signature = ($($tensor),*, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, sinks=None, $($flag=false,)* out=None, stream=None))]
         #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
         pub(crate) fn $name<'py>(
             $($tensor: &Object<'py>,)*
@@ -154,12 +265,22 @@ macro_rules! with_options {
             bias: Maybe<'_, 'py>,
             slopes: Maybe<'_, 'py>,
             key_lengths: Maybe<'_, 'py>,
+            cu_seqlens_q: Maybe<'_, 'py>,
+            cu_seqlens_k: Maybe<'_, 'py>,
+            max_seqlen_q: Option<usize>,
+            max_seqlen_k: Option<usize>,
+            block_table: Maybe<'_, 'py>,
+            sinks: Maybe<'_, 'py>,
+            $($flag: bool,)*
             out: Maybe<'_, 'py>,
             stream: Maybe<'_, 'py>,
         ) -> PyResult<Bound<'py, PyTuple>> {
-            let options =
-                Options { softmax_scale, causal, window, alignment, softcap, bias, slopes, key_lengths, stream };
-            $with(stringify!($name), [$($tensor),*], &options, out)
+            let (cu_seqlens, max_seqlen) = ([cu_seqlens_q, cu_seqlens_k], [max_seqlen_q, max_seqlen_k]);
+            let options = Options {
+                softmax_scale, causal, window, alignment, softcap, bias, slopes, key_lengths, cu_seqlens, max_seqlen,
+                block_table, sinks, stream,
+            };
+            $with(stringify!($name), [$($tensor),*], &options, [$($flag),*], out)
         }
     )*};
 }
@@ -173,35 +294,48 @@ with_options! {
     /// from the end of the keys with alignment "bottom_right" and from their start with "top_left". window: how many keys
     /// before and after its position a query sees, -1 for all. softcap: scores become softcap tanh(score / softcap). bias:
     /// added to the scores, [batch, heads, queries, keys], each of which may be 1. slopes: float32, [heads] or [batch, heads],
-    /// times the distance of a key is subtracted. key_lengths: int32, [batch], how many of the keys count. The result is (o, lse):
-    /// o like q with the head_dim of v, lse [batch, heads, queries] in float32 (float64 for float64); a query that sees no key has
-    /// zeros and minus infinity. `out` is a pair.
-    attention(q, k, v) => forward;
+    /// times the distance of a key is subtracted. key_lengths: int32, [batch], how many of the keys count. sinks: float32,
+    /// [heads], a logit that takes part in the sum of exponentials and in nothing else.
+    ///
+    /// Packed sequences: q, k and v have a batch of 1 that holds the rows of all sequences; cu_seqlens_q, cu_seqlens_k:
+    /// int32, [sequences + 1], where they begin and end; max_seqlen_q, max_seqlen_k: the rows of the longest at most, all rows
+    /// if None, which launches more blocks than needed. The batch of bias and slopes is that of the sequences. Rows of no sequence
+    /// are not written. On the host the numbers are checked, on a GPU those that lead outside are cut.
+    ///
+    /// Pages of a cache: k and v are [pages, rows, num_kv_heads, head_dim] with rows a power of two from 16 on; block_table:
+    /// int32, [batch, pages of a sequence], the pages that hold its keys in order; key_lengths is needed.
+    ///
+    /// The result is (o, lse): o like q with the head_dim of v, lse [batch, heads, queries] in float32 (float64 for float64); a
+    /// query that sees no key has zeros and minus infinity (with sinks, the sink). `out` is a pair.
+    attention(q, k, v;) => forward;
 
     /// The gradients `(dq, dk, dv)` of `attention`.
     ///
-    /// q, k, v and the keywords: as in the forward pass; o, lse: as it gave them; dy: the gradient of o. The results are contiguous;
-    /// `out` is a tuple of three.
-    attention_backward(q, k, v, o, lse, dy) => backward;
+    /// q, k, v and the keywords: as in the forward pass, without block_table; o, lse: as it gave them; dy: the gradient of o.
+    /// bias_gradient, sinks_gradient: whether those of bias, summed over what it is broadcast over, and of sinks follow. The
+    /// results are contiguous; `out` is a tuple of as many.
+    attention_backward(q, k, v, o, lse, dy; bias_gradient, sinks_gradient) => backward;
 }
 
 fn forward<'py>(
     op: &'static str,
     qkv: [&Object<'py>; 3],
     options: &Options<'_, 'py>,
+    []: [bool; 0],
     out: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<AttentionDesc> = PlanCache::new();
-    let Started { call, q, k, v, bias, slopes, key_lengths, desc } = start(op, qkv, options)?;
-    let plan = call.plan(&PLANS, &desc)?;
+    let started = start(op, qkv, options)?;
+    let (Started { call, inputs, desc }, q) = (&started, started.q());
+    let plan = call.plan(&PLANS, desc)?;
     let out = several::<2>(op, out)?;
     let [batch, queries, heads, _] = desc.q.shape;
     let statistics = Form::RowMajor(statistics_dtype(desc.dtype), &[batch, heads, queries]);
     let result = Form::RowMajor(desc.dtype, &desc.o.shape);
-    let o = call.output(("out[0]", out[0].as_ref()), &q, result)?.in_shape(&desc.o.shape);
-    let lse = call.output(("out[1]", out[1].as_ref()), &q, statistics)?;
-    let inputs = [Some(&q), Some(&k), Some(&v), bias.as_ref(), slopes.as_ref(), key_lengths.as_ref()];
-    let outputs = [Some(o), Some(lse), call.workspace(&plan, &q)?];
+    let o = call.output(("out[0]", out[0].as_ref()), q, result)?.in_shape(&desc.o.shape);
+    let lse = call.output(("out[1]", out[1].as_ref()), q, statistics)?;
+    let inputs = inputs.each_ref().map(Option::as_ref);
+    let outputs = [Some(o), Some(lse), call.workspace(&plan, q)?];
     let [o, lse, _] = call.run_some(inputs, outputs, move |stream, inputs, [o, lse, workspace]| {
         let (o, lse) = (present(o), present(lse));
         Ok(plan.launch(stream, AttentionArgs { inputs: arguments(inputs), o, lse, workspace })?)
@@ -213,10 +347,12 @@ fn backward<'py>(
     op: &'static str,
     [q, k, v, o, lse, dy]: [&Object<'py>; 6],
     options: &Options<'_, 'py>,
+    [dbias, dsinks]: [bool; 2],
     out: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<AttentionBackwardDesc> = PlanCache::new();
-    let Started { call, q, k, v, bias, slopes, key_lengths, desc } = start(op, [q, k, v], options)?;
+    let started = start(op, [q, k, v], options)?;
+    let (Started { call, inputs, desc }, q) = (&started, started.q());
     let like_result = |argument, object| -> PyResult<Array<'py>> {
         let array = call.read((argument, object))?;
         array.expect_dtype(desc.dtype)?;
@@ -226,52 +362,48 @@ fn backward<'py>(
     let (o, dy) = (like_result("o", o)?, like_result("dy", dy)?);
     let [batch, queries, heads, _] = desc.q.shape;
     let lse = call.small(("lse", lse), statistics_dtype(desc.dtype), &[batch, heads, queries])?;
-    let dtype = desc.dtype;
-    let shapes = [desc.q.shape, desc.k.shape, desc.v.shape];
-    let [dq, dk, dv] = shapes.map(Layout::contiguous);
-    let forward = AttentionDesc { o: layout(&o)?, ..desc };
-    let (dbias, dsinks) = (false, false);
+    let [dq, dk, dv] = [desc.q, desc.k, desc.v].map(|layout| Layout::contiguous(layout.shape));
+    let forward = AttentionDesc { o: layout(&o)?, ..desc.clone() };
     let backward = AttentionBackwardDesc { forward, dy: layout(&dy)?, dq, dk, dv, dbias, dsinks };
     let plan = call.plan(&PLANS, &backward)?;
-    let out = several::<3>(op, out)?;
-    let output = |argument, index: usize| {
-        let form = Form::RowMajor(dtype, &shapes[index]);
-        call.output((argument, out[index].as_ref()), &q, form).map(|y| y.in_shape(&shapes[index]))
+    let of_bias = desc.options.bias.map_or([0; 4], |bias| bias.shape);
+    let shapes: [&[usize]; 5] = [&dq.shape, &dk.shape, &dv.shape, &of_bias, &[heads]];
+    let wanted = [true, true, true, dbias, dsinks];
+    let out = places::<5>(op, out, wanted)?;
+    let output = |index: usize, argument| {
+        let dtype = if index == 4 { DType::F32 } else { desc.dtype };
+        let place = (argument, out[index].as_ref());
+        let y = call.optional_output(wanted[index], place, q, Form::RowMajor(dtype, shapes[index]))?;
+        PyResult::Ok(y.map(|y| y.in_shape(shapes[index])))
     };
     let outputs = [
-        Some(output("out[0]", 0)?),
-        Some(output("out[1]", 1)?),
-        Some(output("out[2]", 2)?),
-        call.workspace(&plan, &q)?,
+        output(0, "out[0]")?,
+        output(1, "out[1]")?,
+        output(2, "out[2]")?,
+        output(3, "dbias")?,
+        output(4, "dsinks")?,
+        call.workspace(&plan, q)?,
     ];
-    let inputs = [
-        Some(&q),
-        Some(&k),
-        Some(&v),
-        bias.as_ref(),
-        slopes.as_ref(),
-        key_lengths.as_ref(),
-        Some(&o),
-        Some(&lse),
-        Some(&dy),
-    ];
-    let [dq, dk, dv, _] = call.run_some(inputs, outputs, move |stream, inputs, outputs| {
-        let [q, k, v, bias, slopes, key_lengths, o, lse, dy] = inputs;
-        let inputs = [q, k, v, bias, slopes, key_lengths];
-        let [dq, dk, dv, workspace] = outputs;
+    let mut all = inputs.iter().map(Option::as_ref).chain([&o, &lse, &dy].map(Some));
+    let inputs: [_; INPUTS + 3] = std::array::from_fn(|_| all.next().flatten());
+    let results = call.run_some(inputs, outputs, move |stream, inputs, outputs| {
+        let mut inputs = inputs.into_iter();
+        let both = std::array::from_fn(|_| inputs.next().flatten());
+        let [o, lse, dy] = std::array::from_fn(|_| present(inputs.next().flatten()));
+        let [dq, dk, dv, dbias, dsinks, workspace] = outputs;
         let args = AttentionBackwardArgs {
-            inputs: arguments(inputs),
-            o: present(o),
-            lse: present(lse),
-            dy: present(dy),
+            inputs: arguments(both),
+            o,
+            lse,
+            dy,
             dq: present(dq),
             dk: present(dk),
             dv: present(dv),
-            dbias: None,
-            dsinks: None,
+            dbias,
+            dsinks,
             workspace,
         };
         Ok(plan.launch(stream, args)?)
     })?;
-    PyTuple::new(q.object.py(), [dq, dk, dv].map(present))
+    PyTuple::new(q.object.py(), results.into_iter().take(5).flatten().collect::<Vec<_>>())
 }

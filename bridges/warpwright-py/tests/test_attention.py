@@ -101,10 +101,19 @@ def test_random_cases_on_the_gpu():
 
 def test_operators(torch_device):
     q, k, v = (torch.randn(1, 3, 2, 8, dtype=torch.float64, device=torch_device) for _ in range(3))
-    arguments = (q, k, v, None, None, None, 0.5, True, -1, -1, False, 0.0)
+    bias = torch.randn(1, 2, 1, 3, dtype=torch.float64, device=torch_device)
+    sinks = torch.randn(2, device=torch_device)
     leaves_ = [t.requires_grad_() for t in (q, k, v)]
-    torch.library.opcheck(torch.ops.warpwright.attention.default, (*leaves_, *arguments[3:]))
+    tensors, parameters = (*leaves_, *[None] * 7), (0.5, True, -1, -1, False, 0.0, None, None)
+    torch.library.opcheck(torch.ops.warpwright.attention.default, (*tensors, *parameters, False, False), test_utils="test_faketensor")
     assert torch.autograd.gradcheck(lambda *x: wt.attention(*x, causal=True, softcap=2.0), leaves_)
+    further = [bias.requires_grad_(), sinks.requires_grad_()]
+    everything = (*leaves_, *further, *[None] * 5, *parameters)
+    torch.library.opcheck(torch.ops.warpwright.attention.default, (*everything, True, True))
+    assert torch.autograd.gradcheck(lambda *x: wt.attention(*x[:3], bias=x[3], causal=True), [*leaves_, bias])
+    # Sinks and their gradients are float32.
+    wide = lambda *x: wt.attention(*x[:3], bias=x[3], sinks=x[4])  # noqa: E731
+    assert torch.autograd.gradcheck(wide, [*leaves_, bias, sinks.detach().double().requires_grad_()], eps=1e-2, atol=1e-3)
 
 
 def test_compile_without_graph_breaks(torch_device):
@@ -127,9 +136,88 @@ def test_refused(torch_device):
         wt.scaled_dot_product_attention(q, q[:, :2], q[:, :2])
     with pytest.raises(ValueError, match="either"):
         wt.scaled_dot_product_attention(q, q, q, torch.ones(3, 3, device=torch_device).bool(), is_causal=True)
-    with pytest.raises(ValueError, match="gradient of bias"):
-        bias = torch.zeros(1, 1, 3, 3, device=torch_device, requires_grad=True)
-        wt.scaled_dot_product_attention(q, q, q, bias)
+    with pytest.raises(ValueError, match="gradient of slopes"):
+        wt.attention(q, q, q, slopes=torch.ones(3, device=torch_device, requires_grad=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_masks_and_sinks(dtype, torch_device):
+    torch.manual_seed(3)
+    batch, heads, queries, keys, width = (2, 4, 70, 90, 64) if torch_device == "cuda" else (2, 2, 5, 9, 8)
+    like = {"dtype": dtype, "device": torch_device}
+    for shape in ((batch, heads, queries, keys), (heads, 1, keys), (queries, 1), (batch, 1, queries, keys)):
+        tensors = [torch.randn(batch, heads, n, width, **like) for n in (queries, keys, keys)]
+        ours = leaves((*tensors, torch.randn(shape, **like)), dtype)
+        wide = leaves(ours, torch.float64)
+        o = wt.scaled_dot_product_attention(*ours)
+        exact = reference(*wide[:3], wide[3], False, None)
+        dy = torch.randn_like(o)
+        for a, b in zip(torch.autograd.grad(o, ours, dy), torch.autograd.grad(exact, wide, dy.double())):
+            assert a.shape == b.shape and a.dtype == dtype
+            assert float((a.double() - b).norm()) <= 2 * BUDGETS[dtype] * float(b.norm() + dy.double().norm()), shape
+    # A sink is a key of its own with that score and a value of zeros.
+    q, k, v = (t.transpose(1, 2) for t in leaves(tensors, dtype))
+    sinks = torch.randn(heads, device=torch_device, requires_grad=True)
+    o = wt.attention(q, k, v, sinks=sinks)
+    wide = leaves((q, k, v, sinks), torch.float64)
+    s = torch.einsum("bqhd,bkhd->bhqk", wide[0], wide[1]) / math.sqrt(width)
+    s = torch.cat([s, wide[3][None, :, None, None].expand(batch, heads, queries, 1)], -1)
+    exact = torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1)[..., :-1], wide[2])
+    dy = torch.randn_like(o)
+    found = torch.autograd.grad(o, (q, k, v, sinks), dy)
+    for a, b in zip(found, torch.autograd.grad(exact, wide, dy.double())):
+        assert float((a.double() - b).norm()) <= 2 * max(BUDGETS[dtype], 1e-6) * float(b.norm() + dy.double().norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_sequences(dtype, torch_device):
+    torch.manual_seed(4)
+    scale = 16 if torch_device == "cuda" else 1
+    lengths = [(5 * scale, 9 * scale), (0, 3), (7 * scale, 2), (2, 0), (1, 12 * scale)]
+    offsets = [[0], [0]]
+    for pair in lengths:
+        for which in (0, 1):
+            offsets[which].append(offsets[which][-1] + pair[which])
+    heads, kv_heads, width = 4, 2, 64 if torch_device == "cuda" else 8
+    like = {"dtype": dtype, "device": torch_device}
+    extents = [(offsets[0][-1], heads), (offsets[1][-1], kv_heads), (offsets[1][-1], kv_heads)]
+    ours = leaves([torch.randn(1, rows, of, width, **like) for rows, of in extents], dtype)
+    wide = leaves(ours, torch.float64)
+    on_device = [torch.tensor(o, dtype=torch.int32, device=torch_device) for o in offsets]
+    options = {"cu_seqlens_q": on_device[0], "cu_seqlens_k": on_device[1]}
+    o = wt.attention(*ours, **options)
+    most = {"max_seqlen_q": max(a for a, _ in lengths), "max_seqlen_k": max(b for _, b in lengths)}
+    assert torch.equal(o, wt.attention(*ours, **options, **most))
+    parts = []
+    for i, (queries, _) in enumerate(lengths):
+        own, other = (slice(offsets[w][i], offsets[w][i + 1]) for w in (0, 1))
+        alone = (wide[0][:, own], wide[1][:, other], wide[2][:, other])
+        parts.append(reference(*(t.transpose(1, 2) for t in alone), None, False, None).transpose(1, 2))
+    exact = torch.cat(parts, 1)
+    assert float((o.double() - exact).detach().norm()) <= BUDGETS[dtype] * float(exact.detach().norm())
+    dy = torch.randn_like(o)
+    for a, b in zip(torch.autograd.grad(o, ours, dy), torch.autograd.grad(exact, wide, dy.double())):
+        assert float((a.double() - b).norm()) <= BUDGETS[dtype] * float(b.norm() + dy.double().norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pages_of_a_cache(dtype, torch_device):
+    torch.manual_seed(5)
+    batch, rows, heads, kv_heads, width = 3, 16, 4, 2, 64 if torch_device == "cuda" else 8
+    pages = 40 if torch_device == "cuda" else 3
+    like = {"dtype": dtype, "device": torch_device}
+    k_cache, v_cache = (torch.randn(batch * pages + 1, rows, kv_heads, width, **like) for _ in "kv")
+    table = torch.randperm(batch * pages + 1, device=torch_device)[: batch * pages].reshape(batch, pages)
+    lengths = [rows * pages, 0, rows + 3]
+    options = {"key_lengths": torch.tensor(lengths, dtype=torch.int32, device=torch_device)}
+    for queries in (1, 4):
+        q = torch.randn(batch, queries, heads, width, **like)
+        o = wt.attention(q, k_cache, v_cache, block_table=table.int(), **options)
+        k, v = (t[table].reshape(batch, pages * rows, kv_heads, width) for t in (k_cache, v_cache))
+        seen = torch.arange(pages * rows, device=torch_device) < options["key_lengths"][:, None]
+        wide = (t.double().transpose(1, 2) for t in (q, k, v))
+        exact = reference(*wide, seen[:, None, None], False, None).transpose(1, 2)
+        assert float((o.double() - exact).norm()) <= BUDGETS[dtype] * float(exact.norm())
 
 
 def test_without_a_batch_and_under_autocast(torch_device):

@@ -289,6 +289,12 @@ def attention(
     bias: _Array | None = None,
     slopes: _Array | None = None,
     key_lengths: _Array | None = None,
+    cu_seqlens_q: _Array | None = None,
+    cu_seqlens_k: _Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    block_table: _Array | None = None,
+    sinks: _Array | None = None,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A, _A]: ...
@@ -308,9 +314,17 @@ def attention_backward(
     bias: _Array | None = None,
     slopes: _Array | None = None,
     key_lengths: _Array | None = None,
+    cu_seqlens_q: _Array | None = None,
+    cu_seqlens_k: _Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    block_table: _Array | None = None,
+    sinks: _Array | None = None,
+    bias_gradient: bool = False,
+    sinks_gradient: bool = False,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
-) -> tuple[_A, _A, _A]: ...
+) -> tuple[_A, ...]: ...
 def lstm(
     x: _A,
     weights: Sequence[Sequence[_Array]],

@@ -7,35 +7,48 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._common import narrow, row_major, statistics
+from ._common import gradient_of, narrow, row_major, statistics
 from ._registry import differentiable
 
-_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? slopes, Tensor? key_lengths"
-_PARAMETERS = "float softmax_scale, bool causal, SymInt left, SymInt right, bool top_left, float softcap"
+# Those that have gradients come first.
+_TENSORS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks, Tensor? slopes, Tensor? key_lengths,"
+    " Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? block_table"
+)
+_COUNT = 10
+# The last two say whether bias and sinks want their gradients.
+_PARAMETERS = (
+    "float softmax_scale, bool causal, SymInt left, SymInt right, bool top_left, float softcap,"
+    " SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool bias_gradient, bool sinks_gradient"
+)
+_NAMES = ("bias", "sinks", "slopes", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "block_table")
 
 
-def _options(bias: Any, slopes: Any, key_lengths: Any, *parameters: Any) -> Any:
-    softmax_scale, causal, left, right, top_left, softcap = parameters
+def _options(tensors: Any, parameters: Any) -> Any:
+    softmax_scale, causal, left, right, top_left, softcap, max_seqlen_q, max_seqlen_k, *_ = parameters
     return {
-        "bias": bias,
-        "slopes": slopes,
-        "key_lengths": key_lengths,
+        **dict(zip(_NAMES, tensors)),
         "softmax_scale": softmax_scale,
         "causal": causal,
         "window": (left, right),
         "alignment": "top_left" if top_left else "bottom_right",
         "softcap": softcap or None,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
     }
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-    return _native.attention(q, k, v, **_options(*rest))
+    return _native.attention(q, k, v, **_options(rest[: _COUNT - 3], rest[_COUNT - 3 :]))
 
 
-def _backward(q: Tensor, k: Tensor, v: Tensor, bias: Any, slopes: Any, key_lengths: Any, *rest: Any) -> Any:
-    o, lse, dy, *parameters = rest
-    options = _options(bias, slopes, key_lengths, *parameters)
-    return _native.attention_backward(q, k, v, o, lse, dy, **options)
+def _backward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+    tensors, (o, lse, dy, *parameters) = rest[: _COUNT - 3], rest[_COUNT - 3 :]
+    *_, dbias, dsinks = parameters
+    wanted = {"bias_gradient": dbias, "sinks_gradient": dsinks}
+    dq, dk, dv, *more = _native.attention_backward(q, k, v, o, lse, dy, **_options(tensors, parameters), **wanted)
+    more.reverse()
+    return dq, dk, dv, more.pop() if dbias else None, more.pop() if dsinks else None
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
@@ -43,15 +56,22 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
     return q.new_empty((batch, queries, heads, v.shape[3])), statistics(q, (batch, heads, queries))
 
 
+def _fake_backward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, *rest: Any) -> Any:
+    *_, dbias, dsinks = rest
+    further = [gradient_of(t if wanted else None, q) for t, wanted in ((bias, dbias), (sinks, dsinks))]
+    return (row_major(q), row_major(k), row_major(v), *further)
+
+
 _attention = differentiable(
     f"attention({_TENSORS}, {_PARAMETERS}) -> (Tensor, Tensor)",
     _forward,
     _fake,
-    f"attention_backward({_TENSORS}, Tensor o, Tensor lse, Tensor dy, {_PARAMETERS}) -> (Tensor, Tensor, Tensor)",
+    f"attention_backward({_TENSORS}, Tensor o, Tensor lse, Tensor dy, {_PARAMETERS})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
-    lambda q, k, v, *rest: (row_major(q), row_major(k), row_major(v)),
-    6,
-    save=lambda inputs, found: (*inputs[:6], *found),
+    _fake_backward,
+    _COUNT,
+    save=lambda inputs, found: (*inputs[:_COUNT], *found),
 )
 
 
@@ -68,21 +88,32 @@ def attention(
     bias: Optional[Tensor] = None,
     slopes: Optional[Tensor] = None,
     key_lengths: Optional[Tensor] = None,
+    cu_seqlens_q: Optional[Tensor] = None,
+    cu_seqlens_k: Optional[Tensor] = None,
+    max_seqlen_q: Optional[int] = None,
+    max_seqlen_k: Optional[int] = None,
+    block_table: Optional[Tensor] = None,
+    sinks: Optional[Tensor] = None,
 ) -> Tensor:
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(f"attention: alignment is '{alignment}', expected 'bottom_right' or 'top_left'")
-    for name, tensor in (("bias", bias), ("slopes", slopes)):
-        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"attention gives no gradient of {name}: pass {name}.detach()")
+    if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
+        raise ValueError("attention gives no gradient of slopes: pass slopes.detach()")
     q, k, v = narrow(q, k, v)
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if softmax_scale is None else softmax_scale
     if bias is not None:
         bias = bias.to(q.dtype)
-    parameters = scale, causal, *window, alignment == "top_left", softcap or 0.0
-    return _attention(q, k, v, bias, slopes, key_lengths, *parameters)
+    if sinks is not None:
+        sinks = sinks.float()
+    tensors = q, k, v, bias, sinks, slopes, key_lengths, cu_seqlens_q, cu_seqlens_k, block_table
+    gradients = (t is not None and t.requires_grad for t in (bias, sinks))
+    top_left = alignment == "top_left"
+    return _attention(
+        *tensors, scale, causal, *window, top_left, softcap or 0.0, max_seqlen_q, max_seqlen_k, *gradients
+    )
 
 
-attention.__doc__ = f"{_native.attention.__doc__}\n\nHere the result is o alone. Differentiable in q, k and v."
+attention.__doc__ = f"{_native.attention.__doc__}\n\nHere the result is o alone. Differentiable in q, k, v, bias and sinks."
 
 
 def scaled_dot_product_attention(
@@ -95,7 +126,7 @@ def scaled_dot_product_attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, without dropout. Differentiable in query, key and value.
+    """`torch.nn.functional.scaled_dot_product_attention`, without dropout. Differentiable in query, key, value and attn_mask.
 
     query: [batch, heads, queries, head_dim]; key, value: [batch, heads, keys, head_dim]; without the batch as well. attn_mask:
     boolean (True takes part) or added to the scores, of a shape that broadcasts to [batch, heads, queries, keys]. A query that
