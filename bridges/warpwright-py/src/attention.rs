@@ -32,11 +32,13 @@ struct Options<'a, 'py> {
     max_seqlen: [Option<usize>; 2],
     block_table: Maybe<'a, 'py>,
     sinks: Maybe<'a, 'py>,
+    dropout_p: f64,
+    random: Maybe<'a, 'py>,
     stream: Maybe<'a, 'py>,
 }
 
 /// Tensors that both directions read.
-const INPUTS: usize = 10;
+const INPUTS: usize = 11;
 
 /// A call with its arguments, and what it computes.
 struct Started<'py> {
@@ -71,7 +73,7 @@ fn layout(array: &Array<'_>) -> PyResult<Layout> {
 
 /// What both directions read, in the order of [`Started`].
 fn arguments(inputs: [Option<TensorRef<'_>>; INPUTS]) -> AttentionInputs<'_> {
-    let [q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks] = inputs;
+    let [q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks, random] = inputs;
     AttentionInputs {
         bias,
         slopes,
@@ -80,6 +82,7 @@ fn arguments(inputs: [Option<TensorRef<'_>>; INPUTS]) -> AttentionInputs<'_> {
         key_offsets,
         block_table,
         sinks,
+        random,
         ..AttentionInputs::new(present(q), present(k), present(v))
     }
 }
@@ -201,6 +204,13 @@ fn start<'py>(
     let key_lengths = whole(&call, "key_lengths", o.key_lengths, DType::I32)?;
     let block_table = whole(&call, "block_table", o.block_table, DType::I32)?;
     let sinks = whole(&call, "sinks", o.sinks, DType::F32)?;
+    let random = whole(&call, "random", o.random, DType::I64)?;
+    let drops = o.dropout_p != 0.0;
+    if drops != random.is_some() {
+        let message =
+            format!("{op}: random is {}", if drops { "missing beside dropout_p" } else { "of dropout_p" });
+        return Err(Problem::new(py, Class::Argument, message).at(op, "random").into_err());
+    }
     let (q_layout, k_layout, v_layout) = (layout(&q)?, layout(&k)?, layout(&v)?);
     let [batch, queries, heads, _] = q_layout.shape;
     let (packed, [query_offsets, key_offsets]) = packed(&call, &q, [queries, k_layout.shape[1]], o)?;
@@ -231,6 +241,7 @@ fn start<'py>(
             packed,
             paged,
             sinks: sinks.is_some(),
+            dropout: drops.then(|| Real::new(o.dropout_p)),
         },
     };
     let of_heads = [sequences, heads];
@@ -239,10 +250,11 @@ fn start<'py>(
     };
     expected(&key_lengths, &of_heads[..1])?;
     expected(&sinks, &of_heads[1..])?;
+    expected(&random, &[2])?;
     let each = slopes.as_ref().is_some_and(|slopes| slopes.shape.len() == 2);
     expected(&slopes, if each { &of_heads } else { &of_heads[1..] })?;
     expected(&block_table, &[batch, paged.map_or(0, |paged| paged.pages)])?;
-    let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks];
+    let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks, random];
     let mut all = [q, k, v].into_iter().map(Some).chain(further);
     let inputs = std::array::from_fn(|_| all.next().flatten());
     Ok(Started { call, inputs, desc })
@@ -253,7 +265,7 @@ macro_rules! with_options {
     ($($(#[$doc:meta])* $name:ident($($tensor:ident),*; $($flag:ident),*) => $with:ident;)*) => {$(
         $(#[$doc])*
         #[pyfunction]
-        #[pyo3(signature = ($($tensor),*, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, sinks=None, $($flag=false,)* out=None, stream=None))]
+        #[pyo3(signature = ($($tensor),*, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, sinks=None, dropout_p=0.0, random=None, $($flag=false,)* out=None, stream=None))]
         #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
         pub(crate) fn $name<'py>(
             $($tensor: &Object<'py>,)*
@@ -271,6 +283,8 @@ macro_rules! with_options {
             max_seqlen_k: Option<usize>,
             block_table: Maybe<'_, 'py>,
             sinks: Maybe<'_, 'py>,
+            dropout_p: f64,
+            random: Maybe<'_, 'py>,
             $($flag: bool,)*
             out: Maybe<'_, 'py>,
             stream: Maybe<'_, 'py>,
@@ -278,7 +292,7 @@ macro_rules! with_options {
             let (cu_seqlens, max_seqlen) = ([cu_seqlens_q, cu_seqlens_k], [max_seqlen_q, max_seqlen_k]);
             let options = Options {
                 softmax_scale, causal, window, alignment, softcap, bias, slopes, key_lengths, cu_seqlens, max_seqlen,
-                block_table, sinks, stream,
+                block_table, sinks, dropout_p, random, stream,
             };
             $with(stringify!($name), [$($tensor),*], &options, [$($flag),*], out)
         }
@@ -295,7 +309,9 @@ with_options! {
     /// before and after its position a query sees, -1 for all. softcap: scores become softcap tanh(score / softcap). bias:
     /// added to the scores, [batch, heads, queries, keys], each of which may be 1. slopes: float32, [heads] or [batch, heads],
     /// times the distance of a key is subtracted. key_lengths: int32, [batch], how many of the keys count. sinks: float32,
-    /// [heads], a logit that takes part in the sum of exponentials and in nothing else.
+    /// [heads], a logit that takes part in the sum of exponentials and in nothing else. dropout_p: the probability that a
+    /// probability is dropped, those that are kept are multiplied by 1 / (1 - dropout_p); random: int64, [2], the seed and offset
+    /// that decide which, the same in both directions.
     ///
     /// Packed sequences: q, k and v have a batch of 1 that holds the rows of all sequences; cu_seqlens_q, cu_seqlens_k:
     /// int32, [sequences + 1], where they begin and end; max_seqlen_q, max_seqlen_k: the rows of the longest at most, all rows

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.nn.functional as F  # noqa: E402
 from conftest import torch_cuda  # noqa: E402
 
+import warpwright as ww  # noqa: E402
 import warpwright.torch as wt  # noqa: E402
 
 BUDGETS = {torch.float32: 3e-6, torch.float64: 1e-12, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -104,13 +105,15 @@ def test_operators(torch_device):
     bias = torch.randn(1, 2, 1, 3, dtype=torch.float64, device=torch_device)
     sinks = torch.randn(2, device=torch_device)
     leaves_ = [t.requires_grad_() for t in (q, k, v)]
-    tensors, parameters = (*leaves_, *[None] * 7), (0.5, True, -1, -1, False, 0.0, None, None)
+    tensors, parameters = (*leaves_, *[None] * 8), (0.5, True, -1, -1, False, 0.0, None, None, 0.0)
     torch.library.opcheck(torch.ops.warpwright.attention.default, (*tensors, *parameters, False, False), test_utils="test_faketensor")
     assert torch.autograd.gradcheck(lambda *x: wt.attention(*x, causal=True, softcap=2.0), leaves_)
     further = [bias.requires_grad_(), sinks.requires_grad_()]
-    everything = (*leaves_, *further, *[None] * 5, *parameters)
+    random_ = torch.tensor([1, 2], device=torch_device)
+    everything = (*leaves_, *further, *[None] * 5, random_, *parameters[:-1], 0.3)
     torch.library.opcheck(torch.ops.warpwright.attention.default, (*everything, True, True))
-    assert torch.autograd.gradcheck(lambda *x: wt.attention(*x[:3], bias=x[3], causal=True), [*leaves_, bias])
+    dropping = {"dropout_p": 0.3, "random": random_}
+    assert torch.autograd.gradcheck(lambda *x: wt.attention(*x[:3], bias=x[3], causal=True, **dropping), [*leaves_, bias])
     # Sinks and their gradients are float32.
     wide = lambda *x: wt.attention(*x[:3], bias=x[3], sinks=x[4])  # noqa: E731
     assert torch.autograd.gradcheck(wide, [*leaves_, bias, sinks.detach().double().requires_grad_()], eps=1e-2, atol=1e-3)
@@ -126,12 +129,16 @@ def test_compile_without_graph_breaks(torch_device):
     dy = torch.randn_like(q)
     for a, b in zip(torch.autograd.grad(compiled(q, k, v), (q, k, v), dy), torch.autograd.grad(f(q, k, v), (q, k, v), dy)):
         assert torch.equal(a, b)
+    dropping = torch.compile(lambda *x: wt.scaled_dot_product_attention(*x, dropout_p=0.5), fullgraph=True)
+    found = dropping(q, k, v)
+    assert found.shape == q.shape and not torch.equal(found, dropping(q, k, v))
 
 
 def test_refused(torch_device):
     q = torch.randn(1, 4, 3, 8, device=torch_device)
-    with pytest.raises(ValueError, match="dropout"):
-        wt.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+    for p in (-0.1, 1.5):
+        with pytest.raises(ww.ParameterError, match="dropout"):
+            wt.scaled_dot_product_attention(q, q, q, dropout_p=p)
     with pytest.raises(ValueError, match="enable_gqa"):
         wt.scaled_dot_product_attention(q, q[:, :2], q[:, :2])
     with pytest.raises(ValueError, match="either"):
@@ -167,6 +174,31 @@ def test_gradients_of_masks_and_sinks(dtype, torch_device):
     found = torch.autograd.grad(o, (q, k, v, sinks), dy)
     for a, b in zip(found, torch.autograd.grad(exact, wide, dy.double())):
         assert float((a.double() - b).norm()) <= 2 * max(BUDGETS[dtype], 1e-6) * float(b.norm() + dy.double().norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout(dtype, torch_device):
+    n, p = 256 if torch_device == "cuda" else 48, 0.3
+    like = {"dtype": dtype, "device": torch_device}
+    torch.manual_seed(6)
+    q, k = (torch.randn(2, 3, n, 16, **like, requires_grad=True) for _ in "qk")
+    # With an identity for values, the result shows the probabilities, and its gradient is theirs.
+    v = torch.eye(n, **like).expand(2, 3, n, n).detach().requires_grad_()
+    torch.manual_seed(7)
+    o = wt.scaled_dot_product_attention(q, k, v, dropout_p=p)
+    again = wt.scaled_dot_product_attention(q, k, v, dropout_p=p)
+    torch.manual_seed(7)
+    assert torch.equal(o, wt.scaled_dot_product_attention(q, k, v, dropout_p=p))
+    assert not torch.equal(o, again)
+    kept = o.detach() != 0
+    assert abs(float(kept.double().mean()) - (1 - p)) < 5 * math.sqrt(p * (1 - p) / kept.numel())
+    wide = leaves((q, k, v), torch.float64)
+    exact = (wide[0] @ wide[1].mT / 4).softmax(-1) * kept / (1 - p) @ wide[2]
+    assert float((o.double() - exact).detach().norm()) <= 2 * BUDGETS[dtype] * float(exact.detach().norm())
+    dy = torch.randn_like(o)
+    for a, b in zip(torch.autograd.grad(o, (q, k, v), dy), torch.autograd.grad(exact, wide, dy.double())):
+        assert float((a.double() - b).norm()) <= 2 * BUDGETS[dtype] * float(b.norm() + dy.double().norm())
+    assert torch.all(wt.scaled_dot_product_attention(q, k, v, dropout_p=1.0) == 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

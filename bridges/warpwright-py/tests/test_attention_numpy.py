@@ -36,7 +36,7 @@ def scores(q, k, causal=False, top_left=False, window=(-1, -1), softcap=None, bi
     return s
 
 
-def formula(q, k, v, sinks=None, **options):
+def formula(q, k, v, sinks=None, factors=1, **options):
     s = scores(q, k, **options)
     sink = np.full(q.shape[2], -np.inf) if sinks is None else sinks
     sink = sink[:, None, None]
@@ -44,7 +44,7 @@ def formula(q, k, v, sinks=None, **options):
     top = np.where(np.isfinite(top), top, 0)
     e = np.exp(s - top)
     total = e.sum(-1, keepdims=True) + np.exp(sink - top)
-    p = e / np.where(total == 0, 1, total)
+    p = e / np.where(total == 0, 1, total) * factors
     o = np.einsum("bhqk,bkhd->bqhd", p, np.repeat(v, q.shape[2] // k.shape[2], 2))
     with np.errstate(divide="ignore"):
         return o, (np.log(total) + top)[..., 0]
@@ -129,6 +129,47 @@ def test_gradients(case, random):
         expected = (values[0] - values[1]) / (2 * h)
         # The gradients of sinks are float32.
         assert abs((gradient * direction).sum() - expected) < 1e-6 * max(1, abs(expected)), name
+
+
+def philox(seed, offset, number):
+    """Four words of Philox 4x32-10 for each number, as Salmon et al. (2011) define it."""
+    word = np.uint64(0xFFFFFFFF)
+    key = [np.uint64(seed) & word, np.uint64(seed) >> np.uint64(32)]
+    number = number.astype(np.uint64)
+    upper = [np.full_like(number, v) for v in (np.uint64(offset) & word, np.uint64(offset) >> np.uint64(32))]
+    c = [number & word, number >> np.uint64(32), *upper]
+    for _ in range(10):
+        first, second = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        high = [p >> np.uint64(32) for p in (first, second)]
+        c = [high[1] ^ c[1] ^ key[0], second & word, high[0] ^ c[3] ^ key[1], first & word]
+        key = [(k + np.uint64(step)) & word for k, step in zip(key, (0x9E3779B9, 0xBB67AE85))]
+    return np.stack(c, -1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_dropout(dtype, random):
+    q, k, v = drawn(random, dtype, queries=20, keys=38)
+    seed, offset, p = 0x123456789ABCDEF0, 3, 0.4
+    options = {"dropout_p": p, "random": np.array([seed, offset], np.int64), "causal": True}
+    row, key = np.meshgrid(np.arange(2 * 4 * 20), np.arange(38), indexing="ij")
+    words = philox(seed, offset, (row << 26) + key // 4)
+    kept = np.take_along_axis(words, (key % 4)[..., None], -1)[..., 0] >= round(float(np.float32(p)) * 2**32)
+    factors = np.where(kept, 1 / (1 - p), 0).reshape(2, 4, 20, 38)
+    assert abs(kept.mean() - (1 - p)) < 0.02
+    o, lse = ww.attention(q, k, v, **options)
+    wide = [t.astype(np.float64) for t in (q, k, v)]
+    reference, sums = formula(*wide, causal=True, factors=factors)
+    assert distance(o, reference) < 2 * BUDGETS[dtype] and distance(lse, sums) < BUDGETS[dtype]
+    if dtype == "float64":
+        dy = random.standard_normal(o.shape)
+        tensors = {"q": q, "k": k, "v": v}
+        for name, gradient in zip("qkv", ww.attention_backward(q, k, v, o, lse, dy, **options)):
+            direction, h, values = random.standard_normal(tensors[name].shape), 1e-6, []
+            for sign in (1, -1):
+                moved = {**tensors, name: tensors[name] + sign * h * direction}
+                values.append((formula(**moved, causal=True, factors=factors)[0] * dy).sum())
+            expected = (values[0] - values[1]) / (2 * h)
+            assert abs((gradient * direction).sum() - expected) < 1e-6 * max(1, abs(expected)), name
 
 
 def sequences_of(random, dtype, lengths, heads=4, kv_heads=2, width=16, value_width=24):
@@ -229,6 +270,11 @@ def packed(queries, keys, **more):
         (lambda q, k, v: ((q, k, v), {"out": (q,)}), ww.ArgumentError),
         (lambda q, k, v: ((q, k, v), {"sinks": np.zeros(3, np.float32)}), ww.ShapeError),
         (lambda q, k, v: ((q, k, v), {"sinks": np.zeros(4)}), ww.DtypeError),
+        (lambda q, k, v: ((q, k, v), {"dropout_p": 0.5}), ww.ArgumentError),
+        (lambda q, k, v: ((q, k, v), {"random": np.zeros(2, np.int64)}), ww.ArgumentError),
+        (lambda q, k, v: ((q, k, v), {"dropout_p": 0.5, "random": ints(0, 1)}), ww.DtypeError),
+        (lambda q, k, v: ((q, k, v), {"dropout_p": 0.5, "random": np.zeros(3, np.int64)}), ww.ShapeError),
+        (lambda q, k, v: ((q, k, v), {"dropout_p": 1.5, "random": np.zeros(2, np.int64)}), ww.ParameterError),
         (lambda q, k, v: ((q, k, v), {"cu_seqlens_q": ints(0, 5)}), ww.ArgumentError),
         (lambda q, k, v: ((q, k, v), {"cu_seqlens_k": ints(0, 5)}), ww.ArgumentError),
         (lambda q, k, v: ((q, k, v), {"max_seqlen_q": 5}), ww.ArgumentError),

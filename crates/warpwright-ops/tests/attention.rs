@@ -6,7 +6,7 @@ use warpwright_ops::attention::{
     Gradients, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_offsets,
 };
 use warpwright_ops::plan::{Layout, Real};
-use warpwright_ops::{Operation, PlanError};
+use warpwright_ops::{Dropout, Operation, PlanError};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, Error, Tensor};
 use warpwright_testkit::inputs::Input;
@@ -73,6 +73,10 @@ fn descriptors_without_a_meaning_are_refused() {
         assert_eq!(refused(&with(AttentionOptions { softmax_scale: value, ..none })), "softmax_scale");
         assert_eq!(refused(&with(AttentionOptions { softcap: value, ..none })), "softcap");
     }
+    for value in [-0.1, 1.5, f64::NAN] {
+        let dropout = Some(Real::new(value));
+        assert_eq!(refused(&with(AttentionOptions { dropout, ..none })), "dropout.probability");
+    }
     let bias = Some(Layout::contiguous([2, 4, 5, 6]));
     assert_eq!(refused(&with(AttentionOptions { bias, ..none })), "bias");
 }
@@ -121,6 +125,8 @@ fn packed_and_paged_descriptors_without_a_meaning_are_refused() {
     assert_eq!(refused(&paged(8, true)), "rows of a page");
     assert_eq!(refused(&paged(48, true)), "rows of a page");
     assert_eq!(refused(&paged(16, false)), "paged");
+    let options = AttentionOptions { dropout: Some(Real::new(0.1)), ..paged(16, true).options };
+    assert_eq!(refused(&AttentionDesc { options, ..paged(16, true) }), "dropout");
     let forward = paged(16, true);
     let backward = backward_of(forward);
     assert!(matches!(backward.plan(TARGET), Err(PlanError::Parameter { parameter: "paged", .. })));
@@ -273,7 +279,56 @@ fn plain<'a>() -> Problem<'a> {
         bias: None,
         slope: None,
         sink: None,
+        dropout: None,
     }
+}
+
+/// With values of 1 in one place for each key the result is the matrix of what the probabilities are multiplied by, times them: of
+/// equal scores.
+#[test]
+fn what_is_dropped_is_a_function_of_numbers() {
+    const KEYS: usize = 64;
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let identity: Vec<f32> =
+        (0..2 * KEYS * KEYS).map(|at| f32::from(at / KEYS % KEYS == at % KEYS)).collect();
+    let v = Tensor::from_slice(&device, &identity, &[2, KEYS, 1, KEYS]).expect("memory");
+    let zeros = |rows: usize, heads: usize| {
+        Tensor::zeros(&device, DType::F32, &[2, rows, heads, KEYS]).expect("memory")
+    };
+    let k = zeros(KEYS, 1);
+    let dropped = |queries: usize, seed: i64, offset: i64, probability: f64| {
+        let random = Tensor::from_slice(&device, &[seed, offset], &[2]).expect("memory");
+        let (dropout, random) = (Some(probability), Some(random.as_ref()));
+        let scores = Scores { dropout, random, ..Scores::default() };
+        let q = zeros(queries, 2);
+        let (o, lse) = attention(&stream, q.as_ref(), k.as_ref(), v.as_ref(), &scores).expect("forward");
+        let lse = lse.to_vec::<f32>().expect("read");
+        assert!(lse.iter().all(|x| (x - (KEYS as f32).ln()).abs() < 1e-5), "lse is without dropout");
+        o.to_vec::<f32>().expect("read")
+    };
+    for (queries, seed, offset, probability) in
+        [(40usize, 7, 0, 0.25f64), (3, -1, i64::MAX, 0.9), (40, 7, 1 << 40, 0.0), (17, 0, 0, 1.0)]
+    {
+        let found = dropped(queries, seed, offset, probability);
+        let dropout = Dropout {
+            probability: probability as f32,
+            seed: seed.cast_unsigned(),
+            offset: offset.cast_unsigned(),
+        };
+        for (at, found) in found.iter().enumerate() {
+            let (key, head, query, batch) =
+                (at % KEYS, at / KEYS % 2, at / KEYS / 2 % queries, at / KEYS / 2 / queries);
+            let row = ((batch * 2 + head) * queries + query) as u64;
+            let factor =
+                if dropout.keeps((row << 28) + key as u64) { 1.0 / (1.0 - probability) } else { 0.0 };
+            let want = factor / KEYS as f64;
+            assert!((f64::from(*found) - want).abs() < 1e-6, "{at}: {found} for {want}");
+        }
+    }
+    assert_eq!(dropped(20, 1, 2, 0.5), dropped(20, 1, 2, 0.5));
+    assert_ne!(dropped(20, 1, 2, 0.5), dropped(20, 1, 3, 0.5));
+    assert_ne!(dropped(20, 1, 2, 0.5), dropped(20, 2, 2, 0.5));
 }
 
 /// Every modification at once, and none: the derivative by each element of q, k, v and of the scores.
@@ -296,6 +351,7 @@ fn gradients_agree_with_central_differences() {
                 lengths: Some(&lengths),
                 slope: Some(&slope),
                 sink: Some(&|head| 0.3 * head as f64 - 0.2),
+                dropout: Some(&|_, head, query, key| [0.0, 1.5, 1.5][(head + 2 * query + key) % 3]),
                 ..p
             };
             return f(&p);

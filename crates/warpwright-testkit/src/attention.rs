@@ -7,7 +7,7 @@ use warpwright_ops::attention::{
     AttentionInputs, AttentionOptions, Packed, Paged, Window, reference,
 };
 use warpwright_ops::plan::{Layout, Real};
-use warpwright_ops::{Direction, Operation, PlanError};
+use warpwright_ops::{Direction, Dropout, Operation, PlanError};
 use warpwright_ptx::DType;
 use warpwright_runtime::{TensorMut, TensorRef};
 
@@ -43,6 +43,8 @@ struct Modification {
     paged: Option<usize>,
     /// Whether the sequences are packed, each with some queries and keys less than the last.
     packed: bool,
+    /// The probability that a probability is dropped.
+    dropout: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,8 +90,13 @@ const PLAIN: Situation = Situation {
         sinks: false,
         paged: None,
         packed: false,
+        dropout: None,
     },
 };
+
+/// What is dropped in all cases that drop anything.
+const SEED: u64 = 0x000f_1234_5678_9abc;
+const OFFSET: u64 = 0x0005_0000_0003;
 
 impl Situation {
     fn describe(&self) -> String {
@@ -116,6 +123,7 @@ impl Situation {
         add(m.sinks, "sinks");
         add(m.paged.is_some(), &format!("pages of {}", m.paged.unwrap_or(0)));
         add(m.packed, "packed");
+        add(m.dropout.is_some(), &format!("dropout {}", m.dropout.unwrap_or(0.0)));
         text
     }
 
@@ -247,6 +255,7 @@ impl Situation {
                 }),
                 paged: m.paged.map(|rows| Paged { pages: self.pages(rows) }),
                 sinks: m.sinks,
+                dropout: m.dropout.map(Real::new),
             },
         }
     }
@@ -302,6 +311,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
     ];
     all.extend(shared_out());
     all.extend(packed());
+    all.extend(dropped());
     if scope == Scope::Full {
         for width in [8, 16, 56, 64, 72, 96, 128, 200, 256] {
             let causal = Modification { causal: true, ..none };
@@ -408,6 +418,41 @@ fn packed() -> Vec<Situation> {
             sinks: true,
             ..packed
         }),
+    ]
+}
+
+/// Probabilities that are dropped, in every layout of the lanes that share draws.
+fn dropped() -> Vec<Situation> {
+    let dropout = Modification { dropout: Some(0.3), ..Modification::default() };
+    let with = |modification| Situation { modification, ..PLAIN };
+    vec![
+        with(dropout),
+        Situation { queries: 130, keys: 140, width: 64, value_width: 64, ..with(dropout) },
+        Situation { batch: 2, queries: 5, keys: 3, width: 40, value_width: 24, lead: 1, ..with(dropout) },
+        Situation {
+            queries: 50,
+            heads: 1,
+            width: 128,
+            value_width: 128,
+            ..with(Modification { causal: true, dropout: Some(0.5), ..dropout })
+        },
+        Situation { queries: 20, keys: 37, heads: 1, width: 256, value_width: 256, ..with(dropout) },
+        Situation {
+            batch: 3,
+            heads: 4,
+            key_heads: 2,
+            ..with(Modification {
+                left: Some(30),
+                softcap: Some(5.0),
+                bias: Some([true, false, false, false]),
+                alibi: Some(AlibiSlopes::PerBatchAndHead),
+                lengths: true,
+                sinks: true,
+                ..dropout
+            })
+        },
+        Situation { batch: 4, heads: 4, key_heads: 2, ..with(Modification { packed: true, ..dropout }) },
+        Situation { queries: 3, ..with(Modification { dropout: Some(1.0), ..dropout }) },
     ]
 }
 
@@ -551,6 +596,12 @@ impl AttentionSubject {
         let [query_lengths, packed_keys] =
             [0, 1].map(|i| s.counts().iter().map(|c| c[i]).collect::<Vec<_>>());
         let lengths = if m.packed { packed_keys } else { inputs.lengths.clone() };
+        let keeping = m.dropout.map_or(1.0, |p| if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 });
+        let dropped = Dropout { probability: m.dropout.unwrap_or(0.0) as f32, seed: SEED, offset: OFFSET };
+        let dropout = |b: usize, h: usize, i: usize, j: usize| {
+            let row = self.lse_place(b, h, i).unwrap_or(0);
+            if dropped.keeps(((row as u64) << 28) + j as u64) { keeping } else { 0.0 }
+        };
         f(&reference::Problem {
             batch: s.batch,
             queries: s.queries,
@@ -569,6 +620,7 @@ impl AttentionSubject {
             sink: m.sinks.then_some(&|head| inputs.sinks[head]),
             bias: m.bias.is_some().then_some(&bias),
             slope: m.alibi.is_some().then_some(&slope),
+            dropout: m.dropout.is_some().then_some(&dropout),
         })
     }
 
@@ -597,6 +649,7 @@ struct Tensors {
     offsets: Option<[Placed; 2]>,
     table: Option<Placed>,
     sinks: Option<Placed>,
+    random: Option<Placed>,
 }
 
 fn view<'p>(placed: &'p Placed, layout: &Layout) -> Result<TensorRef<'p>, CaseError> {
@@ -631,14 +684,15 @@ impl AttentionSubject {
             Some(AlibiSlopes::PerHead) => s.heads,
             _ => s.batch * s.heads,
         };
-        let integers = |name, values: &[usize]| {
+        let integers = |name, dtype, values: &[usize]| {
             let values: Vec<f64> = values.iter().map(|n| *n as f64).collect();
-            bench.input(name, DType::I32, &values, 0)
+            bench.input(name, dtype, &values, 0)
         };
+        let numbers = [SEED, OFFSET].map(|n| n as usize);
         let offsets = || {
             Ok::<_, CaseError>([
-                integers("query_offsets", &s.offsets(0))?,
-                integers("key_offsets", &s.offsets(1))?,
+                integers("query_offsets", DType::I32, &s.offsets(0))?,
+                integers("key_offsets", DType::I32, &s.offsets(1))?,
             ])
         };
         let bias = |layout: Layout| {
@@ -654,10 +708,14 @@ impl AttentionSubject {
                 .alibi
                 .map(|_| bench.input("slopes", DType::F32, &inputs.slopes[..slopes], 0))
                 .transpose()?,
-            lengths: m.lengths.then(|| integers("key_lengths", &inputs.lengths)).transpose()?,
+            lengths: m.lengths.then(|| integers("key_lengths", DType::I32, &inputs.lengths)).transpose()?,
             offsets: m.packed.then(offsets).transpose()?,
-            table: m.paged.map(|rows| integers("block_table", &self.table(inputs, rows))).transpose()?,
+            table: m
+                .paged
+                .map(|rows| integers("block_table", DType::I32, &self.table(inputs, rows)))
+                .transpose()?,
             sinks: m.sinks.then(|| bench.input("sinks", DType::F32, &inputs.sinks, 0)).transpose()?,
+            random: m.dropout.map(|_| integers("random", DType::I64, &numbers)).transpose()?,
         })
     }
 
@@ -698,22 +756,27 @@ impl AttentionSubject {
             key_offsets: key_offsets?,
             block_table: flat(&t.table)?,
             sinks: flat(&t.sinks)?,
+            random: flat(&t.random)?,
             ..AttentionInputs::new(view(&t.q, &s.q())?, view(&t.k, &s.k())?, view(&t.v, &s.v())?)
         })
+    }
+
+    /// Where the kernel's `lse` of a query is, if there is that query.
+    fn lse_place(&self, b: usize, h: usize, i: usize) -> Option<usize> {
+        let s = &self.situation;
+        if !s.modification.packed {
+            return Some((b * s.heads + h) * s.queries + i);
+        }
+        let firsts = s.offsets(0);
+        let all = firsts.last().copied().unwrap_or(0);
+        (i < s.counts()[b][0]).then(|| h * all + firsts[b] + i)
     }
 
     /// `lse` of the reference in the order of the kernel's.
     fn lse_places(&self) -> Vec<Option<usize>> {
         let s = &self.situation;
-        let (firsts, counts) = (s.offsets(0), s.counts());
-        let all = firsts.last().copied().unwrap_or(0);
-        let place = |b: usize, h: usize, i: usize| match s.modification.packed {
-            true => (i < counts[b][0]).then(|| h * all + firsts[b] + i),
-            false => Some((b * s.heads + h) * s.queries + i),
-        };
-        let of_head = |b: usize, h: usize| (0..s.queries).map(move |i| (b, h, i));
-        let all = (0..s.batch).flat_map(|b| (0..s.heads).flat_map(move |h| of_head(b, h)));
-        all.map(|(b, h, i)| place(b, h, i)).collect()
+        let of_head = |b: usize, h: usize| (0..s.queries).map(move |i| self.lse_place(b, h, i));
+        (0..s.batch).flat_map(|b| (0..s.heads).flat_map(move |h| of_head(b, h))).collect()
     }
 
     fn forward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {

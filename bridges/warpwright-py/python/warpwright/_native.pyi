@@ -295,6 +295,8 @@ def attention(
     max_seqlen_k: int | None = None,
     block_table: _Array | None = None,
     sinks: _Array | None = None,
+    dropout_p: float = 0.0,
+    random: _Array | None = None,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A, _A]: ...
@@ -320,6 +322,8 @@ def attention_backward(
     max_seqlen_k: int | None = None,
     block_table: _Array | None = None,
     sinks: _Array | None = None,
+    dropout_p: float = 0.0,
+    random: _Array | None = None,
     bias_gradient: bool = False,
     sinks_gradient: bool = False,
     out: _Arrays | None = None,

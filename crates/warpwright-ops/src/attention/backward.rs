@@ -8,8 +8,9 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, accumulate, kernel_args};
 
-use super::engine::{Engine, Matrix};
-use super::score::{QueryBlock, ScoreKind, Scorer, Span, View, attention_args};
+use super::dropout::Keys;
+use super::engine::{Engine, Matrix, each, scaled};
+use super::score::{QueryBlock, ScoreKind, Scorer, Span, View, gradient_args};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::{Config, Work};
@@ -77,11 +78,9 @@ impl KernelDef for Delta {
     }
 }
 
-attention_args! {
+gradient_args! {
     /// Gradients from `do`, `lse` and `delta`: of queries in `first`, or of keys in `first` and of values in `second`.
     SweepArgs => SweepParams {
-        dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
-        lse: In<Elem>, delta: In<Elem>,
         first: Out<Elem>, first_batch: u64, first_row: u64, first_head: u64,
         second: Out<Elem>, second_batch: u64, second_row: u64, second_head: u64,
     }
@@ -188,7 +187,7 @@ impl Sweep {
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
         let QueryBlock { head, first, span, scorer, q, sources } =
             QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
-        let dy = View { data: a.dy, strides: [a.dy_batch, a.dy_row, a.dy_head] };
+        let dy = a.dy();
         let own = engine.own(k, q, first, 0);
         let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
         let place = engine.product_place(k);
@@ -203,9 +202,11 @@ impl Sweep {
         let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
             let keys = engine.first(k, sources, at, walk.end);
             let products = engine.product(k, own, keys);
-            let scores = scorer.tile(&products, &place, masked, |row, column| (first + row, at + column));
+            let pair = |row, column| (first + row, at + column);
+            let scores = scorer.tile(&products, &place, masked, pair);
             let values = engine.second(k, sources, at);
-            let dps = engine.product(k, own_dy, values);
+            let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
+            let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
             let ds = each(&scores, |slot, column, score| {
                 let p = scorer.probability(score, lse[slot]);
                 gradient(&scorer, products[slot][column], [p, dps[slot][column], delta[slot]])
@@ -227,7 +228,7 @@ impl Sweep {
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
         let [tile, key_head, batch] = p.place(k, false);
         let span = Span::new(self.kind, &p, batch);
-        let dy = View { data: a.dy, strides: [a.dy_batch, a.dy_row, a.dy_head] };
+        let dy = a.dy();
         let first = (tile * rows).to_i32();
         let own = engine.own(k, p.k.source(span.of_keys, key_head, span.keys, p.width), first, 0);
         let (of_keys, of_values) = (self.work != Work::Values, self.work != Work::Keys);
@@ -255,12 +256,19 @@ impl Sweep {
                 };
                 let [lse, delta] = at_rows.map(of_columns);
                 let products = engine.product(k, own, queries);
-                let scores = scorer.tile(&products, &place, masked, |row, column| (at + column, first + row));
+                let pair = |row, column| (at + column, first + row);
+                let scores = scorer.tile(&products, &place, masked, pair);
                 let dys = engine.second(k, sources, at);
+                let kept = scorer.kept(k, engine, &place, Keys::Rows, pair);
                 // Before the probabilities, so that their exponentials run beside this product.
-                let dps = own_v.map(|own_v| engine.product(k, own_v, dys));
+                let dps = own_v.map(|own_v| scorer.dropped(engine.product(k, own_v, dys), kept.as_ref()));
                 let ps = each(&scores, |_, column, score| scorer.probability(score, lse[column]));
-                let dv = if of_values { engine.accumulate(k, &ps, dys, dv) } else { dv };
+                let weights = kept.map(|kept| kept.of(&ps));
+                let dv = if of_values {
+                    engine.accumulate(k, weights.as_ref().unwrap_or(&ps), dys, dv)
+                } else {
+                    dv
+                };
                 let Some(dps) = dps else { return (dk, dv) };
                 let ds = each(&ps, |slot, column, p| {
                     gradient(&scorer, products[slot][column], [p, dps[slot][column], delta[column]])
@@ -286,22 +294,8 @@ impl Sweep {
             );
         }
         if of_values {
+            let dv = if self.kind.dropout { scaled(&dv, p.keeping.convert()) } else { dv };
             engine.store(k, &dv, to_v.destination(span.of_keys, key_head, all, p.value_width), first);
         }
     }
-}
-
-/// `f` of slot, column and the score there.
-pub(super) fn each<'k, A: Float>(
-    scores: &Matrix<'k, A>,
-    f: impl Fn(usize, usize, Reg<'k, A>) -> Reg<'k, A>,
-) -> Matrix<'k, A> {
-    let row = |(slot, scores): (usize, &Vec<Reg<'k, A>>)| {
-        scores.iter().enumerate().map(|(column, score)| f(slot, column, *score)).collect()
-    };
-    scores.iter().enumerate().map(row).collect()
-}
-
-fn scaled<'k, A: Float>(sum: &Matrix<'k, A>, factor: Reg<'k, A>) -> Matrix<'k, A> {
-    sum.iter().map(|row| row.iter().map(|v| *v * factor).collect()).collect()
 }

@@ -6,18 +6,17 @@
 use warpwright_dsl::accumulate;
 use warpwright_dsl::prelude::*;
 
-use super::backward::{each, gradient_of_score, statistic};
-use super::engine::{Engine, Matrix};
-use super::score::{ScoreKind, Scorer, Span, View, attention_args};
+use super::backward::{gradient_of_score, statistic};
+use super::dropout::Keys;
+use super::engine::{Engine, Matrix, each};
+use super::score::{ScoreKind, Scorer, Span, attention_args, gradient_args};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::Config;
 
-attention_args! {
+gradient_args! {
     /// The gradient of a bias from `do`, `lse` and `delta`. `one`: 1 for each of batch, head, row and column that is broadcast.
     BiasArgs => BiasParams {
-        dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
-        lse: In<Elem>, delta: In<Elem>,
         dbias: Out<Elem>, dbias_batch: u64, dbias_head: u64, dbias_row: u64, dbias_column: u64,
         one_batch: u32, one_head: u32, one_row: u32, one_column: u32,
         batches: u32, longest_queries: u32, longest_keys: u32,
@@ -137,7 +136,7 @@ impl BiasGradient {
         let p = a.problem();
         let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
         let sources = p.columns(&span, p.key_head(head));
-        let dy = View { data: a.dy, strides: [a.dy_batch, a.dy_row, a.dy_head] };
+        let dy = a.dy();
         // Of keys that do not exist zeros are loaded.
         let end = at + self.config.tile_columns().cast_signed();
         // The rows of the turn before have been read.
@@ -148,9 +147,11 @@ impl BiasGradient {
         let keys = engine.first(k, sources, at, end);
         let products = engine.product(k, own, keys);
         let place = engine.product_place(k);
-        let scores = scorer.tile(&products, &place, true, |row, column| (first + row, at + column));
+        let pair = |row, column| (first + row, at + column);
+        let scores = scorer.tile(&products, &place, true, pair);
         let values = engine.second(k, sources, at);
-        let dps = engine.product(k, own_dy, values);
+        let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
+        let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
         engine.finish(k);
         let of_head = p.first_row(span.of_queries, head);
         let of_rows = |of: Ptr<'k, Read, Elem>| -> Vec<Reg<'k, A>> {

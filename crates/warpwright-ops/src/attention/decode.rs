@@ -55,7 +55,7 @@ impl KernelDef for Decode {
                 self.body::<A, _>(k, a, &SimtEngine::new(k, simt, self.dtype, 1), k.lit(0u32));
             }),
             DecodeConfig::TensorCore(teams) => {
-                let engine = TensorCoreEngine::team(k, teams, super::tensor_core::atom(self.dtype));
+                let engine = TensorCoreEngine::alone(k, teams, super::tensor_core::atom(self.dtype));
                 self.body(k, a, &engine, k.warp_idx());
             }
         }
@@ -102,7 +102,7 @@ impl Decode {
         let rows: Vec<_> = place.rows.iter().map(|row| of.place(first + *row)).collect();
         let scorer = |head| Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
         let scorers: Vec<_> = rows.iter().map(|(_, head)| scorer(*head)).collect();
-        let columns = self.config.columns().cast_signed();
+        let columns = self.config.tile_columns().cast_signed();
         let last = (first + (self.config.rows() - 1)).min(of.count - 1) / p.group;
         let [from, end] = span.keys_of((first / p.group).to_i32(), last.to_i32() + 1);
         let from = from & -columns;
@@ -200,7 +200,7 @@ impl Decode {
         Elem: Access<A>,
     {
         let p = a.problem();
-        let (rows, vector) = (self.config.rows(), self.config.vector());
+        let (rows, vector) = (self.config.rows(), self.config.result_vector());
         let per_row = self.config.width() / vector;
         let units = k.range(k.thread_idx(), rows * per_row, self.config.threads());
         k.for_each(units, |unit| {
@@ -241,7 +241,7 @@ impl Decode {
         let tops: Vec<Reg<'k, A>> = (0..self.config.teams()).map(|t| found.tops.at(place(t)).get()).collect();
         let top = Lanes::from(tops.clone()).reduce(|a, b| a.max(b)).unwrap_or_else(|| k.lit(0.0));
         let reference = top.eq(f64::NEG_INFINITY).select(0.0, top);
-        let vector = self.config.vector();
+        let vector = self.config.result_vector();
         let mut total = (k.lit::<A>(0.0), (0..vector).map(|_| k.lit::<A>(0.0)).collect::<Lanes<'k, A>>());
         for (team, top) in tops.into_iter().enumerate() {
             let factor = scorer.power(top, reference);

@@ -6,6 +6,8 @@
 
 use warpwright_dsl::prelude::*;
 
+use super::dropout::{Keys, Team};
+
 /// Elements that a thread holds: `[slot][column]`.
 pub(super) type Matrix<'k, A> = Vec<Vec<Reg<'k, A>>>;
 
@@ -127,6 +129,9 @@ pub(super) trait Engine<'k, A: Float> {
     /// Where the elements of a product with a tile lie.
     fn product_place(&self, k: K<'k>) -> Place<'k>;
 
+    /// The lanes that hold four neighbouring keys.
+    fn team(&self, keys: Keys) -> Team;
+
     /// The tile of the block's own rows, `index` 0 or 1, loaded from row `first` on. It may be read after the next
     /// [`first`](Self::first).
     fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Self::Tile;
@@ -195,4 +200,20 @@ pub(super) struct Destination<'k> {
     pub(super) stride: U64<'k>,
     pub(super) rows: I32<'k>,
     pub(super) width: U32<'k>,
+}
+
+/// `f` of slot, column and the element there.
+pub(super) fn each<'k, A: Float>(
+    values: &Matrix<'k, A>,
+    f: impl Fn(usize, usize, Reg<'k, A>) -> Reg<'k, A>,
+) -> Matrix<'k, A> {
+    let row = |(slot, values): (usize, &Vec<Reg<'k, A>>)| {
+        values.iter().enumerate().map(|(column, value)| f(slot, column, *value)).collect()
+    };
+    values.iter().enumerate().map(row).collect()
+}
+
+/// All elements times a factor.
+pub(super) fn scaled<'k, A: Float>(values: &Matrix<'k, A>, factor: Reg<'k, A>) -> Matrix<'k, A> {
+    each(values, |_, _, value| value * factor)
 }

@@ -3,6 +3,7 @@
 use warpwright_dsl::accumulate;
 use warpwright_dsl::prelude::*;
 
+use super::dropout::Keys;
 use super::engine::{Engine, Matrix};
 use super::score::{QueryBlock, ScoreKind, Scorer, Sink, View, attention_args};
 use super::simt::SimtEngine;
@@ -103,8 +104,15 @@ impl Forward {
         let last = walk.fold(k, columns, Running::new(k, &engine), |at, masked, state| {
             let keys = engine.first(k, sources, at, walk.end);
             let products = engine.product(k, own, keys);
-            let scores = scorer.tile(&products, &place, masked, |row, column| (first + row, at + column));
+            let pair = |row, column| (first + row, at + column);
+            let scores = scorer.tile(&products, &place, masked, pair);
             let (weights, state) = soften(k, &engine, &scorer, scores, state);
+            // The sum is of all probabilities: what is dropped is dropped from the values alone.
+            let kept = scorer.kept(k, &engine, &place, Keys::Columns, pair);
+            let weights = match kept {
+                Some(kept) => kept.of(&weights),
+                None => weights,
+            };
             let values = engine.second(k, sources, at);
             Running { values: engine.accumulate(k, &weights, values, state.values), ..state }
         });
@@ -124,6 +132,7 @@ impl Forward {
         let mut factors = Vec::new();
         for ((row, sum), (lse, share)) in place.rows.iter().zip(&sum).zip(weighed) {
             let query = first + row.to_i32();
+            let share = scorer.keeping().map_or(share, |keeping| share * keeping);
             factors.push(sum.eq(0.0).select(0.0, share / *sum));
             let writes = query.lt(span.queries) & place.first.eq(0);
             let to = a.lse.at(rows_of_head + query.to_u32().to_u64());

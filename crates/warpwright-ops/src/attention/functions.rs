@@ -35,6 +35,10 @@ pub struct Scores<'a> {
     pub block_table: Option<TensorRef<'a>>,
     /// A logit of each head that takes part in the sum of exponentials and in nothing else: `[heads]` in f32.
     pub sinks: Option<TensorRef<'a>>,
+    /// The probability that a probability is dropped; then there are `random` numbers.
+    pub dropout: Option<f64>,
+    /// Seed and offset of what is dropped: `[2]` in i64.
+    pub random: Option<TensorRef<'a>>,
     /// Whether [`attention_backward`] gives the gradient of the bias.
     pub dbias: bool,
     /// Whether it gives that of the sinks.
@@ -71,7 +75,7 @@ pub struct PackedRows<'a> {
 
 impl<'a> Scores<'a> {
     fn inputs(&self, q: TensorRef<'a>, k: TensorRef<'a>, v: TensorRef<'a>) -> AttentionInputs<'a> {
-        let Self { bias, slopes, key_lengths, packed, block_table, sinks, .. } = *self;
+        let Self { bias, slopes, key_lengths, packed, block_table, sinks, random, .. } = *self;
         AttentionInputs {
             bias,
             slopes,
@@ -80,6 +84,7 @@ impl<'a> Scores<'a> {
             key_offsets: packed.map(|packed| packed.key_offsets),
             block_table,
             sinks,
+            random,
             ..AttentionInputs::new(q, k, v)
         }
     }
@@ -108,6 +113,7 @@ impl<'a> Scores<'a> {
                 .as_ref()
                 .map(|table| Paged { pages: table.shape().last().copied().unwrap_or(0) }),
             sinks: self.sinks.is_some(),
+            dropout: self.dropout.map(Real::new),
         })
     }
 }

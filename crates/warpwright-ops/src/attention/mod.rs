@@ -16,6 +16,7 @@
 //! | `query_offsets`, `key_offsets` | `[sequences + 1]`, i32: where packed sequences begin, see [`Packed`] | contiguous |
 //! | `block_table` | `[batch, pages]`, i32: the pages of each sequence, see [`Paged`] | contiguous |
 //! | `sinks` | `[heads]`, f32: a logit that takes part in the sum of exponentials and in nothing else | contiguous |
+//! | `random` | `[2]`, i64: seed and offset of what is dropped | contiguous |
 //!
 //! `heads` is a multiple of `num_kv_heads`: query head `h` reads key head `h / (heads / num_kv_heads)`. A tensor
 //! `[batch, heads, sequence, head_dim]` is one of other strides.
@@ -24,7 +25,11 @@
 //! [`Alignment::BottomRight`], which lets the last query see the last key. `causal` leaves it the keys up to its position, a
 //! window those near it. With `key_lengths` the keys of each sequence end there, for positions too.
 //!
-//! Up to 16 queries, and keys in pages, are for kernels that share out the keys of a head to many blocks; their
+//! Dropout leaves out probabilities after the softmax: that of query `i` and key `j` is the element `2^28 row + j` of
+//! [`Dropout`](crate::Dropout), where `row` is the number of the query's `lse`. Both directions drop the same ones, whatever their
+//! tiles. Seed and offset are read on the device, so that a captured graph can draw anew.
+//!
+//! Up to 16 queries without dropout, and keys in pages, are for kernels that share out the keys of a head to many blocks; their
 //! results are put together in a fixed order.
 //!
 //! Gradients of f64 with more than 128 elements a head do not fit the shared memory of sm_75: there they have no plan.
@@ -35,6 +40,7 @@
 mod backward;
 mod bias_gradient;
 mod decode;
+mod dropout;
 mod engine;
 mod forward;
 mod functions;
@@ -107,6 +113,8 @@ pub struct AttentionInputs<'a> {
     pub block_table: Option<TensorRef<'a>>,
     /// A further logit of each head.
     pub sinks: Option<TensorRef<'a>>,
+    /// Seed and offset of what is dropped.
+    pub random: Option<TensorRef<'a>>,
 }
 
 impl<'a> AttentionInputs<'a> {
@@ -123,15 +131,16 @@ impl<'a> AttentionInputs<'a> {
             key_offsets: None,
             block_table: None,
             sinks: None,
+            random: None,
         }
     }
 
     /// In slot order.
     fn bind(self) -> Vec<Binding<'a>> {
-        let Self { q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks } =
-            self;
-        let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks];
-        [Some(q), Some(k), Some(v)].into_iter().chain(further).map(Binding::from).collect()
+        let Self { q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, .. } = self;
+        let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table];
+        let last = [self.sinks, self.random];
+        [q, k, v].map(Some).into_iter().chain(further).chain(last).map(Binding::from).collect()
     }
 }
 
@@ -149,7 +158,7 @@ pub struct AttentionArgs<'a> {
 }
 
 /// Slots of [`AttentionInputs`], and of those that not every kernel takes.
-const INPUTS: u32 = 10;
+const INPUTS: u32 = 11;
 const TABLE: u32 = 8;
 const SINKS: u32 = 9;
 /// The slot of the forward workspace.
@@ -175,7 +184,7 @@ fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<TensorSpec> {
     let read = |name, layout: Layout| {
         TensorSpec::read(name, desc.dtype, layout.elements().unwrap_or(0)).laid_out(layout)
     };
-    let AttentionOptions { bias, alibi, key_lengths, packed, paged, sinks, .. } = desc.options;
+    let AttentionOptions { bias, alibi, key_lengths, packed, paged, sinks, dropout, .. } = desc.options;
     let absent = |name| TensorSpec::read(name, desc.dtype, 0).optional(false);
     let (batch, heads) = (c.batch as usize, desc.q.shape[2]);
     let slopes = match alibi {
@@ -195,6 +204,7 @@ fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<TensorSpec> {
         integers("key_offsets", batch + 1, packed.is_some()),
         integers("block_table", batch * pages, paged.is_some()),
         TensorSpec::read("sinks", DType::F32, heads).optional(sinks),
+        TensorSpec::read("random", DType::I64, 2).optional(dropout.is_some()),
     ]
 }
 
@@ -249,7 +259,8 @@ impl AttentionDesc {
     fn planned(&self, target: Target, config: Option<Config>) -> Result<Plan<Self>, PlanError> {
         let c = Common::new(self, &self.outputs())?;
         let layouts = [self.q, self.k, self.v, self.o];
-        let few = (1..=tuning::FEW_QUERIES).contains(&self.q.shape[1]) && self.options.packed.is_none();
+        let usual = self.options.packed.is_none() && self.options.dropout.is_none();
+        let few = (1..=tuning::FEW_QUERIES).contains(&self.q.shape[1]) && usual;
         if config.is_none() && (few || self.options.paged.is_some()) {
             let configs = c.decode_configs(self.dtype, target, &layouts)?;
             let splits = c.splits(self.dtype, target, configs[0]);
@@ -286,7 +297,7 @@ impl AttentionDesc {
         splits: u32,
     ) -> Result<Vec<Variant>, PlanError> {
         let of = |config: &DecodeConfig| {
-            let alignment = alignment(self.dtype, config.access());
+            let alignment = alignment(self.dtype, config.vector());
             Ok(Variant { alignment, steps: self.decode_steps(c, target, *config, splits)? })
         };
         configs.iter().map(of).collect()
@@ -350,7 +361,7 @@ impl AttentionDesc {
             heads: c.heads,
             width: c.value_width,
         };
-        let kernel = plan::recorded(OP, &decode::Combine { dtype, vector: config.vector() }, target)?;
+        let kernel = plan::recorded(OP, &decode::Combine { dtype, vector: config.result_vector() }, target)?;
         let Some(grid) = plan::cover(OP, self.rows(), 1)? else { return Ok(vec![first]) };
         Ok(vec![first, LaunchStep::new(kernel, grid, args.values())])
     }
@@ -511,15 +522,10 @@ impl AttentionBackwardDesc {
         let tiles = rows.div_ceil(config.rows());
         let Some(grid) = c.grid(tiles, heads)? else { return Ok(None) };
         let first = if queries { &self.dq } else { &self.dk };
-        let [dy, first, second] = [&self.dy, first, &self.dv].map(options::steps);
-        let args = backward::SweepArgs::new(
+        let [first, second] = [first, &self.dv].map(options::steps);
+        let args = backward::SweepArgs::of(
             c,
-            In::slot(slots::DY),
-            dy[0],
-            dy[1],
-            dy[2],
-            In::slot(slots::LSE),
-            In::slot(slots::DELTA),
+            &self.dy,
             Out::slot(if queries { slots::DQ } else { slots::DK }),
             first[0],
             first[1],
@@ -562,15 +568,9 @@ impl AttentionBackwardDesc {
         }
         let strides = Layout::contiguous(bias.shape).strides.map(i64::cast_unsigned);
         let one = bias.shape.map(|extent| u32::from(extent == 1));
-        let dy = options::steps(&self.dy);
-        let args = bias_gradient::BiasArgs::new(
+        let args = bias_gradient::BiasArgs::of(
             c,
-            In::slot(slots::DY),
-            dy[0],
-            dy[1],
-            dy[2],
-            In::slot(slots::LSE),
-            In::slot(slots::DELTA),
+            &self.dy,
             Out::slot(slots::DBIAS),
             strides[0],
             strides[1],
@@ -665,7 +665,15 @@ pub(crate) fn entries() -> Vec<Entry> {
 /// with one alone.
 pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let plain = ScoreKind::default();
-    let all = ScoreKind { band: true, softcap: true, bias: true, alibi: true, lengths: true, packed: false };
+    let all = ScoreKind {
+        band: true,
+        softcap: true,
+        bias: true,
+        alibi: true,
+        lengths: true,
+        ..ScoreKind::default()
+    };
+    let dropped = ScoreKind { band: true, dropout: true, ..plain };
     let alone = [
         ScoreKind { band: true, ..plain },
         ScoreKind { softcap: true, ..plain },
@@ -684,13 +692,13 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         for config in tuning::all(dtype, planned, target) {
             let mut kinds = vec![all];
             match config {
-                Config::TensorCore(_) => kinds.extend([plain, alone[0], packed]),
+                Config::TensorCore(_) => kinds.extend([plain, alone[0], packed, dropped]),
                 Config::Simt(Simt { vector: 1, .. }) => {}
                 Config::Simt(Simt { width: 64, .. }) if dtype == DType::F32 => {
-                    kinds.push(plain);
+                    kinds.extend([plain, dropped]);
                     kinds.extend(alone);
                 }
-                Config::Simt(_) => kinds.push(plain),
+                Config::Simt(_) => kinds.extend([plain, dropped]),
             }
             let works = if planned == Work::KeysAndValues { Work::of_keys(config) } else { &[planned] };
             for (&work, kind) in works.iter().flat_map(|work| kinds.iter().map(move |kind| (work, *kind))) {

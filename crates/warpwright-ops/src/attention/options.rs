@@ -5,8 +5,8 @@ use warpwright_ptx::{DType, Target};
 use super::score::ScoreKind;
 use super::tuning::{self, Config, DecodeConfig, MAX_WIDTH, Work};
 use super::{AttentionDesc, OP};
-use crate::PlanError;
 use crate::plan::{Layout, Real};
+use crate::{Dropout, PlanError};
 
 /// Where the positions of the queries begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -61,6 +61,9 @@ pub struct AttentionOptions {
     pub paged: Option<Paged>,
     /// Whether each head has a logit that takes part in the sum of exponentials and in nothing else.
     pub sinks: bool,
+    /// The probability from 0 to 1 that a probability is dropped before it meets the values; those that are kept are
+    /// multiplied by `1 / (1 - p)`. `lse` is without.
+    pub dropout: Option<Real>,
 }
 
 /// Sequences one after the other: `q` is `[1, all queries, heads, head_dim]`, `k` and `v` are likewise, and `lse` is
@@ -119,6 +122,9 @@ pub(super) struct Common {
     pub(super) bottom_right: u32,
     pub(super) scale: f64,
     pub(super) softcap: f64,
+    /// Words from here on keep their pair, which is multiplied by `keeping`.
+    pub(super) threshold: u32,
+    pub(super) keeping: f64,
 }
 
 /// Elements from one batch, row and head to the next.
@@ -249,6 +255,18 @@ pub fn check_offsets(name: &'static str, offsets: &[i32], rows: usize) -> Result
     Ok(usize::try_from(longest).unwrap_or(0))
 }
 
+/// The least word that keeps a pair, and what such a pair is multiplied by.
+fn dropout(options: &AttentionOptions) -> Result<(u32, f64), PlanError> {
+    let Some(probability) = options.dropout.map(Real::get) else { return Ok((0, 1.0)) };
+    let dropout = Dropout { probability: probability as f32, seed: 0, offset: 0 };
+    dropout.check(OP)?;
+    if options.paged.is_some() {
+        return Err(parameter("dropout", probability.to_string(), "none where keys are in pages"));
+    }
+    let keeping = if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 };
+    Ok((dropout.threshold(), keeping))
+}
+
 fn factor(name: &'static str, value: f64) -> Result<f64, PlanError> {
     if value > 0.0 && value.is_finite() {
         return Ok(value);
@@ -300,6 +318,7 @@ impl Common {
             return Err(parameter("num_kv_heads", format!("{key_heads} of {heads}"), "a divisor of heads"));
         }
         check_outputs(outputs)?;
+        let (threshold, keeping) = dropout(options)?;
         let [sequences, longest_queries, longest_keys] = packed(options, batch, [queries, keys])?;
         let mut bias = [0; 4];
         if let Some(layout) = options.bias {
@@ -333,6 +352,7 @@ impl Common {
                 alibi: options.alibi.is_some(),
                 lengths: options.key_lengths,
                 packed: options.packed.is_some(),
+                dropout: threshold > 0,
             },
             q: steps(q),
             k: steps(k),
@@ -355,6 +375,8 @@ impl Common {
             bottom_right: u32::from(options.alignment == Alignment::BottomRight),
             scale: factor("softmax_scale", scale)?,
             softcap: options.softcap.map_or(Ok(1.0), |cap| factor("softcap", cap.get()))?,
+            threshold,
+            keeping,
         })
     }
 

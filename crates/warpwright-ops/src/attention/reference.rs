@@ -40,6 +40,8 @@ pub struct Problem<'a> {
     pub slope: Option<&'a dyn Fn(usize, usize) -> f64>,
     /// The further logit of a head.
     pub sink: Option<&'a dyn Fn(usize) -> f64>,
+    /// What the probability of (batch, head, query, key) is multiplied by: 0, or `1 / (1 - p)`.
+    pub dropout: Option<&'a dyn Fn(usize, usize, usize, usize) -> f64>,
 }
 
 impl Problem<'_> {
@@ -66,6 +68,10 @@ impl Problem<'_> {
             && query < self.query_length(batch)
             && self.left.is_none_or(|left| key_at >= own - left as i64)
             && self.right.is_none_or(|right| key_at <= own + right as i64)
+    }
+
+    fn kept(&self, batch: usize, head: usize, query: usize, key: usize) -> f64 {
+        self.dropout.map_or(1.0, |factor| factor(batch, head, query, key))
     }
 
     fn row<'t>(&self, x: &'t [f64], heads: usize, width: usize, at: [usize; 3], rows: usize) -> &'t [f64] {
@@ -148,7 +154,7 @@ pub fn forward(p: &Problem<'_>, q: &[f64], k: &[f64], v: &[f64]) -> Forward {
         let key_head = head / (p.heads / p.key_heads);
         for (key, score) in scores.iter().enumerate() {
             let Some((score, _)) = score else { continue };
-            let weight = (score - top).exp() / sum;
+            let weight = (score - top).exp() / sum * p.kept(batch, head, query, key);
             let values = p.row(v, p.key_heads, p.value_width, [batch, key, key_head], p.keys);
             for (d, value) in values.iter().enumerate() {
                 o[to + d] += weight * value;
@@ -222,15 +228,16 @@ pub fn backward(p: &Problem<'_>, q: &[f64], k: &[f64], v: &[f64], dy: &[f64]) ->
             let (k_at, v_at) = (row * p.width, row * p.value_width);
             let dp: f64 = dys.iter().zip(&v[v_at..]).map(|(a, b)| a * b).sum();
             let dp_scale: f64 = dys.iter().zip(&v[v_at..]).map(|(a, b)| (a * b).abs()).sum();
-            let ds = weight * (dp - delta);
-            let ds_scale = weight * (dp_scale + delta_scale);
+            let kept = p.kept(batch, head, query, key);
+            let ds = weight * (dp * kept - delta);
+            let ds_scale = weight * (dp_scale * kept + delta_scale);
             let at = ((batch * p.heads + head) * p.queries + query) * p.keys + key;
             out.ds[at] = ds;
             out.ds_scale[at] = ds_scale;
             let ds_scale = ds_scale * derivative;
             for (d, dy) in dys.iter().enumerate() {
-                out.dv[v_at + d] += weight * dy;
-                out.dv_scale[v_at + d] += (weight * dy).abs();
+                out.dv[v_at + d] += weight * kept * dy;
+                out.dv_scale[v_at + d] += (weight * kept * dy).abs();
             }
             for d in 0..p.width {
                 out.dq[q_at + d] += ds * derivative * k[k_at + d];

@@ -3,7 +3,8 @@
 
 use warpwright_dsl::prelude::*;
 
-use super::engine::{Destination, Form, Matrix, Place, Source, Walk};
+use super::dropout::{Draws, Kept, Keys};
+use super::engine::{Destination, Engine, Form, Matrix, Place, Source, Walk, scaled};
 
 /// Base-2 logarithm of e.
 const LOG2_E: f64 = std::f64::consts::LOG2_E;
@@ -25,6 +26,8 @@ pub(super) struct ScoreKind {
     pub(super) lengths: bool,
     /// The sequences lie one after the other in the rows of one.
     pub(super) packed: bool,
+    /// Some probabilities are dropped.
+    pub(super) dropout: bool,
 }
 
 impl ScoreKind {
@@ -36,6 +39,7 @@ impl ScoreKind {
             (self.alibi, "alibi"),
             (self.lengths, "lengths"),
             (self.packed, "packed"),
+            (self.dropout, "dropout"),
         ];
         parts.iter().filter(|(on, _)| *on).map(|(_, name)| format!("_{name}")).collect()
     }
@@ -58,6 +62,7 @@ macro_rules! attention_args {
                 bias: In<Elem>, bias_batch: u64, bias_head: u64, bias_row: u64, bias_column: u64,
                 slopes: In<f32>, slopes_batch: u64, lengths: In<i32>,
                 query_offsets: In<i32>, key_offsets: In<i32>,
+                random: In<u64>, threshold: u32, keeping: f64,
                 $($field: $ty),*
             }
         }
@@ -82,6 +87,7 @@ macro_rules! attention_args {
                     slopes: In::slot(4), slopes_batch: c.slopes_batch,
                     lengths: In::slot(5),
                     query_offsets: In::slot(6), key_offsets: In::slot(7),
+                    random: In::slot(10), threshold: c.threshold, keeping: c.keeping,
                     $($field),*
                 }
             }
@@ -102,12 +108,51 @@ macro_rules! attention_args {
                     bias_strides: [self.bias_batch, self.bias_head, self.bias_row, self.bias_column],
                     slopes: self.slopes, slopes_batch: self.slopes_batch, lengths: self.lengths,
                     offsets: [self.query_offsets, self.key_offsets],
+                    random: self.random, threshold: self.threshold, keeping: self.keeping,
                 }
             }
         }
     };
 }
 pub(super) use attention_args;
+
+/// The same for kernels that compute gradients from the gradient of the result, `lse` and `delta`.
+macro_rules! gradient_args {
+    ($(#[$meta:meta])* $args:ident => $params:ident { $($field:ident: $ty:ty),* $(,)? }) => {
+        $crate::attention::score::attention_args! {
+            $(#[$meta])*
+            $args => $params {
+                dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
+                lse: In<Elem>, delta: In<Elem>,
+                $($field: $ty),*
+            }
+        }
+
+        impl $args {
+            /// The arguments of a launch, of which the gradient of the result has a layout.
+            #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
+            pub(super) fn of(
+                c: &$crate::attention::Common,
+                dy: &$crate::plan::Layout,
+                $($field: $ty),*
+            ) -> Self {
+                use $crate::attention::{options, slots};
+                let [batch, row, head] = options::steps(dy);
+                let (lse, delta) = (In::slot(slots::LSE), In::slot(slots::DELTA));
+                Self::new(c, In::slot(slots::DY), batch, row, head, lse, delta, $($field),*)
+            }
+        }
+
+        impl<'k> $params<'k> {
+            /// The gradient of the result.
+            pub(super) fn dy(&self) -> $crate::attention::score::View<'k, Read> {
+                let strides = [self.dy_batch, self.dy_row, self.dy_head];
+                $crate::attention::score::View { data: self.dy, strides }
+            }
+        }
+    };
+}
+pub(super) use gradient_args;
 
 /// Where the rows of a sequence begin.
 #[derive(Clone, Copy, Debug)]
@@ -196,6 +241,12 @@ pub(super) struct Problem<'k> {
     pub(super) lengths: Ptr<'k, Read, i32>,
     /// Where the queries and the keys of packed sequences begin.
     pub(super) offsets: [Ptr<'k, Read, i32>; 2],
+    /// Seed and offset of what is dropped.
+    pub(super) random: Ptr<'k, Read, u64>,
+    /// Words from here on keep their pair.
+    pub(super) threshold: U32<'k>,
+    /// What kept probabilities are multiplied by.
+    pub(super) keeping: F64<'k>,
 }
 
 impl<'k> Problem<'k> {
@@ -426,6 +477,8 @@ pub(super) struct Scorer<'k, A: Float> {
     slope: Option<Reg<'k, A>>,
     span: Span<'k>,
     shift: I32<'k>,
+    draws: Option<Draws<'k>>,
+    keeping: F64<'k>,
 }
 
 impl<'k, A: Float> Scorer<'k, A>
@@ -451,8 +504,52 @@ where
         let plain = Self::plain(kind, precision);
         let unit = if plain { scale * LOG2_E } else { k.lit::<A>(LOG2_E) };
         let shift = span.keys - span.queries;
-        let softcap = p.softcap.convert();
-        Self { kind, precision, scale, softcap, unit, bias, bias_row, bias_column, slope, span, shift }
+        let draws = kind.dropout.then(|| {
+            let [seed, offset] = [0u64, 1].map(|at| p.random.at(at).get::<u64>());
+            let first_row = p.first_row(span.of_queries, head);
+            Draws { philox: Philox::new(k, seed, offset), threshold: p.threshold, first_row }
+        });
+        let (softcap, keeping) = (p.softcap.convert(), p.keeping);
+        Self {
+            kind,
+            precision,
+            scale,
+            softcap,
+            unit,
+            bias,
+            bias_row,
+            bias_column,
+            slope,
+            span,
+            shift,
+            draws,
+            keeping,
+        }
+    }
+
+    /// Which pairs of a tile are kept, if any are dropped; arguments as for [`Draws::tile`].
+    pub(super) fn kept<E: Engine<'k, A>>(
+        &self,
+        k: K<'k>,
+        engine: &E,
+        place: &Place<'k>,
+        keys: Keys,
+        pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
+    ) -> Option<Kept<'k>> {
+        self.draws.map(|draws| draws.tile(k, place, (keys, engine.team(keys)), pair))
+    }
+
+    /// What sums over kept probabilities are multiplied by, if any are dropped.
+    pub(super) fn keeping(&self) -> Option<Reg<'k, A>> {
+        self.draws.map(|_| self.keeping.convert())
+    }
+
+    /// Values of pairs times what their probabilities were multiplied by.
+    pub(super) fn dropped(&self, values: Matrix<'k, A>, kept: Option<&Kept<'k>>) -> Matrix<'k, A> {
+        match kept.zip(self.keeping()) {
+            Some((kept, keeping)) => kept.of(&scaled(&values, keeping)),
+            None => values,
+        }
     }
 
     fn plain(kind: ScoreKind, precision: Precision) -> bool {

@@ -8,6 +8,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::{Inst, Operand};
 
+use super::dropout::{Keys, Team};
 use super::engine::{Engine, Form, Matrix, Place, Source};
 
 /// Lanes that share a slot.
@@ -35,6 +36,31 @@ pub struct Simt {
 }
 
 impl Simt {
+    /// Threads of a block.
+    pub const fn threads(self) -> u32 {
+        self.threads
+    }
+
+    /// Elements of a row of a tile.
+    pub const fn width(self) -> u32 {
+        self.width
+    }
+
+    /// Elements of an access to rows in global memory.
+    pub const fn vector(self) -> u32 {
+        self.vector
+    }
+
+    /// Elements of an access to the result.
+    pub const fn result_vector(self) -> u32 {
+        self.vector
+    }
+
+    /// All threads walk together.
+    pub const fn teams(self) -> u32 {
+        1
+    }
+
     /// Rows of a block.
     pub const fn rows(self) -> u32 {
         self.threads / LANES * self.slots
@@ -182,6 +208,13 @@ where
         let rows = (0..self.config.slots).map(|slot| self.row + slot * self.step()).collect();
         let columns = (0..self.config.columns).map(|c| c * LANES).collect();
         Place { rows, first: self.lane, columns }
+    }
+
+    fn team(&self, keys: Keys) -> Team {
+        match keys {
+            Keys::Columns => Team { lanes: 4, step: 1 },
+            Keys::Rows => Team { lanes: 4, step: LANES },
+        }
     }
 
     fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> SimtTile<'k> {

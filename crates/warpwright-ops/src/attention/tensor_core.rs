@@ -8,12 +8,15 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Accumulator, Along, Bounds, Fragment, MmaAtom, SharedTile, TileLayout, WARP};
 use warpwright_ptx::Inst;
 
+use super::dropout::{Keys, Team};
 use super::engine::{Engine, Form, Matrix, Place, Source};
 
 /// Lanes that share a slot.
 const LANES: u32 = 4;
 /// Rows of a slab.
 const SLAB: u32 = 16;
+/// Elements of an access of 16 bytes.
+const VECTOR: u32 = 8;
 /// Stages of the tiles of columns of a block.
 const STAGES: u32 = 2;
 
@@ -41,6 +44,21 @@ impl TensorCore {
         self.warps * self.slabs * SLAB
     }
 
+    /// Columns of a tile.
+    pub const fn tile_columns(self) -> u32 {
+        self.columns
+    }
+
+    /// Elements of a row of a tile.
+    pub const fn width(self) -> u32 {
+        self.width
+    }
+
+    /// Elements of an access to rows in global memory.
+    pub const fn vector(self) -> u32 {
+        VECTOR
+    }
+
     /// Elements of shared memory, with one tile of own rows or two.
     pub const fn shared_elements(self, own: u32) -> u32 {
         (own * self.rows() + 2 * STAGES * self.columns) * self.width
@@ -66,8 +84,41 @@ pub struct Teams {
 impl Teams {
     /// Columns of a tile: what fits the smallest page of a cache.
     pub const COLUMNS: u32 = 16;
+
+    /// Threads of a block.
+    pub const fn threads(self) -> u32 {
+        self.warps * WARP
+    }
+
     /// Rows of a block.
-    pub const ROWS: u32 = SLAB;
+    pub const fn rows(self) -> u32 {
+        SLAB
+    }
+
+    /// Columns of a tile.
+    pub const fn tile_columns(self) -> u32 {
+        Self::COLUMNS
+    }
+
+    /// Elements of a row of a tile.
+    pub const fn width(self) -> u32 {
+        self.width
+    }
+
+    /// Elements of an access to rows in global memory.
+    pub const fn vector(self) -> u32 {
+        VECTOR
+    }
+
+    /// Elements of an access to the result.
+    pub const fn result_vector(self) -> u32 {
+        VECTOR / 2
+    }
+
+    /// Each warp walks alone.
+    pub const fn teams(self) -> u32 {
+        self.warps
+    }
 
     /// Elements of the tiles of a warp.
     const fn elements(self) -> u32 {
@@ -127,7 +178,7 @@ impl<'k> TensorCoreEngine<'k> {
     }
 
     /// One of the warps that share the rows of a block.
-    pub(super) fn team(k: K<'k>, config: Teams, atom: MmaAtom) -> Self {
+    pub(super) fn alone(k: K<'k>, config: Teams, atom: MmaAtom) -> Self {
         let alone = Some(k.warp_idx() * config.elements());
         let Teams { warps, stages, width } = config;
         let one = TensorCore { warps: 1, slabs: 1, columns: Teams::COLUMNS, width };
@@ -254,6 +305,13 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         let rows = slots.map(|slot| self.row + row + slot * 8).collect();
         let columns = (0..self.config.columns / 8).flat_map(|block| [8 * block, 8 * block + 1]).collect();
         Place { rows, first, columns }
+    }
+
+    fn team(&self, keys: Keys) -> Team {
+        match keys {
+            Keys::Columns => Team { lanes: 2, step: 1 },
+            Keys::Rows => Team { lanes: 4, step: LANES },
+        }
     }
 
     fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Operand<'k> {

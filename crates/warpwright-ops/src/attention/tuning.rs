@@ -1,6 +1,5 @@
 //! Which configuration computes what: pure functions of element type, head dimension and target.
 
-use warpwright_dsl::WARP;
 use warpwright_dsl::prelude::*;
 
 use super::simt::LANES;
@@ -22,63 +21,6 @@ pub enum Config {
     TensorCore(TensorCore),
 }
 
-impl Config {
-    /// Threads of a block.
-    pub const fn threads(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.threads,
-            Self::TensorCore(tensor) => tensor.threads(),
-        }
-    }
-
-    /// Rows of a block.
-    pub const fn rows(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.rows(),
-            Self::TensorCore(tensor) => tensor.rows(),
-        }
-    }
-
-    /// Columns of a tile.
-    pub const fn tile_columns(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.tile_columns(),
-            Self::TensorCore(tensor) => tensor.columns,
-        }
-    }
-
-    /// Bytes of dynamic shared memory, with so many tiles of own rows.
-    pub const fn shared_bytes(self, dtype: DType, own: u32) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.shared_elements(own) * accumulate_bytes(dtype),
-            Self::TensorCore(tensor) => tensor.shared_elements(own) * 2,
-        }
-    }
-
-    /// Elements of an access to global memory.
-    pub const fn vector(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.vector,
-            Self::TensorCore(_) => 8,
-        }
-    }
-
-    /// Elements of a row of a tile.
-    pub const fn width(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.width,
-            Self::TensorCore(tensor) => tensor.width,
-        }
-    }
-
-    pub(super) fn name(self) -> String {
-        match self {
-            Self::Simt(simt) => simt.name(),
-            Self::TensorCore(tensor) => tensor.name(),
-        }
-    }
-}
-
 /// How a block of the kernel for few queries works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DecodeConfig {
@@ -88,75 +30,76 @@ pub enum DecodeConfig {
     TensorCore(Teams),
 }
 
-impl DecodeConfig {
+/// What both units say of a block.
+macro_rules! of_either_unit {
+    ($config:ident: $($(#[$doc:meta])* $name:ident;)*) => {
+        impl $config {
+            $($(#[$doc])*
+            pub const fn $name(self) -> u32 {
+                match self {
+                    Self::Simt(simt) => simt.$name(),
+                    Self::TensorCore(tensor) => tensor.$name(),
+                }
+            })*
+
+            pub(super) fn name(self) -> String {
+                match self {
+                    Self::Simt(simt) => simt.name(),
+                    Self::TensorCore(tensor) => tensor.name(),
+                }
+            }
+        }
+    };
+}
+
+of_either_unit! {
+    Config:
     /// Threads of a block.
-    pub const fn threads(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.threads,
-            Self::TensorCore(teams) => teams.warps * WARP,
-        }
-    }
-
-    /// Rows of a block: the query heads of a key head, of each query.
-    pub const fn rows(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.rows(),
-            Self::TensorCore(_) => Teams::ROWS,
-        }
-    }
-
+    threads;
+    /// Rows of a block.
+    rows;
     /// Columns of a tile.
-    pub const fn columns(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.tile_columns(),
-            Self::TensorCore(_) => Teams::COLUMNS,
-        }
-    }
+    tile_columns;
+    /// Elements of an access to global memory.
+    vector;
+    /// Elements of a row of a tile.
+    width;
+}
 
+of_either_unit! {
+    DecodeConfig:
+    /// Threads of a block.
+    threads;
+    /// Rows of a block: the query heads of a key head, of each query.
+    rows;
+    /// Columns of a tile.
+    tile_columns;
+    /// Elements of an access to rows in global memory.
+    vector;
+    /// Elements of a row of a tile.
+    width;
     /// How many walk over columns of their own.
-    pub const fn teams(self) -> u32 {
+    teams;
+    /// Elements of an access to the result.
+    result_vector;
+}
+
+impl Config {
+    /// Bytes of dynamic shared memory, with so many tiles of own rows.
+    pub const fn shared_bytes(self, dtype: DType, own: u32) -> u32 {
         match self {
-            Self::Simt(_) => 1,
-            Self::TensorCore(teams) => teams.warps,
+            Self::Simt(simt) => simt.shared_elements(own) * accumulate_bytes(dtype),
+            Self::TensorCore(tensor) => tensor.shared_elements(own) * 2,
         }
     }
+}
 
+impl DecodeConfig {
     /// Bytes of dynamic shared memory.
     pub const fn shared_bytes(self, dtype: DType) -> u32 {
         match self {
             Self::Simt(simt) => simt.shared_elements(1) * accumulate_bytes(dtype),
             Self::TensorCore(teams) => teams.shared_elements() * 2,
-        }
-    }
-
-    /// Elements of an access to the result.
-    pub const fn vector(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.vector,
-            Self::TensorCore(_) => 4,
-        }
-    }
-
-    /// Elements of an access to rows in global memory.
-    pub const fn access(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.vector,
-            Self::TensorCore(_) => 8,
-        }
-    }
-
-    /// Elements of a row of a tile.
-    pub const fn width(self) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.width,
-            Self::TensorCore(teams) => teams.width,
-        }
-    }
-
-    pub(super) fn name(self) -> String {
-        match self {
-            Self::Simt(simt) => simt.name(),
-            Self::TensorCore(teams) => teams.name(),
         }
     }
 }
@@ -190,7 +133,7 @@ pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u
             DecodeConfig::Simt(Simt { threads, slots: 1, columns, width, vector, shared_place })
         });
         let fits = |config: &DecodeConfig| {
-            config.columns() >= LANES * chunk && config.shared_bytes(dtype) <= shared_limit(target)
+            config.tile_columns() >= LANES * chunk && config.shared_bytes(dtype) <= shared_limit(target)
         };
         shapes.into_iter().find(fits)
     };
@@ -212,7 +155,7 @@ pub fn all_decode(dtype: DType, target: Target) -> Vec<DecodeConfig> {
 pub fn splits(config: DecodeConfig, dtype: DType, target: Target, units: u64, keys: u64) -> u32 {
     let resident = u64::from(2 * shared_limit(target) / config.shared_bytes(dtype).max(1)).clamp(1, 2);
     let slots = multiprocessors(target) * resident;
-    let rounds = keys.div_ceil(u64::from(config.columns() * config.teams())).max(1);
+    let rounds = keys.div_ceil(u64::from(config.tile_columns() * config.teams())).max(1);
     let cost = |splits: u64| {
         let waves = (units * splits).div_ceil(slots);
         waves * (rounds.div_ceil(splits) + 2) + 2 * u64::from(splits > 1)

@@ -13,19 +13,19 @@ from ._registry import differentiable
 # Those that have gradients come first.
 _TENSORS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks, Tensor? slopes, Tensor? key_lengths,"
-    " Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? block_table"
+    " Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? block_table, Tensor? random"
 )
-_COUNT = 10
+_COUNT = 11
 # The last two say whether bias and sinks want their gradients.
 _PARAMETERS = (
     "float softmax_scale, bool causal, SymInt left, SymInt right, bool top_left, float softcap,"
-    " SymInt? max_seqlen_q, SymInt? max_seqlen_k, bool bias_gradient, bool sinks_gradient"
+    " SymInt? max_seqlen_q, SymInt? max_seqlen_k, float dropout_p, bool bias_gradient, bool sinks_gradient"
 )
-_NAMES = ("bias", "sinks", "slopes", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "block_table")
+_NAMES = ("bias", "sinks", "slopes", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "block_table", "random")
 
 
 def _options(tensors: Any, parameters: Any) -> Any:
-    softmax_scale, causal, left, right, top_left, softcap, max_seqlen_q, max_seqlen_k, *_ = parameters
+    softmax_scale, causal, left, right, top_left, softcap, max_seqlen_q, max_seqlen_k, dropout_p, *_ = parameters
     return {
         **dict(zip(_NAMES, tensors)),
         "softmax_scale": softmax_scale,
@@ -35,6 +35,7 @@ def _options(tensors: Any, parameters: Any) -> Any:
         "softcap": softcap or None,
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
+        "dropout_p": dropout_p,
     }
 
 
@@ -94,6 +95,8 @@ def attention(
     max_seqlen_k: Optional[int] = None,
     block_table: Optional[Tensor] = None,
     sinks: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    random: Optional[Tensor] = None,
 ) -> Tensor:
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(f"attention: alignment is '{alignment}', expected 'bottom_right' or 'top_left'")
@@ -105,15 +108,19 @@ def attention(
         bias = bias.to(q.dtype)
     if sinks is not None:
         sinks = sinks.float()
-    tensors = q, k, v, bias, sinks, slopes, key_lengths, cu_seqlens_q, cu_seqlens_k, block_table
+    if dropout_p and random is None:
+        random = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+    tensors = q, k, v, bias, sinks, slopes, key_lengths, cu_seqlens_q, cu_seqlens_k, block_table, random
     gradients = (t is not None and t.requires_grad for t in (bias, sinks))
     top_left = alignment == "top_left"
-    return _attention(
-        *tensors, scale, causal, *window, top_left, softcap or 0.0, max_seqlen_q, max_seqlen_k, *gradients
-    )
+    parameters = scale, causal, *window, top_left, softcap or 0.0, max_seqlen_q, max_seqlen_k, dropout_p
+    return _attention(*tensors, *parameters, *gradients)
 
 
-attention.__doc__ = f"{_native.attention.__doc__}\n\nHere the result is o alone. Differentiable in q, k, v, bias and sinks."
+attention.__doc__ = f"""{_native.attention.__doc__}
+
+Here the result is o alone. With dropout_p and no random, seed and offset are drawn from PyTorch's default generator of the
+device. Differentiable in q, k, v, bias and sinks."""
 
 
 def scaled_dot_product_attention(
@@ -126,20 +133,19 @@ def scaled_dot_product_attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, without dropout. Differentiable in query, key, value and attn_mask.
+    """`torch.nn.functional.scaled_dot_product_attention`. Differentiable in query, key, value and attn_mask.
 
     query: [batch, heads, queries, head_dim]; key, value: [batch, heads, keys, head_dim]; without the batch as well. attn_mask:
     boolean (True takes part) or added to the scores, of a shape that broadcasts to [batch, heads, queries, keys]. A query that
-    takes no part in anything gives zeros. The result has the strides of [batch, queries, heads, head_dim] in row-major order.
+    takes no part in anything gives zeros. What dropout drops follows from PyTorch's default generator of the device, but is not what
+    PyTorch would drop. The result has the strides of [batch, queries, heads, head_dim] in row-major order.
     """
-    if dropout_p != 0.0:
-        raise ValueError("scaled_dot_product_attention has no dropout")
     if is_causal and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention takes either attn_mask or is_causal")
     if query.dim() == 3:
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
         found = scaled_dot_product_attention(
-            query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask, 0.0, is_causal, scale, enable_gqa
+            query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask, dropout_p, is_causal, scale, enable_gqa
         )
         return found.squeeze(0)
     if not enable_gqa and query.dim() == 4 and key.dim() == 4 and query.shape[1] != key.shape[1]:
@@ -151,5 +157,6 @@ def scaled_dot_product_attention(
             bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(~bias, -math.inf)
         bias = bias[(None,) * (4 - bias.dim())]
     q, k, v = (t.transpose(1, 2) if t.dim() == 4 else t for t in (query, key, value))
-    o = attention(q, k, v, softmax_scale=scale, causal=is_causal, alignment="top_left", bias=bias)
+    options = {"softmax_scale": scale, "causal": is_causal, "alignment": "top_left", "bias": bias}
+    o = attention(q, k, v, dropout_p=dropout_p, **options)
     return o.transpose(1, 2)

@@ -1,0 +1,122 @@
+//! Which probabilities are dropped. The pair of the query whose `lse` has the number `row` and of key `j` is the element
+//! `2^28 row + j` of [`Dropout`](crate::Dropout), so a draw serves four neighbouring keys, and every kernel finds the same ones
+//! whatever its tiles.
+//!
+//! The four keys of a draw lie in several lanes of a warp. These lanes share the draws of a tile out, and tell each other what they
+//! found, a bit for each pair.
+
+use warpwright_dsl::prelude::*;
+
+use super::engine::{Matrix, Place, each};
+
+/// Base-2 logarithm of the distance from the draws of one query to those of the next.
+pub(super) const DRAWS: u32 = 26;
+/// Bits of a word that a lane has found: four for each draw.
+const WORD: usize = 32;
+const KEYS: usize = 4;
+
+/// Which of a block's rows and columns are keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keys {
+    Columns,
+    Rows,
+}
+
+/// The lanes that hold the keys of a draw: `4 / lanes` neighbouring ones each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Team {
+    pub(super) lanes: u32,
+    /// Lanes from one to the next.
+    pub(super) step: u32,
+}
+
+/// What the draws of a launch begin with, and the head that they are for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Draws<'k> {
+    pub(super) philox: Philox<'k>,
+    pub(super) threshold: U32<'k>,
+    /// The number of the head's first query.
+    pub(super) first_row: U64<'k>,
+}
+
+/// Which pairs of a tile are kept.
+#[derive(Clone, Debug)]
+pub(super) struct Kept<'k> {
+    /// What each lane of the team found, this lane's bits lowest.
+    found: Vec<Vec<U32<'k>>>,
+    /// Draws that the lane made for each slot.
+    of_slot: usize,
+    /// Neighbouring keys in a slot.
+    together: usize,
+}
+
+impl<'k> Draws<'k> {
+    /// The pairs of the tile at `place`; `pair` gives query and key of a row and a column of it.
+    pub(super) fn tile(
+        &self,
+        k: K<'k>,
+        place: &Place<'k>,
+        (keys, team): (Keys, Team),
+        pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
+    ) -> Kept<'k> {
+        let together = if keys == Keys::Columns { KEYS / team.lanes as usize } else { 1 };
+        let firsts: Vec<u32> = place.columns.iter().copied().step_by(together).collect();
+        // Too few columns to share out are drawn by every lane.
+        let lanes = if firsts.len().is_multiple_of(team.lanes as usize) { team.lanes } else { 1 };
+        let member = (k.lane_idx() >> team.step.trailing_zeros()) & (team.lanes - 1);
+        // How far the columns lie from the first of the team that this lane draws: the same for every draw.
+        let ahead = firsts[..lanes as usize].iter().zip(0u32..).skip(1);
+        let ahead = ahead
+            .fold(k.lit(0u32), |found, (column, number)| member.eq(number).select(column - firsts[0], found));
+        let own: Vec<u32> = firsts.iter().copied().step_by(lanes as usize).collect();
+        let mut words: Vec<U32<'k>> = Vec::new();
+        for (number, (row, column)) in
+            place.rows.iter().flat_map(|row| own.iter().map(move |column| (row, column))).enumerate()
+        {
+            let column = (place.first + ahead + *column).to_i32();
+            let (query, key) = pair(row.to_i32(), column);
+            let shift = (number % (WORD / KEYS) * KEYS) as u32;
+            let bits = self.bits(query, key, shift);
+            match words.last_mut().filter(|_| shift > 0) {
+                Some(word) => *word = *word | bits,
+                None => words.push(bits),
+            }
+        }
+        let first = k.lane_idx() & !(team.step * (team.lanes - 1));
+        let lowest = member * together as u32;
+        let found = (0..lanes).map(|other| {
+            let of = |word: &U32<'k>| match lanes {
+                1 => *word >> lowest,
+                _ => k.from_lane(first + other * team.step, word) >> lowest,
+            };
+            words.iter().map(of).collect()
+        });
+        Kept { found: found.collect(), of_slot: own.len(), together }
+    }
+
+    /// A bit for each of the four keys around `key`, from `shift` on: whether it is kept.
+    fn bits(&self, query: I32<'k>, key: I32<'k>, shift: u32) -> U32<'k> {
+        let row = self.first_row + query.to_u64();
+        let words = self.philox.draw((row << DRAWS) + (key.to_u32() >> 2).to_u64());
+        let of = |number: usize| {
+            let kept = words[number].ge(self.threshold);
+            kept.select(1u32 << (shift + number as u32), 0u32)
+        };
+        (of(0) | of(1)) | (of(2) | of(3))
+    }
+}
+
+impl<'k> Kept<'k> {
+    fn at(&self, slot: usize, column: usize) -> Pred<'k> {
+        let (draw, key) = (column / self.together, column % self.together);
+        let lanes = self.found.len();
+        let number = slot * self.of_slot + draw / lanes;
+        let bit = number % (WORD / KEYS) * KEYS + key;
+        (self.found[draw % lanes][number / (WORD / KEYS)] & (1u32 << bit)).ne(0)
+    }
+
+    /// The values of kept pairs, 0 for the others.
+    pub(super) fn of<A: Float>(&self, values: &Matrix<'k, A>) -> Matrix<'k, A> {
+        each(values, |slot, column, value| self.at(slot, column).select(value, 0.0))
+    }
+}
