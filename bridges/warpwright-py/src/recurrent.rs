@@ -27,9 +27,11 @@ struct Options<'a, 'py> {
     stream: Maybe<'a, 'py>,
 }
 
-/// The weights of a layer and direction: w_ih, w_hh, b_ih, b_hh.
-type Weights<'py> = [Option<Array<'py>>; 4];
-const WEIGHTS: [&str; 4] = ["w_ih", "w_hh", "b_ih", "b_hh"];
+/// The weights of a layer and direction: w_ih, w_hh, b_ih, b_hh, w_hr.
+type Weights<'py> = [Option<Array<'py>>; 5];
+const WEIGHTS: [&str; 5] = ["w_ih", "w_hh", "b_ih", "b_hh", "w_hr"];
+/// Where w_hr is: behind the biases, and with two dimensions.
+const PROJECTION: usize = 4;
 
 /// A call with its arguments, and what it computes.
 struct Started<'py> {
@@ -43,18 +45,23 @@ struct Started<'py> {
 }
 
 impl Started<'_> {
-    /// Of h0 and the states after the last steps.
-    fn state(&self) -> [usize; 3] {
+    /// Of h0 and c0, and the states after the last steps.
+    fn states(&self) -> [[usize; 3]; 2] {
         let RecurrentDesc { layers, directions, batch, hidden, .. } = self.desc;
-        [layers * directions, batch, hidden]
+        [output(&self.desc), hidden].map(|width| [layers * directions, batch, width])
     }
 
     /// Of the results at all places.
     fn places(&self) -> [usize; 3] {
-        let RecurrentDesc { steps, batch, hidden, directions, batch_first, .. } = self.desc;
+        let RecurrentDesc { steps, batch, directions, batch_first, .. } = self.desc;
         let [first, second] = if batch_first { [batch, steps] } else { [steps, batch] };
-        [first, second, directions.saturating_mul(hidden)]
+        [first, second, directions.saturating_mul(output(&self.desc))]
     }
+}
+
+/// Elements of a hidden state.
+const fn output(desc: &RecurrentDesc) -> usize {
+    if desc.projection > 0 { desc.projection } else { desc.hidden }
 }
 
 /// The extents of an array of `N` dimensions.
@@ -85,28 +92,33 @@ fn start<'py>(
     let mut given: Vec<Weights<'py>> = Vec::new();
     for one in weights.try_iter()? {
         let items = one?.try_iter()?.collect::<PyResult<Vec<_>>>()?;
-        if !(2..=4).contains(&items.len()) {
-            let (expected, got) = ("w_ih, w_hh and up to two biases", items.len().to_string());
+        if !(2..=5).contains(&items.len()) {
+            let (expected, got) = ("w_ih, w_hh, up to two biases and w_hr", items.len().to_string());
             return Err(refuse(
                 format!("weights holds {got} tensors for a layer, expected {expected}"),
                 expected,
                 got,
             ));
         }
-        let mut arrays: Weights<'py> = [const { None }; 4];
+        let mut arrays: Weights<'py> = [const { None }; 5];
         for ((array, name), item) in arrays.iter_mut().zip(WEIGHTS).zip(&items) {
             *array = Some(call.read((name, item))?);
         }
+        let last = items.len() - 1;
+        if (2..PROJECTION).contains(&last) && arrays[last].as_ref().is_some_and(|a| a.shape.len() == 2) {
+            arrays.swap(last, PROJECTION);
+        }
         given.push(arrays);
     }
-    let Some([_, Some(w_hh), b_ih, b_hh]) = given.first() else {
+    let Some([_, Some(w_hh), b_ih, b_hh, w_hr]) = given.first() else {
         return Err(refuse(
             "weights is empty".to_owned(),
             "one for each direction of each layer",
             "none".to_owned(),
         ));
     };
-    let [_, hidden] = sizes(w_hh)?;
+    let [_, output] = sizes(w_hh)?;
+    let [projection, hidden] = w_hr.as_ref().map_or(Ok([0, output]), sizes)?;
     let biases = match (b_ih, b_hh) {
         (None, _) => Biases::Absent,
         (Some(_), None) => Biases::One,
@@ -123,19 +135,21 @@ fn start<'py>(
     }
     let layers = count / directions;
     let rows = hidden.saturating_mul(cell.gates());
-    let number =
-        2 + [Biases::Absent, Biases::One, Biases::Two].iter().position(|b| *b == biases).unwrap_or(0);
+    let present = |arrays: &Weights<'py>| [0, 1, 2, 3, 4].map(|at: usize| arrays[at].is_some());
+    let all = present(&given[0]);
+    let number = all.iter().filter(|given| **given).count();
     let mut weights = Vec::with_capacity(count);
     for (index, arrays) in given.into_iter().enumerate() {
-        let columns = if index < directions { input } else { directions.saturating_mul(hidden) };
-        let got = arrays.iter().flatten().count();
-        if got != number {
+        let columns = if index < directions { input } else { directions.saturating_mul(output) };
+        if present(&arrays) != all {
+            let got = arrays.iter().flatten().count();
             let message =
-                format!("weights holds {got} tensors for a layer, expected {number} as for the first");
+                format!("weights holds {got} tensors for a layer, expected the {number} of the first");
             return Err(refuse(message, &number.to_string(), got.to_string()));
         }
-        let shapes: [&[usize]; 4] = [&[rows, columns], &[rows, hidden], &[rows], &[rows]];
-        let mut checked: Weights<'py> = [const { None }; 4];
+        let shapes: [&[usize]; 5] =
+            [&[rows, columns], &[rows, output], &[rows], &[rows], &[projection, hidden]];
+        let mut checked: Weights<'py> = [const { None }; 5];
         for ((to, array), shape) in checked.iter_mut().zip(arrays).zip(shapes) {
             let Some(array) = array else { continue };
             array.expect_dtype(x.dtype)?;
@@ -144,11 +158,11 @@ fn start<'py>(
         }
         weights.push(checked);
     }
-    let state = [count, batch, hidden];
-    let h0 = call.optional(("h0", h0), x.dtype, &state)?;
-    let c0 = call.optional(("c0", c0), x.dtype, &state)?;
+    let h0 = call.optional(("h0", h0), x.dtype, &[count, batch, output])?;
+    let c0 = call.optional(("c0", c0), x.dtype, &[count, batch, hidden])?;
     let lengths = call.optional(("lengths", o.lengths), DType::I32, &[batch])?;
     let desc = RecurrentDesc {
+        projection,
         layers,
         directions,
         batch_first: o.batch_first,
@@ -175,13 +189,13 @@ fn forward<'py>(
     let plan = call.plan(&PLANS, desc)?;
     let kept = [true, true, cell.has_c(), options.training];
     let out = places::<4>(cell.op(), options.out, kept)?;
-    let (dtype, shape, places) = (desc.dtype, started.state(), started.places());
+    let (dtype, [of_h, of_c], places) = (desc.dtype, started.states(), started.places());
     let reserve = desc.reserve().map_err(|e| error::raise(py, e.into()))?;
     let (reserve_dtype, reserve_len) = reserve;
     let forms: [Form<'_>; 4] = [
         Form::RowMajor(dtype, &places),
-        Form::RowMajor(dtype, &shape),
-        Form::RowMajor(dtype, &shape),
+        Form::RowMajor(dtype, &of_h),
+        Form::RowMajor(dtype, &of_c),
         Form::RowMajor(reserve_dtype, &[reserve_len]),
     ];
     let names = ["out[0]", "out[1]", "out[2]", "reserve"];
@@ -203,6 +217,7 @@ fn forward<'py>(
                 w_hh: present(input()),
                 b_ih: input(),
                 b_hh: input(),
+                w_hr: input(),
             })
             .collect();
         let workspace = output();
@@ -230,13 +245,13 @@ fn backward<'py>(
     let started = start(cell, required, state, options)?;
     let Started { call, x, desc, .. } = &started;
     let py = x.object.py();
-    let (dtype, state, places) = (desc.dtype, started.state(), started.places());
+    let (dtype, [of_h, of_c], places) = (desc.dtype, started.states(), started.places());
     let (reserve_dtype, reserve_len) = desc.reserve().map_err(|e| error::raise(py, e.into()))?;
     let y = call.optional(("y", y), dtype, &places)?;
     let reserve = call.optional(("reserve", reserve), reserve_dtype, &[reserve_len])?;
     let dy = call.optional(("dy", dy), dtype, &places)?;
-    let dh_n = call.optional(("dh_n", dh_n), dtype, &state)?;
-    let dc_n = call.optional(("dc_n", dc_n), dtype, &state)?;
+    let dh_n = call.optional(("dh_n", dh_n), dtype, &of_h)?;
+    let dc_n = call.optional(("dc_n", dc_n), dtype, &of_c)?;
     let (given, dx) = ((dy.is_some(), dh_n.is_some(), dc_n.is_some()), input_gradient);
     let plan = RecurrentBackwardDesc { forward: desc.clone(), dy: given.0, dh_n: given.1, dc_n: given.2, dx };
     let plan = call.plan(&PLANS, &plan)?;
@@ -245,14 +260,14 @@ fn backward<'py>(
     };
     let mut outputs = vec![
         wanted(dx, "dx", &x.shape)?,
-        wanted(desc.h0, "dh0", &state)?,
-        wanted(desc.c0, "dc0", &state)?,
+        wanted(desc.h0, "dh0", &of_h)?,
+        wanted(desc.c0, "dc0", &of_c)?,
         call.workspace(&plan, x)?,
     ];
     let mut inputs = vec![Some(x), started.lengths.as_ref(), started.h0.as_ref(), started.c0.as_ref()];
     inputs.extend([&y, &reserve, &dy, &dh_n, &dc_n].map(Option::as_ref));
     for weights in &started.weights {
-        inputs.extend(weights[..2].iter().map(Option::as_ref));
+        inputs.extend([0, 1, PROJECTION].map(|at| weights[at].as_ref()));
         for (array, name) in weights.iter().zip(WEIGHTS) {
             outputs.push(array.as_ref().map(|array| wanted(true, name, &array.shape)).transpose()?.flatten());
         }
@@ -266,10 +281,12 @@ fn backward<'py>(
         let weights = (0..desc.layers * desc.directions).map(|_| WeightGradients {
             w_ih: present(input()),
             w_hh: present(input()),
+            w_hr: input(),
             dw_ih: present(output()),
             dw_hh: present(output()),
             db_ih: output(),
             db_hh: output(),
+            dw_hr: output(),
         });
         let weights = weights.collect();
         let args = RecurrentBackwardArgs {
@@ -294,7 +311,7 @@ fn backward<'py>(
     results.truncate(3);
     let none = || py.None().into_bound(py);
     let grouped = PyList::empty(py);
-    for one in weights.chunks(4) {
+    for one in weights.chunks(WEIGHTS.len()) {
         grouped.append(PyTuple::new(py, one.iter().flatten().collect::<Vec<_>>())?)?;
     }
     let mut all: Vec<Object<'py>> = results.into_iter().map(|r| r.unwrap_or_else(none)).collect();
@@ -377,14 +394,15 @@ macro_rules! nets {
 
 nets! {
     /// Long short-term memory over sequences: `i, f, o = sigmoid(w_ih x + b_ih + w_hh h + b_hh)`, `g = tanh(the same)`,
-    /// `c' = f c + i g`, `h' = o tanh(c')`.
+    /// `c' = f c + i g`, `h' = o tanh(c')`, or w_hr times that.
     ///
     /// x: [steps, batch, input], or [batch, steps, input] with batch_first; float32, float64, float16 or bfloat16. weights: for
-    /// each layer, and each direction of it, a sequence of w_ih [4 hidden, input], w_hh [4 hidden, hidden] and up to two biases
-    /// [4 hidden], the gates in the order i, f, g, o; later layers have directions * hidden inputs. h0, c0: [layers *
+    /// each layer, and each direction of it, a sequence of w_ih [4 hidden, input], w_hh [4 hidden, output], up to two biases
+    /// [4 hidden], and w_hr [output, hidden] where hidden states are projected (or else output is hidden), the gates in the order
+    /// i, f, g, o; later layers have directions * output inputs. h0: [layers * directions, batch, output], c0: [layers *
     /// directions, batch, hidden], zero if None. lengths: int32, [batch], the places of each sequence that count; y is zero
-    /// after them. The result is (y, h_n, c_n): y [steps, batch, directions * hidden], or batch first, the states after the last
-    /// steps like h0; with training also what `lstm_backward` needs. `out` is a tuple of the three.
+    /// after them. The result is (y, h_n, c_n): y [steps, batch, directions * output], or batch first, the states after the last
+    /// steps like h0 and c0; with training also what `lstm_backward` needs. `out` is a tuple of the three.
     lstm,
     /// The gradients (dx, dh0, dc0, dweights) of `lstm` with training.
     ///

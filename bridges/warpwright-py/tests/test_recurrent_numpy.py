@@ -17,12 +17,14 @@ def _sigmoid(x):
 def _step(cell, x, h, c, weights):
     """A step of a cell: the new h and c."""
     w_ih, w_hh, *biases = weights
+    w_hr = biases.pop() if biases and biases[-1].ndim == 2 else None
     b_ih, b_hh = (*biases, 0.0, 0.0)[:2]
     a, b = x @ w_ih.T + b_ih, h @ w_hh.T + b_hh
     if cell == "lstm":
         i, f, g, o = np.split(a + b, 4, axis=-1)
         c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
-        return _sigmoid(o) * np.tanh(c), c
+        h = _sigmoid(o) * np.tanh(c)
+        return (h if w_hr is None else h @ w_hr.T), c
     if cell == "gru":
         (ar, az, an), (br, bz, bn) = np.split(a, 3, axis=-1), np.split(b, 3, axis=-1)
         z = _sigmoid(az + bz)
@@ -39,11 +41,12 @@ def reference(cell, x, weights, h0, c0, bidirectional, lengths):
         parts = []
         for direction in range(directions):
             index = layer * directions + direction
-            hidden = weights[index][1].shape[1]
-            y = np.zeros((steps, batch, hidden), x.dtype)
-            last = [np.zeros((batch, hidden), x.dtype), np.zeros((batch, hidden), x.dtype)]
+            rows, output = weights[index][1].shape
+            hidden = rows // GATES[cell]
+            y = np.zeros((steps, batch, output), x.dtype)
+            last = [np.zeros((batch, output), x.dtype), np.zeros((batch, hidden), x.dtype)]
             for n in range(batch):
-                h = np.zeros(hidden, x.dtype) if h0 is None else h0[index, n]
+                h = np.zeros(output, x.dtype) if h0 is None else h0[index, n]
                 c = np.zeros(hidden, x.dtype) if c0 is None else c0[index, n]
                 length = steps if lengths is None else int(lengths[n])
                 order = range(length) if direction == 0 else reversed(range(length))
@@ -57,17 +60,18 @@ def reference(cell, x, weights, h0, c0, bidirectional, lengths):
     return x, np.stack([h for h, _ in ends]), np.stack([c for _, c in ends])
 
 
-def made(cell, rng, steps=3, batch=2, inputs=5, hidden=4, layers=1, directions=1, biases=2, dtype=np.float64):
-    rows = GATES[cell] * hidden
+def made(cell, rng, steps=3, batch=2, inputs=5, hidden=4, layers=1, directions=1, biases=2, dtype=np.float64, projection=0):
+    rows, output = GATES[cell] * hidden, projection or hidden
     x = rng.standard_normal((steps, batch, inputs)).astype(dtype)
-    shapes = [(rows, None), (rows, hidden), (rows,), (rows,)][: 2 + biases]
+    shapes = [(rows, None), (rows, output), (rows,), (rows,)][: 2 + biases]
+    shapes += [(projection, hidden)] if projection else []
     weights = []
     for index in range(layers * directions):
-        columns = inputs if index < directions else directions * hidden
+        columns = inputs if index < directions else directions * output
         full = [(rows, columns) if s[-1] is None else s for s in shapes]
         weights.append(tuple((rng.standard_normal(s) / 2).astype(dtype) for s in full))
-    state = (layers * directions, batch, hidden)
-    return x, weights, rng.standard_normal(state).astype(dtype), rng.standard_normal(state).astype(dtype)
+    h0, c0 = (rng.standard_normal((layers * directions, batch, width)).astype(dtype) for width in (output, hidden))
+    return x, weights, h0, c0
 
 
 def call(cell, x, weights, h0, c0, **options):
@@ -96,6 +100,18 @@ CASES = [
 ]
 
 
+PROJECTED = [
+    {"projection": 3, "layers": 2, "directions": 2, "lengths": (3, 0)},
+    {"projection": 1, "biases": 0, "batch_first": True},
+    {"projection": 4, "biases": 1, "state": False},
+]
+
+
+@pytest.mark.parametrize("case", PROJECTED, ids=range(len(PROJECTED)))
+def test_projections_are_the_definition(case):
+    test_forward_is_the_definition("lstm", case)
+
+
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 @pytest.mark.parametrize("cell", GATES)
 def test_forward_is_the_definition(cell, case):
@@ -117,15 +133,15 @@ def test_forward_is_the_definition(cell, case):
         np.testing.assert_allclose(f, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", GATES)
-def test_gradients_are_differences(cell):
+@pytest.mark.parametrize(("cell", "projection"), [*((cell, 0) for cell in GATES), ("lstm", 2)])
+def test_gradients_are_differences(cell, projection):
     rng = np.random.default_rng(4)
-    x, weights, h0, c0 = made(cell, rng, layers=2, directions=2, batch=2, hidden=3, inputs=2)
+    x, weights, h0, c0 = made(cell, rng, layers=2, directions=2, batch=2, hidden=3, inputs=2, projection=projection)
     lengths = np.array([3, 2], np.int32)
     options = {"bidirectional": True, "lengths": lengths}
     y, h_n, *rest = call(cell, x, weights, h0, c0, training=True, **options)
     reserve = rest[-1]
-    dy, dh_n, dc_n = (rng.standard_normal(a.shape) for a in (y, h_n, h_n))
+    dy, dh_n, dc_n = (rng.standard_normal(a.shape) for a in (y, h_n, c0))
     dx, dh0, dc0, dweights = call_backward(cell, x, weights, y, reserve, dy, dh_n, dc_n, h0, c0, **options)
     assert (dc0 is None) == (cell != "lstm") and len(dweights) == len(weights)
 
@@ -182,6 +198,8 @@ def test_what_is_refused():
         ww.lstm(x, [])
     with pytest.raises(ww.ArgumentError, match="weights"):
         ww.lstm(x, [(w_ih,)])
+    with pytest.raises(ww.ShapeError, match="w_hh"):
+        ww.lstm(x, [(w_ih, w_hh, np.zeros((2, 4), np.float32))])
     with pytest.raises(ww.ArgumentError, match="weights"):
         ww.lstm(x, weights * 3, bidirectional=True)
     with pytest.raises(ww.DtypeError, match="lengths"):

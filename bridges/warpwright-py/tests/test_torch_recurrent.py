@@ -80,13 +80,17 @@ def test_random_configurations(device, seed):
     options = {"num_layers": layers, "bidirectional": both, "bias": chance.random() < 0.8,
                "batch_first": chance.random() < 0.5}
     options |= NETS[kind] if chance.random() < 0.5 else {}
+    projection = chance.randint(1, hidden - 1) if kind == "LSTM" and hidden > 1 and chance.random() < 0.4 else 0
+    options |= {"proj_size": projection} if projection else {}
     ours, theirs = pair(kind, device, inputs, hidden, **options)
     steps, batch = chance.randint(1, 40 if large else 4), chance.randint(1, 9 if large else 3)
     form = chance.choice(["batched", "lone", "packed"])
     shape = (batch, steps, inputs) if options["batch_first"] else (steps, batch, inputs)
     x = torch.randn((steps, inputs) if form == "lone" else shape, dtype=torch.float64)
-    ends = (layers * (1 + both), hidden) if form == "lone" else (layers * (1 + both), batch, hidden)
-    hx = states(kind, ends, chance.random() < 0.5)
+    ends = [layers * (1 + both)] + ([] if form == "lone" else [batch])
+    hx = states(kind, (*ends, hidden), chance.random() < 0.5)
+    if projection and hx:
+        hx[0] = hx[0][..., :projection].clone()
     if form != "packed":
         compare(ours, theirs, device, x, hx)
         return
@@ -130,8 +134,11 @@ def test_operators_pass_opcheck(device):
         # and between its parts: whole sequences, and parts of multiples of 16 bytes.
         lengths = torch.tensor([3, 3], dtype=torch.int32, device=device)
         x, state = of(3, 2, 5), [of(4, 2, 4), of(4, 2, 4) if c0 else None]
-        arguments = (x, weights, *state, lengths, kind, 2, True, False, True)
+        arguments = (x, weights, *state, lengths, kind, 2, False, True, False, True)
         torch.library.opcheck(torch.ops.warpwright.recurrent.default, arguments)
+    weights = [of(16, 5), of(16, 4), of(4, 4)]
+    arguments = (of(4, 2, 5), weights, of(1, 2, 4), of(1, 2, 4), None, "lstm", 0, True, False, False, True)
+    torch.library.opcheck(torch.ops.warpwright.recurrent.default, arguments)
 
 
 def test_gradcheck(device):
@@ -141,8 +148,9 @@ def test_gradcheck(device):
     assert torch.autograd.gradcheck(run, (of(3, 1, 3), of(1, 1, 2), of(1, 1, 2), *weights))
 
 
-def test_compiled_whole(device):
-    ours, theirs = pair("LSTM", device, 5, 4, batch_first=True)
+@pytest.mark.parametrize("projection", [0, 3])
+def test_compiled_whole(device, projection):
+    ours, theirs = pair("LSTM", device, 5, 4, batch_first=True, proj_size=projection)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     compare(compiled, theirs, device, torch.randn(2, 3, 5, dtype=torch.float64), [])
 
@@ -162,8 +170,8 @@ def test_autocast_and_inference(device):
 
 
 def test_what_is_refused(device):
-    with pytest.raises(ValueError, match="proj_size"):
-        nn.LSTM(4, 4, proj_size=2)
+    with pytest.raises((RuntimeError, ValueError), match="cell size"):
+        nn.LSTM(4, 4, proj_size=2, device=device)(torch.randn(2, 1, 4, device=device), (torch.randn(1, 1, 2),) * 2)
     ours = nn.GRU(4, 3, device=device)
     x = torch.randn(2, 1, 5, device=device)
     with pytest.raises((RuntimeError, ValueError), match="5"):

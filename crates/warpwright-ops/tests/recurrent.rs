@@ -58,6 +58,8 @@ fn sequences_without_a_plan() {
     parameter(RecurrentDesc { directions: 3, ..good.clone() }, "directions");
     parameter(RecurrentDesc { cell: Cell::Gru, c0: true, ..good.clone() }, "c0");
     parameter(RecurrentDesc { hidden: 1 << 20, ..good.clone() }, "hidden");
+    parameter(RecurrentDesc { projection: 513, ..good.clone() }, "projection");
+    parameter(RecurrentDesc { cell: Cell::Gru, projection: 8, ..good.clone() }, "projection");
     parameter(RecurrentDesc { steps: 1 << 40, ..good.clone() }, "steps x batch");
     let backward =
         RecurrentBackwardDesc { forward: good.clone(), dy: true, dh_n: false, dc_n: false, dx: true };
@@ -130,7 +132,13 @@ impl Small {
     fn weights(&self) -> Vec<Weights<'_>> {
         self.weights
             .iter()
-            .map(|[w_ih, w_hh, b_ih, b_hh]| Weights { w_ih, w_hh, b_ih: Some(b_ih), b_hh: Some(b_hh) })
+            .map(|[w_ih, w_hh, b_ih, b_hh]| Weights {
+                w_ih,
+                w_hh,
+                w_hr: None,
+                b_ih: Some(b_ih),
+                b_hh: Some(b_hh),
+            })
             .collect()
     }
 }
@@ -228,28 +236,30 @@ fn lengths_change_nothing_within_them() {
 /// The gradients of the reference against central differences of it.
 #[test]
 fn gradients_agree_with_central_differences() {
-    for cell in Cell::ALL {
+    for (cell, projection) in Cell::ALL.map(|cell| (cell, 0)).into_iter().chain([(Cell::Lstm, 2)]) {
         let sizes = [3, 2, 2, 3];
-        let rows = cell.gates() * 3;
+        let (rows, output) = (cell.gates() * 3, if projection > 0 { projection } else { 3 });
         let list = |len: usize, by: f64| (0..len).map(|i| (i as f64 * by).sin()).collect::<Vec<f64>>();
         let pass = |index: usize| Plain {
-            w_ih: list(rows * if index < 2 { 2 } else { 6 }, 0.7 + index as f64),
-            w_hh: list(rows * 3, 1.1 + index as f64),
+            w_ih: list(rows * if index < 2 { 2 } else { 2 * output }, 0.7 + index as f64),
+            w_hh: list(rows * output, 1.1 + index as f64),
+            w_hr: list(projection * 3, 1.7 + index as f64),
             b_ih: list(rows, 0.3),
             b_hh: list(rows, 0.5),
         };
         let net = Net {
             cell,
             sizes,
+            projection,
             directions: 2,
             batch_first: false,
             lengths: vec![3, 2],
             weights: (0..4).map(pass).collect(),
-            h0: list(24, 0.4),
+            h0: list(8 * output, 0.4),
             c0: list(24, 0.6),
             kept: |h| h,
         };
-        let (x, dy, dh, dc) = (list(12, 0.9), list(36, 1.3), list(24, 1.7), list(24, 2.1));
+        let (x, dy, dh, dc) = (list(12, 0.9), list(12 * output, 1.3), list(8 * output, 1.7), list(24, 2.1));
         let value = |net: &Net, x: &[f64]| {
             let out = net.forward(x);
             let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
@@ -278,21 +288,26 @@ fn gradients_agree_with_central_differences() {
             for i in [0, 1, rows - 1] {
                 check("w_ih", got.weights[pass].w_ih[i], &|h| changed(&|w| w.w_ih[i] += h));
                 check("w_hh", got.weights[pass].w_hh[i], &|h| changed(&|w| w.w_hh[i] += h));
+                if projection > 0 {
+                    check("w_hr", got.weights[pass].w_hr[i.min(5)], &|h| changed(&|w| w.w_hr[i.min(5)] += h));
+                }
                 check("b_ih", got.weights[pass].b_ih[i], &|h| changed(&|w| w.b_ih[i] += h));
                 check("b_hh", got.weights[pass].b_hh[i], &|h| changed(&|w| w.b_hh[i] += h));
             }
         }
-        for i in 0..24 {
-            let of_state = |h: f64, c: f64| {
+        for i in 0..8 * output {
+            check("dh0", got.dh0[i], &|h| {
                 let mut net = net.clone();
                 net.h0[i] += h;
+                value(&net, &x)
+            });
+        }
+        for i in 0..if cell.has_c() { 24 } else { 0 } {
+            check("dc0", got.dc0[i], &|c| {
+                let mut net = net.clone();
                 net.c0[i] += c;
                 value(&net, &x)
-            };
-            check("dh0", got.dh0[i], &|h| of_state(h, 0.0));
-            if cell.has_c() {
-                check("dc0", got.dc0[i], &|c| of_state(0.0, c));
-            }
+            });
         }
     }
 }
@@ -311,7 +326,7 @@ fn tensors_that_do_not_fit() {
     };
     let plain = RecurrentOptions::default();
     let run = |x: &Tensor, w_ih: &Tensor, w_hh: &Tensor| {
-        of(x, &[Weights { w_ih, w_hh, b_ih: None, b_hh: None }], plain)
+        of(x, &[Weights { w_ih, w_hh, w_hr: None, b_ih: None, b_hh: None }], plain)
     };
     let good = run(&x, &w_ih, &w_hh).expect("launch");
     assert_eq!(good.y.shape(), [2, 1, 4]);
@@ -323,7 +338,7 @@ fn tensors_that_do_not_fit() {
     refused(run(&x, &w_hh, &w_hh), "w_ih");
     refused(run(&x, &w_ih, &w_ih), "w_hh");
     refused(run(&x, &w_ih, &x), "w_hh");
-    let weights = Weights { w_ih: &w_ih, w_hh: &w_hh, b_ih: None, b_hh: None };
+    let weights = Weights { w_ih: &w_ih, w_hh: &w_hh, w_hr: None, b_ih: None, b_hh: None };
     let long = RecurrentOptions { lengths: Some(&[3]), ..plain };
     refused(of(&x, &[weights], long), "lengths");
     let many = RecurrentOptions { lengths: Some(&[1, 1]), ..plain };
@@ -332,6 +347,14 @@ fn tensors_that_do_not_fit() {
     let both = RecurrentOptions { bidirectional: true, ..plain };
     refused(of(&x, &[weights], both), "weights");
     refused(of(&x, &[Weights { b_hh: Some(&w_ih), ..weights }], plain), "b_hh");
+    refused(of(&x, &[Weights { w_hr: Some(&w_ih), ..weights }], plain), "w_hh");
+    refused(of(&x, &[Weights { w_hr: Some(&x), ..weights }], plain), "w_hr");
+    let (projected, w_hr) = (zeros(&[16, 2]), zeros(&[2, 4]));
+    let projected = Weights { w_hh: &projected, w_hr: Some(&w_hr), ..weights };
+    let narrow = of(&x, &[projected], plain).expect("launch");
+    assert_eq!((narrow.y.shape(), narrow.h_n.shape()), ([2, 1, 2].as_slice(), [1, 1, 2].as_slice()));
+    assert_eq!(narrow.c_n.expect("cells").shape(), [1, 1, 4]);
+    refused(of(&x, &[projected, Weights { w_hr: None, ..projected }], both), "w_hr");
     let list = [weights];
     let input = RecurrentInput::new(&x, &list);
     let e = recurrent_backward(&stream, Cell::Lstm, &input, &good, OutputGradients::default());

@@ -23,6 +23,8 @@ use crate::storage;
 struct Situation {
     /// Places, sequences, elements of an input, units.
     sizes: [usize; 4],
+    /// Elements that hidden states are projected to, or 0.
+    projection: usize,
     layers: usize,
     directions: usize,
     batch_first: bool,
@@ -41,6 +43,7 @@ struct Situation {
 
 const PLAIN: Situation = Situation {
     sizes: [5, 1, 24, 32],
+    projection: 0,
     layers: 1,
     directions: 1,
     batch_first: false,
@@ -63,14 +66,13 @@ struct RecurrentSubject {
 /// Every case of the family.
 pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
+    let takes = |cell: Cell, situation: &Situation| situation.projection == 0 || cell.has_c();
     for cell in Cell::ALL {
         for dtype in DType::FLOATS {
-            for situation in situations(scope) {
-                out.push(case(cell, dtype, situation, Direction::Forward));
-            }
-            for situation in trainings(scope) {
-                out.push(case(cell, dtype, situation, Direction::Backward));
-            }
+            let forward = situations(scope).into_iter().filter(|situation| takes(cell, situation));
+            out.extend(forward.map(|situation| case(cell, dtype, situation, Direction::Forward)));
+            let backward = trainings(scope).into_iter().filter(|situation| takes(cell, situation));
+            out.extend(backward.map(|situation| case(cell, dtype, situation, Direction::Backward)));
         }
     }
     out
@@ -90,6 +92,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [4, 5, 7, 11], lengths: true, directions: 2, batch_first: true, ..PLAIN },
         Situation { sizes: [1, 3, 8, 16], single: true, ..PLAIN },
         Situation { sizes: [1, 2, 5, 7], single: true, biases: one, lead: 1, training: true, ..PLAIN },
+        Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..PLAIN },
     ];
     if scope == Scope::Full {
         all.extend([
@@ -98,6 +101,8 @@ fn situations(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [3, 4, 16, 272], ..PLAIN },
             Situation { sizes: [2, 1, 3, 1], ..PLAIN },
             Situation { sizes: [9, 5, 40, 20], lead: 1, ..PLAIN },
+            Situation { sizes: [3, 4, 16, 64], projection: 32, batch_first: true, state: false, ..PLAIN },
+            Situation { sizes: [1, 2, 3, 5], projection: 5, training: true, lead: 1, ..PLAIN },
             Situation { sizes: [3, 4, 8, 32], layers: 3, directions: 2, batch_first: true, ..PLAIN },
             Situation { sizes: [5, 3, 8, 16], layers: 3, training: true, stepwise: true, ..PLAIN },
         ]);
@@ -114,6 +119,7 @@ fn trainings(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [2, 0, 4, 8], ..plain },
         Situation { sizes: [1, 3, 8, 16], single: true, ..plain },
         Situation { sizes: [1, 2, 5, 7], single: true, biases: Biases::Absent, lead: 1, ..plain },
+        Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..plain },
     ];
     if scope == Scope::Full {
         all.extend([
@@ -123,14 +129,17 @@ fn trainings(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [3, 2, 5, 20], layers: 3, biases: Biases::Absent, lead: 1, ..plain },
             Situation { sizes: [1, 2, 8, 16], ..plain },
             Situation { sizes: [70, 33, 3, 8], state: false, ..plain },
+            Situation { sizes: [3, 4, 16, 64], projection: 32, batch_first: true, state: false, ..plain },
+            Situation { sizes: [1, 2, 3, 5], projection: 5, biases: Biases::One, lead: 1, ..plain },
         ]);
     }
     all
 }
 
 fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) -> Case {
-    let Situation { sizes, layers, directions, batch_first, biases, state, .. } = situation;
+    let Situation { sizes, projection, layers, directions, batch_first, biases, state, .. } = situation;
     let desc = RecurrentDesc {
+        projection,
         layers,
         directions,
         batch_first,
@@ -144,13 +153,14 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
     let how = if situation.stepwise { "step by step" } else { "tuned" };
     let order = if batch_first { "batch first" } else { "time first" };
     let Situation { lengths, lead, .. } = situation;
+    let projected = if projection > 0 { format!("projection {projection}, ") } else { String::new() };
     Case {
         op: if situation.single { cell.cell_op() } else { cell.op() },
         direction,
         dtype,
         shape: sizes.to_vec(),
         input: format!(
-            "{}, {how}, {layers} x {directions}, {order}, biases {biases:?}, state {state}, lengths {lengths}, lead {lead}",
+            "{}, {projected}{how}, {layers} x {directions}, {order}, biases {biases:?}, state {state}, lengths {lengths}, lead {lead}",
             cell.name(),
         ),
         budget: budget(dtype, direction),
@@ -176,6 +186,7 @@ fn budget(dtype: DType, direction: Direction) -> Budget {
 struct Pass {
     w_ih: Placed,
     w_hh: Placed,
+    w_hr: Placed,
     b_ih: Placed,
     b_hh: Placed,
 }
@@ -248,8 +259,15 @@ impl RecurrentSubject {
         }
     }
 
-    fn states(&self) -> usize {
-        self.desc.layers * self.desc.directions * self.desc.batch * self.desc.hidden
+    /// Elements of a hidden state of a sequence.
+    fn output(&self) -> usize {
+        if self.desc.projection > 0 { self.desc.projection } else { self.desc.hidden }
+    }
+
+    /// Elements of all hidden states, and of all cells.
+    fn states(&self) -> [usize; 2] {
+        let sequences = self.desc.layers * self.desc.directions * self.desc.batch;
+        [sequences * self.output(), sequences * self.desc.hidden]
     }
 
     fn wide(&self) -> usize {
@@ -258,19 +276,20 @@ impl RecurrentSubject {
 
     /// Elements of `y`.
     fn results(&self) -> usize {
-        self.desc.steps * self.desc.batch * self.desc.directions * self.desc.hidden
+        self.desc.steps * self.desc.batch * self.desc.directions * self.output()
     }
 
     fn weights(&self, index: usize) -> Weights {
-        let RecurrentDesc { input, hidden, directions, biases, .. } = self.desc;
-        let input = if index < directions { input } else { directions * hidden };
+        let RecurrentDesc { input, hidden, projection, directions, biases, .. } = self.desc;
+        let input = if index < directions { input } else { directions * self.output() };
         let (scale, salt) = (1.0 / (hidden as f64).sqrt(), 10 * (index as u64 + 1));
         let bias = |given: bool, salt| {
             if given { self.draw(self.wide(), salt, scale) } else { vec![0.0; self.wide()] }
         };
         Weights {
             w_ih: self.draw(self.wide() * input, salt, scale),
-            w_hh: self.draw(self.wide() * hidden, salt + 1, scale),
+            w_hh: self.draw(self.wide() * self.output(), salt + 1, scale),
+            w_hr: self.draw(projection * hidden, salt + 4, scale),
             b_ih: bias(biases != Biases::Absent, salt + 2),
             b_hh: bias(biases == Biases::Two, salt + 3),
         }
@@ -279,17 +298,17 @@ impl RecurrentSubject {
     fn given(&self, bench: &Bench<'_>) -> Result<Given, CaseError> {
         let RecurrentDesc { cell, dtype, steps, batch, input, hidden, directions, batch_first, .. } =
             self.desc;
-        let (states, lead) = (self.states(), self.situation.lead);
-        let zeros = vec![0.0; states];
+        let ([states, cells], lead) = (self.states(), self.situation.lead);
         let net = Net {
             cell,
             sizes: [steps, batch, input, hidden],
+            projection: self.desc.projection,
             directions,
             batch_first,
             lengths: self.lengths(),
             weights: (0..self.desc.layers * directions).map(|index| self.weights(index)).collect(),
-            h0: if self.desc.h0 { self.draw(states, 6, 0.5) } else { zeros.clone() },
-            c0: if self.desc.c0 { self.draw(states, 7, 1.0) } else { zeros },
+            h0: if self.desc.h0 { self.draw(states, 6, 0.5) } else { vec![0.0; states] },
+            c0: if self.desc.c0 { self.draw(cells, 7, 1.0) } else { vec![0.0; cells] },
             kept: self.kept(),
         };
         let x_values = self.draw(steps * batch * input, 1, 1.0);
@@ -299,6 +318,7 @@ impl RecurrentSubject {
             Ok(Pass {
                 w_ih: given("w_ih", &weights.w_ih)?,
                 w_hh: given("w_hh", &weights.w_hh)?,
+                w_hr: given("w_hr", &weights.w_hr)?,
                 b_ih: given("b_ih", &weights.b_ih)?,
                 b_hh: given("b_hh", &weights.b_hh)?,
             })
@@ -333,8 +353,8 @@ impl RecurrentSubject {
         let planned = self.planned(bench.target())?;
         let mut made = Made {
             y: bench.output("y", desc.dtype, self.results(), lead)?,
-            h_n: bench.output("h_n", desc.dtype, self.states(), lead)?,
-            c_n: bench.output("c_n", desc.dtype, self.states(), lead)?,
+            h_n: bench.output("h_n", desc.dtype, self.states()[0], lead)?,
+            c_n: bench.output("c_n", desc.dtype, self.states()[1], lead)?,
             reserve: None,
         };
         let mut reserve = scratch(bench, planned.tensors(), "reserve")?;
@@ -347,7 +367,7 @@ impl RecurrentSubject {
                         x: given.x.view()?,
                         h: given.h0.view()?,
                         c: desc.c0.then(|| given.c0.view()).transpose()?,
-                        weights: pass_refs(&given.passes[0], desc.biases)?,
+                        weights: pass_refs(&given.passes[0], desc)?,
                         h_next: made.h_n.view_mut()?,
                         c_next: if desc.cell.has_c() { Some(made.c_n.view_mut()?) } else { None },
                         reserve: reserve.as_mut().map(Placed::view_mut).transpose()?,
@@ -361,11 +381,7 @@ impl RecurrentSubject {
                 lengths: desc.lengths.then(|| given.lengths.view()).transpose()?,
                 h0: desc.h0.then(|| given.h0.view()).transpose()?,
                 c0: desc.c0.then(|| given.c0.view()).transpose()?,
-                weights: given
-                    .passes
-                    .iter()
-                    .map(|pass| pass_refs(pass, desc.biases))
-                    .collect::<Result<_, _>>()?,
+                weights: given.passes.iter().map(|pass| pass_refs(pass, desc)).collect::<Result<_, _>>()?,
                 y: made.y.view_mut()?,
                 h_n: made.h_n.view_mut()?,
                 c_n: if desc.cell.has_c() { Some(made.c_n.view_mut()?) } else { None },
@@ -383,7 +399,7 @@ impl RecurrentSubject {
         let Some(reserve) = &made.reserve else { return Ok(Comparison::default()) };
         let (desc, lead) = (&self.desc, self.situation.lead);
         let (dtype, state) = (desc.dtype, self.situation.state);
-        let (states, wide) = (self.states(), self.wide());
+        let ([states, cells], wide) = (self.states(), self.wide());
         let backward = RecurrentBackwardDesc {
             forward: desc.clone(),
             dy: true,
@@ -396,20 +412,20 @@ impl RecurrentSubject {
         let (plan, cell_plan) = (backward.plan(bench.target())?, of_cell.plan(bench.target())?);
         let dy_scale = if single { 0.0 } else { 1.0 };
         let dy_values = self.draw(self.results(), 3, dy_scale);
-        let of_end = |given: bool, salt| {
-            if given { self.draw(states, salt, 1.0) } else { vec![0.0; states] }
-        };
-        let (dh_values, dc_values) = (of_end(backward.dh_n, 4), of_end(backward.dc_n, 5));
+        let of_end = |given: bool, len, salt| if given { self.draw(len, salt, 1.0) } else { vec![0.0; len] };
+        let dh_values = of_end(backward.dh_n, states, 4);
+        let dc_values = of_end(backward.dc_n, cells, 5);
         let input = |name, values: &[f64]| bench.input(name, dtype, values, lead);
         let (dy, dh_n, dc_n) =
             (input("dy", &dy_values)?, input("dh_n", &dh_values)?, input("dc_n", &dc_values)?);
         let output = |name, len| bench.output(name, dtype, len, lead);
         let mut dx = output("dx", given.x_values.len())?;
-        let (mut dh0, mut dc0) = (output("dh0", states)?, output("dc0", states)?);
+        let (mut dh0, mut dc0) = (output("dh0", states)?, output("dc0", cells)?);
         let of = |weights: &Weights| -> Result<Pass, CaseError> {
             Ok(Pass {
                 w_ih: output("dw_ih", weights.w_ih.len())?,
                 w_hh: output("dw_hh", weights.w_hh.len())?,
+                w_hr: output("dw_hr", weights.w_hr.len())?,
                 b_ih: output("db_ih", wide)?,
                 b_hh: output("db_hh", wide)?,
             })
@@ -426,7 +442,7 @@ impl RecurrentSubject {
                     reserve: reserve.view()?,
                     dh_next: dh_n.view()?,
                     dc_next: backward.dc_n.then(|| dc_n.view()).transpose()?,
-                    weights: gradient_refs(&given.passes[0], &mut gradients[0], desc.biases)?,
+                    weights: gradient_refs(&given.passes[0], &mut gradients[0], desc)?,
                     dx: dx.view_mut()?,
                     dh: dh0.view_mut()?,
                     dc: if desc.c0 { Some(dc0.view_mut()?) } else { None },
@@ -435,7 +451,7 @@ impl RecurrentSubject {
                 return Ok(cell_plan.launch(stream, args)?);
             }
             let weights = gradients.iter_mut().zip(&given.passes);
-            let weights = weights.map(|(to, pass)| gradient_refs(pass, to, desc.biases));
+            let weights = weights.map(|(to, pass)| gradient_refs(pass, to, desc));
             let args = RecurrentBackwardArgs {
                 x: given.x.view()?,
                 lengths: desc.lengths.then(|| given.lengths.view()).transpose()?,
@@ -466,6 +482,9 @@ impl RecurrentSubject {
         for (got, want) in gradients.iter().zip(&want.weights) {
             all = all.merge(bench.compare(&got.w_ih, &of_gradient(&want.w_ih))?);
             all = all.merge(bench.compare(&got.w_hh, &of_gradient(&want.w_hh))?);
+            if desc.projection > 0 {
+                all = all.merge(bench.compare(&got.w_hr, &of_gradient(&want.w_hr))?);
+            }
             if desc.biases != Biases::Absent {
                 all = all.merge(bench.compare(&got.b_ih, &of_gradient(&want.b_ih))?);
             }
@@ -477,27 +496,30 @@ impl RecurrentSubject {
     }
 }
 
-fn pass_refs(pass: &Pass, biases: Biases) -> Result<WeightRefs<'_>, CaseError> {
+fn pass_refs<'a>(pass: &'a Pass, desc: &RecurrentDesc) -> Result<WeightRefs<'a>, CaseError> {
     Ok(WeightRefs {
         w_ih: pass.w_ih.view()?,
         w_hh: pass.w_hh.view()?,
-        b_ih: (biases != Biases::Absent).then(|| pass.b_ih.view()).transpose()?,
-        b_hh: (biases == Biases::Two).then(|| pass.b_hh.view()).transpose()?,
+        w_hr: (desc.projection > 0).then(|| pass.w_hr.view()).transpose()?,
+        b_ih: (desc.biases != Biases::Absent).then(|| pass.b_ih.view()).transpose()?,
+        b_hh: (desc.biases == Biases::Two).then(|| pass.b_hh.view()).transpose()?,
     })
 }
 
 fn gradient_refs<'a>(
     pass: &'a Pass,
     to: &'a mut Pass,
-    biases: Biases,
+    desc: &RecurrentDesc,
 ) -> Result<WeightGradients<'a>, CaseError> {
     Ok(WeightGradients {
         w_ih: pass.w_ih.view()?,
         w_hh: pass.w_hh.view()?,
+        w_hr: (desc.projection > 0).then(|| pass.w_hr.view()).transpose()?,
         dw_ih: to.w_ih.view_mut()?,
         dw_hh: to.w_hh.view_mut()?,
-        db_ih: if biases == Biases::Absent { None } else { Some(to.b_ih.view_mut()?) },
-        db_hh: if biases == Biases::Two { Some(to.b_hh.view_mut()?) } else { None },
+        dw_hr: if desc.projection > 0 { Some(to.w_hr.view_mut()?) } else { None },
+        db_ih: if desc.biases == Biases::Absent { None } else { Some(to.b_ih.view_mut()?) },
+        db_hh: if desc.biases == Biases::Two { Some(to.b_hh.view_mut()?) } else { None },
     })
 }
 

@@ -114,6 +114,7 @@ impl Model {
         let of = layers.iter().map(|[w_ih, w_hh, b_ih]| Weights {
             w_ih: &w_ih.value,
             w_hh: &w_hh.value,
+            w_hr: None,
             b_ih: Some(&b_ih.value),
             b_hh: None,
         });

@@ -1,22 +1,19 @@
 //! The plan of a backward pass: the steps from the last to the first, then the gradients of weights and inputs as products
 //! over all places.
 
-use warpwright_dsl::{In, KernelArgs};
+use warpwright_dsl::In;
 use warpwright_ptx::Target;
-use warpwright_runtime::LaunchStep;
 
-use super::exchange::clear;
-use super::pointwise::{self, Backward, BackwardArgs, Start, StartArgs};
+use super::launches::{Arena, Launches, Place};
+use super::pointwise::{Backward, BackwardArgs, Start, StartArgs};
+use super::projection;
 use super::sums::{self, ColumnArgs, Columns, Round, RoundArgs};
 use super::sweep::{Sweep, SweepArgs};
 use super::tuning::{PersistentConfig, Schedule};
 use super::walk;
-use super::{
-    Arena, Biases, Place, RecurrentBackwardDesc, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of,
-};
+use super::{Biases, RecurrentBackwardDesc, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of};
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::gemm::GemmDesc;
 use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
 
 /// Slots of the tensors.
@@ -34,9 +31,22 @@ mod slot {
     pub(super) const DH0: u32 = 10;
     pub(super) const DC0: u32 = 11;
     pub(super) const WORKSPACE: u32 = 12;
-    /// The first of `w_ih`, `w_hh` and the gradients of the weights and biases of each pass.
+    /// The first of the weights of each pass, and of the gradients of weights and biases.
     pub(super) const WEIGHTS: u32 = 13;
-    pub(super) const OF_PASS: u32 = 6;
+    pub(super) const OF_PASS: u32 = 8;
+}
+
+/// The tensors of a pass, in their order.
+#[derive(Clone, Copy)]
+enum Weight {
+    Ih,
+    Hh,
+    Hr,
+    GradientIh,
+    GradientHh,
+    GradientHr,
+    GradientBiasIh,
+    GradientBiasHh,
 }
 
 /// Most parts of the rows that columns are summed over.
@@ -50,8 +60,13 @@ struct Scratch {
     dx_gates: Place,
     /// The same on the side of the state; the very same but for [`Cell::Gru`](super::Cell::Gru).
     dh_gates: Place,
-    /// Hidden states before the steps.
+    /// Hidden states before the steps; those after them, as they were before their projection.
     before: Place,
+    unprojected: Place,
+    /// Gradients of projected states: of all places and of one step. What becomes of the latter before the projection.
+    projected: Place,
+    projected_now: Place,
+    unprojected_now: Place,
     /// Gradients of the gates' sums of one step.
     now: Place,
     /// What comes back through the recurrent weights, or the exchange; and what passes from step to step.
@@ -79,19 +94,16 @@ struct Pass {
 }
 
 impl Pass {
-    const fn weight(&self, which: u32) -> Place {
-        Place::slot(slot::WEIGHTS + slot::OF_PASS * self.index as u32 + which)
+    const fn weight(&self, which: Weight) -> Place {
+        Place::slot(slot::WEIGHTS + slot::OF_PASS * self.index as u32 + which as u32)
     }
 }
 
 struct Planner<'d> {
     desc: &'d RecurrentBackwardDesc,
     net: &'d RecurrentDesc,
-    target: Target,
-    op: &'static str,
-    wide: bool,
     scratch: &'d Scratch,
-    launches: Vec<LaunchStep>,
+    launches: Launches<'d>,
 }
 
 /// The plan of `desc` as primitive `op`; a single step has no `y` beside its state.
@@ -111,7 +123,7 @@ pub(super) fn plan<O: Operation>(
         return Err(refuse(op, "dc_n", true, "false: only an LSTM has cells"));
     }
     if let Schedule::Persistent(config) = schedule
-        && !config.takes_back(net, target)
+        && (net.projection > 0 || !config.takes_back(net, target))
     {
         let got = format!("{schedule:?} for {} x {} of {}", net.batch, net.hidden, net.dtype);
         return Err(refuse(op, "schedule", got, "one that tuning gives, or Stepwise"));
@@ -121,38 +133,42 @@ pub(super) fn plan<O: Operation>(
     let mut variants = Vec::new();
     for (alignment, schedule) in [(WIDE, schedule), (net.dtype.bytes() as u64, Schedule::Stepwise)] {
         let wide = alignment == WIDE;
-        let launches = Vec::new();
-        let mut planner = Planner { desc, net, target, op, wide, scratch: &scratch, launches };
+        let launches = Launches { net, op, target, wide, steps: Vec::new() };
+        let mut planner = Planner { desc, net, scratch: &scratch, launches };
         for layer in (0..net.layers).rev() {
             planner.layer(layer, &reserve, schedule)?;
         }
-        variants.push(Variant { alignment, steps: planner.launches });
+        variants.push(Variant { alignment, steps: planner.launches.steps });
     }
-    let (dtype, state) = (net.dtype, net.layers * net.directions * net.state());
+    let (dtype, projection) = (net.dtype, net.projection);
+    let (states, cells) = (net.passes() * net.state(), net.passes() * net.units());
     let sums = sums_of(dtype);
     let len = scratch.bytes as usize / sums.bytes();
     let mut tensors = net.inputs();
-    let y = net.rows() * net.directions * net.hidden;
+    let y = net.rows() * net.result();
     let kept = if net.batch > 0 { reserve.len(sums) } else { 0 };
     tensors.extend([
         TensorSpec::read("y", dtype, y).optional(has_y),
         TensorSpec::read("reserve", sums, kept),
         TensorSpec::read("dy", dtype, y).optional(desc.dy),
-        TensorSpec::read("dh_n", dtype, state).optional(desc.dh_n),
-        TensorSpec::read("dc_n", dtype, state).optional(desc.dc_n),
+        TensorSpec::read("dh_n", dtype, states).optional(desc.dh_n),
+        TensorSpec::read("dc_n", dtype, cells).optional(desc.dc_n),
         TensorSpec::write("dx", dtype, net.rows() * net.input).optional(desc.dx),
-        TensorSpec::write("dh0", dtype, state).optional(net.h0),
-        TensorSpec::write("dc0", dtype, state).optional(net.c0),
+        TensorSpec::write("dh0", dtype, states).optional(net.h0),
+        TensorSpec::write("dc0", dtype, cells).optional(net.c0),
         TensorSpec::workspace(sums, len),
     ]);
-    for pass in 0..net.layers * net.directions {
-        let (ih, hh) = (net.wide() * net.input_of(pass / net.directions), net.wide() * net.hidden);
+    for pass in 0..net.passes() {
         let wide = net.wide();
+        let (ih, hh) = (wide * net.input_of(pass / net.directions), wide * net.output());
+        let hr = projection * net.hidden;
         tensors.extend([
             TensorSpec::read("w_ih", dtype, ih),
             TensorSpec::read("w_hh", dtype, hh),
+            TensorSpec::read("w_hr", dtype, hr).optional(projection > 0),
             TensorSpec::write("dw_ih", dtype, ih),
             TensorSpec::write("dw_hh", dtype, hh),
+            TensorSpec::write("dw_hr", dtype, hr).optional(projection > 0),
             TensorSpec::write("db_ih", dtype, wide).optional(net.biases != Biases::Absent),
             TensorSpec::write("db_hh", dtype, wide).optional(net.biases == Biases::Two),
         ]);
@@ -167,22 +183,42 @@ fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
     let mut arena = Arena::new(slot::WORKSPACE);
     let dx_gates = arena.take(net.rows() * net.wide(), dtype);
     let dh_gates = if net.cell.splits() { arena.take(net.rows() * net.wide(), dtype) } else { dx_gates };
-    let before = arena.take(net.rows() * net.hidden, dtype);
+    let before = arena.take(net.rows() * net.output(), dtype);
+    let projecting = |len: usize| if net.projection > 0 { len } else { 0 };
+    let unprojected = arena.take(projecting(net.rows() * net.hidden), dtype);
+    let projected = arena.take(projecting(net.rows() * net.output()), dtype);
+    let projected_now = arena.take(projecting(net.state()), dtype);
+    let unprojected_now = arena.take(projecting(net.units()), sums);
     let now = arena.take(net.batch * net.wide(), dtype);
     let exchange = match schedule {
         Schedule::Persistent(config) => 2 * sweep(net, config).product().words() as usize,
         Schedule::Stepwise => 0,
     };
     let recurrent = arena.take(net.state().max(2 * exchange), sums);
-    let carry = arena.take(net.state(), sums);
-    let both = net.directions * net.hidden;
+    let carry = arena.take(net.units(), sums);
+    let both = net.result();
     let widest = if net.layers > 1 { both.max(net.input) } else { net.input };
     let of_weights = net.wide() * widest.max(net.hidden).max(PARTS);
     let sums_place = arena.take(of_weights, sums);
     let input_sums = arena.take(net.directions * net.rows() * widest, sums);
     let dy = arena.take(if net.layers > 1 { net.rows() * both } else { 0 }, dtype);
     let bytes = arena.bytes;
-    Scratch { dx_gates, dh_gates, before, now, recurrent, carry, sums: sums_place, input_sums, dy, bytes }
+    Scratch {
+        dx_gates,
+        dh_gates,
+        before,
+        unprojected,
+        projected,
+        projected_now,
+        unprojected_now,
+        now,
+        recurrent,
+        carry,
+        sums: sums_place,
+        input_sums,
+        dy,
+        bytes,
+    }
 }
 
 /// The persistent kernel of a layer and direction.
@@ -204,9 +240,9 @@ impl Planner<'_> {
         for direction in 0..net.directions {
             let index = layer * net.directions + direction;
             let (gates, extra) = reserve.passes[index];
-            let units = direction * net.hidden;
-            let dy = (!last || self.desc.dy).then_some(dy.after(units, net.dtype));
-            let y = y.after(units, net.dtype);
+            let elements = direction * net.output();
+            let dy = (!last || self.desc.dy).then_some(dy.after(elements, net.dtype));
+            let y = y.after(elements, net.dtype);
             let pass = Pass { index, direction, input, x, y, dy, gates, extra };
             if net.batch > 0 {
                 match schedule {
@@ -216,11 +252,9 @@ impl Planner<'_> {
             }
             self.weights(&pass)?;
             if wanted {
-                let product = GemmDesc::new(net.dtype, [net.rows(), input, net.wide()], false, false);
                 let to = self.scratch.input_sums.after(direction * net.rows() * input, sums);
-                let dx = self.scratch.dx_gates.read();
-                let w_ih = pass.weight(0).read();
-                self.launches.push(product.sums(self.target, self.wide, dx, w_ih, to.write())?);
+                let places = [self.scratch.dx_gates, pass.weight(Weight::Ih), to];
+                self.launches.product([net.rows(), input, net.wide()], [false; 2], places)?;
             }
         }
         if wanted {
@@ -239,141 +273,182 @@ impl Planner<'_> {
             | flag(self.desc.dc_n, walk::HAS_DC_N)
     }
 
-    /// The state of a pass in tensor `slot`.
+    /// The hidden state of a pass in tensor `slot`.
     fn state(&self, pass: &Pass, slot: u32) -> Place {
         Place::slot(slot).after(pass.index * self.net.state(), self.net.dtype)
     }
 
+    /// The cells of a pass in tensor `slot`.
+    fn cells(&self, pass: &Pass, slot: u32) -> Place {
+        Place::slot(slot).after(pass.index * self.net.units(), self.net.dtype)
+    }
+
     /// The steps of a pass from the last to the first, and the gradients of the state that it began with.
     fn stepwise(&mut self, pass: &Pass) -> Result<(), PlanError> {
-        let (net, op, scratch) = (self.net, self.op, self.scratch);
+        let (net, scratch) = (self.net, self.scratch);
         let RecurrentDesc { cell, dtype, steps, batch, hidden, .. } = *net;
-        let kernel = plan::recorded(op, &Backward { cell, dtype }, self.target)?;
-        let grid = plan::cover(op, net.state(), pointwise::THREADS)?.unwrap_or([1; 3]);
-        let product = GemmDesc::new(dtype, [batch, hidden, net.wide()], false, false);
+        let projected = net.projection > 0;
         let [row_step, row_batch] = net.row_strides();
         for step in (0..steps).rev() {
+            if projected {
+                self.project(pass, step)?;
+            }
             let args = BackwardArgs {
                 gates: pass.gates.read(),
                 extra: pass.extra.read(),
                 y: pass.y.read(),
                 h0: self.state(pass, slot::H0).read(),
-                c0: self.state(pass, slot::C0).read(),
+                c0: self.cells(pass, slot::C0).read(),
                 lengths: In::slot(slot::LENGTHS),
                 dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
                 dh_n: self.state(pass, slot::DH_N).read(),
-                dc_n: self.state(pass, slot::DC_N).read(),
-                recurrent: scratch.recurrent.read(),
+                dc_n: self.cells(pass, slot::DC_N).read(),
+                recurrent: if projected { scratch.unprojected_now.read() } else { scratch.recurrent.read() },
                 carry: scratch.carry.both(),
                 dx: scratch.dx_gates.write(),
                 dh: scratch.dh_gates.write(),
                 now: scratch.now.write(),
-                before: scratch.before.write(),
-                n: small(net.state()),
+                states: if projected { scratch.unprojected.write() } else { scratch.before.write() },
+                n: small(net.units()),
                 hidden: small(hidden),
                 step: small(step),
                 steps: small(steps),
                 row_step,
                 row_batch,
-                y_row: small(net.directions * hidden),
+                y_row: small(net.result()),
                 flags: self.flags(pass),
             };
-            self.launches.push(LaunchStep::new(kernel.clone(), grid, args.values()));
+            self.launches.over(&Backward { cell, dtype, projected }, net.units(), &args)?;
             if step > 0 || net.h0 {
-                let (now, w_hh) = (scratch.now.read(), pass.weight(1).read());
-                let to = scratch.recurrent.write();
-                self.launches.push(product.sums(self.target, self.wide, now, w_hh, to)?);
+                let places = [scratch.now, pass.weight(Weight::Hh), scratch.recurrent];
+                self.launches.product([batch, net.output(), net.wide()], [false; 2], places)?;
             }
         }
-        if net.h0 || net.c0 {
-            let args = StartArgs {
-                recurrent: scratch.recurrent.read(),
-                carry: scratch.carry.read(),
-                dh_n: self.state(pass, slot::DH_N).read(),
-                dc_n: self.state(pass, slot::DC_N).read(),
-                lengths: In::slot(slot::LENGTHS),
-                dh0: self.state(pass, slot::DH0).write(),
-                dc0: self.state(pass, slot::DC0).write(),
-                n: small(net.state()),
-                hidden: small(hidden),
-                steps: small(steps),
-                flags: self.flags(pass),
-            };
-            let kernel = plan::recorded(op, &Start { cell, dtype }, self.target)?;
-            self.launches.push(LaunchStep::new(kernel, grid, args.values()));
+        if !projected {
+            return self.start(pass, hidden, [net.h0, net.c0]);
         }
-        Ok(())
+        self.start(pass, net.output(), [net.h0, false])?;
+        self.start(pass, hidden, [false, net.c0])
     }
 
-    /// The same in one launch.
+    /// The gradients of a first state of `width` elements a sequence: whether of the hidden state and of the cells.
+    fn start(&mut self, pass: &Pass, width: usize, [h0, c0]: [bool; 2]) -> Result<(), PlanError> {
+        let (net, scratch) = (self.net, self.scratch);
+        if !h0 && !c0 {
+            return Ok(());
+        }
+        let flag = |given, bit| if given { bit } else { 0 };
+        let left_out = flag(!h0, walk::HAS_H0) | flag(!c0, walk::HAS_C0);
+        let n = net.batch * width;
+        let args = StartArgs {
+            recurrent: scratch.recurrent.read(),
+            carry: scratch.carry.read(),
+            dh_n: self.state(pass, slot::DH_N).read(),
+            dc_n: self.cells(pass, slot::DC_N).read(),
+            lengths: In::slot(slot::LENGTHS),
+            dh0: self.state(pass, slot::DH0).write(),
+            dc0: self.cells(pass, slot::DC0).write(),
+            n: small(n),
+            hidden: small(width),
+            steps: small(net.steps),
+            flags: self.flags(pass) & !left_out,
+        };
+        self.launches.over(&Start { cell: net.cell, dtype: net.dtype }, n, &args)
+    }
+
+    /// The gradient of the projected state of a step, and what becomes of it before the projection.
+    fn project(&mut self, pass: &Pass, step: usize) -> Result<(), PlanError> {
+        let (net, scratch) = (self.net, self.scratch);
+        let [row_step, row_batch] = net.row_strides();
+        let args = projection::BackwardArgs {
+            y: pass.y.read(),
+            h0: self.state(pass, slot::H0).read(),
+            lengths: In::slot(slot::LENGTHS),
+            dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
+            dh_n: self.state(pass, slot::DH_N).read(),
+            recurrent: scratch.recurrent.read(),
+            dh: scratch.projected.write(),
+            now: scratch.projected_now.write(),
+            before: scratch.before.write(),
+            n: small(net.state()),
+            output: small(net.output()),
+            step: small(step),
+            steps: small(net.steps),
+            row_step,
+            row_batch,
+            y_row: small(net.result()),
+            flags: self.flags(pass),
+        };
+        self.launches.over(&projection::Backward { dtype: net.dtype }, net.state(), &args)?;
+        let places = [scratch.projected_now, pass.weight(Weight::Hr), scratch.unprojected_now];
+        self.launches.product([net.batch, net.hidden, net.projection], [false; 2], places)
+    }
+
+    /// All steps in one launch.
     fn persistent(&mut self, pass: &Pass, config: PersistentConfig) -> Result<(), PlanError> {
-        let (net, op, scratch) = (self.net, self.op, self.scratch);
+        let (net, scratch) = (self.net, self.scratch);
         let def = sweep(net, config);
-        let product = def.product();
-        self.launches.push(clear(op, self.target, &product, scratch.recurrent)?);
         let [row_step, row_batch] = net.row_strides();
         let args = SweepArgs {
-            w_hh: pass.weight(1).read(),
+            w_hh: pass.weight(Weight::Hh).read(),
             gates: pass.gates.read(),
             extra: pass.extra.read(),
             y: pass.y.read(),
             h0: self.state(pass, slot::H0).read(),
-            c0: self.state(pass, slot::C0).read(),
+            c0: self.cells(pass, slot::C0).read(),
             lengths: In::slot(slot::LENGTHS),
             dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
             dh_n: self.state(pass, slot::DH_N).read(),
-            dc_n: self.state(pass, slot::DC_N).read(),
+            dc_n: self.cells(pass, slot::DC_N).read(),
             dx: scratch.dx_gates.write(),
             dh: scratch.dh_gates.write(),
             before: scratch.before.write(),
             dh0: self.state(pass, slot::DH0).write(),
-            dc0: self.state(pass, slot::DC0).write(),
+            dc0: self.cells(pass, slot::DC0).write(),
             exchange: scratch.recurrent.both(),
             steps: small(net.steps),
             row_step,
             row_batch,
-            y_row: small(net.directions * net.hidden),
+            y_row: small(net.result()),
             flags: self.flags(pass),
         };
-        let kernel = plan::recorded(op, &def, self.target)?;
-        let grid = [small(net.hidden) / config.units, 1, 1];
-        let step = LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(product.shared_bytes());
-        self.launches.push(step.cooperative_whole());
-        Ok(())
+        self.launches.exchanging(&def, config, (&def.product(), scratch.recurrent), &args)
     }
 
     /// The gradients of the weights and biases of a pass.
     fn weights(&mut self, pass: &Pass) -> Result<(), PlanError> {
         let (net, scratch) = (self.net, self.scratch);
-        let (wide, hidden) = (net.wide(), net.hidden);
-        self.weight(scratch.dx_gates, pass.x, pass.input, pass.weight(2))?;
-        self.weight(scratch.dh_gates, scratch.before, hidden, pass.weight(3))?;
+        let (wide, output) = (net.wide(), net.output());
+        self.weight([wide, pass.input], [scratch.dx_gates, pass.x, pass.weight(Weight::GradientIh)])?;
+        self.weight([wide, output], [scratch.dh_gates, scratch.before, pass.weight(Weight::GradientHh)])?;
+        if net.projection > 0 {
+            let places = [scratch.projected, scratch.unprojected, pass.weight(Weight::GradientHr)];
+            self.weight([output, net.hidden], places)?;
+        }
         if net.biases == Biases::Absent {
             return Ok(());
         }
         let parts = self.columns(scratch.dx_gates)?;
-        self.round(scratch.sums, pass.weight(4), wide, parts)?;
+        self.round(scratch.sums, pass.weight(Weight::GradientBiasIh), wide, parts)?;
         if net.biases == Biases::Two {
             if net.cell.splits() {
                 self.columns(scratch.dh_gates)?;
             }
-            self.round(scratch.sums, pass.weight(5), wide, parts)?;
+            self.round(scratch.sums, pass.weight(Weight::GradientBiasHh), wide, parts)?;
         }
         Ok(())
     }
 
-    /// The gradient of a weight: the gates' gradients by what the weight multiplied, over all places.
-    fn weight(&mut self, gates: Place, by: Place, width: usize, to: Place) -> Result<(), PlanError> {
-        let net = self.net;
-        let product = GemmDesc::new(net.dtype, [net.wide(), width, net.rows()], true, false);
-        let sums = self.scratch.sums;
-        self.launches.push(product.sums(self.target, self.wide, gates.read(), by.read(), sums.write())?);
-        self.round(sums, to, net.wide() * width, 1)
+    /// The gradient of a weight: the gradient of what it gave by what it multiplied, over all places.
+    fn weight(&mut self, sizes: [usize; 2], [of, by, to]: [Place; 3]) -> Result<(), PlanError> {
+        let ([rows, columns], sums) = (sizes, self.scratch.sums);
+        self.launches.product([rows, columns, self.net.rows()], [true, false], [of, by, sums])?;
+        self.round(sums, to, rows * columns, 1)
     }
 
     /// Sums of the columns of a gradient of gates, in parts.
     fn columns(&mut self, gates: Place) -> Result<usize, PlanError> {
-        let (net, op) = (self.net, self.op);
+        let net = self.net;
         let part = net.rows().div_ceil(PARTS).max(LEAST_ROWS);
         let parts = net.rows().div_ceil(part).max(1);
         let args = ColumnArgs {
@@ -383,21 +458,15 @@ impl Planner<'_> {
             columns: small(net.wide()),
             part: small(part),
         };
-        let kernel = plan::recorded(op, &Columns { dtype: net.dtype }, self.target)?;
-        let across = plan::cover(op, net.wide(), sums::THREADS)?.unwrap_or([1; 3])[0];
-        self.launches.push(LaunchStep::new(kernel, [across, small(parts), 1], args.values()));
+        let across = plan::cover(self.launches.op, net.wide(), sums::THREADS)?.unwrap_or([1; 3])[0];
+        self.launches.grid(&Columns { dtype: net.dtype }, [across, small(parts), 1], &args)?;
         Ok(parts)
     }
 
     /// Rounds the sum of `parts` of `n` sums each.
     fn round(&mut self, from: Place, to: Place, n: usize, parts: usize) -> Result<(), PlanError> {
-        let op = self.op;
         let (n64, stride, parts) = (n as u64, n as u64, small(parts));
         let args = RoundArgs { sums: from.read(), y: to.write(), n: n64, stride, parts };
-        let kernel = plan::recorded(op, &Round { dtype: self.net.dtype }, self.target)?;
-        if let Some(grid) = plan::cover(op, n, sums::THREADS)? {
-            self.launches.push(LaunchStep::new(kernel, grid, args.values()));
-        }
-        Ok(())
+        self.launches.over(&Round { dtype: self.net.dtype }, n, &args)
     }
 }

@@ -173,6 +173,11 @@ impl Cell {
         }
     }
 
+    /// The hidden state of a step as it was before its projection.
+    pub(super) fn unprojected<'k, A: Float>(self, saved: &Saved<'k, A>, dtype: DType) -> Reg<'k, A> {
+        saved.gates[self.gates() - 1] * squash(saved.extra, dtype)
+    }
+
     /// The gradients of a step from that of its hidden state and that of the value that passes on; for [`Cell::Gru`] that
     /// value is the hidden state, and `carry` is part of `dh`.
     pub(super) fn back<'k, A: Float>(

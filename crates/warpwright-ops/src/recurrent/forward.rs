@@ -1,19 +1,18 @@
 //! The plan of a forward pass.
 
-use warpwright_dsl::{In, KernelArgs};
+use warpwright_dsl::In;
 use warpwright_ptx::Target;
-use warpwright_runtime::LaunchStep;
 
-use super::exchange::clear;
+use super::launches::{Arena, Launches, Place};
 use super::persistent::{Sequence, SequenceArgs};
-use super::pointwise::{self, Forward, ForwardArgs};
+use super::pointwise::{Forward, ForwardArgs};
+use super::projection;
 use super::tuning::{PersistentConfig, Schedule};
 use super::walk;
-use super::{Arena, Biases, Place, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of};
+use super::{Biases, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of};
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::gemm::GemmDesc;
-use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
+use crate::plan::{Operation, Plan, PlanParts, TensorSpec, Variant};
 
 /// Slots of the tensors.
 mod slot {
@@ -26,9 +25,19 @@ mod slot {
     pub(super) const C_N: u32 = 6;
     pub(super) const RESERVE: u32 = 7;
     pub(super) const WORKSPACE: u32 = 8;
-    /// The first of `w_ih`, `w_hh`, `b_ih`, `b_hh` of each pass.
+    /// The first of the weights of each pass.
     pub(super) const WEIGHTS: u32 = 9;
-    pub(super) const OF_PASS: u32 = 4;
+    pub(super) const OF_PASS: u32 = 5;
+}
+
+/// The tensors of a pass, in their order.
+#[derive(Clone, Copy)]
+enum Weight {
+    Ih,
+    Hh,
+    Hr,
+    BiasIh,
+    BiasHh,
 }
 
 /// Scratch memory.
@@ -41,6 +50,9 @@ struct Scratch {
     carried: Place,
     /// The hidden state of a step.
     h: Place,
+    /// The same before its projection, and the sums of that.
+    unprojected: Place,
+    projected: Place,
     /// Results of layers in turns, if there is no reserve that keeps them.
     between: [Place; 2],
     bytes: u64,
@@ -61,20 +73,15 @@ struct Pass {
 }
 
 impl Pass {
-    const fn weight(&self, which: u32) -> Place {
-        Place::slot(slot::WEIGHTS + slot::OF_PASS * self.index as u32 + which)
+    const fn weight(&self, which: Weight) -> Place {
+        Place::slot(slot::WEIGHTS + slot::OF_PASS * self.index as u32 + which as u32)
     }
 }
 
-/// What a plan is made of.
 struct Planner<'d> {
     desc: &'d RecurrentDesc,
-    target: Target,
-    op: &'static str,
-    /// Whether tensors begin at multiples of 16 bytes.
-    wide: bool,
     scratch: &'d Scratch,
-    launches: Vec<LaunchStep>,
+    launches: Launches<'d>,
 }
 
 /// The plan of `desc` as primitive `op`; a single step has no `y` beside its state.
@@ -87,7 +94,7 @@ pub(super) fn plan<O: Operation>(
     desc.check(op)?;
     let has_y = op == desc.op();
     if let Schedule::Persistent(config) = schedule
-        && !config.takes(desc, target)
+        && (desc.projection > 0 || !config.takes(desc, target))
     {
         let got = format!("{schedule:?} for {} x {} of {}", desc.batch, desc.hidden, desc.dtype);
         return Err(refuse(op, "schedule", got, "one that tuning gives, or Stepwise"));
@@ -97,32 +104,34 @@ pub(super) fn plan<O: Operation>(
     let mut variants = Vec::new();
     for (alignment, schedule) in [(WIDE, schedule), (desc.dtype.bytes() as u64, Schedule::Stepwise)] {
         let wide = alignment == WIDE;
-        let launches = Vec::new();
-        let mut planner = Planner { desc, target, op, wide, scratch: &scratch, launches };
+        let launches = Launches { net: desc, op, target, wide, steps: Vec::new() };
+        let mut planner = Planner { desc, scratch: &scratch, launches };
         if desc.batch > 0 {
             for pass in passes(desc, &scratch, &reserve) {
                 planner.pass(&pass, schedule)?;
             }
         }
-        variants.push(Variant { alignment, steps: planner.launches });
+        variants.push(Variant { alignment, steps: planner.launches.steps });
     }
-    let (dtype, state) = (desc.dtype, desc.layers * desc.directions * desc.state());
+    let dtype = desc.dtype;
+    let (states, cells) = (desc.passes() * desc.state(), desc.passes() * desc.units());
     let sums = sums_of(dtype);
     let len = if desc.batch == 0 { 0 } else { scratch.bytes as usize / sums.bytes() };
     let kept = desc.training && desc.batch > 0;
     let mut tensors = desc.inputs();
     tensors.extend([
-        TensorSpec::write("y", dtype, desc.rows() * desc.directions * desc.hidden).optional(has_y),
-        TensorSpec::write("h_n", dtype, state),
-        TensorSpec::write("c_n", dtype, state).optional(desc.cell.has_c()),
+        TensorSpec::write("y", dtype, desc.rows() * desc.result()).optional(has_y),
+        TensorSpec::write("h_n", dtype, states),
+        TensorSpec::write("c_n", dtype, cells).optional(desc.cell.has_c()),
         TensorSpec::write("reserve", sums, if kept { reserve.len(sums) } else { 0 }).optional(desc.training),
         TensorSpec::workspace(sums, len),
     ]);
-    for pass in 0..desc.layers * desc.directions {
+    for pass in 0..desc.passes() {
         let input = desc.input_of(pass / desc.directions);
         tensors.extend([
             TensorSpec::read("w_ih", dtype, desc.wide() * input),
-            TensorSpec::read("w_hh", dtype, desc.wide() * desc.hidden),
+            TensorSpec::read("w_hh", dtype, desc.wide() * desc.output()),
+            TensorSpec::read("w_hr", dtype, desc.projection * desc.hidden).optional(desc.projection > 0),
             TensorSpec::read("b_ih", dtype, desc.wide()).optional(desc.biases != Biases::Absent),
             TensorSpec::read("b_hh", dtype, desc.wide()).optional(desc.biases == Biases::Two),
         ]);
@@ -140,14 +149,18 @@ fn scratch(desc: &RecurrentDesc) -> Scratch {
     // The exchange has two buffers of at most 8 bytes an element, of whole tiles of batches.
     let exchange = 4 * desc.state().next_multiple_of(8);
     let recurrent = arena.take((desc.batch * desc.wide()).max(exchange), sums);
-    let carried = arena.take(desc.state(), sums);
+    let carried = arena.take(desc.units(), sums);
     let h = arena.take(desc.state(), desc.dtype);
+    let projecting = |len: usize| if desc.projection > 0 { len } else { 0 };
+    let unprojected = arena.take(projecting(desc.units()), desc.dtype);
+    let projected = arena.take(projecting(desc.state()), sums);
     let mut between = |from| {
-        let len = if desc.layers > from { desc.rows() * desc.directions * desc.hidden } else { 0 };
+        let len = if desc.layers > from { desc.rows() * desc.result() } else { 0 };
         arena.take(inference(len), desc.dtype)
     };
     let between = [between(1), between(2)];
-    Scratch { products, recurrent, carried, h, between, bytes: arena.bytes }
+    let bytes = arena.bytes;
+    Scratch { products, recurrent, carried, h, unprojected, projected, between, bytes }
 }
 
 /// The passes in order.
@@ -165,7 +178,7 @@ fn passes(desc: &RecurrentDesc, scratch: &Scratch, reserve: &Reserve) -> Vec<Pas
             let (gates, extra) = reserve.passes[index];
             let products = if desc.training { gates } else { scratch.products };
             let input = desc.input_of(layer);
-            let of_direction = y.after(direction * desc.hidden, desc.dtype);
+            let of_direction = y.after(direction * desc.output(), desc.dtype);
             all.push(Pass { index, direction, input, x, y: of_direction, products, extra });
         }
         x = y;
@@ -181,106 +194,130 @@ pub(super) fn sequence(desc: &RecurrentDesc, config: PersistentConfig) -> Sequen
 
 impl Planner<'_> {
     fn pass(&mut self, pass: &Pass, schedule: Schedule) -> Result<(), PlanError> {
-        let RecurrentDesc { dtype, .. } = *self.desc;
-        let product = GemmDesc::new(dtype, [self.desc.rows(), self.desc.wide(), pass.input], false, true);
-        let (x, w_ih) = (pass.x.read(), pass.weight(0).read());
-        self.launches.push(product.sums(self.target, self.wide, x, w_ih, pass.products.write())?);
+        let sizes = [self.desc.rows(), self.desc.wide(), pass.input];
+        self.launches.product(sizes, [false, true], [pass.x, pass.weight(Weight::Ih), pass.products])?;
         match schedule {
             Schedule::Persistent(config) => self.persistent(pass, config),
             Schedule::Stepwise => self.stepwise(pass),
         }
     }
 
-    /// The state of a pass in tensor `slot`.
+    /// The hidden state of a pass in tensor `slot`.
     fn state(&self, pass: &Pass, slot: u32) -> Place {
         Place::slot(slot).after(pass.index * self.desc.state(), self.desc.dtype)
+    }
+
+    /// The cells of a pass in tensor `slot`.
+    fn cells(&self, pass: &Pass, slot: u32) -> Place {
+        Place::slot(slot).after(pass.index * self.desc.units(), self.desc.dtype)
     }
 
     fn flags(&self, pass: &Pass) -> u32 {
         let flag = |given, bit| if given { bit } else { 0 };
         self.desc.flags(pass.direction)
             | flag(self.desc.training, walk::TRAINING)
-            | flag(self.op == self.desc.op(), walk::HAS_Y)
+            | flag(self.launches.op == self.desc.op(), walk::HAS_Y)
     }
 
     fn persistent(&mut self, pass: &Pass, config: PersistentConfig) -> Result<(), PlanError> {
-        let (desc, op) = (self.desc, self.op);
+        let desc = self.desc;
         let def = sequence(desc, config);
-        let product = def.product();
-        self.launches.push(clear(op, self.target, &product, self.scratch.recurrent)?);
         let [row_step, row_batch] = desc.row_strides();
         let args = SequenceArgs {
             products: pass.products.both(),
-            w_hh: pass.weight(1).read(),
-            b_ih: pass.weight(2).read(),
-            b_hh: pass.weight(3).read(),
+            w_hh: pass.weight(Weight::Hh).read(),
+            b_ih: pass.weight(Weight::BiasIh).read(),
+            b_hh: pass.weight(Weight::BiasHh).read(),
             h0: self.state(pass, slot::H0).read(),
-            c0: self.state(pass, slot::C0).read(),
+            c0: self.cells(pass, slot::C0).read(),
             lengths: In::slot(slot::LENGTHS),
             y: pass.y.write(),
             h_n: self.state(pass, slot::H_N).write(),
-            c_n: self.state(pass, slot::C_N).write(),
+            c_n: self.cells(pass, slot::C_N).write(),
             extra: pass.extra.write(),
             exchange: self.scratch.recurrent.both(),
             steps: small(desc.steps),
             row_step,
             row_batch,
-            y_row: small(desc.directions * desc.hidden),
+            y_row: small(desc.result()),
             flags: self.flags(pass),
         };
-        let kernel = plan::recorded(op, &def, self.target)?;
-        let grid = [small(desc.hidden) / config.units, 1, 1];
-        let step = LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(product.shared_bytes());
-        self.launches.push(step.cooperative_whole());
-        Ok(())
+        self.launches.exchanging(&def, config, (&def.product(), self.scratch.recurrent), &args)
     }
 
     fn stepwise(&mut self, pass: &Pass) -> Result<(), PlanError> {
-        let (desc, op) = (self.desc, self.op);
+        let (desc, scratch) = (self.desc, self.scratch);
         let RecurrentDesc { cell, dtype, steps, batch, hidden, .. } = *desc;
-        let kernel = |first| plan::recorded(op, &Forward { cell, dtype, first }, self.target);
-        let (first, other) = (kernel(true)?, kernel(false)?);
-        let grid = plan::cover(op, desc.state(), pointwise::THREADS)?.unwrap_or([1; 3]);
-        let product = GemmDesc::new(dtype, [batch, desc.wide(), hidden], false, true);
+        let projected = desc.projection > 0;
         let [row_step, row_batch] = desc.row_strides();
         for step in 0..steps {
             let recurrent = step > 0 || desc.h0;
-            let h = if step == 0 { self.state(pass, slot::H0) } else { self.scratch.h };
             if recurrent {
-                // The states of passes lie one behind the other.
-                let wide = self.wide && h.offset.is_multiple_of(WIDE);
-                let to = self.scratch.recurrent.write();
-                let w_hh = pass.weight(1).read();
-                self.launches.push(product.sums(self.target, wide, h.read(), w_hh, to)?);
+                let h = if step == 0 { self.state(pass, slot::H0) } else { scratch.h };
+                let sizes = [batch, desc.wide(), desc.output()];
+                let places = [h, pass.weight(Weight::Hh), scratch.recurrent];
+                self.launches.product(sizes, [false, true], places)?;
             }
-            let start = if cell.has_c() { slot::C0 } else { slot::H0 };
-            let before = if step == 0 { self.state(pass, start) } else { self.scratch.carried };
+            let before = match (step, cell.has_c()) {
+                (0, true) => self.cells(pass, slot::C0),
+                (0, false) => self.state(pass, slot::H0),
+                _ => scratch.carried,
+            };
             let args = ForwardArgs {
                 products: pass.products.both(),
-                recurrent: self.scratch.recurrent.read(),
-                b_ih: pass.weight(2).read(),
-                b_hh: pass.weight(3).read(),
+                recurrent: scratch.recurrent.read(),
+                b_ih: pass.weight(Weight::BiasIh).read(),
+                b_hh: pass.weight(Weight::BiasHh).read(),
                 before: before.read(),
                 h0: self.state(pass, slot::H0).read(),
                 lengths: In::slot(slot::LENGTHS),
-                after: self.scratch.carried.write(),
-                h: self.scratch.h.write(),
+                after: scratch.carried.write(),
+                h: if projected { scratch.unprojected.write() } else { scratch.h.write() },
                 y: pass.y.write(),
                 h_n: self.state(pass, slot::H_N).write(),
-                c_n: self.state(pass, slot::C_N).write(),
+                c_n: self.cells(pass, slot::C_N).write(),
                 extra: pass.extra.write(),
-                n: small(desc.state()),
+                n: small(desc.units()),
                 hidden: small(hidden),
                 step: small(step),
                 steps: small(steps),
                 row_step,
                 row_batch,
-                y_row: small(desc.directions * hidden),
+                y_row: small(desc.result()),
                 flags: self.flags(pass) | if recurrent { walk::HAS_RECURRENT } else { 0 },
             };
-            let kernel = if step == 0 { first.clone() } else { other.clone() };
-            self.launches.push(LaunchStep::new(kernel, grid, args.values()));
+            let def = Forward { cell, dtype, first: step == 0, projected };
+            self.launches.over(&def, desc.units(), &args)?;
+            if projected {
+                self.project(pass, step)?;
+            }
         }
         Ok(())
+    }
+
+    /// The projection of the hidden state of a step.
+    fn project(&mut self, pass: &Pass, step: usize) -> Result<(), PlanError> {
+        let (desc, scratch) = (self.desc, self.scratch);
+        let sizes = [desc.batch, desc.projection, desc.hidden];
+        let places = [scratch.unprojected, pass.weight(Weight::Hr), scratch.projected];
+        self.launches.product(sizes, [false, true], places)?;
+        let [row_step, row_batch] = desc.row_strides();
+        let args = projection::ForwardArgs {
+            sums: scratch.projected.read(),
+            h0: self.state(pass, slot::H0).read(),
+            lengths: In::slot(slot::LENGTHS),
+            h: scratch.h.write(),
+            y: pass.y.write(),
+            h_n: self.state(pass, slot::H_N).write(),
+            n: small(desc.state()),
+            output: small(desc.output()),
+            step: small(step),
+            steps: small(desc.steps),
+            row_step,
+            row_batch,
+            y_row: small(desc.result()),
+            flags: self.flags(pass),
+        };
+        self.launches.over(&projection::Forward { dtype: desc.dtype }, desc.state(), &args)
     }
 }

@@ -14,8 +14,10 @@ use crate::{Error, PlanError};
 pub struct Weights<'a> {
     /// `[gates hidden, input]`
     pub w_ih: &'a Tensor,
-    /// `[gates hidden, hidden]`
+    /// `[gates hidden, output]`, where a hidden state has `projection` elements, or else `hidden`.
     pub w_hh: &'a Tensor,
+    /// What projects the hidden states of an LSTM, `[projection, hidden]`.
+    pub w_hr: Option<&'a Tensor>,
     /// `[gates hidden]`
     pub b_ih: Option<&'a Tensor>,
     /// `[gates hidden]`; not without `b_ih`.
@@ -33,41 +35,62 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Holds the shapes to `input` elements and `hidden` units.
+    /// The units, and what their hidden states are projected to, or 0.
+    fn sizes(&self, op: &'static str) -> Result<[usize; 2], PlanError> {
+        let shape = |tensor: &Tensor| format!("{:?}", tensor.shape());
+        match (self.w_hr, self.w_hh.shape()) {
+            (None, &[_, hidden]) => Ok([hidden, 0]),
+            (None, _) => Err(refuse(op, "w_hh", shape(self.w_hh), "of two dimensions")),
+            (Some(w_hr), _) => match w_hr.shape() {
+                &[projection, hidden] if projection > 0 => Ok([hidden, projection]),
+                _ => Err(refuse(op, "w_hr", shape(w_hr), "[projection, hidden]")),
+            },
+        }
+    }
+
+    /// Holds the shapes to `input` elements and as many units, and elements that they are projected to.
     pub(super) fn check(
         &self,
         cell: Cell,
         op: &'static str,
         input: usize,
-        hidden: usize,
+        [hidden, projection]: [usize; 2],
     ) -> Result<(), PlanError> {
         let rows = hidden.saturating_mul(cell.gates());
+        let output = if projection > 0 { projection } else { hidden };
         let shape = |tensor: &Tensor| format!("{:?}", tensor.shape());
-        if self.w_hh.shape() != [rows, hidden] {
-            return Err(refuse(op, "w_hh", shape(self.w_hh), "[gates hidden, hidden]"));
+        if self.w_hh.shape() != [rows, output] {
+            return Err(refuse(op, "w_hh", shape(self.w_hh), "[gates hidden, output]"));
         }
         if self.w_ih.shape() != [rows, input] {
             return Err(refuse(op, "w_ih", shape(self.w_ih), "[gates hidden, input]"));
         }
-        Ok(())
+        match self.w_hr {
+            Some(w_hr) if w_hr.shape() != [projection, hidden] => {
+                Err(refuse(op, "w_hr", shape(w_hr), "[projection, hidden] everywhere, or nowhere"))
+            }
+            None if projection > 0 => Err(refuse(op, "w_hr", "absent", "in every layer and direction")),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn refs(&self) -> WeightRefs<'a> {
         WeightRefs {
             w_ih: self.w_ih.as_ref(),
             w_hh: self.w_hh.as_ref(),
+            w_hr: self.w_hr.map(Tensor::as_ref),
             b_ih: self.b_ih.map(Tensor::as_ref),
             b_hh: self.b_hh.map(Tensor::as_ref),
         }
     }
 }
 
-/// The first state, `[layers directions, batch, hidden]` each; what is not given is zero.
+/// The first state; what is not given is zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct State<'a> {
-    /// The hidden state.
+    /// The hidden state, `[layers directions, batch, output]`.
     pub h0: Option<&'a Tensor>,
-    /// The cells of an LSTM.
+    /// The cells of an LSTM, `[layers directions, batch, hidden]`.
     pub c0: Option<&'a Tensor>,
 }
 
@@ -85,11 +108,11 @@ pub struct RecurrentOptions<'a> {
 /// What a net gives.
 #[derive(Debug)]
 pub struct RecurrentOutput {
-    /// The hidden state of the last layer at every place, `[steps, batch, directions hidden]`.
+    /// The hidden state of the last layer at every place, `[steps, batch, directions output]`.
     pub y: Tensor,
-    /// The hidden states of the last steps, `[layers directions, batch, hidden]`.
+    /// The hidden states of the last steps, `[layers directions, batch, output]`.
     pub h_n: Tensor,
-    /// The cells of the last steps of an LSTM.
+    /// The cells of the last steps of an LSTM, `[layers directions, batch, hidden]`.
     pub c_n: Option<Tensor>,
     /// What the gradients need, if they are wanted.
     pub reserve: Option<Tensor>,
@@ -113,6 +136,8 @@ pub struct WeightGradient {
     pub w_ih: Tensor,
     /// Of `w_hh`.
     pub w_hh: Tensor,
+    /// Of `w_hr`.
+    pub w_hr: Option<Tensor>,
     /// Of `b_ih`.
     pub b_ih: Option<Tensor>,
     /// Of `b_hh`.
@@ -126,6 +151,7 @@ impl WeightGradient {
         Ok(Self {
             w_ih: like(weights.w_ih)?,
             w_hh: like(weights.w_hh)?,
+            w_hr: weights.w_hr.map(like).transpose()?,
             b_ih: weights.b_ih.map(like).transpose()?,
             b_hh: weights.b_hh.map(like).transpose()?,
         })
@@ -135,8 +161,10 @@ impl WeightGradient {
         WeightGradients {
             w_ih: weights.w_ih.as_ref(),
             w_hh: weights.w_hh.as_ref(),
+            w_hr: weights.w_hr.map(Tensor::as_ref),
             dw_ih: self.w_ih.as_mut(),
             dw_hh: self.w_hh.as_mut(),
+            dw_hr: self.w_hr.as_mut().map(Tensor::as_mut),
             db_ih: self.b_ih.as_mut().map(Tensor::as_mut),
             db_hh: self.b_hh.as_mut().map(Tensor::as_mut),
         }
@@ -191,16 +219,16 @@ impl<'a> RecurrentInput<'a> {
                 return Err(refuse(op, "weights", self.weights.len(), expected));
             }
         };
-        let &[_, hidden] = one.w_hh.shape() else {
-            return Err(refuse(op, "w_hh", shape(one.w_hh), "of two dimensions"));
-        };
+        let sizes = one.sizes(op)?;
+        let [hidden, projection] = sizes;
+        let output = if projection > 0 { projection } else { hidden };
         let biases = one.biases(op)?;
         if rest.iter().any(|weights| weights.biases(op).ok() != Some(biases)) {
             return Err(refuse(op, "biases", "some", "the same in every layer and direction"));
         }
         for (index, weights) in self.weights.iter().enumerate() {
-            let input = if index < directions { input } else { directions.saturating_mul(hidden) };
-            weights.check(cell, op, input, hidden)?;
+            let input = if index < directions { input } else { directions.saturating_mul(output) };
+            weights.check(cell, op, input, sizes)?;
         }
         if let Some(lengths) = self.options.lengths {
             if lengths.len() != batch {
@@ -213,7 +241,8 @@ impl<'a> RecurrentInput<'a> {
         let (h0, c0) = (self.state.h0.is_some(), self.state.c0.is_some());
         let (layers, lengths) = (self.weights.len() / directions, self.options.lengths.is_some());
         let desc = RecurrentDesc::new(cell, self.x.dtype(), [steps, batch, input, hidden]);
-        Ok(RecurrentDesc { layers, directions, batch_first, biases, h0, c0, lengths, training, ..desc })
+        let desc = RecurrentDesc { projection, layers, directions, batch_first, biases, ..desc };
+        Ok(RecurrentDesc { h0, c0, lengths, training, ..desc })
     }
 
     /// The lengths on the device.
@@ -238,13 +267,12 @@ pub fn recurrent(
     let desc = input.desc(cell, training)?;
     let plan = PLANS.get(&desc, stream.device().target())?;
     let lengths = input.lengths(stream)?;
-    let RecurrentDesc { dtype, steps, batch, hidden, layers, directions, .. } = desc;
+    let RecurrentDesc { dtype, steps, batch, hidden, .. } = desc;
     let empty = |shape: &[usize]| Tensor::empty_on(stream, dtype, shape);
     let [first, second] = if desc.batch_first { [batch, steps] } else { [steps, batch] };
-    let mut y = empty(&[first, second, directions * hidden])?;
-    let state = [layers * directions, batch, hidden];
-    let mut h_n = empty(&state)?;
-    let mut c_n = cell.has_c().then(|| empty(&state)).transpose()?;
+    let mut y = empty(&[first, second, desc.result()])?;
+    let mut h_n = empty(&[desc.passes(), batch, desc.output()])?;
+    let mut c_n = cell.has_c().then(|| empty(&[desc.passes(), batch, hidden])).transpose()?;
     let reserve = |spec: &crate::plan::TensorSpec| Tensor::empty_on(stream, spec.dtype, &[spec.len]);
     let reserve_spec = plan.tensors().iter().find(|spec| spec.name == "reserve" && spec.present);
     let mut reserve = reserve_spec.map(reserve).transpose()?;

@@ -4,15 +4,17 @@
 //!
 //! ```text
 //! LSTM   i, f, o = sigmoid(W_ih x + b_ih + W_hh h + b_hh)      g = tanh(the same)
-//!        c' = f c + i g                                        h' = o tanh(c')
+//!        c' = f c + i g                                        h' = o tanh(c'), with a projection W_hr (o tanh(c'))
 //! GRU    r, z = sigmoid(W_ih x + b_ih + W_hh h + b_hh)         n = tanh(W_in x + b_in + r (W_hn h + b_hn))
 //!        h' = (1 - z) n + z h
 //! RNN    h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or relu of it
 //! ```
 //!
 //! Gates lie in the order i, f, g, o or r, z, n along the rows of the weights `[gates hidden, input]` and `[gates hidden, hidden]`
-//! and of the biases, as in PyTorch and cuDNN. Sources: Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000;
-//! Cho et al. 2014, with the reset gate behind the product.
+//! and of the biases, as in PyTorch and cuDNN. A projection `W_hr [projection, hidden]` makes hidden states of `projection`
+//! elements; `W_hh` is `[gates hidden, projection]` then. Below, `output` is the elements of a hidden state. Sources: Hochreiter
+//! and Schmidhuber 1997 with the forget gate of Gers et al. 2000; Sak et al. 2014; Cho et al. 2014, with the reset gate behind
+//! the product.
 //!
 //! Sequences are `[steps, batch, ..]` or `[batch, steps, ..]`. With `directions = 2` a second pass reads them from their ends,
 //! and a place of `y` has the units of both. Layers read the `y` of the layer before. With `lengths`, sequence `b` has the
@@ -39,8 +41,10 @@ mod cell;
 mod exchange;
 mod forward;
 mod functions;
+mod launches;
 mod persistent;
 mod pointwise;
+mod projection;
 pub mod reference;
 mod single;
 mod sums;
@@ -59,6 +63,7 @@ use crate::{Binding, PlanError};
 
 pub use cell::Cell;
 pub use functions::*;
+use launches::{Arena, Place};
 pub use single::*;
 use tuning::Schedule;
 
@@ -89,6 +94,8 @@ pub struct RecurrentDesc {
     pub input: usize,
     /// Units of a layer and direction, at least 1.
     pub hidden: usize,
+    /// Elements that the hidden states of an LSTM are projected to, at most `hidden`; 0 if they are not.
+    pub projection: usize,
     /// Layers, at least 1.
     pub layers: usize,
     /// 1, or 2 for a second one that reads sequences from their ends.
@@ -110,10 +117,12 @@ pub struct RecurrentDesc {
 /// The weights of a layer and direction.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightRefs<'a> {
-    /// `[gates hidden, input]`; the inputs of later layers have `directions hidden` elements.
+    /// `[gates hidden, input]`; the inputs of later layers have `directions output` elements.
     pub w_ih: TensorRef<'a>,
-    /// `[gates hidden, hidden]`
+    /// `[gates hidden, output]`
     pub w_hh: TensorRef<'a>,
+    /// `[projection, hidden]`
+    pub w_hr: Option<TensorRef<'a>>,
     /// `[gates hidden]`
     pub b_ih: Option<TensorRef<'a>>,
     /// `[gates hidden]`
@@ -127,15 +136,15 @@ pub struct RecurrentArgs<'a> {
     pub x: TensorRef<'a>,
     /// `[batch]`, i32; below 0 counts as 0, more than `steps` as `steps`.
     pub lengths: Option<TensorRef<'a>>,
-    /// `[layers directions, batch, hidden]`
+    /// `[layers directions, batch, output]`
     pub h0: Option<TensorRef<'a>>,
     /// `[layers directions, batch, hidden]`
     pub c0: Option<TensorRef<'a>>,
     /// Of each direction of each layer.
     pub weights: Vec<WeightRefs<'a>>,
-    /// The hidden state of the last layer at every place, `[steps, batch, directions hidden]`.
+    /// The hidden state of the last layer at every place, `[steps, batch, directions output]`.
     pub y: TensorMut<'a>,
-    /// The hidden states of the last steps, `[layers directions, batch, hidden]`.
+    /// The hidden states of the last steps, `[layers directions, batch, output]`.
     pub h_n: TensorMut<'a>,
     /// The cells of the last steps, `[layers directions, batch, hidden]`; of [`Cell::Lstm`].
     pub c_n: Option<TensorMut<'a>>,
@@ -143,6 +152,23 @@ pub struct RecurrentArgs<'a> {
     pub reserve: Option<TensorMut<'a>>,
     /// Scratch memory.
     pub workspace: Option<TensorMut<'a>>,
+}
+
+impl<'a> WeightRefs<'a> {
+    /// The tensors in the order of a plan.
+    fn bindings(self) -> [Binding<'a>; 5] {
+        let Self { w_ih, w_hh, w_hr, b_ih, b_hh } = self;
+        [w_ih.into(), w_hh.into(), w_hr.into(), b_ih.into(), b_hh.into()]
+    }
+}
+
+impl<'a> WeightGradients<'a> {
+    /// The tensors in the order of a plan.
+    fn bindings(self) -> [Binding<'a>; 8] {
+        let Self { w_ih, w_hh, w_hr, dw_ih, dw_hh, dw_hr, db_ih, db_hh } = self;
+        let (dw_ih, dw_hh) = (Binding::from(dw_ih), Binding::from(dw_hh));
+        [w_ih.into(), w_hh.into(), w_hr.into(), dw_ih, dw_hh, dw_hr.into(), db_ih.into(), db_hh.into()]
+    }
 }
 
 /// The gradients of [`RecurrentDesc`], whose `training` must be set.
@@ -167,10 +193,14 @@ pub struct WeightGradients<'a> {
     pub w_ih: TensorRef<'a>,
     /// As in the forward pass.
     pub w_hh: TensorRef<'a>,
+    /// As in the forward pass.
+    pub w_hr: Option<TensorRef<'a>>,
     /// The gradient of `w_ih`.
     pub dw_ih: TensorMut<'a>,
     /// The gradient of `w_hh`.
     pub dw_hh: TensorMut<'a>,
+    /// The gradient of `w_hr`.
+    pub dw_hr: Option<TensorMut<'a>>,
     /// The gradient of `b_ih`.
     pub db_ih: Option<TensorMut<'a>>,
     /// The gradient of `b_hh`.
@@ -232,9 +262,7 @@ impl Operation for RecurrentDesc {
             args.reserve.into(),
             args.workspace.into(),
         ];
-        for WeightRefs { w_ih, w_hh, b_ih, b_hh } in args.weights {
-            all.extend([Binding::Input(w_ih), Binding::Input(w_hh), b_ih.into(), b_hh.into()]);
-        }
+        all.extend(args.weights.into_iter().flat_map(WeightRefs::bindings));
         all
     }
 }
@@ -249,6 +277,7 @@ impl RecurrentDesc {
             batch,
             input,
             hidden,
+            projection: 0,
             layers: 1,
             directions: 1,
             batch_first: false,
@@ -262,7 +291,7 @@ impl RecurrentDesc {
 
     /// What tuning gives.
     pub fn schedule(&self, target: Target) -> Schedule {
-        tuning::choose(self, target)
+        if self.projection > 0 { Schedule::Stepwise } else { tuning::choose(self, target) }
     }
 
     /// The plan with a schedule of the caller's choice.
@@ -297,14 +326,34 @@ impl RecurrentDesc {
         self.cell.gates() * self.hidden
     }
 
-    /// Elements of the state of a layer and direction.
+    /// Elements of a hidden state of a sequence.
+    const fn output(&self) -> usize {
+        if self.projection == 0 { self.hidden } else { self.projection }
+    }
+
+    /// Elements of the hidden states of a layer and direction.
     const fn state(&self) -> usize {
+        self.batch * self.output()
+    }
+
+    /// Units of all sequences of a layer and direction.
+    const fn units(&self) -> usize {
         self.batch * self.hidden
+    }
+
+    /// Directions of all layers.
+    const fn passes(&self) -> usize {
+        self.layers * self.directions
+    }
+
+    /// Elements of a place of the result of a layer.
+    const fn result(&self) -> usize {
+        self.directions * self.output()
     }
 
     /// Elements of a place of the input of a layer.
     const fn input_of(&self, layer: usize) -> usize {
-        if layer == 0 { self.input } else { self.directions * self.hidden }
+        if layer == 0 { self.input } else { self.result() }
     }
 
     /// Rows from a place to the next, and from a sequence to the next.
@@ -333,6 +382,12 @@ impl RecurrentDesc {
         if self.c0 && !self.cell.has_c() {
             return Err(refuse(op, "c0", true, "false: only an LSTM has cells"));
         }
+        if self.projection > 0 && !self.cell.has_c() {
+            return Err(refuse(op, "projection", self.projection, "0: only an LSTM projects"));
+        }
+        if self.projection > self.hidden {
+            return Err(refuse(op, "projection", self.projection, "at most hidden"));
+        }
         let small = |a: usize, b: usize| {
             let len = a.checked_mul(b).and_then(|ab| ab.checked_mul(4));
             len.is_some_and(|len| i32::try_from(len).is_ok())
@@ -357,12 +412,12 @@ impl RecurrentDesc {
 
     /// The tensors that both directions of a net read: `x`, `lengths`, `h0`, `c0`.
     fn inputs(&self) -> Vec<TensorSpec> {
-        let states = self.layers * self.directions * self.state();
+        let (states, cells) = (self.passes() * self.state(), self.passes() * self.units());
         vec![
             TensorSpec::read("x", self.dtype, self.rows() * self.input),
             TensorSpec::read("lengths", DType::I32, self.batch).optional(self.lengths),
             TensorSpec::read("h0", self.dtype, states).optional(self.h0),
-            TensorSpec::read("c0", self.dtype, states).optional(self.c0),
+            TensorSpec::read("c0", self.dtype, cells).optional(self.c0),
         ]
     }
 
@@ -382,12 +437,12 @@ impl RecurrentDesc {
         let sums = sums_of(self.dtype);
         let mut arena = Arena::new(slot);
         let mut passes = Vec::new();
-        for _ in 0..self.layers * self.directions {
+        for _ in 0..self.passes() {
             let gates = arena.take(self.rows() * self.wide(), sums);
             let extra = if self.cell.carries() { self.rows() * self.hidden } else { 0 };
             passes.push((gates, arena.take(extra, sums)));
         }
-        let between = |_| arena.take(self.rows() * self.directions * self.hidden, self.dtype);
+        let between = |_| arena.take(self.rows() * self.result(), self.dtype);
         let between = (1..self.layers).map(between).collect();
         Reserve { passes, between, bytes: arena.bytes }
     }
@@ -395,54 +450,6 @@ impl RecurrentDesc {
 
 /// Layers of a net.
 const MOST_LAYERS: usize = 1024;
-
-/// Where a part of memory begins.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    slot: u32,
-    offset: u64,
-}
-
-impl Place {
-    const fn slot(slot: u32) -> Self {
-        Self { slot, offset: 0 }
-    }
-
-    /// The place `elements` of `dtype` further on.
-    const fn after(self, elements: usize, dtype: DType) -> Self {
-        Self { offset: self.offset + (elements * dtype.bytes()) as u64, ..self }
-    }
-
-    fn read<E: warpwright_dsl::Element>(self) -> warpwright_dsl::In<E> {
-        warpwright_dsl::In::slot_at(self.slot, self.offset)
-    }
-
-    fn write<E: warpwright_dsl::Element>(self) -> warpwright_dsl::Out<E> {
-        warpwright_dsl::Out::slot_at(self.slot, self.offset)
-    }
-
-    fn both<E: warpwright_dsl::Element>(self) -> warpwright_dsl::InOut<E> {
-        warpwright_dsl::InOut::slot_at(self.slot, self.offset)
-    }
-}
-
-/// Memory of a tensor, handed out in parts.
-struct Arena {
-    slot: u32,
-    bytes: u64,
-}
-
-impl Arena {
-    const fn new(slot: u32) -> Self {
-        Self { slot, bytes: 0 }
-    }
-
-    fn take(&mut self, elements: usize, dtype: DType) -> Place {
-        let place = Place { slot: self.slot, offset: self.bytes };
-        self.bytes += ((elements * dtype.bytes()) as u64).next_multiple_of(WIDE);
-        place
-    }
-}
 
 /// What a forward pass leaves for the backward one.
 struct Reserve {
@@ -501,11 +508,7 @@ impl Operation for RecurrentBackwardDesc {
             args.dc0.into(),
             args.workspace.into(),
         ];
-        for weights in args.weights {
-            all.extend([Binding::Input(weights.w_ih), Binding::Input(weights.w_hh)]);
-            all.extend([Binding::Output(weights.dw_ih), Binding::Output(weights.dw_hh)]);
-            all.extend([Binding::from(weights.db_ih), Binding::from(weights.db_hh)]);
-        }
+        all.extend(args.weights.into_iter().flat_map(WeightGradients::bindings));
         all
     }
 }
@@ -513,7 +516,8 @@ impl Operation for RecurrentBackwardDesc {
 impl RecurrentBackwardDesc {
     /// What tuning gives.
     pub fn schedule(&self, target: Target) -> Schedule {
-        tuning::choose_backward(&self.forward, target)
+        let net = &self.forward;
+        if net.projection > 0 { Schedule::Stepwise } else { tuning::choose_backward(net, target) }
     }
 
     /// The plan with a schedule of the caller's choice.
@@ -543,7 +547,7 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
     let mut all = Vec::new();
     for cell in Cell::ALL.into_iter().filter(|cell| cell.op() == op || cell.cell_op() == op) {
         if entry.direction == Direction::Backward {
-            all.push(plan::recorded(op, &pointwise::Backward { cell, dtype }, target)?);
+            all.push(plan::recorded(op, &pointwise::Backward { cell, dtype, projected: false }, target)?);
             all.push(plan::recorded(op, &pointwise::Start { cell, dtype }, target)?);
             for (batch, hidden) in SAMPLES.into_iter().filter(|_| cell.op() == op) {
                 let desc = RecurrentDesc::new(cell, dtype, [2, batch, hidden, hidden]);
@@ -553,11 +557,12 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
             }
             continue;
         }
-        all.push(plan::recorded(op, &pointwise::Forward { cell, dtype, first: true }, target)?);
+        let step = pointwise::Forward { cell, dtype, first: true, projected: false };
+        all.push(plan::recorded(op, &step, target)?);
         if cell.cell_op() == op {
             continue;
         }
-        all.push(plan::recorded(op, &pointwise::Forward { cell, dtype, first: false }, target)?);
+        all.push(plan::recorded(op, &pointwise::Forward { first: false, ..step }, target)?);
         for (batch, hidden) in SAMPLES {
             let desc = RecurrentDesc::new(cell, dtype, [2, batch, hidden, hidden]);
             if let Schedule::Persistent(config) = desc.schedule(target) {
@@ -569,5 +574,24 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         all.push(plan::recorded(op, &sums::Round { dtype }, target)?);
         all.push(plan::recorded(op, &sums::Columns { dtype }, target)?);
     }
+    if op == NAMES[0] {
+        all.extend(projected(entry.direction, dtype, target)?);
+    }
     Ok(all)
+}
+
+/// The kernels of an LSTM with a projection.
+fn projected(direction: Direction, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let (cell, op) = (Cell::Lstm, NAMES[0]);
+    if direction == Direction::Backward {
+        let step = pointwise::Backward { cell, dtype, projected: true };
+        let project = projection::Backward { dtype };
+        return Ok(vec![plan::recorded(op, &step, target)?, plan::recorded(op, &project, target)?]);
+    }
+    let step = |first| pointwise::Forward { cell, dtype, first, projected: true };
+    Ok(vec![
+        plan::recorded(op, &step(true), target)?,
+        plan::recorded(op, &step(false), target)?,
+        plan::recorded(op, &projection::Forward { dtype }, target)?,
+    ])
 }

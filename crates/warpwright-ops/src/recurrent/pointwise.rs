@@ -40,6 +40,8 @@ pub(super) struct Forward {
     pub(super) dtype: DType,
     /// Whether it is the first: what passes from step to step has the element type then.
     pub(super) first: bool,
+    /// Whether the hidden state is projected, which is another kernel's: it goes nowhere but to `h` then.
+    pub(super) projected: bool,
 }
 
 impl Forward {
@@ -47,7 +49,7 @@ impl Forward {
     where
         Elem: Access<A>,
     {
-        let Self { cell, dtype, first } = *self;
+        let Self { cell, dtype, first, projected } = *self;
         let gates = cell.gates();
         let at = k.global_idx_x().to_u32();
         k.if_(at.lt(p.n), || {
@@ -86,18 +88,24 @@ impl Forward {
                 p.after.at(at).set(value);
             }
             p.h.at(at).set(step.h);
-            k.if_(has(p.flags, walk::HAS_Y), || {
-                p.y.at(row * p.y_row.to_u64() + unit.to_u64()).set(there.select(step.h, 0.0));
-            });
+            if !projected {
+                k.if_(has(p.flags, walk::HAS_Y), || {
+                    p.y.at(row * p.y_row.to_u64() + unit.to_u64()).set(there.select(step.h, 0.0));
+                });
+            }
             k.if_(there & (p.step + 1).eq(length), || {
-                p.h_n.at(at).set(step.h);
+                if !projected {
+                    p.h_n.at(at).set(step.h);
+                }
                 if cell.has_c() {
                     p.c_n.at(at).set(value);
                 }
             });
             if first {
                 k.if_(length.eq(0), || {
-                    p.h_n.at(at).set(given(p.h0, at.to_u64(), walk::HAS_H0));
+                    if !projected {
+                        p.h_n.at(at).set(given(p.h0, at.to_u64(), walk::HAS_H0));
+                    }
                     if cell.has_c() {
                         p.c_n.at(at).set(before);
                     }
@@ -120,7 +128,8 @@ impl KernelDef for Forward {
 
     fn name(&self) -> String {
         let first = if self.first { "_first" } else { "" };
-        format!("{}_step_{}{first}", self.cell.name(), self.dtype)
+        let projected = if self.projected { "_projected" } else { "" };
+        format!("{}{projected}_step_{}{first}", self.cell.name(), self.dtype)
     }
 
     fn block(&self) -> BlockDim {
@@ -151,8 +160,8 @@ kernel_args! {
         /// Gradients of the sums on the sides of input and state, `[row][gates][hidden]`; those of this step on the side of
         /// the state, `[batch][gates][hidden]`.
         dx: Out<Elem>, dh: Out<Elem>, now: Out<Elem>,
-        /// The hidden state before the step, `[row][hidden]`.
-        before: Out<Elem>,
+        /// The hidden state before the step, or that of the step before its projection, `[row][hidden]`.
+        states: Out<Elem>,
         n: u32, hidden: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
     }
 }
@@ -162,6 +171,8 @@ kernel_args! {
 pub(super) struct Backward {
     pub(super) cell: Cell,
     pub(super) dtype: DType,
+    /// Whether the hidden state is projected: `recurrent` has the whole gradient of the step's, as it was before, then.
+    pub(super) projected: bool,
 }
 
 impl Backward {
@@ -169,16 +180,17 @@ impl Backward {
     where
         Elem: Access<A>,
     {
-        let Self { cell, dtype } = *self;
+        let Self { cell, dtype, projected } = *self;
         let at = k.global_idx_x().to_u32();
         k.if_(at.lt(p.n), || {
             let (batch, unit) = (at / p.hidden, at % p.hidden);
             let walk = walk!(p);
-            let trail = trail!(p, cell, dtype, walk, p.hidden);
+            let trail = Trail { projected, ..trail!(p, cell, dtype, walk, p.hidden) };
             let inside = at.lt(p.n);
             let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
             let known = trail.known::<A>(k, p.step, who);
-            let recurrent = p.recurrent.at(at).only_where(known.later, Fill::Zero).get::<A>();
+            let given = if projected { known.there } else { known.later };
+            let recurrent = p.recurrent.at(at).only_where(given, Fill::Zero).get::<A>();
             let carry = if cell.carries() {
                 p.carry.at(at).only_where(known.later, Fill::Zero).get::<A>()
             } else {
@@ -195,7 +207,8 @@ impl Backward {
                 }
                 p.now.at(trail.gate(batch.to_u64(), gate, unit)).set(inner);
             }
-            p.before.at(trail.place(known.row, unit)).set(known.h_before);
+            let state = if projected { cell.unprojected(&known.saved, dtype) } else { known.h_before };
+            p.states.at(trail.place(known.row, unit)).set(state);
         });
     }
 }
@@ -204,7 +217,8 @@ impl KernelDef for Backward {
     type Args = BackwardArgs;
 
     fn name(&self) -> String {
-        format!("{}_step_backward_{}", self.cell.name(), self.dtype)
+        let projected = if self.projected { "_projected" } else { "" };
+        format!("{}{projected}_step_backward_{}", self.cell.name(), self.dtype)
     }
 
     fn block(&self) -> BlockDim {

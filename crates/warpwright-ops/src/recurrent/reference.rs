@@ -7,8 +7,10 @@ use super::Cell;
 pub struct Weights {
     /// `[gates hidden][input]`
     pub w_ih: Vec<f64>,
-    /// `[gates hidden][hidden]`
+    /// `[gates hidden][output]`
     pub w_hh: Vec<f64>,
+    /// `[projection][hidden]`; empty if hidden states are not projected.
+    pub w_hr: Vec<f64>,
     /// `[gates hidden]`; zeros if there is none.
     pub b_ih: Vec<f64>,
     /// `[gates hidden]`; zeros if there is none.
@@ -22,6 +24,8 @@ pub struct Net {
     pub cell: Cell,
     /// Places, sequences, elements of an input, units.
     pub sizes: [usize; 4],
+    /// Elements that hidden states are projected to; 0 if they are not.
+    pub projection: usize,
     /// 1 or 2.
     pub directions: usize,
     /// Whether rows are `[batch][steps]`, else `[steps][batch]`.
@@ -30,7 +34,7 @@ pub struct Net {
     pub lengths: Vec<usize>,
     /// Of each direction of each layer.
     pub weights: Vec<Weights>,
-    /// `[layers directions][batch][hidden]`
+    /// `[layers directions][batch][output]`
     pub h0: Vec<f64>,
     /// `[layers directions][batch][hidden]`
     pub c0: Vec<f64>,
@@ -41,9 +45,9 @@ pub struct Net {
 /// What a net gives, and what its gradients start from.
 #[derive(Clone, Debug, Default)]
 pub struct Output {
-    /// Of each layer, `[row][directions hidden]`.
+    /// Of each layer, `[row][directions output]`.
     pub y: Vec<Vec<f64>>,
-    /// `[layers directions][batch][hidden]`
+    /// `[layers directions][batch][output]`
     pub h_n: Vec<f64>,
     /// `[layers directions][batch][hidden]`
     pub c_n: Vec<f64>,
@@ -54,7 +58,7 @@ pub struct Output {
 pub struct Gradients {
     /// `[row][input]`
     pub dx: Vec<f64>,
-    /// `[layers directions][batch][hidden]`
+    /// `[layers directions][batch][output]`
     pub dh0: Vec<f64>,
     /// `[layers directions][batch][hidden]`
     pub dc0: Vec<f64>,
@@ -67,6 +71,15 @@ pub struct Gradients {
 struct State {
     h: f64,
     c: f64,
+}
+
+/// The state of a sequence between steps.
+#[derive(Clone, Debug, Default)]
+struct Whole {
+    /// The hidden state, of `output` elements.
+    h: Vec<f64>,
+    /// What the units hold, their hidden state as it was before a projection.
+    units: Vec<State>,
 }
 
 fn logistic(x: f64) -> f64 {
@@ -144,8 +157,13 @@ impl Net {
         self.weights.len() / self.directions
     }
 
+    /// Elements of a hidden state.
+    fn output(&self) -> usize {
+        if self.projection > 0 { self.projection } else { self.sizes[3] }
+    }
+
     fn input_of(&self, layer: usize) -> usize {
-        if layer == 0 { self.sizes[2] } else { self.directions * self.sizes[3] }
+        if layer == 0 { self.sizes[2] } else { self.directions * self.output() }
     }
 
     fn row(&self, place: usize, batch: usize) -> usize {
@@ -162,46 +180,53 @@ impl Net {
         rows
     }
 
-    fn start(&self, pass: usize, batch: usize) -> Vec<State> {
-        let [_, batches, _, hidden] = self.sizes;
-        let at = (pass * batches + batch) * hidden;
-        (at..at + hidden).map(|at| State { h: self.h0[at], c: self.c0[at] }).collect()
+    fn start(&self, pass: usize, batch: usize) -> Whole {
+        let (at, hidden) = (pass * self.sizes[1] + batch, self.sizes[3]);
+        let h = self.h0[at * self.output()..][..self.output()].to_vec();
+        let c = &self.c0[at * hidden..][..hidden];
+        // Units that are projected never read what they gave.
+        let unit =
+            |(unit, c): (usize, &f64)| State { h: if self.projection > 0 { 0.0 } else { h[unit] }, c: *c };
+        Whole { units: c.iter().enumerate().map(unit).collect(), h }
     }
 
     /// The sums of every gate of every unit, `[unit][gate]`, on the sides of input and state.
-    fn sums(&self, pass: usize, x: &[f64], state: &[State]) -> Vec<(Vec<f64>, Vec<f64>)> {
-        let Weights { w_ih, w_hh, b_ih, b_hh } = &self.weights[pass];
+    fn sums(&self, pass: usize, x: &[f64], h: &[f64]) -> Vec<(Vec<f64>, Vec<f64>)> {
+        let Weights { w_ih, w_hh, b_ih, b_hh, .. } = &self.weights[pass];
         let (hidden, input) = (self.sizes[3], x.len());
-        let h: Vec<f64> = state.iter().map(|state| state.h).collect();
         let unit = |unit: usize| {
             let rows = (0..self.cell.gates()).map(|gate| gate * hidden + unit);
             let of_x = rows.clone().map(|row| dot(&w_ih[row * input..][..input], x) + b_ih[row]);
-            let of_h = rows.map(|row| dot(&w_hh[row * hidden..][..hidden], &h) + b_hh[row]);
+            let of_h = rows.map(|row| dot(&w_hh[row * h.len()..][..h.len()], h) + b_hh[row]);
             (of_x.collect(), of_h.collect())
         };
         (0..hidden).map(unit).collect()
     }
 
     /// Runs a sequence through a pass; the states before every step and after the last.
-    fn walk(&self, pass: usize, batch: usize, x: &[f64]) -> Vec<Vec<State>> {
+    fn walk(&self, pass: usize, batch: usize, x: &[f64]) -> Vec<Whole> {
         let input = self.input_of(pass / self.directions);
         let mut states = vec![self.start(pass, batch)];
         for row in self.order(pass % self.directions, batch) {
             let before = &states[states.len() - 1];
-            let sums = self.sums(pass, &x[row * input..][..input], before);
-            let after = sums.iter().zip(before).map(|((x, h), before)| {
+            let sums = self.sums(pass, &x[row * input..][..input], &before.h);
+            let after = sums.iter().zip(&before.units).map(|((x, h), before)| {
                 let State { h, c } = self.cell.step(x, h, *before);
                 State { h: (self.kept)(h), c }
             });
-            states.push(after.collect());
+            let units: Vec<State> = after.collect();
+            let own: Vec<f64> = units.iter().map(|unit| unit.h).collect();
+            let lines = self.weights[pass].w_hr.chunks(self.sizes[3]);
+            let h = if self.projection > 0 { lines.map(|line| dot(line, &own)).collect() } else { own };
+            states.push(Whole { h, units });
         }
         states
     }
 
     /// The results.
     pub fn forward(&self, x: &[f64]) -> Output {
-        let [steps, batches, _, hidden] = self.sizes;
-        let wide = self.directions * hidden;
+        let [steps, batches, ..] = self.sizes;
+        let (wide, output) = (self.directions * self.output(), self.output());
         let mut out = Output::default();
         for layer in 0..self.layers() {
             let mut y = vec![0.0; steps * batches * wide];
@@ -211,12 +236,11 @@ impl Net {
                     let x = out.y.last().map_or(x, Vec::as_slice);
                     let states = self.walk(pass, batch, x);
                     for (row, state) in self.order(direction, batch).into_iter().zip(&states[1..]) {
-                        let to = &mut y[row * wide + direction * hidden..][..hidden];
-                        to.iter_mut().zip(state).for_each(|(to, state)| *to = state.h);
+                        y[row * wide + direction * output..][..output].copy_from_slice(&state.h);
                     }
                     let last = &states[states.len() - 1];
-                    out.h_n.extend(last.iter().map(|state| state.h));
-                    out.c_n.extend(last.iter().map(|state| state.c));
+                    out.h_n.extend(&last.h);
+                    out.c_n.extend(last.units.iter().map(|state| state.c));
                 }
             }
             out.y.push(y);
@@ -226,60 +250,78 @@ impl Net {
 
     /// The gradients from those of the results, by the results `y` of every layer.
     pub fn backward(&self, x: &[f64], y: &[Vec<f64>], dy: &[f64], dh_n: &[f64], dc_n: &[f64]) -> Gradients {
-        let [_, batches, _, hidden] = self.sizes;
-        let mut out = Gradients {
-            dh0: vec![0.0; self.h0.len()],
-            dc0: vec![0.0; self.h0.len()],
-            weights: self.weights.iter().map(Weights::zeros).collect(),
-            ..Gradients::default()
-        };
+        let batches = self.sizes[1];
+        let mut out =
+            Gradients { weights: self.weights.iter().map(Weights::zeros).collect(), ..Gradients::default() };
+        let (mut dh0, mut dc0) = (vec![0.0; self.h0.len()], vec![0.0; self.c0.len()]);
         let mut dy = dy.to_vec();
         for layer in (0..self.layers()).rev() {
             let x = if layer == 0 { x } else { &y[layer - 1] };
             let mut dx = vec![0.0; x.len()];
             for pass in layer * self.directions..(layer + 1) * self.directions {
                 for batch in 0..batches {
-                    let at = (pass * batches + batch) * hidden;
-                    let end = (at..at + hidden).map(|at| State { h: dh_n[at], c: dc_n[at] }).collect();
+                    let at = pass * batches + batch;
+                    let of_h = at * self.output()..(at + 1) * self.output();
+                    let of_c = at * self.sizes[3]..(at + 1) * self.sizes[3];
+                    let end = (dh_n[of_h.clone()].to_vec(), dc_n[of_c.clone()].to_vec());
                     let start = self.back(pass, batch, (x, &mut dx), &dy, end, &mut out.weights[pass]);
-                    for (unit, state) in start.into_iter().enumerate() {
-                        out.dh0[at + unit] = state.h;
-                        out.dc0[at + unit] = state.c;
-                    }
+                    dh0[of_h].copy_from_slice(&start.0);
+                    dc0[of_c].copy_from_slice(&start.1);
                 }
             }
             dy = dx;
         }
-        out.dx = dy;
-        out
+        Gradients { dx: dy, dh0, dc0, ..out }
     }
 
-    /// Runs the gradient `d` of the last state of a sequence back through a pass; that of the first state.
+    /// The gradients of the units' own hidden states from that of the hidden state after a step.
+    fn back_through_projection(&self, pass: usize, dh: &[f64], after: &Whole, to: &mut Weights) -> Vec<f64> {
+        if self.projection == 0 {
+            return dh.to_vec();
+        }
+        let hidden = self.sizes[3];
+        let mut of_units = vec![0.0; hidden];
+        for (element, dh) in dh.iter().enumerate() {
+            let (line, to) = (&self.weights[pass].w_hr[element * hidden..], &mut to.w_hr[element * hidden..]);
+            for (((of_unit, unit), weight), to) in of_units.iter_mut().zip(&after.units).zip(line).zip(to) {
+                *to += dh * unit.h;
+                *of_unit += dh * weight;
+            }
+        }
+        of_units
+    }
+
+    /// Runs the gradients `dh` and `dc` of the last state of a sequence back through a pass; those of the first state.
     fn back(
         &self,
         pass: usize,
         batch: usize,
         (x, dx): (&[f64], &mut [f64]),
         dy: &[f64],
-        mut d: Vec<State>,
+        (mut dh, mut dc): (Vec<f64>, Vec<f64>),
         to: &mut Weights,
-    ) -> Vec<State> {
-        let (direction, hidden) = (pass % self.directions, self.sizes[3]);
-        let (wide, input) = (self.directions * hidden, self.input_of(pass / self.directions));
+    ) -> (Vec<f64>, Vec<f64>) {
+        let (direction, hidden, output) = (pass % self.directions, self.sizes[3], self.output());
+        let (wide, input) = (self.directions * output, self.input_of(pass / self.directions));
         let weights = &self.weights[pass];
         let states = self.walk(pass, batch, x);
         let rows = self.order(direction, batch);
         for (step, row) in rows.into_iter().enumerate().rev() {
             let (before, after) = (&states[step], &states[step + 1]);
             let place = row * input..(row + 1) * input;
-            let sums = self.sums(pass, &x[place.clone()], before);
-            let mut next = vec![State::default(); hidden];
+            let sums = self.sums(pass, &x[place.clone()], &before.h);
+            let own = &dy[row * wide + direction * output..][..output];
+            dh.iter_mut().zip(own).for_each(|(dh, own)| *dh += own);
+            let of_units = self.back_through_projection(pass, &dh, after, to);
+            dh = vec![0.0; output];
             for (unit, (of_x, of_h)) in sums.iter().enumerate() {
-                let own = dy[row * wide + direction * hidden + unit];
-                let mine = State { h: d[unit].h + own, c: d[unit].c };
-                let (of_x, of_h, straight) = self.cell.gradient(of_x, of_h, before[unit], after[unit], mine);
-                next[unit].h += straight.h;
-                next[unit].c += straight.c;
+                let mine = State { h: of_units[unit], c: dc[unit] };
+                let (unit_before, unit_after) = (before.units[unit], after.units[unit]);
+                let (of_x, of_h, straight) = self.cell.gradient(of_x, of_h, unit_before, unit_after, mine);
+                if self.projection == 0 {
+                    dh[unit] += straight.h;
+                }
+                dc[unit] = straight.c;
                 for (gate, (of_x, of_h)) in of_x.iter().zip(&of_h).enumerate() {
                     let line = gate * hidden + unit;
                     to.b_ih[line] += of_x;
@@ -288,15 +330,14 @@ impl Net {
                         to.w_ih[line * input + i] += of_x * x;
                         dx[place.start + i] += of_x * weights.w_ih[line * input + i];
                     }
-                    for (i, before) in before.iter().enumerate() {
-                        to.w_hh[line * hidden + i] += of_h * before.h;
-                        next[i].h += of_h * weights.w_hh[line * hidden + i];
+                    for (i, before) in before.h.iter().enumerate() {
+                        to.w_hh[line * output + i] += of_h * before;
+                        dh[i] += of_h * weights.w_hh[line * output + i];
                     }
                 }
             }
-            d = next;
         }
-        d
+        (dh, dc)
     }
 }
 
@@ -306,6 +347,7 @@ impl Weights {
         Self {
             w_ih: zeros(&self.w_ih),
             w_hh: zeros(&self.w_hh),
+            w_hr: zeros(&self.w_hr),
             b_ih: zeros(&self.b_ih),
             b_hh: zeros(&self.b_hh),
         }

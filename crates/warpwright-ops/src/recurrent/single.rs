@@ -104,8 +104,7 @@ impl Operation for CellDesc {
     }
 
     fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let WeightRefs { w_ih, w_hh, b_ih, b_hh } = args.weights;
-        vec![
+        let mut all = vec![
             args.x.into(),
             Binding::Absent,
             args.h.into(),
@@ -115,11 +114,9 @@ impl Operation for CellDesc {
             args.c_next.into(),
             args.reserve.into(),
             args.workspace.into(),
-            w_ih.into(),
-            w_hh.into(),
-            b_ih.into(),
-            b_hh.into(),
-        ]
+        ];
+        all.extend(args.weights.bindings());
+        all
     }
 }
 
@@ -134,8 +131,7 @@ impl Operation for CellBackwardDesc {
     }
 
     fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let weights = args.weights;
-        vec![
+        let mut all = vec![
             args.x.into(),
             Binding::Absent,
             args.h.into(),
@@ -149,13 +145,9 @@ impl Operation for CellBackwardDesc {
             args.dh.into(),
             args.dc.into(),
             args.workspace.into(),
-            weights.w_ih.into(),
-            weights.w_hh.into(),
-            weights.dw_ih.into(),
-            weights.dw_hh.into(),
-            weights.db_ih.into(),
-            weights.db_hh.into(),
-        ]
+        ];
+        all.extend(args.weights.bindings());
+        all
     }
 }
 
@@ -207,7 +199,7 @@ impl CellInput<'_> {
             return Err(refuse(op, "h", shape(self.h), "of two dimensions: batch, hidden"));
         };
         let biases = self.weights.biases(op)?;
-        self.weights.check(cell, op, input, hidden)?;
+        self.weights.check(cell, op, input, [hidden, 0])?;
         Ok(CellDesc { cell, dtype: self.x.dtype(), batch, input, hidden, biases, training })
     }
 }

@@ -11,6 +11,8 @@ pub(super) struct Trail<'k> {
     pub(super) dtype: DType,
     pub(super) walk: Walk<'k>,
     pub(super) hidden: U32<'k>,
+    /// Whether hidden states are projected: what they and their gradients are is not known here.
+    pub(super) projected: bool,
     /// Elements from a place of `y` to the next.
     pub(super) y_row: U32<'k>,
     pub(super) gates: Ptr<'k, Read, Elem>,
@@ -42,7 +44,7 @@ pub(super) struct Known<'k, A: Float> {
     pub(super) later: Pred<'k>,
     /// The hidden state before the step.
     pub(super) h_before: Reg<'k, A>,
-    saved: Saved<'k, A>,
+    pub(super) saved: Saved<'k, A>,
     /// The gradients of the results.
     dh: Reg<'k, A>,
     dc: Reg<'k, A>,
@@ -67,6 +69,7 @@ macro_rules! trail {
             dtype: $dtype,
             walk: $walk,
             hidden: $hidden,
+            projected: false,
             y_row: $p.y_row,
             gates: $p.gates,
             extra: $p.extra,
@@ -113,7 +116,11 @@ impl<'k> Trail<'k> {
         };
         let start = |from, bit| read(from, of_state, first & has(flags, bit));
         let zero = k.lit::<A>(0.0);
-        let h_before = start(self.h0, walk::HAS_H0) + read(self.y, in_y(previous), behind);
+        let h_before = if self.projected {
+            zero
+        } else {
+            start(self.h0, walk::HAS_H0) + read(self.y, in_y(previous), behind)
+        };
         let before = if cell.has_c() {
             start(self.c0, walk::HAS_C0) + read(self.extra, self.place(previous, unit), behind)
         } else {
@@ -125,8 +132,12 @@ impl<'k> Trail<'k> {
             extra: if cell.carries() { read(self.extra, self.place(row, unit), there) } else { zero },
             before,
         };
-        let dh = read(self.dy, in_y(row), there & has(flags, walk::HAS_DY))
-            + read(self.dh_n, of_state, last & has(flags, walk::HAS_DH_N));
+        let dh = if self.projected {
+            zero
+        } else {
+            read(self.dy, in_y(row), there & has(flags, walk::HAS_DY))
+                + read(self.dh_n, of_state, last & has(flags, walk::HAS_DH_N))
+        };
         let of_c = last & has(flags, walk::HAS_DC_N);
         let dc = if cell.has_c() { read(self.dc_n, of_state, of_c) } else { zero };
         Known { row, there, later, h_before, saved, dh, dc }

@@ -102,22 +102,14 @@ fn sequence(
     let biases = [Biases::Two, Biases::Absent, Biases::One][i % 3];
     let (h0, c0) = (i % 3 != 1, cell == Cell::Lstm && i % 3 != 2);
     let (lengths, directions, training) = (i > 2, 1 + i / 4, i.is_multiple_of(2));
-    let (layers, batch_first) = (1, false);
     let desc = RecurrentDesc {
-        cell,
-        dtype,
-        steps,
-        batch,
-        input,
-        hidden,
-        layers,
         directions,
-        batch_first,
         biases,
         h0,
         c0,
         lengths,
         training,
+        ..RecurrentDesc::new(cell, dtype, [steps, batch, input, hidden])
     };
     desc.plan(TARGET).expect("plan")
 }

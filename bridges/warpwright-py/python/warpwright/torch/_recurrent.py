@@ -12,23 +12,23 @@ from ._registry import define, direct, register_gradient
 Weights = Sequence[Sequence[Tensor]]
 
 _TENSORS = "Tensor x, Tensor[] weights, Tensor? h0, Tensor? c0, Tensor? lengths"
-_PARAMETERS = "str cell, int biases, bool bidirectional, bool batch_first"
+_PARAMETERS = "str cell, int biases, bool projected, bool bidirectional, bool batch_first"
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
-def _grouped(weights: Sequence[Tensor], biases: int) -> List[Sequence[Tensor]]:
-    each = 2 + biases
+def _grouped(weights: Sequence[Tensor], biases: int, projected: bool) -> List[Sequence[Tensor]]:
+    each = 2 + biases + projected
     return [weights[i : i + each] for i in range(0, len(weights), each)]
 
 
-def _call(name: str, cell: str, weights: Any, biases: int, states: Any, *before: Any, **options: Any) -> Any:
+def _call(name: str, cell: str, weights: Any, states: Any, *before: Any, **options: Any) -> Any:
     """A native function, with the states that the cell has and by its name."""
     if cell.startswith("rnn"):
         options["nonlinearity"] = cell[4:]
     function = getattr(_native, cell.split("_")[0] + name)
     states = states if cell == "lstm" else states[:1]
     x, *rest = before
-    return function(x, _grouped(weights, biases), *rest, *states, **options)
+    return function(x, weights, *rest, *states, **options)
 
 
 def _forward(
@@ -39,12 +39,13 @@ def _forward(
     lengths: Optional[Tensor],
     cell: str,
     biases: int,
+    projected: bool,
     bidirectional: bool,
     batch_first: bool,
     training: bool,
 ) -> Tuple[Tensor, ...]:
     options = {"bidirectional": bidirectional, "batch_first": batch_first, "lengths": lengths, "training": training}
-    y, h_n, *rest = _call("", cell, weights, biases, (h0, c0), x, **options)
+    y, h_n, *rest = _call("", cell, _grouped(weights, biases, projected), (h0, c0), x, **options)
     c_n = rest.pop(0) if cell == "lstm" else x.new_empty(0)
     return y, h_n, c_n, rest[0] if training else x.new_empty(0)
 
@@ -62,6 +63,7 @@ def _backward(
     dc_n: Optional[Tensor],
     cell: str,
     biases: int,
+    projected: bool,
     bidirectional: bool,
     batch_first: bool,
     input_gradient: bool,
@@ -69,8 +71,9 @@ def _backward(
     """The gradients of x, h0, c0 and the weights; an empty tensor where there is none."""
     gradients = (dy, dh_n, dc_n) if cell == "lstm" else (dy, dh_n)
     options = {"bidirectional": bidirectional, "batch_first": batch_first, "lengths": lengths}
+    grouped = _grouped(weights, biases, projected)
     *found, all_weights = _call(
-        "_backward", cell, weights, biases, (h0, c0), x, y, reserve, *gradients, input_gradient=input_gradient, **options
+        "_backward", cell, grouped, (h0, c0), x, y, reserve, *gradients, input_gradient=input_gradient, **options
     )
     found = [x.new_empty(0) if g is None else g for g in found]
     return [*found, *(g for one in all_weights for g in one)]
@@ -80,13 +83,13 @@ def _sums(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _reserve(x: Tensor, hidden: int, layers: int, directions: int, cell: str) -> Any:
+def _reserve(x: Tensor, hidden: int, output: int, layers: int, directions: int, cell: str) -> Any:
     """Elements of what the backward pass needs: gates, and what a unit carries, of each layer and direction, and the results
     between layers; each part begins at a multiple of 16 bytes."""
     rows, wide = x.shape[0] * x.shape[1], _sums(x.dtype).itemsize
     part = lambda elements, size: (elements * size + 15) // 16 * 16  # noqa: E731
     each = part(rows * _GATES[cell] * hidden, wide) + (part(rows * hidden, wide) if cell in ("lstm", "gru") else 0)
-    between = part(rows * directions * hidden, x.dtype.itemsize)
+    between = part(rows * directions * output, x.dtype.itemsize)
     return (layers * directions * each + (layers - 1) * between) // wide
 
 
@@ -98,18 +101,18 @@ def _fake(
     lengths: Any,
     cell: str,
     biases: int,
+    projected: bool,
     bidirectional: bool,
     batch_first: bool,
     training: bool,
 ) -> Tuple[Tensor, ...]:
-    directions, hidden = 1 + bidirectional, weights[1].shape[1]
-    count = len(weights) // (2 + biases)
+    directions, hidden, output = 1 + bidirectional, weights[1].shape[0] // _GATES[cell], weights[1].shape[1]
+    count = len(weights) // (2 + biases + projected)
     batch = x.shape[0 if batch_first else 1]
-    state = (count, batch, hidden)
-    c_n = x.new_empty(state if cell == "lstm" else 0)
-    length = _reserve(x, hidden, count // directions, directions, cell) if training else 0
+    c_n = x.new_empty((count, batch, hidden) if cell == "lstm" else 0)
+    length = _reserve(x, hidden, output, count // directions, directions, cell) if training else 0
     reserve = x.new_empty(length, dtype=_sums(x.dtype) if training else None)
-    return x.new_empty((*x.shape[:2], directions * hidden)), x.new_empty(state), c_n, reserve
+    return x.new_empty((*x.shape[:2], directions * output)), x.new_empty((count, batch, output)), c_n, reserve
 
 
 def _fake_backward(
@@ -174,13 +177,14 @@ def recurrent(
     """A net of cells named `cell` over sequences: y, h_n and, of an LSTM, c_n."""
     if not weights:
         raise ValueError(f"{cell}: weights is empty")
-    biases = len(weights[0]) - 2
+    projected = len(weights[0]) > 2 and weights[0][-1].dim() == 2
+    biases = len(weights[0]) - 2 - projected
     if any(len(one) != len(weights[0]) for one in weights):
         raise ValueError(f"{cell}: weights holds different numbers of tensors for its layers")
     x, h0, c0, *flat = narrow(x, *states, *(w for one in weights for w in one))
     tensors = [t for t in (x, h0, c0, *flat) if t is not None]
     training = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    parameters = cell, biases, bidirectional, batch_first
+    parameters = cell, biases, projected, bidirectional, batch_first
     if not training and direct(*tensors):
         with torch.no_grad():
             return _forward(x, flat, h0, c0, lengths, *parameters, False)[:3]

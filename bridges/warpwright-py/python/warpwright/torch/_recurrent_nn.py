@@ -33,6 +33,9 @@ class _Net(torch.nn.RNNBase):
         for state, what in zip(states, ("hidden", "cell")):
             if state is not None:
                 expected = self.get_expected_hidden_size(x, None)
+                if what == "cell":
+                    # The base class knows hidden states alone, which may be projected.
+                    expected = (*expected[:-1], self.hidden_size)
                 self.check_hidden_size(state, expected, f"Expected {what} size {{}}, got {{}}")
         if self.mode == "LSTM" and (states[0] is None) != (states[1] is None):
             raise ValueError("LSTM: hx is a pair of tensors, or None")
@@ -86,12 +89,10 @@ class _Net(torch.nn.RNNBase):
 
 
 class LSTM(_Net):
-    """`torch.nn.LSTM`, without projections."""
+    """`torch.nn.LSTM`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__("LSTM", *args, **kwargs)
-        if self.proj_size:
-            raise ValueError("proj_size is not supported")
 
 
 class GRU(_Net):

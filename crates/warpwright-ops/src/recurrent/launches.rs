@@ -1,0 +1,122 @@
+//! The launches of a plan as they are collected, and where in memory they work.
+
+use warpwright_dsl::{Element, In, InOut, KernelArgs, KernelDef, Out};
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::LaunchStep;
+
+use super::exchange::{Product, clear};
+use super::tuning::PersistentConfig;
+use super::{RecurrentDesc, WIDE, small};
+use crate::PlanError;
+use crate::gemm::GemmDesc;
+use crate::plan;
+
+/// Where a part of memory begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) slot: u32,
+    pub(super) offset: u64,
+}
+
+impl Place {
+    pub(super) const fn slot(slot: u32) -> Self {
+        Self { slot, offset: 0 }
+    }
+
+    /// The place `elements` of `dtype` further on.
+    pub(super) const fn after(self, elements: usize, dtype: DType) -> Self {
+        Self { offset: self.offset + (elements * dtype.bytes()) as u64, ..self }
+    }
+
+    pub(super) fn read<E: Element>(self) -> In<E> {
+        In::slot_at(self.slot, self.offset)
+    }
+
+    pub(super) fn write<E: Element>(self) -> Out<E> {
+        Out::slot_at(self.slot, self.offset)
+    }
+
+    pub(super) fn both<E: Element>(self) -> InOut<E> {
+        InOut::slot_at(self.slot, self.offset)
+    }
+}
+
+/// Memory of a tensor, handed out in parts.
+pub(super) struct Arena {
+    slot: u32,
+    pub(super) bytes: u64,
+}
+
+impl Arena {
+    pub(super) const fn new(slot: u32) -> Self {
+        Self { slot, bytes: 0 }
+    }
+
+    pub(super) fn take(&mut self, elements: usize, dtype: DType) -> Place {
+        let place = Place { slot: self.slot, offset: self.bytes };
+        self.bytes += ((elements * dtype.bytes()) as u64).next_multiple_of(WIDE);
+        place
+    }
+}
+
+/// Launches of one variant of a plan.
+pub(super) struct Launches<'d> {
+    pub(super) net: &'d RecurrentDesc,
+    pub(super) op: &'static str,
+    pub(super) target: Target,
+    /// Whether tensors begin at multiples of 16 bytes.
+    pub(super) wide: bool,
+    pub(super) steps: Vec<LaunchStep>,
+}
+
+impl Launches<'_> {
+    /// A kernel with a thread for each of `n` elements.
+    pub(super) fn over<D: KernelDef>(&mut self, def: &D, n: usize, args: &D::Args) -> Result<(), PlanError> {
+        match plan::cover(self.op, n, def.block().to_array()[0])? {
+            Some(grid) => self.grid(def, grid, args),
+            None => Ok(()),
+        }
+    }
+
+    /// A kernel with `grid` blocks.
+    pub(super) fn grid<D: KernelDef>(
+        &mut self,
+        def: &D,
+        grid: [u32; 3],
+        args: &D::Args,
+    ) -> Result<(), PlanError> {
+        let kernel = plan::recorded(self.op, def, self.target)?;
+        self.steps.push(LaunchStep::new(kernel, grid, args.values()));
+        Ok(())
+    }
+
+    /// The sums of a product of matrices of `[m, n, k]`, of which the first and the second may be stored transposed.
+    pub(super) fn product(
+        &mut self,
+        sizes: [usize; 3],
+        [a_transposed, b_transposed]: [bool; 2],
+        [a, b, to]: [Place; 3],
+    ) -> Result<(), PlanError> {
+        let product = GemmDesc::new(self.net.dtype, sizes, a_transposed, b_transposed);
+        // The states of passes lie one behind the other.
+        let wide = self.wide && [a, b].iter().all(|place| place.offset.is_multiple_of(WIDE));
+        self.steps.push(product.sums(self.target, wide, a.read(), b.read(), to.write())?);
+        Ok(())
+    }
+
+    /// A kernel whose blocks keep the weights of `config`'s units and exchange their results through `at`.
+    pub(super) fn exchanging<D: KernelDef>(
+        &mut self,
+        def: &D,
+        config: PersistentConfig,
+        (exchange, at): (&Product, Place),
+        args: &D::Args,
+    ) -> Result<(), PlanError> {
+        self.steps.push(clear(self.op, self.target, exchange, at)?);
+        let kernel = plan::recorded(self.op, def, self.target)?;
+        let grid = [small(self.net.hidden) / config.units, 1, 1];
+        let step = LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(exchange.shared_bytes());
+        self.steps.push(step.cooperative_whole());
+        Ok(())
+    }
+}
