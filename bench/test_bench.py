@@ -56,6 +56,10 @@ def test_bytes_are_those_of_the_operation():
     assert case.bytes == 32 * 2 * 4
     case = suites.Case("batch_norm", "", (4, 8), "bf16", "forward", (("relu", True), ("residual", True)))
     assert case.bytes == 32 * 2 * 3
+    case = suites.Case("attention", "", (2, 8, 4, 16), "bf16", "backward")
+    assert case.bytes == 2 * 8 * 4 * 16 * 2 * 8
+    case = suites.Case("attention", "", (2, 8, 4, 16), "bf16", "forward", (("kv_heads", 2), ("queries", 1)))
+    assert case.bytes == 2 * 2 * 2 * (4 + 8 * 2) * 16 and case.operations == 4 * 2 * 4 * 8 * 16
     case = suites.Case("cross_entropy", "", (4, 8), "f32", "both")
     assert case.bytes == 32 * 4 * 3
 

@@ -1,7 +1,7 @@
 """Products of matrices and attention: what each library calls for a case.
 
 `matmul`: shape is (m, n, k); `transposed`: b is stored as [n, k], as the weights of linear layers are. `attention`: shape is
-(batch, sequence, heads, head_dim); options `causal` and `kv_heads`.
+(batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads` and `queries`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Attention(Problem):
         batch, sequence, heads, width = case.shape
         self.causal = bool(case.option("causal"))
         of_keys = (batch, sequence, case.option("kv_heads", heads), width)
-        self.inputs = [draw(case.shape), draw(of_keys), draw(of_keys)]
+        self.inputs = [draw((batch, case.option("queries", sequence), heads, width)), draw(of_keys), draw(of_keys)]
 
     def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         q, k, v = (t.transpose(1, 2) for t in (x, *rest))

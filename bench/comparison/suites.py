@@ -17,7 +17,7 @@ NESTED_BLOCK = 256
 
 
 # Tensors of the size of x that an operation reads and writes, forward and backward, where that is not 2 and 3.
-TRAFFIC = {"attention": (4, 8), "cross_entropy": (1, 2), "swiglu": (3, 5), "geglu": (3, 5), "geglu_tanh": (3, 5)}
+TRAFFIC = {"cross_entropy": (1, 2), "swiglu": (3, 5), "geglu": (3, 5), "geglu_tanh": (3, 5)}
 # What an option adds to that.
 MORE = {"residual": (2, 1), "mask": (1, 1)}
 
@@ -51,6 +51,11 @@ class Case:
             forward = states + GATES[self.op] * hidden * (inputs + hidden)
             # Results and gradients of all inputs, which are as many.
             return forward * size * {"forward": 1, "both": 3}[self.direction]
+        if self.op == "attention":
+            batch, sequence, heads, width = self.shape
+            rows = self.option("queries", sequence) * heads + sequence * self.option("kv_heads", heads)
+            # Queries, keys, values and result; in the other direction their gradients too.
+            return batch * width * rows * size * {"forward": 2, "backward": 4, "both": 6}[self.direction]
         groups = -(-n // GROUP)
         if self.op.endswith("_nested"):
             return n * 4 + n + -(-n // NESTED_BLOCK) * 4
@@ -77,7 +82,8 @@ class Case:
             return forward * {"forward": 1, "both": 3}[self.direction]
         if self.op == "attention":
             batch, sequence, heads, width = self.shape
-            pairs = sequence * (sequence + 1) // 2 if self.option("causal") else sequence * sequence
+            queries = self.option("queries", sequence)
+            pairs = sequence * (sequence + 1) // 2 if self.option("causal") else queries * sequence
             products = {"forward": 2, "backward": 5, "both": 7}[self.direction]
             return 2 * products * batch * heads * pairs * width
         return 0
