@@ -40,7 +40,7 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
         }
         *address = other.address();
     }
-    if torch::number(&torch::called(&ways.current_device, py, [])?)? != u64::from(ordinal) {
+    if !ways.is_current(py, ordinal)? {
         return Ok(None);
     }
     let device = memory::gpu(ordinal).map_err(|e| error::runtime(py, &e))?;

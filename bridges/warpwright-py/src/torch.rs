@@ -34,14 +34,20 @@ pub(crate) struct Ways {
     pub(crate) exchange: Exchange,
     /// The handle of the current stream of a device by its number.
     pub(crate) raw_stream: Py<PyAny>,
-    /// The number of the current device.
-    pub(crate) current_device: Py<PyAny>,
+    /// The number of the current device; `None` where there is one device only.
+    current_device: Option<Py<PyAny>>,
     /// A new tensor there, of sizes, strides and type.
     pub(crate) empty_strided: Py<PyAny>,
     layouts: Layouts,
 }
 
 impl Ways {
+    /// Whether GPU `ordinal`, on which a tensor lies, is the current one.
+    pub(crate) fn is_current(&self, py: Python<'_>, ordinal: u32) -> PyResult<bool> {
+        let Some(current_device) = &self.current_device else { return Ok(true) };
+        Ok(number(&called(current_device, py, [])?)? == u64::from(ordinal))
+    }
+
     /// Tuples of a shape and of strides.
     pub(crate) fn layout(
         &self,
@@ -66,8 +72,8 @@ impl Hooks {
             let names = DTYPES.map(dtype_name).to_vec();
             let found = interop(py)?.getattr(intern!(py, "torch_hooks"))?.call1((names,))?;
             let (dtypes, is_grad_enabled, watchers, plain, ways) = found.extract()?;
-            let ways: Option<[Py<PyAny>; 4]> = ways;
-            let ways = ways.and_then(|[table, raw_stream, current_device, empty_strided]| {
+            let ways: Option<(Py<PyAny>, Py<PyAny>, Option<Py<PyAny>>, Py<PyAny>)> = ways;
+            let ways = ways.and_then(|(table, raw_stream, current_device, empty_strided)| {
                 let exchange = Exchange::from_capsule(table.bind(py))?;
                 Some(Ways { exchange, raw_stream, current_device, empty_strided, layouts: Layouts::new() })
             });
@@ -105,7 +111,7 @@ pub(crate) fn empty_strided<'py>(
     let py = like.py();
     let hooks = Hooks::get(py)?;
     let (Some(ways), Some(dtype)) = (&hooks.ways, hooks.dtype(dtype)) else { return Ok(None) };
-    if !hooks.is_plain(like) || number(&called(&ways.current_device, py, [])?)? != u64::from(ordinal) {
+    if !hooks.is_plain(like) || !ways.is_current(py, ordinal)? {
         return Ok(None);
     }
     let (shape, strides) = (extents(py, shape)?, PyTuple::new(py, strides)?);

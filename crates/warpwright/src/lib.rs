@@ -96,7 +96,7 @@ pub use warpwright_ops::recurrent::{
     self, gru, gru_cell, lstm, lstm_cell, recurrent, recurrent_backward, rnn, rnn_cell,
 };
 pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softmax, softmax_backward};
-pub use warpwright_ops::{Direction, Entry, Error, Operation, Plan, PlanError, catalogue, plan};
+pub use warpwright_ops::{Direction, Dropout, Entry, Error, Operation, Plan, PlanError, catalogue, plan};
 pub use warpwright_ptx::{DType, Target};
 pub use warpwright_runtime::{
     Buffer, Device, Discovery, Element, EmulatorConfig, Error as RuntimeError, Event, Graph, LaunchStep,

@@ -16,7 +16,7 @@ def torch_hooks(dtypes: list[str]) -> tuple[list[Any], Any, list[Any], list[type
     """The type objects of the names; `is_grad_enabled`; the functions that are true while a mode, transform or tracer of
     PyTorch watches calls (none if this PyTorch does not tell); the types that intercept nothing; the short ways past the
     dispatcher (None if this PyTorch lacks one): the exchange table, the handle of the current stream of a device, the number
-    of the current device, a new tensor there."""
+    of the current device (None where there is one device, which is always it), a new tensor there."""
     torch = sys.modules["torch"]
     plain = [torch.Tensor, torch.nn.Parameter]
     c = torch._C
@@ -33,7 +33,8 @@ def torch_hooks(dtypes: list[str]) -> tuple[list[Any], Any, list[Any], list[type
         watchers = []
     try:
         table = torch.Tensor.__dlpack_c_exchange_api__
-        ways = table, c._cuda_getCurrentRawStream, c._cuda_getDevice, c._dynamo.guards._empty_strided_cuda
+        current_device = c._cuda_getDevice if c._cuda_getDeviceCount() != 1 else None
+        ways = table, c._cuda_getCurrentRawStream, current_device, c._dynamo.guards._empty_strided_cuda
     except AttributeError:
         ways = None
     return [getattr(torch, name, None) for name in dtypes], torch.is_grad_enabled, watchers, plain, ways
