@@ -111,10 +111,13 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     all.push(shared);
     // The common dimension shared by blocks.
     all.push(full([16, 48, 1100], 2, (0.5, 1.0), true, Some(Activation::GeluTanh), 8));
-    // The kernels of sm_90a, whose tiles are larger than what would be given to them here: more than a round of their rings,
-    // rows and columns beyond a tile, and a common dimension that ends within a slice.
-    let kernels = tuning::configs(dtype, Target::sm(90)).into_iter();
-    for config in kernels.filter(|config| matches!(config, Config::Warpgroup(_))) {
+    // The kernels of sm_90a, whose tiles are larger than what would be given to them here, and those with teams: more than a
+    // round of their rings, rows and columns beyond a tile, and a common dimension that ends within a slice.
+    let apart = |config: &Config| match config {
+        Config::Warpgroup(_) => true,
+        Config::Tiled(config) => config.tiles().teams > 1,
+    };
+    for config in tuning::configs(dtype, Target::sm(90)).into_iter().filter(apart) {
         for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(GemmSubject { config: Some(config), ..plain([136, 136, 472], ta, tb) });
         }

@@ -128,18 +128,40 @@ pub(super) struct SumTile<'k> {
     dtype: DType,
     rows: u32,
     cols: u32,
+    teams: u32,
 }
 
 impl<'k> SumTile<'k> {
-    /// A tile of `rows` x `cols` sums.
-    pub(super) fn new<A: Float>(k: K<'k>, rows: u32, cols: u32) -> Self {
+    /// A tile of `rows` x `cols` sums, of which each of `teams` has a part.
+    pub(super) fn new<A: Float>(k: K<'k>, rows: u32, cols: u32, teams: u32) -> Self {
         let dtype = if A::DOUBLE { DType::F64 } else { DType::F32 };
         let units = cols * dtype.bytes() as u32 / DType::F64.bytes() as u32;
         let base = k.dynamic_shared_elem(DType::F64);
-        Self { tile: k.tile_at(base, TileLayout::new(DType::F64, rows, units)), dtype, rows, cols }
+        Self { tile: k.tile_at(base, TileLayout::new(DType::F64, rows, units)), dtype, rows, cols, teams }
     }
 
-    /// A sum, and those that follow it within 32 aligned bytes.
+    /// The part of a team, if there are several.
+    pub(super) fn of_team(self, team: Option<U32<'k>>) -> Self {
+        let Some(team) = team else { return self };
+        Self { tile: self.tile.moved(team * self.bytes()), ..self }
+    }
+
+    /// Bytes of a part.
+    fn bytes(self) -> u32 {
+        self.rows * self.cols * self.dtype.bytes() as u32
+    }
+
+    /// Sums, those of all teams added in order.
+    fn load<A: Float>(self, row: U32<'k>, col: U32<'k>, width: u32) -> Lanes<'k, A>
+    where
+        Elem: Access<A>,
+    {
+        let at = self.at(row, col);
+        let part = |team: u32| at.at(u64::from(team * self.rows * self.cols)).load::<A>(width);
+        (1..self.teams).fold(part(0), |sums, team| sums.zip(part(team), |a, b| a + b))
+    }
+
+    /// A sum of a part, and those that follow it within 32 aligned bytes.
     pub(super) fn at(self, row: U32<'k>, col: U32<'k>) -> Ptr<'k, Shared, Elem> {
         if self.dtype == DType::F64 {
             return self.tile.at(row, col);
@@ -169,11 +191,11 @@ pub(super) fn finish_tile<'k, A: Float>(
             let whole = aligned & (to_col + (width - 1)).lt(n);
             k.if_else(
                 whole,
-                || outputs.finish(to_row, to_col, &sums.at(r, c).load::<A>(width)),
+                || outputs.finish(to_row, to_col, &sums.load::<A>(r, c, width)),
                 || {
                     let left = (n - to_col).min(width);
                     k.for_each(k.range(0, left, 1), |i| {
-                        outputs.finish(to_row, to_col + i, &sums.at(r, c + i).load::<A>(1));
+                        outputs.finish(to_row, to_col + i, &sums.load::<A>(r, c + i, 1));
                     });
                 },
             );

@@ -39,11 +39,44 @@ pub(super) fn tile_of_block<'k>(
     (first + local % height, local / height)
 }
 
+/// A team's part of the common dimension and of shared memory.
+struct Share<'k> {
+    team: Option<U32<'k>>,
+    tile_a: SharedTile<'k>,
+    tile_b: SharedTile<'k>,
+    first: U32<'k>,
+    depth: U32<'k>,
+    /// Slices, if not those of `depth`: every team goes through as many, because they meet at the same barriers.
+    steps: Option<U32<'k>>,
+}
+
+impl<'k> Share<'k> {
+    /// That of `team`, of the block's.
+    fn of_team(self, team: U32<'k>, tiles: &Tiles, ring_bytes: u32) -> Self {
+        let Tiles { slice, teams, .. } = *tiles;
+        let steps = (self.depth + (teams * slice - 1)) / (teams * slice);
+        let before = team * steps * slice;
+        let ring = team * ring_bytes;
+        Self {
+            team: Some(team),
+            tile_a: self.tile_a.moved(ring),
+            tile_b: self.tile_b.moved(ring),
+            first: self.first + before,
+            depth: (self.depth.max(before) - before).min(steps * slice),
+            steps: Some(steps),
+        }
+    }
+}
+
 /// The block's part of a product, and how its slices come to shared memory.
 pub(super) struct Problem<'k> {
     k: K<'k>,
     along: (Along, Along),
-    slice: u32,
+    tiles: Tiles,
+    /// The warp's number in its team.
+    pub(super) warp: U32<'k>,
+    /// The number of its team, if there are several.
+    pub(super) team: Option<U32<'k>>,
     pub(super) tile_a: SharedTile<'k>,
     pub(super) tile_b: SharedTile<'k>,
     copy_a: TileCopy<'k>,
@@ -66,9 +99,10 @@ impl<'k> Problem<'k> {
         p: GemmParams<'k>,
         dtype: DType,
         along: (Along, Along),
-        tiles: &Tiles,
+        config: Tiled,
     ) -> Self {
-        let Tiles { rows, cols, slice, piece, .. } = *tiles;
+        let tiles = *config.tiles();
+        let Tiles { rows, cols, slice, piece, teams, .. } = tiles;
         let (layout_a, layout_b) = tiles.layouts(dtype, along.0, along.1);
         let batch = k.block_idx_z().to_u64();
         let (tile_row, tile_col) = tile_of_block(k.block_idx_x(), (p.m, p.n), (rows, cols));
@@ -77,7 +111,17 @@ impl<'k> Problem<'k> {
         let depth = (first + p.part).min(p.depth) - first;
         let tile_a = k.tile_at(k.dynamic_shared_elem(dtype), layout_a);
         let tile_b = k.tile_at(k.dynamic_shared_elem(dtype), layout_b).moved(layout_a.bytes());
-        let team = (k.thread_idx(), k.block_threads());
+        let mut warp = k.warp_idx();
+        let mut copying = (k.thread_idx(), k.block_threads());
+        let mut share = Share { team: None, tile_a, tile_b, first, depth, steps: None };
+        if teams > 1 {
+            let threads = config.team_threads();
+            let team = k.thread_idx() / threads;
+            warp = warp % (threads / 32);
+            copying = (k.thread_idx() % threads, threads);
+            share = share.of_team(team, &tiles, tiles.pipeline(dtype, along.0, along.1).total_bytes());
+        }
+        let Share { team, tile_a, tile_b, first, depth, steps } = share;
         // Where the first slice begins, and how far the next lies.
         let side = |along: Along, outer: U32<'k>, leading: U64<'k>| match along {
             Along::K => (outer.to_u64() * leading + first.to_u64(), k.lit(u64::from(slice))),
@@ -88,16 +132,18 @@ impl<'k> Problem<'k> {
         Self {
             k,
             along,
-            slice,
+            tiles,
+            warp,
+            team,
             tile_a,
             tile_b,
-            copy_a: k.tile_copy(tile_a, p.a.at(batch * p.stride_a + from_a), p.lda, piece, team),
-            copy_b: k.tile_copy(tile_b, p.b.at(batch * p.stride_b + from_b), p.ldb, piece, team),
+            copy_a: k.tile_copy(tile_a, p.a.at(batch * p.stride_a + from_a), p.lda, piece, copying),
+            copy_b: k.tile_copy(tile_b, p.b.at(batch * p.stride_b + from_b), p.ldb, piece, copying),
             next_a,
             next_b,
             origin: (row, col),
             left: (p.m - row, p.n - col, depth),
-            steps: (depth + (slice - 1)) / slice,
+            steps: steps.unwrap_or_else(|| (depth + (slice - 1)) / slice),
             batch,
         }
     }
@@ -105,7 +151,9 @@ impl<'k> Problem<'k> {
     /// Starts the copies of slice `step`.
     pub(super) fn start(&self, step: U32<'k>, stage: U32<'k>, there: Pred<'k>) {
         let (m, n, depth) = self.left;
-        let depth = depth - step * self.slice;
+        let begun = step * self.tiles.slice;
+        // A team may have less than its steps.
+        let depth = if self.team.is_some() { depth.max(begun) - begun } else { depth - begun };
         let bounds = |along, outer: U32<'k>| {
             let (rows, cols) = if along == Along::K { (outer, depth) } else { (depth, outer) };
             Bounds { rows: Some(rows), cols: Some(cols) }

@@ -83,9 +83,9 @@ where
 {
     let SimtConfig { tiles } = config;
     let Tiles { rows, cols, slice, .. } = tiles;
-    let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), &tiles);
+    let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), gemm.config);
     let warps_across = cols / (LANES.1 * OWN);
-    let (warp, lane) = (k.warp_idx(), k.lane_idx());
+    let (warp, lane) = (problem.warp, k.lane_idx());
     // Lanes 0 and 1 take two rows, so that the quarters of a warp read few vectors of either side.
     let lane_row = ((lane >> 4) << 1) + (lane & 1);
     let lane_col = (lane >> 1) & (LANES.1 - 1);
@@ -130,10 +130,11 @@ where
         },
     );
     k.barrier();
-    let tile = SumTile::new::<A>(k, rows, cols);
+    let tile = SumTile::new::<A>(k, rows, cols, tiles.teams);
+    let own = tile.of_team(problem.team);
     for (i, sums) in (0..).zip(&sums) {
         for (j, sum) in (0..).zip(sums) {
-            tile.at(left.place(i), right.place(j)).set(*sum);
+            own.at(left.place(i), right.place(j)).set(*sum);
         }
     }
     k.barrier();

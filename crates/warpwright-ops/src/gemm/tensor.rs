@@ -14,9 +14,9 @@ where
     let TensorConfig { tiles, warps_down, warps_across } = config;
     let Tiles { rows, cols, slice, .. } = tiles;
     let atom = MmaAtom::of(gemm.dtype).unwrap_or(MmaAtom::F64);
-    let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), &tiles);
+    let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), gemm.config);
     let (warp_rows, warp_cols) = (rows / warps_down, cols / warps_across);
-    let warp = k.warp_idx();
+    let warp = problem.warp;
     let (warp_row, warp_col) = ((warp / warps_across) * warp_rows, (warp % warps_across) * warp_cols);
     let read_a = problem.tile_a.reader_a(atom, gemm.a, warp_row);
     let read_b = problem.tile_b.reader_b(atom, gemm.b, warp_col);
@@ -62,7 +62,8 @@ where
 
     // The stages are free when all warps are here.
     k.barrier();
-    let tile = SumTile::new::<A>(k, rows, cols);
+    let tile = SumTile::new::<A>(k, rows, cols, tiles.teams);
+    let own = tile.of_team(problem.team);
     let (lane_row, lane_col) = k.accumulator_origin();
     for (i, sums) in (0..).zip(&sums) {
         for (j, sum) in (0..).zip(sums) {
@@ -70,7 +71,7 @@ where
                 let row = warp_row + lane_row + (i * atom.m() + half * 8);
                 let col = warp_col + lane_col + j * atom.n();
                 let pair = [0, 1].map(|c| sum.lanes()[(2 * half + c) as usize]);
-                tile.at(row, col).store(Lanes::from(pair.to_vec()));
+                own.at(row, col).store(Lanes::from(pair.to_vec()));
             }
         }
     }

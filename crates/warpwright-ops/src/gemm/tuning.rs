@@ -1,7 +1,8 @@
 //! Which kernel runs for which product.
 //!
-//! A tile costs its products over the rate that its shape reaches, plus what it takes to fill the pipeline and to store the
-//! sums; tiles run in waves over the multiprocessors. The configuration with the least sum is taken. Where there are fewer
+//! A tile takes the time of its products at the rate that its shape reaches, of filling the pipeline and storing the sums, and of its
+//! bytes at the rate of the L2 cache (all of which overlap in part: the rates allow for it); tiles run in waves over the
+//! multiprocessors, and no faster than memory is read. The configuration that takes the least time is chosen. Where there are fewer
 //! tiles than multiprocessors, several blocks share the common dimension of a tile.
 
 use warpwright_dsl::{Along, K, MmaAtom, PanelTile, Stages, TileLayout};
@@ -20,17 +21,24 @@ pub struct Tiles {
     pub stages: u32,
     /// Bytes of one copy: 16, or those of an element.
     pub piece: u32,
+    /// Teams of warps, each of which multiplies a part of the common dimension, from slices of its own, for the whole tile.
+    pub teams: u32,
 }
 
 impl Tiles {
     const fn new(rows: u32, cols: u32, slice: u32, stages: u32) -> Self {
-        Self { rows, cols, slice, stages, piece: PIECE }
+        Self { rows, cols, slice, stages, piece: PIECE, teams: 1 }
+    }
+
+    const fn of_teams(self, teams: u32) -> Self {
+        Self { teams, ..self }
     }
 
     /// A part of a kernel's name.
     fn name(&self) -> String {
-        let Self { rows, cols, slice, stages, piece } = *self;
-        format!("{rows}x{cols}x{slice}_s{stages}_p{piece}")
+        let Self { rows, cols, slice, stages, piece, teams } = *self;
+        let teams = if teams > 1 { format!("_t{teams}") } else { String::new() };
+        format!("{rows}x{cols}x{slice}_s{stages}_p{piece}{teams}")
     }
 
     /// Where the slices of `a` and `b` lie in shared memory.
@@ -44,16 +52,16 @@ impl Tiles {
         (layout(dtype, a, self.rows, self.slice), layout(dtype, b, self.cols, self.slice))
     }
 
-    /// The ring of slices.
+    /// The ring of slices of a team.
     pub(super) const fn pipeline(&self, dtype: DType, a: Along, b: Along) -> Stages {
         let (a, b) = self.layouts(dtype, a, b);
         Stages { count: self.stages, bytes: a.bytes() + b.bytes() }
     }
 
-    /// Bytes of dynamic shared memory: the ring, or the sums of the tile, which follow it there.
+    /// Bytes of dynamic shared memory: the rings, or the sums of the tile, which follow them there.
     pub fn shared_bytes(&self, dtype: DType, a: Along, b: Along) -> u32 {
         let sum = if dtype == DType::F64 { 8 } else { 4 };
-        self.pipeline(dtype, a, b).total_bytes().max(self.rows * self.cols * sum)
+        self.teams * self.pipeline(dtype, a, b).total_bytes().max(self.rows * self.cols * sum)
     }
 }
 
@@ -62,9 +70,9 @@ impl Tiles {
 pub struct TensorConfig {
     /// What a block computes.
     pub tiles: Tiles,
-    /// Warps along the rows.
+    /// Warps of a team along the rows.
     pub warps_down: u32,
-    /// Warps along the columns.
+    /// Warps of a team along the columns.
     pub warps_across: u32,
 }
 
@@ -119,6 +127,11 @@ impl Tiled {
 
     /// Threads of a block.
     pub const fn threads(&self) -> u32 {
+        self.tiles().teams * self.team_threads()
+    }
+
+    /// Threads of a team.
+    pub(super) const fn team_threads(&self) -> u32 {
         match self {
             Self::Tensor(config) => 32 * config.warps_down * config.warps_across,
             Self::Simt(config) => config.tiles.rows * config.tiles.cols / 64,
@@ -212,15 +225,22 @@ const fn warpgroup(rows: u32, cols: u32, stages: u32, efficiency: f64) -> Candid
 }
 
 /// Beside those that follow, with tensor copies and `wgmma`.
-const WARPGROUP: [Candidate; 2] = [warpgroup(256, 128, 4, 1.58), warpgroup(128, 128, 6, 1.44)];
-/// Largest tile first.
-const HALF: [Candidate; 3] = [
+const WARPGROUP: [Candidate; 3] =
+    [warpgroup(256, 128, 4, 1.58), warpgroup(128, 128, 6, 1.44), warpgroup(128, 64, 6, 1.1)];
+/// Those with teams are for few rows; the smallest without is the last.
+const HALF: [Candidate; 5] = [
     tensor(Tiles::new(128, 256, 64, 3), (2, 4), 1.0),
     tensor(Tiles::new(128, 128, 64, 3), (2, 2), 0.97),
+    tensor(Tiles::new(16, 32, 64, 4).of_teams(4), (1, 1), 0.25),
+    tensor(Tiles::new(64, 32, 64, 4).of_teams(2), (2, 1), 0.6),
     tensor(Tiles::new(64, 64, 64, 3), (2, 2), 0.7),
 ];
-const DOUBLE: [Candidate; 1] = [tensor(Tiles::new(64, 64, 16, 3), (2, 2), 1.0)];
-const SINGLE: [Candidate; 2] = [simt(Tiles::new(128, 128, 16, 3), 1.0), simt(Tiles::new(64, 64, 16, 3), 0.8)];
+const DOUBLE: [Candidate; 1] = [tensor(Tiles::new(64, 64, 16, 3), (2, 2), 0.5)];
+const SINGLE: [Candidate; 3] = [
+    simt(Tiles::new(128, 128, 16, 3), 0.68),
+    simt(Tiles::new(32, 64, 16, 4).of_teams(4), 0.62),
+    simt(Tiles::new(64, 64, 16, 3), 0.66),
+];
 const SMALL: [Candidate; 1] = [simt(Tiles::new(64, 64, 16, 2), 1.0)];
 
 /// The configurations for elements of `dtype` on `target`.
@@ -302,8 +322,23 @@ const MAX_PARTS: u64 = 32;
 const LEAST_PART: u64 = 256;
 /// What filling the pipeline and storing a tile cost, in elements of the common dimension.
 const TILE_COST: f64 = 192.0;
-/// What adding the parts costs, in the unit of [`cost`]: about 4 us.
-const PARTS_COST: f64 = 2e7;
+/// Microseconds of the launch that adds the parts.
+const PARTS_US: f64 = 4.0;
+/// Slices that a team must have: with fewer there is nothing that a single one could not do as fast.
+const LEAST_SLICES: f64 = 2.0;
+/// Threads that keep a multiprocessor busy: a warp for each of its four schedulers.
+const BUSY_THREADS: f64 = 128.0;
+/// Bytes that a multiprocessor reads from the L2 cache in a microsecond, and a device from memory.
+const CACHE_RATE: f64 = 1e5;
+const MEMORY_RATE: f64 = 4.3e6;
+
+/// Products of a multiprocessor in a microsecond at an efficiency of 1.
+fn rate(dtype: DType, config: &Config) -> f64 {
+    match (dtype, config) {
+        (_, Config::Tiled(Tiled::Simt(_))) | (DType::F64, _) => 0.246e6,
+        _ => 2.23e6,
+    }
+}
 
 /// How the operands lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -320,13 +355,13 @@ pub enum Access {
 pub fn choose(dtype: DType, target: Target, shape: Shape, access: Access) -> Option<Choice> {
     let wide = access != Access::Elements;
     let choice = |c: Candidate| {
-        let (choice, cost) = cost(target, shape, &c);
+        let (choice, cost) = cost(dtype, target, shape, &c);
         let config = choice.config.with(if wide { PIECE } else { dtype.bytes() as u32 });
         (Choice { config, ..choice }, cost)
     };
     let possible = |c: &Candidate| access == Access::Boxes || !matches!(c.config, Config::Warpgroup(_));
     let all = candidates(dtype, target).filter(possible).map(choice);
-    // Copies of single elements are what limits a product without alignment, whatever the tile: the smallest is there.
+    // Copies of single elements are what limits a product without alignment, whatever the tile: a small one is there.
     if wide {
         all.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(choice, _)| choice)
     } else {
@@ -335,12 +370,12 @@ pub fn choose(dtype: DType, target: Target, shape: Shape, access: Access) -> Opt
 }
 
 /// How a kernel shares a product.
-pub(super) fn share(target: Target, shape: Shape, config: Config) -> Choice {
-    cost(target, shape, &Candidate { config, efficiency: 1.0 }).0
+pub(super) fn share(dtype: DType, target: Target, shape: Shape, config: Config) -> Choice {
+    cost(dtype, target, shape, &Candidate { config, efficiency: 1.0 }).0
 }
 
-/// How a candidate would share the work, and what that costs in products of a multiprocessor at the best rate.
-fn cost(target: Target, shape: Shape, c: &Candidate) -> (Choice, f64) {
+/// How a candidate would share the work, and how many microseconds that takes.
+fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate) -> (Choice, f64) {
     let Shape { m, n, k, batch } = shape;
     let (rows, cols) = c.config.extent();
     let blocks = m.div_ceil(u64::from(rows)).saturating_mul(n.div_ceil(u64::from(cols)));
@@ -352,10 +387,25 @@ fn cost(target: Target, shape: Shape, c: &Candidate) -> (Choice, f64) {
     let choice = Choice { config: c.config, part };
     let parts = choice.parts(k);
     // Blocks that share a multiprocessor share its rate.
-    let waves = blocks.saturating_mul(parts).div_ceil(room);
-    let of_tile = f64::from(rows) * f64::from(cols) * (part.min(k) as f64 + TILE_COST);
-    let adding = if parts > 1 { PARTS_COST } else { 0.0 };
-    (choice, waves as f64 * of_tile / c.efficiency + adding)
+    let waves = blocks.saturating_mul(parts).div_ceil(room) as f64;
+    let (rows, cols, depth) = (f64::from(rows), f64::from(cols), part.min(k) as f64);
+    let (busy, least) = match c.config {
+        Config::Warpgroup(_) => (1.0, 0.0),
+        Config::Tiled(config) => {
+            let Tiles { teams, slice, .. } = *config.tiles();
+            let least = if teams > 1 { LEAST_SLICES * f64::from(teams * slice) } else { 0.0 };
+            ((waves * f64::from(config.threads()) / BUSY_THREADS).min(1.0), least)
+        }
+    };
+    let multiplying = rows * cols * (depth + TILE_COST) / (rate(dtype, &c.config) * c.efficiency * busy);
+    let size = dtype.bytes() as f64;
+    let reading = (rows + cols) * depth * size / CACHE_RATE;
+    let [m, n, k, batch] = [m, n, k, batch].map(|side| side as f64);
+    let all = (m * k + k * n + m * n) * batch * size / MEMORY_RATE;
+    // The sums are written and read again, in f32.
+    let adding = PARTS_US + parts as f64 * m * n * batch * 8.0 / MEMORY_RATE;
+    let us = (waves * (multiplying + reading)).max(all) + if parts > 1 { adding } else { 0.0 };
+    (choice, if depth < least { f64::INFINITY } else { us })
 }
 
 /// Every configuration that [`choose`] can give.

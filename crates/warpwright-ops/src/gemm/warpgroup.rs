@@ -98,7 +98,7 @@ impl WarpgroupGemm {
         let first = k.block_idx_y() * p.part;
         let depth = (first + p.part).min(p.depth) - first;
         let steps = (depth + (PanelTile::DEPTH - 1)) / PanelTile::DEPTH;
-        let sums = SumTile::new::<f32>(k, rows, cols);
+        let sums = SumTile::new::<f32>(k, rows, cols, 1);
         k.if_else(
             warp.eq(self.multiplying()),
             || self.fetch(k, p, &ring, (row, col, first), steps),
