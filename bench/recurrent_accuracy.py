@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,11 @@ def main() -> int:
 
     from warpwright.torch import nn
 
+    warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
     torch.backends.cudnn.allow_tf32 = False
     out = open(args.out, "w", encoding="utf-8") if args.out else None
     wrong = 0
+    torch.set_num_threads(min(4, torch.get_num_threads()))
     gpu = torch.cuda.get_device_name() if args.device == "cuda" else args.device
     print(gpu)
     print(f"{'net':<6}{'dtype':<6}{'steps':>6}  " + "".join(f"{name:>19}" for name in NAMES))
