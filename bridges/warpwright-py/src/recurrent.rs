@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use warpwright::DType;
-use warpwright::plan::PlanCache;
+use warpwright::plan::{PlanCache, Real};
 use warpwright::recurrent::{
     Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc,
     WeightGradients, WeightRefs,
@@ -22,6 +22,8 @@ struct Options<'a, 'py> {
     bidirectional: bool,
     batch_first: bool,
     lengths: Maybe<'a, 'py>,
+    dropout_p: f64,
+    random: Maybe<'a, 'py>,
     training: bool,
     out: Maybe<'a, 'py>,
     stream: Maybe<'a, 'py>,
@@ -40,15 +42,22 @@ struct Started<'py> {
     lengths: Option<Array<'py>>,
     h0: Option<Array<'py>>,
     c0: Option<Array<'py>>,
+    random: Option<Array<'py>>,
     weights: Vec<Weights<'py>>,
     desc: RecurrentDesc,
 }
 
-impl Started<'_> {
+impl<'py> Started<'py> {
     /// Of h0 and c0, and the states after the last steps.
     fn states(&self) -> [[usize; 3]; 2] {
         let RecurrentDesc { layers, directions, batch, hidden, .. } = self.desc;
         [output(&self.desc), hidden].map(|width| [layers * directions, batch, width])
+    }
+
+    /// The tensors that both directions read, but for the weights.
+    fn inputs(&self) -> Vec<Option<&Array<'py>>> {
+        let further = [&self.lengths, &self.h0, &self.c0, &self.random].map(Option::as_ref);
+        [Some(&self.x)].into_iter().chain(further).collect()
     }
 
     /// Of the results at all places.
@@ -161,7 +170,15 @@ fn start<'py>(
     let h0 = call.optional(("h0", h0), x.dtype, &[count, batch, output])?;
     let c0 = call.optional(("c0", c0), x.dtype, &[count, batch, hidden])?;
     let lengths = call.optional(("lengths", o.lengths), DType::I32, &[batch])?;
+    let random = call.optional(("random", o.random), DType::I64, &[2])?;
+    let drops = o.dropout_p != 0.0;
+    if drops != random.is_some() {
+        let message =
+            format!("{op}: random is {}", if drops { "missing beside dropout_p" } else { "of dropout_p" });
+        return Err(Problem::new(py, Class::Argument, message).at(op, "random").into_err());
+    }
     let desc = RecurrentDesc {
+        dropout: drops.then(|| Real::new(o.dropout_p)),
         projection,
         layers,
         directions,
@@ -173,7 +190,7 @@ fn start<'py>(
         training: o.training,
         ..RecurrentDesc::new(cell, x.dtype, [steps, batch, input, hidden])
     };
-    Ok(Started { call, x, lengths, h0, c0, weights, desc })
+    Ok(Started { call, x, lengths, h0, c0, random, weights, desc })
 }
 
 fn forward<'py>(
@@ -204,12 +221,12 @@ fn forward<'py>(
         outputs.push(call.optional_output(wanted, (name, given.as_ref()), x, form)?);
     }
     outputs.push(call.workspace(&plan, x)?);
-    let mut inputs = vec![Some(x), started.lengths.as_ref(), started.h0.as_ref(), started.c0.as_ref()];
+    let mut inputs = started.inputs();
     inputs.extend(started.weights.iter().flatten().map(Option::as_ref));
     let mut results = call.run_many::<Listed, Listed>(inputs, outputs, move |stream, inputs, outputs| {
         let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());
         let (mut input, mut output) = (|| inputs.next().flatten(), || outputs.next().flatten());
-        let (x, lengths, h0, c0) = (present(input()), input(), input(), input());
+        let (x, lengths, h0, c0, random) = (present(input()), input(), input(), input(), input());
         let (y, h_n, c_n, reserve) = (present(output()), present(output()), output(), output());
         let weights = (0..desc.layers * desc.directions)
             .map(|_| WeightRefs {
@@ -221,7 +238,7 @@ fn forward<'py>(
             })
             .collect();
         let workspace = output();
-        let args = RecurrentArgs { x, lengths, h0, c0, weights, y, h_n, c_n, reserve, workspace };
+        let args = RecurrentArgs { x, lengths, h0, c0, random, weights, y, h_n, c_n, reserve, workspace };
         Ok(plan.launch(stream, args)?)
     })?;
     // Scratch memory is nobody's result.
@@ -264,7 +281,7 @@ fn backward<'py>(
         wanted(desc.c0, "dc0", &of_c)?,
         call.workspace(&plan, x)?,
     ];
-    let mut inputs = vec![Some(x), started.lengths.as_ref(), started.h0.as_ref(), started.c0.as_ref()];
+    let mut inputs = started.inputs();
     inputs.extend([&y, &reserve, &dy, &dh_n, &dc_n].map(Option::as_ref));
     for weights in &started.weights {
         inputs.extend([0, 1, PROJECTION].map(|at| weights[at].as_ref()));
@@ -275,7 +292,7 @@ fn backward<'py>(
     let mut results = call.run_many::<Listed, Listed>(inputs, outputs, move |stream, inputs, outputs| {
         let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());
         let (mut input, mut output) = (|| inputs.next().flatten(), || outputs.next().flatten());
-        let (x, lengths, h0, c0) = (present(input()), input(), input(), input());
+        let (x, lengths, h0, c0, random) = (present(input()), input(), input(), input(), input());
         let (y, reserve, dy, dh_n, dc_n) = (present(input()), present(input()), input(), input(), input());
         let (dx, dh0, dc0, workspace) = (output(), output(), output(), output());
         let weights = (0..desc.layers * desc.directions).map(|_| WeightGradients {
@@ -294,6 +311,7 @@ fn backward<'py>(
             lengths,
             h0,
             c0,
+            random,
             y,
             reserve,
             dy,
@@ -343,7 +361,7 @@ macro_rules! nets {
     )*) => {$(
         $(#[$doc])*
         #[pyfunction]
-        #[pyo3(signature = (x, weights, h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? bidirectional=false, batch_first=false, lengths=None, training=false, out=None, stream=None))]
+        #[pyo3(signature = (x, weights, h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? bidirectional=false, batch_first=false, lengths=None, dropout_p=0.0, random=None, training=false, out=None, stream=None))]
         #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
         pub(crate) fn $name<'py>(
             x: &Object<'py>,
@@ -354,18 +372,21 @@ macro_rules! nets {
             bidirectional: bool,
             batch_first: bool,
             lengths: Maybe<'_, 'py>,
+            dropout_p: f64,
+            random: Maybe<'_, 'py>,
             training: bool,
             out: Maybe<'_, 'py>,
             stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             let cell = cell_of(x.py(), stringify!($name), [$(Some($nonlinearity),)? None][0])?;
-            let options = Options { bidirectional, batch_first, lengths, training, out, stream };
+            let options =
+                Options { bidirectional, batch_first, lengths, dropout_p, random, training, out, stream };
             forward(cell, [x, weights], [h0, [$($c0,)? None][0]], &options)
         }
 
         $(#[$doc_backward])*
         #[pyfunction]
-        #[pyo3(signature = (x, weights, y, reserve, dy=None, dh_n=None, $($dc_n=None,)? h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? input_gradient=true, bidirectional=false, batch_first=false, lengths=None, stream=None))]
+        #[pyo3(signature = (x, weights, y, reserve, dy=None, dh_n=None, $($dc_n=None,)? h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? input_gradient=true, bidirectional=false, batch_first=false, lengths=None, dropout_p=0.0, random=None, stream=None))]
         #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
         pub(crate) fn $backward<'py>(
             x: &Object<'py>,
@@ -382,10 +403,14 @@ macro_rules! nets {
             bidirectional: bool,
             batch_first: bool,
             lengths: Maybe<'_, 'py>,
+            dropout_p: f64,
+            random: Maybe<'_, 'py>,
             stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             let cell = cell_of(x.py(), stringify!($backward), [$(Some($nonlinearity),)? None][0])?;
-            let options = Options { bidirectional, batch_first, lengths, training: true, out: None, stream };
+            let (training, out) = (true, None);
+            let options =
+                Options { bidirectional, batch_first, lengths, dropout_p, random, training, out, stream };
             let further = [Some(y), Some(reserve), dy, dh_n, [$($dc_n,)? None][0]];
             backward(cell, [x, weights], [h0, [$($c0,)? None][0]], further, input_gradient, &options)
         }
@@ -402,7 +427,8 @@ nets! {
     /// i, f, g, o; later layers have directions * output inputs. h0: [layers * directions, batch, output], c0: [layers *
     /// directions, batch, hidden], zero if None. lengths: int32, [batch], the places of each sequence that count; y is zero
     /// after them. The result is (y, h_n, c_n): y [steps, batch, directions * output], or batch first, the states after the last
-    /// steps like h0 and c0; with training also what `lstm_backward` needs. `out` is a tuple of the three.
+    /// steps like h0 and c0. dropout_p: the probability that an element is dropped between two layers; what is kept is multiplied
+    /// by 1 / (1 - dropout_p); random: int64, [2], the seed and offset of what is dropped. With training there is also what `lstm_backward` needs. `out` is a tuple of the three.
     lstm,
     /// The gradients (dx, dh0, dc0, dweights) of `lstm` with training.
     ///

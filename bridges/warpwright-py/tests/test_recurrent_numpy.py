@@ -198,6 +198,10 @@ def test_what_is_refused():
         ww.lstm(x, [])
     with pytest.raises(ww.ArgumentError, match="weights"):
         ww.lstm(x, [(w_ih,)])
+    with pytest.raises(ww.ArgumentError, match="random"):
+        ww.lstm(x, weights, dropout_p=0.5)
+    with pytest.raises(ww.ParameterError, match="dropout"):
+        ww.lstm(x, weights, dropout_p=1.5, random=np.zeros(2, np.int64))
     with pytest.raises(ww.ShapeError, match="w_hh"):
         ww.lstm(x, [(w_ih, w_hh, np.zeros((2, 4), np.float32))])
     with pytest.raises(ww.ArgumentError, match="weights"):

@@ -121,6 +121,30 @@ def test_dropout_between_layers(device):
     ours = nn.LSTM(5, 64, num_layers=2, dropout=0.5, device=device)
     first, second = (ours(x.float().to(device))[0] for _ in range(2))
     assert not torch.equal(first, second)
+    torch.manual_seed(5)
+    first = ours(x.float().to(device))[0]
+    torch.manual_seed(5)
+    assert torch.equal(first, ours(x.float().to(device))[0])
+
+
+def test_what_is_dropped(device):
+    """Units that give one in every layer show which of them the next one reads."""
+    torch.manual_seed(7)
+    of = lambda *shape: torch.zeros(*shape, device=device, dtype=torch.float64)  # noqa: E731
+    hidden, p, random = 64, 0.25, torch.tensor([3, 4], device=device)
+    # The second layer hands its inputs on.
+    first = [of(hidden, 1), of(hidden, hidden), of(hidden) + 1.0, of(hidden)]
+    second = [torch.eye(hidden, device=device, dtype=torch.float64), of(hidden, hidden), of(hidden), of(hidden)]
+    first[0].requires_grad_()
+    x = torch.ones(40, 2, 1, device=device, dtype=torch.float64)
+    run = lambda r: wt.rnn(x, [first, second], nonlinearity="relu", dropout_p=p, random=r)[0]  # noqa: E731
+    y = run(random)
+    torch.testing.assert_close(y.unique().cpu(), torch.tensor([0.0, 1 / (1 - p)], dtype=torch.float64))
+    assert abs((y > 0).double().mean().item() - (1 - p)) < 0.03
+    assert torch.equal(y, run(random)) and not torch.equal(y, run(random + 1))
+    # Its gradient is what was kept.
+    y.sum().backward()
+    torch.testing.assert_close(first[0].grad[:, 0], y.detach().sum((0, 1)))
 
 
 def test_operators_pass_opcheck(device):
@@ -134,10 +158,10 @@ def test_operators_pass_opcheck(device):
         # and between its parts: whole sequences, and parts of multiples of 16 bytes.
         lengths = torch.tensor([3, 3], dtype=torch.int32, device=device)
         x, state = of(3, 2, 5), [of(4, 2, 4), of(4, 2, 4) if c0 else None]
-        arguments = (x, weights, *state, lengths, kind, 2, False, True, False, True)
+        arguments = (x, weights, *state, lengths, None, kind, 2, False, True, False, 0.0, True)
         torch.library.opcheck(torch.ops.warpwright.recurrent.default, arguments)
     weights = [of(16, 5), of(16, 4), of(4, 4)]
-    arguments = (of(4, 2, 5), weights, of(1, 2, 4), of(1, 2, 4), None, "lstm", 0, True, False, False, True)
+    arguments = (of(4, 2, 5), weights, of(1, 2, 4), of(1, 2, 4), None, None, "lstm", 0, True, False, False, 0.0, True)
     torch.library.opcheck(torch.ops.warpwright.recurrent.default, arguments)
 
 

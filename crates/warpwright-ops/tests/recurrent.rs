@@ -1,12 +1,13 @@
 //! Recurrent nets: every case on targets with other kernels, gradients of the reference, and what is refused.
 
+use warpwright_ops::plan::Real;
 use warpwright_ops::recurrent::reference::{Net, Weights as Plain};
 use warpwright_ops::recurrent::tuning::{PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{
     Cell, OutputGradients, RecurrentBackwardDesc, RecurrentDesc, RecurrentInput, RecurrentOptions,
     RecurrentOutput, State, Weights, lstm, recurrent, recurrent_backward,
 };
-use warpwright_ops::{Error, Operation, PlanError};
+use warpwright_ops::{Dropout, Error, Operation, PlanError};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Stream, Tensor};
 use warpwright_testkit::{Filter, Scope, cases, run_case};
@@ -60,6 +61,7 @@ fn sequences_without_a_plan() {
     parameter(RecurrentDesc { hidden: 1 << 20, ..good.clone() }, "hidden");
     parameter(RecurrentDesc { projection: 513, ..good.clone() }, "projection");
     parameter(RecurrentDesc { cell: Cell::Gru, projection: 8, ..good.clone() }, "projection");
+    parameter(RecurrentDesc { dropout: Some(Real::new(1.5)), ..good.clone() }, "dropout.probability");
     parameter(RecurrentDesc { steps: 1 << 40, ..good.clone() }, "steps x batch");
     let backward =
         RecurrentBackwardDesc { forward: good.clone(), dy: true, dh_n: false, dc_n: false, dx: true };
@@ -209,6 +211,33 @@ fn batch_first_and_time_first_have_the_same_bits() {
     }
 }
 
+/// What is dropped depends on the numbers that are drawn from, and on nothing else.
+#[test]
+fn dropout_is_a_function_of_its_numbers() {
+    let (batch, steps, cell) = (3, 5, Cell::Gru);
+    let mut by_batch = Small::new(0, cell, [batch, steps], 2);
+    // Two layers of one direction, of which the second reads 32 units.
+    let w_ih = Tensor::from_slice(&by_batch.device, &values(96 * 32, 1.7), &[96, 32]).expect("memory");
+    by_batch.weights[1][0] = w_ih;
+    let dy = values(batch * steps * 32, 0.9);
+    let run = |net: &Small, batch_first: bool, offset: Option<u64>, dy: &[f32]| {
+        let dropout = offset.map(|offset| Dropout { probability: 0.5, seed: 11, offset });
+        let options = RecurrentOptions { batch_first, dropout, ..RecurrentOptions::default() };
+        let (out, gradients) = train(net, cell, options, dy);
+        (floats(&out.y), gradients)
+    };
+    let first = run(&by_batch, true, Some(1), &dy);
+    assert_eq!(first, run(&by_batch, true, Some(1), &dy), "run to run");
+    assert_ne!(first.0, run(&by_batch, true, Some(2), &dy).0, "of another offset");
+    assert_ne!(first.0, run(&by_batch, true, None, &dy).0, "without dropout");
+    let x = time_first(&floats(&by_batch.x), [batch, steps]);
+    let x = Tensor::from_slice(&by_batch.device, &x, &[steps, batch, 12]).expect("memory");
+    let by_time = Small { x, ..by_batch };
+    let second = run(&by_time, false, Some(1), &time_first(&dy, [batch, steps]));
+    assert_eq!(time_first(&first.0, [batch, steps]), second.0, "time first");
+    assert_eq!(time_first(&first.1[0], [batch, steps]), second.1[0], "dx");
+}
+
 #[test]
 fn lengths_change_nothing_within_them() {
     for cell in Cell::ALL {
@@ -257,6 +286,7 @@ fn gradients_agree_with_central_differences() {
             weights: (0..4).map(pass).collect(),
             h0: list(8 * output, 0.4),
             c0: list(24, 0.6),
+            factors: vec![list(12 * output, 0.35)],
             kept: |h| h,
         };
         let (x, dy, dh, dc) = (list(12, 0.9), list(12 * output, 1.3), list(8 * output, 1.7), list(24, 2.1));

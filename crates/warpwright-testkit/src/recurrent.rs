@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use warpwright_ops::plan::TensorSpec;
+use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ops::recurrent::reference::{Net, Weights};
 use warpwright_ops::recurrent::tuning::Schedule;
 use warpwright_ops::recurrent::{
     Biases, Cell, CellArgs, CellBackwardArgs, CellBackwardDesc, CellDesc, RecurrentArgs,
     RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, WeightGradients, WeightRefs,
 };
-use warpwright_ops::{Direction, Operation, Plan};
+use warpwright_ops::{Direction, Dropout, Operation, Plan};
 use warpwright_ptx::{DType, Target};
 
 use crate::budget::Budget;
@@ -33,6 +33,8 @@ struct Situation {
     state: bool,
     lengths: bool,
     training: bool,
+    /// What is dropped between layers.
+    dropout: Option<f64>,
     /// Whether every step is launched by itself, whatever tuning says.
     stepwise: bool,
     /// Whether it is the primitive of a single step.
@@ -51,10 +53,14 @@ const PLAIN: Situation = Situation {
     state: true,
     lengths: false,
     training: false,
+    dropout: None,
     stepwise: false,
     single: false,
     lead: 0,
 };
+
+/// Seed and offset of what is dropped.
+const RANDOM: [u64; 2] = [0x1234_5678_9abc, 7];
 
 #[derive(Debug)]
 struct RecurrentSubject {
@@ -93,6 +99,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 3, 8, 16], single: true, ..PLAIN },
         Situation { sizes: [1, 2, 5, 7], single: true, biases: one, lead: 1, training: true, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..PLAIN },
+        Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..PLAIN },
     ];
     if scope == Scope::Full {
         all.extend([
@@ -103,6 +110,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [9, 5, 40, 20], lead: 1, ..PLAIN },
             Situation { sizes: [3, 4, 16, 64], projection: 32, batch_first: true, state: false, ..PLAIN },
             Situation { sizes: [1, 2, 3, 5], projection: 5, training: true, lead: 1, ..PLAIN },
+            Situation { sizes: [3, 5, 8, 32], dropout: Some(1.0), layers: 2, ..PLAIN },
             Situation { sizes: [3, 4, 8, 32], layers: 3, directions: 2, batch_first: true, ..PLAIN },
             Situation { sizes: [5, 3, 8, 16], layers: 3, training: true, stepwise: true, ..PLAIN },
         ]);
@@ -120,6 +128,7 @@ fn trainings(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 3, 8, 16], single: true, ..plain },
         Situation { sizes: [1, 2, 5, 7], single: true, biases: Biases::Absent, lead: 1, ..plain },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..plain },
+        Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..plain },
     ];
     if scope == Scope::Full {
         all.extend([
@@ -131,6 +140,7 @@ fn trainings(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [70, 33, 3, 8], state: false, ..plain },
             Situation { sizes: [3, 4, 16, 64], projection: 32, batch_first: true, state: false, ..plain },
             Situation { sizes: [1, 2, 3, 5], projection: 5, biases: Biases::One, lead: 1, ..plain },
+            Situation { sizes: [3, 5, 8, 32], dropout: Some(0.6), layers: 2, batch_first: true, ..plain },
         ]);
     }
     all
@@ -148,37 +158,42 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
         c0: state && cell.has_c(),
         lengths: situation.lengths,
         training: situation.training,
+        dropout: situation.dropout.map(Real::new),
         ..RecurrentDesc::new(cell, dtype, sizes)
     };
     let how = if situation.stepwise { "step by step" } else { "tuned" };
     let order = if batch_first { "batch first" } else { "time first" };
     let Situation { lengths, lead, .. } = situation;
-    let projected = if projection > 0 { format!("projection {projection}, ") } else { String::new() };
+    let mut further = if projection > 0 { format!("projection {projection}, ") } else { String::new() };
+    further.extend(situation.dropout.map(|probability| format!("dropout {probability}, ")));
     Case {
         op: if situation.single { cell.cell_op() } else { cell.op() },
         direction,
         dtype,
         shape: sizes.to_vec(),
         input: format!(
-            "{}, {projected}{how}, {layers} x {directions}, {order}, biases {biases:?}, state {state}, lengths {lengths}, lead {lead}",
+            "{}, {further}{how}, {layers} x {directions}, {order}, biases {biases:?}, state {state}, lengths {lengths}, lead {lead}",
             cell.name(),
         ),
-        budget: budget(dtype, direction),
+        budget: budget(dtype, direction, situation),
         subject: Arc::new(RecurrentSubject { desc, situation, direction }),
     }
 }
 
 /// A hidden state is below 1 and carries the roundings of the states before it, which the gates damp. Norm-wise 1.5 times
-/// what PyTorch reaches. Gradients are sums of products that were rounded, each of them by what came before.
-fn budget(dtype: DType, direction: Direction) -> Budget {
+/// what PyTorch reaches, whose gradients err up to 2.4 times as much as its results. Elements that dropout keeps, and their
+/// roundings, are `1 / (1 - p)` as large, once for each layer.
+fn budget(dtype: DType, direction: Direction, situation: Situation) -> Budget {
     let backward = if direction == Direction::Backward { 2.0 } else { 1.0 };
+    let keeping = 1.0 - situation.dropout.filter(|probability| *probability < 1.0).unwrap_or(0.0);
+    let grows = keeping.powi(1 - situation.layers as i32);
     let (norm, element) = match dtype {
         DType::F64 => (1e-13, 64.0),
         DType::F32 => (5.7e-7, 16.0),
         DType::F16 => (3.9e-4, 3.0),
         _ => (3.45e-3, 3.0),
     };
-    let norm = norm * backward;
+    let (norm, element) = (norm * backward * grows, element * grows);
     Budget { norm, element, norm_of_one: 2.0 * norm }
 }
 
@@ -224,6 +239,7 @@ struct Given {
     lengths: Placed,
     h0: Placed,
     c0: Placed,
+    random: Placed,
     passes: Vec<Pass>,
 }
 
@@ -257,6 +273,23 @@ impl RecurrentSubject {
             (Cell::RnnRelu, DType::F32) => |h| storage::round(DType::F32, h),
             _ => |h| h,
         }
+    }
+
+    /// What the results of the layers are multiplied by between them.
+    fn factors(&self) -> Vec<Vec<f64>> {
+        let RecurrentDesc { steps, batch, batch_first, layers, directions, .. } = self.desc;
+        let Some(probability) = self.situation.dropout else { return Vec::new() };
+        let [seed, offset] = RANDOM;
+        let dropout = Dropout { probability: probability as f32, seed, offset };
+        let scale = if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 };
+        let wide = directions * self.output();
+        let factor = |layer: usize, at: usize| {
+            let (row, element) = (at / wide, at % wide);
+            let row = if batch_first { row % steps * batch + row / steps } else { row };
+            let number = ((layer as u64) << 44) + (row * wide + element) as u64;
+            if dropout.keeps(number) { scale } else { 0.0 }
+        };
+        (0..layers - 1).map(|layer| (0..self.results()).map(|at| factor(layer, at)).collect()).collect()
     }
 
     /// Elements of a hidden state of a sequence.
@@ -309,6 +342,7 @@ impl RecurrentSubject {
             weights: (0..self.desc.layers * directions).map(|index| self.weights(index)).collect(),
             h0: if self.desc.h0 { self.draw(states, 6, 0.5) } else { vec![0.0; states] },
             c0: if self.desc.c0 { self.draw(cells, 7, 1.0) } else { vec![0.0; cells] },
+            factors: self.factors(),
             kept: self.kept(),
         };
         let x_values = self.draw(steps * batch * input, 1, 1.0);
@@ -328,6 +362,7 @@ impl RecurrentSubject {
             lengths: bench.input("lengths", DType::I32, &lengths, 0)?,
             h0: given("h0", &net.h0)?,
             c0: given("c0", &net.c0)?,
+            random: bench.input("random", DType::I64, &RANDOM.map(|number| number as f64), 0)?,
             passes: net.weights.iter().map(pass).collect::<Result<_, _>>()?,
             net,
             x_values,
@@ -381,6 +416,7 @@ impl RecurrentSubject {
                 lengths: desc.lengths.then(|| given.lengths.view()).transpose()?,
                 h0: desc.h0.then(|| given.h0.view()).transpose()?,
                 c0: desc.c0.then(|| given.c0.view()).transpose()?,
+                random: desc.dropout.map(|_| given.random.view()).transpose()?,
                 weights: given.passes.iter().map(|pass| pass_refs(pass, desc)).collect::<Result<_, _>>()?,
                 y: made.y.view_mut()?,
                 h_n: made.h_n.view_mut()?,
@@ -457,6 +493,7 @@ impl RecurrentSubject {
                 lengths: desc.lengths.then(|| given.lengths.view()).transpose()?,
                 h0: desc.h0.then(|| given.h0.view()).transpose()?,
                 c0: desc.c0.then(|| given.c0.view()).transpose()?,
+                random: desc.dropout.map(|_| given.random.view()).transpose()?,
                 y: made.y.view()?,
                 reserve: reserve.view()?,
                 dy: Some(dy.view()?),

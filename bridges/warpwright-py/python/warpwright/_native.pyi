@@ -338,6 +338,8 @@ def lstm(
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: _Array | None = None,
+    dropout_p: float = 0.0,
+    random: _Array | None = None,
     training: bool = False,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
@@ -357,6 +359,8 @@ def lstm_backward(
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: _Array | None = None,
+    dropout_p: float = 0.0,
+    random: _Array | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A | None, _A | None, _A | None, list[tuple[_A, ...]]]: ...
 def gru(
@@ -367,6 +371,8 @@ def gru(
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: _Array | None = None,
+    dropout_p: float = 0.0,
+    random: _Array | None = None,
     training: bool = False,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
@@ -384,6 +390,8 @@ def gru_backward(
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: _Array | None = None,
+    dropout_p: float = 0.0,
+    random: _Array | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A | None, _A | None, _A | None, list[tuple[_A, ...]]]: ...
 def rnn(
@@ -395,6 +403,8 @@ def rnn(
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: _Array | None = None,
+    dropout_p: float = 0.0,
+    random: _Array | None = None,
     training: bool = False,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
@@ -413,6 +423,8 @@ def rnn_backward(
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: _Array | None = None,
+    dropout_p: float = 0.0,
+    random: _Array | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A | None, _A | None, _A | None, list[tuple[_A, ...]]]: ...
 def cross_entropy(

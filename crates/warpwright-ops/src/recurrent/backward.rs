@@ -22,17 +22,18 @@ mod slot {
     pub(super) const LENGTHS: u32 = 1;
     pub(super) const H0: u32 = 2;
     pub(super) const C0: u32 = 3;
-    pub(super) const Y: u32 = 4;
-    pub(super) const RESERVE: u32 = 5;
-    pub(super) const DY: u32 = 6;
-    pub(super) const DH_N: u32 = 7;
-    pub(super) const DC_N: u32 = 8;
-    pub(super) const DX: u32 = 9;
-    pub(super) const DH0: u32 = 10;
-    pub(super) const DC0: u32 = 11;
-    pub(super) const WORKSPACE: u32 = 12;
+    pub(super) const RANDOM: u32 = 4;
+    pub(super) const Y: u32 = 5;
+    pub(super) const RESERVE: u32 = 6;
+    pub(super) const DY: u32 = 7;
+    pub(super) const DH_N: u32 = 8;
+    pub(super) const DC_N: u32 = 9;
+    pub(super) const DX: u32 = 10;
+    pub(super) const DH0: u32 = 11;
+    pub(super) const DC0: u32 = 12;
+    pub(super) const WORKSPACE: u32 = 13;
     /// The first of the weights of each pass, and of the gradients of weights and biases.
-    pub(super) const WEIGHTS: u32 = 13;
+    pub(super) const WEIGHTS: u32 = 14;
     pub(super) const OF_PASS: u32 = 8;
 }
 
@@ -77,6 +78,8 @@ struct Scratch {
     input_sums: Place,
     /// The gradient of a layer's result.
     dy: Place,
+    /// What dropout left of a layer's result.
+    dropped: Place,
     bytes: u64,
 }
 
@@ -202,6 +205,8 @@ fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
     let sums_place = arena.take(of_weights, sums);
     let input_sums = arena.take(net.directions * net.rows() * widest, sums);
     let dy = arena.take(if net.layers > 1 { net.rows() * both } else { 0 }, dtype);
+    let drops = net.dropout.is_some() && net.layers > 1;
+    let dropped = arena.take(if drops { net.rows() * both } else { 0 }, dtype);
     let bytes = arena.bytes;
     Scratch {
         dx_gates,
@@ -217,6 +222,7 @@ fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
         sums: sums_place,
         input_sums,
         dy,
+        dropped,
         bytes,
     }
 }
@@ -233,7 +239,15 @@ impl Planner<'_> {
         let input = net.input_of(layer);
         let last = layer + 1 == net.layers;
         let y = reserve.between.get(layer).copied().unwrap_or(Place::slot(slot::Y));
-        let x = if layer == 0 { Place::slot(slot::X) } else { reserve.between[layer - 1] };
+        let x = match layer.checked_sub(1) {
+            None => Place::slot(slot::X),
+            Some(before) if net.dropout.is_some() && net.batch > 0 => {
+                let places = [reserve.between[before], self.scratch.dropped, Place::slot(slot::RANDOM)];
+                self.launches.drop(before, places, None)?;
+                self.scratch.dropped
+            }
+            Some(before) => reserve.between[before],
+        };
         let dy = if last { Place::slot(slot::DY) } else { self.scratch.dy };
         let wanted = (layer > 0 || self.desc.dx) && net.batch > 0;
         let sums = sums_of(net.dtype);
@@ -257,12 +271,18 @@ impl Planner<'_> {
                 self.launches.product([net.rows(), input, net.wide()], [false; 2], places)?;
             }
         }
-        if wanted {
-            let to = if layer == 0 { Place::slot(slot::DX) } else { self.scratch.dy };
-            let n = net.rows() * input;
-            self.round(self.scratch.input_sums, to, n, net.directions)?;
+        let from = self.scratch.input_sums;
+        match layer.checked_sub(1).filter(|_| net.dropout.is_some()) {
+            _ if !wanted => Ok(()),
+            Some(before) => {
+                let places = [from, self.scratch.dy, Place::slot(slot::RANDOM)];
+                self.launches.drop(before, places, Some(net.directions))
+            }
+            None => {
+                let to = if layer == 0 { Place::slot(slot::DX) } else { self.scratch.dy };
+                self.round(from, to, net.rows() * input, net.directions)
+            }
         }
-        Ok(())
     }
 
     fn flags(&self, pass: &Pass) -> u32 {

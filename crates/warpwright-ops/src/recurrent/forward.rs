@@ -20,13 +20,14 @@ mod slot {
     pub(super) const LENGTHS: u32 = 1;
     pub(super) const H0: u32 = 2;
     pub(super) const C0: u32 = 3;
-    pub(super) const Y: u32 = 4;
-    pub(super) const H_N: u32 = 5;
-    pub(super) const C_N: u32 = 6;
-    pub(super) const RESERVE: u32 = 7;
-    pub(super) const WORKSPACE: u32 = 8;
+    pub(super) const RANDOM: u32 = 4;
+    pub(super) const Y: u32 = 5;
+    pub(super) const H_N: u32 = 6;
+    pub(super) const C_N: u32 = 7;
+    pub(super) const RESERVE: u32 = 8;
+    pub(super) const WORKSPACE: u32 = 9;
     /// The first of the weights of each pass.
-    pub(super) const WEIGHTS: u32 = 9;
+    pub(super) const WEIGHTS: u32 = 10;
     pub(super) const OF_PASS: u32 = 5;
 }
 
@@ -55,6 +56,8 @@ struct Scratch {
     projected: Place,
     /// Results of layers in turns, if there is no reserve that keeps them.
     between: [Place; 2],
+    /// What dropout leaves of a layer's result.
+    dropped: Place,
     bytes: u64,
 }
 
@@ -70,6 +73,8 @@ struct Pass {
     y: Place,
     products: Place,
     extra: Place,
+    /// The layer whose result is complete with this pass and is dropped then, and the result.
+    drops: Option<(usize, Place)>,
 }
 
 impl Pass {
@@ -109,6 +114,10 @@ pub(super) fn plan<O: Operation>(
         if desc.batch > 0 {
             for pass in passes(desc, &scratch, &reserve) {
                 planner.pass(&pass, schedule)?;
+                if let Some((layer, y)) = pass.drops {
+                    let places = [y, scratch.dropped, Place::slot(slot::RANDOM)];
+                    planner.launches.drop(layer, places, None)?;
+                }
             }
         }
         variants.push(Variant { alignment, steps: planner.launches.steps });
@@ -159,8 +168,10 @@ fn scratch(desc: &RecurrentDesc) -> Scratch {
         arena.take(inference(len), desc.dtype)
     };
     let between = [between(1), between(2)];
+    let drops = desc.dropout.is_some() && desc.layers > 1;
+    let dropped = arena.take(if drops { desc.rows() * desc.result() } else { 0 }, desc.dtype);
     let bytes = arena.bytes;
-    Scratch { products, recurrent, carried, h, unprojected, projected, between, bytes }
+    Scratch { products, recurrent, carried, h, unprojected, projected, between, dropped, bytes }
 }
 
 /// The passes in order.
@@ -173,15 +184,17 @@ fn passes(desc: &RecurrentDesc, scratch: &Scratch, reserve: &Reserve) -> Vec<Pas
             Some(kept) if desc.training => *kept,
             Some(_) => scratch.between[layer % 2],
         };
+        let drops = desc.dropout.is_some() && layer + 1 < desc.layers;
         for direction in 0..desc.directions {
+            let drops = (drops && direction + 1 == desc.directions).then_some((layer, y));
             let index = layer * desc.directions + direction;
             let (gates, extra) = reserve.passes[index];
             let products = if desc.training { gates } else { scratch.products };
             let input = desc.input_of(layer);
             let of_direction = y.after(direction * desc.output(), desc.dtype);
-            all.push(Pass { index, direction, input, x, y: of_direction, products, extra });
+            all.push(Pass { index, direction, input, x, y: of_direction, products, extra, drops });
         }
-        x = y;
+        x = if drops { scratch.dropped } else { y };
     }
     all
 }

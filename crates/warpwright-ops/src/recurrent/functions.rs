@@ -6,8 +6,8 @@ use super::{
     Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc,
     WeightGradients, WeightRefs, refuse,
 };
-use crate::plan::PlanCache;
-use crate::{Error, PlanError};
+use crate::plan::{PlanCache, Real};
+use crate::{Dropout, Error, PlanError};
 
 /// The weights of a layer and direction.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +95,7 @@ pub struct State<'a> {
 }
 
 /// How sequences are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecurrentOptions<'a> {
     /// A second direction reads sequences from their ends: there are two weights a layer.
     pub bidirectional: bool,
@@ -103,6 +103,8 @@ pub struct RecurrentOptions<'a> {
     pub batch_first: bool,
     /// Places of each sequence, from 0 to `steps`.
     pub lengths: Option<&'a [usize]>,
+    /// What is dropped between layers.
+    pub dropout: Option<Dropout>,
 }
 
 /// What a net gives.
@@ -242,7 +244,15 @@ impl<'a> RecurrentInput<'a> {
         let (layers, lengths) = (self.weights.len() / directions, self.options.lengths.is_some());
         let desc = RecurrentDesc::new(cell, self.x.dtype(), [steps, batch, input, hidden]);
         let desc = RecurrentDesc { projection, layers, directions, batch_first, biases, ..desc };
-        Ok(RecurrentDesc { h0, c0, lengths, training, ..desc })
+        let dropout = self.options.dropout.map(|dropout| Real::new(f64::from(dropout.probability)));
+        Ok(RecurrentDesc { h0, c0, lengths, training, dropout, ..desc })
+    }
+
+    /// Seed and offset on the device.
+    fn random(&self, stream: &Stream) -> Result<Option<Tensor>, Error> {
+        let Some(Dropout { seed, offset, .. }) = self.options.dropout else { return Ok(None) };
+        let numbers = [seed, offset].map(u64::cast_signed);
+        Ok(Some(Tensor::from_slice(stream.device(), &numbers, &[2])?))
     }
 
     /// The lengths on the device.
@@ -266,7 +276,7 @@ pub fn recurrent(
     static PLANS: PlanCache<RecurrentDesc> = PlanCache::new();
     let desc = input.desc(cell, training)?;
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let lengths = input.lengths(stream)?;
+    let (lengths, random) = (input.lengths(stream)?, input.random(stream)?);
     let RecurrentDesc { dtype, steps, batch, hidden, .. } = desc;
     let empty = |shape: &[usize]| Tensor::empty_on(stream, dtype, shape);
     let [first, second] = if desc.batch_first { [batch, steps] } else { [steps, batch] };
@@ -284,6 +294,7 @@ pub fn recurrent(
             lengths: lengths.as_ref().map(Tensor::as_ref),
             h0: input.state.h0.map(Tensor::as_ref),
             c0: input.state.c0.map(Tensor::as_ref),
+            random: random.as_ref().map(Tensor::as_ref),
             weights: input.weights.iter().map(Weights::refs).collect(),
             y: y.as_mut(),
             h_n: h_n.as_mut(),
@@ -317,7 +328,7 @@ pub fn recurrent_backward(
     let given = (dy.is_some(), dh_n.is_some(), dc_n.is_some());
     let desc = RecurrentBackwardDesc { forward, dy: given.0, dh_n: given.1, dc_n: given.2, dx };
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let lengths = input.lengths(stream)?;
+    let (lengths, random) = (input.lengths(stream)?, input.random(stream)?);
     let like = |tensor: &Tensor| Tensor::empty_on(stream, dtype, tensor.shape());
     let maybe = |tensor: Option<&Tensor>| tensor.map(like).transpose();
     let mut dx = like(input.x)?;
@@ -332,6 +343,7 @@ pub fn recurrent_backward(
             lengths: lengths.as_ref().map(Tensor::as_ref),
             h0: input.state.h0.map(Tensor::as_ref),
             c0: input.state.c0.map(Tensor::as_ref),
+            random: random.as_ref().map(Tensor::as_ref),
             y: output.y.as_ref(),
             reserve: reserve.as_ref(),
             dy: dy.map(Tensor::as_ref),

@@ -4,12 +4,13 @@ use warpwright_dsl::{Element, In, InOut, KernelArgs, KernelDef, Out};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
+use super::drops::{self, Drop, DropArgs};
 use super::exchange::{Product, clear};
 use super::tuning::PersistentConfig;
 use super::{RecurrentDesc, WIDE, small};
-use crate::PlanError;
 use crate::gemm::GemmDesc;
-use crate::plan;
+use crate::plan::{self, Real};
+use crate::{Dropout, PlanError};
 
 /// Where a part of memory begins.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +103,36 @@ impl Launches<'_> {
         let wide = self.wide && [a, b].iter().all(|place| place.offset.is_multiple_of(WIDE));
         self.steps.push(product.sums(self.target, wide, a.read(), b.read(), to.write())?);
         Ok(())
+    }
+
+    /// Drops elements of `to` behind `layer`, of which there are as many sums as `parts` says, or none but the elements.
+    pub(super) fn drop(
+        &mut self,
+        layer: usize,
+        [from, to, random]: [Place; 3],
+        parts: Option<usize>,
+    ) -> Result<(), PlanError> {
+        let net = self.net;
+        let probability = net.dropout.map_or(0.0, Real::get);
+        let dropout = Dropout { probability: probability as f32, seed: 0, offset: 0 };
+        let n = net.rows() * net.result();
+        let [row_step, row_batch] = net.row_strides();
+        let args = DropArgs {
+            from: from.read(),
+            to: to.write(),
+            random: random.read(),
+            stride: n as u64,
+            draws: drops::first_draw(layer),
+            n: n as u64,
+            width: small(net.result()),
+            batch: small(net.batch),
+            row_step,
+            row_batch,
+            parts: small(parts.unwrap_or(1)),
+            threshold: dropout.threshold(),
+            scale: if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 },
+        };
+        self.over(&Drop { dtype: net.dtype, of_sums: parts.is_some() }, drops::draws(n), &args)
     }
 
     /// A kernel whose blocks keep the weights of `config`'s units and exchange their results through `at`.

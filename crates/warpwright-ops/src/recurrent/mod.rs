@@ -21,6 +21,10 @@
 //! first `lengths[b]` places: `y` is zero beyond, the last state is that of the last place, and the second direction begins
 //! there. What `x` and `dy` hold beyond does not matter to results; for the gradients of the weights it must be finite.
 //!
+//! With `dropout`, elements of what a layer gives are zero at random for the next one, and the others are multiplied by `1 / (1 -
+//! dropout)`. Which are depends on `random`, a seed and an offset, on the layer, the place, the sequence and the element; a
+//! backward pass that is given the same numbers drops the same ones.
+//!
 //! The products of the inputs of all steps are one matrix product whose sums stay in `f32`; what a unit hands to its own next
 //! step (`c`, or what z keeps of `h`) stays in `f32` for the whole sequence (`f64` for `f64`). The hidden state of a step is
 //! rounded to the element type before the recurrent weights multiply it, as in `y`.
@@ -38,6 +42,7 @@
 
 mod backward;
 mod cell;
+mod drops;
 mod exchange;
 mod forward;
 mod functions;
@@ -58,8 +63,8 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{TensorMut, TensorRef};
 
 use crate::catalogue::{Direction, Entry, TARGETS};
-use crate::plan::{self, Operation, Plan, TensorSpec};
-use crate::{Binding, PlanError};
+use crate::plan::{self, Operation, Plan, Real, TensorSpec};
+use crate::{Binding, Dropout, PlanError};
 
 pub use cell::Cell;
 pub use functions::*;
@@ -112,6 +117,8 @@ pub struct RecurrentDesc {
     pub lengths: bool,
     /// Whether a reserve is written.
     pub training: bool,
+    /// The probability that an element is dropped between two layers; then there are `random` numbers.
+    pub dropout: Option<Real>,
 }
 
 /// The weights of a layer and direction.
@@ -140,6 +147,8 @@ pub struct RecurrentArgs<'a> {
     pub h0: Option<TensorRef<'a>>,
     /// `[layers directions, batch, hidden]`
     pub c0: Option<TensorRef<'a>>,
+    /// Seed and offset of what is dropped, `[2]`, i64.
+    pub random: Option<TensorRef<'a>>,
     /// Of each direction of each layer.
     pub weights: Vec<WeightRefs<'a>>,
     /// The hidden state of the last layer at every place, `[steps, batch, directions output]`.
@@ -218,6 +227,8 @@ pub struct RecurrentBackwardArgs<'a> {
     pub h0: Option<TensorRef<'a>>,
     /// As in the forward pass.
     pub c0: Option<TensorRef<'a>>,
+    /// As in the forward pass.
+    pub random: Option<TensorRef<'a>>,
     /// What the forward pass gave.
     pub y: TensorRef<'a>,
     /// What the forward pass left.
@@ -256,6 +267,7 @@ impl Operation for RecurrentDesc {
             args.lengths.into(),
             args.h0.into(),
             args.c0.into(),
+            args.random.into(),
             args.y.into(),
             args.h_n.into(),
             args.c_n.into(),
@@ -286,6 +298,7 @@ impl RecurrentDesc {
             c0: false,
             lengths: false,
             training: false,
+            dropout: None,
         }
     }
 
@@ -388,6 +401,9 @@ impl RecurrentDesc {
         if self.projection > self.hidden {
             return Err(refuse(op, "projection", self.projection, "at most hidden"));
         }
+        if let Some(probability) = self.dropout {
+            Dropout { probability: probability.get() as f32, seed: 0, offset: 0 }.check(op)?;
+        }
         let small = |a: usize, b: usize| {
             let len = a.checked_mul(b).and_then(|ab| ab.checked_mul(4));
             len.is_some_and(|len| i32::try_from(len).is_ok())
@@ -410,7 +426,7 @@ impl RecurrentDesc {
         }
     }
 
-    /// The tensors that both directions of a net read: `x`, `lengths`, `h0`, `c0`.
+    /// The tensors that both directions of a net read: `x`, `lengths`, `h0`, `c0`, `random`.
     fn inputs(&self) -> Vec<TensorSpec> {
         let (states, cells) = (self.passes() * self.state(), self.passes() * self.units());
         vec![
@@ -418,6 +434,7 @@ impl RecurrentDesc {
             TensorSpec::read("lengths", DType::I32, self.batch).optional(self.lengths),
             TensorSpec::read("h0", self.dtype, states).optional(self.h0),
             TensorSpec::read("c0", self.dtype, cells).optional(self.c0),
+            TensorSpec::read("random", DType::I64, 2).optional(self.dropout.is_some()),
         ]
     }
 
@@ -498,6 +515,7 @@ impl Operation for RecurrentBackwardDesc {
             args.lengths.into(),
             args.h0.into(),
             args.c0.into(),
+            args.random.into(),
             args.y.into(),
             args.reserve.into(),
             args.dy.into(),
@@ -575,6 +593,9 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         all.push(plan::recorded(op, &sums::Columns { dtype }, target)?);
     }
     if op == NAMES[0] {
+        for of_sums in [false, true] {
+            all.push(plan::recorded(op, &drops::Drop { dtype, of_sums }, target)?);
+        }
         all.extend(projected(entry.direction, dtype, target)?);
     }
     Ok(all)

@@ -38,6 +38,9 @@ pub struct Net {
     pub h0: Vec<f64>,
     /// `[layers directions][batch][hidden]`
     pub c0: Vec<f64>,
+    /// What the results of each layer but the last are multiplied by for the next one, `[row][directions output]`; no lists if
+    /// by nothing.
+    pub factors: Vec<Vec<f64>>,
     /// What becomes of a hidden state before anything reads it: itself, or what a tensor keeps of it.
     pub kept: fn(f64) -> f64,
 }
@@ -223,6 +226,14 @@ impl Net {
         states
     }
 
+    /// What layer `layer` is given of the result of the one before.
+    fn between(&self, layer: usize, y: &[f64]) -> Vec<f64> {
+        match self.factors.get(layer - 1) {
+            Some(factors) => y.iter().zip(factors).map(|(y, factor)| y * factor).collect(),
+            None => y.to_vec(),
+        }
+    }
+
     /// The results.
     pub fn forward(&self, x: &[f64]) -> Output {
         let [steps, batches, ..] = self.sizes;
@@ -230,11 +241,11 @@ impl Net {
         let mut out = Output::default();
         for layer in 0..self.layers() {
             let mut y = vec![0.0; steps * batches * wide];
+            let x = out.y.last().map_or(x.to_vec(), |y| self.between(layer, y));
             for direction in 0..self.directions {
                 let pass = layer * self.directions + direction;
                 for batch in 0..batches {
-                    let x = out.y.last().map_or(x, Vec::as_slice);
-                    let states = self.walk(pass, batch, x);
+                    let states = self.walk(pass, batch, &x);
                     for (row, state) in self.order(direction, batch).into_iter().zip(&states[1..]) {
                         y[row * wide + direction * output..][..output].copy_from_slice(&state.h);
                     }
@@ -256,7 +267,7 @@ impl Net {
         let (mut dh0, mut dc0) = (vec![0.0; self.h0.len()], vec![0.0; self.c0.len()]);
         let mut dy = dy.to_vec();
         for layer in (0..self.layers()).rev() {
-            let x = if layer == 0 { x } else { &y[layer - 1] };
+            let x = &if layer == 0 { x.to_vec() } else { self.between(layer, &y[layer - 1]) };
             let mut dx = vec![0.0; x.len()];
             for pass in layer * self.directions..(layer + 1) * self.directions {
                 for batch in 0..batches {
@@ -269,7 +280,7 @@ impl Net {
                     dc0[of_c].copy_from_slice(&start.1);
                 }
             }
-            dy = dx;
+            dy = if layer == 0 { dx } else { self.between(layer, &dx) };
         }
         Gradients { dx: dy, dh0, dc0, ..out }
     }

@@ -1,6 +1,6 @@
 """Recurrent nets as operators; `warpwright.torch` has them for users."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from ._registry import define, direct, register_gradient
 
 Weights = Sequence[Sequence[Tensor]]
 
-_TENSORS = "Tensor x, Tensor[] weights, Tensor? h0, Tensor? c0, Tensor? lengths"
-_PARAMETERS = "str cell, int biases, bool projected, bool bidirectional, bool batch_first"
+_TENSORS = "Tensor x, Tensor[] weights, Tensor? h0, Tensor? c0, Tensor? lengths, Tensor? random"
+_PARAMETERS = "str cell, int biases, bool projected, bool bidirectional, bool batch_first, float dropout_p"
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -31,20 +31,27 @@ def _call(name: str, cell: str, weights: Any, states: Any, *before: Any, **optio
     return function(x, weights, *rest, *states, **options)
 
 
+def _options(bidirectional: bool, batch_first: bool, lengths: Any, dropout_p: float, random: Any) -> Dict[str, Any]:
+    options = {"bidirectional": bidirectional, "batch_first": batch_first, "lengths": lengths}
+    return options | {"dropout_p": dropout_p, "random": random} if dropout_p else options
+
+
 def _forward(
     x: Tensor,
     weights: Sequence[Tensor],
     h0: Optional[Tensor],
     c0: Optional[Tensor],
     lengths: Optional[Tensor],
+    random: Optional[Tensor],
     cell: str,
     biases: int,
     projected: bool,
     bidirectional: bool,
     batch_first: bool,
+    dropout_p: float,
     training: bool,
 ) -> Tuple[Tensor, ...]:
-    options = {"bidirectional": bidirectional, "batch_first": batch_first, "lengths": lengths, "training": training}
+    options = _options(bidirectional, batch_first, lengths, dropout_p, random) | {"training": training}
     y, h_n, *rest = _call("", cell, _grouped(weights, biases, projected), (h0, c0), x, **options)
     c_n = rest.pop(0) if cell == "lstm" else x.new_empty(0)
     return y, h_n, c_n, rest[0] if training else x.new_empty(0)
@@ -56,6 +63,7 @@ def _backward(
     h0: Optional[Tensor],
     c0: Optional[Tensor],
     lengths: Optional[Tensor],
+    random: Optional[Tensor],
     y: Tensor,
     reserve: Tensor,
     dy: Optional[Tensor],
@@ -66,11 +74,12 @@ def _backward(
     projected: bool,
     bidirectional: bool,
     batch_first: bool,
+    dropout_p: float,
     input_gradient: bool,
 ) -> List[Tensor]:
     """The gradients of x, h0, c0 and the weights; an empty tensor where there is none."""
     gradients = (dy, dh_n, dc_n) if cell == "lstm" else (dy, dh_n)
-    options = {"bidirectional": bidirectional, "batch_first": batch_first, "lengths": lengths}
+    options = _options(bidirectional, batch_first, lengths, dropout_p, random)
     grouped = _grouped(weights, biases, projected)
     *found, all_weights = _call(
         "_backward", cell, grouped, (h0, c0), x, y, reserve, *gradients, input_gradient=input_gradient, **options
@@ -99,11 +108,13 @@ def _fake(
     h0: Any,
     c0: Any,
     lengths: Any,
+    random: Any,
     cell: str,
     biases: int,
     projected: bool,
     bidirectional: bool,
     batch_first: bool,
+    dropout_p: float,
     training: bool,
 ) -> Tuple[Tensor, ...]:
     directions, hidden, output = 1 + bidirectional, weights[1].shape[0] // _GATES[cell], weights[1].shape[1]
@@ -136,29 +147,29 @@ _gradients = define(
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weights, h0, c0, lengths, *parameters, _ = inputs
+    x, weights, h0, c0, lengths, random, *parameters, _ = inputs
     y, _, c_n, reserve = output
-    ctx.save_for_backward(x, h0, c0, lengths, y, reserve, *weights)
+    ctx.save_for_backward(x, h0, c0, lengths, random, y, reserve, *weights)
     ctx.mark_non_differentiable(reserve, *([] if parameters[0] == "lstm" else [c_n]))
     ctx.set_materialize_grads(False)
     ctx.parameters = parameters
 
 
 def _differentiate(ctx: Any, dy: Any, dh_n: Any, dc_n: Any, _: Any) -> Any:
-    x, h0, c0, lengths, y, reserve, *weights = ctx.saved_tensors
+    x, h0, c0, lengths, random, y, reserve, *weights = ctx.saved_tensors
     cell = ctx.parameters[0]
     dc_n = dc_n if cell == "lstm" else None
     whole = (None if g is None else g.contiguous() for g in (dy, dh_n, dc_n))
     need = ctx.needs_input_grad[0]
     run = _backward if direct(x, *weights) else _gradients
     with torch.no_grad():
-        dx, dh0, dc0, *dweights = run(x, weights, h0, c0, lengths, y, reserve, *whole, *ctx.parameters, need)
+        dx, dh0, dc0, *dweights = run(x, weights, h0, c0, lengths, random, y, reserve, *whole, *ctx.parameters, need)
     return (
         dx if need else None,
         dweights,
         None if h0 is None else dh0,
         None if c0 is None else dc0,
-        *[None] * (2 + len(ctx.parameters)),
+        *[None] * (3 + len(ctx.parameters)),
     )
 
 
@@ -173,8 +184,11 @@ def recurrent(
     bidirectional: bool,
     batch_first: bool,
     lengths: Optional[Tensor],
+    dropout_p: float = 0.0,
+    random: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """A net of cells named `cell` over sequences: y, h_n and, of an LSTM, c_n."""
+    """A net of cells named `cell` over sequences: y, h_n and, of an LSTM, c_n. Elements that are dropped between layers are those
+    of `random`, which is drawn from PyTorch's generator if it is None."""
     if not weights:
         raise ValueError(f"{cell}: weights is empty")
     projected = len(weights[0]) > 2 and weights[0][-1].dim() == 2
@@ -182,13 +196,15 @@ def recurrent(
     if any(len(one) != len(weights[0]) for one in weights):
         raise ValueError(f"{cell}: weights holds different numbers of tensors for its layers")
     x, h0, c0, *flat = narrow(x, *states, *(w for one in weights for w in one))
+    if dropout_p and random is None:
+        random = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
     tensors = [t for t in (x, h0, c0, *flat) if t is not None]
     training = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    parameters = cell, biases, projected, bidirectional, batch_first
+    parameters = cell, biases, projected, bidirectional, batch_first, dropout_p
     if not training and direct(*tensors):
         with torch.no_grad():
-            return _forward(x, flat, h0, c0, lengths, *parameters, False)[:3]
-    return _operator(x, flat, h0, c0, lengths, *parameters, training)[:3]
+            return _forward(x, flat, h0, c0, lengths, random, *parameters, False)[:3]
+    return _operator(x, flat, h0, c0, lengths, random, *parameters, training)[:3]
 
 
 def lstm(
@@ -200,8 +216,10 @@ def lstm(
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    random: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    return recurrent("lstm", x, weights, (h0, c0), bidirectional, batch_first, lengths)
+    return recurrent("lstm", x, weights, (h0, c0), bidirectional, batch_first, lengths, dropout_p, random)
 
 
 def gru(
@@ -212,8 +230,10 @@ def gru(
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    random: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor]:
-    return recurrent("gru", x, weights, (h0, None), bidirectional, batch_first, lengths)[:2]
+    return recurrent("gru", x, weights, (h0, None), bidirectional, batch_first, lengths, dropout_p, random)[:2]
 
 
 def rnn(
@@ -225,12 +245,15 @@ def rnn(
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    random: Optional[Tensor] = None,
 ) -> Tuple[Tensor, Tensor]:
     if nonlinearity not in ("tanh", "relu"):
         raise ValueError(f"rnn: nonlinearity is '{nonlinearity}', expected 'tanh' or 'relu'")
-    return recurrent(f"rnn_{nonlinearity}", x, weights, (h0, None), bidirectional, batch_first, lengths)[:2]
+    states = h0, None
+    return recurrent(f"rnn_{nonlinearity}", x, weights, states, bidirectional, batch_first, lengths, dropout_p, random)[:2]
 
 
 for _function in (lstm, gru, rnn):
     _native_doc = getattr(_native, _function.__name__).__doc__
-    _function.__doc__ = f"{_native_doc}\n\nHere without training, out and stream. Differentiable in everything but lengths."
+    _function.__doc__ = f"{_native_doc}\n\nHere without training, out and stream; random is drawn if it is None.\nDifferentiable in everything but lengths and random."

@@ -41,20 +41,8 @@ class _Net(torch.nn.RNNBase):
             raise ValueError("LSTM: hx is a pair of tensors, or None")
 
     def _run(self, x: Tensor, states: Any, batch_first: bool, lengths: Optional[Tensor]) -> Tuple[Tensor, ...]:
-        weights = self.all_weights
-        if not self.dropout or not self.training or self.num_layers < 2:
-            return recurrent(self._cell, x, weights, states, self.bidirectional, batch_first, lengths)
-        # Elements are dropped between layers, so that each is a net of its own.
-        directions = 2 if self.bidirectional else 1
-        ends = []
-        for layer in range(self.num_layers):
-            part = slice(layer * directions, (layer + 1) * directions)
-            own = tuple(None if s is None else s[part] for s in states)
-            if layer:
-                x = torch.nn.functional.dropout(x, self.dropout)
-            x, *end = recurrent(self._cell, x, weights[part], own, self.bidirectional, batch_first, lengths)
-            ends.append(end)
-        return x, torch.cat([h for h, _ in ends]), torch.cat([c for _, c in ends])
+        dropout = self.dropout if self.training and self.num_layers > 1 else 0.0
+        return recurrent(self._cell, x, self.all_weights, states, self.bidirectional, batch_first, lengths, dropout)
 
     def _packed(self, packed: PackedSequence, hx: Any) -> Any:
         # In the order in which the sequences are packed: the longest first.

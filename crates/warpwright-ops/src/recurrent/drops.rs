@@ -1,0 +1,91 @@
+//! What dropout leaves of a layer's result, and of the gradient that comes back to it.
+//!
+//! Element `e` of place `p` of sequence `b` behind layer `l` is the element `2^44 l + (p batch + b) result + e` of
+//! [`Dropout`](crate::Dropout), whatever order the tensors have, so that nothing has to be kept of what was drawn.
+
+use warpwright_dsl::kernel_args;
+use warpwright_dsl::prelude::*;
+
+use super::sums::THREADS;
+use super::sums_of;
+
+/// Base-2 logarithm of the distance from the draws of one layer to those of the next.
+const DRAWS: u32 = 42;
+/// Elements of a draw.
+const GROUP: u64 = 4;
+
+kernel_args! {
+    /// `to[i] = 0` or `scale (from[i] + from[stride + i] + ..)`, `parts` of them.
+    pub(super) struct DropArgs => DropParams {
+        from: In<Elem>, to: Out<Elem>, random: In<u64>,
+        stride: u64, draws: u64, n: u64, width: u32, batch: u32, row_step: u32, row_batch: u32,
+        parts: u32, threshold: u32, scale: f64,
+    }
+}
+
+/// A thread for each draw.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drop {
+    pub(super) dtype: DType,
+    /// Whether it reads sums.
+    pub(super) of_sums: bool,
+}
+
+/// The draws before those of `layer`.
+pub(super) const fn first_draw(layer: usize) -> u64 {
+    (layer as u64) << DRAWS
+}
+
+/// Draws of `elements`.
+pub(super) const fn draws(elements: usize) -> usize {
+    elements.div_ceil(GROUP as usize)
+}
+
+impl Drop {
+    fn body<'k, A: Float>(k: K<'k>, p: DropParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let group = k.global_idx_x();
+        k.if_((group * GROUP).lt(p.n), || {
+            let [seed, offset] = [0u64, 1].map(|at| p.random.at(at).get::<u64>());
+            let words = Philox::new(k, seed, offset).draw(group + p.draws);
+            let scale = p.scale.convert::<A>();
+            for (word, number) in words.into_iter().zip(0u64..) {
+                let element = group * GROUP + number;
+                k.if_(element.lt(p.n), || {
+                    let (row, width) = ((element / p.width.to_u64()).to_u32(), p.width.to_u64());
+                    let (place, batch) = (row / p.batch, row % p.batch);
+                    let row = (place * p.row_step + batch * p.row_batch).to_u64();
+                    let at = row * width + element % width;
+                    let sum = k.fold(k.range(1, p.parts, 1), p.from.at(at).get::<A>(), |part, sum| {
+                        sum + p.from.at(part.to_u64() * p.stride + at).get::<A>()
+                    });
+                    p.to.at(at).set(word.ge(p.threshold).select(sum * scale, 0.0));
+                });
+            }
+        });
+    }
+}
+
+impl KernelDef for Drop {
+    type Args = DropArgs;
+
+    fn name(&self) -> String {
+        let what = if self.of_sums { "sums_" } else { "" };
+        format!("recurrent_drop_{what}{}", self.dtype)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        let from = if self.of_sums { sums_of(self.dtype) } else { self.dtype };
+        DTypes::all(self.dtype).with("from", from)
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: DropParams<'k>) {
+        accumulate!(self.dtype, |A| Self::body::<A>(k, p));
+    }
+}
