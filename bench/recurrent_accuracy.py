@@ -88,6 +88,7 @@ def main() -> int:
                 if out:
                     entry = {"net": kind, "dtype": name, "steps": steps, "names": NAMES, "errors": errors, "gpu": gpu}
                     out.write(json.dumps(entry) + "\n")
+                    out.flush()
     if out:
         out.close()
     return 1 if wrong else 0

@@ -3,6 +3,7 @@
 use warpwright_dsl::In;
 use warpwright_ptx::Target;
 
+use super::few::{self, Few, FewArgs};
 use super::launches::{Arena, Launches, Place};
 use super::persistent::{Sequence, SequenceArgs};
 use super::pointwise::{Forward, ForwardArgs};
@@ -207,6 +208,9 @@ pub(super) fn sequence(desc: &RecurrentDesc, config: PersistentConfig) -> Sequen
 
 impl Planner<'_> {
     fn pass(&mut self, pass: &Pass, schedule: Schedule) -> Result<(), PlanError> {
+        if self.is_few(pass) {
+            return self.few(pass);
+        }
         let sizes = [self.desc.rows(), self.desc.wide(), pass.input];
         self.launches.product(sizes, [false, true], [pass.x, pass.weight(Weight::Ih), pass.products])?;
         match schedule {
@@ -306,6 +310,49 @@ impl Planner<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a pass is a single step of few sequences.
+    fn is_few(&self, pass: &Pass) -> bool {
+        let (desc, width) = (self.desc, Few::width(self.desc.dtype));
+        let whole = pass.input.is_multiple_of(width) && desc.hidden.is_multiple_of(width);
+        let single = desc.steps == 1 && desc.projection == 0;
+        self.launches.wide && whole && single && desc.batch <= few::MOST_BATCH
+    }
+
+    /// The one step of a pass.
+    fn few(&mut self, pass: &Pass) -> Result<(), PlanError> {
+        let (desc, scratch) = (self.desc, self.scratch);
+        let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
+        let [row_step, row_batch] = desc.row_strides();
+        let before = if cell.has_c() { self.cells(pass, slot::C0) } else { self.state(pass, slot::H0) };
+        let args = FewArgs {
+            x: pass.x.read(),
+            w_ih: pass.weight(Weight::Ih).read(),
+            w_hh: pass.weight(Weight::Hh).read(),
+            b_ih: pass.weight(Weight::BiasIh).read(),
+            b_hh: pass.weight(Weight::BiasHh).read(),
+            before: before.read(),
+            h0: self.state(pass, slot::H0).read(),
+            lengths: In::slot(slot::LENGTHS),
+            products: pass.products.both(),
+            after: scratch.carried.write(),
+            h: scratch.h.write(),
+            y: pass.y.write(),
+            h_n: self.state(pass, slot::H_N).write(),
+            c_n: self.cells(pass, slot::C_N).write(),
+            extra: pass.extra.write(),
+            input: small(pass.input),
+            hidden: small(hidden),
+            step: 0,
+            steps: 1,
+            row_step,
+            row_batch,
+            y_row: small(desc.result()),
+            flags: self.flags(pass),
+        };
+        let def = Few { cell, dtype, batch: small(batch) };
+        self.launches.grid(&def, [Few::blocks(small(hidden)), 1, 1], &args)
     }
 
     /// The projection of the hidden state of a step.

@@ -29,6 +29,8 @@
 //! step (`c`, or what z keeps of `h`) stays in `f32` for the whole sequence (`f64` for `f64`). The hidden state of a step is
 //! rounded to the element type before the recurrent weights multiply it, as in `y`.
 //!
+//! A single step of up to eight sequences, of rows of whole 16 bytes, is one launch that reads every weight once.
+//!
 //! Where the recurrent weights fit the registers of the multiprocessors, all steps of a pass are one launch, either way ([`tuning::Schedule`]); it
 //! needs a device with as many multiprocessors as the grid has blocks, and refuses others before it is launched.
 //!
@@ -44,8 +46,10 @@ mod backward;
 mod cell;
 mod drops;
 mod exchange;
+mod few;
 mod forward;
 mod functions;
+mod landing;
 mod launches;
 mod persistent;
 mod pointwise;
@@ -577,6 +581,9 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         }
         let step = pointwise::Forward { cell, dtype, first: true, projected: false };
         all.push(plan::recorded(op, &step, target)?);
+        for batch in [1, 2, 3, few::MOST_BATCH as u32] {
+            all.push(plan::recorded(op, &few::Few { cell, dtype, batch }, target)?);
+        }
         if cell.cell_op() == op {
             continue;
         }

@@ -3,7 +3,8 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::cell::{Cell, Gate};
+use super::cell::Cell;
+use super::landing::{Landing, landing};
 use super::sums_of;
 use super::trail::{Trail, Unit, trail};
 use super::walk::{self, Walk, has, walk};
@@ -57,8 +58,6 @@ impl Forward {
             let walk = walk!(p);
             let length = walk.length(batch, p.n.gt(at));
             let row = walk.row(p.step, batch, length);
-            let there = p.step.lt(length);
-            let zero = k.lit::<A>(0.0);
             let given = |pointer: Ptr<'k, Read, Elem>, at, bit| {
                 pointer.at(at).only_where(has(p.flags, bit), Fill::Zero).get::<A>()
             };
@@ -72,53 +71,9 @@ impl Forward {
                 (x, h)
             };
             let sums: Vec<_> = (0..gates).map(sums).collect();
-            let alone = |(gate, &(x, h)): (usize, &(Reg<'k, A>, Reg<'k, A>))| {
-                cell.alone(Gate::Known(gate), x, h, dtype)
-            };
-            let alone: Vec<_> = sums.iter().enumerate().map(alone).collect();
-            let start = if cell.has_c() { walk::HAS_C0 } else { walk::HAS_H0 };
-            let before = match (cell.carries(), first) {
-                (false, _) => zero,
-                (true, true) => given(p.before, at.to_u64(), start),
-                (true, false) => p.before.at(at).get(),
-            };
-            let step = cell.together(&alone, sums[gates - 1].1, before, dtype);
-            let value = if cell.has_c() { step.extra.unwrap_or(zero) } else { step.h };
-            if cell.carries() {
-                p.after.at(at).set(value);
-            }
-            p.h.at(at).set(step.h);
-            if !projected {
-                k.if_(has(p.flags, walk::HAS_Y), || {
-                    p.y.at(row * p.y_row.to_u64() + unit.to_u64()).set(there.select(step.h, 0.0));
-                });
-            }
-            k.if_(there & (p.step + 1).eq(length), || {
-                if !projected {
-                    p.h_n.at(at).set(step.h);
-                }
-                if cell.has_c() {
-                    p.c_n.at(at).set(value);
-                }
-            });
-            if first {
-                k.if_(length.eq(0), || {
-                    if !projected {
-                        p.h_n.at(at).set(given(p.h0, at.to_u64(), walk::HAS_H0));
-                    }
-                    if cell.has_c() {
-                        p.c_n.at(at).set(before);
-                    }
-                });
-            }
-            k.if_(has(p.flags, walk::TRAINING), || {
-                for (gate, value) in (0..).zip(&step.gates) {
-                    p.products.at(row * width + (p.hidden * gate + unit).to_u64()).set(*value);
-                }
-                if let Some(extra) = step.extra {
-                    p.extra.at(row * p.hidden.to_u64() + unit.to_u64()).set(extra);
-                }
-            });
+            let inside = at.lt(p.n);
+            let landing = Landing { projected, ..landing!(p, cell, dtype, first, walk) };
+            landing.finish(k, Unit { inside, batch, unit, length }, &sums);
         });
     }
 }
