@@ -41,6 +41,9 @@ FEATURED = [
     ("matmul", "forward", "bf16"),
     ("attention", "forward", "bf16"),
     ("attention", "backward", "bf16"),
+    ("lstm", "forward", "bf16"),
+    ("lstm", "both", "bf16"),
+    ("lstm", "both", "f32"),
 ]
 
 
