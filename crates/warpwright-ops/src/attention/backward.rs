@@ -20,28 +20,51 @@ kernel_args! {
     pub(super) struct DeltaArgs => DeltaParams {
         o: In<Elem>, o_batch: u64, o_row: u64, o_head: u64,
         dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
-        delta: Out<Elem>, queries: u32, heads: u32, width: u32, rows: u64,
+        delta: Out<Elem>, queries: u32, heads: u32, width: u32,
     }
 }
 
+/// Lanes share a row, as many as its accesses; all accesses of a thread are on their way together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delta {
     pub(super) dtype: DType,
     /// Elements of an access.
     pub(super) vector: u32,
+    /// Most elements of a row, a power of two.
+    pub(super) width: u32,
 }
 
 impl Delta {
-    pub(super) const THREADS: u32 = 256;
-    /// Rows of a block: one for each warp.
-    pub(super) const ROWS: u32 = Self::THREADS / WARP;
+    const THREADS: u32 = 256;
+    /// Bytes that a thread reads of each tensor at once, about.
+    const IN_FLIGHT: u32 = 64;
+
+    fn lanes(self) -> u32 {
+        (self.width / self.vector).min(WARP)
+    }
+
+    /// Accesses of a thread to a row.
+    fn pieces(self) -> u32 {
+        self.width / self.lanes() / self.vector
+    }
+
+    /// Rows of a thread.
+    fn turns(self) -> u32 {
+        let bytes = self.pieces() * self.vector * self.dtype.bytes() as u32;
+        (Self::IN_FLIGHT / bytes).clamp(1, 4)
+    }
+
+    /// Rows of a block.
+    pub(super) fn rows(self) -> u32 {
+        Self::THREADS / self.lanes() * self.turns()
+    }
 }
 
 impl KernelDef for Delta {
     type Args = DeltaArgs;
 
     fn name(&self) -> String {
-        format!("attention_backward_delta_{}_x{}", self.dtype, self.vector)
+        format!("attention_backward_delta_{}_d{}x{}", self.dtype, self.width, self.vector)
     }
 
     fn block(&self) -> BlockDim {
@@ -53,28 +76,41 @@ impl KernelDef for Delta {
     }
 
     fn build<'k>(&self, k: K<'k>, a: DeltaParams<'k>) {
-        accumulate!(self.dtype, |A| {
-            let row = k.block_idx_x().mad_wide(Self::ROWS, k.warp_idx().to_u64());
-            k.if_(row.lt(a.rows), || {
-                let rest = row / a.queries.to_u64();
-                let query = row - rest * a.queries.to_u64();
-                let batch = rest / a.heads.to_u64();
-                let head = rest - batch * a.heads.to_u64();
-                let at = |data: Ptr<'k, Read, Elem>, [b, r, h]: [U64<'k>; 3]| {
-                    data.at(batch * b + query * r + head * h)
-                };
-                let o = at(a.o, [a.o_batch, a.o_row, a.o_head]);
-                let dy = at(a.dy, [a.dy_batch, a.dy_row, a.dy_head]);
-                let lane = k.lane_idx();
-                let columns = k.range(lane * self.vector, a.width, WARP * self.vector);
-                let sum = k.fold(columns, k.lit::<A>(0.0), |column, sum| {
-                    let (o, dy) = (o.at(column).load::<A>(self.vector), dy.at(column).load::<A>(self.vector));
-                    o.iter().zip(dy.iter()).fold(sum, |sum, (o, dy)| o.mul_add(dy, sum))
-                });
-                let sum = warp_reduce(k, Sum, sum);
-                a.delta.at(row).only_where(lane.eq(0), Fill::Zero).set(sum);
-            });
-        });
+        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    }
+}
+
+impl Delta {
+    fn body<'k, A: Float>(&self, k: K<'k>, a: DeltaParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let lanes = self.lanes();
+        let (head, batch) = (k.block_idx_y(), k.block_idx_z());
+        let (lane, own) = (k.thread_idx() & (lanes - 1), k.thread_idx() >> lanes.trailing_zeros());
+        let of_head = |data: Ptr<'k, Read, Elem>, batches: U64<'k>, heads: U64<'k>| {
+            data.at(batch.to_u64() * batches + head.to_u64() * heads).at(lane * self.vector)
+        };
+        let (o, dy) = (of_head(a.o, a.o_batch, a.o_head), of_head(a.dy, a.dy_batch, a.dy_head));
+        let first = k.block_idx_x() * self.rows() + own;
+        let rows: Vec<_> = (0..self.turns()).map(|turn| first + turn * (Self::THREADS / lanes)).collect();
+        let load = |data: Ptr<'k, Read, Elem>, row: U32<'k>, step: U64<'k>| {
+            let data = data.at(row.to_u64() * step);
+            let of = |piece: u32| {
+                let column = piece * lanes * self.vector;
+                let there = row.lt(a.queries) & (lane * self.vector + column).lt(a.width);
+                data.at(u64::from(column)).only_where(there, Fill::Zero).load::<A>(self.vector)
+            };
+            Lanes::concat((0..self.pieces()).map(of))
+        };
+        let loaded: Vec<_> =
+            rows.iter().map(|row| (load(o, *row, a.o_row), load(dy, *row, a.dy_row))).collect();
+        let to = a.delta.at((batch * a.heads + head).mul_wide(a.queries));
+        for (row, (o, dy)) in rows.into_iter().zip(loaded) {
+            let sum = o.iter().zip(dy.iter()).fold(k.lit::<A>(0.0), |sum, (o, dy)| o.mul_add(dy, sum));
+            let sum = k.warp_combine(lanes, sum, |a, b| a + b);
+            to.at(row).only_where(lane.eq(0) & row.lt(a.queries), Fill::Zero).set(sum);
+        }
     }
 }
 

@@ -610,8 +610,13 @@ impl AttentionBackwardDesc {
     /// The sums of `dy o`; `None` if there are no queries.
     fn delta(&self, c: &Common, target: Target, vector: u32) -> Result<Option<LaunchStep>, PlanError> {
         let desc = &self.forward;
-        let rows = desc.rows();
-        let Some(grid) = plan::cover(OP, rows, backward::Delta::ROWS)? else { return Ok(None) };
+        let width = tuning::tile_width(c.value_width as usize).unwrap_or(tuning::MAX_WIDTH as u32);
+        let def = backward::Delta { dtype: desc.dtype, vector, width };
+        let Some([tiles, heads, _]) = c.grid(c.queries.div_ceil(def.rows()), c.heads)? else {
+            return Ok(None);
+        };
+        // The rows of packed sequences are those of one batch.
+        let grid = [tiles, heads, desc.q.shape[0] as u32];
         let [o, dy] = [options::steps(&desc.o), options::steps(&self.dy)];
         let args = backward::DeltaArgs {
             o: In::slot(slots::O),
@@ -626,9 +631,8 @@ impl AttentionBackwardDesc {
             queries: c.queries,
             heads: c.heads,
             width: c.value_width,
-            rows: rows as u64,
         };
-        let kernel = plan::recorded(OP, &backward::Delta { dtype: desc.dtype, vector }, target)?;
+        let kernel = plan::recorded(OP, &def, target)?;
         Ok(Some(LaunchStep::new(kernel, grid, args.values())))
     }
 }
@@ -722,8 +726,10 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
     }
     if entry.direction == Direction::Backward {
         for vector in tuning::vectors(dtype) {
-            let def = backward::Delta { dtype, vector: *vector };
-            out.push(plan::recorded(OP, &def, target)?);
+            for width in tuning::TILE_WIDTHS {
+                let def = backward::Delta { dtype, vector: *vector, width };
+                out.push(plan::recorded(OP, &def, target)?);
+            }
         }
         for config in tuning::all(dtype, Work::Queries, target) {
             for kind in [alone[2], all] {

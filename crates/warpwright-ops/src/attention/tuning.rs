@@ -241,9 +241,12 @@ pub fn vectors(dtype: DType) -> &'static [u32] {
     }
 }
 
+/// The widths of tiles of ordinary arithmetic.
+pub const TILE_WIDTHS: [u32; 4] = [32, 64, 128, 256];
+
 /// The width of the tiles for head dimensions up to `width`.
 pub fn tile_width(width: usize) -> Option<u32> {
-    [32u32, 64, 128, 256].into_iter().find(|w| width <= *w as usize)
+    TILE_WIDTHS.into_iter().find(|w| width <= *w as usize)
 }
 
 /// The configuration of ordinary arithmetic, `None` if nothing fits the target.
