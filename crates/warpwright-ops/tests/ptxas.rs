@@ -19,7 +19,8 @@ use warpwright_ptx::{Target, TargetVariant};
 /// Kernels that spill a register or two on some targets: double precision, single elements, and 16-bit sums on targets
 /// without their instructions; ten words a step of a sequence backward beside 96 registers of weights, which cost less than
 /// reading the exchange in smaller parts would; the bits of what is dropped beside 128 sums. Their assembly must still succeed.
-const SPILLS: [&str; 14] = [
+const SPILLS: [&str; 15] = [
+    "attention_backward_bias_f32_simt_t128r1c4d128x4_bias",
     "attention_backward_q_f32_simt_t128r1c4d128x4",
     "attention_backward_q_f32_simt_t128r1c4d128x4_band_dropout",
     "attention_f32_simt_t128r8c8d64x4_band_dropout",

@@ -9,18 +9,18 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, accumulate, kernel_args};
 
 use super::dropout::Keys;
-use super::engine::{Engine, Matrix, each, scaled};
+use super::engine::{Engine, Matrix, Place, each, scaled};
 use super::score::{QueryBlock, ScoreKind, Scorer, Span, View, gradient_args};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::{Config, Work};
 
 kernel_args! {
-    /// `delta = sum_d do o` of each query.
+    /// What [`Statistics`] reads, with `delta = sum_d do o` of each query.
     pub(super) struct DeltaArgs => DeltaParams {
         o: In<Elem>, o_batch: u64, o_row: u64, o_head: u64,
         dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
-        delta: Out<Elem>, queries: u32, heads: u32, width: u32,
+        lse: In<Elem>, statistics: Out<Elem>, queries: u32, heads: u32, width: u32,
     }
 }
 
@@ -36,8 +36,8 @@ pub(super) struct Delta {
 
 impl Delta {
     const THREADS: u32 = 256;
-    /// Bytes that a thread reads of each tensor at once, about.
-    const IN_FLIGHT: u32 = 64;
+    /// Accesses of a thread to each tensor at once, about.
+    const IN_FLIGHT: u32 = 4;
 
     fn lanes(self) -> u32 {
         (self.width / self.vector).min(WARP)
@@ -50,8 +50,7 @@ impl Delta {
 
     /// Rows of a thread.
     fn turns(self) -> u32 {
-        let bytes = self.pieces() * self.vector * self.dtype.bytes() as u32;
-        (Self::IN_FLIGHT / bytes).clamp(1, 4)
+        (Self::IN_FLIGHT / self.pieces()).max(1)
     }
 
     /// Rows of a block.
@@ -72,7 +71,8 @@ impl KernelDef for Delta {
     }
 
     fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("delta", super::statistics_type(self.dtype))
+        let statistics = super::statistics_type(self.dtype);
+        DTypes::all(self.dtype).with("lse", statistics).with("statistics", statistics)
     }
 
     fn build<'k>(&self, k: K<'k>, a: DeltaParams<'k>) {
@@ -105,17 +105,23 @@ impl Delta {
         };
         let loaded: Vec<_> =
             rows.iter().map(|row| (load(o, *row, a.o_row), load(dy, *row, a.dy_row))).collect();
-        let to = a.delta.at((batch * a.heads + head).mul_wide(a.queries));
+        let of_head = (batch * a.heads + head).mul_wide(a.queries);
+        let (lse, to) = (a.lse.at(of_head), a.statistics.at(of_head * 2u64));
         for (row, (o, dy)) in rows.into_iter().zip(loaded) {
             let sum = o.iter().zip(dy.iter()).fold(k.lit::<A>(0.0), |sum, (o, dy)| o.mul_add(dy, sum));
             let sum = k.warp_combine(lanes, sum, |a, b| a + b);
-            to.at(row).only_where(lane.eq(0) & row.lt(a.queries), Fill::Zero).set(sum);
+            let writes = lane.eq(0) & row.lt(a.queries);
+            let lse = lse.at(row).only_where(writes, Fill::Zero).get::<A>();
+            let prepared = Scorer::prepared(Precision::of(self.dtype), lse);
+            let to = to.at(row.to_u64() * 2u64);
+            to.only_where(writes, Fill::Zero).set(prepared);
+            to.at(1u64).only_where(writes, Fill::Zero).set(sum);
         }
     }
 }
 
 gradient_args! {
-    /// Gradients from `do`, `lse` and `delta`: of queries in `first`, or of keys in `first` and of values in `second`.
+    /// Gradients from `do` and [`Statistics`]: of queries in `first`, or of keys in `first` and of values in `second`.
     SweepArgs => SweepParams {
         first: Out<Elem>, first_batch: u64, first_row: u64, first_head: u64,
         second: Out<Elem>, second_batch: u64, second_row: u64, second_head: u64,
@@ -149,8 +155,7 @@ impl KernelDef for Sweep {
     }
 
     fn dtypes(&self) -> DTypes {
-        let statistics = super::statistics_type(self.dtype);
-        DTypes::all(self.dtype).with("lse", statistics).with("delta", statistics)
+        DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
@@ -169,17 +174,63 @@ impl KernelDef for Sweep {
     }
 }
 
-/// One of the sums of a query: `lse`, or `delta`. Where nothing is seen it is 0, so that what is masked has probability 0.
-pub(super) fn statistic<'k, A: Float>(
-    of_head: Ptr<'k, Read, Elem>,
-    query: I32<'k>,
-    queries: I32<'k>,
-) -> Reg<'k, A>
-where
-    Elem: Access<A>,
-{
-    let value = of_head.at(query.to_u64()).only_where(query.lt(queries), Fill::Zero).get::<A>();
-    value.eq(f64::NEG_INFINITY).select(0.0, value)
+/// What the gradients need of a query, side by side: the logarithm of its sum as [`Scorer::probability`] takes it, and delta.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Statistics<'k> {
+    data: Ptr<'k, Read, Elem>,
+    /// Whether both are read at once.
+    pairs: bool,
+}
+
+impl<'k> Statistics<'k> {
+    /// Of the queries from row `first` on.
+    pub(super) fn new(data: Ptr<'k, Read, Elem>, first: U64<'k>, config: Config) -> Self {
+        Self { data: data.at(first * 2u64), pairs: config.vector() > 1 }
+    }
+
+    /// Of the queries `from` and `by` each, which exist where `there` says so.
+    pub(super) fn of<A: Float>(
+        self,
+        from: I32<'k>,
+        by: &[u32],
+        there: impl Fn(I32<'k>) -> Option<Pred<'k>>,
+    ) -> (Vec<Reg<'k, A>>, Vec<Reg<'k, A>>)
+    where
+        Elem: Access<A>,
+    {
+        let data = self.data.at(from.to_u64() * 2u64);
+        let both = |by: &u32| {
+            let at = data.at(u64::from(2 * by));
+            let there = there(from + by.cast_signed());
+            let load = |at: Ptr<'k, Read, Elem>, count| match there {
+                Some(there) => at.only_where(there, Fill::Zero).load::<A>(count),
+                None => at.load::<A>(count),
+            };
+            if self.pairs {
+                let pair = load(at, 2);
+                return (pair[0], pair[1]);
+            }
+            (load(at, 1)[0], load(at.at(1u64), 1)[0])
+        };
+        by.iter().map(both).unzip()
+    }
+
+    /// Of the queries that are rows of a block, of which there are `queries`.
+    pub(super) fn of_rows<A: Float>(
+        self,
+        first: I32<'k>,
+        place: &Place<'k>,
+        queries: I32<'k>,
+    ) -> (Vec<Reg<'k, A>>, Vec<Reg<'k, A>>)
+    where
+        Elem: Access<A>,
+    {
+        let of = |row: &U32<'k>| {
+            let (lse, delta) = self.of(first + row.to_i32(), &[0], |query| Some(query.lt(queries)));
+            (lse[0], delta[0])
+        };
+        place.rows.iter().map(of).unzip()
+    }
 }
 
 /// The gradient of a score from its probability and the gradient of that.
@@ -227,12 +278,8 @@ impl Sweep {
         let own = engine.own(k, q, first, 0);
         let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
         let place = engine.product_place(k);
-        let at_rows = p.first_row(span.of_queries, head);
-        let [lse, delta] = [a.lse, a.delta].map(|rows| -> Vec<Reg<'k, A>> {
-            let of_head = rows.at(at_rows);
-            let of = |row: &U32<'k>| statistic(of_head, first + row.to_i32(), span.queries);
-            place.rows.iter().map(of).collect()
-        });
+        let statistics = Statistics::new(a.statistics, p.first_row(span.of_queries, head), self.config);
+        let (lse, delta) = statistics.of_rows::<A>(first, &place, span.queries);
         let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
         engine.start(k, sources, walk.from, walk.end);
         let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
@@ -282,15 +329,13 @@ impl Sweep {
                 p.q.source(span.of_queries, head, span.queries, p.width),
                 dy.source(span.of_queries, head, span.queries, p.value_width),
             ];
-            let at_rows = [a.lse, a.delta].map(|rows| rows.at(p.first_row(span.of_queries, head)));
+            let first_row = p.first_row(span.of_queries, head);
+            let statistics = Statistics::new(a.statistics, first_row, self.config);
             engine.start(k, sources, walk.from, walk.end);
             walk.fold(k, columns, sums, |at, masked, (dk, dv)| {
                 let queries = engine.first(k, sources, at, walk.end);
-                let of_columns = |of_head: Ptr<'k, Read, Elem>| -> Vec<Reg<'k, A>> {
-                    let query = |column: &u32| at + place.first.to_i32() + column.cast_signed();
-                    place.columns.iter().map(|c| statistic(of_head, query(c), span.queries)).collect()
-                };
-                let [lse, delta] = at_rows.map(of_columns);
+                let there = |query: I32<'k>| masked.then(|| query.lt(span.queries));
+                let (lse, delta) = statistics.of::<A>(at + place.first.to_i32(), &place.columns, there);
                 let products = engine.product(k, own, queries);
                 let pair = |row, column| (at + column, first + row);
                 let scores = scorer.tile(&products, &place, masked, pair);

@@ -6,7 +6,7 @@
 use warpwright_dsl::accumulate;
 use warpwright_dsl::prelude::*;
 
-use super::backward::{gradient_of_score, statistic};
+use super::backward::{Statistics, gradient_of_score};
 use super::dropout::Keys;
 use super::engine::{Engine, Matrix, each};
 use super::score::{ScoreKind, Scorer, Span, attention_args, gradient_args};
@@ -15,7 +15,7 @@ use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::Config;
 
 gradient_args! {
-    /// The gradient of a bias from `do`, `lse` and `delta`. `one`: 1 for each of batch, head, row and column that is broadcast.
+    /// The gradient of a bias from `do` and [`Statistics`]. `one`: 1 for each of batch, head, row and column that is broadcast.
     BiasArgs => BiasParams {
         dbias: Out<Elem>, dbias_batch: u64, dbias_head: u64, dbias_row: u64, dbias_column: u64,
         one_batch: u32, one_head: u32, one_row: u32, one_column: u32,
@@ -42,8 +42,7 @@ impl KernelDef for BiasGradient {
     }
 
     fn dtypes(&self) -> DTypes {
-        let statistics = super::statistics_type(self.dtype);
-        DTypes::all(self.dtype).with("lse", statistics).with("delta", statistics)
+        DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: BiasParams<'k>) {
@@ -153,12 +152,8 @@ impl BiasGradient {
         let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
         let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
         engine.finish(k);
-        let of_head = p.first_row(span.of_queries, head);
-        let of_rows = |of: Ptr<'k, Read, Elem>| -> Vec<Reg<'k, A>> {
-            let of = of.at(of_head);
-            place.rows.iter().map(|row| statistic(of, first + row.to_i32(), span.queries)).collect()
-        };
-        let (lse, delta) = (of_rows(a.lse), of_rows(a.delta));
+        let statistics = Statistics::new(a.statistics, p.first_row(span.of_queries, head), self.config);
+        let (lse, delta) = statistics.of_rows::<A>(first, &place, span.queries);
         each(&scores, |slot, column, score| {
             let p = scorer.probability(score, lse[slot]);
             gradient_of_score(p, dps[slot][column], delta[slot])
@@ -212,9 +207,9 @@ impl BiasGradient {
 }
 
 attention_args! {
-    /// The gradients of the sinks from `lse` and `delta`.
+    /// The gradients of the sinks from `lse` and [`Statistics`].
     SinkArgs => SinkParams {
-        sinks: In<f32>, lse: In<Elem>, delta: In<Elem>, dsinks: Out<f32>, batches: u32,
+        sinks: In<f32>, lse: In<Elem>, statistics: In<Elem>, dsinks: Out<f32>, batches: u32,
     }
 }
 
@@ -242,7 +237,7 @@ impl KernelDef for SinkGradient {
 
     fn dtypes(&self) -> DTypes {
         let statistics = super::statistics_type(self.dtype);
-        DTypes::all(self.dtype).with("lse", statistics).with("delta", statistics)
+        DTypes::all(self.dtype).with("lse", statistics).with("statistics", statistics)
     }
 
     fn build<'k>(&self, k: K<'k>, a: SinkParams<'k>) {
@@ -253,13 +248,13 @@ impl KernelDef for SinkGradient {
             let sum = k.fold(of_batch, k.lit::<A>(0.0), |batch, sum| {
                 let span = Span::new(self.kind, &p, batch);
                 let first = p.first_row(span.of_queries, head);
-                let [lse, delta] = [a.lse, a.delta].map(|rows| rows.at(first));
+                let (lse, statistics) = (a.lse.at(first), a.statistics.at(first * 2u64));
                 let queries = k.range(k.thread_idx(), span.queries.to_u32(), Self::THREADS);
                 k.fold(queries, sum, |query, sum| {
                     let lse = lse.at(query).get::<A>();
                     // A sink of minus infinity takes no part.
                     let p = lse.eq(f64::NEG_INFINITY).select(0.0, (sink - lse).exp());
-                    sum - p * delta.at(query).get::<A>()
+                    sum - p * statistics.at(query.to_u64() * 2u64 + 1u64).get::<A>()
                 })
             });
             let sum = k.block_combine(sum, |a, b| a + b);

@@ -176,7 +176,7 @@ mod slots {
     pub(super) const DV: u32 = INPUTS + 5;
     pub(super) const DBIAS: u32 = INPUTS + 6;
     pub(super) const DSINKS: u32 = INPUTS + 7;
-    pub(super) const DELTA: u32 = INPUTS + 8;
+    pub(super) const STATISTICS: u32 = INPUTS + 8;
 }
 
 /// The tensors that both directions read, in slot order.
@@ -481,7 +481,8 @@ impl AttentionBackwardDesc {
         let spec = spec(TensorSpec::write, "dbias", &of_bias);
         tensors.push(if *dbias { spec } else { TensorSpec::write("dbias", dtype, 0).optional(false) });
         tensors.push(TensorSpec::write("dsinks", DType::F32, desc.q.shape[2]).optional(*dsinks));
-        tensors.push(TensorSpec::workspace(statistics, desc.rows()));
+        let workspace = 2 * desc.rows();
+        tensors.push(TensorSpec::workspace(statistics, workspace));
         let layouts = [desc.q, desc.k, desc.v, desc.o, *dy, *dq, *dk, *dv];
         let [of_queries, of_keys] = match configs {
             Some(configs) => configs.map(|config| vec![config]),
@@ -503,7 +504,7 @@ impl AttentionBackwardDesc {
             steps.extend(self.sink_gradient(&c, target)?);
             variants.push(Variant { alignment: alignment(dtype, vector), steps });
         }
-        let workspace_bytes = (desc.rows() * statistics.bytes()) as u64;
+        let workspace_bytes = (workspace * statistics.bytes()) as u64;
         let direction = Direction::Backward;
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
     }
@@ -598,7 +599,7 @@ impl AttentionBackwardDesc {
             c,
             In::slot(SINKS),
             In::slot(slots::LSE),
-            In::slot(slots::DELTA),
+            In::slot(slots::STATISTICS),
             Out::slot(slots::DSINKS),
             c.batch,
         );
@@ -627,7 +628,8 @@ impl AttentionBackwardDesc {
             dy_batch: dy[0],
             dy_row: dy[1],
             dy_head: dy[2],
-            delta: Out::slot(slots::DELTA),
+            lse: In::slot(slots::LSE),
+            statistics: Out::slot(slots::STATISTICS),
             queries: c.queries,
             heads: c.heads,
             width: c.value_width,

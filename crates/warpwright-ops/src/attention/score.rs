@@ -116,14 +116,14 @@ macro_rules! attention_args {
 }
 pub(super) use attention_args;
 
-/// The same for kernels that compute gradients from the gradient of the result, `lse` and `delta`.
+/// The same for kernels that compute gradients from the gradient of the result and `Statistics`.
 macro_rules! gradient_args {
     ($(#[$meta:meta])* $args:ident => $params:ident { $($field:ident: $ty:ty),* $(,)? }) => {
         $crate::attention::score::attention_args! {
             $(#[$meta])*
             $args => $params {
                 dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
-                lse: In<Elem>, delta: In<Elem>,
+                statistics: In<Elem>,
                 $($field: $ty),*
             }
         }
@@ -138,8 +138,8 @@ macro_rules! gradient_args {
             ) -> Self {
                 use $crate::attention::{options, slots};
                 let [batch, row, head] = options::steps(dy);
-                let (lse, delta) = (In::slot(slots::LSE), In::slot(slots::DELTA));
-                Self::new(c, In::slot(slots::DY), batch, row, head, lse, delta, $($field),*)
+                let statistics = In::slot(slots::STATISTICS);
+                Self::new(c, In::slot(slots::DY), batch, row, head, statistics, $($field),*)
             }
         }
 
@@ -657,11 +657,20 @@ where
         }
     }
 
-    /// `e^(score - lse)`; `lse` is a natural logarithm.
+    /// What [`probability`](Self::probability) takes of a natural logarithm, which may be minus infinity.
+    pub(super) fn prepared(precision: Precision, lse: Reg<'k, A>) -> Reg<'k, A> {
+        let finite = lse.eq(f64::NEG_INFINITY).select(0.0, lse);
+        match precision {
+            Precision::Full => finite,
+            Precision::Storage => finite * -LOG2_E,
+        }
+    }
+
+    /// `e^(score - lse)`; `lse` is [`prepared`](Self::prepared).
     pub(super) fn probability(&self, score: Reg<'k, A>, lse: Reg<'k, A>) -> Reg<'k, A> {
         match self.precision {
             Precision::Full => ((score - lse) * LOG2_E).exp2(),
-            Precision::Storage => score.mul_add(self.unit, lse * -LOG2_E).exp2_approx(),
+            Precision::Storage => score.mul_add(self.unit, lse).exp2_approx(),
         }
     }
 }
