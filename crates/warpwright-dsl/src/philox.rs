@@ -34,7 +34,9 @@ impl Word for u32 {
 impl Word for U32<'_> {
     #[track_caller]
     fn product(self, multiplier: u32) -> (Self, Self) {
-        (self.mul_hi(multiplier), self * multiplier)
+        // One instruction for both halves.
+        let (low, high) = self.mul_wide(multiplier).words();
+        (high, low)
     }
 
     #[track_caller]

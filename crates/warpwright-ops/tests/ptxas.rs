@@ -18,12 +18,10 @@ use warpwright_ptx::{Target, TargetVariant};
 
 /// Kernels that spill a register or two on some targets: double precision, single elements, and 16-bit sums on targets
 /// without their instructions; ten words a step of a sequence backward beside 96 registers of weights, which cost less than
-/// reading the exchange in smaller parts would; the bits of what is dropped beside 128 sums. Their assembly must still succeed.
-const SPILLS: [&str; 15] = [
+/// reading the exchange in smaller parts would. Their assembly must still succeed.
+const SPILLS: [&str; 13] = [
     "attention_backward_bias_f32_simt_t128r1c4d128x4_bias",
     "attention_backward_q_f32_simt_t128r1c4d128x4",
-    "attention_backward_q_f32_simt_t128r1c4d128x4_band_dropout",
-    "attention_f32_simt_t128r8c8d64x4_band_dropout",
     "attention_f32_simt_t128r8c8d64x4_bias",
     "batch_norm_normalise_add_nhwc_bf16_x8_512x8",
     "gemm_f64_oo_simt_64x64x16_s2_p16",
@@ -40,9 +38,9 @@ const SPILLS: [&str; 15] = [
 /// Attention on tensor cores: two sums and two products of a tile leave a few registers for everything else. What is kept in
 /// memory is what the end of the kernel needs, and in the wider ones addresses of the copies, once a tile. In double precision,
 /// and with soft capping in single, it is what the hyperbolic tangent needs beside the sums; for rows of 256 on register tiles
-/// it is the row itself. Decoding on register tiles keeps three registers of what the end of the kernel needs in memory.
+/// it is the row itself; with dropout it is the bits of what is kept. Decoding on register tiles keeps three registers of what the end of the kernel needs in memory.
 fn fills_the_registers(kernel: &str) -> bool {
-    let parts = ["_mma_", "_f64_", "_cap", "c4d256x"];
+    let parts = ["_mma_", "_f64_", "_cap", "_dropout", "c4d256x"];
     let decoding = kernel.starts_with("attention_decode_") && kernel.contains("_simt_");
     decoding || kernel.starts_with("attention_") && parts.iter().any(|part| kernel.contains(part))
 }
