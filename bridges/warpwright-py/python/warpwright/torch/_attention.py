@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._common import gradient_of, narrow, row_major, statistics
+from ._common import gradient_of, narrow, random_numbers, row_major, statistics
 from ._registry import differentiable
 
 # Those that have gradients come first.
@@ -109,7 +109,7 @@ def attention(
     if sinks is not None:
         sinks = sinks.float()
     if dropout_p and random is None:
-        random = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+        random = random_numbers(q)
     tensors = q, k, v, bias, sinks, slopes, key_lengths, cu_seqlens_q, cu_seqlens_k, block_table, random
     gradients = (t is not None and t.requires_grad for t in (bias, sinks))
     top_left = alignment == "top_left"

@@ -28,6 +28,11 @@ def statistics(x: Tensor, shape: Any) -> Tensor:
     return x.new_empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
+def random_numbers(x: Tensor) -> Tensor:
+    """Seed and offset of a dropout, from PyTorch's default generator of the device."""
+    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
+
+
 def row_major(x: Tensor) -> Tensor:
     """A result like `x` in row-major order."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)

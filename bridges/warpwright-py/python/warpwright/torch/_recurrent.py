@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._common import narrow, row_major
+from ._common import narrow, random_numbers, row_major
 from ._registry import define, direct, register_gradient
 
 Weights = Sequence[Sequence[Tensor]]
@@ -197,7 +197,7 @@ def recurrent(
         raise ValueError(f"{cell}: weights holds different numbers of tensors for its layers")
     x, h0, c0, *flat = narrow(x, *states, *(w for one in weights for w in one))
     if dropout_p and random is None:
-        random = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
+        random = random_numbers(x)
     tensors = [t for t in (x, h0, c0, *flat) if t is not None]
     training = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     parameters = cell, biases, projected, bidirectional, batch_first, dropout_p
