@@ -1,24 +1,24 @@
 //! Recurrent nets: every case on targets with other kernels, gradients of the reference, and what is refused.
 
-use warpwright_ops::plan::Real;
+use warpwright_ops::plan::{Access as TensorAccess, Real};
 use warpwright_ops::recurrent::reference::{Net, Weights as Plain};
 use warpwright_ops::recurrent::tuning::{PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{
     Cell, OutputGradients, RecurrentBackwardDesc, RecurrentDesc, RecurrentInput, RecurrentOptions,
     RecurrentOutput, State, Weights, lstm, recurrent, recurrent_backward,
 };
-use warpwright_ops::{Dropout, Error, Operation, PlanError};
+use warpwright_ops::{Dropout, Error, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Stream, Tensor};
-use warpwright_testkit::{Filter, Scope, cases, run_case};
+use warpwright_testkit::{Case, Filter, Scope, cases, run_case};
 
-fn run(config: EmulatorConfig, scope: Scope) {
+fn run(config: EmulatorConfig, scope: Scope, chosen: fn(&Case) -> bool) {
     let target = config.target;
     let device = Device::emulator_with(config);
     let ops = ["lstm", "gru", "rnn", "lstm_cell", "gru_cell", "rnn_cell"].map(str::to_owned).to_vec();
     let filter = Filter { ops, scope, ..Filter::default() };
     let mut failed = Vec::new();
-    for case in cases(&filter) {
+    for case in cases(&filter).into_iter().filter(chosen) {
         let r = run_case(&device, &case);
         println!("{case}: {:.2e} {:.3}", r.error, r.element_error);
         if !r.ok {
@@ -32,8 +32,15 @@ fn run(config: EmulatorConfig, scope: Scope) {
 #[test]
 fn every_kind_of_sequence() {
     for sm in [75, 80, 90] {
-        run(EmulatorConfig { target: Target::sm(sm), ..EmulatorConfig::default() }, Scope::Quick);
+        run(EmulatorConfig { target: Target::sm(sm), ..EmulatorConfig::default() }, Scope::Quick, |_| true);
     }
+}
+
+#[test]
+fn a_thousand_steps() {
+    let config = EmulatorConfig { target: Target::sm(90), ..EmulatorConfig::default() };
+    // Thousands of launches of f64 are left to devices.
+    run(config, Scope::Full, |case| case.shape[0] >= 1000 && case.dtype != DType::F64);
 }
 
 #[test]
@@ -236,6 +243,44 @@ fn dropout_is_a_function_of_its_numbers() {
     let second = run(&by_time, false, Some(1), &time_first(&dy, [batch, steps]));
     assert_eq!(time_first(&first.0, [batch, steps]), second.0, "time first");
     assert_eq!(time_first(&first.1[0], [batch, steps]), second.1[0], "dx");
+}
+
+/// What a plan writes, launched on a stream or as a graph.
+fn written<O: Operation>(plan: &Plan<O>, as_graph: bool) -> Vec<Vec<f32>> {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let tensors = plan.tensors().iter().map(|spec| {
+        assert!(!spec.present || spec.dtype == DType::F32, "{}", spec.name);
+        Tensor::from_slice(&device, &values(spec.len, 0.7), &[spec.len]).expect("memory")
+    });
+    let tensors: Vec<Tensor> = tensors.collect();
+    let bindings: Vec<_> = tensors.iter().map(Tensor::binding).collect();
+    let all = |stream: &Stream| plan.steps().iter().try_for_each(|step| stream.launch(step, &bindings));
+    if as_graph {
+        let graph = stream.capture(all).expect("capture");
+        graph.launch(&stream).expect("launch");
+    } else {
+        all(&stream).expect("launch");
+    }
+    stream.synchronize().expect("end");
+    let results = plan.tensors().iter().zip(&tensors);
+    let results = results
+        .filter(|(spec, _)| spec.present && spec.access == TensorAccess::Write && spec.name != "workspace");
+    results.map(|(_, tensor)| floats(tensor)).collect()
+}
+
+#[test]
+fn graph_and_stream_have_the_same_bits() {
+    const TARGET: Target = Target::sm(90);
+    for (cell, steps) in [(Cell::Lstm, 5), (Cell::Gru, 1)] {
+        let desc = RecurrentDesc::new(cell, DType::F32, [steps, 2, 12, 32]);
+        let forward = RecurrentDesc { h0: true, c0: cell.has_c(), training: true, ..desc };
+        let plan = forward.plan(TARGET).expect("plan");
+        assert_eq!(written(&plan, false), written(&plan, true), "{cell:?}");
+        let backward = RecurrentBackwardDesc { forward, dy: true, dh_n: true, dc_n: false, dx: true };
+        let plan = backward.plan(TARGET).expect("plan");
+        assert_eq!(written(&plan, false), written(&plan, true), "{cell:?} backward");
+    }
 }
 
 #[test]

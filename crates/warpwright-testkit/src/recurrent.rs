@@ -59,6 +59,9 @@ const PLAIN: Situation = Situation {
     lead: 0,
 };
 
+/// Steps of a long sequence.
+const LONG: usize = 1000;
+
 /// Seed and offset of what is dropped.
 const RANDOM: [u64; 2] = [0x1234_5678_9abc, 7];
 
@@ -72,7 +75,9 @@ struct RecurrentSubject {
 /// Every case of the family.
 pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
-    let takes = |cell: Cell, situation: &Situation| situation.projection == 0 || cell.has_c();
+    // One cell is enough for long sequences.
+    let of_lstm = |situation: &Situation| situation.projection > 0 || situation.sizes[0] >= LONG;
+    let takes = |cell: Cell, situation: &Situation| cell.has_c() || !of_lstm(situation);
     for cell in Cell::ALL {
         for dtype in DType::FLOATS {
             let forward = situations(scope).into_iter().filter(|situation| takes(cell, situation));
@@ -106,6 +111,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
     if scope == Scope::Full {
         all.extend([
             Situation { sizes: [40, 2, 16, 32], ..PLAIN },
+            Situation { sizes: [LONG, 1, 4, 16], ..PLAIN },
             Situation { sizes: [3, 17, 16, 128], lengths: true, ..PLAIN },
             Situation { sizes: [3, 4, 16, 272], ..PLAIN },
             Situation { sizes: [2, 1, 3, 1], ..PLAIN },
@@ -135,6 +141,7 @@ fn trainings(scope: Scope) -> Vec<Situation> {
     if scope == Scope::Full {
         all.extend([
             Situation { sizes: [20, 3, 16, 32], ..plain },
+            Situation { sizes: [LONG, 1, 4, 16], ..plain },
             Situation { sizes: [4, 9, 16, 48], batch_first: true, ..plain },
             Situation { sizes: [4, 5, 7, 11], lengths: true, directions: 2, batch_first: true, ..plain },
             Situation { sizes: [3, 2, 5, 20], layers: 3, biases: Biases::Absent, lead: 1, ..plain },

@@ -35,7 +35,7 @@
 //! | [`quantise`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, sinks, packed sequences, decoding from contiguous and paged caches, and its gradients | f32, f64, f16, bf16 | sm_75 and later |
-//! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths, projections, dropout; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@softmax`] | `softmax`, `log_softmax` over any dimension, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //!
 //! [`catalogue()`] has the same as data. f16 and bf16 are computed in f32 and rounded once; f64 is computed in f64.

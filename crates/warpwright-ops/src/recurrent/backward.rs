@@ -293,16 +293,6 @@ impl Planner<'_> {
             | flag(self.desc.dc_n, walk::HAS_DC_N)
     }
 
-    /// The hidden state of a pass in tensor `slot`.
-    fn state(&self, pass: &Pass, slot: u32) -> Place {
-        Place::slot(slot).after(pass.index * self.net.state(), self.net.dtype)
-    }
-
-    /// The cells of a pass in tensor `slot`.
-    fn cells(&self, pass: &Pass, slot: u32) -> Place {
-        Place::slot(slot).after(pass.index * self.net.units(), self.net.dtype)
-    }
-
     /// The steps of a pass from the last to the first, and the gradients of the state that it began with.
     fn stepwise(&mut self, pass: &Pass) -> Result<(), PlanError> {
         let (net, scratch) = (self.net, self.scratch);
@@ -317,12 +307,12 @@ impl Planner<'_> {
                 gates: pass.gates.read(),
                 extra: pass.extra.read(),
                 y: pass.y.read(),
-                h0: self.state(pass, slot::H0).read(),
-                c0: self.cells(pass, slot::C0).read(),
+                h0: self.launches.state(pass.index, slot::H0).read(),
+                c0: self.launches.cells(pass.index, slot::C0).read(),
                 lengths: In::slot(slot::LENGTHS),
                 dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
-                dh_n: self.state(pass, slot::DH_N).read(),
-                dc_n: self.cells(pass, slot::DC_N).read(),
+                dh_n: self.launches.state(pass.index, slot::DH_N).read(),
+                dc_n: self.launches.cells(pass.index, slot::DC_N).read(),
                 recurrent: if projected { scratch.unprojected_now.read() } else { scratch.recurrent.read() },
                 carry: scratch.carry.both(),
                 dx: scratch.dx_gates.write(),
@@ -363,11 +353,11 @@ impl Planner<'_> {
         let args = StartArgs {
             recurrent: scratch.recurrent.read(),
             carry: scratch.carry.read(),
-            dh_n: self.state(pass, slot::DH_N).read(),
-            dc_n: self.cells(pass, slot::DC_N).read(),
+            dh_n: self.launches.state(pass.index, slot::DH_N).read(),
+            dc_n: self.launches.cells(pass.index, slot::DC_N).read(),
             lengths: In::slot(slot::LENGTHS),
-            dh0: self.state(pass, slot::DH0).write(),
-            dc0: self.cells(pass, slot::DC0).write(),
+            dh0: self.launches.state(pass.index, slot::DH0).write(),
+            dc0: self.launches.cells(pass.index, slot::DC0).write(),
             n: small(n),
             hidden: small(width),
             steps: small(net.steps),
@@ -382,10 +372,10 @@ impl Planner<'_> {
         let [row_step, row_batch] = net.row_strides();
         let args = projection::BackwardArgs {
             y: pass.y.read(),
-            h0: self.state(pass, slot::H0).read(),
+            h0: self.launches.state(pass.index, slot::H0).read(),
             lengths: In::slot(slot::LENGTHS),
             dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
-            dh_n: self.state(pass, slot::DH_N).read(),
+            dh_n: self.launches.state(pass.index, slot::DH_N).read(),
             recurrent: scratch.recurrent.read(),
             dh: scratch.projected.write(),
             now: scratch.projected_now.write(),
@@ -414,17 +404,17 @@ impl Planner<'_> {
             gates: pass.gates.read(),
             extra: pass.extra.read(),
             y: pass.y.read(),
-            h0: self.state(pass, slot::H0).read(),
-            c0: self.cells(pass, slot::C0).read(),
+            h0: self.launches.state(pass.index, slot::H0).read(),
+            c0: self.launches.cells(pass.index, slot::C0).read(),
             lengths: In::slot(slot::LENGTHS),
             dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
-            dh_n: self.state(pass, slot::DH_N).read(),
-            dc_n: self.cells(pass, slot::DC_N).read(),
+            dh_n: self.launches.state(pass.index, slot::DH_N).read(),
+            dc_n: self.launches.cells(pass.index, slot::DC_N).read(),
             dx: scratch.dx_gates.write(),
             dh: scratch.dh_gates.write(),
             before: scratch.before.write(),
-            dh0: self.state(pass, slot::DH0).write(),
-            dc0: self.cells(pass, slot::DC0).write(),
+            dh0: self.launches.state(pass.index, slot::DH0).write(),
+            dc0: self.launches.cells(pass.index, slot::DC0).write(),
             exchange: scratch.recurrent.both(),
             steps: small(net.steps),
             row_step,

@@ -219,16 +219,6 @@ impl Planner<'_> {
         }
     }
 
-    /// The hidden state of a pass in tensor `slot`.
-    fn state(&self, pass: &Pass, slot: u32) -> Place {
-        Place::slot(slot).after(pass.index * self.desc.state(), self.desc.dtype)
-    }
-
-    /// The cells of a pass in tensor `slot`.
-    fn cells(&self, pass: &Pass, slot: u32) -> Place {
-        Place::slot(slot).after(pass.index * self.desc.units(), self.desc.dtype)
-    }
-
     fn flags(&self, pass: &Pass) -> u32 {
         let flag = |given, bit| if given { bit } else { 0 };
         self.desc.flags(pass.direction)
@@ -245,12 +235,12 @@ impl Planner<'_> {
             w_hh: pass.weight(Weight::Hh).read(),
             b_ih: pass.weight(Weight::BiasIh).read(),
             b_hh: pass.weight(Weight::BiasHh).read(),
-            h0: self.state(pass, slot::H0).read(),
-            c0: self.cells(pass, slot::C0).read(),
+            h0: self.launches.state(pass.index, slot::H0).read(),
+            c0: self.launches.cells(pass.index, slot::C0).read(),
             lengths: In::slot(slot::LENGTHS),
             y: pass.y.write(),
-            h_n: self.state(pass, slot::H_N).write(),
-            c_n: self.cells(pass, slot::C_N).write(),
+            h_n: self.launches.state(pass.index, slot::H_N).write(),
+            c_n: self.launches.cells(pass.index, slot::C_N).write(),
             extra: pass.extra.write(),
             exchange: self.scratch.recurrent.both(),
             steps: small(desc.steps),
@@ -270,14 +260,14 @@ impl Planner<'_> {
         for step in 0..steps {
             let recurrent = step > 0 || desc.h0;
             if recurrent {
-                let h = if step == 0 { self.state(pass, slot::H0) } else { scratch.h };
+                let h = if step == 0 { self.launches.state(pass.index, slot::H0) } else { scratch.h };
                 let sizes = [batch, desc.wide(), desc.output()];
                 let places = [h, pass.weight(Weight::Hh), scratch.recurrent];
                 self.launches.product(sizes, [false, true], places)?;
             }
             let before = match (step, cell.has_c()) {
-                (0, true) => self.cells(pass, slot::C0),
-                (0, false) => self.state(pass, slot::H0),
+                (0, true) => self.launches.cells(pass.index, slot::C0),
+                (0, false) => self.launches.state(pass.index, slot::H0),
                 _ => scratch.carried,
             };
             let args = ForwardArgs {
@@ -286,13 +276,13 @@ impl Planner<'_> {
                 b_ih: pass.weight(Weight::BiasIh).read(),
                 b_hh: pass.weight(Weight::BiasHh).read(),
                 before: before.read(),
-                h0: self.state(pass, slot::H0).read(),
+                h0: self.launches.state(pass.index, slot::H0).read(),
                 lengths: In::slot(slot::LENGTHS),
                 after: scratch.carried.write(),
                 h: if projected { scratch.unprojected.write() } else { scratch.h.write() },
                 y: pass.y.write(),
-                h_n: self.state(pass, slot::H_N).write(),
-                c_n: self.cells(pass, slot::C_N).write(),
+                h_n: self.launches.state(pass.index, slot::H_N).write(),
+                c_n: self.launches.cells(pass.index, slot::C_N).write(),
                 extra: pass.extra.write(),
                 n: small(desc.units()),
                 hidden: small(hidden),
@@ -325,7 +315,11 @@ impl Planner<'_> {
         let (desc, scratch) = (self.desc, self.scratch);
         let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
         let [row_step, row_batch] = desc.row_strides();
-        let before = if cell.has_c() { self.cells(pass, slot::C0) } else { self.state(pass, slot::H0) };
+        let before = if cell.has_c() {
+            self.launches.cells(pass.index, slot::C0)
+        } else {
+            self.launches.state(pass.index, slot::H0)
+        };
         let args = FewArgs {
             x: pass.x.read(),
             w_ih: pass.weight(Weight::Ih).read(),
@@ -333,14 +327,14 @@ impl Planner<'_> {
             b_ih: pass.weight(Weight::BiasIh).read(),
             b_hh: pass.weight(Weight::BiasHh).read(),
             before: before.read(),
-            h0: self.state(pass, slot::H0).read(),
+            h0: self.launches.state(pass.index, slot::H0).read(),
             lengths: In::slot(slot::LENGTHS),
             products: pass.products.both(),
             after: scratch.carried.write(),
             h: scratch.h.write(),
             y: pass.y.write(),
-            h_n: self.state(pass, slot::H_N).write(),
-            c_n: self.cells(pass, slot::C_N).write(),
+            h_n: self.launches.state(pass.index, slot::H_N).write(),
+            c_n: self.launches.cells(pass.index, slot::C_N).write(),
             extra: pass.extra.write(),
             input: small(pass.input),
             hidden: small(hidden),
@@ -364,11 +358,11 @@ impl Planner<'_> {
         let [row_step, row_batch] = desc.row_strides();
         let args = projection::ForwardArgs {
             sums: scratch.projected.read(),
-            h0: self.state(pass, slot::H0).read(),
+            h0: self.launches.state(pass.index, slot::H0).read(),
             lengths: In::slot(slot::LENGTHS),
             h: scratch.h.write(),
             y: pass.y.write(),
-            h_n: self.state(pass, slot::H_N).write(),
+            h_n: self.launches.state(pass.index, slot::H_N).write(),
             n: small(desc.state()),
             output: small(desc.output()),
             step: small(step),

@@ -71,6 +71,16 @@ pub(super) struct Launches<'d> {
 }
 
 impl Launches<'_> {
+    /// The hidden state of pass `index` in tensor `slot`.
+    pub(super) fn state(&self, index: usize, slot: u32) -> Place {
+        Place::slot(slot).after(index * self.net.state(), self.net.dtype)
+    }
+
+    /// The cells of pass `index` in tensor `slot`.
+    pub(super) fn cells(&self, index: usize, slot: u32) -> Place {
+        Place::slot(slot).after(index * self.net.units(), self.net.dtype)
+    }
+
     /// A kernel with a thread for each of `n` elements.
     pub(super) fn over<D: KernelDef>(&mut self, def: &D, n: usize, args: &D::Args) -> Result<(), PlanError> {
         match plan::cover(self.op, n, def.block().to_array()[0])? {
