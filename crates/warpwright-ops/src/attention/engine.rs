@@ -129,6 +129,12 @@ pub(super) trait Engine<'k, A: Float> {
     /// Where the elements of a product with a tile lie.
     fn product_place(&self, k: K<'k>) -> Place<'k>;
 
+    /// Whether sums may wait until scores have risen far before they are brought to another reference. It saves most of that work,
+    /// but costs a branch, around which the assembler does not mix instructions.
+    fn may_wait(&self) -> bool {
+        false
+    }
+
     /// The lanes that hold four neighbouring keys.
     fn team(&self, keys: Keys) -> Team;
 

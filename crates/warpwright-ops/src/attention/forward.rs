@@ -4,7 +4,7 @@ use warpwright_dsl::accumulate;
 use warpwright_dsl::prelude::*;
 
 use super::dropout::Keys;
-use super::engine::{Engine, Matrix};
+use super::engine::{Engine, Matrix, each};
 use super::score::{QueryBlock, ScoreKind, Scorer, Sink, View, attention_args};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
@@ -26,8 +26,9 @@ pub(super) struct Forward {
 }
 
 /// The running softmax of each slot, and the weighted sum of values so far.
+#[derive(Clone)]
 pub(super) struct Running<'k, A: Float> {
-    /// The greatest score.
+    /// What powers are relative to: the greatest score, or one not far below it.
     pub(super) top: Vec<Reg<'k, A>>,
     /// The lane's part of the sum of powers relative to it.
     pub(super) sum: Vec<Reg<'k, A>>,
@@ -146,8 +147,8 @@ impl Forward {
     }
 }
 
-/// Powers of a tile's scores relative to the greatest so far, and the state with what went before brought to the
-/// same reference.
+/// Powers of a tile's scores relative to the greatest so far, or to one that is [`Scorer::slack`] below it at most, and the state with
+/// what went before brought to the same reference.
 pub(super) fn soften<'k, A: Float, E: Engine<'k, A>>(
     k: K<'k>,
     engine: &E,
@@ -158,24 +159,51 @@ pub(super) fn soften<'k, A: Float, E: Engine<'k, A>>(
 where
     Elem: Access<A>,
 {
-    let mut next = Running { top: Vec::new(), sum: Vec::new(), values: Vec::new() };
-    let mut weights = Vec::new();
+    // A NaN shows in the sum; the maximum may pass over it.
+    let greatest = scores.iter().zip(&state.top).map(|(scores, top)| {
+        let greatest = Lanes::from(scores.clone()).reduce(|a, b| a.max(b)).unwrap_or(*top);
+        k.warp_combine(engine.lanes(), greatest, |a, b| a.max(b))
+    });
+    let greatest: Vec<_> = greatest.collect();
+    let state = match engine.may_wait().then(|| scorer.slack()) {
+        None => raised(scorer, &greatest, state),
+        Some(slack) => {
+            let far = greatest.iter().zip(&state.top).map(|(greatest, top)| (*greatest - *top).gt(slack));
+            let far = far.reduce(|a, b| a | b).unwrap_or_else(|| k.lit(true));
+            k.if_else(far.vote_any(), || raised(scorer, &greatest, state.clone()), || state.clone())
+        }
+    };
+    let (mut sums, mut weights) = (Vec::new(), Vec::new());
     for (slot, scores) in scores.iter().enumerate() {
-        // A NaN shows in the sum; the maximum may pass over it.
-        let greatest = Lanes::from(scores.clone()).reduce(|a, b| a.max(b)).unwrap_or(state.top[slot]);
-        let greatest = k.warp_combine(engine.lanes(), greatest, |a, b| a.max(b));
-        let top = state.top[slot].max(greatest);
-        // Where nothing has been seen yet, any finite reference gives powers of 0.
-        let reference = top.eq(f64::NEG_INFINITY).select(0.0, top);
+        let reference = finite(state.top[slot]);
         let powers: Vec<_> = scores.iter().map(|score| scorer.power(*score, reference)).collect();
-        let factor = scorer.power(state.top[slot], reference);
-        let mine = Lanes::from(powers.clone()).reduce(|a, b| a + b).unwrap_or(factor);
-        next.sum.push(state.sum[slot].mul_add(factor, mine));
-        next.values.push(state.values[slot].iter().map(|v| *v * factor).collect());
-        next.top.push(top);
+        let mine = Lanes::from(powers.clone()).reduce(|a, b| a + b);
+        sums.push(mine.map_or(state.sum[slot], |mine| state.sum[slot] + mine));
         weights.push(powers);
     }
-    (weights, next)
+    (weights, Running { sum: sums, ..state })
+}
+
+/// Where nothing has been seen yet, any finite reference gives powers of 0.
+fn finite<A: Float>(top: Reg<'_, A>) -> Reg<'_, A> {
+    top.eq(f64::NEG_INFINITY).select(0.0, top)
+}
+
+/// The state relative to the greatest of its scores and these.
+fn raised<'k, A: Float>(
+    scorer: &Scorer<'k, A>,
+    greatest: &[Reg<'k, A>],
+    state: Running<'k, A>,
+) -> Running<'k, A>
+where
+    Elem: Access<A>,
+{
+    let top: Vec<_> = state.top.iter().zip(greatest).map(|(top, greatest)| top.max(*greatest)).collect();
+    let factors: Vec<_> =
+        state.top.iter().zip(&top).map(|(old, top)| scorer.power(*old, finite(*top))).collect();
+    let sum = state.sum.iter().zip(&factors).map(|(sum, factor)| *sum * *factor).collect();
+    let values = each(&state.values, |slot, _, value| value * factors[slot]);
+    Running { top, sum, values }
 }
 
 /// The sum over the lanes of a slot.

@@ -649,6 +649,11 @@ where
         }
     }
 
+    /// How far scores may be above what powers are relative to. In half precision powers up to 2^8 are as good as those up to 1.
+    pub(super) fn slack(&self) -> Reg<'k, A> {
+        8.0 / self.unit
+    }
+
     /// `log(sum e^score)` from the greatest score and the sum of powers relative to it.
     pub(super) fn log_sum(&self, top: Reg<'k, A>, sum: Reg<'k, A>) -> Reg<'k, A> {
         match self.precision {
