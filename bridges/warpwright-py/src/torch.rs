@@ -59,6 +59,9 @@ impl Ways {
     }
 }
 
+/// The objects behind [`Ways`], in the order of `torch_hooks`.
+type Found = (Py<PyAny>, Py<PyAny>, Option<Py<PyAny>>, Py<PyAny>);
+
 static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
 
 impl Hooks {
@@ -72,7 +75,7 @@ impl Hooks {
             let names = DTYPES.map(dtype_name).to_vec();
             let found = interop(py)?.getattr(intern!(py, "torch_hooks"))?.call1((names,))?;
             let (dtypes, is_grad_enabled, watchers, plain, ways) = found.extract()?;
-            let ways: Option<(Py<PyAny>, Py<PyAny>, Option<Py<PyAny>>, Py<PyAny>)> = ways;
+            let ways: Option<Found> = ways;
             let ways = ways.and_then(|(table, raw_stream, current_device, empty_strided)| {
                 let exchange = Exchange::from_capsule(table.bind(py))?;
                 Some(Ways { exchange, raw_stream, current_device, empty_strided, layouts: Layouts::new() })
