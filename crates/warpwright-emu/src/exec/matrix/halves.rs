@@ -126,11 +126,21 @@ const fn field(exponent: i32) -> i32 {
 /// The least exponent of a sum.
 const LEAST: i32 = field(-100);
 
-/// The exponents of both halves of words where bf16 has them, less `bias`. Zeros have one that makes every sum negative,
-/// and those of other sums are positive: a number that could have a smaller one is out of range.
+/// How an operand writes its exponents, so that a sum of two is that of their product, biased once, or negative if
+/// either number is zero, and never overflows.
+struct Code {
+    bias: i16,
+    zero: i16,
+}
+
+const A: Code = Code { bias: 127 << 7, zero: -191 << 7 };
+const B: Code = Code { bias: 0, zero: -64 << 7 };
+
+/// The exponents of both halves of words where bf16 has them. Numbers with which sums could be none of a product of `f32`
+/// are out of range.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
-fn exponents<const BF16: bool>(words: __m512i, bias: i16, range: &mut Range) -> __m512i {
+fn exponents<const BF16: bool>(words: __m512i, code: &Code, range: &mut Range) -> __m512i {
     let number = |n: i16| _mm512_set1_epi16(n);
     let (field, low, high) = if BF16 {
         (_mm512_and_si512(words, number(0x7F80)), 127 - 63, 127 + 63)
@@ -143,7 +153,7 @@ fn exponents<const BF16: bool>(words: __m512i, bias: i16, range: &mut Range) -> 
     let nonzero = _mm512_test_epi16_mask(words, number(0x7FFF));
     let above = _mm512_sub_epi16(field, number(low << 7));
     range.elements |= _mm512_mask_cmpgt_epu16_mask(nonzero, above, number((high - low) << 7));
-    _mm512_mask_sub_epi16(number(i16::MIN), nonzero, field, number(bias))
+    _mm512_mask_sub_epi16(number(code.zero), nonzero, field, number(code.bias))
 }
 
 /// Both halves of words as f32.
@@ -173,15 +183,13 @@ impl Part {
     fn new<const BF16: bool>(a: [&Words; 2], b: &Words, range: &mut Range) -> Self {
         let [t0, t1, t2, t3] = turned(a);
         let [low, high] = halves(b);
-        let mut bias = 127 << 7;
         let a_exponents = [
-            exponents::<BF16>(t0, bias, range),
-            exponents::<BF16>(t1, bias, range),
-            exponents::<BF16>(t2, bias, range),
-            exponents::<BF16>(t3, bias, range),
+            exponents::<BF16>(t0, &A, range),
+            exponents::<BF16>(t1, &A, range),
+            exponents::<BF16>(t2, &A, range),
+            exponents::<BF16>(t3, &A, range),
         ];
-        bias = 0;
-        let b_exponents = cast([exponents::<BF16>(low, bias, range), exponents::<BF16>(high, bias, range)]);
+        let b_exponents = cast([exponents::<BF16>(low, &B, range), exponents::<BF16>(high, &B, range)]);
         let a = [numbers::<BF16>(t0), numbers::<BF16>(t1), numbers::<BF16>(t2), numbers::<BF16>(t3)];
         let (low, high) = (numbers::<BF16>(low), numbers::<BF16>(high));
         Self { a, a_exponents, b: [cast([low[0], high[0]]), cast([low[1], high[1]])], b_exponents }
@@ -263,7 +271,7 @@ fn scale_of<const PARTS: usize>(
     for part in parts {
         for (j, a) in part.a_exponents.iter().enumerate() {
             let b = number(part.b_exponents[4 * n + j].cast_signed());
-            pairs[j % 2] = _mm512_max_epi16(pairs[j % 2], _mm512_adds_epi16(*a, b));
+            pairs[j % 2] = _mm512_max_epi16(pairs[j % 2], _mm512_add_epi16(*a, b));
         }
     }
     let pairs = _mm512_max_epi16(pairs[0], pairs[1]);
