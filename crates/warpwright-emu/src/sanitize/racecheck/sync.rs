@@ -39,7 +39,25 @@ struct Warp {
     /// What some lanes know in addition; the masks are disjoint.
     groups: Vec<(u32, View)>,
     /// Strong reads that a fence or barrier will turn into acquires.
-    pending: Vec<(u32, Acquired, Strength)>,
+    pending: Vec<Reading>,
+}
+
+/// A strong read that nothing has ordered yet.
+#[derive(Debug)]
+struct Reading {
+    lanes: u32,
+    acquired: Acquired,
+    strength: Strength,
+    /// Whether a barrier is enough: in the block, and for the word that the last block of published reductions counts
+    /// with. A loop of loads that waits for another block needs a fence behind it.
+    barrier: bool,
+}
+
+/// What orders the reads of lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Barrier,
+    Fence,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -245,7 +263,7 @@ impl Clocks {
         let place = self.place();
         let number = self.base + warp;
         let Some(me) = self.warps.get_mut(warp as usize) else { return };
-        me.settle(mask, &place);
+        me.settle(mask, &place, Order::Barrier);
         if live & !mask == 0 {
             me.gather();
             me.sync = me.tick;
@@ -290,7 +308,7 @@ impl Clocks {
         for warp in &mut self.warps {
             warp.tick = now;
             warp.sync = floor;
-            warp.settle(u32::MAX, &place);
+            warp.settle(u32::MAX, &place, Order::Barrier);
             if !warp.groups.is_empty() {
                 warp.gather();
             }
@@ -337,7 +355,7 @@ impl Clocks {
         let mut ticks = [0; 32];
         for arrival in &arrivals {
             let Some(warp) = self.warps.get_mut(arrival.warp as usize) else { continue };
-            warp.settle(arrival.lanes, &place);
+            warp.settle(arrival.lanes, &place, Order::Barrier);
             merged.add(base + arrival.warp, u32::MAX, arrival.sync);
             merged.add(base + arrival.warp, arrival.lanes, arrival.tick);
             merged.merge(&warp.view);
@@ -387,7 +405,7 @@ impl Clocks {
     fn fence(&mut self, warp: u32, lanes: u32, scope: u32) {
         let place = self.place();
         let Some(me) = self.warps.get_mut(warp as usize) else { return };
-        me.settle(lanes, &place);
+        me.settle(lanes, &place, Order::Fence);
         let tick = me.tick;
         let view = Arc::new(self.publishable(warp, lanes));
         self.fences
@@ -441,19 +459,20 @@ impl Clocks {
         releases
     }
 
-    fn acquire(&mut self, warp: u32, lanes: u32, acquired: Acquired, strength: Strength, explicit: bool) {
+    fn acquire(&mut self, warp: u32, new: Reading, explicit: bool) {
         let place = self.place();
         let Some(me) = self.warps.get_mut(warp as usize) else { return };
         if explicit {
-            me.absorb_log(lanes, &acquired, &place, strength);
+            me.absorb_log(new.lanes, &new.acquired, &place, new.strength);
         } else {
             // A spinning reader keeps its latest reading.
-            let same = |p: &&mut (u32, Acquired, Strength)| {
-                p.0 == lanes && p.2 == strength && p.1.same_log(&acquired)
+            let same = |old: &&mut Reading| {
+                let alike = (old.lanes, old.strength, old.barrier) == (new.lanes, new.strength, new.barrier);
+                alike && old.acquired.same_log(&new.acquired)
             };
             match me.pending.iter_mut().find(same) {
-                Some(pending) => pending.1 = acquired,
-                None => me.pending.push((lanes, acquired, strength)),
+                Some(old) => *old = new,
+                None => me.pending.push(new),
             }
         }
     }
@@ -498,17 +517,19 @@ impl Warp {
     }
 
     /// Turns the strong reads of lanes into acquires.
-    fn settle(&mut self, lanes: u32, place: &Place) {
+    fn settle(&mut self, lanes: u32, place: &Place, order: Order) {
         if self.pending.is_empty() {
             return;
         }
         let mut kept = Vec::new();
-        for (readers, acquired, strength) in std::mem::take(&mut self.pending) {
-            if readers & lanes != 0 {
-                self.absorb_log(readers & lanes, &acquired, place, strength);
+        for reading in std::mem::take(&mut self.pending) {
+            let ordered = reading.barrier || order == Order::Fence;
+            let settled = if ordered { reading.lanes & lanes } else { 0 };
+            if settled != 0 {
+                self.absorb_log(settled, &reading.acquired, place, reading.strength);
             }
-            if readers & !lanes != 0 {
-                kept.push((readers & !lanes, acquired, strength));
+            if reading.lanes & !settled != 0 {
+                kept.push(Reading { lanes: reading.lanes & !settled, ..reading });
             }
         }
         self.pending = kept;
@@ -668,7 +689,9 @@ impl BlockRaces<'_> {
             lock(self.launch.variables(address)).observe(address)
         };
         if let Some(acquired) = observed {
-            self.clocks.acquire(warp, lanes, acquired, strength_of(kind, ordering), explicit);
+            let strength = strength_of(kind, ordering);
+            let barrier = strength <= Strength::Cta || kind == AccessKind::Atomic;
+            self.clocks.acquire(warp, Reading { lanes, acquired, strength, barrier }, explicit);
         }
     }
 }
