@@ -477,7 +477,8 @@ impl Writer {
             }
             // Of a length of 32 that is a literal ptxas 13.0 makes none.
             11 => format!("bfi.b32 {d}, {a}, {c}, {}, {};", self.below(32), 1 + self.below(31)),
-            12 => format!("selp.b32 {d}, {a}, {b}, %p{p};"),
+            // In a loop whose condition is the predicate, ptxas 13.0 may select behind the loop, by its last value.
+            12 if self.depth == 0 => format!("selp.b32 {d}, {a}, {b}, %p{p};"),
             13 => format!(
                 "{} {d}, {a}, {c}, {c};",
                 self.pick(&[
@@ -505,7 +506,11 @@ impl Writer {
                 emit!(self, "{op}.cc.u32 {d}, %x8, %x9;");
                 format!("{op}c.u32 {}, {c}, {b};", self.r())
             }
-            18 => format!("set.{}.u32.s32 {d}, {a}, {b};", self.pick(&["lt", "ge", "ne"])),
+            18 => {
+                // Not with literals: what `set` gives is minus one, but ptxas 13.0 takes it for 1.
+                self.unknown("%x8");
+                format!("set.{}.u32.s32 {d}, {a}, %x8;", self.pick(&["lt", "ge", "ne"]))
+            }
             19 => {
                 // On operands that nothing is known of: of the sum of two numbers and one of them ptxas 13.0 makes the other.
                 self.unknown("%x8");
@@ -556,7 +561,8 @@ impl Writer {
             }
             5 => format!("{} {d}, {a};", self.pick(&["neg.f32", "abs.f32", "sqrt.rn.f32", "rcp.rn.f32"])),
             6 => format!("div.rn.f32 {d}, {a}, {b};"),
-            7 => format!("selp.f32 {d}, {a}, {b}, %p{};", self.below(4)),
+            // As of integers.
+            7 if self.depth == 0 => format!("selp.f32 {d}, {a}, {b}, %p{};", self.below(4)),
             _ => format!("{}.rn.sat.f32 {d}, {a}, {b};", self.pick(&["add", "mul"])),
         };
         self.line(&text);
