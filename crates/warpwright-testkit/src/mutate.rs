@@ -107,11 +107,18 @@ fn orders(inst: &Inst) -> bool {
             | Inst::WgmmaFence
             | Inst::WgmmaCommit
             | Inst::WgmmaWait { .. }
+            | Inst::MbarrierWait { .. }
     )
 }
 
 fn remove(module: &mut Module, site: Site) {
     let block = &mut module.functions[site.function].blocks[site.block];
+    let inst = &mut block.instructions[site.index].inst;
+    if let Inst::MbarrierWait { dst, .. } = *inst {
+        // Code behind it asks whether the phase is over.
+        *inst = Inst::PredMov { dst, a: Operand::int(1) };
+        return;
+    }
     block.instructions.remove(site.index);
     if site.index < block.locations.len() {
         block.locations.remove(site.index);

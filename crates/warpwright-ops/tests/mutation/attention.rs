@@ -107,7 +107,7 @@ const NO_BAND: &str = "without a band nobody asks where positions begin";
 const COMPLETE: &str = "let complete = end.@le(self";
 const NO_BIAS: &str = "without a bias rows that do not exist may take part";
 
-const SURVIVORS: [Survivor; 17] = [
+const SURVIVORS: [Survivor; 18] = [
     Survivor::equivalent("attention_bf16_mma", START, NOTHING_READ),
     Survivor::equivalent("attention_backward_q_bf16_mma", START, NOTHING_READ),
     Survivor::equivalent("attention_f32_simt", AGAIN, ONE_FOR_EACH_TILE),
@@ -120,6 +120,11 @@ const SURVIVORS: [Survivor; 17] = [
     Survivor::equivalent("attention_f32", QUERY, NOT_WRITTEN),
     Survivor::equivalent("attention_backward_q", QUERY, NOT_WRITTEN),
     Survivor::equivalent("d64$", "k.@commit_copies()", "the last tile copies nothing").at_most(1),
+    Survivor::equivalent(
+        "backward_kv_bf16_mma_w2s1c16d64$",
+        "k.@wait_copies(0)",
+        "the last tile copies nothing",
+    ),
     Survivor::equivalent("d64$", SHIFT, NO_BAND),
     Survivor::equivalent("x4$", SHIFT, NO_BAND),
     Survivor::equivalent("x4s$", SHIFT, NO_BAND),

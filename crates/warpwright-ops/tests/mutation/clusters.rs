@@ -16,7 +16,7 @@ fn defects_of_group_normalisation_in_clusters_are_noticed() {
     let mut shapes: Vec<[usize; 4]> = ends.map(|spatial| [1, 2, spatial, 2]).collect();
     shapes.extend([[2, 4, 4, 2], [2, 6, 84, 2], [1, 6, 168, 2], [3, 2, 508, 1], [2, 64, 4, 2]]);
     let layout = Layout::ChannelsFirst;
-    group_norm_shapes(layout, &shapes, Some(Path::Resident(resident)));
+    group_norm_shapes(Sweep::new(grouped), layout, &shapes, Some(Path::Resident(resident)));
 }
 
 /// Channels that a cluster of two or of eight holds, of one row and of several.

@@ -3,6 +3,7 @@
 mod attention;
 mod clusters;
 mod harness;
+mod parts;
 mod products;
 
 use harness::{Sweep, TARGET, grouped, plans};
@@ -184,8 +185,8 @@ fn shifted_bounds_of_batch_normalisation_are_noticed() {
         let indices: Vec<usize> = (0..norms.len()).collect();
         let momentum = Some(Momentum::Exponential(Real::new(0.1)));
         // The kernels that combine slabs are the same in both layouts; those for clusters differ in what only
-        // distributed shared memory does; those for cooperative grids, and those that sum channels last, need a tensor for
-        // a whole device before a thread goes round its loops.
+        // distributed shared memory does; those for cooperative grids are in `parts`, those that sum channels last need a
+        // tensor for a whole device before a thread goes round its loops.
         fn apart(name: &str) -> bool {
             let cluster = name.contains("cluster") && !name.ends_with("cluster1");
             let sums = name.contains("nhwc") && (name.contains("statistics") || name.contains("sums"));
@@ -210,7 +211,7 @@ fn shifted_bounds_of_batch_normalisation_are_noticed() {
 }
 
 /// Both directions of group normalisation along a path, over shapes by their index: batch, channels, spatial size, groups.
-pub(crate) fn group_norm_shapes(layout: Layout, shapes: &[[usize; 4]], path: Option<Path>) {
+pub(crate) fn group_norm_shapes(sweep: Sweep, layout: Layout, shapes: &[[usize; 4]], path: Option<Path>) {
     let indices: Vec<usize> = (0..shapes.len()).collect();
     let (dtype, eps) = (DType::F32, Real::new(1e-5));
     let shape = |i: usize| {
@@ -218,22 +219,19 @@ pub(crate) fn group_norm_shapes(layout: Layout, shapes: &[[usize; 4]], path: Opt
         GroupShape { batch, channels, spatial, groups, layout }
     };
     // Each tensor that may be absent is, in some of the shapes.
-    check(&indices, |i| {
+    sweep.check(&plans(&indices, |i| {
         let (weight, bias, silu, statistics) = (i % 3 != 0, i % 2 == 0, i % 5 == 4, i % 4 != 1);
         let desc = GroupNormDesc { dtype, shape: shape(i), weight, bias, silu, statistics, eps };
         path.map_or_else(|| desc.plan(TARGET), |path| desc.plan_along(TARGET, path)).expect("plan")
-    });
+    }));
     // The second step's sums of columns are those of the row norms, whose tests reach each of their bounds.
-    check_except(
-        |name| name.contains("parameters"),
-        &indices,
-        |i| {
-            let (weight, bias, silu) = (i % 3 != 0, i % 2 == 0, i % 5 == 4);
-            let (dweight, dbias) = (i % 4 > 1, i % 2 == 0);
-            let desc = GroupNormBackwardDesc { dtype, shape: shape(i), weight, bias, silu, dweight, dbias };
-            path.map_or_else(|| desc.plan(TARGET), |path| desc.plan_along(TARGET, path)).expect("plan")
-        },
-    );
+    let sweep = Sweep { skipped: |name| name.contains("parameters"), ..sweep };
+    sweep.check(&plans(&indices, |i| {
+        let (weight, bias, silu) = (i % 3 != 0, i % 2 == 0, i % 5 == 4);
+        let (dweight, dbias) = (i % 4 > 1, i % 2 == 0);
+        let desc = GroupNormBackwardDesc { dtype, shape: shape(i), weight, bias, silu, dweight, dbias };
+        path.map_or_else(|| desc.plan(TARGET), |path| desc.plan_along(TARGET, path)).expect("plan")
+    }));
 }
 
 #[test]
@@ -251,7 +249,8 @@ fn defects_of_group_normalisation_in_registers_are_noticed() {
         [2, 64, 4, 2],
         [40, 2, 4, 2],
     ]);
-    group_norm_shapes(Layout::ChannelsFirst, &shapes, Some(Path::Resident(resident)));
+    let path = Some(Path::Resident(resident));
+    group_norm_shapes(Sweep::new(grouped), Layout::ChannelsFirst, &shapes, path);
 }
 
 /// Shapes whose rows end at, before and after each vector of a thread, by their index.

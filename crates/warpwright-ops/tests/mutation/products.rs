@@ -3,8 +3,9 @@
 use warpwright_ops::Operation;
 use warpwright_ops::activation::Activation;
 use warpwright_ops::gemm::GemmDesc;
-use warpwright_ops::plan::{Plan, Real};
-use warpwright_ops::recurrent::{Biases, Cell, RecurrentDesc};
+use warpwright_ops::gemm::tuning::{self, Config, Tiles, WarpgroupConfig};
+use warpwright_ops::plan::Real;
+use warpwright_ops::recurrent::{Biases, Cell, RecurrentBackwardDesc, RecurrentDesc};
 use warpwright_ptx::DType;
 
 use crate::harness::{Survivor, Sweep, TARGET, plain, plans};
@@ -33,20 +34,18 @@ const ACTIVATIONS: [Option<Activation>; 7] = [
     Some(Activation::GeluErf),
 ];
 
-/// A product; the rows of every other one begin at multiples of 16 bytes.
-fn product(dtype: DType, transposed: bool, i: usize) -> Plan<GemmDesc> {
+/// A product; the rows of those that are not `narrow` begin at multiples of 16 bytes.
+fn product(dtype: DType, transposed: bool, i: usize, narrow: bool) -> GemmDesc {
     // Each function of the sums, with the smallest product that has one.
     let [m, n, k] = SHAPES.get(i).copied().unwrap_or([8, 8, 24]);
     let desc = GemmDesc::new(dtype, [m, n, k], transposed, !transposed);
-    let pad = |elements: usize| if i.is_multiple_of(2) { elements } else { elements.next_multiple_of(8) };
+    let pad = |elements: usize| if narrow { elements } else { elements.next_multiple_of(8) };
     let (lda, ldb, ldy) = (pad(desc.lda), pad(desc.ldb), pad(n));
     let (stride_a, stride_b, stride_y) = (lda * m.max(k), ldb * n.max(k), ldy * m);
     let batch = if k < 64 { 2 } else { 1 };
     let (beta, bias) = (Real::new([0.5, 0.0, -1.0][i % 3]), i % 4 < 2);
     let activation = ACTIVATIONS[i % ACTIVATIONS.len()];
-    let desc =
-        GemmDesc { lda, ldb, ldy, stride_a, stride_b, stride_y, batch, beta, bias, activation, ..desc };
-    desc.plan(TARGET).expect("plan")
+    GemmDesc { lda, ldb, ldy, stride_a, stride_b, stride_y, batch, beta, bias, activation, ..desc }
 }
 
 /// Shapes, then functions.
@@ -54,7 +53,12 @@ const CASES: [usize; 17] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 
 const EMPTY_GROUPS: &str = "elements of two bytes are not copied asynchronously: groups are empty";
 
-const SURVIVORS: [Survivor; 5] = [
+const SURVIVORS: [Survivor; 6] = [
+    Survivor::missed(
+        "_wg_",
+        "@publish_mbarriers()",
+        "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled",
+    ),
     Survivor::equivalent("_p2_", "copies(", EMPTY_GROUPS),
     Survivor::equivalent("_p2_", "pipeline_ahead(", EMPTY_GROUPS),
     Survivor::equivalent(
@@ -72,8 +76,45 @@ const SURVIVORS: [Survivor; 5] = [
 
 const SWEEP: Sweep = Sweep { survivors: &SURVIVORS, by_line: true, ..Sweep::new(plain) };
 
+/// Kernels whose warps share the common dimension: their stages go round only in parts that are longer than those here.
+fn in_teams(name: &str) -> bool {
+    ["_t2", "_t4"].into_iter().any(|teams| name.ends_with(teams) || name.contains(&format!("{teams}_")))
+}
+
+/// Tiles of 64 x 64, whatever tuning takes for products of such sizes.
+fn small_tiles(dtype: DType) -> Config {
+    let small = |config: &Config| match config {
+        Config::Tiled(tiled) => {
+            let Tiles { rows, cols, teams, .. } = *tiled.tiles();
+            (rows, cols, teams) == (64, 64, 1)
+        }
+        Config::Warpgroup(_) => false,
+    };
+    tuning::configs(dtype, TARGET).into_iter().find(small).expect("a kernel with small tiles")
+}
+
 fn products(dtype: DType, transposed: bool) {
-    SWEEP.check(&plans(&CASES, |i| product(dtype, transposed, i)));
+    Sweep { skipped: in_teams, ..SWEEP }.check(&plans(&CASES, |i| {
+        let narrow = i.is_multiple_of(2);
+        let desc = product(dtype, transposed, i, narrow);
+        let plan = if narrow { desc.plan(TARGET) } else { desc.plan_with(TARGET, small_tiles(dtype)) };
+        plan.expect("plan")
+    }));
+}
+
+/// Only what multiplies with `wgmma`, in small tiles: the ring of stages goes round in short products.
+fn warpgroups(dtype: DType, transposed: bool, [rows, cols, stages]: [u32; 3]) {
+    let sweep = Sweep { skipped: |name| !name.contains("_wg_"), ..SWEEP };
+    let config = Config::Warpgroup(WarpgroupConfig { rows, cols, stages });
+    sweep.check(&plans(&CASES, |i| {
+        product(dtype, transposed, i, false).plan_with(TARGET, config).expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_products_of_warpgroups_are_noticed() {
+    warpgroups(DType::BF16, false, [64, 64, 2]);
+    warpgroups(DType::F16, true, [128, 64, 3]);
 }
 
 #[test]
@@ -93,16 +134,11 @@ fn defects_of_more_products_are_noticed() {
 }
 
 /// Sequences in one launch, of several steps and of one; what may be absent is, in some.
-fn sequence(
-    cell: Cell,
-    dtype: DType,
-    [steps, batch, input, hidden]: [usize; 4],
-    i: usize,
-) -> Plan<RecurrentDesc> {
+fn sequence(cell: Cell, dtype: DType, [steps, batch, input, hidden]: [usize; 4], i: usize) -> RecurrentDesc {
     let biases = [Biases::Two, Biases::Absent, Biases::One][i % 3];
     let (h0, c0) = (i % 3 != 1, cell == Cell::Lstm && i % 3 != 2);
     let (lengths, directions, training) = (i > 2, 1 + i / 4, i.is_multiple_of(2));
-    let desc = RecurrentDesc {
+    RecurrentDesc {
         directions,
         biases,
         h0,
@@ -110,8 +146,7 @@ fn sequence(
         lengths,
         training,
         ..RecurrentDesc::new(cell, dtype, [steps, batch, input, hidden])
-    };
-    desc.plan(TARGET).expect("plan")
+    }
 }
 
 /// The kernels of the products of inputs are those above; what is left is elementwise.
@@ -122,8 +157,28 @@ fn not_of_sequences(kernel: &str) -> bool {
 const SEQUENCES: Sweep = Sweep { skipped: not_of_sequences, ..SWEEP };
 
 fn sequences(cell: Cell, dtype: DType, [batch, hidden]: [usize; 2]) {
-    let cases = [(4, 0), (3, 1), (1, 2), (3, 3), (3, 4)];
-    SEQUENCES.check(&plans(&cases, |(steps, i)| sequence(cell, dtype, [steps, batch, 8, hidden], i)));
+    let cases = [(4, 0), (3, 1), (1, 2), (3, 3), (3, 4), (2, 3)];
+    SEQUENCES.check(&plans(&cases, |(steps, i)| {
+        sequence(cell, dtype, [steps, batch, 8, hidden], i).plan(TARGET).expect("plan")
+    }));
+}
+
+/// The same backward: the kernel that goes from the last step to the first.
+fn sequences_backward(cell: Cell, dtype: DType, [batch, hidden]: [usize; 2]) {
+    let sweep = Sweep { skipped: |kernel| !kernel.contains("_sweep_"), ..SWEEP };
+    let cases = [(4, 0), (3, 1), (2, 2), (3, 3), (3, 4)];
+    sweep.check(&plans(&cases, |(steps, i)| {
+        let forward = RecurrentDesc { training: true, ..sequence(cell, dtype, [steps, batch, 8, hidden], i) };
+        let (dy, dh_n) = (i % 3 != 2, i != 1);
+        let dc_n = forward.cell == Cell::Lstm && i != 1;
+        RecurrentBackwardDesc { forward, dy, dh_n, dc_n, dx: true }.plan(TARGET).expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_sequences_backward_are_noticed() {
+    sequences_backward(Cell::Lstm, DType::BF16, [9, 48]);
+    sequences_backward(Cell::Gru, DType::F32, [2, 16]);
 }
 
 #[test]
