@@ -104,7 +104,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 3, 8, 16], single: true, ..PLAIN },
         Situation { sizes: [1, 0, 8, 16], single: true, ..PLAIN },
         Situation { sizes: [1, 2, 5, 7], single: true, biases: one, lead: 1, training: true, ..PLAIN },
-        Situation { sizes: [1, 8, 264, 24], lengths: true, directions: 2, training: true, ..PLAIN },
+        Situation { sizes: [1, 4, 264, 24], lengths: true, directions: 2, training: true, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..PLAIN },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..PLAIN },
     ];

@@ -1,8 +1,8 @@
-//! A single step of few sequences in one launch: a warp reads the rows of the weights that belong to a unit, and multiplies
-//! them with the inputs and states of all sequences.
+//! A single step of few sequences in one launch: a warp reads the rows of one of the weights that belong to a unit, and multiplies
+//! them with the inputs or the states of all sequences.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{FixedElement, kernel_args};
 
 use super::cell::Cell;
 use super::landing::{Landing, landing};
@@ -11,8 +11,8 @@ use super::walk::{self, Walk, has, walk};
 use super::{WIDE, sums_of};
 
 /// Most sequences.
-pub(super) const MOST_BATCH: usize = 8;
-/// Units of a block, a warp each.
+pub(super) const MOST_BATCH: usize = 4;
+/// Units of a block, which have a warp for the inputs and one for the states.
 const UNITS: u32 = 4;
 const WARP: u32 = 32;
 
@@ -52,25 +52,25 @@ impl Few {
         WIDE as usize / dtype.bytes()
     }
 
-    /// The products of a unit's rows with the vectors of all sequences, `[gate][batch]`: what the lane has of them. What is
-    /// loaded together is `depth` elements a vector.
+    /// Adds the products of a unit's rows with the vectors of all sequences, of `depth` elements each, to what the lane has of
+    /// them, `[gate][batch]`, if they are `given`.
     fn products<'k, A: Float>(
         &self,
         k: K<'k>,
         (weights, vectors): (Ptr<'k, Read, Elem>, Ptr<'k, Read, Elem>),
         (unit, hidden): (U32<'k>, U32<'k>),
         (depth, given): (U32<'k>, Pred<'k>),
+        sums: Vec<Reg<'k, A>>,
     ) -> Vec<Reg<'k, A>>
     where
         Elem: Access<A>,
     {
         let width = Self::width(self.dtype) as u32;
         // Loads of weights that are on their way together, for each gate.
-        let together = if self.batch <= 2 { 4 } else { 2 };
-        let zeros = vec![k.lit::<A>(0.0); self.cell.gates() * self.batch as usize];
+        let together = if self.batch <= 2 { 4 } else { 1 };
         let own = k.lane_idx() * width;
         let end = given.select(depth, 0u32);
-        k.fold(k.range(0, end, WARP * width * together), zeros, |start, sums| {
+        k.fold(k.range(0, end, WARP * width * together), sums, |start, sums| {
             let parts: Vec<U32<'k>> = (0..together).map(|part| start + own + part * WARP * width).collect();
             let rows = (0..self.cell.gates() as u32).map(|gate| {
                 let row = (hidden * gate + unit).to_u64() * depth.to_u64();
@@ -97,42 +97,54 @@ impl Few {
         })
     }
 
-    fn body<'k, A: Float>(&self, k: K<'k>, p: FewParams<'k>)
+    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, p: FewParams<'k>)
     where
         Elem: Access<A>,
     {
         let Self { cell, dtype, batch: batches } = *self;
-        let own = k.block_idx_x() * UNITS + k.warp_idx();
+        let (gates, thread) = (cell.gates() as u32, k.thread_idx_x());
+        let first = k.block_idx_x() * UNITS;
+        // What a thread needs to end a step is on its way while the products are computed.
+        let (batch, unit) = (thread % batches, first + thread / batches);
+        let inside = thread.lt(UNITS * batches) & unit.lt(p.hidden);
+        let walk = walk!(p);
+        let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
+        let landing = landing!(p, cell, dtype, true, walk);
+        let before = landing.before::<A>(k, who);
+        let bias = |pointer: Ptr<'k, Read, Elem>, gate: u32, bit| {
+            let from = pointer.at(p.hidden * gate + unit);
+            from.only_where(inside & has(p.flags, bit), Fill::Zero).get::<A>()
+        };
+        let biases =
+            (0..gates).map(|gate| (bias(p.b_ih, gate, walk::HAS_B_IH), bias(p.b_hh, gate, walk::HAS_B_HH)));
+        let biases: Vec<_> = biases.collect();
+
+        // [side][unit][gate][batch]
+        let slots = k.shared::<A>(2 * UNITS * gates * batches);
+        let place = |side: U32<'k>, unit: U32<'k>, gate: u32| {
+            (unit + side * UNITS) * (gates * batches) + gate * batches
+        };
+        let own = k.warp_idx() % UNITS;
         // A warp without a unit reads what another one reads.
-        let unit = own.min(p.hidden - 1);
-        let always = p.hidden.ne(0);
-        let rows = (unit, p.hidden);
-        let of_x = self.products::<A>(k, (p.w_ih, p.x), rows, (p.input, always));
-        let of_h = self.products::<A>(k, (p.w_hh, p.h0), rows, (p.hidden, has(p.flags, walk::HAS_H0)));
-        let all: Vec<_> = of_x.into_iter().chain(of_h).collect();
-        let all = k.warp_combine(WARP, all, |a, b| a.into_iter().zip(b).map(|(a, b)| a + b).collect());
-        let (of_x, of_h) = all.split_at(cell.gates() * batches as usize);
-        let batch = k.lane_idx();
-        let inside = own.lt(p.hidden) & batch.lt(batches);
+        let row = ((first + own).min(p.hidden - 1), p.hidden);
+        let side = k.warp_idx() / UNITS;
+        let (of_input, of_state) = (side.eq(0), side.ne(0) & has(p.flags, walk::HAS_H0));
+        let sums = vec![k.lit::<A>(0.0); (gates * batches) as usize];
+        let sums = self.products::<A>(k, (p.w_ih, p.x), row, (p.input, of_input), sums);
+        let sums = self.products::<A>(k, (p.w_hh, p.h0), row, (p.hidden, of_state), sums);
+        let add = |a: Vec<_>, b: Vec<_>| a.into_iter().zip(b).map(|(a, b)| a + b).collect();
+        let sums = k.warp_combine(WARP, sums, add);
+        k.if_(k.lane_idx().eq(0), || {
+            for (number, sum) in (0..).zip(sums) {
+                slots.at(place(side, own, 0) + number).set(sum);
+            }
+        });
+        k.barrier();
         k.if_(inside, || {
-            let bias = |pointer: Ptr<'k, Read, Elem>, gate: usize, bit| {
-                let from = pointer.at(p.hidden * gate as u32 + unit);
-                from.only_where(has(p.flags, bit), Fill::Zero).get::<A>()
-            };
-            // A lane takes the sums of its sequence.
-            let chosen = |sums: &[Reg<'k, A>]| {
-                let others = (1u32..).zip(&sums[1..]);
-                others.fold(sums[0], |sum, (number, other)| batch.eq(number).select(*other, sum))
-            };
-            let sums = of_x.chunks(batches as usize).zip(of_h.chunks(batches as usize)).enumerate();
-            let sums = sums.map(|(gate, (x, h))| {
-                let x = chosen(x) + bias(p.b_ih, gate, walk::HAS_B_IH);
-                (x, chosen(h) + bias(p.b_hh, gate, walk::HAS_B_HH))
-            });
+            let sum = |side: u32, gate| slots.at(place(k.lit(side), unit - first, gate) + batch).get::<A>();
+            let sums = (0..gates).zip(biases).map(|(gate, (x, h))| (sum(0, gate) + x, sum(1, gate) + h));
             let sums: Vec<_> = sums.collect();
-            let walk = walk!(p);
-            let length = walk.length(batch, inside);
-            landing!(p, cell, dtype, true, walk).finish(k, Unit { inside, batch, unit, length }, &sums);
+            landing.finish(k, who, &sums, before);
         });
     }
 }
@@ -145,7 +157,7 @@ impl KernelDef for Few {
     }
 
     fn block(&self) -> BlockDim {
-        BlockDim::x(UNITS * WARP)
+        BlockDim::x(2 * UNITS * WARP)
     }
 
     fn dtypes(&self) -> DTypes {

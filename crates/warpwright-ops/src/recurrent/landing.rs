@@ -57,9 +57,27 @@ macro_rules! landing {
 pub(super) use landing;
 
 impl<'k> Landing<'k> {
-    /// Ends the step of a unit, from the sums of its gates on the sides of input and state.
-    pub(super) fn finish<A: Float>(&self, k: K<'k>, who: Unit<'k>, sums: &[(Reg<'k, A>, Reg<'k, A>)])
+    /// The unit's value before the step.
+    pub(super) fn before<A: Float>(&self, k: K<'k>, who: Unit<'k>) -> Reg<'k, A>
     where
+        Elem: Access<A>,
+    {
+        let start = if self.cell.has_c() { walk::HAS_C0 } else { walk::HAS_H0 };
+        let given = if self.first { who.inside & has(self.walk.flags, start) } else { who.inside };
+        if !self.cell.carries() {
+            return k.lit(0.0);
+        }
+        self.before.at(who.batch * self.hidden + who.unit).only_where(given, Fill::Zero).get()
+    }
+
+    /// Ends the step of a unit, from the sums of its gates on the sides of input and state, and its value before.
+    pub(super) fn finish<A: Float>(
+        &self,
+        k: K<'k>,
+        who: Unit<'k>,
+        sums: &[(Reg<'k, A>, Reg<'k, A>)],
+        before: Reg<'k, A>,
+    ) where
         Elem: Access<A>,
     {
         let Self { cell, dtype, .. } = *self;
@@ -74,12 +92,6 @@ impl<'k> Landing<'k> {
         let alone =
             |(gate, &(x, h)): (usize, &(Reg<'k, A>, Reg<'k, A>))| cell.alone(Gate::Known(gate), x, h, dtype);
         let alone: Vec<_> = sums.iter().enumerate().map(alone).collect();
-        let start = if cell.has_c() { walk::HAS_C0 } else { walk::HAS_H0 };
-        let before = match (cell.carries(), self.first) {
-            (false, _) => zero,
-            (true, true) => given(self.before, start),
-            (true, false) => self.before.at(at).get(),
-        };
         let step = cell.together(&alone, sums[sums.len() - 1].1, before, dtype);
         let value = if cell.has_c() { step.extra.unwrap_or(zero) } else { step.h };
         if cell.carries() {

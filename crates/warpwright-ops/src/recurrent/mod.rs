@@ -29,7 +29,7 @@
 //! step (`c`, or what z keeps of `h`) stays in `f32` for the whole sequence (`f64` for `f64`). The hidden state of a step is
 //! rounded to the element type before the recurrent weights multiply it, as in `y`.
 //!
-//! A single step of up to eight sequences, of rows of whole 16 bytes, is one launch that reads every weight once.
+//! A single step of up to four sequences, of rows of whole 16 bytes, is one launch that reads every weight once.
 //!
 //! Where the recurrent weights fit the registers of the multiprocessors, all steps of a pass are one launch, either way ([`tuning::Schedule`]); it
 //! needs a device with as many multiprocessors as the grid has blocks, and refuses others before it is launched.

@@ -73,7 +73,8 @@ impl Forward {
             let sums: Vec<_> = (0..gates).map(sums).collect();
             let inside = at.lt(p.n);
             let landing = Landing { projected, ..landing!(p, cell, dtype, first, walk) };
-            landing.finish(k, Unit { inside, batch, unit, length }, &sums);
+            let who = Unit { inside, batch, unit, length };
+            landing.finish(k, who, &sums, landing.before(k, who));
         });
     }
 }
