@@ -2,14 +2,14 @@
 
 use warpwright_ops::plan::{Access as TensorAccess, Real};
 use warpwright_ops::recurrent::reference::{Net, Weights as Plain};
-use warpwright_ops::recurrent::tuning::{PersistentConfig, Schedule};
+use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{
     Cell, OutputGradients, RecurrentBackwardDesc, RecurrentDesc, RecurrentInput, RecurrentOptions,
     RecurrentOutput, State, Weights, lstm, recurrent, recurrent_backward,
 };
 use warpwright_ops::{Dropout, Error, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Stream, Tensor};
+use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Sanitizers, Stream, Tensor};
 use warpwright_testkit::{Case, Filter, Scope, cases, run_case};
 
 fn run(config: EmulatorConfig, scope: Scope, chosen: fn(&Case) -> bool) {
@@ -52,6 +52,13 @@ fn sequences_without_a_plan() {
     assert_eq!(grids.last(), Some(&(32, true)), "16 units a block, for one tile of batches");
     let many = RecurrentDesc { batch: 16, hidden: 256, ..good.clone() }.plan(TARGET).expect("plan");
     assert_eq!(many.steps().last().map(|step| step.grid()[0]), Some(64), "4 units a block");
+    for (dtype, batch, hidden, grid) in
+        [(DType::F32, 16, 768, 96), (DType::F32, 64, 1024, 128), (DType::BF16, 64, 1024, 128)]
+    {
+        let plan = RecurrentDesc { dtype, batch, hidden, ..good.clone() }.plan(TARGET).expect("plan");
+        let last = plan.steps().last().map(|step| (step.grid()[0], step.is_cooperative()));
+        assert_eq!(last, Some((grid, true)), "{dtype} {batch} {hidden}");
+    }
     assert_eq!(grids.len(), 3, "the inputs, the exchange, the sequence: {grids:?}");
     assert_eq!(good.plan_with(TARGET, Schedule::Stepwise).expect("plan").steps().len(), 1 + 2 * 3);
     let parameter = |desc: RecurrentDesc, name| match desc.plan(TARGET) {
@@ -83,12 +90,12 @@ fn sequences_without_a_plan() {
     };
     assert_eq!(whole(backward.schedule(TARGET)), (vec![32], 11), "the exchange, the steps, the products");
     assert_eq!(whole(Schedule::Stepwise), (vec![], 9 + 2 * 3 + 1), "a cell and a product for each step");
-    let wrong = Schedule::Persistent(PersistentConfig { units: 4 });
+    let wrong = Schedule::Persistent(PersistentConfig { units: 4, exchange: Exchange::Words });
     let e = backward.plan_with(TARGET, wrong).expect_err("no such kernel");
     assert!(matches!(e, PlanError::Parameter { parameter: "schedule", .. }), "{e}");
     let e = RecurrentDesc { dtype: DType::I8, ..good.clone() }.plan(TARGET).expect_err("no integers");
     assert!(matches!(e, PlanError::DType { op: "lstm", .. }), "{e}");
-    let wrong = Schedule::Persistent(PersistentConfig { units: 3 });
+    let wrong = Schedule::Persistent(PersistentConfig { units: 3, exchange: Exchange::Words });
     let e = good.plan_with(TARGET, wrong).expect_err("no such kernel");
     assert!(matches!(e, PlanError::Parameter { parameter: "schedule", .. }), "{e}");
     // Old targets, sizes that do not fit, and double precision go step by step.
@@ -97,7 +104,7 @@ fn sequences_without_a_plan() {
         (DType::BF16, 90, 1, 520),
         (DType::BF16, 90, 1, 4096),
         (DType::F64, 90, 1, 512),
-        (DType::F32, 90, 64, 512),
+        (DType::F32, 90, 64, 4096),
     ] {
         let desc = RecurrentDesc::new(Cell::Lstm, dtype, [3, batch, 16, hidden]);
         assert_eq!(desc.schedule(Target::sm(sm)), Schedule::Stepwise, "{dtype} {hidden}");
@@ -156,20 +163,96 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.to_vec().expect("copy")
 }
 
-/// Bits do not depend on the schedule of the blocks.
+/// Bits do not depend on the schedule of the blocks, whether they exchange words or raise flags.
 #[test]
 fn every_seed_agrees() {
-    let mut results = Vec::new();
-    for seed in 0..3 {
-        let net = Small::new(seed, Cell::Lstm, [7, 2], 1);
-        let weights = net.weights();
-        let out = lstm(&net.stream, &RecurrentInput::new(&net.x, &weights)).expect("launch");
-        assert!(net.device.findings().is_empty());
-        let last = floats(&out.y)[6 * 64..].to_vec();
-        assert_eq!(last, floats(&out.h_n));
-        results.push((floats(&out.y), floats(&out.c_n.expect("cells"))));
+    for (batch, exchange) in [(2, Exchange::Words), (5, Exchange::Blocks)] {
+        let tuned = RecurrentDesc::new(Cell::Lstm, DType::F32, [7, batch, 12, 32]).schedule(Target::sm(90));
+        assert!(matches!(tuned, Schedule::Persistent(config) if config.exchange == exchange), "{tuned:?}");
+        let mut results = Vec::new();
+        for seed in 0..3 {
+            let net = Small::new(seed, Cell::Lstm, [7, batch], 1);
+            let weights = net.weights();
+            let input = RecurrentInput::new(&net.x, &weights);
+            let out = recurrent(&net.stream, Cell::Lstm, &input, true).expect("launch");
+            let gradients = OutputGradients { dy: Some(&out.y), ..OutputGradients::default() };
+            let back = recurrent_backward(&net.stream, Cell::Lstm, &input, &out, gradients).expect("launch");
+            assert!(net.device.findings().is_empty());
+            let last = floats(&out.y)[6 * 32 * batch..].to_vec();
+            assert_eq!(last, floats(&out.h_n));
+            results.push((floats(&out.y), floats(&out.c_n.expect("cells")), floats(&back.dx)));
+        }
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "the same bits under every schedule");
     }
-    assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "the same bits under every schedule");
+}
+
+/// So many units that half of the weights stay in shared memory, forward and backward. Lanes read there what they have
+/// written themselves; finding races among so many blocks takes minutes.
+#[test]
+fn weights_in_shared_memory() {
+    const SIZES: [usize; 4] = [2, 5, 16, 1152];
+    let [steps, batch, input, hidden] = SIZES;
+    let sanitizers = Sanitizers::all() - Sanitizers::RACECHECK;
+    let device = Device::emulator_with(EmulatorConfig { sanitizers, ..EmulatorConfig::default() });
+    let stream = device.stream().expect("stream");
+    // Values of bf16: the upper halves of those of f32, without a pattern whose sums cancel.
+    let bits = |len: usize, salt: u32, scale: f32| -> Vec<u16> {
+        let mixed = (0..len as u32).map(|i| (i ^ salt << 24).wrapping_mul(0x9e37_79b1));
+        let mixed = mixed.map(|i| (i ^ i >> 15).wrapping_mul(0x85eb_ca6b));
+        let value = |i: u32| (i >> 8) as f32 / 8_388_608.0 - 1.0;
+        mixed.map(|i| ((value(i) * scale).to_bits() >> 16) as u16).collect()
+    };
+    let wide = |bits: &[u16]| -> Vec<f64> {
+        bits.iter().map(|bits| f64::from(f32::from_bits(u32::from(*bits) << 16))).collect()
+    };
+    let tensor = |bits: &[u16], shape: &[usize]| {
+        let bytes: Vec<u8> = bits.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        Tensor::from_bytes(&device, DType::BF16, &bytes, shape).expect("memory")
+    };
+    let read = |tensor: &Tensor| {
+        let bytes = tensor.to_bytes().expect("copy");
+        wide(&bytes.chunks(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect::<Vec<_>>())
+    };
+    let rows = 4 * hidden;
+    let (x, dy) = (bits(steps * batch * input, 1, 1.0), bits(steps * batch * hidden, 2, 1.0));
+    let (w_ih, w_hh) = (bits(rows * input, 3, 0.3), bits(rows * hidden, 4, 0.05));
+    let [a, b] = [tensor(&w_ih, &[rows, input]), tensor(&w_hh, &[rows, hidden])];
+    let weights = [Weights { w_ih: &a, w_hh: &b, w_hr: None, b_ih: None, b_hh: None }];
+    let of_x = tensor(&x, &[steps, batch, input]);
+    let given = RecurrentInput::new(&of_x, &weights);
+    let out = recurrent(&stream, Cell::Lstm, &given, true).expect("launch");
+    let of_dy = tensor(&dy, out.y.shape());
+    let gradients = OutputGradients { dy: Some(&of_dy), ..OutputGradients::default() };
+    let back = recurrent_backward(&stream, Cell::Lstm, &given, &out, gradients).expect("launch");
+    assert!(device.findings().is_empty(), "{:?}", device.findings().first());
+    let zeros = vec![0.0; batch * hidden];
+    let none = vec![0.0; rows];
+    let plain =
+        Plain { w_ih: wide(&w_ih), w_hh: wide(&w_hh), w_hr: Vec::new(), b_ih: none.clone(), b_hh: none };
+    let net = Net {
+        cell: Cell::Lstm,
+        sizes: SIZES,
+        projection: 0,
+        factors: Vec::new(),
+        directions: 1,
+        batch_first: false,
+        lengths: vec![steps; batch],
+        weights: vec![plain],
+        h0: zeros.clone(),
+        c0: zeros.clone(),
+        kept: |h| h,
+    };
+    let (x, dy) = (wide(&x), wide(&dy));
+    let want = net.forward(&x);
+    let gradients = net.backward(&x, &want.y, &dy, &zeros, &zeros);
+    let compare = |what: &str, got: &[f64], want: &[f64]| {
+        let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+        let error = norm(&mut got.iter().zip(want).map(|(a, b)| a - b)) / norm(&mut want.iter().copied());
+        assert!(error < 6.9e-3, "{what}: {error}");
+    };
+    compare("y", &read(&out.y), &want.y[0]);
+    compare("dx", &read(&back.dx), &gradients.dx);
+    compare("dw_hh", &read(&back.weights[0].w_hh), &gradients.weights[0].w_hh);
 }
 
 /// `[steps][batch][wide]` of `[batch][steps][wide]`.

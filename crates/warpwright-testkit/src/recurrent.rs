@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ops::recurrent::reference::{Net, Weights};
-use warpwright_ops::recurrent::tuning::Schedule;
+use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{
     Biases, Cell, CellArgs, CellBackwardArgs, CellBackwardDesc, CellDesc, RecurrentArgs,
     RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, WeightGradients, WeightRefs,
@@ -35,12 +35,22 @@ struct Situation {
     training: bool,
     /// What is dropped between layers.
     dropout: Option<f64>,
-    /// Whether every step is launched by itself, whatever tuning says.
-    stepwise: bool,
+    how: How,
     /// Whether it is the primitive of a single step.
     single: bool,
     /// Elements past an aligned address.
     lead: usize,
+}
+
+/// How the steps are launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// As tuning says.
+    Tuned,
+    /// Every one by itself.
+    Stepwise,
+    /// All together, by blocks that hand over what they have of so many units at once; as tuning says if that cannot be.
+    Blocks(u32),
 }
 
 const PLAIN: Situation = Situation {
@@ -54,7 +64,7 @@ const PLAIN: Situation = Situation {
     lengths: false,
     training: false,
     dropout: None,
-    stepwise: false,
+    how: How::Tuned,
     single: false,
     lead: 0,
 };
@@ -97,7 +107,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [3, 9, 16, 48], state: false, ..PLAIN },
         Situation { sizes: [3, 2, 7, 11], biases: none, ..PLAIN },
         Situation { sizes: [1, 4, 5, 16], biases: one, state: false, lead: 1, ..PLAIN },
-        Situation { sizes: [6, 2, 16, 32], stepwise: true, ..PLAIN },
+        Situation { sizes: [6, 2, 16, 32], how: How::Stepwise, ..PLAIN },
         Situation { sizes: [2, 0, 4, 8], ..PLAIN },
         Situation { sizes: [4, 4, 8, 16], lengths: true, layers: 2, directions: 2, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], lengths: true, directions: 2, batch_first: true, ..PLAIN },
@@ -107,12 +117,15 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 4, 264, 24], lengths: true, directions: 2, training: true, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..PLAIN },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..PLAIN },
+        Situation { sizes: [3, 5, 8, 128], lengths: true, how: How::Blocks(16), ..PLAIN },
     ];
     if scope == Scope::Full {
         all.extend([
             Situation { sizes: [40, 2, 16, 32], ..PLAIN },
             Situation { sizes: [LONG, 1, 4, 16], ..PLAIN },
-            Situation { sizes: [3, 17, 16, 128], lengths: true, ..PLAIN },
+            Situation { sizes: [3, 17, 16, 64], lengths: true, ..PLAIN },
+            Situation { sizes: [5, 18, 16, 128], training: true, how: How::Blocks(16), ..PLAIN },
+            Situation { sizes: [2, 5, 8, 256], how: How::Blocks(16), ..PLAIN },
             Situation { sizes: [3, 4, 16, 272], ..PLAIN },
             Situation { sizes: [2, 1, 3, 1], ..PLAIN },
             Situation { sizes: [9, 5, 40, 20], lead: 1, ..PLAIN },
@@ -120,7 +133,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [1, 2, 3, 5], projection: 5, training: true, lead: 1, ..PLAIN },
             Situation { sizes: [3, 5, 8, 32], dropout: Some(1.0), layers: 2, ..PLAIN },
             Situation { sizes: [3, 4, 8, 32], layers: 3, directions: 2, batch_first: true, ..PLAIN },
-            Situation { sizes: [5, 3, 8, 16], layers: 3, training: true, stepwise: true, ..PLAIN },
+            Situation { sizes: [5, 3, 8, 16], layers: 3, training: true, how: How::Stepwise, ..PLAIN },
         ]);
     }
     all
@@ -137,6 +150,7 @@ fn trainings(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 2, 5, 7], single: true, biases: Biases::Absent, lead: 1, ..plain },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..plain },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..plain },
+        Situation { sizes: [3, 5, 8, 128], lengths: true, how: How::Blocks(16), ..plain },
     ];
     if scope == Scope::Full {
         all.extend([
@@ -150,6 +164,7 @@ fn trainings(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [3, 4, 16, 64], projection: 32, batch_first: true, state: false, ..plain },
             Situation { sizes: [1, 2, 3, 5], projection: 5, biases: Biases::One, lead: 1, ..plain },
             Situation { sizes: [3, 5, 8, 32], dropout: Some(0.6), layers: 2, batch_first: true, ..plain },
+            Situation { sizes: [2, 18, 16, 128], how: How::Blocks(16), ..plain },
         ]);
     }
     all
@@ -170,7 +185,11 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
         dropout: situation.dropout.map(Real::new),
         ..RecurrentDesc::new(cell, dtype, sizes)
     };
-    let how = if situation.stepwise { "step by step" } else { "tuned" };
+    let how = match situation.how {
+        How::Tuned => "tuned".to_owned(),
+        How::Stepwise => "step by step".to_owned(),
+        How::Blocks(units) => format!("blocks of {units}"),
+    };
     let order = if batch_first { "batch first" } else { "time first" };
     let Situation { lengths, lead, .. } = situation;
     let mut further = if projection > 0 { format!("projection {projection}, ") } else { String::new() };
@@ -385,8 +404,22 @@ impl RecurrentSubject {
         if self.situation.single {
             return Ok(Planned::Single(self.single().plan(target)?));
         }
-        let schedule = if self.situation.stepwise { Schedule::Stepwise } else { self.desc.schedule(target) };
+        let takes = |schedule| self.desc.plan_with(target, schedule).is_ok();
+        let schedule = self.schedule(self.desc.schedule(target), takes);
         Ok(Planned::Sequence(self.desc.plan_with(target, schedule)?))
+    }
+
+    /// The schedule of a pass that tuning gives `tuned`; `takes` says whether one has a plan.
+    fn schedule(&self, tuned: Schedule, takes: impl Fn(Schedule) -> bool) -> Schedule {
+        match self.situation.how {
+            How::Tuned => tuned,
+            How::Stepwise => Schedule::Stepwise,
+            How::Blocks(units) => {
+                let config = PersistentConfig { units, exchange: Exchange::Blocks };
+                let whole = Schedule::Persistent(config);
+                if takes(whole) { whole } else { tuned }
+            }
+        }
     }
 
     fn single(&self) -> CellDesc {
@@ -457,7 +490,10 @@ impl RecurrentSubject {
         };
         let single = self.situation.single;
         let of_cell = CellBackwardDesc { forward: self.single(), dc_next: backward.dc_n };
-        let (plan, cell_plan) = (backward.plan(bench.target())?, of_cell.plan(bench.target())?);
+        let target = bench.target();
+        let takes = |schedule| backward.plan_with(target, schedule).is_ok();
+        let schedule = self.schedule(backward.schedule(target), takes);
+        let (plan, cell_plan) = (backward.plan_with(target, schedule)?, of_cell.plan(target)?);
         let dy_scale = if single { 0.0 } else { 1.0 };
         let dy_values = self.draw(self.results(), 3, dy_scale);
         let of_end = |given: bool, len, salt| if given { self.draw(len, salt, 1.0) } else { vec![0.0; len] };

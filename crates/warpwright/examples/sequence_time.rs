@@ -1,8 +1,9 @@
 //! What a step of a recurrent net costs on a GPU, in microseconds: the forward pass for inference, and forward and backward
-//! for training, each in a graph. `cargo run --release --example sequence_time`
+//! for training, each in a graph. `cargo run --release --example sequence_time`; behind it, the cells and
+//! types that are wanted, and `layouts` for every layout that takes a row, forward for training and backward apart.
 
 use warpwright::plan::Access;
-use warpwright::recurrent::tuning::Schedule;
+use warpwright::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
 use warpwright::recurrent::{Cell, RecurrentBackwardDesc, RecurrentDesc};
 use warpwright::{DType, Device, Error, Graph, Operation, Plan, Stream, Tensor};
 
@@ -56,13 +57,43 @@ fn time<O: Operation>(stream: &Stream, plan: &Plan<O>) -> Result<f64, Error> {
     Ok(all.get(all.len() / 2).copied().unwrap_or(f64::NAN))
 }
 
+/// The times of every layout that takes a row.
+fn layouts(stream: &Stream, backward: &RecurrentBackwardDesc) -> Result<(), Error> {
+    let forward = &backward.forward;
+    let target = stream.device().target();
+    let steps = forward.steps as f64;
+    let tuned = [forward.schedule(target), backward.schedule(target)];
+    let all = [Exchange::Words, Exchange::Blocks].into_iter();
+    let all = all.flat_map(|exchange| [2, 4, 8, 16].map(|units| PersistentConfig { units, exchange }));
+    for schedule in all.map(Schedule::Persistent).chain([Schedule::Stepwise]) {
+        let name = match schedule {
+            Schedule::Persistent(config) => config.to_string(),
+            Schedule::Stepwise => "steps".to_owned(),
+        };
+        let mark = |i: usize| if tuned[i] == schedule { "*" } else { " " };
+        if let Ok(plan) = forward.plan_with(target, schedule) {
+            println!("    forward  {name:<12}{}{:>9.2}", mark(0), time(stream, &plan)? / steps);
+        }
+        if let Ok(plan) = backward.plan_with(target, schedule) {
+            println!("    backward {name:<12}{}{:>9.2}", mark(1), time(stream, &plan)? / steps);
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), Error> {
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    let has = |name: &str| given.iter().any(|arg| arg == name);
+    let none_of = |names: &[String]| !names.iter().any(|name| has(name));
+    let (cells, dtypes) = ([Cell::Lstm, Cell::Gru, Cell::RnnTanh], [DType::BF16, DType::F16, DType::F32]);
+    let any_cell = none_of(&cells.map(|cell| cell.name().to_owned()));
+    let any_dtype = none_of(&dtypes.map(|dtype| dtype.to_string()));
     let device = Device::best();
     let stream = device.stream()?;
     println!("{}", device.name());
     println!("{:<10}{:<6}{:<24}{:>9}{:>9}  how", "cell", "dtype", "T, B, I, H", "forward", "both");
-    for cell in [Cell::Lstm, Cell::Gru, Cell::RnnTanh] {
-        for dtype in [DType::BF16, DType::F16, DType::F32] {
+    for cell in cells.into_iter().filter(|cell| any_cell || has(cell.name())) {
+        for dtype in dtypes.into_iter().filter(|dtype| any_dtype || has(&dtype.to_string())) {
             for sizes in ROWS {
                 let desc = RecurrentDesc::new(cell, dtype, sizes);
                 let training = RecurrentDesc { training: true, ..desc.clone() };
@@ -76,6 +107,9 @@ fn main() -> Result<(), Error> {
                 let both = time(&stream, &training.plan(target)?)? + time(&stream, &backward.plan(target)?)?;
                 let (name, sizes) = (cell.name(), format!("{sizes:?}"));
                 println!("{name:<10}{dtype:<6}{sizes:<24}{forward:>9.2}{:>9.2}  {how}", both / steps);
+                if has("layouts") {
+                    layouts(&stream, &backward)?;
+                }
             }
         }
     }

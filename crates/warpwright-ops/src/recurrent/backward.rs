@@ -194,7 +194,7 @@ fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
     let unprojected_now = arena.take(projecting(net.units()), sums);
     let now = arena.take(net.batch * net.wide(), dtype);
     let exchange = match schedule {
-        Schedule::Persistent(config) => 2 * sweep(net, config).product().words() as usize,
+        Schedule::Persistent(config) => sweep(net, config).product().words().0 as usize,
         Schedule::Stepwise => 0,
     };
     let recurrent = arena.take(net.state().max(2 * exchange), sums);

@@ -15,17 +15,19 @@ use warpwright_ptx::{CacheHints, Inst, Ordering, ScalarType, Scope, Semantics, S
 use warpwright_runtime::LaunchStep;
 
 use super::Place;
+use super::staged::FLAGS;
+use super::tuning::Exchange;
 use crate::PlanError;
 use crate::plan;
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
-const WARPS: u32 = THREADS / WARP;
+pub(super) const WARPS: u32 = THREADS / WARP;
 pub(super) const WARP: u32 = 32;
 /// Pairs of words that a lane waits for together; each takes four registers.
 const WAITED: u32 = 16;
 /// Rows and common dimension of a product on tensor cores, and its columns.
-const ATOM: (u32, u32, u32) = (16, 16, 8);
+pub(super) const ATOM: (u32, u32, u32) = (16, 16, 8);
 
 /// The product of a step.
 #[derive(Clone, Copy, Debug)]
@@ -37,37 +39,41 @@ pub(super) struct Product {
     pub(super) depth: u32,
     /// Vectors.
     pub(super) batch: u32,
+    /// Units of the net, which have equal parts of the common dimension, and of a block.
+    pub(super) hidden: u32,
+    pub(super) units: u32,
+    pub(super) exchange: Exchange,
 }
 
-/// The matrix: the row `row` of the block begins at element `first(row)`, and its elements are `along` apart.
+/// The matrix: where the element `depth` of row `row` of the block is, and whether the elements of a row are neighbours.
 pub(super) struct Matrix<'k, F> {
     pub(super) elements: Ptr<'k, Read, Elem>,
-    pub(super) first: F,
-    pub(super) along: u32,
+    pub(super) at: F,
+    pub(super) dense: bool,
 }
 
 /// Sums of the block's rows over the part of the common dimension that a warp, or after shuffles a lane, has.
-struct Partial<'k> {
-    batch: U32<'k>,
-    row: U32<'k>,
-    sum: F32<'k>,
+pub(super) struct Partial<'k> {
+    pub(super) batch: U32<'k>,
+    pub(super) row: U32<'k>,
+    pub(super) sum: F32<'k>,
     /// Whether this thread has it.
-    there: Option<Pred<'k>>,
+    pub(super) there: Option<Pred<'k>>,
 }
 
 /// The rows of a thread.
 pub(super) enum Weights<'k> {
     /// In tiles of 16, by slices.
     Tensor(Vec<Vec<Fragment<'k, MatrixA>>>),
-    /// By slices, rows of pairs.
+    /// By slices, rows of pairs or of four.
     Single(Vec<Vec<Lanes<'k, f32>>>),
 }
 
 /// The buffer of a step, and what its words are marked with.
 #[derive(Clone, Copy)]
 pub(super) struct Slot<'k> {
-    words: Ptr<'k, ReadWrite, u64>,
-    mark: U32<'k>,
+    pub(super) words: Ptr<'k, ReadWrite, u64>,
+    pub(super) mark: U32<'k>,
 }
 
 impl Product {
@@ -76,32 +82,54 @@ impl Product {
     }
 
     /// Rows in whole tiles.
-    fn padded(&self) -> u32 {
+    pub(super) fn padded(&self) -> u32 {
         if self.is_half() { self.rows.next_multiple_of(ATOM.0) } else { self.rows.next_power_of_two() }
     }
 
-    /// Batches in whole products.
-    fn columns(&self) -> u32 {
+    /// Batches in whole products, or in whole groups.
+    pub(super) fn columns(&self) -> u32 {
+        if let Some(staging) = self.staging().filter(|_| self.exchange == Exchange::Blocks) {
+            return self.batch.next_multiple_of(staging.rows);
+        }
         if self.is_half() { self.batch.next_multiple_of(ATOM.2) } else { self.batch }
     }
 
     /// Floats between the batches of a warp's sums, four more than rows so that lanes meet no bank twice.
-    fn pitch(&self) -> u32 {
+    pub(super) fn pitch(&self) -> u32 {
         self.padded() + 4
     }
 
-    /// Sums of all warps in a step.
-    fn sums(&self) -> u32 {
-        WARPS * self.columns() * self.pitch()
+    /// Floats between the sums of warps.
+    fn of_warp(&self) -> u32 {
+        match self.exchange {
+            Exchange::Words => self.columns() * self.pitch(),
+            Exchange::Blocks => self.staged_of_warp(),
+        }
     }
 
-    /// Bytes of dynamic shared memory: the sums of two steps.
+    /// Sums of all warps in a step.
+    pub(super) fn sums(&self) -> u32 {
+        WARPS * self.of_warp()
+    }
+
+    /// Bytes of dynamic shared memory: the sums of two steps, or those of one and the stages.
     pub(super) fn shared_bytes(&self) -> u32 {
-        2 * self.sums() * 4
+        match self.exchange {
+            Exchange::Words => 2 * self.sums() * 4,
+            Exchange::Blocks => self.staged_bytes(),
+        }
+    }
+
+    /// Words of both buffers and flags, and how many of them are zero before the first step.
+    pub(super) fn words(&self) -> (u32, u32) {
+        match self.exchange {
+            Exchange::Words => (2 * self.buffer(), 2 * self.buffer()),
+            Exchange::Blocks => (FLAGS + 2 * self.staged_words(), FLAGS),
+        }
     }
 
     /// Words of one of the two buffers.
-    pub(super) fn words(&self) -> u32 {
+    fn buffer(&self) -> u32 {
         if !self.is_half() {
             return self.batch * self.depth;
         }
@@ -132,13 +160,53 @@ impl Product {
 
     /// The buffer of step `step`; zero, which memory begins with, marks none.
     pub(super) fn slot<'k>(&self, exchange: Ptr<'k, ReadWrite, u64>, step: U32<'k>) -> Slot<'k> {
-        let words = exchange.at((step & 1).to_u64() * u64::from(self.words()));
+        let (first, buffer) = match self.exchange {
+            Exchange::Words => (0, self.buffer()),
+            Exchange::Blocks => (FLAGS, self.staged_words()),
+        };
+        let words = exchange.at((step & 1).to_u64() * u64::from(buffer)).at(u64::from(first));
         Slot { words, mark: step + 1 }
+    }
+
+    /// The row of the weights that element `depth` of a vector multiplies. Where blocks hand over all elements of a unit at
+    /// once, they are neighbours in a vector.
+    pub(super) fn origin<'k>(&self, depth: U32<'k>) -> U32<'k> {
+        let parts = self.depth / self.hidden;
+        match self.exchange {
+            Exchange::Words => depth,
+            Exchange::Blocks => depth % parts * self.hidden + depth / parts,
+        }
+    }
+
+    /// Hands the values of a unit in `batch` to all blocks; see [`publish`](Self::publish) and [`leave`](Self::leave).
+    pub(super) fn hand<'k>(
+        &self,
+        slot: Slot<'k>,
+        batch: U32<'k>,
+        unit: U32<'k>,
+        values: &[F32<'k>],
+        who: (Pred<'k>, u32),
+    ) {
+        match self.exchange {
+            Exchange::Blocks => self.leave(slot, batch, unit, values, who),
+            Exchange::Words => {
+                for (part, value) in (0..).zip(values) {
+                    self.publish(slot, batch, unit + part * self.hidden, *value, who);
+                }
+            }
+        }
+    }
+
+    /// All threads come here after they have handed over what they have of step `step`.
+    pub(super) fn handed<'k>(&self, k: K<'k>, exchange: Ptr<'k, ReadWrite, u64>, step: U32<'k>) {
+        if self.exchange == Exchange::Blocks {
+            self.raise(k, exchange, step);
+        }
     }
 
     /// Hands `value`, element `place` of `batch`, to all blocks. Of 16 bits, the element behind it is that of the lane
     /// `neighbour` further on, and both go together from the even place. All lanes call it; `there` says who has an element.
-    pub(super) fn publish<'k>(
+    fn publish<'k>(
         &self,
         slot: Slot<'k>,
         batch: U32<'k>,
@@ -160,12 +228,20 @@ impl Product {
     }
 
     /// Slices of 16 elements that a warp multiplies, or pairs that a thread does.
-    fn slices(&self) -> u32 {
+    pub(super) fn slices(&self) -> u32 {
         if self.is_half() { (self.depth / ATOM.1).div_ceil(WARPS) } else { self.depth.div_ceil(2 * THREADS) }
     }
 
+    /// Slices of a warp whose weights are in registers.
+    fn kept(&self) -> u32 {
+        match self.exchange {
+            Exchange::Words => self.slices(),
+            Exchange::Blocks => self.slices() - self.stored(),
+        }
+    }
+
     /// The part of the matrix that the thread multiplies by.
-    pub(super) fn weights<'k, F: Fn(U32<'k>) -> U64<'k>>(
+    pub(super) fn weights<'k, F: Fn(U32<'k>, U32<'k>) -> U64<'k>>(
         &self,
         k: K<'k>,
         matrix: &Matrix<'k, F>,
@@ -179,45 +255,53 @@ impl Product {
                     let row = group + (tile * ATOM.0 + down);
                     let there = if self.padded() == self.rows { inside } else { inside & row.lt(self.rows) };
                     let depth = depth + quad * 2 + right;
-                    let at = (matrix.first)(row) + depth.to_u64() * u64::from(matrix.along);
-                    if matrix.along == 1 {
+                    if matrix.dense {
                         let words = matrix.elements.cast::<u32>();
+                        let at = (matrix.at)(row, depth);
                         return words.at(at >> 1).only_where(there, Fill::Zero).get();
                     }
-                    let half = |at: U64<'k>| -> U32<'k> {
-                        matrix.elements.cast::<u16>().at(at).only_where(there, Fill::Zero).get()
+                    let half = |depth: U32<'k>| -> U32<'k> {
+                        let from = matrix.elements.cast::<u16>().at((matrix.at)(row, depth));
+                        from.only_where(there, Fill::Zero).get()
                     };
-                    half(at) | (half(at + u64::from(matrix.along)) << 16)
+                    half(depth) | (half(depth + 1) << 16)
                 };
                 let registers = [word(0, 0), word(8, 0), word(0, 8), word(8, 8)];
                 Fragment::a(k, self.atom(), &registers)
             };
             let tiles = self.padded() / ATOM.0;
-            let slices = |tile| (0..self.slices()).map(|slice| of_slice(tile, slice)).collect();
+            if self.exchange == Exchange::Blocks {
+                self.store(k, of_slice);
+            }
+            let slices = |tile| (0..self.kept()).map(|slice| of_slice(tile, slice)).collect();
             return Weights::Tensor((0..tiles).map(slices).collect());
+        }
+        if self.exchange == Exchange::Blocks {
+            return self.staged_singles(k, matrix);
         }
         let of_pair = |slice: u32| {
             let depth = (k.thread_idx() + slice * THREADS) * 2;
             let there = depth.lt(self.depth);
             let row = |row: u32| {
-                let at = (matrix.first)(k.lit(row)) + depth.to_u64() * u64::from(matrix.along);
-                let from = |at: U64<'k>| matrix.elements.at(at).only_where(there, Fill::Zero);
-                if matrix.along == 1 {
-                    return from(at).load::<f32>(2);
+                let from = |depth: U32<'k>| {
+                    matrix.elements.at((matrix.at)(k.lit(row), depth)).only_where(there, Fill::Zero)
+                };
+                if matrix.dense {
+                    return from(depth).load::<f32>(2);
                 }
-                [from(at).get(), from(at + u64::from(matrix.along)).get()].into_iter().collect()
+                [from(depth).get(), from(depth + 1).get()].into_iter().collect()
             };
             (0..self.rows).map(row).collect()
         };
         Weights::Single((0..self.slices()).map(of_pair).collect())
     }
 
-    fn atom(&self) -> MmaAtom {
+    pub(super) fn atom(&self) -> MmaAtom {
         MmaAtom::of(self.dtype).unwrap_or(MmaAtom::BF16)
     }
 
     /// Waits for the vectors of step `step` and multiplies them; returns where the block's sums are, after the one barrier of
-    /// a step: the sums of the next go to the other half of the shared memory.
+    /// a step: the sums of the next go to the other half of the shared memory, unless [`handed`](Self::handed) has another.
     pub(super) fn multiply<'k>(
         &self,
         k: K<'k>,
@@ -226,16 +310,22 @@ impl Product {
         weights: &Weights<'k>,
     ) -> Sums<'k> {
         let slot = self.slot(exchange, step);
-        let to = k.dynamic_shared::<f32>().at((step & 1) * self.sums());
+        let to = match self.exchange {
+            Exchange::Words => k.dynamic_shared::<f32>().at((step & 1) * self.sums()),
+            Exchange::Blocks => k.dynamic_shared::<f32>().at(u64::from(self.stored_bytes() / 4)),
+        };
         let warp = k.warp_idx();
         let emit = |partial: Partial<'k>| {
-            let place = (warp * self.columns() + partial.batch) * self.pitch() + partial.row;
+            let place = warp * self.of_warp() + partial.batch * self.pitch() + partial.row;
             match partial.there {
                 Some(there) => k.if_(there, || to.at(place).set(partial.sum)),
                 None => to.at(place).set(partial.sum),
             }
         };
         match weights {
+            _ if self.exchange == Exchange::Blocks => {
+                self.multiply_staged(k, (exchange, slot), weights, emit);
+            }
             Weights::Tensor(tiles) => self.multiply_halves(k, slot, tiles, emit),
             Weights::Single(slices) => self.multiply_singles(k, slot, slices, emit),
         }
@@ -322,21 +412,28 @@ impl Product {
                     }
                 }
                 sums.resize(self.padded() as usize, zero);
-                share(k, sums, k.lit(*batch), &mut emit);
+                let batch = k.lit(*batch);
+                share(k, sums, WARP, |row, sum, there| emit(Partial { batch, row, sum, there }));
             }
         }
     }
 }
 
-/// Adds sums over the lanes of a warp: lanes give away half of theirs until each has one, or several lanes share one.
-fn share<'k>(k: K<'k>, mut sums: Vec<F32<'k>>, batch: U32<'k>, emit: &mut impl FnMut(Partial<'k>)) {
+/// Adds sums over `lanes` neighbouring lanes: lanes give away half of theirs until each has one, or several lanes share one.
+/// `emit` takes the number of a sum, and which lanes have it.
+pub(super) fn share<'k>(
+    k: K<'k>,
+    mut sums: Vec<F32<'k>>,
+    lanes: u32,
+    mut emit: impl FnMut(U32<'k>, F32<'k>, Option<Pred<'k>>),
+) {
     let lane = k.lane_idx();
-    let mut row = k.lit(0u32);
-    let mut distance = WARP / 2;
+    let mut index = k.lit(0u32);
+    let mut distance = lanes / 2;
     while sums.len() > 1 && distance > 0 {
         let half = sums.len() / 2;
         let upper = (lane & distance).ne(0);
-        row = row + upper.select(k.lit(half as u32), k.lit(0u32));
+        index = index + upper.select(k.lit(half as u32), k.lit(0u32));
         sums = (0..half)
             .map(|i| {
                 let (kept, given) =
@@ -354,7 +451,7 @@ fn share<'k>(k: K<'k>, mut sums: Vec<F32<'k>>, batch: U32<'k>, emit: &mut impl F
         distance /= 2;
     }
     for (i, sum) in (0..).zip(sums) {
-        emit(Partial { batch, row: row + i, sum, there });
+        emit(index + i, sum, there);
     }
 }
 
@@ -368,7 +465,7 @@ impl<'k> Sums<'k> {
     /// The sum of row `row` of the block with vector `batch`; zero where it is not `there`.
     pub(super) fn of(&self, batch: U32<'k>, row: U32<'k>, there: Pred<'k>) -> F32<'k> {
         let of_warp = |warp: u32| {
-            let place = (batch + warp * self.product.columns()) * self.product.pitch() + row;
+            let place = batch * self.product.pitch() + row + warp * self.product.of_warp();
             self.sums.at(place).only_where(there, Fill::Zero).get::<f32>()
         };
         let parts: Lanes<'k, f32> = (0..WARPS).map(of_warp).collect();
@@ -448,7 +545,7 @@ pub(super) fn clear(
     product: &Product,
     exchange: Place,
 ) -> Result<LaunchStep, PlanError> {
-    let words = 2 * u64::from(product.words());
+    let words = u64::from(product.words().1);
     let args = ClearArgs { words: exchange.write(), n: words };
     let grid = plan::cover(op, usize::try_from(words).unwrap_or(usize::MAX), THREADS)?;
     let kernel = plan::recorded(op, &Clear, target)?;

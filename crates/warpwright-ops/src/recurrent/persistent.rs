@@ -24,6 +24,9 @@ kernel_args! {
     }
 }
 
+/// Gates of a thread whose places it keeps during a product.
+const MOST_KEPT: usize = 4;
+
 /// A sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sequence {
@@ -48,21 +51,24 @@ impl Sequence {
     /// The product of a step.
     pub(super) fn product(&self) -> Product {
         let rows = self.config.units * self.cell.gates() as u32;
-        Product { dtype: self.dtype, rows, depth: self.hidden, batch: self.batch }
+        let PersistentConfig { units, exchange } = self.config;
+        let (hidden, batch) = (self.hidden, self.batch);
+        Product { dtype: self.dtype, rows, depth: hidden, batch, hidden, units, exchange }
     }
 
-    /// The gates of the thread. Those of a unit are neighbouring lanes, which all keep its value.
+    /// The gates of the thread, the same gate of the same unit in several batches. Those of a unit are neighbouring lanes, which
+    /// all keep its value.
     fn items<'k>(&self, k: K<'k>, first_unit: U32<'k>) -> Vec<Item<'k>> {
         let (lanes, gates) = (self.cell.lanes(), self.cell.gates() as u32);
         let of_batch = self.config.units * lanes;
-        let items = of_batch * self.batch;
+        let (first, within) = (k.thread_idx() / of_batch, k.thread_idx() % of_batch);
+        let (unit, gate) = (within / lanes, within % lanes);
+        let (row, unit) = (unit * gates + gate, first_unit + unit);
         let item = |i: u32| {
-            let item = k.thread_idx() + i * THREADS;
-            let (batch, within) = (item / of_batch, item % of_batch);
-            let (unit, gate) = (within / lanes, within % lanes);
-            Item { there: item.lt(items), batch, row: unit * gates + gate, unit: first_unit + unit, gate }
+            let batch = first + i * (THREADS / of_batch);
+            Item { there: batch.lt(self.batch), batch, row, unit, gate }
         };
-        (0..items.div_ceil(THREADS)).map(item).collect()
+        (0..(of_batch * self.batch).div_ceil(THREADS)).map(item).collect()
     }
 
     /// The biases of a gate: what is added to the products of the input, and to those of the state.
@@ -102,7 +108,7 @@ impl Sequence {
         let all = self.items(k, first_unit);
         let zero = k.lit(0.0f32);
         let state_at = |item: &Item<'k>| item.batch * self.hidden + item.unit;
-        let bias: Vec<[F32<'k>; 2]> = all.iter().map(|item| self.biases(k, &p, item)).collect();
+        let bias = self.biases(k, &p, &all[0]);
         let start = |from: Ptr<'k, Read, Elem>, bit| -> Vec<F32<'k>> {
             let one = |item: &Item<'k>| {
                 from.at(state_at(item)).only_where(item.there & has(p.flags, bit), Fill::Zero).get()
@@ -114,13 +120,16 @@ impl Sequence {
             Cell::Lstm => start(p.c0, walk::HAS_C0),
             _ => h0.clone(),
         };
-        let publish = |step: U32<'k>, item: &Item<'k>, h: F32<'k>| {
+        let hand = |step: U32<'k>, item: &Item<'k>, h: F32<'k>| {
             let slot = product.slot(p.exchange, step);
             let who = (item.there & item.gate.eq(0), cell.lanes());
-            product.publish(slot, item.batch, item.unit, h, who);
+            product.hand(slot, item.batch, item.unit, &[h], who);
         };
+        for (item, h) in all.iter().zip(&h0) {
+            hand(k.lit(0u32), item, *h);
+        }
+        product.handed(k, p.exchange, k.lit(0u32));
         for ((item, h), own) in all.iter().zip(&h0).zip(&own) {
-            publish(k.lit(0u32), item, *h);
             let length = walk.length(item.batch, item.there);
             k.if_(item.there & item.gate.eq(0) & length.eq(0), || {
                 p.h_n.at(state_at(item)).set(*h);
@@ -129,61 +138,87 @@ impl Sequence {
                 }
             });
         }
-        let row_at = |row: U32<'k>| {
+        let element = |row: U32<'k>, depth: U32<'k>| {
             let (unit, gate) = (row / gates, row % gates);
-            (gate * self.hidden + first_unit + unit).to_u64() * u64::from(self.hidden)
+            let row = gate * self.hidden + first_unit + unit;
+            row.to_u64() * u64::from(self.hidden) + depth.to_u64()
         };
-        let weights = product.weights(k, &Matrix { elements: p.w_hh, first: row_at, along: 1 });
+        let weights = product.weights(k, &Matrix { elements: p.w_hh, at: element, dense: true });
+        // Where a step of a gate is: the length of its sequence, the row, and the products of the input.
+        let place = |step: U32<'k>, item: &Item<'k>| {
+            let length = walk.length(item.batch, item.there);
+            let row = walk.row(step, item.batch, length);
+            let at = (row * u64::from(gates) + item.gate.to_u64()) * u64::from(self.hidden);
+            (length, row, p.products.at(at + item.unit.to_u64()))
+        };
+        // Few places are kept while the block waits; of many it is less work to find them again.
+        let keeps = all.len() <= MOST_KEPT;
+        // Beside weights that take all they can there is no room even for the products of the input.
+        let reads_early = keeps || product.stored() == 0;
         let carried = if cell.carries() { own } else { Vec::new() };
         k.fold(k.range(0, p.steps, 1), carried, |step, before: Vec<F32<'k>>| {
-            let places: Vec<_> = all
-                .iter()
-                .map(|item| {
-                    let length = walk.length(item.batch, item.there);
-                    let row = walk.row(step, item.batch, length);
-                    let at = (row * u64::from(gates) + item.gate.to_u64()) * u64::from(self.hidden);
-                    let from = p.products.at(at + item.unit.to_u64());
-                    (length, row, from, from.only_where(self.is_gate(item), Fill::Zero).get::<f32>())
-                })
-                .collect();
+            let read = || -> Vec<_> {
+                let read = |item: &Item<'k>| {
+                    let place = place(step, item);
+                    (place, place.2.only_where(self.is_gate(item), Fill::Zero).get::<f32>())
+                };
+                all.iter().map(read).collect()
+            };
+            let early = reads_early.then(read);
             let sums = product.multiply(k, p.exchange, step, &weights);
-            let mut next = Vec::new();
-            for (i, (item, &(length, row, place, x))) in all.iter().zip(&places).enumerate() {
-                let sum = sums.of(item.batch, item.row, self.is_gate(item)) + bias[i][1];
-                let alone = cell.alone(Gate::Lane(item.gate), x + bias[i][0], sum, self.dtype);
+            let inputs = early.unwrap_or_else(read);
+            let mut done = Vec::new();
+            for (i, (item, &(_, x))) in all.iter().zip(&inputs).enumerate() {
+                let sum = sums.of(item.batch, item.row, self.is_gate(item)) + bias[1];
+                let alone = cell.alone(Gate::Lane(item.gate), x + bias[0], sum, self.dtype);
                 let gathered: Vec<F32<'k>> = (0..gates).map(|gate| self.exchanged(k, alone, gate)).collect();
                 let inner = if cell.splits() { self.exchanged(k, sum, gates - 1) } else { zero };
                 let before = before.get(i).copied().unwrap_or(zero);
                 let after = cell.together(&gathered, inner, before, self.dtype);
-                publish(step + 1, item, after.h);
-                let own = if cell.has_c() { after.extra.unwrap_or(zero) } else { after.h };
+                hand(step + 1, item, after.h);
+                let last = after.gates.last().copied().unwrap_or(alone);
+                let gate = if cell.splits() { item.gate.eq(gates - 1).select(last, alone) } else { alone };
+                done.push(Done { h: after.h, extra: after.extra, gate });
+            }
+            product.handed(k, p.exchange, step + 1);
+            for ((item, (kept, _)), done) in all.iter().zip(inputs).zip(&done) {
+                let (length, row, gates) = if keeps { kept } else { place(step, item) };
                 let there = step.lt(length);
                 k.if_(item.there & item.gate.eq(0), || {
                     let at = row * p.y_row.to_u64() + item.unit.to_u64();
-                    p.y.at(at).set(there.select(after.h, 0.0));
+                    p.y.at(at).set(there.select(done.h, 0.0));
                     k.if_((step + 1).eq(length), || {
-                        p.h_n.at(state_at(item)).set(after.h);
+                        p.h_n.at(state_at(item)).set(done.h);
                         if cell.has_c() {
-                            p.c_n.at(state_at(item)).set(own);
+                            p.c_n.at(state_at(item)).set(done.own(cell));
                         }
                     });
                 });
                 k.if_(self.is_gate(item) & has(p.flags, walk::TRAINING), || {
-                    let last = after.gates.last().copied().unwrap_or(alone);
-                    let value =
-                        if cell.splits() { item.gate.eq(gates - 1).select(last, alone) } else { alone };
-                    place.set(value);
-                    if let Some(extra) = after.extra {
+                    gates.set(done.gate);
+                    if let Some(extra) = done.extra {
                         let at = row * u64::from(self.hidden) + item.unit.to_u64();
                         k.if_(item.gate.eq(0), || p.extra.at(at).set(extra));
                     }
                 });
-                if cell.carries() {
-                    next.push(own);
-                }
             }
-            next
+            let own = done.iter().filter(|_| cell.carries()).map(|done| done.own(cell));
+            own.collect::<Vec<_>>()
         });
+    }
+}
+
+/// What a lane has of a unit after a step: its gate is that of the lane.
+struct Done<'k> {
+    h: F32<'k>,
+    extra: Option<F32<'k>>,
+    gate: F32<'k>,
+}
+
+impl<'k> Done<'k> {
+    /// What passes to the next step.
+    fn own(&self, cell: Cell) -> F32<'k> {
+        self.extra.filter(|_| cell.has_c()).unwrap_or(self.h)
     }
 }
 
@@ -192,7 +227,7 @@ impl KernelDef for Sequence {
 
     fn name(&self) -> String {
         let Self { cell, dtype, hidden, batch, config } = self;
-        format!("{}_sequence_{dtype}_h{hidden}_b{batch}_u{}", cell.name(), config.units)
+        format!("{}_sequence_{dtype}_h{hidden}_b{batch}_{config}", cell.name())
     }
 
     fn block(&self) -> BlockDim {

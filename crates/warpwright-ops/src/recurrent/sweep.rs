@@ -45,19 +45,20 @@ impl Sweep {
     /// The product of a step.
     pub(super) fn product(&self) -> Product {
         let depth = self.hidden * self.cell.gates() as u32;
-        Product { dtype: self.dtype, rows: self.config.units, depth, batch: self.batch }
+        let PersistentConfig { units, exchange } = self.config;
+        let (hidden, batch) = (self.hidden, self.batch);
+        Product { dtype: self.dtype, rows: units, depth, batch, hidden, units, exchange }
     }
 
-    /// The units of the thread.
+    /// The units of the thread: the same in several batches.
     fn items<'k>(&self, k: K<'k>, first_unit: U32<'k>) -> Vec<Item<'k>> {
         let units = self.config.units;
-        let items = units * self.batch;
+        let (first, row) = (k.thread_idx() / units, k.thread_idx() % units);
         let item = |i: u32| {
-            let item = k.thread_idx() + i * THREADS;
-            let (batch, row) = (item / units, item % units);
-            Item { inside: item.lt(items), batch, row, unit: first_unit + row }
+            let batch = first + i * (THREADS / units);
+            Item { inside: batch.lt(self.batch), batch, row, unit: first_unit + row }
         };
-        (0..items.div_ceil(THREADS)).map(item).collect()
+        (0..(units * self.batch).div_ceil(THREADS)).map(item).collect()
     }
 
     fn body<'k>(&self, k: K<'k>, p: SweepParams<'k>) {
@@ -68,16 +69,16 @@ impl Sweep {
         let trail = trail!(p, cell, self.dtype, walk, k.lit(self.hidden));
         let all = self.items(k, first_unit);
         let zero = k.lit(0.0f32);
-        let publish = |turn: U32<'k>, item: &Item<'k>, gate: usize, value: F32<'k>| {
-            let place = item.unit + gate as u32 * self.hidden;
-            product.publish(product.slot(p.exchange, turn), item.batch, place, value, (item.inside, 1));
+        let hand = |turn: U32<'k>, item: &Item<'k>, values: &[F32<'k>]| {
+            product.hand(product.slot(p.exchange, turn), item.batch, item.unit, values, (item.inside, 1));
         };
         // Behind the last step there is nothing.
-        for item in &all {
-            (0..gates).for_each(|gate| publish(k.lit(0u32), item, gate, zero));
-        }
-        let column = |row: U32<'k>| (first_unit + row).to_u64();
-        let weights = product.weights(k, &Matrix { elements: p.w_hh, first: column, along: self.hidden });
+        all.iter().for_each(|item| hand(k.lit(0u32), item, &vec![zero; gates]));
+        product.handed(k, p.exchange, k.lit(0u32));
+        let element = |row: U32<'k>, depth: U32<'k>| {
+            product.origin(depth).to_u64() * u64::from(self.hidden) + (first_unit + row).to_u64()
+        };
+        let weights = product.weights(k, &Matrix { elements: p.w_hh, at: element, dense: false });
         let carried = if cell.carries() { vec![zero; all.len()] } else { Vec::new() };
         let carried = k.fold(k.range(0, p.steps, 1), carried, |turn, carried: Vec<F32<'k>>| {
             let step = p.steps - 1 - turn;
@@ -90,15 +91,20 @@ impl Sweep {
                 })
                 .collect();
             let sums = product.multiply(k, p.exchange, turn, &weights);
-            let mut next = Vec::new();
+            let (mut next, mut done) = (Vec::new(), Vec::new());
             for (i, (item, known)) in all.iter().zip(&known).enumerate() {
                 let recurrent = sums.of(item.batch, item.row, known.later);
                 let carry = carried.get(i).map_or(zero, |carry| known.later.select(*carry, 0.0));
                 let gradient = trail.gradient(known, recurrent, carry);
                 let values: Vec<_> = known.sides(&gradient).collect();
-                for (gate, (_, inner)) in values.iter().enumerate() {
-                    publish(turn + 1, item, gate, *inner);
+                hand(turn + 1, item, &values.iter().map(|(_, inner)| *inner).collect::<Vec<_>>());
+                done.push(values);
+                if cell.carries() {
+                    next.push(gradient.carry);
                 }
+            }
+            product.handed(k, p.exchange, turn + 1);
+            for ((item, known), values) in all.iter().zip(&known).zip(&done) {
                 k.if_(item.inside, || {
                     for (gate, (value, inner)) in values.iter().enumerate() {
                         p.dx.at(trail.gate(known.row, gate, item.unit)).set(*value);
@@ -108,9 +114,6 @@ impl Sweep {
                     }
                     p.before.at(trail.place(known.row, item.unit)).set(known.h_before);
                 });
-                if cell.carries() {
-                    next.push(gradient.carry);
-                }
             }
             next
         });
@@ -154,7 +157,7 @@ impl KernelDef for Sweep {
 
     fn name(&self) -> String {
         let Self { cell, dtype, hidden, batch, config } = self;
-        format!("{}_sweep_{dtype}_h{hidden}_b{batch}_u{}", cell.name(), config.units)
+        format!("{}_sweep_{dtype}_h{hidden}_b{batch}_{config}", cell.name())
     }
 
     fn block(&self) -> BlockDim {

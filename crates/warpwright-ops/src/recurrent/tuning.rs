@@ -1,15 +1,36 @@
 //! Which kernel runs for which sequence.
 
+use std::fmt;
+
 use warpwright_ptx::{DType, Target};
 
-use super::RecurrentDesc;
-use super::exchange::THREADS;
+use super::exchange::{Product, THREADS};
+use super::staged::MOST_WEIGHTS as MOST_WEIGHTS_STAGED;
+use super::{RecurrentDesc, backward, forward};
 
 /// How a persistent kernel is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PersistentConfig {
     /// Units of a block, of which it keeps the recurrent weights.
     pub units: u32,
+    /// How the blocks hand each other what a step gives.
+    pub exchange: Exchange,
+}
+
+impl fmt::Display for PersistentConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exchange = if self.exchange == Exchange::Blocks { "_blocks" } else { "" };
+        write!(f, "u{}{exchange}", self.units)
+    }
+}
+
+/// How the blocks of a persistent kernel hand each other what a step gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Exchange {
+    /// Each word with the number of its step, read straight into registers.
+    Words,
+    /// All elements of a block at once, with a flag; they are read through shared memory.
+    Blocks,
 }
 
 /// How the steps of a sequence are launched.
@@ -30,8 +51,15 @@ const fn multiprocessors(target: Target) -> usize {
     }
 }
 
+/// Bytes of shared memory that a block of such a device can have.
+const fn most_shared(target: Target) -> u32 {
+    if target.sm < 90 { 163 << 10 } else { 227 << 10 }
+}
+
 /// Units of a block, least first.
 const UNITS: [u32; 3] = [4, 8, 16];
+/// Units of a block that hands over all it has at once, at the least.
+const FEWEST_UNITS: u32 = 2;
 /// Rows of a tile of a product on tensor cores.
 const TILE_ROWS: usize = 16;
 /// Registers of a thread that weights take at most, beside the fragments and sums of products on tensor cores.
@@ -41,10 +69,16 @@ const OF_ITEM: usize = 4;
 const MOST_TOGETHER: usize = 112;
 /// The same of `f32`.
 const MOST_SINGLE_WEIGHTS: usize = 128;
-/// Elements of the state that all blocks read in every step.
+/// Elements of the state that all blocks read in every step as words.
 const MOST_STATE: usize = 32 << 10;
-/// Gradients of gates that all blocks read in every step backward.
+/// Gradients of gates that all blocks read in every step backward as words.
 const MOST_GRADIENTS: usize = 64 << 10;
+/// The same where blocks hand over all elements at once; there is room for the flags of those of a state.
+const MOST_ELEMENTS: usize = 512 << 10;
+const LEAST_STATE: usize = 128;
+/// Gates of a thread, and units of a thread backward, where state passes through shared memory.
+const MOST_GATES: usize = 8;
+const MOST_UNITS: usize = 4;
 /// Batches of a tile of a product on tensor cores.
 const TILE_BATCH: usize = 8;
 /// Batches that `f32` multiplies one after the other.
@@ -55,22 +89,19 @@ pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
     if desc.steps < 2 {
         return Schedule::Stepwise;
     }
-    persistent(desc, target).map_or(Schedule::Stepwise, Schedule::Persistent)
+    let config = words(desc, target).or_else(|| blocks(desc, target, PersistentConfig::takes));
+    config.map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
-/// How a persistent kernel is laid out, if one takes the net.
-fn persistent(desc: &RecurrentDesc, target: Target) -> Option<PersistentConfig> {
-    let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
-    let fits_type = match dtype {
-        DType::F16 | DType::BF16 => hidden.is_multiple_of(16),
-        DType::F32 => hidden.is_multiple_of(4) && batch <= MOST_SINGLE_BATCH,
-        _ => false,
-    };
-    if !fits_type || batch == 0 || hidden == 0 || batch.checked_mul(hidden)? > MOST_STATE {
-        return None;
-    }
-    let fitting = UNITS.map(|units| PersistentConfig { units });
-    let mut fitting = fitting.into_iter().filter(|config| config.fits(desc, target));
+/// The layouts with one kind of exchange.
+fn layouts(exchange: Exchange) -> impl DoubleEndedIterator<Item = PersistentConfig> {
+    UNITS.into_iter().map(move |units| PersistentConfig { units, exchange })
+}
+
+/// How a persistent kernel that exchanges words is laid out, if one takes the net.
+fn words(desc: &RecurrentDesc, target: Target) -> Option<PersistentConfig> {
+    let RecurrentDesc { cell, dtype, batch, .. } = *desc;
+    let mut fitting = layouts(Exchange::Words).filter(|config| config.takes(desc, target));
     // The products of up to 8 batches take the same time, and fewer blocks have fewer to wait for; so they do for rows that
     // do not fill a tile.
     let part = dtype != DType::F32 && cell.gates() == 1;
@@ -78,65 +109,105 @@ fn persistent(desc: &RecurrentDesc, target: Target) -> Option<PersistentConfig> 
     if one_tile || part { fitting.next_back() } else { fitting.next() }
 }
 
+/// How one is laid out whose blocks hand over all elements at once: with the fewest units of those that `takes` says.
+fn blocks(
+    desc: &RecurrentDesc,
+    target: Target,
+    takes: fn(PersistentConfig, &RecurrentDesc, Target) -> bool,
+) -> Option<PersistentConfig> {
+    layouts(Exchange::Blocks).find(|config| takes(*config, desc, target))
+}
+
 /// The schedule of the steps backward.
 pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
     if desc.steps < 2 {
         return Schedule::Stepwise;
     }
-    let fitting = UNITS.map(|units| PersistentConfig { units }).into_iter();
-    let mut fitting = fitting.filter(|config| config.takes_back(desc, target));
+    let mut fitting = layouts(Exchange::Words).filter(|config| config.takes_back(desc, target));
     // A tile has 16 rows, whether they are there or not.
-    let config = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
+    let words = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
+    let blocks = blocks(desc, target, PersistentConfig::takes_back);
+    // The words of few batches are on their way for less time than a flag is.
+    let config = if desc.batch > TILE_BATCH { blocks.or(words) } else { words.or(blocks) };
     config.map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
 impl PersistentConfig {
+    /// Whether the persistent kernel takes the steps of a net with this layout.
+    pub(super) fn takes(self, desc: &RecurrentDesc, target: Target) -> bool {
+        if !self.spreads(desc, (desc.hidden, MOST_STATE), target) {
+            return false;
+        }
+        let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
+        let units = self.units as usize;
+        let rows = units * cell.gates();
+        let items = (units * batch).saturating_mul(cell.lanes() as usize).div_ceil(THREADS as usize);
+        match (self.exchange, dtype) {
+            (Exchange::Blocks, _) => {
+                let product = forward::sequence(desc, self).product();
+                items <= MOST_GATES && staged_fits(&product, target)
+            }
+            (_, DType::F32) => {
+                let weights = rows * 2 * hidden.div_ceil(512);
+                hidden.is_multiple_of(4) && batch <= MOST_SINGLE_BATCH && weights <= MOST_SINGLE_WEIGHTS
+            }
+            // A block has 256 threads; weights of 16 bits come two to a register, in slices for whole warps.
+            _ => {
+                let most = MOST_TOGETHER.saturating_sub(OF_ITEM.saturating_mul(items)).min(MOST_WEIGHTS);
+                let weights = 4 * rows.div_ceil(TILE_ROWS) * (hidden / 16).div_ceil(8);
+                hidden.is_multiple_of(16) && weights <= most
+            }
+        }
+    }
+
     /// Whether the persistent kernel takes the steps backward with this layout: a block has the columns of its units, and
     /// the gradients of all gates go round.
     pub(super) fn takes_back(self, desc: &RecurrentDesc, target: Target) -> bool {
         let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
         let (units, depth) = (self.units as usize, hidden.saturating_mul(cell.gates()));
+        if !self.spreads(desc, (depth, MOST_GRADIENTS), target) {
+            return false;
+        }
         let items = units.saturating_mul(batch).div_ceil(THREADS as usize);
-        let fits = match dtype {
-            DType::F16 | DType::BF16 => {
+        match (self.exchange, dtype) {
+            (Exchange::Blocks, _) => {
+                let product = backward::sweep(desc, self).product();
+                let whole_tiles = dtype == DType::F32 || units == TILE_ROWS;
+                items <= MOST_UNITS && whole_tiles && staged_fits(&product, target)
+            }
+            (_, DType::F32) => {
+                let weights = units * 2 * depth.div_ceil(512);
+                hidden.is_multiple_of(4) && batch <= MOST_SINGLE_BATCH && weights <= MOST_SINGLE_WEIGHTS
+            }
+            _ => {
                 let weights = 4 * (depth / 16).div_ceil(8);
                 let most = MOST_TOGETHER.saturating_sub(2 * OF_ITEM * items);
                 units == TILE_ROWS && hidden.is_multiple_of(16) && weights <= most.min(MOST_WEIGHTS)
             }
-            DType::F32 => {
-                let weights = units * 2 * depth.div_ceil(512);
-                hidden.is_multiple_of(4) && batch <= MOST_SINGLE_BATCH && weights <= MOST_SINGLE_WEIGHTS
-            }
-            _ => false,
+        }
+    }
+
+    /// Whether the device holds all blocks at once, and these exchange no more than they can, of `depth`
+    /// elements a batch; as words at most `words`.
+    fn spreads(self, desc: &RecurrentDesc, (depth, words): (usize, usize), target: Target) -> bool {
+        let RecurrentDesc { dtype, batch, hidden, .. } = *desc;
+        let (units, elements) = (self.units as usize, batch.saturating_mul(depth));
+        let blocks = self.exchange == Exchange::Blocks;
+        let (least, most) = match self.exchange {
+            Exchange::Words => (1, words),
+            Exchange::Blocks => (LEAST_STATE, MOST_ELEMENTS),
         };
-        UNITS.contains(&self.units)
-            && fits
-            && batch > 0
-            && hidden > 0
-            && batch.saturating_mul(depth) <= MOST_GRADIENTS
+        matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
+            && (UNITS.contains(&self.units) || (blocks && self.units == FEWEST_UNITS))
+            && (least..=most).contains(&elements)
             && hidden.is_multiple_of(units)
             && hidden / units <= multiprocessors(target)
     }
+}
 
-    /// Whether the weights fit the registers, and the blocks the device.
-    fn fits(self, desc: &RecurrentDesc, target: Target) -> bool {
-        let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
-        let units = self.units as usize;
-        let rows = units * cell.gates();
-        let items = (units * batch).saturating_mul(cell.lanes() as usize).div_ceil(THREADS as usize);
-        // A block has 256 threads; weights of 16 bits come two to a register, in slices for whole warps.
-        let (weights, most) = match dtype {
-            DType::F32 => (rows * 2 * hidden.div_ceil(512), MOST_SINGLE_WEIGHTS),
-            _ => {
-                let most = MOST_TOGETHER.saturating_sub(OF_ITEM.saturating_mul(items)).min(MOST_WEIGHTS);
-                (4 * rows.div_ceil(TILE_ROWS) * (hidden / 16).div_ceil(8), most)
-            }
-        };
-        hidden.is_multiple_of(units) && hidden / units <= multiprocessors(target) && weights <= most
-    }
-
-    /// Whether the persistent kernel takes a net with this layout.
-    pub(super) fn takes(self, desc: &RecurrentDesc, target: Target) -> bool {
-        UNITS.contains(&self.units) && persistent(desc, target).is_some() && self.fits(desc, target)
-    }
+/// Whether the weights fit the registers, and the rest shared memory.
+fn staged_fits(product: &Product, target: Target) -> bool {
+    product.staging().is_some()
+        && product.staged_weights() <= MOST_WEIGHTS_STAGED
+        && product.shared_bytes() <= most_shared(target)
 }

@@ -241,6 +241,16 @@ impl View {
     /// Which of the lanes of a warp of another block are not known up to `tick`.
     pub(super) fn missing_remote(&self, block: u32, warp: u32, lanes: u32, tick: u32) -> u32 {
         let mut rest = lanes;
+        // Mostly what is asked for was acquired from its very block; what others knew of it is a long search.
+        for acquired in &self.remote {
+            let entries = lock(&acquired.log.entries);
+            for (_, release) in entries.of_block(block, acquired.len).filter(|(_, r)| r.scope > 1) {
+                rest = release.missing(warp, rest, tick);
+                if rest == 0 {
+                    return 0;
+                }
+            }
+        }
         let mut visited: HashMap<*const Log, usize> = HashMap::new();
         let mut pending: Vec<Acquired> = self.remote.clone();
         while let Some(acquired) = pending.pop() {
