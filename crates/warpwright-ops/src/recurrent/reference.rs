@@ -41,7 +41,7 @@ pub struct Net {
     /// What the results of each layer but the last are multiplied by for the next one, `[row][directions output]`; no lists if
     /// by nothing.
     pub factors: Vec<Vec<f64>>,
-    /// What becomes of a hidden state before anything reads it: itself, or what a tensor keeps of it.
+    /// What becomes of a hidden state, multiplied or not, before anything reads it: itself, or what a tensor keeps of it.
     pub kept: fn(f64) -> f64,
 }
 
@@ -229,7 +229,7 @@ impl Net {
     /// What layer `layer` is given of the result of the one before.
     fn between(&self, layer: usize, y: &[f64]) -> Vec<f64> {
         match self.factors.get(layer - 1) {
-            Some(factors) => y.iter().zip(factors).map(|(y, factor)| y * factor).collect(),
+            Some(factors) => y.iter().zip(factors).map(|(y, factor)| (self.kept)(y * factor)).collect(),
             None => y.to_vec(),
         }
     }

@@ -338,6 +338,8 @@ struct Copies<'k> {
     /// Bytes of a row that the lane copies, its first row, and whether it copies any.
     row: U32<'k>,
     inside: Option<Pred<'k>>,
+    /// Whether the lane has a part in the last instruction for a row, if that is not for all.
+    last: Option<Pred<'k>>,
     /// Instructions for a row, or rows between those of an instruction.
     pieces: u32,
     apart: u32,
@@ -396,8 +398,9 @@ impl<'k> Copies<'k> {
             let parts = product.shape().map_or(1, |shape| shape.parts);
             Target::Rows(all.at(row * columns + piece * of_piece), all.at(k.lane_idx() % parts * QUAD))
         };
-        let pieces = pieces_of_row.div_ceil(WARP);
-        Self { k, product: *product, staging, row, inside, pieces, apart, from, to }
+        let (pieces, rest) = (pieces_of_row.div_ceil(WARP), pieces_of_row % WARP);
+        let last = (pieces > 1 && rest > 0).then(|| k.lane_idx().lt(rest));
+        Self { k, product: *product, staging, row, inside, last, pieces, apart, from, to }
     }
 
     /// Starts to copy chunk `chunk` of the vectors of `group`, where `there` holds, to the stage at `stage`. Vectors beyond
@@ -420,23 +423,11 @@ impl<'k> Copies<'k> {
                     SourceLimit::Bytes(row.lt(product.batch).select(PIECE, 0u32).as_operand())
                 };
                 for piece in 0..self.pieces {
-                    let right = piece * WARP * PIECE / size;
-                    let column = chunk * staging.columns + right;
-                    let dst = match self.to {
-                        Target::Tile(point, _) => point.moved(stage).at(down, right).operand(),
-                        Target::Rows(to, _) => {
-                            to.at(stage >> 2).at(u64::from(down * staging.columns + right)).operand()
-                        }
-                    };
-                    k.raw(Inst::CpAsync {
-                        cache: CacheOp::Cg,
-                        l2_prefetch: L2Prefetch::Default,
-                        dst,
-                        src: from.at(u64::from((down * product.depth + column) * size / 4)).operand(),
-                        bytes: PIECE,
-                        limit,
-                        policy: None,
-                    });
+                    let copy = || self.copy(from, stage, down, (chunk, piece), limit);
+                    match self.last.filter(|_| piece + 1 == self.pieces) {
+                        Some(last) => k.if_(last, copy),
+                        None => copy(),
+                    }
                 }
             }
         };
@@ -444,6 +435,34 @@ impl<'k> Copies<'k> {
             Some(guard) => k.if_(guard, copy_all),
             None => copy_all(),
         }
+    }
+
+    /// Starts to copy piece `piece` of a chunk, `down` rows below the lane's first.
+    fn copy(
+        &self,
+        from: Ptr<'k, ReadWrite, u32>,
+        stage: U32<'k>,
+        down: u32,
+        (chunk, piece): (u32, u32),
+        limit: SourceLimit,
+    ) {
+        let (product, columns) = (&self.product, self.staging.columns);
+        let size = product.dtype.bytes() as u32;
+        let right = piece * WARP * PIECE / size;
+        let dst = match self.to {
+            Target::Tile(point, _) => point.moved(stage).at(down, right).operand(),
+            Target::Rows(to, _) => to.at(stage >> 2).at(u64::from(down * columns + right)).operand(),
+        };
+        let place = down * product.depth + chunk * columns + right;
+        self.k.raw(Inst::CpAsync {
+            cache: CacheOp::Cg,
+            l2_prefetch: L2Prefetch::Default,
+            dst,
+            src: from.at(u64::from(place * size / 4)).operand(),
+            bytes: PIECE,
+            limit,
+            policy: None,
+        });
     }
 
     /// Products on tensor cores with a chunk of the vectors: the sums of a tile of rows with eight of them each.

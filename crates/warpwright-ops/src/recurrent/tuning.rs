@@ -127,8 +127,9 @@ pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
     // A tile has 16 rows, whether they are there or not.
     let words = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
     let blocks = blocks(desc, target, PersistentConfig::takes_back);
-    // The words of few batches are on their way for less time than a flag is.
-    let config = if desc.batch > TILE_BATCH { blocks.or(words) } else { words.or(blocks) };
+    // The words of few batches are on their way for less time than a flag is. The elements of three gates are left one by one.
+    let at_once = desc.cell.gates().is_power_of_two();
+    let config = if desc.batch > TILE_BATCH && at_once { blocks.or(words) } else { words.or(blocks) };
     config.map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
