@@ -53,7 +53,18 @@ const CASES: [usize; 17] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 
 const EMPTY_GROUPS: &str = "elements of two bytes are not copied asynchronously: groups are empty";
 
-const SURVIVORS: [Survivor; 6] = [
+/// Why nothing is copied behind the first stages.
+const AT_ONCE: &str =
+    "the state of a few sequences of a few units is in the first stages, all copied at once";
+
+const SURVIVORS: [Survivor; 9] = [
+    Survivor::equivalent("_blocks", "} k.@commit_copies();", AT_ONCE),
+    Survivor::equivalent("_blocks", "read = stages.@after(read);", AT_ONCE),
+    Survivor::equivalent(
+        "_h32_b5_u8_blocks",
+        "fn meet(k: K<'_>)",
+        "each lane of a warp has waited itself for the only block that the warp reads from",
+    ),
     Survivor::missed(
         "_wg_",
         "@publish_mbarriers()",
@@ -109,6 +120,41 @@ fn warpgroups(dtype: DType, transposed: bool, [rows, cols, stages]: [u32; 3]) {
     sweep.check(&plans(&CASES, |i| {
         product(dtype, transposed, i, false).plan_with(TARGET, config).expect("plan")
     }));
+}
+
+/// Only kernels whose warps share the common dimension. In the last two products, one shared by blocks as well and one not, every team
+/// has so much that the stages go round.
+fn teams(dtype: DType, transposed: bool) {
+    for config in tuning::configs(dtype, TARGET) {
+        let Config::Tiled(tiled) = config else { continue };
+        let Tiles { teams, slice, stages, .. } = *tiled.tiles();
+        if teams == 1 {
+            continue;
+        }
+        let long = |batch: usize, parts: usize| {
+            let k = (teams * slice * (stages + 2)) as usize * parts;
+            let (stride_a, stride_b, stride_y) = (8 * k, 8 * k, 24);
+            let lda = if transposed { 8 } else { k };
+            let desc = GemmDesc::new(dtype, [3, 8, k], transposed, !transposed);
+            GemmDesc { batch, lda, ldb: lda, stride_a, stride_b, stride_y, ..desc }
+        };
+        let sweep = Sweep { skipped: |name| !in_teams(name), ..SWEEP };
+        let cases: Vec<usize> = (0..CASES.len() + 2).collect();
+        sweep.check(&plans(&cases, |i| {
+            let desc = match i - i.min(CASES.len()) {
+                _ if i < CASES.len() => product(dtype, transposed, i, false),
+                0 => long(70, 1),
+                _ => long(44, 3),
+            };
+            desc.plan_with(TARGET, config).expect("plan")
+        }));
+    }
+}
+
+#[test]
+fn defects_of_products_of_teams_are_noticed() {
+    teams(DType::F32, true);
+    teams(DType::BF16, false);
 }
 
 #[test]
@@ -185,6 +231,11 @@ fn defects_of_sequences_backward_are_noticed() {
 fn defects_of_sequences_are_noticed() {
     sequences(Cell::Lstm, DType::BF16, [9, 48]);
     sequences(Cell::Lstm, DType::F32, [2, 16]);
+}
+
+#[test]
+fn defects_of_sequences_through_shared_memory_are_noticed() {
+    sequences(Cell::Lstm, DType::F32, [5, 32]);
 }
 
 #[test]
