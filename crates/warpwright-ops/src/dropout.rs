@@ -1,6 +1,6 @@
 //! Which elements are dropped: a function of numbers, on the host as in kernels.
 
-use warpwright_dsl::{F32, K, Philox, Pred, U32, U64};
+use warpwright_dsl::Philox;
 
 use crate::PlanError;
 
@@ -19,8 +19,15 @@ pub struct Dropout {
 }
 
 impl Dropout {
+    /// What a kernel compares its words with, and multiplies by what it keeps, for the probability of a descriptor.
+    pub(crate) fn constants(op: &'static str, probability: f64) -> Result<(u32, f64), PlanError> {
+        let dropout = Self { probability: probability as f32, seed: 0, offset: 0 };
+        dropout.check(op)?;
+        Ok((dropout.threshold(), Self::scale(probability)))
+    }
+
     /// Fails if the probability is none.
-    pub fn check(self, op: &'static str) -> Result<(), PlanError> {
+    fn check(self, op: &'static str) -> Result<(), PlanError> {
         if (0.0..=1.0).contains(&self.probability) {
             return Ok(());
         }
@@ -29,14 +36,14 @@ impl Dropout {
     }
 
     /// Words below this one drop their element.
-    pub fn threshold(self) -> u32 {
+    fn threshold(self) -> u32 {
         // A cast of a float saturates, so that all words but the greatest are below the threshold of probability 1.
         (f64::from(self.probability) * 2f64.powi(32)).round() as u32
     }
 
-    /// What kept elements are multiplied by; 0 if none is.
-    pub fn scale(self) -> f32 {
-        if self.probability < 1.0 { (1.0 / (1.0 - f64::from(self.probability))) as f32 } else { 0.0 }
+    /// What elements that are dropped with `probability` are multiplied by if they are kept; 0 if none is.
+    pub fn scale(probability: f64) -> f64 {
+        if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 }
     }
 
     /// Whether an element is kept; of four elements that follow each other, the first of which has a number that four divides, each has
@@ -44,34 +51,6 @@ impl Dropout {
     pub fn keeps(self, element: u64) -> bool {
         let words = Philox::words(self.seed, self.offset, element / 4);
         self.probability < 1.0 && words[(element % 4) as usize] >= self.threshold()
-    }
-}
-
-/// The same in a kernel, from its arguments.
-#[derive(Clone, Copy, Debug)]
-pub struct Dropped<'k> {
-    /// What the words are drawn from.
-    pub philox: Philox<'k>,
-    /// [`Dropout::threshold`].
-    pub threshold: U32<'k>,
-    /// [`Dropout::scale`].
-    pub scale: F32<'k>,
-}
-
-impl<'k> Dropped<'k> {
-    /// For the arguments `seed` and `offset` of a kernel.
-    pub fn new(k: K<'k>, (seed, offset): (U64<'k>, U64<'k>), threshold: U32<'k>, scale: F32<'k>) -> Self {
-        Self { philox: Philox::new(k, seed, offset), threshold, scale }
-    }
-
-    /// What four elements are multiplied by, of which the first has the number `4 * group`.
-    pub fn factors(self, group: U64<'k>) -> [F32<'k>; 4] {
-        self.philox.draw(group).map(|word| self.keeps(word).select(self.scale, 0.0))
-    }
-
-    /// Whether a word keeps its element.
-    pub fn keeps(self, word: U32<'k>) -> Pred<'k> {
-        word.ge(self.threshold)
     }
 }
 

@@ -40,6 +40,6 @@ pub mod recurrent;
 pub mod softmax;
 
 pub use catalogue::{Direction, Entry, catalogue};
-pub use dropout::{Dropout, Dropped};
+pub use dropout::Dropout;
 pub use error::{Error, PlanError};
 pub use plan::{Binding, Operation, Plan};

@@ -596,7 +596,7 @@ impl AttentionSubject {
         let [query_lengths, packed_keys] =
             [0, 1].map(|i| s.counts().iter().map(|c| c[i]).collect::<Vec<_>>());
         let lengths = if m.packed { packed_keys } else { inputs.lengths.clone() };
-        let keeping = m.dropout.map_or(1.0, |p| if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 });
+        let keeping = m.dropout.map_or(1.0, Dropout::scale);
         let dropped = Dropout { probability: m.dropout.unwrap_or(0.0) as f32, seed: SEED, offset: OFFSET };
         let dropout = |b: usize, h: usize, i: usize, j: usize| {
             let row = self.lse_place(b, h, i).unwrap_or(0);

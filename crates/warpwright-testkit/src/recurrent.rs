@@ -312,7 +312,7 @@ impl RecurrentSubject {
         let Some(probability) = self.situation.dropout else { return Vec::new() };
         let [seed, offset] = RANDOM;
         let dropout = Dropout { probability: probability as f32, seed, offset };
-        let scale = if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 };
+        let scale = Dropout::scale(probability);
         let wide = directions * self.output();
         let factor = |layer: usize, at: usize| {
             let (row, element) = (at / wide, at % wide);

@@ -258,13 +258,11 @@ pub fn check_offsets(name: &'static str, offsets: &[i32], rows: usize) -> Result
 /// The least word that keeps a pair, and what such a pair is multiplied by.
 fn dropout(options: &AttentionOptions) -> Result<(u32, f64), PlanError> {
     let Some(probability) = options.dropout.map(Real::get) else { return Ok((0, 1.0)) };
-    let dropout = Dropout { probability: probability as f32, seed: 0, offset: 0 };
-    dropout.check(OP)?;
+    let constants = Dropout::constants(OP, probability)?;
     if options.paged.is_some() {
         return Err(parameter("dropout", probability.to_string(), "none where keys are in pages"));
     }
-    let keeping = if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 };
-    Ok((dropout.threshold(), keeping))
+    Ok(constants)
 }
 
 fn factor(name: &'static str, value: f64) -> Result<f64, PlanError> {

@@ -266,7 +266,7 @@ impl GemmDesc {
             ));
         }
         self.plan_choosing(target, |wide| match wide {
-            true => Ok(tuning::share(self.dtype, target, self.shape(), config)),
+            true => Ok(tuning::share(target, self.shape(), config)),
             false => self.choose(target, false),
         })
     }

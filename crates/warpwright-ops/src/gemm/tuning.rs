@@ -355,7 +355,8 @@ pub enum Access {
 pub fn choose(dtype: DType, target: Target, shape: Shape, access: Access) -> Option<Choice> {
     let wide = access != Access::Elements;
     let choice = |c: Candidate| {
-        let (choice, cost) = cost(dtype, target, shape, &c);
+        let choice = share(target, shape, c.config);
+        let cost = cost(dtype, target, shape, &c, choice);
         let config = choice.config.with(if wide { PIECE } else { dtype.bytes() as u32 });
         (Choice { config, ..choice }, cost)
     };
@@ -370,25 +371,27 @@ pub fn choose(dtype: DType, target: Target, shape: Shape, access: Access) -> Opt
 }
 
 /// How a kernel shares a product.
-pub(super) fn share(dtype: DType, target: Target, shape: Shape, config: Config) -> Choice {
-    cost(dtype, target, shape, &Candidate { config, efficiency: 1.0 }).0
+pub(super) fn share(target: Target, shape: Shape, config: Config) -> Choice {
+    let parts =
+        (multiprocessors(target) / blocks(shape, config)).min(shape.k / LEAST_PART).clamp(1, MAX_PARTS);
+    let part = shape.k.div_ceil(parts).max(1).next_multiple_of(u64::from(config.slice()));
+    Choice { config, part }
 }
 
-/// How a candidate would share the work, and how many microseconds that takes.
-fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate) -> (Choice, f64) {
-    let Shape { m, n, k, batch } = shape;
-    let (rows, cols) = c.config.extent();
+/// Tiles of a product.
+fn blocks(Shape { m, n, batch, .. }: Shape, config: Config) -> u64 {
+    let (rows, cols) = config.extent();
     let blocks = m.div_ceil(u64::from(rows)).saturating_mul(n.div_ceil(u64::from(cols)));
-    let blocks = blocks.saturating_mul(batch).max(1);
-    let room = multiprocessors(target);
-    let parts = (room / blocks).min(k / LEAST_PART).clamp(1, MAX_PARTS);
-    let slice = u64::from(c.config.slice());
-    let part = k.div_ceil(parts).max(1).next_multiple_of(slice);
-    let choice = Choice { config: c.config, part };
-    let parts = choice.parts(k);
+    blocks.saturating_mul(batch).max(1)
+}
+
+/// How many microseconds a candidate takes that shares the work as `choice` says.
+fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choice) -> f64 {
+    let Shape { m, n, k, batch } = shape;
+    let ((rows, cols), parts) = (c.config.extent(), choice.parts(k));
     // Blocks that share a multiprocessor share its rate.
-    let waves = blocks.saturating_mul(parts).div_ceil(room) as f64;
-    let (rows, cols, depth) = (f64::from(rows), f64::from(cols), part.min(k) as f64);
+    let waves = blocks(shape, c.config).saturating_mul(parts).div_ceil(multiprocessors(target)) as f64;
+    let (rows, cols, depth) = (f64::from(rows), f64::from(cols), choice.part.min(k) as f64);
     let (busy, least) = match c.config {
         Config::Warpgroup(_) => (1.0, 0.0),
         Config::Tiled(config) => {
@@ -405,7 +408,7 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate) -> (Choice, f
     // The sums are written and read again, in f32.
     let adding = PARTS_US + parts as f64 * m * n * batch * 8.0 / MEMORY_RATE;
     let us = (waves * (multiplying + reading)).max(all) + if parts > 1 { adding } else { 0.0 };
-    (choice, if depth < least { f64::INFINITY } else { us })
+    if depth < least { f64::INFINITY } else { us }
 }
 
 /// Every configuration that [`choose`] can give.

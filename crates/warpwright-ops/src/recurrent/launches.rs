@@ -123,8 +123,7 @@ impl Launches<'_> {
         parts: Option<usize>,
     ) -> Result<(), PlanError> {
         let net = self.net;
-        let probability = net.dropout.map_or(0.0, Real::get);
-        let dropout = Dropout { probability: probability as f32, seed: 0, offset: 0 };
+        let (threshold, scale) = Dropout::constants(self.op, net.dropout.map_or(0.0, Real::get))?;
         let n = net.rows() * net.result();
         let [row_step, row_batch] = net.row_strides();
         let args = DropArgs {
@@ -139,8 +138,8 @@ impl Launches<'_> {
             row_step,
             row_batch,
             parts: small(parts.unwrap_or(1)),
-            threshold: dropout.threshold(),
-            scale: if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 },
+            threshold,
+            scale,
         };
         self.over(&Drop { dtype: net.dtype, of_sums: parts.is_some() }, drops::draws(n), &args)
     }

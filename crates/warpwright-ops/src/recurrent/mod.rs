@@ -407,7 +407,7 @@ impl RecurrentDesc {
             return Err(refuse(op, "projection", self.projection, "at most hidden"));
         }
         if let Some(probability) = self.dropout {
-            Dropout { probability: probability.get() as f32, seed: 0, offset: 0 }.check(op)?;
+            Dropout::constants(op, probability.get())?;
         }
         let small = |a: usize, b: usize| {
             let len = a.checked_mul(b).and_then(|ab| ab.checked_mul(4));

@@ -281,8 +281,9 @@ impl Product {
         weights: &Weights<'k>,
         mut emit: impl FnMut(Partial<'k>),
     ) {
-        let Some(Staging { rows, chunks, stages, shares, .. }) = self.staging() else { return };
-        let copies = Copies::new(k, self, slot);
+        let Some(staging) = self.staging() else { return };
+        let Staging { rows, chunks, stages, shares, .. } = staging;
+        let copies = Copies::new(k, self, staging, slot);
         self.wait_for_blocks(k, exchange, slot);
         for i in 0..stages.count {
             copies.start(k.lit(i / chunks), i % chunks, k.lit(i * stages.bytes), None);
@@ -357,14 +358,7 @@ enum Target<'k> {
 }
 
 impl<'k> Copies<'k> {
-    fn new(k: K<'k>, product: &Product, slot: Slot<'k>) -> Self {
-        let staging = product.staging().unwrap_or(Staging {
-            rows: 1,
-            columns: QUAD,
-            chunks: 1,
-            shares: false,
-            stages: Stages { count: 1, bytes: PIECE },
-        });
+    fn new(k: K<'k>, product: &Product, staging: Staging, slot: Slot<'k>) -> Self {
         let Staging { rows, columns, stages, .. } = staging;
         let size = product.dtype.bytes() as u32;
         let of_piece = PIECE / size;

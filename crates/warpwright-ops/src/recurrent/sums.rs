@@ -52,10 +52,7 @@ impl KernelDef for Round {
     }
 
     fn build<'k>(&self, k: K<'k>, p: RoundParams<'k>) {
-        match self.dtype {
-            DType::F64 => Self::body::<f64>(k, p),
-            _ => Self::body::<f32>(k, p),
-        }
+        accumulate!(self.dtype, |A| Self::body::<A>(k, p));
     }
 }
 
@@ -110,9 +107,6 @@ impl KernelDef for Columns {
     }
 
     fn build<'k>(&self, k: K<'k>, p: ColumnParams<'k>) {
-        match self.dtype {
-            DType::F64 => Self::body::<f64>(k, p),
-            _ => Self::body::<f32>(k, p),
-        }
+        accumulate!(self.dtype, |A| Self::body::<A>(k, p));
     }
 }
