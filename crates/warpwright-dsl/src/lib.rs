@@ -120,7 +120,7 @@ pub use transcendental::{Functions, Normal};
 pub use warp::{
     Max, Maximum, Min, Minimum, Reduction, Sum, WARP, warp_inclusive_sum, warp_reduce, warp_reduce_lanes,
 };
-pub use warpgroup::{Left, PanelOperand, PanelTile, RowPanels, WarpgroupSums};
+pub use warpgroup::{PanelTile, WarpgroupSums};
 pub use warpwright_ptx::kernel::Kernel;
 pub use warpwright_ptx::{ArgValue, DType, Target};
 

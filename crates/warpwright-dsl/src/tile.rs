@@ -139,11 +139,6 @@ pub enum Along {
 }
 
 impl<'k> SharedTile<'k> {
-    /// The tile that starts at an address of shared memory.
-    pub(crate) fn at_address(layout: TileLayout, base: U32<'k>) -> Self {
-        Self { layout, base }
-    }
-
     /// Its shape.
     pub fn layout(self) -> TileLayout {
         self.layout

@@ -15,12 +15,8 @@ use warpwright_ptx::{
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::flow::{Carry, RawReg, RawRegs};
-use crate::lanes::Lanes;
-use crate::mbarrier::{Mbarrier, TensorBoxes};
-use crate::mma::{Fragment, MatrixA, MmaAtom};
 use crate::reg::{F32, Reg, Source, U32, U64};
-use crate::storage::pack;
-use crate::tile::{Along, SharedTile, TileLayout};
+use crate::tile::Along;
 
 /// Bytes of a row of a panel: what the swizzle permutes.
 const PANEL_BYTES: u32 = 128;
@@ -90,8 +86,18 @@ impl PanelTile {
     /// on. Add [`step`](Self::step) for more of the common dimension.
     #[track_caller]
     pub fn descriptor(self, address: U32<'_>) -> U64<'_> {
-        address.k().on_behalf(|| descriptor(address, self.along, Self::DEPTH * PANEL_BYTES))
+        let k = address.k();
+        k.on_behalf(|| {
+            let panel = Self::DEPTH * PANEL_BYTES;
+            // Bytes between panels; rows of one panel follow each other, so it counts for nothing there.
+            let leading = if self.along == Along::Outer { panel } else { 16 };
+            let fixed =
+                u64::from(leading >> 4) << 16 | u64::from(ATOM_BYTES >> 4) << 32 | Self::SWIZZLE_128 << 62;
+            ((address >> 4) & 0x3FFF).to_u64() | fixed
+        })
     }
+
+    const SWIZZLE_128: u64 = 1;
 
     /// What is added to a descriptor for the common dimension from `depth` on, a multiple of 16.
     pub const fn step(self, depth: u32) -> u64 {
@@ -101,130 +107,6 @@ impl PanelTile {
         };
         (bytes >> 4) as u64
     }
-}
-
-/// The number of the swizzle in a descriptor.
-const SWIZZLE_128: u64 = 1;
-
-/// A descriptor of what begins at `address`, whose panels are `panel` bytes apart.
-fn descriptor(address: U32<'_>, along: Along, panel: u32) -> U64<'_> {
-    // Rows of one panel follow each other, so the distance of panels counts for nothing there.
-    let leading = if along == Along::Outer { panel } else { 16 };
-    let fixed = u64::from(leading >> 4) << 16 | u64::from(ATOM_BYTES >> 4) << 32 | SWIZZLE_128 << 62;
-    ((address >> 4) & 0x3FFF).to_u64() | fixed
-}
-
-/// Rows of 16-bit elements in shared memory, in panels of 64 columns that follow each other, each as a tensor copy with
-/// [`TensorSwizzle::B128`] leaves it. The same tile is an operand of `wgmma` in both orientations: its rows are those of A or the
-/// columns of B ([`Along::K`], over the columns), or the common dimension ([`Along::Outer`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RowPanels {
-    /// Type of the elements: `f16` or `bf16`.
-    pub dtype: DType,
-    /// Rows: a multiple of 8, up to 256.
-    pub rows: u32,
-    /// Columns: a multiple of 64.
-    pub width: u32,
-}
-
-impl RowPanels {
-    /// Columns of a panel.
-    pub const PANEL: u32 = 64;
-
-    /// Bytes of the tile.
-    pub const fn bytes(self) -> u32 {
-        self.width / Self::PANEL * self.panel_bytes()
-    }
-
-    const fn panel_bytes(self) -> u32 {
-        self.rows * PANEL_BYTES
-    }
-
-    /// The map of one panel of a tensor of `extents` and with `strides` bytes from one index to the next, for all but the innermost:
-    /// columns, rows, and what else there is. Strides are multiples of 16. What a panel has beyond the extents becomes zero.
-    pub fn map(self, extents: [u64; 4], strides: [u64; 3]) -> TensorMap {
-        TensorMap {
-            base: 0,
-            element: if self.dtype == DType::F16 { TensorElement::F16 } else { TensorElement::BF16 },
-            dims: extents.to_vec(),
-            strides: strides.to_vec(),
-            box_dims: vec![Self::PANEL, self.rows, 1, 1],
-            element_strides: vec![1; 4],
-            interleave: TensorInterleave::None,
-            swizzle: TensorSwizzle::B128,
-            fill: TensorFill::Zero,
-        }
-    }
-
-    /// Starts the copies of the rows from `row` on to the tile at `to`, a multiple of 1024 bytes; `done` counts their bytes. For one
-    /// thread.
-    #[track_caller]
-    pub fn copy<'k>(
-        self,
-        from: TensorBoxes<'k>,
-        [row, second, third]: [U32<'k>; 3],
-        to: U32<'k>,
-        done: Mbarrier<'k>,
-    ) {
-        let k = row.k();
-        k.on_behalf(|| {
-            for panel in 0..self.width / Self::PANEL {
-                let column = k.lit(panel * Self::PANEL);
-                from.copy(to + panel * self.panel_bytes(), &[column, row, second, third], done);
-            }
-        });
-    }
-
-    /// The tile at `address`, or what of it begins at a row that is a multiple of 8 (of 16 for [`Along::Outer`]), as an operand.
-    #[track_caller]
-    pub fn operand<'k>(self, along: Along, address: U32<'k>) -> PanelOperand<'k> {
-        let descriptor = address.k().on_behalf(|| descriptor(address, along, self.panel_bytes()));
-        PanelOperand { tile: self, along, descriptor }
-    }
-
-    /// 64 columns of the tile at `address`, for reads and writes of the threads.
-    #[track_caller]
-    pub fn panel<'k>(self, address: U32<'k>, panel: u32) -> SharedTile<'k> {
-        let layout = TileLayout::new(self.dtype, self.rows, Self::PANEL);
-        address.k().on_behalf(|| SharedTile::at_address(layout, address + panel * self.panel_bytes()))
-    }
-}
-
-/// What `wgmma` reads of a [`RowPanels`] in shared memory.
-#[derive(Clone, Copy, Debug)]
-#[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
-pub struct PanelOperand<'k> {
-    tile: RowPanels,
-    along: Along,
-    descriptor: U64<'k>,
-}
-
-impl<'k> PanelOperand<'k> {
-    /// Bytes from the first of the common dimension to `depth`, a multiple of 16.
-    const fn step(&self, depth: u32) -> u32 {
-        match self.along {
-            Along::K => {
-                let panel = depth / RowPanels::PANEL * self.tile.panel_bytes();
-                panel + depth % RowPanels::PANEL * 2
-            }
-            Along::Outer => depth * PANEL_BYTES,
-        }
-    }
-
-    fn at(&self, depth: u32) -> U64<'k> {
-        let step = self.step(depth);
-        if step == 0 { self.descriptor } else { self.descriptor + u64::from(step >> 4) }
-    }
-}
-
-/// The left operand of a product of four warps.
-#[derive(Clone, Debug)]
-pub enum Left<'k> {
-    /// In shared memory.
-    Panels(PanelOperand<'k>),
-    /// In registers: of the warp's 16 rows, for every 16 of the common dimension. They belong to the tensor cores until the
-    /// product has been waited for.
-    Registers(Vec<Fragment<'k, MatrixA>>),
 }
 
 impl<'k> K<'k> {
@@ -286,20 +168,7 @@ impl<'k> WarpgroupSums<'k> {
     /// started, not finished.
     #[track_caller]
     pub fn mma(&self, (a_tile, a): (PanelTile, U64<'k>), (b_tile, b): (PanelTile, U64<'k>)) {
-        let transposed = (a_tile.along == Along::Outer, b_tile.along == Along::Outer);
-        self.product(a_tile.dtype, WgmmaSource::Descriptor(a.as_operand()), b, transposed, true);
-    }
-
-    #[track_caller]
-    fn product(
-        &self,
-        dtype: DType,
-        a: WgmmaSource,
-        b: U64<'k>,
-        (transpose_a, transpose_b): (bool, bool),
-        add: bool,
-    ) {
-        let ty = if dtype == DType::F16 { MatrixType::F16 } else { MatrixType::BF16 };
+        let ty = if a_tile.dtype == DType::F16 { MatrixType::F16 } else { MatrixType::BF16 };
         self.k.emit(Inst::Wgmma(Box::new(Wgmma {
             n: u16::try_from(self.regs.len() * 2).unwrap_or(u16::MAX),
             k: DEPTH as u16,
@@ -309,38 +178,14 @@ impl<'k> WarpgroupSums<'k> {
             satfinite: false,
             sparsity: None,
             d: self.regs.iter().map(|r| r.id).collect(),
-            a,
+            a: WgmmaSource::Descriptor(a.as_operand()),
             b: b.as_operand(),
-            accumulate: Accumulate::Always(add),
+            accumulate: Accumulate::Always(true),
             negate_a: false,
             negate_b: false,
-            transpose_a,
-            transpose_b,
+            transpose_a: a_tile.along == Along::Outer,
+            transpose_b: b_tile.along == Along::Outer,
         })));
-    }
-
-    /// Adds the products of `a` and `b` over `depth` of the common dimension, a multiple of 16, as one group; with `add` false they take
-    /// the place of what was there. They are started, not finished.
-    #[track_caller]
-    pub fn multiply(&self, a: &Left<'k>, b: PanelOperand<'k>, depth: u32, add: bool) {
-        self.k.on_behalf(|| {
-            self.k.emit(Inst::WgmmaFence);
-            for step in 0..depth / DEPTH {
-                let (a, transposed) = match a {
-                    Left::Panels(a) => {
-                        let at = a.at(step * DEPTH);
-                        (WgmmaSource::Descriptor(at.as_operand()), a.along == Along::Outer)
-                    }
-                    Left::Registers(fragments) => {
-                        let words = fragments.get(step as usize).map(Fragment::words).unwrap_or_default();
-                        (WgmmaSource::Registers(words.iter().map(|w| w.as_operand()).collect()), false)
-                    }
-                };
-                let transposed = (transposed, b.along == Along::Outer);
-                self.product(b.tile.dtype, a, b.at(step * DEPTH), transposed, add || step > 0);
-            }
-            self.k.emit(Inst::WgmmaCommit);
-        });
     }
 
     /// Adds the products of whole tiles, 64 deep, whose descriptors are `a` and `b`, as one group.
@@ -366,30 +211,6 @@ impl<'k> WarpgroupSums<'k> {
     /// Sum `i` of the lane, in the order of the module's description; after a [`wait`](Self::wait) for all.
     pub fn at(&self, i: u32) -> F32<'k> {
         Reg::from_id(self.k, self.regs[i as usize].id)
-    }
-
-    /// How many sums a lane has.
-    pub fn len(&self) -> u32 {
-        self.regs.len() as u32
-    }
-
-    /// Whether it has none, which no product has.
-    pub fn is_empty(&self) -> bool {
-        self.regs.is_empty()
-    }
-
-    /// Values of the places of the sums, in their order, rounded to 16 bits as the left operand of a next product: what was a column
-    /// is the common dimension.
-    #[track_caller]
-    pub fn left_of(&self, dtype: DType, values: &[F32<'k>]) -> Left<'k> {
-        let atom = if dtype == DType::F16 { MmaAtom::F16 } else { MmaAtom::BF16 };
-        self.k.on_behalf(|| {
-            let fragment = |values: &[F32<'k>]| {
-                let words = pack(self.k, dtype, &Lanes::from(values.to_vec()));
-                Fragment::a(self.k, atom, words.as_slice())
-            };
-            Left::Registers(values.chunks(DEPTH as usize / 2).map(fragment).collect())
-        })
     }
 
     /// Pairs of neighbouring sums of the lane, with the row and column that lie between the lane's first sum and them.
