@@ -77,7 +77,7 @@ def warm(cases: list[suites.Case]) -> None:
 
     for case in cases:
         contenders = bench(case).contenders()
-        for who in ("torch.compile", "Liger"):
+        for who in ("torch.compile", "Liger", "QuACK"):
             try:
                 contenders.get(who, lambda: None)()
             except Exception as e:

@@ -204,7 +204,26 @@ class LayerNorm(Problem):
         return {"Liger": lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, EPS)}
 
     def beside(self, dy: torch.Tensor) -> dict[str, Contender]:
-        return cudnn.norm("layernorm", self.inputs, dy, EPS, self.case.direction)
+        return cudnn.norm("layernorm", self.inputs, dy, EPS, self.case.direction) | self._quack(dy)
+
+    def _quack(self, dy: torch.Tensor) -> dict[str, Contender]:
+        """QuACK takes weight and bias as f32 and leaves the graph to the caller."""
+        if not installed("quack"):
+            return {}
+        from quack.rmsnorm import layernorm_bwd, layernorm_fwd
+
+        x, *wide = self.inputs[0], *(t.float() for t in self.inputs[1:])
+        if self.case.direction == "forward":
+            return {"QuACK": lambda: layernorm_fwd(x, *wide, EPS)}
+        kept: list[torch.Tensor] = []
+
+        def backward() -> Any:
+            if not kept:
+                _, rstd, mean = layernorm_fwd(x, *wide, EPS, True, True)
+                kept.extend((rstd, mean))
+            return layernorm_bwd(x, wide[0], dy, *kept)
+
+        return {"QuACK": backward}
 
 
 class RmsNorm(Problem):
@@ -244,10 +263,13 @@ class RmsNorm(Problem):
                 found["Liger"] = lambda x, w: LigerRMSNormFunction.apply(x, w, EPS, 0.0, "llama", False)
             else:
                 found["Liger"] = lambda x, w, r: LigerFusedAddRMSNormFunction.apply(x, r, w, EPS, 0.0, "llama", False)
-        if installed("quack") and self.residual is None:
+        if installed("quack"):
             from quack.rmsnorm import rmsnorm
 
-            found["QuACK"] = lambda x, w: rmsnorm(x, w, eps=EPS)
+            if self.residual is None:
+                found["QuACK"] = lambda x, w: rmsnorm(x, w, eps=EPS)
+            else:
+                found["QuACK"] = lambda x, w, r: rmsnorm(x, w, residual=r, eps=EPS, prenorm=True)
         return found
 
     def beside(self, dy: torch.Tensor) -> dict[str, Contender]:
@@ -306,12 +328,17 @@ class CrossEntropy(Problem):
         return lambda out=None: ww.cross_entropy_backward(self.x, self.target, lse, dy, count, out=out)
 
     def others(self) -> dict[str, Function]:
+        found: dict[str, Function] = {}
         # Liger's forward pass writes the gradient over the logits, so it has neither half alone.
-        if self.case.direction != "both" or not installed("liger_kernel"):
-            return {}
-        from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
+        if self.case.direction == "both" and installed("liger_kernel"):
+            from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
 
-        return {"Liger": lambda x, target: LigerCrossEntropyFunction.apply(x, target, None)[0]}
+            found["Liger"] = lambda x, target: LigerCrossEntropyFunction.apply(x, target, None)[0]
+        if installed("quack"):
+            from quack.cross_entropy import cross_entropy
+
+            found["QuACK"] = cross_entropy
+        return found
 
 
 class LocalResponseNorm(Problem):
