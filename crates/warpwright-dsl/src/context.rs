@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::panic::Location;
 
 use warpwright_ptx::{
-    AddressBase, Axis, BarrierKind, CacheHints, Inst, Operand, Ordering, PlainSpecial, ScalarType,
-    SpecialReg, StateSpace, SymbolId, Target,
+    AddressBase, Axis, BarrierKind, CacheHints, Inst, Operand, Ordering, PlainSpecial, ProxyFence,
+    ScalarType, SpecialReg, StateSpace, SymbolId, Target,
 };
 
 use crate::error::IssueKind;
@@ -208,13 +208,27 @@ impl<'k> K<'k> {
     /// Waits until `threads` threads of the block, whole warps, are at the barrier `id`: 1 to 15, one for each group of warps
     /// that meet on their own. Orders their accesses to memory.
     #[track_caller]
-    pub fn barrier_of(self, id: u32, threads: u32) {
-        self.emit(Inst::Barrier {
-            kind: BarrierKind::Sync,
-            aligned: true,
-            id: Operand::int(i64::from(id)),
-            count: Some(Operand::int(i64::from(threads))),
-        });
+    pub fn barrier_of(self, id: impl Source<'k, u32>, threads: u32) {
+        self.named_barrier(BarrierKind::Sync, id.operand(), threads);
+    }
+
+    /// Arrives at the barrier `id` of [`barrier_of`](Self::barrier_of) without waiting there: `threads` counts those who do too.
+    #[track_caller]
+    pub fn barrier_arrive(self, id: impl Source<'k, u32>, threads: u32) {
+        self.named_barrier(BarrierKind::Arrive, id.operand(), threads);
+    }
+
+    #[track_caller]
+    fn named_barrier(self, kind: BarrierKind, id: Operand, threads: u32) {
+        let count = Some(Operand::int(i64::from(threads)));
+        self.emit(Inst::Barrier { kind, aligned: true, id, count });
+    }
+
+    /// Makes what the thread has stored in shared memory known to copies and products of warpgroups that begin after the next
+    /// barrier.
+    #[track_caller]
+    pub fn fence_shared_copies(self) {
+        self.emit(Inst::ProxyFence(ProxyFence::Async(StateSpace::Shared)));
     }
 
     /// Loads a scalar parameter.

@@ -83,6 +83,7 @@ mod packed;
 mod philox;
 mod recorder;
 mod reg;
+mod ring;
 mod skeleton;
 mod storage;
 mod table;
@@ -113,6 +114,7 @@ pub use moments::Moments;
 pub use packed::Packed;
 pub use philox::Philox;
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
+pub use ring::{Ring, Turn};
 pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
 pub use table::{WARP_TABLE_LEN, WarpTable};
 pub use tile::{Along, SharedTile, TileLayout, TilePoint, TileReader};
@@ -120,7 +122,7 @@ pub use transcendental::{Functions, Normal};
 pub use warp::{
     Max, Maximum, Min, Minimum, Reduction, Sum, WARP, warp_inclusive_sum, warp_reduce, warp_reduce_lanes,
 };
-pub use warpgroup::{PanelTile, WarpgroupSums};
+pub use warpgroup::{PanelTile, Part, WarpgroupSums};
 pub use warpwright_ptx::kernel::Kernel;
 pub use warpwright_ptx::{ArgValue, DType, Target};
 

@@ -8,13 +8,14 @@
 //! Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
 
 use warpwright_ptx::{
-    Accumulate, DType, Inst, MatrixType, RegKind, ScalarType, TensorElement, TensorFill, TensorInterleave,
-    TensorMap, TensorSwizzle, Wgmma, WgmmaSource,
+    Accumulate, Address, CacheHints, DType, Inst, MatrixType, Operand, Ordering, RegKind, ScalarType,
+    StateSpace, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle, Wgmma, WgmmaSource,
 };
 
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::flow::{Carry, RawReg, RawRegs};
+use crate::mbarrier::{Mbarrier, TensorBoxes};
 use crate::reg::{F32, Reg, Source, U32, U64};
 use crate::tile::Along;
 
@@ -26,60 +27,133 @@ const ATOM_BYTES: u32 = 8 * PANEL_BYTES;
 const ROWS: u32 = 64;
 /// The common dimension of one product of 16-bit elements.
 const DEPTH: u32 = 16;
+/// Registers of a lane for 16 of the common dimension of A.
+const A_WORDS: u32 = 4;
+
+/// A part of a tile in shared memory, and its descriptor.
+pub type Part<'k> = (PanelTile, U64<'k>);
 
 /// A tile of 16-bit elements in shared memory as panels that `wgmma` reads: each 128 bytes wide, its rows one after the other with
-/// their 16-byte pieces swizzled, as a tensor copy with [`TensorSwizzle::B128`] leaves a box. Along [`Along::K`] there is one
-/// panel, `outer` rows of 64 of the common dimension; along [`Along::Outer`] a panel has 64 rows, of the common dimension, and 64
-/// of the outer one lie beside each other.
+/// their 16-byte pieces swizzled, as a tensor copy with [`TensorSwizzle::B128`] leaves a box. Along [`Along::K`] a panel has
+/// `outer` rows of 64 of the common dimension; along [`Along::Outer`] it has `depth` rows of 64 of the outer one. Panels follow
+/// each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PanelTile {
     /// Type of the elements: `f16` or `bf16`.
     pub dtype: DType,
     /// Which index runs along the rows in memory.
     pub along: Along,
-    /// Rows of A or columns of B: 64, or a multiple of 128.
+    /// Rows of A or columns of B, a multiple of 8 up to 256; along [`Along::Outer`] of 64.
     pub outer: u32,
+    /// How much of the common dimension it has, a multiple of 16 up to 256; along [`Along::K`] of 64.
+    pub depth: u32,
 }
 
 impl PanelTile {
-    /// How much of the common dimension a tile has, and elements of a panel's row.
-    pub const DEPTH: u32 = 64;
+    /// Elements of a panel's row.
+    pub const WIDTH: u32 = PANEL_BYTES / 2;
 
     /// Bytes of the tile.
     pub const fn bytes(self) -> u32 {
-        self.outer * PANEL_BYTES
+        self.outer * self.depth * 2
     }
 
-    /// Rows of A or columns of B that one copy brings: boxes of a tile follow each other without gaps.
-    pub const fn box_rows(self) -> u32 {
+    /// Rows of a panel.
+    const fn rows(self) -> u32 {
         match self.along {
-            Along::K if self.outer < Self::MAX_BOX => self.outer,
-            Along::K => Self::MAX_BOX,
-            Along::Outer => Self::DEPTH,
+            Along::K => self.outer,
+            Along::Outer => self.depth,
         }
+    }
+
+    /// Rows that one copy brings.
+    const fn box_rows(self) -> u32 {
+        if self.rows().is_multiple_of(Self::MAX_BOX) { Self::MAX_BOX } else { self.rows() }
     }
 
     const MAX_BOX: u32 = 128;
 
-    /// The map whose boxes fill the tile, from a batch of matrices with (`outer`, `depth`) elements that begins where it is
-    /// bound; `leading` and `stride` are the bytes from one row and one matrix to the next, multiples of 16. Coordinates: along
-    /// the row, the row, the matrix.
-    pub fn map(self, (outer, depth): (u64, u64), leading: u64, (batch, stride): (u64, u64)) -> TensorMap {
-        let (along, across, rows) = match self.along {
-            Along::K => (depth, outer, self.box_rows()),
-            Along::Outer => (outer, depth, Self::DEPTH),
+    /// The map whose boxes fill the tile, from matrices with (`outer`, `depth`) elements of which the first begins where it is
+    /// bound; `leading` are the bytes from one row to the next, `rest` how many there are along each further dimension and the bytes
+    /// between them. Bytes are multiples of 16. Coordinates: along the row, the row, those of the matrix.
+    pub fn map(self, (outer, depth): (u64, u64), leading: u64, rest: &[(u64, u64)]) -> TensorMap {
+        let (along, across) = match self.along {
+            Along::K => (depth, outer),
+            Along::Outer => (outer, depth),
         };
-        TensorMap {
+        let mut map = TensorMap {
             base: 0,
             element: if self.dtype == DType::F16 { TensorElement::F16 } else { TensorElement::BF16 },
-            dims: vec![along, across, batch],
-            strides: vec![leading, stride],
-            box_dims: vec![Self::DEPTH, rows, 1],
-            element_strides: vec![1; 3],
+            dims: vec![along, across],
+            strides: vec![leading],
+            box_dims: vec![Self::WIDTH, self.box_rows()],
+            element_strides: vec![1; 2 + rest.len()],
             interleave: TensorInterleave::None,
             swizzle: TensorSwizzle::B128,
             fill: TensorFill::Zero,
+        };
+        for (count, stride) in rest {
+            map.dims.push(*count);
+            map.strides.push(*stride);
+            map.box_dims.push(1);
         }
+        map
+    }
+
+    /// Starts the copies that fill the tile at `to`, with what begins at (`outer`, `depth`) of the matrix with the coordinates
+    /// `rest`; `done` counts their bytes. For one thread.
+    #[track_caller]
+    pub fn fetch<'k>(
+        self,
+        from: TensorBoxes<'k>,
+        to: U32<'k>,
+        (outer, depth): (U32<'k>, U32<'k>),
+        rest: &[U32<'k>],
+        done: Mbarrier<'k>,
+    ) {
+        let (along, across, width) = match self.along {
+            Along::K => (depth, outer, self.depth),
+            Along::Outer => (outer, depth, self.outer),
+        };
+        to.k().on_behalf(|| {
+            let mut to = to;
+            for column in (0..width).step_by(Self::WIDTH as usize) {
+                for row in (0..self.rows()).step_by(self.box_rows() as usize) {
+                    if row + column > 0 {
+                        to = to + self.box_rows() * PANEL_BYTES;
+                    }
+                    let further = |x: U32<'k>, by: u32| if by > 0 { x + by } else { x };
+                    let mut coords = vec![further(along, column), further(across, row)];
+                    coords.extend(rest);
+                    from.copy(to, &coords, done);
+                }
+            }
+        });
+    }
+
+    /// Zeroes the tile at `to`, which is along [`Along::Outer`], from `depth` of the common dimension on: the share of `thread` of
+    /// `threads` threads. [`K::fence_shared_copies`] and a barrier of these follow before it is multiplied.
+    #[track_caller]
+    pub fn clear_from<'k>(self, to: U32<'k>, depth: U32<'k>, (thread, threads): (U32<'k>, u32)) {
+        const PIECE: u32 = 16;
+        let k = to.k();
+        k.on_behalf(|| {
+            let pieces = PANEL_BYTES / PIECE;
+            let first = depth.min(self.depth) * pieces + thread;
+            k.for_each(k.range(first, self.depth * pieces, threads), |piece| {
+                let at = piece.mul_add(PIECE, to);
+                for panel in 0..self.outer / Self::WIDTH {
+                    k.emit(Inst::St {
+                        space: StateSpace::Shared,
+                        ty: ScalarType::B32,
+                        ordering: Ordering::WEAK,
+                        hints: CacheHints::NONE,
+                        srcs: vec![Operand::int(0); 4],
+                        addr: Address::reg(at.id(), i64::from(panel * self.rows() * PANEL_BYTES)),
+                    });
+                }
+            });
+        });
     }
 
     /// The descriptor of the operand at `address`, where the tile begins, or a multiple of 64 rows of A or columns of B further
@@ -88,9 +162,8 @@ impl PanelTile {
     pub fn descriptor(self, address: U32<'_>) -> U64<'_> {
         let k = address.k();
         k.on_behalf(|| {
-            let panel = Self::DEPTH * PANEL_BYTES;
-            // Bytes between panels; rows of one panel follow each other, so it counts for nothing there.
-            let leading = if self.along == Along::Outer { panel } else { 16 };
+            // Bytes between panels of the outer dimension.
+            let leading = if self.along == Along::Outer { self.rows() * PANEL_BYTES } else { 16 };
             let fixed =
                 u64::from(leading >> 4) << 16 | u64::from(ATOM_BYTES >> 4) << 32 | Self::SWIZZLE_128 << 62;
             ((address >> 4) & 0x3FFF).to_u64() | fixed
@@ -99,13 +172,27 @@ impl PanelTile {
 
     const SWIZZLE_128: u64 = 1;
 
+    /// Bytes from the tile to the part of it that begins at row of A or column of B `outer`, a multiple of 64.
+    pub const fn part(self, outer: u32) -> u32 {
+        match self.along {
+            Along::K => outer * PANEL_BYTES,
+            Along::Outer => outer / Self::WIDTH * self.rows() * PANEL_BYTES,
+        }
+    }
+
     /// What is added to a descriptor for the common dimension from `depth` on, a multiple of 16.
     pub const fn step(self, depth: u32) -> u64 {
         let bytes = match self.along {
-            Along::K => depth * 2,
+            Along::K => depth / Self::WIDTH * self.rows() * PANEL_BYTES + depth % Self::WIDTH * 2,
             Along::Outer => depth * PANEL_BYTES,
         };
         (bytes >> 4) as u64
+    }
+
+    /// The descriptor of the common dimension from `depth` on, of the tile with the descriptor `start`.
+    #[track_caller]
+    fn at(self, start: U64<'_>, depth: u32) -> U64<'_> {
+        if depth == 0 { start } else { start + self.step(depth) }
     }
 }
 
@@ -125,7 +212,7 @@ impl<'k> K<'k> {
 }
 
 /// The sums of four neighbouring warps, whose first is a multiple of 4: 64 rows of `f32`. Between the first
-/// [`mma`](Self::mma) and the [`wait`](Self::wait) that covers it they belong to the tensor cores.
+/// product and the [`wait`](Self::wait) that covers it they belong to the tensor cores.
 #[derive(Clone, Debug)]
 #[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
 pub struct WarpgroupSums<'k> {
@@ -148,27 +235,33 @@ impl<'k> WarpgroupSums<'k> {
     /// Zeros, of 64 x `cols` sums; `cols` is a multiple of 8 up to 256.
     #[track_caller]
     pub fn zero(k: K<'k>, cols: u32) -> Self {
+        k.on_behalf(|| {
+            let sums = Self::unset(k, cols);
+            for reg in &sums.regs {
+                k.emit(Inst::Mov { ty: ScalarType::F32, dst: reg.id, src: 0.0f32.operand() });
+            }
+            sums
+        })
+    }
+
+    #[track_caller]
+    fn unset(k: K<'k>, cols: u32) -> Self {
         if !cols.is_multiple_of(8) || !(8..=256).contains(&cols) {
             k.issue(IssueKind::Constant {
                 what: "the columns of a warpgroup's sums",
                 value: u64::from(cols),
             });
         }
-        k.on_behalf(|| {
-            let zero = || {
-                let id = k.rec().new_reg(ScalarType::F32, RegKind::Variable);
-                k.emit(Inst::Mov { ty: ScalarType::F32, dst: id, src: 0.0f32.operand() });
-                RawReg { id, ty: ScalarType::F32 }
-            };
-            Self { k, regs: (0..ROWS * cols / 128).map(|_| zero()).collect() }
-        })
+        let new = |_| {
+            let id = k.rec().new_reg(ScalarType::F32, RegKind::Variable);
+            RawReg { id, ty: ScalarType::F32 }
+        };
+        Self { k, regs: (0..ROWS * cols / 128).map(new).collect() }
     }
 
-    /// Adds products of 64 rows of A and the columns of B, 16 deep: `a` and `b` are descriptors of parts of such tiles. It is
-    /// started, not finished.
     #[track_caller]
-    pub fn mma(&self, (a_tile, a): (PanelTile, U64<'k>), (b_tile, b): (PanelTile, U64<'k>)) {
-        let ty = if a_tile.dtype == DType::F16 { MatrixType::F16 } else { MatrixType::BF16 };
+    fn mma(&self, dtype: DType, (a, along_a): (WgmmaSource, Along), (b_tile, b): Part<'k>, adds: bool) {
+        let ty = if dtype == DType::F16 { MatrixType::F16 } else { MatrixType::BF16 };
         self.k.emit(Inst::Wgmma(Box::new(Wgmma {
             n: u16::try_from(self.regs.len() * 2).unwrap_or(u16::MAX),
             k: DEPTH as u16,
@@ -178,27 +271,82 @@ impl<'k> WarpgroupSums<'k> {
             satfinite: false,
             sparsity: None,
             d: self.regs.iter().map(|r| r.id).collect(),
-            a: WgmmaSource::Descriptor(a.as_operand()),
+            a,
             b: b.as_operand(),
-            accumulate: Accumulate::Always(true),
+            accumulate: Accumulate::Always(adds),
             negate_a: false,
             negate_b: false,
-            transpose_a: a_tile.along == Along::Outer,
+            transpose_a: along_a == Along::Outer,
             transpose_b: b_tile.along == Along::Outer,
         })));
     }
 
-    /// Adds the products of whole tiles, 64 deep, whose descriptors are `a` and `b`, as one group.
+    /// The products of whole tiles of the same depth, whose descriptors are `a` and `b`: `cols` columns of B. They are started, as
+    /// one group, not finished.
     #[track_caller]
-    pub fn add_products(&self, (a_tile, a): (PanelTile, U64<'k>), (b_tile, b): (PanelTile, U64<'k>)) {
+    pub fn products(k: K<'k>, cols: u32, a: Part<'k>, b: Part<'k>) -> Self {
+        k.on_behalf(|| {
+            let sums = Self::unset(k, cols);
+            sums.group_of_tiles(a, b, false);
+            sums
+        })
+    }
+
+    /// Adds the products of whole tiles of the same depth, whose descriptors are `a` and `b`, as one group. They are started, not
+    /// finished.
+    #[track_caller]
+    pub fn add_products(&self, a: Part<'k>, b: Part<'k>) {
+        self.k.on_behalf(|| self.group_of_tiles(a, b, true));
+    }
+
+    #[track_caller]
+    fn group_of_tiles(&self, (a_tile, a): Part<'k>, (b_tile, b): Part<'k>, adds: bool) {
+        if a_tile.depth != b_tile.depth {
+            let [left, right] = [a_tile.depth, b_tile.depth].map(|depth| depth as usize);
+            self.k.issue(IssueKind::Shape { what: "products of tiles", left, right });
+        }
+        self.k.emit(Inst::WgmmaFence);
+        for depth in (0..a_tile.depth).step_by(DEPTH as usize) {
+            let source = WgmmaSource::Descriptor(a_tile.at(a, depth).as_operand());
+            let b = (b_tile, b_tile.at(b, depth));
+            self.mma(a_tile.dtype, (source, a_tile.along), b, adds || depth > 0);
+        }
+        self.k.emit(Inst::WgmmaCommit);
+    }
+
+    /// Adds the products of an A in registers, as [`packed`](Self::packed) gives it, and the tile whose descriptor is `b`, as one
+    /// group. They are started, not finished.
+    #[track_caller]
+    pub fn add_products_of(&self, a: &[U32<'k>], (b_tile, b): Part<'k>) {
+        let wanted = (b_tile.depth / DEPTH * A_WORDS) as usize;
+        if a.len() != wanted {
+            self.k.issue(IssueKind::Shape { what: "products of registers", left: wanted, right: a.len() });
+        }
         self.k.on_behalf(|| {
             self.k.emit(Inst::WgmmaFence);
-            for depth in (0..PanelTile::DEPTH).step_by(DEPTH as usize) {
-                let at =
-                    |tile: PanelTile, from: U64<'k>| if depth == 0 { from } else { from + tile.step(depth) };
-                self.mma((a_tile, at(a_tile, a)), (b_tile, at(b_tile, b)));
+            for (depth, words) in (0..).step_by(DEPTH as usize).zip(a.chunks(A_WORDS as usize)) {
+                let source = WgmmaSource::Registers(words.iter().map(|word| word.as_operand()).collect());
+                self.mma(b_tile.dtype, (source, Along::K), (b_tile, b_tile.at(b, depth)), true);
             }
             self.k.emit(Inst::WgmmaCommit);
+        });
+    }
+
+    /// Values that lie as these sums, of a multiple of 16 columns, rounded to `dtype` as the A of a next product: the columns are
+    /// its common dimension. Lanes keep their own elements.
+    #[track_caller]
+    pub fn packed(dtype: DType, values: &[F32<'k>]) -> Vec<U32<'k>> {
+        values.chunks_exact(2).map(|pair| pair[0].pack_with(pair[1], dtype)).collect()
+    }
+
+    /// Replaces each sum by `f` of its number and it; after a [`wait`](Self::wait) for all.
+    #[track_caller]
+    pub fn replace(&self, f: impl Fn(u32, F32<'k>) -> F32<'k>) {
+        self.k.on_behalf(|| {
+            for (i, reg) in (0..).zip(&self.regs) {
+                let src = f(i, self.at(i)).as_operand();
+                self.k.emit(Inst::Mov { ty: ScalarType::F32, dst: reg.id, src });
+            }
         });
     }
 

@@ -490,7 +490,7 @@ impl GemmDesc {
         // One matrix for all products, or nothing to go on to.
         let (count, stride) =
             if stride == 0 || count == 1 { (1, WIDE) } else { (count as u64, bytes(stride)) };
-        let map = tile.map((outer as u64, self.k as u64), bytes(leading), (count, stride));
+        let map = tile.map((outer as u64, self.k as u64), bytes(leading), &[(count, stride)]);
         Boxes::over(operand, map)
     }
 

@@ -96,8 +96,9 @@ pub struct WarpgroupConfig {
 
 impl WarpgroupConfig {
     /// What a stage holds of `a` and `b`.
-    pub(super) const fn tiles(&self, dtype: DType, a: Along, b: Along) -> (PanelTile, PanelTile) {
-        (PanelTile { dtype, along: a, outer: self.rows }, PanelTile { dtype, along: b, outer: self.cols })
+    pub(super) fn tiles(&self, dtype: DType, a: Along, b: Along) -> (PanelTile, PanelTile) {
+        let tile = |along, outer| PanelTile { dtype, along, outer, depth: PanelTile::WIDTH };
+        (tile(a, self.rows), tile(b, self.cols))
     }
 
     /// A part of the kernel's name.
@@ -177,7 +178,7 @@ impl Config {
     /// How much of the common dimension is multiplied at once.
     pub const fn slice(&self) -> u32 {
         match self {
-            Self::Warpgroup(_) => PanelTile::DEPTH,
+            Self::Warpgroup(_) => PanelTile::WIDTH,
             Self::Tiled(config) => config.tiles().slice,
         }
     }

@@ -2,7 +2,7 @@
 //! warps multiply them from there.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Boxes, Mbarriers, PanelTile, TensorBoxes, WarpgroupSums, kernel_args};
+use warpwright_dsl::{Boxes, PanelTile, Ring, WarpgroupSums, kernel_args};
 
 use super::epilogue::{self, Outputs, SumTile, outputs};
 use super::kernel::tile_of_block;
@@ -42,33 +42,23 @@ pub(super) struct WarpgroupGemm {
     pub(super) split: bool,
 }
 
-/// The ring of tiles: what is ready to be multiplied and what may be overwritten.
-struct Ring<'k> {
-    tiles: (PanelTile, PanelTile),
+/// The tiles of both operands in shared memory, and the barriers of their ring.
+struct Tiles<'k> {
+    a: PanelTile,
+    b: PanelTile,
     base: U32<'k>,
-    ready: Mbarriers<'k>,
-    free: Mbarriers<'k>,
-    stages: u32,
+    ring: Ring<'k>,
 }
 
-/// A place in the ring, and the parity of its round.
-type Turn<'k> = (U32<'k>, U32<'k>);
-
-impl<'k> Ring<'k> {
+impl<'k> Tiles<'k> {
     fn bytes(&self) -> u32 {
-        self.tiles.0.bytes() + self.tiles.1.bytes()
+        self.a.bytes() + self.b.bytes()
     }
 
     /// Where the tiles of a stage begin.
     fn stage(&self, stage: U32<'k>) -> (U32<'k>, U32<'k>) {
         let a = stage.mul_add(self.bytes(), self.base);
-        (a, a + self.tiles.0.bytes())
-    }
-
-    fn after(&self, (stage, parity): Turn<'k>) -> Turn<'k> {
-        let next = stage + 1;
-        let last = next.eq(self.stages);
-        (last.select(0, next), parity ^ last.select(1, 0))
+        (a, a + self.a.bytes())
     }
 }
 
@@ -80,15 +70,11 @@ impl WarpgroupGemm {
 
     fn body<'k>(&self, k: K<'k>, p: WarpgroupParams<'k>) {
         let WarpgroupConfig { rows, cols, stages } = self.config;
-        let tiles = self.config.tiles(self.dtype, self.a, self.b);
-        let (base, ready, free) = (k.dynamic_shared_tiles(), k.mbarriers(stages), k.mbarriers(stages));
-        let ring = Ring { tiles, base, ready, free, stages };
+        let (a, b) = self.config.tiles(self.dtype, self.a, self.b);
+        let tiles = Tiles { a, b, base: k.dynamic_shared_tiles(), ring: k.ring(stages) };
         let warp = k.warp_idx();
         k.if_(k.thread_idx().eq(0), || {
-            for stage in 0..stages {
-                ring.ready.at(stage).init(1);
-                ring.free.at(stage).init(self.multiplying());
-            }
+            tiles.ring.init(self.multiplying());
             k.publish_mbarriers();
         });
         k.barrier();
@@ -97,12 +83,12 @@ impl WarpgroupGemm {
         let (row, col) = (tile_row * rows, tile_col * cols);
         let first = k.block_idx_y() * p.part;
         let depth = (first + p.part).min(p.depth) - first;
-        let steps = (depth + (PanelTile::DEPTH - 1)) / PanelTile::DEPTH;
+        let steps = (depth + (PanelTile::WIDTH - 1)) / PanelTile::WIDTH;
         let sums = SumTile::new::<f32>(k, rows, cols, 1);
         k.if_else(
             warp.eq(self.multiplying()),
-            || self.fetch(k, p, &ring, (row, col, first), steps),
-            || self.multiply(k, &ring, steps, sums),
+            || self.fetch(k, p, &tiles, (row, col, first), steps),
+            || self.multiply(k, &tiles, steps, sums),
         );
         k.barrier();
         let batch = k.block_idx_z().to_u64();
@@ -116,56 +102,41 @@ impl WarpgroupGemm {
         &self,
         k: K<'k>,
         p: WarpgroupParams<'k>,
-        ring: &Ring<'k>,
+        tiles: &Tiles<'k>,
         (row, col, first): (U32<'k>, U32<'k>, U32<'k>),
         steps: U32<'k>,
     ) {
         let batch = k.block_idx_z();
         k.if_(k.lane_idx().eq(0), || {
-            let start = (k.lit(0u32), k.lit(0u32));
-            let _ = k.fold(k.range(0, steps, 1), start, |step, turn| {
-                let (stage, parity) = turn;
-                ring.free.at(stage).wait(parity ^ 1);
-                let ready = ring.ready.at(stage);
-                ready.arrive_expecting(ring.bytes());
-                let (to_a, to_b) = ring.stage(stage);
-                let along = first + step * PanelTile::DEPTH;
-                let fill = |tile: PanelTile, from: TensorBoxes<'k>, to: U32<'k>, outer: U32<'k>, batch| {
-                    let rows = tile.box_rows();
-                    for at in (0..tile.outer).step_by(rows as usize) {
-                        let coords = match tile.along {
-                            Along::K => [along, outer + at, batch],
-                            Along::Outer => [outer + at, along, batch],
-                        };
-                        from.copy(to + at * (tile.bytes() / tile.outer), &coords, ready);
-                    }
-                };
-                fill(ring.tiles.0, p.a, to_a, row, batch * p.batch_a);
-                fill(ring.tiles.1, p.b, to_b, col, batch * p.batch_b);
+            let ring = tiles.ring;
+            let _ = k.fold(k.range(0, steps, 1), ring.start(k), |step, turn| {
+                let ready = ring.fill(turn, tiles.bytes());
+                let (to_a, to_b) = tiles.stage(turn.stage());
+                let along = first + step * PanelTile::WIDTH;
+                tiles.a.fetch(p.a, to_a, (row, along), &[batch * p.batch_a], ready);
+                tiles.b.fetch(p.b, to_b, (col, along), &[batch * p.batch_b], ready);
                 ring.after(turn)
             });
         });
     }
 
     /// Multiplies the tiles of all steps, and puts the sums where the tiles were.
-    fn multiply<'k>(&self, k: K<'k>, ring: &Ring<'k>, steps: U32<'k>, to: SumTile<'k>) {
+    fn multiply<'k>(&self, k: K<'k>, tiles: &Tiles<'k>, steps: U32<'k>, to: SumTile<'k>) {
         let cols = self.config.cols;
-        let (a, b) = ring.tiles;
+        let Tiles { a, b, ring, .. } = *tiles;
         let (thread, lane) = (k.thread_idx(), k.lane_idx());
         let group = thread / GROUP;
-        let start = (k.lit(0u32), k.lit(0u32));
-        let zero = WarpgroupSums::zero(k, cols);
-        let first = (start, k.lit(0u32), zero);
+        let start = ring.start(k);
+        let first = (start, start, WarpgroupSums::zero(k, cols));
         let (_, _, sums) = k.fold(k.range(0, steps, 1), first, |step, (turn, before, sums)| {
-            let (stage, parity) = turn;
-            ring.ready.at(stage).wait(parity);
-            let (at_a, at_b) = ring.stage(stage);
-            let of_group = a.descriptor(at_a + group * (GROUP_ROWS * a.bytes() / a.outer));
+            ring.wait(turn);
+            let (at_a, at_b) = tiles.stage(turn.stage());
+            let of_group = a.descriptor(at_a + group * a.part(GROUP_ROWS));
             sums.add_products((a, of_group), (b, b.descriptor(at_b)));
             sums.wait(1);
             // The products of the step before have been added.
-            k.if_(step.gt(0) & lane.eq(0), || ring.free.at(before).arrive());
-            (ring.after(turn), stage, sums)
+            k.if_(step.gt(0) & lane.eq(0), || ring.give_back(before));
+            (ring.after(turn), turn, sums)
         });
         sums.wait(0);
         k.barrier_of(MULTIPLIED, self.multiplying() * WARP);
