@@ -202,6 +202,43 @@ def test_dropout(dtype, torch_device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_lse(dtype, torch_device):
+    torch.manual_seed(8)
+    like = {"dtype": dtype, "device": torch_device}
+    q, k, v = (torch.randn(2, 3, n, 16, **like, requires_grad=True) for n in (5, 9, 9))
+    # The first query of every head takes part in nothing.
+    seen = torch.rand(2, 3, 5, 9, device=torch_device) < 0.7
+    seen[:, :, 0] = False
+    o, lse = wt.scaled_dot_product_attention(q, k, v, seen, return_lse=True)
+    scores = (q.double() @ k.double().mT / 4).masked_fill(~seen, -math.inf)
+    expected = scores.logsumexp(-1)
+    assert lse.shape == (2, 3, 5) and lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert torch.all(lse[:, :, 0] == -math.inf)
+    assert torch.allclose(lse.double(), expected, rtol=1e-5 if lse.dtype == torch.float32 else 1e-12, atol=1e-5)
+    assert torch.equal(o, wt.scaled_dot_product_attention(q, k, v, seen))
+    # Two halves of the keys, each on its own, put together by their sums.
+    halves = [wt.attention(*(t.detach().transpose(1, 2) for t in (q, k[:, :, part], v[:, :, part])), return_lse=True)
+              for part in (slice(0, 4), slice(4, 9))]
+    weights = torch.stack([l for _, l in halves]).softmax(0).to(dtype)
+    joined = sum(w.transpose(1, 2)[..., None] * part for w, (part, _) in zip(weights, halves))
+    whole = wt.attention(*(t.detach().transpose(1, 2) for t in (q, k, v)))
+    assert float((joined - whole).double().norm()) <= 3 * BUDGETS[dtype] * float(whole.double().norm())
+    assert o.requires_grad and not lse.requires_grad
+    dy = torch.randn_like(o)
+    found = torch.autograd.grad(o, (q, k, v), dy)
+    for a, b in zip(found, torch.autograd.grad(wt.scaled_dot_product_attention(q, k, v, seen), (q, k, v), dy)):
+        assert torch.equal(a, b)
+    # The same through the dispatcher, where the compiler traces.
+    f = lambda *x: wt.scaled_dot_product_attention(*x, seen, return_lse=True)  # noqa: E731
+    traced = torch.compile(f, fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(traced[0], o) and torch.equal(traced[1], lse) and not traced[1].requires_grad
+    for a, b in zip(found, torch.autograd.grad(traced[0], (q, k, v), dy)):
+        assert torch.equal(a, b)
+    alone = wt.scaled_dot_product_attention(q[0], k[0], v[0], seen[0], return_lse=True)
+    assert torch.equal(alone[0], o[0]) and torch.equal(alone[1], lse[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_packed_sequences(dtype, torch_device):
     torch.manual_seed(4)
     scale = 16 if torch_device == "cuda" else 1

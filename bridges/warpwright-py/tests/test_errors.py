@@ -112,6 +112,15 @@ def test_stubs_have_the_parameters_of_the_functions():
             call = family.body[-1].args
             functions[node.target.id] = ast.arguments(call.posonlyargs, call.args[1:], None, call.kwonlyargs,
                                                       call.kw_defaults, None, call.defaults)
+    classes = {node.name: node for node in stubs.body if isinstance(node, ast.ClassDef)}
+
+    def options(args):
+        """The names of a dictionary type, with those that it extends."""
+        dictionary = classes.get(args.kwarg.annotation.slice.id) if args.kwarg else None
+        while dictionary:
+            yield from (line.target.id for line in dictionary.body)
+            dictionary = classes.get(dictionary.bases[0].id)
+
     # Between the two halves of the package only.
     del functions["torch_route"]
     native = {name for name in ww.__all__ if inspect.isbuiltin(getattr(ww, name))}
@@ -121,6 +130,9 @@ def test_stubs_have_the_parameters_of_the_functions():
         positional = [p for p in found if p.kind is not p.KEYWORD_ONLY]
         keyword = [p for p in found if p.kind is p.KEYWORD_ONLY]
         assert [a.arg for a in args.args] == [p.name for p in positional], name
+        further = set(options(args))
+        assert further <= {p.name for p in keyword}, name
+        keyword = [p for p in keyword if p.name not in further]
         assert [a.arg for a in args.kwonlyargs] == [p.name for p in keyword], name
         expected = [p.default for p in positional if p.default is not p.empty] + [p.default for p in keyword]
         defaults = [ast.literal_eval(d) for d in (*args.defaults, *args.kw_defaults)]

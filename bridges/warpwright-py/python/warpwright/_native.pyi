@@ -2,7 +2,9 @@
 of the first argument where its library can make arrays."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Protocol, TypedDict, TypeVar, final
+
+from typing_extensions import Unpack
 
 __version__: str
 
@@ -276,77 +278,66 @@ def matmul(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...
-def attention(
-    q: _A,
-    k: _Array,
-    v: _Array,
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    alignment: str = "bottom_right",
-    softcap: float | None = None,
-    bias: _Array | None = None,
-    slopes: _Array | None = None,
-    key_lengths: _Array | None = None,
-    cu_seqlens_q: _Array | None = None,
-    cu_seqlens_k: _Array | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    block_table: _Array | None = None,
-    sinks: _Array | None = None,
-    dropout_p: float = 0.0,
-    random: _Array | None = None,
-    out: _Arrays | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A, _A]: ...
+class _AttentionOptions(TypedDict, total=False):
+    softmax_scale: float | None
+    causal: bool
+    window: tuple[int, int]
+    alignment: str
+    softcap: float | None
+    bias: _Array | None
+    slopes: _Array | None
+    key_lengths: _Array | None
+    cu_seqlens_q: _Array | None
+    cu_seqlens_k: _Array | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    block_table: _Array | None
+    sinks: _Array | None
+    dropout_p: float
+    random: _Array | None
+    out: _Arrays | None
+    stream: _Stream | None
+
+class _AttentionGradients(_AttentionOptions, total=False):
+    bias_gradient: bool
+    sinks_gradient: bool
+
+def attention(q: _A, k: _Array, v: _Array, **options: Unpack[_AttentionOptions]) -> tuple[_A, _A]: ...
 def attention_backward(
-    q: _A,
-    k: _Array,
-    v: _Array,
-    o: _Array,
-    lse: _Array,
-    dy: _Array,
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    alignment: str = "bottom_right",
-    softcap: float | None = None,
-    bias: _Array | None = None,
-    slopes: _Array | None = None,
-    key_lengths: _Array | None = None,
-    cu_seqlens_q: _Array | None = None,
-    cu_seqlens_k: _Array | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    block_table: _Array | None = None,
-    sinks: _Array | None = None,
-    dropout_p: float = 0.0,
-    random: _Array | None = None,
-    bias_gradient: bool = False,
-    sinks_gradient: bool = False,
-    out: _Arrays | None = None,
-    stream: _Stream | None = None,
+    q: _A, k: _Array, v: _Array, o: _Array, lse: _Array, dy: _Array, **options: Unpack[_AttentionGradients]
 ) -> tuple[_A, ...]: ...
+
+_Weights = Sequence[Sequence[_Array]]
+
+class _RecurrentOptions(TypedDict, total=False):
+    bidirectional: bool
+    batch_first: bool
+    lengths: _Array | None
+    dropout_p: float
+    random: _Array | None
+    stream: _Stream | None
+
+class _RecurrentForward(_RecurrentOptions, total=False):
+    training: bool
+    out: _Arrays | None
+
+class _RecurrentBackward(_RecurrentOptions, total=False):
+    input_gradient: bool
+
+class _RnnForward(_RecurrentForward, total=False):
+    nonlinearity: str
+
+class _RnnBackward(_RecurrentBackward, total=False):
+    nonlinearity: str
+
+_RecurrentGradients = tuple[_A | None, _A | None, _A | None, list[tuple[_A, ...]]]
+
 def lstm(
-    x: _A,
-    weights: Sequence[Sequence[_Array]],
-    h0: _Array | None = None,
-    c0: _Array | None = None,
-    *,
-    bidirectional: bool = False,
-    batch_first: bool = False,
-    lengths: _Array | None = None,
-    dropout_p: float = 0.0,
-    random: _Array | None = None,
-    training: bool = False,
-    out: _Arrays | None = None,
-    stream: _Stream | None = None,
+    x: _A, weights: _Weights, h0: _Array | None = None, c0: _Array | None = None, **options: Unpack[_RecurrentForward]
 ) -> tuple[_A, ...]: ...
 def lstm_backward(
     x: _A,
-    weights: Sequence[Sequence[_Array]],
+    weights: _Weights,
     y: _Array,
     reserve: _Array,
     dy: _Array | None = None,
@@ -354,79 +345,32 @@ def lstm_backward(
     dc_n: _Array | None = None,
     h0: _Array | None = None,
     c0: _Array | None = None,
-    *,
-    input_gradient: bool = True,
-    bidirectional: bool = False,
-    batch_first: bool = False,
-    lengths: _Array | None = None,
-    dropout_p: float = 0.0,
-    random: _Array | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A | None, _A | None, _A | None, list[tuple[_A, ...]]]: ...
+    **options: Unpack[_RecurrentBackward],
+) -> _RecurrentGradients[_A]: ...
 def gru(
-    x: _A,
-    weights: Sequence[Sequence[_Array]],
-    h0: _Array | None = None,
-    *,
-    bidirectional: bool = False,
-    batch_first: bool = False,
-    lengths: _Array | None = None,
-    dropout_p: float = 0.0,
-    random: _Array | None = None,
-    training: bool = False,
-    out: _Arrays | None = None,
-    stream: _Stream | None = None,
+    x: _A, weights: _Weights, h0: _Array | None = None, **options: Unpack[_RecurrentForward]
 ) -> tuple[_A, ...]: ...
 def gru_backward(
     x: _A,
-    weights: Sequence[Sequence[_Array]],
+    weights: _Weights,
     y: _Array,
     reserve: _Array,
     dy: _Array | None = None,
     dh_n: _Array | None = None,
     h0: _Array | None = None,
-    *,
-    input_gradient: bool = True,
-    bidirectional: bool = False,
-    batch_first: bool = False,
-    lengths: _Array | None = None,
-    dropout_p: float = 0.0,
-    random: _Array | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A | None, _A | None, _A | None, list[tuple[_A, ...]]]: ...
-def rnn(
-    x: _A,
-    weights: Sequence[Sequence[_Array]],
-    h0: _Array | None = None,
-    *,
-    nonlinearity: str = "tanh",
-    bidirectional: bool = False,
-    batch_first: bool = False,
-    lengths: _Array | None = None,
-    dropout_p: float = 0.0,
-    random: _Array | None = None,
-    training: bool = False,
-    out: _Arrays | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A, ...]: ...
+    **options: Unpack[_RecurrentBackward],
+) -> _RecurrentGradients[_A]: ...
+def rnn(x: _A, weights: _Weights, h0: _Array | None = None, **options: Unpack[_RnnForward]) -> tuple[_A, ...]: ...
 def rnn_backward(
     x: _A,
-    weights: Sequence[Sequence[_Array]],
+    weights: _Weights,
     y: _Array,
     reserve: _Array,
     dy: _Array | None = None,
     dh_n: _Array | None = None,
     h0: _Array | None = None,
-    *,
-    nonlinearity: str = "tanh",
-    input_gradient: bool = True,
-    bidirectional: bool = False,
-    batch_first: bool = False,
-    lengths: _Array | None = None,
-    dropout_p: float = 0.0,
-    random: _Array | None = None,
-    stream: _Stream | None = None,
-) -> tuple[_A | None, _A | None, _A | None, list[tuple[_A, ...]]]: ...
+    **options: Unpack[_RnnBackward],
+) -> _RecurrentGradients[_A]: ...
 def cross_entropy(
     logits: _A,
     target: _Array,

@@ -1,7 +1,7 @@
 """Attention as operators; `warpwright.torch` has it for users."""
 
 import math
-from typing import Any, Optional, Tuple
+from typing import Any, Literal, Optional, Tuple, Union, overload
 
 import torch
 from torch import Tensor
@@ -73,9 +73,15 @@ _attention = differentiable(
     _fake_backward,
     _COUNT,
     save=lambda inputs, found: (*inputs[:_COUNT], *found),
+    returned=2,
 )
 
 
+# The parameters are those of the definition below.
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Any) -> Tensor: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Any) -> Tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
     k: Tensor,
@@ -97,7 +103,8 @@ def attention(
     sinks: Optional[Tensor] = None,
     dropout_p: float = 0.0,
     random: Optional[Tensor] = None,
-) -> Tensor:
+    return_lse: bool = False,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(f"attention: alignment is '{alignment}', expected 'bottom_right' or 'top_left'")
     if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
@@ -114,15 +121,24 @@ def attention(
     gradients = (t is not None and t.requires_grad for t in (bias, sinks))
     top_left = alignment == "top_left"
     parameters = scale, causal, *window, top_left, softcap or 0.0, max_seqlen_q, max_seqlen_k, dropout_p
-    return _attention(*tensors, *parameters, *gradients)
+    o, lse = _attention(*tensors, *parameters, *gradients)
+    return (o, lse) if return_lse else o
 
 
 attention.__doc__ = f"""{_native.attention.__doc__}
 
-Here the result is o alone. With dropout_p and no random, seed and offset are drawn from PyTorch's default generator of the
-device. Differentiable in q, k, v, bias and sinks."""
+Here the result is o alone, or (o, lse) with return_lse, of which lse has no gradient. With dropout_p and no random, seed and
+offset are drawn from PyTorch's default generator of the device. Differentiable in q, k, v, bias and sinks."""
 
 
+@overload
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, *rest: Any, return_lse: Literal[False] = False, **options: Any
+) -> Tensor: ...
+@overload
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, *rest: Any, return_lse: Literal[True], **options: Any
+) -> Tuple[Tensor, Tensor]: ...
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -132,22 +148,25 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: Optional[float] = None,
     enable_gqa: bool = False,
-) -> Tensor:
+    *,
+    return_lse: bool = False,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """`torch.nn.functional.scaled_dot_product_attention`. Differentiable in query, key, value and attn_mask.
 
     query: [batch, heads, queries, head_dim]; key, value: [batch, heads, keys, head_dim]; without the batch as well. attn_mask:
     boolean (True takes part) or added to the scores, of a shape that broadcasts to [batch, heads, queries, keys]. A query that
     takes no part in anything gives zeros. What dropout drops follows from PyTorch's default generator of the device, but is not what
-    PyTorch would drop. The result has the strides of [batch, queries, heads, head_dim] in row-major order.
+    PyTorch would drop. The result has the strides of [batch, queries, heads, head_dim] in row-major order. With return_lse the result is
+    (o, lse): lse [batch, heads, queries] holds the logarithm of each query's sum of exponentials, -inf for a query that takes no part in
+    anything, in float32 (float64 for float64), without a gradient.
     """
     if is_causal and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention takes either attn_mask or is_causal")
     if query.dim() == 3:
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
-        found = scaled_dot_product_attention(
-            query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask, dropout_p, is_causal, scale, enable_gqa
-        )
-        return found.squeeze(0)
+        one = (t.unsqueeze(0) for t in (query, key, value))
+        o, lse = scaled_dot_product_attention(*one, mask, dropout_p, is_causal, scale, enable_gqa, return_lse=True)
+        return (o.squeeze(0), lse.squeeze(0)) if return_lse else o.squeeze(0)
     if not enable_gqa and query.dim() == 4 and key.dim() == 4 and query.shape[1] != key.shape[1]:
         heads = f"{query.shape[1]} heads of queries and {key.shape[1]} of keys"
         raise ValueError(f"scaled_dot_product_attention: {heads} need enable_gqa=True")
@@ -158,5 +177,5 @@ def scaled_dot_product_attention(
         bias = bias[(None,) * (4 - bias.dim())]
     q, k, v = (t.transpose(1, 2) if t.dim() == 4 else t for t in (query, key, value))
     options = {"softmax_scale": scale, "causal": is_causal, "alignment": "top_left", "bias": bias}
-    o = attention(q, k, v, dropout_p=dropout_p, **options)
-    return o.transpose(1, 2)
+    o, lse = attention(q, k, v, dropout_p=dropout_p, return_lse=True, **options)
+    return (o.transpose(1, 2), lse) if return_lse else o.transpose(1, 2)

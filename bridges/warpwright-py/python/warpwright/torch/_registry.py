@@ -64,8 +64,10 @@ def differentiable(
     dispatched_backward: Optional[Callable[..., Any]] = None,
     finish: Optional[Callable[[Any, Any], None]] = None,
     results: int = 1,
+    returned: Optional[int] = None,
 ) -> Callable[..., Any]:
-    """An operation as a function whose first `results` results have gradients: one tensor, or a tuple.
+    """An operation as a function whose first `results` results have gradients: one tensor, or a tuple. It returns the first
+    `returned`, of which the others have no gradient; by default those with gradients alone.
 
     forward, backward: the schemas. The first `count` arguments are tensors or None, the rest parameters. What `native`
     gives beyond the results is for the gradient. `save(inputs, all)` names the tensors that it takes (the tensors among
@@ -79,12 +81,13 @@ def differentiable(
     has_parameters = forward.split("->")[0].count(",") >= count
     many_results = "(" in forward.split("->")[1]
     saved_of = save or (lambda inputs, all_of: inputs[:count])
+    given = results if returned is None else returned
 
     def wanted(found: Any) -> Any:
         """The results among all that was computed."""
         if not many_results:
             return found
-        return found[0] if results == 1 else found[:results]
+        return found[0] if given == 1 else found[:given]
 
     def unsaved(*inputs: Any) -> Any:
         return wanted(native(*inputs))
@@ -146,12 +149,18 @@ def differentiable(
                 ctx.save_for_backward(*save(inputs, found if many_results else (found,)))
             if has_parameters:
                 ctx.parameters = inputs[count:]
+            if given > results:
+                ctx.mark_non_differentiable(*found[results:given])
+                # No zeros for gradients that nobody takes.
+                ctx.set_materialize_grads(False)
             return wanted(found)
 
         @staticmethod
         def backward(ctx: Any, *dys: Any) -> Any:
-            saved = ctx.saved_tensors
+            saved, dys = ctx.saved_tensors, dys[:results]
             parameters = ctx.parameters if has_parameters else ()
+            if given > results and all(dy is None for dy in dys):
+                return (None,) * (count + len(parameters))
             if not _is_compiling() and torch_route(*saved, *dys) == _DIRECT:
                 found = native_backward(*saved, *dys, *parameters)
             else:
