@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from comparison import charts, suites  # noqa: E402
-from comparison.lab import Fake, Gpu, Result  # noqa: E402
+from comparison.lab import Fake, Gpu, Result, compile_as_here  # noqa: E402
 
 def commit() -> str:
     try:
@@ -75,6 +75,7 @@ def warm(cases: list[suites.Case]) -> None:
     import torch
     from comparison.rivals import bench
 
+    compile_as_here()
     for case in cases:
         contenders = bench(case).contenders()
         for who in ("torch.compile", "Liger", "QuACK"):

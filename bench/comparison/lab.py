@@ -87,6 +87,13 @@ class Fake:
                  "date": "2026-01-01"}]
 
 
+def compile_as_here() -> None:
+    """Sets what compiled functions must be compiled with: their gradients are taken several times."""
+    import torch._functorch.config
+
+    torch._functorch.config.donated_buffer = False
+
+
 class Gpu:
     """One GPU through PyTorch.
 
@@ -97,10 +104,7 @@ class Gpu:
     def __init__(self, repeats: int, compile_others: bool, who: Sequence[str] = ()) -> None:
         import torch
 
-        # Gradients of compiled functions are taken several times.
-        import torch._functorch.config
-
-        torch._functorch.config.donated_buffer = False
+        compile_as_here()
         self.torch, self.repeats, self.compile_others, self.who = torch, repeats, compile_others, who
         self.gpu = torch.cuda.get_device_name()
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
