@@ -1,6 +1,7 @@
 //! Attention: gradients of the reference against central differences of it, and what a descriptor or a launch is refused.
 
 use warpwright_ops::attention::reference::{Problem, backward, forward};
+use warpwright_ops::attention::tuning::{self, Warpgroups};
 use warpwright_ops::attention::{
     Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, AttentionOptions,
     Gradients, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_offsets,
@@ -194,6 +195,70 @@ fn few_queries_share_out_their_keys() {
     assert_eq!(plan(32, 1, 8192).workspace_bytes(), 0);
     assert!(names(&plan(1, 16, 8192))[0].starts_with("attention_decode"));
     assert!(!names(&plan(1, 17, 8192))[0].starts_with("attention_decode"));
+}
+
+#[test]
+fn warpgroups_take_what_tensor_copies_reach() {
+    let contiguous = |rows, heads, width| Layout::contiguous([2, rows, heads, width]);
+    let model = |width| AttentionDesc {
+        dtype: DType::BF16,
+        q: contiguous(64, 4, width),
+        k: contiguous(80, 2, width),
+        v: contiguous(80, 2, width),
+        o: contiguous(64, 4, width),
+        options: AttentionOptions::default(),
+    };
+    let takes = |desc: &AttentionDesc, target: Target| {
+        let plan = desc.plan(target).expect("plan");
+        let names: Vec<&str> = plan.steps().iter().map(|step| step.kernel().name()).collect();
+        names.iter().any(|name| name.starts_with("attention_bf16_wg"))
+    };
+    for width in [8, 40, 64, 72, 128, 200, 256] {
+        assert!(takes(&model(width), TARGET), "{width}");
+    }
+    assert!(!takes(&model(64), Target::sm(80)));
+    assert!(!takes(&model(64), Target::sm(100)));
+    let mut desc = model(64);
+    // [batch, heads, sequence, head_dim]
+    desc.q.strides = [64 * 4 * 64, 64, 64 * 64, 1];
+    assert!(takes(&desc, TARGET));
+    // One head for all, and rows from the last one on.
+    let mut same = model(64);
+    same.k.strides[2] = 0;
+    assert!(!takes(&same, TARGET));
+    let mut reversed = model(64);
+    reversed.v.strides[1] = -reversed.v.strides[1];
+    assert!(!takes(&reversed, TARGET));
+    let mut apart = model(64);
+    apart.k.strides = [81 * 132, 132, 64, 1];
+    assert!(!takes(&apart, TARGET), "rows begin at multiples of 8 bytes");
+    let dropped = AttentionOptions { dropout: Some(Real::new(0.5)), ..AttentionOptions::default() };
+    assert!(!takes(&AttentionDesc { options: dropped, ..model(64) }, TARGET));
+    assert!(!takes(&AttentionDesc { dtype: DType::F32, ..model(64) }, TARGET));
+    assert!(!takes(&AttentionDesc { k: contiguous(0, 2, 64), v: contiguous(0, 2, 64), ..model(64) }, TARGET));
+
+    let refused = |desc: &AttentionDesc, target, layout| match desc.plan_warpgroups_with(target, layout) {
+        Err(PlanError::Parameter { parameter: "groups", .. }) => {}
+        other => panic!("{other:?}"),
+    };
+    let layout = tuning::warpgroup_layouts(64)[0];
+    assert!(model(64).plan_warpgroups_with(TARGET, layout).is_ok());
+    refused(&model(128), TARGET, layout);
+    refused(&same, TARGET, layout);
+    refused(&model(64), Target::sm(80), layout);
+    for wrong in [
+        Warpgroups { groups: 0, ..layout },
+        Warpgroups { groups: 4, ..layout },
+        Warpgroups { columns: 40, ..layout },
+        Warpgroups { columns: 512, ..layout },
+        Warpgroups { width: 72, ..layout },
+        Warpgroups { width: 0, ..layout },
+        Warpgroups { stages: 0, ..layout },
+        Warpgroups { stages: 9, ..layout },
+        Warpgroups { width: 256, stages: 4, ..layout },
+    ] {
+        refused(&model(64), TARGET, wrong);
+    }
 }
 
 #[test]

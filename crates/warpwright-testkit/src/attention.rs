@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use warpwright_ops::attention::tuning::{self, Work};
 use warpwright_ops::attention::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
     AttentionInputs, AttentionOptions, Packed, Paged, Window, reference,
@@ -47,6 +48,17 @@ struct Modification {
     dropout: Option<f64>,
 }
 
+/// Which of the forward kernels for half types computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    /// The one that tuning chooses, of any type.
+    Chosen,
+    /// Products of warps.
+    Warps,
+    /// Products of warpgroups, where the target has them: what tuning chooses, in cases that would take other types too long.
+    Warpgroups,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Situation {
     batch: usize,
@@ -63,6 +75,7 @@ struct Situation {
     spread: f64,
     /// Whether one key is NaN.
     nan: bool,
+    unit: Unit,
     modification: Modification,
 }
 
@@ -78,6 +91,7 @@ const PLAIN: Situation = Situation {
     lead: 0,
     spread: 1.0,
     nan: false,
+    unit: Unit::Chosen,
     modification: Modification {
         causal: false,
         left: None,
@@ -113,6 +127,7 @@ impl Situation {
         add(self.lead > 0, "misaligned");
         add(self.spread != 1.0, &format!("spread {}", self.spread));
         add(self.nan, "one key NaN");
+        add(self.unit == Unit::Warps, "products of warps");
         add(m.causal, "causal");
         add(m.top_left, "top-left");
         add(m.left.is_some() || m.right.is_some(), "window");
@@ -312,6 +327,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
     all.extend(shared_out());
     all.extend(packed());
     all.extend(dropped());
+    all.extend(of_units());
     if scope == Scope::Full {
         for width in [8, 16, 56, 64, 72, 96, 128, 200, 256] {
             let causal = Modification { causal: true, ..none };
@@ -421,6 +437,67 @@ fn packed() -> Vec<Situation> {
     ]
 }
 
+/// Kernels for half types alone. With `wgmma` rings of tiles go round, blocks have queries behind the last one, and whole tiles of
+/// keys behind a mask.
+fn of_units() -> Vec<Situation> {
+    let none = Modification::default();
+    let causal = Modification { causal: true, ..none };
+    let everything = Modification {
+        causal: true,
+        left: Some(30),
+        softcap: Some(5.0),
+        bias: Some([true, false, false, false]),
+        alibi: Some(AlibiSlopes::PerBatchAndHead),
+        lengths: true,
+        sinks: true,
+        ..none
+    };
+    let groups = |[queries, keys, width, value_width]: [usize; 4], modification| Situation {
+        heads: 1,
+        queries,
+        keys,
+        width,
+        value_width,
+        modification,
+        unit: Unit::Warpgroups,
+        ..PLAIN
+    };
+    let warps = |width, modification| Situation {
+        batch: 2,
+        queries: 70,
+        width,
+        value_width: width,
+        modification,
+        unit: Unit::Warps,
+        ..PLAIN
+    };
+    let lengths = Modification { lengths: true, ..none };
+    vec![
+        groups([200, 1030, 64, 64], none),
+        groups([193, 640, 64, 40], Modification { left: Some(150), right: Some(40), ..none }),
+        groups([130, 650, 128, 128], causal),
+        groups([129, 640, 128, 72], Modification { left: Some(200), ..causal }),
+        groups([140, 410, 256, 256], none),
+        groups([140, 500, 200, 256], causal),
+        groups([300, 120, 64, 64], causal),
+        Situation { batch: 3, ..groups([70, 300, 64, 64], lengths) },
+        Situation { batch: 3, ..groups([70, 300, 128, 128], Modification { causal: true, ..lengths }) },
+        Situation { spread: 30.0, ..groups([70, 300, 128, 128], none) },
+        Situation {
+            batch: 2,
+            heads: 4,
+            key_heads: 2,
+            rows: Rows::ByHead,
+            ..groups([70, 300, 64, 64], everything)
+        },
+        warps(64, none),
+        warps(64, everything),
+        warps(128, causal),
+        warps(256, none),
+        Situation { batch: 4, ..warps(64, Modification { packed: true, causal: true, ..none }) },
+    ]
+}
+
 /// Probabilities that are dropped, in every layout of the lanes that share draws.
 fn dropped() -> Vec<Situation> {
     let dropout = Modification { dropout: Some(0.3), ..Modification::default() };
@@ -469,7 +546,8 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 // Backward has no kernels for few queries: their long caches would only take long.
                 let long = situation.queries <= 16 && situation.keys >= 300;
                 let skipped = situation.nan || paged || long || half && situation.spread > 1.0;
-                if direction == Direction::Backward && skipped {
+                let of_forward = situation.unit != Unit::Chosen;
+                if direction == Direction::Backward && (skipped || of_forward) || of_forward && !half {
                     continue;
                 }
                 out.push(Case {
@@ -558,6 +636,20 @@ impl AttentionSubject {
             let at = (s.keys - 3) * row;
             k[at..at + row].fill(f64::NAN);
         }
+        // What lies beyond the last key of a page does not count.
+        let lengths: Vec<usize> = (0..s.batch)
+            .map(|b| [s.keys / 2, 0, s.keys + if m.paged.is_some() { 0 } else { 5 }][b % 3])
+            .collect();
+        let mut v = draw(of_keys * s.value_width, 3, 1.0);
+        if m.lengths && m.paged.is_none() {
+            // What lies behind the last key of a sequence is never looked at.
+            for (x, width) in [(&mut k, s.width), (&mut v, s.value_width)] {
+                let row = s.key_heads * width;
+                for (rows, length) in x.chunks_mut((s.keys * row).max(1)).zip(&lengths) {
+                    rows.iter_mut().skip(length * row).for_each(|x| *x = f64::NAN);
+                }
+            }
+        }
         let mut bias = draw(s.bias().map_or(0, elements), 5, 1.0);
         let mut random = Random::new(9);
         for b in &mut bias {
@@ -568,14 +660,11 @@ impl AttentionSubject {
         Inputs {
             q: draw(of_queries * s.width, 1, s.spread),
             k,
-            v: draw(of_keys * s.value_width, 3, 1.0),
+            v,
             dy: draw(of_queries * s.value_width, 4, 1.0),
             bias,
             slopes: (0..s.batch * s.heads).map(|i| 2f64.powi(-(i as i32 % 5) - 1)).collect(),
-            // What lies beyond the last key of a page does not count.
-            lengths: (0..s.batch)
-                .map(|b| [s.keys / 2, 0, s.keys + if m.paged.is_some() { 0 } else { 5 }][b % 3])
-                .collect(),
+            lengths,
             sinks: (0..s.heads).map(|head| head as f64 - 1.5).collect(),
         }
     }
@@ -781,7 +870,12 @@ impl AttentionSubject {
 
     fn forward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let s = &self.situation;
-        let plan = s.desc(self.dtype).plan(bench.target())?;
+        let desc = s.desc(self.dtype);
+        let warps = tuning::tensor_core(Work::Forward, bench.target(), s.width.max(s.value_width));
+        let plan = match warps.filter(|_| s.unit == Unit::Warps) {
+            Some(config) => desc.plan_with(bench.target(), config)?,
+            None => desc.plan(bench.target())?,
+        };
         let inputs = self.inputs();
         let result = self.with_problem(&inputs, |p| reference::forward(p, &inputs.q, &inputs.k, &inputs.v));
         let t = self.place(bench, &inputs)?;

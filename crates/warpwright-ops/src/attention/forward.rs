@@ -118,33 +118,66 @@ impl Forward {
             Running { values: engine.accumulate(k, &weights, values, state.values), ..state }
         });
         engine.finish(k);
-        let sum: Vec<_> = last.sum.iter().map(|sum| all_lanes(k, &engine, *sum)).collect();
-        let rows_of_head = p.first_row(span.of_queries, head);
-        let nothing = k.lit::<A>(f64::NEG_INFINITY);
-        let logarithms = last.top.iter().zip(&sum);
-        let logarithms: Vec<_> =
-            logarithms.map(|(top, sum)| sum.eq(0.0).select(nothing, scorer.log_sum(*top, *sum))).collect();
-        let sink = Sink { sinks: a.sinks, there: a.has_sinks.ne(0) };
-        let weighed = k.if_else(
-            sink.there,
-            || logarithms.iter().map(|lse| sink.weighed(head, *lse)).collect(),
-            || logarithms.iter().map(|lse| (*lse, k.lit(1.0))).collect::<Vec<_>>(),
+        let factors = close(
+            k,
+            engine.lanes(),
+            &scorer,
+            (&last.top, &last.sum),
+            &Rows {
+                rows: place.rows.iter().map(|row| first + row.to_i32()).collect(),
+                writes: place.first.eq(0),
+                head,
+                lse: a.lse.at(p.first_row(span.of_queries, head)),
+                sink: Sink { sinks: a.sinks, there: a.has_sinks.ne(0) },
+            },
         );
-        let mut factors = Vec::new();
-        for ((row, sum), (lse, share)) in place.rows.iter().zip(&sum).zip(weighed) {
-            let query = first + row.to_i32();
-            let share = scorer.keeping().map_or(share, |keeping| share * keeping);
-            factors.push(sum.eq(0.0).select(0.0, share / *sum));
-            let writes = query.lt(span.queries) & place.first.eq(0);
-            let to = a.lse.at(rows_of_head + query.to_u32().to_u64());
-            to.only_where(writes, Fill::Zero).set(lse);
-        }
         let normalised = last.values.iter().zip(&factors);
         let normalised = normalised.map(|(values, factor)| values.iter().map(|v| *v * *factor).collect());
         let o = View { data: a.o, strides: [a.o_batch, a.o_row, a.o_head] };
         let to = o.destination(span.of_queries, head, span.queries, p.value_width);
         engine.store(k, &normalised.collect(), to, first);
     }
+}
+
+/// The queries of a thread's slots, and where their logarithms go.
+pub(super) struct Rows<'k> {
+    pub(super) rows: Vec<I32<'k>>,
+    /// Whether this lane writes.
+    pub(super) writes: Pred<'k>,
+    pub(super) head: U32<'k>,
+    pub(super) lse: Ptr<'k, Write, Elem>,
+    pub(super) sink: Sink<'k>,
+}
+
+/// Writes the logarithms of sums of powers relative to `top`, and gives what the weighted sums of values are multiplied by.
+pub(super) fn close<'k, A: Float>(
+    k: K<'k>,
+    lanes: u32,
+    scorer: &Scorer<'k, A>,
+    (top, sum): (&[Reg<'k, A>], &[Reg<'k, A>]),
+    rows: &Rows<'k>,
+) -> Vec<Reg<'k, A>>
+where
+    Elem: Access<A>,
+{
+    let sum: Vec<_> = sum.iter().map(|sum| k.warp_combine(lanes, *sum, |a, b| a + b)).collect();
+    let nothing = k.lit::<A>(f64::NEG_INFINITY);
+    let logarithms = top.iter().zip(&sum);
+    let logarithms: Vec<_> =
+        logarithms.map(|(top, sum)| sum.eq(0.0).select(nothing, scorer.log_sum(*top, *sum))).collect();
+    let weighed = k.if_else(
+        rows.sink.there,
+        || logarithms.iter().map(|lse| rows.sink.weighed(rows.head, *lse)).collect(),
+        || logarithms.iter().map(|lse| (*lse, k.lit(1.0))).collect::<Vec<_>>(),
+    );
+    let mut factors = Vec::new();
+    for ((query, sum), (lse, share)) in rows.rows.iter().zip(&sum).zip(weighed) {
+        let share = scorer.keeping().map_or(share, |keeping| share * keeping);
+        factors.push(sum.eq(0.0).select(0.0, share / *sum));
+        let writes = query.lt(scorer.queries()) & rows.writes;
+        rows.lse.at(query.to_u32().to_u64()).only_where(writes, Fill::Zero).set(lse);
+    }
+    factors
 }
 
 /// Powers of a tile's scores relative to the greatest so far, or to one that is [`Scorer::slack`] below it at most, and the state with
@@ -159,34 +192,70 @@ pub(super) fn soften<'k, A: Float, E: Engine<'k, A>>(
 where
     Elem: Access<A>,
 {
-    // A NaN shows in the sum; the maximum may pass over it.
-    let greatest = scores.iter().zip(&state.top).map(|(scores, top)| {
-        let greatest = Lanes::from(scores.clone()).reduce(|a, b| a.max(b)).unwrap_or(*top);
-        k.warp_combine(engine.lanes(), greatest, |a, b| a.max(b))
-    });
-    let greatest: Vec<_> = greatest.collect();
-    let state = match engine.may_wait().then(|| scorer.slack()) {
-        None => raised(scorer, &greatest, state),
-        Some(slack) => {
-            let far = greatest.iter().zip(&state.top).map(|(greatest, top)| (*greatest - *top).gt(slack));
-            let far = far.reduce(|a, b| a | b).unwrap_or_else(|| k.lit(true));
-            k.if_else(far.vote_any(), || raised(scorer, &greatest, state.clone()), || state.clone())
-        }
+    let greatest = greatest(k, engine.lanes(), &scores, &state.top);
+    let state = if engine.may_wait() {
+        let far = far_above(k, scorer, &greatest, &state.top);
+        k.if_else(far, || raised(scorer, &greatest, state.clone()), || state.clone())
+    } else {
+        raised(scorer, &greatest, state)
     };
+    let (weights, sum) = powers(scorer, &scores, &state.top, &state.sum);
+    (weights, Running { sum, ..state })
+}
+
+/// The greatest score of each slot, whose rows `lanes` lanes share; any if there are none. A NaN shows in the sum; the maximum may
+/// pass over it.
+pub(super) fn greatest<'k, A: Float>(
+    k: K<'k>,
+    lanes: u32,
+    scores: &Matrix<'k, A>,
+    top: &[Reg<'k, A>],
+) -> Vec<Reg<'k, A>> {
+    let of_slot = |(scores, top): (&Vec<Reg<'k, A>>, &Reg<'k, A>)| {
+        let greatest = Lanes::from(scores.clone()).reduce(|a, b| a.max(b)).unwrap_or(*top);
+        k.warp_combine(lanes, greatest, |a, b| a.max(b))
+    };
+    scores.iter().zip(top).map(of_slot).collect()
+}
+
+/// Powers of scores relative to `top`, and the lane's sums with them.
+pub(super) fn powers<'k, A: Float>(
+    scorer: &Scorer<'k, A>,
+    scores: &Matrix<'k, A>,
+    top: &[Reg<'k, A>],
+    sum: &[Reg<'k, A>],
+) -> (Matrix<'k, A>, Vec<Reg<'k, A>>)
+where
+    Elem: Access<A>,
+{
     let (mut sums, mut weights) = (Vec::new(), Vec::new());
     for (slot, scores) in scores.iter().enumerate() {
-        let reference = finite(state.top[slot]);
+        let reference = finite(top[slot]);
         let powers: Vec<_> = scores.iter().map(|score| scorer.power(*score, reference)).collect();
         let mine = Lanes::from(powers.clone()).reduce(|a, b| a + b);
-        sums.push(mine.map_or(state.sum[slot], |mine| state.sum[slot] + mine));
+        sums.push(mine.map_or(sum[slot], |mine| sum[slot] + mine));
         weights.push(powers);
     }
-    (weights, Running { sum: sums, ..state })
+    (weights, sums)
 }
 
 /// Where nothing has been seen yet, any finite reference gives powers of 0.
 fn finite<A: Float>(top: Reg<'_, A>) -> Reg<'_, A> {
     top.eq(f64::NEG_INFINITY).select(0.0, top)
+}
+
+/// The greater of each score and reference, and what goes from the old references to these.
+pub(super) fn risen<'k, A: Float>(
+    scorer: &Scorer<'k, A>,
+    greatest: &[Reg<'k, A>],
+    top: &[Reg<'k, A>],
+) -> (Vec<Reg<'k, A>>, Vec<Reg<'k, A>>)
+where
+    Elem: Access<A>,
+{
+    let new: Vec<_> = top.iter().zip(greatest).map(|(top, greatest)| top.max(*greatest)).collect();
+    let factors = top.iter().zip(&new).map(|(old, top)| scorer.power(*old, finite(*top))).collect();
+    (new, factors)
 }
 
 /// The state relative to the greatest of its scores and these.
@@ -198,12 +267,25 @@ fn raised<'k, A: Float>(
 where
     Elem: Access<A>,
 {
-    let top: Vec<_> = state.top.iter().zip(greatest).map(|(top, greatest)| top.max(*greatest)).collect();
-    let factors: Vec<_> =
-        state.top.iter().zip(&top).map(|(old, top)| scorer.power(*old, finite(*top))).collect();
+    let (top, factors) = risen(scorer, greatest, &state.top);
     let sum = state.sum.iter().zip(&factors).map(|(sum, factor)| *sum * *factor).collect();
     let values = each(&state.values, |slot, _, value| value * factors[slot]);
     Running { top, sum, values }
+}
+
+/// Whether a score of any lane of the warp lies so far above its reference that sums must be brought to another.
+pub(super) fn far_above<'k, A: Float>(
+    k: K<'k>,
+    scorer: &Scorer<'k, A>,
+    greatest: &[Reg<'k, A>],
+    top: &[Reg<'k, A>],
+) -> Pred<'k>
+where
+    Elem: Access<A>,
+{
+    let slack = scorer.slack();
+    let far = greatest.iter().zip(top).map(|(greatest, top)| (*greatest - *top).gt(slack));
+    far.reduce(|a, b| a | b).unwrap_or_else(|| k.lit(true)).vote_any()
 }
 
 /// The sum over the lanes of a slot.

@@ -50,10 +50,11 @@ mod score;
 mod simt;
 mod tensor_core;
 pub mod tuning;
+mod warpgroup;
 
 use warpwright_dsl::{In, KernelArgs, KernelDef, Out};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target};
+use warpwright_ptx::{DType, Target, TargetVariant};
 use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
 
 use crate::catalogue::{Direction, Entry};
@@ -64,7 +65,7 @@ pub use functions::*;
 use options::Common;
 pub use options::{AlibiSlopes, Alignment, AttentionOptions, Packed, Paged, Window, check_offsets};
 use score::ScoreKind;
-use tuning::{Config, DecodeConfig, Simt, Work};
+use tuning::{Config, DecodeConfig, Simt, Warpgroups, Work};
 
 const OP: &str = "attention";
 
@@ -267,12 +268,24 @@ impl AttentionDesc {
             let variants = self.decode_variants(&c, target, &configs, splits)?;
             return Ok(self.with_variants(&c, target, variants, splits));
         }
+        let groups = match config {
+            None => self.warpgroups(&c, target),
+            Some(_) => None,
+        };
         let configs = match config {
             Some(config) => vec![config],
             None => c.configs(self.dtype, Work::Forward, target, &layouts)?,
         };
         let mut variants = Vec::new();
+        if let Some(groups) = groups {
+            variants.push(self.warpgroup_variant(&c, target, groups)?);
+        }
         for config in configs {
+            let alignment = alignment(self.dtype, config.vector());
+            // One kernel for an alignment.
+            if variants.iter().any(|variant: &Variant| variant.alignment == alignment) {
+                continue;
+            }
             let mut steps = Vec::new();
             let tiles = c.longest[0].div_ceil(config.rows());
             if let Some(grid) = c.grid(tiles, c.heads)? {
@@ -283,9 +296,69 @@ impl AttentionDesc {
                 let def = forward::Forward { dtype: self.dtype, kind: c.kind, config };
                 steps.push(step(&def, config, Work::Forward, self.dtype, target, grid, args.values())?);
             }
-            variants.push(Variant { alignment: alignment(self.dtype, config.vector()), steps });
+            variants.push(Variant { alignment, steps });
         }
         Ok(self.with_variants(&c, target, variants, 1))
+    }
+
+    /// The plan on sm_90a with one given layout of blocks, for comparisons.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`]; and if the target, the element type or the layouts have no such kernel.
+    pub fn plan_warpgroups_with(&self, target: Target, groups: Warpgroups) -> Result<Plan<Self>, PlanError> {
+        let c = Common::new(self, &self.outputs())?;
+        if !self.suits_warpgroups(&c, target) || !groups.holds(c.width.max(c.value_width)) {
+            return Err(PlanError::Parameter {
+                op: OP,
+                parameter: "groups",
+                got: format!("{groups:?}"),
+                expected: "a layout for the head_dim, and 16-bit tensors that tensor copies of sm_90 reach",
+            });
+        }
+        let variant = self.warpgroup_variant(&c, target, groups)?;
+        Ok(self.with_variants(&c, target, vec![variant], 1))
+    }
+
+    /// The layout of blocks on sm_90a, if such a kernel takes the problem.
+    fn warpgroups(&self, c: &Common, target: Target) -> Option<Warpgroups> {
+        let groups = tuning::warpgroups(c.width.max(c.value_width), c.kind.bias);
+        groups.filter(|_| self.suits_warpgroups(c, target))
+    }
+
+    fn suits_warpgroups(&self, c: &Common, target: Target) -> bool {
+        let halves = matches!(self.dtype, DType::F16 | DType::BF16) && target.sm == 90;
+        let usual = self.options.paged.is_none() && !c.kind.dropout;
+        halves
+            && usual
+            && options::granularity(&[self.q, self.k, self.v, self.o]) >= 8
+            && warpgroup::reach(&[self.q, self.k, self.v])
+    }
+
+    fn warpgroup_variant(
+        &self,
+        c: &Common,
+        target: Target,
+        config: Warpgroups,
+    ) -> Result<Variant, PlanError> {
+        let mut steps = Vec::new();
+        let [tile_q, tile_k, tile_v] = config.panels(self.dtype);
+        let boxes = [
+            warpgroup::boxes(&In::slot(0), &self.q, tile_q),
+            warpgroup::boxes(&In::slot(1), &self.k, tile_k),
+            warpgroup::boxes(&In::slot(2), &self.v, tile_v),
+        ];
+        let grid = c.grid(c.longest[0].div_ceil(config.rows()), c.heads)?;
+        if let ([Some(q), Some(k), Some(v)], Some(grid)) = (boxes, grid) {
+            let [batch, row, head] = options::steps(&self.o);
+            let (o, lse, sinks) = (Out::slot(INPUTS), Out::slot(INPUTS + 1), In::slot(SINKS));
+            let has_sinks = u32::from(self.options.sinks);
+            let args =
+                warpgroup::forward::ForwardArgs::new(c, o, batch, row, head, lse, sinks, has_sinks, q, k, v);
+            let kernel = warpgroup_kernel(self.dtype, c.kind, config, target)?;
+            let step = LaunchStep::new(kernel, grid, args.values());
+            steps.push(step.with_dynamic_shared(config.shared_bytes()));
+        }
+        Ok(Variant { alignment: 16, steps })
     }
 
     /// The kernel for few queries, and where the keys are in several parts the one that puts them together.
@@ -657,6 +730,17 @@ fn step<D: KernelDef>(
     Ok(LaunchStep::new(kernel, grid, args).with_dynamic_shared(config.shared_bytes(dtype, work.own())))
 }
 
+/// The forward kernel with instructions of sm_90a alone.
+fn warpgroup_kernel(
+    dtype: DType,
+    kind: ScoreKind,
+    config: Warpgroups,
+    target: Target,
+) -> Result<Kernel, PlanError> {
+    let target = Target { variant: TargetVariant::Specific, ..target };
+    plan::recorded(OP, &warpgroup::forward::WarpgroupForward { dtype, kind, config }, target)
+}
+
 /// One architecture of each amount of shared memory and each set of instructions.
 const TARGETS_OF_TESTS: [Target; 5] =
     [Target::sm(75), Target::sm(80), Target::sm(86), Target::sm(90), Target::sm(120)];
@@ -716,6 +800,11 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         }
     }
     if entry.direction == Direction::Forward {
+        for kind in [all, plain, packed, alone[0], alone[1], alone[2]] {
+            for config in tuning::all_warpgroups(dtype, target, kind.bias) {
+                out.push(warpgroup_kernel(dtype, kind, config, target)?);
+            }
+        }
         for config in tuning::all_decode(dtype, target) {
             let kinds = [plain, ScoreKind { lengths: true, ..plain }, all];
             for kind in kinds {

@@ -431,7 +431,7 @@ impl Common {
 }
 
 /// The greatest power of two up to 8 that divides the rows of all layouts and the distances between them.
-fn granularity(layouts: &[Layout]) -> u32 {
+pub(super) fn granularity(layouts: &[Layout]) -> u32 {
     let fits = |vector: &u32| {
         layouts.iter().all(|layout| {
             let mut axes = layout.shape[..3].iter().zip(&layout.strides);

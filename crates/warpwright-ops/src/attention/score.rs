@@ -50,7 +50,7 @@ macro_rules! attention_args {
     ($(#[$meta:meta])* $args:ident => $params:ident { $($field:ident: $ty:ty),* $(,)? }) => {
         warpwright_dsl::kernel_args! {
             $(#[$meta])*
-            pub(super) struct $args => $params {
+            pub(in crate::attention) struct $args => $params {
                 q: In<Elem>, k: In<Elem>, v: In<Elem>,
                 q_batch: u64, q_row: u64, q_head: u64,
                 k_batch: u64, k_row: u64, k_head: u64,
@@ -70,7 +70,7 @@ macro_rules! attention_args {
         impl $args {
             /// The arguments of a launch.
             #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
-            pub(super) fn new(c: &$crate::attention::Common, $($field: $ty),*) -> Self {
+            pub(in crate::attention) fn new(c: &$crate::attention::Common, $($field: $ty),*) -> Self {
                 let (q, k, v, bias) = (c.q, c.k, c.v, c.bias);
                 Self {
                     q: In::slot(0), k: In::slot(1), v: In::slot(2),
@@ -95,7 +95,7 @@ macro_rules! attention_args {
 
         impl<'k> $params<'k> {
             /// The handles that every kernel has.
-            pub(super) fn problem(&self) -> $crate::attention::score::Problem<'k> {
+            pub(in crate::attention) fn problem(&self) -> $crate::attention::score::Problem<'k> {
                 $crate::attention::score::Problem {
                     q: $crate::attention::score::View { data: self.q, strides: [self.q_batch, self.q_row, self.q_head] },
                     k: $crate::attention::score::View { data: self.k, strides: [self.k_batch, self.k_row, self.k_head] },
@@ -131,7 +131,7 @@ macro_rules! gradient_args {
         impl $args {
             /// The arguments of a launch, of which the gradient of the result has a layout.
             #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
-            pub(super) fn of(
+            pub(in crate::attention) fn of(
                 c: &$crate::attention::Common,
                 dy: &$crate::plan::Layout,
                 $($field: $ty),*
@@ -145,7 +145,7 @@ macro_rules! gradient_args {
 
         impl<'k> $params<'k> {
             /// The gradient of the result.
-            pub(super) fn dy(&self) -> $crate::attention::score::View<'k, Read> {
+            pub(in crate::attention) fn dy(&self) -> $crate::attention::score::View<'k, Read> {
                 let strides = [self.dy_batch, self.dy_row, self.dy_head];
                 $crate::attention::score::View { data: self.dy, strides }
             }
@@ -374,7 +374,10 @@ impl<'k> Span<'k> {
         let step = columns.cast_signed();
         // Rows that do not exist are not written, whatever their scores; but biases are read for pairs that exist alone.
         let complete = if self.kind.bias { complete } else { complete.k().lit(true) };
-        let down = |x: I32<'k>| x & -step;
+        let down = |x: I32<'k>| match columns.is_power_of_two() {
+            true => x & -step,
+            false => (x.max(0i32).to_u32() / columns * columns).to_i32(),
+        };
         let from = down(from);
         if !self.kind.band {
             let whole_end = complete.select(down(all), 0i32).min(end);
@@ -385,6 +388,15 @@ impl<'k> Span<'k> {
         let whole_end = complete.select(down((whole_last + 1i32).min(all)), 0i32);
         let whole_end = whole_end.max(whole_from).min(down(end.max(from) + (step - 1)));
         Walk { from, end, whole_from: Some(whole_from), whole_end }
+    }
+
+    /// The first and the last key that `query` sees, where they are limited.
+    fn seen_by(&self, query: I32<'k>) -> [Option<I32<'k>>; 2] {
+        let last = self.keys - 1i32;
+        if !self.kind.band {
+            return [None, Some(last)];
+        }
+        [Some(query - self.left), Some(last.min(query + self.right))]
     }
 
     /// Whether `query` sees `key`, which may lie outside.
@@ -556,15 +568,9 @@ where
         precision == Precision::Storage && !kind.softcap && !kind.bias && !kind.alibi
     }
 
-    /// The score of a product, of a pair that may lie outside; with `masked` minus infinity where the query does not
-    /// see the key. Without, all pairs of the tile do.
-    pub(super) fn score(
-        &self,
-        product: Reg<'k, A>,
-        query: I32<'k>,
-        key: I32<'k>,
-        masked: bool,
-    ) -> Reg<'k, A> {
+    /// The score of a product, of a pair that may lie outside: minus infinity where the query does not see the key. Without
+    /// `seen` all pairs of the tile do.
+    fn score(&self, product: Reg<'k, A>, query: I32<'k>, key: I32<'k>, seen: Option<Pred<'k>>) -> Reg<'k, A> {
         let mut score = product;
         if !Self::plain(self.kind, self.precision) {
             score = score * self.scale;
@@ -575,17 +581,19 @@ where
         if self.kind.bias {
             let at = self.bias.at(self.bias_offset(query, key));
             let inside = query.lt(self.span.queries) & key.lt(self.span.keys);
-            let bias = if masked { at.only_where(inside, Fill::Zero) } else { at };
+            let bias = if seen.is_some() { at.only_where(inside, Fill::Zero) } else { at };
             score = score + bias.get::<A>();
         }
         if let Some(slope) = self.slope {
             let distance = (query + self.shift - key).abs();
             score = score - slope * distance.convert::<A>();
         }
-        if masked {
-            score = self.span.sees(query, key).select(score, f64::NEG_INFINITY);
-        }
-        score
+        seen.map_or(score, |seen| seen.select(score, f64::NEG_INFINITY))
+    }
+
+    /// How many queries there are.
+    pub(super) fn queries(&self) -> I32<'k> {
+        self.span.queries
     }
 
     /// The scores of a tile; `pair` gives query and key of a row and a column of it. Without `masked` each query sees each
@@ -613,9 +621,31 @@ where
     ) -> Vec<Reg<'k, A>> {
         let of = |(product, column): (&Reg<'k, A>, &u32)| {
             let (query, key) = pair(place.first.to_i32() + column.cast_signed());
-            self.score(*product, query, key, masked)
+            self.score(*product, query, key, masked.then(|| self.span.sees(query, key)))
         };
         products.iter().zip(&place.columns).map(of).collect()
+    }
+
+    /// The scores of one slot, whose query is `query` and whose keys lie `columns` from `first` on. Each comparison for a mask is
+    /// with a constant.
+    pub(super) fn query_row(
+        &self,
+        products: &[Reg<'k, A>],
+        query: I32<'k>,
+        (first, columns): (I32<'k>, &[u32]),
+        masked: bool,
+    ) -> Vec<Reg<'k, A>> {
+        let seen_by = masked.then(|| self.span.seen_by(query).map(|key| key.map(|key| key - first)));
+        let of = |(product, column): (&Reg<'k, A>, &u32)| {
+            let column = column.cast_signed();
+            let seen = seen_by.map(|[low, high]| {
+                let above = low.map(|low| low.le(column));
+                let below = high.map(|high| high.ge(column));
+                [above, below].into_iter().flatten().reduce(|a, b| a & b)
+            });
+            self.score(*product, query, first + column, seen.flatten())
+        };
+        products.iter().zip(columns).map(of).collect()
     }
 
     fn bias_offset(&self, query: I32<'k>, key: I32<'k>) -> U64<'k> {

@@ -5,6 +5,7 @@ use warpwright_dsl::prelude::*;
 use super::simt::LANES;
 pub use super::simt::Simt;
 pub use super::tensor_core::{Teams, TensorCore};
+pub use super::warpgroup::Warpgroups;
 use crate::gemm::tuning::multiprocessors;
 
 /// Asynchronous copies and products 16 deep of both half types exist from here.
@@ -291,6 +292,41 @@ pub fn tensor_core(work: Work, target: Target, width: usize) -> Option<Config> {
         _ => config(4, 1, 64),
     };
     (target.sm >= TENSOR_CORE_SM).then_some(Config::TensorCore(choice))
+}
+
+/// Layouts of the forward kernel of sm_90a for head dimensions up to `width`, the one that is chosen first; for comparisons.
+pub fn warpgroup_layouts(width: usize) -> Vec<Warpgroups> {
+    let layout = |groups, columns, width, stages, patient| {
+        let own = Warpgroups { groups, columns, width, stages, alternating: true, patient };
+        let others = [(true, !patient), (false, patient), (false, !patient)]
+            .map(|(alternating, patient)| Warpgroups { alternating, patient, ..own });
+        std::iter::once(own).chain(others)
+    };
+    let of_width = match width {
+        0..=64 => [layout(3, 128, 64, 3, false), layout(2, 128, 64, 3, false)],
+        65..=128 => [layout(2, 128, 128, 2, false), layout(2, 112, 128, 2, false)],
+        _ => [layout(2, 64, 256, 2, true), layout(2, 80, 256, 2, true)],
+    };
+    if width > MAX_WIDTH { Vec::new() } else { of_width.into_iter().flatten().collect() }
+}
+
+/// How the forward kernel of sm_90a lays out its blocks for head dimensions up to `width`, without or with a bias, whose places take
+/// registers.
+pub fn warpgroups(width: u32, bias: bool) -> Option<Warpgroups> {
+    let layout = warpgroup_layouts(width as usize).first().copied()?;
+    Some(match layout.width {
+        64 if bias => Warpgroups { groups: 2, ..layout },
+        128 if bias => Warpgroups { columns: 96, ..layout },
+        _ => layout,
+    })
+}
+
+/// Every layout that [`warpgroups`] can choose without or with a bias.
+pub fn all_warpgroups(dtype: DType, target: Target, bias: bool) -> Vec<Warpgroups> {
+    if !matches!(dtype, DType::F16 | DType::BF16) || target.sm != 90 {
+        return Vec::new();
+    }
+    [64, 128, 256].into_iter().filter_map(|width| warpgroups(width, bias)).collect()
 }
 
 /// The configurations for a problem, best first; the last one takes any tensor whose elements are aligned. Elements of a

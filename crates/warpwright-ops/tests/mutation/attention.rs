@@ -1,6 +1,6 @@
 //! Attention, both directions, on tensor cores and on ordinary arithmetic, without and with all modifications.
 
-use warpwright_ops::attention::tuning::{Config, Simt, TensorCore};
+use warpwright_ops::attention::tuning::{Config, Simt, TensorCore, Warpgroups};
 use warpwright_ops::attention::{
     AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, Window,
 };
@@ -133,6 +133,33 @@ const SURVIVORS: [Survivor; 18] = [
     Survivor::equivalent("x4s$", COMPLETE, NO_BIAS),
 ];
 
+/// The fences in front of products of warpgroups.
+const NEW_PRODUCTS: &str = "@WarpgroupSums::products(";
+const NEW_REGISTERS: &str = "products of a tile are in new registers, which nothing has written";
+const OLD_PRODUCTS: &str = "@add_products_of(";
+const FENCED_BEFORE: &str = "the products in front of them have a fence behind all writes; behind the loops weights have been moved alone";
+
+const ANY_KEYS: &str = "let any = seen.@gt(0i32)";
+const THERE_ARE_KEYS: &str = "without a mask every block sees keys";
+
+const WARPGROUP_SURVIVORS: [Survivor; 10] = [
+    Survivor::missed(
+        "_wg",
+        "@publish_mbarriers()",
+        "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled",
+    ),
+    Survivor::equivalent("_wg", NEW_PRODUCTS, NEW_REGISTERS).at_most(3),
+    Survivor::equivalent("_wg", OLD_PRODUCTS, FENCED_BEFORE).at_most(4),
+    Survivor::equivalent("_wg", "self.keys.@fill(", "the first place has never been used").at_most(1),
+    Survivor::equivalent("_wg", "@barrier_of(self.group + TURNS", "the last turn is for nobody").at_most(1),
+    Survivor::equivalent("d64s2ap$", SHIFT, NO_BAND),
+    Survivor::equivalent("d64s2$", SHIFT, NO_BAND),
+    Survivor::equivalent("d64s2", COMPLETE, NO_BIAS),
+    Survivor::equivalent("d64s2ap$", ANY_KEYS, THERE_ARE_KEYS),
+    Survivor::equivalent("d64s2$", ANY_KEYS, THERE_ARE_KEYS),
+];
+const OF_WARPGROUPS: Sweep = Sweep { survivors: &WARPGROUP_SURVIVORS, ..SWEEP };
+
 const SWEEP: Sweep = Sweep { survivors: &SURVIVORS, by_line: true, ..Sweep::new(plain) };
 
 fn tensor_core() -> (DType, Config, [Case; 9]) {
@@ -162,6 +189,39 @@ fn plan_backward(
 fn check(of: (DType, Config, [Case; 9]), everything: bool) {
     SWEEP.check(&plan_forward(of, everything));
     SWEEP.check(&plan_backward(of, everything));
+}
+
+/// Blocks of two groups with tiles of 16 keys: several rounds of the ring, tiles with and without masked pairs at both ends,
+/// queries that see nothing.
+const WARPGROUPS: [Case; 9] = [
+    case([130, 100, 64, 64, 2, 1], true, None),
+    case([64, 80, 64, 40, 1, 1], false, Some(100)),
+    case([128, 64, 64, 64, 1, 1], false, Some(20)),
+    case([20, 33, 40, 64, 2, 2], true, Some(5)),
+    case([17, 1, 64, 64, 1, 1], true, None),
+    case([70, 96, 64, 64, 1, 1], true, Some(40)),
+    case([129, 47, 64, 64, 1, 1], true, Some(3)),
+    case([128, 90, 64, 64, 1, 1], false, Some(100)),
+    case([127, 64, 64, 64, 1, 1], false, Some(100)),
+];
+
+fn warpgroups(everything: bool, alternating: bool, patient: bool) {
+    let layout = Warpgroups { groups: 2, columns: 16, width: 64, stages: 2, alternating, patient };
+    OF_WARPGROUPS.check(&plans(&WARPGROUPS, |case| {
+        forward(DType::BF16, everything, case).plan_warpgroups_with(TARGET, layout).expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_attention_of_warpgroups_are_noticed() {
+    warpgroups(true, true, false);
+}
+
+#[test]
+#[ignore = "the other options: nightly"]
+fn defects_of_more_attention_of_warpgroups_are_noticed() {
+    warpgroups(false, true, true);
+    warpgroups(false, false, false);
 }
 
 #[test]

@@ -1,0 +1,506 @@
+//! The forward kernel: while the powers of one tile of keys are computed, the products of the tile before with its values run.
+//!
+//! Tiles are visited from the last one down, so that those with masked pairs at the end of the sequence or of a causal mask come
+//! first. A warpgroup starts the products of its queries with the keys of a tile, then those of the weights of the tile before
+//! with its values, waits for the former, and computes weights from them while the latter run. Where groups alternate, each starts
+//! its products when another one has, so that the powers of one run beside the products of the other.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{Along, Boxes, Mbarrier, PanelTile, Ring, TensorBoxes, Turn, WARP, WarpgroupSums};
+
+use super::super::engine::{Matrix, Place, Walk};
+use super::super::forward::{Rows, close, far_above, greatest, powers, risen};
+use super::super::score::{Origin, QueryBlock, ScoreKind, Sink, Span, View, attention_args};
+use super::super::statistics_type;
+use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES};
+
+attention_args! {
+    /// `o = softmax(score(q k)) v` and `lse`, the logarithms of the sums.
+    ForwardArgs => ForwardParams {
+        o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
+        sinks: In<f32>, has_sinks: u32,
+        q_boxes: Boxes, k_boxes: Boxes, v_boxes: Boxes,
+    }
+}
+
+/// How a block is laid out: groups of four warps with 64 queries each, and one more of which a thread copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Warpgroups {
+    /// Groups of four warps.
+    pub groups: u32,
+    /// Keys of a tile, a multiple of 16.
+    pub columns: u32,
+    /// Elements of a row of a tile, a multiple of 64 up to 256.
+    pub width: u32,
+    /// Tiles of keys in shared memory, and of values.
+    pub stages: u32,
+    /// Whether groups start their products in turn.
+    pub alternating: bool,
+    /// Whether sums wait until scores have risen far before they are brought to another reference.
+    pub patient: bool,
+}
+
+/// The tiles of a block: its queries, and the keys and values of a stage.
+#[derive(Clone, Copy, Debug)]
+struct Tiles {
+    q: PanelTile,
+    keys: PanelTile,
+    values: PanelTile,
+}
+
+impl Warpgroups {
+    /// Queries of a block.
+    pub const fn rows(self) -> u32 {
+        self.groups * GROUP_ROWS
+    }
+
+    /// Threads of a block.
+    pub const fn threads(self) -> u32 {
+        self.multiplying() + GROUP
+    }
+
+    /// Registers of a thread that copies, and of one that multiplies: together what the threads of a block begin with.
+    const fn registers(self) -> (u32, u32) {
+        if self.groups > 2 { (32, 160) } else { (24, 240) }
+    }
+
+    /// Threads that multiply.
+    const fn multiplying(self) -> u32 {
+        self.groups * GROUP
+    }
+
+    const fn tiles(self, dtype: DType) -> Tiles {
+        let Self { columns, width, .. } = self;
+        Tiles {
+            q: PanelTile { dtype, along: Along::K, outer: self.rows(), depth: width },
+            keys: PanelTile { dtype, along: Along::K, outer: columns, depth: width },
+            values: PanelTile { dtype, along: Along::Outer, outer: width, depth: columns },
+        }
+    }
+
+    /// What fills the tiles of queries, keys and values.
+    pub(in super::super) const fn panels(self, dtype: DType) -> [PanelTile; 3] {
+        let Tiles { q, keys, values } = self.tiles(dtype);
+        [q, keys, values]
+    }
+
+    /// Whether its tiles are possible and hold rows of `width` elements.
+    pub(in super::super) fn holds(self, width: u32) -> bool {
+        let Self { groups, columns, width: own, stages, .. } = self;
+        let possible = (1..=3).contains(&groups)
+            && columns.is_multiple_of(16)
+            && (16..=256).contains(&columns)
+            && own.is_multiple_of(PanelTile::WIDTH)
+            && own <= 256
+            && (1..=8).contains(&stages)
+            && (groups > 1 || !self.alternating);
+        possible && width <= own && self.shared_bytes() <= MAX_SHARED
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub const fn shared_bytes(self) -> u32 {
+        let Tiles { q, keys, values } = self.tiles(DType::BF16);
+        K::TILE_SLACK + q.bytes() + self.stages * (keys.bytes() + values.bytes())
+    }
+
+    fn name(self) -> String {
+        let Self { groups, columns, width, stages, alternating, patient } = self;
+        let flags = [(alternating, "a"), (patient, "p")];
+        let flags: String = flags.iter().filter(|(on, _)| *on).map(|(_, flag)| *flag).collect();
+        format!("wg{groups}c{columns}d{width}s{stages}{flags}")
+    }
+}
+
+/// Shared memory of a block of sm_90, less what the barriers take.
+const MAX_SHARED: u32 = (227 << 10) - 512;
+/// The barrier at which all that multiply meet, and the first of those at which groups take turns.
+const MEETING: u32 = 1;
+const TURNS: u32 = 2;
+
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct WarpgroupForward {
+    pub(in super::super) dtype: DType,
+    pub(in super::super) kind: ScoreKind,
+    pub(in super::super) config: Warpgroups,
+}
+
+/// What all threads of a block know.
+struct Shared<'k> {
+    k: K<'k>,
+    kernel: WarpgroupForward,
+    tiles: Tiles,
+    /// Where the tiles begin.
+    q_at: U32<'k>,
+    keys_at: U32<'k>,
+    values_at: U32<'k>,
+    /// Counts the bytes of the queries.
+    q_ready: Mbarrier<'k>,
+    keys: Ring<'k>,
+    values: Ring<'k>,
+    tour: Tour<'k>,
+    block: QueryBlock<'k, f32>,
+}
+
+/// The tiles of keys of a block from the last one down: there is at least one, behind all keys if none is seen.
+#[derive(Clone, Copy, Debug)]
+struct Tour<'k> {
+    /// The first key of the last tile.
+    last: I32<'k>,
+    /// Keys of all tiles.
+    all: I32<'k>,
+    /// After so many keys from the last tile down, tiles begin that have no masked pairs, and those that have again.
+    whole_from: I32<'k>,
+    whole_end: I32<'k>,
+}
+
+impl<'k> Tour<'k> {
+    fn new(walk: &Walk<'k>, span: &Span<'k>, columns: u32) -> Self {
+        let up = |x: I32<'k>| ((x.max(0i32).to_u32() + (columns - 1)) / columns * columns).to_i32();
+        let step = columns.cast_signed();
+        let seen = up(walk.end - walk.from);
+        let any = seen.gt(0i32);
+        let last = any.select(walk.from + seen - step, up(span.keys));
+        let all = any.select(seen, step);
+        let down_to = |key: I32<'k>| (last + step - key).max(step).min(all);
+        Self {
+            last,
+            all,
+            whole_from: down_to(walk.whole_end),
+            whole_end: walk.whole_from.map_or(all, |key| down_to(key).max(down_to(walk.whole_end))),
+        }
+    }
+}
+
+/// What a warpgroup carries from one tile to the next.
+struct Running<'k> {
+    top: Vec<F32<'k>>,
+    sum: Vec<F32<'k>>,
+    /// The weights of the tile, rounded, that have not met its values yet.
+    weights: Vec<U32<'k>>,
+    values: WarpgroupSums<'k>,
+    turn: Turn<'k>,
+}
+
+warpwright_dsl::carry!(Running { top, sum, weights, values, turn });
+
+impl KernelDef for WarpgroupForward {
+    type Args = ForwardArgs;
+
+    fn name(&self) -> String {
+        format!("attention_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.config.threads())
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.dtype).with("lse", statistics_type(self.dtype))
+    }
+
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        Some(1)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+        let Warpgroups { groups, columns, stages, .. } = self.config;
+        let p = a.problem();
+        let tiles = self.config.tiles(self.dtype);
+        let q_at = k.dynamic_shared_tiles();
+        let keys_at = q_at + tiles.q.bytes();
+        let (q_ready, keys, values) = (k.mbarriers(1).at(0u32), k.ring(stages), k.ring(stages));
+        k.if_(k.thread_idx().eq(0), || {
+            q_ready.init(1);
+            keys.init(groups * (GROUP / WARP));
+            values.init(groups * (GROUP / WARP));
+            k.publish_mbarriers();
+        });
+        k.barrier();
+
+        let rows = self.config.rows();
+        let block = QueryBlock::<f32>::new(k, self.kind, self.dtype, &p, rows);
+        let walk = block.span.walk_keys(block.first, block.first + rows.cast_signed(), columns);
+        let shared = Shared {
+            k,
+            kernel: *self,
+            tiles,
+            q_at,
+            keys_at,
+            values_at: keys_at + stages * tiles.keys.bytes(),
+            q_ready,
+            keys,
+            values,
+            tour: Tour::new(&walk, &block.span, columns),
+            block,
+        };
+        let copying = k.thread_idx().ge(self.config.multiplying());
+        let (fewer, more) = self.config.registers();
+        k.if_else(
+            copying,
+            || {
+                k.release_registers(fewer);
+                let first = k.thread_idx().eq(self.config.multiplying());
+                k.if_(first, || shared.fetch(&a, p.key_head(block.head)));
+            },
+            || {
+                k.claim_registers(more);
+                shared.attend(&a);
+            },
+        );
+    }
+}
+
+impl<'k> Shared<'k> {
+    /// Copies the queries, and keys and values of all tiles as their places become free.
+    fn fetch(&self, a: &ForwardParams<'k>, key_head: U32<'k>) {
+        let (k, tour, span) = (self.k, self.tour, self.block.span);
+        let of = |from: TensorBoxes<'k>, origin: Origin<'k>, head| HeadBoxes::new(from, origin, head);
+        let q = of(a.q_boxes, span.of_queries, self.block.head);
+        let [keys, values] = [a.k_boxes, a.v_boxes].map(|from| of(from, span.of_keys, key_head));
+        self.q_ready.arrive_expecting(self.tiles.q.bytes());
+        q.fetch(self.tiles.q, self.q_at, self.block.first, self.q_ready);
+        let tile = self.tiles.keys;
+        let keys_of = |turn: Turn<'k>, key| {
+            let ready = self.keys.fill(turn, tile.bytes());
+            keys.fetch(tile, turn.stage().mul_add(tile.bytes(), self.keys_at), key, ready);
+        };
+        let tile = self.tiles.values;
+        let values_of = |turn: Turn<'k>, key| {
+            let ready = self.values.fill(turn, tile.bytes());
+            values.fetch(tile, self.values_tile(turn), key, ready);
+        };
+        let first = self.keys.start(k);
+        keys_of(first, tour.last);
+        let step = self.kernel.config.columns.cast_signed();
+        let last = k.fold(k.range(step, tour.all, step), first, |down, turn| {
+            let next = self.keys.after(turn);
+            keys_of(next, tour.last - down);
+            values_of(turn, tour.last - down + step);
+            next
+        });
+        values_of(last, tour.last - tour.all + step);
+    }
+
+    fn values_tile(&self, turn: Turn<'k>) -> U32<'k> {
+        turn.stage().mul_add(self.tiles.values.bytes(), self.values_at)
+    }
+
+    /// The queries of a warpgroup.
+    fn attend(&self, a: &ForwardParams<'k>) {
+        let (k, kernel, tour) = (self.k, self.kernel, self.tour);
+        let Warpgroups { columns, width, .. } = kernel.config;
+        let group = k.thread_idx() / GROUP;
+        let consumer = Consumer {
+            shared: self,
+            group,
+            queries: self.tiles.q.descriptor(self.q_at + group * self.tiles.q.part(GROUP_ROWS)),
+            place: super::place(k, group * GROUP_ROWS, columns),
+        };
+        self.q_ready.wait(k.lit(0u32));
+        let first = consumer.first_tile(WarpgroupSums::zero(k, width));
+        let step = columns.cast_signed();
+        let part = |from, end, masked, state| {
+            k.fold(k.range(from, end, step), state, |down, state| {
+                consumer.tile(tour.last - down, masked, state)
+            })
+        };
+        // Without a band only the first tile has masked pairs, or with a bias all, if queries do not exist.
+        let ScoreKind { band, bias, .. } = kernel.kind;
+        let state = if band || bias { part(k.lit(step), tour.whole_from, true, first) } else { first };
+        let state = part(tour.whole_from, tour.whole_end, false, state);
+        let state = if band { part(tour.whole_end, tour.all, true, state) } else { state };
+
+        self.values.wait(state.turn);
+        consumer.await_last_turn();
+        consumer.add_values(&state);
+        state.values.wait(0);
+        consumer.store(a, state);
+    }
+}
+
+/// A warpgroup that multiplies.
+struct Consumer<'s, 'k> {
+    shared: &'s Shared<'k>,
+    group: U32<'k>,
+    /// The descriptor of its queries.
+    queries: U64<'k>,
+    /// Where a thread's products lie in the block.
+    place: Place<'k>,
+}
+
+impl<'k> Consumer<'_, 'k> {
+    fn config(&self) -> Warpgroups {
+        self.shared.kernel.config
+    }
+
+    fn k(&self) -> K<'k> {
+        self.shared.k
+    }
+
+    /// Starts the products with the keys of a turn, when they are there.
+    fn products(&self, turn: Turn<'k>) -> WarpgroupSums<'k> {
+        let Shared { tiles, keys, keys_at, .. } = self.shared;
+        keys.wait(turn);
+        self.await_turn();
+        let at = tiles.keys.descriptor(turn.stage().mul_add(tiles.keys.bytes(), *keys_at));
+        WarpgroupSums::products(self.k(), self.config().columns, (tiles.q, self.queries), (tiles.keys, at))
+    }
+
+    /// Starts the products of the weights of a tile with its values, which are there.
+    fn add_values(&self, state: &Running<'k>) {
+        let tile = self.shared.tiles.values;
+        let at = tile.descriptor(self.shared.values_tile(state.turn));
+        state.values.add_products_of(&state.weights, (tile, at));
+    }
+
+    /// Gives a place of a ring back, which the group's products do not read any more.
+    fn give_back(&self, ring: Ring<'k>, turn: Turn<'k>) {
+        self.k().if_(self.k().lane_idx().eq(0), || ring.give_back(turn));
+    }
+
+    /// Threads that meet where a group waits for its turn.
+    const PAIR: u32 = 2 * GROUP;
+
+    /// Waits until the group before has started its products.
+    fn await_turn(&self) {
+        if self.config().alternating {
+            self.k().barrier_of(self.group + TURNS, Self::PAIR);
+        }
+    }
+
+    /// Lets the next group start its products.
+    fn pass_turn(&self) {
+        if self.config().alternating {
+            let next = self.group + 1;
+            let next = next.eq(self.config().groups).select(0, next);
+            self.k().barrier_arrive(next + TURNS, Self::PAIR);
+        }
+    }
+
+    /// The first group has begun without being let, so it waits once more than it began.
+    fn await_last_turn(&self) {
+        if self.config().alternating {
+            self.k().if_(self.group.eq(0), || self.await_turn());
+        }
+    }
+
+    /// The weights of the first tile, and what they are relative to.
+    fn first_tile(&self, values: WarpgroupSums<'k>) -> Running<'k> {
+        let (k, shared) = (self.k(), self.shared);
+        let turn = shared.keys.start(k);
+        if self.config().alternating {
+            // The first group does not wait for the last one before it begins.
+            let last = self.group.eq(self.config().groups - 1);
+            k.if_(last, || k.barrier_arrive(TURNS, Self::PAIR));
+        }
+        let products = self.products(turn);
+        self.pass_turn();
+        products.wait(0);
+        self.give_back(shared.keys, turn);
+        let none: Vec<_> = (0..2).map(|_| k.lit::<f32>(f64::NEG_INFINITY)).collect();
+        let scores = self.scores(&products, shared.tour.last, true);
+        let top = greatest(k, LANES, &scores, &none);
+        let zero: Vec<_> = (0..2).map(|_| k.lit::<f32>(0.0)).collect();
+        let (weights, sum) = powers(&shared.block.scorer, &scores, &top, &zero);
+        if shared.kernel.kind.lengths || shared.kernel.kind.packed {
+            self.clear_values(turn);
+        }
+        Running { top, sum, weights: self.packed(&weights), values, turn }
+    }
+
+    /// Values behind the last key are in the tensor where sequences have lengths of their own: weights of 0 do not leave out what
+    /// is no number.
+    fn clear_values(&self, turn: Turn<'k>) {
+        let (k, shared) = (self.k(), self.shared);
+        shared.values.wait(turn);
+        let left = (shared.block.span.keys - shared.tour.last).max(0i32).to_u32();
+        let threads = self.config().multiplying();
+        shared.tiles.values.clear_from(shared.values_tile(turn), left, (k.thread_idx(), threads));
+        k.fence_shared_copies();
+        k.barrier_of(MEETING, threads);
+    }
+
+    /// The next tile, whose first key is `key`: its weights, while the values of the one before are added.
+    fn tile(&self, key: I32<'k>, masked: bool, state: Running<'k>) -> Running<'k> {
+        let (k, shared) = (self.k(), self.shared);
+        let scorer = &shared.block.scorer;
+        let turn = shared.keys.after(state.turn);
+        let products = self.products(turn);
+        shared.values.wait(state.turn);
+        self.add_values(&state);
+        self.pass_turn();
+        products.wait(1);
+        self.give_back(shared.keys, turn);
+        let scores = self.scores(&products, key, masked);
+        let found = greatest(k, LANES, &scores, &state.top);
+        let raise = || {
+            let (top, factors) = risen(scorer, &found, &state.top);
+            let sum: Vec<_> = state.sum.iter().zip(&factors).map(|(sum, factor)| *sum * *factor).collect();
+            (top, sum, factors)
+        };
+        let far = self.config().patient.then(|| far_above(k, scorer, &found, &state.top));
+        let (top, sum, factors) = match far {
+            None => raise(),
+            Some(far) => k.if_else(far, raise, || {
+                (state.top.clone(), state.sum.clone(), (0..2).map(|_| k.lit::<f32>(1.0)).collect())
+            }),
+        };
+        let (weights, sum) = powers(scorer, &scores, &top, &sum);
+        state.values.wait(0);
+        self.give_back(shared.values, state.turn);
+        let rescale = || state.values.replace(|i, value| value * factors[(i / 2 % 2) as usize]);
+        match far {
+            None => rescale(),
+            Some(far) => k.if_(far, rescale),
+        }
+        Running { top, sum, weights: self.packed(&weights), values: state.values, turn }
+    }
+
+    /// The scores of products with the keys from `key` on.
+    fn scores(&self, products: &WarpgroupSums<'k>, key: I32<'k>, masked: bool) -> Matrix<'k, f32> {
+        let block = &self.shared.block;
+        let first = key + self.place.first.to_i32();
+        let row = |(products, row): (Vec<F32<'k>>, &U32<'k>)| {
+            let query = block.first + row.to_i32();
+            block.scorer.query_row(&products, query, (first, &self.place.columns), masked)
+        };
+        super::by_slots(products).into_iter().zip(&self.place.rows).map(row).collect()
+    }
+
+    fn packed(&self, weights: &Matrix<'k, f32>) -> Vec<U32<'k>> {
+        WarpgroupSums::packed(self.shared.kernel.dtype, &super::in_order(weights))
+    }
+
+    /// Writes the normalised values and the logarithms.
+    fn store(&self, a: &ForwardParams<'k>, state: Running<'k>) {
+        let (k, block) = (self.k(), &self.shared.block);
+        let p = a.problem();
+        let queries: Vec<_> = self.place.rows.iter().map(|row| block.first + row.to_i32()).collect();
+        let factors = close(
+            k,
+            LANES,
+            &block.scorer,
+            (&state.top, &state.sum),
+            &Rows {
+                rows: queries.clone(),
+                writes: self.place.first.eq(0),
+                head: block.head,
+                lse: a.lse.at(p.first_row(block.span.of_queries, block.head)),
+                sink: Sink { sinks: a.sinks, there: a.has_sinks.ne(0) },
+            },
+        );
+        let o = View { data: a.o, strides: [a.o_batch, a.o_row, a.o_head] };
+        let to = o.destination(block.span.of_queries, block.head, block.span.queries, p.value_width);
+        for (slot, query) in queries.iter().enumerate() {
+            let exists = query.lt(to.rows);
+            let data = to.data.at(query.to_u64() * to.stride).at(self.place.first);
+            for (row, column, pair) in state.values.pairs() {
+                if usize::from(row > 0) == slot {
+                    let inside = exists & to.width.gt(column);
+                    let pair = Lanes::from(pair.map(|value| value * factors[slot]).to_vec());
+                    data.at(u64::from(column)).only_where(inside, Fill::Zero).store(pair);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Attention on sm_90a: one warp brings tiles to shared memory by tensor copies, groups of four warps multiply them with `wgmma`.
+
+pub(super) mod forward;
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{Along, Boxes, In, Mbarrier, PanelTile, TensorBoxes, WarpgroupSums};
+
+use super::score::Origin;
+use crate::plan::Layout;
+
+pub use forward::Warpgroups;
+
+/// Threads of a warpgroup, and its rows of a product.
+pub(super) const GROUP: u32 = 128;
+pub(super) const GROUP_ROWS: u32 = 64;
+/// Lanes that share a row of a product.
+pub(super) const LANES: u32 = 4;
+/// Bytes that distances in a tensor map are multiples of, and what they are below.
+const STEP: u64 = 16;
+const FARTHEST: u64 = 1 << 40;
+
+/// Bytes from one row, head and batch of `layout` to the next, if tensor maps can describe it.
+fn distances(layout: &Layout) -> Option<[u64; 3]> {
+    let of = |axis: usize| {
+        if layout.shape[axis] == 1 {
+            return Some(STEP);
+        }
+        let bytes = u64::try_from(layout.strides[axis]).ok()?.checked_mul(2)?;
+        (bytes > 0 && bytes.is_multiple_of(STEP) && bytes < FARTHEST).then_some(bytes)
+    };
+    let there = !layout.shape.contains(&0) && layout.shape.iter().all(|n| u32::try_from(*n).is_ok());
+    if there { Some([of(1)?, of(2)?, of(0)?]) } else { None }
+}
+
+/// Whether tensor copies reach tensors of 16-bit elements with these layouts.
+pub(super) fn reach(layouts: &[Layout]) -> bool {
+    layouts.iter().all(|layout| distances(layout).is_some())
+}
+
+/// The map of a tensor `[batch, sequence, heads, head_dim]` whose boxes fill `tile`; its further coordinates are head and batch.
+/// `None` if there can be none.
+pub(super) fn boxes(tensor: &In<Elem>, layout: &Layout, tile: PanelTile) -> Option<Boxes> {
+    let [row, head, batch] = distances(layout)?;
+    let [batches, rows, heads, width] = layout.shape.map(|extent| extent as u64);
+    let extents = match tile.along {
+        Along::K => (rows, width),
+        Along::Outer => (width, rows),
+    };
+    Some(Boxes::over(tensor, tile.map(extents, row, &[(heads, head), (batches, batch)])))
+}
+
+/// Rows of one head of a sequence, as tensor copies reach them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadBoxes<'k> {
+    from: TensorBoxes<'k>,
+    /// The row of the tensor that is the sequence's first.
+    first: U32<'k>,
+    head: U32<'k>,
+    batch: U32<'k>,
+}
+
+impl<'k> HeadBoxes<'k> {
+    pub(super) fn new(from: TensorBoxes<'k>, origin: Origin<'k>, head: U32<'k>) -> Self {
+        let none = head.k().lit(0u32);
+        let (first, batch) = match origin {
+            Origin::Batch(batch) => (none, batch),
+            Origin::Row(row) => (row.to_u32(), none),
+        };
+        Self { from, first, head, batch }
+    }
+
+    /// Starts the copies that fill `tile` at `to` with rows from `row` on.
+    pub(super) fn fetch(self, tile: PanelTile, to: U32<'k>, row: I32<'k>, done: Mbarrier<'k>) {
+        let (row, start) = (self.first + row.to_u32(), row.k().lit(0u32));
+        let at = match tile.along {
+            Along::K => (row, start),
+            Along::Outer => (start, row),
+        };
+        tile.fetch(self.from, to, at, &[self.head, self.batch], done);
+    }
+}
+
+/// Rows and columns of a thread in the sums of its warpgroup: row of each of two slots, first column, and how far from it the
+/// columns lie. `row` is the warpgroup's first.
+pub(super) fn place<'k>(k: K<'k>, row: U32<'k>, columns: u32) -> super::engine::Place<'k> {
+    let (of_lane, first) = k.accumulator_origin();
+    let row = row + (k.warp_idx() & 3) * 16 + of_lane;
+    let columns = (0..columns / 8).flat_map(|block| [8 * block, 8 * block + 1]).collect();
+    super::engine::Place { rows: vec![row, row + 8], first, columns }
+}
+
+/// Sums of a warpgroup by slots.
+pub(super) fn by_slots<'k>(sums: &WarpgroupSums<'k>) -> super::engine::Matrix<'k, f32> {
+    let mut slots = vec![Vec::new(), Vec::new()];
+    for (row, _, pair) in sums.pairs() {
+        slots[usize::from(row > 0)].extend(pair);
+    }
+    slots
+}
+
+/// Values by slots in the order of a warpgroup's sums.
+pub(super) fn in_order<'k>(values: &super::engine::Matrix<'k, f32>) -> Vec<F32<'k>> {
+    let pairs = values[0].chunks(2).zip(values[1].chunks(2));
+    pairs.flat_map(|(upper, lower)| upper.iter().chain(lower).copied()).collect()
+}
