@@ -1,6 +1,6 @@
 //! Arrays of other libraries as arguments: what they are, where they lie, and on which stream.
 
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -200,7 +200,7 @@ impl<'py> Argument<'py> {
         }
         let ty = object.get_type().name()?.to_string();
         let message = format!(
-            "{}: {} is a {ty}, expected an array with `__dlpack__` or `__cuda_array_interface__`",
+            "{}: {} is of type {ty}, expected an array with `__dlpack__` or `__cuda_array_interface__`",
             site.op, site.argument
         );
         let problem = Problem::new(object.py(), Class::Argument, message).at(site.op, site.argument);
@@ -563,8 +563,20 @@ pub(crate) fn stream_given(object: &Bound<'_, PyAny>, op: &'static str) -> PyRes
     }
     let got = object.get_type().name()?.to_string();
     let message =
-        format!("{op}: stream is a {got}, expected a handle or a stream of torch, cupy or cuda.core");
+        format!("{op}: stream is of type {got}, expected a handle or a stream of torch, cupy or cuda.core");
     Err(Problem::new(py, Class::Argument, message).at(op, "stream").mismatch("stream", got).into_err())
+}
+
+/// A number of things that the caller gives.
+pub(crate) fn count(object: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let py = object.py();
+    object.extract().map_err(|e: PyErr| {
+        if !e.is_instance_of::<PyOverflowError>(py) {
+            return e;
+        }
+        let message = format!("a number of things is {object}, expected one that is not negative");
+        Problem::new(py, Class::Parameter, message).with("got", object.to_string()).into_err()
+    })
 }
 
 /// A shape that the caller gives: a number or a sequence.

@@ -7,6 +7,7 @@ use warpwright::group_norm::{
 };
 use warpwright::plan::{PlanCache, Real};
 
+use crate::array::count;
 use crate::call::{Form, gathered, places, present, several, statistics_dtype};
 use crate::images::image;
 
@@ -128,7 +129,7 @@ fn group_backward<'py>(
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn group_norm<'py>(
     x: &Object<'py>,
-    groups: usize,
+    #[pyo3(from_py_with = count)] groups: usize,
     weight: Option<&Object<'py>>,
     bias: Option<&Object<'py>>,
     eps: f64,
@@ -153,7 +154,7 @@ pub(crate) fn group_norm_backward<'py>(
     dy: &Object<'py>,
     mean: &Object<'py>,
     rstd: &Object<'py>,
-    groups: usize,
+    #[pyo3(from_py_with = count)] groups: usize,
     weight: Option<&Object<'py>>,
     bias: Option<&Object<'py>>,
     silu: bool,

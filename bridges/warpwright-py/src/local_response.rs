@@ -7,7 +7,7 @@ use warpwright::local_response_norm::{
 };
 use warpwright::plan::{PlanCache, Real};
 
-use crate::array::Array;
+use crate::array::{Array, count};
 use crate::call::{Call, Form, gathered, present};
 use crate::images::sizes;
 
@@ -67,7 +67,7 @@ fn backward<'py>([x, dy]: [&Object<'py>; 2], o: &Options<'_, 'py>) -> PyResult<O
 #[pyo3(signature = (x, size, alpha=1e-4, beta=0.75, k=1.0, *, out=None, stream=None))]
 pub(crate) fn local_response_norm<'py>(
     x: &Object<'py>,
-    size: usize,
+    #[pyo3(from_py_with = count)] size: usize,
     alpha: f64,
     beta: f64,
     k: f64,
@@ -86,7 +86,7 @@ pub(crate) fn local_response_norm<'py>(
 pub(crate) fn local_response_norm_backward<'py>(
     x: &Object<'py>,
     dy: &Object<'py>,
-    size: usize,
+    #[pyo3(from_py_with = count)] size: usize,
     alpha: f64,
     beta: f64,
     k: f64,

@@ -11,7 +11,7 @@ use warpwright::quantise::{
     DequantizeArgs, DequantizeDesc, NibbleOrder, QuantizeArgs, QuantizeDesc, Scheme, groups, packed_bytes,
 };
 
-use crate::array::{Array, Site, dtype_given, shape_given};
+use crate::array::{Array, Site, count, dtype_given, shape_given};
 use crate::call::{Call, Form, several};
 use crate::error::{self, Class, Problem};
 
@@ -167,7 +167,7 @@ macro_rules! schemes {
         #[pyo3(signature = (x, group_size=64, *, order="high_first", out=None, stream=None))]
         pub(crate) fn $quantize<'py>(
             x: &Object<'py>,
-            group_size: usize,
+            #[pyo3(from_py_with = count)] group_size: usize,
             order: &str,
             out: Option<&Object<'py>>,
             stream: Option<&Object<'py>>,
@@ -188,7 +188,7 @@ macro_rules! schemes {
             codes: &Object<'py>,
             scales: &Object<'py>,
             shape: Option<&Object<'py>>,
-            group_size: usize,
+            #[pyo3(from_py_with = count)] group_size: usize,
             dtype: Option<&Object<'py>>,
             order: &str,
             out: Option<&Object<'py>>,
@@ -215,7 +215,7 @@ schemes! {
 #[pyo3(signature = (x, group_size=64, *, order="high_first", out=None, stream=None))]
 pub(crate) fn quantize_int4_asymmetric<'py>(
     x: &Object<'py>,
-    group_size: usize,
+    #[pyo3(from_py_with = count)] group_size: usize,
     order: &str,
     out: Option<&Object<'py>>,
     stream: Option<&Object<'py>>,
@@ -238,7 +238,7 @@ pub(crate) fn dequantize_int4_asymmetric<'py>(
     scales: &Object<'py>,
     zero_points: &Object<'py>,
     shape: Option<&Object<'py>>,
-    group_size: usize,
+    #[pyo3(from_py_with = count)] group_size: usize,
     dtype: Option<&Object<'py>>,
     order: &str,
     out: Option<&Object<'py>>,

@@ -24,7 +24,10 @@ impl<'a> Rows<'a> {
         let at = x.shape.len().checked_sub(wanted.len()).filter(|_| !wanted.is_empty());
         match at.map(|at| x.shape.split_at(at)) {
             Some((leading, normalised)) if normalised == wanted => Ok(Self { leading, normalised }),
-            _ => Err(error::shape(normalised.py(), op, "normalized_shape", &x.shape, &wanted)),
+            _ => {
+                let last = x.shape.len().saturating_sub(wanted.len().max(1));
+                Err(error::shape(normalised.py(), op, "normalized_shape", &x.shape[last..], &wanted))
+            }
         }
     }
 

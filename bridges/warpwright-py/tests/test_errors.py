@@ -59,8 +59,16 @@ def test_parameters():
     assert (e.argument, e.got) == ("order", "sideways")
     e = raised(ww.ParameterError, lambda: ww.leaky_relu(X, float("inf")))
     assert e.argument == "negative_slope"
-    with pytest.raises((OverflowError, TypeError)):
-        ww.quantize_nf4(X, -1)
+    images = np.zeros((1, 4, 2, 2), np.float32)
+    for call in (
+        lambda: ww.quantize_nf4(X, -1),
+        lambda: ww.group_norm(images, -2),
+        lambda: ww.local_response_norm(images, -3),
+    ):
+        e = raised(ww.ParameterError, call)
+        assert int(e.got) < 0 and "not negative" in str(e)
+    e = raised(ww.ShapeError, lambda: ww.layer_norm(np.zeros((3, 4), np.float32), 3))
+    assert (e.argument, e.expected, e.got) == ("normalized_shape", (4,), (3,))
 
 
 def test_arguments():
