@@ -50,6 +50,11 @@ impl<'k, A: Float> Packed<'k, A> {
         Self { dtype, width, words: Vec::new().into(), lanes }
     }
 
+    /// Elements of the 16-bit type `dtype` that lie two to a word, the first in the lower half.
+    pub fn of_words(dtype: DType, words: &[U32<'k>]) -> Self {
+        Self { dtype, width: 2 * words.len(), words: words.to_vec().into(), lanes: Vec::new().into() }
+    }
+
     /// `lanes` as they are, one to a register.
     pub fn unrounded(lanes: Lanes<'k, A>) -> Self {
         Self { dtype: DType::F64, width: lanes.len(), words: Vec::new().into(), lanes }

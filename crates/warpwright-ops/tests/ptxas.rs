@@ -40,7 +40,9 @@ const SPILLS: [&str; 12] = [
 fn fills_the_registers(kernel: &str) -> bool {
     let parts = ["_mma_", "_f64_", "_cap", "_dropout", "c4d256x"];
     let decoding = kernel.starts_with("attention_decode_") && kernel.contains("_simt_");
-    decoding || kernel.starts_with("attention_") && parts.iter().any(|part| kernel.contains(part))
+    // Addresses of a bias that are all computed ahead: two to four words.
+    let biased = kernel.contains("_wg") && kernel.ends_with("_bias");
+    decoding || biased || kernel.starts_with("attention_") && parts.iter().any(|part| kernel.contains(part))
 }
 
 /// Sequences whose blocks keep 128 registers of weights in every thread: some words of a step lie in memory, ten of most, and

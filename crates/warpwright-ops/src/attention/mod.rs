@@ -321,7 +321,8 @@ impl AttentionDesc {
 
     /// The layout of blocks on sm_90a, if such a kernel takes the problem.
     fn warpgroups(&self, c: &Common, target: Target) -> Option<Warpgroups> {
-        let groups = tuning::warpgroups(c.width.max(c.value_width), c.kind.bias);
+        let few = c.kind.band && c.longest[1] <= tuning::FEW_KEYS;
+        let groups = tuning::warpgroups(c.width.max(c.value_width), c.kind.bias, few);
         groups.filter(|_| self.suits_warpgroups(c, target))
     }
 
@@ -801,7 +802,7 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
     }
     if entry.direction == Direction::Forward {
         for kind in [all, plain, packed, alone[0], alone[1], alone[2]] {
-            for config in tuning::all_warpgroups(dtype, target, kind.bias) {
+            for config in tuning::all_warpgroups(dtype, target, kind.bias, kind.band) {
                 out.push(warpgroup_kernel(dtype, kind, config, target)?);
             }
         }

@@ -310,23 +310,29 @@ pub fn warpgroup_layouts(width: usize) -> Vec<Warpgroups> {
     if width > MAX_WIDTH { Vec::new() } else { of_width.into_iter().flatten().collect() }
 }
 
-/// How the forward kernel of sm_90a lays out its blocks for head dimensions up to `width`, without or with a bias, whose places take
-/// registers.
-pub fn warpgroups(width: u32, bias: bool) -> Option<Warpgroups> {
+/// How the forward kernel of sm_90a lays out its blocks for head dimensions up to `width`. A bias, whose places take registers, gets
+/// smaller blocks, and so do few tiles of keys of which a mask leaves out many.
+pub fn warpgroups(width: u32, bias: bool, few: bool) -> Option<Warpgroups> {
     let layout = warpgroup_layouts(width as usize).first().copied()?;
     Some(match layout.width {
-        64 if bias => Warpgroups { groups: 2, ..layout },
+        64 if bias || few => Warpgroups { groups: 2, ..layout },
         128 if bias => Warpgroups { columns: 96, ..layout },
         _ => layout,
     })
 }
 
-/// Every layout that [`warpgroups`] can choose without or with a bias.
-pub fn all_warpgroups(dtype: DType, target: Target, bias: bool) -> Vec<Warpgroups> {
+/// Up to here keys are few.
+pub const FEW_KEYS: u32 = 1024;
+
+/// Every layout that [`warpgroups`] can choose without or with a bias, and without or with a limited band of keys.
+pub fn all_warpgroups(dtype: DType, target: Target, bias: bool, band: bool) -> Vec<Warpgroups> {
     if !matches!(dtype, DType::F16 | DType::BF16) || target.sm != 90 {
         return Vec::new();
     }
-    [64, 128, 256].into_iter().filter_map(|width| warpgroups(width, bias)).collect()
+    let of = |few| [64, 128, 256].into_iter().filter_map(move |width| warpgroups(width, bias, few));
+    let mut all: Vec<_> = of(false).collect();
+    all.extend(of(band).filter(|layout| !of(false).any(|other| other == *layout)));
+    all
 }
 
 /// The configurations for a problem, best first; the last one takes any tensor whose elements are aligned. Elements of a

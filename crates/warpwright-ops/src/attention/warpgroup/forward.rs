@@ -6,7 +6,9 @@
 //! its products when another one has, so that the powers of one run beside the products of the other.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Along, Boxes, Mbarrier, PanelTile, Ring, TensorBoxes, Turn, WARP, WarpgroupSums};
+use warpwright_dsl::{
+    Along, Boxes, Mbarrier, Packed, PanelTile, Ring, TensorBoxes, Turn, WARP, WarpgroupSums,
+};
 
 use super::super::engine::{Matrix, Place, Walk};
 use super::super::forward::{Rows, close, far_above, greatest, powers, risen};
@@ -113,6 +115,8 @@ impl Warpgroups {
 
 /// Shared memory of a block of sm_90, less what the barriers take.
 const MAX_SHARED: u32 = (227 << 10) - 512;
+/// Columns that four lanes hold two of each.
+const BLOCK: u32 = 8;
 /// The barrier at which all that multiply meet, and the first of those at which groups take turns.
 const MEETING: u32 = 1;
 const TURNS: u32 = 2;
@@ -491,15 +495,22 @@ impl<'k> Consumer<'_, 'k> {
         );
         let o = View { data: a.o, strides: [a.o_batch, a.o_row, a.o_head] };
         let to = o.destination(block.span.of_queries, block.head, block.span.queries, p.value_width);
+        let quad = k.lane_idx() & 3;
         for (slot, query) in queries.iter().enumerate() {
             let exists = query.lt(to.rows);
-            let data = to.data.at(query.to_u64() * to.stride).at(self.place.first);
-            for (row, column, pair) in state.values.pairs() {
-                if usize::from(row > 0) == slot {
-                    let inside = exists & to.width.gt(column);
-                    let pair = Lanes::from(pair.map(|value| value * factors[slot]).to_vec());
-                    data.at(u64::from(column)).only_where(inside, Fill::Zero).store(pair);
-                }
+            let data = to.data.at(query.to_u64() * to.stride).at(quad * BLOCK);
+            let of_slot = state.values.pairs().filter(|(row, ..)| usize::from(*row > 0) == slot);
+            let words: Vec<_> = of_slot
+                .map(|(_, _, pair)| {
+                    let [low, high] = pair.map(|value| value * factors[slot]);
+                    low.pack_with(high, self.shared.kernel.dtype)
+                })
+                .collect();
+            for (first, words) in (0..).step_by(4 * BLOCK as usize).zip(words.chunks_exact(4)) {
+                let words = super::gathered(quad, std::array::from_fn(|i| words[i]));
+                let inside = exists & to.width.gt(quad * BLOCK + first);
+                let block = Packed::of_words(self.shared.kernel.dtype, &words);
+                data.at(u64::from(first)).only_where(inside, Fill::Zero).store_packed::<f32>(&block);
             }
         }
     }

@@ -103,3 +103,20 @@ pub(super) fn in_order<'k>(values: &super::engine::Matrix<'k, f32>) -> Vec<F32<'
     let pairs = values[0].chunks(2).zip(values[1].chunks(2));
     pairs.flat_map(|(upper, lower)| upper.iter().chain(lower).copied()).collect()
 }
+
+/// What four lanes of a row hold of four neighbouring blocks of eight columns, two elements of each, so that each lane has all
+/// eight of one block: the one with its number among them.
+pub(super) fn gathered<'k>(lane: U32<'k>, words: [U32<'k>; 4]) -> [U32<'k>; 4] {
+    let mut words = words;
+    for bit in [1u32, 2] {
+        let upper = (lane & bit).ne(0);
+        for low in (0..4usize).filter(|low| low & bit as usize == 0) {
+            let high = low | bit as usize;
+            let sent = upper.select(words[low], words[high]);
+            let got = sent.shfl_xor(bit);
+            words[low] = upper.select(got, words[low]);
+            words[high] = upper.select(words[high], got);
+        }
+    }
+    words
+}

@@ -1,0 +1,265 @@
+//! What attention is tested with.
+
+use warpwright_ops::attention::AlibiSlopes;
+
+use super::{Modification, PLAIN, Rows, Situation, Unit};
+use crate::case::Scope;
+
+/// Those of a scope.
+pub(super) fn situations(scope: Scope) -> Vec<Situation> {
+    let with = |modification| Situation { modification, ..PLAIN };
+    let none = Modification::default();
+    let mut all = vec![
+        PLAIN,
+        Situation { queries: 0, ..PLAIN },
+        Situation { keys: 0, ..PLAIN },
+        Situation {
+            batch: 2,
+            queries: 5,
+            keys: 3,
+            heads: 4,
+            key_heads: 2,
+            width: 64,
+            value_width: 64,
+            ..PLAIN
+        },
+        Situation { queries: 17, keys: 65, width: 40, value_width: 24, lead: 1, rows: Rows::ByHead, ..PLAIN },
+        Situation { queries: 66, keys: 40, modification: Modification { causal: true, ..none }, ..PLAIN },
+        with(Modification { causal: true, top_left: true, ..none }),
+        with(Modification { left: Some(20), right: Some(3), ..none }),
+        with(Modification { softcap: Some(1.5), ..none }),
+        with(Modification { bias: Some([false; 4]), ..none }),
+        with(Modification { alibi: Some(AlibiSlopes::PerHead), causal: true, ..none }),
+        Situation {
+            batch: 3,
+            queries: 9,
+            modification: Modification { lengths: true, causal: true, ..none },
+            ..PLAIN
+        },
+        Situation {
+            batch: 2,
+            modification: Modification {
+                causal: true,
+                left: Some(30),
+                softcap: Some(5.0),
+                bias: Some([true, false, false, false]),
+                alibi: Some(AlibiSlopes::PerBatchAndHead),
+                lengths: true,
+                ..none
+            },
+            ..PLAIN
+        },
+        Situation { nan: true, modification: Modification { causal: true, ..none }, ..PLAIN },
+        Situation { spread: 30.0, ..PLAIN },
+        Situation { queries: 20, keys: 37, heads: 1, width: 128, value_width: 128, ..PLAIN },
+        Situation { queries: 20, keys: 37, heads: 1, width: 256, value_width: 192, ..PLAIN },
+    ];
+    all.extend(shared_out());
+    all.extend(packed());
+    all.extend(dropped());
+    all.extend(of_units());
+    if scope == Scope::Full {
+        for width in [8, 16, 56, 64, 72, 96, 128, 200, 256] {
+            let causal = Modification { causal: true, ..none };
+            all.push(Situation {
+                heads: 1,
+                queries: 70,
+                keys: 90,
+                width,
+                value_width: width,
+                modification: causal,
+                ..PLAIN
+            });
+        }
+        for (queries, keys) in [(1, 1), (1, 200), (130, 1), (64, 64), (128, 128), (129, 257), (200, 63)] {
+            for causal in [false, true] {
+                let modification = Modification { causal, ..none };
+                all.push(Situation {
+                    heads: 1,
+                    queries,
+                    keys,
+                    width: 64,
+                    value_width: 64,
+                    modification,
+                    ..PLAIN
+                });
+            }
+        }
+        for bits in 1..16 {
+            let bias = Some([8, 4, 2, 1].map(|bit| bits & bit != 0));
+            all.push(Situation {
+                batch: 2,
+                queries: 5,
+                keys: 9,
+                modification: Modification { bias, ..none },
+                ..PLAIN
+            });
+        }
+        for (left, right) in [(Some(0), Some(0)), (None, Some(7)), (Some(7), None), (Some(100), Some(100))] {
+            for top_left in [false, true] {
+                let modification = Modification { left, right, top_left, ..none };
+                all.push(Situation { queries: 90, keys: 150, heads: 1, modification, ..PLAIN });
+            }
+        }
+        for lead in [1, 3] {
+            all.push(Situation { lead, width: 64, value_width: 64, ..PLAIN });
+        }
+        all.push(Situation { width: 7, value_width: 13, ..PLAIN });
+        all.push(Situation { heads: 6, key_heads: 2, rows: Rows::ByHead, ..PLAIN });
+    }
+    all
+}
+
+/// Few queries, whose keys are shared out, and caches.
+fn shared_out() -> Vec<Situation> {
+    let few =
+        Situation { queries: 3, keys: 300, heads: 6, key_heads: 2, width: 64, value_width: 64, ..PLAIN };
+    let none = Modification::default();
+    let everything = Modification {
+        causal: true,
+        left: Some(40),
+        softcap: Some(5.0),
+        bias: Some([true, false, false, false]),
+        alibi: Some(AlibiSlopes::PerBatchAndHead),
+        lengths: true,
+        sinks: true,
+        ..none
+    };
+    let with = |modification| Situation { modification, ..few };
+    let paged = |rows, more| with(Modification { paged: Some(rows), lengths: true, ..more });
+    vec![
+        few,
+        Situation { queries: 1, keys: 1000, width: 128, value_width: 128, ..few },
+        Situation { queries: 1, keys: 70, heads: 4, key_heads: 1, width: 200, value_width: 256, ..few },
+        Situation { queries: 5, keys: 3, batch: 2, width: 40, value_width: 24, lead: 1, ..few },
+        Situation { batch: 3, keys: 130, ..with(everything) },
+        Situation { queries: 16, heads: 12, ..with(Modification { causal: true, ..none }) },
+        Situation { batch: 3, ..paged(16, none) },
+        Situation { batch: 2, queries: 20, ..paged(64, Modification { causal: true, ..none }) },
+        Situation { batch: 3, ..paged(32, everything) },
+        Situation { nan: true, queries: 2, ..with(Modification { causal: true, ..none }) },
+        Situation { spread: 30.0, ..few },
+        Situation { queries: 40, keys: 70, ..with(Modification { sinks: true, causal: true, ..none }) },
+    ]
+}
+
+/// Sequences of different lengths, two of them without queries or keys.
+fn packed() -> Vec<Situation> {
+    let several = Situation { batch: 4, queries: 40, keys: 75, heads: 4, key_heads: 2, ..PLAIN };
+    let packed = Modification { packed: true, ..Modification::default() };
+    let with = |modification| Situation { modification, ..several };
+    vec![
+        with(packed),
+        Situation { width: 64, value_width: 64, ..with(Modification { causal: true, ..packed }) },
+        with(Modification { causal: true, top_left: true, ..packed }),
+        Situation {
+            width: 128,
+            value_width: 72,
+            ..with(Modification { left: Some(20), right: Some(3), softcap: Some(5.0), ..packed })
+        },
+        with(Modification {
+            causal: true,
+            bias: Some([false, true, false, false]),
+            alibi: Some(AlibiSlopes::PerBatchAndHead),
+            sinks: true,
+            ..packed
+        }),
+    ]
+}
+
+/// Kernels for half types alone. With `wgmma` rings of tiles go round, blocks have queries behind the last one, and whole tiles of
+/// keys behind a mask.
+fn of_units() -> Vec<Situation> {
+    let none = Modification::default();
+    let causal = Modification { causal: true, ..none };
+    let everything = Modification {
+        causal: true,
+        left: Some(30),
+        softcap: Some(5.0),
+        bias: Some([true, false, false, false]),
+        alibi: Some(AlibiSlopes::PerBatchAndHead),
+        lengths: true,
+        sinks: true,
+        ..none
+    };
+    let groups = |[queries, keys, width, value_width]: [usize; 4], modification| Situation {
+        heads: 1,
+        queries,
+        keys,
+        width,
+        value_width,
+        modification,
+        unit: Unit::Warpgroups,
+        ..PLAIN
+    };
+    let warps = |width, modification| Situation {
+        batch: 2,
+        queries: 70,
+        width,
+        value_width: width,
+        modification,
+        unit: Unit::Warps,
+        ..PLAIN
+    };
+    let lengths = Modification { lengths: true, ..none };
+    vec![
+        groups([200, 1030, 64, 64], none),
+        groups([200, 1100, 64, 64], causal),
+        groups([193, 640, 64, 40], Modification { left: Some(150), right: Some(40), ..none }),
+        groups([130, 650, 128, 128], causal),
+        groups([129, 640, 128, 72], Modification { left: Some(200), ..causal }),
+        groups([140, 410, 256, 256], none),
+        groups([140, 500, 200, 256], causal),
+        groups([300, 120, 64, 64], causal),
+        Situation { batch: 3, ..groups([70, 300, 64, 64], lengths) },
+        Situation { batch: 3, ..groups([70, 300, 128, 128], Modification { causal: true, ..lengths }) },
+        Situation { spread: 30.0, ..groups([70, 300, 128, 128], none) },
+        Situation {
+            batch: 2,
+            heads: 4,
+            key_heads: 2,
+            rows: Rows::ByHead,
+            ..groups([70, 300, 64, 64], everything)
+        },
+        warps(64, none),
+        warps(64, everything),
+        warps(128, causal),
+        warps(256, none),
+        Situation { batch: 4, ..warps(64, Modification { packed: true, causal: true, ..none }) },
+    ]
+}
+
+/// Probabilities that are dropped, in every layout of the lanes that share draws.
+fn dropped() -> Vec<Situation> {
+    let dropout = Modification { dropout: Some(0.3), ..Modification::default() };
+    let with = |modification| Situation { modification, ..PLAIN };
+    vec![
+        with(dropout),
+        Situation { queries: 130, keys: 140, width: 64, value_width: 64, ..with(dropout) },
+        Situation { batch: 2, queries: 5, keys: 3, width: 40, value_width: 24, lead: 1, ..with(dropout) },
+        Situation {
+            queries: 50,
+            heads: 1,
+            width: 128,
+            value_width: 128,
+            ..with(Modification { causal: true, dropout: Some(0.5), ..dropout })
+        },
+        Situation { queries: 20, keys: 37, heads: 1, width: 256, value_width: 256, ..with(dropout) },
+        Situation {
+            batch: 3,
+            heads: 4,
+            key_heads: 2,
+            ..with(Modification {
+                left: Some(30),
+                softcap: Some(5.0),
+                bias: Some([true, false, false, false]),
+                alibi: Some(AlibiSlopes::PerBatchAndHead),
+                lengths: true,
+                sinks: true,
+                ..dropout
+            })
+        },
+        Situation { batch: 4, heads: 4, key_heads: 2, ..with(Modification { packed: true, ..dropout }) },
+        Situation { queries: 3, ..with(Modification { dropout: Some(1.0), ..dropout }) },
+    ]
+}
