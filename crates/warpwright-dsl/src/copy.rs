@@ -16,7 +16,7 @@ use crate::error::IssueKind;
 use crate::flow::Carry;
 use crate::mem::{Element, Ptr, Readable};
 use crate::reg::{Pred, Reg, Source, U32, U64};
-use crate::tile::{CHUNK, SharedTile, TileLayout};
+use crate::tile::{CHUNK, SharedTile, TileLayout, TilePoint};
 
 /// `cp.async` exists from here.
 const ASYNC_SM: u32 = 80;
@@ -329,6 +329,46 @@ impl<'k> TileCopy<'k> {
         }
     }
 
+    /// What [`start`](Self::start) would copy, in registers: pieces beyond `bounds`, also in part, are zero.
+    #[track_caller]
+    pub fn fetch(&self, bounds: Bounds<'k>, there: Option<Pred<'k>>) -> Fetched<'k> {
+        let k = self.row.k();
+        k.on_behalf(|| {
+            let size = self.layout.dtype.bytes() as u32;
+            let inside = bounds.cols.map(|cols| {
+                ((cols << size.trailing_zeros()).to_i32() - self.within.to_i32()).ge(self.piece as i32)
+            });
+            let all = |a: Option<Pred<'k>>, b: Option<Pred<'k>>| match (a, b) {
+                (Some(a), Some(b)) => Some(a & b),
+                (a, b) => a.or(b),
+            };
+            let there = all(there, inside);
+            let mut from = self.from;
+            let mut rows = Vec::new();
+            for i in 0..self.count {
+                if i > 0 {
+                    from = from + self.bytes_apart;
+                }
+                let row = bounds.rows.map(|rows| (self.row + i * self.rows_apart).lt(rows));
+                rows.push(self.read(from, None, all(there, row)));
+            }
+            Fetched { rows, rows_apart: self.rows_apart }
+        })
+    }
+
+    /// Where the thread's first element goes in a tile that holds columns as rows. Elements have 4 bytes, copies move 16, and the
+    /// threads' rows fill the tile.
+    #[track_caller]
+    pub fn across(&self, tile: SharedTile<'k>) -> TilePoint<'k> {
+        let whole = self.layout.rows.is_multiple_of(self.rows_apart);
+        if self.layout.dtype.bytes() != 4 || self.piece != CHUNK || !whole {
+            let what = "the bytes of a copy that turns";
+            self.row.k().issue(IssueKind::Constant { what, value: u64::from(self.piece) });
+        }
+        let shift = (self.layout.dtype.bytes() as u32).trailing_zeros();
+        tile.point(self.within >> shift, self.row)
+    }
+
     fn start_async(&self, dst: Address, from: U64<'k>, bytes: Option<U32<'k>>, guard: Option<Pred<'k>>) {
         // Only 16 bytes can pass by the L1 cache.
         let cache = if self.piece == CHUNK { CacheOp::Cg } else { CacheOp::Ca };
@@ -374,6 +414,38 @@ impl<'k> TileCopy<'k> {
         };
         k.rec().push(guard.map(holds), load);
         words
+    }
+}
+
+/// What a thread has [fetched](TileCopy::fetch) of a matrix of elements of 4 bytes.
+#[derive(Clone, Debug)]
+pub struct Fetched<'k> {
+    rows: Vec<Vec<U32<'k>>>,
+    rows_apart: u32,
+}
+
+impl<'k> Fetched<'k> {
+    /// How many pieces there are.
+    pub fn pieces(&self) -> u32 {
+        self.rows.len() as u32
+    }
+
+    /// Stores every element of a piece in the column of its row and the row of its column, from the
+    /// [place](TileCopy::across) of the thread's first on.
+    #[track_caller]
+    pub fn put_across(&self, piece: u32, first: TilePoint<'k>) {
+        for (j, word) in (0..).zip(&self.rows[piece as usize]) {
+            let to = first.at(j, piece * self.rows_apart);
+            let k = word.k();
+            k.emit(Inst::St {
+                space: StateSpace::Shared,
+                ty: ScalarType::B32,
+                ordering: Ordering::WEAK,
+                hints: CacheHints::NONE,
+                srcs: vec![Operand::Reg(word.id())],
+                addr: to.operand(),
+            });
+        }
     }
 }
 

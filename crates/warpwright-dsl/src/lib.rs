@@ -96,7 +96,7 @@ pub use args::{DTypes, In, InOut, KernelArgs, Out};
 pub use block::block_reduce;
 pub use cluster::cluster_reduce;
 pub use context::K;
-pub use copy::{Bounds, Stages, TileCopy};
+pub use copy::{Bounds, Fetched, Stages, TileCopy};
 pub use error::{BuildError, Issue, IssueKind};
 pub use float::{Float, Precision};
 pub use flow::{Carry, Range};
@@ -130,11 +130,11 @@ pub use warpwright_ptx::{ArgValue, DType, Target};
 pub mod prelude {
     pub use crate::{
         Access, Accumulator, Along, BF16, BlockDim, Bounds, BuildError, Carry, ClusterShared, DType, DTypes,
-        Elem, F16, F32, F64, Fill, Float, Fragment, I32, I64, In, InOut, Index, Integer, IntoIndex, K,
-        Kernel, KernelArgs, KernelDef, Lanes, MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments,
-        Normal, Number, Out, Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg,
-        Scalar, Shared, SharedTile, Source, Stages, Sum, Target, TileCopy, TileLayout, TilePoint, TileReader,
-        U32, U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid,
-        kernel_args, record, warp_reduce,
+        Elem, F16, F32, F64, Fetched, Fill, Float, Fragment, I32, I64, In, InOut, Index, Integer, IntoIndex,
+        K, Kernel, KernelArgs, KernelDef, Lanes, MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom,
+        Moments, Normal, Number, Out, Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite,
+        Reduction, Reg, Scalar, Shared, SharedTile, Source, Stages, Sum, Target, TileCopy, TileLayout,
+        TilePoint, TileReader, U32, U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise,
+        elementwise_grid, kernel_args, record, warp_reduce,
     };
 }

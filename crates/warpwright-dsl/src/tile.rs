@@ -121,6 +121,11 @@ impl<'k> K<'k> {
         SharedTile { layout, base: self.on_behalf(|| base.shared_address()) }
     }
 
+    /// The tile that starts at the shared address `base`, a multiple of 16.
+    pub fn tile_from(self, base: U32<'k>, layout: TileLayout) -> SharedTile<'k> {
+        SharedTile { layout, base }
+    }
+
     /// A tile in static shared memory.
     #[track_caller]
     pub fn shared_tile(self, layout: TileLayout) -> SharedTile<'k> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warpwright_ops::activation::Activation;
-use warpwright_ops::gemm::tuning::{self, Config};
+use warpwright_ops::gemm::tuning::{self, Config, Tiled};
 use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, reference};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Direction, Operation};
@@ -111,11 +111,12 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     all.push(shared);
     // The common dimension shared by blocks.
     all.push(full([16, 48, 1100], 2, (0.5, 1.0), true, Some(Activation::GeluTanh), 8));
-    // The kernels of sm_90a, whose tiles are larger than what would be given to them here, and those with teams: more than a
-    // round of their rings, rows and columns beyond a tile, and a common dimension that ends within a slice.
+    // The kernels of sm_90a and those that turn their operands, whose tiles are larger than what would be given to them here, and
+    // those with teams: more than a round of their rings, rows and columns beyond a tile, and a common dimension that ends within
+    // a slice.
     let apart = |config: &Config| match config {
         Config::Warpgroup(_) => true,
-        Config::Tiled(config) => config.tiles().teams > 1,
+        Config::Tiled(config) => config.tiles().teams > 1 || matches!(config, Tiled::Simt(c) if c.across > 8),
     };
     for config in tuning::configs(dtype, Target::sm(90)).into_iter().filter(apart) {
         for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -81,6 +81,8 @@ pub(super) struct Problem<'k> {
     pub(super) tile_b: SharedTile<'k>,
     copy_a: TileCopy<'k>,
     copy_b: TileCopy<'k>,
+    /// Where what the thread turns of `a` and `b` begins in shared memory.
+    turned: [Option<TilePoint<'k>>; 2],
     /// Elements from one slice to the next.
     next_a: U64<'k>,
     next_b: U64<'k>,
@@ -104,6 +106,7 @@ impl<'k> Problem<'k> {
         let tiles = *config.tiles();
         let Tiles { rows, cols, slice, piece, teams, .. } = tiles;
         let (layout_a, layout_b) = tiles.layouts(dtype, along.0, along.1);
+        let turns = |along| matches!(config, Tiled::Simt(c) if c.turns(along));
         let batch = k.block_idx_z().to_u64();
         let (tile_row, tile_col) = tile_of_block(k.block_idx_x(), (p.m, p.n), (rows, cols));
         let (row, col) = (tile_row * rows, tile_col * cols);
@@ -129,6 +132,13 @@ impl<'k> Problem<'k> {
         };
         let (from_a, next_a) = side(along.0, row, p.lda);
         let (from_b, next_b) = side(along.1, col, p.ldb);
+        let copy_a = k.tile_copy(tile_a, p.a.at(batch * p.stride_a + from_a), p.lda, piece, copying);
+        let copy_b = k.tile_copy(tile_b, p.b.at(batch * p.stride_b + from_b), p.ldb, piece, copying);
+        let (outer_a, outer_b) = tiles.layouts(dtype, Along::Outer, Along::Outer);
+        let outer = |along, tile: SharedTile<'k>, layout| {
+            if turns(along) { k.tile_from(tile.base(), layout) } else { tile }
+        };
+        let (tile_a, tile_b) = (outer(along.0, tile_a, outer_a), outer(along.1, tile_b, outer_b));
         Self {
             k,
             along,
@@ -137,8 +147,12 @@ impl<'k> Problem<'k> {
             team,
             tile_a,
             tile_b,
-            copy_a: k.tile_copy(tile_a, p.a.at(batch * p.stride_a + from_a), p.lda, piece, copying),
-            copy_b: k.tile_copy(tile_b, p.b.at(batch * p.stride_b + from_b), p.ldb, piece, copying),
+            turned: [
+                turns(along.0).then(|| copy_a.across(tile_a)),
+                turns(along.1).then(|| copy_b.across(tile_b)),
+            ],
+            copy_a,
+            copy_b,
             next_a,
             next_b,
             origin: (row, col),
@@ -148,8 +162,8 @@ impl<'k> Problem<'k> {
         }
     }
 
-    /// Starts the copies of slice `step`.
-    pub(super) fn start(&self, step: U32<'k>, stage: U32<'k>, there: Pred<'k>) {
+    /// Starts the copies of slice `step`; what has to be turned comes to registers.
+    pub(super) fn start(&self, step: U32<'k>, stage: U32<'k>, there: Pred<'k>) -> Turning<'k> {
         let (m, n, depth) = self.left;
         let begun = step * self.tiles.slice;
         // A team may have less than its steps.
@@ -159,8 +173,17 @@ impl<'k> Problem<'k> {
             Bounds { rows: Some(rows), cols: Some(cols) }
         };
         let step = step.to_u64();
-        self.copy_a.advanced(step * self.next_a).start(stage, bounds(self.along.0, m), Some(there));
-        self.copy_b.advanced(step * self.next_b).start(stage, bounds(self.along.1, n), Some(there));
+        let sides =
+            [(self.copy_a, self.next_a, self.along.0, m), (self.copy_b, self.next_b, self.along.1, n)];
+        let mut sides_turning = Vec::new();
+        for ((copy, next, along, outer), turned) in sides.into_iter().zip(self.turned) {
+            let (copy, bounds) = (copy.advanced(step * next), bounds(along, outer));
+            match turned {
+                Some(first) => sides_turning.push((copy.fetch(bounds, Some(there)), first.moved(stage))),
+                None => copy.start(stage, bounds, Some(there)),
+            }
+        }
+        Turning { sides: sides_turning, done: 0 }
     }
 
     /// Where the block's sums go.
@@ -168,6 +191,33 @@ impl<'k> Problem<'k> {
         let k = self.k;
         let matrix = k.block_idx_y().to_u64() * k.grid_dim_z().to_u64() + self.batch;
         outputs!(p, self.batch, matrix)
+    }
+}
+
+/// What a thread has fetched and not yet turned.
+#[derive(Default)]
+pub(super) struct Turning<'k> {
+    sides: Vec<(Fetched<'k>, TilePoint<'k>)>,
+    /// Pieces that have been stored.
+    done: u32,
+}
+
+impl Turning<'_> {
+    fn pieces(&self) -> u32 {
+        self.sides.iter().map(|(fetched, _)| fetched.pieces()).sum()
+    }
+
+    /// Stores an even share of it, where this is one of `turns` that are left.
+    pub(super) fn put(&mut self, turns: u32) {
+        let share = (self.pieces() - self.done).div_ceil(turns);
+        let all = self
+            .sides
+            .iter()
+            .flat_map(|(fetched, first)| (0..fetched.pieces()).map(move |i| (fetched, i, first)));
+        for (fetched, i, first) in all.skip(self.done as usize).take(share as usize) {
+            fetched.put_across(i, *first);
+        }
+        self.done += share;
     }
 }
 

@@ -265,6 +265,9 @@ impl GemmDesc {
                 "such that rows and matrices begin at multiples of 16 bytes",
             ));
         }
+        if !config.takes_depth(self.k as u64) {
+            return Err(Self::parameter("k", self.k, "a multiple of 4 for this kernel"));
+        }
         self.plan_choosing(target, |wide| match wide {
             true => Ok(tuning::share(target, self.shape(), config)),
             false => self.choose(target, false),

@@ -1,20 +1,18 @@
-//! Products on the ordinary units, in the precision of their registers: a thread keeps 8 x 8 sums, and reads the operands as
-//! vectors of four from tiles in shared memory.
+//! Products on the ordinary units, in the precision of their registers: a thread keeps 8 x 8 or 8 x 16 sums, and reads the
+//! operands as vectors from tiles in shared memory.
+
+use std::cell::{Cell, RefCell};
 
 use warpwright_dsl::prelude::*;
 
 use super::epilogue::{self, SumTile};
-use super::kernel::{Gemm, GemmParams, Problem};
+use super::kernel::{Gemm, GemmParams, Problem, Turning};
 use super::tuning::{SimtConfig, Tiles};
 
-/// Sums of a thread along each side.
-const OWN: u32 = 8;
-/// Elements that are read together.
+/// Elements that are read together along rows or columns.
 const VECTOR: u32 = 4;
 /// Sums of `f64` fill the registers: one place of the common dimension at a time, and nothing ahead of its use.
 const DOUBLE_VECTOR: u32 = 1;
-/// Lanes of a warp along the rows and along the columns.
-const LANES: (u32, u32) = (4, 8);
 
 /// One side of the product as a thread reads it.
 #[derive(Clone, Copy)]
@@ -23,23 +21,31 @@ struct Side<'k> {
     /// The thread's number among the lanes of this side, of `lanes`.
     lane: U32<'k>,
     lanes: u32,
+    /// Sums of the thread along this side.
+    own: u32,
     /// Where the warp's rows, or columns, begin.
     origin: U32<'k>,
     at: TilePoint<'k>,
 }
 
 impl<'k> Side<'k> {
-    fn new(tile: SharedTile<'k>, along: Along, (lane, lanes): (U32<'k>, u32), origin: U32<'k>) -> Self {
+    fn new(
+        tile: SharedTile<'k>,
+        along: Along,
+        (lane, lanes): (U32<'k>, u32),
+        own: u32,
+        origin: U32<'k>,
+    ) -> Self {
         let zero = lane.k().lit(0u32);
         let at = match along {
             // Neighbouring lanes read neighbouring rows, which lie in different banks.
             Along::K => tile.point(origin + lane, zero),
             Along::Outer => tile.point(zero, origin + lane * VECTOR),
         };
-        Self { along, lane, lanes, origin, at }
+        Self { along, lane, lanes, own, origin, at }
     }
 
-    /// What the thread owns: index `i` of 8, past the origin and the lane.
+    /// What the thread owns: index `i`, past the origin and the lane.
     fn step(&self, i: u32) -> u32 {
         match self.along {
             Along::K => i * self.lanes,
@@ -62,12 +68,12 @@ impl<'k> Side<'k> {
         match self.along {
             Along::K => {
                 let rows: Vec<Lanes<'k, A>> =
-                    (0..OWN).map(|i| at.at(self.step(i), depth).load(depths)).collect();
+                    (0..self.own).map(|i| at.at(self.step(i), depth).load(depths)).collect();
                 (0..depths as usize).map(|d| rows.iter().map(|row| row[d]).collect()).collect()
             }
             Along::Outer => {
                 let place = |d| -> Vec<_> {
-                    let vectors = (0..OWN).step_by(VECTOR as usize);
+                    let vectors = (0..self.own).step_by(VECTOR as usize);
                     vectors.flat_map(|i| at.at(depth + d, self.step(i)).load(VECTOR)).collect()
                 };
                 (0..depths).map(place).collect()
@@ -81,27 +87,37 @@ pub(super) fn body<'k, A: Float>(gemm: &Gemm, config: SimtConfig, k: K<'k>, p: G
 where
     Elem: Access<A>,
 {
-    let SimtConfig { tiles } = config;
+    let (tiles, own) = (config.tiles, (SimtConfig::DOWN, config.across));
     let Tiles { rows, cols, slice, .. } = tiles;
     let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), gemm.config);
-    let warps_across = cols / (LANES.1 * OWN);
+    let (lanes_down, lanes_across) = config.lanes();
+    let warps_across = cols / (lanes_across * own.1);
     let (warp, lane) = (problem.warp, k.lane_idx());
     // Lanes 0 and 1 take two rows, so that the quarters of a warp read few vectors of either side.
-    let lane_row = ((lane >> 4) << 1) + (lane & 1);
-    let lane_col = (lane >> 1) & (LANES.1 - 1);
-    let warp_row = (warp / warps_across) * (LANES.0 * OWN);
-    let warp_col = (warp % warps_across) * (LANES.1 * OWN);
-    let left = Side::new(problem.tile_a, gemm.a, (lane_row, LANES.0), warp_row);
-    let right = Side::new(problem.tile_b, gemm.b, (lane_col, LANES.1), warp_col);
-    let depths = if A::DOUBLE { DOUBLE_VECTOR } else { VECTOR };
+    let lane_row = ((lane >> (1 + lanes_across.trailing_zeros())) << 1) + (lane & 1);
+    let lane_col = (lane >> 1) & (lanes_across - 1);
+    let warp_row = (warp / warps_across) * (lanes_down * own.0);
+    let warp_col = (warp % warps_across) * (lanes_across * own.1);
+    let left = Side::new(problem.tile_a, config.placed(gemm.a), (lane_row, lanes_down), own.0, warp_row);
+    let right = Side::new(problem.tile_b, config.placed(gemm.b), (lane_col, lanes_across), own.1, warp_col);
+    let depths = if A::DOUBLE { DOUBLE_VECTOR } else { config.depths() };
     let operands =
         |stage, depth| (left.load::<A>(stage, depth, depths), right.load::<A>(stage, depth, depths));
     let zero = k.lit::<A>(0.0);
-    let init = vec![vec![zero; OWN as usize]; OWN as usize];
+    let init = vec![vec![zero; own.1 as usize]; own.0 as usize];
+    // What was fetched first is put to shared memory at once, the rest between the products of a step.
+    let (ahead, begun, turning) = (tiles.stages - 1, Cell::new(0), RefCell::new(Turning::default()));
     let sums = k.pipeline_ahead(
         tiles.pipeline(gemm.dtype, gemm.a, gemm.b),
         problem.steps,
-        |step, stage, there| problem.start(step, stage, there),
+        |step, stage, there| {
+            let mut fetched = problem.start(step, stage, there);
+            if begun.replace(begun.get() + 1) < ahead {
+                fetched.put(1);
+            } else {
+                turning.replace(fetched);
+            }
+        },
         |stage| if A::DOUBLE { (Vec::new(), Vec::new()) } else { operands(stage, 0) },
         init,
         |stage, ahead, turn, mut sums| {
@@ -112,6 +128,10 @@ where
                 }
                 let next = depth + depths;
                 let later = (next < slice && !A::DOUBLE).then(|| operands(stage, next));
+                // By then what was fetched is there; store by store, while products keep the units busy.
+                if 2 * depth >= slice {
+                    turning.borrow_mut().put((slice - depth) / depths);
+                }
                 if next == slice {
                     turn();
                 }
@@ -131,10 +151,10 @@ where
     );
     k.barrier();
     let tile = SumTile::new::<A>(k, rows, cols, tiles.teams);
-    let own = tile.of_team(problem.team);
+    let place = tile.of_team(problem.team);
     for (i, sums) in (0..).zip(&sums) {
         for (j, sum) in (0..).zip(sums) {
-            own.at(left.place(i), right.place(j)).set(*sum);
+            place.at(left.place(i), right.place(j)).set(*sum);
         }
     }
     k.barrier();

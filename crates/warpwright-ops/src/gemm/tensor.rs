@@ -33,7 +33,7 @@ where
     let sums = k.pipeline_ahead(
         tiles.pipeline(gemm.dtype, gemm.a, gemm.b),
         problem.steps,
-        |step, stage, there| problem.start(step, stage, there),
+        |step, stage, there| drop(problem.start(step, stage, there)),
         |stage| operands(stage, 0),
         init,
         |stage, ahead, turn, mut sums| {

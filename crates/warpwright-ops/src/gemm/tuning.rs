@@ -76,11 +76,41 @@ pub struct TensorConfig {
     pub warps_across: u32,
 }
 
-/// How a kernel on the ordinary units is laid out: warps compute 32 x 64 sums.
+/// How a kernel on the ordinary units is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SimtConfig {
-    /// What a block computes: rows a multiple of 32, columns of 64.
+    /// What a block computes: rows and columns a multiple of what a warp does, 32 x 64 or 64 x 64.
     pub tiles: Tiles,
+    /// Sums of a thread along the columns, 8 or 16; along the rows it has 8.
+    ///
+    /// With 16, operands that lie along the common dimension are turned on their way to shared memory. Vectors along it would put
+    /// what is multiplied together into one bank of the registers.
+    pub across: u32,
+}
+
+impl SimtConfig {
+    /// Sums of a thread along the rows.
+    pub(super) const DOWN: u32 = 8;
+
+    /// Lanes of a warp along the rows and along the columns.
+    pub(super) const fn lanes(&self) -> (u32, u32) {
+        if self.across == 8 { (4, 8) } else { (8, 4) }
+    }
+
+    /// Places of the common dimension whose operands are read together.
+    pub(super) const fn depths(&self) -> u32 {
+        if self.across == 8 { 4 } else { 1 }
+    }
+
+    /// Whether an operand that lies along `along` is turned.
+    pub(super) fn turns(&self, along: Along) -> bool {
+        self.across > 8 && along == Along::K
+    }
+
+    /// How an operand lies in shared memory that lies along `along` in global memory.
+    pub(super) fn placed(&self, along: Along) -> Along {
+        if self.turns(along) { Along::Outer } else { along }
+    }
 }
 
 /// How a kernel for sm_90a is laid out: groups of four warps compute 64 rows, one warp more fetches what they multiply.
@@ -135,7 +165,9 @@ impl Tiled {
     pub(super) const fn team_threads(&self) -> u32 {
         match self {
             Self::Tensor(config) => 32 * config.warps_down * config.warps_across,
-            Self::Simt(config) => config.tiles.rows * config.tiles.cols / 64,
+            Self::Simt(SimtConfig { tiles, across }) => {
+                tiles.rows * tiles.cols / (SimtConfig::DOWN * *across)
+            }
         }
     }
 
@@ -145,14 +177,15 @@ impl Tiled {
             Self::Tensor(TensorConfig { tiles, warps_down, warps_across }) => {
                 format!("{}_w{warps_down}x{warps_across}", tiles.name())
             }
-            Self::Simt(SimtConfig { tiles }) => format!("simt_{}", tiles.name()),
+            Self::Simt(SimtConfig { tiles, across: 8 }) => format!("simt_{}", tiles.name()),
+            Self::Simt(SimtConfig { tiles, across }) => format!("simt_{}_c{across}", tiles.name()),
         }
     }
 
     const fn with(self, piece: u32) -> Self {
         match self {
             Self::Tensor(c) => Self::Tensor(TensorConfig { tiles: Tiles { piece, ..c.tiles }, ..c }),
-            Self::Simt(c) => Self::Simt(SimtConfig { tiles: Tiles { piece, ..c.tiles } }),
+            Self::Simt(c) => Self::Simt(SimtConfig { tiles: Tiles { piece, ..c.tiles }, ..c }),
         }
     }
 }
@@ -194,6 +227,11 @@ impl Config {
         }
     }
 
+    /// Whether it takes a common dimension of `k`: what may be turned is fetched as whole vectors.
+    pub(super) const fn takes_depth(&self, k: u64) -> bool {
+        !matches!(self, Self::Tiled(Tiled::Simt(SimtConfig { across: 9.., .. }))) || k.is_multiple_of(4)
+    }
+
     const fn with(self, piece: u32) -> Self {
         match self {
             Self::Warpgroup(_) => self,
@@ -217,8 +255,8 @@ const fn tensor(tiles: Tiles, warps: (u32, u32), efficiency: f64) -> Candidate {
     Candidate { config: Config::Tiled(Tiled::Tensor(config)), efficiency }
 }
 
-const fn simt(tiles: Tiles, efficiency: f64) -> Candidate {
-    Candidate { config: Config::Tiled(Tiled::Simt(SimtConfig { tiles })), efficiency }
+const fn simt(tiles: Tiles, across: u32, efficiency: f64) -> Candidate {
+    Candidate { config: Config::Tiled(Tiled::Simt(SimtConfig { tiles, across })), efficiency }
 }
 
 const fn warpgroup(rows: u32, cols: u32, stages: u32, efficiency: f64) -> Candidate {
@@ -238,11 +276,11 @@ const HALF: [Candidate; 5] = [
 ];
 const DOUBLE: [Candidate; 1] = [tensor(Tiles::new(64, 64, 16, 3), (2, 2), 0.5)];
 const SINGLE: [Candidate; 3] = [
-    simt(Tiles::new(128, 128, 16, 3), 0.68),
-    simt(Tiles::new(32, 64, 16, 4).of_teams(4), 0.62),
-    simt(Tiles::new(64, 64, 16, 3), 0.66),
+    simt(Tiles::new(128, 128, 8, 2), 16, 0.74),
+    simt(Tiles::new(32, 64, 16, 4).of_teams(4), 8, 0.62),
+    simt(Tiles::new(64, 64, 16, 3), 8, 0.66),
 ];
-const SMALL: [Candidate; 1] = [simt(Tiles::new(64, 64, 16, 2), 1.0)];
+const SMALL: [Candidate; 1] = [simt(Tiles::new(64, 64, 16, 2), 8, 1.0)];
 
 /// The configurations for elements of `dtype` on `target`.
 fn candidates(dtype: DType, target: Target) -> impl Iterator<Item = Candidate> {
@@ -361,7 +399,10 @@ pub fn choose(dtype: DType, target: Target, shape: Shape, access: Access) -> Opt
         let config = choice.config.with(if wide { PIECE } else { dtype.bytes() as u32 });
         (Choice { config, ..choice }, cost)
     };
-    let possible = |c: &Candidate| access == Access::Boxes || !matches!(c.config, Config::Warpgroup(_));
+    let possible = |c: &Candidate| {
+        (access == Access::Boxes || !matches!(c.config, Config::Warpgroup(_)))
+            && c.config.takes_depth(shape.k)
+    };
     let all = candidates(dtype, target).filter(possible).map(choice);
     // Copies of single elements are what limits a product without alignment, whatever the tile: a small one is there.
     if wide {
@@ -398,7 +439,10 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
         Config::Tiled(config) => {
             let Tiles { teams, slice, .. } = *config.tiles();
             let least = if teams > 1 { LEAST_SLICES * f64::from(teams * slice) } else { 0.0 };
-            ((waves * f64::from(config.threads()) / BUSY_THREADS).min(1.0), least)
+            // Where threads have more sums, one warp of a scheduler has less beside its products to wait with.
+            let of_thread = if let Tiled::Simt(SimtConfig { across, .. }) = config { across / 8 } else { 1 };
+            let threads = waves * f64::from(config.threads()) / f64::from(of_thread);
+            ((threads / BUSY_THREADS).min(1.0), least)
         }
     };
     let multiplying = rows * cols * (depth + TILE_COST) / (rate(dtype, &c.config) * c.efficiency * busy);
