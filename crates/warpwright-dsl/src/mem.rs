@@ -431,6 +431,12 @@ impl<'k> K<'k> {
         })
     }
 
+    /// What lies at an address of the block's shared memory.
+    #[track_caller]
+    pub fn shared_at<E: FixedElement>(self, address: U32<'k>) -> Ptr<'k, Shared, E> {
+        Ptr::new(self, address.id(), E::FIXED)
+    }
+
     /// Bytes in front of [`dynamic_shared_tiles`](Self::dynamic_shared_tiles), at most.
     pub const TILE_SLACK: u32 = SWIZZLE_ALIGN - SHARED_ALIGN;
 

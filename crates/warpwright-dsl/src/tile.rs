@@ -144,6 +144,11 @@ pub enum Along {
 }
 
 impl<'k> SharedTile<'k> {
+    /// The tile that starts at an address of shared memory, a multiple of 16.
+    pub(crate) fn at_address(layout: TileLayout, base: U32<'k>) -> Self {
+        Self { layout, base }
+    }
+
     /// Its shape.
     pub fn layout(self) -> TileLayout {
         self.layout

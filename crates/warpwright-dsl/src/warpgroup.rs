@@ -16,8 +16,9 @@ use crate::context::K;
 use crate::error::IssueKind;
 use crate::flow::{Carry, RawReg, RawRegs};
 use crate::mbarrier::{Mbarrier, TensorBoxes};
+use crate::mma::MmaAtom;
 use crate::reg::{F32, Reg, Source, U32, U64};
-use crate::tile::Along;
+use crate::tile::{Along, SharedTile, TileLayout};
 
 /// Bytes of a row of a panel: what the swizzle permutes.
 const PANEL_BYTES: u32 = 128;
@@ -180,6 +181,22 @@ impl PanelTile {
         }
     }
 
+    /// The 16 rows of A from `row` on, a multiple of 8, in registers of a warp: what [`WarpgroupSums::products_of`] multiplies. The
+    /// tile is at `address`, and lies [`Along::K`].
+    #[track_caller]
+    pub fn rows_of<'k>(self, address: U32<'k>, row: U32<'k>) -> Vec<U32<'k>> {
+        let atom = if self.dtype == DType::F16 { MmaAtom::F16 } else { MmaAtom::BF16 };
+        let layout = TileLayout::new(self.dtype, self.outer, Self::WIDTH);
+        address.k().on_behalf(|| {
+            let panel = |first: u32| {
+                let at = address + first / Self::WIDTH * self.rows() * PANEL_BYTES;
+                let reader = SharedTile::at_address(layout, at).reader_a(atom, Along::K, row);
+                (0..Self::WIDTH).step_by(DEPTH as usize).flat_map(move |depth| reader.load(0, depth).words())
+            };
+            (0..self.depth).step_by(Self::WIDTH as usize).flat_map(panel).collect()
+        })
+    }
+
     /// What is added to a descriptor for the common dimension from `depth` on, a multiple of 16.
     pub const fn step(self, depth: u32) -> u64 {
         let bytes = match self.along {
@@ -314,22 +331,37 @@ impl<'k> WarpgroupSums<'k> {
         self.k.emit(Inst::WgmmaCommit);
     }
 
+    /// The products of an A in registers, as [`PanelTile::rows_of`] gives it, and the tile whose descriptor is `b`: `cols` columns
+    /// of B. They are started, as one group, not finished.
+    #[track_caller]
+    pub fn products_of(k: K<'k>, cols: u32, a: &[U32<'k>], b: Part<'k>) -> Self {
+        k.on_behalf(|| {
+            let sums = Self::unset(k, cols);
+            sums.group_of_registers(a, b, false);
+            sums
+        })
+    }
+
     /// Adds the products of an A in registers, as [`packed`](Self::packed) gives it, and the tile whose descriptor is `b`, as one
     /// group. They are started, not finished.
     #[track_caller]
-    pub fn add_products_of(&self, a: &[U32<'k>], (b_tile, b): Part<'k>) {
+    pub fn add_products_of(&self, a: &[U32<'k>], b: Part<'k>) {
+        self.k.on_behalf(|| self.group_of_registers(a, b, true));
+    }
+
+    #[track_caller]
+    fn group_of_registers(&self, a: &[U32<'k>], (b_tile, b): Part<'k>, adds: bool) {
         let wanted = (b_tile.depth / DEPTH * A_WORDS) as usize;
         if a.len() != wanted {
             self.k.issue(IssueKind::Shape { what: "products of registers", left: wanted, right: a.len() });
         }
-        self.k.on_behalf(|| {
-            self.k.emit(Inst::WgmmaFence);
-            for (depth, words) in (0..).step_by(DEPTH as usize).zip(a.chunks(A_WORDS as usize)) {
-                let source = WgmmaSource::Registers(words.iter().map(|word| word.as_operand()).collect());
-                self.mma(b_tile.dtype, (source, Along::K), (b_tile, b_tile.at(b, depth)), true);
-            }
-            self.k.emit(Inst::WgmmaCommit);
-        });
+        self.k.emit(Inst::WgmmaFence);
+        for (depth, words) in (0..).step_by(DEPTH as usize).zip(a.chunks(A_WORDS as usize)) {
+            let source = WgmmaSource::Registers(words.iter().map(|word| word.as_operand()).collect());
+            let b = (b_tile, b_tile.at(b, depth));
+            self.mma(b_tile.dtype, (source, Along::K), b, adds || depth > 0);
+        }
+        self.k.emit(Inst::WgmmaCommit);
     }
 
     /// Values that lie as these sums, of a multiple of 16 columns, rounded to `dtype` as the A of a next product: the columns are

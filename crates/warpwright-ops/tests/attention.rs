@@ -1,7 +1,7 @@
 //! Attention: gradients of the reference against central differences of it, and what a descriptor or a launch is refused.
 
 use warpwright_ops::attention::reference::{Problem, backward, forward};
-use warpwright_ops::attention::tuning::{self, Warpgroups};
+use warpwright_ops::attention::tuning::{self, SweepGroups, Sweeps, Warpgroups};
 use warpwright_ops::attention::{
     Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, AttentionOptions,
     Gradients, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_offsets,
@@ -12,6 +12,7 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, Error, Tensor};
 use warpwright_testkit::inputs::Input;
 use warpwright_testkit::measure::gradient_error;
+use warpwright_testkit::storage;
 
 const TARGET: Target = Target::sm(90);
 
@@ -497,4 +498,83 @@ fn closed_forms() {
     let out = forward(&causal, &[1.0, -2.0, 3.0], &[0.5, 0.5], &[2.0, 4.0]);
     assert_eq!((out.o[0], out.o[1], out.lse[0]), (0.0, 2.0, f64::NEG_INFINITY));
     assert!((out.lse[1] + 1.0).abs() < 1e-15 && (out.o[2] - 3.0).abs() < 1e-15);
+}
+
+/// Rows of a cache behind the last key of a sequence may hold anything: gradients are those without them, and theirs are 0.
+#[test]
+fn keys_behind_the_last_have_no_part_in_gradients() {
+    const KEYS: usize = 90;
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    for (dtype, width) in [(DType::BF16, 64), (DType::BF16, 128), (DType::BF16, 256), (DType::F32, 32)] {
+        let tensor = |rows: usize, seed, fill: f64| {
+            let mut values = Input::Normal.values(2 * rows * width, seed);
+            let behind = |at: &usize| at / width % rows >= [37, KEYS][at / width / rows];
+            (0..values.len())
+                .filter(behind)
+                .for_each(|at| values[at] = if rows == KEYS { fill } else { values[at] });
+            Tensor::from_bytes(&device, dtype, &storage::encode(dtype, &values), &[2, rows, 1, width])
+                .expect("memory")
+        };
+        let (q, dy) = (tensor(70, 1, 0.0), tensor(70, 2, 0.0));
+        let lengths = Tensor::from_slice(&device, &[37i32, 999], &[2]).expect("memory");
+        let scores = Scores { key_lengths: Some(lengths.as_ref()), ..Scores::default() };
+        let gradients = |fill| {
+            let (k, v) = (tensor(KEYS, 3, fill), tensor(KEYS, 4, fill));
+            let (q, k, v) = (q.as_ref(), k.as_ref(), v.as_ref());
+            let (o, lse) = attention(&stream, q, k, v, &scores).expect("forward");
+            let g = attention_backward(&stream, q, k, v, &scores, o.as_ref(), lse.as_ref(), dy.as_ref())
+                .expect("backward");
+            [g.dq, g.dk, g.dv].map(|x| storage::decode(dtype, &x.to_bytes().expect("read")))
+        };
+        let (some, none) = (gradients(f64::NAN), gradients(0.0));
+        assert_eq!(some, none, "{dtype} {width}");
+        for of_keys in &some[1..] {
+            assert!(of_keys[37 * width..KEYS * width].iter().all(|x| *x == 0.0), "{dtype} {width}");
+            assert!(of_keys[..37 * width].iter().any(|x| *x != 0.0));
+        }
+    }
+}
+
+#[test]
+fn layouts_of_sweeps_are_checked() {
+    let contiguous = |rows, heads, width| Layout::contiguous([2, rows, heads, width]);
+    let model = |width| AttentionDesc {
+        dtype: DType::BF16,
+        q: contiguous(64, 4, width),
+        k: contiguous(80, 2, width),
+        v: contiguous(80, 2, width),
+        o: contiguous(64, 4, width),
+        options: AttentionOptions::default(),
+    };
+    let takes = |desc: AttentionDesc, target: Target| {
+        let plan = backward_of(desc).plan(target).expect("plan");
+        plan.steps().iter().any(|step| step.kernel().name().starts_with("attention_backward_q_bf16_wg"))
+    };
+    for width in [8, 40, 64, 72, 128] {
+        assert!(takes(model(width), TARGET), "{width}");
+    }
+    assert!(!takes(model(64), Target::sm(80)));
+    assert!(!takes(model(64), Target::sm(100)));
+    let options = AttentionOptions { softcap: Some(Real::new(2.0)), ..AttentionOptions::default() };
+    assert!(!takes(AttentionDesc { options, ..model(64) }, TARGET));
+    let of = |columns, tiles, width| SweepGroups { groups: 2, columns, tiles, width, held: false };
+    let plan = |queries| {
+        let sweeps = Sweeps { queries, keys: of(64, 6, 64), values: None };
+        backward_of(model(64)).plan_sweeps_with(TARGET, sweeps).map(|_| ())
+    };
+    plan(of(64, 6, 64)).expect("fits");
+    for wrong in [
+        of(40, 6, 64),
+        of(0, 6, 64),
+        of(256, 6, 64),
+        of(64, 3, 64),
+        of(64, 60, 64),
+        of(64, 6, 72),
+        of(64, 6, 0),
+        SweepGroups { groups: 0, ..of(64, 6, 64) },
+        SweepGroups { groups: 4, ..of(64, 6, 64) },
+    ] {
+        assert!(matches!(plan(wrong), Err(PlanError::Parameter { parameter: "sweeps", .. })), "{wrong:?}");
+    }
 }

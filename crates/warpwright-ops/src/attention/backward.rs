@@ -21,6 +21,8 @@ kernel_args! {
         o: In<Elem>, o_batch: u64, o_row: u64, o_head: u64,
         dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
         lse: In<Elem>, statistics: Out<Elem>, queries: u32, heads: u32, width: u32,
+        /// Of the statistics: those of a head, from one query to the next, and from the first number to the second.
+        pitch: u32, step: u64, apart: u64,
     }
 }
 
@@ -105,17 +107,18 @@ impl Delta {
         };
         let loaded: Vec<_> =
             rows.iter().map(|row| (load(o, *row, a.o_row), load(dy, *row, a.dy_row))).collect();
-        let of_head = (batch * a.heads + head).mul_wide(a.queries);
-        let (lse, to) = (a.lse.at(of_head), a.statistics.at(of_head * 2u64));
+        let of_head = batch * a.heads + head;
+        let to = a.statistics.at(of_head.mul_wide(a.pitch) * 2u64);
+        let lse = a.lse.at(of_head.mul_wide(a.queries));
         for (row, (o, dy)) in rows.into_iter().zip(loaded) {
             let sum = o.iter().zip(dy.iter()).fold(k.lit::<A>(0.0), |sum, (o, dy)| o.mul_add(dy, sum));
             let sum = k.warp_combine(lanes, sum, |a, b| a + b);
             let writes = lane.eq(0) & row.lt(a.queries);
             let lse = lse.at(row).only_where(writes, Fill::Zero).get::<A>();
             let prepared = Scorer::prepared(Precision::of(self.dtype), lse);
-            let to = to.at(row.to_u64() * 2u64);
+            let to = to.at(row.to_u64() * a.step);
             to.only_where(writes, Fill::Zero).set(prepared);
-            to.at(1u64).only_where(writes, Fill::Zero).set(sum);
+            to.at(a.apart).only_where(writes, Fill::Zero).set(sum);
         }
     }
 }
@@ -366,17 +369,24 @@ impl Sweep {
         );
         // Keys that a sequence does not have get gradients of 0; packed sequences have all that are theirs.
         let all = if self.kind.packed { span.keys } else { p.keys.to_i32() };
+        let theirs = |sums: Matrix<'k, A>| {
+            if !self.kind.lengths {
+                return sums;
+            }
+            let there: Vec<_> = place.rows.iter().map(|row| (first + row.to_i32()).lt(span.keys)).collect();
+            each(&sums, |slot, _, value| there[slot].select(value, 0.0))
+        };
         if of_keys {
             engine.store(
                 k,
-                &scaled(&dk, scale),
+                &theirs(scaled(&dk, scale)),
                 to_k.destination(span.of_keys, key_head, all, p.width),
                 first,
             );
         }
         if of_values {
             let dv = if self.kind.dropout { scaled(&dv, p.keeping.convert()) } else { dv };
-            engine.store(k, &dv, to_v.destination(span.of_keys, key_head, all, p.value_width), first);
+            engine.store(k, &theirs(dv), to_v.destination(span.of_keys, key_head, all, p.value_width), first);
         }
     }
 }

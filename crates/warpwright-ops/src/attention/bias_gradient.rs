@@ -9,7 +9,7 @@ use warpwright_dsl::prelude::*;
 use super::backward::{Statistics, gradient_of_score};
 use super::dropout::Keys;
 use super::engine::{Engine, Matrix, each};
-use super::score::{ScoreKind, Scorer, Span, attention_args, gradient_args};
+use super::score::{Origin, ScoreKind, Scorer, Span, attention_args, gradient_args};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::Config;
@@ -210,6 +210,7 @@ attention_args! {
     /// The gradients of the sinks from `lse` and [`Statistics`].
     SinkArgs => SinkParams {
         sinks: In<f32>, lse: In<Elem>, statistics: In<Elem>, dsinks: Out<f32>, batches: u32,
+        pitch: u32, step: u64, apart: u64,
     }
 }
 
@@ -248,13 +249,17 @@ impl KernelDef for SinkGradient {
             let sum = k.fold(of_batch, k.lit::<A>(0.0), |batch, sum| {
                 let span = Span::new(self.kind, &p, batch);
                 let first = p.first_row(span.of_queries, head);
-                let (lse, statistics) = (a.lse.at(first), a.statistics.at(first * 2u64));
+                let of_head = match span.of_queries {
+                    Origin::Batch(batch) => (batch * p.heads + head).mul_wide(a.pitch),
+                    Origin::Row(_) => first,
+                };
+                let (lse, deltas) = (a.lse.at(first), a.statistics.at(of_head * 2u64).at(a.apart));
                 let queries = k.range(k.thread_idx(), span.queries.to_u32(), Self::THREADS);
                 k.fold(queries, sum, |query, sum| {
                     let lse = lse.at(query).get::<A>();
                     // A sink of minus infinity takes no part.
                     let p = lse.eq(f64::NEG_INFINITY).select(0.0, (sink - lse).exp());
-                    sum - p * statistics.at(query.to_u64() * 2u64 + 1u64).get::<A>()
+                    sum - p * deltas.at(query.to_u64() * a.step).get::<A>()
                 })
             });
             let sum = k.block_combine(sum, |a, b| a + b);

@@ -65,7 +65,7 @@ pub use functions::*;
 use options::Common;
 pub use options::{AlibiSlopes, Alignment, AttentionOptions, Packed, Paged, Window, check_offsets};
 use score::ScoreKind;
-use tuning::{Config, DecodeConfig, Simt, Warpgroups, Work};
+use tuning::{Config, DecodeConfig, Simt, Sweeps, Warpgroups, Work};
 
 const OP: &str = "attention";
 
@@ -527,10 +527,18 @@ impl AttentionBackwardDesc {
     /// # Errors
     /// As [`Operation::plan`].
     pub fn plan_with(&self, target: Target, configs: [Config; 2]) -> Result<Plan<Self>, PlanError> {
-        self.planned(target, Some(configs))
+        self.planned(target, Some(Chosen::Blocks(configs)))
     }
 
-    fn planned(&self, target: Target, configs: Option<[Config; 2]>) -> Result<Plan<Self>, PlanError> {
+    /// The same with `wgmma`.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`], and if the problem has something that these kernels do not take.
+    pub fn plan_sweeps_with(&self, target: Target, sweeps: Sweeps) -> Result<Plan<Self>, PlanError> {
+        self.planned(target, Some(Chosen::Groups(sweeps)))
+    }
+
+    fn planned(&self, target: Target, chosen: Option<Chosen>) -> Result<Plan<Self>, PlanError> {
         let Self { forward: desc, dy, dq, dk, dv, dbias, dsinks } = self;
         options::trainable(desc, *dbias, *dsinks)?;
         let outputs = [("dq", dq), ("dk", dk), ("dv", dv)];
@@ -555,28 +563,42 @@ impl AttentionBackwardDesc {
         let spec = spec(TensorSpec::write, "dbias", &of_bias);
         tensors.push(if *dbias { spec } else { TensorSpec::write("dbias", dtype, 0).optional(false) });
         tensors.push(TensorSpec::write("dsinks", DType::F32, desc.q.shape[2]).optional(*dsinks));
-        let workspace = 2 * desc.rows();
+        let groups = self.warpgroups(&c, target, chosen)?;
+        let workspace = match groups {
+            Some(_) => 2 * c.batch as usize * c.heads as usize * warpgroup::sweeps::pitch(&c) as usize,
+            None => 2 * desc.rows(),
+        };
         tensors.push(TensorSpec::workspace(statistics, workspace));
         let layouts = [desc.q, desc.k, desc.v, desc.o, *dy, *dq, *dk, *dv];
-        let [of_queries, of_keys] = match configs {
-            Some(configs) => configs.map(|config| vec![config]),
+        let [of_queries, of_keys] = match chosen {
+            Some(Chosen::Blocks(configs)) => configs.map(|config| vec![config]),
+            Some(Chosen::Groups(_)) => [Vec::new(), Vec::new()],
             None => [
                 c.configs(dtype, Work::Queries, target, &layouts)?,
                 c.configs(dtype, Work::KeysAndValues, target, &layouts)?,
             ],
         };
         let mut variants = Vec::new();
+        if let Some(configs) = groups {
+            variants.push(Variant { alignment: 16, steps: self.warpgroup_steps(&c, target, configs)? });
+        }
         for (queries, keys) in of_queries.into_iter().zip(of_keys) {
             let vector = queries.vector().max(keys.vector());
+            let alignment = alignment(dtype, vector);
+            // One kernel for an alignment.
+            if variants.iter().any(|variant: &Variant| variant.alignment == alignment) {
+                continue;
+            }
             let mut steps = Vec::new();
-            steps.extend(self.delta(&c, target, vector)?);
+            let places = Places::pairs(&c);
+            steps.extend(self.delta(&c, target, vector, places)?);
             steps.extend(self.sweep(&c, target, Work::Queries, queries)?);
             for work in Work::of_keys(keys) {
                 steps.extend(self.sweep(&c, target, *work, keys)?);
             }
             steps.extend(self.bias_gradient(&c, target, queries)?);
-            steps.extend(self.sink_gradient(&c, target)?);
-            variants.push(Variant { alignment: alignment(dtype, vector), steps });
+            steps.extend(self.sink_gradient(&c, target, places)?);
+            variants.push(Variant { alignment, steps });
         }
         let workspace_bytes = (workspace * statistics.bytes()) as u64;
         let direction = Direction::Backward;
@@ -665,7 +687,12 @@ impl AttentionBackwardDesc {
     }
 
     /// The gradients of the sinks; `None` if there are none.
-    fn sink_gradient(&self, c: &Common, target: Target) -> Result<Option<LaunchStep>, PlanError> {
+    fn sink_gradient(
+        &self,
+        c: &Common,
+        target: Target,
+        places: Places,
+    ) -> Result<Option<LaunchStep>, PlanError> {
         if !self.dsinks || c.heads == 0 {
             return Ok(None);
         }
@@ -676,6 +703,9 @@ impl AttentionBackwardDesc {
             In::slot(slots::STATISTICS),
             Out::slot(slots::DSINKS),
             c.batch,
+            places.pitch,
+            places.step,
+            places.apart,
         );
         let kind = ScoreKind { packed: c.kind.packed, ..ScoreKind::default() };
         let def = bias_gradient::SinkGradient { dtype: self.forward.dtype, kind };
@@ -683,7 +713,13 @@ impl AttentionBackwardDesc {
     }
 
     /// The sums of `dy o`; `None` if there are no queries.
-    fn delta(&self, c: &Common, target: Target, vector: u32) -> Result<Option<LaunchStep>, PlanError> {
+    fn delta(
+        &self,
+        c: &Common,
+        target: Target,
+        vector: u32,
+        Places { pitch, step, apart }: Places,
+    ) -> Result<Option<LaunchStep>, PlanError> {
         let desc = &self.forward;
         let width = tuning::tile_width(c.value_width as usize).unwrap_or(tuning::MAX_WIDTH as u32);
         let def = backward::Delta { dtype: desc.dtype, vector, width };
@@ -707,9 +743,40 @@ impl AttentionBackwardDesc {
             queries: c.queries,
             heads: c.heads,
             width: c.value_width,
+            pitch,
+            step,
+            apart,
         };
         let kernel = plan::recorded(OP, &def, target)?;
         Ok(Some(LaunchStep::new(kernel, grid, args.values())))
+    }
+}
+
+/// Kernels of the sweeps that somebody has chosen.
+#[derive(Clone, Copy)]
+enum Chosen {
+    Blocks([Config; 2]),
+    Groups(Sweeps),
+}
+
+/// Where the two numbers of a query are: numbers from one head to the next, half of them, from one query to the next, and from the
+/// first number of a query to the second.
+#[derive(Clone, Copy)]
+struct Places {
+    pitch: u32,
+    step: u64,
+    apart: u64,
+}
+
+impl Places {
+    /// Side by side.
+    const fn pairs(c: &Common) -> Self {
+        Self { pitch: c.queries, step: 2, apart: 1 }
+    }
+
+    /// The first ones of all queries of a head, then the second ones.
+    const fn apart(pitch: u32) -> Self {
+        Self { pitch, step: 1, apart: pitch as u64 }
     }
 }
 
@@ -817,6 +884,7 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         }
     }
     if entry.direction == Direction::Backward {
+        out.extend(warpgroup::sweeps::kernels(dtype, target)?);
         for vector in tuning::vectors(dtype) {
             for width in tuning::TILE_WIDTHS {
                 let def = backward::Delta { dtype, vector: *vector, width };

@@ -401,7 +401,7 @@ impl Common {
         some_fits(tuning::decode_configs(dtype, target, width, granularity), width)
     }
 
-    fn widest(&self) -> usize {
+    pub(super) fn widest(&self) -> usize {
         self.width.max(self.value_width) as usize
     }
 

@@ -570,7 +570,13 @@ where
 
     /// The score of a product, of a pair that may lie outside: minus infinity where the query does not see the key. Without
     /// `seen` all pairs of the tile do.
-    fn score(&self, product: Reg<'k, A>, query: I32<'k>, key: I32<'k>, seen: Option<Pred<'k>>) -> Reg<'k, A> {
+    pub(super) fn score(
+        &self,
+        product: Reg<'k, A>,
+        query: I32<'k>,
+        key: I32<'k>,
+        seen: Option<Pred<'k>>,
+    ) -> Reg<'k, A> {
         let mut score = product;
         if !Self::plain(self.kind, self.precision) {
             score = score * self.scale;

@@ -5,7 +5,7 @@ use warpwright_dsl::prelude::*;
 use super::simt::LANES;
 pub use super::simt::Simt;
 pub use super::tensor_core::{Teams, TensorCore};
-pub use super::warpgroup::Warpgroups;
+pub use super::warpgroup::{SweepGroups, Sweeps, Warpgroups};
 use crate::gemm::tuning::multiprocessors;
 
 /// Asynchronous copies and products 16 deep of both half types exist from here.
@@ -333,6 +333,19 @@ pub fn all_warpgroups(dtype: DType, target: Target, bias: bool, band: bool) -> V
     let mut all: Vec<_> = of(false).collect();
     all.extend(of(band).filter(|layout| !of(false).any(|other| other == *layout)));
     all
+}
+
+/// The sweeps for the gradients with `wgmma`, `None` if the target or the type has none, or if others are faster.
+pub fn sweeps(dtype: DType, target: Target, width: usize) -> Option<Sweeps> {
+    let halves = matches!(dtype, DType::F16 | DType::BF16);
+    let of = |columns, width| SweepGroups { groups: 2, columns, tiles: 8, width, held: false };
+    let choice = match width {
+        ..=64 => Sweeps { queries: of(64, 64), keys: of(64, 64), values: None },
+        // Both sums would not leave enough registers.
+        65..=128 => Sweeps { queries: of(32, 128), keys: of(48, 128), values: Some(of(64, 128)) },
+        _ => return None,
+    };
+    (halves && target.sm == 90).then_some(choice)
 }
 
 /// The configurations for a problem, best first; the last one takes any tensor whose elements are aligned. Elements of a

@@ -2,6 +2,7 @@
 
 mod attention;
 mod clusters;
+mod gradients;
 mod harness;
 mod parts;
 mod products;

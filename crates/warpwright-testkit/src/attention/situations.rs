@@ -49,6 +49,26 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
             },
             ..PLAIN
         },
+        Situation {
+            batch: 3,
+            queries: 70,
+            keys: 150,
+            width: 64,
+            value_width: 64,
+            modification: Modification { lengths: true, ..none },
+            ..PLAIN
+        },
+        Situation {
+            queries: 150,
+            keys: 200,
+            heads: 4,
+            key_heads: 2,
+            width: 96,
+            value_width: 64,
+            rows: Rows::ByHead,
+            modification: Modification { left: Some(70), right: Some(30), ..none },
+            ..PLAIN
+        },
         Situation { nan: true, modification: Modification { causal: true, ..none }, ..PLAIN },
         Situation { spread: 30.0, ..PLAIN },
         Situation { queries: 20, keys: 37, heads: 1, width: 128, value_width: 128, ..PLAIN },

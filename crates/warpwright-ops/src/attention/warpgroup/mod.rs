@@ -1,6 +1,8 @@
 //! Attention on sm_90a: one warp brings tiles to shared memory by tensor copies, groups of four warps multiply them with `wgmma`.
 
+mod backward;
 pub(super) mod forward;
+pub(super) mod sweeps;
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Along, Boxes, In, Mbarrier, PanelTile, TensorBoxes, WarpgroupSums};
@@ -9,6 +11,7 @@ use super::score::Origin;
 use crate::plan::Layout;
 
 pub use forward::Warpgroups;
+pub use sweeps::{SweepGroups, Sweeps};
 
 /// Threads of a warpgroup, and its rows of a product.
 pub(super) const GROUP: u32 = 128;

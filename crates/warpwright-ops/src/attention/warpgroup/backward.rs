@@ -1,0 +1,475 @@
+//! The sweeps for the gradients on the tensor cores of sm_90a.
+//!
+//! A block has rows of its own, of two tensors, and walks over tiles of columns of the two others: queries and gradients of the
+//! result over keys and values, or the other way round. Scores of a tile are products of the first tensors, their gradients those of the
+//! second; both stay in the registers in which the products leave them, and are the left operands of the products that are summed.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{Boxes, Mbarrier, Part, Ring, Turn, WARP, WarpgroupSums};
+use warpwright_ptx::{Inst, Operand};
+
+use super::super::engine::{Destination, Walk};
+use super::super::score::{ScoreKind, Scorer, Span, View, attention_args};
+use super::super::tuning::Work;
+use super::sweeps::SweepGroups;
+use super::{GROUP, GROUP_ROWS};
+
+attention_args! {
+    /// Gradients from `do` and what is known of queries: of queries in `first`, or of keys in `first` and of values in `second`.
+    WarpgroupArgs => WarpgroupParams {
+        own_first: Boxes, own_second: Boxes, columns_first: Boxes, columns_second: Boxes,
+        statistics: In<Elem>, of_queries: Boxes, pitch: u32,
+        first: Out<Elem>, first_batch: u64, first_row: u64, first_head: u64,
+        second: Out<Elem>, second_batch: u64, second_row: u64, second_head: u64,
+    }
+}
+
+/// The named barrier of the warps that multiply.
+const CUT: u32 = 1;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WarpgroupSweep {
+    /// Any but the forward kernel.
+    pub(super) work: Work,
+    pub(super) dtype: DType,
+    pub(super) kind: ScoreKind,
+    pub(super) config: SweepGroups,
+}
+
+/// What a block works on, and its shared memory.
+#[derive(Clone, Copy, Debug)]
+struct Block<'k> {
+    span: Span<'k>,
+    head: U32<'k>,
+    key_head: U32<'k>,
+    batch: U32<'k>,
+    /// The first of its rows.
+    first: I32<'k>,
+    walk: Walk<'k>,
+    base: U32<'k>,
+    own_ready: Mbarrier<'k>,
+    ring: Ring<'k>,
+}
+
+/// Rows of a group as what tiles are multiplied with.
+#[derive(Clone, Debug)]
+enum Own<'k> {
+    Shared(Part<'k>),
+    Held(Vec<U32<'k>>),
+}
+
+/// Where a thread's sums lie: the row of the first of them, and their first column.
+#[derive(Clone, Copy, Debug)]
+struct Lane<'k> {
+    row: I32<'k>,
+    column: U32<'k>,
+}
+
+/// Which of the two rows of a thread sum `i` is in, and how far its column is from the first.
+const fn place(i: u32) -> (u32, u32) {
+    (i / 2 % 2, i / 4 * 8 + i % 2)
+}
+
+impl KernelDef for WarpgroupSweep {
+    type Args = WarpgroupArgs;
+
+    fn name(&self) -> String {
+        let of = match self.work {
+            Work::Forward | Work::Queries => "q",
+            Work::KeysAndValues => "kv",
+            Work::Keys => "k",
+            Work::Values => "v",
+        };
+        format!("attention_backward_{of}_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.config.threads())
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.dtype).with("statistics", DType::F32)
+    }
+
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        Some(1)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: WarpgroupParams<'k>) {
+        let block = self.block_of(k, &a);
+        let multiplies = k.warp_idx().lt(self.warps());
+        k.if_else(multiplies, || self.multiply(k, &a, &block), || self.fetch(k, &a, &block));
+    }
+}
+
+impl WarpgroupSweep {
+    /// Warps that multiply.
+    const fn warps(&self) -> u32 {
+        self.config.groups * (GROUP / WARP)
+    }
+
+    fn of_queries(&self) -> bool {
+        self.work == Work::Queries
+    }
+
+    fn block_of<'k>(&self, k: K<'k>, a: &WarpgroupParams<'k>) -> Block<'k> {
+        let p = a.problem();
+        let (rows, columns) = (self.config.rows(), self.config.columns);
+        let base = k.dynamic_shared_tiles();
+        let (own_ready, ring) = (k.mbarriers(1).at(0), k.ring(self.config.tiles));
+        k.if_(k.thread_idx().eq(0), || {
+            own_ready.init(1);
+            ring.init(self.warps());
+            k.publish_mbarriers();
+        });
+        k.barrier();
+        let [tile, head, batch] = p.place(k, self.of_queries() && self.kind.band);
+        let span = Span::new(self.kind, &p, batch);
+        let first = (tile * rows).to_i32();
+        let end = first + rows.cast_signed();
+        let key_head = if self.of_queries() { p.key_head(head) } else { head };
+        let walk = match self.of_queries() {
+            true => span.walk_keys(first, end, columns),
+            false => span.walk_queries(first, end, columns),
+        };
+        Block { span, head, key_head, batch, first, walk, base, own_ready, ring }
+    }
+
+    /// Where a tile of the ring begins.
+    fn tile<'k>(&self, block: &Block<'k>, turn: Turn<'k>) -> U32<'k> {
+        let own = self.work.own() * self.config.own(self.dtype).bytes();
+        turn.stage().mul_add(self.config.of_products(self.dtype).bytes(), block.base + own)
+    }
+
+    /// Where what is known of its columns begins.
+    fn statistics<'k>(&self, block: &Block<'k>, turn: Turn<'k>) -> U32<'k> {
+        let own = self.work.own() * self.config.own(self.dtype).bytes();
+        let tiles = self.config.tiles * self.config.of_products(self.dtype).bytes();
+        turn.stage().mul_add(self.config.statistics_bytes(), block.base + (own + tiles))
+    }
+
+    /// `body` of each query head of the block, one after the other.
+    fn heads<'k, C: Carry<'k>>(
+        &self,
+        k: K<'k>,
+        a: &WarpgroupParams<'k>,
+        block: &Block<'k>,
+        init: C,
+        body: impl FnOnce(U32<'k>, C) -> C,
+    ) -> C {
+        if self.of_queries() {
+            return body(block.head, init);
+        }
+        let first = block.key_head * a.group;
+        k.fold(k.range(first, first + a.group, 1u32), init, body)
+    }
+
+    /// Copies the tiles of all steps, as places in the ring become free: that of the second tensor, then that of the first.
+    fn fetch<'k>(&self, k: K<'k>, a: &WarpgroupParams<'k>, block: &Block<'k>) {
+        k.release_registers(self.config.registers().1);
+        k.if_(k.thread_idx().eq(self.warps() * WARP), || {
+            let own = self.config.own(self.dtype);
+            let zero = k.lit(0u32);
+            let row = block.first.to_u32();
+            let of_own = [if self.of_queries() { block.head } else { block.key_head }, block.batch];
+            block.own_ready.arrive_expecting(self.work.own() * own.bytes());
+            own.fetch(a.own_first, block.base, (row, zero), &of_own, block.own_ready);
+            if self.work != Work::Values {
+                let to = block.base + own.bytes();
+                own.fetch(a.own_second, to, (row, zero), &of_own, block.own_ready);
+            }
+            let (tile, ring) = (self.config.of_products(self.dtype), block.ring);
+            let _ = self.heads(k, a, block, ring.start(k), |head, turn| {
+                let of_columns = [if self.of_queries() { block.key_head } else { head }, block.batch];
+                let kinds = (block.batch * a.heads + head) * 2;
+                let steps = k.range(block.walk.from, block.walk.end, self.config.columns.cast_signed());
+                k.fold(steps, turn, |at, turn| {
+                    let row = at.to_u32();
+                    let ready = ring.fill(turn, tile.bytes());
+                    tile.fetch(a.columns_second, self.tile(block, turn), (row, zero), &of_columns, ready);
+                    let turn = ring.after(turn);
+                    let more = if self.of_queries() { 0 } else { self.config.statistics_bytes() };
+                    let ready = ring.fill(turn, tile.bytes() + more);
+                    tile.fetch(a.columns_first, self.tile(block, turn), (row, zero), &of_columns, ready);
+                    if more > 0 {
+                        a.of_queries.copy(self.statistics(block, turn), &[row, kinds], ready);
+                    }
+                    ring.after(turn)
+                })
+            });
+        });
+    }
+
+    /// Rows from `left` on are in the tensors, but no keys: weights of 0 would not leave out what is no number.
+    fn cut<'k>(&self, k: K<'k>, left: I32<'k>, tiles: [U32<'k>; 2]) {
+        let threads = self.warps() * WARP;
+        k.if_(left.lt(self.config.columns.cast_signed()), || {
+            for tile in tiles {
+                let rows = left.max(0i32).to_u32();
+                self.config.of_sums(self.dtype).clear_from(tile, rows, (k.thread_idx(), threads));
+            }
+            k.fence_shared_copies();
+            k.barrier_of(CUT, threads);
+        });
+    }
+
+    /// Computes the gradients of a group's rows.
+    fn multiply<'k>(&self, k: K<'k>, a: &WarpgroupParams<'k>, block: &Block<'k>) {
+        k.claim_registers(self.config.registers().0);
+        // The same for the warp, and the assembler sees that.
+        let warp = k.from_lane(0, &k.warp_idx());
+        let group = warp / (GROUP / WARP);
+        let own = self.config.own(self.dtype);
+        let operand = |index: u32| {
+            let tile = block.base + index * own.bytes();
+            if self.config.held {
+                return Own::Held(own.rows_of(tile, warp * 16));
+            }
+            let of_group = group.mul_add(own.part(GROUP_ROWS), tile);
+            Own::Shared((own, own.descriptor(of_group)))
+        };
+        let lane = k.lane_idx();
+        let row = block.first + (warp * 16 + lane / 4).to_i32();
+        block.own_ready.wait(k.lit(0u32));
+        let zero = |wanted: bool| wanted.then(|| WarpgroupSums::zero(k, self.config.width));
+        let group = Group {
+            sweep: self,
+            block,
+            lane: Lane { row, column: lane % 4 * 2 },
+            own: (operand(0), (self.work != Work::Values).then(|| operand(1))),
+            sums: (
+                zero(self.work != Work::Values),
+                zero(matches!(self.work, Work::KeysAndValues | Work::Values)),
+            ),
+        };
+        let known = if self.of_queries() { Known::Rows(group.of_rows(a)) } else { Known::Columns };
+        let p = a.problem();
+        let _ = self.heads(k, a, block, block.ring.start(k), |head, turn| {
+            let scorer = Scorer::new(self.kind, Precision::Storage, &p, block.span, head, block.batch);
+            group.walk(k, &scorer, &known, turn)
+        });
+        group.store(a);
+    }
+}
+
+/// What is known of queries: the logarithm of the sum and delta, of those that are a thread's rows, or in shared memory.
+enum Known<'k> {
+    Rows([[F32<'k>; 2]; 2]),
+    Columns,
+}
+
+/// A group of four warps: its rows and what it sums.
+struct Group<'k, 'a> {
+    sweep: &'a WarpgroupSweep,
+    block: &'a Block<'k>,
+    lane: Lane<'k>,
+    own: (Own<'k>, Option<Own<'k>>),
+    /// Over the columns of the first tensor and over those of the second.
+    sums: (Option<WarpgroupSums<'k>>, Option<WarpgroupSums<'k>>),
+}
+
+/// What columns of a tile are multiplied with, for each of the sums, and the tile's turns.
+type Weights<'k> = (Vec<U32<'k>>, Vec<U32<'k>>);
+
+impl<'k> Group<'k, '_> {
+    fn of_rows(&self, a: &WarpgroupParams<'k>) -> [[F32<'k>; 2]; 2] {
+        let Block { span, head, batch, .. } = *self.block;
+        let of_head = (batch * a.heads + head).mul_wide(a.pitch) * 2u64;
+        [0, 8].map(|down| {
+            let row = self.lane.row + down;
+            let at = a.statistics.at(of_head + row.to_u64());
+            [0u64, 1].map(|kind| {
+                let at = at.at(a.pitch.to_u64() * kind);
+                at.only_where(row.lt(span.queries), Fill::Zero).get::<f32>()
+            })
+        })
+    }
+
+    /// Numbers of kind `kind` of the columns of a tile, two of each eight.
+    fn of_columns(&self, k: K<'k>, turn: Turn<'k>, kind: u32) -> Vec<F32<'k>> {
+        let columns = self.sweep.config.columns;
+        let first = self.sweep.statistics(self.block, turn) + kind * (columns * 4);
+        let from = k.shared_at::<f32>(first).at(self.lane.column);
+        let pair = |eight: u32| from.at(u64::from(8 * eight)).load::<f32>(2);
+        (0..columns / 8).map(pair).flat_map(|pair| [pair[0], pair[1]]).collect()
+    }
+
+    /// All tiles of a head, from the turn `turn` on; the turn after them. While the weights of a tile are computed, those of the
+    /// one before are multiplied.
+    fn walk(&self, k: K<'k>, scorer: &Scorer<'k, f32>, known: &Known<'k>, turn: Turn<'k>) -> Turn<'k> {
+        let Block { walk, ring, .. } = *self.block;
+        let columns = self.sweep.config.columns.cast_signed();
+        let all = || {
+            let first = (self.tile(k, scorer, known, walk.from, turn, None), turn);
+            let later = k.range(walk.from + columns, walk.end, columns);
+            let (weights, turn) = k.fold(later, first, |at, (weights, before)| {
+                let turn = ring.after(ring.after(before));
+                (self.tile(k, scorer, known, at, turn, Some((weights, before))), turn)
+            });
+            self.add(&weights, turn);
+            self.finished(k, turn);
+            ring.after(ring.after(turn))
+        };
+        k.if_else(walk.from.lt(walk.end), all, || turn)
+    }
+
+    /// Starts the products with the weights of a tile; how many groups of them.
+    fn add(&self, (first, second): &Weights<'k>, turn: Turn<'k>) -> u32 {
+        let tile = self.sweep.config.of_sums(self.sweep.dtype);
+        let at = |turn| (tile, tile.descriptor(self.sweep.tile(self.block, turn)));
+        if let Some(sums) = &self.sums.1 {
+            sums.add_products_of(second, at(turn));
+        }
+        if let Some(sums) = &self.sums.0 {
+            sums.add_products_of(first, at(self.block.ring.after(turn)));
+        }
+        u32::from(self.sums.0.is_some()) + u32::from(self.sums.1.is_some())
+    }
+
+    /// Waits for the products of a tile, and gives back what they have read.
+    fn finished(&self, k: K<'k>, turn: Turn<'k>) {
+        for sums in [&self.sums.0, &self.sums.1].into_iter().flatten().take(1) {
+            sums.wait(0);
+        }
+        if self.sums.1.is_some() {
+            self.give_back(k, turn);
+        }
+        if self.sums.0.is_some() {
+            self.give_back(k, self.block.ring.after(turn));
+        }
+    }
+
+    /// All lanes of the warp are done with a tile.
+    fn give_back(&self, k: K<'k>, turn: Turn<'k>) {
+        k.if_(k.lane_idx().eq(0), || self.block.ring.give_back(turn));
+    }
+
+    fn products(&self, k: K<'k>, own: &Own<'k>, turn: Turn<'k>) -> WarpgroupSums<'k> {
+        let WarpgroupSweep { config, dtype, .. } = *self.sweep;
+        let tile = config.of_products(dtype);
+        let tile = (tile, tile.descriptor(self.sweep.tile(self.block, turn)));
+        match own {
+            Own::Shared(own) => WarpgroupSums::products(k, config.columns, *own, tile),
+            Own::Held(own) => WarpgroupSums::products_of(k, config.columns, own, tile),
+        }
+    }
+
+    /// The weights of the tile whose first column is `at`: probabilities for the second sum, gradients of the scores for the
+    /// first. Meanwhile those of the tile `before` are multiplied.
+    fn tile(
+        &self,
+        k: K<'k>,
+        scorer: &Scorer<'k, f32>,
+        known: &Known<'k>,
+        at: I32<'k>,
+        second: Turn<'k>,
+        before: Option<(Weights<'k>, Turn<'k>)>,
+    ) -> Weights<'k> {
+        let Block { span, walk, ring, .. } = *self.block;
+        let WarpgroupSweep { config, dtype, kind, .. } = *self.sweep;
+        let first = ring.after(second);
+        ring.wait(second);
+        ring.wait(first);
+        if kind.lengths && self.sweep.of_queries() {
+            let tiles = [first, second].map(|turn| self.sweep.tile(self.block, turn));
+            self.sweep.cut(k, span.keys - at, tiles);
+        }
+        let products = self.products(k, &self.own.0, first);
+        let gradients = self.own.1.as_ref().map(|own| self.products(k, own, second));
+        let adding = before.as_ref().map_or(0, |(weights, turn)| self.add(weights, *turn));
+        products.wait(adding + u32::from(gradients.is_some()));
+        let of_columns = |kind| match known {
+            Known::Columns => self.of_columns(k, first, kind),
+            Known::Rows(_) => Vec::new(),
+        };
+        let of = |of_columns: &[F32<'k>], i: u32, kind: usize| match known {
+            Known::Columns => of_columns[(i / 4 * 2 + i % 2) as usize],
+            Known::Rows(rows) => rows[place(i).0 as usize][kind],
+        };
+        let logarithms = of_columns(0);
+        let (row, column) = (self.lane.row, at + self.lane.column.to_i32());
+        let probability = |i: u32, masked: bool| {
+            let (slot, across) = place(i);
+            let (row, column) = (row + slot.cast_signed() * 8, column + across.cast_signed());
+            let (query, key) = if self.sweep.of_queries() { (row, column) } else { (column, row) };
+            let score = scorer.score(products.at(i), query, key, masked.then(|| span.sees(query, key)));
+            scorer.probability(score, of(&logarithms, i, 0))
+        };
+        let all = |masked: bool| (0..config.columns / 2).map(|i| probability(i, masked)).collect::<Vec<_>>();
+        let masked = at.ge(walk.whole_end);
+        let masked = walk.whole_from.map_or(masked, |from| masked | at.lt(from));
+        let ps = k.if_else(masked, || all(true), || all(false));
+        let mut ds = Vec::new();
+        if let Some(gradients) = &gradients {
+            let deltas = of_columns(1);
+            gradients.wait(adding);
+            ds = (0..).zip(&ps).map(|(i, p)| *p * (gradients.at(i) - of(&deltas, i, 1))).collect();
+        }
+        // What is known of the columns has been read.
+        if matches!(known, Known::Columns) {
+            k.raw(Inst::WarpBarrier { mask: Operand::int(0xffff_ffff) });
+        }
+        if self.sums.1.is_none() {
+            self.give_back(k, second);
+        }
+        if self.sums.0.is_none() {
+            self.give_back(k, first);
+        }
+        if let Some((_, turn)) = before {
+            self.finished(k, turn);
+        }
+        let packed = |values: &[F32<'k>], sums: &Option<WarpgroupSums<'k>>| {
+            if sums.is_some() { WarpgroupSums::packed(dtype, values) } else { Vec::new() }
+        };
+        (packed(&ds, &self.sums.0), packed(&ps, &self.sums.1))
+    }
+
+    /// Writes the gradients.
+    fn store(&self, a: &WarpgroupParams<'k>) {
+        let (p, span) = (a.problem(), self.block.span);
+        let (first, second) = (
+            View { data: a.first, strides: [a.first_batch, a.first_row, a.first_head] },
+            View { data: a.second, strides: [a.second_batch, a.second_row, a.second_head] },
+        );
+        let (of, head, rows, below) = match self.sweep.of_queries() {
+            true => (span.of_queries, self.block.head, span.queries, None),
+            // Keys that a sequence does not have get gradients of 0.
+            false => {
+                let below = self.sweep.kind.lengths.then_some(span.keys);
+                (span.of_keys, self.block.key_head, p.keys.to_i32(), below)
+            }
+        };
+        if let Some(sums) = &self.sums.0 {
+            let to = first.destination(of, head, rows, p.width);
+            store(sums, to, self.lane, Some(Scorer::<f32>::factor(&p)), below);
+        }
+        if let Some(sums) = &self.sums.1 {
+            store(sums, second.destination(of, head, rows, p.value_width), self.lane, None, below);
+        }
+    }
+}
+
+/// Writes sums times a factor; rows from `below` on get zeros.
+fn store<'k>(
+    sums: &WarpgroupSums<'k>,
+    to: Destination<'k>,
+    lane: Lane<'k>,
+    factor: Option<F32<'k>>,
+    below: Option<I32<'k>>,
+) {
+    let rows = [0, 8].map(|down| {
+        let row = lane.row + down;
+        let data = to.data.at(row.to_u64() * to.stride).at(lane.column);
+        (data, row.lt(to.rows), below.map(|below| row.lt(below)))
+    });
+    for (down, across, pair) in sums.pairs() {
+        let (data, there, counts) = rows[(down / 8) as usize];
+        let value = |x: F32<'k>| {
+            let x = factor.map_or(x, |factor| x * factor);
+            counts.map_or(x, |counts| counts.select(x, 0.0))
+        };
+        let inside = there & (lane.column + across).lt(to.width);
+        let pair = Lanes::from(pair.map(value).to_vec());
+        data.at(u64::from(across)).only_where(inside, Fill::Zero).store(pair);
+    }
+}

@@ -1,0 +1,111 @@
+//! The gradients of attention with `wgmma`.
+
+use warpwright_ops::attention::tuning::{SweepGroups, Sweeps};
+use warpwright_ops::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions, Window};
+use warpwright_ops::plan::Layout;
+use warpwright_ptx::DType;
+
+use crate::harness::{Survivor, Sweep, TARGET, plain, plans};
+
+/// Queries, keys, head_dim of keys and of values, heads, key heads; whether later keys are hidden, and how many before are seen.
+type Case = ([usize; 6], bool, Option<u32>);
+
+/// Rows of a block, one less and more, of both kinds; tiles with and without masked pairs at both ends of what a block sees, several
+/// rounds of the ring, and blocks that see nothing.
+const CASES: [Case; 12] = [
+    ([130, 100, 64, 64, 2, 1], true, None),
+    ([64, 80, 64, 40, 1, 1], false, Some(20)),
+    ([128, 64, 64, 64, 1, 1], false, Some(100)),
+    ([20, 33, 40, 64, 2, 2], true, Some(5)),
+    ([17, 1, 64, 64, 1, 1], true, None),
+    ([70, 96, 64, 64, 1, 1], true, Some(40)),
+    ([129, 47, 64, 64, 1, 1], true, Some(3)),
+    ([47, 129, 64, 64, 1, 1], false, None),
+    ([130, 100, 64, 64, 2, 1], false, None),
+    ([128, 64, 64, 40, 4, 2], false, None),
+    ([65, 81, 40, 64, 1, 1], false, None),
+    ([20, 9, 64, 64, 1, 1], false, None),
+];
+
+const BATCH: usize = 3;
+
+const NEW_REGISTERS: &str = "products of a tile are in new registers, which nothing has written";
+
+const FENCED_BEFORE: &str = "the products in front of them have a fence behind all writes; behind the loops weights have been moved alone";
+const AS_ONE: &str = "the warp has read what is known of the columns before it waits for products as one";
+const TOGETHER: &str = "where both tiles are read to the end they are given back together";
+const MULTIPLES: &str = "tiles and the parts that are whole begin at multiples of their columns";
+const NO_BIAS: &str = "without a bias rows that do not exist may take part";
+
+const NO_BAND: &str = "without a band nobody asks where positions begin";
+const ZEROS: &str = "what lies behind the last row of a tensor, or of a sequence, are zeros in the tiles";
+const ONE_HEAD: &str = "a block has queries of one head: nobody takes the turn after";
+
+const SURVIVORS: [Survivor; 15] = [
+    Survivor::missed(
+        "_wg",
+        "@publish_mbarriers()",
+        "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled",
+    ),
+    Survivor::equivalent("_wg", "@WarpgroupSums::products(", NEW_REGISTERS),
+    Survivor::equivalent("_wg", "@WarpgroupSums::products_of(", NEW_REGISTERS),
+    Survivor::equivalent("_wg", "@add_products_of(", FENCED_BEFORE),
+    Survivor::equivalent("_wg", "k.@raw(Inst::WarpBarrier", AS_ONE),
+    Survivor::equivalent("_kv_", "ring.@fill(turn, tile.bytes() + more)", TOGETHER),
+    Survivor::equivalent("_wg", "masked | at.@lt(from)", MULTIPLES),
+    Survivor::equivalent("_wg", "let complete = end.@le(self", NO_BIAS),
+    Survivor::equivalent("d64$", "p.bottom_right.@ne(0)", NO_BAND),
+    Survivor::equivalent("d64_lengths", "p.bottom_right.@ne(0)", NO_BAND),
+    Survivor::equivalent("_q_", "self.finished(k, turn); ring.@after(ring.after(turn))", ONE_HEAD),
+    Survivor::equivalent("_q_", "self.finished(k, turn); ring.after(ring.@after(turn))", ONE_HEAD),
+    Survivor::equivalent("d64_lengths", "let masked = at.@ge(walk.whole_end)", ZEROS),
+    Survivor::equivalent("_kv_bf16_wg2c16t4d64$", "let masked = at.@ge(walk.whole_end)", ZEROS),
+    Survivor::missed("_q_", "k.if_(left.@lt(", "weights of 0 leave out what is a number, as it is here"),
+];
+
+const SWEEP: Sweep = Sweep {
+    survivors: &SURVIVORS,
+    by_line: true,
+    // The sum for each query is mutated beside the other kernels.
+    skipped: |kernel| kernel.contains("_delta_"),
+    ..Sweep::new(plain)
+};
+
+fn problem(
+    positions: bool,
+    ([queries, keys, width, value_width, heads, key_heads], causal, left): Case,
+) -> AttentionBackwardDesc {
+    let layout = |rows, heads, width| Layout::contiguous([BATCH, rows, heads, width]);
+    let [q, k] = [layout(queries, heads, width), layout(keys, key_heads, width)];
+    let [v, o] = [layout(keys, key_heads, value_width), layout(queries, heads, value_width)];
+    let limited = AttentionOptions {
+        causal,
+        window: Window { left, right: None },
+        key_lengths: true,
+        ..AttentionOptions::default()
+    };
+    let options = if positions { limited } else { AttentionOptions::default() };
+    let forward = AttentionDesc { dtype: DType::BF16, q, k, v, o, options };
+    AttentionBackwardDesc { forward, dy: o, dq: q, dk: k, dv: v, dbias: false, dsinks: false }
+}
+
+fn check(positions: bool, groups: u32, held: bool, apart: bool) {
+    let of = SweepGroups { groups, columns: 16, tiles: 4, width: 64, held };
+    let sweeps = Sweeps { queries: of, keys: of, values: apart.then_some(of) };
+    SWEEP.check(&plans(&CASES, |case| {
+        problem(positions, case).plan_sweeps_with(TARGET, sweeps).expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_gradients_of_warpgroups_are_noticed() {
+    check(true, 2, false, false);
+}
+
+#[test]
+#[ignore = "the other layouts: nightly"]
+fn defects_of_more_gradients_of_warpgroups_are_noticed() {
+    check(true, 1, true, true);
+    check(false, 2, false, true);
+    check(false, 1, true, false);
+}

@@ -1,0 +1,197 @@
+//! What the kernels of the gradients of attention take on a GPU, in microseconds, with every layout that is tried for `wgmma` beside
+//! those of `mma.sync`, and how far their results are apart: `cargo run --release --example attention_backward_time [-- HEAD_DIM ...]`.
+//! `-- ptx DIR` writes the kernels' texts instead.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use warpwright::attention::tuning::{self, SweepGroups, Sweeps};
+use warpwright::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions};
+use warpwright::plan::{Access, Layout, TensorSpec};
+use warpwright::{DType, Device, Error, Operation, Plan, Stream, Target, Tensor};
+
+const TOKENS: usize = 16_384;
+const SEQUENCE: usize = 4096;
+const ELEMENTS: usize = 2048;
+const SAMPLES: usize = 9;
+
+/// Layouts of the sweeps, what is chosen first.
+fn layouts(width: u32) -> Vec<Sweeps> {
+    let of = |groups, columns, tiles, held| SweepGroups { groups, columns, tiles, width, held };
+    let mut all: Vec<_> = tuning::sweeps(DType::BF16, Target::sm(90), width as usize).into_iter().collect();
+    let mut with = |queries, keys, values| all.push(Sweeps { queries, keys, values });
+    match width {
+        64 => {
+            with(of(2, 128, 6, false), of(2, 64, 6, false), Some(of(2, 128, 6, false)));
+            with(of(2, 64, 8, true), of(2, 64, 8, true), None);
+        }
+        128 => {
+            with(of(2, 64, 8, false), of(2, 64, 8, false), Some(of(2, 128, 4, false)));
+            with(of(2, 80, 6, false), of(2, 32, 8, false), Some(of(2, 64, 6, true)));
+            with(of(2, 64, 6, true), of(2, 32, 8, false), None);
+        }
+        _ => {
+            with(of(2, 32, 6, false), of(2, 32, 6, false), Some(of(2, 64, 4, false)));
+            with(of(2, 48, 4, false), of(2, 48, 4, false), Some(of(2, 32, 8, false)));
+        }
+    }
+    all
+}
+
+fn problem(width: usize, causal: bool) -> AttentionBackwardDesc {
+    let q = Layout::contiguous([TOKENS / SEQUENCE, SEQUENCE, ELEMENTS / width, width]);
+    let options = AttentionOptions { causal, ..AttentionOptions::default() };
+    let forward = AttentionDesc { dtype: DType::BF16, q, k: q, v: q, o: q, options };
+    AttentionBackwardDesc { forward, dy: q, dq: q, dk: q, dv: q, dbias: false, dsinks: false }
+}
+
+/// About normal numbers of 16 bits.
+fn random(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let sum: u64 = (0..4).map(|i| state >> (16 * i) & 0xffff).sum();
+        (sum as f32 - 131_070.0) / 37_837.0
+    };
+    (0..len).flat_map(|_| ((next().to_bits() >> 16) as u16).to_le_bytes()).collect()
+}
+
+fn tensors<O: Operation>(
+    device: &Device,
+    plan: &Plan<O>,
+    given: &[(&str, Rc<Tensor>)],
+) -> Result<Vec<Rc<Tensor>>, Error> {
+    let tensor = |(slot, spec): (usize, &TensorSpec)| {
+        if let Some((_, tensor)) = given.iter().find(|(name, _)| *name == spec.name) {
+            return Ok(tensor.clone());
+        }
+        Ok(Rc::new(match spec.access {
+            Access::Read if spec.len > 0 => {
+                Tensor::from_bytes(device, spec.dtype, &random(spec.len, slot as u64 + 1), &[spec.len])?
+            }
+            _ => Tensor::empty(device, spec.dtype, &[spec.len])?,
+        }))
+    };
+    plan.tensors().iter().enumerate().map(tensor).collect()
+}
+
+/// Microseconds of each step, medians.
+fn time<O: Operation>(stream: &Stream, plan: &Plan<O>, tensors: &[Rc<Tensor>]) -> Result<Vec<f64>, Error> {
+    let bindings: Vec<_> = tensors.iter().map(|tensor| tensor.binding()).collect();
+    let mut all = vec![Vec::new(); plan.steps().len()];
+    for _ in 0..SAMPLES {
+        let mut events = vec![stream.record()?];
+        for step in plan.steps() {
+            stream.launch(step, &bindings)?;
+            events.push(stream.record()?);
+        }
+        stream.synchronize()?;
+        for (all, pair) in all.iter_mut().zip(events.windows(2)) {
+            all.extend(pair[0].elapsed_us(&pair[1])?);
+        }
+    }
+    let median = |mut all: Vec<f64>| {
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+    };
+    Ok(all.into_iter().map(median).collect())
+}
+
+fn floats(tensor: &Tensor) -> Result<Vec<f32>, Error> {
+    let bytes = tensor.to_bytes()?;
+    let word = |pair: &[u8]| u32::from(u16::from_le_bytes([pair[0], pair[1]])) << 16;
+    Ok(bytes.chunks_exact(2).map(|pair| f32::from_bits(word(pair))).collect())
+}
+
+/// The norm of the difference over that of the second.
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
+    (difference / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
+}
+
+fn measure(device: &Device, stream: &Stream, width: usize, causal: bool) -> Result<(), Error> {
+    let target = device.target();
+    let desc = problem(width, causal);
+    let forward = desc.forward.plan(target)?;
+    let of_forward = tensors(device, &forward, &[])?;
+    time(stream, &forward, &of_forward)?;
+    let named = |name: &str| forward.tensors().iter().position(|spec| spec.name == name).unwrap_or(0);
+    let given = ["q", "k", "v", "o", "lse"].map(|name| (name, Rc::clone(&of_forward[named(name)])));
+    let elements = TOKENS * ELEMENTS;
+    let dy = Tensor::from_bytes(device, DType::BF16, &random(elements, 99), &[elements])?;
+    let given: Vec<_> = given.into_iter().chain([("dy", Rc::new(dy))]).collect();
+    let blocks = [tuning::Work::Queries, tuning::Work::KeysAndValues]
+        .map(|work| tuning::tensor_core(work, target, width));
+    let [Some(queries), Some(keys)] = blocks else { return Ok(()) };
+    let mut plans = vec![desc.plan_with(target, [queries, keys])?];
+    for configs in layouts(width as u32) {
+        plans.extend(desc.plan_sweeps_with(target, configs));
+    }
+    let mut first: Option<Vec<Vec<f32>>> = None;
+    for plan in plans {
+        let mut of_plan = tensors(device, &plan, &given)?;
+        let names: Vec<_> = plan.steps().iter().map(|step| step.kernel().name().to_owned()).collect();
+        let us = match plan.warm_up(device).map_err(Error::from).and_then(|_| time(stream, &plan, &of_plan)) {
+            Ok(us) => us,
+            Err(error) => {
+                println!("{names:?}: {error}");
+                continue;
+            }
+        };
+        let gradients = of_plan
+            .drain(..)
+            .zip(plan.tensors())
+            .filter(|(_, spec)| spec.access == Access::Write && ["dq", "dk", "dv"].contains(&spec.name));
+        let gradients = gradients.map(|(tensor, _)| floats(&tensor)).collect::<Result<Vec<_>, _>>()?;
+        let total: f64 = us.iter().sum();
+        println!("d{width} causal {causal}: {total:.0} us");
+        names.iter().zip(&us).for_each(|(name, us)| println!("    {us:>9.1}  {name}"));
+        match &first {
+            None => first = Some(gradients),
+            Some(first) => {
+                let far = first.iter().zip(&gradients).map(|(a, b)| distance(b, a));
+                println!("    apart {}", far.map(|x| format!("{x:.2e} ")).collect::<String>());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn write(directory: &Path) -> Result<(), Error> {
+    for width in [64, 128, 256] {
+        for causal in [false, true] {
+            let desc = problem(width, causal);
+            for configs in layouts(width as u32) {
+                let plan = desc.plan_sweeps_with(Target::sm(90), configs)?;
+                for step in plan.steps().iter().skip(1) {
+                    let kernel = step.kernel();
+                    let path = directory.join(format!("{}.ptx", kernel.name()));
+                    std::fs::write(path, kernel.text()).unwrap_or_else(|e| eprintln!("{e}"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Error> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [mode, directory] = &args[..]
+        && mode == "ptx"
+    {
+        return write(Path::new(directory));
+    }
+    let widths: Vec<usize> = args.iter().filter_map(|arg| arg.parse().ok()).collect();
+    let device = Device::best();
+    let stream = device.stream()?;
+    println!("{}, {}", device.name(), device.target());
+    for width in if widths.is_empty() { vec![64, 128, 256] } else { widths } {
+        for causal in [false, true] {
+            measure(&device, &stream, width, causal)?;
+        }
+    }
+    Ok(())
+}
