@@ -50,7 +50,7 @@ fn fills_the_registers(kernel: &str) -> bool {
 fn keeps_weights(kernel: &str) -> bool {
     let wide = ["_h1024_", "_h2048_"].iter().any(|part| kernel.contains(part));
     let backward = kernel.contains("_sweep_f32_") && kernel.ends_with("_u8_blocks");
-    wide && (backward || kernel.ends_with("_u16_blocks"))
+    wide && (backward || kernel.contains("_u16_blocks"))
 }
 
 /// A kernel's text but for its version and target.

@@ -51,12 +51,14 @@ fn sequences_without_a_plan() {
     let grids: Vec<_> = plan.steps().iter().map(|step| (step.grid()[0], step.is_cooperative())).collect();
     assert_eq!(grids.last(), Some(&(32, true)), "16 units a block, for one tile of batches");
     let many = RecurrentDesc { batch: 16, hidden: 256, ..good.clone() }.plan(TARGET).expect("plan");
-    assert_eq!(many.steps().last().map(|step| step.grid()[0]), Some(64), "4 units a block");
-    for (dtype, batch, hidden, grid) in
-        [(DType::F32, 16, 768, 96), (DType::F32, 64, 1024, 128), (DType::BF16, 64, 1024, 128)]
-    {
+    assert_eq!(many.steps().last().map(|step| step.grid()), Some([32, 4, 1]), "8 units a block, 4 groups");
+    for (dtype, batch, hidden, grid) in [
+        (DType::F32, 16, 768, [96, 1, 1]),
+        (DType::F32, 64, 1024, [128, 1, 1]),
+        (DType::BF16, 64, 1024, [64, 2, 1]),
+    ] {
         let plan = RecurrentDesc { dtype, batch, hidden, ..good.clone() }.plan(TARGET).expect("plan");
-        let last = plan.steps().last().map(|step| (step.grid()[0], step.is_cooperative()));
+        let last = plan.steps().last().map(|step| (step.grid(), step.is_cooperative()));
         assert_eq!(last, Some((grid, true)), "{dtype} {batch} {hidden}");
     }
     assert_eq!(grids.len(), 3, "the inputs, the exchange, the sequence: {grids:?}");
@@ -89,13 +91,17 @@ fn sequences_without_a_plan() {
         (grids.collect::<Vec<_>>(), plan.steps().len())
     };
     assert_eq!(whole(backward.schedule(TARGET)), (vec![32], 11), "the exchange, the steps, the products");
-    assert_eq!(whole(Schedule::Stepwise), (vec![], 9 + 2 * 3 + 1), "a cell and a product for each step");
-    let wrong = Schedule::Persistent(PersistentConfig { units: 4, exchange: Exchange::Words });
+    assert_eq!(
+        whole(Schedule::Stepwise),
+        (vec![], 9 + 3 * 3 + 1),
+        "a cell, a product and its sum for each step"
+    );
+    let wrong = Schedule::Persistent(PersistentConfig { units: 4, groups: 1, exchange: Exchange::Words });
     let e = backward.plan_with(TARGET, wrong).expect_err("no such kernel");
     assert!(matches!(e, PlanError::Parameter { parameter: "schedule", .. }), "{e}");
     let e = RecurrentDesc { dtype: DType::I8, ..good.clone() }.plan(TARGET).expect_err("no integers");
     assert!(matches!(e, PlanError::DType { op: "lstm", .. }), "{e}");
-    let wrong = Schedule::Persistent(PersistentConfig { units: 3, exchange: Exchange::Words });
+    let wrong = Schedule::Persistent(PersistentConfig { units: 3, groups: 1, exchange: Exchange::Words });
     let e = good.plan_with(TARGET, wrong).expect_err("no such kernel");
     assert!(matches!(e, PlanError::Parameter { parameter: "schedule", .. }), "{e}");
     // Old targets, sizes that do not fit, and double precision go step by step.

@@ -31,6 +31,7 @@ pub use case::{
     Bench, Case, CaseError, CaseResult, Launches, Placed, Scope, Subject, run_case, run_case_with,
 };
 pub use ptx_run::{PtxCaseError, run_ptx_case};
+pub use recurrent::recurrent_case;
 use warpwright_ops::Direction;
 use warpwright_ptx::DType;
 

@@ -49,8 +49,12 @@ enum How {
     Tuned,
     /// Every one by itself.
     Stepwise,
-    /// All together, by blocks that hand over what they have of so many units at once; as tuning says if that cannot be.
-    Blocks(u32),
+    /// All together, by blocks of so many units, in so many groups, that hand over what they have at once, or word by word; as
+    /// tuning says if that cannot be.
+    Blocks(u32, u32),
+    Words(u32, u32),
+    /// As given.
+    Given(Schedule),
 }
 
 const PLAIN: Situation = Situation {
@@ -117,15 +121,19 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 4, 264, 24], lengths: true, directions: 2, training: true, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..PLAIN },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..PLAIN },
-        Situation { sizes: [3, 5, 8, 128], lengths: true, how: How::Blocks(16), ..PLAIN },
+        Situation { sizes: [3, 5, 8, 128], lengths: true, how: How::Blocks(16, 1), ..PLAIN },
+        Situation { sizes: [3, 16, 8, 64], training: true, how: How::Blocks(16, 2), ..PLAIN },
+        Situation { sizes: [3, 6, 8, 32], lengths: true, how: How::Words(16, 2), ..PLAIN },
+        Situation { sizes: [3, 8, 8, 32], lengths: true, training: true, how: How::Words(16, 1), ..PLAIN },
     ];
     if scope == Scope::Full {
         all.extend([
             Situation { sizes: [40, 2, 16, 32], ..PLAIN },
             Situation { sizes: [LONG, 1, 4, 16], ..PLAIN },
             Situation { sizes: [3, 17, 16, 64], lengths: true, ..PLAIN },
-            Situation { sizes: [5, 18, 16, 128], training: true, how: How::Blocks(16), ..PLAIN },
-            Situation { sizes: [2, 5, 8, 256], how: How::Blocks(16), ..PLAIN },
+            Situation { sizes: [2, 16, 8, 128], how: How::Blocks(16, 2), ..PLAIN },
+            Situation { sizes: [5, 18, 16, 128], training: true, how: How::Blocks(16, 1), ..PLAIN },
+            Situation { sizes: [2, 5, 8, 256], how: How::Blocks(16, 1), ..PLAIN },
             Situation { sizes: [3, 4, 16, 272], ..PLAIN },
             Situation { sizes: [2, 1, 3, 1], ..PLAIN },
             Situation { sizes: [9, 5, 40, 20], lead: 1, ..PLAIN },
@@ -150,7 +158,9 @@ fn trainings(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 2, 5, 7], single: true, biases: Biases::Absent, lead: 1, ..plain },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..plain },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..plain },
-        Situation { sizes: [3, 5, 8, 128], lengths: true, how: How::Blocks(16), ..plain },
+        Situation { sizes: [3, 5, 8, 128], lengths: true, how: How::Blocks(16, 1), ..plain },
+        Situation { sizes: [3, 10, 8, 64], how: How::Blocks(16, 2), ..plain },
+        Situation { sizes: [3, 6, 8, 32], lengths: true, how: How::Words(16, 2), ..plain },
     ];
     if scope == Scope::Full {
         all.extend([
@@ -164,10 +174,23 @@ fn trainings(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [3, 4, 16, 64], projection: 32, batch_first: true, state: false, ..plain },
             Situation { sizes: [1, 2, 3, 5], projection: 5, biases: Biases::One, lead: 1, ..plain },
             Situation { sizes: [3, 5, 8, 32], dropout: Some(0.6), layers: 2, batch_first: true, ..plain },
-            Situation { sizes: [2, 18, 16, 128], how: How::Blocks(16), ..plain },
+            Situation { sizes: [2, 18, 16, 128], how: How::Blocks(16, 1), ..plain },
         ]);
     }
     all
+}
+
+/// A net of `[places, sequences, elements of an input, units]` with first states, by the schedule that is given or as tuning says.
+pub fn recurrent_case(
+    cell: Cell,
+    dtype: DType,
+    sizes: [usize; 4],
+    direction: Direction,
+    schedule: Option<Schedule>,
+) -> Case {
+    let how = schedule.map_or(How::Tuned, How::Given);
+    let training = direction == Direction::Backward;
+    case(cell, dtype, Situation { sizes, how, training, ..PLAIN }, direction)
 }
 
 fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) -> Case {
@@ -188,7 +211,10 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
     let how = match situation.how {
         How::Tuned => "tuned".to_owned(),
         How::Stepwise => "step by step".to_owned(),
-        How::Blocks(units) => format!("blocks of {units}"),
+        How::Blocks(units, groups) => format!("blocks of {units} in {groups}"),
+        How::Words(units, groups) => format!("words of {units} in {groups}"),
+        How::Given(Schedule::Persistent(config)) => config.to_string(),
+        How::Given(Schedule::Stepwise) => "step by step".to_owned(),
     };
     let order = if batch_first { "batch first" } else { "time first" };
     let Situation { lengths, lead, .. } = situation;
@@ -411,14 +437,24 @@ impl RecurrentSubject {
 
     /// The schedule of a pass that tuning gives `tuned`; `takes` says whether one has a plan.
     fn schedule(&self, tuned: Schedule, takes: impl Fn(Schedule) -> bool) -> Schedule {
+        let whole = |config| {
+            let whole = Schedule::Persistent(config);
+            if takes(whole) { whole } else { tuned }
+        };
         match self.situation.how {
             How::Tuned => tuned,
             How::Stepwise => Schedule::Stepwise,
-            How::Blocks(units) => {
-                let config = PersistentConfig { units, exchange: Exchange::Blocks };
-                let whole = Schedule::Persistent(config);
-                if takes(whole) { whole } else { tuned }
+            How::Given(schedule) => {
+                if takes(schedule) {
+                    schedule
+                } else {
+                    tuned
+                }
             }
+            How::Blocks(units, groups) => {
+                whole(PersistentConfig { units, groups, exchange: Exchange::Blocks })
+            }
+            How::Words(units, groups) => whole(PersistentConfig { units, groups, exchange: Exchange::Words }),
         }
     }
 

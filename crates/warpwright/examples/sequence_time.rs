@@ -1,9 +1,9 @@
 //! What a step of a recurrent net costs on a GPU, in microseconds: the forward pass for inference, and forward and backward
 //! for training, each in a graph. `cargo run --release --example sequence_time`; behind it, the cells and
-//! types that are wanted, and `layouts` for every layout that takes a row, forward for training and backward apart.
+//! types that are wanted, rows as `BxH`, and `layouts` for every layout that takes a row, forward for training and backward apart.
 
 use warpwright::plan::Access;
-use warpwright::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
+use warpwright::recurrent::tuning::{Schedule, layouts as every_layout};
 use warpwright::recurrent::{Cell, RecurrentBackwardDesc, RecurrentDesc};
 use warpwright::{DType, Device, Error, Graph, Operation, Plan, Stream, Tensor};
 
@@ -63,9 +63,7 @@ fn layouts(stream: &Stream, backward: &RecurrentBackwardDesc) -> Result<(), Erro
     let target = stream.device().target();
     let steps = forward.steps as f64;
     let tuned = [forward.schedule(target), backward.schedule(target)];
-    let all = [Exchange::Words, Exchange::Blocks].into_iter();
-    let all = all.flat_map(|exchange| [2, 4, 8, 16].map(|units| PersistentConfig { units, exchange }));
-    for schedule in all.map(Schedule::Persistent).chain([Schedule::Stepwise]) {
+    for schedule in every_layout().map(Schedule::Persistent).chain([Schedule::Stepwise]) {
         let name = match schedule {
             Schedule::Persistent(config) => config.to_string(),
             Schedule::Stepwise => "steps".to_owned(),
@@ -88,13 +86,15 @@ fn main() -> Result<(), Error> {
     let (cells, dtypes) = ([Cell::Lstm, Cell::Gru, Cell::RnnTanh], [DType::BF16, DType::F16, DType::F32]);
     let any_cell = none_of(&cells.map(|cell| cell.name().to_owned()));
     let any_dtype = none_of(&dtypes.map(|dtype| dtype.to_string()));
+    let row_name = |[_, batch, _, hidden]: [usize; 4]| format!("{batch}x{hidden}");
+    let any_row = none_of(&ROWS.map(row_name));
     let device = Device::best();
     let stream = device.stream()?;
     println!("{}", device.name());
     println!("{:<10}{:<6}{:<24}{:>9}{:>9}  how", "cell", "dtype", "T, B, I, H", "forward", "both");
     for cell in cells.into_iter().filter(|cell| any_cell || has(cell.name())) {
         for dtype in dtypes.into_iter().filter(|dtype| any_dtype || has(&dtype.to_string())) {
-            for sizes in ROWS {
+            for sizes in ROWS.into_iter().filter(|sizes| any_row || has(&row_name(*sizes))) {
                 let desc = RecurrentDesc::new(cell, dtype, sizes);
                 let training = RecurrentDesc { training: true, ..desc.clone() };
                 let (dy, dh_n, dc_n, dx) = (true, false, false, true);

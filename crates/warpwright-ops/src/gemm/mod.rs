@@ -156,7 +156,7 @@ impl Operation for GemmDesc {
     type Args<'a> = GemmArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        self.plan_choosing(target, |wide| self.choose(target, wide))
+        self.plan_choosing(target, |wide| self.choose(target, wide, u64::MAX))
     }
 
     fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
@@ -270,7 +270,7 @@ impl GemmDesc {
         }
         self.plan_choosing(target, |wide| match wide {
             true => Ok(tuning::share(target, self.shape(), config)),
-            false => self.choose(target, false),
+            false => self.choose(target, false, u64::MAX),
         })
     }
 
@@ -388,29 +388,32 @@ impl GemmDesc {
 
     /// One launch that stores `op(a) op(b)` without gaps as it was summed, in `f32` (`f64` for `f64`): for operations that
     /// go on with it. Factors, `c` and the rest of the epilogue are left out. `wide` if `a` and `b` begin at multiples of
-    /// 16 bytes.
-    pub(crate) fn sums(
+    /// 16 bytes. Blocks may share the common dimension in at most `most` parts, whose sums lie one behind the other at what `y`
+    /// says of their number, which is returned.
+    pub(crate) fn sums_in_parts(
         &self,
         target: Target,
         wide: bool,
-        a: In<Elem>,
-        b: In<Elem>,
-        y: Out<Elem>,
-    ) -> Result<LaunchStep, PlanError> {
+        most: u64,
+        [a, b]: [In<Elem>; 2],
+        y: impl FnOnce(u64) -> Out<Elem>,
+    ) -> Result<(LaunchStep, u64), PlanError> {
         self.check()?;
-        let choice = Choice { part: (self.k as u64).max(1), ..self.choose(target, wide && self.is_wide())? };
-        let product = Product { a, b, c: In::address(0), bias: In::address(0), y, count: 1, split: true };
-        self.launch(target, choice, product)
+        let choice = self.choose(target, wide && self.is_wide(), most)?;
+        let parts = choice.parts(self.k as u64);
+        let (c, bias) = (In::address(0), In::address(0));
+        let product = Product { a, b, c, bias, y: y(parts), count: 1, split: true };
+        Ok((self.launch(target, choice, product)?, parts))
     }
 
-    /// The kernel, and how the common dimension is shared.
-    fn choose(&self, target: Target, wide: bool) -> Result<Choice, PlanError> {
+    /// The kernel, and how the common dimension is shared by at most `most` blocks.
+    fn choose(&self, target: Target, wide: bool, most: u64) -> Result<Choice, PlanError> {
         let access = match wide {
             true if self.has_boxes() => Access::Boxes,
             true => Access::Wide,
             false => Access::Elements,
         };
-        let choice = tuning::choose(self.dtype, target, self.shape(), access);
+        let choice = tuning::choose_within(self.dtype, target, self.shape(), access, most);
         choice.ok_or(PlanError::Target { op: OP, needs: 75, target })
     }
 

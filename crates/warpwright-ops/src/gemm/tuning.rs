@@ -392,9 +392,20 @@ pub enum Access {
 
 /// The configuration for a product.
 pub fn choose(dtype: DType, target: Target, shape: Shape, access: Access) -> Option<Choice> {
+    choose_within(dtype, target, shape, access, MAX_PARTS)
+}
+
+/// The same where at most so many blocks may share a tile.
+pub(super) fn choose_within(
+    dtype: DType,
+    target: Target,
+    shape: Shape,
+    access: Access,
+    most: u64,
+) -> Option<Choice> {
     let wide = access != Access::Elements;
     let choice = |c: Candidate| {
-        let choice = share(target, shape, c.config);
+        let choice = share_within(target, shape, c.config, most);
         let cost = cost(dtype, target, shape, &c, choice);
         let config = choice.config.with(if wide { PIECE } else { dtype.bytes() as u32 });
         (Choice { config, ..choice }, cost)
@@ -414,8 +425,12 @@ pub fn choose(dtype: DType, target: Target, shape: Shape, access: Access) -> Opt
 
 /// How a kernel shares a product.
 pub(super) fn share(target: Target, shape: Shape, config: Config) -> Choice {
-    let parts =
-        (multiprocessors(target) / blocks(shape, config)).min(shape.k / LEAST_PART).clamp(1, MAX_PARTS);
+    share_within(target, shape, config, MAX_PARTS)
+}
+
+fn share_within(target: Target, shape: Shape, config: Config, most: u64) -> Choice {
+    let parts = (multiprocessors(target) / blocks(shape, config)).min(shape.k / LEAST_PART);
+    let parts = parts.clamp(1, most.clamp(1, MAX_PARTS));
     let part = shape.k.div_ceil(parts).max(1).next_multiple_of(u64::from(config.slice()));
     Choice { config, part }
 }

@@ -73,8 +73,9 @@ struct Scratch {
     /// What comes back through the recurrent weights, or the exchange; and what passes from step to step.
     recurrent: Place,
     carry: Place,
-    /// Sums that are to be rounded: of weights and columns, and of the input in every direction.
+    /// Sums that are to be rounded: of weights and columns, how many there is room for, and of the input in every direction.
     sums: Place,
+    of_weights: usize,
     input_sums: Place,
     /// The gradient of a layer's result.
     dy: Place,
@@ -194,7 +195,7 @@ fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
     let unprojected_now = arena.take(projecting(net.units()), sums);
     let now = arena.take(net.batch * net.wide(), dtype);
     let exchange = match schedule {
-        Schedule::Persistent(config) => sweep(net, config).product().words().0 as usize,
+        Schedule::Persistent(config) => sweep(net, config).product().words() as usize,
         Schedule::Stepwise => 0,
     };
     let recurrent = arena.take(net.state().max(2 * exchange), sums);
@@ -220,6 +221,7 @@ fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
         recurrent,
         carry,
         sums: sums_place,
+        of_weights,
         input_sums,
         dy,
         dropped,
@@ -331,7 +333,10 @@ impl Planner<'_> {
             self.launches.over(&Backward { cell, dtype, projected }, net.units(), &args)?;
             if step > 0 || net.h0 {
                 let places = [scratch.now, pass.weight(Weight::Hh), scratch.recurrent];
-                self.launches.product([batch, net.output(), net.wide()], [false; 2], places)?;
+                let sizes = [batch, net.output(), net.wide()];
+                // The sums of weights are not there yet.
+                let room = (scratch.sums, scratch.of_weights / net.state().max(1));
+                self.launches.product_in_parts(sizes, [false; 2], places, room)?;
             }
         }
         if !projected {

@@ -37,11 +37,13 @@ pub(super) struct Product {
     pub(super) rows: u32,
     /// The common dimension: elements of a vector, an even number of them, of 16 bits a multiple of 16.
     pub(super) depth: u32,
-    /// Vectors.
+    /// Vectors of a block.
     pub(super) batch: u32,
     /// Units of the net, which have equal parts of the common dimension, and of a block.
     pub(super) hidden: u32,
     pub(super) units: u32,
+    /// Groups of blocks with as many vectors each, which exchange nothing with one another.
+    pub(super) groups: u32,
     pub(super) exchange: Exchange,
 }
 
@@ -120,12 +122,27 @@ impl Product {
         }
     }
 
-    /// Words of both buffers and flags, and how many of them are zero before the first step.
-    pub(super) fn words(&self) -> (u32, u32) {
+    /// Words that all groups exchange.
+    pub(super) fn words(&self) -> u32 {
+        self.groups * self.of_group().0
+    }
+
+    /// Words of both buffers and flags of a group, and how many of them are zero before the first step.
+    fn of_group(&self) -> (u32, u32) {
         match self.exchange {
             Exchange::Words => (2 * self.buffer(), 2 * self.buffer()),
             Exchange::Blocks => (FLAGS + 2 * self.staged_words(), FLAGS),
         }
+    }
+
+    /// The words of the block's group.
+    pub(super) fn own<'k>(&self, k: K<'k>, exchange: Ptr<'k, ReadWrite, u64>) -> Ptr<'k, ReadWrite, u64> {
+        if self.groups == 1 { exchange } else { exchange.at((k.block_idx_y() * self.of_group().0).to_u64()) }
+    }
+
+    /// The first of the block's vectors.
+    pub(super) fn first<'k>(&self, k: K<'k>) -> Option<U32<'k>> {
+        (self.groups > 1).then(|| k.block_idx_y() * self.batch)
     }
 
     /// Words of one of the two buffers.
@@ -471,6 +488,23 @@ impl<'k> Sums<'k> {
         let parts: Lanes<'k, f32> = (0..WARPS).map(of_warp).collect();
         parts.reduce(|a, b| a + b).unwrap_or(parts[0])
     }
+
+    /// The sums of `count` rows from `row` on, which is a multiple of `count`.
+    pub(super) fn of_rows(&self, batch: U32<'k>, row: U32<'k>, count: u32, there: Pred<'k>) -> Vec<F32<'k>> {
+        if !count.is_power_of_two() {
+            return (0..count).map(|i| self.of(batch, row + i, there)).collect();
+        }
+        let of_warp = |warp: u32| {
+            let place = batch * self.product.pitch() + row + warp * self.product.of_warp();
+            self.sums.at(place).only_where(there, Fill::Zero).load::<f32>(count)
+        };
+        let warps: Vec<Lanes<'k, f32>> = (0..WARPS).map(of_warp).collect();
+        let sum = |i: usize| {
+            let parts: Lanes<'k, f32> = warps.iter().map(|rows| rows[i]).collect();
+            parts.reduce(|a, b| a + b).unwrap_or(parts[0])
+        };
+        (0..count as usize).map(sum).collect()
+    }
 }
 
 const RELAXED: Ordering = Ordering::new(Semantics::Relaxed, Scope::Gpu);
@@ -514,10 +548,11 @@ fn wait_for<'k>(k: K<'k>, places: &[Ptr<'k, ReadWrite, u64>], tag: U32<'k>) -> V
 }
 
 kernel_args! {
-    pub(super) struct ClearArgs => ClearParams { words: Out<u64>, n: u64 }
+    /// The first `part` words of every `stride`, `n` in all.
+    pub(super) struct ClearArgs => ClearParams { words: Out<u64>, n: u32, part: u32, stride: u32 }
 }
 
-/// Makes the exchange zero.
+/// Makes what has to be zero of the exchange so.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clear;
 
@@ -533,8 +568,8 @@ impl KernelDef for Clear {
     }
 
     fn build<'k>(&self, k: K<'k>, p: ClearParams<'k>) {
-        let at = k.global_idx_x();
-        k.if_(at.lt(p.n), || p.words.at(at).set(0u64));
+        let at = k.block_idx_x() * THREADS + k.thread_idx();
+        k.if_(at.lt(p.n), || p.words.at((at / p.part * p.stride + at % p.part).to_u64()).set(0u64));
     }
 }
 
@@ -545,9 +580,10 @@ pub(super) fn clear(
     product: &Product,
     exchange: Place,
 ) -> Result<LaunchStep, PlanError> {
-    let words = u64::from(product.words().1);
-    let args = ClearArgs { words: exchange.write(), n: words };
-    let grid = plan::cover(op, usize::try_from(words).unwrap_or(usize::MAX), THREADS)?;
+    let (stride, part) = product.of_group();
+    let n = product.groups * part;
+    let args = ClearArgs { words: exchange.write(), n, part, stride };
+    let grid = plan::cover(op, n as usize, THREADS)?;
     let kernel = plan::recorded(op, &Clear, target)?;
     Ok(LaunchStep::new(kernel, grid.unwrap_or([1; 3]), args.values()))
 }

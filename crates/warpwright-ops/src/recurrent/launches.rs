@@ -6,8 +6,9 @@ use warpwright_runtime::LaunchStep;
 
 use super::drops::{self, Drop, DropArgs};
 use super::exchange::{Product, clear};
+use super::sums::{Round, RoundArgs};
 use super::tuning::PersistentConfig;
-use super::{RecurrentDesc, WIDE, small};
+use super::{RecurrentDesc, WIDE, small, sums_of};
 use crate::gemm::GemmDesc;
 use crate::plan::{self, Real};
 use crate::{Dropout, PlanError};
@@ -105,14 +106,34 @@ impl Launches<'_> {
     pub(super) fn product(
         &mut self,
         sizes: [usize; 3],
+        transposed: [bool; 2],
+        places: [Place; 3],
+    ) -> Result<(), PlanError> {
+        self.product_in_parts(sizes, transposed, places, (places[2], 1))
+    }
+
+    /// The same, of parts of the common dimension if that is faster: there is room for the sums of `most` of them.
+    pub(super) fn product_in_parts(
+        &mut self,
+        sizes: [usize; 3],
         [a_transposed, b_transposed]: [bool; 2],
         [a, b, to]: [Place; 3],
+        (room, most): (Place, usize),
     ) -> Result<(), PlanError> {
         let product = GemmDesc::new(self.net.dtype, sizes, a_transposed, b_transposed);
         // The states of passes lie one behind the other.
         let wide = self.wide && [a, b].iter().all(|place| place.offset.is_multiple_of(WIDE));
-        self.steps.push(product.sums(self.target, wide, a.read(), b.read(), to.write())?);
-        Ok(())
+        let y = |parts| if parts > 1 { room.write() } else { to.write() };
+        let from = [a.read(), b.read()];
+        let (step, parts) = product.sums_in_parts(self.target, wide, most as u64, from, y)?;
+        self.steps.push(step);
+        if parts == 1 {
+            return Ok(());
+        }
+        let n = sizes[0] * sizes[1];
+        let (sums, y, parts) = (room.read(), to.write(), u32::try_from(parts).unwrap_or(u32::MAX));
+        let args = RoundArgs { sums, y, n: n as u64, stride: n as u64, parts };
+        self.over(&Round { dtype: sums_of(self.net.dtype) }, n, &args)
     }
 
     /// Drops elements of `to` behind `layer`, of which there are as many sums as `parts` says, or none but the elements.
@@ -154,7 +175,7 @@ impl Launches<'_> {
     ) -> Result<(), PlanError> {
         self.steps.push(clear(self.op, self.target, exchange, at)?);
         let kernel = plan::recorded(self.op, def, self.target)?;
-        let grid = [small(self.net.hidden) / config.units, 1, 1];
+        let grid = [small(self.net.hidden) / config.units, config.groups, 1];
         let step = LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(exchange.shared_bytes());
         self.steps.push(step.cooperative_whole());
         Ok(())

@@ -3,10 +3,11 @@
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
 use super::cell::{Cell, Gate};
 use super::exchange::{Matrix, Product, THREADS, WARP};
-use super::tuning::PersistentConfig;
+use super::tuning::{Exchange, PersistentConfig};
 use super::walk::{self, Walk, has, walk};
 
 kernel_args! {
@@ -26,6 +27,8 @@ kernel_args! {
 
 /// Gates of a thread whose places it keeps during a product.
 const MOST_KEPT: usize = 4;
+/// Units of a block in all of its batches from which on a lane has all gates of a unit.
+const MANY_UNITS: u32 = 128;
 
 /// A sequence.
 #[derive(Clone, Copy, Debug)]
@@ -37,13 +40,16 @@ pub(super) struct Sequence {
     pub(super) config: PersistentConfig,
 }
 
-/// A gate of a unit in a batch.
+/// A gate of a unit in a batch, or all of them.
 struct Item<'k> {
     there: Pred<'k>,
     batch: U32<'k>,
+    /// The batch among those of the block.
+    own: U32<'k>,
     /// The row of the block, where there is such a gate.
     row: U32<'k>,
     unit: U32<'k>,
+    /// The gate, or the first of all.
     gate: U32<'k>,
 }
 
@@ -51,29 +57,43 @@ impl Sequence {
     /// The product of a step.
     pub(super) fn product(&self) -> Product {
         let rows = self.config.units * self.cell.gates() as u32;
-        let PersistentConfig { units, exchange } = self.config;
-        let (hidden, batch) = (self.hidden, self.batch);
-        Product { dtype: self.dtype, rows, depth: hidden, batch, hidden, units, exchange }
+        let PersistentConfig { units, groups, exchange } = self.config;
+        let (hidden, batch) = (self.hidden, self.batch / groups);
+        Product { dtype: self.dtype, rows, depth: hidden, batch, hidden, units, groups, exchange }
     }
 
-    /// The gates of the thread, the same gate of the same unit in several batches. Those of a unit are neighbouring lanes, which
-    /// all keep its value.
+    /// Lanes of a unit in a batch: one that has all of its gates, or one for each gate where the block has few of them.
+    pub(super) fn lanes(&self) -> u32 {
+        let units = self.config.units * (self.batch / self.config.groups);
+        if units >= MANY_UNITS { 1 } else { self.cell.lanes() }
+    }
+
+    /// The gates of the thread: of the same unit in several batches, the same one or all. Where they are those of neighbouring
+    /// lanes, each keeps the unit's value.
     fn items<'k>(&self, k: K<'k>, first_unit: U32<'k>) -> Vec<Item<'k>> {
-        let (lanes, gates) = (self.cell.lanes(), self.cell.gates() as u32);
+        let (lanes, gates, product) = (self.lanes(), self.cell.gates() as u32, self.product());
+        let start = product.first(k);
         let of_batch = self.config.units * lanes;
         let (first, within) = (k.thread_idx() / of_batch, k.thread_idx() % of_batch);
         let (unit, gate) = (within / lanes, within % lanes);
         let (row, unit) = (unit * gates + gate, first_unit + unit);
         let item = |i: u32| {
-            let batch = first + i * (THREADS / of_batch);
-            Item { there: batch.lt(self.batch), batch, row, unit, gate }
+            let own = first + i * (THREADS / of_batch);
+            let batch = start.map_or(own, |start| start + own);
+            Item { there: own.lt(product.batch), batch, own, row, unit, gate }
         };
-        (0..(of_batch * self.batch).div_ceil(THREADS)).map(item).collect()
+        (0..(of_batch * product.batch).div_ceil(THREADS)).map(item).collect()
     }
 
-    /// The biases of a gate: what is added to the products of the input, and to those of the state.
-    fn biases<'k>(&self, k: K<'k>, p: &SequenceParams<'k>, item: &Item<'k>) -> [F32<'k>; 2] {
-        let at = item.gate * self.hidden + item.unit;
+    /// Gates of a lane.
+    fn own_gates(&self) -> u32 {
+        if self.lanes() == 1 { self.cell.gates() as u32 } else { 1 }
+    }
+
+    /// The biases of gate `own` of a lane: what is added to the products of the input, and to those of the state.
+    fn biases<'k>(&self, k: K<'k>, p: &SequenceParams<'k>, item: &Item<'k>, own: u32) -> [F32<'k>; 2] {
+        let gate = item.gate + own;
+        let at = gate * self.hidden + item.unit;
         let there = self.is_gate(item);
         let read = |from: Ptr<'k, Read, Elem>, bit| {
             from.at(at).only_where(there & has(p.flags, bit), Fill::Zero).get::<f32>()
@@ -82,22 +102,57 @@ impl Sequence {
         if !self.cell.splits() {
             return [x + h, k.lit(0.0)];
         }
-        let inner = item.gate.eq(self.cell.gates() as u32 - 1);
+        let inner = gate.eq(self.cell.gates() as u32 - 1);
         [inner.select(x, x + h), inner.select(h, 0.0)]
     }
 
     /// Whether the lane has a gate at all.
     fn is_gate<'k>(&self, item: &Item<'k>) -> Pred<'k> {
-        let gates = self.cell.gates() as u32;
-        if gates == self.cell.lanes() { item.there } else { item.there & item.gate.lt(gates) }
+        let (gates, lanes) = (self.cell.gates() as u32, self.lanes());
+        if lanes == 1 || gates == lanes { item.there } else { item.there & item.gate.lt(gates) }
+    }
+
+    /// Whether the lane is the one that speaks for its unit.
+    fn is_first<'k>(&self, item: &Item<'k>) -> Pred<'k> {
+        if self.lanes() == 1 { item.there } else { item.there & item.gate.eq(0) }
+    }
+
+    /// Starts to bring the products of the input from `at` on to the L1 cache.
+    fn fetch<'k>(&self, k: K<'k>, item: &Item<'k>, at: Ptr<'k, ReadWrite, f32>) {
+        k.if_(self.is_gate(item), || {
+            for gate in 0..self.own_gates() {
+                let addr = at.at(u64::from(gate * self.hidden)).operand();
+                k.raw(Inst::Prefetch { space: StateSpace::Global, level: PrefetchLevel::L1, addr });
+            }
+        });
     }
 
     /// What goes from lane to lane of a unit.
     fn exchanged<'k>(&self, k: K<'k>, value: F32<'k>, gate: u32) -> F32<'k> {
-        if self.cell.lanes() == 1 {
+        if self.lanes() == 1 {
             return value;
         }
-        value.shfl_idx((k.lane_idx() & (WARP - self.cell.lanes())) + gate)
+        value.shfl_idx((k.lane_idx() & (WARP - self.lanes())) + gate)
+    }
+
+    /// A step of a unit from the sums of the lane's gates on the sides of input and state, biases included.
+    fn step<'k>(&self, k: K<'k>, item: &Item<'k>, sums: &[(F32<'k>, F32<'k>)], before: F32<'k>) -> Done<'k> {
+        let (cell, dtype, gates) = (self.cell, self.dtype, self.cell.gates() as u32);
+        if self.lanes() == 1 {
+            let alone =
+                |(gate, &(x, h)): (usize, &(F32<'k>, F32<'k>))| cell.alone(Gate::Known(gate), x, h, dtype);
+            let alone: Vec<_> = sums.iter().enumerate().map(alone).collect();
+            let after = cell.together(&alone, sums[sums.len() - 1].1, before, dtype);
+            return Done { h: after.h, extra: after.extra, gates: after.gates };
+        }
+        let (x, sum) = sums[0];
+        let alone = cell.alone(Gate::Lane(item.gate), x, sum, dtype);
+        let gathered: Vec<F32<'k>> = (0..gates).map(|gate| self.exchanged(k, alone, gate)).collect();
+        let inner = if cell.splits() { self.exchanged(k, sum, gates - 1) } else { k.lit(0.0) };
+        let after = cell.together(&gathered, inner, before, dtype);
+        let last = after.gates.last().copied().unwrap_or(alone);
+        let gate = if cell.splits() { item.gate.eq(gates - 1).select(last, alone) } else { alone };
+        Done { h: after.h, extra: after.extra, gates: vec![gate] }
     }
 
     fn body<'k>(&self, k: K<'k>, p: SequenceParams<'k>) {
@@ -108,7 +163,9 @@ impl Sequence {
         let all = self.items(k, first_unit);
         let zero = k.lit(0.0f32);
         let state_at = |item: &Item<'k>| item.batch * self.hidden + item.unit;
-        let bias = self.biases(k, &p, &all[0]);
+        let own_gates = self.own_gates();
+        let bias: Vec<_> = (0..own_gates).map(|gate| self.biases(k, &p, &all[0], gate)).collect();
+        let exchange = product.own(k, p.exchange);
         let start = |from: Ptr<'k, Read, Elem>, bit| -> Vec<F32<'k>> {
             let one = |item: &Item<'k>| {
                 from.at(state_at(item)).only_where(item.there & has(p.flags, bit), Fill::Zero).get()
@@ -121,17 +178,16 @@ impl Sequence {
             _ => h0.clone(),
         };
         let hand = |step: U32<'k>, item: &Item<'k>, h: F32<'k>| {
-            let slot = product.slot(p.exchange, step);
-            let who = (item.there & item.gate.eq(0), cell.lanes());
-            product.hand(slot, item.batch, item.unit, &[h], who);
+            let slot = product.slot(exchange, step);
+            product.hand(slot, item.own, item.unit, &[h], (self.is_first(item), self.lanes()));
         };
         for (item, h) in all.iter().zip(&h0) {
             hand(k.lit(0u32), item, *h);
         }
-        product.handed(k, p.exchange, k.lit(0u32));
+        product.handed(k, exchange, k.lit(0u32));
         for ((item, h), own) in all.iter().zip(&h0).zip(&own) {
             let length = walk.length(item.batch, item.there);
-            k.if_(item.there & item.gate.eq(0) & length.eq(0), || {
+            k.if_(self.is_first(item) & length.eq(0), || {
                 p.h_n.at(state_at(item)).set(*h);
                 if cell.has_c() {
                     p.c_n.at(state_at(item)).set(*own);
@@ -153,38 +209,41 @@ impl Sequence {
         };
         // Few places are kept while the block waits; of many it is less work to find them again.
         let keeps = all.len() <= MOST_KEPT;
-        // Beside weights that take all they can there is no room even for the products of the input.
-        let reads_early = keeps || product.stored() == 0;
+        // Beside weights that take all they can there is no room for the products of the input: they come to the L1 cache.
+        let fetches = product.is_half() && self.config.exchange == Exchange::Blocks;
         let carried = if cell.carries() { own } else { Vec::new() };
         k.fold(k.range(0, p.steps, 1), carried, |step, before: Vec<F32<'k>>| {
             let read = || -> Vec<_> {
                 let read = |item: &Item<'k>| {
                     let place = place(step, item);
-                    (place, place.2.only_where(self.is_gate(item), Fill::Zero).get::<f32>())
+                    let of_gate = |gate: u32| {
+                        let from = place.2.at(u64::from(gate * self.hidden));
+                        from.only_where(self.is_gate(item), Fill::Zero).get::<f32>()
+                    };
+                    (place, (0..own_gates).map(of_gate).collect::<Vec<_>>())
                 };
                 all.iter().map(read).collect()
             };
-            let early = reads_early.then(read);
-            let sums = product.multiply(k, p.exchange, step, &weights);
+            let early = (!fetches).then(read);
+            if fetches {
+                all.iter().for_each(|item| self.fetch(k, item, place(step, item).2));
+            }
+            let sums = product.multiply(k, exchange, step, &weights);
             let inputs = early.unwrap_or_else(read);
             let mut done = Vec::new();
-            for (i, (item, &(_, x))) in all.iter().zip(&inputs).enumerate() {
-                let sum = sums.of(item.batch, item.row, self.is_gate(item)) + bias[1];
-                let alone = cell.alone(Gate::Lane(item.gate), x + bias[0], sum, self.dtype);
-                let gathered: Vec<F32<'k>> = (0..gates).map(|gate| self.exchanged(k, alone, gate)).collect();
-                let inner = if cell.splits() { self.exchanged(k, sum, gates - 1) } else { zero };
-                let before = before.get(i).copied().unwrap_or(zero);
-                let after = cell.together(&gathered, inner, before, self.dtype);
+            for (i, (item, (_, inputs))) in all.iter().zip(&inputs).enumerate() {
+                let products = sums.of_rows(item.own, item.row, own_gates, self.is_gate(item));
+                let sides = inputs.iter().zip(products).zip(&bias);
+                let sides: Vec<_> = sides.map(|((x, h), bias)| (*x + bias[0], h + bias[1])).collect();
+                let after = self.step(k, item, &sides, before.get(i).copied().unwrap_or(zero));
                 hand(step + 1, item, after.h);
-                let last = after.gates.last().copied().unwrap_or(alone);
-                let gate = if cell.splits() { item.gate.eq(gates - 1).select(last, alone) } else { alone };
-                done.push(Done { h: after.h, extra: after.extra, gate });
+                done.push(after);
             }
-            product.handed(k, p.exchange, step + 1);
+            product.handed(k, exchange, step + 1);
             for ((item, (kept, _)), done) in all.iter().zip(inputs).zip(&done) {
                 let (length, row, gates) = if keeps { kept } else { place(step, item) };
                 let there = step.lt(length);
-                k.if_(item.there & item.gate.eq(0), || {
+                k.if_(self.is_first(item), || {
                     let at = row * p.y_row.to_u64() + item.unit.to_u64();
                     p.y.at(at).set(there.select(done.h, 0.0));
                     k.if_((step + 1).eq(length), || {
@@ -195,10 +254,17 @@ impl Sequence {
                     });
                 });
                 k.if_(self.is_gate(item) & has(p.flags, walk::TRAINING), || {
-                    gates.set(done.gate);
+                    for (gate, value) in (0..).zip(&done.gates) {
+                        gates.at(gate * u64::from(self.hidden)).set(*value);
+                    }
                     if let Some(extra) = done.extra {
                         let at = row * u64::from(self.hidden) + item.unit.to_u64();
-                        k.if_(item.gate.eq(0), || p.extra.at(at).set(extra));
+                        let to = p.extra.at(at);
+                        if self.lanes() == 1 {
+                            to.set(extra);
+                        } else {
+                            k.if_(item.gate.eq(0), || to.set(extra));
+                        }
                     }
                 });
             }
@@ -208,11 +274,11 @@ impl Sequence {
     }
 }
 
-/// What a lane has of a unit after a step: its gate is that of the lane.
+/// What a lane has of a unit after a step, with the gates of the lane.
 struct Done<'k> {
     h: F32<'k>,
     extra: Option<F32<'k>>,
-    gate: F32<'k>,
+    gates: Vec<F32<'k>>,
 }
 
 impl<'k> Done<'k> {

@@ -37,6 +37,8 @@ pub(super) struct Sweep {
 struct Item<'k> {
     inside: Pred<'k>,
     batch: U32<'k>,
+    /// The batch among those of the block.
+    own: U32<'k>,
     row: U32<'k>,
     unit: U32<'k>,
 }
@@ -45,20 +47,22 @@ impl Sweep {
     /// The product of a step.
     pub(super) fn product(&self) -> Product {
         let depth = self.hidden * self.cell.gates() as u32;
-        let PersistentConfig { units, exchange } = self.config;
-        let (hidden, batch) = (self.hidden, self.batch);
-        Product { dtype: self.dtype, rows: units, depth, batch, hidden, units, exchange }
+        let PersistentConfig { units, groups, exchange } = self.config;
+        let (hidden, batch) = (self.hidden, self.batch / groups);
+        Product { dtype: self.dtype, rows: units, depth, batch, hidden, units, groups, exchange }
     }
 
     /// The units of the thread: the same in several batches.
     fn items<'k>(&self, k: K<'k>, first_unit: U32<'k>) -> Vec<Item<'k>> {
-        let units = self.config.units;
+        let (units, product) = (self.config.units, self.product());
+        let start = product.first(k);
         let (first, row) = (k.thread_idx() / units, k.thread_idx() % units);
         let item = |i: u32| {
-            let batch = first + i * (THREADS / units);
-            Item { inside: batch.lt(self.batch), batch, row, unit: first_unit + row }
+            let own = first + i * (THREADS / units);
+            let batch = start.map_or(own, |start| start + own);
+            Item { inside: own.lt(product.batch), batch, own, row, unit: first_unit + row }
         };
-        (0..(units * self.batch).div_ceil(THREADS)).map(item).collect()
+        (0..(units * product.batch).div_ceil(THREADS)).map(item).collect()
     }
 
     fn body<'k>(&self, k: K<'k>, p: SweepParams<'k>) {
@@ -69,12 +73,13 @@ impl Sweep {
         let trail = trail!(p, cell, self.dtype, walk, k.lit(self.hidden));
         let all = self.items(k, first_unit);
         let zero = k.lit(0.0f32);
+        let exchange = product.own(k, p.exchange);
         let hand = |turn: U32<'k>, item: &Item<'k>, values: &[F32<'k>]| {
-            product.hand(product.slot(p.exchange, turn), item.batch, item.unit, values, (item.inside, 1));
+            product.hand(product.slot(exchange, turn), item.own, item.unit, values, (item.inside, 1));
         };
         // Behind the last step there is nothing.
         all.iter().for_each(|item| hand(k.lit(0u32), item, &vec![zero; gates]));
-        product.handed(k, p.exchange, k.lit(0u32));
+        product.handed(k, exchange, k.lit(0u32));
         let element = |row: U32<'k>, depth: U32<'k>| {
             product.origin(depth).to_u64() * u64::from(self.hidden) + (first_unit + row).to_u64()
         };
@@ -90,10 +95,10 @@ impl Sweep {
                     trail.known::<f32>(k, step, Unit { inside, batch, unit, length })
                 })
                 .collect();
-            let sums = product.multiply(k, p.exchange, turn, &weights);
+            let sums = product.multiply(k, exchange, turn, &weights);
             let (mut next, mut done) = (Vec::new(), Vec::new());
             for (i, (item, known)) in all.iter().zip(&known).enumerate() {
-                let recurrent = sums.of(item.batch, item.row, known.later);
+                let recurrent = sums.of(item.own, item.row, known.later);
                 let carry = carried.get(i).map_or(zero, |carry| known.later.select(*carry, 0.0));
                 let gradient = trail.gradient(known, recurrent, carry);
                 let values: Vec<_> = known.sides(&gradient).collect();
@@ -103,7 +108,7 @@ impl Sweep {
                     next.push(gradient.carry);
                 }
             }
-            product.handed(k, p.exchange, turn + 1);
+            product.handed(k, exchange, turn + 1);
             for ((item, known), values) in all.iter().zip(&known).zip(&done) {
                 k.if_(item.inside, || {
                     for (gate, (value, inner)) in values.iter().enumerate() {
@@ -117,7 +122,7 @@ impl Sweep {
             }
             next
         });
-        let sums = product.multiply(k, p.exchange, p.steps, &weights);
+        let sums = product.multiply(k, exchange, p.steps, &weights);
         for (i, item) in all.iter().enumerate() {
             self.start(k, &p, &walk, item, &sums, carried.get(i).copied().unwrap_or(zero));
         }
@@ -140,7 +145,7 @@ impl Sweep {
             from.at(at).only_where(item.inside & !any & has(p.flags, bit), Fill::Zero).get::<f32>()
         };
         k.if_(item.inside & has(p.flags, walk::HAS_H0), || {
-            let back = sums.of(item.batch, item.row, any);
+            let back = sums.of(item.own, item.row, any);
             let back = if self.cell == Cell::Gru { back + carry } else { back };
             p.dh0.at(at).set(any.select(back, end(p.dh_n, walk::HAS_DH_N)));
         });

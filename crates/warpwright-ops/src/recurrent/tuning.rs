@@ -13,6 +13,8 @@ use super::{RecurrentDesc, backward, forward};
 pub struct PersistentConfig {
     /// Units of a block, of which it keeps the recurrent weights.
     pub units: u32,
+    /// Groups of blocks that share the sequences: each has as many of them, and all weights.
+    pub groups: u32,
     /// How the blocks hand each other what a step gives.
     pub exchange: Exchange,
 }
@@ -20,7 +22,8 @@ pub struct PersistentConfig {
 impl fmt::Display for PersistentConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exchange = if self.exchange == Exchange::Blocks { "_blocks" } else { "" };
-        write!(f, "u{}{exchange}", self.units)
+        let groups = if self.groups > 1 { format!("_g{}", self.groups) } else { String::new() };
+        write!(f, "u{}{exchange}{groups}", self.units)
     }
 }
 
@@ -58,6 +61,10 @@ const fn most_shared(target: Target) -> u32 {
 
 /// Units of a block, least first.
 const UNITS: [u32; 3] = [4, 8, 16];
+/// Groups that share the sequences.
+const GROUPS: [u32; 3] = [1, 2, 4];
+/// Sequences of a group at the least, where there are several.
+const LEAST_SEQUENCES: usize = 4;
 /// Units of a block that hands over all it has at once, at the least.
 const FEWEST_UNITS: u32 = 2;
 /// Rows of a tile of a product on tensor cores.
@@ -89,33 +96,46 @@ pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
     if desc.steps < 2 {
         return Schedule::Stepwise;
     }
-    let config = words(desc, target).or_else(|| blocks(desc, target, PersistentConfig::takes));
+    let takes = |config: &PersistentConfig| config.takes(desc, target);
+    let words = || of_groups(desc).find_map(|groups| words(desc, groups, takes));
+    let blocks = || of_groups(desc).find_map(|groups| layouts_with(Exchange::Blocks, groups).find(takes));
+    let config = words().or_else(blocks);
     config.map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
-/// The layouts with one kind of exchange.
-fn layouts(exchange: Exchange) -> impl DoubleEndedIterator<Item = PersistentConfig> {
-    UNITS.into_iter().map(move |units| PersistentConfig { units, exchange })
+/// Every layout that some net is taken with.
+pub fn layouts() -> impl Iterator<Item = PersistentConfig> {
+    GROUPS.into_iter().flat_map(|groups| {
+        let few = PersistentConfig { units: FEWEST_UNITS, groups, exchange: Exchange::Blocks };
+        let of = move |exchange| layouts_with(exchange, groups);
+        [few].into_iter().chain([Exchange::Words, Exchange::Blocks].into_iter().flat_map(of))
+    })
 }
 
-/// How a persistent kernel that exchanges words is laid out, if one takes the net.
-fn words(desc: &RecurrentDesc, target: Target) -> Option<PersistentConfig> {
+/// The layouts with one kind of exchange in so many groups.
+fn layouts_with(exchange: Exchange, groups: u32) -> impl DoubleEndedIterator<Item = PersistentConfig> {
+    UNITS.into_iter().map(move |units| PersistentConfig { units, groups, exchange })
+}
+
+/// Groups that the sequences may be shared by, most first: fewer sequences are less to read and to multiply in every step.
+fn of_groups(desc: &RecurrentDesc) -> impl Iterator<Item = u32> {
+    let batch = desc.batch;
+    GROUPS.into_iter().rev().filter(move |groups| *groups == 1 || batch / *groups as usize >= LEAST_SEQUENCES)
+}
+
+/// How a persistent kernel that exchanges words is laid out, if `takes` says that one takes the net.
+fn words(
+    desc: &RecurrentDesc,
+    groups: u32,
+    takes: impl FnMut(&PersistentConfig) -> bool,
+) -> Option<PersistentConfig> {
     let RecurrentDesc { cell, dtype, batch, .. } = *desc;
-    let mut fitting = layouts(Exchange::Words).filter(|config| config.takes(desc, target));
+    let mut fitting = layouts_with(Exchange::Words, groups).filter(takes);
     // The products of up to 8 batches take the same time, and fewer blocks have fewer to wait for; so they do for rows that
     // do not fill a tile.
     let part = dtype != DType::F32 && cell.gates() == 1;
-    let one_tile = dtype != DType::F32 && batch <= TILE_BATCH;
+    let one_tile = dtype != DType::F32 && groups == 1 && batch <= TILE_BATCH;
     if one_tile || part { fitting.next_back() } else { fitting.next() }
-}
-
-/// How one is laid out whose blocks hand over all elements at once: with the fewest units of those that `takes` says.
-fn blocks(
-    desc: &RecurrentDesc,
-    target: Target,
-    takes: fn(PersistentConfig, &RecurrentDesc, Target) -> bool,
-) -> Option<PersistentConfig> {
-    layouts(Exchange::Blocks).find(|config| takes(*config, desc, target))
 }
 
 /// The schedule of the steps backward.
@@ -123,13 +143,19 @@ pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
     if desc.steps < 2 {
         return Schedule::Stepwise;
     }
-    let mut fitting = layouts(Exchange::Words).filter(|config| config.takes_back(desc, target));
-    // A tile has 16 rows, whether they are there or not.
-    let words = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
-    let blocks = blocks(desc, target, PersistentConfig::takes_back);
-    // The words of few batches are on their way for less time than a flag is. The elements of three gates are left one by one.
-    let at_once = desc.cell.gates().is_power_of_two();
-    let config = if desc.batch > TILE_BATCH && at_once { blocks.or(words) } else { words.or(blocks) };
+    let takes = |config: &PersistentConfig| config.takes_back(desc, target);
+    let layout = |groups: u32| {
+        let mut fitting = layouts_with(Exchange::Words, groups).filter(takes);
+        // A tile has 16 rows, whether they are there or not.
+        let words = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
+        let blocks = layouts_with(Exchange::Blocks, groups).find(takes);
+        // The words of few batches are on their way for less time than a flag is. The elements of three gates are left one by
+        // one.
+        let at_once = desc.cell.gates().is_power_of_two();
+        let many = desc.batch / groups as usize > TILE_BATCH;
+        if many && at_once { blocks.or(words) } else { words.or(blocks) }
+    };
+    let config = of_groups(desc).find_map(layout);
     config.map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
@@ -139,10 +165,11 @@ impl PersistentConfig {
         if !self.spreads(desc, (desc.hidden, MOST_STATE), target) {
             return false;
         }
-        let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
-        let units = self.units as usize;
+        let RecurrentDesc { cell, dtype, hidden, .. } = *desc;
+        let (units, batch) = (self.units as usize, self.batch(desc));
         let rows = units * cell.gates();
-        let items = (units * batch).saturating_mul(cell.lanes() as usize).div_ceil(THREADS as usize);
+        let lanes = cell.lanes() as usize;
+        let items = (units * batch).saturating_mul(lanes).div_ceil(THREADS as usize);
         match (self.exchange, dtype) {
             (Exchange::Blocks, _) => {
                 let product = forward::sequence(desc, self).product();
@@ -164,7 +191,8 @@ impl PersistentConfig {
     /// Whether the persistent kernel takes the steps backward with this layout: a block has the columns of its units, and
     /// the gradients of all gates go round.
     pub(super) fn takes_back(self, desc: &RecurrentDesc, target: Target) -> bool {
-        let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
+        let RecurrentDesc { cell, dtype, hidden, .. } = *desc;
+        let batch = self.batch(desc);
         let (units, depth) = (self.units as usize, hidden.saturating_mul(cell.gates()));
         if !self.spreads(desc, (depth, MOST_GRADIENTS), target) {
             return false;
@@ -192,7 +220,11 @@ impl PersistentConfig {
     /// elements a batch; as words at most `words`.
     fn spreads(self, desc: &RecurrentDesc, (depth, words): (usize, usize), target: Target) -> bool {
         let RecurrentDesc { dtype, batch, hidden, .. } = *desc;
-        let (units, elements) = (self.units as usize, batch.saturating_mul(depth));
+        let (units, groups) = (self.units as usize, self.groups as usize);
+        if !GROUPS.contains(&self.groups) || !batch.is_multiple_of(groups) {
+            return false;
+        }
+        let elements = self.batch(desc).saturating_mul(depth);
         let blocks = self.exchange == Exchange::Blocks;
         let (least, most) = match self.exchange {
             Exchange::Words => (1, words),
@@ -202,7 +234,12 @@ impl PersistentConfig {
             && (UNITS.contains(&self.units) || (blocks && self.units == FEWEST_UNITS))
             && (least..=most).contains(&elements)
             && hidden.is_multiple_of(units)
-            && hidden / units <= multiprocessors(target)
+            && hidden / units * groups <= multiprocessors(target)
+    }
+
+    /// Sequences of a group.
+    fn batch(self, desc: &RecurrentDesc) -> usize {
+        desc.batch / self.groups.max(1) as usize
     }
 }
 
