@@ -338,12 +338,13 @@ pub fn all_warpgroups(dtype: DType, target: Target, bias: bool, band: bool) -> V
 /// The sweeps for the gradients with `wgmma`, `None` if the target or the type has none, or if others are faster.
 pub fn sweeps(dtype: DType, target: Target, width: usize) -> Option<Sweeps> {
     let halves = matches!(dtype, DType::F16 | DType::BF16);
-    let of = |columns, width| SweepGroups { groups: 2, columns, tiles: 8, width, held: false };
+    let of = |columns, tiles, width| SweepGroups { groups: 2, columns, tiles, width, held: false };
+    let held = |groups: SweepGroups| SweepGroups { held: true, ..groups };
     let choice = match width {
-        ..=64 => Sweeps { queries: of(64, 64), keys: of(64, 64), values: None },
+        ..=64 => Sweeps { queries: of(64, 8, 64), keys: held(of(64, 8, 64)), values: None },
+        65..=128 => Sweeps { queries: held(of(64, 6, 128)), keys: of(32, 8, 128), values: None },
         // Both sums would not leave enough registers.
-        65..=128 => Sweeps { queries: of(32, 128), keys: of(48, 128), values: Some(of(64, 128)) },
-        _ => return None,
+        _ => Sweeps { queries: of(32, 6, 256), keys: of(32, 6, 256), values: Some(of(32, 8, 256)) },
     };
     (halves && target.sm == 90).then_some(choice)
 }

@@ -277,11 +277,11 @@ impl CudaBackend {
     /// The kernel as a module: machine code from disk if it loads, else compiled and stored.
     ///
     /// Only the linker hands out machine code, and it compiles for linking: around a call of one of the assembler's
-    /// subroutines, such code takes up to half as long again as that of a plain load. Kernels with such calls are loaded
-    /// as text, which the driver keeps in a disk cache of its own. A text that the driver refuses goes to the linker all
+    /// subroutines, such code takes up to half as long again as that of a plain load, and warps do not give each other
+    /// registers there. Kernels with either are loaded as text, which the driver keeps in a disk cache of its own. A text that the driver refuses goes to the linker all
     /// the same, whose log says why.
     fn module(&self, kernel: &Kernel, disk: Option<&DiskCache>) -> Result<(sys::CUmodule, bool)> {
-        if calls_subroutines(kernel)
+        if (calls_subroutines(kernel) || gives_registers(kernel))
             && let Ok(text) = CString::new(kernel.text())
             && let Ok(module) = driver::load_module(text.as_bytes_with_nul())
         {
@@ -692,6 +692,12 @@ impl Backend for CudaBackend {
     fn raw_context(&self) -> Option<u64> {
         Some(self.context)
     }
+}
+
+/// Whether warps give each other registers, which the linker ignores: all have as many as if there were no such thing.
+fn gives_registers(kernel: &Kernel) -> bool {
+    let mut instructions = kernel.function().blocks.iter().flat_map(|block| &block.instructions);
+    instructions.any(|instruction| matches!(instruction.inst, Inst::SetMaxNreg { .. }))
 }
 
 /// Whether the assembler may call subroutines of its own: for exact division, reciprocals and roots, whose rare cases it
