@@ -7,12 +7,13 @@
 
 use warpwright_ptx::tensor_map::{TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES};
 use warpwright_ptx::{
-    Address, ArgValue, Inst, MbarrierPhase, Operand, Ordering, Param, RegKind, ScalarType, StateSpace,
-    TensorCopy, TensorMap, TensorMode, TensorTransfer,
+    Address, ArgValue, AsyncOrder, Inst, MbarrierPhase, Operand, Ordering, Param, RegKind, ScalarType,
+    StateSpace, TensorCopy, TensorMap, TensorMode, TensorTransfer,
 };
 
 use crate::args::{Argument, DTypes, In};
 use crate::context::K;
+use crate::lanes::Lanes;
 use crate::mem::{Element, Ptr, Shared};
 use crate::reg::{Pred, Reg, Source, U32, U64};
 
@@ -38,6 +39,11 @@ impl<'k> K<'k> {
     #[track_caller]
     pub fn mbarriers(self, count: u32) -> Mbarriers<'k> {
         Mbarriers { first: self.shared::<u64>(count) }
+    }
+
+    /// The barriers at `first`, not initialised: memory of 8 bytes each, of which the kernel makes no other use.
+    pub fn mbarriers_at(self, first: Ptr<'k, Shared, u64>) -> Mbarriers<'k> {
+        Mbarriers { first }
     }
 
     /// Makes initialised barriers known to copies; the thread that initialised them calls it, and a
@@ -115,6 +121,26 @@ impl<'k> Mbarrier<'k> {
                 done
             };
             k.until(tried);
+        });
+    }
+}
+
+impl<'k, E: Element> Ptr<'k, Shared, E> {
+    /// Stores 1, 2 or 4 words of 32 bits at the same place in the shared memory of block `rank` of the cluster (`st.async`), where
+    /// `done` counts their bytes: who waits for it sees them, and nothing else need be ordered. The address is aligned to
+    /// the words together; there is a cluster of several blocks, and that block has begun and does not end before.
+    #[track_caller]
+    pub fn send(self, rank: impl Source<'k, u32>, words: &Lanes<'k, u32>, done: Mbarrier<'k>) {
+        let k = done.k();
+        k.on_behalf(|| {
+            let rank = rank.reg(k);
+            k.emit(Inst::StAsync {
+                space: StateSpace::SharedCluster,
+                ty: ScalarType::B32,
+                addr: self.of_block(rank).operand(),
+                srcs: words.iter().map(Reg::as_operand).collect(),
+                order: AsyncOrder::Mbarrier(done.at.of_block(rank).operand()),
+            });
         });
     }
 }

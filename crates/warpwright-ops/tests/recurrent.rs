@@ -9,7 +9,9 @@ use warpwright_ops::recurrent::{
 };
 use warpwright_ops::{Dropout, Error, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Sanitizers, Stream, Tensor};
+use warpwright_runtime::{
+    Device, EmulatorConfig, Error as RuntimeError, LaunchStep, Sanitizers, Stream, Tensor,
+};
 use warpwright_testkit::{Case, Filter, Scope, cases, run_case};
 
 fn run(config: EmulatorConfig, scope: Scope, chosen: fn(&Case) -> bool) {
@@ -46,12 +48,19 @@ fn a_thousand_steps() {
 #[test]
 fn sequences_without_a_plan() {
     const TARGET: Target = Target::sm(90);
-    let good = RecurrentDesc { h0: true, ..RecurrentDesc::new(Cell::Lstm, DType::BF16, [3, 1, 16, 512]) };
+    let good = RecurrentDesc { h0: true, ..RecurrentDesc::new(Cell::Lstm, DType::BF16, [3, 1, 16, 480]) };
     let plan = good.plan(TARGET).expect("plan");
     let grids: Vec<_> = plan.steps().iter().map(|step| (step.grid()[0], step.is_cooperative())).collect();
-    assert_eq!(grids.last(), Some(&(32, true)), "16 units a block, for one tile of batches");
-    let many = RecurrentDesc { batch: 16, hidden: 256, ..good.clone() }.plan(TARGET).expect("plan");
-    assert_eq!(many.steps().last().map(|step| step.grid()), Some([32, 4, 1]), "8 units a block, 4 groups");
+    assert_eq!(grids.last(), Some(&(30, true)), "16 units a block, for one tile of batches");
+    let many = RecurrentDesc { batch: 16, hidden: 192, ..good.clone() }.plan(TARGET).expect("plan");
+    assert_eq!(many.steps().last().map(LaunchStep::grid), Some([24, 4, 1]), "8 units a block, 4 groups");
+    for (batch, hidden, grid) in [(1, 512, 16), (16, 256, 64), (17, 256, 72), (3, 64, 12), (2, 32, 2)] {
+        let plan = RecurrentDesc { batch, hidden, ..good.clone() }.plan(TARGET).expect("plan");
+        let shapes: Vec<_> =
+            plan.steps().iter().map(|step| (step.grid()[0], step.is_cooperative())).collect();
+        assert_eq!(shapes.len(), 2, "the inputs and the sequence");
+        assert_eq!(shapes[1], (grid, false), "clusters of {batch} x {hidden}");
+    }
     for (dtype, batch, hidden, grid) in [
         (DType::F32, 16, 768, [96, 1, 1]),
         (DType::F32, 64, 1024, [128, 1, 1]),
@@ -75,7 +84,7 @@ fn sequences_without_a_plan() {
     parameter(RecurrentDesc { directions: 3, ..good.clone() }, "directions");
     parameter(RecurrentDesc { cell: Cell::Gru, c0: true, ..good.clone() }, "c0");
     parameter(RecurrentDesc { hidden: 1 << 20, ..good.clone() }, "hidden");
-    parameter(RecurrentDesc { projection: 513, ..good.clone() }, "projection");
+    parameter(RecurrentDesc { projection: 481, ..good.clone() }, "projection");
     parameter(RecurrentDesc { cell: Cell::Gru, projection: 8, ..good.clone() }, "projection");
     parameter(RecurrentDesc { dropout: Some(Real::new(1.5)), ..good.clone() }, "dropout.probability");
     parameter(RecurrentDesc { steps: 1 << 40, ..good.clone() }, "steps x batch");
@@ -90,7 +99,7 @@ fn sequences_without_a_plan() {
         let grids = plan.steps().iter().filter(|step| step.is_cooperative()).map(|step| step.grid()[0]);
         (grids.collect::<Vec<_>>(), plan.steps().len())
     };
-    assert_eq!(whole(backward.schedule(TARGET)), (vec![32], 11), "the exchange, the steps, the products");
+    assert_eq!(whole(backward.schedule(TARGET)), (vec![30], 11), "the exchange, the steps, the products");
     assert_eq!(
         whole(Schedule::Stepwise),
         (vec![], 9 + 3 * 3 + 1),
@@ -131,8 +140,12 @@ fn values(len: usize, by: f32) -> Vec<f32> {
 
 impl Small {
     /// `passes` of 32 units over `x`, `[first, second, 12]`.
-    fn new(seed: u64, cell: Cell, [first, second]: [usize; 2], directions: usize) -> Self {
-        let device = Device::emulator_with(EmulatorConfig { seed, ..EmulatorConfig::default() });
+    fn new(seed: u64, cell: Cell, sizes: [usize; 2], directions: usize) -> Self {
+        Self::on(EmulatorConfig { seed, ..EmulatorConfig::default() }, cell, sizes, directions)
+    }
+
+    fn on(config: EmulatorConfig, cell: Cell, [first, second]: [usize; 2], directions: usize) -> Self {
+        let device = Device::emulator_with(config);
         let tensor = |by, shape: &[usize]| {
             Tensor::from_slice(&device, &values(shape.iter().product(), by), shape).expect("memory")
         };
@@ -169,15 +182,19 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.to_vec().expect("copy")
 }
 
-/// Bits do not depend on the schedule of the blocks, whether they exchange words or raise flags.
+/// Bits do not depend on the schedule of the blocks, whether they exchange words, raise flags, or stay within clusters.
 #[test]
 fn every_seed_agrees() {
-    for (batch, exchange) in [(2, Exchange::Words), (5, Exchange::Blocks)] {
-        let tuned = RecurrentDesc::new(Cell::Lstm, DType::F32, [7, batch, 12, 32]).schedule(Target::sm(90));
+    for (batch, exchange, sm) in
+        [(2, Exchange::Words, 80), (5, Exchange::Blocks, 80), (5, Exchange::Cluster(1), 90)]
+    {
+        let target = Target::sm(sm);
+        let tuned = RecurrentDesc::new(Cell::Lstm, DType::F32, [7, batch, 12, 32]).schedule(target);
         assert!(matches!(tuned, Schedule::Persistent(config) if config.exchange == exchange), "{tuned:?}");
         let mut results = Vec::new();
         for seed in 0..3 {
-            let net = Small::new(seed, Cell::Lstm, [7, batch], 1);
+            let config = EmulatorConfig { seed, target, ..EmulatorConfig::default() };
+            let net = Small::on(config, Cell::Lstm, [7, batch], 1);
             let weights = net.weights();
             let input = RecurrentInput::new(&net.x, &weights);
             let out = recurrent(&net.stream, Cell::Lstm, &input, true).expect("launch");

@@ -49,10 +49,8 @@ enum How {
     Tuned,
     /// Every one by itself.
     Stepwise,
-    /// All together, by blocks of so many units, in so many groups, that hand over what they have at once, or word by word; as
-    /// tuning says if that cannot be.
-    Blocks(u32, u32),
-    Words(u32, u32),
+    /// All together, as this layout says; as tuning says if that cannot be.
+    Whole(PersistentConfig),
     /// As given.
     Given(Schedule),
 }
@@ -72,6 +70,20 @@ const PLAIN: Situation = Situation {
     single: false,
     lead: 0,
 };
+
+/// Blocks of so many units, in so many groups, that hand over all they have at once, or word by word, or within clusters of so
+/// many sequences.
+const fn blocks(units: u32, groups: u32) -> How {
+    How::Whole(PersistentConfig { units, groups, exchange: Exchange::Blocks })
+}
+
+const fn words(units: u32, groups: u32) -> How {
+    How::Whole(PersistentConfig { units, groups, exchange: Exchange::Words })
+}
+
+const fn cluster(units: u32, sequences: u32) -> How {
+    How::Whole(PersistentConfig { units, groups: 1, exchange: Exchange::Cluster(sequences) })
+}
 
 /// Steps of a long sequence.
 const LONG: usize = 1000;
@@ -121,19 +133,25 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 4, 264, 24], lengths: true, directions: 2, training: true, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..PLAIN },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..PLAIN },
-        Situation { sizes: [3, 5, 8, 128], lengths: true, how: How::Blocks(16, 1), ..PLAIN },
-        Situation { sizes: [3, 16, 8, 64], training: true, how: How::Blocks(16, 2), ..PLAIN },
-        Situation { sizes: [3, 6, 8, 32], lengths: true, how: How::Words(16, 2), ..PLAIN },
-        Situation { sizes: [3, 8, 8, 32], lengths: true, training: true, how: How::Words(16, 1), ..PLAIN },
+        Situation { sizes: [3, 5, 8, 128], lengths: true, how: blocks(16, 1), ..PLAIN },
+        Situation { sizes: [3, 16, 8, 64], training: true, how: blocks(16, 2), ..PLAIN },
+        Situation { sizes: [3, 6, 8, 32], lengths: true, how: words(16, 2), ..PLAIN },
+        Situation { sizes: [3, 8, 8, 32], lengths: true, training: true, how: words(16, 1), ..PLAIN },
+        Situation { sizes: [4, 3, 8, 64], lengths: true, training: true, how: cluster(8, 2), ..PLAIN },
     ];
     if scope == Scope::Full {
         all.extend([
             Situation { sizes: [40, 2, 16, 32], ..PLAIN },
             Situation { sizes: [LONG, 1, 4, 16], ..PLAIN },
             Situation { sizes: [3, 17, 16, 64], lengths: true, ..PLAIN },
-            Situation { sizes: [2, 16, 8, 128], how: How::Blocks(16, 2), ..PLAIN },
-            Situation { sizes: [5, 18, 16, 128], training: true, how: How::Blocks(16, 1), ..PLAIN },
-            Situation { sizes: [2, 5, 8, 256], how: How::Blocks(16, 1), ..PLAIN },
+            Situation { sizes: [2, 16, 8, 128], how: blocks(16, 2), ..PLAIN },
+            Situation { sizes: [5, 18, 16, 128], training: true, how: blocks(16, 1), ..PLAIN },
+            Situation { sizes: [2, 5, 8, 256], how: blocks(16, 1), ..PLAIN },
+            Situation { sizes: [3, 4, 16, 64], how: words(4, 1), ..PLAIN },
+            Situation { sizes: [3, 17, 16, 32], lengths: true, how: words(8, 1), ..PLAIN },
+            Situation { sizes: [3, 9, 8, 256], lengths: true, how: cluster(32, 4), ..PLAIN },
+            Situation { sizes: [3, 18, 8, 32], training: true, how: cluster(32, 16), ..PLAIN },
+            Situation { sizes: [3, 3, 8, 512], how: cluster(32, 1), ..PLAIN },
             Situation { sizes: [3, 4, 16, 272], ..PLAIN },
             Situation { sizes: [2, 1, 3, 1], ..PLAIN },
             Situation { sizes: [9, 5, 40, 20], lead: 1, ..PLAIN },
@@ -158,9 +176,10 @@ fn trainings(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 2, 5, 7], single: true, biases: Biases::Absent, lead: 1, ..plain },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..plain },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..plain },
-        Situation { sizes: [3, 5, 8, 128], lengths: true, how: How::Blocks(16, 1), ..plain },
-        Situation { sizes: [3, 10, 8, 64], how: How::Blocks(16, 2), ..plain },
-        Situation { sizes: [3, 6, 8, 32], lengths: true, how: How::Words(16, 2), ..plain },
+        Situation { sizes: [3, 5, 8, 128], lengths: true, how: blocks(16, 1), ..plain },
+        Situation { sizes: [3, 10, 8, 64], how: blocks(16, 2), ..plain },
+        Situation { sizes: [3, 6, 8, 32], lengths: true, how: words(16, 2), ..plain },
+        Situation { sizes: [4, 3, 8, 64], lengths: true, how: cluster(8, 2), ..plain },
     ];
     if scope == Scope::Full {
         all.extend([
@@ -174,7 +193,11 @@ fn trainings(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [3, 4, 16, 64], projection: 32, batch_first: true, state: false, ..plain },
             Situation { sizes: [1, 2, 3, 5], projection: 5, biases: Biases::One, lead: 1, ..plain },
             Situation { sizes: [3, 5, 8, 32], dropout: Some(0.6), layers: 2, batch_first: true, ..plain },
-            Situation { sizes: [2, 18, 16, 128], how: How::Blocks(16, 1), ..plain },
+            Situation { sizes: [2, 18, 16, 128], how: blocks(16, 1), ..plain },
+            Situation { sizes: [3, 9, 16, 32], lengths: true, how: words(16, 1), ..plain },
+            Situation { sizes: [3, 9, 8, 256], lengths: true, how: cluster(32, 8), ..plain },
+            Situation { sizes: [3, 18, 8, 32], lengths: true, how: cluster(32, 16), ..plain },
+            Situation { sizes: [3, 2, 8, 512], how: cluster(32, 1), ..plain },
         ]);
     }
     all
@@ -211,9 +234,7 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
     let how = match situation.how {
         How::Tuned => "tuned".to_owned(),
         How::Stepwise => "step by step".to_owned(),
-        How::Blocks(units, groups) => format!("blocks of {units} in {groups}"),
-        How::Words(units, groups) => format!("words of {units} in {groups}"),
-        How::Given(Schedule::Persistent(config)) => config.to_string(),
+        How::Whole(config) | How::Given(Schedule::Persistent(config)) => config.to_string(),
         How::Given(Schedule::Stepwise) => "step by step".to_owned(),
     };
     let order = if batch_first { "batch first" } else { "time first" };
@@ -451,10 +472,7 @@ impl RecurrentSubject {
                     tuned
                 }
             }
-            How::Blocks(units, groups) => {
-                whole(PersistentConfig { units, groups, exchange: Exchange::Blocks })
-            }
-            How::Words(units, groups) => whole(PersistentConfig { units, groups, exchange: Exchange::Words }),
+            How::Whole(config) => whole(config),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a step of a recurrent net costs on a GPU, in microseconds: the forward pass for inference, and forward and backward
 //! for training, each in a graph. `cargo run --release --example sequence_time`; behind it, the cells and
-//! types that are wanted, rows as `BxH`, and `layouts` for every layout that takes a row, forward for training and backward apart.
+//! types that are wanted, sequences and units as in `16x256`, and `layouts` for every layout that takes a row, or `layouts:cluster` for
+//! those whose names have that part, forward for training and backward apart.
 
 use warpwright::plan::Access;
 use warpwright::recurrent::tuning::{Schedule, layouts as every_layout};
@@ -8,7 +9,10 @@ use warpwright::recurrent::{Cell, RecurrentBackwardDesc, RecurrentDesc};
 use warpwright::{DType, Device, Error, Graph, Operation, Plan, Stream, Tensor};
 
 /// Steps, sequences, elements of an input, units.
-const ROWS: [[usize; 4]; 7] = [
+const ROWS: [[usize; 4]; 10] = [
+    [512, 1, 128, 128],
+    [512, 64, 128, 128],
+    [512, 64, 256, 256],
     [512, 1, 512, 512],
     [512, 4, 512, 512],
     [1000, 16, 256, 256],
@@ -58,7 +62,7 @@ fn time<O: Operation>(stream: &Stream, plan: &Plan<O>) -> Result<f64, Error> {
 }
 
 /// The times of every layout that takes a row.
-fn layouts(stream: &Stream, backward: &RecurrentBackwardDesc) -> Result<(), Error> {
+fn layouts(stream: &Stream, backward: &RecurrentBackwardDesc, part: &str) -> Result<(), Error> {
     let forward = &backward.forward;
     let target = stream.device().target();
     let steps = forward.steps as f64;
@@ -68,12 +72,15 @@ fn layouts(stream: &Stream, backward: &RecurrentBackwardDesc) -> Result<(), Erro
             Schedule::Persistent(config) => config.to_string(),
             Schedule::Stepwise => "steps".to_owned(),
         };
+        if !name.contains(part) {
+            continue;
+        }
         let mark = |i: usize| if tuned[i] == schedule { "*" } else { " " };
         if let Ok(plan) = forward.plan_with(target, schedule) {
-            println!("    forward  {name:<12}{}{:>9.2}", mark(0), time(stream, &plan)? / steps);
+            println!("    forward  {name:<14}{}{:>9.2}", mark(0), time(stream, &plan)? / steps);
         }
         if let Ok(plan) = backward.plan_with(target, schedule) {
-            println!("    backward {name:<12}{}{:>9.2}", mark(1), time(stream, &plan)? / steps);
+            println!("    backward {name:<14}{}{:>9.2}", mark(1), time(stream, &plan)? / steps);
         }
     }
     Ok(())
@@ -107,8 +114,8 @@ fn main() -> Result<(), Error> {
                 let both = time(&stream, &training.plan(target)?)? + time(&stream, &backward.plan(target)?)?;
                 let (name, sizes) = (cell.name(), format!("{sizes:?}"));
                 println!("{name:<10}{dtype:<6}{sizes:<24}{forward:>9.2}{:>9.2}  {how}", both / steps);
-                if has("layouts") {
-                    layouts(&stream, &backward)?;
+                for part in given.iter().filter_map(|arg| arg.strip_prefix("layouts")) {
+                    layouts(&stream, &backward, part.trim_start_matches(':'))?;
                 }
             }
         }

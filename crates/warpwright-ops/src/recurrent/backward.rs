@@ -427,7 +427,7 @@ impl Planner<'_> {
             y_row: small(net.result()),
             flags: self.flags(pass),
         };
-        self.launches.exchanging(&def, config, (&def.product(), scratch.recurrent), &args)
+        self.launches.exchanging(&def, (&def.product(), scratch.recurrent), &args)
     }
 
     /// The gradients of the weights and biases of a pass.

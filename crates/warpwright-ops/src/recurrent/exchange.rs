@@ -76,6 +76,23 @@ pub(super) enum Weights<'k> {
 pub(super) struct Slot<'k> {
     pub(super) words: Ptr<'k, ReadWrite, u64>,
     pub(super) mark: U32<'k>,
+    /// Which of the two buffers it is.
+    pub(super) turn: U32<'k>,
+}
+
+impl<'k, F: Fn(U32<'k>, U32<'k>) -> U64<'k>> Matrix<'k, F> {
+    /// Elements of 16 bits at `depth`, an even one, and behind it; zeros where they are not `there`.
+    pub(super) fn word(&self, row: U32<'k>, depth: U32<'k>, there: Pred<'k>) -> U32<'k> {
+        if self.dense {
+            let words = self.elements.cast::<u32>();
+            return words.at((self.at)(row, depth) >> 1).only_where(there, Fill::Zero).get();
+        }
+        let half = |depth: U32<'k>| -> U32<'k> {
+            let from = self.elements.cast::<u16>().at((self.at)(row, depth));
+            from.only_where(there, Fill::Zero).get()
+        };
+        half(depth) | (half(depth + 1) << 16)
+    }
 }
 
 impl Product {
@@ -93,7 +110,11 @@ impl Product {
         if let Some(staging) = self.staging().filter(|_| self.exchange == Exchange::Blocks) {
             return self.batch.next_multiple_of(staging.rows);
         }
-        if self.is_half() { self.batch.next_multiple_of(ATOM.2) } else { self.batch }
+        let together = match self.exchange {
+            Exchange::Cluster(_) => self.shape().map_or(1, |shape| shape.together),
+            _ => 1,
+        };
+        self.batch.next_multiple_of(if self.is_half() { ATOM.2 } else { together })
     }
 
     /// Floats between the batches of a warp's sums, four more than rows so that lanes meet no bank twice.
@@ -104,14 +125,14 @@ impl Product {
     /// Floats between the sums of warps.
     fn of_warp(&self) -> u32 {
         match self.exchange {
-            Exchange::Words => self.columns() * self.pitch(),
+            Exchange::Words | Exchange::Cluster(_) => self.columns() * self.pitch(),
             Exchange::Blocks => self.staged_of_warp(),
         }
     }
 
-    /// Sums of all warps in a step.
+    /// Sums of all warps, or parts of the common dimension, in a step.
     pub(super) fn sums(&self) -> u32 {
-        WARPS * self.of_warp()
+        self.parts() * self.of_warp()
     }
 
     /// Bytes of dynamic shared memory: the sums of two steps, or those of one and the stages.
@@ -119,6 +140,7 @@ impl Product {
         match self.exchange {
             Exchange::Words => 2 * self.sums() * 4,
             Exchange::Blocks => self.staged_bytes(),
+            Exchange::Cluster(_) => self.cluster_bytes(),
         }
     }
 
@@ -132,6 +154,7 @@ impl Product {
         match self.exchange {
             Exchange::Words => (2 * self.buffer(), 2 * self.buffer()),
             Exchange::Blocks => (FLAGS + 2 * self.staged_words(), FLAGS),
+            Exchange::Cluster(_) => (0, 0),
         }
     }
 
@@ -180,9 +203,11 @@ impl Product {
         let (first, buffer) = match self.exchange {
             Exchange::Words => (0, self.buffer()),
             Exchange::Blocks => (FLAGS, self.staged_words()),
+            Exchange::Cluster(_) => return Slot { words: exchange, mark: step, turn: step & 1 },
         };
-        let words = exchange.at((step & 1).to_u64() * u64::from(buffer)).at(u64::from(first));
-        Slot { words, mark: step + 1 }
+        let turn = step & 1;
+        let words = exchange.at(turn.to_u64() * u64::from(buffer)).at(u64::from(first));
+        Slot { words, mark: step + 1, turn }
     }
 
     /// The row of the weights that element `depth` of a vector multiplies. Where blocks hand over all elements of a unit at
@@ -192,10 +217,12 @@ impl Product {
         match self.exchange {
             Exchange::Words => depth,
             Exchange::Blocks => depth % parts * self.hidden + depth / parts,
+            Exchange::Cluster(_) => self.origin_in_cluster(depth),
         }
     }
 
-    /// Hands the values of a unit in `batch` to all blocks; see [`publish`](Self::publish) and [`leave`](Self::leave).
+    /// Hands the values of a unit in `batch` to all blocks; see [`publish`](Self::publish), [`leave`](Self::leave) and
+    /// [`spread`](Self::spread).
     pub(super) fn hand<'k>(
         &self,
         slot: Slot<'k>,
@@ -206,6 +233,7 @@ impl Product {
     ) {
         match self.exchange {
             Exchange::Blocks => self.leave(slot, batch, unit, values, who),
+            Exchange::Cluster(_) => self.spread(slot, (batch, unit), values, who),
             Exchange::Words => {
                 for (part, value) in (0..).zip(values) {
                     self.publish(slot, batch, unit + part * self.hidden, *value, who);
@@ -216,8 +244,10 @@ impl Product {
 
     /// All threads come here after they have handed over what they have of step `step`.
     pub(super) fn handed<'k>(&self, k: K<'k>, exchange: Ptr<'k, ReadWrite, u64>, step: U32<'k>) {
-        if self.exchange == Exchange::Blocks {
-            self.raise(k, exchange, step);
+        match self.exchange {
+            Exchange::Words => {}
+            Exchange::Blocks => self.raise(k, exchange, step),
+            Exchange::Cluster(_) => self.sent(k),
         }
     }
 
@@ -252,8 +282,8 @@ impl Product {
     /// Slices of a warp whose weights are in registers.
     fn kept(&self) -> u32 {
         match self.exchange {
-            Exchange::Words => self.slices(),
             Exchange::Blocks => self.slices() - self.stored(),
+            _ => self.slices(),
         }
     }
 
@@ -264,6 +294,9 @@ impl Product {
         matrix: &Matrix<'k, F>,
     ) -> Weights<'k> {
         if self.is_half() {
+            if let Exchange::Cluster(_) = self.exchange {
+                return self.cluster_tile(k, matrix);
+            }
             let (group, quad) = (k.lane_idx() >> 2, k.lane_idx() & 3);
             let of_slice = |tile: u32, slice: u32| {
                 let depth = (k.warp_idx() * self.slices() + slice) * ATOM.1;
@@ -271,17 +304,7 @@ impl Product {
                 let word = |down: u32, right: u32| -> U32<'k> {
                     let row = group + (tile * ATOM.0 + down);
                     let there = if self.padded() == self.rows { inside } else { inside & row.lt(self.rows) };
-                    let depth = depth + quad * 2 + right;
-                    if matrix.dense {
-                        let words = matrix.elements.cast::<u32>();
-                        let at = (matrix.at)(row, depth);
-                        return words.at(at >> 1).only_where(there, Fill::Zero).get();
-                    }
-                    let half = |depth: U32<'k>| -> U32<'k> {
-                        let from = matrix.elements.cast::<u16>().at((matrix.at)(row, depth));
-                        from.only_where(there, Fill::Zero).get()
-                    };
-                    half(depth) | (half(depth + 1) << 16)
+                    matrix.word(row, depth + quad * 2 + right, there)
                 };
                 let registers = [word(0, 0), word(8, 0), word(0, 8), word(8, 8)];
                 Fragment::a(k, self.atom(), &registers)
@@ -293,7 +316,7 @@ impl Product {
             let slices = |tile| (0..self.kept()).map(|slice| of_slice(tile, slice)).collect();
             return Weights::Tensor((0..tiles).map(slices).collect());
         }
-        if self.exchange == Exchange::Blocks {
+        if self.exchange != Exchange::Words {
             return self.staged_singles(k, matrix);
         }
         let of_pair = |slice: u32| {
@@ -330,8 +353,11 @@ impl Product {
         let to = match self.exchange {
             Exchange::Words => k.dynamic_shared::<f32>().at((step & 1) * self.sums()),
             Exchange::Blocks => k.dynamic_shared::<f32>().at(u64::from(self.stored_bytes() / 4)),
+            Exchange::Cluster(_) => {
+                k.dynamic_shared::<f32>().at(slot.turn * self.sums()).at(u64::from(self.buffers_bytes() / 4))
+            }
         };
-        let warp = k.warp_idx();
+        let (warp, _) = self.part(k);
         let emit = |partial: Partial<'k>| {
             let place = warp * self.of_warp() + partial.batch * self.pitch() + partial.row;
             match partial.there {
@@ -343,6 +369,7 @@ impl Product {
             _ if self.exchange == Exchange::Blocks => {
                 self.multiply_staged(k, (exchange, slot), weights, emit);
             }
+            _ if self.exchange != Exchange::Words => self.multiply_cluster(k, slot, weights, emit),
             Weights::Tensor(tiles) => self.multiply_halves(k, slot, tiles, emit),
             Weights::Single(slices) => self.multiply_singles(k, slot, slices, emit),
         }
@@ -485,7 +512,7 @@ impl<'k> Sums<'k> {
             let place = batch * self.product.pitch() + row + warp * self.product.of_warp();
             self.sums.at(place).only_where(there, Fill::Zero).get::<f32>()
         };
-        let parts: Lanes<'k, f32> = (0..WARPS).map(of_warp).collect();
+        let parts: Lanes<'k, f32> = (0..self.product.parts()).map(of_warp).collect();
         parts.reduce(|a, b| a + b).unwrap_or(parts[0])
     }
 
@@ -498,7 +525,7 @@ impl<'k> Sums<'k> {
             let place = batch * self.product.pitch() + row + warp * self.product.of_warp();
             self.sums.at(place).only_where(there, Fill::Zero).load::<f32>(count)
         };
-        let warps: Vec<Lanes<'k, f32>> = (0..WARPS).map(of_warp).collect();
+        let warps: Vec<Lanes<'k, f32>> = (0..self.product.parts()).map(of_warp).collect();
         let sum = |i: usize| {
             let parts: Lanes<'k, f32> = warps.iter().map(|rows| rows[i]).collect();
             parts.reduce(|a, b| a + b).unwrap_or(parts[0])
@@ -573,17 +600,20 @@ impl KernelDef for Clear {
     }
 }
 
-/// The launch that makes the exchange of a product zero.
+/// The launch that makes the exchange of a product zero, if it has one in memory.
 pub(super) fn clear(
     op: &'static str,
     target: Target,
     product: &Product,
     exchange: Place,
-) -> Result<LaunchStep, PlanError> {
+) -> Result<Option<LaunchStep>, PlanError> {
     let (stride, part) = product.of_group();
     let n = product.groups * part;
+    if n == 0 {
+        return Ok(None);
+    }
     let args = ClearArgs { words: exchange.write(), n, part, stride };
     let grid = plan::cover(op, n as usize, THREADS)?;
     let kernel = plan::recorded(op, &Clear, target)?;
-    Ok(LaunchStep::new(kernel, grid.unwrap_or([1; 3]), args.values()))
+    Ok(Some(LaunchStep::new(kernel, grid.unwrap_or([1; 3]), args.values())))
 }

@@ -249,7 +249,7 @@ impl Planner<'_> {
             y_row: small(desc.result()),
             flags: self.flags(pass),
         };
-        self.launches.exchanging(&def, config, (&def.product(), self.scratch.recurrent), &args)
+        self.launches.exchanging(&def, (&def.product(), self.scratch.recurrent), &args)
     }
 
     fn stepwise(&mut self, pass: &Pass) -> Result<(), PlanError> {

@@ -7,7 +7,7 @@ use warpwright_runtime::LaunchStep;
 use super::drops::{self, Drop, DropArgs};
 use super::exchange::{Product, clear};
 use super::sums::{Round, RoundArgs};
-use super::tuning::PersistentConfig;
+use super::tuning::Exchange;
 use super::{RecurrentDesc, WIDE, small, sums_of};
 use crate::gemm::GemmDesc;
 use crate::plan::{self, Real};
@@ -165,19 +165,20 @@ impl Launches<'_> {
         self.over(&Drop { dtype: net.dtype, of_sums: parts.is_some() }, drops::draws(n), &args)
     }
 
-    /// A kernel whose blocks keep the weights of `config`'s units and exchange their results through `at`.
+    /// A kernel whose blocks keep the weights of some units and exchange their results through `at`.
     pub(super) fn exchanging<D: KernelDef>(
         &mut self,
         def: &D,
-        config: PersistentConfig,
         (exchange, at): (&Product, Place),
         args: &D::Args,
     ) -> Result<(), PlanError> {
-        self.steps.push(clear(self.op, self.target, exchange, at)?);
+        self.steps.extend(clear(self.op, self.target, exchange, at)?);
         let kernel = plan::recorded(self.op, def, self.target)?;
-        let grid = [small(self.net.hidden) / config.units, config.groups, 1];
+        let grid = [exchange.blocks(small(self.net.batch)), exchange.groups, 1];
         let step = LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(exchange.shared_bytes());
-        self.steps.push(step.cooperative_whole());
+        // Clusters wait for nobody outside.
+        let alone = matches!(exchange.exchange, Exchange::Cluster(_));
+        self.steps.push(if alone { step } else { step.cooperative_whole() });
         Ok(())
     }
 }

@@ -44,6 +44,7 @@
 
 mod backward;
 mod cell;
+mod cluster;
 mod drops;
 mod exchange;
 mod few;
@@ -562,8 +563,19 @@ pub(crate) fn entries() -> Vec<Entry> {
 }
 
 /// Sizes that the persistent kernels of the catalogue are for: they know theirs.
-const SAMPLES: [(usize, usize); 8] =
-    [(1, 512), (16, 256), (16, 768), (32, 1024), (3, 32), (1, 1024), (64, 1024), (32, 2048)];
+const SAMPLES: [(usize, usize); 11] = [
+    (1, 512),
+    (16, 256),
+    (16, 768),
+    (32, 1024),
+    (3, 32),
+    (1, 1024),
+    (64, 1024),
+    (32, 2048),
+    (64, 128),
+    (64, 256),
+    (4, 512),
+];
 
 /// Every kernel that a plan can hold but those of products; the persistent ones, which know their sizes, for a few of them.
 pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {

@@ -6,6 +6,7 @@ use warpwright_dsl::prelude::*;
 use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
 use super::cell::{Cell, Gate};
+use super::cluster::Vector;
 use super::exchange::{Matrix, Product, THREADS, WARP};
 use super::tuning::{Exchange, PersistentConfig};
 use super::walk::{self, Walk, has, walk};
@@ -44,8 +45,7 @@ pub(super) struct Sequence {
 struct Item<'k> {
     there: Pred<'k>,
     batch: U32<'k>,
-    /// The batch among those of the block.
-    own: U32<'k>,
+    vector: Vector<'k>,
     /// The row of the block, where there is such a gate.
     row: U32<'k>,
     unit: U32<'k>,
@@ -58,29 +58,33 @@ impl Sequence {
     pub(super) fn product(&self) -> Product {
         let rows = self.config.units * self.cell.gates() as u32;
         let PersistentConfig { units, groups, exchange } = self.config;
-        let (hidden, batch) = (self.hidden, self.batch / groups);
+        let (hidden, batch) = (self.hidden, exchange.batch(self.batch / groups));
         Product { dtype: self.dtype, rows, depth: hidden, batch, hidden, units, groups, exchange }
     }
 
-    /// Lanes of a unit in a batch: one that has all of its gates, or one for each gate where the block has few of them.
+    /// Lanes of a unit in a batch: one that has all of its gates, or one for each gate where the block has few of them. Within a
+    /// cluster lanes share the blocks out that they send to.
     pub(super) fn lanes(&self) -> u32 {
         let units = self.config.units * (self.batch / self.config.groups);
-        if units >= MANY_UNITS { 1 } else { self.cell.lanes() }
+        if units >= MANY_UNITS && !self.in_cluster() { 1 } else { self.cell.lanes() }
+    }
+
+    fn in_cluster(&self) -> bool {
+        matches!(self.config.exchange, Exchange::Cluster(_))
     }
 
     /// The gates of the thread: of the same unit in several batches, the same one or all. Where they are those of neighbouring
     /// lanes, each keeps the unit's value.
-    fn items<'k>(&self, k: K<'k>, first_unit: U32<'k>) -> Vec<Item<'k>> {
-        let (lanes, gates, product) = (self.lanes(), self.cell.gates() as u32, self.product());
-        let start = product.first(k);
+    fn items<'k>(&self, k: K<'k>, product: &Product) -> Vec<Item<'k>> {
+        let first_unit = product.first_unit(k);
+        let (lanes, gates) = (self.lanes(), self.cell.gates() as u32);
         let of_batch = self.config.units * lanes;
         let (first, within) = (k.thread_idx() / of_batch, k.thread_idx() % of_batch);
         let (unit, gate) = (within / lanes, within % lanes);
         let (row, unit) = (unit * gates + gate, first_unit + unit);
         let item = |i: u32| {
-            let own = first + i * (THREADS / of_batch);
-            let batch = start.map_or(own, |start| start + own);
-            Item { there: own.lt(product.batch), batch, own, row, unit, gate }
+            let vector = product.vector(first + i * (THREADS / of_batch), self.batch);
+            Item { there: vector.there, batch: vector.batch, vector, row, unit, gate }
         };
         (0..(of_batch * product.batch).div_ceil(THREADS)).map(item).collect()
     }
@@ -157,10 +161,11 @@ impl Sequence {
 
     fn body<'k>(&self, k: K<'k>, p: SequenceParams<'k>) {
         let (cell, product) = (self.cell, self.product());
+        let in_cluster = self.in_cluster();
         let gates = cell.gates() as u32;
-        let first_unit = k.block_idx_x() * self.config.units;
+        let first_unit = product.first_unit(k);
         let walk = walk!(p);
-        let all = self.items(k, first_unit);
+        let all = self.items(k, &product);
         let zero = k.lit(0.0f32);
         let state_at = |item: &Item<'k>| item.batch * self.hidden + item.unit;
         let own_gates = self.own_gates();
@@ -179,8 +184,11 @@ impl Sequence {
         };
         let hand = |step: U32<'k>, item: &Item<'k>, h: F32<'k>| {
             let slot = product.slot(exchange, step);
-            product.hand(slot, item.own, item.unit, &[h], (self.is_first(item), self.lanes()));
+            // Lanes of a unit that leave it with different blocks all have it.
+            let there = if in_cluster { item.vector.held } else { self.is_first(item) };
+            product.hand(slot, item.vector.at, item.unit, &[h], (there, self.lanes()));
         };
+        product.begin(k);
         for (item, h) in all.iter().zip(&h0) {
             hand(k.lit(0u32), item, *h);
         }
@@ -201,8 +209,13 @@ impl Sequence {
         };
         let weights = product.weights(k, &Matrix { elements: p.w_hh, at: element, dense: true });
         // Where a step of a gate is: the length of its sequence, the row, and the products of the input.
-        let place = |step: U32<'k>, item: &Item<'k>| {
-            let length = walk.length(item.batch, item.there);
+        let lengths = all.iter().map(|item| walk.length(item.batch, item.there));
+        let lengths: Option<Vec<_>> = in_cluster.then(|| lengths.collect());
+        let place = |step: U32<'k>, (i, item): (usize, &Item<'k>)| {
+            let length = match &lengths {
+                Some(lengths) => lengths[i],
+                None => walk.length(item.batch, item.there),
+            };
             let row = walk.row(step, item.batch, length);
             let at = (row * u64::from(gates) + item.gate.to_u64()) * u64::from(self.hidden);
             (length, row, p.products.at(at + item.unit.to_u64()))
@@ -211,28 +224,38 @@ impl Sequence {
         let keeps = all.len() <= MOST_KEPT;
         // Beside weights that take all they can there is no room for the products of the input: they come to the L1 cache.
         let fetches = product.is_half() && self.config.exchange == Exchange::Blocks;
-        let carried = if cell.carries() { own } else { Vec::new() };
-        k.fold(k.range(0, p.steps, 1), carried, |step, before: Vec<F32<'k>>| {
-            let read = || -> Vec<_> {
-                let read = |item: &Item<'k>| {
-                    let place = place(step, item);
-                    let of_gate = |gate: u32| {
-                        let from = place.2.at(u64::from(gate * self.hidden));
-                        from.only_where(self.is_gate(item), Fill::Zero).get::<f32>()
-                    };
-                    (place, (0..own_gates).map(of_gate).collect::<Vec<_>>())
-                };
-                all.iter().map(read).collect()
+        let input = |step: U32<'k>, item: (usize, &Item<'k>), there: Option<Pred<'k>>| {
+            let place = place(step, item);
+            let of_gate = |gate: u32| {
+                let from = place.2.at(u64::from(gate * self.hidden));
+                let gate = self.is_gate(item.1);
+                let there = there.map_or(gate, |there| there & gate);
+                from.only_where(there, Fill::Zero).get::<f32>()
             };
-            let early = (!fetches).then(read);
+            (place, (0..own_gates).map(of_gate).collect::<Vec<_>>())
+        };
+        // A step within a cluster is shorter than the way from memory: inputs are read a step ahead.
+        let ahead = |step: U32<'k>| -> Vec<Vec<F32<'k>>> {
+            let there = step.lt(p.steps);
+            let items = all.iter().enumerate().filter(|_| in_cluster);
+            items.map(|item| input(step, item, Some(there)).1).collect()
+        };
+        let own = if cell.carries() { own } else { Vec::new() };
+        let start = (own, ahead(k.lit(0u32)));
+        k.fold(k.range(0, p.steps, 1), start, |step, (before, given): Carried<'k>| {
+            let next = ahead(step + 1);
+            let read = || -> Vec<_> { all.iter().enumerate().map(|item| input(step, item, None)).collect() };
+            let early = (!fetches && !in_cluster).then(read);
             if fetches {
-                all.iter().for_each(|item| self.fetch(k, item, place(step, item).2));
+                all.iter().enumerate().for_each(|item| self.fetch(k, item.1, place(step, item).2));
             }
             let sums = product.multiply(k, exchange, step, &weights);
-            let inputs = early.unwrap_or_else(read);
+            let known =
+                || all.iter().enumerate().zip(given).map(|(item, x)| (place(step, item), x)).collect();
+            let inputs = if in_cluster { known() } else { early.unwrap_or_else(read) };
             let mut done = Vec::new();
             for (i, (item, (_, inputs))) in all.iter().zip(&inputs).enumerate() {
-                let products = sums.of_rows(item.own, item.row, own_gates, self.is_gate(item));
+                let products = sums.of_rows(item.vector.at, item.row, own_gates, self.is_gate(item));
                 let sides = inputs.iter().zip(products).zip(&bias);
                 let sides: Vec<_> = sides.map(|((x, h), bias)| (*x + bias[0], h + bias[1])).collect();
                 let after = self.step(k, item, &sides, before.get(i).copied().unwrap_or(zero));
@@ -240,8 +263,9 @@ impl Sequence {
                 done.push(after);
             }
             product.handed(k, exchange, step + 1);
-            for ((item, (kept, _)), done) in all.iter().zip(inputs).zip(&done) {
+            for ((item, (kept, _)), done) in all.iter().enumerate().zip(inputs).zip(&done) {
                 let (length, row, gates) = if keeps { kept } else { place(step, item) };
+                let (_, item) = item;
                 let there = step.lt(length);
                 k.if_(self.is_first(item), || {
                     let at = row * p.y_row.to_u64() + item.unit.to_u64();
@@ -269,10 +293,14 @@ impl Sequence {
                 });
             }
             let own = done.iter().filter(|_| cell.carries()).map(|done| done.own(cell));
-            own.collect::<Vec<_>>()
+            (own.collect(), next)
         });
+        product.end(k, product.slot(exchange, p.steps));
     }
 }
+
+/// What passes from step to step, and the inputs that were read of the next.
+type Carried<'k> = (Vec<F32<'k>>, Vec<Vec<F32<'k>>>);
 
 /// What a lane has of a unit after a step, with the gates of the lane.
 struct Done<'k> {
@@ -298,6 +326,10 @@ impl KernelDef for Sequence {
 
     fn block(&self) -> BlockDim {
         BlockDim::x(THREADS)
+    }
+
+    fn cluster(&self) -> u32 {
+        self.product().cluster()
     }
 
     fn dtypes(&self) -> DTypes {

@@ -17,7 +17,7 @@ use super::exchange::{ATOM, Matrix, Partial, Product, Slot, WARP, WARPS, Weights
 pub(super) const FLAGS: u32 = 128;
 /// Bytes of a copy, and the elements of `f32` that are read from shared memory at once.
 const PIECE: u32 = 16;
-const QUAD: u32 = 4;
+pub(super) const QUAD: u32 = 4;
 /// Bytes of shared memory of a stage of all warps, and of all stages.
 const STAGE_BYTES: u32 = 32 << 10;
 const STAGES_BYTES: u32 = 128 << 10;
@@ -50,23 +50,23 @@ pub(super) struct Staging {
 
 /// How the lanes of a warp share rows and columns in `f32`.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+pub(super) struct Shape {
     /// Rows of a lane.
     rows: u32,
     /// Lanes that share the columns of the same rows.
-    parts: u32,
+    pub(super) parts: u32,
     /// Vectors that are multiplied together.
-    together: u32,
+    pub(super) together: u32,
 }
 
 impl Product {
     /// Columns of a warp.
-    fn columns_of_warp(&self) -> u32 {
+    pub(super) fn columns_of_warp(&self) -> u32 {
         self.depth / WARPS
     }
 
     /// How the lanes share their work, if they can.
-    fn shape(&self) -> Option<Shape> {
+    pub(super) fn shape(&self) -> Option<Shape> {
         let (padded, columns) = (self.padded(), self.columns_of_warp());
         let weights = padded * columns / WARP;
         let many = weights >= MANY_WEIGHTS && padded >= WARP;
@@ -507,24 +507,40 @@ impl<'k> Copies<'k> {
         let (k, columns) = (self.k, self.staging.columns);
         let (Target::Rows(_, from), Some(shape)) = (self.to, self.product.shape()) else { return };
         let from = from.at(stage >> 2);
-        let first_row = k.lane_idx() / shape.parts * shape.rows;
-        for first in (0..self.staging.rows).step_by(shape.together as usize) {
-            let mut sums = vec![k.lit(0.0f32); (shape.together * shape.rows) as usize];
-            for (quad, rows) in (0..).zip(quads) {
-                for (batch, sums) in (first..).zip(sums.chunks_mut(shape.rows as usize)) {
-                    let at = batch * columns + quad * QUAD * shape.parts;
-                    let state = from.at(u64::from(at)).load::<f32>(QUAD);
-                    for (i, state) in state.iter().enumerate() {
-                        for (sum, row) in sums.iter_mut().zip(rows) {
-                            *sum = row[i].mul_add(state, *sum);
-                        }
+        let rows = self.staging.rows;
+        multiply_quads(k, from, shape, [rows, columns], quads, &mut |partial: Partial<'k>| {
+            emit(Partial { batch: group * rows + partial.batch, ..partial });
+        });
+    }
+}
+
+/// Products in `f32` with `rows` vectors of shared memory, which lie `pitch` elements apart; `from` is the first column of the
+/// lane.
+pub(super) fn multiply_quads<'k>(
+    k: K<'k>,
+    from: Ptr<'k, Shared, f32>,
+    shape: Shape,
+    [rows, pitch]: [u32; 2],
+    quads: &[Vec<Lanes<'k, f32>>],
+    emit: &mut impl FnMut(Partial<'k>),
+) {
+    let first_row = k.lane_idx() / shape.parts * shape.rows;
+    for first in (0..rows).step_by(shape.together as usize) {
+        let mut sums = vec![k.lit(0.0f32); (shape.together * shape.rows) as usize];
+        for (quad, rows) in (0..).zip(quads) {
+            for (batch, sums) in (first..).zip(sums.chunks_mut(shape.rows as usize)) {
+                let at = batch * pitch + quad * QUAD * shape.parts;
+                let state = from.at(u64::from(at)).load::<f32>(QUAD);
+                for (i, state) in state.iter().enumerate() {
+                    for (sum, row) in sums.iter_mut().zip(rows) {
+                        *sum = row[i].mul_add(state, *sum);
                     }
                 }
             }
-            share(k, sums, shape.parts, |index, sum, there| {
-                let batch = group * self.staging.rows + (index / shape.rows + first);
-                emit(Partial { batch, row: first_row + index % shape.rows, sum, there });
-            });
         }
+        share(k, sums, shape.parts, |index, sum, there| {
+            let (batch, row) = (index / shape.rows + first, first_row + index % shape.rows);
+            emit(Partial { batch, row, sum, there });
+        });
     }
 }

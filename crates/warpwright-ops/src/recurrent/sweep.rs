@@ -5,9 +5,10 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::cell::Cell;
+use super::cluster::Vector;
 use super::exchange::{Matrix, Product, Sums, THREADS};
 use super::trail::{Trail, Unit, trail};
-use super::tuning::PersistentConfig;
+use super::tuning::{Exchange, PersistentConfig};
 use super::walk::{self, Walk, has, walk};
 
 kernel_args! {
@@ -37,30 +38,31 @@ pub(super) struct Sweep {
 struct Item<'k> {
     inside: Pred<'k>,
     batch: U32<'k>,
-    /// The batch among those of the block.
-    own: U32<'k>,
+    vector: Vector<'k>,
     row: U32<'k>,
     unit: U32<'k>,
 }
+
+/// What passes from step to step, and what was read of the next.
+type Carried<'k> = (Vec<F32<'k>>, Vec<Vec<F32<'k>>>);
 
 impl Sweep {
     /// The product of a step.
     pub(super) fn product(&self) -> Product {
         let depth = self.hidden * self.cell.gates() as u32;
         let PersistentConfig { units, groups, exchange } = self.config;
-        let (hidden, batch) = (self.hidden, self.batch / groups);
+        let (hidden, batch) = (self.hidden, exchange.batch(self.batch / groups));
         Product { dtype: self.dtype, rows: units, depth, batch, hidden, units, groups, exchange }
     }
 
     /// The units of the thread: the same in several batches.
-    fn items<'k>(&self, k: K<'k>, first_unit: U32<'k>) -> Vec<Item<'k>> {
-        let (units, product) = (self.config.units, self.product());
-        let start = product.first(k);
+    fn items<'k>(&self, k: K<'k>, product: &Product) -> Vec<Item<'k>> {
+        let first_unit = product.first_unit(k);
+        let units = self.config.units;
         let (first, row) = (k.thread_idx() / units, k.thread_idx() % units);
         let item = |i: u32| {
-            let own = first + i * (THREADS / units);
-            let batch = start.map_or(own, |start| start + own);
-            Item { inside: own.lt(product.batch), batch, own, row, unit: first_unit + row }
+            let vector = product.vector(first + i * (THREADS / units), self.batch);
+            Item { inside: vector.there, batch: vector.batch, vector, row, unit: first_unit + row }
         };
         (0..(units * product.batch).div_ceil(THREADS)).map(item).collect()
     }
@@ -68,15 +70,18 @@ impl Sweep {
     fn body<'k>(&self, k: K<'k>, p: SweepParams<'k>) {
         let (cell, product) = (self.cell, self.product());
         let gates = cell.gates();
-        let first_unit = k.block_idx_x() * self.config.units;
+        let in_cluster = matches!(self.config.exchange, Exchange::Cluster(_));
+        let first_unit = product.first_unit(k);
         let walk = walk!(p);
         let trail = trail!(p, cell, self.dtype, walk, k.lit(self.hidden));
-        let all = self.items(k, first_unit);
+        let all = self.items(k, &product);
         let zero = k.lit(0.0f32);
         let exchange = product.own(k, p.exchange);
         let hand = |turn: U32<'k>, item: &Item<'k>, values: &[F32<'k>]| {
-            product.hand(product.slot(exchange, turn), item.own, item.unit, values, (item.inside, 1));
+            let there = item.vector.held;
+            product.hand(product.slot(exchange, turn), item.vector.at, item.unit, values, (there, 1));
         };
+        product.begin(k);
         // Behind the last step there is nothing.
         all.iter().for_each(|item| hand(k.lit(0u32), item, &vec![zero; gates]));
         product.handed(k, exchange, k.lit(0u32));
@@ -84,21 +89,35 @@ impl Sweep {
             product.origin(depth).to_u64() * u64::from(self.hidden) + (first_unit + row).to_u64()
         };
         let weights = product.weights(k, &Matrix { elements: p.w_hh, at: element, dense: false });
+        let lengths = all.iter().map(|item| walk.length(item.batch, item.inside));
+        let lengths: Option<Vec<_>> = in_cluster.then(|| lengths.collect());
+        let who = |(i, item): (usize, &Item<'k>)| {
+            let Item { inside, batch, unit, .. } = *item;
+            let length = match &lengths {
+                Some(lengths) => lengths[i],
+                None => walk.length(batch, inside),
+            };
+            Unit { inside, batch, unit, length }
+        };
+        // A step within a cluster is shorter than the way from memory: what the forward pass left is read a step ahead.
+        let ahead = |step: U32<'k>| -> Vec<Vec<F32<'k>>> {
+            let items = all.iter().enumerate().filter(|_| in_cluster);
+            items.map(|item| trail.known::<f32>(k, step, who(item)).values()).collect()
+        };
         let carried = if cell.carries() { vec![zero; all.len()] } else { Vec::new() };
-        let carried = k.fold(k.range(0, p.steps, 1), carried, |turn, carried: Vec<F32<'k>>| {
+        let start = (carried, ahead(p.steps - 1));
+        let (carried, _) = k.fold(k.range(0, p.steps, 1), start, |turn, (carried, read): Carried<'k>| {
             let step = p.steps - 1 - turn;
-            let known: Vec<_> = all
-                .iter()
-                .map(|item| {
-                    let Item { inside, batch, unit, .. } = *item;
-                    let length = walk.length(batch, inside);
-                    trail.known::<f32>(k, step, Unit { inside, batch, unit, length })
-                })
-                .collect();
+            let early = ahead(step - 1);
+            let known = |item: (usize, &Item<'k>)| match read.get(item.0) {
+                Some(values) => trail.place_of(step, who(item)).known(cell, values),
+                None => trail.known::<f32>(k, step, who(item)),
+            };
+            let known: Vec<_> = all.iter().enumerate().map(known).collect();
             let sums = product.multiply(k, exchange, turn, &weights);
             let (mut next, mut done) = (Vec::new(), Vec::new());
             for (i, (item, known)) in all.iter().zip(&known).enumerate() {
-                let recurrent = sums.of(item.own, item.row, known.later);
+                let recurrent = sums.of(item.vector.at, item.row, known.later);
                 let carry = carried.get(i).map_or(zero, |carry| known.later.select(*carry, 0.0));
                 let gradient = trail.gradient(known, recurrent, carry);
                 let values: Vec<_> = known.sides(&gradient).collect();
@@ -120,7 +139,7 @@ impl Sweep {
                     p.before.at(trail.place(known.row, item.unit)).set(known.h_before);
                 });
             }
-            next
+            (next, early)
         });
         let sums = product.multiply(k, exchange, p.steps, &weights);
         for (i, item) in all.iter().enumerate() {
@@ -145,7 +164,7 @@ impl Sweep {
             from.at(at).only_where(item.inside & !any & has(p.flags, bit), Fill::Zero).get::<f32>()
         };
         k.if_(item.inside & has(p.flags, walk::HAS_H0), || {
-            let back = sums.of(item.own, item.row, any);
+            let back = sums.of(item.vector.at, item.row, any);
             let back = if self.cell == Cell::Gru { back + carry } else { back };
             p.dh0.at(at).set(any.select(back, end(p.dh_n, walk::HAS_DH_N)));
         });
@@ -167,6 +186,10 @@ impl KernelDef for Sweep {
 
     fn block(&self) -> BlockDim {
         BlockDim::x(THREADS)
+    }
+
+    fn cluster(&self) -> u32 {
+        self.product().cluster()
     }
 
     fn dtypes(&self) -> DTypes {

@@ -50,7 +50,40 @@ pub(super) struct Known<'k, A: Float> {
     dc: Reg<'k, A>,
 }
 
+/// Where a step of a unit is.
+pub(super) struct When<'k> {
+    row: U64<'k>,
+    previous: U64<'k>,
+    there: Pred<'k>,
+    first: Pred<'k>,
+    last: Pred<'k>,
+}
+
+impl<'k> When<'k> {
+    /// The step, from what [`Known::values`] gave.
+    pub(super) fn known<A: Float>(&self, cell: Cell, values: &[Reg<'k, A>]) -> Known<'k, A> {
+        let (fixed, gates) = values.split_at(values.len() - cell.gates());
+        let saved = Saved { gates: gates.to_vec(), extra: fixed[1], before: fixed[2] };
+        let later = self.there & !self.last;
+        Known {
+            row: self.row,
+            there: self.there,
+            later,
+            h_before: fixed[0],
+            saved,
+            dh: fixed[3],
+            dc: fixed[4],
+        }
+    }
+}
+
 impl<'k, A: Float> Known<'k, A> {
+    /// What was read.
+    pub(super) fn values(self) -> Vec<Reg<'k, A>> {
+        let Saved { gates, extra, before } = self.saved;
+        [self.h_before, extra, before, self.dh, self.dc].into_iter().chain(gates).collect()
+    }
+
     /// The gradients of each gate's sums on the sides of input and state; zeros in a step that the sequence does not have.
     pub(super) fn sides(&self, gradient: &Gradient<'k, A>) -> impl Iterator<Item = (Reg<'k, A>, Reg<'k, A>)> {
         let last = gradient.gates.len() - 1;
@@ -96,17 +129,24 @@ impl<'k> Trail<'k> {
         row * self.hidden.to_u64() + unit.to_u64()
     }
 
+    /// Where step `step` of a unit is.
+    pub(super) fn place_of(&self, step: U32<'k>, who: Unit<'k>) -> When<'k> {
+        let Unit { inside, batch, length, .. } = who;
+        let row = self.walk.row(step, batch, length);
+        let previous = self.walk.row(step.max(1) - 1, batch, length);
+        let there = inside & step.lt(length);
+        let (first, last) = (there & step.eq(0), there & (step + 1).eq(length));
+        When { row, previous, there, first, last }
+    }
+
     /// Reads step `step` of a unit.
     pub(super) fn known<A: Float>(&self, k: K<'k>, step: U32<'k>, who: Unit<'k>) -> Known<'k, A>
     where
         Elem: Access<A>,
     {
-        let Unit { inside, batch, unit, length } = who;
+        let Unit { batch, unit, .. } = who;
         let (cell, flags) = (self.cell, self.walk.flags);
-        let row = self.walk.row(step, batch, length);
-        let previous = self.walk.row(step.max(1) - 1, batch, length);
-        let there = inside & step.lt(length);
-        let (first, last) = (there & step.eq(0), there & (step + 1).eq(length));
+        let When { row, previous, there, first, last } = self.place_of(step, who);
         let later = there & !last;
         let behind = there & !first;
         let of_state = (batch * self.hidden + unit).to_u64();

@@ -21,9 +21,13 @@ pub struct PersistentConfig {
 
 impl fmt::Display for PersistentConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let exchange = if self.exchange == Exchange::Blocks { "_blocks" } else { "" };
-        let groups = if self.groups > 1 { format!("_g{}", self.groups) } else { String::new() };
-        write!(f, "u{}{exchange}{groups}", self.units)
+        write!(f, "u{}", self.units)?;
+        match self.exchange {
+            Exchange::Words => {}
+            Exchange::Blocks => f.write_str("_blocks")?,
+            Exchange::Cluster(sequences) => write!(f, "_cluster{sequences}")?,
+        }
+        if self.groups > 1 { write!(f, "_g{}", self.groups) } else { Ok(()) }
     }
 }
 
@@ -34,6 +38,19 @@ pub enum Exchange {
     Words,
     /// All elements of a block at once, with a flag; they are read through shared memory.
     Blocks,
+    /// Within a cluster, which has all units, through its shared memory (sm_90 and later); so many sequences a cluster, a
+    /// power of two.
+    Cluster(u32),
+}
+
+impl Exchange {
+    /// Sequences that a block has to do with, of `batch`.
+    pub(super) const fn batch(self, batch: u32) -> u32 {
+        match self {
+            Self::Cluster(sequences) => sequences,
+            _ => batch,
+        }
+    }
 }
 
 /// How the steps of a sequence are launched.
@@ -86,6 +103,16 @@ const LEAST_STATE: usize = 128;
 /// Gates of a thread, and units of a thread backward, where state passes through shared memory.
 const MOST_GATES: usize = 8;
 const MOST_UNITS: usize = 4;
+/// Units of a block of a cluster, least first, and sequences of one.
+const CLUSTER_UNITS: [u32; 3] = [8, 16, 32];
+const MOST_SEQUENCES: u32 = 16;
+/// Sequences, and blocks of a cluster for each, up to which there is nothing faster.
+const FEW_SEQUENCES: u32 = 8;
+const FEW_TOGETHER: usize = 64;
+/// Blocks that a cluster can have everywhere.
+const PORTABLE_CLUSTER: usize = 8;
+/// Registers of weights of a block of which a multiprocessor holds two.
+const LIGHT_WEIGHTS: u32 = 32;
 /// Batches of a tile of a product on tensor cores.
 const TILE_BATCH: usize = 8;
 /// Batches that `f32` multiplies one after the other.
@@ -99,17 +126,25 @@ pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
     let takes = |config: &PersistentConfig| config.takes(desc, target);
     let words = || of_groups(desc).find_map(|groups| words(desc, groups, takes));
     let blocks = || of_groups(desc).find_map(|groups| layouts_with(Exchange::Blocks, groups).find(takes));
-    let config = words().or_else(blocks);
+    let config = near(desc, cluster(desc, target, &FORWARD), || words().or_else(blocks));
     config.map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
 /// Every layout that some net is taken with.
 pub fn layouts() -> impl Iterator<Item = PersistentConfig> {
-    GROUPS.into_iter().flat_map(|groups| {
+    let spread = GROUPS.into_iter().flat_map(|groups| {
         let few = PersistentConfig { units: FEWEST_UNITS, groups, exchange: Exchange::Blocks };
         let of = move |exchange| layouts_with(exchange, groups);
         [few].into_iter().chain([Exchange::Words, Exchange::Blocks].into_iter().flat_map(of))
-    })
+    });
+    let sequences = (0..=MOST_SEQUENCES.ilog2()).map(|power| 1 << power);
+    let clusters = sequences.flat_map(|sequences| CLUSTER_UNITS.map(|units| in_cluster(units, sequences)));
+    spread.chain(clusters)
+}
+
+/// Within clusters of so many sequences.
+const fn in_cluster(units: u32, sequences: u32) -> PersistentConfig {
+    PersistentConfig { units, groups: 1, exchange: Exchange::Cluster(sequences) }
 }
 
 /// The layouts with one kind of exchange in so many groups.
@@ -138,6 +173,49 @@ fn words(
     if one_tile || part { fitting.next_back() } else { fitting.next() }
 }
 
+/// What decides how a pass is laid out within clusters.
+struct Way {
+    /// Units of a block at the least.
+    units: u32,
+    takes: fn(PersistentConfig, &RecurrentDesc, Target) -> bool,
+    /// Whether a multiprocessor holds two blocks.
+    is_light: fn(PersistentConfig, &RecurrentDesc) -> bool,
+}
+
+const FORWARD: Way = Way { units: 16, takes: PersistentConfig::takes, is_light: PersistentConfig::is_light };
+const BACKWARD: Way = Way { units: 32, takes: PersistentConfig::takes_back, is_light: |_, _| false };
+
+/// How one is laid out that stays within clusters, if that is possible: with the fewest sequences with which all run at once.
+fn cluster(desc: &RecurrentDesc, target: Target, way: &Way) -> Option<PersistentConfig> {
+    let layout = |units: u32| {
+        let config = |sequences| in_cluster(units, sequences);
+        let all = multiprocessors(target);
+        // Blocks that fill a multiprocessor leave some without one: their groups are not of the same size.
+        let room = if (way.is_light)(config(1), desc) { all } else { all * 7 / 8 };
+        let clusters = (room / (desc.hidden / units as usize).max(1)).max(1);
+        let sequences = u32::try_from(desc.batch.div_ceil(clusters).next_power_of_two()).ok()?;
+        (way.takes)(config(sequences), desc, target).then_some(config(sequences))
+    };
+    // Small blocks need more of them, up to what a cluster can have everywhere.
+    let fits = |units: &u32| *units >= way.units && desc.hidden <= PORTABLE_CLUSTER * *units as usize;
+    let small = CLUSTER_UNITS.into_iter().filter(fits).find_map(layout);
+    small.or_else(|| CLUSTER_UNITS.into_iter().rev().find_map(layout))
+}
+
+/// A layout within clusters, or one of blocks all over the device if there is one and a cluster would have much to do.
+fn near(
+    desc: &RecurrentDesc,
+    cluster: Option<PersistentConfig>,
+    spread: impl FnOnce() -> Option<PersistentConfig>,
+) -> Option<PersistentConfig> {
+    let little = |config: &PersistentConfig| {
+        let sequences = config.exchange.batch(0);
+        let blocks = desc.hidden / config.units as usize;
+        sequences <= FEW_SEQUENCES && sequences as usize * blocks <= FEW_TOGETHER
+    };
+    cluster.filter(little).or_else(spread).or(cluster)
+}
+
 /// The schedule of the steps backward.
 pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
     if desc.steps < 2 {
@@ -155,8 +233,8 @@ pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
         let many = desc.batch / groups as usize > TILE_BATCH;
         if many && at_once { blocks.or(words) } else { words.or(blocks) }
     };
-    let config = of_groups(desc).find_map(layout);
-    config.map_or(Schedule::Stepwise, Schedule::Persistent)
+    let spread = || of_groups(desc).find_map(layout);
+    near(desc, cluster(desc, target, &BACKWARD), spread).map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
 impl PersistentConfig {
@@ -168,9 +246,13 @@ impl PersistentConfig {
         let RecurrentDesc { cell, dtype, hidden, .. } = *desc;
         let (units, batch) = (self.units as usize, self.batch(desc));
         let rows = units * cell.gates();
+        let batch = self.exchange.batch(u32::try_from(batch).unwrap_or(u32::MAX)) as usize;
         let lanes = cell.lanes() as usize;
         let items = (units * batch).saturating_mul(lanes).div_ceil(THREADS as usize);
         match (self.exchange, dtype) {
+            (Exchange::Cluster(_), _) => {
+                items <= MOST_GATES && forward::sequence(desc, self).product().fits_cluster(target)
+            }
             (Exchange::Blocks, _) => {
                 let product = forward::sequence(desc, self).product();
                 items <= MOST_GATES && staged_fits(&product, target)
@@ -183,7 +265,8 @@ impl PersistentConfig {
             _ => {
                 let most = MOST_TOGETHER.saturating_sub(OF_ITEM.saturating_mul(items)).min(MOST_WEIGHTS);
                 let weights = 4 * rows.div_ceil(TILE_ROWS) * (hidden / 16).div_ceil(8);
-                hidden.is_multiple_of(16) && weights <= most
+                let shared = forward::sequence(desc, self).product().shared_bytes();
+                hidden.is_multiple_of(16) && weights <= most && shared <= most_shared(target)
             }
         }
     }
@@ -197,8 +280,12 @@ impl PersistentConfig {
         if !self.spreads(desc, (depth, MOST_GRADIENTS), target) {
             return false;
         }
+        let batch = self.exchange.batch(u32::try_from(batch).unwrap_or(u32::MAX)) as usize;
         let items = units.saturating_mul(batch).div_ceil(THREADS as usize);
         match (self.exchange, dtype) {
+            (Exchange::Cluster(_), _) => {
+                items <= MOST_UNITS && backward::sweep(desc, self).product().fits_cluster(target)
+            }
             (Exchange::Blocks, _) => {
                 let product = backward::sweep(desc, self).product();
                 let whole_tiles = dtype == DType::F32 || units == TILE_ROWS;
@@ -211,9 +298,16 @@ impl PersistentConfig {
             _ => {
                 let weights = 4 * (depth / 16).div_ceil(8);
                 let most = MOST_TOGETHER.saturating_sub(2 * OF_ITEM * items);
-                units == TILE_ROWS && hidden.is_multiple_of(16) && weights <= most.min(MOST_WEIGHTS)
+                let shared = backward::sweep(desc, self).product().shared_bytes();
+                let fits = weights <= most.min(MOST_WEIGHTS) && shared <= most_shared(target);
+                units == TILE_ROWS && hidden.is_multiple_of(16) && fits
             }
         }
+    }
+
+    /// Whether a block forward is small.
+    fn is_light(self, desc: &RecurrentDesc) -> bool {
+        forward::sequence(desc, self).product().cluster_weights() <= LIGHT_WEIGHTS
     }
 
     /// Whether the device holds all blocks at once, and these exchange no more than they can, of `depth`
@@ -226,11 +320,18 @@ impl PersistentConfig {
         }
         let elements = self.batch(desc).saturating_mul(depth);
         let blocks = self.exchange == Exchange::Blocks;
+        let known = matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
         let (least, most) = match self.exchange {
             Exchange::Words => (1, words),
             Exchange::Blocks => (LEAST_STATE, MOST_ELEMENTS),
+            Exchange::Cluster(sequences) => {
+                return known
+                    && CLUSTER_UNITS.contains(&self.units)
+                    && hidden.is_multiple_of(units)
+                    && (1..=MOST_SEQUENCES).contains(&sequences);
+            }
         };
-        matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
+        known
             && (UNITS.contains(&self.units) || (blocks && self.units == FEWEST_UNITS))
             && (least..=most).contains(&elements)
             && hidden.is_multiple_of(units)

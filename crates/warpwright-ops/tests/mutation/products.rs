@@ -224,29 +224,38 @@ fn sequences_backward(cell: Cell, dtype: DType, [batch, hidden]: [usize; 2]) {
 #[test]
 fn defects_of_sequences_backward_are_noticed() {
     sequences_backward(Cell::Lstm, DType::BF16, [9, 48]);
-    sequences_backward(Cell::Gru, DType::F32, [2, 16]);
+    sequences_backward(Cell::Gru, DType::F32, [2, 24]);
 }
 
 #[test]
 fn defects_of_sequences_are_noticed() {
     sequences(Cell::Lstm, DType::BF16, [9, 48]);
-    sequences(Cell::Lstm, DType::F32, [2, 16]);
+    sequences(Cell::Lstm, DType::F32, [2, 24]);
 }
 
 #[test]
 fn defects_of_sequences_through_shared_memory_are_noticed() {
-    sequences(Cell::Lstm, DType::F32, [5, 32]);
+    sequences(Cell::Lstm, DType::F32, [5, 96]);
+}
+
+/// Two blocks that send each other what they have, and one that is alone.
+#[test]
+fn defects_of_sequences_in_clusters_are_noticed() {
+    sequences(Cell::Lstm, DType::BF16, [3, 64]);
+    sequences_backward(Cell::Lstm, DType::F32, [2, 32]);
 }
 
 #[test]
 #[ignore = "the other types, sizes and cells: nightly"]
 fn defects_of_more_sequences_are_noticed() {
     for (cell, dtype, sizes) in [
-        (Cell::Lstm, DType::BF16, [1, 32]),
+        (Cell::Lstm, DType::BF16, [1, 48]),
+        (Cell::Lstm, DType::F32, [2, 64]),
+        (Cell::Gru, DType::BF16, [3, 64]),
         (Cell::Lstm, DType::F16, [3, 160]),
         (Cell::Lstm, DType::F32, [3, 516]),
         (Cell::Gru, DType::BF16, [9, 48]),
-        (Cell::Gru, DType::F32, [2, 16]),
+        (Cell::Gru, DType::F32, [2, 24]),
         (Cell::RnnTanh, DType::BF16, [9, 48]),
     ] {
         sequences(cell, dtype, sizes);

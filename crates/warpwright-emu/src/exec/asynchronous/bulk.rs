@@ -248,7 +248,12 @@ impl Context<'_> {
             }
             if let Some(races) = &mut self.races {
                 let parts = [Part::Reads.of(id), Part::Writes.of(id)];
-                view = races.ending(issuer.warp, issuer.lanes, races.tick(issuer.warp), &parts);
+                view = if proxy {
+                    races.ending(issuer.warp, issuer.lanes, races.tick(issuer.warp), &parts)
+                } else {
+                    // Its bytes are counted with the semantics of a release, behind all that the lane knew.
+                    races.sending(issuer.warp, issuer.lanes, &parts)
+                };
                 races.issue(issuer.warp);
             }
         }

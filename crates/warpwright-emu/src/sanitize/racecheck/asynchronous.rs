@@ -154,6 +154,13 @@ impl BlockRaces<'_> {
         view
     }
 
+    /// The same of an operation that releases: they learn what the lane knew, too.
+    pub fn sending(&mut self, warp: u32, lanes: u32, parts: &[u32]) -> View {
+        let mut view = self.publish(warp, lanes);
+        view.add_ended(parts);
+        view
+    }
+
     /// `fence.proxy.async` of memories
     pub fn fence_proxy(&mut self, warp: u32, lanes: u32, live: u32, memories: &[Proxied]) {
         self.clocks.fence_proxy(warp, lanes, live, memories);
