@@ -236,9 +236,11 @@ impl Sequence {
         };
         // A step within a cluster is shorter than the way from memory: inputs are read a step ahead.
         let ahead = |step: U32<'k>| -> Vec<Vec<F32<'k>>> {
+            if !in_cluster {
+                return Vec::new();
+            }
             let there = step.lt(p.steps);
-            let items = all.iter().enumerate().filter(|_| in_cluster);
-            items.map(|item| input(step, item, Some(there)).1).collect()
+            all.iter().enumerate().map(|item| input(step, item, Some(there)).1).collect()
         };
         let own = if cell.carries() { own } else { Vec::new() };
         let start = (own, ahead(k.lit(0u32)));
