@@ -216,23 +216,18 @@ impl Context<'_> {
         &mut self,
         issuer: Issuer,
         name: &'static str,
-        mut transfer: Transfer,
+        transfer: Transfer,
         bytes: u32,
         group: bool,
     ) {
-        let id = self.cluster.asynchronous.number();
-        self.note_operation(id, issuer, name);
-        let proxy = name != "remote store";
-        if self.checks.counters {
-            self.count_transfer(&transfer);
-        }
+        let id = self.begin_transfer(issuer, name, &transfer);
         let mut view = View::default();
         if self.races.is_some() {
             for (segments, write) in [(&transfer.gather, false), (&transfer.scatter, true)] {
                 for run in runs(segments) {
                     match run.place {
                         Where::Shared(Spot { rank, address }) => {
-                            self.issue_shared(issuer, id, (rank, address, run.bytes as u64), write, proxy);
+                            self.issue_shared(issuer, id, (rank, address, run.bytes as u64), write, true);
                         }
                         Where::Global(which, offset) => {
                             let allocation = transfer.allocations[usize::from(which)].clone();
@@ -240,27 +235,34 @@ impl Context<'_> {
                             let weak = !(write && transfer.reduction.is_some());
                             if weak {
                                 let range = (offset, run.bytes as u64);
-                                self.issue_global(issuer, &allocation, range, write, proxy);
+                                self.issue_global(issuer, &allocation, range, write, true);
                             }
                         }
                     }
                 }
             }
             if let Some(races) = &mut self.races {
-                let parts = [Part::Reads.of(id), Part::Writes.of(id)];
-                view = if proxy {
-                    races.ending(issuer.warp, issuer.lanes, races.tick(issuer.warp), &parts)
-                } else {
-                    // Its bytes are counted with the semantics of a release, behind all that the lane knew.
-                    races.sending(issuer.warp, issuer.lanes, &parts)
-                };
+                view = races.ending(issuer.warp, issuer.lanes, races.tick(issuer.warp), &both_parts(id));
                 races.issue(issuer.warp);
             }
         }
         if group {
             self.join_group(Family::Bulk, issuer, id);
         }
-        transfer.counted = bytes;
+        self.queue_transfer(issuer, id, view, Transfer { counted: bytes, ..transfer });
+    }
+
+    /// Gives a transfer its number.
+    fn begin_transfer(&mut self, issuer: Issuer, name: &'static str, transfer: &Transfer) -> u32 {
+        let id = self.cluster.asynchronous.number();
+        self.note_operation(id, issuer, name);
+        if self.checks.counters {
+            self.count_transfer(transfer);
+        }
+        id
+    }
+
+    fn queue_transfer(&mut self, issuer: Issuer, id: u32, view: View, transfer: Transfer) {
         self.enqueue(Pending { id, issuer, view, work: Work::Transfer(Box::new(transfer)) });
     }
 
@@ -461,26 +463,54 @@ impl Context<'_> {
 
     /// `st.async` and `red.async`
     pub(super) fn remote(&mut self, warp: &Warp, issuer: Issuer, remote: &Remote) {
+        let barriers = self.places(warp, remote.barrier);
+        let mut rest = issuer.lanes;
+        while rest != 0 {
+            // Lanes whose bytes one mbarrier counts send them together.
+            let barrier = barriers[rest.trailing_zeros() as usize];
+            let same = lanes_of(rest).filter(|l| barriers[*l] == barrier).fold(0u32, |m, l| m | 1 << l);
+            rest &= !same;
+            self.send_together(warp, Issuer { lanes: same, ..issuer }, remote);
+        }
+    }
+
+    fn send_together(&mut self, warp: &Warp, issuer: Issuer, remote: &Remote) {
         let to = self.places(warp, remote.dst);
         let size = remote.ty.bytes() as usize;
         let bytes = size * remote.srcs.len();
+        let need = Need { bytes: bytes as u64, align: bytes as u64, write: true };
+        let reduction = remote.op.map(|op| (op, remote.ty));
+        let mut transfer = Transfer { gathered: true, reduction, ..Transfer::default() };
+        let mut writes = Vec::new();
         for lane in lanes_of(issuer.lanes) {
             let one = Issuer { lanes: 1 << lane, ..issuer };
-            let mut transfer = Transfer { gathered: true, ..Transfer::default() };
+            let spot = self.shared_spot(warp, one, lane, (remote.dst.space, to[lane]), need);
+            if let Some(spot) = spot {
+                let at = transfer.image.len();
+                transfer.scatter.push(Segment { at, bytes, place: Where::Shared(spot) });
+                writes.push((one, spot));
+            }
             for src in &remote.srcs {
                 let value = lane_value(&warp.regs, *src, lane);
                 transfer.image.extend(&value.to_le_bytes()[..size.min(8)]);
             }
-            let need = Need { bytes: bytes as u64, align: bytes as u64, write: true };
-            let spot = self.shared_spot(warp, issuer, lane, (remote.dst.space, to[lane]), need);
-            if let Some(spot) = spot {
-                transfer.scatter.push(Segment { at: 0, bytes, place: Where::Shared(spot) });
-            }
-            transfer.reduction = remote.op.map(|op| (op, remote.ty));
-            let target = spot.map(|s| s.rank);
-            self.signal(warp, one, lane, remote.barrier, (None, target), &mut transfer);
-            self.issue_transfer(one, "remote store", transfer, bytes as u32, false);
+            self.signal(warp, one, lane, remote.barrier, (None, spot.map(|s| s.rank)), &mut transfer);
+            transfer.counted += bytes as u32;
         }
+        transfer.signals.truncate(1);
+        let id = self.begin_transfer(issuer, "remote store", &transfer);
+        let mut view = View::default();
+        if self.races.is_some() {
+            for (one, spot) in writes {
+                self.issue_shared(one, id, (spot.rank, spot.address, bytes as u64), true, false);
+            }
+            if let Some(races) = &mut self.races {
+                // Its bytes are counted with the semantics of a release, behind all that the lanes knew.
+                view = races.sending(issuer.warp, issuer.lanes, &both_parts(id));
+                races.issue(issuer.warp);
+            }
+        }
+        self.queue_transfer(issuer, id, view, transfer);
     }
 
     /// `st.bulk`: zeros, at once.
@@ -583,6 +613,11 @@ impl Context<'_> {
             message: format!("the emulator does not execute {what}"),
         });
     }
+}
+
+/// An operation's reads and writes.
+fn both_parts(id: u32) -> [u32; 2] {
+    [Part::Reads.of(id), Part::Writes.of(id)]
 }
 
 /// Pieces that follow each other in memory as one.

@@ -44,6 +44,8 @@ pub(crate) struct State {
     queue: VecDeque<Pending>,
     /// What findings say about operations, by number.
     operations: HashMap<u32, Operation>,
+    /// How many of those were left when last some were forgotten.
+    kept: usize,
     /// Number of the next operation.
     next: u32,
     /// By rank and address.

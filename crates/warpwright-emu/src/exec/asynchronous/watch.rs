@@ -1,10 +1,10 @@
 //! What racecheck sees of asynchronous operations and of the generic accesses beside them; the rules are in
 //! [`sanitize::racecheck::asynchronous`](crate::sanitize::racecheck::asynchronous).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::reach::Spot;
-use super::{Issuer, Remark};
+use super::{Issuer, Remark, State};
 use crate::context::Context;
 use crate::exec::global::lanes_of;
 use crate::exec::ops::Op;
@@ -32,8 +32,9 @@ impl Operation {
     }
 }
 
-/// Numbers of operations after which ends that nobody asks about are forgotten.
-const PRUNE: u32 = 1024;
+/// Operations after which it is first asked which of them memory still names, and how many of the newest are kept unasked.
+const PRUNE: usize = 2048;
+const NEWEST: u32 = 512;
 
 /// What an access meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,15 +100,17 @@ impl Context<'_> {
         let issued = self.races.as_ref().map(|races| races.moment(issuer.warp, lane, issuer.pc));
         let operation = Operation { pc: issuer.pc, site, name, issued };
         self.cluster.asynchronous.operations.insert(id, operation);
-        if self.cluster.asynchronous.operations.len() >= 2 * PRUNE as usize {
+        let State { operations, kept, .. } = &self.cluster.asynchronous;
+        // Each time that twice as many have come together as were left, so that an operation is asked for a few times in all.
+        if operations.len() >= PRUNE.max(2 * kept) {
             self.prune();
         }
     }
 
-    /// Forgets operations that no cell names.
+    /// Forgets operations that no cell names, and with them their ends, about which nobody will ask.
     #[cold]
     fn prune(&mut self) {
-        let mut named = std::collections::HashSet::new();
+        let mut named = HashSet::new();
         for rank in 0..self.shared.shape.size() {
             self.on_rank(rank, |cx| {
                 for cell in cx.block.shared.cells.all() {
@@ -117,9 +120,10 @@ impl Context<'_> {
         }
         named.extend(self.cluster.asynchronous.queue.iter().map(|p| p.id));
         // The newest may not have been entered yet.
-        let newest = self.cluster.asynchronous.next.saturating_sub(PRUNE / 2);
+        let newest = self.cluster.asynchronous.next.saturating_sub(NEWEST);
         let wanted = |id: u32| id >= newest || named.contains(&id);
         self.cluster.asynchronous.operations.retain(|id, _| wanted(*id));
+        self.cluster.asynchronous.kept = self.cluster.asynchronous.operations.len();
         let wanted = |part: u32| wanted(part >> 1);
         self.each_races(|races| races.retain_ended(&wanted));
     }
