@@ -108,6 +108,14 @@ fn sequences_without_a_plan() {
     let wrong = Schedule::Persistent(PersistentConfig { units: 4, groups: 1, exchange: Exchange::Words });
     let e = backward.plan_with(TARGET, wrong).expect_err("no such kernel");
     assert!(matches!(e, PlanError::Parameter { parameter: "schedule", .. }), "{e}");
+    // Clusters share the sequences themselves: groups would do the same work twice.
+    for (groups, batch) in [(2, 2), (0, 2), (4, 4)] {
+        let wrong = PersistentConfig { units: 32, groups, exchange: Exchange::Cluster(1) };
+        let e = RecurrentDesc { batch, hidden: 512, ..good.clone() }
+            .plan_with(TARGET, Schedule::Persistent(wrong))
+            .expect_err("no such kernel");
+        assert!(matches!(e, PlanError::Parameter { parameter: "schedule", .. }), "{e}");
+    }
     let e = RecurrentDesc { dtype: DType::I8, ..good.clone() }.plan(TARGET).expect_err("no integers");
     assert!(matches!(e, PlanError::DType { op: "lstm", .. }), "{e}");
     let wrong = Schedule::Persistent(PersistentConfig { units: 3, groups: 1, exchange: Exchange::Words });

@@ -47,11 +47,7 @@ struct Situation {
 enum How {
     /// As tuning says.
     Tuned,
-    /// Every one by itself.
-    Stepwise,
-    /// All together, as this layout says; as tuning says if that cannot be.
-    Whole(PersistentConfig),
-    /// As given.
+    /// As given; as tuning says if that cannot be.
     Given(Schedule),
 }
 
@@ -71,18 +67,25 @@ const PLAIN: Situation = Situation {
     lead: 0,
 };
 
+/// Every step by itself.
+const STEPWISE: How = How::Given(Schedule::Stepwise);
+
 /// Blocks of so many units, in so many groups, that hand over all they have at once, or word by word, or within clusters of so
 /// many sequences.
 const fn blocks(units: u32, groups: u32) -> How {
-    How::Whole(PersistentConfig { units, groups, exchange: Exchange::Blocks })
+    How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: Exchange::Blocks }))
 }
 
 const fn words(units: u32, groups: u32) -> How {
-    How::Whole(PersistentConfig { units, groups, exchange: Exchange::Words })
+    How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: Exchange::Words }))
 }
 
 const fn cluster(units: u32, sequences: u32) -> How {
-    How::Whole(PersistentConfig { units, groups: 1, exchange: Exchange::Cluster(sequences) })
+    How::Given(Schedule::Persistent(PersistentConfig {
+        units,
+        groups: 1,
+        exchange: Exchange::Cluster(sequences),
+    }))
 }
 
 /// Steps of a long sequence.
@@ -123,7 +126,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [3, 9, 16, 48], state: false, ..PLAIN },
         Situation { sizes: [3, 2, 7, 11], biases: none, ..PLAIN },
         Situation { sizes: [1, 4, 5, 16], biases: one, state: false, lead: 1, ..PLAIN },
-        Situation { sizes: [6, 2, 16, 32], how: How::Stepwise, ..PLAIN },
+        Situation { sizes: [6, 2, 16, 32], how: STEPWISE, ..PLAIN },
         Situation { sizes: [2, 0, 4, 8], ..PLAIN },
         Situation { sizes: [4, 4, 8, 16], lengths: true, layers: 2, directions: 2, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], lengths: true, directions: 2, batch_first: true, ..PLAIN },
@@ -159,7 +162,7 @@ fn situations(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [1, 2, 3, 5], projection: 5, training: true, lead: 1, ..PLAIN },
             Situation { sizes: [3, 5, 8, 32], dropout: Some(1.0), layers: 2, ..PLAIN },
             Situation { sizes: [3, 4, 8, 32], layers: 3, directions: 2, batch_first: true, ..PLAIN },
-            Situation { sizes: [5, 3, 8, 16], layers: 3, training: true, how: How::Stepwise, ..PLAIN },
+            Situation { sizes: [5, 3, 8, 16], layers: 3, training: true, how: STEPWISE, ..PLAIN },
         ]);
     }
     all
@@ -233,8 +236,7 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
     };
     let how = match situation.how {
         How::Tuned => "tuned".to_owned(),
-        How::Stepwise => "step by step".to_owned(),
-        How::Whole(config) | How::Given(Schedule::Persistent(config)) => config.to_string(),
+        How::Given(Schedule::Persistent(config)) => config.to_string(),
         How::Given(Schedule::Stepwise) => "step by step".to_owned(),
     };
     let order = if batch_first { "batch first" } else { "time first" };
@@ -458,21 +460,9 @@ impl RecurrentSubject {
 
     /// The schedule of a pass that tuning gives `tuned`; `takes` says whether one has a plan.
     fn schedule(&self, tuned: Schedule, takes: impl Fn(Schedule) -> bool) -> Schedule {
-        let whole = |config| {
-            let whole = Schedule::Persistent(config);
-            if takes(whole) { whole } else { tuned }
-        };
         match self.situation.how {
-            How::Tuned => tuned,
-            How::Stepwise => Schedule::Stepwise,
-            How::Given(schedule) => {
-                if takes(schedule) {
-                    schedule
-                } else {
-                    tuned
-                }
-            }
-            How::Whole(config) => whole(config),
+            How::Given(schedule) if takes(schedule) => schedule,
+            How::Given(_) | How::Tuned => tuned,
         }
     }
 

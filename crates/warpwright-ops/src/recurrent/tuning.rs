@@ -107,7 +107,7 @@ const MOST_UNITS: usize = 4;
 const CLUSTER_UNITS: [u32; 3] = [8, 16, 32];
 const MOST_SEQUENCES: u32 = 16;
 /// Sequences, and blocks of a cluster for each, up to which there is nothing faster.
-const FEW_SEQUENCES: u32 = 8;
+const FEW_SEQUENCES: usize = 8;
 const FEW_TOGETHER: usize = 64;
 /// Blocks that a cluster can have everywhere.
 const PORTABLE_CLUSTER: usize = 8;
@@ -209,9 +209,8 @@ fn near(
     spread: impl FnOnce() -> Option<PersistentConfig>,
 ) -> Option<PersistentConfig> {
     let little = |config: &PersistentConfig| {
-        let sequences = config.exchange.batch(0);
-        let blocks = desc.hidden / config.units as usize;
-        sequences <= FEW_SEQUENCES && sequences as usize * blocks <= FEW_TOGETHER
+        let (sequences, blocks) = (config.batch(desc), desc.hidden / config.units as usize);
+        sequences <= FEW_SEQUENCES && sequences * blocks <= FEW_TOGETHER
     };
     cluster.filter(little).or_else(spread).or(cluster)
 }
@@ -246,7 +245,6 @@ impl PersistentConfig {
         let RecurrentDesc { cell, dtype, hidden, .. } = *desc;
         let (units, batch) = (self.units as usize, self.batch(desc));
         let rows = units * cell.gates();
-        let batch = self.exchange.batch(u32::try_from(batch).unwrap_or(u32::MAX)) as usize;
         let lanes = cell.lanes() as usize;
         let items = (units * batch).saturating_mul(lanes).div_ceil(THREADS as usize);
         match (self.exchange, dtype) {
@@ -280,7 +278,6 @@ impl PersistentConfig {
         if !self.spreads(desc, (depth, MOST_GRADIENTS), target) {
             return false;
         }
-        let batch = self.exchange.batch(u32::try_from(batch).unwrap_or(u32::MAX)) as usize;
         let items = units.saturating_mul(batch).div_ceil(THREADS as usize);
         match (self.exchange, dtype) {
             (Exchange::Cluster(_), _) => {
@@ -325,7 +322,9 @@ impl PersistentConfig {
             Exchange::Words => (1, words),
             Exchange::Blocks => (LEAST_STATE, MOST_ELEMENTS),
             Exchange::Cluster(sequences) => {
+                // Clusters share the sequences themselves.
                 return known
+                    && self.groups == 1
                     && CLUSTER_UNITS.contains(&self.units)
                     && hidden.is_multiple_of(units)
                     && (1..=MOST_SEQUENCES).contains(&sequences);
@@ -338,9 +337,12 @@ impl PersistentConfig {
             && hidden / units * groups <= multiprocessors(target)
     }
 
-    /// Sequences of a group.
+    /// Sequences of a block.
     fn batch(self, desc: &RecurrentDesc) -> usize {
-        desc.batch / self.groups.max(1) as usize
+        match self.exchange {
+            Exchange::Cluster(sequences) => sequences as usize,
+            _ => desc.batch / self.groups.max(1) as usize,
+        }
     }
 }
 
