@@ -31,6 +31,18 @@ fn desc() -> AttentionDesc {
     }
 }
 
+/// 16-bit elements in rows of `width`, two heads of queries for each of keys.
+fn of_halves(width: usize) -> AttentionDesc {
+    AttentionDesc {
+        dtype: DType::BF16,
+        q: layout(64, 4, width),
+        k: layout(80, 2, width),
+        v: layout(80, 2, width),
+        o: layout(64, 4, width),
+        options: AttentionOptions::default(),
+    }
+}
+
 /// The names of the fields that are objected to.
 fn refused(desc: &AttentionDesc) -> &'static str {
     match desc.plan(TARGET) {
@@ -200,53 +212,44 @@ fn few_queries_share_out_their_keys() {
 
 #[test]
 fn warpgroups_take_what_tensor_copies_reach() {
-    let contiguous = |rows, heads, width| Layout::contiguous([2, rows, heads, width]);
-    let model = |width| AttentionDesc {
-        dtype: DType::BF16,
-        q: contiguous(64, 4, width),
-        k: contiguous(80, 2, width),
-        v: contiguous(80, 2, width),
-        o: contiguous(64, 4, width),
-        options: AttentionOptions::default(),
-    };
     let takes = |desc: &AttentionDesc, target: Target| {
         let plan = desc.plan(target).expect("plan");
         let names: Vec<&str> = plan.steps().iter().map(|step| step.kernel().name()).collect();
         names.iter().any(|name| name.starts_with("attention_bf16_wg"))
     };
     for width in [8, 40, 64, 72, 128, 200, 256] {
-        assert!(takes(&model(width), TARGET), "{width}");
+        assert!(takes(&of_halves(width), TARGET), "{width}");
     }
-    assert!(!takes(&model(64), Target::sm(80)));
-    assert!(!takes(&model(64), Target::sm(100)));
-    let mut desc = model(64);
+    assert!(!takes(&of_halves(64), Target::sm(80)));
+    assert!(!takes(&of_halves(64), Target::sm(100)));
+    let mut desc = of_halves(64);
     // [batch, heads, sequence, head_dim]
     desc.q.strides = [64 * 4 * 64, 64, 64 * 64, 1];
     assert!(takes(&desc, TARGET));
     // One head for all, and rows from the last one on.
-    let mut same = model(64);
+    let mut same = of_halves(64);
     same.k.strides[2] = 0;
     assert!(!takes(&same, TARGET));
-    let mut reversed = model(64);
+    let mut reversed = of_halves(64);
     reversed.v.strides[1] = -reversed.v.strides[1];
     assert!(!takes(&reversed, TARGET));
-    let mut apart = model(64);
+    let mut apart = of_halves(64);
     apart.k.strides = [81 * 132, 132, 64, 1];
     assert!(!takes(&apart, TARGET), "rows begin at multiples of 8 bytes");
     let dropped = AttentionOptions { dropout: Some(Real::new(0.5)), ..AttentionOptions::default() };
-    assert!(!takes(&AttentionDesc { options: dropped, ..model(64) }, TARGET));
-    assert!(!takes(&AttentionDesc { dtype: DType::F32, ..model(64) }, TARGET));
-    assert!(!takes(&AttentionDesc { k: contiguous(0, 2, 64), v: contiguous(0, 2, 64), ..model(64) }, TARGET));
+    assert!(!takes(&AttentionDesc { options: dropped, ..of_halves(64) }, TARGET));
+    assert!(!takes(&AttentionDesc { dtype: DType::F32, ..of_halves(64) }, TARGET));
+    assert!(!takes(&AttentionDesc { k: layout(0, 2, 64), v: layout(0, 2, 64), ..of_halves(64) }, TARGET));
 
     let refused = |desc: &AttentionDesc, target, layout| match desc.plan_warpgroups_with(target, layout) {
         Err(PlanError::Parameter { parameter: "groups", .. }) => {}
         other => panic!("{other:?}"),
     };
     let layout = tuning::warpgroup_layouts(64)[0];
-    assert!(model(64).plan_warpgroups_with(TARGET, layout).is_ok());
-    refused(&model(128), TARGET, layout);
+    assert!(of_halves(64).plan_warpgroups_with(TARGET, layout).is_ok());
+    refused(&of_halves(128), TARGET, layout);
     refused(&same, TARGET, layout);
-    refused(&model(64), Target::sm(80), layout);
+    refused(&of_halves(64), Target::sm(80), layout);
     for wrong in [
         Warpgroups { groups: 0, ..layout },
         Warpgroups { groups: 4, ..layout },
@@ -258,7 +261,7 @@ fn warpgroups_take_what_tensor_copies_reach() {
         Warpgroups { stages: 9, ..layout },
         Warpgroups { width: 256, stages: 4, ..layout },
     ] {
-        refused(&model(64), TARGET, wrong);
+        refused(&of_halves(64), TARGET, wrong);
     }
 }
 
@@ -538,30 +541,21 @@ fn keys_behind_the_last_have_no_part_in_gradients() {
 
 #[test]
 fn layouts_of_sweeps_are_checked() {
-    let contiguous = |rows, heads, width| Layout::contiguous([2, rows, heads, width]);
-    let model = |width| AttentionDesc {
-        dtype: DType::BF16,
-        q: contiguous(64, 4, width),
-        k: contiguous(80, 2, width),
-        v: contiguous(80, 2, width),
-        o: contiguous(64, 4, width),
-        options: AttentionOptions::default(),
-    };
     let takes = |desc: AttentionDesc, target: Target| {
         let plan = backward_of(desc).plan(target).expect("plan");
         plan.steps().iter().any(|step| step.kernel().name().starts_with("attention_backward_q_bf16_wg"))
     };
     for width in [8, 40, 64, 72, 128] {
-        assert!(takes(model(width), TARGET), "{width}");
+        assert!(takes(of_halves(width), TARGET), "{width}");
     }
-    assert!(!takes(model(64), Target::sm(80)));
-    assert!(!takes(model(64), Target::sm(100)));
+    assert!(!takes(of_halves(64), Target::sm(80)));
+    assert!(!takes(of_halves(64), Target::sm(100)));
     let options = AttentionOptions { softcap: Some(Real::new(2.0)), ..AttentionOptions::default() };
-    assert!(!takes(AttentionDesc { options, ..model(64) }, TARGET));
+    assert!(!takes(AttentionDesc { options, ..of_halves(64) }, TARGET));
     let of = |columns, tiles, width| SweepGroups { groups: 2, columns, tiles, width, held: false };
     let plan = |queries| {
         let sweeps = Sweeps { queries, keys: of(64, 6, 64), values: None };
-        backward_of(model(64)).plan_sweeps_with(TARGET, sweeps).map(|_| ())
+        backward_of(of_halves(64)).plan_sweeps_with(TARGET, sweeps).map(|_| ())
     };
     plan(of(64, 6, 64)).expect("fits");
     for wrong in [

@@ -144,13 +144,8 @@ impl KernelDef for Sweep {
     type Args = SweepArgs;
 
     fn name(&self) -> String {
-        let of = match self.work {
-            Work::Forward | Work::Queries => "q",
-            Work::KeysAndValues => "kv",
-            Work::Keys => "k",
-            Work::Values => "v",
-        };
-        format!("attention_backward_{of}_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
+        let Self { work, dtype, kind, config } = self;
+        format!("attention_backward_{}_{dtype}_{}{}", work.gradients(), config.name(), kind.name())
     }
 
     fn block(&self) -> BlockDim {

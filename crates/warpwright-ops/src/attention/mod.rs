@@ -343,13 +343,10 @@ impl AttentionDesc {
     ) -> Result<Variant, PlanError> {
         let mut steps = Vec::new();
         let [tile_q, tile_k, tile_v] = config.panels(self.dtype);
-        let boxes = [
-            warpgroup::boxes(&In::slot(0), &self.q, tile_q),
-            warpgroup::boxes(&In::slot(1), &self.k, tile_k),
-            warpgroup::boxes(&In::slot(2), &self.v, tile_v),
-        ];
-        let grid = c.grid(c.longest[0].div_ceil(config.rows()), c.heads)?;
-        if let ([Some(q), Some(k), Some(v)], Some(grid)) = (boxes, grid) {
+        if let Some(grid) = c.grid(c.longest[0].div_ceil(config.rows()), c.heads)? {
+            let q = warpgroup::boxes(&In::slot(0), &self.q, tile_q)?;
+            let k = warpgroup::boxes(&In::slot(1), &self.k, tile_k)?;
+            let v = warpgroup::boxes(&In::slot(2), &self.v, tile_v)?;
             let [batch, row, head] = options::steps(&self.o);
             let (o, lse, sinks) = (Out::slot(INPUTS), Out::slot(INPUTS + 1), In::slot(SINKS));
             let has_sinks = u32::from(self.options.sinks);

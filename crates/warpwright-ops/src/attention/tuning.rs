@@ -188,6 +188,16 @@ impl Work {
         }
     }
 
+    /// What a sweep computes, in the names of kernels.
+    pub(super) const fn gradients(self) -> &'static str {
+        match self {
+            Self::Forward | Self::Queries => "q",
+            Self::KeysAndValues => "kv",
+            Self::Keys => "k",
+            Self::Values => "v",
+        }
+    }
+
     /// Tiles of own rows.
     pub const fn own(self) -> u32 {
         if matches!(self, Self::Forward | Self::Values) { 1 } else { 2 }

@@ -7,7 +7,9 @@ pub(super) mod sweeps;
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Along, Boxes, In, Mbarrier, PanelTile, TensorBoxes, WarpgroupSums};
 
+use super::OP;
 use super::score::Origin;
+use crate::PlanError;
 use crate::plan::Layout;
 
 pub use forward::Warpgroups;
@@ -41,15 +43,20 @@ pub(super) fn reach(layouts: &[Layout]) -> bool {
 }
 
 /// The map of a tensor `[batch, sequence, heads, head_dim]` whose boxes fill `tile`; its further coordinates are head and batch.
-/// `None` if there can be none.
-pub(super) fn boxes(tensor: &In<Elem>, layout: &Layout, tile: PanelTile) -> Option<Boxes> {
-    let [row, head, batch] = distances(layout)?;
+pub(super) fn boxes(tensor: &In<Elem>, layout: &Layout, tile: PanelTile) -> Result<Boxes, PlanError> {
+    let unreached = || PlanError::Parameter {
+        op: OP,
+        parameter: "layout",
+        got: format!("{layout:?}"),
+        expected: "one that tensor maps can describe",
+    };
+    let [row, head, batch] = distances(layout).ok_or_else(unreached)?;
     let [batches, rows, heads, width] = layout.shape.map(|extent| extent as u64);
     let extents = match tile.along {
         Along::K => (rows, width),
         Along::Outer => (width, rows),
     };
-    Some(Boxes::over(tensor, tile.map(extents, row, &[(heads, head), (batches, batch)])))
+    Ok(Boxes::over(tensor, tile.map(extents, row, &[(heads, head), (batches, batch)])))
 }
 
 /// Rows of one head of a sequence, as tensor copies reach them.

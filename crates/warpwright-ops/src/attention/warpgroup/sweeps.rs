@@ -219,12 +219,9 @@ impl AttentionBackwardDesc {
         let (own, columns) = (config.own(dtype), config.of_products(dtype));
         let tiles = if of_queries { [own, own, columns, columns] } else { [columns, columns, own, own] };
         let order = if of_queries { [0, 1, 2, 3] } else { [2, 3, 0, 1] };
-        let maps = order.map(|at| {
-            let (slot, layout) = tensors[at];
-            boxes(&In::slot(slot), layout, tiles[at])
-        });
-        let [Some(own_first), Some(own_second), Some(columns_first), Some(columns_second)] = maps else {
-            return Ok(None);
+        let map = |at: usize| {
+            let (slot, layout) = tensors[order[at]];
+            boxes(&In::slot(slot), layout, tiles[order[at]])
         };
         let kinds = u64::from(c.batch) * u64::from(c.heads) * 2;
         let places = [u64::from(c.queries), kinds, u64::from(pitch(c))];
@@ -232,10 +229,10 @@ impl AttentionBackwardDesc {
         let [first, second] = [first, &self.dv].map(options::steps);
         let args = WarpgroupArgs::new(
             c,
-            own_first,
-            own_second,
-            columns_first,
-            columns_second,
+            map(0)?,
+            map(1)?,
+            map(2)?,
+            map(3)?,
             In::slot(slots::STATISTICS),
             statistics(&In::slot(slots::STATISTICS), places, config.columns),
             pitch(c),
