@@ -76,7 +76,8 @@ fn simple(tensor: &Borrowed<'_>) -> Option<(DType, usize, u32)> {
     Some((dtype, usize::try_from(step).ok()?, ordinal))
 }
 
-/// The tuples of a shape and of its strides, if it has no more dimensions than operations take. The last ones are kept, because calls of one shape follow each other.
+/// The tuples of a shape and of its strides, if it has no more dimensions than operations take. The last ones are kept, because
+/// calls of one shape follow each other.
 pub(crate) struct Layouts(Mutex<Option<Known>>);
 
 struct Known {

@@ -63,8 +63,8 @@ fn rounds<W: Word>(key: [W; 2], counter: [W; 4]) -> [W; 4] {
     [c0, c1, c2, c3]
 }
 
-/// Streams of random words: the words with a number are a function of `seed`, `offset` and that number, so every thread draws what it
-/// needs, in any order, and a backward pass draws what the forward pass drew.
+/// Streams of random words: the words with a number are a function of `seed`, `offset` and that number, so every thread draws
+/// what it needs, in any order, and a backward pass draws what the forward pass drew.
 ///
 /// `seed` is the key; of the counter the lower half is the number and the upper half `offset`, which tells apart the uses of one
 /// seed. [`words`](Self::words) draws the same on the host.

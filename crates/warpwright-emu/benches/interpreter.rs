@@ -1,7 +1,8 @@
 //! Warp instructions per second of one worker, without sanitizers and with all of them.
 //!
-//! `fma` is bound by arithmetic, `mma` by products of tensor cores, `copy` by contiguous loads and stores, and `norm` mixes loads, arithmetic, shuffles,
-//! shared memory and barriers as a normalisation does. Throughput is printed in elements, which are warp instructions.
+//! `fma` is bound by arithmetic, `mma` by products of tensor cores, `copy` by contiguous loads and stores, and `norm` mixes
+//! loads, arithmetic, shuffles, shared memory and barriers as a normalisation does. Throughput is printed in elements, which are
+//! warp instructions.
 
 use std::time::Duration;
 

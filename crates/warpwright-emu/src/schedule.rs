@@ -8,8 +8,8 @@
 //!
 //! A warp polls if its turn ended by spinning, changed no memory, and either read memory with a strong load or an
 //! atomic, or read a clock, or slept, or came back to a state in which it was before. The last is a proof, unless it looks
-//! at clocks: until memory changes it does the same for ever. If that holds for every warp of every resident cluster that does not wait at a barrier, the launch
-//! is deadlocked.
+//! at clocks: until memory changes it does the same for ever. If that holds for every warp of every resident cluster that does
+//! not wait at a barrier, the launch is deadlocked.
 //!
 //! Parked clusters take memory, so they are few: a cluster begins only when as many parked ones were polled again as
 //! have begun since, which lets their number double between two rounds of polling them all, and keeps it at one if what

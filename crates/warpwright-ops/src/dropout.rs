@@ -6,8 +6,8 @@ use crate::PlanError;
 
 /// Elements that are set to 0 at random while training; what is kept is multiplied by `1 / (1 - probability)`.
 ///
-/// Whether element `n` is dropped depends on the seed, the offset and `n` alone: a backward pass that is given the same numbers drops
-/// the same elements, on every device and in the emulator. Each operation says how it numbers its elements.
+/// Whether element `n` is dropped depends on the seed, the offset and `n` alone: a backward pass that is given the same numbers
+/// drops the same elements, on every device and in the emulator. Each operation says how it numbers its elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// Of an element to be dropped, from 0 to 1; rounded to a multiple of 2^-32.
@@ -46,8 +46,8 @@ impl Dropout {
         if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 }
     }
 
-    /// Whether an element is kept; of four elements that follow each other, the first of which has a number that four divides, each has
-    /// one of the words of a draw.
+    /// Whether an element is kept; of four elements that follow each other, the first of which has a number that four divides,
+    /// each has one of the words of a draw.
     pub fn keeps(self, element: u64) -> bool {
         let words = Philox::words(self.seed, self.offset, element / 4);
         self.probability < 1.0 && words[(element % 4) as usize] >= self.threshold()

@@ -1,10 +1,10 @@
 //! Every kernel that tuning can choose, assembled by NVIDIA's `ptxas` for every target that it claims.
 //!
 //! `WARPWRIGHT_PTXAS` names the assembler (`cargo xtask ptxas` installs one). Without it the test is skipped in so many
-//! words, and fails under `WARPWRIGHT_REQUIRE_PTXAS=1`. `WARPWRIGHT_KERNELS` has parts, between commas, of the names that are wanted. The
-//! targets whose neighbours have the same instructions (sm_86, sm_89, sm_100) wait for `cargo xtask nightly`, which sets
-//! `WARPWRIGHT_ALL_TARGETS=1`, and so do kernels in which nothing but the target differs from those of an older one: where that
-//! takes them, they are legal on the newer one too.
+//! words, and fails under `WARPWRIGHT_REQUIRE_PTXAS=1`. `WARPWRIGHT_KERNELS` has parts, between commas, of the names that are
+//! wanted. The targets whose neighbours have the same instructions (sm_86, sm_89, sm_100) wait for `cargo xtask nightly`, which
+//! sets `WARPWRIGHT_ALL_TARGETS=1`, and so do kernels in which nothing but the target differs from those of an older one: where
+//! that takes them, they are legal on the newer one too.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -41,7 +41,8 @@ const SPILLS: [&str; 17] = [
 /// Attention on tensor cores: two sums and two products of a tile leave a few registers for everything else. What is kept in
 /// memory is what the end of the kernel needs, and in the wider ones addresses of the copies, once a tile. In double precision,
 /// and with soft capping in single, it is what the hyperbolic tangent needs beside the sums; for rows of 256 on register tiles
-/// it is the row itself; with dropout it is the bits of what is kept. Decoding on register tiles keeps three registers of what the end of the kernel needs in memory.
+/// it is the row itself; with dropout it is the bits of what is kept. Decoding on register tiles keeps three registers of what
+/// the end of the kernel needs in memory.
 fn fills_the_registers(kernel: &str) -> bool {
     let parts = ["_mma_", "_f64_", "_cap", "_dropout", "c4d256x"];
     let decoding = kernel.starts_with("attention_decode_") && kernel.contains("_simt_");

@@ -8,7 +8,8 @@ use crate::text::{Printed, print_with_lines};
 use crate::types::Target;
 use crate::verify::{Severity, VerifyError, verify};
 
-/// A module with exactly one entry, and perhaps device functions, that passed the verifier, and its canonical text. Clones share the data.
+/// A module with exactly one entry, and perhaps device functions, that passed the verifier, and its canonical text. Clones share
+/// the data.
 #[derive(Clone)]
 pub struct Kernel(Arc<Inner>);
 

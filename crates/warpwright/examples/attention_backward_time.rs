@@ -1,6 +1,6 @@
-//! What the kernels of the gradients of attention take on a GPU, in microseconds, with every layout that is tried for `wgmma` beside
-//! those of `mma.sync`, and how far their results are apart: `cargo run --release --example attention_backward_time [-- HEAD_DIM ...]`.
-//! `-- ptx DIR` writes the kernels' texts instead.
+//! What the kernels of the gradients of attention take on a GPU, in microseconds, with every layout that is tried for `wgmma`
+//! beside those of `mma.sync`, and how far their results are apart:
+//! `cargo run --release --example attention_backward_time [-- HEAD_DIM ...]`. `-- ptx DIR` writes the kernels' texts instead.
 
 use std::path::Path;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! What a step of a recurrent net costs on a GPU, in microseconds: the forward pass for inference, and forward and backward
 //! for training, each in a graph. `cargo run --release --example sequence_time`; behind it, the cells and
-//! types that are wanted, sequences and units as in `16x256`, and `layouts` for every layout that takes a row, or `layouts:cluster` for
-//! those whose names have that part, forward for training and backward apart.
+//! types that are wanted, sequences and units as in `16x256`, and `layouts` for every layout that takes a row, or
+//! `layouts:cluster` for those whose names have that part, forward for training and backward apart.
 
 use warpwright::plan::Access;
 use warpwright::recurrent::tuning::{Schedule, layouts as every_layout};

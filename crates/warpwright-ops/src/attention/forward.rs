@@ -180,8 +180,8 @@ where
     factors
 }
 
-/// Powers of a tile's scores relative to the greatest so far, or to one that is [`Scorer::slack`] below it at most, and the state with
-/// what went before brought to the same reference.
+/// Powers of a tile's scores relative to the greatest so far, or to one that is [`Scorer::slack`] below it at most, and the state
+/// with what went before brought to the same reference.
 pub(super) fn soften<'k, A: Float, E: Engine<'k, A>>(
     k: K<'k>,
     engine: &E,

@@ -174,8 +174,8 @@ pub fn attention<'a>(
     Ok((o, lse))
 }
 
-/// The gradients of queries, keys and values, and of bias and sinks if they are wanted, contiguous, from what [`attention`] took and gave and the gradient `dy` of
-/// its result.
+/// The gradients of queries, keys and values, and of bias and sinks if they are wanted, contiguous, from what [`attention`] took
+/// and gave and the gradient `dy` of its result.
 ///
 /// # Errors
 /// As [`attention`].

@@ -1,9 +1,9 @@
 //! Which kernel runs for which product.
 //!
-//! A tile takes the time of its products at the rate that its shape reaches, of filling the pipeline and storing the sums, and of its
-//! bytes at the rate of the L2 cache (all of which overlap in part: the rates allow for it); tiles run in waves over the
-//! multiprocessors, and no faster than memory is read. The configuration that takes the least time is chosen. Where there are fewer
-//! tiles than multiprocessors, several blocks share the common dimension of a tile.
+//! A tile takes the time of its products at the rate that its shape reaches, of filling the pipeline and storing the sums, and of
+//! its bytes at the rate of the L2 cache (all of which overlap in part: the rates allow for it); tiles run in waves over the
+//! multiprocessors, and no faster than memory is read. The configuration that takes the least time is chosen. Where there are
+//! fewer tiles than multiprocessors, several blocks share the common dimension of a tile.
 
 use warpwright_dsl::{Along, K, MmaAtom, PanelTile, Stages, TileLayout};
 use warpwright_ptx::{DType, Target};

@@ -31,8 +31,9 @@
 //!
 //! A single step of up to four sequences, of rows of whole 16 bytes, is one launch that reads every weight once.
 //!
-//! Where the recurrent weights fit the registers of the multiprocessors, all steps of a pass are one launch, either way ([`tuning::Schedule`]); it
-//! needs a device with as many multiprocessors as the grid has blocks, and refuses others before it is launched.
+//! Where the recurrent weights fit the registers of the multiprocessors, all steps of a pass are one launch, either way
+//! ([`tuning::Schedule`]); it needs a device with as many multiprocessors as the grid has blocks, and refuses others before it is
+//! launched.
 //!
 //! # The reserve
 //!

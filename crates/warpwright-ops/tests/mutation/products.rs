@@ -128,8 +128,8 @@ fn warpgroups(dtype: DType, transposed: bool, [rows, cols, stages]: [u32; 3]) {
     }));
 }
 
-/// Only kernels whose warps share the common dimension. In the last two products, one shared by blocks as well and one not, every team
-/// has so much that the stages go round.
+/// Only kernels whose warps share the common dimension. In the last two products, one shared by blocks as well and one not, every
+/// team has so much that the stages go round.
 fn teams(dtype: DType, transposed: bool) {
     for config in tuning::configs(dtype, TARGET) {
         let Config::Tiled(tiled) = config else { continue };

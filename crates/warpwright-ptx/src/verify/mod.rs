@@ -1,10 +1,10 @@
 //! Checks a module and says everything that is wrong with it.
 //!
 //! The rules are numbered, one family per file: `typing` (V-TYPE), `defs` (V-DEF), `target` (V-TARGET), `memory`
-//! (V-MEM), `calls` (V-CALL), `convergence` (V-CONV) and the shape of the graph (V-CFG). The verifier accepts what the assembler accepts
-//! and refuses what it refuses; beyond that it finds reads of unassigned registers, accesses that are provably misaligned
-//! or out of bounds, and barriers in divergent code, which the assembler lets pass. Its time is near linear in the size
-//! of the module.
+//! (V-MEM), `calls` (V-CALL), `convergence` (V-CONV) and the shape of the graph (V-CFG). The verifier accepts what the assembler
+//! accepts and refuses what it refuses; beyond that it finds reads of unassigned registers, accesses that are provably misaligned
+//! or out of bounds, and barriers in divergent code, which the assembler lets pass. Its time is near linear in the size of the
+//! module.
 
 mod calls;
 mod convergence;

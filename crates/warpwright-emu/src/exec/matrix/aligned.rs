@@ -4,8 +4,8 @@
 //! that of the smallest normal number; what is zero has none. Every term is truncated toward zero to a multiple of
 //! `2^(emax - keep)`, where `emax` is the greatest of the exponents, C's included; the terms are added exactly, and their
 //! sum is truncated toward zero to `keep - 1` bits (`keep + 1` where `keep` is 13), or rounded to f16 where C is f16.
-//! A sum of zero is +0, and so is an f16 sum that rounds to zero. PTX leaves all of this open; the rules were fitted to random products that an H200 computed and
-//! give each of them bit for bit.
+//! A sum of zero is +0, and so is an f16 sum that rounds to zero. PTX leaves all of this open; the rules were fitted to random
+//! products that an H200 computed and give each of them bit for bit.
 //!
 //! The terms of a row are added in integers of 32 bits, unless the row has infinities, NaNs or exponents at the end of
 //! the range of f32: then each of its elements is computed on its own.

@@ -1,8 +1,9 @@
 //! The sweeps for the gradients on the tensor cores of sm_90a.
 //!
 //! A block has rows of its own, of two tensors, and walks over tiles of columns of the two others: queries and gradients of the
-//! result over keys and values, or the other way round. Scores of a tile are products of the first tensors, their gradients those of the
-//! second; both stay in the registers in which the products leave them, and are the left operands of the products that are summed.
+//! result over keys and values, or the other way round. Scores of a tile are products of the first tensors, their gradients those
+//! of the second; both stay in the registers in which the products leave them, and are the left operands of the products that are
+//! summed.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Boxes, Mbarrier, Part, Ring, Turn, WARP, WarpgroupSums};

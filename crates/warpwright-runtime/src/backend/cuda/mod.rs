@@ -278,8 +278,8 @@ impl CudaBackend {
     ///
     /// Only the linker hands out machine code, and it compiles for linking: around a call of one of the assembler's
     /// subroutines, such code takes up to half as long again as that of a plain load, and warps do not give each other
-    /// registers there. Kernels with either are loaded as text, which the driver keeps in a disk cache of its own. A text that the driver refuses goes to the linker all
-    /// the same, whose log says why.
+    /// registers there. Kernels with either are loaded as text, which the driver keeps in a disk cache of its own. A text that
+    /// the driver refuses goes to the linker all the same, whose log says why.
     fn module(&self, kernel: &Kernel, disk: Option<&DiskCache>) -> Result<(sys::CUmodule, bool)> {
         if (calls_subroutines(kernel) || gives_registers(kernel))
             && let Ok(text) = CString::new(kernel.text())
