@@ -6,6 +6,7 @@ mod array;
 mod attention;
 mod batch;
 mod call;
+mod cells;
 mod cross_entropy;
 mod dlpack;
 mod emulator;
@@ -34,6 +35,10 @@ mod _native {
     use crate::attention::{attention, attention_backward};
     #[pymodule_export]
     use crate::batch::{batch_norm, batch_norm_backward, batch_norm_evaluation_backward};
+    #[pymodule_export]
+    use crate::cells::{
+        gru_cell, gru_cell_backward, lstm_cell, lstm_cell_backward, rnn_cell, rnn_cell_backward,
+    };
     #[pymodule_export]
     use crate::cross_entropy::{cross_entropy, cross_entropy_backward};
     #[pymodule_export]

@@ -14,8 +14,8 @@ use crate::call::{Call, Form, Output, gathered, places, present};
 use crate::error::{self, Class, Problem};
 use crate::memory::Listed;
 
-type Object<'py> = Bound<'py, PyAny>;
-type Maybe<'a, 'py> = Option<&'a Object<'py>>;
+pub(crate) type Object<'py> = Bound<'py, PyAny>;
+pub(crate) type Maybe<'a, 'py> = Option<&'a Object<'py>>;
 
 /// How sequences are read, and where results go.
 struct Options<'a, 'py> {
@@ -30,10 +30,10 @@ struct Options<'a, 'py> {
 }
 
 /// The weights of a layer and direction: w_ih, w_hh, b_ih, b_hh, w_hr.
-type Weights<'py> = [Option<Array<'py>>; 5];
-const WEIGHTS: [&str; 5] = ["w_ih", "w_hh", "b_ih", "b_hh", "w_hr"];
+pub(crate) type Weights<'py> = [Option<Array<'py>>; 5];
+pub(crate) const WEIGHTS: [&str; 5] = ["w_ih", "w_hh", "b_ih", "b_hh", "w_hr"];
 /// Where w_hr is: behind the biases, and with two dimensions.
-const PROJECTION: usize = 4;
+pub(crate) const PROJECTION: usize = 4;
 
 /// A call with its arguments, and what it computes.
 struct Started<'py> {
@@ -74,12 +74,62 @@ const fn output(desc: &RecurrentDesc) -> usize {
 }
 
 /// The extents of an array of `N` dimensions.
-fn sizes<const N: usize>(array: &Array<'_>) -> PyResult<[usize; N]> {
+pub(crate) fn sizes<const N: usize>(array: &Array<'_>) -> PyResult<[usize; N]> {
     (*array.shape).try_into().map_err(|_| {
         let (op, argument, rank) = (array.site.op, array.site.argument, array.shape.len());
         let message = format!("{op}: {argument} has {rank} dimensions, expected {N}");
         Problem::new(array.object.py(), Class::Shape, message).at(op, argument).mismatch(N, rank).into_err()
     })
+}
+
+fn refused(py: Python<'_>, op: &'static str, message: &str, expected: &str, got: &str) -> PyErr {
+    let problem = Problem::new(py, Class::Argument, format!("{op}: {message}")).at(op, "weights");
+    problem.mismatch(expected, got).into_err()
+}
+
+/// The weights of a layer and direction as they were listed.
+pub(crate) fn listed<'py>(call: &Call<'py>, op: &'static str, one: &Object<'py>) -> PyResult<Weights<'py>> {
+    let items = one.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    if !(2..=5).contains(&items.len()) {
+        let (expected, got) = ("w_ih, w_hh, up to two biases and w_hr", items.len().to_string());
+        let message = format!("weights holds {got} tensors for a layer, expected {expected}");
+        return Err(refused(one.py(), op, &message, expected, &got));
+    }
+    let mut arrays: Weights<'py> = [const { None }; 5];
+    for ((array, name), item) in arrays.iter_mut().zip(WEIGHTS).zip(&items) {
+        *array = Some(call.read((name, item))?);
+    }
+    let last = items.len() - 1;
+    if (2..PROJECTION).contains(&last) && arrays[last].as_ref().is_some_and(|a| a.shape.len() == 2) {
+        arrays.swap(last, PROJECTION);
+    }
+    Ok(arrays)
+}
+
+/// The weights, which must have these shapes, as kernels read them.
+pub(crate) fn fitting<'py>(
+    call: &Call<'py>,
+    dtype: DType,
+    weights: Weights<'py>,
+    shapes: [&[usize]; 5],
+) -> PyResult<Weights<'py>> {
+    let mut checked: Weights<'py> = [const { None }; 5];
+    for ((to, array), shape) in checked.iter_mut().zip(weights).zip(shapes) {
+        let Some(array) = array else { continue };
+        array.expect_dtype(dtype)?;
+        array.expect_shape(shape)?;
+        *to = Some(call.row_major(array)?);
+    }
+    Ok(checked)
+}
+
+/// Which biases there are.
+pub(crate) const fn biases_of(biases: [&Option<Array<'_>>; 2]) -> Biases {
+    match biases {
+        [None, _] => Biases::Absent,
+        [Some(_), None] => Biases::One,
+        [Some(_), Some(_)] => Biases::Two,
+    }
 }
 
 fn start<'py>(
@@ -94,31 +144,8 @@ fn start<'py>(
     let [first, second, input] = sizes(&x)?;
     let [steps, batch] = if o.batch_first { [second, first] } else { [first, second] };
     let directions = if o.bidirectional { 2 } else { 1 };
-    let refuse = |message: String, expected: &str, got: String| {
-        let problem = Problem::new(py, Class::Argument, format!("{op}: {message}")).at(op, "weights");
-        problem.mismatch(expected, got).into_err()
-    };
-    let mut given: Vec<Weights<'py>> = Vec::new();
-    for one in weights.try_iter()? {
-        let items = one?.try_iter()?.collect::<PyResult<Vec<_>>>()?;
-        if !(2..=5).contains(&items.len()) {
-            let (expected, got) = ("w_ih, w_hh, up to two biases and w_hr", items.len().to_string());
-            return Err(refuse(
-                format!("weights holds {got} tensors for a layer, expected {expected}"),
-                expected,
-                got,
-            ));
-        }
-        let mut arrays: Weights<'py> = [const { None }; 5];
-        for ((array, name), item) in arrays.iter_mut().zip(WEIGHTS).zip(&items) {
-            *array = Some(call.read((name, item))?);
-        }
-        let last = items.len() - 1;
-        if (2..PROJECTION).contains(&last) && arrays[last].as_ref().is_some_and(|a| a.shape.len() == 2) {
-            arrays.swap(last, PROJECTION);
-        }
-        given.push(arrays);
-    }
+    let refuse = |message: String, expected: &str, got: String| refused(py, op, &message, expected, &got);
+    let given = weights.try_iter()?.map(|one| listed(&call, op, &one?)).collect::<PyResult<Vec<_>>>()?;
     let Some([_, Some(w_hh), b_ih, b_hh, w_hr]) = given.first() else {
         return Err(refuse(
             "weights is empty".to_owned(),
@@ -128,11 +155,7 @@ fn start<'py>(
     };
     let [_, output] = sizes(w_hh)?;
     let [projection, hidden] = w_hr.as_ref().map_or(Ok([0, output]), sizes)?;
-    let biases = match (b_ih, b_hh) {
-        (None, _) => Biases::Absent,
-        (Some(_), None) => Biases::One,
-        (Some(_), Some(_)) => Biases::Two,
-    };
+    let biases = biases_of([b_ih, b_hh]);
     let count = given.len();
     if !count.is_multiple_of(directions) {
         let expected = "one for each direction of each layer";
@@ -158,14 +181,7 @@ fn start<'py>(
         }
         let shapes: [&[usize]; 5] =
             [&[rows, columns], &[rows, output], &[rows], &[rows], &[projection, hidden]];
-        let mut checked: Weights<'py> = [const { None }; 5];
-        for ((to, array), shape) in checked.iter_mut().zip(arrays).zip(shapes) {
-            let Some(array) = array else { continue };
-            array.expect_dtype(x.dtype)?;
-            array.expect_shape(shape)?;
-            *to = Some(call.row_major(array)?);
-        }
-        weights.push(checked);
+        weights.push(fitting(&call, x.dtype, arrays, shapes)?);
     }
     let h0 = call.optional(("h0", h0), x.dtype, &[count, batch, output])?;
     let c0 = call.optional(("c0", c0), x.dtype, &[count, batch, hidden])?;
@@ -338,10 +354,10 @@ fn backward<'py>(
 }
 
 /// The cell of a primitive, and of the nonlinearity that a plain one names.
-fn cell_of(py: Python<'_>, op: &'static str, nonlinearity: Option<&str>) -> PyResult<Cell> {
+pub(crate) fn cell_of(py: Python<'_>, op: &'static str, nonlinearity: Option<&str>) -> PyResult<Cell> {
     match (op, nonlinearity) {
-        ("lstm" | "lstm_backward", _) => Ok(Cell::Lstm),
-        ("gru" | "gru_backward", _) => Ok(Cell::Gru),
+        _ if op.starts_with("lstm") => Ok(Cell::Lstm),
+        _ if op.starts_with("gru") => Ok(Cell::Gru),
         (_, Some("tanh")) => Ok(Cell::RnnTanh),
         (_, Some("relu")) => Ok(Cell::RnnRelu),
         (_, other) => {
@@ -428,7 +444,8 @@ nets! {
     /// directions, batch, hidden], zero if None. lengths: int32, [batch], the places of each sequence that count; y is zero
     /// after them. The result is (y, h_n, c_n): y [steps, batch, directions * output], or batch first, the states after the last
     /// steps like h0 and c0. dropout_p: the probability that an element is dropped between two layers; what is kept is multiplied
-    /// by 1 / (1 - dropout_p); random: int64, [2], the seed and offset of what is dropped. With training there is also what `lstm_backward` needs. `out` is a tuple of the three.
+    /// by 1 / (1 - dropout_p); random: int64, [2], the seed and offset of what is dropped. With training there is also what
+    /// `lstm_backward` needs. `out` is a tuple of the three.
     lstm,
     /// The gradients (dx, dh0, dc0, dweights) of `lstm` with training.
     ///

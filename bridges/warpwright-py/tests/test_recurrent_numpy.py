@@ -14,7 +14,7 @@ def _sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def _step(cell, x, h, c, weights):
+def step(cell, x, h, c, weights):
     """A step of a cell: the new h and c."""
     w_ih, w_hh, *biases = weights
     w_hr = biases.pop() if biases and biases[-1].ndim == 2 else None
@@ -51,7 +51,7 @@ def reference(cell, x, weights, h0, c0, bidirectional, lengths):
                 length = steps if lengths is None else int(lengths[n])
                 order = range(length) if direction == 0 else reversed(range(length))
                 for t in order:
-                    h, c = _step(cell, x[t, n], h, c, weights[index])
+                    h, c = step(cell, x[t, n], h, c, weights[index])
                     y[t, n] = h
                 last[0][n], last[1][n] = h, c
             parts.append(y)
@@ -88,6 +88,21 @@ def call_backward(cell, x, weights, y, reserve, dy, dh_n, dc_n, h0, c0, **option
     if cell == "gru":
         return ww.gru_backward(x, weights, y, reserve, dy, dh_n, h0, **options)
     return ww.rnn_backward(x, weights, y, reserve, dy, dh_n, h0, nonlinearity=cell, **options)
+
+
+def differences(pairs, loss, rng):
+    """Holds elements of each tensor's gradient against what the loss changes by with them."""
+    for tensor, gradient in pairs:
+        assert tensor.shape == gradient.shape
+        for _ in range(3):
+            at = tuple(rng.integers(n) for n in tensor.shape)
+            kept, step = tensor[at], 1e-6
+            tensor[at] = kept + step
+            above = loss()
+            tensor[at] = kept - step
+            difference = (above - loss()) / (2 * step)
+            tensor[at] = kept
+            assert abs(gradient[at] - difference) <= 1e-6 * max(1.0, abs(difference))
 
 
 CASES = [
@@ -153,17 +168,7 @@ def test_gradients_are_differences(cell, projection):
     pairs = [(x, dx), (h0, dh0), *((w, g) for one, grads in zip(weights, dweights) for w, g in zip(one, grads))]
     if cell == "lstm":
         pairs.append((c0, dc0))
-    for tensor, gradient in pairs:
-        assert tensor.shape == gradient.shape
-        for _ in range(3):
-            at = tuple(rng.integers(n) for n in tensor.shape)
-            kept, step = tensor[at], 1e-6
-            tensor[at] = kept + step
-            above = loss()
-            tensor[at] = kept - step
-            difference = (above - loss()) / (2 * step)
-            tensor[at] = kept
-            assert abs(gradient[at] - difference) <= 1e-6 * max(1.0, abs(difference))
+    differences(pairs, loss, rng)
 
 
 def test_out_and_no_gradient_of_the_input():

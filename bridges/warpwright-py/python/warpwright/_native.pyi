@@ -371,6 +371,42 @@ def rnn_backward(
     h0: _Array | None = None,
     **options: Unpack[_RnnBackward],
 ) -> _RecurrentGradients[_A]: ...
+
+_CellWeights = Sequence[_Array]
+
+class _CellForward(TypedDict, total=False):
+    training: bool
+    out: _Array | _Arrays | None
+    stream: _Stream | None
+
+class _RnnCellForward(_CellForward, total=False):
+    nonlinearity: str
+
+class _CellBackward(TypedDict, total=False):
+    stream: _Stream | None
+
+class _RnnCellBackward(_CellBackward, total=False):
+    nonlinearity: str
+
+def lstm_cell(x: _A, h: _Array, c: _Array, weights: _CellWeights, **options: Unpack[_CellForward]) -> tuple[_A, ...]: ...
+def lstm_cell_backward(
+    x: _A,
+    h: _Array,
+    c: _Array,
+    weights: _CellWeights,
+    reserve: _Array,
+    dh: _Array,
+    dc: _Array | None = None,
+    **options: Unpack[_CellBackward],
+) -> tuple[_A, _A, _A, tuple[_A, ...]]: ...
+def gru_cell(x: _A, h: _Array, weights: _CellWeights, **options: Unpack[_CellForward]) -> _A | tuple[_A, _A]: ...
+def gru_cell_backward(
+    x: _A, h: _Array, weights: _CellWeights, reserve: _Array, dh: _Array, **options: Unpack[_CellBackward]
+) -> tuple[_A, _A, tuple[_A, ...]]: ...
+def rnn_cell(x: _A, h: _Array, weights: _CellWeights, **options: Unpack[_RnnCellForward]) -> _A | tuple[_A, _A]: ...
+def rnn_cell_backward(
+    x: _A, h: _Array, weights: _CellWeights, reserve: _Array, dh: _Array, **options: Unpack[_RnnCellBackward]
+) -> tuple[_A, _A, tuple[_A, ...]]: ...
 def cross_entropy(
     logits: _A,
     target: _Array,
