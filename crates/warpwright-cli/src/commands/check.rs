@@ -10,12 +10,12 @@ use warpwright_testkit::{CaseResult, Filter, cases, run_case};
 use crate::args::CheckArgs;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
-use crate::style::{Align, Console};
+use crate::style::{Align, Console, Palette};
 
-/// Runs the command.
+/// Runs the command. What was found until the user ends it is said.
 ///
 /// # Errors
-/// There is no such primitive, or the device cannot be opened. A case that fails is a finding.
+/// There is no such primitive, or the device cannot be opened; interrupted. A case that fails is a finding.
 pub fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Error> {
     refuse_unknown(&args.ops)?;
     let device = Device::open(&args.device.device)?;
@@ -25,7 +25,9 @@ pub fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Error> {
     {
         let progress = console.steps(cases.len() as u64);
         for case in &cases {
-            interrupt::check()?;
+            if interrupt::check().is_err() {
+                break;
+            }
             progress.describe(&format!("{} {} {}", case.op, case.direction, case.dtype));
             results.push(run_case(&device, case));
             progress.step(1);
@@ -34,10 +36,15 @@ pub fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Error> {
     let failed = results.iter().filter(|result| !result.ok).count();
     if args.json.json {
         let list: Vec<Value> = results.iter().map(as_json).collect();
-        console.json(&json!({"device": device.to_string(), "cases": list, "failed": failed}))?;
+        let device = device.to_string();
+        console.json(&json!({"device": device, "cases": list, "of": cases.len(), "failed": failed}))?;
     } else {
-        print(&device, &results, failed, started.elapsed().as_secs_f64(), console)?;
+        table(&device, &results, console)?;
+        let verdict = verdict(results.len(), cases.len(), failed, console.palette());
+        let seconds = started.elapsed().as_secs_f64();
+        console.line(format_args!("\n{verdict} on {device} in {seconds:.1} s"))?;
     }
+    interrupt::check()?;
     Ok(if failed == 0 { Outcome::Clean } else { Outcome::Findings })
 }
 
@@ -70,13 +77,7 @@ fn as_json(result: &CaseResult) -> Value {
     })
 }
 
-fn print(
-    device: &Device,
-    results: &[CaseResult],
-    failed: usize,
-    seconds: f64,
-    console: &mut Console,
-) -> Result<(), Error> {
+fn table(device: &Device, results: &[CaseResult], console: &mut Console) -> Result<(), Error> {
     let mut table = console.table(&[
         ("", Align::Left),
         ("op", Align::Left),
@@ -125,13 +126,30 @@ fn print(
             console.line(finding)?;
         }
     }
-    let palette = console.palette();
-    let count = results.len();
-    let text = if failed == 0 {
-        format!("{count} cases, all within budget")
+    Ok(())
+}
+
+fn verdict(count: usize, of: usize, failed: usize, palette: Palette) -> String {
+    let cases = if count < of { format!("{count} of {of} cases") } else { format!("{count} cases") };
+    if failed > 0 {
+        palette.error(&format!("{cases}, {failed} failed")).to_string()
+    } else if count < of {
+        palette.warning(&format!("{cases}, all within budget until interrupted")).to_string()
     } else {
-        format!("{failed} of {count} cases failed")
-    };
-    let verdict = if failed == 0 { palette.good(&text) } else { palette.error(&text) };
-    console.line(format_args!("\n{verdict} on {device} in {seconds:.1} s"))
+        palette.good(&format!("{cases}, all within budget")).to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_counts_what_ran() {
+        let verdict = |count, failed| verdict(count, 5, failed, Palette::PLAIN);
+        assert_eq!(verdict(5, 0), "5 cases, all within budget");
+        assert_eq!(verdict(5, 2), "5 cases, 2 failed");
+        assert_eq!(verdict(3, 0), "3 of 5 cases, all within budget until interrupted");
+        assert_eq!(verdict(3, 1), "3 of 5 cases, 1 failed");
+    }
 }
