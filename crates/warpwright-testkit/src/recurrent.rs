@@ -252,15 +252,17 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
             "{}, {further}{how}, {layers} x {directions}, {order}, biases {biases:?}, state {state}, lengths {lengths}, lead {lead}",
             cell.name(),
         ),
-        budget: budget(dtype, direction, situation),
+        budget: budget(cell, dtype, direction, situation),
         subject: Arc::new(RecurrentSubject { desc, situation, direction }),
     }
 }
 
 /// A hidden state is below 1 and carries the roundings of the states before it, which the gates damp. Norm-wise 1.5 times
-/// what PyTorch reaches, for results and, backward, for the gradient of the recurrent weights, which errs most. Elements that dropout
-/// keeps, and their roundings, are `1 / (1 - p)` as large, once for each layer.
-fn budget(dtype: DType, direction: Direction, situation: Situation) -> Budget {
+/// what PyTorch reaches, for results and, backward, for the gradient of the recurrent weights, which errs most; cells without
+/// gates damp nothing, and PyTorch's err by 3.8e-4 in f16 and 3.1e-3 in bf16. Elements that dropout keeps, and their roundings, are
+/// `1 / (1 - p)` as large, once for each layer.
+fn budget(cell: Cell, dtype: DType, direction: Direction, situation: Situation) -> Budget {
+    let plain = cell.gates() == 1;
     let keeping = 1.0 - situation.dropout.filter(|probability| *probability < 1.0).unwrap_or(0.0);
     let grows = keeping.powi(1 - situation.layers as i32);
     let (norm, element) = match (dtype, direction) {
@@ -268,9 +270,9 @@ fn budget(dtype: DType, direction: Direction, situation: Situation) -> Budget {
         (DType::F64, Direction::Backward) => (2e-13, 64.0),
         (DType::F32, Direction::Forward) => (5.7e-7, 16.0),
         (DType::F32, Direction::Backward) => (1.38e-6, 16.0),
-        (DType::F16, Direction::Forward) => (3.9e-4, 3.0),
+        (DType::F16, Direction::Forward) => (if plain { 5.7e-4 } else { 3.9e-4 }, 3.0),
         (DType::F16, Direction::Backward) => (7.5e-4, 3.0),
-        (_, Direction::Forward) => (3.45e-3, 3.0),
+        (_, Direction::Forward) => (if plain { 4.6e-3 } else { 3.45e-3 }, 3.0),
         (_, Direction::Backward) => (6.3e-3, 3.0),
     };
     let (norm, element) = (norm * grows, element * grows);
