@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 /// The workspace root.
 pub(crate) fn root() -> PathBuf {
@@ -13,16 +14,18 @@ pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// Runs a command in the workspace root and echoes it; an error if it fails.
+/// Runs a command in the workspace root, echoes it, and says how long it took; an error if it fails.
 pub(crate) fn run(program: &str, args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
     let settings: String = env.iter().map(|(k, v)| format!("{k}={v} ")).collect();
     println!("$ {settings}{program} {}", args.join(" "));
+    let start = Instant::now();
     let status = Command::new(program)
         .args(args)
         .envs(env.iter().copied())
         .current_dir(root())
         .status()
         .map_err(|e| format!("cannot start `{program}`: {e}"))?;
+    println!("# {:.1} s", start.elapsed().as_secs_f64());
     if status.success() { Ok(()) } else { Err(format!("`{program} {}` failed: {status}", args.join(" "))) }
 }
 
