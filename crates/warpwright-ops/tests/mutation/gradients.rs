@@ -12,7 +12,7 @@ type Case = ([usize; 6], bool, Option<u32>);
 
 /// Rows of a block, one less and more, of both kinds; tiles with and without masked pairs at both ends of what a block sees, several
 /// rounds of the ring, and blocks that see nothing.
-const CASES: [Case; 12] = [
+const CASES: [Case; 13] = [
     ([130, 100, 64, 64, 2, 1], true, None),
     ([64, 80, 64, 40, 1, 1], false, Some(20)),
     ([128, 64, 64, 64, 1, 1], false, Some(100)),
@@ -25,6 +25,7 @@ const CASES: [Case; 12] = [
     ([128, 64, 64, 40, 4, 2], false, None),
     ([65, 81, 40, 64, 1, 1], false, None),
     ([20, 9, 64, 64, 1, 1], false, None),
+    ([1, 20, 64, 64, 1, 1], false, None),
 ];
 
 const BATCH: usize = 3;
@@ -34,6 +35,7 @@ const NEW_REGISTERS: &str = "products of a tile are in new registers, which noth
 const FENCED_BEFORE: &str = "the products in front of them have a fence behind all writes; behind the loops weights have been moved alone";
 const AS_ONE: &str = "the warp has read what is known of the columns before it waits for products as one";
 const TOGETHER: &str = "where both tiles are read to the end they are given back together";
+const GIVEN_BEFORE: &str = "this tile is given back before the one that is waited for in front of it";
 const MULTIPLES: &str = "tiles and the parts that are whole begin at multiples of their columns";
 const NO_BIAS: &str = "without a bias rows that do not exist may take part";
 
@@ -41,7 +43,7 @@ const NO_BAND: &str = "without a band nobody asks where positions begin";
 const ZEROS: &str = "what lies behind the last row of a tensor, or of a sequence, are zeros in the tiles";
 const ONE_HEAD: &str = "a block has queries of one head: nobody takes the turn after";
 
-const SURVIVORS: [Survivor; 15] = [
+const SURVIVORS: [Survivor; 20] = [
     Survivor::missed(
         "_wg",
         "@publish_mbarriers()",
@@ -52,14 +54,19 @@ const SURVIVORS: [Survivor; 15] = [
     Survivor::equivalent("_wg", "@add_products_of(", FENCED_BEFORE),
     Survivor::equivalent("_wg", "k.@raw(Inst::WarpBarrier", AS_ONE),
     Survivor::equivalent("_kv_", "ring.@fill(turn, tile.bytes() + more)", TOGETHER),
+    Survivor::equivalent("_v_", "ring.@fill(turn, tile.bytes() + more)", GIVEN_BEFORE),
     Survivor::equivalent("_wg", "masked | at.@lt(from)", MULTIPLES),
     Survivor::equivalent("_wg", "let complete = end.@le(self", NO_BIAS),
     Survivor::equivalent("d64$", "p.bottom_right.@ne(0)", NO_BAND),
     Survivor::equivalent("d64_lengths", "p.bottom_right.@ne(0)", NO_BAND),
+    Survivor::equivalent("d64h_lengths", "p.bottom_right.@ne(0)", NO_BAND),
     Survivor::equivalent("_q_", "self.finished(k, turn); ring.@after(ring.after(turn))", ONE_HEAD),
     Survivor::equivalent("_q_", "self.finished(k, turn); ring.after(ring.@after(turn))", ONE_HEAD),
     Survivor::equivalent("d64_lengths", "let masked = at.@ge(walk.whole_end)", ZEROS),
-    Survivor::equivalent("_kv_bf16_wg2c16t4d64$", "let masked = at.@ge(walk.whole_end)", ZEROS),
+    Survivor::equivalent("d64h_lengths", "let masked = at.@ge(walk.whole_end)", ZEROS),
+    Survivor::equivalent("d64$", "let masked = at.@ge(walk.whole_end)", ZEROS),
+    Survivor::equivalent("d64h$", "let masked = at.@ge(walk.whole_end)", ZEROS),
+    Survivor::equivalent("d64h$", "p.bottom_right.@ne(0)", NO_BAND),
     Survivor::missed("_q_", "k.if_(left.@lt(", "weights of 0 leave out what is a number, as it is here"),
 ];
 
