@@ -4,7 +4,7 @@
 //! run together; lanes at the same instruction on different paths do not. A node goes when its last lane returns or
 //! ends, so there are never more than the lanes' depths together.
 
-use super::global::{lane_value, lanes_of, set_lane};
+use super::global::{alike, lane_value, lanes_of, set_lane};
 use super::rows::{LANES, Registers, Row32, Row64, put_pred, put32, put64};
 use super::run::Flow;
 use crate::context::Context;
@@ -215,18 +215,14 @@ impl Context<'_> {
     ) -> Flow {
         let targets = &self.code.tables[table as usize];
         let numbers = warp.regs.r32[index as usize].0;
-        let mut rest = lanes;
         let mut first = true;
-        while rest != 0 {
-            let number = numbers[rest.trailing_zeros() as usize];
-            let same = lanes_of(rest).filter(|l| numbers[*l] == number).fold(0u32, |m, l| m | 1 << l);
-            rest &= !same;
+        for (number, same) in alike(lanes, numbers) {
             let Some(target) = targets.get(number as usize) else {
                 let message = format!("takes branch {number} of {}", targets.len());
                 return self.bad_call(warp, pc, same, message);
             };
             if first && self.checks.counters {
-                self.counters.branch(rest != 0);
+                self.counters.branch(same != lanes);
             }
             first = false;
             warp.push(*target, same, turn);

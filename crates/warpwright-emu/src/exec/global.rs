@@ -533,6 +533,17 @@ pub(super) fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
+/// Lanes with equal values together, as masks, with their value; those of the lowest lane first.
+pub(super) fn alike<T: Copy + PartialEq>(lanes: u32, values: [T; 32]) -> impl Iterator<Item = (T, u32)> {
+    let mut rest = lanes;
+    std::iter::from_fn(move || {
+        let value = values[lanes_of(rest).next()?];
+        let same = lanes_of(rest).filter(|l| values[*l] == value).fold(0u32, |m, l| m | 1 << l);
+        rest &= !same;
+        Some((value, same))
+    })
+}
+
 /// What racecheck wants to know about an access.
 #[inline(always)]
 pub(super) fn race(warp: u32, pc: u32, access: &Access, kind: AccessKind) -> racecheck::Access {

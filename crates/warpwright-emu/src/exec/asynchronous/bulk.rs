@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::counters;
 use crate::decode::asynchronous::{Bulk, Direction, End, Place, Reduction, Remote, Tensor};
 use crate::decode::registers::Slot;
-use crate::exec::global::{lane_value, lanes_of};
+use crate::exec::global::{alike, lane_value, lanes_of};
 use crate::exec::{Flow, atom};
 use crate::float;
 use crate::launch::Fault;
@@ -464,12 +464,8 @@ impl Context<'_> {
     /// `st.async` and `red.async`
     pub(super) fn remote(&mut self, warp: &Warp, issuer: Issuer, remote: &Remote) {
         let barriers = self.places(warp, remote.barrier);
-        let mut rest = issuer.lanes;
-        while rest != 0 {
-            // Lanes whose bytes one mbarrier counts send them together.
-            let barrier = barriers[rest.trailing_zeros() as usize];
-            let same = lanes_of(rest).filter(|l| barriers[*l] == barrier).fold(0u32, |m, l| m | 1 << l);
-            rest &= !same;
+        // Lanes whose bytes one mbarrier counts send them together.
+        for (_, same) in alike(issuer.lanes, barriers) {
             self.send_together(warp, Issuer { lanes: same, ..issuer }, remote);
         }
     }

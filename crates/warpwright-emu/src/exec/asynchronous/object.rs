@@ -8,7 +8,7 @@ use super::{Issuer, Parked, Remark};
 use crate::context::Context;
 use crate::decode::asynchronous::{Arrive, Phase, Place, WaitOn};
 use crate::decode::registers::Slot;
-use crate::exec::global::{lane_value, lanes_of, set_lane};
+use crate::exec::global::{alike, lane_value, lanes_of, set_lane};
 use crate::exec::run::Flow;
 use crate::launch::Completion;
 use crate::report::{Other, Site, Space, Tool};
@@ -258,12 +258,7 @@ impl Context<'_> {
             // Lanes that arrive together publish together if they arrive at one place.
             self.races.is_some().then_some(())
         };
-        let mut rest = lanes_to;
-        while rest != 0 {
-            let first = rest.trailing_zeros() as usize;
-            let spot = spots[first];
-            let same = lanes_of(rest).filter(|l| spots[*l] == spot).fold(0u32, |m, l| m | 1 << l);
-            rest &= !same;
+        for (spot, same) in alike(lanes_to, spots) {
             let Some(spot) = spot else { continue };
             let issuer = Issuer { lanes: same, ..issuer };
             if !self.object(issuer, spot) {
@@ -412,11 +407,7 @@ impl Context<'_> {
             return;
         }
         let Some(races) = &mut self.races else { return };
-        let mut rest = ready;
-        while rest != 0 {
-            let place = places[rest.trailing_zeros() as usize];
-            let same = lanes_of(rest).filter(|l| places[*l] == place).fold(0u32, |m, l| m | 1 << l);
-            rest &= !same;
+        for (place, same) in alike(ready, *places) {
             let address = crate::space::split_cluster(match crate::space::classify(place) {
                 (Space::Shared, address) => address,
                 _ => place,

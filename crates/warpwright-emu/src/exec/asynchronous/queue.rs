@@ -7,7 +7,7 @@ use warpwright_ptx::{AtomOp, ScalarType};
 use super::reach::Spot;
 use super::{Issuer, Remark};
 use crate::context::Context;
-use crate::exec::global::lanes_of;
+use crate::exec::global::{alike, lanes_of};
 use crate::launch::Completion;
 use crate::memory::Allocation;
 use crate::report::{Key, Space, Tool};
@@ -119,11 +119,7 @@ impl Context<'_> {
     /// Enters an operation into the open groups of its lanes.
     pub(super) fn join_group(&mut self, family: Family, issuer: Issuer, id: u32) {
         let groups = self.groups(family, issuer);
-        let mut rest = issuer.lanes;
-        while rest != 0 {
-            let group = groups.closed[rest.trailing_zeros() as usize];
-            let same = lanes_of(rest).filter(|l| groups.closed[*l] == group).fold(0u32, |m, l| m | 1 << l);
-            rest &= !same;
+        for (group, same) in alike(issuer.lanes, groups.closed) {
             groups.outstanding.push(Outstanding {
                 id,
                 pc: issuer.pc,
