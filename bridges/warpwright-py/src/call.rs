@@ -207,7 +207,7 @@ impl<'py> Call<'py> {
         plan: &Plan<O>,
         like: &Array<'py>,
     ) -> PyResult<Option<Output<'py>>> {
-        let wanted = plan.tensors().iter().find(|t| t.present && t.name == TensorSpec::WORKSPACE);
+        let wanted = plan.tensor(TensorSpec::WORKSPACE);
         wanted.map(|t| self.made(t.name, like, Form::RowMajor(t.dtype, &[t.len]))).transpose()
     }
 
@@ -220,6 +220,21 @@ impl<'py> Call<'py> {
         form: Form<'_>,
     ) -> PyResult<Option<Output<'py>>> {
         wanted.then(|| self.output(place, like, form)).transpose()
+    }
+
+    /// The same of several results.
+    pub(crate) fn optional_outputs<const N: usize>(
+        &self,
+        wanted: [bool; N],
+        places: [(&'static str, &Option<Bound<'py, PyAny>>); N],
+        like: &Array<'py>,
+        forms: [Form<'_>; N],
+    ) -> PyResult<Vec<Option<Output<'py>>>> {
+        let all = wanted.into_iter().zip(places).zip(forms);
+        all.map(|((wanted, (name, place)), form)| {
+            self.optional_output(wanted, (name, place.as_ref()), like, form)
+        })
+        .collect()
     }
 
     /// Where a result goes: the array that the caller wants it in, or a new one.

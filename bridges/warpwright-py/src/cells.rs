@@ -10,17 +10,16 @@ use warpwright::{DType, Operation, Plan};
 
 use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present};
-use crate::error::{Class, Problem};
 use crate::memory::Listed;
 use crate::recurrent::{
-    Maybe, Object, PROJECTION, WEIGHTS, Weights, biases_of, cell_of, fitting, listed, sizes,
+    Maybe, Object, PROJECTION, WEIGHTS, Weights, biases_of, cell_of, fitting, listed, refused, sizes,
 };
 
 /// A call with its arguments, and what it computes.
 struct Started<'py> {
     call: Call<'py>,
     x: Array<'py>,
-    h: Option<Array<'py>>,
+    h: Array<'py>,
     c: Option<Array<'py>>,
     weights: Weights<'py>,
     desc: CellDesc,
@@ -39,9 +38,7 @@ fn start<'py>(
     let [batch, input] = sizes(&x)?;
     let weights = listed(&call, op, weights)?;
     if weights[PROJECTION].is_some() {
-        let (expected, got) = ("no w_hr", "one");
-        let problem = Problem::new(py, Class::Argument, format!("{op}: weights holds a projection"));
-        return Err(problem.at(op, "weights").mismatch(expected, got).into_err());
+        return Err(refused(py, op, "weights holds a projection", "no w_hr", "one"));
     }
     let [_, Some(w_hh), b_ih, b_hh, _] = &weights else { unreachable!("two at least were listed") };
     let [_, hidden] = sizes(w_hh)?;
@@ -49,7 +46,7 @@ fn start<'py>(
     let (dtype, biases) = (x.dtype, biases_of([b_ih, b_hh]));
     let shapes: [&[usize]; 5] = [&[rows, input], &[rows, hidden], &[rows], &[rows], &[]];
     let weights = fitting(&call, dtype, weights, shapes)?;
-    let h = call.optional(("h", Some(h)), dtype, &[batch, hidden])?;
+    let h = call.small(("h", h), dtype, &[batch, hidden])?;
     let c = call.optional(("c", c), dtype, &[batch, hidden])?;
     let desc = CellDesc { cell, dtype, batch, input, hidden, biases, training };
     Ok(Started { call, x, h, c, weights, desc })
@@ -57,8 +54,7 @@ fn start<'py>(
 
 /// Type and elements of what a forward pass for training leaves.
 fn reserve_of<O: Operation>(plan: &Plan<O>) -> (DType, usize) {
-    let spec = plan.tensors().iter().find(|spec| spec.name == "reserve" && spec.present);
-    spec.map_or((DType::F32, 0), |spec| (spec.dtype, spec.len))
+    plan.tensor("reserve").map_or((DType::F32, 0), |spec| (spec.dtype, spec.len))
 }
 
 fn forward<'py>(
@@ -76,14 +72,11 @@ fn forward<'py>(
     let ((dtype, len), state) = (reserve_of(&plan), [desc.batch, desc.hidden]);
     let of_state = || Form::RowMajor(desc.dtype, &state);
     let forms = [of_state(), of_state(), Form::RowMajor(dtype, &[len])];
-    let mut outputs = Vec::new();
-    for (((name, given), form), wanted) in
-        ["out[0]", "out[1]", "reserve"].into_iter().zip(&out).zip(forms).zip(kept)
-    {
-        outputs.push(call.optional_output(wanted, (name, given.as_ref()), &x, form)?);
-    }
+    let [h_next, c_next, of_reserve] = &out;
+    let out = [("out[0]", h_next), ("out[1]", c_next), ("reserve", of_reserve)];
+    let mut outputs = call.optional_outputs(kept, out, &x, forms)?;
     outputs.push(call.workspace(&plan, &x)?);
-    let mut inputs = vec![Some(&x), h.as_ref(), c.as_ref()];
+    let mut inputs = vec![Some(&x), Some(&h), c.as_ref()];
     inputs.extend(weights[..PROJECTION].iter().map(Option::as_ref));
     let mut results = call.run_many::<Listed, Listed>(inputs, outputs, move |stream, inputs, outputs| {
         let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());
@@ -110,11 +103,11 @@ fn backward<'py>(
     static PLANS: PlanCache<CellBackwardDesc> = PlanCache::new();
     let Started { call, x, h, c, weights, desc } = start(of, given, c, true, stream)?;
     let (py, state, dtype) = (x.object.py(), [desc.batch, desc.hidden], desc.dtype);
-    let dh = call.optional(("dh", Some(dh)), dtype, &state)?;
+    let dh = call.small(("dh", dh), dtype, &state)?;
     let dc = call.optional(("dc", dc), dtype, &state)?;
     let plan = call.plan(&PLANS, &CellBackwardDesc { forward: desc.clone(), dc_next: dc.is_some() })?;
     let (reserve_dtype, reserve_len) = reserve_of(&plan);
-    let reserve = call.optional(("reserve", Some(reserve)), reserve_dtype, &[reserve_len])?;
+    let reserve = call.small(("reserve", reserve), reserve_dtype, &[reserve_len])?;
     let wanted = |wanted, name, shape: &[usize]| {
         call.optional_output(wanted, (name, None), &x, Form::RowMajor(dtype, shape))
     };
@@ -127,7 +120,7 @@ fn backward<'py>(
     for (array, name) in weights[..PROJECTION].iter().zip(WEIGHTS) {
         outputs.push(array.as_ref().map(|array| wanted(true, name, &array.shape)).transpose()?.flatten());
     }
-    let mut inputs = vec![Some(&x), h.as_ref(), c.as_ref(), reserve.as_ref(), dh.as_ref(), dc.as_ref()];
+    let mut inputs = vec![Some(&x), Some(&h), c.as_ref(), Some(&reserve), Some(&dh), dc.as_ref()];
     inputs.extend(weights[..2].iter().map(Option::as_ref));
     let mut results = call.run_many::<Listed, Listed>(inputs, outputs, move |stream, inputs, outputs| {
         let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());

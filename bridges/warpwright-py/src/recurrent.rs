@@ -10,7 +10,7 @@ use warpwright::recurrent::{
 };
 
 use crate::array::Array;
-use crate::call::{Call, Form, Output, gathered, places, present};
+use crate::call::{Call, Form, gathered, places, present};
 use crate::error::{self, Class, Problem};
 use crate::memory::Listed;
 
@@ -82,7 +82,8 @@ pub(crate) fn sizes<const N: usize>(array: &Array<'_>) -> PyResult<[usize; N]> {
     })
 }
 
-fn refused(py: Python<'_>, op: &'static str, message: &str, expected: &str, got: &str) -> PyErr {
+/// An error about the weights.
+pub(crate) fn refused(py: Python<'_>, op: &'static str, message: &str, expected: &str, got: &str) -> PyErr {
     let problem = Problem::new(py, Class::Argument, format!("{op}: {message}")).at(op, "weights");
     problem.mismatch(expected, got).into_err()
 }
@@ -231,11 +232,9 @@ fn forward<'py>(
         Form::RowMajor(dtype, &of_c),
         Form::RowMajor(reserve_dtype, &[reserve_len]),
     ];
-    let names = ["out[0]", "out[1]", "out[2]", "reserve"];
-    let mut outputs: Vec<Option<Output<'py>>> = Vec::new();
-    for (((name, given), form), wanted) in names.into_iter().zip(&out).zip(forms).zip(kept) {
-        outputs.push(call.optional_output(wanted, (name, given.as_ref()), x, form)?);
-    }
+    let [y, h_n, c_n, of_reserve] = &out;
+    let out = [("out[0]", y), ("out[1]", h_n), ("out[2]", c_n), ("reserve", of_reserve)];
+    let mut outputs = call.optional_outputs(kept, out, x, forms)?;
     outputs.push(call.workspace(&plan, x)?);
     let mut inputs = started.inputs();
     inputs.extend(started.weights.iter().flatten().map(Option::as_ref));

@@ -289,6 +289,11 @@ impl<O: Operation> Plan<O> {
         &self.parts.tensors
     }
 
+    /// The tensor of that name, `None` if the operation, as described, takes none.
+    pub fn tensor(&self, name: &str) -> Option<&TensorSpec> {
+        self.tensors().iter().find(|spec| spec.name == name && spec.present)
+    }
+
     /// Bytes of scratch memory that a launch needs; it is passed as one of [`tensors`](Self::tensors).
     pub fn workspace_bytes(&self) -> u64 {
         self.parts.workspace_bytes
@@ -299,8 +304,7 @@ impl<O: Operation> Plan<O> {
     /// # Errors
     /// Memory runs out.
     pub fn workspace(&self, stream: &Stream) -> Result<Option<Tensor>, Error> {
-        let wanted = |spec: &&TensorSpec| spec.name == TensorSpec::WORKSPACE && spec.present;
-        let spec = self.parts.tensors.iter().find(wanted);
+        let spec = self.tensor(TensorSpec::WORKSPACE);
         spec.map(|spec| Tensor::empty_on(stream, spec.dtype, &[spec.len])).transpose()
     }
 

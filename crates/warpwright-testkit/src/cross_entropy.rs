@@ -198,7 +198,7 @@ impl CrossEntropySubject {
         let mut loss = bench.output("loss", self.dtype, losses.len(), 0)?;
         let mut lse = bench.output("lse", self.wide(), rows, 0)?;
         let mut count = bench.output("count", self.wide(), 1, 0)?;
-        let spec = plan.tensors().iter().find(|t| t.name == "workspace").filter(|t| t.present);
+        let spec = plan.tensor("workspace");
         let mut workspace = bench.output("workspace", self.wide(), spec.map_or(0, |t| t.len), 0)?;
         let mean = self.situation.reduction == Reduction::Mean;
         let scratch = spec.is_some();

@@ -284,7 +284,7 @@ pub fn recurrent(
     let mut h_n = empty(&[desc.passes(), batch, desc.output()])?;
     let mut c_n = cell.has_c().then(|| empty(&[desc.passes(), batch, hidden])).transpose()?;
     let reserve = |spec: &crate::plan::TensorSpec| Tensor::empty_on(stream, spec.dtype, &[spec.len]);
-    let reserve_spec = plan.tensors().iter().find(|spec| spec.name == "reserve" && spec.present);
+    let reserve_spec = plan.tensor("reserve");
     let mut reserve = reserve_spec.map(reserve).transpose()?;
     let mut workspace = plan.workspace(stream)?;
     plan.launch(

@@ -217,7 +217,7 @@ pub fn cell(stream: &Stream, cell: Cell, input: &CellInput<'_>, training: bool) 
     let empty = || Tensor::empty_on(stream, desc.dtype, input.h.shape());
     let mut h = empty()?;
     let mut c = cell.has_c().then(empty).transpose()?;
-    let spec = plan.tensors().iter().find(|spec| spec.name == "reserve" && spec.present);
+    let spec = plan.tensor("reserve");
     let mut reserve = spec.map(|spec| Tensor::empty_on(stream, spec.dtype, &[spec.len])).transpose()?;
     let mut workspace = plan.workspace(stream)?;
     plan.launch(
