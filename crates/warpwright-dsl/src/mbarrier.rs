@@ -145,6 +145,47 @@ impl<'k, E: Element> Ptr<'k, Shared, E> {
     }
 }
 
+/// Words that each block of a cluster gives all others, once ([`K::all_gather`]): an all-gather through distributed shared memory
+/// in which nobody waits for more than the words.
+#[derive(Clone, Copy, Debug)]
+pub struct AllGather<'k> {
+    done: Mbarrier<'k>,
+}
+
+impl<'k> K<'k> {
+    /// Begins an all-gather, at the start of a kernel whose clusters have several blocks: the first loads need not wait for
+    /// blocks that begin late. All threads are here.
+    #[track_caller]
+    pub fn all_gather(self) -> AllGather<'k> {
+        let done = self.mbarriers(1).at(0u32);
+        self.if_(self.thread_idx().eq(0), || {
+            done.init(1u32);
+            self.publish_mbarriers();
+        });
+        self.cluster_begin();
+        AllGather { done }
+    }
+}
+
+impl<'k> AllGather<'k> {
+    /// The words of block `lane modulo cluster`, given those of this block: 1, 2 or 4 of 32 bits, the same in the first threads.
+    /// All threads are here, once.
+    #[track_caller]
+    pub fn words(self, mine: &Lanes<'k, u32>) -> Lanes<'k, u32> {
+        let k = self.done.k();
+        k.on_behalf(|| {
+            let (blocks, words) = (k.cluster_blocks(), mine.len() as u32);
+            let slots = k.shared::<u32>(blocks * words);
+            let thread = k.thread_idx();
+            k.if_(thread.eq(0), || self.done.arrive_expecting(blocks * words * 4));
+            k.cluster_wait();
+            k.if_(thread.lt(blocks), || slots.at(k.cluster_rank() * words).send(thread, mine, self.done));
+            self.done.wait(k.lit(0u32));
+            slots.at((k.lane_idx() & (blocks - 1)) * words).load(words)
+        })
+    }
+}
+
 /// A tensor map that the device encodes when a kernel is launched: as a field of a launch a map over a tensor of the
 /// operation, in `build` a [`TensorBoxes`].
 #[derive(Clone, Debug, PartialEq)]

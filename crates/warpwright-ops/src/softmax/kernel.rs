@@ -1,7 +1,7 @@
 //! Rows in contiguous memory, held in the registers of a team of threads or read twice by a block.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, accumulate, kernel_args, tree, warp_reduce_lanes};
+use warpwright_dsl::{AllGather, WARP, accumulate, kernel_args, tree, warp_reduce_lanes};
 
 use super::math::{Exponential, Mass, Wide, team_sum, warp_sum};
 use super::tuning::{Config, Layout};
@@ -90,6 +90,8 @@ impl KernelDef for Forward {
 pub(super) struct RowPart<'k> {
     /// First element of the thread, from the start of the tensor.
     pub(super) start: U64<'k>,
+    /// What the blocks of a cluster tell each other.
+    pub(super) gather: Option<AllGather<'k>>,
     /// Elements from one vector of the thread to the next.
     stride: u32,
     /// For each vector, whether it lies in the row.
@@ -100,13 +102,10 @@ impl<'k> RowPart<'k> {
     pub(super) fn new(k: K<'k>, rows: U64<'k>, n: U64<'k>, config: Config, team: u32, vectors: u32) -> Self {
         let per_block = config.threads / team.min(config.threads);
         let stride = team * config.width;
-        let lane = match config.cluster() {
-            1 => k.thread_idx() & (team - 1),
-            // The barrier before the first access to the shared memory of another block.
-            _ => {
-                k.cluster_begin();
-                k.cluster_rank().mul_add(config.threads, k.thread_idx())
-            }
+        let gather = (config.cluster() > 1).then(|| k.all_gather());
+        let lane = match gather {
+            None => k.thread_idx() & (team - 1),
+            Some(_) => k.cluster_rank().mul_add(config.threads, k.thread_idx()),
         };
         let first = lane * config.width;
         let left = n.to_u32().to_i32() - first.to_i32();
@@ -119,7 +118,7 @@ impl<'k> RowPart<'k> {
         };
         let start = row * n + first.to_u64();
         let inside = (0..vectors).map(|v| left.gt((v * stride).cast_signed())).collect();
-        Self { start, stride, inside }
+        Self { start, gather, stride, inside }
     }
 
     /// The thread's vectors of a tensor, with `fill` where the row has ended.
@@ -176,7 +175,7 @@ impl Forward {
             exp.sum(&xs, minus_top)
         };
         let of_warp = Mass { top, sum: warp_sum(k, lanes, sum) };
-        let mass = if alone { of_warp } else { of_warp.of_warps(k, exp).of_blocks(k, exp) };
+        let mass = if alone { of_warp } else { of_warp.of_warps(k, exp).of_blocks(k, part.gather, exp) };
         let minus_top = -mass.top;
         if log {
             let (log_sum, zero) = (mass.sum.log(), k.hidden_zero());
@@ -265,7 +264,7 @@ impl Backward {
         let dys = part.load::<A>(a.dy, config.width, Fill::Zero);
         let sums = ys.iter().zip(&dys).filter_map(|(y, dy)| self.term(y, dy).sum());
         let mine = tree(sums, |a, b| a + b).unwrap_or(scale);
-        let sum = if team <= WARP { warp_sum(k, team, mine) } else { team_sum(k, mine) };
+        let sum = if team <= WARP { warp_sum(k, team, mine) } else { team_sum(k, part.gather, mine) };
         part.store(a.dx, ys.iter().zip(&dys).map(|(y, dy)| self.gradient(y, dy, &|_| sum, scale)));
     }
 }

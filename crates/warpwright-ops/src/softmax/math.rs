@@ -1,13 +1,37 @@
 //! What the kernels share: exponentials of scores, and their greatest value and sum over the threads of a row.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, tree, warp_reduce_lanes};
+use warpwright_dsl::{AllGather, WARP, tree, warp_reduce_lanes};
 
 /// A register type with places in shared memory.
-pub(crate) trait Wide: Float + warpwright_dsl::FixedElement + Access<Self> {}
+pub(crate) trait Wide: Float + warpwright_dsl::FixedElement + Access<Self> {
+    /// The words of a value, least significant first.
+    fn words(value: Reg<'_, Self>) -> Vec<U32<'_>>;
+    /// The value of as many words as it has from `words`.
+    fn of_words<'k>(words: &mut impl Iterator<Item = U32<'k>>) -> Option<Reg<'k, Self>>;
+}
 
-impl Wide for f32 {}
-impl Wide for f64 {}
+impl Wide for f32 {
+    fn words(value: F32<'_>) -> Vec<U32<'_>> {
+        vec![value.to_bits()]
+    }
+
+    fn of_words<'k>(words: &mut impl Iterator<Item = U32<'k>>) -> Option<F32<'k>> {
+        words.next().map(F32::from_bits)
+    }
+}
+
+impl Wide for f64 {
+    fn words(value: F64<'_>) -> Vec<U32<'_>> {
+        let (low, high) = value.to_bits().words();
+        vec![low, high]
+    }
+
+    fn of_words<'k>(words: &mut impl Iterator<Item = U32<'k>>) -> Option<F64<'k>> {
+        let (low, high) = (words.next()?, words.next()?);
+        Some(F64::from_bits(U64::from_words(low, high)))
+    }
+}
 
 /// `exp(scale x - top)` as exact as the result is worth.
 #[derive(Clone, Copy, Debug)]
@@ -55,33 +79,25 @@ pub(crate) fn warp_sum<'k, A: Wide>(k: K<'k>, lanes: u32, value: Reg<'k, A>) -> 
     k.warp_combine(lanes, value, |a, b| a + b)
 }
 
-/// The sum over the block, or over the cluster if there is one; it comes here only once, after
-/// [`K::cluster_begin`].
-pub(crate) fn team_sum<'k, A: Wide>(k: K<'k>, value: Reg<'k, A>) -> Reg<'k, A> {
+/// The sum over the block, or over the cluster that has begun to gather.
+pub(crate) fn team_sum<'k, A: Wide>(
+    k: K<'k>,
+    gather: Option<AllGather<'k>>,
+    value: Reg<'k, A>,
+) -> Reg<'k, A> {
     let of_block = k.group_combine_once(k.block_threads(), value, |a, b| a + b);
-    let blocks = k.cluster_blocks();
-    if blocks == 1 {
-        return of_block;
-    }
-    let slots = exchange(k, [of_block]);
-    warp_sum(k, blocks, slots[0])
+    gather.map_or(of_block, |gather| {
+        let [slot] = exchange(gather, [of_block]);
+        warp_sum(k, k.cluster_blocks(), slot)
+    })
 }
 
-/// What block `lane modulo cluster` of the cluster has: each block writes into the shared memory of the others. The
-/// kernel has arrived at the cluster's barrier before.
-fn exchange<'k, A: Wide, const N: usize>(k: K<'k>, mine: [Reg<'k, A>; N]) -> [Reg<'k, A>; N] {
-    let blocks = k.cluster_blocks();
-    let slots = mine.map(|_| k.shared::<A>(blocks));
-    let (thread, rank) = (k.thread_idx(), k.cluster_rank());
-    k.cluster_wait();
-    k.if_(thread.lt(blocks), || {
-        for (slots, mine) in slots.iter().zip(mine) {
-            slots.at(rank).of_block(thread).set(mine);
-        }
-    });
-    k.cluster_barrier();
-    let slot = k.lane_idx() & (blocks - 1);
-    slots.map(|slots| slots.at(slot).get())
+/// What block `lane modulo cluster` of the cluster has.
+fn exchange<'k, A: Wide, const N: usize>(gather: AllGather<'k>, mine: [Reg<'k, A>; N]) -> [Reg<'k, A>; N] {
+    let words: Lanes<'k, u32> = mine.into_iter().flat_map(A::words).collect();
+    let theirs = gather.words(&words);
+    let mut theirs = theirs.iter();
+    mine.map(|own| A::of_words(&mut theirs).unwrap_or(own))
 }
 
 /// The greatest scaled score of some elements, and the sum of `exp(score - top)` over them.
@@ -131,14 +147,11 @@ impl<'k, A: Wide> Mass<'k, A> {
     }
 
     /// Of the cluster, from what each block has.
-    pub(crate) fn of_blocks(self, k: K<'k>, exp: Exponential<'k, A>) -> Self {
-        match k.cluster_blocks() {
-            1 => self,
-            blocks => {
-                let [top, sum] = exchange(k, [self.top, self.sum]);
-                Mass { top, sum }.of_slots(k, blocks, exp)
-            }
-        }
+    pub(crate) fn of_blocks(self, k: K<'k>, gather: Option<AllGather<'k>>, exp: Exponential<'k, A>) -> Self {
+        gather.map_or(self, |gather| {
+            let [top, sum] = exchange(gather, [self.top, self.sum]);
+            Mass { top, sum }.of_slots(k, k.cluster_blocks(), exp)
+        })
     }
 
     /// Of `count` neighbouring lanes, each of which has one part.

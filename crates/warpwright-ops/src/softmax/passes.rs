@@ -280,7 +280,7 @@ impl Backward {
             }
             None => {
                 let mine = sums.sum().unwrap_or(scale);
-                let all = team_sum(k, mine);
+                let all = team_sum(k, None, mine);
                 (0..width).map(|_| all).collect()
             }
         };

@@ -107,15 +107,18 @@ fn row_layouts(dtype: DType, direction: Direction, target: Target) -> Vec<Config
         rows(32, 4, 128, w),
         rows(128, 4, 128, w),
         rows(256, 4, 256, w),
-        rows(1024, 4, 1024, w),
     ];
-    if dtype == DType::F32 && direction == Direction::Forward {
-        // Faster than a cluster. Double precision and the gradient's two tensors lack the registers; for 16-bit rows of
-        // that length a cluster is as fast.
-        out.push(rows(1024, 8, 1024, w));
-    }
     if target.sm >= CLUSTER_SM {
-        out.extend([4, 8, 16].map(|blocks| rows(blocks * 256, 8, 256, w)));
+        // Faster than the blocks below: small blocks come and go one by one, and have few warps to wait for.
+        out.push(rows(2 * 256, 4, 256, w));
+        out.extend([4, 8, 16].map(|blocks| rows(blocks * 128, 8, 128, w)));
+        out.push(rows(16 * 256, 8, 256, w));
+    } else {
+        out.extend([512, 1024].map(|threads| rows(threads, 4, threads, w)));
+        if dtype == DType::F32 && direction == Direction::Forward {
+            // Double precision and the gradient's two tensors lack the registers.
+            out.push(rows(1024, 8, 1024, w));
+        }
     }
     out.push(row_loop(1024, w));
     out.extend([rows(8, 4, 128, 1), rows(32, 32, 128, 1), rows(512, 16, 512, 1), row_loop(1024, 1)]);
