@@ -45,7 +45,8 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
     for direction in [Direction::Forward, Direction::Backward] {
         for dtype in DType::FLOATS {
-            for situation in situations(scope) {
+            let many = if direction == Direction::Forward { many_rows(dtype, scope) } else { Vec::new() };
+            for situation in situations(scope).into_iter().chain(many) {
                 let Situation { rows, classes, target, reduction, label_smoothing, input, .. } = situation;
                 let Situation { lead, in_place, stray, .. } = situation;
                 let mut words =
@@ -70,18 +71,31 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     out
 }
 
-fn situations(scope: Scope) -> Vec<Situation> {
-    let plain = Situation {
-        rows: 5,
-        classes: 100,
-        target: DType::I64,
-        reduction: Reduction::None,
-        label_smoothing: 0.0,
-        input: Input::Normal,
-        lead: 0,
-        in_place: false,
-        stray: false,
+const PLAIN: Situation = Situation {
+    rows: 5,
+    classes: 100,
+    target: DType::I64,
+    reduction: Reduction::None,
+    label_smoothing: 0.0,
+    input: Input::Normal,
+    lead: 0,
+    in_place: false,
+    stray: false,
+};
+
+/// Enough rows for each of the teams that long rows have where there are many.
+fn many_rows(dtype: DType, scope: Scope) -> Vec<Situation> {
+    let sizes: &[_] = match (scope, dtype) {
+        (Scope::Full, DType::F16) => &[(4096, 2052)],
+        (Scope::Full, DType::BF16) => &[(4096, 2052), (1024, 16390)],
+        (Scope::Full, DType::F32) => &[(512, 2052)],
+        _ => &[],
     };
+    sizes.iter().map(|&(rows, classes)| Situation { rows, classes, ..PLAIN }).collect()
+}
+
+fn situations(scope: Scope) -> Vec<Situation> {
+    let plain = PLAIN;
     let mut all = vec![
         plain,
         Situation { reduction: Reduction::Mean, ..plain },

@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, accumulate, kernel_args, tree};
 
-use super::tuning::{Config, REDUCE_THREADS, UNROLL};
+use super::tuning::{Config, REDUCE_THREADS};
 use crate::softmax::math::{Exponential, Mass, Wide};
 
 kernel_args! {
@@ -79,14 +79,17 @@ impl<'k> Vectors<'k> {
 pub(super) struct Forward {
     pub(super) dtype: DType,
     pub(super) config: Config,
+    /// Whether part of the target distribution is uniform.
+    pub(super) smoothed: bool,
 }
 
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
     fn name(&self) -> String {
-        let Config { team, threads, width } = self.config;
-        format!("cross_entropy_{}_team{team}_t{threads}x{width}", self.dtype)
+        let Config { team, threads, width, unroll } = self.config;
+        let smoothed = if self.smoothed { "_smoothed" } else { "" };
+        format!("cross_entropy_{}_team{team}_t{threads}x{width}u{unroll}{smoothed}", self.dtype)
     }
 
     fn block(&self) -> BlockDim {
@@ -109,9 +112,10 @@ impl Forward {
     where
         Elem: Access<A>,
     {
-        let Config { team, threads, width } = self.config;
+        let Config { team, threads, width, unroll } = self.config;
         let lanes = width as usize;
-        let exp = Exponential { scale: k.lit::<A>(1.0), precision: Precision::of(self.dtype) };
+        // Powers are summed, and their logarithm is at most a rounding of the greatest score away from exact.
+        let exp = Exponential { scale: k.lit::<A>(1.0), precision: Precision::Storage };
         let per_block = threads / team;
         let thread = k.thread_idx() & (team - 1);
         let row = if per_block == 1 {
@@ -136,15 +140,16 @@ impl Forward {
         let all = |first: Reg<'k, A>, others: f64| -> Lanes<'k, A> {
             (0..lanes).map(|lane| if lane == 0 { first } else { k.lit(others) }).collect()
         };
-        let (tops, sums, plain) = (all(rest, f64::NEG_INFINITY), all(one, 0.0), all(alone, 0.0));
+        let (tops, sums) = (all(rest, f64::NEG_INFINITY), all(one, 0.0));
+        let plain: Vec<Lanes<'k, A>> = if self.smoothed { vec![all(alone, 0.0)] } else { Vec::new() };
 
         let stride = u64::from(team * width);
         let first = vectors.first + (thread * width).to_u64();
-        let range = k.range(first, vectors.last, stride * UNROLL);
+        let range = k.range(first, vectors.last, stride * u64::from(unroll));
         let (tops, sums, plain) = k.fold(range, (tops, sums, plain), |i, (tops, sums, plain)| {
             let mut xs = Vec::new();
             let mut inside = Vec::new();
-            for u in 0..UNROLL {
+            for u in 0..u64::from(unroll) {
                 let at = if u == 0 { i } else { i + u * stride };
                 let x = a.logits.at(at);
                 // The loop itself says that the first one is there.
@@ -160,27 +165,30 @@ impl Forward {
             for (x, p) in xs.iter().zip(inside) {
                 let x = x.lanes();
                 sums = sums.zip(x.zip(minus.clone(), |x, minus| exp.power(x, minus)), |a, b| a + b);
-                plain = plain.zip(x.map(|x| p.map_or(x, |p| p.select(x, 0.0))), |a, b| a + b);
+                for plain in &mut plain {
+                    *plain = plain.clone().zip(x.map(|x| p.map_or(x, |p| p.select(x, 0.0))), |a, b| a + b);
+                }
             }
             (next, sums, plain)
         });
         let mine = Mass::of_parts(tops.as_slice(), sums.as_slice(), exp);
         let mine = mine.unwrap_or(Mass { top: rest, sum: rest }).of_lanes(k, WARP.min(team), exp);
         let mass = if team > WARP { mine.of_warps(k, exp) } else { mine };
-        let plain = tree(plain, |a, b| a + b).unwrap_or(rest);
-        let plain = k.group_combine_once(team, plain, |a, b| a + b);
+        let plain = plain.into_iter().next().and_then(|plain| tree(plain, |a, b| a + b));
+        let plain = plain.map(|plain| k.group_combine_once(team, plain, |a, b| a + b));
 
         k.if_(there & thread.eq(0), || {
             let valid = target.ge(0) & target.lt(a.classes.to_i64());
             let at = row * a.classes + valid.select(target, 0).to_u64();
             let own: Reg<'k, A> = a.logits.at(at).get();
             let log_sum = mass.sum.log();
-            let smoothing = a.label_smoothing.convert::<A>();
-            let mean = plain / a.classes.convert::<A>();
             let likely = (mass.top - own) + log_sum;
-            // Without smoothing, a class of probability 0 does not matter.
-            let uniform = smoothing.gt(0.0).select((mass.top - mean) + log_sum, 0.0);
-            let loss = (1.0 - smoothing) * likely + smoothing * uniform;
+            let loss = plain.map_or(likely, |plain| {
+                let smoothing = a.label_smoothing.convert::<A>();
+                let mean = plain / a.classes.convert::<A>();
+                let uniform = (mass.top - mean) + log_sum;
+                (1.0 - smoothing) * likely + smoothing * uniform
+            });
             let loss = valid.select(loss, f64::NAN);
             let loss: Reg<'k, A> = target.eq(a.ignore_index).select(0.0, loss);
             a.loss.at(row).only_where(a.rowwise.ne(0), Fill::Zero).set(loss);
@@ -268,7 +276,7 @@ impl Backward {
     where
         Elem: Access<A>,
     {
-        let Config { threads, width, .. } = self.config;
+        let Config { threads, width, unroll, .. } = self.config;
         let precision = Precision::of(self.dtype);
         let block = k.block_idx_x();
         let row = block / a.chunks;
@@ -294,11 +302,11 @@ impl Backward {
             ignored.select(0.0, p * factor)
         };
 
-        let stride = u64::from(threads * width);
-        let tile = chunk.to_u64() * (stride * UNROLL);
+        let (stride, unroll) = (u64::from(threads * width), u64::from(unroll));
+        let tile = chunk.to_u64() * (stride * unroll);
         let first = vectors.first + tile + k.thread_idx().mul_wide(width);
         let mut steps = Vec::new();
-        for u in 0..UNROLL {
+        for u in 0..unroll {
             let at = first + u * stride;
             let inside = at.lt(vectors.last);
             let x = a.logits.at(first).at(u * stride).only_where(inside, Fill::Zero).load_packed::<A>(width);

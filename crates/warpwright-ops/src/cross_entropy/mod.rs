@@ -134,10 +134,10 @@ impl Operation for CrossEntropyDesc {
             TensorSpec::workspace(wide, if reduced { rows } else { 0 }),
         ];
         let mut variants = Vec::new();
-        for config in tuning::forward(dtype, classes) {
+        for config in tuning::forward(dtype, rows, classes) {
             let mut steps = Vec::new();
             if let Some(grid) = plan::cover(OP, rows, config.threads / config.team)? {
-                let def = kernel::Forward { dtype, config };
+                let def = kernel::Forward { dtype, config, smoothed: self.label_smoothing.get() > 0.0 };
                 let args = kernel::ForwardArgs {
                     logits: In::slot(0),
                     target: In::slot(1),
@@ -227,7 +227,7 @@ impl Operation for CrossEntropyBackwardDesc {
         let mut variants = Vec::new();
         for config in tuning::backward(dtype) {
             let mut steps = Vec::new();
-            let per_block = (config.threads * config.width) as usize * tuning::UNROLL as usize;
+            let per_block = (config.threads * config.width * config.unroll) as usize;
             let chunks = classes.div_ceil(per_block);
             if let Some(grid) = plan::cover(OP, rows.saturating_mul(chunks), 1)? {
                 let def = kernel::Backward { dtype, config };
@@ -283,8 +283,10 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         }
         return Ok(out);
     }
-    for config in [1, usize::MAX].into_iter().flat_map(|classes| tuning::forward(dtype, classes)) {
-        out.push(plan::recorded(OP, &kernel::Forward { dtype, config }, target)?);
+    for config in tuning::all_forward(dtype) {
+        for smoothed in [false, true] {
+            out.push(plan::recorded(OP, &kernel::Forward { dtype, config, smoothed }, target)?);
+        }
     }
     out.push(plan::recorded(OP, &kernel::Reduce { dtype }, target)?);
     Ok(out)
