@@ -176,15 +176,7 @@ impl<'py> Argument<'py> {
             let mut array = Self::new(object, site, library, exchange.describe(object)?, None)?;
             let Place::Cuda(ordinal) = array.place else { return Ok(array) };
             match ordering {
-                Ordering::Current => {
-                    let py = object.py();
-                    let short =
-                        if library == Library::Torch { torch::current_stream(py, ordinal)? } else { None };
-                    array.stream = match short {
-                        Some(stream) => stream,
-                        None => exchange.current_stream(py, ordinal)?,
-                    };
-                }
+                Ordering::Current => array.stream = exchange.current_stream(object.py(), ordinal)?,
                 Ordering::Named(stream) => array.stream = stream,
                 Ordering::Shared(owner, stream) if owner == library => array.stream = stream,
                 // Only the protocol in Python orders the stream of one library after that of another.

@@ -417,9 +417,11 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
 ) -> PyResult<[Bound<'py, PyAny>; O]> {
     // Results that are new overlap nothing.
     let fresh = outputs.iter().all(|(_, given)| given.is_none());
-    if fresh
+    let given = outputs.map(|(_, given)| given);
+    let given = given.iter().all(Option::is_some).then(|| given.map(present));
+    if (fresh || given.is_some())
         && stream.is_none()
-        && let Some(results) = quick::elementwise(plans, inputs.map(|(_, object)| object), &describe)?
+        && let Some(results) = quick::elementwise(plans, inputs.map(|(_, object)| object), given, &describe)?
     {
         return Ok(results);
     }

@@ -1,7 +1,10 @@
 //! The few calls of the interpreter that its safe wrapper makes at length.
-#![allow(unsafe_code, reason = "functions of the interpreter are C")]
+#![allow(unsafe_code, reason = "functions of the interpreter and of the loader are C")]
 
-use std::ptr;
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+use std::{mem, ptr};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -41,4 +44,59 @@ pub(crate) fn number(object: &Bound<'_, PyAny>) -> PyResult<u64> {
         (_, true) => PyErr::take(object.py()).map_or(Ok(value), Err),
         _ => Ok(value),
     }
+}
+
+#[cfg(target_os = "linux")]
+unsafe extern "C" {
+    fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+/// The keys that PyTorch's dispatcher takes on this thread beside its usual ones: zero while no mode, transform or tracer is
+/// active. `None` if this PyTorch does not tell.
+pub(crate) fn included_keys() -> Option<u64> {
+    thread_local! {
+        static KEYS: Cell<Option<*const u64>> = const { Cell::new(None) };
+    }
+    let keys = KEYS.get().unwrap_or_else(|| {
+        // `PODLocalDispatchKeySet`, whose first number is `included_`.
+        let found = symbol(c"libc10.so", c"_ZN3c104impl26raw_local_dispatch_key_setE").cast();
+        KEYS.set(Some(found));
+        found
+    });
+    // SAFETY: the variable begins with a 64-bit number, and is this thread's, in a library that is never unloaded; only this
+    // thread writes it.
+    (!keys.is_null()).then(|| unsafe { keys.read() })
+}
+
+/// Whether PyTorch records gradients on this thread, by the C interface that it keeps for compiled models. `None` if this
+/// PyTorch has none.
+pub(crate) fn records_gradients() -> Option<bool> {
+    type IsEnabled = unsafe extern "C" fn() -> bool;
+    static FUNCTION: OnceLock<Option<IsEnabled>> = OnceLock::new();
+    let function = (*FUNCTION.get_or_init(|| {
+        let found = symbol(c"libtorch_cpu.so", c"aoti_torch_grad_mode_is_enabled");
+        // SAFETY: null is `None`, and anything else a function of this type, whose library is never unloaded.
+        unsafe { mem::transmute::<*const c_void, Option<IsEnabled>>(found) }
+    }))?;
+    // SAFETY: it reads a flag of this thread.
+    Some(unsafe { function() })
+}
+
+/// A symbol of a library that is loaded, a variable of threads as this thread's copy; null without it.
+#[cfg(target_os = "linux")]
+fn symbol(library: &CStr, name: &CStr) -> *const c_void {
+    const LAZY: c_int = 1;
+    /// Finds what is loaded, and loads nothing.
+    const NO_LOAD: c_int = 4;
+    // SAFETY: the names end in zeros. The handle is not closed, so that the library stays.
+    unsafe {
+        let library = dlopen(library.as_ptr(), LAZY | NO_LOAD);
+        if library.is_null() { ptr::null() } else { dlsym(library, name.as_ptr()) }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn symbol(_: &CStr, _: &CStr) -> *const c_void {
+    ptr::null()
 }

@@ -17,6 +17,7 @@ mod images;
 mod local_response;
 mod matmul;
 mod memory;
+mod node;
 mod ops;
 mod owned;
 mod quantise;
@@ -49,6 +50,8 @@ mod _native {
     use crate::local_response::{local_response_norm, local_response_norm_backward};
     #[pymodule_export]
     use crate::matmul::matmul;
+    #[pymodule_export]
+    use crate::node::{Backward, Entry, Forward};
     #[pymodule_export]
     use crate::ops::{
         geglu, geglu_backward, geglu_tanh, geglu_tanh_backward, gelu_erf, gelu_erf_backward, gelu_tanh,

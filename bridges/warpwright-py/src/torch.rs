@@ -11,6 +11,7 @@ use warpwright::DType;
 use crate::array::{dtype_name, extents, interop};
 use crate::dlpack::Exchange;
 pub(crate) use crate::ffi::{called, number};
+use crate::ffi::{included_keys, records_gradients};
 use crate::quick::Layouts;
 
 /// The element types of results.
@@ -23,6 +24,8 @@ pub(crate) struct Hooks {
     is_grad_enabled: Py<PyAny>,
     /// Each is true while something watches calls; empty if this PyTorch does not tell.
     watchers: Vec<Py<PyAny>>,
+    /// How many of the first of them are false wherever [`is_quiet`].
+    told_by_keys: usize,
     /// The types whose calls nothing intercepts.
     plain: Vec<Py<PyType>>,
     /// The ways past the dispatcher; `None` if this PyTorch lacks one of them.
@@ -32,8 +35,6 @@ pub(crate) struct Hooks {
 /// The shortest ways to describe, to find a stream and to allocate.
 pub(crate) struct Ways {
     pub(crate) exchange: Exchange,
-    /// The handle of the current stream of a device by its number.
-    pub(crate) raw_stream: Py<PyAny>,
     /// The number of the current device; `None` where there is one device only.
     current_device: Option<Py<PyAny>>,
     /// A new tensor there, of sizes, strides and type.
@@ -48,19 +49,19 @@ impl Ways {
         Ok(number(&called(current_device, py, [])?)? == u64::from(ordinal))
     }
 
-    /// Tuples of a shape and of strides.
-    pub(crate) fn layout(
+    /// What `empty_strided` takes for tensors of this shape, strides and type.
+    pub(crate) fn layout<'py>(
         &self,
-        py: Python<'_>,
         shape: &[i64],
         strides: &[i64],
-    ) -> PyResult<Option<[Py<PyAny>; 2]>> {
-        self.layouts.get(py, shape, strides)
+        dtype: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        self.layouts.get(shape, strides, dtype)
     }
 }
 
 /// The objects behind [`Ways`], in the order of `torch_hooks`.
-type Found = (Py<PyAny>, Py<PyAny>, Option<Py<PyAny>>, Py<PyAny>);
+type Found = (Py<PyAny>, Option<Py<PyAny>>, Py<PyAny>);
 
 static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
 
@@ -73,14 +74,16 @@ impl Hooks {
     fn get(py: Python<'_>) -> PyResult<&Self> {
         HOOKS.get_or_try_init(py, || {
             let names = DTYPES.map(dtype_name).to_vec();
-            let found = interop(py)?.getattr(intern!(py, "torch_hooks"))?.call1((names,))?;
-            let (dtypes, is_grad_enabled, watchers, plain, ways) = found.extract()?;
+            let found = interop(py)?
+                .getattr(intern!(py, "torch_hooks"))?
+                .call1((names, wrap_pyfunction!(torch_is_quiet, py)?))?;
+            let (dtypes, is_grad_enabled, watchers, told_by_keys, plain, ways) = found.extract()?;
             let ways: Option<Found> = ways;
-            let ways = ways.and_then(|(table, raw_stream, current_device, empty_strided)| {
+            let ways = ways.and_then(|(table, current_device, empty_strided)| {
                 let exchange = Exchange::from_capsule(table.bind(py))?;
-                Some(Ways { exchange, raw_stream, current_device, empty_strided, layouts: Layouts::new() })
+                Some(Ways { exchange, current_device, empty_strided, layouts: Layouts::new() })
             });
-            Ok(Self { dtypes, is_grad_enabled, watchers, plain, ways })
+            Ok(Self { dtypes, is_grad_enabled, watchers, told_by_keys, plain, ways })
         })
     }
 
@@ -94,12 +97,6 @@ impl Hooks {
     pub(crate) fn dtype(&self, dtype: DType) -> Option<&Py<PyAny>> {
         self.dtypes.get(DTYPES.iter().position(|d| *d == dtype)?)?.as_ref()
     }
-}
-
-/// The stream that PyTorch enqueues on at present, if there is a shorter way to it than the exchange table's.
-pub(crate) fn current_stream(py: Python<'_>, ordinal: u32) -> PyResult<Option<u64>> {
-    let Some(ways) = &Hooks::get(py)?.ways else { return Ok(None) };
-    number(&called(&ways.raw_stream, py, [ordinal.into_pyobject(py)?.as_any()])?).map(Some)
 }
 
 /// An uninitialised tensor of a shape and strides without gaps, beside one that lies on GPU `ordinal`; `None` where that is
@@ -123,7 +120,10 @@ pub(crate) fn empty_strided<'py>(
 
 /// Whether gradients are being recorded.
 pub(crate) fn records(py: Python<'_>) -> PyResult<bool> {
-    called(&Hooks::get(py)?.is_grad_enabled, py, [])?.is_truthy()
+    match records_gradients() {
+        Some(records) => Ok(records),
+        None => called(&Hooks::get(py)?.is_grad_enabled, py, [])?.is_truthy(),
+    }
 }
 
 /// Whether a tensor has `requires_grad`.
@@ -133,33 +133,68 @@ pub(crate) fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// Whether the gradient of a tensor is being recorded.
 pub(crate) fn is_recorded(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(requires_grad(tensor)? && records(tensor.py())?)
+    // The first call on a tensor of PyTorch comes by here, and finds what later ones use.
+    Hooks::get(tensor.py())?;
+    Ok(records(tensor.py())? && requires_grad(tensor)?)
 }
 
-/// How a call on these arguments must be made: 0 through the dispatcher, because something watches; 1 directly; 2
-/// directly, and recorded. What is no tensor does not matter.
-#[pyfunction]
-#[pyo3(signature = (*arguments))]
-pub(crate) fn torch_route(arguments: &Bound<'_, PyTuple>) -> PyResult<u8> {
-    let py = arguments.py();
+/// How a call must be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// Through the dispatcher, because something watches.
+    Dispatched,
+    Direct,
+    /// Directly, and recorded for the gradient.
+    Recorded,
+}
+
+/// How a call on these arguments must be made. What is no tensor does not matter, if it is None.
+pub(crate) fn route<'a, 'py: 'a>(
+    py: Python<'py>,
+    arguments: impl IntoIterator<Item = Borrowed<'a, 'py, PyAny>>,
+) -> PyResult<Route> {
     let hooks = Hooks::get(py)?;
+    let records = records(py)?;
     let mut differentiable = false;
-    for argument in arguments.iter_borrowed() {
+    for argument in arguments {
         if argument.is_none() {
             continue;
         }
         if !hooks.is_plain(&argument) {
-            return Ok(0);
+            return Ok(Route::Dispatched);
         }
-        differentiable = differentiable || requires_grad(&argument)?;
+        differentiable = differentiable || (records && requires_grad(&argument)?);
     }
     if hooks.watchers.is_empty() {
-        return Ok(0);
+        return Ok(Route::Dispatched);
     }
-    for watcher in &hooks.watchers {
+    let told = if is_quiet() { hooks.told_by_keys } else { 0 };
+    for watcher in &hooks.watchers[told..] {
         if called(watcher, py, [])?.is_truthy()? {
-            return Ok(0);
+            return Ok(Route::Dispatched);
         }
     }
-    Ok(if differentiable && records(py)? { 2 } else { 1 })
+    Ok(if differentiable { Route::Recorded } else { Route::Direct })
+}
+
+/// Whether no mode, transform or tracer is known to be active on this thread.
+fn is_quiet() -> bool {
+    included_keys() == Some(0)
+}
+
+/// The same for `torch_hooks`, which tries whether it is true.
+#[pyfunction]
+fn torch_is_quiet() -> bool {
+    is_quiet()
+}
+
+/// How a call on these arguments must be made: 0 through the dispatcher, 1 directly, 2 directly, and recorded.
+#[pyfunction]
+#[pyo3(signature = (*arguments))]
+pub(crate) fn torch_route(arguments: &Bound<'_, PyTuple>) -> PyResult<u8> {
+    Ok(match route(arguments.py(), arguments.iter_borrowed())? {
+        Route::Dispatched => 0,
+        Route::Direct => 1,
+        Route::Recorded => 2,
+    })
 }

@@ -67,6 +67,36 @@ def test_calls_of_changing_shapes(torch):
             torch.testing.assert_close(dup, x * torch.nn.functional.silu(x), rtol=1e-2, atol=1e-2)
 
 
+def test_results_in_tensors_that_are_given(torch):
+    base = torch.randn(3, 64, device="cuda")
+    x, dy, y = base
+    expected = torch.nn.functional.silu(x)
+    for out in (y, torch.empty(2, 64, device="cuda").T.contiguous().T[0], x.clone()):
+        for _ in range(2):
+            assert ww.silu(x, out=out) is out
+            torch.testing.assert_close(out, expected)
+    a, b = torch.empty_like(x), torch.empty_like(x)
+    fresh = ww.swiglu_backward(x, dy, y)
+    found = ww.swiglu_backward(x, dy, y, out=(a, b))
+    assert found[0] is a and found[1] is b
+    assert all(torch.equal(f, g) for f, g in zip(found, fresh))
+    flat = base.view(-1)
+    # The general way refuses all that the short way does not take.
+    with pytest.raises(ww.LayoutError):
+        ww.silu(flat[:64], out=flat[32:96])
+    with pytest.raises(ww.LayoutError):
+        ww.swiglu_backward(x, dy, y, out=(a, a))
+    with pytest.raises(ww.ShapeError):
+        ww.silu(x, out=torch.empty(65, device="cuda"))
+    with pytest.raises(ww.DtypeError):
+        ww.silu(x, out=torch.empty(64, device="cuda", dtype=torch.float64))
+    with pytest.raises(ww.ArgumentError, match="requires a gradient"):
+        ww.silu(x, out=torch.empty(64, device="cuda", requires_grad=True))
+    z = x.clone()
+    assert ww.silu(z, out=z) is z
+    torch.testing.assert_close(z, expected)
+
+
 def test_calls_from_several_threads(torch):
     from concurrent.futures import ThreadPoolExecutor
 

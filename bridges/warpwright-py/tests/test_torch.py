@@ -157,6 +157,78 @@ def test_checkpointing_and_subclasses(torch_device):
         torch.testing.assert_close(wt.silu(x), F.silu(x))
 
 
+def test_what_watches_sees_the_calls(torch_device):
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    x = torch.randn(3, 4, device=torch_device, requires_grad=True)
+    expected = torch.autograd.grad(F.silu(x).sum(), x)[0]
+    with Dispatch():
+        wt.silu(x).sum().backward()
+    assert {"warpwright::silu", "warpwright::silu_backward"} <= set(seen)
+    torch.testing.assert_close(x.grad, expected)
+    seen.clear()
+    with Function():
+        wt.silu(x)
+    assert "silu.default" in seen or "silu" in seen
+    torch.testing.assert_close(torch.func.vmap(wt.silu)(x.detach()), F.silu(x.detach()))
+    with torch.no_grad():
+        traced = torch.jit.trace(wt.silu, (x.detach(),), check_trace=False)
+    assert "warpwright::silu" in str(traced.graph)
+
+
+def test_gradients_in_other_threads_and_twice(torch_device):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(n):
+        x = torch.full((n, 3), n / 4 - 1, device=torch_device, requires_grad=True)
+        for _ in range(20):
+            y = wt.silu(wt.silu(x))
+            (dx,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+            assert torch.equal(dx, torch.autograd.grad(y.sum(), x)[0])
+        return dx, torch.autograd.grad(F.silu(F.silu(x)).sum(), x)[0]
+
+    with ThreadPoolExecutor(3) as pool:
+        for mine, theirs in pool.map(work, range(1, 7)):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_saved_tensors_are_those_of_pytorch(torch_device):
+    x = torch.randn(5, device=torch_device, requires_grad=True)
+    z = x * 1
+    y = wt.silu(z)
+    z.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    packed = []
+
+    def pack(t):
+        packed.append(t)
+        return t.detach() + 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t - 1):
+        y = wt.silu(x)
+    y.sum().backward()
+    assert len(packed) == 1
+    torch.testing.assert_close(x.grad, torch.autograd.grad(F.silu(x).sum(), x)[0])
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+    (grad,) = torch.autograd.grad(wt.relu(x), x, torch.ones(()).to(torch_device).expand(5))
+    assert torch.equal(grad, (x > 0).float())
+
+
 def test_autocast_promotes_the_gate(torch_device):
     layer = torch.nn.Linear(8, 8).to(torch_device)
     x = torch.randn(3, 8, device=torch_device)

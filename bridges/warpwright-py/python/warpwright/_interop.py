@@ -7,37 +7,66 @@ imported before one of its arrays arrives.
 from __future__ import annotations
 
 import sys
-from typing import Any
+import threading
+from typing import Any, Callable
 
 LEGACY_DEFAULT_STREAM = 1
 
 
-def torch_hooks(dtypes: list[str]) -> tuple[list[Any], Any, list[Any], list[type], Any]:
+def _told(torch: Any, is_quiet: Callable[[], bool]) -> bool:
+    """Whether `is_quiet` tells what it should: tried with each key that a mode, a transform or a tracer sets. In a thread of its
+    own, where nothing is active."""
+    answers = []
+
+    def ask() -> None:
+        keys = [torch._C._dispatch_key_parse(k) for k in ("Python", "FuncTorchDynamicLayerFrontMode", "Tracer")]
+        answers.append(is_quiet())
+        for key in keys:
+            with torch._C._IncludeDispatchKeyGuard(key):
+                answers.append(not is_quiet())
+        answers.append(is_quiet())
+
+    def try_to_ask() -> None:
+        try:
+            ask()
+        except (AttributeError, RuntimeError, TypeError):
+            answers.append(False)
+
+    thread = threading.Thread(target=try_to_ask)
+    thread.start()
+    thread.join()
+    return all(answers)
+
+
+def torch_hooks(
+    dtypes: list[str], is_quiet: Callable[[], bool]
+) -> tuple[list[Any], Any, list[Any], int, list[type], Any]:
     """The type objects of the names; `is_grad_enabled`; the functions that are true while a mode, transform or tracer of
-    PyTorch watches calls (none if this PyTorch does not tell); the types that intercept nothing; the short ways past the
-    dispatcher (None if this PyTorch lacks one): the exchange table, the handle of the current stream of a device, the number
-    of the current device (None where there is one device, which is always it), a new tensor there."""
+    PyTorch watches calls (none if this PyTorch does not tell), and how many of the first are never true where `is_quiet` is;
+    the types that intercept nothing; the short ways past the dispatcher (None if this PyTorch lacks one): the exchange table,
+    the number of the current device (None where there is one device, which is always it), a new tensor there."""
     torch = sys.modules["torch"]
     plain = [torch.Tensor, torch.nn.Parameter]
     c = torch._C
     try:
         watchers = [
             c._len_torch_dispatch_stack,
-            c._len_torch_function_stack,
             c._functorch.peek_interpreter_stack,
             c._get_tracing_state,
+            c._len_torch_function_stack,
         ]
         for watcher in watchers:
             watcher()
     except (AttributeError, TypeError):
         watchers = []
+    told = 3 if watchers and _told(torch, is_quiet) else 0
     try:
         table = torch.Tensor.__dlpack_c_exchange_api__
         current_device = c._cuda_getDevice if c._cuda_getDeviceCount() != 1 else None
-        ways = table, c._cuda_getCurrentRawStream, current_device, c._dynamo.guards._empty_strided_cuda
+        ways = table, current_device, c._dynamo.guards._empty_strided_cuda
     except AttributeError:
         ways = None
-    return [getattr(torch, name, None) for name in dtypes], torch.is_grad_enabled, watchers, plain, ways
+    return [getattr(torch, name, None) for name in dtypes], torch.is_grad_enabled, watchers, told, plain, ways
 
 
 def current_stream(library: str, device: int) -> int:

@@ -1,7 +1,7 @@
 """Types of the native module. An array is anything with `__dlpack__` or `__cuda_array_interface__`; a result has the type
 of the first argument where its library can make arrays."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypedDict, TypeVar, final
 
 from typing_extensions import Unpack
@@ -139,6 +139,24 @@ def run(
     max_steps: int = 0,
 ) -> Run: ...
 def torch_route(*arguments: Any) -> int: ...
+
+class Entry:
+    def __init__(
+        self,
+        tensors: int,
+        direct: Callable[..., Any],
+        recorded: Callable[..., Any],
+        dispatched: Callable[..., Any],
+    ) -> None: ...
+    def __call__(self, *inputs: Any) -> Any: ...
+
+class Forward:
+    def __init__(self, native: Callable[..., Any]) -> None: ...
+    def __call__(self, *arguments: Any) -> Any: ...
+
+class Backward:
+    def __init__(self, native: Callable[..., Any], dispatched: Callable[..., Any]) -> None: ...
+    def __get__(self, context: Any, _class: Any) -> Any: ...
 
 # Families of functions of one form. Their docstrings say what each computes.
 

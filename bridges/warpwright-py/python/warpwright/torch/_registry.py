@@ -6,12 +6,13 @@ native functions under a plain `torch.autograd.Function`, for eager code that no
 through Python costs several times what the whole call does. Both give the same tensors with the same strides.
 """
 
+import inspect
 from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from .._native import torch_route
+from .._native import Backward, Entry, Forward, torch_route
 
 _library = torch.library.Library("warpwright", "FRAGMENT")
 # The strides of a result follow from those of the arguments, so a compiler must keep them.
@@ -20,8 +21,11 @@ _TAGS = tuple(
 )
 # Of what compiles, the tracer alone is not seen by `torch_route`: it does not run this code but reads it.
 _is_compiling = torch.compiler.is_dynamo_compiling
-# What `torch_route` says: a call goes through the dispatcher, is made directly, or directly and recorded.
-_DISPATCH, _DIRECT, _RECORD = range(3)
+# What `torch_route` says: a call goes through the dispatcher, or is made directly.
+_DISPATCH, _DIRECT = range(2)
+# What PyTorch looks up on the class in every call, by strings of its own that no cache knows: found sooner on the class itself
+# than on its bases.
+_LOOKED_UP = [a for a in ("setup_context", "clear_saved_tensors_on_access") if hasattr(torch.autograd.Function, a)]
 
 
 def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -170,40 +174,30 @@ def differentiable(
     class Plain(torch.autograd.Function):
         """The same where there is nothing but tensors: what takes microseconds to compute feels every line of Python."""
 
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            ctx.save_for_backward(*inputs)
-            return native(*inputs)
+        forward = staticmethod(Forward(native))
 
         @staticmethod
         def backward(ctx: Any, dy: Tensor) -> Any:
-            saved = ctx.saved_tensors
-            if _is_compiling() or torch_route(*saved, dy) != _DIRECT:
-                return through_operator(ctx, (dy,), ())
-            return native_backward(*saved, dy)
+            return through_operator(ctx, (dy,), ())
 
-    if save is None and not has_parameters and not many_results:
+    plain_inputs = save is None and not has_parameters and not many_results
+    if plain_inputs:
         Function = Plain  # type: ignore[misc]
     Function.__name__ = Function.__qualname__ = f"{name}Function"
+    for attribute in _LOOKED_UP:
+        setattr(Function, attribute, inspect.getattr_static(Function, attribute))
     # What `Function.apply` comes down to where no functional transform is active, and what a node's own `apply` does.
     apply = super(torch.autograd.Function, Function).apply
-    Function._backward_cls.apply = Function.backward  # type: ignore[attr-defined]
+    node_apply = Backward(native_backward, Function.backward) if plain_inputs else Function.backward
+    Function._backward_cls.apply = node_apply  # type: ignore[attr-defined]
+
+    entry = Entry(count, plain, apply, dispatched)
 
     def of_many(*inputs: Any) -> Any:
-        if _is_compiling():
-            return dispatched(*inputs)
-        route = torch_route(*inputs[:count])
-        if route == _DIRECT:
-            return plain(*inputs)
-        return apply(*inputs) if route == _RECORD else dispatched(*inputs)
+        return dispatched(*inputs) if _is_compiling() else entry(*inputs)
 
     def of_one(x: Tensor) -> Tensor:
-        if _is_compiling():
-            return dispatched(x)
-        route = torch_route(x)
-        if route == _DIRECT:
-            return plain(x)
-        return apply(x) if route == _RECORD else dispatched(x)
+        return dispatched(x) if _is_compiling() else entry(x)
 
     function = of_many if count > 1 or has_parameters else of_one
     function.__name__ = function.__qualname__ = name

@@ -1,0 +1,116 @@
+//! Calls of differentiable functions under PyTorch without a frame of Python: the choice of the way, and the two halves of
+//! a node of the graph.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::torch::{Route, route};
+
+type Object<'py> = Bound<'py, PyAny>;
+
+/// A function of tensors and then of parameters that is one of three: `direct` where nothing watches the call, `recorded`
+/// where nothing does but PyTorch records the gradient, else `dispatched`.
+#[pyclass(frozen, module = "warpwright._native")]
+pub(crate) struct Entry {
+    tensors: usize,
+    direct: Py<PyAny>,
+    recorded: Py<PyAny>,
+    dispatched: Py<PyAny>,
+}
+
+#[pymethods]
+impl Entry {
+    #[new]
+    fn new(tensors: usize, direct: Py<PyAny>, recorded: Py<PyAny>, dispatched: Py<PyAny>) -> Self {
+        Self { tensors, direct, recorded, dispatched }
+    }
+
+    #[pyo3(signature = (*inputs))]
+    fn __call__<'py>(&self, inputs: &Bound<'py, PyTuple>) -> PyResult<Object<'py>> {
+        let py = inputs.py();
+        let function = match route(py, inputs.iter_borrowed().take(self.tensors))? {
+            Route::Dispatched => &self.dispatched,
+            Route::Direct => &self.direct,
+            Route::Recorded => &self.recorded,
+        };
+        function.bind(py).call1(inputs)
+    }
+}
+
+/// `forward(ctx, *inputs)` of a `torch.autograd.Function` that saves all its inputs.
+#[pyclass(frozen, module = "warpwright._native")]
+pub(crate) struct Forward {
+    native: Py<PyAny>,
+}
+
+#[pymethods]
+impl Forward {
+    #[new]
+    fn new(native: Py<PyAny>) -> Self {
+        Self { native }
+    }
+
+    #[pyo3(signature = (*arguments))]
+    fn __call__<'py>(&self, arguments: &Bound<'py, PyTuple>) -> PyResult<Object<'py>> {
+        let py = arguments.py();
+        let inputs = arguments.get_slice(1, arguments.len());
+        // What `ctx.save_for_backward(*inputs)` comes down to.
+        context(arguments)?.setattr(intern!(py, "to_save"), &inputs)?;
+        self.native.bind(py).call1(inputs)
+    }
+}
+
+fn context<'a, 'py>(arguments: &'a Bound<'py, PyTuple>) -> PyResult<Borrowed<'a, 'py, PyAny>> {
+    arguments.get_borrowed_item(0).map_err(|_| PyTypeError::new_err("expected the context of a node"))
+}
+
+/// The method `apply(dy)` of the nodes of such a function: `native(*saved, dy)` where nothing watches, else
+/// `dispatched(ctx, dy)`.
+#[pyclass(frozen, module = "warpwright._native")]
+pub(crate) struct Backward {
+    native: Py<PyAny>,
+    dispatched: Py<PyAny>,
+}
+
+#[pymethods]
+impl Backward {
+    #[new]
+    fn new(native: Py<PyAny>, dispatched: Py<PyAny>) -> Self {
+        Self { native, dispatched }
+    }
+
+    fn __get__<'py>(
+        slf: Bound<'py, Self>,
+        context: Option<Py<PyAny>>,
+        _class: &Object<'py>,
+    ) -> PyResult<Object<'py>> {
+        let py = slf.py();
+        match context {
+            None => Ok(slf.into_any()),
+            Some(context) => Ok(Bound::new(py, BoundBackward { method: slf.unbind(), context })?.into_any()),
+        }
+    }
+}
+
+/// The method of one node.
+#[pyclass(frozen, module = "warpwright._native")]
+pub(crate) struct BoundBackward {
+    method: Py<Backward>,
+    context: Py<PyAny>,
+}
+
+#[pymethods]
+impl BoundBackward {
+    fn __call__<'py>(&self, py: Python<'py>, dy: &Object<'py>) -> PyResult<Object<'py>> {
+        let (method, context) = (self.method.get(), self.context.bind(py));
+        let saved = context.getattr(intern!(py, "saved_tensors"))?.cast_into::<PyTuple>()?;
+        let all = (0..saved.len() + 1).map(|i| saved.get_item(i).unwrap_or_else(|_| dy.clone()));
+        let arguments = PyTuple::new(py, all)?;
+        match route(py, arguments.iter_borrowed())? {
+            Route::Direct => method.native.bind(py).call1(arguments),
+            Route::Dispatched | Route::Recorded => method.dispatched.bind(py).call1((context, dy)),
+        }
+    }
+}
