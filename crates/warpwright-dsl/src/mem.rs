@@ -268,6 +268,14 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
     }
 }
 
+impl<'k> Pred<'k> {
+    /// The pointer `a` where the predicate holds, `b` elsewhere, as new.
+    #[track_caller]
+    pub fn pointer<E: Element>(self, a: Ptr<'k, Read, E>, b: Ptr<'k, Read, E>) -> Ptr<'k, Read, E> {
+        Ptr::new(a.k, self.select(a.address(), b.address()).id(), a.dtype)
+    }
+}
+
 impl<S: Space> Ptr<'_, S, Elem> {
     /// The same address as a pointer to elements of `dtype`, which is chosen while recording. The address must be aligned
     /// for accesses of that type.

@@ -18,7 +18,7 @@ use warpwright_ptx::{Target, TargetVariant};
 
 /// Kernels that spill a register or two on some targets: double precision, single elements, and 16-bit sums on targets
 /// without their instructions. Their assembly must still succeed.
-const SPILLS: [&str; 17] = [
+const SPILLS: [&str; 14] = [
     "attention_backward_bias_bf16_simt_t128r1c4d128x1_bias",
     "attention_backward_bias_f32_simt_t128r1c4d128x4_bias",
     "attention_backward_q_f32_simt_t128r1c4d128x4",
@@ -30,12 +30,9 @@ const SPILLS: [&str; 17] = [
     "group_norm_f64_x2_t128_v5_c1",
     "group_norm_last_backward_sums_f32_x4",
     "layer_norm_backward_f16_x1_v8_g32_t128",
-    "lstm_few_bf16_b4",
     "lstm_sweep_bf16_h512_b1_u16",
     "lstm_sweep_f16_h512_b1_u16",
     "rms_norm_backward_f64_x2_v0_g1024_t1024",
-    "rnn_relu_few_f64_b3",
-    "rnn_tanh_few_f64_b3",
 ];
 
 /// Attention on tensor cores: two sums and two products of a tile leave a few registers for everything else. What is kept in
@@ -52,12 +49,14 @@ fn fills_the_registers(kernel: &str) -> bool {
 }
 
 /// Sequences whose blocks keep 128 registers of weights in every thread: some words of a step lie in memory, ten of most, and
-/// 130 where as many weights again are in shared memory. A step takes microseconds, and reading them a fraction of one.
+/// 130 where as many weights again are in shared memory. A step takes microseconds, and reading them a fraction of one. Where states
+/// are tagged it is weights on their way to registers, before the first step.
 fn keeps_weights(kernel: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
     let backward = kernel.contains("_sweep_f32_") && kernel.ends_with("_u8_blocks");
     let groups = kernel.starts_with("gru_sweep_") && kernel.ends_with("_u16_g2");
-    let spread = has(&["_h1024_", "_h2048_"]) && (backward || groups || kernel.contains("_u16_blocks"));
+    let whole = has(&["_u16_blocks", "_u16_tags"]);
+    let spread = has(&["_h1024_", "_h2048_"]) && (backward || groups || whole);
     let in_cluster = has(&["f16_h512_", "_sweep_f32_h256_"]) && kernel.contains("_u32_cluster");
     spread || in_cluster
 }

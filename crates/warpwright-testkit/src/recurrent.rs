@@ -80,6 +80,11 @@ const fn words(units: u32, groups: u32) -> How {
     How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: Exchange::Words }))
 }
 
+/// The same whose elements say themselves which step they are of.
+const fn tags(units: u32, groups: u32) -> How {
+    How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: Exchange::Tags }))
+}
+
 const fn cluster(units: u32, sequences: u32) -> How {
     How::Given(Schedule::Persistent(PersistentConfig {
         units,
@@ -134,6 +139,8 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [1, 0, 8, 16], single: true, ..PLAIN },
         Situation { sizes: [1, 2, 5, 7], single: true, biases: one, lead: 1, training: true, ..PLAIN },
         Situation { sizes: [1, 4, 264, 24], lengths: true, directions: 2, training: true, ..PLAIN },
+        Situation { sizes: [1, 11, 40, 24], single: true, training: true, ..PLAIN },
+        Situation { sizes: [1, 37, 72, 24], lengths: true, directions: 2, training: true, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..PLAIN },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..PLAIN },
         Situation { sizes: [3, 5, 8, 128], lengths: true, how: blocks(16, 1), ..PLAIN },
@@ -141,9 +148,14 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [3, 6, 8, 32], lengths: true, how: words(16, 2), ..PLAIN },
         Situation { sizes: [3, 8, 8, 32], lengths: true, training: true, how: words(16, 1), ..PLAIN },
         Situation { sizes: [4, 3, 8, 64], lengths: true, training: true, how: cluster(8, 2), ..PLAIN },
+        Situation { sizes: [7, 3, 8, 64], lengths: true, training: true, how: tags(16, 1), ..PLAIN },
+        Situation { sizes: [6, 20, 8, 32], directions: 2, how: tags(8, 2), ..PLAIN },
+        Situation { sizes: [5, 2, 8, 64], state: false, training: true, how: tags(16, 1), ..PLAIN },
     ];
     if scope == Scope::Full {
         all.extend([
+            Situation { sizes: [1, 2, 1032, 8], single: true, ..PLAIN },
+            Situation { sizes: [1, 18, 8, 24], state: false, biases: one, ..PLAIN },
             Situation { sizes: [40, 2, 16, 32], ..PLAIN },
             Situation { sizes: [LONG, 1, 4, 16], ..PLAIN },
             Situation { sizes: [3, 17, 16, 64], lengths: true, ..PLAIN },
@@ -153,6 +165,9 @@ fn situations(scope: Scope) -> Vec<Situation> {
             Situation { sizes: [3, 4, 16, 64], how: words(4, 1), ..PLAIN },
             Situation { sizes: [3, 17, 16, 32], lengths: true, how: words(8, 1), ..PLAIN },
             Situation { sizes: [3, 9, 8, 256], lengths: true, how: cluster(32, 4), ..PLAIN },
+            Situation { sizes: [4, 40, 8, 64], training: true, lengths: true, how: tags(16, 1), ..PLAIN },
+            Situation { sizes: [4, 34, 8, 256], training: true, how: tags(16, 2), ..PLAIN },
+            Situation { sizes: [5, 1, 8, 288], layers: 2, state: false, how: tags(4, 1), ..PLAIN },
             Situation { sizes: [3, 18, 8, 32], training: true, how: cluster(32, 16), ..PLAIN },
             Situation { sizes: [3, 3, 8, 512], how: cluster(32, 1), ..PLAIN },
             Situation { sizes: [3, 4, 16, 272], ..PLAIN },

@@ -12,14 +12,10 @@ use warpwright_dsl::Mbarriers;
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::Target;
 
-use super::exchange::{ATOM, Matrix, Partial, Product, Slot, THREADS, WARPS, Weights};
+use super::exchange::{ATOM, Matrix, OCTET, Partial, Product, SLICES, Slot, THREADS, WARPS, Weights};
 use super::staged;
 use super::tuning::Exchange;
 
-/// Elements of 16 bits that a lane reads at once, which are of two slices.
-const OCTET: u32 = 8;
-/// Elements of two slices.
-const SLICES: u32 = 2 * ATOM.1;
 /// Bytes that the banks of shared memory have together.
 const BANKS: u32 = 128;
 /// Most registers of weights of a thread.

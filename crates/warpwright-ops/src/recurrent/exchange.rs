@@ -15,7 +15,7 @@ use warpwright_ptx::{CacheHints, Inst, Ordering, ScalarType, Scope, Semantics, S
 use warpwright_runtime::LaunchStep;
 
 use super::Place;
-use super::staged::FLAGS;
+use super::staged::{FLAGS, QUAD};
 use super::tuning::Exchange;
 use crate::PlanError;
 use crate::plan;
@@ -28,6 +28,10 @@ pub(super) const WARP: u32 = 32;
 const WAITED: u32 = 16;
 /// Rows and common dimension of a product on tensor cores, and its columns.
 pub(super) const ATOM: (u32, u32, u32) = (16, 16, 8);
+/// Elements of 16 bits that a lane reads at once, which are of two slices.
+pub(super) const OCTET: u32 = 8;
+/// Elements of two slices.
+pub(super) const SLICES: u32 = 2 * ATOM.1;
 
 /// The product of a step.
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +129,7 @@ impl Product {
     /// Floats between the sums of warps.
     fn of_warp(&self) -> u32 {
         match self.exchange {
-            Exchange::Words | Exchange::Cluster(_) => self.columns() * self.pitch(),
+            Exchange::Words | Exchange::Tags | Exchange::Cluster(_) => self.columns() * self.pitch(),
             Exchange::Blocks => self.staged_of_warp(),
         }
     }
@@ -139,6 +143,7 @@ impl Product {
     pub(super) fn shared_bytes(&self) -> u32 {
         match self.exchange {
             Exchange::Words => 2 * self.sums() * 4,
+            Exchange::Tags => self.tagged_bytes(),
             Exchange::Blocks => self.staged_bytes(),
             Exchange::Cluster(_) => self.cluster_bytes(),
         }
@@ -153,6 +158,7 @@ impl Product {
     fn of_group(&self) -> (u32, u32) {
         match self.exchange {
             Exchange::Words => (2 * self.buffer(), 2 * self.buffer()),
+            Exchange::Tags => (self.tagged_of_group(), 0),
             Exchange::Blocks => (FLAGS + 2 * self.staged_words(), FLAGS),
             Exchange::Cluster(_) => (0, 0),
         }
@@ -203,6 +209,7 @@ impl Product {
         let (first, buffer) = match self.exchange {
             Exchange::Words => (0, self.buffer()),
             Exchange::Blocks => (FLAGS, self.staged_words()),
+            Exchange::Tags => return self.tagged_slot(exchange, step),
             Exchange::Cluster(_) => return Slot { words: exchange, mark: step, turn: step & 1 },
         };
         let turn = step & 1;
@@ -215,7 +222,7 @@ impl Product {
     pub(super) fn origin<'k>(&self, depth: U32<'k>) -> U32<'k> {
         let parts = self.depth / self.hidden;
         match self.exchange {
-            Exchange::Words => depth,
+            Exchange::Words | Exchange::Tags => depth,
             Exchange::Blocks => depth % parts * self.hidden + depth / parts,
             Exchange::Cluster(_) => self.origin_in_cluster(depth),
         }
@@ -234,6 +241,7 @@ impl Product {
         match self.exchange {
             Exchange::Blocks => self.leave(slot, batch, unit, values, who),
             Exchange::Cluster(_) => self.spread(slot, (batch, unit), values, who),
+            Exchange::Tags => values.iter().for_each(|value| self.tag(slot, (batch, unit), *value, who)),
             Exchange::Words => {
                 for (part, value) in (0..).zip(values) {
                     self.publish(slot, batch, unit + part * self.hidden, *value, who);
@@ -245,7 +253,9 @@ impl Product {
     /// All threads come here after they have handed over what they have of step `step`.
     pub(super) fn handed<'k>(&self, k: K<'k>, exchange: Ptr<'k, ReadWrite, u64>, step: U32<'k>) {
         match self.exchange {
-            Exchange::Words => {}
+            // Sums that there is room for once have been read by all.
+            Exchange::Tags if self.stored() > 0 => k.barrier(),
+            Exchange::Words | Exchange::Tags => {}
             Exchange::Blocks => self.raise(k, exchange, step),
             Exchange::Cluster(_) => self.sent(k),
         }
@@ -276,14 +286,45 @@ impl Product {
 
     /// Slices of 16 elements that a warp multiplies, or pairs that a thread does.
     pub(super) fn slices(&self) -> u32 {
-        if self.is_half() { (self.depth / ATOM.1).div_ceil(WARPS) } else { self.depth.div_ceil(2 * THREADS) }
+        match self.exchange {
+            Exchange::Tags => 2 * (self.depth / SLICES).div_ceil(WARPS),
+            _ if self.is_half() => (self.depth / ATOM.1).div_ceil(WARPS),
+            _ => self.depth.div_ceil(2 * THREADS),
+        }
     }
 
     /// Slices of a warp whose weights are in registers.
     fn kept(&self) -> u32 {
         match self.exchange {
-            Exchange::Blocks => self.slices() - self.stored(),
+            Exchange::Blocks | Exchange::Tags => self.slices() - self.stored(),
             _ => self.slices(),
+        }
+    }
+
+    /// Where the elements of slice `slice` of the warp begin that the lane multiplies, and how far apart its two pairs are: it
+    /// reads eight neighbours for two slices, or pairs of each slice.
+    fn pairs_of_slice<'k>(&self, k: K<'k>, slice: u32) -> (U32<'k>, u32) {
+        let (first, quad) = (k.warp_idx() * self.slices(), k.lane_idx() & 3);
+        match self.exchange {
+            Exchange::Tags => ((first + slice / 2 * 2) * ATOM.1 + quad * OCTET + slice % 2 * 4, 2),
+            _ => ((first + slice) * ATOM.1 + quad * 2, ATOM.1 / 2),
+        }
+    }
+
+    /// The weights of a tile's slice, from registers or from shared memory.
+    pub(super) fn weight<'k>(
+        &self,
+        k: K<'k>,
+        kept: &[Fragment<'k, MatrixA>],
+        tile: u32,
+        slice: u32,
+    ) -> Fragment<'k, MatrixA> {
+        match slice.checked_sub(self.kept()) {
+            None => kept[slice as usize].clone(),
+            Some(stored) => {
+                let words: Lanes<'k, u32> = self.stored_at(k, tile, stored).load(QUAD);
+                Fragment::a(k, self.atom(), words.as_slice())
+            }
         }
     }
 
@@ -297,20 +338,20 @@ impl Product {
             if let Exchange::Cluster(_) = self.exchange {
                 return self.cluster_tile(k, matrix);
             }
-            let (group, quad) = (k.lane_idx() >> 2, k.lane_idx() & 3);
+            let group = k.lane_idx() >> 2;
             let of_slice = |tile: u32, slice: u32| {
-                let depth = (k.warp_idx() * self.slices() + slice) * ATOM.1;
+                let (depth, apart) = self.pairs_of_slice(k, slice);
                 let inside = depth.lt(self.depth);
                 let word = |down: u32, right: u32| -> U32<'k> {
                     let row = group + (tile * ATOM.0 + down);
                     let there = if self.padded() == self.rows { inside } else { inside & row.lt(self.rows) };
-                    matrix.word(row, depth + quad * 2 + right, there)
+                    matrix.word(row, depth + right, there)
                 };
-                let registers = [word(0, 0), word(8, 0), word(0, 8), word(8, 8)];
+                let registers = [word(0, 0), word(8, 0), word(0, apart), word(8, apart)];
                 Fragment::a(k, self.atom(), &registers)
             };
             let tiles = self.padded() / ATOM.0;
-            if self.exchange == Exchange::Blocks {
+            if matches!(self.exchange, Exchange::Blocks | Exchange::Tags) {
                 self.store(k, of_slice);
             }
             let slices = |tile| (0..self.kept()).map(|slice| of_slice(tile, slice)).collect();
@@ -352,6 +393,7 @@ impl Product {
         let slot = self.slot(exchange, step);
         let to = match self.exchange {
             Exchange::Words => k.dynamic_shared::<f32>().at((step & 1) * self.sums()),
+            Exchange::Tags => self.tagged_sums(k, step),
             Exchange::Blocks => k.dynamic_shared::<f32>().at(u64::from(self.stored_bytes() / 4)),
             Exchange::Cluster(_) => {
                 k.dynamic_shared::<f32>().at(slot.turn * self.sums()).at(u64::from(self.buffers_bytes() / 4))
@@ -366,6 +408,9 @@ impl Product {
             }
         };
         match weights {
+            _ if self.exchange == Exchange::Tags => {
+                self.multiply_tagged(k, (step, slot), weights, emit);
+            }
             _ if self.exchange == Exchange::Blocks => {
                 self.multiply_staged(k, (exchange, slot), weights, emit);
             }

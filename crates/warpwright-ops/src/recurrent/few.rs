@@ -3,6 +3,7 @@
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{FixedElement, kernel_args};
+use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
 use super::cell::Cell;
 use super::landing::{Landing, landing};
@@ -28,7 +29,45 @@ kernel_args! {
         before: In<Elem>, h0: In<Elem>, lengths: In<i32>,
         products: InOut<Elem>, after: Out<Elem>, h: Out<Elem>,
         y: Out<Elem>, h_n: Out<Elem>, c_n: Out<Elem>, extra: Out<Elem>,
-        input: u32, hidden: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+        /// Of the sequences; the kernels that know their number do not ask.
+        batch: u32, input: u32, hidden: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+    }
+}
+
+impl<'k> FewParams<'k> {
+    /// Starts to bring what ends the step of a unit to the L1 cache: loads in front of the products would be waited for there.
+    pub(super) fn fetch(&self, k: K<'k>, cell: Cell, who: Unit<'k>) {
+        let fetch = |there: Pred<'k>, from: Ptr<'k, Read, Elem>| {
+            let addr = from.operand();
+            k.if_(there, || {
+                k.raw(Inst::Prefetch { space: StateSpace::Global, level: PrefetchLevel::L1, addr });
+            });
+        };
+        let carried = if cell.has_c() { walk::HAS_C0 } else { walk::HAS_H0 };
+        if cell.carries() {
+            fetch(who.inside & has(self.flags, carried), self.before.at(who.batch * self.hidden + who.unit));
+        }
+        for (bias, bit) in [(self.b_ih, walk::HAS_B_IH), (self.b_hh, walk::HAS_B_HH)] {
+            for gate in 0..cell.gates() as u32 {
+                fetch(who.inside & has(self.flags, bit), bias.at(self.hidden * gate + who.unit));
+            }
+        }
+    }
+
+    /// The sums of a gate on the sides of input and state with their biases.
+    pub(super) fn sides<A: Float>(
+        &self,
+        gate: u32,
+        unit: U32<'k>,
+        [x, h]: [Reg<'k, A>; 2],
+    ) -> (Reg<'k, A>, Reg<'k, A>)
+    where
+        Elem: Access<A>,
+    {
+        let bias = |from: Ptr<'k, Read, Elem>, bit| {
+            from.at(self.hidden * gate + unit).only_where(has(self.flags, bit), Fill::Zero).get::<A>()
+        };
+        (x + bias(self.b_ih, walk::HAS_B_IH), h + bias(self.b_hh, walk::HAS_B_HH))
     }
 }
 
@@ -108,16 +147,7 @@ impl Few {
         let (batch, unit) = (thread % batches, first + thread / batches);
         let inside = thread.lt(UNITS * batches) & unit.lt(p.hidden);
         let walk = walk!(p);
-        let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
-        let landing = landing!(p, cell, dtype, true, walk);
-        let before = landing.before::<A>(k, who);
-        let bias = |pointer: Ptr<'k, Read, Elem>, gate: u32, bit| {
-            let from = pointer.at(p.hidden * gate + unit);
-            from.only_where(inside & has(p.flags, bit), Fill::Zero).get::<A>()
-        };
-        let biases =
-            (0..gates).map(|gate| (bias(p.b_ih, gate, walk::HAS_B_IH), bias(p.b_hh, gate, walk::HAS_B_HH)));
-        let biases: Vec<_> = biases.collect();
+        p.fetch(k, cell, Unit { inside, batch, unit, length: k.lit(1u32) });
 
         // [side][unit][gate][batch]
         let slots = k.shared::<A>(2 * UNITS * gates * batches);
@@ -141,9 +171,12 @@ impl Few {
         });
         k.barrier();
         k.if_(inside, || {
+            let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
+            let landing = landing!(p, cell, dtype, true, walk);
+            let before = landing.before::<A>(k, who);
             let sum = |side: u32, gate| slots.at(place(k.lit(side), unit - first, gate) + batch).get::<A>();
-            let sums = (0..gates).zip(biases).map(|(gate, (x, h))| (sum(0, gate) + x, sum(1, gate) + h));
-            let sums: Vec<_> = sums.collect();
+            let sides = |gate| p.sides(gate, unit, [sum(0, gate), sum(1, gate)]);
+            let sums: Vec<_> = (0..gates).map(sides).collect();
             landing.finish(k, who, &sums, before);
         });
     }
@@ -158,6 +191,11 @@ impl KernelDef for Few {
 
     fn block(&self) -> BlockDim {
         BlockDim::x(2 * UNITS * WARP)
+    }
+
+    /// So many registers that all loads of a round may be on their way, which the assembler does not see to by itself.
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        Some(2)
     }
 
     fn dtypes(&self) -> DTypes {

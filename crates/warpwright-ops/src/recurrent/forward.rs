@@ -5,10 +5,12 @@ use warpwright_ptx::Target;
 
 use super::few::{self, Few, FewArgs};
 use super::launches::{Arena, Launches, Place};
+use super::once::Once;
 use super::persistent::{Sequence, SequenceArgs};
 use super::pointwise::{Forward, ForwardArgs};
 use super::projection;
-use super::tuning::{PersistentConfig, Schedule};
+use super::tagged;
+use super::tuning::{Exchange, PersistentConfig, Schedule};
 use super::walk;
 use super::{Biases, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of};
 use crate::PlanError;
@@ -249,6 +251,11 @@ impl Planner<'_> {
             y_row: small(desc.result()),
             flags: self.flags(pass),
         };
+        if config.exchange == Exchange::Tags {
+            let (op, target) = (self.launches.op, self.launches.target);
+            let places = [self.launches.state(pass.index, slot::H0), self.scratch.recurrent];
+            self.launches.steps.push(tagged::begin(op, target, &def.product(), places, desc.h0)?);
+        }
         self.launches.exchanging(&def, (&def.product(), self.scratch.recurrent), &args)
     }
 
@@ -307,7 +314,13 @@ impl Planner<'_> {
         let (desc, width) = (self.desc, Few::width(self.desc.dtype));
         let whole = pass.input.is_multiple_of(width) && desc.hidden.is_multiple_of(width);
         let single = desc.steps == 1 && desc.projection == 0;
-        self.launches.wide && whole && single && desc.batch <= few::MOST_BATCH
+        self.launches.wide && whole && single && (desc.batch <= few::MOST_BATCH || self.is_once())
+    }
+
+    /// Whether tensor cores take it.
+    fn is_once(&self) -> bool {
+        let RecurrentDesc { dtype, batch, hidden, .. } = *self.desc;
+        Once::takes(dtype, batch, hidden, self.launches.target)
     }
 
     /// The one step of a pass.
@@ -336,6 +349,7 @@ impl Planner<'_> {
             h_n: self.launches.state(pass.index, slot::H_N).write(),
             c_n: self.launches.cells(pass.index, slot::C_N).write(),
             extra: pass.extra.write(),
+            batch: small(batch),
             input: small(pass.input),
             hidden: small(hidden),
             step: 0,
@@ -345,6 +359,11 @@ impl Planner<'_> {
             y_row: small(desc.result()),
             flags: self.flags(pass),
         };
+        if self.is_once() {
+            let def = Once::of(cell, dtype, small(batch));
+            let grid = [def.blocks(small(hidden)), 1, 1];
+            return self.launches.grid_with(&def, grid, def.shared_bytes(), &args);
+        }
         let def = Few { cell, dtype, batch: small(batch) };
         self.launches.grid(&def, [Few::blocks(small(hidden)), 1, 1], &args)
     }

@@ -97,8 +97,19 @@ impl Launches<'_> {
         grid: [u32; 3],
         args: &D::Args,
     ) -> Result<(), PlanError> {
+        self.grid_with(def, grid, 0, args)
+    }
+
+    /// The same with `shared` bytes of dynamic shared memory.
+    pub(super) fn grid_with<D: KernelDef>(
+        &mut self,
+        def: &D,
+        grid: [u32; 3],
+        shared: u32,
+        args: &D::Args,
+    ) -> Result<(), PlanError> {
         let kernel = plan::recorded(self.op, def, self.target)?;
-        self.steps.push(LaunchStep::new(kernel, grid, args.values()));
+        self.steps.push(LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(shared));
         Ok(())
     }
 

@@ -29,7 +29,8 @@
 //! step (`c`, or what z keeps of `h`) stays in `f32` for the whole sequence (`f64` for `f64`). The hidden state of a step is
 //! rounded to the element type before the recurrent weights multiply it, as in `y`.
 //!
-//! A single step of up to four sequences, of rows of whole 16 bytes, is one launch that reads every weight once.
+//! A single step of up to four sequences, of rows of whole 16 bytes, is one launch that reads every weight once; in 16 bits, on
+//! tensor cores (sm_80 and later), one of up to 16, or of up to 64 where there are no more than 1024 units.
 //!
 //! Where the recurrent weights fit the registers of the multiprocessors, all steps of a pass are one launch, either way
 //! ([`tuning::Schedule`]); it needs a device with as many multiprocessors as the grid has blocks, and refuses others before it is
@@ -53,6 +54,7 @@ mod forward;
 mod functions;
 mod landing;
 mod launches;
+mod once;
 mod persistent;
 mod pointwise;
 mod projection;
@@ -61,6 +63,7 @@ mod single;
 mod staged;
 mod sums;
 mod sweep;
+mod tagged;
 mod trail;
 pub mod tuning;
 mod walk;
@@ -597,7 +600,14 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         let step = pointwise::Forward { cell, dtype, first: true, projected: false };
         all.push(plan::recorded(op, &step, target)?);
         for batch in [1, 2, 3, few::MOST_BATCH as u32] {
-            all.push(plan::recorded(op, &few::Few { cell, dtype, batch }, target)?);
+            if !once::Once::takes(dtype, batch as usize, 1, target) {
+                all.push(plan::recorded(op, &few::Few { cell, dtype, batch }, target)?);
+            }
+        }
+        for tiles in once::Once::TILES {
+            if once::Once::takes(dtype, 1, 1, target) {
+                all.push(plan::recorded(op, &once::Once { cell, dtype, tiles }, target)?);
+            }
         }
         if cell.cell_op() == op {
             continue;
@@ -606,6 +616,9 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         for (batch, hidden) in SAMPLES {
             let desc = RecurrentDesc::new(cell, dtype, [2, batch, hidden, hidden]);
             if let Schedule::Persistent(config) = desc.schedule(target) {
+                if config.exchange == tuning::Exchange::Tags {
+                    all.push(plan::recorded(op, &tagged::Begin { dtype }, target)?);
+                }
                 all.push(plan::recorded(op, &forward::sequence(&desc, config), target)?);
             }
         }

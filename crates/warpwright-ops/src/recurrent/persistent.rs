@@ -159,6 +159,43 @@ impl Sequence {
         Done { h: after.h, extra: after.extra, gates: vec![gate] }
     }
 
+    /// Leaves what a step gives of an item in the results, and what the gradients need of it.
+    fn settle<'k>(
+        &self,
+        k: K<'k>,
+        p: &SequenceParams<'k>,
+        step: U32<'k>,
+        (item, (length, row, gates)): (&Item<'k>, At<'k>),
+        done: &Done<'k>,
+    ) {
+        let there = step.lt(length);
+        k.if_(self.is_first(item), || {
+            let at = row * p.y_row.to_u64() + item.unit.to_u64();
+            p.y.at(at).set(there.select(done.h, 0.0));
+            k.if_((step + 1).eq(length), || {
+                let at = item.batch * self.hidden + item.unit;
+                p.h_n.at(at).set(done.h);
+                if self.cell.has_c() {
+                    p.c_n.at(at).set(done.own(self.cell));
+                }
+            });
+        });
+        k.if_(self.is_gate(item) & has(p.flags, walk::TRAINING), || {
+            for (gate, value) in (0..).zip(&done.gates) {
+                gates.at(gate * u64::from(self.hidden)).set(*value);
+            }
+            if let Some(extra) = done.extra {
+                let at = row * u64::from(self.hidden) + item.unit.to_u64();
+                let to = p.extra.at(at);
+                if self.lanes() == 1 {
+                    to.set(extra);
+                } else {
+                    k.if_(item.gate.eq(0), || to.set(extra));
+                }
+            }
+        });
+    }
+
     fn body<'k>(&self, k: K<'k>, p: SequenceParams<'k>) {
         let (cell, product) = (self.cell, self.product());
         let in_cluster = self.in_cluster();
@@ -189,7 +226,8 @@ impl Sequence {
             product.hand(slot, item.vector.at, item.unit, &[h], (there, self.lanes()));
         };
         product.begin(k);
-        for (item, h) in all.iter().zip(&h0) {
+        // Tagged states have been left before.
+        for (item, h) in all.iter().zip(&h0).filter(|_| self.config.exchange != Exchange::Tags) {
             hand(k.lit(0u32), item, *h);
         }
         product.handed(k, exchange, k.lit(0u32));
@@ -223,7 +261,7 @@ impl Sequence {
         // Few places are kept while the block waits; of many it is less work to find them again.
         let keeps = all.len() <= MOST_KEPT;
         // Beside weights that take all they can there is no room for the products of the input: they come to the L1 cache.
-        let fetches = product.is_half() && self.config.exchange == Exchange::Blocks;
+        let fetches = product.is_half() && matches!(self.config.exchange, Exchange::Blocks | Exchange::Tags);
         let input = |step: U32<'k>, item: (usize, &Item<'k>), there: Option<Pred<'k>>| {
             let place = place(step, item);
             let of_gate = |gate: u32| {
@@ -266,33 +304,8 @@ impl Sequence {
             }
             product.handed(k, exchange, step + 1);
             for ((item, (kept, _)), done) in all.iter().enumerate().zip(inputs).zip(&done) {
-                let (length, row, gates) = if keeps { kept } else { place(step, item) };
-                let (_, item) = item;
-                let there = step.lt(length);
-                k.if_(self.is_first(item), || {
-                    let at = row * p.y_row.to_u64() + item.unit.to_u64();
-                    p.y.at(at).set(there.select(done.h, 0.0));
-                    k.if_((step + 1).eq(length), || {
-                        p.h_n.at(state_at(item)).set(done.h);
-                        if cell.has_c() {
-                            p.c_n.at(state_at(item)).set(done.own(cell));
-                        }
-                    });
-                });
-                k.if_(self.is_gate(item) & has(p.flags, walk::TRAINING), || {
-                    for (gate, value) in (0..).zip(&done.gates) {
-                        gates.at(gate * u64::from(self.hidden)).set(*value);
-                    }
-                    if let Some(extra) = done.extra {
-                        let at = row * u64::from(self.hidden) + item.unit.to_u64();
-                        let to = p.extra.at(at);
-                        if self.lanes() == 1 {
-                            to.set(extra);
-                        } else {
-                            k.if_(item.gate.eq(0), || to.set(extra));
-                        }
-                    }
-                });
+                let place = if keeps { kept } else { place(step, item) };
+                self.settle(k, &p, step, (item.1, place), done);
             }
             let own = done.iter().filter(|_| cell.carries()).map(|done| done.own(cell));
             (own.collect(), next)
@@ -303,6 +316,9 @@ impl Sequence {
 
 /// What passes from step to step, and the inputs that were read of the next.
 type Carried<'k> = (Vec<F32<'k>>, Vec<Vec<F32<'k>>>);
+
+/// Where a step of a gate is: the length of its sequence, the row, and the products of the input.
+type At<'k> = (U32<'k>, U64<'k>, Ptr<'k, ReadWrite, f32>);
 
 /// What a lane has of a unit after a step, with the gates of the lane.
 struct Done<'k> {

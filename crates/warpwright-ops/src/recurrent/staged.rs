@@ -135,7 +135,7 @@ impl Product {
     }
 
     /// Where the lane keeps its part of weights in shared memory: it reads only what it has written.
-    fn stored_at<'k>(&self, k: K<'k>, tile: u32, slice: u32) -> Ptr<'k, Shared, u32> {
+    pub(super) fn stored_at<'k>(&self, k: K<'k>, tile: u32, slice: u32) -> Ptr<'k, Shared, u32> {
         let tiles = self.padded() / ATOM.0;
         let first = k.thread_idx() + k.warp_idx() * (WARP * (tiles * self.stored() - 1));
         let fragment = tile * self.stored() + slice;
@@ -476,19 +476,12 @@ impl<'k> Copies<'k> {
             *sums = vec![Accumulator::zero(k, atom); across * count as usize];
         }
         let slices = self.staging.columns / ATOM.1;
-        let kept = product.slices() - product.stored();
         for slice in 0..slices {
             let pairs = (0..self.staging.rows).step_by(2 * ATOM.2 as usize);
             let state: Vec<_> = pairs.flat_map(|row| reader.load_pair(row, slice * ATOM.1)).collect();
             let at = chunk * slices + slice;
             for ((i, sums), tile) in (0..).zip(sums.chunks_mut(across)).zip(tiles) {
-                let weights = match at.checked_sub(kept) {
-                    None => tile[at as usize].clone(),
-                    Some(stored) => {
-                        let words: Lanes<'k, u32> = product.stored_at(k, i, stored).load(QUAD);
-                        Fragment::a(k, atom, words.as_slice())
-                    }
-                };
+                let weights = product.weight(k, tile, i, at);
                 for (sum, state) in sums.iter_mut().zip(&state) {
                     *sum = sum.mma(&weights, state);
                 }

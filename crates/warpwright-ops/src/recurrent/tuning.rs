@@ -6,7 +6,7 @@ use warpwright_ptx::{DType, Target};
 
 use super::exchange::{Product, THREADS};
 use super::staged::MOST_WEIGHTS as MOST_WEIGHTS_STAGED;
-use super::{RecurrentDesc, backward, forward};
+use super::{Cell, RecurrentDesc, backward, forward};
 
 /// How a persistent kernel is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,7 @@ impl fmt::Display for PersistentConfig {
         match self.exchange {
             Exchange::Words => {}
             Exchange::Blocks => f.write_str("_blocks")?,
+            Exchange::Tags => f.write_str("_tags")?,
             Exchange::Cluster(sequences) => write!(f, "_cluster{sequences}")?,
         }
         if self.groups > 1 { write!(f, "_g{}", self.groups) } else { Ok(()) }
@@ -38,6 +39,8 @@ pub enum Exchange {
     Words,
     /// All elements of a block at once, with a flag; they are read through shared memory.
     Blocks,
+    /// Elements whose own bits say which step they are of, read straight into registers (16-bit states below 2, forward).
+    Tags,
     /// Within a cluster, which has all units, through its shared memory (sm_90 and later); so many sequences a cluster, a
     /// power of two.
     Cluster(u32),
@@ -124,9 +127,10 @@ pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
         return Schedule::Stepwise;
     }
     let takes = |config: &PersistentConfig| config.takes(desc, target);
-    let words = || of_groups(desc).find_map(|groups| words(desc, groups, takes));
+    let straight = |exchange| of_groups(desc).find_map(|groups| straight(desc, exchange, groups, takes));
     let blocks = || of_groups(desc).find_map(|groups| layouts_with(Exchange::Blocks, groups).find(takes));
-    let config = near(desc, cluster(desc, target, &FORWARD), || words().or_else(blocks));
+    let spread = || straight(Exchange::Tags).or_else(|| straight(Exchange::Words)).or_else(blocks);
+    let config = near(desc, cluster(desc, target, &FORWARD), spread);
     config.map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
@@ -135,7 +139,7 @@ pub fn layouts() -> impl Iterator<Item = PersistentConfig> {
     let spread = GROUPS.into_iter().flat_map(|groups| {
         let few = PersistentConfig { units: FEWEST_UNITS, groups, exchange: Exchange::Blocks };
         let of = move |exchange| layouts_with(exchange, groups);
-        [few].into_iter().chain([Exchange::Words, Exchange::Blocks].into_iter().flat_map(of))
+        [few].into_iter().chain([Exchange::Words, Exchange::Tags, Exchange::Blocks].into_iter().flat_map(of))
     });
     let sequences = (0..=MOST_SEQUENCES.ilog2()).map(|power| 1 << power);
     let clusters = sequences.flat_map(|sequences| CLUSTER_UNITS.map(|units| in_cluster(units, sequences)));
@@ -158,14 +162,15 @@ fn of_groups(desc: &RecurrentDesc) -> impl Iterator<Item = u32> {
     GROUPS.into_iter().rev().filter(move |groups| *groups == 1 || batch / *groups as usize >= LEAST_SEQUENCES)
 }
 
-/// How a persistent kernel that exchanges words is laid out, if `takes` says that one takes the net.
-fn words(
+/// How a persistent kernel is laid out that reads states straight into registers, if `takes` says that one takes the net.
+fn straight(
     desc: &RecurrentDesc,
+    exchange: Exchange,
     groups: u32,
     takes: impl FnMut(&PersistentConfig) -> bool,
 ) -> Option<PersistentConfig> {
     let RecurrentDesc { cell, dtype, batch, .. } = *desc;
-    let mut fitting = layouts_with(Exchange::Words, groups).filter(takes);
+    let mut fitting = layouts_with(exchange, groups).filter(takes);
     // The products of up to 8 batches take the same time, and fewer blocks have fewer to wait for; so they do for rows that
     // do not fill a tile.
     let part = dtype != DType::F32 && cell.gates() == 1;
@@ -251,6 +256,11 @@ impl PersistentConfig {
             (Exchange::Cluster(_), _) => {
                 items <= MOST_GATES && forward::sequence(desc, self).product().fits_cluster(target)
             }
+            (Exchange::Tags, _) => {
+                let product = forward::sequence(desc, self).product();
+                let fits = items <= MOST_GATES && product.shared_bytes() <= most_shared(target);
+                fits && product.has_tags() && stays_small(desc)
+            }
             (Exchange::Blocks, _) => {
                 let product = forward::sequence(desc, self).product();
                 items <= MOST_GATES && staged_fits(&product, target)
@@ -283,6 +293,7 @@ impl PersistentConfig {
             (Exchange::Cluster(_), _) => {
                 items <= MOST_UNITS && backward::sweep(desc, self).product().fits_cluster(target)
             }
+            (Exchange::Tags, _) => false,
             (Exchange::Blocks, _) => {
                 let product = backward::sweep(desc, self).product();
                 let whole_tiles = dtype == DType::F32 || units == TILE_ROWS;
@@ -320,6 +331,7 @@ impl PersistentConfig {
         let known = matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
         let (least, most) = match self.exchange {
             Exchange::Words => (1, words),
+            Exchange::Tags => (1, MOST_ELEMENTS),
             Exchange::Blocks => (LEAST_STATE, MOST_ELEMENTS),
             Exchange::Cluster(sequences) => {
                 // Clusters share the sequences themselves.
@@ -343,6 +355,15 @@ impl PersistentConfig {
             Exchange::Cluster(sequences) => sequences as usize,
             _ => desc.batch / self.groups.max(1) as usize,
         }
+    }
+}
+
+/// Whether states stay below 2: those of a GRU are between the first state and 1.
+fn stays_small(desc: &RecurrentDesc) -> bool {
+    match desc.cell {
+        Cell::Lstm | Cell::RnnTanh => true,
+        Cell::Gru => !desc.h0,
+        Cell::RnnRelu => false,
     }
 }
 

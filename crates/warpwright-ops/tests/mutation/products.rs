@@ -54,11 +54,13 @@ const CASES: [usize; 17] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 
 const EMPTY_GROUPS: &str = "elements of two bytes are not copied asynchronously: groups are empty";
 
+const ONE_PLACE: &str = "the only place of a sequence is its first from either end";
+
 /// Why nothing is copied behind the first stages.
 const AT_ONCE: &str =
     "the state of a few sequences of a few units is in the first stages, all copied at once";
 
-const SURVIVORS: [Survivor; 10] = [
+const SURVIVORS: [Survivor; 12] = [
     Survivor::equivalent("_blocks", "} k.@commit_copies();", AT_ONCE),
     Survivor::equivalent("_blocks", "read = stages.@after(read);", AT_ONCE),
     Survivor::equivalent(
@@ -76,6 +78,8 @@ const SURVIVORS: [Survivor; 10] = [
         "@publish_mbarriers()",
         "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled",
     ),
+    Survivor::equivalent("_once_", "step.@lt(length);", ONE_PLACE),
+    Survivor::equivalent("_few_", "step.@lt(length);", ONE_PLACE),
     Survivor::equivalent("_p2_", "copies(", EMPTY_GROUPS),
     Survivor::equivalent("_p2_", "pipeline_ahead(", EMPTY_GROUPS),
     Survivor::equivalent(
@@ -253,6 +257,30 @@ fn defects_of_sequences_are_noticed() {
 fn defects_of_sequences_through_shared_memory_are_noticed() {
     let layout = PersistentConfig { units: 8, groups: 1, exchange: Exchange::Blocks };
     sequences_with(Some(layout), Cell::Lstm, DType::F32, [5, 32]);
+}
+
+#[test]
+fn defects_of_tagged_sequences_are_noticed() {
+    let layout = PersistentConfig { units: 16, groups: 1, exchange: Exchange::Tags };
+    sequences_with(Some(layout), Cell::Lstm, DType::BF16, [3, 64]);
+    sequences_with(Some(layout), Cell::RnnTanh, DType::F16, [19, 64]);
+}
+
+/// Single steps in one launch: loops over the inputs go round more than once in some.
+fn single_steps(cell: Cell, dtype: DType, batch: usize) {
+    let sweep = Sweep { skipped: |kernel| !kernel.contains("_once_") && !kernel.contains("_few_"), ..SWEEP };
+    let cases = [(40, 0), (8, 1), (1544, 2), (16, 3), (24, 4)];
+    sweep.check(&plans(&cases, |(input, i)| {
+        let desc = sequence(cell, dtype, [1, batch, input, 24], i);
+        desc.plan(TARGET).expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_single_steps_are_noticed() {
+    single_steps(Cell::Lstm, DType::BF16, 3);
+    single_steps(Cell::Gru, DType::BF16, 21);
+    single_steps(Cell::Lstm, DType::F32, 2);
 }
 
 /// Two blocks that send each other what they have, and one that is alone.
