@@ -63,6 +63,14 @@ impl<'k> Mbarriers<'k> {
     }
 }
 
+impl<'k> Mbarriers<'k> {
+    /// The barriers from `index` on.
+    #[track_caller]
+    pub fn from(self, index: impl Source<'k, u32>) -> Self {
+        Self { first: self.at(index).at }
+    }
+}
+
 impl<'k> Mbarrier<'k> {
     fn k(self) -> K<'k> {
         self.at.k

@@ -201,6 +201,7 @@ fn few_queries_share_out_their_keys() {
     };
     let few = plan(1, 1, 8192);
     assert_eq!(few.steps().len(), 2, "{:?}", names(&few));
+    assert!(names(&few)[0].contains("_tma_"), "{:?}", names(&few));
     let bytes = few.workspace_bytes();
     assert!(bytes > 0 && bytes.is_multiple_of(32 * 129 * 4), "{bytes}");
     // Enough sequences to fill the device need no parts.

@@ -8,8 +8,8 @@ use warpwright_ops::attention::{
     AttentionInputs, AttentionOptions, Packed, Paged, Window, reference,
 };
 use warpwright_ops::plan::{Layout, Real};
-use warpwright_ops::{Direction, Dropout, Operation, PlanError};
-use warpwright_ptx::DType;
+use warpwright_ops::{Direction, Dropout, Operation, Plan, PlanError};
+use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{TensorMut, TensorRef};
 
 use crate::budget::{self, Budget};
@@ -57,8 +57,10 @@ struct Modification {
 enum Unit {
     /// The one that tuning chooses, of any type.
     Chosen,
-    /// Products of warps.
+    /// Products of warps, whose tiles come by asynchronous copies.
     Warps,
+    /// Few queries, whose keys tensor copies bring, where the target has them, in parts that another launch puts together.
+    Parts,
     /// Products of warpgroups, where the target has them: what tuning chooses, in cases that would take other types too long.
     Warpgroups,
 }
@@ -132,6 +134,7 @@ impl Situation {
         add(self.spread != 1.0, &format!("spread {}", self.spread));
         add(self.nan, "one key NaN");
         add(self.unit == Unit::Warps, "products of warps");
+        add(self.unit == Unit::Parts, "parts");
         add(m.causal, "causal");
         add(m.top_left, "top-left");
         add(m.left.is_some() || m.right.is_some(), "window");
@@ -615,14 +618,31 @@ impl AttentionSubject {
         (0..s.batch).flat_map(|b| (0..s.heads).flat_map(move |h| of_head(b, h))).collect()
     }
 
+    fn plan(&self, desc: &AttentionDesc, target: Target) -> Result<Plan<AttentionDesc>, PlanError> {
+        const PARTS: u32 = 3;
+        let s = &self.situation;
+        let width = s.width.max(s.value_width);
+        let few = s.queries <= tuning::FEW_QUERIES;
+        let layout = match s.unit {
+            Unit::Warps if few => tuning::decode_configs(self.dtype, target, width, 8).first().copied(),
+            Unit::Parts => {
+                let layouts = tuning::stream_layouts(self.dtype, target, width, usize::MAX);
+                layouts.last().map(|layout| tuning::DecodeConfig::Streams(*layout))
+            }
+            _ => None,
+        };
+        let warps = tuning::tensor_core(Work::Forward, target, width);
+        match (layout, warps.filter(|_| s.unit == Unit::Warps)) {
+            (Some(layout), _) => desc.plan_decode_with(target, layout, PARTS),
+            (None, Some(config)) => desc.plan_with(target, config),
+            (None, None) => desc.plan(target),
+        }
+    }
+
     fn forward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let s = &self.situation;
         let desc = s.desc(self.dtype);
-        let warps = tuning::tensor_core(Work::Forward, bench.target(), s.width.max(s.value_width));
-        let plan = match warps.filter(|_| s.unit == Unit::Warps) {
-            Some(config) => desc.plan_with(bench.target(), config)?,
-            None => desc.plan(bench.target())?,
-        };
+        let plan = self.plan(&desc, bench.target())?;
         let inputs = self.inputs();
         let result = self.with_problem(&inputs, |p| reference::forward(p, &inputs.q, &inputs.k, &inputs.v));
         let t = self.place(bench, &inputs)?;

@@ -6,22 +6,79 @@
 //! others at the end. Keys and values may lie in pages.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, accumulate, kernel_args};
+use warpwright_dsl::{Boxes, accumulate};
 
 use super::engine::{Engine, Form, Pages, Place, Source};
 use super::forward::{Running, all_lanes, soften};
-use super::score::{Origin, ScoreKind, Scorer, Sink, Span, attention_args};
+use super::score::{Origin, Problem, ScoreKind, Scorer, Sink, Span, View, attention_args};
 use super::simt::SimtEngine;
+use super::streams::{StreamEngine, Streams};
 use super::tensor_core::TensorCoreEngine;
 use super::tuning::DecodeConfig;
 
-attention_args! {
+macro_rules! decode_args {
+    ($(#[$meta:meta])* $args:ident => $params:ident { $($field:ident: $ty:ty),* $(,)? }) => {
+        attention_args! {
+            $(#[$meta])*
+            $args => $params {
+                o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
+                sinks: In<f32>, has_sinks: u32,
+                parts: Out<Elem>, part_lse: Out<Elem>, splits: u32, rows: u64,
+                table: In<i32>, has_table: u32, table_step: u64, page_shift: u32, pages: u32,
+                $($field: $ty),*
+            }
+        }
+
+        impl<'k> $params<'k> {
+            fn task(&self) -> Task<'k> {
+                Task {
+                    problem: self.problem(),
+                    o: View { data: self.o, strides: [self.o_batch, self.o_row, self.o_head] },
+                    lse: self.lse,
+                    sink: Sink { sinks: self.sinks, there: self.has_sinks.ne(0) },
+                    parts: self.parts, part_lse: self.part_lse, splits: self.splits, rows: self.rows,
+                    table: self.table, has_table: self.has_table, table_step: self.table_step,
+                    page_shift: self.page_shift, pages: self.pages,
+                }
+            }
+        }
+    };
+}
+
+decode_args! {
     /// `o` and `lse` where one block has all keys of a head, and its part of both in `parts` and `part_lse` elsewhere.
-    DecodeArgs => DecodeParams {
-        o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
-        sinks: In<f32>, has_sinks: u32,
-        parts: Out<Elem>, part_lse: Out<Elem>, splits: u32, rows: u64,
-        table: In<i32>, has_table: u32, table_step: u64, page_shift: u32, pages: u32,
+    DecodeArgs => DecodeParams {}
+}
+
+decode_args! {
+    /// The same with keys and values as tensor copies reach them.
+    StreamArgs => StreamParams { k_boxes: Boxes, v_boxes: Boxes }
+}
+
+/// The arguments that both have.
+#[derive(Clone, Copy)]
+struct Task<'k> {
+    problem: Problem<'k>,
+    o: View<'k, Write>,
+    lse: Ptr<'k, Write, Elem>,
+    sink: Sink<'k>,
+    parts: Ptr<'k, Write, Elem>,
+    part_lse: Ptr<'k, Write, Elem>,
+    splits: U32<'k>,
+    /// Rows of all parts.
+    rows: U64<'k>,
+    table: Ptr<'k, Read, i32>,
+    has_table: U32<'k>,
+    table_step: U64<'k>,
+    page_shift: U32<'k>,
+    pages: U32<'k>,
+}
+
+impl<'k> Task<'k> {
+    /// Where a row of the result goes.
+    fn result(&self, batch: U32<'k>, query: U32<'k>, head: U32<'k>) -> Ptr<'k, Write, Elem> {
+        let [of_batch, of_row, of_head] = self.o.strides;
+        self.o.data.at(batch.to_u64() * of_batch + query.to_u64() * of_row + head.to_u64() * of_head)
     }
 }
 
@@ -32,33 +89,78 @@ pub(super) struct Decode {
     pub(super) config: DecodeConfig,
 }
 
+/// What both kernels say of themselves.
+macro_rules! of_decode {
+    () => {
+        fn name(&self) -> String {
+            self.kernel().full_name()
+        }
+
+        fn block(&self) -> BlockDim {
+            BlockDim::x(self.kernel().config.threads())
+        }
+
+        fn dtypes(&self) -> DTypes {
+            self.kernel().types()
+        }
+    };
+}
+
 impl KernelDef for Decode {
     type Args = DecodeArgs;
 
-    fn name(&self) -> String {
-        format!("attention_decode_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads())
-    }
-
-    fn dtypes(&self) -> DTypes {
-        let wide = super::statistics_type(self.dtype);
-        DTypes::all(self.dtype).with("lse", wide).with("parts", wide).with("part_lse", wide)
-    }
+    of_decode!();
 
     fn build<'k>(&self, k: K<'k>, a: DecodeParams<'k>) {
         k.start_next_grid();
+        let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
         match self.config {
             DecodeConfig::Simt(simt) => accumulate!(self.dtype, |A| {
-                self.body::<A, _>(k, a, &SimtEngine::new(k, simt, self.dtype, 1), k.lit(0u32));
+                let engine = SimtEngine::new(k, simt, self.dtype, 1);
+                self.body::<A, _>(k, a.task(), &engine, k.lit(0u32), grid);
             }),
             DecodeConfig::TensorCore(teams) => {
                 let engine = TensorCoreEngine::alone(k, teams, super::tensor_core::atom(self.dtype));
-                self.body(k, a, &engine, k.warp_idx());
+                self.body(k, a.task(), &engine, k.warp_idx(), grid);
             }
+            // Those have other arguments.
+            DecodeConfig::Streams(_) => {}
         }
+    }
+}
+
+/// The kernel for keys and values that tensor copies reach.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamDecode {
+    pub(super) dtype: DType,
+    pub(super) kind: ScoreKind,
+    pub(super) config: Streams,
+}
+
+impl KernelDef for StreamDecode {
+    type Args = StreamArgs;
+
+    of_decode!();
+
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        Some(1)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: StreamParams<'k>) {
+        let kernel = self.kernel();
+        k.start_next_grid();
+        let (task, team) = (a.task(), k.warp_idx());
+        let boxes = [a.k_boxes, a.v_boxes];
+        let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
+        let of = [grid[1], grid[2]];
+        let engine = StreamEngine::new(k, self.config, self.dtype, boxes, of, self.kind.lengths);
+        kernel.body(k, task, &engine, team, grid);
+    }
+}
+
+impl StreamDecode {
+    fn kernel(&self) -> Decode {
+        Decode { dtype: self.dtype, kind: self.kind, config: DecodeConfig::Streams(self.config) }
     }
 }
 
@@ -82,66 +184,98 @@ impl<'k> Rows<'k> {
 }
 
 impl Decode {
-    fn body<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: DecodeParams<'k>, engine: &E, team: U32<'k>)
-    where
+    fn kernel(&self) -> Self {
+        *self
+    }
+
+    fn full_name(&self) -> String {
+        format!("attention_decode_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
+    }
+
+    fn types(&self) -> DTypes {
+        let wide = super::statistics_type(self.dtype);
+        DTypes::all(self.dtype).with("lse", wide).with("parts", wide).with("part_lse", wide)
+    }
+
+    /// One part of the keys of a head for a tile of its rows: `place` has the number of both, key head and batch.
+    fn body<'k, A: Float, E: Engine<'k, A>>(
+        &self,
+        k: K<'k>,
+        a: Task<'k>,
+        engine: &E,
+        team: U32<'k>,
+        [number, key_head, batch]: [U32<'k>; 3],
+    ) where
         Elem: Access<A>,
     {
-        let p = a.problem();
-        let (key_head, batch) = (k.block_idx_y(), k.block_idx_z());
-        let tile = k.block_idx_x() / a.splits;
-        let split = k.block_idx_x() - tile * a.splits;
+        let p = a.problem;
+        let tile = number / a.splits;
+        let split = number - tile * a.splits;
         let span = Span::new(self.kind, &p, batch);
         let of = Rows { group: p.group, count: p.queries * p.group, head: key_head * p.group };
         let first = tile * self.config.rows();
         let q = p.q.source(span.of_queries, of.head, of.count.to_i32(), p.width);
         let q = Source { form: Form::Heads { members: p.group, step: p.q.strides[2] }, ..q };
-        let own = engine.own(k, q, first.to_i32(), 0);
         let sources = self.sources(&a, &span, key_head, batch);
-
-        let place = engine.product_place(k);
-        let rows: Vec<_> = place.rows.iter().map(|row| of.place(first + *row)).collect();
-        let scorer = |head| Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
-        let scorers: Vec<_> = rows.iter().map(|(_, head)| scorer(*head)).collect();
         let columns = self.config.tile_columns().cast_signed();
         let last = (first + (self.config.rows() - 1)).min(of.count - 1) / p.group;
         let [from, end] = span.keys_of((first / p.group).to_i32(), last.to_i32() + 1);
         let from = from & -columns;
-        let share = {
-            let parts = (a.splits * self.config.teams()).to_i32();
-            let tiles = ((end - from).max(0) + (columns - 1)) / columns;
-            (tiles + parts - 1) / parts * columns
+        let teams = self.config.teams();
+        let share = |parts: U32<'k>| {
+            let tiles = ((end - from).max(0).to_u32() + (self.config.tile_columns() - 1))
+                >> self.config.tile_columns().trailing_zeros();
+            ((tiles + (parts - 1)) / parts).to_i32() * columns
         };
-        let number = split * self.config.teams() + team;
-        let from = from + number.to_i32() * share;
-        let end = end.min(from + share);
+        let (from, end, step) = if self.config.takes_turns() {
+            let share = share(a.splits);
+            let from = from + split.to_i32() * share;
+            (from + team.to_i32() * columns, end.min(from + share), teams.cast_signed() * columns)
+        } else {
+            let share = share(a.splits * teams);
+            let from = from + (split * teams + team).to_i32() * share;
+            (from, end.min(from + share), columns)
+        };
         engine.start(k, sources, from, end);
-        let tiles = k.range(from, end, columns);
-        let state = k.fold(tiles, Running::<A>::new(k, engine), |at, state| {
+        // The queries come while the first keys are on their way.
+        let own = engine.own(k, q, first.to_i32(), 0);
+        engine.settle(k, own);
+        let place = engine.product_place(k);
+        let rows: Vec<_> = place.rows.iter().map(|row| of.place(first + *row)).collect();
+        let scorer = |head| Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
+        let scorers: Vec<_> = rows.iter().map(|(_, head)| scorer(*head)).collect();
+        let tiles = k.range(from, end, step);
+        let begin = (Running::<A>::new(k, engine), engine.turn());
+        let (state, turn) = k.fold(tiles, begin, |at, (state, turn)| {
+            engine.take(&turn);
             let keys = engine.first(k, sources, at, end);
             let products = engine.product(k, own, keys);
             let of_slot = |slot: usize| {
-                let query = rows[slot].0.to_i32();
-                scorers[slot].row(&products[slot], &place, true, |column| (query, at + column))
+                let first = at + place.first.to_i32();
+                scorers[slot].query_row(&products[slot], rows[slot].0.to_i32(), (first, &place.columns), true)
             };
             let scores = (0..products.len()).map(of_slot).collect();
             let (weights, state) = soften(k, engine, &scorers[0], scores, state);
             let values = engine.second(k, sources, at);
-            Running { values: engine.accumulate(k, &weights, values, state.values), ..state }
+            let values = engine.accumulate(k, &weights, values, state.values);
+            (Running { values, ..state }, engine.turn())
         });
+        engine.take(&turn);
         engine.finish(k);
-        let found = self.put_together(k, engine, &place, team, &state);
-        self.write(k, &a, &Block { rows: of, first, batch, split }, &scorers[0], &found);
+        let block = Block { rows: of, first, batch, split };
+        let found = self.put_together(k, engine, (&place, of.count - first), team, &state);
+        self.write(k, &a, &block, &scorers[0], &found);
     }
 
     /// Keys and values, which may lie in pages: then the table says what their batch is.
     fn sources<'k>(
         &self,
-        a: &DecodeParams<'k>,
+        a: &Task<'k>,
         span: &Span<'k>,
         key_head: U32<'k>,
         batch: U32<'k>,
     ) -> [Source<'k>; 2] {
-        let p = a.problem();
+        let p = a.problem;
         let any = a.has_table.ne(0);
         let table = a.table.at(batch.to_u64() * a.table_step);
         let origin = Origin::Batch(any.select(0u32, batch));
@@ -157,7 +291,7 @@ impl Decode {
         &self,
         k: K<'k>,
         engine: &E,
-        place: &Place<'k>,
+        (place, exist): (&Place<'k>, U32<'k>),
         team: U32<'k>,
         state: &Running<'k, A>,
     ) -> Found<'k>
@@ -179,10 +313,13 @@ impl Decode {
             let one = place.first.eq(0);
             tops.at(at).only_where(one, Fill::Zero).set(state.top[slot]);
             sums.at(at).only_where(one, Fill::Zero).set(sum);
-            let to = values.at(at * pitch + column);
-            for (part, lanes) in parts.iter().zip(state.values[slot].chunks(count as usize)) {
-                to.at(u64::from(*part)).store(Lanes::from(lanes.to_vec()));
-            }
+            // Most problems have few rows.
+            k.if_(row.lt(exist), || {
+                let to = values.at(at * pitch + column);
+                for (part, lanes) in parts.iter().zip(state.values[slot].chunks(count as usize)) {
+                    to.at(u64::from(*part)).store(Lanes::from(lanes.to_vec()));
+                }
+            });
         }
         k.barrier();
         Found { values, tops, sums }
@@ -192,35 +329,28 @@ impl Decode {
     fn write<'k, A: Float>(
         &self,
         k: K<'k>,
-        a: &DecodeParams<'k>,
+        a: &Task<'k>,
         at: &Block<'k>,
         scorer: &Scorer<'k, A>,
         found: &Found<'k>,
     ) where
         Elem: Access<A>,
     {
-        let p = a.problem();
-        let (rows, vector) = (self.config.rows(), self.config.result_vector());
-        let per_row = self.config.width() / vector;
-        let units = k.range(k.thread_idx(), rows * per_row, self.config.threads());
-        k.for_each(units, |unit| {
-            let (row, column) = (unit / per_row, (unit & (per_row - 1)) * vector);
-            let exists = (at.first + row).lt(at.rows.count) & column.lt(p.value_width);
-            let (query, head) = at.rows.place(at.first + row);
+        let whole = a.splits.eq(1);
+        let units = Units::new(self, &a.problem, at);
+        k.for_each(k.range(k.thread_idx(), units.count, self.config.threads()), |unit| {
+            let Unit { row, column, exists, query, head, number } = units.at(unit);
             let (lse, values) = self.of_teams(k, scorer, found, row, column);
             let first_column = exists & column.eq(0);
-            let whole = a.splits.eq(1);
-            let with = Sink { sinks: a.sinks, there: a.has_sinks.ne(0) & whole };
-            let (lse, values) = with.applied(head, lse, values);
-            let number = (at.batch * p.heads + head).mad_wide(p.queries, query.to_u64());
-            let to =
-                a.o.at(at.batch.to_u64() * a.o_batch + query.to_u64() * a.o_row + head.to_u64() * a.o_head);
-            to.at(column).only_where(exists & whole, Fill::Zero).store(values.clone());
-            a.lse.at(number).only_where(first_column & whole, Fill::Zero).set(lse);
             let part = at.split.to_u64() * a.rows + number;
-            let to = a.parts.at(part * p.value_width.to_u64()).at(column);
-            to.only_where(exists & a.splits.ne(1), Fill::Zero).store(values);
+            let to = a.parts.at(part * units.width.to_u64()).at(column);
+            to.only_where(exists & a.splits.ne(1), Fill::Zero).store(values.clone());
             a.part_lse.at(part).only_where(first_column & a.splits.ne(1), Fill::Zero).set(lse);
+            let with = Sink { there: a.sink.there & whole, ..a.sink };
+            let (lse, values) = with.applied(head, lse, values);
+            let to = a.result(at.batch, query, head);
+            to.at(column).only_where(exists & whole, Fill::Zero).store(values);
+            a.lse.at(number).only_where(first_column & whole, Fill::Zero).set(lse);
         });
     }
 
@@ -276,99 +406,42 @@ struct Block<'k> {
     split: U32<'k>,
 }
 
-kernel_args! {
-    /// `o` and `lse` from parts of them: `splits` times `rows` rows.
-    pub(super) struct CombineArgs => CombineParams {
-        parts: In<Elem>, part_lse: In<Elem>, splits: u32, rows: u64,
-        sinks: In<f32>, has_sinks: u32,
-        o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
-        queries: u32, heads: u32, width: u32,
-    }
+/// The accesses to a block's result: so many elements of each row that exists.
+struct Units<'s, 'k> {
+    kernel: &'s Decode,
+    block: &'s Block<'k>,
+    count: U32<'k>,
+    per_row: u32,
+    heads: U32<'k>,
+    queries: U32<'k>,
+    width: U32<'k>,
 }
 
-/// A block for each row: its warps share the parts, and their sums are added in order.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Combine {
-    pub(super) dtype: DType,
-    /// Elements of an access.
-    pub(super) vector: u32,
+/// One of them.
+struct Unit<'k> {
+    row: U32<'k>,
+    column: U32<'k>,
+    /// Whether the columns do.
+    exists: Pred<'k>,
+    query: U32<'k>,
+    head: U32<'k>,
+    /// The number of the row among those of `lse`.
+    number: U64<'k>,
 }
 
-impl Combine {
-    const WARPS: u32 = 8;
-}
-
-impl KernelDef for Combine {
-    type Args = CombineArgs;
-
-    fn name(&self) -> String {
-        format!("attention_combine_{}_x{}", self.dtype, self.vector)
+impl<'s, 'k> Units<'s, 'k> {
+    fn new(kernel: &'s Decode, p: &Problem<'k>, block: &'s Block<'k>) -> Self {
+        let per_row = kernel.config.width() / kernel.config.result_vector();
+        let count = (block.rows.count - block.first).min(kernel.config.rows()) * per_row;
+        Self { kernel, block, count, per_row, heads: p.heads, queries: p.queries, width: p.value_width }
     }
 
-    fn block(&self) -> BlockDim {
-        BlockDim::x(Self::WARPS * WARP)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(super::statistics_type(self.dtype)).with("o", self.dtype)
-    }
-
-    fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
-    }
-}
-
-impl Combine {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: CombineParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let row = k.block_idx_x().to_u64();
-        let (warp, lane) = (k.warp_idx(), k.lane_idx());
-        let lse = |split: U32<'k>| a.part_lse.at(split.to_u64() * a.rows + row).get::<A>();
-        let all = k.range(lane, a.splits, WARP);
-        let lowest = k.lit::<A>(f64::NEG_INFINITY);
-        let top = k.fold(all, lowest, |split, top| top.max(lse(split)));
-        let top = k.warp_combine(WARP, top, |a, b| a.max(b));
-        let reference = top.eq(f64::NEG_INFINITY).select(0.0, top);
-        let sum = k.fold(all, k.lit::<A>(0.0), |split, sum| sum + (lse(split) - reference).exp());
-        let sum = k.warp_combine(WARP, sum, |a, b| a + b);
-        let nothing = sum.eq(0.0);
-        let whole = nothing.select(f64::NEG_INFINITY, reference + sum.log());
-        let inverse = nothing.select(0.0, 1.0 / sum);
-        let (batch, head, query) = {
-            let row = k.block_idx_x();
-            let rest = row / a.queries;
-            let batch = rest / a.heads;
-            (batch, rest - batch * a.heads, row - rest * a.queries)
-        };
-        let width = a.width.to_u64();
-        let to = a.o.at(batch.to_u64() * a.o_batch + query.to_u64() * a.o_row + head.to_u64() * a.o_head);
-        let shared = k.shared_elem(super::statistics_type(self.dtype), Self::WARPS * WARP * self.vector);
-        let mine = shared.at((warp * WARP + lane) * self.vector);
-        let sink = Sink { sinks: a.sinks, there: a.has_sinks.ne(0) };
-        k.for_each(k.range(0u32, a.width, WARP * self.vector), |first| {
-            let column = first + lane * self.vector;
-            let there = column.lt(a.width);
-            let zeros: Lanes<'k, A> = (0..self.vector).map(|_| k.lit::<A>(0.0)).collect();
-            let values = k.fold(k.range(warp, a.splits, Self::WARPS), zeros, |split, sum| {
-                let factor = (lse(split) - reference).exp();
-                let from = a.parts.at((split.to_u64() * a.rows + row) * width).at(column);
-                let part = from.only_where(there, Fill::Zero).load::<A>(self.vector);
-                part.zip(sum, |part, sum| part.mul_add(factor, sum))
-            });
-            k.barrier();
-            mine.store(values);
-            k.barrier();
-            k.if_(warp.eq(0) & there, || {
-                let of_warp =
-                    |warp: u32| mine.at(u64::from(warp * WARP * self.vector)).load::<A>(self.vector);
-                let total = (1..Self::WARPS).fold(of_warp(0), |sum, w| sum.zip(of_warp(w), |a, b| a + b));
-                let (lse, values) = sink.applied(head, whole, total.map(|v| v * inverse));
-                to.at(column).store(values);
-                a.lse.at(row).only_where(column.eq(0), Fill::Zero).set(lse);
-            });
-        });
+    fn at(&self, unit: U32<'k>) -> Unit<'k> {
+        let Self { kernel, block, per_row, .. } = self;
+        let (row, column) =
+            (unit >> per_row.trailing_zeros(), (unit & (per_row - 1)) * kernel.config.result_vector());
+        let (query, head) = block.rows.place(block.first + row);
+        let number = (block.batch * self.heads + head).mad_wide(self.queries, query.to_u64());
+        Unit { row, column, exists: column.lt(self.width), query, head, number }
     }
 }

@@ -66,14 +66,28 @@ impl<'k> Source<'k> {
                 of_head.to_u64() * self.stride + (row - of_head * members).to_u64() * step
             }
             Form::Pages(pages) => {
-                let number = row.to_u32() >> pages.shift;
-                let page = pages.table.at(number).only_where(pages.any & there, Fill::Zero).get::<i32>();
-                // A number that names no page reads a page that exists.
-                let page = page.min(pages.count - 1).max(0);
-                let before = pages.any.select(number << pages.shift, 0);
-                page.to_u64() * pages.step + (row.to_u32() - before).to_u64() * self.stride
+                let (page, within) = pages.found(row, there);
+                page.to_u64() * pages.step + within.to_u64() * self.stride
             }
         }
+    }
+}
+
+impl<'k> Pages<'k> {
+    /// The page of row `row`, and the row in it. `there` says whether the row exists.
+    fn found(&self, row: I32<'k>, there: Pred<'k>) -> (I32<'k>, U32<'k>) {
+        let number = row.to_u32() >> self.shift;
+        let page = self.table.at(number).only_where(self.any & there, Fill::Zero).get::<i32>();
+        // A number that names no page reads a page that exists.
+        let page = page.min(self.count - 1).max(0);
+        let before = self.any.select(number << self.shift, 0);
+        (page, row.to_u32() - before)
+    }
+
+    /// The batch and the row in it of row `row`, which exists, of a sequence whose batch is `batch` without a table.
+    pub(super) fn place(&self, batch: U32<'k>, row: I32<'k>) -> (U32<'k>, U32<'k>) {
+        let (page, within) = self.found(row, row.k().lit(true));
+        (self.any.select(page.to_u32(), batch), within)
     }
 }
 
@@ -141,6 +155,22 @@ pub(super) trait Engine<'k, A: Float> {
     /// The tile of the block's own rows, `index` 0 or 1, loaded from row `first` on. It may be read after the next
     /// [`first`](Self::first).
     fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Self::Tile;
+
+    /// Makes the tile of own rows, loaded by all threads, known to them.
+    fn settle(&self, k: K<'k>, own: Self::Tile) {
+        let _ = own;
+        k.barrier();
+    }
+
+    /// What a loop over tiles carries beside the sums.
+    fn turn(&self) -> Vec<U32<'k>> {
+        Vec::new()
+    }
+
+    /// What it carries, before [`first`](Self::first).
+    fn take(&self, turn: &[U32<'k>]) {
+        let _ = turn;
+    }
 
     /// Begins to load the columns of two sources from column `at` on, as far as they are below `end`.
     fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>);

@@ -180,7 +180,7 @@ where
     factors
 }
 
-/// Powers of a tile's scores relative to the greatest so far, or to one that is [`Scorer::slack`] below it at most, and the state
+/// Powers of a tile's scores relative to the greatest so far, or to one from which no score is [far above](Scorer::above), and the state
 /// with what went before brought to the same reference.
 pub(super) fn soften<'k, A: Float, E: Engine<'k, A>>(
     k: K<'k>,
@@ -283,8 +283,7 @@ pub(super) fn far_above<'k, A: Float>(
 where
     Elem: Access<A>,
 {
-    let slack = scorer.slack();
-    let far = greatest.iter().zip(top).map(|(greatest, top)| (*greatest - *top).gt(slack));
+    let far = greatest.iter().zip(top).map(|(greatest, top)| scorer.above(*greatest, *top));
     far.reduce(|a, b| a | b).unwrap_or_else(|| k.lit(true)).vote_any()
 }
 

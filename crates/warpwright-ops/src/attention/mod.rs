@@ -45,9 +45,11 @@ mod engine;
 mod forward;
 mod functions;
 mod options;
+mod parts;
 pub mod reference;
 mod score;
 mod simt;
+mod streams;
 mod tensor_core;
 pub mod tuning;
 mod warpgroup;
@@ -263,8 +265,13 @@ impl AttentionDesc {
         let usual = self.options.packed.is_none() && self.options.dropout.is_none();
         let few = (1..=tuning::FEW_QUERIES).contains(&self.q.shape[1]) && usual;
         if config.is_none() && (few || self.options.paged.is_some()) {
-            let configs = c.decode_configs(self.dtype, target, &layouts)?;
-            let splits = c.splits(self.dtype, target, configs[0]);
+            let mut configs = c.decode_configs(self.dtype, target, &layouts)?;
+            let mut splits = c.splits(self.dtype, target, configs[0]);
+            if let Some((streams, of_streams)) = self.streams(&c, target, &layouts) {
+                configs.retain(|config| !matches!(config, DecodeConfig::TensorCore(_)));
+                configs.insert(0, DecodeConfig::Streams(streams));
+                splits = of_streams;
+            }
             let variants = self.decode_variants(&c, target, &configs, splits)?;
             return Ok(self.with_variants(&c, target, variants, splits));
         }
@@ -299,6 +306,16 @@ impl AttentionDesc {
             variants.push(Variant { alignment, steps });
         }
         Ok(self.with_variants(&c, target, variants, 1))
+    }
+
+    /// The layout for few queries whose tiles tensor copies bring, if they reach keys and values, and the number of parts.
+    fn streams(&self, c: &Common, target: Target, layouts: &[Layout]) -> Option<(tuning::Streams, u32)> {
+        let reached = options::granularity(layouts) >= 8 && warpgroup::reach(&[self.k, self.v]);
+        let page = if self.options.paged.is_some() { self.k.shape[1] } else { usize::MAX };
+        let layouts = tuning::stream_layouts(self.dtype, target, c.widest(), page);
+        let units = |layout| c.units(DecodeConfig::Streams(layout));
+        let first = *layouts.first().filter(|_| reached)?;
+        tuning::streams(&layouts, target, units(first), c.keys.into())
     }
 
     /// The plan on sm_90a with one given layout of blocks, for comparisons.
@@ -391,32 +408,47 @@ impl AttentionDesc {
         let has_sinks = u32::from(self.options.sinks);
         let page_rows = if self.options.paged.is_some() { self.k.shape[1] } else { 1 << 31 };
         let pages = self.options.paged.map_or(1, |_| self.k.shape[0]);
-        let args = decode::DecodeArgs::new(
-            c,
-            Out::slot(o),
-            batch,
-            row,
-            head,
-            Out::slot(lse),
-            In::slot(SINKS),
-            has_sinks,
-            Out::slot(WORKSPACE),
-            Out::slot_at(WORKSPACE, logarithms),
-            splits,
-            rows,
-            In::slot(TABLE),
-            u32::from(self.options.paged.is_some()),
-            self.options.paged.map_or(0, |paged| paged.pages as u64),
-            page_rows.trailing_zeros(),
-            u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.cast_unsigned()),
-        );
-        let kernel = plan::recorded(OP, &decode::Decode { dtype, kind: c.kind, config }, target)?;
-        let first =
-            LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(config.shared_bytes(dtype));
+        // What both kernels take.
+        macro_rules! args {
+            ($args:ident $(, $more:expr)*) => {
+                decode::$args::new(
+                    c,
+                    Out::slot(o),
+                    batch,
+                    row,
+                    head,
+                    Out::slot(lse),
+                    In::slot(SINKS),
+                    has_sinks,
+                    Out::slot(WORKSPACE),
+                    Out::slot_at(WORKSPACE, logarithms),
+                    splits,
+                    rows,
+                    In::slot(TABLE),
+                    u32::from(self.options.paged.is_some()),
+                    self.options.paged.map_or(0, |paged| paged.pages as u64),
+                    page_rows.trailing_zeros(),
+                    u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.cast_unsigned()),
+                    $($more),*
+                )
+                .values()
+            };
+        }
+        let (args, kernel) = if let DecodeConfig::Streams(config) = config {
+            let [keys, values] = config.panels(dtype);
+            let k = warpgroup::boxes(&In::slot(1), &self.k, keys)?;
+            let v = warpgroup::boxes(&In::slot(2), &self.v, values)?;
+            let def = decode::StreamDecode { dtype, kind: c.kind, config };
+            (args!(StreamArgs, k, v), plan::recorded(OP, &def, target)?)
+        } else {
+            let def = decode::Decode { dtype, kind: c.kind, config };
+            (args!(DecodeArgs), plan::recorded(OP, &def, target)?)
+        };
+        let first = LaunchStep::new(kernel, grid, args).with_dynamic_shared(config.shared_bytes(dtype));
         if splits == 1 {
             return Ok(vec![first]);
         }
-        let args = decode::CombineArgs {
+        let args = parts::CombineArgs {
             parts: In::slot(WORKSPACE),
             part_lse: In::slot_at(WORKSPACE, logarithms),
             splits,
@@ -432,7 +464,7 @@ impl AttentionDesc {
             heads: c.heads,
             width: c.value_width,
         };
-        let kernel = plan::recorded(OP, &decode::Combine { dtype, vector: config.result_vector() }, target)?;
+        let kernel = plan::recorded(OP, &parts::Combine { dtype, vector: config.result_vector() }, target)?;
         let Some(grid) = plan::cover(OP, self.rows(), 1)? else { return Ok(vec![first]) };
         Ok(vec![first, LaunchStep::new(kernel, grid, args.values())])
     }
@@ -873,11 +905,16 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         for config in tuning::all_decode(dtype, target) {
             let kinds = [plain, ScoreKind { lengths: true, ..plain }, all];
             for kind in kinds {
-                out.push(plan::recorded(OP, &decode::Decode { dtype, kind, config }, target)?);
+                out.push(match config {
+                    DecodeConfig::Streams(config) => {
+                        plan::recorded(OP, &decode::StreamDecode { dtype, kind, config }, target)?
+                    }
+                    _ => plan::recorded(OP, &decode::Decode { dtype, kind, config }, target)?,
+                });
             }
         }
         for vector in [1, 2, 4] {
-            out.push(plan::recorded(OP, &decode::Combine { dtype, vector }, target)?);
+            out.push(plan::recorded(OP, &parts::Combine { dtype, vector }, target)?);
         }
     }
     if entry.direction == Direction::Backward {

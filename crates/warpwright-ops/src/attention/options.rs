@@ -413,9 +413,13 @@ impl Common {
 
     /// In how many parts the keys of a head are shared out.
     pub(super) fn splits(&self, dtype: DType, target: Target, config: DecodeConfig) -> u32 {
+        tuning::splits(config, dtype, target, self.units(config), self.keys.into())
+    }
+
+    /// Tiles of rows of all key heads and sequences.
+    pub(super) fn units(&self, config: DecodeConfig) -> u64 {
         let key_heads = u64::from(self.heads / self.group.max(1));
-        let units = u64::from(self.row_tiles(config)) * key_heads * u64::from(self.batch);
-        tuning::splits(config, dtype, target, units, self.keys.into())
+        u64::from(self.row_tiles(config)) * key_heads * u64::from(self.batch)
     }
 
     /// The grid of `tiles` tiles of `heads` heads; `None` if it is empty.

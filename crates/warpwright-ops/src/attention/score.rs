@@ -685,9 +685,9 @@ where
         }
     }
 
-    /// How far scores may be above what powers are relative to. In half precision powers up to 2^8 are as good as those up to 1.
-    pub(super) fn slack(&self) -> Reg<'k, A> {
-        8.0 / self.unit
+    /// Whether a score is too far above what powers are relative to. In half precision powers up to 2^8 are as good as those up to 1.
+    pub(super) fn above(&self, score: Reg<'k, A>, top: Reg<'k, A>) -> Pred<'k> {
+        ((score - top) * self.unit).gt(8.0)
     }
 
     /// `log(sum e^score)` from the greatest score and the sum of powers relative to it.

@@ -275,14 +275,17 @@ impl<'k> TensorCoreEngine<'k> {
 }
 
 /// `[slot][column]` of accumulators `[slab][eight columns]`; slots are the upper and the lower rows of each slab.
-fn to_matrix<'k>(accumulators: &[Vec<Accumulator<'k, f32>>]) -> Matrix<'k, f32> {
+pub(super) fn to_matrix<'k>(accumulators: &[Vec<Accumulator<'k, f32>>]) -> Matrix<'k, f32> {
     let half = |slab: &[Accumulator<'k, f32>], half: usize| {
         slab.iter().flat_map(|a| [a.lanes()[2 * half], a.lanes()[2 * half + 1]]).collect()
     };
     accumulators.iter().flat_map(|slab| [half(slab, 0), half(slab, 1)]).collect()
 }
 
-fn from_matrix<'k>(like: &Accumulator<'k, f32>, matrix: &Matrix<'k, f32>) -> Vec<Vec<Accumulator<'k, f32>>> {
+pub(super) fn from_matrix<'k>(
+    like: &Accumulator<'k, f32>,
+    matrix: &Matrix<'k, f32>,
+) -> Vec<Vec<Accumulator<'k, f32>>> {
     let slab = |rows: &[Vec<F32<'k>>]| {
         let columns = (0..rows[0].len()).step_by(2);
         columns

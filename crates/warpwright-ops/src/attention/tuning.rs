@@ -4,6 +4,7 @@ use warpwright_dsl::prelude::*;
 
 use super::simt::LANES;
 pub use super::simt::Simt;
+pub use super::streams::Streams;
 pub use super::tensor_core::{Teams, TensorCore};
 pub use super::warpgroup::{SweepGroups, Sweeps, Warpgroups};
 use crate::gemm::tuning::multiprocessors;
@@ -29,32 +30,33 @@ pub enum DecodeConfig {
     Simt(Simt),
     /// With the products of tensor cores: each warp walks alone.
     TensorCore(Teams),
+    /// The same, and tensor copies bring what it walks over.
+    Streams(Streams),
 }
 
 /// What both units say of a block.
 macro_rules! of_either_unit {
-    ($config:ident: $($(#[$doc:meta])* $name:ident;)*) => {
+    ($config:ident $units:tt: $($(#[$doc:meta])* $name:ident;)*) => {
         impl $config {
             $($(#[$doc])*
             pub const fn $name(self) -> u32 {
-                match self {
-                    Self::Simt(simt) => simt.$name(),
-                    Self::TensorCore(tensor) => tensor.$name(),
-                }
+                of_either_unit!(@match self, $name, $units)
             })*
 
             pub(super) fn name(self) -> String {
-                match self {
-                    Self::Simt(simt) => simt.name(),
-                    Self::TensorCore(tensor) => tensor.name(),
-                }
+                of_either_unit!(@match self, name, $units)
             }
+        }
+    };
+    (@match $own:ident, $name:ident, [$($unit:ident)*]) => {
+        match $own {
+            $(Self::$unit(layout) => layout.$name(),)*
         }
     };
 }
 
 of_either_unit! {
-    Config:
+    Config [Simt TensorCore]:
     /// Threads of a block.
     threads;
     /// Rows of a block.
@@ -68,7 +70,7 @@ of_either_unit! {
 }
 
 of_either_unit! {
-    DecodeConfig:
+    DecodeConfig [Simt TensorCore Streams]:
     /// Threads of a block.
     threads;
     /// Rows of a block: the query heads of a key head, of each query.
@@ -101,7 +103,13 @@ impl DecodeConfig {
         match self {
             Self::Simt(simt) => simt.shared_elements(1) * accumulate_bytes(dtype),
             Self::TensorCore(teams) => teams.shared_elements() * 2,
+            Self::Streams(streams) => streams.shared_bytes(),
         }
+    }
+
+    /// Whether those who walk take tiles in turn; otherwise each has tiles that follow each other.
+    pub(super) const fn takes_turns(self) -> bool {
+        matches!(self, Self::Streams(_))
     }
 }
 
@@ -142,10 +150,62 @@ pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u
     teams.into_iter().chain(wide).chain(simt(false)).collect()
 }
 
-/// Every configuration that [`decode_configs`] can choose.
+/// Layouts whose tiles tensor copies bring, for rows of up to `width` elements and pages of `page` keys: one that fills a
+/// multiprocessor, and one of which it holds two blocks.
+pub fn stream_layouts(dtype: DType, target: Target, width: usize, page: usize) -> Vec<Streams> {
+    const WARPS: u32 = 4;
+    const STAGES: std::ops::RangeInclusive<u32> = 2..=6;
+    let halves = matches!(dtype, DType::F16 | DType::BF16) && target.sm >= 90;
+    let of_tiles = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize);
+    let Some(width) = of_tiles.filter(|_| halves) else { return Vec::new() };
+    let deepest = |columns: u32, limit: u32| {
+        let layout = |stages| Streams { warps: WARPS, stages, columns, width };
+        STAGES.rev().map(layout).find(|layout| layout.shared_bytes() + STATIC <= limit)
+    };
+    // More columns are more products that do not wait for each other.
+    let alone = |limit| [32, 16].into_iter().filter(|c| *c as usize <= page).find_map(|c| deepest(c, limit));
+    let limit = shared_limit(target);
+    if data_centre(target) {
+        alone(2 * limit).into_iter().chain(deepest(16, limit)).collect()
+    } else {
+        alone(limit).into_iter().collect()
+    }
+}
+
+/// Static shared memory of those kernels, at most.
+const STATIC: u32 = 4 << 10;
+
+/// The layout for `units` tiles of rows with `keys` keys each, and in how many parts these are shared out: so that all
+/// multiprocessors have as much to read. What a block does before and after that is counted as bytes that are not read meanwhile.
+pub fn streams(layouts: &[Streams], target: Target, units: u64, keys: u64) -> Option<(Streams, u32)> {
+    const BEGIN_AND_END: u64 = 42 << 10;
+    const LAUNCH: u64 = 105 << 10;
+    let slots = multiprocessors(target);
+    let cost = |layout: &Streams, splits: u64| {
+        let round = u64::from(layout.columns * layout.warps);
+        let share = keys.div_ceil(round * splits) * round * u64::from(layout.width) * 4;
+        // Two blocks begin and end beside each other.
+        let blocks = u64::from(2 * shared_limit(target) / layout.shared_bytes()).clamp(1, 2);
+        let join = if splits > 1 { LAUNCH } else { 0 };
+        (units * splits).div_ceil(slots) * (share + BEGIN_AND_END / blocks) + join
+    };
+    let all = layouts.iter().flat_map(|layout| {
+        let rounds = keys.div_ceil(u64::from(layout.columns * layout.warps));
+        (1..=rounds.clamp(1, MAX_SPLITS)).map(move |splits| (layout, splits))
+    });
+    let (layout, splits) = all.min_by_key(|(layout, splits)| cost(layout, *splits))?;
+    Some((*layout, splits as u32))
+}
+
+/// Every configuration that [`decode_configs`] and [`streams`] can choose.
 pub fn all_decode(dtype: DType, target: Target) -> Vec<DecodeConfig> {
+    let widths = [32, 64, 128, 256];
     let mut all: Vec<_> =
-        [32, 64, 128, 256].into_iter().flat_map(|width| decode_configs(dtype, target, width, 8)).collect();
+        widths.into_iter().flat_map(|width| decode_configs(dtype, target, width, 8)).collect();
+    for page in [16, 32] {
+        let layouts = widths.into_iter().flat_map(|width| stream_layouts(dtype, target, width, page));
+        all.extend(layouts.map(DecodeConfig::Streams));
+    }
     let mut seen = std::collections::HashSet::new();
     all.retain(|config| seen.insert(*config));
     all

@@ -1,10 +1,12 @@
 //! Attention, both directions, on tensor cores and on ordinary arithmetic, without and with all modifications.
 
-use warpwright_ops::attention::tuning::{Config, Simt, TensorCore, Warpgroups};
+use warpwright_ops::attention::tuning::{
+    Config, DecodeConfig, Simt, Streams, TensorCore, Warpgroups, decode_configs,
+};
 use warpwright_ops::attention::{
     AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, Window,
 };
-use warpwright_ops::plan::{Layout, Plan, Real};
+use warpwright_ops::plan::{Layout, Plan, Real, TensorSpec};
 use warpwright_ptx::DType;
 
 use crate::harness::{Survivor, Sweep, TARGET, plain, plans};
@@ -237,4 +239,88 @@ fn defects_of_more_attention_are_noticed() {
     for of in [tensor_core(), simt(false), simt(true)] {
         check(of, false);
     }
+}
+
+/// Few queries: tiles of 16 keys for two warps in two or three parts, in several rounds of their two stages, one tile, one key and none; more
+/// rows than a block has.
+const FEW: [Case; 7] = [
+    case([1, 200, 64, 64, 4, 1], true, None),
+    case([3, 130, 40, 64, 4, 2], true, Some(70)),
+    case([9, 97, 64, 24, 2, 1], true, Some(100)),
+    case([2, 16, 64, 64, 2, 2], true, None),
+    case([1, 33, 64, 64, 1, 1], false, Some(5)),
+    case([1, 1, 64, 64, 1, 1], true, None),
+    case([16, 160, 64, 64, 2, 1], true, None),
+];
+
+/// In how many parts the keys of each are shared out.
+const PARTS: [u32; 3] = [3, 1, 2];
+
+/// Values are no numbers behind the last key of a sequence, whose tile lacks one.
+fn nothing_behind(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
+    const LENGTHS: [usize; BATCH] = [0, 31, 999];
+    let spec = &specs[slot];
+    if spec.name == "key_lengths" {
+        return LENGTHS[..spec.len].iter().map(|n| *n as f64).collect();
+    }
+    let mut values = plain(specs, slot);
+    if let Some(Layout { shape: [_, keys, heads, width], .. }) = spec.layout.filter(|_| spec.name == "v") {
+        let row = heads * width;
+        for (rows, length) in values.chunks_mut(keys * row).zip(LENGTHS) {
+            rows.iter_mut().skip(length * row).for_each(|x| *x = f64::NAN);
+        }
+    }
+    values
+}
+
+const FEW_SURVIVORS: [Survivor; 1] = [Survivor::missed(
+    "_tma",
+    "@publish_mbarriers()",
+    "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled",
+)];
+const PARTS_SURVIVORS: [Survivor; 1] = [Survivor::equivalent(
+    "_combine_",
+    "@for_each(k.range(step",
+    "rows end at multiples of four columns, and so do their accesses",
+)];
+const OF_FEW: Sweep = Sweep {
+    survivors: &FEW_SURVIVORS,
+    skipped: |name| name.contains("_combine_"),
+    fill: nothing_behind,
+    ..SWEEP
+};
+const OF_PARTS: Sweep =
+    Sweep { survivors: &PARTS_SURVIVORS, skipped: |name| !name.contains("_combine_"), ..SWEEP };
+
+fn few(sweep: Sweep, everything: bool) {
+    let layout = DecodeConfig::Streams(Streams { warps: 2, stages: 2, columns: 16, width: 64 });
+    let plan = |(i, case): (usize, &Case)| {
+        let desc = forward(DType::BF16, everything, *case);
+        desc.plan_decode_with(TARGET, layout, PARTS[i % PARTS.len()]).expect("plan")
+    };
+    sweep.check(&FEW.iter().enumerate().map(plan).collect::<Vec<_>>());
+}
+
+#[test]
+fn defects_of_attention_of_few_queries_are_noticed() {
+    few(OF_FEW, true);
+}
+
+/// More parts than lanes, rows of several accesses of a lane.
+#[test]
+fn defects_of_putting_parts_together_are_noticed() {
+    let config = decode_configs(DType::F32, TARGET, 256, 8)[0];
+    let cases = [([1, 110, 8, 256, 1, 1], 70), ([1, 60, 8, 200, 1, 1], 33), ([1, 40, 8, 8, 1, 1], 8)];
+    let plan = |(sizes, parts)| {
+        let desc = forward(DType::F32, false, case(sizes, false, None));
+        desc.plan_decode_with(TARGET, config, parts).expect("plan")
+    };
+    OF_PARTS.check(&cases.map(plan));
+}
+
+#[test]
+#[ignore = "the other options: nightly"]
+fn defects_of_more_attention_of_few_queries_are_noticed() {
+    // Without lengths all values count.
+    few(Sweep { fill: plain, ..OF_FEW }, false);
 }

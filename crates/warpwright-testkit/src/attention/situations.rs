@@ -222,7 +222,24 @@ fn of_units() -> Vec<Situation> {
         ..PLAIN
     };
     let lengths = Modification { lengths: true, ..none };
+    let few = |unit, width, modification| Situation {
+        batch: 3,
+        queries: 2,
+        keys: 600,
+        heads: 6,
+        key_heads: 2,
+        width,
+        value_width: width,
+        modification,
+        unit,
+        ..PLAIN
+    };
     vec![
+        few(Unit::Warps, 64, Modification { left: Some(400), ..everything }),
+        few(Unit::Warps, 128, none),
+        few(Unit::Parts, 64, Modification { left: Some(400), ..everything }),
+        few(Unit::Parts, 128, lengths),
+        few(Unit::Parts, 256, none),
         groups([200, 1030, 64, 64], none),
         groups([200, 1100, 64, 64], causal),
         groups([193, 640, 64, 40], Modification { left: Some(150), right: Some(40), ..none }),

@@ -1,0 +1,386 @@
+//! The engine of tensor cores whose warps walk alone over tiles that tensor copies bring: `f16` and `bf16` from sm_90 on.
+//!
+//! The warps of a block share one slab of rows and take turns with tiles of columns. One lane of a warp starts the copies of its
+//! tiles, so that a tile costs the warp few instructions beside its products; that leaves the memory as the only limit.
+
+use std::cell::{Cell, RefCell};
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{
+    Accumulator, Along, Fragment, MatrixA, MatrixB, Mbarriers, MmaAtom, PanelTile, SharedTile, TensorBoxes,
+    TileLayout, TileReader, WARP,
+};
+use warpwright_ptx::Inst;
+
+use super::dropout::{Keys, Team};
+use super::engine::{Engine, Form, Matrix, Place, Source};
+use super::tensor_core::{atom, from_matrix, to_matrix};
+
+/// Lanes that share a slot.
+const LANES: u32 = 4;
+/// Rows of a block.
+const SLAB: u32 = 16;
+/// Elements of an access of 16 bytes.
+const VECTOR: u32 = 8;
+/// Up to here elements of a row, the fragments of the block's rows stay in registers.
+const HELD: u32 = 128;
+
+/// How a block is laid out whose warps fetch tiles of columns of their own by tensor copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Streams {
+    /// Warps of a block.
+    pub warps: u32,
+    /// Tiles of a warp in shared memory: the one that is used and those on their way.
+    pub stages: u32,
+    /// Columns of a tile: 16 or 32. The rows of a page are a multiple.
+    pub columns: u32,
+    /// Elements of a row of a tile: 64, 128 or 256.
+    pub width: u32,
+}
+
+impl Streams {
+    /// Threads of a block.
+    pub const fn threads(self) -> u32 {
+        self.warps * WARP
+    }
+
+    /// Rows of a block.
+    pub const fn rows(self) -> u32 {
+        SLAB
+    }
+
+    /// Columns of a tile.
+    pub const fn tile_columns(self) -> u32 {
+        self.columns
+    }
+
+    /// Elements of a row of a tile.
+    pub const fn width(self) -> u32 {
+        self.width
+    }
+
+    /// Elements of an access to rows in global memory.
+    pub const fn vector(self) -> u32 {
+        VECTOR
+    }
+
+    /// Elements of an access to the result.
+    pub const fn result_vector(self) -> u32 {
+        VECTOR / 2
+    }
+
+    /// Each warp walks alone.
+    pub const fn teams(self) -> u32 {
+        self.warps
+    }
+
+    /// The tiles of keys, and those of values.
+    pub(super) const fn panels(self, dtype: DType) -> [PanelTile; 2] {
+        let Self { columns, width, .. } = self;
+        [
+            PanelTile { dtype, along: Along::K, outer: columns, depth: width },
+            PanelTile { dtype, along: Along::Outer, outer: width, depth: columns },
+        ]
+    }
+
+    /// Bytes of a tile of keys, and of one of values.
+    const fn tile_bytes(self) -> u32 {
+        self.columns * self.width * 2
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub const fn shared_bytes(self) -> u32 {
+        K::TILE_SLACK + SLAB * self.width * 2 + self.warps * self.stages * 2 * self.tile_bytes()
+    }
+
+    pub(super) fn name(self) -> String {
+        let Self { warps, stages, columns, width } = self;
+        format!("tma_w{warps}s{stages}c{columns}d{width}")
+    }
+}
+
+/// A layout with its registers.
+#[derive(Debug)]
+pub(super) struct StreamEngine<'k> {
+    config: Streams,
+    dtype: DType,
+    atom: MmaAtom,
+    /// Where the block's rows lie, and the warp's first tile.
+    own_at: U32<'k>,
+    tiles_at: U32<'k>,
+    /// Those of the warp count the bytes of its tiles.
+    ready: Mbarriers<'k>,
+    boxes: [TensorBoxes<'k>; 2],
+    /// Key head and batch.
+    of: [U32<'k>; 2],
+    /// Whether values behind the last key may be in the tensor.
+    lengths: bool,
+    lane: U32<'k>,
+    /// Where a lane reads the warp's first tile of keys and of values.
+    keys: TileReader<'k, MatrixB>,
+    values: TileReader<'k, MatrixB>,
+    /// The stage of the tile that comes next, and the parity of its round.
+    turn: Cell<[U32<'k>; 2]>,
+    /// Bytes from the warp's first tile to the one that is used.
+    used: Cell<U32<'k>>,
+    held: RefCell<Vec<Fragment<'k, MatrixA>>>,
+}
+
+/// A tile: an address for own rows, bytes from the warp's first tile for columns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct At<'k>(U32<'k>);
+
+impl<'k> StreamEngine<'k> {
+    /// With initialised barriers, for keys and values of one key head in one batch, unless they lie in pages.
+    pub(super) fn new(
+        k: K<'k>,
+        config: Streams,
+        dtype: DType,
+        boxes: [TensorBoxes<'k>; 2],
+        of: [U32<'k>; 2],
+        lengths: bool,
+    ) -> Self {
+        let own_at = k.dynamic_shared_tiles();
+        let of_warp = config.stages * 2 * config.tile_bytes();
+        // Tiles begin at multiples of what the pattern of their pieces repeats after, as the rows of the block do.
+        let tiles_at = k.warp_idx().mul_add(of_warp, own_at + SLAB * config.width * 2);
+        let all = k.mbarriers(config.warps * config.stages);
+        k.if_(k.thread_idx().eq(0), || {
+            for barrier in 0..config.warps * config.stages {
+                all.at(barrier).init(1);
+            }
+            k.publish_mbarriers();
+        });
+        k.barrier();
+        let ready = all.from(k.warp_idx() * config.stages);
+        let (atom, none) = (atom(dtype), k.lit(0u32));
+        let panel = k.tile_from(tiles_at, TileLayout::new(dtype, config.columns, PanelTile::WIDTH));
+        Self {
+            config,
+            dtype,
+            atom,
+            own_at,
+            tiles_at,
+            ready,
+            boxes,
+            of,
+            lengths,
+            lane: k.lane_idx(),
+            keys: panel.reader_b(atom, Along::K, none),
+            values: panel.moved(config.tile_bytes()).reader_b(atom, Along::Outer, none),
+            turn: Cell::new([none, none]),
+            used: Cell::new(none),
+            held: RefCell::default(),
+        }
+    }
+
+    /// Columns from a tile of the warp to its next one.
+    fn step(&self) -> i32 {
+        (self.config.columns * self.config.warps).cast_signed()
+    }
+
+    /// Bytes from the warp's first tile to that of a stage.
+    fn place(&self, stage: U32<'k>) -> U32<'k> {
+        stage * (2 * self.config.tile_bytes())
+    }
+
+    /// Starts the copies of the columns from `at` on to a stage, if they are below `end`.
+    fn fetch(&self, k: K<'k>, sources: [Source<'k>; 2], stage: U32<'k>, at: I32<'k>, end: I32<'k>) {
+        k.if_(at.lt(end) & self.lane.eq(0), || {
+            let done = self.ready.at(stage);
+            done.arrive_expecting(2 * self.config.tile_bytes());
+            let [key_head, batch] = self.of;
+            let (batch, row) = match sources[0].form {
+                Form::Pages(pages) => pages.place(batch, at),
+                _ => (batch, at.to_u32()),
+            };
+            let start = k.lit(0u32);
+            let [keys, values] = self.config.panels(self.dtype);
+            let to = self.tiles_at + self.place(stage);
+            let rest = [key_head, batch];
+            keys.fetch(self.boxes[0], to, (row, start), &rest, done);
+            values.fetch(self.boxes[1], to + self.config.tile_bytes(), (start, row), &rest, done);
+        });
+    }
+
+    /// Rows from a tile of columns to its panel that has the elements from `column` on, and which of that panel's they are.
+    fn panel(&self, column: u32) -> (u32, u32) {
+        (column / PanelTile::WIDTH * self.config.columns, column % PanelTile::WIDTH)
+    }
+
+    /// All lanes of the warp have come here.
+    fn meet(&self, k: K<'k>) {
+        k.raw(Inst::WarpBarrier { mask: warpwright_ptx::Operand::int(0xffff_ffff) });
+    }
+
+    /// The tile of the block's rows that has their elements from `column` on.
+    fn own_panel(&self, k: K<'k>, panel: U32<'k>) -> SharedTile<'k> {
+        let layout = TileLayout::new(self.dtype, SLAB, PanelTile::WIDTH);
+        k.tile_from(panel.mul_add(layout.bytes(), self.own_at), layout)
+    }
+
+    /// The block's rows as left operands.
+    fn fragments(&self, k: K<'k>) -> Vec<Fragment<'k, MatrixA>> {
+        let panels = 0..self.config.width / PanelTile::WIDTH;
+        let depths = || (0..PanelTile::WIDTH).step_by(self.atom.k() as usize);
+        let of = |panel| self.own_panel(k, k.lit(panel)).reader_a(self.atom, Along::K, k.lit(0u32));
+        panels.map(of).flat_map(|panel| depths().map(move |depth| panel.load(0, depth))).collect()
+    }
+
+    fn zeros(&self, k: K<'k>, columns: u32) -> Vec<Vec<Accumulator<'k, f32>>> {
+        vec![(0..columns / 8).map(|_| Accumulator::zero(k, self.atom)).collect()]
+    }
+}
+
+impl<'k> Engine<'k, f32> for StreamEngine<'k> {
+    type Tile = At<'k>;
+
+    fn lanes(&self) -> u32 {
+        LANES
+    }
+
+    fn product_place(&self, k: K<'k>) -> Place<'k> {
+        let (row, first) = k.accumulator_origin();
+        let columns = (0..self.config.columns / 8).flat_map(|block| [8 * block, 8 * block + 1]).collect();
+        Place { rows: vec![row, row + 8], first, columns }
+    }
+
+    fn may_wait(&self) -> bool {
+        self.config.width >= HELD
+    }
+
+    fn team(&self, keys: Keys) -> Team {
+        match keys {
+            Keys::Columns => Team { lanes: 2, step: 1 },
+            Keys::Rows => Team { lanes: 4, step: LANES },
+        }
+    }
+
+    fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, _: u32) -> At<'k> {
+        let per_row = self.config.width / VECTOR;
+        k.for_each(k.range(k.thread_idx(), SLAB * per_row, self.config.threads()), |index| {
+            let (row, column) = (index >> per_row.trailing_zeros(), (index & (per_row - 1)) * VECTOR);
+            let at = first + row.to_i32();
+            let there = at.lt(source.rows) & column.lt(source.width);
+            let from = source.data.at(source.offset(at, there)).at(column);
+            let tile = self.own_panel(k, column >> PanelTile::WIDTH.trailing_zeros());
+            let to = tile.at(row, column & (PanelTile::WIDTH - 1));
+            to.store(from.only_where(there, Fill::Zero).load::<f32>(VECTOR));
+        });
+        At(self.own_at)
+    }
+
+    fn settle(&self, k: K<'k>, _: At<'k>) {
+        k.barrier();
+        if self.config.width <= HELD {
+            self.held.replace(self.fragments(k));
+        }
+    }
+
+    fn turn(&self) -> Vec<U32<'k>> {
+        self.turn.get().to_vec()
+    }
+
+    fn take(&self, turn: &[U32<'k>]) {
+        if let [stage, parity] = *turn {
+            self.turn.set([stage, parity]);
+        }
+    }
+
+    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) {
+        for stage in 0..self.config.stages - 1 {
+            self.fetch(k, sources, k.lit(stage), at + stage.cast_signed() * self.step(), end);
+        }
+    }
+
+    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> At<'k> {
+        let ([stage, parity], stages) = (self.turn.get(), self.config.stages);
+        // The tile before, whose place is filled again, has been read by all lanes.
+        self.meet(k);
+        let before = stage.eq(0).select(stages - 1, stage - 1);
+        self.fetch(k, sources, before, at + (stages - 1).cast_signed() * self.step(), end);
+        self.ready.at(stage).wait(parity);
+        let tile = self.place(stage);
+        let last = stage.eq(stages - 1);
+        self.turn.set([last.select(0, stage + 1), parity ^ last.select(1, 0)]);
+        self.used.set(tile);
+        if self.lengths {
+            let left = sources[1].rows - at;
+            let columns = self.config.columns.cast_signed();
+            // Weights of 0 do not leave out what is no number.
+            k.if_(left.lt(columns), || {
+                let to = self.tiles_at + tile + self.config.tile_bytes();
+                let values = self.config.panels(self.dtype)[1];
+                values.clear_from(to, left.max(0).to_u32(), (self.lane, WARP));
+                self.meet(k);
+            });
+        }
+        At(tile)
+    }
+
+    fn second(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>) -> At<'k> {
+        At(self.used.get())
+    }
+
+    fn again(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>) -> At<'k> {
+        At(self.used.get())
+    }
+
+    fn product(&self, k: K<'k>, _: At<'k>, At(tile): At<'k>) -> Matrix<'k, f32> {
+        let Streams { columns, width, .. } = self.config;
+        let held = self.held.borrow();
+        let loaded = if held.is_empty() { self.fragments(k) } else { Vec::new() };
+        let left = if held.is_empty() { &loaded } else { &held };
+        let keys = self.keys.moved(tile);
+        let mut sum = self.zeros(k, columns);
+        for (a, depth) in left.iter().zip((0..width).step_by(self.atom.k() as usize)) {
+            let (panel, depth) = self.panel(depth);
+            for column in (0..columns).step_by(16) {
+                for (half, b) in keys.load_pair(panel + column, depth).iter().enumerate() {
+                    let sum = &mut sum[0][column as usize / 8 + half];
+                    *sum = sum.mma(a, b);
+                }
+            }
+        }
+        to_matrix(&sum)
+    }
+
+    fn zero(&self, k: K<'k>) -> Matrix<'k, f32> {
+        to_matrix(&self.zeros(k, self.config.width))
+    }
+
+    fn accumulate(
+        &self,
+        k: K<'k>,
+        weights: &Matrix<'k, f32>,
+        At(tile): At<'k>,
+        sum: Matrix<'k, f32>,
+    ) -> Matrix<'k, f32> {
+        let Streams { columns, width, .. } = self.config;
+        let like = Accumulator::zero(k, self.atom);
+        let (weights, mut sum) = (from_matrix(&like, weights), from_matrix(&like, &sum));
+        let right = self.values.moved(tile);
+        for depth in (0..columns).step_by(self.atom.k() as usize) {
+            let pair = depth as usize / 8;
+            let a = Fragment::from_accumulators(self.atom, &weights[0][pair], &weights[0][pair + 1]);
+            for column in (0..width).step_by(16) {
+                let (panel, within) = self.panel(column);
+                for (half, b) in right.load_pair(within, panel + depth).iter().enumerate() {
+                    let sum = &mut sum[0][column as usize / 8 + half];
+                    *sum = sum.mma(&a, b);
+                }
+            }
+        }
+        to_matrix(&sum)
+    }
+
+    fn finish(&self, _: K<'k>) {}
+
+    fn sum_parts(&self) -> (u32, Vec<u32>) {
+        (2, (0..self.config.width).step_by(8).collect())
+    }
+
+    fn sum_column(&self, k: K<'k>) -> U32<'k> {
+        k.accumulator_origin().1
+    }
+}
