@@ -109,7 +109,7 @@ pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,
     Shared, Space, Writable, Write,
 };
-pub use mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom};
+pub use mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom, Split, SplitSum};
 pub use moments::Moments;
 pub use packed::Packed;
 pub use philox::Philox;

@@ -27,6 +27,9 @@ const HALF_PRODUCT_SM: u32 = 75;
 /// Those 16 deep, of `bf16`, `tf32` and `f64` from here.
 const FULL_PRODUCT_SM: u32 = 80;
 
+/// Bits of `f32` that products of `tf32` ignore.
+const TF32_IGNORED: u32 = (1 << 13) - 1;
+
 /// One product of a warp: element types and shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MmaAtom {
@@ -172,7 +175,49 @@ impl<'k, Role> Fragment<'k, Role> {
     }
 }
 
+impl<'k, Role> Fragment<'k, Role> {
+    /// Elements of `f32` for [`MmaAtom::Tf32`] as two numbers of `tf32` each, whose sum is all but the last two or three bits of
+    /// them: what the product keeps of them, and the rest.
+    #[track_caller]
+    pub fn split(&self) -> Split<'k, Role> {
+        let k = self.k;
+        k.on_behalf(|| {
+            let part = |word: U32<'k>| {
+                // Rounded, so that what is left has either sign. An infinity stays one.
+                let high = (word + TF32_IGNORED.div_ceil(2)) & !TF32_IGNORED;
+                [high, (F32::from_bits(word) - F32::from_bits(high)).to_bits()]
+            };
+            let parts: Vec<[U32<'k>; 2]> = self.words().into_iter().map(part).collect();
+            let [high, low] = [0, 1].map(|half: usize| {
+                let regs = parts.iter().map(|p| RawReg { id: p[half].id(), ty: u32::REGISTER }).collect();
+                Self { regs, ..*self }
+            });
+            Split { high, low }
+        })
+    }
+}
+
+/// An operand of a product of `f32` as the sum of two of `tf32`; made by [`Fragment::split`].
+#[derive(Debug)]
+#[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
+pub struct Split<'k, Role> {
+    high: Fragment<'k, Role>,
+    low: Fragment<'k, Role>,
+}
+
 impl<'k> Fragment<'k, MatrixA> {
+    /// An accumulator of eight neighbouring columns, not rounded, as the A of a next product by [`MmaAtom::Tf32`] whose common
+    /// index runs through the columns in another order: 0, 2, 4, 6, 1, 3, 5, 7. Lanes keep their own elements.
+    #[track_caller]
+    pub fn interleaved(accumulator: &Accumulator<'k, f32>) -> Self {
+        let k = accumulator.k;
+        k.on_behalf(|| {
+            let lanes = accumulator.lanes.as_slice();
+            let words = [0, 2, 1, 3].map(|lane: usize| lanes[lane].to_bits());
+            Self::a(k, MmaAtom::Tf32, &words)
+        })
+    }
+
     /// A lane's part of A: its registers in the order of the table above, of `u32`, or of `f64` for [`MmaAtom::F64`].
     #[track_caller]
     pub fn a<T: Scalar>(k: K<'k>, atom: MmaAtom, regs: &[Reg<'k, T>]) -> Self {
@@ -300,6 +345,48 @@ impl<'k, A: Float> Accumulator<'k, A> {
             c: self.lanes.iter().map(|r| Operand::Reg(r.id())).collect(),
         })));
         result
+    }
+}
+
+/// What a lane holds of a product of [`Split`] operands, about as exact as in `f32`. Tensor cores cut off what they add, so the
+/// small products have a sum of their own.
+#[derive(Clone, Debug)]
+#[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
+pub struct SplitSum<'k> {
+    great: Accumulator<'k, f32>,
+    small: Accumulator<'k, f32>,
+}
+
+impl<'k> SplitSum<'k> {
+    /// Zeros.
+    #[track_caller]
+    pub fn zero(k: K<'k>) -> Self {
+        k.on_behalf(|| {
+            let zero = Accumulator::zero(k, MmaAtom::Tf32);
+            Self { great: zero.clone(), small: zero }
+        })
+    }
+
+    /// `a b` plus the sum. The whole warp is here.
+    #[track_caller]
+    pub fn mma(&self, a: &Split<'k, MatrixA>, b: &Split<'k, MatrixB>) -> Self {
+        self.great.k.on_behalf(|| Self {
+            great: self.great.mma(&a.high, &b.high),
+            small: self.small.mma(&a.low, &b.high).mma(&a.high, &b.low),
+        })
+    }
+
+    /// The elements.
+    #[track_caller]
+    pub fn total(&self) -> Accumulator<'k, f32> {
+        self.great.k.on_behalf(|| {
+            let both = self.great.lanes.iter().zip(self.small.lanes.iter());
+            // What is left of an infinity is not a number.
+            let total = |(great, small): (F32<'k>, F32<'k>)| {
+                great.abs().eq(f64::INFINITY).select(great, great + small)
+            };
+            self.great.like(both.map(total).collect())
+        })
     }
 }
 

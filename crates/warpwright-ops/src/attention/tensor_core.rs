@@ -1,22 +1,26 @@
-//! The engine of tensor cores: `f16` and `bf16` from sm_80 on.
+//! The engine of tensor cores, from sm_80 on: `f16`, `bf16`, and `f32` as sums of two `tf32`.
 //!
 //! A warp owns `slabs` times 16 rows. Its products stay in registers: accumulators of the scores, rounded, are the left
 //! operand of the product with the values, since both have their elements in the same lanes. Tiles of columns arrive in two
 //! stages, the next one while the present one is used.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Accumulator, Along, Bounds, Fragment, MmaAtom, SharedTile, TileLayout, WARP};
+use warpwright_dsl::{Accumulator, Along, Bounds, Fragment, MmaAtom, SharedTile, SplitSum, TileLayout, WARP};
 use warpwright_ptx::Inst;
 
 use super::dropout::{Keys, Team};
-use super::engine::{Engine, Form, Matrix, Place, Source};
+use super::engine::{Engine, Form, Matrix, Place, Source, each};
 
 /// Lanes that share a slot.
 const LANES: u32 = 4;
 /// Rows of a slab.
 const SLAB: u32 = 16;
-/// Elements of an access of 16 bytes.
+/// Elements of half types of an access of 16 bytes.
 const VECTOR: u32 = 8;
+/// Elements of the common dimension that are summed by tensor cores alone where operands are split.
+const PART: u32 = 64;
+/// Columns of a sum that products of `f32` are added to together.
+const TOGETHER: u32 = 16;
 /// Stages of the tiles of columns of a block.
 const STAGES: u32 = 2;
 
@@ -31,6 +35,8 @@ pub struct TensorCore {
     pub columns: u32,
     /// Elements of a row of a tile: a power of two from 64.
     pub width: u32,
+    /// Elements of 16 bytes: of an access to rows in global memory.
+    pub vector: u32,
 }
 
 impl TensorCore {
@@ -56,7 +62,7 @@ impl TensorCore {
 
     /// Elements of an access to rows in global memory.
     pub const fn vector(self) -> u32 {
-        VECTOR
+        self.vector
     }
 
     /// Elements of shared memory, with one tile of own rows or two.
@@ -65,7 +71,7 @@ impl TensorCore {
     }
 
     pub(super) fn name(self) -> String {
-        let Self { warps, slabs, columns, width } = self;
+        let Self { warps, slabs, columns, width, .. } = self;
         format!("mma_w{warps}s{slabs}c{columns}d{width}")
     }
 }
@@ -136,9 +142,9 @@ impl Teams {
     }
 }
 
-/// The products of a half type.
+/// The products of a type.
 pub(super) fn atom(dtype: DType) -> MmaAtom {
-    if dtype == DType::F16 { MmaAtom::F16 } else { MmaAtom::BF16 }
+    MmaAtom::of(dtype).unwrap_or(MmaAtom::BF16)
 }
 
 /// A layout with its registers.
@@ -181,7 +187,7 @@ impl<'k> TensorCoreEngine<'k> {
     pub(super) fn alone(k: K<'k>, config: Teams, atom: MmaAtom) -> Self {
         let alone = Some(k.warp_idx() * config.elements());
         let Teams { warps, stages, width } = config;
-        let one = TensorCore { warps: 1, slabs: 1, columns: Teams::COLUMNS, width };
+        let one = TensorCore { warps: 1, slabs: 1, columns: Teams::COLUMNS, width, vector: VECTOR };
         let threads = warps * WARP;
         Self { threads, row: k.lit(0u32), stages, alone, ..Self::new(k, one, atom, 1) }
     }
@@ -241,15 +247,15 @@ impl<'k> TensorCoreEngine<'k> {
 
     /// Loads rows that do not lie at even distances, all threads together.
     fn load_rows(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, tile: SharedTile<'k>) {
-        const PIECE: u32 = 8;
-        let per_row = self.config.width / PIECE;
+        let piece = self.config.vector;
+        let per_row = self.config.width / piece;
         let total = self.config.rows() * per_row;
         k.for_each(k.range(self.thread, total, self.threads), |index| {
-            let (row, column) = (index / per_row, (index & (per_row - 1)) * PIECE);
+            let (row, column) = (index / per_row, (index & (per_row - 1)) * piece);
             let at = first + row.to_i32();
             let there = at.lt(source.rows) & column.lt(source.width);
             let from = source.data.at(source.offset(at, there)).at(column);
-            tile.at(row, column).store(from.only_where(there, Fill::Zero).load::<f32>(PIECE));
+            tile.at(row, column).store(from.only_where(there, Fill::Zero).load::<f32>(piece));
         });
     }
 
@@ -266,6 +272,80 @@ impl<'k> TensorCoreEngine<'k> {
     fn operand(&self, k: K<'k>, index: u32, at: I32<'k>) -> Operand<'k> {
         // No column has a negative number.
         Operand { tile: self.columns_tile(k, index).moved(self.stage(at)), zero: at.to_u32() >> 31 }
+    }
+
+    /// Products of operands that are split. They are summed in parts, so that the errors of long sums, which tensor cores cut off,
+    /// grow with the parts and not with the width.
+    fn product_split(
+        &self,
+        k: K<'k>,
+        left: &TileReader<'k, MatrixA>,
+        right: &TileReader<'k, MatrixB>,
+    ) -> Matrix<'k, f32> {
+        let TensorCore { slabs, columns, width, .. } = self.config;
+        let mut sum: Option<Matrix<'k, f32>> = None;
+        for part in (0..width).step_by(PART as usize) {
+            let mut parts = vec![vec![SplitSum::zero(k); columns as usize / 8]; slabs as usize];
+            for depth in (part..part + PART).step_by(self.atom.k() as usize) {
+                let a: Vec<_> = (0..slabs).map(|slab| left.load(slab * SLAB, depth).split()).collect();
+                for column in (0..columns).step_by(16) {
+                    for (half, b) in right.load_pair(column, depth).iter().enumerate() {
+                        let b = b.split();
+                        for (parts, a) in parts.iter_mut().zip(&a) {
+                            let part = &mut parts[column as usize / 8 + half];
+                            *part = part.mma(a, &b);
+                        }
+                    }
+                }
+            }
+            let totals: Vec<Vec<_>> =
+                parts.iter().map(|slab| slab.iter().map(SplitSum::total).collect()).collect();
+            let of_part = to_matrix(&totals);
+            sum = Some(match sum {
+                Some(sum) => each(&sum, |slot, column, value| value + of_part[slot][column]),
+                None => of_part,
+            });
+        }
+        sum.unwrap_or_default()
+    }
+
+    /// Weights times the rows of a tile. Weights stay in their lanes, so the common index runs through eight of them as
+    /// [`Fragment::interleaved`] says. Summed tile by tile for the same reason.
+    fn accumulate_split(
+        &self,
+        k: K<'k>,
+        weights: &Matrix<'k, f32>,
+        Operand { tile, zero }: Operand<'k>,
+        sum: Matrix<'k, f32>,
+    ) -> Matrix<'k, f32> {
+        let TensorCore { columns, width, .. } = self.config;
+        let like = Accumulator::zero(k, self.atom);
+        let (weights, mut sum) = (from_matrix(&like, weights), from_matrix(&like, &sum));
+        let lane = k.lane_idx();
+        let point = tile.point((lane & 3) * 2 + zero, lane >> 2);
+        let a: Vec<Vec<_>> =
+            weights.iter().map(|w| w.iter().map(|w| Fragment::interleaved(w).split()).collect()).collect();
+        for first in (0..width).step_by(TOGETHER as usize) {
+            let mut parts = vec![vec![SplitSum::zero(k); TOGETHER as usize / 8]; a.len()];
+            for depth in (0..columns).step_by(8) {
+                for block in 0..TOGETHER / 8 {
+                    let element = |row| point.at(row, first + 8 * block).get::<f32>().to_bits();
+                    let b = Fragment::b(k, self.atom, &[element(depth), element(depth + 1)]).split();
+                    for (parts, a) in parts.iter_mut().zip(&a) {
+                        let part = &mut parts[block as usize];
+                        *part = part.mma(&a[depth as usize / 8], &b);
+                    }
+                }
+            }
+            for (sum, parts) in sum.iter_mut().zip(parts) {
+                for (sum, part) in sum[first as usize / 8..].iter_mut().zip(parts) {
+                    let part = part.total();
+                    let added = sum.lanes().iter().zip(part.lanes().iter()).map(|(a, b)| a + b);
+                    *sum = like.like(added.collect());
+                }
+            }
+        }
+        to_matrix(&sum)
     }
 
     fn zeros(&self, k: K<'k>, columns: u32) -> Vec<Vec<Accumulator<'k, f32>>> {
@@ -312,7 +392,7 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
 
     fn may_wait(&self) -> bool {
         // 8 % faster; 8 % slower for rows of 64, the same for rows of 256.
-        self.config.width == 128
+        self.config.width == 128 && self.atom != MmaAtom::Tf32
     }
 
     fn team(&self, keys: Keys) -> Team {
@@ -362,6 +442,9 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         let TensorCore { slabs, columns, width, .. } = self.config;
         let left = own.tile.reader_a(self.atom, Along::K, self.row + zero);
         let right = tile.reader_b(self.atom, Along::K, zero);
+        if self.atom == MmaAtom::Tf32 {
+            return self.product_split(k, &left, &right);
+        }
         let mut sum = self.zeros(k, columns);
         for depth in (0..width).step_by(self.atom.k() as usize) {
             let a: Vec<_> = (0..slabs).map(|slab| left.load(slab * SLAB, depth)).collect();
@@ -390,6 +473,9 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         sum: Matrix<'k, f32>,
     ) -> Matrix<'k, f32> {
         let TensorCore { columns, width, .. } = self.config;
+        if self.atom == MmaAtom::Tf32 {
+            return self.accumulate_split(k, weights, Operand { tile, zero }, sum);
+        }
         let like = Accumulator::zero(k, self.atom);
         let (weights, mut sum) = (from_matrix(&like, weights), from_matrix(&like, &sum));
         let right = tile.reader_b(self.atom, Along::Outer, zero);

@@ -92,7 +92,7 @@ impl Config {
     pub const fn shared_bytes(self, dtype: DType, own: u32) -> u32 {
         match self {
             Self::Simt(simt) => simt.shared_elements(own) * accumulate_bytes(dtype),
-            Self::TensorCore(tensor) => tensor.shared_elements(own) * 2,
+            Self::TensorCore(tensor) => tensor.shared_elements(own) * dtype.bytes() as u32,
         }
     }
 }
@@ -243,7 +243,9 @@ impl Work {
     /// The sweeps for the gradients of keys and values: where both do not fit the registers, one after the other.
     pub const fn of_keys(config: Config) -> &'static [Self] {
         match config {
-            Config::TensorCore(TensorCore { width: 256, .. }) => &[Self::Keys, Self::Values],
+            Config::TensorCore(TensorCore { width: 256, .. } | TensorCore { width: 128, vector: 4, .. }) => {
+                &[Self::Keys, Self::Values]
+            }
             _ => &[Self::KeysAndValues],
         }
     }
@@ -349,7 +351,7 @@ pub fn simt(dtype: DType, work: Work, target: Target, width: u32, vectors: bool)
 /// The configuration of tensor cores, `None` if the target has none that fits.
 pub fn tensor_core(work: Work, target: Target, width: usize) -> Option<Config> {
     let width = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize)?;
-    let config = |warps, slabs, columns| TensorCore { warps, slabs, columns, width };
+    let config = |warps, slabs, columns| TensorCore { warps, slabs, columns, width, vector: 8 };
     let choice = match (work, width) {
         (Work::Forward, 256) if target.sm >= 90 => config(8, 1, 64),
         (Work::Forward, 256) => config(4, 1, 32),
@@ -362,6 +364,30 @@ pub fn tensor_core(work: Work, target: Target, width: usize) -> Option<Config> {
         _ => config(4, 1, 64),
     };
     (target.sm >= TENSOR_CORE_SM).then_some(Config::TensorCore(choice))
+}
+
+/// The same for `f32`, whose tiles are twice as large, and whose operands are split into two. Heads of up to 32 elements would fill half a
+/// tile, those of more than 128 lack the registers.
+pub fn split_tensor_core(work: Work, target: Target, width: usize) -> Option<Config> {
+    let width = match width {
+        33..=64 => 64,
+        65..=128 => 128,
+        _ => return None,
+    };
+    let shapes: &[_] = match (work, width) {
+        (Work::Forward, 64) => &[(8, 1, 64), (8, 1, 32), (4, 1, 32), (4, 1, 16)],
+        (Work::Queries, 64) => &[(4, 2, 32), (4, 1, 32), (4, 1, 16)],
+        (_, 64) => &[(4, 1, 32), (4, 1, 16)],
+        (Work::Forward, _) => &[(4, 1, 32), (4, 1, 16)],
+        _ => &[(4, 1, 16)],
+    };
+    let config = |&(warps, slabs, columns): &(u32, u32, u32)| {
+        Config::TensorCore(TensorCore { warps, slabs, columns, width, vector: 4 })
+    };
+    let within =
+        |limit: u32| shapes.iter().map(config).find(|c| c.shared_bytes(DType::F32, work.own()) <= limit);
+    let whole = || if data_centre(target) { within(2 * shared_limit(target)) } else { None };
+    if target.sm < TENSOR_CORE_SM { None } else { within(shared_limit(target)).or_else(whole) }
 }
 
 /// Layouts of the forward kernel of sm_90a for head dimensions up to `width`, the one that is chosen first; for comparisons.
@@ -423,7 +449,11 @@ pub fn sweeps(dtype: DType, target: Target, width: usize) -> Option<Sweeps> {
 /// row and between rows are multiples of `granularity`, a power of two.
 pub fn configs(dtype: DType, work: Work, target: Target, width: usize, granularity: u32) -> Vec<Config> {
     let halves = matches!(dtype, DType::F16 | DType::BF16);
-    let tensor = if halves && granularity >= 8 { tensor_core(work, target, width) } else { None };
+    let tensor = match dtype {
+        DType::F32 if granularity >= 4 => split_tensor_core(work, target, width),
+        _ if halves && granularity >= 8 => tensor_core(work, target, width),
+        _ => None,
+    };
     let Some(width) = tile_width(width) else { return Vec::new() };
     // Half types without 16-byte rows are rare where there are tensor cores: one kernel takes them all.
     let wide = granularity >= full_vector(dtype) && !(halves && target.sm >= TENSOR_CORE_SM);

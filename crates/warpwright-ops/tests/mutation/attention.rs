@@ -165,7 +165,7 @@ const OF_WARPGROUPS: Sweep = Sweep { survivors: &WARPGROUP_SURVIVORS, ..SWEEP };
 const SWEEP: Sweep = Sweep { survivors: &SURVIVORS, by_line: true, ..Sweep::new(plain) };
 
 fn tensor_core() -> (DType, Config, [Case; 9]) {
-    let tensor = TensorCore { warps: 2, slabs: 1, columns: 16, width: 64 };
+    let tensor = TensorCore { warps: 2, slabs: 1, columns: 16, width: 64, vector: 8 };
     (DType::BF16, Config::TensorCore(tensor), TENSOR_CORE)
 }
 
