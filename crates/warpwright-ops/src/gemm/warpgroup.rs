@@ -2,7 +2,7 @@
 //! warps multiply them from there.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Boxes, PanelTile, Ring, WarpgroupSums, kernel_args};
+use warpwright_dsl::{Boxes, PanelTile, Ring, WARP, WarpgroupSums, kernel_args};
 
 use super::epilogue::{self, Outputs, SumTile, outputs};
 use super::kernel::tile_of_block;
@@ -26,7 +26,6 @@ kernel_args! {
 const GROUP: u32 = 128;
 /// Rows of a warpgroup.
 const GROUP_ROWS: u32 = 64;
-const WARP: u32 = 32;
 /// The named barrier at which the warps that multiply meet.
 const MULTIPLIED: u32 = 1;
 

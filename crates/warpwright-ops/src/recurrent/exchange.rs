@@ -9,8 +9,8 @@
 //! by the warps, whose sums meet in shared memory. Those of `f32` are made by threads that hold two elements of the vectors
 //! each, and sums are added by shuffles first.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{WARP, kernel_args};
 use warpwright_ptx::{CacheHints, Inst, Ordering, ScalarType, Scope, Semantics, StateSpace, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -23,7 +23,6 @@ use crate::plan;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
 pub(super) const WARPS: u32 = THREADS / WARP;
-pub(super) const WARP: u32 = 32;
 /// Pairs of words that a lane waits for together; each takes four registers.
 const WAITED: u32 = 16;
 /// Rows and common dimension of a product on tensor cores, and its columns.

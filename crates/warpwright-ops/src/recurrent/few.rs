@@ -2,7 +2,7 @@
 //! them with the inputs or the states of all sequences.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, kernel_args};
+use warpwright_dsl::{FixedElement, WARP, kernel_args};
 use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
 use super::cell::Cell;
@@ -15,7 +15,6 @@ use super::{WIDE, sums_of};
 pub(super) const MOST_BATCH: usize = 4;
 /// Units of a block, which have a warp for the inputs and one for the states.
 const UNITS: u32 = 4;
-const WARP: u32 = 32;
 
 kernel_args! {
     /// A step of few sequences.

@@ -6,6 +6,7 @@
 //! free as long as both operands agree, and a lane takes eight neighbours, 16 bytes, for two products. The sums of the warps
 //! meet in shared memory.
 
+use warpwright_dsl::WARP;
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::Target;
 
@@ -22,7 +23,6 @@ pub(super) const MOST_BATCH: usize = 64;
 const FEW: u32 = 16;
 /// Units up to which every multiprocessor has a block of many sequences; more blocks read them too often.
 const MOST_UNITS: usize = 1024;
-const WARP: u32 = 32;
 /// Warps that share the common dimension of a side.
 const PARTS: u32 = 4;
 const WARPS: u32 = 2 * PARTS;

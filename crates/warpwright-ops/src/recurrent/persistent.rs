@@ -1,13 +1,13 @@
 //! The steps of a sequence in one launch: every block keeps the recurrent weights of its units in registers, and the blocks
 //! hand each other the hidden state of each step as [`Product`] says.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{WARP, kernel_args};
 use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
 use super::cell::{Cell, Gate};
 use super::cluster::Vector;
-use super::exchange::{Matrix, Product, THREADS, WARP};
+use super::exchange::{Matrix, Product, THREADS};
 use super::tuning::{Exchange, PersistentConfig};
 use super::walk::{self, Walk, has, walk};
 

@@ -5,13 +5,14 @@
 //! the other, to shared memory that only it uses. That is a trip through the L2 cache more than words that carry their own
 //! numbers take, and half the bytes. Two buffers take turns as those of words do.
 
+use warpwright_dsl::WARP;
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::{
     CacheHints, CacheOp, Inst, L2Prefetch, Operand, Ordering, ScalarType, Scope, Semantics, SourceLimit,
     StateSpace,
 };
 
-use super::exchange::{ATOM, Matrix, Partial, Product, Slot, WARP, WARPS, Weights, share};
+use super::exchange::{ATOM, Matrix, Partial, Product, Slot, WARPS, Weights, share};
 
 /// Words of flags in front of the buffers: room for 256.
 pub(super) const FLAGS: u32 = 128;
