@@ -205,6 +205,12 @@ impl<'k> K<'k> {
         self.emit(Inst::Barrier { kind: BarrierKind::Sync, aligned: true, id: Operand::int(0), count: None });
     }
 
+    /// Waits until every lane of the warp is here, and orders their accesses to memory.
+    #[track_caller]
+    pub fn warp_barrier(self) {
+        self.emit(Inst::WarpBarrier { mask: Operand::int(0xffff_ffff) });
+    }
+
     /// Waits until `threads` threads of the block, whole warps, are at the barrier `id`: 1 to 15, one for each group of warps
     /// that meet on their own. Orders their accesses to memory.
     #[track_caller]

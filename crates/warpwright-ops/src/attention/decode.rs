@@ -239,7 +239,7 @@ impl Decode {
         engine.start(k, sources, from, end);
         // The queries come while the first keys are on their way.
         let own = engine.own(k, q, first.to_i32(), 0);
-        engine.settle(k, own);
+        engine.settle(k);
         let place = engine.product_place(k);
         let rows: Vec<_> = place.rows.iter().map(|row| of.place(first + *row)).collect();
         let scorer = |head| Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);

@@ -157,8 +157,7 @@ pub(super) trait Engine<'k, A: Float> {
     fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Self::Tile;
 
     /// Makes the tile of own rows, loaded by all threads, known to them.
-    fn settle(&self, k: K<'k>, own: Self::Tile) {
-        let _ = own;
+    fn settle(&self, k: K<'k>) {
         k.barrier();
     }
 

@@ -6,7 +6,6 @@
 //! that reason.
 
 use warpwright_dsl::prelude::*;
-use warpwright_ptx::{Inst, Operand};
 
 use super::dropout::{Keys, Team};
 use super::engine::{Engine, Form, Matrix, Place, Source};
@@ -187,11 +186,6 @@ impl<'k> SimtEngine<'k> {
         }
         let _ = k;
     }
-
-    #[track_caller]
-    fn warp_barrier(&self, k: K<'k>) {
-        k.raw(Inst::WarpBarrier { mask: Operand::int(0xffff_ffff) });
-    }
 }
 
 impl<'k, A: Float> Engine<'k, A> for SimtEngine<'k>
@@ -299,7 +293,7 @@ where
         let row = self.exchange().at(self.row * pitch);
         let slot_at = |slot: usize| u64::from(slot as u32 * self.step() * pitch);
         // What went before may still be read.
-        self.warp_barrier(k);
+        k.warp_barrier();
         for (slot, weights) in weights.iter().enumerate() {
             for (part, lanes) in weights.chunks(chunk as usize).enumerate() {
                 let place =
@@ -307,7 +301,7 @@ where
                 place.store(Lanes::from(lanes.to_vec()));
             }
         }
-        self.warp_barrier(k);
+        k.warp_barrier();
         // Summed tile by tile, so that the errors of long sums grow with the tiles and not with the columns.
         let of_tile = k.fold(k.range(0u32, LANES, 1u32), self.zero(k), |turn, mut sum| {
             let row = row.at(turn * chunk);

@@ -10,18 +10,11 @@ use warpwright_dsl::{
     Accumulator, Along, Fragment, MatrixA, MatrixB, Mbarriers, MmaAtom, PanelTile, SharedTile, TensorBoxes,
     TileLayout, TileReader, WARP,
 };
-use warpwright_ptx::Inst;
 
 use super::dropout::{Keys, Team};
 use super::engine::{Engine, Form, Matrix, Place, Source};
-use super::tensor_core::{atom, from_matrix, to_matrix};
+use super::tensor_core::{LANES, SLAB, VECTOR, atom, from_matrix, team, to_matrix};
 
-/// Lanes that share a slot.
-const LANES: u32 = 4;
-/// Rows of a block.
-const SLAB: u32 = 16;
-/// Elements of an access of 16 bytes.
-const VECTOR: u32 = 8;
 /// Up to here elements of a row, the fragments of the block's rows stay in registers.
 const HELD: u32 = 128;
 
@@ -208,11 +201,6 @@ impl<'k> StreamEngine<'k> {
         (column / PanelTile::WIDTH * self.config.columns, column % PanelTile::WIDTH)
     }
 
-    /// All lanes of the warp have come here.
-    fn meet(&self, k: K<'k>) {
-        k.raw(Inst::WarpBarrier { mask: warpwright_ptx::Operand::int(0xffff_ffff) });
-    }
-
     /// The tile of the block's rows that has their elements from `column` on.
     fn own_panel(&self, k: K<'k>, panel: U32<'k>) -> SharedTile<'k> {
         let layout = TileLayout::new(self.dtype, SLAB, PanelTile::WIDTH);
@@ -250,10 +238,7 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
     }
 
     fn team(&self, keys: Keys) -> Team {
-        match keys {
-            Keys::Columns => Team { lanes: 2, step: 1 },
-            Keys::Rows => Team { lanes: 4, step: LANES },
-        }
+        team(keys)
     }
 
     fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, _: u32) -> At<'k> {
@@ -270,7 +255,7 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
         At(self.own_at)
     }
 
-    fn settle(&self, k: K<'k>, _: At<'k>) {
+    fn settle(&self, k: K<'k>) {
         k.barrier();
         if self.config.width <= HELD {
             self.held.replace(self.fragments(k));
@@ -296,7 +281,7 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
     fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> At<'k> {
         let ([stage, parity], stages) = (self.turn.get(), self.config.stages);
         // The tile before, whose place is filled again, has been read by all lanes.
-        self.meet(k);
+        k.warp_barrier();
         let before = stage.eq(0).select(stages - 1, stage - 1);
         self.fetch(k, sources, before, at + (stages - 1).cast_signed() * self.step(), end);
         self.ready.at(stage).wait(parity);
@@ -312,7 +297,7 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
                 let to = self.tiles_at + tile + self.config.tile_bytes();
                 let values = self.config.panels(self.dtype)[1];
                 values.clear_from(to, left.max(0).to_u32(), (self.lane, WARP));
-                self.meet(k);
+                k.warp_barrier();
             });
         }
         At(tile)

@@ -6,17 +6,16 @@
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Accumulator, Along, Bounds, Fragment, MmaAtom, SharedTile, SplitSum, TileLayout, WARP};
-use warpwright_ptx::Inst;
 
 use super::dropout::{Keys, Team};
 use super::engine::{Engine, Form, Matrix, Place, Source, each};
 
 /// Lanes that share a slot.
-const LANES: u32 = 4;
+pub(super) const LANES: u32 = 4;
 /// Rows of a slab.
-const SLAB: u32 = 16;
+pub(super) const SLAB: u32 = 16;
 /// Elements of half types of an access of 16 bytes.
-const VECTOR: u32 = 8;
+pub(super) const VECTOR: u32 = 8;
 /// Elements of the common dimension that are summed by tensor cores alone where operands are split.
 const PART: u32 = 64;
 /// Columns of a sum that products of `f32` are added to together.
@@ -142,6 +141,14 @@ impl Teams {
     }
 }
 
+/// The lanes of an accumulator that hold four neighbouring keys.
+pub(super) fn team(keys: Keys) -> Team {
+    match keys {
+        Keys::Columns => Team { lanes: 2, step: 1 },
+        Keys::Rows => Team { lanes: 4, step: LANES },
+    }
+}
+
 /// The products of a type.
 pub(super) fn atom(dtype: DType) -> MmaAtom {
     MmaAtom::of(dtype).unwrap_or(MmaAtom::BF16)
@@ -200,7 +207,7 @@ impl<'k> TensorCoreEngine<'k> {
     /// Those who copy columns meet.
     fn meet(&self, k: K<'k>) {
         if self.alone.is_some() {
-            k.raw(Inst::WarpBarrier { mask: warpwright_ptx::Operand::int(0xffff_ffff) });
+            k.warp_barrier();
         } else {
             k.barrier();
         }
@@ -396,10 +403,7 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
     }
 
     fn team(&self, keys: Keys) -> Team {
-        match keys {
-            Keys::Columns => Team { lanes: 2, step: 1 },
-            Keys::Rows => Team { lanes: 4, step: LANES },
-        }
+        team(keys)
     }
 
     fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Operand<'k> {

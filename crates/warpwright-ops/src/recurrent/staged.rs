@@ -8,8 +8,7 @@
 use warpwright_dsl::WARP;
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::{
-    CacheHints, CacheOp, Inst, L2Prefetch, Operand, Ordering, ScalarType, Scope, Semantics, SourceLimit,
-    StateSpace,
+    CacheHints, CacheOp, Inst, L2Prefetch, Ordering, ScalarType, Scope, Semantics, SourceLimit, StateSpace,
 };
 
 use super::exchange::{ATOM, Matrix, Partial, Product, Slot, WARPS, Weights, share};
@@ -329,7 +328,7 @@ impl Product {
 
 /// The lanes of a warp meet: what one has written, or what was copied for it, is there for all.
 fn meet(k: K<'_>) {
-    k.raw(Inst::WarpBarrier { mask: Operand::int(i64::from(u32::MAX)) });
+    k.warp_barrier();
 }
 
 /// The copies of a warp, and how it reads what they bring.

@@ -94,7 +94,7 @@ fn backward(dtype: DType, everything: bool, case: Case) -> AttentionBackwardDesc
 }
 
 /// A barrier of the warp before weights are exchanged.
-const AGAIN: &str = "// What went before may still be read. self.@warp_barrier(k)";
+const AGAIN: &str = "// What went before may still be read. k.@warp_barrier()";
 const ONE_FOR_EACH_TILE: &str = "one exchange for each tile, and barriers of the block between tiles";
 const TWO_FOR_EACH_TILE: &str = "of two exchanges for each tile the first follows a barrier of the block";
 /// The barrier in front of the first stage.

@@ -52,7 +52,7 @@ const SURVIVORS: [Survivor; 20] = [
     Survivor::equivalent("_wg", "@WarpgroupSums::products(", NEW_REGISTERS),
     Survivor::equivalent("_wg", "@WarpgroupSums::products_of(", NEW_REGISTERS),
     Survivor::equivalent("_wg", "@add_products_of(", FENCED_BEFORE),
-    Survivor::equivalent("_wg", "k.@raw(Inst::WarpBarrier", AS_ONE),
+    Survivor::equivalent("_wg", "k.@warp_barrier()", AS_ONE),
     Survivor::equivalent("_kv_", "ring.@fill(turn, tile.bytes() + more)", TOGETHER),
     Survivor::equivalent("_v_", "ring.@fill(turn, tile.bytes() + more)", GIVEN_BEFORE),
     Survivor::equivalent("_wg", "masked | at.@lt(from)", MULTIPLES),

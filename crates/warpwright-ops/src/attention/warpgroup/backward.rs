@@ -7,7 +7,6 @@
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Boxes, Mbarrier, Part, Ring, Turn, WARP, WarpgroupSums};
-use warpwright_ptx::{Inst, Operand};
 
 use super::super::engine::{Destination, Walk};
 use super::super::score::{ScoreKind, Scorer, Span, View, attention_args};
@@ -403,7 +402,7 @@ impl<'k> Group<'k, '_> {
         }
         // What is known of the columns has been read.
         if matches!(known, Known::Columns) {
-            k.raw(Inst::WarpBarrier { mask: Operand::int(0xffff_ffff) });
+            k.warp_barrier();
         }
         if self.sums.1.is_none() {
             self.give_back(k, second);
