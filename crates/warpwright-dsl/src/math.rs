@@ -7,7 +7,7 @@
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Rem, Shl, Shr, Sub};
 
 use warpwright_ptx::{
-    BinaryOp, BoolOp, CmpOp, Inst, Modifiers, Operand, RegKind, Rounding, ScalarType, TernaryOp, UnaryOp,
+    BinaryOp, BoolOp, CmpOp, Imm, Inst, Modifiers, Operand, RegKind, Rounding, ScalarType, TernaryOp, UnaryOp,
 };
 
 use crate::context::K;
@@ -40,6 +40,7 @@ impl<'k> K<'k> {
         b: Operand,
     ) -> Reg<'k, T> {
         let dst = self.fresh::<T>();
+        let (op, ty, b) = without_division(op, ty, b);
         self.emit(Inst::Binary { op, ty, mods, dst: dst.id(), a, b });
         dst
     }
@@ -55,6 +56,21 @@ impl<'k> K<'k> {
         let dst = self.fresh::<T>();
         self.emit(Inst::Ternary { op, ty, mods, dst: dst.id(), a, b, c });
         dst
+    }
+}
+
+/// Divisions of unsigned integers by literals that are powers of two as shifts and masks: assemblers of PTX leave them as
+/// twenty instructions.
+fn without_division(op: BinaryOp, ty: ScalarType, b: Operand) -> (BinaryOp, ScalarType, Operand) {
+    let Operand::Imm(Imm::Int(divisor)) = b else { return (op, ty, b) };
+    let divisor = divisor.cast_unsigned();
+    if !matches!(ty, ScalarType::U32 | ScalarType::U64) || !divisor.is_power_of_two() {
+        return (op, ty, b);
+    }
+    match op {
+        BinaryOp::Div => (BinaryOp::Shr, ty, Operand::int(i64::from(divisor.ilog2()))),
+        BinaryOp::Rem => (BinaryOp::And, ty.to_bits(), Operand::int((divisor - 1).cast_signed())),
+        _ => (op, ty, b),
     }
 }
 

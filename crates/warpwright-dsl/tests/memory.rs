@@ -230,6 +230,71 @@ fn integers_are_extended_and_truncated_by_their_type() {
 }
 
 kernel_args! {
+    /// Quotients and remainders.
+    struct DivideArgs => DivideParams { x: In<u64>, signed: In<i32>, y: Out<u64>, z: Out<i32>, n: u64 }
+}
+
+struct Divide;
+
+impl KernelDef for Divide {
+    type Args = DivideArgs;
+
+    fn name(&self) -> String {
+        "divide".to_owned()
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(32)
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: DivideParams<'k>) {
+        let i = k.global_idx_x();
+        k.if_(i.lt(p.n), || {
+            let x = p.x.at(i).get::<u64>();
+            let low = x.words().0;
+            let narrow =
+                [low / 1, low % 1, low / 64, low % 64, low / (1 << 31), low % (1 << 31), low / 12, low % 12];
+            let wide = [x / 64, x % 64, x / (1 << 40), x % (1 << 40), x / 12, x % 12];
+            let all = narrow.into_iter().map(|part| part.to_u64()).chain(wide);
+            for (place, part) in (0u64..).zip(all) {
+                p.y.at(i * 14 + place).set(part);
+            }
+            let signed = p.signed.at(i).get::<i32>();
+            p.z.at(i * 2).set(signed / 8);
+            p.z.at(i * 2 + 1).set(signed % 8);
+        });
+    }
+}
+
+/// Unsigned divisions by powers of two are none, those of signed numbers, which round towards zero, and by other numbers are.
+#[test]
+fn divisions_by_powers_of_two_are_shifts() {
+    let xs: Vec<u64> =
+        (0..70u64).map(|i| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).chain([0, u64::MAX]).collect();
+    let signed: Vec<i32> = xs.iter().map(|x| *x as i32).collect();
+    let (mut y, mut z) = (vec![0; 14 * 8 * xs.len()], vec![0; 8 * xs.len()]);
+    let args = &mut [
+        Arg::Buffer(&mut bytes(&xs)),
+        Arg::Buffer(&mut bytes(&signed)),
+        Arg::Buffer(&mut y),
+        Arg::Buffer(&mut z),
+        Arg::Scalar(ArgValue::U64(xs.len() as u64)),
+    ];
+    run(&Divide, Target::sm(75), 3, args);
+    let want = xs.iter().flat_map(|x| {
+        let low = x & u64::from(u32::MAX);
+        let narrow = [low, 0, low / 64, low % 64, low >> 31, low % (1 << 31), low / 12, low % 12];
+        narrow.into_iter().chain([x / 64, x % 64, x >> 40, x % (1 << 40), x / 12, x % 12])
+    });
+    assert_eq!(values::<u64>(&y), want.collect::<Vec<_>>());
+    let want: Vec<i32> = signed.iter().flat_map(|x| [x / 8, x % 8]).collect();
+    assert_eq!(values::<i32>(&z), want);
+    let kernel = record(&Divide, Target::sm(75)).expect("a kernel");
+    let count = |op: &str| kernel.text().lines().filter(|line| line.trim_start().starts_with(op)).count();
+    assert_eq!((count("div."), count("rem.")), (3, 3), "by 12 in both widths, and of signed numbers");
+}
+
+kernel_args! {
     /// One block reduces.
     struct ReduceArgs => ReduceParams { x: In<f32>, u: In<u32>, sums: Out<f32>, words: Out<u32>, wide: Out<f64>, n: u32 }
 }
