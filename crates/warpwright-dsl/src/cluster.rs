@@ -5,6 +5,7 @@ use warpwright_ptx::{Inst, Operand, PlainSpecial, ScalarType, Semantics, Special
 use crate::context::K;
 use crate::exchange::Slots;
 use crate::flow::Carry;
+use crate::mbarrier::Mbarrier;
 use crate::reg::{Number, Reg, U32};
 use crate::warp::Reduction;
 
@@ -63,34 +64,71 @@ impl<'k> K<'k> {
     pub fn cluster_wait(self) {
         self.emit(Inst::ClusterBarrier { arrive: false, semantics: Semantics::Acquire, aligned: true });
     }
+}
 
-    /// Combines values of several registers over the cluster, whose threads must all be here; every thread receives the
-    /// same result. The order depends on the shape of the cluster alone. `combine` as for
-    /// [`warp_combine`](Self::warp_combine).
-    ///
-    /// Every block of the cluster must be known to have begun: a [`cluster_barrier`](Self::cluster_barrier), or its two
-    /// halves, lies between the start of the kernel and the first call, and another one between two calls of a loop; in
-    /// a kernel without clusters, a barrier of the block.
+/// Values that each block of a cluster gives all others, once ([`K::all_gather`]): an all-gather through distributed shared memory
+/// in which nobody waits for more than the values. In a kernel without clusters there is nothing to wait for.
+#[derive(Clone, Copy, Debug)]
+pub struct AllGather<'k> {
+    k: K<'k>,
+    /// Counts the bytes of the values.
+    done: Option<Mbarrier<'k>>,
+}
+
+impl<'k> K<'k> {
+    /// Begins an all-gather, at the start of a kernel: the first loads need not wait for blocks of the cluster that begin late. All
+    /// threads are here.
     #[track_caller]
-    pub fn cluster_combine<C: Carry<'k>>(self, value: C, combine: impl Fn(C, C) -> C) -> C {
-        let blocks = self.cluster_blocks();
-        if blocks == 1 {
-            return self.group_combine_once(self.block_threads(), value, combine);
-        }
-        self.on_behalf(|| {
-            let of_block = self.group_combine_once(self.block_threads(), value, &combine);
-            let slots = Slots::new(self, &of_block, blocks);
-            // Lane `r` of the first warp hands the block's value to block `r`.
-            let thread = self.thread_idx();
-            self.if_(thread.lt(blocks), || slots.store_in(thread, self.cluster_rank(), &of_block));
-            self.cluster_barrier();
-            slots.combine(blocks, &of_block, &combine)
+    pub fn all_gather(self) -> AllGather<'k> {
+        let done = (self.cluster_blocks() > 1).then(|| {
+            let done = self.mbarriers(1).at(0u32);
+            self.if_(self.thread_idx().eq(0), || {
+                done.init(1u32);
+                self.publish_mbarriers();
+            });
+            self.cluster_begin();
+            done
+        });
+        AllGather { k: self, done }
+    }
+}
+
+impl<'k> AllGather<'k> {
+    /// The value of block `lane modulo cluster`, given that of this block, the same in the first threads. All threads are here,
+    /// once.
+    #[track_caller]
+    pub fn values<C: Carry<'k>>(self, mine: C) -> C {
+        let Self { k, done: Some(done) } = self else { return mine };
+        k.on_behalf(|| {
+            let blocks = k.cluster_blocks();
+            let slots = Slots::wide(k, &mine, blocks);
+            let thread = k.thread_idx();
+            k.if_(thread.eq(0), || done.arrive_expecting(blocks * slots.bytes()));
+            k.cluster_wait();
+            k.if_(thread.lt(blocks), || slots.send(thread, k.cluster_rank(), &mine, done));
+            done.wait(k.lit(0u32));
+            slots.load(k.lane_idx() & (blocks - 1), &mine)
+        })
+    }
+
+    /// Combines values of several registers over the cluster; every thread receives the same result. The order depends on the
+    /// shape of the cluster alone. `combine` as for [`K::warp_combine`]. All threads are here, once.
+    #[track_caller]
+    pub fn combine<C: Carry<'k>>(self, value: C, combine: impl Fn(C, C) -> C) -> C {
+        let k = self.k;
+        k.on_behalf(|| {
+            let of_block = k.group_combine_once(k.block_threads(), value, &combine);
+            k.warp_combine(k.cluster_blocks(), self.values(of_block), combine)
         })
     }
 }
 
-/// Combines the values of a cluster, as [`K::cluster_combine`] does; of a block in a kernel without clusters.
+/// Combines the values of a cluster, as [`AllGather::combine`] does; of a block in a kernel without clusters.
 #[track_caller]
-pub fn cluster_reduce<'k, T: Number, R: Reduction<T>>(k: K<'k>, op: R, mine: Reg<'k, T>) -> Reg<'k, T> {
-    k.cluster_combine(mine, |a, b| op.combine(a, b))
+pub fn cluster_reduce<'k, T: Number, R: Reduction<T>>(
+    gather: AllGather<'k>,
+    op: R,
+    mine: Reg<'k, T>,
+) -> Reg<'k, T> {
+    gather.combine(mine, |a, b| op.combine(a, b))
 }

@@ -94,7 +94,7 @@ mod warpgroup;
 
 pub use args::{DTypes, In, InOut, KernelArgs, Out};
 pub use block::block_reduce;
-pub use cluster::cluster_reduce;
+pub use cluster::{AllGather, cluster_reduce};
 pub use context::K;
 pub use copy::{Bounds, Fetched, Stages, TileCopy};
 pub use error::{BuildError, Issue, IssueKind};
@@ -104,7 +104,7 @@ pub use halves::Halves;
 pub use index::{Index, IntoIndex};
 pub use kernel::{BlockDim, KernelDef, Params, record, record_module};
 pub use lanes::{Lanes, tree};
-pub use mbarrier::{AllGather, Boxes, Mbarrier, Mbarriers, TensorBoxes};
+pub use mbarrier::{Boxes, Mbarrier, Mbarriers, TensorBoxes};
 pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,
     Shared, Space, Writable, Write,

@@ -139,58 +139,29 @@ impl<'k, E: Element> Ptr<'k, Shared, E> {
     /// the words together; there is a cluster of several blocks, and that block has begun and does not end before.
     #[track_caller]
     pub fn send(self, rank: impl Source<'k, u32>, words: &Lanes<'k, u32>, done: Mbarrier<'k>) {
+        let rank = rank.reg(done.k());
+        self.send_registers(rank, ScalarType::B32, words.iter().map(Reg::as_operand).collect(), done);
+    }
+
+    /// [`send`](Self::send) for registers of any type of 32 or 64 bits.
+    #[track_caller]
+    pub(crate) fn send_registers(
+        self,
+        rank: U32<'k>,
+        ty: ScalarType,
+        srcs: Vec<Operand>,
+        done: Mbarrier<'k>,
+    ) {
         let k = done.k();
         k.on_behalf(|| {
-            let rank = rank.reg(k);
             k.emit(Inst::StAsync {
                 space: StateSpace::SharedCluster,
-                ty: ScalarType::B32,
+                ty,
                 addr: self.of_block(rank).operand(),
-                srcs: words.iter().map(Reg::as_operand).collect(),
+                srcs,
                 order: AsyncOrder::Mbarrier(done.at.of_block(rank).operand()),
             });
         });
-    }
-}
-
-/// Words that each block of a cluster gives all others, once ([`K::all_gather`]): an all-gather through distributed shared memory
-/// in which nobody waits for more than the words.
-#[derive(Clone, Copy, Debug)]
-pub struct AllGather<'k> {
-    done: Mbarrier<'k>,
-}
-
-impl<'k> K<'k> {
-    /// Begins an all-gather, at the start of a kernel whose clusters have several blocks: the first loads need not wait for
-    /// blocks that begin late. All threads are here.
-    #[track_caller]
-    pub fn all_gather(self) -> AllGather<'k> {
-        let done = self.mbarriers(1).at(0u32);
-        self.if_(self.thread_idx().eq(0), || {
-            done.init(1u32);
-            self.publish_mbarriers();
-        });
-        self.cluster_begin();
-        AllGather { done }
-    }
-}
-
-impl<'k> AllGather<'k> {
-    /// The words of block `lane modulo cluster`, given those of this block: 1, 2 or 4 of 32 bits, the same in the first threads.
-    /// All threads are here, once.
-    #[track_caller]
-    pub fn words(self, mine: &Lanes<'k, u32>) -> Lanes<'k, u32> {
-        let k = self.done.k();
-        k.on_behalf(|| {
-            let (blocks, words) = (k.cluster_blocks(), mine.len() as u32);
-            let slots = k.shared::<u32>(blocks * words);
-            let thread = k.thread_idx();
-            k.if_(thread.eq(0), || self.done.arrive_expecting(blocks * words * 4));
-            k.cluster_wait();
-            k.if_(thread.lt(blocks), || slots.at(k.cluster_rank() * words).send(thread, mine, self.done));
-            self.done.wait(k.lit(0u32));
-            slots.at((k.lane_idx() & (blocks - 1)) * words).load(words)
-        })
     }
 }
 

@@ -33,13 +33,11 @@ impl KernelDef for Combine {
     }
 
     fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
+        let gather = k.all_gather();
         let at = k.global_idx_x();
         let x = a.x.at(at).get();
-        if self.cluster > 1 {
-            k.cluster_barrier();
-        }
         let mine = (x, x.to_f64(), at.to_u32());
-        let (least, sum, first) = k.cluster_combine(mine, |a, b| (a.0.min(b.0), a.1 + b.1, a.2.min(b.2)));
+        let (least, sum, first) = gather.combine(mine, |a, b| (a.0.min(b.0), a.1 + b.1, a.2.min(b.2)));
         a.least.at(at).set(least);
         a.sum.at(at).set(sum);
         a.first.at(at).set(first);
@@ -251,10 +249,8 @@ impl KernelDef for ClusterSum {
     }
 
     fn build<'k>(&self, k: K<'k>, a: SumParams<'k>) {
-        if self.0 > 1 {
-            k.cluster_barrier();
-        }
-        let sum = cluster_reduce(k, Sum, a.x.at(k.global_idx_x()).get());
+        let gather = k.all_gather();
+        let sum = cluster_reduce(gather, Sum, a.x.at(k.global_idx_x()).get());
         k.if_(k.thread_idx().eq(0), || a.y.at(k.block_idx_x()).set(sum));
     }
 }

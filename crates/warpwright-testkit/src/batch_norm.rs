@@ -124,6 +124,8 @@ fn situations(scope: Scope) -> Vec<(Shape, Options)> {
             (2, 513, 12),
             (4, 8, 1025),
             (31, 2, 640),
+            // The largest clusters.
+            (1, 1, 120_000),
         ]
         .into_iter()
         .enumerate()

@@ -54,33 +54,6 @@ impl Common {
         parameters.iter().fold(all, |all, name| all.with(name, self.parameters))
     }
 
-    /// The start of the kernel: the blocks of a cluster say that they have begun.
-    fn arrive(self, k: K<'_>) {
-        if self.cluster > 1 {
-            k.cluster_begin();
-        }
-    }
-
-    /// Before the first look into another block.
-    fn wait(self, k: K<'_>) {
-        if self.cluster > 1 {
-            k.cluster_wait();
-        }
-    }
-
-    /// Combines what the threads of a channel have.
-    fn combine<'k, A: Float>(
-        self,
-        k: K<'k>,
-        mine: Lanes<'k, A>,
-        combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
-    ) -> Lanes<'k, A> {
-        match self.cluster {
-            1 => k.group_combine_once(self.config.threads, mine, combine),
-            _ => k.cluster_combine(mine, combine),
-        }
-    }
-
     /// Whether this thread writes what there is one of for a channel.
     fn leads(self, k: K<'_>) -> Pred<'_> {
         let thread = k.thread_idx();
@@ -125,7 +98,7 @@ impl Forward {
     {
         let Common { dtype, config, .. } = self.common;
         let Config { width, threads, unroll } = config;
-        self.common.arrive(k);
+        let gather = k.all_gather();
         let walk = Walk::new(k, Layout::ChannelsFirst, config, sizes!(a), false);
         let held = k.dynamic_shared_elem(dtype);
         let slot = |first: U32<'k>, i: usize| held.at((first + i as u32 * threads) * width);
@@ -150,9 +123,8 @@ impl Forward {
         let (distances, squares) = (sum(k, &distances), sum(k, &squares));
         let mean = distances / count.maximum(1.0);
         let squares = (squares - distances * mean).maximum(0.0);
-        self.common.wait(k);
         let moments = Lanes::from(vec![count, shift, mean, squares]);
-        let total = self.common.combine(k, moments, combine_moments);
+        let total = gather.combine(moments, combine_moments);
 
         let s = Statistics::new(&total, a.eps);
         let weight = parameter::<A>(a.weight, walk.channel, a.present, present::WEIGHT, 1.0);
@@ -227,7 +199,7 @@ impl Backward {
     {
         let Common { dtype, config, .. } = self.common;
         let Config { width, threads, unroll } = config;
-        self.common.arrive(k);
+        let gather = k.all_gather();
         let walk = Walk::new(k, Layout::ChannelsFirst, config, sizes!(a), false);
         let held = k.dynamic_shared_elem(dtype);
         let held_g = held.at(a.hold * width);
@@ -260,9 +232,8 @@ impl Backward {
             }
             (first + offsets.len() as u32 * threads, sums, products)
         });
-        self.common.wait(k);
         let mine = Lanes::from(vec![sum(k, &sums), sum(k, &products)]);
-        let total = self.common.combine(k, mine, add_all);
+        let total = gather.combine(mine, add_all);
         let rstd = a.rstd.at(walk.channel).get::<A>();
         let weight = parameter::<A>(a.weight, walk.channel, a.present, present::WEIGHT, 1.0);
         let dweight = total[1] * rstd;

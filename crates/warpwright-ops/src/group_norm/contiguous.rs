@@ -61,10 +61,8 @@ impl ResidentForward {
     where
         Elem: Access<A>,
     {
-        let Resident { width, threads, vectors, cluster } = self.config;
-        if cluster > 1 {
-            k.cluster_begin();
-        }
+        let Resident { width, threads, vectors, .. } = self.config;
+        let gather = k.all_gather();
         let (group, thread) = (k.cluster_idx_x(), k.thread_idx());
         let rank = k.cluster_rank();
         let first = rank * a.per_block;
@@ -76,10 +74,7 @@ impl ResidentForward {
         let held = load_vectors::<A>(k, a.x.at(start), threads, width, &inside);
 
         let mine = Spread::of(k, &held, &inside, width);
-        if cluster > 1 {
-            k.cluster_wait();
-        }
-        let spread = k.cluster_combine(mine, Spread::merge);
+        let spread = gather.combine(mine, Spread::merge);
         let statistics = Statistics::of(spread, a.eps);
         let options = Options::of(a.flags);
         k.if_(options.saves & (rank + thread).eq(0), || statistics.save(a.mean, a.rstd, group));

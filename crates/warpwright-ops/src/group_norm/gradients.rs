@@ -468,6 +468,13 @@ kernel_args! {
     }
 }
 
+/// The sample that a group belongs to, and its number there. One quotient for both, which is all that a kernel keeps of them until
+/// its end: of a division and a remainder the assembler keeps what they have in common, in three registers.
+fn sample_of<'k>(group: U32<'k>, groups: U32<'k>) -> (U32<'k>, U32<'k>) {
+    let sample = group / groups;
+    (sample, group - sample * groups)
+}
+
 /// `dx` and the sums of the channels of a group that stays in the registers of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResidentBackward {
@@ -511,11 +518,9 @@ impl ResidentBackward {
     where
         Elem: Access<A>,
     {
-        let Resident { width, threads, vectors, cluster } = self.config;
+        let Resident { width, threads, vectors, .. } = self.config;
         let precision = Precision::of(self.dtype);
-        if cluster > 1 {
-            k.cluster_begin();
-        }
+        let gather = k.all_gather();
         let (group, thread, rank) = (k.cluster_idx_x(), k.thread_idx(), k.cluster_rank());
         let first = rank * a.per_block;
         let end = (first + a.per_block).min(a.vectors);
@@ -529,7 +534,8 @@ impl ResidentBackward {
         let (mean, rstd) = (a.mean.at(group).get::<A>(), a.rstd.at(group).get::<A>());
         let options = Options::of(a.flags);
         let affine = Affine { options, weight: a.weight, bias: a.bias };
-        let first_channel = (group % a.groups) * a.of_group;
+        let (_, of_sample) = sample_of(group, a.groups);
+        let first_channel = of_sample * a.of_group;
         let channel_of = |number: U32<'k>| {
             let channel = first_channel + quotient(number, a.magic, a.shift);
             Channel { mean, rstd, weight: affine.weight(k, channel), bias: affine.bias(k, channel) }
@@ -552,10 +558,7 @@ impl ResidentBackward {
                 || totals,
             );
         }
-        if cluster > 1 {
-            k.cluster_wait();
-        }
-        let totals = k.cluster_combine(totals, add);
+        let totals = gather.combine(totals, add);
         let reciprocal = a.reciprocal.convert::<A>();
         let (mean_g, mean_g_xhat) = (totals.0 * reciprocal, totals.1 * reciprocal);
 
@@ -590,8 +593,7 @@ impl ResidentBackward {
             // A lone warp has met no barrier since it wrote the slots.
             k.barrier();
         }
-        let group = k.cluster_idx_x();
-        let (sample, of_sample) = (group / a.groups, group % a.groups);
+        let (sample, of_sample) = sample_of(k.cluster_idx_x(), a.groups);
         let channels = a.groups * a.of_group;
         let low = quotient(first, a.magic, a.shift);
         let high = quotient(end - 1, a.magic, a.shift);

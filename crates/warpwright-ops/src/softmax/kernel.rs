@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{AllGather, WARP, accumulate, kernel_args, tree, warp_reduce_lanes};
 
-use super::math::{Exponential, Mass, Wide, team_sum, warp_sum};
+use super::math::{Exponential, Mass, Wide, warp_sum};
 use super::tuning::{Config, Layout};
 
 kernel_args! {
@@ -91,7 +91,7 @@ pub(super) struct RowPart<'k> {
     /// First element of the thread, from the start of the tensor.
     pub(super) start: U64<'k>,
     /// What the blocks of a cluster tell each other.
-    pub(super) gather: Option<AllGather<'k>>,
+    pub(super) gather: AllGather<'k>,
     /// Elements from one vector of the thread to the next.
     stride: u32,
     /// For each vector, whether it lies in the row.
@@ -102,10 +102,10 @@ impl<'k> RowPart<'k> {
     pub(super) fn new(k: K<'k>, rows: U64<'k>, n: U64<'k>, config: Config, team: u32, vectors: u32) -> Self {
         let per_block = config.threads / team.min(config.threads);
         let stride = team * config.width;
-        let gather = (config.cluster() > 1).then(|| k.all_gather());
-        let lane = match gather {
-            None => k.thread_idx() & (team - 1),
-            Some(_) => k.cluster_rank().mul_add(config.threads, k.thread_idx()),
+        let gather = k.all_gather();
+        let lane = match config.cluster() {
+            1 => k.thread_idx() & (team - 1),
+            _ => k.cluster_rank().mul_add(config.threads, k.thread_idx()),
         };
         let first = lane * config.width;
         let left = n.to_u32().to_i32() - first.to_i32();
@@ -175,7 +175,7 @@ impl Forward {
             exp.sum(&xs, minus_top)
         };
         let of_warp = Mass { top, sum: warp_sum(k, lanes, sum) };
-        let mass = if alone { of_warp } else { of_warp.of_warps(k, exp).of_blocks(k, part.gather, exp) };
+        let mass = if alone { of_warp } else { of_warp.of_warps(k, exp).of_blocks(part.gather, exp) };
         let minus_top = -mass.top;
         if log {
             let (log_sum, zero) = (mass.sum.log(), k.hidden_zero());
@@ -264,7 +264,8 @@ impl Backward {
         let dys = part.load::<A>(a.dy, config.width, Fill::Zero);
         let sums = ys.iter().zip(&dys).filter_map(|(y, dy)| self.term(y, dy).sum());
         let mine = tree(sums, |a, b| a + b).unwrap_or(scale);
-        let sum = if team <= WARP { warp_sum(k, team, mine) } else { team_sum(k, part.gather, mine) };
+        let sum =
+            if team <= WARP { warp_sum(k, team, mine) } else { part.gather.combine(mine, |a, b| a + b) };
         part.store(a.dx, ys.iter().zip(&dys).map(|(y, dy)| self.gradient(y, dy, &|_| sum, scale)));
     }
 }

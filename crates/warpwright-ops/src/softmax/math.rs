@@ -4,34 +4,11 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{AllGather, WARP, tree, warp_reduce_lanes};
 
 /// A register type with places in shared memory.
-pub(crate) trait Wide: Float + warpwright_dsl::FixedElement + Access<Self> {
-    /// The words of a value, least significant first.
-    fn words(value: Reg<'_, Self>) -> Vec<U32<'_>>;
-    /// The value of as many words as it has from `words`.
-    fn of_words<'k>(words: &mut impl Iterator<Item = U32<'k>>) -> Option<Reg<'k, Self>>;
-}
+pub(crate) trait Wide: Float + warpwright_dsl::FixedElement + Access<Self> {}
 
-impl Wide for f32 {
-    fn words(value: F32<'_>) -> Vec<U32<'_>> {
-        vec![value.to_bits()]
-    }
+impl Wide for f32 {}
 
-    fn of_words<'k>(words: &mut impl Iterator<Item = U32<'k>>) -> Option<F32<'k>> {
-        words.next().map(F32::from_bits)
-    }
-}
-
-impl Wide for f64 {
-    fn words(value: F64<'_>) -> Vec<U32<'_>> {
-        let (low, high) = value.to_bits().words();
-        vec![low, high]
-    }
-
-    fn of_words<'k>(words: &mut impl Iterator<Item = U32<'k>>) -> Option<F64<'k>> {
-        let (low, high) = (words.next()?, words.next()?);
-        Some(F64::from_bits(U64::from_words(low, high)))
-    }
-}
+impl Wide for f64 {}
 
 /// `exp(scale x - top)` as exact as the result is worth.
 #[derive(Clone, Copy, Debug)]
@@ -77,27 +54,6 @@ impl<'k, A: Wide> Exponential<'k, A> {
 /// The sum over teams of `lanes` neighbouring lanes.
 pub(crate) fn warp_sum<'k, A: Wide>(k: K<'k>, lanes: u32, value: Reg<'k, A>) -> Reg<'k, A> {
     k.warp_combine(lanes, value, |a, b| a + b)
-}
-
-/// The sum over the block, or over the cluster that has begun to gather.
-pub(crate) fn team_sum<'k, A: Wide>(
-    k: K<'k>,
-    gather: Option<AllGather<'k>>,
-    value: Reg<'k, A>,
-) -> Reg<'k, A> {
-    let of_block = k.group_combine_once(k.block_threads(), value, |a, b| a + b);
-    gather.map_or(of_block, |gather| {
-        let [slot] = exchange(gather, [of_block]);
-        warp_sum(k, k.cluster_blocks(), slot)
-    })
-}
-
-/// What block `lane modulo cluster` of the cluster has.
-fn exchange<'k, A: Wide, const N: usize>(gather: AllGather<'k>, mine: [Reg<'k, A>; N]) -> [Reg<'k, A>; N] {
-    let words: Lanes<'k, u32> = mine.into_iter().flat_map(A::words).collect();
-    let theirs = gather.words(&words);
-    let mut theirs = theirs.iter();
-    mine.map(|own| A::of_words(&mut theirs).unwrap_or(own))
 }
 
 /// The greatest scaled score of some elements, and the sum of `exp(score - top)` over them.
@@ -147,11 +103,13 @@ impl<'k, A: Wide> Mass<'k, A> {
     }
 
     /// Of the cluster, from what each block has.
-    pub(crate) fn of_blocks(self, k: K<'k>, gather: Option<AllGather<'k>>, exp: Exponential<'k, A>) -> Self {
-        gather.map_or(self, |gather| {
-            let [top, sum] = exchange(gather, [self.top, self.sum]);
-            Mass { top, sum }.of_slots(k, k.cluster_blocks(), exp)
-        })
+    pub(crate) fn of_blocks(self, gather: AllGather<'k>, exp: Exponential<'k, A>) -> Self {
+        let k = self.sum.k();
+        if k.cluster_blocks() == 1 {
+            return self;
+        }
+        let (top, sum) = gather.values((self.top, self.sum));
+        Mass { top, sum }.of_slots(k, k.cluster_blocks(), exp)
     }
 
     /// Of `count` neighbouring lanes, each of which has one part.

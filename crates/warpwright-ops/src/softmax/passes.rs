@@ -6,7 +6,7 @@ use warpwright_dsl::{WARP, accumulate, kernel_args, tree};
 
 use super::MaskKind;
 use super::kernel::{Backward, BackwardParams, Common, Forward, ForwardParams};
-use super::math::{Exponential, Mass, Wide, team_sum};
+use super::math::{Exponential, Mass, Wide};
 use super::strided::{Columns, Place};
 use super::tuning::Layout;
 
@@ -280,7 +280,7 @@ impl Backward {
             }
             None => {
                 let mine = sums.sum().unwrap_or(scale);
-                let all = team_sum(k, None, mine);
+                let all = k.group_combine_once(k.block_threads(), mine, |a, b| a + b);
                 (0..width).map(|_| all).collect()
             }
         };
