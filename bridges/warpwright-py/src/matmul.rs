@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use warpwright::activation::Activation;
-use warpwright::gemm::{Addend, GemmArgs, GemmDesc};
+use warpwright::gemm::{Addend, GemmArgs, GemmDesc, Precision};
 use warpwright::plan::PlanCache;
 
 use crate::array::Array;
@@ -101,27 +101,32 @@ fn matrices<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Array<'py>, M
 ///
 /// a: [..., m, k]; b: [..., k, n] with the same leading dimensions, or [k, n] for every matrix of a; float32, float64, float16
 /// or bfloat16, of one dtype. Transposed matrices, and rows with gaps between them, are read as they are. bias: [n]. activation:
-/// "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh". float16 and bfloat16 are summed in float32. The result is
-/// [..., m, n] of their dtype.
+/// "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh". float16 and bfloat16 are summed in float32. precision: "full", or
+/// "tf32", for float32 from sm_80 on: factors are rounded to 11 bits. The result is [..., m, n] of their dtype.
 #[pyfunction]
-#[pyo3(signature = (a, b, *, bias=None, activation=None, out=None, stream=None))]
+#[pyo3(signature = (a, b, *, bias=None, activation=None, precision="full", out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn matmul<'py>(
     a: &Object<'py>,
     b: &Object<'py>,
     bias: Maybe<'_, 'py>,
     activation: Option<&str>,
+    precision: &str,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<GemmDesc> = PlanCache::new();
     let py = a.py();
-    let unknown = |name: &str| {
-        let expected = "a name of an activation";
-        let message = format!("{OP}: activation is '{name}', expected {expected}");
-        Problem::new(py, Class::Parameter, message).at(OP, "activation").mismatch(expected, name).into_err()
+    let unknown = |parameter, name: &str, expected| {
+        let message = format!("{OP}: {parameter} is '{name}', expected {expected}");
+        Problem::new(py, Class::Parameter, message).at(OP, parameter).mismatch(expected, name).into_err()
     };
-    let activation =
-        activation.map(|name| Activation::from_name(name).ok_or_else(|| unknown(name))).transpose()?;
+    let named = |name| {
+        Activation::from_name(name).ok_or_else(|| unknown("activation", name, "a name of an activation"))
+    };
+    let activation = activation.map(named).transpose()?;
+    let known = Precision::from_name(precision);
+    let precision = known.ok_or_else(|| unknown("precision", precision, "'full' or 'tf32'"))?;
     let (call, a) = Call::new(OP, ("a", a), stream)?;
     let (a, left) = matrices(&call, a)?;
     let b = call.read(("b", b))?;
@@ -149,6 +154,7 @@ pub(crate) fn matmul<'py>(
         stride_b: if shared { 0 } else { right.stride },
         bias: bias.is_some(),
         activation,
+        precision,
         ..packed
     };
     let bias = call.optional(("bias", bias), a.dtype, &[right.cols])?;

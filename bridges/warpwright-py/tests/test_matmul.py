@@ -50,6 +50,13 @@ def test_bias_and_activation(random):
     assert distance(ww.matmul(a, b, bias=bias, activation="relu"), np.maximum(a @ b + bias, 0)) < 1e-14
 
 
+def test_rounded_factors(random):
+    a, b = (random.standard_normal(s).astype(np.float32) for s in ((48, 72), (72, 40)))
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    assert 1e-5 < distance(ww.matmul(a, b, precision="tf32"), expected) < 5e-4
+    assert distance(ww.matmul(a, b, precision="full"), expected) < BUDGETS["float32"]
+
+
 def test_nothing_to_add():
     assert ww.matmul(np.ones((0, 3)), np.ones((3, 2))).shape == (0, 2)
     assert np.array_equal(ww.matmul(np.ones((2, 0)), np.ones((0, 3))), np.zeros((2, 3)))
@@ -63,6 +70,8 @@ def test_nothing_to_add():
         ((2, 2, 3), (3, 3, 2), {}, ww.ShapeError),
         ((2, 3), (3, 2), {"bias": np.ones(3)}, ww.ShapeError),
         ((2, 3), (3, 2), {"activation": "softmax"}, ww.ParameterError),
+        ((2, 3), (3, 2), {"precision": "tf32"}, ww.ParameterError),
+        ((2, 3), (3, 2), {"precision": "half"}, ww.ParameterError),
         ((2, 3), (3, 2), {"out": np.ones((2, 3))}, ww.ShapeError),
         ((2, 3), (3, 2), {"bias": np.ones(2, np.float32)}, ww.DtypeError),
     ],

@@ -180,20 +180,41 @@ impl<'k, Role> Fragment<'k, Role> {
     /// them: what the product keeps of them, and the rest.
     #[track_caller]
     pub fn split(&self) -> Split<'k, Role> {
-        let k = self.k;
-        k.on_behalf(|| {
-            let part = |word: U32<'k>| {
-                // Rounded, so that what is left has either sign. An infinity stays one.
-                let high = (word + TF32_IGNORED.div_ceil(2)) & !TF32_IGNORED;
-                [high, (F32::from_bits(word) - F32::from_bits(high)).to_bits()]
-            };
-            let parts: Vec<[U32<'k>; 2]> = self.words().into_iter().map(part).collect();
-            let [high, low] = [0, 1].map(|half: usize| {
-                let regs = parts.iter().map(|p| RawReg { id: p[half].id(), ty: u32::REGISTER }).collect();
-                Self { regs, ..*self }
-            });
-            Split { high, low }
+        self.k.on_behalf(|| self.split_words(None))
+    }
+
+    /// The same of the elements times `factor`, a power of two: no rest of a normal number gets lost among the least numbers if it
+    /// is 2^14.
+    #[track_caller]
+    pub fn split_times(&self, factor: f64) -> Split<'k, Role> {
+        self.k.on_behalf(|| self.split_words(Some(factor)))
+    }
+
+    /// Elements of `f32` for [`MmaAtom::Tf32`], rounded to the nearest that the product does not cut off.
+    #[track_caller]
+    pub fn rounded(&self) -> Self {
+        self.k.on_behalf(|| {
+            let word = |word: U32<'k>| F32::from_bits(word).to_tf32().id();
+            let regs = self.words().into_iter().map(|w| RawReg { id: word(w), ty: u32::REGISTER }).collect();
+            Self { regs, ..*self }
         })
+    }
+
+    fn split_words(&self, factor: Option<f64>) -> Split<'k, Role> {
+        let part = |word: U32<'k>| {
+            let scaled = factor.map(|factor| F32::from_bits(word) * factor);
+            let bits = scaled.map_or(word, F32::to_bits);
+            // Rounded, so that what is left has either sign. An infinity stays one.
+            let high = (bits + TF32_IGNORED.div_ceil(2)) & !TF32_IGNORED;
+            let whole = scaled.unwrap_or_else(|| F32::from_bits(word));
+            [high, (whole - F32::from_bits(high)).to_bits()]
+        };
+        let parts: Vec<[U32<'k>; 2]> = self.words().into_iter().map(part).collect();
+        let [high, low] = [0, 1].map(|half: usize| {
+            let regs = parts.iter().map(|p| RawReg { id: p[half].id(), ty: u32::REGISTER }).collect();
+            Self { regs, ..*self }
+        });
+        Split { high, low }
     }
 }
 
@@ -203,6 +224,17 @@ impl<'k, Role> Fragment<'k, Role> {
 pub struct Split<'k, Role> {
     high: Fragment<'k, Role>,
     low: Fragment<'k, Role>,
+}
+
+impl<'k> Split<'k, MatrixA> {
+    /// The operands of the products that make one of `f32`, in the order in which one accumulator takes them: tensor cores cut off
+    /// what they add, and nothing of the small ones is lost while the sum is small.
+    pub fn products<'s>(
+        &'s self,
+        b: &'s Split<'k, MatrixB>,
+    ) -> [(&'s Fragment<'k, MatrixA>, &'s Fragment<'k, MatrixB>); 3] {
+        [(&self.low, &b.high), (&self.high, &b.low), (&self.high, &b.high)]
+    }
 }
 
 impl<'k> Fragment<'k, MatrixA> {

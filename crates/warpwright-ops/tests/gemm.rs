@@ -1,7 +1,7 @@
 //! Products of matrices: every case on targets with other kernels, what is refused, and what must not change.
 
 use warpwright_ops::gemm::tuning::Access;
-use warpwright_ops::gemm::{Addend, Epilogue, GemmArgs, GemmDesc, matmul, tuning};
+use warpwright_ops::gemm::{Addend, Epilogue, GemmArgs, GemmDesc, Precision, matmul, tuning};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Error, Operation, PlanError};
 use warpwright_ptx::{DType, Target};
@@ -51,6 +51,14 @@ fn descriptors_without_a_plan() {
     parameter(GemmDesc { batch: 3, stride_a: usize::MAX / 4, ..good.clone() }, "lda");
     parameter(GemmDesc { alpha: Real::new(f64::NAN), ..good.clone() }, "alpha");
     parameter(GemmDesc { m: 1 << 31, ..good.clone() }, "m");
+    parameter(GemmDesc { precision: Precision::Tf32, ..good.clone() }, "precision");
+    let rounded = GemmDesc { precision: Precision::Tf32, dtype: DType::F32, ..good.clone() };
+    assert_eq!(rounded.plan(TARGET).expect("plan").steps().len(), 1);
+    let e = rounded.plan(Target::sm(75)).expect_err("no tf32");
+    assert!(matches!(e, PlanError::Target { op: "gemm", needs: 80, .. }), "{e}");
+    let exact = tuning::configs(DType::F32, TARGET)[0];
+    let e = rounded.plan_with(TARGET, exact).expect_err("a kernel of another precision");
+    assert!(matches!(e, PlanError::Parameter { parameter: "precision", .. }), "{e}");
     let slope = warpwright_ops::activation::Slope::new(0.1);
     let leaky = warpwright_ops::activation::Activation::LeakyRelu { negative_slope: slope };
     parameter(GemmDesc { activation: Some(leaky), ..good }, "activation");
@@ -75,8 +83,15 @@ fn many_batches_and_shared_sums_have_their_launches() {
                 let [m, n, k] = shape;
                 for access in [Access::Boxes, Access::Wide, Access::Elements] {
                     let shape = tuning::Shape { m, n, k, batch: 1 };
-                    let choice = tuning::choose(dtype, Target::sm(sm), shape, access).expect("a choice");
+                    let choose = |precision| tuning::choose(dtype, precision, Target::sm(sm), shape, access);
+                    let choice = choose(Precision::Full).expect("a choice");
                     assert!(configs.contains(&choice.config), "{dtype} sm_{sm} {:?}", choice.config);
+                    if let (DType::F32, Some(choice)) = (dtype, choose(Precision::Tf32)) {
+                        let precision = choice.config.precision(dtype);
+                        assert!(
+                            configs.contains(&choice.config) && (precision == Precision::Tf32) == (sm >= 80)
+                        );
+                    }
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use warpwright_ops::activation::Activation;
 use warpwright_ops::gemm::tuning::{self, Config, Tiled};
-use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, reference};
+use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, Precision, reference};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::{DType, Target};
@@ -37,7 +37,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             let letter = |transposed| if transposed { 't' } else { 'n' };
             let (a, b) = (letter(d.transpose_a), letter(d.transpose_b));
             let input = format!(
-                "{a}{b}, {} matrices, alpha {:?}, beta {:?}, bias {}, {activation}, ld {} {} {}{}",
+                "{a}{b}, {} matrices, alpha {:?}, beta {:?}, bias {}, {activation}, ld {} {} {}{}{}",
                 d.batch,
                 d.alpha,
                 d.beta,
@@ -45,7 +45,8 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 d.lda,
                 d.ldb,
                 d.ldy,
-                if subject.special { ", special" } else { "" }
+                if subject.special { ", special" } else { "" },
+                if d.precision == Precision::Tf32 { ", tf32" } else { "" }
             );
             out.push(Case {
                 op: "gemm",
@@ -116,15 +117,21 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     // a slice.
     let apart = |config: &Config| match config {
         Config::Warpgroup(_) => true,
+        Config::Tiled(Tiled::Split(_)) => true,
+        Config::Tiled(_) if config.precision(dtype) == Precision::Tf32 => true,
         Config::Tiled(config) => config.tiles().teams > 1 || matches!(config, Tiled::Simt(c) if c.across > 8),
     };
     for config in tuning::configs(dtype, Target::sm(90)).into_iter().filter(apart) {
+        let mut with = |subject: GemmSubject| {
+            let desc = GemmDesc { precision: config.precision(dtype), ..subject.desc };
+            all.push(GemmSubject { config: Some(config), desc, ..subject });
+        };
         for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
-            all.push(GemmSubject { config: Some(config), ..plain([136, 136, 472], ta, tb) });
+            with(plain([136, 136, 472], ta, tb));
         }
-        all.push(GemmSubject { config: Some(config), ..plain([8, 24, 8], false, true) });
-        let everything = full([72, 136, 328], 2, (0.5, -2.0), true, Some(Activation::GeluErf), 8);
-        all.push(GemmSubject { config: Some(config), ..everything });
+        with(plain([8, 24, 8], false, true));
+        with(full([72, 136, 328], 2, (0.5, -2.0), true, Some(Activation::GeluErf), 8));
+        with(GemmSubject { special: true, ..plain([40, 72, 200], false, true) });
     }
     if scope == Scope::Full {
         for side in [2, 7, 8, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 200] {
@@ -156,11 +163,25 @@ impl GemmSubject {
     }
 }
 
+/// What is multiplied in place of the elements of an operand.
+fn multiplied(precision: Precision, values: Vec<f64>) -> Vec<f64> {
+    // To the nearest of 11 bits, half way away from zero.
+    let rounded = |value: f64| match (value as f32).to_bits() {
+        _ if !value.is_finite() => value,
+        bits => f64::from(f32::from_bits((bits + 0x1000) & !0x1fff)),
+    };
+    match precision {
+        Precision::Full => values,
+        Precision::Tf32 => values.into_iter().map(rounded).collect(),
+    }
+}
+
 impl Subject for GemmSubject {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
-        let desc = &self.desc;
-        let dtype = desc.dtype;
+        let dtype = self.desc.dtype;
         let known = self.config.filter(|c| tuning::configs(dtype, bench.target()).contains(c));
+        let precision = known.map_or(Precision::Full, |config| config.precision(dtype));
+        let desc = &GemmDesc { precision, ..self.desc.clone() };
         let plan = match known {
             Some(config) => desc.plan_with(bench.target(), config)?,
             None => desc.plan(bench.target())?,
@@ -173,6 +194,7 @@ impl Subject for GemmSubject {
         let bias_values = self.draw(desc.n, 4);
         let a = bench.input("a", dtype, &a_values, self.lead)?;
         let b = bench.input("b", dtype, &b_values, self.lead)?;
+        let [a_values, b_values] = [a_values, b_values].map(|values| multiplied(precision, values));
         let c = bench.input("c", dtype, &c_values, self.lead)?;
         let bias = bench.input("bias", dtype, &bias_values, self.lead)?;
         let mut y = if self.in_place {

@@ -293,6 +293,7 @@ def matmul(
     *,
     bias: _Array | None = None,
     activation: str | None = None,
+    precision: str = "full",
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...

@@ -140,6 +140,11 @@ impl<'k> SumTile<'k> {
         Self { tile: k.tile_at(base, TileLayout::new(DType::F64, rows, units)), dtype, rows, cols, teams }
     }
 
+    /// The tile that begins `bytes` further on.
+    pub(super) fn moved(self, bytes: u32) -> Self {
+        Self { tile: self.tile.moved(bytes), ..self }
+    }
+
     /// The part of a team, if there are several.
     pub(super) fn of_team(self, team: Option<U32<'k>>) -> Self {
         let Some(team) = team else { return self };

@@ -6,7 +6,7 @@ use warpwright_dsl::prelude::*;
 
 use super::epilogue::{self, Outputs, outputs};
 use super::tuning::{Tiled, Tiles};
-use super::{simt, tensor};
+use super::{simt, tensor, tf32};
 
 kernel_args! {
     /// `y = activation(alpha op(a) op(b) + beta c + bias)`, or the sums of a part of the common dimension
@@ -186,6 +186,12 @@ impl<'k> Problem<'k> {
         Turning { sides: sides_turning, done: 0 }
     }
 
+    /// How `a` and `b` lie in shared memory.
+    pub(super) fn placed(&self) -> (Along, Along) {
+        let placed = |along, turned: Option<_>| if turned.is_some() { Along::Outer } else { along };
+        (placed(self.along.0, self.turned[0]), placed(self.along.1, self.turned[1]))
+    }
+
     /// Where the block's sums go.
     pub(super) fn outputs(&self, p: GemmParams<'k>) -> Outputs<'k> {
         let k = self.k;
@@ -246,8 +252,10 @@ impl Gemm {
         Elem: Access<A>,
     {
         match self.config {
+            Tiled::Tensor(config) if self.dtype == DType::F32 => tf32::body(self, config, k, p),
             Tiled::Tensor(config) => tensor::body::<A>(self, config, k, p),
             Tiled::Simt(config) => simt::body::<A>(self, config, k, p),
+            Tiled::Split(config) => tf32::exact_body(self, config, k, p),
         }
     }
 }

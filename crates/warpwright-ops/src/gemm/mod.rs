@@ -6,9 +6,11 @@
 //! stride of 0 gives every product the same `a` or `b`. Source: the Level 3 BLAS (Dongarra et al. 1990), with an epilogue.
 //!
 //! `f16` and `bf16` are summed in `f32` on tensor cores and rounded once; before sm_80 `bf16` is summed by the ordinary units.
-//! `f32` is multiplied and summed in `f32`, `f64` in `f64`. The order of the sums depends on the shapes and the target alone,
-//! so results are the same from run to run. NaN and infinities spread as in arithmetic, except that with `beta = 0` no `c` is
-//! read.
+//! `f32` is multiplied and summed as exactly as in `f32`: from sm_80 on large products are made of three of `tf32` on tensor cores
+//! (3xTF32), and of one where [`Precision::Tf32`] is asked for. `f64` is multiplied and summed in `f64`. The order of the sums
+//! depends on the shapes and the target alone, and for one of `f32` on whether it is finite, so results are the same from run to
+//! run, and those of a row are the same whatever is in others. NaN and infinities spread as in arithmetic, except that with
+//! `beta = 0` no `c` is read.
 //!
 //! The gradients of a product are products: `da = alpha dy op(b)^T`, `db = alpha op(a)^T dy`.
 
@@ -19,6 +21,7 @@ pub mod reference;
 mod simt;
 mod split;
 mod tensor;
+mod tf32;
 pub mod tuning;
 mod warpgroup;
 
@@ -39,6 +42,32 @@ use warpgroup::WarpgroupGemm;
 
 /// The name of the operation.
 const OP: &str = "gemm";
+
+/// How exact the products of `f32` are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// As exact as the type.
+    #[default]
+    Full,
+    /// Operands are rounded to `tf32`, which has 11 bits, and products summed in `f32`: three times as fast, with errors of 3e-4. From
+    /// sm_80 on.
+    Tf32,
+}
+
+impl Precision {
+    /// `full` or `tf32`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Tf32 => "tf32",
+        }
+    }
+
+    /// The one of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Full, Self::Tf32].into_iter().find(|precision| precision.name() == name)
+    }
+}
 
 /// `y = activation(alpha op(a) op(b) + beta c + bias)`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -77,6 +106,8 @@ pub struct GemmDesc {
     pub bias: bool,
     /// The function of the sum; any but the leaky one.
     pub activation: Option<Activation>,
+    /// How exact products are; [`Precision::Tf32`] is for `f32`.
+    pub precision: Precision,
 }
 
 impl GemmDesc {
@@ -100,6 +131,7 @@ impl GemmDesc {
             beta: Real::new(0.0),
             bias: false,
             activation: None,
+            precision: Precision::Full,
         }
     }
 
@@ -208,6 +240,9 @@ impl GemmDesc {
             let (got, expected) = (self.dtype, &DType::FLOATS);
             return Err(PlanError::DType { op: OP, tensor: "a", got, expected });
         }
+        if self.precision == Precision::Tf32 && self.dtype != DType::F32 {
+            return Err(Self::parameter("precision", "tf32", "full for elements other than f32"));
+        }
         for (name, side) in [("m", self.m), ("n", self.n), ("k", self.k)] {
             if side > MAX_SIDE {
                 return Err(Self::parameter(name, side, "less than 2^31"));
@@ -264,6 +299,9 @@ impl GemmDesc {
                 self.lda,
                 "such that rows and matrices begin at multiples of 16 bytes",
             ));
+        }
+        if config.precision(self.dtype) != self.precision {
+            return Err(Self::parameter("precision", self.precision.name(), "that of the kernel"));
         }
         if !config.takes_depth(self.k as u64) {
             return Err(Self::parameter("k", self.k, "a multiple of 4 for this kernel"));
@@ -413,8 +451,9 @@ impl GemmDesc {
             true => Access::Wide,
             false => Access::Elements,
         };
-        let choice = tuning::choose_within(self.dtype, target, self.shape(), access, most);
-        choice.ok_or(PlanError::Target { op: OP, needs: 75, target })
+        let choice = tuning::choose_within((self.dtype, self.precision), target, self.shape(), access, most);
+        let needs = if self.precision == Precision::Tf32 { 80 } else { 75 };
+        choice.ok_or(PlanError::Target { op: OP, needs, target })
     }
 
     /// The launch of products from one kernel.

@@ -87,27 +87,92 @@ pub(super) fn body<'k, A: Float>(gemm: &Gemm, config: SimtConfig, k: K<'k>, p: G
 where
     Elem: Access<A>,
 {
-    let (tiles, own) = (config.tiles, (SimtConfig::DOWN, config.across));
-    let Tiles { rows, cols, slice, .. } = tiles;
+    let Tiles { rows, cols, teams, .. } = config.tiles;
     let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), gemm.config);
+    let sums = Sums::<A>::new(k, gemm, config, &problem);
+    k.barrier();
+    let tile = SumTile::new::<A>(k, rows, cols, teams);
+    sums.store(tile.of_team(problem.team));
+    k.barrier();
+    epilogue::finish_tile::<A>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
+}
+
+/// What a thread has summed.
+pub(super) struct Sums<'k, A: Float> {
+    left: Side<'k>,
+    right: Side<'k>,
+    sums: Vec<Vec<Reg<'k, A>>>,
+}
+
+impl<'k, A: Float> Sums<'k, A>
+where
+    Elem: Access<A>,
+{
+    /// Goes through the slices of a block.
+    pub(super) fn new(k: K<'k>, gemm: &Gemm, config: SimtConfig, problem: &Problem<'k>) -> Self {
+        let (left, right) = sides(k, config, problem);
+        let sums = multiply(k, gemm, config, problem, (&left, &right));
+        Self { left, right, sums }
+    }
+
+    pub(super) fn store(&self, tile: SumTile<'k>) {
+        self.each(tile, |to, sum| to.set(sum));
+    }
+
+    /// Replaces the sums of the tile that are not finite.
+    pub(super) fn replace(&self, tile: SumTile<'k>) {
+        self.each(tile, |to, sum| {
+            let there = to.get::<A>();
+            to.set(there.abs().lt(f64::INFINITY).select(there, sum));
+        });
+    }
+
+    fn each(&self, tile: SumTile<'k>, f: impl Fn(Ptr<'k, Shared, Elem>, Reg<'k, A>)) {
+        for (i, sums) in (0..).zip(&self.sums) {
+            for (j, sum) in (0..).zip(sums) {
+                f(tile.at(self.left.place(i), self.right.place(j)), *sum);
+            }
+        }
+    }
+}
+
+/// Rows and columns of the thread.
+fn sides<'k>(k: K<'k>, config: SimtConfig, problem: &Problem<'k>) -> (Side<'k>, Side<'k>) {
+    let own = (SimtConfig::DOWN, config.across);
     let (lanes_down, lanes_across) = config.lanes();
-    let warps_across = cols / (lanes_across * own.1);
+    let warps_across = config.tiles.cols / (lanes_across * own.1);
     let (warp, lane) = (problem.warp, k.lane_idx());
     // Lanes 0 and 1 take two rows, so that the quarters of a warp read few vectors of either side.
     let lane_row = ((lane >> (1 + lanes_across.trailing_zeros())) << 1) + (lane & 1);
     let lane_col = (lane >> 1) & (lanes_across - 1);
     let warp_row = (warp / warps_across) * (lanes_down * own.0);
     let warp_col = (warp % warps_across) * (lanes_across * own.1);
-    let left = Side::new(problem.tile_a, config.placed(gemm.a), (lane_row, lanes_down), own.0, warp_row);
-    let right = Side::new(problem.tile_b, config.placed(gemm.b), (lane_col, lanes_across), own.1, warp_col);
+    let (a, b) = problem.placed();
+    let left = Side::new(problem.tile_a, a, (lane_row, lanes_down), own.0, warp_row);
+    let right = Side::new(problem.tile_b, b, (lane_col, lanes_across), own.1, warp_col);
+    (left, right)
+}
+
+fn multiply<'k, A: Float>(
+    k: K<'k>,
+    gemm: &Gemm,
+    config: SimtConfig,
+    problem: &Problem<'k>,
+    (left, right): (&Side<'k>, &Side<'k>),
+) -> Vec<Vec<Reg<'k, A>>>
+where
+    Elem: Access<A>,
+{
+    let tiles = config.tiles;
+    let slice = tiles.slice;
     let depths = if A::DOUBLE { DOUBLE_VECTOR } else { config.depths() };
     let operands =
         |stage, depth| (left.load::<A>(stage, depth, depths), right.load::<A>(stage, depth, depths));
     let zero = k.lit::<A>(0.0);
-    let init = vec![vec![zero; own.1 as usize]; own.0 as usize];
+    let init = vec![vec![zero; config.across as usize]; SimtConfig::DOWN as usize];
     // What was fetched first is put to shared memory at once, the rest between the products of a step.
     let (ahead, begun, turning) = (tiles.stages - 1, Cell::new(0), RefCell::new(Turning::default()));
-    let sums = k.pipeline_ahead(
+    k.pipeline_ahead(
         tiles.pipeline(gemm.dtype, gemm.a, gemm.b),
         problem.steps,
         |step, stage, there| {
@@ -148,15 +213,5 @@ where
             }
             sums
         },
-    );
-    k.barrier();
-    let tile = SumTile::new::<A>(k, rows, cols, tiles.teams);
-    let place = tile.of_team(problem.team);
-    for (i, sums) in (0..).zip(&sums) {
-        for (j, sum) in (0..).zip(sums) {
-            place.at(left.place(i), right.place(j)).set(*sum);
-        }
-    }
-    k.barrier();
-    epilogue::finish_tile::<A>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
+    )
 }

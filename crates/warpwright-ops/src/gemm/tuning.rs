@@ -8,6 +8,8 @@
 use warpwright_dsl::{Along, K, MmaAtom, PanelTile, Stages, TileLayout};
 use warpwright_ptx::{DType, Target};
 
+use super::Precision;
+
 /// What a block computes, and how the operands come to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tiles {
@@ -76,6 +78,30 @@ pub struct TensorConfig {
     pub warps_across: u32,
 }
 
+/// How a kernel is laid out that multiplies `f32` as sums of two `tf32` on tensor cores. Warps compute rows and columns in
+/// multiples of 32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SplitConfig {
+    /// What a block computes.
+    pub tiles: Tiles,
+    /// Warps along the rows.
+    pub warps_down: u32,
+    /// Warps along the columns.
+    pub warps_across: u32,
+}
+
+impl SplitConfig {
+    const fn threads(&self) -> u32 {
+        32 * self.warps_down * self.warps_across
+    }
+
+    /// The same product on the ordinary units.
+    pub(super) const fn simt(&self) -> SimtConfig {
+        let across = self.tiles.rows * self.tiles.cols / (self.threads() * SimtConfig::DOWN);
+        SimtConfig { tiles: self.tiles, across }
+    }
+}
+
 /// How a kernel on the ordinary units is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SimtConfig {
@@ -94,22 +120,17 @@ impl SimtConfig {
 
     /// Lanes of a warp along the rows and along the columns.
     pub(super) const fn lanes(&self) -> (u32, u32) {
-        if self.across == 8 { (4, 8) } else { (8, 4) }
+        if self.across > 8 { (8, 4) } else { (4, 8) }
     }
 
     /// Places of the common dimension whose operands are read together.
     pub(super) const fn depths(&self) -> u32 {
-        if self.across == 8 { 4 } else { 1 }
+        if self.across > 8 { 1 } else { 4 }
     }
 
     /// Whether an operand that lies along `along` is turned.
     pub(super) fn turns(&self, along: Along) -> bool {
         self.across > 8 && along == Along::K
-    }
-
-    /// How an operand lies in shared memory that lies along `along` in global memory.
-    pub(super) fn placed(&self, along: Along) -> Along {
-        if self.turns(along) { Along::Outer } else { along }
     }
 }
 
@@ -143,6 +164,8 @@ impl WarpgroupConfig {
 pub enum Tiled {
     /// On tensor cores.
     Tensor(TensorConfig),
+    /// The same for `f32`, whose numbers are sums of two.
+    Split(SplitConfig),
     /// On the ordinary units.
     Simt(SimtConfig),
 }
@@ -152,6 +175,7 @@ impl Tiled {
     pub const fn tiles(&self) -> &Tiles {
         match self {
             Self::Tensor(config) => &config.tiles,
+            Self::Split(config) => &config.tiles,
             Self::Simt(config) => &config.tiles,
         }
     }
@@ -165,6 +189,7 @@ impl Tiled {
     pub(super) const fn team_threads(&self) -> u32 {
         match self {
             Self::Tensor(config) => 32 * config.warps_down * config.warps_across,
+            Self::Split(config) => config.threads(),
             Self::Simt(SimtConfig { tiles, across }) => {
                 tiles.rows * tiles.cols / (SimtConfig::DOWN * *across)
             }
@@ -177,6 +202,9 @@ impl Tiled {
             Self::Tensor(TensorConfig { tiles, warps_down, warps_across }) => {
                 format!("{}_w{warps_down}x{warps_across}", tiles.name())
             }
+            Self::Split(SplitConfig { tiles, warps_down, warps_across }) => {
+                format!("tf32x3_{}_w{warps_down}x{warps_across}", tiles.name())
+            }
             Self::Simt(SimtConfig { tiles, across: 8 }) => format!("simt_{}", tiles.name()),
             Self::Simt(SimtConfig { tiles, across }) => format!("simt_{}_c{across}", tiles.name()),
         }
@@ -185,6 +213,7 @@ impl Tiled {
     const fn with(self, piece: u32) -> Self {
         match self {
             Self::Tensor(c) => Self::Tensor(TensorConfig { tiles: Tiles { piece, ..c.tiles }, ..c }),
+            Self::Split(c) => Self::Split(SplitConfig { tiles: Tiles { piece, ..c.tiles }, ..c }),
             Self::Simt(c) => Self::Simt(SimtConfig { tiles: Tiles { piece, ..c.tiles }, ..c }),
         }
     }
@@ -223,7 +252,18 @@ impl Config {
                 let (a, b) = config.tiles(dtype, a, b);
                 K::TILE_SLACK + ((a.bytes() + b.bytes()) * config.stages).max(config.rows * config.cols * 4)
             }
+            Self::Tiled(Tiled::Split(SplitConfig { tiles, .. })) => {
+                tiles.pipeline(dtype, a, b).total_bytes() + tiles.rows * tiles.cols * 4
+            }
             Self::Tiled(config) => config.tiles().shared_bytes(dtype, a, b),
+        }
+    }
+
+    /// How exact its products of `dtype` are.
+    pub fn precision(&self, dtype: DType) -> Precision {
+        match self {
+            Self::Tiled(Tiled::Tensor(_)) if dtype == DType::F32 => Precision::Tf32,
+            _ => Precision::Full,
         }
     }
 
@@ -255,6 +295,11 @@ const fn tensor(tiles: Tiles, warps: (u32, u32), efficiency: f64) -> Candidate {
     Candidate { config: Config::Tiled(Tiled::Tensor(config)), efficiency }
 }
 
+const fn split(tiles: Tiles, warps: (u32, u32), efficiency: f64) -> Candidate {
+    let config = SplitConfig { tiles, warps_down: warps.0, warps_across: warps.1 };
+    Candidate { config: Config::Tiled(Tiled::Split(config)), efficiency }
+}
+
 const fn simt(tiles: Tiles, across: u32, efficiency: f64) -> Candidate {
     Candidate { config: Config::Tiled(Tiled::Simt(SimtConfig { tiles, across })), efficiency }
 }
@@ -280,15 +325,30 @@ const SINGLE: [Candidate; 3] = [
     simt(Tiles::new(32, 64, 16, 4).of_teams(4), 8, 0.62),
     simt(Tiles::new(64, 64, 16, 3), 8, 0.66),
 ];
+/// Of `f32` rounded to `tf32`.
+const ROUNDED: [Candidate; 3] = [
+    tensor(Tiles::new(128, 256, 32, 3), (2, 4), 0.66),
+    tensor(Tiles::new(64, 32, 32, 4).of_teams(2), (2, 1), 0.4),
+    tensor(Tiles::new(64, 64, 32, 3), (2, 2), 0.7),
+];
+/// Of operands that are split; with those of `SINGLE` behind them.
+const SPLIT: [Candidate; 2] =
+    [split(Tiles::new(128, 128, 16, 3), (2, 4), 0.81), split(Tiles::new(64, 128, 16, 3), (2, 4), 0.79)];
 const SMALL: [Candidate; 1] = [simt(Tiles::new(64, 64, 16, 2), 8, 1.0)];
 
 /// The configurations for elements of `dtype` on `target`.
-fn candidates(dtype: DType, target: Target) -> impl Iterator<Item = Candidate> {
+fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterator<Item = Candidate> {
     let tensor_cores = dtype != DType::F32 && MmaAtom::of(dtype).is_some_and(|atom| atom.exists(target));
+    let splits: &[Candidate] = match (dtype, precision) {
+        (DType::F32, Precision::Full) if MmaAtom::Tf32.exists(target) => &SPLIT,
+        _ => &[],
+    };
     let groups = tensor_cores && dtype != DType::F64 && target.sm == 90;
     let warpgroups: &[Candidate] = if groups { &WARPGROUP } else { &[] };
     let all: &[Candidate] = match dtype {
         DType::F64 if tensor_cores => &DOUBLE,
+        DType::F32 if precision == Precision::Tf32 && !MmaAtom::Tf32.exists(target) => &[],
+        DType::F32 if precision == Precision::Tf32 => &ROUNDED,
         DType::F32 => &SINGLE,
         _ if tensor_cores => &HALF,
         _ => &SMALL,
@@ -298,7 +358,7 @@ fn candidates(dtype: DType, target: Target) -> impl Iterator<Item = Candidate> {
         let bytes = |a, b| c.config.shared_bytes(dtype, a, b);
         bytes(Along::K, Along::K).max(bytes(Along::Outer, Along::Outer)) <= limit
     };
-    warpgroups.iter().chain(all).filter(fits).copied()
+    warpgroups.iter().chain(splits).chain(all).filter(fits).copied()
 }
 
 /// Bytes of shared memory that a block can have.
@@ -375,6 +435,8 @@ const MEMORY_RATE: f64 = 4.3e6;
 fn rate(dtype: DType, config: &Config) -> f64 {
     match (dtype, config) {
         (_, Config::Tiled(Tiled::Simt(_))) | (DType::F64, _) => 0.246e6,
+        (_, Config::Tiled(Tiled::Split(_))) => 0.372e6,
+        (DType::F32, _) => 1.11e6,
         _ => 2.23e6,
     }
 }
@@ -391,13 +453,19 @@ pub enum Access {
 }
 
 /// The configuration for a product.
-pub fn choose(dtype: DType, target: Target, shape: Shape, access: Access) -> Option<Choice> {
-    choose_within(dtype, target, shape, access, MAX_PARTS)
+pub fn choose(
+    dtype: DType,
+    precision: Precision,
+    target: Target,
+    shape: Shape,
+    access: Access,
+) -> Option<Choice> {
+    choose_within((dtype, precision), target, shape, access, MAX_PARTS)
 }
 
 /// The same where at most so many blocks may share a tile.
 pub(super) fn choose_within(
-    dtype: DType,
+    (dtype, precision): (DType, Precision),
     target: Target,
     shape: Shape,
     access: Access,
@@ -414,7 +482,7 @@ pub(super) fn choose_within(
         (access == Access::Boxes || !matches!(c.config, Config::Warpgroup(_)))
             && c.config.takes_depth(shape.k)
     };
-    let all = candidates(dtype, target).filter(possible).map(choice);
+    let all = candidates(dtype, precision, target).filter(possible).map(choice);
     // Copies of single elements are what limits a product without alignment, whatever the tile: a small one is there.
     if wide {
         all.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(choice, _)| choice)
@@ -473,7 +541,12 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
 
 /// Every configuration that [`choose`] can give.
 pub fn configs(dtype: DType, target: Target) -> Vec<Config> {
-    let wide: Vec<Config> = candidates(dtype, target).map(|c| c.config.with(PIECE)).collect();
-    let single = wide.last().map(|config| config.with(dtype.bytes() as u32));
-    wide.into_iter().chain(single).collect()
+    let rounds = dtype == DType::F32 && MmaAtom::Tf32.exists(target);
+    let precisions: &[_] = if rounds { &[Precision::Full, Precision::Tf32] } else { &[Precision::Full] };
+    let of_precision = |&precision: &Precision| {
+        let wide: Vec<Config> = candidates(dtype, precision, target).map(|c| c.config.with(PIECE)).collect();
+        let single = wide.last().map(|config| config.with(dtype.bytes() as u32));
+        wide.into_iter().chain(single)
+    };
+    precisions.iter().flat_map(of_precision).collect()
 }

@@ -3,8 +3,8 @@
 use warpwright_ops::Operation;
 use warpwright_ops::activation::Activation;
 use warpwright_ops::gemm::GemmDesc;
-use warpwright_ops::gemm::tuning::{self, Config, Tiles, WarpgroupConfig};
-use warpwright_ops::plan::Real;
+use warpwright_ops::gemm::tuning::{self, Config, Tiled, Tiles, WarpgroupConfig};
+use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{Biases, Cell, RecurrentBackwardDesc, RecurrentDesc};
 use warpwright_ptx::DType;
@@ -107,7 +107,7 @@ fn small_tiles(dtype: DType) -> Config {
     let small = |config: &Config| match config {
         Config::Tiled(tiled) => {
             let Tiles { rows, cols, teams, .. } = *tiled.tiles();
-            (rows, cols, teams) == (64, 64, 1)
+            (rows, cols, teams) == (64, 64, 1) && !matches!(tiled, Tiled::Split(_))
         }
         Config::Warpgroup(_) => false,
     };
@@ -130,6 +130,29 @@ fn warpgroups(dtype: DType, transposed: bool, [rows, cols, stages]: [u32; 3]) {
     sweep.check(&plans(&CASES, |i| {
         product(dtype, transposed, i, false).plan_with(TARGET, config).expect("plan")
     }));
+}
+
+/// Only what splits its operands; sums of products with a bias are too large for that.
+fn splitting(transposed: bool) {
+    let large = |specs: &[TensorSpec], slot: usize| {
+        let factor = if slot < 2 && specs[3].present { 1e17 } else { 1.0 };
+        plain(specs, slot).into_iter().map(|value| value * factor).collect()
+    };
+    let sweep = Sweep { fill: large, skipped: |name| !name.contains("_tf32x3_"), ..SWEEP };
+    let small = |config: &Config| matches!(config, Config::Tiled(Tiled::Split(c)) if c.tiles.rows == 64);
+    let config =
+        tuning::configs(DType::F32, TARGET).into_iter().find(small).expect("a kernel with small tiles");
+    let cases: Vec<usize> = (0..2 * CASES.len()).collect();
+    sweep.check(&plans(&cases, |i| {
+        let desc = product(DType::F32, transposed, i % CASES.len(), false);
+        let desc = GemmDesc { bias: i >= CASES.len(), ..desc };
+        desc.plan_with(TARGET, config).expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_products_of_split_operands_are_noticed() {
+    splitting(true);
 }
 
 /// Only kernels whose warps share the common dimension. In the last two products, one shared by blocks as well and one not, every
@@ -187,6 +210,7 @@ fn defects_of_more_products_are_noticed() {
         products(dtype, transposed);
     }
     teams(DType::BF16, false);
+    splitting(false);
 }
 
 /// Sequences in one launch, of several steps and of one; what may be absent is, in some.
