@@ -42,8 +42,11 @@ impl KernelDef for ResidentForward {
 
     fn min_blocks_per_sm(&self) -> Option<u32> {
         // 64 registers a thread for the vectors and what is done with them, twice as many in double precision.
-        let threads = if self.dtype == DType::F64 { 512 } else { 1024 };
-        (self.config.threads >= 512).then_some(threads / self.config.threads)
+        let wide = self.dtype == DType::F64;
+        let threads = if wide { 512 } else { 1024 };
+        // Left alone, the assembler gives these fewer registers than they need.
+        let few = (wide && self.config.threads == 128).then_some(8);
+        if self.config.threads >= 512 { Some(threads / self.config.threads) } else { few }
     }
 
     fn dtypes(&self) -> DTypes {

@@ -102,6 +102,9 @@ pub fn forward_for(dtype: DType, target: Target, width: u32, groups: u64, vector
     spread_out(forward(dtype, target, width), groups, vectors)
 }
 
+/// Threads of a block that fills a multiprocessor, with 64 registers each.
+const WHOLE: u32 = 1024;
+
 /// The resident kernels of the backward direction, which hold two tensors, by capacity.
 pub fn backward(dtype: DType, target: Target, width: u32) -> Vec<Resident> {
     if width != vector_width(dtype) {
@@ -109,17 +112,23 @@ pub fn backward(dtype: DType, target: Target, width: u32) -> Vec<Resident> {
     }
     let mut all = vec![resident(width, 32, 2, 1), resident(width, 128, 4, 1), resident(width, 512, 4, 1)];
     if target.sm >= CLUSTER_SM {
-        // A block that fills a multiprocessor leaves no cluster without a place; double precision lacks the registers.
-        let four = if dtype == DType::F64 { resident(width, 512, 4, 4) } else { resident(width, 1024, 4, 2) };
-        all.extend([resident(width, 512, 4, 2), four]);
-        all.extend([8, 16].map(|cluster| resident(width, 512, 4, cluster)));
+        all.push(resident(width, 512, 4, 2));
+        // Double precision lacks the registers.
+        all.extend((dtype != DType::F64).then(|| resident(width, WHOLE, 4, 2)));
+        all.extend([4, 8, 16].map(|cluster| resident(width, 512, 4, cluster)));
     }
     all
 }
 
 /// The resident kernel for the gradients of `groups` groups of `vectors` vectors, if one holds them.
 pub fn backward_for(dtype: DType, target: Target, width: u32, groups: u64, vectors: u64) -> Path {
-    spread_out(backward(dtype, target, width), groups, vectors)
+    // Blocks that fill a multiprocessor leave no cluster without a place, but later ones begin only where one has ended: they are
+    // for one wave, and smaller ones for more.
+    let one_wave = 2 * groups <= PROCESSORS;
+    let mut configs = backward(dtype, target, width);
+    let whole = configs.iter().find(|r| r.threads == WHOLE).map(|r| r.capacity());
+    configs.retain(|r| whole != Some(r.capacity()) || (r.threads == WHOLE) == one_wave);
+    spread_out(configs, groups, vectors)
 }
 
 fn spread_out(configs: Vec<Resident>, groups: u64, vectors: u64) -> Path {
