@@ -631,7 +631,7 @@ impl AttentionSubject {
             }
             _ => None,
         };
-        let warps = tuning::tensor_core(Work::Forward, target, width);
+        let warps = tuning::tensor_core(Work::Forward, target, width, desc.options.softcap.is_some());
         match (layout, warps.filter(|_| s.unit == Unit::Warps)) {
             (Some(layout), _) => desc.plan_decode_with(target, layout, PARTS),
             (None, Some(config)) => desc.plan_with(target, config),

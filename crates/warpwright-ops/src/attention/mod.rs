@@ -875,10 +875,11 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         Direction::Forward => &[Work::Forward],
         Direction::Backward => &[Work::Queries, Work::KeysAndValues],
     };
-    for &planned in works {
-        for config in tuning::all(dtype, planned, target) {
-            let mut kinds = vec![all];
+    for (&planned, softcap) in works.iter().flat_map(|work| [true, false].map(|softcap| (work, softcap))) {
+        for config in tuning::all(dtype, planned, target, softcap) {
+            let mut kinds = Vec::new();
             match config {
+                _ if softcap => kinds.push(all),
                 Config::TensorCore(_) => kinds.extend([plain, alone[0], packed, dropped]),
                 Config::Simt(Simt { vector: 1, .. }) => {}
                 Config::Simt(Simt { width: 64, .. }) if dtype == DType::F32 => {
@@ -925,8 +926,8 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
                 out.push(plan::recorded(OP, &def, target)?);
             }
         }
-        for config in tuning::all(dtype, Work::Queries, target) {
-            for kind in [alone[2], all] {
+        for kind in [alone[2], all] {
+            for config in tuning::all(dtype, Work::Queries, target, kind.softcap) {
                 out.push(plan::recorded(OP, &bias_gradient::BiasGradient { dtype, kind, config }, target)?);
             }
         }

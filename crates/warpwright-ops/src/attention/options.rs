@@ -387,7 +387,7 @@ impl Common {
         layouts: &[Layout],
     ) -> Result<Vec<Config>, PlanError> {
         let (width, granularity) = (self.widest(), granularity(layouts));
-        some_fits(tuning::configs(dtype, work, target, width, granularity), width)
+        some_fits(tuning::configs(dtype, work, target, width, granularity, self.kind.softcap), width)
     }
 
     /// The configurations for few queries and tensors of these layouts.

@@ -153,6 +153,12 @@ impl<'k> SimtEngine<'k> {
         let per_row = width / chunk;
         let total = tile.rows * per_row;
         let data = source.data.at(first.to_u64() * source.stride);
+        // Rounds of wide rows are so many that the assembler kept their places in memory from tile to tile. No row has a negative
+        // number, but for all that it knows places differ, and it computes them again. Double precision keeps more than these in memory.
+        let thread = match (width, self.dtype) {
+            (256, DType::F32) => self.thread + (first.to_u32() >> 31),
+            _ => self.thread,
+        };
         let rounds: Vec<u32> = (0..total.div_ceil(threads)).collect();
         // Places that are looked up row by row take registers of their own.
         let batch = if matches!(source.form, Form::Even) { BATCH } else { BATCH / 4 };
@@ -160,7 +166,7 @@ impl<'k> SimtEngine<'k> {
             let loaded: Vec<_> = batch
                 .iter()
                 .map(|round| {
-                    let index = self.thread + round * threads;
+                    let index = thread + round * threads;
                     let (row, at) = (index / per_row, index & (per_row - 1));
                     let column = at * chunk;
                     let exists = (first + row.to_i32()).lt(source.rows) & row.lt(tile.rows);

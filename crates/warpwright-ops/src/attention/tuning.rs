@@ -348,11 +348,15 @@ pub fn simt(dtype: DType, work: Work, target: Target, width: u32, vectors: bool)
     candidates.into_iter().find(fits).map(Config::Simt)
 }
 
-/// The configuration of tensor cores, `None` if the target has none that fits.
-pub fn tensor_core(work: Work, target: Target, width: usize) -> Option<Config> {
+/// The configuration of tensor cores, `None` if the target has none that fits. The hyperbolic tangent of soft capping takes so many
+/// instructions and registers that more warps with less work each are faster.
+pub fn tensor_core(work: Work, target: Target, width: usize, softcap: bool) -> Option<Config> {
     let width = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize)?;
     let config = |warps, slabs, columns| TensorCore { warps, slabs, columns, width, vector: 8 };
     let choice = match (work, width) {
+        (Work::Forward, 64) if softcap => config(4, 2, 32),
+        (Work::Forward, 128) | (Work::Queries, 64) if softcap => config(4, 1, 64),
+        (_, 64 | 128) if softcap => config(4, 1, 32),
         (Work::Forward, 256) if target.sm >= 90 => config(8, 1, 64),
         (Work::Forward, 256) => config(4, 1, 32),
         (Work::Forward, _) => config(4, 2, 64),
@@ -446,12 +450,19 @@ pub fn sweeps(dtype: DType, target: Target, width: usize) -> Option<Sweeps> {
 }
 
 /// The configurations for a problem, best first; the last one takes any tensor whose elements are aligned. Elements of a
-/// row and between rows are multiples of `granularity`, a power of two.
-pub fn configs(dtype: DType, work: Work, target: Target, width: usize, granularity: u32) -> Vec<Config> {
+/// row and between rows are multiples of `granularity`, a power of two. `softcap` is whether scores are capped.
+pub fn configs(
+    dtype: DType,
+    work: Work,
+    target: Target,
+    width: usize,
+    granularity: u32,
+    softcap: bool,
+) -> Vec<Config> {
     let halves = matches!(dtype, DType::F16 | DType::BF16);
     let tensor = match dtype {
         DType::F32 if granularity >= 4 => split_tensor_core(work, target, width),
-        _ if halves && granularity >= 8 => tensor_core(work, target, width),
+        _ if halves && granularity >= 8 => tensor_core(work, target, width, softcap),
         _ => None,
     };
     let Some(width) = tile_width(width) else { return Vec::new() };
@@ -462,9 +473,9 @@ pub fn configs(dtype: DType, work: Work, target: Target, width: usize, granulari
 }
 
 /// Every configuration that [`configs`] can choose.
-pub fn all(dtype: DType, work: Work, target: Target) -> Vec<Config> {
-    let mut all: Vec<Config> =
-        [32, 64, 128, 256].into_iter().flat_map(|width| configs(dtype, work, target, width, 8)).collect();
+pub fn all(dtype: DType, work: Work, target: Target, softcap: bool) -> Vec<Config> {
+    let of = |width| configs(dtype, work, target, width, 8, softcap);
+    let mut all: Vec<Config> = [32, 64, 128, 256].into_iter().flat_map(of).collect();
     let mut seen = std::collections::HashSet::new();
     all.retain(|config| seen.insert(*config));
     all
