@@ -130,6 +130,9 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
             with(plain([136, 136, 472], ta, tb));
         }
         with(plain([8, 24, 8], false, true));
+        // Sums of parts in rows of an odd and of an even number of columns.
+        with(plain([72, 13, 1032], false, true));
+        with(plain([72, 24, 1032], true, false));
         with(full([72, 136, 328], 2, (0.5, -2.0), true, Some(Activation::GeluErf), 8));
         with(GemmSubject { special: true, ..plain([40, 72, 200], false, true) });
     }

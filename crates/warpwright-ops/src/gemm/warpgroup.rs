@@ -24,8 +24,9 @@ kernel_args! {
 
 /// Threads of a warpgroup.
 const GROUP: u32 = 128;
-/// Rows of a warpgroup.
+/// Rows of a warpgroup, and of a warp.
 const GROUP_ROWS: u32 = 64;
+const ROWS_OF_WARP: u32 = 16;
 /// The named barrier at which the warps that multiply meet.
 const MULTIPLIED: u32 = 1;
 
@@ -83,15 +84,28 @@ impl WarpgroupGemm {
         let first = k.block_idx_y() * p.part;
         let depth = (first + p.part).min(p.depth) - first;
         let steps = (depth + (PanelTile::WIDTH - 1)) / PanelTile::WIDTH;
-        let sums = SumTile::new::<f32>(k, rows, cols, 1);
-        k.if_else(
-            warp.eq(self.multiplying()),
-            || self.fetch(k, p, &tiles, (row, col, first), steps),
-            || self.multiply(k, &tiles, steps, sums),
-        );
-        k.barrier();
         let batch = k.block_idx_z().to_u64();
         let matrix = k.block_idx_y().to_u64() * k.grid_dim_z().to_u64() + batch;
+        let fetch = || self.fetch(k, p, &tiles, (row, col, first), steps);
+        let of_fetching = warp.eq(self.multiplying());
+        if self.split {
+            let y = p.y.at(matrix * p.stride_y);
+            k.if_else(of_fetching, fetch, || {
+                let sums = self.multiply(k, &tiles, steps);
+                leave(k, &sums, y, (row, col), (p.m, p.n));
+            });
+            return;
+        }
+        let sums = SumTile::new::<f32>(k, rows, cols, 1);
+        k.if_else(of_fetching, fetch, || {
+            let of_group = self.multiply(k, &tiles, steps);
+            k.barrier_of(MULTIPLIED, self.multiplying() * WARP);
+            let (row, col) = first_sum(k);
+            for (rows, cols, pair) in of_group.pairs() {
+                sums.at(row + rows, col + cols).store(Lanes::from(pair.to_vec()));
+            }
+        });
+        k.barrier();
         let outputs = outputs!(p, batch, matrix);
         epilogue::finish_tile::<f32>(k, outputs, sums, (row, col), (p.m, p.n));
     }
@@ -119,12 +133,12 @@ impl WarpgroupGemm {
         });
     }
 
-    /// Multiplies the tiles of all steps, and puts the sums where the tiles were.
-    fn multiply<'k>(&self, k: K<'k>, tiles: &Tiles<'k>, steps: U32<'k>, to: SumTile<'k>) {
+    /// Multiplies the tiles of all steps.
+    fn multiply<'k>(&self, k: K<'k>, tiles: &Tiles<'k>, steps: U32<'k>) -> WarpgroupSums<'k> {
         let cols = self.config.cols;
         let Tiles { a, b, ring, .. } = *tiles;
-        let (thread, lane) = (k.thread_idx(), k.lane_idx());
-        let group = thread / GROUP;
+        let lane = k.lane_idx();
+        let group = k.thread_idx() / GROUP;
         let start = ring.start(k);
         let first = (start, start, WarpgroupSums::zero(k, cols));
         let (_, _, sums) = k.fold(k.range(0, steps, 1), first, |step, (turn, before, sums)| {
@@ -138,13 +152,52 @@ impl WarpgroupGemm {
             (ring.after(turn), turn, sums)
         });
         sums.wait(0);
-        k.barrier_of(MULTIPLIED, self.multiplying() * WARP);
-        let row = (thread / WARP) * 16 + lane / 4;
-        let col = (lane % 4) * 2;
-        for (rows, cols, pair) in sums.pairs() {
-            to.at(row + rows, col + cols).store(Lanes::from(pair.to_vec()));
-        }
+        sums
     }
+}
+
+/// Row and column of the lane's first sum in the tile of the block.
+fn first_sum(k: K<'_>) -> (U32<'_>, U32<'_>) {
+    let (row, col) = k.accumulator_origin();
+    (row + k.warp_idx() * ROWS_OF_WARP, col)
+}
+
+/// Stores sums as they are in the matrix of `m` rows and `n` columns at `y`, from the registers that they are in: nothing waits for
+/// that, and four lanes write 32 bytes of a row.
+fn leave<'k>(
+    k: K<'k>,
+    sums: &WarpgroupSums<'k>,
+    y: Ptr<'k, Write, Elem>,
+    (row, col): (U32<'k>, U32<'k>),
+    (m, n): (U32<'k>, U32<'k>),
+) {
+    let (down, right) = first_sum(k);
+    let (row, col) = (row + down, col + right);
+    let rows = [0u32, 8].map(|down| {
+        let row = row + down;
+        (row.lt(m), y.at(row.to_u64() * n.to_u64() + col.to_u64()))
+    });
+    let place = |down: u32, right: u32| {
+        let (inside, first) = rows[(down / 8) as usize];
+        (inside & (col + right).lt(n), first.at(u64::from(right)))
+    };
+    k.if_else(
+        (n & 1).eq(0),
+        || {
+            for (down, right, pair) in sums.pairs() {
+                let (there, at) = place(down, right);
+                at.only_where(there, Fill::Zero).store(Lanes::from(pair.to_vec()));
+            }
+        },
+        || {
+            for (down, right, pair) in sums.pairs() {
+                for (i, sum) in (0..).zip(pair) {
+                    let (there, at) = place(down, right + i);
+                    at.only_where(there, Fill::Zero).set(sum);
+                }
+            }
+        },
+    );
 }
 
 impl KernelDef for WarpgroupGemm {

@@ -121,14 +121,21 @@ impl Sequence {
         if self.lanes() == 1 { item.there } else { item.there & item.gate.eq(0) }
     }
 
-    /// Starts to bring the products of the input from `at` on to the L1 cache.
-    fn fetch<'k>(&self, k: K<'k>, item: &Item<'k>, at: Ptr<'k, ReadWrite, f32>) {
-        k.if_(self.is_gate(item), || {
-            for gate in 0..self.own_gates() {
-                let addr = at.at(u64::from(gate * self.hidden)).operand();
-                k.raw(Inst::Prefetch { space: StateSpace::Global, level: PrefetchLevel::L1, addr });
-            }
-        });
+    /// Starts to bring the products of the input of step `step` to the L1 cache: those of the block's units, which are
+    /// neighbours, for a gate of a vector each.
+    fn fetch<'k>(&self, k: K<'k>, p: &SequenceParams<'k>, product: &Product, step: U32<'k>) {
+        let (gates, walk) = (self.cell.gates() as u32, walk!(p));
+        let places = gates * product.batch;
+        for first in (0..places).step_by(THREADS as usize) {
+            // Threads that are left bring what the last has to.
+            let at = (k.thread_idx() + first).min(places - 1);
+            let vector = product.vector(at % product.batch, self.batch);
+            let row = walk.row(step, vector.batch, walk.length(vector.batch, vector.there));
+            let of_gate = row * u64::from(gates) + (at / product.batch).to_u64();
+            let unit = product.first_unit(k).to_u64();
+            let addr = p.products.at(of_gate * u64::from(self.hidden) + unit).operand();
+            k.raw(Inst::Prefetch { space: StateSpace::Global, level: PrefetchLevel::L1, addr });
+        }
     }
 
     /// What goes from lane to lane of a unit.
@@ -260,7 +267,8 @@ impl Sequence {
         };
         // Few places are kept while the block waits; of many it is less work to find them again.
         let keeps = all.len() <= MOST_KEPT;
-        // Beside weights that take all they can there is no room for the products of the input: they come to the L1 cache.
+        // Beside weights that take all they can there is no room for the products of the input: they come to the L1 cache, a step
+        // ahead.
         let fetches = product.is_half() && matches!(self.config.exchange, Exchange::Blocks | Exchange::Tags);
         let input = |step: U32<'k>, item: (usize, &Item<'k>), there: Option<Pred<'k>>| {
             let place = place(step, item);
@@ -287,7 +295,7 @@ impl Sequence {
             let read = || -> Vec<_> { all.iter().enumerate().map(|item| input(step, item, None)).collect() };
             let early = (!fetches && !in_cluster).then(read);
             if fetches {
-                all.iter().enumerate().for_each(|item| self.fetch(k, item.1, place(step, item).2));
+                self.fetch(k, &p, &product, (step + 1).min(p.steps - 1));
             }
             let sums = product.multiply(k, exchange, step, &weights);
             let known =
