@@ -20,7 +20,7 @@ use crate::float::Float;
 use crate::flow::{Carry, RawReg, RawRegs};
 use crate::lanes::Lanes;
 use crate::reg::{F32, Reg, Scalar, U32};
-use crate::storage::pack;
+use crate::storage::{pack, widen};
 
 /// Products of 16-bit floats exist from here, 8 deep, for `f16`.
 const HALF_PRODUCT_SM: u32 = 75;
@@ -218,12 +218,20 @@ impl<'k, Role> Fragment<'k, Role> {
     }
 }
 
-/// An operand of a product of `f32` as the sum of two of `tf32`; made by [`Fragment::split`].
+/// An operand of a product of `f32` as the sum of two of `tf32` or `f16`; made by [`Fragment::split`], by
+/// [`Fragment::split_accumulators`], or of what another kernel has split.
 #[derive(Debug)]
 #[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
 pub struct Split<'k, Role> {
     high: Fragment<'k, Role>,
     low: Fragment<'k, Role>,
+}
+
+impl<'k, Role> Split<'k, Role> {
+    /// The sum of two fragments.
+    pub fn of(high: Fragment<'k, Role>, low: Fragment<'k, Role>) -> Self {
+        Self { high, low }
+    }
 }
 
 impl<'k> Split<'k, MatrixA> {
@@ -269,6 +277,26 @@ impl<'k> Fragment<'k, MatrixA> {
         k.on_behalf(|| {
             let lanes = Lanes::concat([left.lanes.clone(), right.lanes.clone()]);
             Self::a(k, atom, pack(k, atom.dtype(), &lanes).as_slice())
+        })
+    }
+
+    /// The same without rounding, for [`MmaAtom::F16`]: each element as the sum of two `f16`. Elements below 2^16 lose at most 2^-23 of
+    /// themselves or 2^-25, whatever is more.
+    #[track_caller]
+    pub fn split_accumulators(
+        left: &Accumulator<'k, f32>,
+        right: &Accumulator<'k, f32>,
+    ) -> Split<'k, MatrixA> {
+        let k = left.k;
+        k.on_behalf(|| {
+            let high = Self::from_accumulators(MmaAtom::F16, left, right);
+            let rounded: Vec<_> = high.words().into_iter().flat_map(|word| widen(word, DType::F16)).collect();
+            let (of_left, of_right) = rounded.split_at(left.lanes.len());
+            let rest = |all: &Accumulator<'k, f32>, rounded: &[F32<'k>]| {
+                all.like(all.lanes.iter().zip(rounded).map(|(all, rounded)| all - *rounded).collect())
+            };
+            let low = Self::from_accumulators(MmaAtom::F16, &rest(left, of_left), &rest(right, of_right));
+            Split { high, low }
         })
     }
 }
@@ -418,6 +446,15 @@ impl<'k> SplitSum<'k> {
                 great.abs().eq(f64::INFINITY).select(great, great + small)
             };
             self.great.like(both.map(total).collect())
+        })
+    }
+
+    /// The elements, if no product was infinite.
+    #[track_caller]
+    pub fn finite_total(&self) -> Accumulator<'k, f32> {
+        self.great.k.on_behalf(|| {
+            let both = self.great.lanes.iter().zip(self.small.lanes.iter());
+            self.great.like(both.map(|(great, small)| great + small).collect())
         })
     }
 }

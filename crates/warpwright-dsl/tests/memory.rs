@@ -247,6 +247,7 @@ impl KernelDef for Divide {
         BlockDim::x(32)
     }
 
+    #[allow(clippy::modulo_one, clippy::identity_op, reason = "one is the least power of two")]
     fn build<'k>(&self, k: K<'k>, p: DivideParams<'k>) {
         let i = k.global_idx_x();
         k.if_(i.lt(p.n), || {

@@ -34,13 +34,13 @@ const SPILLS: [&str; 11] = [
 
 /// Attention on tensor cores: two sums and two products of a tile leave a few registers for everything else. What is kept in
 /// memory is what the end of the kernel needs, and in the wider ones addresses of the copies, once a tile; what that costs, and
-/// its cure, is in docs/performance/attention.md. In double precision,
+/// its cure, is in docs/performance/attention.md. Of gradients from copies of `f32` it is up to 20 words under a mask. In double precision,
 /// and with soft capping on register tiles, it is what the hyperbolic tangent needs beside the sums; in double precision of
 /// rows of 256 it is the row itself; with dropout it is the bits of what is kept. Decoding on register tiles keeps three registers of what
 /// the end of the kernel needs in memory.
 fn fills_the_registers(kernel: &str) -> bool {
     let halves = ["_f16_mma_", "_bf16_mma_"].iter().any(|part| kernel.contains(part));
-    let parts = ["_mma_", "_f64_", "_cap", "_dropout"];
+    let parts = ["_mma_", "_pairs_", "_f64_", "_cap", "_dropout"];
     let few = kernel.starts_with("attention_decode_");
     if halves && !few && kernel.contains("_cap") && !kernel.contains("d256") {
         // Warps have less work.

@@ -52,7 +52,7 @@ struct Modification {
     dropout: Option<f64>,
 }
 
-/// Which of the forward kernels for half types computes.
+/// Which of the kernels computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     /// The one that tuning chooses, of any type.
@@ -63,6 +63,30 @@ enum Unit {
     Parts,
     /// Products of warpgroups, where the target has them: what tuning chooses, in cases that would take other types too long.
     Warpgroups,
+    /// Products of `f32` from copies, in both directions, where the target has them: what tuning chooses for more rows.
+    Copies,
+}
+
+/// How sizes of values and of gradients of the result are spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sizes {
+    Alike,
+    /// By 2^12 from one 64 rows to the next.
+    OfTiles,
+    /// One row of values, of the first head, is smaller by 2^30.
+    OfRows,
+}
+
+impl Sizes {
+    /// The factor of row `row` of head `head`.
+    fn factor(self, row: usize, head: usize) -> f64 {
+        match self {
+            Self::Alike => 1.0,
+            Self::OfTiles => 2f64.powi(12 * (row / 64 % 3) as i32 - 12),
+            Self::OfRows if (row, head) == (5, 0) => 2f64.powi(-30),
+            Self::OfRows => 1.0,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +106,7 @@ struct Situation {
     /// Whether one key is NaN.
     nan: bool,
     unit: Unit,
+    sizes: Sizes,
     modification: Modification,
 }
 
@@ -98,6 +123,7 @@ const PLAIN: Situation = Situation {
     spread: 1.0,
     nan: false,
     unit: Unit::Chosen,
+    sizes: Sizes::Alike,
     modification: Modification {
         causal: false,
         left: None,
@@ -135,6 +161,9 @@ impl Situation {
         add(self.nan, "one key NaN");
         add(self.unit == Unit::Warps, "products of warps");
         add(self.unit == Unit::Parts, "parts");
+        add(self.unit == Unit::Copies, "copies");
+        add(self.sizes == Sizes::OfTiles, "sizes of tiles far apart");
+        add(self.sizes == Sizes::OfRows, "sizes of rows far apart");
         add(m.causal, "causal");
         add(m.top_left, "top-left");
         add(m.left.is_some() || m.right.is_some(), "window");
@@ -296,8 +325,13 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 // Backward has no kernels for few queries: their long caches would only take long.
                 let long = situation.queries <= 16 && situation.keys >= 300;
                 let skipped = situation.nan || paged || long || half && situation.spread > 1.0;
-                let of_forward = situation.unit != Unit::Chosen;
-                if direction == Direction::Backward && (skipped || of_forward) || of_forward && !half {
+                let backward = direction == Direction::Backward;
+                let has_unit = match situation.unit {
+                    Unit::Chosen => true,
+                    Unit::Copies => dtype == DType::F32,
+                    _ => half && !backward,
+                };
+                if !has_unit || backward && skipped {
                     continue;
                 }
                 out.push(Case {
@@ -390,7 +424,14 @@ impl AttentionSubject {
         let lengths: Vec<usize> = (0..s.batch)
             .map(|b| [s.keys / 2, 0, s.keys + if m.paged.is_some() { 0 } else { 5 }][b % 3])
             .collect();
-        let mut v = draw(of_keys * s.value_width, 3, 1.0);
+        let sized = |mut values: Vec<f64>, rows: usize, heads: usize| {
+            for (at, row) in values.chunks_mut(s.value_width.max(1)).enumerate() {
+                let factor = s.sizes.factor(at / heads.max(1) % rows.max(1), at % heads.max(1));
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
+            values
+        };
+        let mut v = sized(draw(of_keys * s.value_width, 3, 1.0), s.keys, s.key_heads);
         if m.lengths && m.paged.is_none() {
             // What lies behind the last key of a sequence is never looked at.
             for (x, width) in [(&mut k, s.width), (&mut v, s.value_width)] {
@@ -411,7 +452,7 @@ impl AttentionSubject {
             q: draw(of_queries * s.width, 1, s.spread),
             k,
             v,
-            dy: draw(of_queries * s.value_width, 4, 1.0),
+            dy: sized(draw(of_queries * s.value_width, 4, 1.0), s.queries, s.heads),
             bias,
             slopes: (0..s.batch * s.heads).map(|i| 2f64.powi(-(i as i32 % 5) - 1)).collect(),
             lengths,
@@ -618,10 +659,27 @@ impl AttentionSubject {
         (0..s.batch).flat_map(|b| (0..s.heads).flat_map(move |h| of_head(b, h))).collect()
     }
 
+    fn backward_plan(
+        &self,
+        desc: &AttentionBackwardDesc,
+        target: Target,
+    ) -> Result<Plan<AttentionBackwardDesc>, PlanError> {
+        let s = &self.situation;
+        let of = |work| tuning::pairs(work, target, s.width.max(s.value_width));
+        match of(Work::Queries).zip(of(Work::Keys)).filter(|_| s.unit == Unit::Copies) {
+            Some((queries, keys)) => desc.plan_pairs_with(target, [queries, keys]),
+            None => desc.plan(target),
+        }
+    }
+
     fn plan(&self, desc: &AttentionDesc, target: Target) -> Result<Plan<AttentionDesc>, PlanError> {
         const PARTS: u32 = 3;
         let s = &self.situation;
         let width = s.width.max(s.value_width);
+        if let Some(layouts) = tuning::pairs(Work::Forward, target, width).filter(|_| s.unit == Unit::Copies)
+        {
+            return desc.plan_pairs_with(target, layouts);
+        }
         let few = s.queries <= tuning::FEW_QUERIES;
         let layout = match s.unit {
             Unit::Warps if few => tuning::decode_configs(self.dtype, target, width, 8).first().copied(),
@@ -688,7 +746,7 @@ impl AttentionSubject {
         let m = s.modification;
         let (dbias, dsinks) = (m.bias.is_some(), m.sinks);
         let desc = AttentionBackwardDesc { forward, dy: o, dq: q, dk: k, dv: v, dbias, dsinks };
-        let plan = match desc.plan(bench.target()) {
+        let plan = match self.backward_plan(&desc, bench.target()) {
             // The one gap: double precision in 64 KB of shared memory.
             Err(PlanError::Parameter { parameter: "head_dim", .. })
                 if self.dtype == DType::F64 && s.width > 128 && bench.target().sm < 80 =>

@@ -10,7 +10,7 @@ use warpwright_dsl::{WARP, accumulate, kernel_args};
 
 use super::dropout::Keys;
 use super::engine::{Engine, Matrix, Place, each, scaled};
-use super::score::{QueryBlock, ScoreKind, Scorer, Span, View, gradient_args};
+use super::score::{Problem, QueryBlock, ScoreKind, Scorer, Span, View, gradient_args};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::{Config, Work};
@@ -157,19 +157,32 @@ impl KernelDef for Sweep {
     }
 
     fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
+        let (p, dy) = (a.problem(), a.dy());
+        let gradients = Gradients {
+            first: View::new(a.first, [a.first_batch, a.first_row, a.first_head]),
+            second: View::new(a.second, [a.second_batch, a.second_row, a.second_head]),
+            statistics: a.statistics,
+        };
         match self.config {
             Config::Simt(simt) => accumulate!(self.dtype, |A| {
-                self.body::<A, _>(k, a, &SimtEngine::new(k, simt, self.dtype, self.work.own()));
+                let engine = SimtEngine::new(k, simt, self.dtype, self.work.own());
+                self.body::<A, _>(k, (p, dy), gradients, &engine);
             }),
             Config::TensorCore(tensor) => {
-                self.body(
-                    k,
-                    a,
-                    &TensorCoreEngine::new(k, tensor, tensor_core::atom(self.dtype), self.work.own()),
-                );
+                let atom = tensor_core::atom(self.dtype);
+                let engine = TensorCoreEngine::new(k, tensor, atom, self.work.own());
+                self.body(k, (p, dy), gradients, &engine);
             }
         }
     }
+}
+
+/// What a sweep writes, and [`Statistics`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gradients<'k> {
+    pub(super) first: View<'k, Write>,
+    pub(super) second: View<'k, Write>,
+    pub(super) statistics: Ptr<'k, Read, Elem>,
 }
 
 /// What the gradients need of a query, side by side: the logarithm of its sum as [`Scorer::probability`] takes it, and delta.
@@ -254,29 +267,38 @@ where
 }
 
 impl Sweep {
-    fn body<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: SweepParams<'k>, engine: &E)
-    where
+    /// What is read: the problem and the gradient of the result.
+    pub(super) fn body<'k, A: Float, E: Engine<'k, A>>(
+        &self,
+        k: K<'k>,
+        read: (Problem<'k>, View<'k, Read>),
+        to: Gradients<'k>,
+        engine: &E,
+    ) where
         Elem: Access<A>,
     {
         match self.work {
-            Work::Forward | Work::Queries => self.queries(k, a, engine),
-            Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, a, engine),
+            Work::Forward | Work::Queries => self.queries(k, read, to, engine),
+            Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, read, to, engine),
         }
     }
 
-    fn queries<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: SweepParams<'k>, engine: &E)
-    where
+    fn queries<'k, A: Float, E: Engine<'k, A>>(
+        &self,
+        k: K<'k>,
+        (p, dy): (Problem<'k>, View<'k, Read>),
+        to: Gradients<'k>,
+        engine: &E,
+    ) where
         Elem: Access<A>,
     {
-        let p = a.problem();
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
         let QueryBlock { head, first, span, scorer, q, sources } =
             QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
-        let dy = a.dy();
         let own = engine.own(k, q, first, 0);
         let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
         let place = engine.product_place(k);
-        let statistics = Statistics::new(a.statistics, p.first_row(span.of_queries, head), self.config);
+        let statistics = Statistics::new(to.statistics, p.first_row(span.of_queries, head), self.config);
         let (lse, delta) = statistics.of_rows::<A>(first, &place, span.queries);
         let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
         engine.start(k, sources, walk.from, walk.end);
@@ -296,20 +318,22 @@ impl Sweep {
             engine.accumulate(k, &ds, keys, sum)
         });
         engine.finish(k);
-        let dq = View { data: a.first, strides: [a.first_batch, a.first_row, a.first_head] };
-        let to = dq.destination(span.of_queries, head, span.queries, p.width);
+        let to = to.first.destination(span.of_queries, head, span.queries, p.width);
         engine.store(k, &scaled(&sum, scorer.scale()), to, first);
     }
 
-    fn keys_and_values<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: SweepParams<'k>, engine: &E)
-    where
+    fn keys_and_values<'k, A: Float, E: Engine<'k, A>>(
+        &self,
+        k: K<'k>,
+        (p, dy): (Problem<'k>, View<'k, Read>),
+        to: Gradients<'k>,
+        engine: &E,
+    ) where
         Elem: Access<A>,
     {
-        let p = a.problem();
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
         let [tile, key_head, batch] = p.place(k, false);
         let span = Span::new(self.kind, &p, batch);
-        let dy = a.dy();
         let first = (tile * rows).to_i32();
         let own = engine.own(k, p.k.source(span.of_keys, key_head, span.keys, p.width), first, 0);
         let (of_keys, of_values) = (self.work != Work::Values, self.work != Work::Keys);
@@ -328,7 +352,7 @@ impl Sweep {
                 dy.source(span.of_queries, head, span.queries, p.value_width),
             ];
             let first_row = p.first_row(span.of_queries, head);
-            let statistics = Statistics::new(a.statistics, first_row, self.config);
+            let statistics = Statistics::new(to.statistics, first_row, self.config);
             engine.start(k, sources, walk.from, walk.end);
             walk.fold(k, columns, sums, |at, masked, (dk, dv)| {
                 let queries = engine.first(k, sources, at, walk.end);
@@ -358,10 +382,6 @@ impl Sweep {
         });
         engine.finish(k);
         let scale: Reg<'k, A> = Scorer::<A>::factor(&p);
-        let (to_k, to_v) = (
-            View { data: a.first, strides: [a.first_batch, a.first_row, a.first_head] },
-            View { data: a.second, strides: [a.second_batch, a.second_row, a.second_head] },
-        );
         // Keys that a sequence does not have get gradients of 0; packed sequences have all that are theirs.
         let all = if self.kind.packed { span.keys } else { p.keys.to_i32() };
         let theirs = |sums: Matrix<'k, A>| {
@@ -375,13 +395,18 @@ impl Sweep {
             engine.store(
                 k,
                 &theirs(scaled(&dk, scale)),
-                to_k.destination(span.of_keys, key_head, all, p.width),
+                to.first.destination(span.of_keys, key_head, all, p.width),
                 first,
             );
         }
         if of_values {
             let dv = if self.kind.dropout { scaled(&dv, p.keeping.convert()) } else { dv };
-            engine.store(k, &theirs(dv), to_v.destination(span.of_keys, key_head, all, p.value_width), first);
+            engine.store(
+                k,
+                &theirs(dv),
+                to.second.destination(span.of_keys, key_head, all, p.value_width),
+                first,
+            );
         }
     }
 }

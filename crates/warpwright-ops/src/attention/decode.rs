@@ -33,7 +33,7 @@ macro_rules! decode_args {
             fn task(&self) -> Task<'k> {
                 Task {
                     problem: self.problem(),
-                    o: View { data: self.o, strides: [self.o_batch, self.o_row, self.o_head] },
+                    o: View::new(self.o, [self.o_batch, self.o_row, self.o_head]),
                     lse: self.lse,
                     sink: Sink { sinks: self.sinks, there: self.has_sinks.ne(0) },
                     parts: self.parts, part_lse: self.part_lse, splits: self.splits, rows: self.rows,

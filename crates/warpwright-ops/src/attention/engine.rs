@@ -23,6 +23,8 @@ pub(super) struct Source<'k> {
     /// Elements of a row that exist; others count as zeros.
     pub(super) width: U32<'k>,
     pub(super) form: Form<'k>,
+    /// What the numbers of each tile of rows are multiplied by, if they are [copied](super::pairs).
+    pub(super) factors: Option<Ptr<'k, Read, f32>>,
 }
 
 /// Where the rows of a [`Source`] lie.

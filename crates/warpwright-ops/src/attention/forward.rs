@@ -5,7 +5,7 @@ use warpwright_dsl::prelude::*;
 
 use super::dropout::Keys;
 use super::engine::{Engine, Matrix, each};
-use super::score::{QueryBlock, ScoreKind, Scorer, Sink, View, attention_args};
+use super::score::{Problem, QueryBlock, ScoreKind, Scorer, Sink, View, attention_args};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::Config;
@@ -76,24 +76,42 @@ impl KernelDef for Forward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+        let results = Results {
+            o: View::new(a.o, [a.o_batch, a.o_row, a.o_head]),
+            lse: a.lse,
+            sink: Sink { sinks: a.sinks, there: a.has_sinks.ne(0) },
+        };
         match self.config {
             Config::Simt(simt) => accumulate!(self.dtype, |A| {
                 let engine = SimtEngine::new(k, simt, self.dtype, 1);
-                self.body::<A, _>(k, a, engine);
+                self.body::<A, _>(k, a.problem(), results, engine);
             }),
             Config::TensorCore(tensor) => {
-                self.body(k, a, TensorCoreEngine::new(k, tensor, tensor_core::atom(self.dtype), 1));
+                let engine = TensorCoreEngine::new(k, tensor, tensor_core::atom(self.dtype), 1);
+                self.body(k, a.problem(), results, engine);
             }
         }
     }
 }
 
+/// What the kernel writes, and the sinks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Results<'k> {
+    pub(super) o: View<'k, Write>,
+    pub(super) lse: Ptr<'k, Write, Elem>,
+    pub(super) sink: Sink<'k>,
+}
+
 impl Forward {
-    fn body<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: ForwardParams<'k>, engine: E)
-    where
+    pub(super) fn body<'k, A: Float, E: Engine<'k, A>>(
+        &self,
+        k: K<'k>,
+        p: Problem<'k>,
+        results: Results<'k>,
+        engine: E,
+    ) where
         Elem: Access<A>,
     {
-        let p = a.problem();
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
         let QueryBlock { head, first, span, scorer, q, sources } =
             QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
@@ -127,14 +145,13 @@ impl Forward {
                 rows: place.rows.iter().map(|row| first + row.to_i32()).collect(),
                 writes: place.first.eq(0),
                 head,
-                lse: a.lse.at(p.first_row(span.of_queries, head)),
-                sink: Sink { sinks: a.sinks, there: a.has_sinks.ne(0) },
+                lse: results.lse.at(p.first_row(span.of_queries, head)),
+                sink: results.sink,
             },
         );
         let normalised = last.values.iter().zip(&factors);
         let normalised = normalised.map(|(values, factor)| values.iter().map(|v| *v * *factor).collect());
-        let o = View { data: a.o, strides: [a.o_batch, a.o_row, a.o_head] };
-        let to = o.destination(span.of_queries, head, span.queries, p.value_width);
+        let to = results.o.destination(span.of_queries, head, span.queries, p.value_width);
         engine.store(k, &normalised.collect(), to, first);
     }
 }

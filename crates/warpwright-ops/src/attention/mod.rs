@@ -35,7 +35,8 @@
 //! Gradients of f64 with more than 128 elements a head do not fit the shared memory of sm_75: there they have no plan.
 //!
 //! Half types are computed in f32 and rounded once, probabilities to the type of the values; f32 and f64 throughout in
-//! themselves. Results are the same from run to run.
+//! themselves. On tensor cores numbers of f32 are sums of two of fewer bits, with the errors of f32; for long sequences the workspace holds
+//! [copies](pairs) of the inputs for that, of their size. Results are the same from run to run.
 
 mod backward;
 mod bias_gradient;
@@ -45,6 +46,7 @@ mod engine;
 mod forward;
 mod functions;
 mod options;
+mod pairs;
 mod parts;
 pub mod reference;
 mod score;
@@ -67,7 +69,7 @@ pub use functions::*;
 use options::Common;
 pub use options::{AlibiSlopes, Alignment, AttentionOptions, Packed, Paged, Window, check_offsets};
 use score::ScoreKind;
-use tuning::{Config, DecodeConfig, Simt, Sweeps, Warpgroups, Work};
+use tuning::{Config, DecodeConfig, Pairs, Simt, Sweeps, TensorCore, Warpgroups, Work};
 
 const OP: &str = "attention";
 
@@ -256,7 +258,7 @@ impl AttentionDesc {
     ) -> Result<Plan<Self>, PlanError> {
         let c = Common::new(self, &self.outputs())?;
         let variants = self.decode_variants(&c, target, &[config], splits)?;
-        Ok(self.with_variants(&c, target, variants, splits))
+        Ok(self.with_variants(&c, target, variants, self.splits_bytes(splits)))
     }
 
     fn planned(&self, target: Target, config: Option<Config>) -> Result<Plan<Self>, PlanError> {
@@ -273,7 +275,7 @@ impl AttentionDesc {
                 splits = of_streams;
             }
             let variants = self.decode_variants(&c, target, &configs, splits)?;
-            return Ok(self.with_variants(&c, target, variants, splits));
+            return Ok(self.with_variants(&c, target, variants, self.splits_bytes(splits)));
         }
         let groups = match config {
             None => self.warpgroups(&c, target),
@@ -284,8 +286,13 @@ impl AttentionDesc {
             None => c.configs(self.dtype, Work::Forward, target, &layouts)?,
         };
         let mut variants = Vec::new();
+        let mut workspace = 0;
         if let Some(groups) = groups {
             variants.push(self.warpgroup_variant(&c, target, groups)?);
+        }
+        if let Some(pairs) = self.pairs(&c, target).filter(|_| config.is_none()) {
+            variants.push(Variant { alignment: 16, steps: self.pairs_steps(&c, target, pairs)? });
+            workspace = Self::pairs_bytes(&c, pairs);
         }
         for config in configs {
             let alignment = alignment(self.dtype, config.vector());
@@ -305,7 +312,7 @@ impl AttentionDesc {
             }
             variants.push(Variant { alignment, steps });
         }
-        Ok(self.with_variants(&c, target, variants, 1))
+        Ok(self.with_variants(&c, target, variants, workspace))
     }
 
     /// The layout for few queries whose tiles tensor copies bring, if they reach keys and values, and the number of parts.
@@ -333,7 +340,7 @@ impl AttentionDesc {
             });
         }
         let variant = self.warpgroup_variant(&c, target, groups)?;
-        Ok(self.with_variants(&c, target, vec![variant], 1))
+        Ok(self.with_variants(&c, target, vec![variant], 0))
     }
 
     /// The layout of blocks on sm_90a, if such a kernel takes the problem.
@@ -475,15 +482,29 @@ impl AttentionDesc {
         (self.rows() as u64) * u64::from(splits) * self.v.shape[3] as u64 * size
     }
 
-    fn with_variants(&self, c: &Common, target: Target, variants: Vec<Variant>, splits: u32) -> Plan<Self> {
+    /// Bytes of the parts and of their logarithms, where there is more than one part.
+    fn splits_bytes(&self, splits: u32) -> u64 {
+        if splits > 1 {
+            self.parts_bytes(splits) / self.v.shape[3] as u64 * (self.v.shape[3] as u64 + 1)
+        } else {
+            0
+        }
+    }
+
+    /// The plan with a workspace of so many bytes.
+    fn with_variants(
+        &self,
+        c: &Common,
+        target: Target,
+        variants: Vec<Variant>,
+        workspace_bytes: u64,
+    ) -> Plan<Self> {
         let statistics = statistics_type(self.dtype);
         let mut tensors = inputs(c, self);
         tensors.push(TensorSpec::write("o", self.dtype, self.o.elements().unwrap_or(0)).laid_out(self.o));
         tensors.push(TensorSpec::write("lse", statistics, self.rows()));
-        let parts = if splits > 1 { self.rows() * splits as usize } else { 0 };
-        let workspace = parts * (self.v.shape[3] + 1);
+        let workspace = workspace_bytes as usize / statistics.bytes();
         tensors.push(TensorSpec::workspace(statistics, workspace));
-        let workspace_bytes = (workspace * statistics.bytes()) as u64;
         let direction = Direction::Forward;
         Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes })
     }
@@ -567,6 +588,18 @@ impl AttentionBackwardDesc {
         self.planned(target, Some(Chosen::Groups(sweeps)))
     }
 
+    /// The same with kernels that read copies: one layout for queries, one for keys and values.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`], and if the problem has something that these kernels do not take.
+    pub fn plan_pairs_with(
+        &self,
+        target: Target,
+        layouts: [(Pairs, TensorCore); 2],
+    ) -> Result<Plan<Self>, PlanError> {
+        self.planned(target, Some(Chosen::Copies(layouts)))
+    }
+
     fn planned(&self, target: Target, chosen: Option<Chosen>) -> Result<Plan<Self>, PlanError> {
         let Self { forward: desc, dy, dq, dk, dv, dbias, dsinks } = self;
         options::trainable(desc, *dbias, *dsinks)?;
@@ -597,11 +630,23 @@ impl AttentionBackwardDesc {
             Some(_) => 2 * c.batch as usize * c.heads as usize * warpgroup::sweeps::pitch(&c) as usize,
             None => 2 * desc.rows(),
         };
-        tensors.push(TensorSpec::workspace(statistics, workspace));
+        let workspace_bytes = (workspace * statistics.bytes()) as u64;
+        // What comes after it begins at an address like that of the workspace.
+        let before = workspace_bytes.next_multiple_of(256);
+        let pairs = match chosen {
+            None => self.pairs(&c, target, None)?,
+            Some(Chosen::Copies(layouts)) => self.pairs(&c, target, Some(layouts))?,
+            Some(_) => None,
+        };
+        let workspace_bytes = match &pairs {
+            Some(pairs) => before + Self::pairs_bytes(&c, pairs),
+            None => workspace_bytes,
+        };
+        tensors.push(TensorSpec::workspace(statistics, workspace_bytes as usize / statistics.bytes()));
         let layouts = [desc.q, desc.k, desc.v, desc.o, *dy, *dq, *dk, *dv];
         let [of_queries, of_keys] = match chosen {
             Some(Chosen::Blocks(configs)) => configs.map(|config| vec![config]),
-            Some(Chosen::Groups(_)) => [Vec::new(), Vec::new()],
+            Some(Chosen::Groups(_) | Chosen::Copies(_)) => [Vec::new(), Vec::new()],
             None => [
                 c.configs(dtype, Work::Queries, target, &layouts)?,
                 c.configs(dtype, Work::KeysAndValues, target, &layouts)?,
@@ -610,6 +655,9 @@ impl AttentionBackwardDesc {
         let mut variants = Vec::new();
         if let Some(configs) = groups {
             variants.push(Variant { alignment: 16, steps: self.warpgroup_steps(&c, target, configs)? });
+        }
+        if let Some(pairs) = pairs {
+            variants.push(Variant { alignment: 16, steps: self.pairs_steps(&c, target, &pairs, before)? });
         }
         for (queries, keys) in of_queries.into_iter().zip(of_keys) {
             let vector = queries.vector().max(keys.vector());
@@ -629,7 +677,6 @@ impl AttentionBackwardDesc {
             steps.extend(self.sink_gradient(&c, target, places)?);
             variants.push(Variant { alignment, steps });
         }
-        let workspace_bytes = (workspace * statistics.bytes()) as u64;
         let direction = Direction::Backward;
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
     }
@@ -786,6 +833,7 @@ impl AttentionBackwardDesc {
 enum Chosen {
     Blocks([Config; 2]),
     Groups(Sweeps),
+    Copies([pairs::Layouts; 2]),
 }
 
 /// Where the two numbers of a query are: numbers from one head to the next, half of them, from one query to the next, and from the
@@ -896,6 +944,9 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
                 });
             }
         }
+    }
+    if dtype == DType::F32 {
+        out.extend(pairs::kernels(entry.direction, target, &[all, plain, alone[0], dropped])?);
     }
     if entry.direction == Direction::Forward {
         for kind in [all, plain, packed, alone[0], alone[1], alone[2]] {

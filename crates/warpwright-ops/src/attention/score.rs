@@ -5,6 +5,7 @@ use warpwright_dsl::prelude::*;
 
 use super::dropout::{Draws, Kept, Keys};
 use super::engine::{Destination, Engine, Form, Matrix, Place, Source, Walk, scaled};
+use super::pairs::Copied;
 
 /// Base-2 logarithm of e.
 const LOG2_E: f64 = std::f64::consts::LOG2_E;
@@ -97,9 +98,9 @@ macro_rules! attention_args {
             /// The handles that every kernel has.
             pub(in crate::attention) fn problem(&self) -> $crate::attention::score::Problem<'k> {
                 $crate::attention::score::Problem {
-                    q: $crate::attention::score::View { data: self.q, strides: [self.q_batch, self.q_row, self.q_head] },
-                    k: $crate::attention::score::View { data: self.k, strides: [self.k_batch, self.k_row, self.k_head] },
-                    v: $crate::attention::score::View { data: self.v, strides: [self.v_batch, self.v_row, self.v_head] },
+                    q: $crate::attention::score::View::new(self.q, [self.q_batch, self.q_row, self.q_head]),
+                    k: $crate::attention::score::View::new(self.k, [self.k_batch, self.k_row, self.k_head]),
+                    v: $crate::attention::score::View::new(self.v, [self.v_batch, self.v_row, self.v_head]),
                     queries: self.queries, keys: self.keys, heads: self.heads, group: self.group,
                     width: self.width, value_width: self.value_width, group_reciprocal: self.group_reciprocal,
                     left: self.left, right: self.right, bottom_right: self.bottom_right,
@@ -147,7 +148,7 @@ macro_rules! gradient_args {
             /// The gradient of the result.
             pub(in crate::attention) fn dy(&self) -> $crate::attention::score::View<'k, Read> {
                 let strides = [self.dy_batch, self.dy_row, self.dy_head];
-                $crate::attention::score::View { data: self.dy, strides }
+                $crate::attention::score::View::new(self.dy, strides)
             }
         }
     };
@@ -169,17 +170,28 @@ pub(super) struct View<'k, S: warpwright_dsl::Space> {
     pub(super) data: Ptr<'k, S, Elem>,
     /// Elements from one batch, row and head to the next.
     pub(super) strides: [U64<'k>; 3],
+    /// If it is a copy of another tensor, see [`Copied`].
+    pub(super) copied: Option<Copied<'k>>,
 }
 
 impl<'k, S: warpwright_dsl::Space> View<'k, S> {
-    /// The first row of one head of a sequence.
-    pub(super) fn head(self, origin: Origin<'k>, head: U32<'k>) -> Ptr<'k, S, Elem> {
+    pub(super) fn new(data: Ptr<'k, S, Elem>, strides: [U64<'k>; 3]) -> Self {
+        Self { data, strides, copied: None }
+    }
+
+    /// Elements to the first row of one head of a sequence.
+    fn offset(self, origin: Origin<'k>, head: U32<'k>) -> U64<'k> {
         let [of_batch, of_row, of_head] = self.strides;
         let sequence = match origin {
             Origin::Batch(batch) => batch.to_u64() * of_batch,
             Origin::Row(row) => row.to_u64() * of_row,
         };
-        self.data.at(sequence + head.to_u64() * of_head)
+        sequence + head.to_u64() * of_head
+    }
+
+    /// The first row of one head of a sequence.
+    pub(super) fn head(self, origin: Origin<'k>, head: U32<'k>) -> Ptr<'k, S, Elem> {
+        self.data.at(self.offset(origin, head))
     }
 
     /// Elements from one row to the next.
@@ -197,7 +209,11 @@ impl<'k> View<'k, Read> {
         rows: I32<'k>,
         width: U32<'k>,
     ) -> Source<'k> {
-        Source { data: self.head(origin, head), stride: self.row(), rows, width, form: Form::Even }
+        let (data, stride) = (self.head(origin, head), self.row());
+        let source = Source { data, stride, rows, width, form: Form::Even, factors: None };
+        let Some(copied) = self.copied else { return source };
+        let factors = Some(copied.factors_from(self.offset(origin, head)));
+        Source { width: head.k().lit(copied.row()), factors, ..source }
     }
 }
 
@@ -680,7 +696,8 @@ where
     /// `e^(score - top)`, where both are scores and `top` is not below.
     pub(super) fn power(&self, score: Reg<'k, A>, top: Reg<'k, A>) -> Reg<'k, A> {
         match self.precision {
-            Precision::Full => ((score - top) * self.unit).exp2(),
+            // Two units in the last place: less than sums over thousands of them err, and a third of all instructions less.
+            Precision::Full => ((score - top) * self.unit).exp2_approx(),
             Precision::Storage => score.mul_add(self.unit, -(top * self.unit)).exp2_approx(),
         }
     }
@@ -710,7 +727,7 @@ where
     /// `e^(score - lse)`; `lse` is [`prepared`](Self::prepared).
     pub(super) fn probability(&self, score: Reg<'k, A>, lse: Reg<'k, A>) -> Reg<'k, A> {
         match self.precision {
-            Precision::Full => ((score - lse) * LOG2_E).exp2(),
+            Precision::Full => ((score - lse) * LOG2_E).exp2_approx(),
             Precision::Storage => score.mul_add(self.unit, lse).exp2_approx(),
         }
     }

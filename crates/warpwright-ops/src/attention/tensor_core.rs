@@ -17,9 +17,9 @@ pub(super) const SLAB: u32 = 16;
 /// Elements of half types of an access of 16 bytes.
 pub(super) const VECTOR: u32 = 8;
 /// Elements of the common dimension that are summed by tensor cores alone where operands are split.
-const PART: u32 = 64;
+pub(super) const PART: u32 = 64;
 /// Columns of a sum that products of `f32` are added to together.
-const TOGETHER: u32 = 16;
+pub(super) const TOGETHER: u32 = 16;
 /// Stages of the tiles of columns of a block.
 const STAGES: u32 = 2;
 
@@ -166,7 +166,7 @@ pub(super) struct TensorCoreEngine<'k> {
     thread: U32<'k>,
     threads: u32,
     /// The warp's first row.
-    row: U32<'k>,
+    pub(super) row: U32<'k>,
     stages: u32,
     /// The columns of a warp that walks alone: elements to its tiles.
     alone: Option<U32<'k>>,
@@ -175,10 +175,10 @@ pub(super) struct TensorCoreEngine<'k> {
 /// A tile, and where the warp begins to read it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand<'k> {
-    tile: SharedTile<'k>,
+    pub(super) tile: SharedTile<'k>,
     /// 0, but for all that the assembler knows another number for each tile: places in the tile are computed again
     /// instead of being kept in two dozen registers.
-    zero: U32<'k>,
+    pub(super) zero: U32<'k>,
 }
 
 impl<'k> TensorCoreEngine<'k> {

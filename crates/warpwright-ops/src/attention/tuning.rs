@@ -2,6 +2,7 @@
 
 use warpwright_dsl::prelude::*;
 
+pub use super::pairs::Pairs;
 use super::simt::LANES;
 pub use super::simt::Simt;
 pub use super::streams::Streams;
@@ -250,6 +251,14 @@ impl Work {
         }
     }
 
+    /// The sweeps that read copies.
+    pub const fn of_pairs(width: u32) -> &'static [Self] {
+        match width {
+            128 => &[Self::Queries, Self::Keys, Self::Values],
+            _ => &[Self::Queries, Self::KeysAndValues],
+        }
+    }
+
     /// What a sweep computes, in the names of kernels.
     pub(super) const fn gradients(self) -> &'static str {
         match self {
@@ -393,6 +402,23 @@ pub fn split_tensor_core(work: Work, target: Target, width: usize) -> Option<Con
     let whole = || if data_centre(target) { within(2 * shared_limit(target)) } else { None };
     if target.sm < TENSOR_CORE_SM { None } else { within(shared_limit(target)).or_else(whole) }
 }
+
+/// The layout for `f32` whose operands another kernel has split, and the one for what does not suit that; `None` where there is none.
+pub fn pairs(work: Work, target: Target, width: usize) -> Option<(Pairs, TensorCore)> {
+    let Config::TensorCore(tensors) = split_tensor_core(work, target, width)? else { return None };
+    let (warps, slabs, columns) = match (work, tensors.width) {
+        (Work::Forward, 64) => (8, 1, 64),
+        (Work::Queries, 64) => (4, 1, 64),
+        (_, 64) => (4, 1, 32),
+        _ => (4, 1, 16),
+    };
+    Some((Pairs { warps, slabs, columns, width: tensors.width }, tensors))
+}
+
+/// From here on, queries and keys are enough for copies of the tensors to be worth it. The gradients read each of them more often.
+pub const ENOUGH_ROWS_FORWARD: u32 = 384;
+/// The same for the gradients.
+pub const ENOUGH_ROWS_BACKWARD: u32 = 256;
 
 /// Layouts of the forward kernel of sm_90a for head dimensions up to `width`, the one that is chosen first; for comparisons.
 pub fn warpgroup_layouts(width: usize) -> Vec<Warpgroups> {

@@ -1,7 +1,7 @@
 //! Attention, both directions, on tensor cores and on ordinary arithmetic, without and with all modifications.
 
 use warpwright_ops::attention::tuning::{
-    Config, DecodeConfig, Simt, Streams, TensorCore, Warpgroups, decode_configs,
+    Config, DecodeConfig, Pairs, Simt, Streams, TensorCore, Warpgroups, decode_configs,
 };
 use warpwright_ops::attention::{
     AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, Window,
@@ -323,4 +323,70 @@ fn defects_of_putting_parts_together_are_noticed() {
 fn defects_of_more_attention_of_few_queries_are_noticed() {
     // Without lengths all values count.
     few(Sweep { fill: plain, ..OF_FEW }, false);
+}
+
+/// Sequences of `f32` that end with a tile of a copy, before and after; two of a copy's tiles, and several of a block's.
+const COPIED: [Case; 5] = [
+    case([128, 128, 64, 64, 2, 2], true, None),
+    case([33, 49, 40, 64, 4, 2], true, Some(40)),
+    case([31, 63, 56, 40, 3, 3], false, Some(100)),
+    case([64, 31, 64, 64, 1, 1], false, Some(100)),
+    case([17, 1, 64, 64, 1, 1], true, None),
+];
+
+/// The last row of keys of the first head, and the first row of that of the second batch, are too small for their tiles: blocks of these heads read
+/// the tensors themselves, those of the head in between do not.
+fn sizes_apart(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
+    let spec = &specs[slot];
+    if spec.name == "key_lengths" {
+        return vec![999.0, 37.0, 999.0];
+    }
+    let mut values = plain(specs, slot);
+    if let Some(Layout { shape: [_, rows, heads, width], .. }) = spec.layout.filter(|_| spec.name == "k") {
+        for at in [(rows - 1) * heads * width, rows * heads * width] {
+            values[at..at + width].fill(2f64.powi(-30));
+        }
+    }
+    values
+}
+
+const COPIED_SURVIVORS: [Survivor; 6] = [
+    Survivor::equivalent("attention_pairs_", "EXPONENTS", "the bounds themselves suit as well"),
+    Survivor::equivalent("_pairs_", START, NOTHING_READ),
+    Survivor::equivalent("_mma_", START, NOTHING_READ),
+    Survivor::equivalent("_pairs_", QUERY, NOT_WRITTEN),
+    Survivor::equivalent("_mma_", QUERY, NOT_WRITTEN),
+    Survivor::equivalent("attention_backward_q", QUERY, NOT_WRITTEN),
+];
+const OF_COPIES: Sweep = Sweep {
+    survivors: &COPIED_SURVIVORS,
+    fill: sizes_apart,
+    skipped: |name| name.contains("_unpaired_"),
+    ..SWEEP
+};
+/// All keys are too small for copies.
+const OF_TENSORS: Sweep = Sweep {
+    fill: |specs, slot| {
+        let factor = if specs[slot].name == "k" { 2f64.powi(-60) } else { 1.0 };
+        plain(specs, slot).iter().map(|x| x * factor).collect()
+    },
+    skipped: |name| !name.contains("_unpaired_"),
+    ..OF_COPIES
+};
+
+#[test]
+#[ignore = "several minutes: nightly"]
+fn defects_of_attention_from_copies_are_noticed() {
+    let pairs = Pairs { warps: 2, slabs: 1, columns: 16, width: 64 };
+    let layouts = (pairs, TensorCore { warps: 2, slabs: 1, columns: 16, width: 64, vector: 4 });
+    let forward = plans(&COPIED, |case| {
+        forward(DType::F32, true, case).plan_pairs_with(TARGET, layouts).expect("plan")
+    });
+    let backward = plans(&COPIED, |case| {
+        backward(DType::F32, true, case).plan_pairs_with(TARGET, [layouts; 2]).expect("plan")
+    });
+    for sweep in [OF_COPIES, OF_TENSORS] {
+        sweep.check(&forward);
+        sweep.check(&backward);
+    }
 }

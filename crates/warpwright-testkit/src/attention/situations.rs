@@ -2,7 +2,7 @@
 
 use warpwright_ops::attention::AlibiSlopes;
 
-use super::{Modification, PLAIN, Rows, Situation, Unit};
+use super::{Modification, PLAIN, Rows, Situation, Sizes, Unit};
 use crate::case::Scope;
 
 /// Those of a scope.
@@ -78,6 +78,7 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
     all.extend(packed());
     all.extend(dropped());
     all.extend(of_units());
+    all.extend(of_copies());
     if scope == Scope::Full {
         for width in [8, 16, 56, 64, 72, 96, 128, 200, 256] {
             let causal = Modification { causal: true, ..none };
@@ -263,6 +264,38 @@ fn of_units() -> Vec<Situation> {
         warps(128, causal),
         warps(256, none),
         Situation { batch: 4, ..warps(64, Modification { packed: true, causal: true, ..none }) },
+    ]
+}
+
+/// `f32` from copies of the tensors, and numbers that do not suit them; last, so many rows that tuning chooses this.
+fn of_copies() -> Vec<Situation> {
+    let none = Modification::default();
+    let copies = |[queries, keys, width, value_width]: [usize; 4], modification| Situation {
+        queries,
+        keys,
+        width,
+        value_width,
+        modification,
+        unit: Unit::Copies,
+        ..PLAIN
+    };
+    let grouped = |situation| Situation { heads: 4, key_heads: 2, rows: Rows::ByHead, ..situation };
+    let causal = Modification { causal: true, ..none };
+    vec![
+        copies([140, 300, 64, 64], none),
+        grouped(copies([200, 130, 64, 40], causal)),
+        copies([130, 140, 128, 72], Modification { left: Some(70), ..causal }),
+        Situation { batch: 2, ..copies([70, 150, 40, 64], Modification { lengths: true, ..causal }) },
+        copies([130, 128, 64, 64], Modification { dropout: Some(0.3), ..none }),
+        copies(
+            [70, 140, 64, 64],
+            Modification { softcap: Some(5.0), bias: Some([true, false, false, false]), sinks: true, ..none },
+        ),
+        Situation { sizes: Sizes::OfTiles, ..copies([130, 200, 64, 64], none) },
+        Situation { key_heads: 2, sizes: Sizes::OfRows, ..copies([70, 130, 72, 64], none) },
+        Situation { spread: 30.0, ..copies([130, 70, 64, 64], none) },
+        Situation { nan: true, ..copies([70, 130, 64, 64], causal) },
+        Situation { heads: 1, unit: Unit::Chosen, ..copies([384, 390, 64, 64], causal) },
     ]
 }
 

@@ -423,8 +423,8 @@ impl<'k> Group<'k, '_> {
     fn store(&self, a: &WarpgroupParams<'k>) {
         let (p, span) = (a.problem(), self.block.span);
         let (first, second) = (
-            View { data: a.first, strides: [a.first_batch, a.first_row, a.first_head] },
-            View { data: a.second, strides: [a.second_batch, a.second_row, a.second_head] },
+            View::new(a.first, [a.first_batch, a.first_row, a.first_head]),
+            View::new(a.second, [a.second_batch, a.second_row, a.second_head]),
         );
         let (of, head, rows, below) = match self.sweep.of_queries() {
             true => (span.of_queries, self.block.head, span.queries, None),

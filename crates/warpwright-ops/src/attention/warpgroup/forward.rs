@@ -493,7 +493,7 @@ impl<'k> Consumer<'_, 'k> {
                 sink: Sink { sinks: a.sinks, there: a.has_sinks.ne(0) },
             },
         );
-        let o = View { data: a.o, strides: [a.o_batch, a.o_row, a.o_head] };
+        let o = View::new(a.o, [a.o_batch, a.o_row, a.o_head]);
         let to = o.destination(block.span.of_queries, block.head, block.span.queries, p.value_width);
         let quad = k.lane_idx() & 3;
         for (slot, query) in queries.iter().enumerate() {

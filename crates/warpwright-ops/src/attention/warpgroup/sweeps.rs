@@ -171,7 +171,7 @@ impl AttentionBackwardDesc {
             && !self.dbias
             && u64::from(c.batch) * u64::from(c.heads) * 2 < MAX_KINDS;
         match chosen {
-            Some(Chosen::Blocks(_)) => Ok(None),
+            Some(Chosen::Blocks(_) | Chosen::Copies(_)) => Ok(None),
             Some(Chosen::Groups(sweeps)) => {
                 let fit =
                     sweeps.each().iter().all(|(work, config)| config.fits(*work, desc.dtype, c.widest()));

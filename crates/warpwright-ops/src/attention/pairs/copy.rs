@@ -1,0 +1,144 @@
+//! Copies of `f32` tensors as sums of two `f16` times a power of two for each tile of [`TILE`] rows of a head.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{Packed, WARP, kernel_args};
+
+use super::super::score::View;
+use super::{EXPONENT, TILE, powers};
+
+/// Elements of an access.
+const VECTOR: u32 = 4;
+/// Greatest numbers of a tile are between 2^-40 and 2^40, or 0: products and their sums stay far inside `f32`.
+const EXPONENTS: [f32; 2] = [1.0 / (1u64 << 40) as f32, (1u64 << 40) as f32];
+/// How many powers of two the greatest numbers of rows of a tile may lie apart: what `f16` has below that is 2^-23 of the least of them.
+const APART: u32 = 16;
+
+kernel_args! {
+    /// What [`Copy`] reads and writes.
+    pub(in crate::attention) struct CopyArgs => CopyParams {
+        x: In<Elem>, batch: u64, row: u64, head: u64, rows: u32, width: u32, heads: u32,
+        pairs: Out<Elem>, factors: Out<f32>,
+        /// Rows of a head in the copy.
+        pitch: u32,
+        /// Rows of each batch that count, if there are such numbers.
+        lengths: In<i32>, has_lengths: u32,
+    }
+}
+
+/// Writes the copy of a tile: rows of twice `width` elements, upper parts and then lower ones, and what brings their numbers back, which is
+/// 0 if no power of two suits the tile. Rows and elements that the tensor does not have, and rows that
+/// do not count, are zeros.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct Copy {
+    /// Elements of a row of the copy, but for the lower parts: 64 or 128.
+    pub(in crate::attention) width: u32,
+}
+
+impl Copy {
+    const THREADS: u32 = 256;
+
+    /// Rows that the block reads at once.
+    const fn at_once(self) -> u32 {
+        Self::THREADS * VECTOR / self.width
+    }
+}
+
+impl KernelDef for Copy {
+    type Args = CopyArgs;
+
+    fn name(&self) -> String {
+        format!("attention_pairs_d{}", self.width)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(Self::THREADS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(DType::F32).with("pairs", DType::F16)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: CopyParams<'k>) {
+        let lanes = self.width / VECTOR;
+        let (head, batch) = (k.block_idx_y(), k.block_idx_z());
+        let column = (k.thread_idx() & (lanes - 1)) * VECTOR;
+        let first = k.block_idx_x() * TILE + (k.thread_idx() >> lanes.trailing_zeros());
+        let from = a.x.at(batch.to_u64() * a.batch + head.to_u64() * a.head).at(column);
+        let rows: Vec<_> = (0..TILE).step_by(self.at_once() as usize).map(|down| first + down).collect();
+        let length = a.lengths.at(batch).only_where(a.has_lengths.ne(0), Fill::Zero).get::<i32>();
+        let count = a.has_lengths.ne(0).select(length.max(0i32).to_u32().min(a.rows), a.rows);
+        let load = |row: &U32<'k>| {
+            let there = row.lt(count) & column.lt(a.width);
+            from.at(row.to_u64() * a.row).only_where(there, Fill::Zero).load::<f32>(VECTOR)
+        };
+        let loaded: Vec<Lanes<'k, f32>> = rows.iter().map(load).collect();
+        let factor = self.factor(k, &loaded);
+        let of_head = (batch * a.heads + head).mul_wide(a.pitch);
+        let tile = of_head / u64::from(TILE) + k.block_idx_x().to_u64();
+        k.if_(k.thread_idx().eq(0), || a.factors.at(tile).set(factor.1));
+        let to = a.pairs.at(of_head * u64::from(2 * self.width)).at(column);
+        for (row, numbers) in rows.into_iter().zip(loaded) {
+            let to = to.at(row.mul_wide(2 * self.width));
+            let numbers = numbers.map(|x| x * factor.0);
+            let upper = Packed::round(k, DType::F16, numbers.clone());
+            let lower = numbers.zip(upper.lanes(), |x, upper: F32<'k>| x - upper);
+            to.store_packed(&upper);
+            to.at(u64::from(self.width)).store(lower);
+        }
+    }
+}
+
+impl Copy {
+    /// What brings the numbers of a tile into the range of `f16`, and what brings them back; the latter is 0 if nothing does.
+    fn factor<'k>(&self, k: K<'k>, rows: &[Lanes<'k, f32>]) -> (F32<'k>, F32<'k>) {
+        let bits = |x: f32| k.lit(x.to_bits());
+        let greatest = |row: &Lanes<'k, f32>| {
+            // As integers, numbers that are none are the greatest.
+            let greatest = row.map(|x| x.abs().to_bits()).reduce(|a, b| a.max(b));
+            k.warp_combine((self.width / VECTOR).min(WARP), greatest.unwrap_or(bits(0.0)), |a, b| a.max(b))
+        };
+        let of_rows: Vec<U32<'k>> = rows.iter().map(greatest).collect();
+        let nothing = bits(f32::INFINITY);
+        let both = |row: &U32<'k>| [*row, row.eq(0).select(nothing, *row)];
+        let combine = |a: [U32<'k>; 2], b: [U32<'k>; 2]| [a[0].max(b[0]), a[1].min(b[1])];
+        let mine = of_rows.iter().map(both).reduce(combine).unwrap_or([nothing; 2]);
+        let [greatest, least] = k.group_combine_once(Self::THREADS, mine, combine);
+        let [low, high] = EXPONENTS.map(bits);
+        let suits = greatest.ge(low) & greatest.lt(high) & (greatest - least).lt(APART << EXPONENT);
+        let (up, down) = powers(suits.select(greatest, bits(1.0)) >> EXPONENT);
+        let down = (suits | greatest.eq(0)).select(down, 0.0);
+        (up, down)
+    }
+}
+
+/// A copy, as kernels read it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct Copied<'k> {
+    factors: Ptr<'k, Read, f32>,
+    width: u32,
+}
+
+impl<'k> Copied<'k> {
+    /// The copy of a tensor of `heads` heads with `pitch` rows each.
+    pub(in crate::attention) fn view(
+        (pairs, factors): (Ptr<'k, Read, Elem>, Ptr<'k, Read, f32>),
+        heads: U32<'k>,
+        pitch: U32<'k>,
+        width: u32,
+    ) -> View<'k, Read> {
+        let row = u64::from(2 * width);
+        let head = pitch.mul_wide(2 * width);
+        let strides = [head * heads.to_u64(), heads.k().lit(row), head];
+        View { copied: Some(Self { factors, width }), ..View::new(pairs, strides) }
+    }
+
+    /// Elements of a row.
+    pub(in crate::attention) fn row(self) -> u32 {
+        2 * self.width
+    }
+
+    /// The factors of the tiles from `offset` elements on.
+    pub(in crate::attention) fn factors_from(self, offset: U64<'k>) -> Ptr<'k, Read, f32> {
+        self.factors.at(offset >> (TILE * self.row()).trailing_zeros())
+    }
+}

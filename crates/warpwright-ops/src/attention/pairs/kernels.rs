@@ -1,0 +1,260 @@
+//! The kernels that read copies: those of [`Forward`] and [`Sweep`] with another engine, and what both need for it.
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{In, MmaAtom, Out};
+
+use super::super::backward::{Gradients, Sweep};
+use super::super::forward::{Forward, Results};
+use super::super::score::{Problem, ScoreKind, Sink, View, attention_args, gradient_args};
+use super::super::tensor_core::{TensorCore, TensorCoreEngine};
+use super::super::tuning::{Config, Work};
+use super::{Copied, Pairs, PairsEngine, TILE};
+
+attention_args! {
+    /// As `forward::ForwardArgs`, and copies of queries, keys and values with so many rows a head.
+    ForwardArgs => ForwardParams {
+        o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
+        sinks: In<f32>, has_sinks: u32,
+        q_pairs: In<Elem>, k_pairs: In<Elem>, v_pairs: In<Elem>,
+        q_factors: In<f32>, k_factors: In<f32>, v_factors: In<f32>,
+        query_pitch: u32, key_pitch: u32,
+    }
+}
+
+gradient_args! {
+    /// As `backward::SweepArgs`, and copies.
+    SweepArgs => SweepParams {
+        first: Out<Elem>, first_batch: u64, first_row: u64, first_head: u64,
+        second: Out<Elem>, second_batch: u64, second_row: u64, second_head: u64,
+        q_pairs: In<Elem>, k_pairs: In<Elem>, v_pairs: In<Elem>, dy_pairs: In<Elem>,
+        q_factors: In<f32>, k_factors: In<f32>, v_factors: In<f32>, dy_factors: In<f32>,
+        query_pitch: u32, key_pitch: u32,
+    }
+}
+
+/// A copy: pairs and factors.
+type Parts<'k> = (Ptr<'k, Read, Elem>, Ptr<'k, Read, f32>);
+
+/// The copies of a problem.
+#[derive(Clone, Copy, Debug)]
+struct Copies<'k> {
+    q: Parts<'k>,
+    k: Parts<'k>,
+    v: Parts<'k>,
+    /// Of the gradient of the result.
+    dy: Option<Parts<'k>>,
+    /// Rows of a head of queries and of keys.
+    pitches: [U32<'k>; 2],
+    width: u32,
+}
+
+impl<'k> Copies<'k> {
+    /// The problem with the copies instead of the tensors, and the same of the gradient of the result.
+    fn of(&self, p: Problem<'k>) -> (Problem<'k>, Option<View<'k, Read>>) {
+        let key_heads = p.key_head(p.heads);
+        let of_queries = |parts| Copied::view(parts, p.heads, self.pitches[0], self.width);
+        let of_keys = |parts| Copied::view(parts, key_heads, self.pitches[1], self.width);
+        let copies = Problem { q: of_queries(self.q), k: of_keys(self.k), v: of_keys(self.v), ..p };
+        (copies, self.dy.map(of_queries))
+    }
+
+    /// Whether all tiles of rows that a block reads have a factor: those of the query heads from `heads.0` on, `heads.1` of them, and of
+    /// their key head.
+    fn suit(
+        &self,
+        k: K<'k>,
+        p: &Problem<'k>,
+        heads: (U32<'k>, U32<'k>),
+        key_head: U32<'k>,
+        batch: U32<'k>,
+    ) -> Pred<'k> {
+        let [of_queries, of_keys] = self.pitches.map(|pitch| pitch / TILE);
+        let first_query = (batch * p.heads + heads.0) * of_queries;
+        let first_key = (batch * p.key_head(p.heads) + key_head) * of_keys;
+        let queries = [Some(self.q), self.dy].into_iter().flatten();
+        let queries = queries.map(|parts| (parts.1.at(first_query), heads.1 * of_queries));
+        let keys = [self.k, self.v].map(|parts| (parts.1.at(first_key), of_keys));
+        let none = k.lit(0u32);
+        let without = queries.chain(keys).fold(none, |without, (factors, tiles)| {
+            k.fold(k.range(k.thread_idx(), tiles, k.block_threads()), without, |tile, without| {
+                factors.at(tile).get::<f32>().eq(0.0).select(without + 1, without)
+            })
+        });
+        k.group_combine_once(k.block_threads(), without, |a, b| a + b).eq(0)
+    }
+}
+
+/// Where a kernel reads the operands of a block from: it leaves blocks that the other one computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum From {
+    /// From copies, if they [suit](Copies::suit).
+    Copies(Pairs),
+    /// From the tensors themselves, if copies do not suit.
+    Tensors(TensorCore),
+}
+
+impl From {
+    /// Threads of a block.
+    const fn threads(self) -> u32 {
+        match self {
+            Self::Copies(pairs) => pairs.threads(),
+            Self::Tensors(tensors) => tensors.threads(),
+        }
+    }
+
+    /// Rows of a block.
+    pub(super) const fn rows(self) -> u32 {
+        match self {
+            Self::Copies(pairs) => pairs.rows(),
+            Self::Tensors(tensors) => tensors.rows(),
+        }
+    }
+
+    /// Bytes of dynamic shared memory, with so many tiles of own rows.
+    pub(super) const fn shared_bytes(self, own: u32) -> u32 {
+        match self {
+            Self::Copies(pairs) => pairs.pairs().shared_elements(own) * 2,
+            Self::Tensors(tensors) => tensors.shared_elements(own) * 4,
+        }
+    }
+
+    /// Elements of a row.
+    const fn width(self) -> u32 {
+        match self {
+            Self::Copies(pairs) => pairs.width,
+            Self::Tensors(tensors) => tensors.width,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Copies(pairs) => pairs.name(),
+            Self::Tensors(tensors) => format!("unpaired_{}", tensors.name()),
+        }
+    }
+
+    /// What the tiles are for kernels that do not ask where they come from.
+    const fn config(self) -> Config {
+        Config::TensorCore(match self {
+            Self::Copies(pairs) => pairs.pairs(),
+            Self::Tensors(tensors) => tensors,
+        })
+    }
+}
+
+/// Types of the arguments of both kernels.
+fn dtypes() -> DTypes {
+    let of_copies = ["q_pairs", "k_pairs", "v_pairs"];
+    of_copies.into_iter().fold(DTypes::all(DType::F32), |dtypes, name| dtypes.with(name, DType::F16))
+}
+
+/// [`Forward`] of `f32` from copies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PairsForward {
+    pub(super) kind: ScoreKind,
+    pub(super) from: From,
+}
+
+impl KernelDef for PairsForward {
+    type Args = ForwardArgs;
+
+    fn name(&self) -> String {
+        format!("attention_f32_{}{}", self.from.name(), self.kind.name())
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.from.threads())
+    }
+
+    fn dtypes(&self) -> DTypes {
+        dtypes()
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+        let results = Results {
+            o: View::new(a.o, [a.o_batch, a.o_row, a.o_head]),
+            lse: a.lse,
+            sink: Sink { sinks: a.sinks, there: a.has_sinks.ne(0) },
+        };
+        let copies = Copies {
+            q: (a.q_pairs, a.q_factors),
+            k: (a.k_pairs, a.k_factors),
+            v: (a.v_pairs, a.v_factors),
+            dy: None,
+            pitches: [a.query_pitch, a.key_pitch],
+            width: self.from.width(),
+        };
+        let p = a.problem();
+        let [_, head, batch] = p.place(k, false);
+        let suit = copies.suit(k, &p, (head, k.lit(1u32)), p.key_head(head), batch);
+        let forward = Forward { dtype: DType::F32, kind: self.kind, config: self.from.config() };
+        match self.from {
+            From::Copies(pairs) => k.if_(suit, || {
+                forward.body(k, copies.of(p).0, results, PairsEngine::new(k, pairs, 1));
+            }),
+            From::Tensors(tensors) => k.if_(!suit, || {
+                forward.body(k, p, results, TensorCoreEngine::new(k, tensors, MmaAtom::Tf32, 1));
+            }),
+        }
+    }
+}
+
+/// [`Sweep`] of `f32` from copies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PairsSweep {
+    pub(super) work: Work,
+    pub(super) kind: ScoreKind,
+    pub(super) from: From,
+}
+
+impl KernelDef for PairsSweep {
+    type Args = SweepArgs;
+
+    fn name(&self) -> String {
+        let Self { work, kind, from } = self;
+        format!("attention_backward_{}_f32_{}{}", work.gradients(), from.name(), kind.name())
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(self.from.threads())
+    }
+
+    fn dtypes(&self) -> DTypes {
+        dtypes().with("dy_pairs", DType::F16)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
+        let (p, dy, work) = (a.problem(), a.dy(), self.work);
+        let gradients = Gradients {
+            first: View::new(a.first, [a.first_batch, a.first_row, a.first_head]),
+            second: View::new(a.second, [a.second_batch, a.second_row, a.second_head]),
+            statistics: a.statistics,
+        };
+        let copies = Copies {
+            q: (a.q_pairs, a.q_factors),
+            k: (a.k_pairs, a.k_factors),
+            v: (a.v_pairs, a.v_factors),
+            dy: Some((a.dy_pairs, a.dy_factors)),
+            pitches: [a.query_pitch, a.key_pitch],
+            width: self.from.width(),
+        };
+        let [_, head, batch] = p.place(k, false);
+        let suit = if work == Work::Queries {
+            copies.suit(k, &p, (head, k.lit(1u32)), p.key_head(head), batch)
+        } else {
+            copies.suit(k, &p, (head * p.group, p.group), head, batch)
+        };
+        let sweep = Sweep { work, dtype: DType::F32, kind: self.kind, config: self.from.config() };
+        match self.from {
+            From::Copies(pairs) => k.if_(suit, || {
+                let (copied, dy_copied) = copies.of(p);
+                let engine = PairsEngine::new(k, pairs, work.own());
+                sweep.body(k, (copied, dy_copied.unwrap_or(dy)), gradients, &engine);
+            }),
+            From::Tensors(tensors) => k.if_(!suit, || {
+                let engine = TensorCoreEngine::new(k, tensors, MmaAtom::Tf32, work.own());
+                sweep.body(k, (p, dy), gradients, &engine);
+            }),
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! `f32` on the tensor cores for `f16`: each operand is the sum of two `f16` times a power of two.
+//!
+//! Two `f16` have the 22 bits that two `tf32` have, and their products take half as long, but they lack the range: so one kernel writes
+//! [a copy](copy) of each tensor whose numbers are brought into that range tile by tile, and weights, which are computed, are brought there
+//! row by row. Powers of two are exact, and tile by tile sums are multiplied by what brings them back. Where numbers of one tile differ too
+//! much in size, or are no numbers, another kernel computes from the tensors themselves instead, as [`tensor_core`](super::tensor_core) does.
+
+pub(super) mod copy;
+mod kernels;
+mod plan;
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{Accumulator, Along, Fragment, MmaAtom, Split, SplitSum};
+
+use super::dropout::{Keys, Team};
+use super::engine::{Engine, Matrix, Place, Source, each};
+use super::tensor_core::{
+    LANES, Operand, PART, TOGETHER, TensorCore, TensorCoreEngine, from_matrix, to_matrix,
+};
+pub(super) use copy::Copied;
+pub(super) use plan::{Layouts, kernels};
+
+/// Rows of a tile of a copy.
+const TILE: u32 = 64;
+/// Most of them in the rows of a block.
+const TILES_OF_A_BLOCK: u32 = 2;
+/// Exponent of the power of two that the greatest number of a tile, and of a row of weights, comes to; `f16` ends at 2^16.
+const TOP: u32 = 14;
+/// The exponent of `f32` is what is above these bits, and this much more than that of the number.
+const EXPONENT: u32 = 23;
+const BIAS: u32 = 127;
+/// Most slots of a thread.
+const SLOTS: usize = 4;
+
+/// How a block is laid out that multiplies pairs of `f16`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pairs {
+    /// Warps of a block.
+    pub warps: u32,
+    /// Times 16 rows of a warp.
+    pub slabs: u32,
+    /// Columns of a tile: a multiple of 16 and a power of two up to 64.
+    pub columns: u32,
+    /// Elements of a head: 64 or 128.
+    pub width: u32,
+}
+
+impl Pairs {
+    /// Threads of a block.
+    pub const fn threads(self) -> u32 {
+        self.pairs().threads()
+    }
+
+    /// Rows of a block.
+    pub const fn rows(self) -> u32 {
+        self.pairs().rows()
+    }
+
+    /// Its tiles of `f16`, whose rows begin with the upper parts; the lower ones follow.
+    pub(super) const fn pairs(self) -> TensorCore {
+        let Self { warps, slabs, columns, width } = self;
+        TensorCore { warps, slabs, columns, width: 2 * width, vector: 8 }
+    }
+
+    fn name(self) -> String {
+        let Self { warps, slabs, columns, width } = self;
+        format!("pairs_w{warps}s{slabs}c{columns}d{width}")
+    }
+}
+
+/// A layout with its registers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PairsEngine<'k> {
+    tiles: TensorCoreEngine<'k>,
+    config: Pairs,
+}
+
+/// A tile, and what sums of its numbers are multiplied by: of a tile of own rows, for each slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tile<'k> {
+    operand: Operand<'k>,
+    factors: [F32<'k>; SLOTS],
+}
+
+impl<'k> PairsEngine<'k> {
+    pub(super) fn new(k: K<'k>, config: Pairs, own: u32) -> Self {
+        Self { tiles: TensorCoreEngine::new(k, config.pairs(), MmaAtom::F16, own), config }
+    }
+
+    /// The factor of row `row`.
+    fn factor(k: K<'k>, source: Source<'k>, row: I32<'k>) -> F32<'k> {
+        match source.factors {
+            Some(factors) => factors.at(row.to_u32() / TILE).get(),
+            None => k.lit(1.0),
+        }
+    }
+
+    /// A tile of columns from `at` on.
+    fn columns(k: K<'k>, operand: Operand<'k>, source: Source<'k>, at: I32<'k>) -> Tile<'k> {
+        Tile { operand, factors: [Self::factor(k, source, at); SLOTS] }
+    }
+}
+
+/// Weights of each row times the power of two that brings the greatest of them near 2^15, and what brings sums with them back.
+fn levelled<'k>(k: K<'k>, weights: &Matrix<'k, f32>) -> (Matrix<'k, f32>, Vec<F32<'k>>) {
+    // Below this exponent the power would not be a number.
+    const LEAST: u32 = TOP + 1;
+    let of_row = |row: &Vec<F32<'k>>| {
+        let greatest = Lanes::from(row.clone()).map(F32::abs).reduce(|a, b| a.max(b)).unwrap_or(k.lit(0.0));
+        let greatest = k.warp_combine(LANES, greatest, |a, b| a.max(b));
+        let exponent = (greatest.to_bits() >> EXPONENT).max(LEAST);
+        powers(exponent)
+    };
+    let (up, down): (Vec<_>, Vec<_>) = weights.iter().map(of_row).unzip();
+    (each(weights, |slot, _, weight| weight * up[slot]), down)
+}
+
+/// The power of two that brings a number whose exponent has these bits to [`TOP`], and the one that brings it back.
+fn powers(exponent: U32<'_>) -> (F32<'_>, F32<'_>) {
+    let up = exponent.k().lit(2 * BIAS + TOP) - exponent;
+    let down = exponent - TOP;
+    (F32::from_bits(up << EXPONENT), F32::from_bits(down << EXPONENT))
+}
+
+impl<'k> Engine<'k, f32> for PairsEngine<'k> {
+    type Tile = Tile<'k>;
+
+    fn lanes(&self) -> u32 {
+        LANES
+    }
+
+    fn product_place(&self, k: K<'k>) -> Place<'k> {
+        self.tiles.product_place(k)
+    }
+
+    fn team(&self, keys: Keys) -> Team {
+        self.tiles.team(keys)
+    }
+
+    fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Tile<'k> {
+        let operand = self.tiles.own(k, source, first, index);
+        let rows = self.product_place(k).rows;
+        let last = rows.len() - 1;
+        let factors =
+            std::array::from_fn(|slot| Self::factor(k, source, first + rows[slot.min(last)].to_i32()));
+        Tile { operand, factors }
+    }
+
+    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) {
+        self.tiles.start(k, sources, at, end);
+    }
+
+    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Tile<'k> {
+        Self::columns(k, self.tiles.first(k, sources, at, end), sources[0], at)
+    }
+
+    fn second(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Tile<'k> {
+        Self::columns(k, self.tiles.second(k, sources, at), sources[1], at)
+    }
+
+    fn again(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Tile<'k> {
+        Self::columns(k, self.tiles.again(k, sources, at), sources[0], at)
+    }
+
+    fn product(&self, k: K<'k>, own: Tile<'k>, tile: Tile<'k>) -> Matrix<'k, f32> {
+        let Pairs { slabs, columns, width, .. } = self.config;
+        let Operand { tile: right, zero } = tile.operand;
+        let left = own.operand.tile.reader_a(MmaAtom::F16, Along::K, self.tiles.row + zero);
+        let right = right.reader_b(MmaAtom::F16, Along::K, zero);
+        let mut sum: Option<Matrix<'k, f32>> = None;
+        for part in (0..width).step_by(PART as usize) {
+            let mut parts = vec![vec![SplitSum::zero(k); columns as usize / 8]; slabs as usize];
+            for depth in (part..part + PART).step_by(MmaAtom::F16.k() as usize) {
+                let load =
+                    |slab: u32| Split::of(left.load(slab * 16, depth), left.load(slab * 16, width + depth));
+                let a: Vec<_> = (0..slabs).map(load).collect();
+                for column in (0..columns).step_by(16) {
+                    let [high, low] = [depth, width + depth].map(|depth| right.load_pair(column, depth));
+                    for (half, (high, low)) in high.into_iter().zip(low).enumerate() {
+                        let b = Split::of(high, low);
+                        for (parts, a) in parts.iter_mut().zip(&a) {
+                            let part = &mut parts[column as usize / 8 + half];
+                            *part = part.mma(a, &b);
+                        }
+                    }
+                }
+            }
+            let of_part = totals(&parts);
+            sum = Some(match sum {
+                Some(sum) => each(&sum, |slot, column, value| value + of_part[slot][column]),
+                None => of_part,
+            });
+        }
+        let factors: Vec<_> = own.factors.iter().map(|factor| *factor * tile.factors[0]).collect();
+        each(&sum.unwrap_or_default(), |slot, _, value| value * factors[slot])
+    }
+
+    fn zero(&self, k: K<'k>) -> Matrix<'k, f32> {
+        let row = || (0..self.config.width / 4).map(|_| k.lit(0.0)).collect();
+        (0..2 * self.config.slabs).map(|_| row()).collect()
+    }
+
+    fn accumulate(
+        &self,
+        k: K<'k>,
+        weights: &Matrix<'k, f32>,
+        tile: Tile<'k>,
+        mut sum: Matrix<'k, f32>,
+    ) -> Matrix<'k, f32> {
+        let Pairs { columns, width, .. } = self.config;
+        let Operand { tile: right, zero } = tile.operand;
+        let (weights, down) = levelled(k, weights);
+        let down: Vec<_> = down.iter().zip(tile.factors).map(|(down, factor)| *down * factor).collect();
+        let weights = from_matrix(&Accumulator::zero(k, MmaAtom::F16), &weights);
+        let split = |row: &Vec<Accumulator<'k, f32>>| -> Vec<_> {
+            row.chunks(2).map(|pair| Fragment::split_accumulators(&pair[0], &pair[1])).collect()
+        };
+        let a: Vec<Vec<_>> = weights.iter().map(split).collect();
+        let right = right.reader_b(MmaAtom::F16, Along::Outer, zero);
+        for first in (0..width).step_by(TOGETHER as usize) {
+            let mut parts = vec![vec![SplitSum::zero(k); TOGETHER as usize / 8]; a.len()];
+            for depth in (0..columns).step_by(16) {
+                let [high, low] = [first, width + first].map(|column| right.load_pair(column, depth));
+                for (block, (high, low)) in high.into_iter().zip(low).enumerate() {
+                    let b = Split::of(high, low);
+                    for (parts, a) in parts.iter_mut().zip(&a) {
+                        parts[block] = parts[block].mma(&a[depth as usize / 16], &b);
+                    }
+                }
+            }
+            let begin = first as usize / 4;
+            for (slot, part) in totals(&parts).into_iter().enumerate() {
+                for (sum, part) in sum[slot][begin..].iter_mut().zip(part) {
+                    *sum = part.mul_add(down[slot], *sum);
+                }
+            }
+        }
+        sum
+    }
+
+    fn finish(&self, k: K<'k>) {
+        self.tiles.finish(k);
+    }
+
+    fn sum_parts(&self) -> (u32, Vec<u32>) {
+        (2, (0..self.config.width).step_by(8).collect())
+    }
+
+    fn sum_column(&self, k: K<'k>) -> U32<'k> {
+        self.tiles.sum_column(k)
+    }
+}
+
+/// Sums by slots.
+fn totals<'k>(parts: &[Vec<SplitSum<'k>>]) -> Matrix<'k, f32> {
+    let of_slab = |slab: &Vec<SplitSum<'k>>| slab.iter().map(SplitSum::finite_total).collect();
+    to_matrix(&parts.iter().map(of_slab).collect::<Vec<_>>())
+}

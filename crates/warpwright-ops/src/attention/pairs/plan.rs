@@ -1,0 +1,319 @@
+//! Which problems are computed from copies, and the launches of that.
+
+use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::LaunchStep;
+
+use super::super::options::{self, Common};
+use super::super::score::ScoreKind;
+use super::super::tensor_core::TensorCore;
+use super::super::tuning::{self, Config, Pairs, Work};
+use super::super::{
+    AttentionBackwardDesc, AttentionDesc, INPUTS, OP, Places as StatisticsPlaces, SINKS, WORKSPACE, slots,
+};
+use super::copy::{Copy, CopyArgs};
+use super::kernels::{ForwardArgs, From, PairsForward, PairsSweep, SweepArgs};
+use super::{TILE, TILES_OF_A_BLOCK};
+use crate::PlanError;
+use crate::catalogue::Direction;
+use crate::plan::{self, Layout, Plan, Variant};
+
+/// Most elements of a tensor that is copied.
+const MOST: usize = 1 << 40;
+/// The slot of the keys of each sequence.
+const LENGTHS: u32 = 5;
+/// Bytes of a pair, and of a factor.
+const SIZE: u64 = 4;
+
+/// The places of the copies in the workspace.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct Places {
+    width: u32,
+    heads: [u32; 2],
+    /// Rows of a head of queries and of keys.
+    pitches: [u32; 2],
+    batch: u32,
+    slot: u32,
+    /// Bytes of the workspace before them.
+    before: u64,
+}
+
+/// Layouts of the kernel that reads copies and of the one that computes what they do not suit.
+pub(in crate::attention) type Layouts = (Pairs, TensorCore);
+
+/// A tensor that is copied: number among the copies, its slot, whether its rows are queries, and its layout.
+type Copied<'a> = (u64, u32, bool, &'a Layout);
+
+impl Places {
+    fn new(c: &Common, width: u32, slot: u32, before: u64) -> Self {
+        let whole = TILE * TILES_OF_A_BLOCK;
+        let pitches = [c.queries, c.keys].map(|rows| rows.next_multiple_of(whole));
+        Self { width, heads: [c.heads, c.heads / c.group.max(1)], pitches, batch: c.batch, slot, before }
+    }
+
+    /// Rows of the copies of queries, or of keys.
+    fn rows(&self, keys: usize) -> u64 {
+        u64::from(self.batch) * u64::from(self.heads[keys]) * u64::from(self.pitches[keys])
+    }
+
+    /// Bytes of the copies in front of number `number`, and of all of them: queries, keys, values, and the gradient of the result.
+    fn pairs(&self, number: u64) -> u64 {
+        let keys = number.saturating_sub(1).min(2);
+        let queries = number - keys;
+        (queries * self.rows(0) + keys * self.rows(1)) * u64::from(self.width) * SIZE
+    }
+
+    fn factors(&self, number: u64) -> u64 {
+        self.pairs(number) / u64::from(self.width * TILE)
+    }
+
+    /// Bytes of `copies` copies with their factors.
+    fn bytes(&self, copies: u64) -> u64 {
+        self.pairs(copies) + self.factors(copies)
+    }
+
+    /// Offsets of pairs and factors of copy `number` of `copies`.
+    fn offsets(&self, number: u64, copies: u64) -> [u64; 2] {
+        [self.before + self.pairs(number), self.before + self.pairs(copies) + self.factors(number)]
+    }
+}
+
+/// Whether kernels that read copies take a problem, and whether it has enough rows besides.
+fn suits(c: &Common, dtype: DType, layouts: &[Layout], enough: u32) -> (bool, bool) {
+    let small = layouts.iter().all(|layout| layout.elements().is_some_and(|n| n < MOST));
+    let taken = dtype == DType::F32 && small && !c.kind.packed && options::granularity(layouts) >= 4;
+    (taken, taken && c.longest.iter().all(|rows| *rows >= enough))
+}
+
+/// The layouts that somebody has chosen, if kernels take the problem with them.
+fn chosen(taken: bool, c: &Common, target: Target, layouts: Layouts) -> Result<Layouts, PlanError> {
+    let (pairs, tensors) = layouts;
+    let fits = pairs.width == tensors.width && c.widest() <= pairs.width as usize && target.sm >= 80;
+    if taken && fits && pairs.rows().max(tensors.rows()) <= TILE * TILES_OF_A_BLOCK {
+        return Ok(layouts);
+    }
+    let expected = "layouts for the head_dim, and f32 in rows of 16 bytes";
+    Err(PlanError::Parameter { op: OP, parameter: "layouts", got: format!("{layouts:?}"), expected })
+}
+
+fn recorded_copy(
+    c: &Common,
+    places: &Places,
+    target: Target,
+    (number, slot, queries, layout): Copied<'_>,
+    copies: u64,
+) -> Result<Option<LaunchStep>, PlanError> {
+    let which = usize::from(!queries);
+    let (heads, pitch) = (places.heads[which], places.pitches[which]);
+    let Some(grid) = c.grid(pitch / TILE, heads)? else { return Ok(None) };
+    let [batch, row, head] = options::steps(layout);
+    let [pairs, factors] = places.offsets(number, copies);
+    let args = CopyArgs {
+        x: In::slot(slot),
+        batch,
+        row,
+        head,
+        rows: layout.shape[1] as u32,
+        width: layout.shape[3] as u32,
+        heads,
+        pairs: Out::slot_at(places.slot, pairs),
+        factors: Out::slot_at(places.slot, factors),
+        pitch,
+        lengths: In::slot(LENGTHS),
+        has_lengths: u32::from(c.kind.lengths && !queries),
+    };
+    let kernel = plan::recorded(OP, &Copy { width: places.width }, target)?;
+    Ok(Some(LaunchStep::new(kernel, grid, args.values())))
+}
+
+impl AttentionDesc {
+    /// The layout of the kernel that reads copies, if it takes the problem.
+    pub(in crate::attention) fn pairs(&self, c: &Common, target: Target) -> Option<Layouts> {
+        let (_, suits) = suits(c, self.dtype, &[self.q, self.k, self.v, self.o], tuning::ENOUGH_ROWS_FORWARD);
+        tuning::pairs(Work::Forward, target, c.widest()).filter(|_| suits && self.options.paged.is_none())
+    }
+
+    /// The plan that reads copies, with given layouts, for comparisons.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`](crate::Operation::plan); and if the target, the element type or the layouts have no such kernel.
+    pub fn plan_pairs_with(&self, target: Target, layouts: Layouts) -> Result<Plan<Self>, PlanError> {
+        let c = Common::new(self, &self.outputs())?;
+        let (taken, _) = suits(&c, self.dtype, &[self.q, self.k, self.v, self.o], 0);
+        let layouts = chosen(taken && self.options.paged.is_none(), &c, target, layouts)?;
+        let variant = Variant { alignment: 16, steps: self.pairs_steps(&c, target, layouts)? };
+        Ok(self.with_variants(&c, target, vec![variant], Self::pairs_bytes(&c, layouts)))
+    }
+
+    /// Bytes of the workspace that it takes.
+    pub(in crate::attention) fn pairs_bytes(c: &Common, (pairs, _): Layouts) -> u64 {
+        Places::new(c, pairs.width, WORKSPACE, 0).bytes(3)
+    }
+
+    pub(in crate::attention) fn pairs_steps(
+        &self,
+        c: &Common,
+        target: Target,
+        (pairs, tensors): Layouts,
+    ) -> Result<Vec<LaunchStep>, PlanError> {
+        let places = Places::new(c, pairs.width, WORKSPACE, 0);
+        let mut steps = Vec::new();
+        for copied in [(0, 0, true, &self.q), (1, 1, false, &self.k), (2, 2, false, &self.v)] {
+            steps.extend(recorded_copy(c, &places, target, copied, 3)?);
+        }
+        let [batch, row, head] = options::steps(&self.o);
+        let at = |number| places.offsets(number, 3);
+        let of_pairs = |number| In::slot_at(WORKSPACE, at(number)[0]);
+        let factors = |number| In::slot_at(WORKSPACE, at(number)[1]);
+        let args = ForwardArgs::new(
+            c,
+            Out::slot(INPUTS),
+            batch,
+            row,
+            head,
+            Out::slot(INPUTS + 1),
+            In::slot(SINKS),
+            u32::from(self.options.sinks),
+            of_pairs(0),
+            of_pairs(1),
+            of_pairs(2),
+            factors(0),
+            factors(1),
+            factors(2),
+            places.pitches[0],
+            places.pitches[1],
+        );
+        for from in [From::Copies(pairs), From::Tensors(tensors)] {
+            let Some(grid) = c.grid(c.longest[0].div_ceil(from.rows()), c.heads)? else { continue };
+            let kernel = plan::recorded(OP, &PairsForward { kind: c.kind, from }, target)?;
+            let step = LaunchStep::new(kernel, grid, args.values());
+            steps.push(step.with_dynamic_shared(from.shared_bytes(1)));
+        }
+        Ok(steps)
+    }
+}
+
+impl AttentionBackwardDesc {
+    fn layouts(&self) -> [Layout; 8] {
+        let desc = &self.forward;
+        [desc.q, desc.k, desc.v, desc.o, self.dy, self.dq, self.dk, self.dv]
+    }
+
+    /// The layouts of the sweeps that read copies, if they take the problem, or those that somebody has chosen.
+    pub(in crate::attention) fn pairs(
+        &self,
+        c: &Common,
+        target: Target,
+        with: Option<[Layouts; 2]>,
+    ) -> Result<Option<Vec<(Work, Layouts)>>, PlanError> {
+        let (taken, suits) = suits(c, self.forward.dtype, &self.layouts(), tuning::ENOUGH_ROWS_BACKWARD);
+        let of = |work| match with {
+            Some([queries, keys]) => {
+                let layouts = if work == Work::Queries { queries } else { keys };
+                chosen(taken, c, target, layouts).map(Some)
+            }
+            None => Ok(tuning::pairs(work, target, c.widest()).filter(|_| suits)),
+        };
+        let Some((first, _)) = of(Work::Queries)? else { return Ok(None) };
+        let sweeps = Work::of_pairs(first.width).iter();
+        sweeps.map(|work| Ok(of(*work)?.map(|layouts| (*work, layouts)))).collect()
+    }
+
+    /// Bytes of the workspace that they take.
+    pub(in crate::attention) fn pairs_bytes(c: &Common, sweeps: &[(Work, Layouts)]) -> u64 {
+        sweeps.first().map_or(0, |(_, (pairs, _))| Places::new(c, pairs.width, slots::STATISTICS, 0).bytes(4))
+    }
+
+    /// All launches; the copies begin after so many bytes of the workspace.
+    pub(in crate::attention) fn pairs_steps(
+        &self,
+        c: &Common,
+        target: Target,
+        sweeps: &[(Work, Layouts)],
+        before: u64,
+    ) -> Result<Vec<LaunchStep>, PlanError> {
+        let (desc, slot) = (&self.forward, slots::STATISTICS);
+        let Some((_, (first, tensors))) = sweeps.first() else { return Ok(Vec::new()) };
+        let places = Places::new(c, first.width, slot, before);
+        let copies = [
+            (0, 0, true, &desc.q),
+            (1, 1, false, &desc.k),
+            (2, 2, false, &desc.v),
+            (3, slots::DY, true, &self.dy),
+        ];
+        let statistics = StatisticsPlaces::pairs(c);
+        let mut steps = Vec::new();
+        steps.extend(self.delta(c, target, tensors.vector, statistics)?);
+        for copied in copies {
+            steps.extend(recorded_copy(c, &places, target, copied, 4)?);
+        }
+        for &(work, (pairs, tensors)) in sweeps {
+            let queries = work == Work::Queries;
+            let [of_queries, of_keys] = c.longest;
+            let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, places.heads[1]) };
+            let first = if queries { &self.dq } else { &self.dk };
+            let [first, second] = [first, &self.dv].map(options::steps);
+            let at = |number| places.offsets(number, 4);
+            let of_pairs = |number| In::slot_at(slot, at(number)[0]);
+            let factors = |number| In::slot_at(slot, at(number)[1]);
+            let args = SweepArgs::of(
+                c,
+                &self.dy,
+                Out::slot(if queries { slots::DQ } else { slots::DK }),
+                first[0],
+                first[1],
+                first[2],
+                Out::slot(slots::DV),
+                second[0],
+                second[1],
+                second[2],
+                of_pairs(0),
+                of_pairs(1),
+                of_pairs(2),
+                of_pairs(3),
+                factors(0),
+                factors(1),
+                factors(2),
+                factors(3),
+                places.pitches[0],
+                places.pitches[1],
+            );
+            for from in [From::Copies(pairs), From::Tensors(tensors)] {
+                let Some(grid) = c.grid(rows.div_ceil(from.rows()), heads)? else { continue };
+                let kernel = plan::recorded(OP, &PairsSweep { work, kind: c.kind, from }, target)?;
+                let step = LaunchStep::new(kernel, grid, args.values());
+                steps.push(step.with_dynamic_shared(from.shared_bytes(work.own())));
+            }
+        }
+        steps.extend(self.bias_gradient(c, target, Config::TensorCore(*tensors))?);
+        steps.extend(self.sink_gradient(c, target, statistics)?);
+        Ok(steps)
+    }
+}
+
+/// Every kernel that tuning can choose, with each of the modifications.
+pub(in crate::attention) fn kernels(
+    direction: Direction,
+    target: Target,
+    kinds: &[ScoreKind],
+) -> Result<Vec<Kernel>, PlanError> {
+    let mut out = Vec::new();
+    for width in [64, 128] {
+        let forward = direction == Direction::Forward;
+        let works = if forward { &[Work::Forward][..] } else { Work::of_pairs(width) };
+        for (&work, &kind) in works.iter().flat_map(|work| kinds.iter().map(move |kind| (work, kind))) {
+            let Some((pairs, tensors)) = tuning::pairs(work, target, width as usize) else { continue };
+            for from in [From::Copies(pairs), From::Tensors(tensors)] {
+                out.push(match work {
+                    Work::Forward => plan::recorded(OP, &PairsForward { kind, from }, target)?,
+                    _ => plan::recorded(OP, &PairsSweep { work, kind, from }, target)?,
+                });
+            }
+        }
+        if forward && target.sm >= 80 {
+            out.push(plan::recorded(OP, &Copy { width }, target)?);
+        }
+    }
+    Ok(out)
+}
