@@ -36,7 +36,7 @@
 //!
 //! Half types are computed in f32 and rounded once, probabilities to the type of the values; f32 and f64 throughout in
 //! themselves. On tensor cores numbers of f32 are sums of two of fewer bits, with the errors of f32; for long sequences the workspace holds
-//! [copies](pairs) of the inputs for that, of their size. Results are the same from run to run.
+//! copies of the inputs for that, of their size. Results are the same from run to run.
 
 mod backward;
 mod bias_gradient;
