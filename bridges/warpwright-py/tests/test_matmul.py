@@ -35,7 +35,8 @@ def test_layouts_are_read_as_they_are(random):
     spread = np.repeat(b, 2, 1)[:, ::2]
     for left in (a, wide[:, 8:16], turned):
         for right in (b, np.asfortranarray(b), spread):
-            assert np.array_equal(ww.matmul(left, right), expected)
+            # Elements that lie alone are multiplied by other units than rows.
+            assert distance(ww.matmul(left, right), expected.astype(np.float64)) < BUDGETS["float32"]
     assert np.array_equal(ww.matmul(a[::-1], b), expected[::-1])
     assert np.array_equal(ww.matmul(a[:, ::-1].copy()[:, ::-1], b), expected)
     assert np.array_equal(ww.matmul(a, b[:, ::-1]), expected[:, ::-1])
