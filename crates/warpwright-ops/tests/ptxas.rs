@@ -53,15 +53,16 @@ fn fills_the_registers(kernel: &str) -> bool {
 }
 
 /// Sequences whose blocks keep 128 registers of weights in every thread: some words of a step lie in memory, ten of most, and
-/// 130 where as many weights again are in shared memory. A step takes microseconds, and reading them a fraction of one. Where states
-/// are tagged it is weights on their way to registers, before the first step.
+/// 130 where as many weights again are in shared memory. A step takes microseconds, and reading them a fraction of one. In
+/// clusters of blocks of 256 units it is one to nine words. Where states are tagged it is weights on their way to registers, before the first step.
 fn keeps_weights(kernel: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
     let backward = kernel.contains("_sweep_f32_") && kernel.ends_with("_u8_blocks");
     let groups = kernel.starts_with("gru_sweep_") && kernel.ends_with("_u16_g2");
     let whole = has(&["_u16_blocks", "_u16_tags"]);
     let spread = has(&["_h1024_", "_h2048_"]) && (backward || groups || whole);
-    let in_cluster = has(&["f16_h512_", "_sweep_f32_h256_"]) && kernel.contains("_u32_cluster");
+    let few_units = has(&["f16_h512_", "_sweep_f32_h256_", "lstm_sweep_f16_h256_", "lstm_sweep_bf16_h256_"]);
+    let in_cluster = few_units && kernel.contains("_u32_cluster");
     spread || in_cluster
 }
 
