@@ -681,6 +681,12 @@ impl AttentionBackwardDesc {
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
     }
 
+    /// What a sweep writes: the slot of its first gradient, and distances of that and of the gradient of the values.
+    fn written(&self, queries: bool) -> (u32, [[u64; 3]; 2]) {
+        let (slot, first) = if queries { (slots::DQ, &self.dq) } else { (slots::DK, &self.dk) };
+        (slot, [first, &self.dv].map(options::steps))
+    }
+
     /// One sweep; `None` if there are no rows.
     fn sweep(
         &self,
@@ -694,12 +700,11 @@ impl AttentionBackwardDesc {
         let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, c.heads / c.group) };
         let tiles = rows.div_ceil(config.rows());
         let Some(grid) = c.grid(tiles, heads)? else { return Ok(None) };
-        let first = if queries { &self.dq } else { &self.dk };
-        let [first, second] = [first, &self.dv].map(options::steps);
+        let (slot_of_first, [first, second]) = self.written(queries);
         let args = backward::SweepArgs::of(
             c,
             &self.dy,
-            Out::slot(if queries { slots::DQ } else { slots::DK }),
+            Out::slot(slot_of_first),
             first[0],
             first[1],
             first[2],

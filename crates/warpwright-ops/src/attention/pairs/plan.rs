@@ -252,15 +252,14 @@ impl AttentionBackwardDesc {
             let queries = work == Work::Queries;
             let [of_queries, of_keys] = c.longest;
             let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, places.heads[1]) };
-            let first = if queries { &self.dq } else { &self.dk };
-            let [first, second] = [first, &self.dv].map(options::steps);
+            let (slot_of_first, [first, second]) = self.written(queries);
             let at = |number| places.offsets(number, 4);
             let of_pairs = |number| In::slot_at(slot, at(number)[0]);
             let factors = |number| In::slot_at(slot, at(number)[1]);
             let args = SweepArgs::of(
                 c,
                 &self.dy,
-                Out::slot(if queries { slots::DQ } else { slots::DK }),
+                Out::slot(slot_of_first),
                 first[0],
                 first[1],
                 first[2],

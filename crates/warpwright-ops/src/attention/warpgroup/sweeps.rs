@@ -225,8 +225,7 @@ impl AttentionBackwardDesc {
         };
         let kinds = u64::from(c.batch) * u64::from(c.heads) * 2;
         let places = [u64::from(c.queries), kinds, u64::from(pitch(c))];
-        let first = if of_queries { &self.dq } else { &self.dk };
-        let [first, second] = [first, &self.dv].map(options::steps);
+        let (slot_of_first, [first, second]) = self.written(of_queries);
         let args = WarpgroupArgs::new(
             c,
             map(0)?,
@@ -236,7 +235,7 @@ impl AttentionBackwardDesc {
             In::slot(slots::STATISTICS),
             statistics(&In::slot(slots::STATISTICS), places, config.columns),
             pitch(c),
-            Out::slot(if of_queries { slots::DQ } else { slots::DK }),
+            Out::slot(slot_of_first),
             first[0],
             first[1],
             first[2],
