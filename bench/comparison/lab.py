@@ -17,8 +17,8 @@ from .suites import GATES, Case
 BUDGETS = {"f64": 1e-13, "f32": 1e-6, "bf16": 4e-3, "f16": 5e-4}
 FORMATS = {"nf4": 0.0925, "fp4": 0.1225, "int4": 0.14, "int4_asymmetric": 0.14, "nested": 0.03}
 # Of recurrent nets 1.5 times those of PyTorch, whose gradients are sums of products that were rounded.
-STATES = {"f32": 5.7e-7, "bf16": 3.45e-3, "f16": 3.9e-4}
-STATE_GRADIENTS = {"f32": 1.4e-6, "bf16": 6.3e-3, "f16": 7.5e-4}
+STATES = {"f32": 5.7e-7, "tf32": 5.7e-4, "bf16": 3.45e-3, "f16": 3.9e-4}
+STATE_GRADIENTS = {"f32": 1.4e-6, "tf32": 7.5e-4, "bf16": 6.3e-3, "f16": 7.5e-4}
 OURS = "warpwright"
 # Others may round in between; a result this far off is a different function.
 RIVALS_MAY = 5
@@ -50,12 +50,12 @@ def budget(case: Case) -> float:
         return 1.5 * 8.1e-7 * math.sqrt(case.shape[2] / 2048)
     if case.op in GATES and case.direction == "forward":
         # Sums of more than 1024 terms in f32 err more, as above.
-        grows = math.sqrt(max(1, case.shape[-1] / 1024)) if case.dtype == "f32" else 1
-        return STATES[case.dtype] * grows
+        grows = math.sqrt(max(1, case.shape[-1] / 1024)) if case.factors == "f32" else 1
+        return STATES[case.factors] * grows
     if case.op in GATES:
         # Gradients of weights are sums over all places.
         places = math.prod(case.shape[:-2])
-        return max(STATE_GRADIENTS[case.dtype], 1.5 * 8.1e-7 * math.sqrt(places / 2048))
+        return max(STATE_GRADIENTS[case.factors], 1.5 * 8.1e-7 * math.sqrt(places / 2048))
     return BUDGETS[case.dtype]
 
 
@@ -125,18 +125,22 @@ class Gpu:
 
     def floor_us(self, case: Case) -> float:
         """The time that the bytes take at the bandwidth of this run, or the products at the rate of a large product."""
-        if case.operations and case.dtype not in self.rates:
-            self.rates[case.dtype] = self._rate(case.dtype)
-        operations = case.operations / self.rates[case.dtype] if case.operations else 0.0
+        if case.operations and case.factors not in self.rates:
+            self.rates[case.factors] = self._rate(case.factors)
+        operations = case.operations / self.rates[case.factors] if case.operations else 0.0
         return max(case.bytes / self.bandwidth, operations) * 1e6
 
-    def _rate(self, dtype: str) -> float:
+    def _rate(self, factors: str) -> float:
         """Operations per second of PyTorch's product of large random matrices."""
         from .rivals import DTYPES
 
-        torch, n = self.torch, 8192 if dtype in ("bf16", "f16") else 4096
-        a, b = (torch.randn(n, n, device="cuda", dtype=DTYPES[dtype]) for _ in range(2))
-        return 2 * n**3 / self._times({"product": lambda: a @ b})["product"][0] * 1e6
+        torch, n = self.torch, 8192 if factors in ("bf16", "f16") else 4096
+        dtype = DTYPES["f32" if factors == "tf32" else factors]
+        a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
+        torch.backends.cuda.matmul.allow_tf32 = factors == "tf32"
+        took, _ = self._times({"product": lambda: a @ b})["product"]
+        torch.backends.cuda.matmul.allow_tf32 = False
+        return 2 * n**3 / took * 1e6
 
     def _ceiling(self) -> float:
         """Bytes per second of the best plain mix of reads and writes."""

@@ -1,7 +1,7 @@
 """Recurrent nets over sequences, and single cells: what each library calls for a case.
 
 Shape: (steps, batch, input, hidden), of cells (batch, input, hidden). Two biases, a state of zeros. Every contender is a
-CUDA graph: what launches step by step is measured on the device and not on the host.
+CUDA graph: what launches step by step is measured on the device and not on the host. Options: `precision`, "tf32" of f32.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Recurrent(Problem):
     def __init__(self, case: Case, draw: Draw) -> None:
         self.case = case
         *_, inputs, hidden = case.shape
-        # Sums of f32 are to be sums of f32.
-        torch.backends.cudnn.allow_tf32 = False
+        # Products of f32 are to be those of f32, unless the case says otherwise.
+        torch.backends.cudnn.allow_tf32 = case.factors == "tf32"
+        self.options = {"precision": "tf32"} if case.factors == "tf32" else {}
         kind = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[case.op.split("_")[0]]
         x = draw(case.shape[:-1])
         module = kind(inputs, hidden, device=x.device, dtype=x.dtype)
@@ -57,11 +58,11 @@ class Recurrent(Problem):
     def ours(self, ww: Any) -> Function:
         x, *weights = self.inputs
         function = getattr(ww, self.case.op)
-        return lambda out=None: function(x, [weights], out=out)
+        return lambda out=None: function(x, [weights], out=out, **self.options)
 
     def ours_recorded(self, wt: Any) -> Function:
         function = getattr(wt, self.case.op)
-        return lambda x, *weights: function(x, [weights])[0]
+        return lambda x, *weights: function(x, [weights], **self.options)[0]
 
 
 class Cell(Recurrent):

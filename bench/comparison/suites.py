@@ -35,6 +35,11 @@ class Case:
         return dict(self.options).get(name, otherwise)
 
     @property
+    def factors(self) -> str:
+        """What products are made of."""
+        return "tf32" if self.option("precision") == "tf32" else self.dtype
+
+    @property
     def elements(self) -> int:
         return math.prod(self.shape)
 

@@ -97,6 +97,23 @@ fn matrices<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Array<'py>, M
     Ok((array, found))
 }
 
+/// An argument of primitive `op` that names nothing.
+fn unknown(
+    py: Python<'_>,
+    op: &'static str,
+    (parameter, name): (&'static str, &str),
+    expected: &str,
+) -> PyErr {
+    let message = format!("{op}: {parameter} is '{name}', expected {expected}");
+    Problem::new(py, Class::Parameter, message).at(op, parameter).mismatch(expected, name).into_err()
+}
+
+/// How exact the products of primitive `op` are to be.
+pub(crate) fn precision_of(py: Python<'_>, op: &'static str, name: &str) -> PyResult<Precision> {
+    let known = Precision::from_name(name);
+    known.ok_or_else(|| unknown(py, op, ("precision", name), "'full' or 'tf32'"))
+}
+
 /// `a b` of the last two dimensions, or `activation(a b + bias)`.
 ///
 /// a: [..., m, k]; b: [..., k, n] with the same leading dimensions, or [k, n] for every matrix of a; float32, float64, float16
@@ -117,16 +134,12 @@ pub(crate) fn matmul<'py>(
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<GemmDesc> = PlanCache::new();
     let py = a.py();
-    let unknown = |parameter, name: &str, expected| {
-        let message = format!("{OP}: {parameter} is '{name}', expected {expected}");
-        Problem::new(py, Class::Parameter, message).at(OP, parameter).mismatch(expected, name).into_err()
-    };
     let named = |name| {
-        Activation::from_name(name).ok_or_else(|| unknown("activation", name, "a name of an activation"))
+        let expected = "a name of an activation";
+        Activation::from_name(name).ok_or_else(|| unknown(py, OP, ("activation", name), expected))
     };
     let activation = activation.map(named).transpose()?;
-    let known = Precision::from_name(precision);
-    let precision = known.ok_or_else(|| unknown("precision", precision, "'full' or 'tf32'"))?;
+    let precision = precision_of(py, OP, precision)?;
     let (call, a) = Call::new(OP, ("a", a), stream)?;
     let (a, left) = matrices(&call, a)?;
     let b = call.read(("b", b))?;

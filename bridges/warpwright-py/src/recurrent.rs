@@ -12,6 +12,7 @@ use warpwright::recurrent::{
 use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present};
 use crate::error::{self, Class, Problem};
+use crate::matmul::precision_of;
 use crate::memory::Listed;
 
 pub(crate) type Object<'py> = Bound<'py, PyAny>;
@@ -24,6 +25,7 @@ struct Options<'a, 'py> {
     lengths: Maybe<'a, 'py>,
     dropout_p: f64,
     random: Maybe<'a, 'py>,
+    precision: &'a str,
     training: bool,
     out: Maybe<'a, 'py>,
     stream: Maybe<'a, 'py>,
@@ -205,6 +207,7 @@ fn start<'py>(
         c0: c0.is_some(),
         lengths: lengths.is_some(),
         training: o.training,
+        precision: precision_of(py, op, o.precision)?,
         ..RecurrentDesc::new(cell, x.dtype, [steps, batch, input, hidden])
     };
     Ok(Started { call, x, lengths, h0, c0, random, weights, desc })
@@ -376,7 +379,7 @@ macro_rules! nets {
     )*) => {$(
         $(#[$doc])*
         #[pyfunction]
-        #[pyo3(signature = (x, weights, h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? bidirectional=false, batch_first=false, lengths=None, dropout_p=0.0, random=None, training=false, out=None, stream=None))]
+        #[pyo3(signature = (x, weights, h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? bidirectional=false, batch_first=false, lengths=None, dropout_p=0.0, random=None, precision="full", training=false, out=None, stream=None))]
         #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
         pub(crate) fn $name<'py>(
             x: &Object<'py>,
@@ -389,19 +392,29 @@ macro_rules! nets {
             lengths: Maybe<'_, 'py>,
             dropout_p: f64,
             random: Maybe<'_, 'py>,
+            precision: &str,
             training: bool,
             out: Maybe<'_, 'py>,
             stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             let cell = cell_of(x.py(), stringify!($name), [$(Some($nonlinearity),)? None][0])?;
-            let options =
-                Options { bidirectional, batch_first, lengths, dropout_p, random, training, out, stream };
+            let options = Options {
+                bidirectional,
+                batch_first,
+                lengths,
+                dropout_p,
+                random,
+                precision,
+                training,
+                out,
+                stream,
+            };
             forward(cell, [x, weights], [h0, [$($c0,)? None][0]], &options)
         }
 
         $(#[$doc_backward])*
         #[pyfunction]
-        #[pyo3(signature = (x, weights, y, reserve, dy=None, dh_n=None, $($dc_n=None,)? h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? input_gradient=true, bidirectional=false, batch_first=false, lengths=None, dropout_p=0.0, random=None, stream=None))]
+        #[pyo3(signature = (x, weights, y, reserve, dy=None, dh_n=None, $($dc_n=None,)? h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? input_gradient=true, bidirectional=false, batch_first=false, lengths=None, dropout_p=0.0, random=None, precision="full", stream=None))]
         #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
         pub(crate) fn $backward<'py>(
             x: &Object<'py>,
@@ -420,12 +433,22 @@ macro_rules! nets {
             lengths: Maybe<'_, 'py>,
             dropout_p: f64,
             random: Maybe<'_, 'py>,
+            precision: &str,
             stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             let cell = cell_of(x.py(), stringify!($backward), [$(Some($nonlinearity),)? None][0])?;
             let (training, out) = (true, None);
-            let options =
-                Options { bidirectional, batch_first, lengths, dropout_p, random, training, out, stream };
+            let options = Options {
+                bidirectional,
+                batch_first,
+                lengths,
+                dropout_p,
+                random,
+                precision,
+                training,
+                out,
+                stream,
+            };
             let further = [Some(y), Some(reserve), dy, dh_n, [$($dc_n,)? None][0]];
             backward(cell, [x, weights], [h0, [$($c0,)? None][0]], further, input_gradient, &options)
         }
@@ -443,7 +466,8 @@ nets! {
     /// directions, batch, hidden], zero if None. lengths: int32, [batch], the places of each sequence that count; y is zero
     /// after them. The result is (y, h_n, c_n): y [steps, batch, directions * output], or batch first, the states after the last
     /// steps like h0 and c0. dropout_p: the probability that an element is dropped between two layers; what is kept is multiplied
-    /// by 1 / (1 - dropout_p); random: int64, [2], the seed and offset of what is dropped. With training there is also what
+    /// by 1 / (1 - dropout_p); random: int64, [2], the seed and offset of what is dropped. precision: "full", or "tf32", for float32
+    /// from sm_80 on: factors of products may be rounded to 11 bits. With training there is also what
     /// `lstm_backward` needs. `out` is a tuple of the three.
     lstm,
     /// The gradients (dx, dh0, dc0, dweights) of `lstm` with training.

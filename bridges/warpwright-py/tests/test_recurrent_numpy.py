@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import distance
 
 import warpwright as ww
 
@@ -171,6 +172,26 @@ def test_gradients_are_differences(cell, projection):
     differences(pairs, loss, rng)
 
 
+@pytest.mark.parametrize("cell", ["lstm", "gru", "tanh"])
+def test_rounded_factors(cell):
+    wide = made(cell, np.random.default_rng(8), steps=4, batch=6, inputs=24, hidden=16, layers=2, directions=2)
+    x, weights, h0, c0 = wide[0], [tuple(w / 4 for w in one) for one in wide[1]], *wide[2:]
+    lengths = np.array([4, 1, 0, 3, 4, 2], np.int32)
+    dy, found = np.random.default_rng(9).standard_normal((4, 6, 32)), {}
+    for name, dtype, precision in (("f64", "f8", "full"), ("full", "f4", "full"), ("tf32", "f4", "tf32")):
+        x, h0, c0, dy = (np.ascontiguousarray(a, dtype) for a in (x, h0, c0, dy))
+        flat = [tuple(np.ascontiguousarray(w, dtype) for w in one) for one in weights]
+        options = {"bidirectional": True, "lengths": lengths, "precision": precision}
+        y, h_n, *rest = call(cell, x, flat, h0, c0, training=True, **options)
+        *inputs, of_weights = call_backward(cell, x, flat, y, rest[-1], dy, None, None, h0, c0, **options)
+        gradients = [a for a in inputs if a is not None] + [a for one in of_weights for a in one]
+        found[name] = [a.astype(np.float64) for a in (y, h_n, *gradients)]
+    exact = found.pop("f64")
+    errors = {name: [distance(a, e) for a, e in zip(found[name], exact)] for name in found}
+    assert max(errors["full"]) < 3e-6
+    assert min(errors["tf32"]) > 1e-5 and max(errors["tf32"]) < 7.5e-4
+
+
 def test_out_and_no_gradient_of_the_input():
     x, weights, h0, c0 = made("lstm", np.random.default_rng(5), dtype=np.float32)
     expected = ww.lstm(x, weights, h0, c0)
@@ -213,6 +234,10 @@ def test_what_is_refused():
         ww.lstm(x, weights * 3, bidirectional=True)
     with pytest.raises(ww.DtypeError, match="lengths"):
         ww.lstm(x, weights, lengths=np.array([1, 2], np.int64))
+    with pytest.raises(ww.ParameterError, match="precision"):
+        ww.lstm(x, weights, precision="half")
+    with pytest.raises(ww.ParameterError, match="precision"):
+        ww.gru(*made("gru", np.random.default_rng(6))[:2], precision="tf32")
     with pytest.raises(ww.ParameterError, match="nonlinearity"):
         ww.rnn(x, weights, nonlinearity="sigmoid")
     y, _, _, reserve = ww.lstm(x, weights, training=True)

@@ -112,6 +112,28 @@ def test_cells(device, kind, bias):
     compare(ours, theirs, device, torch.randn(5, dtype=torch.float64), states(kind, (4,), False))
 
 
+@pytest.mark.parametrize("kind", NETS)
+def test_rounded_factors(device, kind):
+    theirs = getattr(torch.nn, kind)(24, 16, 2, dtype=torch.float64)
+    x, dy = torch.randn(5, 6, 24, dtype=torch.float64), torch.randn(5, 6, 16, dtype=torch.float64)
+
+    def run(module, where, dtype):
+        module = module.to(where, dtype)
+        tensor = x.to(where, dtype).requires_grad_()
+        y = module(tensor)[0]
+        gradients = torch.autograd.grad(y, [tensor, *module.parameters()], dy.to(where, dtype))
+        return [t.detach().double().cpu() for t in (y, *gradients)]
+
+    exact, errors = run(theirs, "cpu", torch.float64), {}
+    for precision in ("full", "tf32"):
+        ours = getattr(nn, kind)(24, 16, 2, precision=precision)
+        ours.load_state_dict(theirs.state_dict())
+        found = run(ours, device, torch.float32)
+        errors[precision] = [float((a - e).norm() / e.norm()) for a, e in zip(found, exact)]
+    assert max(errors["full"]) < 3e-6
+    assert min(errors["tf32"]) > 1e-5 and max(errors["tf32"]) < 7.5e-4
+
+
 def test_dropout_between_layers(device):
     x = torch.randn(3, 2, 5, dtype=torch.float64)
     # Everything is dropped: what is left of the second layer is known.
@@ -158,10 +180,10 @@ def test_operators_pass_opcheck(device):
         # and between its parts: whole sequences, and parts of multiples of 16 bytes.
         lengths = torch.tensor([3, 3], dtype=torch.int32, device=device)
         x, state = of(3, 2, 5), [of(4, 2, 4), of(4, 2, 4) if c0 else None]
-        arguments = (x, weights, *state, lengths, None, kind, 2, False, True, False, 0.0, True)
+        arguments = (x, weights, *state, lengths, None, kind, 2, False, True, False, 0.0, "full", True)
         torch.library.opcheck(torch.ops.warpwright.recurrent.default, arguments)
     weights = [of(16, 5), of(16, 4), of(4, 4)]
-    arguments = (of(4, 2, 5), weights, of(1, 2, 4), of(1, 2, 4), None, None, "lstm", 0, True, False, False, 0.0, True)
+    arguments = (of(4, 2, 5), weights, of(1, 2, 4), of(1, 2, 4), None, None, "lstm", 0, True, False, False, 0.0, "full", True)
     torch.library.opcheck(torch.ops.warpwright.recurrent.default, arguments)
 
 

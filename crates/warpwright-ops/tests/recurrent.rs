@@ -1,5 +1,6 @@
 //! Recurrent nets: every case on targets with other kernels, gradients of the reference, and what is refused.
 
+use warpwright_ops::gemm::Precision;
 use warpwright_ops::plan::{Access as TensorAccess, Real};
 use warpwright_ops::recurrent::reference::{Net, Weights as Plain};
 use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
@@ -88,6 +89,7 @@ fn sequences_without_a_plan() {
     parameter(RecurrentDesc { cell: Cell::Gru, projection: 8, ..good.clone() }, "projection");
     parameter(RecurrentDesc { dropout: Some(Real::new(1.5)), ..good.clone() }, "dropout.probability");
     parameter(RecurrentDesc { steps: 1 << 40, ..good.clone() }, "steps x batch");
+    parameter(RecurrentDesc { precision: Precision::Tf32, ..good.clone() }, "precision");
     let backward =
         RecurrentBackwardDesc { forward: good.clone(), dy: true, dh_n: false, dc_n: false, dx: true };
     let e = backward.plan(TARGET).expect_err("there is no reserve");
@@ -132,6 +134,31 @@ fn sequences_without_a_plan() {
         let desc = RecurrentDesc::new(Cell::Lstm, dtype, [3, batch, 16, hidden]);
         assert_eq!(desc.schedule(Target::sm(sm)), Schedule::Stepwise, "{dtype} {hidden}");
     }
+}
+
+/// The products of an LSTM forward and backward, by the names of their kernels.
+fn products(net: &RecurrentDesc, target: Target) -> Result<Vec<String>, PlanError> {
+    let (dy, dh_n, dc_n, dx) = (true, true, true, true);
+    let backward = RecurrentBackwardDesc { forward: net.clone(), dy, dh_n, dc_n, dx };
+    let (forward, backward) = (net.plan(target)?, backward.plan(target)?);
+    let names = forward.steps().iter().chain(backward.steps()).map(|step| step.kernel().name().to_owned());
+    Ok(names.filter(|name| name.starts_with("gemm_")).collect())
+}
+
+#[test]
+fn rounded_factors_are_those_of_every_product() {
+    const TARGET: Target = Target::sm(90);
+    let net = RecurrentDesc::new(Cell::Lstm, DType::F32, [2, 9, 40, 48]);
+    let net = RecurrentDesc { projection: 24, layers: 2, h0: true, training: true, ..net };
+    let is_exact = |name: &String| name.contains("_simt_") || name.contains("_tf32x3_");
+    let exact = products(&net, TARGET).expect("plan");
+    assert!(exact.iter().all(is_exact), "{exact:?}");
+    let net = RecurrentDesc { precision: Precision::Tf32, ..net };
+    let rounded = products(&net, TARGET).expect("plan");
+    assert!(!rounded.iter().any(is_exact), "{rounded:?}");
+    assert_eq!(rounded.len(), exact.len());
+    let e = products(&net, Target::sm(75)).expect_err("no tf32");
+    assert!(matches!(e, PlanError::Target { op: "lstm", needs: 80, .. }), "{e}");
 }
 
 /// A net of small weights.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use warpwright_ops::gemm::Precision;
 use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ops::recurrent::reference::{Net, Weights};
 use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
@@ -35,6 +36,8 @@ struct Situation {
     training: bool,
     /// What is dropped between layers.
     dropout: Option<f64>,
+    /// How exact products of `f32` are.
+    precision: Precision,
     how: How,
     /// Whether it is the primitive of a single step.
     single: bool,
@@ -62,6 +65,7 @@ const PLAIN: Situation = Situation {
     lengths: false,
     training: false,
     dropout: None,
+    precision: Precision::Full,
     how: How::Tuned,
     single: false,
     lead: 0,
@@ -119,6 +123,11 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             let backward = trainings(scope).into_iter().filter(|situation| takes(cell, situation));
             out.extend(backward.map(|situation| case(cell, dtype, situation, Direction::Backward)));
         }
+        let all = rounded().into_iter().filter(|situation| takes(cell, situation));
+        out.extend(all.clone().map(|situation| case(cell, DType::F32, situation, Direction::Forward)));
+        // What relu makes of a sum near 0 depends on its rounding, and the gradients with it.
+        let all = all.filter(|situation| cell != Cell::RnnRelu && situation.training);
+        out.extend(all.map(|situation| case(cell, DType::F32, situation, Direction::Backward)));
     }
     out
 }
@@ -221,6 +230,19 @@ fn trainings(scope: Scope) -> Vec<Situation> {
     all
 }
 
+/// Nets of `f32` whose factors are rounded to `tf32`.
+fn rounded() -> Vec<Situation> {
+    let plain = Situation { precision: Precision::Tf32, training: true, ..PLAIN };
+    vec![
+        Situation { training: false, ..plain },
+        Situation { sizes: [4, 5, 12, 20], lengths: true, layers: 2, directions: 2, how: STEPWISE, ..plain },
+        Situation { sizes: [3, 6, 7, 11], batch_first: true, biases: Biases::One, lead: 1, ..plain },
+        Situation { sizes: [1, 9, 8, 16], state: false, ..plain },
+        Situation { sizes: [3, 5, 8, 24], projection: 12, dropout: Some(0.3), layers: 2, ..plain },
+        Situation { sizes: [3, 5, 8, 64], lengths: true, how: blocks(16, 1), ..plain },
+    ]
+}
+
 /// A net of `[places, sequences, elements of an input, units]` with first states, by the schedule that is given or as tuning says.
 pub fn recurrent_case(
     cell: Cell,
@@ -247,6 +269,7 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
         lengths: situation.lengths,
         training: situation.training,
         dropout: situation.dropout.map(Real::new),
+        precision: situation.precision,
         ..RecurrentDesc::new(cell, dtype, sizes)
     };
     let how = match situation.how {
@@ -258,6 +281,7 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
     let Situation { lengths, lead, .. } = situation;
     let mut further = if projection > 0 { format!("projection {projection}, ") } else { String::new() };
     further.extend(situation.dropout.map(|probability| format!("dropout {probability}, ")));
+    further.extend((situation.precision == Precision::Tf32).then_some("tf32, "));
     Case {
         op: if situation.single { cell.cell_op() } else { cell.op() },
         direction,
@@ -281,6 +305,7 @@ fn budget(cell: Cell, dtype: DType, direction: Direction, situation: Situation) 
     let keeping = 1.0 - situation.dropout.filter(|probability| *probability < 1.0).unwrap_or(0.0);
     let grows = keeping.powi(1 - situation.layers as i32);
     let (norm, element) = match (dtype, direction) {
+        (DType::F32, _) if situation.precision == Precision::Tf32 => rounded_budget(direction),
         (DType::F64, Direction::Forward) => (1e-13, 64.0),
         (DType::F64, Direction::Backward) => (2e-13, 64.0),
         (DType::F32, Direction::Forward) => (5.7e-7, 16.0),
@@ -292,6 +317,14 @@ fn budget(cell: Cell, dtype: DType, direction: Direction, situation: Situation) 
     };
     let (norm, element) = (norm * grows, element * grows);
     Budget { norm, element, norm_of_one: 2.0 * norm }
+}
+
+/// Factors have the 11 bits of `f16`. Inputs and weights are rounded, too, but what is handed on is not, so the bounds are those of
+/// `f16` for a cell that damps nothing, in units of the eps of `f32`.
+fn rounded_budget(direction: Direction) -> (f64, f64) {
+    let [f16, f32] = [DType::F16, DType::F32].map(|dtype| dtype.epsilon().unwrap_or(1.0));
+    let norm = if direction == Direction::Forward { 5.7e-4 } else { 7.5e-4 };
+    (norm, 3.0 * f16 / f32)
 }
 
 /// The tensors of a pass.
@@ -466,13 +499,20 @@ impl RecurrentSubject {
         })
     }
 
+    /// The net, whose factors are rounded where that is possible.
+    fn desc_for(&self, target: Target) -> RecurrentDesc {
+        let precision = if target.sm < 80 { Precision::Full } else { self.desc.precision };
+        RecurrentDesc { precision, ..self.desc.clone() }
+    }
+
     fn planned(&self, target: Target) -> Result<Planned, CaseError> {
         if self.situation.single {
             return Ok(Planned::Single(self.single().plan(target)?));
         }
-        let takes = |schedule| self.desc.plan_with(target, schedule).is_ok();
-        let schedule = self.schedule(self.desc.schedule(target), takes);
-        Ok(Planned::Sequence(self.desc.plan_with(target, schedule)?))
+        let desc = self.desc_for(target);
+        let takes = |schedule| desc.plan_with(target, schedule).is_ok();
+        let schedule = self.schedule(desc.schedule(target), takes);
+        Ok(Planned::Sequence(desc.plan_with(target, schedule)?))
     }
 
     /// The schedule of a pass that tuning gives `tuned`; `takes` says whether one has a plan.
@@ -543,7 +583,7 @@ impl RecurrentSubject {
         let (dtype, state) = (desc.dtype, self.situation.state);
         let ([states, cells], wide) = (self.states(), self.wide());
         let backward = RecurrentBackwardDesc {
-            forward: desc.clone(),
+            forward: self.desc_for(bench.target()),
             dy: true,
             dh_n: state,
             dc_n: state && desc.cell.has_c(),

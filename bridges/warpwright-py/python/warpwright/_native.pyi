@@ -334,6 +334,7 @@ class _RecurrentOptions(TypedDict, total=False):
     lengths: _Array | None
     dropout_p: float
     random: _Array | None
+    precision: str
     stream: _Stream | None
 
 class _RecurrentForward(_RecurrentOptions, total=False):

@@ -67,6 +67,24 @@ impl Precision {
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Full, Self::Tf32].into_iter().find(|precision| precision.name() == name)
     }
+
+    /// Whether elements of `dtype` are multiplied so by primitive `op`.
+    pub(crate) fn check(self, op: &'static str, dtype: DType) -> Result<(), PlanError> {
+        if self == Self::Full || dtype == DType::F32 {
+            return Ok(());
+        }
+        let (parameter, expected) = ("precision", "full for elements other than f32");
+        Err(PlanError::Parameter { op, parameter, got: self.name().to_owned(), expected })
+    }
+
+    /// Whether `target` can.
+    pub(crate) fn check_target(self, op: &'static str, target: Target) -> Result<(), PlanError> {
+        let needs = 80;
+        if self == Self::Full || target.sm >= needs {
+            return Ok(());
+        }
+        Err(PlanError::Target { op, needs, target })
+    }
 }
 
 /// `y = activation(alpha op(a) op(b) + beta c + bias)`.
@@ -240,9 +258,7 @@ impl GemmDesc {
             let (got, expected) = (self.dtype, &DType::FLOATS);
             return Err(PlanError::DType { op: OP, tensor: "a", got, expected });
         }
-        if self.precision == Precision::Tf32 && self.dtype != DType::F32 {
-            return Err(Self::parameter("precision", "tf32", "full for elements other than f32"));
-        }
+        self.precision.check(OP, self.dtype)?;
         for (name, side) in [("m", self.m), ("n", self.n), ("k", self.k)] {
             if side > MAX_SIDE {
                 return Err(Self::parameter(name, side, "less than 2^31"));
@@ -452,8 +468,8 @@ impl GemmDesc {
             false => Access::Elements,
         };
         let choice = tuning::choose_within((self.dtype, self.precision), target, self.shape(), access, most);
-        let needs = if self.precision == Precision::Tf32 { 80 } else { 75 };
-        choice.ok_or(PlanError::Target { op: OP, needs, target })
+        self.precision.check_target(OP, target)?;
+        choice.ok_or(PlanError::Target { op: OP, needs: 75, target })
     }
 
     /// The launch of products from one kernel.

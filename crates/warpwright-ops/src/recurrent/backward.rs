@@ -119,6 +119,7 @@ pub(super) fn plan<O: Operation>(
 ) -> Result<Plan<O>, PlanError> {
     let net = &desc.forward;
     net.check(op)?;
+    net.precision.check_target(op, target)?;
     let has_y = op == net.op();
     if !net.training {
         return Err(refuse(op, "training", false, "true: the forward pass left a reserve"));

@@ -100,6 +100,7 @@ pub(super) fn plan<O: Operation>(
     op: &'static str,
 ) -> Result<Plan<O>, PlanError> {
     desc.check(op)?;
+    desc.precision.check_target(op, target)?;
     let has_y = op == desc.op();
     if let Schedule::Persistent(config) = schedule
         && (desc.projection > 0 || !config.takes(desc, target))

@@ -6,6 +6,7 @@ use super::{
     Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc,
     WeightGradients, WeightRefs, refuse,
 };
+use crate::gemm::Precision;
 use crate::plan::{PlanCache, Real};
 use crate::{Dropout, Error, PlanError};
 
@@ -105,6 +106,8 @@ pub struct RecurrentOptions<'a> {
     pub lengths: Option<&'a [usize]>,
     /// What is dropped between layers.
     pub dropout: Option<Dropout>,
+    /// How exact products are; [`Precision::Tf32`] is for `f32`.
+    pub precision: Precision,
 }
 
 /// What a net gives.
@@ -245,7 +248,8 @@ impl<'a> RecurrentInput<'a> {
         let desc = RecurrentDesc::new(cell, self.x.dtype(), [steps, batch, input, hidden]);
         let desc = RecurrentDesc { projection, layers, directions, batch_first, biases, ..desc };
         let dropout = self.options.dropout.map(|dropout| Real::new(f64::from(dropout.probability)));
-        Ok(RecurrentDesc { h0, c0, lengths, training, dropout, ..desc })
+        let precision = self.options.precision;
+        Ok(RecurrentDesc { h0, c0, lengths, training, dropout, precision, ..desc })
     }
 
     /// Seed and offset on the device.

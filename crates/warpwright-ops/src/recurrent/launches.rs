@@ -132,6 +132,7 @@ impl Launches<'_> {
         (room, most): (Place, usize),
     ) -> Result<(), PlanError> {
         let product = GemmDesc::new(self.net.dtype, sizes, a_transposed, b_transposed);
+        let product = GemmDesc { precision: self.net.precision, ..product };
         // The states of passes lie one behind the other.
         let wide = self.wide && [a, b].iter().all(|place| place.offset.is_multiple_of(WIDE));
         let y = |parts| if parts > 1 { room.write() } else { to.write() };

@@ -32,6 +32,10 @@
 //! A single step of up to four sequences, of rows of whole 16 bytes, is one launch that reads every weight once; in 16 bits, on
 //! tensor cores (sm_80 and later), one of up to 16, or of up to 64 where there are no more than 1024 units.
 //!
+//! With [`Precision::Tf32`] products of `f32` are those of factors rounded to `tf32`, forward and backward, wherever there are kernels that
+//! are faster for it: the inputs of all places, gradients over all places, projections and single steps, but for those that are one
+//! launch. The rest is as exact as without.
+//!
 //! Where the recurrent weights fit the registers of the multiprocessors, all steps of a pass are one launch, either way
 //! ([`tuning::Schedule`]); it needs a device with as many multiprocessors as the grid has blocks, and refuses others before it is
 //! launched.
@@ -73,6 +77,7 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{TensorMut, TensorRef};
 
 use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::gemm::Precision;
 use crate::plan::{self, Operation, Plan, Real, TensorSpec};
 use crate::{Binding, Dropout, PlanError};
 
@@ -129,6 +134,8 @@ pub struct RecurrentDesc {
     pub training: bool,
     /// The probability that an element is dropped between two layers; then there are `random` numbers.
     pub dropout: Option<Real>,
+    /// How exact products are; [`Precision::Tf32`] is for `f32`.
+    pub precision: Precision,
 }
 
 /// The weights of a layer and direction.
@@ -309,6 +316,7 @@ impl RecurrentDesc {
             lengths: false,
             training: false,
             dropout: None,
+            precision: Precision::Full,
         }
     }
 
@@ -389,6 +397,7 @@ impl RecurrentDesc {
             let (got, expected) = (self.dtype, &DType::FLOATS);
             return Err(PlanError::DType { op, tensor: "x", got, expected });
         }
+        self.precision.check(op, self.dtype)?;
         let sizes =
             [("steps", self.steps), ("input", self.input), ("hidden", self.hidden), ("layers", self.layers)];
         for (name, size) in sizes {

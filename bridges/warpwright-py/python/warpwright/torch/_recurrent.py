@@ -12,7 +12,7 @@ from ._registry import define, direct, register_gradient
 Weights = Sequence[Sequence[Tensor]]
 
 _TENSORS = "Tensor x, Tensor[] weights, Tensor? h0, Tensor? c0, Tensor? lengths, Tensor? random"
-_PARAMETERS = "str cell, int biases, bool projected, bool bidirectional, bool batch_first, float dropout_p"
+_PARAMETERS = "str cell, int biases, bool projected, bool bidirectional, bool batch_first, float dropout_p, str precision"
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -31,8 +31,10 @@ def _call(name: str, cell: str, weights: Any, states: Any, *before: Any, **optio
     return function(x, weights, *rest, *states, **options)
 
 
-def _options(bidirectional: bool, batch_first: bool, lengths: Any, dropout_p: float, random: Any) -> Dict[str, Any]:
-    options = {"bidirectional": bidirectional, "batch_first": batch_first, "lengths": lengths}
+def _options(
+    bidirectional: bool, batch_first: bool, lengths: Any, dropout_p: float, random: Any, precision: str
+) -> Dict[str, Any]:
+    options = {"bidirectional": bidirectional, "batch_first": batch_first, "lengths": lengths, "precision": precision}
     return options | {"dropout_p": dropout_p, "random": random} if dropout_p else options
 
 
@@ -49,9 +51,10 @@ def _forward(
     bidirectional: bool,
     batch_first: bool,
     dropout_p: float,
+    precision: str,
     training: bool,
 ) -> Tuple[Tensor, ...]:
-    options = _options(bidirectional, batch_first, lengths, dropout_p, random) | {"training": training}
+    options = _options(bidirectional, batch_first, lengths, dropout_p, random, precision) | {"training": training}
     y, h_n, *rest = _call("", cell, _grouped(weights, biases, projected), (h0, c0), x, **options)
     c_n = rest.pop(0) if cell == "lstm" else x.new_empty(0)
     return y, h_n, c_n, rest[0] if training else x.new_empty(0)
@@ -75,11 +78,12 @@ def _backward(
     bidirectional: bool,
     batch_first: bool,
     dropout_p: float,
+    precision: str,
     input_gradient: bool,
 ) -> List[Tensor]:
     """The gradients of x, h0, c0 and the weights; an empty tensor where there is none."""
     gradients = (dy, dh_n, dc_n) if cell == "lstm" else (dy, dh_n)
-    options = _options(bidirectional, batch_first, lengths, dropout_p, random)
+    options = _options(bidirectional, batch_first, lengths, dropout_p, random, precision)
     grouped = _grouped(weights, biases, projected)
     *found, all_weights = _call(
         "_backward", cell, grouped, (h0, c0), x, y, reserve, *gradients, input_gradient=input_gradient, **options
@@ -115,6 +119,7 @@ def _fake(
     bidirectional: bool,
     batch_first: bool,
     dropout_p: float,
+    precision: str,
     training: bool,
 ) -> Tuple[Tensor, ...]:
     directions, hidden, output = 1 + bidirectional, weights[1].shape[0] // _GATES[cell], weights[1].shape[1]
@@ -186,6 +191,7 @@ def recurrent(
     lengths: Optional[Tensor],
     dropout_p: float = 0.0,
     random: Optional[Tensor] = None,
+    precision: str = "full",
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """A net of cells named `cell` over sequences: y, h_n and, of an LSTM, c_n. Elements that are dropped between layers are those
     of `random`, which is drawn from PyTorch's generator if it is None."""
@@ -200,7 +206,7 @@ def recurrent(
         random = random_numbers(x)
     tensors = [t for t in (x, h0, c0, *flat) if t is not None]
     training = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    parameters = cell, biases, projected, bidirectional, batch_first, dropout_p
+    parameters = cell, biases, projected, bidirectional, batch_first, dropout_p, precision
     if not training and direct(*tensors):
         with torch.no_grad():
             return _forward(x, flat, h0, c0, lengths, random, *parameters, False)[:3]
@@ -218,8 +224,9 @@ def lstm(
     lengths: Optional[Tensor] = None,
     dropout_p: float = 0.0,
     random: Optional[Tensor] = None,
+    precision: str = "full",
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    return recurrent("lstm", x, weights, (h0, c0), bidirectional, batch_first, lengths, dropout_p, random)
+    return recurrent("lstm", x, weights, (h0, c0), bidirectional, batch_first, lengths, dropout_p, random, precision)
 
 
 def gru(
@@ -232,8 +239,10 @@ def gru(
     lengths: Optional[Tensor] = None,
     dropout_p: float = 0.0,
     random: Optional[Tensor] = None,
+    precision: str = "full",
 ) -> Tuple[Tensor, Tensor]:
-    return recurrent("gru", x, weights, (h0, None), bidirectional, batch_first, lengths, dropout_p, random)[:2]
+    options = bidirectional, batch_first, lengths, dropout_p, random, precision
+    return recurrent("gru", x, weights, (h0, None), *options)[:2]
 
 
 def rnn(
@@ -247,11 +256,12 @@ def rnn(
     lengths: Optional[Tensor] = None,
     dropout_p: float = 0.0,
     random: Optional[Tensor] = None,
+    precision: str = "full",
 ) -> Tuple[Tensor, Tensor]:
     if nonlinearity not in ("tanh", "relu"):
         raise ValueError(f"rnn: nonlinearity is '{nonlinearity}', expected 'tanh' or 'relu'")
-    states = h0, None
-    return recurrent(f"rnn_{nonlinearity}", x, weights, states, bidirectional, batch_first, lengths, dropout_p, random)[:2]
+    options = bidirectional, batch_first, lengths, dropout_p, random, precision
+    return recurrent(f"rnn_{nonlinearity}", x, weights, (h0, None), *options)[:2]
 
 
 for _function in (lstm, gru, rnn):

@@ -19,7 +19,11 @@ def _states(hx: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
 
 class _Net(torch.nn.RNNBase):
     """What the nets share. Parameters, their names and their initial values are those of `torch.nn`, whose own modules they
-    do not derive from, because the compiler leaves those alone."""
+    do not derive from, because the compiler leaves those alone. One keyword is ours: `precision`, "full" or "tf32"."""
+
+    def __init__(self, *args: Any, precision: str = "full", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.precision = precision
 
     def flatten_parameters(self) -> None:
         """Nothing: each weight stays where it is."""
@@ -42,7 +46,8 @@ class _Net(torch.nn.RNNBase):
 
     def _run(self, x: Tensor, states: Any, batch_first: bool, lengths: Optional[Tensor]) -> Tuple[Tensor, ...]:
         dropout = self.dropout if self.training and self.num_layers > 1 else 0.0
-        return recurrent(self._cell, x, self.all_weights, states, self.bidirectional, batch_first, lengths, dropout)
+        options = self.bidirectional, batch_first, lengths, dropout, None, self.precision
+        return recurrent(self._cell, x, self.all_weights, states, *options)
 
     def _packed(self, packed: PackedSequence, hx: Any) -> Any:
         # In the order in which the sequences are packed: the longest first.
