@@ -61,6 +61,7 @@ fn keeps_weights(kernel: &str) -> bool {
     let groups = kernel.starts_with("gru_sweep_") && kernel.ends_with("_u16_g2");
     let whole = has(&["_u16_blocks", "_u16_tags"]);
     let spread = has(&["_h1024_", "_h2048_"]) && (backward || groups || whole);
+    let spread = spread || kernel.starts_with("gru_sequence_tf32_h768_");
     let few_units = has(&["f16_h512_", "_sweep_f32_h256_", "lstm_sweep_f16_h256_", "lstm_sweep_bf16_h256_"]);
     let in_cluster = few_units && kernel.contains("_u32_cluster");
     spread || in_cluster

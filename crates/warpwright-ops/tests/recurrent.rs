@@ -71,6 +71,13 @@ fn sequences_without_a_plan() {
         let last = plan.steps().last().map(|step| (step.grid(), step.is_cooperative()));
         assert_eq!(last, Some((grid, true)), "{dtype} {batch} {hidden}");
     }
+    for (batch, hidden, grid) in [(64, 1024, [64, 2, 1]), (32, 2048, [128, 1, 1])] {
+        let desc =
+            RecurrentDesc { dtype: DType::F32, precision: Precision::Tf32, batch, hidden, ..good.clone() };
+        let plan = desc.plan(TARGET).expect("plan");
+        let last = plan.steps().last().map(|step| (step.grid(), step.kernel().name().contains("_tf32_")));
+        assert_eq!(last, Some((grid, true)), "rounded {batch} {hidden}");
+    }
     assert_eq!(grids.len(), 3, "the inputs, the exchange, the sequence: {grids:?}");
     assert_eq!(good.plan_with(TARGET, Schedule::Stepwise).expect("plan").steps().len(), 1 + 2 * 3);
     let parameter = |desc: RecurrentDesc, name| match desc.plan(TARGET) {
@@ -220,18 +227,24 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
 /// Bits do not depend on the schedule of the blocks, whether they exchange words, raise flags, or stay within clusters.
 #[test]
 fn every_seed_agrees() {
-    for (batch, exchange, sm) in
-        [(2, Exchange::Words, 80), (5, Exchange::Blocks, 80), (5, Exchange::Cluster(1), 90)]
-    {
+    let (full, tf32) = (Precision::Full, Precision::Tf32);
+    for (batch, exchange, sm, precision) in [
+        (2, Exchange::Words, 80, full),
+        (5, Exchange::Blocks, 80, full),
+        (10, Exchange::Tags, 80, tf32),
+        (5, Exchange::Cluster(1), 90, full),
+    ] {
         let target = Target::sm(sm);
-        let tuned = RecurrentDesc::new(Cell::Lstm, DType::F32, [7, batch, 12, 32]).schedule(target);
+        let desc = RecurrentDesc::new(Cell::Lstm, DType::F32, [7, batch, 12, 32]);
+        let tuned = RecurrentDesc { precision, ..desc }.schedule(target);
         assert!(matches!(tuned, Schedule::Persistent(config) if config.exchange == exchange), "{tuned:?}");
         let mut results = Vec::new();
         for seed in 0..3 {
             let config = EmulatorConfig { seed, target, ..EmulatorConfig::default() };
             let net = Small::on(config, Cell::Lstm, [7, batch], 1);
             let weights = net.weights();
-            let input = RecurrentInput::new(&net.x, &weights);
+            let options = RecurrentOptions { precision, ..RecurrentOptions::default() };
+            let input = RecurrentInput { options, ..RecurrentInput::new(&net.x, &weights) };
             let out = recurrent(&net.stream, Cell::Lstm, &input, true).expect("launch");
             let gradients = OutputGradients { dy: Some(&out.y), ..OutputGradients::default() };
             let back = recurrent_backward(&net.stream, Cell::Lstm, &input, &out, gradients).expect("launch");
@@ -245,14 +258,16 @@ fn every_seed_agrees() {
 }
 
 /// What a plan of an LSTM of 64 units makes of three sequences of four places: the first state of the second is far beyond 1,
-/// and the third has an input that is not a number from its second place on. The bits of `y`.
+/// and the third has an input that is not a number from its second place on. The bits of `y`, of `f32`, whose factors are rounded, the
+/// upper ones, which are those of `bf16`.
 fn unusual(dtype: DType, schedule: Schedule, seed: u64) -> Vec<u16> {
     let desc = RecurrentDesc::new(Cell::Lstm, dtype, [4, 3, 8, 64]);
-    let desc = RecurrentDesc { h0: true, c0: true, ..desc };
+    let precision = if dtype == DType::F32 { Precision::Tf32 } else { Precision::Full };
+    let desc = RecurrentDesc { h0: true, c0: true, precision, ..desc };
     let device = Device::emulator_with(EmulatorConfig { seed, ..EmulatorConfig::default() });
     let stream = device.stream().expect("stream");
     let plan = desc.plan_with(device.target(), schedule).expect("plan");
-    let bits = |bf16: u16, f16: u16| if dtype == DType::BF16 { bf16 } else { f16 };
+    let bits = |bf16: u16, f16: u16| if dtype == DType::F16 { f16 } else { bf16 };
     let (small, large, none) = (bits(0x3d80, 0x2c00), bits(0x40a0, 0x4500), bits(0x7fc0, 0x7e00));
     let content = |name: &str, i: usize| {
         // A sixteenth, above or below zero.
@@ -263,10 +278,12 @@ fn unusual(dtype: DType, schedule: Schedule, seed: u64) -> Vec<u16> {
             _ => usual,
         }
     };
-    let tensors = plan.tensors().iter().map(|spec| match spec.dtype {
-        DType::F32 => Tensor::empty(&device, spec.dtype, &[spec.len]).expect("memory"),
-        _ => {
-            let bytes: Vec<u8> = (0..spec.len).flat_map(|i| content(spec.name, i).to_le_bytes()).collect();
+    let tensors = plan.tensors().iter().map(|spec| match spec.access {
+        TensorAccess::Write => Tensor::empty(&device, spec.dtype, &[spec.len]).expect("memory"),
+        TensorAccess::Read => {
+            let upper = |i: usize| (u32::from(content(spec.name, i)) << 16).to_le_bytes();
+            let bytes: Vec<u8> =
+                (0..spec.len).flat_map(|i| upper(i).into_iter().skip(4 - dtype.bytes())).collect();
             Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory")
         }
     });
@@ -277,14 +294,17 @@ fn unusual(dtype: DType, schedule: Schedule, seed: u64) -> Vec<u16> {
     assert!(device.findings().is_empty(), "{:?}", device.findings().first());
     let y = plan.tensors().iter().position(|spec| spec.name == "y").expect("a result");
     let bytes = tensors[y].to_bytes().expect("copy");
-    bytes.chunks(2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]])).collect()
+    bytes
+        .chunks(dtype.bytes())
+        .map(|bytes| u16::from_le_bytes([bytes[bytes.len() - 2], bytes[bytes.len() - 1]]))
+        .collect()
 }
 
-/// Tags take a bit of the states: first states that need it, and what is not a number, go through.
+/// Tags take a bit of what is handed on: first states that need it, and what is not a number, go through.
 #[test]
 fn tagged_states_may_begin_and_end_as_anything() {
     let layout = PersistentConfig { units: 16, groups: 1, exchange: Exchange::Tags };
-    for (dtype, shift) in [(DType::BF16, 7), (DType::F16, 10)] {
+    for (dtype, shift) in [(DType::BF16, 7), (DType::F16, 10), (DType::F32, 7)] {
         let want = unusual(dtype, Schedule::Stepwise, 0);
         let got = unusual(dtype, Schedule::Persistent(layout), 0);
         let is_nan = |bits: u16| bits & 0x7fff > 0x7fff >> shift << shift;
@@ -308,6 +328,10 @@ fn tagged_states_may_begin_and_end_as_anything() {
 /// A sequence and its gradients against the reference, on a device that looks for everything but races: finding those among so many
 /// blocks takes minutes.
 fn agrees(cell: Cell, dtype: DType, sizes: [usize; 4], budget: f64) {
+    agrees_with(Precision::Full, cell, dtype, sizes, budget);
+}
+
+fn agrees_with(precision: Precision, cell: Cell, dtype: DType, sizes: [usize; 4], budget: f64) {
     let [steps, batch, input, hidden] = sizes;
     let sanitizers = Sanitizers::all() - Sanitizers::RACECHECK;
     let device = Device::emulator_with(EmulatorConfig { sanitizers, ..EmulatorConfig::default() });
@@ -341,7 +365,8 @@ fn agrees(cell: Cell, dtype: DType, sizes: [usize; 4], budget: f64) {
     let [a, b] = [tensor(&w_ih, &[rows, input]), tensor(&w_hh, &[rows, hidden])];
     let weights = [Weights { w_ih: &a, w_hh: &b, w_hr: None, b_ih: None, b_hh: None }];
     let of_x = tensor(&x, &[steps, batch, input]);
-    let given = RecurrentInput::new(&of_x, &weights);
+    let options = RecurrentOptions { precision, ..RecurrentOptions::default() };
+    let given = RecurrentInput { options, ..RecurrentInput::new(&of_x, &weights) };
     let out = recurrent(&stream, cell, &given, true).expect("launch");
     let of_dy = tensor(&dy, out.y.shape());
     let gradients = OutputGradients { dy: Some(&of_dy), ..OutputGradients::default() };
@@ -380,6 +405,13 @@ fn agrees(cell: Cell, dtype: DType, sizes: [usize; 4], budget: f64) {
 #[test]
 fn weights_in_shared_memory() {
     agrees(Cell::Lstm, DType::BF16, [2, 5, 16, 1152], 6.9e-3);
+    agrees_with(Precision::Tf32, Cell::Lstm, DType::F32, [2, 36, 16, 576], 7.5e-4);
+}
+
+/// So many that they lie there in halves, forward and backward.
+#[test]
+fn weights_in_halves() {
+    agrees_with(Precision::Tf32, Cell::Lstm, DType::F32, [2, 5, 8, 1280], 7.5e-4);
 }
 
 /// What a warp copies of a row is more than one piece a lane, and no multiple of that.

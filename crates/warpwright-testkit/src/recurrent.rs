@@ -239,7 +239,11 @@ fn rounded() -> Vec<Situation> {
         Situation { sizes: [3, 6, 7, 11], batch_first: true, biases: Biases::One, lead: 1, ..plain },
         Situation { sizes: [1, 9, 8, 16], state: false, ..plain },
         Situation { sizes: [3, 5, 8, 24], projection: 12, dropout: Some(0.3), layers: 2, ..plain },
-        Situation { sizes: [3, 5, 8, 64], lengths: true, how: blocks(16, 1), ..plain },
+        Situation { sizes: [3, 5, 8, 32], how: blocks(8, 1), ..plain },
+        Situation { sizes: [3, 4, 8, 64], how: cluster(8, 2), ..plain },
+        Situation { sizes: [7, 5, 8, 32], lengths: true, how: tags(16, 1), ..plain },
+        Situation { sizes: [3, 12, 8, 64], training: false, how: tags(8, 2), ..plain },
+        Situation { sizes: [5, 18, 8, 96], directions: 2, state: false, how: tags(16, 2), ..plain },
     ]
 }
 

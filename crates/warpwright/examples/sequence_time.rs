@@ -1,8 +1,9 @@
 //! What a step of a recurrent net costs on a GPU, in microseconds: the forward pass for inference, and forward and backward
 //! for training, each in a graph. `cargo run --release --example sequence_time`; behind it, the cells and
-//! types that are wanted, sequences and units as in `16x256`, and `layouts` for every layout that takes a row, or
+//! types that are wanted (`tf32`: `f32` of rounded factors), sequences and units as in `16x256`, and `layouts` for every layout that takes a row, or
 //! `layouts:cluster` for those whose names have that part, forward for training and backward apart.
 
+use warpwright::gemm::Precision;
 use warpwright::plan::Access;
 use warpwright::recurrent::tuning::{Schedule, layouts as every_layout};
 use warpwright::recurrent::{Cell, RecurrentBackwardDesc, RecurrentDesc};
@@ -90,9 +91,15 @@ fn main() -> Result<(), Error> {
     let given: Vec<String> = std::env::args().skip(1).collect();
     let has = |name: &str| given.iter().any(|arg| arg == name);
     let none_of = |names: &[String]| !names.iter().any(|name| has(name));
-    let (cells, dtypes) = ([Cell::Lstm, Cell::Gru, Cell::RnnTanh], [DType::BF16, DType::F16, DType::F32]);
+    let cells = [Cell::Lstm, Cell::Gru, Cell::RnnTanh];
+    let types = [
+        ("bf16", DType::BF16, Precision::Full),
+        ("f16", DType::F16, Precision::Full),
+        ("f32", DType::F32, Precision::Full),
+        ("tf32", DType::F32, Precision::Tf32),
+    ];
     let any_cell = none_of(&cells.map(|cell| cell.name().to_owned()));
-    let any_dtype = none_of(&dtypes.map(|dtype| dtype.to_string()));
+    let any_type = none_of(&types.map(|(name, ..)| name.to_owned()));
     let row_name = |[_, batch, _, hidden]: [usize; 4]| format!("{batch}x{hidden}");
     let any_row = none_of(&ROWS.map(row_name));
     let device = Device::best();
@@ -100,9 +107,9 @@ fn main() -> Result<(), Error> {
     println!("{}", device.name());
     println!("{:<10}{:<6}{:<24}{:>9}{:>9}  how", "cell", "dtype", "T, B, I, H", "forward", "both");
     for cell in cells.into_iter().filter(|cell| any_cell || has(cell.name())) {
-        for dtype in dtypes.into_iter().filter(|dtype| any_dtype || has(&dtype.to_string())) {
+        for (factors, dtype, precision) in types.into_iter().filter(|(name, ..)| any_type || has(name)) {
             for sizes in ROWS.into_iter().filter(|sizes| any_row || has(&row_name(*sizes))) {
-                let desc = RecurrentDesc::new(cell, dtype, sizes);
+                let desc = RecurrentDesc { precision, ..RecurrentDesc::new(cell, dtype, sizes) };
                 let training = RecurrentDesc { training: true, ..desc.clone() };
                 let (dy, dh_n, dc_n, dx) = (true, false, false, true);
                 let backward = RecurrentBackwardDesc { forward: training.clone(), dy, dh_n, dc_n, dx };
@@ -113,7 +120,7 @@ fn main() -> Result<(), Error> {
                 let forward = time(&stream, &desc.plan(target)?)? / steps;
                 let both = time(&stream, &training.plan(target)?)? + time(&stream, &backward.plan(target)?)?;
                 let (name, sizes) = (cell.name(), format!("{sizes:?}"));
-                println!("{name:<10}{dtype:<6}{sizes:<24}{forward:>9.2}{:>9.2}  {how}", both / steps);
+                println!("{name:<10}{factors:<6}{sizes:<24}{forward:>9.2}{:>9.2}  {how}", both / steps);
                 for part in given.iter().filter_map(|arg| arg.strip_prefix("layouts")) {
                     layouts(&stream, &backward, part.trim_start_matches(':'))?;
                 }

@@ -25,7 +25,7 @@ mod tf32;
 pub mod tuning;
 mod warpgroup;
 
-use warpwright_dsl::{Along, Boxes, Elem, In, KernelArgs, Out, PanelTile};
+use warpwright_dsl::{Along, Boxes, Elem, In, KernelArgs, MmaAtom, Out, PanelTile};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target, TargetVariant};
 use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
@@ -66,6 +66,12 @@ impl Precision {
     /// The one of that name.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Full, Self::Tf32].into_iter().find(|precision| precision.name() == name)
+    }
+
+    /// Those that products of `dtype` have.
+    pub(crate) fn of(dtype: DType, target: Target) -> &'static [Self] {
+        let rounds = dtype == DType::F32 && MmaAtom::Tf32.exists(target);
+        if rounds { &[Self::Full, Self::Tf32] } else { &[Self::Full] }
     }
 
     /// Whether elements of `dtype` are multiplied so by primitive `op`.

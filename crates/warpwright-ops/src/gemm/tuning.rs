@@ -541,12 +541,10 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
 
 /// Every configuration that [`choose`] can give.
 pub fn configs(dtype: DType, target: Target) -> Vec<Config> {
-    let rounds = dtype == DType::F32 && MmaAtom::Tf32.exists(target);
-    let precisions: &[_] = if rounds { &[Precision::Full, Precision::Tf32] } else { &[Precision::Full] };
     let of_precision = |&precision: &Precision| {
         let wide: Vec<Config> = candidates(dtype, precision, target).map(|c| c.config.with(PIECE)).collect();
         let single = wide.last().map(|config| config.with(dtype.bytes() as u32));
         wide.into_iter().chain(single)
     };
-    precisions.iter().flat_map(of_precision).collect()
+    Precision::of(dtype, target).iter().flat_map(of_precision).collect()
 }

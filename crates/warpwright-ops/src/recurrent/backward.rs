@@ -9,7 +9,8 @@ use super::pointwise::{Backward, BackwardArgs, Start, StartArgs};
 use super::projection;
 use super::sums::{self, ColumnArgs, Columns, Round, RoundArgs};
 use super::sweep::{Sweep, SweepArgs};
-use super::tuning::{PersistentConfig, Schedule};
+use super::tagged;
+use super::tuning::{Exchange, PersistentConfig, Schedule};
 use super::walk;
 use super::{Biases, RecurrentBackwardDesc, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of};
 use crate::PlanError;
@@ -233,7 +234,7 @@ fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
 /// The persistent kernel of a layer and direction.
 pub(super) fn sweep(net: &RecurrentDesc, config: PersistentConfig) -> Sweep {
     let (hidden, batch) = (small(net.hidden), small(net.batch));
-    Sweep { cell: net.cell, dtype: net.dtype, hidden, batch, config }
+    Sweep { cell: net.cell, dtype: net.dtype, hidden, batch, precision: net.precision, config }
 }
 
 impl Planner<'_> {
@@ -428,6 +429,11 @@ impl Planner<'_> {
             y_row: small(net.result()),
             flags: self.flags(pass),
         };
+        if config.exchange == Exchange::Tags {
+            let (op, target) = (self.launches.op, self.launches.target);
+            let places = [Place::slot(slot::H0), scratch.recurrent];
+            self.launches.steps.push(tagged::begin(op, target, &def.product(), places, false)?);
+        }
         self.launches.exchanging(&def, (&def.product(), scratch.recurrent), &args)
     }
 

@@ -309,6 +309,7 @@ impl Product {
         let memory = k.dynamic_shared::<u8>().at(slot.turn * self.buffer_bytes());
         match weights {
             Weights::Tensor(tiles) => self.multiply_tile(k, memory, &tiles[0], emit),
+            Weights::Packed(..) => {}
             Weights::Single(quads) => {
                 let Some(shape) = self.shape() else { return };
                 let columns = self.columns_of_warp();

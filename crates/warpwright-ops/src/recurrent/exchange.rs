@@ -48,6 +48,8 @@ pub(super) struct Product {
     /// Groups of blocks with as many vectors each, which exchange nothing with one another.
     pub(super) groups: u32,
     pub(super) exchange: Exchange,
+    /// Whether factors of `f32` are rounded to `tf32`.
+    pub(super) rounds: bool,
 }
 
 /// The matrix: where the element `depth` of row `row` of the block is, and whether the elements of a row are neighbours.
@@ -70,6 +72,8 @@ pub(super) struct Partial<'k> {
 pub(super) enum Weights<'k> {
     /// In tiles of 16, by slices.
     Tensor(Vec<Vec<Fragment<'k, MatrixA>>>),
+    /// The same in halves, by pairs of slices, and what sums are multiplied by.
+    Packed(Vec<Vec<Fragment<'k, MatrixA>>>, F32<'k>),
     /// By slices, rows of pairs or of four.
     Single(Vec<Vec<Lanes<'k, f32>>>),
 }
@@ -96,6 +100,11 @@ impl<'k, F: Fn(U32<'k>, U32<'k>) -> U64<'k>> Matrix<'k, F> {
         };
         half(depth) | (half(depth + 1) << 16)
     }
+
+    /// The element of `f32` at `depth`, rounded to `tf32`.
+    fn rounded(&self, row: U32<'k>, depth: U32<'k>, there: Pred<'k>) -> U32<'k> {
+        self.elements.at((self.at)(row, depth)).only_where(there, Fill::Zero).get::<f32>().to_tf32()
+    }
 }
 
 impl Product {
@@ -103,9 +112,29 @@ impl Product {
         self.dtype != DType::F32
     }
 
+    /// The type of the factors, as names of kernels say it.
+    pub(super) fn factors(&self) -> String {
+        if self.rounds { "tf32".to_owned() } else { self.dtype.to_string() }
+    }
+
+    /// Elements of a register.
+    pub(super) fn of_register(&self) -> u32 {
+        4 / self.dtype.bytes() as u32
+    }
+
+    /// Elements of two slices.
+    pub(super) fn chunk(&self) -> u32 {
+        2 * self.atom().k()
+    }
+
+    /// Whether tensor cores multiply.
+    pub(super) fn is_tensor(&self) -> bool {
+        self.is_half() || self.rounds
+    }
+
     /// Rows in whole tiles.
     pub(super) fn padded(&self) -> u32 {
-        if self.is_half() { self.rows.next_multiple_of(ATOM.0) } else { self.rows.next_power_of_two() }
+        if self.is_tensor() { self.rows.next_multiple_of(ATOM.0) } else { self.rows.next_power_of_two() }
     }
 
     /// Batches in whole products, or in whole groups.
@@ -117,7 +146,7 @@ impl Product {
             Exchange::Cluster(_) => self.shape().map_or(1, |shape| shape.together),
             _ => 1,
         };
-        self.batch.next_multiple_of(if self.is_half() { ATOM.2 } else { together })
+        self.batch.next_multiple_of(if self.is_tensor() { ATOM.2 } else { together })
     }
 
     /// Floats between the batches of a warp's sums, four more than rows so that lanes meet no bank twice.
@@ -221,8 +250,8 @@ impl Product {
     pub(super) fn origin<'k>(&self, depth: U32<'k>) -> U32<'k> {
         let parts = self.depth / self.hidden;
         match self.exchange {
-            Exchange::Words | Exchange::Tags => depth,
-            Exchange::Blocks => depth % parts * self.hidden + depth / parts,
+            Exchange::Words => depth,
+            Exchange::Blocks | Exchange::Tags => depth % parts * self.hidden + depth / parts,
             Exchange::Cluster(_) => self.origin_in_cluster(depth),
         }
     }
@@ -240,6 +269,7 @@ impl Product {
         match self.exchange {
             Exchange::Blocks => self.leave(slot, batch, unit, values, who),
             Exchange::Cluster(_) => self.spread(slot, (batch, unit), values, who),
+            Exchange::Tags if self.rounds => self.tag_rounded(slot, (batch, unit), values, who.0),
             Exchange::Tags => values.iter().for_each(|value| self.tag(slot, (batch, unit), *value, who)),
             Exchange::Words => {
                 for (part, value) in (0..).zip(values) {
@@ -283,29 +313,33 @@ impl Product {
         });
     }
 
-    /// Slices of 16 elements that a warp multiplies, or pairs that a thread does.
+    /// Slices of 16 elements that a warp multiplies, of 8 in `tf32`, or pairs that a thread does.
     pub(super) fn slices(&self) -> u32 {
         match self.exchange {
-            Exchange::Tags => 2 * (self.depth / SLICES).div_ceil(WARPS),
+            Exchange::Tags => 2 * (self.depth / self.chunk()).div_ceil(WARPS),
             _ if self.is_half() => (self.depth / ATOM.1).div_ceil(WARPS),
             _ => self.depth.div_ceil(2 * THREADS),
         }
     }
 
-    /// Slices of a warp whose weights are in registers.
+    /// Fragments of weights of a tile that are in registers.
     fn kept(&self) -> u32 {
         match self.exchange {
-            Exchange::Blocks | Exchange::Tags => self.slices() - self.stored(),
+            Exchange::Blocks | Exchange::Tags => self.fragments() - self.stored(),
             _ => self.slices(),
         }
     }
 
-    /// Where the elements of slice `slice` of the warp begin that the lane multiplies, and how far apart its two pairs are: it
-    /// reads eight neighbours for two slices, or pairs of each slice.
+    /// Where the elements of slice `slice` of the warp begin that the lane multiplies, and how far apart its two pairs are, or its
+    /// two elements of `f32`: it reads 16 bytes for two slices, or pairs of each slice.
     fn pairs_of_slice<'k>(&self, k: K<'k>, slice: u32) -> (U32<'k>, u32) {
         let (first, quad) = (k.warp_idx() * self.slices(), k.lane_idx() & 3);
         match self.exchange {
-            Exchange::Tags => ((first + slice / 2 * 2) * ATOM.1 + quad * OCTET + slice % 2 * 4, 2),
+            Exchange::Tags => {
+                let of_register = self.of_register();
+                let within = quad * (4 * of_register) + slice % 2 * (2 * of_register);
+                ((first + slice / 2 * 2) * self.atom().k() + within, of_register)
+            }
             _ => ((first + slice) * ATOM.1 + quad * 2, ATOM.1 / 2),
         }
     }
@@ -333,7 +367,7 @@ impl Product {
         k: K<'k>,
         matrix: &Matrix<'k, F>,
     ) -> Weights<'k> {
-        if self.is_half() {
+        if self.is_tensor() {
             if let Exchange::Cluster(_) = self.exchange {
                 return self.cluster_tile(k, matrix);
             }
@@ -344,17 +378,26 @@ impl Product {
                 let word = |down: u32, right: u32| -> U32<'k> {
                     let row = group + (tile * ATOM.0 + down);
                     let there = if self.padded() == self.rows { inside } else { inside & row.lt(self.rows) };
-                    matrix.word(row, depth + right, there)
+                    if self.rounds {
+                        matrix.rounded(row, depth + right, there)
+                    } else {
+                        matrix.word(row, depth + right, there)
+                    }
                 };
                 let registers = [word(0, 0), word(8, 0), word(0, apart), word(8, apart)];
                 Fragment::a(k, self.atom(), &registers)
             };
-            let tiles = self.padded() / ATOM.0;
-            if matches!(self.exchange, Exchange::Blocks | Exchange::Tags) {
-                self.store(k, of_slice);
+            if self.packs() {
+                let [factor, inverse] = self.factor(k, matrix);
+                let of_pair = |tile: u32, pair: u32| {
+                    let [even, odd] = [2 * pair, 2 * pair + 1].map(|slice| of_slice(tile, slice).words());
+                    let scaled = |word: &U32<'k>| F32::from_bits(*word) * factor;
+                    let both = |(a, b)| scaled(a).pack_with(scaled(b), DType::F16);
+                    Fragment::a(k, self.atom(), &even.iter().zip(&odd).map(both).collect::<Vec<_>>())
+                };
+                return Weights::Packed(self.share_out(k, of_pair), inverse);
             }
-            let slices = |tile| (0..self.kept()).map(|slice| of_slice(tile, slice)).collect();
-            return Weights::Tensor((0..tiles).map(slices).collect());
+            return Weights::Tensor(self.share_out(k, of_slice));
         }
         if self.exchange != Exchange::Words {
             return self.staged_singles(k, matrix);
@@ -374,6 +417,19 @@ impl Product {
             (0..self.rows).map(row).collect()
         };
         Weights::Single((0..self.slices()).map(of_pair).collect())
+    }
+
+    /// The fragments that stay in registers, by tiles; the others go to shared memory.
+    fn share_out<'k>(
+        &self,
+        k: K<'k>,
+        fragment: impl Fn(u32, u32) -> Fragment<'k, MatrixA>,
+    ) -> Vec<Vec<Fragment<'k, MatrixA>>> {
+        if matches!(self.exchange, Exchange::Blocks | Exchange::Tags) {
+            self.store(k, &fragment);
+        }
+        let of_tile = |tile| (0..self.kept()).map(|at| fragment(tile, at)).collect();
+        (0..self.padded() / ATOM.0).map(of_tile).collect()
     }
 
     pub(super) fn atom(&self) -> MmaAtom {
@@ -416,9 +472,12 @@ impl Product {
             _ if self.exchange != Exchange::Words => self.multiply_cluster(k, slot, weights, emit),
             Weights::Tensor(tiles) => self.multiply_halves(k, slot, tiles, emit),
             Weights::Single(slices) => self.multiply_singles(k, slot, slices, emit),
+            // Tags alone have them.
+            Weights::Packed(..) => {}
         }
         k.barrier();
-        Sums { sums: to, product: *self }
+        let factor = if let Weights::Packed(_, inverse) = weights { Some(*inverse) } else { None };
+        Sums { sums: to, product: *self, factor }
     }
 
     fn multiply_halves<'k>(
@@ -547,6 +606,7 @@ pub(super) fn share<'k>(
 pub(super) struct Sums<'k> {
     sums: Ptr<'k, Shared, f32>,
     product: Product,
+    factor: Option<F32<'k>>,
 }
 
 impl<'k> Sums<'k> {
@@ -557,7 +617,13 @@ impl<'k> Sums<'k> {
             self.sums.at(place).only_where(there, Fill::Zero).get::<f32>()
         };
         let parts: Lanes<'k, f32> = (0..self.product.parts()).map(of_warp).collect();
-        parts.reduce(|a, b| a + b).unwrap_or(parts[0])
+        self.total(&parts)
+    }
+
+    /// The sum of what the warps have.
+    fn total(&self, parts: &Lanes<'k, f32>) -> F32<'k> {
+        let sum = parts.reduce(|a, b| a + b).unwrap_or(parts[0]);
+        self.factor.map_or(sum, |factor| sum * factor)
     }
 
     /// The sums of `count` rows from `row` on, which is a multiple of `count`.
@@ -572,7 +638,7 @@ impl<'k> Sums<'k> {
         let warps: Vec<Lanes<'k, f32>> = (0..self.product.parts()).map(of_warp).collect();
         let sum = |i: usize| {
             let parts: Lanes<'k, f32> = warps.iter().map(|rows| rows[i]).collect();
-            parts.reduce(|a, b| a + b).unwrap_or(parts[0])
+            self.total(&parts)
         };
         (0..count as usize).map(sum).collect()
     }

@@ -109,7 +109,7 @@ pub(super) fn plan<O: Operation>(
         return Err(refuse(op, "schedule", got, "one that tuning gives, or Stepwise"));
     }
     let reserve = desc.reserve_parts(slot::RESERVE);
-    let scratch = scratch(desc);
+    let scratch = scratch(desc, schedule);
     let mut variants = Vec::new();
     for (alignment, schedule) in [(WIDE, schedule), (desc.dtype.bytes() as u64, Schedule::Stepwise)] {
         let wide = alignment == WIDE;
@@ -154,13 +154,15 @@ pub(super) fn plan<O: Operation>(
     Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
 }
 
-fn scratch(desc: &RecurrentDesc) -> Scratch {
+fn scratch(desc: &RecurrentDesc, schedule: Schedule) -> Scratch {
     let sums = sums_of(desc.dtype);
     let mut arena = Arena::new(slot::WORKSPACE);
     let inference = |len: usize| if desc.training { 0 } else { len };
     let products = arena.take(inference(desc.rows() * desc.wide()), sums);
-    // The exchange has two buffers of at most 8 bytes an element, of whole tiles of batches.
-    let exchange = 4 * desc.state().next_multiple_of(8);
+    let exchange = match schedule {
+        Schedule::Persistent(config) => 2 * sequence(desc, config).product().words() as usize,
+        Schedule::Stepwise => 0,
+    };
     let recurrent = arena.take((desc.batch * desc.wide()).max(exchange), sums);
     let carried = arena.take(desc.units(), sums);
     let h = arena.take(desc.state(), desc.dtype);
@@ -206,7 +208,7 @@ fn passes(desc: &RecurrentDesc, scratch: &Scratch, reserve: &Reserve) -> Vec<Pas
 /// The persistent kernel of a layer and direction.
 pub(super) fn sequence(desc: &RecurrentDesc, config: PersistentConfig) -> Sequence {
     let (hidden, batch) = (small(desc.hidden), small(desc.batch));
-    Sequence { cell: desc.cell, dtype: desc.dtype, hidden, batch, config }
+    Sequence { cell: desc.cell, dtype: desc.dtype, hidden, batch, precision: desc.precision, config }
 }
 
 impl Planner<'_> {

@@ -33,8 +33,8 @@
 //! tensor cores (sm_80 and later), one of up to 16, or of up to 64 where there are no more than 1024 units.
 //!
 //! With [`Precision::Tf32`] products of `f32` are those of factors rounded to `tf32`, forward and backward, wherever there are kernels that
-//! are faster for it: the inputs of all places, gradients over all places, projections and single steps, but for those that are one
-//! launch. The rest is as exact as without.
+//! are faster for it: the inputs of all places, gradients over all places, projections, single steps that are no launch of their own, and
+//! steps in one launch of many sequences. The rest is as exact as without.
 //!
 //! Where the recurrent weights fit the registers of the multiprocessors, all steps of a pass are one launch, either way
 //! ([`tuning::Schedule`]); it needs a device with as many multiprocessors as the grid has blocks, and refuses others before it is
@@ -59,6 +59,7 @@ mod functions;
 mod landing;
 mod launches;
 mod once;
+mod packed;
 mod persistent;
 mod pointwise;
 mod projection;
@@ -85,7 +86,7 @@ pub use cell::Cell;
 pub use functions::*;
 use launches::{Arena, Place};
 pub use single::*;
-use tuning::Schedule;
+use tuning::{PersistentConfig, Schedule};
 
 /// The biases of a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -590,6 +591,23 @@ const SAMPLES: [(usize, usize); 11] = [
     (4, 512),
 ];
 
+/// Nets of these sizes.
+fn samples(cell: Cell, dtype: DType, target: Target) -> impl Iterator<Item = RecurrentDesc> {
+    Precision::of(dtype, target).iter().flat_map(move |&precision| {
+        let of = move |(batch, hidden)| RecurrentDesc::new(cell, dtype, [2, batch, hidden, hidden]);
+        SAMPLES.into_iter().map(of).map(move |desc| RecurrentDesc { precision, ..desc })
+    })
+}
+
+/// The persistent kernel that a net has to itself.
+fn persistent(desc: &RecurrentDesc, schedule: Schedule) -> Option<PersistentConfig> {
+    match schedule {
+        Schedule::Persistent(config) => Some(config)
+            .filter(|config| desc.precision == Precision::Full || config.exchange.rounds(desc.precision)),
+        Schedule::Stepwise => None,
+    }
+}
+
 /// Every kernel that a plan can hold but those of products; the persistent ones, which know their sizes, for a few of them.
 pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let op = entry.op;
@@ -598,9 +616,11 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         if entry.direction == Direction::Backward {
             all.push(plan::recorded(op, &pointwise::Backward { cell, dtype, projected: false }, target)?);
             all.push(plan::recorded(op, &pointwise::Start { cell, dtype }, target)?);
-            for (batch, hidden) in SAMPLES.into_iter().filter(|_| cell.op() == op) {
-                let desc = RecurrentDesc::new(cell, dtype, [2, batch, hidden, hidden]);
-                if let Schedule::Persistent(config) = tuning::choose_backward(&desc, target) {
+            for desc in samples(cell, dtype, target).filter(|_| cell.op() == op) {
+                if let Some(config) = persistent(&desc, tuning::choose_backward(&desc, target)) {
+                    if config.exchange == tuning::Exchange::Tags {
+                        all.push(plan::recorded(op, &tagged::Begin { dtype }, target)?);
+                    }
                     all.push(plan::recorded(op, &backward::sweep(&desc, config), target)?);
                 }
             }
@@ -622,9 +642,8 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
             continue;
         }
         all.push(plan::recorded(op, &pointwise::Forward { first: false, ..step }, target)?);
-        for (batch, hidden) in SAMPLES {
-            let desc = RecurrentDesc::new(cell, dtype, [2, batch, hidden, hidden]);
-            if let Schedule::Persistent(config) = desc.schedule(target) {
+        for desc in samples(cell, dtype, target) {
+            if let Some(config) = persistent(&desc, desc.schedule(target)) {
                 if config.exchange == tuning::Exchange::Tags {
                     all.push(plan::recorded(op, &tagged::Begin { dtype }, target)?);
                 }

@@ -10,6 +10,7 @@ use super::cluster::Vector;
 use super::exchange::{Matrix, Product, THREADS};
 use super::tuning::{Exchange, PersistentConfig};
 use super::walk::{self, Walk, has, walk};
+use crate::gemm::Precision;
 
 kernel_args! {
     /// A sequence of `steps`, from the products of its inputs.
@@ -38,6 +39,7 @@ pub(super) struct Sequence {
     pub(super) dtype: DType,
     pub(super) hidden: u32,
     pub(super) batch: u32,
+    pub(super) precision: Precision,
     pub(super) config: PersistentConfig,
 }
 
@@ -59,7 +61,8 @@ impl Sequence {
         let rows = self.config.units * self.cell.gates() as u32;
         let PersistentConfig { units, groups, exchange } = self.config;
         let (hidden, batch) = (self.hidden, exchange.batch(self.batch / groups));
-        Product { dtype: self.dtype, rows, depth: hidden, batch, hidden, units, groups, exchange }
+        let rounds = exchange.rounds(self.precision);
+        Product { dtype: self.dtype, rows, depth: hidden, batch, hidden, units, groups, exchange, rounds }
     }
 
     /// Lanes of a unit in a batch: one that has all of its gates, or one for each gate where the block has few of them. Within a
@@ -269,7 +272,8 @@ impl Sequence {
         let keeps = all.len() <= MOST_KEPT;
         // Beside weights that take all they can there is no room for the products of the input: they come to the L1 cache, a step
         // ahead.
-        let fetches = product.is_half() && matches!(self.config.exchange, Exchange::Blocks | Exchange::Tags);
+        let fetches =
+            product.is_tensor() && matches!(self.config.exchange, Exchange::Blocks | Exchange::Tags);
         let input = |step: U32<'k>, item: (usize, &Item<'k>), there: Option<Pred<'k>>| {
             let place = place(step, item);
             let of_gate = |gate: u32| {
@@ -346,8 +350,8 @@ impl KernelDef for Sequence {
     type Args = SequenceArgs;
 
     fn name(&self) -> String {
-        let Self { cell, dtype, hidden, batch, config } = self;
-        format!("{}_sequence_{dtype}_h{hidden}_b{batch}_{config}", cell.name())
+        let Self { cell, hidden, batch, config, .. } = self;
+        format!("{}_sequence_{}_h{hidden}_b{batch}_{config}", cell.name(), self.product().factors())
     }
 
     fn block(&self) -> BlockDim {

@@ -12,6 +12,7 @@ use warpwright_ptx::{
 };
 
 use super::exchange::{ATOM, Matrix, Partial, Product, Slot, WARPS, Weights, share};
+use super::packed::MOST_PACKED;
 
 /// Words of flags in front of the buffers: room for 256.
 pub(super) const FLAGS: u32 = 128;
@@ -23,11 +24,11 @@ const STAGE_BYTES: u32 = 32 << 10;
 const STAGES_BYTES: u32 = 128 << 10;
 /// Vectors of a stage at most; those of 16-bit elements have so many, or twice as many if each reads weights again.
 const MOST_ROWS: u32 = 16;
-/// Registers of weights of a thread; more of 16-bit elements stay in shared memory, which has so much room.
+/// Registers of weights of a thread; more for tensor cores stay in shared memory, which has so much room.
 pub(super) const MOST_WEIGHTS: u32 = 128;
 const MOST_SHARED: u32 = 227 << 10;
 /// Bytes of a fragment of a warp.
-const FRAGMENT_BYTES: u32 = WARP * PIECE;
+pub(super) const FRAGMENT_BYTES: u32 = WARP * PIECE;
 /// Rows of a lane in `f32` at most: as many products are made with each element read.
 const MOST_LANE_ROWS: u32 = 8;
 /// Weights of a thread from which on it has that many rows if the block has many, and how many it has otherwise.
@@ -121,12 +122,18 @@ impl Product {
         }
     }
 
-    /// Slices of a warp whose weights stay in shared memory.
+    /// Fragments of weights of a tile that a warp has: one for each slice, or for two.
+    pub(super) fn fragments(&self) -> u32 {
+        if self.packs() { self.slices() / 2 } else { self.slices() }
+    }
+
+    /// How many of them stay in shared memory.
     pub(super) fn stored(&self) -> u32 {
-        if !self.is_half() {
+        if !self.is_tensor() {
             return 0;
         }
-        self.slices().saturating_sub(MOST_WEIGHTS / (4 * self.padded() / ATOM.0))
+        let most = if self.packs() { MOST_PACKED } else { MOST_WEIGHTS };
+        self.fragments().saturating_sub(most / (4 * self.padded() / ATOM.0))
     }
 
     /// Bytes of these.
@@ -142,11 +149,11 @@ impl Product {
         k.dynamic_shared::<u32>().at(first * QUAD).at(u64::from(fragment * FRAGMENT_BYTES / 4))
     }
 
-    /// Puts the last slices of a warp to shared memory.
+    /// Puts the last fragments of a warp to shared memory.
     pub(super) fn store<'k>(&self, k: K<'k>, of_slice: impl Fn(u32, u32) -> Fragment<'k, MatrixA>) {
         for tile in 0..self.padded() / ATOM.0 {
             for slice in 0..self.stored() {
-                let fragment = of_slice(tile, self.slices() - self.stored() + slice);
+                let fragment = of_slice(tile, self.fragments() - self.stored() + slice);
                 self.stored_at(k, tile, slice).store(fragment.words());
             }
         }
@@ -299,6 +306,7 @@ impl Product {
                 match weights {
                     Weights::Tensor(tiles) => copies.multiply_tiles(read, chunk, tiles, &mut sums),
                     Weights::Single(quads) => copies.multiply_quads(read, group, quads, &mut emit),
+                    Weights::Packed(..) => {}
                 }
                 if refill {
                     let ahead = chunk + stages.count;

@@ -10,6 +10,7 @@ use super::exchange::{Matrix, Product, Sums, THREADS};
 use super::trail::{Trail, Unit, trail};
 use super::tuning::{Exchange, PersistentConfig};
 use super::walk::{self, Walk, has, walk};
+use crate::gemm::Precision;
 
 kernel_args! {
     /// A sequence of `steps`, from the last to the first; see [`pointwise`](super::pointwise) for the shapes.
@@ -31,6 +32,7 @@ pub(super) struct Sweep {
     pub(super) dtype: DType,
     pub(super) hidden: u32,
     pub(super) batch: u32,
+    pub(super) precision: Precision,
     pub(super) config: PersistentConfig,
 }
 
@@ -52,7 +54,8 @@ impl Sweep {
         let depth = self.hidden * self.cell.gates() as u32;
         let PersistentConfig { units, groups, exchange } = self.config;
         let (hidden, batch) = (self.hidden, exchange.batch(self.batch / groups));
-        Product { dtype: self.dtype, rows: units, depth, batch, hidden, units, groups, exchange }
+        let rounds = exchange.rounds(self.precision);
+        Product { dtype: self.dtype, rows: units, depth, batch, hidden, units, groups, exchange, rounds }
     }
 
     /// The units of the thread: the same in several batches.
@@ -82,8 +85,9 @@ impl Sweep {
             product.hand(product.slot(exchange, turn), item.vector.at, item.unit, values, (there, 1));
         };
         product.begin(k);
-        // Behind the last step there is nothing.
-        all.iter().for_each(|item| hand(k.lit(0u32), item, &vec![zero; gates]));
+        // Behind the last step there is nothing; with tags that has been left before.
+        let first = all.iter().filter(|_| self.config.exchange != Exchange::Tags);
+        first.for_each(|item| hand(k.lit(0u32), item, &vec![zero; gates]));
         product.handed(k, exchange, k.lit(0u32));
         let element = |row: U32<'k>, depth: U32<'k>| {
             product.origin(depth).to_u64() * u64::from(self.hidden) + (first_unit + row).to_u64()
@@ -180,8 +184,8 @@ impl KernelDef for Sweep {
     type Args = SweepArgs;
 
     fn name(&self) -> String {
-        let Self { cell, dtype, hidden, batch, config } = self;
-        format!("{}_sweep_{dtype}_h{hidden}_b{batch}_{config}", cell.name())
+        let Self { cell, hidden, batch, config, .. } = self;
+        format!("{}_sweep_{}_h{hidden}_b{batch}_{config}", cell.name(), self.product().factors())
     }
 
     fn block(&self) -> BlockDim {

@@ -1,29 +1,35 @@
-//! Products of 16-bit states below 2, whose second highest bit is free: it says which step an element is of, so that an element
-//! is its own signal and no word has to carry a number beside it.
+//! Products of elements that have a free bit: it says which step an element is of, so that an element is its own signal and no word
+//! has to carry a number beside it.
 //!
-//! The state of an LSTM, or of a plain cell with the hyperbolic tangent, is between -1 and 1, and so is that of a GRU that begins with
+//! Of `tf32` the last bit is free, as 13 bits are, whatever the number is, and products ignore it. Of 16 bits it is the second
+//! highest of states below 2. The state of an LSTM, or of a plain cell with the hyperbolic tangent, is between -1 and 1, and so is that of a GRU that begins with
 //! zeros. The bit above the lower bits of the
-//! exponent is zero there; every other time that a buffer is used it is turned over. A lane reads eight neighbours, 16 bytes,
-//! of a vector into the fragments of two products, again until the bits of all are those of the step. What is not a number
-//! becomes one that no state is, 0x3fff, and is made NaN again by whoever reads it. First states may be anything: they lie in a
-//! third buffer that a launch before fills, and have no tags.
+//! exponent is zero there. What is not a number becomes one that no state is, 0x3fff, and is made NaN again by whoever reads it.
+//!
+//! Every other time that a buffer is used the free bit is turned over. A lane reads neighbours, 16 bytes, of a vector into the
+//! fragments of two products, again until the bits of all are those of the step. First states may be anything: they lie in a third
+//! buffer that a launch before fills, and have no tags.
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::{CacheHints, Inst, Ordering, ScalarType, Scope, Semantics, StateSpace, Target};
 use warpwright_runtime::LaunchStep;
 
-use super::exchange::{ATOM, OCTET, Partial, Product, SLICES, Slot, THREADS, WARPS, Weights};
+use super::exchange::{ATOM, Partial, Product, Slot, THREADS, WARPS, Weights};
 use super::launches::Place;
 use crate::PlanError;
 use crate::plan;
 
-/// The bits that are free, in both elements of a word.
+/// The bits that are free, in both elements of a word of 16 bits.
 const FREE: u32 = 0x4000_4000;
+/// The bits of `tf32` that are ignored, and that which is used.
+const IGNORED: u32 = 0x1fff;
+const LAST: u32 = 1;
 /// What makes a carry into them of the code of NaN.
 const OF_CODE: u32 = 0x0001_0001;
-/// Words of a piece that a lane reads.
-const PIECE: u32 = OCTET / 2;
+/// Words of a piece that a lane reads, and of the pieces of a chunk.
+const PIECE: u32 = 4;
+const CHUNK: u32 = 4 * PIECE;
 /// Buffers: two that take turns, and that of the first states.
 const BUFFERS: u32 = 3;
 /// Registers of words that are on their way together behind the first, about.
@@ -39,7 +45,7 @@ type Pieces = Vec<(u32, u32)>;
 impl Product {
     /// Whether the sizes allow tags.
     pub(super) fn has_tags(&self) -> bool {
-        self.is_half() && self.depth.is_multiple_of(SLICES)
+        self.is_tensor() && self.depth.is_multiple_of(self.chunk())
     }
 
     /// Pairs of slices of a warp.
@@ -49,7 +55,7 @@ impl Product {
 
     /// 64-bit words of a buffer.
     fn tagged_words(&self) -> u32 {
-        self.columns() / ATOM.2 * self.batch.min(ATOM.2) * self.depth / 4
+        self.columns() / ATOM.2 * self.batch.min(ATOM.2) * self.depth / (2 * self.of_register())
     }
 
     /// The same of all buffers of a group.
@@ -76,14 +82,46 @@ impl Product {
     pub(super) fn tagged_slot<'k>(&self, exchange: Ptr<'k, ReadWrite, u64>, step: U32<'k>) -> Slot<'k> {
         let first = step.eq(0);
         let turn = first.select(BUFFERS - 1, step & 1);
-        let mark = (first | (step & 2).ne(0)).select(0u32, FREE);
+        let mark = (first | (step & 2).ne(0)).select(0u32, self.free());
         Slot { words: exchange.at((turn * self.tagged_words()).to_u64()), mark, turn }
+    }
+
+    /// The bits of a word that are free.
+    fn free(&self) -> u32 {
+        if self.rounds { LAST } else { FREE }
     }
 
     /// Where a piece begins, in words of 32 bits: that of `quad` among the four of `chunk`, of vector `within` of a tile.
     fn piece<'k>(&self, column: U32<'k>, chunk: U32<'k>, within: U32<'k>) -> U32<'k> {
         let together = self.batch.min(ATOM.2);
-        ((column * (self.depth / SLICES) + chunk) * together + within) * (SLICES / 2)
+        ((column * (self.depth / self.chunk()) + chunk) * together + within) * CHUNK
+    }
+
+    /// Where element `at` of `batch` is.
+    fn word_of<'k>(&self, batch: U32<'k>, at: U32<'k>) -> U32<'k> {
+        let within = at % self.chunk() / self.of_register();
+        self.piece(batch / ATOM.2, at / self.chunk(), batch % ATOM.2) + within
+    }
+
+    /// Hands the values of a unit in `batch` to all blocks, rounded.
+    pub(super) fn tag_rounded<'k>(
+        &self,
+        slot: Slot<'k>,
+        (batch, unit): (U32<'k>, U32<'k>),
+        values: &[F32<'k>],
+        there: Pred<'k>,
+    ) {
+        let k = batch.k();
+        let words = values.iter().map(|value| (value.to_tf32() & !IGNORED) | slot.mark);
+        let words: Vec<U32<'k>> = words.collect();
+        let place = |part: u32| {
+            let at = self.word_of(batch, unit * values.len() as u32 + part);
+            slot.words.cast::<u32>().at(at.to_u64())
+        };
+        k.if_(there, || match values.len() as u32 {
+            PIECE => store_words(k, place(0), &words),
+            _ => (0..).zip(&words).for_each(|(part, word)| store_words(k, place(part), &[*word])),
+        });
     }
 
     /// Hands `value` of a unit in `batch` to all blocks, with that of the lane `neighbour` further on, which is of the next
@@ -100,17 +138,8 @@ impl Product {
         let code = if self.dtype == DType::BF16 { 1.992_187_5 } else { 1.999_023_437_5 };
         let value = value.is_nan().select(k.lit(code), value);
         let word = value.pack_with(value.shfl_down(neighbour), self.dtype) ^ slot.mark;
-        let at = self.piece(batch / ATOM.2, unit / SLICES, batch % ATOM.2) + unit % SLICES / 2;
-        k.if_(there & (unit & 1).eq(0), || {
-            k.raw(Inst::St {
-                space: StateSpace::Global,
-                ty: ScalarType::U32,
-                ordering: RELAXED,
-                hints: CacheHints::NONE,
-                srcs: vec![word.as_operand()],
-                addr: slot.words.cast::<u32>().at(at.to_u64()).operand(),
-            });
-        });
+        let to = slot.words.cast::<u32>().at(self.word_of(batch, unit).to_u64());
+        k.if_(there & (unit & 1).eq(0), || store_words(k, to, &[word]));
     }
 
     /// What is read together, in order. Weights in registers take one tile of vectors after the other; those of shared memory
@@ -130,13 +159,13 @@ impl Product {
     /// Reads the pieces of some vectors of a step, as they are now.
     fn read_pieces<'k>(&self, k: K<'k>, slot: Slot<'k>, pieces: &Pieces) -> Vec<Vec<U32<'k>>> {
         let (group, quad) = (k.lane_idx() >> 2, k.lane_idx() & 3);
-        let (pairs, chunks) = (self.pairs(), self.depth / SLICES);
+        let (pairs, chunks) = (self.pairs(), self.depth / self.chunk());
         let words = slot.words.cast::<u32>();
         let own = words.at((self.piece(k.lit(0u32), k.warp_idx() * pairs, group) + quad * PIECE).to_u64());
         let place = |&(column, pair): &(u32, u32)| {
             let full = self.batch >= (column + 1) * ATOM.2;
             if full && chunks == pairs * WARPS {
-                let apart = (column * chunks + pair) * ATOM.2 * (SLICES / 2);
+                let apart = (column * chunks + pair) * ATOM.2 * CHUNK;
                 return own.at(u64::from(apart));
             }
             // Lanes beyond the last vector read what others read, nobody looks at their sums; so do warps without a part, whose
@@ -156,9 +185,9 @@ impl Product {
         weights: &Weights<'k>,
         mut emit: impl FnMut(Partial<'k>),
     ) {
-        let Weights::Tensor(tiles) = weights else { return };
+        let (Weights::Tensor(tiles) | Weights::Packed(tiles, _)) = weights else { return };
         let (group, quad) = (k.lane_idx() >> 2, k.lane_idx() & 3);
-        let free = step.eq(0).select(0u32, FREE);
+        let free = step.eq(0).select(0u32, self.free());
         let late = |words: &Vec<Vec<U32<'k>>>| {
             let others = words.iter().flatten().map(|word| *word ^ slot.mark);
             (others.reduce(|a, b| a | b).unwrap_or(free) & free).ne(0).vote_any()
@@ -176,8 +205,11 @@ impl Product {
             let words = k.while_(coming.remove(0), late, |_| self.read_pieces(k, slot, pieces));
             let further = order.iter().take(i + 1 + ahead).skip(i + 1 + coming.len());
             coming.extend(further.map(|pieces| self.read_pieces(k, slot, pieces)));
-            // The tags go, and the code of NaN carries into their place.
-            let state = |word: &U32<'k>| (*word & !free) | ((*word + (OF_CODE - slot.mark)) & free);
+            // The tags go, and the code of NaN carries into their place; products of tf32 ignore them.
+            let state = |word: &U32<'k>| match self.rounds {
+                true => *word,
+                false => (*word & !free) | ((*word + (OF_CODE - slot.mark)) & free),
+            };
             let words: Vec<Vec<_>> = words.iter().map(|piece| piece.iter().map(state).collect()).collect();
             self.add_pieces(k, pieces, &words, tiles, &mut sums);
             for &(column, _) in pieces.iter().filter(|piece| piece.1 + 1 == self.pairs()) {
@@ -202,6 +234,9 @@ impl Product {
     ) {
         let Some(&(_, last)) = pieces.last() else { return };
         let Some(&(_, first)) = pieces.first() else { return };
+        if self.packs() {
+            return self.add_unpacked(k, (pieces, words), tiles, sums);
+        }
         for slice in first * 2..(last + 1) * 2 {
             let half = (slice % 2 * 2) as usize;
             for (tile, weights) in (0..).zip(tiles) {
@@ -214,6 +249,41 @@ impl Product {
             }
         }
     }
+}
+
+impl Product {
+    /// The same with weights in halves. Several vectors have a part in each, so that sums do not wait for themselves.
+    fn add_unpacked<'k>(
+        &self,
+        k: K<'k>,
+        (pieces, words): (&Pieces, &[Vec<U32<'k>>]),
+        tiles: &[Vec<Fragment<'k, MatrixA>>],
+        sums: &mut [Vec<Accumulator<'k, f32>>],
+    ) {
+        let Some(&(_, pair)) = pieces.first() else { return };
+        for (tile, weights) in (0..).zip(tiles) {
+            let both = self.unpacked(k, &self.weight(k, weights, tile, pair));
+            for (weights, half) in both.iter().zip([0, PIECE as usize / 2]) {
+                for ((column, _), words) in pieces.iter().zip(words) {
+                    let state = Fragment::b(k, self.atom(), &words[half..half + 2]);
+                    let sum = &mut sums[*column as usize][tile as usize];
+                    *sum = sum.mma(weights, &state);
+                }
+            }
+        }
+    }
+}
+
+/// Stores neighbouring words at once.
+fn store_words<'k>(k: K<'k>, to: Ptr<'k, ReadWrite, u32>, words: &[U32<'k>]) {
+    k.raw(Inst::St {
+        space: StateSpace::Global,
+        ty: ScalarType::U32,
+        ordering: RELAXED,
+        hints: CacheHints::NONE,
+        srcs: words.iter().map(|word| word.as_operand()).collect(),
+        addr: to.operand(),
+    });
 }
 
 /// The four words of a piece, as they are now.
@@ -244,6 +314,13 @@ pub(super) struct Begin {
     pub(super) dtype: DType,
 }
 
+impl Begin {
+    /// Elements of a piece.
+    fn of_piece(self) -> u32 {
+        PIECE * 4 / self.dtype.bytes() as u32
+    }
+}
+
 impl KernelDef for Begin {
     type Args = BeginArgs;
 
@@ -263,19 +340,25 @@ impl KernelDef for Begin {
         let at = k.block_idx_x() * THREADS + k.thread_idx();
         k.if_(at.lt(p.n), || {
             let (group, piece) = (at / p.pieces, at % p.pieces);
-            let quads = SLICES / OCTET;
+            let (of_piece, quads) = (self.of_piece(), CHUNK / PIECE);
+            let of_chunk = of_piece * quads;
             let (quad, rest) = (piece % quads, piece / quads);
             let together = p.batch.min(ATOM.2);
             let (within, rest) = (rest % together, rest / together);
-            let (chunk, column) = (rest % (p.hidden / SLICES), rest / (p.hidden / SLICES));
+            let (chunk, column) = (rest % (p.hidden / of_chunk), rest / (p.hidden / of_chunk));
             let batch = column * ATOM.2 + within;
             let row = ((group * p.batch + batch) * p.hidden).to_u64();
-            let from = p.h0.at(row + (chunk * SLICES + quad * OCTET).to_u64());
+            let from = p.h0.at(row + (chunk * of_chunk + quad * of_piece).to_u64());
             let there = batch.lt(p.batch) & p.given.ne(0);
             let state = from.only_where(there, Fill::Zero).cast::<u32>().load::<u32>(PIECE);
+            let rounds = self.dtype == DType::F32;
+            let rounded = |word: U32<'k>| F32::from_bits(word).to_tf32();
+            let state =
+                state.iter().map(|word| if rounds { rounded(word) } else { word }).collect::<Vec<_>>();
+            let free = if rounds { LAST } else { FREE };
             let to = |buffer: u32| p.words.at(((group * BUFFERS + buffer) * p.pieces + piece) * PIECE);
             // Tags that the first steps of the other buffers do not have.
-            to(0).store(vec![k.lit(FREE); PIECE as usize]);
+            to(0).store(vec![k.lit(free); PIECE as usize]);
             to(1).store(vec![k.lit(0u32); PIECE as usize]);
             to(2).store(state);
         });
@@ -298,7 +381,7 @@ pub(super) fn begin(
         pieces,
         n,
         batch: product.batch,
-        hidden: product.hidden,
+        hidden: product.depth,
         given: u32::from(given),
     };
     let grid = plan::cover(op, n as usize, THREADS)?;

@@ -7,6 +7,7 @@ use warpwright_ptx::{DType, Target};
 use super::exchange::{Product, THREADS};
 use super::staged::MOST_WEIGHTS as MOST_WEIGHTS_STAGED;
 use super::{Cell, RecurrentDesc, backward, forward};
+use crate::gemm::Precision;
 
 /// How a persistent kernel is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +40,8 @@ pub enum Exchange {
     Words,
     /// All elements of a block at once, with a flag; they are read through shared memory.
     Blocks,
-    /// Elements whose own bits say which step they are of, read straight into registers (16-bit states below 2, forward).
+    /// Elements whose own bits say which step they are of, read straight into registers (16-bit states below 2, forward; whatever
+    /// is rounded to `tf32`).
     Tags,
     /// Within a cluster, which has all units, through its shared memory (sm_90 and later); so many sequences a cluster, a
     /// power of two.
@@ -47,6 +49,11 @@ pub enum Exchange {
 }
 
 impl Exchange {
+    /// Whether products of `f32` are made of rounded factors where that is allowed.
+    pub(super) fn rounds(self, precision: Precision) -> bool {
+        precision == Precision::Tf32 && self == Self::Tags
+    }
+
     /// Sequences that a block has to do with, of `batch`.
     pub(super) const fn batch(self, batch: u32) -> u32 {
         match self {
@@ -169,12 +176,13 @@ fn straight(
     groups: u32,
     takes: impl FnMut(&PersistentConfig) -> bool,
 ) -> Option<PersistentConfig> {
-    let RecurrentDesc { cell, dtype, batch, .. } = *desc;
+    let RecurrentDesc { cell, dtype, batch, precision, .. } = *desc;
     let mut fitting = layouts_with(exchange, groups).filter(takes);
     // The products of up to 8 batches take the same time, and fewer blocks have fewer to wait for; so they do for rows that
     // do not fill a tile.
-    let part = dtype != DType::F32 && cell.gates() == 1;
-    let one_tile = dtype != DType::F32 && groups == 1 && batch <= TILE_BATCH;
+    let tensor = dtype != DType::F32 || exchange.rounds(precision);
+    let part = tensor && cell.gates() == 1;
+    let one_tile = tensor && groups == 1 && batch <= TILE_BATCH;
     if one_tile || part { fitting.next_back() } else { fitting.next() }
 }
 
@@ -227,6 +235,7 @@ pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
     }
     let takes = |config: &PersistentConfig| config.takes_back(desc, target);
     let layout = |groups: u32| {
+        let tags = layouts_with(Exchange::Tags, groups).find(takes);
         let mut fitting = layouts_with(Exchange::Words, groups).filter(takes);
         // A tile has 16 rows, whether they are there or not.
         let words = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
@@ -235,7 +244,7 @@ pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
         // one.
         let at_once = desc.cell.gates().is_power_of_two();
         let many = desc.batch / groups as usize > TILE_BATCH;
-        if many && at_once { blocks.or(words) } else { words.or(blocks) }
+        tags.or(if many && at_once { blocks.or(words) } else { words.or(blocks) })
     };
     let spread = || of_groups(desc).find_map(layout);
     near(desc, cluster(desc, target, &BACKWARD), spread).map_or(Schedule::Stepwise, Schedule::Persistent)
@@ -259,7 +268,7 @@ impl PersistentConfig {
             (Exchange::Tags, _) => {
                 let product = forward::sequence(desc, self).product();
                 let fits = items <= MOST_GATES && product.shared_bytes() <= most_shared(target);
-                fits && product.has_tags() && stays_small(desc)
+                fits && product.has_tags() && (product.rounds || stays_small(desc))
             }
             (Exchange::Blocks, _) => {
                 let product = forward::sequence(desc, self).product();
@@ -293,7 +302,11 @@ impl PersistentConfig {
             (Exchange::Cluster(_), _) => {
                 items <= MOST_UNITS && backward::sweep(desc, self).product().fits_cluster(target)
             }
-            (Exchange::Tags, _) => false,
+            (Exchange::Tags, _) => {
+                let product = backward::sweep(desc, self).product();
+                let fits = items <= MOST_UNITS && product.shared_bytes() <= most_shared(target);
+                fits && product.rounds && product.has_tags() && units == TILE_ROWS
+            }
             (Exchange::Blocks, _) => {
                 let product = backward::sweep(desc, self).product();
                 let whole_tiles = dtype == DType::F32 || units == TILE_ROWS;

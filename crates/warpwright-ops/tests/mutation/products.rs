@@ -2,8 +2,8 @@
 
 use warpwright_ops::Operation;
 use warpwright_ops::activation::Activation;
-use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::gemm::tuning::{self, Config, Tiled, Tiles, WarpgroupConfig};
+use warpwright_ops::gemm::{GemmDesc, Precision};
 use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{Biases, Cell, RecurrentBackwardDesc, RecurrentDesc};
@@ -240,14 +240,20 @@ fn not_of_sequences(kernel: &str) -> bool {
 const SEQUENCES: Sweep = Sweep { skipped: not_of_sequences, ..SWEEP };
 
 fn sequences(cell: Cell, dtype: DType, sizes: [usize; 2]) {
-    sequences_with(None, cell, dtype, sizes);
+    sequences_with((None, Precision::Full), cell, dtype, sizes);
 }
 
-/// With a layout of its own instead of the one that tuning gives.
-fn sequences_with(layout: Option<PersistentConfig>, cell: Cell, dtype: DType, [batch, hidden]: [usize; 2]) {
+/// With a layout of its own instead of the one that tuning gives, and with rounded factors.
+fn sequences_with(
+    (layout, precision): (Option<PersistentConfig>, Precision),
+    cell: Cell,
+    dtype: DType,
+    [batch, hidden]: [usize; 2],
+) {
     let cases = [(4, 0), (3, 1), (1, 2), (3, 3), (3, 4), (2, 3)];
     SEQUENCES.check(&plans(&cases, |(steps, i)| {
         let desc = sequence(cell, dtype, [steps, batch, 8, hidden], i);
+        let desc = RecurrentDesc { precision, ..desc };
         let schedule = match (desc.schedule(TARGET), layout) {
             (Schedule::Persistent(_), Some(layout)) => Schedule::Persistent(layout),
             (tuned, _) => tuned,
@@ -257,14 +263,26 @@ fn sequences_with(layout: Option<PersistentConfig>, cell: Cell, dtype: DType, [b
 }
 
 /// The same backward: the kernel that goes from the last step to the first.
-fn sequences_backward(cell: Cell, dtype: DType, [batch, hidden]: [usize; 2]) {
+fn sequences_backward(cell: Cell, dtype: DType, sizes: [usize; 2]) {
+    sequences_backward_with((None, Precision::Full), cell, dtype, sizes);
+}
+
+fn sequences_backward_with(
+    (layout, precision): (Option<PersistentConfig>, Precision),
+    cell: Cell,
+    dtype: DType,
+    [batch, hidden]: [usize; 2],
+) {
     let sweep = Sweep { skipped: |kernel| !kernel.contains("_sweep_"), ..SWEEP };
     let cases = [(4, 0), (3, 1), (2, 2), (3, 3), (3, 4)];
     sweep.check(&plans(&cases, |(steps, i)| {
-        let forward = RecurrentDesc { training: true, ..sequence(cell, dtype, [steps, batch, 8, hidden], i) };
+        let forward = sequence(cell, dtype, [steps, batch, 8, hidden], i);
+        let forward = RecurrentDesc { training: true, precision, ..forward };
         let (dy, dh_n) = (i % 3 != 2, i != 1);
         let dc_n = forward.cell == Cell::Lstm && i != 1;
-        RecurrentBackwardDesc { forward, dy, dh_n, dc_n, dx: true }.plan(TARGET).expect("plan")
+        let desc = RecurrentBackwardDesc { forward, dy, dh_n, dc_n, dx: true };
+        let schedule = layout.map_or_else(|| desc.schedule(TARGET), Schedule::Persistent);
+        desc.plan_with(TARGET, schedule).expect("plan")
     }));
 }
 
@@ -283,14 +301,21 @@ fn defects_of_sequences_are_noticed() {
 #[test]
 fn defects_of_sequences_through_shared_memory_are_noticed() {
     let layout = PersistentConfig { units: 8, groups: 1, exchange: Exchange::Blocks };
-    sequences_with(Some(layout), Cell::Lstm, DType::F32, [5, 32]);
+    sequences_with((Some(layout), Precision::Full), Cell::Lstm, DType::F32, [5, 32]);
+}
+
+#[test]
+fn defects_of_sequences_of_rounded_factors_are_noticed() {
+    let layout = PersistentConfig { units: 16, groups: 1, exchange: Exchange::Tags };
+    sequences_with((Some(layout), Precision::Tf32), Cell::Lstm, DType::F32, [3, 32]);
+    sequences_backward_with((Some(layout), Precision::Tf32), Cell::Gru, DType::F32, [9, 32]);
 }
 
 #[test]
 fn defects_of_tagged_sequences_are_noticed() {
     let layout = PersistentConfig { units: 16, groups: 1, exchange: Exchange::Tags };
-    sequences_with(Some(layout), Cell::Lstm, DType::BF16, [3, 64]);
-    sequences_with(Some(layout), Cell::RnnTanh, DType::F16, [19, 64]);
+    sequences_with((Some(layout), Precision::Full), Cell::Lstm, DType::BF16, [3, 64]);
+    sequences_with((Some(layout), Precision::Full), Cell::RnnTanh, DType::F16, [19, 64]);
 }
 
 /// Single steps in one launch: loops over the inputs go round more than once in some.
