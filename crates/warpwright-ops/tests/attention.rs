@@ -242,12 +242,13 @@ fn warpgroups_take_what_tensor_copies_reach() {
     assert!(!takes(&AttentionDesc { dtype: DType::F32, ..of_halves(64) }, TARGET));
     assert!(!takes(&AttentionDesc { k: layout(0, 2, 64), v: layout(0, 2, 64), ..of_halves(64) }, TARGET));
 
-    let refused = |desc: &AttentionDesc, target, layout| match desc.plan_warpgroups_with(target, layout) {
+    let refused = |desc: &AttentionDesc, target, layout| match desc.plan_warpgroups_with(target, layout, None)
+    {
         Err(PlanError::Parameter { parameter: "groups", .. }) => {}
         other => panic!("{other:?}"),
     };
     let layout = tuning::warpgroup_layouts(64)[0];
-    assert!(of_halves(64).plan_warpgroups_with(TARGET, layout).is_ok());
+    assert!(of_halves(64).plan_warpgroups_with(TARGET, layout, None).is_ok());
     refused(&of_halves(128), TARGET, layout);
     refused(&same, TARGET, layout);
     refused(&of_halves(64), Target::sm(80), layout);

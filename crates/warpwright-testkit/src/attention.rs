@@ -63,6 +63,8 @@ enum Unit {
     Parts,
     /// Products of warpgroups, where the target has them: what tuning chooses, in cases that would take other types too long.
     Warpgroups,
+    /// The same with few blocks that stay for all tiles of queries.
+    Staying,
     /// Products of `f32` from copies, in both directions, where the target has them: what tuning chooses for more rows.
     Copies,
 }
@@ -162,6 +164,7 @@ impl Situation {
         add(self.unit == Unit::Warps, "products of warps");
         add(self.unit == Unit::Parts, "parts");
         add(self.unit == Unit::Copies, "copies");
+        add(self.unit == Unit::Staying, "staying blocks");
         add(self.sizes == Sizes::OfTiles, "sizes of tiles far apart");
         add(self.sizes == Sizes::OfRows, "sizes of rows far apart");
         add(m.causal, "causal");
@@ -674,11 +677,20 @@ impl AttentionSubject {
 
     fn plan(&self, desc: &AttentionDesc, target: Target) -> Result<Plan<AttentionDesc>, PlanError> {
         const PARTS: u32 = 3;
+        const FEW_BLOCKS: u32 = 3;
         let s = &self.situation;
         let width = s.width.max(s.value_width);
         if let Some(layouts) = tuning::pairs(Work::Forward, target, width).filter(|_| s.unit == Unit::Copies)
         {
             return desc.plan_pairs_with(target, layouts);
+        }
+        let Modification { causal, left, right, bias, .. } = s.modification;
+        let banded = causal || left.is_some() || right.is_some();
+        let groups = tuning::warpgroups(width as u32, bias.is_some(), banded);
+        let hopper = target.sm == 90 && matches!(self.dtype, DType::F16 | DType::BF16);
+        if let Some(groups) = groups.filter(|_| hopper && s.unit == Unit::Staying) {
+            let staying = tuning::Warpgroups { staying: true, ..groups };
+            return desc.plan_warpgroups_with(target, staying, Some(FEW_BLOCKS));
         }
         let few = s.queries <= tuning::FEW_QUERIES;
         let layout = match s.unit {

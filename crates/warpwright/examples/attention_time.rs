@@ -45,7 +45,7 @@ fn plans(desc: &AttentionDesc, target: Target) -> Vec<Plan<AttentionDesc>> {
     let mma = tuning::tensor_core(tuning::Work::Forward, target, width, false);
     let mut all: Vec<_> = mma.into_iter().filter_map(|config| desc.plan_with(target, config).ok()).collect();
     for layout in tuning::warpgroup_layouts(width) {
-        all.extend(desc.plan_warpgroups_with(target, layout).ok());
+        all.extend(desc.plan_warpgroups_with(target, layout, None).ok());
     }
     all
 }

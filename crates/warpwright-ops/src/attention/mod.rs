@@ -58,7 +58,7 @@ mod warpgroup;
 
 use warpwright_dsl::{In, KernelArgs, KernelDef, Out};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target, TargetVariant};
+use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
 
 use crate::catalogue::{Direction, Entry};
@@ -288,7 +288,7 @@ impl AttentionDesc {
         let mut variants = Vec::new();
         let mut workspace = 0;
         if let Some(groups) = groups {
-            variants.push(self.warpgroup_variant(&c, target, groups)?);
+            variants.push(self.warpgroup_variant(&c, target, groups, None)?);
         }
         if let Some(pairs) = self.pairs(&c, target).filter(|_| config.is_none()) {
             variants.push(Variant { alignment: 16, steps: self.pairs_steps(&c, target, pairs)? });
@@ -323,64 +323,6 @@ impl AttentionDesc {
         let units = |layout| c.units(DecodeConfig::Streams(layout));
         let first = *layouts.first().filter(|_| reached)?;
         tuning::streams(&layouts, target, units(first), c.keys.into())
-    }
-
-    /// The plan on sm_90a with one given layout of blocks, for comparisons.
-    ///
-    /// # Errors
-    /// As [`Operation::plan`]; and if the target, the element type or the layouts have no such kernel.
-    pub fn plan_warpgroups_with(&self, target: Target, groups: Warpgroups) -> Result<Plan<Self>, PlanError> {
-        let c = Common::new(self, &self.outputs())?;
-        if !self.suits_warpgroups(&c, target) || !groups.holds(c.width.max(c.value_width)) {
-            return Err(PlanError::Parameter {
-                op: OP,
-                parameter: "groups",
-                got: format!("{groups:?}"),
-                expected: "a layout for the head_dim, and 16-bit tensors that tensor copies of sm_90 reach",
-            });
-        }
-        let variant = self.warpgroup_variant(&c, target, groups)?;
-        Ok(self.with_variants(&c, target, vec![variant], 0))
-    }
-
-    /// The layout of blocks on sm_90a, if such a kernel takes the problem.
-    fn warpgroups(&self, c: &Common, target: Target) -> Option<Warpgroups> {
-        let few = c.kind.band && c.longest[1] <= tuning::FEW_KEYS;
-        let groups = tuning::warpgroups(c.width.max(c.value_width), c.kind.bias, few);
-        groups.filter(|_| self.suits_warpgroups(c, target))
-    }
-
-    fn suits_warpgroups(&self, c: &Common, target: Target) -> bool {
-        let halves = matches!(self.dtype, DType::F16 | DType::BF16) && target.sm == 90;
-        let usual = self.options.paged.is_none() && !c.kind.dropout;
-        halves
-            && usual
-            && options::granularity(&[self.q, self.k, self.v, self.o]) >= 8
-            && warpgroup::reach(&[self.q, self.k, self.v])
-    }
-
-    fn warpgroup_variant(
-        &self,
-        c: &Common,
-        target: Target,
-        config: Warpgroups,
-    ) -> Result<Variant, PlanError> {
-        let mut steps = Vec::new();
-        let [tile_q, tile_k, tile_v] = config.panels(self.dtype);
-        if let Some(grid) = c.grid(c.longest[0].div_ceil(config.rows()), c.heads)? {
-            let q = warpgroup::boxes(&In::slot(0), &self.q, tile_q)?;
-            let k = warpgroup::boxes(&In::slot(1), &self.k, tile_k)?;
-            let v = warpgroup::boxes(&In::slot(2), &self.v, tile_v)?;
-            let [batch, row, head] = options::steps(&self.o);
-            let (o, lse, sinks) = (Out::slot(INPUTS), Out::slot(INPUTS + 1), In::slot(SINKS));
-            let has_sinks = u32::from(self.options.sinks);
-            let args =
-                warpgroup::forward::ForwardArgs::new(c, o, batch, row, head, lse, sinks, has_sinks, q, k, v);
-            let kernel = warpgroup_kernel(self.dtype, c.kind, config, target)?;
-            let step = LaunchStep::new(kernel, grid, args.values());
-            steps.push(step.with_dynamic_shared(config.shared_bytes()));
-        }
-        Ok(Variant { alignment: 16, steps })
     }
 
     /// The kernel for few queries, and where the keys are in several parts the one that puts them together.
@@ -880,17 +822,6 @@ fn step<D: KernelDef>(
     Ok(LaunchStep::new(kernel, grid, args).with_dynamic_shared(config.shared_bytes(dtype, work.own())))
 }
 
-/// The forward kernel with instructions of sm_90a alone.
-fn warpgroup_kernel(
-    dtype: DType,
-    kind: ScoreKind,
-    config: Warpgroups,
-    target: Target,
-) -> Result<Kernel, PlanError> {
-    let target = Target { variant: TargetVariant::Specific, ..target };
-    plan::recorded(OP, &warpgroup::forward::WarpgroupForward { dtype, kind, config }, target)
-}
-
 /// One architecture of each amount of shared memory and each set of instructions.
 const TARGETS_OF_TESTS: [Target; 5] =
     [Target::sm(75), Target::sm(80), Target::sm(86), Target::sm(90), Target::sm(120)];
@@ -956,7 +887,12 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
     if entry.direction == Direction::Forward {
         for kind in [all, plain, packed, alone[0], alone[1], alone[2]] {
             for config in tuning::all_warpgroups(dtype, target, kind.bias, kind.band) {
-                out.push(warpgroup_kernel(dtype, kind, config, target)?);
+                out.push(warpgroup::plan::kernel(dtype, kind, config, target)?);
+                if !kind.packed {
+                    let (kind, config) =
+                        (ScoreKind { lengths: false, ..kind }, Warpgroups { staying: true, ..config });
+                    out.push(warpgroup::plan::kernel(dtype, kind, config, target)?);
+                }
             }
         }
         for config in tuning::all_decode(dtype, target) {

@@ -474,7 +474,17 @@ where
 {
     /// The block of `rows` queries that this is.
     pub(super) fn new(k: K<'k>, kind: ScoreKind, dtype: DType, p: &Problem<'k>, rows: u32) -> Self {
-        let [tile, head, batch] = p.place(k, kind.band);
+        Self::at(kind, dtype, p, rows, p.place(k, kind.band))
+    }
+
+    /// The block with this tile of `rows` queries, head and batch.
+    pub(super) fn at(
+        kind: ScoreKind,
+        dtype: DType,
+        p: &Problem<'k>,
+        rows: u32,
+        [tile, head, batch]: [U32<'k>; 3],
+    ) -> Self {
         let key_head = p.key_head(head);
         let span = Span::new(kind, p, batch);
         Self {

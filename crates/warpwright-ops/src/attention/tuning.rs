@@ -423,7 +423,7 @@ pub const ENOUGH_ROWS_BACKWARD: u32 = 256;
 /// Layouts of the forward kernel of sm_90a for head dimensions up to `width`, the one that is chosen first; for comparisons.
 pub fn warpgroup_layouts(width: usize) -> Vec<Warpgroups> {
     let layout = |groups, columns, width, stages, patient| {
-        let own = Warpgroups { groups, columns, width, stages, alternating: true, patient };
+        let own = Warpgroups { groups, columns, width, stages, alternating: true, patient, staying: false };
         let others = [(true, !patient), (false, patient), (false, !patient)]
             .map(|(alternating, patient)| Warpgroups { alternating, patient, ..own });
         std::iter::once(own).chain(others)
@@ -433,7 +433,8 @@ pub fn warpgroup_layouts(width: usize) -> Vec<Warpgroups> {
         65..=128 => [layout(2, 128, 128, 2, false), layout(2, 112, 128, 2, false)],
         _ => [layout(2, 64, 256, 2, true), layout(2, 80, 256, 2, true)],
     };
-    if width > MAX_WIDTH { Vec::new() } else { of_width.into_iter().flatten().collect() }
+    let both = |layout| [layout, Warpgroups { staying: true, ..layout }];
+    if width > MAX_WIDTH { Vec::new() } else { of_width.into_iter().flatten().flat_map(both).collect() }
 }
 
 /// How the forward kernel of sm_90a lays out its blocks for head dimensions up to `width`. A bias, whose places take registers, gets
@@ -445,6 +446,22 @@ pub fn warpgroups(width: u32, bias: bool, few: bool) -> Option<Warpgroups> {
         128 if bias => Warpgroups { columns: 96, ..layout },
         _ => layout,
     })
+}
+
+/// Whether blocks stay for other tiles of `queries` queries when they have done one, so that the copies for the next run while the last
+/// one is stored. Under a mask tiles differ, and many of them are shared out better as multiprocessors become free.
+pub fn stays(groups: Warpgroups, band: bool, queries: u32) -> bool {
+    let most = match groups.width {
+        64 => u32::MAX,
+        128 => 16,
+        _ => 64,
+    };
+    !band || queries.div_ceil(groups.rows()) <= most
+}
+
+/// Blocks that stay: one for each multiprocessor.
+pub(super) fn blocks(target: Target) -> u32 {
+    multiprocessors(target) as u32
 }
 
 /// Up to here keys are few.

@@ -78,6 +78,7 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
     all.extend(packed());
     all.extend(dropped());
     all.extend(of_units());
+    all.extend(staying());
     all.extend(of_copies());
     if scope == Scope::Full {
         for width in [8, 16, 56, 64, 72, 96, 128, 200, 256] {
@@ -264,6 +265,42 @@ fn of_units() -> Vec<Situation> {
         warps(128, causal),
         warps(256, none),
         Situation { batch: 4, ..warps(64, Modification { packed: true, causal: true, ..none }) },
+    ]
+}
+
+/// Blocks of warpgroups that stay for several tiles of queries: heads that end within a round and with one, few tiles of a head and more, and queries
+/// that see no key.
+fn staying() -> Vec<Situation> {
+    let none = Modification::default();
+    let causal = Modification { causal: true, ..none };
+    let everything = Modification {
+        left: Some(30),
+        softcap: Some(5.0),
+        bias: Some([true, false, false, false]),
+        alibi: Some(AlibiSlopes::PerBatchAndHead),
+        sinks: true,
+        ..causal
+    };
+    let of = |batch, heads, [queries, keys, width, value_width]: [usize; 4], modification| Situation {
+        batch,
+        heads,
+        key_heads: heads,
+        queries,
+        keys,
+        width,
+        value_width,
+        modification,
+        unit: Unit::Staying,
+        ..PLAIN
+    };
+    vec![
+        of(1, 3, [200, 150, 64, 64], none),
+        of(2, 2, [300, 330, 64, 40], causal),
+        of(1, 2, [650, 640, 64, 64], causal),
+        of(1, 3, [640, 130, 64, 64], Modification { left: Some(100), ..causal }),
+        of(2, 3, [70, 5, 64, 64], none),
+        of(2, 2, [130, 140, 128, 128], everything),
+        of(2, 1, [260, 70, 200, 256], none),
     ]
 }
 

@@ -14,6 +14,7 @@ use super::super::engine::{Matrix, Place, Walk};
 use super::super::forward::{Rows, close, far_above, greatest, powers, risen};
 use super::super::score::{Origin, QueryBlock, ScoreKind, Sink, Span, View, attention_args};
 use super::super::statistics_type;
+use super::order::TileOrder;
 use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES};
 
 attention_args! {
@@ -22,6 +23,7 @@ attention_args! {
         o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
         sinks: In<f32>, has_sinks: u32,
         q_boxes: Boxes, k_boxes: Boxes, v_boxes: Boxes,
+        tiles: u32, all_tiles: u32,
     }
 }
 
@@ -40,6 +42,8 @@ pub struct Warpgroups {
     pub alternating: bool,
     /// Whether sums wait until scores have risen far before they are brought to another reference.
     pub patient: bool,
+    /// Whether blocks stay for other tiles of queries when they have done one.
+    pub staying: bool,
 }
 
 /// The tiles of a block: its queries, and the keys and values of a stage.
@@ -106,8 +110,8 @@ impl Warpgroups {
     }
 
     fn name(self) -> String {
-        let Self { groups, columns, width, stages, alternating, patient } = self;
-        let flags = [(alternating, "a"), (patient, "p")];
+        let Self { groups, columns, width, stages, alternating, patient, staying } = self;
+        let flags = [(alternating, "a"), (patient, "p"), (staying, "s")];
         let flags: String = flags.iter().filter(|(on, _)| *on).map(|(_, flag)| *flag).collect();
         format!("wg{groups}c{columns}d{width}s{stages}{flags}")
     }
@@ -128,7 +132,7 @@ pub(in super::super) struct WarpgroupForward {
     pub(in super::super) config: Warpgroups,
 }
 
-/// What all threads of a block know.
+/// What all threads of a block know of the tile of queries that it is at.
 struct Shared<'k> {
     k: K<'k>,
     kernel: WarpgroupForward,
@@ -137,13 +141,31 @@ struct Shared<'k> {
     q_at: U32<'k>,
     keys_at: U32<'k>,
     values_at: U32<'k>,
-    /// Counts the bytes of the queries.
-    q_ready: Mbarrier<'k>,
+    queries: Queries<'k>,
     keys: Ring<'k>,
     values: Ring<'k>,
     tour: Tour<'k>,
     block: QueryBlock<'k, f32>,
 }
+
+/// When the queries are there, and their place is free.
+#[derive(Clone, Copy)]
+enum Queries<'k> {
+    /// Those of the only tile: counts their bytes.
+    Once(Mbarrier<'k>),
+    /// Those of one tile behind another.
+    Again(Ring<'k>),
+}
+
+/// Where a block is in its rings.
+#[derive(Clone, Copy)]
+struct Turns<'k> {
+    queries: Turn<'k>,
+    /// Of keys, and of the values of the same tile.
+    keys: Turn<'k>,
+}
+
+warpwright_dsl::carry!(Turns { queries, keys });
 
 /// The tiles of keys of a block from the last one down: there is at least one, behind all keys if none is seen.
 #[derive(Clone, Copy, Debug)]
@@ -207,35 +229,46 @@ impl KernelDef for WarpgroupForward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        let Warpgroups { groups, columns, stages, .. } = self.config;
+        let Warpgroups { groups, columns, stages, staying, .. } = self.config;
         let p = a.problem();
         let tiles = self.config.tiles(self.dtype);
         let q_at = k.dynamic_shared_tiles();
         let keys_at = q_at + tiles.q.bytes();
-        let (q_ready, keys, values) = (k.mbarriers(1).at(0u32), k.ring(stages), k.ring(stages));
+        let queries =
+            if staying { Queries::Again(k.ring(1)) } else { Queries::Once(k.mbarriers(1).at(0u32)) };
+        let (keys, values) = (k.ring(stages), k.ring(stages));
+        let warps = groups * (GROUP / WARP);
         k.if_(k.thread_idx().eq(0), || {
-            q_ready.init(1);
-            keys.init(groups * (GROUP / WARP));
-            values.init(groups * (GROUP / WARP));
+            match queries {
+                Queries::Once(ready) => ready.init(1),
+                Queries::Again(ring) => ring.init(warps),
+            }
+            keys.init(warps);
+            values.init(warps);
             k.publish_mbarriers();
         });
         k.barrier();
 
         let rows = self.config.rows();
-        let block = QueryBlock::<f32>::new(k, self.kind, self.dtype, &p, rows);
-        let walk = block.span.walk_keys(block.first, block.first + rows.cast_signed(), columns);
-        let shared = Shared {
-            k,
-            kernel: *self,
-            tiles,
-            q_at,
-            keys_at,
-            values_at: keys_at + stages * tiles.keys.bytes(),
-            q_ready,
-            keys,
-            values,
-            tour: Tour::new(&walk, &block.span, columns),
-            block,
+        let of = |place| {
+            let block = QueryBlock::<f32>::at(self.kind, self.dtype, &p, rows, place);
+            let walk = block.span.walk_keys(block.first, block.first + rows.cast_signed(), columns);
+            let tour = Tour::new(&walk, &block.span, columns);
+            let values_at = keys_at + stages * tiles.keys.bytes();
+            Shared { k, kernel: *self, tiles, q_at, keys_at, values_at, queries, keys, values, tour, block }
+        };
+        let only = (!staying).then(|| of(p.place(k, self.kind.band)));
+        let each = |body: &dyn Fn(&Shared<'k>, Turns<'k>) -> Turns<'k>| {
+            let start = Turns { queries: keys.start(k), keys: keys.start(k) };
+            match &only {
+                Some(shared) => body(shared, start),
+                None => {
+                    let order = TileOrder::new(k, a.tiles, a.all_tiles, p.heads);
+                    k.fold(order.rounds(), start, |round, turns| {
+                        body(&of(order.place(round, self.kind.band)), turns)
+                    })
+                }
+            }
         };
         let copying = k.thread_idx().ge(self.config.multiplying());
         let (fewer, more) = self.config.registers();
@@ -244,11 +277,19 @@ impl KernelDef for WarpgroupForward {
             || {
                 k.release_registers(fewer);
                 let first = k.thread_idx().eq(self.config.multiplying());
-                k.if_(first, || shared.fetch(&a, p.key_head(block.head)));
+                k.if_(first, || {
+                    each(&|shared, turns| shared.fetch(&a, p.key_head(shared.block.head), turns));
+                });
             },
             || {
                 k.claim_registers(more);
-                shared.attend(&a);
+                let group = k.thread_idx() / GROUP;
+                let order = Order { k, group, config: self.config };
+                order.begin();
+                each(&|shared, turns| shared.attend(&a, order, turns));
+                if staying {
+                    order.end();
+                }
             },
         );
     }
@@ -256,13 +297,20 @@ impl KernelDef for WarpgroupForward {
 
 impl<'k> Shared<'k> {
     /// Copies the queries, and keys and values of all tiles as their places become free.
-    fn fetch(&self, a: &ForwardParams<'k>, key_head: U32<'k>) {
+    fn fetch(&self, a: &ForwardParams<'k>, key_head: U32<'k>, turns: Turns<'k>) -> Turns<'k> {
         let (k, tour, span) = (self.k, self.tour, self.block.span);
         let of = |from: TensorBoxes<'k>, origin: Origin<'k>, head| HeadBoxes::new(from, origin, head);
         let q = of(a.q_boxes, span.of_queries, self.block.head);
         let [keys, values] = [a.k_boxes, a.v_boxes].map(|from| of(from, span.of_keys, key_head));
-        self.q_ready.arrive_expecting(self.tiles.q.bytes());
-        q.fetch(self.tiles.q, self.q_at, self.block.first, self.q_ready);
+        let bytes = self.tiles.q.bytes();
+        let ready = match self.queries {
+            Queries::Once(ready) => {
+                ready.arrive_expecting(bytes);
+                ready
+            }
+            Queries::Again(ring) => ring.fill(turns.queries, bytes),
+        };
+        q.fetch(self.tiles.q, self.q_at, self.block.first, ready);
         let tile = self.tiles.keys;
         let keys_of = |turn: Turn<'k>, key| {
             let ready = self.keys.fill(turn, tile.bytes());
@@ -273,7 +321,7 @@ impl<'k> Shared<'k> {
             let ready = self.values.fill(turn, tile.bytes());
             values.fetch(tile, self.values_tile(turn), key, ready);
         };
-        let first = self.keys.start(k);
+        let first = turns.keys;
         keys_of(first, tour.last);
         let step = self.kernel.config.columns.cast_signed();
         let last = k.fold(k.range(step, tour.all, step), first, |down, turn| {
@@ -283,6 +331,15 @@ impl<'k> Shared<'k> {
             next
         });
         values_of(last, tour.last - tour.all + step);
+        self.next(turns, last)
+    }
+
+    /// The turns of the next tile of queries, if `last` was the last one of keys.
+    fn next(&self, turns: Turns<'k>, last: Turn<'k>) -> Turns<'k> {
+        match self.queries {
+            Queries::Once(_) => turns,
+            Queries::Again(ring) => Turns { queries: ring.after(turns.queries), keys: self.keys.after(last) },
+        }
     }
 
     fn values_tile(&self, turn: Turn<'k>) -> U32<'k> {
@@ -290,18 +347,21 @@ impl<'k> Shared<'k> {
     }
 
     /// The queries of a warpgroup.
-    fn attend(&self, a: &ForwardParams<'k>) {
+    fn attend(&self, a: &ForwardParams<'k>, order: Order<'k>, turns: Turns<'k>) -> Turns<'k> {
         let (k, kernel, tour) = (self.k, self.kernel, self.tour);
         let Warpgroups { columns, width, .. } = kernel.config;
-        let group = k.thread_idx() / GROUP;
+        let group = order.group;
         let consumer = Consumer {
             shared: self,
-            group,
+            order,
             queries: self.tiles.q.descriptor(self.q_at + group * self.tiles.q.part(GROUP_ROWS)),
             place: super::place(k, group * GROUP_ROWS, columns),
         };
-        self.q_ready.wait(k.lit(0u32));
-        let first = consumer.first_tile(WarpgroupSums::zero(k, width));
+        match self.queries {
+            Queries::Once(ready) => ready.wait(k.lit(0u32)),
+            Queries::Again(ring) => ring.wait(turns.queries),
+        }
+        let first = consumer.first_tile(turns.keys, WarpgroupSums::zero(k, width));
         let step = columns.cast_signed();
         let part = |from, end, masked, state| {
             k.fold(k.range(from, end, step), state, |down, state| {
@@ -313,19 +373,73 @@ impl<'k> Shared<'k> {
         let state = if band || bias { part(k.lit(step), tour.whole_from, true, first) } else { first };
         let state = part(tour.whole_from, tour.whole_end, false, state);
         let state = if band { part(tour.whole_end, tour.all, true, state) } else { state };
+        if let Queries::Again(ring) = self.queries {
+            consumer.give_back(ring, turns.queries);
+        }
 
         self.values.wait(state.turn);
-        consumer.await_last_turn();
+        if !kernel.config.staying {
+            order.end();
+        }
         consumer.add_values(&state);
         state.values.wait(0);
+        let next = self.next(turns, state.turn);
+        if kernel.config.staying {
+            consumer.give_back(self.values, state.turn);
+        }
         consumer.store(a, state);
+        next
+    }
+}
+
+/// The order in which warpgroups start their products.
+#[derive(Clone, Copy)]
+struct Order<'k> {
+    k: K<'k>,
+    group: U32<'k>,
+    config: Warpgroups,
+}
+
+impl<'k> Order<'k> {
+    /// Threads that meet where a group waits for its turn.
+    const PAIR: u32 = 2 * GROUP;
+
+    /// The first group does not wait for the last one before it begins.
+    fn begin(self) {
+        if self.config.alternating {
+            let last = self.group.eq(self.config.groups - 1);
+            self.k.if_(last, || self.k.barrier_arrive(TURNS, Self::PAIR));
+        }
+    }
+
+    /// Waits until the group before has started its products.
+    fn wait(self) {
+        if self.config.alternating {
+            self.k.barrier_of(self.group + TURNS, Self::PAIR);
+        }
+    }
+
+    /// Lets the next group start its products.
+    fn pass(self) {
+        if self.config.alternating {
+            let next = self.group + 1;
+            let next = next.eq(self.config.groups).select(0, next);
+            self.k.barrier_arrive(next + TURNS, Self::PAIR);
+        }
+    }
+
+    /// The first group has begun without being let, so it waits once more than it began.
+    fn end(self) {
+        if self.config.alternating {
+            self.k.if_(self.group.eq(0), || self.wait());
+        }
     }
 }
 
 /// A warpgroup that multiplies.
 struct Consumer<'s, 'k> {
     shared: &'s Shared<'k>,
-    group: U32<'k>,
+    order: Order<'k>,
     /// The descriptor of its queries.
     queries: U64<'k>,
     /// Where a thread's products lie in the block.
@@ -345,7 +459,7 @@ impl<'k> Consumer<'_, 'k> {
     fn products(&self, turn: Turn<'k>) -> WarpgroupSums<'k> {
         let Shared { tiles, keys, keys_at, .. } = self.shared;
         keys.wait(turn);
-        self.await_turn();
+        self.order.wait();
         let at = tiles.keys.descriptor(turn.stage().mul_add(tiles.keys.bytes(), *keys_at));
         WarpgroupSums::products(self.k(), self.config().columns, (tiles.q, self.queries), (tiles.keys, at))
     }
@@ -362,43 +476,11 @@ impl<'k> Consumer<'_, 'k> {
         self.k().if_(self.k().lane_idx().eq(0), || ring.give_back(turn));
     }
 
-    /// Threads that meet where a group waits for its turn.
-    const PAIR: u32 = 2 * GROUP;
-
-    /// Waits until the group before has started its products.
-    fn await_turn(&self) {
-        if self.config().alternating {
-            self.k().barrier_of(self.group + TURNS, Self::PAIR);
-        }
-    }
-
-    /// Lets the next group start its products.
-    fn pass_turn(&self) {
-        if self.config().alternating {
-            let next = self.group + 1;
-            let next = next.eq(self.config().groups).select(0, next);
-            self.k().barrier_arrive(next + TURNS, Self::PAIR);
-        }
-    }
-
-    /// The first group has begun without being let, so it waits once more than it began.
-    fn await_last_turn(&self) {
-        if self.config().alternating {
-            self.k().if_(self.group.eq(0), || self.await_turn());
-        }
-    }
-
     /// The weights of the first tile, and what they are relative to.
-    fn first_tile(&self, values: WarpgroupSums<'k>) -> Running<'k> {
+    fn first_tile(&self, turn: Turn<'k>, values: WarpgroupSums<'k>) -> Running<'k> {
         let (k, shared) = (self.k(), self.shared);
-        let turn = shared.keys.start(k);
-        if self.config().alternating {
-            // The first group does not wait for the last one before it begins.
-            let last = self.group.eq(self.config().groups - 1);
-            k.if_(last, || k.barrier_arrive(TURNS, Self::PAIR));
-        }
         let products = self.products(turn);
-        self.pass_turn();
+        self.order.pass();
         products.wait(0);
         self.give_back(shared.keys, turn);
         let none: Vec<_> = (0..2).map(|_| k.lit::<f32>(f64::NEG_INFINITY)).collect();
@@ -432,7 +514,7 @@ impl<'k> Consumer<'_, 'k> {
         let products = self.products(turn);
         shared.values.wait(state.turn);
         self.add_values(&state);
-        self.pass_turn();
+        self.order.pass();
         products.wait(1);
         self.give_back(shared.keys, turn);
         let scores = self.scores(&products, key, masked);

@@ -2,6 +2,8 @@
 
 mod backward;
 pub(super) mod forward;
+mod order;
+pub(super) mod plan;
 pub(super) mod sweeps;
 
 use warpwright_dsl::prelude::*;
