@@ -18,11 +18,7 @@ use warpwright_ptx::{Target, TargetVariant};
 
 /// Kernels that spill a register or two on some targets: double precision, single elements, and 16-bit sums on targets
 /// without their instructions. Their assembly must still succeed.
-const SPILLS: [&str; 11] = [
-    "attention_backward_bias_bf16_simt_t128r1c4d128x1_bias",
-    "attention_backward_bias_f32_simt_t128r1c4d128x4_bias",
-    "attention_backward_q_f32_simt_t128r1c4d128x4",
-    "attention_f32_simt_t128r8c8d64x4_bias",
+const SPILLS: [&str; 7] = [
     "batch_norm_normalise_add_nhwc_bf16_x8_512x8",
     "gemm_f64_oo_simt_64x64x16_s2_p16",
     "gemm_f64_oo_simt_64x64x16_s2_p16_split",
@@ -34,22 +30,18 @@ const SPILLS: [&str; 11] = [
 
 /// Attention on tensor cores: two sums and two products of a tile leave a few registers for everything else. What is kept in
 /// memory is what the end of the kernel needs, and in the wider ones addresses of the copies, once a tile; what that costs, and
-/// its cure, is in docs/performance/attention.md. Of gradients from copies of `f32` it is up to 20 words under a mask. In double precision,
-/// and with soft capping on register tiles, it is what the hyperbolic tangent needs beside the sums; in double precision of
-/// rows of 256 it is the row itself; with dropout it is the bits of what is kept. Decoding on register tiles keeps three registers of what
-/// the end of the kernel needs in memory.
+/// its cure, is in docs/performance/attention.md. Of gradients from copies of `f32` it is up to 20 words under a mask.
 fn fills_the_registers(kernel: &str) -> bool {
     let halves = ["_f16_mma_", "_bf16_mma_"].iter().any(|part| kernel.contains(part));
-    let parts = ["_mma_", "_pairs_", "_f64_", "_cap", "_dropout"];
+    let parts = ["_mma_", "_pairs_"];
     let few = kernel.starts_with("attention_decode_");
     if halves && !few && kernel.contains("_cap") && !kernel.contains("d256") {
         // Warps have less work.
         return false;
     }
-    let decoding = few && kernel.contains("_simt_");
     // Addresses of a bias that are all computed ahead: two to four words.
     let biased = kernel.contains("_wg") && kernel.ends_with("_bias");
-    decoding || biased || kernel.starts_with("attention_") && parts.iter().any(|part| kernel.contains(part))
+    biased || kernel.starts_with("attention_") && parts.iter().any(|part| kernel.contains(part))
 }
 
 /// Sequences whose blocks keep 128 registers of weights in every thread: some words of a step lie in memory, ten of most, and

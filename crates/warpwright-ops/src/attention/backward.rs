@@ -152,6 +152,10 @@ impl KernelDef for Sweep {
         BlockDim::x(self.config.threads())
     }
 
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        self.config.min_blocks_per_sm(self.dtype)
+    }
+
     fn dtypes(&self) -> DTypes {
         DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype))
     }
@@ -253,19 +257,6 @@ pub(super) fn gradient_of_score<'k, A: Float>(
     p * (dp - delta)
 }
 
-/// The gradient of a product from its probability and the gradient of that, but for the factor of the softmax.
-fn gradient<'k, A: Float>(
-    scorer: &Scorer<'k, A>,
-    product: Reg<'k, A>,
-    [p, dp, delta]: [Reg<'k, A>; 3],
-) -> Reg<'k, A>
-where
-    Elem: Access<A>,
-{
-    let ds = gradient_of_score(p, dp, delta);
-    scorer.derivative(product).map_or(ds, |d| ds * d)
-}
-
 impl Sweep {
     /// What is read: the problem and the gradient of the result.
     pub(super) fn body<'k, A: Float, E: Engine<'k, A>>(
@@ -304,15 +295,16 @@ impl Sweep {
         engine.start(k, sources, walk.from, walk.end);
         let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
             let keys = engine.first(k, sources, at, walk.end);
-            let products = engine.product(k, own, keys);
+            let base = scorer.base(k, engine.product(k, own, keys));
             let pair = |row, column| (first + row, at + column);
-            let scores = scorer.tile(&products, &place, masked, pair);
+            let scores = scorer.tile(&base, &place, (Keys::Columns, masked), pair);
             let values = engine.second(k, sources, at);
             let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
             let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
             let ds = each(&scores, |slot, column, score| {
                 let p = scorer.probability(score, lse[slot]);
-                gradient(&scorer, products[slot][column], [p, dps[slot][column], delta[slot]])
+                let ds = gradient_of_score(p, dps[slot][column], delta[slot]);
+                scorer.derivative(&base, slot, column).map_or(ds, |d| ds * d)
             });
             let keys = engine.again(k, sources, at);
             engine.accumulate(k, &ds, keys, sum)
@@ -358,9 +350,9 @@ impl Sweep {
                 let queries = engine.first(k, sources, at, walk.end);
                 let there = |query: I32<'k>| masked.then(|| query.lt(span.queries));
                 let (lse, delta) = statistics.of::<A>(at + place.first.to_i32(), &place.columns, there);
-                let products = engine.product(k, own, queries);
+                let base = scorer.base(k, engine.product(k, own, queries));
                 let pair = |row, column| (at + column, first + row);
-                let scores = scorer.tile(&products, &place, masked, pair);
+                let scores = scorer.tile(&base, &place, (Keys::Rows, masked), pair);
                 let dys = engine.second(k, sources, at);
                 let kept = scorer.kept(k, engine, &place, Keys::Rows, pair);
                 // Before the probabilities, so that their exponentials run beside this product.
@@ -374,7 +366,8 @@ impl Sweep {
                 };
                 let Some(dps) = dps else { return (dk, dv) };
                 let ds = each(&ps, |slot, column, p| {
-                    gradient(&scorer, products[slot][column], [p, dps[slot][column], delta[column]])
+                    let ds = gradient_of_score(p, dps[slot][column], delta[column]);
+                    scorer.derivative(&base, slot, column).map_or(ds, |d| ds * d)
                 });
                 let queries = engine.again(k, sources, at);
                 (engine.accumulate(k, &ds, queries, dk), dv)

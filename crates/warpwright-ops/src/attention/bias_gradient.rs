@@ -41,6 +41,10 @@ impl KernelDef for BiasGradient {
         BlockDim::x(self.config.threads())
     }
 
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        self.config.min_blocks_per_sm(self.dtype)
+    }
+
     fn dtypes(&self) -> DTypes {
         DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype))
     }
@@ -144,10 +148,10 @@ impl BiasGradient {
         let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
         engine.start(k, sources, at, end);
         let keys = engine.first(k, sources, at, end);
-        let products = engine.product(k, own, keys);
+        let base = scorer.base(k, engine.product(k, own, keys));
         let place = engine.product_place(k);
         let pair = |row, column| (first + row, at + column);
-        let scores = scorer.tile(&products, &place, true, pair);
+        let scores = scorer.tile(&base, &place, (Keys::Columns, true), pair);
         let values = engine.second(k, sources, at);
         let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
         let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());

@@ -100,6 +100,11 @@ macro_rules! of_decode {
             BlockDim::x(self.kernel().config.threads())
         }
 
+        fn min_blocks_per_sm(&self) -> Option<u32> {
+            let Decode { config, dtype, .. } = self.kernel();
+            config.min_blocks_per_sm(dtype)
+        }
+
         fn dtypes(&self) -> DTypes {
             self.kernel().types()
         }
@@ -141,10 +146,6 @@ impl KernelDef for StreamDecode {
     type Args = StreamArgs;
 
     of_decode!();
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(1)
-    }
 
     fn build<'k>(&self, k: K<'k>, a: StreamParams<'k>) {
         let kernel = self.kernel();

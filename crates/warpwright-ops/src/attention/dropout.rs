@@ -56,7 +56,7 @@ impl<'k> Draws<'k> {
         &self,
         k: K<'k>,
         place: &Place<'k>,
-        (keys, team): (Keys, Team),
+        (keys, team, slot_by_slot): (Keys, Team, bool),
         pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
     ) -> Kept<'k> {
         let together = if keys == Keys::Columns { KEYS / team.lanes as usize } else { 1 };
@@ -69,19 +69,16 @@ impl<'k> Draws<'k> {
         let ahead = ahead
             .fold(k.lit(0u32), |found, (column, number)| member.eq(number).select(column - firsts[0], found));
         let own: Vec<u32> = firsts.iter().copied().step_by(lanes as usize).collect();
-        let mut words: Vec<U32<'k>> = Vec::new();
-        for (number, (row, column)) in
-            place.rows.iter().flat_map(|row| own.iter().map(move |column| (row, column))).enumerate()
-        {
-            let column = (place.first + ahead + *column).to_i32();
+        let draw = |row: U32<'k>, column: u32, shift: u32| {
+            let column = (place.first + ahead + column).to_i32();
             let (query, key) = pair(row.to_i32(), column);
-            let shift = (number % (WORD / KEYS) * KEYS) as u32;
-            let bits = self.bits(query, key, shift);
-            match words.last_mut().filter(|_| shift > 0) {
-                Some(word) => *word = *word | bits,
-                None => words.push(bits),
-            }
-        }
+            self.bits(query, key, shift)
+        };
+        let words = if slot_by_slot && place.rows.len() > 1 && own.len() * KEYS <= WORD {
+            Self::in_turn(k, place, &own, draw)
+        } else {
+            Self::at_once(place, &own, draw)
+        };
         let first = k.lane_idx() & !(team.step * (team.lanes - 1));
         let lowest = member * together as u32;
         let found = (0..lanes).map(|other| {
@@ -92,6 +89,53 @@ impl<'k> Draws<'k> {
             words.iter().map(of).collect()
         });
         Kept { found: found.collect(), of_slot: own.len(), together }
+    }
+
+    /// The bits of all draws that a lane makes, which are of `columns` of each slot: `draw` gives those of a slot's row and a column
+    /// from a place in a word on.
+    fn at_once(
+        place: &Place<'k>,
+        columns: &[u32],
+        draw: impl Fn(U32<'k>, u32, u32) -> U32<'k>,
+    ) -> Vec<U32<'k>> {
+        let mut words: Vec<U32<'k>> = Vec::new();
+        let all = place.rows.iter().flat_map(|row| columns.iter().map(move |column| (*row, *column)));
+        for (number, (row, column)) in all.enumerate() {
+            let shift = (number % (WORD / KEYS) * KEYS) as u32;
+            let bits = draw(row, column, shift);
+            match words.last_mut().filter(|_| shift > 0) {
+                Some(word) => *word = *word | bits,
+                None => words.push(bits),
+            }
+        }
+        words
+    }
+
+    /// The same in a loop over the slots, so that registers for one are enough.
+    fn in_turn(
+        k: K<'k>,
+        place: &Place<'k>,
+        columns: &[u32],
+        draw: impl Fn(U32<'k>, u32, u32) -> U32<'k>,
+    ) -> Vec<U32<'k>> {
+        let (word, of_slot) = (WORD as u32, (columns.len() * KEYS) as u32);
+        let all = of_slot * place.rows.len() as u32;
+        let words: Vec<_> = (0..all.div_ceil(word)).map(|_| k.lit(0u32)).collect();
+        let slots = k.range(0u32, place.rows.len() as u32, 1u32);
+        let (words, _) = k.fold(slots, (words, place.rows.clone()), |_, (mut words, mut rows)| {
+            let row = rows.remove(0);
+            rows.push(row);
+            let bits =
+                columns.iter().zip((0u32..).step_by(KEYS)).map(|(column, shift)| draw(row, *column, shift));
+            words.extend(bits.reduce(|a, b| a | b));
+            // Those of the slots before move down.
+            let down = |pair: &[U32<'k>]| match of_slot < word {
+                true => (pair[0] >> of_slot) | (pair[1] << (word - of_slot)),
+                false => pair[1],
+            };
+            (words.windows(2).map(down).collect(), rows)
+        });
+        words.into_iter().map(|w| if all < word { w >> (word - all) } else { w }).collect()
     }
 
     /// A bit for each of the four keys around `key`, from `shift` on: whether it is kept.

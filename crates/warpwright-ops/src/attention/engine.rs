@@ -151,6 +151,11 @@ pub(super) trait Engine<'k, A: Float> {
         false
     }
 
+    /// Whether what is dropped is drawn for one slot after the other: slower than for all beside each other, but in few registers.
+    fn slot_by_slot(&self) -> bool {
+        false
+    }
+
     /// The lanes that hold four neighbouring keys.
     fn team(&self, keys: Keys) -> Team;
 

@@ -71,6 +71,10 @@ impl KernelDef for Forward {
         BlockDim::x(self.config.threads())
     }
 
+    fn min_blocks_per_sm(&self) -> Option<u32> {
+        self.config.min_blocks_per_sm(self.dtype)
+    }
+
     fn dtypes(&self) -> DTypes {
         DTypes::all(self.dtype).with("lse", super::statistics_type(self.dtype))
     }
@@ -122,9 +126,9 @@ impl Forward {
         engine.start(k, sources, walk.from, walk.end);
         let last = walk.fold(k, columns, Running::new(k, &engine), |at, masked, state| {
             let keys = engine.first(k, sources, at, walk.end);
-            let products = engine.product(k, own, keys);
+            let base = scorer.base(k, engine.product(k, own, keys));
             let pair = |row, column| (first + row, at + column);
-            let scores = scorer.tile(&products, &place, masked, pair);
+            let scores = scorer.tile(&base, &place, (Keys::Columns, masked), pair);
             let (weights, state) = soften(k, &engine, &scorer, scores, state);
             // The sum is of all probabilities: what is dropped is dropped from the values alone.
             let kept = scorer.kept(k, &engine, &place, Keys::Columns, pair);

@@ -498,6 +498,22 @@ where
     }
 }
 
+/// What the scores of a tile, and the derivatives of soft capping, are made of.
+#[derive(Clone, Debug)]
+pub(super) enum Base<'k, A: Float> {
+    /// Products.
+    Products(Matrix<'k, A>),
+    /// The hyperbolic tangents of soft capping.
+    Tangents(Matrix<'k, A>),
+}
+
+impl<'k, A: Float> Base<'k, A> {
+    fn values(&self) -> &Matrix<'k, A> {
+        let (Self::Products(values) | Self::Tangents(values)) = self;
+        values
+    }
+}
+
 /// The score modification of one head.
 ///
 /// Products become scores, which times [`unit`](Self::unit) are base-2 logarithms. In half precision without another
@@ -574,7 +590,8 @@ where
         keys: Keys,
         pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
     ) -> Option<Kept<'k>> {
-        self.draws.map(|draws| draws.tile(k, place, (keys, engine.team(keys)), pair))
+        let slot_by_slot = engine.slot_by_slot();
+        self.draws.map(|draws| draws.tile(k, place, (keys, engine.team(keys), slot_by_slot), pair))
     }
 
     /// What sums over kept probabilities are multiplied by, if any are dropped.
@@ -603,15 +620,46 @@ where
         key: I32<'k>,
         seen: Option<Pred<'k>>,
     ) -> Reg<'k, A> {
-        let mut score = product;
-        if !Self::plain(self.kind, self.precision) {
-            score = score * self.scale;
+        self.shifted(self.unshifted(product), (query, key), self.bias_at(query, key), seen)
+    }
+
+    /// A score before anything is added to it.
+    fn unshifted(&self, product: Reg<'k, A>) -> Reg<'k, A> {
+        match (Self::plain(self.kind, self.precision), self.kind.softcap) {
+            (true, _) => product,
+            (_, true) => self.tangent(product) * self.softcap,
+            _ => product * self.scale,
         }
-        if self.kind.softcap {
-            score = (score / self.softcap).tanh() * self.softcap;
+    }
+
+    /// The hyperbolic tangent of soft capping.
+    fn tangent(&self, product: Reg<'k, A>) -> Reg<'k, A> {
+        (product * self.scale / self.softcap).tanh()
+    }
+
+    /// What the scores of a tile are made of. The hyperbolic tangent takes many registers in double precision: there it is computed
+    /// for one slot after the other.
+    pub(super) fn base(&self, k: K<'k>, products: Matrix<'k, A>) -> Base<'k, A> {
+        if !self.kind.softcap || !A::DOUBLE {
+            return Base::Products(products);
         }
-        if self.kind.bias {
-            let at = self.bias.at(self.bias_offset(query, key));
+        let slots = k.range(0u32, products.len() as u32, 1u32);
+        Base::Tangents(k.fold(slots, products, |_, mut products| {
+            let slot = products.remove(0);
+            products.push(slot.into_iter().map(|product| self.tangent(product)).collect());
+            products
+        }))
+    }
+
+    /// A score with what is added to it.
+    fn shifted(
+        &self,
+        mut score: Reg<'k, A>,
+        (query, key): (I32<'k>, I32<'k>),
+        bias: Option<Ptr<'k, Read, Elem>>,
+        seen: Option<Pred<'k>>,
+    ) -> Reg<'k, A> {
+        if let Some(at) = bias {
             let inside = query.lt(self.span.queries) & key.lt(self.span.keys);
             let bias = if seen.is_some() { at.only_where(inside, Fill::Zero) } else { at };
             score = score + bias.get::<A>();
@@ -632,30 +680,28 @@ where
     /// key.
     pub(super) fn tile(
         &self,
-        products: &Matrix<'k, A>,
+        base: &Base<'k, A>,
         place: &Place<'k>,
-        masked: bool,
+        (keys, masked): (Keys, bool),
         pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
     ) -> Matrix<'k, A> {
-        let of_slot = |(row, products): (&U32<'k>, &Vec<Reg<'k, A>>)| {
-            self.row(products, place, masked, |column| pair(row.to_i32(), column))
+        let step = self.bias_step(place, keys);
+        let of_slot = |(row, values): (&U32<'k>, &Vec<Reg<'k, A>>)| {
+            let mut before: Option<Ptr<'k, Read, Elem>> = None;
+            let of = |(value, column): (&Reg<'k, A>, &u32)| {
+                let (query, key) = pair(row.to_i32(), place.first.to_i32() + column.cast_signed());
+                let seen = masked.then(|| self.span.sees(query, key));
+                let score = match base {
+                    Base::Products(_) => self.unshifted(*value),
+                    Base::Tangents(_) => *value * self.softcap,
+                };
+                let next = before.zip(step).map(|(before, step)| before.at(step));
+                before = next.or_else(|| self.bias_at(query, key));
+                self.shifted(score, (query, key), before, seen)
+            };
+            values.iter().zip(&place.columns).map(of).collect()
         };
-        place.rows.iter().zip(products).map(of_slot).collect()
-    }
-
-    /// The scores of one slot.
-    pub(super) fn row(
-        &self,
-        products: &[Reg<'k, A>],
-        place: &Place<'k>,
-        masked: bool,
-        pair: impl Fn(I32<'k>) -> (I32<'k>, I32<'k>),
-    ) -> Vec<Reg<'k, A>> {
-        let of = |(product, column): (&Reg<'k, A>, &u32)| {
-            let (query, key) = pair(place.first.to_i32() + column.cast_signed());
-            self.score(*product, query, key, masked.then(|| self.span.sees(query, key)))
-        };
-        products.iter().zip(&place.columns).map(of).collect()
+        place.rows.iter().zip(base.values()).map(of_slot).collect()
     }
 
     /// The scores of one slot, whose query is `query` and whose keys lie `columns` from `first` on. Each comparison for a mask is
@@ -680,15 +726,32 @@ where
         products.iter().zip(columns).map(of).collect()
     }
 
-    fn bias_offset(&self, query: I32<'k>, key: I32<'k>) -> U64<'k> {
-        query.to_u32().to_u64() * self.bias_row + key.to_u32().to_u64() * self.bias_column
+    /// Elements from one bias of a slot to the next, if its columns lie at even distances: then each is found from the one before,
+    /// and multiples of the strides take no registers.
+    fn bias_step(&self, place: &Place<'k>, keys: Keys) -> Option<U64<'k>> {
+        let distance = place.columns.get(1)? - place.columns[0];
+        let even = place.columns.windows(2).all(|pair| pair[1] - pair[0] == distance);
+        let stride = if keys == Keys::Columns { self.bias_column } else { self.bias_row };
+        (self.kind.bias && even).then(|| stride * u64::from(distance))
+    }
+
+    /// Where the bias of a pair lies, if there is one.
+    fn bias_at(&self, query: I32<'k>, key: I32<'k>) -> Option<Ptr<'k, Read, Elem>> {
+        self.kind.bias.then(|| {
+            let of_row = query.to_u32().to_u64() * self.bias_row;
+            self.bias.at(of_row + key.to_u32().to_u64() * self.bias_column)
+        })
     }
 
     /// What the gradient of a score is multiplied with to give that of its product; the factor of the softmax is left
     /// for the end.
-    pub(super) fn derivative(&self, product: Reg<'k, A>) -> Option<Reg<'k, A>> {
+    pub(super) fn derivative(&self, base: &Base<'k, A>, slot: usize, column: usize) -> Option<Reg<'k, A>> {
+        let value = base.values()[slot][column];
         self.kind.softcap.then(|| {
-            let t = (product * self.scale / self.softcap).tanh();
+            let t = match base {
+                Base::Products(_) => self.tangent(value),
+                Base::Tangents(_) => value,
+            };
             1.0 - t * t
         })
     }

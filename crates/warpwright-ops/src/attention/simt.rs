@@ -70,6 +70,12 @@ impl Simt {
         LANES * self.columns
     }
 
+    /// Blocks that should at least fit a multiprocessor. Left to itself the assembler makes room for more of them than shared
+    /// memory does, and keeps in memory what then lacks registers.
+    pub(super) fn min_blocks_per_sm(self, dtype: DType) -> Option<u32> {
+        (self.slots == 1 || dtype == DType::F64).then_some(1)
+    }
+
     /// Elements of shared memory, with one tile of own rows or two.
     pub const fn shared_elements(self, own: u32) -> u32 {
         let places = if self.shared_place { 1 } else { 2 };
@@ -148,23 +154,15 @@ impl<'k> SimtEngine<'k> {
     where
         Elem: Access<A>,
     {
-        let Simt { threads, width, vector, .. } = self.config;
+        let Simt { threads, slots, width, vector, .. } = self.config;
         let chunk = self.chunk();
         let per_row = width / chunk;
         let total = tile.rows * per_row;
         let data = source.data.at(first.to_u64() * source.stride);
-        // Rounds of wide rows are so many that the assembler kept their places in memory from tile to tile. No row has a negative
-        // number, but for all that it knows places differ, and it computes them again. Double precision keeps more than these in memory.
-        let thread = match (width, self.dtype) {
-            (256, DType::F32) => self.thread + (first.to_u32() >> 31),
-            _ => self.thread,
-        };
-        let rounds: Vec<u32> = (0..total.div_ceil(threads)).collect();
         // Places that are looked up row by row take registers of their own.
         let batch = if matches!(source.form, Form::Even) { BATCH } else { BATCH / 4 };
-        for batch in rounds.chunks(batch as usize) {
-            let loaded: Vec<_> = batch
-                .iter()
+        let some = |thread: U32<'k>, rounds: std::ops::Range<u32>| {
+            let loaded: Vec<_> = rounds
                 .map(|round| {
                     let index = thread + round * threads;
                     let (row, at) = (index / per_row, index & (per_row - 1));
@@ -189,8 +187,23 @@ impl<'k> SimtEngine<'k> {
                     place.only_where(row.lt(tile.rows), Fill::Zero).store(lanes);
                 }
             }
+        };
+        let rounds = total.div_ceil(threads);
+        // Where rounds are many the assembler kept their places in memory from tile to tile. No row has a negative number, but for all
+        // that it knows places differ, and it computes them again.
+        let thread = match width {
+            256 => self.thread + (first.to_u32() >> 31),
+            _ => self.thread,
+        };
+        // In a loop it has no more than one batch's to keep. Where it has registers for all, that is slower.
+        let spare = width == 256 && slots > 1 && !A::DOUBLE;
+        if !spare && batch == BATCH && rounds > batch && rounds.is_multiple_of(batch) {
+            k.for_each(k.range(thread, k.lit(total), threads * batch), |thread| some(thread, 0..batch));
+            return;
         }
-        let _ = k;
+        for from in (0..rounds).step_by(batch as usize) {
+            some(thread, from..rounds.min(from + batch));
+        }
     }
 }
 
@@ -208,6 +221,10 @@ where
         let rows = (0..self.config.slots).map(|slot| self.row + slot * self.step()).collect();
         let columns = (0..self.config.columns).map(|c| c * LANES).collect();
         Place { rows, first: self.lane, columns }
+    }
+
+    fn slot_by_slot(&self) -> bool {
+        self.config.slots > 1
     }
 
     fn team(&self, keys: Keys) -> Team {
@@ -308,8 +325,10 @@ where
             }
         }
         k.warp_barrier();
-        // Summed tile by tile, so that the errors of long sums grow with the tiles and not with the columns.
-        let of_tile = k.fold(k.range(0u32, LANES, 1u32), self.zero(k), |turn, mut sum| {
+        // Summed tile by tile, so that the errors of long sums grow with the tiles and not with the columns. Double precision has
+        // digits to spare, but no registers.
+        let before = if A::DOUBLE { sum.clone() } else { self.zero(k) };
+        let of_tile = k.fold(k.range(0u32, LANES, 1u32), before, |turn, mut sum| {
             let row = row.at(turn * chunk);
             let tile_row = tile.data.at(turn * width + (self.lane ^ turn) * chunk);
             for part in 0..columns / chunk {
@@ -332,6 +351,9 @@ where
             }
             sum
         });
+        if A::DOUBLE {
+            return of_tile;
+        }
         let add = |(sum, part): (Vec<_>, Vec<_>)| {
             sum.into_iter().zip(part).map(|(a, b): (Reg<'k, A>, Reg<'k, A>)| a + b).collect()
         };

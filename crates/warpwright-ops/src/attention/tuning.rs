@@ -89,6 +89,14 @@ of_either_unit! {
 }
 
 impl Config {
+    /// Blocks that should at least fit a multiprocessor, where the assembler does not know best.
+    pub(super) fn min_blocks_per_sm(self, dtype: DType) -> Option<u32> {
+        match self {
+            Self::Simt(simt) => simt.min_blocks_per_sm(dtype),
+            Self::TensorCore(_) => None,
+        }
+    }
+
     /// Bytes of dynamic shared memory, with so many tiles of own rows.
     pub const fn shared_bytes(self, dtype: DType, own: u32) -> u32 {
         match self {
@@ -99,6 +107,15 @@ impl Config {
 }
 
 impl DecodeConfig {
+    /// Blocks that should at least fit a multiprocessor, where the assembler does not know best.
+    pub(super) fn min_blocks_per_sm(self, dtype: DType) -> Option<u32> {
+        match self {
+            Self::Simt(simt) => simt.min_blocks_per_sm(dtype),
+            Self::TensorCore(_) => None,
+            Self::Streams(_) => Some(1),
+        }
+    }
+
     /// Bytes of dynamic shared memory.
     pub const fn shared_bytes(self, dtype: DType) -> u32 {
         match self {
@@ -305,6 +322,9 @@ const fn data_centre(target: Target) -> bool {
 /// Registers of a thread, of 32 bits, for sums and products; the rest is for operands and addresses.
 const REGISTERS: u32 = 136;
 
+/// The same beside the hyperbolic tangent of soft capping in double precision.
+const CAPPED: u32 = 120;
+
 /// Slots and columns of a thread, the most work for each access to shared memory first.
 const SHAPES: [(u32, u32); 10] =
     [(8, 8), (4, 8), (8, 4), (4, 4), (2, 8), (2, 4), (1, 8), (1, 4), (2, 2), (1, 2)];
@@ -332,7 +352,15 @@ pub fn tile_width(width: usize) -> Option<u32> {
 }
 
 /// The configuration of ordinary arithmetic, `None` if nothing fits the target.
-pub fn simt(dtype: DType, work: Work, target: Target, width: u32, vectors: bool) -> Option<Config> {
+pub fn simt(
+    dtype: DType,
+    work: Work,
+    target: Target,
+    width: u32,
+    vectors: bool,
+    softcap: bool,
+) -> Option<Config> {
+    let registers = if softcap && dtype == DType::F64 { CAPPED } else { REGISTERS };
     let bytes = accumulate_bytes(dtype);
     let chunk = 16 / bytes;
     let vector = if vectors { chunk } else { 1 };
@@ -352,7 +380,7 @@ pub fn simt(dtype: DType, work: Work, target: Target, width: u32, vectors: bool)
         let Simt { slots, columns, .. } = *simt;
         let words = (work.sums() * slots * width / LANES + work.products() * slots * columns) * bytes / 4;
         let shared = Config::Simt(*simt).shared_bytes(dtype, work.own());
-        columns >= chunk && words <= REGISTERS && shared <= shared_limit(target)
+        columns >= chunk && words <= registers && shared <= shared_limit(target)
     };
     candidates.into_iter().find(fits).map(Config::Simt)
 }
@@ -511,8 +539,8 @@ pub fn configs(
     let Some(width) = tile_width(width) else { return Vec::new() };
     // Half types without 16-byte rows are rare where there are tensor cores: one kernel takes them all.
     let wide = granularity >= full_vector(dtype) && !(halves && target.sm >= TENSOR_CORE_SM);
-    let vectors = wide.then(|| simt(dtype, work, target, width, true)).flatten();
-    tensor.into_iter().chain(vectors).chain(simt(dtype, work, target, width, false)).collect()
+    let vectors = wide.then(|| simt(dtype, work, target, width, true, softcap)).flatten();
+    tensor.into_iter().chain(vectors).chain(simt(dtype, work, target, width, false, softcap)).collect()
 }
 
 /// Every configuration that [`configs`] can choose.
