@@ -317,7 +317,7 @@ impl Product {
     pub(super) fn slices(&self) -> u32 {
         match self.exchange {
             Exchange::Tags => 2 * (self.depth / self.chunk()).div_ceil(WARPS),
-            _ if self.is_half() => (self.depth / ATOM.1).div_ceil(WARPS),
+            _ if self.is_tensor() => (self.depth / self.atom().k()).div_ceil(WARPS),
             _ => self.depth.div_ceil(2 * THREADS),
         }
     }
@@ -331,7 +331,7 @@ impl Product {
     }
 
     /// Where the elements of slice `slice` of the warp begin that the lane multiplies, and how far apart its two pairs are, or its
-    /// two elements of `f32`: it reads 16 bytes for two slices, or pairs of each slice.
+    /// two elements of `f32`: it reads 16 bytes for two slices, or what it needs of each slice.
     fn pairs_of_slice<'k>(&self, k: K<'k>, slice: u32) -> (U32<'k>, u32) {
         let (first, quad) = (k.warp_idx() * self.slices(), k.lane_idx() & 3);
         match self.exchange {
@@ -340,7 +340,10 @@ impl Product {
                 let within = quad * (4 * of_register) + slice % 2 * (2 * of_register);
                 ((first + slice / 2 * 2) * self.atom().k() + within, of_register)
             }
-            _ => ((first + slice) * ATOM.1 + quad * 2, ATOM.1 / 2),
+            _ => {
+                let of_slice = self.atom().k();
+                ((first + slice) * of_slice + quad * self.of_register(), of_slice / 2)
+            }
         }
     }
 

@@ -9,6 +9,7 @@ use warpwright_dsl::prelude::*;
 
 use super::exchange::{Matrix, Product, THREADS, WARPS};
 use super::staged::{FRAGMENT_BYTES, MOST_WEIGHTS};
+use super::tuning::Exchange;
 
 /// Registers of a thread: those of two fragments that are widened are not there for them.
 pub(super) const MOST_PACKED: u32 = 112;
@@ -27,7 +28,8 @@ impl Product {
     pub(super) fn packs(&self) -> bool {
         let tiles = self.padded() / self.atom().m();
         let stored = self.slices().saturating_sub(MOST_WEIGHTS / (4 * tiles));
-        self.rounds && WARPS * tiles * stored * FRAGMENT_BYTES > MOST_STORED
+        let tagged = self.rounds && self.exchange == Exchange::Tags;
+        tagged && WARPS * tiles * stored * FRAGMENT_BYTES > MOST_STORED
     }
 
     /// The power of two that the weights of the block are multiplied by, and its inverse. All threads are here.

@@ -22,7 +22,7 @@ pub(super) const QUAD: u32 = 4;
 /// Bytes of shared memory of a stage of all warps, and of all stages.
 const STAGE_BYTES: u32 = 32 << 10;
 const STAGES_BYTES: u32 = 128 << 10;
-/// Vectors of a stage at most; those of 16-bit elements have so many, or twice as many if each reads weights again.
+/// Vectors of a stage at most; those for tensor cores have so many, or twice as many if each reads weights again.
 const MOST_ROWS: u32 = 16;
 /// Registers of weights of a thread; more for tensor cores stay in shared memory, which has so much room.
 pub(super) const MOST_WEIGHTS: u32 = 128;
@@ -83,14 +83,15 @@ impl Product {
         if !self.depth.is_multiple_of(WARPS) || !self.hidden.is_multiple_of(WARPS) || columns == 0 {
             return None;
         }
-        let (rows, of_stage, bytes) = if self.is_half() {
-            if !columns.is_multiple_of(ATOM.1) {
+        let (rows, of_stage, bytes) = if self.is_tensor() {
+            let slice = self.atom().k();
+            if !columns.is_multiple_of(slice) {
                 return None;
             }
             let rows = if self.stored() > 0 && self.batch > MOST_ROWS { 2 * MOST_ROWS } else { MOST_ROWS };
-            let most = STAGE_BYTES / (WARPS * rows * 2 * ATOM.1);
-            let slices = columns / ATOM.1;
-            let of_stage = (1..=most).rev().find(|n| slices.is_multiple_of(*n))? * ATOM.1;
+            let most = STAGE_BYTES / (WARPS * rows * slice * self.dtype.bytes() as u32);
+            let slices = columns / slice;
+            let of_stage = (1..=most).rev().find(|n| slices.is_multiple_of(*n))? * slice;
             (rows, of_stage, TileLayout::new(self.dtype, rows, of_stage).bytes())
         } else {
             let together = self.shape()?.together;
@@ -166,7 +167,7 @@ impl Product {
 
     /// Registers of a thread that weights take.
     pub(super) fn staged_weights(&self) -> u32 {
-        if self.is_half() {
+        if self.is_tensor() {
             return 4 * self.padded() / ATOM.0 * (self.slices() - self.stored());
         }
         self.padded() * self.columns_of_warp() / WARP
@@ -186,8 +187,11 @@ impl Product {
         let words = slot.words.cast::<u32>();
         if !self.is_half() {
             let to = slot.words.cast::<f32>().at(at.to_u64());
+            // Rounded once, and not by all who read them.
+            let left = |value: &F32<'k>| if self.rounds { F32::from_bits(value.to_tf32()) } else { *value };
+            let values: Vec<_> = values.iter().map(left).collect();
             if values.len() == QUAD as usize {
-                k.if_(there, || to.store(values.to_vec()));
+                k.if_(there, || to.store(values));
             } else {
                 k.if_(there, || values.iter().enumerate().for_each(|(i, v)| to.at(i as u64).set(*v)));
             }
@@ -359,9 +363,9 @@ struct Copies<'k> {
 /// Where a warp's stages are.
 #[derive(Clone, Copy)]
 enum Target<'k> {
-    /// Of 16-bit elements: where the lane copies to, and the fragments that it reads.
+    /// For tensor cores: where the lane copies to, and the fragments that it reads.
     Tile(TilePoint<'k>, TileReader<'k, MatrixB>),
-    /// Of `f32`: the same.
+    /// For the ordinary units: the same.
     Rows(Ptr<'k, Shared, f32>, Ptr<'k, Shared, f32>),
 }
 
@@ -390,7 +394,7 @@ impl<'k> Copies<'k> {
             false => (product.sums() * 4, stages.total_bytes()),
         };
         let start = (product.stored_bytes() + sums) / size + k.warp_idx() * (between / size);
-        let to = if product.is_half() {
+        let to = if product.is_tensor() {
             let layout = TileLayout::new(product.dtype, rows, columns);
             let tile = k.tile_at(k.dynamic_shared_elem(product.dtype).at(start), layout);
             let reader = tile.reader_b(product.atom(), Along::K, k.lit(0u32));
@@ -483,10 +487,10 @@ impl<'k> Copies<'k> {
         if sums.is_empty() {
             *sums = vec![Accumulator::zero(k, atom); across * count as usize];
         }
-        let slices = self.staging.columns / ATOM.1;
+        let slices = self.staging.columns / atom.k();
         for slice in 0..slices {
             let pairs = (0..self.staging.rows).step_by(2 * ATOM.2 as usize);
-            let state: Vec<_> = pairs.flat_map(|row| reader.load_pair(row, slice * ATOM.1)).collect();
+            let state: Vec<_> = pairs.flat_map(|row| reader.load_pair(row, slice * atom.k())).collect();
             let at = chunk * slices + slice;
             for ((i, sums), tile) in (0..).zip(sums.chunks_mut(across)).zip(tiles) {
                 let weights = product.weight(k, tile, i, at);

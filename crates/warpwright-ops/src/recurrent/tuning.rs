@@ -51,7 +51,7 @@ pub enum Exchange {
 impl Exchange {
     /// Whether products of `f32` are made of rounded factors where that is allowed.
     pub(super) fn rounds(self, precision: Precision) -> bool {
-        precision == Precision::Tf32 && self == Self::Tags
+        precision == Precision::Tf32 && matches!(self, Self::Blocks | Self::Tags)
     }
 
     /// Sequences that a block has to do with, of `batch`.
@@ -116,7 +116,7 @@ const MOST_UNITS: usize = 4;
 /// Units of a block of a cluster, least first, and sequences of one.
 const CLUSTER_UNITS: [u32; 3] = [8, 16, 32];
 const MOST_SEQUENCES: u32 = 16;
-/// Sequences, and blocks of a cluster for each, up to which there is nothing faster.
+/// Sequences, and blocks of a cluster for each, up to which there is nothing faster; of rounded factors half as many.
 const FEW_SEQUENCES: usize = 8;
 const FEW_TOGETHER: usize = 64;
 /// Blocks that a cluster can have everywhere.
@@ -136,8 +136,13 @@ pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
     let takes = |config: &PersistentConfig| config.takes(desc, target);
     let straight = |exchange| of_groups(desc).find_map(|groups| straight(desc, exchange, groups, takes));
     let blocks = || of_groups(desc).find_map(|groups| layouts_with(Exchange::Blocks, groups).find(takes));
-    let spread = || straight(Exchange::Tags).or_else(|| straight(Exchange::Words)).or_else(blocks);
-    let config = near(desc, cluster(desc, target, &FORWARD), spread);
+    let rounds = Exchange::Tags.rounds(desc.precision);
+    // Of few sequences words are as fast as rounded elements, and exact.
+    let few = (rounds && desc.batch < LEAST_SEQUENCES).then(|| straight(Exchange::Words)).flatten();
+    let words = || straight(Exchange::Words);
+    let spread = || few.or_else(|| straight(Exchange::Tags)).or_else(words).or_else(blocks);
+    let most = if rounds { FEW_TOGETHER / 2 } else { FEW_TOGETHER };
+    let config = near(desc, (cluster(desc, target, &FORWARD), most), spread);
     config.map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
@@ -218,12 +223,12 @@ fn cluster(desc: &RecurrentDesc, target: Target, way: &Way) -> Option<Persistent
 /// A layout within clusters, or one of blocks all over the device if there is one and a cluster would have much to do.
 fn near(
     desc: &RecurrentDesc,
-    cluster: Option<PersistentConfig>,
+    (cluster, most): (Option<PersistentConfig>, usize),
     spread: impl FnOnce() -> Option<PersistentConfig>,
 ) -> Option<PersistentConfig> {
     let little = |config: &PersistentConfig| {
         let (sequences, blocks) = (config.batch(desc), desc.hidden / config.units as usize);
-        sequences <= FEW_SEQUENCES && sequences * blocks <= FEW_TOGETHER
+        sequences <= FEW_SEQUENCES && sequences * blocks <= most
     };
     cluster.filter(little).or_else(spread).or(cluster)
 }
@@ -244,10 +249,13 @@ pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
         // one.
         let at_once = desc.cell.gates().is_power_of_two();
         let many = desc.batch / groups as usize > TILE_BATCH;
-        tags.or(if many && at_once { blocks.or(words) } else { words.or(blocks) })
+        // Of few sequences words are as fast, and exact.
+        let tags = tags.filter(|_| desc.batch >= LEAST_SEQUENCES);
+        if many && at_once { blocks.or(tags).or(words) } else { tags.or(words).or(blocks) }
     };
     let spread = || of_groups(desc).find_map(layout);
-    near(desc, cluster(desc, target, &BACKWARD), spread).map_or(Schedule::Stepwise, Schedule::Persistent)
+    near(desc, (cluster(desc, target, &BACKWARD), FEW_TOGETHER), spread)
+        .map_or(Schedule::Stepwise, Schedule::Persistent)
 }
 
 impl PersistentConfig {
@@ -309,7 +317,7 @@ impl PersistentConfig {
             }
             (Exchange::Blocks, _) => {
                 let product = backward::sweep(desc, self).product();
-                let whole_tiles = dtype == DType::F32 || units == TILE_ROWS;
+                let whole_tiles = !product.is_tensor() || units == TILE_ROWS;
                 items <= MOST_UNITS && whole_tiles && staged_fits(&product, target)
             }
             (_, DType::F32) => {

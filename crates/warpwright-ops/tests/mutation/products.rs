@@ -60,14 +60,13 @@ const ONE_PLACE: &str = "the only place of a sequence is its first from either e
 const AT_ONCE: &str =
     "the state of a few sequences of a few units is in the first stages, all copied at once";
 
-const SURVIVORS: [Survivor; 12] = [
+const ONE_BLOCK: &str = "each lane of a warp has waited itself for the only block that the warp reads from";
+
+const SURVIVORS: [Survivor; 13] = [
     Survivor::equivalent("_blocks", "} k.@commit_copies();", AT_ONCE),
     Survivor::equivalent("_blocks", "read = stages.@after(read);", AT_ONCE),
-    Survivor::equivalent(
-        "_h32_b5_u8_blocks",
-        "fn meet(k: K<'_>)",
-        "each lane of a warp has waited itself for the only block that the warp reads from",
-    ),
+    Survivor::equivalent("_h32_b5_u8_blocks", "fn meet(k: K<'_>)", ONE_BLOCK),
+    Survivor::equivalent("_sweep_tf32_h64_b18_u16_blocks", "fn meet(k: K<'_>)", ONE_BLOCK),
     Survivor::missed(
         "_cluster",
         "@publish_mbarriers()",
@@ -306,7 +305,9 @@ fn defects_of_sequences_through_shared_memory_are_noticed() {
 
 #[test]
 fn defects_of_sequences_of_rounded_factors_are_noticed() {
-    let layout = PersistentConfig { units: 16, groups: 1, exchange: Exchange::Tags };
+    let layout = PersistentConfig { units: 16, groups: 1, exchange: Exchange::Blocks };
+    sequences_backward_with((Some(layout), Precision::Tf32), Cell::Lstm, DType::F32, [18, 64]);
+    let layout = PersistentConfig { exchange: Exchange::Tags, ..layout };
     sequences_with((Some(layout), Precision::Tf32), Cell::Lstm, DType::F32, [3, 32]);
     sequences_backward_with((Some(layout), Precision::Tf32), Cell::Gru, DType::F32, [9, 32]);
 }
