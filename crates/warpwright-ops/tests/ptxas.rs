@@ -16,8 +16,8 @@ use warpwright_ops::catalogue::{TARGETS, kernels_for};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Target, TargetVariant};
 
-/// Kernels that spill a register or two on some targets: double precision, single elements, and 16-bit sums on targets
-/// without their instructions. Their assembly must still succeed.
+/// Kernels that spill: products of double precision and a batch norm of 16 bits on sm_75, gradients of groups on sm_86 and of rows of double
+/// precision on sm_80, all of them a few words, and sequences that fill a block. Their assembly must still succeed.
 const SPILLS: [&str; 7] = [
     "batch_norm_normalise_add_nhwc_bf16_x8_512x8",
     "gemm_f64_oo_simt_64x64x16_s2_p16",
