@@ -193,6 +193,8 @@ pub struct TileCopy<'k> {
     tile: U32<'k>,
     from: U64<'k>,
     bytes_apart: U64<'k>,
+    /// Whether each copy lies within the bounds or outside.
+    whole: bool,
 }
 
 impl<'k> K<'k> {
@@ -232,6 +234,7 @@ impl<'k> K<'k> {
                 tile: zero,
                 from: wide,
                 bytes_apart: wide,
+                whole: false,
             };
         }
         self.on_behalf(|| {
@@ -251,9 +254,19 @@ impl<'k> K<'k> {
                 tile: tile.base(),
                 from: row.to_u64().mul_add(leading, start),
                 bytes_apart: leading * u64::from(rows_apart),
+                whole: false,
             }
         })
     }
+}
+
+/// How much of one copy is read; the rest becomes zero.
+#[derive(Clone, Copy, Debug)]
+enum Limit<'k> {
+    /// So many bytes.
+    Bytes(U32<'k>),
+    /// Nothing where this holds.
+    Outside(Pred<'k>),
 }
 
 impl<'k> TileCopy<'k> {
@@ -263,6 +276,11 @@ impl<'k> TileCopy<'k> {
         let k = self.row.k();
         let shift = (self.layout.dtype.bytes() as u32).trailing_zeros();
         Self { from: k.on_behalf(|| self.from + (elements << shift)), ..self }
+    }
+
+    /// The same where the bounds' columns are a multiple of what one copy moves, which takes fewer instructions.
+    pub fn in_whole_pieces(self) -> Self {
+        Self { whole: true, ..self }
     }
 
     /// Starts the thread's copies into the tile that lies `stage` bytes further on, where `there` holds: elements beyond
@@ -276,8 +294,10 @@ impl<'k> TileCopy<'k> {
     fn start_recorded(&self, stage: U32<'k>, bounds: Bounds<'k>, there: Option<Pred<'k>>) {
         let k = self.row.k();
         let size = self.layout.dtype.bytes() as u32;
-        let of_row = bounds.cols.map(|cols| {
-            let left = (cols << size.trailing_zeros()).to_i32() - self.within.to_i32();
+        let cols = bounds.cols.map(|cols| cols << size.trailing_zeros());
+        let beyond_cols = cols.filter(|_| self.whole).map(|cols| self.within.ge(cols));
+        let of_row = cols.filter(|_| !self.whole).map(|cols| {
+            let left = cols.to_i32() - self.within.to_i32();
             left.max(0).min(i32::try_from(self.piece).unwrap_or(0)).to_u32()
         });
         let mut from = self.from;
@@ -289,12 +309,15 @@ impl<'k> TileCopy<'k> {
                 from = from + self.bytes_apart;
             }
             let row = || if down == 0 { self.row } else { self.row + down };
-            let bytes = match (bounds.rows, of_row) {
-                (None, of_row) => of_row,
-                (Some(rows), of_row) => Some(match of_row {
+            let limit = if self.whole {
+                let beyond_rows = bounds.rows.map(|rows| row().ge(rows));
+                [beyond_rows, beyond_cols].into_iter().flatten().reduce(|a, b| a | b).map(Limit::Outside)
+            } else {
+                let bytes = bounds.rows.map(|rows| match of_row {
                     Some(of_row) => row().lt(rows).select(of_row, 0),
                     None => row().lt(rows).select(self.piece, 0),
-                }),
+                });
+                bytes.or(of_row).map(Limit::Bytes)
             };
             // Threads beyond the last row of the tile have nothing to do.
             let beyond = down + self.rows_apart > self.layout.rows;
@@ -310,9 +333,9 @@ impl<'k> TileCopy<'k> {
                 Address::reg(at.id(), 0)
             };
             if k.target().sm >= ASYNC_SM && self.piece >= ASYNC_BYTES {
-                self.start_async(dst, from, bytes, guard);
+                self.start_async(dst, from, limit, guard);
             } else {
-                late.push((dst, self.read(from, bytes, guard), guard));
+                late.push((dst, self.read(from, limit, guard), guard));
             }
         }
         for (dst, words, guard) in late {
@@ -369,7 +392,7 @@ impl<'k> TileCopy<'k> {
         tile.point(self.within >> shift, self.row)
     }
 
-    fn start_async(&self, dst: Address, from: U64<'k>, bytes: Option<U32<'k>>, guard: Option<Pred<'k>>) {
+    fn start_async(&self, dst: Address, from: U64<'k>, limit: Option<Limit<'k>>, guard: Option<Pred<'k>>) {
         // Only 16 bytes can pass by the L1 cache.
         let cache = if self.piece == CHUNK { CacheOp::Cg } else { CacheOp::Ca };
         let copy = Inst::CpAsync {
@@ -378,7 +401,11 @@ impl<'k> TileCopy<'k> {
             dst,
             src: Address::reg(from.id(), 0),
             bytes: self.piece,
-            limit: bytes.map_or(SourceLimit::Full, |bytes| SourceLimit::Bytes(bytes.operand())),
+            limit: match limit {
+                None => SourceLimit::Full,
+                Some(Limit::Bytes(bytes)) => SourceLimit::Bytes(bytes.operand()),
+                Some(Limit::Outside(outside)) => SourceLimit::Ignore(outside.id()),
+            },
             policy: None,
         };
         self.row.k().rec().push(guard.map(holds), copy);
@@ -389,9 +416,12 @@ impl<'k> TileCopy<'k> {
     }
 
     /// What a copy reads, in registers: all or nothing.
-    fn read(&self, from: U64<'k>, bytes: Option<U32<'k>>, guard: Option<Pred<'k>>) -> Vec<U32<'k>> {
+    fn read(&self, from: U64<'k>, limit: Option<Limit<'k>>, guard: Option<Pred<'k>>) -> Vec<U32<'k>> {
         let k = self.row.k();
-        let whole = bytes.map(|bytes| bytes.eq(self.piece));
+        let whole = limit.map(|limit| match limit {
+            Limit::Bytes(bytes) => bytes.eq(self.piece),
+            Limit::Outside(outside) => !outside,
+        });
         let guard = match (guard, whole) {
             (Some(guard), Some(whole)) => Some(guard & whole),
             (guard, whole) => guard.or(whole),

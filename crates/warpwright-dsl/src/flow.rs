@@ -215,17 +215,32 @@ impl<'k> K<'k> {
         init: C,
         body: impl FnOnce(Reg<'k, T>, C) -> C,
     ) -> C {
+        self.fold_until(range.start, || range.end, range.step, init, body)
+    }
+
+    /// [`fold`](Self::fold) of the integers from `start` below `end` in steps of `step`. The end is recorded where it is asked for, once
+    /// a round, so that it need not stay in a register.
+    #[track_caller]
+    pub fn fold_until<T: Integer, C: Carry<'k>>(
+        self,
+        start: Reg<'k, T>,
+        end: impl Fn() -> Reg<'k, T>,
+        step: impl Source<'k, T>,
+        init: C,
+        body: impl FnOnce(Reg<'k, T>, C) -> C,
+    ) -> C {
         let rec = self.rec();
+        let step = step.reg(self);
         let (state_vars, state) = self.declare(&init);
-        let (_, counter) = self.declare(&range.start);
+        let (_, counter) = self.declare(&start);
         let (body_block, exit) = (rec.new_block(), rec.new_block());
-        self.branch(range.start.lt(range.end), body_block, exit);
+        self.branch(start.lt(end()), body_block, exit);
         rec.place(body_block);
         let next = body(counter, state.rebuild(&mut RawRegs::new(state_vars.clone())));
         self.assign("fold", &state_vars, &next);
-        let advanced = counter + range.step;
+        let advanced = counter + step;
         self.mov(RawReg { id: counter.id(), ty: T::REGISTER }, RawReg { id: advanced.id(), ty: T::REGISTER });
-        self.branch(advanced.lt(range.end), body_block, exit);
+        self.branch(advanced.lt(end()), body_block, exit);
         rec.place(exit);
         state
     }

@@ -80,6 +80,7 @@ mod mem;
 mod mma;
 mod moments;
 mod packed;
+mod park;
 mod philox;
 mod recorder;
 mod reg;
@@ -112,6 +113,7 @@ pub use mem::{
 pub use mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom, Split, SplitSum};
 pub use moments::Moments;
 pub use packed::Packed;
+pub use park::Parked;
 pub use philox::Philox;
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
 pub use ring::{Ring, Turn};

@@ -17,8 +17,15 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Target, TargetVariant};
 
 /// Kernels that spill: products of double precision and a batch norm of 16 bits on sm_75, gradients of groups on sm_86 and of rows of double
-/// precision on sm_80, all of them a few words, and sequences that fill a block. Their assembly must still succeed.
-const SPILLS: [&str; 7] = [
+/// precision on sm_80, gradients of attention's queries on tensor cores under a mask, all of them a few words, and sequences that fill a
+/// block. Their assembly must still succeed.
+const SPILLS: [&str; 13] = [
+    "attention_backward_q_bf16_mma_w4s2c32d128_band",
+    "attention_backward_q_bf16_mma_w4s2c32d128_band_packed",
+    "attention_backward_q_bf16_mma_w4s2c64d64_band",
+    "attention_backward_q_f16_mma_w4s2c32d128_band",
+    "attention_backward_q_f16_mma_w4s2c32d128_band_packed",
+    "attention_backward_q_f16_mma_w4s2c64d64_band",
     "batch_norm_normalise_add_nhwc_bf16_x8_512x8",
     "gemm_f64_oo_simt_64x64x16_s2_p16",
     "gemm_f64_oo_simt_64x64x16_s2_p16_split",
@@ -28,20 +35,15 @@ const SPILLS: [&str; 7] = [
     "rms_norm_backward_f64_x2_v0_g1024_t1024",
 ];
 
-/// Attention on tensor cores: two sums and two products of a tile leave a few registers for everything else. What is kept in
-/// memory is what the end of the kernel needs, and in the wider ones addresses of the copies, once a tile; what that costs, and
-/// its cure, is in docs/performance/attention.md. Of gradients from copies of `f32` it is up to 20 words under a mask.
+/// Attention of `f32` on tensor cores: operands are two numbers each, and sums two. Of gradients from copies it is up to 20 words under
+/// a mask. In half precision it is the bits of what is kept with dropout, and of the gradient of a bias, whose loops leave nothing to
+/// compute again, addresses of the copies. What that costs, and its cure elsewhere, is in docs/performance/attention.md.
 fn fills_the_registers(kernel: &str) -> bool {
-    let halves = ["_f16_mma_", "_bf16_mma_"].iter().any(|part| kernel.contains(part));
-    let parts = ["_mma_", "_pairs_"];
-    let few = kernel.starts_with("attention_decode_");
-    if halves && !few && kernel.contains("_cap") && !kernel.contains("d256") {
-        // Warps have less work.
-        return false;
-    }
+    let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
     // Addresses of a bias that are all computed ahead: two to four words.
     let biased = kernel.contains("_wg") && kernel.ends_with("_bias");
-    biased || kernel.starts_with("attention_") && parts.iter().any(|part| kernel.contains(part))
+    let halves = has(&["_f16_mma_", "_bf16_mma_"]) && has(&["_dropout", "_backward_bias_"]);
+    biased || kernel.starts_with("attention_") && (halves || has(&["_f32_mma_", "_unpaired_mma_", "_pairs_"]))
 }
 
 /// Sequences whose blocks keep 128 registers of weights in every thread: some words of a step lie in memory, ten of most, and

@@ -292,12 +292,13 @@ impl Sweep {
         let statistics = Statistics::new(to.statistics, p.first_row(span.of_queries, head), self.config);
         let (lse, delta) = statistics.of_rows::<A>(first, &place, span.queries);
         let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
+        let walk = if engine.scarce() { walk.parked(k) } else { walk };
         engine.start(k, sources, walk.from, walk.end);
         let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
-            let keys = engine.first(k, sources, at, walk.end);
+            let keys = engine.first(k, sources, at, walk.end());
             let base = scorer.base(k, engine.product(k, own, keys));
             let pair = |row, column| (first + row, at + column);
-            let scores = scorer.tile(&base, &place, (Keys::Columns, masked), pair);
+            let scores = scorer.tile(&base, &place, (Keys::Columns, masked, engine.scarce()), pair);
             let values = engine.second(k, sources, at);
             let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
             let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
@@ -333,6 +334,9 @@ impl Sweep {
             .then(|| engine.own(k, p.v.source(span.of_keys, key_head, span.keys, p.value_width), first, 1));
         let place = engine.product_place(k);
         let walk = span.walk_queries(first, first + rows.cast_signed(), columns);
+        // In narrower ones it costs more registers than it saves.
+        let wide = engine.scarce() && self.config.width() >= 128;
+        let walk = if wide { walk.parked(k) } else { walk };
         let zero = |wanted: bool| if wanted { engine.zero(k) } else { Matrix::new() };
         let zeros = (zero(of_keys), zero(of_values));
         let heads = k.range(0u32, p.group, 1u32);
@@ -347,12 +351,12 @@ impl Sweep {
             let statistics = Statistics::new(to.statistics, first_row, self.config);
             engine.start(k, sources, walk.from, walk.end);
             walk.fold(k, columns, sums, |at, masked, (dk, dv)| {
-                let queries = engine.first(k, sources, at, walk.end);
+                let queries = engine.first(k, sources, at, walk.end());
                 let there = |query: I32<'k>| masked.then(|| query.lt(span.queries));
                 let (lse, delta) = statistics.of::<A>(at + place.first.to_i32(), &place.columns, there);
                 let base = scorer.base(k, engine.product(k, own, queries));
                 let pair = |row, column| (at + column, first + row);
-                let scores = scorer.tile(&base, &place, (Keys::Rows, masked), pair);
+                let scores = scorer.tile(&base, &place, (Keys::Rows, masked, engine.scarce()), pair);
                 let dys = engine.second(k, sources, at);
                 let kept = scorer.kept(k, engine, &place, Keys::Rows, pair);
                 // Before the probabilities, so that their exponentials run beside this product.

@@ -151,7 +151,7 @@ impl BiasGradient {
         let base = scorer.base(k, engine.product(k, own, keys));
         let place = engine.product_place(k);
         let pair = |row, column| (first + row, at + column);
-        let scores = scorer.tile(&base, &place, (Keys::Columns, true), pair);
+        let scores = scorer.tile(&base, &place, (Keys::Columns, true, false), pair);
         let values = engine.second(k, sources, at);
         let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
         let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());

@@ -4,6 +4,7 @@
 //! few columns of each; the threads of a slot are neighbouring lanes of one warp. Forward the rows are queries and the
 //! columns keys; in the sweep for the gradients of keys and values they change places.
 
+use warpwright_dsl::Parked;
 use warpwright_dsl::prelude::*;
 
 use super::dropout::{Keys, Team};
@@ -109,9 +110,28 @@ pub(super) struct Walk<'k> {
     /// Where tiles without masked pairs begin; `None` is at once.
     pub(super) whole_from: Option<I32<'k>>,
     pub(super) whole_end: I32<'k>,
+    /// Where these are kept, if they are: where tiles begin to be whole, where they cease to be, and where they end.
+    pub(super) parked: Option<Parked<'k, i32, 4>>,
 }
 
 impl<'k> Walk<'k> {
+    /// The same, if some of its columns are limited, with what is known of them [parked](K::park).
+    pub(super) fn parked(self, k: K<'k>) -> Self {
+        let park = |from| k.park([from, self.whole_end, self.end, self.end]);
+        Self { parked: self.whole_from.map(park), ..self }
+    }
+
+    /// Where tiles begin to be whole, where they cease to be, and where they end.
+    fn bound(&self, number: usize) -> I32<'k> {
+        let known = [self.whole_from.unwrap_or(self.from), self.whole_end, self.end];
+        self.parked.map_or(known[number], |parked| parked.get()[number])
+    }
+
+    /// Where tiles end.
+    pub(super) fn end(&self) -> I32<'k> {
+        self.bound(2)
+    }
+
     /// A loop over tiles of `columns` columns with carried state: `body` takes the first column, whether pairs may be
     /// masked, and the state.
     pub(super) fn fold<C: Carry<'k>>(
@@ -122,15 +142,16 @@ impl<'k> Walk<'k> {
         body: impl Fn(I32<'k>, bool, C) -> C,
     ) -> C {
         let step = columns.cast_signed();
-        let part = |from, end, masked, state| {
-            k.fold(k.range(from, end, step), state, |at, state| body(at, masked, state))
+        let part = |from, to, masked, state| {
+            k.fold_until(from, || self.bound(to), step, state, |at, state| body(at, masked, state))
         };
-        let mut state = init;
-        if let Some(whole_from) = self.whole_from {
-            state = part(self.from, whole_from, true, state);
+        let (mut from, mut state) = (self.from, init);
+        if self.whole_from.is_some() {
+            state = part(from, 0, true, state);
+            from = self.bound(0);
         }
-        state = part(self.whole_from.unwrap_or(self.from), self.whole_end, false, state);
-        part(self.whole_end, self.end, true, state)
+        state = part(from, 1, false, state);
+        part(self.bound(1), 2, true, state)
     }
 }
 
@@ -153,6 +174,12 @@ pub(super) trait Engine<'k, A: Float> {
 
     /// Whether what is dropped is drawn for one slot after the other: slower than for all beside each other, but in few registers.
     fn slot_by_slot(&self) -> bool {
+        false
+    }
+
+    /// Whether registers are so scarce that what the whole block knows is [parked](K::park), and what a thread can compute again for each
+    /// tile is.
+    fn scarce(&self) -> bool {
         false
     }
 

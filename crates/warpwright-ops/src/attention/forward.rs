@@ -123,12 +123,13 @@ impl Forward {
 
         let place = engine.product_place(k);
         let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
+        let walk = if engine.scarce() { walk.parked(k) } else { walk };
         engine.start(k, sources, walk.from, walk.end);
         let last = walk.fold(k, columns, Running::new(k, &engine), |at, masked, state| {
-            let keys = engine.first(k, sources, at, walk.end);
+            let keys = engine.first(k, sources, at, walk.end());
             let base = scorer.base(k, engine.product(k, own, keys));
             let pair = |row, column| (first + row, at + column);
-            let scores = scorer.tile(&base, &place, (Keys::Columns, masked), pair);
+            let scores = scorer.tile(&base, &place, (Keys::Columns, masked, engine.scarce()), pair);
             let (weights, state) = soften(k, &engine, &scorer, scores, state);
             // The sum is of all probabilities: what is dropped is dropped from the values alone.
             let kept = scorer.kept(k, &engine, &place, Keys::Columns, pair);

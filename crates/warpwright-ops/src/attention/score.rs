@@ -397,13 +397,13 @@ impl<'k> Span<'k> {
         let from = down(from);
         if !self.kind.band {
             let whole_end = complete.select(down(all), 0i32).min(end);
-            return Walk { from, end, whole_from: None, whole_end: down(whole_end) };
+            return Walk { from, end, whole_from: None, whole_end: down(whole_end), parked: None };
         }
         // Both ends of what is whole lie among the tiles, in order.
         let whole_from = down(whole_first.max(from) + (step - 1)).min(down(end.max(from) + (step - 1)));
         let whole_end = complete.select(down((whole_last + 1i32).min(all)), 0i32);
         let whole_end = whole_end.max(whole_from).min(down(end.max(from) + (step - 1)));
-        Walk { from, end, whole_from: Some(whole_from), whole_end }
+        Walk { from, end, whole_from: Some(whole_from), whole_end, parked: None }
     }
 
     /// The first and the last key that `query` sees, where they are limited.
@@ -413,6 +413,20 @@ impl<'k> Span<'k> {
             return [None, Some(last)];
         }
         [Some(query - self.left), Some(last.min(query + self.right))]
+    }
+
+    /// How far from the pair `query`, `key` the first and the last column lie that its row sees, where they are limited.
+    fn seen_from(&self, query: I32<'k>, key: I32<'k>, keys: Keys) -> [Option<I32<'k>>; 2] {
+        let (row, column, before, after, all) = match keys {
+            Keys::Columns => (query, key, self.left, self.right, self.keys),
+            Keys::Rows => (key, query, self.right, self.left, self.queries),
+        };
+        let last = all - 1i32 - column;
+        if !self.kind.band {
+            return [None, Some(last)];
+        }
+        let own = row - column;
+        [Some(own - before), Some(last.min(own + after))]
     }
 
     /// Whether `query` sees `key`, which may lie outside.
@@ -682,15 +696,24 @@ where
         &self,
         base: &Base<'k, A>,
         place: &Place<'k>,
-        (keys, masked): (Keys, bool),
+        (keys, masked, scarce): (Keys, bool, bool),
         pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
     ) -> Matrix<'k, A> {
         let step = self.bias_step(place, keys);
         let of_slot = |(row, values): (&U32<'k>, &Vec<Reg<'k, A>>)| {
+            let (query, key) = pair(row.to_i32(), place.first.to_i32());
+            let limits = (masked && scarce).then(|| self.span.seen_from(query, key, keys));
             let mut before: Option<Ptr<'k, Read, Elem>> = None;
             let of = |(value, column): (&Reg<'k, A>, &u32)| {
                 let (query, key) = pair(row.to_i32(), place.first.to_i32() + column.cast_signed());
-                let seen = masked.then(|| self.span.sees(query, key));
+                let column = column.cast_signed();
+                let seen = match limits {
+                    Some([low, high]) => {
+                        let limits = [low.map(|low| low.le(column)), high.map(|high| high.ge(column))];
+                        limits.into_iter().flatten().reduce(|a, b| a & b)
+                    }
+                    None => masked.then(|| self.span.sees(query, key)),
+                };
                 let score = match base {
                     Base::Products(_) => self.unshifted(*value),
                     Base::Tangents(_) => *value * self.softcap,

@@ -246,7 +246,8 @@ impl<'k> TensorCoreEngine<'k> {
         (stage, there): (U32<'k>, Option<Pred<'k>>),
         threads: (U32<'k>, u32),
     ) {
-        let copy = k.tile_copy(tile, source.data, source.stride, 16, threads);
+        // Rows and accesses to them have 16 bytes, or multiples.
+        let copy = k.tile_copy(tile, source.data, source.stride, 16, threads).in_whole_pieces();
         let bounds = Bounds { rows: Some((source.rows - at).max(0i32).to_u32()), cols: Some(source.width) };
         let first = source.offset(at, there.unwrap_or_else(|| k.lit(true)));
         copy.advanced(first).start(stage, bounds, there);
@@ -270,7 +271,10 @@ impl<'k> TensorCoreEngine<'k> {
         let stage = self.stage(at);
         for (index, source) in sources.into_iter().enumerate() {
             let tile = self.columns_tile(k, index as u32);
-            self.copy(k, source, at, tile, (stage, Some(there)), self.copiers(k));
+            let (thread, threads) = self.copiers(k);
+            // 0 of another number for each tile: places are computed again instead of being kept in registers.
+            let thread = thread + (at.to_u32() >> 31);
+            self.copy(k, source, at, tile, (stage, Some(there)), (thread, threads));
         }
         k.commit_copies();
     }
@@ -400,6 +404,10 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
     fn may_wait(&self) -> bool {
         // 8 % faster; 8 % slower for rows of 64, the same for rows of 256.
         self.config.width == 128 && self.atom != MmaAtom::Tf32
+    }
+
+    fn scarce(&self) -> bool {
+        true
     }
 
     fn team(&self, keys: Keys) -> Team {

@@ -396,13 +396,14 @@ pub fn tensor_core(work: Work, target: Target, width: usize, softcap: bool) -> O
         (_, 64 | 128) if softcap => config(4, 1, 32),
         (Work::Forward, 256) if target.sm >= 90 => config(8, 1, 64),
         (Work::Forward, 256) => config(4, 1, 32),
+        (Work::Forward, 128) => config(4, 2, 32),
         (Work::Forward, _) => config(4, 2, 64),
         (Work::Queries, 64) => config(4, 2, 64),
         (Work::Queries, 128) => config(4, 2, 32),
         (_, 256) if target.sm >= 90 => config(8, 1, 32),
         (_, 256) => config(4, 1, 16),
         (_, 64) => config(4, 2, 32),
-        _ => config(4, 1, 64),
+        _ => config(4, 1, 32),
     };
     (target.sm >= TENSOR_CORE_SM).then_some(Config::TensorCore(choice))
 }

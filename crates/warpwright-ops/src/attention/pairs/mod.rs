@@ -133,6 +133,10 @@ impl<'k> Engine<'k, f32> for PairsEngine<'k> {
         self.tiles.product_place(k)
     }
 
+    fn scarce(&self) -> bool {
+        true
+    }
+
     fn team(&self, keys: Keys) -> Team {
         self.tiles.team(keys)
     }
