@@ -40,15 +40,14 @@ const SPILLS: [&str; 13] = [
 /// compute again, addresses of the copies. What that costs, and its cure elsewhere, is in docs/performance/attention.md.
 fn fills_the_registers(kernel: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
-    // Addresses of a bias that are all computed ahead: two to four words.
-    let biased = kernel.contains("_wg") && kernel.ends_with("_bias");
     let halves = has(&["_f16_mma_", "_bf16_mma_"]) && has(&["_dropout", "_backward_bias_"]);
-    biased || kernel.starts_with("attention_") && (halves || has(&["_f32_mma_", "_unpaired_mma_", "_pairs_"]))
+    kernel.starts_with("attention_") && (halves || has(&["_f32_mma_", "_unpaired_mma_", "_pairs_"]))
 }
 
 /// Sequences whose blocks keep 128 registers of weights in every thread: some words of a step lie in memory, ten of most, and
 /// 130 where as many weights again are in shared memory. A step takes microseconds, and reading them a fraction of one. In
-/// clusters of blocks of 256 units it is one to nine words. Where states are tagged it is weights on their way to registers, before the first step.
+/// clusters of blocks of 256 units it is one to nine words. Where states are tagged it is weights on their way to registers, before the first step; of
+/// `tf32`, whose weights take twice the registers, up to 70 words.
 fn keeps_weights(kernel: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
     let backward = kernel.contains("_sweep_f32_") && kernel.ends_with("_u8_blocks");

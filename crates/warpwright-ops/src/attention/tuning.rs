@@ -471,7 +471,8 @@ pub fn warpgroup_layouts(width: usize) -> Vec<Warpgroups> {
 pub fn warpgroups(width: u32, bias: bool, few: bool) -> Option<Warpgroups> {
     let layout = warpgroup_layouts(width as usize).first().copied()?;
     Some(match layout.width {
-        64 if bias || few => Warpgroups { groups: 2, ..layout },
+        64 if bias => Warpgroups { groups: 2, columns: 112, ..layout },
+        64 if few => Warpgroups { groups: 2, ..layout },
         128 if bias => Warpgroups { columns: 96, ..layout },
         _ => layout,
     })
