@@ -97,6 +97,49 @@ fn ranges_step_and_can_be_empty() {
 }
 
 #[test]
+fn ends_are_recorded_where_a_loop_asks_for_them() {
+    // An end that falls from round to round: asked for once, it would be passed by.
+    let got = words(40, |k, x, n| {
+        let end = k.shared::<u32>(32).at(k.thread_idx());
+        end.set(n);
+        k.fold_until(
+            x,
+            || end.get(),
+            3,
+            k.lit(0u32),
+            |i, rounds| {
+                end.set(n - i);
+                rounds + 1
+            },
+        )
+    });
+    let rounds = |x: u32| {
+        let (mut i, mut end, mut rounds) = (x, 40, 0);
+        while i < end {
+            end = 40 - i;
+            rounds += 1;
+            i += 3;
+        }
+        rounds
+    };
+    assert_words(&got, rounds);
+}
+
+#[test]
+fn what_is_parked_comes_back_in_every_thread() {
+    let got = words(7, |k, x, n| {
+        let parked = k.park([n, n * 3, n + 1, n << 2]);
+        k.barrier();
+        let [a, b, c, d] = parked.get();
+        k.fold(k.range(0, x, 1), a, |i, sum| {
+            let [_, again, ..] = parked.get();
+            sum + i * (again - b) + c - d + n * 3 - 1
+        })
+    });
+    assert_words(&got, |_| 7);
+}
+
+#[test]
 fn loops_nest() {
     let got = words(6, |k, x, n| {
         k.fold(k.range(0, x, 1), k.lit(0u32), |i, sum| k.fold(k.range(0, n, 2), sum, |j, sum| sum + i * j))
