@@ -9,6 +9,12 @@ use warpwright_dsl::prelude::*;
 
 use super::dropout::{Keys, Team};
 
+/// 0, from the number of a row or column, none of which is negative; but the assembler does not know that, and computes again for each number
+/// what it would else keep in registers.
+pub(super) fn zero_of(number: I32<'_>) -> U32<'_> {
+    number.to_u32() >> 31
+}
+
 /// Elements that a thread holds: `[slot][column]`.
 pub(super) type Matrix<'k, A> = Vec<Vec<Reg<'k, A>>>;
 

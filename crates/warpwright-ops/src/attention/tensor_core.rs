@@ -8,7 +8,7 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Accumulator, Along, Bounds, Fragment, MmaAtom, SharedTile, SplitSum, TileLayout, WARP};
 
 use super::dropout::{Keys, Team};
-use super::engine::{Engine, Form, Matrix, Place, Source, each};
+use super::engine::{Engine, Form, Matrix, Place, Source, each, zero_of};
 
 /// Lanes that share a slot.
 pub(super) const LANES: u32 = 4;
@@ -272,8 +272,8 @@ impl<'k> TensorCoreEngine<'k> {
         for (index, source) in sources.into_iter().enumerate() {
             let tile = self.columns_tile(k, index as u32);
             let (thread, threads) = self.copiers(k);
-            // 0 of another number for each tile: places are computed again instead of being kept in registers.
-            let thread = thread + (at.to_u32() >> 31);
+            // Places are computed again for each tile instead of being kept in registers.
+            let thread = thread + zero_of(at);
             self.copy(k, source, at, tile, (stage, Some(there)), (thread, threads));
         }
         k.commit_copies();
@@ -281,8 +281,7 @@ impl<'k> TensorCoreEngine<'k> {
 
     /// The tile of the columns from `at` on.
     fn operand(&self, k: K<'k>, index: u32, at: I32<'k>) -> Operand<'k> {
-        // No column has a negative number.
-        Operand { tile: self.columns_tile(k, index).moved(self.stage(at)), zero: at.to_u32() >> 31 }
+        Operand { tile: self.columns_tile(k, index).moved(self.stage(at)), zero: zero_of(at) }
     }
 
     /// Products of operands that are split. They are summed in parts, so that the errors of long sums, which tensor cores cut off,
