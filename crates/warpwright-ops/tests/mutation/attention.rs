@@ -301,11 +301,14 @@ fn nothing_behind(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
     values
 }
 
-const FEW_SURVIVORS: [Survivor; 1] = [Survivor::missed(
-    "_tma",
-    "@publish_mbarriers()",
-    "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled",
-)];
+const FEW_SURVIVORS: [Survivor; 2] = [
+    Survivor::missed(
+        "_tma",
+        "@publish_mbarriers()",
+        "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled",
+    ),
+    Survivor::equivalent("d64$", SHIFT, NO_BAND),
+];
 const PARTS_SURVIVORS: [Survivor; 1] = [Survivor::equivalent(
     "_combine_",
     "@for_each(k.range(step",
