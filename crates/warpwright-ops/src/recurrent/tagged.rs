@@ -249,9 +249,7 @@ impl Product {
             }
         }
     }
-}
 
-impl Product {
     /// The same with weights in halves. Several vectors have a part in each, so that sums do not wait for themselves.
     fn add_unpacked<'k>(
         &self,

@@ -8,6 +8,8 @@ pub(super) mod sweeps;
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Along, Boxes, In, Mbarrier, PanelTile, TensorBoxes, WarpgroupSums};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{Target, TargetVariant};
 
 use super::OP;
 use super::score::Origin;
@@ -59,6 +61,11 @@ pub(super) fn boxes(tensor: &In<Elem>, layout: &Layout, tile: PanelTile) -> Resu
         Along::Outer => (width, rows),
     };
     Ok(Boxes::over(tensor, tile.map(extents, row, &[(heads, head), (batches, batch)])))
+}
+
+/// A kernel with instructions of one architecture alone.
+fn recorded<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, PlanError> {
+    crate::plan::recorded(OP, def, Target { variant: TargetVariant::Specific, ..target })
 }
 
 /// Rows of one head of a sequence, as tensor copies reach them.

@@ -2,14 +2,15 @@
 
 use warpwright_dsl::{In, KernelArgs, Out};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target, TargetVariant};
+use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::super::options::{self, Common};
 use super::super::score::ScoreKind;
 use super::super::tuning::{self, Warpgroups};
 use super::super::{AttentionDesc, INPUTS, OP, SINKS};
-use super::{boxes, reach};
+use super::forward::{ForwardArgs, WarpgroupForward};
+use super::{boxes, reach, recorded};
 use crate::PlanError;
 use crate::plan::{self, Plan, Variant};
 
@@ -76,9 +77,8 @@ impl AttentionDesc {
             let [batch, row, head] = options::steps(&self.o);
             let (o, lse, sinks) = (Out::slot(INPUTS), Out::slot(INPUTS + 1), In::slot(SINKS));
             let has_sinks = u32::from(self.options.sinks);
-            let args = super::forward::ForwardArgs::new(
-                c, o, batch, row, head, lse, sinks, has_sinks, q, k, v, tiles, all_tiles,
-            );
+            let args =
+                ForwardArgs::new(c, o, batch, row, head, lse, sinks, has_sinks, q, k, v, tiles, all_tiles);
             let kernel = kernel(self.dtype, c.kind, config, target)?;
             let step = LaunchStep::new(kernel, grid, args.values());
             steps.push(step.with_dynamic_shared(config.shared_bytes()));
@@ -101,6 +101,5 @@ pub(in super::super) fn kernel(
     config: Warpgroups,
     target: Target,
 ) -> Result<Kernel, PlanError> {
-    let target = Target { variant: TargetVariant::Specific, ..target };
-    plan::recorded(OP, &super::forward::WarpgroupForward { dtype, kind, config }, target)
+    recorded(&WarpgroupForward { dtype, kind, config }, target)
 }

@@ -2,9 +2,7 @@
 
 use warpwright_dsl::{Along, Boxes, DType, Elem, In, K, KernelArgs, Out, PanelTile};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{
-    Target, TargetVariant, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle,
-};
+use warpwright_ptx::{Target, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle};
 use warpwright_runtime::LaunchStep;
 
 use super::super::options::{self, Common};
@@ -12,9 +10,8 @@ use super::super::score::ScoreKind;
 use super::super::tuning::{self, Work};
 use super::super::{AttentionBackwardDesc, Chosen, OP, Places, slots};
 use super::backward::{WarpgroupArgs, WarpgroupSweep};
-use super::{GROUP, GROUP_ROWS, boxes, reach};
+use super::{GROUP, GROUP_ROWS, boxes, reach, recorded};
 use crate::PlanError;
-use crate::plan;
 
 /// Bytes of shared memory of a block, but for the barriers.
 const SHARED: u32 = (227 << 10) - 512;
@@ -257,8 +254,7 @@ fn sweep(
     config: SweepGroups,
     target: Target,
 ) -> Result<Kernel, PlanError> {
-    let target = Target { variant: TargetVariant::Specific, ..target };
-    plan::recorded(OP, &WarpgroupSweep { work, dtype, kind, config }, target)
+    recorded(&WarpgroupSweep { work, dtype, kind, config }, target)
 }
 
 /// Every kernel that tuning can choose.
