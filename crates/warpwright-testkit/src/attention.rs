@@ -701,7 +701,7 @@ impl AttentionSubject {
             }
             _ => None,
         };
-        let warps = tuning::tensor_core(Work::Forward, target, width, desc.options.softcap.is_some());
+        let warps = tuning::tensor_core(Work::Forward, target, width, desc.options.kind());
         match (layout, warps.filter(|_| s.unit == Unit::Warps)) {
             (Some(layout), _) => desc.plan_decode_with(target, layout, PARTS),
             (None, Some(config)) => desc.plan_with(target, config),

@@ -124,7 +124,7 @@ fn measure(device: &Device, stream: &Stream, width: usize, causal: bool) -> Resu
     let dy = Tensor::from_bytes(device, DType::BF16, &random(elements, 99), &[elements])?;
     let given: Vec<_> = given.into_iter().chain([("dy", Rc::new(dy))]).collect();
     let blocks = [tuning::Work::Queries, tuning::Work::KeysAndValues]
-        .map(|work| tuning::tensor_core(work, target, width, false));
+        .map(|work| tuning::tensor_core(work, target, width, desc.forward.options.kind()));
     let [Some(queries), Some(keys)] = blocks else { return Ok(()) };
     let mut plans = vec![desc.plan_with(target, [queries, keys])?];
     for configs in layouts(width as u32) {

@@ -42,7 +42,7 @@ fn desc(width: usize, sequence: usize, causal: bool) -> AttentionDesc {
 /// The plan that tuning chooses, one without tensor copies, and those with each layout of warpgroups.
 fn plans(desc: &AttentionDesc, target: Target) -> Vec<Plan<AttentionDesc>> {
     let width = desc.q.shape[3];
-    let mma = tuning::tensor_core(tuning::Work::Forward, target, width, false);
+    let mma = tuning::tensor_core(tuning::Work::Forward, target, width, desc.options.kind());
     let mut all: Vec<_> = mma.into_iter().filter_map(|config| desc.plan_with(target, config).ok()).collect();
     for layout in tuning::warpgroup_layouts(width) {
         all.extend(desc.plan_warpgroups_with(target, layout, None).ok());

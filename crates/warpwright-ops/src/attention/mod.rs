@@ -859,21 +859,19 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         Direction::Forward => &[Work::Forward],
         Direction::Backward => &[Work::Queries, Work::KeysAndValues],
     };
-    for (&planned, softcap) in works.iter().flat_map(|work| [true, false].map(|softcap| (work, softcap))) {
-        for config in tuning::all(dtype, planned, target, softcap) {
-            let mut kinds = Vec::new();
-            match config {
-                _ if softcap => kinds.push(all),
-                Config::TensorCore(_) => kinds.extend([plain, alone[0], packed, dropped]),
-                Config::Simt(Simt { vector: 1, .. }) => {}
-                Config::Simt(Simt { width: 64, .. }) if dtype == DType::F32 => {
-                    kinds.extend([plain, dropped]);
-                    kinds.extend(alone);
-                }
-                Config::Simt(_) => kinds.extend([plain, dropped]),
-            }
+    let usual = |kind: ScoreKind, config: Config| match config {
+        _ if kind == all => true,
+        Config::TensorCore(_) => [plain, alone[0], packed, dropped].contains(&kind),
+        Config::Simt(Simt { vector: 1, .. }) => false,
+        Config::Simt(Simt { width: 64, .. }) if dtype == DType::F32 => kind != packed,
+        Config::Simt(_) => [plain, dropped].contains(&kind),
+    };
+    let kinds: Vec<_> = [all, plain, packed, dropped].into_iter().chain(alone).collect();
+    for (&planned, &kind) in works.iter().flat_map(|work| kinds.iter().map(move |kind| (work, kind))) {
+        let configs = tuning::all(dtype, planned, target, kind).into_iter();
+        for config in configs.filter(|config| usual(kind, *config)) {
             let works = if planned == Work::KeysAndValues { Work::of_keys(config) } else { &[planned] };
-            for (&work, kind) in works.iter().flat_map(|work| kinds.iter().map(move |kind| (work, *kind))) {
+            for &work in works {
                 out.push(match work {
                     Work::Forward => plan::recorded(OP, &forward::Forward { dtype, kind, config }, target)?,
                     _ => plan::recorded(OP, &backward::Sweep { work, dtype, kind, config }, target)?,
@@ -919,7 +917,7 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
             }
         }
         for kind in [alone[2], all] {
-            for config in tuning::all(dtype, Work::Queries, target, kind.softcap) {
+            for config in tuning::all(dtype, Work::Queries, target, kind) {
                 out.push(plan::recorded(OP, &bias_gradient::BiasGradient { dtype, kind, config }, target)?);
             }
         }

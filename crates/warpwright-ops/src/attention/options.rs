@@ -66,6 +66,29 @@ pub struct AttentionOptions {
     pub dropout: Option<Real>,
 }
 
+impl AttentionOptions {
+    /// With which modifications kernels for this are recorded.
+    pub fn kind(&self) -> ScoreKind {
+        ScoreKind {
+            band: self.bounds().into_iter().any(|bound| bound < UNLIMITED),
+            softcap: self.softcap.is_some(),
+            bias: self.bias.is_some(),
+            alibi: self.alibi.is_some(),
+            lengths: self.key_lengths,
+            packed: self.packed.is_some(),
+            dropout: dropout(self).is_ok_and(|(threshold, _)| threshold > 0),
+        }
+    }
+
+    /// How many keys a query sees before and after its position.
+    fn bounds(&self) -> [i32; 2] {
+        let bound = |bound: Option<u32>| {
+            bound.map_or(UNLIMITED, |b| i32::try_from(b).unwrap_or(UNLIMITED).min(UNLIMITED))
+        };
+        [bound(self.window.left), if self.causal { 0 } else { bound(self.window.right) }]
+    }
+}
+
 /// Sequences one after the other: `q` is `[1, all queries, heads, head_dim]`, `k` and `v` are likewise, and `lse` is
 /// `[1, heads, all queries]`. Where they begin and end is in two tensors of `sequences + 1` row numbers, which
 /// [`check_offsets`](super::check_offsets) checks on the host. Rows of no sequence are not written.
@@ -333,25 +356,13 @@ impl Common {
             }
         }
         let scale = options.softmax_scale.map_or_else(|| 1.0 / (width as f64).sqrt(), Real::get);
-        let bound = |bound: Option<u32>| {
-            bound.map_or(UNLIMITED, |b| i32::try_from(b).unwrap_or(UNLIMITED).min(UNLIMITED))
-        };
-        let left = bound(options.window.left);
-        let right = if options.causal { 0 } else { bound(options.window.right) };
+        let [left, right] = options.bounds();
         // Extents fit: sequences were checked, widths are small, and more heads or batches than 2^32 have no grid.
         let small = |name: &'static str, n: usize| {
             u32::try_from(n).map_err(|_| parameter(name, n.to_string(), "below 2^32"))
         };
         Ok(Self {
-            kind: ScoreKind {
-                band: left < UNLIMITED || right < UNLIMITED,
-                softcap: options.softcap.is_some(),
-                bias: options.bias.is_some(),
-                alibi: options.alibi.is_some(),
-                lengths: options.key_lengths,
-                packed: options.packed.is_some(),
-                dropout: threshold > 0,
-            },
+            kind: options.kind(),
             q: steps(q),
             k: steps(k),
             v: steps(v),
@@ -387,7 +398,7 @@ impl Common {
         layouts: &[Layout],
     ) -> Result<Vec<Config>, PlanError> {
         let (width, granularity) = (self.widest(), granularity(layouts));
-        some_fits(tuning::configs(dtype, work, target, width, granularity, self.kind.softcap), width)
+        some_fits(tuning::configs(dtype, work, target, width, granularity, self.kind), width)
     }
 
     /// The configurations for few queries and tensors of these layouts.

@@ -14,21 +14,21 @@ const LN_2: f64 = std::f64::consts::LN_2;
 
 /// Which modifications a kernel is recorded with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct ScoreKind {
+pub struct ScoreKind {
     /// Keys are limited on either side of the query's diagonal.
-    pub(super) band: bool,
+    pub band: bool,
     /// `softcap tanh(score / softcap)`
-    pub(super) softcap: bool,
+    pub softcap: bool,
     /// A bias is added.
-    pub(super) bias: bool,
+    pub bias: bool,
     /// Each head has a slope on the distance.
-    pub(super) alibi: bool,
+    pub alibi: bool,
     /// Each sequence has a number of keys of its own.
-    pub(super) lengths: bool,
+    pub lengths: bool,
     /// The sequences lie one after the other in the rows of one.
-    pub(super) packed: bool,
+    pub packed: bool,
     /// Some probabilities are dropped.
-    pub(super) dropout: bool,
+    pub dropout: bool,
 }
 
 impl ScoreKind {

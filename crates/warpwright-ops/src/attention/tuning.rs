@@ -3,6 +3,7 @@
 use warpwright_dsl::prelude::*;
 
 pub use super::pairs::Pairs;
+pub use super::score::ScoreKind;
 use super::simt::LANES;
 pub use super::simt::Simt;
 pub use super::streams::Streams;
@@ -358,9 +359,9 @@ pub fn simt(
     target: Target,
     width: u32,
     vectors: bool,
-    softcap: bool,
+    kind: ScoreKind,
 ) -> Option<Config> {
-    let registers = if softcap && dtype == DType::F64 { CAPPED } else { REGISTERS };
+    let registers = if kind.softcap && dtype == DType::F64 { CAPPED } else { REGISTERS };
     let bytes = accumulate_bytes(dtype);
     let chunk = 16 / bytes;
     let vector = if vectors { chunk } else { 1 };
@@ -387,13 +388,13 @@ pub fn simt(
 
 /// The configuration of tensor cores, `None` if the target has none that fits. The hyperbolic tangent of soft capping takes so many
 /// instructions and registers that more warps with less work each are faster.
-pub fn tensor_core(work: Work, target: Target, width: usize, softcap: bool) -> Option<Config> {
+pub fn tensor_core(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<Config> {
     let width = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize)?;
     let config = |warps, slabs, columns| TensorCore { warps, slabs, columns, width, vector: 8 };
     let choice = match (work, width) {
-        (Work::Forward, 64) if softcap => config(4, 2, 32),
-        (Work::Forward, 128) | (Work::Queries, 64) if softcap => config(4, 1, 64),
-        (_, 64 | 128) if softcap => config(4, 1, 32),
+        (Work::Forward, 64) if kind.softcap => config(4, 2, 32),
+        (Work::Forward, 128) | (Work::Queries, 64) if kind.softcap => config(4, 1, 64),
+        (_, 64 | 128) if kind.softcap => config(4, 1, 32),
         (Work::Forward, 256) if target.sm >= 90 => config(8, 1, 64),
         (Work::Forward, 256) => config(4, 1, 32),
         (Work::Forward, 128) => config(4, 2, 32),
@@ -523,31 +524,31 @@ pub fn sweeps(dtype: DType, target: Target, width: usize) -> Option<Sweeps> {
 }
 
 /// The configurations for a problem, best first; the last one takes any tensor whose elements are aligned. Elements of a
-/// row and between rows are multiples of `granularity`, a power of two. `softcap` is whether scores are capped.
+/// row and between rows are multiples of `granularity`, a power of two.
 pub fn configs(
     dtype: DType,
     work: Work,
     target: Target,
     width: usize,
     granularity: u32,
-    softcap: bool,
+    kind: ScoreKind,
 ) -> Vec<Config> {
     let halves = matches!(dtype, DType::F16 | DType::BF16);
     let tensor = match dtype {
         DType::F32 if granularity >= 4 => split_tensor_core(work, target, width),
-        _ if halves && granularity >= 8 => tensor_core(work, target, width, softcap),
+        _ if halves && granularity >= 8 => tensor_core(work, target, width, kind),
         _ => None,
     };
     let Some(width) = tile_width(width) else { return Vec::new() };
     // Half types without 16-byte rows are rare where there are tensor cores: one kernel takes them all.
     let wide = granularity >= full_vector(dtype) && !(halves && target.sm >= TENSOR_CORE_SM);
-    let vectors = wide.then(|| simt(dtype, work, target, width, true, softcap)).flatten();
-    tensor.into_iter().chain(vectors).chain(simt(dtype, work, target, width, false, softcap)).collect()
+    let vectors = wide.then(|| simt(dtype, work, target, width, true, kind)).flatten();
+    tensor.into_iter().chain(vectors).chain(simt(dtype, work, target, width, false, kind)).collect()
 }
 
 /// Every configuration that [`configs`] can choose.
-pub fn all(dtype: DType, work: Work, target: Target, softcap: bool) -> Vec<Config> {
-    let of = |width| configs(dtype, work, target, width, 8, softcap);
+pub fn all(dtype: DType, work: Work, target: Target, kind: ScoreKind) -> Vec<Config> {
+    let of = |width| configs(dtype, work, target, width, 8, kind);
     let mut all: Vec<Config> = [32, 64, 128, 256].into_iter().flat_map(of).collect();
     let mut seen = std::collections::HashSet::new();
     all.retain(|config| seen.insert(*config));
