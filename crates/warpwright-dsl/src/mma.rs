@@ -8,6 +8,7 @@
 //! | `F16`, `BF16` 16x8x16 | (group, 2 quad), (group + 8, 2 quad), (group, 2 quad + 8), (group + 8, 2 quad + 8) | (2 quad, group), (2 quad + 8, group) | (group, 2 quad), (group, 2 quad + 1), (group + 8, 2 quad), (group + 8, 2 quad + 1) |
 //! | `Tf32` 16x8x8 | (group, quad), (group + 8, quad), (group, quad + 4), (group + 8, quad + 4) | (quad, group), (quad + 4, group) | the same |
 //! | `F64` 8x8x4 | (group, quad) | (quad, group) | (group, 2 quad), (group, 2 quad + 1) |
+//! | `F64Deep` 16x8x8 | (group, quad), (group + 8, quad), (group, quad + 4), (group + 8, quad + 4) | (quad, group), (quad + 4, group) | as `F16` |
 //!
 //! Source: PTX ISA, "Matrix Fragments for mma".
 
@@ -26,6 +27,8 @@ use crate::storage::{pack, widen};
 const HALF_PRODUCT_SM: u32 = 75;
 /// Those 16 deep, of `bf16`, `tf32` and `f64` from here.
 const FULL_PRODUCT_SM: u32 = 80;
+/// Those of `f64` that are more than 4 deep from here.
+const DEEP_DOUBLE_SM: u32 = 90;
 
 /// Bits of `f32` that products of `tf32` ignore.
 const TF32_IGNORED: u32 = (1 << 13) - 1;
@@ -41,6 +44,8 @@ pub enum MmaAtom {
     Tf32,
     /// 8 x 8 x 4 of `f64`.
     F64,
+    /// 16 x 8 x 8 of `f64`.
+    F64Deep,
 }
 
 impl MmaAtom {
@@ -55,19 +60,32 @@ impl MmaAtom {
         }
     }
 
+    /// The same on `target`, of two the one that is faster there.
+    pub const fn on(dtype: DType, target: Target) -> Option<Self> {
+        match Self::of(dtype) {
+            Some(Self::F64) if Self::F64Deep.exists(target) => Some(Self::F64Deep),
+            atom => atom,
+        }
+    }
+
     /// The type of the operands in memory.
     pub const fn dtype(self) -> DType {
         match self {
             Self::F16 => DType::F16,
             Self::BF16 => DType::BF16,
             Self::Tf32 => DType::F32,
-            Self::F64 => DType::F64,
+            Self::F64 | Self::F64Deep => DType::F64,
         }
     }
 
     /// Whether `target` has it.
     pub const fn exists(self, target: Target) -> bool {
-        target.sm >= if matches!(self, Self::F16) { HALF_PRODUCT_SM } else { FULL_PRODUCT_SM }
+        let from = match self {
+            Self::F16 => HALF_PRODUCT_SM,
+            Self::F64Deep => DEEP_DOUBLE_SM,
+            _ => FULL_PRODUCT_SM,
+        };
+        target.sm >= from
     }
 
     /// Rows of A.
@@ -84,7 +102,7 @@ impl MmaAtom {
     pub const fn k(self) -> u32 {
         match self {
             Self::F16 | Self::BF16 => 16,
-            Self::Tf32 => 8,
+            Self::Tf32 | Self::F64Deep => 8,
             Self::F64 => 4,
         }
     }
@@ -107,7 +125,7 @@ impl MmaAtom {
             Self::F16 => MatrixType::F16,
             Self::BF16 => MatrixType::BF16,
             Self::Tf32 => MatrixType::TF32,
-            Self::F64 => MatrixType::F64,
+            Self::F64 | Self::F64Deep => MatrixType::F64,
         }
     }
 }
@@ -258,7 +276,7 @@ impl<'k> Fragment<'k, MatrixA> {
         })
     }
 
-    /// A lane's part of A: its registers in the order of the table above, of `u32`, or of `f64` for [`MmaAtom::F64`].
+    /// A lane's part of A: its registers in the order of the table above, of `u32`, or of `f64` where elements are.
     #[track_caller]
     pub fn a<T: Scalar>(k: K<'k>, atom: MmaAtom, regs: &[Reg<'k, T>]) -> Self {
         Self::new(k, atom, regs, atom.a_registers())
@@ -302,14 +320,14 @@ impl<'k> Fragment<'k, MatrixA> {
 }
 
 impl<'k> Fragment<'k, MatrixB> {
-    /// A lane's part of B: its registers in the order of the table above, of `u32`, or of `f64` for [`MmaAtom::F64`].
+    /// A lane's part of B: its registers in the order of the table above, of `u32`, or of `f64` where elements are.
     #[track_caller]
     pub fn b<T: Scalar>(k: K<'k>, atom: MmaAtom, regs: &[Reg<'k, T>]) -> Self {
         Self::new(k, atom, regs, atom.b_registers())
     }
 }
 
-/// What a lane holds of a product: `f32` elements, or `f64` for [`MmaAtom::F64`].
+/// What a lane holds of a product: `f32` elements, or `f64` where those of the operands are.
 #[derive(Clone, Debug)]
 #[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
 pub struct Accumulator<'k, A: Float> {
@@ -359,7 +377,7 @@ impl<'k, A: Float> Accumulator<'k, A> {
     #[track_caller]
     pub fn mma(&self, a: &Fragment<'k, MatrixA>, b: &Fragment<'k, MatrixB>) -> Self {
         let atom = a.atom;
-        if atom == b.atom && (A::DOUBLE == (atom == MmaAtom::F64)) {
+        if atom == b.atom && (A::DOUBLE == (atom.dtype() == DType::F64)) {
             // One instruction 16 deep, or two 8 deep: the first half of A and B holds the first 8 of k.
             if atom == MmaAtom::F16 && self.k.target().sm < FULL_PRODUCT_SM {
                 let (a, b) = (a.operands(), b.operands());
@@ -368,7 +386,7 @@ impl<'k, A: Float> Accumulator<'k, A> {
             }
             let shape = match atom {
                 MmaAtom::F16 | MmaAtom::BF16 => MmaShape::M16N8K16,
-                MmaAtom::Tf32 => MmaShape::M16N8K8,
+                MmaAtom::Tf32 | MmaAtom::F64Deep => MmaShape::M16N8K8,
                 MmaAtom::F64 => MmaShape::M8N8K4,
             };
             return self.product(atom, shape, a.operands(), b.operands());

@@ -228,12 +228,12 @@ impl<'k> SharedTile<'k> {
             let lane = k.lane_idx();
             let (row, chunk) = match atom {
                 // Elements one by one: `group` is the outer index, `quad` the common one.
-                MmaAtom::F64 if along == Along::K => (lane >> 2, lane & 3),
-                MmaAtom::F64 => (lane & 3, lane >> 2),
+                MmaAtom::F64 | MmaAtom::F64Deep if along == Along::K => (lane >> 2, lane & 3),
+                MmaAtom::F64 | MmaAtom::F64Deep => (lane & 3, lane >> 2),
                 _ if down => (lane & 15, lane >> 4),
                 _ => ((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1),
             };
-            let within = if atom == MmaAtom::F64 { chunk << 3 } else { chunk << CHUNK.trailing_zeros() };
+            let within = if atom.dtype() == DType::F64 { chunk << 3 } else { chunk << CHUNK.trailing_zeros() };
             let (row, first) = match along {
                 Along::K => (row + origin, None),
                 Along::Outer => (row, Some(origin << (layout.dtype.bytes() as u32).trailing_zeros())),
@@ -373,6 +373,10 @@ impl<'k> TileReader<'k, MatrixA> {
         let k = self.point.base.k();
         k.on_behalf(|| match self.atom {
             MmaAtom::F64 => Fragment::a(k, self.atom, &[self.double(m, depth)]),
+            MmaAtom::F64Deep => {
+                let places = [(m, depth), (m + 8, depth), (m, depth + 4), (m + 8, depth + 4)];
+                Fragment::a(k, self.atom, &places.map(|(m, depth)| self.double(m, depth)))
+            }
             _ => Fragment::a(k, self.atom, &self.matrices(m, depth, self.along == Along::Outer)),
         })
     }
@@ -386,6 +390,10 @@ impl<'k> TileReader<'k, MatrixB> {
         let k = self.point.base.k();
         k.on_behalf(|| match self.atom {
             MmaAtom::F64 => [n, n + 8].map(|n| Fragment::b(k, self.atom, &[self.double(n, depth)])),
+            MmaAtom::F64Deep => [n, n + 8].map(|n| {
+                let words = [depth, depth + 4].map(|depth| self.double(n, depth));
+                Fragment::b(k, self.atom, &words)
+            }),
             _ => {
                 let [a, b, c, d] = self.matrices(n, depth, self.along == Along::Outer);
                 [[a, b], [c, d]].map(|words| Fragment::b(k, self.atom, &words))

@@ -125,13 +125,13 @@ impl KernelDef for Product {
     }
 
     fn dtypes(&self) -> DTypes {
-        let sums = if self.atom == MmaAtom::F64 { DType::F64 } else { DType::F32 };
+        let sums = if self.atom.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         DTypes::all(self.atom.dtype()).with("c", sums)
     }
 
     fn build<'k>(&self, k: K<'k>, p: ProductParams<'k>) {
         match self.atom {
-            MmaAtom::F64 => self.body::<f64>(k, p),
+            MmaAtom::F64 | MmaAtom::F64Deep => self.body::<f64>(k, p),
             _ => self.body::<f32>(k, p),
         }
     }
@@ -182,7 +182,7 @@ fn check_text(
         Along::Outer => xs[depth * leading + outer],
     };
     let dtype = def.atom.dtype();
-    let size = if def.atom == MmaAtom::F64 { 8 } else { 4 };
+    let size = if def.atom.dtype() == DType::F64 { 8 } else { 4 };
     let mut c = vec![0; m * n * size];
     let (mut bytes_a, mut bytes_b) = (encoded(dtype, &a), encoded(dtype, &b));
     let args = &mut [
@@ -264,9 +264,11 @@ fn sixteen_bit_products_run_on_every_architecture() {
 #[test]
 fn single_and_double_precision_products() {
     for (a, b) in ORIENTATIONS {
-        let def = Product { atom: MmaAtom::F64, a, b, rows: 32, cols: 64, slice: 16, ..BASE };
-        let counters = check(def, Target::sm(80), (32, 64, 48), 2);
-        assert_eq!(counters.bank_conflicts(), 0, "{a:?} {b:?}");
+        for (atom, target) in [(MmaAtom::F64, 80), (MmaAtom::F64Deep, 90)] {
+            let def = Product { atom, a, b, rows: 32, cols: 64, slice: 16, ..BASE };
+            let counters = check(def, Target::sm(target), (32, 64, 48), 2);
+            assert_eq!(counters.bank_conflicts(), 0, "{atom:?} {a:?} {b:?}");
+        }
     }
     let def = Product { atom: MmaAtom::Tf32, slice: 32, ..BASE };
     assert_eq!(check(def, Target::sm(80), (64, 64, 96), 4).bank_conflicts(), 0);

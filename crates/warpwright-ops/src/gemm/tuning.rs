@@ -320,6 +320,15 @@ const HALF: [Candidate; 5] = [
     tensor(Tiles::new(64, 64, 64, 3), (2, 2), 0.7),
 ];
 const DOUBLE: [Candidate; 1] = [tensor(Tiles::new(64, 64, 16, 3), (2, 2), 0.5)];
+/// The same with products 8 deep.
+const DEEP_DOUBLE: [Candidate; 6] = [
+    tensor(Tiles::new(128, 128, 16, 3), (4, 2), 0.94),
+    tensor(Tiles::new(128, 64, 16, 4), (4, 2), 0.87),
+    tensor(Tiles::new(64, 128, 16, 4), (2, 2), 0.86),
+    tensor(Tiles::new(16, 32, 16, 4).of_teams(4), (1, 1), 0.5),
+    tensor(Tiles::new(64, 32, 16, 4).of_teams(2), (2, 1), 0.7),
+    tensor(Tiles::new(64, 64, 16, 3), (2, 2), 0.84),
+];
 const SINGLE: [Candidate; 3] = [
     simt(Tiles::new(128, 128, 8, 2), 16, 0.74),
     simt(Tiles::new(32, 64, 16, 4).of_teams(4), 8, 0.62),
@@ -346,6 +355,7 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
     let groups = tensor_cores && dtype != DType::F64 && target.sm == 90;
     let warpgroups: &[Candidate] = if groups { &WARPGROUP } else { &[] };
     let all: &[Candidate] = match dtype {
+        DType::F64 if MmaAtom::F64Deep.exists(target) => &DEEP_DOUBLE,
         DType::F64 if tensor_cores => &DOUBLE,
         DType::F32 if precision == Precision::Tf32 && !MmaAtom::Tf32.exists(target) => &[],
         DType::F32 if precision == Precision::Tf32 => &ROUNDED,
