@@ -233,7 +233,8 @@ impl<'k> SharedTile<'k> {
                 _ if down => (lane & 15, lane >> 4),
                 _ => ((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1),
             };
-            let within = if atom.dtype() == DType::F64 { chunk << 3 } else { chunk << CHUNK.trailing_zeros() };
+            let within =
+                if atom.dtype() == DType::F64 { chunk << 3 } else { chunk << CHUNK.trailing_zeros() };
             let (row, first) = match along {
                 Along::K => (row + origin, None),
                 Along::Outer => (row, Some(origin << (layout.dtype.bytes() as u32).trailing_zeros())),

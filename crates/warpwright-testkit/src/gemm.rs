@@ -112,11 +112,12 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     all.push(shared);
     // The common dimension shared by blocks.
     all.push(full([16, 48, 1100], 2, (0.5, 1.0), true, Some(Activation::GeluTanh), 8));
-    // The kernels of sm_90a and those that turn their operands, whose tiles are larger than what would be given to them here, and
-    // those with teams: more than a round of their rings, rows and columns beyond a tile, and a common dimension that ends within
-    // a slice.
+    // The kernels of sm_90a, of double precision and those that turn their operands, whose tiles are larger than what would be given to
+    // them here, and those with teams: more than a round of their rings, rows and columns beyond a tile, and a common dimension that
+    // ends within a slice.
     let apart = |config: &Config| match config {
         Config::Warpgroup(_) => true,
+        _ if dtype == DType::F64 => true,
         Config::Tiled(Tiled::Split(_)) => true,
         Config::Tiled(_) if config.precision(dtype) == Precision::Tf32 => true,
         Config::Tiled(config) => config.tiles().teams > 1 || matches!(config, Tiled::Simt(c) if c.across > 8),
@@ -126,8 +127,12 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
             let desc = GemmDesc { precision: config.precision(dtype), ..subject.desc };
             all.push(GemmSubject { config: Some(config), desc, ..subject });
         };
+        let round = match config {
+            Config::Warpgroup(groups) => (groups.stages * config.slice()) as usize,
+            Config::Tiled(_) => 384,
+        };
         for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
-            with(plain([136, 136, 472], ta, tb));
+            with(plain([136, 136, round + 88], ta, tb));
         }
         with(plain([8, 24, 8], false, true));
         // Sums of parts in rows of an odd and of an even number of columns.

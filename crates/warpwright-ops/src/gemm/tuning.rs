@@ -309,8 +309,12 @@ const fn warpgroup(rows: u32, cols: u32, stages: u32, efficiency: f64) -> Candid
 }
 
 /// Beside those that follow, with tensor copies and `wgmma`.
-const WARPGROUP: [Candidate; 3] =
-    [warpgroup(256, 128, 4, 1.58), warpgroup(128, 128, 6, 1.44), warpgroup(128, 64, 6, 1.1)];
+const WARPGROUP: [Candidate; 4] = [
+    warpgroup(256, 128, 4, 1.58),
+    warpgroup(128, 128, 6, 1.44),
+    warpgroup(128, 64, 8, 1.1),
+    warpgroup(64, 64, 12, 0.75),
+];
 /// Those with teams are for few rows; the smallest without is the last.
 const HALF: [Candidate; 5] = [
     tensor(Tiles::new(128, 256, 64, 3), (2, 4), 1.0),
@@ -437,6 +441,8 @@ const PARTS_US: f64 = 4.0;
 const LEAST_SLICES: f64 = 2.0;
 /// Threads that keep a multiprocessor busy: a warp for each of its four schedulers.
 const BUSY_THREADS: f64 = 128.0;
+/// The same in double precision, whose operands come one by one: another warp multiplies meanwhile.
+const BUSY_THREADS_DOUBLE: f64 = 256.0;
 /// Bytes that a multiprocessor reads from the L2 cache in a microsecond, and a device from memory.
 const CACHE_RATE: f64 = 1e5;
 const MEMORY_RATE: f64 = 4.3e6;
@@ -535,7 +541,8 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
             // Where threads have more sums, one warp of a scheduler has less beside its products to wait with.
             let of_thread = if let Tiled::Simt(SimtConfig { across, .. }) = config { across / 8 } else { 1 };
             let threads = waves * f64::from(config.threads()) / f64::from(of_thread);
-            ((threads / BUSY_THREADS).min(1.0), least)
+            let enough = if dtype == DType::F64 { BUSY_THREADS_DOUBLE } else { BUSY_THREADS };
+            ((threads / enough).min(1.0), least)
         }
     };
     let multiplying = rows * cols * (depth + TILE_COST) / (rate(dtype, &c.config) * c.efficiency * busy);
