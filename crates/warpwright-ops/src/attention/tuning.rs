@@ -202,11 +202,16 @@ pub fn streams(layouts: &[Streams], target: Target, units: u64, keys: u64) -> Op
     let slots = multiprocessors(target);
     let cost = |layout: &Streams, splits: u64| {
         let round = u64::from(layout.columns * layout.warps);
-        let share = keys.div_ceil(round * splits) * round * u64::from(layout.width) * 4;
-        // Two blocks begin and end beside each other.
-        let blocks = u64::from(2 * shared_limit(target) / layout.shared_bytes()).clamp(1, 2);
+        let bytes = |keys: u64| keys * u64::from(layout.width) * 4;
+        let share = bytes(keys.div_ceil(round * splits) * round);
+        let blocks = (units * splits).div_ceil(slots);
+        // The memory is busy even if a few multiprocessors are not.
+        let reading = (blocks * share).max(bytes(units * keys) / slots * 106 / 100);
+        // Two blocks begin and end beside each other, and while one does the other copies.
+        let resident = u64::from(2 * shared_limit(target) / layout.shared_bytes()).clamp(1, 2);
+        let ends = if blocks.min(resident) > 1 { BEGIN_AND_END / 2 } else { BEGIN_AND_END / 8 * 9 };
         let join = if splits > 1 { LAUNCH } else { 0 };
-        (units * splits).div_ceil(slots) * (share + BEGIN_AND_END / blocks) + join
+        reading + blocks * ends + join
     };
     let all = layouts.iter().flat_map(|layout| {
         let rounds = keys.div_ceil(u64::from(layout.columns * layout.warps));
