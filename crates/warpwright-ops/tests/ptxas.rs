@@ -35,13 +35,13 @@ const SPILLS: [&str; 13] = [
     "rms_norm_backward_f64_x2_v0_g1024_t1024",
 ];
 
-/// Attention of `f32` on tensor cores: operands are two numbers each, and sums two. Of gradients from copies it is up to 20 words under
-/// a mask. In half precision it is the bits of what is kept with dropout, and of the gradient of a bias, whose loops leave nothing to
-/// compute again, addresses of the copies. What that costs, and its cure elsewhere, is in docs/performance/attention.md.
+/// Attention of 16 bits on `mma.sync`: with dropout it is the bits of what is kept, and of the gradient of a bias, whose loops leave
+/// nothing to compute again, addresses of the copies. What that costs, and its cure elsewhere, is in docs/performance/attention.md.
 fn fills_the_registers(kernel: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
-    let halves = has(&["_f16_mma_", "_bf16_mma_"]) && has(&["_dropout", "_backward_bias_"]);
-    kernel.starts_with("attention_") && (halves || has(&["_f32_mma_", "_unpaired_mma_", "_pairs_"]))
+    kernel.starts_with("attention_")
+        && has(&["_f16_mma_", "_bf16_mma_"])
+        && has(&["_dropout", "_backward_bias_"])
 }
 
 /// Sequences whose blocks keep 128 registers of weights in every thread: some words of a step lie in memory, ten of most, and

@@ -668,8 +668,8 @@ impl AttentionSubject {
         target: Target,
     ) -> Result<Plan<AttentionBackwardDesc>, PlanError> {
         let s = &self.situation;
-        let of = |work| tuning::pairs(work, target, s.width.max(s.value_width));
-        match of(Work::Queries).zip(of(Work::Keys)).filter(|_| s.unit == Unit::Copies) {
+        let of = |work| tuning::pairs(work, target, s.width.max(s.value_width), desc.forward.options.kind());
+        match of(Work::Queries).zip(of(Work::KeysAndValues)).filter(|_| s.unit == Unit::Copies) {
             Some((queries, keys)) => desc.plan_pairs_with(target, [queries, keys]),
             None => desc.plan(target),
         }
@@ -680,7 +680,8 @@ impl AttentionSubject {
         const FEW_BLOCKS: u32 = 3;
         let s = &self.situation;
         let width = s.width.max(s.value_width);
-        if let Some(layouts) = tuning::pairs(Work::Forward, target, width).filter(|_| s.unit == Unit::Copies)
+        if let Some(layouts) = tuning::pairs(Work::Forward, target, width, desc.options.kind())
+            .filter(|_| s.unit == Unit::Copies)
         {
             return desc.plan_pairs_with(target, layouts);
         }

@@ -334,8 +334,8 @@ impl Sweep {
             .then(|| engine.own(k, p.v.source(span.of_keys, key_head, span.keys, p.value_width), first, 1));
         let place = engine.product_place(k);
         let walk = span.walk_queries(first, first + rows.cast_signed(), columns);
-        // In narrower ones it costs more registers than it saves.
-        let wide = engine.scarce() && self.config.width() >= 128;
+        // In shorter rows it costs more registers than it saves.
+        let wide = engine.scarce() && self.config.width() * self.dtype.bytes() as u32 >= 256;
         let walk = if wide { walk.parked(k) } else { walk };
         let zero = |wanted: bool| if wanted { engine.zero(k) } else { Matrix::new() };
         let zeros = (zero(of_keys), zero(of_values));

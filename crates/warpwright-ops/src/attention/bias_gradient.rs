@@ -8,7 +8,7 @@ use warpwright_dsl::prelude::*;
 
 use super::backward::{Statistics, gradient_of_score};
 use super::dropout::Keys;
-use super::engine::{Engine, Matrix, each};
+use super::engine::{Engine, Matrix, each, zero_of};
 use super::score::{Origin, ScoreKind, Scorer, Span, attention_args, gradient_args};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
@@ -42,7 +42,11 @@ impl KernelDef for BiasGradient {
     }
 
     fn min_blocks_per_sm(&self) -> Option<u32> {
-        self.config.min_blocks_per_sm(self.dtype)
+        match self.config {
+            // The assembler would aim at more blocks than the loops leave registers for.
+            Config::TensorCore(_) if self.dtype == DType::F32 => Some(1),
+            config => config.min_blocks_per_sm(self.dtype),
+        }
     }
 
     fn dtypes(&self) -> DTypes {
@@ -144,6 +148,8 @@ impl BiasGradient {
         let end = at + self.config.tile_columns().cast_signed();
         // The rows of the turn before have been read.
         k.barrier();
+        // Addresses are computed again for each tile instead of being kept.
+        let first = if engine.scarce() { first + zero_of(at).to_i32() } else { first };
         let own = engine.own(k, p.q.source(span.of_queries, head, span.queries, p.width), first, 0);
         let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
         engine.start(k, sources, at, end);

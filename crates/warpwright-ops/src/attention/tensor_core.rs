@@ -281,7 +281,11 @@ impl<'k> TensorCoreEngine<'k> {
 
     /// The tile of the columns from `at` on.
     fn operand(&self, k: K<'k>, index: u32, at: I32<'k>) -> Operand<'k> {
-        Operand { tile: self.columns_tile(k, index).moved(self.stage(at)), zero: zero_of(at) }
+        let tile = self.columns_tile(k, index).moved(self.stage(at));
+        // Sweeps of f32 with one slab lack the registers for what places in both tiles have in common; two slabs need them for
+        // themselves.
+        let apart = self.atom == MmaAtom::Tf32 && self.own == 2 && self.config.slabs == 1;
+        Operand { tile, zero: zero_of(if apart { at + index.cast_signed() } else { at }) }
     }
 
     /// Products of operands that are split. They are summed in parts, so that the errors of long sums, which tensor cores cut off,

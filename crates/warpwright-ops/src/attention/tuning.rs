@@ -415,8 +415,9 @@ pub fn tensor_core(work: Work, target: Target, width: usize, kind: ScoreKind) ->
 }
 
 /// The same for `f32`, whose tiles are twice as large, and whose operands are split into two. Heads of up to 32 elements would fill half a
-/// tile, those of more than 128 lack the registers.
-pub fn split_tensor_core(work: Work, target: Target, width: usize) -> Option<Config> {
+/// tile, those of more than 128 lack the registers. What modifications need does not fit beside two slabs of queries, nor, but for masks,
+/// beside both sums of keys and values with 32 columns.
+pub fn split_tensor_core(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<Config> {
     let width = match width {
         33..=64 => 64,
         65..=128 => 128,
@@ -424,7 +425,10 @@ pub fn split_tensor_core(work: Work, target: Target, width: usize) -> Option<Con
     };
     let shapes: &[_] = match (work, width) {
         (Work::Forward, 64) => &[(8, 1, 64), (8, 1, 32), (4, 1, 32), (4, 1, 16)],
-        (Work::Queries, 64) => &[(4, 2, 32), (4, 1, 32), (4, 1, 16)],
+        (Work::Queries, 64) if kind == ScoreKind::default() && target.sm < 100 => {
+            &[(4, 2, 32), (4, 1, 32), (4, 1, 16)]
+        }
+        (Work::KeysAndValues, 64) if kind.softcap || kind.dropout || kind.packed => &[(4, 1, 16)],
         (_, 64) => &[(4, 1, 32), (4, 1, 16)],
         (Work::Forward, _) => &[(4, 1, 32), (4, 1, 16)],
         _ => &[(4, 1, 16)],
@@ -439,12 +443,12 @@ pub fn split_tensor_core(work: Work, target: Target, width: usize) -> Option<Con
 }
 
 /// The layout for `f32` whose operands another kernel has split, and the one for what does not suit that; `None` where there is none.
-pub fn pairs(work: Work, target: Target, width: usize) -> Option<(Pairs, TensorCore)> {
-    let Config::TensorCore(tensors) = split_tensor_core(work, target, width)? else { return None };
+pub fn pairs(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<(Pairs, TensorCore)> {
+    let Config::TensorCore(tensors) = split_tensor_core(work, target, width, kind)? else { return None };
     let (warps, slabs, columns) = match (work, tensors.width) {
         (Work::Forward, 64) => (8, 1, 64),
         (Work::Queries, 64) => (4, 1, 64),
-        (_, 64) => (4, 1, 32),
+        (_, 64) if !kind.softcap => (4, 1, 32),
         _ => (4, 1, 16),
     };
     Some((Pairs { warps, slabs, columns, width: tensors.width }, tensors))
@@ -540,7 +544,7 @@ pub fn configs(
 ) -> Vec<Config> {
     let halves = matches!(dtype, DType::F16 | DType::BF16);
     let tensor = match dtype {
-        DType::F32 if granularity >= 4 => split_tensor_core(work, target, width),
+        DType::F32 if granularity >= 4 => split_tensor_core(work, target, width, kind),
         _ if halves && granularity >= 8 => tensor_core(work, target, width, kind),
         _ => None,
     };

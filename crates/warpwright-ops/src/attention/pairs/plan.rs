@@ -131,7 +131,8 @@ impl AttentionDesc {
     /// The layout of the kernel that reads copies, if it takes the problem.
     pub(in crate::attention) fn pairs(&self, c: &Common, target: Target) -> Option<Layouts> {
         let (_, suits) = suits(c, self.dtype, &[self.q, self.k, self.v, self.o], tuning::ENOUGH_ROWS_FORWARD);
-        tuning::pairs(Work::Forward, target, c.widest()).filter(|_| suits && self.options.paged.is_none())
+        tuning::pairs(Work::Forward, target, c.widest(), c.kind)
+            .filter(|_| suits && self.options.paged.is_none())
     }
 
     /// The plan that reads copies, with given layouts, for comparisons.
@@ -213,7 +214,7 @@ impl AttentionBackwardDesc {
                 let layouts = if work == Work::Queries { queries } else { keys };
                 chosen(taken, c, target, layouts).map(Some)
             }
-            None => Ok(tuning::pairs(work, target, c.widest()).filter(|_| suits)),
+            None => Ok(tuning::pairs(work, target, c.widest(), c.kind).filter(|_| suits)),
         };
         let Some((first, _)) = of(Work::Queries)? else { return Ok(None) };
         let sweeps = Work::of_pairs(first.width).iter();
@@ -302,7 +303,7 @@ pub(in crate::attention) fn kernels(
         let forward = direction == Direction::Forward;
         let works = if forward { &[Work::Forward][..] } else { Work::of_pairs(width) };
         for (&work, &kind) in works.iter().flat_map(|work| kinds.iter().map(move |kind| (work, kind))) {
-            let Some((pairs, tensors)) = tuning::pairs(work, target, width as usize) else { continue };
+            let Some((pairs, tensors)) = tuning::pairs(work, target, width as usize, kind) else { continue };
             for from in [From::Copies(pairs), From::Tensors(tensors)] {
                 out.push(match work {
                     Work::Forward => plan::recorded(OP, &PairsForward { kind, from }, target)?,
