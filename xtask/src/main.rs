@@ -14,7 +14,9 @@ const USAGE: &str = "usage: cargo xtask <task>
   ci             everything that continuous integration runs
   lint           formatting, clippy, documentation and file lengths
   fetch-ptxas    install NVIDIA's assembler into target/tools and print its path
-  ptxas          assemble every kernel variant for every target with the real ptxas
+  ptxas [PART...]
+                 assemble every kernel variant for every target with the real ptxas; or those alone whose names have one of the parts,
+                 for the targets of the nightly tests too
   python         install the Python package into target/python and run its tests
   bench-report   bench/data to docs/performance and the README's table
   corpus [--only TEXT] [--jobs N]
@@ -30,7 +32,7 @@ fn main() -> ExitCode {
         (Some("ci"), []) => ci::run(),
         (Some("lint"), []) => ci::lint(),
         (Some("fetch-ptxas"), []) => ptxas::fetch().map(|path| println!("{}", path.display())),
-        (Some("ptxas"), []) => ptxas::run(),
+        (Some("ptxas"), parts) => ptxas::run(parts),
         (Some("python"), []) => python::test(),
         (Some("bench-report"), []) => python::bench_report(),
         (Some("corpus"), args) => corpus::check(args),

@@ -31,12 +31,17 @@ for wheel in glob.glob(os.path.join(sys.argv[1], '*.whl')):
     find(&folder).ok_or_else(|| format!("{package} holds no bin/ptxas"))
 }
 
-/// Runs the tests that assemble kernels.
-pub(crate) fn run() -> Result<(), String> {
+/// Runs the tests that assemble kernels; with parts of names, for the kernels that have one of these and for all targets.
+pub(crate) fn run(parts: &[String]) -> Result<(), String> {
     let ptxas = fetch()?;
     let ptxas = ptxas.to_string_lossy();
-    let env = [("WARPWRIGHT_PTXAS", ptxas.as_ref()), ("WARPWRIGHT_REQUIRE_PTXAS", "1")];
-    cargo(&["test", "-p", "warpwright-ptx", "-p", "warpwright-ops", "--test", "ptxas"], &env)
+    let mut env = vec![("WARPWRIGHT_PTXAS", ptxas.as_ref()), ("WARPWRIGHT_REQUIRE_PTXAS", "1")];
+    if parts.is_empty() {
+        return cargo(&["test", "-p", "warpwright-ptx", "-p", "warpwright-ops", "--test", "ptxas"], &env);
+    }
+    let parts = parts.join(",");
+    env.extend([("WARPWRIGHT_KERNELS", parts.as_str()), ("WARPWRIGHT_ALL_TARGETS", "1")]);
+    cargo(&["test", "-p", "warpwright-ops", "--test", "ptxas"], &env)
 }
 
 fn find(folder: &Path) -> Option<PathBuf> {

@@ -2,7 +2,7 @@
 //!
 //! `WARPWRIGHT_PTXAS` names the assembler (`cargo xtask ptxas` installs one). Without it the test is skipped in so many
 //! words, and fails under `WARPWRIGHT_REQUIRE_PTXAS=1`. `WARPWRIGHT_KERNELS` has parts, between commas, of the names that are
-//! wanted. The targets whose neighbours have the same instructions (sm_86, sm_89, sm_100) wait for `cargo xtask nightly`, which
+//! wanted; if all of them begin with names of operations, the others are not recorded. The targets whose neighbours have the same instructions (sm_86, sm_89, sm_100) wait for `cargo xtask nightly`, which
 //! sets `WARPWRIGHT_ALL_TARGETS=1`, and so do kernels in which nothing but the target differs from those of an older one: where
 //! that takes them, they are legal on the newer one too.
 
@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use warpwright_ops::catalogue::{TARGETS, kernels_for};
+use warpwright_ops::catalogue::{Entry, TARGETS, catalogue, kernels};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{Target, TargetVariant};
+use warpwright_ptx::{DType, Target, TargetVariant};
 
 /// Kernels that spill: products of double precision and a batch norm of 16 bits on sm_75, gradients of groups on sm_86 and of rows of double
 /// precision on sm_80, gradients of attention's queries on tensor cores under a mask, all of them a few words, and sequences that fill a
@@ -58,6 +58,15 @@ fn keeps_weights(kernel: &str) -> bool {
     let few_units = has(&["f16_h512_", "_sweep_f32_h256_", "lstm_sweep_f16_h256_", "lstm_sweep_bf16_h256_"]);
     let in_cluster = few_units && kernel.contains("_u32_cluster");
     spread || in_cluster
+}
+
+/// The operations that may have kernels with one of these parts in their names.
+fn operations(parts: &[&str]) -> Vec<Entry> {
+    let all = catalogue();
+    let begins = |part: &str, entry: &Entry| part.starts_with(entry.op);
+    let anywhere = parts.iter().any(|part| !all.iter().any(|entry| begins(part, entry)));
+    let named = |entry: &&Entry| anywhere || parts.iter().any(|part| begins(part, entry));
+    all.iter().filter(named).copied().collect()
 }
 
 /// A kernel's text but for its version and target.
@@ -111,16 +120,21 @@ fn assemble(ptxas: &PathBuf, target: Target, kernel: &Kernel, index: usize) -> R
 #[test]
 fn every_kernel_assembles_without_spills() {
     let Some(ptxas) = ptxas() else { return };
-    let wanted = std::env::var("WARPWRIGHT_KERNELS").unwrap_or_default();
+    let parts = std::env::var("WARPWRIGHT_KERNELS").unwrap_or_default();
+    let parts: Vec<_> = parts.split(',').collect();
+    let operations = operations(&parts);
     let all_targets = std::env::var_os("WARPWRIGHT_ALL_TARGETS").is_some_and(|v| v == "1");
     let (mut work, mut seen) = (Vec::new(), HashSet::new());
     for target in TARGETS.into_iter().filter(|t| all_targets || ![86, 89, 100].contains(&t.sm)) {
-        let kernels = kernels_for(target).map(|kernel| kernel.expect("kernels record"));
-        let wanted = |kernel: &Kernel| wanted.split(',').any(|part| kernel.name().contains(part));
+        let claimed = operations.iter().filter(|entry| entry.targets.contains(&target));
+        let of = |entry: &Entry, dtype: &DType| kernels(entry.op, entry.direction, *dtype, target);
+        let kernels = claimed.flat_map(|entry| entry.dtypes.iter().map(move |dtype| of(entry, dtype)));
+        let kernels = kernels.flat_map(|kernels| kernels.expect("kernels record"));
+        let wanted = |kernel: &Kernel| parts.iter().any(|part| kernel.name().contains(part));
         let new = |kernel: &Kernel| seen.insert(instructions(kernel)) || all_targets;
         work.extend(kernels.filter(wanted).filter(new).map(|kernel| (target, kernel)));
     }
-    assert!(work.len() > 100 || !wanted.is_empty(), "the catalogue has shrunk to {} kernels", work.len());
+    assert!(work.len() > 100 || parts != [""], "the catalogue has shrunk to {} kernels", work.len());
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut failed = Vec::new();
