@@ -17,15 +17,8 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target, TargetVariant};
 
 /// Kernels that spill: products of double precision and a batch norm of 16 bits on sm_75, gradients of groups on sm_86 and of rows of double
-/// precision on sm_80, gradients of attention's queries on tensor cores under a mask, all of them a few words, and sequences that fill a
-/// block. Their assembly must still succeed.
-const SPILLS: [&str; 13] = [
-    "attention_backward_q_bf16_mma_w4s2c32d128_band",
-    "attention_backward_q_bf16_mma_w4s2c32d128_band_packed",
-    "attention_backward_q_bf16_mma_w4s2c64d64_band",
-    "attention_backward_q_f16_mma_w4s2c32d128_band",
-    "attention_backward_q_f16_mma_w4s2c32d128_band_packed",
-    "attention_backward_q_f16_mma_w4s2c64d64_band",
+/// precision on sm_80, all of them a few words, and sequences that fill a block. Their assembly must still succeed.
+const SPILLS: [&str; 7] = [
     "batch_norm_normalise_add_nhwc_bf16_x8_512x8",
     "gemm_f64_oo_simt_64x64x16_s2_p16",
     "gemm_f64_oo_simt_64x64x16_s2_p16_split",
@@ -34,15 +27,6 @@ const SPILLS: [&str; 13] = [
     "lstm_sweep_f16_h512_b1_u16",
     "rms_norm_backward_f64_x2_v0_g1024_t1024",
 ];
-
-/// Attention of 16 bits on `mma.sync`: with dropout it is the bits of what is kept, and of the gradient of a bias, whose loops leave
-/// nothing to compute again, addresses of the copies. What that costs, and its cure elsewhere, is in docs/performance/attention.md.
-fn fills_the_registers(kernel: &str) -> bool {
-    let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
-    kernel.starts_with("attention_")
-        && has(&["_f16_mma_", "_bf16_mma_"])
-        && has(&["_dropout", "_backward_bias_"])
-}
 
 /// Sequences whose blocks keep 128 registers of weights in every thread: some words of a step lie in memory, ten of most, and
 /// 130 where as many weights again are in shared memory. A step takes microseconds, and reading them a fraction of one. In
@@ -107,8 +91,7 @@ fn assemble(ptxas: &PathBuf, target: Target, kernel: &Kernel, index: usize) -> R
         let _ = std::fs::remove_file(file);
     }
     let log = String::from_utf8_lossy(&output.stderr);
-    let spills = SPILLS.contains(&kernel.name());
-    let spills = spills || fills_the_registers(kernel.name()) || keeps_weights(kernel.name());
+    let spills = SPILLS.contains(&kernel.name()) || keeps_weights(kernel.name());
     let clean = log.contains("0 bytes spill stores, 0 bytes spill loads") || spills;
     if output.status.success() && clean {
         Ok(())

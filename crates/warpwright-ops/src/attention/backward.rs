@@ -133,7 +133,7 @@ gradient_args! {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sweep {
-    /// Any but the forward kernel.
+    /// A sweep.
     pub(super) work: Work,
     pub(super) dtype: DType,
     pub(super) kind: ScoreKind,
@@ -248,6 +248,39 @@ impl<'k> Statistics<'k> {
     }
 }
 
+/// [`Statistics`] of the queries that are rows of a block: logarithms and deltas.
+#[derive(Clone, Debug)]
+enum Known<'k, A: Float> {
+    Registers((Vec<Reg<'k, A>>, Vec<Reg<'k, A>>)),
+    /// Of each row two numbers in shared memory.
+    Memory(Ptr<'k, Shared, Elem>),
+}
+
+impl<'k, A: Float> Known<'k, A>
+where
+    Elem: Access<A>,
+{
+    /// The same in shared memory, from the next barrier on.
+    fn in_memory(self, k: K<'k>, dtype: DType, place: &Place<'k>, rows: u32) -> Self {
+        let (lse, delta) = self.get(place);
+        let memory = k.shared_elem(super::statistics_type(dtype), 2 * rows);
+        for (row, (lse, delta)) in place.rows.iter().zip(lse.iter().zip(&delta)) {
+            memory.at(*row * 2).only_where(place.first.eq(0), Fill::Zero).store(vec![*lse, *delta]);
+        }
+        Self::Memory(memory)
+    }
+
+    fn get(&self, place: &Place<'k>) -> (Vec<Reg<'k, A>>, Vec<Reg<'k, A>>) {
+        match self {
+            Self::Registers(known) => known.clone(),
+            Self::Memory(memory) => {
+                let of_row = |row: &U32<'k>| memory.at(*row * 2).load::<A>(2);
+                place.rows.iter().map(of_row).map(|pair| (pair[0], pair[1])).unzip()
+            }
+        }
+    }
+}
+
 /// The gradient of a score from its probability and the gradient of that.
 pub(super) fn gradient_of_score<'k, A: Float>(
     p: Reg<'k, A>,
@@ -268,10 +301,18 @@ impl Sweep {
     ) where
         Elem: Access<A>,
     {
+        let (p, dy) = read;
+        let parks = self.full(engine) && self.kind.dropout;
+        let read = (if parks { p.with_parked_random(k) } else { p }, dy);
         match self.work {
-            Work::Forward | Work::Queries => self.queries(k, read, to, engine),
+            Work::Forward | Work::Queries | Work::Bias => self.queries(k, read, to, engine),
             Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, read, to, engine),
         }
+    }
+
+    /// Whether each register that a modification takes is one too many: tiles of half precision are as large as registers allow.
+    fn full<'k, A: Float, E: Engine<'k, A>>(&self, engine: &E) -> bool {
+        engine.scarce() && self.dtype.bytes() == 2
     }
 
     fn queries<'k, A: Float, E: Engine<'k, A>>(
@@ -284,17 +325,23 @@ impl Sweep {
         Elem: Access<A>,
     {
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
-        let QueryBlock { head, first, span, scorer, q, sources } =
-            QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
+        let block = QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
+        let QueryBlock { head, first, span, scorer, q, sources } = block;
         let own = engine.own(k, q, first, 0);
         let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
         let place = engine.product_place(k);
         let statistics = Statistics::new(to.statistics, p.first_row(span.of_queries, head), self.config);
-        let (lse, delta) = statistics.of_rows::<A>(first, &place, span.queries);
+        let known = Known::Registers(statistics.of_rows::<A>(first, &place, span.queries));
+        // Masks, and sequences with limits of their own, take the registers that are left.
+        let full = self.full(engine);
+        let known = if full && self.kind.band { known.in_memory(k, self.dtype, &place, rows) } else { known };
+        let parked = (full && self.kind.packed).then(|| block.parked(k, &p));
         let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
         let walk = if engine.scarce() { walk.parked(k) } else { walk };
         engine.start(k, sources, walk.from, walk.end);
         let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
+            let (scorer, sources) =
+                parked.map_or((scorer, sources), |parked| parked.get(&p, scorer, sources));
             let keys = engine.first(k, sources, at, walk.end());
             let base = scorer.base(k, engine.product(k, own, keys));
             let pair = |row, column| (first + row, at + column);
@@ -302,6 +349,7 @@ impl Sweep {
             let values = engine.second(k, sources, at);
             let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
             let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
+            let (lse, delta) = known.get(&place);
             let ds = each(&scores, |slot, column, score| {
                 let p = scorer.probability(score, lse[slot]);
                 let ds = gradient_of_score(p, dps[slot][column], delta[slot]);

@@ -146,17 +146,16 @@ impl BiasGradient {
         let dy = a.dy();
         // Of keys that do not exist zeros are loaded.
         let end = at + self.config.tile_columns().cast_signed();
-        // The rows of the turn before have been read.
+        // The rows of the turn before have been read. Addresses are computed again for each tile instead of being kept.
         k.barrier();
-        // Addresses are computed again for each tile instead of being kept.
-        let first = if engine.scarce() { first + zero_of(at).to_i32() } else { first };
-        let own = engine.own(k, p.q.source(span.of_queries, head, span.queries, p.width), first, 0);
-        let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
+        let again = if engine.scarce() { first + zero_of(at).to_i32() } else { first };
+        let own = engine.own(k, p.q.source(span.of_queries, head, span.queries, p.width), again, 0);
+        let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), again, 1);
         engine.start(k, sources, at, end);
         let keys = engine.first(k, sources, at, end);
         let base = scorer.base(k, engine.product(k, own, keys));
         let place = engine.product_place(k);
-        let pair = |row, column| (first + row, at + column);
+        let pair = |row, column| (again + row, at + column);
         let scores = scorer.tile(&base, &place, (Keys::Columns, true, false), pair);
         let values = engine.second(k, sources, at);
         let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);

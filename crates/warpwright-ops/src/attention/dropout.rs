@@ -5,6 +5,7 @@
 //! The four keys of a draw lie in several lanes of a warp. These lanes share the draws of a tile out, and tell each other what they
 //! found, a bit for each pair.
 
+use warpwright_dsl::Parked;
 use warpwright_dsl::prelude::*;
 
 use super::engine::{Matrix, Place, each};
@@ -30,10 +31,30 @@ pub(super) struct Team {
     pub(super) step: u32,
 }
 
+/// Seed and offset of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Seeds<'k> {
+    Known(Philox<'k>),
+    /// What is computed from them takes twenty registers, which are free between the tiles.
+    Parked(Parked<'k, u64, 2>),
+}
+
+impl<'k> Seeds<'k> {
+    fn philox(self, k: K<'k>) -> Philox<'k> {
+        match self {
+            Self::Known(philox) => philox,
+            Self::Parked(parked) => {
+                let [seed, offset] = parked.get();
+                Philox::new(k, seed, offset)
+            }
+        }
+    }
+}
+
 /// What the draws of a launch begin with, and the head that they are for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Draws<'k> {
-    pub(super) philox: Philox<'k>,
+    pub(super) seeds: Seeds<'k>,
     pub(super) threshold: U32<'k>,
     /// The number of the head's first query.
     pub(super) first_row: U64<'k>,
@@ -69,10 +90,11 @@ impl<'k> Draws<'k> {
         let ahead = ahead
             .fold(k.lit(0u32), |found, (column, number)| member.eq(number).select(column - firsts[0], found));
         let own: Vec<u32> = firsts.iter().copied().step_by(lanes as usize).collect();
+        let philox = self.seeds.philox(k);
         let draw = |row: U32<'k>, column: u32, shift: u32| {
             let column = (place.first + ahead + column).to_i32();
             let (query, key) = pair(row.to_i32(), column);
-            self.bits(query, key, shift)
+            self.bits(philox, query, key, shift)
         };
         let words = if slot_by_slot && place.rows.len() > 1 && own.len() * KEYS <= WORD {
             Self::in_turn(k, place, &own, draw)
@@ -139,9 +161,9 @@ impl<'k> Draws<'k> {
     }
 
     /// A bit for each of the four keys around `key`, from `shift` on: whether it is kept.
-    fn bits(&self, query: I32<'k>, key: I32<'k>, shift: u32) -> U32<'k> {
+    fn bits(&self, philox: Philox<'k>, query: I32<'k>, key: I32<'k>, shift: u32) -> U32<'k> {
         let row = self.first_row + query.to_u64();
-        let words = self.philox.draw((row << DRAWS) + (key.to_u32() >> 2).to_u64());
+        let words = philox.draw((row << DRAWS) + (key.to_u32() >> 2).to_u64());
         let of = |number: usize| {
             let kept = words[number].ge(self.threshold);
             kept.select(1u32 << (shift + number as u32), 0u32)

@@ -586,12 +586,13 @@ impl AttentionBackwardDesc {
         };
         tensors.push(TensorSpec::workspace(statistics, workspace_bytes as usize / statistics.bytes()));
         let layouts = [desc.q, desc.k, desc.v, desc.o, *dy, *dq, *dk, *dv];
-        let [of_queries, of_keys] = match chosen {
-            Some(Chosen::Blocks(configs)) => configs.map(|config| vec![config]),
-            Some(Chosen::Groups(_) | Chosen::Copies(_)) => [Vec::new(), Vec::new()],
+        let [of_queries, of_keys, of_bias] = match chosen {
+            Some(Chosen::Blocks([queries, keys])) => [queries, keys, queries].map(|config| vec![config]),
+            Some(Chosen::Groups(_) | Chosen::Copies(_)) => [const { Vec::new() }; 3],
             None => [
                 c.configs(dtype, Work::Queries, target, &layouts)?,
                 c.configs(dtype, Work::KeysAndValues, target, &layouts)?,
+                c.configs(dtype, Work::Bias, target, &layouts)?,
             ],
         };
         let mut variants = Vec::new();
@@ -601,7 +602,7 @@ impl AttentionBackwardDesc {
         if let Some(pairs) = pairs {
             variants.push(Variant { alignment: 16, steps: self.pairs_steps(&c, target, &pairs, before)? });
         }
-        for (queries, keys) in of_queries.into_iter().zip(of_keys) {
+        for ((queries, keys), bias) in of_queries.into_iter().zip(of_keys).zip(of_bias) {
             let vector = queries.vector().max(keys.vector());
             let alignment = alignment(dtype, vector);
             // One kernel for an alignment.
@@ -615,7 +616,7 @@ impl AttentionBackwardDesc {
             for work in Work::of_keys(keys) {
                 steps.extend(self.sweep(&c, target, *work, keys)?);
             }
-            steps.extend(self.bias_gradient(&c, target, queries)?);
+            steps.extend(self.bias_gradient(&c, target, bias)?);
             steps.extend(self.sink_gradient(&c, target, places)?);
             variants.push(Variant { alignment, steps });
         }
@@ -706,7 +707,7 @@ impl AttentionBackwardDesc {
         );
         let dtype = self.forward.dtype;
         let def = bias_gradient::BiasGradient { dtype, kind: c.kind, config };
-        step(&def, config, Work::Queries, dtype, target, grid, args.values()).map(Some)
+        step(&def, config, Work::Bias, dtype, target, grid, args.values()).map(Some)
     }
 
     /// The gradients of the sinks; `None` if there are none.
@@ -917,7 +918,7 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
             }
         }
         for kind in [alone[2], all] {
-            for config in tuning::all(dtype, Work::Queries, target, kind) {
+            for config in tuning::all(dtype, Work::Bias, target, kind) {
                 out.push(plan::recorded(OP, &bias_gradient::BiasGradient { dtype, kind, config }, target)?);
             }
         }

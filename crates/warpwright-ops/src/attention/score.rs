@@ -1,9 +1,10 @@
 //! What happens to a product `q k` before the softmax, and what its gradient passes on the way back: one place for every
 //! kernel.
 
+use warpwright_dsl::Parked;
 use warpwright_dsl::prelude::*;
 
-use super::dropout::{Draws, Kept, Keys};
+use super::dropout::{Draws, Kept, Keys, Seeds};
 use super::engine::{Destination, Engine, Form, Matrix, Place, Source, Walk, scaled};
 use super::pairs::Copied;
 
@@ -109,7 +110,7 @@ macro_rules! attention_args {
                     bias_strides: [self.bias_batch, self.bias_head, self.bias_row, self.bias_column],
                     slopes: self.slopes, slopes_batch: self.slopes_batch, lengths: self.lengths,
                     offsets: [self.query_offsets, self.key_offsets],
-                    random: self.random, threshold: self.threshold, keeping: self.keeping,
+                    random: self.random, parked_random: None, threshold: self.threshold, keeping: self.keeping,
                 }
             }
         }
@@ -259,6 +260,8 @@ pub(super) struct Problem<'k> {
     pub(super) offsets: [Ptr<'k, Read, i32>; 2],
     /// Seed and offset of what is dropped.
     pub(super) random: Ptr<'k, Read, u64>,
+    /// The same if they are parked.
+    pub(super) parked_random: Option<Parked<'k, u64, 2>>,
     /// Words from here on keep their pair.
     pub(super) threshold: U32<'k>,
     /// What kept probabilities are multiplied by.
@@ -266,6 +269,16 @@ pub(super) struct Problem<'k> {
 }
 
 impl<'k> Problem<'k> {
+    /// Seed and offset of what is dropped.
+    fn random(&self) -> [U64<'k>; 2] {
+        [0u64, 1].map(|at| self.random.at(at).get::<u64>())
+    }
+
+    /// The same with seed and offset of what is dropped [parked](K::park).
+    pub(super) fn with_parked_random(self, k: K<'k>) -> Self {
+        Self { parked_random: Some(k.park(self.random())), ..self }
+    }
+
     /// Tile, head and batch of the block. Blocks run in order, so with `last_first` those with the most keys under a causal
     /// mask begin first. Nothing is divided, so that what the block has in common stays out of the threads' registers.
     pub(super) fn place(&self, k: K<'k>, last_first: bool) -> [U32<'k>; 3] {
@@ -510,6 +523,39 @@ where
             sources: p.columns(&span, key_head),
         }
     }
+
+    /// What the block knows of its sequence, [parked](K::park).
+    pub(super) fn parked(&self, k: K<'k>, p: &Problem<'k>) -> ParkedBlock<'k> {
+        let (span, key_head) = (self.span, p.key_head(self.head));
+        let offsets = [p.k, p.v].map(|view| view.offset(span.of_keys, key_head));
+        let limits = [span.keys, span.queries, span.left, span.right];
+        ParkedBlock { limits: k.park(limits), offsets: k.park(offsets) }
+    }
+}
+
+/// What [`QueryBlock::parked`] keeps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ParkedBlock<'k> {
+    /// How many keys and queries there are, and which see each other.
+    limits: Parked<'k, i32, 4>,
+    /// Elements to the first key and the first value.
+    offsets: Parked<'k, u64, 2>,
+}
+
+impl<'k> ParkedBlock<'k> {
+    /// The scorer and the sources of a block with what is known of its sequence in new registers.
+    pub(super) fn get<A: Float>(
+        self,
+        p: &Problem<'k>,
+        scorer: Scorer<'k, A>,
+        [of_k, of_v]: [Source<'k>; 2],
+    ) -> (Scorer<'k, A>, [Source<'k>; 2]) {
+        let ([keys, queries, left, right], [to_k, to_v]) = (self.limits.get(), self.offsets.get());
+        let span = Span { keys, queries, left, right, ..scorer.span };
+        let source =
+            |source, view: View<'k, Read>, to| Source { data: view.data.at(to), rows: keys, ..source };
+        (Scorer { span, ..scorer }, [source(of_k, p.k, to_k), source(of_v, p.v, to_v)])
+    }
 }
 
 /// What the scores of a tile, and the derivatives of soft capping, are made of.
@@ -573,9 +619,10 @@ where
         let unit = if plain { scale * LOG2_E } else { k.lit::<A>(LOG2_E) };
         let shift = span.keys - span.queries;
         let draws = kind.dropout.then(|| {
-            let [seed, offset] = [0u64, 1].map(|at| p.random.at(at).get::<u64>());
+            let random = p.parked_random.map_or_else(|| Err(p.random()), Ok);
             let first_row = p.first_row(span.of_queries, head);
-            Draws { philox: Philox::new(k, seed, offset), threshold: p.threshold, first_row }
+            let known = |[seed, offset]: [U64<'k>; 2]| Seeds::Known(Philox::new(k, seed, offset));
+            Draws { seeds: random.map_or_else(known, Seeds::Parked), threshold: p.threshold, first_row }
         });
         let (softcap, keeping) = (p.softcap.convert(), p.keeping);
         Self {

@@ -421,7 +421,10 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         let tile = self.own_tile(k, index);
         match source.form {
             Form::Even => {
-                self.copy(k, source, first, tile, (k.lit(0u32), None), (self.thread, self.threads));
+                // Where blocks of 16 bits load own rows in a loop, places are computed again. Those of `f32` have the registers.
+                let halves = self.atom != MmaAtom::Tf32 && source.factors.is_none();
+                let thread = if halves { self.thread + zero_of(first) } else { self.thread };
+                self.copy(k, source, first, tile, (k.lit(0u32), None), (thread, self.threads));
             }
             Form::Heads { .. } | Form::Pages(_) => self.load_rows(k, source, first, tile),
         }

@@ -261,6 +261,8 @@ pub enum Work {
     Keys,
     /// That for the gradients of values alone: one tile of own rows, one sum.
     Values,
+    /// The gradient of the bias: two tiles of own rows, a sum of the shape of their products.
+    Bias,
 }
 
 impl Work {
@@ -289,6 +291,7 @@ impl Work {
             Self::KeysAndValues => "kv",
             Self::Keys => "k",
             Self::Values => "v",
+            Self::Bias => "bias",
         }
     }
 
@@ -392,20 +395,24 @@ pub fn simt(
 }
 
 /// The configuration of tensor cores, `None` if the target has none that fits. The hyperbolic tangent of soft capping takes so many
-/// instructions and registers that more warps with less work each are faster.
+/// instructions and registers that more warps with less work each are faster. Draws of dropout, and
+/// the loops around the gradient of a bias, do not leave the registers for larger tiles.
 pub fn tensor_core(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<Config> {
     let width = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize)?;
     let config = |warps, slabs, columns| TensorCore { warps, slabs, columns, width, vector: 8 };
     let choice = match (work, width) {
         (Work::Forward, 64) if kind.softcap => config(4, 2, 32),
-        (Work::Forward, 128) | (Work::Queries, 64) if kind.softcap => config(4, 1, 64),
+        (Work::Forward, 128) if kind.softcap => config(4, 1, 64),
+        (Work::Forward | Work::Queries, 64) if kind.softcap || kind.dropout => config(4, 1, 64),
+        (Work::Queries, 128) if kind.dropout => config(4, 1, 32),
+        (Work::Bias, 64) => config(4, 1, 64),
         (_, 64 | 128) if kind.softcap => config(4, 1, 32),
         (Work::Forward, 256) if target.sm >= 90 => config(8, 1, 64),
         (Work::Forward, 256) => config(4, 1, 32),
         (Work::Forward, 128) => config(4, 2, 32),
         (Work::Forward, _) => config(4, 2, 64),
         (Work::Queries, 64) => config(4, 2, 64),
-        (Work::Queries, 128) => config(4, 2, 32),
+        (Work::Queries | Work::Bias, 128) => config(4, 2, 32),
         (_, 256) if target.sm >= 90 => config(8, 1, 32),
         (_, 256) => config(4, 1, 16),
         (_, 64) => config(4, 2, 32),
