@@ -1,13 +1,14 @@
 //! What the kernels of the gradients of attention take on a GPU, in microseconds, with every layout that is tried for `wgmma`
 //! beside those of `mma.sync`, and how far their results are apart:
-//! `cargo run --release --example attention_backward_time [-- HEAD_DIM ...]`. `-- ptx DIR` writes the kernels' texts instead.
+//! `cargo run --release --example attention_backward_time [-- HEAD_DIM ...]`. `-- ptx DIR` writes the kernels' texts instead;
+//! `-- mma [HEAD_DIM ...]` times layouts of `mma.sync` under a mask, with dropout and with the gradient of a bias.
 
 use std::path::Path;
 use std::rc::Rc;
 
-use warpwright::attention::tuning::{self, SweepGroups, Sweeps};
+use warpwright::attention::tuning::{self, Config, SweepGroups, Sweeps, TensorCore};
 use warpwright::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions};
-use warpwright::plan::{Access, Layout, TensorSpec};
+use warpwright::plan::{Access, Layout, Real, TensorSpec};
 use warpwright::{DType, Device, Error, Operation, Plan, Stream, Target, Tensor};
 
 const TOKENS: usize = 16_384;
@@ -38,11 +39,34 @@ fn layouts(width: u32) -> Vec<Sweeps> {
     all
 }
 
-fn problem(width: usize, causal: bool) -> AttentionBackwardDesc {
+fn problem(width: usize, options: AttentionOptions) -> AttentionBackwardDesc {
     let q = Layout::contiguous([TOKENS / SEQUENCE, SEQUENCE, ELEMENTS / width, width]);
-    let options = AttentionOptions { causal, ..AttentionOptions::default() };
+    let dbias = options.bias.is_some();
     let forward = AttentionDesc { dtype: DType::BF16, q, k: q, v: q, o: q, options };
-    AttentionBackwardDesc { forward, dy: q, dq: q, dk: q, dv: q, dbias: false, dsinks: false }
+    AttentionBackwardDesc { forward, dy: q, dq: q, dk: q, dv: q, dbias, dsinks: false }
+}
+
+fn masked(causal: bool) -> AttentionOptions {
+    AttentionOptions { causal, ..AttentionOptions::default() }
+}
+
+/// Layouts of blocks without tensor copies, for all sweeps alike.
+fn blocks(width: u32) -> [Config; 7] {
+    [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (8, 1, 64), (8, 1, 32), (4, 1, 16)].map(
+        |(warps, slabs, columns)| Config::TensorCore(TensorCore { warps, slabs, columns, width, vector: 8 }),
+    )
+}
+
+/// Plans with what is chosen and with each layout of blocks.
+fn plans_of_blocks(
+    desc: &AttentionBackwardDesc,
+    target: Target,
+) -> Result<Vec<Plan<AttentionBackwardDesc>>, Error> {
+    let mut plans = vec![desc.plan(target)?];
+    for config in blocks(desc.forward.q.shape[3] as u32) {
+        plans.extend(desc.plan_with(target, [config; 2]));
+    }
+    Ok(plans)
 }
 
 /// About normal numbers of 16 bits.
@@ -68,10 +92,11 @@ fn tensors<O: Operation>(
             return Ok(tensor.clone());
         }
         Ok(Rc::new(match spec.access {
-            Access::Read if spec.len > 0 => {
+            Access::Read if spec.len > 0 && spec.dtype == DType::BF16 => {
                 Tensor::from_bytes(device, spec.dtype, &random(spec.len, slot as u64 + 1), &[spec.len])?
             }
-            _ => Tensor::empty(device, spec.dtype, &[spec.len])?,
+            Access::Read => Tensor::zeros(device, spec.dtype, &[spec.len])?,
+            Access::Write => Tensor::empty(device, spec.dtype, &[spec.len])?,
         }))
     };
     plan.tensors().iter().enumerate().map(tensor).collect()
@@ -112,24 +137,32 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     (difference / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
 }
 
-fn measure(device: &Device, stream: &Stream, width: usize, causal: bool) -> Result<(), Error> {
-    let target = device.target();
-    let desc = problem(width, causal);
-    let forward = desc.forward.plan(target)?;
-    let of_forward = tensors(device, &forward, &[])?;
-    time(stream, &forward, &of_forward)?;
-    let named = |name: &str| forward.tensors().iter().position(|spec| spec.name == name).unwrap_or(0);
-    let given = ["q", "k", "v", "o", "lse"].map(|name| (name, Rc::clone(&of_forward[named(name)])));
-    let elements = TOKENS * ELEMENTS;
-    let dy = Tensor::from_bytes(device, DType::BF16, &random(elements, 99), &[elements])?;
-    let given: Vec<_> = given.into_iter().chain([("dy", Rc::new(dy))]).collect();
+fn plans(desc: &AttentionBackwardDesc, target: Target) -> Result<Vec<Plan<AttentionBackwardDesc>>, Error> {
+    let width = desc.forward.q.shape[3];
     let blocks = [tuning::Work::Queries, tuning::Work::KeysAndValues]
         .map(|work| tuning::tensor_core(work, target, width, desc.forward.options.kind()));
-    let [Some(queries), Some(keys)] = blocks else { return Ok(()) };
+    let [Some(queries), Some(keys)] = blocks else { return Ok(Vec::new()) };
     let mut plans = vec![desc.plan_with(target, [queries, keys])?];
     for configs in layouts(width as u32) {
         plans.extend(desc.plan_sweeps_with(target, configs));
     }
+    Ok(plans)
+}
+
+fn measure(
+    (device, stream): (&Device, &Stream),
+    what: &str,
+    desc: &AttentionBackwardDesc,
+    plans: Vec<Plan<AttentionBackwardDesc>>,
+) -> Result<(), Error> {
+    let forward = desc.forward.plan(device.target())?;
+    let of_forward = tensors(device, &forward, &[])?;
+    time(stream, &forward, &of_forward)?;
+    let named = |name: &str| forward.tensors().iter().position(|spec| spec.name == name).unwrap_or(0);
+    let given = ["q", "k", "v", "bias", "o", "lse"].map(|name| (name, Rc::clone(&of_forward[named(name)])));
+    let elements = TOKENS * ELEMENTS;
+    let dy = Tensor::from_bytes(device, DType::BF16, &random(elements, 99), &[elements])?;
+    let given: Vec<_> = given.into_iter().chain([("dy", Rc::new(dy))]).collect();
     let mut first: Option<Vec<Vec<f32>>> = None;
     for plan in plans {
         let mut of_plan = tensors(device, &plan, &given)?;
@@ -141,13 +174,12 @@ fn measure(device: &Device, stream: &Stream, width: usize, causal: bool) -> Resu
                 continue;
             }
         };
-        let gradients = of_plan
-            .drain(..)
-            .zip(plan.tensors())
-            .filter(|(_, spec)| spec.access == Access::Write && ["dq", "dk", "dv"].contains(&spec.name));
+        let gradients = of_plan.drain(..).zip(plan.tensors()).filter(|(_, spec)| {
+            spec.access == Access::Write && ["dq", "dk", "dv", "dbias"].contains(&spec.name)
+        });
         let gradients = gradients.map(|(tensor, _)| floats(&tensor)).collect::<Result<Vec<_>, _>>()?;
         let total: f64 = us.iter().sum();
-        println!("d{width} causal {causal}: {total:.0} us");
+        println!("{what}: {total:.0} us");
         names.iter().zip(&us).for_each(|(name, us)| println!("    {us:>9.1}  {name}"));
         match &first {
             None => first = Some(gradients),
@@ -163,7 +195,7 @@ fn measure(device: &Device, stream: &Stream, width: usize, causal: bool) -> Resu
 fn write(directory: &Path) -> Result<(), Error> {
     for width in [64, 128, 256] {
         for causal in [false, true] {
-            let desc = problem(width, causal);
+            let desc = problem(width, masked(causal));
             for configs in layouts(width as u32) {
                 let plan = desc.plan_sweeps_with(Target::sm(90), configs)?;
                 for step in plan.steps().iter().skip(1) {
@@ -186,11 +218,22 @@ fn main() -> Result<(), Error> {
     }
     let widths: Vec<usize> = args.iter().filter_map(|arg| arg.parse().ok()).collect();
     let device = Device::best();
-    let stream = device.stream()?;
-    println!("{}, {}", device.name(), device.target());
+    let (stream, target) = (device.stream()?, device.target());
+    println!("{}, {target}", device.name());
+    let of_blocks = args.first().is_some_and(|mode| mode == "mma");
     for width in if widths.is_empty() { vec![64, 128, 256] } else { widths } {
-        for causal in [false, true] {
-            measure(&device, &stream, width, causal)?;
+        let bias = Some(Layout::contiguous([1, 1, SEQUENCE, SEQUENCE]));
+        let dropout = Some(Real::new(0.1));
+        let cases = [
+            ("full", masked(false)),
+            ("causal", masked(true)),
+            ("causal, dropout", AttentionOptions { dropout, ..masked(true) }),
+            ("bias", AttentionOptions { bias, ..masked(false) }),
+        ];
+        for (what, options) in cases.into_iter().take(if of_blocks { 4 } else { 2 }) {
+            let desc = problem(width, options);
+            let plans = if of_blocks { plans_of_blocks(&desc, target)? } else { plans(&desc, target)? };
+            measure((&device, &stream), &format!("d{width} {what}"), &desc, plans)?;
         }
     }
     Ok(())

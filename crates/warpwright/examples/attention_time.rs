@@ -1,8 +1,10 @@
 //! What attention takes on a GPU with every kernel that there is for it, in microseconds and TFLOP/s: 16384 tokens, 2048 elements
-//! in all heads, bf16. `cargo run --release --example attention_time [-- HEAD_DIM,SEQUENCE,CAUSAL ...]`
+//! in all heads, bf16. `cargo run --release --example attention_time [-- HEAD_DIM,SEQUENCE,CAUSAL[,DROPOUT] ...]`; with dropout, of
+//! so many hundredths, every layout of blocks that is tried for it.
 
-use warpwright::attention::{AttentionDesc, AttentionOptions, tuning};
-use warpwright::plan::{Access, Layout};
+use warpwright::attention::tuning::{self, Config, TensorCore};
+use warpwright::attention::{AttentionDesc, AttentionOptions};
+use warpwright::plan::{Access, Layout, Real};
 use warpwright::{DType, Device, Error, Plan, Stream, Target, Tensor};
 
 const TOKENS: usize = 16384;
@@ -33,16 +35,29 @@ fn normal(len: usize, seed: u64) -> Vec<u8> {
     out.into_iter().cycle().take(2 * len).collect()
 }
 
-fn desc(width: usize, sequence: usize, causal: bool) -> AttentionDesc {
+/// Head dimension, sequence, causal, hundredths of dropout.
+type Case = (usize, usize, bool, usize);
+
+fn desc((width, sequence, causal, dropout): Case) -> AttentionDesc {
     let layout = Layout::contiguous([TOKENS / sequence, sequence, ELEMENTS / width, width]);
-    let options = AttentionOptions { causal, ..AttentionOptions::default() };
+    let dropout = (dropout > 0).then(|| Real::new(dropout as f64 / 100.0));
+    let options = AttentionOptions { causal, dropout, ..AttentionOptions::default() };
     AttentionDesc { dtype: DType::BF16, q: layout, k: layout, v: layout, o: layout, options }
 }
 
-/// The plan that tuning chooses, one without tensor copies, and those with each layout of warpgroups.
+/// The plan that tuning chooses, one without tensor copies, and those with each layout of warpgroups; with dropout, which these do not
+/// take, others without tensor copies.
 fn plans(desc: &AttentionDesc, target: Target) -> Vec<Plan<AttentionDesc>> {
     let width = desc.q.shape[3];
-    let mma = tuning::tensor_core(tuning::Work::Forward, target, width, desc.options.kind());
+    let mut mma: Vec<_> =
+        tuning::tensor_core(tuning::Work::Forward, target, width, desc.options.kind()).into_iter().collect();
+    if desc.options.dropout.is_some() {
+        mma.extend([(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (8, 1, 64), (8, 1, 32)].map(
+            |(warps, slabs, columns)| {
+                Config::TensorCore(TensorCore { warps, slabs, columns, width: width as u32, vector: 8 })
+            },
+        ));
+    }
     let mut all: Vec<_> = mma.into_iter().filter_map(|config| desc.plan_with(target, config).ok()).collect();
     for layout in tuning::warpgroup_layouts(width) {
         all.extend(desc.plan_warpgroups_with(target, layout, None).ok());
@@ -65,7 +80,7 @@ fn run(
         .iter()
         .skip(inputs.len())
         .map(|spec| match spec.access {
-            Access::Read => Tensor::zeros(device, spec.dtype, &[0]),
+            Access::Read => Tensor::zeros(device, spec.dtype, &[spec.len]),
             Access::Write => Tensor::empty(device, spec.dtype, &[spec.len]),
         })
         .collect::<Result<_, _>>()?;
@@ -101,14 +116,14 @@ fn distance(a: &[u8], b: &[u8]) -> f64 {
 fn main() -> Result<(), Error> {
     let asked = std::env::args().skip(1).filter_map(|arg| {
         let parts: Vec<usize> = arg.split(',').filter_map(|part| part.parse().ok()).collect();
-        let [width, sequence, causal] = parts.try_into().ok()?;
-        Some((width, sequence, causal > 0))
+        let [width, sequence, causal, dropout @ ..] = &parts[..] else { return None };
+        Some((*width, *sequence, *causal > 0, dropout.first().copied().unwrap_or(0)))
     });
-    let mut cases: Vec<(usize, usize, bool)> = asked.collect();
+    let mut cases: Vec<Case> = asked.collect();
     if cases.is_empty() {
         for width in WIDTHS {
             for causal in [false, true] {
-                cases.extend(SEQUENCES.map(|sequence| (width, sequence, causal)));
+                cases.extend(SEQUENCES.map(|sequence| (width, sequence, causal, 0)));
             }
         }
     }
@@ -119,10 +134,7 @@ fn main() -> Result<(), Error> {
         Tensor::from_bytes(&device, DType::BF16, &normal(TOKENS * ELEMENTS, seed), &[TOKENS * ELEMENTS])
     };
     let inputs = [tensor(1)?, tensor(2)?, tensor(3)?];
-    let all: Vec<_> = cases
-        .iter()
-        .map(|&(width, sequence, causal)| plans(&desc(width, sequence, causal), target))
-        .collect();
+    let all: Vec<_> = cases.iter().map(|case| plans(&desc(*case), target)).collect();
     // The driver compiles kernels side by side.
     let kernels: std::collections::BTreeMap<&str, &Plan<AttentionDesc>> =
         all.iter().flatten().map(|plan| (kernel_name(plan), plan)).collect();
@@ -132,7 +144,7 @@ fn main() -> Result<(), Error> {
         let threads: Vec<_> = kernels.into_values().map(compile).collect();
         threads.into_iter().try_for_each(|thread| thread.join().unwrap_or(Ok(())))
     })?;
-    for ((width, sequence, causal), plans) in cases.into_iter().zip(&all) {
+    for ((width, sequence, causal, dropout), plans) in cases.into_iter().zip(&all) {
         let operations =
             4.0 * TOKENS as f64 * ELEMENTS as f64 * sequence as f64 / if causal { 2.0 } else { 1.0 };
         let mut first: Option<Vec<u8>> = None;
@@ -142,7 +154,7 @@ fn main() -> Result<(), Error> {
             let apart = distance(first.get_or_insert_with(|| bytes.clone()), &bytes);
             let rate = operations / us / 1e6;
             println!(
-                "d{width} {sequence} causal={causal} {us:9.1} us {rate:6.0} TFLOP/s  {kernel}, {apart:.1e}"
+                "d{width} {sequence} causal={causal} dropout={dropout}% {us:9.1} us {rate:6.0} TFLOP/s  {kernel}, {apart:.1e}"
             );
         }
     }
