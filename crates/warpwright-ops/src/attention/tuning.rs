@@ -404,7 +404,7 @@ pub fn tensor_core(work: Work, target: Target, width: usize, kind: ScoreKind) ->
         (Work::Forward, 64) if kind.softcap => config(4, 2, 32),
         (Work::Forward, 128) if kind.softcap => config(4, 1, 64),
         (Work::Forward | Work::Queries, 64) if kind.softcap || kind.dropout => config(4, 1, 64),
-        (Work::Queries, 128) if kind.dropout => config(4, 1, 32),
+        (Work::Queries, 128) if kind.dropout && !kind.softcap => config(4, 1, 64),
         (Work::Bias, 64) => config(4, 1, 64),
         (_, 64 | 128) if kind.softcap => config(4, 1, 32),
         (Work::Forward, 256) if target.sm >= 90 => config(8, 1, 64),
