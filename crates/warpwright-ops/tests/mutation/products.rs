@@ -114,8 +114,8 @@ fn small_tiles(dtype: DType) -> Config {
 }
 
 fn products(dtype: DType, transposed: bool) {
-    // Kernels that split their operands have a sweep of their own, whose products are long enough for their stages.
-    let elsewhere = |name: &str| in_teams(name) || name.contains("_tf32x3_");
+    // Kernels of warpgroups and those that split their operands have sweeps of their own, whose products are long enough for their stages.
+    let elsewhere = |name: &str| in_teams(name) || name.contains("_tf32x3_") || name.contains("_wg_");
     Sweep { skipped: elsewhere, ..SWEEP }.check(&plans(&CASES, |i| {
         let narrow = i.is_multiple_of(2);
         let desc = product(dtype, transposed, i, narrow);
