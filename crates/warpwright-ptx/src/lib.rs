@@ -7,8 +7,10 @@
 pub mod abi;
 pub mod cfg;
 pub mod dtype;
+pub mod float16;
 pub mod inst;
 pub mod isa;
+pub mod join;
 pub mod kernel;
 pub mod module;
 pub mod tensor_map;
@@ -19,6 +21,7 @@ pub mod verify;
 pub use abi::{ArgError, ArgValue, pack_args};
 pub use dtype::DType;
 pub use inst::*;
+pub use join::JoinError;
 pub use kernel::{Kernel, KernelError};
 pub use module::*;
 pub use tensor_map::{TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMapError, TensorSwizzle};

@@ -125,7 +125,7 @@ fn evaluate(ty: &str, expression: &str) -> Result<Imm, String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(3000), ..ProptestConfig::default() })]
 
     #[test]
     fn random_expressions_have_the_value_of_the_assembler(tree in tree()) {

@@ -106,7 +106,7 @@ fn check(module: &Module) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(2000), ..ProptestConfig::default() })]
 
     #[test]
     fn random_modules_survive(tape in prop::collection::vec(any::<u64>(), 0..600)) {
