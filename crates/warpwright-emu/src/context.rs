@@ -5,6 +5,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
+use std::time::Instant;
 
 use crate::block::{Block, SharedMemory};
 use crate::counters::{Class, Tally};
@@ -12,13 +13,15 @@ use crate::decode::Code;
 use crate::exec::Outcome;
 use crate::exec::matrix::Scratch;
 use crate::launch::{Fault, LaunchConfig, Options, Printed, Sanitizers};
-use crate::memory::{Allocation, Memory, SLOT_BITS, Slot};
+use crate::limits::Slice;
+use crate::memory::{Allocation, Memory, SLOT_BITS};
 use crate::program::{Entry, Program};
 use crate::report::{Event, Findings, Key, Position, Severity, Site, Space, Tool};
 use crate::resident::{Cluster, Shape};
 use crate::sanitize::racecheck::{BlockRaces, LaunchRaces};
 use crate::sanitize::synccheck::Opened;
 use crate::schedule::Idle;
+use crate::slots::Slot;
 use crate::warp::Warp;
 
 /// Which checks run.
@@ -67,6 +70,9 @@ pub(crate) struct Shared<'a> {
     pub(crate) idle: Idle,
     /// The latest value of the global timer.
     pub(crate) timer: AtomicU64,
+    /// Instructions of the slices that have ended, over all workers; kept where there is a limit.
+    pub(crate) steps: AtomicU64,
+    pub(crate) begun: Instant,
 }
 
 impl Shared<'_> {
@@ -240,6 +246,7 @@ pub(crate) struct Context<'a> {
     pub(crate) findings: Findings,
     pub(crate) counters: Tally,
     pub(crate) runs: Runs,
+    pub(crate) slice: Slice,
     pub(crate) allocations: Allocations,
     pub(crate) races: Option<BlockRaces<'a>>,
     pub(crate) block: Block,
@@ -280,6 +287,7 @@ impl<'a> Context<'a> {
             findings: Findings::new(),
             counters: Tally::new(shared.options.counters, shared.entry.code.ins.len()),
             runs: Runs::new(code.ins.len()),
+            slice: Slice::default(),
             allocations: Allocations::new(code.sites as usize),
             races: None,
             block: Block::new(SharedMemory::new(0)),
@@ -342,12 +350,7 @@ impl Context<'_> {
     }
 
     /// Whether a warp that has used up its turn may go on later.
-    pub(crate) fn turn_over(&mut self) -> Outcome {
-        let limit = self.shared.options.max_steps;
-        if limit != 0 && self.runs.steps > limit {
-            let block = self.block.coordinates;
-            self.fault.get_or_insert(Fault::StepLimit { block, steps: limit, positions: String::new() });
-        }
+    pub(crate) fn turn_over(&self) -> Outcome {
         if self.fault.is_some() || self.shared.stop.load(Relaxed) {
             Outcome::Stopped
         } else {

@@ -1,6 +1,7 @@
 //! Running a grid: what is checked before, the workers, and what they bring home.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
 
 use warpwright_ptx::text::SourceLine;
 use warpwright_ptx::{PlainSpecial, SpecialReg};
@@ -70,6 +71,8 @@ pub(crate) fn run(
         deadlock: AtomicBool::new(false),
         idle: Idle::new(workers),
         timer: AtomicU64::new(0),
+        steps: AtomicU64::new(0),
+        begun: Instant::now(),
     };
     let _launching = memory.launching();
     let workspace = shared.workspace;
@@ -211,6 +214,13 @@ fn finish(shared: &Shared<'_>, results: Vec<WorkerResult>) -> Result<Report, Lau
     report.unfreed = shared.memory.heap.unfreed(shared.heap_launch);
     report.lines = lines.into_rows();
     report.findings = findings.finish(shared, shared.options.max_findings);
+    let limit = shared.options.max_steps;
+    if fault.is_none() && limit != 0 && report.steps > limit {
+        // Several workers may end before one of them sees the sum.
+        let block = shared.config.grid.map(|n| n - 1);
+        let positions = "its threads have exited".to_owned();
+        fault = Some((0, Fault::StepLimit { block, steps: limit, positions }));
+    }
     match fault {
         None => Ok(report),
         Some((_, fault)) => Err(LaunchError::Fault {

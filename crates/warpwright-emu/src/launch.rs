@@ -1,7 +1,10 @@
 //! Launches: their configuration, what can go wrong, and what they report.
 
+use std::time::{Duration, Instant};
+
 use crate::counters::{Counters, LineCounters};
 use crate::heap::HeapBlock;
+use crate::limits::Interrupt;
 use crate::memory::{Memory, MemoryError};
 use crate::program::Program;
 use crate::report::Finding;
@@ -71,9 +74,13 @@ pub struct Options {
     /// memory until others change it are parked, and each keeps its registers and shared memory. A launch whose blocks
     /// all wait for one that may not begin ends with [`Fault::Residency`].
     pub max_resident_blocks: usize,
-    /// Instructions that the warps of one worker may execute; 0 for no limit. A launch that passes it ends with
-    /// [`Fault::StepLimit`].
+    /// Instructions that the warps of the grid may execute, all workers together, as [`Report::steps`] counts them; 0 for
+    /// no limit. A launch that needs more ends with [`Fault::StepLimit`].
     pub max_steps: u64,
+    /// When the launch has to be over; one that is not ends with [`Fault::TimeLimit`].
+    pub deadline: Option<Instant>,
+    /// Ends the launch from another thread, with [`Fault::Interrupted`].
+    pub interrupt: Option<Interrupt>,
     /// When asynchronous copies complete.
     pub completion: Completion,
 }
@@ -88,6 +95,8 @@ impl Default for Options {
             max_findings: 100,
             max_resident_blocks: 4096,
             max_steps: 0,
+            deadline: None,
+            interrupt: None,
             completion: Completion::default(),
         }
     }
@@ -215,6 +224,24 @@ pub enum Fault {
         block: [u32; 3],
         /// The limit.
         steps: u64,
+        /// Where the warps of its cluster were.
+        positions: String,
+    },
+    /// It was not over at [`Options::deadline`].
+    #[error("block {block:?} had run into the time limit after {:.3} s; it may never end: {positions}", elapsed.as_secs_f64())]
+    TimeLimit {
+        /// A block that ran then.
+        block: [u32; 3],
+        /// How long the launch had run.
+        elapsed: Duration,
+        /// Where the warps of its cluster were.
+        positions: String,
+    },
+    /// [`Options::interrupt`] was raised.
+    #[error("block {block:?} was interrupted: {positions}")]
+    Interrupted {
+        /// A block that ran then.
+        block: [u32; 3],
         /// Where the warps of its cluster were.
         positions: String,
     },

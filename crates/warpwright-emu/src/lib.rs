@@ -55,12 +55,15 @@ pub mod float;
 mod grid;
 mod heap;
 mod launch;
+mod limits;
 mod memory;
 mod program;
 pub mod report;
 mod resident;
+mod room;
 pub mod sanitize;
 mod schedule;
+mod slots;
 mod space;
 pub mod testing;
 mod warp;
@@ -70,6 +73,7 @@ pub use heap::HeapBlock;
 pub use launch::{
     Completion, Fault, LaunchConfig, LaunchError, Options, Printed, Report, Sanitizers, launch,
 };
+pub use limits::Interrupt;
 pub use memory::{Memory, MemoryError};
 pub use program::{Entry, LoadError, Program};
 pub use report::{Finding, Tool};

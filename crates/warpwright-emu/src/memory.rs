@@ -1,8 +1,8 @@
 //! Device memory of the emulator: allocations that several launches and threads may touch at once.
 //!
-//! Every allocation gets a slot of 64 GiB of the address space of its own, and an address is never used again, so an
-//! overrun, however far, does not silently land in a neighbour and a freed address stays recognisable. What lies in a
-//! slot outside its allocation is redzone.
+//! Every allocation gets a slot of 64 GiB of the address space of its own, and a slot is used again only after all
+//! others, so an overrun, however far, does not silently land in a neighbour and a freed address stays recognisable; see
+//! [`slots`](crate::slots). What lies in a slot outside its allocation is redzone.
 //!
 //! Contents are relaxed atomics: a racy kernel is a finding, not undefined behaviour of the emulator. Accesses narrower
 //! than a word are read-modify-write of the word that holds them.
@@ -12,10 +12,12 @@ use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use crate::heap::Heap;
+use crate::room;
 use crate::sanitize::racecheck::{RaceClock, Shadow};
+use crate::slots::{Slot, Slots};
 
 /// Bits of an address below the slot number.
 pub(crate) const SLOT_BITS: u32 = 36;
@@ -56,6 +58,12 @@ pub enum MemoryError {
         /// What lay there.
         label: String,
     },
+    /// The allocation is gone, and so long that its name is forgotten.
+    #[error("0x{address:x} was freed, and many others after it")]
+    FreedEarlier {
+        /// The address.
+        address: u64,
+    },
     /// The allocation ends before the access does.
     #[error("{bytes} bytes at offset {offset} do not fit in `{label}` of {size} bytes")]
     OutOfBounds {
@@ -84,7 +92,7 @@ pub(crate) struct Allocation {
     pub(crate) slot: u32,
     pub(crate) base: u64,
     pub(crate) len: u64,
-    pub(crate) label: String,
+    pub(crate) label: Arc<str>,
     /// Little-endian words; the last may pass the end.
     words: Box<[AtomicU32]>,
     /// Bit `i & 63` of element `i >> 6` tells whether byte `i` was ever written.
@@ -97,7 +105,7 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    fn new(slot: u32, len: u64, label: &str) -> Option<Self> {
+    pub(crate) fn new(slot: u32, len: u64, label: &str) -> Option<Self> {
         let words = usize::try_from(len.div_ceil(4)).ok()?;
         let bits = usize::try_from(len.div_ceil(64)).ok()?;
         let mut storage = Vec::new();
@@ -111,7 +119,7 @@ impl Allocation {
             slot,
             base,
             len,
-            label: label.to_owned(),
+            label: label.into(),
             words: storage.into_boxed_slice(),
             defined: defined.into_boxed_slice(),
             freed: AtomicBool::new(false),
@@ -264,41 +272,12 @@ impl Allocation {
     }
 }
 
-/// Whether the machine has room for an allocation of this size. Large allocations succeed lazily on many systems, and
-/// the process is killed when they are touched; so they are held against what the system says is available, if it says.
-fn fits(bytes: u64) -> bool {
-    const SMALL: u64 = 1 << 28;
-    if bytes < SMALL {
-        return true;
-    }
-    let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return true };
-    let available = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    // Contents, definedness, and room for the race detector's pages.
-    available.is_none_or(|kib| bytes.saturating_add(bytes / 4) <= kib.saturating_mul(1024))
-}
-
-/// What a slot of the address space holds.
-#[derive(Clone, Debug)]
-pub(crate) enum Slot {
-    Live(Arc<Allocation>),
-    /// Freed: only its name and extent are left.
-    Freed {
-        base: u64,
-        len: u64,
-        label: String,
-    },
-}
-
 /// Device memory: allocations, their contents, and which bytes were ever written.
 ///
 /// All methods take `&self`; launches and host copies may run at the same time.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// Slot `i + 1` of the address space.
-    slots: RwLock<Vec<Slot>>,
+    slots: RwLock<Slots>,
     /// Where the `.global` variables of each program that ran here live, by program number.
     globals: Mutex<HashMap<u64, Arc<[u64]>>>,
     pub(crate) races: RaceClock,
@@ -339,34 +318,37 @@ impl Memory {
     /// [`MemoryError::OutOfMemory`].
     pub fn alloc(&self, bytes: u64, label: &str) -> Result<u64, MemoryError> {
         let refuse = || MemoryError::OutOfMemory { bytes, label: label.to_owned() };
-        if bytes > MAX_BYTES || !fits(bytes) {
+        if bytes > MAX_BYTES || !room::fits(bytes) {
             return Err(refuse());
         }
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        let slot =
-            u32::try_from(slots.len() + 1).ok().filter(|s| *s < 1 << (63 - SLOT_BITS)).ok_or_else(refuse)?;
-        let allocation = Allocation::new(slot, bytes, label).ok_or_else(refuse)?;
+        let number = self.write_slots().number().ok_or_else(refuse)?;
+        // Filling it takes long, and others may allocate meanwhile.
+        let allocation = Allocation::new(number, bytes, label).ok_or_else(refuse)?;
         let base = allocation.base;
-        slots.push(Slot::Live(Arc::new(allocation)));
+        self.write_slots().insert(allocation);
         Ok(base)
     }
 
-    /// Frees an allocation. Its addresses are never used again, so later accesses are recognised.
+    /// Frees an allocation. Its addresses are used again only after 2^27 others, so later accesses are recognised; the
+    /// names of the last thousand that were freed are kept for reports.
     ///
     /// # Errors
     /// If `address` is not the start of a live allocation.
     pub fn free(&self, address: u64) -> Result<(), MemoryError> {
         let allocation = self.find(address)?;
+        let label = || allocation.label.to_string();
         if allocation.base != address {
-            return Err(MemoryError::NotTheStart { address, label: allocation.label.clone() });
+            return Err(MemoryError::NotTheStart { address, label: label() });
         }
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = slots.get_mut(allocation.slot as usize - 1) {
-            allocation.freed.store(true, Relaxed);
-            *slot =
-                Slot::Freed { base: allocation.base, len: allocation.len, label: allocation.label.clone() };
+        if !self.write_slots().free(allocation.slot) {
+            return Err(MemoryError::Freed { address, label: label() });
         }
+        allocation.freed.store(true, Relaxed);
         Ok(())
+    }
+
+    fn write_slots(&self) -> RwLockWriteGuard<'_, Slots> {
+        self.slots.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Copies bytes to the device; they count as initialised.
@@ -454,7 +436,7 @@ impl Memory {
     /// The label, size and start of the live allocation that holds `address`.
     pub fn describe(&self, address: u64) -> Option<(String, u64, u64)> {
         let a = self.find(address).ok()?;
-        Some((a.label.clone(), a.len, a.base))
+        Some((a.label.to_string(), a.len, a.base))
     }
 
     fn range(&self, address: u64, bytes: u64) -> Result<(Arc<Allocation>, u64), MemoryError> {
@@ -464,7 +446,7 @@ impl Memory {
             return Err(MemoryError::OutOfBounds {
                 offset: offset as i64,
                 bytes,
-                label: allocation.label.clone(),
+                label: allocation.label.to_string(),
                 size: allocation.len,
             });
         }
@@ -474,15 +456,15 @@ impl Memory {
     fn find(&self, address: u64) -> Result<Arc<Allocation>, MemoryError> {
         match self.slot(address) {
             Some(Slot::Live(a)) => Ok(a),
-            Some(Slot::Freed { label, .. }) => Err(MemoryError::Freed { address, label }),
+            Some(Slot::Freed { label, .. }) => Err(MemoryError::Freed { address, label: label.to_string() }),
+            Some(Slot::FreedEarlier) => Err(MemoryError::FreedEarlier { address }),
             None => Err(MemoryError::NotAllocated { address }),
         }
     }
 
     /// What the slot of an address holds.
     pub(crate) fn slot(&self, address: u64) -> Option<Slot> {
-        let slot = usize::try_from(address >> SLOT_BITS).ok()?.checked_sub(1)?;
-        self.slots.read().unwrap_or_else(PoisonError::into_inner).get(slot).cloned()
+        self.slots.read().unwrap_or_else(PoisonError::into_inner).at(address)
     }
 
     /// The addresses of the module variables of program `id`, made by `create` when it first runs here.

@@ -135,7 +135,17 @@ impl<'a> Worker<'a> {
                 if self.parked.is_empty() || self.all_stuck() {
                     break;
                 }
+                if self.cx.must_end()
+                    && let Some(cluster) = self.parked.pop_front()
+                {
+                    self.cx.cluster = cluster;
+                    self.stop();
+                }
                 continue;
+            }
+            if self.cx.must_end() {
+                self.stop();
+                break;
             }
             let changes = self.cx.changes;
             match self.run_cluster() {
@@ -250,11 +260,18 @@ impl<'a> Worker<'a> {
 
     /// Keeps the fault that ends the launch.
     fn stop(&mut self) {
+        // A cluster that has just been brought in is in no block yet.
+        self.cx.enter(self.cx.rank() as usize);
         if let Some(mut fault) = self.cx.fault.take() {
-            if let Fault::StepLimit { positions, .. } = &mut fault {
+            let linear = self.cx.block.linear;
+            if let Fault::StepLimit { block, positions, .. }
+            | Fault::TimeLimit { block, positions, .. }
+            | Fault::Interrupted { block, positions } = &mut fault
+            {
+                *block = self.cx.block.coordinates;
                 *positions = self.cx.positions();
             }
-            self.fault.get_or_insert((self.cx.block.linear, fault));
+            self.fault.get_or_insert((linear, fault));
         }
         self.cx.shared.stop.store(true, Relaxed);
     }

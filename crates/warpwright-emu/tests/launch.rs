@@ -4,7 +4,8 @@ mod support;
 
 use support::{HEADER, STORE, kernel, load, run};
 use warpwright_emu::{
-    Fault, LaunchConfig, LaunchError, LoadError, Memory, Options, Program, Sanitizers, Tool, launch,
+    Fault, LaunchConfig, LaunchError, LoadError, Memory, MemoryError, Options, Program, Sanitizers, Tool,
+    launch,
 };
 
 #[test]
@@ -74,6 +75,35 @@ fn without_memcheck_a_bad_access_ends_the_launch() {
     assert_eq!((kernel.as_str(), line), ("k", 14));
     assert!(message.contains("4 bytes before the start of `out`"), "{message}");
     assert_eq!(out[0], 0xEEEE_EEEE);
+}
+
+#[test]
+fn a_freed_address_is_recognised_after_many_others() {
+    let program = kernel(&format!("mov.u32 %r9, 1;\n{STORE}"));
+    let memory = Memory::new();
+    let freed = memory.alloc(128, "weights").expect("memory");
+    memory.free(freed).expect("free");
+    let found = || {
+        let config = LaunchConfig::linear(1, 32);
+        let report = launch(&program, "k", &config, &freed.to_le_bytes(), &memory, &Options::default());
+        let findings = report.expect("a launch").findings;
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        (findings[0].kind, findings[0].message.clone())
+    };
+    let (kind, message) = found();
+    assert_eq!(kind, "use-after-free");
+    assert!(message.contains("`weights` of 128 bytes, which was freed"), "{message}");
+    assert!(matches!(memory.free(freed), Err(MemoryError::Freed { label, .. }) if label == "weights"));
+    // The name is forgotten at some time, what happened to the address is not.
+    for _ in 0..5000 {
+        let other = memory.alloc(128, "other").expect("memory");
+        assert_ne!(other, freed);
+        memory.free(other).expect("free");
+    }
+    let (kind, message) = found();
+    assert_eq!(kind, "use-after-free");
+    assert!(message.contains("was freed, and many others after it"), "{message}");
+    assert_eq!(memory.free(freed), Err(MemoryError::FreedEarlier { address: freed }));
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn matrices_of_their_own_addresses() {
 
 #[test]
 fn a_tile_from_shared_memory() {
-    let number = |i: usize, step: usize| bf16::from_f64((i * step % 17) as f64 - 8.0);
+    let number = |i: usize, step: usize| bf16::from_f32((i * step % 17) as f32 - 8.0);
     let a: Vec<bf16> = (0..16 * 16).map(|i| number(i, 5)).collect();
     let b: Vec<bf16> = (0..16 * 8).map(|i| number(i, 7)).collect();
     let out =
@@ -88,7 +88,7 @@ fn every_kind_of_product_of_zeros() {
 
 #[test]
 fn tiles_that_tensor_copies_bring() {
-    let number = |i: usize, step: usize| bf16::from_f64((i * step % 13) as f64 - 6.0);
+    let number = |i: usize, step: usize| bf16::from_f32((i * step % 13) as f32 - 6.0);
     let a: Vec<bf16> = (0..64 * 64).map(|i| number(i, 5)).collect();
     let b: Vec<bf16> = (0..64 * 64).map(|i| number(i, 7)).collect();
     let config = LaunchConfig { dynamic_shared: 16384, ..LaunchConfig::linear(1, 128) };
@@ -105,7 +105,7 @@ fn tiles_that_tensor_copies_bring() {
 #[test]
 fn weights_from_registers_times_values() {
     let weights: Vec<f32> = (0..64 * 64).map(|i| (i * 5 % 11) as f32 - 5.0).collect();
-    let values: Vec<bf16> = (0..64 * 128).map(|i| bf16::from_f64((i * 3 % 17) as f64 - 8.0)).collect();
+    let values: Vec<bf16> = (0..64 * 128).map(|i| bf16::from_f32((i * 3 % 17) as f32 - 8.0)).collect();
     let config = LaunchConfig { dynamic_shared: 16384, ..LaunchConfig::linear(1, 128) };
     let params = |at: &[u64]| [&map(at[0], 64, 128)[..], &at[1].to_le_bytes(), &at[2].to_le_bytes()].concat();
     let weight_bytes = weights.iter().flat_map(|w| w.to_le_bytes()).collect();

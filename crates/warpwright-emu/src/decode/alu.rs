@@ -61,10 +61,12 @@ fn unary64(op: UnaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make1> {
 
 fn binary32(op: BinaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make2> {
     use ScalarType::*;
-    if *mods == (Modifiers { nan: true, ..Modifiers::NONE }) && ty == F32 {
-        match op {
-            BinaryOp::Min => return Some(Op::MinNanF32),
-            BinaryOp::Max => return Some(Op::MaxNanF32),
+    if *mods == (Modifiers { nan: true, ..Modifiers::NONE }) {
+        match (op, ty) {
+            (BinaryOp::Min, F32) => return Some(Op::MinNanF32),
+            (BinaryOp::Max, F32) => return Some(Op::MaxNanF32),
+            (BinaryOp::Min, BF16x2) => return Some(Op::MinNanBf16x2),
+            (BinaryOp::Max, BF16x2) => return Some(Op::MaxNanBf16x2),
             _ => {}
         }
     }
@@ -98,6 +100,8 @@ fn binary32(op: BinaryOp, ty: ScalarType, mods: &Modifiers) -> Option<Make2> {
         (BinaryOp::Div, F32) => Op::DivF32,
         (BinaryOp::Min, F32) => Op::MinF32,
         (BinaryOp::Max, F32) => Op::MaxF32,
+        (BinaryOp::Min, BF16x2) => Op::MinBf16x2,
+        (BinaryOp::Max, BF16x2) => Op::MaxBf16x2,
         (BinaryOp::Copysign, F32) => Op::CopysignF32,
         _ => return None,
     })

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use warpwright_ptx::float16::{bf16_bits, f16_bits};
 use warpwright_ptx::{Axis, Function, Imm, PlainSpecial, Reg, ScalarType, SpecialReg};
 
 use super::rows::{self, Assigned};
@@ -338,11 +339,7 @@ pub(crate) fn literal_bits(imm: Imm, ty: ScalarType) -> u64 {
         Imm::F64(b) if ty.bits() == 64 => b,
         Imm::F64(b) if ty.bits() == 16 && ty.is_float() => {
             let x = f64::from_bits(b);
-            u64::from(if ty == ScalarType::BF16 {
-                half::bf16::from_f64(x).to_bits()
-            } else {
-                half::f16::from_f64(x).to_bits()
-            })
+            u64::from(if ty == ScalarType::BF16 { bf16_bits(x) } else { f16_bits(x) })
         }
         Imm::F64(b) => u64::from((f64::from_bits(b) as f32).to_bits()),
     };

@@ -107,6 +107,13 @@ pub(crate) fn max_f32(a: u32, b: u32) -> u32 {
     canonical(f32::from_bits(result))
 }
 
+/// Applies `f`, which gives one of its operands or NaN, to both halves: a bfloat16 number is the upper half of the same f32.
+#[inline(always)]
+pub(crate) fn each_bf16(a: u32, b: u32, f: impl Fn(u32, u32) -> u32) -> u32 {
+    const UPPER: u32 = 0xFFFF_0000;
+    f(a & UPPER, b & UPPER) & UPPER | f(a << 16, b << 16) >> 16
+}
+
 /// NaN if an operand is NaN, else `result`.
 #[inline(always)]
 pub(crate) fn propagate(a: u32, b: u32, result: u32) -> u32 {

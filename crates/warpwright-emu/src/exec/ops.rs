@@ -88,6 +88,10 @@ macro_rules! hot_ops {
                 MaxF32(a, b) = lanes::max_f32(a, b);
                 MinNanF32(a, b) = lanes::propagate(a, b, lanes::min_f32(a, b));
                 MaxNanF32(a, b) = lanes::propagate(a, b, lanes::max_f32(a, b));
+                MinBf16x2(a, b) = lanes::each_bf16(a, b, lanes::min_f32);
+                MaxBf16x2(a, b) = lanes::each_bf16(a, b, lanes::max_f32);
+                MinNanBf16x2(a, b) = lanes::each_bf16(a, b, |a, b| lanes::propagate(a, b, lanes::min_f32(a, b)));
+                MaxNanBf16x2(a, b) = lanes::each_bf16(a, b, |a, b| lanes::propagate(a, b, lanes::max_f32(a, b)));
                 CopysignF32(a, b) = a & 0x8000_0000 | b & 0x7FFF_FFFF;
                 // The first source of a packing conversion is the upper half.
                 F16x2FromF32(a, b) = lanes::f32_to_f16(a) << 16 | lanes::f32_to_f16(b);

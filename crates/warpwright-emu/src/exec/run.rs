@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
     Exited,
     /// It has spun for a while: others should run.
     Yielded,
-    /// The launch ends: a fault, a trap or the step limit.
+    /// The launch ends: a fault, a trap, a limit or an interrupt.
     Stopped,
 }
 
@@ -105,16 +105,21 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
         let Some(Group { pc, mask: mut active, turn, .. }) = warp.pick() else {
             return if warp.live == 0 { Outcome::Exited } else { Outcome::Parked };
         };
+        if cx.runs.steps >= cx.slice.end && cx.slice_over() {
+            warp.push(pc, active, turn);
+            return Outcome::Stopped;
+        }
         let limit = warp.limit(pc) as usize;
         let alone = !warp.has_ready();
         let mut pc = pc as usize;
-        // One comparison finds the end of the code and the next group.
-        let window = code.ins.get(..limit.min(code.ins.len())).unwrap_or_default();
+        let slice = pc + (cx.slice.end - cx.runs.steps) as usize;
+        // One comparison finds the end of the code, the next group and the end of the slice.
+        let window = code.ins.get(..limit.min(slice).min(code.ins.len())).unwrap_or_default();
         // The straight line that is being run began here.
         let mut start = pc;
         loop {
             let Some(ins) = window.get(pc) else {
-                if pc >= limit {
+                if pc < code.ins.len() {
                     cx.runs.line(start, pc, active);
                     warp.push(pc as u32, active, turn);
                 } else {
@@ -273,7 +278,7 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                         }
                         continue 'pick;
                     }
-                    if !alone {
+                    if !alone || (back && cx.runs.steps >= cx.slice.branch) {
                         warp.push(pc as u32, active, turn);
                         continue 'pick;
                     }
@@ -296,13 +301,14 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                         continue 'pick;
                     }
                     start = pc;
-                    if pc <= from && (!alone || warp.spin()) {
+                    let back = pc <= from;
+                    if back && (!alone || warp.spin()) {
                         if warp.pass_turn(pc as u32, active, turn, alone) {
                             return cx.turn_over();
                         }
                         continue 'pick;
                     }
-                    if !alone {
+                    if !alone || (back && cx.runs.steps >= cx.slice.branch) {
                         warp.push(pc as u32, active, turn);
                         continue 'pick;
                     }

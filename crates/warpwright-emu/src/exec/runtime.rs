@@ -157,7 +157,9 @@ impl Context<'_> {
             Ok(()) | Err(MemoryError::NotTheStart { .. }) => {
                 Some("free of an address that malloc did not return")
             }
-            Err(MemoryError::Freed { .. }) => Some("free of memory that was freed before"),
+            Err(MemoryError::Freed { .. } | MemoryError::FreedEarlier { .. }) => {
+                Some("free of memory that was freed before")
+            }
             Err(_) => Some("free of an address that is not inside any allocation"),
         };
         self.allocations.forget(address);

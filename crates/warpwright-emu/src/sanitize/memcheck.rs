@@ -3,8 +3,9 @@
 use crate::context::Context;
 use crate::exec::Flow;
 use crate::launch::Fault;
-use crate::memory::{Memory, SLOT_BITS, Slot};
+use crate::memory::{Memory, SLOT_BITS};
 use crate::report::{Event, Key, Severity, Space, Tool, coordinates};
+use crate::slots::Slot;
 use crate::space::classify;
 use crate::warp::Warp;
 
@@ -80,6 +81,13 @@ pub(crate) fn range(memory: &Memory, address: u64, bytes: u64, write: bool) -> P
                 "keep the buffer alive until the launch has ended",
             )
         }
+        Some(Slot::FreedEarlier) => problem(
+            "use-after-free",
+            format!(
+                "{verb} {bytes} bytes at address {address:#x}, which was freed, and many others after it"
+            ),
+            "keep the buffer alive until the launch has ended",
+        ),
         None if address < 1 << 16 => problem(
             "null",
             format!("{verb} {bytes} bytes at address {address:#x}: a null pointer"),

@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use warpwright_ptx::float16::{bf16_bits, f16_bits};
+
 /// What results hold before the launch.
 pub(crate) const POISON: u8 = 0xA5;
 
@@ -123,8 +125,8 @@ fn value(ty: &str, text: &str) -> u64 {
         ("f64", "nan") => f64::NAN.to_bits(),
         ("f32", _) => u64::from((float(text) as f32).to_bits()),
         ("f64", _) => float(text).to_bits(),
-        ("f16", _) => u64::from(half::f16::from_f64(float(text)).to_bits()),
-        ("bf16", _) => u64::from(half::bf16::from_f64(float(text)).to_bits()),
+        ("f16", _) => u64::from(f16_bits(float(text))),
+        ("bf16", _) => u64::from(bf16_bits(float(text))),
         _ => {
             let (sign, magnitude) = text.strip_prefix('-').map_or((1, text), |rest| (-1, rest));
             let parsed = match magnitude.strip_prefix("0x") {

@@ -9,9 +9,10 @@ use crate::context::Context;
 use crate::decode::SHARED_BASE;
 use crate::decode::asynchronous::Place;
 use crate::exec::global::addresses;
-use crate::memory::{Allocation, SLOT_BITS, Slot};
+use crate::memory::{Allocation, SLOT_BITS};
 use crate::report::{Site, Space};
 use crate::sanitize::memcheck::{self, Problem};
+use crate::slots::Slot;
 use crate::space::{classify, split_cluster};
 use crate::warp::Warp;
 
