@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::launch::LoadedKernel;
 
 pub(crate) use disk::{CubinKey, DiskCache};
+pub use disk::{DiskCacheRefusal, DiskCacheStatus};
 
 /// Kernels known by the address of their text, beside those known by content, before the list starts over.
 const MAX_IDENTITIES: usize = 4096;
@@ -33,9 +34,8 @@ pub struct CacheStatistics {
 type Slot = Arc<Mutex<Option<LoadedKernel>>>;
 
 /// The kernels of one device.
-#[derive(Default)]
 pub(crate) struct KernelCache {
-    disk: Option<DiskCache>,
+    disk: Result<DiskCache, DiskCacheStatus>,
     /// By the address of the text, which the kernel kept beside it holds in place: no hashing for a kernel object that
     /// was loaded before.
     by_identity: RwLock<HashMap<usize, (Kernel, LoadedKernel)>>,
@@ -48,8 +48,20 @@ pub(crate) struct KernelCache {
 }
 
 impl KernelCache {
-    pub(crate) fn new(disk: Option<DiskCache>) -> Self {
-        Self { disk, ..Self::default() }
+    /// An empty cache over the one on disk, or with the reason why there is none.
+    pub(crate) fn new(disk: Result<DiskCache, DiskCacheStatus>) -> Self {
+        Self {
+            disk,
+            by_identity: RwLock::default(),
+            by_content: Mutex::default(),
+            memory_hits: AtomicU64::new(0),
+            disk_hits: AtomicU64::new(0),
+            compiled: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn disk_status(&self) -> DiskCacheStatus {
+        self.disk.as_ref().map_or_else(Clone::clone, DiskCache::status)
     }
 
     pub(crate) fn load(&self, backend: &Arc<dyn Backend>, kernel: &Kernel) -> Result<LoadedKernel> {
@@ -79,7 +91,7 @@ impl KernelCache {
             self.memory_hits.fetch_add(1, AtomicOrdering::Relaxed);
             return Ok(loaded.clone());
         }
-        let function = backend.load(kernel, self.disk.as_ref())?;
+        let function = backend.load(kernel, self.disk.as_ref().ok())?;
         let counter = if function.from_disk { &self.disk_hits } else { &self.compiled };
         counter.fetch_add(1, AtomicOrdering::Relaxed);
         let loaded = LoadedKernel::new(backend, kernel, function);

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering as AtomicOrdering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
-use warpwright_emu::{Counters, Finding, Sanitizers};
+use warpwright_emu::{Counters, Finding, Interrupt, Sanitizers};
 use warpwright_ptx::Target;
 use warpwright_ptx::kernel::Kernel;
 
@@ -13,9 +14,10 @@ use crate::backend::cuda::CudaBackend;
 use crate::backend::emulator::EmulatorBackend;
 use crate::backend::{Backend, Ordering};
 use crate::buffer::Buffer;
-use crate::cache::{CacheStatistics, DiskCache, KernelCache};
+use crate::cache::{CacheStatistics, DiskCache, DiskCacheStatus, KernelCache};
 use crate::discover::{DriverVersion, discover};
 use crate::error::{Error, Result};
+use crate::host::HostBuffer;
 use crate::launch::LoadedKernel;
 use crate::stream::{Stream, StreamShared};
 
@@ -102,8 +104,13 @@ pub struct EmulatorConfig {
     pub seed: u64,
     /// Findings after which a launch stops looking.
     pub max_findings: usize,
-    /// Instructions after which a launch is stopped; 0 is no limit.
+    /// Instructions of warps after which a launch is stopped; 0 is no limit.
     pub max_steps: u64,
+    /// When launches have to be over.
+    pub deadline: Option<Instant>,
+    /// Ends launches from another thread, on streams that have no interrupt of their own; see
+    /// [`Stream::set_interrupt`].
+    pub interrupt: Option<Interrupt>,
     /// Bytes of device memory.
     pub memory: u64,
     /// What a defect does.
@@ -120,6 +127,8 @@ impl Default for EmulatorConfig {
             seed: 0,
             max_findings: 100,
             max_steps: 0,
+            deadline: None,
+            interrupt: None,
             memory: 16 << 30,
             on_finding: OnFinding::Fail,
         }
@@ -145,9 +154,20 @@ static NEXT_INDEX: AtomicU32 = AtomicU32::new(1);
 static NEXT_EMULATOR: AtomicU32 = AtomicU32::new(0);
 
 impl Device {
-    /// The first CUDA device that can be used, else a new emulator.
+    /// The first CUDA device if it can be used, else a new emulator. [`best_with_reason`](Self::best_with_reason) says why it
+    /// is an emulator.
     pub fn best() -> Self {
-        Self::cuda(0).unwrap_or_else(|_| Self::emulator())
+        Self::best_with_reason().0
+    }
+
+    /// The first CUDA device if it can be used; else a new emulator, and what [`Device::cuda`] failed with. Without a
+    /// driver that is [`Error::NoDriver`] with [`CudaUnavailable::NoLibrary`](crate::CudaUnavailable::NoLibrary); anything else is worth a word to the user, who has
+    /// a driver and may expect that the GPU is used.
+    pub fn best_with_reason() -> (Self, Option<Error>) {
+        match Self::cuda(0) {
+            Ok(device) => (device, None),
+            Err(why) => (Self::emulator(), Some(why)),
+        }
     }
 
     /// Opens a device by name: `auto`, `cuda`, `cuda:N`, `emulator` or `emulator:sm_XX`.
@@ -200,10 +220,10 @@ impl Device {
     /// A new emulator. It has its own memory: tensors of one emulator are not those of another.
     pub fn emulator_with(config: EmulatorConfig) -> Self {
         let number = NEXT_EMULATOR.fetch_add(1, AtomicOrdering::Relaxed);
-        Self::over(Arc::new(EmulatorBackend::new(number, config)), None)
+        Self::over(Arc::new(EmulatorBackend::new(number, config)), Err(DiskCacheStatus::NotNeeded))
     }
 
-    fn over(backend: Arc<dyn Backend>, disk: Option<DiskCache>) -> Self {
+    fn over(backend: Arc<dyn Backend>, disk: Result<DiskCache, DiskCacheStatus>) -> Self {
         let index = NEXT_INDEX.fetch_add(1, AtomicOrdering::Relaxed);
         Self(Arc::new(Inner { backend, index, kernels: KernelCache::new(disk), stream: OnceLock::new() }))
     }
@@ -301,6 +321,14 @@ impl Device {
         Buffer::allocate(self.clone(), bytes, label, None)
     }
 
+    /// `bytes` of host memory, zero at first, that this device copies from and to fastest.
+    ///
+    /// # Errors
+    /// [`Error::OutOfHostMemory`]; those of the driver.
+    pub fn alloc_host(&self, bytes: usize) -> Result<HostBuffer> {
+        HostBuffer::allocate(self, bytes)
+    }
+
     pub(crate) fn allocate_raw(&self, bytes: u64, label: &str, order: Ordering<'_>) -> Result<u64> {
         self.0.backend.allocate(bytes, label, order)
     }
@@ -325,6 +353,11 @@ impl Device {
     /// How often the kernel cache helped.
     pub fn cache_statistics(&self) -> CacheStatistics {
         self.0.kernels.statistics()
+    }
+
+    /// Where the device keeps machine code between runs of the program, or why it does not.
+    pub fn disk_cache(&self) -> DiskCacheStatus {
+        self.0.kernels.disk_status()
     }
 
     /// Forgets the loaded kernels that nothing else holds; the cubins on disk stay.

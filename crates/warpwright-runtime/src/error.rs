@@ -118,6 +118,12 @@ pub enum Error {
         /// Bytes in all.
         total: u64,
     },
+    /// Memory of the host is used up, or too little of it can be page-locked.
+    #[error("out of host memory: {requested} bytes requested")]
+    OutOfHostMemory {
+        /// Bytes asked for.
+        requested: u64,
+    },
     /// Memory, stream, graph or kernel of one device used with another.
     #[error("{op}: {argument} is on {got}, the stream is on {expected}")]
     WrongDevice {

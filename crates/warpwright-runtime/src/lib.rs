@@ -5,6 +5,7 @@
 //! |---|---|
 //! | a GPU or an emulator | [`Device`], found by [`Device::best`], [`Device::open`] or [`discover`] |
 //! | an ordered queue of work | [`Stream`], with [`Event`] to order and time, and [`Graph`] to record and replay |
+//! | host memory for fast copies | [`HostBuffer`], from [`Device::alloc_host`] |
 //! | device memory | [`Buffer`], [`Tensor`]; borrowed, possibly strided views [`TensorRef`] and [`TensorMut`] |
 //! | a compiled kernel | [`LoadedKernel`], cached by the device in memory and as a cubin on disk |
 //! | one launch as data | [`LaunchStep`], bound to memory through [`Binding`]s |
@@ -39,6 +40,18 @@
 //! # }
 //! ```
 //!
+//! # Environment
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `WARPWRIGHT_CACHE` | `0` keeps no machine code on disk; every process compiles its kernels |
+//! | `WARPWRIGHT_CACHE_DIR` | the folder for machine code; by default `warpwright/cubin` in `XDG_CACHE_HOME`, `~/.cache`, `~/Library/Caches` (macOS) or `LOCALAPPDATA` (Windows) |
+//!
+//! Whoever can write to that folder decides what runs on the GPU. On Unix it is left alone, as are the files in it, if it
+//! belongs to another user or can be written by others: kernels are then compiled by every process, and
+//! [`Device::disk_cache`] says why. New folders and files are for the user alone. Machine code is found again by the kernel's text, the
+//! compute capability, the driver's CUDA version and its build.
+//!
 //! Device code is trusted with the addresses that it is given, as with every GPU API: nothing stops a wrong kernel from
 //! writing out of bounds on a GPU. The emulator is where such a kernel is found; there the same launch is a report that
 //! names the instruction.
@@ -54,6 +67,7 @@ mod discover;
 mod element;
 mod error;
 mod graph;
+mod host;
 pub mod interop;
 mod launch;
 mod layout;
@@ -62,18 +76,19 @@ mod tensor;
 pub mod timing;
 
 pub use buffer::Buffer;
-pub use cache::CacheStatistics;
+pub use cache::{CacheStatistics, DiskCacheRefusal, DiskCacheStatus};
 pub use device::{Device, DeviceId, EmulatorConfig, MemoryInfo, OnFinding, Properties};
 pub use discover::{CudaDeviceInfo, CudaUnavailable, Discovery, DriverVersion, discover};
 pub use element::Element;
 pub use error::{Error, Fault, LaunchLimit, Result, SanitizerFailure};
 pub use graph::Graph;
+pub use host::HostBuffer;
 pub use launch::{Binding, KernelInfo, LaunchStep, LoadedKernel};
 pub use layout::{Dims, MAX_RANK, Strides};
 pub use stream::{Event, Stream};
 pub use tensor::{Tensor, TensorMut, TensorRef};
 
-pub use warpwright_emu::{Counters, Finding, Sanitizers};
+pub use warpwright_emu::{Counters, Finding, Interrupt, Sanitizers};
 pub use warpwright_ptx::{
     ArgValue, DType, PtxVersion, Target, TensorElement, TensorFill, TensorInterleave, TensorMap,
     TensorMapError, TensorSwizzle,

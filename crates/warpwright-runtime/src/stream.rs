@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use warpwright_emu::Interrupt;
 use warpwright_ptx::ArgValue;
 
 use crate::backend::{Backend, EventHandle, StreamHandle};
@@ -71,6 +72,14 @@ impl Stream {
     /// Where it runs.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Lets another thread end the launches on this stream of an emulator: once `interrupt` is raised, a launch that runs
+    /// ends within a fraction of a second, and later ones end at once, with [`Error::Emulator`]. `None` leaves the stream with
+    /// that of [`EmulatorConfig::interrupt`](crate::EmulatorConfig::interrupt). Kernels on a GPU cannot be interrupted, and
+    /// there this does nothing.
+    pub fn set_interrupt(&self, interrupt: Option<Interrupt>) {
+        self.device.backend().set_interrupt(self.handle(), interrupt);
     }
 
     /// Waits for everything that was enqueued.

@@ -2,12 +2,15 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::suite;
 use common::{counting, kernel, scale, scale_step, slot};
+use warpwright_emu::{Fault, LaunchError};
 use warpwright_ptx::isa::NEWEST_VERSION;
 use warpwright_runtime::{
-    ArgValue, Binding, DType, Device, DeviceId, EmulatorConfig, Error, LaunchStep, OnFinding, Sanitizers,
-    Target, Tensor, discover, interop,
+    ArgValue, Binding, DType, Device, DeviceId, EmulatorConfig, Error, Interrupt, LaunchStep, OnFinding,
+    Sanitizers, Target, Tensor, discover, interop,
 };
 
 macro_rules! suite {
@@ -24,6 +27,7 @@ macro_rules! suite {
 
 suite! {
     buffers_keep_bytes,
+    host_buffers_are_copied,
     tensors_keep_elements,
     views_address_elements,
     launches_compute,
@@ -48,6 +52,9 @@ fn best_is_the_emulator_without_a_gpu() {
     if let Some(why) = found.unavailable {
         let refused = Device::cuda(0);
         assert!(matches!(&refused, Err(Error::NoDriver(w)) if *w == why), "{refused:?}");
+        let (device, reason) = Device::best_with_reason();
+        assert!(device.is_emulator());
+        assert!(matches!(&reason, Some(Error::NoDriver(w)) if *w == why), "{reason:?}");
         assert_eq!(device.name(), "emulator (sm_90)");
         assert!(!why.to_string().is_empty());
     }
@@ -157,6 +164,63 @@ fn a_launch_that_never_ends_is_stopped() {
     let step = LaunchStep::new(spin, [1, 1, 1], vec![]);
     let stopped = device.stream().expect("stream").launch(&step, &[]);
     assert!(matches!(stopped, Err(Error::Emulator(_))), "{stopped:?}");
+}
+
+/// Counts for ever.
+fn endless() -> LaunchStep {
+    let body = ".reg .b32 %n;\nmov.u32 %n, 0;\nAGAIN:\nadd.u32 %n, %n, 1;\nbra AGAIN;";
+    LaunchStep::new(kernel("sm_75", "", "endless() .reqntid 32, 1, 1", body), [1, 1, 1], vec![])
+}
+
+fn fault(stopped: Result<(), Error>) -> Fault {
+    match stopped {
+        Err(Error::Emulator(error)) => match *error {
+            LaunchError::Fault { kernel, fault, .. } if kernel == "endless" => fault,
+            other => panic!("{other}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_launches_of_its_stream() {
+    let device = Device::emulator();
+    let (one, other) = (device.new_stream().expect("stream"), device.new_stream().expect("stream"));
+    let interrupt = Interrupt::new();
+    one.set_interrupt(Some(interrupt.clone()));
+    let raised = std::thread::spawn({
+        let interrupt = interrupt.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(50));
+            interrupt.raise();
+        }
+    });
+    let graph = one.capture(|stream| stream.launch(&endless(), &[])).expect("a graph");
+    let begun = Instant::now();
+    assert!(matches!(fault(one.launch(&endless(), &[])), Fault::Interrupted { .. }));
+    assert!(begun.elapsed() < Duration::from_secs(1));
+    raised.join().expect("the thread raises");
+    assert!(matches!(fault(graph.launch(&one)), Fault::Interrupted { .. }));
+    // Others go on, and so does this one once it is let.
+    let (x, y) = (counting(&device, 8), counting(&device, 8));
+    let step = scale_step(scale(), 2.0, 8);
+    other.launch(&step, &[x.binding(), y.binding()]).expect("another stream");
+    assert!(one.launch(&step, &[x.binding(), y.binding()]).is_err());
+    one.set_interrupt(None);
+    one.launch(&step, &[x.binding(), y.binding()]).expect("without the interrupt");
+}
+
+#[test]
+fn a_device_can_have_a_deadline_and_an_interrupt() {
+    let deadline = Some(Instant::now() + Duration::from_millis(50));
+    let device = Device::emulator_with(EmulatorConfig { deadline, ..EmulatorConfig::default() });
+    let stopped = device.stream().expect("stream").launch(&endless(), &[]);
+    assert!(matches!(fault(stopped), Fault::TimeLimit { .. }));
+    let interrupt = Interrupt::new();
+    interrupt.raise();
+    let config = EmulatorConfig { interrupt: Some(interrupt), ..EmulatorConfig::default() };
+    let stopped = Device::emulator_with(config).stream().expect("stream").launch(&endless(), &[]);
+    assert!(matches!(fault(stopped), Fault::Interrupted { .. }));
 }
 
 #[test]

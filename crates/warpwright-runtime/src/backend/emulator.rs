@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use warpwright_emu::report::Severity;
 use warpwright_emu::{
-    Counters, Entry, Finding, LaunchConfig, LaunchError, Memory, MemoryError, Options, Program,
+    Counters, Entry, Finding, Interrupt, LaunchConfig, LaunchError, Memory, MemoryError, Options, Program,
     launch as emulate,
 };
 use warpwright_ptx::SourceLoc;
@@ -56,6 +56,8 @@ struct Objects {
     /// Captures in progress.
     captures: HashMap<u64, Vec<Step>>,
     graphs: HashMap<u64, Arc<[Step]>>,
+    /// Of the streams that have one of their own.
+    interrupts: HashMap<u64, Interrupt>,
     sizes: HashMap<u64, u64>,
     used: u64,
 }
@@ -98,16 +100,20 @@ impl EmulatorBackend {
 
     /// Runs the step now, or adds it to the capture that the stream is in.
     fn submit(&self, stream: &StreamHandle, step: Step) -> Result<()> {
-        if let Some(steps) = self.objects().captures.get_mut(&stream.0) {
-            steps.push(step);
-            return Ok(());
-        }
-        self.run(&step)
+        let interrupt = {
+            let mut objects = self.objects();
+            if let Some(steps) = objects.captures.get_mut(&stream.0) {
+                steps.push(step);
+                return Ok(());
+            }
+            objects.interrupts.get(&stream.0).cloned()
+        };
+        self.run(&step, interrupt.as_ref())
     }
 
-    fn run(&self, step: &Step) -> Result<()> {
+    fn run(&self, step: &Step, interrupt: Option<&Interrupt>) -> Result<()> {
         match step {
-            Step::Launch { function, config, params } => self.run_kernel(function, config, params),
+            Step::Launch { function, config, params } => self.run_kernel(function, config, params, interrupt),
             Step::Copy { target, source, bytes } => {
                 self.memory.copy(*target, *source, *bytes).map_err(|e| self.memory_error(e, "copy"))
             }
@@ -118,7 +124,13 @@ impl EmulatorBackend {
         }
     }
 
-    fn run_kernel(&self, function: &Function, config: &LaunchConfig, params: &[u8]) -> Result<()> {
+    fn run_kernel(
+        &self,
+        function: &Function,
+        config: &LaunchConfig,
+        params: &[u8],
+        interrupt: Option<&Interrupt>,
+    ) -> Result<()> {
         let c = &self.config;
         let options = Options {
             sanitizers: c.sanitizers,
@@ -127,6 +139,8 @@ impl EmulatorBackend {
             seed: c.seed,
             max_findings: c.max_findings,
             max_steps: c.max_steps,
+            deadline: c.deadline,
+            interrupt: interrupt.or(c.interrupt.as_ref()).cloned(),
             ..Options::default()
         };
         let kernel = &function.kernel;
@@ -235,7 +249,17 @@ impl Backend for EmulatorBackend {
     }
 
     fn destroy_stream(&self, stream: StreamHandle) {
-        self.objects().captures.remove(&stream.0);
+        let mut objects = self.objects();
+        objects.captures.remove(&stream.0);
+        objects.interrupts.remove(&stream.0);
+    }
+
+    fn set_interrupt(&self, stream: &StreamHandle, interrupt: Option<Interrupt>) {
+        let mut objects = self.objects();
+        match interrupt {
+            Some(interrupt) => objects.interrupts.insert(stream.0, interrupt),
+            None => objects.interrupts.remove(&stream.0),
+        };
     }
 
     fn synchronize(&self, _stream: &StreamHandle) -> Result<()> {
@@ -323,9 +347,12 @@ impl Backend for EmulatorBackend {
         Ok(Some(GraphHandle(handle)))
     }
 
-    fn launch_graph(&self, graph: &GraphHandle, _stream: &StreamHandle) -> Result<()> {
-        let steps = self.objects().graphs.get(&graph.0).cloned();
-        steps.iter().flat_map(|s| s.iter()).try_for_each(|step| self.run(step))
+    fn launch_graph(&self, graph: &GraphHandle, stream: &StreamHandle) -> Result<()> {
+        let (steps, interrupt) = {
+            let objects = self.objects();
+            (objects.graphs.get(&graph.0).cloned(), objects.interrupts.get(&stream.0).cloned())
+        };
+        steps.iter().flat_map(|s| s.iter()).try_for_each(|step| self.run(step, interrupt.as_ref()))
     }
 
     fn graph_nodes(&self, graph: &GraphHandle) -> usize {

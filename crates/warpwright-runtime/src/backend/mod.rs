@@ -9,7 +9,7 @@ pub(crate) mod emulator;
 use std::fmt;
 use std::sync::Arc;
 
-use warpwright_emu::{Counters, Finding};
+use warpwright_emu::{Counters, Finding, Interrupt};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 
@@ -67,6 +67,15 @@ pub(crate) struct RawLaunch<'a> {
     pub(crate) offsets: Option<&'a [u64]>,
 }
 
+/// Host memory of a backend.
+#[derive(Debug)]
+pub(crate) enum HostMemory {
+    /// Of this process alone.
+    Pageable(Box<[u8]>),
+    /// Page-locked by the CUDA driver.
+    Pinned(cuda::PinnedMemory),
+}
+
 /// How memory is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ordering<'a> {
@@ -85,6 +94,14 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     /// Errors are dropped: the caller is a destructor.
     fn free(&self, address: u64, order: Ordering<'_>);
 
+    /// Host memory of zeros that copies of this device go through fastest.
+    fn allocate_host(&self, bytes: usize) -> Result<HostMemory> {
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(bytes).map_err(|_| Error::OutOfHostMemory { requested: bytes as u64 })?;
+        memory.resize(bytes, 0);
+        Ok(HostMemory::Pageable(memory.into_boxed_slice()))
+    }
+
     fn load(&self, kernel: &Kernel, disk: Option<&DiskCache>) -> Result<LoadedFunction>;
     fn unload(&self, function: FunctionHandle);
     /// Lets the function use this much dynamic shared memory.
@@ -92,6 +109,8 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
 
     fn create_stream(&self) -> Result<StreamHandle>;
     fn destroy_stream(&self, stream: StreamHandle);
+    /// What ends launches on this stream that run on the host.
+    fn set_interrupt(&self, _stream: &StreamHandle, _interrupt: Option<Interrupt>) {}
     fn synchronize(&self, stream: &StreamHandle) -> Result<()>;
     fn synchronize_device(&self) -> Result<()>;
     /// Whether everything enqueued has finished.

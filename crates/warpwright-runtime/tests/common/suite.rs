@@ -59,6 +59,32 @@ pub(crate) fn buffers_keep_bytes(device: &Device) {
     assert_eq!((empty.bytes(), empty.address()), (0, 0));
 }
 
+/// Host memory is zero at first, of the size that was asked for, page-locked for a GPU alone, and copied to and from the device by
+/// several threads at a time.
+pub(crate) fn host_buffers_are_copied(device: &Device) {
+    assert!(device.alloc_host(0).expect("nothing").is_empty());
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            scope.spawn(move || {
+                let n = (1 << 20) + seed;
+                let mut host = device.alloc_host(n).expect("alloc_host");
+                assert_eq!(host.len(), n);
+                assert_eq!(host.is_pinned(), !device.is_emulator());
+                assert!(host.iter().all(|b| *b == 0));
+                let data = bytes(n, seed);
+                host.copy_from_slice(&data);
+                let stream = device.new_stream().expect("stream");
+                let mut memory = stream.alloc(n as u64).expect("stream alloc");
+                stream.copy_to_device(&mut memory, 0, &host).expect("copy to device");
+                // What is copied has been read when the call returns.
+                host.fill(0xEE);
+                stream.copy_to_host(&mut host, &memory, 0).expect("copy to host");
+                assert!(host[..] == data, "{n} bytes differ");
+            });
+        }
+    });
+}
+
 /// Every element type keeps its bits.
 pub(crate) fn tensors_keep_elements(device: &Device) {
     fn check<T: Element>(device: &Device, data: &[T]) {

@@ -110,6 +110,11 @@ wrappers! {
 
     fn allocate(bytes: usize) -> (out: u64 = 0) => cuMemAlloc_v2(&raw mut out, bytes);
 
+    fn allocate_host(bytes: usize) -> (out: *mut c_void = ptr::null_mut()) =>
+        cuMemHostAlloc(&raw mut out, bytes, sys::CU_MEMHOSTALLOC_PORTABLE);
+
+    fn free_host(address: *mut c_void) => cuMemFreeHost(address);
+
     fn free(address: u64) => cuMemFree_v2(address);
 
     fn set_pool_attribute(pool: sys::CUmemoryPool, which: sys::CUmemPool_attribute, value: &mut u64) =>

@@ -5,7 +5,9 @@
 
 #![allow(unsafe_code, reason = "the only module that calls the driver; every block says why it is sound")]
 
+mod build;
 mod driver;
+mod pinned;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
@@ -18,9 +20,13 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 use warpwright_ptx::{BinaryOp, Inst, Target, TargetVariant, UnaryOp};
 
+pub(crate) use self::pinned::PinnedMemory;
+
+use self::build::driver_build;
 use self::driver::{Failure, LaunchKind, Outcome};
 use super::{
-    Backend, EventHandle, FunctionHandle, GraphHandle, LoadedFunction, Ordering, RawLaunch, StreamHandle,
+    Backend, EventHandle, FunctionHandle, GraphHandle, HostMemory, LoadedFunction, Ordering, RawLaunch,
+    StreamHandle,
 };
 use crate::cache::{CubinKey, DiskCache};
 use crate::device::{DeviceId, MemoryInfo, Properties};
@@ -161,6 +167,16 @@ impl Drop for Current {
     }
 }
 
+/// Makes a context current on this thread, and remembers one of another library to put back.
+fn make_current(context: u64) -> Outcome<Current> {
+    let current = driver::current_context()? as u64;
+    if current == context {
+        return Ok(Current(None));
+    }
+    driver::set_current_context(context as sys::CUcontext)?;
+    Ok(Current((current != 0).then_some(current)))
+}
+
 /// Lets this thread load code while one of its streams is captured: what the driver does for that on the device is no
 /// part of the work that is recorded.
 struct Relaxed(Option<sys::CUstreamCaptureMode>);
@@ -223,12 +239,7 @@ impl CudaBackend {
         if let Some(fault) = self.fault.get() {
             return Err(Error::Fault(Box::new(fault.clone())));
         }
-        let current = self.check(driver::current_context())? as u64;
-        if current == self.context {
-            return Ok(Current(None));
-        }
-        self.check(driver::set_current_context(self.context as sys::CUcontext))?;
-        Ok(Current((current != 0).then_some(current)))
+        self.check(make_current(self.context))
     }
 
     fn check<T>(&self, outcome: Outcome<T>) -> Result<T> {
@@ -287,7 +298,9 @@ impl CudaBackend {
         {
             return Ok((module, false));
         }
-        let cache = disk.map(|d| (d, CubinKey::new(self.version, self.properties.target.sm, kernel.text())));
+        let cache = disk.map(|d| {
+            (d, CubinKey::new(self.version, driver_build(), self.properties.target.sm, kernel.text()))
+        });
         if let Some((disk, key)) = &cache {
             // Machine code that is intact and that the driver refuses all the same is compiled anew.
             if let Some(module) = disk.get(key).and_then(|cubin| driver::load_module(&cubin).ok()) {
@@ -461,6 +474,19 @@ impl Backend for CudaBackend {
         };
         // A fault of earlier work may show here first.
         let _ = self.check(outcome);
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<HostMemory> {
+        let _current = self.enter()?;
+        if bytes == 0 {
+            return Ok(HostMemory::Pageable(Box::default()));
+        }
+        let used_up = || Error::OutOfHostMemory { requested: bytes as u64 };
+        match PinnedMemory::allocate(self.context, bytes) {
+            Ok(memory) => memory.map(HostMemory::Pinned).ok_or_else(used_up),
+            Err(f) if f.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(used_up()),
+            Err(f) => Err(self.error(f)),
+        }
     }
 
     fn load(&self, kernel: &Kernel, disk: Option<&DiskCache>) -> Result<LoadedFunction> {
