@@ -2,7 +2,9 @@
 
 mod ci;
 mod corpus;
+mod kernels;
 mod lengths;
+mod nightly;
 mod ptxas;
 mod python;
 mod shell;
@@ -15,13 +17,20 @@ const USAGE: &str = "usage: cargo xtask <task>
   lint           formatting, clippy, documentation and file lengths
   fetch-ptxas    install NVIDIA's assembler into target/tools and print its path
   ptxas [PART...]
-                 assemble every kernel variant for every target with the real ptxas; or those alone whose names have one of the parts,
-                 for the targets of the nightly tests too
+                 assemble kernels with the real ptxas: all for one target and a sample for the others; or those alone whose names have one
+                 of the parts, for all targets
+  kernels --hash [PART...]
+                 print target, family, name and a hash of the PTX of every kernel, or of those whose names have one of the parts
+  kernels --compare BEFORE [AFTER] [--only PART...]
+                 compare two such lists, the second made now if it is not named; fails unless they differ in names alone
   python         install the Python package into target/python and run its tests
   bench-report   bench/data to docs/performance and the README's table
   corpus [--only TEXT] [--jobs N]
                  compile kernels with nvcc, Triton and Numba and say how many parse, verify as ptxas does, and run right
-  nightly        the slow sweeps: long property tests and fuzzing
+  nightly [--record] [PART...]
+                 the slow sweeps, all of them or some; --record notes in bench/data which commit each ran green on
+  nightly --list [PART...]
+                 what each of them proves, and the last commit that it ran green on
   lengths        the file-length check alone
 ";
 
@@ -33,10 +42,11 @@ fn main() -> ExitCode {
         (Some("lint"), []) => ci::lint(),
         (Some("fetch-ptxas"), []) => ptxas::fetch().map(|path| println!("{}", path.display())),
         (Some("ptxas"), parts) => ptxas::run(parts),
-        (Some("python"), []) => python::test(),
+        (Some("python"), []) => python::test(python::Build::Released),
         (Some("bench-report"), []) => python::bench_report(),
+        (Some("kernels"), args) => kernels::run(args),
         (Some("corpus"), args) => corpus::check(args),
-        (Some("nightly"), []) => ci::nightly(),
+        (Some("nightly"), args) => nightly::run(args),
         (Some("lengths"), []) => lengths::run(),
         _ => {
             eprint!("{USAGE}");

@@ -9,16 +9,29 @@ pub(crate) const MANIFEST: &str = "bridges/warpwright-py/Cargo.toml";
 /// What building and testing needs from PyPI.
 const REQUIREMENTS: [&str; 4] = ["maturin>=1.9,<2", "numpy", "ml_dtypes", "pytest"];
 
-/// Installs the package as a user would, and runs its tests and those of the comparison. Tests of PyTorch and of GPUs are
-/// skipped where those are missing, and say so.
-pub(crate) fn test() -> Result<(), String> {
+/// How the package is compiled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Build {
+    /// As users have it: all crates as one, which takes minutes on one core.
+    Released,
+    /// With the profile `quick`.
+    Quick,
+}
+
+/// Installs the package, and runs its tests and those of the comparison. Tests of PyTorch and of GPUs are skipped where those
+/// are missing, and say so.
+pub(crate) fn test(build: Build) -> Result<(), String> {
     let environment = target_dir().join("python");
     let python = interpreter(&environment)?;
     // pip starts maturin by name, which lies beside the interpreter; the build goes where the other builds are.
     let path = std::env::var("PATH").unwrap_or_default();
     let path = format!("{}:{path}", environment.join("bin").display());
     let target = target_dir();
-    let env = [("PATH", path.as_str()), ("CARGO_TARGET_DIR", &*target.to_string_lossy())];
+    let target = target.to_string_lossy();
+    let mut env = vec![("PATH", path.as_str()), ("CARGO_TARGET_DIR", &*target)];
+    if build == Build::Quick {
+        env.push(("MATURIN_PEP517_ARGS", "--profile quick"));
+    }
     let install =
         ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--force-reinstall"];
     run(&python, &[&install[..], &[PACKAGE]].concat(), &env)?;

@@ -1,7 +1,7 @@
 //! Running commands from the workspace root.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// The workspace root.
@@ -31,6 +31,30 @@ pub(crate) fn run(program: &str, args: &[&str], env: &[(&str, &str)]) -> Result<
 
 /// `cargo` with the given arguments.
 pub(crate) fn cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
-    let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    run(&program, args, env)
+    run(&cargo_program(), args, env)
+}
+
+/// What a command prints; an error if it fails. What it says on standard error is passed on.
+pub(crate) fn output(program: &str, args: &[&str]) -> Result<String, String> {
+    let said = format!("{program} {}", args.join(" "));
+    let output = Command::new(program)
+        .args(args)
+        .current_dir(root())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|e| format!("cannot start `{program}`: {e}"))?;
+    if !output.status.success() {
+        return Err(format!("`{said}` failed: {}", output.status));
+    }
+    String::from_utf8(output.stdout).map_err(|e| format!("`{said}`: {e}"))
+}
+
+/// The `cargo` that runs this.
+fn cargo_program() -> String {
+    std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
+}
+
+/// [`output`] of `cargo` with the given arguments.
+pub(crate) fn cargo_output(args: &[&str]) -> Result<String, String> {
+    output(&cargo_program(), args)
 }

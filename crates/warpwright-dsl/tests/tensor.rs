@@ -8,6 +8,7 @@ use support::{Arg, bytes, report, values};
 use warpwright_dsl::prelude::*;
 use warpwright_emu::Counters;
 use warpwright_ptx::ArgValue;
+use warpwright_ptx::float16::{bf16_bits, f16_bits};
 
 kernel_args! {
     struct ProductArgs => ProductParams {
@@ -144,8 +145,8 @@ fn number(seed: usize) -> f64 {
 
 fn encoded(dtype: DType, xs: &[f64]) -> Vec<u8> {
     match dtype {
-        DType::F16 => bytes(&xs.iter().map(|x| f16::from_f64(*x)).collect::<Vec<_>>()),
-        DType::BF16 => bytes(&xs.iter().map(|x| bf16::from_f64(*x)).collect::<Vec<_>>()),
+        DType::F16 => bytes(&xs.iter().map(|x| f16::from_bits(f16_bits(*x))).collect::<Vec<_>>()),
+        DType::BF16 => bytes(&xs.iter().map(|x| bf16::from_bits(bf16_bits(*x))).collect::<Vec<_>>()),
         DType::F32 => bytes(&xs.iter().map(|x| *x as f32).collect::<Vec<_>>()),
         _ => bytes(xs),
     }
@@ -182,7 +183,7 @@ fn check_text(
         Along::Outer => xs[depth * leading + outer],
     };
     let dtype = def.atom.dtype();
-    let size = if def.atom.dtype() == DType::F64 { 8 } else { 4 };
+    let size = if dtype == DType::F64 { 8 } else { 4 };
     let mut c = vec![0; m * n * size];
     let (mut bytes_a, mut bytes_b) = (encoded(dtype, &a), encoded(dtype, &b));
     let args = &mut [

@@ -59,24 +59,34 @@ pub const TARGETS: [Target; 7] = [
 
 /// What the catalogue asks of a family of primitives.
 struct Family {
+    name: &'static str,
     entries: fn() -> Vec<Entry>,
     kernels: fn(&Entry, DType, Target) -> Result<Vec<Kernel>, PlanError>,
 }
 
 /// The families; a new one adds its row here.
 const FAMILIES: &[Family] = &[
-    Family { entries: activation::entries, kernels: activation::kernels },
-    Family { entries: attention::entries, kernels: attention::kernels },
-    Family { entries: batch_norm::entries, kernels: batch_norm::kernels },
-    Family { entries: quantise::entries, kernels: quantise::kernels },
-    Family { entries: gemm::entries, kernels: gemm::kernels },
-    Family { entries: group_norm::entries, kernels: group_norm::kernels },
-    Family { entries: layer_norm::entries, kernels: layer_norm::kernels },
-    Family { entries: local_response_norm::entries, kernels: local_response_norm::kernels },
-    Family { entries: recurrent::entries, kernels: recurrent::kernels },
-    Family { entries: softmax::entries, kernels: softmax::kernels },
-    Family { entries: cross_entropy::entries, kernels: cross_entropy::kernels },
+    Family { name: "activation", entries: activation::entries, kernels: activation::kernels },
+    Family { name: "attention", entries: attention::entries, kernels: attention::kernels },
+    Family { name: "batch_norm", entries: batch_norm::entries, kernels: batch_norm::kernels },
+    Family { name: "quantise", entries: quantise::entries, kernels: quantise::kernels },
+    Family { name: "gemm", entries: gemm::entries, kernels: gemm::kernels },
+    Family { name: "group_norm", entries: group_norm::entries, kernels: group_norm::kernels },
+    Family { name: "layer_norm", entries: layer_norm::entries, kernels: layer_norm::kernels },
+    Family {
+        name: "local_response_norm",
+        entries: local_response_norm::entries,
+        kernels: local_response_norm::kernels,
+    },
+    Family { name: "recurrent", entries: recurrent::entries, kernels: recurrent::kernels },
+    Family { name: "softmax", entries: softmax::entries, kernels: softmax::kernels },
+    Family { name: "cross_entropy", entries: cross_entropy::entries, kernels: cross_entropy::kernels },
 ];
+
+/// The families by name, with their primitives.
+pub fn families() -> impl Iterator<Item = (&'static str, Vec<Entry>)> {
+    FAMILIES.iter().map(|family| (family.name, (family.entries)()))
+}
 
 /// Every primitive, family by family.
 pub fn catalogue() -> Vec<Entry> {
@@ -112,10 +122,14 @@ pub fn kernels(
     Err(PlanError::UnknownOperation { name: format!("{op} ({direction})") })
 }
 
-/// Every kernel variant of every primitive that claims `target`, recorded as the iterator advances.
-pub fn kernels_for(target: Target) -> impl Iterator<Item = Result<Kernel, PlanError>> {
+/// Every kernel variant of every primitive that is `wanted` and claims `target`, recorded as the iterator advances.
+pub fn kernels_for(
+    target: Target,
+    wanted: impl Fn(&Entry) -> bool + Copy,
+) -> impl Iterator<Item = Result<Kernel, PlanError>> {
     FAMILIES.iter().flat_map(move |family| {
-        let claimed = (family.entries)().into_iter().filter(move |e| e.targets.contains(&target));
+        let claimed = move |entry: &Entry| entry.targets.contains(&target) && wanted(entry);
+        let claimed = (family.entries)().into_iter().filter(claimed);
         claimed.flat_map(move |entry| {
             entry.dtypes.iter().flat_map(move |&dtype| match (family.kernels)(&entry, dtype, target) {
                 Ok(kernels) => kernels.into_iter().map(Ok).collect::<Vec<_>>(),

@@ -38,8 +38,10 @@ pub mod plan;
 pub mod quantise;
 pub mod recurrent;
 pub mod softmax;
+mod tensors;
 
 pub use catalogue::{Direction, Entry, catalogue};
 pub use dropout::Dropout;
 pub use error::{Error, PlanError};
 pub use plan::{Binding, Operation, Plan};
+pub use tensors::Arguments;

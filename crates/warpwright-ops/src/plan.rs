@@ -16,21 +16,19 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::check::Checker;
 use warpwright_runtime::{Binding as Bound, Device, Error, LaunchStep, Stream, Tensor, TensorMut, TensorRef};
 
+use crate::tensors::Arguments;
 use crate::{Direction, PlanError};
 
 /// A descriptor that can be planned.
 pub trait Operation: Clone + Eq + Hash + Send + Sync + 'static {
     /// The tensors of one launch.
-    type Args<'a>;
+    type Args<'a>: Arguments<'a>;
 
     /// The plan of this operation on `target`.
     ///
     /// # Errors
     /// [`PlanError`] names the field of the descriptor that has no plan.
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError>;
-
-    /// The arguments in the order of [`Plan::tensors`].
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>>;
 }
 
 /// A tensor at the place that a plan has for it.
@@ -340,7 +338,7 @@ impl<O: Operation> Plan<O> {
     /// # Errors
     /// Names the operation and the argument that does not fit; nothing has been enqueued then.
     pub fn launch(&self, stream: &Stream, args: O::Args<'_>) -> Result<(), Error> {
-        let arguments = O::bind(args);
+        let arguments = args.bindings();
         with_room(arguments.len(), None, |views| {
             self.find_views(&arguments, views)?;
             self.check(&Checker::new(self.parts.op, stream), views, &arguments)?;

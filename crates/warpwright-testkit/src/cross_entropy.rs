@@ -31,6 +31,8 @@ struct Situation {
     in_place: bool,
     /// Whether some targets are no classes.
     stray: bool,
+    /// Whether the targets' logits are raised, some so far that nothing else has a probability to speak of.
+    likely: bool,
 }
 
 #[derive(Debug)]
@@ -48,12 +50,15 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             let many = if direction == Direction::Forward { many_rows(dtype, scope) } else { Vec::new() };
             for situation in situations(scope).into_iter().chain(many) {
                 let Situation { rows, classes, target, reduction, label_smoothing, input, .. } = situation;
-                let Situation { lead, in_place, stray, .. } = situation;
+                let Situation { lead, in_place, stray, likely, .. } = situation;
                 let mut words =
                     format!("{}, {target} targets, {reduction:?}, smoothing {label_smoothing}", input.name());
-                for (holds, word) in
-                    [(lead > 0, ", misaligned"), (in_place, ", in place"), (stray, ", stray targets")]
-                {
+                for (holds, word) in [
+                    (lead > 0, ", misaligned"),
+                    (in_place, ", in place"),
+                    (stray, ", stray targets"),
+                    (likely, ", likely targets"),
+                ] {
                     words.push_str(if holds { word } else { "" });
                 }
                 out.push(Case {
@@ -81,6 +86,7 @@ const PLAIN: Situation = Situation {
     lead: 0,
     in_place: false,
     stray: false,
+    likely: false,
 };
 
 /// Enough rows for each of the teams that long rows have where there are many.
@@ -107,6 +113,8 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { in_place: true, classes: 65, ..plain },
         Situation { classes: 1, ..plain },
         Situation { rows: 0, ..plain },
+        Situation { likely: true, rows: 30, ..plain },
+        Situation { likely: true, rows: 30, classes: 130, label_smoothing: 0.1, ..plain },
         Situation { rows: 3, classes: 2049, ..plain },
     ];
     if scope == Scope::Full {
@@ -157,16 +165,21 @@ impl CrossEntropySubject {
 
     /// Logits and targets.
     fn draw(&self) -> (Vec<f64>, Vec<i64>) {
-        let Situation { rows, classes, input, stray, .. } = self.situation;
-        let values = input.values(rows * classes, (rows * classes) as u64);
-        let logits = values.into_iter().map(|v| storage::round(self.dtype, v)).collect();
+        let Situation { rows, classes, input, stray, likely, .. } = self.situation;
+        let mut values = input.values(rows * classes, (rows * classes) as u64);
         let mut random = Random::new(rows as u64);
         let target = |row: usize| match row % 5 {
             1 if rows > 1 => IGNORED,
             2 if stray => [-1, classes as i64, -101, i64::from(i32::MAX)][row / 5 % 4],
             _ => (random.bits() % classes as u64) as i64,
         };
-        (logits, (0..rows).map(target).collect())
+        let targets: Vec<i64> = (0..rows).map(target).collect();
+        for (row, target) in targets.iter().enumerate().filter(|_| likely) {
+            if let Ok(target) = usize::try_from(*target) {
+                values[row * classes + target] += 1.5 * row as f64;
+            }
+        }
+        (values.into_iter().map(|v| storage::round(self.dtype, v)).collect(), targets)
     }
 
     /// The type that is computed in.
@@ -206,11 +219,17 @@ impl CrossEntropySubject {
                 Self::expected(lse, 1.0 + lse.abs())
             })
             .collect();
+        let nlls: Vec<Expected> = xs
+            .chunks(self.situation.classes)
+            .zip(&ts)
+            .map(|(x, t)| Self::expected(reference::nll(x, *t), reference::forward_scale(x, *t)))
+            .collect();
         let logits = bench.input("logits", self.dtype, &xs, lead)?;
         let targets: Vec<f64> = ts.iter().map(|t| *t as f64).collect();
         let targets = bench.input("target", target, &targets, lead)?;
         let mut loss = bench.output("loss", self.dtype, losses.len(), 0)?;
         let mut lse = bench.output("lse", self.wide(), rows, 0)?;
+        let mut nll = bench.output("nll", self.wide(), rows, 0)?;
         let mut count = bench.output("count", self.wide(), 1, 0)?;
         let spec = plan.tensor("workspace");
         let mut workspace = bench.output("workspace", self.wide(), spec.map_or(0, |t| t.len), 0)?;
@@ -222,6 +241,7 @@ impl CrossEntropySubject {
                 target: targets.view()?,
                 loss: loss.view_mut()?,
                 lse: lse.view_mut()?,
+                nll: nll.view_mut()?,
                 count: if mean { Some(count.view_mut()?) } else { None },
                 workspace: if scratch { Some(workspace.view_mut()?) } else { None },
             };
@@ -230,6 +250,7 @@ impl CrossEntropySubject {
         let mut result = bench.compare(&loss, &losses)?;
         if self.dtype == self.wide() {
             result = result.merge(bench.compare(&lse, &lses)?);
+            result = result.merge(bench.compare(&nll, &nlls)?);
         }
         if mean {
             let counted = ts.iter().filter(|t| **t != IGNORED).count() as f64;
@@ -246,6 +267,7 @@ impl CrossEntropySubject {
         let round = |v: f64| storage::round(wide, v);
         let lses: Vec<f64> =
             xs.chunks(classes).map(|x| round(reference::forward(x, IGNORED, options).1)).collect();
+        let nlls: Vec<f64> = xs.chunks(classes).zip(&ts).map(|(x, t)| round(reference::nll(x, *t))).collect();
         let count = ts.iter().filter(|t| **t != IGNORED).count() as f64;
         let each = reduction == Reduction::None;
         let mut random = Random::new(3);
@@ -267,6 +289,7 @@ impl CrossEntropySubject {
         let targets: Vec<f64> = ts.iter().map(|t| *t as f64).collect();
         let targets = bench.input("target", target, &targets, lead)?;
         let lse = bench.input("lse", wide, &lses, 0)?;
+        let nll = bench.input("nll", wide, &nlls, 0)?;
         let dloss = bench.input("dloss", self.dtype, &dlosses, 0)?;
         let counted = bench.input("count", wide, &[count], 0)?;
         let mean = reduction == Reduction::Mean;
@@ -281,6 +304,7 @@ impl CrossEntropySubject {
                 logits: if in_place { None } else { Some(logits.view()?) },
                 target: targets.view()?,
                 lse: lse.view()?,
+                nll: nll.view()?,
                 dloss: dloss.view()?,
                 count: if mean { Some(counted.view()?) } else { None },
                 dlogits: dlogits.view_mut()?,

@@ -15,6 +15,7 @@ mod cross_entropy;
 mod gemm;
 mod group_norm;
 pub mod inputs;
+pub mod kernels;
 mod layer_norm;
 mod local_response_norm;
 pub mod measure;

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use warpwright_ptx::DType;
+use warpwright_ptx::float16::{bf16_bits, f16_bits};
 
 /// The nearest value of `dtype` to `v`, as it comes back from memory.
 pub fn round(dtype: DType, v: f64) -> f64 {
@@ -78,26 +79,12 @@ pub fn smallest_normal(dtype: DType) -> Option<f64> {
     })
 }
 
-/// Goes through f32 rounded to odd, so that the second rounding sees what the first one dropped.
 fn nearest_f16(v: f64) -> f16 {
-    f16::from_f32(to_odd(v))
+    f16::from_bits(f16_bits(v))
 }
 
 fn nearest_bf16(v: f64) -> bf16 {
-    bf16::from_f32(to_odd(v))
-}
-
-/// `v` rounded to f32 towards the neighbour whose last bit is 1 unless it is exact.
-fn to_odd(v: f64) -> f32 {
-    let near = v as f32;
-    if f64::from(near) == v || v.is_nan() {
-        return near;
-    }
-    if near.is_infinite() {
-        return f32::MAX.copysign(near);
-    }
-    let towards_zero = if f64::from(near).abs() > v.abs() { near.to_bits() - 1 } else { near.to_bits() };
-    f32::from_bits(towards_zero | 1)
+    bf16::from_bits(bf16_bits(v))
 }
 
 #[cfg(test)]

@@ -28,8 +28,8 @@
 //! | [`activation`] | `relu`, `leaky_relu`, `gelu_tanh`, `gelu_erf`, `silu`, `sigmoid`, `tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | | `swiglu`, `geglu`, `geglu_tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@batch_norm`] | `batch_norm` (training), `batch_norm_evaluation`, residual and ReLU fused, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
-//! | [`gemm`] | products of matrices: transposes, leading dimensions, batches, bias, activation | f32, f64, f16, bf16 | sm_75 and later |
-//! | [`group_norm`](mod@group_norm) | group_norm with optional silu, instance_norm, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`gemm`] | `matmul`: products of matrices with transposes, batches, bias and activation; as a descriptor also with leading dimensions, alpha and beta | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`group_norm`](mod@group_norm) | `group_norm` with optional silu, `instance_norm`, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`quantise`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
@@ -64,8 +64,17 @@
 //! # Kernels of your own
 //!
 //! [`dsl`] is the language that the operations are written in, [`ptx`] its intermediate representation, and [`emu`] the
-//! emulator. The items at the root of this crate and in [`activation`] and [`quantise`] are its stable interface; those
-//! three modules may change with any minor version.
+//! emulator.
+//!
+//! # What is stable
+//!
+//! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
+//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cross_entropy`], [`gemm`], [`group_norm`](mod@group_norm),
+//! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`quantise`], [`mod@recurrent`], [`mod@softmax`]) the
+//! descriptors, arguments, options and free functions.
+//!
+//! May change with any minor version: [`dsl`], [`ptx`] and [`emu`]; the families' modules `tuning` and `reference`, and methods that
+//! take what these name, such as `plan_with`, which are there for comparisons; the text and the names of kernels.
 
 #![forbid(unsafe_code)]
 
@@ -85,7 +94,8 @@ pub use warpwright_ops::batch_norm::{
 pub use warpwright_ops::cross_entropy::{self, cross_entropy, cross_entropy_backward};
 pub use warpwright_ops::gemm::{self, matmul};
 pub use warpwright_ops::group_norm::{
-    self, group_norm, group_norm_backward, group_norm_training, instance_norm,
+    self, group_norm, group_norm_backward, group_norm_training, instance_norm, instance_norm_backward,
+    instance_norm_training,
 };
 pub use warpwright_ops::layer_norm::{
     self, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward, row_norm, row_norm_backward,
@@ -99,6 +109,7 @@ pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softm
 pub use warpwright_ops::{Direction, Dropout, Entry, Error, Operation, Plan, PlanError, catalogue, plan};
 pub use warpwright_ptx::{DType, Target};
 pub use warpwright_runtime::{
-    Buffer, Device, Discovery, Element, EmulatorConfig, Error as RuntimeError, Event, Graph, LaunchStep,
-    OnFinding, Sanitizers, Stream, Tensor, TensorMut, TensorRef, discover,
+    Buffer, CudaUnavailable, Device, Discovery, DiskCacheRefusal, DiskCacheStatus, Element, EmulatorConfig,
+    Error as RuntimeError, Event, Graph, Interrupt, LaunchStep, OnFinding, Sanitizers, Stream, Tensor,
+    TensorMut, TensorRef, discover,
 };

@@ -58,31 +58,43 @@ const LOG: [f64; 8] = [
     0.13267110726703965,
 ];
 
-/// `P(X > t) exp(t^2 / 2) (1 + 2 t)` in `u = (t - 5) / (t + 5)` for `0 <= t <= 39`: 2^-56.
-const TAIL: [f64; 23] = [
-    0.8461123547250693,
-    -0.03964700840400569,
-    -0.05400807503407567,
-    0.10088858203454092,
-    -0.1006574382168189,
-    0.07248782697650107,
-    -0.03933220135441132,
-    0.015422845670965786,
-    -0.003571695446668486,
-    -0.0001186934774296996,
-    0.00042509595149290926,
-    -0.00010817728953068565,
-    -2.6437572518991367e-05,
-    1.9392156574901648e-05,
-    5.375896858774372e-07,
-    -2.8626187578980575e-06,
-    1.7186582001974457e-07,
-    4.3606218958989143e-07,
-    -3.276395174988329e-08,
-    -6.906591302320285e-08,
-    -9.881804276545704e-10,
-    8.383055976107442e-09,
-    1.6727487237261971e-09,
+/// `(exp(f) - 1 - f) / f^2` for `|f| <= ln(2) / 2`: 2^-57 relative to `exp(f)`.
+const EXP_OF_SQUARE: [f64; 10] = [
+    0.500000000000001,
+    0.16666666666666421,
+    0.04166666666653486,
+    0.008333333333491061,
+    0.0013888888942534517,
+    0.00019841269510914033,
+    2.480149413043374e-05,
+    2.7557584494203184e-06,
+    2.762990854653199e-07,
+    2.5000171016398393e-08,
+];
+
+/// `P(X > t) exp(t^2 / 2) (t + 5)` in `u = (t - 5) / (t + 5)` for `0 <= t <= 39`: 2^-51, and such that `P(X > 0)` is 1/2.
+const TAIL: [f64; 21] = [
+    0.7691930497500629,
+    -0.6653825028900554,
+    0.4953056159700089,
+    -0.313533156671447,
+    0.16502036616883678,
+    -0.06911863870208522,
+    0.020795066828903523,
+    -0.002993376824920466,
+    -0.0007978696796491128,
+    0.0005448994276897772,
+    -5.937413231834745e-05,
+    -4.976415395287986e-05,
+    1.667559106971508e-05,
+    3.983572209547577e-06,
+    -2.756768928256299e-06,
+    -3.388304361128925e-07,
+    4.160329092768619e-07,
+    4.119007105524425e-08,
+    -5.2679955845475473e-08,
+    -5.9683343263197025e-09,
+    3.0677996e-09,
 ];
 const TAIL_CENTRE: f64 = 5.0;
 
@@ -203,19 +215,31 @@ fn scale<'k>(value: F64<'k>, n: I32<'k>) -> F64<'k> {
     value * power_of_two(half) * power_of_two(n - half)
 }
 
-/// `exp(factor * t^2)`: the square is kept in two parts, whose error the exponential would magnify.
+/// `exp(factor * t^2)` for a factor of -1 or -1/2 and a square below 760: the square is kept in two parts, whose error the
+/// exponential would magnify.
 fn exp_of_square(t: F64<'_>, factor: f64) -> F64<'_> {
-    let square = t * t;
-    let low = t.mul_add(t, -square);
-    let e = <f64 as Functions>::exp(square * factor, Precision::Full);
-    e.mul_add(low * factor, e)
+    let scaled = t * factor;
+    let square = t * scaled;
+    let low = t.mul_add(scaled, -square);
+    let shifted = square.mul_add(LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let f = n.mul_add(-LN_2_HIGH, square) + n.mul_add(-LN_2_LOW, low);
+    let all: Vec<f64> = [1.0, 1.0].into_iter().chain(EXP_OF_SQUARE).collect();
+    scale(f.polynomial(&all), low_word(shifted))
 }
 
-/// `P(X > t) exp(t^2 / 2)` for `0 <= t <= 39`, with one division.
+/// `P(X > t) exp(t^2 / 2)` for `0 <= t <= 39`.
 fn scaled_tail(t: F64<'_>) -> F64<'_> {
-    let below = t + TAIL_CENTRE;
-    let damping = t.mul_add(2.0, 1.0);
-    let inverse = 1.0 / (below * damping);
-    let u = (t - TAIL_CENTRE) * damping * inverse;
-    u.polynomial(&TAIL) * below * inverse
+    let inverse = reciprocal(t + TAIL_CENTRE);
+    // (t - c) / (t + c) = 1 - 2 c / (t + c)
+    let u = inverse.mul_add(-2.0 * TAIL_CENTRE, 1.0);
+    u.polynomial(&TAIL) * inverse
+}
+
+/// `1 / y` to a unit in the last place for a `y` in the range of f32. A division is a call for numbers out of the
+/// ordinary, around which the assembler arranges nothing: neither the next element nor the constants of both.
+fn reciprocal(y: F64<'_>) -> F64<'_> {
+    let about = y.to_f32().rcp_approx().to_f64();
+    let error = about.mul_add(-y, 1.0);
+    about.mul_add(error.mul_add(error, error), about)
 }

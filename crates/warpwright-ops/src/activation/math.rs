@@ -74,8 +74,9 @@ pub(super) fn backward<'k, A: Float>(
     dtype: DType,
 ) -> Reg<'k, A> {
     match f {
-        Activation::Relu => x.is_nan().select(x, x.le(0.0).select(0.0, dy)),
-        Activation::LeakyRelu { .. } => x.is_nan().select(x, x.gt(0.0).select(dy, dy * slope)),
+        // The comparisons are false for NaN, as PyTorch's are.
+        Activation::Relu => x.le(0.0).select(0.0, dy),
+        Activation::LeakyRelu { .. } => x.gt(0.0).select(dy, dy * slope),
         Activation::GeluTanh => dy * weighted_jet(Weighted::GeluTanh, x, dtype).derivative,
         Activation::GeluErf => dy * weighted_jet(Weighted::GeluErf, x, dtype).derivative,
         Activation::Silu => dy * weighted_jet(Weighted::Silu, x, dtype).derivative,

@@ -14,7 +14,8 @@
 //! Backward takes the forward input `x` and gives `dx = dy f'(x)`; a gated unit gives `dgate = dy up f'(gate)` and
 //! `dup = dy f(gate)`.
 //!
-//! Special values: NaN in `x` gives NaN in `y` and in `dx`. Where `relu` is flat its gradient is 0 whatever `dy` is.
+//! Special values: NaN in `x` gives NaN in `y` and in `dx`, but for the gradients of `relu`, which is `dy` there, and of
+//! `leaky_relu`, `negative_slope dy`, as in PyTorch. Where `relu` is flat its gradient is 0 whatever `dy` is.
 //! Finite arguments of any magnitude give the right value, even where a square or an exponential overflows. `silu` and
 //! both `gelu` are evaluated as `x` times a probability, so they are NaN at `-inf`, as in PyTorch; their derivatives
 //! are NaN at both infinities, as there.
@@ -30,14 +31,15 @@ pub mod reference;
 mod storage;
 pub mod tuning;
 
-use warpwright_dsl::{Float, In, KernelArgs, Out, Reg};
+use warpwright_dsl::{Float, KernelArgs, Reg};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgValue, DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::LaunchStep;
 
+use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
 use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
-use crate::{Binding, PlanError};
+use crate::tensors::tensors;
 
 pub use function::{Activation, GatedActivation, Slope};
 pub use functions::*;
@@ -55,13 +57,14 @@ pub struct ActivationDesc {
     pub len: usize,
 }
 
-/// Tensors of [`ActivationDesc`].
-#[derive(Debug)]
-pub struct ActivationArgs<'a> {
-    /// The argument; `None` reads what `y` holds.
-    pub x: Option<TensorRef<'a>>,
-    /// The result.
-    pub y: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`ActivationDesc`].
+    pub struct ActivationArgs<'a> {
+        /// The argument; `None` reads what `y` holds.
+        x: InPlace<y>,
+        /// The result.
+        y: Out,
+    }
 }
 
 impl Operation for ActivationDesc {
@@ -70,19 +73,21 @@ impl Operation for ActivationDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let Self { activation, dtype, len } = *self;
         check_parameters(activation)?;
-        let tensors =
-            vec![TensorSpec::read("x", dtype, len), TensorSpec::write("y", dtype, len).in_place().like(0)];
+        let tensors = ActivationArgs::specs([
+            ActivationArgs::x.holds(dtype, len),
+            ActivationArgs::y.holds(dtype, len).in_place().like(ActivationArgs::x),
+        ]);
         let slope = activation.negative_slope();
         plan_with(activation.name(), Direction::Forward, dtype, len, target, tensors, |config| {
             let def = kernel::Forward { f: activation, common: Common { dtype, config } };
-            let args =
-                kernel::ForwardArgs { x: In::slot(0), y: Out::slot(1), n: len as u64, negative_slope: slope };
+            let args = kernel::ForwardArgs {
+                x: ActivationArgs::x.arg(),
+                y: ActivationArgs::y.arg(),
+                n: len as u64,
+                negative_slope: slope,
+            };
             Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
         })
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![args.x.map_or(Binding::InPlace { output: 1 }, Binding::Input), Binding::Output(args.y)]
     }
 }
 
@@ -97,15 +102,16 @@ pub struct ActivationBackwardDesc {
     pub len: usize,
 }
 
-/// Tensors of [`ActivationBackwardDesc`].
-#[derive(Debug)]
-pub struct ActivationBackwardArgs<'a> {
-    /// The argument of the forward function.
-    pub x: TensorRef<'a>,
-    /// Gradient of its result; `None` reads what `dx` holds.
-    pub dy: Option<TensorRef<'a>>,
-    /// Gradient of its argument.
-    pub dx: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`ActivationBackwardDesc`].
+    pub struct ActivationBackwardArgs<'a> {
+        /// The argument of the forward function.
+        x: In,
+        /// Gradient of its result; `None` reads what `dx` holds.
+        dy: InPlace<dx>,
+        /// Gradient of its argument.
+        dx: Out,
+    }
 }
 
 impl Operation for ActivationBackwardDesc {
@@ -114,31 +120,23 @@ impl Operation for ActivationBackwardDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let Self { activation, dtype, len } = *self;
         check_parameters(activation)?;
-        let tensors = vec![
-            TensorSpec::read("x", dtype, len),
-            TensorSpec::read("dy", dtype, len).like(0),
-            TensorSpec::write("dx", dtype, len).in_place().like(0),
-        ];
+        let tensors = ActivationBackwardArgs::specs([
+            ActivationBackwardArgs::x.holds(dtype, len),
+            ActivationBackwardArgs::dy.holds(dtype, len).like(ActivationBackwardArgs::x),
+            ActivationBackwardArgs::dx.holds(dtype, len).in_place().like(ActivationBackwardArgs::x),
+        ]);
         let slope = activation.negative_slope();
         plan_with(activation.name(), Direction::Backward, dtype, len, target, tensors, |config| {
             let def = kernel::Backward { f: activation, common: Common { dtype, config } };
             let args = kernel::BackwardArgs {
-                x: In::slot(0),
-                dy: In::slot(1),
-                dx: Out::slot(2),
+                x: ActivationBackwardArgs::x.arg(),
+                dy: ActivationBackwardArgs::dy.arg(),
+                dx: ActivationBackwardArgs::dx.arg(),
                 n: len as u64,
                 negative_slope: slope,
             };
             Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
         })
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            Binding::Input(args.x),
-            args.dy.map_or(Binding::InPlace { output: 2 }, Binding::Input),
-            Binding::Output(args.dx),
-        ]
     }
 }
 
@@ -153,15 +151,16 @@ pub struct GatedDesc {
     pub len: usize,
 }
 
-/// Tensors of [`GatedDesc`].
-#[derive(Debug)]
-pub struct GatedArgs<'a> {
-    /// The argument of the activation.
-    pub gate: TensorRef<'a>,
-    /// What it gates.
-    pub up: TensorRef<'a>,
-    /// The result.
-    pub y: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`GatedDesc`].
+    pub struct GatedArgs<'a> {
+        /// The argument of the activation.
+        gate: In,
+        /// What it gates.
+        up: In,
+        /// The result.
+        y: Out,
+    }
 }
 
 impl Operation for GatedDesc {
@@ -169,25 +168,21 @@ impl Operation for GatedDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let Self { activation, dtype, len } = *self;
-        let tensors = vec![
-            TensorSpec::read("gate", dtype, len),
-            TensorSpec::read("up", dtype, len).like(0),
-            TensorSpec::write("y", dtype, len).in_place().like(0),
-        ];
+        let tensors = GatedArgs::specs([
+            GatedArgs::gate.holds(dtype, len),
+            GatedArgs::up.holds(dtype, len).like(GatedArgs::gate),
+            GatedArgs::y.holds(dtype, len).in_place().like(GatedArgs::gate),
+        ]);
         plan_with(activation.name(), Direction::Forward, dtype, len, target, tensors, |config| {
             let def = kernel::GatedForward { f: activation, common: Common { dtype, config } };
             let args = kernel::GatedForwardArgs {
-                gate: In::slot(0),
-                up: In::slot(1),
-                y: Out::slot(2),
+                gate: GatedArgs::gate.arg(),
+                up: GatedArgs::up.arg(),
+                y: GatedArgs::y.arg(),
                 n: len as u64,
             };
             Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
         })
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![Binding::Input(args.gate), Binding::Input(args.up), Binding::Output(args.y)]
     }
 }
 
@@ -202,19 +197,20 @@ pub struct GatedBackwardDesc {
     pub len: usize,
 }
 
-/// Tensors of [`GatedBackwardDesc`].
-#[derive(Debug)]
-pub struct GatedBackwardArgs<'a> {
-    /// The argument of the activation.
-    pub gate: TensorRef<'a>,
-    /// What it gates.
-    pub up: TensorRef<'a>,
-    /// Gradient of the result.
-    pub dy: TensorRef<'a>,
-    /// Gradient of `gate`.
-    pub dgate: TensorMut<'a>,
-    /// Gradient of `up`.
-    pub dup: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`GatedBackwardDesc`].
+    pub struct GatedBackwardArgs<'a> {
+        /// The argument of the activation.
+        gate: In,
+        /// What it gates.
+        up: In,
+        /// Gradient of the result.
+        dy: In,
+        /// Gradient of `gate`.
+        dgate: Out,
+        /// Gradient of `up`.
+        dup: Out,
+    }
 }
 
 impl Operation for GatedBackwardDesc {
@@ -222,35 +218,25 @@ impl Operation for GatedBackwardDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let Self { activation, dtype, len } = *self;
-        let tensors = vec![
-            TensorSpec::read("gate", dtype, len),
-            TensorSpec::read("up", dtype, len).like(0),
-            TensorSpec::read("dy", dtype, len).like(0),
-            TensorSpec::write("dgate", dtype, len).in_place().like(0),
-            TensorSpec::write("dup", dtype, len).in_place().like(0),
-        ];
+        let tensors = GatedBackwardArgs::specs([
+            GatedBackwardArgs::gate.holds(dtype, len),
+            GatedBackwardArgs::up.holds(dtype, len).like(GatedBackwardArgs::gate),
+            GatedBackwardArgs::dy.holds(dtype, len).like(GatedBackwardArgs::gate),
+            GatedBackwardArgs::dgate.holds(dtype, len).in_place().like(GatedBackwardArgs::gate),
+            GatedBackwardArgs::dup.holds(dtype, len).in_place().like(GatedBackwardArgs::gate),
+        ]);
         plan_with(activation.name(), Direction::Backward, dtype, len, target, tensors, |config| {
             let def = kernel::GatedBackward { f: activation, common: Common { dtype, config } };
             let args = kernel::GatedBackwardArgs {
-                gate: In::slot(0),
-                up: In::slot(1),
-                dy: In::slot(2),
-                dgate: Out::slot(3),
-                dup: Out::slot(4),
+                gate: GatedBackwardArgs::gate.arg(),
+                up: GatedBackwardArgs::up.arg(),
+                dy: GatedBackwardArgs::dy.arg(),
+                dgate: GatedBackwardArgs::dgate.arg(),
+                dup: GatedBackwardArgs::dup.arg(),
                 n: len as u64,
             };
             Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
         })
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            Binding::Input(args.gate),
-            Binding::Input(args.up),
-            Binding::Input(args.dy),
-            Binding::Output(args.dgate),
-            Binding::Output(args.dup),
-        ]
     }
 }
 

@@ -47,13 +47,11 @@ pub fn forward(f: Activation, x: f64) -> f64 {
     }
 }
 
-/// `f'(x)`. NaN gives NaN; at an infinity the sigmoid-weighted functions give NaN, as PyTorch does.
+/// `f'(x)`. At NaN [`Activation::Relu`] has 1 and [`Activation::LeakyRelu`] its slope, the others NaN; at an infinity the
+/// sigmoid-weighted functions give NaN. All of it as PyTorch does.
 pub fn derivative(f: Activation, x: f64) -> f64 {
-    if x.is_nan() {
-        return x;
-    }
     match f {
-        Activation::Relu => f64::from(u8::from(x > 0.0)),
+        Activation::Relu => f64::from(u8::from(x > 0.0 || x.is_nan())),
         Activation::LeakyRelu { negative_slope } => {
             if x > 0.0 {
                 1.0
@@ -333,8 +331,16 @@ mod tests {
     fn nan_propagates() {
         for f in ALL {
             assert!(forward(f, f64::NAN).is_nan(), "{f:?}");
-            assert!(derivative(f, f64::NAN).is_nan(), "{f:?}");
-            assert!(backward(f, f64::NAN, 1.0).is_nan(), "{f:?}");
+            match f {
+                Activation::Relu => assert_eq!(backward(f, f64::NAN, 3.0), 3.0),
+                Activation::LeakyRelu { negative_slope } => {
+                    assert_eq!(backward(f, f64::NAN, 3.0), 3.0 * negative_slope.get());
+                }
+                _ => {
+                    assert!(derivative(f, f64::NAN).is_nan(), "{f:?}");
+                    assert!(backward(f, f64::NAN, 1.0).is_nan(), "{f:?}");
+                }
+            }
         }
     }
 

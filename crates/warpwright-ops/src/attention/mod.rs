@@ -25,6 +25,10 @@
 //! [`Alignment::BottomRight`], which lets the last query see the last key. `causal` leaves it the keys up to its position, a
 //! window those near it. With `key_lengths` the keys of each sequence end there, for positions too.
 //!
+//! Kernels follow no number out of a tensor: a key length is cut to the keys that there are, offsets to the rows of the tensor and to
+//! what does not decrease, and a number of the block table to the pages that exist. What is on the host can be checked there:
+//! [`check_key_lengths`], [`check_offsets`], [`check_block_table`].
+//!
 //! Dropout leaves out probabilities after the softmax: that of query `i` and key `j` is the element `2^28 row + j` of
 //! [`Dropout`](crate::Dropout), where `row` is the number of the query's `lse`. Both directions drop the same ones, whatever their
 //! tiles. Seed and offset are read on the device, so that a captured graph can draw anew.
@@ -61,13 +65,17 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
 
-use crate::catalogue::{Direction, Entry};
+use crate::catalogue::{Direction, Entry, TARGETS};
 use crate::plan::{self, Layout, Operation, Plan, PlanParts, TensorSpec, Variant};
+use crate::tensors::Arguments;
 use crate::{Binding, PlanError};
 
 pub use functions::*;
 use options::Common;
-pub use options::{AlibiSlopes, Alignment, AttentionOptions, Packed, Paged, Window, check_offsets};
+pub use options::{
+    AlibiSlopes, Alignment, AttentionOptions, Packed, Paged, Window, check_block_table, check_key_lengths,
+    check_offsets,
+};
 use score::ScoreKind;
 use tuning::{Config, DecodeConfig, Pairs, Simt, Sweeps, TensorCore, Warpgroups, Work};
 
@@ -229,10 +237,12 @@ impl Operation for AttentionDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.planned(target, None)
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let mut all = args.inputs.bind();
-        all.extend([args.o.into(), args.lse.into(), args.workspace.into()]);
+impl<'a> Arguments<'a> for AttentionArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
+        let mut all = self.inputs.bind();
+        all.extend([self.o.into(), self.lse.into(), self.workspace.into()]);
         all
     }
 }
@@ -502,12 +512,14 @@ impl Operation for AttentionBackwardDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.planned(target, None)
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let mut all = args.inputs.bind();
-        all.extend([args.o.into(), args.lse.into(), args.dy.into()]);
-        all.extend([args.dq, args.dk, args.dv].map(Binding::from));
-        all.extend([args.dbias, args.dsinks, args.workspace].map(Binding::from));
+impl<'a> Arguments<'a> for AttentionBackwardArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
+        let mut all = self.inputs.bind();
+        all.extend([self.o.into(), self.lse.into(), self.dy.into()]);
+        all.extend([self.dq, self.dk, self.dv].map(Binding::from));
+        all.extend([self.dbias, self.dsinks, self.workspace].map(Binding::from));
         all
     }
 }
@@ -823,13 +835,9 @@ fn step<D: KernelDef>(
     Ok(LaunchStep::new(kernel, grid, args).with_dynamic_shared(config.shared_bytes(dtype, work.own())))
 }
 
-/// One architecture of each amount of shared memory and each set of instructions.
-const TARGETS_OF_TESTS: [Target; 5] =
-    [Target::sm(75), Target::sm(80), Target::sm(86), Target::sm(90), Target::sm(120)];
-
 /// The family's rows of the catalogue.
 pub(crate) fn entries() -> Vec<Entry> {
-    let entry = |direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS_OF_TESTS };
+    let entry = |direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS };
     [Direction::Forward, Direction::Backward].map(entry).to_vec()
 }
 

@@ -104,7 +104,7 @@ pub struct Packed {
 
 /// Keys and values in pages: `k` and `v` are `[pages, rows of a page, num_kv_heads, head_dim]`, and the keys of a sequence are
 /// those of the pages that its row of the table names, in that order. The rows of a page are a power of two from 16 on. Numbers
-/// that name no page read one that exists.
+/// that name no page read one that exists; [`check_block_table`](super::check_block_table) finds them on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Paged {
     /// Pages of a row of the table.
@@ -276,6 +276,44 @@ pub fn check_offsets(name: &'static str, offsets: &[i32], rows: usize) -> Result
         return Err(parameter(name, "no numbers".into(), "one more than sequences"));
     }
     Ok(usize::try_from(longest).unwrap_or(0))
+}
+
+/// Checks how many of `keys` keys of each sequence count.
+///
+/// # Errors
+/// Names the first number that does not fit.
+pub fn check_key_lengths(lengths: &[i32], keys: usize) -> Result<(), PlanError> {
+    let fits = |length: i32| usize::try_from(length).is_ok_and(|length| length <= keys);
+    match lengths.iter().position(|length| !fits(*length)) {
+        Some(at) => {
+            let got = format!("{} at {at}", lengths[at]);
+            Err(parameter("key_lengths", got, "from 0 to the number of keys"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Checks the pages of a cache that sequences of these lengths read: row `b` of the table, of `pages.pages` numbers, names those
+/// of the first `lengths[b]` keys, `rows` in each. Numbers of the table beyond them are not looked at.
+///
+/// # Errors
+/// Names the first number that is none of a page below `count`.
+pub fn check_block_table(
+    table: &[i32],
+    pages: Paged,
+    lengths: &[i32],
+    rows: usize,
+    count: usize,
+) -> Result<(), PlanError> {
+    let fits = |page: i32| usize::try_from(page).is_ok_and(|page| page < count);
+    for (batch, (row, length)) in table.chunks(pages.pages.max(1)).zip(lengths).enumerate() {
+        let read = usize::try_from(*length).unwrap_or(0).div_ceil(rows.max(1));
+        if let Some(at) = row.iter().take(read).position(|page| !fits(*page)) {
+            let got = format!("{} at [{batch}, {at}]", row[at]);
+            return Err(parameter("block_table", got, "from 0 to below the number of pages"));
+        }
+    }
+    Ok(())
 }
 
 /// The least word that keeps a pair, and what such a pair is multiplied by.

@@ -619,7 +619,7 @@ where
         let unit = if plain { scale * LOG2_E } else { k.lit::<A>(LOG2_E) };
         let shift = span.keys - span.queries;
         let draws = kind.dropout.then(|| {
-            let random = p.parked_random.map_or_else(|| Err(p.random()), Ok);
+            let random = p.parked_random.ok_or_else(|| p.random());
             let first_row = p.first_row(span.of_queries, head);
             let known = |[seed, offset]: [U64<'k>; 2]| Seeds::Known(Philox::new(k, seed, offset));
             Draws { seeds: random.map_or_else(known, Seeds::Parked), threshold: p.threshold, first_row }

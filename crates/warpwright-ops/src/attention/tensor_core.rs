@@ -161,7 +161,7 @@ pub(super) struct TensorCoreEngine<'k> {
     atom: MmaAtom,
     memory: Ptr<'k, Shared, Elem>,
     /// Tiles of own rows.
-    own: u32,
+    pub(super) own: u32,
     /// The thread, and how many there are, that load own rows.
     thread: U32<'k>,
     threads: u32,

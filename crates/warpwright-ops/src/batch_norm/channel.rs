@@ -378,3 +378,38 @@ impl KernelDef for Zero {
         });
     }
 }
+
+kernel_args! {
+    /// Statistics of an empty batch.
+    pub(super) struct UndefinedArgs => UndefinedParams { mean: Out<Elem>, rstd: Out<Elem>, channels: u64 }
+}
+
+/// The statistics that an empty batch has, in their type: a mean of 0 and an `rstd` of NaN, as those of an empty group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Undefined(pub(super) DType);
+
+impl KernelDef for Undefined {
+    type Args = UndefinedArgs;
+
+    fn name(&self) -> String {
+        format!("batch_norm_undefined_{}", self.0)
+    }
+
+    fn block(&self) -> BlockDim {
+        BlockDim::x(FOLD_CHANNELS)
+    }
+
+    fn dtypes(&self) -> DTypes {
+        DTypes::all(self.0)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: UndefinedParams<'k>) {
+        accumulate!(self.0, |A| {
+            let channel = k.global_idx_x();
+            k.if_(channel.lt(a.channels), || {
+                a.mean.at(channel).set(k.lit::<A>(0.0));
+                a.rstd.at(channel).set(k.lit::<A>(f64::NAN));
+            });
+        });
+    }
+}

@@ -12,7 +12,8 @@
 //!
 //! Results are those of `torch.nn.functional.batch_norm`. Differences: statistics of a channel that holds an infinity
 //! or a NaN are NaN, and so is its output; residual and ReLU are added before the result is rounded, not after; an empty
-//! batch leaves `mean` and `rstd` unwritten. The gradient of ReLU passes where `y` is NaN.
+//! batch has a mean of 0 and an `rstd` of NaN, as an empty group has, and leaves running statistics as they are. The gradient
+//! of ReLU passes where `y` is NaN.
 //!
 //! Tensors are contiguous: `[batch, channels, spatial...]` or `[batch, spatial..., channels]`. 16-bit types are computed
 //! in f32 and rounded once; `mean` and `rstd` are f32 (f64 for f64). Weight, bias, their gradients and the running
@@ -35,6 +36,7 @@ use warpwright_runtime::{TensorMut, TensorRef};
 use crate::catalogue::{Direction, Entry, TARGETS};
 pub use crate::plan::Real;
 use crate::plan::{Operation, Plan};
+use crate::tensors::Arguments;
 use crate::{Binding, PlanError};
 
 pub use functions::*;
@@ -180,24 +182,26 @@ impl Operation for BatchNormDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         plans::training(self, target)
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let old = |output| if args.running.is_some() { Binding::InPlace { output } } else { Binding::Absent };
+impl<'a> Arguments<'a> for BatchNormArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
+        let old = |output| if self.running.is_some() { Binding::InPlace { output } } else { Binding::Absent };
         let (old_mean, old_var) = (old(9), old(10));
-        let (running_mean, running_var) = args.running.map(|r| (r.mean, r.var)).unzip();
+        let (running_mean, running_var) = self.running.map(|r| (r.mean, r.var)).unzip();
         vec![
-            args.x.into(),
-            args.weight.into(),
-            args.bias.into(),
-            args.residual.into(),
+            self.x.into(),
+            self.weight.into(),
+            self.bias.into(),
+            self.residual.into(),
             old_mean,
             old_var,
-            args.y.into(),
-            args.mean.into(),
-            args.rstd.into(),
+            self.y.into(),
+            self.mean.into(),
+            self.rstd.into(),
             running_mean.into(),
             running_var.into(),
-            args.workspace.into(),
+            self.workspace.into(),
         ]
     }
 }
@@ -244,20 +248,22 @@ impl Operation for BatchNormBackwardDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         plans::training_backward(self, target)
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+impl<'a> Arguments<'a> for BatchNormBackwardArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
         vec![
-            args.x.into(),
-            args.y.into(),
-            args.dy.into(),
-            args.weight.into(),
-            args.mean.into(),
-            args.rstd.into(),
-            args.dx.into(),
-            args.dweight.into(),
-            args.dbias.into(),
-            args.dresidual.into(),
-            args.workspace.into(),
+            self.x.into(),
+            self.y.into(),
+            self.dy.into(),
+            self.weight.into(),
+            self.mean.into(),
+            self.rstd.into(),
+            self.dx.into(),
+            self.dweight.into(),
+            self.dbias.into(),
+            self.dresidual.into(),
+            self.workspace.into(),
         ]
     }
 }
@@ -298,17 +304,19 @@ impl Operation for BatchNormEvaluationDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         plans::evaluation(self, target)
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+impl<'a> Arguments<'a> for BatchNormEvaluationArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
         vec![
-            args.x.into(),
-            args.weight.into(),
-            args.bias.into(),
-            args.residual.into(),
-            args.running_mean.into(),
-            args.running_var.into(),
-            args.y.into(),
-            args.workspace.into(),
+            self.x.into(),
+            self.weight.into(),
+            self.bias.into(),
+            self.residual.into(),
+            self.running_mean.into(),
+            self.running_var.into(),
+            self.y.into(),
+            self.workspace.into(),
         ]
     }
 }
@@ -355,20 +363,22 @@ impl Operation for BatchNormEvaluationBackwardDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         plans::evaluation_backward(self, target)
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+impl<'a> Arguments<'a> for BatchNormEvaluationBackwardArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
         vec![
-            args.x.into(),
-            args.y.into(),
-            args.dy.into(),
-            args.weight.into(),
-            args.running_mean.into(),
-            args.running_var.into(),
-            args.dx.into(),
-            args.dweight.into(),
-            args.dbias.into(),
-            args.dresidual.into(),
-            args.workspace.into(),
+            self.x.into(),
+            self.y.into(),
+            self.dy.into(),
+            self.weight.into(),
+            self.running_mean.into(),
+            self.running_var.into(),
+            self.dx.into(),
+            self.dweight.into(),
+            self.dbias.into(),
+            self.dresidual.into(),
+            self.workspace.into(),
         ]
     }
 }

@@ -409,7 +409,14 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         p.persistent_variant(&def, args, &r)
     });
     let once = once.or(grid).transpose()?;
-    p.finish(Direction::Forward, tensors, once, walks, steps, || Ok(Vec::new()))
+    let empty = || {
+        if norm.channels == 0 {
+            return Ok(Vec::new());
+        }
+        let args = channel::UndefinedArgs { mean: Out::slot(7), rstd: Out::slot(8), channels: p.channels() };
+        Ok(vec![p.step(&channel::Undefined(p.accumulate), args, p.channel_grid(FOLD_CHANNELS)?)?])
+    };
+    p.finish(Direction::Forward, tensors, once, walks, steps, empty)
 }
 
 pub(super) fn evaluation(

@@ -35,6 +35,8 @@ pub struct CrossEntropy {
     pub loss: Tensor,
     /// The log-sum-exp of each row.
     pub lse: Tensor,
+    /// The negative log-likelihood of each row's target without smoothing; NaN where the target is no class.
+    pub nll: Tensor,
     /// The number of rows that count, of a mean.
     pub count: Option<Tensor>,
 }
@@ -71,6 +73,7 @@ pub fn cross_entropy(
     let shape: &[usize] = if options.reduction == Reduction::None { &[desc.rows] } else { &[] };
     let mut loss = Tensor::empty_on(stream, desc.dtype, shape)?;
     let mut lse = Tensor::empty_on(stream, wide, &[desc.rows])?;
+    let mut nll = Tensor::empty_on(stream, wide, &[desc.rows])?;
     let mut count = match options.reduction {
         Reduction::Mean => Some(Tensor::empty_on(stream, wide, &[1])?),
         _ => None,
@@ -83,11 +86,12 @@ pub fn cross_entropy(
             target: target.as_ref(),
             loss: loss.as_mut(),
             lse: lse.as_mut(),
+            nll: nll.as_mut(),
             count: count.as_mut().map(Tensor::as_mut),
             workspace: workspace.as_mut().map(Tensor::as_mut),
         },
     )?;
-    Ok(CrossEntropy { loss, lse, count })
+    Ok(CrossEntropy { loss, lse, nll, count })
 }
 
 /// The gradient of the logits from the results of [`cross_entropy`] with the same options, and the gradient `dloss` of its
@@ -114,6 +118,7 @@ pub fn cross_entropy_backward(
             logits: Some(logits.as_ref()),
             target: target.as_ref(),
             lse: saved.lse.as_ref(),
+            nll: saved.nll.as_ref(),
             dloss: dloss.as_ref(),
             count: saved.count.as_ref().map(Tensor::as_ref),
             dlogits: dlogits.as_mut(),

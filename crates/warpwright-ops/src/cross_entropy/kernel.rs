@@ -10,7 +10,7 @@ kernel_args! {
     /// `losses` or, in the type of the logits, `loss` gets the loss of each row, whichever `rowwise` says; targets have
     /// `words` 32-bit words.
     pub(super) struct ForwardArgs => ForwardParams {
-        logits: In<Elem>, target: In<u32>, loss: Out<Elem>, losses: Out<Elem>, lse: Out<Elem>,
+        logits: In<Elem>, target: In<u32>, loss: Out<Elem>, losses: Out<Elem>, lse: Out<Elem>, nll: Out<Elem>,
         rows: u64, classes: u64, words: u32, rowwise: u32, ignore_index: i64, label_smoothing: f64,
     }
 }
@@ -27,7 +27,8 @@ kernel_args! {
     /// `dlogits = (softmax(logits) - target distribution) dloss`; `dloss` has one element or, if `rowwise` is not 0, one
     /// for each row, and is divided by `count` if `mean` is not 0.
     pub(super) struct BackwardArgs => BackwardParams {
-        logits: In<Elem>, target: In<u32>, lse: In<Elem>, dloss: In<Elem>, count: In<Elem>, dlogits: Out<Elem>,
+        logits: In<Elem>, target: In<u32>, lse: In<Elem>, nll: In<Elem>, dloss: In<Elem>, count: In<Elem>,
+        dlogits: Out<Elem>,
         classes: u64, chunks: u32, words: u32, rowwise: u32, mean: u32, ignore_index: i64, label_smoothing: f64,
     }
 }
@@ -98,7 +99,7 @@ impl KernelDef for Forward {
 
     fn dtypes(&self) -> DTypes {
         let wide = accumulator(self.dtype);
-        DTypes::all(self.dtype).with("losses", wide).with("lse", wide)
+        DTypes::all(self.dtype).with("losses", wide).with("lse", wide).with("nll", wide)
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -194,6 +195,7 @@ impl Forward {
             a.loss.at(row).only_where(a.rowwise.ne(0), Fill::Zero).set(loss);
             a.losses.at(row).only_where(a.rowwise.eq(0), Fill::Zero).set(loss);
             a.lse.at(row).set(mass.top + log_sum);
+            a.nll.at(row).set(valid.select(likely, f64::NAN));
         });
     }
 }
@@ -244,6 +246,22 @@ impl Reduce {
     }
 }
 
+/// `exp(-nll) - 1` for `nll >= 0`, to a few units in the last place however small it is.
+fn complement<'k, A: Wide>(nll: Reg<'k, A>) -> Reg<'k, A> {
+    // Of the series, what counts up to `SMALL`.
+    const SMALL: f64 = 0.5;
+    let terms = if A::DOUBLE { 15 } else { 8 };
+    let mut factor = -1.0;
+    let series: Vec<f64> = (1..=terms)
+        .map(|n| {
+            let term = factor;
+            factor /= -f64::from(n + 1);
+            term
+        })
+        .collect();
+    nll.lt(SMALL).select(nll * nll.polynomial(&series), (-nll).exp() - 1.0)
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backward {
     pub(super) dtype: DType,
@@ -263,7 +281,7 @@ impl KernelDef for Backward {
 
     fn dtypes(&self) -> DTypes {
         let wide = accumulator(self.dtype);
-        DTypes::all(self.dtype).with("lse", wide).with("count", wide)
+        DTypes::all(self.dtype).with("lse", wide).with("nll", wide).with("count", wide)
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
@@ -294,12 +312,14 @@ impl Backward {
         let lse: Reg<'k, A> = a.lse.at(row).get();
         let smoothing = a.label_smoothing.convert::<A>();
         let uniform = smoothing / a.classes.convert::<A>();
-        let likely = 1.0 - smoothing;
+        // Where the target is all but certain, a difference of its probability and 1 would have few digits, and of those the
+        // rounding of the log-sum-exp would take some.
+        let at_hot = complement(a.nll.at(row).get()) + (smoothing - uniform);
         // Elements count from the start of the tensor; a target that is not valid is no element.
         let hot = vectors.start + valid.select(target, -1).to_u64();
         let gradient = |x: Reg<'k, A>, at_target: Pred<'k>| -> Reg<'k, A> {
-            let p = (x - lse).exp_for(precision) - uniform - at_target.select(likely, 0.0);
-            ignored.select(0.0, p * factor)
+            let p = (x - lse).exp_for(precision) - uniform;
+            ignored.select(0.0, at_target.select(at_hot, p) * factor)
         };
 
         let (stride, unroll) = (u64::from(threads * width), u64::from(unroll));

@@ -6,12 +6,15 @@
 //! - `loss = (1 - e) (lse - x_target) + e (lse - mean_j x_j)` (Szegedy et al. 2016, arXiv:1512.00567, section 7),
 //! - `dlogits_j = (exp(x_j - lse) - (1 - e) [j = target] - e / classes) dloss`.
 //!
+//! Forward saves `lse` and `nll = lse - x_target` of each row. The gradient of the target's logit comes from `exp(-nll) - 1`, so
+//! that it keeps its digits where the target is all but certain and the difference above would cancel.
+//!
 //! The meaning is that of `torch.nn.functional.cross_entropy` without class weights: rows whose target is `ignore_index`
 //! have loss 0 and gradient 0, and [`Reduction::Mean`] divides by the number of the others (NaN if there are none). A
 //! target that is neither a class nor `ignore_index`, where PyTorch stops the device, gives NaN as loss and gradient of
 //! its row and reads nothing.
 //!
-//! Half types are computed in f32; the loss has the type of the logits, `lse` and `count` that of the computation (f64
+//! Half types are computed in f32; the loss has the type of the logits, `lse`, `nll` and `count` that of the computation (f64
 //! for f64, else f32). Sums go in a fixed order. `dlogits` may replace the logits exactly.
 
 mod functions;
@@ -19,14 +22,15 @@ mod kernel;
 pub mod reference;
 pub mod tuning;
 
-use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_dsl::KernelArgs;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::LaunchStep;
 
+use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
-use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
-use crate::{Binding, PlanError};
+use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
+use crate::tensors::tensors;
 
 pub use functions::*;
 use kernel::accumulator;
@@ -64,21 +68,25 @@ pub struct CrossEntropyDesc {
     pub reduction: Reduction,
 }
 
-/// Tensors of [`CrossEntropyDesc`].
-#[derive(Debug)]
-pub struct CrossEntropyArgs<'a> {
-    /// `[rows, classes]`
-    pub logits: TensorRef<'a>,
-    /// `[rows]`
-    pub target: TensorRef<'a>,
-    /// One element, or one for each row without a reduction.
-    pub loss: TensorMut<'a>,
-    /// The log-sum-exp of each row, which the gradient takes.
-    pub lse: TensorMut<'a>,
-    /// The number of rows that count, of a mean.
-    pub count: Option<TensorMut<'a>>,
-    /// Scratch memory of a reduction; see [`Plan::workspace`].
-    pub workspace: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`CrossEntropyDesc`].
+    pub struct CrossEntropyArgs<'a> {
+        /// `[rows, classes]`
+        logits: In,
+        /// `[rows]`
+        target: In,
+        /// One element, or one for each row without a reduction.
+        loss: Out,
+        /// The log-sum-exp of each row, which the gradient takes.
+        lse: Out,
+        /// The negative log-likelihood of each row's target without smoothing, which the gradient takes; NaN where the target is
+        /// no class.
+        nll: Out,
+        /// The number of rows that count, of a mean.
+        count: Option<Out>,
+        /// Scratch memory of a reduction; see [`Plan::workspace`].
+        workspace: Option<Out>,
+    }
 }
 
 impl CrossEntropyDesc {
@@ -114,6 +122,21 @@ impl CrossEntropyDesc {
     }
 }
 
+/// Checks that each target is a class or the index that is ignored.
+///
+/// # Errors
+/// Names the first that is neither.
+pub fn check_targets(targets: &[i64], classes: usize, ignore_index: i64) -> Result<(), PlanError> {
+    let fits = |t: i64| t == ignore_index || usize::try_from(t).is_ok_and(|t| t < classes);
+    match targets.iter().position(|target| !fits(*target)) {
+        Some(at) => {
+            let got = format!("{} at {at}", targets[at]);
+            Err(parameter("target", got, "from 0 to below the number of classes, or ignore_index"))
+        }
+        None => Ok(()),
+    }
+}
+
 fn parameter(parameter: &'static str, got: String, expected: &'static str) -> PlanError {
     PlanError::Parameter { op: OP, parameter, got, expected }
 }
@@ -125,25 +148,27 @@ impl Operation for CrossEntropyDesc {
         let Self { dtype, rows, classes, ignore_index, reduction, .. } = *self;
         let (len, wide, reduced) = (self.len()?, accumulator(dtype), reduction != Reduction::None);
         let mean = reduction == Reduction::Mean;
-        let tensors = vec![
-            TensorSpec::read("logits", dtype, len),
-            TensorSpec::read("target", self.target, rows),
-            TensorSpec::write("loss", dtype, self.losses()),
-            TensorSpec::write("lse", wide, rows),
-            TensorSpec::write("count", wide, 1).optional(mean),
-            TensorSpec::workspace(wide, if reduced { rows } else { 0 }),
-        ];
+        let tensors = CrossEntropyArgs::specs([
+            CrossEntropyArgs::logits.holds(dtype, len),
+            CrossEntropyArgs::target.holds(self.target, rows),
+            CrossEntropyArgs::loss.holds(dtype, self.losses()),
+            CrossEntropyArgs::lse.holds(wide, rows),
+            CrossEntropyArgs::nll.holds(wide, rows),
+            CrossEntropyArgs::count.holds(wide, 1).optional(mean),
+            CrossEntropyArgs::workspace.scratch(wide, if reduced { rows } else { 0 }),
+        ]);
         let mut variants = Vec::new();
         for config in tuning::forward(dtype, rows, classes) {
             let mut steps = Vec::new();
             if let Some(grid) = plan::cover(OP, rows, config.threads / config.team)? {
                 let def = kernel::Forward { dtype, config, smoothed: self.label_smoothing.get() > 0.0 };
                 let args = kernel::ForwardArgs {
-                    logits: In::slot(0),
-                    target: In::slot(1),
-                    loss: Out::slot(2),
-                    losses: Out::slot(5),
-                    lse: Out::slot(3),
+                    logits: CrossEntropyArgs::logits.arg(),
+                    target: CrossEntropyArgs::target.arg(),
+                    loss: CrossEntropyArgs::loss.arg(),
+                    losses: CrossEntropyArgs::workspace.arg(),
+                    lse: CrossEntropyArgs::lse.arg(),
+                    nll: CrossEntropyArgs::nll.arg(),
                     rows: rows as u64,
                     classes: classes as u64,
                     words: self.words(),
@@ -155,10 +180,10 @@ impl Operation for CrossEntropyDesc {
             }
             if reduced {
                 let args = kernel::ReduceArgs {
-                    losses: In::slot(5),
-                    target: In::slot(1),
-                    loss: Out::slot(2),
-                    count: Out::slot(4),
+                    losses: CrossEntropyArgs::workspace.written(),
+                    target: CrossEntropyArgs::target.arg(),
+                    loss: CrossEntropyArgs::loss.arg(),
+                    count: CrossEntropyArgs::count.arg(),
                     rows: rows as u64,
                     words: self.words(),
                     mean: u32::from(mean),
@@ -172,17 +197,6 @@ impl Operation for CrossEntropyDesc {
         let direction = Direction::Forward;
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes: 0 }))
     }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            args.logits.into(),
-            args.target.into(),
-            args.loss.into(),
-            args.lse.into(),
-            args.count.into(),
-            args.workspace.into(),
-        ]
-    }
 }
 
 /// The gradient of [`CrossEntropyDesc`].
@@ -192,21 +206,24 @@ pub struct CrossEntropyBackwardDesc {
     pub forward: CrossEntropyDesc,
 }
 
-/// Tensors of [`CrossEntropyBackwardDesc`].
-#[derive(Debug)]
-pub struct CrossEntropyBackwardArgs<'a> {
-    /// `[rows, classes]`; `None` reads what `dlogits` holds.
-    pub logits: Option<TensorRef<'a>>,
-    /// `[rows]`
-    pub target: TensorRef<'a>,
-    /// The log-sum-exp of each row from the forward pass.
-    pub lse: TensorRef<'a>,
-    /// The gradient of the loss: one element, or one for each row without a reduction.
-    pub dloss: TensorRef<'a>,
-    /// The count of the forward pass, of a mean.
-    pub count: Option<TensorRef<'a>>,
-    /// The gradient of the logits.
-    pub dlogits: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`CrossEntropyBackwardDesc`].
+    pub struct CrossEntropyBackwardArgs<'a> {
+        /// `[rows, classes]`; `None` reads what `dlogits` holds.
+        logits: InPlace<dlogits>,
+        /// `[rows]`
+        target: In,
+        /// The log-sum-exp of each row from the forward pass.
+        lse: In,
+        /// The negative log-likelihood of each row's target from the forward pass.
+        nll: In,
+        /// The gradient of the loss: one element, or one for each row without a reduction.
+        dloss: In,
+        /// The count of the forward pass, of a mean.
+        count: Option<In>,
+        /// The gradient of the logits.
+        dlogits: Out,
+    }
 }
 
 impl Operation for CrossEntropyBackwardDesc {
@@ -216,14 +233,18 @@ impl Operation for CrossEntropyBackwardDesc {
         let desc = &self.forward;
         let CrossEntropyDesc { dtype, rows, classes, ignore_index, reduction, .. } = *desc;
         let (len, wide, mean) = (desc.len()?, accumulator(dtype), reduction == Reduction::Mean);
-        let tensors = vec![
-            TensorSpec::read("logits", dtype, len),
-            TensorSpec::read("target", desc.target, rows),
-            TensorSpec::read("lse", wide, rows),
-            TensorSpec::read("dloss", dtype, desc.losses()),
-            TensorSpec::read("count", wide, 1).optional(mean),
-            TensorSpec::write("dlogits", dtype, len).in_place().like(0),
-        ];
+        let tensors = CrossEntropyBackwardArgs::specs([
+            CrossEntropyBackwardArgs::logits.holds(dtype, len),
+            CrossEntropyBackwardArgs::target.holds(desc.target, rows),
+            CrossEntropyBackwardArgs::lse.holds(wide, rows),
+            CrossEntropyBackwardArgs::nll.holds(wide, rows),
+            CrossEntropyBackwardArgs::dloss.holds(dtype, desc.losses()),
+            CrossEntropyBackwardArgs::count.holds(wide, 1).optional(mean),
+            CrossEntropyBackwardArgs::dlogits
+                .holds(dtype, len)
+                .in_place()
+                .like(CrossEntropyBackwardArgs::logits),
+        ]);
         let mut variants = Vec::new();
         for config in tuning::backward(dtype) {
             let mut steps = Vec::new();
@@ -232,12 +253,13 @@ impl Operation for CrossEntropyBackwardDesc {
             if let Some(grid) = plan::cover(OP, rows.saturating_mul(chunks), 1)? {
                 let def = kernel::Backward { dtype, config };
                 let args = kernel::BackwardArgs {
-                    logits: In::slot(0),
-                    target: In::slot(1),
-                    lse: In::slot(2),
-                    dloss: In::slot(3),
-                    count: In::slot(4),
-                    dlogits: Out::slot(5),
+                    logits: CrossEntropyBackwardArgs::logits.arg(),
+                    target: CrossEntropyBackwardArgs::target.arg(),
+                    lse: CrossEntropyBackwardArgs::lse.arg(),
+                    nll: CrossEntropyBackwardArgs::nll.arg(),
+                    dloss: CrossEntropyBackwardArgs::dloss.arg(),
+                    count: CrossEntropyBackwardArgs::count.arg(),
+                    dlogits: CrossEntropyBackwardArgs::dlogits.arg(),
                     classes: classes as u64,
                     // Not more than the blocks of the grid.
                     chunks: u32::try_from(chunks).unwrap_or(u32::MAX),
@@ -253,17 +275,6 @@ impl Operation for CrossEntropyBackwardDesc {
         }
         let direction = Direction::Backward;
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes: 0 }))
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            args.logits.map_or(Binding::InPlace { output: 5 }, Binding::Input),
-            args.target.into(),
-            args.lse.into(),
-            args.dloss.into(),
-            args.count.into(),
-            args.dlogits.into(),
-        ]
     }
 }
 

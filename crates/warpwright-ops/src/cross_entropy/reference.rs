@@ -39,6 +39,19 @@ pub fn forward(x: &[f64], target: i64, options: Options) -> (f64, f64) {
     (loss, top + log_sum)
 }
 
+/// The negative log-likelihood of the target; NaN if it is no class.
+pub fn nll(x: &[f64], target: i64) -> f64 {
+    class(x, target).map_or(f64::NAN, |t| {
+        let (top, log_sum) = log_sum_exp(x);
+        if x[t] < top || !top.is_finite() {
+            return (top - x[t]) + log_sum;
+        }
+        // The other powers without the 1 of the target, which would hide them.
+        let others = x.iter().enumerate().filter(|(j, _)| *j != t).map(|(_, v)| (v - top).exp());
+        sum(others).ln_1p()
+    })
+}
+
 /// The natural scale of a loss: the absolute error of the logarithm is the relative one of the sum.
 pub fn forward_scale(x: &[f64], target: i64) -> f64 {
     let (top, log_sum) = log_sum_exp(x);
@@ -50,14 +63,12 @@ pub fn forward_scale(x: &[f64], target: i64) -> f64 {
 /// The gradient of one row for a gradient `dloss` of its own loss.
 pub fn backward(x: &[f64], target: i64, dloss: f64, options: Options) -> Vec<f64> {
     let (top, log_sum) = log_sum_exp(x);
-    let e = options.label_smoothing;
+    let (e, uniform) = (options.label_smoothing, options.label_smoothing / x.len() as f64);
     let one = |(j, v): (usize, &f64)| match class(x, target) {
         _ if target == options.ignore_index => 0.0,
         None => f64::NAN,
-        Some(t) => {
-            let hot = if j == t { 1.0 - e } else { 0.0 };
-            (((v - top) - log_sum).exp() - e / x.len() as f64 - hot) * dloss
-        }
+        Some(t) if j == t => ((-nll(x, target)).exp_m1() + (e - uniform)) * dloss,
+        Some(_) => (((v - top) - log_sum).exp() - uniform) * dloss,
     };
     x.iter().enumerate().map(one).collect()
 }
@@ -66,10 +77,16 @@ pub fn backward(x: &[f64], target: i64, dloss: f64, options: Options) -> Vec<f64
 pub fn backward_scale(x: &[f64], target: i64, dloss: f64, options: Options) -> Vec<f64> {
     let (top, log_sum) = log_sum_exp(x);
     let e = options.label_smoothing;
+    let uniform = e / x.len() as f64;
     let one = |(j, v): (usize, &f64)| {
-        let hot = if class(x, target) == Some(j) { 1.0 } else { 0.0 };
+        if class(x, target) == Some(j) {
+            // What follows from the negative log-likelihood, which is given.
+            let nll = nll(x, target);
+            let slope = if nll.is_finite() { nll * (-nll).exp() } else { 0.0 };
+            return ((-nll).exp_m1().abs() + slope + e + uniform) * dloss.abs();
+        }
         let p = ((v - top) - log_sum).exp();
-        (p * (1.0 + v.abs() + (top + log_sum).abs()) + e / x.len() as f64 + hot) * dloss.abs()
+        (p * (1.0 + v.abs() + (top + log_sum).abs()) + uniform) * dloss.abs()
     };
     x.iter().enumerate().map(one).collect()
 }

@@ -28,11 +28,12 @@ mod warpgroup;
 use warpwright_dsl::{Along, Boxes, Elem, In, KernelArgs, MmaAtom, Out, PanelTile};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target, TargetVariant};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::{LaunchStep, TensorRef};
 
 use crate::activation::Activation;
 use crate::catalogue::{Direction, Entry, TARGETS};
-use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
+use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
+use crate::tensors::tensors;
 use crate::{Binding, PlanError};
 
 pub use functions::*;
@@ -186,49 +187,40 @@ pub enum Addend<'a> {
     Result,
 }
 
-/// Tensors of [`GemmDesc`]. Each has the elements from the first to the last that is used.
-#[derive(Debug)]
-pub struct GemmArgs<'a> {
-    /// The left factor.
-    pub a: TensorRef<'a>,
-    /// The right factor.
-    pub b: TensorRef<'a>,
-    /// What is added.
-    pub c: Addend<'a>,
-    /// What is added to every row.
-    pub bias: Option<TensorRef<'a>>,
-    /// The result.
-    pub y: TensorMut<'a>,
-    /// Scratch memory, if the plan needs some.
-    pub workspace: Option<TensorMut<'a>>,
+impl<'a> Addend<'a> {
+    /// `output` is the slot of `y`.
+    fn binding(self, output: usize) -> Binding<'a> {
+        match self {
+            Self::Absent => Binding::Absent,
+            Self::Tensor(c) => Binding::Input(c),
+            Self::Result => Binding::InPlace { output },
+        }
+    }
 }
 
-const SLOT_C: u32 = 2;
-const SLOT_BIAS: u32 = 3;
-const SLOT_Y: u32 = 4;
-const SLOT_WORKSPACE: u32 = 5;
+tensors! {
+    /// Tensors of [`GemmDesc`]. Each has the elements from the first to the last that is used.
+    pub struct GemmArgs<'a> {
+        /// The left factor.
+        a: In,
+        /// The right factor.
+        b: In,
+        /// What is added.
+        c: Addend<y>,
+        /// What is added to every row.
+        bias: Option<In>,
+        /// The result.
+        y: Out,
+        /// Scratch memory, if the plan needs some.
+        workspace: Option<Out>,
+    }
+}
 
 impl Operation for GemmDesc {
     type Args<'a> = GemmArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_choosing(target, |wide| self.choose(target, wide, u64::MAX))
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let c = match args.c {
-            Addend::Absent => Binding::Absent,
-            Addend::Tensor(c) => Binding::Input(c),
-            Addend::Result => Binding::InPlace { output: SLOT_Y as usize },
-        };
-        vec![
-            Binding::Input(args.a),
-            Binding::Input(args.b),
-            c,
-            args.bias.into(),
-            Binding::Output(args.y),
-            args.workspace.into(),
-        ]
     }
 }
 
@@ -358,14 +350,14 @@ impl GemmDesc {
         }
         let dtype = self.dtype;
         let sums = epilogue::sums_dtype(dtype);
-        let tensors = vec![
-            TensorSpec::read("a", dtype, lengths.a),
-            TensorSpec::read("b", dtype, lengths.b),
-            TensorSpec::read("c", dtype, lengths.y).optional(self.beta.get() != 0.0),
-            TensorSpec::read("bias", dtype, self.n).optional(self.bias),
-            TensorSpec::write("y", dtype, lengths.y),
-            TensorSpec::workspace(sums, partials),
-        ];
+        let tensors = GemmArgs::specs([
+            GemmArgs::a.holds(dtype, lengths.a),
+            GemmArgs::b.holds(dtype, lengths.b),
+            GemmArgs::c.holds(dtype, lengths.y).optional(self.beta.get() != 0.0),
+            GemmArgs::bias.holds(dtype, self.n).optional(self.bias),
+            GemmArgs::y.holds(dtype, lengths.y),
+            GemmArgs::workspace.scratch(sums, partials),
+        ]);
         let workspace_bytes = (partials * sums.bytes()) as u64;
         let direction = Direction::Forward;
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
@@ -407,15 +399,11 @@ impl GemmDesc {
             let flags = self.flags();
             let activation = epilogue::code(self.activation).unwrap_or(0);
             let product = Product {
-                a: In::slot_at(0, offset(self.stride_a)),
-                b: In::slot_at(1, offset(self.stride_b)),
-                c: In::slot_at(SLOT_C, offset(self.stride_y)),
-                bias: In::slot(SLOT_BIAS),
-                y: if split {
-                    Out::slot(SLOT_WORKSPACE)
-                } else {
-                    Out::slot_at(SLOT_Y, offset(self.stride_y))
-                },
+                a: GemmArgs::a.arg_at(offset(self.stride_a)),
+                b: GemmArgs::b.arg_at(offset(self.stride_b)),
+                c: GemmArgs::c.arg_at(offset(self.stride_y)),
+                bias: GemmArgs::bias.arg(),
+                y: if split { GemmArgs::workspace.arg() } else { GemmArgs::y.arg_at(offset(self.stride_y)) },
                 count,
                 split,
             };
@@ -423,10 +411,10 @@ impl GemmDesc {
             if split {
                 let def = split::SumParts { dtype: self.dtype };
                 let sum = split::SumArgs {
-                    partials: In::slot(SLOT_WORKSPACE),
-                    c: In::slot_at(SLOT_C, offset(self.stride_y)),
-                    bias: In::slot(SLOT_BIAS),
-                    y: Out::slot_at(SLOT_Y, offset(self.stride_y)),
+                    partials: GemmArgs::workspace.written(),
+                    c: GemmArgs::c.arg_at(offset(self.stride_y)),
+                    bias: GemmArgs::bias.arg(),
+                    y: GemmArgs::y.arg_at(offset(self.stride_y)),
                     m: small(self.m),
                     n: small(self.n),
                     parts: u32::try_from(parts).unwrap_or(1),

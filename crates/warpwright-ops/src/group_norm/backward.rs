@@ -1,15 +1,16 @@
 //! The gradient as an operation.
 
-use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_dsl::KernelArgs;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::LaunchStep;
 
 use super::tuning::{self, Divisor, Path};
 use super::{GroupShape, Layout, OP, Sizes, column_gradients, common, gradients, statistics_dtype, variants};
+use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec};
-use crate::{Binding, PlanError};
+use crate::plan::{self, Operation, Plan, PlanParts};
+use crate::tensors::tensors;
 
 /// Backward.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,43 +31,30 @@ pub struct GroupNormBackwardDesc {
     pub dbias: bool,
 }
 
-/// Tensors of [`GroupNormBackwardDesc`].
-#[derive(Debug)]
-pub struct GroupNormBackwardArgs<'a> {
-    /// The input of the forward operation.
-    pub x: TensorRef<'a>,
-    /// Gradient of its result.
-    pub dy: TensorRef<'a>,
-    /// The means that it saved, `[N, groups]`, f32 or f64.
-    pub mean: TensorRef<'a>,
-    /// `1 / sqrt(variance + eps)`, as `mean`.
-    pub rstd: TensorRef<'a>,
-    /// `[C]`
-    pub weight: Option<TensorRef<'a>>,
-    /// `[C]`; there if the descriptor has both `bias` and `silu`.
-    pub bias: Option<TensorRef<'a>>,
-    /// Gradient of `x`; may replace `dy` or `x`.
-    pub dx: TensorMut<'a>,
-    /// Gradient of the weight, `[C]`.
-    pub dweight: Option<TensorMut<'a>>,
-    /// Gradient of the bias, `[C]`.
-    pub dbias: Option<TensorMut<'a>>,
-    /// Scratch memory, see [`Plan::workspace`].
-    pub workspace: Option<TensorMut<'a>>,
-}
-
-/// The slots of [`GroupNormBackwardDesc`].
-mod slot {
-    pub(super) const X: u32 = 0;
-    pub(super) const DY: u32 = 1;
-    pub(super) const MEAN: u32 = 2;
-    pub(super) const RSTD: u32 = 3;
-    pub(super) const WEIGHT: u32 = 4;
-    pub(super) const BIAS: u32 = 5;
-    pub(super) const DX: u32 = 6;
-    pub(super) const DWEIGHT: u32 = 7;
-    pub(super) const DBIAS: u32 = 8;
-    pub(super) const WORKSPACE: u32 = 9;
+tensors! {
+    /// Tensors of [`GroupNormBackwardDesc`].
+    pub struct GroupNormBackwardArgs<'a> {
+        /// The input of the forward operation.
+        x: In,
+        /// Gradient of its result.
+        dy: In,
+        /// The means that it saved, `[N, groups]`, f32 or f64.
+        mean: In,
+        /// `1 / sqrt(variance + eps)`, as `mean`.
+        rstd: In,
+        /// `[C]`
+        weight: Option<In>,
+        /// `[C]`; there if the descriptor has both `bias` and `silu`.
+        bias: Option<In>,
+        /// Gradient of `x`; may replace `dy` or `x`.
+        dx: Out,
+        /// Gradient of the weight, `[C]`.
+        dweight: Option<Out>,
+        /// Gradient of the bias, `[C]`.
+        dbias: Option<Out>,
+        /// Scratch memory, see [`Plan::workspace`].
+        workspace: Option<Out>,
+    }
 }
 
 /// Planes of scratch memory, in elements from its start.
@@ -150,9 +138,9 @@ impl GroupNormBackwardDesc {
             return Ok(None);
         }
         let args = gradients::ParameterArgs {
-            sums: In::slot(slot::WORKSPACE),
-            dweight: Out::slot(slot::DWEIGHT),
-            dbias: Out::slot(slot::DBIAS),
+            sums: GroupNormBackwardArgs::workspace.written(),
+            dweight: GroupNormBackwardArgs::dweight.arg(),
+            dbias: GroupNormBackwardArgs::dbias.arg(),
             rows: sizes.word(rows)?,
             channels: sizes.channels,
             sums_plane: scratch.sums_plane,
@@ -185,14 +173,14 @@ impl GroupNormBackwardDesc {
         let wanted = if self.parameters() { rows * sizes.channels } else { 0 };
         let scratch = Scratch { sums_plane: wanted, partials_plane: 0, bytes, groups: 0 };
         let args = gradients::ResidentArgs {
-            x: In::slot(slot::X),
-            dy: In::slot(slot::DY),
-            mean: In::slot(slot::MEAN),
-            rstd: In::slot(slot::RSTD),
-            weight: In::slot(slot::WEIGHT),
-            bias: In::slot(slot::BIAS),
-            dx: Out::slot(slot::DX),
-            sums: Out::slot(slot::WORKSPACE),
+            x: GroupNormBackwardArgs::x.arg(),
+            dy: GroupNormBackwardArgs::dy.arg(),
+            mean: GroupNormBackwardArgs::mean.arg(),
+            rstd: GroupNormBackwardArgs::rstd.arg(),
+            weight: GroupNormBackwardArgs::weight.arg(),
+            bias: GroupNormBackwardArgs::bias.arg(),
+            dx: GroupNormBackwardArgs::dx.arg(),
+            sums: GroupNormBackwardArgs::workspace.arg(),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
             vectors: sizes.word(vectors)?,
@@ -228,10 +216,10 @@ impl GroupNormBackwardDesc {
     ) -> Result<LaunchStep, PlanError> {
         let at_once = sizes.of_group.clamp(1, u64::from(gradients::FINISH_THREADS)).next_power_of_two();
         let args = gradients::FinishArgs {
-            partials: In::slot_at(slot::WORKSPACE, scratch.partials()),
-            weight: In::slot(slot::WEIGHT),
-            sums: Out::slot(slot::WORKSPACE),
-            means: Out::slot_at(slot::WORKSPACE, scratch.means()),
+            partials: GroupNormBackwardArgs::workspace.written_at(scratch.partials()),
+            weight: GroupNormBackwardArgs::weight.arg(),
+            sums: GroupNormBackwardArgs::workspace.arg(),
+            means: GroupNormBackwardArgs::workspace.arg_at(scratch.means()),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
             log: at_once.trailing_zeros(),
@@ -267,13 +255,13 @@ impl GroupNormBackwardDesc {
         let warps = u64::from(tuning::STREAM_THREADS / 32);
         let parts = scratch.partials_plane;
         let sums = gradients::SumsArgs {
-            x: In::slot(slot::X),
-            dy: In::slot(slot::DY),
-            mean: In::slot(slot::MEAN),
-            rstd: In::slot(slot::RSTD),
-            weight: In::slot(slot::WEIGHT),
-            bias: In::slot(slot::BIAS),
-            partials: Out::slot_at(slot::WORKSPACE, scratch.partials()),
+            x: GroupNormBackwardArgs::x.arg(),
+            dy: GroupNormBackwardArgs::dy.arg(),
+            mean: GroupNormBackwardArgs::mean.arg(),
+            rstd: GroupNormBackwardArgs::rstd.arg(),
+            weight: GroupNormBackwardArgs::weight.arg(),
+            bias: GroupNormBackwardArgs::bias.arg(),
+            partials: GroupNormBackwardArgs::workspace.arg_at(scratch.partials()),
             channels: sizes.word(sizes.channels)?,
             of_group: sizes.word(sizes.of_group)?,
             channel_vectors,
@@ -284,14 +272,14 @@ impl GroupNormBackwardDesc {
             flags: self.flags(),
         };
         let apply = gradients::ApplyArgs {
-            x: In::slot(slot::X),
-            dy: In::slot(slot::DY),
-            mean: In::slot(slot::MEAN),
-            rstd: In::slot(slot::RSTD),
-            weight: In::slot(slot::WEIGHT),
-            bias: In::slot(slot::BIAS),
-            means: In::slot_at(slot::WORKSPACE, scratch.means()),
-            dx: Out::slot(slot::DX),
+            x: GroupNormBackwardArgs::x.arg(),
+            dy: GroupNormBackwardArgs::dy.arg(),
+            mean: GroupNormBackwardArgs::mean.arg(),
+            rstd: GroupNormBackwardArgs::rstd.arg(),
+            weight: GroupNormBackwardArgs::weight.arg(),
+            bias: GroupNormBackwardArgs::bias.arg(),
+            means: GroupNormBackwardArgs::workspace.written_at(scratch.means()),
+            dx: GroupNormBackwardArgs::dx.arg(),
             channels: sizes.word(sizes.channels)?,
             of_group: sizes.word(sizes.of_group)?,
             channel_vectors,
@@ -326,13 +314,13 @@ impl GroupNormBackwardDesc {
             groups,
         };
         let sums = column_gradients::SumsArgs {
-            x: In::slot(slot::X),
-            dy: In::slot(slot::DY),
-            mean: In::slot(slot::MEAN),
-            rstd: In::slot(slot::RSTD),
-            weight: In::slot(slot::WEIGHT),
-            bias: In::slot(slot::BIAS),
-            partials: Out::slot_at(slot::WORKSPACE, scratch.partials()),
+            x: GroupNormBackwardArgs::x.arg(),
+            dy: GroupNormBackwardArgs::dy.arg(),
+            mean: GroupNormBackwardArgs::mean.arg(),
+            rstd: GroupNormBackwardArgs::rstd.arg(),
+            weight: GroupNormBackwardArgs::weight.arg(),
+            bias: GroupNormBackwardArgs::bias.arg(),
+            partials: GroupNormBackwardArgs::workspace.arg_at(scratch.partials()),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
             pixels: sizes.spatial,
@@ -345,14 +333,14 @@ impl GroupNormBackwardDesc {
             flags: self.flags(),
         };
         let apply = column_gradients::ApplyArgs {
-            x: In::slot(slot::X),
-            dy: In::slot(slot::DY),
-            mean: In::slot(slot::MEAN),
-            rstd: In::slot(slot::RSTD),
-            weight: In::slot(slot::WEIGHT),
-            bias: In::slot(slot::BIAS),
-            means: In::slot_at(slot::WORKSPACE, scratch.means()),
-            dx: Out::slot(slot::DX),
+            x: GroupNormBackwardArgs::x.arg(),
+            dy: GroupNormBackwardArgs::dy.arg(),
+            mean: GroupNormBackwardArgs::mean.arg(),
+            rstd: GroupNormBackwardArgs::rstd.arg(),
+            weight: GroupNormBackwardArgs::weight.arg(),
+            bias: GroupNormBackwardArgs::bias.arg(),
+            means: GroupNormBackwardArgs::workspace.written_at(scratch.means()),
+            dx: GroupNormBackwardArgs::dx.arg(),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
             pixels: sizes.spatial,
@@ -390,18 +378,18 @@ impl GroupNormBackwardDesc {
             variants(&sizes, |width| self.steps(&sizes, width, target, path.filter(|p| p.fits(width))))?;
         let statistics = statistics_dtype(self.dtype);
         let channels = self.shape.channels;
-        let tensors = vec![
-            TensorSpec::read("x", self.dtype, sizes.len),
-            TensorSpec::read("dy", self.dtype, sizes.len).like(0),
-            TensorSpec::read("mean", statistics, sizes.all_groups),
-            TensorSpec::read("rstd", statistics, sizes.all_groups),
-            TensorSpec::read("weight", self.dtype, channels).optional(self.weight),
-            TensorSpec::read("bias", self.dtype, channels).optional(self.bias && self.silu),
-            TensorSpec::write("dx", self.dtype, sizes.len).in_place().like(0),
-            TensorSpec::write("dweight", self.dtype, channels).optional(self.dweight),
-            TensorSpec::write("dbias", self.dtype, channels).optional(self.dbias),
-            TensorSpec::workspace(statistics, workspace),
-        ];
+        let tensors = GroupNormBackwardArgs::specs([
+            GroupNormBackwardArgs::x.holds(self.dtype, sizes.len),
+            GroupNormBackwardArgs::dy.holds(self.dtype, sizes.len).like(GroupNormBackwardArgs::x),
+            GroupNormBackwardArgs::mean.holds(statistics, sizes.all_groups),
+            GroupNormBackwardArgs::rstd.holds(statistics, sizes.all_groups),
+            GroupNormBackwardArgs::weight.holds(self.dtype, channels).optional(self.weight),
+            GroupNormBackwardArgs::bias.holds(self.dtype, channels).optional(self.bias && self.silu),
+            GroupNormBackwardArgs::dx.holds(self.dtype, sizes.len).in_place().like(GroupNormBackwardArgs::x),
+            GroupNormBackwardArgs::dweight.holds(self.dtype, channels).optional(self.dweight),
+            GroupNormBackwardArgs::dbias.holds(self.dtype, channels).optional(self.dbias),
+            GroupNormBackwardArgs::workspace.scratch(statistics, workspace),
+        ]);
         Ok(Plan::new(PlanParts {
             op: OP,
             direction: Direction::Backward,
@@ -418,21 +406,6 @@ impl Operation for GroupNormBackwardDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_by(target, None)
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            Binding::Input(args.x),
-            Binding::Input(args.dy),
-            Binding::Input(args.mean),
-            Binding::Input(args.rstd),
-            args.weight.into(),
-            args.bias.into(),
-            Binding::Output(args.dx),
-            args.dweight.into(),
-            args.dbias.into(),
-            args.workspace.into(),
-        ]
     }
 }
 

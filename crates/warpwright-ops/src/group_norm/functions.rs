@@ -109,6 +109,17 @@ pub fn group_norm_training(stream: &Stream, x: &Tensor, options: GroupNorm<'_>) 
     Ok(Normalized { y, mean, rstd })
 }
 
+/// Each channel of `x`, `[N, C, *]`, as a group.
+fn instance<'a>(
+    x: &Tensor,
+    weight: Option<&'a Tensor>,
+    bias: Option<&'a Tensor>,
+    eps: f64,
+) -> GroupNorm<'a> {
+    let layout = Layout::ChannelsFirst;
+    GroupNorm { groups: shape_of(x, 1, layout).channels, weight, bias, eps, silu: false, layout }
+}
+
 /// `x` normalised over each channel of each sample, `[N, C, *]`: [`group_norm`] with as many groups as channels.
 ///
 /// # Errors
@@ -120,9 +131,21 @@ pub fn instance_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor, Error> {
-    let layout = Layout::ChannelsFirst;
-    let groups = shape_of(x, 1, layout).channels;
-    group_norm(stream, x, GroupNorm { groups, weight, bias, eps, silu: false, layout })
+    group_norm(stream, x, instance(x, weight, bias, eps))
+}
+
+/// [`instance_norm`] with the statistics that its gradient needs, `[N, C]`.
+///
+/// # Errors
+/// As [`group_norm`].
+pub fn instance_norm_training(
+    stream: &Stream,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Normalized, Error> {
+    group_norm_training(stream, x, instance(x, weight, bias, eps))
 }
 
 /// The gradients of [`group_norm`].
@@ -181,4 +204,19 @@ pub fn group_norm_backward(
         },
     )?;
     Ok(GroupNormGradients { dx, dweight, dbias })
+}
+
+/// The gradients of [`instance_norm_training`] for the gradient `dy` of its result.
+///
+/// # Errors
+/// As [`group_norm`].
+pub fn instance_norm_backward(
+    stream: &Stream,
+    x: &Tensor,
+    dy: &Tensor,
+    saved: (&Tensor, &Tensor),
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+) -> Result<GroupNormGradients, Error> {
+    group_norm_backward(stream, x, dy, saved, instance(x, weight, bias, 0.0))
 }

@@ -29,14 +29,15 @@ pub mod reference;
 mod spread;
 pub mod tuning;
 
-use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_dsl::KernelArgs;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::LaunchStep;
 
+use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
-use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
-use crate::{Binding, PlanError};
+use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
+use crate::tensors::tensors;
 
 pub use crate::batch_norm::Layout;
 pub use backward::{GroupNormBackwardArgs, GroupNormBackwardDesc};
@@ -80,34 +81,24 @@ pub struct GroupNormDesc {
     pub eps: Real,
 }
 
-/// Tensors of [`GroupNormDesc`].
-#[derive(Debug)]
-pub struct GroupNormArgs<'a> {
-    /// The input, `[N, C, *]` or `[N, *, C]`.
-    pub x: TensorRef<'a>,
-    /// `[C]`
-    pub weight: Option<TensorRef<'a>>,
-    /// `[C]`
-    pub bias: Option<TensorRef<'a>>,
-    /// The result; may replace `x`.
-    pub y: TensorMut<'a>,
-    /// `[N, groups]`, f32 or f64.
-    pub mean: Option<TensorMut<'a>>,
-    /// `[N, groups]`, f32 or f64.
-    pub rstd: Option<TensorMut<'a>>,
-    /// Scratch memory, see [`Plan::workspace`].
-    pub workspace: Option<TensorMut<'a>>,
-}
-
-/// The slots of [`GroupNormDesc`].
-mod slot {
-    pub(super) const X: u32 = 0;
-    pub(super) const WEIGHT: u32 = 1;
-    pub(super) const BIAS: u32 = 2;
-    pub(super) const Y: u32 = 3;
-    pub(super) const MEAN: u32 = 4;
-    pub(super) const RSTD: u32 = 5;
-    pub(super) const WORKSPACE: u32 = 6;
+tensors! {
+    /// Tensors of [`GroupNormDesc`].
+    pub struct GroupNormArgs<'a> {
+        /// The input, `[N, C, *]` or `[N, *, C]`.
+        x: In,
+        /// `[C]`
+        weight: Option<In>,
+        /// `[C]`
+        bias: Option<In>,
+        /// The result; may replace `x`.
+        y: Out,
+        /// `[N, groups]`, f32 or f64.
+        mean: Option<Out>,
+        /// `[N, groups]`, f32 or f64.
+        rstd: Option<Out>,
+        /// Scratch memory, see [`Plan::workspace`].
+        workspace: Option<Out>,
+    }
 }
 
 /// The type of mean and rstd, in which sums are taken.
@@ -273,12 +264,12 @@ impl GroupNormDesc {
         let path = path.unwrap_or_else(|| tuning::forward_for(dtype, target, width, groups, vectors));
         if let Path::Resident(config) = path {
             let args = contiguous::ResidentArgs {
-                x: In::slot(slot::X),
-                weight: In::slot(slot::WEIGHT),
-                bias: In::slot(slot::BIAS),
-                y: Out::slot(slot::Y),
-                mean: Out::slot(slot::MEAN),
-                rstd: Out::slot(slot::RSTD),
+                x: GroupNormArgs::x.arg(),
+                weight: GroupNormArgs::weight.arg(),
+                bias: GroupNormArgs::bias.arg(),
+                y: GroupNormArgs::y.arg(),
+                mean: GroupNormArgs::mean.arg(),
+                rstd: GroupNormArgs::rstd.arg(),
                 groups: sizes.word(sizes.groups)?,
                 channels: sizes.word(sizes.of_group)?,
                 vectors: sizes.word(vectors)?,
@@ -297,20 +288,20 @@ impl GroupNormDesc {
         let second = plan::recorded(OP, &contiguous::Apply { dtype, width }, target)?;
         let grid = sizes.grid(groups * u64::from(splits))?;
         let moments = contiguous::MomentsArgs {
-            x: In::slot(slot::X),
-            partials: Out::slot(slot::WORKSPACE),
+            x: GroupNormArgs::x.arg(),
+            partials: GroupNormArgs::workspace.arg(),
             vectors,
             splits,
             per_split,
         };
         let apply = contiguous::ApplyArgs {
-            x: In::slot(slot::X),
-            weight: In::slot(slot::WEIGHT),
-            bias: In::slot(slot::BIAS),
-            y: Out::slot(slot::Y),
-            mean: Out::slot(slot::MEAN),
-            rstd: Out::slot(slot::RSTD),
-            partials: In::slot(slot::WORKSPACE),
+            x: GroupNormArgs::x.arg(),
+            weight: GroupNormArgs::weight.arg(),
+            bias: GroupNormArgs::bias.arg(),
+            y: GroupNormArgs::y.arg(),
+            mean: GroupNormArgs::mean.arg(),
+            rstd: GroupNormArgs::rstd.arg(),
+            partials: GroupNormArgs::workspace.written(),
             groups: sizes.word(sizes.groups)?,
             channels: sizes.word(sizes.of_group)?,
             vectors,
@@ -342,8 +333,8 @@ impl GroupNormDesc {
         let plane = sizes.batch * u64::from(t.splits) * sizes.channels;
         let statistics = 3 * plane * statistics_dtype(dtype).bytes() as u64;
         let moments = columns::MomentsArgs {
-            x: In::slot(slot::X),
-            partials: Out::slot(slot::WORKSPACE),
+            x: GroupNormArgs::x.arg(),
+            partials: GroupNormArgs::workspace.arg(),
             pixels: sizes.spatial,
             row_vectors: t.row_vectors,
             tiles: t.tiles,
@@ -353,10 +344,10 @@ impl GroupNormDesc {
             plane,
         };
         let finish = columns::FinishArgs {
-            partials: In::slot(slot::WORKSPACE),
-            statistics: Out::slot_at(slot::WORKSPACE, statistics),
-            mean: Out::slot(slot::MEAN),
-            rstd: Out::slot(slot::RSTD),
+            partials: GroupNormArgs::workspace.written(),
+            statistics: GroupNormArgs::workspace.arg_at(statistics),
+            mean: GroupNormArgs::mean.arg(),
+            rstd: GroupNormArgs::rstd.arg(),
             groups: sizes.word(sizes.groups)?,
             channels: sizes.word(sizes.of_group)?,
             pixels: sizes.spatial,
@@ -368,11 +359,11 @@ impl GroupNormDesc {
             eps: self.eps.get(),
         };
         let apply = columns::ApplyArgs {
-            x: In::slot(slot::X),
-            weight: In::slot(slot::WEIGHT),
-            bias: In::slot(slot::BIAS),
-            statistics: In::slot_at(slot::WORKSPACE, statistics),
-            y: Out::slot(slot::Y),
+            x: GroupNormArgs::x.arg(),
+            weight: GroupNormArgs::weight.arg(),
+            bias: GroupNormArgs::bias.arg(),
+            statistics: GroupNormArgs::workspace.written_at(statistics),
+            y: GroupNormArgs::y.arg(),
             groups: sizes.word(sizes.groups)?,
             channels: sizes.word(sizes.of_group)?,
             pixels: sizes.spatial,
@@ -415,15 +406,15 @@ impl GroupNormDesc {
             variants(&sizes, |width| self.steps(&sizes, width, target, path.filter(|p| p.fits(width))))?;
         let statistics = statistics_dtype(self.dtype);
         let channels = self.shape.channels;
-        let tensors = vec![
-            TensorSpec::read("x", self.dtype, sizes.len),
-            TensorSpec::read("weight", self.dtype, channels).optional(self.weight),
-            TensorSpec::read("bias", self.dtype, channels).optional(self.bias),
-            TensorSpec::write("y", self.dtype, sizes.len).in_place().like(0),
-            TensorSpec::write("mean", statistics, sizes.all_groups).optional(self.statistics),
-            TensorSpec::write("rstd", statistics, sizes.all_groups).optional(self.statistics),
-            TensorSpec::workspace(statistics, workspace),
-        ];
+        let tensors = GroupNormArgs::specs([
+            GroupNormArgs::x.holds(self.dtype, sizes.len),
+            GroupNormArgs::weight.holds(self.dtype, channels).optional(self.weight),
+            GroupNormArgs::bias.holds(self.dtype, channels).optional(self.bias),
+            GroupNormArgs::y.holds(self.dtype, sizes.len).in_place().like(GroupNormArgs::x),
+            GroupNormArgs::mean.holds(statistics, sizes.all_groups).optional(self.statistics),
+            GroupNormArgs::rstd.holds(statistics, sizes.all_groups).optional(self.statistics),
+            GroupNormArgs::workspace.scratch(statistics, workspace),
+        ]);
         Ok(Plan::new(PlanParts {
             op: OP,
             direction: Direction::Forward,
@@ -440,18 +431,6 @@ impl Operation for GroupNormDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_by(target, None)
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            Binding::Input(args.x),
-            args.weight.into(),
-            args.bias.into(),
-            Binding::Output(args.y),
-            args.mean.into(),
-            args.rstd.into(),
-            args.workspace.into(),
-        ]
     }
 }
 

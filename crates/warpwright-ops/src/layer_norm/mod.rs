@@ -30,14 +30,15 @@ mod kernel;
 pub mod reference;
 pub mod tuning;
 
-use warpwright_dsl::{COLUMN_SUM_LANES, In, InOut, KernelArgs, KernelDef, Out};
+use warpwright_dsl::{COLUMN_SUM_LANES, KernelArgs, KernelDef};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
-use crate::plan::{self, Binding, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
+use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
+use crate::tensors::tensors;
 
 pub use functions::*;
 use kernel::{present, statistics_dtype};
@@ -105,25 +106,26 @@ pub struct RowNormDesc {
     pub statistics: bool,
 }
 
-/// Tensors of [`RowNormDesc`].
-#[derive(Debug)]
-pub struct RowNormArgs<'a> {
-    /// `rows` x `len`.
-    pub x: TensorRef<'a>,
-    /// Of the shape of `x`.
-    pub residual: Option<TensorRef<'a>>,
-    /// `len`.
-    pub weight: Option<TensorRef<'a>>,
-    /// `len`.
-    pub bias: Option<TensorRef<'a>>,
-    /// The result, of the shape of `x`.
-    pub y: TensorMut<'a>,
-    /// `x + residual`, of the shape of `x`; may replace either of them.
-    pub z: Option<TensorMut<'a>>,
-    /// f32, or f64 for f64; one a row.
-    pub mean: Option<TensorMut<'a>>,
-    /// f32, or f64 for f64; one a row.
-    pub rstd: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`RowNormDesc`].
+    pub struct RowNormArgs<'a> {
+        /// `rows` x `len`.
+        x: In,
+        /// Of the shape of `x`.
+        residual: Option<In>,
+        /// `len`.
+        weight: Option<In>,
+        /// `len`.
+        bias: Option<In>,
+        /// The result, of the shape of `x`.
+        y: Out,
+        /// `x + residual`, of the shape of `x`; may replace either of them.
+        z: Option<Out>,
+        /// f32, or f64 for f64; one a row.
+        mean: Option<Out>,
+        /// f32, or f64 for f64; one a row.
+        rstd: Option<Out>,
+    }
 }
 
 impl RowNormDesc {
@@ -138,25 +140,25 @@ impl RowNormDesc {
         check_bias(norm, bias)?;
         let (op, saved) = (norm.name(), statistics_dtype(dtype));
         let mean = statistics && norm == RowNorm::Layer;
-        let tensors = vec![
-            TensorSpec::read("x", dtype, shape.total),
-            TensorSpec::read("residual", dtype, shape.total).like(0).optional(residual),
-            TensorSpec::read("weight", dtype, len).optional(weight),
-            TensorSpec::read("bias", dtype, len).optional(bias),
-            TensorSpec::write("y", dtype, shape.total).like(0),
-            TensorSpec::write("z", dtype, shape.total).like(0).optional(residual).in_place(),
-            TensorSpec::write("mean", saved, rows).optional(mean),
-            TensorSpec::write("rstd", saved, rows).optional(statistics),
-        ];
+        let tensors = RowNormArgs::specs([
+            RowNormArgs::x.holds(dtype, shape.total),
+            RowNormArgs::residual.holds(dtype, shape.total).like(RowNormArgs::x).optional(residual),
+            RowNormArgs::weight.holds(dtype, len).optional(weight),
+            RowNormArgs::bias.holds(dtype, len).optional(bias),
+            RowNormArgs::y.holds(dtype, shape.total).like(RowNormArgs::x),
+            RowNormArgs::z.holds(dtype, shape.total).like(RowNormArgs::x).optional(residual).in_place(),
+            RowNormArgs::mean.holds(saved, rows).optional(mean),
+            RowNormArgs::rstd.holds(saved, rows).optional(statistics),
+        ]);
         let args = kernel::ForwardArgs {
-            x: In::slot(0),
-            residual: In::slot(1),
-            weight: In::slot(2),
-            bias: In::slot(3),
-            y: Out::slot(4),
-            z: InOut::slot(5),
-            mean: Out::slot(6),
-            rstd: Out::slot(7),
+            x: RowNormArgs::x.arg(),
+            residual: RowNormArgs::residual.arg(),
+            weight: RowNormArgs::weight.arg(),
+            bias: RowNormArgs::bias.arg(),
+            y: RowNormArgs::y.arg(),
+            z: RowNormArgs::z.read_write(),
+            mean: RowNormArgs::mean.arg(),
+            rstd: RowNormArgs::rstd.arg(),
             rows: rows as u64,
             len: shape.len,
             inverse_len: 1.0 / len as f64,
@@ -185,19 +187,6 @@ impl Operation for RowNormDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_with(target, &tuning::choose(&tuning::forward_vectors(self.dtype, target), self.len))
     }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            args.x.into(),
-            args.residual.into(),
-            args.weight.into(),
-            args.bias.into(),
-            args.y.into(),
-            args.z.into(),
-            args.mean.into(),
-            args.rstd.into(),
-        ]
-    }
 }
 
 /// The gradients of [`RowNormDesc`].
@@ -219,29 +208,30 @@ pub struct RowNormBackwardDesc {
     pub dz: bool,
 }
 
-/// Tensors of [`RowNormBackwardDesc`].
-#[derive(Debug)]
-pub struct RowNormBackwardArgs<'a> {
-    /// What was normalised, `x` or `z`: `rows` x `len`.
-    pub x: TensorRef<'a>,
-    /// Gradient of `y`, of the shape of `x`.
-    pub dy: TensorRef<'a>,
-    /// Gradient of `z` from elsewhere, of the shape of `x`.
-    pub dz: Option<TensorRef<'a>>,
-    /// `len`.
-    pub weight: Option<TensorRef<'a>>,
-    /// As the forward pass saved it; for `layer_norm`.
-    pub mean: Option<TensorRef<'a>>,
-    /// As the forward pass saved it.
-    pub rstd: TensorRef<'a>,
-    /// Gradient of `x`, of its shape.
-    pub dx: TensorMut<'a>,
-    /// `len`.
-    pub dweight: Option<TensorMut<'a>>,
-    /// `len`.
-    pub dbias: Option<TensorMut<'a>>,
-    /// Of [`Plan::workspace_bytes`].
-    pub workspace: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`RowNormBackwardDesc`].
+    pub struct RowNormBackwardArgs<'a> {
+        /// What was normalised, `x` or `z`: `rows` x `len`.
+        x: In,
+        /// Gradient of `y`, of the shape of `x`.
+        dy: In,
+        /// Gradient of `z` from elsewhere, of the shape of `x`.
+        dz: Option<In>,
+        /// `len`.
+        weight: Option<In>,
+        /// As the forward pass saved it; for `layer_norm`.
+        mean: Option<In>,
+        /// As the forward pass saved it.
+        rstd: In,
+        /// Gradient of `x`, of its shape.
+        dx: Out,
+        /// `len`.
+        dweight: Option<Out>,
+        /// `len`.
+        dbias: Option<Out>,
+        /// Of [`Plan::workspace_bytes`].
+        workspace: Option<Out>,
+    }
 }
 
 impl RowNormBackwardDesc {
@@ -267,27 +257,27 @@ impl RowNormBackwardDesc {
         let most = layouts.iter().map(|l| partial_rows(*l)).max().unwrap_or(0) as usize;
         let workspace = most.checked_mul(len).and_then(|n| n.checked_mul(matrices));
         let workspace = workspace.ok_or_else(|| too_long(op, len))?;
-        let tensors = vec![
-            TensorSpec::read("x", dtype, shape.total),
-            TensorSpec::read("dy", dtype, shape.total).like(0),
-            TensorSpec::read("dz", dtype, shape.total).like(0).optional(dz),
-            TensorSpec::read("weight", dtype, len).optional(weight),
-            TensorSpec::read("mean", saved, rows).optional(norm == RowNorm::Layer),
-            TensorSpec::read("rstd", saved, rows),
-            TensorSpec::write("dx", dtype, shape.total).like(0),
-            TensorSpec::write("dweight", dtype, len).optional(weight),
-            TensorSpec::write("dbias", dtype, len).optional(bias),
-            TensorSpec::workspace(saved, workspace),
-        ];
+        let tensors = RowNormBackwardArgs::specs([
+            RowNormBackwardArgs::x.holds(dtype, shape.total),
+            RowNormBackwardArgs::dy.holds(dtype, shape.total).like(RowNormBackwardArgs::x),
+            RowNormBackwardArgs::dz.holds(dtype, shape.total).like(RowNormBackwardArgs::x).optional(dz),
+            RowNormBackwardArgs::weight.holds(dtype, len).optional(weight),
+            RowNormBackwardArgs::mean.holds(saved, rows).optional(norm == RowNorm::Layer),
+            RowNormBackwardArgs::rstd.holds(saved, rows),
+            RowNormBackwardArgs::dx.holds(dtype, shape.total).like(RowNormBackwardArgs::x),
+            RowNormBackwardArgs::dweight.holds(dtype, len).optional(weight),
+            RowNormBackwardArgs::dbias.holds(dtype, len).optional(bias),
+            RowNormBackwardArgs::workspace.scratch(saved, workspace),
+        ]);
         let args = backward::BackwardArgs {
-            x: In::slot(0),
-            dy: In::slot(1),
-            dz: In::slot(2),
-            weight: In::slot(3),
-            mean: In::slot(4),
-            rstd: In::slot(5),
-            dx: Out::slot(6),
-            partials: Out::slot(9),
+            x: RowNormBackwardArgs::x.arg(),
+            dy: RowNormBackwardArgs::dy.arg(),
+            dz: RowNormBackwardArgs::dz.arg(),
+            weight: RowNormBackwardArgs::weight.arg(),
+            mean: RowNormBackwardArgs::mean.arg(),
+            rstd: RowNormBackwardArgs::rstd.arg(),
+            dx: RowNormBackwardArgs::dx.arg(),
+            partials: RowNormBackwardArgs::workspace.arg(),
             rows: rows as u64,
             len: shape.len,
             inverse_len: 1.0 / len as f64,
@@ -315,9 +305,9 @@ impl RowNormBackwardDesc {
             }
             if parameters {
                 let sums = backward::ParameterArgs {
-                    partials: In::slot(9),
-                    dweight: Out::slot(7),
-                    dbias: Out::slot(8),
+                    partials: RowNormBackwardArgs::workspace.written(),
+                    dweight: RowNormBackwardArgs::dweight.arg(),
+                    dbias: RowNormBackwardArgs::dbias.arg(),
                     partial_rows: count,
                     len: len as u64,
                     first: u32::from(!weight),
@@ -342,21 +332,6 @@ impl Operation for RowNormBackwardDesc {
         let layouts = tuning::choose(&tuning::backward_vectors(self.norm, self.dtype), self.len);
         let with_blocks = |l: Layout| (l, tuning::partial_rows(target, l, self.len));
         self.plan_with(target, &layouts.into_iter().map(with_blocks).collect::<Vec<_>>())
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            args.x.into(),
-            args.dy.into(),
-            args.dz.into(),
-            args.weight.into(),
-            args.mean.into(),
-            args.rstd.into(),
-            args.dx.into(),
-            args.dweight.into(),
-            args.dbias.into(),
-            args.workspace.into(),
-        ]
     }
 }
 

@@ -18,14 +18,15 @@ mod kernel;
 pub mod reference;
 pub mod tuning;
 
-use warpwright_dsl::{In, InOut, KernelArgs, KernelDef, Out};
+use warpwright_dsl::{KernelArgs, KernelDef};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
-use crate::plan::{self, Binding, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
+use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
+use crate::tensors::{InSlot, OutSlot, tensors};
 
 pub use functions::{local_response_norm, local_response_norm_backward};
 use kernel::{Common, Power, Single, SlidingBackward, SlidingForward, Step};
@@ -69,13 +70,14 @@ pub struct LocalResponseNormDesc {
     pub coefficients: Coefficients,
 }
 
-/// Tensors of [`LocalResponseNormDesc`].
-#[derive(Debug)]
-pub struct LocalResponseNormArgs<'a> {
-    /// `images` x `channels` x `spatial`.
-    pub x: TensorRef<'a>,
-    /// The result, of the shape of `x`.
-    pub y: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`LocalResponseNormDesc`].
+    pub struct LocalResponseNormArgs<'a> {
+        /// `images` x `channels` x `spatial`.
+        x: In,
+        /// The result, of the shape of `x`.
+        y: Out,
+    }
 }
 
 /// The gradient of [`LocalResponseNormDesc`].
@@ -85,17 +87,18 @@ pub struct LocalResponseNormBackwardDesc {
     pub forward: LocalResponseNormDesc,
 }
 
-/// Tensors of [`LocalResponseNormBackwardDesc`].
-#[derive(Debug)]
-pub struct LocalResponseNormBackwardArgs<'a> {
-    /// The forward input.
-    pub x: TensorRef<'a>,
-    /// Gradient of the result, of the shape of `x`.
-    pub dy: TensorRef<'a>,
-    /// Gradient of `x`, of its shape.
-    pub dx: TensorMut<'a>,
-    /// Of [`Plan::workspace_bytes`].
-    pub workspace: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`LocalResponseNormBackwardDesc`].
+    pub struct LocalResponseNormBackwardArgs<'a> {
+        /// The forward input.
+        x: In,
+        /// Gradient of the result, of the shape of `x`.
+        dy: In,
+        /// Gradient of `x`, of its shape.
+        dx: Out,
+        /// Of [`Plan::workspace_bytes`].
+        workspace: Option<Out>,
+    }
 }
 
 /// Elements of an image at most.
@@ -146,11 +149,13 @@ impl LocalResponseNormDesc {
     /// As [`Operation::plan`].
     pub fn plan_with(&self, target: Target, walk: Walk) -> Result<Plan<Self>, PlanError> {
         let checked = self.check(target)?;
-        let tensors = vec![
-            TensorSpec::read("x", self.dtype, checked.total),
-            TensorSpec::write("y", self.dtype, checked.total).like(0),
-        ];
-        let args = checked.args(walk, (0, 0, 0, 1));
+        type Args<'a> = LocalResponseNormArgs<'a>;
+        let tensors = Args::specs([
+            Args::x.holds(self.dtype, checked.total),
+            Args::y.holds(self.dtype, checked.total).like(Args::x),
+        ]);
+        // The forward kernels take neither a gradient nor terms.
+        let args = checked.args(walk, Args::x, Args::x, Args::y, Args::y);
         let step = match walk {
             Walk::Sliding { .. } => {
                 let def = SlidingForward { common: checked.common(), size: self.size as u32 };
@@ -172,10 +177,6 @@ impl Operation for LocalResponseNormDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_with(target, self.walk())
     }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![args.x.into(), args.y.into()]
-    }
 }
 
 impl LocalResponseNormBackwardDesc {
@@ -189,13 +190,14 @@ impl LocalResponseNormBackwardDesc {
         let dtype = desc.dtype;
         let terms = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let workspace = if walk == Walk::Single { checked.total } else { 0 };
-        let tensors = vec![
-            TensorSpec::read("x", dtype, checked.total),
-            TensorSpec::read("dy", dtype, checked.total).like(0),
-            TensorSpec::write("dx", dtype, checked.total).like(0),
-            TensorSpec::workspace(terms, workspace),
-        ];
-        let args = checked.args(walk, (0, 1, 3, 2));
+        type Args<'a> = LocalResponseNormBackwardArgs<'a>;
+        let tensors = Args::specs([
+            Args::x.holds(dtype, checked.total),
+            Args::dy.holds(dtype, checked.total).like(Args::x),
+            Args::dx.holds(dtype, checked.total).like(Args::x),
+            Args::workspace.scratch(terms, workspace),
+        ]);
+        let args = checked.args(walk, Args::x, Args::dy, Args::workspace, Args::dx);
         let steps = match walk {
             Walk::Sliding { .. } => {
                 let def = SlidingBackward { common: checked.common(), size: desc.size as u32 };
@@ -218,10 +220,6 @@ impl Operation for LocalResponseNormBackwardDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_with(target, self.forward.walk())
     }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![args.x.into(), args.dy.into(), args.dx.into(), args.workspace.into()]
-    }
 }
 
 impl Checked<'_> {
@@ -240,14 +238,14 @@ impl Checked<'_> {
         self.places(walk).div_ceil(tuning::THREADS as usize) as u32
     }
 
-    fn args(&self, walk: Walk, (x, dy, terms, y): (u32, u32, u32, u32)) -> kernel::LrnArgs {
+    fn args(&self, walk: Walk, x: InSlot, dy: InSlot, terms: OutSlot, y: OutSlot) -> kernel::LrnArgs {
         let LocalResponseNormDesc { channels, spatial, size, coefficients, .. } = *self.desc;
         let run = if let Walk::Sliding { channels } = walk { channels } else { 0 };
         kernel::LrnArgs {
-            x: In::slot(x),
-            dy: In::slot(dy),
-            terms: InOut::slot(terms),
-            y: Out::slot(y),
+            x: x.arg(),
+            dy: dy.arg(),
+            terms: terms.read_write(),
+            y: y.arg(),
             channels: channels as u32,
             spatial: spatial as u32,
             tiles: self.tiles(walk),

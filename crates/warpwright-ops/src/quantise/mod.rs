@@ -37,6 +37,7 @@ use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
 use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
 use crate::plan::{self, Binding, Operation, Plan, PlanParts, TensorSpec, Variant};
+use crate::tensors::Arguments;
 
 pub use functions::{Quantized, dequantize, dequantize_nested, quantize, quantize_nested};
 pub use nested::QuantizedNested;
@@ -221,11 +222,13 @@ impl Operation for QuantizeDesc {
         variants.push(Variant { alignment: 1, steps: scales.into_iter().chain(codes).collect() });
         Ok(layout.finish(op, target, tensors, variants))
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let outputs = [Some(args.codes), Some(args.scales), args.zero_points];
+impl<'a> Arguments<'a> for QuantizeArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
+        let outputs = [Some(self.codes), Some(self.scales), self.zero_points];
         let outputs = outputs.into_iter().flatten().map(Binding::Output);
-        std::iter::once(Binding::Input(args.x)).chain(outputs).collect()
+        std::iter::once(Binding::Input(self.x)).chain(outputs).collect()
     }
 }
 
@@ -289,11 +292,13 @@ impl Operation for DequantizeDesc {
         }
         Ok(layout.finish(op, target, tensors, variants))
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let inputs = [Some(args.codes), Some(args.scales), args.zero_points];
+impl<'a> Arguments<'a> for DequantizeArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
+        let inputs = [Some(self.codes), Some(self.scales), self.zero_points];
         let inputs = inputs.into_iter().flatten().map(Binding::Input);
-        inputs.chain([Binding::Output(args.y)]).collect()
+        inputs.chain([Binding::Output(self.y)]).collect()
     }
 }
 

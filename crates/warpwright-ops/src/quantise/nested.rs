@@ -5,14 +5,14 @@
 //! the largest magnitude of the block. A value is `map[code] * nested_absmax + offset`, product and sum each rounded to
 //! f32. The mean is summed in f64, in an order that does not depend on the device.
 
-use warpwright_dsl::{In, Out};
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Tensor, TensorMut, TensorRef};
+use warpwright_runtime::Tensor;
 
 use super::{groups, nested_kernel as kernel, step, tuning};
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{Binding, Operation, Plan, PlanParts, TensorSpec, Variant};
+use crate::plan::{Operation, Plan, PlanParts, Variant};
+use crate::tensors::tensors;
 
 /// Values that share a nested maximum.
 pub const BLOCK: usize = 256;
@@ -30,19 +30,20 @@ pub struct QuantizeNestedDesc {
     pub len: usize,
 }
 
-/// Tensors of [`QuantizeNestedDesc`].
-#[derive(Debug)]
-pub struct QuantizeNestedArgs<'a> {
-    /// f32, the block maxima.
-    pub absmax: TensorRef<'a>,
-    /// u8, one a maximum.
-    pub codes: TensorMut<'a>,
-    /// f32, one for every [`BLOCK`] maxima.
-    pub nested_absmax: TensorMut<'a>,
-    /// f32, one element: the mean that was subtracted. NaN for an empty input.
-    pub offset: TensorMut<'a>,
-    /// f64, [`workspace_len`] elements of scratch memory.
-    pub workspace: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`QuantizeNestedDesc`].
+    pub struct QuantizeNestedArgs<'a> {
+        /// f32, the block maxima.
+        absmax: In,
+        /// u8, one a maximum.
+        codes: Out,
+        /// f32, one for every [`BLOCK`] maxima.
+        nested_absmax: Out,
+        /// f32, one element: the mean that was subtracted. NaN for an empty input.
+        offset: Out,
+        /// f64, [`workspace_len`] elements of scratch memory.
+        workspace: Out,
+    }
 }
 
 /// Elements of the workspace of [`QuantizeNestedDesc`].
@@ -56,23 +57,31 @@ impl Operation for QuantizeNestedDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let (op, len) = (QUANTIZE, self.len);
         let n = len as u64;
-        let tensors = vec![
-            TensorSpec::read("absmax", DType::F32, len),
-            TensorSpec::write("codes", DType::U8, len),
-            TensorSpec::write("nested_absmax", DType::F32, groups(len, BLOCK)),
-            TensorSpec::write("offset", DType::F32, 1),
-            TensorSpec::write("workspace", DType::F64, workspace_len()),
-        ];
+        let tensors = QuantizeNestedArgs::specs([
+            QuantizeNestedArgs::absmax.holds(DType::F32, len),
+            QuantizeNestedArgs::codes.holds(DType::U8, len),
+            QuantizeNestedArgs::nested_absmax.holds(DType::F32, groups(len, BLOCK)),
+            QuantizeNestedArgs::offset.holds(DType::F32, 1),
+            QuantizeNestedArgs::workspace.holds(DType::F64, workspace_len()),
+        ]);
         let whole = (PARTIALS as usize, 1);
-        let args = kernel::PartialSumsArgs { x: In::slot(0), partial: Out::slot(4), n };
+        let args = kernel::PartialSumsArgs {
+            x: QuantizeNestedArgs::absmax.arg(),
+            partial: QuantizeNestedArgs::workspace.arg(),
+            n,
+        };
         let partial = step(op, &kernel::PartialSums, args, target, whole)?;
-        let args = kernel::MeanArgs { partial: In::slot(4), mean: Out::slot(3), n };
+        let args = kernel::MeanArgs {
+            partial: QuantizeNestedArgs::workspace.written(),
+            mean: QuantizeNestedArgs::offset.arg(),
+            n,
+        };
         let mean = step(op, &kernel::MeanOfPartials, args, target, (1, 1))?;
         let args = kernel::QuantiseNestedArgs {
-            x: In::slot(0),
-            offset: In::slot(3),
-            codes: Out::slot(1),
-            absmax: Out::slot(2),
+            x: QuantizeNestedArgs::absmax.arg(),
+            offset: QuantizeNestedArgs::offset.written(),
+            codes: QuantizeNestedArgs::codes.arg(),
+            absmax: QuantizeNestedArgs::nested_absmax.arg(),
             n,
         };
         let per_block = tuning::THREADS / 32;
@@ -89,11 +98,6 @@ impl Operation for QuantizeNestedDesc {
             workspace_bytes,
         }))
     }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let outputs = [args.codes, args.nested_absmax, args.offset, args.workspace];
-        std::iter::once(Binding::Input(args.absmax)).chain(outputs.into_iter().map(Binding::Output)).collect()
-    }
 }
 
 /// 8-bit codes to block maxima.
@@ -103,17 +107,18 @@ pub struct DequantizeNestedDesc {
     pub len: usize,
 }
 
-/// Tensors of [`DequantizeNestedDesc`].
-#[derive(Debug)]
-pub struct DequantizeNestedArgs<'a> {
-    /// u8, one a maximum.
-    pub codes: TensorRef<'a>,
-    /// f32, one for every [`BLOCK`] maxima.
-    pub nested_absmax: TensorRef<'a>,
-    /// f32, one element.
-    pub offset: TensorRef<'a>,
-    /// f32, the block maxima.
-    pub absmax: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`DequantizeNestedDesc`].
+    pub struct DequantizeNestedArgs<'a> {
+        /// u8, one a maximum.
+        codes: In,
+        /// f32, one for every [`BLOCK`] maxima.
+        nested_absmax: In,
+        /// f32, one element.
+        offset: In,
+        /// f32, the block maxima.
+        absmax: Out,
+    }
 }
 
 impl Operation for DequantizeNestedDesc {
@@ -121,17 +126,17 @@ impl Operation for DequantizeNestedDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let (op, len) = (DEQUANTIZE, self.len);
-        let tensors = vec![
-            TensorSpec::read("codes", DType::U8, len),
-            TensorSpec::read("nested_absmax", DType::F32, groups(len, BLOCK)),
-            TensorSpec::read("offset", DType::F32, 1),
-            TensorSpec::write("absmax", DType::F32, len),
-        ];
+        let tensors = DequantizeNestedArgs::specs([
+            DequantizeNestedArgs::codes.holds(DType::U8, len),
+            DequantizeNestedArgs::nested_absmax.holds(DType::F32, groups(len, BLOCK)),
+            DequantizeNestedArgs::offset.holds(DType::F32, 1),
+            DequantizeNestedArgs::absmax.holds(DType::F32, len),
+        ]);
         let args = kernel::DequantiseNestedArgs {
-            codes: In::slot(0),
-            absmax: In::slot(1),
-            offset: In::slot(2),
-            y: Out::slot(3),
+            codes: DequantizeNestedArgs::codes.arg(),
+            absmax: DequantizeNestedArgs::nested_absmax.arg(),
+            offset: DequantizeNestedArgs::offset.arg(),
+            y: DequantizeNestedArgs::absmax.arg(),
             n: len as u64,
         };
         let step = step(op, &kernel::DequantiseNested, args, target, (len, tuning::THREADS))?;
@@ -144,11 +149,6 @@ impl Operation for DequantizeNestedDesc {
             variants,
             workspace_bytes: 0,
         }))
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        let inputs = [args.codes, args.nested_absmax, args.offset].into_iter().map(Binding::Input);
-        inputs.chain([Binding::Output(args.absmax)]).collect()
     }
 }
 

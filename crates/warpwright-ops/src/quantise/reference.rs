@@ -30,7 +30,7 @@ pub trait Real: Copy + PartialOrd + Into<f64> {
     fn of(v: f64) -> Self;
     /// `self / other`, rounded once.
     fn over(self, other: Self) -> Self;
-    /// The nearest integer, ties to even.
+    /// The nearest integer, ties to even; the sign of a zero is not that of `self`.
     fn nearest(self) -> Self;
     /// `self * other`, rounded once.
     fn times(self, other: Self) -> Self;
@@ -43,7 +43,12 @@ macro_rules! real {
         impl Real for $t {
             fn of(v: f64) -> Self { v as $t }
             fn over(self, other: Self) -> Self { self / other }
-            fn nearest(self) -> Self { self.round_ties_even() }
+            fn nearest(self) -> Self {
+                // Half of the numbers from 1.5 * 2^(digits - 1) on are odd integers, so that a sum with it is rounded to the nearest
+                // integer, ties to even: what `round_ties_even` gives, without a call where the machine has no instruction.
+                const INTEGERS: $t = 1.5 * (1u64 << (<$t>::MANTISSA_DIGITS - 1)) as $t;
+                if self.abs() < INTEGERS / 4.0 { (self + INTEGERS) - INTEGERS } else { self.round_ties_even() }
+            }
             fn times(self, other: Self) -> Self { self * other }
             fn minus(self, other: Self) -> Self { self - other }
         }
@@ -58,14 +63,22 @@ real!(f32, f64);
 pub fn quantise<T: Real>(x: &[f64], scheme: Scheme, group_size: usize, order: NibbleOrder) -> Quantised<T> {
     let mut codes = Vec::with_capacity(x.len() + 1);
     let (mut scales, mut zero_points) = (Vec::new(), Vec::new());
-    for group in x.chunks(group_size.max(1)) {
-        let group: Vec<T> = group.iter().map(|v| T::of(*v)).collect();
+    let mut group: Vec<T> = Vec::new();
+    let mut scaled: Vec<f32> = Vec::new();
+    for elements in x.chunks(group_size.max(1)) {
+        group.clear();
+        group.extend(elements.iter().map(|v| T::of(*v)));
         match scheme {
             Scheme::Nf4 | Scheme::Fp4 => {
                 let absmax = absmax(&group).into() as f32;
                 let r = 1.0 / absmax.max(MIN_ABSMAX);
-                let code = if scheme == Scheme::Nf4 { nf4_code } else { fp4_code };
-                codes.extend(group.iter().map(|v| code((*v).into() as f32 * r)));
+                scaled.clear();
+                scaled.extend(group.iter().map(|v| (*v).into() as f32 * r));
+                if scheme == Scheme::Nf4 {
+                    push_ranks(&mut codes, &scaled, &NF4_MIDPOINTS);
+                } else {
+                    codes.extend(scaled.iter().map(|t| fp4_code(*t)));
+                }
                 scales.push(T::of(f64::from(absmax)));
             }
             Scheme::Int4Symmetric => {
@@ -158,9 +171,22 @@ fn int4_code<T: Real>(x: T, scale: T, zero: f64) -> u8 {
     (t + zero).clamp(0.0, 15.0) as u8
 }
 
-/// How many of the 15 midpoints `t` exceeds.
-fn nf4_code(t: f32) -> u8 {
-    NF4_MIDPOINTS.iter().map(|m| u8::from(t > *m)).sum()
+/// Appends how many of the midpoints each number exceeds.
+///
+/// Midpoint by midpoint over a run of numbers, which a compiler turns into vector comparisons: checkpoints are verified with it.
+fn push_ranks(codes: &mut Vec<u8>, numbers: &[f32], midpoints: &[f32]) {
+    const RUN: usize = 32;
+    for run in numbers.chunks(RUN) {
+        let mut padded = [f32::NEG_INFINITY; RUN];
+        padded[..run.len()].copy_from_slice(run);
+        let mut ranks = [0u32; RUN];
+        for midpoint in midpoints {
+            for (rank, t) in ranks.iter_mut().zip(&padded) {
+                *rank += u32::from(t > midpoint);
+            }
+        }
+        codes.extend(ranks[..run.len()].iter().map(|rank| *rank as u8));
+    }
 }
 
 /// Sign bit and the code of the magnitude.
@@ -206,4 +232,34 @@ pub fn dequantise_nested(q: &Nested) -> Vec<f32> {
     let map = dynamic_map();
     let value = |(i, c): (usize, &u8)| map[usize::from(*c)] * q.absmax[i / NESTED_BLOCK] + q.offset;
     q.codes.iter().enumerate().map(value).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_is_what_the_standard_library_rounds_to() {
+        for i in -4000..4000 {
+            let x = f64::from(i) / 8.0;
+            for near in [x, f64::from_bits(x.to_bits() + 1), f64::from_bits(x.to_bits().saturating_sub(1))] {
+                assert_eq!(near.nearest(), near.round_ties_even(), "{near}");
+                let narrow = near as f32;
+                assert_eq!(narrow.nearest(), narrow.round_ties_even(), "{narrow}");
+            }
+        }
+        for big in [
+            2f32.powi(21) + 0.5,
+            2f32.powi(22) - 0.25,
+            2f32.powi(22) + 0.5,
+            2f32.powi(24),
+            f32::MAX,
+            f32::INFINITY,
+        ] {
+            assert_eq!(big.nearest(), big.round_ties_even());
+            assert_eq!((-big).nearest(), (-big).round_ties_even());
+            assert_eq!(f64::from(big).nearest(), f64::from(big).round_ties_even());
+        }
+        assert!(f32::NAN.nearest().is_nan() && f64::NAN.nearest().is_nan());
+    }
 }

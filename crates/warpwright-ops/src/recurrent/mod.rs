@@ -19,7 +19,8 @@
 //! Sequences are `[steps, batch, ..]` or `[batch, steps, ..]`. With `directions = 2` a second pass reads them from their ends,
 //! and a place of `y` has the units of both. Layers read the `y` of the layer before. With `lengths`, sequence `b` has the
 //! first `lengths[b]` places: `y` is zero beyond, the last state is that of the last place, and the second direction begins
-//! there. What `x` and `dy` hold beyond does not matter to results; for the gradients of the weights it must be finite.
+//! there. What `x` and `dy` hold beyond does not matter to results; for the gradients of the weights it must be finite. Kernels cut
+//! lengths to what is from 0 to the places that there are; [`check_lengths`] finds such on the host.
 //!
 //! With `dropout`, elements of what a layer gives are zero at random for the next one, and the others are multiplied by `1 / (1 -
 //! dropout)`. Which are depends on `random`, a seed and an offset, on the layer, the place, the sequence and the element; a
@@ -80,6 +81,7 @@ use warpwright_runtime::{TensorMut, TensorRef};
 use crate::catalogue::{Direction, Entry, TARGETS};
 use crate::gemm::Precision;
 use crate::plan::{self, Operation, Plan, Real, TensorSpec};
+use crate::tensors::Arguments;
 use crate::{Binding, Dropout, PlanError};
 
 pub use cell::Cell;
@@ -278,21 +280,23 @@ impl Operation for RecurrentDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_with(target, self.schedule(target))
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+impl<'a> Arguments<'a> for RecurrentArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
         let mut all: Vec<Binding<'a>> = vec![
-            args.x.into(),
-            args.lengths.into(),
-            args.h0.into(),
-            args.c0.into(),
-            args.random.into(),
-            args.y.into(),
-            args.h_n.into(),
-            args.c_n.into(),
-            args.reserve.into(),
-            args.workspace.into(),
+            self.x.into(),
+            self.lengths.into(),
+            self.h0.into(),
+            self.c0.into(),
+            self.random.into(),
+            self.y.into(),
+            self.h_n.into(),
+            self.c_n.into(),
+            self.reserve.into(),
+            self.workspace.into(),
         ];
-        all.extend(args.weights.into_iter().flat_map(WeightRefs::bindings));
+        all.extend(self.weights.into_iter().flat_map(WeightRefs::bindings));
         all
     }
 }
@@ -509,6 +513,21 @@ fn sums_of(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
+/// Checks how many of the `steps` places of each sequence count.
+///
+/// # Errors
+/// Names the first number that does not fit.
+pub fn check_lengths(op: &'static str, lengths: &[i32], steps: usize) -> Result<(), PlanError> {
+    let fits = |length: i32| usize::try_from(length).is_ok_and(|length| length <= steps);
+    match lengths.iter().position(|length| !fits(*length)) {
+        Some(at) => {
+            let got = format!("{} at {at}", lengths[at]);
+            Err(refuse(op, "lengths", got, "from 0 to the places of a sequence"))
+        }
+        None => Ok(()),
+    }
+}
+
 fn refuse(
     op: &'static str,
     parameter: &'static str,
@@ -528,25 +547,27 @@ impl Operation for RecurrentBackwardDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_with(target, self.schedule(target))
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+impl<'a> Arguments<'a> for RecurrentBackwardArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
         let mut all: Vec<Binding<'a>> = vec![
-            args.x.into(),
-            args.lengths.into(),
-            args.h0.into(),
-            args.c0.into(),
-            args.random.into(),
-            args.y.into(),
-            args.reserve.into(),
-            args.dy.into(),
-            args.dh_n.into(),
-            args.dc_n.into(),
-            args.dx.into(),
-            args.dh0.into(),
-            args.dc0.into(),
-            args.workspace.into(),
+            self.x.into(),
+            self.lengths.into(),
+            self.h0.into(),
+            self.c0.into(),
+            self.random.into(),
+            self.y.into(),
+            self.reserve.into(),
+            self.dy.into(),
+            self.dh_n.into(),
+            self.dc_n.into(),
+            self.dx.into(),
+            self.dh0.into(),
+            self.dc0.into(),
+            self.workspace.into(),
         ];
-        all.extend(args.weights.into_iter().flat_map(WeightGradients::bindings));
+        all.extend(self.weights.into_iter().flat_map(WeightGradients::bindings));
         all
     }
 }

@@ -9,6 +9,7 @@ use super::{
     backward, forward, refuse,
 };
 use crate::plan::{Operation, Plan, PlanCache};
+use crate::tensors::Arguments;
 use crate::{Binding, Error, PlanError};
 
 /// A step of a cell: `lstm_cell`, `gru_cell`, `rnn_cell`.
@@ -102,21 +103,23 @@ impl Operation for CellDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         forward::plan(&self.sequence(), target, Schedule::Stepwise, self.cell.cell_op())
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+impl<'a> Arguments<'a> for CellArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
         let mut all = vec![
-            args.x.into(),
+            self.x.into(),
             Binding::Absent,
-            args.h.into(),
-            args.c.into(),
+            self.h.into(),
+            self.c.into(),
             Binding::Absent,
             Binding::Absent,
-            args.h_next.into(),
-            args.c_next.into(),
-            args.reserve.into(),
-            args.workspace.into(),
+            self.h_next.into(),
+            self.c_next.into(),
+            self.reserve.into(),
+            self.workspace.into(),
         ];
-        all.extend(args.weights.bindings());
+        all.extend(self.weights.bindings());
         all
     }
 }
@@ -130,25 +133,27 @@ impl Operation for CellBackwardDesc {
         let desc = RecurrentBackwardDesc { forward, dy, dh_n, dc_n, dx };
         backward::plan(&desc, target, Schedule::Stepwise, self.forward.cell.cell_op())
     }
+}
 
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
+impl<'a> Arguments<'a> for CellBackwardArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
         let mut all = vec![
-            args.x.into(),
+            self.x.into(),
             Binding::Absent,
-            args.h.into(),
-            args.c.into(),
+            self.h.into(),
+            self.c.into(),
             Binding::Absent,
             Binding::Absent,
-            args.reserve.into(),
+            self.reserve.into(),
             Binding::Absent,
-            args.dh_next.into(),
-            args.dc_next.into(),
-            args.dx.into(),
-            args.dh.into(),
-            args.dc.into(),
-            args.workspace.into(),
+            self.dh_next.into(),
+            self.dc_next.into(),
+            self.dx.into(),
+            self.dh.into(),
+            self.dc.into(),
+            self.workspace.into(),
         ];
-        all.extend(args.weights.bindings());
+        all.extend(self.weights.bindings());
         all
     }
 }

@@ -130,7 +130,8 @@ const MOST_SINGLE_BATCH: usize = 4;
 
 /// The schedule of the steps of a net. A single step is a product and a cell at any rate.
 pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
-    if desc.steps < 2 {
+    // Sizes that no plan takes may overflow below.
+    if desc.steps < 2 || desc.check(desc.op()).is_err() {
         return Schedule::Stepwise;
     }
     let takes = |config: &PersistentConfig| config.takes(desc, target);
@@ -235,7 +236,8 @@ fn near(
 
 /// The schedule of the steps backward.
 pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
-    if desc.steps < 2 {
+    // Sizes that no plan takes may overflow below.
+    if desc.steps < 2 || desc.check(desc.op()).is_err() {
         return Schedule::Stepwise;
     }
     let takes = |config: &PersistentConfig| config.takes_back(desc, target);

@@ -28,14 +28,15 @@ pub mod reference;
 mod strided;
 pub mod tuning;
 
-use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_dsl::KernelArgs;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgValue, DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::LaunchStep;
 
+use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
 use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
-use crate::{Binding, PlanError};
+use crate::tensors::tensors;
 
 pub use functions::*;
 use kernel::Common;
@@ -94,13 +95,14 @@ pub struct SoftmaxDesc {
     pub scale: Real,
 }
 
-/// Tensors of [`SoftmaxDesc`].
-#[derive(Debug)]
-pub struct SoftmaxArgs<'a> {
-    /// The scores; `None` reads what `y` holds.
-    pub x: Option<TensorRef<'a>>,
-    /// The result.
-    pub y: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`SoftmaxDesc`].
+    pub struct SoftmaxArgs<'a> {
+        /// The scores; `None` reads what `y` holds.
+        x: InPlace<y>,
+        /// The result.
+        y: Out,
+    }
 }
 
 impl SoftmaxDesc {
@@ -124,12 +126,14 @@ impl SoftmaxDesc {
         let shape = self.shape();
         let len = shape.len()?;
         let dtype = self.dtype;
-        let tensors =
-            vec![TensorSpec::read("x", dtype, len), TensorSpec::write("y", dtype, len).in_place().like(0)];
+        let tensors = SoftmaxArgs::specs([
+            SoftmaxArgs::x.holds(dtype, len),
+            SoftmaxArgs::y.holds(dtype, len).in_place().like(SoftmaxArgs::x),
+        ]);
         shape.plan(target, tensors, configs, |common, tiles| {
             let args = kernel::ForwardArgs {
-                x: In::slot(0),
-                y: Out::slot(1),
+                x: SoftmaxArgs::x.arg(),
+                y: SoftmaxArgs::y.arg(),
                 rows: self.outer as u64,
                 n: self.n as u64,
                 inner: self.inner as u64,
@@ -146,10 +150,6 @@ impl Operation for SoftmaxDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.planned(target, &tuning::configs(self.dtype, Self::DIRECTION, target, self.n, self.inner))
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![args.x.map_or(Binding::InPlace { output: 1 }, Binding::Input), Binding::Output(args.y)]
     }
 }
 
@@ -179,15 +179,16 @@ pub struct MaskedSoftmaxDesc {
     pub period: usize,
 }
 
-/// Tensors of [`MaskedSoftmaxDesc`].
-#[derive(Debug)]
-pub struct MaskedSoftmaxArgs<'a> {
-    /// The scores; `None` reads what `y` holds.
-    pub x: Option<TensorRef<'a>>,
-    /// The mask.
-    pub mask: TensorRef<'a>,
-    /// The result.
-    pub y: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`MaskedSoftmaxDesc`].
+    pub struct MaskedSoftmaxArgs<'a> {
+        /// The scores; `None` reads what `y` holds.
+        x: InPlace<y>,
+        /// The mask.
+        mask: In,
+        /// The result.
+        y: Out,
+    }
 }
 
 impl Operation for MaskedSoftmaxDesc {
@@ -206,17 +207,17 @@ impl Operation for MaskedSoftmaxDesc {
             MaskKind::Additive => dtype,
             MaskKind::Boolean => DType::U8,
         };
-        let tensors = vec![
-            TensorSpec::read("x", dtype, len),
-            TensorSpec::read("mask", mask, len / self.repeat),
-            TensorSpec::write("y", dtype, len).in_place().like(0),
-        ];
+        let tensors = MaskedSoftmaxArgs::specs([
+            MaskedSoftmaxArgs::x.holds(dtype, len),
+            MaskedSoftmaxArgs::mask.holds(mask, len / self.repeat),
+            MaskedSoftmaxArgs::y.holds(dtype, len).in_place().like(MaskedSoftmaxArgs::x),
+        ]);
         let configs = tuning::masked_configs(dtype, n, inner);
         shape.plan(target, tensors, &configs, |common, tiles| {
             let args = passes::MaskedArgs {
-                x: In::slot(0),
-                mask: In::slot(1),
-                y: Out::slot(2),
+                x: MaskedSoftmaxArgs::x.arg(),
+                mask: MaskedSoftmaxArgs::mask.arg(),
+                y: MaskedSoftmaxArgs::y.arg(),
                 n: n as u64,
                 inner: inner as u64,
                 tiles,
@@ -227,14 +228,6 @@ impl Operation for MaskedSoftmaxDesc {
             let def = passes::MaskedForward { common, mask: self.mask };
             Ok((plan::recorded(shape.op(), &def, target)?, args.values()))
         })
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            args.x.map_or(Binding::InPlace { output: 2 }, Binding::Input),
-            Binding::Input(args.mask),
-            Binding::Output(args.y),
-        ]
     }
 }
 
@@ -255,15 +248,16 @@ pub struct SoftmaxBackwardDesc {
     pub scale: Real,
 }
 
-/// Tensors of [`SoftmaxBackwardDesc`].
-#[derive(Debug)]
-pub struct SoftmaxBackwardArgs<'a> {
-    /// The result of the forward function.
-    pub y: TensorRef<'a>,
-    /// Its gradient; `None` reads what `dx` holds.
-    pub dy: Option<TensorRef<'a>>,
-    /// The gradient of the scores.
-    pub dx: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`SoftmaxBackwardDesc`].
+    pub struct SoftmaxBackwardArgs<'a> {
+        /// The result of the forward function.
+        y: In,
+        /// Its gradient; `None` reads what `dx` holds.
+        dy: InPlace<dx>,
+        /// The gradient of the scores.
+        dx: Out,
+    }
 }
 
 impl SoftmaxBackwardDesc {
@@ -287,16 +281,16 @@ impl SoftmaxBackwardDesc {
         let shape = self.shape();
         let len = shape.len()?;
         let dtype = self.dtype;
-        let tensors = vec![
-            TensorSpec::read("y", dtype, len),
-            TensorSpec::read("dy", dtype, len).like(0),
-            TensorSpec::write("dx", dtype, len).in_place().like(0),
-        ];
+        let tensors = SoftmaxBackwardArgs::specs([
+            SoftmaxBackwardArgs::y.holds(dtype, len),
+            SoftmaxBackwardArgs::dy.holds(dtype, len).like(SoftmaxBackwardArgs::y),
+            SoftmaxBackwardArgs::dx.holds(dtype, len).in_place().like(SoftmaxBackwardArgs::y),
+        ]);
         shape.plan(target, tensors, configs, |common, tiles| {
             let args = kernel::BackwardArgs {
-                y: In::slot(0),
-                dy: In::slot(1),
-                dx: Out::slot(2),
+                y: SoftmaxBackwardArgs::y.arg(),
+                dy: SoftmaxBackwardArgs::dy.arg(),
+                dx: SoftmaxBackwardArgs::dx.arg(),
                 rows: self.outer as u64,
                 n: self.n as u64,
                 inner: self.inner as u64,
@@ -313,14 +307,6 @@ impl Operation for SoftmaxBackwardDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.planned(target, &tuning::configs(self.dtype, Self::DIRECTION, target, self.n, self.inner))
-    }
-
-    fn bind<'a>(args: Self::Args<'a>) -> Vec<Binding<'a>> {
-        vec![
-            Binding::Input(args.y),
-            args.dy.map_or(Binding::InPlace { output: 2 }, Binding::Input),
-            Binding::Output(args.dx),
-        ]
     }
 }
 

@@ -241,13 +241,14 @@ fn defects_of_attention_of_warpgroups_are_noticed() {
 }
 
 #[test]
+#[ignore = "nightly: mutation-attention"]
 fn defects_of_attention_of_warpgroups_that_stay_are_noticed() {
     warpgroups(true, true, false, true);
     warpgroups(false, true, false, true);
 }
 
 #[test]
-#[ignore = "the other options: nightly"]
+#[ignore = "nightly: mutation-attention"]
 fn defects_of_more_attention_of_warpgroups_are_noticed() {
     warpgroups(false, true, true, false);
     warpgroups(false, false, false, false);
@@ -257,11 +258,16 @@ fn defects_of_more_attention_of_warpgroups_are_noticed() {
 #[test]
 fn defects_of_attention_are_noticed() {
     check(tensor_core(), true);
+}
+
+#[test]
+#[ignore = "nightly: mutation-attention"]
+fn defects_of_attention_on_ordinary_units_are_noticed() {
     check(simt(false), true);
 }
 
 #[test]
-#[ignore = "the other configurations: nightly"]
+#[ignore = "nightly: mutation-attention"]
 fn defects_of_more_attention_are_noticed() {
     check(simt(true), true);
     for of in [tensor_core(), simt(false), simt(true)] {
@@ -350,7 +356,7 @@ fn defects_of_putting_parts_together_are_noticed() {
 }
 
 #[test]
-#[ignore = "the other options: nightly"]
+#[ignore = "nightly: mutation-attention"]
 fn defects_of_more_attention_of_few_queries_are_noticed() {
     // Without lengths all values count.
     few(Sweep { fill: plain, ..OF_FEW }, false);
@@ -406,7 +412,7 @@ const OF_TENSORS: Sweep = Sweep {
 };
 
 #[test]
-#[ignore = "several minutes: nightly"]
+#[ignore = "nightly: mutation-attention"]
 fn defects_of_attention_from_copies_are_noticed() {
     let pairs = Pairs { warps: 2, slabs: 1, columns: 16, width: 64 };
     let layouts = (pairs, TensorCore { warps: 2, slabs: 1, columns: 16, width: 64, vector: 4 });

@@ -5,8 +5,8 @@ use warpwright_ops::batch_norm::{BatchNorm, BatchNormBackwardDesc, BatchNormDesc
 use warpwright_ops::group_norm::tuning::{Path, Resident};
 use warpwright_ptx::DType;
 
-use crate::group_norm_shapes;
 use crate::harness::{Sweep, TARGET, grouped, plans};
+use crate::norms::group_norm_shapes;
 
 /// A group ends at, before and after each vector of a thread of either block; channels end inside of a block.
 #[test]

@@ -105,12 +105,13 @@ fn check(positions: bool, groups: u32, held: bool, apart: bool) {
 }
 
 #[test]
+#[ignore = "nightly: mutation-gradients"]
 fn defects_of_gradients_of_warpgroups_are_noticed() {
     check(true, 2, false, false);
 }
 
 #[test]
-#[ignore = "the other layouts: nightly"]
+#[ignore = "nightly: mutation-gradients"]
 fn defects_of_more_gradients_of_warpgroups_are_noticed() {
     check(true, 1, true, true);
     check(false, 2, false, true);

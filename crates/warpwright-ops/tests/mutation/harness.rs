@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use warpwright_ops::plan::{Access, TensorSpec};
 use warpwright_ops::{Operation, Plan};
@@ -13,8 +14,10 @@ use warpwright_testkit::mutate::{Mutant, Mutation, all_of, mutants};
 use warpwright_testkit::storage;
 
 pub(crate) const TARGET: Target = Target::sm(90);
-/// The longest run of a mutant, in instructions: one that loops for ever is noticed.
-const MAX_STEPS: u64 = 10_000_000;
+/// How much longer than the kernel itself a mutant may run, in instructions of warps: one that loops for ever is noticed.
+const MORE_STEPS: u64 = 10_000_000;
+/// The longest run of a kernel itself.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The values of the tensor in a slot of these.
 pub(crate) type Fill = fn(&[TensorSpec], usize) -> Vec<f64>;
@@ -80,7 +83,7 @@ impl Sweep {
     /// Every defect of every kernel of the plans must be noticed with some of them: of a bound one of the two shifts, as a
     /// tightened one may leave the work to another path.
     pub(crate) fn check<O: Operation>(&self, plans: &[Plan<O>]) {
-        let right: Vec<Vec<Option<Outputs>>> = plans.iter().map(|plan| self.right(plan)).collect();
+        let right: Vec<Vec<Run>> = plans.iter().map(|plan| self.right(plan)).collect();
         let mut tally = Tally::default();
         for (name, places) in places(plans) {
             if (self.skipped)(&name) {
@@ -94,8 +97,9 @@ impl Sweep {
                 let noticed = |mutants: &Vec<Mutant>| {
                     let kernel = Kernel::new(all_of(module, mutants)).expect("a mutant is legal PTX");
                     places.iter().any(|&(number, variant, step)| {
-                        let got = self.run(&plans[number], variant, Some((step, &kernel))).ok();
-                        got != right[number][variant]
+                        let right = &right[number][variant];
+                        let got = self.run(&mutated(right), &plans[number], variant, Some((step, &kernel)));
+                        got.ok().as_ref() != Some(&right.outputs)
                     })
                 };
                 let caught = variations.values().any(noticed);
@@ -121,10 +125,13 @@ impl Sweep {
     }
 
     /// What the kernels themselves give, by variant.
-    fn right<O: Operation>(&self, plan: &Plan<O>) -> Vec<Option<Outputs>> {
+    fn right<O: Operation>(&self, plan: &Plan<O>) -> Vec<Run> {
         let of_variant = |variant| {
-            let right = self.run(plan, variant, None);
-            Some(right.unwrap_or_else(|e| panic!("the kernels of {} are in order: {e}", plan.op())))
+            let device = unchanged();
+            let outputs = self.run(&device, plan, variant, None);
+            let outputs = outputs.unwrap_or_else(|e| panic!("the kernels of {} are in order: {e}", plan.op()));
+            let counters = device.counters().expect("the emulator counts");
+            Run { outputs, steps: counters.total_warp_instructions() }
         };
         (0..plan.variants().len()).map(of_variant).collect()
     }
@@ -133,11 +140,11 @@ impl Sweep {
     /// what was noticed.
     fn run<O: Operation>(
         &self,
+        device: &Device,
         plan: &Plan<O>,
         variant: usize,
         replaced: Option<(usize, &Kernel)>,
     ) -> Result<Outputs, Error> {
-        let device = device();
         let specs = plan.tensors();
         let tensor = |slot: usize| {
             let spec = &specs[slot];
@@ -145,7 +152,7 @@ impl Sweep {
                 Access::Read => storage::encode(spec.dtype, &(self.fill)(specs, slot)),
                 Access::Write => vec![0x7b; spec.len * spec.dtype.bytes()],
             };
-            Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory")
+            Tensor::from_bytes(device, spec.dtype, &bytes, &[spec.len]).expect("memory")
         };
         let tensors: Vec<Tensor> = (0..specs.len()).map(tensor).collect();
         let bindings: Vec<Binding> = tensors.iter().map(Tensor::binding).collect();
@@ -162,6 +169,20 @@ impl Sweep {
         let outputs = specs.iter().zip(&tensors).filter(|(spec, _)| spec.access == Access::Write);
         outputs.map(|(_, tensor)| tensor.to_bytes()).collect()
     }
+}
+
+/// Every site of every kernel of the operation must be noticed for some length.
+pub(crate) fn check<O: Operation>(lengths: &[usize], plan_of: impl Fn(usize) -> Plan<O>) {
+    check_except(|_| false, lengths, plan_of);
+}
+
+/// [`check`] without some kernels, by their names.
+pub(crate) fn check_except<O: Operation>(
+    skipped: fn(&str) -> bool,
+    lengths: &[usize],
+    plan_of: impl Fn(usize) -> Plan<O>,
+) {
+    Sweep { skipped, ..Sweep::new(grouped) }.check(&plans(lengths, plan_of));
 }
 
 /// Where each kernel is: plan, variant, step.
@@ -229,14 +250,27 @@ fn passage(location: SourceLoc) -> String {
 
 type Outputs = Vec<Vec<u8>>;
 
-fn device() -> Device {
-    Device::emulator_with(EmulatorConfig {
-        target: TARGET,
-        max_steps: MAX_STEPS,
-        on_finding: OnFinding::Fail,
-        threads: 1,
-        ..EmulatorConfig::default()
-    })
+/// What the kernels themselves do.
+#[derive(Debug)]
+struct Run {
+    outputs: Outputs,
+    /// Instructions of warps, of all launches together.
+    steps: u64,
+}
+
+fn config() -> EmulatorConfig {
+    EmulatorConfig { target: TARGET, on_finding: OnFinding::Fail, threads: 1, ..EmulatorConfig::default() }
+}
+
+/// Runs kernels as they are.
+fn unchanged() -> Device {
+    let deadline = Some(Instant::now() + PATIENCE);
+    Device::emulator_with(EmulatorConfig { counters: true, deadline, ..config() })
+}
+
+/// Runs mutants of kernels that did this.
+fn mutated(right: &Run) -> Device {
+    Device::emulator_with(EmulatorConfig { max_steps: right.steps + MORE_STEPS, ..config() })
 }
 
 /// Standard normal numbers. In every round of a kernel: groups whose zero point is 0 and whose scale is so small that it

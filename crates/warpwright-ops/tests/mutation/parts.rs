@@ -8,8 +8,8 @@ use warpwright_ptx::DType;
 use warpwright_ptx::abi::ArgValue;
 use warpwright_runtime::LaunchStep;
 
-use crate::group_norm_shapes;
 use crate::harness::{Survivor, Sweep, TARGET, grouped, plans};
+use crate::norms::group_norm_shapes;
 
 /// The place of an argument, by its name.
 fn place(step: &LaunchStep, name: &str) -> Option<usize> {

@@ -1,5 +1,7 @@
 //! Element types of matrices: their values as bits, random ones, and packing into registers.
 
+use warpwright_ptx::float16::{bf16_bits, f16_bits};
+
 /// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
@@ -74,8 +76,8 @@ impl Type {
     fn whole(self, value: i64) -> u64 {
         let x = value as f64;
         match self {
-            Self::F16 => u64::from(half::f16::from_f64(x).to_bits()),
-            Self::Bf16 => u64::from(half::bf16::from_f64(x).to_bits()),
+            Self::F16 => u64::from(f16_bits(x)),
+            Self::Bf16 => u64::from(bf16_bits(x)),
             Self::Tf32 | Self::F32 => u64::from((x as f32).to_bits()),
             Self::F64 => x.to_bits(),
             Self::E4m3 | Self::E5m2 => {
@@ -166,8 +168,8 @@ impl Random {
                     return bits;
                 }
             },
-            (Type::F16, Kind::Real) => u64::from(half::f16::from_f64(self.real()).to_bits()),
-            (Type::Bf16, Kind::Real) => u64::from(half::bf16::from_f64(self.real()).to_bits()),
+            (Type::F16, Kind::Real) => u64::from(f16_bits(self.real())),
+            (Type::Bf16, Kind::Real) => u64::from(bf16_bits(self.real())),
             (Type::Tf32 | Type::F32, Kind::Real) => u64::from((self.real() as f32).to_bits()),
             (_, Kind::Real) => self.real().to_bits(),
         }

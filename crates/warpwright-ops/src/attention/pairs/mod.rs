@@ -73,8 +73,6 @@ impl Pairs {
 pub(super) struct PairsEngine<'k> {
     tiles: TensorCoreEngine<'k>,
     config: Pairs,
-    /// Tiles of own rows.
-    own: u32,
 }
 
 /// A tile, and what sums of its numbers are multiplied by: of a tile of own rows, for each slot.
@@ -86,7 +84,7 @@ pub(super) struct Tile<'k> {
 
 impl<'k> PairsEngine<'k> {
     pub(super) fn new(k: K<'k>, config: Pairs, own: u32) -> Self {
-        Self { tiles: TensorCoreEngine::new(k, config.pairs(), MmaAtom::F16, own), config, own }
+        Self { tiles: TensorCoreEngine::new(k, config.pairs(), MmaAtom::F16, own), config }
     }
 
     /// The factor of row `row`.
@@ -141,7 +139,7 @@ impl<'k> Engine<'k, f32> for PairsEngine<'k> {
 
     fn slot_by_slot(&self) -> bool {
         // Gradients have two products of a tile.
-        self.own == 2
+        self.tiles.own == 2
     }
 
     fn team(&self, keys: Keys) -> Team {

@@ -1,7 +1,7 @@
 //! What softmax and cross entropy refuse, and what they must not do.
 
 use warpwright_ops::cross_entropy::{
-    CrossEntropyBackwardDesc, CrossEntropyDesc, CrossEntropyOptions, Reduction, cross_entropy,
+    CrossEntropyBackwardDesc, CrossEntropyDesc, CrossEntropyOptions, Reduction, check_targets, cross_entropy,
     cross_entropy_backward,
 };
 use warpwright_ops::plan::Real;
@@ -120,6 +120,50 @@ fn cross_entropy_of_two_classes() {
     let dx = cross_entropy_backward(&stream, &logits, &target, &saved, &dloss, options).expect("launch");
     let dx = dx.to_vec::<f32>().expect("copy");
     assert!((dx[0] - 0.25).abs() < 1e-6 && (dx[1] + 0.25).abs() < 1e-6 && dx[2..4] == [0.0, 0.0], "{dx:?}");
+}
+
+#[test]
+fn the_gradient_of_a_likely_class_keeps_its_digits() {
+    let (device, stream) = device();
+    let options = CrossEntropyOptions { reduction: Reduction::None, ..Default::default() };
+    let (rows, classes) = (60, 12);
+    // The first class is ahead by up to 15, far from zero.
+    let logit = |i: usize| {
+        let (row, class) = (i / classes, i % classes);
+        let ahead = if class == 0 { row as f32 / 4.0 } else { 0.0 };
+        25.0 + ahead + 0.37 * ((class * 7 + row * 5) % 11) as f32 / 11.0
+    };
+    let xs: Vec<f32> = (0..rows * classes).map(logit).collect();
+    let logits = floats(&device, &xs, &[rows, classes]);
+    let target = Tensor::from_slice(&device, &vec![0i64; rows], &[rows]).expect("memory");
+    let saved = cross_entropy(&stream, &logits, &target, options).expect("launch");
+    let dloss = floats(&device, &vec![1.0; rows], &[rows]);
+    let dx = cross_entropy_backward(&stream, &logits, &target, &saved, &dloss, options).expect("launch");
+    let dx = dx.to_vec::<f32>().expect("copy");
+    let (mut ours, mut logarithms) = (0.0, 0.0);
+    for (x, dx) in xs.chunks(classes).zip(dx.chunks(classes)) {
+        let others: f64 = x[1..].iter().map(|v| f64::from(v - x[0]).exp()).sum();
+        let exact = -others / (1.0 + others);
+        ours += (f64::from(dx[0]) / exact - 1.0).powi(2);
+        // From the logarithm of the probability, which is what PyTorch saves.
+        let top = x.iter().copied().fold(f32::MIN, f32::max);
+        let log = (x[0] - top) - x.iter().map(|v| (v - top).exp()).sum::<f32>().ln();
+        logarithms += (f64::from(log.exp() - 1.0) / exact - 1.0).powi(2);
+    }
+    let [ours, logarithms] = [ours, logarithms].map(|sum: f64| (sum / rows as f64).sqrt());
+    assert!(ours <= 1.5 * logarithms, "{ours:e}, by logarithms {logarithms:e}");
+}
+
+#[test]
+fn targets_are_checked_on_the_host() {
+    let refused = |targets: &[i64]| match check_targets(targets, 5, -100) {
+        Err(PlanError::Parameter { op: "cross_entropy", parameter: "target", got, .. }) => got,
+        other => panic!("{other:?}"),
+    };
+    assert!(check_targets(&[0, 4, -100], 5, -100).is_ok() && check_targets(&[7], 5, 7).is_ok());
+    assert_eq!(refused(&[0, 5]), "5 at 1");
+    assert_eq!(refused(&[-1, 5]), "-1 at 0");
+    assert_eq!(refused(&[i64::MAX]), format!("{} at 0", i64::MAX));
 }
 
 #[test]

@@ -4,7 +4,8 @@ use warpwright_ops::attention::reference::{Problem, backward, forward};
 use warpwright_ops::attention::tuning::{self, SweepGroups, Sweeps, Warpgroups};
 use warpwright_ops::attention::{
     Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, AttentionOptions,
-    Gradients, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_offsets,
+    Gradients, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_block_table,
+    check_key_lengths, check_offsets,
 };
 use warpwright_ops::plan::{Layout, Real};
 use warpwright_ops::{Dropout, Operation, PlanError};
@@ -186,6 +187,56 @@ fn offsets_on_the_device_that_lead_outside_are_cut() {
     // The first sequence has rows 0 to 3, the second the other two, the third none.
     let o = o.to_vec::<f64>().expect("read");
     assert!(o.iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn lengths_and_pages_are_checked_on_the_host() {
+    let refused = |found| match found {
+        Err(PlanError::Parameter { op: "attention", parameter, got, .. }) => (parameter, got),
+        other => panic!("{other:?}"),
+    };
+    assert!(check_key_lengths(&[0, 64], 64).is_ok());
+    assert_eq!(refused(check_key_lengths(&[64, 65, -1], 64)), ("key_lengths", "65 at 1".to_owned()));
+    assert_eq!(refused(check_key_lengths(&[-1], 64)), ("key_lengths", "-1 at 0".to_owned()));
+    let check = |table: &[i32]| check_block_table(table, Paged { pages: 2 }, &[17, 16], 16, 3);
+    // The second sequence reads one page only.
+    assert!(check(&[2, 0, 1, -1]).is_ok());
+    assert_eq!(refused(check(&[2, 3, 1, 0])), ("block_table", "3 at [0, 1]".to_owned()));
+    assert_eq!(refused(check(&[2, 0, -1, 0])), ("block_table", "-1 at [1, 0]".to_owned()));
+}
+
+/// Lengths and pages that the host did not check read nothing outside of the tensors, in any of the kernels for them.
+#[test]
+fn lengths_and_pages_on_the_device_that_lead_outside_are_cut() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let tensor = |shape: &[usize]| {
+        let values = Input::Normal.values(shape.iter().product(), 3);
+        let values: Vec<f32> = values.into_iter().map(|v| v as f32).collect();
+        Tensor::from_slice(&device, &values, shape).expect("memory")
+    };
+    let numbers =
+        |values: &[i32], shape: &[usize]| Tensor::from_slice(&device, values, shape).expect("memory");
+    let lengths = numbers(&[i32::MIN, 20, 999, i32::MAX], &[4]);
+    for width in [32, 64] {
+        let (q, k) = (tensor(&[4, 3, 2, width]), tensor(&[4, 40, 2, width]));
+        let scores = Scores { key_lengths: Some(lengths.as_ref()), ..Scores::default() };
+        let (o, _) = attention(&stream, q.as_ref(), k.as_ref(), k.as_ref(), &scores).expect("clean");
+        assert!(o.to_vec::<f32>().expect("read").iter().all(|x| x.is_finite()));
+        let long = tensor(&[4, 70, 2, width]);
+        let (o, _) = attention(&stream, long.as_ref(), k.as_ref(), k.as_ref(), &scores).expect("clean");
+        assert!(o.to_vec::<f32>().expect("read").iter().all(|x| x.is_finite()));
+
+        let cache = tensor(&[3, 16, 2, width]);
+        let table = [i32::MIN, 7, 1, i32::MAX, -1, 2, 99, 0, 3, 1, -5, 2];
+        let table = numbers(&table, &[4, 3]);
+        let scores = Scores { block_table: Some(table.as_ref()), ..scores };
+        for q in [&q, &long] {
+            let (o, _) =
+                attention(&stream, q.as_ref(), cache.as_ref(), cache.as_ref(), &scores).expect("clean");
+            assert!(o.to_vec::<f32>().expect("read").iter().all(|x| x.is_finite()));
+        }
+    }
 }
 
 #[test]

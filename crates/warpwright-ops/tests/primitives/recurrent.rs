@@ -6,7 +6,7 @@ use warpwright_ops::recurrent::reference::{Net, Weights as Plain};
 use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{
     Cell, OutputGradients, RecurrentBackwardDesc, RecurrentDesc, RecurrentInput, RecurrentOptions,
-    RecurrentOutput, State, Weights, lstm, recurrent, recurrent_backward,
+    RecurrentOutput, State, Weights, check_lengths, lstm, recurrent, recurrent_backward,
 };
 use warpwright_ops::{Dropout, Error, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
@@ -30,13 +30,6 @@ fn run(config: EmulatorConfig, scope: Scope, chosen: fn(&Case) -> bool) {
         }
     }
     assert!(failed.is_empty(), "{} failed for {target}:\n{}", failed.len(), failed.join("\n"));
-}
-
-#[test]
-fn every_kind_of_sequence() {
-    for sm in [75, 80, 90] {
-        run(EmulatorConfig { target: Target::sm(sm), ..EmulatorConfig::default() }, Scope::Quick, |_| true);
-    }
 }
 
 #[test]
@@ -423,7 +416,7 @@ fn rows_that_end_within_the_lanes_of_a_copy() {
 
 /// Sizes that layouts divide in many ways.
 #[test]
-#[ignore = "minutes"]
+#[ignore = "nightly: recurrent"]
 fn many_numbers_of_units() {
     for hidden in [160, 320, 352, 448, 576, 704, 768, 832, 960, 1056] {
         for cell in [Cell::Lstm, Cell::Gru, Cell::RnnTanh] {
@@ -508,9 +501,17 @@ fn dropout_is_a_function_of_its_numbers() {
 
 /// What a plan writes, launched on a stream or as a graph.
 fn written<O: Operation>(plan: &Plan<O>, as_graph: bool) -> Vec<Vec<f32>> {
+    written_of(plan, as_graph, &[])
+}
+
+/// The same of sequences with these lengths.
+fn written_of<O: Operation>(plan: &Plan<O>, as_graph: bool, lengths: &[i32]) -> Vec<Vec<f32>> {
     let device = Device::emulator();
     let stream = device.stream().expect("stream");
     let tensors = plan.tensors().iter().map(|spec| {
+        if spec.name == "lengths" && spec.present {
+            return Tensor::from_slice(&device, lengths, &[spec.len]).expect("memory");
+        }
         assert!(!spec.present || spec.dtype == DType::F32, "{}", spec.name);
         Tensor::from_slice(&device, &values(spec.len, 0.7), &[spec.len]).expect("memory")
     });
@@ -542,6 +543,29 @@ fn graph_and_stream_have_the_same_bits() {
         let plan = backward.plan(TARGET).expect("plan");
         assert_eq!(written(&plan, false), written(&plan, true), "{cell:?} backward");
     }
+}
+
+/// Lengths on the device, which nobody has checked, are cut to the places that there are.
+#[test]
+fn lengths_that_lead_outside_are_cut() {
+    const TARGET: Target = Target::sm(90);
+    let (wild, cut) = ([i32::MIN, -3, 1000, i32::MAX, 2], [0, 0, 4, 4, 2]);
+    for (cell, directions) in [(Cell::Lstm, 1), (Cell::Gru, 2), (Cell::RnnTanh, 1)] {
+        let desc = RecurrentDesc::new(cell, DType::F32, [4, 5, 12, 32]);
+        let forward = RecurrentDesc { lengths: true, directions, training: true, ..desc };
+        let plan = forward.plan(TARGET).expect("plan");
+        assert_eq!(written_of(&plan, false, &wild), written_of(&plan, false, &cut), "{cell:?}");
+        let backward = RecurrentBackwardDesc { forward, dy: true, dh_n: true, dc_n: false, dx: true };
+        let plan = backward.plan(TARGET).expect("plan");
+        assert_eq!(written_of(&plan, false, &wild), written_of(&plan, false, &cut), "{cell:?} backward");
+    }
+    let refused = |lengths: &[i32]| match check_lengths("lstm", lengths, 4) {
+        Err(PlanError::Parameter { op: "lstm", parameter: "lengths", got, .. }) => got,
+        other => panic!("{other:?}"),
+    };
+    assert!(check_lengths("lstm", &cut, 4).is_ok());
+    assert_eq!(refused(&wild[2..]), "1000 at 0");
+    assert_eq!(refused(&[4, -1, 5]), "-1 at 1");
 }
 
 #[test]

@@ -6,28 +6,6 @@ use warpwright_ops::plan::Real;
 use warpwright_ops::{Error, Operation, PlanError};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Tensor};
-use warpwright_testkit::{Filter, Scope, cases, run_case};
-
-fn run(target: Target, scope: Scope) {
-    let device = Device::emulator_with(EmulatorConfig { target, ..EmulatorConfig::default() });
-    let filter = Filter { ops: vec!["gemm".to_owned()], scope, ..Filter::default() };
-    let mut failed = Vec::new();
-    for case in cases(&filter) {
-        let r = run_case(&device, &case);
-        if !r.ok {
-            let findings = r.findings.first().cloned().unwrap_or_default();
-            failed.push(format!("{case}: {}\n{findings}", r.reason.unwrap_or_default()));
-        }
-    }
-    assert!(failed.is_empty(), "{} failed for {target}:\n{}", failed.len(), failed.join("\n"));
-}
-
-#[test]
-fn every_kind_of_product() {
-    for sm in [75, 80, 90] {
-        run(Target::sm(sm), Scope::Quick);
-    }
-}
 
 fn device() -> Device {
     Device::emulator()

@@ -245,6 +245,8 @@ fn empty_batches() {
     let out = out.expect("launch");
     assert_eq!(out.y.shape(), [0, 3, 4]);
     assert_eq!(values(&running.0), before, "nothing was seen");
+    assert_eq!(values(&out.mean), [0.0; 3]);
+    assert!(values(&out.rstd).iter().all(|rstd| rstd.is_nan()) && out.rstd.len() == 3);
     let g = batch_norm_backward(&stream, &x, None, &x, (&w, &w), &options).expect("launch");
     assert_eq!(values(&g.dweight.expect("there is a weight")), [0.0; 3]);
 }

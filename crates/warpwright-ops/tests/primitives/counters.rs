@@ -258,11 +258,11 @@ fn counters_are_as_recorded_and_traffic_is_dense() {
         assert!(c.bank_conflicts() == 0 || TRANSPOSED.contains(&name.as_str()), "{name}");
     }
     let text: String = all.iter().map(|(name, c)| line(name, c)).collect();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/counters.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/primitives/counters.txt");
     if std::env::var_os("WARPWRIGHT_UPDATE").is_some() {
         std::fs::write(&path, &text).expect("the file can be written");
     }
-    let recorded = std::fs::read_to_string(&path).expect("tests/counters.txt");
+    let recorded = std::fs::read_to_string(&path).expect("tests/primitives/counters.txt");
     let changed: Vec<String> = text
         .lines()
         .filter(|line| !recorded.lines().any(|r| r == *line))

@@ -1,0 +1,49 @@
+//! Elementwise kernels.
+
+use warpwright_ops::Operation;
+use warpwright_ops::activation::{
+    Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc,
+};
+use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ptx::DType;
+
+use crate::harness::{TARGET, check};
+
+/// Lengths around a vector, a warp and a block of an elementwise kernel.
+const ELEMENTWISE: [usize; 7] = [1, 8, 13, 14, 15, 2047, 2049];
+
+#[test]
+fn shifted_bounds_of_quantisation_are_noticed() {
+    // Every element of the first vector of each round, and the last element of a block. The kernels for aligned f32 tensors
+    // quantise in four rounds of 128 elements to a warp, and dequantise in two of 1024 to a block.
+    let first = |stride: usize| (0..4usize).flat_map(move |round| (1..=4).map(move |i| stride * round + i));
+    let lengths: Vec<usize> = first(128).chain(first(1024)).chain([2047, 2048, 4095, 4096]).collect();
+    let (dtype, group_size, order) = (DType::F32, 64, NibbleOrder::HighFirst);
+    for scheme in [Scheme::Nf4, Scheme::Int4Asymmetric] {
+        check(&lengths, |len| {
+            QuantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan")
+        });
+        check(&lengths, |len| {
+            DequantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan")
+        });
+    }
+}
+
+#[test]
+fn shifted_bounds_of_activations_are_noticed() {
+    for dtype in [DType::BF16, DType::F64] {
+        check(&ELEMENTWISE, |len| {
+            ActivationDesc { activation: Activation::Sigmoid, dtype, len }.plan(TARGET).expect("plan")
+        });
+    }
+    check(&ELEMENTWISE, |len| {
+        ActivationBackwardDesc { activation: Activation::GeluErf, dtype: DType::F32, len }
+            .plan(TARGET)
+            .expect("plan")
+    });
+    check(&ELEMENTWISE, |len| {
+        GatedBackwardDesc { activation: GatedActivation::Swiglu, dtype: DType::F16, len }
+            .plan(TARGET)
+            .expect("plan")
+    });
+}

@@ -1,0 +1,20 @@
+//! The primitives: every case within its budget in the emulator and on a GPU, what is refused, what must not change, and the
+//! judgment of NVIDIA's assembler.
+
+mod accuracy;
+mod attention;
+mod batch_norm;
+mod counters;
+mod cuda;
+mod emulator;
+mod gemm;
+mod gemm_f32;
+mod gradients;
+mod group_norm;
+mod null_device;
+mod plans;
+mod ptxas;
+mod recurrent;
+mod row_norms;
+mod rows;
+mod suite;

@@ -1,0 +1,168 @@
+//! Kernels that tuning can choose, assembled by NVIDIA's `ptxas`.
+//!
+//! `WARPWRIGHT_PTXAS` names the assembler (`cargo xtask ptxas` installs one). Without it the test is skipped in so many
+//! words, and fails under `WARPWRIGHT_REQUIRE_PTXAS=1`. All kernels for one target are assembled, and for the others a
+//! sample of those that the first has not: the first kernel of each operation and each [`SAMPLE`]th after it. `cargo xtask
+//! nightly ptxas` sets `WARPWRIGHT_ALL_TARGETS=1` and assembles every kernel for every target that it claims.
+//! `WARPWRIGHT_KERNELS` has parts, between commas, of the names that are wanted; if all of them begin with names of
+//! operations, the others are not recorded.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use warpwright_ops::catalogue::{self, Entry, TARGETS};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{Target, TargetVariant};
+use warpwright_testkit::kernels::operations;
+
+/// Kernels that spill: products of double precision and a batch norm of 16 bits on sm_75, gradients of groups on sm_86 and of rows of double
+/// precision on sm_80, all of them a few words, and sequences that fill a block. Their assembly must still succeed.
+const SPILLS: [&str; 7] = [
+    "batch_norm_normalise_add_nhwc_bf16_x8_512x8",
+    "gemm_f64_oo_simt_64x64x16_s2_p16",
+    "gemm_f64_oo_simt_64x64x16_s2_p16_split",
+    "group_norm_last_backward_sums_f32_x4",
+    "lstm_sweep_bf16_h512_b1_u16",
+    "lstm_sweep_f16_h512_b1_u16",
+    "rms_norm_backward_f64_x2_v0_g1024_t1024",
+];
+
+/// Sequences whose blocks keep 128 registers of weights in every thread: some words of a step lie in memory, ten of most, and
+/// 130 where as many weights again are in shared memory. A step takes microseconds, and reading them a fraction of one. In
+/// clusters of blocks of 256 units it is one to nine words. Where states are tagged it is weights on their way to registers, before the first step; of
+/// `tf32`, whose weights take twice the registers, up to 70 words.
+fn keeps_weights(kernel: &str) -> bool {
+    let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
+    let backward = kernel.contains("_sweep_f32_") && kernel.ends_with("_u8_blocks");
+    let groups = kernel.starts_with("gru_sweep_") && kernel.ends_with("_u16_g2");
+    let whole = has(&["_u16_blocks", "_u16_tags"]);
+    let spread = has(&["_h1024_", "_h2048_"]) && (backward || groups || whole);
+    let spread = spread || kernel.starts_with("gru_sequence_tf32_h768_");
+    let few_units = has(&["f16_h512_", "_sweep_f32_h256_", "lstm_sweep_f16_h256_", "lstm_sweep_bf16_h256_"]);
+    let in_cluster = few_units && kernel.contains("_u32_cluster");
+    spread || in_cluster
+}
+
+/// The target whose kernels are all assembled at every change.
+const WHOLE: Target = Target::sm(90);
+/// Of so many kernels of an operation that another target has in addition one is assembled at every change.
+const SAMPLE: usize = 8;
+
+/// A kernel to be assembled: its modules would take gigabytes.
+struct Source {
+    op: &'static str,
+    name: String,
+    text: String,
+    /// What it is assembled for: kernels with instructions of one architecture alone name it themselves.
+    target: Target,
+    /// Hash of the text but for its version and target.
+    instructions: u64,
+}
+
+impl Source {
+    fn new(op: &'static str, target: Target, kernel: &Kernel) -> Self {
+        let mut hasher = DefaultHasher::new();
+        let heads = |line: &&str| !line.starts_with(".version") && !line.starts_with(".target");
+        kernel.text().lines().filter(heads).for_each(|line| line.hash(&mut hasher));
+        let specific = kernel.target().variant == TargetVariant::Specific;
+        let target = if specific { kernel.target() } else { target };
+        let (name, text) = (kernel.name().to_owned(), kernel.text().to_owned());
+        Self { op, name, text, target, instructions: hasher.finish() }
+    }
+}
+
+/// What `f` gives for each of the items, in their order, on all cores.
+fn on_all_cores<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut results = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else { return results };
+            results.push((index, f(item)));
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut all: Vec<_> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        handles.into_iter().flat_map(|h| h.join().expect("worker")).collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, result)| result).collect()
+}
+
+/// The kernels of these operations for a target that have one of the parts in their names.
+fn recorded(target: Target, operations: &[Entry], parts: &[&str]) -> Vec<Source> {
+    let claimed = operations.iter().filter(|entry| entry.targets.contains(&target));
+    let jobs: Vec<_> = claimed.flat_map(|e| e.dtypes.iter().map(move |d| (e, *d))).collect();
+    let of = |(entry, dtype): &(&Entry, _)| -> Vec<Source> {
+        let kernels = catalogue::kernels(entry.op, entry.direction, *dtype, target).expect("kernels record");
+        let wanted = kernels.iter().filter(|kernel| parts.iter().any(|part| kernel.name().contains(part)));
+        wanted.map(|kernel| Source::new(entry.op, target, kernel)).collect()
+    };
+    on_all_cores(&jobs, of).into_iter().flatten().collect()
+}
+
+fn ptxas() -> Option<PathBuf> {
+    let found = std::env::var_os("WARPWRIGHT_PTXAS").map(PathBuf::from);
+    let required = std::env::var_os("WARPWRIGHT_REQUIRE_PTXAS").is_some_and(|v| v == "1");
+    assert!(
+        found.is_some() || !required,
+        "WARPWRIGHT_REQUIRE_PTXAS=1, but WARPWRIGHT_PTXAS names no assembler"
+    );
+    if found.is_none() {
+        eprintln!("skipped: WARPWRIGHT_PTXAS names no assembler");
+    }
+    found
+}
+
+/// What ptxas objects to: an error, or a spill.
+fn assemble(ptxas: &PathBuf, kernel: &Source, index: usize) -> Result<(), String> {
+    let source = std::env::temp_dir().join(format!("warpwright-{}-{index}.ptx", std::process::id()));
+    let cubin = source.with_extension("cubin");
+    std::fs::write(&source, &kernel.text).map_err(|e| e.to_string())?;
+    let Source { name, target, .. } = kernel;
+    let output = Command::new(ptxas)
+        .args(["-v", "-arch", &target.to_string(), "-o"])
+        .args([&cubin, &source])
+        .output()
+        .map_err(|e| format!("{}: {e}", ptxas.display()))?;
+    for file in [source, cubin] {
+        // The file of a failed run does not exist.
+        let _ = std::fs::remove_file(file);
+    }
+    let log = String::from_utf8_lossy(&output.stderr);
+    let spills = SPILLS.contains(&name.as_str()) || keeps_weights(name);
+    let clean = log.contains("0 bytes spill stores, 0 bytes spill loads") || spills;
+    if output.status.success() && clean { Ok(()) } else { Err(format!("{name} for {target}: {log}")) }
+}
+
+#[test]
+fn kernels_assemble_without_spills() {
+    let Some(ptxas) = ptxas() else { return };
+    let parts = std::env::var("WARPWRIGHT_KERNELS").unwrap_or_default();
+    let parts: Vec<_> = parts.split(',').collect();
+    let operations = operations(&parts);
+    let all_targets = std::env::var_os("WARPWRIGHT_ALL_TARGETS").is_some_and(|v| v == "1");
+    let others = TARGETS.into_iter().filter(|target| *target != WHOLE);
+    let (mut work, mut seen) = (Vec::new(), HashSet::new());
+    for target in [WHOLE].into_iter().chain(others) {
+        let mut counts: HashMap<_, usize> = HashMap::new();
+        work.extend(recorded(target, &operations, &parts).into_iter().filter(|kernel| {
+            let new = seen.insert(kernel.instructions);
+            let before = counts.entry(kernel.op).or_default();
+            let sampled = target == WHOLE || before.is_multiple_of(SAMPLE);
+            *before += usize::from(new);
+            all_targets || (new && sampled)
+        }));
+    }
+    assert!(work.len() > 100 || parts != [""], "the catalogue has shrunk to {} kernels", work.len());
+    eprintln!("{} kernels", work.len());
+    let indices: Vec<usize> = (0..work.len()).collect();
+    let failed: Vec<String> =
+        on_all_cores(&indices, |&i| assemble(&ptxas, &work[i], i).err()).into_iter().flatten().collect();
+    assert!(failed.is_empty(), "{} of {} kernels:\n{}", failed.len(), work.len(), failed.join("\n"));
+}
