@@ -1,10 +1,13 @@
 //! The command line as types. The comments on fields are the help texts.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use warpwright_emu::Completion;
 use warpwright_ptx::{DType, Target};
+
+use crate::op_options::OpOptions;
 
 /// Quantise checkpoints, and run, lint, check and measure GPU kernels, on a GPU or on a machine without one.
 #[derive(Debug, Parser)]
@@ -15,7 +18,8 @@ pub struct Cli {
     pub command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 something was found to be wrong, 2 usage or input/output.\n\
+const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 something was found to be wrong, 2 usage or input/output,\n\
+    130 ended by Ctrl-C, 143 by SIGTERM; an output appears whole or not at all.\n\
     Results go to standard output, everything else to standard error. NO_COLOR turns colours off.";
 
 /// The subcommands.
@@ -27,7 +31,7 @@ pub enum Command {
     Ops(OpsArgs),
     /// Print the PTX of a primitive.
     #[command(after_help = EMIT_EXAMPLES)]
-    Emit(EmitArgs),
+    Emit(Box<EmitArgs>),
     /// Hold primitives against their f64 references, with the sanitizers on in the emulator.
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
@@ -118,7 +122,11 @@ pub struct OpsArgs {
 const EMIT_EXAMPLES: &str = "Examples:
   warpwright emit silu --dtype bf16
   warpwright emit gelu_tanh --backward --target sm_75
-  warpwright emit quantize_nf4 --block-size 128 > nf4.ptx && warpwright lint nf4.ptx";
+  warpwright emit attention --dtype bf16 --head-dim 64 --heads 32 --num-kv-heads 8 --causal --queries 4096
+  warpwright emit quantize_nf4 --block-size 128 > nf4.ptx && warpwright lint nf4.ptx
+
+The text has all kernels of the plan. If one of them needs instructions of one architecture alone, such as sm_90a, the
+module is for that; --json gives every kernel by itself too, and how each is launched.";
 
 /// `emit`
 #[derive(Debug, Args)]
@@ -135,12 +143,9 @@ pub struct EmitArgs {
     /// The backward pass.
     #[arg(long)]
     pub backward: bool,
-    /// Number of elements to plan for; decides between kernel variants.
-    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
-    pub elements: u64,
-    /// Elements that share a scale (quantise and dequantise).
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    pub block_size: u32,
+    /// What else the primitive is told.
+    #[command(flatten)]
+    pub options: OpOptions,
     /// Output form: the text and, in order, the launches that it takes.
     #[command(flatten)]
     pub json: JsonArg,
@@ -149,6 +154,17 @@ pub struct EmitArgs {
 const CHECK_EXAMPLES: &str = "Examples:
   warpwright check
   warpwright check silu gelu_erf --device cuda:0 --json";
+
+/// What ends kernels that do not end by themselves.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct LimitArgs {
+    /// Instructions of warps after which a launch is ended, in the emulator.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_steps: Option<u64>,
+    /// Seconds after which what runs is ended.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub time_limit: Option<Duration>,
+}
 
 /// `check`
 #[derive(Debug, Args)]
@@ -159,6 +175,9 @@ pub struct CheckArgs {
     /// Where to run.
     #[command(flatten)]
     pub device: DeviceArg,
+    /// Limits: of steps for each launch, of time for the whole command.
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Output form.
     #[command(flatten)]
     pub json: JsonArg,
@@ -329,7 +348,8 @@ const RUN_EXAMPLES: &str = "Arguments go to the kernel's parameters in order:
   tensormap:0:bf16:128x64:256:64x8:128B       a tensor map over array 0 of those before it, as a 128-byte parameter:
                            array, element type, dimensions, strides in bytes, box, swizzle (none, 32B, 64B, 128B);
                            lists from the innermost dimension outwards, no strides for a dense tensor
-bf16 arrays are read and written as their u16 bits.
+bf16 arrays are read and written as their u16 bits. An output takes the place of an array or page of an earlier run; another
+file is replaced with --force, and one that the same run reads never is.
 
 On the emulator, what the sanitizers find is printed with the line of PTX, and the exit code is 1.
 
@@ -374,13 +394,16 @@ pub struct RunArgs {
     /// random or random:SEED. Results that differ between these show a missing wait.
     #[arg(long, value_name = "WHEN", default_value = "latest", value_parser = parse_completion)]
     pub completion: (Completion, u64),
+    /// Limits of the launch.
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Print what the emulator counted, by line and in all.
     #[arg(long)]
     pub counters: bool,
     /// Write a page with the lines of the PTX coloured by what they cost.
     #[arg(long, value_name = "FILE.html")]
     pub html: Option<PathBuf>,
-    /// Replace outputs that exist.
+    /// Replace outputs that are no arrays or pages of an earlier run.
     #[arg(long)]
     pub force: bool,
     /// Output form.
@@ -465,11 +488,17 @@ fn parse_dim3(text: &str) -> Result<Dim3, String> {
     Ok(out)
 }
 
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.trim().parse().map_err(|_| format!("{text:?} is no number"))?;
+    let limit = Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero());
+    limit.ok_or_else(|| format!("{text:?} is no positive number of seconds"))
+}
+
 fn parse_target(text: &str) -> Result<Target, String> {
     Target::from_name(text).ok_or_else(|| "expected sm_75, sm_90, sm_90a or the like".to_owned())
 }
 
-fn parse_float_dtype(text: &str) -> Result<DType, String> {
+pub(crate) fn parse_float_dtype(text: &str) -> Result<DType, String> {
     DType::from_name(text)
         .filter(|dtype| dtype.is_float())
         .ok_or_else(|| "expected f32, f64, f16 or bf16".to_owned())
@@ -492,6 +521,15 @@ mod tests {
         assert_eq!(parse_dim3("7, 8,9"), Ok([7, 8, 9]));
         for bad in ["", "0", "1,2,3,4", "-1", "1,,2", "99999999999"] {
             assert!(parse_dim3(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn time_limits_are_positive_numbers_of_seconds() {
+        assert_eq!(parse_seconds("1.5"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_seconds("3"), Ok(Duration::from_secs(3)));
+        for bad in ["", "0", "-1", "nan", "inf", "1e300", "2s"] {
+            assert!(parse_seconds(bad).is_err(), "{bad}");
         }
     }
 

@@ -4,11 +4,14 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use warpwright_ops::PlanError;
+use warpwright_ops::{Direction, PlanError};
+use warpwright_ptx::{JoinError, Target};
 use warpwright_runtime::Error as DeviceError;
 
 use crate::checkpoint::CheckpointError;
+use crate::interrupt::Signal;
 use crate::npy::NpyError;
+use crate::paths::Shown;
 
 /// How a command that ran to its end went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +22,16 @@ pub enum Outcome {
     Findings,
 }
 
-/// Why a command could not do its work: exit code 2.
+/// What a command uses a file for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// It reads it.
+    Input,
+    /// It writes it.
+    Output,
+}
+
+/// Why a command could not do its work: exit code 2, or that of the signal that ended it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -45,8 +57,41 @@ pub enum Error {
         #[from]
         source: PlanError,
     },
+    /// A primitive does not take an option.
+    #[error("{op} ({direction}) has no option --{}", flag(option))]
+    OpOption {
+        /// The primitive.
+        op: String,
+        /// Which way it goes.
+        direction: Direction,
+        /// The name of the option.
+        option: &'static str,
+        /// The names of those that it takes.
+        takes: Vec<&'static str>,
+    },
+    /// The primitive's kernels were never assembled for the target.
+    #[error("{op} ({direction}) is not assembled for {target}")]
+    Target {
+        /// The primitive.
+        op: String,
+        /// Which way it goes.
+        direction: Direction,
+        /// What was asked for.
+        target: Target,
+        /// What there is.
+        supported: &'static [Target],
+    },
+    /// The kernels of a primitive do not go into one module.
+    #[error("the kernels of {op} do not go into one module: {source}")]
+    Join {
+        /// The primitive.
+        op: String,
+        /// Why.
+        #[source]
+        source: JoinError,
+    },
     /// Any other file.
-    #[error("{}: cannot {action}: {source}", path.display())]
+    #[error("{}: cannot {action}: {source}", Shown(path))]
     File {
         /// The file.
         path: PathBuf,
@@ -55,6 +100,24 @@ pub enum Error {
         /// The system's reason.
         #[source]
         source: io::Error,
+    },
+    /// An output would take the place of a file that the command reads, or writes already.
+    #[error("{}: is {}", Shown(output), match role { Use::Input => format!("read as {}", Shown(other)), Use::Output => "written twice".to_owned() })]
+    OutputTaken {
+        /// The output.
+        output: PathBuf,
+        /// The other name of the file.
+        other: PathBuf,
+        /// What else it is.
+        role: Use,
+    },
+    /// A text is longer than any kernel.
+    #[error("{}: is longer than {limit} bytes", Shown(path))]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// What is read at most.
+        limit: u64,
     },
     /// The command line asks for something that cannot be.
     #[error("{message}")]
@@ -68,8 +131,11 @@ pub enum Error {
     #[error("cannot write to standard output: {0}")]
     Stdout(#[source] io::Error),
     /// Ctrl-C, or a request to end.
-    #[error("interrupted; nothing was left behind")]
-    Interrupted,
+    #[error("interrupted by {signal}; nothing was left behind")]
+    Interrupted {
+        /// What asked.
+        signal: Signal,
+    },
 }
 
 impl Error {
@@ -103,7 +169,23 @@ impl Error {
                 Some("`warpwright ops` lists them".to_owned())
             }
             Self::Usage { help, .. } => help.clone(),
-            Self::Plan { .. } | Self::File { .. } | Self::Stdout(_) | Self::Interrupted => None,
+            Self::OpOption { takes, .. } => {
+                let flags: Vec<_> = takes.iter().map(|name| format!("--{}", flag(name))).collect();
+                Some(format!("it takes {}", flags.join(", ")))
+            }
+            Self::Target { supported, .. } => {
+                let names: Vec<_> = supported.iter().map(ToString::to_string).collect();
+                Some(format!("--target is one of {}", names.join(", ")))
+            }
+            Self::OutputTaken { .. } => {
+                Some("name another path; --force does not replace what is in use".to_owned())
+            }
+            Self::Join { .. }
+            | Self::Plan { .. }
+            | Self::File { .. }
+            | Self::TooLong { .. }
+            | Self::Stdout(_)
+            | Self::Interrupted { .. } => None,
         }
     }
 
@@ -112,8 +194,7 @@ impl Error {
         match self {
             // The reader had enough, as in `warpwright ops | head`.
             Self::Stdout(source) if source.kind() == io::ErrorKind::BrokenPipe => 0,
-            // What shells report for a program ended by Ctrl-C.
-            Self::Interrupted => 130,
+            Self::Interrupted { signal } => signal.exit_code(),
             _ => 2,
         }
     }
@@ -128,6 +209,11 @@ impl From<DeviceError> for Error {
     fn from(source: DeviceError) -> Self {
         Self::Device { context: None, source: Box::new(source) }
     }
+}
+
+/// The spelling of an option on the command line.
+fn flag(name: &str) -> String {
+    name.replace('_', "-")
 }
 
 /// An error with its causes behind it.

@@ -13,6 +13,8 @@ pub mod error;
 mod html;
 pub mod interrupt;
 pub mod npy;
+pub mod op_options;
+mod paths;
 pub mod report;
 mod sarif;
 pub mod style;
@@ -33,16 +35,20 @@ pub fn main() -> ExitCode {
         console.flush()?;
         Ok(outcome)
     });
-    match result {
-        Ok(Outcome::Clean) => ExitCode::SUCCESS,
-        Ok(Outcome::Findings) => ExitCode::from(1),
+    let code = match result {
+        Ok(Outcome::Clean) => 0,
+        Ok(Outcome::Findings) => 1,
         Err(error) => {
+            // Whatever stopped when the user asked for the end did so for that reason.
+            let error = interrupt::check().err().unwrap_or(error);
             // What was already said comes before the error where both go to one terminal.
             let _ = console.flush();
             if !error.is_silent() {
                 console.error(&error, error.help().as_deref());
             }
-            ExitCode::from(error.exit_code())
+            error.exit_code()
         }
-    }
+    };
+    interrupt::exit_if_abandoned(code);
+    ExitCode::from(code)
 }

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 use warpwright_ptx::DType;
 
+use crate::checkpoint::safetensors::read_exact_at;
+use crate::paths::Shown;
+
 /// An array in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Array {
@@ -20,7 +23,7 @@ pub struct Array {
 
 /// What is wrong with a `.npy` file.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {defect}", file.display())]
+#[error("{}: {defect}", Shown(file))]
 pub struct NpyError {
     /// The file.
     pub file: PathBuf,
@@ -42,6 +45,9 @@ pub enum NpyDefect {
         #[source]
         source: io::Error,
     },
+    /// A pipe, a device or the like.
+    #[error("is not a regular file")]
+    NotAFile,
     /// The first bytes are others.
     #[error("is not an .npy file")]
     Magic,
@@ -88,6 +94,14 @@ pub enum HeaderDefect {
         /// Where.
         at: usize,
     },
+    /// It is longer than any header.
+    #[error("it is {length} bytes long, the limit is {limit}")]
+    TooLong {
+        /// What the file says.
+        length: u64,
+        /// What is read at most.
+        limit: u64,
+    },
     /// A key is not there.
     #[error("'{0}' is missing")]
     Missing(&'static str),
@@ -99,6 +113,7 @@ impl NpyError {
         Some(match &self.defect {
             NpyDefect::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => "check the path".to_owned(),
             NpyDefect::Io { .. } => return None,
+            NpyDefect::NotAFile => "write the array to a file first".to_owned(),
             NpyDefect::Magic | NpyDefect::Version(..) | NpyDefect::Header(_) => {
                 "write it with numpy.save(path, array)".to_owned()
             }
@@ -120,25 +135,77 @@ impl From<HeaderDefect> for NpyDefect {
 }
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
+/// Bytes of a header; a shape of thirty thousand extents takes a tenth.
+const MAX_HEADER: u64 = 1 << 20;
+/// What is read of a file at once.
+const CHUNK: usize = 4 << 20;
 
-impl Array {
-    /// Reads a file.
+/// A `.npy` file whose header was read. The elements stay on disk until they are asked for, a chunk at a time.
+#[derive(Debug)]
+pub struct NpyFile {
+    /// Element type; see [`Array::dtype`].
+    pub dtype: DType,
+    /// Shape; empty for a scalar.
+    pub shape: Vec<u64>,
+    /// Size of the elements.
+    pub bytes: u64,
+    path: PathBuf,
+    file: File,
+    /// Where the elements begin.
+    start: u64,
+}
+
+impl NpyFile {
+    /// Opens a file and checks its header and length.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn read(path: &Path) -> Result<Self, NpyError> {
+    pub fn open(path: &Path) -> Result<Self, NpyError> {
         let fail = |defect| NpyError { file: path.to_owned(), defect };
         let io = |action| move |source| fail(NpyDefect::Io { action, source });
+        // Opening a pipe would wait for who writes to it.
+        if !std::fs::metadata(path).map_err(io("open"))?.is_file() {
+            return Err(fail(NpyDefect::NotAFile));
+        }
         let file = File::open(path).map_err(io("open"))?;
         let length = file.metadata().map_err(io("open"))?.len();
-        Self::parse(io::BufReader::new(file), length).map_err(fail)
+        let Header { dtype, shape, bytes } = Header::read(io::BufReader::new(&file), length).map_err(fail)?;
+        Ok(Self { dtype, shape, bytes, path: path.to_owned(), file, start: length - bytes })
     }
 
-    /// Reads an array from the `length` bytes of `source`.
+    /// Hands the elements over in order, with the offset of each part.
     ///
     /// # Errors
-    /// What is wrong.
-    pub fn parse(mut source: impl Read, length: u64) -> Result<Self, NpyDefect> {
+    /// The file cannot be read any more, or what `take` says.
+    pub fn for_each_chunk<E: From<NpyError>>(
+        &self,
+        mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut chunk = vec![0; CHUNK.min(usize::try_from(self.bytes).unwrap_or(CHUNK))];
+        let mut at = 0;
+        while at < self.bytes {
+            let here = (self.bytes - at).min(CHUNK as u64);
+            let chunk = &mut chunk[..here as usize];
+            read_exact_at(&self.file, chunk, self.start + at)
+                .map_err(|source| NpyDefect::Io { action: "read", source })
+                .map_err(|defect| NpyError { file: self.path.clone(), defect })?;
+            take(at, chunk)?;
+            at += here;
+        }
+        Ok(())
+    }
+}
+
+/// What a header says.
+struct Header {
+    dtype: DType,
+    shape: Vec<u64>,
+    bytes: u64,
+}
+
+impl Header {
+    /// Reads it from the beginning of the `length` bytes of `source`, and holds the length against it.
+    fn read(mut source: impl Read, length: u64) -> Result<Self, NpyDefect> {
         let mut start = [0u8; 8];
         source.read_exact(&mut start).map_err(|_| NpyDefect::Magic)?;
         if &start[..6] != MAGIC {
@@ -154,20 +221,73 @@ impl Array {
         let header_length = u64::from(u32::from_le_bytes(field));
         let holds =
             length.checked_sub(8 + length_bytes as u64 + header_length).ok_or(HeaderDefect::Truncated)?;
+        // What a damaged field promises would be read in vain.
+        if header_length > MAX_HEADER {
+            return Err(HeaderDefect::TooLong { length: header_length, limit: MAX_HEADER }.into());
+        }
         let read = |source| NpyDefect::Io { action: "read", source };
         let mut header = Vec::new();
-        source.by_ref().take(header_length).read_to_end(&mut header).map_err(read)?;
+        source.take(header_length).read_to_end(&mut header).map_err(read)?;
         let Fields { descr, fortran, shape } = Fields::parse(&header)?;
         let dtype = dtype_of(&descr).ok_or(NpyDefect::Type(descr))?;
         // The order means nothing where at most one extent is larger than one.
         if fortran && shape.iter().filter(|&&extent| extent > 1).count() > 1 {
             return Err(NpyDefect::Fortran);
         }
-        let needs = byte_count(dtype, &shape).ok_or_else(|| NpyDefect::Shape(shape.clone()))?;
-        if needs != holds {
-            return Err(NpyDefect::Length { shape, dtype, needs, holds });
+        let bytes = byte_count(dtype, &shape).ok_or_else(|| NpyDefect::Shape(shape.clone()))?;
+        if bytes != holds {
+            return Err(NpyDefect::Length { shape, dtype, needs: bytes, holds });
         }
+        Ok(Self { dtype, shape, bytes })
+    }
+}
+
+/// The beginning of a file, up to its elements.
+pub fn header(dtype: DType, shape: &[u64]) -> Vec<u8> {
+    let mut header = format!("{{'descr': '{}', 'fortran_order': False, 'shape': ", descr_of(dtype));
+    header.push_str(&ShapeTuple(shape).to_string());
+    header.push_str(", }");
+    // The data starts at a multiple of 64 bytes; the header ends in a newline.
+    let short = 6 + 2 + 2 + header.len() + 1;
+    let (version, field) =
+        if short.next_multiple_of(64) - 10 <= usize::from(u16::MAX) { (1, 2) } else { (2, 4) };
+    let unpadded = 8 + field + header.len() + 1;
+    header.extend(std::iter::repeat_n(' ', unpadded.next_multiple_of(64) - unpadded));
+    header.push('\n');
+    let mut out = MAGIC.to_vec();
+    out.extend([version, 0]);
+    out.extend(&(header.len() as u32).to_le_bytes()[..field]);
+    out.extend_from_slice(header.as_bytes());
+    out
+}
+
+impl Array {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that it does not fit into memory.
+    pub fn read(path: &Path) -> Result<Self, NpyError> {
+        let file = NpyFile::open(path)?;
         let mut bytes = Vec::new();
+        let room = usize::try_from(file.bytes).ok().and_then(|n| bytes.try_reserve_exact(n).ok());
+        if room.is_none() {
+            return Err(NpyError { file: file.path, defect: NpyDefect::Shape(file.shape) });
+        }
+        file.for_each_chunk(|_, chunk| -> Result<(), NpyError> {
+            bytes.extend_from_slice(chunk);
+            Ok(())
+        })?;
+        Ok(Self { dtype: file.dtype, shape: file.shape, bytes })
+    }
+
+    /// Reads an array from the `length` bytes of `source`.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn parse(mut source: impl Read, length: u64) -> Result<Self, NpyDefect> {
+        let Header { dtype, shape, bytes: needs } = Header::read(&mut source, length)?;
+        let mut bytes = Vec::new();
+        let read = |source| NpyDefect::Io { action: "read", source };
         source.take(needs).read_to_end(&mut bytes).map_err(read)?;
         if bytes.len() as u64 != needs {
             return Err(NpyDefect::Length { shape, dtype, needs, holds: bytes.len() as u64 });
@@ -177,20 +297,7 @@ impl Array {
 
     /// The file's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut header = format!("{{'descr': '{}', 'fortran_order': False, 'shape': ", descr_of(self.dtype));
-        header.push_str(&ShapeTuple(&self.shape).to_string());
-        header.push_str(", }");
-        // The data starts at a multiple of 64 bytes; the header ends in a newline.
-        let short = 6 + 2 + 2 + header.len() + 1;
-        let (version, field) =
-            if short.next_multiple_of(64) - 10 <= usize::from(u16::MAX) { (1, 2) } else { (2, 4) };
-        let unpadded = 8 + field + header.len() + 1;
-        header.extend(std::iter::repeat_n(' ', unpadded.next_multiple_of(64) - unpadded));
-        header.push('\n');
-        let mut out = MAGIC.to_vec();
-        out.extend([version, 0]);
-        out.extend(&(header.len() as u32).to_le_bytes()[..field]);
-        out.extend_from_slice(header.as_bytes());
+        let mut out = header(self.dtype, &self.shape);
         out.extend_from_slice(&self.bytes);
         out
     }

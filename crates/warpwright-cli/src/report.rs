@@ -208,15 +208,19 @@ fn table(tensors: &[&TensorResult]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use warpwright_ops::quantise::{NibbleOrder, Scheme};
     use warpwright_ptx::DType;
 
     use super::*;
     use crate::checkpoint::StoredType;
+    use crate::convert::kernels::{Groups, Method};
     use crate::convert::measure::ErrorStats;
 
     fn summary(name: &str) -> Summary {
         let mut error = ErrorStats::default();
-        error.add(&crate::convert::floats::f32_bytes(&[3.0, 4.0]), DType::F32, &[3.0, 4.5]);
+        let method = Method { scheme: Scheme::Int4Symmetric, group_size: 2, order: NibbleOrder::LowFirst };
+        let groups = Groups { codes: &[0xfe], scales: &[0.5], zero_points: &[] };
+        error.add(&crate::convert::floats::f32_bytes(&[3.0, 4.0]), DType::F32, groups, method);
         let tensor = TensorResult {
             name: name.to_owned(),
             shape: vec![1, 2],

@@ -9,6 +9,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table as G
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::Error;
+use crate::paths::{Harmless, is_harmless};
 
 /// The two streams and what they can show.
 pub struct Console {
@@ -76,16 +77,17 @@ impl Console {
     pub fn note(&self, text: impl fmt::Display) {
         let word = Paint { on: self.colour && self.err_is_terminal, code: BOLD_CYAN, text: "note" };
         // Nobody is left to tell if standard error is closed.
-        let _ = writeln!(io::stderr(), "{word}: {text}");
+        let _ = writeln!(io::stderr(), "{word}: {}", Harmless(&text.to_string()));
     }
 
     /// An error and its remedy on standard error.
     pub fn error(&self, text: impl fmt::Display, help: Option<&str>) {
         let on = self.colour && self.err_is_terminal;
         let mut err = io::stderr();
-        let _ = writeln!(err, "{}: {text}", Paint { on, code: BOLD_RED, text: "error" });
+        let text = text.to_string();
+        let _ = writeln!(err, "{}: {}", Paint { on, code: BOLD_RED, text: "error" }, Harmless(&text));
         if let Some(help) = help {
-            let _ = writeln!(err, "{}: {help}", Paint { on, code: BOLD_CYAN, text: "help" });
+            let _ = writeln!(err, "{}: {}", Paint { on, code: BOLD_CYAN, text: "help" }, Harmless(help));
         }
     }
 
@@ -121,7 +123,7 @@ impl Console {
 
     /// A progress bar over `total` bytes on standard error; hidden off a terminal.
     pub fn progress(&self, total: u64) -> Progress {
-        self.bar(total, "{bytes:>10} of {total_bytes}  {bytes_per_sec}  {wide_msg}")
+        self.bar(total, "{decimal_bytes:>10} of {decimal_total_bytes}  {decimal_bytes_per_sec}  {wide_msg}")
     }
 
     /// A progress bar over `total` steps.
@@ -321,7 +323,7 @@ impl fmt::Display for Excerpt<'_> {
         let kind = if self.is_error { "error" } else { "warning" };
         let head = format!("{kind}[{}]", self.code);
         let head = if self.is_error { palette.error(&head) } else { palette.warning(&head) };
-        write!(f, "{head}: {}", palette.strong(self.message))?;
+        write!(f, "{head}: {}", palette.strong(&Harmless(self.message).to_string()))?;
         let number = self.line.to_string();
         let margin = " ".repeat(number.len());
         let place = if self.line == 0 {
@@ -341,7 +343,13 @@ impl fmt::Display for Excerpt<'_> {
         }
         for (line, note) in self.notes {
             let place = if *line == 0 { String::new() } else { format!(" (line {line})") };
-            write!(f, "\n{margin} {} {}: {note}{place}", palette.frame("="), palette.strong("note"))?;
+            write!(
+                f,
+                "\n{margin} {} {}: {}{place}",
+                palette.frame("="),
+                palette.strong("note"),
+                Harmless(note)
+            )?;
         }
         if let Some(help) = self.help {
             write!(f, "\n{margin} {} {}: {help}", palette.frame("="), palette.strong("help"))?;
@@ -354,10 +362,10 @@ impl Excerpt<'_> {
     /// Widest quoted line.
     const WIDTH: usize = 160;
 
-    /// The line as it is shown (tabs and control characters as blanks, cut to a window around the place), and where
+    /// The line as it is shown (tabs and what a terminal would act on as blanks, cut to a window around the place), and where
     /// and how long to underline.
     fn underline(&self, line: &str) -> (String, usize, usize) {
-        let characters: Vec<char> = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let characters: Vec<char> = line.chars().map(|c| if is_harmless(c) { c } else { ' ' }).collect();
         let blanks = characters.iter().take_while(|c| c.is_whitespace()).count();
         let (start, length) = if self.column == 0 {
             (blanks, characters.len() - blanks)
@@ -384,6 +392,11 @@ pub fn human_bytes(bytes: u64) -> String {
         unit += 1;
     }
     format!("{value:.1} {}", UNITS[unit])
+}
+
+/// Bytes in so many seconds as a rate, `1.5 GB/s`.
+pub fn human_rate(bytes: u64, seconds: f64) -> String {
+    format!("{:.2} GB/s", bytes as f64 / 1e9 / seconds.max(1e-9))
 }
 
 /// A shape as `[2, 3]`.

@@ -11,16 +11,17 @@ use tempfile::NamedTempFile;
 
 use super::error::{CheckpointError, Defect};
 use super::safetensors::read_exact_at;
+use crate::interrupt::{self, Leftover};
 
 /// Where the writer puts its bytes.
 ///
 /// A trait, so that tests can stand in a disk that fills up.
-pub trait Storage {
-    /// Writes all of `bytes` at `offset`, growing the file where needed.
+pub trait Storage: Sync {
+    /// Writes all of `bytes` at `offset`, growing the file where needed. Several threads may do so at a time, each in its place.
     ///
     /// # Errors
     /// The system's reason.
-    fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
     /// Reads back what was written.
     ///
@@ -34,6 +35,8 @@ pub trait Storage {
 pub struct AtomicFile {
     target: PathBuf,
     temporary: NamedTempFile,
+    /// Dropped after the file.
+    leftover: Leftover,
     replace: bool,
 }
 
@@ -56,10 +59,12 @@ impl AtomicFile {
             // What an ordinary new file gets: the umask takes its share off.
             builder.permissions(std::fs::Permissions::from_mode(0o666));
         }
+        let busy = interrupt::busy();
         let temporary = builder.tempfile_in(folder_of(target)).map_err(|source| {
             CheckpointError::file(target, Defect::Io { action: "create the file", source })
         })?;
-        Ok(Self { target: target.to_owned(), temporary, replace })
+        let leftover = Leftover::new(temporary.path(), &busy);
+        Ok(Self { target: target.to_owned(), temporary, leftover, replace })
     }
 
     /// The name that the file will have.
@@ -67,18 +72,28 @@ impl AtomicFile {
         &self.target
     }
 
+    /// Makes the bytes durable, which may take long.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn sync(&self) -> Result<(), CheckpointError> {
+        let failed = |source| CheckpointError::file(&self.target, Defect::Io { action: "write", source });
+        self.temporary.as_file().sync_all().map_err(failed)
+    }
+
     /// Makes the bytes durable and gives the file its name.
     ///
     /// # Errors
     /// The system's reason, or that the target has come into being meanwhile. The temporary file is gone then.
     pub fn commit(self) -> Result<(), CheckpointError> {
-        let failed = |source| CheckpointError::file(&self.target, Defect::Io { action: "write", source });
-        self.temporary.as_file().sync_all().map_err(failed)?;
+        self.sync()?;
+        let _busy = interrupt::busy();
         let renamed = if self.replace {
             self.temporary.persist(&self.target)
         } else {
             self.temporary.persist_noclobber(&self.target)
         };
+        drop(self.leftover);
         renamed.map_err(|failure| {
             let defect = match failure.error.kind() {
                 io::ErrorKind::AlreadyExists => Defect::OutputExists,
@@ -93,21 +108,46 @@ impl AtomicFile {
 
 impl Storage for AtomicFile {
     #[cfg(unix)]
-    fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(self.temporary.as_file(), bytes, offset)
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        std::os::unix::fs::FileExt::write_all_at(self.temporary.as_file(), bytes, offset)?;
+        start_writeback(self.temporary.as_file(), bytes.len(), offset);
+        Ok(())
     }
 
     #[cfg(windows)]
-    fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        use std::io::{Seek, SeekFrom};
-        let file = self.temporary.as_file_mut();
-        file.seek(SeekFrom::Start(offset))?;
-        file.write_all(bytes)
+    fn write_all_at(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written = std::os::windows::fs::FileExt::seek_write(self.temporary.as_file(), bytes, offset)?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            bytes = &bytes[written..];
+            offset += written as u64;
+        }
+        Ok(())
     }
 
     fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         read_exact_at(self.temporary.as_file(), bytes, offset)
     }
+}
+
+/// Has the system begin to bring what was just written to the disk, so that the commit waits for the rest alone.
+///
+/// On Linux the advice that pages are not needed any more starts that without waiting, and drops only pages that are on the disk
+/// already; those of large writes would otherwise stay in memory until the end. It is advice: where it fails, nothing is lost.
+#[cfg(unix)]
+fn start_writeback(file: &File, length: usize, offset: u64) {
+    #[cfg(target_os = "linux")]
+    {
+        /// Below this the call costs more than it brings.
+        const LEAST: usize = 256 << 10;
+        if let Some(length) = std::num::NonZeroU64::new(length as u64).filter(|_| length >= LEAST) {
+            let _ = rustix::fs::fadvise(file, offset, Some(length), rustix::fs::Advice::DontNeed);
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, length, offset);
 }
 
 /// Writes a small file as a whole, atomically.
@@ -165,13 +205,13 @@ mod tests {
     fn a_dropped_file_leaves_nothing_and_a_committed_one_everything() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("out");
-        let mut file = AtomicFile::create(&target, false).unwrap();
+        let file = AtomicFile::create(&target, false).unwrap();
         file.write_all_at(b"half", 0).unwrap();
         assert_eq!(names(folder.path()).len(), 1);
         drop(file);
         assert!(names(folder.path()).is_empty());
 
-        let mut file = AtomicFile::create(&target, false).unwrap();
+        let file = AtomicFile::create(&target, false).unwrap();
         file.write_all_at(b"world", 6).unwrap();
         file.write_all_at(b"hello ", 0).unwrap();
         let mut back = [0; 3];

@@ -5,10 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::stored::StoredType;
+use crate::paths::Shown;
 
 /// A defect of a checkpoint file: where, in which tensor, and what.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {}{defect}", file.display(), Named(tensor.as_deref()))]
+#[error("{}: {}{defect}", Shown(file), Named(tensor.as_deref()))]
 pub struct CheckpointError {
     /// The file.
     pub file: PathBuf,
@@ -238,6 +239,9 @@ pub enum Defect {
     /// The output exists.
     #[error("exists already")]
     OutputExists,
+    /// The input is a pipe, a device or the like.
+    #[error("is not a regular file")]
+    InputNotAFile,
     /// The output is not something that can be replaced.
     #[error("is not a regular file")]
     NotAFile,
@@ -285,6 +289,7 @@ impl Defect {
             }
             Self::KeyTaken { .. } => "is the input quantised already? dequantise it first, or --skip this weight".to_owned(),
             Self::OutputExists => "name another output, or replace it with --force".to_owned(),
+            Self::InputNotAFile => "write it to a file first: checkpoints are not read in order".to_owned(),
             Self::NotAFile => "name a path for a new file".to_owned(),
         })
     }

@@ -242,6 +242,14 @@ pub struct Reader {
     by_name: HashMap<String, usize>,
 }
 
+/// The length of a file that can be read anywhere. Others are refused before they are opened: opening a pipe waits for who
+/// writes to it.
+pub(crate) fn regular_length(path: &Path) -> Result<u64, CheckpointError> {
+    let io = |source| CheckpointError::file(path, Defect::Io { action: "open", source });
+    let facts = std::fs::metadata(path).map_err(io)?;
+    if facts.is_file() { Ok(facts.len()) } else { Err(CheckpointError::file(path, Defect::InputNotAFile)) }
+}
+
 impl Reader {
     /// Opens a file and checks its header.
     ///
@@ -249,12 +257,9 @@ impl Reader {
     /// What is wrong with the file, with its name and the tensor's.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let io = |action| move |source| CheckpointError::file(path, Defect::Io { action, source });
+        let length = regular_length(path)?;
         let file = File::open(path).map_err(io("open"))?;
-        let facts = file.metadata().map_err(io("open"))?;
-        if !facts.is_file() {
-            return Err(CheckpointError::file(path, Defect::NotAFile));
-        }
-        let header = Header::parse(io::BufReader::new(&file), facts.len()).map_err(|(tensor, defect)| {
+        let header = Header::parse(io::BufReader::new(&file), length).map_err(|(tensor, defect)| {
             CheckpointError { file: path.to_owned(), tensor, defect: Box::new(defect) }
         })?;
         let by_name = header.tensors.iter().enumerate().map(|(at, t)| (t.name.clone(), at)).collect();

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::atomic::folder_of;
 use super::error::{CheckpointError, Defect};
-use super::safetensors::{Reader, TensorInfo};
+use super::safetensors::{Reader, TensorInfo, regular_length};
 
 /// File name of an index.
 pub const INDEX: &str = "model.safetensors.index.json";
@@ -77,7 +77,7 @@ impl Checkpoint {
 
     fn open_index(path: &Path) -> Result<Self, CheckpointError> {
         let io = |action| move |source| CheckpointError::file(path, Defect::Io { action, source });
-        let length = std::fs::metadata(path).map_err(io("open"))?.len();
+        let length = regular_length(path)?;
         if length > MAX_INDEX {
             let message = format!("is {length} bytes long, the limit is {MAX_INDEX}");
             return Err(CheckpointError::file(path, Defect::Index { message }));

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value, json};
 
@@ -105,7 +106,7 @@ pub struct Writer<S> {
     target: PathBuf,
     layout: Layout,
     /// How many bytes of each tensor are written.
-    written: Vec<u64>,
+    written: Vec<AtomicU64>,
 }
 
 impl Writer<AtomicFile> {
@@ -132,11 +133,11 @@ impl<S: Storage> Writer<S> {
     ///
     /// # Errors
     /// The system's reason.
-    pub fn new(mut storage: S, target: &Path, layout: Layout) -> Result<Self, CheckpointError> {
+    pub fn new(storage: S, target: &Path, layout: Layout) -> Result<Self, CheckpointError> {
         storage
             .write_all_at(&layout.header, 0)
             .map_err(|source| CheckpointError::file(target, Defect::Io { action: "write", source }))?;
-        let written = vec![0; layout.spans.len()];
+        let written = layout.spans.iter().map(|_| AtomicU64::new(0)).collect();
         Ok(Self { storage, target: target.to_owned(), layout, written })
     }
 
@@ -145,13 +146,13 @@ impl<S: Storage> Writer<S> {
         &self.layout
     }
 
-    /// Appends to the tensor that was given to the layout as number `at`.
+    /// Writes bytes of the tensor that was given to the layout as number `at`, from byte `offset` of it on. Several threads may
+    /// write at a time; each byte is written once.
     ///
     /// # Errors
-    /// The system's reason, or that the tensor would grow past its size.
-    pub fn append(&mut self, at: usize, bytes: &[u8]) -> Result<(), CheckpointError> {
+    /// The system's reason, or that the bytes pass the tensor's end.
+    pub fn write_at(&self, at: usize, offset: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
         let (start, end) = self.layout.spans[at];
-        let offset = start + self.written[at];
         let failed = |source| {
             CheckpointError::tensor(
                 &self.target,
@@ -159,15 +160,25 @@ impl<S: Storage> Writer<S> {
                 Defect::Io { action: "write", source },
             )
         };
-        if offset + bytes.len() as u64 > end {
+        let length = bytes.len() as u64;
+        if offset.checked_add(length).is_none_or(|behind| behind > end - start) {
             return Err(failed(io::Error::other("more bytes than the shape has")));
         }
-        self.storage.write_all_at(bytes, offset).map_err(failed)?;
-        self.written[at] += bytes.len() as u64;
+        self.storage.write_all_at(bytes, start + offset).map_err(failed)?;
+        self.written[at].fetch_add(length, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Reads back what was appended to tensor `at`, from byte `offset` of it on.
+    /// Writes the bytes behind those of tensor `at` that are written already.
+    ///
+    /// # Errors
+    /// As [`Writer::write_at`].
+    pub fn append(&mut self, at: usize, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let offset = *self.written[at].get_mut();
+        self.write_at(at, offset, bytes)
+    }
+
+    /// Reads back what was written of tensor `at`, from byte `offset` of it on.
     ///
     /// # Errors
     /// The system's reason.
@@ -183,8 +194,8 @@ impl<S: Storage> Writer<S> {
     /// # Errors
     /// The first tensor that is not.
     pub fn finish(self) -> Result<S, CheckpointError> {
-        for (at, &written) in self.written.iter().enumerate() {
-            if written != self.layout.tensor_bytes(at) {
+        for (at, written) in self.written.iter().enumerate() {
+            if written.load(Ordering::Relaxed) != self.layout.tensor_bytes(at) {
                 let source = io::Error::other("fewer bytes than the shape has");
                 let defect = Defect::Io { action: "finish", source };
                 return Err(CheckpointError::tensor(&self.target, &self.layout.names[at], defect));
@@ -196,6 +207,8 @@ impl<S: Storage> Writer<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::super::safetensors::{Header, Reader};
     use super::*;
 
@@ -206,24 +219,30 @@ mod tests {
     /// Memory that is full after some bytes.
     #[derive(Debug)]
     struct Disk {
-        bytes: Vec<u8>,
+        bytes: Mutex<Vec<u8>>,
         room: usize,
     }
 
+    fn disk(room: usize) -> Disk {
+        Disk { bytes: Mutex::default(), room }
+    }
+
     impl Storage for Disk {
-        fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
             let end = usize::try_from(offset).unwrap() + bytes.len();
             if end > self.room {
                 return Err(io::ErrorKind::StorageFull.into());
             }
-            self.bytes.resize(self.bytes.len().max(end), 0);
-            self.bytes[end - bytes.len()..end].copy_from_slice(bytes);
+            let mut written = self.bytes.lock().unwrap();
+            let length = written.len().max(end);
+            written.resize(length, 0);
+            written[end - bytes.len()..end].copy_from_slice(bytes);
             Ok(())
         }
 
         fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
             let start = usize::try_from(offset).unwrap();
-            bytes.copy_from_slice(&self.bytes[start..start + bytes.len()]);
+            bytes.copy_from_slice(&self.bytes.lock().unwrap()[start..start + bytes.len()]);
             Ok(())
         }
     }
@@ -269,7 +288,7 @@ mod tests {
     fn too_many_too_few_and_twice_are_refused() {
         let target = Path::new("m");
         let layout = Layout::new(target, &[], &[spec("w", StoredType::U8, &[2])]).unwrap();
-        let mut writer = Writer::new(Disk { bytes: vec![], room: 1000 }, target, layout).unwrap();
+        let mut writer = Writer::new(disk(1000), target, layout).unwrap();
         assert!(writer.append(0, &[0; 3]).unwrap_err().to_string().contains("more bytes"));
         writer.append(0, &[0]).unwrap();
         assert!(writer.finish().unwrap_err().to_string().contains("fewer bytes"));
@@ -285,9 +304,9 @@ mod tests {
         let target = Path::new("m.safetensors");
         let layout = Layout::new(target, &[], &[spec("w", StoredType::U8, &[100])]).unwrap();
         let header = usize::try_from(layout.length()).unwrap() - 100;
-        let full = Writer::new(Disk { bytes: vec![], room: 4 }, target, layout.clone()).unwrap_err();
+        let full = Writer::new(disk(4), target, layout.clone()).unwrap_err();
         assert!(full.help().unwrap().contains("free some space"));
-        let mut writer = Writer::new(Disk { bytes: vec![], room: header + 50 }, target, layout).unwrap();
+        let mut writer = Writer::new(disk(header + 50), target, layout).unwrap();
         writer.append(0, &[0; 50]).unwrap();
         let full = writer.append(0, &[0; 50]).unwrap_err();
         assert!(full.to_string().starts_with("m.safetensors: tensor 'w': cannot write"));
@@ -298,8 +317,9 @@ mod tests {
     fn the_header_is_what_the_reader_accepts() {
         let target = Path::new("m");
         let layout = Layout::new(target, &[], &[]).unwrap();
-        let disk = Writer::new(Disk { bytes: vec![], room: 100 }, target, layout).unwrap().finish().unwrap();
-        let header = Header::parse(&disk.bytes[..], disk.bytes.len() as u64).unwrap();
+        let disk = Writer::new(disk(100), target, layout).unwrap().finish().unwrap();
+        let bytes = disk.bytes.into_inner().unwrap();
+        let header = Header::parse(&bytes[..], bytes.len() as u64).unwrap();
         assert!(header.tensors.is_empty());
     }
 }

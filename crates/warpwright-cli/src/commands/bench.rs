@@ -20,6 +20,8 @@ use crate::checkpoint::atomic::write_whole;
 use crate::convert::floats;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
+use crate::op_options::OpOptions;
+use crate::paths::check_new_file;
 use crate::style::{Align, Console};
 
 /// Runs the command.
@@ -28,8 +30,14 @@ use crate::style::{Align, Console};
 /// There is no such primitive, or the device fails.
 pub fn run(args: &BenchArgs, console: &mut Console) -> Result<Outcome, Error> {
     refuse_unknown(&args.ops)?;
-    let device =
-        open_with(&args.device.device, EmulatorConfig { counters: true, ..EmulatorConfig::default() })?;
+    if let Some(path) = &args.svg {
+        check_new_file(path, true)?;
+    }
+    let device = open_with(
+        &args.device.device,
+        EmulatorConfig { counters: true, ..EmulatorConfig::default() },
+        console,
+    )?;
     let default = if device.is_emulator() { 1 << 16 } else { 1 << 26 };
     let elements = usize::try_from(args.elements.unwrap_or(default))
         .map_err(|_| Error::usage("--elements is beyond this machine's address space", "a smaller number"))?;
@@ -174,8 +182,7 @@ impl Bench {
             direction: entry.direction,
             dtype,
             target: self.device.target(),
-            elements: self.elements,
-            group_size: 64,
+            options: &OpOptions { elements: Some(self.elements), ..OpOptions::default() },
         })?;
         let tensors = self.tensors(&planned)?;
         let addresses: Vec<u64> = tensors.iter().map(|tensor| tensor.buffer().address()).collect();

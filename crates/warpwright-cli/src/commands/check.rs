@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use warpwright_ops::catalogue;
-use warpwright_runtime::Device;
+use warpwright_runtime::{Device, EmulatorConfig};
 use warpwright_testkit::{CaseResult, Filter, cases, run_case};
 
+use super::open_with;
 use crate::args::CheckArgs;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
@@ -18,18 +19,31 @@ use crate::style::{Align, Console, Palette};
 /// There is no such primitive, or the device cannot be opened; interrupted. A case that fails is a finding.
 pub fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Error> {
     refuse_unknown(&args.ops)?;
-    let device = Device::open(&args.device.device)?;
     let started = Instant::now();
+    // A limit beyond the clock is none.
+    let deadline = args.limits.time_limit.and_then(|limit| started.checked_add(limit));
+    let max_steps = args.limits.max_steps.unwrap_or(0);
+    let config = EmulatorConfig { deadline, max_steps, ..EmulatorConfig::default() };
+    let device = open_with(&args.device.device, config, console)?;
+    if !device.is_emulator() && max_steps > 0 {
+        return Err(refuse_max_steps());
+    }
+    let in_time = || deadline.is_none_or(|deadline| Instant::now() < deadline);
     let cases = cases(&Filter { ops: args.ops.clone(), ..Filter::default() });
     let mut results = Vec::with_capacity(cases.len());
     {
         let progress = console.steps(cases.len() as u64);
         for case in &cases {
-            if interrupt::check().is_err() {
+            if interrupt::check().is_err() || !in_time() {
                 break;
             }
             progress.describe(&format!("{} {} {}", case.op, case.direction, case.dtype));
-            results.push(run_case(&device, case));
+            let result = run_case(&device, case);
+            // What was ended says nothing about the primitive.
+            if interrupt::check().is_err() || !in_time() {
+                break;
+            }
+            results.push(result);
             progress.step(1);
         }
     }
@@ -37,15 +51,28 @@ pub fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Error> {
     if args.json.json {
         let list: Vec<Value> = results.iter().map(as_json).collect();
         let device = device.to_string();
-        console.json(&json!({"device": device, "cases": list, "of": cases.len(), "failed": failed}))?;
+        let mut value = json!({"device": device, "cases": list, "of": cases.len(), "failed": failed});
+        if results.len() < cases.len() && interrupt::check().is_ok() {
+            value["time_limit"] = args.limits.time_limit.map(|limit| limit.as_secs_f64()).into();
+        }
+        console.json(&value)?;
     } else {
         table(&device, &results, console)?;
-        let verdict = verdict(results.len(), cases.len(), failed, console.palette());
+        let until = match (args.limits.time_limit, interrupt::check()) {
+            (Some(limit), Ok(())) => format!("the time limit of {} s", limit.as_secs_f64()),
+            _ => "interrupted".to_owned(),
+        };
+        let verdict = verdict(results.len(), cases.len(), failed, &until, console.palette());
         let seconds = started.elapsed().as_secs_f64();
         console.line(format_args!("\n{verdict} on {device} in {seconds:.1} s"))?;
     }
     interrupt::check()?;
-    Ok(if failed == 0 { Outcome::Clean } else { Outcome::Findings })
+    Ok(if failed == 0 && results.len() == cases.len() { Outcome::Clean } else { Outcome::Findings })
+}
+
+/// Steps are counted where they are emulated.
+pub(super) fn refuse_max_steps() -> Error {
+    Error::usage("--max-steps: steps are counted in the emulator", "--device emulator, or --time-limit")
 }
 
 /// Every name must be one of the catalogue, or a check that checks nothing would succeed.
@@ -129,12 +156,12 @@ fn table(device: &Device, results: &[CaseResult], console: &mut Console) -> Resu
     Ok(())
 }
 
-fn verdict(count: usize, of: usize, failed: usize, palette: Palette) -> String {
+fn verdict(count: usize, of: usize, failed: usize, until: &str, palette: Palette) -> String {
     let cases = if count < of { format!("{count} of {of} cases") } else { format!("{count} cases") };
     if failed > 0 {
         palette.error(&format!("{cases}, {failed} failed")).to_string()
     } else if count < of {
-        palette.warning(&format!("{cases}, all within budget until interrupted")).to_string()
+        palette.warning(&format!("{cases}, all within budget until {until}")).to_string()
     } else {
         palette.good(&format!("{cases}, all within budget")).to_string()
     }
@@ -146,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_verdict_counts_what_ran() {
-        let verdict = |count, failed| verdict(count, 5, failed, Palette::PLAIN);
+        let verdict = |count, failed| verdict(count, 5, failed, "interrupted", Palette::PLAIN);
         assert_eq!(verdict(5, 0), "5 cases, all within budget");
         assert_eq!(verdict(5, 2), "5 cases, 2 failed");
         assert_eq!(verdict(3, 0), "3 of 5 cases, all within budget until interrupted");

@@ -9,6 +9,7 @@ use crate::checkpoint::{AtomicFile, Layout, StoredType, TensorSpec, Writer};
 use crate::convert::floats;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
+use crate::paths::Shown;
 use crate::style::{Console, human_bytes};
 
 const WIDTH: u64 = 256;
@@ -29,7 +30,7 @@ pub fn run(args: &DemoArgs, console: &mut Console) -> Result<Outcome, Error> {
         console.json(&serde_json::json!({"output": path, "tensors": count, "bytes": length}))?;
         return Ok(Outcome::Clean);
     }
-    console.line(format_args!("{}: {count} tensors, {}", args.output.display(), human_bytes(length)))?;
+    console.line(format_args!("{}: {count} tensors, {}", Shown(&args.output), human_bytes(length)))?;
     Ok(Outcome::Clean)
 }
 

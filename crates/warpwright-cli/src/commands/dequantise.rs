@@ -11,7 +11,8 @@ use crate::convert::dequantise;
 use crate::convert::destination::Destination;
 use crate::convert::device::DeviceKernels;
 use crate::error::{Error, Outcome};
-use crate::style::{Align, Console, shape_text};
+use crate::paths::{Shown, check_conversion};
+use crate::style::{Align, Console, human_rate, shape_text};
 
 /// Runs the command.
 ///
@@ -19,15 +20,16 @@ use crate::style::{Align, Console, shape_text};
 /// The input cannot be read, the output cannot be written, or the device fails.
 pub fn run(args: &DequantizeArgs, console: &mut Console) -> Result<Outcome, Error> {
     let checkpoint = Checkpoint::open(&args.input)?;
+    check_conversion(&args.input, &checkpoint, &args.output, None, args.force)?;
     let output = Destination::new(&args.input, &checkpoint, &args.output, args.force)?;
-    let shown = output.shown().display().to_string();
-    let device = open_quiet(&args.device.device)?;
-    let mut kernels = DeviceKernels::new(&device)?;
+    let shown = Shown(output.shown()).to_string();
+    let device = open_quiet(&args.device.device, console)?;
+    let kernels = DeviceKernels::new(&device);
     let started = Instant::now();
     let summary = {
         let bytes = checkpoint.tensors().map(|at| at.tensor.bytes()).sum();
         let progress = console.progress(bytes);
-        dequantise::run(&checkpoint, output, args.dtype, &mut kernels, &progress)?
+        dequantise::run(&checkpoint, output, args.dtype, &kernels, &progress)?
     };
     let seconds = started.elapsed().as_secs_f64();
     for note in &summary.notes {
@@ -54,6 +56,8 @@ pub fn run(args: &DequantizeArgs, console: &mut Console) -> Result<Outcome, Erro
             "weights": weights,
             "copied": summary.copied,
             "seconds": seconds,
+            "bytes": summary.bytes,
+            "bytes_per_second": summary.bytes as f64 / seconds,
         }))?;
         return Ok(Outcome::Clean);
     }
@@ -75,8 +79,10 @@ pub fn run(args: &DequantizeArgs, console: &mut Console) -> Result<Outcome, Erro
     }
     console.line(table)?;
     let (restored, copied) = (summary.weights.len(), summary.copied);
+    let written = summary.bytes;
     console.line(format_args!(
-        "\n{restored} tensors dequantised, {copied} copied to {shown} in {seconds:.2} s on {device}"
+        "\n{restored} tensors dequantised, {copied} copied to {shown} in {seconds:.2} s, {}, on {device}",
+        human_rate(written, seconds)
     ))?;
     Ok(Outcome::Clean)
 }

@@ -1,10 +1,11 @@
 //! `devices`: what was found to run on, and why.
 
 use serde_json::json;
-use warpwright_runtime::{Device, DriverVersion, discover};
+use warpwright_runtime::{Device, DiskCacheStatus, DriverVersion, discover};
 
 use crate::args::DevicesArgs;
 use crate::error::{Error, Outcome};
+use crate::paths::Harmless;
 use crate::style::{Align, Console, human_bytes};
 
 /// Runs the command.
@@ -21,6 +22,7 @@ pub fn run(args: &DevicesArgs, console: &mut Console) -> Result<Outcome, Error> 
         (Err(error), None) => Some(error.to_string()),
     };
     let chosen = opened.unwrap_or_else(|_| Device::emulator());
+    let cache = DiskCacheStatus::from_environment();
     let ptx = found.driver.and_then(DriverVersion::ptx_version);
     if args.json.json {
         let mut devices: Vec<_> = found
@@ -47,6 +49,7 @@ pub fn run(args: &DevicesArgs, console: &mut Console) -> Result<Outcome, Error> 
             "cuda_unavailable": why_not,
             "devices": devices,
             "auto": chosen.id().to_string(),
+            "cubin_cache": cache.to_string(),
         }))?;
         return Ok(Outcome::Clean);
     }
@@ -59,6 +62,7 @@ pub fn run(args: &DevicesArgs, console: &mut Console) -> Result<Outcome, Error> 
     if let Some(why) = &why_not {
         console.line(format_args!("CUDA      not used: {why}"))?;
     }
+    console.line(format_args!("cubins    {}", Harmless(&cache.to_string())))?;
     let columns =
         [("device", Align::Left), ("name", Align::Left), ("sm", Align::Right), ("memory", Align::Right)];
     let mut table = console.table(&columns);

@@ -1,5 +1,7 @@
 //! `lint`: what the parser and the verifier say about a PTX file.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -9,6 +11,7 @@ use warpwright_ptx::{SourceLoc, Target};
 
 use crate::args::{LintArgs, ReportFormat};
 use crate::error::{Error, Outcome};
+use crate::paths::Shown;
 use crate::sarif::{self, Finding, Log, Region, Related};
 use crate::style::{Console, Excerpt, Palette};
 
@@ -47,7 +50,7 @@ fn print(
     errors: usize,
     console: &mut Console,
 ) -> Result<(), Error> {
-    let file = file.display().to_string();
+    let file = Shown(file).to_string();
     for remark in remarks {
         console.line(remark.excerpt(&file, source, console.palette()))?;
         console.line("")?;
@@ -94,9 +97,18 @@ fn counted(errors: usize, warnings: usize) -> String {
     }
 }
 
-/// The text of a PTX file. Bytes that are no UTF-8 become characters that the parser objects to, at their place.
+/// What is read of a PTX text at most.
+const MAX_TEXT: u64 = 1 << 28;
+
+/// The text of a PTX file, which may be a pipe. Bytes that are no UTF-8 become characters that the parser objects to, at their place.
 pub(super) fn read_ptx(path: &Path) -> Result<String, Error> {
-    let bytes = std::fs::read(path).map_err(Error::file(path, "read"))?;
+    let file = File::open(path).map_err(Error::file(path, "open"))?;
+    let mut bytes = Vec::new();
+    // A device may never end.
+    file.take(MAX_TEXT + 1).read_to_end(&mut bytes).map_err(Error::file(path, "read"))?;
+    if bytes.len() as u64 > MAX_TEXT {
+        return Err(Error::TooLong { path: path.to_owned(), limit: MAX_TEXT });
+    }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

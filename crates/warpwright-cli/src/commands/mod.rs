@@ -13,11 +13,12 @@ mod primitive;
 pub mod quantise;
 pub mod run;
 
-use warpwright_runtime::{Device, EmulatorConfig, Sanitizers, Target};
+use warpwright_runtime::{CudaUnavailable, Device, EmulatorConfig, Error as DeviceError, Sanitizers, Target};
 
 use crate::args::Command;
 use crate::checkpoint::error::Quoted;
 use crate::error::{Error, Outcome};
+use crate::interrupt;
 use crate::style::{Console, Progress};
 
 /// Runs a command.
@@ -42,15 +43,27 @@ pub fn dispatch(command: &Command, console: &mut Console) -> Result<Outcome, Err
 
 /// A device for work on real data: the emulator without sanitizers, since the kernels are this project's own, are
 /// checked by `warpwright check`, and run several times faster so.
-pub(crate) fn open_quiet(name: &str) -> Result<Device, Error> {
-    open_with(name, EmulatorConfig { sanitizers: Sanitizers::empty(), ..EmulatorConfig::default() })
+pub(crate) fn open_quiet(name: &str, console: &Console) -> Result<Device, Error> {
+    let config = EmulatorConfig { sanitizers: Sanitizers::empty(), ..EmulatorConfig::default() };
+    open_with(name, config, console)
 }
 
-/// A device by name; if it is an emulator, one that is set up like this.
-pub(crate) fn open_with(name: &str, config: EmulatorConfig) -> Result<Device, Error> {
+/// The first GPU. That it cannot be used is said where there is a driver: who has one expects that it is used.
+pub(crate) fn first_gpu(console: &Console) -> Option<Device> {
+    match Device::cuda(0) {
+        Ok(device) => return Some(device),
+        Err(DeviceError::NoDriver(CudaUnavailable::NoLibrary)) => {}
+        Err(why) => console.note(format_args!("no GPU is used: {why}")),
+    }
+    None
+}
+
+/// A device by name; if it is an emulator, one that is set up like this and ends its launches when a signal comes.
+pub(crate) fn open_with(name: &str, config: EmulatorConfig, console: &Console) -> Result<Device, Error> {
+    let config = EmulatorConfig { interrupt: Some(interrupt::token()), ..config };
     let emulated = match name.split_once(':') {
         None if name == "auto" => {
-            return Ok(Device::cuda(0).unwrap_or_else(|_| Device::emulator_with(config)));
+            return Ok(first_gpu(console).unwrap_or_else(|| Device::emulator_with(config)));
         }
         None if name == "emulator" => Some(config.target),
         Some(("emulator", target)) => Target::from_name(target),

@@ -13,15 +13,16 @@ use super::inspect::foreign_schemes;
 use super::open_quiet;
 use crate::args::QuantizeArgs;
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::atomic::{check_free, write_whole};
+use crate::checkpoint::atomic::write_whole;
 use crate::checkpoint::quantised::find_quantised;
 use crate::convert::CHUNK;
 use crate::convert::destination::Destination;
 use crate::convert::device::DeviceKernels;
 use crate::convert::quantise::{self, Options, Summary};
 use crate::error::{Error, Outcome};
+use crate::paths::{Shown, check_conversion};
 use crate::report::{self, Title};
-use crate::style::{Align, Console, human_bytes, shape_text};
+use crate::style::{Align, Console, human_bytes, human_rate, shape_text};
 
 /// Runs the command.
 ///
@@ -38,9 +39,6 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
         verify: args.verify,
         chunk: CHUNK,
     };
-    if let Some(report) = &args.report {
-        check_free(report, args.force)?;
-    }
     let demo = args.input.is_none().then(Demo::write).transpose()?;
     if demo.is_some() {
         console.note("no checkpoint is named: quantising the synthetic one of `warpwright demo`");
@@ -50,17 +48,18 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
         (None, demo) => demo.as_ref().map_or(Path::new(""), |demo| &demo.path),
     };
     let checkpoint = Checkpoint::open(input)?;
+    check_conversion(input, &checkpoint, &args.output, args.report.as_deref(), args.force)?;
     refuse_quantised(input, &checkpoint)?;
     note_idle_globs(args, &checkpoint, console);
     let output = Destination::new(input, &checkpoint, &args.output, args.force)?;
-    let shown = output.shown().display().to_string();
-    let device = open_quiet(&args.device.device)?;
-    let mut kernels = DeviceKernels::new(&device)?;
+    let shown = Shown(output.shown()).to_string();
+    let device = open_quiet(&args.device.device, console)?;
+    let kernels = DeviceKernels::new(&device);
     let started = Instant::now();
     let summary = {
         let bytes = checkpoint.tensors().map(|at| at.tensor.bytes()).sum();
         let progress = console.progress(bytes);
-        quantise::run(&checkpoint, output, &options, &mut kernels, &progress)?
+        quantise::run(&checkpoint, output, &options, &kernels, &progress)?
     };
     let seconds = started.elapsed().as_secs_f64();
     let wrong = summary.has_mismatches();
@@ -173,7 +172,7 @@ fn refuse_quantised(input: &Path, checkpoint: &Checkpoint) -> Result<(), Error> 
     match own.or_else(|| foreign_schemes(checkpoint).keys().next().copied()) {
         None => Ok(()),
         Some(scheme) => Err(Error::usage(
-            format!("{}: is quantised already ({scheme})", input.display()),
+            format!("{}: is quantised already ({scheme})", Shown(input)),
             "quantise the original checkpoint, or dequantise this one first",
         )),
     }
@@ -245,9 +244,10 @@ fn print(
         summary.error().relative()
     ))?;
     console.line(format_args!(
-        "{shown}: {} to {} in {seconds:.2} s on {device}",
+        "{shown}: {} to {} in {seconds:.2} s, {}, on {device}",
         human_bytes(before),
-        human_bytes(after)
+        human_bytes(after),
+        human_rate(before, seconds)
     ))
 }
 
@@ -294,5 +294,6 @@ fn as_json(
         "relative_error": summary.error().relative(),
         "verified": options.verify.then_some(!summary.has_mismatches()),
         "seconds": seconds,
+        "bytes_per_second": before as f64 / seconds,
     })
 }

@@ -1,6 +1,8 @@
 //! 4-bit checkpoint in, floating-point checkpoint out.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
 
 use warpwright_ops::quantise::Scheme;
 use warpwright_ops::quantise::tables::{FP4, NF4, dynamic_map};
@@ -8,16 +10,16 @@ use warpwright_ptx::DType;
 
 use super::config::Change;
 use super::destination::Destination;
-use super::kernels::{Groups, Kernels, Method, NestedScales};
-use super::quantise::{Observer, copy};
-use super::{CHUNK, chunks, floats};
+use super::kernels::{Groups, Kernels, Lane, Method, NestedScales, Staging};
+use super::quantise::{Observer, copy, pieces};
+use super::{CHUNK, chunks, floats, pool};
 use crate::checkpoint::quantised::{QuantisedWeight, find_quantised, keys};
 use crate::checkpoint::sharded::{INDEX, shard_name};
 use crate::checkpoint::{
-    self, Checkpoint, CheckpointError, Defect, Layout, Located, Storage, StoredType, TensorSpec, Writer,
+    self, Checkpoint, CheckpointError, Defect, Layout, Located, Reader, Storage, StoredType, TensorInfo,
+    TensorSpec, Writer,
 };
 use crate::error::Error;
-use crate::interrupt;
 
 /// What became of a quantised weight.
 #[derive(Clone, Debug)]
@@ -41,6 +43,8 @@ pub struct Summary {
     pub weights: Vec<Restored>,
     /// How many other tensors were copied.
     pub copied: usize,
+    /// Bytes of all tensors of the output.
+    pub bytes: u64,
     /// What the user should know.
     pub notes: Vec<String>,
 }
@@ -53,7 +57,7 @@ pub fn run(
     checkpoint: &Checkpoint,
     mut output: Destination,
     dtype: Option<DType>,
-    kernels: &mut dyn Kernels,
+    kernels: &dyn Kernels,
     observer: &dyn Observer,
 ) -> Result<Summary, Error> {
     let weights = find_quantised(checkpoint)?;
@@ -72,54 +76,68 @@ pub fn run(
         .flat_map(|w| w.scheme.part_suffixes().into_iter().map(move |suffix| format!("{}{suffix}", w.name)))
         .collect();
     let mut summary = Summary::default();
-    let mut weight_map = BTreeMap::new();
-    let mut total = 0;
+    let (mut weight_map, mut total) = (BTreeMap::new(), 0);
+    let mut shards = Vec::new();
     for shard in checkpoint.shards() {
         let name = shard_name(shard);
         let kept: Vec<_> = shard.tensors().iter().filter(|tensor| !parts.contains(&tensor.name)).collect();
         if kept.is_empty() {
             continue;
         }
-        let mut specs = Vec::with_capacity(kept.len());
-        for tensor in &kept {
-            specs.push(match by_name.get(tensor.name.as_str()) {
-                None => {
-                    TensorSpec { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() }
-                }
-                Some(weight) => {
-                    let stored =
-                        StoredType::from_float(dtype.unwrap_or(weight.dtype)).unwrap_or(StoredType::F32);
-                    TensorSpec {
-                        name: weight.name.clone(),
-                        dtype: stored,
-                        shape: weight.scheme.shape().to_vec(),
-                    }
-                }
-            });
-        }
+        let spec = |tensor: &&TensorInfo| match by_name.get(tensor.name.as_str()) {
+            None => {
+                TensorSpec { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() }
+            }
+            Some(weight) => {
+                let stored = StoredType::from_float(dtype.unwrap_or(weight.dtype)).unwrap_or(StoredType::F32);
+                let shape = weight.scheme.shape().to_vec();
+                TensorSpec { name: weight.name.clone(), dtype: stored, shape }
+            }
+        };
+        let specs: Vec<_> = kept.iter().map(spec).collect();
         let layout = Layout::new(&output.name_of(&name), &shard.header().metadata, &specs)?;
         total += (0..specs.len()).map(|at| layout.tensor_bytes(at)).sum::<u64>();
         weight_map.extend(specs.iter().map(|spec| (spec.name.clone(), name.clone())));
-        let mut writer = output.shard(&name, layout)?;
+        let writer = output.shard(&name, layout)?;
         for (at, tensor) in kept.iter().enumerate() {
-            observer.begin(&tensor.name);
-            let Some(weight) = by_name.get(tensor.name.as_str()) else {
-                copy(shard, tensor, &mut writer, at, observer)?;
-                summary.copied += 1;
-                continue;
-            };
-            let target = dtype.unwrap_or(weight.dtype);
-            restore(checkpoint, weight, target, &mut writer, at, kernels, observer)?;
-            summary.weights.push(Restored {
-                name: weight.name.clone(),
-                shape: weight.scheme.shape().to_vec(),
-                scheme: weight.scheme.describe(),
-                dtype: target,
-                bytes: writer.layout().tensor_bytes(at),
-            });
+            match by_name.get(tensor.name.as_str()) {
+                None => summary.copied += 1,
+                Some(weight) => summary.weights.push(Restored {
+                    name: weight.name.clone(),
+                    shape: weight.scheme.shape().to_vec(),
+                    scheme: weight.scheme.describe(),
+                    dtype: dtype.unwrap_or(weight.dtype),
+                    bytes: writer.layout().tensor_bytes(at),
+                }),
+            }
         }
+        shards.push((shard, kept, writer));
+    }
+    let mut tasks = Vec::new();
+    for (shard, kept, writer) in &shards {
+        for (at, tensor) in kept.iter().enumerate() {
+            match by_name.get(tensor.name.as_str()) {
+                None => tasks
+                    .extend(pieces(tensor.bytes()).map(|range| Task::Copy(shard, tensor, range, writer, at))),
+                Some(weight) => {
+                    let dtype = dtype.unwrap_or(weight.dtype);
+                    tasks.push(Task::Prepare(Target {
+                        parts: Parts { checkpoint, weight },
+                        dtype,
+                        writer,
+                        at,
+                    }));
+                }
+            }
+        }
+    }
+    let worker =
+        || Ok(Worker { lane: kernels.lane()?, codes: Staging::default(), values: Staging::default() });
+    pool::run(tasks, pool::threads(), worker, |worker, task| work(worker, task, observer))?;
+    for (.., writer) in shards {
         output.keep(writer.finish()?);
     }
+    summary.bytes = total;
     summary.notes.extend(output.config(checkpoint.folder(), &Change::Remove)?);
     if checkpoint.is_sharded() {
         output.text(INDEX, &checkpoint.new_index(&weight_map, total))?;
@@ -128,45 +146,110 @@ pub fn run(
     Ok(summary)
 }
 
-/// Dequantises one weight into tensor `at` of the output.
-fn restore<S: Storage>(
-    checkpoint: &Checkpoint,
-    weight: &QuantisedWeight,
+/// A weight, and the tensor of the output that it becomes.
+struct Target<'t, S> {
+    parts: Parts<'t>,
     dtype: DType,
-    writer: &mut Writer<S>,
+    writer: &'t Writer<S>,
     at: usize,
-    kernels: &mut dyn Kernels,
-    observer: &dyn Observer,
-) -> Result<(), Error> {
-    let parts = Parts { checkpoint, weight };
-    let method =
-        Method::of(&weight.scheme).ok_or_else(|| parts.wrong("the group size is too large".to_owned()))?;
-    let scales = parts.scales(method, kernels)?;
-    let zero_points =
-        if method.scheme.has_zero_points() { parts.read(keys::ZERO_POINT)? } else { Vec::new() };
-    let codes = parts.locate("")?;
-    let size = u64::from(method.group_size);
-    for range in chunks(weight.elements, size, CHUNK) {
-        interrupt::check()?;
-        let index =
-            |n: u64| usize::try_from(n).map_err(|_| parts.wrong("a group is too large to hold".to_owned()));
-        let elements = index(range.end - range.start)?;
-        let mut bytes = vec![0; elements.div_ceil(2)];
-        codes.shard.read_at(codes.tensor, range.start / 2, &mut bytes)?;
-        let (from, to) = (index(range.start / size)?, index(range.end.div_ceil(size))?);
-        let groups = Groups {
-            codes: bytes,
-            scales: scales.get(from..to).unwrap_or_default().to_vec(),
-            zero_points: zero_points.get(from..to).unwrap_or_default().to_vec(),
-        };
-        let values = kernels.dequantise(&groups, elements, dtype, method)?;
-        writer.append(at, &values)?;
-        observer.advance(elements.div_ceil(2) as u64);
+}
+
+/// Derived, it would ask the same of `S`.
+impl<S> Clone for Target<'_, S> {
+    fn clone(&self) -> Self {
+        *self
     }
-    Ok(())
+}
+
+impl<S> Copy for Target<'_, S> {}
+
+/// What all chunks of a weight need.
+struct Known {
+    method: Method,
+    scales: Vec<f32>,
+    zero_points: Vec<u8>,
+}
+
+/// A part of the work.
+enum Task<'t, S> {
+    /// Takes bytes of a tensor over.
+    Copy(&'t Reader, &'t TensorInfo, Range<u64>, &'t Writer<S>, usize),
+    /// Reads the scales of a weight.
+    Prepare(Target<'t, S>),
+    /// Restores a chunk of a weight.
+    Restore(Target<'t, S>, Arc<Known>, Range<u64>),
+}
+
+/// A thread's part of the device and its memory.
+struct Worker<'a> {
+    lane: Box<dyn Lane + 'a>,
+    codes: Staging,
+    values: Staging,
+}
+
+fn work<'t, S: Storage>(
+    worker: &mut Worker<'_>,
+    task: Task<'t, S>,
+    observer: &dyn Observer,
+) -> Result<Vec<Task<'t, S>>, Error> {
+    let lane = &mut *worker.lane;
+    match task {
+        Task::Copy(shard, tensor, range, writer, at) => {
+            observer.begin(&tensor.name);
+            copy(lane, (shard, tensor, range), &mut worker.values, writer, at, observer)?;
+            Ok(Vec::new())
+        }
+        Task::Prepare(target) => {
+            let parts = target.parts;
+            observer.begin(&parts.weight.name);
+            let method = Method::of(&parts.weight.scheme)
+                .ok_or_else(|| parts.wrong("the group size is too large".to_owned()))?;
+            let scales = parts.scales(method, lane)?;
+            let zero_points =
+                if method.scheme.has_zero_points() { parts.read(keys::ZERO_POINT)? } else { Vec::new() };
+            let known = Arc::new(Known { method, scales, zero_points });
+            let ranges = chunks(parts.weight.elements, method.group_size.into(), CHUNK);
+            Ok(ranges.map(|range| Task::Restore(target, known.clone(), range)).collect())
+        }
+        Task::Restore(target, known, range) => {
+            restore(&target, &known, &range, lane, &mut worker.codes, &mut worker.values)?;
+            observer.advance((range.end - range.start).div_ceil(2));
+            Ok(Vec::new())
+        }
+    }
+}
+
+/// Dequantises a chunk of a weight into the output.
+fn restore<S: Storage>(
+    target: &Target<'_, S>,
+    known: &Known,
+    range: &Range<u64>,
+    lane: &mut dyn Lane,
+    codes: &mut Staging,
+    values: &mut Staging,
+) -> Result<(), Error> {
+    let Target { parts, dtype, writer, at } = *target;
+    let index =
+        |n: u64| usize::try_from(n).map_err(|_| parts.wrong("a group is too large to hold".to_owned()));
+    let size = u64::from(known.method.group_size);
+    let elements = index(range.end - range.start)?;
+    let (from, to) = (index(range.start / size)?, index(range.end.div_ceil(size))?);
+    let located = parts.locate("")?;
+    let codes = codes.fit(lane, elements.div_ceil(2))?;
+    located.shard.read_at(located.tensor, range.start / 2, codes)?;
+    let groups = Groups {
+        codes,
+        scales: known.scales.get(from..to).unwrap_or_default(),
+        zero_points: known.zero_points.get(from..to).unwrap_or_default(),
+    };
+    let width = dtype.bytes() as u64;
+    let values = values.fit(lane, index((range.end - range.start).saturating_mul(width))?)?;
+    lane.dequantise(groups, dtype, known.method, values)?;
+    Ok(writer.write_at(at, range.start * width, values)?)
 }
 
 /// The tensors of one weight.
+#[derive(Clone, Copy)]
 struct Parts<'a> {
     checkpoint: &'a Checkpoint,
     weight: &'a QuantisedWeight,
@@ -190,7 +273,7 @@ impl<'a> Parts<'a> {
     }
 
     /// The scales, out of their 8-bit form if need be.
-    fn scales(&self, method: Method, kernels: &mut dyn Kernels) -> Result<Vec<f32>, Error> {
+    fn scales(&self, method: Method, lane: &mut dyn Lane) -> Result<Vec<f32>, Error> {
         let checkpoint::Scheme::Bnb(state) = &self.weight.scheme else {
             return Ok(floats::f32_values(&self.read(keys::SCALE)?));
         };
@@ -205,7 +288,7 @@ impl<'a> Parts<'a> {
             absmax: floats::f32_values(&self.read(keys::NESTED_ABSMAX)?),
             offset: offset as f32,
         };
-        kernels.unnest(&nested)
+        lane.unnest(&nested)
     }
 
     /// The kernels have the code values built in, so a checkpoint with others must not be read with them.

@@ -10,6 +10,7 @@ use crate::checkpoint::atomic::{check_free, folder_of, sync_folder};
 use crate::checkpoint::sharded::SINGLE;
 use crate::checkpoint::{AtomicFile, Checkpoint, CheckpointError, Defect, Layout, Storage, Writer};
 use crate::error::Error;
+use crate::interrupt::{self, Leftover};
 
 /// The files of an output, none of which has its name before [`Destination::commit`].
 #[derive(Debug)]
@@ -26,6 +27,8 @@ enum Form {
     NewFolder {
         target: PathBuf,
         staging: TempDir,
+        /// Dropped after the folder.
+        _leftover: Leftover,
     },
     /// A folder with files, some of which are replaced.
     OldFolder(PathBuf),
@@ -109,7 +112,7 @@ impl Destination {
             Form::File(path) => folder_of(path).join(name),
             _ => self.place(name),
         };
-        let mut file = AtomicFile::create(&place, self.replace)?;
+        let file = AtomicFile::create(&place, self.replace)?;
         file.write_all_at(text.as_bytes(), 0)
             .map_err(|source| CheckpointError::file(&place, Defect::Io { action: "write", source }))?;
         self.keep(file);
@@ -147,10 +150,16 @@ impl Destination {
     /// # Errors
     /// A file cannot be made durable or renamed.
     pub fn commit(self) -> Result<(), Error> {
+        // What takes long comes first; then all names change together.
+        for file in &self.pending {
+            interrupt::check()?;
+            file.sync()?;
+        }
+        let _busy = interrupt::busy();
         for file in self.pending {
             file.commit()?;
         }
-        if let Form::NewFolder { target, staging } = self.form {
+        if let Form::NewFolder { target, staging, .. } = self.form {
             let renamed = || {
                 // An empty folder may be in the way, which not every system renames over.
                 match std::fs::remove_dir(&target) {
@@ -201,8 +210,10 @@ fn folder_form(target: &Path, replace: bool) -> Result<Form, CheckpointError> {
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o777));
     }
+    let busy = interrupt::busy();
     let staging = builder.tempdir_in(folder_of(target)).map_err(io("create the folder"))?;
-    Ok(Form::NewFolder { target: target.to_owned(), staging })
+    let leftover = Leftover::new(staging.path(), &busy);
+    Ok(Form::NewFolder { target: target.to_owned(), staging, _leftover: leftover })
 }
 
 fn same_folder(a: &Path, b: &Path) -> bool {

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use warpwright_ptx::DType;
+use warpwright_ptx::float16::{bf16_bits, f16_bits};
 
 /// Calls `each` with every element of `bytes` as an f64, which holds all four types exactly.
 ///
@@ -28,9 +29,25 @@ pub fn push(out: &mut Vec<u8>, value: f64, dtype: DType) {
     match dtype {
         DType::F32 => out.extend((value as f32).to_le_bytes()),
         DType::F64 => out.extend(value.to_le_bytes()),
-        DType::F16 => out.extend(f16::from_f64(value).to_le_bytes()),
-        DType::BF16 => out.extend(bf16::from_f64(value).to_le_bytes()),
+        DType::F16 => out.extend(f16_bits(value).to_le_bytes()),
+        DType::BF16 => out.extend(bf16_bits(value).to_le_bytes()),
         _ => {}
+    }
+}
+
+/// All values, each rounded once to `dtype`.
+pub fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
+    fn each<const N: usize>(values: &[f32], bytes: impl Fn(f32) -> [u8; N]) -> Vec<u8> {
+        let mut out = vec![0; values.len() * N];
+        out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(to, value)| *to = bytes(*value));
+        out
+    }
+    match dtype {
+        DType::F32 => each(values, f32::to_le_bytes),
+        DType::F64 => each(values, |v| f64::from(v).to_le_bytes()),
+        DType::F16 => each(values, |v| f16::from_f32(v).to_le_bytes()),
+        DType::BF16 => each(values, |v| bf16::from_f32(v).to_le_bytes()),
+        _ => Vec::new(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use warpwright_ops::quantise::{NibbleOrder, Scheme};
 use warpwright_ptx::DType;
+use warpwright_runtime::HostBuffer;
 
 use crate::checkpoint::{self, quantised::BnbCode};
 use crate::error::Error;
@@ -41,15 +42,61 @@ impl Method {
     }
 }
 
-/// Whole groups, quantised.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Groups {
+/// Whole groups, quantised, in memory of the host.
+#[derive(Clone, Copy, Debug)]
+pub struct Groups<'a> {
     /// Two codes a byte.
-    pub codes: Vec<u8>,
+    pub codes: &'a [u8],
     /// A scale per group: the largest magnitude for NF4 and FP4, the step for integers.
+    pub scales: &'a [f32],
+    /// A zero point per group; empty unless the codec is asymmetric.
+    pub zero_points: &'a [u8],
+}
+
+/// Room for whole groups, which is used again for the next.
+#[derive(Debug, Default)]
+pub struct GroupBuffers {
+    /// Two codes a byte, and room behind them.
+    pub codes: Staging,
+    /// A scale per group.
     pub scales: Vec<f32>,
     /// A zero point per group; empty unless the codec is asymmetric.
     pub zero_points: Vec<u8>,
+}
+
+impl GroupBuffers {
+    /// What the buffers hold for `elements` elements.
+    pub fn groups(&self, elements: usize) -> Groups<'_> {
+        Groups {
+            codes: &self.codes.held()[..elements.div_ceil(2)],
+            scales: &self.scales,
+            zero_points: &self.zero_points,
+        }
+    }
+}
+
+/// Host memory that the device copies fast, which grows to what is asked of it.
+#[derive(Debug, Default)]
+pub struct Staging(Option<HostBuffer>);
+
+impl Staging {
+    /// The first `bytes` bytes; what they held before is gone if there was less room.
+    ///
+    /// # Errors
+    /// The host has no more memory.
+    pub fn fit(&mut self, lane: &dyn Lane, bytes: usize) -> Result<&mut [u8], Error> {
+        if self.held().len() < bytes {
+            // Given back before more is asked for.
+            self.0 = None;
+            self.0 = Some(lane.host(bytes)?);
+        }
+        Ok(self.0.as_mut().map_or(&mut [][..], |memory| &mut memory[..bytes]))
+    }
+
+    /// All of the memory.
+    pub fn held(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or_default()
+    }
 }
 
 /// Scales in 8 bits.
@@ -63,25 +110,46 @@ pub struct NestedScales {
     pub offset: f32,
 }
 
-/// The device's part of the work.
-pub trait Kernels {
-    /// Quantises the elements in `bytes`, all of which are finite. Only the last group may be short.
+/// A device as the engines see it: lanes that work side by side.
+pub trait Kernels: Sync {
+    /// A lane for one thread.
     ///
     /// # Errors
     /// The device's.
-    fn quantise(&mut self, bytes: &[u8], dtype: DType, method: Method) -> Result<Groups, Error>;
+    fn lane(&self) -> Result<Box<dyn Lane + '_>, Error>;
+}
 
-    /// The values of `elements` codes in `dtype`.
+/// The device's part of the work, one call after the other.
+pub trait Lane {
+    /// Host memory that the device copies fast.
+    ///
+    /// # Errors
+    /// The host has no more.
+    fn host(&self, bytes: usize) -> Result<HostBuffer, Error>;
+
+    /// Quantises the elements in `x`, all of which are finite, into `out`. Only the last group may be short.
+    ///
+    /// # Errors
+    /// The device's.
+    fn quantise(
+        &mut self,
+        x: &[u8],
+        dtype: DType,
+        method: Method,
+        out: &mut GroupBuffers,
+    ) -> Result<(), Error>;
+
+    /// The values in `dtype` that the codes of `groups` stand for, which fill `values`.
     ///
     /// # Errors
     /// The device's.
     fn dequantise(
         &mut self,
-        groups: &Groups,
-        elements: usize,
+        groups: Groups<'_>,
         dtype: DType,
         method: Method,
-    ) -> Result<Vec<u8>, Error>;
+        values: &mut [u8],
+    ) -> Result<(), Error>;
 
     /// Quantises scales to 8 bits.
     ///

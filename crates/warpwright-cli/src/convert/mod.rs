@@ -1,6 +1,8 @@
 //! Checkpoint to checkpoint: the engines of `quantize` and `dequantize`.
 //!
-//! Tensors pass through in chunks of whole groups, so the memory needed does not grow with the model.
+//! Tensors pass through in chunks of whole groups. Every core takes chunks all the way, from a positioned read over a stream
+//! of its own on the device to a positioned write: so reading, copying, computing and writing overlap, and the memory needed
+//! is that of a few chunks for each core, however large the model.
 
 pub mod config;
 pub mod dequantise;
@@ -9,11 +11,13 @@ pub mod device;
 pub mod floats;
 pub mod kernels;
 pub mod measure;
+mod parts;
+pub mod pool;
 pub mod quantise;
 pub mod verify;
 
-/// Elements that are in flight at a time, unless a single group is larger.
-pub const CHUNK: u64 = 4 << 20;
+/// Elements of a chunk, unless a single group is larger.
+pub const CHUNK: u64 = 2 << 20;
 
 /// How a tensor is cut into chunks: whole groups, and an even number of elements in all but the last, so that no byte
 /// of codes is shared between two chunks.

@@ -1,28 +1,27 @@
 //! Checkpoint in, 4-bit checkpoint out.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use globset::GlobSet;
-use warpwright_ops::quantise::tables::{FP4, NF4, dynamic_map};
 use warpwright_ops::quantise::{NibbleOrder, Scheme};
 use warpwright_ptx::DType;
 
 use super::config::Change;
 use super::destination::Destination;
-use super::kernels::{Groups, Kernels, Method, NestedScales};
-use super::measure::{ErrorStats, decode};
-use super::verify::{Mismatches, compare_chunk, compare_nested};
-use super::{CHUNK, chunks, floats};
+use super::kernels::{GroupBuffers, Groups, Kernels, Lane, Method, Staging};
+use super::measure::ErrorStats;
+use super::parts::{Item, ShardPlan, write_parts};
+use super::verify::{Mismatches, compare_codes, compare_nested, compare_values};
+use super::{CHUNK, chunks, floats, pool};
 use crate::args::Format;
-use crate::checkpoint::quantised::{BnbCode, NESTED_BLOCK, keys, torch_name};
 use crate::checkpoint::sharded::{INDEX, shard_name};
 use crate::checkpoint::{
-    self, BnbState, Checkpoint, CheckpointError, Defect, Int4State, Layout, Reader, Storage, StoredType,
-    TensorInfo, TensorSpec, Writer,
+    Checkpoint, CheckpointError, Defect, Reader, Storage, StoredType, TensorInfo, Writer,
 };
 use crate::error::Error;
-use crate::interrupt;
 
 /// What to do.
 #[derive(Clone, Debug)]
@@ -69,8 +68,13 @@ impl Options {
         Method { scheme, group_size: self.block_size, order }
     }
 
+    /// The chunks of a weight.
+    fn chunks(&self, tensor: &TensorInfo) -> impl Iterator<Item = Range<u64>> + use<> {
+        chunks(tensor.elements(), self.block_size.into(), self.chunk)
+    }
+
     /// Whether this tensor is quantised.
-    fn takes(&self, tensor: &TensorInfo) -> Option<DType> {
+    pub(super) fn takes(&self, tensor: &TensorInfo) -> Option<DType> {
         let dtype = tensor.dtype.float().filter(|dtype| *dtype != DType::F64)?;
         let fits = tensor.shape.len() == 2 && tensor.elements() > 0 && !self.skip.is_match(&tensor.name);
         fits.then_some(dtype)
@@ -129,9 +133,9 @@ impl Summary {
     }
 }
 
-/// Told what is going on.
-pub trait Observer {
-    /// A tensor begins.
+/// Told what is going on, by all threads.
+pub trait Observer: Sync {
+    /// A tensor goes on.
     fn begin(&self, tensor: &str);
     /// So many bytes of the input are done.
     fn advance(&self, bytes: u64);
@@ -145,24 +149,33 @@ pub fn run(
     checkpoint: &Checkpoint,
     mut output: Destination,
     options: &Options,
-    kernels: &mut dyn Kernels,
+    kernels: &dyn Kernels,
     observer: &dyn Observer,
 ) -> Result<Summary, Error> {
-    let mut summary = Summary::default();
-    let mut weight_map = BTreeMap::new();
-    let mut total = 0;
+    let mut plans = Vec::new();
     for shard in checkpoint.shards() {
         let name = shard_name(shard);
-        let target = output.name_of(&name);
-        let plan = ShardPlan::new(shard, options, &target)?;
-        weight_map.extend(plan.specs.iter().map(|spec| (spec.name.clone(), name.clone())));
-        total += plan.bytes();
+        let plan = ShardPlan::new(shard, options, &output.name_of(&name))?;
         let writer = output.shard(&name, plan.layout.clone())?;
-        let mut job = ShardJob { shard, writer, options, kernels, observer };
-        for item in &plan.items {
-            summary.tensors.push(job.tensor(item)?);
+        plans.push((shard, name, plan, writer));
+    }
+    let mut summary = Summary::default();
+    let (mut weight_map, mut total) = (BTreeMap::new(), 0);
+    {
+        let mut tensors = Vec::new();
+        for (shard, name, plan, writer) in &plans {
+            weight_map.extend(plan.specs.iter().map(|spec| (spec.name.clone(), name.clone())));
+            total += plan.bytes();
+            tensors.extend(plan.items.iter().map(|item| Tensor::new(shard, writer, plan, item, options)));
         }
-        output.keep(job.writer.finish()?);
+        let job = Job { options, observer };
+        let tasks = tensors.iter().flat_map(|tensor| job.first_tasks(tensor)).collect();
+        let worker = || Ok(Worker { lane: kernels.lane()?, buffers: Buffers::default() });
+        pool::run(tasks, pool::threads(), worker, |worker, task| job.work(worker, task))?;
+        summary.tensors.extend(tensors.into_iter().map(|tensor| tensor.result(options)));
+    }
+    for (.., writer) in plans {
+        output.keep(writer.finish()?);
     }
     let left: Vec<String> = checkpoint
         .tensors()
@@ -180,332 +193,313 @@ pub fn run(
     Ok(summary)
 }
 
-/// A tensor of the input and where its parts go in the output.
-struct Item {
-    /// Position in the shard.
-    tensor: usize,
-    /// Position of its first part among the specs; the parts follow in the order of [`weight_specs`].
-    first: usize,
-    /// Number of parts.
-    parts: usize,
-    /// Its type, if it is quantised.
-    dtype: Option<DType>,
-}
-
-/// The output file of a shard.
-struct ShardPlan {
-    specs: Vec<TensorSpec>,
-    items: Vec<Item>,
-    layout: Layout,
-}
-
-impl ShardPlan {
-    fn new(shard: &Reader, options: &Options, target: &Path) -> Result<Self, CheckpointError> {
-        let mut specs = Vec::new();
-        let mut items = Vec::new();
-        for (at, tensor) in shard.tensors().iter().enumerate() {
-            let first = specs.len();
-            let dtype = options.takes(tensor);
-            match dtype {
-                Some(dtype) => specs.extend(weight_specs(tensor, dtype, options)),
-                None => specs.push(TensorSpec {
-                    name: tensor.name.clone(),
-                    dtype: tensor.dtype,
-                    shape: tensor.shape.clone(),
-                }),
-            }
-            items.push(Item { tensor: at, first, parts: specs.len() - first, dtype });
-        }
-        let mut metadata = shard.header().metadata.clone();
-        if options.format.is_bnb() && !metadata.iter().any(|(key, _)| key == "format") {
-            metadata.push(("format".to_owned(), "pt".to_owned()));
-        }
-        let layout = Layout::new(target, &metadata, &specs)?;
-        Ok(Self { specs, items, layout })
-    }
-
-    fn bytes(&self) -> u64 {
-        (0..self.specs.len()).map(|at| self.layout.tensor_bytes(at)).sum()
-    }
-}
-
-/// The tensors that stand for a weight: codes first, then scales, then the rest.
-fn weight_specs(tensor: &TensorInfo, dtype: DType, options: &Options) -> Vec<TensorSpec> {
-    let elements = tensor.elements();
-    let groups = elements.div_ceil(u64::from(options.block_size));
-    let spec = |suffix: &str, dtype, shape: &[u64]| TensorSpec {
-        name: format!("{}{suffix}", tensor.name),
-        dtype,
-        shape: shape.to_vec(),
-    };
-    let mut specs = vec![spec("", StoredType::U8, &[elements.div_ceil(2), 1])];
-    let state = match options.format {
-        Format::BnbNf4 | Format::BnbFp4 => {
-            let absmax = if options.double_quant { StoredType::U8 } else { StoredType::F32 };
-            specs.push(spec(keys::ABSMAX, absmax, &[groups]));
-            specs.push(spec(keys::QUANT_MAP, StoredType::F32, &[16]));
-            if options.double_quant {
-                specs.push(spec(keys::NESTED_ABSMAX, StoredType::F32, &[groups.div_ceil(NESTED_BLOCK)]));
-                specs.push(spec(keys::NESTED_QUANT_MAP, StoredType::F32, &[256]));
-            }
-            if options.format == Format::BnbNf4 { keys::NF4_STATE } else { keys::FP4_STATE }
-        }
-        Format::Int4 => {
-            specs.push(spec(keys::SCALE, StoredType::F32, &[groups]));
-            if options.asymmetric {
-                specs.push(spec(keys::ZERO_POINT, StoredType::U8, &[groups]));
-            }
-            keys::INT4_STATE
-        }
-    };
-    specs.push(spec(state, StoredType::U8, &[state_room(tensor, dtype, options)]));
-    specs
-}
-
-/// The JSON beside a weight.
-fn state_text(tensor: &TensorInfo, dtype: DType, options: &Options, offset: Option<f32>) -> String {
-    let torch = torch_name(dtype).unwrap_or_default().to_owned();
-    let shape = tensor.shape.clone();
-    let text = match options.format {
-        Format::BnbNf4 | Format::BnbFp4 => serde_json::to_string(&BnbState {
-            quant_type: if options.format == Format::BnbNf4 { BnbCode::Nf4 } else { BnbCode::Fp4 },
-            blocksize: options.block_size.into(),
-            dtype: torch,
-            shape,
-            nested_blocksize: offset.map(|_| NESTED_BLOCK),
-            nested_dtype: offset.map(|_| "float32".to_owned()),
-            nested_offset: offset.map(f64::from),
-        }),
-        Format::Int4 => serde_json::to_string(&Int4State {
-            quant_type: "int4".to_owned(),
-            group_size: options.block_size.into(),
-            symmetric: !options.asymmetric,
-            nibble_order: checkpoint::NibbleOrder::LowFirst,
-            dtype: torch,
-            shape,
-        }),
-    };
-    // Strings, integers and finite floats always serialise.
-    text.unwrap_or_default()
-}
-
-/// Bytes kept for the state. The offset of nested scales is known only after the header is written, so the longest text
-/// of an f32 as an f64 is allowed for, and blanks, which JSON ignores, fill what is left.
-fn state_room(tensor: &TensorInfo, dtype: DType, options: &Options) -> u64 {
-    const LONGEST_NUMBER: usize = "-1.1754943508222875e-38".len();
-    let offset = options.double_quant.then_some(0.0);
-    let text = state_text(tensor, dtype, options, offset);
-    let extra = if offset.is_some() { LONGEST_NUMBER - "0.0".len() } else { 0 };
-    (text.len() + extra) as u64
-}
-
-/// One shard on its way.
-struct ShardJob<'a, S> {
+/// A tensor of the input on its way.
+struct Tensor<'a, S> {
     shard: &'a Reader,
-    writer: Writer<S>,
-    options: &'a Options,
-    kernels: &'a mut dyn Kernels,
-    observer: &'a dyn Observer,
+    writer: &'a Writer<S>,
+    info: &'a TensorInfo,
+    item: &'a Item,
+    bytes_out: u64,
+    /// `None` if it is taken over as it is.
+    weight: Option<Weight>,
 }
 
-impl<S: Storage> ShardJob<'_, S> {
-    fn tensor(&mut self, item: &Item) -> Result<TensorResult, Error> {
-        let shard = self.shard;
-        let tensor = &shard.tensors()[item.tensor];
-        self.observer.begin(&tensor.name);
-        let mut result = TensorResult {
-            name: tensor.name.clone(),
-            shape: tensor.shape.clone(),
-            dtype: tensor.dtype,
-            bytes_in: tensor.bytes(),
-            bytes_out: (item.first..item.first + item.parts)
-                .map(|at| self.writer.layout().tensor_bytes(at))
-                .sum(),
-            error: None,
-            mismatches: None,
-        };
-        match item.dtype {
-            None => copy(self.shard, tensor, &mut self.writer, item.first, self.observer)?,
-            Some(dtype) => {
-                let (error, mismatches) = self.weight(tensor, dtype, item.first)?;
-                result.error = Some(error);
-                result.mismatches = self.options.verify.then_some(mismatches);
-            }
+/// What is known of a tensor that is quantised. Its chunks come in any order.
+struct Weight {
+    dtype: DType,
+    /// How many chunks are not quantised yet.
+    left: AtomicUsize,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// All scales, once the first chunk has come, if they are quantised themselves.
+    scales: Vec<f32>,
+    /// By chunk, so that sums do not depend on the order in which chunks come.
+    errors: Vec<ErrorStats>,
+    mismatches: Mismatches,
+}
+
+/// A part of the work.
+enum Task<'t, S> {
+    /// Takes bytes of a tensor over.
+    Copy(&'t Tensor<'t, S>, Range<u64>),
+    /// Quantises a chunk of a weight.
+    Quantise(Chunk<'t, S>),
+    /// Measures what a chunk became with these scales of the weight, which are known only when all of it is quantised.
+    Review(Chunk<'t, S>, Arc<[f32]>),
+}
+
+/// A thread's part of the device and its memory.
+struct Worker<'a> {
+    lane: Box<dyn Lane + 'a>,
+    buffers: Buffers,
+}
+
+#[derive(Default)]
+struct Buffers {
+    input: Staging,
+    groups: GroupBuffers,
+    values: Staging,
+}
+
+impl<'a, S: Storage> Tensor<'a, S> {
+    fn new(
+        shard: &'a Reader,
+        writer: &'a Writer<S>,
+        plan: &ShardPlan,
+        item: &'a Item,
+        options: &Options,
+    ) -> Self {
+        let info = &shard.tensors()[item.tensor];
+        let bytes_out = (item.first..item.first + item.parts).map(|at| plan.layout.tensor_bytes(at)).sum();
+        let weight = item.dtype.map(|dtype| {
+            let count = options.chunks(info).count();
+            let errors = vec![ErrorStats::default(); count];
+            let progress = Mutex::new(Progress { errors, ..Progress::default() });
+            Weight { dtype, left: AtomicUsize::new(count), progress }
+        });
+        Self { shard, writer, info, item, bytes_out, weight }
+    }
+
+    /// What became of it.
+    fn result(self, options: &Options) -> TensorResult {
+        let known =
+            self.weight.map(|weight| weight.progress.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let error = known.as_ref().map(|progress| {
+            let mut whole = ErrorStats::default();
+            progress.errors.iter().for_each(|part| whole.merge(part));
+            whole
+        });
+        TensorResult {
+            name: self.info.name.clone(),
+            shape: self.info.shape.clone(),
+            dtype: self.info.dtype,
+            bytes_in: self.info.bytes(),
+            bytes_out: self.bytes_out,
+            error,
+            mismatches: known.filter(|_| options.verify).map(|progress| progress.mismatches),
         }
-        Ok(result)
     }
 
-    fn weight(
-        &mut self,
-        tensor: &TensorInfo,
-        dtype: DType,
-        first: usize,
-    ) -> Result<(ErrorStats, Mismatches), Error> {
-        let method = self.options.method();
-        let (mut scales, mut zero_points) = (Vec::new(), Vec::new());
-        for range in self.chunks(tensor) {
-            interrupt::check()?;
-            let bytes = self.read(tensor, dtype, &range)?;
-            if let Some((at, value)) = floats::first_nonfinite(&bytes, dtype) {
-                let defect = Defect::NonFinite { index: range.start + at, value };
-                return Err(CheckpointError::tensor(self.shard.path(), &tensor.name, defect).into());
-            }
-            let groups = self.kernels.quantise(&bytes, dtype, method)?;
-            self.writer.append(first, &groups.codes)?;
-            scales.extend(groups.scales);
-            zero_points.extend(groups.zero_points);
-            self.observer.advance((range.end - range.start) * dtype.bytes() as u64);
-        }
-        let mut mismatches = Mismatches::default();
-        let nested = if self.options.double_quant { Some(self.kernels.nest(&scales)?) } else { None };
-        self.write_parts(tensor, dtype, first, &scales, &zero_points, nested.as_ref())?;
-        let effective = match &nested {
-            Some(nested) => {
-                let effective = self.kernels.unnest(nested)?;
-                if self.options.verify {
-                    compare_nested(&scales, nested, &effective, &mut mismatches);
-                }
-                effective
-            }
-            None => scales.clone(),
-        };
-        let error = self.review(tensor, dtype, first, &scales, &effective, &zero_points, &mut mismatches)?;
-        Ok((error, mismatches))
-    }
-
-    /// Everything but the codes.
-    fn write_parts(
-        &mut self,
-        tensor: &TensorInfo,
-        dtype: DType,
-        first: usize,
-        scales: &[f32],
-        zero_points: &[u8],
-        nested: Option<&NestedScales>,
-    ) -> Result<(), Error> {
-        let mut parts: Vec<Vec<u8>> = Vec::new();
-        match self.options.format {
-            Format::BnbNf4 | Format::BnbFp4 => {
-                let map = if self.options.format == Format::BnbNf4 { NF4 } else { FP4 };
-                match nested {
-                    None => parts.extend([floats::f32_bytes(scales), floats::f32_bytes(&map)]),
-                    Some(nested) => parts.extend([
-                        nested.codes.clone(),
-                        floats::f32_bytes(&map),
-                        floats::f32_bytes(&nested.absmax),
-                        floats::f32_bytes(&dynamic_map()),
-                    ]),
-                }
-            }
-            Format::Int4 => {
-                parts.push(floats::f32_bytes(scales));
-                if self.options.asymmetric {
-                    parts.push(zero_points.to_vec());
-                }
-            }
-        }
-        let mut state =
-            state_text(tensor, dtype, self.options, nested.map(|nested| nested.offset)).into_bytes();
-        let room = state_room(tensor, dtype, self.options);
-        state.resize(usize::try_from(room).unwrap_or(state.len()), b' ');
-        parts.push(state);
-        for (at, bytes) in parts.iter().enumerate() {
-            self.writer.append(first + 1 + at, bytes)?;
-        }
-        Ok(())
-    }
-
-    /// Reads the codes back from the output and measures what they stand for against the input.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one weight")]
-    fn review(
-        &mut self,
-        tensor: &TensorInfo,
-        dtype: DType,
-        first: usize,
-        scales: &[f32],
-        effective: &[f32],
-        zero_points: &[u8],
-        mismatches: &mut Mismatches,
-    ) -> Result<ErrorStats, Error> {
-        let method = self.options.method();
-        let size = u64::from(method.group_size);
-        let mut stats = ErrorStats::default();
-        for range in self.chunks(tensor) {
-            interrupt::check()?;
-            let bytes = self.read(tensor, dtype, &range)?;
-            let elements = self.length(tensor, range.end - range.start)?;
-            let mut codes = vec![0; elements.div_ceil(2)];
-            self.writer.read_back(first, range.start / 2, &mut codes)?;
-            let of = |n: u64| self.length(tensor, n);
-            let (from, to) = (of(range.start / size)?, of(range.end.div_ceil(size))?);
-            let zero_points = zero_points.get(from..to).unwrap_or_default().to_vec();
-            let groups = Groups { codes, scales: effective[from..to].to_vec(), zero_points };
-            let restored = decode(&groups, elements, method);
-            stats.add(&bytes, dtype, &restored);
-            if self.options.verify {
-                let values = self.kernels.dequantise(&groups, elements, dtype, method)?;
-                compare_chunk(
-                    &bytes,
-                    dtype,
-                    method,
-                    &groups,
-                    &scales[from..to],
-                    &restored,
-                    &values,
-                    mismatches,
-                );
-            }
-        }
-        Ok(stats)
-    }
-
-    fn chunks(&self, tensor: &TensorInfo) -> impl Iterator<Item = std::ops::Range<u64>> + use<S> {
-        chunks(tensor.elements(), self.options.block_size.into(), self.options.chunk)
-    }
-
-    fn read(
-        &self,
-        tensor: &TensorInfo,
-        dtype: DType,
-        range: &std::ops::Range<u64>,
-    ) -> Result<Vec<u8>, Error> {
-        let size = dtype.bytes() as u64;
-        let mut bytes = vec![0; self.length(tensor, (range.end - range.start).saturating_mul(size))?];
-        self.shard.read_at(tensor, range.start * size, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn length(&self, tensor: &TensorInfo, n: u64) -> Result<usize, CheckpointError> {
+    fn length(&self, n: u64) -> Result<usize, CheckpointError> {
         usize::try_from(n).map_err(|_| {
             let source = std::io::ErrorKind::OutOfMemory.into();
-            CheckpointError::tensor(
-                self.shard.path(),
-                &tensor.name,
-                Defect::Io { action: "hold a group", source },
-            )
+            let defect = Defect::Io { action: "hold a group", source };
+            CheckpointError::tensor(self.shard.path(), &self.info.name, defect)
         })
     }
 }
 
-/// Copies a tensor through as it is.
+/// A chunk of a weight.
+struct Chunk<'t, S> {
+    tensor: &'t Tensor<'t, S>,
+    weight: &'t Weight,
+    number: usize,
+    /// Its elements.
+    range: Range<u64>,
+}
+
+impl<'t, S: Storage> Chunk<'t, S> {
+    fn all(tensor: &'t Tensor<'t, S>, weight: &'t Weight, options: &Options) -> impl Iterator<Item = Self> {
+        let ranges = options.chunks(tensor.info).enumerate();
+        ranges.map(move |(number, range)| Chunk { tensor, weight, number, range })
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.weight.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn elements(&self) -> Result<usize, CheckpointError> {
+        self.tensor.length(self.range.end - self.range.start)
+    }
+
+    /// The groups of the chunk among those of the weight.
+    fn groups(&self, method: Method) -> Result<Range<usize>, CheckpointError> {
+        let size = u64::from(method.group_size);
+        let of = |n| self.tensor.length(n);
+        Ok(of(self.range.start / size)?..of(self.range.end.div_ceil(size))?)
+    }
+
+    fn read<'b>(&self, lane: &dyn Lane, staging: &'b mut Staging) -> Result<&'b [u8], Error> {
+        let size = self.weight.dtype.bytes() as u64;
+        let bytes = self.tensor.length((self.range.end - self.range.start).saturating_mul(size))?;
+        let bytes = staging.fit(lane, bytes)?;
+        self.tensor.shard.read_at(self.tensor.info, self.range.start * size, bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads the codes back from the output.
+    fn read_codes(&self, lane: &dyn Lane, staging: &mut Staging) -> Result<(), Error> {
+        let codes = staging.fit(lane, self.elements()?.div_ceil(2))?;
+        Ok(self.tensor.writer.read_back(self.tensor.item.first, self.range.start / 2, codes)?)
+    }
+}
+
+/// What all threads know.
+struct Job<'a> {
+    options: &'a Options,
+    observer: &'a dyn Observer,
+}
+
+impl Job<'_> {
+    /// What can begin at once.
+    fn first_tasks<'t, S: Storage>(&self, tensor: &'t Tensor<'t, S>) -> Vec<Task<'t, S>> {
+        match &tensor.weight {
+            None => pieces(tensor.info.bytes()).map(|range| Task::Copy(tensor, range)).collect(),
+            Some(weight) => Chunk::all(tensor, weight, self.options).map(Task::Quantise).collect(),
+        }
+    }
+
+    fn work<'t, S: Storage>(
+        &self,
+        worker: &mut Worker<'_>,
+        task: Task<'t, S>,
+    ) -> Result<Vec<Task<'t, S>>, Error> {
+        let Worker { lane, buffers } = worker;
+        let lane = &mut **lane;
+        match task {
+            Task::Copy(tensor, range) => {
+                self.observer.begin(&tensor.info.name);
+                let piece = (tensor.shard, tensor.info, range);
+                copy(lane, piece, &mut buffers.input, tensor.writer, tensor.item.first, self.observer)?;
+                Ok(Vec::new())
+            }
+            Task::Quantise(chunk) => {
+                self.observer.begin(&chunk.tensor.info.name);
+                self.quantise(&chunk, lane, buffers)?;
+                let elements = chunk.range.end - chunk.range.start;
+                self.observer.advance(elements * chunk.weight.dtype.bytes() as u64);
+                // The last chunk of a weight completes it.
+                if chunk.weight.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+                    return Ok(Vec::new());
+                }
+                let Some(scales) = self.complete(&chunk, lane)? else { return Ok(Vec::new()) };
+                let all = Chunk::all(chunk.tensor, chunk.weight, self.options);
+                Ok(all.map(|chunk| Task::Review(chunk, scales.clone())).collect())
+            }
+            Task::Review(chunk, scales) => {
+                let x = chunk.read(lane, &mut buffers.input)?;
+                chunk.read_codes(lane, &mut buffers.groups.codes)?;
+                let codes = &buffers.groups.codes.held()[..chunk.elements()?.div_ceil(2)];
+                let scales = &scales[chunk.groups(self.options.method())?];
+                // Formats whose scales are quantised have no zero points.
+                let groups = Groups { codes, scales, zero_points: &[] };
+                self.review(&chunk, x, groups, lane, &mut buffers.values)?;
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// From the chunk in the input to its codes and scales.
+    fn quantise<S: Storage>(
+        &self,
+        chunk: &Chunk<'_, S>,
+        lane: &mut dyn Lane,
+        buffers: &mut Buffers,
+    ) -> Result<(), Error> {
+        let (method, first) = (self.options.method(), chunk.tensor.item.first);
+        let Buffers { input, groups, values } = buffers;
+        let (elements, of_chunk) = (chunk.elements()?, chunk.groups(method)?);
+        let x = chunk.read(lane, input)?;
+        if let Some((at, value)) = floats::first_nonfinite(x, chunk.weight.dtype) {
+            let defect = Defect::NonFinite { index: chunk.range.start + at, value };
+            let (file, name) = (chunk.tensor.shard.path(), &chunk.tensor.info.name);
+            return Err(CheckpointError::tensor(file, name, defect).into());
+        }
+        lane.quantise(x, chunk.weight.dtype, method, groups)?;
+        let writer = chunk.tensor.writer;
+        writer.write_at(first, chunk.range.start / 2, groups.groups(elements).codes)?;
+        if self.options.verify {
+            // What counts is what the file holds.
+            chunk.read_codes(lane, &mut groups.codes)?;
+            let mut found = Mismatches::default();
+            compare_codes(x, chunk.weight.dtype, method, groups.groups(elements), &mut found);
+            chunk.progress().mismatches.merge(found);
+        }
+        if self.options.double_quant {
+            let mut progress = chunk.progress();
+            let all = chunk.tensor.length(chunk.tensor.info.elements().div_ceil(method.group_size.into()))?;
+            progress.scales.resize(all, 0.0);
+            progress.scales[of_chunk].copy_from_slice(&groups.scales);
+            return Ok(());
+        }
+        let from = of_chunk.start as u64;
+        writer.write_at(first + 1, from * 4, &floats::f32_bytes(&groups.scales))?;
+        if method.scheme.has_zero_points() {
+            writer.write_at(first + 2, from, &groups.zero_points)?;
+        }
+        self.review(chunk, x, groups.groups(elements), lane, values)
+    }
+
+    /// Measures what the elements of a chunk became: `groups`, with the scales in effect.
+    fn review<S: Storage>(
+        &self,
+        chunk: &Chunk<'_, S>,
+        x: &[u8],
+        groups: Groups<'_>,
+        lane: &mut dyn Lane,
+        values: &mut Staging,
+    ) -> Result<(), Error> {
+        let method = self.options.method();
+        let mut error = ErrorStats::default();
+        error.add(x, chunk.weight.dtype, groups, method);
+        let mut found = Mismatches::default();
+        if self.options.verify {
+            let values = values.fit(lane, x.len())?;
+            lane.dequantise(groups, chunk.weight.dtype, method, values)?;
+            compare_values(values, chunk.weight.dtype, method, groups, &mut found);
+        }
+        let mut progress = chunk.progress();
+        progress.errors[chunk.number] = error;
+        progress.mismatches.merge(found);
+        Ok(())
+    }
+
+    /// Writes what is known only when all chunks of a weight are quantised; gives the scales in effect if they are quantised too.
+    fn complete<S: Storage>(
+        &self,
+        chunk: &Chunk<'_, S>,
+        lane: &mut dyn Lane,
+    ) -> Result<Option<Arc<[f32]>>, Error> {
+        let Tensor { info, item, writer, .. } = chunk.tensor;
+        if !self.options.double_quant {
+            write_parts(writer, info, chunk.weight.dtype, item, self.options, None)?;
+            return Ok(None);
+        }
+        let scales = std::mem::take(&mut chunk.progress().scales);
+        let nested = lane.nest(&scales)?;
+        write_parts(writer, info, chunk.weight.dtype, item, self.options, Some(&nested))?;
+        let effective = lane.unnest(&nested)?;
+        if self.options.verify {
+            let mut found = Mismatches::default();
+            compare_nested(&scales, &nested, &effective, &mut found);
+            chunk.progress().mismatches.merge(found);
+        }
+        Ok(Some(effective.into()))
+    }
+}
+
+/// How a tensor that is taken over is cut.
+pub(super) fn pieces(bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    chunks(bytes, 1, 8 << 20)
+}
+
+/// Takes a piece of a tensor over as it is.
 pub(super) fn copy<S: Storage>(
-    shard: &Reader,
-    tensor: &TensorInfo,
-    writer: &mut Writer<S>,
+    lane: &dyn Lane,
+    (shard, tensor, range): (&Reader, &TensorInfo, Range<u64>),
+    staging: &mut Staging,
+    writer: &Writer<S>,
     at: usize,
     observer: &dyn Observer,
 ) -> Result<(), Error> {
-    const PIECE: u64 = 8 << 20;
-    let mut buffer = vec![0; usize::try_from(tensor.bytes().min(PIECE)).unwrap_or(0)];
-    let mut offset = 0;
-    while offset < tensor.bytes() {
-        interrupt::check()?;
-        let length = (tensor.bytes() - offset).min(buffer.len() as u64);
-        let piece = &mut buffer[..usize::try_from(length).unwrap_or(0)];
-        shard.read_at(tensor, offset, piece)?;
-        writer.append(at, piece)?;
-        offset += length;
-        observer.advance(length);
-    }
+    let length = range.end - range.start;
+    // A piece is a few megabytes long.
+    let bytes = staging.fit(lane, length as usize)?;
+    shard.read_at(tensor, range.start, bytes)?;
+    writer.write_at(at, range.start, bytes)?;
+    observer.advance(length);
     Ok(())
 }

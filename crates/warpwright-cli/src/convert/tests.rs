@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use globset::{Glob, GlobSetBuilder};
 use warpwright_ops::quantise::reference;
 use warpwright_ptx::DType;
+use warpwright_runtime::{Device, HostBuffer};
 
 use super::destination::Destination;
-use super::kernels::{Groups, Kernels, Method, NestedScales};
+use super::device::DeviceKernels;
+use super::kernels::{GroupBuffers, Groups, Kernels, Lane, Method, NestedScales};
 use super::quantise::{Observer, Options};
+use super::verify::Mismatches;
 use super::{dequantise, floats, quantise};
 use crate::args::Format;
 use crate::checkpoint::quantised::find_quantised;
@@ -18,39 +21,57 @@ use crate::checkpoint::{Checkpoint, Layout, StoredType, TensorSpec, Writer};
 use crate::error::Error;
 
 /// The reference as a device; flips a bit of the codes if it is told to.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Reference {
     broken: bool,
 }
 
 impl Kernels for Reference {
-    fn quantise(&mut self, bytes: &[u8], dtype: DType, method: Method) -> Result<Groups, Error> {
-        let x = floats::to_f64(bytes, dtype);
+    fn lane(&self) -> Result<Box<dyn Lane + '_>, Error> {
+        Ok(Box::new(*self))
+    }
+}
+
+impl Lane for Reference {
+    fn host(&self, bytes: usize) -> Result<HostBuffer, Error> {
+        Ok(HostBuffer::pageable(bytes))
+    }
+
+    fn quantise(
+        &mut self,
+        x: &[u8],
+        dtype: DType,
+        method: Method,
+        out: &mut GroupBuffers,
+    ) -> Result<(), Error> {
+        let x = floats::to_f64(x, dtype);
         let q = reference::quantise::<f32>(&x, method.scheme, method.group_size as usize, method.order);
-        let mut codes = q.codes;
-        if self.broken {
-            codes[0] ^= 1;
-        }
-        Ok(Groups { codes, scales: q.scales, zero_points: q.zero_points })
+        let codes = out.codes.fit(self, q.codes.len())?;
+        codes.copy_from_slice(&q.codes);
+        codes[0] ^= u8::from(self.broken);
+        (out.scales, out.zero_points) = (q.scales, q.zero_points);
+        Ok(())
     }
 
     fn dequantise(
         &mut self,
-        groups: &Groups,
-        elements: usize,
+        groups: Groups<'_>,
         dtype: DType,
         method: Method,
-    ) -> Result<Vec<u8>, Error> {
+        values: &mut [u8],
+    ) -> Result<(), Error> {
         let q = reference::Quantised {
-            codes: groups.codes.clone(),
-            scales: groups.scales.clone(),
-            zero_points: groups.zero_points.clone(),
+            codes: groups.codes.to_vec(),
+            scales: groups.scales.to_vec(),
+            zero_points: groups.zero_points.to_vec(),
         };
-        let values =
-            reference::dequantise(&q, elements, method.scheme, method.group_size as usize, method.order);
+        let elements = values.len() / dtype.bytes();
+        let group_size = method.group_size as usize;
+        let restored = reference::dequantise(&q, elements, method.scheme, group_size, method.order);
         let mut bytes = Vec::new();
-        values.iter().for_each(|value| floats::push(&mut bytes, f64::from(*value), dtype));
-        Ok(bytes)
+        restored.iter().for_each(|value| floats::push(&mut bytes, f64::from(*value), dtype));
+        values.copy_from_slice(&bytes);
+        Ok(())
     }
 
     fn nest(&mut self, scales: &[f32]) -> Result<NestedScales, Error> {
@@ -119,7 +140,7 @@ fn quantise_to(
     input: &Path,
     output: &Path,
     options: &Options,
-    kernels: &mut Reference,
+    kernels: &Reference,
 ) -> Result<quantise::Summary, Error> {
     let checkpoint = Checkpoint::open(input)?;
     let destination = Destination::new(input, &checkpoint, output, false)?;
@@ -129,7 +150,7 @@ fn quantise_to(
 fn dequantise_to(input: &Path, output: &Path, dtype: Option<DType>) -> Result<dequantise::Summary, Error> {
     let checkpoint = Checkpoint::open(input)?;
     let destination = Destination::new(input, &checkpoint, output, false)?;
-    dequantise::run(&checkpoint, destination, dtype, &mut Reference::default(), &Silent)
+    dequantise::run(&checkpoint, destination, dtype, &Reference::default(), &Silent)
 }
 
 fn contents(path: &Path) -> BTreeMap<String, (StoredType, Vec<u64>, Vec<u8>)> {
@@ -176,7 +197,7 @@ fn every_format_makes_the_whole_way_there_and_back() {
         let path = |name: &str| folder.path().join(name);
         sample(&path("in.safetensors"));
         let summary =
-            quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &mut Reference::default())
+            quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
                 .unwrap();
         assert!(!summary.has_mismatches(), "{options:?}");
         let quantised: Vec<_> = summary.quantised().map(|(tensor, _)| tensor.name.as_str()).collect();
@@ -199,22 +220,74 @@ fn every_format_makes_the_whole_way_there_and_back() {
                 let x = &before[name].2;
                 let method = options.method();
                 let mut device = Reference::default();
-                let mut groups = device.quantise(x, float, method).unwrap();
+                let mut groups = GroupBuffers::default();
+                device.quantise(x, float, method, &mut groups).unwrap();
                 if options.double_quant {
                     let nested = device.nest(&groups.scales).unwrap();
                     groups.scales = device.unnest(&nested).unwrap();
                 }
-                let elements = x.len() / float.bytes();
-                assert_eq!(
-                    *bytes,
-                    device.dequantise(&groups, elements, float, method).unwrap(),
-                    "{name} {options:?}"
-                );
+                let mut expected = vec![0; x.len()];
+                let groups = groups.groups(x.len() / float.bytes());
+                device.dequantise(groups, float, method, &mut expected).unwrap();
+                assert_eq!(*bytes, expected, "{name} {options:?}");
             } else {
                 assert_eq!(*bytes, before[name].2, "{name}");
             }
         }
         assert_eq!(files(folder.path()).len(), 3, "no temporary file is left");
+    }
+}
+
+/// Random BF16 and F16 weights, large enough that products of code values and scales lie next to the middle between two
+/// numbers of those types.
+#[test]
+fn results_of_the_kernels_verify_whatever_the_type() {
+    for (dtype, stored) in [(DType::BF16, StoredType::BF16), (DType::F16, StoredType::F16)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f64 / f64::from(1 << 24) - 0.5
+        };
+        let mut bytes = Vec::new();
+        (0..1 << 20).for_each(|_| floats::push(&mut bytes, (random() + random() + random()) * 0.04, dtype));
+        write(&path("in.safetensors"), &[("w", stored, &[1024, 1024], bytes)]);
+        let checkpoint = Checkpoint::open(&path("in.safetensors")).unwrap();
+        for (number, double_quant) in [false, true].into_iter().enumerate() {
+            let options = Options { double_quant, verify: true, ..Options::new(Format::BnbNf4) };
+            let output = path(&format!("{number}.safetensors"));
+            let output = Destination::new(&path("in.safetensors"), &checkpoint, &output, false).unwrap();
+            let kernels = DeviceKernels::new(&Device::emulator());
+            let summary = quantise::run(&checkpoint, output, &options, &kernels, &Silent).unwrap();
+            assert_eq!(summary.tensors[0].mismatches, Some(Mismatches::default()), "{dtype} {double_quant}");
+        }
+    }
+}
+
+/// Chunks are finished in any order, by any number of threads.
+#[test]
+fn the_summary_does_not_depend_on_the_order_of_chunks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let tensors: Vec<_> = (0..5).map(|i| format!("{i}.weight")).collect();
+    let tensors: Vec<_> = tensors
+        .iter()
+        .map(|name| (name.as_str(), StoredType::BF16, &[64u64, 640][..], values(64 * 640, DType::BF16)))
+        .collect();
+    write(&path("in.safetensors"), &tensors);
+    for double_quant in [false, true] {
+        let options = Options { double_quant, chunk: 640, ..Options::new(Format::BnbNf4) };
+        let run = |name: &str| {
+            let summary =
+                quantise_to(&path("in.safetensors"), &path(name), &options, &Reference::default()).unwrap();
+            let errors: Vec<_> = summary.tensors.iter().map(|t| t.error.unwrap()).collect();
+            (errors, std::fs::read(path(name)).unwrap())
+        };
+        let first = run(&format!("first-{double_quant}.safetensors"));
+        for round in 0..5 {
+            assert_eq!(run(&format!("{round}-{double_quant}.safetensors")), first);
+        }
     }
 }
 
@@ -224,8 +297,7 @@ fn a_type_may_be_asked_for_on_the_way_back() {
     let path = |name: &str| folder.path().join(name);
     sample(&path("in.safetensors"));
     let options = Options::new(Format::BnbNf4);
-    quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &mut Reference::default())
-        .unwrap();
+    quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default()).unwrap();
     let summary = dequantise_to(&path("q.safetensors"), &path("back.safetensors"), Some(DType::F16)).unwrap();
     assert_eq!((summary.weights.len(), summary.copied), (4, 4));
     let back = contents(&path("back.safetensors"));
@@ -241,8 +313,7 @@ fn the_parts_of_a_weight_are_those_of_bitsandbytes() {
     let path = |name: &str| folder.path().join(name);
     sample(&path("in.safetensors"));
     let options = Options { double_quant: true, ..Options::new(Format::BnbNf4) };
-    quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &mut Reference::default())
-        .unwrap();
+    quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default()).unwrap();
     let after = contents(&path("q.safetensors"));
     let shape = |key: &str| (after[key].0, after[key].1.clone());
     assert_eq!(shape("a.weight"), (StoredType::U8, vec![116, 1]));
@@ -272,7 +343,7 @@ fn skipped_weights_stay() {
     globs.add(Glob::new("*.weight").unwrap());
     let options = Options { skip: globs.build().unwrap(), ..Options::new(Format::Int4) };
     let summary =
-        quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &mut Reference::default())
+        quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
             .unwrap();
     assert_eq!(summary.quantised().map(|(tensor, _)| tensor.name.as_str()).collect::<Vec<_>>(), ["one"]);
 }
@@ -294,13 +365,9 @@ fn a_weight_that_is_no_number_is_named_and_nothing_is_left_behind() {
                 &[("ok", StoredType::U8, &[1], vec![1]), ("w", stored, &[20, 25], bytes)],
             );
             let options = Options { chunk: 128, ..Options::new(Format::BnbNf4) };
-            let error = quantise_to(
-                &path("in.safetensors"),
-                &path("q.safetensors"),
-                &options,
-                &mut Reference::default(),
-            )
-            .unwrap_err();
+            let error =
+                quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
+                    .unwrap_err();
             let text = error.to_string();
             assert!(text.contains("in.safetensors: tensor 'w': element 333 is"), "{text}");
             assert!(text.contains(shown), "{text}");
@@ -319,8 +386,7 @@ fn weights_at_the_end_of_the_range_are_quantised() {
     write(&path("in.safetensors"), &[("w", StoredType::F32, &[2, 64], floats::f32_bytes(&x))]);
     for (number, options) in every_option().into_iter().enumerate() {
         let output = path(&format!("{number}.safetensors"));
-        let summary =
-            quantise_to(&path("in.safetensors"), &output, &options, &mut Reference::default()).unwrap();
+        let summary = quantise_to(&path("in.safetensors"), &output, &options, &Reference::default()).unwrap();
         assert!(!summary.has_mismatches() && summary.error().relative() < 0.2, "{options:?}");
     }
 }
@@ -331,13 +397,9 @@ fn verification_notices_one_wrong_code_and_withholds_the_output() {
     let path = |name: &str| folder.path().join(name);
     sample(&path("in.safetensors"));
     let options = Options { verify: true, ..Options::new(Format::BnbNf4) };
-    let summary = quantise_to(
-        &path("in.safetensors"),
-        &path("q.safetensors"),
-        &options,
-        &mut Reference { broken: true },
-    )
-    .unwrap();
+    let summary =
+        quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference { broken: true })
+            .unwrap();
     assert!(summary.has_mismatches());
     let found = summary.tensors.iter().find(|t| t.name == "b.weight").unwrap().mismatches.unwrap();
     assert_eq!((found.codes, found.scales), (1, 0));
@@ -356,9 +418,8 @@ fn keys_that_would_appear_twice_are_refused() {
         ],
     );
     let options = Options::new(Format::BnbNf4);
-    let error =
-        quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &mut Reference::default())
-            .unwrap_err();
+    let error = quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
+        .unwrap_err();
     assert!(error.to_string().contains("tensor 'w.absmax': the output would hold"), "{error}");
 }
 
@@ -389,7 +450,7 @@ fn shards_go_to_a_folder_with_an_index_and_a_configuration() {
     let model = sharded(folder.path());
     let output = folder.path().join("out");
     let options = Options::new(Format::BnbNf4);
-    quantise_to(&model, &output, &options, &mut Reference::default()).unwrap();
+    quantise_to(&model, &output, &options, &Reference::default()).unwrap();
     assert_eq!(files(&output), ["config.json", "m-1.safetensors", "m-2.safetensors", INDEX]);
     assert_eq!(files(folder.path()), ["model", "out"]);
     let index: serde_json::Value =
@@ -411,7 +472,7 @@ fn parts_of_one_weight_may_lie_in_different_shards() {
     let folder = tempfile::tempdir().unwrap();
     let model = sharded(folder.path());
     let output = folder.path().join("out");
-    quantise_to(&model, &output, &Options::new(Format::BnbNf4), &mut Reference::default()).unwrap();
+    quantise_to(&model, &output, &Options::new(Format::BnbNf4), &Reference::default()).unwrap();
     // The absmax of x moves to the second shard.
     let all = contents(&output);
     let part = |key: &'static str| {
@@ -453,7 +514,7 @@ fn outputs_that_are_there_or_do_not_fit_are_refused_before_any_work() {
     // With leave to replace, what is not replaced stays.
     let destination = Destination::new(&model, &checkpoint, &full, true).unwrap();
     let options = Options::new(Format::Int4);
-    quantise::run(&checkpoint, destination, &options, &mut Reference::default(), &Silent).unwrap();
+    quantise::run(&checkpoint, destination, &options, &Reference::default(), &Silent).unwrap();
     assert_eq!(std::fs::read_to_string(full.join("README")).unwrap(), "mine");
     assert_eq!(find_quantised(&Checkpoint::open(&full).unwrap()).unwrap().len(), 2);
 }
@@ -464,7 +525,7 @@ fn a_file_goes_into_an_existing_folder_under_its_own_name() {
     sample(&folder.path().join(SINGLE));
     let output = folder.path().join("out");
     std::fs::create_dir(&output).unwrap();
-    quantise_to(&folder.path().join(SINGLE), &output, &Options::new(Format::Int4), &mut Reference::default())
+    quantise_to(&folder.path().join(SINGLE), &output, &Options::new(Format::Int4), &Reference::default())
         .unwrap();
     assert_eq!(files(&output), [SINGLE]);
 }
@@ -477,7 +538,7 @@ fn a_configuration_of_someone_else_is_left_alone() {
     sample(&input.join(SINGLE));
     std::fs::write(input.join("config.json"), "{}").unwrap();
     let run = |output: &Path| {
-        quantise_to(&input.join(SINGLE), output, &Options::new(Format::BnbFp4), &mut Reference::default())
+        quantise_to(&input.join(SINGLE), output, &Options::new(Format::BnbFp4), &Reference::default())
             .unwrap()
     };
     let summary = run(&input.join("q.safetensors"));
@@ -498,8 +559,7 @@ fn quantised_weights_whose_parts_do_not_fit_are_refused() {
     let path = |name: &str| folder.path().join(name);
     write(&path("in.safetensors"), &[("w", StoredType::F32, &[4, 64], values(256, DType::F32))]);
     let options = Options { double_quant: true, ..Options::new(Format::BnbNf4) };
-    quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &mut Reference::default())
-        .unwrap();
+    quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default()).unwrap();
     let whole = contents(&path("q.safetensors"));
     const STATE: &str = "w.quant_state.bitsandbytes__nf4";
     let state = String::from_utf8(whole[STATE].2.clone()).unwrap();

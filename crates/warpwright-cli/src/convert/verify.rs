@@ -3,8 +3,9 @@
 use warpwright_ops::quantise::reference;
 use warpwright_ptx::DType;
 
-use super::floats;
 use super::kernels::{Groups, Method, NestedScales};
+use super::measure::decode;
+use super::{chunks, floats};
 
 /// How many numbers of a weight are not what the reference says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,37 +19,56 @@ pub struct Mismatches {
 }
 
 impl Mismatches {
+    /// Takes in those of another part of the same whole.
+    pub const fn merge(&mut self, other: Self) {
+        self.codes += other.codes;
+        self.scales += other.scales;
+        self.values += other.values;
+    }
+
     /// Whether there are any.
     pub const fn any(&self) -> bool {
         self.codes + self.scales + self.values > 0
     }
 }
 
-/// Compares one chunk: `groups` with the scales in effect, `scales` as they were before nesting, `restored` from the host
-/// and `values` from the kernels.
-#[expect(clippy::too_many_arguments, reason = "two sides of a comparison")]
-pub fn compare_chunk(
-    bytes: &[u8],
+/// Elements whose reference is at work at a time: what it needs stays in a core's own cache.
+const PIECE: u64 = 16 << 10;
+
+/// Compares the codes, scales and zero points of a chunk with those of the reference.
+pub fn compare_codes(bytes: &[u8], dtype: DType, method: Method, groups: Groups<'_>, found: &mut Mismatches) {
+    let Method { scheme, group_size, order } = method;
+    let elements = (bytes.len() / dtype.bytes()) as u64;
+    for piece in chunks(elements, group_size.into(), PIECE) {
+        // The chunk is in memory, so its positions fit.
+        let (start, end) = (piece.start as usize, piece.end as usize);
+        let x = floats::to_f64(&bytes[start * dtype.bytes()..end * dtype.bytes()], dtype);
+        let expected = reference::quantise::<f32>(&x, scheme, group_size as usize, order);
+        let (from, to) = (start / group_size as usize, end.div_ceil(group_size as usize));
+        let part = |all: &[u8]| all.get(from..to).unwrap_or_default().to_vec();
+        found.codes += differing(&expected.codes, &groups.codes[start / 2..end.div_ceil(2)]);
+        let scales = groups.scales.get(from..to).unwrap_or_default();
+        found.scales += differing(&bits(&expected.scales), &bits(scales));
+        found.scales += differing(&expected.zero_points, &part(groups.zero_points));
+    }
+}
+
+/// Compares the values that the kernels dequantise to with those that the codes stand for, rounded once.
+pub fn compare_values(
+    values: &[u8],
     dtype: DType,
     method: Method,
-    groups: &Groups,
-    scales: &[f32],
-    restored: &[f32],
-    values: &[u8],
+    groups: Groups<'_>,
     found: &mut Mismatches,
 ) {
-    let Method { scheme, group_size, order } = method;
-    let x = floats::to_f64(bytes, dtype);
-    let expected = reference::quantise::<f32>(&x, scheme, group_size as usize, order);
-    found.codes += differing(&expected.codes, &groups.codes);
-    found.scales += differing(&bits(&expected.scales), &bits(scales));
-    found.scales += differing(&expected.zero_points, &groups.zero_points);
-    let mut rounded = Vec::with_capacity(values.len());
-    restored.iter().for_each(|value| floats::push(&mut rounded, f64::from(*value), dtype));
     let size = dtype.bytes();
-    found.values += rounded.len().abs_diff(values.len()) as u64;
-    found.values +=
-        rounded.chunks_exact(size).zip(values.chunks_exact(size)).filter(|(a, b)| a != b).count() as u64;
+    let expected = floats::encode(&decode(groups, values.len() / size, method), dtype);
+    let differ = |(a, b): &(&[u8], &[u8])| a != b;
+    found.values += if expected == values {
+        0
+    } else {
+        expected.chunks_exact(size).zip(values.chunks_exact(size)).filter(differ).count() as u64
+    };
 }
 
 /// Compares nested scales: their codes by the offset that was written, the offset itself to an f32 rounding, and the

@@ -78,9 +78,8 @@ fn a_kernel_runs_on_arrays() {
     assert_eq!(npy_values(&place.path("y.npy")), expected);
     assert!(ran.out.contains("y.npy: f32 [50]"), "{}", ran.out);
     assert!(ran.out.contains("divergent_branches"), "{}", ran.out);
-    // The output exists now.
-    assert_eq!(place.run(&RUN).code, Some(2));
-    let value = place.json(&[&RUN[..], &["--force", "--json"]].concat());
+    // An output of an earlier run is replaced.
+    let value = place.json(&[&RUN[..], &["--json"]].concat());
     assert_eq!(value["findings"], json!([]));
     assert_eq!(value["counters"]["global_loads.bytes"], 200);
     assert_eq!(value["counters"]["divergent_branches"], 1);
@@ -311,28 +310,90 @@ fn ops_lists_every_primitive() {
 #[test]
 fn what_emit_prints_lint_accepts() {
     let place = Place::new();
-    let list = place.json(&["ops", "--json"]);
-    for op in list.as_array().expect("an array") {
-        let (name, direction) =
-            (op["op"].as_str().expect("a name"), op["direction"].as_str().expect("a direction"));
-        let dtype = op["dtypes"][0].as_str().expect("a type");
-        let mut args = vec!["emit", name, "--dtype", dtype, "--target", "sm_80"];
-        if direction == "backward" {
-            args.push("--backward");
-        }
-        let ran = place.run(&args);
-        assert_eq!(ran.code, Some(0), "{name}: {}", ran.err);
-        assert!(ran.out.contains(".target sm_80"), "{name}");
+    let attention = ["emit", "attention", "--dtype", "bf16", "--head-dim", "64", "--causal", "--heads", "8"];
+    for (args, target) in [
+        (&["emit", "group_norm", "--backward", "--channels-last", "--target", "sm_80"][..], "sm_80"),
+        (&attention, "sm_90a"),
+        (&["emit", "gru", "--backward", "--dtype", "f16", "--hidden", "128", "--steps", "9"], "sm_90a"),
+    ] {
+        let ran = place.run(args);
+        assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
+        assert!(ran.out.contains(&format!("\n.target {target}\n")), "{args:?}");
+        let noted = ran.err.contains("instructions of sm_90a alone: the module is not for sm_90");
+        assert_eq!(noted, target == "sm_90a", "{}", ran.err);
         place.write("k.ptx", &ran.out);
-        let linted = place.run(&["lint", "k.ptx"]);
-        assert_eq!(linted.code, Some(0), "{name}: {}", linted.out);
+        let linted = place.run(&["lint", "k.ptx", "--target", target]);
+        assert_eq!(linted.code, Some(0), "{args:?}: {}", linted.out);
     }
+    let value = place.json(&[&attention[..], &["--backward", "--json"]].concat());
+    assert_eq!(value["target"], "sm_90a");
+    let kernels = value["kernels"].as_array().expect("a list");
+    let mut targets: Vec<_> = kernels.iter().map(|kernel| kernel["target"].as_str()).collect();
+    for kernel in kernels {
+        let (text, target) = (kernel["ptx"].as_str(), kernel["target"].as_str());
+        let (text, target) = (text.expect("a text"), target.expect("a target"));
+        assert!(text.contains(&format!("\n.target {target}\n")), "{}", kernel["entry"]);
+    }
+    targets.sort();
+    targets.dedup();
+    assert_eq!(targets, [Some("sm_90"), Some("sm_90a")]);
+    for launch in value["launches"].as_array().expect("a list") {
+        assert!(kernels.iter().any(|kernel| kernel["entry"] == launch["entry"]), "{}", launch["entry"]);
+        assert!(launch["arguments"].as_array().is_some_and(|list| !list.is_empty()));
+    }
+    assert_eq!(
+        value["tensors"][0],
+        json!({
+            "name": "q", "access": "read", "dtype": "bf16", "elements": 1048576, "present": true,
+        })
+    );
     let value = place.json(&["emit", "relu", "--elements", "1000", "--json"]);
     assert!(value["ptx"].as_str().is_some_and(|text| text.contains(".visible .entry")));
     assert_eq!(value["launches"][0]["block"], json!([256, 1, 1]));
-    let unknown = place.run(&["emit", "gelu"]);
-    assert_eq!(unknown.code, Some(2));
-    assert!(unknown.err.contains("help: `warpwright ops` lists them"), "{}", unknown.err);
+}
+
+#[test]
+fn emit_says_what_it_does_not_take() {
+    let place = Place::new();
+    for (args, error, help) in [
+        (&["emit", "gelu"][..], "no operation called `gelu (forward)`", "`warpwright ops` lists them"),
+        (
+            &["emit", "gemm", "--causal"],
+            "gemm (forward) has no option --causal",
+            "it takes --elements, --transpose, --m, --n, --k, --batch",
+        ),
+        (
+            &["emit", "relu", "--head-dim", "64"],
+            "relu (forward) has no option --head-dim",
+            "it takes --elements",
+        ),
+        (
+            &["emit", "quantize_nested", "--dtype", "bf16"],
+            "quantize_nested: the tensor cannot be bf16; supported are f32",
+            "",
+        ),
+        (
+            &["emit", "relu", "--target", "sm_70"],
+            "relu (forward) is not assembled for sm_70",
+            "--target is one of sm_75, sm_80, sm_86, sm_89, sm_90, sm_100, sm_120",
+        ),
+        (
+            &["emit", "relu", "--target", "sm_90a"],
+            "relu (forward) is not assembled for sm_90a",
+            "one of sm_75",
+        ),
+        (&["emit", "relu", "--target", "sm_9999"], "relu (forward) is not assembled for sm_9999", "sm_120"),
+        (&["emit", "relu", "--elements", "0"], "launches nothing", "--elements 1024"),
+        (
+            &["emit", "attention", "--heads", "3", "--num-kv-heads", "2"],
+            "attention: num_kv_heads is 2 of 3, must be a divisor of heads",
+            "",
+        ),
+    ] {
+        let ran = place.run(args);
+        assert_eq!((ran.code, &*ran.out), (Some(2), ""), "{args:?}");
+        assert!(ran.err.contains(error) && ran.err.contains(help), "{args:?}: {}", ran.err);
+    }
 }
 
 #[test]

@@ -127,8 +127,13 @@ fn the_page_is_whole_and_shows_every_line() {
     let load = page.lines().find(|line| line.contains("ld.global.f32")).expect("the load");
     assert!(load.contains("--sectors:1.000;") && load.contains("<td class=\"sectors\">32</td>"), "{load}");
     assert!(page.contains("racecheck/read-write"), "findings are listed");
-    // It is there: another run needs --force, and leaves nothing beside it.
-    assert_eq!(place.run(&[&args[..], &["--arg", "u32:1"]].concat()).code, Some(2));
+    // Another run replaces it, and leaves nothing beside it; a page of someone else is not replaced.
+    assert_eq!(place.run(&args).code, Some(1));
+    assert_eq!(String::from_utf8(place.read("cost.html")).expect("UTF-8"), page);
+    let theirs = page.replace("<title>Cost of", "<title>Price of");
+    place.write("cost.html", &theirs);
+    assert_eq!(place.run(&args).code, Some(2));
+    assert_eq!(place.read("cost.html"), theirs.as_bytes());
     assert_eq!(place.run(&[&args[..], &["--force"]].concat()).code, Some(1));
     assert_eq!(place.files(), ["cost.html", "k.ptx", "x.npy", "y.npy"]);
 }

@@ -4,3 +4,6 @@ mod checkpoints;
 mod commands;
 mod common;
 mod costs;
+mod outputs;
+mod paths;
+mod signals;

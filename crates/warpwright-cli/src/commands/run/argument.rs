@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use warpwright_ptx::{ArgValue, DType, TensorElement, TensorMap, TensorSwizzle};
 
 use crate::error::Error;
-use crate::npy::{Array, byte_count};
+use crate::npy::{NpyFile, byte_count};
+use crate::paths::Shown;
 
 /// An argument.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub(super) enum Argument {
     /// A number, passed by value.
     Number(ArgValue),
@@ -24,21 +25,23 @@ pub(super) enum Argument {
 }
 
 /// An array and which way it goes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub(super) struct ArrayArgument {
     /// What findings call it.
     pub(super) label: String,
     /// Its elements, or its type and shape alone.
     pub(super) contents: Contents,
+    /// The file that it is read from.
+    input: Option<PathBuf>,
     /// Where it goes after the run.
     pub(super) output: Option<PathBuf>,
 }
 
 /// What an array holds before the run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub(super) enum Contents {
-    /// These elements.
-    Given(Array),
+    /// The elements of a file.
+    Given(NpyFile),
     /// Nothing.
     Fresh {
         /// Element type.
@@ -46,26 +49,25 @@ pub(super) enum Contents {
         /// Shape.
         shape: Vec<u64>,
         /// Size.
-        bytes: usize,
+        bytes: u64,
     },
 }
 
 impl Contents {
-    /// Its size.
-    pub(super) fn len(&self) -> usize {
+    /// Its size in bytes.
+    pub(super) fn len(&self) -> u64 {
         match self {
-            Self::Given(array) => array.bytes.len(),
+            Self::Given(file) => file.bytes,
             Self::Fresh { bytes, .. } => *bytes,
         }
     }
 
-    /// The same array with other elements.
-    pub(super) fn with_bytes(&self, bytes: Vec<u8>) -> Array {
-        let (dtype, shape) = match self {
-            Self::Given(array) => (array.dtype, array.shape.clone()),
-            Self::Fresh { dtype, shape, .. } => (*dtype, shape.clone()),
-        };
-        Array { dtype, shape, bytes }
+    /// Its element type and shape.
+    pub(super) fn layout(&self) -> (DType, &[u64]) {
+        match self {
+            Self::Given(file) => (file.dtype, &file.shape),
+            Self::Fresh { dtype, shape, .. } => (*dtype, shape),
+        }
     }
 }
 
@@ -83,17 +85,18 @@ impl Argument {
         let (kind, rest) = text.split_once(':').ok_or_else(|| wrong("has no kind"))?;
         let array = |path: &str, contents, output: Option<&str>| {
             let label =
-                Path::new(path).file_name().map_or(path.into(), |name| name.to_string_lossy().into_owned());
-            Ok(Self::Array(ArrayArgument { label, contents, output: output.map(PathBuf::from) }))
+                Path::new(path).file_name().map_or(path.into(), |name| Shown(Path::new(name)).to_string());
+            let input = matches!(contents, Contents::Given(_)).then(|| path.into());
+            Ok(Self::Array(ArrayArgument { label, contents, input, output: output.map(PathBuf::from) }))
         };
         let number =
             |value: Option<ArgValue>| value.map(Self::Number).ok_or_else(|| wrong("is no such number"));
         match kind {
-            "in" => array(rest, Contents::Given(Array::read(Path::new(rest))?), None),
+            "in" => array(rest, Contents::Given(NpyFile::open(Path::new(rest))?), None),
             "inout" => {
                 let (input, output) =
                     rest.rsplit_once(':').ok_or_else(|| wrong("needs a file to read and one to write"))?;
-                array(input, Contents::Given(Array::read(Path::new(input))?), Some(output))
+                array(input, Contents::Given(NpyFile::open(Path::new(input))?), Some(output))
             }
             "out" => {
                 let mut parts = rest.rsplitn(3, ':');
@@ -104,9 +107,8 @@ impl Argument {
                 let dtype = DType::from_name(dtype).ok_or_else(|| wrong("has an unknown type"))?;
                 let shape =
                     parse_shape(shape).ok_or_else(|| wrong("has a shape that is not a list of extents"))?;
-                let bytes = byte_count(dtype, &shape).and_then(|bytes| usize::try_from(bytes).ok());
-                let bytes = bytes
-                    .filter(|bytes| *bytes <= isize::MAX as usize)
+                let bytes = byte_count(dtype, &shape)
+                    .filter(|bytes| i64::try_from(*bytes).is_ok())
                     .ok_or_else(|| wrong("is too large"))?;
                 array(path, Contents::Fresh { dtype, shape, bytes }, Some(path))
             }
@@ -125,6 +127,14 @@ impl Argument {
     pub(super) fn output(&self) -> Option<&Path> {
         match self {
             Self::Array(array) => array.output.as_deref(),
+            Self::Number(_) | Self::Map { .. } => None,
+        }
+    }
+
+    /// The file that it is read from.
+    pub(super) fn input(&self) -> Option<&Path> {
+        match self {
+            Self::Array(array) => array.input.as_deref(),
             Self::Number(_) | Self::Map { .. } => None,
         }
     }
@@ -149,7 +159,7 @@ impl Argument {
                     if let Err(error) = map.check() {
                         return wrong(format!("--arg tensormap:{array}:...: {error}"), MAP_HINT);
                     }
-                    let (needs, has) = (map_bytes(map), target.contents.len() as u64);
+                    let (needs, has) = (map_bytes(map), target.contents.len());
                     if needs.is_none_or(|needs| needs > has) {
                         let needs = needs.map_or("more than 2^64".to_owned(), |n| n.to_string());
                         let message = format!(
@@ -309,8 +319,8 @@ mod tests {
         };
         assert_eq!(array.output.as_deref(), Some(Path::new("a:b/y.npy")));
         assert_eq!(array.label, "y.npy");
-        assert_eq!(array.contents, Contents::Fresh { dtype: DType::BF16, shape: vec![2, 3], bytes: 12 });
-        assert_eq!(array.contents.with_bytes(vec![0; 12]).shape, [2, 3]);
+        assert_eq!(array.input, None);
+        assert_eq!((array.contents.layout(), array.contents.len()), ((DType::BF16, &[2, 3][..]), 12));
         for bad in ["out:y.npy", "out:y.npy:f32", "out:y.npy:f33:1", "out:y.npy:f32:a", "out:y.npy:f32:-1"] {
             assert!(Argument::parse(bad).is_err(), "{bad}");
         }

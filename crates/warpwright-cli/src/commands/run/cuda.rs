@@ -1,19 +1,52 @@
 //! A launch on a GPU.
 
+use std::time::{Duration, Instant};
+
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::text;
-use warpwright_runtime::{Device, Error as DeviceError, LaunchStep};
+use warpwright_runtime::{Device, Error as DeviceError, LaunchStep, Stream};
 
+use super::super::check::refuse_max_steps;
 use super::argument::{Argument, Contents};
+use super::outputs::Output;
 use super::{Aftermath, Launch, sanitizers};
 use crate::error::Error;
+use crate::interrupt;
 
 /// What an output holds before the run: NaN in every floating-point type.
 const POISON: u8 = 0xff;
 
+/// How long the host sleeps between two looks at a kernel that runs for long.
+const NAP: Duration = Duration::from_millis(1);
+
+/// How waiting for a kernel went.
+enum Waited {
+    Done,
+    /// A signal came, or the time was up, after so long; the kernel runs on.
+    TooLong(Duration),
+}
+
+/// Waits for a stream, and looks for signals and at the clock meanwhile, which the driver's own waiting does not.
+fn wait(stream: &Stream, deadline: Option<Instant>) -> Result<Waited, DeviceError> {
+    let begun = Instant::now();
+    while !stream.is_idle()? {
+        let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if over || interrupt::signal().is_some() {
+            return Ok(Waited::TooLong(begun.elapsed()));
+        }
+        if begun.elapsed() > NAP {
+            std::thread::sleep(NAP);
+        }
+    }
+    stream.synchronize().map(|()| Waited::Done)
+}
+
 pub(super) fn run(what: &Launch<'_>, device: &Device) -> Result<Aftermath, Error> {
     if what.args.sanitize.is_some() && !sanitizers(what.args.sanitize.as_deref())?.is_empty() {
         return Err(Error::usage("--sanitize: the sanitizers run in the emulator", "--device emulator"));
+    }
+    if what.args.limits.max_steps.is_some() {
+        return Err(refuse_max_steps());
     }
     let mut module = text::parse(what.source).module;
     module.retain_entry(what.entry);
@@ -31,10 +64,13 @@ pub(super) fn run(what: &Launch<'_>, device: &Device) -> Result<Aftermath, Error
     let mut placed = Vec::new();
     for argument in &what.arguments {
         if let Argument::Array(array) = argument {
-            let mut buffer = device.alloc_named(array.contents.len() as u64, &array.label)?;
+            let mut buffer = device.alloc_named(array.contents.len(), &array.label)?;
             match &array.contents {
-                Contents::Given(given) => buffer.write(0, &given.bytes)?,
-                Contents::Fresh { bytes, .. } => stream.fill(&mut buffer, 0, POISON, *bytes as u64)?,
+                Contents::Given(file) => file.for_each_chunk(|at, chunk| -> Result<(), Error> {
+                    interrupt::check()?;
+                    Ok(buffer.write(at, chunk)?)
+                })?,
+                Contents::Fresh { bytes, .. } => stream.fill(&mut buffer, 0, POISON, *bytes)?,
             }
             placed.push((buffer, array));
         }
@@ -44,18 +80,27 @@ pub(super) fn run(what: &Launch<'_>, device: &Device) -> Result<Aftermath, Error
     let step = LaunchStep::new(kernel, what.args.grid, what.values(&addresses))
         .with_block(what.args.block)
         .with_dynamic_shared(what.args.shared);
-    let launched = stream.launch(&step, &[]).and_then(|()| stream.synchronize());
+    let deadline = what.deadline();
+    let launched = stream.launch(&step, &[]).and_then(|()| wait(&stream, deadline));
     let fault = match launched {
-        Ok(()) => None,
+        Ok(Waited::Done) => None,
+        Ok(Waited::TooLong(elapsed)) => {
+            // Freeing memory that a kernel uses waits for the kernel.
+            interrupt::abandon();
+            std::mem::forget(placed);
+            interrupt::check()?;
+            let fault = format!("was not over at the time limit, after {:.3} s", elapsed.as_secs_f64());
+            return Ok(Aftermath { fault: Some(fault), ..Aftermath::default() });
+        }
         Err(DeviceError::Fault(fault)) => Some(fault.to_string()),
         Err(error) => return Err(on(error)),
     };
     let mut outputs = Vec::new();
     for (buffer, array) in placed.iter().filter(|_| fault.is_none()) {
         if let Some(path) = &array.output {
-            let mut bytes = vec![0; array.contents.len()];
-            buffer.read(0, &mut bytes)?;
-            outputs.push((path.clone(), array.contents.with_bytes(bytes)));
+            let read = |at, chunk: &mut [u8]| Ok(buffer.read(at, chunk)?);
+            let (layout, bytes) = (array.contents.layout(), array.contents.len());
+            outputs.push(Output::write(path, what.args.force, layout, bytes, read)?);
         }
     }
     Ok(Aftermath { outputs, fault, ..Aftermath::default() })

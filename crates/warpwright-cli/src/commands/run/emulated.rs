@@ -3,10 +3,12 @@
 use warpwright_emu::{LaunchConfig, LaunchError, Memory, Options, Program, launch};
 use warpwright_ptx::pack_args;
 
-use super::argument::Argument;
+use super::argument::{Argument, Contents};
+use super::outputs::Output;
 use super::{Aftermath, Launch, sanitizers};
 use crate::args::ReportFormat;
 use crate::error::Error;
+use crate::interrupt;
 
 pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
     let failed = |message: String, help: &str| Error::usage(format!("{}: {message}", what.context()), help);
@@ -17,9 +19,12 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
     let mut placed = Vec::new();
     for argument in &what.arguments {
         if let Argument::Array(array) = argument {
-            let address = memory.alloc(array.contents.len() as u64, &array.label).map_err(out_of_memory)?;
-            if let super::argument::Contents::Given(given) = &array.contents {
-                memory.write(address, &given.bytes).map_err(out_of_memory)?;
+            let address = memory.alloc(array.contents.len(), &array.label).map_err(out_of_memory)?;
+            if let Contents::Given(file) = &array.contents {
+                file.for_each_chunk(|at, chunk| {
+                    interrupt::check()?;
+                    memory.write(address + at, chunk).map_err(out_of_memory)
+                })?;
             }
             placed.push((address, array));
         }
@@ -42,12 +47,18 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
         completion: what.args.completion.0,
         seed: what.args.completion.1,
         max_resident_blocks: what.args.resident,
+        max_steps: what.args.limits.max_steps.unwrap_or(0),
+        deadline: what.deadline(),
+        interrupt: Some(interrupt::token()),
         counters: what.args.counters
             || what.args.html.is_some()
             || what.args.format.get() == ReportFormat::Json,
         ..Options::default()
     };
-    let (report, fault) = match launch(&program, what.entry, &config, &params, &memory, &options) {
+    let launched = launch(&program, what.entry, &config, &params, &memory, &options);
+    // The fault of an interrupted launch is no finding.
+    interrupt::check()?;
+    let (report, fault) = match launched {
         Ok(report) => (report, None),
         Err(LaunchError::Fault { fault, report, .. }) => (*report, Some(fault.to_string())),
         Err(error) => return Err(failed(error.to_string(), "check --grid, --block, --cluster and --shared")),
@@ -56,9 +67,9 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
     // A kernel that was ended has not written what it was to write.
     for (address, array) in placed.iter().filter(|_| fault.is_none()) {
         if let Some(path) = &array.output {
-            let mut bytes = vec![0; array.contents.len()];
-            memory.read(*address, &mut bytes).map_err(out_of_memory)?;
-            outputs.push((path.clone(), array.contents.with_bytes(bytes)));
+            let read = |at, chunk: &mut [u8]| memory.read(address + at, chunk).map_err(out_of_memory);
+            let (layout, bytes) = (array.contents.layout(), array.contents.len());
+            outputs.push(Output::write(path, what.args.force, layout, bytes, read)?);
         }
     }
     let counters = options.counters.then_some(report.counters);

@@ -5,9 +5,10 @@ mod costs;
 mod cuda;
 mod emulated;
 mod findings;
+mod outputs;
 mod page;
 
-use std::path::PathBuf;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use warpwright_emu::counters::LineCounters;
@@ -18,11 +19,12 @@ use warpwright_ptx::{ArgValue, TensorMap};
 use warpwright_runtime::Device;
 
 use self::argument::Argument;
+use self::outputs::Output;
+use super::first_gpu;
 use super::lint::{examine, read_ptx};
 use crate::args::{ReportFormat, RunArgs};
-use crate::checkpoint::atomic::{check_free, write_whole};
 use crate::error::{Error, Outcome};
-use crate::npy::Array;
+use crate::paths::Shown;
 use crate::sarif::Log;
 use crate::style::{Align, Console};
 
@@ -40,7 +42,7 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
             errors.iter().for_each(|remark| log.add(&remark.sarif()));
             console.json(&log.finish())?;
         }
-        let file = args.file.display().to_string();
+        let file = Shown(&args.file).to_string();
         for remark in &errors {
             eprint_excerpt(console, remark.excerpt(&file, &source, console.error_palette()));
         }
@@ -50,20 +52,16 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
     let entry = entry_name(args, &source)?;
     let arguments = args.args.iter().map(|text| Argument::parse(text)).collect::<Result<Vec<_>, _>>()?;
     Argument::check_maps(&arguments)?;
-    for output in arguments.iter().filter_map(Argument::output).chain(args.html.as_deref()) {
-        check_free(output, args.force)?;
-    }
+    outputs::check(args, &arguments)?;
     let launch = Launch { args, source: &source, entry: &entry, arguments };
-    let outcome = match device_of(args)? {
+    let mut outcome = match device_of(args, console)? {
         Some(device) => cuda::run(&launch, &device)?,
         None => emulated::run(&launch)?,
     };
-    for (path, array) in &outcome.outputs {
-        write_whole(path, &array.to_bytes(), args.force)?;
-    }
-    if let (Some(path), Some(_)) = (&args.html, &outcome.counters) {
-        write_whole(path, page::html(&launch, &outcome).as_bytes(), args.force)?;
-    }
+    let page = args.html.as_deref().filter(|_| outcome.counters.is_some());
+    let page = page.map(|path| (path, page::html(&launch, &outcome)));
+    let page = page.as_ref().map(|(path, text)| (*path, text.as_str()));
+    outputs::commit(&mut outcome.outputs, page, args.force)?;
     report(&launch, &outcome, console)
 }
 
@@ -78,7 +76,12 @@ struct Launch<'a> {
 impl Launch<'_> {
     /// Names file and kernel in front of a message.
     fn context(&self) -> String {
-        format!("{}: kernel `{}`", self.args.file.display(), self.entry)
+        format!("{}: kernel `{}`", Shown(&self.args.file), self.entry)
+    }
+
+    /// When the launch has to be over, if it begins now. A limit beyond the clock is none.
+    fn deadline(&self) -> Option<Instant> {
+        self.args.limits.time_limit.and_then(|limit| Instant::now().checked_add(limit))
     }
 
     /// The values of all parameters, given the addresses of the arrays in order.
@@ -101,7 +104,7 @@ impl Launch<'_> {
 /// What a launch left behind.
 #[derive(Default)]
 struct Aftermath {
-    outputs: Vec<(PathBuf, Array)>,
+    outputs: Vec<Output>,
     findings: Vec<Finding>,
     /// `None` on a GPU.
     counters: Option<Counters>,
@@ -115,13 +118,13 @@ struct Aftermath {
 }
 
 /// The GPU to run on; `None` for the emulator.
-fn device_of(args: &RunArgs) -> Result<Option<Device>, Error> {
+fn device_of(args: &RunArgs, console: &Console) -> Result<Option<Device>, Error> {
     let name = args.device.device.as_str();
     if name == "emulator" {
         return Ok(None);
     }
     if name == "auto" {
-        return Ok(Device::cuda(0).ok());
+        return Ok(first_gpu(console));
     }
     let device = Device::open(name)?;
     Ok((!device.is_emulator()).then_some(device))
@@ -130,7 +133,7 @@ fn device_of(args: &RunArgs) -> Result<Option<Device>, Error> {
 fn entry_name(args: &RunArgs, source: &str) -> Result<String, Error> {
     let names: Vec<String> =
         text::parse(source).module.entries().map(|function| function.name.clone()).collect();
-    let file = args.file.display();
+    let file = Shown(&args.file);
     match (&args.entry, names.as_slice()) {
         (_, []) => Err(Error::usage(format!("{file}: holds no kernel"), "a kernel is declared with .entry")),
         (Some(name), all) if all.contains(name) => Ok(name.clone()),
@@ -227,11 +230,11 @@ fn print(launch: &Launch<'_>, outcome: &Aftermath, console: &mut Console) -> Res
     if let Some(fault) = &outcome.fault {
         console.line(format_args!("{}: {fault}", console.palette().error("error")))?;
     }
-    for (path, array) in &outcome.outputs {
-        console.line(format_args!("{}: {} {:?}", path.display(), array.dtype, array.shape))?;
+    for output in &outcome.outputs {
+        console.line(format_args!("{}: {} {:?}", Shown(&output.path), output.dtype, output.shape))?;
     }
     if let (Some(path), Some(_)) = (&launch.args.html, &outcome.counters) {
-        console.line(format_args!("{}: the cost of every line", path.display()))?;
+        console.line(format_args!("{}: the cost of every line", Shown(path)))?;
     }
     if let (Some(counters), true) = (&outcome.counters, launch.args.counters) {
         costs::print(&outcome.lines, counters, launch.source, console)?;

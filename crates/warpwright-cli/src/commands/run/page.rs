@@ -30,6 +30,16 @@ tr:target .code { outline: 2px solid var(--heat); }
 .totals th:first-child, .totals td:first-child { text-align: left; padding-left: 0; }
 ";
 
+/// What stands in front of the kernel's name.
+const TITLE: &str = "Cost of ";
+
+/// What every such page begins with.
+pub(super) fn start() -> String {
+    let mut start = head(TITLE, "");
+    start.truncate(start.find("</title>").unwrap_or(0));
+    start
+}
+
 /// The page as text.
 pub(super) fn html(launch: &Launch<'_>, outcome: &Aftermath) -> String {
     let (source, lines) = (launch.source, &outcome.lines);
@@ -47,7 +57,7 @@ pub(super) fn html(launch: &Launch<'_>, outcome: &Aftermath) -> String {
              #by-{id}:focus-visible ~ [for=by-{id}] {{ outline: 2px solid var(--heat); }}\n"
         );
     }
-    let mut page = head(&format!("Cost of {}", launch.entry), &style);
+    let mut page = head(&format!("{TITLE}{}", launch.entry), &style);
     let _ = write!(
         page,
         "<h1>{}</h1>\n<p class=\"files\">{}, grid {grid}, block {block}</p>\n",

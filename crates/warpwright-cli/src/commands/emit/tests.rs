@@ -1,0 +1,266 @@
+//! What `emit` prints is what ptxas takes, whatever is asked for.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use clap::Parser;
+use warpwright_ops::{Entry, catalogue};
+use warpwright_ptx::{DType, Target};
+
+use super::super::lint::examine;
+use super::super::primitive::options_of;
+use super::*;
+use crate::args::{Cli, Command as Subcommand};
+
+/// What the command line `warpwright emit ..` says.
+fn parse(args: &[&str]) -> EmitArgs {
+    let cli = Cli::try_parse_from([&["warpwright", "emit"], args].concat());
+    match cli.unwrap_or_else(|error| panic!("{args:?}: {error}")).command {
+        Subcommand::Emit(args) => *args,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn ask(entry: &Entry, dtype: DType, target: Target, options: &[&str]) -> EmitArgs {
+    let (dtype, target) = (dtype.name(), target.to_string());
+    let backward: &[&str] = if entry.direction == Direction::Backward { &["--backward"] } else { &[] };
+    parse(&[&[entry.op, "--dtype", dtype, "--target", &target], backward, options].concat())
+}
+
+/// A text and the name that failures give it.
+struct Text {
+    name: String,
+    target: Target,
+    text: String,
+}
+
+impl Text {
+    /// What is emitted; it must be legal for the target that it names, and every kernel's own target must allow that.
+    fn new(args: &EmitArgs, name: String) -> Self {
+        let Emitted { module, steps, .. } = emitted(args).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let text = text::print(&module);
+        let target = module.target;
+        let specific = steps.iter().any(|step| step.kernel().target() == Target::specific(args.target.sm));
+        let expected = if specific { Target::specific(args.target.sm) } else { args.target };
+        assert_eq!(target, expected, "{name}");
+        for step in &steps {
+            let own = step.kernel().target();
+            assert!(own.builds_for(target), "{name}: a kernel for {own} in a module for {target}");
+            assert!(
+                module.entry(step.kernel().name()).is_some(),
+                "{name}: {} is missing",
+                step.kernel().name()
+            );
+        }
+        assert!(text.contains(&format!("\n.target {target}\n")), "{name}");
+        let errors: Vec<_> =
+            examine(&text, Some(target)).into_iter().filter(|found| found.is_error).collect();
+        assert!(errors.is_empty(), "{name}: {errors:?}");
+        Self { name, target, text }
+    }
+
+    fn is_specific(&self) -> bool {
+        self.target != Target::sm(self.target.sm)
+    }
+}
+
+/// The assembler, if there is one. `cargo xtask fetch-ptxas` installs it.
+fn ptxas() -> Option<PathBuf> {
+    let found = std::env::var_os("WARPWRIGHT_PTXAS").map(PathBuf::from);
+    let required = std::env::var_os("WARPWRIGHT_REQUIRE_PTXAS").is_some_and(|v| v == "1");
+    assert!(
+        found.is_some() || !required,
+        "WARPWRIGHT_REQUIRE_PTXAS=1, but WARPWRIGHT_PTXAS names no assembler"
+    );
+    if found.is_none() {
+        eprintln!("skipped: WARPWRIGHT_PTXAS names no assembler");
+    }
+    found
+}
+
+fn all_targets() -> bool {
+    std::env::var_os("WARPWRIGHT_ALL_TARGETS").is_some_and(|v| v == "1")
+}
+
+/// Assembles each text for the target that it names.
+fn assemble(ptxas: &Path, texts: &[Text]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut failed = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(Text { name, target, text }) = texts.get(index) else { return failed };
+            let source = folder.path().join(format!("{index}.ptx"));
+            std::fs::write(&source, text).expect("the folder is writable");
+            let output = Command::new(ptxas)
+                .args(["-arch", &target.to_string(), "-o"])
+                .args([&source.with_extension("cubin"), &source])
+                .output()
+                .expect("the assembler starts");
+            if !output.status.success() {
+                failed.push(format!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let failed: Vec<String> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        handles.into_iter().flat_map(|h| h.join().expect("worker")).collect()
+    });
+    eprintln!("{} texts assembled", texts.len());
+    assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), texts.len(), failed.join("\n"));
+}
+
+/// All are linted. Assembled are, unless `WARPWRIGHT_ALL_TARGETS=1`, those for one architecture alone and of each
+/// primitive one type for one target, another for every primitive.
+#[test]
+fn every_primitive_type_direction_and_target_assembles() {
+    let mut texts = Vec::new();
+    let mut sampled = Vec::new();
+    for (row, entry) in catalogue().iter().enumerate() {
+        for (t, &target) in entry.targets.iter().enumerate() {
+            for (d, &dtype) in entry.dtypes.iter().enumerate() {
+                let Entry { op, direction, dtypes, targets } = entry;
+                let name = format!("{op} {direction} {dtype} {target}");
+                let text = Text::new(&ask(entry, dtype, target, &[]), name);
+                let chosen = d == row % dtypes.len() && t == row % targets.len();
+                if all_targets() || chosen || text.is_specific() {
+                    sampled.push(texts.len());
+                }
+                texts.push(text);
+            }
+        }
+    }
+    let specific: Vec<_> = texts.iter().filter(|text| text.is_specific()).map(|text| &*text.name).collect();
+    eprintln!("{} texts, of one architecture alone: {specific:?}", texts.len());
+    assert!(specific.contains(&"attention backward bf16 sm_90"), "no text is for sm_90a");
+    let Some(ptxas) = ptxas() else { return };
+    let mut index = 0..;
+    texts.retain(|_| index.next().is_some_and(|i| sampled.contains(&i)));
+    assemble(&ptxas, &texts);
+}
+
+/// What an option is given, so that it makes a difference to an operation.
+fn given(name: &str, op: &str, backward: bool) -> Vec<&'static str> {
+    match name {
+        "elements" => vec!["--elements", "5000"],
+        "block_size" => vec!["--block-size", "96"],
+        "batch" => vec!["--batch", "7"],
+        "channels" => vec!["--channels", "128"],
+        "spatial" => vec!["--spatial", "100"],
+        "groups" => vec!["--groups", "16"],
+        "size" => vec!["--size", "9"],
+        "channels_last" => vec!["--channels-last"],
+        "rows" => vec!["--rows", "77"],
+        "len" => vec!["--len", "100000"],
+        "inner" => vec!["--inner", "64"],
+        "no_affine" => vec!["--no-affine"],
+        // Without a ReLU it is `dy` itself.
+        "residual" if op.starts_with("batch_norm") && backward => vec!["--relu", "--residual"],
+        "residual" => vec!["--residual"],
+        "statistics" => vec!["--statistics"],
+        "track_running_stats" => vec!["--track-running-stats"],
+        "parameter_dtype" => vec!["--parameter-dtype", "f32"],
+        "relu" => vec!["--relu"],
+        "silu" => vec!["--silu"],
+        "m" => vec!["--m", "1000"],
+        "n" => vec!["--n", "1000"],
+        "k" => vec!["--k", "100000"],
+        "transpose" => vec!["--transpose", "tn"],
+        "beta" => vec!["--beta", "1"],
+        "bias" => vec!["--bias"],
+        "activation" => vec!["--activation", "gelu_tanh"],
+        "tf32" => vec!["--tf32"],
+        "queries" => vec!["--queries", "1"],
+        "keys" => vec!["--keys", "333"],
+        "heads" => vec!["--heads", "4"],
+        "num_kv_heads" => vec!["--num-kv-heads", "2"],
+        "head_dim" => vec!["--head-dim", "64"],
+        "value_head_dim" => vec!["--value-head-dim", "64"],
+        "causal" => vec!["--causal"],
+        "window" => vec!["--window", "-1,64"],
+        "softcap" => vec!["--softcap", "30"],
+        "alibi" => vec!["--alibi"],
+        "key_lengths" => vec!["--key-lengths"],
+        "sequences" => vec!["--sequences", "5"],
+        "page_size" => vec!["--page-size", "64", "--queries", "1", "--keys", "4096"],
+        "sinks" => vec!["--sinks"],
+        // Between two layers.
+        "dropout" if op != "attention" => vec!["--dropout", "0.5", "--layers", "2"],
+        "dropout" => vec!["--dropout", "0.5"],
+        "classes" => vec!["--classes", "128000"],
+        "index_dtype" => vec!["--index-dtype", "i32"],
+        "label_smoothing" => vec!["--label-smoothing", "0.1"],
+        "reduction" => vec!["--reduction", "none"],
+        "mask" => vec!["--mask", "boolean"],
+        "steps" => vec!["--steps", "7"],
+        "input" => vec!["--input", "300"],
+        "hidden" => vec!["--hidden", "300"],
+        "projection" => vec!["--projection", "32"],
+        "layers" => vec!["--layers", "2"],
+        "bidirectional" => vec!["--bidirectional"],
+        "batch_first" => vec!["--batch-first", "--batch", "2"],
+        "biases" => vec!["--biases", "0"],
+        "nonlinearity" => vec!["--nonlinearity", "relu"],
+        "lengths" => vec!["--lengths"],
+        "training" => vec!["--training"],
+        other => panic!("no value for {other}"),
+    }
+}
+
+/// An option that an operation takes is not without effect: kernels, launches, their arguments or the tensors differ.
+#[test]
+fn every_option_of_every_primitive_is_taken() {
+    let target = Target::sm(90);
+    let mut texts = Vec::new();
+    let mut idle = Vec::new();
+    for entry in catalogue() {
+        let backward = entry.direction == Direction::Backward;
+        for option in options_of(&entry) {
+            let options = given(option, entry.op, backward);
+            let dtype = if option == "parameter_dtype" { DType::BF16 } else { entry.dtypes[0] };
+            let json = |options: &[&str]| {
+                let args = ask(&entry, dtype, target, options);
+                emitted(&args).map(|emitted| emitted.json())
+            };
+            let name = format!("{} {} {options:?}", entry.op, entry.direction);
+            let with = json(&options).unwrap_or_else(|error| panic!("{name}: {error}"));
+            if with == json(&[]).expect("a plan") {
+                idle.push(name.clone());
+            }
+            texts.push(Text::new(&ask(&entry, dtype, target, &options), name));
+        }
+    }
+    assert!(idle.is_empty(), "no effect: {}", idle.join("\n"));
+    if let Some(ptxas) = ptxas().filter(|_| all_targets()) {
+        assemble(&ptxas, &texts);
+    }
+}
+
+/// Whatever the extents, one alone or two together, there is a plan or an error.
+#[test]
+fn extents_of_any_size_are_answered() {
+    let is_extent = |op: &str, option: &str| {
+        let value = given(option, op, false).get(1).and_then(|word| word.parse::<usize>().ok());
+        value.is_some() && option != "biases"
+    };
+    for entry in catalogue() {
+        let options = options_of(&entry).into_iter().filter(|option| is_extent(entry.op, option));
+        let flags: Vec<_> = options.map(|option| format!("--{}", option.replace('_', "-"))).collect();
+        for (i, a) in flags.iter().enumerate() {
+            for extent in ["0", "1", "4294967296", "9223372036854775808", "18446744073709551615"] {
+                for b in &flags[i..] {
+                    let second: &[&str] = if a == b { &[] } else { &[b, extent] };
+                    let options = [&[a, extent], second].concat();
+                    let args = ask(&entry, entry.dtypes[0], Target::sm(90), &options);
+                    // Overflow would panic here.
+                    if let Ok(Emitted { steps, .. }) = emitted(&args) {
+                        assert!(!steps.is_empty(), "{} {options:?}", entry.op);
+                    }
+                }
+            }
+        }
+    }
+}
