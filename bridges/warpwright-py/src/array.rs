@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use warpwright::DType;
 
-use crate::dlpack::{self, Capsule, Description, Exchange, TooManyDimensions, Vec8};
+use crate::dlpack::{self, Capsule, Description, Exchange, Malformed, Vec8};
 use crate::error::{self, Class, Problem};
 use crate::torch;
 
@@ -69,6 +69,8 @@ impl fmt::Display for Place {
 struct TypeFacts {
     library: Library,
     exchange: Option<Exchange>,
+    /// Whether elements may be masked out: `numpy.ma.MaskedArray` and what derives from it.
+    masked: bool,
 }
 
 /// The types seen so far. They are kept alive, so an address names one type for ever.
@@ -82,7 +84,9 @@ fn facts(object: &Bound<'_, PyAny>) -> PyResult<TypeFacts> {
     }
     drop(known);
     let mut library = Library::Other;
+    let mut masked = false;
     for base in ty.mro() {
+        masked |= base.cast::<PyType>().is_ok_and(|base| base.name().is_ok_and(|name| name == "MaskedArray"));
         let module = base.getattr(intern!(object.py(), "__module__"))?;
         library = module.extract::<String>().map_or(Library::Other, |name| Library::of_module(&name));
         if library != Library::Other {
@@ -90,7 +94,7 @@ fn facts(object: &Bound<'_, PyAny>) -> PyResult<TypeFacts> {
         }
     }
     let table = ty.getattr_opt(intern!(object.py(), "__dlpack_c_exchange_api__"))?;
-    let facts = TypeFacts { library, exchange: table.as_ref().and_then(Exchange::from_capsule) };
+    let facts = TypeFacts { library, exchange: table.as_ref().and_then(Exchange::from_capsule), masked };
     TYPES.lock().unwrap_or_else(PoisonError::into_inner).push((ty.unbind(), facts));
     Ok(facts)
 }
@@ -167,8 +171,17 @@ impl<'py> Argument<'py> {
         object: &Bound<'py, PyAny>,
         site: Site,
         ordering: Ordering,
-        TypeFacts { library, exchange }: TypeFacts,
+        TypeFacts { library, exchange, masked }: TypeFacts,
     ) -> PyResult<Array<'py>> {
+        if masked {
+            let Site { op, argument } = site;
+            let message = format!(
+                "{op}: {argument} is a masked array, whose mask would be ignored: use {argument}.data, or \
+                 {argument}.filled(value)"
+            );
+            let problem = Problem::new(object.py(), Class::Argument, message).at(op, argument);
+            return Err(problem.mismatch("array", "MaskedArray").into_err());
+        }
         if library == Library::Numpy {
             return Self::from_numpy(object, site);
         }
@@ -203,22 +216,21 @@ impl<'py> Argument<'py> {
         object: &Bound<'py, PyAny>,
         site: Site,
         library: Library,
-        description: Result<Description, TooManyDimensions>,
+        description: Result<Description, Malformed>,
         capsule: Option<Capsule>,
     ) -> PyResult<Array<'py>> {
         let py = object.py();
-        let d = description.map_err(|n| error::rank(py, site.op, site.argument, &n))?;
+        let d = description.map_err(|why| error::malformed(py, site.op, site.argument, why))?;
         let dtype =
             d.dtype.map_err(|name| error::dtype(py, site.op, site.argument, &DType::FLOATS, &name))?;
         let place = match d.device {
             (dlpack::CPU | dlpack::CUDA_HOST, _) => Place::Host,
-            (dlpack::CUDA | dlpack::CUDA_MANAGED, id) => Place::Cuda(id.unsigned_abs()),
+            (dlpack::CUDA | dlpack::CUDA_MANAGED, id @ 0..) => Place::Cuda(id.unsigned_abs()),
             (kind, id) => {
                 let got = format!("DLPack device {kind}:{id}");
                 return Err(error::device(py, site.op, site.argument, "cpu or cuda", &got));
             }
         };
-        let strides = d.strides.unwrap_or_else(|| Vec8::row_major(&d.shape));
         Ok(Box::new(Self {
             object: object.clone(),
             site,
@@ -227,7 +239,7 @@ impl<'py> Argument<'py> {
             address: d.address,
             dtype,
             shape: d.shape,
-            strides,
+            strides: d.strides,
             shaped: false,
             span: None,
             read_only: d.read_only,
@@ -270,6 +282,15 @@ impl<'py> Argument<'py> {
             export.call((), Some(&arguments))
         })?;
         let (capsule, description) = Capsule::take(&capsule)?;
+        // The host has one memory, whatever number and kind of it are given.
+        let gpu = |(kind, id)| (kind == dlpack::CUDA || kind == dlpack::CUDA_MANAGED).then_some(id);
+        if let Ok(d) = &description
+            && gpu(d.device) != gpu((kind, id))
+        {
+            let [expected, got] =
+                [(kind, id), d.device].map(|(kind, id)| format!("DLPack device {kind}:{id}"));
+            return Err(error::device(py, site.op, site.argument, &expected, &got));
+        }
         let mut array = Self::new(object, site, library, description, Some(capsule))?;
         array.stream = stream;
         Ok(array)
@@ -328,8 +349,13 @@ impl<'py> Argument<'py> {
         let StridedParts { address, read_only, dtype, shape, byte_strides } = parts;
         let dtype = dtype_named(&dtype)
             .ok_or_else(|| error::dtype(py, site.op, site.argument, &DType::FLOATS, &dtype))?;
-        let rank = || error::rank(py, site.op, site.argument, &TooManyDimensions(shape.len()));
-        let extents = Vec8::collect(shape.iter().copied()).ok_or_else(rank)?;
+        let malformed = |why| error::malformed(py, site.op, site.argument, why);
+        if let Some(axis) = shape.iter().position(|n| *n < 0) {
+            return Err(malformed(Malformed::Extent { axis, extent: shape[axis] }));
+        }
+        let rank = || malformed(Malformed::TooManyDimensions(shape.len()));
+        let extents = shape.iter().map(|n| usize::try_from(*n).unwrap_or(usize::MAX));
+        let extents = Vec8::collect(extents).ok_or_else(rank)?;
         let size = dtype.bytes() as i64;
         let strides = match byte_strides {
             None => Vec8::row_major(&extents),
@@ -342,6 +368,10 @@ impl<'py> Argument<'py> {
                 return Err(Problem::new(py, Class::Layout, message).at(site.op, site.argument).into_err());
             }
         };
+        if strides.len() != extents.len() {
+            return Err(malformed(Malformed::Strides { extents: extents.len(), strides: strides.len() }));
+        }
+        dlpack::check(address, dtype.bytes(), &extents, &strides).map_err(malformed)?;
         Ok(Box::new(Self {
             object: object.clone(),
             site,
@@ -462,21 +492,24 @@ struct StridedParts {
     address: u64,
     read_only: bool,
     dtype: String,
-    shape: Vec<usize>,
+    shape: Vec<i64>,
     byte_strides: Option<Vec<i64>>,
 }
 
-/// A gradient that PyTorch is recording would be lost.
+/// A gradient that PyTorch is recording, or a tangent, would be lost; and a tensor without memory holds no elements.
 fn refuse_gradient(object: &Bound<'_, PyAny>, site: Site) -> PyResult<()> {
-    let py = object.py();
-    if !torch::is_recorded(object)? {
-        return Ok(());
-    }
     let Site { op, argument } = site;
-    let message = format!(
-        "{op}: {argument} requires a gradient, which this function does not record: use `warpwright.torch`, or \
-         {argument}.detach()"
-    );
+    let py = object.py();
+    let lost = if torch::is_recorded(object)? {
+        "requires a gradient, which this function does not record"
+    } else if torch::has_tangent(object)? {
+        "has a tangent of forward-mode differentiation, which this function does not follow"
+    } else if torch::is_meta(object) {
+        return Err(error::device(py, op, argument, "cpu or cuda", "meta"));
+    } else {
+        return Ok(());
+    };
+    let message = format!("{op}: {argument} {lost}: use `warpwright.torch`, or {argument}.detach()");
     Err(Problem::new(py, Class::Argument, message).at(op, argument).into_err())
 }
 

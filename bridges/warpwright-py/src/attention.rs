@@ -4,15 +4,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use warpwright::attention::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionInputs, AttentionOptions, Packed, Paged, Window, check_offsets,
+    AttentionInputs, AttentionOptions, Packed, Paged, Window, check_block_table, check_key_lengths,
+    check_offsets,
 };
 use warpwright::plan::{Layout, PlanCache, Real};
-use warpwright::{DType, TensorRef};
+use warpwright::{DType, PlanError, TensorRef};
 
-use crate::array::{Array, Place};
+use crate::array::Array;
 use crate::call::{Call, Form, places, present, several, statistics_dtype};
 use crate::error::{self, Class, Problem};
-use crate::memory;
+use crate::indices::known_i32;
 
 type Object<'py> = Bound<'py, PyAny>;
 type Maybe<'a, 'py> = Option<&'a Object<'py>>;
@@ -129,8 +130,7 @@ fn whole<'py>(
 const CU_SEQLENS: [&str; 2] = ["cu_seqlens_q", "cu_seqlens_k"];
 const MAX_SEQLEN: [&str; 2] = ["max_seqlen_q", "max_seqlen_k"];
 
-/// Where packed sequences begin and end in tensors of so many rows. What lies on the host is checked; on a GPU nothing
-/// is read, and kernels cut what leads outside.
+/// Where packed sequences begin and end in tensors of so many rows.
 fn packed<'py>(
     call: &Call<'py>,
     q: &Array<'py>,
@@ -164,11 +164,7 @@ fn packed<'py>(
     for (which, offsets) in [&queries, &keys].into_iter().enumerate() {
         let given = o.max_seqlen[which];
         longest[which] = given.unwrap_or(rows[which]);
-        if q.place != Place::Host {
-            continue;
-        }
-        let numbers = memory::read_host(offsets).as_chunks().0.iter();
-        let numbers: Vec<i32> = numbers.map(|bytes| i32::from_ne_bytes(*bytes)).collect();
+        let Some(numbers) = known_i32(offsets, call.stream())? else { continue };
         let found = check_offsets(CU_SEQLENS[which], &numbers, rows[which]);
         let found = found.map_err(|e| error::raise(py, e.into()))?;
         if found > longest[which] {
@@ -181,6 +177,27 @@ fn packed<'py>(
     let [longest_queries, longest_keys] = longest;
     let packed = Packed { sequences: all.saturating_sub(1), longest_queries, longest_keys };
     Ok((Some(packed), [Some(queries), Some(keys)]))
+}
+
+/// Checks key lengths and block table, where they are to be looked at.
+fn check_lengths<'py>(
+    call: &Call<'py>,
+    key_lengths: Option<&Array<'py>>,
+    block_table: Option<&Array<'py>>,
+    desc: &AttentionDesc,
+) -> PyResult<()> {
+    let Some(array) = key_lengths else { return Ok(()) };
+    let Some(lengths) = known_i32(array, call.stream())? else { return Ok(()) };
+    let raise = |e: PlanError| error::raise(array.object.py(), e.into());
+    let [count, rows, ..] = desc.k.shape;
+    let Some((table, pages)) = block_table.zip(desc.options.paged) else {
+        return check_key_lengths(&lengths, rows).map_err(raise);
+    };
+    check_key_lengths(&lengths, pages.pages.saturating_mul(rows)).map_err(raise)?;
+    match known_i32(table, call.stream())? {
+        Some(table) => check_block_table(&table, pages, &lengths, rows, count).map_err(raise),
+        None => Ok(()),
+    }
 }
 
 fn start<'py>(
@@ -254,6 +271,7 @@ fn start<'py>(
     let each = slopes.as_ref().is_some_and(|slopes| slopes.shape.len() == 2);
     expected(&slopes, if each { &of_heads } else { &of_heads[1..] })?;
     expected(&block_table, &[batch, paged.map_or(0, |paged| paged.pages)])?;
+    check_lengths(&call, key_lengths.as_ref(), block_table.as_ref(), &desc)?;
     let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks, random];
     let mut all = [q, k, v].into_iter().map(Some).chain(further);
     let inputs = std::array::from_fn(|_| all.next().flatten());
@@ -316,7 +334,8 @@ with_options! {
     /// Packed sequences: q, k and v have a batch of 1 that holds the rows of all sequences; cu_seqlens_q, cu_seqlens_k:
     /// int32, [sequences + 1], where they begin and end; max_seqlen_q, max_seqlen_k: the rows of the longest at most, all rows
     /// if None, which launches more blocks than needed. The batch of bias and slopes is that of the sequences. Rows of no sequence
-    /// are not written. On the host the numbers are checked, on a GPU those that lead outside are cut.
+    /// are not written. On the host the numbers are checked, on a GPU those that lead outside are cut; see `validate_indices`. The same
+    /// goes for key_lengths and the pages of block_table that are read.
     ///
     /// Pages of a cache: k and v are [pages, rows, num_kv_heads, head_dim] with rows a power of two from 16 on; block_table:
     /// int32, [batch, pages of a sequence], the pages that hold its keys in order; key_lengths is needed.

@@ -5,14 +5,16 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 use warpwright::plan::{Plan, PlanCache, TensorSpec};
-use warpwright::{DType, Error, Operation, Stream, Tensor, TensorMut, TensorRef};
+use warpwright::{DType, Error, Operation, RuntimeError, Stream, Tensor, TensorMut, TensorRef};
 
 use crate::array::{
     Argument, Array, Library, Ordering, Place, Site, dtype_name, extents, interop, stream_given,
 };
 use crate::dlpack::Vec8;
 use crate::error::{self, Class, Problem};
+use crate::interrupt::interruptible;
 use crate::memory::{self, Fixed, Flat, Many, try_map};
+use crate::overlap;
 use crate::owned::DeviceArray;
 use crate::quick;
 use crate::torch;
@@ -56,6 +58,11 @@ impl<'py> Call<'py> {
     /// What a further argument must be ready on.
     fn ordering(&self) -> Ordering {
         if self.explicit { Ordering::Named(self.stream) } else { Ordering::Shared(self.library, self.stream) }
+    }
+
+    /// The stream that the work is enqueued on.
+    pub(crate) fn stream(&self) -> u64 {
+        self.stream
     }
 
     /// Reads a further argument.
@@ -262,8 +269,10 @@ impl<'py> Call<'py> {
         let Kind::Array(from) = &temporary.kind else {
             return Err(self.problem(Class::Layout, argument, "must be contiguous"));
         };
-        let (from, to) = (from.clone(), array.object);
-        Ok(Output { kind: Kind::Copied { from, library: array.library, to }, ..temporary })
+        if !overlap::has_distinct_elements(&array) {
+            return Err(self.problem(Class::Layout, argument, "has elements that share memory"));
+        }
+        Ok(Output { kind: Kind::Copied { from: from.clone(), to: array }, ..temporary })
     }
 
     fn made(&self, argument: &'static str, like: &Array<'py>, form: Form<'_>) -> PyResult<Output<'py>> {
@@ -329,6 +338,26 @@ impl<'py> Call<'py> {
         try_map(outputs, |y| y.kind.finish(self.py, self.stream))
     }
 
+    /// That no result which is copied to its place overlaps another one there. Plans see the places of the others.
+    fn copies_apart<'a>(&self, outputs: impl Iterator<Item = &'a Output<'py>> + Clone) -> PyResult<()>
+    where
+        'py: 'a,
+    {
+        for (i, output) in outputs.clone().enumerate().filter(|(_, output)| output.is_copied()) {
+            let Some(first) = output.destination() else { continue };
+            for (j, other) in outputs.clone().enumerate() {
+                // Of two copies one is asked.
+                let asked = i == j || (j < i && other.is_copied());
+                let Some(second) = other.destination().filter(|_| !asked) else { continue };
+                if !overlap::are_disjoint(first, second) {
+                    let (op, first, second) = (self.op, first.site.argument, second.site.argument);
+                    return Err(error::runtime(self.py, &RuntimeError::Overlap { op, first, second }));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Enqueues the work; the results as arrays of the caller's library.
     pub(crate) fn run<const I: usize, const O: usize>(
         &self,
@@ -371,15 +400,21 @@ impl<'py> Call<'py> {
         O::Of<Option<Flat>>: Send,
     {
         let (place, stream) = (self.place, self.stream);
+        self.copies_apart(O::iter(&outputs).flatten())?;
         let written = O::iter(&outputs).flatten().filter_map(|y| y.array.as_ref());
         let read = I::iter(&inputs).flatten().copied();
         let wait = read.chain(written).any(|a| a.must_outlive_the_work(self.library));
         let reads = I::map(inputs, |x| x.map(|x| if x.shaped { Flat::shaped(x) } else { Flat::of(x) }));
         let writes = O::map(O::of_refs(&outputs), |y| y.as_ref().map(|y| y.flat.clone()));
-        let done = self.py.detach(move || {
-            memory::run::<I, O>(place, stream, reads, writes, work)?;
-            if wait { memory::synchronize(place, stream) } else { Ok(()) }
-        });
+        let done = match place {
+            Place::Host => interruptible(self.py, move |interrupt| {
+                memory::run::<I, O>(place, stream, reads, writes, Some(interrupt), work)
+            })?,
+            Place::Cuda(_) => self.py.detach(move || {
+                memory::run::<I, O>(place, stream, reads, writes, None, work)?;
+                if wait { memory::synchronize(place, stream) } else { Ok(()) }
+            }),
+        };
         done.map_err(|e| error::raise(self.py, e))?;
         O::try_map(outputs, |y| y.map(|y| y.kind.finish(self.py, self.stream)).transpose())
     }
@@ -484,7 +519,19 @@ pub(crate) struct Output<'py> {
     array: Option<Array<'py>>,
 }
 
-impl Output<'_> {
+impl<'py> Output<'py> {
+    fn is_copied(&self) -> bool {
+        matches!(self.kind, Kind::Copied { .. })
+    }
+
+    /// The array of the caller that it ends in.
+    fn destination(&self) -> Option<&Array<'py>> {
+        match &self.kind {
+            Kind::Copied { to, .. } => Some(to),
+            _ => self.array.as_ref(),
+        }
+    }
+
     /// The same for an operation that looks at the shape, which is row-major.
     pub(crate) fn in_shape(self, shape: &[usize]) -> Self {
         match Vec8::collect(shape.iter().copied()) {
@@ -498,7 +545,7 @@ enum Kind<'py> {
     /// Written in place.
     Array(Bound<'py, PyAny>),
     /// Written to a temporary, then copied by its library.
-    Copied { from: Bound<'py, PyAny>, library: Library, to: Bound<'py, PyAny> },
+    Copied { from: Bound<'py, PyAny>, to: Array<'py> },
     /// A numpy array that becomes one of the caller's library.
     Converted { from: Bound<'py, PyAny>, library: Library, like: Bound<'py, PyAny> },
     /// GPU memory of this library that becomes an array of the caller's.
@@ -512,9 +559,10 @@ impl<'py> Kind<'py> {
         };
         match self {
             Self::Array(object) => Ok(object),
-            Self::Copied { from, library, to } => {
-                interop(py)?.getattr(intern!(py, "copy_into"))?.call1((library.name(), &to, from))?;
-                Ok(to)
+            Self::Copied { from, to } => {
+                let copy = interop(py)?.getattr(intern!(py, "copy_into"))?;
+                copy.call1((to.library.name(), &to.object, from))?;
+                Ok(to.object)
             }
             Self::Converted { from, library, like } => convert(from, library, like),
             Self::Owned { tensor, ordinal, library, like } => {

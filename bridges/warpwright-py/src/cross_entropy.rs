@@ -1,14 +1,17 @@
 //! `cross_entropy` as Python functions.
 
 use pyo3::prelude::*;
+use warpwright::DType;
 use warpwright::cross_entropy::{
     CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction,
+    check_targets,
 };
 use warpwright::plan::{PlanCache, Real};
 
 use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present, statistics_dtype};
 use crate::error::{self, Class, Problem};
+use crate::indices::known;
 
 type Object<'py> = Bound<'py, PyAny>;
 
@@ -53,6 +56,11 @@ fn start<'py>(
     let target = call.read(("target", target))?;
     target.expect_shape(&[rows])?;
     let target = call.row_major(target)?;
+    if matches!(target.dtype, DType::I32 | DType::I64)
+        && let Some(numbers) = known(&target, call.stream())?
+    {
+        check_targets(&numbers, classes, o.ignore_index).map_err(|e| error::raise(py, e.into()))?;
+    }
     let desc = CrossEntropyDesc {
         dtype: logits.dtype,
         target: target.dtype,
@@ -73,10 +81,11 @@ fn losses(desc: &CrossEntropyDesc) -> Vec<usize> {
 /// The negative log-likelihood of the classes `target` under the softmax of the rows of `logits`.
 ///
 /// logits: float32, float64, float16 or bfloat16, [rows, classes]; target: int64 or int32, [rows]. A row whose target is
-/// `ignore_index` does not count. label_smoothing: the share of the target distribution that is spread over all classes.
+/// `ignore_index` does not count; one that is neither a class nor that is refused on the host and gives NaN on a GPU, see
+/// `validate_indices`. label_smoothing: the share of the target distribution that is spread over all classes.
 /// reduction: "mean" over the rows that count, "sum" or "none". The result has the dtype of logits; with `statistics` it is
-/// the first of a tuple with the log-sum-exp of each row and, of a mean, the number of rows that count, for
-/// `cross_entropy_backward`, and so is `out`.
+/// the first of a tuple with the log-sum-exp of each row, the negative log-likelihood of its target without smoothing and, of a
+/// mean, the number of rows that count, for `cross_entropy_backward`, and so is `out`.
 #[pyfunction]
 #[pyo3(signature = (logits, target, *, ignore_index=-100, label_smoothing=0.0, reduction="mean", statistics=false, out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
@@ -96,37 +105,40 @@ pub(crate) fn cross_entropy<'py>(
     let Started { call, logits, target, desc } = start(OP, [logits, target], &options)?;
     let plan = call.plan(&PLANS, &desc)?;
     let mean = desc.reduction == Reduction::Mean;
-    let out = places(OP, out, [true, statistics, statistics && mean])?;
-    let [first, second, third] = out.each_ref().map(Option::as_ref);
+    let out = places(OP, out, [true, statistics, statistics, statistics && mean])?;
+    let [first, second, third, fourth] = out.each_ref().map(Option::as_ref);
     let (shape, wide) = (losses(&desc), statistics_dtype(desc.dtype));
     let outputs = [
         Some(call.output(("out", first), &logits, Form::RowMajor(desc.dtype, &shape))?),
         Some(call.output(("out", second), &logits, Form::RowMajor(wide, &[desc.rows]))?),
-        call.optional_output(mean, ("out", third), &logits, Form::RowMajor(wide, &[]))?,
+        Some(call.output(("out", third), &logits, Form::RowMajor(wide, &[desc.rows]))?),
+        call.optional_output(mean, ("out", fourth), &logits, Form::RowMajor(wide, &[]))?,
         call.workspace(&plan, &logits)?,
     ];
     let inputs = [Some(&logits), Some(&target)];
-    let [loss, lse, count, _] =
+    let [loss, lse, nll, count, _] =
         call.run_some(inputs, outputs, move |stream, [logits, target], outputs| {
-            let [loss, lse, count, workspace] = outputs;
-            let (logits, target, loss, lse) = (present(logits), present(target), present(loss), present(lse));
-            Ok(plan.launch(stream, CrossEntropyArgs { logits, target, loss, lse, count, workspace })?)
+            let [loss, lse, nll, count, workspace] = outputs;
+            let (logits, target) = (present(logits), present(target));
+            let [loss, lse, nll] = [loss, lse, nll].map(present);
+            Ok(plan.launch(stream, CrossEntropyArgs { logits, target, loss, lse, nll, count, workspace })?)
         })?;
     let saved = |statistic: Option<Object<'py>>| statistic.filter(|_| statistics);
-    gathered(logits.object.py(), [loss, saved(lse), saved(count)])
+    gathered(logits.object.py(), [loss, saved(lse), saved(nll), saved(count)])
 }
 
 /// The gradient of `cross_entropy` with respect to the logits.
 ///
-/// logits, target, ignore_index, label_smoothing, reduction: as in the forward pass; lse, count: as it saved them (count of a
-/// mean only); dloss: the gradient of its result. The result has the shape and dtype of logits; `out` may be `logits`.
+/// logits, target, ignore_index, label_smoothing, reduction: as in the forward pass; lse, nll, count: as it saved them (count of
+/// a mean only); dloss: the gradient of its result. The result has the shape and dtype of logits; `out` may be `logits`.
 #[pyfunction]
-#[pyo3(signature = (logits, target, lse, dloss, count=None, *, ignore_index=-100, label_smoothing=0.0, reduction="mean", out=None, stream=None))]
+#[pyo3(signature = (logits, target, lse, nll, dloss, count=None, *, ignore_index=-100, label_smoothing=0.0, reduction="mean", out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn cross_entropy_backward<'py>(
     logits: &Object<'py>,
     target: &Object<'py>,
     lse: &Object<'py>,
+    nll: &Object<'py>,
     dloss: &Object<'py>,
     count: Option<&Object<'py>>,
     ignore_index: i64,
@@ -141,16 +153,18 @@ pub(crate) fn cross_entropy_backward<'py>(
     let Started { call, logits, target, desc } = start(OP, [logits, target], &options)?;
     let wide = statistics_dtype(desc.dtype);
     let lse = call.small(("lse", lse), wide, &[desc.rows])?;
+    let nll = call.small(("nll", nll), wide, &[desc.rows])?;
     let dloss = call.small(("dloss", dloss), desc.dtype, &losses(&desc))?;
     let count = call.optional(("count", count), wide, &[])?;
     let plan = call.plan(&PLANS, &CrossEntropyBackwardDesc { forward: desc })?;
     let outputs = [Some(call.output(("out", out), &logits, Form::RowMajor(logits.dtype, &logits.shape))?)];
-    let inputs = [Some(&logits), Some(&target), Some(&lse), Some(&dloss), count.as_ref()];
+    let inputs = [Some(&logits), Some(&target), Some(&lse), Some(&nll), Some(&dloss), count.as_ref()];
     let [dlogits] = call.run_some(inputs, outputs, move |stream, inputs, [dlogits]| {
-        let [logits, target, lse, dloss, count] = inputs;
-        let (target, lse, dloss) = (present(target), present(lse), present(dloss));
+        let [logits, target, lse, nll, dloss, count] = inputs;
+        let [target, lse, nll, dloss] = [target, lse, nll, dloss].map(present);
         let dlogits = present(dlogits);
-        Ok(plan.launch(stream, CrossEntropyBackwardArgs { logits, target, lse, dloss, count, dlogits })?)
+        let args = CrossEntropyBackwardArgs { logits, target, lse, nll, dloss, count, dlogits };
+        Ok(plan.launch(stream, args)?)
     })?;
     gathered(logits.object.py(), [dlogits])
 }

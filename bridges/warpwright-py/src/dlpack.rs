@@ -87,14 +87,14 @@ struct ExchangeTable {
     current_stream: Option<unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int>,
 }
 
-/// What an array says about itself. Shape and strides are in elements; no strides are row-major ones.
+/// What an array says about itself. Strides are in elements.
 pub(crate) struct Description {
     pub(crate) address: u64,
     pub(crate) device: (i32, i32),
     /// `None` for a type that no operation takes, with its DLPack spelling.
     pub(crate) dtype: Result<DType, String>,
     pub(crate) shape: Vec8<usize>,
-    pub(crate) strides: Option<Vec8<i64>>,
+    pub(crate) strides: Vec8<i64>,
     pub(crate) read_only: bool,
 }
 
@@ -106,6 +106,9 @@ pub(crate) struct Vec8<T> {
 }
 
 impl<T: Copy + Default> Vec8<T> {
+    /// How many items fit.
+    pub(crate) const ROOM: usize = 8;
+
     pub(crate) fn collect(items: impl ExactSizeIterator<Item = T>) -> Option<Self> {
         let mut list = Self { len: u8::try_from(items.len()).ok()?, items: [T::default(); 8] };
         for (i, item) in items.enumerate() {
@@ -136,8 +139,49 @@ impl<T> std::ops::Deref for Vec8<T> {
     }
 }
 
-/// An array has more dimensions than [`Vec8`] holds.
-pub(crate) struct TooManyDimensions(pub(crate) usize);
+/// Why what an array says of itself cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Malformed {
+    /// It has more dimensions than [`Vec8`] holds.
+    TooManyDimensions(usize),
+    /// A number of dimensions below zero.
+    Dimensions(i32),
+    /// Dimensions, but no list of extents.
+    NoExtents(usize),
+    /// Not one stride for each extent.
+    Strides { extents: usize, strides: usize },
+    /// An extent below zero.
+    Extent { axis: usize, extent: i64 },
+    /// More bytes than addresses, or elements past the last address.
+    TooLarge,
+    /// Elements at address 0.
+    NoMemory { elements: usize },
+}
+
+/// Checks what can be checked of an array without touching its memory: that its elements lie at addresses that there are.
+pub(crate) fn check(
+    address: u64,
+    size: usize,
+    shape: &Vec8<usize>,
+    strides: &Vec8<i64>,
+) -> Result<(), Malformed> {
+    if shape.contains(&0) {
+        return Ok(());
+    }
+    let elements = shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
+    let bytes = elements.and_then(|n| n.checked_mul(size)).filter(|bytes| isize::try_from(*bytes).is_ok());
+    let (Some(elements), Some(_)) = (elements, bytes) else { return Err(Malformed::TooLarge) };
+    if address == 0 {
+        return Err(Malformed::NoMemory { elements });
+    }
+    let (mut low, mut high) = (i128::from(address), i128::from(address) + size as i128);
+    for (extent, stride) in shape.iter().zip(strides.iter()) {
+        let reach = (*extent as i128 - 1) * i128::from(*stride) * size as i128;
+        low += reach.min(0);
+        high += reach.max(0);
+    }
+    if low < 0 || high > i128::from(u64::MAX) { Err(Malformed::TooLarge) } else { Ok(()) }
+}
 
 fn dtype(t: DataType) -> Result<DType, String> {
     Ok(match (t.code, t.bits, t.lanes) {
@@ -182,8 +226,14 @@ const fn data_type(dtype: DType) -> DataType {
 ///
 /// # Safety
 /// `shape` and, unless null, `strides` point to `ndim` numbers.
-unsafe fn describe(t: &Tensor, read_only: bool) -> Result<Description, TooManyDimensions> {
-    let rank = usize::try_from(t.ndim).unwrap_or(0);
+unsafe fn describe(t: &Tensor, read_only: bool) -> Result<Description, Malformed> {
+    let rank = usize::try_from(t.ndim).map_err(|_| Malformed::Dimensions(t.ndim))?;
+    if rank > Vec8::<usize>::ROOM {
+        return Err(Malformed::TooManyDimensions(rank));
+    }
+    if rank > 0 && t.shape.is_null() {
+        return Err(Malformed::NoExtents(rank));
+    }
     let list = |p: *mut i64| -> &[i64] {
         if rank == 0 || p.is_null() {
             return &[];
@@ -191,23 +241,27 @@ unsafe fn describe(t: &Tensor, read_only: bool) -> Result<Description, TooManyDi
         // SAFETY: the caller's promise; the slice is read before this function returns.
         unsafe { std::slice::from_raw_parts(p, rank) }
     };
-    let too_many = || TooManyDimensions(rank);
-    // A negative extent is no extent: the largest number makes the size checks refuse it.
+    let extents = list(t.shape);
+    if let Some(axis) = extents.iter().position(|n| *n < 0) {
+        return Err(Malformed::Extent { axis, extent: extents[axis] });
+    }
+    let too_many = || Malformed::TooManyDimensions(rank);
     let extent = |n: &i64| usize::try_from(*n).unwrap_or(usize::MAX);
-    let shape = Vec8::collect(list(t.shape).iter().map(extent)).ok_or_else(too_many)?;
+    let shape = Vec8::collect(extents.iter().map(extent)).ok_or_else(too_many)?;
     let strides = if t.strides.is_null() {
-        None
+        Vec8::row_major(&shape)
     } else {
-        Some(Vec8::collect(list(t.strides).iter().copied()).ok_or_else(too_many)?)
+        Vec8::collect(list(t.strides).iter().copied()).ok_or_else(too_many)?
     };
-    Ok(Description {
-        address: (t.data.addr() as u64).wrapping_add(t.byte_offset),
-        device: (t.device.kind, t.device.id),
-        dtype: dtype(t.dtype),
-        shape,
-        strides,
-        read_only,
-    })
+    let address = match (t.data.addr() as u64, t.byte_offset) {
+        // An offset from nowhere leads nowhere.
+        (0, _) => 0,
+        (start, offset) => start.checked_add(offset).ok_or(Malformed::TooLarge)?,
+    };
+    let dtype = dtype(t.dtype);
+    // Which types there are is checked later; the smallest element stands for one that is refused there.
+    check(address, dtype.as_ref().map_or(1, |dtype| dtype.bytes()), &shape, &strides)?;
+    Ok(Description { address, device: (t.device.kind, t.device.id), dtype, shape, strides, read_only })
 }
 
 // SAFETY: the protocol promises a constant table; its functions are called with the interpreter attached.
@@ -234,10 +288,7 @@ impl Exchange {
     }
 
     /// Describes an array of the type that the table was found on. The description holds as long as the array.
-    pub(crate) fn describe(
-        self,
-        object: &Bound<'_, PyAny>,
-    ) -> PyResult<Result<Description, TooManyDimensions>> {
+    pub(crate) fn describe(self, object: &Bound<'_, PyAny>) -> PyResult<Result<Description, Malformed>> {
         let borrowed = self.borrow(object)?;
         // SAFETY: the producer has filled the tensor; its lists live as long as the array.
         Ok(unsafe { describe(&borrowed.tensor, false) })
@@ -344,9 +395,7 @@ impl Capsule {
     ///
     /// # Errors
     /// It is no unused DLPack capsule, or one of a newer major version.
-    pub(crate) fn take(
-        capsule: &Bound<'_, PyAny>,
-    ) -> PyResult<(Self, Result<Description, TooManyDimensions>)> {
+    pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> PyResult<(Self, Result<Description, Malformed>)> {
         let object = capsule.as_ptr();
         // SAFETY: `object` is live; the calls check that it is a capsule of the name.
         let is = |name: &CStr| unsafe { ffi::PyCapsule_IsValid(object, name.as_ptr()) == 1 };

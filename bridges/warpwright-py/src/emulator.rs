@@ -1,21 +1,25 @@
 //! The tools for PTX: `lint` and `run`.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyFloat};
+use pyo3::types::PyDict;
 use warpwright::emu::report::Severity;
 use warpwright::emu::{
     Counters, Finding as Found, LaunchConfig, LaunchError, Memory, Options, Program, Sanitizers, launch,
 };
 use warpwright::ptx::text::{self, Severity as TextSeverity};
 use warpwright::ptx::verify;
-use warpwright::ptx::{ArgValue, Param, ScalarType, SourceLoc, Target, pack_args};
+use warpwright::ptx::{ArgValue, SourceLoc, Target, pack_args};
 
 use crate::array::{Argument, Array, Ordering, Place, Site, shape_given};
 use crate::error::{Class, Problem};
+use crate::interrupt::interruptible;
 use crate::memory::{read_host, write_host};
+use crate::overlap::{self, Group};
+use crate::parameter::scalar;
 use crate::tensor_map::TensorMap;
 
 /// A remark of `lint` on a PTX text.
@@ -222,95 +226,111 @@ fn sanitizers(py: Python<'_>, names: Option<&Bound<'_, PyAny>>) -> PyResult<Sani
     })
 }
 
-fn dimensions(argument: &'static str, object: &Bound<'_, PyAny>) -> PyResult<[u32; 3]> {
-    let given = shape_given(object)?;
-    let mut all = [1u32; 3];
-    let fits = given.len() <= 3
-        && given.iter().zip(&mut all).all(|(n, d)| u32::try_from(*n).map(|n| *d = n).is_ok());
-    if fits {
-        return Ok(all);
-    }
-    let message = format!("run: {argument} is {given:?}, expected one to three numbers below 2^32");
-    Err(Problem::new(object.py(), Class::Parameter, message)
-        .at("run", argument)
-        .with("got", given)
-        .into_err())
-}
-
-/// The value of a parameter that is no array.
-fn scalar(object: &Bound<'_, PyAny>, param: &Param) -> PyResult<ArgValue> {
-    use ScalarType::{F32, F64, S32, S64, U32, U64};
-    if let Ok(bytes) = object.cast::<PyBytes>() {
-        return Ok(ArgValue::Bytes(bytes.as_bytes().to_vec()));
-    }
-    let is_float = object.is_instance_of::<PyFloat>();
-    let bits = param.ty.bits();
-    Ok(match param.ty {
-        F32 => ArgValue::F32(object.extract::<f64>()? as f32),
-        F64 => ArgValue::F64(object.extract()?),
-        S32 => ArgValue::S32(object.extract()?),
-        S64 => ArgValue::S64(object.extract()?),
-        U32 => ArgValue::U32(object.extract()?),
-        U64 => ArgValue::U64(object.extract()?),
-        // Untyped bits hold what the number is.
-        _ if bits == 32 && is_float => ArgValue::F32(object.extract::<f64>()? as f32),
-        _ if bits == 64 && is_float => ArgValue::F64(object.extract()?),
-        _ if bits == 32 => ArgValue::U32(object.extract::<i64>()? as u32),
-        _ if bits == 64 => ArgValue::U64(object.extract::<i128>()? as u64),
-        _ => {
-            let value: i64 = object.extract()?;
-            ArgValue::Bytes(value.to_le_bytes()[..(bits / 8) as usize].to_vec())
-        }
+fn limit(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        let expected = "a number of seconds, not below 0";
+        let message = format!("run: time_limit is {seconds}, expected {expected}");
+        Problem::new(py, Class::Parameter, message)
+            .at("run", "time_limit")
+            .mismatch(expected, seconds)
+            .into_err()
     })
 }
 
-/// An array in the emulator's memory, and where it came from.
-struct Placed<'py> {
-    array: Array<'py>,
-    address: u64,
-    bytes: usize,
+fn dimensions(argument: &'static str, object: &Bound<'_, PyAny>) -> PyResult<[u32; 3]> {
+    let mut all = [1u32; 3];
+    let fits = shape_given(object).is_ok_and(|given| {
+        (1..=3).contains(&given.len())
+            && given.iter().zip(&mut all).all(|(n, d)| u32::try_from(*n).map(|n| *d = n).is_ok())
+    });
+    if fits {
+        return Ok(all);
+    }
+    let message = format!("run: {argument} is {}, expected one to three numbers below 2^32", object.repr()?);
+    Err(Problem::new(object.py(), Class::Parameter, message)
+        .at("run", argument)
+        .with("got", object)
+        .into_err())
 }
 
-/// Puts an array into the emulator's memory, unless it is there; its number.
-fn place<'py>(
-    memory: &Memory,
-    placed: &mut Vec<Placed<'py>>,
-    object: &Bound<'py, PyAny>,
-    label: &str,
-) -> PyResult<usize> {
-    const SITE: Site = Site { op: "run", argument: "args" };
-    let py = object.py();
-    let array = Argument::read(object, SITE, Ordering::Current)?;
-    array.expect_place(Place::Host)?;
-    let bytes = array.len() * array.dtype.bytes();
-    // The same array twice is the same memory twice.
-    if let Some(known) = placed.iter().position(|p| p.array.address == array.address && p.bytes == bytes) {
-        return Ok(known);
+/// The arrays of a launch, and where they lie in the emulator's memory: what overlaps on the host overlaps there.
+#[derive(Default)]
+struct Placed<'py> {
+    arrays: Vec<Array<'py>>,
+    addresses: Vec<u64>,
+}
+
+impl<'py> Placed<'py> {
+    /// Reads an array; its number.
+    fn read(&mut self, object: &Bound<'py, PyAny>, label: &str) -> PyResult<usize> {
+        const SITE: Site = Site { op: "run", argument: "args" };
+        let array = Argument::read(object, SITE, Ordering::Current)?;
+        array.expect_place(Place::Host)?;
+        if !array.is_row_major() {
+            let message = format!("run: the array for {label} must be contiguous");
+            return Err(Problem::new(object.py(), Class::Layout, message).at("run", label).into_err());
+        }
+        self.arrays.push(array);
+        Ok(self.arrays.len() - 1)
     }
-    if !array.is_row_major() {
-        let message = format!("run: the array for {label} must be contiguous");
-        return Err(Problem::new(py, Class::Layout, message).at("run", label).into_err());
+
+    /// Puts the arrays into memory; `labels` are the names of their parameters.
+    fn fill(&mut self, py: Python<'py>, memory: &Memory, labels: &[&str]) -> PyResult<()> {
+        let ranges: Vec<_> =
+            self.arrays.iter().map(|a| overlap::range(a.address, read_host(a).len())).collect();
+        self.addresses = vec![0; ranges.len()];
+        let mut groups = overlap::groups(&ranges);
+        let empty = (0..ranges.len()).filter(|&i| ranges[i].is_empty());
+        groups.extend(empty.map(|i| Group::single(i, ranges[i].clone())));
+        for group in groups {
+            let mut names: Vec<&str> = group.members.iter().map(|&i| labels[i]).collect();
+            names.sort_unstable();
+            names.dedup();
+            let label = names.join(", ");
+            let failed = |e: warpwright::emu::MemoryError| {
+                Problem::new(py, Class::OutOfMemory, format!("run: {e}")).at("run", &label).into_err()
+            };
+            let base = memory.alloc(group.bytes(), &label).map_err(failed)?;
+            for &i in &group.members {
+                self.addresses[i] = base + group.offset(ranges[i].start);
+                memory.write(self.addresses[i], read_host(&self.arrays[i])).map_err(failed)?;
+            }
+        }
+        Ok(())
     }
-    let failed = |e: warpwright::emu::MemoryError| {
-        Problem::new(py, Class::OutOfMemory, format!("run: {e}")).at("run", label).into_err()
-    };
-    let address = memory.alloc(bytes as u64, label).map_err(failed)?;
-    memory.write(address, read_host(&array)).map_err(failed)?;
-    placed.push(Placed { array, address, bytes });
-    Ok(placed.len() - 1)
+
+    /// Copies the arrays that may be written back.
+    fn write_back(&self, py: Python<'py>, memory: &Memory) -> PyResult<()> {
+        let all = self.arrays.iter().zip(&self.addresses);
+        for (array, address) in all.filter(|(array, _)| array.expect_writable().is_ok()) {
+            let read = write_host(array, |bytes| memory.read(*address, bytes));
+            read.map_err(|e| {
+                Problem::new(py, Class::Kernel, format!("run: {e}")).with("op", "run").into_err()
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// An argument of a kernel before arrays have addresses.
+enum Given<'a, 'py> {
+    Value(ArgValue),
+    Array(usize),
+    Map(&'a Bound<'py, TensorMap>, usize),
 }
 
 /// Runs a kernel of a PTX text in the emulator, on numpy arrays.
 ///
 /// entry: name of the kernel; may be None if there is one. grid, block, cluster: a number or up to three. args: one for
 /// each parameter: arrays for addresses (contiguous; read, and written in place after a run without a fault unless they
-/// are read-only), numbers for scalars, bytes for aggregates, TensorMaps. sanitize: "all", "none", or names out of "memcheck",
+/// are read-only; views that share memory share it in the kernel too), numbers for scalars, bytes for aggregates, TensorMaps. sanitize: "all", "none", or names out of "memcheck",
 /// "initcheck", "racecheck", "synccheck". shared: bytes of dynamic shared memory. seed: selects the order in which warps
-/// run. max_steps: instructions after which the launch is stopped; 0 is no limit.
+/// run. max_steps: instructions after which the launch is stopped; 0 is no limit. time_limit: seconds after which it is
+/// stopped. Ctrl-C stops it too.
 ///
 /// Returns a Run with findings, counters (of the launch and by line), printed text and fault. PtxError says why a text cannot run.
 #[pyfunction]
-#[pyo3(signature = (ptx, entry=None, grid=None, block=None, args=None, *, sanitize=None, shared=0, cluster=None, counters=true, seed=0, max_steps=0))]
+#[pyo3(signature = (ptx, entry=None, grid=None, block=None, args=None, *, sanitize=None, shared=0, cluster=None, counters=true, seed=0, max_steps=0, time_limit=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn run<'py>(
     py: Python<'py>,
@@ -325,6 +345,7 @@ pub(crate) fn run<'py>(
     counters: bool,
     seed: u64,
     max_steps: u64,
+    time_limit: Option<f64>,
 ) -> PyResult<Run> {
     let broken = |message: String| Problem::new(py, Class::Ptx, format!("run: {message}")).with("op", "run");
     let remarks = py.detach(|| examine(ptx, None));
@@ -362,30 +383,41 @@ pub(crate) fn run<'py>(
         Some(list) => list.try_iter()?.collect::<PyResult<_>>()?,
         None => Vec::new(),
     };
+    let mut placed = Placed::default();
+    let mut labels = Vec::new();
+    let mut given = Vec::with_capacity(objects.len());
+    for (i, object) in objects.iter().enumerate() {
+        // One too many is refused with the count below.
+        let Some(param) = function.params.get(i) else {
+            given.push(Given::Value(ArgValue::U32(0)));
+            continue;
+        };
+        // Numpy's scalars have the interface of arrays; only arrays have a length in memory of their own.
+        let is_array =
+            object.hasattr(intern!(py, "__dlpack__"))? && object.hasattr(intern!(py, "__setitem__"))?;
+        given.push(if is_array {
+            labels.push(param.name.as_str());
+            Given::Array(placed.read(object, &param.name)?)
+        } else if let Ok(map) = object.cast::<TensorMap>() {
+            labels.push(param.name.as_str());
+            Given::Map(map, placed.read(map.get().over(py), &param.name)?)
+        } else {
+            Given::Value(scalar(object, param)?)
+        });
+    }
     let memory = Memory::new();
-    let mut placed = Vec::new();
-    let values: Vec<ArgValue> = objects
-        .iter()
-        .enumerate()
-        .map(|(i, object)| {
-            // Numpy's scalars have the interface of arrays; only arrays have a length in memory of their own.
-            let is_array =
-                object.hasattr(intern!(py, "__dlpack__"))? && object.hasattr(intern!(py, "__setitem__"))?;
-            match function.params.get(i) {
-                Some(param) if is_array => {
-                    let at = place(&memory, &mut placed, object, &param.name)?;
-                    Ok(ArgValue::Address(placed[at].address))
+    placed.fill(py, &memory, &labels)?;
+    let values: Vec<ArgValue> = given
+        .into_iter()
+        .map(|given| {
+            Ok(match given {
+                Given::Value(value) => value,
+                Given::Array(at) => ArgValue::Address(placed.addresses[at]),
+                Given::Map(map, at) => {
+                    let map = map.get().at(&placed.arrays[at], placed.addresses[at])?;
+                    ArgValue::TensorMap { map: map.into(), slot: None }
                 }
-                Some(param) if object.is_instance_of::<TensorMap>() => {
-                    let map = object.cast::<TensorMap>()?.get();
-                    let at = place(&memory, &mut placed, map.over(py), &param.name)?;
-                    let Placed { array, address, .. } = &placed[at];
-                    Ok(ArgValue::TensorMap { map: map.at(array, *address)?.into(), slot: None })
-                }
-                Some(param) => scalar(object, param),
-                // One too many: refused with the count below.
-                None => Ok(ArgValue::U32(0)),
-            }
+            })
         })
         .collect::<PyResult<_>>()?;
     let params = pack_args(function, &values)
@@ -402,8 +434,14 @@ pub(crate) fn run<'py>(
     };
     let all = pyo3::types::PyString::new(py, "all").into_any();
     let sanitizers = sanitizers(py, Some(sanitize.unwrap_or(&all)))?;
-    let options = Options { sanitizers, counters, seed, max_steps, ..Options::default() };
-    let outcome = py.detach(|| launch(&program, &entry, &config, &params, &memory, &options));
+    let time_limit = time_limit.map(|seconds| limit(py, seconds)).transpose()?;
+    // A limit beyond the clock is none.
+    let deadline = time_limit.and_then(|limit| Instant::now().checked_add(limit));
+    let options = Options { sanitizers, counters, seed, max_steps, deadline, ..Options::default() };
+    let outcome = interruptible(py, |interrupt| {
+        let options = Options { interrupt: Some(interrupt.clone()), ..options };
+        launch(&program, &entry, &config, &params, &memory, &options)
+    })?;
     let (report, fault) = match outcome {
         Ok(report) => (report, None),
         Err(LaunchError::Fault { fault, report, .. }) => (*report, Some(fault.to_string())),
@@ -413,9 +451,8 @@ pub(crate) fn run<'py>(
         }
     };
     // A kernel that was ended has not written what it was to write.
-    for p in placed.iter().filter(|p| fault.is_none() && p.array.expect_writable().is_ok()) {
-        let read = write_host(&p.array, |bytes| memory.read(p.address, bytes));
-        read.map_err(|e| Problem::new(py, Class::Kernel, format!("run: {e}")).with("op", "run").into_err())?;
+    if fault.is_none() {
+        placed.write_back(py, &memory)?;
     }
     let findings = report.findings.iter().map(|f| Finding::new(f, ptx)).collect();
     let lines = report.lines.iter().map(|row| (row.line, rows(&row.counters))).collect();

@@ -6,7 +6,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 use warpwright::{DType, PlanError, RuntimeError};
 
-use crate::dlpack::TooManyDimensions;
+use crate::dlpack::Malformed;
 
 /// The classes of `warpwright._errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,10 +126,39 @@ pub(crate) fn device(py: Python<'_>, op: &str, argument: &str, expected: &str, g
     Problem::new(py, Class::Device, message).at(op, argument).mismatch(expected, got).into_err()
 }
 
-pub(crate) fn rank(py: Python<'_>, op: &str, argument: &str, got: &TooManyDimensions) -> PyErr {
-    let limit = warpwright_runtime::MAX_RANK;
-    let message = format!("{op}: {argument} has {} dimensions, the limit is {limit}", got.0);
-    Problem::new(py, Class::Shape, message).at(op, argument).mismatch(limit, got.0).into_err()
+/// The exception for an array that describes itself as what cannot be.
+pub(crate) fn malformed(py: Python<'_>, op: &str, argument: &str, why: Malformed) -> PyErr {
+    let problem =
+        |class, what: String| Problem::new(py, class, format!("{op}: {argument} {what}")).at(op, argument);
+    match why {
+        Malformed::TooManyDimensions(got) => {
+            let limit = warpwright_runtime::MAX_RANK;
+            let what = format!("has {got} dimensions, the limit is {limit}");
+            problem(Class::Shape, what).mismatch(limit, got)
+        }
+        Malformed::Dimensions(got) => {
+            problem(Class::Shape, format!("has {got} dimensions")).mismatch("no negative number", got)
+        }
+        Malformed::NoExtents(rank) => {
+            problem(Class::Shape, format!("has {rank} dimensions and no extents")).with("expected", rank)
+        }
+        Malformed::Strides { extents, strides } => {
+            let what = format!("has {strides} strides, expected {extents}");
+            problem(Class::Layout, what).mismatch(extents, strides)
+        }
+        Malformed::Extent { axis, extent } => {
+            let what = format!("has extent {extent} in dimension {axis}, expected one that is not negative");
+            problem(Class::Shape, what).mismatch("no negative number", extent)
+        }
+        Malformed::TooLarge => {
+            problem(Class::Shape, "has elements past the last address that there is".to_owned())
+        }
+        Malformed::NoMemory { elements } => {
+            let what = format!("has {elements} elements at address 0");
+            problem(Class::Layout, what).mismatch("an address", 0)
+        }
+    }
+    .into_err()
 }
 
 /// The exception for an error of the library.

@@ -14,12 +14,16 @@ mod error;
 mod ffi;
 mod groups;
 mod images;
+mod indices;
+mod interrupt;
 mod local_response;
 mod matmul;
 mod memory;
 mod node;
 mod ops;
+mod overlap;
 mod owned;
+mod parameter;
 mod quantise;
 mod quick;
 mod recurrent;
@@ -46,6 +50,8 @@ mod _native {
     use crate::emulator::{Finding, Remark, Run, devices, lint, run};
     #[pymodule_export]
     use crate::groups::{group_norm, group_norm_backward, instance_norm, instance_norm_backward};
+    #[pymodule_export]
+    use crate::indices::validate_indices;
     #[pymodule_export]
     use crate::local_response::{local_response_norm, local_response_norm_backward};
     #[pymodule_export]
@@ -80,6 +86,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::indices::read_environment();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

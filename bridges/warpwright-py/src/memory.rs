@@ -2,18 +2,21 @@
 #![allow(unsafe_code, reason = "memory and streams of other libraries come as numbers")]
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use pyo3::prelude::*;
 use warpwright::plan::Plan;
 use warpwright::{
-    DType, Device, Error, Operation, RuntimeError, Stream, Target, Tensor, TensorMut, TensorRef,
+    Buffer, DType, Device, Error, Interrupt, Operation, RuntimeError, Stream, Target, Tensor, TensorMut,
+    TensorRef,
 };
 use warpwright_runtime::{Binding, interop};
 
 use crate::array::{Array, Place};
 use crate::dlpack::{Vec8, host_bytes, host_bytes_mut};
 use crate::error;
+use crate::overlap::{self, Group};
 
 /// The emulator that runs what lies on the host. Made once: its kernels stay loaded.
 pub(crate) fn emulator() -> &'static Device {
@@ -146,6 +149,10 @@ impl Flat {
     fn bytes(&self) -> usize {
         self.len.saturating_mul(self.dtype.bytes())
     }
+
+    fn range(&self) -> Range<u64> {
+        overlap::range(self.address, self.bytes())
+    }
 }
 
 /// Enqueues a plan whose tensors lie at these addresses of a GPU, inputs before outputs. They have been checked, and live as
@@ -170,6 +177,7 @@ pub(crate) fn launch_at<O: Operation>(
 }
 
 /// Runs an operation on arrays that lie in `place`, on the raw stream `stream` of a GPU. What is absent stays absent.
+/// `interrupt` ends what the emulator runs.
 ///
 /// The memory must stay allocated until the GPU has passed the operation, and on the host until this returns. The caller
 /// holds the arrays meanwhile; memory of their libraries is given back in stream order.
@@ -178,6 +186,7 @@ pub(crate) fn run<I: Many, O: Many>(
     stream: u64,
     inputs: I::Of<Option<Flat>>,
     outputs: O::Of<Option<Flat>>,
+    interrupt: Option<&Interrupt>,
     work: impl FnOnce(&Stream, I::Of<Option<TensorRef<'_>>>, O::Of<Option<TensorMut<'_>>>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     match place {
@@ -199,28 +208,82 @@ pub(crate) fn run<I: Many, O: Many>(
         }
         Place::Host => {
             let device = emulator();
-            let stream = device.stream()?;
-            let input = |x: Flat| {
-                // SAFETY: the array is held by the caller and was described as contiguous host memory of this length.
-                Tensor::from_bytes(device, x.dtype, unsafe { host_bytes(x.address, x.bytes()) }, x.extents())
-            };
-            let inputs = I::try_map(inputs, |x| x.map(input).transpose())?;
-            let output =
-                |y: Flat| if y.updated { input(y) } else { Tensor::empty(device, y.dtype, y.extents()) };
-            let mut results = O::try_map(O::of_refs(&outputs), |y| y.clone().map(output).transpose())?;
+            // One of its own, which the interrupt of this call goes with.
+            let stream = device.new_stream()?;
+            stream.set_interrupt(interrupt.cloned());
+            let all = || I::iter(&inputs).chain(O::iter(&outputs)).flatten();
+            let mut memory = HostBlocks::new(device, all().map(Flat::range).collect())?;
+            for x in I::iter(&inputs)
+                .chain(O::iter(&outputs).filter(|y| y.as_ref().is_some_and(|y| y.updated)))
+                .flatten()
+            {
+                memory.fill(x)?;
+            }
             work(
                 &stream,
-                I::map(I::of_refs(&inputs), |x| x.as_ref().map(Tensor::as_ref)),
-                O::map(O::of_muts(&mut results), |y| y.as_mut().map(Tensor::as_mut)),
+                I::try_map(I::of_refs(&inputs), |x| x.as_ref().map(|x| memory.view(x)).transpose())?,
+                O::try_map(O::of_refs(&outputs), |y| y.as_ref().map(|y| memory.view_mut(y)).transpose())?,
             )?;
-            for (result, y) in O::iter(&results).zip(O::iter(&outputs)) {
-                if let (Some(result), Some(y)) = (result, y) {
-                    // SAFETY: as for the inputs, and the array's library lets it be written.
-                    result.buffer().read(0, unsafe { host_bytes_mut(y.address, y.bytes()) })?;
-                }
-            }
-            Ok(())
+            O::iter(&outputs).flatten().try_for_each(|y| memory.read(y))
         }
+    }
+}
+
+/// Host memory as the emulator sees it: what overlaps on the host overlaps there, so that the same is refused as on a GPU.
+struct HostBlocks<'d> {
+    device: &'d Device,
+    blocks: Vec<(Group, Buffer)>,
+}
+
+impl<'d> HostBlocks<'d> {
+    fn new(device: &'d Device, ranges: Vec<Range<u64>>) -> Result<Self, RuntimeError> {
+        let made = |group: Group| device.alloc(group.bytes()).map(|buffer| (group, buffer));
+        let blocks = overlap::groups(&ranges).into_iter().map(made).collect::<Result<_, _>>()?;
+        Ok(Self { device, blocks })
+    }
+
+    /// The block that holds an array, and where it begins there; `None` for an empty array.
+    fn place(&self, x: &Flat) -> Option<(usize, u64)> {
+        let range = x.range();
+        let holds =
+            |(group, _): &(Group, Buffer)| group.range.start <= range.start && range.end <= group.range.end;
+        let at = if range.is_empty() { None } else { self.blocks.iter().position(holds) }?;
+        Some((at, self.blocks[at].0.offset(range.start)))
+    }
+
+    /// Copies an array to its place.
+    fn fill(&mut self, x: &Flat) -> Result<(), RuntimeError> {
+        let Some((at, offset)) = self.place(x) else { return Ok(()) };
+        // SAFETY: the array is held by the caller and was described as host memory without gaps of this length.
+        self.blocks[at].1.write(offset, unsafe { host_bytes(x.address, x.bytes()) })
+    }
+
+    /// Copies a result to the host.
+    fn read(&self, y: &Flat) -> Result<(), Error> {
+        let Some((at, offset)) = self.place(y) else { return Ok(()) };
+        // SAFETY: as for `fill`, and the array's library lets it be written.
+        Ok(self.blocks[at].1.read(offset, unsafe { host_bytes_mut(y.address, y.bytes()) })?)
+    }
+
+    /// The address of an array that has as many elements as its shape says.
+    fn address(&self, x: &Flat) -> Result<u64, RuntimeError> {
+        let count = x.extents().iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
+        if count != Some(x.len) {
+            let (shape, got) = (x.extents().into(), x.len);
+            let expected = count.unwrap_or(usize::MAX);
+            return Err(RuntimeError::Elements { op: "run", argument: "array", shape, expected, got });
+        }
+        Ok(self.place(x).map_or(0, |(at, offset)| self.blocks[at].1.address() + offset))
+    }
+
+    fn view(&self, x: &Flat) -> Result<TensorRef<'_>, RuntimeError> {
+        // SAFETY: the elements lie in a block, which lives as long as the view.
+        unsafe { TensorRef::from_raw(self.device, self.address(x)?, x.dtype, x.extents(), None) }
+    }
+
+    fn view_mut(&self, y: &Flat) -> Result<TensorMut<'_>, RuntimeError> {
+        // SAFETY: as above. Who else reads or writes the elements is for the plan to check, as on a GPU.
+        unsafe { TensorMut::from_raw(self.device, self.address(y)?, y.dtype, y.extents(), None) }
     }
 }
 
@@ -234,8 +297,6 @@ pub(crate) trait Many {
     fn map<T, U>(items: Self::Of<T>, f: impl FnMut(T) -> U) -> Self::Of<U>;
 
     fn of_refs<T>(items: &Self::Of<T>) -> Self::Of<&T>;
-
-    fn of_muts<T>(items: &mut Self::Of<T>) -> Self::Of<&mut T>;
 
     fn iter<T>(items: &Self::Of<T>) -> std::slice::Iter<'_, T>;
 }
@@ -256,10 +317,6 @@ impl<const N: usize> Many for Fixed<N> {
 
     fn of_refs<T>(items: &[T; N]) -> [&T; N] {
         items.each_ref()
-    }
-
-    fn of_muts<T>(items: &mut [T; N]) -> [&mut T; N] {
-        items.each_mut()
     }
 
     fn iter<T>(items: &[T; N]) -> std::slice::Iter<'_, T> {
@@ -283,10 +340,6 @@ impl Many for Listed {
 
     fn of_refs<T>(items: &Vec<T>) -> Vec<&T> {
         items.iter().collect()
-    }
-
-    fn of_muts<T>(items: &mut Vec<T>) -> Vec<&mut T> {
-        items.iter_mut().collect()
     }
 
     fn iter<T>(items: &Vec<T>) -> std::slice::Iter<'_, T> {

@@ -27,12 +27,16 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     let Some(hooks) = Hooks::known(py) else { return Ok(None) };
     let Some(ways) = &hooks.ways else { return Ok(None) };
     let records = torch::records(py)?;
+    if torch::has_tangents(py)? {
+        return Ok(None);
+    }
     for tensor in inputs.iter().chain(given.iter().flatten()) {
         if !hooks.is_plain(tensor) || (records && torch::requires_grad(tensor)?) {
             return Ok(None);
         }
     }
-    let first = ways.exchange.borrow(inputs[0])?;
+    // What PyTorch cannot lend has an error of its own on the general way.
+    let Ok(first) = ways.exchange.borrow(inputs[0]) else { return Ok(None) };
     let Some((elements, ordinal)) = simple(&first) else { return Ok(None) };
     let (mut read, mut written) = ([first.address(); I], [0; O]);
     let others = inputs[1..].iter().zip(&mut read[1..]);

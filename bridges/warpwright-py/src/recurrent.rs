@@ -6,12 +6,13 @@ use warpwright::DType;
 use warpwright::plan::{PlanCache, Real};
 use warpwright::recurrent::{
     Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc,
-    WeightGradients, WeightRefs,
+    WeightGradients, WeightRefs, check_lengths,
 };
 
 use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present};
 use crate::error::{self, Class, Problem};
+use crate::indices::known_i32;
 use crate::matmul::precision_of;
 use crate::memory::Listed;
 
@@ -189,6 +190,11 @@ fn start<'py>(
     let h0 = call.optional(("h0", h0), x.dtype, &[count, batch, output])?;
     let c0 = call.optional(("c0", c0), x.dtype, &[count, batch, hidden])?;
     let lengths = call.optional(("lengths", o.lengths), DType::I32, &[batch])?;
+    if let Some(array) = &lengths
+        && let Some(numbers) = known_i32(array, call.stream())?
+    {
+        check_lengths(op, &numbers, steps).map_err(|e| error::raise(py, e.into()))?;
+    }
     let random = call.optional(("random", o.random), DType::I64, &[2])?;
     let drops = o.dropout_p != 0.0;
     if drops != random.is_some() {
@@ -464,7 +470,7 @@ nets! {
     /// [4 hidden], and w_hr [output, hidden] where hidden states are projected (or else output is hidden), the gates in the order
     /// i, f, g, o; later layers have directions * output inputs. h0: [layers * directions, batch, output], c0: [layers *
     /// directions, batch, hidden], zero if None. lengths: int32, [batch], the places of each sequence that count; y is zero
-    /// after them. The result is (y, h_n, c_n): y [steps, batch, directions * output], or batch first, the states after the last
+    /// after them. On the host they are checked, on a GPU cut to the places that there are; see `validate_indices`. The result is (y, h_n, c_n): y [steps, batch, directions * output], or batch first, the states after the last
     /// steps like h0 and c0. dropout_p: the probability that an element is dropped between two layers; what is kept is multiplied
     /// by 1 / (1 - dropout_p); random: int64, [2], the seed and offset of what is dropped. precision: "full", or "tf32", for float32
     /// from sm_80 on: factors of products may be rounded to 11 bits. With training there is also what

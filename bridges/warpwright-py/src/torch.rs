@@ -28,6 +28,8 @@ pub(crate) struct Hooks {
     told_by_keys: usize,
     /// The types whose calls nothing intercepts.
     plain: Vec<Py<PyType>>,
+    /// `torch.autograd.forward_ad`.
+    forward_ad: Py<PyAny>,
     /// The ways past the dispatcher; `None` if this PyTorch lacks one of them.
     pub(crate) ways: Option<Ways>,
 }
@@ -77,13 +79,14 @@ impl Hooks {
             let found = interop(py)?
                 .getattr(intern!(py, "torch_hooks"))?
                 .call1((names, wrap_pyfunction!(torch_is_quiet, py)?))?;
-            let (dtypes, is_grad_enabled, watchers, told_by_keys, plain, ways) = found.extract()?;
+            let (dtypes, is_grad_enabled, watchers, told_by_keys, plain, forward_ad, ways) =
+                found.extract()?;
             let ways: Option<Found> = ways;
             let ways = ways.and_then(|(table, current_device, empty_strided)| {
                 let exchange = Exchange::from_capsule(table.bind(py))?;
                 Some(Ways { exchange, current_device, empty_strided, layouts: Layouts::new() })
             });
-            Ok(Self { dtypes, is_grad_enabled, watchers, told_by_keys, plain, ways })
+            Ok(Self { dtypes, is_grad_enabled, watchers, told_by_keys, plain, forward_ad, ways })
         })
     }
 
@@ -131,6 +134,27 @@ pub(crate) fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()
 }
 
+/// Whether tensors may carry tangents: a level of forward-mode differentiation has been entered.
+pub(crate) fn has_tangents(py: Python<'_>) -> PyResult<bool> {
+    let level = Hooks::get(py)?.forward_ad.bind(py).getattr(intern!(py, "_current_level"))?;
+    Ok(level.extract::<i64>()? >= 0)
+}
+
+/// Whether a tensor carries a tangent.
+pub(crate) fn has_tangent(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = tensor.py();
+    if !has_tangents(py)? {
+        return Ok(false);
+    }
+    let unpacked = Hooks::get(py)?.forward_ad.bind(py).call_method1(intern!(py, "unpack_dual"), (tensor,))?;
+    Ok(!unpacked.getattr(intern!(py, "tangent"))?.is_none())
+}
+
+/// Whether a tensor has a shape and no memory. What is no tensor has not.
+pub(crate) fn is_meta(object: &Bound<'_, PyAny>) -> bool {
+    object.getattr(intern!(object.py(), "is_meta")).is_ok_and(|is_meta| is_meta.is_truthy().unwrap_or(false))
+}
+
 /// Whether the gradient of a tensor is being recorded.
 pub(crate) fn is_recorded(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     // The first call on a tensor of PyTorch comes by here, and finds what later ones use.
@@ -165,7 +189,7 @@ pub(crate) fn route<'a, 'py: 'a>(
         }
         differentiable = differentiable || (records && requires_grad(&argument)?);
     }
-    if hooks.watchers.is_empty() {
+    if hooks.watchers.is_empty() || has_tangents(py)? {
         return Ok(Route::Dispatched);
     }
     let told = if is_quiet() { hooks.told_by_keys } else { 0 };

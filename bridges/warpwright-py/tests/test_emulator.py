@@ -181,6 +181,69 @@ def test_hostile_text_never_panics():
             ww.run(text, args=())
 
 
+def stores(kind: str) -> str:
+    """A kernel that stores the bytes of a parameter of a type."""
+    width = {"b128": 16}.get(kind) or int(kind[1:]) // 8
+    lines = [f"ld.param.u8 %r, [v+{i}]; st.global.u8 [%rd+{i}], %r;" for i in range(width)]
+    return HEAD + (
+        f".visible .entry store(.param .u64 y, .param .{kind} v) {{ .reg .b64 %rd; .reg .b32 %r;\n"
+        "ld.param.u64 %rd, [y];\n" + "\n".join(lines) + "\nret; }\n"
+    )
+
+
+def stored(kind, value):
+    y = np.zeros(16, np.uint8)
+    run = ww.run(stores(kind), grid=1, block=1, args=(y, value))
+    assert run.ok, run.findings or run.fault
+    return y.tobytes()
+
+
+def test_scalars_of_every_type():
+    for kind in ("u8", "s8", "b8", "u16", "s16", "b16", "u32", "s32", "b32", "u64", "s64", "b64", "b128"):
+        bits = int(kind[1:])
+        low = 0 if kind[0] == "u" else -(1 << (bits - 1))
+        high = (1 << (bits - 1)) - 1 if kind[0] == "s" else (1 << bits) - 1
+        for value in {low, -1 if low else 0, 0, 1, high // 3, high}:
+            expected = (value % (1 << bits)).to_bytes(bits // 8, "little")
+            assert stored(kind, value)[: bits // 8] == expected, (kind, value)
+        for value in (low - 1, high + 1, -(1 << 200), 1 << 200):
+            with pytest.raises(ww.ParameterError) as info:
+                stored(kind, value)
+            e = info.value
+            assert (e.op, e.argument, e.got) == ("run", "v", repr(value))
+            assert e.expected == f"an integer from {low} to {high} for .{kind}"
+    assert stored("f32", 0.1)[:4] == np.float32(0.1).tobytes() == stored("b32", 0.1)[:4]
+    assert stored("f64", 0.1)[:8] == np.float64(0.1).tobytes() == stored("b64", 0.1)[:8]
+    # Rounded once: by way of single precision it would be the even neighbour.
+    between = 1 + 2**-11 + 2**-40
+    assert stored("f16", between)[:2] == np.float16(1 + 2**-10).tobytes()
+    assert stored("f32", 3)[:4] == np.float32(3).tobytes()
+    assert stored("f32", float("inf"))[:4] == np.float32("inf").tobytes()
+    assert stored("u16", np.int64(7))[:2] == b"\7\0"
+    for kind, value in (("f32", 1e39), ("b32", -1e39), ("f16", 65520.0), ("f64", 10**400)):
+        with pytest.raises(ww.ParameterError) as info:
+            stored(kind, value)
+        assert (info.value.op, info.value.argument, info.value.got) == ("run", "v", repr(value))
+    for kind, value, expected in (
+        ("u32", 1.5, "an integer"),
+        ("b128", 1.5, "an integer"),
+        ("u64", None, "an integer"),
+        ("f32", "one", "a number"),
+        ("f64", 1j, "a number"),
+    ):
+        with pytest.raises(ww.ArgumentError) as info:
+            stored(kind, value)
+        assert (info.value.argument, info.value.expected) == ("v", f"{expected} for .{kind}")
+        assert info.value.got == type(value).__name__
+    with pytest.raises(ww.ArgumentError) as info:
+        ww.run(HEAD + ".visible .entry k(.param .align 4 .b8 v[12]) { ret; }", args=(5,))
+    assert info.value.expected == "bytes for .b8[12]"
+    for wrong in (-1, (1, -1), 1 << 32, 1.5, "1", ()):
+        with pytest.raises(ww.ParameterError) as info:
+            ww.run(SCALE, grid=wrong, block=1, args=(0, 0, 1.0, 0))
+        assert (info.value.op, info.value.argument, info.value.got) == ("run", "grid", wrong)
+
+
 LOAD_TILE = """.version 8.0
 .target sm_90
 .address_size 64

@@ -148,10 +148,10 @@ def test_losses(random):
     each = np.where(counts, -0.9 * logs[range(5), known] - 0.1 * logs.mean(1), 0)
     options = {"label_smoothing": 0.1}
     for reduction, expected in (("none", each), ("sum", each.sum()), ("mean", each.sum() / 4)):
-        loss, lse, *count = ww.cross_entropy(logits, target, reduction=reduction, statistics=True, **options)
+        loss, lse, nll, *count = ww.cross_entropy(logits, target, reduction=reduction, statistics=True, **options)
         np.testing.assert_allclose(loss, expected, rtol=1e-12)
         dloss = np.ones_like(loss)
-        found = ww.cross_entropy_backward(logits, target, lse, dloss, *count, reduction=reduction, **options)
+        found = ww.cross_entropy_backward(logits, target, lse, nll, dloss, *count, reduction=reduction, **options)
         hot = np.zeros((5, 7))
         hot[range(5), known] = 0.9
         reference = np.where(counts[:, None], np.exp(logs) - hot - 0.1 / 7, 0) / (4 if reduction == "mean" else 1)
@@ -189,3 +189,21 @@ def test_results_go_where_the_caller_wants(random):
         ww.layer_norm(x, 8, statistics=True, out=(y, mean))
     total, residual = ww.rms_norm(x, 8, residual=y), x + y
     np.testing.assert_allclose(total[1], residual, rtol=1e-6)
+
+
+def test_statistics_of_nothing():
+    """Channels and groups of no values have statistics all the same, and leave running ones as they are."""
+    mean, var = np.full(3, 5, np.float32), np.full(3, 7, np.float32)
+    for shape in ((0, 3), (0, 3, 4), (2, 3, 0)):
+        x = np.zeros(shape, np.float32)
+        wanted = x.copy(), np.full(3, 9, np.float32), np.full(3, 9, np.float32)
+        y, m, r = ww.batch_norm(x, mean, var, training=True, statistics=True, out=wanted)
+        assert y.shape == shape and m is wanted[1] and not m.any() and np.isnan(r).all()
+        assert (mean == 5).all() and (var == 7).all()
+        wanted = x.copy(), np.full(3, 9, np.float32), np.full(3, 9, np.float32)
+        ww.batch_norm_backward(x, x, m, r, mean, var, out=wanted)
+        assert not wanted[1].any() and not wanted[2].any()
+    x = np.zeros((2, 4, 0), np.float32)
+    wanted = x.copy(), np.full((2, 2), 9, np.float32), np.full((2, 2), 9, np.float32)
+    _, m, r = ww.group_norm(x, 2, statistics=True, out=wanted)
+    assert not m.any() and np.isnan(r).all()

@@ -98,6 +98,7 @@ from ._native import (
     swiglu_backward,
     tanh,
     tanh_backward,
+    validate_indices,
 )
 
 __all__ = [
@@ -184,4 +185,5 @@ __all__ = [
     "swiglu_backward",
     "tanh",
     "tanh_backward",
+    "validate_indices",
 ]

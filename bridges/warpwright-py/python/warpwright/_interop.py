@@ -40,10 +40,10 @@ def _told(torch: Any, is_quiet: Callable[[], bool]) -> bool:
 
 def torch_hooks(
     dtypes: list[str], is_quiet: Callable[[], bool]
-) -> tuple[list[Any], Any, list[Any], int, list[type], Any]:
+) -> tuple[list[Any], Any, list[Any], int, list[type], Any, Any]:
     """The type objects of the names; `is_grad_enabled`; the functions that are true while a mode, transform or tracer of
     PyTorch watches calls (none if this PyTorch does not tell), and how many of the first are never true where `is_quiet` is;
-    the types that intercept nothing; the short ways past the dispatcher (None if this PyTorch lacks one): the exchange table,
+    the types that intercept nothing; what tells of forward-mode differentiation; the short ways past the dispatcher (None if this PyTorch lacks one): the exchange table,
     the number of the current device (None where there is one device, which is always it), a new tensor there."""
     torch = sys.modules["torch"]
     plain = [torch.Tensor, torch.nn.Parameter]
@@ -66,7 +66,8 @@ def torch_hooks(
         ways = table, current_device, c._dynamo.guards._empty_strided_cuda
     except AttributeError:
         ways = None
-    return [getattr(torch, name, None) for name in dtypes], torch.is_grad_enabled, watchers, told, plain, ways
+    found = [getattr(torch, name, None) for name in dtypes]
+    return found, torch.is_grad_enabled, watchers, told, plain, torch.autograd.forward_ad, ways
 
 
 def current_stream(library: str, device: int) -> int:
@@ -157,3 +158,16 @@ def converted(library: str, source: Any, like: Any) -> Any:
         if hasattr(namespace, "from_dlpack"):
             return namespace.from_dlpack(source)
     return source
+
+
+def on_host(library: str, array: Any) -> Any:
+    """The elements of an array on a GPU as one of numpy, in row-major order, when they are there."""
+    import numpy
+
+    if library == "torch":
+        array = array.detach().cpu().numpy()
+    elif library == "cupy":
+        array = array.get()
+    elif hasattr(array, "copy_to_host"):
+        array = array.copy_to_host()
+    return numpy.ascontiguousarray(array)

@@ -137,6 +137,7 @@ def run(
     counters: bool = True,
     seed: int = 0,
     max_steps: int = 0,
+    time_limit: float | None = None,
 ) -> Run: ...
 def torch_route(*arguments: Any) -> int: ...
 
@@ -427,6 +428,7 @@ def rnn_cell(x: _A, h: _Array, weights: _CellWeights, **options: Unpack[_RnnCell
 def rnn_cell_backward(
     x: _A, h: _Array, weights: _CellWeights, reserve: _Array, dh: _Array, **options: Unpack[_RnnCellBackward]
 ) -> tuple[_A, _A, tuple[_A, ...]]: ...
+def validate_indices(enabled: bool = True) -> bool: ...
 def cross_entropy(
     logits: _A,
     target: _Array,
@@ -442,6 +444,7 @@ def cross_entropy_backward(
     logits: _A,
     target: _Array,
     lse: _Array,
+    nll: _Array,
     dloss: _Array,
     count: _Array | None = None,
     *,

@@ -162,7 +162,7 @@ def scaled_dot_product_attention(
     """
     if is_causal and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention takes either attn_mask or is_causal")
-    if query.dim() == 3:
+    if query.dim() == key.dim() == value.dim() == 3:
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
         one = (t.unsqueeze(0) for t in (query, key, value))
         o, lse = scaled_dot_product_attention(*one, mask, dropout_p, is_causal, scale, enable_gqa, return_lse=True)

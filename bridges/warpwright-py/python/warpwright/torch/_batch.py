@@ -172,7 +172,18 @@ def batch_norm(
 ) -> Tensor:
     """`torch.nn.functional.batch_norm`, then `+ residual`, then ReLU, as far as they are wanted. Differentiable in x,
     weight, bias and residual."""
+    if x.dim() < 2:
+        if x.shape != (0,):
+            raise ValueError(f"batch_norm: expected an input [N, C, ...], got {list(x.shape)}")
+        # PyTorch takes an empty tensor without channels.
+        flat = batch_norm(
+            x.reshape(0, 0), running_mean, running_var, weight, bias, training, momentum, eps, relu=relu,
+            residual=None if residual is None else residual.reshape(0, 0),
+        )
+        return flat.reshape(0)
     if training:
+        if not eps > 0:
+            raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
         more_than_one(x, x.numel() // max(x.shape[1], 1), "channel")
         return _batch_norm(x, weight, bias, residual, running_mean, running_var, momentum, eps, relu)
     return _batch_norm_evaluation(x, weight, bias, residual, running_mean, running_var, eps, relu)

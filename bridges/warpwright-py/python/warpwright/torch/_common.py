@@ -6,9 +6,14 @@ import torch
 from torch import Tensor
 
 
+def _casts(kind: str) -> bool:
+    """Whether autocast is on for a kind of device; tensors without memory have none."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
 def wide(*tensors: Any) -> Tuple[Any, ...]:
     """What autocast does with the arguments of a function that it runs in float32."""
-    if not torch.is_autocast_enabled(tensors[0].device.type):
+    if not _casts(tensors[0].device.type):
         return tensors
     low = (torch.float16, torch.bfloat16)
     return tuple(t.float() if t is not None and t.dtype in low else t for t in tensors)
@@ -17,7 +22,7 @@ def wide(*tensors: Any) -> Tuple[Any, ...]:
 def narrow(*tensors: Any) -> Tuple[Any, ...]:
     """What autocast does with the arguments of a function that it runs in its own type."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if not _casts(kind):
         return tensors
     dtype, floats = torch.get_autocast_dtype(kind), (torch.float32, torch.float16, torch.bfloat16)
     return tuple(t.to(dtype) if t is not None and t.dtype in floats else t for t in tensors)

@@ -16,28 +16,31 @@ def _options(ignore_index: int, label_smoothing: float, reduction: str) -> Any:
 def _saved(logits: Tensor, target: Tensor, *options: Any) -> Any:
     found = _native.cross_entropy(logits, target, statistics=True, **_options(*options))
     # Only a mean counts rows.
-    return found if len(found) == 3 else (*found, statistics(logits, 0))
+    return found if len(found) == 4 else (*found, statistics(logits, 0))
 
 
 def _fake(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, reduction: str) -> Any:
     rows = logits.shape[:1]
     loss = logits.new_empty(rows if reduction == "none" else ())
-    return loss, statistics(logits, rows), statistics(logits, () if reduction == "mean" else 0)
+    count = statistics(logits, () if reduction == "mean" else 0)
+    return loss, statistics(logits, rows), statistics(logits, rows), count
 
 
-def _gradient(logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, dloss: Tensor, *options: Any) -> Any:
+def _gradient(
+    logits: Tensor, target: Tensor, lse: Tensor, nll: Tensor, count: Tensor, dloss: Tensor, *options: Any
+) -> Any:
     chosen = _options(*options)
     counted = count if chosen["reduction"] == "mean" else None
-    return _native.cross_entropy_backward(logits, target, lse, dloss, counted, **chosen)
+    return _native.cross_entropy_backward(logits, target, lse, nll, dloss, counted, **chosen)
 
 
 _cross_entropy = differentiable(
     "cross_entropy(Tensor logits, Tensor target, SymInt ignore_index, float label_smoothing, str reduction)"
-    " -> (Tensor, Tensor, Tensor)",
+    " -> (Tensor, Tensor, Tensor, Tensor)",
     _saved,
     _fake,
-    "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor count, Tensor dloss, SymInt ignore_index, "
-    "float label_smoothing, str reduction) -> Tensor",
+    "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor nll, Tensor count, Tensor dloss, "
+    "SymInt ignore_index, float label_smoothing, str reduction) -> Tensor",
     _gradient,
     lambda logits, *rest: row_major(logits),
     2,
@@ -56,15 +59,17 @@ def cross_entropy(
 ) -> Tensor:
     """`torch.nn.functional.cross_entropy` for classes as targets, without class weights. Differentiable in the logits.
 
-    A target that is neither a class nor `ignore_index` gives NaN.
+    A target that is neither a class nor `ignore_index` is refused on the CPU and gives NaN on a GPU; see
+    `warpwright.validate_indices`.
     """
     if weight is not None or target.is_floating_point():
         raise ValueError("cross_entropy takes neither class weights nor probabilities as targets")
     (logits,) = wide(logits)
     if logits.dim() == 2:
         return _cross_entropy(logits, target, ignore_index, label_smoothing, reduction)
+    if logits.dim() == 0:
+        raise ValueError("cross_entropy: expected logits [C] or [N, C, ...], got []")
     # Classes are the second dimension of more, and the only one of one.
-    classes = logits.shape[min(logits.dim() - 1, 1)]
-    flat = logits.movedim(1, -1) if logits.dim() > 2 else logits
-    loss = _cross_entropy(flat.reshape(-1, classes), target.reshape(-1), ignore_index, label_smoothing, reduction)
+    rows = logits.movedim(1, -1).flatten(0, -2) if logits.dim() > 2 else logits.unsqueeze(0)
+    loss = _cross_entropy(rows, target.reshape(-1), ignore_index, label_smoothing, reduction)
     return loss.reshape(target.shape) if reduction == "none" else loss

@@ -17,7 +17,7 @@ def _factors(a: Tensor, b: Tensor, dy: Tensor) -> Any:
     da = _native.matmul(dy, b.mT)
     if b.dim() == 2 and a.dim() > 2:
         # One matrix for all: its gradient is a sum over the rows of all.
-        a, dy = a.reshape(-1, a.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        a, dy = a.flatten(0, -2), dy.flatten(0, -2)
     return da, _native.matmul(a.mT, dy)
 
 
@@ -34,7 +34,7 @@ _matmul = differentiable(
 
 def _gradients(x: Tensor, weight: Tensor, bias: Optional[Tensor], dy: Tensor) -> Any:
     dx = _native.matmul(dy, weight)
-    rows, dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    rows, dy = x.flatten(0, -2), dy.flatten(0, -2)
     return dx, _native.matmul(dy.mT, rows), None if bias is None else dy.sum(0)
 
 
@@ -60,6 +60,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """`torch.nn.functional.linear`: x [..., k] times the transpose of weight [n, k], plus bias [n]. Differentiable in all."""
+    if weight.dim() == 1:
+        # One result for each row, without a dimension of its own.
+        return linear(x, weight.unsqueeze(0), None if bias is None else bias.reshape(1)).squeeze(-1)
     x, weight, bias = narrow(x, weight, bias)
     if x.dim() == 1:
         return _linear(x.unsqueeze(0), weight, bias).squeeze(0)

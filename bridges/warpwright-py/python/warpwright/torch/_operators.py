@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._registry import define, differentiable, direct
+from ._registry import define, differentiable, direct, refuse_tangents
 
 
 def _elementwise(name: str, arguments: str, scalar: str = "") -> Callable[..., Tensor]:
@@ -103,9 +103,11 @@ def _quantizer(name: str) -> Tuple[Callable[..., Any], Callable[..., Any]]:
     )
 
     def quantize(x: Tensor, group_size: int = 64) -> Any:
+        refuse_tangents(f"quantize_{name}", (x,))
         return run(x, group_size) if direct(x) else operator(x, group_size)
 
     def back(tensors: Any, shape: Any, group_size: int, dtype: torch.dtype) -> Tensor:
+        refuse_tangents(f"dequantize_{name}", tensors)
         function = run_back if direct(*tensors) else back_operator
         return function(*tensors, list(shape), group_size, dtype)
 

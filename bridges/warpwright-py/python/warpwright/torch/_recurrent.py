@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import _native
 from ._common import narrow, random_numbers, row_major
-from ._registry import define, direct, register_gradient
+from ._registry import define, direct, refuse_tangents, register_gradient
 
 Weights = Sequence[Sequence[Tensor]]
 
@@ -205,6 +205,7 @@ def recurrent(
     if dropout_p and random is None:
         random = random_numbers(x)
     tensors = [t for t in (x, h0, c0, *flat) if t is not None]
+    refuse_tangents(cell, tensors)
     training = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     parameters = cell, biases, projected, bidirectional, batch_first, dropout_p, precision
     if not training and direct(*tensors):

@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .._native import Backward, Entry, Forward, torch_route
 
@@ -33,6 +34,7 @@ def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     name = schema.split("(")[0]
 
     def run(*arguments: Any) -> Any:
+        refuse_tangents(name, arguments)
         with torch.no_grad():
             return function(*arguments)
 
@@ -43,9 +45,24 @@ def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     return getattr(torch.ops.warpwright, name).default
 
 
+def refuse_tangents(name: str, arguments: Any) -> None:
+    """Refuses a tensor with a tangent, which would be taken for a constant."""
+    if forward_ad._current_level < 0:
+        return
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            refuse_tangents(name, argument)
+        elif isinstance(argument, Tensor) and forward_ad.unpack_dual(argument).tangent is not None:
+            raise NotImplementedError(
+                f"warpwright: {name} has no forward-mode derivative: use reverse mode, or detach the tensor"
+            )
+
+
 def direct(*tensors: Any) -> bool:
     """Whether the native function may be called without the dispatcher, in code that records no gradient."""
-    return not _is_compiling() and torch_route(*tensors) != _DISPATCH
+    if _is_compiling() or any(t is not None and t.is_meta for t in tensors):
+        return False
+    return torch_route(*tensors) != _DISPATCH
 
 
 def register_gradient(operator: Any, differentiate: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
@@ -109,6 +126,8 @@ def differentiable(
     operator = define(forward, functional or native, fake)
 
     def dispatched(*inputs: Any) -> Any:
+        # Below a functional transform the operator sees tensors without their tangents.
+        refuse_tangents(name, inputs)
         found = operator(*inputs)
         if finish is not None:
             finish(inputs, found)
