@@ -132,6 +132,38 @@ def first_calls(rows: list[dict[str, Any]]) -> list[str]:
                  [[r["who"], r["cache"], f"{r['process_s']:.2f}", f"{r['load_ms']:.1f}", f"{r['kernel_ms']:.1f}"] for r in rows])
 
 
+def jobs(rows: list[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    first = rows[0]
+    words = (f"Whole processes on a checkpoint of {first['gb']:.2f} GB of BF16 in 64 matrices, from its start to the durable output, medians "
+             "in seconds, with the seconds of all cores and the most memory at a time. *floor* reads the input on all cores and "
+             "writes as many bytes as the job, in the same minute. `python3 bench/job.py`. "
+             f"{first['gpu']}, {first['cores']} cores, {first['date']}.")
+    return table("Jobs", words, ["job", "who", "s", "GB/s", "core seconds", "MB"],
+                 [[r["job"], r["who"], f"{r['s']:.2f}", f"{r['gb_per_s']:.2f}", number(r.get("cpu_s"), ".1f"), number(r.get("peak_mb"), ".0f")]
+                  for r in sorted(rows, key=lambda r: (r["job"], r["s"]))])
+
+
+def featured_jobs(rows: list[dict[str, Any]]) -> list[str]:
+    """The README's table of jobs: a row each, a column for whoever does it."""
+    rows = [r for r in rows if r["who"] != "floor"]
+    if not rows:
+        return []
+    first = rows[0]
+    who = sorted({r["who"] for r in rows}, key=lambda w: (not w.startswith("warpwright"), "emulator" in w, w))
+    seconds = {(r["job"], r["who"]): f"{r['s']:.1f}" for r in rows}
+    return [
+        "",
+        f"The command on a checkpoint of {first['gb']:.1f} GB of BF16, seconds of the whole process with {first['cores']} cores "
+        f"(`python3 bench/job.py`, {first['gpu']}, {first['date']}; bitsandbytes loads, quantises and saves):",
+        "",
+        "| job | " + " | ".join(who) + " |",
+        "|---" * (len(who) + 1) + "|",
+        *(f"| {job} | " + " | ".join(seconds.get((job, w), "-") for w in who) + " |" for job in sorted({r["job"] for r in rows})),
+    ]
+
+
 def memory(rows: list[dict[str, Any]]) -> list[str]:
     where = f"{rows[0]['gpu']}, {rows[0]['date']}" if rows else ""
     words = ("Resident memory of the process and memory of the GPU in use, while calls of all kinds go on, failing ones among "
@@ -167,8 +199,8 @@ def document(rows: list[dict[str, Any]], sections: list[list[str]], pages: list[
     return "\n".join(parts) + "\n"
 
 
-def excerpt(rows: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The README's table, and its rows."""
+def excerpt(rows: list[dict[str, Any]], job_rows: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """The README's tables, and the rows of the first."""
     parts = []
     chosen = []
     for op, direction, dtype in FEATURED:
@@ -193,7 +225,7 @@ def excerpt(rows: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
             f"| {r['op']}{direction} {r['dtype']} | {r['case']} | {r['ours_us']:.0f} | {r['roofline']:.2f} | {other} "
             f"| {number(r['ratio'], '.2f')} |"
         )
-    return "\n".join(parts), chosen
+    return "\n".join(parts + featured_jobs(job_rows)), chosen
 
 
 def written(root: Path = ROOT) -> dict[Path, str]:
@@ -201,7 +233,9 @@ def written(root: Path = ROOT) -> dict[Path, str]:
     rows = newest(load(HERE / "data"))
     # What one call costs depends on the machine, so all of it comes from one run: that of the newest file.
     data = HERE / "data"
+    job_rows = last_file(data / "job")
     sections = [
+        jobs(job_rows),
         host_times(last_file(data / "host")),
         first_calls(last_file(data / "first_call")),
         memory(last_file(data / "leak")),
@@ -210,7 +244,7 @@ def written(root: Path = ROOT) -> dict[Path, str]:
     rows.sort(key=lambda r: (r["op"].removeprefix("de"), r["op"], r["direction"] != "forward", r["dtype"], r["case"]))
     folder = root / "docs" / "performance"
     pages = sorted(p.name for p in folder.glob("*.md") if p.name != "README.md")
-    words, chosen = excerpt(rows)
+    words, chosen = excerpt(rows, job_rows)
     readme = root / "README.md"
     inside = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
     text, found = inside.subn(lambda _: f"{BEGIN}\n{words}\n{END}", readme.read_text(encoding="utf-8"))

@@ -112,8 +112,13 @@ def test_reports_take_the_newest_row():
     sizes = [{"package": "warpwright", "version": "1", "megabytes": 4.97}]
     first = [{"who": "Triton", "cache": "cold", "process_s": 5.0, "load_ms": 1.0, "kernel_ms": 99.96, "gpu": "g", "date": "2026-02-01"}]
     leak = [{"calls": 1000, "host_mb": 7.0, "gpu_mb": 8.0, "gpu": "g", "date": "2026-02-01"}]
+    jobs = [
+        {"job": "quantize int4", "who": who, "gb": 4.0, "s": seconds, "gb_per_s": 4.0 / seconds, "cores": 16, "gpu": "G", "date": "2026-01-02"}
+        for who, seconds in [("floor", 0.5), ("bitsandbytes, G", 12.0), ("warpwright, emulator", 3.0), ("warpwright, G", 1.0)]
+    ]
     sections = [report.host_times(host), report.first_calls(first), report.memory(leak), report.installed_sizes(sizes),
-                report.memory([])]
+                report.memory([]), report.jobs(jobs), report.jobs([])]
+    assert "| quantize int4 | 1.0 | 3.0 | 12.0 |" in report.featured_jobs(jobs)
     text = report.document([new], sections, ["activation.md"])
     assert "| Triton | cold | 5.00 | 1.0 | 100.0 |" in text and "| 1000 | 7.0 | 8.0 |" in text
     assert text.count("## Memory over a million calls") == 1

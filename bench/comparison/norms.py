@@ -324,8 +324,8 @@ class CrossEntropy(Problem):
         return lambda out=None: ww.cross_entropy(self.x, self.target, out=out)
 
     def ours_backward(self, ww: Any, dy: torch.Tensor) -> Function:
-        _, lse, count = ww.cross_entropy(self.x, self.target, statistics=True)
-        return lambda out=None: ww.cross_entropy_backward(self.x, self.target, lse, dy, count, out=out)
+        _, lse, nll, count = ww.cross_entropy(self.x, self.target, statistics=True)
+        return lambda out=None: ww.cross_entropy_backward(self.x, self.target, lse, nll, dy, count, out=out)
 
     def others(self) -> dict[str, Function]:
         found: dict[str, Function] = {}
