@@ -141,15 +141,13 @@ const MAX_SPLITS: u64 = 128;
 pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u32) -> Vec<DecodeConfig> {
     let halves = matches!(dtype, DType::F16 | DType::BF16) && target.sm >= TENSOR_CORE_SM;
     let of_tiles = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize);
-    let teams = of_tiles.filter(|_| halves && granularity >= 8).map(|width| {
+    let tensors = halves && granularity >= 8;
+    let teams = of_tiles.filter(|_| tensors).and_then(|width| {
         // Copies on their way hide the latency of memory: four stages in one block of a multiprocessor, where they fit, are
         // faster than two in each of two blocks, which leave more parts to put together.
         let limit = if data_centre(target) { 2 * shared_limit(target) } else { shared_limit(target) };
-        let fits = |stages: &u32| {
-            DecodeConfig::TensorCore(Teams { warps: 4, stages: *stages, width }).shared_bytes(dtype) <= limit
-        };
-        let stages = [4, 2].into_iter().find(fits).unwrap_or(2);
-        DecodeConfig::TensorCore(Teams { warps: 4, stages, width })
+        let config = |stages| DecodeConfig::TensorCore(Teams { warps: 4, stages, width });
+        [4, 2].into_iter().map(config).find(|config| config.shared_bytes(dtype) + STATIC <= limit)
     });
     let Some(width) = tile_width(width) else { return Vec::new() };
     let simt = |vectors: bool| {
@@ -165,7 +163,8 @@ pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u
         };
         shapes.into_iter().find(fits)
     };
-    let wide = (granularity >= full_vector(dtype) && !halves).then(|| simt(true)).flatten();
+    let vectors = granularity >= full_vector(dtype) && (!halves || tensors && teams.is_none());
+    let wide = vectors.then(|| simt(true)).flatten();
     teams.into_iter().chain(wide).chain(simt(false)).collect()
 }
 
@@ -407,13 +406,13 @@ pub fn tensor_core(work: Work, target: Target, width: usize, kind: ScoreKind) ->
         (Work::Queries, 128) if kind.dropout && !kind.softcap => config(4, 1, 64),
         (Work::Bias, 64) => config(4, 1, 64),
         (_, 64 | 128) if kind.softcap => config(4, 1, 32),
-        (Work::Forward, 256) if target.sm >= 90 => config(8, 1, 64),
+        (Work::Forward, 256) if target.sm >= 90 && data_centre(target) => config(8, 1, 64),
         (Work::Forward, 256) => config(4, 1, 32),
         (Work::Forward, 128) => config(4, 2, 32),
         (Work::Forward, _) => config(4, 2, 64),
         (Work::Queries, 64) => config(4, 2, 64),
         (Work::Queries | Work::Bias, 128) => config(4, 2, 32),
-        (_, 256) if target.sm >= 90 => config(8, 1, 32),
+        (_, 256) if target.sm >= 90 && data_centre(target) => config(8, 1, 32),
         (_, 256) => config(4, 1, 16),
         (_, 64) => config(4, 2, 32),
         _ => config(4, 1, 32),

@@ -110,12 +110,7 @@ pub fn group_norm_training(stream: &Stream, x: &Tensor, options: GroupNorm<'_>) 
 }
 
 /// Each channel of `x`, `[N, C, *]`, as a group.
-fn instance<'a>(
-    x: &Tensor,
-    weight: Option<&'a Tensor>,
-    bias: Option<&'a Tensor>,
-    eps: f64,
-) -> GroupNorm<'a> {
+fn instance<'a>(x: &Tensor, weight: Option<&'a Tensor>, bias: Option<&'a Tensor>, eps: f64) -> GroupNorm<'a> {
     let layout = Layout::ChannelsFirst;
     GroupNorm { groups: shape_of(x, 1, layout).channels, weight, bias, eps, silu: false, layout }
 }

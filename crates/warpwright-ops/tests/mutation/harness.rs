@@ -129,7 +129,8 @@ impl Sweep {
         let of_variant = |variant| {
             let device = unchanged();
             let outputs = self.run(&device, plan, variant, None);
-            let outputs = outputs.unwrap_or_else(|e| panic!("the kernels of {} are in order: {e}", plan.op()));
+            let outputs =
+                outputs.unwrap_or_else(|e| panic!("the kernels of {} are in order: {e}", plan.op()));
             let counters = device.counters().expect("the emulator counts");
             Run { outputs, steps: counters.total_warp_instructions() }
         };
