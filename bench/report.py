@@ -172,6 +172,15 @@ def memory(rows: list[dict[str, Any]]) -> list[str]:
                  [[str(r["calls"]), f"{r['host_mb']:.1f}", f"{r['gpu_mb']:.1f}"] for r in rows])
 
 
+def memory_of_emulator(rows: list[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    words = ("Resident memory of the process while the emulator runs kernels on arrays of numpy, failing calls among them: "
+             f"`python3 bench/leak_check.py --emulator`. {rows[0]['date']}.")
+    return table("Memory over a million calls in the emulator", words, ["calls", "host, MB"],
+                 [[str(r["calls"]), f"{r['host_mb']:.1f}"] for r in rows])
+
+
 def document(rows: list[dict[str, Any]], sections: list[list[str]], pages: list[str]) -> str:
     parts = [
         "# Performance",
@@ -239,6 +248,7 @@ def written(root: Path = ROOT) -> dict[Path, str]:
         host_times(last_file(data / "host")),
         first_calls(last_file(data / "first_call")),
         memory(last_file(data / "leak")),
+        memory_of_emulator(last_file(data / "leak_emulator")),
         installed_sizes(sorted(last_file(data / "sizes"), key=lambda r: r["megabytes"])),
     ]
     rows.sort(key=lambda r: (r["op"].removeprefix("de"), r["op"], r["direction"] != "forward", r["dtype"], r["case"]))

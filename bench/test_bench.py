@@ -116,6 +116,8 @@ def test_reports_take_the_newest_row():
         {"job": "quantize int4", "who": who, "gb": 4.0, "s": seconds, "gb_per_s": 4.0 / seconds, "cores": 16, "gpu": "G", "date": "2026-01-02"}
         for who, seconds in [("floor", 0.5), ("bitsandbytes, G", 12.0), ("warpwright, emulator", 3.0), ("warpwright, G", 1.0)]
     ]
+    in_emulator = [{"calls": 1000, "host_mb": 9.0, "gpu_mb": 0.0, "gpu": "emulator", "date": "2026-02-01"}]
+    assert "| 1000 | 9.0 |" in report.memory_of_emulator(in_emulator) and not report.memory_of_emulator([])
     sections = [report.host_times(host), report.first_calls(first), report.memory(leak), report.installed_sizes(sizes),
                 report.memory([]), report.jobs(jobs), report.jobs([])]
     assert "| quantize int4 | 1.0 | 3.0 | 12.0 |" in report.featured_jobs(jobs)

@@ -91,7 +91,10 @@ fn the_recipe_names_files_that_exist() {
     }
     let skeleton = read("crates/warpwright-dsl/src/skeleton.rs");
     for name in ["elementwise", "bounded_blocks", "column_sums"] {
-        assert!(page.contains(&format!("`{name}`")) && skeleton.contains(&format!("pub fn {name}<")), "{name}");
+        assert!(
+            page.contains(&format!("`{name}`")) && skeleton.contains(&format!("pub fn {name}<")),
+            "{name}"
+        );
     }
     // What names the family in the tree, and is no result, is on the page.
     for folder in ["crates", "bridges/warpwright-py/src", "bridges/warpwright-py/python", "bench"] {
@@ -104,11 +107,15 @@ fn the_recipe_names_files_that_exist() {
                 continue;
             }
             let text = std::fs::read_to_string(&path).unwrap_or_default();
-            let path = path.strip_prefix(root()).expect("below the root").to_string_lossy().replace('\\', "/");
+            let path =
+                path.strip_prefix(root()).expect("below the root").to_string_lossy().replace('\\', "/");
             let said = || paths.iter().any(|known| path.starts_with(known.as_str()));
             // Tests of several families name this one among others.
             let own_test = path.ends_with("primitives/row_norms.rs") || path.ends_with("tests/documented.rs");
-            assert!(!text.contains(family) || said() || own_test || path == "bench/report.py", "{path} is not said");
+            assert!(
+                !text.contains(family) || said() || own_test || path == "bench/report.py",
+                "{path} is not said"
+            );
         }
     }
 }
