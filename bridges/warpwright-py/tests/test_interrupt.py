@@ -29,6 +29,14 @@ AGAIN:
 """
 
 
+@pytest.fixture(autouse=True, scope="module")
+def ctrl_c_is_heard():
+    """A process that a script started in the background ignores SIGINT, and so do those that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def soon():
     """Sends this process a signal after a while."""
