@@ -4,7 +4,7 @@
 use warpwright_dsl::{Element, In, InOut, Out};
 use warpwright_ptx::DType;
 
-use crate::plan::{Access, Binding, TensorSpec};
+use crate::plan::{Access, Binding, Layout, TensorSpec};
 
 /// The tensors of one launch.
 pub trait Arguments<'a> {
@@ -48,6 +48,11 @@ impl InSlot {
     pub(crate) const fn holds(self, dtype: DType, len: usize) -> SlotSpec {
         SlotSpec { slot: self.0, spec: TensorSpec::read(self.0.name, dtype, len) }
     }
+
+    /// The same of one with strides.
+    pub(crate) fn laid_out(self, dtype: DType, layout: Layout) -> SlotSpec {
+        self.holds(dtype, 0).laid_out(layout)
+    }
 }
 
 impl OutSlot {
@@ -55,6 +60,11 @@ impl OutSlot {
 
     pub(crate) const fn new(index: u32, name: &'static str) -> Self {
         Self(Slot { index, name })
+    }
+
+    /// Its place in the list.
+    pub(crate) const fn index(self) -> usize {
+        self.0.index as usize
     }
 
     /// The tensor as an argument of a kernel that writes it.
@@ -87,6 +97,11 @@ impl OutSlot {
         SlotSpec { slot: self.0, spec: TensorSpec::write(self.0.name, dtype, len) }
     }
 
+    /// The same of one with strides.
+    pub(crate) fn laid_out(self, dtype: DType, layout: Layout) -> SlotSpec {
+        self.holds(dtype, 0).laid_out(layout)
+    }
+
     /// What a plan says of scratch memory, absent if it has no elements.
     pub(crate) const fn scratch(self, dtype: DType, len: usize) -> SlotSpec {
         SlotSpec { slot: self.0, spec: TensorSpec::workspace(dtype, len) }
@@ -113,6 +128,11 @@ pub(crate) struct SlotSpec {
 }
 
 impl SlotSpec {
+    fn laid_out(self, layout: Layout) -> Self {
+        let len = layout.elements().unwrap_or(0);
+        Self { spec: TensorSpec { len, ..self.spec }.laid_out(layout), ..self }
+    }
+
     pub(crate) fn in_place(self) -> Self {
         Self { spec: self.spec.in_place(), ..self }
     }
@@ -126,19 +146,47 @@ impl SlotSpec {
     }
 }
 
-/// The list that a plan keeps: the specifications in the order of the slots. A slot that none was given for is absent.
-pub(crate) fn in_slot_order(
-    slots: &[(&'static str, Access)],
-    given: impl IntoIterator<Item = SlotSpec>,
-) -> Vec<TensorSpec> {
-    let absent = |&(name, access): &(&'static str, Access)| {
-        let spec = match access {
-            Access::Read => TensorSpec::read(name, DType::U8, 0),
-            Access::Write => TensorSpec::write(name, DType::U8, 0),
+/// A field of the tensors of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Field {
+    Tensor(&'static str, Access),
+    /// The tensors of another declaration, in its order.
+    Group(&'static [Self]),
+}
+
+impl Field {
+    /// The tensors of `fields`.
+    pub(crate) const fn count(fields: &[Self]) -> u32 {
+        Self::count_before(fields, fields.len())
+    }
+
+    /// The tensors of the fields before number `end`, which is the index of the first tensor of that field.
+    pub(crate) const fn count_before(fields: &[Self], end: usize) -> u32 {
+        let (mut count, mut at) = (0, 0);
+        while at < end {
+            count += match fields[at] {
+                Self::Tensor(..) => 1,
+                Self::Group(fields) => Self::count(fields),
+            };
+            at += 1;
+        }
+        count
+    }
+
+    /// Absent tensors in their order.
+    fn absent(fields: &[Self]) -> Vec<TensorSpec> {
+        let of_field = |field: &Self| match *field {
+            Self::Tensor(name, Access::Read) => vec![TensorSpec::read(name, DType::U8, 0).optional(false)],
+            Self::Tensor(name, Access::Write) => vec![TensorSpec::write(name, DType::U8, 0).optional(false)],
+            Self::Group(fields) => Self::absent(fields),
         };
-        spec.optional(false)
-    };
-    let mut all: Vec<_> = slots.iter().map(absent).collect();
+        fields.iter().flat_map(of_field).collect()
+    }
+}
+
+/// The list that a plan keeps: the specifications in the order of the slots. A slot that none was given for is absent.
+pub(crate) fn in_slot_order(fields: &[Field], given: impl IntoIterator<Item = SlotSpec>) -> Vec<TensorSpec> {
+    let mut all = Field::absent(fields);
     for SlotSpec { slot, spec } in given {
         all[slot.index as usize] = spec;
     }
@@ -171,6 +219,9 @@ pub(crate) fn in_slot_order(
 /// | `Option<In>`, `Option<Out>` | an `Option` of it | the kernel gets a null pointer |
 /// | `InPlace<y>` | `Option<TensorRef>` | the operation reads what `y` holds |
 /// | `Source<y>` | `Source`, a type of the family that says whether there is a tensor or `y` is read | as its `binding` says |
+/// | `Group<Inputs>` | `Inputs`, another struct of this macro, which other operations have too | |
+///
+/// A group is the first field, so that its slots, `Inputs::q`, are those of every operation that has it.
 macro_rules! tensors {
     (
         $(#[$meta:meta])*
@@ -193,24 +244,25 @@ macro_rules! tensors {
             #[allow(non_upper_case_globals, reason = "constants are fields")]
             #[allow(dead_code, reason = "a tensor that no kernel of a single launch takes")]
             impl $name<'_> {
-                $(pub(crate) const $field: $crate::tensors::tensors!(@slot $kind $($inner)?) =
-                    <$crate::tensors::tensors!(@slot $kind $($inner)?)>::new(Place::$field as u32, stringify!($field));)+
+                /// The fields in order.
+                pub(crate) const FIELDS: &'static [$crate::tensors::Field] =
+                    &[$($crate::tensors::tensors!(@part Place $field $kind $($inner)?)),+];
+
+                $($crate::tensors::tensors! { @constant Place $field $kind $($inner)? })+
 
                 /// What a plan says of the tensors, in their order; those that none is given for are absent.
                 pub(crate) fn specs(
                     given: impl IntoIterator<Item = $crate::tensors::SlotSpec>,
                 ) -> Vec<$crate::plan::TensorSpec> {
-                    let slots = [$((
-                        stringify!($field),
-                        <$crate::tensors::tensors!(@slot $kind $($inner)?)>::ACCESS,
-                    )),+];
-                    $crate::tensors::in_slot_order(&slots, given)
+                    $crate::tensors::in_slot_order(Self::FIELDS, given)
                 }
             }
 
             impl<$a> $crate::tensors::Arguments<$a> for $name<$a> {
                 fn bindings(self) -> Vec<$crate::plan::Binding<$a>> {
-                    vec![$($crate::tensors::tensors!(@binding Place, self.$field, $kind $($inner)?)),+]
+                    let mut all = Vec::with_capacity($crate::tensors::Field::count(Self::FIELDS) as usize);
+                    $($crate::tensors::tensors!(@bind all, self.$field, $kind $($inner)?);)+
+                    all
                 }
             }
         };
@@ -219,21 +271,41 @@ macro_rules! tensors {
     (@field $a:lifetime Out) => { ::warpwright_runtime::TensorMut<$a> };
     (@field $a:lifetime InPlace $output:ident) => { Option<::warpwright_runtime::TensorRef<$a>> };
     (@field $a:lifetime Option $kind:ident) => { Option<$crate::tensors::tensors!(@field $a $kind)> };
+    (@field $a:lifetime Group $group:ident) => { $group<$a> };
     (@field $a:lifetime $source:ident $output:ident) => { $source<$a> };
     (@slot Out) => { $crate::tensors::OutSlot };
     (@slot Option Out) => { $crate::tensors::OutSlot };
     (@slot $($kind:ident)+) => { $crate::tensors::InSlot };
-    (@binding $place:ident, $field:expr, InPlace $output:ident) => {
-        $field.map_or(
-            $crate::plan::Binding::InPlace { output: $place::$output as usize },
-            $crate::plan::Binding::Input,
+    (@part $place:ident $field:ident Group $group:ident) => {{
+        assert!($place::$field as usize == 0, "a group is the first field");
+        $crate::tensors::Field::Group($group::FIELDS)
+    }};
+    (@part $place:ident $field:ident $($kind:ident)+) => {
+        $crate::tensors::Field::Tensor(
+            stringify!($field),
+            <$crate::tensors::tensors!(@slot $($kind)+)>::ACCESS,
         )
     };
-    (@binding $place:ident, $field:expr, Option $kind:ident) => { $field.into() };
-    (@binding $place:ident, $field:expr, $source:ident $output:ident) => {
-        $field.binding($place::$output as usize)
+    (@constant $place:ident $field:ident Group $group:ident) => {};
+    (@constant $place:ident $field:ident $($kind:ident)+) => {
+        pub(crate) const $field: $crate::tensors::tensors!(@slot $($kind)+) =
+            <$crate::tensors::tensors!(@slot $($kind)+)>::new(
+                $crate::tensors::Field::count_before(Self::FIELDS, $place::$field as usize),
+                stringify!($field),
+            );
     };
-    (@binding $place:ident, $field:expr, $kind:ident) => { $field.into() };
+    (@bind $all:ident, $field:expr, Group $group:ident) => { $all.extend($field.bindings()) };
+    (@bind $all:ident, $field:expr, InPlace $output:ident) => {
+        $all.push($field.map_or(
+            $crate::plan::Binding::InPlace { output: Self::$output.index() },
+            $crate::plan::Binding::Input,
+        ))
+    };
+    (@bind $all:ident, $field:expr, Option $kind:ident) => { $all.push($field.into()) };
+    (@bind $all:ident, $field:expr, $source:ident $output:ident) => {
+        $all.push($field.binding(Self::$output.index()))
+    };
+    (@bind $all:ident, $field:expr, $kind:ident) => { $all.push($field.into()) };
 }
 
 pub(crate) use tensors;
@@ -280,6 +352,42 @@ mod tests {
         ];
         assert_eq!(names, expected);
         assert_eq!((specs[3].like, specs[3].may_replace_input, specs[1].dtype), (Some(0), true, DType::F16));
+    }
+
+    tensors! {
+        /// Those of another operation that has them too.
+        struct OuterArgs<'a> {
+            /// The other's tensors.
+            sample: Group<SampleArgs>,
+            /// Read, or what `dx` holds.
+            dy: InPlace<dx>,
+            /// Written.
+            dx: Out,
+        }
+    }
+
+    #[test]
+    fn the_tensors_of_a_group_come_first() {
+        assert_eq!(OuterArgs::dy, InSlot::new(5, "dy"));
+        assert_eq!(OuterArgs::dx, OutSlot::new(6, "dx"));
+        let specs = OuterArgs::specs([
+            SampleArgs::x.laid_out(DType::F32, Layout::contiguous([1, 1, 2, 2])),
+            OuterArgs::dx.holds(DType::F32, 4),
+        ]);
+        let names: Vec<_> = specs.iter().map(|spec| spec.name).collect();
+        assert_eq!(names, ["x", "weight", "bias", "y", "mean", "dy", "dx"]);
+        assert!(specs[0].layout.is_some() && specs[6].present && !specs[5].present);
+        assert_eq!(specs[0].len, 4);
+
+        let device = Device::emulator();
+        let tensor = || Tensor::zeros(&device, DType::F32, &[2]).unwrap();
+        let (weight, mut y, mut dx) = (tensor(), tensor(), tensor());
+        let sample = SampleArgs { x: None, weight: weight.as_ref(), bias: None, y: y.as_mut(), mean: None };
+        let bindings = OuterArgs { sample, dy: None, dx: dx.as_mut() }.bindings();
+        assert_eq!(bindings.len(), specs.len());
+        assert!(matches!(bindings[0], Binding::InPlace { output: 3 }));
+        assert!(matches!(bindings[5], Binding::InPlace { output: 6 }));
+        assert!(matches!(bindings[6], Binding::Output(_)));
     }
 
     #[test]

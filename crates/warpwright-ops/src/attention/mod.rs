@@ -60,15 +60,15 @@ mod tensor_core;
 pub mod tuning;
 mod warpgroup;
 
-use warpwright_dsl::{In, KernelArgs, KernelDef, Out};
+use warpwright_dsl::{KernelArgs, KernelDef};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::{LaunchStep, TensorRef};
 
+use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
 use crate::plan::{self, Layout, Operation, Plan, PlanParts, TensorSpec, Variant};
-use crate::tensors::Arguments;
-use crate::{Binding, PlanError};
+use crate::tensors::{InSlot, OutSlot, SlotSpec, tensors};
 
 pub use functions::*;
 use options::Common;
@@ -103,31 +103,33 @@ pub struct AttentionDesc {
     pub options: AttentionOptions,
 }
 
-/// The tensors that both directions read. Those that are optional are there if the descriptor says so.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionInputs<'a> {
-    /// Queries.
-    pub q: TensorRef<'a>,
-    /// Keys.
-    pub k: TensorRef<'a>,
-    /// Values.
-    pub v: TensorRef<'a>,
-    /// What is added to the scores.
-    pub bias: Option<TensorRef<'a>>,
-    /// Slopes of the heads on the distance.
-    pub slopes: Option<TensorRef<'a>>,
-    /// Keys of each sequence.
-    pub key_lengths: Option<TensorRef<'a>>,
-    /// Where the queries of packed sequences begin and end.
-    pub query_offsets: Option<TensorRef<'a>>,
-    /// Where the keys of packed sequences begin and end.
-    pub key_offsets: Option<TensorRef<'a>>,
-    /// The pages of each sequence.
-    pub block_table: Option<TensorRef<'a>>,
-    /// A further logit of each head.
-    pub sinks: Option<TensorRef<'a>>,
-    /// Seed and offset of what is dropped.
-    pub random: Option<TensorRef<'a>>,
+tensors! {
+    /// The tensors that both directions read. Those that are optional are there if the descriptor says so.
+    #[derive(Clone, Copy)]
+    pub struct AttentionInputs<'a> {
+        /// Queries.
+        q: In,
+        /// Keys.
+        k: In,
+        /// Values.
+        v: In,
+        /// What is added to the scores.
+        bias: Option<In>,
+        /// Slopes of the heads on the distance.
+        slopes: Option<In>,
+        /// Keys of each sequence.
+        key_lengths: Option<In>,
+        /// Where the queries of packed sequences begin and end.
+        query_offsets: Option<In>,
+        /// Where the keys of packed sequences begin and end.
+        key_offsets: Option<In>,
+        /// The pages of each sequence.
+        block_table: Option<In>,
+        /// A further logit of each head.
+        sinks: Option<In>,
+        /// Seed and offset of what is dropped.
+        random: Option<In>,
+    }
 }
 
 impl<'a> AttentionInputs<'a> {
@@ -147,77 +149,47 @@ impl<'a> AttentionInputs<'a> {
             random: None,
         }
     }
+}
 
-    /// In slot order.
-    fn bind(self) -> Vec<Binding<'a>> {
-        let Self { q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, .. } = self;
-        let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table];
-        let last = [self.sinks, self.random];
-        [q, k, v].map(Some).into_iter().chain(further).chain(last).map(Binding::from).collect()
+tensors! {
+    /// Tensors of [`AttentionDesc`].
+    pub struct AttentionArgs<'a> {
+        /// What is read.
+        inputs: Group<AttentionInputs>,
+        /// The result.
+        o: Out,
+        /// Logarithms of the sums of exponentials.
+        lse: Out,
+        /// [`Plan::workspace`]
+        workspace: Option<Out>,
     }
 }
 
-/// Tensors of [`AttentionDesc`].
-#[derive(Debug)]
-pub struct AttentionArgs<'a> {
-    /// What is read.
-    pub inputs: AttentionInputs<'a>,
-    /// The result.
-    pub o: TensorMut<'a>,
-    /// Logarithms of the sums of exponentials.
-    pub lse: TensorMut<'a>,
-    /// [`Plan::workspace`]
-    pub workspace: Option<TensorMut<'a>>,
-}
-
-/// Slots of [`AttentionInputs`], and of those that not every kernel takes.
-const INPUTS: u32 = 11;
-const TABLE: u32 = 8;
-const SINKS: u32 = 9;
-/// The slot of the forward workspace.
-const WORKSPACE: u32 = INPUTS + 2;
-
-/// Slots of the backward tensors after those.
-mod slots {
-    use super::INPUTS;
-
-    pub(super) const O: u32 = INPUTS;
-    pub(super) const LSE: u32 = INPUTS + 1;
-    pub(super) const DY: u32 = INPUTS + 2;
-    pub(super) const DQ: u32 = INPUTS + 3;
-    pub(super) const DK: u32 = INPUTS + 4;
-    pub(super) const DV: u32 = INPUTS + 5;
-    pub(super) const DBIAS: u32 = INPUTS + 6;
-    pub(super) const DSINKS: u32 = INPUTS + 7;
-    pub(super) const STATISTICS: u32 = INPUTS + 8;
-}
-
-/// The tensors that both directions read, in slot order.
-fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<TensorSpec> {
-    let read = |name, layout: Layout| {
-        TensorSpec::read(name, desc.dtype, layout.elements().unwrap_or(0)).laid_out(layout)
-    };
+/// What plans of both directions say of the tensors that they read.
+fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<SlotSpec> {
+    let (dtype, batch, heads) = (desc.dtype, c.batch as usize, desc.q.shape[2]);
     let AttentionOptions { bias, alibi, key_lengths, packed, paged, sinks, dropout, .. } = desc.options;
-    let absent = |name| TensorSpec::read(name, desc.dtype, 0).optional(false);
-    let (batch, heads) = (c.batch as usize, desc.q.shape[2]);
     let slopes = match alibi {
         Some(AlibiSlopes::PerBatchAndHead) => batch * heads,
         _ => heads,
     };
-    let integers = |name, len, there| TensorSpec::read(name, DType::I32, len).optional(there);
+    let integers = |slot: InSlot, len, there| slot.holds(DType::I32, len).optional(there);
     let pages = paged.map_or(0, |paged| paged.pages);
     vec![
-        read("q", desc.q),
-        read("k", desc.k),
-        read("v", desc.v),
-        bias.map_or_else(|| absent("bias"), |bias| read("bias", bias)),
-        TensorSpec::read("slopes", DType::F32, slopes).optional(c.kind.alibi),
-        integers("key_lengths", batch, key_lengths),
-        integers("query_offsets", batch + 1, packed.is_some()),
-        integers("key_offsets", batch + 1, packed.is_some()),
-        integers("block_table", batch * pages, paged.is_some()),
-        TensorSpec::read("sinks", DType::F32, heads).optional(sinks),
-        TensorSpec::read("random", DType::I64, 2).optional(dropout.is_some()),
+        AttentionInputs::q.laid_out(dtype, desc.q),
+        AttentionInputs::k.laid_out(dtype, desc.k),
+        AttentionInputs::v.laid_out(dtype, desc.v),
+        match bias {
+            Some(bias) => AttentionInputs::bias.laid_out(dtype, bias),
+            None => AttentionInputs::bias.holds(dtype, 0).optional(false),
+        },
+        AttentionInputs::slopes.holds(DType::F32, slopes).optional(c.kind.alibi),
+        integers(AttentionInputs::key_lengths, batch, key_lengths),
+        integers(AttentionInputs::query_offsets, batch + 1, packed.is_some()),
+        integers(AttentionInputs::key_offsets, batch + 1, packed.is_some()),
+        integers(AttentionInputs::block_table, batch * pages, paged.is_some()),
+        AttentionInputs::sinks.holds(DType::F32, heads).optional(sinks),
+        AttentionInputs::random.holds(DType::I64, 2).optional(dropout.is_some()),
     ]
 }
 
@@ -236,14 +208,6 @@ impl Operation for AttentionDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.planned(target, None)
-    }
-}
-
-impl<'a> Arguments<'a> for AttentionArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        let mut all = self.inputs.bind();
-        all.extend([self.o.into(), self.lse.into(), self.workspace.into()]);
-        all
     }
 }
 
@@ -314,8 +278,8 @@ impl AttentionDesc {
             let tiles = c.longest[0].div_ceil(config.rows());
             if let Some(grid) = c.grid(tiles, c.heads)? {
                 let [batch, row, head] = options::steps(&self.o);
-                let (o, lse, sinks) = (Out::slot(INPUTS), Out::slot(INPUTS + 1), In::slot(SINKS));
-                let has_sinks = u32::from(self.options.sinks);
+                let (o, lse) = (AttentionArgs::o.arg(), AttentionArgs::lse.arg());
+                let (sinks, has_sinks) = (AttentionInputs::sinks.arg(), u32::from(self.options.sinks));
                 let args = forward::ForwardArgs::new(&c, o, batch, row, head, lse, sinks, has_sinks);
                 let def = forward::Forward { dtype: self.dtype, kind: c.kind, config };
                 steps.push(step(&def, config, Work::Forward, self.dtype, target, grid, args.values())?);
@@ -362,7 +326,6 @@ impl AttentionDesc {
         let tiles = c.row_tiles(config);
         let Some(grid) = c.grid(tiles.saturating_mul(splits), key_heads)? else { return Ok(Vec::new()) };
         let [batch, row, head] = options::steps(&self.o);
-        let (o, lse) = (INPUTS, INPUTS + 1);
         let logarithms = self.parts_bytes(splits);
         let has_sinks = u32::from(self.options.sinks);
         let page_rows = if self.options.paged.is_some() { self.k.shape[1] } else { 1 << 31 };
@@ -372,18 +335,18 @@ impl AttentionDesc {
             ($args:ident $(, $more:expr)*) => {
                 decode::$args::new(
                     c,
-                    Out::slot(o),
+                    AttentionArgs::o.arg(),
                     batch,
                     row,
                     head,
-                    Out::slot(lse),
-                    In::slot(SINKS),
+                    AttentionArgs::lse.arg(),
+                    AttentionInputs::sinks.arg(),
                     has_sinks,
-                    Out::slot(WORKSPACE),
-                    Out::slot_at(WORKSPACE, logarithms),
+                    AttentionArgs::workspace.arg(),
+                    AttentionArgs::workspace.arg_at(logarithms),
                     splits,
                     rows,
-                    In::slot(TABLE),
+                    AttentionInputs::block_table.arg(),
                     u32::from(self.options.paged.is_some()),
                     self.options.paged.map_or(0, |paged| paged.pages as u64),
                     page_rows.trailing_zeros(),
@@ -395,8 +358,8 @@ impl AttentionDesc {
         }
         let (args, kernel) = if let DecodeConfig::Streams(config) = config {
             let [keys, values] = config.panels(dtype);
-            let k = warpgroup::boxes(&In::slot(1), &self.k, keys)?;
-            let v = warpgroup::boxes(&In::slot(2), &self.v, values)?;
+            let k = warpgroup::boxes(&AttentionInputs::k.arg(), &self.k, keys)?;
+            let v = warpgroup::boxes(&AttentionInputs::v.arg(), &self.v, values)?;
             let def = decode::StreamDecode { dtype, kind: c.kind, config };
             (args!(StreamArgs, k, v), plan::recorded(OP, &def, target)?)
         } else {
@@ -408,17 +371,17 @@ impl AttentionDesc {
             return Ok(vec![first]);
         }
         let args = parts::CombineArgs {
-            parts: In::slot(WORKSPACE),
-            part_lse: In::slot_at(WORKSPACE, logarithms),
+            parts: AttentionArgs::workspace.written(),
+            part_lse: AttentionArgs::workspace.written_at(logarithms),
             splits,
             rows,
-            sinks: In::slot(SINKS),
+            sinks: AttentionInputs::sinks.arg(),
             has_sinks,
-            o: Out::slot(o),
+            o: AttentionArgs::o.arg(),
             o_batch: batch,
             o_row: row,
             o_head: head,
-            lse: Out::slot(lse),
+            lse: AttentionArgs::lse.arg(),
             queries: c.queries,
             heads: c.heads,
             width: c.value_width,
@@ -452,11 +415,12 @@ impl AttentionDesc {
         workspace_bytes: u64,
     ) -> Plan<Self> {
         let statistics = statistics_type(self.dtype);
-        let mut tensors = inputs(c, self);
-        tensors.push(TensorSpec::write("o", self.dtype, self.o.elements().unwrap_or(0)).laid_out(self.o));
-        tensors.push(TensorSpec::write("lse", statistics, self.rows()));
-        let workspace = workspace_bytes as usize / statistics.bytes();
-        tensors.push(TensorSpec::workspace(statistics, workspace));
+        let outputs = [
+            AttentionArgs::o.laid_out(self.dtype, self.o),
+            AttentionArgs::lse.holds(statistics, self.rows()),
+            AttentionArgs::workspace.scratch(statistics, workspace_bytes as usize / statistics.bytes()),
+        ];
+        let tensors = AttentionArgs::specs(inputs(c, self).into_iter().chain(outputs));
         let direction = Direction::Forward;
         Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes })
     }
@@ -481,29 +445,30 @@ pub struct AttentionBackwardDesc {
     pub dsinks: bool,
 }
 
-/// Tensors of [`AttentionBackwardDesc`].
-#[derive(Debug)]
-pub struct AttentionBackwardArgs<'a> {
-    /// What the forward function read.
-    pub inputs: AttentionInputs<'a>,
-    /// The result.
-    pub o: TensorRef<'a>,
-    /// Logarithms of the sums of exponentials.
-    pub lse: TensorRef<'a>,
-    /// The gradient of the result.
-    pub dy: TensorRef<'a>,
-    /// The gradient of the queries.
-    pub dq: TensorMut<'a>,
-    /// The gradient of the keys.
-    pub dk: TensorMut<'a>,
-    /// The gradient of the values.
-    pub dv: TensorMut<'a>,
-    /// The gradient of the bias, if described.
-    pub dbias: Option<TensorMut<'a>>,
-    /// The gradient of the sinks, if described.
-    pub dsinks: Option<TensorMut<'a>>,
-    /// [`Plan::workspace`]
-    pub workspace: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`AttentionBackwardDesc`].
+    pub struct AttentionBackwardArgs<'a> {
+        /// What the forward function read.
+        inputs: Group<AttentionInputs>,
+        /// The result.
+        o: In,
+        /// Logarithms of the sums of exponentials.
+        lse: In,
+        /// The gradient of the result.
+        dy: In,
+        /// The gradient of the queries.
+        dq: Out,
+        /// The gradient of the keys.
+        dk: Out,
+        /// The gradient of the values.
+        dv: Out,
+        /// The gradient of the bias, if described.
+        dbias: Option<Out>,
+        /// The gradient of the sinks, if described.
+        dsinks: Option<Out>,
+        /// [`Plan::workspace`]
+        workspace: Option<Out>,
+    }
 }
 
 impl Operation for AttentionBackwardDesc {
@@ -511,16 +476,6 @@ impl Operation for AttentionBackwardDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.planned(target, None)
-    }
-}
-
-impl<'a> Arguments<'a> for AttentionBackwardArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        let mut all = self.inputs.bind();
-        all.extend([self.o.into(), self.lse.into(), self.dy.into()]);
-        all.extend([self.dq, self.dk, self.dv].map(Binding::from));
-        all.extend([self.dbias, self.dsinks, self.workspace].map(Binding::from));
-        all
     }
 }
 
@@ -567,18 +522,6 @@ impl AttentionBackwardDesc {
         ])?;
         options::check_outputs(&outputs)?;
         let (dtype, statistics) = (desc.dtype, statistics_type(desc.dtype));
-        let mut tensors = inputs(&c, desc);
-        let spec = |spec: fn(_, _, _) -> TensorSpec, name, layout: &Layout| {
-            spec(name, dtype, layout.elements().unwrap_or(0)).laid_out(*layout)
-        };
-        tensors.push(spec(TensorSpec::read, "o", &desc.o));
-        tensors.push(TensorSpec::read("lse", statistics, desc.rows()));
-        tensors.push(spec(TensorSpec::read, "dy", dy));
-        tensors.extend(outputs.map(|(name, layout)| spec(TensorSpec::write, name, layout)));
-        let of_bias = Layout::contiguous(desc.options.bias.map_or([0; 4], |bias| bias.shape));
-        let spec = spec(TensorSpec::write, "dbias", &of_bias);
-        tensors.push(if *dbias { spec } else { TensorSpec::write("dbias", dtype, 0).optional(false) });
-        tensors.push(TensorSpec::write("dsinks", DType::F32, desc.q.shape[2]).optional(*dsinks));
         let groups = self.warpgroups(&c, target, chosen)?;
         let workspace = match groups {
             Some(_) => 2 * c.batch as usize * c.heads as usize * warpgroup::sweeps::pitch(&c) as usize,
@@ -596,7 +539,7 @@ impl AttentionBackwardDesc {
             Some(pairs) => before + Self::pairs_bytes(&c, pairs),
             None => workspace_bytes,
         };
-        tensors.push(TensorSpec::workspace(statistics, workspace_bytes as usize / statistics.bytes()));
+        let tensors = self.tensors(&c, workspace_bytes);
         let layouts = [desc.q, desc.k, desc.v, desc.o, *dy, *dq, *dk, *dv];
         let [of_queries, of_keys, of_bias] = match chosen {
             Some(Chosen::Blocks([queries, keys])) => [queries, keys, queries].map(|config| vec![config]),
@@ -636,9 +579,35 @@ impl AttentionBackwardDesc {
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
     }
 
-    /// What a sweep writes: the slot of its first gradient, and distances of that and of the gradient of the values.
-    fn written(&self, queries: bool) -> (u32, [[u64; 3]; 2]) {
-        let (slot, first) = if queries { (slots::DQ, &self.dq) } else { (slots::DK, &self.dk) };
+    /// What a plan with a workspace of so many bytes says of the tensors.
+    fn tensors(&self, c: &Common, workspace_bytes: u64) -> Vec<TensorSpec> {
+        let Self { forward: desc, dbias, dsinks, .. } = self;
+        let (dtype, statistics) = (desc.dtype, statistics_type(desc.dtype));
+        let of_bias = desc.options.bias.filter(|_| *dbias).map(|bias| Layout::contiguous(bias.shape));
+        let others = [
+            AttentionBackwardArgs::o.laid_out(dtype, desc.o),
+            AttentionBackwardArgs::lse.holds(statistics, desc.rows()),
+            AttentionBackwardArgs::dy.laid_out(dtype, self.dy),
+            AttentionBackwardArgs::dq.laid_out(dtype, self.dq),
+            AttentionBackwardArgs::dk.laid_out(dtype, self.dk),
+            AttentionBackwardArgs::dv.laid_out(dtype, self.dv),
+            match of_bias {
+                Some(bias) => AttentionBackwardArgs::dbias.laid_out(dtype, bias),
+                None => AttentionBackwardArgs::dbias.holds(dtype, 0).optional(false),
+            },
+            AttentionBackwardArgs::dsinks.holds(DType::F32, desc.q.shape[2]).optional(*dsinks),
+            AttentionBackwardArgs::workspace
+                .scratch(statistics, workspace_bytes as usize / statistics.bytes()),
+        ];
+        AttentionBackwardArgs::specs(inputs(c, desc).into_iter().chain(others))
+    }
+
+    /// What a sweep writes: its first gradient, and distances of that and of the gradient of the values.
+    fn written(&self, queries: bool) -> (OutSlot, [[u64; 3]; 2]) {
+        let (slot, first) = match queries {
+            true => (AttentionBackwardArgs::dq, &self.dq),
+            false => (AttentionBackwardArgs::dk, &self.dk),
+        };
         (slot, [first, &self.dv].map(options::steps))
     }
 
@@ -655,15 +624,15 @@ impl AttentionBackwardDesc {
         let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, c.heads / c.group) };
         let tiles = rows.div_ceil(config.rows());
         let Some(grid) = c.grid(tiles, heads)? else { return Ok(None) };
-        let (slot_of_first, [first, second]) = self.written(queries);
+        let (slot, [first, second]) = self.written(queries);
         let args = backward::SweepArgs::of(
             c,
             &self.dy,
-            Out::slot(slot_of_first),
+            slot.arg(),
             first[0],
             first[1],
             first[2],
-            Out::slot(slots::DV),
+            AttentionBackwardArgs::dv.arg(),
             second[0],
             second[1],
             second[2],
@@ -704,7 +673,7 @@ impl AttentionBackwardDesc {
         let args = bias_gradient::BiasArgs::of(
             c,
             &self.dy,
-            Out::slot(slots::DBIAS),
+            AttentionBackwardArgs::dbias.arg(),
             strides[0],
             strides[1],
             strides[2],
@@ -734,10 +703,10 @@ impl AttentionBackwardDesc {
         }
         let args = bias_gradient::SinkArgs::new(
             c,
-            In::slot(SINKS),
-            In::slot(slots::LSE),
-            In::slot(slots::STATISTICS),
-            Out::slot(slots::DSINKS),
+            AttentionInputs::sinks.arg(),
+            AttentionBackwardArgs::lse.arg(),
+            AttentionBackwardArgs::workspace.written(),
+            AttentionBackwardArgs::dsinks.arg(),
             c.batch,
             places.pitch,
             places.step,
@@ -766,16 +735,16 @@ impl AttentionBackwardDesc {
         let grid = [tiles, heads, desc.q.shape[0] as u32];
         let [o, dy] = [options::steps(&desc.o), options::steps(&self.dy)];
         let args = backward::DeltaArgs {
-            o: In::slot(slots::O),
+            o: AttentionBackwardArgs::o.arg(),
             o_batch: o[0],
             o_row: o[1],
             o_head: o[2],
-            dy: In::slot(slots::DY),
+            dy: AttentionBackwardArgs::dy.arg(),
             dy_batch: dy[0],
             dy_row: dy[1],
             dy_head: dy[2],
-            lse: In::slot(slots::LSE),
-            statistics: Out::slot(slots::STATISTICS),
+            lse: AttentionBackwardArgs::lse.arg(),
+            statistics: AttentionBackwardArgs::workspace.arg(),
             queries: c.queries,
             heads: c.heads,
             width: c.value_width,

@@ -73,9 +73,10 @@ macro_rules! attention_args {
             /// The arguments of a launch.
             #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
             pub(in crate::attention) fn new(c: &$crate::attention::Common, $($field: $ty),*) -> Self {
+                use $crate::attention::AttentionInputs;
                 let (q, k, v, bias) = (c.q, c.k, c.v, c.bias);
                 Self {
-                    q: In::slot(0), k: In::slot(1), v: In::slot(2),
+                    q: AttentionInputs::q.arg(), k: AttentionInputs::k.arg(), v: AttentionInputs::v.arg(),
                     q_batch: q[0], q_row: q[1], q_head: q[2],
                     k_batch: k[0], k_row: k[1], k_head: k[2],
                     v_batch: v[0], v_row: v[1], v_head: v[2],
@@ -84,12 +85,12 @@ macro_rules! attention_args {
                     group_reciprocal: u32::MAX / c.group.max(2) + 1,
                     left: c.left, right: c.right, bottom_right: c.bottom_right,
                     scale: c.scale, softcap: c.softcap,
-                    bias: In::slot(3),
+                    bias: AttentionInputs::bias.arg(),
                     bias_batch: bias[0], bias_head: bias[1], bias_row: bias[2], bias_column: bias[3],
-                    slopes: In::slot(4), slopes_batch: c.slopes_batch,
-                    lengths: In::slot(5),
-                    query_offsets: In::slot(6), key_offsets: In::slot(7),
-                    random: In::slot(10), threshold: c.threshold, keeping: c.keeping,
+                    slopes: AttentionInputs::slopes.arg(), slopes_batch: c.slopes_batch,
+                    lengths: AttentionInputs::key_lengths.arg(),
+                    query_offsets: AttentionInputs::query_offsets.arg(), key_offsets: AttentionInputs::key_offsets.arg(),
+                    random: AttentionInputs::random.arg(), threshold: c.threshold, keeping: c.keeping,
                     $($field),*
                 }
             }
@@ -138,10 +139,10 @@ macro_rules! gradient_args {
                 dy: &$crate::plan::Layout,
                 $($field: $ty),*
             ) -> Self {
-                use $crate::attention::{options, slots};
+                use $crate::attention::{AttentionBackwardArgs, options};
                 let [batch, row, head] = options::steps(dy);
-                let statistics = In::slot(slots::STATISTICS);
-                Self::new(c, In::slot(slots::DY), batch, row, head, statistics, $($field),*)
+                let statistics = AttentionBackwardArgs::workspace.written();
+                Self::new(c, AttentionBackwardArgs::dy.arg(), batch, row, head, statistics, $($field),*)
             }
         }
 

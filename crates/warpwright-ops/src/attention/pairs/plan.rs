@@ -1,6 +1,6 @@
 //! Which problems are computed from copies, and the launches of that.
 
-use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_dsl::KernelArgs;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
@@ -10,7 +10,8 @@ use super::super::score::ScoreKind;
 use super::super::tensor_core::TensorCore;
 use super::super::tuning::{self, Config, Pairs, Work};
 use super::super::{
-    AttentionBackwardDesc, AttentionDesc, INPUTS, OP, Places as StatisticsPlaces, SINKS, WORKSPACE, slots,
+    AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, OP,
+    Places as StatisticsPlaces,
 };
 use super::copy::{Copy, CopyArgs};
 use super::kernels::{ForwardArgs, From, PairsForward, PairsSweep, SweepArgs};
@@ -18,11 +19,10 @@ use super::{TILE, TILES_OF_A_BLOCK};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Layout, Plan, Variant};
+use crate::tensors::{InSlot, OutSlot};
 
 /// Most elements of a tensor that is copied.
 const MOST: usize = 1 << 40;
-/// The slot of the keys of each sequence.
-const LENGTHS: u32 = 5;
 /// Bytes of a pair, and of a factor.
 const SIZE: u64 = 4;
 
@@ -34,7 +34,7 @@ pub(in crate::attention) struct Places {
     /// Rows of a head of queries and of keys.
     pitches: [u32; 2],
     batch: u32,
-    slot: u32,
+    workspace: OutSlot,
     /// Bytes of the workspace before them.
     before: u64,
 }
@@ -42,14 +42,14 @@ pub(in crate::attention) struct Places {
 /// Layouts of the kernel that reads copies and of the one that computes what they do not suit.
 pub(in crate::attention) type Layouts = (Pairs, TensorCore);
 
-/// A tensor that is copied: number among the copies, its slot, whether its rows are queries, and its layout.
-type Copied<'a> = (u64, u32, bool, &'a Layout);
+/// A tensor that is copied: number among the copies, the tensor, whether its rows are queries, and its layout.
+type Copied<'a> = (u64, InSlot, bool, &'a Layout);
 
 impl Places {
-    fn new(c: &Common, width: u32, slot: u32, before: u64) -> Self {
+    fn new(c: &Common, width: u32, workspace: OutSlot, before: u64) -> Self {
         let whole = TILE * TILES_OF_A_BLOCK;
         let pitches = [c.queries, c.keys].map(|rows| rows.next_multiple_of(whole));
-        Self { width, heads: [c.heads, c.heads / c.group.max(1)], pitches, batch: c.batch, slot, before }
+        Self { width, heads: [c.heads, c.heads / c.group.max(1)], pitches, batch: c.batch, workspace, before }
     }
 
     /// Rows of the copies of queries, or of keys.
@@ -110,17 +110,17 @@ fn recorded_copy(
     let [batch, row, head] = options::steps(layout);
     let [pairs, factors] = places.offsets(number, copies);
     let args = CopyArgs {
-        x: In::slot(slot),
+        x: slot.arg(),
         batch,
         row,
         head,
         rows: layout.shape[1] as u32,
         width: layout.shape[3] as u32,
         heads,
-        pairs: Out::slot_at(places.slot, pairs),
-        factors: Out::slot_at(places.slot, factors),
+        pairs: places.workspace.arg_at(pairs),
+        factors: places.workspace.arg_at(factors),
         pitch,
-        lengths: In::slot(LENGTHS),
+        lengths: AttentionInputs::key_lengths.arg(),
         has_lengths: u32::from(c.kind.lengths && !queries),
     };
     let kernel = plan::recorded(OP, &Copy { width: places.width }, target)?;
@@ -149,7 +149,7 @@ impl AttentionDesc {
 
     /// Bytes of the workspace that it takes.
     pub(in crate::attention) fn pairs_bytes(c: &Common, (pairs, _): Layouts) -> u64 {
-        Places::new(c, pairs.width, WORKSPACE, 0).bytes(3)
+        Places::new(c, pairs.width, AttentionArgs::workspace, 0).bytes(3)
     }
 
     pub(in crate::attention) fn pairs_steps(
@@ -158,23 +158,28 @@ impl AttentionDesc {
         target: Target,
         (pairs, tensors): Layouts,
     ) -> Result<Vec<LaunchStep>, PlanError> {
-        let places = Places::new(c, pairs.width, WORKSPACE, 0);
+        let places = Places::new(c, pairs.width, AttentionArgs::workspace, 0);
         let mut steps = Vec::new();
-        for copied in [(0, 0, true, &self.q), (1, 1, false, &self.k), (2, 2, false, &self.v)] {
+        let copies = [
+            (0, AttentionInputs::q, true, &self.q),
+            (1, AttentionInputs::k, false, &self.k),
+            (2, AttentionInputs::v, false, &self.v),
+        ];
+        for copied in copies {
             steps.extend(recorded_copy(c, &places, target, copied, 3)?);
         }
         let [batch, row, head] = options::steps(&self.o);
         let at = |number| places.offsets(number, 3);
-        let of_pairs = |number| In::slot_at(WORKSPACE, at(number)[0]);
-        let factors = |number| In::slot_at(WORKSPACE, at(number)[1]);
+        let of_pairs = |number| places.workspace.written_at(at(number)[0]);
+        let factors = |number| places.workspace.written_at(at(number)[1]);
         let args = ForwardArgs::new(
             c,
-            Out::slot(INPUTS),
+            AttentionArgs::o.arg(),
             batch,
             row,
             head,
-            Out::slot(INPUTS + 1),
-            In::slot(SINKS),
+            AttentionArgs::lse.arg(),
+            AttentionInputs::sinks.arg(),
             u32::from(self.options.sinks),
             of_pairs(0),
             of_pairs(1),
@@ -223,7 +228,9 @@ impl AttentionBackwardDesc {
 
     /// Bytes of the workspace that they take.
     pub(in crate::attention) fn pairs_bytes(c: &Common, sweeps: &[(Work, Layouts)]) -> u64 {
-        sweeps.first().map_or(0, |(_, (pairs, _))| Places::new(c, pairs.width, slots::STATISTICS, 0).bytes(4))
+        sweeps.first().map_or(0, |(_, (pairs, _))| {
+            Places::new(c, pairs.width, AttentionBackwardArgs::workspace, 0).bytes(4)
+        })
     }
 
     /// All launches; the copies begin after so many bytes of the workspace.
@@ -234,14 +241,14 @@ impl AttentionBackwardDesc {
         sweeps: &[(Work, Layouts)],
         before: u64,
     ) -> Result<Vec<LaunchStep>, PlanError> {
-        let (desc, slot) = (&self.forward, slots::STATISTICS);
+        let desc = &self.forward;
         let Some((_, (first, tensors))) = sweeps.first() else { return Ok(Vec::new()) };
-        let places = Places::new(c, first.width, slot, before);
+        let places = Places::new(c, first.width, AttentionBackwardArgs::workspace, before);
         let copies = [
-            (0, 0, true, &desc.q),
-            (1, 1, false, &desc.k),
-            (2, 2, false, &desc.v),
-            (3, slots::DY, true, &self.dy),
+            (0, AttentionInputs::q, true, &desc.q),
+            (1, AttentionInputs::k, false, &desc.k),
+            (2, AttentionInputs::v, false, &desc.v),
+            (3, AttentionBackwardArgs::dy, true, &self.dy),
         ];
         let statistics = StatisticsPlaces::pairs(c);
         let mut steps = Vec::new();
@@ -253,18 +260,18 @@ impl AttentionBackwardDesc {
             let queries = work == Work::Queries;
             let [of_queries, of_keys] = c.longest;
             let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, places.heads[1]) };
-            let (slot_of_first, [first, second]) = self.written(queries);
+            let (slot, [first, second]) = self.written(queries);
             let at = |number| places.offsets(number, 4);
-            let of_pairs = |number| In::slot_at(slot, at(number)[0]);
-            let factors = |number| In::slot_at(slot, at(number)[1]);
+            let of_pairs = |number| places.workspace.written_at(at(number)[0]);
+            let factors = |number| places.workspace.written_at(at(number)[1]);
             let args = SweepArgs::of(
                 c,
                 &self.dy,
-                Out::slot(slot_of_first),
+                slot.arg(),
                 first[0],
                 first[1],
                 first[2],
-                Out::slot(slots::DV),
+                AttentionBackwardArgs::dv.arg(),
                 second[0],
                 second[1],
                 second[2],

@@ -1,6 +1,6 @@
 //! Plans of the forward kernel on sm_90a.
 
-use warpwright_dsl::{In, KernelArgs, Out};
+use warpwright_dsl::KernelArgs;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
@@ -8,7 +8,7 @@ use warpwright_runtime::LaunchStep;
 use super::super::options::{self, Common};
 use super::super::score::ScoreKind;
 use super::super::tuning::{self, Warpgroups};
-use super::super::{AttentionDesc, INPUTS, OP, SINKS};
+use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, OP};
 use super::forward::{ForwardArgs, WarpgroupForward};
 use super::{boxes, reach, recorded};
 use crate::PlanError;
@@ -71,12 +71,12 @@ impl AttentionDesc {
         if let Some(grid) = c.grid(tiles, c.heads)? {
             let (grid, all_tiles) =
                 if config.staying { staying_grid(target, grid, blocks)? } else { (grid, 0) };
-            let q = boxes(&In::slot(0), &self.q, tile_q)?;
-            let k = boxes(&In::slot(1), &self.k, tile_k)?;
-            let v = boxes(&In::slot(2), &self.v, tile_v)?;
+            let q = boxes(&AttentionInputs::q.arg(), &self.q, tile_q)?;
+            let k = boxes(&AttentionInputs::k.arg(), &self.k, tile_k)?;
+            let v = boxes(&AttentionInputs::v.arg(), &self.v, tile_v)?;
             let [batch, row, head] = options::steps(&self.o);
-            let (o, lse, sinks) = (Out::slot(INPUTS), Out::slot(INPUTS + 1), In::slot(SINKS));
-            let has_sinks = u32::from(self.options.sinks);
+            let (o, lse) = (AttentionArgs::o.arg(), AttentionArgs::lse.arg());
+            let (sinks, has_sinks) = (AttentionInputs::sinks.arg(), u32::from(self.options.sinks));
             let args =
                 ForwardArgs::new(c, o, batch, row, head, lse, sinks, has_sinks, q, k, v, tiles, all_tiles);
             let kernel = kernel(self.dtype, c.kind, config, target)?;

@@ -1,6 +1,6 @@
 //! How the sweeps for the gradients are laid out on sm_90a, and their launches.
 
-use warpwright_dsl::{Along, Boxes, DType, Elem, In, K, KernelArgs, Out, PanelTile};
+use warpwright_dsl::{Along, Boxes, DType, Elem, In, K, KernelArgs, PanelTile};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Target, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle};
 use warpwright_runtime::LaunchStep;
@@ -8,7 +8,7 @@ use warpwright_runtime::LaunchStep;
 use super::super::options::{self, Common};
 use super::super::score::ScoreKind;
 use super::super::tuning::{self, Work};
-use super::super::{AttentionBackwardDesc, Chosen, OP, Places, slots};
+use super::super::{AttentionBackwardArgs, AttentionBackwardDesc, AttentionInputs, Chosen, OP, Places};
 use super::backward::{WarpgroupArgs, WarpgroupSweep};
 use super::{GROUP, GROUP_ROWS, boxes, reach, recorded};
 use crate::PlanError;
@@ -212,31 +212,36 @@ impl AttentionBackwardDesc {
         let dtype = desc.dtype;
         let (rows, heads) = if of_queries { (c.queries, c.heads) } else { (c.keys, c.heads / c.group) };
         let Some(grid) = c.grid(rows.div_ceil(config.rows()), heads)? else { return Ok(None) };
-        let tensors = [(0, &desc.q), (slots::DY, &self.dy), (1, &desc.k), (2, &desc.v)];
+        let tensors = [
+            (AttentionInputs::q, &desc.q),
+            (AttentionBackwardArgs::dy, &self.dy),
+            (AttentionInputs::k, &desc.k),
+            (AttentionInputs::v, &desc.v),
+        ];
         let (own, columns) = (config.own(dtype), config.of_products(dtype));
         let tiles = if of_queries { [own, own, columns, columns] } else { [columns, columns, own, own] };
         let order = if of_queries { [0, 1, 2, 3] } else { [2, 3, 0, 1] };
         let map = |at: usize| {
             let (slot, layout) = tensors[order[at]];
-            boxes(&In::slot(slot), layout, tiles[order[at]])
+            boxes(&slot.arg(), layout, tiles[order[at]])
         };
         let kinds = u64::from(c.batch) * u64::from(c.heads) * 2;
         let places = [u64::from(c.queries), kinds, u64::from(pitch(c))];
-        let (slot_of_first, [first, second]) = self.written(of_queries);
+        let (slot, [first, second]) = self.written(of_queries);
         let args = WarpgroupArgs::new(
             c,
             map(0)?,
             map(1)?,
             map(2)?,
             map(3)?,
-            In::slot(slots::STATISTICS),
-            statistics(&In::slot(slots::STATISTICS), places, config.columns),
+            AttentionBackwardArgs::workspace.written(),
+            statistics(&AttentionBackwardArgs::workspace.written(), places, config.columns),
             pitch(c),
-            Out::slot(slot_of_first),
+            slot.arg(),
             first[0],
             first[1],
             first[2],
-            Out::slot(slots::DV),
+            AttentionBackwardArgs::dv.arg(),
             second[0],
             second[1],
             second[2],
