@@ -1,5 +1,6 @@
 //! Kernel arguments: one declaration gives the struct that a launch fills in and the handles that `build` receives.
 
+use std::fmt;
 use std::marker::PhantomData;
 
 use warpwright_ptx::{ArgValue, DType, Inst, Param, PointerAttr, ScalarType, StateSpace};
@@ -7,14 +8,14 @@ use warpwright_ptx::{ArgValue, DType, Inst, Param, PointerAttr, ScalarType, Stat
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::mem::{Element, Ptr, Read, ReadWrite, Space, Write};
-use crate::reg::{Reg, Scalar};
+use crate::reg::{Pred, Reg, Scalar, U32, U64};
 
 macro_rules! pointer_argument {
     ($(#[$doc:meta])* $name:ident, $space:ident, $output:literal) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name<E> {
-            value: ArgValue,
+            pub(crate) value: ArgValue,
             element: PhantomData<fn() -> E>,
         }
 
@@ -43,16 +44,19 @@ macro_rules! pointer_argument {
 
         impl<E: Element> Argument for $name<E> {
             type Param<'k> = Ptr<'k, $space, E>;
-            const OUTPUT: bool = $output;
-            const DYNAMIC: bool = E::DTYPE.is_none();
 
-            fn value(&self) -> ArgValue {
-                self.value.clone()
+            fn describe(path: &str, all: &mut Vec<ArgInfo>) {
+                let (output, dynamic) = ($output, E::DTYPE.is_none());
+                all.push(ArgInfo { path: path.to_owned(), output, dynamic });
+            }
+
+            fn pass(&self, values: &mut Vec<ArgValue>) {
+                values.push(self.value.clone());
             }
 
             #[track_caller]
-            fn declare<'k>(k: K<'k>, name: &'static str, dtypes: &DTypes) -> Self::Param<'k> {
-                declare_pointer(k, name, dtypes)
+            fn declare<'k>(k: K<'k>, path: &str, dtypes: &DTypes) -> Self::Param<'k> {
+                declare_pointer(k, path, dtypes)
             }
         }
     };
@@ -73,36 +77,52 @@ pointer_argument! {
     InOut, ReadWrite, true
 }
 
-/// A type that a kernel can take: [`In`], [`Out`], [`InOut`] and the scalars `u32`, `u64`, `i32`, `i64`, `f32`, `f64`.
+/// A type that a kernel can take: [`In`], [`Out`], [`InOut`], the scalars `u32`, `u64`, `i32`, `i64`, `f32`, `f64`, and what is
+/// made of several parameters: arrays, [`Strided`], [`Optional`], and other structs of
+/// [`kernel_args!`](crate::kernel_args).
+///
+/// Every parameter has a path: the field, and after a dot the field or the index inside of it. In PTX the dots are
+/// underscores.
 pub trait Argument {
     /// What `build` receives.
     type Param<'k>: Copy;
-    /// Whether the kernel writes through it.
-    const OUTPUT: bool;
-    /// Whether its element type is chosen by [`DTypes`].
-    const DYNAMIC: bool;
 
-    /// What a launch passes.
-    fn value(&self) -> ArgValue;
+    /// Appends its parameters in order.
+    fn describe(path: &str, all: &mut Vec<ArgInfo>);
 
-    /// Declares the parameter and loads it.
-    fn declare<'k>(k: K<'k>, name: &'static str, dtypes: &DTypes) -> Self::Param<'k>;
+    /// Appends what a launch passes for them.
+    fn pass(&self, values: &mut Vec<ArgValue>);
+
+    /// Declares the parameters in order and loads them.
+    fn declare<'k>(k: K<'k>, path: &str, dtypes: &DTypes) -> Self::Param<'k>;
+}
+
+/// The path of a field or an element inside of `path`, which is empty for the arguments of the kernel themselves.
+pub fn path_in(path: &str, name: impl fmt::Display) -> String {
+    if path.is_empty() { name.to_string() } else { format!("{path}.{name}") }
+}
+
+/// The name in PTX.
+pub(crate) fn parameter_name(path: &str) -> String {
+    path.replace('.', "_")
 }
 
 macro_rules! scalar_arguments {
     ($($ty:ty => $variant:ident;)*) => {$(
         impl Argument for $ty {
             type Param<'k> = Reg<'k, $ty>;
-            const OUTPUT: bool = false;
-            const DYNAMIC: bool = false;
 
-            fn value(&self) -> ArgValue {
-                ArgValue::$variant(*self)
+            fn describe(path: &str, all: &mut Vec<ArgInfo>) {
+                all.push(ArgInfo { path: path.to_owned(), output: false, dynamic: false });
+            }
+
+            fn pass(&self, values: &mut Vec<ArgValue>) {
+                values.push(ArgValue::$variant(*self));
             }
 
             #[track_caller]
-            fn declare<'k>(k: K<'k>, name: &'static str, _: &DTypes) -> Self::Param<'k> {
-                let symbol = k.rec().new_param(Param::scalar(name, <$ty as Scalar>::TYPE));
+            fn declare<'k>(k: K<'k>, path: &str, _: &DTypes) -> Self::Param<'k> {
+                let symbol = k.rec().new_param(Param::scalar(parameter_name(path), <$ty as Scalar>::TYPE));
                 k.load_param(symbol)
             }
         }
@@ -119,12 +139,12 @@ scalar_arguments! {
 }
 
 #[track_caller]
-fn declare_pointer<'k, S: Space, E: Element>(k: K<'k>, name: &'static str, dtypes: &DTypes) -> Ptr<'k, S, E> {
-    let mut param = Param::scalar(name, ScalarType::U64);
+fn declare_pointer<'k, S: Space, E: Element>(k: K<'k>, path: &str, dtypes: &DTypes) -> Ptr<'k, S, E> {
+    let mut param = Param::scalar(parameter_name(path), ScalarType::U64);
     param.pointer = Some(PointerAttr { space: StateSpace::Global, align: None });
     let symbol = k.rec().new_param(param);
-    let Some(dtype) = E::DTYPE.or_else(|| dtypes.get(name)) else {
-        k.issue(IssueKind::NoDType { argument: name });
+    let Some(dtype) = E::DTYPE.or_else(|| dtypes.get(path)) else {
+        k.issue(IssueKind::NoDType { argument: path.to_owned() });
         return k.poison_ptr();
     };
     let generic = k.load_param::<u64>(symbol);
@@ -137,6 +157,135 @@ fn declare_pointer<'k, S: Space, E: Element>(k: K<'k>, name: &'static str, dtype
         src: generic.as_operand(),
     });
     Ptr::new(k, base.id(), dtype)
+}
+
+impl<T: Argument, const N: usize> Argument for [T; N] {
+    type Param<'k> = [T::Param<'k>; N];
+
+    fn describe(path: &str, all: &mut Vec<ArgInfo>) {
+        (0..N).for_each(|index| T::describe(&path_in(path, index), all));
+    }
+
+    fn pass(&self, values: &mut Vec<ArgValue>) {
+        self.iter().for_each(|argument| argument.pass(values));
+    }
+
+    #[track_caller]
+    fn declare<'k>(k: K<'k>, path: &str, dtypes: &DTypes) -> Self::Param<'k> {
+        let mut index = 0;
+        [(); N].map(|()| {
+            let param = T::declare(k, &path_in(path, index), dtypes);
+            index += 1;
+            param
+        })
+    }
+}
+
+/// A tensor of `N` dimensions with the elements from one to the next along each: parameters `x`, `x_stride_0`,
+/// `x_stride_1` and so on. In `build` it is a [`StridedPtr`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Strided<T, const N: usize> {
+    /// The first element.
+    pub data: T,
+    /// Elements from one to the next.
+    pub strides: [u64; N],
+}
+
+/// The handle of a [`Strided`] tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct StridedPtr<'k, P, const N: usize> {
+    /// The first element.
+    pub data: P,
+    /// Elements from one to the next.
+    pub strides: [U64<'k>; N],
+}
+
+impl<'k, S: Space, E: Element, const N: usize> StridedPtr<'k, Ptr<'k, S, E>, N> {
+    /// The pointer to an element.
+    #[track_caller]
+    pub fn at(self, index: [U32<'k>; N]) -> Ptr<'k, S, E> {
+        self.data.k.on_behalf(|| {
+            let steps = index.into_iter().zip(self.strides).map(|(index, stride)| index.to_u64() * stride);
+            steps.reduce(|a, b| a + b).map_or(self.data, |offset| self.data.at(offset))
+        })
+    }
+}
+
+impl<T: Argument, const N: usize> Strided<T, N> {
+    fn strides_in(path: &str) -> String {
+        path_in(path, "stride")
+    }
+}
+
+impl<T: Argument, const N: usize> Argument for Strided<T, N> {
+    type Param<'k> = StridedPtr<'k, T::Param<'k>, N>;
+
+    fn describe(path: &str, all: &mut Vec<ArgInfo>) {
+        T::describe(path, all);
+        <[u64; N]>::describe(&Self::strides_in(path), all);
+    }
+
+    fn pass(&self, values: &mut Vec<ArgValue>) {
+        self.data.pass(values);
+        self.strides.pass(values);
+    }
+
+    #[track_caller]
+    fn declare<'k>(k: K<'k>, path: &str, dtypes: &DTypes) -> Self::Param<'k> {
+        let data = T::declare(k, path, dtypes);
+        StridedPtr { data, strides: <[u64; N]>::declare(k, &Self::strides_in(path), dtypes) }
+    }
+}
+
+/// An argument that not every launch gives: parameters `x` and `x_given`. In `build` it is an [`OptionalParam`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Optional<T> {
+    /// The argument; a slot without a tensor if it is not given.
+    pub value: T,
+    /// Whether it is.
+    pub given: bool,
+}
+
+/// The handle of an [`Optional`] argument.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionalParam<'k, P> {
+    /// The argument, which is meaningless if it is not given.
+    pub value: P,
+    given: U32<'k>,
+}
+
+impl<'k, P> OptionalParam<'k, P> {
+    /// Whether the launch gave it.
+    #[track_caller]
+    pub fn is_given(&self) -> Pred<'k> {
+        self.given.ne(0)
+    }
+}
+
+impl<T: Argument> Optional<T> {
+    fn given_in(path: &str) -> String {
+        path_in(path, "given")
+    }
+}
+
+impl<T: Argument> Argument for Optional<T> {
+    type Param<'k> = OptionalParam<'k, T::Param<'k>>;
+
+    fn describe(path: &str, all: &mut Vec<ArgInfo>) {
+        T::describe(path, all);
+        u32::describe(&Self::given_in(path), all);
+    }
+
+    fn pass(&self, values: &mut Vec<ArgValue>) {
+        self.value.pass(values);
+        u32::from(self.given).pass(values);
+    }
+
+    #[track_caller]
+    fn declare<'k>(k: K<'k>, path: &str, dtypes: &DTypes) -> Self::Param<'k> {
+        let value = T::declare(k, path, dtypes);
+        OptionalParam { value, given: u32::declare(k, &Self::given_in(path), dtypes) }
+    }
 }
 
 /// The run-time element types of a kernel's [`Elem`](crate::Elem) arguments.
@@ -155,17 +304,19 @@ impl DTypes {
         Self { all: Some(dtype), named: Vec::new() }
     }
 
-    /// Another type for one argument.
+    /// Another type for one argument, such as `lse`, or `results.lse` in a group; for all of a group or an array where
+    /// `path` is that of it.
     #[must_use]
-    pub fn with(mut self, argument: &'static str, dtype: DType) -> Self {
-        self.named.retain(|(name, _)| *name != argument);
-        self.named.push((argument, dtype));
+    pub fn with(mut self, path: &'static str, dtype: DType) -> Self {
+        self.named.retain(|(name, _)| *name != path);
+        self.named.push((path, dtype));
         self
     }
 
-    /// The type of an argument.
+    /// The type of an argument: that of the longest path which is its own or that of something it is in.
     pub fn get(&self, argument: &str) -> Option<DType> {
-        self.named.iter().find(|(name, _)| *name == argument).map(|(_, dtype)| *dtype).or(self.all)
+        let found = self.named.iter().filter(|(path, _)| is_in(argument, path));
+        found.max_by_key(|(path, _)| path.len()).map(|(_, dtype)| *dtype).or(self.all)
     }
 
     /// The arguments that are named.
@@ -174,11 +325,16 @@ impl DTypes {
     }
 }
 
+/// Whether an argument is the one at `path` or inside of it.
+pub(crate) fn is_in(argument: &str, path: &str) -> bool {
+    argument.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// What is known of an argument without a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArgInfo {
-    /// Its name.
-    pub name: &'static str,
+    /// Its path.
+    pub path: String,
     /// Whether the kernel writes through it.
     pub output: bool,
     /// Whether its element type is chosen by [`DTypes`].
@@ -186,17 +342,20 @@ pub struct ArgInfo {
 }
 
 /// The arguments of a kernel; implemented by [`kernel_args!`](crate::kernel_args).
-pub trait KernelArgs {
-    /// The handles that `build` receives.
-    type Params<'k>: Copy;
+pub trait KernelArgs: Argument {
     /// The arguments in order.
-    const INFO: &'static [ArgInfo];
-
-    /// Declares the parameters in order and loads them.
-    fn declare<'k>(k: K<'k>, dtypes: &DTypes) -> Self::Params<'k>;
+    fn info() -> Vec<ArgInfo> {
+        let mut all = Vec::new();
+        Self::describe("", &mut all);
+        all
+    }
 
     /// What a launch passes, in order.
-    fn values(&self) -> Vec<ArgValue>;
+    fn values(&self) -> Vec<ArgValue> {
+        let mut values = Vec::new();
+        self.pass(&mut values);
+        values
+    }
 }
 
 /// Declares the arguments of a kernel: a struct for launches and the struct of handles that `build` receives.
@@ -209,6 +368,32 @@ pub trait KernelArgs {
 /// }
 /// let args = ScaleArgs { x: In::slot(0), y: Out::slot(1), alpha: 2.0, n: 10 };
 /// assert_eq!(args.values().len(), 4);
+/// ```
+///
+/// A field may be a group, which is another such struct, an array, a [`Strided`] tensor, or [`Optional`]; it becomes
+/// as many parameters, in order.
+///
+/// ```
+/// use warpwright_dsl::prelude::*;
+/// kernel_args! {
+///     /// A batch of matrices.
+///     pub struct MatricesArgs => MatricesParams { x: Strided<In<Elem>, 3>, sizes: [u32; 3] }
+/// }
+/// kernel_args! {
+///     /// Their sums, each times a factor if there are factors.
+///     pub struct SumArgs => SumParams { of: MatricesArgs, factors: Optional<In<f32>>, y: Out<Elem> }
+/// }
+/// let x = Strided { data: In::slot(0), strides: [600, 20, 1] };
+/// let args = SumArgs {
+///     of: MatricesArgs { x, sizes: [4, 30, 20] },
+///     factors: Optional { value: In::slot(1), given: true },
+///     y: Out::slot(2),
+/// };
+/// let names: Vec<String> = SumArgs::info().into_iter().map(|argument| argument.path).collect();
+/// let of_x = ["of.x", "of.x.stride.0", "of.x.stride.1", "of.x.stride.2"];
+/// assert_eq!(names[..4], of_x);
+/// assert_eq!(names[4..], ["of.sizes.0", "of.sizes.1", "of.sizes.2", "factors", "factors.given", "y"]);
+/// assert_eq!(args.values().len(), names.len());
 /// ```
 #[macro_export]
 macro_rules! kernel_args {
@@ -240,26 +425,32 @@ macro_rules! kernel_args {
             )+
         }
 
-        impl $crate::args::KernelArgs for $args {
-            type Params<'k> = $params<'k>;
-            const INFO: &'static [$crate::args::ArgInfo] = &[$(
-                $crate::args::ArgInfo {
-                    name: stringify!($field),
-                    output: <$ty as $crate::args::Argument>::OUTPUT,
-                    dynamic: <$ty as $crate::args::Argument>::DYNAMIC,
-                },
-            )+];
+        impl $crate::args::Argument for $args {
+            type Param<'k> = $params<'k>;
+
+            fn describe(path: &str, all: &mut ::std::vec::Vec<$crate::args::ArgInfo>) {
+                $(<$ty as $crate::args::Argument>::describe(
+                    &$crate::args::path_in(path, stringify!($field)),
+                    all,
+                );)+
+            }
+
+            fn pass(&self, values: &mut ::std::vec::Vec<$crate::ArgValue>) {
+                $($crate::args::Argument::pass(&self.$field, values);)+
+            }
 
             #[track_caller]
-            fn declare<'k>(k: $crate::K<'k>, dtypes: &$crate::args::DTypes) -> $params<'k> {
+            fn declare<'k>(k: $crate::K<'k>, path: &str, dtypes: &$crate::args::DTypes) -> $params<'k> {
                 $params {
-                    $($field: <$ty as $crate::args::Argument>::declare(k, stringify!($field), dtypes),)+
+                    $($field: <$ty as $crate::args::Argument>::declare(
+                        k,
+                        &$crate::args::path_in(path, stringify!($field)),
+                        dtypes,
+                    ),)+
                 }
             }
-
-            fn values(&self) -> ::std::vec::Vec<$crate::ArgValue> {
-                ::std::vec![$($crate::args::Argument::value(&self.$field)),+]
-            }
         }
+
+        impl $crate::args::KernelArgs for $args {}
     };
 }

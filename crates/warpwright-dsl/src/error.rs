@@ -84,13 +84,19 @@ pub enum IssueKind {
     #[error("argument `{argument}` has no dtype; name it in `KernelDef::dtypes`")]
     NoDType {
         /// The argument.
-        argument: &'static str,
+        argument: String,
     },
     /// `KernelDef::dtypes` names an argument that is not an `Elem` pointer of the kernel.
     #[error("`dtypes` names `{argument}`, which is not an `Elem` argument of this kernel")]
     UnknownDType {
         /// The name.
         argument: String,
+    },
+    /// Arguments of two groups have one name in PTX, such as those at `a.b` and `a_b`.
+    #[error("two arguments are the parameter `{parameter}`; rename a field")]
+    SameParameter {
+        /// The name.
+        parameter: String,
     },
     /// A memory type cannot be accessed through a register type.
     #[error("{dtype} memory cannot be accessed through {register} registers")]

@@ -1,11 +1,12 @@
 //! [`KernelDef`], a kernel as a Rust value, and [`record`], which turns it into PTX.
 
+use std::collections::HashSet;
 use std::panic::Location;
 
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Function, Module, PtxVersion, Target, isa};
 
-use crate::args::{DTypes, KernelArgs};
+use crate::args::{Argument, DTypes, KernelArgs, is_in, parameter_name};
 use crate::context::K;
 use crate::error::{BuildError, Issue, IssueKind};
 use crate::recorder::Recorder;
@@ -48,7 +49,7 @@ impl BlockDim {
 const MAX_CLUSTER: u32 = 16;
 
 /// The handles of a kernel's arguments.
-pub type Params<'k, D> = <<D as KernelDef>::Args as KernelArgs>::Params<'k>;
+pub type Params<'k, D> = <<D as KernelDef>::Args as Argument>::Param<'k>;
 
 /// A kernel. The value holds everything that changes the code; two equal values record the same text.
 pub trait KernelDef {
@@ -121,10 +122,10 @@ pub fn record_module<D: KernelDef>(def: &D, target: Target) -> Result<Module, Bu
 
     let recorder = Recorder::new(function, target, block.to_array(), cluster);
     let k = K::new(&recorder);
-    let params = D::Args::declare(k, &dtypes);
+    let params = D::Args::declare(k, "", &dtypes);
     def.build(k, params);
 
-    let silent = !recorder.has_stores() && D::Args::INFO.iter().any(|a| a.output);
+    let silent = !recorder.has_stores() && D::Args::info().iter().any(|a| a.output);
     let (function, variables, recorded) = recorder.finish();
     issues.extend(recorded);
     // A store that was refused has an issue of its own.
@@ -154,8 +155,13 @@ fn declaration_issues<A: KernelArgs>(
     if !block.is_valid() {
         kinds.push(IssueKind::Block { dim: block.to_array() });
     }
-    let unknown = dtypes.names().filter(|n| !A::INFO.iter().any(|a| a.name == *n && a.dynamic));
+    let arguments = A::info();
+    let unknown = dtypes.names().filter(|n| !arguments.iter().any(|a| a.dynamic && is_in(&a.path, n)));
     kinds.extend(unknown.map(|n| IssueKind::UnknownDType { argument: n.to_owned() }));
+    let mut names = HashSet::new();
+    let parameters = arguments.iter().map(|argument| parameter_name(&argument.path));
+    let repeated = parameters.filter(|name| !names.insert(name.clone()));
+    kinds.extend(repeated.map(|parameter| IssueKind::SameParameter { parameter }));
     kinds.into_iter().map(|kind| Issue { location, kind }).collect()
 }
 

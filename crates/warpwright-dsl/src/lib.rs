@@ -93,7 +93,7 @@ mod transcendental;
 mod warp;
 mod warpgroup;
 
-pub use args::{DTypes, In, InOut, KernelArgs, Out};
+pub use args::{DTypes, In, InOut, KernelArgs, Optional, OptionalParam, Out, Strided, StridedPtr};
 pub use block::block_reduce;
 pub use cluster::{AllGather, cluster_reduce};
 pub use context::K;
@@ -134,9 +134,9 @@ pub mod prelude {
         Access, Accumulator, Along, BF16, BlockDim, Bounds, BuildError, Carry, ClusterShared, DType, DTypes,
         Elem, F16, F32, F64, Fetched, Fill, Float, Fragment, I32, I64, In, InOut, Index, Integer, IntoIndex,
         K, Kernel, KernelArgs, KernelDef, Lanes, MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom,
-        Moments, Normal, Number, Out, Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite,
-        Reduction, Reg, Scalar, Shared, SharedTile, Source, Stages, Sum, Target, TileCopy, TileLayout,
-        TilePoint, TileReader, U32, U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise,
-        elementwise_grid, kernel_args, record, warp_reduce,
+        Moments, Normal, Number, Optional, Out, Packed, Params, Philox, Precision, Pred, Ptr, Read,
+        ReadWrite, Reduction, Reg, Scalar, Shared, SharedTile, Source, Stages, Strided, Sum, Target,
+        TileCopy, TileLayout, TilePoint, TileReader, U32, U64, Write, accumulate, block_reduce, carry,
+        cluster_reduce, elementwise, elementwise_grid, kernel_args, record, warp_reduce,
     };
 }

@@ -11,7 +11,7 @@ use warpwright_ptx::{
     StateSpace, TensorCopy, TensorMap, TensorMode, TensorTransfer,
 };
 
-use crate::args::{Argument, DTypes, In};
+use crate::args::{ArgInfo, Argument, DTypes, In, parameter_name};
 use crate::context::K;
 use crate::lanes::Lanes;
 use crate::mem::{Element, Ptr, Shared};
@@ -175,7 +175,7 @@ pub struct Boxes {
 impl Boxes {
     /// The map over the tensor that a pointer argument would be given; its base counts from there.
     pub fn over<E: Element>(tensor: &In<E>, mut map: TensorMap) -> Self {
-        let slot = match tensor.value() {
+        let slot = match tensor.value.clone() {
             ArgValue::Slot { slot, offset } => {
                 map.base = map.base.wrapping_add(offset);
                 Some(slot)
@@ -192,16 +192,18 @@ impl Boxes {
 
 impl Argument for Boxes {
     type Param<'k> = TensorBoxes<'k>;
-    const OUTPUT: bool = false;
-    const DYNAMIC: bool = false;
 
-    fn value(&self) -> ArgValue {
-        self.value.clone()
+    fn describe(path: &str, all: &mut Vec<ArgInfo>) {
+        all.push(ArgInfo { path: path.to_owned(), output: false, dynamic: false });
+    }
+
+    fn pass(&self, values: &mut Vec<ArgValue>) {
+        values.push(self.value.clone());
     }
 
     #[track_caller]
-    fn declare<'k>(k: K<'k>, name: &'static str, _: &DTypes) -> TensorBoxes<'k> {
-        let mut param = Param::scalar(name, ScalarType::B8);
+    fn declare<'k>(k: K<'k>, path: &str, _: &DTypes) -> TensorBoxes<'k> {
+        let mut param = Param::scalar(parameter_name(path), ScalarType::B8);
         (param.array, param.align) = (Some(MAP_BYTES), MAP_ALIGN);
         let symbol = k.rec().new_param(param);
         let (of_params, generic) = (k.fresh::<u64>(), k.fresh::<u64>());

@@ -128,7 +128,7 @@ fn declarations_are_checked() {
     let overflowing = Draft { block: BlockDim { x: 1 << 16, y: 1 << 16, z: 1 }, ..draft(copy) };
     assert_eq!(kinds(&overflowing), [IssueKind::Block { dim: [1 << 16, 1 << 16, 1] }]);
     let untyped = Draft { dtypes: DTypes::NONE.with("x", DType::F32), ..draft(copy) };
-    assert_eq!(kinds(&untyped), [IssueKind::NoDType { argument: "y" }]);
+    assert_eq!(kinds(&untyped), [IssueKind::NoDType { argument: "y".to_owned() }]);
     let unknown = Draft { dtypes: DTypes::all(DType::F32).with("n", DType::F32), ..draft(copy) };
     assert_eq!(kinds(&unknown), [IssueKind::UnknownDType { argument: "n".to_owned() }]);
 }
