@@ -6,11 +6,12 @@
 //! up by more than one block, so results do not depend on the order in which blocks run.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, accumulate, kernel_args};
+use warpwright_dsl::{StridedPtr, WARP, accumulate, kernel_args};
 
 use super::dropout::Keys;
 use super::engine::{Engine, Matrix, Place, each, scaled};
-use super::score::{Problem, QueryBlock, ScoreKind, Scorer, Span, View, gradient_args};
+use super::options::Common;
+use super::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Scorer, Span, View};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::{Config, Work};
@@ -18,11 +19,27 @@ use super::tuning::{Config, Work};
 kernel_args! {
     /// What [`Statistics`] reads, with `delta = sum_d do o` of each query.
     pub(super) struct DeltaArgs => DeltaParams {
-        o: In<Elem>, o_batch: u64, o_row: u64, o_head: u64,
-        dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
+        o: Strided<In<Elem>, 3>, dy: Strided<In<Elem>, 3>,
         lse: In<Elem>, statistics: Out<Elem>, queries: u32, heads: u32, width: u32,
-        /// Of the statistics: those of a head, from one query to the next, and from the first number to the second.
-        pitch: u32, step: u64, apart: u64,
+        places: PlaceArgs,
+    }
+}
+
+kernel_args! {
+    /// Where the two numbers of a query are in [`Statistics`]: numbers from one head to the next, half of them, from one
+    /// query to the next, and from the first number of a query to the second.
+    pub(super) struct PlaceArgs => PlaceParams { pitch: u32, step: u64, apart: u64 }
+}
+
+impl PlaceArgs {
+    /// Side by side.
+    pub(super) const fn pairs(c: &Common) -> Self {
+        Self { pitch: c.queries, step: 2, apart: 1 }
+    }
+
+    /// The first ones of all queries of a head, then the second ones.
+    pub(super) const fn apart(pitch: u32) -> Self {
+        Self { pitch, step: 1, apart: pitch as u64 }
     }
 }
 
@@ -90,10 +107,11 @@ impl Delta {
         let lanes = self.lanes();
         let (head, batch) = (k.block_idx_y(), k.block_idx_z());
         let (lane, own) = (k.thread_idx() & (lanes - 1), k.thread_idx() >> lanes.trailing_zeros());
-        let of_head = |data: Ptr<'k, Read, Elem>, batches: U64<'k>, heads: U64<'k>| {
-            data.at(batch.to_u64() * batches + head.to_u64() * heads).at(lane * self.vector)
+        let of_head = |tensor: StridedPtr<'k, Ptr<'k, Read, Elem>, 3>| {
+            let [of_batch, _, of_head] = tensor.strides;
+            tensor.data.at(batch.to_u64() * of_batch + head.to_u64() * of_head).at(lane * self.vector)
         };
-        let (o, dy) = (of_head(a.o, a.o_batch, a.o_head), of_head(a.dy, a.dy_batch, a.dy_head));
+        let (o, dy) = (of_head(a.o), of_head(a.dy));
         let first = k.block_idx_x() * self.rows() + own;
         let rows: Vec<_> = (0..self.turns()).map(|turn| first + turn * (Self::THREADS / lanes)).collect();
         let load = |data: Ptr<'k, Read, Elem>, row: U32<'k>, step: U64<'k>| {
@@ -106,9 +124,9 @@ impl Delta {
             Lanes::concat((0..self.pieces()).map(of))
         };
         let loaded: Vec<_> =
-            rows.iter().map(|row| (load(o, *row, a.o_row), load(dy, *row, a.dy_row))).collect();
+            rows.iter().map(|row| (load(o, *row, a.o.strides[1]), load(dy, *row, a.dy.strides[1]))).collect();
         let of_head = batch * a.heads + head;
-        let to = a.statistics.at(of_head.mul_wide(a.pitch) * 2u64);
+        let to = a.statistics.at(of_head.mul_wide(a.places.pitch) * 2u64);
         let lse = a.lse.at(of_head.mul_wide(a.queries));
         for (row, (o, dy)) in rows.into_iter().zip(loaded) {
             let sum = o.iter().zip(dy.iter()).fold(k.lit::<A>(0.0), |sum, (o, dy)| o.mul_add(dy, sum));
@@ -116,18 +134,18 @@ impl Delta {
             let writes = lane.eq(0) & row.lt(a.queries);
             let lse = lse.at(row).only_where(writes, Fill::Zero).get::<A>();
             let prepared = Scorer::prepared(Precision::of(self.dtype), lse);
-            let to = to.at(row.to_u64() * a.step);
+            let to = to.at(row.to_u64() * a.places.step);
             to.only_where(writes, Fill::Zero).set(prepared);
-            to.at(a.apart).only_where(writes, Fill::Zero).set(sum);
+            to.at(a.places.apart).only_where(writes, Fill::Zero).set(sum);
         }
     }
 }
 
-gradient_args! {
+kernel_args! {
     /// Gradients from `do` and [`Statistics`]: of queries in `first`, or of keys in `first` and of values in `second`.
-    SweepArgs => SweepParams {
-        first: Out<Elem>, first_batch: u64, first_row: u64, first_head: u64,
-        second: Out<Elem>, second_batch: u64, second_row: u64, second_head: u64,
+    pub(super) struct SweepArgs => SweepParams {
+        problem: ProblemArgs, dy: Strided<In<Elem>, 3>, statistics: In<Elem>,
+        first: Strided<Out<Elem>, 3>, second: Strided<Out<Elem>, 3>,
     }
 }
 
@@ -161,12 +179,9 @@ impl KernelDef for Sweep {
     }
 
     fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
-        let (p, dy) = (a.problem(), a.dy());
-        let gradients = Gradients {
-            first: View::new(a.first, [a.first_batch, a.first_row, a.first_head]),
-            second: View::new(a.second, [a.second_batch, a.second_row, a.second_head]),
-            statistics: a.statistics,
-        };
+        let (p, dy) = (Problem::of(a.problem), View::of(a.dy));
+        let gradients =
+            Gradients { first: View::of(a.first), second: View::of(a.second), statistics: a.statistics };
         match self.config {
             Config::Simt(simt) => accumulate!(self.dtype, |A| {
                 let engine = SimtEngine::new(k, simt, self.dtype, self.work.own());

@@ -3,23 +3,27 @@
 //! A block owns a tile of the bias' gradient, whole where a dimension of it is 1, and goes over every tile of scores that it
 //! was added to, in order, so that nothing is added up by more than one block.
 
-use warpwright_dsl::accumulate;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{accumulate, kernel_args};
 
-use super::backward::{Statistics, gradient_of_score};
+use super::backward::{PlaceArgs, Statistics, gradient_of_score};
 use super::dropout::Keys;
 use super::engine::{Engine, Matrix, each, zero_of};
-use super::score::{Origin, ScoreKind, Scorer, Span, attention_args, gradient_args};
+use super::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::Config;
 
-gradient_args! {
-    /// The gradient of a bias from `do` and [`Statistics`]. `one`: 1 for each of batch, head, row and column that is broadcast.
-    BiasArgs => BiasParams {
-        dbias: Out<Elem>, dbias_batch: u64, dbias_head: u64, dbias_row: u64, dbias_column: u64,
-        one_batch: u32, one_head: u32, one_row: u32, one_column: u32,
-        batches: u32, longest_queries: u32, longest_keys: u32,
+kernel_args! {
+    /// The gradient of a bias from `do` and [`Statistics`].
+    pub(super) struct BiasArgs => BiasParams {
+        problem: ProblemArgs, dy: Strided<In<Elem>, 3>, statistics: In<Elem>,
+        dbias: Strided<Out<Elem>, 4>,
+        /// 1 for each of batch, head, row and column that is broadcast.
+        one: [u32; 4],
+        batches: u32,
+        /// Queries and keys.
+        longest: [u32; 2],
     }
 }
 
@@ -93,17 +97,18 @@ impl BiasGradient {
     where
         Elem: Access<A>,
     {
-        let p = a.problem();
+        let p = Problem::of(a.problem);
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
         let tiles = |extent: U32<'k>, size: u32| (extent + (size - 1)) / size;
-        let (row_tiles, column_tiles) = (tiles(a.longest_queries, rows), tiles(a.longest_keys, columns));
+        let (row_tiles, column_tiles) = (tiles(a.longest[0], rows), tiles(a.longest[1], columns));
         // The bias' tiles along x: columns first, one where the dimension is broadcast.
-        let across = a.one_column.ne(0).select(1u32, column_tiles);
+        let [one_batch, one_head, one_row, one_column] = a.one;
+        let across = one_column.ne(0).select(1u32, column_tiles);
         let down = k.block_idx_x() / across;
-        let of_column = Dimension::new(k.block_idx_x() - down * across, column_tiles, a.one_column);
-        let of_row = Dimension::new(down, row_tiles, a.one_row);
-        let of_head = Dimension::new(k.block_idx_y(), p.heads, a.one_head);
-        let of_batch = Dimension::new(k.block_idx_z(), a.batches, a.one_batch);
+        let of_column = Dimension::new(k.block_idx_x() - down * across, column_tiles, one_column);
+        let of_row = Dimension::new(down, row_tiles, one_row);
+        let of_head = Dimension::new(k.block_idx_y(), p.heads, one_head);
+        let of_batch = Dimension::new(k.block_idx_z(), a.batches, one_batch);
 
         let place = engine.product_place(k);
         let zeros: Matrix<'k, A> =
@@ -140,10 +145,10 @@ impl BiasGradient {
     where
         Elem: Access<A>,
     {
-        let p = a.problem();
+        let p = Problem::of(a.problem);
         let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
         let sources = p.columns(&span, p.key_head(head));
-        let dy = a.dy();
+        let dy = View::of(a.dy);
         // Of keys that do not exist zeros are loaded.
         let end = at + self.config.tile_columns().cast_signed();
         // The rows of the turn before have been read. Addresses are computed again for each tile instead of being kept.
@@ -195,9 +200,9 @@ impl BiasGradient {
         let (own_rows, own_columns) = (of_row.one.select(1u32, rows), of_column.one.select(1u32, columns));
         let (more_rows, more_columns) = (of_row.one.select(rows, 1u32), of_column.one.select(columns, 1u32));
         let extent = |dimension: Dimension<'k>, all: U32<'k>| dimension.one.select(1u32, all);
-        let extents = [extent(of_row, a.longest_queries), extent(of_column, a.longest_keys)];
-        let to =
-            a.dbias.at(k.block_idx_z().to_u64() * a.dbias_batch + k.block_idx_y().to_u64() * a.dbias_head);
+        let extents = [extent(of_row, a.longest[0]), extent(of_column, a.longest[1])];
+        let [of_batch, of_head, along_row, along_column] = a.dbias.strides;
+        let to = a.dbias.data.at(k.block_idx_z().to_u64() * of_batch + k.block_idx_y().to_u64() * of_head);
         k.for_each(k.range(k.thread_idx(), own_rows * own_columns, self.config.threads()), |unit| {
             let row = unit / own_columns;
             let column = unit - row * own_columns;
@@ -209,17 +214,18 @@ impl BiasGradient {
             });
             let (row, column) = (of_row.own * rows + row, of_column.own * columns + column);
             let there = row.lt(extents[0]) & column.lt(extents[1]);
-            let to = to.at(row.to_u64() * a.dbias_row + column.to_u64() * a.dbias_column);
+            let to = to.at(row.to_u64() * along_row + column.to_u64() * along_column);
             to.only_where(there, Fill::Zero).set(total);
         });
     }
 }
 
-attention_args! {
+kernel_args! {
     /// The gradients of the sinks from `lse` and [`Statistics`].
-    SinkArgs => SinkParams {
+    pub(super) struct SinkArgs => SinkParams {
+        problem: ProblemArgs,
         sinks: In<f32>, lse: In<Elem>, statistics: In<Elem>, dsinks: Out<f32>, batches: u32,
-        pitch: u32, step: u64, apart: u64,
+        places: PlaceArgs,
     }
 }
 
@@ -252,23 +258,23 @@ impl KernelDef for SinkGradient {
 
     fn build<'k>(&self, k: K<'k>, a: SinkParams<'k>) {
         accumulate!(self.dtype, |A| {
-            let (p, head) = (a.problem(), k.block_idx_x());
+            let (p, head) = (Problem::of(a.problem), k.block_idx_x());
             let sink = a.sinks.at(head).get::<f32>().convert::<A>();
             let of_batch = k.range(0u32, a.batches, 1u32);
             let sum = k.fold(of_batch, k.lit::<A>(0.0), |batch, sum| {
                 let span = Span::new(self.kind, &p, batch);
                 let first = p.first_row(span.of_queries, head);
                 let of_head = match span.of_queries {
-                    Origin::Batch(batch) => (batch * p.heads + head).mul_wide(a.pitch),
+                    Origin::Batch(batch) => (batch * p.heads + head).mul_wide(a.places.pitch),
                     Origin::Row(_) => first,
                 };
-                let (lse, deltas) = (a.lse.at(first), a.statistics.at(of_head * 2u64).at(a.apart));
+                let (lse, deltas) = (a.lse.at(first), a.statistics.at(of_head * 2u64).at(a.places.apart));
                 let queries = k.range(k.thread_idx(), span.queries.to_u32(), Self::THREADS);
                 k.fold(queries, sum, |query, sum| {
                     let lse = lse.at(query).get::<A>();
                     // A sink of minus infinity takes no part.
                     let p = lse.eq(f64::NEG_INFINITY).select(0.0, (sink - lse).exp());
-                    sum - p * deltas.at(query.to_u64() * a.step).get::<A>()
+                    sum - p * deltas.at(query.to_u64() * a.places.step).get::<A>()
                 })
             });
             let sum = k.block_combine(sum, |a, b| a + b);

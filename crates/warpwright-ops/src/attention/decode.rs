@@ -6,79 +6,55 @@
 //! others at the end. Keys and values may lie in pages.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Boxes, accumulate};
+use warpwright_dsl::{Boxes, StridedPtr, accumulate, kernel_args};
 
 use super::engine::{Engine, Form, Pages, Place, Source};
-use super::forward::{Running, all_lanes, soften};
-use super::score::{Origin, Problem, ScoreKind, Scorer, Sink, Span, View, attention_args};
+use super::forward::{ResultArgs, ResultParams, Running, all_lanes, soften};
+use super::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Sink, Span};
 use super::simt::SimtEngine;
 use super::streams::{StreamEngine, Streams};
 use super::tensor_core::TensorCoreEngine;
 use super::tuning::DecodeConfig;
 
-macro_rules! decode_args {
-    ($(#[$meta:meta])* $args:ident => $params:ident { $($field:ident: $ty:ty),* $(,)? }) => {
-        attention_args! {
-            $(#[$meta])*
-            $args => $params {
-                o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
-                sinks: In<f32>, has_sinks: u32,
-                parts: Out<Elem>, part_lse: Out<Elem>, splits: u32, rows: u64,
-                table: In<i32>, has_table: u32, table_step: u64, page_shift: u32, pages: u32,
-                $($field: $ty),*
-            }
-        }
-
-        impl<'k> $params<'k> {
-            fn task(&self) -> Task<'k> {
-                Task {
-                    problem: self.problem(),
-                    o: View::new(self.o, [self.o_batch, self.o_row, self.o_head]),
-                    lse: self.lse,
-                    sink: Sink { sinks: self.sinks, there: self.has_sinks.ne(0) },
-                    parts: self.parts, part_lse: self.part_lse, splits: self.splits, rows: self.rows,
-                    table: self.table, has_table: self.has_table, table_step: self.table_step,
-                    page_shift: self.page_shift, pages: self.pages,
-                }
-            }
-        }
-    };
+kernel_args! {
+    /// The parts of the result where several blocks share the keys of a head: `splits` times `rows` rows.
+    pub(super) struct PartArgs => PartParams { o: Out<Elem>, lse: Out<Elem>, splits: u32, rows: u64 }
 }
 
-decode_args! {
-    /// `o` and `lse` where one block has all keys of a head, and its part of both in `parts` and `part_lse` elsewhere.
-    DecodeArgs => DecodeParams {}
+kernel_args! {
+    /// Where keys and values lie in pages: numbers of the pages of each sequence, how many of them there are for one, rows of
+    /// a page as a power of two, and pages that exist.
+    pub(super) struct PageArgs => PageParams { table: Optional<In<i32>>, step: u64, shift: u32, count: u32 }
 }
 
-decode_args! {
+kernel_args! {
+    /// `o` and `lse` where one block has all keys of a head, and its part of both in `parts` elsewhere.
+    pub(super) struct DecodeArgs => DecodeParams {
+        problem: ProblemArgs, results: ResultArgs, parts: PartArgs, pages: PageArgs,
+    }
+}
+
+kernel_args! {
     /// The same with keys and values as tensor copies reach them.
-    StreamArgs => StreamParams { k_boxes: Boxes, v_boxes: Boxes }
+    pub(super) struct StreamArgs => StreamParams { of: DecodeArgs, k_boxes: Boxes, v_boxes: Boxes }
 }
 
-/// The arguments that both have.
+/// [`DecodeArgs`] in a kernel.
 #[derive(Clone, Copy)]
 struct Task<'k> {
     problem: Problem<'k>,
-    o: View<'k, Write>,
+    o: StridedPtr<'k, Ptr<'k, Write, Elem>, 3>,
     lse: Ptr<'k, Write, Elem>,
     sink: Sink<'k>,
-    parts: Ptr<'k, Write, Elem>,
-    part_lse: Ptr<'k, Write, Elem>,
-    splits: U32<'k>,
-    /// Rows of all parts.
-    rows: U64<'k>,
-    table: Ptr<'k, Read, i32>,
-    has_table: U32<'k>,
-    table_step: U64<'k>,
-    page_shift: U32<'k>,
-    pages: U32<'k>,
+    parts: PartParams<'k>,
+    pages: PageParams<'k>,
 }
 
 impl<'k> Task<'k> {
-    /// Where a row of the result goes.
-    fn result(&self, batch: U32<'k>, query: U32<'k>, head: U32<'k>) -> Ptr<'k, Write, Elem> {
-        let [of_batch, of_row, of_head] = self.o.strides;
-        self.o.data.at(batch.to_u64() * of_batch + query.to_u64() * of_row + head.to_u64() * of_head)
+    fn of(a: DecodeParams<'k>) -> Self {
+        let ResultParams { o, lse, sinks } = a.results;
+        let (problem, sink) = (Problem::of(a.problem), Sink::of(sinks));
+        Self { problem, o, lse, sink, parts: a.parts, pages: a.pages }
     }
 }
 
@@ -89,9 +65,9 @@ pub(super) struct Decode {
     pub(super) config: DecodeConfig,
 }
 
-/// What both kernels say of themselves.
+/// What both kernels say of themselves, with the paths of arguments that are as wide as sums.
 macro_rules! of_decode {
-    () => {
+    ($($wide:literal),+) => {
         fn name(&self) -> String {
             self.kernel().full_name()
         }
@@ -106,7 +82,8 @@ macro_rules! of_decode {
         }
 
         fn dtypes(&self) -> DTypes {
-            self.kernel().types()
+            let dtype = self.kernel().dtype;
+            DTypes::all(dtype)$(.with($wide, super::statistics_type(dtype)))+
         }
     };
 }
@@ -114,7 +91,7 @@ macro_rules! of_decode {
 impl KernelDef for Decode {
     type Args = DecodeArgs;
 
-    of_decode!();
+    of_decode!("results.lse", "parts");
 
     fn build<'k>(&self, k: K<'k>, a: DecodeParams<'k>) {
         k.start_next_grid();
@@ -122,11 +99,11 @@ impl KernelDef for Decode {
         match self.config {
             DecodeConfig::Simt(simt) => accumulate!(self.dtype, |A| {
                 let engine = SimtEngine::new(k, simt, self.dtype, 1);
-                self.body::<A, _>(k, a.task(), &engine, k.lit(0u32), grid);
+                self.body::<A, _>(k, Task::of(a), &engine, k.lit(0u32), grid);
             }),
             DecodeConfig::TensorCore(teams) => {
                 let engine = TensorCoreEngine::alone(k, teams, super::tensor_core::atom(self.dtype));
-                self.body(k, a.task(), &engine, k.warp_idx(), grid);
+                self.body(k, Task::of(a), &engine, k.warp_idx(), grid);
             }
             // Those have other arguments.
             DecodeConfig::Streams(_) => {}
@@ -145,12 +122,12 @@ pub(super) struct StreamDecode {
 impl KernelDef for StreamDecode {
     type Args = StreamArgs;
 
-    of_decode!();
+    of_decode!("of.results.lse", "of.parts");
 
     fn build<'k>(&self, k: K<'k>, a: StreamParams<'k>) {
         let kernel = self.kernel();
         k.start_next_grid();
-        let (task, team) = (a.task(), k.warp_idx());
+        let (task, team) = (Task::of(a.of), k.warp_idx());
         let boxes = [a.k_boxes, a.v_boxes];
         let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
         let of = [grid[1], grid[2]];
@@ -193,11 +170,6 @@ impl Decode {
         format!("attention_decode_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
     }
 
-    fn types(&self) -> DTypes {
-        let wide = super::statistics_type(self.dtype);
-        DTypes::all(self.dtype).with("lse", wide).with("parts", wide).with("part_lse", wide)
-    }
-
     /// One part of the keys of a head for a tile of its rows: `place` has the number of both, key head and batch.
     fn body<'k, A: Float, E: Engine<'k, A>>(
         &self,
@@ -210,8 +182,8 @@ impl Decode {
         Elem: Access<A>,
     {
         let p = a.problem;
-        let tile = number / a.splits;
-        let split = number - tile * a.splits;
+        let tile = number / a.parts.splits;
+        let split = number - tile * a.parts.splits;
         let span = Span::new(self.kind, &p, batch);
         let of = Rows { group: p.group, count: p.queries * p.group, head: key_head * p.group };
         let first = tile * self.config.rows();
@@ -229,11 +201,11 @@ impl Decode {
             ((tiles + (parts - 1)) / parts).to_i32() * columns
         };
         let (from, end, step) = if self.config.takes_turns() {
-            let share = share(a.splits);
+            let share = share(a.parts.splits);
             let from = from + split.to_i32() * share;
             (from + team.to_i32() * columns, end.min(from + share), teams.cast_signed() * columns)
         } else {
-            let share = share(a.splits * teams);
+            let share = share(a.parts.splits * teams);
             let from = from + (split * teams + team).to_i32() * share;
             (from, end.min(from + share), columns)
         };
@@ -277,11 +249,11 @@ impl Decode {
         batch: U32<'k>,
     ) -> [Source<'k>; 2] {
         let p = a.problem;
-        let any = a.has_table.ne(0);
-        let table = a.table.at(batch.to_u64() * a.table_step);
+        let any = a.pages.table.is_given();
+        let table = a.pages.table.value.at(batch.to_u64() * a.pages.step);
         let origin = Origin::Batch(any.select(0u32, batch));
         [(p.k, p.width), (p.v, p.value_width)].map(|(view, width)| {
-            let (shift, count) = (a.page_shift, a.pages.to_i32());
+            let (shift, count) = (a.pages.shift, a.pages.count.to_i32());
             let pages = Pages { table, any, shift, step: view.strides[0], count };
             Source { form: Form::Pages(pages), ..view.source(origin, key_head, span.keys, width) }
         })
@@ -337,19 +309,19 @@ impl Decode {
     ) where
         Elem: Access<A>,
     {
-        let whole = a.splits.eq(1);
+        let whole = a.parts.splits.eq(1);
         let units = Units::new(self, &a.problem, at);
         k.for_each(k.range(k.thread_idx(), units.count, self.config.threads()), |unit| {
             let Unit { row, column, exists, query, head, number } = units.at(unit);
             let (lse, values) = self.of_teams(k, scorer, found, row, column);
             let first_column = exists & column.eq(0);
-            let part = at.split.to_u64() * a.rows + number;
-            let to = a.parts.at(part * units.width.to_u64()).at(column);
-            to.only_where(exists & a.splits.ne(1), Fill::Zero).store(values.clone());
-            a.part_lse.at(part).only_where(first_column & a.splits.ne(1), Fill::Zero).set(lse);
+            let part = at.split.to_u64() * a.parts.rows + number;
+            let to = a.parts.o.at(part * units.width.to_u64()).at(column);
+            to.only_where(exists & a.parts.splits.ne(1), Fill::Zero).store(values.clone());
+            a.parts.lse.at(part).only_where(first_column & a.parts.splits.ne(1), Fill::Zero).set(lse);
             let with = Sink { there: a.sink.there & whole, ..a.sink };
             let (lse, values) = with.applied(head, lse, values);
-            let to = a.result(at.batch, query, head);
+            let to = a.o.at([at.batch, query, head]);
             to.at(column).only_where(exists & whole, Fill::Zero).store(values);
             a.lse.at(number).only_where(first_column & whole, Fill::Zero).set(lse);
         });

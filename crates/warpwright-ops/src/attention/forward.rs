@@ -1,21 +1,25 @@
 //! The forward kernel: one pass over keys and values with a running maximum and sum for each query.
 
-use warpwright_dsl::accumulate;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{accumulate, kernel_args};
 
 use super::dropout::Keys;
 use super::engine::{Engine, Matrix, each};
-use super::score::{Problem, QueryBlock, ScoreKind, Scorer, Sink, View, attention_args};
+use super::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Scorer, Sink, View};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
 use super::tuning::Config;
 
-attention_args! {
-    /// `o = softmax(score(q k)) v` and `lse`, the logarithms of the sums.
-    ForwardArgs => ForwardParams {
-        o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
-        sinks: In<f32>, has_sinks: u32,
+kernel_args! {
+    /// What a forward kernel writes, and the sinks.
+    pub(super) struct ResultArgs => ResultParams {
+        o: Strided<Out<Elem>, 3>, lse: Out<Elem>, sinks: Optional<In<f32>>,
     }
+}
+
+kernel_args! {
+    /// `o = softmax(score(q k)) v` and `lse`, the logarithms of the sums.
+    pub(super) struct ForwardArgs => ForwardParams { problem: ProblemArgs, results: ResultArgs }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,23 +80,19 @@ impl KernelDef for Forward {
     }
 
     fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("lse", super::statistics_type(self.dtype))
+        DTypes::all(self.dtype).with("results.lse", super::statistics_type(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        let results = Results {
-            o: View::new(a.o, [a.o_batch, a.o_row, a.o_head]),
-            lse: a.lse,
-            sink: Sink { sinks: a.sinks, there: a.has_sinks.ne(0) },
-        };
+        let results = Results::of(a.results);
         match self.config {
             Config::Simt(simt) => accumulate!(self.dtype, |A| {
                 let engine = SimtEngine::new(k, simt, self.dtype, 1);
-                self.body::<A, _>(k, a.problem(), results, engine);
+                self.body::<A, _>(k, Problem::of(a.problem), results, engine);
             }),
             Config::TensorCore(tensor) => {
                 let engine = TensorCoreEngine::new(k, tensor, tensor_core::atom(self.dtype), 1);
-                self.body(k, a.problem(), results, engine);
+                self.body(k, Problem::of(a.problem), results, engine);
             }
         }
     }
@@ -104,6 +104,12 @@ pub(super) struct Results<'k> {
     pub(super) o: View<'k, Write>,
     pub(super) lse: Ptr<'k, Write, Elem>,
     pub(super) sink: Sink<'k>,
+}
+
+impl<'k> Results<'k> {
+    pub(super) fn of(a: ResultParams<'k>) -> Self {
+        Self { o: View::of(a.o), lse: a.lse, sink: Sink::of(a.sinks) }
+    }
 }
 
 impl Forward {

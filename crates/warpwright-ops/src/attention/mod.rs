@@ -60,7 +60,7 @@ mod tensor_core;
 pub mod tuning;
 mod warpgroup;
 
-use warpwright_dsl::{KernelArgs, KernelDef};
+use warpwright_dsl::{Elem, In, KernelArgs, KernelDef, Optional, Out, Strided};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorRef};
@@ -70,13 +70,15 @@ use crate::catalogue::{Direction, Entry, TARGETS};
 use crate::plan::{self, Layout, Operation, Plan, PlanParts, TensorSpec, Variant};
 use crate::tensors::{InSlot, OutSlot, SlotSpec, tensors};
 
+use backward::PlaceArgs;
+use forward::ResultArgs;
 pub use functions::*;
 use options::Common;
 pub use options::{
     AlibiSlopes, Alignment, AttentionOptions, Packed, Paged, Window, check_block_table, check_key_lengths,
     check_offsets,
 };
-use score::ScoreKind;
+use score::{ProblemArgs, ScoreKind};
 use tuning::{Config, DecodeConfig, Pairs, Simt, Sweeps, TensorCore, Warpgroups, Work};
 
 const OP: &str = "attention";
@@ -198,6 +200,15 @@ impl AttentionDesc {
         self.q.shape[0] * self.q.shape[2] * self.q.shape[1]
     }
 
+    /// What forward kernels write.
+    fn results(&self) -> ResultArgs {
+        ResultArgs {
+            o: Strided { data: AttentionArgs::o.arg(), strides: options::steps(&self.o) },
+            lse: AttentionArgs::lse.arg(),
+            sinks: Optional { value: AttentionInputs::sinks.arg(), given: self.options.sinks },
+        }
+    }
+
     fn outputs(&self) -> [(&'static str, &Layout); 1] {
         [("o", &self.o)]
     }
@@ -277,10 +288,7 @@ impl AttentionDesc {
             let mut steps = Vec::new();
             let tiles = c.longest[0].div_ceil(config.rows());
             if let Some(grid) = c.grid(tiles, c.heads)? {
-                let [batch, row, head] = options::steps(&self.o);
-                let (o, lse) = (AttentionArgs::o.arg(), AttentionArgs::lse.arg());
-                let (sinks, has_sinks) = (AttentionInputs::sinks.arg(), u32::from(self.options.sinks));
-                let args = forward::ForwardArgs::new(&c, o, batch, row, head, lse, sinks, has_sinks);
+                let args = forward::ForwardArgs { problem: ProblemArgs::new(&c), results: self.results() };
                 let def = forward::Forward { dtype: self.dtype, kind: c.kind, config };
                 steps.push(step(&def, config, Work::Forward, self.dtype, target, grid, args.values())?);
             }
@@ -325,63 +333,54 @@ impl AttentionDesc {
         let key_heads = c.heads / c.group.max(1);
         let tiles = c.row_tiles(config);
         let Some(grid) = c.grid(tiles.saturating_mul(splits), key_heads)? else { return Ok(Vec::new()) };
-        let [batch, row, head] = options::steps(&self.o);
         let logarithms = self.parts_bytes(splits);
-        let has_sinks = u32::from(self.options.sinks);
         let page_rows = if self.options.paged.is_some() { self.k.shape[1] } else { 1 << 31 };
         let pages = self.options.paged.map_or(1, |_| self.k.shape[0]);
-        // What both kernels take.
-        macro_rules! args {
-            ($args:ident $(, $more:expr)*) => {
-                decode::$args::new(
-                    c,
-                    AttentionArgs::o.arg(),
-                    batch,
-                    row,
-                    head,
-                    AttentionArgs::lse.arg(),
-                    AttentionInputs::sinks.arg(),
-                    has_sinks,
-                    AttentionArgs::workspace.arg(),
-                    AttentionArgs::workspace.arg_at(logarithms),
-                    splits,
-                    rows,
-                    AttentionInputs::block_table.arg(),
-                    u32::from(self.options.paged.is_some()),
-                    self.options.paged.map_or(0, |paged| paged.pages as u64),
-                    page_rows.trailing_zeros(),
-                    u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.cast_unsigned()),
-                    $($more),*
-                )
-                .values()
-            };
-        }
+        let args = decode::DecodeArgs {
+            problem: ProblemArgs::new(c),
+            results: self.results(),
+            parts: decode::PartArgs {
+                o: AttentionArgs::workspace.arg(),
+                lse: AttentionArgs::workspace.arg_at(logarithms),
+                splits,
+                rows,
+            },
+            pages: decode::PageArgs {
+                table: Optional {
+                    value: AttentionInputs::block_table.arg(),
+                    given: self.options.paged.is_some(),
+                },
+                step: self.options.paged.map_or(0, |paged| paged.pages as u64),
+                shift: page_rows.trailing_zeros(),
+                count: u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.cast_unsigned()),
+            },
+        };
         let (args, kernel) = if let DecodeConfig::Streams(config) = config {
             let [keys, values] = config.panels(dtype);
-            let k = warpgroup::boxes(&AttentionInputs::k.arg(), &self.k, keys)?;
-            let v = warpgroup::boxes(&AttentionInputs::v.arg(), &self.v, values)?;
+            let args = decode::StreamArgs {
+                of: args,
+                k_boxes: warpgroup::boxes(&AttentionInputs::k.arg(), &self.k, keys)?,
+                v_boxes: warpgroup::boxes(&AttentionInputs::v.arg(), &self.v, values)?,
+            };
             let def = decode::StreamDecode { dtype, kind: c.kind, config };
-            (args!(StreamArgs, k, v), plan::recorded(OP, &def, target)?)
+            (args.values(), plan::recorded(OP, &def, target)?)
         } else {
             let def = decode::Decode { dtype, kind: c.kind, config };
-            (args!(DecodeArgs), plan::recorded(OP, &def, target)?)
+            (args.values(), plan::recorded(OP, &def, target)?)
         };
         let first = LaunchStep::new(kernel, grid, args).with_dynamic_shared(config.shared_bytes(dtype));
         if splits == 1 {
             return Ok(vec![first]);
         }
+        let ResultArgs { o, lse, sinks } = self.results();
         let args = parts::CombineArgs {
             parts: AttentionArgs::workspace.written(),
             part_lse: AttentionArgs::workspace.written_at(logarithms),
             splits,
             rows,
-            sinks: AttentionInputs::sinks.arg(),
-            has_sinks,
-            o: AttentionArgs::o.arg(),
-            o_batch: batch,
-            o_row: row,
-            o_head: head,
-            lse: AttentionArgs::lse.arg(),
+            sinks,
+            o,
+            lse,
             queries: c.queries,
             heads: c.heads,
             width: c.value_width,
@@ -565,14 +564,14 @@ impl AttentionBackwardDesc {
                 continue;
             }
             let mut steps = Vec::new();
-            let places = Places::pairs(&c);
-            steps.extend(self.delta(&c, target, vector, places)?);
+            let places = PlaceArgs::pairs(&c);
+            steps.extend(self.delta(&c, target, vector, &places)?);
             steps.extend(self.sweep(&c, target, Work::Queries, queries)?);
             for work in Work::of_keys(keys) {
                 steps.extend(self.sweep(&c, target, *work, keys)?);
             }
             steps.extend(self.bias_gradient(&c, target, bias)?);
-            steps.extend(self.sink_gradient(&c, target, places)?);
+            steps.extend(self.sink_gradient(&c, target, &places)?);
             variants.push(Variant { alignment, steps });
         }
         let direction = Direction::Backward;
@@ -602,13 +601,28 @@ impl AttentionBackwardDesc {
         AttentionBackwardArgs::specs(inputs(c, desc).into_iter().chain(others))
     }
 
-    /// What a sweep writes: its first gradient, and distances of that and of the gradient of the values.
-    fn written(&self, queries: bool) -> (OutSlot, [[u64; 3]; 2]) {
-        let (slot, first) = match queries {
+    /// What a sweep writes: its first gradient and that of the values.
+    fn written(&self, queries: bool) -> [Strided<Out<Elem>, 3>; 2] {
+        let first = match queries {
             true => (AttentionBackwardArgs::dq, &self.dq),
             false => (AttentionBackwardArgs::dk, &self.dk),
         };
-        (slot, [first, &self.dv].map(options::steps))
+        let strided = |(slot, layout): (OutSlot, &Layout)| Strided {
+            data: slot.arg(),
+            strides: options::steps(layout),
+        };
+        [first, (AttentionBackwardArgs::dv, &self.dv)].map(strided)
+    }
+
+    /// The gradient of the result.
+    fn dy(&self) -> Strided<In<Elem>, 3> {
+        Strided { data: AttentionBackwardArgs::dy.arg(), strides: options::steps(&self.dy) }
+    }
+
+    fn sweep_args(&self, c: &Common, queries: bool) -> backward::SweepArgs {
+        let [first, second] = self.written(queries);
+        let statistics = AttentionBackwardArgs::workspace.written();
+        backward::SweepArgs { problem: ProblemArgs::new(c), dy: self.dy(), statistics, first, second }
     }
 
     /// One sweep; `None` if there are no rows.
@@ -624,19 +638,7 @@ impl AttentionBackwardDesc {
         let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, c.heads / c.group) };
         let tiles = rows.div_ceil(config.rows());
         let Some(grid) = c.grid(tiles, heads)? else { return Ok(None) };
-        let (slot, [first, second]) = self.written(queries);
-        let args = backward::SweepArgs::of(
-            c,
-            &self.dy,
-            slot.arg(),
-            first[0],
-            first[1],
-            first[2],
-            AttentionBackwardArgs::dv.arg(),
-            second[0],
-            second[1],
-            second[2],
-        );
+        let args = self.sweep_args(c, queries);
         let dtype = self.forward.dtype;
         let def = backward::Sweep { work, dtype, kind: c.kind, config };
         step(&def, config, work, dtype, target, grid, args.values()).map(Some)
@@ -668,24 +670,18 @@ impl AttentionBackwardDesc {
         if grid.contains(&0) {
             return Ok(None);
         }
-        let strides = Layout::contiguous(bias.shape).strides.map(i64::cast_unsigned);
-        let one = bias.shape.map(|extent| u32::from(extent == 1));
-        let args = bias_gradient::BiasArgs::of(
-            c,
-            &self.dy,
-            AttentionBackwardArgs::dbias.arg(),
-            strides[0],
-            strides[1],
-            strides[2],
-            strides[3],
-            one[0],
-            one[1],
-            one[2],
-            one[3],
-            c.batch,
-            c.longest[0],
-            c.longest[1],
-        );
+        let args = bias_gradient::BiasArgs {
+            problem: ProblemArgs::new(c),
+            dy: self.dy(),
+            statistics: AttentionBackwardArgs::workspace.written(),
+            dbias: Strided {
+                data: AttentionBackwardArgs::dbias.arg(),
+                strides: Layout::contiguous(bias.shape).strides.map(i64::cast_unsigned),
+            },
+            one: bias.shape.map(|extent| u32::from(extent == 1)),
+            batches: c.batch,
+            longest: c.longest,
+        };
         let dtype = self.forward.dtype;
         let def = bias_gradient::BiasGradient { dtype, kind: c.kind, config };
         step(&def, config, Work::Bias, dtype, target, grid, args.values()).map(Some)
@@ -696,22 +692,20 @@ impl AttentionBackwardDesc {
         &self,
         c: &Common,
         target: Target,
-        places: Places,
+        places: &PlaceArgs,
     ) -> Result<Option<LaunchStep>, PlanError> {
         if !self.dsinks || c.heads == 0 {
             return Ok(None);
         }
-        let args = bias_gradient::SinkArgs::new(
-            c,
-            AttentionInputs::sinks.arg(),
-            AttentionBackwardArgs::lse.arg(),
-            AttentionBackwardArgs::workspace.written(),
-            AttentionBackwardArgs::dsinks.arg(),
-            c.batch,
-            places.pitch,
-            places.step,
-            places.apart,
-        );
+        let args = bias_gradient::SinkArgs {
+            problem: ProblemArgs::new(c),
+            sinks: AttentionInputs::sinks.arg(),
+            lse: AttentionBackwardArgs::lse.arg(),
+            statistics: AttentionBackwardArgs::workspace.written(),
+            dsinks: AttentionBackwardArgs::dsinks.arg(),
+            batches: c.batch,
+            places: places.clone(),
+        };
         let kind = ScoreKind { packed: c.kind.packed, ..ScoreKind::default() };
         let def = bias_gradient::SinkGradient { dtype: self.forward.dtype, kind };
         Ok(Some(LaunchStep::new(plan::recorded(OP, &def, target)?, [c.heads, 1, 1], args.values())))
@@ -723,7 +717,7 @@ impl AttentionBackwardDesc {
         c: &Common,
         target: Target,
         vector: u32,
-        Places { pitch, step, apart }: Places,
+        places: &PlaceArgs,
     ) -> Result<Option<LaunchStep>, PlanError> {
         let desc = &self.forward;
         let width = tuning::tile_width(c.value_width as usize).unwrap_or(tuning::MAX_WIDTH as u32);
@@ -733,24 +727,15 @@ impl AttentionBackwardDesc {
         };
         // The rows of packed sequences are those of one batch.
         let grid = [tiles, heads, desc.q.shape[0] as u32];
-        let [o, dy] = [options::steps(&desc.o), options::steps(&self.dy)];
         let args = backward::DeltaArgs {
-            o: AttentionBackwardArgs::o.arg(),
-            o_batch: o[0],
-            o_row: o[1],
-            o_head: o[2],
-            dy: AttentionBackwardArgs::dy.arg(),
-            dy_batch: dy[0],
-            dy_row: dy[1],
-            dy_head: dy[2],
+            o: Strided { data: AttentionBackwardArgs::o.arg(), strides: options::steps(&desc.o) },
+            dy: self.dy(),
             lse: AttentionBackwardArgs::lse.arg(),
             statistics: AttentionBackwardArgs::workspace.arg(),
             queries: c.queries,
             heads: c.heads,
             width: c.value_width,
-            pitch,
-            step,
-            apart,
+            places: places.clone(),
         };
         let kernel = plan::recorded(OP, &def, target)?;
         Ok(Some(LaunchStep::new(kernel, grid, args.values())))
@@ -763,27 +748,6 @@ enum Chosen {
     Blocks([Config; 2]),
     Groups(Sweeps),
     Copies([pairs::Layouts; 2]),
-}
-
-/// Where the two numbers of a query are: numbers from one head to the next, half of them, from one query to the next, and from the
-/// first number of a query to the second.
-#[derive(Clone, Copy)]
-struct Places {
-    pitch: u32,
-    step: u64,
-    apart: u64,
-}
-
-impl Places {
-    /// Side by side.
-    const fn pairs(c: &Common) -> Self {
-        Self { pitch: c.queries, step: 2, apart: 1 }
-    }
-
-    /// The first ones of all queries of a head, then the second ones.
-    const fn apart(pitch: u32) -> Self {
-        Self { pitch, step: 1, apart: pitch as u64 }
-    }
 }
 
 /// Alignment in bytes of accesses of `vector` elements.

@@ -9,8 +9,7 @@ kernel_args! {
     /// `o` and `lse` from parts of them: `splits` times `rows` rows.
     pub(super) struct CombineArgs => CombineParams {
         parts: In<Elem>, part_lse: In<Elem>, splits: u32, rows: u64,
-        sinks: In<f32>, has_sinks: u32,
-        o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
+        sinks: Optional<In<f32>>, o: Strided<Out<Elem>, 3>, lse: Out<Elem>,
         queries: u32, heads: u32, width: u32,
     }
 }
@@ -48,7 +47,7 @@ impl KernelDef for Combine {
 
     fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
         k.after_previous_grid();
-        let sink = Sink { sinks: a.sinks, there: a.has_sinks.ne(0) };
+        let sink = Sink::of(a.sinks);
         let shared = k.shared_elem(super::statistics_type(self.dtype), WARPS * WARP * self.vector);
         let parts = Parts { a, sink, shared, number: k.block_idx_x(), vector: self.vector };
         accumulate!(self.dtype, |A| parts.join::<A>(k));
@@ -154,8 +153,7 @@ impl<'k> Parts<'k> {
             let of_warp = |warp: u32| mine.at(u64::from(warp * WARP * vector)).load::<A>(vector);
             let total = (1..WARPS).fold(of_warp(0), |sum, w| sum.zip(of_warp(w), |a, b| a + b));
             let (lse, values) = self.sink.applied(head, whole, total.map(|v| v * inverse));
-            let to = batch.to_u64() * a.o_batch + query.to_u64() * a.o_row + head.to_u64() * a.o_head;
-            a.o.at(to).at(column).store(values);
+            a.o.at([batch, query, head]).at(column).store(values);
             a.lse.at(self.number).only_where(column.eq(0), Fill::Zero).set(lse);
         });
     }

@@ -1,11 +1,13 @@
 //! What happens to a product `q k` before the softmax, and what its gradient passes on the way back: one place for every
 //! kernel.
 
-use warpwright_dsl::Parked;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{OptionalParam, Parked, StridedPtr, kernel_args};
 
+use super::AttentionInputs;
 use super::dropout::{Draws, Kept, Keys, Seeds};
 use super::engine::{Destination, Engine, Form, Matrix, Place, Source, Walk, scaled};
+use super::options::Common;
 use super::pairs::Copied;
 
 /// Base-2 logarithm of e.
@@ -47,115 +49,56 @@ impl ScoreKind {
     }
 }
 
-/// Arguments that every kernel of the family has, and its own.
-macro_rules! attention_args {
-    ($(#[$meta:meta])* $args:ident => $params:ident { $($field:ident: $ty:ty),* $(,)? }) => {
-        warpwright_dsl::kernel_args! {
-            $(#[$meta])*
-            pub(in crate::attention) struct $args => $params {
-                q: In<Elem>, k: In<Elem>, v: In<Elem>,
-                q_batch: u64, q_row: u64, q_head: u64,
-                k_batch: u64, k_row: u64, k_head: u64,
-                v_batch: u64, v_row: u64, v_head: u64,
-                queries: u32, keys: u32, heads: u32, group: u32, width: u32, value_width: u32,
-                group_reciprocal: u32,
-                left: i32, right: i32, bottom_right: u32,
-                scale: f64, softcap: f64,
-                bias: In<Elem>, bias_batch: u64, bias_head: u64, bias_row: u64, bias_column: u64,
-                slopes: In<f32>, slopes_batch: u64, lengths: In<i32>,
-                query_offsets: In<i32>, key_offsets: In<i32>,
-                random: In<u64>, threshold: u32, keeping: f64,
-                $($field: $ty),*
-            }
-        }
-
-        impl $args {
-            /// The arguments of a launch.
-            #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
-            pub(in crate::attention) fn new(c: &$crate::attention::Common, $($field: $ty),*) -> Self {
-                use $crate::attention::AttentionInputs;
-                let (q, k, v, bias) = (c.q, c.k, c.v, c.bias);
-                Self {
-                    q: AttentionInputs::q.arg(), k: AttentionInputs::k.arg(), v: AttentionInputs::v.arg(),
-                    q_batch: q[0], q_row: q[1], q_head: q[2],
-                    k_batch: k[0], k_row: k[1], k_head: k[2],
-                    v_batch: v[0], v_row: v[1], v_head: v[2],
-                    queries: c.queries, keys: c.keys, heads: c.heads, group: c.group,
-                    width: c.width, value_width: c.value_width,
-                    group_reciprocal: u32::MAX / c.group.max(2) + 1,
-                    left: c.left, right: c.right, bottom_right: c.bottom_right,
-                    scale: c.scale, softcap: c.softcap,
-                    bias: AttentionInputs::bias.arg(),
-                    bias_batch: bias[0], bias_head: bias[1], bias_row: bias[2], bias_column: bias[3],
-                    slopes: AttentionInputs::slopes.arg(), slopes_batch: c.slopes_batch,
-                    lengths: AttentionInputs::key_lengths.arg(),
-                    query_offsets: AttentionInputs::query_offsets.arg(), key_offsets: AttentionInputs::key_offsets.arg(),
-                    random: AttentionInputs::random.arg(), threshold: c.threshold, keeping: c.keeping,
-                    $($field),*
-                }
-            }
-        }
-
-        impl<'k> $params<'k> {
-            /// The handles that every kernel has.
-            pub(in crate::attention) fn problem(&self) -> $crate::attention::score::Problem<'k> {
-                $crate::attention::score::Problem {
-                    q: $crate::attention::score::View::new(self.q, [self.q_batch, self.q_row, self.q_head]),
-                    k: $crate::attention::score::View::new(self.k, [self.k_batch, self.k_row, self.k_head]),
-                    v: $crate::attention::score::View::new(self.v, [self.v_batch, self.v_row, self.v_head]),
-                    queries: self.queries, keys: self.keys, heads: self.heads, group: self.group,
-                    width: self.width, value_width: self.value_width, group_reciprocal: self.group_reciprocal,
-                    left: self.left, right: self.right, bottom_right: self.bottom_right,
-                    scale: self.scale, softcap: self.softcap,
-                    bias: self.bias,
-                    bias_strides: [self.bias_batch, self.bias_head, self.bias_row, self.bias_column],
-                    slopes: self.slopes, slopes_batch: self.slopes_batch, lengths: self.lengths,
-                    offsets: [self.query_offsets, self.key_offsets],
-                    random: self.random, parked_random: None, threshold: self.threshold, keeping: self.keeping,
-                }
-            }
-        }
-    };
+kernel_args! {
+    /// What every kernel of the family takes.
+    pub(in crate::attention) struct ProblemArgs => ProblemParams {
+        q: In<Elem>, k: In<Elem>, v: In<Elem>,
+        q_strides: [u64; 3], k_strides: [u64; 3], v_strides: [u64; 3],
+        queries: u32, keys: u32, heads: u32, group: u32, width: u32, value_width: u32,
+        group_reciprocal: u32,
+        left: i32, right: i32, bottom_right: u32,
+        scale: f64, softcap: f64,
+        /// Along batch, head, row and column.
+        bias: Strided<In<Elem>, 4>,
+        slopes: In<f32>, slopes_batch: u64, lengths: In<i32>,
+        /// Where the queries and the keys of packed sequences begin.
+        offsets: [In<i32>; 2],
+        random: In<u64>, threshold: u32, keeping: f64,
+    }
 }
-pub(super) use attention_args;
 
-/// The same for kernels that compute gradients from the gradient of the result and `Statistics`.
-macro_rules! gradient_args {
-    ($(#[$meta:meta])* $args:ident => $params:ident { $($field:ident: $ty:ty),* $(,)? }) => {
-        $crate::attention::score::attention_args! {
-            $(#[$meta])*
-            $args => $params {
-                dy: In<Elem>, dy_batch: u64, dy_row: u64, dy_head: u64,
-                statistics: In<Elem>,
-                $($field: $ty),*
-            }
+impl ProblemArgs {
+    pub(super) fn new(c: &Common) -> Self {
+        Self {
+            q: AttentionInputs::q.arg(),
+            k: AttentionInputs::k.arg(),
+            v: AttentionInputs::v.arg(),
+            q_strides: c.q,
+            k_strides: c.k,
+            v_strides: c.v,
+            queries: c.queries,
+            keys: c.keys,
+            heads: c.heads,
+            group: c.group,
+            width: c.width,
+            value_width: c.value_width,
+            group_reciprocal: u32::MAX / c.group.max(2) + 1,
+            left: c.left,
+            right: c.right,
+            bottom_right: c.bottom_right,
+            scale: c.scale,
+            softcap: c.softcap,
+            bias: Strided { data: AttentionInputs::bias.arg(), strides: c.bias },
+            slopes: AttentionInputs::slopes.arg(),
+            slopes_batch: c.slopes_batch,
+            lengths: AttentionInputs::key_lengths.arg(),
+            offsets: [AttentionInputs::query_offsets.arg(), AttentionInputs::key_offsets.arg()],
+            random: AttentionInputs::random.arg(),
+            threshold: c.threshold,
+            keeping: c.keeping,
         }
-
-        impl $args {
-            /// The arguments of a launch, of which the gradient of the result has a layout.
-            #[allow(clippy::too_many_arguments, reason = "as many as the kernel has")]
-            pub(in crate::attention) fn of(
-                c: &$crate::attention::Common,
-                dy: &$crate::plan::Layout,
-                $($field: $ty),*
-            ) -> Self {
-                use $crate::attention::{AttentionBackwardArgs, options};
-                let [batch, row, head] = options::steps(dy);
-                let statistics = AttentionBackwardArgs::workspace.written();
-                Self::new(c, AttentionBackwardArgs::dy.arg(), batch, row, head, statistics, $($field),*)
-            }
-        }
-
-        impl<'k> $params<'k> {
-            /// The gradient of the result.
-            pub(in crate::attention) fn dy(&self) -> $crate::attention::score::View<'k, Read> {
-                let strides = [self.dy_batch, self.dy_row, self.dy_head];
-                $crate::attention::score::View::new(self.dy, strides)
-            }
-        }
-    };
+    }
 }
-pub(super) use gradient_args;
 
 /// Where the rows of a sequence begin.
 #[derive(Clone, Copy, Debug)]
@@ -179,6 +122,10 @@ pub(super) struct View<'k, S: warpwright_dsl::Space> {
 impl<'k, S: warpwright_dsl::Space> View<'k, S> {
     pub(super) fn new(data: Ptr<'k, S, Elem>, strides: [U64<'k>; 3]) -> Self {
         Self { data, strides, copied: None }
+    }
+
+    pub(super) fn of(tensor: StridedPtr<'k, Ptr<'k, S, Elem>, 3>) -> Self {
+        Self::new(tensor.data, tensor.strides)
     }
 
     /// Elements to the first row of one head of a sequence.
@@ -232,7 +179,7 @@ impl<'k> View<'k, Write> {
     }
 }
 
-/// What [`attention_args!`] declares.
+/// [`ProblemArgs`] in a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Problem<'k> {
     pub(super) q: View<'k, Read>,
@@ -252,8 +199,7 @@ pub(super) struct Problem<'k> {
     pub(super) bottom_right: U32<'k>,
     pub(super) scale: F64<'k>,
     pub(super) softcap: F64<'k>,
-    pub(super) bias: Ptr<'k, Read, Elem>,
-    pub(super) bias_strides: [U64<'k>; 4],
+    pub(super) bias: StridedPtr<'k, Ptr<'k, Read, Elem>, 4>,
     pub(super) slopes: Ptr<'k, Read, f32>,
     pub(super) slopes_batch: U64<'k>,
     pub(super) lengths: Ptr<'k, Read, i32>,
@@ -270,6 +216,35 @@ pub(super) struct Problem<'k> {
 }
 
 impl<'k> Problem<'k> {
+    pub(super) fn of(a: ProblemParams<'k>) -> Self {
+        Self {
+            q: View::new(a.q, a.q_strides),
+            k: View::new(a.k, a.k_strides),
+            v: View::new(a.v, a.v_strides),
+            queries: a.queries,
+            keys: a.keys,
+            heads: a.heads,
+            group: a.group,
+            width: a.width,
+            value_width: a.value_width,
+            group_reciprocal: a.group_reciprocal,
+            left: a.left,
+            right: a.right,
+            bottom_right: a.bottom_right,
+            scale: a.scale,
+            softcap: a.softcap,
+            bias: a.bias,
+            slopes: a.slopes,
+            slopes_batch: a.slopes_batch,
+            lengths: a.lengths,
+            offsets: a.offsets,
+            random: a.random,
+            parked_random: None,
+            threshold: a.threshold,
+            keeping: a.keeping,
+        }
+    }
+
     /// Seed and offset of what is dropped.
     fn random(&self) -> [U64<'k>; 2] {
         [0u64, 1].map(|at| self.random.at(at).get::<u64>())
@@ -461,6 +436,10 @@ pub(super) struct Sink<'k> {
 }
 
 impl<'k> Sink<'k> {
+    pub(super) fn of(sinks: OptionalParam<'k, Ptr<'k, Read, f32>>) -> Self {
+        Self { sinks: sinks.value, there: sinks.is_given() }
+    }
+
     /// `lse` with the sink of the head, and values, normalised without it, normalised with it.
     pub(super) fn applied<A: Float>(
         self,
@@ -610,9 +589,12 @@ where
     ) -> Self {
         let k = head.k();
         let scale: Reg<'k, A> = p.scale.convert();
-        let [of_batch, of_head, bias_row, bias_column] = p.bias_strides;
-        let bias =
-            if kind.bias { p.bias.at(batch.to_u64() * of_batch + head.to_u64() * of_head) } else { p.bias };
+        let [of_batch, of_head, bias_row, bias_column] = p.bias.strides;
+        let bias = if kind.bias {
+            p.bias.data.at(batch.to_u64() * of_batch + head.to_u64() * of_head)
+        } else {
+            p.bias.data
+        };
         let slope = kind.alibi.then(|| {
             p.slopes.at(batch.to_u64() * p.slopes_batch + head.to_u64()).get::<f32>().convert::<A>()
         });

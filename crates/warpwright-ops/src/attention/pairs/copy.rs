@@ -16,12 +16,12 @@ const APART: u32 = 16;
 kernel_args! {
     /// What [`Copy`] reads and writes.
     pub(in crate::attention) struct CopyArgs => CopyParams {
-        x: In<Elem>, batch: u64, row: u64, head: u64, rows: u32, width: u32, heads: u32,
+        x: Strided<In<Elem>, 3>, rows: u32, width: u32, heads: u32,
         pairs: Out<Elem>, factors: Out<f32>,
         /// Rows of a head in the copy.
         pitch: u32,
         /// Rows of each batch that count, if there are such numbers.
-        lengths: In<i32>, has_lengths: u32,
+        lengths: Optional<In<i32>>,
     }
 }
 
@@ -63,13 +63,14 @@ impl KernelDef for Copy {
         let (head, batch) = (k.block_idx_y(), k.block_idx_z());
         let column = (k.thread_idx() & (lanes - 1)) * VECTOR;
         let first = k.block_idx_x() * TILE + (k.thread_idx() >> lanes.trailing_zeros());
-        let from = a.x.at(batch.to_u64() * a.batch + head.to_u64() * a.head).at(column);
+        let [of_batch, of_row, of_head] = a.x.strides;
+        let from = a.x.data.at(batch.to_u64() * of_batch + head.to_u64() * of_head).at(column);
         let rows: Vec<_> = (0..TILE).step_by(self.at_once() as usize).map(|down| first + down).collect();
-        let length = a.lengths.at(batch).only_where(a.has_lengths.ne(0), Fill::Zero).get::<i32>();
-        let count = a.has_lengths.ne(0).select(length.max(0i32).to_u32().min(a.rows), a.rows);
+        let length = a.lengths.value.at(batch).only_where(a.lengths.is_given(), Fill::Zero).get::<i32>();
+        let count = a.lengths.is_given().select(length.max(0i32).to_u32().min(a.rows), a.rows);
         let load = |row: &U32<'k>| {
             let there = row.lt(count) & column.lt(a.width);
-            from.at(row.to_u64() * a.row).only_where(there, Fill::Zero).load::<f32>(VECTOR)
+            from.at(row.to_u64() * of_row).only_where(there, Fill::Zero).load::<f32>(VECTOR)
         };
         let loaded: Vec<Lanes<'k, f32>> = rows.iter().map(load).collect();
         let factor = self.factor(k, &loaded);

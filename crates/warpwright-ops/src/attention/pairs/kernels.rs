@@ -1,34 +1,32 @@
 //! The kernels that read copies: those of [`Forward`] and [`Sweep`] with another engine, and what both need for it.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{In, MmaAtom, Out};
+use warpwright_dsl::{MmaAtom, kernel_args};
 
-use super::super::backward::{Gradients, Sweep};
-use super::super::forward::{Forward, Results};
-use super::super::score::{Problem, ScoreKind, Sink, View, attention_args, gradient_args};
+use super::super::backward::{Gradients, Sweep, SweepArgs, SweepParams};
+use super::super::forward::{Forward, ResultArgs, Results};
+use super::super::score::{Problem, ProblemArgs, ScoreKind, View};
 use super::super::tensor_core::{TensorCore, TensorCoreEngine};
 use super::super::tuning::{Config, Work};
 use super::{Copied, Pairs, PairsEngine, TILE};
 
-attention_args! {
+kernel_args! {
     /// As `forward::ForwardArgs`, and copies of queries, keys and values with so many rows a head.
-    ForwardArgs => ForwardParams {
-        o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
-        sinks: In<f32>, has_sinks: u32,
-        q_pairs: In<Elem>, k_pairs: In<Elem>, v_pairs: In<Elem>,
-        q_factors: In<f32>, k_factors: In<f32>, v_factors: In<f32>,
-        query_pitch: u32, key_pitch: u32,
+    pub(super) struct ForwardArgs => ForwardParams {
+        problem: ProblemArgs, results: ResultArgs,
+        copies: [In<Elem>; 3], factors: [In<f32>; 3],
+        /// Of queries and of keys.
+        pitches: [u32; 2],
     }
 }
 
-gradient_args! {
-    /// As `backward::SweepArgs`, and copies.
-    SweepArgs => SweepParams {
-        first: Out<Elem>, first_batch: u64, first_row: u64, first_head: u64,
-        second: Out<Elem>, second_batch: u64, second_row: u64, second_head: u64,
-        q_pairs: In<Elem>, k_pairs: In<Elem>, v_pairs: In<Elem>, dy_pairs: In<Elem>,
-        q_factors: In<f32>, k_factors: In<f32>, v_factors: In<f32>, dy_factors: In<f32>,
-        query_pitch: u32, key_pitch: u32,
+kernel_args! {
+    /// As `backward::SweepArgs`, and copies, that of the gradient of the result last.
+    pub(super) struct PairsSweepArgs => PairsSweepParams {
+        sweep: SweepArgs,
+        copies: [In<Elem>; 4], factors: [In<f32>; 4],
+        /// Of queries and of keys.
+        pitches: [u32; 2],
     }
 }
 
@@ -144,8 +142,7 @@ impl From {
 
 /// Types of the arguments of both kernels.
 fn dtypes() -> DTypes {
-    let of_copies = ["q_pairs", "k_pairs", "v_pairs"];
-    of_copies.into_iter().fold(DTypes::all(DType::F32), |dtypes, name| dtypes.with(name, DType::F16))
+    DTypes::all(DType::F32).with("copies", DType::F16)
 }
 
 /// [`Forward`] of `f32` from copies.
@@ -171,20 +168,11 @@ impl KernelDef for PairsForward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        let results = Results {
-            o: View::new(a.o, [a.o_batch, a.o_row, a.o_head]),
-            lse: a.lse,
-            sink: Sink { sinks: a.sinks, there: a.has_sinks.ne(0) },
-        };
-        let copies = Copies {
-            q: (a.q_pairs, a.q_factors),
-            k: (a.k_pairs, a.k_factors),
-            v: (a.v_pairs, a.v_factors),
-            dy: None,
-            pitches: [a.query_pitch, a.key_pitch],
-            width: self.from.width(),
-        };
-        let p = a.problem();
+        let results = Results::of(a.results);
+        let [q, k_copy, v] = [0, 1, 2].map(|i: usize| (a.copies[i], a.factors[i]));
+        let width = self.from.width();
+        let copies = Copies { q, k: k_copy, v, dy: None, pitches: a.pitches, width };
+        let p = Problem::of(a.problem);
         let [_, head, batch] = p.place(k, false);
         let suit = copies.suit(k, &p, (head, k.lit(1u32)), p.key_head(head), batch);
         let forward = Forward { dtype: DType::F32, kind: self.kind, config: self.from.config() };
@@ -208,7 +196,7 @@ pub(super) struct PairsSweep {
 }
 
 impl KernelDef for PairsSweep {
-    type Args = SweepArgs;
+    type Args = PairsSweepArgs;
 
     fn name(&self) -> String {
         let Self { work, kind, from } = self;
@@ -220,24 +208,16 @@ impl KernelDef for PairsSweep {
     }
 
     fn dtypes(&self) -> DTypes {
-        dtypes().with("dy_pairs", DType::F16)
+        dtypes()
     }
 
-    fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
-        let (p, dy, work) = (a.problem(), a.dy(), self.work);
-        let gradients = Gradients {
-            first: View::new(a.first, [a.first_batch, a.first_row, a.first_head]),
-            second: View::new(a.second, [a.second_batch, a.second_row, a.second_head]),
-            statistics: a.statistics,
-        };
-        let copies = Copies {
-            q: (a.q_pairs, a.q_factors),
-            k: (a.k_pairs, a.k_factors),
-            v: (a.v_pairs, a.v_factors),
-            dy: Some((a.dy_pairs, a.dy_factors)),
-            pitches: [a.query_pitch, a.key_pitch],
-            width: self.from.width(),
-        };
+    fn build<'k>(&self, k: K<'k>, a: PairsSweepParams<'k>) {
+        let SweepParams { problem, dy, statistics, first, second } = a.sweep;
+        let (p, dy, work) = (Problem::of(problem), View::of(dy), self.work);
+        let gradients = Gradients { first: View::of(first), second: View::of(second), statistics };
+        let [q, k_copy, v, of_dy] = [0, 1, 2, 3].map(|i: usize| (a.copies[i], a.factors[i]));
+        let width = self.from.width();
+        let copies = Copies { q, k: k_copy, v, dy: Some(of_dy), pitches: a.pitches, width };
         let [_, head, batch] = p.place(k, false);
         let suit = if work == Work::Queries {
             copies.suit(k, &p, (head, k.lit(1u32)), p.key_head(head), batch)

@@ -1,20 +1,20 @@
 //! Which problems are computed from copies, and the launches of that.
 
-use warpwright_dsl::KernelArgs;
+use warpwright_dsl::{Elem, In, KernelArgs, Optional, Strided};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
+use super::super::backward::PlaceArgs;
 use super::super::options::{self, Common};
-use super::super::score::ScoreKind;
+use super::super::score::{ProblemArgs, ScoreKind};
 use super::super::tensor_core::TensorCore;
 use super::super::tuning::{self, Config, Pairs, Work};
 use super::super::{
     AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, OP,
-    Places as StatisticsPlaces,
 };
 use super::copy::{Copy, CopyArgs};
-use super::kernels::{ForwardArgs, From, PairsForward, PairsSweep, SweepArgs};
+use super::kernels::{ForwardArgs, From, PairsForward, PairsSweep, PairsSweepArgs};
 use super::{TILE, TILES_OF_A_BLOCK};
 use crate::PlanError;
 use crate::catalogue::Direction;
@@ -73,6 +73,13 @@ impl Places {
         self.pairs(copies) + self.factors(copies)
     }
 
+    /// What kernels read of copies that are all that there are.
+    fn written<const N: usize>(&self, numbers: [u64; N]) -> ([In<Elem>; N], [In<f32>; N]) {
+        let at = |number, which: usize| self.offsets(number, N as u64)[which];
+        let copies = numbers.map(|number| self.workspace.written_at(at(number, 0)));
+        (copies, numbers.map(|number| self.workspace.written_at(at(number, 1))))
+    }
+
     /// Offsets of pairs and factors of copy `number` of `copies`.
     fn offsets(&self, number: u64, copies: u64) -> [u64; 2] {
         [self.before + self.pairs(number), self.before + self.pairs(copies) + self.factors(number)]
@@ -107,21 +114,16 @@ fn recorded_copy(
     let which = usize::from(!queries);
     let (heads, pitch) = (places.heads[which], places.pitches[which]);
     let Some(grid) = c.grid(pitch / TILE, heads)? else { return Ok(None) };
-    let [batch, row, head] = options::steps(layout);
     let [pairs, factors] = places.offsets(number, copies);
     let args = CopyArgs {
-        x: slot.arg(),
-        batch,
-        row,
-        head,
+        x: Strided { data: slot.arg(), strides: options::steps(layout) },
         rows: layout.shape[1] as u32,
         width: layout.shape[3] as u32,
         heads,
         pairs: places.workspace.arg_at(pairs),
         factors: places.workspace.arg_at(factors),
         pitch,
-        lengths: AttentionInputs::key_lengths.arg(),
-        has_lengths: u32::from(c.kind.lengths && !queries),
+        lengths: Optional { value: AttentionInputs::key_lengths.arg(), given: c.kind.lengths && !queries },
     };
     let kernel = plan::recorded(OP, &Copy { width: places.width }, target)?;
     Ok(Some(LaunchStep::new(kernel, grid, args.values())))
@@ -168,28 +170,14 @@ impl AttentionDesc {
         for copied in copies {
             steps.extend(recorded_copy(c, &places, target, copied, 3)?);
         }
-        let [batch, row, head] = options::steps(&self.o);
-        let at = |number| places.offsets(number, 3);
-        let of_pairs = |number| places.workspace.written_at(at(number)[0]);
-        let factors = |number| places.workspace.written_at(at(number)[1]);
-        let args = ForwardArgs::new(
-            c,
-            AttentionArgs::o.arg(),
-            batch,
-            row,
-            head,
-            AttentionArgs::lse.arg(),
-            AttentionInputs::sinks.arg(),
-            u32::from(self.options.sinks),
-            of_pairs(0),
-            of_pairs(1),
-            of_pairs(2),
-            factors(0),
-            factors(1),
-            factors(2),
-            places.pitches[0],
-            places.pitches[1],
-        );
+        let (copies, factors) = places.written([0, 1, 2]);
+        let args = ForwardArgs {
+            problem: ProblemArgs::new(c),
+            results: self.results(),
+            copies,
+            factors,
+            pitches: places.pitches,
+        };
         for from in [From::Copies(pairs), From::Tensors(tensors)] {
             let Some(grid) = c.grid(c.longest[0].div_ceil(from.rows()), c.heads)? else { continue };
             let kernel = plan::recorded(OP, &PairsForward { kind: c.kind, from }, target)?;
@@ -250,9 +238,9 @@ impl AttentionBackwardDesc {
             (2, AttentionInputs::v, false, &desc.v),
             (3, AttentionBackwardArgs::dy, true, &self.dy),
         ];
-        let statistics = StatisticsPlaces::pairs(c);
+        let statistics = PlaceArgs::pairs(c);
         let mut steps = Vec::new();
-        steps.extend(self.delta(c, target, tensors.vector, statistics)?);
+        steps.extend(self.delta(c, target, tensors.vector, &statistics)?);
         for copied in copies {
             steps.extend(recorded_copy(c, &places, target, copied, 4)?);
         }
@@ -260,32 +248,9 @@ impl AttentionBackwardDesc {
             let queries = work == Work::Queries;
             let [of_queries, of_keys] = c.longest;
             let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, places.heads[1]) };
-            let (slot, [first, second]) = self.written(queries);
-            let at = |number| places.offsets(number, 4);
-            let of_pairs = |number| places.workspace.written_at(at(number)[0]);
-            let factors = |number| places.workspace.written_at(at(number)[1]);
-            let args = SweepArgs::of(
-                c,
-                &self.dy,
-                slot.arg(),
-                first[0],
-                first[1],
-                first[2],
-                AttentionBackwardArgs::dv.arg(),
-                second[0],
-                second[1],
-                second[2],
-                of_pairs(0),
-                of_pairs(1),
-                of_pairs(2),
-                of_pairs(3),
-                factors(0),
-                factors(1),
-                factors(2),
-                factors(3),
-                places.pitches[0],
-                places.pitches[1],
-            );
+            let (copies, factors) = places.written([0, 1, 2, 3]);
+            let sweep = self.sweep_args(c, queries);
+            let args = PairsSweepArgs { sweep, copies, factors, pitches: places.pitches };
             for from in [From::Copies(pairs), From::Tensors(tensors)] {
                 let Some(grid) = c.grid(rows.div_ceil(from.rows()), heads)? else { continue };
                 let kernel = plan::recorded(OP, &PairsSweep { work, kind: c.kind, from }, target)?;
@@ -294,7 +259,7 @@ impl AttentionBackwardDesc {
             }
         }
         steps.extend(self.bias_gradient(c, target, Config::TensorCore(*tensors))?);
-        steps.extend(self.sink_gradient(c, target, statistics)?);
+        steps.extend(self.sink_gradient(c, target, &statistics)?);
         Ok(steps)
     }
 }

@@ -6,21 +6,21 @@
 //! summed.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Boxes, Mbarrier, Part, Ring, Turn, WARP, WarpgroupSums};
+use warpwright_dsl::{Boxes, Mbarrier, Part, Ring, Turn, WARP, WarpgroupSums, kernel_args};
 
 use super::super::engine::{Destination, Walk};
-use super::super::score::{ScoreKind, Scorer, Span, View, attention_args};
+use super::super::score::{Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
 use super::super::tuning::Work;
 use super::sweeps::SweepGroups;
 use super::{GROUP, GROUP_ROWS};
 
-attention_args! {
+kernel_args! {
     /// Gradients from `do` and what is known of queries: of queries in `first`, or of keys in `first` and of values in `second`.
-    WarpgroupArgs => WarpgroupParams {
+    pub(super) struct WarpgroupArgs => WarpgroupParams {
+        problem: ProblemArgs,
         own_first: Boxes, own_second: Boxes, columns_first: Boxes, columns_second: Boxes,
         statistics: In<Elem>, of_queries: Boxes, pitch: u32,
-        first: Out<Elem>, first_batch: u64, first_row: u64, first_head: u64,
-        second: Out<Elem>, second_batch: u64, second_row: u64, second_head: u64,
+        first: Strided<Out<Elem>, 3>, second: Strided<Out<Elem>, 3>,
     }
 }
 
@@ -108,7 +108,7 @@ impl WarpgroupSweep {
     }
 
     fn block_of<'k>(&self, k: K<'k>, a: &WarpgroupParams<'k>) -> Block<'k> {
-        let p = a.problem();
+        let p = Problem::of(a.problem);
         let (rows, columns) = (self.config.rows(), self.config.columns);
         let base = k.dynamic_shared_tiles();
         let (own_ready, ring) = (k.mbarriers(1).at(0), k.ring(self.config.tiles));
@@ -155,8 +155,8 @@ impl WarpgroupSweep {
         if self.of_queries() {
             return body(block.head, init);
         }
-        let first = block.key_head * a.group;
-        k.fold(k.range(first, first + a.group, 1u32), init, body)
+        let first = block.key_head * a.problem.group;
+        k.fold(k.range(first, first + a.problem.group, 1u32), init, body)
     }
 
     /// Copies the tiles of all steps, as places in the ring become free: that of the second tensor, then that of the first.
@@ -176,7 +176,7 @@ impl WarpgroupSweep {
             let (tile, ring) = (self.config.of_products(self.dtype), block.ring);
             let _ = self.heads(k, a, block, ring.start(k), |head, turn| {
                 let of_columns = [if self.of_queries() { block.key_head } else { head }, block.batch];
-                let kinds = (block.batch * a.heads + head) * 2;
+                let kinds = (block.batch * a.problem.heads + head) * 2;
                 let steps = k.range(block.walk.from, block.walk.end, self.config.columns.cast_signed());
                 k.fold(steps, turn, |at, turn| {
                     let row = at.to_u32();
@@ -238,7 +238,7 @@ impl WarpgroupSweep {
             ),
         };
         let known = if self.of_queries() { Known::Rows(group.of_rows(a)) } else { Known::Columns };
-        let p = a.problem();
+        let p = Problem::of(a.problem);
         let _ = self.heads(k, a, block, block.ring.start(k), |head, turn| {
             let scorer = Scorer::new(self.kind, Precision::Storage, &p, block.span, head, block.batch);
             group.walk(k, &scorer, &known, turn)
@@ -269,7 +269,7 @@ type Weights<'k> = (Vec<U32<'k>>, Vec<U32<'k>>);
 impl<'k> Group<'k, '_> {
     fn of_rows(&self, a: &WarpgroupParams<'k>) -> [[F32<'k>; 2]; 2] {
         let Block { span, head, batch, .. } = *self.block;
-        let of_head = (batch * a.heads + head).mul_wide(a.pitch) * 2u64;
+        let of_head = (batch * a.problem.heads + head).mul_wide(a.pitch) * 2u64;
         [0, 8].map(|down| {
             let row = self.lane.row + down;
             let at = a.statistics.at(of_head + row.to_u64());
@@ -421,11 +421,8 @@ impl<'k> Group<'k, '_> {
 
     /// Writes the gradients.
     fn store(&self, a: &WarpgroupParams<'k>) {
-        let (p, span) = (a.problem(), self.block.span);
-        let (first, second) = (
-            View::new(a.first, [a.first_batch, a.first_row, a.first_head]),
-            View::new(a.second, [a.second_batch, a.second_row, a.second_head]),
-        );
+        let (p, span) = (Problem::of(a.problem), self.block.span);
+        let (first, second) = (View::of(a.first), View::of(a.second));
         let (of, head, rows, below) = match self.sweep.of_queries() {
             true => (span.of_queries, self.block.head, span.queries, None),
             // Keys that a sequence does not have get gradients of 0.

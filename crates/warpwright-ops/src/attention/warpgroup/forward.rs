@@ -7,21 +7,20 @@
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
-    Along, Boxes, Mbarrier, Packed, PanelTile, Ring, TensorBoxes, Turn, WARP, WarpgroupSums,
+    Along, Boxes, Mbarrier, Packed, PanelTile, Ring, TensorBoxes, Turn, WARP, WarpgroupSums, kernel_args,
 };
 
 use super::super::engine::{Matrix, Place, Walk};
-use super::super::forward::{Rows, close, far_above, greatest, powers, risen};
-use super::super::score::{Origin, QueryBlock, ScoreKind, Sink, Span, View, attention_args};
+use super::super::forward::{ResultArgs, Rows, close, far_above, greatest, powers, risen};
+use super::super::score::{Origin, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, Span, View};
 use super::super::statistics_type;
 use super::order::TileOrder;
 use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES};
 
-attention_args! {
+kernel_args! {
     /// `o = softmax(score(q k)) v` and `lse`, the logarithms of the sums.
-    ForwardArgs => ForwardParams {
-        o: Out<Elem>, o_batch: u64, o_row: u64, o_head: u64, lse: Out<Elem>,
-        sinks: In<f32>, has_sinks: u32,
+    pub(in crate::attention) struct ForwardArgs => ForwardParams {
+        problem: ProblemArgs, results: ResultArgs,
         q_boxes: Boxes, k_boxes: Boxes, v_boxes: Boxes,
         tiles: u32, all_tiles: u32,
     }
@@ -221,7 +220,7 @@ impl KernelDef for WarpgroupForward {
     }
 
     fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("lse", statistics_type(self.dtype))
+        DTypes::all(self.dtype).with("results.lse", statistics_type(self.dtype))
     }
 
     fn min_blocks_per_sm(&self) -> Option<u32> {
@@ -230,7 +229,7 @@ impl KernelDef for WarpgroupForward {
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
         let Warpgroups { groups, columns, stages, staying, .. } = self.config;
-        let p = a.problem();
+        let p = Problem::of(a.problem);
         let tiles = self.config.tiles(self.dtype);
         let q_at = k.dynamic_shared_tiles();
         let keys_at = q_at + tiles.q.bytes();
@@ -560,7 +559,7 @@ impl<'k> Consumer<'_, 'k> {
     /// Writes the normalised values and the logarithms.
     fn store(&self, a: &ForwardParams<'k>, state: Running<'k>) {
         let (k, block) = (self.k(), &self.shared.block);
-        let p = a.problem();
+        let p = Problem::of(a.problem);
         let queries: Vec<_> = self.place.rows.iter().map(|row| block.first + row.to_i32()).collect();
         let factors = close(
             k,
@@ -571,11 +570,11 @@ impl<'k> Consumer<'_, 'k> {
                 rows: queries.clone(),
                 writes: self.place.first.eq(0),
                 head: block.head,
-                lse: a.lse.at(p.first_row(block.span.of_queries, block.head)),
-                sink: Sink { sinks: a.sinks, there: a.has_sinks.ne(0) },
+                lse: a.results.lse.at(p.first_row(block.span.of_queries, block.head)),
+                sink: Sink::of(a.results.sinks),
             },
         );
-        let o = View::new(a.o, [a.o_batch, a.o_row, a.o_head]);
+        let o = View::of(a.results.o);
         let to = o.destination(block.span.of_queries, block.head, block.span.queries, p.value_width);
         let quad = k.lane_idx() & 3;
         for (slot, query) in queries.iter().enumerate() {

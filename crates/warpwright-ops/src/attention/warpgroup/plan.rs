@@ -6,9 +6,9 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::super::options::{self, Common};
-use super::super::score::ScoreKind;
+use super::super::score::{ProblemArgs, ScoreKind};
 use super::super::tuning::{self, Warpgroups};
-use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, OP};
+use super::super::{AttentionDesc, AttentionInputs, OP};
 use super::forward::{ForwardArgs, WarpgroupForward};
 use super::{boxes, reach, recorded};
 use crate::PlanError;
@@ -71,14 +71,15 @@ impl AttentionDesc {
         if let Some(grid) = c.grid(tiles, c.heads)? {
             let (grid, all_tiles) =
                 if config.staying { staying_grid(target, grid, blocks)? } else { (grid, 0) };
-            let q = boxes(&AttentionInputs::q.arg(), &self.q, tile_q)?;
-            let k = boxes(&AttentionInputs::k.arg(), &self.k, tile_k)?;
-            let v = boxes(&AttentionInputs::v.arg(), &self.v, tile_v)?;
-            let [batch, row, head] = options::steps(&self.o);
-            let (o, lse) = (AttentionArgs::o.arg(), AttentionArgs::lse.arg());
-            let (sinks, has_sinks) = (AttentionInputs::sinks.arg(), u32::from(self.options.sinks));
-            let args =
-                ForwardArgs::new(c, o, batch, row, head, lse, sinks, has_sinks, q, k, v, tiles, all_tiles);
+            let args = ForwardArgs {
+                problem: ProblemArgs::new(c),
+                results: self.results(),
+                q_boxes: boxes(&AttentionInputs::q.arg(), &self.q, tile_q)?,
+                k_boxes: boxes(&AttentionInputs::k.arg(), &self.k, tile_k)?,
+                v_boxes: boxes(&AttentionInputs::v.arg(), &self.v, tile_v)?,
+                tiles,
+                all_tiles,
+            };
             let kernel = kernel(self.dtype, c.kind, config, target)?;
             let step = LaunchStep::new(kernel, grid, args.values());
             steps.push(step.with_dynamic_shared(config.shared_bytes()));

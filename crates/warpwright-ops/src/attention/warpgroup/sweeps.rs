@@ -5,10 +5,11 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Target, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle};
 use warpwright_runtime::LaunchStep;
 
+use super::super::backward::PlaceArgs;
 use super::super::options::{self, Common};
-use super::super::score::ScoreKind;
+use super::super::score::{ProblemArgs, ScoreKind};
 use super::super::tuning::{self, Work};
-use super::super::{AttentionBackwardArgs, AttentionBackwardDesc, AttentionInputs, Chosen, OP, Places};
+use super::super::{AttentionBackwardArgs, AttentionBackwardDesc, AttentionInputs, Chosen, OP};
 use super::backward::{WarpgroupArgs, WarpgroupSweep};
 use super::{GROUP, GROUP_ROWS, boxes, reach, recorded};
 use crate::PlanError;
@@ -190,13 +191,13 @@ impl AttentionBackwardDesc {
         target: Target,
         sweeps: Sweeps,
     ) -> Result<Vec<LaunchStep>, PlanError> {
-        let places = Places::apart(pitch(c));
+        let places = PlaceArgs::apart(pitch(c));
         let mut steps = Vec::new();
-        steps.extend(self.delta(c, target, sweeps.queries.vector(), places)?);
+        steps.extend(self.delta(c, target, sweeps.queries.vector(), &places)?);
         for (work, config) in sweeps.each() {
             steps.extend(self.warpgroup_sweep(c, target, work, config)?);
         }
-        steps.extend(self.sink_gradient(c, target, places)?);
+        steps.extend(self.sink_gradient(c, target, &places)?);
         Ok(steps)
     }
 
@@ -227,25 +228,20 @@ impl AttentionBackwardDesc {
         };
         let kinds = u64::from(c.batch) * u64::from(c.heads) * 2;
         let places = [u64::from(c.queries), kinds, u64::from(pitch(c))];
-        let (slot, [first, second]) = self.written(of_queries);
-        let args = WarpgroupArgs::new(
-            c,
-            map(0)?,
-            map(1)?,
-            map(2)?,
-            map(3)?,
-            AttentionBackwardArgs::workspace.written(),
-            statistics(&AttentionBackwardArgs::workspace.written(), places, config.columns),
-            pitch(c),
-            slot.arg(),
-            first[0],
-            first[1],
-            first[2],
-            AttentionBackwardArgs::dv.arg(),
-            second[0],
-            second[1],
-            second[2],
-        );
+        let workspace = AttentionBackwardArgs::workspace;
+        let [first, second] = self.written(of_queries);
+        let args = WarpgroupArgs {
+            problem: ProblemArgs::new(c),
+            own_first: map(0)?,
+            own_second: map(1)?,
+            columns_first: map(2)?,
+            columns_second: map(3)?,
+            statistics: workspace.written(),
+            of_queries: statistics(&workspace.written(), places, config.columns),
+            pitch: pitch(c),
+            first,
+            second,
+        };
         let kernel = sweep(work, dtype, c.kind, config, target)?;
         let shared = config.shared_bytes(dtype, work.own());
         Ok(Some(LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(shared)))
