@@ -26,13 +26,13 @@ impl<'a> Checker<'a> {
     ///
     /// # Errors
     /// [`Error::WrongDevice`], [`Error::DType`], [`Error::Shape`], [`Error::NotContiguous`].
-    pub fn input(
+    pub fn input<'x>(
         &self,
         argument: &'static str,
-        x: &TensorRef<'_>,
+        x: &TensorRef<'x>,
         dtype: DType,
         shape: &[usize],
-    ) -> Result<Binding> {
+    ) -> Result<Binding<'x>> {
         self.stream.same_device(self.op, argument, x.device())?;
         self.dtype(argument, x, dtype)?;
         self.shape(argument, x, shape)?;
@@ -44,14 +44,14 @@ impl<'a> Checker<'a> {
     ///
     /// # Errors
     /// [`Error::WrongDevice`], [`Error::DType`], [`Error::Shape`], [`Error::Strides`].
-    pub fn strided(
+    pub fn strided<'x>(
         &self,
         argument: &'static str,
-        x: &TensorRef<'_>,
+        x: &TensorRef<'x>,
         dtype: DType,
         shape: &[usize],
         strides: &[i64],
-    ) -> Result<Binding> {
+    ) -> Result<Binding<'x>> {
         self.stream.same_device(self.op, argument, x.device())?;
         self.dtype(argument, x, dtype)?;
         self.shape(argument, x, shape)?;
@@ -67,13 +67,13 @@ impl<'a> Checker<'a> {
     ///
     /// # Errors
     /// As [`Checker::input`].
-    pub fn output(
+    pub fn output<'y>(
         &self,
         argument: &'static str,
-        y: &TensorMut<'_>,
+        y: &'y TensorMut<'_>,
         dtype: DType,
         shape: &[usize],
-    ) -> Result<Binding> {
+    ) -> Result<Binding<'y>> {
         self.input(argument, &y.as_ref(), dtype, shape)
     }
 
@@ -81,14 +81,14 @@ impl<'a> Checker<'a> {
     ///
     /// # Errors
     /// [`Error::Presence`]; as [`Checker::input`].
-    pub fn optional_input(
+    pub fn optional_input<'x>(
         &self,
         argument: &'static str,
-        x: Option<&TensorRef<'_>>,
+        x: Option<&TensorRef<'x>>,
         wanted: bool,
         dtype: DType,
         shape: &[usize],
-    ) -> Result<Binding> {
+    ) -> Result<Binding<'x>> {
         match x {
             Some(x) if wanted => self.input(argument, x, dtype, shape),
             None if !wanted => Ok(Binding::NULL),
@@ -100,14 +100,14 @@ impl<'a> Checker<'a> {
     ///
     /// # Errors
     /// [`Error::Presence`]; as [`Checker::input`].
-    pub fn optional_output(
+    pub fn optional_output<'y>(
         &self,
         argument: &'static str,
-        y: Option<&TensorMut<'_>>,
+        y: Option<&'y TensorMut<'_>>,
         wanted: bool,
         dtype: DType,
         shape: &[usize],
-    ) -> Result<Binding> {
+    ) -> Result<Binding<'y>> {
         self.optional_input(argument, y.map(TensorMut::as_ref).as_ref(), wanted, dtype, shape)
     }
 
@@ -115,7 +115,7 @@ impl<'a> Checker<'a> {
     ///
     /// # Errors
     /// [`Error::WrongDevice`], [`Error::Bounds`], [`Error::Presence`].
-    pub fn workspace(&self, workspace: Option<&Buffer>, bytes: u64) -> Result<Binding> {
+    pub fn workspace<'b>(&self, workspace: Option<&'b Buffer>, bytes: u64) -> Result<Binding<'b>> {
         let Some(buffer) = workspace else {
             let missing = Error::Presence { op: self.op, argument: "workspace", given: false };
             return if bytes == 0 { Ok(Binding::NULL) } else { Err(missing) };
@@ -253,7 +253,8 @@ mod tests {
             other => panic!("{other:?}"),
         }
         let elsewhere = Device::emulator();
-        let foreign = check.input("x", &tensor(&elsewhere, &[2, 3]).as_ref(), DType::F32, &[2, 3]);
+        let of_another = tensor(&elsewhere, &[2, 3]);
+        let foreign = check.input("x", &of_another.as_ref(), DType::F32, &[2, 3]);
         assert!(matches!(foreign, Err(Error::WrongDevice { got, .. }) if got == elsewhere.id()));
         assert!(matches!(
             check.elements("x", &x.as_ref(), 5),
@@ -268,10 +269,11 @@ mod tests {
         let check = Checker::new("op", &stream);
         let x = tensor(&device, &[4]);
         let view = x.as_ref();
-        let optional =
-            |x: Option<&TensorRef<'_>>, wanted| check.optional_input("w", x, wanted, DType::F32, &[4]);
-        assert_eq!(optional(Some(&view), true).expect("wanted"), x.binding());
-        assert_eq!(optional(None, false).expect("not wanted"), Binding::NULL);
+        let optional = |x: Option<&TensorRef<'_>>, wanted| {
+            check.optional_input("w", x, wanted, DType::F32, &[4]).map(Binding::address)
+        };
+        assert_eq!(optional(Some(&view), true).expect("wanted"), x.binding().address());
+        assert_eq!(optional(None, false).expect("not wanted"), 0);
         assert!(matches!(optional(None, true), Err(Error::Presence { given: false, .. })));
         assert!(matches!(optional(Some(&view), false), Err(Error::Presence { given: true, .. })));
     }

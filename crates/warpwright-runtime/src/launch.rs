@@ -8,6 +8,7 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgError, ArgValue, Function, Inst, StateSpace, TensorMap, pack_args};
 
 use crate::backend::{Backend, FunctionHandle, LoadedFunction, RawLaunch};
+use crate::buffer::Memory;
 use crate::device::{Device, DeviceId, Properties};
 use crate::error::{Error, LaunchLimit, Result};
 use crate::stream::Stream;
@@ -287,19 +288,21 @@ fn lay_out(function: &Function, args: &[ArgValue], cooperative: bool) -> Result<
 /// The address of a tensor or buffer, tied to its device: what a launch puts in place of a slot.
 ///
 /// Bindings come from tensors and buffers; [`Binding::from_raw`] is the door for addresses from elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Binding {
+#[derive(Clone, Copy)]
+pub struct Binding<'a> {
     address: u64,
     /// [`Device::index`], or 0 for an address that belongs to none.
     device: u32,
+    /// What a launch keeps until it has run; `None` for memory from elsewhere.
+    memory: Option<&'a Arc<Memory>>,
 }
 
-impl Binding {
+impl<'a> Binding<'a> {
     /// The null address, for an optional tensor that a kernel does not touch.
-    pub const NULL: Self = Self { address: 0, device: 0 };
+    pub const NULL: Self = Self { address: 0, device: 0, memory: None };
 
-    pub(crate) fn new(device: &Device, address: u64) -> Self {
-        Self { address, device: device.index() }
+    pub(crate) fn new(device: &Device, address: u64, memory: Option<&'a Arc<Memory>>) -> Self {
+        Self { address, device: device.index(), memory }
     }
 
     /// An address made elsewhere.
@@ -309,12 +312,27 @@ impl Binding {
     /// enough for what the kernel does with it.
     #[allow(unsafe_code, reason = "the door for addresses that this crate did not allocate")]
     pub unsafe fn from_raw(device: &Device, address: u64) -> Self {
-        Self::new(device, address)
+        Self::new(device, address, None)
     }
 
     /// The address.
     pub fn address(self) -> u64 {
         self.address
+    }
+}
+
+impl PartialEq for Binding<'_> {
+    /// Whether they are the same address of the same device.
+    fn eq(&self, other: &Self) -> bool {
+        (self.address, self.device) == (other.address, other.device)
+    }
+}
+
+impl Eq for Binding<'_> {}
+
+impl fmt::Debug for Binding<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Binding({:#x})", self.address)
     }
 }
 
@@ -335,7 +353,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    pub(crate) fn enqueue(&self, stream: &Stream, bindings: &[Binding]) -> Result<()> {
+    pub(crate) fn enqueue(&self, stream: &Stream, bindings: &[Binding<'_>]) -> Result<()> {
         let size = self.parameters.template.len();
         if size <= INLINE_PARAMETER_BYTES {
             let mut params = InlineParameters([0; INLINE_PARAMETER_BYTES]);
@@ -346,7 +364,7 @@ impl Prepared {
     }
 
     /// The address that is bound to a slot.
-    fn bound(&self, device: &Device, bindings: &[Binding], slot: u32, argument: usize) -> Result<u64> {
+    fn bound(&self, device: &Device, bindings: &[Binding<'_>], slot: u32, argument: usize) -> Result<u64> {
         let binding = bindings.get(slot as usize).ok_or_else(|| {
             self.kernel.refuse(LaunchLimit::Unbound { argument, slot, bound: bindings.len() })
         })?;
@@ -356,7 +374,7 @@ impl Prepared {
         Ok(binding.address)
     }
 
-    fn enqueue_with(&self, stream: &Stream, bindings: &[Binding], params: &mut [u8]) -> Result<()> {
+    fn enqueue_with(&self, stream: &Stream, bindings: &[Binding<'_>], params: &mut [u8]) -> Result<()> {
         params.copy_from_slice(&self.parameters.template);
         let device = stream.device();
         for patch in &self.parameters.patches {
@@ -394,7 +412,12 @@ impl Prepared {
                 params,
                 offsets: self.parameters.offsets.as_deref(),
             },
-        )
+        )?;
+        let slots = self.parameters.patches.iter().map(|patch| patch.slot);
+        let slots = slots.chain(self.parameters.maps.iter().filter_map(|patch| patch.slot));
+        let memories = slots.filter_map(|slot| bindings.get(slot as usize)?.memory);
+        memories.for_each(|memory| memory.used_on(stream));
+        Ok(())
     }
 }
 

@@ -1,14 +1,14 @@
 //! Streams and events.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering as AtomicOrdering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use warpwright_emu::Interrupt;
 use warpwright_ptx::ArgValue;
 
 use crate::backend::{Backend, EventHandle, StreamHandle};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -21,9 +21,17 @@ pub(crate) struct StreamShared {
     handle: Option<StreamHandle>,
     /// Whether the destructor destroys the stream; not if it was made elsewhere.
     owned: bool,
+    /// Unique in the process, unlike handles, which the driver uses again.
+    id: u64,
     capturing: AtomicBool,
-    /// Kernels that the capture in progress mentions: the graph keeps them loaded.
-    captured: Mutex<Vec<LoadedKernel>>,
+    captured: Mutex<Captured>,
+}
+
+/// What the work of a capture uses, and its graph keeps.
+#[derive(Default)]
+pub(crate) struct Captured {
+    pub(crate) kernels: Vec<LoadedKernel>,
+    pub(crate) memories: Vec<Arc<Memory>>,
 }
 
 impl StreamShared {
@@ -32,12 +40,14 @@ impl StreamShared {
     }
 
     pub(crate) fn new(backend: &Arc<dyn Backend>, handle: StreamHandle, owned: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             backend: backend.clone(),
             handle: Some(handle),
             owned,
+            id: NEXT.fetch_add(1, AtomicOrdering::Relaxed),
             capturing: AtomicBool::new(false),
-            captured: Mutex::new(Vec::new()),
+            captured: Mutex::default(),
         }
     }
 }
@@ -109,10 +119,24 @@ impl Stream {
         if self.is_capturing() { Err(Error::Capturing { call }) } else { Ok(()) }
     }
 
+    /// Tells streams apart; clones have the same number.
+    pub(crate) fn id(&self) -> u64 {
+        self.shared.id
+    }
+
+    fn captured(&self) -> MutexGuard<'_, Captured> {
+        self.shared.captured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn remember(&self, kernel: &LoadedKernel) {
         if self.is_capturing() {
-            self.shared.captured.lock().unwrap_or_else(PoisonError::into_inner).push(kernel.clone());
+            self.captured().kernels.push(kernel.clone());
         }
+    }
+
+    /// Keeps memory for the graph of the capture in progress.
+    pub(crate) fn keep(&self, memory: &Arc<Memory>) {
+        self.captured().memories.push(memory.clone());
     }
 
     /// Enqueues one step of a plan; slot `i` of its arguments is `bindings[i]`.
@@ -124,7 +148,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Launch`], [`Error::Arguments`], [`Error::WrongDevice`]; those of [`Device::load`]; on the emulator also
     /// [`Error::Sanitizer`] and [`Error::Emulator`].
-    pub fn launch(&self, step: &LaunchStep, bindings: &[Binding]) -> Result<()> {
+    pub fn launch(&self, step: &LaunchStep, bindings: &[Binding<'_>]) -> Result<()> {
         step.on(&self.device, |prepared| prepared.enqueue(self, bindings))
     }
 
@@ -138,7 +162,7 @@ impl Stream {
         grid: [u32; 3],
         dynamic_shared: u32,
         args: &[ArgValue],
-        bindings: &[Binding],
+        bindings: &[Binding<'_>],
     ) -> Result<()> {
         kernel.prepare(&self.device, grid, None, dynamic_shared, false, args)?.enqueue(self, bindings)
     }
@@ -163,7 +187,9 @@ impl Stream {
         if source.is_empty() {
             return Ok(());
         }
-        self.device.backend().copy_to_device(self.handle(), address, source)
+        self.device.backend().copy_to_device(self.handle(), address, source)?;
+        target.memory().used_on(self);
+        Ok(())
     }
 
     /// Copies the buffer's bytes from `offset` to `target`, in stream order, and returns when they are there.
@@ -200,7 +226,10 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        self.device.backend().copy_on_device(self.handle(), to, from, bytes)
+        self.device.backend().copy_on_device(self.handle(), to, from, bytes)?;
+        target.memory().used_on(self);
+        source.memory().used_on(self);
+        Ok(())
     }
 
     /// Enqueues setting `bytes` bytes from `offset` to `value`.
@@ -210,7 +239,9 @@ impl Stream {
     pub fn fill(&self, target: &mut Buffer, offset: u64, value: u8, bytes: u64) -> Result<()> {
         self.same_device("Stream::fill", "target", target.device())?;
         let address = target.range("Stream::fill", offset, bytes)?;
-        self.fill_raw(address, value, bytes)
+        self.fill_raw(address, value, bytes)?;
+        target.memory().used_on(self);
+        Ok(())
     }
 
     pub(crate) fn fill_raw(&self, address: u64, value: u8, bytes: u64) -> Result<()> {
@@ -243,13 +274,19 @@ impl Stream {
     ///
     /// `work` must only enqueue on this stream: an allocation, a host copy or a wait inside it is an error. Load the
     /// kernels beforehand ([`LaunchStep::warm_up`]) unless the time of the first capture does not matter. The graph keeps
-    /// the kernels loaded and holds the addresses of memory, not the memory: the caller keeps that alive and in place.
+    /// the kernels loaded and the memory of tensors and buffers allocated, so that they may be dropped; what was written
+    /// to them before a launch of the graph is what it reads.
+    ///
+    /// `work` returns any error that an [`Error`] can become, such as that of a library on top of this one.
     ///
     /// # Errors
     /// What `work` returns, after the capture was abandoned; [`Error::Capturing`] if one is in progress.
-    pub fn capture(&self, work: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
+    pub fn capture<E: From<Error>>(
+        &self,
+        work: impl FnOnce(&Self) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Graph, E> {
         if self.shared.capturing.swap(true, AtomicOrdering::AcqRel) {
-            return Err(Error::Capturing { call: "Stream::capture" });
+            return Err(Error::Capturing { call: "Stream::capture" }.into());
         }
         // Ends the capture also if `work` panics.
         let mut capture = Capture { stream: self, active: false };
@@ -258,11 +295,12 @@ impl Stream {
         work(self)?;
         capture.active = false;
         let handle = self.device.backend().end_capture(self.handle(), true)?;
-        let kernels =
-            std::mem::take(&mut *self.shared.captured.lock().unwrap_or_else(PoisonError::into_inner));
         match handle {
-            Some(handle) => Ok(Graph::new(self.device.clone(), handle, kernels)),
-            None => Err(Error::Capturing { call: "Stream::capture" }),
+            Some(handle) => {
+                let captured = std::mem::take(&mut *self.captured());
+                Ok(Graph::new(self.device.clone(), handle, captured))
+            }
+            None => Err(Error::Capturing { call: "Stream::capture" }.into()),
         }
     }
 
@@ -285,8 +323,10 @@ impl Drop for Capture<'_> {
             // The error of `work` is the one to report.
             let _ = self.stream.device.backend().end_capture(self.stream.handle(), false);
         }
-        self.stream.shared.captured.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // Dropped when the lock is free: the end of memory may be work of this stream.
+        let captured = std::mem::take(&mut *self.stream.captured());
         self.stream.shared.capturing.store(false, AtomicOrdering::Release);
+        drop(captured);
     }
 }
 

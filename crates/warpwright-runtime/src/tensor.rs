@@ -3,10 +3,11 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 use warpwright_ptx::DType;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -195,13 +196,14 @@ impl Tensor {
     }
 
     /// What a launch takes.
-    pub fn binding(&self) -> Binding {
+    pub fn binding(&self) -> Binding<'_> {
         self.buffer.binding()
     }
 
     fn view(&self) -> View<'_> {
         View {
             device: self.buffer.device(),
+            memory: Some(self.buffer.memory()),
             address: self.buffer.address(),
             dtype: self.dtype,
             shape: self.shape,
@@ -238,6 +240,8 @@ impl fmt::Debug for Tensor {
 #[derive(Clone, Copy)]
 struct View<'a> {
     device: &'a Device,
+    /// What it is a view of; `None` for memory from elsewhere.
+    memory: Option<&'a Arc<Memory>>,
     address: u64,
     dtype: DType,
     shape: Dims,
@@ -267,7 +271,7 @@ impl<'a> View<'a> {
                 return Err(Error::Rank { op: OP, argument: "strides", limit: shape.len(), got: s.len() });
             }
         };
-        let view = Self { device, address, dtype, shape: extents, strides };
+        let view = Self { device, memory: None, address, dtype, shape: extents, strides };
         // An address range that wraps is refused here, so `byte_range` need not fail.
         let overflow = || Error::Overflow { op: OP, argument: "strides", shape: shape.into() };
         if let Some((low, high)) = element_range(OP, "strides", shape, &strides)? {
@@ -337,8 +341,8 @@ macro_rules! view_getters {
         }
 
         /// What a launch takes.
-        pub fn binding(&self) -> Binding {
-            Binding::new(self.view().device, self.view().address)
+        pub fn binding(&self) -> Binding<'a> {
+            Binding::new(self.view().device, self.view().address, self.view().memory)
         }
 
         /// Number of elements.

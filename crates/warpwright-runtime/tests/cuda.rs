@@ -68,6 +68,8 @@ suite! {
     graphs_replay,
     failed_captures_leave_the_stream_usable,
     graphs_outlive_their_steps,
+    graphs_keep_memory,
+    memory_waits_for_other_streams,
     threads_share_a_kernel,
     out_of_memory,
     slow_kernels_count,

@@ -61,6 +61,30 @@
 //! # }
 //! ```
 //!
+//! A launch of a plan only enqueues, so a graph can hold it. The graph keeps the memory of its tensors.
+//!
+//! ```
+//! # fn main() -> Result<(), warpwright::Error> {
+//! use warpwright::activation::{Activation, ActivationArgs, ActivationDesc};
+//! use warpwright::{DType, Device, Error, Operation, Tensor};
+//!
+//! let device = Device::best();
+//! let stream = device.new_stream()?;
+//! let x = Tensor::from_slice(&device, &[-1.0f32, 2.0], &[2])?;
+//! let mut y = Tensor::empty(&device, DType::F32, &[2])?;
+//! let graph = stream.capture(|stream| {
+//!     let desc = ActivationDesc { activation: Activation::Relu, dtype: DType::F32, len: 2 };
+//!     let plan = desc.plan(device.target())?;
+//!     plan.launch(stream, ActivationArgs { x: Some(x.as_ref()), y: y.as_mut() })?;
+//!     Ok::<_, Error>(())
+//! })?;
+//! drop(x);
+//! graph.launch(&stream)?;
+//! assert_eq!(y.to_vec_on::<f32>(&stream)?, [0.0, 2.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Kernels of your own
 //!
 //! [`dsl`] is the language that the operations are written in, [`ptx`] its intermediate representation, and [`emu`] the

@@ -196,6 +196,6 @@ pub(crate) fn launch_increment(stream: &Stream, step: &LaunchStep, x: &Tensor) -
     stream.launch(step, &[x.binding()])
 }
 
-pub(crate) fn null() -> Binding {
+pub(crate) fn null() -> Binding<'static> {
     Binding::NULL
 }
