@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use warpwright::cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_backward};
 use warpwright::dsl::prelude::*;
-use warpwright::gemm::{Epilogue, matmul};
+use warpwright::gemm::{MatmulOptions, matmul};
 use warpwright::recurrent::{Cell, OutputGradients, RecurrentInput, State, Weights};
 use warpwright::{Device, LaunchStep, Stream, Tensor, recurrent, recurrent_backward};
 
@@ -139,17 +139,17 @@ impl Model {
         let layers = self.layers();
         let input = RecurrentInput::new(&x, &layers);
         let out = recurrent(stream, Cell::Lstm, &input, true)?;
-        let plain = Epilogue::default();
+        let plain = MatmulOptions::default();
         let Some(last) = self.weights.last() else { return Ok(0.0) };
-        let logits =
-            matmul(stream, &out.y, &last.value, false, true, plain)?.reshape(&[rows, self.classes])?;
+        let logits = matmul(stream, &out.y, &last.value, MatmulOptions { transpose_b: true, ..plain })?
+            .reshape(&[rows, self.classes])?;
         let target = Tensor::from_slice(stream.device(), next, &[rows])?;
         let options = CrossEntropyOptions::default();
         let loss = cross_entropy(stream, &logits, &target, options)?;
         let one = Tensor::from_slice(stream.device(), &[1.0f32], &[])?;
         let dlogits = cross_entropy_backward(stream, &logits, &target, &loss, &one, options)?;
         let shape = out.y.shape().to_vec();
-        let dy = matmul(stream, &dlogits, &last.value, false, false, plain)?.reshape(&shape)?;
+        let dy = matmul(stream, &dlogits, &last.value, plain)?.reshape(&shape)?;
         let gradients = OutputGradients { dy: Some(&dy), ..OutputGradients::default() };
         let back = recurrent_backward(stream, Cell::Lstm, &input, &out, gradients)?;
         let y = out.y.reshape(&[rows, hidden])?;
@@ -157,7 +157,7 @@ impl Model {
         for layer in back.weights {
             all.extend([Some(layer.w_ih), Some(layer.w_hh), layer.b_ih].into_iter().flatten());
         }
-        all.push(matmul(stream, &dlogits, &y, true, false, plain)?);
+        all.push(matmul(stream, &dlogits, &y, MatmulOptions { transpose_a: true, ..plain })?);
         let bits = loss.loss.to_vec::<f32>()?[0] * std::f32::consts::LOG2_E;
         self.apply(&all)?;
         Ok(bits)
@@ -195,7 +195,8 @@ impl Model {
             let input = RecurrentInput { state: State { h0, c0 }, ..RecurrentInput::new(&x, &layers) };
             let out = recurrent(&self.stream, Cell::Lstm, &input, false)?;
             let Some(last) = self.weights.last() else { break };
-            let logits = matmul(&self.stream, &out.y, &last.value, false, true, Epilogue::default())?;
+            let transposed = MatmulOptions { transpose_b: true, ..Default::default() };
+            let logits = matmul(&self.stream, &out.y, &last.value, transposed)?;
             let odds: Vec<f32> = logits.to_vec::<f32>()?.iter().map(|logit| (1.3 * logit).exp()).collect();
             let mut left = random.next() * odds.iter().sum::<f32>();
             let chosen = odds.iter().position(|odds| {

@@ -7,9 +7,13 @@ use crate::activation::Activation;
 use crate::plan::PlanCache;
 use crate::{Error, PlanError};
 
-/// What is done to a product before it is stored.
+/// How [`matmul`] reads its operands, and what it does to the product before that is stored.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Epilogue<'a> {
+pub struct MatmulOptions<'a> {
+    /// Whether the last two dimensions of `a` are `[k, m]`.
+    pub transpose_a: bool,
+    /// Whether the last two dimensions of `b` are `[n, k]`, as those of the weight of a linear layer.
+    pub transpose_b: bool,
     /// A vector that is added to every row.
     pub bias: Option<&'a Tensor>,
     /// A function of the sums.
@@ -28,20 +32,30 @@ fn matrices(name: &'static str, x: &Tensor) -> Result<(usize, [usize; 2]), PlanE
     Ok((before.iter().fold(1, |n: usize, d| n.saturating_mul(*d)), [rows, cols]))
 }
 
-/// `a b` of the last two dimensions, where `transpose_a` and `transpose_b` say that they are stored the other way round. The
-/// dimensions before them are a batch, the same for both; a `b` of two dimensions is that of every matrix of `a`.
+/// `activation(a b + bias)` of the last two dimensions, `[.., m, k]` by `[.., k, n]`, of f32, f64, f16 or bf16. The dimensions
+/// before them are a batch, the same for both; a `b` of two dimensions is that of every matrix of `a`. The semantics are those of
+/// `torch.matmul` for equal batches.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright_ops::Error> {
+/// use warpwright_ops::gemm::{MatmulOptions, matmul};
+/// use warpwright_runtime::{Device, Tensor};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let a = Tensor::from_slice(&device, &[1.0f32, 2.0], &[1, 2])?;
+/// let weight = Tensor::from_slice(&device, &[3.0f32, 4.0, 5.0, 6.0], &[2, 2])?;
+/// let y = matmul(&stream, &a, &weight, MatmulOptions { transpose_b: true, ..Default::default() })?;
+/// assert_eq!(y.to_vec_on::<f32>(&stream)?, [11.0, 17.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// The shapes do not fit each other, the element type is not supported, or memory runs out.
-pub fn matmul(
-    stream: &Stream,
-    a: &Tensor,
-    b: &Tensor,
-    transpose_a: bool,
-    transpose_b: bool,
-    epilogue: Epilogue<'_>,
-) -> Result<Tensor, Error> {
+pub fn matmul(stream: &Stream, a: &Tensor, b: &Tensor, options: MatmulOptions<'_>) -> Result<Tensor, Error> {
     static PLANS: PlanCache<GemmDesc> = PlanCache::new();
+    let MatmulOptions { transpose_a, transpose_b, bias, activation } = options;
     let (batch, [rows, cols]) = matrices("a", a)?;
     let (batch_b, [rows_b, cols_b]) = matrices("b", b)?;
     let (m, k) = if transpose_a { (cols, rows) } else { (rows, cols) };
@@ -57,7 +71,7 @@ pub fn matmul(
     } else {
         GemmDesc { batch, stride_b: if shared || batch_b == 1 { 0 } else { packed.stride_b }, ..packed }
     };
-    let desc = GemmDesc { bias: epilogue.bias.is_some(), activation: epilogue.activation, ..desc };
+    let desc = GemmDesc { bias: bias.is_some(), activation, ..desc };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let mut shape = a.shape().to_vec();
     let last = shape.len();
@@ -71,7 +85,7 @@ pub fn matmul(
             a: a.as_ref(),
             b: b.as_ref(),
             c: Addend::Absent,
-            bias: epilogue.bias.map(Tensor::as_ref),
+            bias: bias.map(Tensor::as_ref),
             y: y.as_mut(),
             workspace: workspace.as_mut().map(Tensor::as_mut),
         },

@@ -1,7 +1,7 @@
 //! Products of matrices: every case on targets with other kernels, what is refused, and what must not change.
 
 use warpwright_ops::gemm::tuning::Access;
-use warpwright_ops::gemm::{Addend, Epilogue, GemmArgs, GemmDesc, Precision, matmul, tuning};
+use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, MatmulOptions, Precision, matmul, tuning};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Error, Operation, PlanError};
 use warpwright_ptx::{DType, Target};
@@ -105,20 +105,21 @@ fn free_function() {
     let b = floats(&[1.0, 0.0, 2.0, -1.0, 1.0, 0.0], &[2, 3]);
     let bias = floats(&[10.0, -20.0], &[2]);
     let relu = Some(warpwright_ops::activation::Activation::Relu);
-    let epilogue = Epilogue { bias: Some(&bias), activation: relu };
-    let y = matmul(&stream, &a, &b, false, true, epilogue).expect("launch");
+    let linear =
+        MatmulOptions { transpose_b: true, bias: Some(&bias), activation: relu, ..Default::default() };
+    let y = matmul(&stream, &a, &b, linear).expect("launch");
     assert_eq!((y.shape(), y.to_vec::<f32>().expect("copy")), (&[2, 2][..], vec![17.0, 0.0, 26.0, 0.0]));
     // A batch against one matrix, and against its own.
     let a = floats(&[1.0, 2.0, 3.0, 4.0], &[2, 1, 2]);
-    let y = matmul(&stream, &a, &floats(&[1.0, 1.0], &[2, 1]), false, false, Epilogue::default())
-        .expect("launch");
+    let y = matmul(&stream, &a, &floats(&[1.0, 1.0], &[2, 1]), MatmulOptions::default()).expect("launch");
     assert_eq!((y.shape(), y.to_vec::<f32>().expect("copy")), (&[2, 1, 1][..], vec![3.0, 7.0]));
-    let y = matmul(&stream, &a, &a, true, false, Epilogue::default()).expect("launch");
+    let y =
+        matmul(&stream, &a, &a, MatmulOptions { transpose_a: true, ..Default::default() }).expect("launch");
     let want = vec![1.0, 2.0, 2.0, 4.0, 9.0, 12.0, 12.0, 16.0];
     assert_eq!((y.shape(), y.to_vec::<f32>().expect("copy")), (&[2, 2, 2][..], want));
-    let e = matmul(&stream, &a, &bias, false, false, Epilogue::default()).expect_err("a vector");
+    let e = matmul(&stream, &a, &bias, MatmulOptions::default()).expect_err("a vector");
     assert!(matches!(e, Error::Plan(PlanError::Parameter { parameter: "b", .. })), "{e}");
-    let e = matmul(&stream, &a, &a, false, false, Epilogue::default()).expect_err("inner dimensions");
+    let e = matmul(&stream, &a, &a, MatmulOptions::default()).expect_err("inner dimensions");
     assert!(matches!(e, Error::Plan(PlanError::Parameter { parameter: "b", .. })), "{e}");
 }
 
@@ -133,7 +134,8 @@ fn every_schedule_gives_the_same_bits() {
         let values = |len: usize| (0..len).map(|i| ((i * 37 % 101) as f32).sin()).collect::<Vec<f32>>();
         let a = Tensor::from_slice(&device, &values(8 * 1200), &[8, 1200]).expect("memory");
         let b = Tensor::from_slice(&device, &values(40 * 1200), &[40, 1200]).expect("memory");
-        let y = matmul(&stream, &a, &b, false, true, Epilogue::default()).expect("launch");
+        let y = matmul(&stream, &a, &b, MatmulOptions { transpose_b: true, ..Default::default() })
+            .expect("launch");
         results.push(y.to_vec::<f32>().expect("copy"));
         assert!(device.findings().is_empty());
     }
