@@ -5,7 +5,7 @@ use pyo3::types::PyTuple;
 use warpwright::batch_norm::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
     BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, Layout, Momentum, RunningStatistics,
+    BatchNormEvaluationDesc, Layout, Momentum,
 };
 use warpwright::plan::{PlanCache, Real};
 
@@ -101,9 +101,9 @@ fn training<'py>(x: &Object<'py>, c: &Common<'_, 'py>, t: &Training<'_, 'py>) ->
     let [y, mean, rstd, ..] = call.run_some(inputs, outputs, move |stream, inputs, outputs| {
         let ([x, weight, bias, residual], [y, mean, rstd, running_mean, running_var, workspace]) =
             (inputs, outputs);
-        let running = running_mean.zip(running_var).map(|(mean, var)| RunningStatistics { mean, var });
         let (x, y, mean, rstd) = (present(x), present(y), present(mean), present(rstd));
-        let args = BatchNormArgs { x, weight, bias, residual, running, y, mean, rstd, workspace };
+        let args =
+            BatchNormArgs { x, weight, bias, residual, y, mean, rstd, running_mean, running_var, workspace };
         Ok(plan.launch(stream, args)?)
     })?;
     let saved = |statistic: Option<Object<'py>>| statistic.filter(|_| t.statistics);

@@ -3,6 +3,7 @@
 
 use warpwright_dsl::{Element, In, InOut, Out};
 use warpwright_ptx::DType;
+use warpwright_runtime::{TensorMut, TensorRef};
 
 use crate::plan::{Access, Binding, Layout, TensorSpec};
 
@@ -20,6 +21,20 @@ pub(crate) struct InSlot(Slot);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OutSlot(Slot);
 
+/// The two places of a tensor that is updated: as it is before, and as it is after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InOutSlot {
+    before: InSlot,
+    after: OutSlot,
+}
+
+/// The places of groups of tensors of which there are as many as the descriptor says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EachSlot {
+    first: u32,
+    of_group: u32,
+}
+
 /// A place among the tensors of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
@@ -27,11 +42,157 @@ pub(crate) struct Slot {
     name: &'static str,
 }
 
-impl InSlot {
-    pub(crate) const ACCESS: Access = Access::Read;
+impl Slot {
+    /// What is at the place from byte `offset` on, for a kernel that reads it.
+    pub(crate) fn read_at<E: Element>(self, offset: u64) -> In<E> {
+        In::slot_at(self.index, offset)
+    }
 
-    pub(crate) const fn new(index: u32, name: &'static str) -> Self {
+    /// The same for a kernel that writes it.
+    pub(crate) fn write_at<E: Element>(self, offset: u64) -> Out<E> {
+        Out::slot_at(self.index, offset)
+    }
+
+    /// The same for a kernel that does both.
+    pub(crate) fn read_write_at<E: Element>(self, offset: u64) -> InOut<E> {
+        InOut::slot_at(self.index, offset)
+    }
+}
+
+/// A field of a struct that [`tensors!`] declares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+}
+
+/// What becomes of the tensors of a field.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    Update,
+    /// The tensors of another declaration.
+    Group(&'static [Field]),
+    /// Any number of groups.
+    Each(&'static [Field]),
+}
+
+impl Kind {
+    const fn is_read(self) -> bool {
+        matches!(self, Self::Read | Self::Update)
+    }
+
+    const fn is_written(self) -> bool {
+        matches!(self, Self::Write | Self::Update)
+    }
+}
+
+/// The fields of a declaration, of which a group may only be the first and any number of groups only the last.
+pub(crate) const fn checked(fields: &'static [Field]) -> &'static [Field] {
+    let mut at = 0;
+    while at < fields.len() {
+        match fields[at].kind {
+            Kind::Group(_) => assert!(at == 0, "a group is the first field"),
+            Kind::Each(_) => assert!(at + 1 == fields.len(), "groups are the last field"),
+            _ => {}
+        }
+        at += 1;
+    }
+    fields
+}
+
+/// Slots of the group among the fields.
+const fn slots_of_group(fields: &[Field]) -> u32 {
+    match fields.first() {
+        Some(Field { kind: Kind::Group(fields), .. }) => slots(fields),
+        _ => 0,
+    }
+}
+
+/// Slots of tensors that the first `count` of the fields read, or else write.
+const fn slots_of(fields: &[Field], count: usize, read: bool) -> u32 {
+    let (mut slots, mut field) = (0, 0);
+    while field < count {
+        let Field { kind, .. } = fields[field];
+        slots += if read { kind.is_read() } else { kind.is_written() } as u32;
+        field += 1;
+    }
+    slots
+}
+
+/// Slots of all fields but those of which there is any number.
+pub(crate) const fn slots(fields: &[Field]) -> u32 {
+    let all = fields.len();
+    slots_of_group(fields) + slots_of(fields, all, true) + slots_of(fields, all, false)
+}
+
+/// A slot that moves with the group that it belongs to.
+pub(crate) trait Member: Copy {
+    fn moved(self, by: u32) -> Self;
+}
+
+impl Member for InSlot {
+    fn moved(self, by: u32) -> Self {
+        Self::new(self.0.index + by, self.0.name)
+    }
+}
+
+impl Member for OutSlot {
+    fn moved(self, by: u32) -> Self {
+        Self::new(self.0.index + by, self.0.name)
+    }
+}
+
+impl EachSlot {
+    pub(crate) const fn of_field(fields: &[Field], field: usize) -> Self {
+        let of_group = match fields[field].kind {
+            Kind::Each(group) => slots(group),
+            _ => 0,
+        };
+        Self { first: slots(fields), of_group }
+    }
+
+    /// The place of `member` in the group number `index`.
+    pub(crate) fn of<S: Member>(self, index: usize, member: S) -> S {
+        // No operation has as many tensors as a u32 counts.
+        member.moved(self.first + index as u32 * self.of_group)
+    }
+}
+
+impl InOutSlot {
+    pub(crate) const fn of_field(fields: &[Field], field: usize) -> Self {
+        Self { before: InSlot::of_field(fields, field), after: OutSlot::of_field(fields, field) }
+    }
+
+    /// What the tensor holds before.
+    pub(crate) const fn before(self) -> InSlot {
+        self.before
+    }
+
+    /// What it holds after.
+    pub(crate) const fn after(self) -> OutSlot {
+        self.after
+    }
+
+    /// What a plan says of the tensor.
+    pub(crate) const fn holds(self, dtype: DType, len: usize) -> SlotSpec {
+        SlotSpec { updated: Some(self.after.0), ..self.before.holds(dtype, len) }
+    }
+}
+
+impl InSlot {
+    const fn new(index: u32, name: &'static str) -> Self {
         Self(Slot { index, name })
+    }
+
+    pub(crate) const fn of_field(fields: &[Field], field: usize) -> Self {
+        Self::new(slots_of_group(fields) + slots_of(fields, field, true), fields[field].name)
+    }
+
+    /// The tensor that a caller with fields of its own has for the place.
+    pub(crate) fn bind<'a>(self, x: impl Into<Option<TensorRef<'a>>>) -> (Slot, Binding<'a>) {
+        (self.0, x.into().into())
     }
 
     /// The tensor as an argument of a kernel.
@@ -41,12 +202,12 @@ impl InSlot {
 
     /// The tensor from byte `offset` on.
     pub(crate) fn arg_at<E: Element>(self, offset: u64) -> In<E> {
-        In::slot_at(self.0.index, offset)
+        self.0.read_at(offset)
     }
 
     /// What a plan says of the tensor.
     pub(crate) const fn holds(self, dtype: DType, len: usize) -> SlotSpec {
-        SlotSpec { slot: self.0, spec: TensorSpec::read(self.0.name, dtype, len) }
+        SlotSpec { slot: self.0, updated: None, spec: TensorSpec::read(self.0.name, dtype, len) }
     }
 
     /// The same of one with strides.
@@ -56,25 +217,33 @@ impl InSlot {
 }
 
 impl OutSlot {
-    pub(crate) const ACCESS: Access = Access::Write;
-
-    pub(crate) const fn new(index: u32, name: &'static str) -> Self {
+    const fn new(index: u32, name: &'static str) -> Self {
         Self(Slot { index, name })
     }
 
-    /// Its place in the list.
+    pub(crate) const fn of_field(fields: &[Field], field: usize) -> Self {
+        let before = slots_of_group(fields) + slots_of(fields, fields.len(), true);
+        Self::new(before + slots_of(fields, field, false), fields[field].name)
+    }
+
+    /// The place among the tensors of a plan.
     pub(crate) const fn index(self) -> usize {
         self.0.index as usize
     }
 
+    /// The tensor that a caller with fields of its own has for the place.
+    pub(crate) fn bind<'a>(self, y: impl Into<Option<TensorMut<'a>>>) -> (Slot, Binding<'a>) {
+        (self.0, y.into().into())
+    }
+
     /// The tensor as an argument of a kernel that writes it.
     pub(crate) fn arg<E: Element>(self) -> Out<E> {
-        Out::slot(self.0.index)
+        self.arg_at(0)
     }
 
     /// The tensor from byte `offset` on.
     pub(crate) fn arg_at<E: Element>(self, offset: u64) -> Out<E> {
-        Out::slot_at(self.0.index, offset)
+        self.0.write_at(offset)
     }
 
     /// The same for a later kernel of the plan that reads what an earlier one wrote.
@@ -84,17 +253,22 @@ impl OutSlot {
 
     /// What an earlier kernel wrote from byte `offset` on.
     pub(crate) fn written_at<E: Element>(self, offset: u64) -> In<E> {
-        In::slot_at(self.0.index, offset)
+        self.0.read_at(offset)
     }
 
     /// The same for a kernel that does both.
     pub(crate) fn read_write<E: Element>(self) -> InOut<E> {
-        InOut::slot(self.0.index)
+        self.read_write_at(0)
+    }
+
+    /// What lies from byte `offset` on, for a kernel that does both.
+    pub(crate) fn read_write_at<E: Element>(self, offset: u64) -> InOut<E> {
+        self.0.read_write_at(offset)
     }
 
     /// What a plan says of the tensor.
     pub(crate) const fn holds(self, dtype: DType, len: usize) -> SlotSpec {
-        SlotSpec { slot: self.0, spec: TensorSpec::write(self.0.name, dtype, len) }
+        SlotSpec { slot: self.0, updated: None, spec: TensorSpec::write(self.0.name, dtype, len) }
     }
 
     /// The same of one with strides.
@@ -104,7 +278,7 @@ impl OutSlot {
 
     /// What a plan says of scratch memory, absent if it has no elements.
     pub(crate) const fn scratch(self, dtype: DType, len: usize) -> SlotSpec {
-        SlotSpec { slot: self.0, spec: TensorSpec::workspace(dtype, len) }
+        SlotSpec { slot: self.0, updated: None, spec: TensorSpec::workspace(dtype, len) }
     }
 }
 
@@ -124,6 +298,8 @@ impl From<OutSlot> for Slot {
 #[derive(Clone, Debug)]
 pub(crate) struct SlotSpec {
     slot: Slot,
+    /// Where else it is, if it is updated.
+    updated: Option<Slot>,
     spec: TensorSpec,
 }
 
@@ -146,49 +322,51 @@ impl SlotSpec {
     }
 }
 
-/// A field of the tensors of an operation.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Field {
-    Tensor(&'static str, Access),
-    /// The tensors of another declaration, in its order.
-    Group(&'static [Self]),
-}
-
-impl Field {
-    /// The tensors of `fields`.
-    pub(crate) const fn count(fields: &[Self]) -> u32 {
-        Self::count_before(fields, fields.len())
-    }
-
-    /// The tensors of the fields before number `end`, which is the index of the first tensor of that field.
-    pub(crate) const fn count_before(fields: &[Self], end: usize) -> u32 {
-        let (mut count, mut at) = (0, 0);
-        while at < end {
-            count += match fields[at] {
-                Self::Tensor(..) => 1,
-                Self::Group(fields) => Self::count(fields),
-            };
-            at += 1;
-        }
-        count
-    }
-
-    /// Absent tensors in their order.
-    fn absent(fields: &[Self]) -> Vec<TensorSpec> {
-        let of_field = |field: &Self| match *field {
-            Self::Tensor(name, Access::Read) => vec![TensorSpec::read(name, DType::U8, 0).optional(false)],
-            Self::Tensor(name, Access::Write) => vec![TensorSpec::write(name, DType::U8, 0).optional(false)],
-            Self::Group(fields) => Self::absent(fields),
-        };
-        fields.iter().flat_map(of_field).collect()
-    }
-}
-
 /// The list that a plan keeps: the specifications in the order of the slots. A slot that none was given for is absent.
 pub(crate) fn in_slot_order(fields: &[Field], given: impl IntoIterator<Item = SlotSpec>) -> Vec<TensorSpec> {
-    let mut all = Field::absent(fields);
-    for SlotSpec { slot, spec } in given {
-        all[slot.index as usize] = spec;
+    let mut all = absent(fields);
+    let group = fields.iter().find_map(|field| match field.kind {
+        Kind::Each(group) => Some(absent(group)),
+        _ => None,
+    });
+    for SlotSpec { slot, updated, spec } in given {
+        let index = slot.index as usize;
+        if let Some(group) = &group {
+            let missing = (index + 1).saturating_sub(all.len()).div_ceil(group.len().max(1));
+            all.extend(group.iter().cycle().take(missing * group.len()).cloned());
+        }
+        if let Some(Slot { index, .. }) = updated {
+            let after = TensorSpec { access: Access::Write, ..spec.clone() };
+            all[index as usize] = after.in_place();
+        }
+        all[index] = spec;
+    }
+    all
+}
+
+/// The tensors of all fields but those of which there is any number, none of them there.
+fn absent(fields: &[Field]) -> Vec<TensorSpec> {
+    let mut all = match fields.first() {
+        Some(Field { kind: Kind::Group(fields), .. }) => absent(fields),
+        _ => Vec::new(),
+    };
+    let read = fields.iter().filter(|field| field.kind.is_read());
+    let written = fields.iter().filter(|field| field.kind.is_written());
+    let read = read.map(|field| TensorSpec::read(field.name, DType::U8, 0));
+    let written = written.map(|field| TensorSpec::write(field.name, DType::U8, 0));
+    all.extend(read.chain(written).map(|spec| spec.optional(false)));
+    all
+}
+
+/// The tensors of a launch in the order of the slots. A slot that none was given for is absent; fields of which there is any
+/// number have none.
+pub(crate) fn bindings_in_slot_order<'a>(
+    fields: &[Field],
+    given: impl IntoIterator<Item = (Slot, Binding<'a>)>,
+) -> Vec<Binding<'a>> {
+    let mut all: Vec<_> = (0..slots(fields)).map(|_| Binding::Absent).collect();
+    for (slot, binding) in given {
+        all[slot.index as usize] = binding;
     }
     all
 }
@@ -211,17 +389,21 @@ pub(crate) fn in_slot_order(fields: &[Field], given: impl IntoIterator<Item = Sl
 ///
 /// gives the struct that a caller fills in, with a [`TensorRef`](warpwright_runtime::TensorRef) or
 /// [`TensorMut`](warpwright_runtime::TensorMut) for each field; its [`Arguments`]; a typed slot for each field,
-/// `SoftmaxArgs::x`; and `SoftmaxArgs::specs`, which puts what a plan says of them into their order.
+/// `SoftmaxArgs::x`; and `SoftmaxArgs::specs`, which puts what a plan says of them into their order: that of the fields, first
+/// of those that are read, then of those that are written.
 ///
 /// | kind | field | without one |
 /// |---|---|---|
 /// | `In`, `Out` | `TensorRef`, `TensorMut` | |
 /// | `Option<In>`, `Option<Out>` | an `Option` of it | the kernel gets a null pointer |
+/// | `InOut`, `Option<InOut>` | as of `Out`; the tensor is updated, and among those that are read, too | as of `Option<Out>` |
 /// | `InPlace<y>` | `Option<TensorRef>` | the operation reads what `y` holds |
 /// | `Source<y>` | `Source`, a type of the family that says whether there is a tensor or `y` is read | as its `binding` says |
 /// | `Group<Inputs>` | `Inputs`, another struct of this macro, which other operations have too | |
+/// | `Each<Weights>` | `Vec<Weights>`, of another struct of this macro: as many as the descriptor says | |
 ///
-/// A group is the first field, so that its slots, `Inputs::q`, are those of every operation that has it.
+/// A group is the first field, and its tensors come before all others, so that its slots, `Inputs::q`, are those of every operation
+/// that has it. Groups of any number are the last field, and their tensors come after all others: `Args::weights.of(1, Weights::bias)`.
 macro_rules! tensors {
     (
         $(#[$meta:meta])*
@@ -236,19 +418,22 @@ macro_rules! tensors {
         }
 
         const _: () = {
-            #[allow(non_camel_case_types, reason = "variants are fields")]
-            enum Place {
+            #[allow(non_camel_case_types, dead_code, reason = "variants are fields; a group has no slot of its own")]
+            enum Position {
                 $($field),+
             }
 
             #[allow(non_upper_case_globals, reason = "constants are fields")]
             #[allow(dead_code, reason = "a tensor that no kernel of a single launch takes")]
-            impl $name<'_> {
+            impl<$a> $name<$a> {
                 /// The fields in order.
                 pub(crate) const FIELDS: &'static [$crate::tensors::Field] =
-                    &[$($crate::tensors::tensors!(@part Place $field $kind $($inner)?)),+];
+                    $crate::tensors::checked(&[$($crate::tensors::Field {
+                        name: stringify!($field),
+                        kind: $crate::tensors::tensors!(@kind $kind $($inner)?),
+                    }),+]);
 
-                $($crate::tensors::tensors! { @constant Place $field $kind $($inner)? })+
+                $($crate::tensors::tensors! { @constant Position $field $kind $($inner)? })+
 
                 /// What a plan says of the tensors, in their order; those that none is given for are absent.
                 pub(crate) fn specs(
@@ -256,12 +441,22 @@ macro_rules! tensors {
                 ) -> Vec<$crate::plan::TensorSpec> {
                     $crate::tensors::in_slot_order(Self::FIELDS, given)
                 }
+
+                /// The tensors of a caller with fields of its own, in their order; those that none is given for are absent.
+                pub(crate) fn bind(
+                    given: impl IntoIterator<Item = ($crate::tensors::Slot, $crate::plan::Binding<$a>)>,
+                ) -> Vec<$crate::plan::Binding<$a>> {
+                    $crate::tensors::bindings_in_slot_order(Self::FIELDS, given)
+                }
             }
 
             impl<$a> $crate::tensors::Arguments<$a> for $name<$a> {
                 fn bindings(self) -> Vec<$crate::plan::Binding<$a>> {
-                    let mut all = Vec::with_capacity($crate::tensors::Field::count(Self::FIELDS) as usize);
-                    $($crate::tensors::tensors!(@bind all, self.$field, $kind $($inner)?);)+
+                    let mut all = Vec::with_capacity($crate::tensors::slots(Self::FIELDS) as usize);
+                    $($crate::tensors::tensors!(@group all, self, $field, $kind $($inner)?);)+
+                    $($crate::tensors::tensors!(@read all, self, $field, $kind $($inner)?);)+
+                    $($crate::tensors::tensors!(@write all, self, $field, $kind $($inner)?);)+
+                    $($crate::tensors::tensors!(@each all, self, $field, $kind $($inner)?);)+
                     all
                 }
             }
@@ -269,43 +464,72 @@ macro_rules! tensors {
     };
     (@field $a:lifetime In) => { ::warpwright_runtime::TensorRef<$a> };
     (@field $a:lifetime Out) => { ::warpwright_runtime::TensorMut<$a> };
+    (@field $a:lifetime InOut) => { ::warpwright_runtime::TensorMut<$a> };
     (@field $a:lifetime InPlace $output:ident) => { Option<::warpwright_runtime::TensorRef<$a>> };
     (@field $a:lifetime Option $kind:ident) => { Option<$crate::tensors::tensors!(@field $a $kind)> };
     (@field $a:lifetime Group $group:ident) => { $group<$a> };
+    (@field $a:lifetime Each $group:ident) => { Vec<$group<$a>> };
     (@field $a:lifetime $source:ident $output:ident) => { $source<$a> };
+
+    (@kind Out) => { $crate::tensors::Kind::Write };
+    (@kind InOut) => { $crate::tensors::Kind::Update };
+    (@kind Option $kind:ident) => { $crate::tensors::tensors!(@kind $kind) };
+    (@kind Group $group:ident) => { $crate::tensors::Kind::Group($group::FIELDS) };
+    (@kind Each $group:ident) => { $crate::tensors::Kind::Each($group::FIELDS) };
+    (@kind $($kind:ident)+) => { $crate::tensors::Kind::Read };
+
     (@slot Out) => { $crate::tensors::OutSlot };
-    (@slot Option Out) => { $crate::tensors::OutSlot };
+    (@slot InOut) => { $crate::tensors::InOutSlot };
+    (@slot Option $kind:ident) => { $crate::tensors::tensors!(@slot $kind) };
+    (@slot Each $group:ident) => { $crate::tensors::EachSlot };
     (@slot $($kind:ident)+) => { $crate::tensors::InSlot };
-    (@part $place:ident $field:ident Group $group:ident) => {{
-        assert!($place::$field as usize == 0, "a group is the first field");
-        $crate::tensors::Field::Group($group::FIELDS)
-    }};
-    (@part $place:ident $field:ident $($kind:ident)+) => {
-        $crate::tensors::Field::Tensor(
-            stringify!($field),
-            <$crate::tensors::tensors!(@slot $($kind)+)>::ACCESS,
-        )
-    };
-    (@constant $place:ident $field:ident Group $group:ident) => {};
-    (@constant $place:ident $field:ident $($kind:ident)+) => {
+
+    (@constant $position:ident $field:ident Group $group:ident) => {};
+    (@constant $position:ident $field:ident $($kind:ident)+) => {
         pub(crate) const $field: $crate::tensors::tensors!(@slot $($kind)+) =
-            <$crate::tensors::tensors!(@slot $($kind)+)>::new(
-                $crate::tensors::Field::count_before(Self::FIELDS, $place::$field as usize),
-                stringify!($field),
-            );
+            <$crate::tensors::tensors!(@slot $($kind)+)>::of_field(Self::FIELDS, $position::$field as usize);
     };
-    (@bind $all:ident, $field:expr, Group $group:ident) => { $all.extend($field.bindings()) };
-    (@bind $all:ident, $field:expr, InPlace $output:ident) => {
-        $all.push($field.map_or(
+
+    (@group $all:ident, $self:ident, $field:ident, Group $group:ident) => {
+        $all.extend($crate::tensors::Arguments::bindings($self.$field))
+    };
+    (@group $all:ident, $self:ident, $field:ident, $($kind:ident)+) => {};
+
+    (@read $all:ident, $self:ident, $field:ident, In) => { $all.push($self.$field.into()) };
+    (@read $all:ident, $self:ident, $field:ident, Option In) => { $all.push($self.$field.into()) };
+    (@read $all:ident, $self:ident, $field:ident, InOut) => {
+        $all.push($crate::plan::Binding::InPlace { output: Self::$field.after().index() })
+    };
+    (@read $all:ident, $self:ident, $field:ident, Option InOut) => {
+        $all.push(match $self.$field {
+            Some(_) => $crate::plan::Binding::InPlace { output: Self::$field.after().index() },
+            None => $crate::plan::Binding::Absent,
+        })
+    };
+    (@read $all:ident, $self:ident, $field:ident, InPlace $output:ident) => {
+        $all.push($self.$field.map_or(
             $crate::plan::Binding::InPlace { output: Self::$output.index() },
             $crate::plan::Binding::Input,
         ))
     };
-    (@bind $all:ident, $field:expr, Option $kind:ident) => { $all.push($field.into()) };
-    (@bind $all:ident, $field:expr, $source:ident $output:ident) => {
-        $all.push($field.binding(Self::$output.index()))
+    (@read $all:ident, $self:ident, $field:ident, Out) => {};
+    (@read $all:ident, $self:ident, $field:ident, Option Out) => {};
+    (@read $all:ident, $self:ident, $field:ident, Group $group:ident) => {};
+    (@read $all:ident, $self:ident, $field:ident, Each $group:ident) => {};
+    (@read $all:ident, $self:ident, $field:ident, $source:ident $output:ident) => {
+        $all.push($self.$field.binding(Self::$output.index()))
     };
-    (@bind $all:ident, $field:expr, $kind:ident) => { $all.push($field.into()) };
+
+    (@write $all:ident, $self:ident, $field:ident, Out) => { $all.push($self.$field.into()) };
+    (@write $all:ident, $self:ident, $field:ident, InOut) => { $all.push($self.$field.into()) };
+    (@write $all:ident, $self:ident, $field:ident, Option Out) => { $all.push($self.$field.into()) };
+    (@write $all:ident, $self:ident, $field:ident, Option InOut) => { $all.push($self.$field.into()) };
+    (@write $all:ident, $self:ident, $field:ident, $($kind:ident)+) => {};
+
+    (@each $all:ident, $self:ident, $field:ident, Each $group:ident) => {
+        $all.extend($self.$field.into_iter().flat_map($crate::tensors::Arguments::bindings))
+    };
+    (@each $all:ident, $self:ident, $field:ident, $($kind:ident)+) => {};
 }
 
 pub(crate) use tensors;
@@ -388,6 +612,100 @@ mod tests {
         assert!(matches!(bindings[0], Binding::InPlace { output: 3 }));
         assert!(matches!(bindings[5], Binding::InPlace { output: 6 }));
         assert!(matches!(bindings[6], Binding::Output(_)));
+    }
+
+    tensors! {
+        /// Tensors of a part of nothing.
+        #[derive(Clone, Copy)]
+        struct PartArgs<'a> {
+            /// Read.
+            weight: In,
+            /// Not always there.
+            bias: Option<In>,
+        }
+    }
+
+    tensors! {
+        /// Tensors of nothing in parts.
+        struct PartsArgs<'a> {
+            /// Read.
+            x: In,
+            /// Written.
+            y: Out,
+            /// Updated, if it is there.
+            state: Option<InOut>,
+            /// Updated.
+            count: InOut,
+            /// Of each part.
+            parts: Each<PartArgs>,
+        }
+    }
+
+    #[test]
+    fn what_is_updated_has_two_slots() {
+        let state = (PartsArgs::state.before(), PartsArgs::state.after());
+        assert_eq!(state, (InSlot::new(1, "state"), OutSlot::new(4, "state")));
+        assert_eq!(PartsArgs::count.after(), OutSlot::new(5, "count"));
+        let specs = PartsArgs::specs([
+            PartsArgs::state.holds(DType::F32, 3).optional(false),
+            PartsArgs::count.holds(DType::I64, 1),
+        ]);
+        let all: Vec<_> = specs.iter().map(|s| (s.name, s.access, s.len, s.may_replace_input)).collect();
+        let expected = [
+            ("x", Access::Read, 0, false),
+            ("state", Access::Read, 0, false),
+            ("count", Access::Read, 1, false),
+            ("y", Access::Write, 0, false),
+            ("state", Access::Write, 0, true),
+            ("count", Access::Write, 1, true),
+        ];
+        assert_eq!(all, expected);
+        assert_eq!(specs.iter().filter(|spec| spec.present).count(), 2);
+    }
+
+    #[test]
+    fn groups_follow_all_other_tensors() {
+        assert_eq!(PartsArgs::parts.of(2, PartArgs::bias), InSlot::new(11, "bias"));
+        let weight = |part| PartsArgs::parts.of(part, PartArgs::weight).holds(DType::F16, part + 1);
+        let specs = PartsArgs::specs([weight(1), weight(0)]);
+        let groups: Vec<_> = specs[6..].iter().map(|spec| (spec.name, spec.len, spec.present)).collect();
+        assert_eq!(
+            groups,
+            [("weight", 1, true), ("bias", 0, false), ("weight", 2, true), ("bias", 0, false)]
+        );
+    }
+
+    #[test]
+    fn bindings_of_groups_and_of_what_is_updated() {
+        let device = Device::emulator();
+        let tensor = || Tensor::zeros(&device, DType::F32, &[2]).unwrap();
+        let (x, weight, mut y, mut count) = (tensor(), tensor(), tensor(), tensor());
+        let part = PartArgs { weight: weight.as_ref(), bias: None };
+        let args = PartsArgs {
+            x: x.as_ref(),
+            y: y.as_mut(),
+            state: None,
+            count: count.as_mut(),
+            parts: vec![part, part],
+        };
+        let bindings = args.bindings();
+        assert_eq!(bindings.len(), 10);
+        assert!(matches!(bindings[1], Binding::Absent));
+        assert!(matches!(bindings[2], Binding::InPlace { output: 5 }));
+        assert!(matches!(bindings[4], Binding::Absent));
+        assert!(matches!(bindings[5], Binding::Output(_)));
+        assert!(matches!(&bindings[8], Binding::Input(w) if w.address() == weight.as_ref().address()));
+        assert!(matches!(bindings[9], Binding::Absent));
+    }
+
+    #[test]
+    fn callers_with_fields_of_their_own_leave_tensors_out() {
+        let device = Device::emulator();
+        let mut y = Tensor::zeros(&device, DType::F32, &[2]).unwrap();
+        let bindings = SampleArgs::bind([SampleArgs::y.bind(y.as_mut()), SampleArgs::mean.bind(None)]);
+        assert_eq!(bindings.len(), 5);
+        assert!(matches!(bindings[3], Binding::Output(_)));
+        assert!(bindings.iter().filter(|b| matches!(b, Binding::Absent)).count() == 4);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
     BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, Layout, Momentum, Real, RunningStatistics,
+    BatchNormEvaluationDesc, Layout, Momentum, Real,
     reference::{self, Channels, Gradients, Statistics},
 };
 use warpwright_ops::{Direction, Operation};
@@ -353,20 +353,21 @@ impl BatchNormSubject {
         let plan = desc.plan(bench.target())?;
         bench.launch(|stream| {
             let mut workspace = plan.workspace(stream)?;
-            let running = if options.momentum.is_some() {
-                Some(RunningStatistics { mean: running_mean.view_mut()?, var: running_var.view_mut()? })
+            let (running_mean, running_var) = if options.momentum.is_some() {
+                (Some(running_mean.view_mut()?), Some(running_var.view_mut()?))
             } else {
-                None
+                (None, None)
             };
             let args = BatchNormArgs {
                 x: x.view()?,
                 weight: view(&weight)?,
                 bias: view(&bias)?,
                 residual: view(&residual)?,
-                running,
                 y: y.view_mut()?,
                 mean: means.view_mut()?,
                 rstd: rstds.view_mut()?,
+                running_mean,
+                running_var,
                 workspace: workspace.as_mut().map(Tensor::as_mut),
             };
             Ok(plan.launch(stream, args)?)

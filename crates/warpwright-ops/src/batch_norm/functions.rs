@@ -7,7 +7,7 @@ use super::kernel::accumulate_type;
 use super::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
     BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, Layout, Momentum, Real, RunningStatistics,
+    BatchNormEvaluationDesc, Layout, Momentum, Real,
 };
 use crate::Error;
 use crate::plan::PlanCache;
@@ -113,15 +113,17 @@ pub fn batch_norm(
     let statistics = || Tensor::empty_on(stream, accumulate_type(x.dtype()), &[norm.channels]);
     let (mut y, mut mean, mut rstd) = (empty_like(stream, x)?, statistics()?, statistics()?);
     let mut workspace = plan.workspace(stream)?;
+    let (running_mean, running_var) = running.map(|(mean, var, _)| (mean.as_mut(), var.as_mut())).unzip();
     let args = BatchNormArgs {
         x: x.as_ref(),
         weight: options.weight.map(Tensor::as_ref),
         bias: options.bias.map(Tensor::as_ref),
         residual: options.residual.map(Tensor::as_ref),
-        running: running.map(|(mean, var, _)| RunningStatistics { mean: mean.as_mut(), var: var.as_mut() }),
         y: y.as_mut(),
         mean: mean.as_mut(),
         rstd: rstd.as_mut(),
+        running_mean,
+        running_var,
         workspace: workspace.as_mut().map(Tensor::as_mut),
     };
     plan.launch(stream, args)?;

@@ -31,13 +31,12 @@ mod walk;
 
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{TensorMut, TensorRef};
 
+use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
 pub use crate::plan::Real;
 use crate::plan::{Operation, Plan};
-use crate::tensors::Arguments;
-use crate::{Binding, PlanError};
+use crate::tensors::tensors;
 
 pub use functions::*;
 
@@ -144,36 +143,30 @@ pub struct BatchNormDesc {
     pub momentum: Option<Momentum>,
 }
 
-/// Running statistics to update.
-#[derive(Debug)]
-pub struct RunningStatistics<'a> {
-    /// `[channels]`
-    pub mean: TensorMut<'a>,
-    /// `[channels]`
-    pub var: TensorMut<'a>,
-}
-
-/// Tensors of [`BatchNormDesc`].
-#[derive(Debug)]
-pub struct BatchNormArgs<'a> {
-    /// What is normalised.
-    pub x: TensorRef<'a>,
-    /// `[channels]`
-    pub weight: Option<TensorRef<'a>>,
-    /// `[channels]`
-    pub bias: Option<TensorRef<'a>>,
-    /// Like `x`.
-    pub residual: Option<TensorRef<'a>>,
-    /// Updated in place.
-    pub running: Option<RunningStatistics<'a>>,
-    /// Like `x`; may be `x` or `residual` itself.
-    pub y: TensorMut<'a>,
-    /// `[channels]`, f32 (f64 for f64), for the backward pass.
-    pub mean: TensorMut<'a>,
-    /// `[channels]`, f32 (f64 for f64), for the backward pass.
-    pub rstd: TensorMut<'a>,
-    /// Scratch memory: [`Plan::workspace`].
-    pub workspace: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`BatchNormDesc`].
+    pub struct BatchNormArgs<'a> {
+        /// What is normalised.
+        x: In,
+        /// `[channels]`
+        weight: Option<In>,
+        /// `[channels]`
+        bias: Option<In>,
+        /// Like `x`.
+        residual: Option<In>,
+        /// Like `x`; may be `x` or `residual` itself.
+        y: Out,
+        /// `[channels]`, f32 (f64 for f64), for the backward pass.
+        mean: Out,
+        /// `[channels]`, f32 (f64 for f64), for the backward pass.
+        rstd: Out,
+        /// `[channels]`, moved towards the mean of the batch.
+        running_mean: Option<InOut>,
+        /// `[channels]`, moved towards the variance of the batch.
+        running_var: Option<InOut>,
+        /// Scratch memory: [`Plan::workspace`].
+        workspace: Option<Out>,
+    }
 }
 
 impl Operation for BatchNormDesc {
@@ -181,28 +174,6 @@ impl Operation for BatchNormDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         plans::training(self, target)
-    }
-}
-
-impl<'a> Arguments<'a> for BatchNormArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        let old = |output| if self.running.is_some() { Binding::InPlace { output } } else { Binding::Absent };
-        let (old_mean, old_var) = (old(9), old(10));
-        let (running_mean, running_var) = self.running.map(|r| (r.mean, r.var)).unzip();
-        vec![
-            self.x.into(),
-            self.weight.into(),
-            self.bias.into(),
-            self.residual.into(),
-            old_mean,
-            old_var,
-            self.y.into(),
-            self.mean.into(),
-            self.rstd.into(),
-            running_mean.into(),
-            running_var.into(),
-            self.workspace.into(),
-        ]
     }
 }
 
@@ -215,31 +186,32 @@ pub struct BatchNormBackwardDesc {
     pub dresidual: bool,
 }
 
-/// Tensors of [`BatchNormBackwardDesc`].
-#[derive(Debug)]
-pub struct BatchNormBackwardArgs<'a> {
-    /// What was normalised.
-    pub x: TensorRef<'a>,
-    /// With a ReLU: the result.
-    pub y: Option<TensorRef<'a>>,
-    /// Gradient of the result.
-    pub dy: TensorRef<'a>,
-    /// `[channels]`
-    pub weight: Option<TensorRef<'a>>,
-    /// `[channels]`, from the forward pass.
-    pub mean: TensorRef<'a>,
-    /// `[channels]`, from the forward pass.
-    pub rstd: TensorRef<'a>,
-    /// Gradient of `x`.
-    pub dx: TensorMut<'a>,
-    /// Gradient of the weight, if there is one.
-    pub dweight: Option<TensorMut<'a>>,
-    /// Gradient of the bias, if there is one.
-    pub dbias: Option<TensorMut<'a>>,
-    /// Gradient of the residual, if wanted.
-    pub dresidual: Option<TensorMut<'a>>,
-    /// Scratch memory: [`Plan::workspace`].
-    pub workspace: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`BatchNormBackwardDesc`].
+    pub struct BatchNormBackwardArgs<'a> {
+        /// What was normalised.
+        x: In,
+        /// With a ReLU: the result.
+        y: Option<In>,
+        /// Gradient of the result.
+        dy: In,
+        /// `[channels]`
+        weight: Option<In>,
+        /// `[channels]`, from the forward pass.
+        mean: In,
+        /// `[channels]`, from the forward pass.
+        rstd: In,
+        /// Gradient of `x`.
+        dx: Out,
+        /// Gradient of the weight, if there is one.
+        dweight: Option<Out>,
+        /// Gradient of the bias, if there is one.
+        dbias: Option<Out>,
+        /// Gradient of the residual, if wanted.
+        dresidual: Option<Out>,
+        /// Scratch memory: [`Plan::workspace`].
+        workspace: Option<Out>,
+    }
 }
 
 impl Operation for BatchNormBackwardDesc {
@@ -247,24 +219,6 @@ impl Operation for BatchNormBackwardDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         plans::training_backward(self, target)
-    }
-}
-
-impl<'a> Arguments<'a> for BatchNormBackwardArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        vec![
-            self.x.into(),
-            self.y.into(),
-            self.dy.into(),
-            self.weight.into(),
-            self.mean.into(),
-            self.rstd.into(),
-            self.dx.into(),
-            self.dweight.into(),
-            self.dbias.into(),
-            self.dresidual.into(),
-            self.workspace.into(),
-        ]
     }
 }
 
@@ -277,25 +231,26 @@ pub struct BatchNormEvaluationDesc {
     pub residual: bool,
 }
 
-/// Tensors of [`BatchNormEvaluationDesc`].
-#[derive(Debug)]
-pub struct BatchNormEvaluationArgs<'a> {
-    /// What is normalised.
-    pub x: TensorRef<'a>,
-    /// `[channels]`
-    pub weight: Option<TensorRef<'a>>,
-    /// `[channels]`
-    pub bias: Option<TensorRef<'a>>,
-    /// Like `x`.
-    pub residual: Option<TensorRef<'a>>,
-    /// `[channels]`
-    pub running_mean: TensorRef<'a>,
-    /// `[channels]`
-    pub running_var: TensorRef<'a>,
-    /// Like `x`; may be `x` or `residual` itself.
-    pub y: TensorMut<'a>,
-    /// Scratch memory: [`Plan::workspace`].
-    pub workspace: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`BatchNormEvaluationDesc`].
+    pub struct BatchNormEvaluationArgs<'a> {
+        /// What is normalised.
+        x: In,
+        /// `[channels]`
+        weight: Option<In>,
+        /// `[channels]`
+        bias: Option<In>,
+        /// Like `x`.
+        residual: Option<In>,
+        /// `[channels]`
+        running_mean: In,
+        /// `[channels]`
+        running_var: In,
+        /// Like `x`; may be `x` or `residual` itself.
+        y: Out,
+        /// Scratch memory: [`Plan::workspace`].
+        workspace: Option<Out>,
+    }
 }
 
 impl Operation for BatchNormEvaluationDesc {
@@ -303,21 +258,6 @@ impl Operation for BatchNormEvaluationDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         plans::evaluation(self, target)
-    }
-}
-
-impl<'a> Arguments<'a> for BatchNormEvaluationArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        vec![
-            self.x.into(),
-            self.weight.into(),
-            self.bias.into(),
-            self.residual.into(),
-            self.running_mean.into(),
-            self.running_var.into(),
-            self.y.into(),
-            self.workspace.into(),
-        ]
     }
 }
 
@@ -330,31 +270,32 @@ pub struct BatchNormEvaluationBackwardDesc {
     pub dresidual: bool,
 }
 
-/// Tensors of [`BatchNormEvaluationBackwardDesc`].
-#[derive(Debug)]
-pub struct BatchNormEvaluationBackwardArgs<'a> {
-    /// What was normalised.
-    pub x: TensorRef<'a>,
-    /// With a ReLU: the result.
-    pub y: Option<TensorRef<'a>>,
-    /// Gradient of the result.
-    pub dy: TensorRef<'a>,
-    /// `[channels]`
-    pub weight: Option<TensorRef<'a>>,
-    /// `[channels]`
-    pub running_mean: TensorRef<'a>,
-    /// `[channels]`
-    pub running_var: TensorRef<'a>,
-    /// Gradient of `x`.
-    pub dx: TensorMut<'a>,
-    /// Gradient of the weight, if there is one.
-    pub dweight: Option<TensorMut<'a>>,
-    /// Gradient of the bias, if there is one.
-    pub dbias: Option<TensorMut<'a>>,
-    /// Gradient of the residual, if wanted.
-    pub dresidual: Option<TensorMut<'a>>,
-    /// Scratch memory: [`Plan::workspace`].
-    pub workspace: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`BatchNormEvaluationBackwardDesc`].
+    pub struct BatchNormEvaluationBackwardArgs<'a> {
+        /// What was normalised.
+        x: In,
+        /// With a ReLU: the result.
+        y: Option<In>,
+        /// Gradient of the result.
+        dy: In,
+        /// `[channels]`
+        weight: Option<In>,
+        /// `[channels]`
+        running_mean: In,
+        /// `[channels]`
+        running_var: In,
+        /// Gradient of `x`.
+        dx: Out,
+        /// Gradient of the weight, if there is one.
+        dweight: Option<Out>,
+        /// Gradient of the bias, if there is one.
+        dbias: Option<Out>,
+        /// Gradient of the residual, if wanted.
+        dresidual: Option<Out>,
+        /// Scratch memory: [`Plan::workspace`].
+        workspace: Option<Out>,
+    }
 }
 
 impl Operation for BatchNormEvaluationBackwardDesc {
@@ -362,24 +303,6 @@ impl Operation for BatchNormEvaluationBackwardDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         plans::evaluation_backward(self, target)
-    }
-}
-
-impl<'a> Arguments<'a> for BatchNormEvaluationBackwardArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        vec![
-            self.x.into(),
-            self.y.into(),
-            self.dy.into(),
-            self.weight.into(),
-            self.running_mean.into(),
-            self.running_var.into(),
-            self.dx.into(),
-            self.dweight.into(),
-            self.dbias.into(),
-            self.dresidual.into(),
-            self.workspace.into(),
-        ]
     }
 }
 

@@ -1,6 +1,6 @@
 //! From descriptors to launches.
 
-use warpwright_dsl::{In, InOut, KernelArgs, KernelDef, Out};
+use warpwright_dsl::{Elem, In, KernelArgs, KernelDef};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -8,13 +8,15 @@ use super::channel::{self, CHANNELS, FOLD_CHANNELS, Types, present};
 use super::kernel::{self, Common, accumulate_type};
 use super::tuning::{self, Config, Persistence, Residence, Split};
 use super::{
-    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
+    BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
+    BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
     BatchNormEvaluationDesc, EVALUATION, Layout, TRAINING,
 };
 use super::{persistent, resident};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
+use crate::tensors::{InSlot, OutSlot, SlotSpec};
 
 /// Most blocks of a grid along x and along y.
 const MAX_GRID: [u64; 2] = [(1 << 31) - 1, 65_535];
@@ -177,8 +179,19 @@ impl<'a> Planner<'a> {
         row * self.channels() * self.accumulate.bytes() as u64
     }
 
-    fn parameter(&self, name: &'static str, given: bool) -> TensorSpec {
-        TensorSpec::read(name, self.norm.parameter_dtype, self.norm.channels).optional(given)
+    /// A tensor like `x`.
+    fn full(&self, slot: InSlot) -> SlotSpec {
+        slot.holds(self.norm.dtype, self.len)
+    }
+
+    /// A tensor like `x` that is written.
+    fn full_result(&self, slot: OutSlot) -> SlotSpec {
+        slot.holds(self.norm.dtype, self.len)
+    }
+
+    /// What has one value a channel and is read.
+    fn parameter(&self, slot: InSlot) -> SlotSpec {
+        slot.holds(self.norm.parameter_dtype, self.norm.channels)
     }
 
     /// How to read the tensors once, if their channels fit the shared memory of a cluster.
@@ -256,7 +269,8 @@ impl<'a> Planner<'a> {
         if variants.is_empty() {
             variants.push(Variant { alignment: 1, steps: empty()? });
         }
-        let workspace = tensors.last().map_or(0, |spec| spec.len * spec.dtype.bytes());
+        let workspace = tensors.iter().find(|spec| spec.name == TensorSpec::WORKSPACE);
+        let workspace = workspace.map_or(0, |spec| spec.len * spec.dtype.bytes());
         let (op, target) = (self.op, self.target);
         let workspace_bytes = workspace as u64;
         Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
@@ -266,20 +280,15 @@ impl<'a> Planner<'a> {
     fn normalise(
         &self,
         walked: &Walked,
-        [x, residual, y]: [u32; 3],
+        [x, residual]: [In<Elem>; 2],
+        y: OutSlot,
         with_residual: bool,
         lower: f64,
-        coefficients: In<warpwright_dsl::Elem>,
+        coefficients: In<Elem>,
     ) -> Result<LaunchStep, PlanError> {
         let def = kernel::Normalise { common: walked.common, residual: with_residual };
         let args = walk_args!(
-            NormaliseArgs {
-                x: In::slot(x),
-                residual: In::slot(residual),
-                coefficients: coefficients,
-                y: Out::slot(y),
-                lower: lower,
-            },
+            NormaliseArgs { x: x, residual: residual, coefficients: coefficients, y: y.arg(), lower: lower },
             walked,
             self.channels()
         );
@@ -292,7 +301,6 @@ fn lower(relu: bool) -> f64 {
 }
 
 pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<BatchNormDesc>, PlanError> {
-    const WORKSPACE: u32 = 11;
     let p = Planner::new(TRAINING, &desc.norm, target)?;
     p.check_values()?;
     if let Some(momentum) = desc.momentum
@@ -308,39 +316,39 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
     let (norm, c) = (p.norm, desc.norm.channels);
     let walks = p.walks(1)?;
     let running = desc.momentum.is_some();
-    let statistics = |name| TensorSpec::write(name, p.accumulate, c);
-    let new = |name| TensorSpec::write(name, norm.parameter_dtype, c).in_place().optional(running);
-    let tensors = vec![
-        TensorSpec::read("x", norm.dtype, p.len),
-        p.parameter("weight", norm.weight),
-        p.parameter("bias", norm.bias),
-        TensorSpec::read("residual", norm.dtype, p.len).like(0).optional(desc.residual),
-        p.parameter("running_mean", running),
-        p.parameter("running_var", running),
-        TensorSpec::write("y", norm.dtype, p.len).like(0).in_place(),
-        statistics("mean"),
-        statistics("rstd"),
-        new("running_mean"),
-        new("running_var"),
-        TensorSpec::workspace(p.accumulate, p.workspace_len(&walks, 3, 3, 1)),
-    ];
+    let statistics = |slot: OutSlot| slot.holds(p.accumulate, c);
+    let tensors = BatchNormArgs::specs([
+        p.full(BatchNormArgs::x),
+        p.parameter(BatchNormArgs::weight).optional(norm.weight),
+        p.parameter(BatchNormArgs::bias).optional(norm.bias),
+        p.full(BatchNormArgs::residual).like(BatchNormArgs::x).optional(desc.residual),
+        p.full_result(BatchNormArgs::y).like(BatchNormArgs::x).in_place(),
+        statistics(BatchNormArgs::mean),
+        statistics(BatchNormArgs::rstd),
+        BatchNormArgs::running_mean.holds(norm.parameter_dtype, c).optional(running),
+        BatchNormArgs::running_var.holds(norm.parameter_dtype, c).optional(running),
+        BatchNormArgs::workspace.scratch(p.accumulate, p.workspace_len(&walks, 3, 3, 1)),
+    ]);
     let steps = |w: &Walked| {
         let coefficients = p.row(3 * w.split.slabs);
         let def = kernel::Statistics(w.common);
-        let args =
-            walk_args!(StatisticsArgs { x: In::slot(0), partial: Out::slot(WORKSPACE) }, w, p.channels());
+        let args = walk_args!(
+            StatisticsArgs { x: BatchNormArgs::x.arg(), partial: BatchNormArgs::workspace.arg() },
+            w,
+            p.channels()
+        );
         let statistics = p.step(&def, args, w.grid)?;
         let args = channel::CombineArgs {
-            partial: In::slot(WORKSPACE),
-            weight: In::slot(1),
-            bias: In::slot(2),
-            running_mean: In::slot(4),
-            running_var: In::slot(5),
-            mean: Out::slot(7),
-            rstd: Out::slot(8),
-            new_running_mean: Out::slot(9),
-            new_running_var: Out::slot(10),
-            coefficients: Out::slot_at(WORKSPACE, coefficients),
+            partial: BatchNormArgs::workspace.written(),
+            weight: BatchNormArgs::weight.arg(),
+            bias: BatchNormArgs::bias.arg(),
+            running_mean: BatchNormArgs::running_mean.before().arg(),
+            running_var: BatchNormArgs::running_var.before().arg(),
+            mean: BatchNormArgs::mean.arg(),
+            rstd: BatchNormArgs::rstd.arg(),
+            new_running_mean: BatchNormArgs::running_mean.after().arg(),
+            new_running_var: BatchNormArgs::running_var.after().arg(),
+            coefficients: BatchNormArgs::workspace.arg_at(coefficients),
             channels: p.channels(),
             slabs: w.split.slabs,
             slab_elements: w.split.slab * w.split.per_step,
@@ -350,8 +358,10 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
             factor: desc.momentum.map_or(0.0, super::Momentum::factor),
         };
         let combine = p.step(&channel::Combine(p.types), args, p.channel_grid(CHANNELS)?)?;
-        let coefficients = In::slot_at(WORKSPACE, coefficients);
-        let normalise = p.normalise(w, [0, 3, 6], desc.residual, lower(norm.relu), coefficients)?;
+        let coefficients = BatchNormArgs::workspace.written_at(coefficients);
+        let read = [BatchNormArgs::x.arg(), BatchNormArgs::residual.arg()];
+        let normalise =
+            p.normalise(w, read, BatchNormArgs::y, desc.residual, lower(norm.relu), coefficients)?;
         Ok(vec![statistics, combine, normalise])
     };
     let once = p.residence(1).map(|r| {
@@ -359,17 +369,17 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         let args = walk_args!(
             resident,
             ForwardArgs {
-                x: In::slot(0),
-                weight: In::slot(1),
-                bias: In::slot(2),
-                residual: In::slot(3),
-                running_mean: In::slot(4),
-                running_var: In::slot(5),
-                y: Out::slot(6),
-                mean: Out::slot(7),
-                rstd: Out::slot(8),
-                new_running_mean: Out::slot(9),
-                new_running_var: Out::slot(10),
+                x: BatchNormArgs::x.arg(),
+                weight: BatchNormArgs::weight.arg(),
+                bias: BatchNormArgs::bias.arg(),
+                residual: BatchNormArgs::residual.arg(),
+                running_mean: BatchNormArgs::running_mean.before().arg(),
+                running_var: BatchNormArgs::running_var.before().arg(),
+                y: BatchNormArgs::y.arg(),
+                mean: BatchNormArgs::mean.arg(),
+                rstd: BatchNormArgs::rstd.arg(),
+                new_running_mean: BatchNormArgs::running_mean.after().arg(),
+                new_running_var: BatchNormArgs::running_var.after().arg(),
                 present: p.present(if running { present::RUNNING } else { 0 }),
                 eps: norm.eps.get(),
                 factor: desc.momentum.map_or(0.0, super::Momentum::factor),
@@ -383,19 +393,19 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
     let grid = p.persistence(1).map(|r| {
         let def = persistent::Forward { common: p.persistent(&r), residual: desc.residual };
         let args = persistent::ForwardArgs {
-            x: In::slot(0),
-            weight: In::slot(1),
-            bias: In::slot(2),
-            residual: In::slot(3),
-            running_mean: In::slot(4),
-            running_var: In::slot(5),
-            y: Out::slot(6),
-            mean: Out::slot(7),
-            rstd: Out::slot(8),
-            new_running_mean: Out::slot(9),
-            new_running_var: Out::slot(10),
-            partial: InOut::slot(WORKSPACE),
-            coefficients: InOut::slot_at(WORKSPACE, p.row(3 * u64::from(r.blocks))),
+            x: BatchNormArgs::x.arg(),
+            weight: BatchNormArgs::weight.arg(),
+            bias: BatchNormArgs::bias.arg(),
+            residual: BatchNormArgs::residual.arg(),
+            running_mean: BatchNormArgs::running_mean.before().arg(),
+            running_var: BatchNormArgs::running_var.before().arg(),
+            y: BatchNormArgs::y.arg(),
+            mean: BatchNormArgs::mean.arg(),
+            rstd: BatchNormArgs::rstd.arg(),
+            new_running_mean: BatchNormArgs::running_mean.after().arg(),
+            new_running_var: BatchNormArgs::running_var.after().arg(),
+            partial: BatchNormArgs::workspace.read_write(),
+            coefficients: BatchNormArgs::workspace.read_write_at(p.row(3 * u64::from(r.blocks))),
             present: p.present(if running { present::RUNNING } else { 0 }),
             eps: norm.eps.get(),
             factor: desc.momentum.map_or(0.0, super::Momentum::factor),
@@ -413,7 +423,11 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         if norm.channels == 0 {
             return Ok(Vec::new());
         }
-        let args = channel::UndefinedArgs { mean: Out::slot(7), rstd: Out::slot(8), channels: p.channels() };
+        let args = channel::UndefinedArgs {
+            mean: BatchNormArgs::mean.arg(),
+            rstd: BatchNormArgs::rstd.arg(),
+            channels: p.channels(),
+        };
         Ok(vec![p.step(&channel::Undefined(p.accumulate), args, p.channel_grid(FOLD_CHANNELS)?)?])
     };
     p.finish(Direction::Forward, tensors, once, walks, steps, empty)
@@ -423,131 +437,143 @@ pub(super) fn evaluation(
     desc: &BatchNormEvaluationDesc,
     target: Target,
 ) -> Result<Plan<BatchNormEvaluationDesc>, PlanError> {
-    const WORKSPACE: u32 = 7;
     let p = Planner::new(EVALUATION, &desc.norm, target)?;
     let norm = p.norm;
     let walks = p.walks(1)?;
     let coefficients = if walks.is_empty() { 0 } else { 4 * norm.channels };
-    let tensors = vec![
-        TensorSpec::read("x", norm.dtype, p.len),
-        p.parameter("weight", norm.weight),
-        p.parameter("bias", norm.bias),
-        TensorSpec::read("residual", norm.dtype, p.len).like(0).optional(desc.residual),
-        p.parameter("running_mean", true),
-        p.parameter("running_var", true),
-        TensorSpec::write("y", norm.dtype, p.len).like(0).in_place(),
-        TensorSpec::workspace(p.accumulate, coefficients),
-    ];
+    let tensors = BatchNormEvaluationArgs::specs([
+        p.full(BatchNormEvaluationArgs::x),
+        p.parameter(BatchNormEvaluationArgs::weight).optional(norm.weight),
+        p.parameter(BatchNormEvaluationArgs::bias).optional(norm.bias),
+        p.full(BatchNormEvaluationArgs::residual).like(BatchNormEvaluationArgs::x).optional(desc.residual),
+        p.parameter(BatchNormEvaluationArgs::running_mean),
+        p.parameter(BatchNormEvaluationArgs::running_var),
+        p.full_result(BatchNormEvaluationArgs::y).like(BatchNormEvaluationArgs::x).in_place(),
+        BatchNormEvaluationArgs::workspace.scratch(p.accumulate, coefficients),
+    ]);
     let steps = |w: &Walked| {
-        let fold = fold(&p, [1, 2, 4, 5], WORKSPACE, 0)?;
-        let coefficients = In::slot(WORKSPACE);
-        Ok(vec![fold, p.normalise(w, [0, 3, 6], desc.residual, lower(norm.relu), coefficients)?])
+        let fold = fold(
+            &p,
+            channel::FoldArgs {
+                weight: BatchNormEvaluationArgs::weight.arg(),
+                bias: BatchNormEvaluationArgs::bias.arg(),
+                running_mean: BatchNormEvaluationArgs::running_mean.arg(),
+                running_var: BatchNormEvaluationArgs::running_var.arg(),
+                coefficients: BatchNormEvaluationArgs::workspace.arg(),
+                channels: p.channels(),
+                present: p.present(0),
+                eps: norm.eps.get(),
+            },
+        )?;
+        let coefficients = BatchNormEvaluationArgs::workspace.written();
+        let read = [BatchNormEvaluationArgs::x.arg(), BatchNormEvaluationArgs::residual.arg()];
+        let y = BatchNormEvaluationArgs::y;
+        Ok(vec![fold, p.normalise(w, read, y, desc.residual, lower(norm.relu), coefficients)?])
     };
     p.finish(Direction::Forward, tensors, None, walks, steps, || Ok(Vec::new()))
 }
 
-/// Coefficients of evaluation at `offset` bytes of the workspace: mean, scale, shift, rstd.
-fn fold(
-    p: &Planner<'_>,
-    [weight, bias, running_mean, running_var]: [u32; 4],
-    workspace: u32,
-    offset: u64,
-) -> Result<LaunchStep, PlanError> {
-    let args = channel::FoldArgs {
-        weight: In::slot(weight),
-        bias: In::slot(bias),
-        running_mean: In::slot(running_mean),
-        running_var: In::slot(running_var),
-        coefficients: Out::slot_at(workspace, offset),
-        channels: p.channels(),
-        present: p.present(0),
-        eps: p.norm.eps.get(),
-    };
+/// Coefficients of evaluation: mean, scale, shift, rstd.
+fn fold(p: &Planner<'_>, args: channel::FoldArgs) -> Result<LaunchStep, PlanError> {
     p.step(&channel::Fold(p.types), args, p.channel_grid(FOLD_CHANNELS)?)
 }
 
-/// What the two backward passes share: the slots are in the same places.
+/// What the two backward passes share.
 struct Backward<'a> {
     p: Planner<'a>,
     walks: Vec<Walked>,
-    tensors: Vec<TensorSpec>,
+    slots: BackwardSlots,
     /// Where `g = dy` behind the ReLU is written, if it differs from `dy`.
-    g: Option<u32>,
+    g: Option<OutSlot>,
 }
 
-const Y: u32 = 1;
-const DY: u32 = 2;
-const WEIGHT: u32 = 3;
-const MEAN: u32 = 4;
-const RSTD: u32 = 5;
-const DX: u32 = 6;
-const DWEIGHT: u32 = 7;
-const DBIAS: u32 = 8;
-const DRESIDUAL: u32 = 9;
-const WORKSPACE: u32 = 10;
+/// The tensors that both backward passes have, whatever their statistics are.
+#[derive(Clone, Copy)]
+struct BackwardSlots {
+    x: InSlot,
+    y: InSlot,
+    dy: InSlot,
+    weight: InSlot,
+    dx: OutSlot,
+    dweight: OutSlot,
+    dbias: OutSlot,
+    dresidual: OutSlot,
+    workspace: OutSlot,
+}
+
+/// Those of one of the passes.
+macro_rules! backward_slots {
+    ($args:ident: $($field:ident)+) => {
+        BackwardSlots { $($field: $args::$field),+ }
+    };
+    ($args:ident) => {
+        backward_slots!($args: x y dy weight dx dweight dbias dresidual workspace)
+    };
+}
 
 impl<'a> Backward<'a> {
-    /// `statistics` are the tensors in slots 4 and 5, `more` the rows of the workspace beyond sums and coefficients.
-    fn new(
-        p: Planner<'a>,
-        dresidual: bool,
-        statistics: [TensorSpec; 2],
-        more: usize,
-    ) -> Result<Self, PlanError> {
+    fn new(p: Planner<'a>, slots: BackwardSlots, dresidual: bool) -> Result<Self, PlanError> {
         p.check_dresidual(dresidual)?;
-        let norm = p.norm;
-        let walks = p.walks(if norm.relu { 3 } else { 2 })?;
-        let [mean, rstd] = statistics;
-        let gradient =
-            |name, given| TensorSpec::write(name, norm.parameter_dtype, norm.channels).optional(given);
-        let tensors = vec![
-            TensorSpec::read("x", norm.dtype, p.len),
-            TensorSpec::read("y", norm.dtype, p.len).like(0).optional(norm.relu),
-            TensorSpec::read("dy", norm.dtype, p.len).like(0),
-            p.parameter("weight", norm.weight),
-            mean,
-            rstd,
-            TensorSpec::write("dx", norm.dtype, p.len).like(0),
-            gradient("dweight", norm.weight),
-            gradient("dbias", norm.bias),
-            TensorSpec::write("dresidual", norm.dtype, p.len).like(0).optional(dresidual),
-            TensorSpec::workspace(p.accumulate, p.workspace_len(&walks, 2, 4 + more, 2)),
+        let walks = p.walks(if p.norm.relu { 3 } else { 2 })?;
+        let g = p.norm.relu.then_some(if dresidual { slots.dresidual } else { slots.dx });
+        Ok(Self { p, walks, slots, g })
+    }
+
+    /// What a plan says of the tensors, of which those in `statistics` are not shared. `more` is the rows of the workspace beyond
+    /// sums and coefficients.
+    fn specs(
+        &self,
+        dresidual: bool,
+        statistics: [SlotSpec; 2],
+        more: usize,
+    ) -> impl Iterator<Item = SlotSpec> {
+        let (p, norm, slots) = (&self.p, self.p.norm, self.slots);
+        let gradient = |slot: OutSlot| slot.holds(norm.parameter_dtype, norm.channels);
+        let shared = [
+            p.full(slots.x),
+            p.full(slots.y).like(slots.x).optional(norm.relu),
+            p.full(slots.dy).like(slots.x),
+            p.parameter(slots.weight).optional(norm.weight),
+            p.full_result(slots.dx).like(slots.x),
+            gradient(slots.dweight).optional(norm.weight),
+            gradient(slots.dbias).optional(norm.bias),
+            p.full_result(slots.dresidual).like(slots.x).optional(dresidual),
+            slots.workspace.scratch(p.accumulate, p.workspace_len(&self.walks, 2, 4 + more, 2)),
         ];
-        let g = norm.relu.then_some(if dresidual { DRESIDUAL } else { DX });
-        Ok(Self { p, walks, tensors, g })
+        shared.into_iter().chain(statistics)
     }
 
     /// The two steps that both passes begin with, for given places of the mean and of `rstd`.
     fn sums(
         &self,
         w: &Walked,
-        mean: In<warpwright_dsl::Elem>,
-        rstd: In<warpwright_dsl::Elem>,
+        mean: In<Elem>,
+        rstd: In<Elem>,
         training: u32,
     ) -> Result<[LaunchStep; 2], PlanError> {
-        let p = &self.p;
+        let (p, slots) = (&self.p, self.slots);
         let def = kernel::GradientSums { common: w.common, relu: p.norm.relu };
         let args = walk_args!(
             GradientSumsArgs {
-                x: In::slot(0),
-                dy: In::slot(DY),
-                y: In::slot(Y),
+                x: slots.x.arg(),
+                dy: slots.dy.arg(),
+                y: slots.y.arg(),
                 mean: mean.clone(),
-                g: Out::slot(self.g.unwrap_or(DX)),
-                partial: Out::slot(WORKSPACE),
+                g: self.g.unwrap_or(slots.dx).arg(),
+                partial: slots.workspace.arg(),
             },
             w,
             p.channels()
         );
         let sums = p.step(&def, args, w.grid)?;
         let args = channel::CombineGradientsArgs {
-            partial: In::slot(WORKSPACE),
+            partial: slots.workspace.written(),
             mean,
             rstd,
-            weight: In::slot(WEIGHT),
-            dweight: Out::slot(DWEIGHT),
-            dbias: Out::slot(DBIAS),
-            coefficients: Out::slot_at(WORKSPACE, p.row(2 * w.split.slabs)),
+            weight: slots.weight.arg(),
+            dweight: slots.dweight.arg(),
+            dbias: slots.dbias.arg(),
+            coefficients: slots.workspace.arg_at(p.row(2 * w.split.slabs)),
             channels: p.channels(),
             slabs: w.split.slabs,
             elements: p.norm.values() as u64,
@@ -558,24 +584,24 @@ impl<'a> Backward<'a> {
     }
 
     /// Where the gradient behind the ReLU is read.
-    fn gradient(&self) -> u32 {
-        self.g.unwrap_or(DY)
+    fn gradient(&self) -> In<Elem> {
+        self.g.map_or_else(|| self.slots.dy.arg(), OutSlot::written)
     }
 
     fn finish<O: Operation>(
         self,
+        tensors: Vec<TensorSpec>,
         first: Option<Variant>,
         steps: impl Fn(&Self, &Walked) -> Result<Vec<LaunchStep>, PlanError>,
     ) -> Result<Plan<O>, PlanError> {
-        let (tensors, none) = (self.tensors.clone(), Vec::new());
         let empty = || {
-            let p = &self.p;
+            let (p, slots) = (&self.p, self.slots);
             if p.norm.channels == 0 || !(p.norm.weight || p.norm.bias) {
-                return Ok(none.clone());
+                return Ok(Vec::new());
             }
             let args = channel::ZeroArgs {
-                dweight: Out::slot(DWEIGHT),
-                dbias: Out::slot(DBIAS),
+                dweight: slots.dweight.arg(),
+                dbias: slots.dbias.arg(),
                 channels: p.channels(),
                 present: p.present(0),
             };
@@ -598,25 +624,27 @@ pub(super) fn training_backward(
 ) -> Result<Plan<BatchNormBackwardDesc>, PlanError> {
     let p = Planner::new(TRAINING, &desc.norm, target)?;
     p.check_values()?;
-    let statistics = ["mean", "rstd"].map(|name| TensorSpec::read(name, p.accumulate, p.norm.channels));
-    let backward = Backward::new(p, desc.dresidual, statistics, 0)?;
+    let backward = Backward::new(p, backward_slots!(BatchNormBackwardArgs), desc.dresidual)?;
     let p = &backward.p;
+    let statistics = [BatchNormBackwardArgs::mean, BatchNormBackwardArgs::rstd]
+        .map(|slot| slot.holds(p.accumulate, p.norm.channels));
+    let tensors = BatchNormBackwardArgs::specs(backward.specs(desc.dresidual, statistics, 0));
     let once = p.residence(2).map(|r| {
         let def = resident::Backward { common: p.resident(&r), relu: p.norm.relu };
         let dresidual = if desc.dresidual { present::DRESIDUAL } else { 0 };
         let args = walk_args!(
             resident,
             BackwardArgs {
-                x: In::slot(0),
-                dy: In::slot(DY),
-                y: In::slot(Y),
-                mean: In::slot(MEAN),
-                rstd: In::slot(RSTD),
-                weight: In::slot(WEIGHT),
-                dx: Out::slot(DX),
-                dweight: Out::slot(DWEIGHT),
-                dbias: Out::slot(DBIAS),
-                dresidual: Out::slot(DRESIDUAL),
+                x: BatchNormBackwardArgs::x.arg(),
+                dy: BatchNormBackwardArgs::dy.arg(),
+                y: BatchNormBackwardArgs::y.arg(),
+                mean: BatchNormBackwardArgs::mean.arg(),
+                rstd: BatchNormBackwardArgs::rstd.arg(),
+                weight: BatchNormBackwardArgs::weight.arg(),
+                dx: BatchNormBackwardArgs::dx.arg(),
+                dweight: BatchNormBackwardArgs::dweight.arg(),
+                dbias: BatchNormBackwardArgs::dbias.arg(),
+                dresidual: BatchNormBackwardArgs::dresidual.arg(),
                 present: p.present(dresidual),
                 elements: p.norm.values() as u64,
                 hold: r.hold,
@@ -628,16 +656,16 @@ pub(super) fn training_backward(
     });
     let grid = p.persistence(2).filter(|_| !p.norm.relu).map(|r| {
         let args = persistent::BackwardArgs {
-            x: In::slot(0),
-            dy: In::slot(DY),
-            mean: In::slot(MEAN),
-            rstd: In::slot(RSTD),
-            weight: In::slot(WEIGHT),
-            dx: Out::slot(DX),
-            dweight: Out::slot(DWEIGHT),
-            dbias: Out::slot(DBIAS),
-            partial: InOut::slot(WORKSPACE),
-            coefficients: InOut::slot_at(WORKSPACE, p.row(2 * u64::from(r.blocks))),
+            x: BatchNormBackwardArgs::x.arg(),
+            dy: BatchNormBackwardArgs::dy.arg(),
+            mean: BatchNormBackwardArgs::mean.arg(),
+            rstd: BatchNormBackwardArgs::rstd.arg(),
+            weight: BatchNormBackwardArgs::weight.arg(),
+            dx: BatchNormBackwardArgs::dx.arg(),
+            dweight: BatchNormBackwardArgs::dweight.arg(),
+            dbias: BatchNormBackwardArgs::dbias.arg(),
+            partial: BatchNormBackwardArgs::workspace.read_write(),
+            coefficients: BatchNormBackwardArgs::workspace.read_write_at(p.row(2 * u64::from(r.blocks))),
             present: p.present(0),
             elements: p.norm.values() as u64,
             hold: r.hold,
@@ -649,14 +677,19 @@ pub(super) fn training_backward(
         p.persistent_variant(&persistent::Backward(p.persistent(&r)), args, &r)
     });
     let once = once.or(grid).transpose()?;
-    backward.finish(once, |b, w| {
-        let [sums, combine] = b.sums(w, In::slot(MEAN), In::slot(RSTD), present::TRAINING)?;
+    backward.finish(tensors, once, |b, w| {
+        let [sums, combine] = b.sums(
+            w,
+            BatchNormBackwardArgs::mean.arg(),
+            BatchNormBackwardArgs::rstd.arg(),
+            present::TRAINING,
+        )?;
         let args = walk_args!(
             GradientArgs {
-                x: In::slot(0),
-                g: In::slot(b.gradient()),
-                coefficients: In::slot_at(WORKSPACE, b.p.row(2 * w.split.slabs)),
-                dx: Out::slot(DX),
+                x: BatchNormBackwardArgs::x.arg(),
+                g: b.gradient(),
+                coefficients: BatchNormBackwardArgs::workspace.written_at(b.p.row(2 * w.split.slabs)),
+                dx: BatchNormBackwardArgs::dx.arg(),
             },
             w,
             b.p.channels()
@@ -670,23 +703,35 @@ pub(super) fn evaluation_backward(
     target: Target,
 ) -> Result<Plan<BatchNormEvaluationBackwardDesc>, PlanError> {
     let p = Planner::new(EVALUATION, &desc.norm, target)?;
-    let statistics = ["running_mean", "running_var"].map(|name| p.parameter(name, true));
-    let backward = Backward::new(p, desc.dresidual, statistics, 4)?;
-    backward.finish(None, |b, w| {
-        let p = &b.p;
+    let slots = backward_slots!(BatchNormEvaluationBackwardArgs);
+    let backward = Backward::new(p, slots, desc.dresidual)?;
+    let running =
+        [BatchNormEvaluationBackwardArgs::running_mean, BatchNormEvaluationBackwardArgs::running_var];
+    let statistics = running.map(|slot| backward.p.parameter(slot));
+    let tensors = BatchNormEvaluationBackwardArgs::specs(backward.specs(desc.dresidual, statistics, 4));
+    backward.finish(tensors, None, |b, w| {
+        let (p, [running_mean, running_var]) = (&b.p, running);
         let sums_end = 2 * w.split.slabs;
         let folded = p.row(sums_end + 4);
-        let fold = {
-            // Only the weight is read for the coefficients that are used here.
-            let norm = BatchNorm { bias: false, ..*p.norm };
-            let p = Planner { norm: &norm, ..Planner::new(p.op, p.norm, p.target)? };
-            fold(&p, [WEIGHT, WEIGHT, MEAN, RSTD], WORKSPACE, folded)?
-        };
-        let at = |row: u64| In::slot_at(WORKSPACE, folded + p.row(row));
+        let fold = fold(
+            p,
+            channel::FoldArgs {
+                weight: slots.weight.arg(),
+                // Only the weight is read for the coefficients that are used here.
+                bias: slots.weight.arg(),
+                running_mean: running_mean.arg(),
+                running_var: running_var.arg(),
+                coefficients: slots.workspace.arg_at(folded),
+                channels: p.channels(),
+                present: if p.norm.weight { present::WEIGHT } else { 0 },
+                eps: p.norm.eps.get(),
+            },
+        )?;
+        let at = |row: u64| slots.workspace.written_at(folded + p.row(row));
         let [sums, combine] = b.sums(w, at(0), at(3), 0)?;
-        let coefficients = In::slot_at(WORKSPACE, p.row(sums_end));
-        let slots = [b.gradient(), Y, DX];
-        let result = p.normalise(w, slots, false, f64::NEG_INFINITY, coefficients)?;
+        let coefficients = slots.workspace.written_at(p.row(sums_end));
+        let read = [b.gradient(), slots.y.arg()];
+        let result = p.normalise(w, read, slots.dx, false, f64::NEG_INFINITY, coefficients)?;
         Ok(vec![fold, sums, combine, result])
     })
 }

@@ -29,15 +29,15 @@ pub mod reference;
 pub mod tables;
 pub mod tuning;
 
-use warpwright_dsl::{In, KernelArgs, KernelDef, Out};
+use warpwright_dsl::{KernelArgs, KernelDef};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
+use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::{Direction, Entry, TARGETS};
-use crate::plan::{self, Binding, Operation, Plan, PlanParts, TensorSpec, Variant};
-use crate::tensors::Arguments;
+use crate::plan::{self, Operation, Plan, PlanParts, Variant};
+use crate::tensors::tensors;
 
 pub use functions::{Quantized, dequantize, dequantize_nested, quantize, quantize_nested};
 pub use nested::QuantizedNested;
@@ -158,17 +158,18 @@ pub struct QuantizeDesc {
     pub len: usize,
 }
 
-/// Tensors of [`QuantizeDesc`].
-#[derive(Debug)]
-pub struct QuantizeArgs<'a> {
-    /// The elements.
-    pub x: TensorRef<'a>,
-    /// u8, [`packed_bytes`] of them.
-    pub codes: TensorMut<'a>,
-    /// [`Scheme::scale_dtype`], one a group.
-    pub scales: TensorMut<'a>,
-    /// u8, one a group; for schemes that have them.
-    pub zero_points: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`QuantizeDesc`].
+    pub struct QuantizeArgs<'a> {
+        /// The elements.
+        x: In,
+        /// u8, [`packed_bytes`] of them.
+        codes: Out,
+        /// [`Scheme::scale_dtype`], one a group.
+        scales: Out,
+        /// u8, one a group; for schemes that have them.
+        zero_points: Option<Out>,
+    }
 }
 
 impl Operation for QuantizeDesc {
@@ -177,19 +178,22 @@ impl Operation for QuantizeDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let Self { scheme, dtype, group_size, order, len } = *self;
         let op = scheme.op(true);
-        let layout = Layout::check(op, scheme, dtype, group_size, len)?;
-        let mut tensors = vec![TensorSpec::read("x", dtype, len)];
-        tensors.extend(layout.packed().map(|(name, dtype, len)| TensorSpec::write(name, dtype, len)));
-        // Kernels of schemes without zero points never touch that argument; it gets the scales.
-        let zero_points = if scheme.has_zero_points() { 3 } else { 2 };
+        check(op, dtype, group_size)?;
+        let groups = groups(len, group_size);
+        let tensors = QuantizeArgs::specs([
+            QuantizeArgs::x.holds(dtype, len),
+            QuantizeArgs::codes.holds(DType::U8, packed_bytes(len)),
+            QuantizeArgs::scales.holds(scheme.scale_dtype(dtype), groups),
+            QuantizeArgs::zero_points.holds(DType::U8, groups).optional(scheme.has_zero_points()),
+        ]);
         let n = len as u64;
         let mut variants = Vec::new();
         if let Some(tile) = tuning::quantise_tile(scheme, dtype, group_size) {
             let args = kernel::QuantiseArgs {
-                x: In::slot(0),
-                codes: Out::slot(1),
-                scales: Out::slot(2),
-                zero_points: Out::slot(zero_points),
+                x: QuantizeArgs::x.arg(),
+                codes: QuantizeArgs::codes.arg(),
+                scales: QuantizeArgs::scales.arg(),
+                zero_points: QuantizeArgs::zero_points.arg(),
                 n,
             };
             let def = kernel::Quantise { scheme, dtype, order, tile };
@@ -201,34 +205,27 @@ impl Operation for QuantizeDesc {
         let group = group_size.min(len.max(1)) as u64;
         let tile = tuning::scale_tile(group_size);
         let args = kernel::ScalesArgs {
-            x: In::slot(0),
-            scales: Out::slot(2),
-            zero_points: Out::slot(zero_points),
+            x: QuantizeArgs::x.arg(),
+            scales: QuantizeArgs::scales.arg(),
+            zero_points: QuantizeArgs::zero_points.arg(),
             n,
             group_size: group,
         };
-        let cover = (groups(len, group_size), tile.groups_per_block());
+        let cover = (groups, tile.groups_per_block());
         let scales = step(op, &kernel::Scales { scheme, dtype, tile }, args, target, cover)?;
         let args = kernel::CodesArgs {
-            x: In::slot(0),
-            scales: In::slot(2),
-            zero_points: In::slot(zero_points),
-            codes: Out::slot(1),
+            x: QuantizeArgs::x.arg(),
+            scales: QuantizeArgs::scales.written(),
+            zero_points: QuantizeArgs::zero_points.written(),
+            codes: QuantizeArgs::codes.arg(),
             n,
             group_size: group,
         };
         let cover = (packed_bytes(len), tuning::THREADS);
         let codes = step(op, &kernel::Codes { scheme, dtype, order }, args, target, cover)?;
         variants.push(Variant { alignment: 1, steps: scales.into_iter().chain(codes).collect() });
-        Ok(layout.finish(op, target, tensors, variants))
-    }
-}
-
-impl<'a> Arguments<'a> for QuantizeArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        let outputs = [Some(self.codes), Some(self.scales), self.zero_points];
-        let outputs = outputs.into_iter().flatten().map(Binding::Output);
-        std::iter::once(Binding::Input(self.x)).chain(outputs).collect()
+        let direction = Direction::Forward;
+        Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes: 0 }))
     }
 }
 
@@ -247,17 +244,18 @@ pub struct DequantizeDesc {
     pub len: usize,
 }
 
-/// Tensors of [`DequantizeDesc`].
-#[derive(Debug)]
-pub struct DequantizeArgs<'a> {
-    /// u8, [`packed_bytes`] of them.
-    pub codes: TensorRef<'a>,
-    /// [`Scheme::scale_dtype`], one a group.
-    pub scales: TensorRef<'a>,
-    /// u8, one a group; for schemes that have them.
-    pub zero_points: Option<TensorRef<'a>>,
-    /// The elements.
-    pub y: TensorMut<'a>,
+tensors! {
+    /// Tensors of [`DequantizeDesc`].
+    pub struct DequantizeArgs<'a> {
+        /// u8, [`packed_bytes`] of them.
+        codes: In,
+        /// [`Scheme::scale_dtype`], one a group.
+        scales: In,
+        /// u8, one a group; for schemes that have them.
+        zero_points: Option<In>,
+        /// The elements.
+        y: Out,
+    }
 }
 
 impl Operation for DequantizeDesc {
@@ -266,19 +264,21 @@ impl Operation for DequantizeDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let Self { scheme, dtype, group_size, order, len } = *self;
         let op = scheme.op(false);
-        let layout = Layout::check(op, scheme, dtype, group_size, len)?;
-        let mut tensors: Vec<_> =
-            layout.packed().map(|(name, dtype, len)| TensorSpec::read(name, dtype, len)).collect();
-        tensors.push(TensorSpec::write("y", dtype, len));
-        // As in quantisation, an argument that is not used gets the scales.
-        let (zero_points, y) = if scheme.has_zero_points() { (2, 3) } else { (1, 2) };
+        check(op, dtype, group_size)?;
+        let groups = groups(len, group_size);
+        let tensors = DequantizeArgs::specs([
+            DequantizeArgs::codes.holds(DType::U8, packed_bytes(len)),
+            DequantizeArgs::scales.holds(scheme.scale_dtype(dtype), groups),
+            DequantizeArgs::zero_points.holds(DType::U8, groups).optional(scheme.has_zero_points()),
+            DequantizeArgs::y.holds(dtype, len),
+        ]);
         let mut variants = Vec::new();
         for config in tuning::dequantise_configs(dtype, group_size) {
             let args = kernel::DequantiseArgs {
-                codes: In::slot(0),
-                scales: In::slot(1),
-                zero_points: In::slot(zero_points),
-                y: Out::slot(y),
+                codes: DequantizeArgs::codes.arg(),
+                scales: DequantizeArgs::scales.arg(),
+                zero_points: DequantizeArgs::zero_points.arg(),
+                y: DequantizeArgs::y.arg(),
                 n: len as u64,
                 divisor: if config.power_of_two {
                     group_size.trailing_zeros().into()
@@ -290,63 +290,21 @@ impl Operation for DequantizeDesc {
             let step = step(op, &def, args, target, (len, config.elements_per_block()))?;
             variants.push(Variant { alignment: config.alignment(dtype), steps: step.into_iter().collect() });
         }
-        Ok(layout.finish(op, target, tensors, variants))
-    }
-}
-
-impl<'a> Arguments<'a> for DequantizeArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        let inputs = [Some(self.codes), Some(self.scales), self.zero_points];
-        let inputs = inputs.into_iter().flatten().map(Binding::Input);
-        inputs.chain([Binding::Output(self.y)]).collect()
-    }
-}
-
-/// The checked fields that both descriptors share.
-#[derive(Clone, Copy)]
-struct Layout {
-    scheme: Scheme,
-    dtype: DType,
-    group_size: usize,
-    len: usize,
-}
-
-impl Layout {
-    fn check(
-        op: &'static str,
-        scheme: Scheme,
-        dtype: DType,
-        group_size: usize,
-        len: usize,
-    ) -> Result<Self, PlanError> {
-        if !dtype.is_float() {
-            return Err(PlanError::DType { op, tensor: "x", got: dtype, expected: &DType::FLOATS });
-        }
-        if group_size == 0 {
-            let got = group_size.to_string();
-            return Err(PlanError::Parameter { op, parameter: "group_size", got, expected: "at least 1" });
-        }
-        Ok(Self { scheme, dtype, group_size, len })
-    }
-
-    /// Name, type and length of the packed tensors in slot order.
-    fn packed(&self) -> impl Iterator<Item = (&'static str, DType, usize)> {
-        let groups = groups(self.len, self.group_size);
-        let zero_points = self.scheme.has_zero_points().then_some(("zero_points", DType::U8, groups));
-        let scales = ("scales", self.scheme.scale_dtype(self.dtype), groups);
-        [("codes", DType::U8, packed_bytes(self.len)), scales].into_iter().chain(zero_points)
-    }
-
-    fn finish<O: Operation>(
-        &self,
-        op: &'static str,
-        target: Target,
-        tensors: Vec<TensorSpec>,
-        variants: Vec<Variant>,
-    ) -> Plan<O> {
         let direction = Direction::Forward;
-        Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes: 0 })
+        Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes: 0 }))
     }
+}
+
+/// The checks that both descriptors share.
+fn check(op: &'static str, dtype: DType, group_size: usize) -> Result<(), PlanError> {
+    if !dtype.is_float() {
+        return Err(PlanError::DType { op, tensor: "x", got: dtype, expected: &DType::FLOATS });
+    }
+    if group_size == 0 {
+        let got = group_size.to_string();
+        return Err(PlanError::Parameter { op, parameter: "group_size", got, expected: "at least 1" });
+    }
+    Ok(())
 }
 
 /// A launch with one thread block for every `per_block` of `len` items; `None` if there are none.

@@ -1,7 +1,6 @@
 //! The plan of a backward pass: the steps from the last to the first, then the gradients of weights and inputs as products
 //! over all places.
 
-use warpwright_dsl::In;
 use warpwright_ptx::Target;
 
 use super::launches::{Arena, Launches, Place};
@@ -12,44 +11,14 @@ use super::sweep::{Sweep, SweepArgs};
 use super::tagged;
 use super::tuning::{Exchange, PersistentConfig, Schedule};
 use super::walk;
-use super::{Biases, RecurrentBackwardDesc, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of};
+use super::{
+    Biases, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, Reserve, WIDE, WeightGradients,
+    refuse, small, sums_of,
+};
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
-
-/// Slots of the tensors.
-mod slot {
-    pub(super) const X: u32 = 0;
-    pub(super) const LENGTHS: u32 = 1;
-    pub(super) const H0: u32 = 2;
-    pub(super) const C0: u32 = 3;
-    pub(super) const RANDOM: u32 = 4;
-    pub(super) const Y: u32 = 5;
-    pub(super) const RESERVE: u32 = 6;
-    pub(super) const DY: u32 = 7;
-    pub(super) const DH_N: u32 = 8;
-    pub(super) const DC_N: u32 = 9;
-    pub(super) const DX: u32 = 10;
-    pub(super) const DH0: u32 = 11;
-    pub(super) const DC0: u32 = 12;
-    pub(super) const WORKSPACE: u32 = 13;
-    /// The first of the weights of each pass, and of the gradients of weights and biases.
-    pub(super) const WEIGHTS: u32 = 14;
-    pub(super) const OF_PASS: u32 = 8;
-}
-
-/// The tensors of a pass, in their order.
-#[derive(Clone, Copy)]
-enum Weight {
-    Ih,
-    Hh,
-    Hr,
-    GradientIh,
-    GradientHh,
-    GradientHr,
-    GradientBiasIh,
-    GradientBiasHh,
-}
+use crate::plan::{self, Operation, Plan, PlanParts, Variant};
+use crate::tensors::{Member, Slot};
 
 /// Most parts of the rows that columns are summed over.
 const PARTS: usize = 64;
@@ -99,8 +68,9 @@ struct Pass {
 }
 
 impl Pass {
-    const fn weight(&self, which: Weight) -> Place {
-        Place::slot(slot::WEIGHTS + slot::OF_PASS * self.index as u32 + which as u32)
+    /// A tensor of the group of the pass.
+    fn weight<S: Member + Into<Slot>>(&self, which: S) -> Place {
+        Place::of(RecurrentBackwardArgs::weights.of(self.index, which))
     }
 }
 
@@ -134,7 +104,7 @@ pub(super) fn plan<O: Operation>(
         let got = format!("{schedule:?} for {} x {} of {}", net.batch, net.hidden, net.dtype);
         return Err(refuse(op, "schedule", got, "one that tuning gives, or Stepwise"));
     }
-    let reserve = net.reserve_parts(slot::RESERVE);
+    let reserve = net.reserve_parts(RecurrentBackwardArgs::reserve);
     let scratch = scratch(net, schedule);
     let mut variants = Vec::new();
     for (alignment, schedule) in [(WIDE, schedule), (net.dtype.bytes() as u64, Schedule::Stepwise)] {
@@ -150,35 +120,44 @@ pub(super) fn plan<O: Operation>(
     let (states, cells) = (net.passes() * net.state(), net.passes() * net.units());
     let sums = sums_of(dtype);
     let len = scratch.bytes as usize / sums.bytes();
-    let mut tensors = net.inputs();
     let y = net.rows() * net.result();
     let kept = if net.batch > 0 { reserve.len(sums) } else { 0 };
-    tensors.extend([
-        TensorSpec::read("y", dtype, y).optional(has_y),
-        TensorSpec::read("reserve", sums, kept),
-        TensorSpec::read("dy", dtype, y).optional(desc.dy),
-        TensorSpec::read("dh_n", dtype, states).optional(desc.dh_n),
-        TensorSpec::read("dc_n", dtype, cells).optional(desc.dc_n),
-        TensorSpec::write("dx", dtype, net.rows() * net.input).optional(desc.dx),
-        TensorSpec::write("dh0", dtype, states).optional(net.h0),
-        TensorSpec::write("dc0", dtype, cells).optional(net.c0),
-        TensorSpec::workspace(sums, len),
+    let inputs = net.inputs([
+        RecurrentBackwardArgs::x,
+        RecurrentBackwardArgs::lengths,
+        RecurrentBackwardArgs::h0,
+        RecurrentBackwardArgs::c0,
+        RecurrentBackwardArgs::random,
     ]);
-    for pass in 0..net.passes() {
+    let others = [
+        RecurrentBackwardArgs::y.holds(dtype, y).optional(has_y),
+        RecurrentBackwardArgs::reserve.holds(sums, kept),
+        RecurrentBackwardArgs::dy.holds(dtype, y).optional(desc.dy),
+        RecurrentBackwardArgs::dh_n.holds(dtype, states).optional(desc.dh_n),
+        RecurrentBackwardArgs::dc_n.holds(dtype, cells).optional(desc.dc_n),
+        RecurrentBackwardArgs::dx.holds(dtype, net.rows() * net.input).optional(desc.dx),
+        RecurrentBackwardArgs::dh0.holds(dtype, states).optional(net.h0),
+        RecurrentBackwardArgs::dc0.holds(dtype, cells).optional(net.c0),
+        RecurrentBackwardArgs::workspace.scratch(sums, len),
+    ];
+    let weights = (0..net.passes()).flat_map(|pass| {
         let wide = net.wide();
         let (ih, hh) = (wide * net.input_of(pass / net.directions), wide * net.output());
         let hr = projection * net.hidden;
-        tensors.extend([
-            TensorSpec::read("w_ih", dtype, ih),
-            TensorSpec::read("w_hh", dtype, hh),
-            TensorSpec::read("w_hr", dtype, hr).optional(projection > 0),
-            TensorSpec::write("dw_ih", dtype, ih),
-            TensorSpec::write("dw_hh", dtype, hh),
-            TensorSpec::write("dw_hr", dtype, hr).optional(projection > 0),
-            TensorSpec::write("db_ih", dtype, wide).optional(net.biases != Biases::Absent),
-            TensorSpec::write("db_hh", dtype, wide).optional(net.biases == Biases::Two),
-        ]);
-    }
+        let of = |slot| RecurrentBackwardArgs::weights.of(pass, slot);
+        let gradient = |slot| RecurrentBackwardArgs::weights.of(pass, slot);
+        [
+            of(WeightGradients::w_ih).holds(dtype, ih),
+            of(WeightGradients::w_hh).holds(dtype, hh),
+            of(WeightGradients::w_hr).holds(dtype, hr).optional(projection > 0),
+            gradient(WeightGradients::dw_ih).holds(dtype, ih),
+            gradient(WeightGradients::dw_hh).holds(dtype, hh),
+            gradient(WeightGradients::dw_hr).holds(dtype, hr).optional(projection > 0),
+            gradient(WeightGradients::db_ih).holds(dtype, wide).optional(net.biases != Biases::Absent),
+            gradient(WeightGradients::db_hh).holds(dtype, wide).optional(net.biases == Biases::Two),
+        ]
+    });
+    let tensors = RecurrentBackwardArgs::specs(inputs.into_iter().chain(others).chain(weights));
     let workspace_bytes = (len * sums.bytes()) as u64;
     let direction = Direction::Backward;
     Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
@@ -186,7 +165,7 @@ pub(super) fn plan<O: Operation>(
 
 fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
     let (dtype, sums) = (net.dtype, sums_of(net.dtype));
-    let mut arena = Arena::new(slot::WORKSPACE);
+    let mut arena = Arena::new(RecurrentBackwardArgs::workspace);
     let dx_gates = arena.take(net.rows() * net.wide(), dtype);
     let dh_gates = if net.cell.splits() { arena.take(net.rows() * net.wide(), dtype) } else { dx_gates };
     let before = arena.take(net.rows() * net.output(), dtype);
@@ -242,17 +221,18 @@ impl Planner<'_> {
         let net = self.net;
         let input = net.input_of(layer);
         let last = layer + 1 == net.layers;
-        let y = reserve.between.get(layer).copied().unwrap_or(Place::slot(slot::Y));
+        let y = reserve.between.get(layer).copied().unwrap_or(Place::of(RecurrentBackwardArgs::y));
         let x = match layer.checked_sub(1) {
-            None => Place::slot(slot::X),
+            None => Place::of(RecurrentBackwardArgs::x),
             Some(before) if net.dropout.is_some() && net.batch > 0 => {
-                let places = [reserve.between[before], self.scratch.dropped, Place::slot(slot::RANDOM)];
+                let places =
+                    [reserve.between[before], self.scratch.dropped, Place::of(RecurrentBackwardArgs::random)];
                 self.launches.drop(before, places, None)?;
                 self.scratch.dropped
             }
             Some(before) => reserve.between[before],
         };
-        let dy = if last { Place::slot(slot::DY) } else { self.scratch.dy };
+        let dy = if last { Place::of(RecurrentBackwardArgs::dy) } else { self.scratch.dy };
         let wanted = (layer > 0 || self.desc.dx) && net.batch > 0;
         let sums = sums_of(net.dtype);
         for direction in 0..net.directions {
@@ -271,7 +251,7 @@ impl Planner<'_> {
             self.weights(&pass)?;
             if wanted {
                 let to = self.scratch.input_sums.after(direction * net.rows() * input, sums);
-                let places = [self.scratch.dx_gates, pass.weight(Weight::Ih), to];
+                let places = [self.scratch.dx_gates, pass.weight(WeightGradients::w_ih), to];
                 self.launches.product([net.rows(), input, net.wide()], [false; 2], places)?;
             }
         }
@@ -279,11 +259,11 @@ impl Planner<'_> {
         match layer.checked_sub(1).filter(|_| net.dropout.is_some()) {
             _ if !wanted => Ok(()),
             Some(before) => {
-                let places = [from, self.scratch.dy, Place::slot(slot::RANDOM)];
+                let places = [from, self.scratch.dy, Place::of(RecurrentBackwardArgs::random)];
                 self.launches.drop(before, places, Some(net.directions))
             }
             None => {
-                let to = if layer == 0 { Place::slot(slot::DX) } else { self.scratch.dy };
+                let to = if layer == 0 { Place::of(RecurrentBackwardArgs::dx) } else { self.scratch.dy };
                 self.round(from, to, net.rows() * input, net.directions)
             }
         }
@@ -311,12 +291,12 @@ impl Planner<'_> {
                 gates: pass.gates.read(),
                 extra: pass.extra.read(),
                 y: pass.y.read(),
-                h0: self.launches.state(pass.index, slot::H0).read(),
-                c0: self.launches.cells(pass.index, slot::C0).read(),
-                lengths: In::slot(slot::LENGTHS),
-                dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
-                dh_n: self.launches.state(pass.index, slot::DH_N).read(),
-                dc_n: self.launches.cells(pass.index, slot::DC_N).read(),
+                h0: self.launches.state(pass.index, RecurrentBackwardArgs::h0).read(),
+                c0: self.launches.cells(pass.index, RecurrentBackwardArgs::c0).read(),
+                lengths: RecurrentBackwardArgs::lengths.arg(),
+                dy: pass.dy.unwrap_or(Place::of(RecurrentBackwardArgs::dy)).read(),
+                dh_n: self.launches.state(pass.index, RecurrentBackwardArgs::dh_n).read(),
+                dc_n: self.launches.cells(pass.index, RecurrentBackwardArgs::dc_n).read(),
                 recurrent: if projected { scratch.unprojected_now.read() } else { scratch.recurrent.read() },
                 carry: scratch.carry.both(),
                 dx: scratch.dx_gates.write(),
@@ -334,7 +314,7 @@ impl Planner<'_> {
             };
             self.launches.over(&Backward { cell, dtype, projected }, net.units(), &args)?;
             if step > 0 || net.h0 {
-                let places = [scratch.now, pass.weight(Weight::Hh), scratch.recurrent];
+                let places = [scratch.now, pass.weight(WeightGradients::w_hh), scratch.recurrent];
                 let sizes = [batch, net.output(), net.wide()];
                 // The sums of weights are not there yet.
                 let room = (scratch.sums, scratch.of_weights / net.state().max(1));
@@ -360,11 +340,11 @@ impl Planner<'_> {
         let args = StartArgs {
             recurrent: scratch.recurrent.read(),
             carry: scratch.carry.read(),
-            dh_n: self.launches.state(pass.index, slot::DH_N).read(),
-            dc_n: self.launches.cells(pass.index, slot::DC_N).read(),
-            lengths: In::slot(slot::LENGTHS),
-            dh0: self.launches.state(pass.index, slot::DH0).write(),
-            dc0: self.launches.cells(pass.index, slot::DC0).write(),
+            dh_n: self.launches.state(pass.index, RecurrentBackwardArgs::dh_n).read(),
+            dc_n: self.launches.cells(pass.index, RecurrentBackwardArgs::dc_n).read(),
+            lengths: RecurrentBackwardArgs::lengths.arg(),
+            dh0: self.launches.state(pass.index, RecurrentBackwardArgs::dh0).write(),
+            dc0: self.launches.cells(pass.index, RecurrentBackwardArgs::dc0).write(),
             n: small(n),
             hidden: small(width),
             steps: small(net.steps),
@@ -379,10 +359,10 @@ impl Planner<'_> {
         let [row_step, row_batch] = net.row_strides();
         let args = projection::BackwardArgs {
             y: pass.y.read(),
-            h0: self.launches.state(pass.index, slot::H0).read(),
-            lengths: In::slot(slot::LENGTHS),
-            dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
-            dh_n: self.launches.state(pass.index, slot::DH_N).read(),
+            h0: self.launches.state(pass.index, RecurrentBackwardArgs::h0).read(),
+            lengths: RecurrentBackwardArgs::lengths.arg(),
+            dy: pass.dy.unwrap_or(Place::of(RecurrentBackwardArgs::dy)).read(),
+            dh_n: self.launches.state(pass.index, RecurrentBackwardArgs::dh_n).read(),
             recurrent: scratch.recurrent.read(),
             dh: scratch.projected.write(),
             now: scratch.projected_now.write(),
@@ -397,7 +377,7 @@ impl Planner<'_> {
             flags: self.flags(pass),
         };
         self.launches.over(&projection::Backward { dtype: net.dtype }, net.state(), &args)?;
-        let places = [scratch.projected_now, pass.weight(Weight::Hr), scratch.unprojected_now];
+        let places = [scratch.projected_now, pass.weight(WeightGradients::w_hr), scratch.unprojected_now];
         self.launches.product([net.batch, net.hidden, net.projection], [false; 2], places)
     }
 
@@ -407,21 +387,21 @@ impl Planner<'_> {
         let def = sweep(net, config);
         let [row_step, row_batch] = net.row_strides();
         let args = SweepArgs {
-            w_hh: pass.weight(Weight::Hh).read(),
+            w_hh: pass.weight(WeightGradients::w_hh).read(),
             gates: pass.gates.read(),
             extra: pass.extra.read(),
             y: pass.y.read(),
-            h0: self.launches.state(pass.index, slot::H0).read(),
-            c0: self.launches.cells(pass.index, slot::C0).read(),
-            lengths: In::slot(slot::LENGTHS),
-            dy: pass.dy.unwrap_or(Place::slot(slot::DY)).read(),
-            dh_n: self.launches.state(pass.index, slot::DH_N).read(),
-            dc_n: self.launches.cells(pass.index, slot::DC_N).read(),
+            h0: self.launches.state(pass.index, RecurrentBackwardArgs::h0).read(),
+            c0: self.launches.cells(pass.index, RecurrentBackwardArgs::c0).read(),
+            lengths: RecurrentBackwardArgs::lengths.arg(),
+            dy: pass.dy.unwrap_or(Place::of(RecurrentBackwardArgs::dy)).read(),
+            dh_n: self.launches.state(pass.index, RecurrentBackwardArgs::dh_n).read(),
+            dc_n: self.launches.cells(pass.index, RecurrentBackwardArgs::dc_n).read(),
             dx: scratch.dx_gates.write(),
             dh: scratch.dh_gates.write(),
             before: scratch.before.write(),
-            dh0: self.launches.state(pass.index, slot::DH0).write(),
-            dc0: self.launches.cells(pass.index, slot::DC0).write(),
+            dh0: self.launches.state(pass.index, RecurrentBackwardArgs::dh0).write(),
+            dc0: self.launches.cells(pass.index, RecurrentBackwardArgs::dc0).write(),
             exchange: scratch.recurrent.both(),
             steps: small(net.steps),
             row_step,
@@ -431,7 +411,7 @@ impl Planner<'_> {
         };
         if config.exchange == Exchange::Tags {
             let (op, target) = (self.launches.op, self.launches.target);
-            let places = [Place::slot(slot::H0), scratch.recurrent];
+            let places = [Place::of(RecurrentBackwardArgs::h0), scratch.recurrent];
             self.launches.steps.push(tagged::begin(op, target, &def.product(), places, false)?);
         }
         self.launches.exchanging(&def, (&def.product(), scratch.recurrent), &args)
@@ -441,22 +421,22 @@ impl Planner<'_> {
     fn weights(&mut self, pass: &Pass) -> Result<(), PlanError> {
         let (net, scratch) = (self.net, self.scratch);
         let (wide, output) = (net.wide(), net.output());
-        self.weight([wide, pass.input], [scratch.dx_gates, pass.x, pass.weight(Weight::GradientIh)])?;
-        self.weight([wide, output], [scratch.dh_gates, scratch.before, pass.weight(Weight::GradientHh)])?;
+        self.weight([wide, pass.input], [scratch.dx_gates, pass.x, pass.weight(WeightGradients::dw_ih)])?;
+        self.weight([wide, output], [scratch.dh_gates, scratch.before, pass.weight(WeightGradients::dw_hh)])?;
         if net.projection > 0 {
-            let places = [scratch.projected, scratch.unprojected, pass.weight(Weight::GradientHr)];
+            let places = [scratch.projected, scratch.unprojected, pass.weight(WeightGradients::dw_hr)];
             self.weight([output, net.hidden], places)?;
         }
         if net.biases == Biases::Absent {
             return Ok(());
         }
         let parts = self.columns(scratch.dx_gates)?;
-        self.round(scratch.sums, pass.weight(Weight::GradientBiasIh), wide, parts)?;
+        self.round(scratch.sums, pass.weight(WeightGradients::db_ih), wide, parts)?;
         if net.biases == Biases::Two {
             if net.cell.splits() {
                 self.columns(scratch.dh_gates)?;
             }
-            self.round(scratch.sums, pass.weight(Weight::GradientBiasHh), wide, parts)?;
+            self.round(scratch.sums, pass.weight(WeightGradients::db_hh), wide, parts)?;
         }
         Ok(())
     }

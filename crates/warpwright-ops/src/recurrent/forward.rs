@@ -1,6 +1,5 @@
 //! The plan of a forward pass.
 
-use warpwright_dsl::In;
 use warpwright_ptx::Target;
 
 use super::few::{self, Few, FewArgs};
@@ -12,37 +11,11 @@ use super::projection;
 use super::tagged;
 use super::tuning::{Exchange, PersistentConfig, Schedule};
 use super::walk;
-use super::{Biases, RecurrentDesc, Reserve, WIDE, refuse, small, sums_of};
+use super::{Biases, RecurrentArgs, RecurrentDesc, Reserve, WIDE, WeightRefs, refuse, small, sums_of};
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{Operation, Plan, PlanParts, TensorSpec, Variant};
-
-/// Slots of the tensors.
-mod slot {
-    pub(super) const X: u32 = 0;
-    pub(super) const LENGTHS: u32 = 1;
-    pub(super) const H0: u32 = 2;
-    pub(super) const C0: u32 = 3;
-    pub(super) const RANDOM: u32 = 4;
-    pub(super) const Y: u32 = 5;
-    pub(super) const H_N: u32 = 6;
-    pub(super) const C_N: u32 = 7;
-    pub(super) const RESERVE: u32 = 8;
-    pub(super) const WORKSPACE: u32 = 9;
-    /// The first of the weights of each pass.
-    pub(super) const WEIGHTS: u32 = 10;
-    pub(super) const OF_PASS: u32 = 5;
-}
-
-/// The tensors of a pass, in their order.
-#[derive(Clone, Copy)]
-enum Weight {
-    Ih,
-    Hh,
-    Hr,
-    BiasIh,
-    BiasHh,
-}
+use crate::plan::{Operation, Plan, PlanParts, Variant};
+use crate::tensors::{Member, Slot};
 
 /// Scratch memory.
 struct Scratch {
@@ -81,8 +54,9 @@ struct Pass {
 }
 
 impl Pass {
-    const fn weight(&self, which: Weight) -> Place {
-        Place::slot(slot::WEIGHTS + slot::OF_PASS * self.index as u32 + which as u32)
+    /// A tensor of the group of the pass.
+    fn weight<S: Member + Into<Slot>>(&self, which: S) -> Place {
+        Place::of(RecurrentArgs::weights.of(self.index, which))
     }
 }
 
@@ -108,7 +82,7 @@ pub(super) fn plan<O: Operation>(
         let got = format!("{schedule:?} for {} x {} of {}", desc.batch, desc.hidden, desc.dtype);
         return Err(refuse(op, "schedule", got, "one that tuning gives, or Stepwise"));
     }
-    let reserve = desc.reserve_parts(slot::RESERVE);
+    let reserve = desc.reserve_parts(RecurrentArgs::reserve);
     let scratch = scratch(desc, schedule);
     let mut variants = Vec::new();
     for (alignment, schedule) in [(WIDE, schedule), (desc.dtype.bytes() as u64, Schedule::Stepwise)] {
@@ -119,7 +93,7 @@ pub(super) fn plan<O: Operation>(
             for pass in passes(desc, &scratch, &reserve) {
                 planner.pass(&pass, schedule)?;
                 if let Some((layer, y)) = pass.drops {
-                    let places = [y, scratch.dropped, Place::slot(slot::RANDOM)];
+                    let places = [y, scratch.dropped, Place::of(RecurrentArgs::random)];
                     planner.launches.drop(layer, places, None)?;
                 }
             }
@@ -131,24 +105,33 @@ pub(super) fn plan<O: Operation>(
     let sums = sums_of(dtype);
     let len = if desc.batch == 0 { 0 } else { scratch.bytes as usize / sums.bytes() };
     let kept = desc.training && desc.batch > 0;
-    let mut tensors = desc.inputs();
-    tensors.extend([
-        TensorSpec::write("y", dtype, desc.rows() * desc.result()).optional(has_y),
-        TensorSpec::write("h_n", dtype, states),
-        TensorSpec::write("c_n", dtype, cells).optional(desc.cell.has_c()),
-        TensorSpec::write("reserve", sums, if kept { reserve.len(sums) } else { 0 }).optional(desc.training),
-        TensorSpec::workspace(sums, len),
-    ]);
-    for pass in 0..desc.passes() {
+    let read = [
+        RecurrentArgs::x,
+        RecurrentArgs::lengths,
+        RecurrentArgs::h0,
+        RecurrentArgs::c0,
+        RecurrentArgs::random,
+    ];
+    let reserved = if kept { reserve.len(sums) } else { 0 };
+    let written = [
+        RecurrentArgs::y.holds(dtype, desc.rows() * desc.result()).optional(has_y),
+        RecurrentArgs::h_n.holds(dtype, states),
+        RecurrentArgs::c_n.holds(dtype, cells).optional(desc.cell.has_c()),
+        RecurrentArgs::reserve.holds(sums, reserved).optional(desc.training),
+        RecurrentArgs::workspace.scratch(sums, len),
+    ];
+    let weights = (0..desc.passes()).flat_map(|pass| {
         let input = desc.input_of(pass / desc.directions);
-        tensors.extend([
-            TensorSpec::read("w_ih", dtype, desc.wide() * input),
-            TensorSpec::read("w_hh", dtype, desc.wide() * desc.output()),
-            TensorSpec::read("w_hr", dtype, desc.projection * desc.hidden).optional(desc.projection > 0),
-            TensorSpec::read("b_ih", dtype, desc.wide()).optional(desc.biases != Biases::Absent),
-            TensorSpec::read("b_hh", dtype, desc.wide()).optional(desc.biases == Biases::Two),
-        ]);
-    }
+        let of = |slot| RecurrentArgs::weights.of(pass, slot);
+        [
+            of(WeightRefs::w_ih).holds(dtype, desc.wide() * input),
+            of(WeightRefs::w_hh).holds(dtype, desc.wide() * desc.output()),
+            of(WeightRefs::w_hr).holds(dtype, desc.projection * desc.hidden).optional(desc.projection > 0),
+            of(WeightRefs::b_ih).holds(dtype, desc.wide()).optional(desc.biases != Biases::Absent),
+            of(WeightRefs::b_hh).holds(dtype, desc.wide()).optional(desc.biases == Biases::Two),
+        ]
+    });
+    let tensors = RecurrentArgs::specs(desc.inputs(read).into_iter().chain(written).chain(weights));
     let workspace_bytes = (len * sums.bytes()) as u64;
     let direction = Direction::Forward;
     Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
@@ -156,7 +139,7 @@ pub(super) fn plan<O: Operation>(
 
 fn scratch(desc: &RecurrentDesc, schedule: Schedule) -> Scratch {
     let sums = sums_of(desc.dtype);
-    let mut arena = Arena::new(slot::WORKSPACE);
+    let mut arena = Arena::new(RecurrentArgs::workspace);
     let inference = |len: usize| if desc.training { 0 } else { len };
     let products = arena.take(inference(desc.rows() * desc.wide()), sums);
     let exchange = match schedule {
@@ -183,10 +166,10 @@ fn scratch(desc: &RecurrentDesc, schedule: Schedule) -> Scratch {
 /// The passes in order.
 fn passes(desc: &RecurrentDesc, scratch: &Scratch, reserve: &Reserve) -> Vec<Pass> {
     let mut all = Vec::new();
-    let mut x = Place::slot(slot::X);
+    let mut x = Place::of(RecurrentArgs::x);
     for layer in 0..desc.layers {
         let y = match reserve.between.get(layer) {
-            None => Place::slot(slot::Y),
+            None => Place::of(RecurrentArgs::y),
             Some(kept) if desc.training => *kept,
             Some(_) => scratch.between[layer % 2],
         };
@@ -217,7 +200,11 @@ impl Planner<'_> {
             return self.few(pass);
         }
         let sizes = [self.desc.rows(), self.desc.wide(), pass.input];
-        self.launches.product(sizes, [false, true], [pass.x, pass.weight(Weight::Ih), pass.products])?;
+        self.launches.product(
+            sizes,
+            [false, true],
+            [pass.x, pass.weight(WeightRefs::w_ih), pass.products],
+        )?;
         match schedule {
             Schedule::Persistent(config) => self.persistent(pass, config),
             Schedule::Stepwise => self.stepwise(pass),
@@ -237,15 +224,15 @@ impl Planner<'_> {
         let [row_step, row_batch] = desc.row_strides();
         let args = SequenceArgs {
             products: pass.products.both(),
-            w_hh: pass.weight(Weight::Hh).read(),
-            b_ih: pass.weight(Weight::BiasIh).read(),
-            b_hh: pass.weight(Weight::BiasHh).read(),
-            h0: self.launches.state(pass.index, slot::H0).read(),
-            c0: self.launches.cells(pass.index, slot::C0).read(),
-            lengths: In::slot(slot::LENGTHS),
+            w_hh: pass.weight(WeightRefs::w_hh).read(),
+            b_ih: pass.weight(WeightRefs::b_ih).read(),
+            b_hh: pass.weight(WeightRefs::b_hh).read(),
+            h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
+            c0: self.launches.cells(pass.index, RecurrentArgs::c0).read(),
+            lengths: RecurrentArgs::lengths.arg(),
             y: pass.y.write(),
-            h_n: self.launches.state(pass.index, slot::H_N).write(),
-            c_n: self.launches.cells(pass.index, slot::C_N).write(),
+            h_n: self.launches.state(pass.index, RecurrentArgs::h_n).write(),
+            c_n: self.launches.cells(pass.index, RecurrentArgs::c_n).write(),
             extra: pass.extra.write(),
             exchange: self.scratch.recurrent.both(),
             steps: small(desc.steps),
@@ -256,7 +243,7 @@ impl Planner<'_> {
         };
         if config.exchange == Exchange::Tags {
             let (op, target) = (self.launches.op, self.launches.target);
-            let places = [self.launches.state(pass.index, slot::H0), self.scratch.recurrent];
+            let places = [self.launches.state(pass.index, RecurrentArgs::h0), self.scratch.recurrent];
             self.launches.steps.push(tagged::begin(op, target, &def.product(), places, desc.h0)?);
         }
         self.launches.exchanging(&def, (&def.product(), self.scratch.recurrent), &args)
@@ -270,29 +257,30 @@ impl Planner<'_> {
         for step in 0..steps {
             let recurrent = step > 0 || desc.h0;
             if recurrent {
-                let h = if step == 0 { self.launches.state(pass.index, slot::H0) } else { scratch.h };
+                let h =
+                    if step == 0 { self.launches.state(pass.index, RecurrentArgs::h0) } else { scratch.h };
                 let sizes = [batch, desc.wide(), desc.output()];
-                let places = [h, pass.weight(Weight::Hh), scratch.recurrent];
+                let places = [h, pass.weight(WeightRefs::w_hh), scratch.recurrent];
                 self.launches.product(sizes, [false, true], places)?;
             }
             let before = match (step, cell.has_c()) {
-                (0, true) => self.launches.cells(pass.index, slot::C0),
-                (0, false) => self.launches.state(pass.index, slot::H0),
+                (0, true) => self.launches.cells(pass.index, RecurrentArgs::c0),
+                (0, false) => self.launches.state(pass.index, RecurrentArgs::h0),
                 _ => scratch.carried,
             };
             let args = ForwardArgs {
                 products: pass.products.both(),
                 recurrent: scratch.recurrent.read(),
-                b_ih: pass.weight(Weight::BiasIh).read(),
-                b_hh: pass.weight(Weight::BiasHh).read(),
+                b_ih: pass.weight(WeightRefs::b_ih).read(),
+                b_hh: pass.weight(WeightRefs::b_hh).read(),
                 before: before.read(),
-                h0: self.launches.state(pass.index, slot::H0).read(),
-                lengths: In::slot(slot::LENGTHS),
+                h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
+                lengths: RecurrentArgs::lengths.arg(),
                 after: scratch.carried.write(),
                 h: if projected { scratch.unprojected.write() } else { scratch.h.write() },
                 y: pass.y.write(),
-                h_n: self.launches.state(pass.index, slot::H_N).write(),
-                c_n: self.launches.cells(pass.index, slot::C_N).write(),
+                h_n: self.launches.state(pass.index, RecurrentArgs::h_n).write(),
+                c_n: self.launches.cells(pass.index, RecurrentArgs::c_n).write(),
                 extra: pass.extra.write(),
                 n: small(desc.units()),
                 hidden: small(hidden),
@@ -332,25 +320,25 @@ impl Planner<'_> {
         let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
         let [row_step, row_batch] = desc.row_strides();
         let before = if cell.has_c() {
-            self.launches.cells(pass.index, slot::C0)
+            self.launches.cells(pass.index, RecurrentArgs::c0)
         } else {
-            self.launches.state(pass.index, slot::H0)
+            self.launches.state(pass.index, RecurrentArgs::h0)
         };
         let args = FewArgs {
             x: pass.x.read(),
-            w_ih: pass.weight(Weight::Ih).read(),
-            w_hh: pass.weight(Weight::Hh).read(),
-            b_ih: pass.weight(Weight::BiasIh).read(),
-            b_hh: pass.weight(Weight::BiasHh).read(),
+            w_ih: pass.weight(WeightRefs::w_ih).read(),
+            w_hh: pass.weight(WeightRefs::w_hh).read(),
+            b_ih: pass.weight(WeightRefs::b_ih).read(),
+            b_hh: pass.weight(WeightRefs::b_hh).read(),
             before: before.read(),
-            h0: self.launches.state(pass.index, slot::H0).read(),
-            lengths: In::slot(slot::LENGTHS),
+            h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
+            lengths: RecurrentArgs::lengths.arg(),
             products: pass.products.both(),
             after: scratch.carried.write(),
             h: scratch.h.write(),
             y: pass.y.write(),
-            h_n: self.launches.state(pass.index, slot::H_N).write(),
-            c_n: self.launches.cells(pass.index, slot::C_N).write(),
+            h_n: self.launches.state(pass.index, RecurrentArgs::h_n).write(),
+            c_n: self.launches.cells(pass.index, RecurrentArgs::c_n).write(),
             extra: pass.extra.write(),
             batch: small(batch),
             input: small(pass.input),
@@ -375,16 +363,16 @@ impl Planner<'_> {
     fn project(&mut self, pass: &Pass, step: usize) -> Result<(), PlanError> {
         let (desc, scratch) = (self.desc, self.scratch);
         let sizes = [desc.batch, desc.projection, desc.hidden];
-        let places = [scratch.unprojected, pass.weight(Weight::Hr), scratch.projected];
+        let places = [scratch.unprojected, pass.weight(WeightRefs::w_hr), scratch.projected];
         self.launches.product(sizes, [false, true], places)?;
         let [row_step, row_batch] = desc.row_strides();
         let args = projection::ForwardArgs {
             sums: scratch.projected.read(),
-            h0: self.launches.state(pass.index, slot::H0).read(),
-            lengths: In::slot(slot::LENGTHS),
+            h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
+            lengths: RecurrentArgs::lengths.arg(),
             h: scratch.h.write(),
             y: pass.y.write(),
-            h_n: self.launches.state(pass.index, slot::H_N).write(),
+            h_n: self.launches.state(pass.index, RecurrentArgs::h_n).write(),
             n: small(desc.state()),
             output: small(desc.output()),
             step: small(step),

@@ -11,18 +11,20 @@ use super::tuning::Exchange;
 use super::{RecurrentDesc, WIDE, small, sums_of};
 use crate::gemm::GemmDesc;
 use crate::plan::{self, Real};
+use crate::tensors::Slot;
 use crate::{Dropout, PlanError};
 
 /// Where a part of memory begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    pub(super) slot: u32,
-    pub(super) offset: u64,
+    slot: Slot,
+    offset: u64,
 }
 
 impl Place {
-    pub(super) const fn slot(slot: u32) -> Self {
-        Self { slot, offset: 0 }
+    /// Where the tensor at `slot` begins.
+    pub(super) fn of(slot: impl Into<Slot>) -> Self {
+        Self { slot: slot.into(), offset: 0 }
     }
 
     /// The place `elements` of `dtype` further on.
@@ -31,27 +33,27 @@ impl Place {
     }
 
     pub(super) fn read<E: Element>(self) -> In<E> {
-        In::slot_at(self.slot, self.offset)
+        self.slot.read_at(self.offset)
     }
 
     pub(super) fn write<E: Element>(self) -> Out<E> {
-        Out::slot_at(self.slot, self.offset)
+        self.slot.write_at(self.offset)
     }
 
     pub(super) fn both<E: Element>(self) -> InOut<E> {
-        InOut::slot_at(self.slot, self.offset)
+        self.slot.read_write_at(self.offset)
     }
 }
 
 /// Memory of a tensor, handed out in parts.
 pub(super) struct Arena {
-    slot: u32,
+    slot: Slot,
     pub(super) bytes: u64,
 }
 
 impl Arena {
-    pub(super) const fn new(slot: u32) -> Self {
-        Self { slot, bytes: 0 }
+    pub(super) fn new(slot: impl Into<Slot>) -> Self {
+        Self { slot: slot.into(), bytes: 0 }
     }
 
     pub(super) fn take(&mut self, elements: usize, dtype: DType) -> Place {
@@ -72,14 +74,14 @@ pub(super) struct Launches<'d> {
 }
 
 impl Launches<'_> {
-    /// The hidden state of pass `index` in tensor `slot`.
-    pub(super) fn state(&self, index: usize, slot: u32) -> Place {
-        Place::slot(slot).after(index * self.net.state(), self.net.dtype)
+    /// The hidden state of pass `index` in the tensor at `slot`.
+    pub(super) fn state(&self, index: usize, slot: impl Into<Slot>) -> Place {
+        Place::of(slot).after(index * self.net.state(), self.net.dtype)
     }
 
-    /// The cells of pass `index` in tensor `slot`.
-    pub(super) fn cells(&self, index: usize, slot: u32) -> Place {
-        Place::slot(slot).after(index * self.net.units(), self.net.dtype)
+    /// The cells of pass `index` in the tensor at `slot`.
+    pub(super) fn cells(&self, index: usize, slot: impl Into<Slot>) -> Place {
+        Place::of(slot).after(index * self.net.units(), self.net.dtype)
     }
 
     /// A kernel with a thread for each of `n` elements.

@@ -76,13 +76,12 @@ mod walk;
 
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{TensorMut, TensorRef};
 
 use crate::catalogue::{Direction, Entry, TARGETS};
 use crate::gemm::Precision;
-use crate::plan::{self, Operation, Plan, Real, TensorSpec};
-use crate::tensors::Arguments;
-use crate::{Binding, Dropout, PlanError};
+use crate::plan::{self, Operation, Plan, Real};
+use crate::tensors::{InSlot, Slot, SlotSpec, tensors};
+use crate::{Dropout, PlanError};
 
 pub use cell::Cell;
 pub use functions::*;
@@ -141,62 +140,48 @@ pub struct RecurrentDesc {
     pub precision: Precision,
 }
 
-/// The weights of a layer and direction.
-#[derive(Clone, Copy, Debug)]
-pub struct WeightRefs<'a> {
-    /// `[gates hidden, input]`; the inputs of later layers have `directions output` elements.
-    pub w_ih: TensorRef<'a>,
-    /// `[gates hidden, output]`
-    pub w_hh: TensorRef<'a>,
-    /// `[projection, hidden]`
-    pub w_hr: Option<TensorRef<'a>>,
-    /// `[gates hidden]`
-    pub b_ih: Option<TensorRef<'a>>,
-    /// `[gates hidden]`
-    pub b_hh: Option<TensorRef<'a>>,
-}
-
-/// Tensors of [`RecurrentDesc`].
-#[derive(Debug)]
-pub struct RecurrentArgs<'a> {
-    /// `[steps, batch, input]`
-    pub x: TensorRef<'a>,
-    /// `[batch]`, i32; below 0 counts as 0, more than `steps` as `steps`.
-    pub lengths: Option<TensorRef<'a>>,
-    /// `[layers directions, batch, output]`
-    pub h0: Option<TensorRef<'a>>,
-    /// `[layers directions, batch, hidden]`
-    pub c0: Option<TensorRef<'a>>,
-    /// Seed and offset of what is dropped, `[2]`, i64.
-    pub random: Option<TensorRef<'a>>,
-    /// Of each direction of each layer.
-    pub weights: Vec<WeightRefs<'a>>,
-    /// The hidden state of the last layer at every place, `[steps, batch, directions output]`.
-    pub y: TensorMut<'a>,
-    /// The hidden states of the last steps, `[layers directions, batch, output]`.
-    pub h_n: TensorMut<'a>,
-    /// The cells of the last steps, `[layers directions, batch, hidden]`; of [`Cell::Lstm`].
-    pub c_n: Option<TensorMut<'a>>,
-    /// What the backward pass needs.
-    pub reserve: Option<TensorMut<'a>>,
-    /// Scratch memory.
-    pub workspace: Option<TensorMut<'a>>,
-}
-
-impl<'a> WeightRefs<'a> {
-    /// The tensors in the order of a plan.
-    fn bindings(self) -> [Binding<'a>; 5] {
-        let Self { w_ih, w_hh, w_hr, b_ih, b_hh } = self;
-        [w_ih.into(), w_hh.into(), w_hr.into(), b_ih.into(), b_hh.into()]
+tensors! {
+    /// The weights of a layer and direction.
+    #[derive(Clone, Copy)]
+    pub struct WeightRefs<'a> {
+        /// `[gates hidden, input]`; the inputs of later layers have `directions output` elements.
+        w_ih: In,
+        /// `[gates hidden, output]`
+        w_hh: In,
+        /// `[projection, hidden]`
+        w_hr: Option<In>,
+        /// `[gates hidden]`
+        b_ih: Option<In>,
+        /// `[gates hidden]`
+        b_hh: Option<In>,
     }
 }
 
-impl<'a> WeightGradients<'a> {
-    /// The tensors in the order of a plan.
-    fn bindings(self) -> [Binding<'a>; 8] {
-        let Self { w_ih, w_hh, w_hr, dw_ih, dw_hh, dw_hr, db_ih, db_hh } = self;
-        let (dw_ih, dw_hh) = (Binding::from(dw_ih), Binding::from(dw_hh));
-        [w_ih.into(), w_hh.into(), w_hr.into(), dw_ih, dw_hh, dw_hr.into(), db_ih.into(), db_hh.into()]
+tensors! {
+    /// Tensors of [`RecurrentDesc`].
+    pub struct RecurrentArgs<'a> {
+        /// `[steps, batch, input]`
+        x: In,
+        /// `[batch]`, i32; below 0 counts as 0, more than `steps` as `steps`.
+        lengths: Option<In>,
+        /// `[layers directions, batch, output]`
+        h0: Option<In>,
+        /// `[layers directions, batch, hidden]`
+        c0: Option<In>,
+        /// Seed and offset of what is dropped, `[2]`, i64.
+        random: Option<In>,
+        /// The hidden state of the last layer at every place, `[steps, batch, directions output]`.
+        y: Out,
+        /// The hidden states of the last steps, `[layers directions, batch, output]`.
+        h_n: Out,
+        /// The cells of the last steps, `[layers directions, batch, hidden]`; of [`Cell::Lstm`].
+        c_n: Option<Out>,
+        /// What the backward pass needs.
+        reserve: Option<Out>,
+        /// Scratch memory.
+        workspace: Option<Out>,
+        /// Of each direction of each layer.
+        weights: Each<WeightRefs>,
     }
 }
 
@@ -215,60 +200,62 @@ pub struct RecurrentBackwardDesc {
     pub dx: bool,
 }
 
-/// The weights of a layer and direction, and what becomes their gradients.
-#[derive(Debug)]
-pub struct WeightGradients<'a> {
-    /// As in the forward pass.
-    pub w_ih: TensorRef<'a>,
-    /// As in the forward pass.
-    pub w_hh: TensorRef<'a>,
-    /// As in the forward pass.
-    pub w_hr: Option<TensorRef<'a>>,
-    /// The gradient of `w_ih`.
-    pub dw_ih: TensorMut<'a>,
-    /// The gradient of `w_hh`.
-    pub dw_hh: TensorMut<'a>,
-    /// The gradient of `w_hr`.
-    pub dw_hr: Option<TensorMut<'a>>,
-    /// The gradient of `b_ih`.
-    pub db_ih: Option<TensorMut<'a>>,
-    /// The gradient of `b_hh`.
-    pub db_hh: Option<TensorMut<'a>>,
+tensors! {
+    /// The weights of a layer and direction, and what becomes their gradients.
+    pub struct WeightGradients<'a> {
+        /// As in the forward pass.
+        w_ih: In,
+        /// As in the forward pass.
+        w_hh: In,
+        /// As in the forward pass.
+        w_hr: Option<In>,
+        /// The gradient of `w_ih`.
+        dw_ih: Out,
+        /// The gradient of `w_hh`.
+        dw_hh: Out,
+        /// The gradient of `w_hr`.
+        dw_hr: Option<Out>,
+        /// The gradient of `b_ih`.
+        db_ih: Option<Out>,
+        /// The gradient of `b_hh`.
+        db_hh: Option<Out>,
+    }
 }
 
-/// Tensors of [`RecurrentBackwardDesc`].
-#[derive(Debug)]
-pub struct RecurrentBackwardArgs<'a> {
-    /// As in the forward pass.
-    pub x: TensorRef<'a>,
-    /// As in the forward pass.
-    pub lengths: Option<TensorRef<'a>>,
-    /// As in the forward pass.
-    pub h0: Option<TensorRef<'a>>,
-    /// As in the forward pass.
-    pub c0: Option<TensorRef<'a>>,
-    /// As in the forward pass.
-    pub random: Option<TensorRef<'a>>,
-    /// What the forward pass gave.
-    pub y: TensorRef<'a>,
-    /// What the forward pass left.
-    pub reserve: TensorRef<'a>,
-    /// The gradient of `y`.
-    pub dy: Option<TensorRef<'a>>,
-    /// The gradient of `h_n`.
-    pub dh_n: Option<TensorRef<'a>>,
-    /// The gradient of `c_n`.
-    pub dc_n: Option<TensorRef<'a>>,
-    /// Of each direction of each layer.
-    pub weights: Vec<WeightGradients<'a>>,
-    /// The gradient of `x`.
-    pub dx: Option<TensorMut<'a>>,
-    /// The gradient of `h0`.
-    pub dh0: Option<TensorMut<'a>>,
-    /// The gradient of `c0`.
-    pub dc0: Option<TensorMut<'a>>,
-    /// Scratch memory.
-    pub workspace: Option<TensorMut<'a>>,
+tensors! {
+    /// Tensors of [`RecurrentBackwardDesc`].
+    pub struct RecurrentBackwardArgs<'a> {
+        /// As in the forward pass.
+        x: In,
+        /// As in the forward pass.
+        lengths: Option<In>,
+        /// As in the forward pass.
+        h0: Option<In>,
+        /// As in the forward pass.
+        c0: Option<In>,
+        /// As in the forward pass.
+        random: Option<In>,
+        /// What the forward pass gave.
+        y: In,
+        /// What the forward pass left.
+        reserve: In,
+        /// The gradient of `y`.
+        dy: Option<In>,
+        /// The gradient of `h_n`.
+        dh_n: Option<In>,
+        /// The gradient of `c_n`.
+        dc_n: Option<In>,
+        /// The gradient of `x`.
+        dx: Option<Out>,
+        /// The gradient of `h0`.
+        dh0: Option<Out>,
+        /// The gradient of `c0`.
+        dc0: Option<Out>,
+        /// Scratch memory.
+        workspace: Option<Out>,
+        /// Of each direction of each layer.
+        weights: Each<WeightGradients>,
+    }
 }
 
 /// What parts of memory are aligned to.
@@ -279,25 +266,6 @@ impl Operation for RecurrentDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_with(target, self.schedule(target))
-    }
-}
-
-impl<'a> Arguments<'a> for RecurrentArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        let mut all: Vec<Binding<'a>> = vec![
-            self.x.into(),
-            self.lengths.into(),
-            self.h0.into(),
-            self.c0.into(),
-            self.random.into(),
-            self.y.into(),
-            self.h_n.into(),
-            self.c_n.into(),
-            self.reserve.into(),
-            self.workspace.into(),
-        ];
-        all.extend(self.weights.into_iter().flat_map(WeightRefs::bindings));
-        all
     }
 }
 
@@ -344,7 +312,11 @@ impl RecurrentDesc {
     /// As [`Operation::plan`].
     pub fn reserve(&self) -> Result<(DType, usize), PlanError> {
         self.check(self.op())?;
-        let len = if self.batch == 0 { 0 } else { self.reserve_parts(0).len(sums_of(self.dtype)) };
+        let len = if self.batch == 0 {
+            0
+        } else {
+            self.reserve_parts(RecurrentArgs::reserve).len(sums_of(self.dtype))
+        };
         Ok((sums_of(self.dtype), len))
     }
 
@@ -450,15 +422,15 @@ impl RecurrentDesc {
         }
     }
 
-    /// The tensors that both directions of a net read: `x`, `lengths`, `h0`, `c0`, `random`.
-    fn inputs(&self) -> Vec<TensorSpec> {
+    /// The tensors that both directions of a net read.
+    fn inputs(&self, [x, lengths, h0, c0, random]: [InSlot; 5]) -> [SlotSpec; 5] {
         let (states, cells) = (self.passes() * self.state(), self.passes() * self.units());
-        vec![
-            TensorSpec::read("x", self.dtype, self.rows() * self.input),
-            TensorSpec::read("lengths", DType::I32, self.batch).optional(self.lengths),
-            TensorSpec::read("h0", self.dtype, states).optional(self.h0),
-            TensorSpec::read("c0", self.dtype, cells).optional(self.c0),
-            TensorSpec::read("random", DType::I64, 2).optional(self.dropout.is_some()),
+        [
+            x.holds(self.dtype, self.rows() * self.input),
+            lengths.holds(DType::I32, self.batch).optional(self.lengths),
+            h0.holds(self.dtype, states).optional(self.h0),
+            c0.holds(self.dtype, cells).optional(self.c0),
+            random.holds(DType::I64, 2).optional(self.dropout.is_some()),
         ]
     }
 
@@ -473,8 +445,8 @@ impl RecurrentDesc {
             | flag(direction == 1, walk::REVERSE)
     }
 
-    /// The reserve in tensor `slot`.
-    fn reserve_parts(&self, slot: u32) -> Reserve {
+    /// The reserve in the tensor at `slot`.
+    fn reserve_parts(&self, slot: impl Into<Slot>) -> Reserve {
         let sums = sums_of(self.dtype);
         let mut arena = Arena::new(slot);
         let mut passes = Vec::new();
@@ -546,29 +518,6 @@ impl Operation for RecurrentBackwardDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.plan_with(target, self.schedule(target))
-    }
-}
-
-impl<'a> Arguments<'a> for RecurrentBackwardArgs<'a> {
-    fn bindings(self) -> Vec<Binding<'a>> {
-        let mut all: Vec<Binding<'a>> = vec![
-            self.x.into(),
-            self.lengths.into(),
-            self.h0.into(),
-            self.c0.into(),
-            self.random.into(),
-            self.y.into(),
-            self.reserve.into(),
-            self.dy.into(),
-            self.dh_n.into(),
-            self.dc_n.into(),
-            self.dx.into(),
-            self.dh0.into(),
-            self.dc0.into(),
-            self.workspace.into(),
-        ];
-        all.extend(self.weights.into_iter().flat_map(WeightGradients::bindings));
-        all
     }
 }
 

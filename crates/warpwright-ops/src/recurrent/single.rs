@@ -5,8 +5,8 @@ use warpwright_runtime::{Stream, Tensor, TensorMut, TensorRef};
 
 use super::tuning::Schedule;
 use super::{
-    Biases, Cell, RecurrentBackwardDesc, RecurrentDesc, WeightGradient, WeightGradients, WeightRefs, Weights,
-    backward, forward, refuse,
+    Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, WeightGradient,
+    WeightGradients, WeightRefs, Weights, backward, forward, refuse,
 };
 use crate::plan::{Operation, Plan, PlanCache};
 use crate::tensors::Arguments;
@@ -107,18 +107,15 @@ impl Operation for CellDesc {
 
 impl<'a> Arguments<'a> for CellArgs<'a> {
     fn bindings(self) -> Vec<Binding<'a>> {
-        let mut all = vec![
-            self.x.into(),
-            Binding::Absent,
-            self.h.into(),
-            self.c.into(),
-            Binding::Absent,
-            Binding::Absent,
-            self.h_next.into(),
-            self.c_next.into(),
-            self.reserve.into(),
-            self.workspace.into(),
-        ];
+        let mut all = RecurrentArgs::bind([
+            RecurrentArgs::x.bind(self.x),
+            RecurrentArgs::h0.bind(self.h),
+            RecurrentArgs::c0.bind(self.c),
+            RecurrentArgs::h_n.bind(self.h_next),
+            RecurrentArgs::c_n.bind(self.c_next),
+            RecurrentArgs::reserve.bind(self.reserve),
+            RecurrentArgs::workspace.bind(self.workspace),
+        ]);
         all.extend(self.weights.bindings());
         all
     }
@@ -137,22 +134,18 @@ impl Operation for CellBackwardDesc {
 
 impl<'a> Arguments<'a> for CellBackwardArgs<'a> {
     fn bindings(self) -> Vec<Binding<'a>> {
-        let mut all = vec![
-            self.x.into(),
-            Binding::Absent,
-            self.h.into(),
-            self.c.into(),
-            Binding::Absent,
-            Binding::Absent,
-            self.reserve.into(),
-            Binding::Absent,
-            self.dh_next.into(),
-            self.dc_next.into(),
-            self.dx.into(),
-            self.dh.into(),
-            self.dc.into(),
-            self.workspace.into(),
-        ];
+        let mut all = RecurrentBackwardArgs::bind([
+            RecurrentBackwardArgs::x.bind(self.x),
+            RecurrentBackwardArgs::h0.bind(self.h),
+            RecurrentBackwardArgs::c0.bind(self.c),
+            RecurrentBackwardArgs::reserve.bind(self.reserve),
+            RecurrentBackwardArgs::dh_n.bind(self.dh_next),
+            RecurrentBackwardArgs::dc_n.bind(self.dc_next),
+            RecurrentBackwardArgs::dx.bind(self.dx),
+            RecurrentBackwardArgs::dh0.bind(self.dh),
+            RecurrentBackwardArgs::dc0.bind(self.dc),
+            RecurrentBackwardArgs::workspace.bind(self.workspace),
+        ]);
         all.extend(self.weights.bindings());
         all
     }

@@ -169,10 +169,11 @@ fn launches_check_their_tensors() {
             weight: weight.map(Tensor::as_ref),
             bias: Some(b.as_ref()),
             residual: None,
-            running: None,
             y: y.as_mut(),
             mean: mean.as_mut(),
             rstd: rstd.as_mut(),
+            running_mean: None,
+            running_var: None,
             workspace: workspace.as_mut().map(Tensor::as_mut),
         };
         plan.launch(&stream, args)
