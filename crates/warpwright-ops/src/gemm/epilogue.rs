@@ -1,5 +1,6 @@
 //! What happens to the sums of a tile: `activation(alpha sum + beta c + bias)`, stored whatever the alignment.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use crate::activation::{Activation, evaluate};
@@ -28,50 +29,59 @@ pub(super) const HAS_C: u32 = 1;
 /// `bias` is added.
 pub(super) const HAS_BIAS: u32 = 2;
 
-/// Where a result goes and what is added to it.
+kernel_args! {
+    /// Where results go and what is added to them.
+    pub(super) struct ResultArgs => ResultParams { c: In<Elem>, bias: In<Elem>, y: Out<Elem> }
+}
+
+kernel_args! {
+    /// What happens to sums.
+    pub(super) struct EpilogueArgs => EpilogueParams {
+        alpha: f64, beta: f64,
+        /// [`HAS_C`], [`HAS_BIAS`].
+        flags: u32,
+        /// The number of the activation.
+        activation: u32,
+    }
+}
+
+impl EpilogueArgs {
+    /// Sums are stored as they are.
+    pub(super) const NONE: Self = Self { alpha: 1.0, beta: 0.0, flags: 0, activation: 0 };
+}
+
+/// Where the results of a product go and what happens to them before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outputs<'k> {
-    pub(super) c: Ptr<'k, Read, Elem>,
-    pub(super) bias: Ptr<'k, Read, Elem>,
-    pub(super) y: Ptr<'k, Write, Elem>,
+    to: ResultParams<'k>,
     /// Elements from one row of `y`, and of `c`, to the next.
-    pub(super) leading: U64<'k>,
-    pub(super) alpha: F64<'k>,
-    pub(super) beta: F64<'k>,
-    /// [`HAS_C`], [`HAS_BIAS`].
-    pub(super) flags: U32<'k>,
-    /// The number of the activation.
-    pub(super) activation: U32<'k>,
+    leading: U64<'k>,
+    epilogue: EpilogueParams<'k>,
 }
-
-/// Where the results of product `batch` go, from a kernel's arguments; `matrix` is the number of its own among those of `y`.
-macro_rules! outputs {
-    ($p:expr, $batch:expr, $matrix:expr) => {
-        Outputs {
-            c: $p.c.at($batch * $p.stride_y),
-            bias: $p.bias,
-            y: $p.y.at($matrix * $p.stride_y),
-            leading: $p.ldy,
-            alpha: $p.alpha,
-            beta: $p.beta,
-            flags: $p.flags,
-            activation: $p.activation,
-        }
-    };
-}
-pub(super) use outputs;
 
 impl<'k> Outputs<'k> {
+    /// Those of product `batch`, whose matrix has a number of its own among those of `y`; `leading` and `stride` are the elements from one row
+    /// and matrix to the next.
+    pub(super) fn new(
+        to: ResultParams<'k>,
+        epilogue: EpilogueParams<'k>,
+        (leading, stride): (U64<'k>, U64<'k>),
+        (batch, matrix): (U64<'k>, U64<'k>),
+    ) -> Self {
+        let to = ResultParams { c: to.c.at(batch * stride), y: to.y.at(matrix * stride), ..to };
+        Self { to, leading, epilogue }
+    }
+
     /// Elements that are finished together.
     pub(super) fn width(self) -> u32 {
-        (VECTOR_BYTES / self.y.dtype().bytes() as u32).min(8)
+        (VECTOR_BYTES / self.to.y.dtype().bytes() as u32).min(8)
     }
 
     /// Whether vectors of [`width`](Self::width) elements of `c` and `y` lie at multiples of their size wherever columns
     /// are multiples of it.
     pub(super) fn aligned(self) -> Pred<'k> {
-        let size = self.y.dtype().bytes() as u64;
-        let bits = self.y.address() | self.c.address() | self.bias.address() | (self.leading * size);
+        let size = self.to.y.dtype().bytes() as u64;
+        let bits = self.to.y.address() | self.to.c.address() | self.to.bias.address() | (self.leading * size);
         (bits & (u64::from(self.width()) * size - 1)).eq(0)
     }
 
@@ -83,33 +93,34 @@ impl<'k> Outputs<'k> {
         let k = row.k();
         let width = u32::try_from(sums.len()).unwrap_or(1);
         let at = row.to_u64() * self.leading + col.to_u64();
-        let alpha = self.alpha.convert::<A>();
+        let alpha = self.epilogue.alpha.convert::<A>();
         let scaled: Vec<_> = sums.iter().map(|sum| sum * alpha).collect();
         let with_c = k.if_else(
-            (self.flags & HAS_C).ne(0),
+            (self.epilogue.flags & HAS_C).ne(0),
             || {
-                let beta = self.beta.convert::<A>();
-                let c = self.c.at(at).load::<A>(width);
+                let beta = self.epilogue.beta.convert::<A>();
+                let c = self.to.c.at(at).load::<A>(width);
                 scaled.iter().zip(c).map(|(sum, c)| c.mul_add(beta, *sum)).collect()
             },
             || scaled.clone(),
         );
         let with_bias = k.if_else(
-            (self.flags & HAS_BIAS).ne(0),
+            (self.epilogue.flags & HAS_BIAS).ne(0),
             || {
-                let bias = self.bias.at(col).load::<A>(width);
+                let bias = self.to.bias.at(col).load::<A>(width);
                 with_c.iter().zip(bias).map(|(sum, bias)| *sum + bias).collect()
             },
             || with_c.clone(),
         );
-        let result = k.if_else(self.activation.eq(0), || with_bias.clone(), || self.activated(1, &with_bias));
-        self.y.at(at).store(Lanes::from(result));
+        let result =
+            k.if_else(self.epilogue.activation.eq(0), || with_bias.clone(), || self.activated(1, &with_bias));
+        self.to.y.at(at).store(Lanes::from(result));
     }
 
     /// The activation whose number is `first` or greater.
     fn activated<A: Float>(self, first: u32, x: &[Reg<'k, A>]) -> Vec<Reg<'k, A>> {
-        let k = self.flags.k();
-        let dtype = self.y.dtype();
+        let k = self.epilogue.flags.k();
+        let dtype = self.to.y.dtype();
         let this = |code: u32| -> Vec<_> {
             let f = ACTIVATIONS[code as usize - 1];
             x.iter().map(|x| evaluate(f, *x, dtype)).collect()
@@ -117,7 +128,7 @@ impl<'k> Outputs<'k> {
         if first as usize == ACTIVATIONS.len() {
             return this(first);
         }
-        k.if_else(self.activation.eq(first), || this(first), || self.activated(first + 1, x))
+        k.if_else(self.epilogue.activation.eq(first), || this(first), || self.activated(first + 1, x))
     }
 }
 
@@ -220,5 +231,5 @@ pub(super) fn dtypes(dtype: DType, split: bool) -> DTypes {
         return dtypes;
     }
     let sums = sums_dtype(dtype);
-    dtypes.with("y", sums).with("c", sums).with("bias", sums)
+    dtypes.with("to", sums)
 }

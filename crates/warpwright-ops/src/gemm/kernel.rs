@@ -4,21 +4,21 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::epilogue::{self, Outputs, outputs};
+use super::epilogue::{self, EpilogueArgs, Outputs, ResultArgs};
 use super::tuning::{Tiled, Tiles};
 use super::{simt, tensor, tf32};
 
 kernel_args! {
     /// `y = activation(alpha op(a) op(b) + beta c + bias)`, or the sums of a part of the common dimension
     pub(super) struct GemmArgs => GemmParams {
-        a: In<Elem>, b: In<Elem>, c: In<Elem>, bias: In<Elem>, y: Out<Elem>,
+        a: In<Elem>, b: In<Elem>, to: ResultArgs,
         m: u32, n: u32, depth: u32,
         /// How much of the common dimension a block along y of the grid takes.
         part: u32,
         lda: u64, ldb: u64, ldy: u64,
         /// Elements from one matrix of a batch to the next.
         stride_a: u64, stride_b: u64, stride_y: u64,
-        alpha: f64, beta: f64, flags: u32, activation: u32,
+        epilogue: EpilogueArgs,
     }
 }
 
@@ -196,7 +196,7 @@ impl<'k> Problem<'k> {
     pub(super) fn outputs(&self, p: GemmParams<'k>) -> Outputs<'k> {
         let k = self.k;
         let matrix = k.block_idx_y().to_u64() * k.grid_dim_z().to_u64() + self.batch;
-        outputs!(p, self.batch, matrix)
+        Outputs::new(p.to, p.epilogue, (p.ldy, p.stride_y), (self.batch, matrix))
     }
 }
 

@@ -36,6 +36,7 @@ use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
 use crate::tensors::tensors;
 use crate::{Binding, PlanError};
 
+use epilogue::{EpilogueArgs, ResultArgs};
 pub use functions::*;
 use kernel::Gemm;
 use tuning::{Access, Choice, Config, Shape};
@@ -396,14 +397,18 @@ impl GemmDesc {
             let count = (self.batch - first).min(MAX_LAYERS);
             let offset = |stride: usize| first as u64 * stride as u64 * size;
             let split = parts > 1;
-            let flags = self.flags();
-            let activation = epilogue::code(self.activation).unwrap_or(0);
+            let result = ResultArgs {
+                c: GemmArgs::c.arg_at(offset(self.stride_y)),
+                bias: GemmArgs::bias.arg(),
+                y: GemmArgs::y.arg_at(offset(self.stride_y)),
+            };
             let product = Product {
                 a: GemmArgs::a.arg_at(offset(self.stride_a)),
                 b: GemmArgs::b.arg_at(offset(self.stride_b)),
-                c: GemmArgs::c.arg_at(offset(self.stride_y)),
-                bias: GemmArgs::bias.arg(),
-                y: if split { GemmArgs::workspace.arg() } else { GemmArgs::y.arg_at(offset(self.stride_y)) },
+                to: match split {
+                    true => ResultArgs { y: GemmArgs::workspace.arg(), ..result.clone() },
+                    false => result.clone(),
+                },
                 count,
                 split,
             };
@@ -412,18 +417,13 @@ impl GemmDesc {
                 let def = split::SumParts { dtype: self.dtype };
                 let sum = split::SumArgs {
                     partials: GemmArgs::workspace.written(),
-                    c: GemmArgs::c.arg_at(offset(self.stride_y)),
-                    bias: GemmArgs::bias.arg(),
-                    y: GemmArgs::y.arg_at(offset(self.stride_y)),
+                    to: result,
                     m: small(self.m),
                     n: small(self.n),
                     parts: u32::try_from(parts).unwrap_or(1),
                     ldy: self.ldy as u64,
                     stride_y: self.stride_y as u64,
-                    alpha: self.alpha.get(),
-                    beta: self.beta.get(),
-                    flags,
-                    activation,
+                    epilogue: self.epilogue(),
                 };
                 let sums = self.m.saturating_mul(self.n);
                 let cover = plan::cover(OP, sums, split::THREADS)?.unwrap_or([1; 3]);
@@ -449,8 +449,8 @@ impl GemmDesc {
         self.check()?;
         let choice = self.choose(target, wide && self.is_wide(), most)?;
         let parts = choice.parts(self.k as u64);
-        let (c, bias) = (In::address(0), In::address(0));
-        let product = Product { a, b, c, bias, y: y(parts), count: 1, split: true };
+        let to = ResultArgs { c: In::address(0), bias: In::address(0), y: y(parts) };
+        let product = Product { a, b, to, count: 1, split: true };
         Ok((self.launch(target, choice, product)?, parts))
     }
 
@@ -468,7 +468,7 @@ impl GemmDesc {
 
     /// The launch of products from one kernel.
     fn launch(&self, target: Target, choice: Choice, product: Product) -> Result<LaunchStep, PlanError> {
-        let Product { a, b, c, bias, y, count, split } = product;
+        let Product { a, b, to, count, split } = product;
         let along = self.along();
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let (m, n, depth) = (small(self.m), small(self.n), small(self.k));
@@ -476,17 +476,13 @@ impl GemmDesc {
         // Sums of parts lie without gaps, and nothing is done to them yet.
         let (ldy, stride_y) = if split { (self.n, self.m * self.n) } else { (self.ldy, self.stride_y) };
         let (ldy, stride_y) = (ldy as u64, stride_y as u64);
-        let (alpha, beta) = if split { (1.0, 0.0) } else { (self.alpha.get(), self.beta.get()) };
-        let flags = if split { 0 } else { self.flags() };
-        let activation = if split { 0 } else { epilogue::code(self.activation).unwrap_or(0) };
+        let epilogue = if split { EpilogueArgs::NONE } else { self.epilogue() };
         let kernel = kernel_of(self.dtype, along, target, choice.config, split)?;
         let values = match choice.config {
             Config::Tiled(_) => kernel::GemmArgs {
                 a,
                 b,
-                c,
-                bias,
-                y,
+                to,
                 m,
                 n,
                 depth,
@@ -497,10 +493,7 @@ impl GemmDesc {
                 stride_a: self.stride_a as u64,
                 stride_b: self.stride_b as u64,
                 stride_y,
-                alpha,
-                beta,
-                flags,
-                activation,
+                epilogue,
             }
             .values(),
             Config::Warpgroup(config) => {
@@ -508,9 +501,7 @@ impl GemmDesc {
                 warpgroup::WarpgroupArgs {
                     a: self.boxes(&a, tile_a, (self.m, self.lda), (count, self.stride_a)),
                     b: self.boxes(&b, tile_b, (self.n, self.ldb), (count, self.stride_b)),
-                    c,
-                    bias,
-                    y,
+                    to,
                     m,
                     n,
                     depth,
@@ -519,10 +510,7 @@ impl GemmDesc {
                     stride_y,
                     batch_a: u32::from(self.stride_a > 0),
                     batch_b: u32::from(self.stride_b > 0),
-                    alpha,
-                    beta,
-                    flags,
-                    activation,
+                    epilogue,
                 }
                 .values()
             }
@@ -556,9 +544,15 @@ impl GemmDesc {
         Ok(plan::cover(OP, blocks, 1)?.map_or(1, |grid| grid[0]))
     }
 
-    fn flags(&self) -> u32 {
+    /// What happens to sums of whole products.
+    fn epilogue(&self) -> EpilogueArgs {
         let c = if self.beta.get() == 0.0 { 0 } else { epilogue::HAS_C };
-        c | if self.bias { epilogue::HAS_BIAS } else { 0 }
+        EpilogueArgs {
+            alpha: self.alpha.get(),
+            beta: self.beta.get(),
+            flags: c | if self.bias { epilogue::HAS_BIAS } else { 0 },
+            activation: epilogue::code(self.activation).unwrap_or(0),
+        }
     }
 }
 
@@ -566,12 +560,10 @@ impl GemmDesc {
 struct Product {
     a: In<Elem>,
     b: In<Elem>,
-    c: In<Elem>,
-    bias: In<Elem>,
-    y: Out<Elem>,
+    to: ResultArgs,
     /// Matrices.
     count: usize,
-    /// Whether `y` receives sums of parts as they are.
+    /// Whether `to.y` receives sums of parts as they are.
     split: bool,
 }
 

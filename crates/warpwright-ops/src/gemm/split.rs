@@ -3,15 +3,15 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::epilogue::{self, Outputs, outputs};
+use super::epilogue::{self, EpilogueArgs, Outputs, ResultArgs};
 
 kernel_args! {
     /// `y = activation(alpha sum of partials + beta c + bias)`
     pub(super) struct SumArgs => SumParams {
-        partials: In<Elem>, c: In<Elem>, bias: In<Elem>, y: Out<Elem>,
+        partials: In<Elem>, to: ResultArgs,
         m: u32, n: u32, parts: u32,
         ldy: u64, stride_y: u64,
-        alpha: f64, beta: f64, flags: u32, activation: u32,
+        epilogue: EpilogueArgs,
     }
 }
 
@@ -30,7 +30,7 @@ impl SumParts {
         Elem: Access<A>,
     {
         let (batch, batches) = (k.block_idx_z().to_u64(), k.grid_dim_z().to_u64());
-        let outputs = outputs!(p, batch, batch);
+        let outputs = Outputs::new(p.to, p.epilogue, (p.ldy, p.stride_y), (batch, batch));
         let len = p.m.mul_wide(p.n);
         let at = k.global_idx_x();
         k.if_(at.lt(len), || {

@@ -4,21 +4,21 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Boxes, PanelTile, Ring, WARP, WarpgroupSums, kernel_args};
 
-use super::epilogue::{self, Outputs, SumTile, outputs};
+use super::epilogue::{self, EpilogueArgs, Outputs, ResultArgs, SumTile};
 use super::kernel::tile_of_block;
 use super::tuning::WarpgroupConfig;
 
 kernel_args! {
     /// `y = activation(alpha op(a) op(b) + beta c + bias)`, or the sums of a part of the common dimension
     pub(super) struct WarpgroupArgs => WarpgroupParams {
-        a: Boxes, b: Boxes, c: In<Elem>, bias: In<Elem>, y: Out<Elem>,
+        a: Boxes, b: Boxes, to: ResultArgs,
         m: u32, n: u32, depth: u32,
         /// How much of the common dimension a block along y of the grid takes.
         part: u32,
         ldy: u64, stride_y: u64,
         /// 1, or 0 where all products have the same matrix.
         batch_a: u32, batch_b: u32,
-        alpha: f64, beta: f64, flags: u32, activation: u32,
+        epilogue: EpilogueArgs,
     }
 }
 
@@ -89,7 +89,7 @@ impl WarpgroupGemm {
         let fetch = || self.fetch(k, p, &tiles, (row, col, first), steps);
         let of_fetching = warp.eq(self.multiplying());
         if self.split {
-            let y = p.y.at(matrix * p.stride_y);
+            let y = p.to.y.at(matrix * p.stride_y);
             k.if_else(of_fetching, fetch, || {
                 let sums = self.multiply(k, &tiles, steps);
                 leave(k, &sums, y, (row, col), (p.m, p.n));
@@ -106,7 +106,7 @@ impl WarpgroupGemm {
             }
         });
         k.barrier();
-        let outputs = outputs!(p, batch, matrix);
+        let outputs = Outputs::new(p.to, p.epilogue, (p.ldy, p.stride_y), (batch, matrix));
         epilogue::finish_tile::<f32>(k, outputs, sums, (row, col), (p.m, p.n));
     }
 
