@@ -82,6 +82,7 @@ mod moments;
 mod packed;
 mod park;
 mod philox;
+mod prune;
 mod recorder;
 mod reg;
 mod ring;

@@ -9,6 +9,7 @@ use warpwright_ptx::{
 };
 
 use crate::error::{Issue, IssueKind};
+use crate::prune;
 
 /// Instructions after which recording stops: far above any real kernel, far below what exhausts memory.
 pub(crate) const INSTRUCTION_BUDGET: usize = 50_000;
@@ -227,6 +228,7 @@ impl Recorder {
                 locations: draft.locations,
             });
         }
+        prune::drop_unused(&mut state.function);
         (state.function, state.module_variables, state.issues)
     }
 }

@@ -46,6 +46,17 @@ pub struct Entry {
     pub targets: &'static [Target],
 }
 
+impl Entry {
+    /// Other names of the field for what it computes, or for a case of it.
+    pub fn also(&self) -> &'static [&'static str] {
+        match self.op {
+            "gemm" => &["matmul"],
+            "group_norm" => &["instance_norm"],
+            _ => &[],
+        }
+    }
+}
+
 /// The architectures that every primitive without special needs is assembled for.
 pub const TARGETS: [Target; 7] = [
     Target::sm(75),

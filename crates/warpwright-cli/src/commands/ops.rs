@@ -19,6 +19,7 @@ pub fn run(args: &OpsArgs, console: &mut Console) -> Result<Outcome, Error> {
             .map(|entry| {
                 json!({
                     "op": entry.op,
+                    "also": entry.also(),
                     "direction": entry.direction.name(),
                     "dtypes": entry.dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>(),
                     "targets": entry.targets.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -35,7 +36,7 @@ pub fn run(args: &OpsArgs, console: &mut Console) -> Result<Outcome, Error> {
         let dtypes: Vec<_> = entry.dtypes.iter().map(|dtype| dtype.name()).collect();
         let targets: Vec<_> = entry.targets.iter().map(ToString::to_string).collect();
         table.row([
-            entry.op.to_owned(),
+            [&[entry.op], entry.also()].concat().join(", "),
             entry.direction.name().to_owned(),
             dtypes.join(" "),
             targets.join(" "),

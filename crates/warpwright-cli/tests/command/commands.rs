@@ -305,6 +305,7 @@ fn ops_lists_every_primitive() {
     assert!(silu["targets"].as_array().is_some_and(|targets| targets.contains(&json!("sm_75"))));
     let table = Place::new().run(&["ops"]);
     assert!(table.out.contains("quantize_nf4"), "{}", table.out);
+    assert!(table.out.contains("group_norm, instance_norm"), "{}", table.out);
 }
 
 #[test]
@@ -324,6 +325,8 @@ fn what_emit_prints_lint_accepts() {
         place.write("k.ptx", &ran.out);
         let linted = place.run(&["lint", "k.ptx", "--target", target]);
         assert_eq!(linted.code, Some(0), "{args:?}: {}", linted.out);
+        // Nothing is recorded for a result that nothing uses.
+        assert!(!linted.out.contains("V-USE-1"), "{args:?}: {}", linted.out);
     }
     let value = place.json(&[&attention[..], &["--backward", "--json"]].concat());
     assert_eq!(value["target"], "sm_90a");
