@@ -70,7 +70,11 @@ const SURVIVORS: [Survivor; 6] = [
         "(to_col + (width - 1)).@lt(n)",
         "parts have no gaps between their rows: where these are aligned, all vectors are whole",
     ),
-    Survivor::equivalent("_split", "self.epilogue.activation.@eq(first)", "parts are stored without a function"),
+    Survivor::equivalent(
+        "_split",
+        "self.epilogue.activation.@eq(first)",
+        "parts are stored without a function",
+    ),
 ];
 
 const SWEEP: Sweep = Sweep { survivors: &SURVIVORS, by_line: true, ..Sweep::new(plain) };
