@@ -6,6 +6,7 @@
 
 mod arith;
 mod convert;
+mod device;
 mod feature;
 mod memory;
 mod set;
@@ -18,13 +19,14 @@ pub use arith::{
     unsigned, widened,
 };
 pub use convert::{CVT, CVT_PAIR, CVT_STOCHASTIC, MOV, PACK, cvt_sat_fits};
+pub use device::DeviceLimits;
 pub use memory::{
     ATOM, ATOM_VECTOR, BULK_REDUCE, LOAD_STORE, LOAD_UNIFORM, RED_ASYNC, REDUX, ST_ASYNC, vector,
 };
 pub use set::{Form, Misfit, ModifierError, ModifierSet, Requirement, Row, TypeSet};
 pub use target::{
-    LARGE_PARAMETER_BYTES, LARGE_PARAMETERS, NEWEST_VERSION, SMALL_PARAMETER_BYTES, dynamic_shared_limit,
-    parameter_limit, static_shared_limit, target_version, targets,
+    LARGE_PARAMETER_BYTES, LARGE_PARAMETERS, NEWEST_VERSION, SMALL_PARAMETER_BYTES, parameter_limit,
+    static_shared_limit, target_version, targets,
 };
 pub use tensor::{
     MMA, MmaExtra, MmaForm, Sparse, WGMMA, matrix_tiles, mma, mma_registers, wgmma, wgmma_columns,

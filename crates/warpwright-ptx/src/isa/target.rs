@@ -67,18 +67,6 @@ pub const fn static_shared_limit(target: Target) -> u64 {
     }
 }
 
-/// Bytes of shared memory that a block may ask for at launch.
-pub const fn dynamic_shared_limit(target: Target) -> u64 {
-    match target.sm {
-        ..=69 => 48 * 1024,
-        70..=74 => 96 * 1024,
-        75 => 64 * 1024,
-        80 | 87 => 163 * 1024,
-        86 | 88 | 89 | 120 | 121 => 99 * 1024,
-        _ => 227 * 1024,
-    }
-}
-
 /// Bytes of kernel parameters.
 pub fn parameter_limit(version: PtxVersion, target: Target) -> u64 {
     if version >= LARGE_PARAMETERS && target.sm >= 70 { LARGE_PARAMETER_BYTES } else { SMALL_PARAMETER_BYTES }

@@ -10,6 +10,7 @@ use warpwright_emu::{
     launch as emulate,
 };
 use warpwright_ptx::SourceLoc;
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 
@@ -374,36 +375,33 @@ impl Backend for EmulatorBackend {
     }
 }
 
-/// What a device of the architecture has: shared memory of a block in KB after opting in, the largest number of
-/// multiprocessors sold, and megabytes of L2 cache.
-const fn architecture(sm: u32) -> (u32, u32, u64) {
+/// Megabytes of L2 cache of the largest device of an architecture.
+const fn l2_megabytes(sm: u32) -> u64 {
     match sm {
-        75 => (64, 72, 6),
-        80 => (163, 108, 40),
-        86 => (99, 84, 6),
-        87 => (163, 16, 4),
-        89 => (99, 142, 96),
-        90 => (227, 132, 50),
-        100 | 103 => (227, 148, 126),
-        110 => (227, 20, 32),
-        120 | 121 => (99, 188, 128),
-        _ => (48, 80, 6),
+        80 => 40,
+        87 => 4,
+        89 => 96,
+        90 => 50,
+        100 | 103 => 126,
+        110 => 32,
+        120 | 121 => 128,
+        _ => 6,
     }
 }
 
 fn properties(number: u32, config: &EmulatorConfig) -> Properties {
-    let (shared_kb, multiprocessors, l2_mb) = architecture(config.target.sm);
+    let device = DeviceLimits::of(config.target);
     Properties {
         id: DeviceId::Emulator(number),
         name: format!("emulator ({})", config.target),
         target: config.target,
-        multiprocessors,
+        multiprocessors: device.multiprocessors,
         max_threads: 1024,
         max_block: [1024, 1024, 64],
         max_grid: [i32::MAX.unsigned_abs(), 65_535, 65_535],
-        max_shared: shared_kb << 10,
-        registers: 65_536,
-        l2_bytes: l2_mb << 20,
+        max_shared: device.shared_per_block,
+        registers: device.registers,
+        l2_bytes: l2_megabytes(config.target.sm) << 20,
         memory: config.memory,
         driver: None,
     }
