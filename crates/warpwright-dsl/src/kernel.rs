@@ -4,11 +4,13 @@ use std::collections::HashSet;
 use std::panic::Location;
 
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{Function, Module, PtxVersion, Target, isa};
+use warpwright_ptx::{DType, Function, Module, PtxVersion, Target, isa};
 
 use crate::args::{Argument, DTypes, KernelArgs, is_in, parameter_name};
 use crate::context::K;
 use crate::error::{BuildError, Issue, IssueKind};
+use crate::float::Float;
+use crate::mem::{Access, Elem, FixedElement};
 use crate::recorder::Recorder;
 
 /// Threads of a block along each axis.
@@ -51,37 +53,102 @@ const MAX_CLUSTER: u32 = 16;
 /// The handles of a kernel's arguments.
 pub type Params<'k, D> = <<D as KernelDef>::Args as Argument>::Param<'k>;
 
+/// Everything of a kernel but its body: what it is called and how it is launched.
+///
+/// ```
+/// use warpwright_dsl::prelude::*;
+///
+/// let spec = KernelSpec::new("softmax_bf16", BlockDim::x(256)).dtypes(DTypes::all(DType::BF16)).cluster(4);
+/// assert_eq!((spec.name.as_str(), spec.cluster), ("softmax_bf16", 4));
+/// ```
+#[derive(Clone, Debug)]
+pub struct KernelSpec {
+    /// The entry name: a PTX identifier that names the variant, such as `silu_bf16_x8`.
+    pub name: String,
+    /// The block that the kernel is written for. It is printed as `.reqntid`, so the driver refuses any other.
+    pub block: BlockDim,
+    /// The types of its `Elem` arguments.
+    pub dtypes: DTypes,
+    /// Fewest blocks that should fit a multiprocessor at once, which bounds the registers of a thread; `None` leaves it
+    /// to the assembler.
+    pub min_blocks_per_sm: Option<u32>,
+    /// Blocks of a cluster, neighbours along x; the grid must be a multiple of it. Above 1 it is printed as
+    /// `.reqnctapercluster` and the kernel needs sm_90, so such a kernel is a variant for those targets. At most 8 run
+    /// everywhere there, 16 on data-centre GPUs.
+    pub cluster: u32,
+}
+
+impl KernelSpec {
+    /// A kernel without `Elem` arguments or clusters, whose registers are left to the assembler.
+    pub fn new(name: impl Into<String>, block: BlockDim) -> Self {
+        Self { name: name.into(), block, dtypes: DTypes::NONE, min_blocks_per_sm: None, cluster: 1 }
+    }
+
+    /// The same with these types of its `Elem` arguments.
+    #[must_use]
+    pub fn dtypes(self, dtypes: DTypes) -> Self {
+        Self { dtypes, ..self }
+    }
+
+    /// The same with so many blocks that should fit a multiprocessor at once.
+    #[must_use]
+    pub fn min_blocks_per_sm(self, blocks: impl Into<Option<u32>>) -> Self {
+        Self { min_blocks_per_sm: blocks.into(), ..self }
+    }
+
+    /// The same in clusters of so many blocks.
+    #[must_use]
+    pub fn cluster(self, blocks: u32) -> Self {
+        Self { cluster: blocks, ..self }
+    }
+}
+
 /// A kernel. The value holds everything that changes the code; two equal values record the same text.
 pub trait KernelDef {
     /// Its arguments, declared with [`kernel_args!`](crate::kernel_args).
     type Args: KernelArgs;
 
-    /// The entry name: a PTX identifier that names the variant, such as `silu_bf16_x8`.
-    fn name(&self) -> String;
-
-    /// The block that it is written for. It is printed as `.reqntid`, so the driver refuses any other.
-    fn block(&self) -> BlockDim;
-
-    /// The types of its `Elem` arguments.
-    fn dtypes(&self) -> DTypes {
-        DTypes::NONE
-    }
-
-    /// Fewest blocks that should fit a multiprocessor at once, which bounds the registers of a thread; `None` leaves it
-    /// to the assembler.
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        None
-    }
-
-    /// Blocks of a cluster, neighbours along x; the grid must be a multiple of it. Above 1 it is printed as
-    /// `.reqnctapercluster` and the kernel needs sm_90, so such a kernel is a variant for those targets. At most 8 run
-    /// everywhere there, 16 on data-centre GPUs.
-    fn cluster(&self) -> u32 {
-        1
-    }
+    /// Its name and how it is launched.
+    fn spec(&self) -> KernelSpec;
 
     /// Records the body.
     fn build<'k>(&self, k: K<'k>, a: Params<'k, Self>);
+}
+
+/// A type that kernels accumulate in: `f32`, or `f64` where the elements are.
+pub trait Accumulate: Float + FixedElement + Access<Self> {}
+
+impl Accumulate for f32 {}
+impl Accumulate for f64 {}
+
+/// A kernel whose body is the same for all element types but for the type `A` that it computes in. Every such value is a
+/// [`KernelDef`].
+pub trait AccumulateKernel {
+    /// Its arguments, declared with [`kernel_args!`](crate::kernel_args).
+    type Args: KernelArgs;
+
+    /// Its name and how it is launched.
+    fn spec(&self) -> KernelSpec;
+
+    /// The element type: `A` is `f64` for [`DType::F64`], else `f32`.
+    fn dtype(&self) -> DType;
+
+    /// Records the body.
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: <Self::Args as Argument>::Param<'k>)
+    where
+        Elem: Access<A>;
+}
+
+impl<T: AccumulateKernel> KernelDef for T {
+    type Args = T::Args;
+
+    fn spec(&self) -> KernelSpec {
+        AccumulateKernel::spec(self)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: Params<'k, Self>) {
+        crate::accumulate!(self.dtype(), |A| AccumulateKernel::build::<A>(self, k, a));
+    }
 }
 
 /// Records a kernel for a target, with the lowest PTX version that its instructions allow, and verifies it.
@@ -92,7 +159,7 @@ pub trait KernelDef {
 #[track_caller]
 pub fn record<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, BuildError> {
     let module = record_module(def, target)?;
-    let kernel = def.name();
+    let kernel = module.functions[0].name.clone();
     Kernel::new(module).map_err(|source| BuildError::Rejected { kernel, source })
 }
 
@@ -103,14 +170,11 @@ pub fn record<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, BuildErro
 #[track_caller]
 pub fn record_module<D: KernelDef>(def: &D, target: Target) -> Result<Module, BuildError> {
     let location = Location::caller();
-    let name = def.name();
-    let block = def.block();
-    let dtypes = def.dtypes();
+    let KernelSpec { name, block, dtypes, min_blocks_per_sm, cluster } = def.spec();
 
     let mut function = Function::entry(name.as_str());
     function.directives.required_threads = Some(block.to_array());
-    function.directives.min_blocks_per_sm = def.min_blocks_per_sm();
-    let cluster = def.cluster();
+    function.directives.min_blocks_per_sm = min_blocks_per_sm;
     function.directives.cluster = (cluster > 1).then_some([cluster, 1, 1]);
     let mut issues = declaration_issues::<D::Args>(&name, block, &dtypes, location);
     if !cluster.is_power_of_two() || cluster > MAX_CLUSTER {

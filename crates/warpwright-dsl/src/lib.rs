@@ -22,8 +22,19 @@
 //!     dy * s * (1.0 + x * (1.0 - s))
 //! }
 //!
-//! impl SiluBackward {
-//!     fn body<'k, A: Float>(&self, k: K<'k>, a: SiluBackwardParams<'k>)
+//! impl AccumulateKernel for SiluBackward {
+//!     type Args = SiluBackwardArgs;
+//!
+//!     fn spec(&self) -> KernelSpec {
+//!         let name = format!("silu_backward_{}_x{}", self.dtype, self.width);
+//!         KernelSpec::new(name, BlockDim::x(256)).dtypes(DTypes::all(self.dtype))
+//!     }
+//!
+//!     fn dtype(&self) -> DType {
+//!         self.dtype
+//!     }
+//!
+//!     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SiluBackwardParams<'k>)
 //!     where
 //!         Elem: Access<A>,
 //!     {
@@ -32,22 +43,6 @@
 //!             let (x, dy) = (a.x.at(i).load::<A>(w), a.dy.at(i).load(w));
 //!             a.dx.at(i).store(x.zip(dy, |x, dy| silu_grad(x, dy, p)));
 //!         });
-//!     }
-//! }
-//!
-//! impl KernelDef for SiluBackward {
-//!     type Args = SiluBackwardArgs;
-//!     fn name(&self) -> String {
-//!         format!("silu_backward_{}_x{}", self.dtype, self.width)
-//!     }
-//!     fn block(&self) -> BlockDim {
-//!         BlockDim::x(256)
-//!     }
-//!     fn dtypes(&self) -> DTypes {
-//!         DTypes::all(self.dtype)
-//!     }
-//!     fn build<'k>(&self, k: K<'k>, a: SiluBackwardParams<'k>) {
-//!         accumulate!(self.dtype, |A| self.body::<A>(k, a));
 //!     }
 //! }
 //!
@@ -104,7 +99,9 @@ pub use float::{Float, Precision};
 pub use flow::{Carry, Range};
 pub use halves::Halves;
 pub use index::{Index, IntoIndex};
-pub use kernel::{BlockDim, KernelDef, Params, record, record_module};
+pub use kernel::{
+    Accumulate, AccumulateKernel, BlockDim, KernelDef, KernelSpec, Params, record, record_module,
+};
 pub use lanes::{Lanes, tree};
 pub use mbarrier::{Boxes, Mbarrier, Mbarriers, TensorBoxes};
 pub use mem::{
@@ -132,12 +129,13 @@ pub use warpwright_ptx::{ArgValue, DType, Target};
 /// Everything that a kernel file uses.
 pub mod prelude {
     pub use crate::{
-        Access, Accumulator, Along, BF16, BlockDim, Bounds, BuildError, Carry, ClusterShared, DType, DTypes,
-        Elem, F16, F32, F64, Fetched, Fill, Float, Fragment, I32, I64, In, InOut, Index, Integer, IntoIndex,
-        K, Kernel, KernelArgs, KernelDef, Lanes, MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom,
-        Moments, Normal, Number, Optional, Out, Packed, Params, Philox, Precision, Pred, Ptr, Read,
-        ReadWrite, Reduction, Reg, Scalar, Shared, SharedTile, Source, Stages, Strided, Sum, Target,
-        TileCopy, TileLayout, TilePoint, TileReader, U32, U64, Write, accumulate, block_reduce, carry,
-        cluster_reduce, elementwise, elementwise_grid, kernel_args, record, warp_reduce,
+        Access, Accumulate, AccumulateKernel, Accumulator, Along, BF16, BlockDim, Bounds, BuildError, Carry,
+        ClusterShared, DType, DTypes, Elem, F16, F32, F64, Fetched, Fill, Float, Fragment, I32, I64, In,
+        InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, KernelSpec, Lanes, MatrixA,
+        MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments, Normal, Number, Optional, Out, Packed, Params,
+        Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, Scalar, Shared, SharedTile, Source,
+        Stages, Strided, Sum, Target, TileCopy, TileLayout, TilePoint, TileReader, U32, U64, Write,
+        accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid, kernel_args, record,
+        warp_reduce,
     };
 }

@@ -33,16 +33,9 @@ struct Rows;
 impl KernelDef for Rows {
     type Args = RowsArgs;
 
-    fn name(&self) -> String {
-        "rows".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(DTYPE).with("sums", DType::F32)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("rows".to_owned(), BlockDim::x(32))
+            .dtypes(DTypes::all(DTYPE).with("sums", DType::F32))
     }
 
     fn build<'k>(&self, k: K<'k>, a: RowsParams<'k>) {
@@ -67,16 +60,9 @@ struct FlatRows;
 impl KernelDef for FlatRows {
     type Args = FlatArgs;
 
-    fn name(&self) -> String {
-        "rows".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(DTYPE).with("sums", DType::F32)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("rows".to_owned(), BlockDim::x(32))
+            .dtypes(DTypes::all(DTYPE).with("sums", DType::F32))
     }
 
     fn build<'k>(&self, k: K<'k>, a: FlatParams<'k>) {
@@ -139,16 +125,8 @@ struct Declared(DTypes);
 impl KernelDef for Declared {
     type Args = RowsArgs;
 
-    fn name(&self) -> String {
-        "declared".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.0.clone()
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("declared".to_owned(), BlockDim::x(32)).dtypes(self.0.clone())
     }
 
     fn build<'k>(&self, _: K<'k>, a: RowsParams<'k>) {
@@ -184,12 +162,8 @@ struct Alike;
 impl KernelDef for Alike {
     type Args = AlikeArgs;
 
-    fn name(&self) -> String {
-        "alike".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("alike".to_owned(), BlockDim::x(32))
     }
 
     fn build<'k>(&self, _: K<'k>, _: AlikeParams<'k>) {}

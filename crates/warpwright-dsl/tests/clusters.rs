@@ -20,16 +20,9 @@ struct Combine {
 impl KernelDef for Combine {
     type Args = CombineArgs;
 
-    fn name(&self) -> String {
-        format!("combine_t{}_c{}", self.threads, self.cluster)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.threads)
-    }
-
-    fn cluster(&self) -> u32 {
-        self.cluster
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("combine_t{}_c{}", self.threads, self.cluster), BlockDim::x(self.threads))
+            .cluster(self.cluster)
     }
 
     fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
@@ -91,20 +84,10 @@ const ROTATE_EACH: u32 = 512;
 impl KernelDef for Rotate {
     type Args = RotateArgs;
 
-    fn name(&self) -> String {
-        format!("rotate_{}_{}", self.dtype, self.waits)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(ROTATE_THREADS)
-    }
-
-    fn cluster(&self) -> u32 {
-        ROTATE_BLOCKS
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("rotate_{}_{}", self.dtype, self.waits), BlockDim::x(ROTATE_THREADS))
+            .dtypes(DTypes::all(self.dtype))
+            .cluster(ROTATE_BLOCKS)
     }
 
     fn build<'k>(&self, k: K<'k>, a: RotateParams<'k>) {
@@ -173,16 +156,9 @@ struct Reverse {
 impl KernelDef for Reverse {
     type Args = ReverseArgs;
 
-    fn name(&self) -> String {
-        format!("reverse_{}_{}", self.dtype, self.dynamic)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(64)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("reverse_{}_{}", self.dtype, self.dynamic), BlockDim::x(64))
+            .dtypes(DTypes::all(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ReverseParams<'k>) {
@@ -236,16 +212,8 @@ struct ClusterSum(u32);
 impl KernelDef for ClusterSum {
     type Args = SumArgs;
 
-    fn name(&self) -> String {
-        format!("cluster_sum_{}", self.0)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(64)
-    }
-
-    fn cluster(&self) -> u32 {
-        self.0
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("cluster_sum_{}", self.0), BlockDim::x(64)).cluster(self.0)
     }
 
     fn build<'k>(&self, k: K<'k>, a: SumParams<'k>) {

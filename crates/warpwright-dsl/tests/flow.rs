@@ -17,12 +17,8 @@ struct Word<F>(F);
 impl<F: for<'k> Fn(K<'k>, U32<'k>, U32<'k>) -> U32<'k>> KernelDef for Word<F> {
     type Args = WordArgs;
 
-    fn name(&self) -> String {
-        "word".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("word", BlockDim::x(32))
     }
 
     fn build<'k>(&self, k: K<'k>, a: WordParams<'k>) {

@@ -170,12 +170,8 @@ struct Integers {
 impl KernelDef for Integers {
     type Args = IntegerArgs;
 
-    fn name(&self) -> String {
-        format!("integers_x{}", self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("integers_x{}", self.width), BlockDim::x(32))
     }
 
     fn build<'k>(&self, k: K<'k>, p: IntegerParams<'k>) {
@@ -239,12 +235,8 @@ struct Divide;
 impl KernelDef for Divide {
     type Args = DivideArgs;
 
-    fn name(&self) -> String {
-        "divide".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("divide".to_owned(), BlockDim::x(32))
     }
 
     #[allow(clippy::modulo_one, clippy::identity_op, reason = "one is the least power of two")]
@@ -307,12 +299,8 @@ struct Reduce {
 impl KernelDef for Reduce {
     type Args = ReduceArgs;
 
-    fn name(&self) -> String {
-        format!("reduce_{}", self.threads)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.threads)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("reduce_{}", self.threads), BlockDim::x(self.threads))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ReduceParams<'k>) {
@@ -404,12 +392,8 @@ struct LookUp;
 impl KernelDef for LookUp {
     type Args = LookUpArgs;
 
-    fn name(&self) -> String {
-        "look_up".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(64)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("look_up".to_owned(), BlockDim::x(64))
     }
 
     fn build<'k>(&self, k: K<'k>, a: LookUpParams<'k>) {
@@ -440,12 +424,8 @@ struct Indices;
 impl KernelDef for Indices {
     type Args = IndexArgs;
 
-    fn name(&self) -> String {
-        "indices".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("indices".to_owned(), BlockDim::x(32))
     }
 
     fn build<'k>(&self, k: K<'k>, a: IndexParams<'k>) {
@@ -496,16 +476,8 @@ struct Guarded {
 impl KernelDef for Guarded {
     type Args = GuardedArgs;
 
-    fn name(&self) -> String {
-        "guarded".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(64)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("guarded".to_owned(), BlockDim::x(64)).dtypes(DTypes::all(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: GuardedParams<'k>) {

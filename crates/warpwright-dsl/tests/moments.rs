@@ -27,12 +27,11 @@ struct GroupMoments {
 impl KernelDef for GroupMoments {
     type Args = MomentsArgs;
 
-    fn name(&self) -> String {
-        format!("moments_{:?}_{}_{}", self.way, self.block, self.group)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.block)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("moments_{:?}_{}_{}", self.way, self.block, self.group),
+            BlockDim::x(self.block),
+        )
     }
 
     /// Every group takes `n` values; each thread writes the count, mean and variance that it received.
@@ -119,12 +118,8 @@ struct Columns {
 impl KernelDef for Columns {
     type Args = ColumnArgs;
 
-    fn name(&self) -> String {
-        format!("columns_{}", self.depth)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::xy(COLUMN_SUM_LANES, self.depth)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("columns_{}", self.depth), BlockDim::xy(COLUMN_SUM_LANES, self.depth))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ColumnParams<'k>) {

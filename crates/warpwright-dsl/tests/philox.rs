@@ -15,12 +15,8 @@ struct Draw;
 impl KernelDef for Draw {
     type Args = DrawArgs;
 
-    fn name(&self) -> String {
-        "draw".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(64)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("draw".to_owned(), BlockDim::x(64))
     }
 
     fn build<'k>(&self, k: K<'k>, a: DrawParams<'k>) {

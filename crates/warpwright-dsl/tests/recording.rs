@@ -20,16 +20,8 @@ struct Draft<F> {
 impl<F: for<'k> Fn(K<'k>, MapParams<'k>)> KernelDef for Draft<F> {
     type Args = MapArgs;
 
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        self.block
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.dtypes.clone()
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.name, self.block).dtypes(self.dtypes.clone())
     }
 
     fn build<'k>(&self, k: K<'k>, a: MapParams<'k>) {

@@ -20,12 +20,8 @@ struct Share {
 impl KernelDef for Share {
     type Args = ShareArgs;
 
-    fn name(&self) -> String {
-        format!("share_{}_{}", self.lanes, self.count)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(WARP)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("share_{}_{}", self.lanes, self.count), BlockDim::x(WARP))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ShareParams<'k>) {
@@ -72,16 +68,9 @@ struct Pairs {
 impl KernelDef for Pairs {
     type Args = PairArgs;
 
-    fn name(&self) -> String {
-        format!("pairs_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(WARP)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::NONE.with("x", self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("pairs_{}", self.dtype), BlockDim::x(WARP))
+            .dtypes(DTypes::NONE.with("x", self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: PairParams<'k>) {

@@ -117,17 +117,10 @@ impl Product {
 impl KernelDef for Product {
     type Args = ProductArgs;
 
-    fn name(&self) -> String {
-        "product".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32 * WARPS)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let sums = if self.atom.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        DTypes::all(self.atom.dtype()).with("c", sums)
+        KernelSpec::new("product".to_owned(), BlockDim::x(32 * WARPS))
+            .dtypes(DTypes::all(self.atom.dtype()).with("c", sums))
     }
 
     fn build<'k>(&self, k: K<'k>, p: ProductParams<'k>) {
@@ -341,16 +334,8 @@ struct Chain(MmaAtom);
 impl KernelDef for Chain {
     type Args = ChainArgs;
 
-    fn name(&self) -> String {
-        "chain".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(32)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.0.dtype())
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("chain".to_owned(), BlockDim::x(32)).dtypes(DTypes::all(self.0.dtype()))
     }
 
     fn build<'k>(&self, k: K<'k>, p: ChainParams<'k>) {

@@ -485,7 +485,7 @@ pub fn cover(op: &'static str, len: usize, per_block: u32) -> Result<Option<[u32
 pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Result<Kernel, PlanError> {
     static KERNELS: OnceLock<Mutex<HashMap<(String, Target), Kernel>>> = OnceLock::new();
     let kernels = KERNELS.get_or_init(Mutex::default);
-    let key = (def.name(), target);
+    let key = (def.spec().name, target);
     if let Some(kernel) = lock(kernels).get(&key) {
         return Ok(kernel.clone());
     }

@@ -30,12 +30,8 @@ struct Adam;
 impl KernelDef for Adam {
     type Args = AdamArgs;
 
-    fn name(&self) -> String {
-        "adam".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(256)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("adam".to_owned(), BlockDim::x(256))
     }
 
     fn build<'k>(&self, k: K<'k>, p: AdamParams<'k>) {

@@ -18,16 +18,9 @@ struct Add {
 impl KernelDef for Add {
     type Args = AddArgs;
 
-    fn name(&self) -> String {
-        format!("add_{}_x{}", self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(256)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("add_{}_x{}", self.dtype, self.width), BlockDim::x(256))
+            .dtypes(DTypes::all(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, args: AddParams<'k>) {

@@ -75,12 +75,12 @@ pub(crate) fn report<D: KernelDef>(
     }
     let function = kernel.function();
     let params = pack_args(function, &values).expect("arguments that fit");
-    let threads = def.block();
+    let spec = def.spec();
     let config = LaunchConfig {
         grid: [blocks, 1, 1],
-        block: threads.to_array(),
+        block: spec.block.to_array(),
         dynamic_shared,
-        cluster: [def.cluster(), 1, 1],
+        cluster: [spec.cluster, 1, 1],
     };
     let options = Options { counters: true, ..Options::default() };
     let report = launch(&program, kernel.name(), &config, &params, &memory, &options)
@@ -162,16 +162,9 @@ where
 {
     type Args = MapArgs;
 
-    fn name(&self) -> String {
-        format!("map_{}_{}_x{}", self.from, self.to, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(64)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.from).with("y", self.to)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("map_{}_{}_x{}", self.from, self.to, self.width), BlockDim::x(64))
+            .dtypes(DTypes::all(self.from).with("y", self.to))
     }
 
     fn build<'k>(&self, k: K<'k>, a: MapParams<'k>) {

@@ -57,16 +57,9 @@ pub(super) struct Forward {
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
-        self.common.name(self.f.name(), "")
-    }
-
-    fn block(&self) -> BlockDim {
-        self.common.block()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.common.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.common.name(self.f.name(), ""), self.common.block())
+            .dtypes(DTypes::all(self.common.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -92,16 +85,9 @@ pub(super) struct Backward {
 impl KernelDef for Backward {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
-        self.common.name(self.f.name(), "_backward")
-    }
-
-    fn block(&self) -> BlockDim {
-        self.common.block()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.common.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.common.name(self.f.name(), "_backward"), self.common.block())
+            .dtypes(DTypes::all(self.common.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
@@ -126,16 +112,9 @@ pub(super) struct GatedForward {
 impl KernelDef for GatedForward {
     type Args = GatedForwardArgs;
 
-    fn name(&self) -> String {
-        self.common.name(self.f.name(), "")
-    }
-
-    fn block(&self) -> BlockDim {
-        self.common.block()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.common.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.common.name(self.f.name(), ""), self.common.block())
+            .dtypes(DTypes::all(self.common.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: GatedForwardParams<'k>) {
@@ -159,16 +138,9 @@ pub(super) struct GatedBackward {
 impl KernelDef for GatedBackward {
     type Args = GatedBackwardArgs;
 
-    fn name(&self) -> String {
-        self.common.name(self.f.name(), "_backward")
-    }
-
-    fn block(&self) -> BlockDim {
-        self.common.block()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.common.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.common.name(self.f.name(), "_backward"), self.common.block())
+            .dtypes(DTypes::all(self.common.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: GatedBackwardParams<'k>) {

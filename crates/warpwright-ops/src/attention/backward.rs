@@ -81,17 +81,13 @@ impl Delta {
 impl KernelDef for Delta {
     type Args = DeltaArgs;
 
-    fn name(&self) -> String {
-        format!("attention_backward_delta_{}_d{}x{}", self.dtype, self.width, self.vector)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(Self::THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let statistics = super::statistics_type(self.dtype);
-        DTypes::all(self.dtype).with("lse", statistics).with("statistics", statistics)
+        KernelSpec::new(
+            format!("attention_backward_delta_{}_d{}x{}", self.dtype, self.width, self.vector),
+            BlockDim::x(Self::THREADS),
+        )
+        .dtypes(DTypes::all(self.dtype).with("lse", statistics).with("statistics", statistics))
     }
 
     fn build<'k>(&self, k: K<'k>, a: DeltaParams<'k>) {
@@ -161,21 +157,14 @@ pub(super) struct Sweep {
 impl KernelDef for Sweep {
     type Args = SweepArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let Self { work, dtype, kind, config } = self;
-        format!("attention_backward_{}_{dtype}_{}{}", work.gradients(), config.name(), kind.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads())
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        self.config.min_blocks_per_sm(self.dtype)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype))
+        KernelSpec::new(
+            format!("attention_backward_{}_{dtype}_{}{}", work.gradients(), config.name(), kind.name()),
+            BlockDim::x(self.config.threads()),
+        )
+        .dtypes(DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype)))
+        .min_blocks_per_sm(self.config.min_blocks_per_sm(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {

@@ -37,24 +37,18 @@ pub(super) struct BiasGradient {
 impl KernelDef for BiasGradient {
     type Args = BiasArgs;
 
-    fn name(&self) -> String {
-        format!("attention_backward_bias_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads())
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        match self.config {
+    fn spec(&self) -> KernelSpec {
+        let min_blocks_per_sm = match self.config {
             // The assembler would aim at more blocks than the loops leave registers for.
             Config::TensorCore(_) if self.dtype == DType::F32 => Some(1),
             config => config.min_blocks_per_sm(self.dtype),
-        }
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype))
+        };
+        KernelSpec::new(
+            format!("attention_backward_bias_{}_{}{}", self.dtype, self.config.name(), self.kind.name()),
+            BlockDim::x(self.config.threads()),
+        )
+        .dtypes(DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype)))
+        .min_blocks_per_sm(min_blocks_per_sm)
     }
 
     fn build<'k>(&self, k: K<'k>, a: BiasParams<'k>) {
@@ -243,17 +237,13 @@ impl SinkGradient {
 impl KernelDef for SinkGradient {
     type Args = SinkArgs;
 
-    fn name(&self) -> String {
-        format!("attention_backward_sinks_{}{}", self.dtype, self.kind.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(Self::THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let statistics = super::statistics_type(self.dtype);
-        DTypes::all(self.dtype).with("lse", statistics).with("statistics", statistics)
+        KernelSpec::new(
+            format!("attention_backward_sinks_{}{}", self.dtype, self.kind.name()),
+            BlockDim::x(Self::THREADS),
+        )
+        .dtypes(DTypes::all(self.dtype).with("lse", statistics).with("statistics", statistics))
     }
 
     fn build<'k>(&self, k: K<'k>, a: SinkParams<'k>) {

@@ -65,33 +65,12 @@ pub(super) struct Decode {
     pub(super) config: DecodeConfig,
 }
 
-/// What both kernels say of themselves, with the paths of arguments that are as wide as sums.
-macro_rules! of_decode {
-    ($($wide:literal),+) => {
-        fn name(&self) -> String {
-            self.kernel().full_name()
-        }
-
-        fn block(&self) -> BlockDim {
-            BlockDim::x(self.kernel().config.threads())
-        }
-
-        fn min_blocks_per_sm(&self) -> Option<u32> {
-            let Decode { config, dtype, .. } = self.kernel();
-            config.min_blocks_per_sm(dtype)
-        }
-
-        fn dtypes(&self) -> DTypes {
-            let dtype = self.kernel().dtype;
-            DTypes::all(dtype)$(.with($wide, super::statistics_type(dtype)))+
-        }
-    };
-}
-
 impl KernelDef for Decode {
     type Args = DecodeArgs;
 
-    of_decode!("results.lse", "parts");
+    fn spec(&self) -> KernelSpec {
+        self.spec_with(["results.lse", "parts"])
+    }
 
     fn build<'k>(&self, k: K<'k>, a: DecodeParams<'k>) {
         k.start_next_grid();
@@ -122,7 +101,9 @@ pub(super) struct StreamDecode {
 impl KernelDef for StreamDecode {
     type Args = StreamArgs;
 
-    of_decode!("of.results.lse", "of.parts");
+    fn spec(&self) -> KernelSpec {
+        self.kernel().spec_with(["of.results.lse", "of.parts"])
+    }
 
     fn build<'k>(&self, k: K<'k>, a: StreamParams<'k>) {
         let kernel = self.kernel();
@@ -162,12 +143,15 @@ impl<'k> Rows<'k> {
 }
 
 impl Decode {
-    fn kernel(&self) -> Self {
-        *self
-    }
-
-    fn full_name(&self) -> String {
-        format!("attention_decode_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
+    /// What both kernels say of themselves, with the paths of arguments that are as wide as sums.
+    fn spec_with(&self, wide: [&'static str; 2]) -> KernelSpec {
+        let Self { dtype, kind, config } = self;
+        let name = format!("attention_decode_{dtype}_{}{}", config.name(), kind.name());
+        let sums = super::statistics_type(*dtype);
+        let dtypes = wide.into_iter().fold(DTypes::all(*dtype), |dtypes, path| dtypes.with(path, sums));
+        KernelSpec::new(name, BlockDim::x(config.threads()))
+            .dtypes(dtypes)
+            .min_blocks_per_sm(config.min_blocks_per_sm(*dtype))
     }
 
     /// One part of the keys of a head for a tile of its rows: `place` has the number of both, key head and batch.

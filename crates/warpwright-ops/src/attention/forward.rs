@@ -67,20 +67,13 @@ impl<'k, A: Float> Carry<'k> for Running<'k, A> {
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
-        format!("attention_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads())
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        self.config.min_blocks_per_sm(self.dtype)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("results.lse", super::statistics_type(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("attention_{}_{}{}", self.dtype, self.config.name(), self.kind.name()),
+            BlockDim::x(self.config.threads()),
+        )
+        .dtypes(DTypes::all(self.dtype).with("results.lse", super::statistics_type(self.dtype)))
+        .min_blocks_per_sm(self.config.min_blocks_per_sm(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {

@@ -28,21 +28,15 @@ const WARPS: u32 = 8;
 impl KernelDef for Combine {
     type Args = CombineArgs;
 
-    fn name(&self) -> String {
-        format!("attention_combine_{}_x{}", self.dtype, self.vector)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(WARPS * WARP)
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
+    fn spec(&self) -> KernelSpec {
         // Left alone, the assembler gives these fewer registers than they need.
-        (self.dtype == DType::F64).then_some(4)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(super::statistics_type(self.dtype)).with("o", self.dtype)
+        let min_blocks_per_sm = (self.dtype == DType::F64).then_some(4);
+        KernelSpec::new(
+            format!("attention_combine_{}_x{}", self.dtype, self.vector),
+            BlockDim::x(WARPS * WARP),
+        )
+        .dtypes(DTypes::all(super::statistics_type(self.dtype)).with("o", self.dtype))
+        .min_blocks_per_sm(min_blocks_per_sm)
     }
 
     fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {

@@ -210,16 +210,13 @@ pub(super) struct Combine(pub(super) Types);
 impl KernelDef for Combine {
     type Args = CombineArgs;
 
-    fn name(&self) -> String {
-        self.0.name("combine")
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.0.dtypes(&["partial", "mean", "rstd", "coefficients"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name("combine"), BlockDim::x(THREADS)).dtypes(self.0.dtypes(&[
+            "partial",
+            "mean",
+            "rstd",
+            "coefficients",
+        ]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
@@ -262,16 +259,9 @@ pub(super) const FOLD_CHANNELS: u32 = 128;
 impl KernelDef for Fold {
     type Args = FoldArgs;
 
-    fn name(&self) -> String {
-        self.0.name("fold")
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(FOLD_CHANNELS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.0.dtypes(&["coefficients"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name("fold"), BlockDim::x(FOLD_CHANNELS))
+            .dtypes(self.0.dtypes(&["coefficients"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: FoldParams<'k>) {
@@ -299,16 +289,13 @@ pub(super) struct CombineGradients(pub(super) Types);
 impl KernelDef for CombineGradients {
     type Args = CombineGradientsArgs;
 
-    fn name(&self) -> String {
-        self.0.name("combine_gradients")
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.0.dtypes(&["partial", "mean", "rstd", "coefficients"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name("combine_gradients"), BlockDim::x(THREADS)).dtypes(self.0.dtypes(&[
+            "partial",
+            "mean",
+            "rstd",
+            "coefficients",
+        ]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: CombineGradientsParams<'k>) {
@@ -355,16 +342,9 @@ pub(super) struct Zero(pub(super) Types);
 impl KernelDef for Zero {
     type Args = ZeroArgs;
 
-    fn name(&self) -> String {
-        format!("batch_norm_zero_{}", self.0.parameters)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(FOLD_CHANNELS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.0.parameters)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("batch_norm_zero_{}", self.0.parameters), BlockDim::x(FOLD_CHANNELS))
+            .dtypes(DTypes::all(self.0.parameters))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ZeroParams<'k>) {
@@ -391,16 +371,9 @@ pub(super) struct Undefined(pub(super) DType);
 impl KernelDef for Undefined {
     type Args = UndefinedArgs;
 
-    fn name(&self) -> String {
-        format!("batch_norm_undefined_{}", self.0)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(FOLD_CHANNELS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.0)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("batch_norm_undefined_{}", self.0), BlockDim::x(FOLD_CHANNELS))
+            .dtypes(DTypes::all(self.0))
     }
 
     fn build<'k>(&self, k: K<'k>, a: UndefinedParams<'k>) {

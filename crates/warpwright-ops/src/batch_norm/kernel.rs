@@ -263,16 +263,8 @@ impl Statistics {
 impl KernelDef for Statistics {
     type Args = StatisticsArgs;
 
-    fn name(&self) -> String {
-        self.0.name("statistics")
-    }
-
-    fn block(&self) -> BlockDim {
-        self.0.block()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.0.dtypes(&["partial"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name("statistics"), self.0.block()).dtypes(self.0.dtypes(&["partial"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: StatisticsParams<'k>) {
@@ -291,16 +283,12 @@ pub(super) struct Normalise {
 impl KernelDef for Normalise {
     type Args = NormaliseArgs;
 
-    fn name(&self) -> String {
-        self.common.name(if self.residual { "normalise_add" } else { "normalise" })
-    }
-
-    fn block(&self) -> BlockDim {
-        self.common.block()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.common.dtypes(&["coefficients"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            self.common.name(if self.residual { "normalise_add" } else { "normalise" }),
+            self.common.block(),
+        )
+        .dtypes(self.common.dtypes(&["coefficients"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: NormaliseParams<'k>) {
@@ -343,16 +331,12 @@ pub(super) struct GradientSums {
 impl KernelDef for GradientSums {
     type Args = GradientSumsArgs;
 
-    fn name(&self) -> String {
-        self.common.name(if self.relu { "gradient_sums_relu" } else { "gradient_sums" })
-    }
-
-    fn block(&self) -> BlockDim {
-        self.common.block()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.common.dtypes(&["mean", "partial"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            self.common.name(if self.relu { "gradient_sums_relu" } else { "gradient_sums" }),
+            self.common.block(),
+        )
+        .dtypes(self.common.dtypes(&["mean", "partial"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: GradientSumsParams<'k>) {
@@ -410,16 +394,8 @@ pub(super) struct Gradient(pub(super) Common);
 impl KernelDef for Gradient {
     type Args = GradientArgs;
 
-    fn name(&self) -> String {
-        self.0.name("gradient")
-    }
-
-    fn block(&self) -> BlockDim {
-        self.0.block()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.0.dtypes(&["coefficients"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name("gradient"), self.0.block()).dtypes(self.0.dtypes(&["coefficients"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: GradientParams<'k>) {

@@ -232,18 +232,14 @@ impl Forward {
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
-        self.common.name(if self.residual { "add" } else { "training" })
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.common.config.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let parameters =
             ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
-        self.common.dtypes(&parameters)
+        KernelSpec::new(
+            self.common.name(if self.residual { "add" } else { "training" }),
+            BlockDim::x(self.common.config.threads),
+        )
+        .dtypes(self.common.dtypes(&parameters))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -353,16 +349,9 @@ impl Backward {
 impl KernelDef for Backward {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
-        self.0.name("backward")
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.0.config.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.0.dtypes(&["weight", "dweight", "dbias"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name("backward"), BlockDim::x(self.0.config.threads))
+            .dtypes(self.0.dtypes(&["weight", "dweight", "dbias"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {

@@ -161,22 +161,15 @@ impl Forward {
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
-        self.common.name(if self.residual { "add" } else { "training" })
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.common.config.threads)
-    }
-
-    fn cluster(&self) -> u32 {
-        self.common.cluster
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let parameters =
             ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
-        self.common.dtypes(&parameters)
+        KernelSpec::new(
+            self.common.name(if self.residual { "add" } else { "training" }),
+            BlockDim::x(self.common.config.threads),
+        )
+        .dtypes(self.common.dtypes(&parameters))
+        .cluster(self.common.cluster)
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -259,20 +252,13 @@ impl Backward {
 impl KernelDef for Backward {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
-        self.common.name(if self.relu { "backward_relu" } else { "backward" })
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.common.config.threads)
-    }
-
-    fn cluster(&self) -> u32 {
-        self.common.cluster
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.common.dtypes(&["weight", "dweight", "dbias"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            self.common.name(if self.relu { "backward_relu" } else { "backward" }),
+            BlockDim::x(self.common.config.threads),
+        )
+        .dtypes(self.common.dtypes(&["weight", "dweight", "dbias"]))
+        .cluster(self.common.cluster)
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {

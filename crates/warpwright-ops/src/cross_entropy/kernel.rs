@@ -87,19 +87,15 @@ pub(super) struct Forward {
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let Config { team, threads, width, unroll } = self.config;
         let smoothed = if self.smoothed { "_smoothed" } else { "" };
-        format!("cross_entropy_{}_team{team}_t{threads}x{width}u{unroll}{smoothed}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
         let wide = accumulator(self.dtype);
-        DTypes::all(self.dtype).with("losses", wide).with("lse", wide).with("nll", wide)
+        KernelSpec::new(
+            format!("cross_entropy_{}_team{team}_t{threads}x{width}u{unroll}{smoothed}", self.dtype),
+            BlockDim::x(self.config.threads),
+        )
+        .dtypes(DTypes::all(self.dtype).with("losses", wide).with("lse", wide).with("nll", wide))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -208,16 +204,9 @@ pub(super) struct Reduce {
 impl KernelDef for Reduce {
     type Args = ReduceArgs;
 
-    fn name(&self) -> String {
-        format!("cross_entropy_reduce_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(REDUCE_THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(accumulator(self.dtype)).with("loss", self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("cross_entropy_reduce_{}", self.dtype), BlockDim::x(REDUCE_THREADS))
+            .dtypes(DTypes::all(accumulator(self.dtype)).with("loss", self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ReduceParams<'k>) {
@@ -271,17 +260,13 @@ pub(super) struct Backward {
 impl KernelDef for Backward {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
-        format!("cross_entropy_backward_{}_t{}x{}", self.dtype, self.config.threads, self.config.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let wide = accumulator(self.dtype);
-        DTypes::all(self.dtype).with("lse", wide).with("nll", wide).with("count", wide)
+        KernelSpec::new(
+            format!("cross_entropy_backward_{}_t{}x{}", self.dtype, self.config.threads, self.config.width),
+            BlockDim::x(self.config.threads),
+        )
+        .dtypes(DTypes::all(self.dtype).with("lse", wide).with("nll", wide).with("count", wide))
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {

@@ -263,21 +263,14 @@ impl Gemm {
 impl KernelDef for Gemm {
     type Args = GemmArgs;
 
-    fn name(&self) -> String {
-        name(self.dtype, (self.a, self.b), &self.config.name(), self.split)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads())
-    }
-
-    fn dtypes(&self) -> DTypes {
-        epilogue::dtypes(self.dtype, self.split)
-    }
-
-    /// Sums and operands take the registers that a thread can have; the assembler would rather spill than not fit twice.
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(1)
+    fn spec(&self) -> KernelSpec {
+        // Sums and operands take the registers that a thread can have; the assembler would rather spill than not fit twice.
+        KernelSpec::new(
+            name(self.dtype, (self.a, self.b), &self.config.name(), self.split),
+            BlockDim::x(self.config.threads()),
+        )
+        .dtypes(epilogue::dtypes(self.dtype, self.split))
+        .min_blocks_per_sm(1)
     }
 
     fn build<'k>(&self, k: K<'k>, p: GemmParams<'k>) {

@@ -47,16 +47,9 @@ impl SumParts {
 impl KernelDef for SumParts {
     type Args = SumArgs;
 
-    fn name(&self) -> String {
-        format!("gemm_sum_parts_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("partials", epilogue::sums_dtype(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("gemm_sum_parts_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("partials", epilogue::sums_dtype(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, p: SumParams<'k>) {

@@ -203,20 +203,13 @@ fn leave<'k>(
 impl KernelDef for WarpgroupGemm {
     type Args = WarpgroupArgs;
 
-    fn name(&self) -> String {
-        super::kernel::name(self.dtype, (self.a, self.b), &self.config.name(), self.split)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x((self.multiplying() + 1) * WARP)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        epilogue::dtypes(self.dtype, self.split)
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(1)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            super::kernel::name(self.dtype, (self.a, self.b), &self.config.name(), self.split),
+            BlockDim::x((self.multiplying() + 1) * WARP),
+        )
+        .dtypes(epilogue::dtypes(self.dtype, self.split))
+        .min_blocks_per_sm(1)
     }
 
     fn build<'k>(&self, k: K<'k>, p: WarpgroupParams<'k>) {

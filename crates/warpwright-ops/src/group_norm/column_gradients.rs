@@ -27,18 +27,14 @@ pub(super) struct Sums {
 impl KernelDef for Sums {
     type Args = SumsArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_last_backward_sums_{}_x{}", self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let statistics = statistics_dtype(self.dtype);
         let all = DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics);
-        all.with("partials", statistics)
+        KernelSpec::new(
+            format!("group_norm_last_backward_sums_{}_x{}", self.dtype, self.width),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(all.with("partials", statistics))
     }
 
     fn build<'k>(&self, k: K<'k>, a: SumsParams<'k>) {
@@ -201,18 +197,14 @@ pub(super) struct Apply {
 impl KernelDef for Apply {
     type Args = ApplyArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_last_backward_apply_{}_x{}", self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let statistics = statistics_dtype(self.dtype);
         let all = DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics);
-        all.with("means", statistics)
+        KernelSpec::new(
+            format!("group_norm_last_backward_apply_{}_x{}", self.dtype, self.width),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(all.with("means", statistics))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {

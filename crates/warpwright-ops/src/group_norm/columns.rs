@@ -208,16 +208,12 @@ pub(super) struct Moments {
 impl KernelDef for Moments {
     type Args = MomentsArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_last_moments_{}_x{}", self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("group_norm_last_moments_{}_x{}", self.dtype, self.width),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, a: MomentsParams<'k>) {
@@ -350,16 +346,12 @@ pub(super) struct Finish {
 impl KernelDef for Finish {
     type Args = FinishArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_last_finish_{}", statistics_dtype(self.dtype))
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(statistics_dtype(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("group_norm_last_finish_{}", statistics_dtype(self.dtype)),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(DTypes::all(statistics_dtype(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, a: FinishParams<'k>) {
@@ -423,16 +415,9 @@ pub(super) struct Apply {
 impl KernelDef for Apply {
     type Args = ApplyArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_last_apply_{}_x{}", self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("statistics", statistics_dtype(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("group_norm_last_apply_{}_x{}", self.dtype, self.width), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("statistics", statistics_dtype(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {

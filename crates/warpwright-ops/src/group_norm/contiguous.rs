@@ -27,31 +27,21 @@ pub(super) struct ResidentForward {
 impl KernelDef for ResidentForward {
     type Args = ResidentArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let Resident { width, threads, vectors, cluster } = self.config;
-        format!("group_norm_{}_x{width}_t{threads}_v{vectors}_c{cluster}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads)
-    }
-
-    fn cluster(&self) -> u32 {
-        self.config.cluster
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
+        let statistics = statistics_dtype(self.dtype);
         // 64 registers a thread for the vectors and what is done with them, twice as many in double precision.
         let wide = self.dtype == DType::F64;
-        let threads = if wide { 512 } else { 1024 };
+        let of_multiprocessor = if wide { 512 } else { 1024 };
         // Left alone, the assembler gives these fewer registers than they need.
-        let few = (wide && self.config.threads == 128).then_some(8);
-        if self.config.threads >= 512 { Some(threads / self.config.threads) } else { few }
-    }
-
-    fn dtypes(&self) -> DTypes {
-        let statistics = statistics_dtype(self.dtype);
-        DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics)
+        let few = (wide && threads == 128).then_some(8);
+        KernelSpec::new(
+            format!("group_norm_{}_x{width}_t{threads}_v{vectors}_c{cluster}", self.dtype),
+            BlockDim::x(threads),
+        )
+        .dtypes(DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics))
+        .min_blocks_per_sm(if threads >= 512 { Some(of_multiprocessor / threads) } else { few })
+        .cluster(cluster)
     }
 
     fn build<'k>(&self, k: K<'k>, a: ResidentParams<'k>) {
@@ -113,16 +103,12 @@ pub(super) struct Moments {
 impl KernelDef for Moments {
     type Args = MomentsArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_moments_{}_x{}", self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(STREAM_THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("group_norm_moments_{}_x{}", self.dtype, self.width),
+            BlockDim::x(STREAM_THREADS),
+        )
+        .dtypes(DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, a: MomentsParams<'k>) {
@@ -213,18 +199,14 @@ pub(super) struct Apply {
 impl KernelDef for Apply {
     type Args = ApplyArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_apply_{}_x{}", self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(STREAM_THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let statistics = statistics_dtype(self.dtype);
         let all = DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics);
-        all.with("partials", statistics)
+        KernelSpec::new(
+            format!("group_norm_apply_{}_x{}", self.dtype, self.width),
+            BlockDim::x(STREAM_THREADS),
+        )
+        .dtypes(all.with("partials", statistics))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {

@@ -133,16 +133,12 @@ pub(super) struct Sums {
 impl KernelDef for Sums {
     type Args = SumsArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_backward_sums_{}_x{}", self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(STREAM_THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes_of(self.dtype, &["mean", "rstd", "partials"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("group_norm_backward_sums_{}_x{}", self.dtype, self.width),
+            BlockDim::x(STREAM_THREADS),
+        )
+        .dtypes(dtypes_of(self.dtype, &["mean", "rstd", "partials"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: SumsParams<'k>) {
@@ -280,16 +276,9 @@ pub(super) struct Finish {
 impl KernelDef for Finish {
     type Args = FinishArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_backward_finish_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(FINISH_THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes_of(self.dtype, &["partials", "sums", "means"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("group_norm_backward_finish_{}", self.dtype), BlockDim::x(FINISH_THREADS))
+            .dtypes(dtypes_of(self.dtype, &["partials", "sums", "means"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: FinishParams<'k>) {
@@ -394,16 +383,12 @@ pub(super) struct Apply {
 impl KernelDef for Apply {
     type Args = ApplyArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_backward_apply_{}_x{}", self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(STREAM_THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes_of(self.dtype, &["mean", "rstd", "means"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("group_norm_backward_apply_{}_x{}", self.dtype, self.width),
+            BlockDim::x(STREAM_THREADS),
+        )
+        .dtypes(dtypes_of(self.dtype, &["mean", "rstd", "means"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
@@ -485,26 +470,16 @@ pub(super) struct ResidentBackward {
 impl KernelDef for ResidentBackward {
     type Args = ResidentArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let Resident { width, threads, vectors, cluster } = self.config;
-        format!("group_norm_backward_{}_x{width}_t{threads}_v{vectors}_c{cluster}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads)
-    }
-
-    fn cluster(&self) -> u32 {
-        self.config.cluster
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        let threads = if self.dtype == DType::F64 { 512 } else { 1024 };
-        (self.config.threads >= 512).then_some(threads / self.config.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes_of(self.dtype, &["mean", "rstd", "sums"])
+        let of_multiprocessor = if self.dtype == DType::F64 { 512 } else { 1024 };
+        KernelSpec::new(
+            format!("group_norm_backward_{}_x{width}_t{threads}_v{vectors}_c{cluster}", self.dtype),
+            BlockDim::x(threads),
+        )
+        .dtypes(dtypes_of(self.dtype, &["mean", "rstd", "sums"]))
+        .min_blocks_per_sm((threads >= 512).then_some(of_multiprocessor / threads))
+        .cluster(cluster)
     }
 
     fn build<'k>(&self, k: K<'k>, a: ResidentParams<'k>) {
@@ -658,16 +633,12 @@ impl Parameters {
 impl KernelDef for Parameters {
     type Args = ParameterArgs;
 
-    fn name(&self) -> String {
-        format!("group_norm_backward_parameters_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::xy(COLUMN_SUM_LANES, PARAMETER_STRIPS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes_of(self.dtype, &["sums"])
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("group_norm_backward_parameters_{}", self.dtype),
+            BlockDim::xy(COLUMN_SUM_LANES, PARAMETER_STRIPS),
+        )
+        .dtypes(dtypes_of(self.dtype, &["sums"]))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ParameterParams<'k>) {

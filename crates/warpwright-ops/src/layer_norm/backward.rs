@@ -44,21 +44,14 @@ fn dtypes(dtype: DType) -> DTypes {
 impl KernelDef for Backward {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let parameters = if self.parameters { "_parameters" } else { "" };
-        format!("{}_backward{parameters}_{}_{}", self.norm.name(), self.dtype, self.layout.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.layout.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes(self.dtype)
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        (self.layout.resident > 0).then_some(self.layout.resident)
+        KernelSpec::new(
+            format!("{}_backward{parameters}_{}_{}", self.norm.name(), self.dtype, self.layout.name()),
+            BlockDim::x(self.layout.threads),
+        )
+        .dtypes(dtypes(self.dtype))
+        .min_blocks_per_sm((self.layout.resident > 0).then_some(self.layout.resident))
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
@@ -242,16 +235,12 @@ pub(super) struct LongRows {
 impl KernelDef for LongRows {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
-        format!("{}_backward_{}_{}", self.norm.name(), self.dtype, self.layout.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.layout.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes(self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("{}_backward_{}_{}", self.norm.name(), self.dtype, self.layout.name()),
+            BlockDim::x(self.layout.threads),
+        )
+        .dtypes(dtypes(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
@@ -329,16 +318,12 @@ pub(super) struct LongColumns {
 impl KernelDef for LongColumns {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
-        format!("{}_backward_columns_{}_x{}", self.norm.name(), self.dtype, self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(LONG_COLUMN_THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes(self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("{}_backward_columns_{}_x{}", self.norm.name(), self.dtype, self.width),
+            BlockDim::x(LONG_COLUMN_THREADS),
+        )
+        .dtypes(dtypes(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
@@ -400,16 +385,12 @@ pub(super) struct ParameterSums {
 impl KernelDef for ParameterSums {
     type Args = ParameterArgs;
 
-    fn name(&self) -> String {
-        format!("norm_parameter_sums_{}_d{}", self.dtype, self.depth)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::xy(COLUMN_SUM_LANES, self.depth)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("norm_parameter_sums_{}_d{}", self.dtype, self.depth),
+            BlockDim::xy(COLUMN_SUM_LANES, self.depth),
+        )
+        .dtypes(DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ParameterParams<'k>) {

@@ -52,21 +52,14 @@ pub(super) struct Forward {
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
-        format!("{}_{}_{}", self.norm.name(), self.dtype, self.layout.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.layout.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let statistics = statistics_dtype(self.dtype);
-        DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics)
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        (self.layout.resident > 0).then_some(self.layout.resident)
+        KernelSpec::new(
+            format!("{}_{}_{}", self.norm.name(), self.dtype, self.layout.name()),
+            BlockDim::x(self.layout.threads),
+        )
+        .dtypes(DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics))
+        .min_blocks_per_sm((self.layout.resident > 0).then_some(self.layout.resident))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {

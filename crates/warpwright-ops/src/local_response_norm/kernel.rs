@@ -234,22 +234,16 @@ pub(super) struct SlidingForward {
 impl KernelDef for SlidingForward {
     type Args = LrnArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let Common { dtype, power } = self.common;
-        format!("local_response_norm_{dtype}_size{}{}", self.size, power.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.common.dtypes()
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
         // More than that spills; f64 takes twice the registers.
-        (self.common.dtype != DType::F64).then_some(12)
+        let min_blocks_per_sm = (self.common.dtype != DType::F64).then_some(12);
+        KernelSpec::new(
+            format!("local_response_norm_{dtype}_size{}{}", self.size, power.name()),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(self.common.dtypes())
+        .min_blocks_per_sm(min_blocks_per_sm)
     }
 
     fn build<'k>(&self, k: K<'k>, a: LrnParams<'k>) {
@@ -295,22 +289,16 @@ pub(super) struct SlidingBackward {
 impl KernelDef for SlidingBackward {
     type Args = LrnArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let Common { dtype, power } = self.common;
-        format!("local_response_norm_backward_{dtype}_size{}{}", self.size, power.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        self.common.dtypes()
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
         // More than that spills; f64 takes twice the registers.
-        (self.common.dtype != DType::F64).then_some(8)
+        let min_blocks_per_sm = (self.common.dtype != DType::F64).then_some(8);
+        KernelSpec::new(
+            format!("local_response_norm_backward_{dtype}_size{}{}", self.size, power.name()),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(self.common.dtypes())
+        .min_blocks_per_sm(min_blocks_per_sm)
     }
 
     fn build<'k>(&self, k: K<'k>, a: LrnParams<'k>) {
@@ -391,21 +379,14 @@ pub(super) struct Single {
 impl KernelDef for Single {
     type Args = LrnArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let step = match self.step {
             Step::Forward => "",
             Step::Terms => "_terms",
             Step::Gradient => "_backward",
         };
-        format!("local_response_norm{step}_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        Common { dtype: self.dtype, power: Power::Any }.dtypes()
+        KernelSpec::new(format!("local_response_norm{step}_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(Common { dtype: self.dtype, power: Power::Any }.dtypes())
     }
 
     fn build<'k>(&self, k: K<'k>, a: LrnParams<'k>) {

@@ -30,21 +30,14 @@ pub(super) struct Quantise {
 impl KernelDef for Quantise {
     type Args = QuantiseArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let (scheme, order, group) = (self.scheme.name(), order_name(self.order), self.tile.group_size());
-        format!("quantize_{scheme}_{}_{order}_g{group}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.tile.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes("x", self.scheme, self.dtype)
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        self.tile.min_blocks
+        KernelSpec::new(
+            format!("quantize_{scheme}_{}_{order}_g{group}", self.dtype),
+            BlockDim::x(self.tile.threads),
+        )
+        .dtypes(dtypes("x", self.scheme, self.dtype))
+        .min_blocks_per_sm(self.tile.min_blocks)
     }
 
     fn build<'k>(&self, k: K<'k>, a: QuantiseParams<'k>) {
@@ -190,20 +183,13 @@ pub(super) struct Scales {
 impl KernelDef for Scales {
     type Args = ScalesArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let tile = match self.tile {
             ScaleTile::Thread => "thread",
             ScaleTile::Warp => "warp",
         };
-        format!("scales_{}_{}_{tile}", self.scheme.name(), self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes("x", self.scheme, self.dtype)
+        KernelSpec::new(format!("scales_{}_{}_{tile}", self.scheme.name(), self.dtype), BlockDim::x(THREADS))
+            .dtypes(dtypes("x", self.scheme, self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ScalesParams<'k>) {
@@ -253,16 +239,12 @@ pub(super) struct Codes {
 impl KernelDef for Codes {
     type Args = CodesArgs;
 
-    fn name(&self) -> String {
-        format!("codes_{}_{}_{}", self.scheme.name(), self.dtype, order_name(self.order))
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes("x", self.scheme, self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("codes_{}_{}_{}", self.scheme.name(), self.dtype, order_name(self.order)),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(dtypes("x", self.scheme, self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: CodesParams<'k>) {
@@ -313,20 +295,16 @@ pub(super) struct Dequantise {
 impl KernelDef for Dequantise {
     type Args = DequantiseArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let DequantiseConfig { width, one_group, power_of_two, .. } = self.config;
         let find = if power_of_two { "shift" } else { "divide" };
         let share = if one_group { "x" } else { "any" };
         let (scheme, order) = (self.scheme.name(), order_name(self.order));
-        format!("dequantize_{scheme}_{}_{order}_{find}_{share}{width}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes("y", self.scheme, self.dtype)
+        KernelSpec::new(
+            format!("dequantize_{scheme}_{}_{order}_{find}_{share}{width}", self.dtype),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(dtypes("y", self.scheme, self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: DequantiseParams<'k>) {

@@ -18,12 +18,8 @@ pub(super) struct PartialSums;
 impl KernelDef for PartialSums {
     type Args = PartialSumsArgs;
 
-    fn name(&self) -> String {
-        "partial_sums_f32".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("partial_sums_f32".to_owned(), BlockDim::x(THREADS))
     }
 
     fn build<'k>(&self, k: K<'k>, a: PartialSumsParams<'k>) {
@@ -47,12 +43,8 @@ pub(super) struct MeanOfPartials;
 impl KernelDef for MeanOfPartials {
     type Args = MeanArgs;
 
-    fn name(&self) -> String {
-        "mean_of_partials_f32".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(PARTIALS)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("mean_of_partials_f32".to_owned(), BlockDim::x(PARTIALS))
     }
 
     fn build<'k>(&self, k: K<'k>, a: MeanParams<'k>) {
@@ -75,12 +67,8 @@ pub(super) struct QuantiseNested;
 impl KernelDef for QuantiseNested {
     type Args = QuantiseNestedArgs;
 
-    fn name(&self) -> String {
-        "quantize_nested_f32".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("quantize_nested_f32".to_owned(), BlockDim::x(THREADS))
     }
 
     fn build<'k>(&self, k: K<'k>, a: QuantiseNestedParams<'k>) {
@@ -129,12 +117,8 @@ pub(super) struct DequantiseNested;
 impl KernelDef for DequantiseNested {
     type Args = DequantiseNestedArgs;
 
-    fn name(&self) -> String {
-        "dequantize_nested_f32".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("dequantize_nested_f32".to_owned(), BlockDim::x(THREADS))
     }
 
     fn build<'k>(&self, k: K<'k>, a: DequantiseNestedParams<'k>) {

@@ -71,18 +71,11 @@ impl Drop {
 impl KernelDef for Drop {
     type Args = DropArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let what = if self.of_sums { "sums_" } else { "" };
-        format!("recurrent_drop_{what}{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
         let from = if self.of_sums { sums_of(self.dtype) } else { self.dtype };
-        DTypes::all(self.dtype).with("from", from)
+        KernelSpec::new(format!("recurrent_drop_{what}{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("from", from))
     }
 
     fn build<'k>(&self, k: K<'k>, p: DropParams<'k>) {

@@ -699,12 +699,8 @@ pub(super) struct Clear;
 impl KernelDef for Clear {
     type Args = ClearArgs;
 
-    fn name(&self) -> String {
-        "recurrent_clear_exchange".to_owned()
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("recurrent_clear_exchange".to_owned(), BlockDim::x(THREADS))
     }
 
     fn build<'k>(&self, k: K<'k>, p: ClearParams<'k>) {

@@ -184,22 +184,15 @@ impl Few {
 impl KernelDef for Few {
     type Args = FewArgs;
 
-    fn name(&self) -> String {
-        format!("{}_few_{}_b{}", self.cell.name(), self.dtype, self.batch)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(2 * UNITS * WARP)
-    }
-
-    /// So many registers that all loads of a round may be on their way, which the assembler does not see to by itself.
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(2)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
+        // So many registers that all loads of a round may be on their way, which the assembler does not see to by itself.
         let sums = sums_of(self.dtype);
-        DTypes::all(self.dtype).with("products", sums).with("after", sums).with("extra", sums)
+        KernelSpec::new(
+            format!("{}_few_{}_b{}", self.cell.name(), self.dtype, self.batch),
+            BlockDim::x(2 * UNITS * WARP),
+        )
+        .dtypes(DTypes::all(self.dtype).with("products", sums).with("after", sums).with("extra", sums))
+        .min_blocks_per_sm(2)
     }
 
     fn build<'k>(&self, k: K<'k>, p: FewParams<'k>) {

@@ -86,7 +86,7 @@ impl Launches<'_> {
 
     /// A kernel with a thread for each of `n` elements.
     pub(super) fn over<D: KernelDef>(&mut self, def: &D, n: usize, args: &D::Args) -> Result<(), PlanError> {
-        match plan::cover(self.op, n, def.block().to_array()[0])? {
+        match plan::cover(self.op, n, def.spec().block.to_array()[0])? {
             Some(grid) => self.grid(def, grid, args),
             None => Ok(()),
         }

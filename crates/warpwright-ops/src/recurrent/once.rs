@@ -199,21 +199,14 @@ impl Once {
 impl KernelDef for Once {
     type Args = FewArgs;
 
-    fn name(&self) -> String {
-        format!("{}_once_{}_b{}", self.cell.name(), self.dtype, self.columns())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let (all, sums) = (DTypes::all(self.dtype), DType::F32);
-        all.with("products", sums).with("after", sums).with("extra", sums)
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(2 / self.high())
+        KernelSpec::new(
+            format!("{}_once_{}_b{}", self.cell.name(), self.dtype, self.columns()),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(all.with("products", sums).with("after", sums).with("extra", sums))
+        .min_blocks_per_sm(Some(2 / self.high()))
     }
 
     fn build<'k>(&self, k: K<'k>, p: FewParams<'k>) {

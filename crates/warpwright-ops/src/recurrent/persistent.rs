@@ -349,25 +349,15 @@ impl<'k> Done<'k> {
 impl KernelDef for Sequence {
     type Args = SequenceArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let Self { cell, hidden, batch, config, .. } = self;
-        format!("{}_sequence_{}_h{hidden}_b{batch}_{config}", cell.name(), self.product().factors())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn cluster(&self) -> u32 {
-        self.product().cluster()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype)
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(1)
+        KernelSpec::new(
+            format!("{}_sequence_{}_h{hidden}_b{batch}_{config}", cell.name(), self.product().factors()),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(DTypes::all(self.dtype))
+        .min_blocks_per_sm(1)
+        .cluster(self.product().cluster())
     }
 
     fn build<'k>(&self, k: K<'k>, p: SequenceParams<'k>) {

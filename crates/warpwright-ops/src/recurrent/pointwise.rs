@@ -82,21 +82,17 @@ impl Forward {
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let first = if self.first { "_first" } else { "" };
         let projected = if self.projected { "_projected" } else { "" };
-        format!("{}{projected}_step_{}{first}", self.cell.name(), self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
         let sums = sums_of(self.dtype);
         let before = if self.first { self.dtype } else { sums };
         let dtypes = DTypes::all(self.dtype).with("products", sums).with("recurrent", sums);
-        dtypes.with("before", before).with("after", sums).with("extra", sums)
+        KernelSpec::new(
+            format!("{}{projected}_step_{}{first}", self.cell.name(), self.dtype),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(dtypes.with("before", before).with("after", sums).with("extra", sums))
     }
 
     fn build<'k>(&self, k: K<'k>, p: ForwardParams<'k>) {
@@ -172,19 +168,15 @@ impl Backward {
 impl KernelDef for Backward {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let projected = if self.projected { "_projected" } else { "" };
-        format!("{}{projected}_step_backward_{}", self.cell.name(), self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
         let sums = sums_of(self.dtype);
         let dtypes = DTypes::all(self.dtype).with("gates", sums).with("extra", sums);
-        dtypes.with("recurrent", sums).with("carry", sums)
+        KernelSpec::new(
+            format!("{}{projected}_step_backward_{}", self.cell.name(), self.dtype),
+            BlockDim::x(THREADS),
+        )
+        .dtypes(dtypes.with("recurrent", sums).with("carry", sums))
     }
 
     fn build<'k>(&self, k: K<'k>, p: BackwardParams<'k>) {
@@ -242,17 +234,10 @@ impl Start {
 impl KernelDef for Start {
     type Args = StartArgs;
 
-    fn name(&self) -> String {
-        format!("{}_start_backward_{}", self.cell.name(), self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
+    fn spec(&self) -> KernelSpec {
         let sums = sums_of(self.dtype);
-        DTypes::all(self.dtype).with("recurrent", sums).with("carry", sums)
+        KernelSpec::new(format!("{}_start_backward_{}", self.cell.name(), self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("recurrent", sums).with("carry", sums))
     }
 
     fn build<'k>(&self, k: K<'k>, p: StartParams<'k>) {

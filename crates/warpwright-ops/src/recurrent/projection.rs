@@ -53,16 +53,9 @@ impl Forward {
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
-        format!("lstm_projection_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("sums", sums_of(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("lstm_projection_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("sums", sums_of(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, p: ForwardParams<'k>) {
@@ -125,16 +118,9 @@ impl Backward {
 impl KernelDef for Backward {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
-        format!("lstm_projection_backward_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("recurrent", sums_of(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("lstm_projection_backward_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("recurrent", sums_of(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, p: BackwardParams<'k>) {

@@ -39,16 +39,9 @@ impl Round {
 impl KernelDef for Round {
     type Args = RoundArgs;
 
-    fn name(&self) -> String {
-        format!("recurrent_round_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("sums", sums_of(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("recurrent_round_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("sums", sums_of(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, p: RoundParams<'k>) {
@@ -94,16 +87,9 @@ impl Columns {
 impl KernelDef for Columns {
     type Args = ColumnArgs;
 
-    fn name(&self) -> String {
-        format!("recurrent_columns_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("sums", sums_of(self.dtype))
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("recurrent_columns_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("sums", sums_of(self.dtype)))
     }
 
     fn build<'k>(&self, k: K<'k>, p: ColumnParams<'k>) {

@@ -322,16 +322,9 @@ impl Begin {
 impl KernelDef for Begin {
     type Args = BeginArgs;
 
-    fn name(&self) -> String {
-        format!("recurrent_begin_{}", self.dtype)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("recurrent_begin_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, p: BeginParams<'k>) {

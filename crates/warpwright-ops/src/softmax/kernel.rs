@@ -56,20 +56,10 @@ pub(super) struct Forward(pub(super) Common);
 impl KernelDef for Forward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
-        self.0.name("")
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.0.config.threads)
-    }
-
-    fn cluster(&self) -> u32 {
-        self.0.config.cluster()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.0.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name(""), BlockDim::x(self.0.config.threads))
+            .dtypes(DTypes::all(self.0.dtype))
+            .cluster(self.0.config.cluster())
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -199,20 +189,10 @@ pub(super) struct Backward(pub(super) Common);
 impl KernelDef for Backward {
     type Args = BackwardArgs;
 
-    fn name(&self) -> String {
-        self.0.name("_backward")
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.0.config.threads)
-    }
-
-    fn cluster(&self) -> u32 {
-        self.0.config.cluster()
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.0.dtype)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name("_backward"), BlockDim::x(self.0.config.threads))
+            .dtypes(DTypes::all(self.0.dtype))
+            .cluster(self.0.config.cluster())
     }
 
     fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {

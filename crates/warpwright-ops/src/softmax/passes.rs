@@ -196,20 +196,13 @@ pub(super) struct MaskedForward {
 impl KernelDef for MaskedForward {
     type Args = MaskedArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let mask = match self.mask {
             MaskKind::Additive => "_additive_mask",
             MaskKind::Boolean => "_boolean_mask",
         };
-        self.common.name(mask)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.common.config.threads)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.common.dtype)
+        KernelSpec::new(self.common.name(mask), BlockDim::x(self.common.config.threads))
+            .dtypes(DTypes::all(self.common.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: MaskedParams<'k>) {

@@ -46,16 +46,9 @@ impl Copy {
 impl KernelDef for Copy {
     type Args = CopyArgs;
 
-    fn name(&self) -> String {
-        format!("attention_pairs_d{}", self.width)
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(Self::THREADS)
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(DType::F32).with("pairs", DType::F16)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("attention_pairs_d{}", self.width), BlockDim::x(Self::THREADS))
+            .dtypes(DTypes::all(DType::F32).with("pairs", DType::F16))
     }
 
     fn build<'k>(&self, k: K<'k>, a: CopyParams<'k>) {

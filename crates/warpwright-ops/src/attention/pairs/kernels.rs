@@ -155,16 +155,12 @@ pub(super) struct PairsForward {
 impl KernelDef for PairsForward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
-        format!("attention_f32_{}{}", self.from.name(), self.kind.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.from.threads())
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes()
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("attention_f32_{}{}", self.from.name(), self.kind.name()),
+            BlockDim::x(self.from.threads()),
+        )
+        .dtypes(dtypes())
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -198,17 +194,13 @@ pub(super) struct PairsSweep {
 impl KernelDef for PairsSweep {
     type Args = PairsSweepArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let Self { work, kind, from } = self;
-        format!("attention_backward_{}_f32_{}{}", work.gradients(), from.name(), kind.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.from.threads())
-    }
-
-    fn dtypes(&self) -> DTypes {
-        dtypes()
+        KernelSpec::new(
+            format!("attention_backward_{}_f32_{}{}", work.gradients(), from.name(), kind.name()),
+            BlockDim::x(self.from.threads()),
+        )
+        .dtypes(dtypes())
     }
 
     fn build<'k>(&self, k: K<'k>, a: PairsSweepParams<'k>) {

@@ -73,21 +73,14 @@ const fn place(i: u32) -> (u32, u32) {
 impl KernelDef for WarpgroupSweep {
     type Args = WarpgroupArgs;
 
-    fn name(&self) -> String {
+    fn spec(&self) -> KernelSpec {
         let Self { work, dtype, kind, config } = self;
-        format!("attention_backward_{}_{dtype}_{}{}", work.gradients(), config.name(), kind.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads())
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("statistics", DType::F32)
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(1)
+        KernelSpec::new(
+            format!("attention_backward_{}_{dtype}_{}{}", work.gradients(), config.name(), kind.name()),
+            BlockDim::x(self.config.threads()),
+        )
+        .dtypes(DTypes::all(self.dtype).with("statistics", DType::F32))
+        .min_blocks_per_sm(1)
     }
 
     fn build<'k>(&self, k: K<'k>, a: WarpgroupParams<'k>) {

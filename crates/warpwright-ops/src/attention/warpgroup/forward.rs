@@ -211,20 +211,13 @@ warpwright_dsl::carry!(Running { top, sum, weights, values, turn });
 impl KernelDef for WarpgroupForward {
     type Args = ForwardArgs;
 
-    fn name(&self) -> String {
-        format!("attention_{}_{}{}", self.dtype, self.config.name(), self.kind.name())
-    }
-
-    fn block(&self) -> BlockDim {
-        BlockDim::x(self.config.threads())
-    }
-
-    fn dtypes(&self) -> DTypes {
-        DTypes::all(self.dtype).with("results.lse", statistics_type(self.dtype))
-    }
-
-    fn min_blocks_per_sm(&self) -> Option<u32> {
-        Some(1)
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            format!("attention_{}_{}{}", self.dtype, self.config.name(), self.kind.name()),
+            BlockDim::x(self.config.threads()),
+        )
+        .dtypes(DTypes::all(self.dtype).with("results.lse", statistics_type(self.dtype)))
+        .min_blocks_per_sm(1)
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
