@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use warpwright_emu::Interrupt;
 use warpwright_ptx::ArgValue;
 
-use crate::backend::{Backend, EventHandle, StreamHandle};
+use crate::backend::{Backend, EventHandle, Pattern, StreamHandle};
 use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -239,16 +239,17 @@ impl Stream {
     pub fn fill(&self, target: &mut Buffer, offset: u64, value: u8, bytes: u64) -> Result<()> {
         self.same_device("Stream::fill", "target", target.device())?;
         let address = target.range("Stream::fill", offset, bytes)?;
-        self.fill_raw(address, value, bytes)?;
+        self.fill_raw(address, Pattern::Byte(value), bytes)?;
         target.memory().used_on(self);
         Ok(())
     }
 
-    pub(crate) fn fill_raw(&self, address: u64, value: u8, bytes: u64) -> Result<()> {
-        if bytes == 0 {
+    /// Enqueues writing `count` times `pattern`.
+    pub(crate) fn fill_raw(&self, address: u64, pattern: Pattern, count: u64) -> Result<()> {
+        if count == 0 {
             return Ok(());
         }
-        self.device.backend().fill(self.handle(), address, value, bytes)
+        self.device.backend().fill(self.handle(), address, pattern, count)
     }
 
     /// Records an event after everything enqueued so far.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use warpwright_ptx::DType;
 
+use crate::backend::Pattern;
 use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::element::Element;
@@ -49,16 +50,162 @@ impl Tensor {
         Ok(Self { shape: dims(OP, "shape", shape)?, buffer: stream.alloc(bytes)?, dtype })
     }
 
-    /// A tensor of zero bytes, which is zero in every element type.
+    /// A tensor of zeros, whatever the element type, that any stream may use.
     ///
     /// # Errors
     /// As [`Tensor::empty`].
     pub fn zeros(device: &Device, dtype: DType, shape: &[usize]) -> Result<Self> {
         let tensor = Self::empty(device, dtype, shape)?;
         let stream = device.stream()?;
-        stream.fill_raw(tensor.buffer.address(), 0, tensor.buffer.bytes())?;
+        stream.fill_raw(tensor.buffer.address(), Pattern::Byte(0), tensor.buffer.bytes())?;
         stream.synchronize()?;
         Ok(tensor)
+    }
+
+    /// A tensor of zeros, whatever the element type, allocated and filled in the order of `stream`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), warpwright_runtime::Error> {
+    /// use warpwright_runtime::{DType, Device, Tensor};
+    ///
+    /// let stream = Device::best().stream()?;
+    /// let sums = Tensor::zeros_on(&stream, DType::F32, &[2, 2])?;
+    /// assert_eq!(sums.to_vec_on::<f32>(&stream)?, [0.0; 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::empty_on`].
+    pub fn zeros_on(stream: &Stream, dtype: DType, shape: &[usize]) -> Result<Self> {
+        let tensor = Self::empty_on(stream, dtype, shape)?;
+        stream.fill_raw(tensor.buffer.address(), Pattern::Byte(0), tensor.buffer.bytes())?;
+        Ok(tensor)
+    }
+
+    /// A tensor of ones, whatever the element type, allocated and filled in the order of `stream`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), warpwright_runtime::Error> {
+    /// use warpwright_runtime::{DType, Device, Tensor};
+    ///
+    /// let stream = Device::best().stream()?;
+    /// let weight = Tensor::ones_on(&stream, DType::F64, &[3])?;
+    /// assert_eq!(weight.to_vec_on::<f64>(&stream)?, [1.0; 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::empty_on`].
+    pub fn ones_on(stream: &Stream, dtype: DType, shape: &[usize]) -> Result<Self> {
+        match dtype {
+            DType::F32 => Self::full_on(stream, 1.0f32, shape),
+            DType::F64 => Self::full_on(stream, 1.0f64, shape),
+            DType::F16 => Self::full_on(stream, half::f16::ONE, shape),
+            DType::BF16 => Self::full_on(stream, half::bf16::ONE, shape),
+            DType::U8 => Self::full_on(stream, 1u8, shape),
+            DType::I8 => Self::full_on(stream, 1i8, shape),
+            DType::U16 => Self::full_on(stream, 1u16, shape),
+            DType::I16 => Self::full_on(stream, 1i16, shape),
+            DType::U32 => Self::full_on(stream, 1u32, shape),
+            DType::I32 => Self::full_on(stream, 1i32, shape),
+            DType::U64 => Self::full_on(stream, 1u64, shape),
+            DType::I64 => Self::full_on(stream, 1i64, shape),
+        }
+    }
+
+    /// A tensor whose elements are all `value`, allocated and filled in the order of `stream`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), warpwright_runtime::Error> {
+    /// use warpwright_runtime::{Device, Tensor};
+    ///
+    /// let stream = Device::best().stream()?;
+    /// let half = Tensor::full_on(&stream, 0.5f32, &[2])?;
+    /// assert_eq!(half.to_vec_on::<f32>(&stream)?, [0.5, 0.5]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensor::empty_on`].
+    pub fn full_on<T: Element>(stream: &Stream, value: T, shape: &[usize]) -> Result<Self> {
+        let mut tensor = Self::empty_on(stream, T::DTYPE, shape)?;
+        tensor.fill(stream, value)?;
+        Ok(tensor)
+    }
+
+    /// A tensor with the given elements, allocated and written in the order of `stream`. Returns when `data` may be reused.
+    ///
+    /// # Errors
+    /// [`Error::Elements`] if `data` does not fill the shape; as [`Tensor::empty_on`].
+    pub fn from_slice_on<T: Element>(stream: &Stream, data: &[T], shape: &[usize]) -> Result<Self> {
+        const OP: &str = "Tensor::from_slice_on";
+        let expected = element_count(OP, "data", shape)?;
+        if data.len() != expected {
+            let (shape, got) = (shape.into(), data.len());
+            return Err(Error::Elements { op: OP, argument: "data", shape, expected, got });
+        }
+        let mut tensor = Self::empty_on(stream, T::DTYPE, shape)?;
+        stream.copy_to_device(&mut tensor.buffer, 0, bytemuck::cast_slice(data))?;
+        Ok(tensor)
+    }
+
+    /// A copy of the tensor, allocated and written in the order of `stream`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), warpwright_runtime::Error> {
+    /// use warpwright_runtime::{Device, Tensor};
+    ///
+    /// let device = Device::best();
+    /// let stream = device.stream()?;
+    /// let mut x = Tensor::from_slice(&device, &[1i32, 2, 3], &[3])?;
+    /// let before = x.clone_on(&stream)?;
+    /// x.fill(&stream, 7)?;
+    /// assert_eq!(before.to_vec_on::<i32>(&stream)?, [1, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`]; as [`Tensor::empty_on`].
+    pub fn clone_on(&self, stream: &Stream) -> Result<Self> {
+        let mut copy = Self::empty_on(stream, self.dtype, &self.shape)?;
+        copy.copy_from(stream, self)?;
+        Ok(copy)
+    }
+
+    /// Enqueues a copy of the elements of `source`, which has the same element type and shape.
+    ///
+    /// # Errors
+    /// [`Error::DType`], [`Error::Shape`], [`Error::WrongDevice`].
+    pub fn copy_from(&mut self, stream: &Stream, source: &Self) -> Result<()> {
+        const OP: &str = "Tensor::copy_from";
+        if source.dtype != self.dtype {
+            let (expected, got) = (self.dtype, source.dtype);
+            return Err(Error::DType { op: OP, argument: "source", expected, got });
+        }
+        if *source.shape != *self.shape {
+            let (expected, got) = ((*self.shape).into(), (*source.shape).into());
+            return Err(Error::Shape { op: OP, argument: "source", expected, got });
+        }
+        stream.copy(&mut self.buffer, 0, &source.buffer, 0, source.buffer.bytes())
+    }
+
+    /// Enqueues setting every element to `value`, also while the stream is captured.
+    ///
+    /// # Errors
+    /// [`Error::DType`] if the tensor has another element type; [`Error::WrongDevice`].
+    pub fn fill<T: Element>(&mut self, stream: &Stream, value: T) -> Result<()> {
+        const OP: &str = "Tensor::fill";
+        if self.dtype != T::DTYPE {
+            return Err(Error::DType { op: OP, argument: "value", expected: self.dtype, got: T::DTYPE });
+        }
+        stream.same_device(OP, "self", self.device())?;
+        stream.fill_raw(self.buffer.address(), Pattern::of(&value), self.len() as u64)?;
+        self.buffer.memory().used_on(stream);
+        Ok(())
     }
 
     /// A tensor with the given elements.

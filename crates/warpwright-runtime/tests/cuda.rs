@@ -60,6 +60,7 @@ macro_rules! suite {
 suite! {
     buffers_keep_bytes,
     host_buffers_are_copied,
+    tensors_are_filled_and_copied,
     tensors_keep_elements,
     views_address_elements,
     launches_compute,

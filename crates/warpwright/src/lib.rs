@@ -131,9 +131,11 @@ pub use warpwright_ops::recurrent::{
 };
 pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softmax, softmax_backward};
 pub use warpwright_ops::{Direction, Dropout, Entry, Error, Operation, Plan, PlanError, catalogue, plan};
-pub use warpwright_ptx::{DType, Target};
+pub use warpwright_ptx::{DType, PtxVersion, Target};
 pub use warpwright_runtime::{
-    Buffer, CudaUnavailable, Device, Discovery, DiskCacheRefusal, DiskCacheStatus, Element, EmulatorConfig,
-    Error as RuntimeError, Event, Graph, Interrupt, LaunchStep, OnFinding, Sanitizers, Stream, Tensor,
-    TensorMut, TensorRef, discover,
+    ArgValue, Binding, Buffer, CacheStatistics, Counters, CudaDeviceInfo, CudaUnavailable, Device, DeviceId,
+    Discovery, DiskCacheRefusal, DiskCacheStatus, DriverVersion, Element, EmulatorConfig,
+    Error as RuntimeError, Event, Fault, Finding, Graph, HostBuffer, Interrupt, KernelInfo, LaunchLimit,
+    LaunchStep, LoadedKernel, MAX_RANK, MemoryInfo, OnFinding, Properties, SanitizerFailure, Sanitizers,
+    Stream, Tensor, TensorMut, TensorRef, discover, interop, timing,
 };

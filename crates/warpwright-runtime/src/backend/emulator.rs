@@ -15,7 +15,8 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 
 use super::{
-    Backend, EventHandle, FunctionHandle, GraphHandle, LoadedFunction, Ordering, RawLaunch, StreamHandle,
+    Backend, EventHandle, FunctionHandle, GraphHandle, LoadedFunction, Ordering, Pattern, RawLaunch,
+    StreamHandle,
 };
 use crate::cache::DiskCache;
 use crate::device::{DeviceId, EmulatorConfig, MemoryInfo, OnFinding, Properties};
@@ -44,8 +45,8 @@ enum Step {
     },
     Fill {
         target: u64,
-        value: u8,
-        bytes: u64,
+        pattern: Pattern,
+        count: u64,
     },
     /// Recording or waiting for an event: nothing to do where every operation has finished when the next one starts.
     Event,
@@ -118,11 +119,30 @@ impl EmulatorBackend {
             Step::Copy { target, source, bytes } => {
                 self.memory.copy(*target, *source, *bytes).map_err(|e| self.memory_error(e, "copy"))
             }
-            Step::Fill { target, value, bytes } => {
-                self.memory.fill(*target, *value, *bytes).map_err(|e| self.memory_error(e, "fill"))
+            Step::Fill { target, pattern, count } => {
+                let filled = match pattern {
+                    Pattern::Byte(value) => self.memory.fill(*target, *value, *count),
+                    Pattern::Half(value) => self.repeat(*target, value.to_ne_bytes(), *count),
+                    Pattern::Word(value) => self.repeat(*target, value.to_ne_bytes(), *count),
+                    Pattern::Double(value) => self.repeat(*target, value.to_ne_bytes(), *count),
+                };
+                filled.map_err(|e| self.memory_error(e, "fill"))
             }
             Step::Event => Ok(()),
         }
+    }
+
+    /// Writes `count` times `element`.
+    fn repeat<const N: usize>(&self, target: u64, element: [u8; N], count: u64) -> Result<(), MemoryError> {
+        const CHUNK: u64 = 1 << 13;
+        let chunk = element.repeat(count.min(CHUNK) as usize);
+        let mut done = 0;
+        while done < count {
+            let more = CHUNK.min(count - done);
+            self.memory.write(target + done * N as u64, &chunk[..more as usize * N])?;
+            done += more;
+        }
+        Ok(())
     }
 
     fn run_kernel(
@@ -309,8 +329,8 @@ impl Backend for EmulatorBackend {
         self.submit(stream, Step::Copy { target, source, bytes })
     }
 
-    fn fill(&self, stream: &StreamHandle, target: u64, value: u8, bytes: u64) -> Result<()> {
-        self.submit(stream, Step::Fill { target, value, bytes })
+    fn fill(&self, stream: &StreamHandle, target: u64, pattern: Pattern, count: u64) -> Result<()> {
+        self.submit(stream, Step::Fill { target, pattern, count })
     }
 
     fn create_event(&self) -> Result<EventHandle> {

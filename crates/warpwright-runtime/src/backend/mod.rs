@@ -15,6 +15,7 @@ use warpwright_ptx::tensor_map::{TENSOR_MAP_BYTES, TensorMap};
 
 use crate::cache::DiskCache;
 use crate::device::{DeviceId, MemoryInfo, Properties};
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::launch::KernelInfo;
 
@@ -76,6 +77,27 @@ pub(crate) enum HostMemory {
     Pinned(cuda::PinnedMemory),
 }
 
+/// What memory is filled with again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    Byte(u8),
+    Half(u16),
+    Word(u32),
+    Double(u64),
+}
+
+impl Pattern {
+    /// The bytes of one element, of 1, 2, 4 or 8.
+    pub(crate) fn of<T: Element>(value: &T) -> Self {
+        match *bytemuck::bytes_of(value) {
+            [a, b] => Self::Half(u16::from_ne_bytes([a, b])),
+            [a, b, c, d] => Self::Word(u32::from_ne_bytes([a, b, c, d])),
+            [a, b, c, d, e, f, g, h] => Self::Double(u64::from_ne_bytes([a, b, c, d, e, f, g, h])),
+            ref bytes => Self::Byte(bytes.first().copied().unwrap_or(0)),
+        }
+    }
+}
+
 /// How memory is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ordering<'a> {
@@ -126,8 +148,8 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn copy_to_host(&self, stream: &StreamHandle, target: &mut [u8], source: u64) -> Result<()>;
     /// Enqueues.
     fn copy_on_device(&self, stream: &StreamHandle, target: u64, source: u64, bytes: u64) -> Result<()>;
-    /// Enqueues.
-    fn fill(&self, stream: &StreamHandle, target: u64, value: u8, bytes: u64) -> Result<()>;
+    /// Enqueues writing `count` times `pattern`.
+    fn fill(&self, stream: &StreamHandle, target: u64, pattern: Pattern, count: u64) -> Result<()>;
 
     fn create_event(&self) -> Result<EventHandle>;
     fn destroy_event(&self, event: EventHandle);

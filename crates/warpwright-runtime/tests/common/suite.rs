@@ -125,6 +125,70 @@ pub(crate) fn tensors_keep_elements(device: &Device) {
     assert!(matches!(Tensor::empty(device, DType::U8, &[1; 9]), Err(Error::Rank { limit: 8, got: 9, .. })));
 }
 
+/// Tensors are filled with elements of every size, copied, and written in the order of a stream, captured or not.
+pub(crate) fn tensors_are_filled_and_copied(device: &Device) {
+    fn check<T: Element>(device: &Device, value: T) {
+        let s = device.new_stream().expect("stream");
+        for n in [0usize, 1, 2, 3, 7, 8193, 20_000] {
+            let mut x = Tensor::full_on(&s, value, &[n]).expect("full_on");
+            let copy = x.clone_on(&s).expect("clone_on");
+            x.fill(&s, T::zeroed()).expect("fill");
+            assert_eq!(x.to_vec_on::<T>(&s).expect("zeros"), vec![T::zeroed(); n]);
+            assert_eq!(copy.to_vec_on::<T>(&s).expect("copy"), vec![value; n]);
+        }
+        let zeros = Tensor::zeros_on(&s, T::DTYPE, &[3, 5]).expect("zeros_on");
+        assert_eq!(zeros.to_vec_on::<T>(&s).expect("zeros"), vec![T::zeroed(); 15]);
+    }
+    check(device, 1.5f32);
+    check(device, std::f64::consts::PI);
+    check(device, half::f16::from_f32(1.25));
+    check(device, half::bf16::from_f32(-3.0));
+    check(device, 0xA5u8);
+    check(device, -3i8);
+    check(device, 0x1234u16);
+    check(device, -2i32);
+    check(device, 0x0123_4567_89AB_CDEFu64);
+
+    let s = device.new_stream().expect("stream");
+    for dtype in DType::ALL.iter().copied() {
+        let ones = Tensor::ones_on(&s, dtype, &[5]).expect("ones_on").to_bytes().expect("bytes");
+        let mut one = match dtype {
+            DType::F64 => vec![0xF0, 0x3F],
+            DType::F32 => vec![0x80, 0x3F],
+            DType::BF16 => vec![0x80, 0x3F],
+            DType::F16 => vec![0x00, 0x3C],
+            _ => vec![1],
+        };
+        let float = DType::FLOATS.contains(&dtype);
+        let rest = vec![0; dtype.bytes() - one.len()];
+        one = if float { [rest, one].concat() } else { [one, rest].concat() };
+        assert_eq!(ones, one.repeat(5), "{dtype}");
+    }
+    let ones = Tensor::ones_on(&s, DType::F32, &[2]).expect("ones_on");
+    assert_eq!(ones.to_vec_on::<f32>(&s).expect("ones"), [1.0; 2]);
+
+    let source = Tensor::from_slice_on(&s, &[1u32, 2, 3], &[3]).expect("from_slice_on");
+    let (mut x, mut y) = (source.clone_on(&s).expect("x"), source.clone_on(&s).expect("y"));
+    let graph = s.capture(|s| {
+        x.copy_from(s, &source)?;
+        y.fill(s, 9u32)
+    });
+    let graph = graph.expect("capture");
+    x.fill(&s, 0u32).expect("fill");
+    graph.launch(&s).expect("replay");
+    assert_eq!(x.to_vec_on::<u32>(&s).expect("x"), [1, 2, 3]);
+    assert_eq!(y.to_vec_on::<u32>(&s).expect("y"), [9; 3]);
+
+    let e = x.fill(&s, 0.0f32).expect_err("another type");
+    assert!(matches!(e, Error::DType { expected: DType::U32, got: DType::F32, .. }), "{e}");
+    let e = x.copy_from(&s, &ones).expect_err("another type");
+    assert!(matches!(e, Error::DType { op: "Tensor::copy_from", .. }), "{e}");
+    let e = x.copy_from(&s, &Tensor::zeros_on(&s, DType::U32, &[3, 1]).expect("zeros")).expect_err("shape");
+    assert!(matches!(e, Error::Shape { argument: "source", .. }), "{e}");
+    let e = Tensor::from_slice_on(&s, &[1u32], &[2]).expect_err("too few");
+    assert!(matches!(e, Error::Elements { expected: 2, got: 1, .. }), "{e}");
+}
+
 /// Views address the elements they say.
 pub(crate) fn views_address_elements(device: &Device) {
     let t = Tensor::from_slice(device, &(0..24u32).collect::<Vec<_>>(), &[2, 3, 4]).expect("tensor");

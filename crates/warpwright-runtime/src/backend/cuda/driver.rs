@@ -181,8 +181,14 @@ wrappers! {
     fn copy_on_device(target: u64, source: u64, bytes: usize, stream: sys::CUstream) =>
         cuMemcpyDtoDAsync_v2(target, source, bytes, stream);
 
-    fn fill(target: u64, value: u8, bytes: usize, stream: sys::CUstream) =>
-        cuMemsetD8Async(target, value, bytes, stream);
+    fn fill_bytes(target: u64, value: u8, count: usize, stream: sys::CUstream) =>
+        cuMemsetD8Async(target, value, count, stream);
+
+    fn fill_halves(target: u64, value: u16, count: usize, stream: sys::CUstream) =>
+        cuMemsetD16Async(target, value, count, stream);
+
+    fn fill_words(target: u64, value: u32, count: usize, stream: sys::CUstream) =>
+        cuMemsetD32Async(target, value, count, stream);
 
     fn begin_capture(stream: sys::CUstream) =>
         cuStreamBeginCapture_v2(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);

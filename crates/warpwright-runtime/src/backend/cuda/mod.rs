@@ -25,8 +25,8 @@ pub(crate) use self::pinned::PinnedMemory;
 use self::build::driver_build;
 use self::driver::{Failure, LaunchKind, Outcome};
 use super::{
-    Backend, EventHandle, FunctionHandle, GraphHandle, HostMemory, LoadedFunction, Ordering, RawLaunch,
-    StreamHandle,
+    Backend, EventHandle, FunctionHandle, GraphHandle, HostMemory, LoadedFunction, Ordering, Pattern,
+    RawLaunch, StreamHandle,
 };
 use crate::cache::{CubinKey, DiskCache};
 use crate::device::{DeviceId, MemoryInfo, Properties};
@@ -607,9 +607,29 @@ impl Backend for CudaBackend {
         self.check(driver::copy_on_device(target, source, size(bytes), stream.raw()))
     }
 
-    fn fill(&self, stream: &StreamHandle, target: u64, value: u8, bytes: u64) -> Result<()> {
+    fn fill(&self, stream: &StreamHandle, target: u64, pattern: Pattern, count: u64) -> Result<()> {
         let _current = self.enter()?;
-        self.check(driver::fill(target, value, size(bytes), stream.raw()))
+        let (n, stream) = (size(count), stream.raw());
+        match pattern {
+            Pattern::Byte(value) => self.check(driver::fill_bytes(target, value, n, stream)),
+            Pattern::Half(value) => self.check(driver::fill_halves(target, value, n, stream)),
+            Pattern::Word(value) => self.check(driver::fill_words(target, value, n, stream)),
+            Pattern::Double(value) => {
+                // The driver has no memset of 8 bytes: one element, then copies of twice as many each time.
+                let bytes = value.to_ne_bytes();
+                let [a, b, c, d, e, f, g, h] = bytes;
+                for (at, word) in [(target, [a, b, c, d]), (target + 4, [e, f, g, h])] {
+                    self.check(driver::fill_words(at, u32::from_ne_bytes(word), 1, stream))?;
+                }
+                let (bytes, mut done) = (size(count * 8), 8);
+                while done < bytes {
+                    let more = done.min(bytes - done);
+                    self.check(driver::copy_on_device(target + done as u64, target, more, stream))?;
+                    done += more;
+                }
+                Ok(())
+            }
+        }
     }
 
     fn create_event(&self) -> Result<EventHandle> {
