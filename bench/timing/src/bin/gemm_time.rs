@@ -1,6 +1,9 @@
-//! What products of matrices take on a GPU with every kernel that there is for them, in microseconds, with nothing in its caches, and
-//! how far single precision is from double: `cargo run --release --example gemm_time [-- M,N,K ...] [f32 ...] [nt ...] [only=PART]`,
-//! where `n` and `t` say how `a` and `b` lie, and PART is one of the kernels' names.
+//! Times matrix products with every kernel that there is for them, in microseconds with cold caches, and prints the error of
+//! single precision.
+//!
+//!     cargo run --release -p warpwright-timing --bin gemm_time [-- M,N,K ...] [f32 ...] [nt ...] [only=PART]
+//!
+//! `n` and `t` say how `a` and `b` lie; PART is a part of a kernel's name.
 
 use warpwright::activation::{Activation, ActivationDesc};
 use warpwright::gemm::{GemmDesc, Precision, tuning};

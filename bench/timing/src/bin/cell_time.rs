@@ -1,12 +1,13 @@
-//! What a single step of a recurrent net costs on a GPU, in microseconds: with weights that come from memory, and many in one
-//! graph, where the weights of one net stay in the L2 cache. `cargo run --release --example cell_time`; behind it the cells and types
-//! that are wanted, and sequences and units as in `64x1024`.
+//! Times a single step of a recurrent net, in microseconds: with weights that come from memory, and many in one graph, where the
+//! weights of one net stay in the L2 cache.
+//!
+//!     cargo run --release -p warpwright-timing --bin cell_time [-- CELL ...] [DTYPE ...] [BATCHxHIDDEN ...]
 
 use warpwright::plan::Access;
 use warpwright::recurrent::{Biases, Cell, CellDesc};
 
+use warpwright::timing::{Timer, TimerOptions};
 use warpwright::{DType, Device, Error, Operation, Plan, Tensor};
-use warpwright_runtime::timing::{Timer, TimerOptions};
 
 /// Sequences, units: as many as elements of an input.
 const ROWS: [[usize; 2]; 7] =

@@ -1,6 +1,9 @@
-//! What attention takes on a GPU with every kernel that there is for it, in microseconds and TFLOP/s: 16384 tokens, 2048 elements
-//! in all heads, bf16. `cargo run --release --example attention_time [-- HEAD_DIM,SEQUENCE,CAUSAL[,DROPOUT] ...]`; with dropout, of
-//! so many hundredths, every layout of blocks that is tried for it.
+//! Times attention forward with every kernel that there is for it, in microseconds and TFLOP/s: 16384 tokens, 2048 elements in
+//! all heads, bf16.
+//!
+//!     cargo run --release -p warpwright-timing --bin attention_time [-- HEAD_DIM,SEQUENCE,CAUSAL[,DROPOUT] ...]
+//!
+//! With dropout, of so many hundredths, every block layout that is tried for it.
 
 use warpwright::attention::tuning::{self, Config, TensorCore};
 use warpwright::attention::{AttentionDesc, AttentionOptions};

@@ -1,7 +1,10 @@
-//! What the kernels of the gradients of attention take on a GPU, in microseconds, with every layout that is tried for `wgmma`
-//! beside those of `mma.sync`, and how far their results are apart:
-//! `cargo run --release --example attention_backward_time [-- HEAD_DIM ...]`. `-- ptx DIR` writes the kernels' texts instead;
-//! `-- mma [HEAD_DIM ...]` times layouts of `mma.sync` under a mask, with dropout and with the gradient of a bias.
+//! Times the attention backward kernels on a GPU, in microseconds: every `wgmma` layout beside those of `mma.sync`, and how far
+//! their results are apart.
+//!
+//!     cargo run --release -p warpwright-timing --bin attention_backward_time [-- HEAD_DIM ...]
+//!
+//! `-- ptx DIR` writes the kernels' texts instead; `-- mma [HEAD_DIM ...]` times layouts of `mma.sync` under a mask, with dropout
+//! and with the gradient of a bias.
 
 use std::path::Path;
 use std::rc::Rc;

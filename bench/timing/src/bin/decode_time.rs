@@ -1,6 +1,9 @@
-//! What attention of one query and many keys takes on a GPU with every kernel that there is for it, in microseconds and TB/s with
-//! nothing in its caches: 32 heads of 128 elements, 8 of keys, bf16.
-//! `cargo run --release --example decode_time [-- BATCH,KEYS ...]`, or `-- text DIRECTORY` for the kernels' PTX.
+//! Times attention of one query and many keys with every kernel that there is for it, in microseconds and TB/s with cold caches:
+//! 32 heads of 128 elements, 8 of keys, bf16.
+//!
+//!     cargo run --release -p warpwright-timing --bin decode_time [-- BATCH,KEYS ...]
+//!
+//! `-- text DIRECTORY` writes the kernels' PTX instead.
 
 use warpwright::attention::{AttentionDesc, AttentionOptions, tuning};
 use warpwright::plan::{Access, Layout};

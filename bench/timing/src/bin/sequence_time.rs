@@ -1,7 +1,10 @@
-//! What a step of a recurrent net costs on a GPU, in microseconds: the forward pass for inference, and forward and backward
-//! for training, each in a graph. `cargo run --release --example sequence_time`; behind it, the cells and
-//! types that are wanted (`tf32`: `f32` of rounded factors), sequences and units as in `16x256`, and `layouts` for every layout that takes a row, or
-//! `layouts:cluster` for those whose names have that part, forward for training and backward apart.
+//! Times a step of a recurrent net, in microseconds: the forward pass for inference, and forward and backward for training, each
+//! in a graph.
+//!
+//!     cargo run --release -p warpwright-timing --bin sequence_time [-- CELL ...] [DTYPE ...] [BATCHxHIDDEN ...] [layouts[:PART]]
+//!
+//! DTYPE may be `tf32`: f32 with rounded factors. `layouts` times every layout that takes a row, or those with PART in their names,
+//! forward for training and backward apart.
 
 use warpwright::gemm::Precision;
 use warpwright::plan::Access;

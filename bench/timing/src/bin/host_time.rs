@@ -1,5 +1,7 @@
-//! What one call costs the host on a GPU, in microseconds: a prepared launch, a plan with its checks, and the free
-//! function that also allocates. On the emulator the launch itself is included, which says nothing about a GPU.
+//! Times one call on the host, in microseconds: a prepared launch, a plan with its checks, and the free function that also
+//! allocates. On the emulator the launch itself is included, which says nothing about a GPU.
+//!
+//!     cargo run --release -p warpwright-timing --bin host_time
 
 use std::time::Instant;
 
