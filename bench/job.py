@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Times whole jobs, a process each: `warpwright quantize` and `dequantize` of a BF16 checkpoint as large as a real one, beside
-bitsandbytes' way from the same file to the same format: load, quantise, save.
+bitsandbytes' way from the same file to the same format: load, quantize, save.
 
     python3 bench/job.py [--warpwright target/release/warpwright] [--gigabytes 4.16] [--out bench/data/job/NAME.jsonl]
 

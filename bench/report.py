@@ -156,7 +156,7 @@ def featured_jobs(rows: list[dict[str, Any]]) -> list[str]:
     return [
         "",
         f"The command on a checkpoint of {first['gb']:.1f} GB of BF16, seconds of the whole process with {first['cores']} cores "
-        f"(`python3 bench/job.py`, {first['gpu']}, {first['date']}; bitsandbytes loads, quantises and saves):",
+        f"(`python3 bench/job.py`, {first['gpu']}, {first['date']}; bitsandbytes loads, quantizes and saves):",
         "",
         "| job | " + " | ".join(who) + " |",
         "|---" * (len(who) + 1) + "|",

@@ -65,7 +65,7 @@ def bench(case: Case, seed: int = 0) -> Any:
 
 
 class Bench:
-    """Operations that go element by element, and quantisation."""
+    """Operations that go element by element, and quantization."""
 
     def __init__(self, case: Case, draw: Callable[..., torch.Tensor]) -> None:
         import warpwright
@@ -161,14 +161,14 @@ class Bench:
         return found
 
     def error(self, contender: Contender) -> float:
-        """The norm-wise relative error against f64; for quantisation, of what the codes stand for."""
+        """The norm-wise relative error against f64; for quantization, of what the codes stand for."""
         result = getattr(contender, "check", contender)()
         if "quantize" not in self.case.op:
             results = result if isinstance(result, (tuple, list)) else [result]
             if self.case.op in GATED and len(results) == 3:
                 results = results[:2]
             return max(self._distance(r.reshape(-1), i) for i, r in enumerate(results))
-        return self._quantised_error(result)
+        return self._quantized_error(result)
 
     def _distance(self, result: torch.Tensor, which: int) -> float:
         op = self.case.op
@@ -189,7 +189,7 @@ class Bench:
             scale += float(reference.square().sum())
         return (total / scale) ** 0.5 if scale else total**0.5
 
-    def _quantised_error(self, result: Any) -> float:
+    def _quantized_error(self, result: Any) -> float:
         """How far the elements that come back are from those that went in: the error of the format, the same for every
         implementation that follows it."""
         ww, op, (x,) = self.ww, self.case.op, self.inputs

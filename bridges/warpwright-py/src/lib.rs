@@ -24,7 +24,7 @@ mod ops;
 mod overlap;
 mod owned;
 mod parameter;
-mod quantise;
+mod quantize;
 mod quick;
 mod recurrent;
 mod rows;
@@ -67,7 +67,7 @@ mod _native {
     #[pymodule_export]
     use crate::owned::DeviceArray;
     #[pymodule_export]
-    use crate::quantise::{
+    use crate::quantize::{
         dequantize_fp4, dequantize_int4, dequantize_int4_asymmetric, dequantize_nested, dequantize_nf4,
         quantize_fp4, quantize_int4, quantize_int4_asymmetric, quantize_nested, quantize_nf4,
     };

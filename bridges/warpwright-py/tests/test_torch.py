@@ -83,7 +83,7 @@ def test_opcheck(name, torch_device):
 
 
 @pytest.mark.parametrize("name", ["nf4", "fp4", "int4", "int4_asymmetric"])
-def test_quantisation(name, torch_device):
+def test_quantization(name, torch_device):
     quantize, dequantize = getattr(wt, f"quantize_{name}"), getattr(wt, f"dequantize_{name}")
     x = torch.randn(6, 50, device=torch_device, dtype=torch.bfloat16)
     packed = quantize(x, 64)

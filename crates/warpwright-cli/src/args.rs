@@ -9,7 +9,7 @@ use warpwright_ptx::{DType, Target};
 
 use crate::op_options::OpOptions;
 
-/// Quantise checkpoints, and run, lint, check and measure GPU kernels, on a GPU or on a machine without one.
+/// Quantize checkpoints, and run, lint, check and measure GPU kernels, on a GPU or on a machine without one.
 #[derive(Debug, Parser)]
 #[command(name = "warpwright", version, arg_required_else_help = true, max_term_width = 110, after_help = EXIT_CODES)]
 pub struct Cli {
@@ -35,13 +35,13 @@ pub enum Command {
     /// Hold primitives against their f64 references, with the sanitizers on in the emulator.
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
-    /// Quantise the 2-D weights of a safetensors checkpoint to 4 bits.
-    #[command(alias = "quantise", after_help = QUANTIZE_EXAMPLES)]
+    /// Quantize the 2-D weights of a safetensors checkpoint to 4 bits.
+    #[command(alias = "quantize", after_help = QUANTIZE_EXAMPLES)]
     Quantize(QuantizeArgs),
     /// Turn a 4-bit checkpoint back into floating-point weights.
-    #[command(alias = "dequantise", after_help = DEQUANTIZE_EXAMPLES)]
+    #[command(alias = "dequantize", after_help = DEQUANTIZE_EXAMPLES)]
     Dequantize(DequantizeArgs),
-    /// Show the tensors of a checkpoint and how they are quantised.
+    /// Show the tensors of a checkpoint and how they are quantized.
     Inspect(InspectArgs),
     /// Write a small transformer-like checkpoint to try `quantize` on.
     #[command(after_help = DEMO_EXAMPLES)]
@@ -210,15 +210,15 @@ impl Format {
     }
 }
 
-const QUANTIZE_EXAMPLES: &str = "Every non-empty 2-D weight of type F32, F16 or BF16 is quantised, embeddings included, unless --skip names it;
-all other tensors are copied through. bitsandbytes itself would quantise linear layers alone: keep embeddings and the
+const QUANTIZE_EXAMPLES: &str = "Every non-empty 2-D weight of type F32, F16 or BF16 is quantized, embeddings included, unless --skip names it;
+all other tensors are copied through. bitsandbytes itself would quantize linear layers alone: keep embeddings and the
 output head with --skip '*embed*' --skip 'lm_head*'.
 
 IN is a .safetensors file, a model.safetensors.index.json, or a folder that holds either. For a file, -o names a file;
 for a folder or an index, it names a folder, which gets one output shard per input shard. A config.json beside IN is
 copied beside OUT and, for the bnb formats, given its quantization_config.
 
-Keys of a quantised `W`:
+Keys of a quantized `W`:
   bnb-nf4, bnb-fp4   W, W.absmax, W.quant_map, W.quant_state.bitsandbytes__nf4 (or __fp4)
   with --double-quant also W.nested_absmax, W.nested_quant_map
   int4               W, W.scale, W.zero_point (asymmetric only), W.quant_state.warpwright__int4
@@ -236,7 +236,7 @@ pub struct QuantizeArgs {
     /// The checkpoint: a file, an index or a folder; without it, the one that `demo` writes.
     #[arg(value_name = "IN")]
     pub input: Option<PathBuf>,
-    /// Where the quantised checkpoint goes.
+    /// Where the quantized checkpoint goes.
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
     /// The 4-bit format.
@@ -245,7 +245,7 @@ pub struct QuantizeArgs {
     /// Elements that share a scale: 32 to 4096 and a power of two for the bnb formats, anything for int4.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub block_size: u32,
-    /// Quantise the block scales to 8 bits too (bnb formats).
+    /// Quantize the block scales to 8 bits too (bnb formats).
     #[arg(long)]
     pub double_quant: bool,
     /// int4 without zero points; the default.
@@ -260,7 +260,7 @@ pub struct QuantizeArgs {
     /// Where to run.
     #[command(flatten)]
     pub device: DeviceArg,
-    /// Read the output back, dequantise it with the kernels, and hold codes, scales and values against the reference.
+    /// Read the output back, dequantize it with the kernels, and hold codes, scales and values against the reference.
     #[arg(long)]
     pub verify: bool,
     /// Write an HTML page with the error and size of every tensor.
@@ -283,7 +283,7 @@ Example:
 /// `dequantize`
 #[derive(Debug, Args)]
 pub struct DequantizeArgs {
-    /// The quantised checkpoint: a file, an index or a folder.
+    /// The quantized checkpoint: a file, an index or a folder.
     #[arg(value_name = "IN")]
     pub input: PathBuf,
     /// Where the result goes.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::convert::quantise::{Summary, TensorResult};
+use crate::convert::quantize::{Summary, TensorResult};
 use crate::html::{escape, head};
 use crate::style::{human_bytes, shape_text};
 
@@ -36,30 +36,30 @@ th { color: var(--dim); font-weight: 500; }
 
 /// The page as text.
 pub fn html(title: &Title, summary: &Summary) -> String {
-    let quantised: Vec<_> = summary.quantised().map(|(tensor, _)| tensor).collect();
+    let quantized: Vec<_> = summary.quantized().map(|(tensor, _)| tensor).collect();
     let (before, after) = summary.bytes();
     let error = summary.error();
     let facts = [
         ("Format", title.format.clone()),
         ("Device", title.device.clone()),
-        ("Quantised", format!("{} of {} tensors", quantised.len(), summary.tensors.len())),
+        ("Quantized", format!("{} of {} tensors", quantized.len(), summary.tensors.len())),
         ("Size", format!("{} to {} ({:.2}x)", human_bytes(before), human_bytes(after), ratio(before, after))),
         ("Relative error", format!("{:.4}", error.relative())),
     ];
-    let mut page = head(&format!("Quantisation of {}", title.input), STYLE);
+    let mut page = head(&format!("Quantization of {}", title.input), STYLE);
     let mut put = |text: std::fmt::Arguments<'_>| {
         // Writing to a String cannot fail.
         let _ = page.write_fmt(text);
     };
-    put(format_args!("<h1>Quantisation report</h1>\n<p class=\"files\">{}</p>\n", escape(&title.input)));
+    put(format_args!("<h1>Quantization report</h1>\n<p class=\"files\">{}</p>\n", escape(&title.input)));
     put(format_args!("<p class=\"files\">&rarr; {}</p>\n<dl>\n", escape(&title.output)));
     for (name, value) in facts {
         put(format_args!("<div><dt>{name}</dt><dd>{}</dd></div>\n", escape(&value)));
     }
-    put(format_args!("</dl>\n<h2>Error and size of every quantised tensor</h2>\n{}", picture(&quantised)));
+    put(format_args!("</dl>\n<h2>Error and size of every quantized tensor</h2>\n{}", picture(&quantized)));
     put(format_args!(
         "<h2>Numbers</h2>\n<div class=\"scroll\">\n{}</div>\n</body>\n</html>\n",
-        table(&quantised)
+        table(&quantized)
     ));
     page
 }
@@ -85,7 +85,7 @@ fn picture(tensors: &[&TensorResult]) -> String {
     let size_axis = Axis::new(most_bytes as f64);
     let (error_left, size_left) = (NAME + GAP, NAME + GAP + PANEL + GAP);
     let mut svg = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"Relative error and size of every quantised tensor\">\n\
+        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"Relative error and size of every quantized tensor\">\n\
          <text x=\"{error_left}\" y=\"14\">relative error</text>\n\
          <rect class=\"before\" x=\"{size_left}\" y=\"5\" width=\"10\" height=\"9\"/>\
          <text x=\"{:.1}\" y=\"14\">size before</text>\
@@ -208,7 +208,7 @@ fn table(tensors: &[&TensorResult]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use warpwright_ops::quantise::{NibbleOrder, Scheme};
+    use warpwright_ops::quantize::{NibbleOrder, Scheme};
     use warpwright_ptx::DType;
 
     use super::*;
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_a_mark_per_quantised_tensor_and_the_numbers() {
+    fn the_page_has_a_mark_per_quantized_tensor_and_the_numbers() {
         let page = page("layer.weight");
         assert_eq!(page.matches("<circle").count(), 1);
         // Two bars and the two squares of the legend.

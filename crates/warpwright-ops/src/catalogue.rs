@@ -5,7 +5,7 @@ use warpwright_ptx::{DType, Target};
 
 use crate::{
     PlanError, activation, attention, batch_norm, cross_entropy, gemm, group_norm, layer_norm,
-    local_response_norm, quantise, recurrent, softmax,
+    local_response_norm, quantize, recurrent, softmax,
 };
 
 /// Which way an operation goes.
@@ -80,7 +80,7 @@ const FAMILIES: &[Family] = &[
     Family { name: "activation", entries: activation::entries, kernels: activation::kernels },
     Family { name: "attention", entries: attention::entries, kernels: attention::kernels },
     Family { name: "batch_norm", entries: batch_norm::entries, kernels: batch_norm::kernels },
-    Family { name: "quantise", entries: quantise::entries, kernels: quantise::kernels },
+    Family { name: "quantize", entries: quantize::entries, kernels: quantize::kernels },
     Family { name: "gemm", entries: gemm::entries, kernels: gemm::kernels },
     Family { name: "group_norm", entries: group_norm::entries, kernels: group_norm::kernels },
     Family { name: "layer_norm", entries: layer_norm::entries, kernels: layer_norm::kernels },

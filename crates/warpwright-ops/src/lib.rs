@@ -14,7 +14,7 @@
 //! | [`batch_norm`] | batch_norm (training), batch_norm_evaluation, with residual and ReLU, and their gradients | f32, f64, f16, bf16 |
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
 //! | [`group_norm`] | group_norm with optional silu, instance_norm, and their gradients; channels first and last | f32, f64, f16, bf16 |
-//! | [`quantise`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
+//! | [`quantize`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
@@ -35,7 +35,7 @@ pub mod group_norm;
 pub mod layer_norm;
 pub mod local_response_norm;
 pub mod plan;
-pub mod quantise;
+pub mod quantize;
 pub mod recurrent;
 pub mod softmax;
 mod tensors;

@@ -22,7 +22,7 @@ pub mod measure;
 pub mod mutate;
 pub mod ptx_cases;
 mod ptx_run;
-mod quantise;
+mod quantize;
 pub mod random;
 mod recurrent;
 mod softmax;
@@ -62,7 +62,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     activation::cases,
     attention::cases,
     batch_norm::cases,
-    quantise::cases,
+    quantize::cases,
     gemm::cases,
     group_norm::cases,
     layer_norm::cases,

@@ -32,7 +32,7 @@
 //! | [`group_norm`](mod@group_norm) | `group_norm` with optional silu, `instance_norm`, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
-//! | [`quantise`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, sinks, packed sequences, decoding from contiguous and paged caches, and its gradients | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths, projections, dropout; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
@@ -94,7 +94,7 @@
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
 //! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cross_entropy`], [`gemm`], [`group_norm`](mod@group_norm),
-//! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`quantise`], [`mod@recurrent`], [`mod@softmax`]) the
+//! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`mod@quantize`], [`mod@recurrent`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
 //! May change with any minor version: [`dsl`], [`ptx`] and [`emu`]; the families' modules `tuning` and `reference`, and methods that
@@ -125,7 +125,7 @@ pub use warpwright_ops::layer_norm::{
     self, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward, row_norm, row_norm_backward,
 };
 pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
-pub use warpwright_ops::quantise::{self, dequantize, dequantize_nested, quantize, quantize_nested};
+pub use warpwright_ops::quantize::{self, dequantize, dequantize_nested, quantize, quantize_nested};
 pub use warpwright_ops::recurrent::{
     self, gru, gru_cell, lstm, lstm_cell, recurrent, recurrent_backward, rnn, rnn_cell,
 };

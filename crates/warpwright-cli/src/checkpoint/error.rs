@@ -218,14 +218,14 @@ pub enum Defect {
         /// What it is.
         value: f64,
     },
-    /// The tensors of a quantised weight do not fit together.
-    #[error("quantised weight: {message}")]
+    /// The tensors of a quantized weight do not fit together.
+    #[error("quantized weight: {message}")]
     Scheme {
         /// What does not fit.
         message: String,
     },
-    /// A part of a quantised weight is missing.
-    #[error("quantised weight: {} is missing", Quoted(key))]
+    /// A part of a quantized weight is missing.
+    #[error("quantized weight: {} is missing", Quoted(key))]
     MissingPart {
         /// The key.
         key: String,
@@ -281,13 +281,13 @@ impl Defect {
             }
             Self::ShardName { .. } => "shards must lie beside the index".to_owned(),
             Self::NonFinite { .. } => {
-                "repair the weight, or copy it through unquantised with --skip NAME".to_owned()
+                "repair the weight, or copy it through unquantized with --skip NAME".to_owned()
             }
             Self::Scheme { .. } | Self::MissingPart { .. } => {
                 "the checkpoint was not written completely, or by another convention: `warpwright inspect` shows its tensors"
                     .to_owned()
             }
-            Self::KeyTaken { .. } => "is the input quantised already? dequantise it first, or --skip this weight".to_owned(),
+            Self::KeyTaken { .. } => "is the input quantized already? dequantize it first, or --skip this weight".to_owned(),
             Self::OutputExists => "name another output, or replace it with --force".to_owned(),
             Self::InputNotAFile => "write it to a file first: checkpoints are not read in order".to_owned(),
             Self::NotAFile => "name a path for a new file".to_owned(),

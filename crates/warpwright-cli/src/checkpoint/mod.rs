@@ -5,7 +5,7 @@
 
 pub mod atomic;
 pub mod error;
-pub mod quantised;
+pub mod quantized;
 pub mod safetensors;
 pub mod sharded;
 pub mod stored;
@@ -13,7 +13,7 @@ pub mod writer;
 
 pub use atomic::{AtomicFile, Storage};
 pub use error::{CheckpointError, Defect};
-pub use quantised::{BnbState, Int4State, NibbleOrder, Scheme};
+pub use quantized::{BnbState, Int4State, NibbleOrder, Scheme};
 pub use safetensors::{Header, Reader, TensorInfo};
 pub use sharded::{Checkpoint, Located};
 pub use stored::StoredType;

@@ -302,7 +302,7 @@ impl Reader {
         })
     }
 
-    /// A whole tensor; for the small parts of quantised weights.
+    /// A whole tensor; for the small parts of quantized weights.
     ///
     /// # Errors
     /// As [`Reader::read_at`].

@@ -1,4 +1,4 @@
-//! `inspect`: the tensors of a checkpoint, and the quantisation scheme that their keys speak of.
+//! `inspect`: the tensors of a checkpoint, and the quantization scheme that their keys speak of.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::printable;
 use crate::args::InspectArgs;
 use crate::checkpoint::error::Quoted;
-use crate::checkpoint::quantised::{QuantisedWeight, find_quantised};
+use crate::checkpoint::quantized::{QuantizedWeight, find_quantized};
 use crate::checkpoint::sharded::shard_name;
 use crate::checkpoint::{Checkpoint, Located, StoredType};
 use crate::error::{Error, Outcome};
@@ -19,13 +19,13 @@ use crate::style::{Align, Console, human_bytes, shape_text};
 /// The checkpoint cannot be read.
 pub fn run(args: &InspectArgs, console: &mut Console) -> Result<Outcome, Error> {
     let checkpoint = Checkpoint::open(&args.file)?;
-    let weights = find_quantised(&checkpoint)?;
+    let weights = find_quantized(&checkpoint)?;
     let schemes = foreign_schemes(&checkpoint);
     if args.json.json {
         console.json(&as_json(args, &checkpoint, &weights, &schemes))?;
         return Ok(Outcome::Clean);
     }
-    let by_name: HashMap<&str, &QuantisedWeight> = weights.iter().map(|w| (w.name.as_str(), w)).collect();
+    let by_name: HashMap<&str, &QuantizedWeight> = weights.iter().map(|w| (w.name.as_str(), w)).collect();
     let columns = [
         ("tensor", Align::Left),
         ("dtype", Align::Left),
@@ -65,7 +65,7 @@ pub fn run(args: &InspectArgs, console: &mut Console) -> Result<Outcome, Error> 
 }
 
 /// One line per scheme, or one that says there is none.
-fn summary(weights: &[QuantisedWeight], foreign: &BTreeMap<&'static str, usize>) -> Vec<String> {
+fn summary(weights: &[QuantizedWeight], foreign: &BTreeMap<&'static str, usize>) -> Vec<String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for weight in weights {
         *counts.entry(weight.scheme.describe()).or_default() += 1;
@@ -109,10 +109,10 @@ pub(super) fn foreign_schemes(checkpoint: &Checkpoint) -> BTreeMap<&'static str,
 fn as_json(
     args: &InspectArgs,
     checkpoint: &Checkpoint,
-    weights: &[QuantisedWeight],
+    weights: &[QuantizedWeight],
     foreign: &BTreeMap<&'static str, usize>,
 ) -> Value {
-    let by_name: HashMap<&str, &QuantisedWeight> = weights.iter().map(|w| (w.name.as_str(), w)).collect();
+    let by_name: HashMap<&str, &QuantizedWeight> = weights.iter().map(|w| (w.name.as_str(), w)).collect();
     let mut names: Vec<&str> =
         weights.iter().map(|weight| weight.scheme.name()).chain(foreign.keys().copied()).collect();
     names.sort_unstable();
@@ -120,7 +120,7 @@ fn as_json(
     let tensors: Vec<Value> = checkpoint
         .tensors()
         .map(|Located { shard, tensor }| {
-            let quantisation = by_name.get(tensor.name.as_str()).map(|weight| {
+            let quantization = by_name.get(tensor.name.as_str()).map(|weight| {
                 json!({
                     "scheme": weight.scheme.name(),
                     "shape": weight.scheme.shape(),
@@ -135,7 +135,7 @@ fn as_json(
                 "shape": tensor.shape,
                 "bytes": tensor.bytes(),
                 "file": shard_name(shard),
-                "quantisation": quantisation,
+                "quantization": quantization,
             })
         })
         .collect();

@@ -3,14 +3,14 @@
 pub mod bench;
 pub mod check;
 pub mod demo;
-pub mod dequantise;
+pub mod dequantize;
 pub mod devices;
 pub mod emit;
 pub mod inspect;
 pub mod lint;
 pub mod ops;
 mod primitive;
-pub mod quantise;
+pub mod quantize;
 pub mod run;
 
 use warpwright_runtime::{CudaUnavailable, Device, EmulatorConfig, Error as DeviceError, Sanitizers, Target};
@@ -31,8 +31,8 @@ pub fn dispatch(command: &Command, console: &mut Console) -> Result<Outcome, Err
         Command::Ops(args) => ops::run(args, console),
         Command::Emit(args) => emit::run(args, console),
         Command::Check(args) => check::run(args, console),
-        Command::Quantize(args) => quantise::run(args, console),
-        Command::Dequantize(args) => dequantise::run(args, console),
+        Command::Quantize(args) => quantize::run(args, console),
+        Command::Dequantize(args) => dequantize::run(args, console),
         Command::Inspect(args) => inspect::run(args, console),
         Command::Demo(args) => demo::run(args, console),
         Command::Run(args) => run::run(args, console),
@@ -81,7 +81,7 @@ pub(crate) fn printable(name: &str) -> String {
     quoted.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\'')).unwrap_or(&quoted).to_owned()
 }
 
-impl crate::convert::quantise::Observer for Progress {
+impl crate::convert::quantize::Observer for Progress {
     fn begin(&self, tensor: &str) {
         self.describe(&printable(tensor));
     }

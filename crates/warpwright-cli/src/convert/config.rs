@@ -1,4 +1,4 @@
-//! `config.json`, which tells transformers how a checkpoint is quantised.
+//! `config.json`, which tells transformers how a checkpoint is quantized.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use crate::error::Error;
 /// File name of the configuration.
 pub const CONFIG: &str = "config.json";
 
-/// What happens to the configuration's quantisation entry.
+/// What happens to the configuration's quantization entry.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// It describes a bitsandbytes checkpoint.
     Bnb {
         /// `nf4` or `fp4`.
         quant_type: &'static str,
-        /// Whether scales are quantised too.
+        /// Whether scales are quantized too.
         double_quant: bool,
         /// Modules that stay as they are.
         skipped: Vec<String>,

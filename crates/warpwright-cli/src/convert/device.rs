@@ -1,10 +1,10 @@
 //! The engines' kernels on a real or emulated device.
 
 use warpwright_ops::Operation;
-use warpwright_ops::quantise::nested::{
+use warpwright_ops::quantize::nested::{
     self, DequantizeNestedArgs, DequantizeNestedDesc, QuantizeNestedArgs,
 };
-use warpwright_ops::quantise::{
+use warpwright_ops::quantize::{
     DequantizeArgs, DequantizeDesc, QuantizeArgs, QuantizeDesc, Scheme, groups as group_count, packed_bytes,
 };
 use warpwright_ptx::DType;
@@ -72,7 +72,7 @@ impl Lane for DeviceLane {
         Ok(self.stream.device().alloc_host(bytes)?)
     }
 
-    fn quantise(
+    fn quantize(
         &mut self,
         x: &[u8],
         dtype: DType,
@@ -104,7 +104,7 @@ impl Lane for DeviceLane {
         Ok(())
     }
 
-    fn dequantise(
+    fn dequantize(
         &mut self,
         groups: Groups<'_>,
         dtype: DType,

@@ -1,10 +1,10 @@
 //! What the engines ask of a device, and the device that does it.
 
-use warpwright_ops::quantise::{NibbleOrder, Scheme};
+use warpwright_ops::quantize::{NibbleOrder, Scheme};
 use warpwright_ptx::DType;
 use warpwright_runtime::HostBuffer;
 
-use crate::checkpoint::{self, quantised::BnbCode};
+use crate::checkpoint::{self, quantized::BnbCode};
 use crate::error::Error;
 
 /// How elements become codes.
@@ -42,7 +42,7 @@ impl Method {
     }
 }
 
-/// Whole groups, quantised, in memory of the host.
+/// Whole groups, quantized, in memory of the host.
 #[derive(Clone, Copy, Debug)]
 pub struct Groups<'a> {
     /// Two codes a byte.
@@ -127,11 +127,11 @@ pub trait Lane {
     /// The host has no more.
     fn host(&self, bytes: usize) -> Result<HostBuffer, Error>;
 
-    /// Quantises the elements in `x`, all of which are finite, into `out`. Only the last group may be short.
+    /// Quantizes the elements in `x`, all of which are finite, into `out`. Only the last group may be short.
     ///
     /// # Errors
     /// The device's.
-    fn quantise(
+    fn quantize(
         &mut self,
         x: &[u8],
         dtype: DType,
@@ -143,7 +143,7 @@ pub trait Lane {
     ///
     /// # Errors
     /// The device's.
-    fn dequantise(
+    fn dequantize(
         &mut self,
         groups: Groups<'_>,
         dtype: DType,
@@ -151,7 +151,7 @@ pub trait Lane {
         values: &mut [u8],
     ) -> Result<(), Error>;
 
-    /// Quantises scales to 8 bits.
+    /// Quantizes scales to 8 bits.
     ///
     /// # Errors
     /// The device's.

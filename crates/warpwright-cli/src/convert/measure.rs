@@ -1,8 +1,8 @@
-//! What quantisation did to a weight, computed on the host and independently of the kernels.
+//! What quantization did to a weight, computed on the host and independently of the kernels.
 
 use half::{bf16, f16};
-use warpwright_ops::quantise::Scheme;
-use warpwright_ops::quantise::tables::{FP4, NF4};
+use warpwright_ops::quantize::Scheme;
+use warpwright_ops::quantize::tables::{FP4, NF4};
 use warpwright_ptx::DType;
 
 use super::kernels::{Groups, Method};
@@ -136,7 +136,7 @@ pub fn decode(groups: Groups<'_>, elements: usize, method: Method) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use warpwright_ops::quantise::NibbleOrder;
+    use warpwright_ops::quantize::NibbleOrder;
 
     use super::super::floats;
     use super::*;

@@ -5,7 +5,7 @@
 //! is that of a few chunks for each core, however large the model.
 
 pub mod config;
-pub mod dequantise;
+pub mod dequantize;
 pub mod destination;
 pub mod device;
 pub mod floats;
@@ -13,7 +13,7 @@ pub mod kernels;
 pub mod measure;
 mod parts;
 pub mod pool;
-pub mod quantise;
+pub mod quantize;
 pub mod verify;
 
 /// Elements of a chunk, unless a single group is larger.

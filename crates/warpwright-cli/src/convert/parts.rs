@@ -1,15 +1,15 @@
-//! The tensors that stand for a quantised weight, and where they lie in the output.
+//! The tensors that stand for a quantized weight, and where they lie in the output.
 
 use std::path::Path;
 
-use warpwright_ops::quantise::tables::{FP4, NF4, dynamic_map};
+use warpwright_ops::quantize::tables::{FP4, NF4, dynamic_map};
 use warpwright_ptx::DType;
 
 use super::floats;
 use super::kernels::NestedScales;
-use super::quantise::Options;
+use super::quantize::Options;
 use crate::args::Format;
-use crate::checkpoint::quantised::{BnbCode, NESTED_BLOCK, keys, torch_name};
+use crate::checkpoint::quantized::{BnbCode, NESTED_BLOCK, keys, torch_name};
 use crate::checkpoint::{
     self, BnbState, CheckpointError, Int4State, Layout, Reader, Storage, StoredType, TensorInfo, TensorSpec,
     Writer,
@@ -23,7 +23,7 @@ pub(super) struct Item {
     pub(super) first: usize,
     /// Number of parts.
     pub(super) parts: usize,
-    /// Its type, if it is quantised.
+    /// Its type, if it is quantized.
     pub(super) dtype: Option<DType>,
 }
 
@@ -134,7 +134,7 @@ fn state_room(tensor: &TensorInfo, dtype: DType, options: &Options) -> u64 {
     (text.len() + extra) as u64
 }
 
-/// Writes the parts of a weight that no chunk has: the code's values, the state, and scales that are quantised themselves.
+/// Writes the parts of a weight that no chunk has: the code's values, the state, and scales that are quantized themselves.
 pub(super) fn write_parts<S: Storage>(
     writer: &Writer<S>,
     tensor: &TensorInfo,

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use globset::{Glob, GlobSetBuilder};
-use warpwright_ops::quantise::reference;
+use warpwright_ops::quantize::reference;
 use warpwright_ptx::DType;
 use warpwright_runtime::{Device, HostBuffer};
 
 use super::destination::Destination;
 use super::device::DeviceKernels;
 use super::kernels::{GroupBuffers, Groups, Kernels, Lane, Method, NestedScales};
-use super::quantise::{Observer, Options};
+use super::quantize::{Observer, Options};
 use super::verify::Mismatches;
-use super::{dequantise, floats, quantise};
+use super::{dequantize, floats, quantize};
 use crate::args::Format;
-use crate::checkpoint::quantised::find_quantised;
+use crate::checkpoint::quantized::find_quantized;
 use crate::checkpoint::sharded::{INDEX, SINGLE};
 use crate::checkpoint::{Checkpoint, Layout, StoredType, TensorSpec, Writer};
 use crate::error::Error;
@@ -37,7 +37,7 @@ impl Lane for Reference {
         Ok(HostBuffer::pageable(bytes))
     }
 
-    fn quantise(
+    fn quantize(
         &mut self,
         x: &[u8],
         dtype: DType,
@@ -45,7 +45,7 @@ impl Lane for Reference {
         out: &mut GroupBuffers,
     ) -> Result<(), Error> {
         let x = floats::to_f64(x, dtype);
-        let q = reference::quantise::<f32>(&x, method.scheme, method.group_size as usize, method.order);
+        let q = reference::quantize::<f32>(&x, method.scheme, method.group_size as usize, method.order);
         let codes = out.codes.fit(self, q.codes.len())?;
         codes.copy_from_slice(&q.codes);
         codes[0] ^= u8::from(self.broken);
@@ -53,21 +53,21 @@ impl Lane for Reference {
         Ok(())
     }
 
-    fn dequantise(
+    fn dequantize(
         &mut self,
         groups: Groups<'_>,
         dtype: DType,
         method: Method,
         values: &mut [u8],
     ) -> Result<(), Error> {
-        let q = reference::Quantised {
+        let q = reference::Quantized {
             codes: groups.codes.to_vec(),
             scales: groups.scales.to_vec(),
             zero_points: groups.zero_points.to_vec(),
         };
         let elements = values.len() / dtype.bytes();
         let group_size = method.group_size as usize;
-        let restored = reference::dequantise(&q, elements, method.scheme, group_size, method.order);
+        let restored = reference::dequantize(&q, elements, method.scheme, group_size, method.order);
         let mut bytes = Vec::new();
         restored.iter().for_each(|value| floats::push(&mut bytes, f64::from(*value), dtype));
         values.copy_from_slice(&bytes);
@@ -75,13 +75,13 @@ impl Lane for Reference {
     }
 
     fn nest(&mut self, scales: &[f32]) -> Result<NestedScales, Error> {
-        let reference::Nested { codes, absmax, offset } = reference::quantise_nested(scales);
+        let reference::Nested { codes, absmax, offset } = reference::quantize_nested(scales);
         Ok(NestedScales { codes, absmax, offset })
     }
 
     fn unnest(&mut self, nested: &NestedScales) -> Result<Vec<f32>, Error> {
         let NestedScales { codes, absmax, offset } = nested.clone();
-        Ok(reference::dequantise_nested(&reference::Nested { codes, absmax, offset }))
+        Ok(reference::dequantize_nested(&reference::Nested { codes, absmax, offset }))
     }
 }
 
@@ -136,21 +136,21 @@ fn sample(path: &Path) {
     );
 }
 
-fn quantise_to(
+fn quantize_to(
     input: &Path,
     output: &Path,
     options: &Options,
     kernels: &Reference,
-) -> Result<quantise::Summary, Error> {
+) -> Result<quantize::Summary, Error> {
     let checkpoint = Checkpoint::open(input)?;
     let destination = Destination::new(input, &checkpoint, output, false)?;
-    quantise::run(&checkpoint, destination, options, kernels, &Silent)
+    quantize::run(&checkpoint, destination, options, kernels, &Silent)
 }
 
-fn dequantise_to(input: &Path, output: &Path, dtype: Option<DType>) -> Result<dequantise::Summary, Error> {
+fn dequantize_to(input: &Path, output: &Path, dtype: Option<DType>) -> Result<dequantize::Summary, Error> {
     let checkpoint = Checkpoint::open(input)?;
     let destination = Destination::new(input, &checkpoint, output, false)?;
-    dequantise::run(&checkpoint, destination, dtype, &Reference::default(), &Silent)
+    dequantize::run(&checkpoint, destination, dtype, &Reference::default(), &Silent)
 }
 
 fn contents(path: &Path) -> BTreeMap<String, (StoredType, Vec<u64>, Vec<u8>)> {
@@ -197,11 +197,11 @@ fn every_format_makes_the_whole_way_there_and_back() {
         let path = |name: &str| folder.path().join(name);
         sample(&path("in.safetensors"));
         let summary =
-            quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
+            quantize_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
                 .unwrap();
         assert!(!summary.has_mismatches(), "{options:?}");
-        let quantised: Vec<_> = summary.quantised().map(|(tensor, _)| tensor.name.as_str()).collect();
-        assert_eq!(quantised.len(), 4, "{quantised:?}");
+        let quantized: Vec<_> = summary.quantized().map(|(tensor, _)| tensor.name.as_str()).collect();
+        assert_eq!(quantized.len(), 4, "{quantized:?}");
         let (before, after) = (contents(&path("in.safetensors")), contents(&path("q.safetensors")));
         for name in ["a.bias", "wide", "ids", "nothing"] {
             assert_eq!(before[name], after[name], "{name} is copied through");
@@ -209,26 +209,26 @@ fn every_format_makes_the_whole_way_there_and_back() {
         let written: u64 = after.values().map(|(_, _, bytes)| bytes.len() as u64).sum();
         assert_eq!(summary.bytes().1, written);
 
-        dequantise_to(&path("q.safetensors"), &path("back.safetensors"), None).unwrap();
+        dequantize_to(&path("q.safetensors"), &path("back.safetensors"), None).unwrap();
         let back = contents(&path("back.safetensors"));
         assert_eq!(before.keys().collect::<Vec<_>>(), back.keys().collect::<Vec<_>>());
         for (name, (dtype, shape, bytes)) in &back {
             assert_eq!((dtype, shape), (&before[name].0, &before[name].1), "{name}");
             // One pass of the reference over the whole tensor, rounded as the type asks.
             let float = dtype.float().unwrap_or(DType::F32);
-            if quantised.contains(&name.as_str()) {
+            if quantized.contains(&name.as_str()) {
                 let x = &before[name].2;
                 let method = options.method();
                 let mut device = Reference::default();
                 let mut groups = GroupBuffers::default();
-                device.quantise(x, float, method, &mut groups).unwrap();
+                device.quantize(x, float, method, &mut groups).unwrap();
                 if options.double_quant {
                     let nested = device.nest(&groups.scales).unwrap();
                     groups.scales = device.unnest(&nested).unwrap();
                 }
                 let mut expected = vec![0; x.len()];
                 let groups = groups.groups(x.len() / float.bytes());
-                device.dequantise(groups, float, method, &mut expected).unwrap();
+                device.dequantize(groups, float, method, &mut expected).unwrap();
                 assert_eq!(*bytes, expected, "{name} {options:?}");
             } else {
                 assert_eq!(*bytes, before[name].2, "{name}");
@@ -259,7 +259,7 @@ fn results_of_the_kernels_verify_whatever_the_type() {
             let output = path(&format!("{number}.safetensors"));
             let output = Destination::new(&path("in.safetensors"), &checkpoint, &output, false).unwrap();
             let kernels = DeviceKernels::new(&Device::emulator());
-            let summary = quantise::run(&checkpoint, output, &options, &kernels, &Silent).unwrap();
+            let summary = quantize::run(&checkpoint, output, &options, &kernels, &Silent).unwrap();
             assert_eq!(summary.tensors[0].mismatches, Some(Mismatches::default()), "{dtype} {double_quant}");
         }
     }
@@ -280,7 +280,7 @@ fn the_summary_does_not_depend_on_the_order_of_chunks() {
         let options = Options { double_quant, chunk: 640, ..Options::new(Format::BnbNf4) };
         let run = |name: &str| {
             let summary =
-                quantise_to(&path("in.safetensors"), &path(name), &options, &Reference::default()).unwrap();
+                quantize_to(&path("in.safetensors"), &path(name), &options, &Reference::default()).unwrap();
             let errors: Vec<_> = summary.tensors.iter().map(|t| t.error.unwrap()).collect();
             (errors, std::fs::read(path(name)).unwrap())
         };
@@ -297,14 +297,14 @@ fn a_type_may_be_asked_for_on_the_way_back() {
     let path = |name: &str| folder.path().join(name);
     sample(&path("in.safetensors"));
     let options = Options::new(Format::BnbNf4);
-    quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default()).unwrap();
-    let summary = dequantise_to(&path("q.safetensors"), &path("back.safetensors"), Some(DType::F16)).unwrap();
+    quantize_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default()).unwrap();
+    let summary = dequantize_to(&path("q.safetensors"), &path("back.safetensors"), Some(DType::F16)).unwrap();
     assert_eq!((summary.weights.len(), summary.copied), (4, 4));
     let back = contents(&path("back.safetensors"));
     assert_eq!(back["b.weight"].0, StoredType::F16);
     assert_eq!(back["a.bias"].0, StoredType::F32);
-    let again = dequantise_to(&path("back.safetensors"), &path("x.safetensors"), None).unwrap_err();
-    assert!(again.to_string().contains("holds no weights that were quantised"));
+    let again = dequantize_to(&path("back.safetensors"), &path("x.safetensors"), None).unwrap_err();
+    assert!(again.to_string().contains("holds no weights that were quantized"));
 }
 
 #[test]
@@ -313,7 +313,7 @@ fn the_parts_of_a_weight_are_those_of_bitsandbytes() {
     let path = |name: &str| folder.path().join(name);
     sample(&path("in.safetensors"));
     let options = Options { double_quant: true, ..Options::new(Format::BnbNf4) };
-    quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default()).unwrap();
+    quantize_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default()).unwrap();
     let after = contents(&path("q.safetensors"));
     let shape = |key: &str| (after[key].0, after[key].1.clone());
     assert_eq!(shape("a.weight"), (StoredType::U8, vec![116, 1]));
@@ -343,9 +343,9 @@ fn skipped_weights_stay() {
     globs.add(Glob::new("*.weight").unwrap());
     let options = Options { skip: globs.build().unwrap(), ..Options::new(Format::Int4) };
     let summary =
-        quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
+        quantize_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
             .unwrap();
-    assert_eq!(summary.quantised().map(|(tensor, _)| tensor.name.as_str()).collect::<Vec<_>>(), ["one"]);
+    assert_eq!(summary.quantized().map(|(tensor, _)| tensor.name.as_str()).collect::<Vec<_>>(), ["one"]);
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn a_weight_that_is_no_number_is_named_and_nothing_is_left_behind() {
             );
             let options = Options { chunk: 128, ..Options::new(Format::BnbNf4) };
             let error =
-                quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
+                quantize_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
                     .unwrap_err();
             let text = error.to_string();
             assert!(text.contains("in.safetensors: tensor 'w': element 333 is"), "{text}");
@@ -378,7 +378,7 @@ fn a_weight_that_is_no_number_is_named_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn weights_at_the_end_of_the_range_are_quantised() {
+fn weights_at_the_end_of_the_range_are_quantized() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let mut x = vec![0.0f32; 128];
@@ -386,7 +386,7 @@ fn weights_at_the_end_of_the_range_are_quantised() {
     write(&path("in.safetensors"), &[("w", StoredType::F32, &[2, 64], floats::f32_bytes(&x))]);
     for (number, options) in every_option().into_iter().enumerate() {
         let output = path(&format!("{number}.safetensors"));
-        let summary = quantise_to(&path("in.safetensors"), &output, &options, &Reference::default()).unwrap();
+        let summary = quantize_to(&path("in.safetensors"), &output, &options, &Reference::default()).unwrap();
         assert!(!summary.has_mismatches() && summary.error().relative() < 0.2, "{options:?}");
     }
 }
@@ -398,7 +398,7 @@ fn verification_notices_one_wrong_code_and_withholds_the_output() {
     sample(&path("in.safetensors"));
     let options = Options { verify: true, ..Options::new(Format::BnbNf4) };
     let summary =
-        quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference { broken: true })
+        quantize_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference { broken: true })
             .unwrap();
     assert!(summary.has_mismatches());
     let found = summary.tensors.iter().find(|t| t.name == "b.weight").unwrap().mismatches.unwrap();
@@ -418,7 +418,7 @@ fn keys_that_would_appear_twice_are_refused() {
         ],
     );
     let options = Options::new(Format::BnbNf4);
-    let error = quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
+    let error = quantize_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default())
         .unwrap_err();
     assert!(error.to_string().contains("tensor 'w.absmax': the output would hold"), "{error}");
 }
@@ -450,7 +450,7 @@ fn shards_go_to_a_folder_with_an_index_and_a_configuration() {
     let model = sharded(folder.path());
     let output = folder.path().join("out");
     let options = Options::new(Format::BnbNf4);
-    quantise_to(&model, &output, &options, &Reference::default()).unwrap();
+    quantize_to(&model, &output, &options, &Reference::default()).unwrap();
     assert_eq!(files(&output), ["config.json", "m-1.safetensors", "m-2.safetensors", INDEX]);
     assert_eq!(files(folder.path()), ["model", "out"]);
     let index: serde_json::Value =
@@ -462,7 +462,7 @@ fn shards_go_to_a_folder_with_an_index_and_a_configuration() {
     assert!(config.contains("\"bnb_4bit_quant_type\": \"nf4\""), "{config}");
 
     let back = folder.path().join("back");
-    dequantise_to(&output, &back, None).unwrap();
+    dequantize_to(&output, &back, None).unwrap();
     assert_eq!(contents(&back).keys().collect::<Vec<_>>(), ["x.weight", "y.weight", "z"]);
     assert!(!std::fs::read_to_string(back.join("config.json")).unwrap().contains("quantization_config"));
 }
@@ -472,7 +472,7 @@ fn parts_of_one_weight_may_lie_in_different_shards() {
     let folder = tempfile::tempdir().unwrap();
     let model = sharded(folder.path());
     let output = folder.path().join("out");
-    quantise_to(&model, &output, &Options::new(Format::BnbNf4), &Reference::default()).unwrap();
+    quantize_to(&model, &output, &Options::new(Format::BnbNf4), &Reference::default()).unwrap();
     // The absmax of x moves to the second shard.
     let all = contents(&output);
     let part = |key: &'static str| {
@@ -491,8 +491,8 @@ fn parts_of_one_weight_may_lie_in_different_shards() {
     let index = r#"{"weight_map":{"x.weight":"1.safetensors","x.weight.absmax":"2.safetensors"}}"#;
     std::fs::write(split.join(INDEX), index).unwrap();
     let (whole, back) = (folder.path().join("whole"), folder.path().join("back"));
-    dequantise_to(&output, &whole, None).unwrap();
-    dequantise_to(&split, &back, None).unwrap();
+    dequantize_to(&output, &whole, None).unwrap();
+    dequantize_to(&split, &back, None).unwrap();
     assert_eq!(contents(&back)["x.weight"], contents(&whole)["x.weight"]);
     assert_eq!(files(&back), ["1.safetensors", INDEX]);
 }
@@ -514,9 +514,9 @@ fn outputs_that_are_there_or_do_not_fit_are_refused_before_any_work() {
     // With leave to replace, what is not replaced stays.
     let destination = Destination::new(&model, &checkpoint, &full, true).unwrap();
     let options = Options::new(Format::Int4);
-    quantise::run(&checkpoint, destination, &options, &Reference::default(), &Silent).unwrap();
+    quantize::run(&checkpoint, destination, &options, &Reference::default(), &Silent).unwrap();
     assert_eq!(std::fs::read_to_string(full.join("README")).unwrap(), "mine");
-    assert_eq!(find_quantised(&Checkpoint::open(&full).unwrap()).unwrap().len(), 2);
+    assert_eq!(find_quantized(&Checkpoint::open(&full).unwrap()).unwrap().len(), 2);
 }
 
 #[test]
@@ -525,7 +525,7 @@ fn a_file_goes_into_an_existing_folder_under_its_own_name() {
     sample(&folder.path().join(SINGLE));
     let output = folder.path().join("out");
     std::fs::create_dir(&output).unwrap();
-    quantise_to(&folder.path().join(SINGLE), &output, &Options::new(Format::Int4), &Reference::default())
+    quantize_to(&folder.path().join(SINGLE), &output, &Options::new(Format::Int4), &Reference::default())
         .unwrap();
     assert_eq!(files(&output), [SINGLE]);
 }
@@ -538,7 +538,7 @@ fn a_configuration_of_someone_else_is_left_alone() {
     sample(&input.join(SINGLE));
     std::fs::write(input.join("config.json"), "{}").unwrap();
     let run = |output: &Path| {
-        quantise_to(&input.join(SINGLE), output, &Options::new(Format::BnbFp4), &Reference::default())
+        quantize_to(&input.join(SINGLE), output, &Options::new(Format::BnbFp4), &Reference::default())
             .unwrap()
     };
     let summary = run(&input.join("q.safetensors"));
@@ -552,14 +552,14 @@ fn a_configuration_of_someone_else_is_left_alone() {
     assert_eq!(std::fs::read_to_string(&config).unwrap(), "theirs");
 }
 
-/// A damaged part of a quantised weight, and what the message must say.
+/// A damaged part of a quantized weight, and what the message must say.
 #[test]
-fn quantised_weights_whose_parts_do_not_fit_are_refused() {
+fn quantized_weights_whose_parts_do_not_fit_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     write(&path("in.safetensors"), &[("w", StoredType::F32, &[4, 64], values(256, DType::F32))]);
     let options = Options { double_quant: true, ..Options::new(Format::BnbNf4) };
-    quantise_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default()).unwrap();
+    quantize_to(&path("in.safetensors"), &path("q.safetensors"), &options, &Reference::default()).unwrap();
     let whole = contents(&path("q.safetensors"));
     const STATE: &str = "w.quant_state.bitsandbytes__nf4";
     let state = String::from_utf8(whole[STATE].2.clone()).unwrap();
@@ -599,7 +599,7 @@ fn quantised_weights_whose_parts_do_not_fit_are_refused() {
         let tensors: Vec<_> = tensors.iter().map(|(n, d, s, b)| (*n, *d, s.as_slice(), b.clone())).collect();
         let damaged = path(&format!("damaged-{number}.safetensors"));
         write(&damaged, &tensors);
-        let error = dequantise_to(&damaged, &path("back.safetensors"), None).unwrap_err();
+        let error = dequantize_to(&damaged, &path("back.safetensors"), None).unwrap_err();
         assert!(error.to_string().contains(expected), "{expected}: {error}");
         assert!(error.help().is_some());
         assert!(!path("back.safetensors").exists());

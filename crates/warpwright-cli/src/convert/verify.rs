@@ -1,6 +1,6 @@
 //! Holding what was written against the f64 reference, bit for bit.
 
-use warpwright_ops::quantise::reference;
+use warpwright_ops::quantize::reference;
 use warpwright_ptx::DType;
 
 use super::kernels::{Groups, Method, NestedScales};
@@ -14,7 +14,7 @@ pub struct Mismatches {
     pub codes: u64,
     /// Scales and zero points.
     pub scales: u64,
-    /// Values that the kernels dequantise to.
+    /// Values that the kernels dequantize to.
     pub values: u64,
 }
 
@@ -43,7 +43,7 @@ pub fn compare_codes(bytes: &[u8], dtype: DType, method: Method, groups: Groups<
         // The chunk is in memory, so its positions fit.
         let (start, end) = (piece.start as usize, piece.end as usize);
         let x = floats::to_f64(&bytes[start * dtype.bytes()..end * dtype.bytes()], dtype);
-        let expected = reference::quantise::<f32>(&x, scheme, group_size as usize, order);
+        let expected = reference::quantize::<f32>(&x, scheme, group_size as usize, order);
         let (from, to) = (start / group_size as usize, end.div_ceil(group_size as usize));
         let part = |all: &[u8]| all.get(from..to).unwrap_or_default().to_vec();
         found.codes += differing(&expected.codes, &groups.codes[start / 2..end.div_ceil(2)]);
@@ -53,7 +53,7 @@ pub fn compare_codes(bytes: &[u8], dtype: DType, method: Method, groups: Groups<
     }
 }
 
-/// Compares the values that the kernels dequantise to with those that the codes stand for, rounded once.
+/// Compares the values that the kernels dequantize to with those that the codes stand for, rounded once.
 pub fn compare_values(
     values: &[u8],
     dtype: DType,
@@ -74,13 +74,13 @@ pub fn compare_values(
 /// Compares nested scales: their codes by the offset that was written, the offset itself to an f32 rounding, and the
 /// scales that they stand for.
 pub fn compare_nested(scales: &[f32], nested: &NestedScales, effective: &[f32], found: &mut Mismatches) {
-    let (codes, absmax) = reference::quantise_nested_with(scales, nested.offset);
+    let (codes, absmax) = reference::quantize_nested_with(scales, nested.offset);
     found.scales += differing(&codes, &nested.codes);
     found.scales += differing(&bits(&absmax), &bits(&nested.absmax));
-    let offset = reference::quantise_nested(scales).offset;
+    let offset = reference::quantize_nested(scales).offset;
     found.scales += u64::from((offset - nested.offset).abs() > 2.0 * f32::EPSILON * offset.abs());
     let stored = reference::Nested { codes, absmax, offset: nested.offset };
-    found.scales += differing(&bits(&reference::dequantise_nested(&stored)), &bits(effective));
+    found.scales += differing(&bits(&reference::dequantize_nested(&stored)), &bits(effective));
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

@@ -4,14 +4,14 @@ use crate::common::{Place, finish, one_weight, safetensors, weights};
 use serde_json::json;
 
 #[test]
-fn the_demo_checkpoint_is_quantised_verified_and_restored() {
+fn the_demo_checkpoint_is_quantized_verified_and_restored() {
     let place = Place::new();
     let ran = place.run(&["demo", "-o", "demo.safetensors"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let before = place.json(&["inspect", "demo.safetensors", "--json"]);
     assert_eq!(before["schemes"], json!([]));
 
-    let quantised = place.json(&[
+    let quantized = place.json(&[
         "quantize",
         "demo.safetensors",
         "-o",
@@ -26,11 +26,11 @@ fn the_demo_checkpoint_is_quantised_verified_and_restored() {
         "r.html",
         "--json",
     ]);
-    assert_eq!(quantised["verified"], true);
-    let error = quantised["relative_error"].as_f64().expect("a number");
+    assert_eq!(quantized["verified"], true);
+    let error = quantized["relative_error"].as_f64().expect("a number");
     assert!((0.05..0.2).contains(&error), "{error}");
     let (bytes, after) =
-        (quantised["bytes"].as_f64().expect("bytes"), quantised["bytes_after"].as_f64().expect("bytes"));
+        (quantized["bytes"].as_f64().expect("bytes"), quantized["bytes_after"].as_f64().expect("bytes"));
     assert!(bytes / after > 7.0, "{bytes} to {after}");
     let report = String::from_utf8(place.read("r.html")).expect("text");
     assert!(report.contains("<svg") && report.contains("model.layers.1.mlp.down_proj.weight"));
@@ -231,7 +231,7 @@ fn an_output_is_replaced_only_when_asked() {
     assert_eq!(place.json(&["inspect", "q.safetensors", "--json"])["schemes"], json!(["int4"]));
     let again = place.run(&["quantize", "q.safetensors", "-o", "qq.safetensors", "--format", "int4"]);
     assert_eq!(again.code, Some(2));
-    assert!(again.err.contains("is quantised already (int4)"), "{}", again.err);
+    assert!(again.err.contains("is quantized already (int4)"), "{}", again.err);
 }
 
 /// A disk that is full: the shell limits the size of files that the command may write.

@@ -9,13 +9,13 @@ Not part of the default suite, because PyTorch is large. Needs
 
 Without --checkpoint, `warpwright demo` makes the input, in f32, f16 and bf16. For every format:
 
- 1. bitsandbytes loads the output (QuantState.from_dict, as transformers does) and dequantises it; every value must
+ 1. bitsandbytes loads the output (QuantState.from_dict, as transformers does) and dequantizes it; every value must
     have the bits that `warpwright dequantize` gives it. FP4 has two codes for zero, which bitsandbytes' CPU path reads
     as +0 both: there the values must be equal as numbers.
- 2. bitsandbytes quantises the original weights; codes and absmax must be the same bytes, with two exceptions where its
+ 2. bitsandbytes quantizes the original weights; codes and absmax must be the same bytes, with two exceptions where its
     CPU path is not its CUDA path, which is the reference: the boundaries between FP4 codes differ in the last digits,
     so up to 0.1 % of the bytes may differ (weights that lie on a boundary, -0 for +0); and the 8-bit absmax of double
-    quantisation are placed by a table of coarse steps, so up to 0.5 % of them may differ. In both cases ours must not
+    quantization are placed by a table of coarse steps, so up to 0.5 % of them may differ. In both cases ours must not
     be the farther one.
 
 Exit code 0 if all of that holds, 1 if not.
@@ -107,19 +107,19 @@ class Tally:
         )
 
 
-def compare(original, quantised, restored, code, double, block_size):
+def compare(original, quantized, restored, code, double, block_size):
     tally = Tally()
     for name in original:
         parts = {
             key.removeprefix(name + "."): value
-            for key, value in quantised.items()
+            for key, value in quantized.items()
             if any(key.startswith(name + part) for part in PARTS)
         }
         if not parts:
             continue
         # from_dict takes the state out of the dictionary that it is given.
         state = bnb.QuantState.from_dict(dict(parts), device=torch.device("cpu"))
-        theirs = bnb.dequantize_4bit(quantised[name], state)
+        theirs = bnb.dequantize_4bit(quantized[name], state)
         tally.weights += 1
         tally.values += theirs.numel()
         tally.value_errors += differing(theirs, restored[name], as_numbers=code == "fp4")
@@ -127,11 +127,11 @@ def compare(original, quantised, restored, code, double, block_size):
         packed, expected = bnb.quantize_4bit(
             original[name], blocksize=block_size, compress_statistics=double, quant_type=code
         )
-        tally.code_errors += differing(one_zero(packed, code), one_zero(quantised[name], code))
+        tally.code_errors += differing(one_zero(packed, code), one_zero(quantized[name], code))
         tally.code_bytes += packed.numel()
         _, plain = bnb.quantize_4bit(original[name], blocksize=block_size, quant_type=code)
         levels = parts["quant_map"]
-        tally.farther += farther_codes(quantised[name], packed, original[name], plain.absmax, levels, block_size)
+        tally.farther += farther_codes(quantized[name], packed, original[name], plain.absmax, levels, block_size)
         absmax = parts["absmax"]
         tally.absmax += absmax.numel()
         tally.absmax_errors += differing(expected.absmax, absmax)

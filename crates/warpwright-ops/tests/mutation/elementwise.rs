@@ -4,7 +4,7 @@ use warpwright_ops::Operation;
 use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc,
 };
-use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ptx::DType;
 
 use crate::harness::{TARGET, check};
@@ -13,9 +13,9 @@ use crate::harness::{TARGET, check};
 const ELEMENTWISE: [usize; 7] = [1, 8, 13, 14, 15, 2047, 2049];
 
 #[test]
-fn shifted_bounds_of_quantisation_are_noticed() {
+fn shifted_bounds_of_quantization_are_noticed() {
     // Every element of the first vector of each round, and the last element of a block. The kernels for aligned f32 tensors
-    // quantise in four rounds of 128 elements to a warp, and dequantise in two of 1024 to a block.
+    // quantize in four rounds of 128 elements to a warp, and dequantize in two of 1024 to a block.
     let first = |stride: usize| (0..4usize).flat_map(move |round| (1..=4).map(move |i| stride * round + i));
     let lengths: Vec<usize> = first(128).chain(first(1024)).chain([2047, 2048, 4095, 4096]).collect();
     let (dtype, group_size, order) = (DType::F32, 64, NibbleOrder::HighFirst);

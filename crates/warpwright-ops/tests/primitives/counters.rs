@@ -20,8 +20,8 @@ use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
 };
 use warpwright_ops::plan::{Access, Layout as Layout4};
-use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
-use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::quantize::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
+use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ops::recurrent::tuning::Schedule;
 use warpwright_ops::recurrent::{
     Biases, Cell, CellBackwardDesc, CellDesc, RecurrentBackwardDesc, RecurrentDesc,

@@ -18,8 +18,8 @@ use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
 };
 use warpwright_ops::plan::{Layout as Strided, Real};
-use warpwright_ops::quantise::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
-use warpwright_ops::quantise::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::quantize::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
+use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ops::recurrent::{
     Biases, Cell, CellBackwardDesc, CellDesc, RecurrentBackwardDesc, RecurrentDesc,
 };
@@ -103,7 +103,7 @@ pub(super) fn plan(
         "gemm" => asked.gemm(),
         "group_norm" => asked.group_norm(),
         "local_response_norm" => asked.local_response_norm(),
-        _ => asked.quantise(),
+        _ => asked.quantize(),
     }
 }
 
@@ -355,7 +355,7 @@ impl Asked<'_> {
         self.either(&forward, &CrossEntropyBackwardDesc { forward: forward.clone() })
     }
 
-    fn quantise(&self) -> Result<Planned, PlanError> {
+    fn quantize(&self) -> Result<Planned, PlanError> {
         let Self { op, dtype, len, .. } = *self;
         match op {
             "quantize_nested" => return self.plan(&QuantizeNestedDesc { len }),

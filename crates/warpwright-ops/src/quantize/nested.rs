@@ -1,6 +1,6 @@
-//! Nested statistics ("double quantisation"): the block maxima of NF4 and FP4, themselves in 8 bits.
+//! Nested statistics ("double quantization"): the block maxima of NF4 and FP4, themselves in 8 bits.
 //!
-//! `offset = mean(absmax)`; `absmax - offset` is quantised in blocks of [`BLOCK`] to the nearest entry of the signed
+//! `offset = mean(absmax)`; `absmax - offset` is quantized in blocks of [`BLOCK`] to the nearest entry of the signed
 //! dynamic map ([`tables::dynamic_map`](super::tables::dynamic_map); Dettmers 2015, arXiv:1511.04561) after division by
 //! the largest magnitude of the block. A value is `map[code] * nested_absmax + offset`, product and sum each rounded to
 //! f32. The mean is summed in f64, in an order that does not depend on the device.
@@ -77,7 +77,7 @@ impl Operation for QuantizeNestedDesc {
             n,
         };
         let mean = step(op, &kernel::MeanOfPartials, args, target, (1, 1))?;
-        let args = kernel::QuantiseNestedArgs {
+        let args = kernel::QuantizeNestedArgs {
             x: QuantizeNestedArgs::absmax.arg(),
             offset: QuantizeNestedArgs::offset.written(),
             codes: QuantizeNestedArgs::codes.arg(),
@@ -85,8 +85,8 @@ impl Operation for QuantizeNestedDesc {
             n,
         };
         let per_block = tuning::THREADS / 32;
-        let quantise = step(op, &kernel::QuantiseNested, args, target, (groups(len, BLOCK), per_block))?;
-        let steps = [partial, mean, quantise];
+        let quantize = step(op, &kernel::QuantizeNested, args, target, (groups(len, BLOCK), per_block))?;
+        let steps = [partial, mean, quantize];
         let variants = vec![Variant { alignment: 1, steps: steps.into_iter().flatten().collect() }];
         let workspace_bytes = (workspace_len() * DType::F64.bytes()) as u64;
         Ok(Plan::new(PlanParts {
@@ -132,14 +132,14 @@ impl Operation for DequantizeNestedDesc {
             DequantizeNestedArgs::offset.holds(DType::F32, 1),
             DequantizeNestedArgs::absmax.holds(DType::F32, len),
         ]);
-        let args = kernel::DequantiseNestedArgs {
+        let args = kernel::DequantizeNestedArgs {
             codes: DequantizeNestedArgs::codes.arg(),
             absmax: DequantizeNestedArgs::nested_absmax.arg(),
             offset: DequantizeNestedArgs::offset.arg(),
             y: DequantizeNestedArgs::absmax.arg(),
             n: len as u64,
         };
-        let step = step(op, &kernel::DequantiseNested, args, target, (len, tuning::THREADS))?;
+        let step = step(op, &kernel::DequantizeNested, args, target, (len, tuning::THREADS))?;
         let variants = vec![Variant { alignment: 1, steps: step.into_iter().collect() }];
         Ok(Plan::new(PlanParts {
             op,

@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use warpwright_ops::quantise::Scheme;
-use warpwright_ops::quantise::tables::{FP4, NF4, dynamic_map};
+use warpwright_ops::quantize::Scheme;
+use warpwright_ops::quantize::tables::{FP4, NF4, dynamic_map};
 use warpwright_ptx::DType;
 
 use super::config::Change;
 use super::destination::Destination;
 use super::kernels::{Groups, Kernels, Lane, Method, NestedScales, Staging};
-use super::quantise::{Observer, copy, pieces};
+use super::quantize::{Observer, copy, pieces};
 use super::{CHUNK, chunks, floats, pool};
-use crate::checkpoint::quantised::{QuantisedWeight, find_quantised, keys};
+use crate::checkpoint::quantized::{QuantizedWeight, find_quantized, keys};
 use crate::checkpoint::sharded::{INDEX, shard_name};
 use crate::checkpoint::{
     self, Checkpoint, CheckpointError, Defect, Layout, Located, Reader, Storage, StoredType, TensorInfo,
@@ -21,14 +21,14 @@ use crate::checkpoint::{
 };
 use crate::error::Error;
 
-/// What became of a quantised weight.
+/// What became of a quantized weight.
 #[derive(Clone, Debug)]
 pub struct Restored {
     /// Its name.
     pub name: String,
     /// Its shape.
     pub shape: Vec<u64>,
-    /// How it was quantised.
+    /// How it was quantized.
     pub scheme: String,
     /// Its type now.
     pub dtype: DType,
@@ -39,7 +39,7 @@ pub struct Restored {
 /// What became of a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// The weights that were quantised.
+    /// The weights that were quantized.
     pub weights: Vec<Restored>,
     /// How many other tensors were copied.
     pub copied: usize,
@@ -49,7 +49,7 @@ pub struct Summary {
     pub notes: Vec<String>,
 }
 
-/// Restores every quantised weight of `checkpoint` in `dtype`, or in the type that it had.
+/// Restores every quantized weight of `checkpoint` in `dtype`, or in the type that it had.
 ///
 /// # Errors
 /// What is wrong with the input, the output or the device; nothing has its name in the output then.
@@ -60,17 +60,17 @@ pub fn run(
     kernels: &dyn Kernels,
     observer: &dyn Observer,
 ) -> Result<Summary, Error> {
-    let weights = find_quantised(checkpoint)?;
+    let weights = find_quantized(checkpoint)?;
     if weights.is_empty() {
         return Err(Error::usage(
             format!(
-                "{}: holds no weights that were quantised by warpwright or bitsandbytes",
+                "{}: holds no weights that were quantized by warpwright or bitsandbytes",
                 checkpoint.folder().display()
             ),
             "`warpwright inspect` shows what it holds",
         ));
     }
-    let by_name: HashMap<&str, &QuantisedWeight> = weights.iter().map(|w| (w.name.as_str(), w)).collect();
+    let by_name: HashMap<&str, &QuantizedWeight> = weights.iter().map(|w| (w.name.as_str(), w)).collect();
     let parts: HashSet<String> = weights
         .iter()
         .flat_map(|w| w.scheme.part_suffixes().into_iter().map(move |suffix| format!("{}{suffix}", w.name)))
@@ -219,7 +219,7 @@ fn work<'t, S: Storage>(
     }
 }
 
-/// Dequantises a chunk of a weight into the output.
+/// Dequantizes a chunk of a weight into the output.
 fn restore<S: Storage>(
     target: &Target<'_, S>,
     known: &Known,
@@ -244,7 +244,7 @@ fn restore<S: Storage>(
     };
     let width = dtype.bytes() as u64;
     let values = values.fit(lane, index((range.end - range.start).saturating_mul(width))?)?;
-    lane.dequantise(groups, dtype, known.method, values)?;
+    lane.dequantize(groups, dtype, known.method, values)?;
     Ok(writer.write_at(at, range.start * width, values)?)
 }
 
@@ -252,7 +252,7 @@ fn restore<S: Storage>(
 #[derive(Clone, Copy)]
 struct Parts<'a> {
     checkpoint: &'a Checkpoint,
-    weight: &'a QuantisedWeight,
+    weight: &'a QuantizedWeight,
 }
 
 impl<'a> Parts<'a> {

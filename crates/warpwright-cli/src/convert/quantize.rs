@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use globset::GlobSet;
-use warpwright_ops::quantise::{NibbleOrder, Scheme};
+use warpwright_ops::quantize::{NibbleOrder, Scheme};
 use warpwright_ptx::DType;
 
 use super::config::Change;
@@ -73,7 +73,7 @@ impl Options {
         chunks(tensor.elements(), self.block_size.into(), self.chunk)
     }
 
-    /// Whether this tensor is quantised.
+    /// Whether this tensor is quantized.
     pub(super) fn takes(&self, tensor: &TensorInfo) -> Option<DType> {
         let dtype = tensor.dtype.float().filter(|dtype| *dtype != DType::F64)?;
         let fits = tensor.shape.len() == 2 && tensor.elements() > 0 && !self.skip.is_match(&tensor.name);
@@ -94,7 +94,7 @@ pub struct TensorResult {
     pub bytes_in: u64,
     /// Bytes after, scales and state included.
     pub bytes_out: u64,
-    /// The error, if it was quantised.
+    /// The error, if it was quantized.
     pub error: Option<ErrorStats>,
     /// What verification found, if it was asked for.
     pub mismatches: Option<Mismatches>,
@@ -110,8 +110,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// The quantised tensors.
-    pub fn quantised(&self) -> impl Iterator<Item = (&TensorResult, &ErrorStats)> {
+    /// The quantized tensors.
+    pub fn quantized(&self) -> impl Iterator<Item = (&TensorResult, &ErrorStats)> {
         self.tensors.iter().filter_map(|tensor| tensor.error.as_ref().map(|error| (tensor, error)))
     }
 
@@ -120,10 +120,10 @@ impl Summary {
         self.tensors.iter().fold((0, 0), |(a, b), tensor| (a + tensor.bytes_in, b + tensor.bytes_out))
     }
 
-    /// The error over all quantised weights.
+    /// The error over all quantized weights.
     pub fn error(&self) -> ErrorStats {
         let mut all = ErrorStats::default();
-        self.quantised().for_each(|(_, error)| all.merge(error));
+        self.quantized().for_each(|(_, error)| all.merge(error));
         all
     }
 
@@ -141,7 +141,7 @@ pub trait Observer: Sync {
     fn advance(&self, bytes: u64);
 }
 
-/// Quantises `checkpoint` into `output`. Nothing has its name there if this fails, or if verification found a mismatch.
+/// Quantizes `checkpoint` into `output`. Nothing has its name there if this fails, or if verification found a mismatch.
 ///
 /// # Errors
 /// What is wrong with the input, the output or the device.
@@ -204,17 +204,17 @@ struct Tensor<'a, S> {
     weight: Option<Weight>,
 }
 
-/// What is known of a tensor that is quantised. Its chunks come in any order.
+/// What is known of a tensor that is quantized. Its chunks come in any order.
 struct Weight {
     dtype: DType,
-    /// How many chunks are not quantised yet.
+    /// How many chunks are not quantized yet.
     left: AtomicUsize,
     progress: Mutex<Progress>,
 }
 
 #[derive(Default)]
 struct Progress {
-    /// All scales, once the first chunk has come, if they are quantised themselves.
+    /// All scales, once the first chunk has come, if they are quantized themselves.
     scales: Vec<f32>,
     /// By chunk, so that sums do not depend on the order in which chunks come.
     errors: Vec<ErrorStats>,
@@ -225,9 +225,9 @@ struct Progress {
 enum Task<'t, S> {
     /// Takes bytes of a tensor over.
     Copy(&'t Tensor<'t, S>, Range<u64>),
-    /// Quantises a chunk of a weight.
-    Quantise(Chunk<'t, S>),
-    /// Measures what a chunk became with these scales of the weight, which are known only when all of it is quantised.
+    /// Quantizes a chunk of a weight.
+    Quantize(Chunk<'t, S>),
+    /// Measures what a chunk became with these scales of the weight, which are known only when all of it is quantized.
     Review(Chunk<'t, S>, Arc<[f32]>),
 }
 
@@ -348,7 +348,7 @@ impl Job<'_> {
     fn first_tasks<'t, S: Storage>(&self, tensor: &'t Tensor<'t, S>) -> Vec<Task<'t, S>> {
         match &tensor.weight {
             None => pieces(tensor.info.bytes()).map(|range| Task::Copy(tensor, range)).collect(),
-            Some(weight) => Chunk::all(tensor, weight, self.options).map(Task::Quantise).collect(),
+            Some(weight) => Chunk::all(tensor, weight, self.options).map(Task::Quantize).collect(),
         }
     }
 
@@ -366,9 +366,9 @@ impl Job<'_> {
                 copy(lane, piece, &mut buffers.input, tensor.writer, tensor.item.first, self.observer)?;
                 Ok(Vec::new())
             }
-            Task::Quantise(chunk) => {
+            Task::Quantize(chunk) => {
                 self.observer.begin(&chunk.tensor.info.name);
-                self.quantise(&chunk, lane, buffers)?;
+                self.quantize(&chunk, lane, buffers)?;
                 let elements = chunk.range.end - chunk.range.start;
                 self.observer.advance(elements * chunk.weight.dtype.bytes() as u64);
                 // The last chunk of a weight completes it.
@@ -384,7 +384,7 @@ impl Job<'_> {
                 chunk.read_codes(lane, &mut buffers.groups.codes)?;
                 let codes = &buffers.groups.codes.held()[..chunk.elements()?.div_ceil(2)];
                 let scales = &scales[chunk.groups(self.options.method())?];
-                // Formats whose scales are quantised have no zero points.
+                // Formats whose scales are quantized have no zero points.
                 let groups = Groups { codes, scales, zero_points: &[] };
                 self.review(&chunk, x, groups, lane, &mut buffers.values)?;
                 Ok(Vec::new())
@@ -393,7 +393,7 @@ impl Job<'_> {
     }
 
     /// From the chunk in the input to its codes and scales.
-    fn quantise<S: Storage>(
+    fn quantize<S: Storage>(
         &self,
         chunk: &Chunk<'_, S>,
         lane: &mut dyn Lane,
@@ -408,7 +408,7 @@ impl Job<'_> {
             let (file, name) = (chunk.tensor.shard.path(), &chunk.tensor.info.name);
             return Err(CheckpointError::tensor(file, name, defect).into());
         }
-        lane.quantise(x, chunk.weight.dtype, method, groups)?;
+        lane.quantize(x, chunk.weight.dtype, method, groups)?;
         let writer = chunk.tensor.writer;
         writer.write_at(first, chunk.range.start / 2, groups.groups(elements).codes)?;
         if self.options.verify {
@@ -448,7 +448,7 @@ impl Job<'_> {
         let mut found = Mismatches::default();
         if self.options.verify {
             let values = values.fit(lane, x.len())?;
-            lane.dequantise(groups, chunk.weight.dtype, method, values)?;
+            lane.dequantize(groups, chunk.weight.dtype, method, values)?;
             compare_values(values, chunk.weight.dtype, method, groups, &mut found);
         }
         let mut progress = chunk.progress();
@@ -457,7 +457,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Writes what is known only when all chunks of a weight are quantised; gives the scales in effect if they are quantised too.
+    /// Writes what is known only when all chunks of a weight are quantized; gives the scales in effect if they are quantized too.
     fn complete<S: Storage>(
         &self,
         chunk: &Chunk<'_, S>,

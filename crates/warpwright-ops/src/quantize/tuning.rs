@@ -16,7 +16,7 @@ const MAX_BYTES_PER_THREAD: usize = 512;
 /// How the fused kernel lays a group over a warp: `lanes` neighbouring lanes hold `vectors` vectors of `width`
 /// elements each, vector by vector across the lanes, so that every access of a group is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct QuantiseTile {
+pub struct QuantizeTile {
     /// Elements of one vector access.
     pub width: u32,
     /// Vectors of a group that one lane holds.
@@ -31,7 +31,7 @@ pub struct QuantiseTile {
     pub min_blocks: Option<u32>,
 }
 
-impl QuantiseTile {
+impl QuantizeTile {
     /// Elements of a group.
     pub const fn group_size(self) -> u32 {
         self.width * self.vectors * self.lanes
@@ -52,7 +52,7 @@ impl QuantiseTile {
 ///
 /// Four vectors in flight per thread hide the chain from load to store; integer codes of 16-bit elements need so few
 /// instructions that more warps with two vectors each are faster. Both were measured with the register bounds below.
-pub fn quantise_tile(scheme: Scheme, dtype: DType, group_size: usize) -> Option<QuantiseTile> {
+pub fn quantize_tile(scheme: Scheme, dtype: DType, group_size: usize) -> Option<QuantizeTile> {
     let widest = 16 / dtype.bytes();
     let width = widest.min(group_size);
     if width < 2 || !group_size.is_multiple_of(width) || !width.is_power_of_two() {
@@ -79,7 +79,7 @@ pub fn quantise_tile(scheme: Scheme, dtype: DType, group_size: usize) -> Option<
         _ => (1, None),
     };
     let (width, vectors, lanes) = (width as u32, vectors as u32, lanes as u32);
-    Some(QuantiseTile { width, vectors, lanes, rounds, threads: THREADS, min_blocks })
+    Some(QuantizeTile { width, vectors, lanes, rounds, threads: THREADS, min_blocks })
 }
 
 /// Group sizes whose fused kernels are part of the catalogue: those that checkpoints use.
@@ -109,9 +109,9 @@ pub const fn scale_tile(group_size: usize) -> ScaleTile {
     if group_size < WARP { ScaleTile::Thread } else { ScaleTile::Warp }
 }
 
-/// How the kernel that dequantises finds an element's group.
+/// How the kernel that dequantizes finds an element's group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DequantiseConfig {
+pub struct DequantizeConfig {
     /// Elements that are written as one vector; 2 for any alignment.
     pub width: u32,
     /// Vectors of a thread, one after the other.
@@ -122,7 +122,7 @@ pub struct DequantiseConfig {
     pub power_of_two: bool,
 }
 
-impl DequantiseConfig {
+impl DequantizeConfig {
     /// Elements that a block takes.
     pub const fn elements_per_block(self) -> u32 {
         self.width * self.rounds * THREADS
@@ -135,15 +135,15 @@ impl DequantiseConfig {
 }
 
 /// The configurations for groups of `group_size`, best first; the last one takes any alignment.
-pub fn dequantise_configs(dtype: DType, group_size: usize) -> Vec<DequantiseConfig> {
+pub fn dequantize_configs(dtype: DType, group_size: usize) -> Vec<DequantizeConfig> {
     let width = 16 / dtype.bytes();
     let power_of_two = group_size.is_power_of_two();
-    let wide = group_size.is_multiple_of(width).then_some(DequantiseConfig {
+    let wide = group_size.is_multiple_of(width).then_some(DequantizeConfig {
         width: width as u32,
         rounds: 2,
         one_group: true,
         power_of_two,
     });
-    let any = DequantiseConfig { width: 2, rounds: 1, one_group: false, power_of_two };
+    let any = DequantizeConfig { width: 2, rounds: 1, one_group: false, power_of_two };
     wide.into_iter().chain([any]).collect()
 }

@@ -1,9 +1,9 @@
-//! Quantised weights as they lie in a checkpoint: which keys they have, what the keys hold, and reading them back.
+//! Quantized weights as they lie in a checkpoint: which keys they have, what the keys hold, and reading them back.
 //!
 //! | scheme | keys besides `weight` (u8 \[ceil(n/2), 1\]) |
 //! |---|---|
 //! | bitsandbytes | `.absmax` f32 \[ceil(n/block)\], `.quant_map` f32 \[16\], `.quant_state.bitsandbytes__nf4` or `__fp4` u8 (JSON) |
-//! | the same, double-quantised | `.absmax` is u8; also `.nested_absmax` f32, `.nested_quant_map` f32 \[256\] |
+//! | the same, double-quantized | `.absmax` is u8; also `.nested_absmax` f32, `.nested_quant_map` f32 \[256\] |
 //! | int4 | `.scale` f32 \[ceil(n/group)\], `.zero_point` u8 of the same shape if asymmetric, `.quant_state.warpwright__int4` u8 (JSON) |
 //!
 //! Groups run over the flat row-major tensor; the last one may be short.
@@ -48,7 +48,7 @@ pub struct BnbState {
     pub dtype: String,
     /// The shape that it had.
     pub shape: Vec<u64>,
-    /// Block maxima of a block of block maxima, if they are quantised too.
+    /// Block maxima of a block of block maxima, if they are quantized too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nested_blocksize: Option<u64>,
     /// Type of the nested maxima.
@@ -87,7 +87,7 @@ pub struct Int4State {
     pub shape: Vec<u64>,
 }
 
-/// How a weight is quantised.
+/// How a weight is quantized.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scheme {
     /// As bitsandbytes does it.
@@ -144,11 +144,11 @@ impl Scheme {
         }
     }
 
-    /// A line for people, such as `bnb-nf4, blocks of 64, double-quantised`.
+    /// A line for people, such as `bnb-nf4, blocks of 64, double-quantized`.
     pub fn describe(&self) -> String {
         match self {
             Self::Bnb(state) => {
-                let nested = if state.nested_blocksize.is_some() { ", double-quantised" } else { "" };
+                let nested = if state.nested_blocksize.is_some() { ", double-quantized" } else { "" };
                 format!("{}, blocks of {}{nested}", self.name(), state.blocksize)
             }
             Self::Int4(state) => {
@@ -208,12 +208,12 @@ impl Scheme {
     }
 }
 
-/// A quantised weight of a file, checked: every part is there with the type and size that the scheme asks for.
+/// A quantized weight of a file, checked: every part is there with the type and size that the scheme asks for.
 #[derive(Clone, Debug)]
-pub struct QuantisedWeight {
+pub struct QuantizedWeight {
     /// The weight's key.
     pub name: String,
-    /// How it is quantised.
+    /// How it is quantized.
     pub scheme: Scheme,
     /// Number of elements before packing.
     pub elements: u64,
@@ -221,7 +221,7 @@ pub struct QuantisedWeight {
     pub dtype: DType,
 }
 
-impl QuantisedWeight {
+impl QuantizedWeight {
     /// Number of scales.
     pub const fn groups(&self) -> u64 {
         self.elements.div_ceil(self.scheme.group_size())
@@ -241,20 +241,20 @@ pub const NESTED_BLOCK: u64 = 256;
 /// The longest state that is read: a few numbers and a shape.
 const LONGEST_STATE: u64 = 64 * 1024;
 
-/// Finds and checks the quantised weights of a checkpoint. The parts of one weight may lie in different shards.
+/// Finds and checks the quantized weights of a checkpoint. The parts of one weight may lie in different shards.
 ///
 /// # Errors
 /// The first weight whose parts do not fit together.
-pub fn find_quantised(checkpoint: &Checkpoint) -> Result<Vec<QuantisedWeight>, CheckpointError> {
+pub fn find_quantized(checkpoint: &Checkpoint) -> Result<Vec<QuantizedWeight>, CheckpointError> {
     let mut found = Vec::new();
     for at in checkpoint.tensors() {
         if let Some((base, suffix)) = state_of(&at.tensor.name) {
             found.push(read_state(checkpoint, at, base, suffix)?);
         }
     }
-    found.sort_by(|a: &QuantisedWeight, b| a.name.cmp(&b.name));
+    found.sort_by(|a: &QuantizedWeight, b| a.name.cmp(&b.name));
     if let Some(pair) = found.windows(2).find(|pair| pair[0].name == pair[1].name) {
-        let defect = Defect::Scheme { message: "has two quantisation states".to_owned() };
+        let defect = Defect::Scheme { message: "has two quantization states".to_owned() };
         return Err(CheckpointError::tensor(checkpoint.folder(), &pair[0].name, defect));
     }
     Ok(found)
@@ -265,7 +265,7 @@ fn read_state(
     at: Located<'_>,
     base: &str,
     suffix: &str,
-) -> Result<QuantisedWeight, CheckpointError> {
+) -> Result<QuantizedWeight, CheckpointError> {
     let wrong = |message: String| {
         CheckpointError::tensor(at.shard.path(), &at.tensor.name, Defect::Scheme { message })
     };
@@ -291,7 +291,7 @@ fn read_state(
         wrong(format!("state: dtype {:?} is not a floating-point type", scheme.torch_dtype()))
     })?;
     if u32::try_from(scheme.group_size()).is_ok_and(|size| size > 0) {
-        let weight = QuantisedWeight { name: base.to_owned(), scheme, elements, dtype };
+        let weight = QuantizedWeight { name: base.to_owned(), scheme, elements, dtype };
         check_parts(checkpoint, at, &weight)?;
         Ok(weight)
     } else {
@@ -320,7 +320,7 @@ fn check_bnb(state: &BnbState, suffix: &str) -> Result<(), String> {
 fn check_parts(
     checkpoint: &Checkpoint,
     at: Located<'_>,
-    weight: &QuantisedWeight,
+    weight: &QuantizedWeight,
 ) -> Result<(), CheckpointError> {
     let groups = weight.groups();
     let expect = |suffix: &str, dtype: StoredType, count: u64| -> Result<(), CheckpointError> {

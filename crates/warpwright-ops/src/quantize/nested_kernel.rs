@@ -56,22 +56,22 @@ impl KernelDef for MeanOfPartials {
 
 kernel_args! {
     /// Shifted values to 8-bit codes.
-    pub(super) struct QuantiseNestedArgs => QuantiseNestedParams {
+    pub(super) struct QuantizeNestedArgs => QuantizeNestedParams {
         x: In<f32>, offset: In<f32>, codes: Out<u8>, absmax: Out<f32>, n: u64
     }
 }
 
 /// One warp per block of 256 values.
-pub(super) struct QuantiseNested;
+pub(super) struct QuantizeNested;
 
-impl KernelDef for QuantiseNested {
-    type Args = QuantiseNestedArgs;
+impl KernelDef for QuantizeNested {
+    type Args = QuantizeNestedArgs;
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new("quantize_nested_f32".to_owned(), BlockDim::x(THREADS))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: QuantiseNestedParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, a: QuantizeNestedParams<'k>) {
         let bounds = k.constant_table::<f32>(&midpoints(&dynamic_map()).map(f32::to_bits));
         let offset = a.offset.get();
         let block = Index::affine(k, (k.block_idx_x(), THREADS / 32), (k.warp_idx(), 1)).to_u64();
@@ -106,22 +106,22 @@ impl KernelDef for QuantiseNested {
 
 kernel_args! {
     /// 8-bit codes to values.
-    pub(super) struct DequantiseNestedArgs => DequantiseNestedParams {
+    pub(super) struct DequantizeNestedArgs => DequantizeNestedParams {
         codes: In<u8>, absmax: In<f32>, offset: In<f32>, y: Out<f32>, n: u64
     }
 }
 
 /// One value per thread.
-pub(super) struct DequantiseNested;
+pub(super) struct DequantizeNested;
 
-impl KernelDef for DequantiseNested {
-    type Args = DequantiseNestedArgs;
+impl KernelDef for DequantizeNested {
+    type Args = DequantizeNestedArgs;
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new("dequantize_nested_f32".to_owned(), BlockDim::x(THREADS))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: DequantiseNestedParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, a: DequantizeNestedParams<'k>) {
         let map = k.constant_table::<f32>(&dynamic_map().map(f32::to_bits));
         elementwise(k, a.n, 1, |i, _| {
             let value = map.at(a.codes.at(i).get()).get();

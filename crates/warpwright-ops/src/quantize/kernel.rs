@@ -1,12 +1,12 @@
 //! The kernels. Groups lie over lanes of a warp, so a group's scale takes a few shuffles; codes of NF4 and FP4 come from
-//! tables that the warp holds in its registers (see `docs/performance/quantise.md`).
+//! tables that the warp holds in its registers (see `docs/performance/quantize.md`).
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, WarpTable, bounded_blocks};
 
 use super::coder::{Coder, Extremes, GroupScale, Vector};
 use super::tables::{BUCKETS, FP4, NF4};
-use super::tuning::{DequantiseConfig, QuantiseTile, ScaleTile, THREADS};
+use super::tuning::{DequantizeConfig, QuantizeTile, ScaleTile, THREADS};
 use super::{NibbleOrder, Scheme};
 
 /// An f32 with this added to a small integer has the integer in its low bits.
@@ -14,21 +14,21 @@ const INTEGER_BITS: f64 = 8_388_608.0;
 
 kernel_args! {
     /// Elements to codes and scales, each read once.
-    pub(super) struct QuantiseArgs => QuantiseParams {
+    pub(super) struct QuantizeArgs => QuantizeParams {
         x: In<Elem>, codes: Out<u8>, scales: Out<Elem>, zero_points: Out<u8>, n: u64
     }
 }
 
-/// Quantises groups that lie over whole vectors of a warp.
-pub(super) struct Quantise {
+/// Quantizes groups that lie over whole vectors of a warp.
+pub(super) struct Quantize {
     pub(super) scheme: Scheme,
     pub(super) dtype: DType,
     pub(super) order: NibbleOrder,
-    pub(super) tile: QuantiseTile,
+    pub(super) tile: QuantizeTile,
 }
 
-impl KernelDef for Quantise {
-    type Args = QuantiseArgs;
+impl KernelDef for Quantize {
+    type Args = QuantizeArgs;
 
     fn spec(&self) -> KernelSpec {
         let (scheme, order, group) = (self.scheme.name(), order_name(self.order), self.tile.group_size());
@@ -40,13 +40,13 @@ impl KernelDef for Quantise {
         .min_blocks_per_sm(self.tile.min_blocks)
     }
 
-    fn build<'k>(&self, k: K<'k>, a: QuantiseParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, a: QuantizeParams<'k>) {
         accumulate!(self.scheme.scale_dtype(self.dtype), |A| self.body::<A>(k, a));
     }
 }
 
-impl Quantise {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: QuantiseParams<'k>)
+impl Quantize {
+    fn body<'k, A: Float>(&self, k: K<'k>, a: QuantizeParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -56,11 +56,11 @@ impl Quantise {
         });
     }
 
-    fn block<'k, A: Float>(&self, k: K<'k>, a: QuantiseParams<'k>, coder: &Coder<'k>, bounded: bool)
+    fn block<'k, A: Float>(&self, k: K<'k>, a: QuantizeParams<'k>, coder: &Coder<'k>, bounded: bool)
     where
         Elem: Access<A>,
     {
-        let QuantiseTile { width, vectors, lanes, rounds, .. } = self.tile;
+        let QuantizeTile { width, vectors, lanes, rounds, .. } = self.tile;
         let (block, thread) = (k.block_idx_x(), k.thread_idx());
         // Lanes of a group are neighbours; where a group has more vectors than lanes, the warp takes them in turn.
         // What a warp takes lies together, its scales too.
@@ -113,7 +113,7 @@ impl Quantise {
     }
 
     /// Writes a vector's codes, or the bytes of them that lie before the end.
-    fn store_codes<'k>(&self, k: K<'k>, a: QuantiseParams<'k>, at: Index<'k>, word: U32<'k>, bounded: bool) {
+    fn store_codes<'k>(&self, k: K<'k>, a: QuantizeParams<'k>, at: Index<'k>, word: U32<'k>, bounded: bool) {
         let bytes = a.codes.at(at.div_exact(2));
         if bounded {
             let first = at.to_u64();
@@ -145,7 +145,7 @@ impl Quantise {
     }
 
     /// A vector with zeros past the end.
-    fn load_or_zero<'k, A: Float>(&self, k: K<'k>, a: QuantiseParams<'k>, at: Index<'k>) -> Vector<'k, A>
+    fn load_or_zero<'k, A: Float>(&self, k: K<'k>, a: QuantizeParams<'k>, at: Index<'k>) -> Vector<'k, A>
     where
         Elem: Access<A>,
     {
@@ -279,24 +279,24 @@ impl Codes {
 
 kernel_args! {
     /// Codes and scales to elements. `divisor` is the group size, or its logarithm.
-    pub(super) struct DequantiseArgs => DequantiseParams {
+    pub(super) struct DequantizeArgs => DequantizeParams {
         codes: In<u8>, scales: In<Elem>, zero_points: In<u8>, y: Out<Elem>, n: u64, divisor: u64
     }
 }
 
 /// Writes one vector of elements per thread.
-pub(super) struct Dequantise {
+pub(super) struct Dequantize {
     pub(super) scheme: Scheme,
     pub(super) dtype: DType,
     pub(super) order: NibbleOrder,
-    pub(super) config: DequantiseConfig,
+    pub(super) config: DequantizeConfig,
 }
 
-impl KernelDef for Dequantise {
-    type Args = DequantiseArgs;
+impl KernelDef for Dequantize {
+    type Args = DequantizeArgs;
 
     fn spec(&self) -> KernelSpec {
-        let DequantiseConfig { width, one_group, power_of_two, .. } = self.config;
+        let DequantizeConfig { width, one_group, power_of_two, .. } = self.config;
         let find = if power_of_two { "shift" } else { "divide" };
         let share = if one_group { "x" } else { "any" };
         let (scheme, order) = (self.scheme.name(), order_name(self.order));
@@ -307,13 +307,13 @@ impl KernelDef for Dequantise {
         .dtypes(dtypes("y", self.scheme, self.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: DequantiseParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, a: DequantizeParams<'k>) {
         accumulate!(self.scheme.scale_dtype(self.dtype), |A| self.body::<A>(k, a));
     }
 }
 
-impl Dequantise {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: DequantiseParams<'k>)
+impl Dequantize {
+    fn body<'k, A: Float>(&self, k: K<'k>, a: DequantizeParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -340,7 +340,7 @@ impl Dequantise {
     fn whole<'k, A: Float>(
         &self,
         k: K<'k>,
-        a: DequantiseParams<'k>,
+        a: DequantizeParams<'k>,
         rounds: &[Index<'k>],
         values: &Option<WarpTable<'k, f32>>,
     ) where
@@ -368,7 +368,7 @@ impl Dequantise {
     fn bounded<'k, A: Float>(
         &self,
         k: K<'k>,
-        a: DequantiseParams<'k>,
+        a: DequantizeParams<'k>,
         at: Index<'k>,
         values: &Option<WarpTable<'k, f32>>,
     ) where
@@ -386,7 +386,7 @@ impl Dequantise {
     }
 
     /// The bytes of a vector that lie before the end.
-    fn tail_codes<'k>(&self, k: K<'k>, a: DequantiseParams<'k>, first: U64<'k>, at: Index<'k>) -> U32<'k> {
+    fn tail_codes<'k>(&self, k: K<'k>, a: DequantizeParams<'k>, first: U64<'k>, at: Index<'k>) -> U32<'k> {
         let mut word = k.lit(0u32);
         for byte in 0..self.config.width / 2 {
             let inside = (first + u64::from(2 * byte)).lt(a.n);
@@ -398,7 +398,7 @@ impl Dequantise {
     }
 
     /// Scale and zero point of the group of an element.
-    fn group<'k, A: Float>(&self, k: K<'k>, a: DequantiseParams<'k>, i: U64<'k>) -> (Reg<'k, A>, Reg<'k, A>)
+    fn group<'k, A: Float>(&self, k: K<'k>, a: DequantizeParams<'k>, i: U64<'k>) -> (Reg<'k, A>, Reg<'k, A>)
     where
         Elem: Access<A>,
     {

@@ -14,11 +14,11 @@ use super::open_quiet;
 use crate::args::QuantizeArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::atomic::write_whole;
-use crate::checkpoint::quantised::find_quantised;
+use crate::checkpoint::quantized::find_quantized;
 use crate::convert::CHUNK;
 use crate::convert::destination::Destination;
 use crate::convert::device::DeviceKernels;
-use crate::convert::quantise::{self, Options, Summary};
+use crate::convert::quantize::{self, Options, Summary};
 use crate::error::{Error, Outcome};
 use crate::paths::{Shown, check_conversion};
 use crate::report::{self, Title};
@@ -41,7 +41,7 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
     };
     let demo = args.input.is_none().then(Demo::write).transpose()?;
     if demo.is_some() {
-        console.note("no checkpoint is named: quantising the synthetic one of `warpwright demo`");
+        console.note("no checkpoint is named: quantizing the synthetic one of `warpwright demo`");
     }
     let input: &Path = match (&args.input, &demo) {
         (Some(input), _) => input,
@@ -49,7 +49,7 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
     };
     let checkpoint = Checkpoint::open(input)?;
     check_conversion(input, &checkpoint, &args.output, args.report.as_deref(), args.force)?;
-    refuse_quantised(input, &checkpoint)?;
+    refuse_quantized(input, &checkpoint)?;
     note_idle_globs(args, &checkpoint, console);
     let output = Destination::new(input, &checkpoint, &args.output, args.force)?;
     let shown = Shown(output.shown()).to_string();
@@ -59,16 +59,16 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
     let summary = {
         let bytes = checkpoint.tensors().map(|at| at.tensor.bytes()).sum();
         let progress = console.progress(bytes);
-        quantise::run(&checkpoint, output, &options, &kernels, &progress)?
+        quantize::run(&checkpoint, output, &options, &kernels, &progress)?
     };
     let seconds = started.elapsed().as_secs_f64();
     let wrong = summary.has_mismatches();
     for note in &summary.notes {
         console.note(note);
     }
-    if summary.quantised().next().is_none() {
+    if summary.quantized().next().is_none() {
         console.note(
-            "no tensor was quantised: none is a non-empty 2-D weight of type F32, F16 or BF16 outside --skip",
+            "no tensor was quantized: none is a non-empty 2-D weight of type F32, F16 or BF16 outside --skip",
         );
     }
     if let Some(path) = args.report.as_ref().filter(|_| !wrong) {
@@ -166,14 +166,14 @@ fn note_idle_globs(args: &QuantizeArgs, checkpoint: &Checkpoint, console: &Conso
     }
 }
 
-/// The tensors of a quantised weight are no weights, although some of them look like it.
-fn refuse_quantised(input: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
-    let own = find_quantised(checkpoint)?.first().map(|weight| weight.scheme.name());
+/// The tensors of a quantized weight are no weights, although some of them look like it.
+fn refuse_quantized(input: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
+    let own = find_quantized(checkpoint)?.first().map(|weight| weight.scheme.name());
     match own.or_else(|| foreign_schemes(checkpoint).keys().next().copied()) {
         None => Ok(()),
         Some(scheme) => Err(Error::usage(
-            format!("{}: is quantised already ({scheme})", Shown(input)),
-            "quantise the original checkpoint, or dequantise this one first",
+            format!("{}: is quantized already ({scheme})", Shown(input)),
+            "quantize the original checkpoint, or dequantize this one first",
         )),
     }
 }
@@ -181,7 +181,7 @@ fn refuse_quantised(input: &Path, checkpoint: &Checkpoint) -> Result<(), Error> 
 fn description(options: &Options) -> String {
     let mut text = format!("{}, {} of {}", options.format.name(), unit(options), options.block_size);
     if options.double_quant {
-        text.push_str(", double-quantised");
+        text.push_str(", double-quantized");
     }
     if !options.format.is_bnb() {
         text.push_str(if options.asymmetric { ", asymmetric" } else { ", symmetric" });
@@ -214,7 +214,7 @@ fn print(
         columns.push(("mismatches", Align::Right));
     }
     let mut table = console.table(&columns);
-    for (tensor, error) in summary.quantised() {
+    for (tensor, error) in summary.quantized() {
         let mut row = vec![
             super::printable(&tensor.name),
             shape_text(&tensor.shape),
@@ -231,15 +231,15 @@ fn print(
     }
     console.line(table)?;
     let (before, after) = summary.bytes();
-    let quantised = summary.quantised().count();
-    let copied = summary.tensors.len() - quantised;
+    let quantized = summary.quantized().count();
+    let copied = summary.tensors.len() - quantized;
     let verified = match (options.verify, summary.has_mismatches()) {
         (false, _) => "",
         (true, false) => ", verified against the reference",
         (true, true) => ", VERIFICATION FAILED",
     };
     console.line(format_args!(
-        "\n{quantised} tensors quantised ({}), {copied} copied, relative error {:.5}{verified}",
+        "\n{quantized} tensors quantized ({}), {copied} copied, relative error {:.5}{verified}",
         description(options),
         summary.error().relative()
     ))?;
@@ -266,7 +266,7 @@ fn as_json(
                 "name": tensor.name,
                 "shape": tensor.shape,
                 "dtype": tensor.dtype.name(),
-                "quantised": tensor.error.is_some(),
+                "quantized": tensor.error.is_some(),
                 "bytes": tensor.bytes_in,
                 "bytes_after": tensor.bytes_out,
                 "relative_error": tensor.error.map(|error| error.relative()),

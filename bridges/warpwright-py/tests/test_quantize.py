@@ -1,4 +1,4 @@
-"""Quantisation on numpy arrays, against a plain implementation of the formats."""
+"""Quantization on numpy arrays, against a plain implementation of the formats."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{open_quiet, printable};
 use crate::args::DequantizeArgs;
 use crate::checkpoint::Checkpoint;
-use crate::convert::dequantise;
+use crate::convert::dequantize;
 use crate::convert::destination::Destination;
 use crate::convert::device::DeviceKernels;
 use crate::error::{Error, Outcome};
@@ -29,7 +29,7 @@ pub fn run(args: &DequantizeArgs, console: &mut Console) -> Result<Outcome, Erro
     let summary = {
         let bytes = checkpoint.tensors().map(|at| at.tensor.bytes()).sum();
         let progress = console.progress(bytes);
-        dequantise::run(&checkpoint, output, args.dtype, &kernels, &progress)?
+        dequantize::run(&checkpoint, output, args.dtype, &kernels, &progress)?
     };
     let seconds = started.elapsed().as_secs_f64();
     for note in &summary.notes {
@@ -81,7 +81,7 @@ pub fn run(args: &DequantizeArgs, console: &mut Console) -> Result<Outcome, Erro
     let (restored, copied) = (summary.weights.len(), summary.copied);
     let written = summary.bytes;
     console.line(format_args!(
-        "\n{restored} tensors dequantised, {copied} copied to {shown} in {seconds:.2} s, {}, on {device}",
+        "\n{restored} tensors dequantized, {copied} copied to {shown} in {seconds:.2} s, {}, on {device}",
         human_rate(written, seconds)
     ))?;
     Ok(Outcome::Clean)

@@ -1,13 +1,13 @@
-//! Quantisation as Python functions.
+//! Quantization as Python functions.
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use warpwright::DType;
 use warpwright::plan::PlanCache;
-use warpwright::quantise::nested::{
+use warpwright::quantize::nested::{
     BLOCK, DequantizeNestedArgs, DequantizeNestedDesc, QuantizeNestedArgs, QuantizeNestedDesc, workspace_len,
 };
-use warpwright::quantise::{
+use warpwright::quantize::{
     DequantizeArgs, DequantizeDesc, NibbleOrder, QuantizeArgs, QuantizeDesc, Scheme, groups, packed_bytes,
 };
 
@@ -84,7 +84,7 @@ fn quantize<'py>(
     PyTuple::new(py, results)
 }
 
-/// What the caller says of the result of dequantisation.
+/// What the caller says of the result of dequantization.
 struct Request<'a, 'py> {
     shape: Option<&'a Object<'py>>,
     dtype: Option<&'a Object<'py>>,
@@ -157,7 +157,7 @@ fn expect_len(array: &Array<'_>, expected: usize) -> PyResult<()> {
 
 macro_rules! schemes {
     ($($quantize:ident, $dequantize:ident => $scheme:ident, $what:literal;)*) => {$(
-        #[doc = concat!("4-bit quantisation: ", $what)]
+        #[doc = concat!("4-bit quantization: ", $what)]
         ///
         /// x: float32, float64, float16 or bfloat16, any shape, n elements in row-major order; every `group_size` of them
         /// share a scale. Returns (codes, scales): uint8 [ceil(n / 2)], two codes a byte, and float32 (float64 for int4 of
@@ -178,7 +178,7 @@ macro_rules! schemes {
 
         #[doc = concat!("The elements that 4-bit codes stand for: ", $what)]
         ///
-        /// codes: uint8, ceil(n / 2) bytes of any shape; scales: one a group; both as the quantising function returns them.
+        /// codes: uint8, ceil(n / 2) bytes of any shape; scales: one a group; both as the quantizing function returns them.
         /// Returns n elements of `shape` (one dimension of two elements a byte without it) and `dtype` (that of the scales
         /// without it); both default to those of `out`.
         #[pyfunction]
@@ -206,7 +206,7 @@ schemes! {
     quantize_int4, dequantize_int4 => Int4Symmetric, "integers from -8 to 7, stored plus 8; a scale is the group's largest magnitude over 7.";
 }
 
-/// 4-bit quantisation: integers from 0 to 15 with a zero point per group, so that zero is always represented exactly.
+/// 4-bit quantization: integers from 0 to 15 with a zero point per group, so that zero is always represented exactly.
 ///
 /// x: float32, float64, float16 or bfloat16, any shape, n elements in row-major order; every `group_size` of them share a
 /// scale. Returns (codes, scales, zero_points): uint8 [ceil(n / 2)], float32 (float64 for float64) and uint8
@@ -249,7 +249,7 @@ pub(crate) fn dequantize_int4_asymmetric<'py>(
     dequantize(&g, codes, scales, Some(zero_points), &Request { shape, dtype, out, stream })
 }
 
-/// Nested statistics ("double quantisation"): block maxima in 8 bits, as bitsandbytes stores them.
+/// Nested statistics ("double quantization"): block maxima in 8 bits, as bitsandbytes stores them.
 ///
 /// absmax: float32, n elements (the scales of NF4 or FP4). Returns (codes, nested_absmax, offset): uint8 [n], float32
 /// [ceil(n / 256)] and float32 [1]. `out` is a triple.

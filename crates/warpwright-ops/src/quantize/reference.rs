@@ -13,9 +13,9 @@ pub const NESTED_BLOCK: usize = 256;
 /// The smallest block maximum that is divided by; smaller ones scale as if they were this.
 pub const MIN_ABSMAX: f32 = 1e-38;
 
-/// A quantised tensor: packed codes, one scale and, for asymmetric integers, one zero point per group.
+/// A quantized tensor: packed codes, one scale and, for asymmetric integers, one zero point per group.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Quantised<T> {
+pub struct Quantized<T> {
     /// Two codes per byte.
     pub codes: Vec<u8>,
     /// `absmax` of NF4 and FP4 blocks, the step of integer groups.
@@ -56,11 +56,11 @@ macro_rules! real {
 }
 real!(f32, f64);
 
-/// Quantises `x` in groups of `group_size` consecutive elements; the last group may be short.
+/// Quantizes `x` in groups of `group_size` consecutive elements; the last group may be short.
 ///
 /// The elements are first converted to `T`. A group without a number other than zero has scale 0 and the codes of
 /// zero; a NaN makes its group's scale NaN.
-pub fn quantise<T: Real>(x: &[f64], scheme: Scheme, group_size: usize, order: NibbleOrder) -> Quantised<T> {
+pub fn quantize<T: Real>(x: &[f64], scheme: Scheme, group_size: usize, order: NibbleOrder) -> Quantized<T> {
     let mut codes = Vec::with_capacity(x.len() + 1);
     let (mut scales, mut zero_points) = (Vec::new(), Vec::new());
     let mut group: Vec<T> = Vec::new();
@@ -103,12 +103,12 @@ pub fn quantise<T: Real>(x: &[f64], scheme: Scheme, group_size: usize, order: Ni
         });
     }
     let codes = codes.chunks_exact(2).map(|pair| order.pack(pair[0], pair[1])).collect();
-    Quantised { codes, scales, zero_points }
+    Quantized { codes, scales, zero_points }
 }
 
 /// The values that `n` packed codes stand for, before rounding to the output dtype.
-pub fn dequantise<T: Real>(
-    q: &Quantised<T>,
+pub fn dequantize<T: Real>(
+    q: &Quantized<T>,
     n: usize,
     scheme: Scheme,
     group: usize,
@@ -206,15 +206,15 @@ pub struct Nested {
     pub offset: f32,
 }
 
-/// Quantises block maxima to 8 bits: their mean is subtracted, then blocks of 256 take the dynamic map's nearest entry.
-pub fn quantise_nested(absmax: &[f32]) -> Nested {
+/// Quantizes block maxima to 8 bits: their mean is subtracted, then blocks of 256 take the dynamic map's nearest entry.
+pub fn quantize_nested(absmax: &[f32]) -> Nested {
     let offset = (absmax.iter().map(|v| f64::from(*v)).sum::<f64>() / absmax.len().max(1) as f64) as f32;
-    let (codes, nested) = quantise_nested_with(absmax, offset);
+    let (codes, nested) = quantize_nested_with(absmax, offset);
     Nested { codes, absmax: nested, offset }
 }
 
 /// The same with a given offset: codes and the maxima of the blocks.
-pub fn quantise_nested_with(absmax: &[f32], offset: f32) -> (Vec<u8>, Vec<f32>) {
+pub fn quantize_nested_with(absmax: &[f32], offset: f32) -> (Vec<u8>, Vec<f32>) {
     let mid = midpoints(&dynamic_map());
     let mut nested = Vec::new();
     let mut codes = Vec::with_capacity(absmax.len());
@@ -228,7 +228,7 @@ pub fn quantise_nested_with(absmax: &[f32], offset: f32) -> (Vec<u8>, Vec<f32>) 
 }
 
 /// The block maxima that nested statistics stand for: product and sum are each rounded.
-pub fn dequantise_nested(q: &Nested) -> Vec<f32> {
+pub fn dequantize_nested(q: &Nested) -> Vec<f32> {
     let map = dynamic_map();
     let value = |(i, c): (usize, &u8)| map[usize::from(*c)] * q.absmax[i / NESTED_BLOCK] + q.offset;
     q.codes.iter().enumerate().map(value).collect()

@@ -1,4 +1,4 @@
-//! 4-bit quantisation: NF4 and FP4 blocks as bitsandbytes stores them, and int4 groups. Quantise and dequantise.
+//! 4-bit quantization: NF4 and FP4 blocks as bitsandbytes stores them, and int4 groups. Quantize and dequantize.
 //!
 //! A tensor is read as one flat sequence in row-major order. Every `group_size` consecutive elements share one scale;
 //! the last group may be short. Two codes share a byte.
@@ -18,7 +18,7 @@
 //! A group of zeros has scale 0. A NaN in a group makes its scale NaN, so that all of it is NaN when it comes back; an
 //! infinity makes it infinite or NaN. The codes of such a group mean nothing. An odd tail is padded with the code of zero.
 //!
-//! [`nested`] quantises the block maxima themselves ("double quantisation").
+//! [`nested`] quantizes the block maxima themselves ("double quantization").
 
 mod coder;
 mod functions;
@@ -83,8 +83,8 @@ impl Scheme {
         matches!(self, Self::Int4Asymmetric)
     }
 
-    const fn op(self, quantises: bool) -> &'static str {
-        match (self, quantises) {
+    const fn op(self, quantizes: bool) -> &'static str {
+        match (self, quantizes) {
             (Self::Nf4, true) => "quantize_nf4",
             (Self::Nf4, false) => "dequantize_nf4",
             (Self::Fp4, true) => "quantize_fp4",
@@ -188,15 +188,15 @@ impl Operation for QuantizeDesc {
         ]);
         let n = len as u64;
         let mut variants = Vec::new();
-        if let Some(tile) = tuning::quantise_tile(scheme, dtype, group_size) {
-            let args = kernel::QuantiseArgs {
+        if let Some(tile) = tuning::quantize_tile(scheme, dtype, group_size) {
+            let args = kernel::QuantizeArgs {
                 x: QuantizeArgs::x.arg(),
                 codes: QuantizeArgs::codes.arg(),
                 scales: QuantizeArgs::scales.arg(),
                 zero_points: QuantizeArgs::zero_points.arg(),
                 n,
             };
-            let def = kernel::Quantise { scheme, dtype, order, tile };
+            let def = kernel::Quantize { scheme, dtype, order, tile };
             let step = step(op, &def, args, target, (len, tile.elements_per_block()))?;
             variants.push(Variant { alignment: 16, steps: step.into_iter().collect() });
         }
@@ -273,8 +273,8 @@ impl Operation for DequantizeDesc {
             DequantizeArgs::y.holds(dtype, len),
         ]);
         let mut variants = Vec::new();
-        for config in tuning::dequantise_configs(dtype, group_size) {
-            let args = kernel::DequantiseArgs {
+        for config in tuning::dequantize_configs(dtype, group_size) {
+            let args = kernel::DequantizeArgs {
                 codes: DequantizeArgs::codes.arg(),
                 scales: DequantizeArgs::scales.arg(),
                 zero_points: DequantizeArgs::zero_points.arg(),
@@ -286,7 +286,7 @@ impl Operation for DequantizeDesc {
                     group_size as u64
                 },
             };
-            let def = kernel::Dequantise { scheme, dtype, order, config };
+            let def = kernel::Dequantize { scheme, dtype, order, config };
             let step = step(op, &def, args, target, (len, config.elements_per_block()))?;
             variants.push(Variant { alignment: config.alignment(dtype), steps: step.into_iter().collect() });
         }

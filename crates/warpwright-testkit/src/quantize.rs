@@ -1,12 +1,12 @@
-//! Cases of 4-bit quantisation. Codes and scales must equal the reference exactly: the formats are defined to the bit.
+//! Cases of 4-bit quantization. Codes and scales must equal the reference exactly: the formats are defined to the bit.
 
 use std::sync::Arc;
 
-use warpwright_ops::quantise::nested::{
+use warpwright_ops::quantize::nested::{
     BLOCK, DequantizeNestedArgs, DequantizeNestedDesc, QuantizeNestedArgs, QuantizeNestedDesc, workspace_len,
 };
-use warpwright_ops::quantise::reference::{self, Nested, Quantised};
-use warpwright_ops::quantise::{
+use warpwright_ops::quantize::reference::{self, Nested, Quantized};
+use warpwright_ops::quantize::{
     DequantizeArgs, DequantizeDesc, NibbleOrder, QuantizeArgs, QuantizeDesc, Scheme, groups, packed_bytes,
 };
 use warpwright_ops::{Direction, Operation};
@@ -105,7 +105,7 @@ fn nested_lengths(scope: Scope) -> Vec<usize> {
     }
 }
 
-/// One quantised tensor.
+/// One quantized tensor.
 #[derive(Clone, Copy, Debug)]
 struct Packed {
     scheme: Scheme,
@@ -129,14 +129,14 @@ impl Packed {
     }
 
     /// The reference, with its scales in f64.
-    fn reference(&self, x: &[f64]) -> Quantised<f64> {
+    fn reference(&self, x: &[f64]) -> Quantized<f64> {
         let Self { scheme, group_size, order, .. } = *self;
         if self.scale_dtype() == DType::F64 {
-            return reference::quantise(x, scheme, group_size, order);
+            return reference::quantize(x, scheme, group_size, order);
         }
-        let Quantised { codes, scales, zero_points } =
-            reference::quantise::<f32>(x, scheme, group_size, order);
-        Quantised { codes, scales: scales.into_iter().map(f64::from).collect(), zero_points }
+        let Quantized { codes, scales, zero_points } =
+            reference::quantize::<f32>(x, scheme, group_size, order);
+        Quantized { codes, scales: scales.into_iter().map(f64::from).collect(), zero_points }
     }
 }
 
@@ -194,11 +194,11 @@ impl Subject for Dequantize {
         let plan = DequantizeDesc { scheme, dtype, group_size, order, len }.plan(bench.target())?;
         let q = p.reference(&p.values());
         let values: Vec<f64> = if p.scale_dtype() == DType::F64 {
-            reference::dequantise(&q, len, scheme, group_size, order)
+            reference::dequantize(&q, len, scheme, group_size, order)
         } else {
             let scales = q.scales.iter().map(|s| *s as f32).collect();
-            let q = Quantised { codes: q.codes.clone(), scales, zero_points: q.zero_points.clone() };
-            reference::dequantise(&q, len, scheme, group_size, order).into_iter().map(f64::from).collect()
+            let q = Quantized { codes: q.codes.clone(), scales, zero_points: q.zero_points.clone() };
+            reference::dequantize(&q, len, scheme, group_size, order).into_iter().map(f64::from).collect()
         };
         let expected: Vec<_> =
             values.into_iter().map(|v| Expected::exactly(storage::round(dtype, v))).collect();
@@ -255,7 +255,7 @@ impl Subject for QuantizeNested {
         })?;
         let values: Vec<f32> = values.iter().map(|v| *v as f32).collect();
         // The mean is a sum in another order: it may round the other way once. What follows is defined by it.
-        let mean = reference::quantise_nested(&values).offset;
+        let mean = reference::quantize_nested(&values).offset;
         let got = bench.read(&offset)?[0];
         let slack = f64::from(f32::EPSILON) * f64::from(mean).abs();
         let near = (got - f64::from(mean)).abs() <= slack;
@@ -265,7 +265,7 @@ impl Subject for QuantizeNested {
             &[Expected::exactly(f64::from(mean))],
             Bench::poison(DType::F32),
         );
-        let (want_codes, want_nested) = reference::quantise_nested_with(&values, got as f32);
+        let (want_codes, want_nested) = reference::quantize_nested_with(&values, got as f32);
         let want: Vec<_> = want_codes.iter().map(|c| Expected::exactly(f64::from(*c))).collect();
         let codes = bench.compare(&codes, &want)?;
         let want: Vec<_> = want_nested.iter().map(|c| Expected::exactly(f64::from(*c))).collect();
@@ -283,7 +283,7 @@ impl Subject for DequantizeNested {
         let len = self.len;
         let plan = DequantizeNestedDesc { len }.plan(bench.target())?;
         let values: Vec<f32> = block_maxima(len).iter().map(|v| *v as f32).collect();
-        let q: Nested = reference::quantise_nested(&values);
+        let q: Nested = reference::quantize_nested(&values);
         let f64s = |v: &[f32]| v.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
         let codes: Vec<f64> = q.codes.iter().map(|c| f64::from(*c)).collect();
         let codes = bench.input("codes", DType::U8, &codes, 0)?;
@@ -300,7 +300,7 @@ impl Subject for DequantizeNested {
             Ok(plan.launch(stream, args)?)
         })?;
         let expected: Vec<_> =
-            f64s(&reference::dequantise_nested(&q)).into_iter().map(Expected::exactly).collect();
+            f64s(&reference::dequantize_nested(&q)).into_iter().map(Expected::exactly).collect();
         bench.compare(&y, &expected)
     }
 }

@@ -13,7 +13,7 @@ use super::{
 use crate::Error;
 use crate::plan::PlanCache;
 
-/// A quantised tensor on a device, and what is needed to read it.
+/// A quantized tensor on a device, and what is needed to read it.
 #[derive(Debug)]
 pub struct Quantized {
     /// What a code stands for.
@@ -22,7 +22,7 @@ pub struct Quantized {
     pub group_size: usize,
     /// Order of the codes in a byte.
     pub order: NibbleOrder,
-    /// Shape of the tensor that was quantised.
+    /// Shape of the tensor that was quantized.
     pub shape: Vec<usize>,
     /// u8, two codes a byte.
     pub codes: Tensor,
@@ -32,7 +32,7 @@ pub struct Quantized {
     pub zero_points: Option<Tensor>,
 }
 
-/// Quantises `x` in groups of `group_size` consecutive elements.
+/// Quantizes `x` in groups of `group_size` consecutive elements.
 ///
 /// # Errors
 /// The element type is not a float, `group_size` is 0, or memory runs out.
@@ -82,7 +82,7 @@ pub fn dequantize(stream: &Stream, q: &Quantized, dtype: DType) -> Result<Tensor
     Ok(y)
 }
 
-/// Quantises block maxima (the `scales` of NF4 and FP4) to 8 bits.
+/// Quantizes block maxima (the `scales` of NF4 and FP4) to 8 bits.
 ///
 /// # Errors
 /// `absmax` is not f32, or memory runs out.
