@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use warpwright::activation::Activation;
-use warpwright::gemm::{Addend, GemmArgs, GemmDesc, Precision};
+use warpwright::matmul::{Addend, GemmArgs, GemmDesc, Precision};
 use warpwright::plan::PlanCache;
 
 use crate::array::Array;

@@ -1,8 +1,9 @@
 //! Which elements are dropped: a function of numbers, on the host as in kernels.
 
 use warpwright_dsl::Philox;
+use warpwright_runtime::{Stream, Tensor};
 
-use crate::PlanError;
+use crate::{Error, PlanError};
 
 /// Elements that are set to 0 at random while training; what is kept is multiplied by `1 / (1 - probability)`.
 ///
@@ -24,6 +25,12 @@ impl Dropout {
         let dropout = Self { probability: probability as f32, seed: 0, offset: 0 };
         dropout.check(op)?;
         Ok((dropout.threshold(), Self::scale(probability)))
+    }
+
+    /// Seed and offset on the device, as kernels read them: `[2]` in i64.
+    pub(crate) fn random(self, stream: &Stream) -> Result<Tensor, Error> {
+        let numbers = [self.seed, self.offset].map(u64::cast_signed);
+        Ok(Tensor::from_slice_on(stream, &numbers, &[2])?)
     }
 
     /// Fails if the probability is none.

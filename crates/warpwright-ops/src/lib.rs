@@ -3,6 +3,16 @@
 //! Each family is one folder with the same files: the descriptors and their plans (`mod.rs`), the kernels
 //! (`kernel.rs`), which of them runs when (`tuning.rs`), and the definition in plain f64 Rust (`reference.rs`).
 //!
+//! # The free functions
+//!
+//! They have one form. Forward, `op(stream, inputs.., options)`: where the gradient needs nothing but what the caller holds, the result is
+//! a tensor; otherwise it is an `..Output` with the result and what was saved. Backward, `op_backward(stream, inputs.., output, dy, options)`
+//! takes the same inputs and options, that output as it is, and the gradient of the result; it gives a tensor, or `..Gradients` with a
+//! field for each input. All normalizations share [`NormOutput`] and [`NormGradients`]. `inference: true` in the options saves nothing,
+//! and there is no backward pass then. Random numbers are a [`Dropout`], lengths of sequences are i32 on the device, wherever there are any.
+//!
+//! # Plans
+//!
 //! An operation is planned and then launched. Planning is pure: it needs no GPU, and the same descriptor and target give
 //! the same kernels everywhere. Launching checks the arguments and enqueues; it does not allocate or wait. The free
 //! functions ([`activation::gelu_erf`] and its neighbours) do both and allocate the result.
@@ -34,6 +44,7 @@ pub mod gemm;
 pub mod group_norm;
 pub mod layer_norm;
 pub mod local_response_norm;
+mod norm;
 pub mod plan;
 pub mod quantize;
 pub mod recurrent;
@@ -43,5 +54,6 @@ mod tensors;
 pub use catalogue::{Direction, Entry, catalogue};
 pub use dropout::Dropout;
 pub use error::{Error, PlanError};
+pub use norm::{NormGradients, NormOutput};
 pub use plan::{Binding, Operation, Plan};
 pub use tensors::Arguments;

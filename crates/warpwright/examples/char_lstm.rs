@@ -1,4 +1,4 @@
-//! Trains an LSTM to foretell the next character of a text, with this library alone, and lets it write.
+//! Trains an LSTM to predict the next character of a text, with this library alone, and lets it write.
 //!
 //! `cargo run --release --example char_lstm [TEXT]`: on a GPU two layers of 512 units read TEXT, by default a text that this
 //! example makes; without a GPU a tiny net runs in the emulator. It prints bits per character on the way and a sample at the
@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use warpwright::cross_entropy::{CrossEntropyOptions, cross_entropy, cross_entropy_backward};
 use warpwright::dsl::prelude::*;
-use warpwright::gemm::{MatmulOptions, matmul};
-use warpwright::recurrent::{Cell, OutputGradients, RecurrentInput, State, Weights};
-use warpwright::{Device, LaunchStep, Stream, Tensor, recurrent, recurrent_backward};
+use warpwright::matmul::{MatmulOptions, matmul};
+use warpwright::recurrent::{OutputGradients, RecurrentInput, RecurrentOptions, State, Weights};
+use warpwright::{Device, LaunchStep, Stream, Tensor, lstm, lstm_backward};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -134,7 +134,7 @@ impl Model {
         let x = self.one_hot(codes, self.sizes.batch)?;
         let layers = self.layers();
         let input = RecurrentInput::new(&x, &layers);
-        let out = recurrent(stream, Cell::Lstm, &input, true)?;
+        let out = lstm(stream, &input)?;
         let plain = MatmulOptions::default();
         let Some(last) = self.weights.last() else { return Ok(0.0) };
         let logits = matmul(stream, &out.y, &last.value, MatmulOptions { transpose_b: true, ..plain })?
@@ -147,7 +147,7 @@ impl Model {
         let shape = out.y.shape().to_vec();
         let dy = matmul(stream, &dlogits, &last.value, plain)?.reshape(&shape)?;
         let gradients = OutputGradients { dy: Some(&dy), ..OutputGradients::default() };
-        let back = recurrent_backward(stream, Cell::Lstm, &input, &out, gradients)?;
+        let back = lstm_backward(stream, &input, &out, gradients)?;
         let y = out.y.reshape(&[rows, hidden])?;
         let mut all = Vec::new();
         for layer in back.weights {
@@ -188,8 +188,9 @@ impl Model {
         for _ in 0..len {
             let x = self.one_hot(&[code], 1)?;
             let (h0, c0) = (state.as_ref().map(|s| &s.0), state.as_ref().map(|s| &s.1));
-            let input = RecurrentInput { state: State { h0, c0 }, ..RecurrentInput::new(&x, &layers) };
-            let out = recurrent(&self.stream, Cell::Lstm, &input, false)?;
+            let options = RecurrentOptions { inference: true, ..Default::default() };
+            let input = RecurrentInput { x: &x, weights: &layers, state: State { h0, c0 }, options };
+            let out = lstm(&self.stream, &input)?;
             let Some(last) = self.weights.last() else { break };
             let transposed = MatmulOptions { transpose_b: true, ..Default::default() };
             let logits = matmul(&self.stream, &out.y, &last.value, transposed)?;

@@ -28,7 +28,7 @@
 //! | [`activation`] | `relu`, `leaky_relu`, `gelu_tanh`, `gelu_erf`, `silu`, `sigmoid`, `tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | | `swiglu`, `geglu`, `geglu_tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@batch_norm`] | `batch_norm` (training), `batch_norm_evaluation`, residual and ReLU fused, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
-//! | [`gemm`] | `matmul`: products of matrices with transposes, batches, bias and activation; as a descriptor also with leading dimensions, alpha and beta | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@matmul`] | `matmul`: products of matrices with transposes, batches, bias and activation; as a descriptor also with leading dimensions, alpha and beta | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`group_norm`](mod@group_norm) | `group_norm` with optional silu, `instance_norm`, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
@@ -93,7 +93,7 @@
 //! # What is stable
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
-//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cross_entropy`], [`gemm`], [`group_norm`](mod@group_norm),
+//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cross_entropy`], [`mod@matmul`], [`group_norm`](mod@group_norm),
 //! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`mod@quantize`], [`mod@recurrent`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
@@ -116,10 +116,9 @@ pub use warpwright_ops::batch_norm::{
     self, batch_norm, batch_norm_backward, batch_norm_evaluation, batch_norm_evaluation_backward,
 };
 pub use warpwright_ops::cross_entropy::{self, cross_entropy, cross_entropy_backward};
-pub use warpwright_ops::gemm::{self, matmul};
+pub use warpwright_ops::gemm::{self as matmul, matmul};
 pub use warpwright_ops::group_norm::{
-    self, group_norm, group_norm_backward, group_norm_training, instance_norm, instance_norm_backward,
-    instance_norm_training,
+    self, group_norm, group_norm_backward, instance_norm, instance_norm_backward,
 };
 pub use warpwright_ops::layer_norm::{
     self, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward, row_norm, row_norm_backward,
@@ -127,10 +126,13 @@ pub use warpwright_ops::layer_norm::{
 pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
 pub use warpwright_ops::quantize::{self, dequantize, dequantize_nested, quantize, quantize_nested};
 pub use warpwright_ops::recurrent::{
-    self, gru, gru_cell, lstm, lstm_cell, recurrent, recurrent_backward, rnn, rnn_cell,
+    self, gru, gru_backward, gru_cell, gru_cell_backward, lstm, lstm_backward, lstm_cell, lstm_cell_backward,
+    recurrent, recurrent_backward, rnn, rnn_backward, rnn_cell, rnn_cell_backward,
 };
 pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softmax, softmax_backward};
-pub use warpwright_ops::{Direction, Dropout, Entry, Error, Operation, Plan, PlanError, catalogue, plan};
+pub use warpwright_ops::{
+    Direction, Dropout, Entry, Error, NormGradients, NormOutput, Operation, Plan, PlanError, catalogue, plan,
+};
 pub use warpwright_ptx::{DType, PtxVersion, Target};
 pub use warpwright_runtime::{
     ArgValue, Binding, Buffer, CacheStatistics, Counters, CudaDeviceInfo, CudaUnavailable, Device, DeviceId,

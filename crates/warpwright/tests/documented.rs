@@ -128,14 +128,77 @@ fn every_operation_has_its_functions() {
     for entry in warpwright::catalogue() {
         let name = match (entry.op, entry.direction) {
             ("gemm", _) => "matmul".to_owned(),
-            // One function for all schemes, and one for all cells.
+            // One function for all schemes.
             (op, _) if op.starts_with("quantize_") => "quantize".to_owned(),
             (op, _) if op.starts_with("dequantize_") => "dequantize".to_owned(),
-            ("lstm" | "gru" | "rnn", warpwright::Direction::Backward) => "recurrent_backward".to_owned(),
-            ("lstm_cell" | "gru_cell" | "rnn_cell", warpwright::Direction::Backward) => continue,
             (op, warpwright::Direction::Forward) => op.to_owned(),
             (op, warpwright::Direction::Backward) => format!("{op}_backward"),
         };
         assert!(words.contains(name.as_str()), "{} {}: no {name}", entry.op, entry.direction);
+    }
+}
+
+/// The doc comments of the free functions of a source file, by name; `$name` in a macro that defines several.
+fn function_docs(text: &str) -> Vec<(String, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let in_macro = |line: &&str| line.trim_start().starts_with("pub fn $");
+    let functions =
+        lines.iter().enumerate().filter(|(_, line)| line.starts_with("pub fn ") || in_macro(line));
+    let doc_of = |at: usize| {
+        let of_function = |line: &&&str| {
+            let line = line.trim_start();
+            line.starts_with("///") || line.starts_with("#[")
+        };
+        let mut doc: Vec<&str> = lines[..at].iter().rev().take_while(of_function).copied().collect();
+        doc.reverse();
+        doc.join("\n")
+    };
+    let name = |line: &str| {
+        let rest = line.trim_start().trim_start_matches("pub fn ");
+        rest.split(['(', '<']).next().unwrap_or_default().to_owned()
+    };
+    functions.map(|(at, line)| (name(line), doc_of(at))).collect()
+}
+
+/// Every free function of the facade says its shapes, element types and errors, and shows a call that the tests run.
+#[test]
+fn every_free_function_is_documented() {
+    let facade = read("crates/warpwright/src/lib.rs");
+    let mut exported = BTreeSet::new();
+    for part in facade.split("pub use warpwright_ops::").skip(1) {
+        let Some((_, list)) = part.split(';').next().unwrap_or_default().split_once("::") else { continue };
+        let names = list.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|name| !name.is_empty());
+        exported.extend(names.filter(|name| !["self", "as"].contains(name)).map(str::to_owned));
+    }
+    assert!(exported.len() > 60 && exported.contains("lstm_cell_backward"), "{exported:?}");
+    let (mut documented, mut macros) = (BTreeSet::new(), String::new());
+    for family in std::fs::read_dir(root().join("crates/warpwright-ops/src")).expect("families") {
+        let family = family.expect("an entry").path();
+        for file in ["functions.rs", "cell_functions.rs"] {
+            let Ok(text) = std::fs::read_to_string(family.join(file)) else { continue };
+            for (name, doc) in function_docs(&text) {
+                let place = format!("{name} of {}", family.display());
+                assert!(doc.contains("# Errors"), "{place} does not say its errors");
+                assert!(doc.contains("```") && doc.contains("let device"), "{place} has no example");
+                assert!(
+                    doc.contains("f32") || doc.contains("as for ["),
+                    "{place} does not say its element types"
+                );
+                let shapes = ["shape", "`[", "like"].iter().any(|word| doc.contains(word));
+                assert!(shapes || doc.contains("as for ["), "{place} does not say its shapes");
+                if name.starts_with('$') {
+                    macros.push_str(&text);
+                }
+                documented.insert(name);
+            }
+        }
+    }
+    for name in exported {
+        assert!(
+            documented.contains(&name)
+                || macros.contains(&format!("{name} => "))
+                || macros.contains(&format!("{name}, ")),
+            "{name} has no documentation"
+        );
     }
 }

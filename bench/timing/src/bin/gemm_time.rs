@@ -6,7 +6,7 @@
 //! `n` and `t` say how `a` and `b` lie; PART is a part of a kernel's name.
 
 use warpwright::activation::{Activation, ActivationDesc};
-use warpwright::gemm::{GemmDesc, Precision, tuning};
+use warpwright::matmul::{GemmDesc, Precision, tuning};
 use warpwright::plan::Access;
 use warpwright::{DType, Device, Error, Operation, Plan, Stream, Tensor};
 

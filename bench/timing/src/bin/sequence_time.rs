@@ -6,7 +6,7 @@
 //! DTYPE may be `tf32`: f32 with rounded factors. `layouts` times every layout that takes a row, or those with PART in their names,
 //! forward for training and backward apart.
 
-use warpwright::gemm::Precision;
+use warpwright::matmul::Precision;
 use warpwright::plan::Access;
 use warpwright::recurrent::tuning::{Schedule, layouts as every_layout};
 use warpwright::recurrent::{Cell, RecurrentBackwardDesc, RecurrentDesc};

@@ -8,12 +8,12 @@ use super::{
     AttentionInputs, AttentionOptions, OP, Packed, Paged, Window, statistics_type,
 };
 use crate::plan::{Layout, PlanCache, Real};
-use crate::{Error, PlanError};
+use crate::{Dropout, Error, PlanError};
 
 /// Masks and modifications of the scores, with their tensors; the default is none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scores<'a> {
-    /// The factor of the products; `None` is `1 / sqrt(head_dim)`.
+    /// The factor of the products, positive and finite; `None` is `1 / sqrt(head_dim)`.
     pub softmax_scale: Option<f64>,
     /// Whether a query sees no key after its position.
     pub causal: bool,
@@ -23,11 +23,12 @@ pub struct Scores<'a> {
     pub alignment: Alignment,
     /// `score = softcap tanh(score / softcap)`
     pub softcap: Option<f64>,
-    /// What is added: `[batch, heads, queries, keys]`, each of them may be 1.
+    /// Added to the scores: `[batch, heads, queries, keys]`, each of them may be 1, of the element type of `q`.
     pub bias: Option<TensorRef<'a>>,
     /// Slopes on the distance: `[heads]` or `[batch, heads]` in f32.
     pub slopes: Option<TensorRef<'a>>,
-    /// Keys of each sequence: `[batch]` in i32.
+    /// Keys of each sequence: `[batch]` in i32, from 0 to the keys that there are. They are read on the device, where they are cut
+    /// to that; [`check_key_lengths`](super::check_key_lengths) checks them on the host.
     pub key_lengths: Option<TensorRef<'a>>,
     /// Sequences one after the other in the rows of one batch.
     pub packed: Option<PackedRows<'a>>,
@@ -35,28 +36,35 @@ pub struct Scores<'a> {
     pub block_table: Option<TensorRef<'a>>,
     /// A logit of each head that takes part in the sum of exponentials and in nothing else: `[heads]` in f32.
     pub sinks: Option<TensorRef<'a>>,
-    /// The probability that a probability is dropped; then there are `random` numbers.
-    pub dropout: Option<f64>,
-    /// Seed and offset of what is dropped: `[2]` in i64.
-    pub random: Option<TensorRef<'a>>,
-    /// Whether [`attention_backward`] gives the gradient of the bias.
+    /// Probabilities that are dropped at random before they meet the values. `lse` is without.
+    pub dropout: Option<Dropout>,
+    /// Whether [`attention_backward`] gives the gradient of the bias, too.
     pub dbias: bool,
     /// Whether it gives that of the sinks.
     pub dsinks: bool,
 }
 
-/// What [`attention_backward`] gives.
+/// The result of [`attention`], and what its backward function takes.
 #[derive(Debug)]
-pub struct Gradients {
-    /// Of the queries.
+pub struct AttentionOutput {
+    /// The result, `[batch, queries, heads, head_dim]` with the head_dim of the values, of their element type.
+    pub o: Tensor,
+    /// The logarithm of the sum of exponentials of each query, `[batch, heads, queries]`, f32, or f64 for f64.
+    pub lse: Tensor,
+}
+
+/// The gradients of [`attention`], contiguous.
+#[derive(Debug)]
+pub struct AttentionGradients {
+    /// Of the queries, of their shape.
     pub dq: Tensor,
-    /// Of the keys.
+    /// Of the keys, of their shape.
     pub dk: Tensor,
-    /// Of the values.
+    /// Of the values, of their shape.
     pub dv: Tensor,
-    /// Of the bias, if it is wanted, summed over what it is broadcast over.
+    /// Of the bias, of its shape, if it is wanted: summed over the extents that are 1.
     pub dbias: Option<Tensor>,
-    /// Of the sinks, if it is wanted.
+    /// Of the sinks, `[heads]` in f32, if it is wanted.
     pub dsinks: Option<Tensor>,
 }
 
@@ -74,8 +82,11 @@ pub struct PackedRows<'a> {
 }
 
 impl<'a> Scores<'a> {
-    fn inputs(&self, q: TensorRef<'a>, k: TensorRef<'a>, v: TensorRef<'a>) -> AttentionInputs<'a> {
-        let Self { bias, slopes, key_lengths, packed, block_table, sinks, random, .. } = *self;
+    fn inputs<'b>(&self, [q, k, v]: [TensorRef<'b>; 3], random: Option<&'b Tensor>) -> AttentionInputs<'b>
+    where
+        'a: 'b,
+    {
+        let Self { bias, slopes, key_lengths, packed, block_table, sinks, .. } = *self;
         AttentionInputs {
             bias,
             slopes,
@@ -84,9 +95,14 @@ impl<'a> Scores<'a> {
             key_offsets: packed.map(|packed| packed.key_offsets),
             block_table,
             sinks,
-            random,
+            random: random.map(Tensor::as_ref),
             ..AttentionInputs::new(q, k, v)
         }
+    }
+
+    /// Seed and offset on the device.
+    fn random(&self, stream: &Stream) -> Result<Option<Tensor>, Error> {
+        self.dropout.map(|dropout| dropout.random(stream)).transpose()
     }
 
     fn options(&self) -> Result<AttentionOptions, PlanError> {
@@ -113,7 +129,7 @@ impl<'a> Scores<'a> {
                 .as_ref()
                 .map(|table| Paged { pages: table.shape().last().copied().unwrap_or(0) }),
             sinks: self.sinks.is_some(),
-            dropout: self.dropout.map(Real::new),
+            dropout: self.dropout.map(|dropout| Real::new(dropout.probability.into())),
         })
     }
 }
@@ -127,12 +143,7 @@ fn layout(parameter: &'static str, x: &TensorRef<'_>) -> Result<Layout, PlanErro
     })
 }
 
-fn describe(
-    q: &TensorRef<'_>,
-    k: &TensorRef<'_>,
-    v: &TensorRef<'_>,
-    scores: &Scores<'_>,
-) -> Result<AttentionDesc, PlanError> {
+fn describe([q, k, v]: &[TensorRef<'_>; 3], scores: &Scores<'_>) -> Result<AttentionDesc, PlanError> {
     let (q_layout, v_layout) = (layout("q", q)?, layout("v", v)?);
     let [batch, queries, heads, _] = q_layout.shape;
     Ok(AttentionDesc {
@@ -145,55 +156,100 @@ fn describe(
     })
 }
 
-/// `o` of `[batch, queries, heads, head_dim of v]` and `lse` of `[batch, heads, queries]`; see the
+/// `o = softmax(score) v` with `score = softmax_scale q k^T`, masked and modified as `scores` says (Vaswani et al. 2017,
+/// arXiv:1706.03762; Dao et al. 2022, arXiv:2205.14135), as `torch.nn.functional.scaled_dot_product_attention`; see the
 /// [module](crate::attention).
 ///
+/// `q` is `[batch, queries, heads, head_dim]`, `k` and `v` are `[batch, keys, num_kv_heads, head_dim]`, of f32, f64, f16 or bf16, tensors or
+/// views with any strides but 1 in the last dimension; `num_kv_heads` divides `heads`, and the head_dim of `v` may differ. A query
+/// that sees no key gives zeros.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::attention::Scores;
+/// use warpwright::{Device, Tensor, attention};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// // Two positions, one head of two elements: with a causal mask the first query sees the first key alone.
+/// let q = Tensor::from_slice(&device, &[0.0f32; 4], &[1, 2, 1, 2])?;
+/// let v = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 6.0], &[1, 2, 1, 2])?;
+/// let out = attention(&stream, &q, &q, &v, Scores { causal: true, ..Scores::default() })?;
+/// assert_eq!(out.o.to_vec_on::<f32>(&stream)?, [1.0, 2.0, 2.0, 4.0]);
+/// assert_eq!(out.lse.shape(), [1, 1, 2]);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
-/// Shapes do not fit each other, the element type or the head dimension is not supported, or memory runs out.
+/// [`Error::Plan`] if the shapes do not fit each other, a head_dim is beyond 256, a number of `scores` is out of its range, or the
+/// element type is none of those. [`Error::Runtime`] if a tensor of `scores` does not fit, or memory runs out.
 pub fn attention<'a>(
     stream: &Stream,
-    q: TensorRef<'a>,
-    k: TensorRef<'a>,
-    v: TensorRef<'a>,
-    scores: &Scores<'a>,
-) -> Result<(Tensor, Tensor), Error> {
+    q: impl Into<TensorRef<'a>>,
+    k: impl Into<TensorRef<'a>>,
+    v: impl Into<TensorRef<'a>>,
+    scores: Scores<'a>,
+) -> Result<AttentionOutput, Error> {
     static PLANS: PlanCache<AttentionDesc> = PlanCache::new();
-    let desc = describe(&q, &k, &v, scores)?;
+    let inputs = [q.into(), k.into(), v.into()];
+    let desc = describe(&inputs, &scores)?;
     let plan = PLANS.get(&desc, stream.device().target())?;
     let [batch, queries, heads, _] = desc.q.shape;
     let mut o = Tensor::empty_on(stream, desc.dtype, &desc.o.shape)?;
     let mut lse = Tensor::empty_on(stream, statistics_type(desc.dtype), &[batch, heads, queries])?;
-    let mut workspace = plan.workspace(stream)?;
+    let (random, mut workspace) = (scores.random(stream)?, plan.workspace(stream)?);
     let args = AttentionArgs {
-        inputs: scores.inputs(q, k, v),
+        inputs: scores.inputs(inputs, random.as_ref()),
         o: o.as_mut(),
         lse: lse.as_mut(),
         workspace: workspace.as_mut().map(Tensor::as_mut),
     };
     plan.launch(stream, args)?;
-    Ok((o, lse))
+    Ok(AttentionOutput { o, lse })
 }
 
-/// The gradients of queries, keys and values, and of bias and sinks if they are wanted, contiguous, from what [`attention`] took
-/// and gave and the gradient `dy` of its result.
+/// The gradients of [`attention`] from what it took, its `output`, and the gradient `dy` of `o`; of bias and sinks where `scores`
+/// asks for them.
+///
+/// `dy` is `[batch, queries, heads, head_dim]`, like `o`; the gradients are of the shapes of `q`, `k` and `v` and of their element type,
+/// f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::attention::Scores;
+/// use warpwright::{Device, Tensor, attention, attention_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let q = Tensor::from_slice(&device, &[0.0f32; 4], &[1, 2, 1, 2])?;
+/// let v = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 6.0], &[1, 2, 1, 2])?;
+/// let scores = Scores { causal: true, ..Scores::default() };
+/// let out = attention(&stream, &q, &q, &v, scores)?;
+/// let dy = Tensor::ones_on(&stream, q.dtype(), q.shape())?;
+/// let gradients = attention_backward(&stream, &q, &q, &v, &out, &dy, scores)?;
+/// // The first value counts once and a half, the second half.
+/// assert_eq!(gradients.dv.to_vec_on::<f32>(&stream)?, [1.5, 1.5, 0.5, 0.5]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`attention`].
-#[allow(clippy::too_many_arguments, reason = "the tensors of the forward function and their gradient")]
 pub fn attention_backward<'a>(
     stream: &Stream,
-    q: TensorRef<'a>,
-    k: TensorRef<'a>,
-    v: TensorRef<'a>,
-    scores: &Scores<'a>,
-    o: TensorRef<'a>,
-    lse: TensorRef<'a>,
-    dy: TensorRef<'a>,
-) -> Result<Gradients, Error> {
+    q: impl Into<TensorRef<'a>>,
+    k: impl Into<TensorRef<'a>>,
+    v: impl Into<TensorRef<'a>>,
+    output: &AttentionOutput,
+    dy: impl Into<TensorRef<'a>>,
+    scores: Scores<'a>,
+) -> Result<AttentionGradients, Error> {
     static PLANS: PlanCache<AttentionBackwardDesc> = PlanCache::new();
-    let forward = AttentionDesc { o: layout("o", &o)?, ..describe(&q, &k, &v, scores)? };
+    let (inputs, dy) = ([q.into(), k.into(), v.into()], dy.into());
+    let forward = describe(&inputs, &scores)?;
     let [dq, dk, dv] = [forward.q, forward.k, forward.v].map(|layout| Layout::contiguous(layout.shape));
-    let Scores { dbias, dsinks, .. } = *scores;
+    let Scores { dbias, dsinks, .. } = scores;
     let desc = AttentionBackwardDesc { forward, dy: layout("dy", &dy)?, dq, dk, dv, dbias, dsinks };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let empty = |layout: Layout| Tensor::empty_on(stream, desc.forward.dtype, &layout.shape);
@@ -202,11 +258,11 @@ pub fn attention_backward<'a>(
     let mut dbias = of_bias.map(|bias| empty(Layout::contiguous(bias.shape))).transpose()?;
     let heads = desc.forward.q.shape[2];
     let mut dsinks = dsinks.then(|| Tensor::empty_on(stream, DType::F32, &[heads])).transpose()?;
-    let mut workspace = plan.workspace(stream)?;
+    let (random, mut workspace) = (scores.random(stream)?, plan.workspace(stream)?);
     let args = AttentionBackwardArgs {
-        inputs: scores.inputs(q, k, v),
-        o,
-        lse,
+        inputs: scores.inputs(inputs, random.as_ref()),
+        o: output.o.as_ref(),
+        lse: output.lse.as_ref(),
         dy,
         dq: dq.as_mut(),
         dk: dk.as_mut(),
@@ -216,5 +272,5 @@ pub fn attention_backward<'a>(
         workspace: workspace.as_mut().map(Tensor::as_mut),
     };
     plan.launch(stream, args)?;
-    Ok(Gradients { dq, dk, dv, dbias, dsinks })
+    Ok(AttentionGradients { dq, dk, dv, dbias, dsinks })
 }

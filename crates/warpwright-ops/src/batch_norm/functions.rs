@@ -7,23 +7,25 @@ use super::kernel::accumulate_type;
 use super::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
     BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, Layout, Momentum, Real,
+    BatchNormEvaluationDesc, Layout, Momentum, Real, TRAINING,
 };
 use crate::Error;
+use crate::norm::{NormGradients, NormOutput};
 use crate::plan::PlanCache;
 
-/// What the free functions take beside the tensor: `BatchNormOptions { weight, bias, ..Default::default() }`.
+/// Everything that a batch norm takes beside `x` and the running statistics; the default is that of PyTorch without weight and
+/// bias.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNormOptions<'a> {
-    /// `[channels]`; 1 without.
+    /// Factor of each channel, `[channels]`, of the element type of `x`, or f32 where that has 16 bits.
     pub weight: Option<&'a Tensor>,
-    /// `[channels]`; 0 without.
+    /// Summand of each channel, as `weight`.
     pub bias: Option<&'a Tensor>,
     /// Added to the result, before the ReLU; like `x`. Backward functions only look whether there is one.
     pub residual: Option<&'a Tensor>,
     /// Whether the result passes a ReLU.
     pub relu: bool,
-    /// What is added to the variance.
+    /// Added to the variance.
     pub eps: f64,
     /// Where the channels are.
     pub layout: Layout,
@@ -82,38 +84,64 @@ fn per_channel(
     Ok(wanted.then(|| Tensor::empty_on(stream, dtype, &[norm.channels])).transpose()?)
 }
 
-/// The result of [`batch_norm`] and what its gradient needs.
+/// Statistics that follow those of the batches, and are what inference normalizes by.
 #[derive(Debug)]
-pub struct BatchNormResult {
-    /// Like `x`.
-    pub y: Tensor,
-    /// `[channels]`
-    pub mean: Tensor,
-    /// `[channels]`
-    pub rstd: Tensor,
+pub struct RunningStatistics<'a> {
+    /// `[channels]`, of the type of the weight.
+    pub mean: &'a mut Tensor,
+    /// The unbiased variance, as `mean`.
+    pub var: &'a mut Tensor,
+    /// How far they go towards the statistics of this batch.
+    pub momentum: Momentum,
 }
 
-/// Normalises each channel of `x` (`[batch, channels, ...]`, or `[batch, ..., channels]`) by the statistics of the batch,
-/// and moves the running mean and variance towards them if they are given.
+/// `y = (x - mean) rstd weight + bias` with the statistics of the batch in each channel (Ioffe and Szegedy 2015, arXiv:1502.03167),
+/// as `torch.nn.functional.batch_norm` for training, with a residual and a ReLU behind it if they are asked for; moves the running
+/// statistics if they are given. See the [module](crate::batch_norm).
+///
+/// `x` is `[batch, channels, ..]`, or `[batch, .., channels]` for channels last, of f32, f64, f16 or bf16; `y` is like `x`, `mean` and
+/// `rstd` are `[channels]`.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::batch_norm::{BatchNormOptions, Momentum, RunningStatistics};
+/// use warpwright::{DType, Device, Tensor, batch_norm};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[1.0f32, 3.0], &[2, 1])?;
+/// let mut mean = Tensor::zeros_on(&stream, DType::F32, &[1])?;
+/// let mut var = Tensor::ones_on(&stream, DType::F32, &[1])?;
+/// let momentum = Momentum::Exponential(0.5.into());
+/// let running = RunningStatistics { mean: &mut mean, var: &mut var, momentum };
+/// let options = BatchNormOptions { eps: 0.0, ..Default::default() };
+/// let out = batch_norm(&stream, &x, Some(running), options)?;
+/// assert_eq!(out.y.to_vec_on::<f32>(&stream)?, [-1.0, 1.0]);
+/// assert_eq!(mean.to_vec_on::<f32>(&stream)?, [1.0]);
+/// assert_eq!(var.to_vec_on::<f32>(&stream)?, [1.5]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// A channel has one value only, the tensors do not fit each other, the element type is not supported, or memory runs
-/// out.
+/// [`Error::Plan`] if a channel has one value only, `eps` is negative, or the element type is none of those. [`Error::Runtime`] if
+/// the tensors do not fit each other, or memory runs out.
 pub fn batch_norm(
     stream: &Stream,
     x: &Tensor,
-    options: &BatchNormOptions<'_>,
-    running: Option<(&mut Tensor, &mut Tensor, Momentum)>,
-) -> Result<BatchNormResult, Error> {
+    running: Option<RunningStatistics<'_>>,
+    options: BatchNormOptions<'_>,
+) -> Result<NormOutput, Error> {
     static PLANS: PlanCache<BatchNormDesc> = PlanCache::new();
-    let norm = options.norm(x, running.as_ref().map(|(mean, ..)| mean.dtype()));
-    let momentum = running.as_ref().map(|(.., momentum)| *momentum);
+    let norm = options.norm(x, running.as_ref().map(|running| running.mean.dtype()));
+    let momentum = running.as_ref().map(|running| running.momentum);
     let desc = BatchNormDesc { norm, residual: options.residual.is_some(), momentum };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let statistics = || Tensor::empty_on(stream, accumulate_type(x.dtype()), &[norm.channels]);
     let (mut y, mut mean, mut rstd) = (empty_like(stream, x)?, statistics()?, statistics()?);
     let mut workspace = plan.workspace(stream)?;
-    let (running_mean, running_var) = running.map(|(mean, var, _)| (mean.as_mut(), var.as_mut())).unzip();
+    let (running_mean, running_var) =
+        running.map(|running| (running.mean.as_mut(), running.var.as_mut())).unzip();
     let args = BatchNormArgs {
         x: x.as_ref(),
         weight: options.weight.map(Tensor::as_ref),
@@ -127,20 +155,41 @@ pub fn batch_norm(
         workspace: workspace.as_mut().map(Tensor::as_mut),
     };
     plan.launch(stream, args)?;
-    Ok(BatchNormResult { y, mean, rstd })
+    Ok(NormOutput { y, z: None, mean: Some(mean), rstd: Some(rstd) })
 }
 
-/// Normalises each channel of `x` by the running statistics.
+/// [`batch_norm`] with the running statistics in place of those of the batch, for inference.
+///
+/// `x` and `y` are as there, `running_mean` and `running_var` are `[channels]` of the type of the weight; the output has no
+/// statistics.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::batch_norm::BatchNormOptions;
+/// use warpwright::{Device, Tensor, batch_norm_evaluation};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[1.0f32, 3.0], &[2, 1])?;
+/// let mean = Tensor::from_slice(&device, &[1.0f32], &[1])?;
+/// let var = Tensor::from_slice(&device, &[4.0f32], &[1])?;
+/// let options = BatchNormOptions { eps: 0.0, ..Default::default() };
+/// let out = batch_norm_evaluation(&stream, &x, &mean, &var, options)?;
+/// assert_eq!(out.y.to_vec_on::<f32>(&stream)?, [0.0, 1.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// The tensors do not fit each other, the element type is not supported, or memory runs out.
+/// [`Error::Plan`] if `eps` is negative or the element type is none of those. [`Error::Runtime`] if the tensors do not fit each other,
+/// or memory runs out.
 pub fn batch_norm_evaluation(
     stream: &Stream,
     x: &Tensor,
-    options: &BatchNormOptions<'_>,
     running_mean: &Tensor,
     running_var: &Tensor,
-) -> Result<Tensor, Error> {
+    options: BatchNormOptions<'_>,
+) -> Result<NormOutput, Error> {
     static PLANS: PlanCache<BatchNormEvaluationDesc> = PlanCache::new();
     let norm = options.norm(x, Some(running_mean.dtype()));
     let desc = BatchNormEvaluationDesc { norm, residual: options.residual.is_some() };
@@ -158,55 +207,63 @@ pub fn batch_norm_evaluation(
         workspace: workspace.as_mut().map(Tensor::as_mut),
     };
     plan.launch(stream, args)?;
-    Ok(y)
+    Ok(NormOutput { y, z: None, mean: None, rstd: None })
 }
 
-/// Gradients of a batch normalisation.
-#[derive(Debug)]
-pub struct BatchNormGradients {
-    /// Like `x`.
-    pub dx: Tensor,
-    /// `[channels]`, if there is a weight.
-    pub dweight: Option<Tensor>,
-    /// `[channels]`, if there is a bias.
-    pub dbias: Option<Tensor>,
-    /// Like `x`, if there is a residual and a ReLU. Without a ReLU the gradient of the residual is `dy`.
-    pub dresidual: Option<Tensor>,
+/// Room for the gradients.
+fn gradients(stream: &Stream, x: &Tensor, norm: &BatchNorm, dresidual: bool) -> Result<NormGradients, Error> {
+    Ok(NormGradients {
+        dx: empty_like(stream, x)?,
+        dweight: per_channel(stream, norm.parameter_dtype, norm, norm.weight)?,
+        dbias: per_channel(stream, norm.parameter_dtype, norm, norm.bias)?,
+        dresidual: dresidual.then(|| empty_like(stream, x)).transpose()?,
+    })
 }
 
-impl BatchNormGradients {
-    fn allocate(stream: &Stream, x: &Tensor, norm: &BatchNorm, dresidual: bool) -> Result<Self, Error> {
-        Ok(Self {
-            dx: empty_like(stream, x)?,
-            dweight: per_channel(stream, norm.parameter_dtype, norm, norm.weight)?,
-            dbias: per_channel(stream, norm.parameter_dtype, norm, norm.bias)?,
-            dresidual: dresidual.then(|| empty_like(stream, x)).transpose()?,
-        })
-    }
-}
-
-/// Gradients of [`batch_norm`] for the gradient `dy` of its result; with a ReLU they depend on the result `y`, too.
+/// The gradients of [`batch_norm`] from its `x`, `output` and options, and the gradient `dy` of `y`.
+///
+/// `dy` and `dx` are like `x`, f32, f64, f16 or bf16; `dweight` and `dbias` are `[channels]`. With a ReLU and a residual there is
+/// `dresidual`, like `x`; without a ReLU it is `dy` itself.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::batch_norm::BatchNormOptions;
+/// use warpwright::{Device, Tensor, batch_norm, batch_norm_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[1.0f32, 3.0], &[2, 1])?;
+/// let bias = Tensor::from_slice(&device, &[0.5f32], &[1])?;
+/// let options = BatchNormOptions { bias: Some(&bias), relu: true, eps: 0.0, ..Default::default() };
+/// let out = batch_norm(&stream, &x, None, options)?;
+/// assert_eq!(out.y.to_vec_on::<f32>(&stream)?, [0.0, 1.5]);
+/// let dy = Tensor::ones_on(&stream, x.dtype(), x.shape())?;
+/// let gradients = batch_norm_backward(&stream, &x, &out, &dy, options)?;
+/// assert_eq!(gradients.dbias.expect("there is a bias").to_vec_on::<f32>(&stream)?, [1.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// The tensors do not fit each other, `y` is missing or given without a ReLU, the element type is not supported, or
+/// [`Error::Plan`] as [`batch_norm`], and if the output has no statistics. [`Error::Runtime`] if the tensors do not fit each other, or
 /// memory runs out.
 pub fn batch_norm_backward(
     stream: &Stream,
     x: &Tensor,
-    y: Option<&Tensor>,
+    output: &NormOutput,
     dy: &Tensor,
-    (mean, rstd): (&Tensor, &Tensor),
-    options: &BatchNormOptions<'_>,
-) -> Result<BatchNormGradients, Error> {
+    options: BatchNormOptions<'_>,
+) -> Result<NormGradients, Error> {
     static PLANS: PlanCache<BatchNormBackwardDesc> = PlanCache::new();
     let norm = options.norm(x, None);
+    let (mean, rstd) = (output.saved_mean(TRAINING)?, output.saved_rstd(TRAINING)?);
     let dresidual = options.residual.is_some() && options.relu;
     let plan = PLANS.get(&BatchNormBackwardDesc { norm, dresidual }, stream.device().target())?;
-    let mut out = BatchNormGradients::allocate(stream, x, &norm, dresidual)?;
+    let mut out = gradients(stream, x, &norm, dresidual)?;
     let mut workspace = plan.workspace(stream)?;
     let args = BatchNormBackwardArgs {
         x: x.as_ref(),
-        y: y.map(Tensor::as_ref),
+        y: options.relu.then(|| output.y.as_ref()),
         dy: dy.as_ref(),
         weight: options.weight.map(Tensor::as_ref),
         mean: mean.as_ref(),
@@ -221,28 +278,49 @@ pub fn batch_norm_backward(
     Ok(out)
 }
 
-/// Gradients of [`batch_norm_evaluation`] for the gradient `dy` of its result; with a ReLU they depend on the result
-/// `y`, too.
+/// The gradients of [`batch_norm_evaluation`] from what it took and its `output`, and the gradient `dy` of `y`.
+///
+/// Shapes and element types are those of [`batch_norm_backward`] and [`batch_norm_evaluation`].
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::batch_norm::BatchNormOptions;
+/// use warpwright::{Device, Tensor, batch_norm_evaluation, batch_norm_evaluation_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[1.0f32, 3.0], &[2, 1])?;
+/// let mean = Tensor::from_slice(&device, &[1.0f32], &[1])?;
+/// let var = Tensor::from_slice(&device, &[4.0f32], &[1])?;
+/// let options = BatchNormOptions { eps: 0.0, ..Default::default() };
+/// let out = batch_norm_evaluation(&stream, &x, &mean, &var, options)?;
+/// let dy = Tensor::ones_on(&stream, x.dtype(), x.shape())?;
+/// let gradients = batch_norm_evaluation_backward(&stream, &x, &mean, &var, &out, &dy, options)?;
+/// assert_eq!(gradients.dx.to_vec_on::<f32>(&stream)?, [0.5, 0.5]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// As for [`batch_norm_backward`].
+/// [`Error::Plan`] and [`Error::Runtime`] as [`batch_norm_evaluation`].
 pub fn batch_norm_evaluation_backward(
     stream: &Stream,
     x: &Tensor,
-    y: Option<&Tensor>,
+    running_mean: &Tensor,
+    running_var: &Tensor,
+    output: &NormOutput,
     dy: &Tensor,
-    (running_mean, running_var): (&Tensor, &Tensor),
-    options: &BatchNormOptions<'_>,
-) -> Result<BatchNormGradients, Error> {
+    options: BatchNormOptions<'_>,
+) -> Result<NormGradients, Error> {
     static PLANS: PlanCache<BatchNormEvaluationBackwardDesc> = PlanCache::new();
     let norm = options.norm(x, Some(running_mean.dtype()));
     let dresidual = options.residual.is_some() && options.relu;
     let plan = PLANS.get(&BatchNormEvaluationBackwardDesc { norm, dresidual }, stream.device().target())?;
-    let mut out = BatchNormGradients::allocate(stream, x, &norm, dresidual)?;
+    let mut out = gradients(stream, x, &norm, dresidual)?;
     let mut workspace = plan.workspace(stream)?;
     let args = BatchNormEvaluationBackwardArgs {
         x: x.as_ref(),
-        y: y.map(Tensor::as_ref),
+        y: options.relu.then(|| output.y.as_ref()),
         dy: dy.as_ref(),
         weight: options.weight.map(Tensor::as_ref),
         running_mean: running_mean.as_ref(),

@@ -11,10 +11,10 @@ use super::{
 use crate::plan::{PlanCache, Real};
 use crate::{Error, PlanError};
 
-/// What [`cross_entropy`] can be asked for besides its tensors; the default is PyTorch's.
+/// Everything that [`cross_entropy`] takes beside its tensors; the default is PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropyOptions {
-    /// What becomes of the losses of the rows.
+    /// Whether the losses of the rows are added up.
     pub reduction: Reduction,
     /// A target that does not count.
     pub ignore_index: i64,
@@ -28,16 +28,17 @@ impl Default for CrossEntropyOptions {
     }
 }
 
-/// The results of [`cross_entropy`].
+/// The result of [`cross_entropy`], and what its backward function takes.
 #[derive(Debug)]
-pub struct CrossEntropy {
-    /// One element, or `[rows]` without a reduction.
+pub struct CrossEntropyOutput {
+    /// One element (`[]`), or `[rows]` without a reduction, of the type of the logits.
     pub loss: Tensor,
-    /// The log-sum-exp of each row.
+    /// The log-sum-exp of each row, `[rows]`, f32, or f64 for f64.
     pub lse: Tensor,
-    /// The negative log-likelihood of each row's target without smoothing; NaN where the target is no class.
+    /// The negative log-likelihood of each row's target without smoothing, as `lse`; NaN where the target is no
+    /// class.
     pub nll: Tensor,
-    /// The number of rows that count, of a mean.
+    /// The number of rows that count, `[1]` as `lse`, of a mean.
     pub count: Option<Tensor>,
 }
 
@@ -55,17 +56,38 @@ fn describe(
     Ok(CrossEntropyDesc { dtype, target, rows, classes, ignore_index, label_smoothing, reduction })
 }
 
-/// The loss of `logits` (`[rows, classes]`) for the classes in `target` (`[rows]`, i64 or i32), and what its gradient
-/// needs.
+/// The cross entropy of `logits` for the classes in `target`, as `torch.nn.functional.cross_entropy`; see the
+/// [module](crate::cross_entropy).
+///
+/// `logits` is `[rows, classes]`, of f32, f64, f16 or bf16, `target` is `[rows]`, i64 or i32. The loss is `[]`, or `[rows]` without a
+/// reduction.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::cross_entropy::CrossEntropyOptions;
+/// use warpwright::{Device, Tensor, cross_entropy};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let logits = Tensor::from_slice(&device, &[1.0f32, 1.0, 0.0, 0.0], &[2, 2])?;
+/// let target = Tensor::from_slice(&device, &[0i64, -100], &[2])?;
+/// // The second row does not count.
+/// let out = cross_entropy(&stream, &logits, &target, CrossEntropyOptions::default())?;
+/// assert!((out.loss.to_vec_on::<f32>(&stream)?[0] - 2.0f32.ln()).abs() < 1e-6);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// The tensors do not fit each other or the options, the element types are not supported, or memory runs out.
+/// [`Error::Plan`] if `logits` is not of two dimensions, there are no classes, the smoothing is not from 0 to 1, or an element type
+/// is none of those. [`Error::Runtime`] if `target` has not one class a row, or memory runs out. Classes that do not exist give NaN;
+/// [`check_targets`](super::check_targets) finds them on the host.
 pub fn cross_entropy(
     stream: &Stream,
     logits: &Tensor,
     target: &Tensor,
     options: CrossEntropyOptions,
-) -> Result<CrossEntropy, Error> {
+) -> Result<CrossEntropyOutput, Error> {
     static PLANS: PlanCache<CrossEntropyDesc> = PlanCache::new();
     let desc = describe(logits, target, options)?;
     let plan = PLANS.get(&desc, stream.device().target())?;
@@ -91,19 +113,39 @@ pub fn cross_entropy(
             workspace: workspace.as_mut().map(Tensor::as_mut),
         },
     )?;
-    Ok(CrossEntropy { loss, lse, nll, count })
+    Ok(CrossEntropyOutput { loss, lse, nll, count })
 }
 
-/// The gradient of the logits from the results of [`cross_entropy`] with the same options, and the gradient `dloss` of its
-/// loss.
+/// The gradient of the logits from what [`cross_entropy`] took, its `output`, and the gradient `dloss` of its loss.
+///
+/// `dloss` is like the loss: `[]`, or `[rows]` without a reduction; the result is like `logits`, f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::cross_entropy::CrossEntropyOptions;
+/// use warpwright::{Device, Tensor, cross_entropy, cross_entropy_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let logits = Tensor::from_slice(&device, &[1.0f32, 1.0], &[1, 2])?;
+/// let target = Tensor::from_slice(&device, &[0i64], &[1])?;
+/// let options = CrossEntropyOptions::default();
+/// let out = cross_entropy(&stream, &logits, &target, options)?;
+/// let dloss = Tensor::ones_on(&stream, logits.dtype(), &[])?;
+/// let dlogits = cross_entropy_backward(&stream, &logits, &target, &out, &dloss, options)?;
+/// let dlogits = dlogits.to_vec_on::<f32>(&stream)?;
+/// assert!((dlogits[0] + 0.5).abs() < 1e-6 && (dlogits[1] - 0.5).abs() < 1e-6);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// The tensors do not fit each other or the options, the element types are not supported, or memory runs out.
+/// [`Error::Plan`] as [`cross_entropy`]. [`Error::Runtime`] if the tensors do not fit each other or the options, or memory runs out.
 pub fn cross_entropy_backward(
     stream: &Stream,
     logits: &Tensor,
     target: &Tensor,
-    saved: &CrossEntropy,
+    output: &CrossEntropyOutput,
     dloss: &Tensor,
     options: CrossEntropyOptions,
 ) -> Result<Tensor, Error> {
@@ -117,10 +159,10 @@ pub fn cross_entropy_backward(
         CrossEntropyBackwardArgs {
             logits: Some(logits.as_ref()),
             target: target.as_ref(),
-            lse: saved.lse.as_ref(),
-            nll: saved.nll.as_ref(),
+            lse: output.lse.as_ref(),
+            nll: output.nll.as_ref(),
             dloss: dloss.as_ref(),
-            count: saved.count.as_ref().map(Tensor::as_ref),
+            count: output.count.as_ref().map(Tensor::as_ref),
             dlogits: dlogits.as_mut(),
         },
     )?;

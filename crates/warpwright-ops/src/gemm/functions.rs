@@ -7,16 +7,16 @@ use crate::activation::Activation;
 use crate::plan::PlanCache;
 use crate::{Error, PlanError};
 
-/// How [`matmul`] reads its operands, and what it does to the product before that is stored.
+/// How [`matmul`] reads its operands, and the epilogue of the product; the default is neither transposes nor an epilogue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MatmulOptions<'a> {
     /// Whether the last two dimensions of `a` are `[k, m]`.
     pub transpose_a: bool,
     /// Whether the last two dimensions of `b` are `[n, k]`, as those of the weight of a linear layer.
     pub transpose_b: bool,
-    /// A vector that is added to every row.
+    /// A vector that is added to every row, `[n]`.
     pub bias: Option<&'a Tensor>,
-    /// A function of the sums.
+    /// A function of the sums, after the bias.
     pub activation: Option<Activation>,
 }
 
@@ -32,14 +32,15 @@ fn matrices(name: &'static str, x: &Tensor) -> Result<(usize, [usize; 2]), PlanE
     Ok((before.iter().fold(1, |n: usize, d| n.saturating_mul(*d)), [rows, cols]))
 }
 
-/// `activation(a b + bias)` of the last two dimensions, `[.., m, k]` by `[.., k, n]`, of f32, f64, f16 or bf16. The dimensions
-/// before them are a batch, the same for both; a `b` of two dimensions is that of every matrix of `a`. The semantics are those of
-/// `torch.matmul` for equal batches.
+/// `y = activation(a b + bias)` of the last two dimensions, as `torch.matmul` for equal batches; see the [module](crate::gemm).
+///
+/// `a` is `[.., m, k]` and `b` `[.., k, n]`, or transposed, of f32, f64, f16 or bf16; the dimensions before the last two are a batch,
+/// the same for both, and a `b` of two dimensions is that of every matrix of `a`. `y` is `[.., m, n]`, `bias` is `[n]`.
 ///
 /// ```
-/// # fn main() -> Result<(), warpwright_ops::Error> {
-/// use warpwright_ops::gemm::{MatmulOptions, matmul};
-/// use warpwright_runtime::{Device, Tensor};
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::matmul::MatmulOptions;
+/// use warpwright::{Device, Tensor, matmul};
 ///
 /// let device = Device::best();
 /// let stream = device.stream()?;
@@ -52,7 +53,8 @@ fn matrices(name: &'static str, x: &Tensor) -> Result<(usize, [usize; 2]), PlanE
 /// ```
 ///
 /// # Errors
-/// The shapes do not fit each other, the element type is not supported, or memory runs out.
+/// [`Error::Plan`] if the shapes do not fit each other or the element type is none of those. [`Error::Runtime`] if the types or the
+/// bias do not fit, or memory runs out.
 pub fn matmul(stream: &Stream, a: &Tensor, b: &Tensor, options: MatmulOptions<'_>) -> Result<Tensor, Error> {
     static PLANS: PlanCache<GemmDesc> = PlanCache::new();
     let MatmulOptions { transpose_a, transpose_b, bias, activation } = options;

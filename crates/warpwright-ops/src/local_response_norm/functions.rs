@@ -24,11 +24,30 @@ fn describe(x: &Tensor, size: usize, coefficients: Coefficients) -> Result<Local
     Ok(LocalResponseNormDesc { dtype: x.dtype(), images, channels, spatial, size, coefficients })
 }
 
-/// `torch.nn.functional.local_response_norm` of a tensor of images, channels and any number of spatial dimensions.
+/// `y = x / (k + alpha / size sum(x_j^2))^beta` over the `size` channels `j` around each (Krizhevsky et al. 2012), as
+/// `torch.nn.functional.local_response_norm`; see the [module](crate::local_response_norm).
+///
+/// `x` is `[images, channels, ..]`, of f32, f64, f16 or bf16; `y` is like `x`.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::local_response_norm::Coefficients;
+/// use warpwright::{Device, Tensor, local_response_norm};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[3.0f32, 0.0, 4.0], &[1, 3, 1])?;
+/// let coefficients = Coefficients { alpha: 1.0.into(), beta: 1.0.into(), k: 1.0.into() };
+/// // The windows of size 3 hold the squares 9, 25 and 16, a third of each is added to 1.
+/// let y = local_response_norm(&stream, &x, 3, coefficients)?.to_vec_on::<f32>(&stream)?;
+/// assert!((y[0] - 3.0 / 4.0).abs() < 1e-6 && y[1] == 0.0 && (y[2] - 12.0 / 19.0).abs() < 1e-6);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// The tensor has less than two dimensions, a number is out of range, the element type is not supported, or memory
-/// runs out.
+/// [`Error::Plan`] if `x` has less than two dimensions, `size` is 0, a coefficient is not finite, or the element type is none of
+/// those. [`Error::Runtime`] if memory runs out.
 pub fn local_response_norm(
     stream: &Stream,
     x: &Tensor,
@@ -42,10 +61,29 @@ pub fn local_response_norm(
     Ok(y)
 }
 
-/// The gradient of [`local_response_norm`].
+/// The gradient of [`local_response_norm`] from its `x` and the gradient `dy` of its result.
+///
+/// `x`, `dy` and `dx` are `[images, channels, ..]`, of f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::local_response_norm::Coefficients;
+/// use warpwright::{Device, Tensor, local_response_norm_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[3.0f32, 1.0], &[1, 2])?;
+/// let dy = Tensor::ones_on(&stream, x.dtype(), x.shape())?;
+/// // Without alpha the result is x / k^beta.
+/// let coefficients = Coefficients { alpha: 0.0.into(), beta: 1.0.into(), k: 2.0.into() };
+/// let dx = local_response_norm_backward(&stream, &x, &dy, 3, coefficients)?;
+/// assert!(dx.to_vec_on::<f32>(&stream)?.iter().all(|d| (d - 0.5).abs() < 1e-6));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// As for [`local_response_norm`]; `dy` does not fit `x`.
+/// As [`local_response_norm`]; [`Error::Runtime`] if `dy` is not like `x`.
 pub fn local_response_norm_backward(
     stream: &Stream,
     x: &Tensor,

@@ -13,10 +13,10 @@ use super::{
 use crate::Error;
 use crate::plan::PlanCache;
 
-/// A quantized tensor on a device, and what is needed to read it.
+/// A quantized tensor on a device, and all that [`dequantize`] takes.
 #[derive(Debug)]
 pub struct Quantized {
-    /// What a code stands for.
+    /// The values of the codes.
     pub scheme: Scheme,
     /// Elements that share a scale.
     pub group_size: usize,
@@ -24,18 +24,36 @@ pub struct Quantized {
     pub order: NibbleOrder,
     /// Shape of the tensor that was quantized.
     pub shape: Vec<usize>,
-    /// u8, two codes a byte.
+    /// `[(len + 1) / 2]`, u8, two codes a byte.
     pub codes: Tensor,
-    /// One a group.
+    /// `[groups]`, the last group may be shorter; f32, or f64 for integer codes of f64.
     pub scales: Tensor,
-    /// u8, one a group, for [`Scheme::Int4Asymmetric`].
+    /// `[groups]`, u8, for [`Scheme::Int4Asymmetric`].
     pub zero_points: Option<Tensor>,
 }
 
-/// Quantizes `x` in groups of `group_size` consecutive elements.
+/// Codes of 4 bits for `x`, in groups of `group_size` consecutive elements with a scale each; see the [module](crate::quantize).
+///
+/// `x` has any shape, of f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::quantize::{NibbleOrder, Scheme};
+/// use warpwright::{DType, Device, Tensor, dequantize, quantize};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[-7.0f32, 0.0, 3.0, 7.0], &[2, 2])?;
+/// let q = quantize(&stream, &x, Scheme::Int4Symmetric, 4, NibbleOrder::HighFirst)?;
+/// assert_eq!((q.codes.shape(), q.scales.shape()), (&[2][..], &[1][..]));
+/// let back = dequantize(&stream, &q, DType::F32)?;
+/// assert_eq!(back.to_vec_on::<f32>(&stream)?, [-7.0, 0.0, 3.0, 7.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// The element type is not a float, `group_size` is 0, or memory runs out.
+/// [`Error::Plan`] if the element type is none of those or `group_size` is 0. [`Error::Runtime`] if memory runs out.
 pub fn quantize(
     stream: &Stream,
     x: &Tensor,
@@ -62,10 +80,27 @@ pub fn quantize(
     Ok(Quantized { scheme, group_size, order, shape: x.shape().to_vec(), codes, scales, zero_points })
 }
 
-/// The elements that `q` stands for, as `dtype`. Integer codes with f64 scales give f64 elements, others any float type.
+/// The elements that `q` stands for, of its shape, as `dtype`: f64 for integer codes with f64 scales, any of f32, f64, f16 and bf16
+/// for others.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::quantize::{NibbleOrder, Scheme};
+/// use warpwright::{DType, Device, Tensor, dequantize, quantize};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[-2.0f32, 2.0, 0.0], &[3])?;
+/// let q = quantize(&stream, &x, Scheme::Nf4, 64, NibbleOrder::HighFirst)?;
+/// let back = dequantize(&stream, &q, DType::F32)?;
+/// assert_eq!(back.to_vec_on::<f32>(&stream)?, [-2.0, 2.0, 0.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// `dtype` does not go with the scales, or memory runs out.
+/// [`Error::Plan`] if `dtype` does not go with the scales. [`Error::Runtime`] if the tensors do not fit each other, or memory runs
+/// out.
 pub fn dequantize(stream: &Stream, q: &Quantized, dtype: DType) -> Result<Tensor, Error> {
     static PLANS: PlanCache<DequantizeDesc> = PlanCache::new();
     let len = q.shape.iter().product();
@@ -82,10 +117,27 @@ pub fn dequantize(stream: &Stream, q: &Quantized, dtype: DType) -> Result<Tensor
     Ok(y)
 }
 
-/// Quantizes block maxima (the `scales` of NF4 and FP4) to 8 bits.
+/// Codes of 8 bits for the scales of NF4 and FP4, in blocks of 256 (the double quantization of Dettmers et al. 2023,
+/// arXiv:2305.14314).
+///
+/// `absmax` is `[len]` in f32: the `scales` of a [`Quantized`].
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::{Device, Tensor, dequantize_nested, quantize_nested};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let absmax = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 4.0], &[4])?;
+/// let q = quantize_nested(&stream, &absmax)?;
+/// let back = dequantize_nested(&stream, &q)?.to_vec_on::<f32>(&stream)?;
+/// assert!(back.iter().zip(1u8..).all(|(back, x)| (back - f32::from(x)).abs() < 0.05), "{back:?}");
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// `absmax` is not f32, or memory runs out.
+/// [`Error::Runtime`] if `absmax` is not f32, or memory runs out.
 pub fn quantize_nested(stream: &Stream, absmax: &Tensor) -> Result<QuantizedNested, Error> {
     static PLANS: PlanCache<QuantizeNestedDesc> = PlanCache::new();
     let len = absmax.len();
@@ -105,10 +157,23 @@ pub fn quantize_nested(stream: &Stream, absmax: &Tensor) -> Result<QuantizedNest
     Ok(QuantizedNested { codes, nested_absmax, offset })
 }
 
-/// The block maxima that nested statistics stand for.
+/// The scales that nested statistics stand for, `[len]` in f32: the inverse of [`quantize_nested`].
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::{Device, Tensor, dequantize_nested, quantize_nested};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let absmax = Tensor::from_slice(&device, &[2.5f32; 3], &[3])?;
+/// let q = quantize_nested(&stream, &absmax)?;
+/// assert_eq!(dequantize_nested(&stream, &q)?.to_vec_on::<f32>(&stream)?, [2.5; 3]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// Memory runs out.
+/// [`Error::Runtime`] if the tensors do not fit each other, or memory runs out.
 pub fn dequantize_nested(stream: &Stream, q: &QuantizedNested) -> Result<Tensor, Error> {
     static PLANS: PlanCache<DequantizeNestedDesc> = PlanCache::new();
     let len = q.codes.len();

@@ -1,6 +1,6 @@
 //! Free functions: allocate the results, take the plan from a cache, launch.
 
-use warpwright_runtime::{Stream, Tensor};
+use warpwright_runtime::{Stream, Tensor, TensorRef};
 
 use super::{
     Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc,
@@ -26,6 +26,11 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
+    /// Weights without projection and biases.
+    pub const fn new(w_ih: &'a Tensor, w_hh: &'a Tensor) -> Self {
+        Self { w_ih, w_hh, w_hr: None, b_ih: None, b_hh: None }
+    }
+
     /// Which biases there are.
     pub(super) fn biases(&self, op: &'static str) -> Result<Biases, PlanError> {
         match (self.b_ih, self.b_hh) {
@@ -95,31 +100,34 @@ pub struct State<'a> {
     pub c0: Option<&'a Tensor>,
 }
 
-/// How sequences are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// How sequences are read; the default is one direction, time steps first, no dropout, with everything saved for the backward pass.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct RecurrentOptions<'a> {
     /// A second direction reads sequences from their ends: there are two weights a layer.
     pub bidirectional: bool,
     /// Tensors are `[batch, steps, ..]`.
     pub batch_first: bool,
-    /// Places of each sequence, from 0 to `steps`.
-    pub lengths: Option<&'a [usize]>,
-    /// What is dropped between layers.
+    /// Time steps of each sequence: `[batch]` in i32, from 0 to `steps`. They are read on the device, where they are cut to that;
+    /// [`check_lengths`](super::check_lengths) checks them on the host.
+    pub lengths: Option<TensorRef<'a>>,
+    /// Elements that are dropped at random between layers.
     pub dropout: Option<Dropout>,
     /// How exact products are; [`Precision::Tf32`] is for `f32`.
     pub precision: Precision,
+    /// Whether no reserve is saved: then there is no backward pass.
+    pub inference: bool,
 }
 
-/// What a net gives.
+/// The results of a recurrent net, and what its backward function takes.
 #[derive(Debug)]
 pub struct RecurrentOutput {
-    /// The hidden state of the last layer at every place, `[steps, batch, directions output]`.
+    /// The hidden states of the last layer at all time steps, `[steps, batch, directions output]`, or `[batch, steps, ..]`.
     pub y: Tensor,
     /// The hidden states of the last steps, `[layers directions, batch, output]`.
     pub h_n: Tensor,
     /// The cells of the last steps of an LSTM, `[layers directions, batch, hidden]`.
     pub c_n: Option<Tensor>,
-    /// What the gradients need, if they are wanted.
+    /// What the gradients need. `None` after inference.
     pub reserve: Option<Tensor>,
 }
 
@@ -176,9 +184,9 @@ impl WeightGradient {
     }
 }
 
-/// The gradients of what a net was given.
+/// The gradients of the inputs of a recurrent net.
 #[derive(Debug)]
-pub struct InputGradients {
+pub struct RecurrentGradients {
     /// Of `x`.
     pub dx: Tensor,
     /// Of `h0`.
@@ -189,10 +197,10 @@ pub struct InputGradients {
     pub weights: Vec<WeightGradient>,
 }
 
-/// What a net is given.
+/// The inputs of a recurrent net.
 #[derive(Clone, Copy, Debug)]
 pub struct RecurrentInput<'a> {
-    /// `[steps, batch, input]`
+    /// `[steps, batch, input]`, or `[batch, steps, input]`, of f32, f64, f16 or bf16.
     pub x: &'a Tensor,
     /// Of each direction of each layer.
     pub weights: &'a [Weights<'a>],
@@ -203,12 +211,12 @@ pub struct RecurrentInput<'a> {
 }
 
 impl<'a> RecurrentInput<'a> {
-    /// From a state of zeros, with the usual options.
+    /// From a state of zeros, with the default options.
     pub fn new(x: &'a Tensor, weights: &'a [Weights<'a>]) -> Self {
         Self { x, weights, state: State::default(), options: RecurrentOptions::default() }
     }
 
-    fn desc(&self, cell: Cell, training: bool) -> Result<RecurrentDesc, PlanError> {
+    fn desc(&self, cell: Cell) -> Result<RecurrentDesc, PlanError> {
         let op = cell.op();
         let shape = |tensor: &Tensor| format!("{:?}", tensor.shape());
         let &[first, second, input] = self.x.shape() else {
@@ -235,52 +243,56 @@ impl<'a> RecurrentInput<'a> {
             let input = if index < directions { input } else { directions.saturating_mul(output) };
             weights.check(cell, op, input, sizes)?;
         }
-        if let Some(lengths) = self.options.lengths {
-            if lengths.len() != batch {
-                return Err(refuse(op, "lengths", lengths.len(), "one for each sequence"));
-            }
-            if let Some(long) = lengths.iter().find(|length| **length > steps) {
-                return Err(refuse(op, "lengths", long, "at most the places of a sequence"));
-            }
-        }
         let (h0, c0) = (self.state.h0.is_some(), self.state.c0.is_some());
         let (layers, lengths) = (self.weights.len() / directions, self.options.lengths.is_some());
         let desc = RecurrentDesc::new(cell, self.x.dtype(), [steps, batch, input, hidden]);
         let desc = RecurrentDesc { projection, layers, directions, batch_first, biases, ..desc };
         let dropout = self.options.dropout.map(|dropout| Real::new(f64::from(dropout.probability)));
         let precision = self.options.precision;
+        let training = !self.options.inference;
         Ok(RecurrentDesc { h0, c0, lengths, training, dropout, precision, ..desc })
     }
 
     /// Seed and offset on the device.
     fn random(&self, stream: &Stream) -> Result<Option<Tensor>, Error> {
-        let Some(Dropout { seed, offset, .. }) = self.options.dropout else { return Ok(None) };
-        let numbers = [seed, offset].map(u64::cast_signed);
-        Ok(Some(Tensor::from_slice(stream.device(), &numbers, &[2])?))
-    }
-
-    /// The lengths on the device.
-    fn lengths(&self, stream: &Stream) -> Result<Option<Tensor>, Error> {
-        let Some(lengths) = self.options.lengths else { return Ok(None) };
-        let lengths: Vec<i32> = lengths.iter().map(|l| i32::try_from(*l).unwrap_or(i32::MAX)).collect();
-        Ok(Some(Tensor::from_slice(stream.device(), &lengths, &[lengths.len()])?))
+        self.options.dropout.map(|dropout| dropout.random(stream)).transpose()
     }
 }
 
-/// A net of `cell` over sequences; with `training` it leaves what [`recurrent_backward`] needs.
+/// A recurrent net over sequences, of the cell that is named at run time: LSTM, GRU or the plain cell, with layers, directions and
+/// projections; see the [module](crate::recurrent).
+///
+/// `x` is `[steps, batch, input]`, of f32, f64, f16 or bf16, and there are as many [`Weights`] as layers times directions, the directions of
+/// a layer next to each other. Results are in [`RecurrentOutput`].
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::recurrent::{Cell, RecurrentInput, Weights};
+/// use warpwright::{DType, Device, Tensor, recurrent};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// // One sequence of three time steps of one element, two units whose weights are zero.
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[2, 1])?;
+/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[2, 2])?;
+/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[2])?;
+/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
+/// let input = RecurrentInput::new(&x, &weights);
+/// let out = recurrent(&stream, Cell::RnnRelu, &input)?;
+/// assert_eq!(out.y.to_vec_on::<f32>(&stream)?, [1.0; 6]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// The shapes do not fit each other, a length is beyond the sequence, the element type is not supported, or memory runs out.
-pub fn recurrent(
-    stream: &Stream,
-    cell: Cell,
-    input: &RecurrentInput<'_>,
-    training: bool,
-) -> Result<RecurrentOutput, Error> {
+/// [`Error::Plan`] if the shapes do not fit each other, a size is 0, or the element type is none of those. [`Error::Runtime`] if the
+/// tensors do not fit, or memory runs out.
+pub fn recurrent(stream: &Stream, cell: Cell, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
     static PLANS: PlanCache<RecurrentDesc> = PlanCache::new();
-    let desc = input.desc(cell, training)?;
+    let desc = input.desc(cell)?;
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let (lengths, random) = (input.lengths(stream)?, input.random(stream)?);
+    let random = input.random(stream)?;
     let RecurrentDesc { dtype, steps, batch, hidden, .. } = desc;
     let empty = |shape: &[usize]| Tensor::empty_on(stream, dtype, shape);
     let [first, second] = if desc.batch_first { [batch, steps] } else { [steps, batch] };
@@ -295,7 +307,7 @@ pub fn recurrent(
         stream,
         RecurrentArgs {
             x: input.x.as_ref(),
-            lengths: lengths.as_ref().map(Tensor::as_ref),
+            lengths: input.options.lengths,
             h0: input.state.h0.map(Tensor::as_ref),
             c0: input.state.c0.map(Tensor::as_ref),
             random: random.as_ref().map(Tensor::as_ref),
@@ -310,21 +322,48 @@ pub fn recurrent(
     Ok(RecurrentOutput { y, h_n, c_n, reserve })
 }
 
-/// The gradients of [`recurrent`] from its `output`, which was made for training.
+/// The gradients of [`recurrent`] from its `input` and `output`, and the gradients of `y`, `h_n` and `c_n`, each like its tensor.
+///
+/// Those of `x`, the first state and the weights are of their shapes and element types, f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::recurrent::{Cell, OutputGradients, RecurrentInput, Weights};
+/// use warpwright::{DType, Device, Tensor, recurrent, recurrent_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// // One sequence of three time steps of one element, two units whose weights are zero.
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[2, 1])?;
+/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[2, 2])?;
+/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[2])?;
+/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
+/// let input = RecurrentInput::new(&x, &weights);
+/// let out = recurrent(&stream, Cell::RnnRelu, &input)?;
+/// let dy = Tensor::ones_on(&stream, DType::F32, out.y.shape())?;
+/// let wanted = OutputGradients { dy: Some(&dy), ..Default::default() };
+/// let gradients = recurrent_backward(&stream, Cell::RnnRelu, &input, &out, wanted)?;
+/// // The sum of x for each unit.
+/// assert_eq!(gradients.weights[0].w_ih.to_vec_on::<f32>(&stream)?, [6.0, 6.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// The tensors do not fit each other, the forward pass left no reserve, or memory runs out.
+/// [`Error::Plan`] as [`recurrent`], and if the output was for inference. [`Error::Runtime`] if the tensors do not fit each other, or
+/// memory runs out.
 pub fn recurrent_backward(
     stream: &Stream,
     cell: Cell,
     input: &RecurrentInput<'_>,
     output: &RecurrentOutput,
     gradients: OutputGradients<'_>,
-) -> Result<InputGradients, Error> {
+) -> Result<RecurrentGradients, Error> {
     static PLANS: PlanCache<RecurrentBackwardDesc> = PlanCache::new();
-    let forward = input.desc(cell, true)?;
+    let forward = RecurrentDesc { training: true, ..input.desc(cell)? };
     let Some(reserve) = &output.reserve else {
-        let expected = "made by a forward pass for training";
+        let expected = "saved by a forward pass without `inference`";
         return Err(refuse(cell.op(), "reserve", "absent", expected).into());
     };
     let OutputGradients { dy, dh_n, dc_n } = gradients;
@@ -332,7 +371,7 @@ pub fn recurrent_backward(
     let given = (dy.is_some(), dh_n.is_some(), dc_n.is_some());
     let desc = RecurrentBackwardDesc { forward, dy: given.0, dh_n: given.1, dc_n: given.2, dx };
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let (lengths, random) = (input.lengths(stream)?, input.random(stream)?);
+    let random = input.random(stream)?;
     let like = |tensor: &Tensor| Tensor::empty_on(stream, dtype, tensor.shape());
     let maybe = |tensor: Option<&Tensor>| tensor.map(like).transpose();
     let mut dx = like(input.x)?;
@@ -344,7 +383,7 @@ pub fn recurrent_backward(
         stream,
         RecurrentBackwardArgs {
             x: input.x.as_ref(),
-            lengths: lengths.as_ref().map(Tensor::as_ref),
+            lengths: input.options.lengths,
             h0: input.state.h0.map(Tensor::as_ref),
             c0: input.state.c0.map(Tensor::as_ref),
             random: random.as_ref().map(Tensor::as_ref),
@@ -360,29 +399,212 @@ pub fn recurrent_backward(
             workspace: workspace.as_mut().map(Tensor::as_mut),
         },
     )?;
-    Ok(InputGradients { dx, dh0, dc0, weights: all })
+    Ok(RecurrentGradients { dx, dh0, dc0, weights: all })
 }
 
-/// An LSTM over sequences, for inference; [`recurrent`] takes what training needs.
+/// A long short-term memory over sequences (Hochreiter and Schmidhuber 1997; Gers et al. 2000), as `torch.nn.LSTM`: [`recurrent`] of
+/// [`Cell::Lstm`].
+///
+/// `x` is `[steps, batch, input]`, of f32, f64, f16 or bf16; weights are `[4 hidden, input]` and `[4 hidden, output]`, gates in the order i, f,
+/// g, o.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::recurrent::{RecurrentInput, Weights};
+/// use warpwright::{DType, Device, Tensor, lstm};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// // One sequence of three time steps of one element, two units whose weights are zero.
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[8, 1])?;
+/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[8, 2])?;
+/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[8])?;
+/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
+/// let input = RecurrentInput::new(&x, &weights);
+/// let out = lstm(&stream, &input)?;
+/// let h_n = out.h_n.to_vec_on::<f32>(&stream)?;
+/// assert!(h_n.iter().all(|h| (h - 0.622453).abs() < 1e-5), "{h_n:?}");
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`recurrent`].
 pub fn lstm(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
-    recurrent(stream, Cell::Lstm, input, false)
+    recurrent(stream, Cell::Lstm, input)
 }
 
-/// A gated recurrent unit over sequences, for inference.
+/// The gradients of [`lstm`], as [`recurrent_backward`] gives them: of the shapes of its inputs, f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::recurrent::{OutputGradients, RecurrentInput, Weights};
+/// use warpwright::{DType, Device, Tensor, lstm, lstm_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// // One sequence of three time steps of one element, two units whose weights are zero.
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[8, 1])?;
+/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[8, 2])?;
+/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[8])?;
+/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
+/// let input = RecurrentInput::new(&x, &weights);
+/// let out = lstm(&stream, &input)?;
+/// let dh_n = Tensor::ones_on(&stream, DType::F32, &[1, 1, 2])?;
+/// let wanted = OutputGradients { dh_n: Some(&dh_n), ..Default::default() };
+/// let gradients = lstm_backward(&stream, &input, &out, wanted)?;
+/// assert_eq!(gradients.dx.shape(), [3, 1, 1]);
+/// assert_eq!(gradients.weights[0].w_hh.shape(), [8, 2]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`recurrent_backward`].
+pub fn lstm_backward(
+    stream: &Stream,
+    input: &RecurrentInput<'_>,
+    output: &RecurrentOutput,
+    gradients: OutputGradients<'_>,
+) -> Result<RecurrentGradients, Error> {
+    recurrent_backward(stream, Cell::Lstm, input, output, gradients)
+}
+
+/// A gated recurrent unit over sequences (Cho et al. 2014, arXiv:1406.1078), as `torch.nn.GRU`: [`recurrent`] of [`Cell::Gru`].
+///
+/// `x` is `[steps, batch, input]`, of f32, f64, f16 or bf16; weights are `[3 hidden, input]` and `[3 hidden, hidden]`, gates in the order r, z,
+/// n.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::recurrent::{RecurrentInput, Weights};
+/// use warpwright::{DType, Device, Tensor, gru};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// // One sequence of three time steps of one element, two units whose weights are zero.
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[6, 1])?;
+/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[6, 2])?;
+/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[6])?;
+/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
+/// let input = RecurrentInput::new(&x, &weights);
+/// let out = gru(&stream, &input)?;
+/// let h_n = out.h_n.to_vec_on::<f32>(&stream)?;
+/// assert!(h_n.iter().all(|h| (h - 0.464030).abs() < 1e-5), "{h_n:?}");
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`recurrent`].
 pub fn gru(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
-    recurrent(stream, Cell::Gru, input, false)
+    recurrent(stream, Cell::Gru, input)
 }
 
-/// The plain cell with the hyperbolic tangent over sequences, for inference; [`Cell::RnnRelu`] is that of [`recurrent`].
+/// The gradients of [`gru`], as [`recurrent_backward`] gives them: of the shapes of its inputs, f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::recurrent::{OutputGradients, RecurrentInput, Weights};
+/// use warpwright::{DType, Device, Tensor, gru, gru_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// // One sequence of three time steps of one element, two units whose weights are zero.
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[6, 1])?;
+/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[6, 2])?;
+/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[6])?;
+/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
+/// let input = RecurrentInput::new(&x, &weights);
+/// let out = gru(&stream, &input)?;
+/// let dh_n = Tensor::ones_on(&stream, DType::F32, &[1, 1, 2])?;
+/// let wanted = OutputGradients { dh_n: Some(&dh_n), ..Default::default() };
+/// let gradients = gru_backward(&stream, &input, &out, wanted)?;
+/// assert_eq!(gradients.dx.shape(), [3, 1, 1]);
+/// assert_eq!(gradients.weights[0].w_hh.shape(), [6, 2]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`recurrent_backward`].
+pub fn gru_backward(
+    stream: &Stream,
+    input: &RecurrentInput<'_>,
+    output: &RecurrentOutput,
+    gradients: OutputGradients<'_>,
+) -> Result<RecurrentGradients, Error> {
+    recurrent_backward(stream, Cell::Gru, input, output, gradients)
+}
+
+/// The plain cell with the hyperbolic tangent over sequences, as `torch.nn.RNN`: [`recurrent`] of [`Cell::RnnTanh`].
+///
+/// `x` is `[steps, batch, input]`, of f32, f64, f16 or bf16; weights are `[hidden, input]` and `[hidden, hidden]`.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::recurrent::{RecurrentInput, Weights};
+/// use warpwright::{DType, Device, Tensor, rnn};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// // One sequence of three time steps of one element, two units whose weights are zero.
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[2, 1])?;
+/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[2, 2])?;
+/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[2])?;
+/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
+/// let input = RecurrentInput::new(&x, &weights);
+/// let out = rnn(&stream, &input)?;
+/// let h_n = out.h_n.to_vec_on::<f32>(&stream)?;
+/// assert!(h_n.iter().all(|h| (h - 1.0f32.tanh()).abs() < 1e-6));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`recurrent`].
 pub fn rnn(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
-    recurrent(stream, Cell::RnnTanh, input, false)
+    recurrent(stream, Cell::RnnTanh, input)
+}
+
+/// The gradients of [`rnn`], as [`recurrent_backward`] gives them: of the shapes of its inputs, f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::recurrent::{OutputGradients, RecurrentInput, Weights};
+/// use warpwright::{DType, Device, Tensor, rnn, rnn_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// // One sequence of three time steps of one element, two units whose weights are zero.
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[2, 1])?;
+/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[2, 2])?;
+/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[2])?;
+/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
+/// let input = RecurrentInput::new(&x, &weights);
+/// let out = rnn(&stream, &input)?;
+/// let dh_n = Tensor::ones_on(&stream, DType::F32, &[1, 1, 2])?;
+/// let wanted = OutputGradients { dh_n: Some(&dh_n), ..Default::default() };
+/// let gradients = rnn_backward(&stream, &input, &out, wanted)?;
+/// let dx = gradients.dx.to_vec_on::<f32>(&stream)?;
+/// assert_eq!(dx, [0.0; 3], "weights of zero");
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`recurrent_backward`].
+pub fn rnn_backward(
+    stream: &Stream,
+    input: &RecurrentInput<'_>,
+    output: &RecurrentOutput,
+    gradients: OutputGradients<'_>,
+) -> Result<RecurrentGradients, Error> {
+    recurrent_backward(stream, Cell::RnnTanh, input, output, gradients)
 }

@@ -51,6 +51,7 @@
 
 mod backward;
 mod cell;
+mod cell_functions;
 mod cluster;
 mod drops;
 mod exchange;
@@ -84,6 +85,7 @@ use crate::tensors::{InSlot, Slot, SlotSpec, tensors};
 use crate::{Dropout, PlanError};
 
 pub use cell::Cell;
+pub use cell_functions::*;
 pub use functions::*;
 use launches::{Arena, Place};
 pub use single::*;

@@ -1,16 +1,16 @@
 //! A single step, as a primitive of its own.
 
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Stream, Tensor, TensorMut, TensorRef};
+use warpwright_runtime::{TensorMut, TensorRef};
 
 use super::tuning::Schedule;
 use super::{
-    Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, WeightGradient,
-    WeightGradients, WeightRefs, Weights, backward, forward, refuse,
+    Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc,
+    WeightGradients, WeightRefs, backward, forward,
 };
-use crate::plan::{Operation, Plan, PlanCache};
+use crate::plan::{Operation, Plan};
 use crate::tensors::Arguments;
-use crate::{Binding, Error, PlanError};
+use crate::{Binding, PlanError};
 
 /// A step of a cell: `lstm_cell`, `gru_cell`, `rnn_cell`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -149,155 +149,4 @@ impl<'a> Arguments<'a> for CellBackwardArgs<'a> {
         all.extend(self.weights.bindings());
         all
     }
-}
-
-/// What a step is given.
-#[derive(Clone, Copy, Debug)]
-pub struct CellInput<'a> {
-    /// `[batch, input]`
-    pub x: &'a Tensor,
-    /// The hidden state, `[batch, hidden]`.
-    pub h: &'a Tensor,
-    /// The cells of an LSTM, `[batch, hidden]`.
-    pub c: Option<&'a Tensor>,
-    /// The weights.
-    pub weights: Weights<'a>,
-}
-
-/// What a step gives.
-#[derive(Debug)]
-pub struct CellOutput {
-    /// The hidden state after the step.
-    pub h: Tensor,
-    /// The cells of an LSTM after the step.
-    pub c: Option<Tensor>,
-    /// What the gradients need, if they are wanted.
-    pub reserve: Option<Tensor>,
-}
-
-/// The gradients of what a step was given.
-#[derive(Debug)]
-pub struct CellGradients {
-    /// Of `x`.
-    pub dx: Tensor,
-    /// Of `h`.
-    pub dh: Tensor,
-    /// Of `c`.
-    pub dc: Option<Tensor>,
-    /// Of the weights.
-    pub weights: WeightGradient,
-}
-
-impl CellInput<'_> {
-    fn desc(&self, cell: Cell, training: bool) -> Result<CellDesc, PlanError> {
-        let op = cell.cell_op();
-        let shape = |tensor: &Tensor| format!("{:?}", tensor.shape());
-        let &[batch, input] = self.x.shape() else {
-            return Err(refuse(op, "x", shape(self.x), "of two dimensions: batch, input"));
-        };
-        let &[_, hidden] = self.h.shape() else {
-            return Err(refuse(op, "h", shape(self.h), "of two dimensions: batch, hidden"));
-        };
-        let biases = self.weights.biases(op)?;
-        self.weights.check(cell, op, input, [hidden, 0])?;
-        Ok(CellDesc { cell, dtype: self.x.dtype(), batch, input, hidden, biases, training })
-    }
-}
-
-/// A step of a cell; with `training` it leaves what [`cell_backward`] needs.
-///
-/// # Errors
-/// The shapes do not fit each other, the element type is not supported, or memory runs out.
-pub fn cell(stream: &Stream, cell: Cell, input: &CellInput<'_>, training: bool) -> Result<CellOutput, Error> {
-    static PLANS: PlanCache<CellDesc> = PlanCache::new();
-    let desc = input.desc(cell, training)?;
-    let plan = PLANS.get(&desc, stream.device().target())?;
-    let empty = || Tensor::empty_on(stream, desc.dtype, input.h.shape());
-    let mut h = empty()?;
-    let mut c = cell.has_c().then(empty).transpose()?;
-    let spec = plan.tensor("reserve");
-    let mut reserve = spec.map(|spec| Tensor::empty_on(stream, spec.dtype, &[spec.len])).transpose()?;
-    let mut workspace = plan.workspace(stream)?;
-    plan.launch(
-        stream,
-        CellArgs {
-            x: input.x.as_ref(),
-            h: input.h.as_ref(),
-            c: input.c.map(Tensor::as_ref),
-            weights: input.weights.refs(),
-            h_next: h.as_mut(),
-            c_next: c.as_mut().map(Tensor::as_mut),
-            reserve: reserve.as_mut().map(Tensor::as_mut),
-            workspace: workspace.as_mut().map(Tensor::as_mut),
-        },
-    )?;
-    Ok(CellOutput { h, c, reserve })
-}
-
-/// The gradients of [`cell`] from its `output`, which was made for training, and the gradients of that.
-///
-/// # Errors
-/// The tensors do not fit each other, the forward pass left no reserve, or memory runs out.
-pub fn cell_backward(
-    stream: &Stream,
-    cell: Cell,
-    input: &CellInput<'_>,
-    output: &CellOutput,
-    dh: &Tensor,
-    dc: Option<&Tensor>,
-) -> Result<CellGradients, Error> {
-    static PLANS: PlanCache<CellBackwardDesc> = PlanCache::new();
-    let forward = input.desc(cell, true)?;
-    let Some(reserve) = &output.reserve else {
-        let expected = "made by a forward pass for training";
-        return Err(refuse(cell.cell_op(), "reserve", "absent", expected).into());
-    };
-    let desc = CellBackwardDesc { forward, dc_next: dc.is_some() };
-    let plan = PLANS.get(&desc, stream.device().target())?;
-    let like = |tensor: &Tensor| Tensor::empty_on(stream, tensor.dtype(), tensor.shape());
-    let (mut dx, mut dh_before) = (like(input.x)?, like(input.h)?);
-    let mut dc_before = input.c.map(like).transpose()?;
-    let mut weights = WeightGradient::empty(stream, &input.weights)?;
-    let mut workspace = plan.workspace(stream)?;
-    plan.launch(
-        stream,
-        CellBackwardArgs {
-            x: input.x.as_ref(),
-            h: input.h.as_ref(),
-            c: input.c.map(Tensor::as_ref),
-            reserve: reserve.as_ref(),
-            dh_next: dh.as_ref(),
-            dc_next: dc.map(Tensor::as_ref),
-            weights: weights.of(&input.weights),
-            dx: dx.as_mut(),
-            dh: dh_before.as_mut(),
-            dc: dc_before.as_mut().map(Tensor::as_mut),
-            workspace: workspace.as_mut().map(Tensor::as_mut),
-        },
-    )?;
-    Ok(CellGradients { dx, dh: dh_before, dc: dc_before, weights })
-}
-
-/// A step of an LSTM for inference: the hidden state and the cells after it.
-///
-/// # Errors
-/// As [`cell()`].
-pub fn lstm_cell(stream: &Stream, input: &CellInput<'_>) -> Result<CellOutput, Error> {
-    cell(stream, Cell::Lstm, input, false)
-}
-
-/// A step of a gated recurrent unit for inference.
-///
-/// # Errors
-/// As [`cell()`].
-pub fn gru_cell(stream: &Stream, input: &CellInput<'_>) -> Result<CellOutput, Error> {
-    cell(stream, Cell::Gru, input, false)
-}
-
-/// A step of the plain cell with the hyperbolic tangent for inference.
-///
-/// # Errors
-/// As [`cell()`].
-pub fn rnn_cell(stream: &Stream, input: &CellInput<'_>) -> Result<CellOutput, Error> {
-    cell(stream, Cell::RnnTanh, input, false)
 }

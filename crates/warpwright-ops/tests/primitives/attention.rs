@@ -3,8 +3,8 @@
 use warpwright_ops::attention::reference::{Problem, backward, forward};
 use warpwright_ops::attention::tuning::{self, SweepGroups, Sweeps, Warpgroups};
 use warpwright_ops::attention::{
-    Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, AttentionOptions,
-    Gradients, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_block_table,
+    Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionGradients, AttentionInputs,
+    AttentionOptions, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_block_table,
     check_key_lengths, check_offsets,
 };
 use warpwright_ops::plan::{Layout, Real};
@@ -183,9 +183,9 @@ fn offsets_on_the_device_that_lead_outside_are_cut() {
         longest_keys: 6,
     };
     let scores = Scores { packed: Some(packed), ..Scores::default() };
-    let (o, _) = attention(&stream, q.as_ref(), k.as_ref(), v.as_ref(), &scores).expect("clean");
+    let out = attention(&stream, &q, &k, &v, scores).expect("clean");
     // The first sequence has rows 0 to 3, the second the other two, the third none.
-    let o = o.to_vec::<f64>().expect("read");
+    let o = out.o.to_vec::<f64>().expect("read");
     assert!(o.iter().all(|x| x.is_finite()));
 }
 
@@ -221,20 +221,19 @@ fn lengths_and_pages_on_the_device_that_lead_outside_are_cut() {
     for width in [32, 64] {
         let (q, k) = (tensor(&[4, 3, 2, width]), tensor(&[4, 40, 2, width]));
         let scores = Scores { key_lengths: Some(lengths.as_ref()), ..Scores::default() };
-        let (o, _) = attention(&stream, q.as_ref(), k.as_ref(), k.as_ref(), &scores).expect("clean");
-        assert!(o.to_vec::<f32>().expect("read").iter().all(|x| x.is_finite()));
+        let out = attention(&stream, &q, &k, &k, scores).expect("clean");
+        assert!(out.o.to_vec::<f32>().expect("read").iter().all(|x| x.is_finite()));
         let long = tensor(&[4, 70, 2, width]);
-        let (o, _) = attention(&stream, long.as_ref(), k.as_ref(), k.as_ref(), &scores).expect("clean");
-        assert!(o.to_vec::<f32>().expect("read").iter().all(|x| x.is_finite()));
+        let out = attention(&stream, &long, &k, &k, scores).expect("clean");
+        assert!(out.o.to_vec::<f32>().expect("read").iter().all(|x| x.is_finite()));
 
         let cache = tensor(&[3, 16, 2, width]);
         let table = [i32::MIN, 7, 1, i32::MAX, -1, 2, 99, 0, 3, 1, -5, 2];
         let table = numbers(&table, &[4, 3]);
         let scores = Scores { block_table: Some(table.as_ref()), ..scores };
         for q in [&q, &long] {
-            let (o, _) =
-                attention(&stream, q.as_ref(), cache.as_ref(), cache.as_ref(), &scores).expect("clean");
-            assert!(o.to_vec::<f32>().expect("read").iter().all(|x| x.is_finite()));
+            let out = attention(&stream, q, &cache, &cache, scores).expect("clean");
+            assert!(out.o.to_vec::<f32>().expect("read").iter().all(|x| x.is_finite()));
         }
     }
 }
@@ -364,11 +363,10 @@ fn free_functions_give_result_and_gradients() {
         tensor(&v, [1, 7, 1, 4]),
         tensor(&dy, [1, 5, 2, 4]),
     ];
-    let [tq, tk, tv, tdy] = tensors.each_ref().map(Tensor::as_ref);
+    let [tq, tk, tv, tdy] = tensors.each_ref();
     let scores = Scores { causal: true, alignment: Alignment::TopLeft, ..Scores::default() };
-    let (o, lse) = attention(&stream, tq, tk, tv, &scores).expect("forward");
-    let gradients =
-        attention_backward(&stream, tq, tk, tv, &scores, o.as_ref(), lse.as_ref(), tdy).expect("backward");
+    let out = attention(&stream, tq, tk, tv, scores).expect("forward");
+    let gradients = attention_backward(&stream, tq, tk, tv, &out, tdy, scores).expect("backward");
     let p = Problem { right: Some(0), bottom_right: false, ..plain() };
     let (f, b) = (forward(&p, &q, &k, &v), backward(&p, &q, &k, &v, &dy));
     let near = |got: &Tensor, want: &[f64]| {
@@ -376,9 +374,9 @@ fn free_functions_give_result_and_gradients() {
         assert_eq!(got.len(), want.len());
         got.iter().zip(want).for_each(|(g, w)| assert!((g - w).abs() < 1e-12, "{g} for {w}"));
     };
-    near(&o, &f.o);
-    near(&lse, &f.lse);
-    let Gradients { dq, dk, dv, .. } = gradients;
+    near(&out.o, &f.o);
+    near(&out.lse, &f.lse);
+    let AttentionGradients { dq, dk, dv, .. } = gradients;
     [dq, dk, dv].iter().zip([&b.dq, &b.dk, &b.dv]).for_each(|(got, want)| near(got, want));
 }
 
@@ -420,14 +418,13 @@ fn what_is_dropped_is_a_function_of_numbers() {
     };
     let k = zeros(KEYS, 1);
     let dropped = |queries: usize, seed: i64, offset: i64, probability: f64| {
-        let random = Tensor::from_slice(&device, &[seed, offset], &[2]).expect("memory");
-        let (dropout, random) = (Some(probability), Some(random.as_ref()));
-        let scores = Scores { dropout, random, ..Scores::default() };
+        let (seed, offset) = (seed.cast_unsigned(), offset.cast_unsigned());
+        let dropout = Some(Dropout { probability: probability as f32, seed, offset });
         let q = zeros(queries, 2);
-        let (o, lse) = attention(&stream, q.as_ref(), k.as_ref(), v.as_ref(), &scores).expect("forward");
-        let lse = lse.to_vec::<f32>().expect("read");
+        let out = attention(&stream, &q, &k, &v, Scores { dropout, ..Scores::default() }).expect("forward");
+        let lse = out.lse.to_vec::<f32>().expect("read");
         assert!(lse.iter().all(|x| (x - (KEYS as f32).ln()).abs() < 1e-5), "lse is without dropout");
-        o.to_vec::<f32>().expect("read")
+        out.o.to_vec::<f32>().expect("read")
     };
     for (queries, seed, offset, probability) in
         [(40usize, 7, 0, 0.25f64), (3, -1, i64::MAX, 0.9), (40, 7, 1 << 40, 0.0), (17, 0, 0, 1.0)]
@@ -577,10 +574,8 @@ fn keys_behind_the_last_have_no_part_in_gradients() {
         let scores = Scores { key_lengths: Some(lengths.as_ref()), ..Scores::default() };
         let gradients = |fill| {
             let (k, v) = (tensor(KEYS, 3, fill), tensor(KEYS, 4, fill));
-            let (q, k, v) = (q.as_ref(), k.as_ref(), v.as_ref());
-            let (o, lse) = attention(&stream, q, k, v, &scores).expect("forward");
-            let g = attention_backward(&stream, q, k, v, &scores, o.as_ref(), lse.as_ref(), dy.as_ref())
-                .expect("backward");
+            let out = attention(&stream, &q, &k, &v, scores).expect("forward");
+            let g = attention_backward(&stream, &q, &k, &v, &out, &dy, scores).expect("backward");
             [g.dq, g.dk, g.dv].map(|x| storage::decode(dtype, &x.to_bytes().expect("read")))
         };
         let (some, none) = (gradients(f64::NAN), gradients(0.0));

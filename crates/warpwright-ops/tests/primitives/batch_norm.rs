@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormArgs, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationDesc,
-    BatchNormOptions, Layout, Momentum, Real, batch_norm, batch_norm_backward, batch_norm_evaluation,
-    batch_norm_evaluation_backward,
+    BatchNormOptions, Layout, Momentum, Real, RunningStatistics, batch_norm, batch_norm_backward,
+    batch_norm_evaluation, batch_norm_evaluation_backward,
     reference::{self, Channels},
 };
 use warpwright_ops::plan::{Access, TensorSpec};
@@ -207,8 +207,9 @@ fn free_functions_in_both_layouts() {
         let mut mean = Tensor::from_slice(&device, &[0.0f32, 0.0], &[2]).expect("memory");
         let mut var = Tensor::from_slice(&device, &[1.0f32, 1.0], &[2]).expect("memory");
         let momentum = Momentum::Exponential(Real::new(0.5));
-        let out = batch_norm(&stream, &x, &options, Some((&mut mean, &mut var, momentum))).expect("launch");
-        assert_eq!(values(&out.mean), [4.0, 2.0]);
+        let running = RunningStatistics { mean: &mut mean, var: &mut var, momentum };
+        let out = batch_norm(&stream, &x, Some(running), options).expect("launch");
+        assert_eq!(values(out.mean.as_ref().expect("saved")), [4.0, 2.0]);
         assert_eq!(values(&mean), [2.0, 1.0]);
         let near = |a: f32, b: f64| (f64::from(a) - b).abs() < 1e-6;
         assert!(near(values(&var)[0], 0.5 + 10.0 / 3.0) && values(&var)[1] == 0.5);
@@ -217,17 +218,16 @@ fn free_functions_in_both_layouts() {
         let constant = if layout == Layout::ChannelsFirst { y[2] } else { y[1] };
         assert_eq!(constant, 9.0);
         let dy = tensor(&device, &[2, 2, 2], 5);
-        let saved = (&out.mean, &out.rstd);
-        let g = batch_norm_backward(&stream, &x, None, &dy, saved, &options).expect("launch");
+        let g = batch_norm_backward(&stream, &x, &out, &dy, options).expect("launch");
         assert!(g.dweight.is_none() && g.dresidual.is_none());
         let sum: f32 = values(&dy).iter().sum();
         let dbias: f32 = values(&g.dbias.expect("there is a bias")).iter().sum();
         assert!((sum - dbias).abs() < 1e-5);
         assert!(values(&g.dx).iter().sum::<f32>().abs() < 1e-5, "the mean has no gradient");
 
-        let y = batch_norm_evaluation(&stream, &x, &options, &mean, &var).expect("launch");
-        assert!(near(values(&y)[0], -1.0 / (1.0 + 10.0 / 3.0f64).sqrt()));
-        let e = batch_norm_evaluation_backward(&stream, &x, None, &dy, (&mean, &var), &options);
+        let out = batch_norm_evaluation(&stream, &x, &mean, &var, options).expect("launch");
+        assert!(near(values(&out.y)[0], -1.0 / (1.0 + 10.0 / 3.0f64).sqrt()));
+        let e = batch_norm_evaluation_backward(&stream, &x, &mean, &var, &out, &dy, options);
         let dx = values(&e.expect("launch").dx);
         assert!(near(dx[0], f64::from(values(&dy)[0]) / (1.0 + 10.0 / 3.0f64).sqrt()));
     }
@@ -242,13 +242,14 @@ fn empty_batches() {
     let mut running = (tensor(&device, &[3], 2), tensor(&device, &[3], 3));
     let before = values(&running.0);
     let momentum = Momentum::Exponential(Real::new(0.5));
-    let out = batch_norm(&stream, &x, &options, Some((&mut running.0, &mut running.1, momentum)));
-    let out = out.expect("launch");
+    let statistics = RunningStatistics { mean: &mut running.0, var: &mut running.1, momentum };
+    let out = batch_norm(&stream, &x, Some(statistics), options).expect("launch");
     assert_eq!(out.y.shape(), [0, 3, 4]);
     assert_eq!(values(&running.0), before, "nothing was seen");
-    assert_eq!(values(&out.mean), [0.0; 3]);
-    assert!(values(&out.rstd).iter().all(|rstd| rstd.is_nan()) && out.rstd.len() == 3);
-    let g = batch_norm_backward(&stream, &x, None, &x, (&w, &w), &options).expect("launch");
+    let (mean, rstd) = (out.mean.as_ref().expect("saved"), out.rstd.as_ref().expect("saved"));
+    assert_eq!(values(mean), [0.0; 3]);
+    assert!(values(rstd).iter().all(|rstd| rstd.is_nan()) && rstd.len() == 3);
+    let g = batch_norm_backward(&stream, &x, &out, &x, options).expect("launch");
     assert_eq!(values(&g.dweight.expect("there is a weight")), [0.0; 3]);
 }
 

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use warpwright_ops::group_norm::tuning::Path;
 use warpwright_ops::group_norm::{
-    GroupNorm, GroupNormArgs, GroupNormBackwardDesc, GroupNormDesc, GroupShape, Layout, group_norm,
-    group_norm_backward, group_norm_training, instance_norm, instance_norm_backward, instance_norm_training,
-    reference,
+    GroupNormArgs, GroupNormBackwardDesc, GroupNormDesc, GroupNormOptions, GroupShape, Layout, group_norm,
+    group_norm_backward, instance_norm, instance_norm_backward, reference,
 };
 use warpwright_ops::plan::{Access, TensorSpec};
 use warpwright_ops::{Direction, Error, Operation, Plan, PlanError};
@@ -80,8 +79,7 @@ fn nothing_is_launched_for_nothing() {
     let stream = device.stream().expect("stream");
     for empty in [[0, 4, 8], [2, 4, 0], [2, 0, 8]] {
         let x = Tensor::zeros(&device, DType::F32, &empty).expect("memory");
-        let options = GroupNorm { groups: 2, ..plain(2) };
-        let y = group_norm(&stream, &x, options).expect("launch");
+        let y = group_norm(&stream, &x, plain(2)).expect("launch").y;
         assert_eq!((y.shape(), y.len()), (&empty[..], 0));
     }
     let plan = GroupNormDesc { statistics: false, ..desc(DType::F32, shape(0, 4, 8, 2)) };
@@ -89,16 +87,15 @@ fn nothing_is_launched_for_nothing() {
     // The sums over nothing are zero.
     let x = Tensor::zeros(&device, DType::F32, &[0, 4, 8]).expect("memory");
     let ones = Tensor::from_slice(&device, &[1.0f32; 4], &[4]).expect("memory");
-    let saved = Tensor::zeros(&device, DType::F32, &[0, 2]).expect("memory");
-    let options = GroupNorm { weight: Some(&ones), bias: Some(&ones), ..plain(2) };
-    let g = group_norm_backward(&stream, &x, &x, (&saved, &saved), options).expect("launch");
+    let options = GroupNormOptions { weight: Some(&ones), bias: Some(&ones), ..plain(2) };
+    let out = group_norm(&stream, &x, options).expect("launch");
+    let g = group_norm_backward(&stream, &x, &out, &x, options).expect("launch");
     assert_eq!(g.dweight.expect("asked for").to_vec::<f32>().expect("copy"), [0.0; 4]);
     assert_eq!(g.dbias.expect("asked for").to_vec::<f32>().expect("copy"), [0.0; 4]);
 }
 
-const fn plain<'a>(groups: usize) -> GroupNorm<'a> {
-    let layout = Layout::ChannelsFirst;
-    GroupNorm { groups, weight: None, bias: None, eps: 1e-5, silu: false, layout }
+fn plain<'a>(groups: usize) -> GroupNormOptions<'a> {
+    GroupNormOptions { groups, ..GroupNormOptions::default() }
 }
 
 #[test]
@@ -108,7 +105,7 @@ fn launches_check_their_tensors() {
     let x = Tensor::from_slice(&device, &[1.0f32; 64], &[2, 4, 8]).expect("memory");
     let four = Tensor::from_slice(&device, &[1.0f32; 4], &[4]).expect("memory");
     let run = |x: &Tensor, weight: &Tensor| {
-        group_norm(&stream, x, GroupNorm { weight: Some(weight), bias: Some(&four), ..plain(2) })
+        group_norm(&stream, x, GroupNormOptions { weight: Some(weight), bias: Some(&four), ..plain(2) })
     };
     run(&x, &four).expect("right arguments");
     let five = Tensor::from_slice(&device, &[1.0f32; 5], &[5]).expect("memory");
@@ -144,8 +141,8 @@ fn launches_check_their_tensors() {
     let e = plan.launch(&stream, args).expect_err("no bias");
     assert!(matches!(e, RuntimeError::Presence { argument: "bias", given: false, .. }), "{e}");
     let dy = Tensor::zeros(&device, DType::F32, &[2, 4, 4]).expect("memory");
-    let saved = Tensor::zeros(&device, DType::F32, &[2, 2]).expect("memory");
-    let e = group_norm_backward(&stream, &x, &dy, (&saved, &saved), plain(2)).expect_err("shape of dy");
+    let out = group_norm(&stream, &x, plain(2)).expect("launch");
+    let e = group_norm_backward(&stream, &x, &out, &dy, plain(2)).expect_err("shape of dy");
     assert!(matches!(e, Error::Runtime(RuntimeError::Shape { argument: "dy", .. })), "{e}");
 }
 
@@ -214,33 +211,37 @@ fn free_functions() {
     let stream = device.stream().expect("stream");
     let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 6.0], &[1, 2, 2]).expect("memory");
     let values = |t: &Tensor| t.to_vec::<f32>().expect("copy");
-    let out = group_norm_training(&stream, &x, GroupNorm { eps: 0.0, ..plain(1) }).expect("launch");
-    assert_eq!((values(&out.mean), out.mean.shape()), (vec![3.0], &[1usize, 1][..]));
-    assert!((values(&out.rstd)[0] - 1.0 / 3.5f32.sqrt()).abs() < 1e-7);
-    let y = instance_norm(&stream, &x, None, None, 0.0).expect("launch");
-    assert_eq!(values(&y), [-1.0, 1.0, -1.0, 1.0]);
+    let exact = GroupNormOptions { eps: 0.0, ..plain(1) };
+    let out = group_norm(&stream, &x, exact).expect("launch");
+    let (mean, rstd) = (out.mean.expect("saved"), out.rstd.expect("saved"));
+    assert_eq!((values(&mean), mean.shape()), (vec![3.0], &[1usize, 1][..]));
+    assert!((values(&rstd)[0] - 1.0 / 3.5f32.sqrt()).abs() < 1e-7);
+    let out = instance_norm(&stream, &x, GroupNormOptions { inference: true, ..exact }).expect("launch");
+    assert_eq!(values(&out.y), [-1.0, 1.0, -1.0, 1.0]);
+    assert!(out.mean.is_none() && out.rstd.is_none());
+    let e = instance_norm_backward(&stream, &x, &out, &x, exact);
+    assert!(matches!(e, Err(Error::Plan(PlanError::Parameter { op: "group_norm", parameter: "mean", .. }))));
     // Two pixels are -1 and 1 whatever x is: its gradient is 0.
     let ones = Tensor::from_slice(&device, &[1.0f32, 1.0], &[2]).expect("memory");
-    let saved = instance_norm_training(&stream, &x, Some(&ones), Some(&ones), 0.0).expect("launch");
+    let options = GroupNormOptions { weight: Some(&ones), bias: Some(&ones), ..exact };
+    let saved = instance_norm(&stream, &x, options).expect("launch");
     let near = |t: &Tensor, expected: [f32; 4]| {
         let got = values(t);
         assert!(got.iter().zip(expected).all(|(x, expected)| (x - expected).abs() < 1e-6), "{got:?}");
     };
     near(&saved.y, [0.0, 2.0, 0.0, 2.0]);
-    assert_eq!(values(&saved.mean), [1.5, 4.5]);
+    assert_eq!(values(saved.mean.as_ref().expect("saved")), [1.5, 4.5]);
     let dy = Tensor::from_slice(&device, &[1.0f32, 4.0, 2.0, 7.0], &[1, 2, 2]).expect("memory");
-    let saved = (&saved.mean, &saved.rstd);
-    let gradients =
-        instance_norm_backward(&stream, &x, &dy, saved, Some(&ones), Some(&ones)).expect("launch");
+    let gradients = instance_norm_backward(&stream, &x, &saved, &dy, options).expect("launch");
     near(&gradients.dx, [0.0; 4]);
     let parameters =
         [&gradients.dweight, &gradients.dbias].map(|of| of.as_ref().map(values).unwrap_or_default());
     near(&Tensor::from_slice(&device, &parameters.concat(), &[4]).expect("memory"), [3.0, 5.0, 5.0, 9.0]);
     let last = Tensor::from_slice(&device, &[1.0f32, 3.0, 2.0, 6.0], &[1, 2, 2]).expect("memory");
-    let silu = GroupNorm { silu: true, ..plain(1) };
-    let a = values(&group_norm(&stream, &x, silu).expect("launch"));
-    let b = group_norm(&stream, &last, GroupNorm { layout: Layout::ChannelsLast, ..silu }).expect("launch");
-    let b = values(&b);
+    let silu = GroupNormOptions { silu: true, ..plain(1) };
+    let a = values(&group_norm(&stream, &x, silu).expect("launch").y);
+    let silu_last = GroupNormOptions { layout: Layout::ChannelsLast, ..silu };
+    let b = values(&group_norm(&stream, &last, silu_last).expect("launch").y);
     for (a, b) in a.iter().zip([b[0], b[2], b[1], b[3]]) {
         assert!((a - b).abs() < 1e-6);
     }

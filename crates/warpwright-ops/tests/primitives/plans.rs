@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use warpwright_ops::activation::{
     Activation, ActivationArgs, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedArgs,
-    GatedDesc, Slope, activate, activate_in_place, gelu_erf, leaky_relu, relu, silu, swiglu, swiglu_backward,
-    tanh_backward,
+    GatedDesc, GatedGradients, Slope, activate, activate_in_place, gelu_erf, leaky_relu, relu, silu, swiglu,
+    swiglu_backward, tanh_backward,
 };
 use warpwright_ops::{Error, Operation, PlanError, catalogue};
 use warpwright_ptx::{DType, Target};
@@ -160,7 +160,7 @@ fn free_functions() {
     assert!((values(&y)[3] - 2.995_950_3).abs() < 1e-6);
     let ones = Tensor::from_slice(&device, &[1.0f32; 4], &[2, 2]).expect("memory");
     assert_eq!(values(&tanh_backward(&stream, &x, &ones).expect("launch"))[1], 1.0);
-    let (dgate, dup) = swiglu_backward(&stream, &x, &ones, &ones).expect("launch");
+    let GatedGradients { dgate, dup } = swiglu_backward(&stream, &x, &ones, &ones).expect("launch");
     for (y, dup) in values(&swiglu(&stream, &x, &ones).expect("launch")).iter().zip(values(&dup)) {
         assert!((y - dup).abs() <= 1e-6 * dup.abs(), "with up = dy = 1 both are silu: {y} {dup}");
     }

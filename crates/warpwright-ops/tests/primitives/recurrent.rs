@@ -238,7 +238,7 @@ fn every_seed_agrees() {
             let weights = net.weights();
             let options = RecurrentOptions { precision, ..RecurrentOptions::default() };
             let input = RecurrentInput { options, ..RecurrentInput::new(&net.x, &weights) };
-            let out = recurrent(&net.stream, Cell::Lstm, &input, true).expect("launch");
+            let out = recurrent(&net.stream, Cell::Lstm, &input).expect("launch");
             let gradients = OutputGradients { dy: Some(&out.y), ..OutputGradients::default() };
             let back = recurrent_backward(&net.stream, Cell::Lstm, &input, &out, gradients).expect("launch");
             assert!(net.device.findings().is_empty());
@@ -360,7 +360,7 @@ fn agrees_with(precision: Precision, cell: Cell, dtype: DType, sizes: [usize; 4]
     let of_x = tensor(&x, &[steps, batch, input]);
     let options = RecurrentOptions { precision, ..RecurrentOptions::default() };
     let given = RecurrentInput { options, ..RecurrentInput::new(&of_x, &weights) };
-    let out = recurrent(&stream, cell, &given, true).expect("launch");
+    let out = recurrent(&stream, cell, &given).expect("launch");
     let of_dy = tensor(&dy, out.y.shape());
     let gradients = OutputGradients { dy: Some(&of_dy), ..OutputGradients::default() };
     let back = recurrent_backward(&stream, cell, &given, &out, gradients).expect("launch");
@@ -441,7 +441,7 @@ fn train(
 ) -> (RecurrentOutput, Vec<Vec<f32>>) {
     let weights = net.weights();
     let input = RecurrentInput { options, ..RecurrentInput::new(&net.x, &weights) };
-    let out = recurrent(&net.stream, cell, &input, true).expect("launch");
+    let out = recurrent(&net.stream, cell, &input).expect("launch");
     let dy = Tensor::from_slice(&net.device, dy, out.y.shape()).expect("memory");
     let gradients = OutputGradients { dy: Some(&dy), ..OutputGradients::default() };
     let back = recurrent_backward(&net.stream, cell, &input, &out, gradients).expect("launch");
@@ -574,15 +574,19 @@ fn lengths_change_nothing_within_them() {
         let net = Small::new(0, cell, [6, 3], 1);
         let weights = net.weights();
         let plain = RecurrentInput::new(&net.x, &weights);
-        let padded = recurrent(&net.stream, cell, &plain, false).expect("launch");
-        let lengths = [6, 0, 4];
-        let options = RecurrentOptions { lengths: Some(&lengths), ..RecurrentOptions::default() };
-        let some = recurrent(&net.stream, cell, &RecurrentInput { options, ..plain }, false).expect("launch");
+        let inference = RecurrentOptions { inference: true, ..RecurrentOptions::default() };
+        let without = RecurrentInput { options: inference, ..plain };
+        let padded = recurrent(&net.stream, cell, &without).expect("launch");
+        assert!(padded.reserve.is_none());
+        let lengths = [6i32, 0, 4];
+        let given = Tensor::from_slice(&net.device, &lengths, &[3]).expect("memory");
+        let options = RecurrentOptions { lengths: Some(given.as_ref()), ..inference };
+        let some = recurrent(&net.stream, cell, &RecurrentInput { options, ..plain }).expect("launch");
         let (padded, y) = (floats(&padded.y), floats(&some.y));
         for step in 0..6 {
             for (batch, length) in lengths.iter().enumerate() {
                 let at = (step * 3 + batch) * 32..(step * 3 + batch + 1) * 32;
-                let valid = step < *length;
+                let valid = step < *length as usize;
                 let want = if valid { padded[at.clone()].to_vec() } else { vec![0.0; 32] };
                 assert_eq!(y[at], want, "{cell:?} {step} {batch}");
             }
@@ -684,7 +688,7 @@ fn tensors_that_do_not_fit() {
     let of = |x: &Tensor, weights: &[Weights<'_>], options| {
         lstm(&stream, &RecurrentInput { options, ..RecurrentInput::new(x, weights) })
     };
-    let plain = RecurrentOptions::default();
+    let plain = RecurrentOptions { inference: true, ..RecurrentOptions::default() };
     let run = |x: &Tensor, w_ih: &Tensor, w_hh: &Tensor| {
         of(x, &[Weights { w_ih, w_hh, w_hr: None, b_ih: None, b_hh: None }], plain)
     };
@@ -699,10 +703,9 @@ fn tensors_that_do_not_fit() {
     refused(run(&x, &w_ih, &w_ih), "w_hh");
     refused(run(&x, &w_ih, &x), "w_hh");
     let weights = Weights { w_ih: &w_ih, w_hh: &w_hh, w_hr: None, b_ih: None, b_hh: None };
-    let long = RecurrentOptions { lengths: Some(&[3]), ..plain };
-    refused(of(&x, &[weights], long), "lengths");
-    let many = RecurrentOptions { lengths: Some(&[1, 1]), ..plain };
-    refused(of(&x, &[weights], many), "lengths");
+    let many = Tensor::from_slice(&device, &[1i32, 1], &[2]).expect("memory");
+    let e = of(&x, &[weights], RecurrentOptions { lengths: Some(many.as_ref()), ..plain });
+    assert!(matches!(e, Err(Error::Runtime(RuntimeError::Elements { argument: "lengths", .. }))), "{e:?}");
     refused(of(&x, &[], plain), "weights");
     let both = RecurrentOptions { bidirectional: true, ..plain };
     refused(of(&x, &[weights], both), "weights");
@@ -719,7 +722,7 @@ fn tensors_that_do_not_fit() {
     let input = RecurrentInput::new(&x, &list);
     let e = recurrent_backward(&stream, Cell::Lstm, &input, &good, OutputGradients::default());
     assert!(matches!(e, Err(Error::Plan(PlanError::Parameter { parameter: "reserve", .. }))), "{e:?}");
-    let mut wrong = recurrent(&stream, Cell::Lstm, &input, true).expect("launch");
+    let mut wrong = recurrent(&stream, Cell::Lstm, &input).expect("launch");
     wrong.reserve = Some(zeros(&[7]));
     let e = recurrent_backward(&stream, Cell::Lstm, &input, &wrong, OutputGradients::default());
     assert!(matches!(e, Err(Error::Runtime(RuntimeError::Elements { argument: "reserve", .. }))), "{e:?}");

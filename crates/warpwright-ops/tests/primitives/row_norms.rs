@@ -1,8 +1,8 @@
 //! What plans and launches of the norms of rows and across channels refuse, and the free functions.
 
 use warpwright_ops::layer_norm::{
-    MAX_LEN, RowNorm, RowNormArgs, RowNormBackwardDesc, RowNormDesc, RowNormOptions, Saved, layer_norm,
-    layer_norm_backward, rms_norm, rms_norm_backward, row_norm,
+    MAX_LEN, RowNorm, RowNormArgs, RowNormBackwardDesc, RowNormDesc, RowNormOptions, layer_norm,
+    layer_norm_backward, rms_norm, rms_norm_backward, row_norm, row_norm_backward,
 };
 use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc, local_response_norm,
@@ -121,28 +121,38 @@ fn free_functions_of_rows() {
     let stream = device.stream().expect("stream");
     let x = floats(&device, &[1.0, 3.0, -2.0, 2.0], &[2, 2]);
     let (w, b) = (floats(&device, &[2.0, 4.0], &[2]), floats(&device, &[0.5, 0.0], &[2]));
-    let y = layer_norm(&stream, &x, Some(&w), Some(&b), 0.0).expect("launch");
+    let plain = RowNormOptions::default();
+    let options = RowNormOptions { weight: Some(&w), bias: Some(&b), eps: Some(0.0), ..plain };
+    let y = layer_norm(&stream, &x, options).expect("launch").y;
     assert_eq!(values(&y), [-1.5, 4.0, -1.5, 4.0]);
-    let y = rms_norm(&stream, &x, None, None).expect("launch");
+    let y = rms_norm(&stream, &x, plain).expect("launch").y;
     assert!((values(&y)[1] - 3.0 / 5.0f32.sqrt()).abs() < 1e-6);
 
-    let (residual, statistics) = (Some(&x), true);
-    let options = RowNormOptions { residual, weight: Some(&w), bias: Some(&b), eps: None, statistics };
-    let out = row_norm(&stream, RowNorm::Layer, &x, 2, &options);
+    let options = RowNormOptions { residual: Some(&x), weight: Some(&w), bias: Some(&b), ..plain };
+    let out = row_norm(&stream, RowNorm::Layer, &x, RowNormOptions { dimensions: 2, ..options });
     assert!(out.is_err(), "the weight has the size of the last dimension, not of two");
-    let out = row_norm(&stream, RowNorm::Layer, &x, 1, &options).expect("launch");
-    let (z, mean, rstd) = (out.z.expect("z"), out.mean.expect("mean"), out.rstd.expect("rstd"));
-    assert_eq!((values(&z), values(&mean)), (vec![2.0, 6.0, -4.0, 4.0], vec![4.0, 0.0]));
+    let out = row_norm(&stream, RowNorm::Layer, &x, options).expect("launch");
+    let (z, mean) = (out.z.as_ref().expect("z"), out.mean.as_ref().expect("mean"));
+    assert_eq!((values(z), values(mean)), (vec![2.0, 6.0, -4.0, 4.0], vec![4.0, 0.0]));
     let dy = floats(&device, &[1.0, 0.0, 0.0, 1.0], &[2, 2]);
-    let saved = Saved { x: &z, mean: Some(&mean), rstd: &rstd, weight: Some(&w), bias: true };
-    let gradients = layer_norm_backward(&stream, &dy, &saved).expect("launch");
+    let gradients = layer_norm_backward(&stream, &x, &out, &dy, options).expect("launch");
     let dbias = gradients.dbias.expect("dbias");
     assert_eq!(values(&dbias), [1.0, 1.0]);
     assert!(values(&gradients.dx).iter().all(|d| d.abs() < 1e-4), "two elements have no slope");
-    let saved = Saved { mean: None, bias: false, ..saved };
-    let gradients = rms_norm_backward(&stream, &dy, &saved).expect("launch");
+    let dz = floats(&device, &[7.0; 4], &[2, 2]);
+    let with_dz =
+        row_norm_backward(&stream, RowNorm::Layer, &x, &out, &dy, Some(&dz), options).expect("launch");
+    assert!(values(&with_dz.dx).iter().all(|d| (d - 7.0).abs() < 1e-4));
+    let options = RowNormOptions { bias: None, ..options };
+    let out = rms_norm(&stream, &x, options).expect("launch");
+    let gradients = rms_norm_backward(&stream, &x, &out, &dy, options).expect("launch");
     assert!(gradients.dbias.is_none() && gradients.dweight.is_some());
-    let e = row_norm(&stream, RowNorm::Rms, &x, 3, &RowNormOptions::default());
+    let without = RowNormOptions { inference: true, ..plain };
+    let out = layer_norm(&stream, &x, without).expect("launch");
+    assert!(out.mean.is_none() && out.rstd.is_none());
+    let e = layer_norm_backward(&stream, &x, &out, &dy, without);
+    assert!(matches!(e, Err(Error::Plan(PlanError::Parameter { op: "layer_norm", parameter: "rstd", .. }))));
+    let e = row_norm(&stream, RowNorm::Rms, &x, RowNormOptions { dimensions: 3, ..plain });
     assert!(matches!(e, Err(Error::Plan(PlanError::Parameter { parameter: "dimensions", .. }))));
 }
 
@@ -150,12 +160,11 @@ fn free_functions_of_rows() {
 fn no_rows_give_gradients_of_zero() {
     let device = Device::emulator();
     let stream = device.stream().expect("stream");
-    let (x, none) = (floats(&device, &[], &[0, 3]), floats(&device, &[], &[0]));
-    let w = floats(&device, &[1.0, 2.0, 3.0], &[3]);
-    let y = layer_norm(&stream, &x, Some(&w), None, 1e-5).expect("nothing to do");
-    assert_eq!(y.shape(), [0, 3]);
-    let saved = Saved { x: &x, mean: Some(&none), rstd: &none, weight: Some(&w), bias: true };
-    let gradients = layer_norm_backward(&stream, &x, &saved).expect("launch");
+    let (x, w) = (floats(&device, &[], &[0, 3]), floats(&device, &[1.0, 2.0, 3.0], &[3]));
+    let options = RowNormOptions { weight: Some(&w), bias: Some(&w), ..Default::default() };
+    let out = layer_norm(&stream, &x, options).expect("nothing to do");
+    assert_eq!(out.y.shape(), [0, 3]);
+    let gradients = layer_norm_backward(&stream, &x, &out, &x, options).expect("launch");
     assert_eq!(values(&gradients.dweight.expect("dweight")), [0.0; 3]);
     assert_eq!(values(&gradients.dbias.expect("dbias")), [0.0; 3]);
 }
