@@ -1,7 +1,7 @@
 //! The kernels that work on channels: from the parts of their statistics to coefficients, gradients and running values.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, accumulate, kernel_args};
 
 use super::kernel::accumulate_type;
 
@@ -75,7 +75,7 @@ const STRIPES: u32 = SHARE * WARPS;
 
 /// Combines the parts of a block's channels in an order that depends on their number alone. `load` gives part `slab` of
 /// a channel, as nothing if the predicate does not hold; `finish` runs in one thread of each channel.
-fn combine_slabs<'k, A: Float + FixedElement + Access<A>>(
+fn combine_slabs<'k, A: Accumulate>(
     k: K<'k>,
     channels: U64<'k>,
     slabs: U64<'k>,
@@ -207,7 +207,7 @@ where
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Combine(pub(super) Types);
 
-impl KernelDef for Combine {
+impl AccumulateKernel for Combine {
     type Args = CombineArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -219,33 +219,38 @@ impl KernelDef for Combine {
         ]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.start_next_grid();
         k.after_previous_grid();
-        accumulate!(self.0.dtype, |A| {
-            let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
-                let row = |i: u64| a.partial.at((slab * 3 + i) * a.channels + channel).get::<A>();
-                let count = (a.elements - slab * a.slab_elements).min(a.slab_elements).convert::<A>();
-                let squares = there.select(row(2), 0.0);
-                Lanes::from(vec![there.select(count, 0.0), row(0), row(1), squares])
-            };
-            let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
-                let s = Statistics::new(&total, a.eps);
-                a.mean.at(channel).set(s.mean);
-                a.rstd.at(channel).set(s.rstd);
-                let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
-                let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
-                for (row, value) in s.coefficients(weight, bias).into_iter().enumerate() {
-                    a.coefficients.at(a.channels * row as u64 + channel).set(value);
-                }
-                k.if_(has(a.present, present::RUNNING), || {
-                    let (mean, var) = update((a.running_mean, a.running_var), channel, &s, a.factor);
-                    a.new_running_mean.at(channel).set(mean);
-                    a.new_running_var.at(channel).set(var);
-                });
-            };
-            combine_slabs(k, a.channels, a.slabs, load, combine_moments, finish);
-        });
+        let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
+            let row = |i: u64| a.partial.at((slab * 3 + i) * a.channels + channel).get::<A>();
+            let count = (a.elements - slab * a.slab_elements).min(a.slab_elements).convert::<A>();
+            let squares = there.select(row(2), 0.0);
+            Lanes::from(vec![there.select(count, 0.0), row(0), row(1), squares])
+        };
+        let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
+            let s = Statistics::new(&total, a.eps);
+            a.mean.at(channel).set(s.mean);
+            a.rstd.at(channel).set(s.rstd);
+            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
+            let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
+            for (row, value) in s.coefficients(weight, bias).into_iter().enumerate() {
+                a.coefficients.at(a.channels * row as u64 + channel).set(value);
+            }
+            k.if_(has(a.present, present::RUNNING), || {
+                let (mean, var) = update((a.running_mean, a.running_var), channel, &s, a.factor);
+                a.new_running_mean.at(channel).set(mean);
+                a.new_running_var.at(channel).set(var);
+            });
+        };
+        combine_slabs(k, a.channels, a.slabs, load, combine_moments, finish);
     }
 }
 
@@ -256,7 +261,7 @@ pub(super) struct Fold(pub(super) Types);
 /// Channels of a block.
 pub(super) const FOLD_CHANNELS: u32 = 128;
 
-impl KernelDef for Fold {
+impl AccumulateKernel for Fold {
     type Args = FoldArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -264,20 +269,25 @@ impl KernelDef for Fold {
             .dtypes(self.0.dtypes(&["coefficients"]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: FoldParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FoldParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.start_next_grid();
-        accumulate!(self.0.dtype, |A| {
-            let channel = k.global_idx_x();
-            k.if_(channel.lt(a.channels), || {
-                let variance = a.running_var.at(channel).get::<A>();
-                let rstd = (variance + a.eps.convert::<A>()).sqrt().rcp();
-                let mean = a.running_mean.at(channel).get::<A>();
-                let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
-                let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
-                for (row, value) in [mean, rstd * weight, bias, rstd].into_iter().enumerate() {
-                    a.coefficients.at(a.channels * row as u64 + channel).set(value);
-                }
-            });
+        let channel = k.global_idx_x();
+        k.if_(channel.lt(a.channels), || {
+            let variance = a.running_var.at(channel).get::<A>();
+            let rstd = (variance + a.eps.convert::<A>()).sqrt().rcp();
+            let mean = a.running_mean.at(channel).get::<A>();
+            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
+            let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
+            for (row, value) in [mean, rstd * weight, bias, rstd].into_iter().enumerate() {
+                a.coefficients.at(a.channels * row as u64 + channel).set(value);
+            }
         });
     }
 }
@@ -286,7 +296,7 @@ impl KernelDef for Fold {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CombineGradients(pub(super) Types);
 
-impl KernelDef for CombineGradients {
+impl AccumulateKernel for CombineGradients {
     type Args = CombineGradientsArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -298,35 +308,40 @@ impl KernelDef for CombineGradients {
         ]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: CombineGradientsParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineGradientsParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.start_next_grid();
         k.after_previous_grid();
-        accumulate!(self.0.dtype, |A| {
-            let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
-                let row = |i: u64| a.partial.at((slab * 2 + i) * a.channels + channel).get::<A>();
-                Lanes::from(vec![there.select(row(0), 0.0), there.select(row(1), 0.0)])
-            };
-            let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
-                let rstd = a.rstd.at(channel).get::<A>();
-                let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
-                let dweight = total[1] * rstd;
-                k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(dweight));
-                k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(total[0]));
-                let of_dy = weight * rstd;
-                let training = has(a.present, present::TRAINING);
-                let zero = k.lit::<A>(0.0);
-                // In evaluation these are the coefficients of y = (x - mean) scale + shift for x = dy.
-                let elements = a.elements.convert::<A>();
-                let of_x = -(of_dy * rstd * (dweight / elements));
-                let shift = -(of_dy * (total[0] / elements));
-                let mean = training.select(a.mean.at(channel).get::<A>(), zero);
-                let rows = [mean, of_dy, training.select(of_x, zero), training.select(shift, zero)];
-                for (row, value) in rows.into_iter().enumerate() {
-                    a.coefficients.at(a.channels * row as u64 + channel).set(value);
-                }
-            };
-            combine_slabs(k, a.channels, a.slabs, load, add_all, finish);
-        });
+        let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
+            let row = |i: u64| a.partial.at((slab * 2 + i) * a.channels + channel).get::<A>();
+            Lanes::from(vec![there.select(row(0), 0.0), there.select(row(1), 0.0)])
+        };
+        let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
+            let rstd = a.rstd.at(channel).get::<A>();
+            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
+            let dweight = total[1] * rstd;
+            k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(dweight));
+            k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(total[0]));
+            let of_dy = weight * rstd;
+            let training = has(a.present, present::TRAINING);
+            let zero = k.lit::<A>(0.0);
+            // In evaluation these are the coefficients of y = (x - mean) scale + shift for x = dy.
+            let elements = a.elements.convert::<A>();
+            let of_x = -(of_dy * rstd * (dweight / elements));
+            let shift = -(of_dy * (total[0] / elements));
+            let mean = training.select(a.mean.at(channel).get::<A>(), zero);
+            let rows = [mean, of_dy, training.select(of_x, zero), training.select(shift, zero)];
+            for (row, value) in rows.into_iter().enumerate() {
+                a.coefficients.at(a.channels * row as u64 + channel).set(value);
+            }
+        };
+        combine_slabs(k, a.channels, a.slabs, load, add_all, finish);
     }
 }
 
@@ -339,7 +354,7 @@ kernel_args! {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Zero(pub(super) Types);
 
-impl KernelDef for Zero {
+impl AccumulateKernel for Zero {
     type Args = ZeroArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -347,14 +362,19 @@ impl KernelDef for Zero {
             .dtypes(DTypes::all(self.0.parameters))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ZeroParams<'k>) {
-        accumulate!(self.0.parameters, |A| {
-            let channel = k.global_idx_x();
-            k.if_(channel.lt(a.channels), || {
-                let zero = k.lit::<A>(0.0);
-                k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(zero));
-                k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(zero));
-            });
+    fn dtype(&self) -> DType {
+        self.0.parameters
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ZeroParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let channel = k.global_idx_x();
+        k.if_(channel.lt(a.channels), || {
+            let zero = k.lit::<A>(0.0);
+            k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(zero));
+            k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(zero));
         });
     }
 }
@@ -368,7 +388,7 @@ kernel_args! {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Undefined(pub(super) DType);
 
-impl KernelDef for Undefined {
+impl AccumulateKernel for Undefined {
     type Args = UndefinedArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -376,13 +396,18 @@ impl KernelDef for Undefined {
             .dtypes(DTypes::all(self.0))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: UndefinedParams<'k>) {
-        accumulate!(self.0, |A| {
-            let channel = k.global_idx_x();
-            k.if_(channel.lt(a.channels), || {
-                a.mean.at(channel).set(k.lit::<A>(0.0));
-                a.rstd.at(channel).set(k.lit::<A>(f64::NAN));
-            });
+    fn dtype(&self) -> DType {
+        self.0
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: UndefinedParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let channel = k.global_idx_x();
+        k.if_(channel.lt(a.channels), || {
+            a.mean.at(channel).set(k.lit::<A>(0.0));
+            a.rstd.at(channel).set(k.lit::<A>(f64::NAN));
         });
     }
 }

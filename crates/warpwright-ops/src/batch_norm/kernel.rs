@@ -1,7 +1,7 @@
 //! The kernels that walk over tensors: statistics of a part of each channel, and what follows from the whole channel's.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Readable, accumulate, kernel_args};
+use warpwright_dsl::{Readable, kernel_args};
 
 use super::Layout;
 use super::tuning::{COLUMNS_PER_THREAD, Config};
@@ -126,7 +126,7 @@ pub(super) fn slab_sums<'k, A>(
     sums: [Lanes<'k, A>; 2],
     write: impl FnOnce(U64<'k>, [Reg<'k, A>; 2]),
 ) where
-    A: Float + warpwright_dsl::FixedElement + Access<A>,
+    A: Accumulate,
 {
     match walk.tile {
         None => {
@@ -147,7 +147,7 @@ fn column_sums<'k, A>(
     sums: [Lanes<'k, A>; 2],
     write: impl FnOnce(U64<'k>, [Reg<'k, A>; 2]),
 ) where
-    A: Float + warpwright_dsl::FixedElement + Access<A>,
+    A: Accumulate,
 {
     let Config { width, threads, .. } = config;
     let thread = k.thread_idx();
@@ -216,12 +216,22 @@ where
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Statistics(pub(super) Common);
 
-impl Statistics {
-    fn body<'k, A>(&self, k: K<'k>, a: StatisticsParams<'k>)
+impl AccumulateKernel for Statistics {
+    type Args = StatisticsArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name("statistics"), self.0.block()).dtypes(self.0.dtypes(&["partial"]))
+    }
+
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: StatisticsParams<'k>)
     where
         Elem: Access<A>,
-        A: Float + warpwright_dsl::FixedElement + Access<A>,
     {
+        k.start_next_grid();
         let Common { layout, config, .. } = self.0;
         let width = config.width;
         let sizes = sizes!(a);
@@ -260,19 +270,6 @@ impl Statistics {
     }
 }
 
-impl KernelDef for Statistics {
-    type Args = StatisticsArgs;
-
-    fn spec(&self) -> KernelSpec {
-        KernelSpec::new(self.0.name("statistics"), self.0.block()).dtypes(self.0.dtypes(&["partial"]))
-    }
-
-    fn build<'k>(&self, k: K<'k>, a: StatisticsParams<'k>) {
-        k.start_next_grid();
-        accumulate!(self.0.dtype, |A| self.body::<A>(k, a));
-    }
-}
-
 /// The output from the statistics of whole channels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Normalise {
@@ -280,7 +277,7 @@ pub(super) struct Normalise {
     pub(super) residual: bool,
 }
 
-impl KernelDef for Normalise {
+impl AccumulateKernel for Normalise {
     type Args = NormaliseArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -291,31 +288,36 @@ impl KernelDef for Normalise {
         .dtypes(self.common.dtypes(&["coefficients"]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: NormaliseParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.common.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: NormaliseParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.after_previous_grid();
         let Common { dtype, layout, config } = self.common;
         let width = config.width;
         let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, true);
-        accumulate!(dtype, |A| {
-            let of = |row| self.common.of_channels::<A, _>(a.coefficients, &walk, a.channels, row);
-            let (mean, scale, shift) = (of(0), of(1), of(2));
-            let lower = a.lower.convert::<A>();
-            walk.fold(config.unroll, (), |(), offsets| {
-                let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {
-                    offsets.iter().map(|&at| from.at(at).load(width)).collect()
-                };
-                let x = load(a.x);
-                let residual = self.residual.then(|| load(a.residual));
-                for (i, (x, &at)) in x.into_iter().zip(offsets).enumerate() {
-                    let centred = x.zip(mean.clone(), |x, mean| x - mean);
-                    let mut y = centred.zip3(scale.clone(), shift.clone(), |x, s, t| x.mul_add(s, t));
-                    if let Some(residual) = &residual {
-                        y = y.zip(residual[i].clone(), |y, r| y + r);
-                    }
-                    a.y.at(at).store(y.map(|y| y.maximum(lower)));
+        let of = |row| self.common.of_channels::<A, _>(a.coefficients, &walk, a.channels, row);
+        let (mean, scale, shift) = (of(0), of(1), of(2));
+        let lower = a.lower.convert::<A>();
+        walk.fold(config.unroll, (), |(), offsets| {
+            let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {
+                offsets.iter().map(|&at| from.at(at).load(width)).collect()
+            };
+            let x = load(a.x);
+            let residual = self.residual.then(|| load(a.residual));
+            for (i, (x, &at)) in x.into_iter().zip(offsets).enumerate() {
+                let centred = x.zip(mean.clone(), |x, mean| x - mean);
+                let mut y = centred.zip3(scale.clone(), shift.clone(), |x, s, t| x.mul_add(s, t));
+                if let Some(residual) = &residual {
+                    y = y.zip(residual[i].clone(), |y, r| y + r);
                 }
-            });
+                a.y.at(at).store(y.map(|y| y.maximum(lower)));
+            }
         });
     }
 }
@@ -328,7 +330,7 @@ pub(super) struct GradientSums {
     pub(super) relu: bool,
 }
 
-impl KernelDef for GradientSums {
+impl AccumulateKernel for GradientSums {
     type Args = GradientSumsArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -339,50 +341,53 @@ impl KernelDef for GradientSums {
         .dtypes(self.common.dtypes(&["mean", "partial"]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: GradientSumsParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.common.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GradientSumsParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.start_next_grid();
         let Common { dtype, layout, config } = self.common;
         let width = config.width;
         let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, false);
-        accumulate!(dtype, |A| {
-            let mean = self.common.of_channels::<A, _>(a.mean, &walk, a.channels, 0);
-            let zero = || zeros::<A>(k, width);
-            let load = |offsets: &[U64<'k>]| {
-                let load = |from: Ptr<'k, _, Elem>| -> Vec<Packed<'k, A>> {
-                    offsets.iter().map(|&at| from.at(at).load_packed(width)).collect()
-                };
-                let (y, places) =
-                    if self.relu { (load(a.y), offsets.to_vec()) } else { (Vec::new(), Vec::new()) };
-                (load(a.x), load(a.dy), y, places)
+        let mean = self.common.of_channels::<A, _>(a.mean, &walk, a.channels, 0);
+        let zero = || zeros::<A>(k, width);
+        let load = |offsets: &[U64<'k>]| {
+            let load = |from: Ptr<'k, _, Elem>| -> Vec<Packed<'k, A>> {
+                offsets.iter().map(|&at| from.at(at).load_packed(width)).collect()
             };
-            let body = |sums, (x, mut g, y, places): (Vec<Packed<'k, A>>, Vec<_>, Vec<_>, Vec<U64<'k>>)| {
-                if self.relu {
-                    let masked = g.into_iter().zip(y).map(|(dy, y): (Packed<'k, A>, Packed<'k, A>)| {
-                        let g = dy.lanes().zip(y.lanes(), |dy, y| y.le(0.0).select(0.0, dy));
-                        Packed::round(k, dtype, g)
-                    });
-                    g = masked.collect();
-                    g.iter().zip(places).for_each(|(g, at)| a.g.at(at).store_packed(g));
-                }
-                x.into_iter().zip(g).fold(sums, |(sum, products), (x, g): (_, Packed<'k, A>)| {
-                    let (x, g): (Lanes<'k, A>, _) = (x.lanes(), g.lanes());
-                    let centred = x.zip(mean.clone(), |x, mean| x - mean);
-                    (
-                        Lanes::zip(&sum, g.clone(), |sum: Reg<'k, A>, g| sum + g),
-                        Lanes::zip3(&products, g, centred, |products: Reg<'k, A>, g, x| {
-                            g.mul_add(x, products)
-                        }),
-                    )
-                })
-            };
-            let (sum, products) = walk.fold_ahead(config.unroll, (zero(), zero()), load, body);
-            let slab = walk.slab.to_u64() * 2;
-            slab_sums(k, config, &walk, a.channels, [sum, products], |channel, sums| {
-                for (row, sum) in sums.into_iter().enumerate() {
-                    a.partial.at((slab + row as u64) * a.channels + channel).set(sum);
-                }
-            });
+            let (y, places) =
+                if self.relu { (load(a.y), offsets.to_vec()) } else { (Vec::new(), Vec::new()) };
+            (load(a.x), load(a.dy), y, places)
+        };
+        let body = |sums, (x, mut g, y, places): (Vec<Packed<'k, A>>, Vec<_>, Vec<_>, Vec<U64<'k>>)| {
+            if self.relu {
+                let masked = g.into_iter().zip(y).map(|(dy, y): (Packed<'k, A>, Packed<'k, A>)| {
+                    let g = dy.lanes().zip(y.lanes(), |dy, y| y.le(0.0).select(0.0, dy));
+                    Packed::round(k, dtype, g)
+                });
+                g = masked.collect();
+                g.iter().zip(places).for_each(|(g, at)| a.g.at(at).store_packed(g));
+            }
+            x.into_iter().zip(g).fold(sums, |(sum, products), (x, g): (_, Packed<'k, A>)| {
+                let (x, g): (Lanes<'k, A>, _) = (x.lanes(), g.lanes());
+                let centred = x.zip(mean.clone(), |x, mean| x - mean);
+                (
+                    Lanes::zip(&sum, g.clone(), |sum: Reg<'k, A>, g| sum + g),
+                    Lanes::zip3(&products, g, centred, |products: Reg<'k, A>, g, x| g.mul_add(x, products)),
+                )
+            })
+        };
+        let (sum, products) = walk.fold_ahead(config.unroll, (zero(), zero()), load, body);
+        let slab = walk.slab.to_u64() * 2;
+        slab_sums(k, config, &walk, a.channels, [sum, products], |channel, sums| {
+            for (row, sum) in sums.into_iter().enumerate() {
+                a.partial.at((slab + row as u64) * a.channels + channel).set(sum);
+            }
         });
     }
 }
@@ -391,33 +396,38 @@ impl KernelDef for GradientSums {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gradient(pub(super) Common);
 
-impl KernelDef for Gradient {
+impl AccumulateKernel for Gradient {
     type Args = GradientArgs;
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(self.0.name("gradient"), self.0.block()).dtypes(self.0.dtypes(&["coefficients"]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: GradientParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GradientParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.after_previous_grid();
         let Common { dtype, layout, config } = self.0;
         let width = config.width;
         let sizes = sizes!(a);
         let walk = Walk::new(k, layout, config, sizes, true);
-        accumulate!(dtype, |A| {
-            let of = |row| self.0.of_channels::<A, _>(a.coefficients, &walk, a.channels, row);
-            let (mean, of_g, of_x, shift) = (of(0), of(1), of(2), of(3));
-            walk.fold(config.unroll, (), |(), offsets| {
-                let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {
-                    offsets.iter().map(|&at| from.at(at).load(width)).collect()
-                };
-                let (x, g) = (load(a.x), load(a.g));
-                for ((x, g), &at) in x.into_iter().zip(g).zip(offsets) {
-                    let centred = x.zip(mean.clone(), |x, mean| x - mean);
-                    let through = centred.zip3(of_x.clone(), shift.clone(), |x, b, c| x.mul_add(b, c));
-                    a.dx.at(at).store(g.zip3(of_g.clone(), through, |g, a, t| g.mul_add(a, t)));
-                }
-            });
+        let of = |row| self.0.of_channels::<A, _>(a.coefficients, &walk, a.channels, row);
+        let (mean, of_g, of_x, shift) = (of(0), of(1), of(2), of(3));
+        walk.fold(config.unroll, (), |(), offsets| {
+            let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {
+                offsets.iter().map(|&at| from.at(at).load(width)).collect()
+            };
+            let (x, g) = (load(a.x), load(a.g));
+            for ((x, g), &at) in x.into_iter().zip(g).zip(offsets) {
+                let centred = x.zip(mean.clone(), |x, mean| x - mean);
+                let through = centred.zip3(of_x.clone(), shift.clone(), |x, b, c| x.mul_add(b, c));
+                a.dx.at(at).store(g.zip3(of_g.clone(), through, |g, a, t| g.mul_add(a, t)));
+            }
         });
     }
 }

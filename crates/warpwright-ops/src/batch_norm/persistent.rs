@@ -1,8 +1,8 @@
 //! Kernels for channels last that read as much of a tensor once as fits the shared memory of the whole device: one
 //! cooperative grid, whose blocks meet twice.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, accumulate, kernel_args};
 
 use super::Layout;
 use super::channel::{Statistics, add_all, combine_moments, has, parameter, present, update};
@@ -126,11 +126,26 @@ pub(super) struct Forward {
     pub(super) residual: bool,
 }
 
-impl Forward {
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: ForwardParams<'k>)
+impl AccumulateKernel for Forward {
+    type Args = ForwardArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let parameters =
+            ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
+        KernelSpec::new(
+            self.common.name(if self.residual { "add" } else { "training" }),
+            BlockDim::x(self.common.config.threads),
+        )
+        .dtypes(self.common.dtypes(&parameters))
+    }
+
+    fn dtype(&self) -> DType {
+        self.common.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
     where
         Elem: Access<A>,
-        Sum: Reduction<A>,
     {
         let Common { dtype, config, .. } = self.common;
         let Config { width, threads, unroll } = config;
@@ -229,33 +244,25 @@ impl Forward {
     }
 }
 
-impl KernelDef for Forward {
-    type Args = ForwardArgs;
-
-    fn spec(&self) -> KernelSpec {
-        let parameters =
-            ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
-        KernelSpec::new(
-            self.common.name(if self.residual { "add" } else { "training" }),
-            BlockDim::x(self.common.config.threads),
-        )
-        .dtypes(self.common.dtypes(&parameters))
-    }
-
-    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        accumulate!(self.common.dtype, |A| self.body::<A>(k, a));
-    }
-}
-
 /// The backward pass of training, without a ReLU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backward(pub(super) Common);
 
-impl Backward {
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: BackwardParams<'k>)
+impl AccumulateKernel for Backward {
+    type Args = BackwardArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(self.0.name("backward"), BlockDim::x(self.0.config.threads))
+            .dtypes(self.0.dtypes(&["weight", "dweight", "dbias"]))
+    }
+
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
     where
         Elem: Access<A>,
-        Sum: Reduction<A>,
     {
         let Common { dtype, config, .. } = self.0;
         let Config { width, threads, unroll } = config;
@@ -343,18 +350,5 @@ impl Backward {
             }
             first + offsets.len() as u32 * threads
         });
-    }
-}
-
-impl KernelDef for Backward {
-    type Args = BackwardArgs;
-
-    fn spec(&self) -> KernelSpec {
-        KernelSpec::new(self.0.name("backward"), BlockDim::x(self.0.config.threads))
-            .dtypes(self.0.dtypes(&["weight", "dweight", "dbias"]))
-    }
-
-    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        accumulate!(self.0.dtype, |A| self.body::<A>(k, a));
     }
 }

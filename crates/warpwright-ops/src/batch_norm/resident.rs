@@ -1,7 +1,7 @@
 //! Kernels that read a channel once: it lies in the shared memory of a cluster until its statistics are known.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, accumulate, kernel_args};
 
 use super::Layout;
 use super::channel::{Statistics, add_all, combine_moments, has, parameter, present, update};
@@ -91,8 +91,25 @@ pub(super) struct Forward {
     pub(super) residual: bool,
 }
 
-impl Forward {
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: ForwardParams<'k>)
+impl AccumulateKernel for Forward {
+    type Args = ForwardArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let parameters =
+            ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
+        KernelSpec::new(
+            self.common.name(if self.residual { "add" } else { "training" }),
+            BlockDim::x(self.common.config.threads),
+        )
+        .dtypes(self.common.dtypes(&parameters))
+        .cluster(self.common.cluster)
+    }
+
+    fn dtype(&self) -> DType {
+        self.common.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -158,25 +175,6 @@ impl Forward {
     }
 }
 
-impl KernelDef for Forward {
-    type Args = ForwardArgs;
-
-    fn spec(&self) -> KernelSpec {
-        let parameters =
-            ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
-        KernelSpec::new(
-            self.common.name(if self.residual { "add" } else { "training" }),
-            BlockDim::x(self.common.config.threads),
-        )
-        .dtypes(self.common.dtypes(&parameters))
-        .cluster(self.common.cluster)
-    }
-
-    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        accumulate!(self.common.dtype, |A| self.body::<A>(k, a));
-    }
-}
-
 /// The backward pass of training.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backward {
@@ -185,8 +183,23 @@ pub(super) struct Backward {
     pub(super) relu: bool,
 }
 
-impl Backward {
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: BackwardParams<'k>)
+impl AccumulateKernel for Backward {
+    type Args = BackwardArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(
+            self.common.name(if self.relu { "backward_relu" } else { "backward" }),
+            BlockDim::x(self.common.config.threads),
+        )
+        .dtypes(self.common.dtypes(&["weight", "dweight", "dbias"]))
+        .cluster(self.common.cluster)
+    }
+
+    fn dtype(&self) -> DType {
+        self.common.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -246,22 +259,5 @@ impl Backward {
             }
             first + offsets.len() as u32 * threads
         });
-    }
-}
-
-impl KernelDef for Backward {
-    type Args = BackwardArgs;
-
-    fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            self.common.name(if self.relu { "backward_relu" } else { "backward" }),
-            BlockDim::x(self.common.config.threads),
-        )
-        .dtypes(self.common.dtypes(&["weight", "dweight", "dbias"]))
-        .cluster(self.common.cluster)
-    }
-
-    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        accumulate!(self.common.dtype, |A| self.body::<A>(k, a));
     }
 }

@@ -1,10 +1,10 @@
 //! The kernels: one pass over the logits each, and a small one for the reduced loss.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, accumulate, kernel_args, tree};
+use warpwright_dsl::{WARP, kernel_args, tree};
 
 use super::tuning::{Config, REDUCE_THREADS};
-use crate::softmax::math::{Exponential, Mass, Wide};
+use crate::softmax::math::{Exponential, Mass};
 
 kernel_args! {
     /// `losses` or, in the type of the logits, `loss` gets the loss of each row, whichever `rowwise` says; targets have
@@ -84,7 +84,7 @@ pub(super) struct Forward {
     pub(super) smoothed: bool,
 }
 
-impl KernelDef for Forward {
+impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -98,17 +98,15 @@ impl KernelDef for Forward {
         .dtypes(DTypes::all(self.dtype).with("losses", wide).with("lse", wide).with("nll", wide))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        k.start_next_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Forward {
-    fn body<'k, A: Wide>(&self, k: K<'k>, a: ForwardParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
         let Config { team, threads, width, unroll } = self.config;
         let lanes = width as usize;
         // Powers are summed, and their logarithm is at most a rounding of the greatest score away from exact.
@@ -201,7 +199,7 @@ pub(super) struct Reduce {
     pub(super) dtype: DType,
 }
 
-impl KernelDef for Reduce {
+impl AccumulateKernel for Reduce {
     type Args = ReduceArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -209,17 +207,15 @@ impl KernelDef for Reduce {
             .dtypes(DTypes::all(accumulator(self.dtype)).with("loss", self.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ReduceParams<'k>) {
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Reduce {
-    fn body<'k, A: Wide>(&self, k: K<'k>, a: ReduceParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ReduceParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.after_previous_grid();
         let none = (k.lit::<A>(0.0), k.lit::<A>(0.0));
         let (sum, count) = k.fold(k.block_strided(a.rows, 1), none, |row, (sum, count)| {
             let counts = target_of(a.target, row, a.words).ne(a.ignore_index);
@@ -236,7 +232,7 @@ impl Reduce {
 }
 
 /// `exp(-nll) - 1` for `nll >= 0`, to a few units in the last place however small it is.
-fn complement<'k, A: Wide>(nll: Reg<'k, A>) -> Reg<'k, A> {
+fn complement<'k, A: Accumulate>(nll: Reg<'k, A>) -> Reg<'k, A> {
     // Of the series, what counts up to `SMALL`.
     const SMALL: f64 = 0.5;
     let terms = if A::DOUBLE { 15 } else { 8 };
@@ -257,7 +253,7 @@ pub(super) struct Backward {
     pub(super) config: Config,
 }
 
-impl KernelDef for Backward {
+impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -269,13 +265,11 @@ impl KernelDef for Backward {
         .dtypes(DTypes::all(self.dtype).with("lse", wide).with("nll", wide).with("count", wide))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Backward {
-    fn body<'k, A: Wide>(&self, k: K<'k>, a: BackwardParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
     where
         Elem: Access<A>,
     {

@@ -1,7 +1,7 @@
 //! Backward kernels for channels-last tensors.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, accumulate, kernel_args};
 
 use super::columns::{Column, PAIR_ROUND, Planes, Shape, THREADS, channels_of_tile};
 use super::common::{Affine, Options, silu_slope};
@@ -24,7 +24,7 @@ pub(super) struct Sums {
     pub(super) width: u32,
 }
 
-impl KernelDef for Sums {
+impl AccumulateKernel for Sums {
     type Args = SumsArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -37,9 +37,67 @@ impl KernelDef for Sums {
         .dtypes(all.with("partials", statistics))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: SumsParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SumsParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.start_next_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+        let (width, precision) = (self.width, Precision::of(self.dtype));
+        let shape = Shape {
+            pixels: a.pixels,
+            row_vectors: a.row_vectors,
+            tiles: a.tiles,
+            tile: a.tile,
+            splits: a.splits,
+            per_split: a.per_split,
+        };
+        let column = Column::of(k, k.block_idx_x(), shape);
+        let options = Options::of(a.flags);
+        let affine = Affine { options, weight: a.weight, bias: a.bias };
+        let sources = Sources { affine, mean: a.mean, rstd: a.rstd, groups: a.groups, of_group: a.of_group };
+        let zeros = || -> Lanes<'k, A> { (0..width).map(|_| k.lit(0.0)).collect() };
+        let (sums, products) = k.if_else(
+            column.exists,
+            || {
+                let (channels, _) = sources.channels::<A>(k, column, width);
+                let (sums, products) = with_or_without_silu(k, options, precision, |silu| {
+                    column.rounds(k, PAIR_ROUND, (zeros(), zeros()), |at, round, sums| {
+                        let x = rows::<A>(a.x, column, at, round, width);
+                        let dy = rows::<A>(a.dy, column, at, round, width);
+                        x.iter().zip(&dy).fold(sums, |(sums, products), (x, dy)| {
+                            let (distances, gradients) = pixel(silu, &channels, x, dy);
+                            let products = gradients.zip3(distances, products, |g, d, sum| g.mul_add(d, sum));
+                            (sums.zip(gradients, |sum, g| sum + g), products)
+                        })
+                    })
+                });
+                let products = products.iter().zip(&channels).map(|(sum, c)| sum * c.rstd).collect();
+                (sums, products)
+            },
+            || (zeros(), zeros()),
+        );
+
+        let thread = k.thread_idx();
+        let [of_dy, of_product] = [(); 2].map(|()| Planes::<A>::new(k, width));
+        of_dy.put(thread, &sums);
+        of_product.put(thread, &products);
+        k.barrier();
+        let strips = k.lit(THREADS) >> a.tile;
+        channels_of_tile(k, column, a.tile, width, |vector, lane, channel| {
+            let zero = || k.lit::<A>(0.0);
+            let (sum, product) = k.fold(k.range(0u32, strips, 1u32), (zero(), zero()), |strip, sums| {
+                let from = (strip << a.tile) + vector;
+                (sums.0 + of_dy.get(from, lane), sums.1 + of_product.get(from, lane))
+            });
+            let row = (a.row_vectors * width).to_u64();
+            let partial = a.partials.at(column.part.to_u64() * row + channel.to_u64());
+            partial.set(sum);
+            partial.at(a.plane).set(product);
+        });
     }
 }
 
@@ -118,66 +176,6 @@ fn pixel<'k, A: Float>(
     (distances, gradients)
 }
 
-impl Sums {
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: SumsParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let (width, precision) = (self.width, Precision::of(self.dtype));
-        let shape = Shape {
-            pixels: a.pixels,
-            row_vectors: a.row_vectors,
-            tiles: a.tiles,
-            tile: a.tile,
-            splits: a.splits,
-            per_split: a.per_split,
-        };
-        let column = Column::of(k, k.block_idx_x(), shape);
-        let options = Options::of(a.flags);
-        let affine = Affine { options, weight: a.weight, bias: a.bias };
-        let sources = Sources { affine, mean: a.mean, rstd: a.rstd, groups: a.groups, of_group: a.of_group };
-        let zeros = || -> Lanes<'k, A> { (0..width).map(|_| k.lit(0.0)).collect() };
-        let (sums, products) = k.if_else(
-            column.exists,
-            || {
-                let (channels, _) = sources.channels::<A>(k, column, width);
-                let (sums, products) = with_or_without_silu(k, options, precision, |silu| {
-                    column.rounds(k, PAIR_ROUND, (zeros(), zeros()), |at, round, sums| {
-                        let x = rows::<A>(a.x, column, at, round, width);
-                        let dy = rows::<A>(a.dy, column, at, round, width);
-                        x.iter().zip(&dy).fold(sums, |(sums, products), (x, dy)| {
-                            let (distances, gradients) = pixel(silu, &channels, x, dy);
-                            let products = gradients.zip3(distances, products, |g, d, sum| g.mul_add(d, sum));
-                            (sums.zip(gradients, |sum, g| sum + g), products)
-                        })
-                    })
-                });
-                let products = products.iter().zip(&channels).map(|(sum, c)| sum * c.rstd).collect();
-                (sums, products)
-            },
-            || (zeros(), zeros()),
-        );
-
-        let thread = k.thread_idx();
-        let [of_dy, of_product] = [(); 2].map(|()| Planes::<A>::new(k, width));
-        of_dy.put(thread, &sums);
-        of_product.put(thread, &products);
-        k.barrier();
-        let strips = k.lit(THREADS) >> a.tile;
-        channels_of_tile(k, column, a.tile, width, |vector, lane, channel| {
-            let zero = || k.lit::<A>(0.0);
-            let (sum, product) = k.fold(k.range(0u32, strips, 1u32), (zero(), zero()), |strip, sums| {
-                let from = (strip << a.tile) + vector;
-                (sums.0 + of_dy.get(from, lane), sums.1 + of_product.get(from, lane))
-            });
-            let row = (a.row_vectors * width).to_u64();
-            let partial = a.partials.at(column.part.to_u64() * row + channel.to_u64());
-            partial.set(sum);
-            partial.at(a.plane).set(product);
-        });
-    }
-}
-
 kernel_args! {
     /// As [`SumsArgs`]; `means` are two planes of [sample, group].
     pub(super) struct ApplyArgs => ApplyParams {
@@ -194,7 +192,7 @@ pub(super) struct Apply {
     pub(super) width: u32,
 }
 
-impl KernelDef for Apply {
+impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -207,18 +205,16 @@ impl KernelDef for Apply {
         .dtypes(all.with("means", statistics))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Apply {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: ApplyParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
+        k.after_previous_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));
         let shape = Shape {
             pixels: a.pixels,

@@ -3,8 +3,8 @@
 //!
 //! A block takes some pixels of one sample and a tile of channels; a thread keeps to its vector of channels.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, accumulate, kernel_args};
 
 use super::common::{Affine, Options, Statistics, store_result};
 use super::spread::Spread;
@@ -147,12 +147,12 @@ fn whole(of_group: U32<'_>, width: u32) -> Pred<'_> {
 /// Values of all threads of a block in shared memory, one plane for each of `width` channels; reads in the order of the
 /// channels and writes in that of the threads are both free of bank conflicts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Planes<'k, A: Float + FixedElement> {
+pub(super) struct Planes<'k, A: Accumulate> {
     slots: Ptr<'k, Shared, A>,
     stride: u32,
 }
 
-impl<'k, A: Float + FixedElement + Access<A>> Planes<'k, A> {
+impl<'k, A: Accumulate> Planes<'k, A> {
     pub(super) fn new(k: K<'k>, width: u32) -> Self {
         let banks = if A::DOUBLE { 16 } else { 32 };
         let stride = THREADS + banks / width;
@@ -205,7 +205,7 @@ pub(super) struct Moments {
     pub(super) width: u32,
 }
 
-impl KernelDef for Moments {
+impl AccumulateKernel for Moments {
     type Args = MomentsArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -216,20 +216,15 @@ impl KernelDef for Moments {
         .dtypes(DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype)))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: MomentsParams<'k>) {
-        k.start_next_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-/// Mean, low and m2 of each channel of a thread, which have their count in common.
-type Spreads<'k, A> = (Reg<'k, A>, Lanes<'k, A>, Lanes<'k, A>, Lanes<'k, A>);
-
-impl Moments {
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: MomentsParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
         let width = self.width;
         let shape = Shape {
             pixels: a.pixels,
@@ -291,6 +286,9 @@ impl Moments {
     }
 }
 
+/// Mean, low and m2 of each channel of a thread, which have their count in common.
+type Spreads<'k, A> = (Reg<'k, A>, Lanes<'k, A>, Lanes<'k, A>, Lanes<'k, A>);
+
 /// The moments with some pixels more.
 fn grown<'k, A: Float>(
     k: K<'k>,
@@ -343,7 +341,7 @@ pub(super) struct Finish {
     pub(super) dtype: DType,
 }
 
-impl KernelDef for Finish {
+impl AccumulateKernel for Finish {
     type Args = FinishArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -354,18 +352,16 @@ impl KernelDef for Finish {
         .dtypes(DTypes::all(statistics_dtype(self.dtype)))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: FinishParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Finish {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: FinishParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FinishParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
+        k.after_previous_grid();
         let number = k.block_idx_x();
         let (sample, group) = (number / a.groups, number % a.groups);
         let row = (a.groups * a.channels).to_u64();
@@ -412,7 +408,7 @@ pub(super) struct Apply {
     pub(super) width: u32,
 }
 
-impl KernelDef for Apply {
+impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -420,17 +416,15 @@ impl KernelDef for Apply {
             .dtypes(DTypes::all(self.dtype).with("statistics", statistics_dtype(self.dtype)))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Apply {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: ApplyParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.after_previous_grid();
         let width = self.width;
         let shape = Shape {
             pixels: a.pixels,

@@ -1,7 +1,7 @@
 //! Forward kernels for groups that lie in one piece: NCHW and its like.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, accumulate, kernel_args};
 
 use super::common::{Affine, Options, Statistics, load_vectors, quotient, store_result};
 use super::spread::Spread;
@@ -24,7 +24,7 @@ pub(super) struct ResidentForward {
     pub(super) config: Resident,
 }
 
-impl KernelDef for ResidentForward {
+impl AccumulateKernel for ResidentForward {
     type Args = ResidentArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -44,13 +44,11 @@ impl KernelDef for ResidentForward {
         .cluster(cluster)
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ResidentParams<'k>) {
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl ResidentForward {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: ResidentParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ResidentParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -100,7 +98,7 @@ pub(super) struct Moments {
     pub(super) width: u32,
 }
 
-impl KernelDef for Moments {
+impl AccumulateKernel for Moments {
     type Args = MomentsArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -111,17 +109,15 @@ impl KernelDef for Moments {
         .dtypes(DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype)))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: MomentsParams<'k>) {
-        k.start_next_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Moments {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: MomentsParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
         let width = self.width;
         let block = k.block_idx_x();
         let (group, split) = (block / a.splits, block % a.splits);
@@ -196,7 +192,7 @@ pub(super) struct Apply {
     pub(super) width: u32,
 }
 
-impl KernelDef for Apply {
+impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -209,17 +205,15 @@ impl KernelDef for Apply {
         .dtypes(all.with("partials", statistics))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Apply {
-    fn body<'k, A: Float + FixedElement>(&self, k: K<'k>, a: ApplyParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.after_previous_grid();
         let width = self.width;
         let block = k.block_idx_x();
         let (group, split) = (block / a.splits, block % a.splits);

@@ -1,7 +1,7 @@
 //! Backward kernels. `dy` is the gradient of the result; behind `silu` its slope is applied wherever `dy` is read.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{COLUMN_SUM_LANES, FixedElement, WARP, accumulate, column_sums, kernel_args};
+use warpwright_dsl::{COLUMN_SUM_LANES, WARP, column_sums, kernel_args};
 
 use super::common::{Affine, Options, load_vectors, quotient, silu_slope};
 use super::contiguous::Part;
@@ -130,7 +130,7 @@ pub(super) struct Sums {
     pub(super) width: u32,
 }
 
-impl KernelDef for Sums {
+impl AccumulateKernel for Sums {
     type Args = SumsArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -141,9 +141,52 @@ impl KernelDef for Sums {
         .dtypes(dtypes_of(self.dtype, &["mean", "rstd", "partials"]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: SumsParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SumsParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.start_next_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+        let (width, precision) = (self.width, Precision::of(self.dtype));
+        let number = warp_of_grid(k);
+        k.if_(number.lt(a.parts), || {
+            let options = Options::of(a.flags);
+            let affine = Affine { options, weight: a.weight, bias: a.bias };
+            let cut = Cut {
+                channels: a.channels,
+                of_group: a.of_group,
+                channel_vectors: a.channel_vectors,
+                splits: a.splits,
+                per_split: a.per_split,
+            };
+            let place = cut.place(number);
+            let channel_data = place.channel::<A>(k, affine, a.mean, a.rstd);
+            let ChannelPart { sample, channel, split, base, part: range, .. } = place;
+            let rounds =
+                k.range(range.start + k.lane_idx().to_u64(), range.end, u64::from(WARP * STREAM_VECTORS));
+            let zero = || k.lit::<A>(0.0);
+            let mine = k.fold(rounds, (zero(), zero()), |at, sums| {
+                let inside: Vec<_> =
+                    (0..STREAM_VECTORS).map(|v| (at + u64::from(v * WARP)).lt(range.end)).collect();
+                let start = (base + at) * u64::from(width);
+                let x = load_vectors::<A>(k, a.x.at(start), WARP, width, &inside);
+                let dy = load_vectors::<A>(k, a.dy.at(start), WARP, width, &inside);
+                // Where there is no vector, `dy` is zero.
+                x.iter()
+                    .zip(&dy)
+                    .fold(sums, |sums, (x, dy)| add(sums, channel_data.sums(k, options, x, dy, precision)))
+            });
+            let (sum, product) = k.warp_combine(WARP, mine, add);
+            k.if_(k.lane_idx().eq(0), || {
+                let part = (sample * a.splits + split).to_u64();
+                let to = a.partials.at(part * a.channels.to_u64() + channel.to_u64());
+                to.set(sum);
+                to.at(a.plane).set(product * channel_data.rstd);
+            });
+        });
     }
 }
 
@@ -209,51 +252,6 @@ impl<'k> ChannelPart<'k> {
     }
 }
 
-impl Sums {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: SumsParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let (width, precision) = (self.width, Precision::of(self.dtype));
-        let number = warp_of_grid(k);
-        k.if_(number.lt(a.parts), || {
-            let options = Options::of(a.flags);
-            let affine = Affine { options, weight: a.weight, bias: a.bias };
-            let cut = Cut {
-                channels: a.channels,
-                of_group: a.of_group,
-                channel_vectors: a.channel_vectors,
-                splits: a.splits,
-                per_split: a.per_split,
-            };
-            let place = cut.place(number);
-            let channel_data = place.channel::<A>(k, affine, a.mean, a.rstd);
-            let ChannelPart { sample, channel, split, base, part: range, .. } = place;
-            let rounds =
-                k.range(range.start + k.lane_idx().to_u64(), range.end, u64::from(WARP * STREAM_VECTORS));
-            let zero = || k.lit::<A>(0.0);
-            let mine = k.fold(rounds, (zero(), zero()), |at, sums| {
-                let inside: Vec<_> =
-                    (0..STREAM_VECTORS).map(|v| (at + u64::from(v * WARP)).lt(range.end)).collect();
-                let start = (base + at) * u64::from(width);
-                let x = load_vectors::<A>(k, a.x.at(start), WARP, width, &inside);
-                let dy = load_vectors::<A>(k, a.dy.at(start), WARP, width, &inside);
-                // Where there is no vector, `dy` is zero.
-                x.iter()
-                    .zip(&dy)
-                    .fold(sums, |sums, (x, dy)| add(sums, channel_data.sums(k, options, x, dy, precision)))
-            });
-            let (sum, product) = k.warp_combine(WARP, mine, add);
-            k.if_(k.lane_idx().eq(0), || {
-                let part = (sample * a.splits + split).to_u64();
-                let to = a.partials.at(part * a.channels.to_u64() + channel.to_u64());
-                to.set(sum);
-                to.at(a.plane).set(product * channel_data.rstd);
-            });
-        });
-    }
-}
-
 /// Threads of [`Finish`].
 pub(super) const FINISH_THREADS: u32 = 512;
 
@@ -273,7 +271,7 @@ pub(super) struct Finish {
     pub(super) dtype: DType,
 }
 
-impl KernelDef for Finish {
+impl AccumulateKernel for Finish {
     type Args = FinishArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -281,18 +279,16 @@ impl KernelDef for Finish {
             .dtypes(dtypes_of(self.dtype, &["partials", "sums", "means"]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: FinishParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Finish {
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: FinishParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FinishParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
+        k.after_previous_grid();
         let number = k.block_idx_x();
         let (sample, group) = (number / a.groups, number % a.groups);
         let channels = a.groups * a.of_group;
@@ -380,7 +376,7 @@ pub(super) struct Apply {
     pub(super) width: u32,
 }
 
-impl KernelDef for Apply {
+impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -391,18 +387,16 @@ impl KernelDef for Apply {
         .dtypes(dtypes_of(self.dtype, &["mean", "rstd", "means"]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ApplyParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Apply {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: ApplyParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
+        k.after_previous_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));
         let number = warp_of_grid(k);
         k.if_(number.lt(a.parts), || {
@@ -467,7 +461,7 @@ pub(super) struct ResidentBackward {
     pub(super) config: Resident,
 }
 
-impl KernelDef for ResidentBackward {
+impl AccumulateKernel for ResidentBackward {
     type Args = ResidentArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -482,17 +476,15 @@ impl KernelDef for ResidentBackward {
         .cluster(cluster)
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ResidentParams<'k>) {
-        k.start_next_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl ResidentBackward {
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: ResidentParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ResidentParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
         let Resident { width, threads, vectors, .. } = self.config;
         let precision = Precision::of(self.dtype);
         let gather = k.all_gather();
@@ -553,9 +545,11 @@ impl ResidentBackward {
             self.channel_sums::<A>(k, a, (first, end), (of_dy, of_product));
         });
     }
+}
 
+impl ResidentBackward {
     /// Adds up the vectors of each channel of the block: a warp for each channel.
-    fn channel_sums<'k, A: Float + FixedElement + Access<A>>(
+    fn channel_sums<'k, A: Accumulate>(
         &self,
         k: K<'k>,
         a: ResidentParams<'k>,
@@ -630,7 +624,7 @@ impl Parameters {
     pub(super) const LANES: u32 = COLUMN_SUM_LANES;
 }
 
-impl KernelDef for Parameters {
+impl AccumulateKernel for Parameters {
     type Args = ParameterArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -641,17 +635,15 @@ impl KernelDef for Parameters {
         .dtypes(dtypes_of(self.dtype, &["sums"]))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ParameterParams<'k>) {
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Parameters {
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, a: ParameterParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ParameterParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.after_previous_grid();
         let plane = k.block_idx_y();
         column_sums::<A, _, _>(
             k,

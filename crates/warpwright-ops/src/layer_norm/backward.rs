@@ -2,7 +2,7 @@
 //! two kernels for rows that no block can keep.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{COLUMN_SUM_LANES, accumulate, column_sums, kernel_args};
+use warpwright_dsl::{COLUMN_SUM_LANES, column_sums, kernel_args};
 
 use super::RowNorm;
 use super::kernel::{Columns, add_pairs, and, has, present, statistics_dtype};
@@ -41,7 +41,7 @@ fn dtypes(dtype: DType) -> DTypes {
     DTypes::all(dtype).with("mean", sums).with("rstd", sums).with("partials", sums)
 }
 
-impl KernelDef for Backward {
+impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -54,18 +54,15 @@ impl KernelDef for Backward {
         .min_blocks_per_sm((self.layout.resident > 0).then_some(self.layout.resident))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        k.start_next_grid();
-        accumulate!(self.dtype, |A| self.rows::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Backward {
-    fn rows<'k, A>(&self, k: K<'k>, a: BackwardParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
     where
         Elem: Access<A>,
-        A: Float + warpwright_dsl::FixedElement + Access<A>,
     {
+        k.start_next_grid();
         let Self { norm, dtype: _, layout, parameters } = *self;
         let columns = Columns::new(k, layout, a.len);
         let per_block = layout.rows();
@@ -119,7 +116,9 @@ impl Backward {
             }
         }
     }
+}
 
+impl Backward {
     /// `dx` of one row; the sums with what the row adds.
     #[allow(clippy::too_many_arguments, reason = "the parts of the loop's body")]
     fn one_row<'k, A: Float>(
@@ -195,7 +194,7 @@ impl Backward {
         start: U64<'k>,
     ) where
         Elem: Access<A>,
-        A: Float + warpwright_dsl::FixedElement + Access<A>,
+        A: Accumulate,
     {
         let layout = self.layout;
         let to = a.partials.at(start);
@@ -232,7 +231,7 @@ pub(super) struct LongRows {
     pub(super) layout: Layout,
 }
 
-impl KernelDef for LongRows {
+impl AccumulateKernel for LongRows {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -243,17 +242,15 @@ impl KernelDef for LongRows {
         .dtypes(dtypes(self.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        k.start_next_grid();
-        accumulate!(self.dtype, |A| self.row::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl LongRows {
-    fn row<'k, A: Float>(&self, k: K<'k>, a: BackwardParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
         let Layout { threads, width, .. } = self.layout;
         let row = k.block_idx_x().to_u64();
         let start = row * a.len.to_u64();
@@ -315,7 +312,7 @@ pub(super) struct LongColumns {
     pub(super) width: u32,
 }
 
-impl KernelDef for LongColumns {
+impl AccumulateKernel for LongColumns {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -326,18 +323,16 @@ impl KernelDef for LongColumns {
         .dtypes(dtypes(self.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
-        accumulate!(self.dtype, |A| self.columns::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl LongColumns {
-    fn columns<'k, A: Float>(&self, k: K<'k>, a: BackwardParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
     where
         Elem: Access<A>,
     {
+        k.start_next_grid();
+        k.after_previous_grid();
         let width = self.width;
         let column = (k.block_idx_x() * LONG_COLUMN_THREADS + k.thread_idx()) * width;
         let len = a.len.to_u64();
@@ -382,7 +377,7 @@ pub(super) struct ParameterSums {
     pub(super) depth: u32,
 }
 
-impl KernelDef for ParameterSums {
+impl AccumulateKernel for ParameterSums {
     type Args = ParameterArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -393,14 +388,19 @@ impl KernelDef for ParameterSums {
         .dtypes(DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype)))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ParameterParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ParameterParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.after_previous_grid();
-        accumulate!(self.dtype, |A| {
-            let which = k.block_idx_y() + a.first;
-            let partials = a.partials.at(which.mul_wide(a.partial_rows) * a.len);
-            column_sums::<A, _, _>(k, partials, a.partial_rows, a.len, |column, sum| {
-                k.if_else(which.eq(0), || a.dweight.at(column).set(sum), || a.dbias.at(column).set(sum));
-            });
+        let which = k.block_idx_y() + a.first;
+        let partials = a.partials.at(which.mul_wide(a.partial_rows) * a.len);
+        column_sums::<A, _, _>(k, partials, a.partial_rows, a.len, |column, sum| {
+            k.if_else(which.eq(0), || a.dweight.at(column).set(sum), || a.dbias.at(column).set(sum));
         });
     }
 }

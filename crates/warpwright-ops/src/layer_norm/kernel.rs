@@ -1,7 +1,7 @@
 //! The forward kernels: rows in registers, and rows of any length in two passes.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{accumulate, kernel_args};
 
 use super::RowNorm;
 use super::tuning::Layout;
@@ -49,7 +49,7 @@ pub(super) struct Forward {
     pub(super) layout: Layout,
 }
 
-impl KernelDef for Forward {
+impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -62,12 +62,19 @@ impl KernelDef for Forward {
         .min_blocks_per_sm((self.layout.resident > 0).then_some(self.layout.resident))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        accumulate!(self.dtype, |A| if self.layout.vectors == 0 {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        if self.layout.vectors == 0 {
             self.any_length::<A>(k, a);
         } else {
             self.in_registers::<A>(k, a);
-        });
+        }
     }
 }
 

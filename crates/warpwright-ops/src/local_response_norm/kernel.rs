@@ -1,7 +1,7 @@
 //! The kernels: windows in registers that slide along the channels, and one thread an element for all other shapes.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{accumulate, kernel_args};
 
 use super::tuning::{BATCH, THREADS};
 
@@ -231,7 +231,7 @@ pub(super) struct SlidingForward {
     pub(super) size: u32,
 }
 
-impl KernelDef for SlidingForward {
+impl AccumulateKernel for SlidingForward {
     type Args = LrnArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -246,13 +246,11 @@ impl KernelDef for SlidingForward {
         .min_blocks_per_sm(min_blocks_per_sm)
     }
 
-    fn build<'k>(&self, k: K<'k>, a: LrnParams<'k>) {
-        accumulate!(self.common.dtype, |A| self.slide::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.common.dtype
     }
-}
 
-impl SlidingForward {
-    fn slide<'k, A: Float>(&self, k: K<'k>, a: LrnParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -286,7 +284,7 @@ pub(super) struct SlidingBackward {
     pub(super) size: u32,
 }
 
-impl KernelDef for SlidingBackward {
+impl AccumulateKernel for SlidingBackward {
     type Args = LrnArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -301,30 +299,11 @@ impl KernelDef for SlidingBackward {
         .min_blocks_per_sm(min_blocks_per_sm)
     }
 
-    fn build<'k>(&self, k: K<'k>, a: LrnParams<'k>) {
-        accumulate!(self.common.dtype, |A| self.slide::<A>(k, a));
-    }
-}
-
-impl SlidingBackward {
-    /// Direct parts and terms of the channels with the gradients `dy`, one for each window in `x`.
-    fn parts<'k, A: Float>(
-        &self,
-        n: Numbers<'k, A>,
-        x: &[Reg<'k, A>],
-        dy: &[Reg<'k, A>],
-    ) -> Vec<(Reg<'k, A>, Reg<'k, A>)> {
-        let size = self.size as usize;
-        let squares: Vec<_> = x.iter().map(|&x| x * x).collect();
-        let of = |(i, (squares, &dy)): (usize, (Reg<'k, A>, &Reg<'k, A>))| {
-            let (direct, term) = self.common.terms(n, (x[i + size / 2], dy), n.base(squares));
-            // Without a gradient no term: outside of the channels `d` may be 0 or NaN.
-            (direct, dy.eq(0.0).select(0.0, term))
-        };
-        window_sums(&squares, size).into_iter().zip(dy).enumerate().map(of).collect()
+    fn dtype(&self) -> DType {
+        self.common.dtype
     }
 
-    fn slide<'k, A: Float>(&self, k: K<'k>, a: LrnParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -358,6 +337,25 @@ impl SlidingBackward {
     }
 }
 
+impl SlidingBackward {
+    /// Direct parts and terms of the channels with the gradients `dy`, one for each window in `x`.
+    fn parts<'k, A: Float>(
+        &self,
+        n: Numbers<'k, A>,
+        x: &[Reg<'k, A>],
+        dy: &[Reg<'k, A>],
+    ) -> Vec<(Reg<'k, A>, Reg<'k, A>)> {
+        let size = self.size as usize;
+        let squares: Vec<_> = x.iter().map(|&x| x * x).collect();
+        let of = |(i, (squares, &dy)): (usize, (Reg<'k, A>, &Reg<'k, A>))| {
+            let (direct, term) = self.common.terms(n, (x[i + size / 2], dy), n.base(squares));
+            // Without a gradient no term: outside of the channels `d` may be 0 or NaN.
+            (direct, dy.eq(0.0).select(0.0, term))
+        };
+        window_sums(&squares, size).into_iter().zip(dy).enumerate().map(of).collect()
+    }
+}
+
 /// What a thread of a single element computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
@@ -376,7 +374,7 @@ pub(super) struct Single {
     pub(super) step: Step,
 }
 
-impl KernelDef for Single {
+impl AccumulateKernel for Single {
     type Args = LrnArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -389,13 +387,11 @@ impl KernelDef for Single {
             .dtypes(Common { dtype: self.dtype, power: Power::Any }.dtypes())
     }
 
-    fn build<'k>(&self, k: K<'k>, a: LrnParams<'k>) {
-        accumulate!(self.dtype, |A| self.element::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.dtype
     }
-}
 
-impl Single {
-    fn element<'k, A: Float>(&self, k: K<'k>, a: LrnParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>)
     where
         Elem: Access<A>,
     {

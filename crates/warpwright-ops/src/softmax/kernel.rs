@@ -1,9 +1,9 @@
 //! Rows in contiguous memory, held in the registers of a team of threads or read twice by a block.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{AllGather, WARP, accumulate, kernel_args, tree, warp_reduce_lanes};
+use warpwright_dsl::{AllGather, WARP, kernel_args, tree, warp_reduce_lanes};
 
-use super::math::{Exponential, Mass, Wide, warp_sum};
+use super::math::{Exponential, Mass, warp_sum};
 use super::tuning::{Config, Layout};
 
 kernel_args! {
@@ -53,7 +53,7 @@ impl Common {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Forward(pub(super) Common);
 
-impl KernelDef for Forward {
+impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -62,17 +62,22 @@ impl KernelDef for Forward {
             .cluster(self.0.config.cluster())
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        accumulate!(self.0.dtype, |A| {
-            let exp = Exponential { scale: a.scale.convert::<A>(), precision: Precision::of(self.0.dtype) };
-            match self.0.config.layout {
-                Layout::Rows { team, vectors } => self.rows::<A>(k, a, exp, team, vectors),
-                Layout::Columns { lanes, teams, vectors } => {
-                    self.columns::<A>(k, a, exp, [lanes, teams, vectors]);
-                }
-                Layout::RowLoop | Layout::ColumnLoop { .. } => self.passes::<A>(k, a, exp),
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let exp = Exponential { scale: a.scale.convert::<A>(), precision: Precision::of(self.0.dtype) };
+        match self.0.config.layout {
+            Layout::Rows { team, vectors } => self.rows::<A>(k, a, exp, team, vectors),
+            Layout::Columns { lanes, teams, vectors } => {
+                self.columns::<A>(k, a, exp, [lanes, teams, vectors]);
             }
-        });
+            Layout::RowLoop | Layout::ColumnLoop { .. } => self.passes::<A>(k, a, exp),
+        }
     }
 }
 
@@ -112,7 +117,12 @@ impl<'k> RowPart<'k> {
     }
 
     /// The thread's vectors of a tensor, with `fill` where the row has ended.
-    pub(super) fn load<A: Wide>(&self, x: Ptr<'k, Read, Elem>, width: u32, fill: Fill) -> Vec<Packed<'k, A>>
+    pub(super) fn load<A: Accumulate>(
+        &self,
+        x: Ptr<'k, Read, Elem>,
+        width: u32,
+        fill: Fill,
+    ) -> Vec<Packed<'k, A>>
     where
         Elem: Access<A>,
     {
@@ -121,7 +131,7 @@ impl<'k> RowPart<'k> {
         self.inside.iter().enumerate().map(|(v, p)| at(v).only_where(*p, fill).load_packed(width)).collect()
     }
 
-    pub(super) fn store<A: Wide>(
+    pub(super) fn store<A: Accumulate>(
         &self,
         y: Ptr<'k, Write, Elem>,
         vectors: impl IntoIterator<Item = Lanes<'k, A>>,
@@ -136,7 +146,7 @@ impl<'k> RowPart<'k> {
 }
 
 impl Forward {
-    fn rows<'k, A: Wide>(
+    fn rows<'k, A: Accumulate>(
         &self,
         k: K<'k>,
         a: ForwardParams<'k>,
@@ -186,7 +196,7 @@ impl Forward {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backward(pub(super) Common);
 
-impl KernelDef for Backward {
+impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -195,28 +205,33 @@ impl KernelDef for Backward {
             .cluster(self.0.config.cluster())
     }
 
-    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        accumulate!(self.0.dtype, |A| {
-            let scale = a.scale.convert::<A>();
-            match self.0.config.layout {
-                Layout::Rows { team, vectors } => self.rows::<A>(k, a, scale, team, vectors),
-                Layout::Columns { lanes, teams, vectors } => {
-                    self.columns::<A>(k, a, scale, [lanes, teams, vectors]);
-                }
-                Layout::RowLoop | Layout::ColumnLoop { .. } => self.passes::<A>(k, a, scale),
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let scale = a.scale.convert::<A>();
+        match self.0.config.layout {
+            Layout::Rows { team, vectors } => self.rows::<A>(k, a, scale, team, vectors),
+            Layout::Columns { lanes, teams, vectors } => {
+                self.columns::<A>(k, a, scale, [lanes, teams, vectors]);
             }
-        });
+            Layout::RowLoop | Layout::ColumnLoop { .. } => self.passes::<A>(k, a, scale),
+        }
     }
 }
 
 impl Backward {
     /// What is summed over a row.
-    pub(super) fn term<'k, A: Wide>(&self, y: &Packed<'k, A>, dy: &Packed<'k, A>) -> Lanes<'k, A> {
+    pub(super) fn term<'k, A: Accumulate>(&self, y: &Packed<'k, A>, dy: &Packed<'k, A>) -> Lanes<'k, A> {
         if self.0.log { dy.lanes() } else { y.lanes().zip(dy.lanes(), |y, dy| y * dy) }
     }
 
     /// The gradient for one vector.
-    pub(super) fn gradient<'k, A: Wide>(
+    pub(super) fn gradient<'k, A: Accumulate>(
         &self,
         y: &Packed<'k, A>,
         dy: &Packed<'k, A>,
@@ -234,8 +249,14 @@ impl Backward {
             .collect()
     }
 
-    fn rows<'k, A: Wide>(&self, k: K<'k>, a: BackwardParams<'k>, scale: Reg<'k, A>, team: u32, vectors: u32)
-    where
+    fn rows<'k, A: Accumulate>(
+        &self,
+        k: K<'k>,
+        a: BackwardParams<'k>,
+        scale: Reg<'k, A>,
+        team: u32,
+        vectors: u32,
+    ) where
         Elem: Access<A>,
     {
         let config = self.0.config;

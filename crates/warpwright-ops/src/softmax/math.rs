@@ -3,13 +3,6 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{AllGather, WARP, tree, warp_reduce_lanes};
 
-/// A register type with places in shared memory.
-pub(crate) trait Wide: Float + warpwright_dsl::FixedElement + Access<Self> {}
-
-impl Wide for f32 {}
-
-impl Wide for f64 {}
-
 /// `exp(scale x - top)` as exact as the result is worth.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exponential<'k, A: Float> {
@@ -17,7 +10,7 @@ pub(crate) struct Exponential<'k, A: Float> {
     pub(crate) precision: Precision,
 }
 
-impl<'k, A: Wide> Exponential<'k, A> {
+impl<'k, A: Accumulate> Exponential<'k, A> {
     /// `scale x - top`, rounded once.
     pub(crate) fn below(&self, x: Reg<'k, A>, minus_top: Reg<'k, A>) -> Reg<'k, A> {
         x.mul_add(self.scale, minus_top)
@@ -52,7 +45,7 @@ impl<'k, A: Wide> Exponential<'k, A> {
 }
 
 /// The sum over teams of `lanes` neighbouring lanes.
-pub(crate) fn warp_sum<'k, A: Wide>(k: K<'k>, lanes: u32, value: Reg<'k, A>) -> Reg<'k, A> {
+pub(crate) fn warp_sum<'k, A: Accumulate>(k: K<'k>, lanes: u32, value: Reg<'k, A>) -> Reg<'k, A> {
     k.warp_combine(lanes, value, |a, b| a + b)
 }
 
@@ -63,7 +56,7 @@ pub(crate) struct Mass<'k, A: Float> {
     pub(crate) sum: Reg<'k, A>,
 }
 
-impl<'k, A: Wide> Mass<'k, A> {
+impl<'k, A: Accumulate> Mass<'k, A> {
     /// `-top`, or 0 where nothing is greater than minus infinity, so that the exponentials there are 0 and not NaN.
     pub(crate) fn minus_reference(top: Reg<'k, A>) -> Reg<'k, A> {
         top.eq(f64::NEG_INFINITY).select(0.0, -top)
@@ -121,7 +114,7 @@ impl<'k, A: Wide> Mass<'k, A> {
     }
 }
 
-impl<'k, A: Wide> Exponential<'k, A> {
+impl<'k, A: Accumulate> Exponential<'k, A> {
     /// Of each element of a vector, the greatest among all vectors, not scaled.
     pub(crate) fn greatest_each(&self, vectors: &[Packed<'k, A>], width: usize) -> Lanes<'k, A> {
         let halves: Option<Vec<_>> = vectors.iter().map(Packed::halves).collect();

@@ -2,11 +2,11 @@
 //! together (Milakov and Gimelshein 2018, arXiv:1805.02867), and once more for the result.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, accumulate, kernel_args, tree};
+use warpwright_dsl::{WARP, kernel_args, tree};
 
 use super::MaskKind;
 use super::kernel::{Backward, BackwardParams, Common, Forward, ForwardParams};
-use super::math::{Exponential, Mass, Wide};
+use super::math::{Exponential, Mass};
 use super::strided::{Columns, Place};
 use super::tuning::Layout;
 
@@ -105,7 +105,7 @@ impl<'k> Walk<'k> {
 }
 
 /// The greatest score and the sum of each of the thread's lanes, then of the row or column.
-fn mass<'k, A: Wide>(
+fn mass<'k, A: Accumulate>(
     k: K<'k>,
     walk: &Walk<'k>,
     common: Common,
@@ -143,7 +143,7 @@ fn mass<'k, A: Wide>(
 }
 
 /// The second pass. Where `masked`, a row in which nothing takes part gives 0, or minus infinity as its logarithm.
-fn finish<'k, A: Wide>(
+fn finish<'k, A: Accumulate>(
     walk: &Walk<'k>,
     common: Common,
     exp: Exponential<'k, A>,
@@ -172,7 +172,7 @@ fn finish<'k, A: Wide>(
 }
 
 impl Forward {
-    pub(super) fn passes<'k, A: Wide>(&self, k: K<'k>, a: ForwardParams<'k>, exp: Exponential<'k, A>)
+    pub(super) fn passes<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>, exp: Exponential<'k, A>)
     where
         Elem: Access<A>,
     {
@@ -193,7 +193,7 @@ pub(super) struct MaskedForward {
     pub(super) mask: MaskKind,
 }
 
-impl KernelDef for MaskedForward {
+impl AccumulateKernel for MaskedForward {
     type Args = MaskedArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -205,13 +205,11 @@ impl KernelDef for MaskedForward {
             .dtypes(DTypes::all(self.common.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: MaskedParams<'k>) {
-        accumulate!(self.common.dtype, |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.common.dtype
     }
-}
 
-impl MaskedForward {
-    fn body<'k, A: Wide>(&self, k: K<'k>, a: MaskedParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MaskedParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -246,7 +244,7 @@ impl MaskedForward {
 }
 
 impl Backward {
-    pub(super) fn passes<'k, A: Wide>(&self, k: K<'k>, a: BackwardParams<'k>, scale: Reg<'k, A>)
+    pub(super) fn passes<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>, scale: Reg<'k, A>)
     where
         Elem: Access<A>,
     {

@@ -4,7 +4,7 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::tree;
 
 use super::kernel::{Backward, BackwardParams, Common, Forward, ForwardParams};
-use super::math::{Exponential, Mass, Wide};
+use super::math::{Exponential, Mass};
 use super::tuning::Config;
 
 /// Which columns a thread has.
@@ -62,7 +62,12 @@ impl<'k> ColumnPart<'k> {
         Self { place, start, step: inner * u64::from(teams), inside }
     }
 
-    pub(super) fn load<A: Wide>(&self, x: Ptr<'k, Read, Elem>, width: u32, fill: Fill) -> Vec<Packed<'k, A>>
+    pub(super) fn load<A: Accumulate>(
+        &self,
+        x: Ptr<'k, Read, Elem>,
+        width: u32,
+        fill: Fill,
+    ) -> Vec<Packed<'k, A>>
     where
         Elem: Access<A>,
     {
@@ -77,7 +82,7 @@ impl<'k> ColumnPart<'k> {
         out
     }
 
-    pub(super) fn store<A: Wide>(
+    pub(super) fn store<A: Accumulate>(
         &self,
         y: Ptr<'k, Write, Elem>,
         vectors: impl IntoIterator<Item = Lanes<'k, A>>,
@@ -95,7 +100,7 @@ impl<'k> ColumnPart<'k> {
 }
 
 /// Element `lane` of each vector.
-fn column<'k, A: Wide>(vectors: &[Lanes<'k, A>], lane: usize) -> Vec<Reg<'k, A>> {
+fn column<'k, A: Accumulate>(vectors: &[Lanes<'k, A>], lane: usize) -> Vec<Reg<'k, A>> {
     vectors.iter().map(|v| v[lane]).collect()
 }
 
@@ -107,7 +112,7 @@ pub(super) struct Columns<'k, A: Float> {
     slots: Vec<Ptr<'k, Shared, A>>,
 }
 
-impl<'k, A: Wide> Columns<'k, A> {
+impl<'k, A: Accumulate> Columns<'k, A> {
     /// Room for `kinds` values of each column and team.
     pub(super) fn new(k: K<'k>, config: Config, place: &Place<'k>, kinds: usize) -> Self {
         let slots = (0..kinds).map(|_| k.shared::<A>(config.threads * config.width)).collect();
@@ -150,7 +155,7 @@ impl<'k, A: Wide> Columns<'k, A> {
 }
 
 impl Forward {
-    pub(super) fn columns<'k, A: Wide>(
+    pub(super) fn columns<'k, A: Accumulate>(
         &self,
         k: K<'k>,
         a: ForwardParams<'k>,
@@ -204,7 +209,7 @@ impl Forward {
 }
 
 impl Backward {
-    pub(super) fn columns<'k, A: Wide>(
+    pub(super) fn columns<'k, A: Accumulate>(
         &self,
         k: K<'k>,
         a: BackwardParams<'k>,
