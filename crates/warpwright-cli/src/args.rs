@@ -36,10 +36,10 @@ pub enum Command {
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
     /// Quantize the 2-D weights of a safetensors checkpoint to 4 bits.
-    #[command(alias = "quantize", after_help = QUANTIZE_EXAMPLES)]
+    #[command(alias = "quantise", after_help = QUANTIZE_EXAMPLES)]
     Quantize(QuantizeArgs),
     /// Turn a 4-bit checkpoint back into floating-point weights.
-    #[command(alias = "dequantize", after_help = DEQUANTIZE_EXAMPLES)]
+    #[command(alias = "dequantise", after_help = DEQUANTIZE_EXAMPLES)]
     Dequantize(DequantizeArgs),
     /// Show the tensors of a checkpoint and how they are quantized.
     Inspect(InspectArgs),
