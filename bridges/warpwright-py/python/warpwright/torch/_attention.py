@@ -8,7 +8,8 @@ from torch import Tensor
 
 from .. import _native
 from ._common import gradient_of, narrow, random_numbers, row_major, statistics
-from ._registry import differentiable
+from ._differentiable import Differentiable
+from ._registry import Operator
 
 # Those that have gradients come first.
 _TENSORS = (
@@ -63,18 +64,17 @@ def _fake_backward(q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, *rest
     return (row_major(q), row_major(k), row_major(v), *further)
 
 
-_attention = differentiable(
-    f"attention({_TENSORS}, {_PARAMETERS}) -> (Tensor, Tensor)",
-    _forward,
-    _fake,
-    f"attention_backward({_TENSORS}, Tensor o, Tensor lse, Tensor dy, {_PARAMETERS})"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _backward,
-    _fake_backward,
-    _COUNT,
+_attention = Differentiable(
+    Operator(f"attention({_TENSORS}, {_PARAMETERS}) -> (Tensor, Tensor)", native=_forward, fake=_fake),
+    Operator(
+        f"attention_backward({_TENSORS}, Tensor o, Tensor lse, Tensor dy, {_PARAMETERS})"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        native=_backward,
+        fake=_fake_backward,
+    ),
     save=lambda inputs, found: (*inputs[:_COUNT], *found),
     returned=2,
-)
+).function()
 
 
 # The parameters are those of the definition below.

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .. import _native
 from ._common import gradient_of, image, more_than_one, statistics
-from ._registry import differentiable
+from ._differentiable import Differentiable
+from ._registry import Operator
 
 
 def _batch_norm_in_place(
@@ -100,21 +101,24 @@ def _fake_batch_norm_gradients(at_dy: int) -> Any:
     return fake
 
 
-_batch_norm = differentiable(
-    "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? running_mean, Tensor? running_var, "
-    "float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _batch_norm_in_place,
-    _fake_batch_norm,
-    "batch_norm_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? y, Tensor mean, Tensor rstd, "
-    "Tensor dy, float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
-    _batch_norm_gradients,
-    _fake_batch_norm_gradients(7),
-    6,
+_batch_norm = Differentiable(
+    Operator(
+        "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? running_mean, Tensor? running_var, "
+        "float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        native=_batch_norm_in_place,
+        fake=_fake_batch_norm,
+        functional=_batch_norm_functional,
+    ),
+    Operator(
+        "batch_norm_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? y, Tensor mean, "
+        "Tensor rstd, Tensor dy, float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
+        native=_batch_norm_gradients,
+        fake=_fake_batch_norm_gradients(7),
+        functional=_apart(_batch_norm_gradients, 7),
+    ),
     save=lambda inputs, found: (*inputs[:3], _mark(inputs[3]), found[0] if inputs[8] else None, *found[1:3]),
-    functional=_batch_norm_functional,
-    dispatched_backward=_apart(_batch_norm_gradients, 7),
     finish=_update,
-)
+).function()
 
 
 def _evaluation(
@@ -142,19 +146,22 @@ def _evaluation_gradients(
     return _with_residual(found, dy, residual is not None, relu)
 
 
-_batch_norm_evaluation = differentiable(
-    "batch_norm_evaluation(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
-    "Tensor running_var, float eps, bool relu) -> Tensor",
-    _evaluation,
-    lambda x, *rest: image(x),
-    "batch_norm_evaluation_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
-    "Tensor running_var, Tensor? y, Tensor dy, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
-    _evaluation_gradients,
-    _fake_batch_norm_gradients(7),
-    6,
+_batch_norm_evaluation = Differentiable(
+    Operator(
+        "batch_norm_evaluation(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
+        "Tensor running_var, float eps, bool relu) -> Tensor",
+        native=_evaluation,
+        fake=lambda x, *rest: image(x),
+    ),
+    Operator(
+        "batch_norm_evaluation_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
+        "Tensor running_var, Tensor? y, Tensor dy, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
+        native=_evaluation_gradients,
+        fake=_fake_batch_norm_gradients(7),
+        functional=_apart(_evaluation_gradients, 7),
+    ),
     save=lambda inputs, found: (*inputs[:3], _mark(inputs[3]), *inputs[4:6], found[0] if inputs[7] else None),
-    dispatched_backward=_apart(_evaluation_gradients, 7),
-)
+).function()
 
 
 def batch_norm(

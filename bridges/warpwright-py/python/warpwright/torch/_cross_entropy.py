@@ -6,7 +6,8 @@ from torch import Tensor
 
 from .. import _native
 from ._common import row_major, statistics, wide
-from ._registry import differentiable
+from ._differentiable import Differentiable
+from ._registry import Operator
 
 
 def _options(ignore_index: int, label_smoothing: float, reduction: str) -> Any:
@@ -34,19 +35,22 @@ def _gradient(
     return _native.cross_entropy_backward(logits, target, lse, nll, dloss, counted, **chosen)
 
 
-_cross_entropy = differentiable(
-    "cross_entropy(Tensor logits, Tensor target, SymInt ignore_index, float label_smoothing, str reduction)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _saved,
-    _fake,
-    "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor nll, Tensor count, Tensor dloss, "
-    "SymInt ignore_index, float label_smoothing, str reduction) -> Tensor",
-    _gradient,
-    lambda logits, *rest: row_major(logits),
-    2,
+_cross_entropy = Differentiable(
+    Operator(
+        "cross_entropy(Tensor logits, Tensor target, SymInt ignore_index, float label_smoothing, str reduction)"
+        " -> (Tensor, Tensor, Tensor, Tensor)",
+        native=_saved,
+        fake=_fake,
+    ),
+    Operator(
+        "cross_entropy_backward(Tensor logits, Tensor target, Tensor lse, Tensor nll, Tensor count, Tensor dloss, "
+        "SymInt ignore_index, float label_smoothing, str reduction) -> Tensor",
+        native=_gradient,
+        fake=lambda logits, *rest: row_major(logits),
+    ),
     save=lambda inputs, found: (*inputs[:2], *found[1:]),
     inference=lambda logits, target, *options: _native.cross_entropy(logits, target, **_options(*options)),
-)
+).function()
 
 
 def cross_entropy(

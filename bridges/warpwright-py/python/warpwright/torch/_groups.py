@@ -8,7 +8,8 @@ from torch import Tensor
 from .. import _native
 from ._batch import batch_norm
 from ._common import gradient_of, image, more_than_one, statistics, wide
-from ._registry import differentiable
+from ._differentiable import Differentiable
+from ._registry import Operator
 
 
 def _group_norm_saved(x: Tensor, weight: Any, bias: Any, groups: int, eps: float, silu: bool) -> Any:
@@ -33,18 +34,22 @@ def _fake_gradients(x: Tensor, weight: Any, bias: Any, *_: Any) -> Any:
     return image(x), gradient_of(weight, x), gradient_of(bias, x)
 
 
-_group_norm = differentiable(
-    "group_norm(Tensor x, Tensor? weight, Tensor? bias, SymInt groups, float eps, bool silu) -> (Tensor, Tensor, Tensor)",
-    _group_norm_saved,
-    _fake_group_norm,
-    "group_norm_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, Tensor dy, SymInt groups, "
-    "float eps, bool silu) -> (Tensor, Tensor, Tensor)",
-    _group_norm_gradients,
-    _fake_gradients,
-    3,
+_group_norm = Differentiable(
+    Operator(
+        "group_norm(Tensor x, Tensor? weight, Tensor? bias, SymInt groups, float eps, bool silu)"
+        " -> (Tensor, Tensor, Tensor)",
+        native=_group_norm_saved,
+        fake=_fake_group_norm,
+    ),
+    Operator(
+        "group_norm_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, Tensor dy, SymInt groups, "
+        "float eps, bool silu) -> (Tensor, Tensor, Tensor)",
+        native=_group_norm_gradients,
+        fake=_fake_gradients,
+    ),
     save=lambda inputs, found: (*inputs[:3], *found[1:]),
     inference=_group_norm_alone,
-)
+).function()
 
 
 def group_norm(

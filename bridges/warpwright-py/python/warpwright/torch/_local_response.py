@@ -5,17 +5,21 @@ from torch import Tensor
 
 from .. import _native
 from ._common import wide
-from ._registry import differentiable
+from ._differentiable import Differentiable
+from ._registry import Operator
 
-_local_response_norm = differentiable(
-    "local_response_norm(Tensor x, SymInt size, float alpha, float beta, float k) -> Tensor",
-    lambda x, *parameters: _native.local_response_norm(x, *parameters),
-    lambda x, *parameters: torch.empty_like(x),
-    "local_response_norm_backward(Tensor x, Tensor dy, SymInt size, float alpha, float beta, float k) -> Tensor",
-    lambda x, dy, *parameters: _native.local_response_norm_backward(x, dy, *parameters),
-    lambda x, dy, *parameters: torch.empty_like(x),
-    1,
-)
+_local_response_norm = Differentiable(
+    Operator(
+        "local_response_norm(Tensor x, SymInt size, float alpha, float beta, float k) -> Tensor",
+        native=_native.local_response_norm,
+        fake=lambda x, *parameters: torch.empty_like(x),
+    ),
+    Operator(
+        "local_response_norm_backward(Tensor x, Tensor dy, SymInt size, float alpha, float beta, float k) -> Tensor",
+        native=_native.local_response_norm_backward,
+        fake=lambda x, dy, *parameters: torch.empty_like(x),
+    ),
+).function()
 
 
 def local_response_norm(

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from .. import _native
 from ._common import narrow
-from ._registry import differentiable
+from ._differentiable import Differentiable
+from ._registry import Operator
 
 
 def _fake(a: Tensor, b: Tensor, *bias: Any) -> Tensor:
@@ -21,15 +22,14 @@ def _factors(a: Tensor, b: Tensor, dy: Tensor) -> Any:
     return da, _native.matmul(a.mT, dy)
 
 
-_matmul = differentiable(
-    "matmul(Tensor a, Tensor b) -> Tensor",
-    _native.matmul,
-    _fake,
-    "matmul_backward(Tensor a, Tensor b, Tensor dy) -> (Tensor, Tensor)",
-    _factors,
-    lambda a, b, dy: (a.new_empty(a.shape), b.new_empty(b.shape)),
-    2,
-)
+_matmul = Differentiable(
+    Operator("matmul(Tensor a, Tensor b) -> Tensor", native=_native.matmul, fake=_fake),
+    Operator(
+        "matmul_backward(Tensor a, Tensor b, Tensor dy) -> (Tensor, Tensor)",
+        native=_factors,
+        fake=lambda a, b, dy: (a.new_empty(a.shape), b.new_empty(b.shape)),
+    ),
+).function()
 
 
 def _gradients(x: Tensor, weight: Tensor, bias: Optional[Tensor], dy: Tensor) -> Any:
@@ -38,19 +38,22 @@ def _gradients(x: Tensor, weight: Tensor, bias: Optional[Tensor], dy: Tensor) ->
     return dx, _native.matmul(dy.mT, rows), None if bias is None else dy.sum(0)
 
 
-_linear = differentiable(
-    "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-    lambda x, weight, bias: _native.matmul(x, weight.mT, bias=bias),
-    lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
-    "linear_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy) -> (Tensor, Tensor, Tensor)",
-    _gradients,
-    lambda x, weight, bias, dy: (
-        x.new_empty(x.shape),
-        weight.new_empty(weight.shape),
-        x.new_empty(0) if bias is None else bias.new_empty(bias.shape),
+_linear = Differentiable(
+    Operator(
+        "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+        native=lambda x, weight, bias: _native.matmul(x, weight.mT, bias=bias),
+        fake=lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
     ),
-    3,
-)
+    Operator(
+        "linear_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy) -> (Tensor, Tensor, Tensor)",
+        native=_gradients,
+        fake=lambda x, weight, bias, dy: (
+            x.new_empty(x.shape),
+            weight.new_empty(weight.shape),
+            x.new_empty(0) if bias is None else bias.new_empty(bias.shape),
+        ),
+    ),
+).function()
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._registry import define, differentiable, direct, refuse_tangents
+from ._differentiable import Differentiable
+from ._registry import Operator, direct, refuse_tangents
 
 
 def _elementwise(name: str, arguments: str, scalar: str = "") -> Callable[..., Tensor]:
@@ -20,15 +21,18 @@ def _elementwise(name: str, arguments: str, scalar: str = "") -> Callable[..., T
         made = tuple(torch.empty_like(first) for _ in range(count))
         return made if count > 1 else made[0]
 
-    function = differentiable(
-        f"{name}({inputs}{parameter}) -> Tensor",
-        getattr(_native, name),
-        lambda first, *rest: torch.empty_like(first),
-        f"{name}_backward({inputs}, Tensor dy{parameter}) -> {gradients}",
-        getattr(_native, name + "_backward"),
-        fake_backward,
-        count,
-    )
+    function = Differentiable(
+        Operator(
+            f"{name}({inputs}{parameter}) -> Tensor",
+            native=getattr(_native, name),
+            fake=lambda first, *rest: torch.empty_like(first),
+        ),
+        Operator(
+            f"{name}_backward({inputs}, Tensor dy{parameter}) -> {gradients}",
+            native=getattr(_native, name + "_backward"),
+            fake=fake_backward,
+        ),
+    ).function()
     function.__doc__ = f"{function.__doc__} The result has the strides of `torch.empty_like` of the first argument."
     return function
 
@@ -95,12 +99,10 @@ def _quantizer(name: str) -> Tuple[Callable[..., Any], Callable[..., Any]]:
         return codes.new_empty(shape, dtype=dtype)
 
     results = "(Tensor, Tensor, Tensor)" if zeros else "(Tensor, Tensor)"
-    operator = define(f"quantize_{name}(Tensor x, SymInt group_size) -> {results}", run, fake)
-    back_operator = define(
-        f"dequantize_{name}({packed}, SymInt[] shape, SymInt group_size, ScalarType dtype) -> Tensor",
-        run_back,
-        fake_back,
-    )
+    operator = Operator(f"quantize_{name}(Tensor x, SymInt group_size) -> {results}", run, fake).register()
+    back_operator = Operator(
+        f"dequantize_{name}({packed}, SymInt[] shape, SymInt group_size, ScalarType dtype) -> Tensor", run_back, fake_back
+    ).register()
 
     def quantize(x: Tensor, group_size: int = 64) -> Any:
         refuse_tangents(f"quantize_{name}", (x,))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import _native
 from ._common import narrow, random_numbers, row_major
-from ._registry import define, direct, refuse_tangents, register_gradient
+from ._registry import Operator, direct, refuse_tangents, register_gradient
 
 Weights = Sequence[Sequence[Tensor]]
 
@@ -140,15 +140,15 @@ def _fake_backward(
     return [like(x if rest[-1] else None), like(h0), like(c0), *map(row_major, weights)]
 
 
-_operator = define(
+_operator = Operator(
     f"recurrent({_TENSORS}, {_PARAMETERS}, bool training) -> (Tensor, Tensor, Tensor, Tensor)", _forward, _fake
-)
-_gradients = define(
+).register()
+_gradients = Operator(
     f"recurrent_backward({_TENSORS}, Tensor y, Tensor reserve, Tensor? dy, Tensor? dh_n, Tensor? dc_n, {_PARAMETERS},"
     " bool input_gradient) -> Tensor[]",
     _backward,
     _fake_backward,
-)
+).register()
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:

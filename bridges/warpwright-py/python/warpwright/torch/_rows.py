@@ -6,7 +6,8 @@ from torch import Tensor
 
 from .. import _native
 from ._common import gradient_of, row_major, statistics, wide
-from ._registry import differentiable
+from ._differentiable import Differentiable
+from ._registry import Operator
 
 Shape = Union[int, Sequence[int]]
 
@@ -72,21 +73,24 @@ def _row_norm(name: str, residual: bool) -> Callable[..., Any]:
     options = "SymInt[] normalized_shape, float? eps"
     results = 1 + residual + (2 if layer else 1)
     operator = f"add_{name}" if residual else name
-    return differentiable(
-        f"{operator}(Tensor x, {'Tensor residual, ' if residual else ''}{tensors}, {options})"
-        f" -> ({', '.join(['Tensor'] * results)})",
-        run,
-        fake,
-        f"{operator}_backward(Tensor z, {tensors}, {saved}, Tensor dy, {'Tensor dz, ' if residual else ''}{options})"
-        f" -> ({', '.join(['Tensor'] * count)})",
-        gradients,
-        fake_gradients,
-        count,
+    return Differentiable(
+        Operator(
+            f"{operator}(Tensor x, {'Tensor residual, ' if residual else ''}{tensors}, {options})"
+            f" -> ({', '.join(['Tensor'] * results)})",
+            native=run,
+            fake=fake,
+        ),
+        Operator(
+            f"{operator}_backward(Tensor z, {tensors}, {saved}, Tensor dy, {'Tensor dz, ' if residual else ''}{options})"
+            f" -> ({', '.join(['Tensor'] * count)})",
+            native=gradients,
+            fake=fake_gradients,
+            functional=gradients_apart,
+        ),
         save=save,
         inference=inference,
-        dispatched_backward=gradients_apart,
         results=2 if residual else 1,
-    )
+    ).function()
 
 
 _layer_norm, _add_layer_norm = (_row_norm("layer_norm", residual) for residual in (False, True))

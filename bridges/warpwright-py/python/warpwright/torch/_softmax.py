@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .. import _native
 from ._common import wide
-from ._registry import differentiable
+from ._differentiable import Differentiable
+from ._registry import Operator
 
 
 def _softmax(name: str) -> Callable[..., Tensor]:
@@ -19,16 +20,19 @@ def _softmax(name: str) -> Callable[..., Tensor]:
     def gradient(y: Tensor, dy: Tensor, dim: int, scale: float) -> Tensor:
         return native_backward(y, dy, dim, scale=scale)
 
-    operator = differentiable(
-        f"{name}(Tensor x, SymInt dim, float scale) -> Tensor",
-        run,
-        lambda x, dim, scale: torch.empty_like(x),
-        f"{name}_backward(Tensor y, Tensor dy, SymInt dim, float scale) -> Tensor",
-        gradient,
-        lambda y, dy, dim, scale: torch.empty_like(y),
-        1,
+    operator = Differentiable(
+        Operator(
+            f"{name}(Tensor x, SymInt dim, float scale) -> Tensor",
+            native=run,
+            fake=lambda x, dim, scale: torch.empty_like(x),
+        ),
+        Operator(
+            f"{name}_backward(Tensor y, Tensor dy, SymInt dim, float scale) -> Tensor",
+            native=gradient,
+            fake=lambda y, dy, dim, scale: torch.empty_like(y),
+        ),
         save=lambda inputs, found: found[:1],
-    )
+    ).function()
 
     def function(x: Tensor, dim: int = -1, dtype: Optional[torch.dtype] = None, *, scale: float = 1.0) -> Tensor:
         (x,) = wide(x) if dtype is None else (x.to(dtype),)

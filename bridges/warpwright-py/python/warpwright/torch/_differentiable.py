@@ -1,0 +1,205 @@
+"""Operations with gradients.
+
+Each exists twice. As operators of the dispatcher (`torch.ops.warpwright`), forward and backward, for whatever traces,
+transforms or watches: `torch.compile`, fake tensors, functional transforms, modes. And as direct calls of the native functions
+under a plain `torch.autograd.Function`, for eager code that nothing watches: the dispatcher's detour through Python costs
+several times as much as the call itself. Both give the same tensors with the same strides.
+"""
+
+import inspect
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .._native import Backward, Entry, Forward, torch_route
+from ._registry import DIRECT, Operator, is_compiling, refuse_tangents, register_gradient
+
+# PyTorch looks these up on the class in every call, by strings of its own that no cache knows: found sooner on the class itself
+# than on its bases.
+_LOOKED_UP = [a for a in ("setup_context", "clear_saved_tensors_on_access") if hasattr(torch.autograd.Function, a)]
+# Of a context, the gradients of the results, and the parameters.
+Gradients = Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """An operation with a gradient: an operator for each direction, and how they hang together.
+
+    forward: its first `results` results have gradients. The first `returned` of all are those of the operation (by default those with
+    gradients alone), the rest is for the gradient.
+
+    backward: takes the saved tensors, the gradients of the results, and the parameters of `forward`; gives the gradients of the first
+    tensors of `forward`, one or a tuple, None where there is none.
+
+    save(inputs, found): the saved tensors, of the arguments and all results of `forward`; without it they are its tensors.
+
+    inference: makes the results alone, where nothing is recorded.
+
+    finish(inputs, found): makes the changes to arguments that `forward.functional` leaves out.
+    """
+
+    forward: Operator
+    backward: Operator
+    save: Optional[Callable[[Any, Any], Tuple[Any, ...]]] = None
+    inference: Optional[Callable[..., Any]] = None
+    finish: Optional[Callable[[Any, Any], None]] = None
+    results: int = 1
+    returned: Optional[int] = None
+
+    def function(self) -> Callable[..., Any]:
+        """Registers the operators. The operation as a function of tensors, then of parameters."""
+        forward = self.forward
+        gradients = self._gradients()
+        dispatched = self._dispatched(gradients)
+        # What `Function.apply` comes down to where no functional transform is active.
+        apply = super(torch.autograd.Function, self._node(gradients)).apply
+        entry = Entry(forward.tensors, self._unrecorded(), apply, dispatched)
+
+        def of_many(*inputs: Any) -> Any:
+            return dispatched(*inputs) if is_compiling() else entry(*inputs)
+
+        def of_one(x: Tensor) -> Tensor:
+            return dispatched(x) if is_compiling() else entry(x)
+
+        function = of_many if forward.tensors > 1 or forward.has_parameters else of_one
+        function.__name__ = function.__qualname__ = forward.name
+        function.__doc__ = f"{forward.native.__doc__}\n\nDifferentiable."
+        return function
+
+    @property
+    def _given(self) -> int:
+        """How many results the operation has."""
+        return self.results if self.returned is None else self.returned
+
+    def _selection(self) -> Callable[[Any], Any]:
+        """Takes the results of the operation out of all that `forward` gives."""
+        given = self._given
+        if not self.forward.has_tuple:
+            return lambda found: found
+        return (lambda found: found[0]) if given == 1 else (lambda found: found[:given])
+
+    def _saved(self, inputs: Any, found: Any) -> Tuple[Any, ...]:
+        """The tensors that the gradient needs."""
+        if self.save is None:
+            return inputs[: self.forward.tensors]
+        return self.save(inputs, found if self.forward.has_tuple else (found,))
+
+    def _for_inputs(self, gradients: Any, parameters: Any) -> Any:
+        """The gradients, and None for the arguments that have none."""
+        gradients = gradients if self.backward.has_tuple else (gradients,)
+        return (*gradients, *([None] * (self.forward.tensors - len(gradients) + len(parameters))))
+
+    def _unrecorded(self) -> Callable[..., Any]:
+        """The operation where nothing watches and nothing is recorded."""
+        native, select = self.forward.native, self._selection()
+        if self.inference is not None:
+            return self.inference
+        return (lambda *inputs: select(native(*inputs))) if self.forward.has_tuple else native
+
+    def _gradients(self) -> Gradients:
+        """The gradients by way of the dispatcher: registers the operator of the backward direction."""
+        function, has_tuple = self.backward.functional or self.backward.native, self.backward.has_tuple
+
+        def without_none(*arguments: Any) -> Any:
+            found = function(*arguments)
+            present = next(g for g in found if g is not None)
+            # A schema has no place for None: an empty tensor stands for it.
+            return tuple(present.new_empty(0) if g is None else g for g in found)
+
+        operator = replace(self.backward, native=without_none if has_tuple else function, functional=None).register()
+
+        def twice(ctx: Any, *grads: Any) -> Any:
+            raise RuntimeError(f"warpwright: {self.forward.name} has no second derivative")
+
+        register_gradient(operator, twice, lambda ctx, inputs, output: None)
+
+        def gradients(ctx: Any, dys: Any, parameters: Any) -> Any:
+            found = operator(*ctx.saved_tensors, *dys, *parameters)
+            return tuple(g if need else None for g, need in zip(found, ctx.needs_input_grad)) if has_tuple else found
+
+        return gradients
+
+    def _dispatched(self, gradients: Gradients) -> Callable[..., Any]:
+        """The operation by way of the dispatcher: registers the operator of the forward direction."""
+        forward, results = self.forward, self.results
+        name, operator, finish, select = forward.name, forward.register(), self.finish, self._selection()
+
+        def dispatched(*inputs: Any) -> Any:
+            # Below a functional transform the operator sees tensors without their tangents.
+            refuse_tangents(name, inputs)
+            found = operator(*inputs)
+            if finish is not None:
+                finish(inputs, found)
+            return select(found)
+
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(*self._saved(inputs, output))
+            if forward.has_tuple:
+                ctx.mark_non_differentiable(*output[results:])
+            ctx.parameters = inputs[forward.tensors :]
+
+        def differentiate(ctx: Any, *dys: Any) -> Any:
+            return self._for_inputs(gradients(ctx, dys[:results], ctx.parameters), ctx.parameters)
+
+        register_gradient(operator, differentiate, setup_context)
+        return dispatched
+
+    def _node(self, gradients: Gradients) -> Any:
+        """The node of the graph that a direct call leaves."""
+        forward = self.forward
+        is_plain = self.save is None and not forward.has_parameters and not forward.has_tuple
+        node = self._plain_node(gradients) if is_plain else self._general_node(gradients)
+        node.__name__ = node.__qualname__ = f"{forward.name}Function"
+        for attribute in _LOOKED_UP:
+            setattr(node, attribute, inspect.getattr_static(node, attribute))
+        # What a node's own `apply` does.
+        node._backward_cls.apply = Backward(self.backward.native, node.backward) if is_plain else node.backward
+        return node
+
+    def _plain_node(self, gradients: Gradients) -> Any:
+        """Of nothing but tensors: what takes microseconds to compute feels every line of Python."""
+        native = self.forward.native
+
+        class Function(torch.autograd.Function):
+            forward = staticmethod(Forward(native))
+
+            @staticmethod
+            def backward(ctx: Any, dy: Tensor) -> Any:
+                return gradients(ctx, (dy,), ())
+
+        return Function
+
+    def _general_node(self, gradients: Gradients) -> Any:
+        native, native_backward, saved_of, select = self.forward.native, self.backward.native, self._saved, self._selection()
+        tensors, has_parameters = self.forward.tensors, self.forward.has_parameters
+        results, given, for_inputs = self.results, self._given, self._for_inputs
+        is_for_inputs = not (self.backward.has_tuple or has_parameters)
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *inputs: Any) -> Any:
+                found = native(*inputs)
+                ctx.save_for_backward(*saved_of(inputs, found))
+                if has_parameters:
+                    ctx.parameters = inputs[tensors:]
+                if given > results:
+                    ctx.mark_non_differentiable(*found[results:given])
+                    # No zeros for gradients that nobody takes.
+                    ctx.set_materialize_grads(False)
+                return select(found)
+
+            @staticmethod
+            def backward(ctx: Any, *dys: Any) -> Any:
+                saved, dys = ctx.saved_tensors, dys[:results]
+                parameters = ctx.parameters if has_parameters else ()
+                if given > results and all(dy is None for dy in dys):
+                    return (None,) * (tensors + len(parameters))
+                if not is_compiling() and torch_route(*saved, *dys) == DIRECT:
+                    found = native_backward(*saved, *dys, *parameters)
+                else:
+                    found = gradients(ctx, dys, parameters)
+                return found if is_for_inputs else for_inputs(found, parameters)
+
+        return Function
