@@ -8,23 +8,27 @@
 pub mod args;
 pub mod checkpoint;
 pub mod commands;
+pub mod console;
 pub mod convert;
 pub mod error;
+pub mod excerpt;
 mod html;
 pub mod interrupt;
 pub mod npy;
 pub mod op_options;
+pub mod palette;
 mod paths;
 pub mod report;
 mod sarif;
-pub mod style;
+pub mod table;
+pub mod units;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
+use crate::console::Console;
 use crate::error::Outcome;
-use crate::style::Console;
 
 /// The command: arguments of the process in, exit code out.
 pub fn main() -> ExitCode {

@@ -17,12 +17,13 @@ use super::primitive::{Planned, Request, plan};
 use super::run::counters_json;
 use crate::args::BenchArgs;
 use crate::checkpoint::atomic::write_whole;
+use crate::console::Console;
 use crate::convert::floats;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
 use crate::op_options::OpOptions;
 use crate::paths::check_new_file;
-use crate::style::{Align, Console};
+use crate::table::Align;
 
 /// Runs the command.
 ///

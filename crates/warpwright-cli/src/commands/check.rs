@@ -9,9 +9,11 @@ use warpwright_testkit::{CaseResult, Filter, cases, run_case};
 
 use super::open_with;
 use crate::args::CheckArgs;
+use crate::console::Console;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
-use crate::style::{Align, Console, Palette};
+use crate::palette::Palette;
+use crate::table::Align;
 
 /// Runs the command. What was found until the user ends it is said.
 ///

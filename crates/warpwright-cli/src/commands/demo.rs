@@ -6,11 +6,12 @@ use warpwright_ptx::DType;
 
 use crate::args::DemoArgs;
 use crate::checkpoint::{AtomicFile, Layout, StoredType, TensorSpec, Writer};
+use crate::console::Console;
 use crate::convert::floats;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
 use crate::paths::Shown;
-use crate::style::{Console, human_bytes};
+use crate::units::human_bytes;
 
 const WIDTH: u64 = 256;
 const INNER: u64 = 1024;

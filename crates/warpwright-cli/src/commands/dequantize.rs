@@ -7,12 +7,14 @@ use serde_json::json;
 use super::{open_quiet, printable};
 use crate::args::DequantizeArgs;
 use crate::checkpoint::Checkpoint;
+use crate::console::Console;
 use crate::convert::dequantize;
 use crate::convert::destination::Destination;
 use crate::convert::device::DeviceKernels;
 use crate::error::{Error, Outcome};
 use crate::paths::{Shown, check_conversion};
-use crate::style::{Align, Console, human_rate, shape_text};
+use crate::table::Align;
+use crate::units::{human_rate, shape_text};
 
 /// Runs the command.
 ///

@@ -4,9 +4,11 @@ use serde_json::json;
 use warpwright_runtime::{Device, DiskCacheStatus, DriverVersion, discover};
 
 use crate::args::DevicesArgs;
+use crate::console::Console;
 use crate::error::{Error, Outcome};
 use crate::paths::Harmless;
-use crate::style::{Align, Console, human_bytes};
+use crate::table::Align;
+use crate::units::human_bytes;
 
 /// Runs the command.
 ///

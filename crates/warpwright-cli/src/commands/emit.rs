@@ -8,8 +8,8 @@ use warpwright_runtime::LaunchStep;
 
 use super::primitive::{Planned, Request, entry, plan};
 use crate::args::EmitArgs;
+use crate::console::Console;
 use crate::error::{Error, Outcome};
-use crate::style::Console;
 
 /// Runs the command.
 ///

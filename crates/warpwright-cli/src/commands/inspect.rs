@@ -10,8 +10,10 @@ use crate::checkpoint::error::Quoted;
 use crate::checkpoint::quantized::{QuantizedWeight, find_quantized};
 use crate::checkpoint::sharded::shard_name;
 use crate::checkpoint::{Checkpoint, Located, StoredType};
+use crate::console::Console;
 use crate::error::{Error, Outcome};
-use crate::style::{Align, Console, human_bytes, shape_text};
+use crate::table::Align;
+use crate::units::{human_bytes, shape_text};
 
 /// Runs the command.
 ///

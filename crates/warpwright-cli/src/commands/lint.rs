@@ -10,10 +10,12 @@ use warpwright_ptx::verify::{self, Note, Pressure, Rule, VerifyError};
 use warpwright_ptx::{SourceLoc, Target};
 
 use crate::args::{LintArgs, ReportFormat};
+use crate::console::Console;
 use crate::error::{Error, Outcome};
+use crate::excerpt::Excerpt;
+use crate::palette::Palette;
 use crate::paths::Shown;
 use crate::sarif::{self, Finding, Log, Region, Related};
-use crate::style::{Console, Excerpt, Palette};
 
 /// Runs the command.
 ///

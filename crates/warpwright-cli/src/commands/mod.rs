@@ -17,9 +17,9 @@ use warpwright_runtime::{CudaUnavailable, Device, EmulatorConfig, Error as Devic
 
 use crate::args::Command;
 use crate::checkpoint::error::Quoted;
+use crate::console::{Console, Progress};
 use crate::error::{Error, Outcome};
 use crate::interrupt;
-use crate::style::{Console, Progress};
 
 /// Runs a command.
 ///

@@ -4,8 +4,9 @@ use serde_json::json;
 use warpwright_ops::catalogue;
 
 use crate::args::OpsArgs;
+use crate::console::Console;
 use crate::error::{Error, Outcome};
-use crate::style::{Align, Console};
+use crate::table::Align;
 
 /// Runs the command.
 ///

@@ -15,6 +15,7 @@ use crate::args::QuantizeArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::atomic::write_whole;
 use crate::checkpoint::quantized::find_quantized;
+use crate::console::Console;
 use crate::convert::CHUNK;
 use crate::convert::destination::Destination;
 use crate::convert::device::DeviceKernels;
@@ -22,7 +23,8 @@ use crate::convert::quantize::{self, Options, Summary};
 use crate::error::{Error, Outcome};
 use crate::paths::{Shown, check_conversion};
 use crate::report::{self, Title};
-use crate::style::{Align, Console, human_bytes, human_rate, shape_text};
+use crate::table::Align;
+use crate::units::{human_bytes, human_rate, shape_text};
 
 /// Runs the command.
 ///

@@ -4,8 +4,9 @@ use warpwright_emu::Counters;
 use warpwright_emu::counters::LineCounters;
 use warpwright_ptx::text::Sources;
 
+use crate::console::Console;
 use crate::error::Error;
-use crate::style::{Align, Console};
+use crate::table::Align;
 
 /// A cost that a line can be ranked by.
 #[derive(Clone, Copy, Debug)]

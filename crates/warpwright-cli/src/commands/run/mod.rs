@@ -23,10 +23,11 @@ use self::outputs::Output;
 use super::first_gpu;
 use super::lint::{examine, read_ptx};
 use crate::args::{ReportFormat, RunArgs};
+use crate::console::Console;
 use crate::error::{Error, Outcome};
 use crate::paths::Shown;
 use crate::sarif::Log;
-use crate::style::{Align, Console};
+use crate::table::Align;
 
 /// Runs the command.
 ///
@@ -266,7 +267,7 @@ fn line_json(row: &LineCounters) -> Value {
 }
 
 /// An excerpt on standard error.
-fn eprint_excerpt(console: &Console, excerpt: crate::style::Excerpt<'_>) {
+fn eprint_excerpt(console: &Console, excerpt: crate::excerpt::Excerpt<'_>) {
     console.plain_error(format_args!("{excerpt}\n"));
 }
 
