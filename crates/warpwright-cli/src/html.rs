@@ -1,13 +1,24 @@
-//! What the HTML pages share: one file without scripts, light or dark as the reader's system is.
+//! Parts of the HTML pages: one file without scripts, light or dark as the reader's system is.
 
-/// The beginning of a page, up to and with `<body>`. `style` follows the colours `--paper`, `--ink`, `--dim`, `--line`.
-pub(crate) fn head(title: &str, style: &str) -> String {
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>{}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>\n",
-        escape(title)
-    )
+use maud::{Markup, PreEscaped, Render, html};
+
+/// A page around `body`. `style` follows the colours `--paper`, `--ink`, `--dim`, `--line`.
+pub(crate) fn page(title: &str, style: &str, body: &Markup) -> String {
+    let page = html! {
+        (PreEscaped("<!doctype html>\n"))
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (Foreign(title)) }
+                style { (PreEscaped(STYLE)) (PreEscaped(style)) }
+            }
+            "\n"
+            body { (body) }
+        }
+        "\n"
+    };
+    page.into_string()
 }
 
 const STYLE: &str = "
@@ -22,19 +33,20 @@ dt { color: var(--dim); font-size: .85rem; }
 dd { margin: 0; font-size: 1.2rem; font-variant-numeric: tabular-nums; }
 ";
 
-/// Text as it may stand in HTML and in attributes. Names come from files that nobody has vouched for.
-pub(crate) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '&' => out.push_str("&amp;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c if c.is_control() => out.push('\u{fffd}'),
-            c => out.push(c),
+/// Text from a file that nobody has vouched for. Control characters are replaced, and tabs are four blanks; the rest is escaped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Foreign<'a>(pub(crate) &'a str);
+
+impl Render for Foreign<'_> {
+    fn render_to(&self, page: &mut String) {
+        for c in self.0.chars() {
+            match c {
+                '\t' => page.push_str("    "),
+                // As an attribute in single quotes could hold it.
+                '\'' => page.push_str("&#39;"),
+                c if c.is_control() => page.push('\u{fffd}'),
+                c => (*c.encode_utf8(&mut [0; 4])).render_to(page),
+            }
         }
     }
-    out
 }

@@ -1,12 +1,12 @@
 //! The HTML page that `quantize --report` writes: one file, no scripts, light or dark as the reader's system is.
 
-use std::fmt::Write;
+use maud::{Markup, html};
 
 use crate::convert::quantize::{Summary, TensorResult};
-use crate::html::{escape, head};
-use crate::style::{human_bytes, shape_text};
+use crate::html::{self, Foreign};
+use crate::units::{human_bytes, shape_text};
 
-/// What the page says above the picture.
+/// Facts above the picture.
 #[derive(Clone, Debug)]
 pub struct Title {
     /// The input.
@@ -46,22 +46,21 @@ pub fn html(title: &Title, summary: &Summary) -> String {
         ("Size", format!("{} to {} ({:.2}x)", human_bytes(before), human_bytes(after), ratio(before, after))),
         ("Relative error", format!("{:.4}", error.relative())),
     ];
-    let mut page = head(&format!("Quantization of {}", title.input), STYLE);
-    let mut put = |text: std::fmt::Arguments<'_>| {
-        // Writing to a String cannot fail.
-        let _ = page.write_fmt(text);
+    let body = html! {
+        h1 { "Quantization report" }
+        p.files { (Foreign(&title.input)) }
+        p.files { "\u{2192} " (Foreign(&title.output)) }
+        dl {
+            @for (name, value) in &facts {
+                div { dt { (name) } dd { (Foreign(value)) } }
+            }
+        }
+        h2 { "Error and size of every quantized tensor" }
+        (picture(&quantized))
+        h2 { "Numbers" }
+        div.scroll { (table(&quantized)) }
     };
-    put(format_args!("<h1>Quantization report</h1>\n<p class=\"files\">{}</p>\n", escape(&title.input)));
-    put(format_args!("<p class=\"files\">&rarr; {}</p>\n<dl>\n", escape(&title.output)));
-    for (name, value) in facts {
-        put(format_args!("<div><dt>{name}</dt><dd>{}</dd></div>\n", escape(&value)));
-    }
-    put(format_args!("</dl>\n<h2>Error and size of every quantized tensor</h2>\n{}", picture(&quantized)));
-    put(format_args!(
-        "<h2>Numbers</h2>\n<div class=\"scroll\">\n{}</div>\n</body>\n</html>\n",
-        table(&quantized)
-    ));
-    page
+    html::page(&format!("Quantization of {}", title.input), STYLE, &body)
 }
 
 fn ratio(before: u64, after: u64) -> f64 {
@@ -77,70 +76,88 @@ const PANEL: f64 = 240.0;
 const SIZE_PANEL: f64 = 170.0;
 
 /// One row per tensor: its relative error as a dot on a common scale, its size before and after as bars.
-fn picture(tensors: &[&TensorResult]) -> String {
+fn picture(tensors: &[&TensorResult]) -> Markup {
     let height = TOP + ROW * tensors.len() as f64 + 12.0;
     let most_error = tensors.iter().filter_map(|t| t.error).map(|e| e.relative()).fold(0.0, f64::max);
-    let error_axis = Axis::new(most_error);
+    let error = Panel { left: NAME + GAP, width: PANEL, axis: Axis::new(most_error) };
     let most_bytes = tensors.iter().map(|t| t.bytes_in.max(t.bytes_out)).max().unwrap_or(0);
-    let size_axis = Axis::new(most_bytes as f64);
-    let (error_left, size_left) = (NAME + GAP, NAME + GAP + PANEL + GAP);
-    let mut svg = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"Relative error and size of every quantized tensor\">\n\
-         <text x=\"{error_left}\" y=\"14\">relative error</text>\n\
-         <rect class=\"before\" x=\"{size_left}\" y=\"5\" width=\"10\" height=\"9\"/>\
-         <text x=\"{:.1}\" y=\"14\">size before</text>\
-         <rect class=\"after\" x=\"{:.1}\" y=\"5\" width=\"10\" height=\"9\"/>\
-         <text x=\"{:.1}\" y=\"14\">after</text>\n",
-        size_left + 15.0,
-        size_left + 95.0,
-        size_left + 110.0
-    );
-    for (left, panel, axis, is_error) in
-        [(error_left, PANEL, error_axis, true), (size_left, SIZE_PANEL, size_axis, false)]
-    {
-        for step in 0..=axis.steps {
-            let x = left + panel * f64::from(step) / f64::from(axis.steps);
-            let value = axis.step * f64::from(step);
-            let label = if is_error { short_number(value) } else { human_bytes(value as u64) };
-            let _ = writeln!(
-                svg,
-                "<line class=\"grid\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{:.1}\"/>\
-                 <text class=\"dim\" x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>",
-                height - 8.0,
-                TOP - 8.0
-            );
+    let size =
+        Panel { left: error.left + PANEL + GAP, width: SIZE_PANEL, axis: Axis::new(most_bytes as f64) };
+    html! {
+        svg viewBox={ "0 0 " (WIDTH) " " (height) } role="img"
+            aria-label="Relative error and size of every quantized tensor" {
+            text x=(error.left) y="14" { "relative error" }
+            rect.before x=(size.left) y="5" width="10" height="9" {}
+            text x=(size.left + 15.0) y="14" { "size before" }
+            rect.after x=(size.left + 95.0) y="5" width="10" height="9" {}
+            text x=(size.left + 110.0) y="14" { "after" }
+            "\n"
+            (error.grid(height, short_number))
+            (size.grid(height, |bytes| human_bytes(bytes as u64)))
+            @for (row, tensor) in tensors.iter().enumerate() { (tensor_row(row, tensor, error, size)) }
         }
     }
-    for (row, tensor) in tensors.iter().enumerate() {
-        let Some(error) = tensor.error else { continue };
-        let middle = TOP + ROW * (row as f64 + 0.5);
-        let error_end = error_left + PANEL * error_axis.fraction(error.relative());
-        let width = |bytes: u64| SIZE_PANEL * size_axis.fraction(bytes as f64);
-        let _ = writeln!(
-            svg,
-            "<g><title>{}: relative error {:.5}, {} to {}</title>\
-             <text x=\"{NAME}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\
-             <line class=\"stem\" x1=\"{error_left}\" x2=\"{error_end:.1}\" y1=\"{middle:.1}\" y2=\"{middle:.1}\"/>\
-             <circle class=\"dot\" cx=\"{error_end:.1}\" cy=\"{middle:.1}\" r=\"4\"/>\
-             <rect class=\"before\" x=\"{size_left}\" y=\"{:.1}\" width=\"{:.1}\" height=\"6\"/>\
-             <rect class=\"after\" x=\"{size_left}\" y=\"{:.1}\" width=\"{:.1}\" height=\"6\"/>\
-             <text class=\"dim\" x=\"{WIDTH}\" y=\"{:.1}\" text-anchor=\"end\">{:.2}x</text></g>",
-            escape(&tensor.name),
-            error.relative(),
-            human_bytes(tensor.bytes_in),
-            human_bytes(tensor.bytes_out),
-            middle + 4.0,
-            escape(&shortened(&tensor.name, 46)),
-            middle - 7.0,
-            width(tensor.bytes_in),
-            middle + 1.0,
-            width(tensor.bytes_out),
-            middle + 4.0,
-            ratio(tensor.bytes_in, tensor.bytes_out),
-        );
+}
+
+/// The marks of one tensor.
+fn tensor_row(row: usize, tensor: &TensorResult, error: Panel, size: Panel) -> Markup {
+    let Some(found) = tensor.error else { return html! {} };
+    let middle = TOP + ROW * (row as f64 + 0.5);
+    let end = tenth(error.at(found.relative()));
+    let (before, after) = (human_bytes(tensor.bytes_in), human_bytes(tensor.bytes_out));
+    html! {
+        g {
+            title {
+                (Foreign(&tensor.name)) ": relative error " (format_args!("{:.5}", found.relative())) ", "
+                (before) " to " (after)
+            }
+            text x=(NAME) y=(tenth(middle + 4.0)) text-anchor="end" { (Foreign(&shortened(&tensor.name, 46))) }
+            line.stem x1=(error.left) x2=(end) y1=(tenth(middle)) y2=(tenth(middle)) {}
+            circle.dot cx=(end) cy=(tenth(middle)) r="4" {}
+            rect.before x=(size.left) y=(tenth(middle - 7.0)) width=(tenth(size.reach(tensor.bytes_in as f64))) height="6" {}
+            rect.after x=(size.left) y=(tenth(middle + 1.0)) width=(tenth(size.reach(tensor.bytes_out as f64))) height="6" {}
+            text.dim x=(WIDTH) y=(tenth(middle + 4.0)) text-anchor="end" {
+                (format_args!("{:.2}x", ratio(tensor.bytes_in, tensor.bytes_out)))
+            }
+        }
+        "\n"
     }
-    svg.push_str("</svg>\n");
-    svg
+}
+
+/// A coordinate.
+fn tenth(value: f64) -> String {
+    format!("{value:.1}")
+}
+
+/// A part of the picture with an axis of its own.
+#[derive(Clone, Copy)]
+struct Panel {
+    left: f64,
+    width: f64,
+    axis: Axis,
+}
+
+impl Panel {
+    /// How far a value is from the left.
+    fn reach(self, value: f64) -> f64 {
+        self.width * self.axis.fraction(value)
+    }
+
+    fn at(self, value: f64) -> f64 {
+        self.left + self.reach(value)
+    }
+
+    /// A line and a label for each step of the axis.
+    fn grid(self, height: f64, label: impl Fn(f64) -> String) -> Markup {
+        html! {
+            @for step in 0..=self.axis.steps {
+                @let x = tenth(self.left + self.width * f64::from(step) / f64::from(self.axis.steps));
+                line.grid x1=(x) x2=(x) y1=(TOP) y2=(tenth(height - 8.0)) {}
+                text.dim x=(x) y=(tenth(TOP - 8.0)) text-anchor="middle" { (label(self.axis.step * f64::from(step))) }
+                "\n"
+            }
+        }
+    }
 }
 
 /// A scale from 0 whose steps are round numbers.
@@ -183,27 +200,28 @@ fn shortened(name: &str, limit: usize) -> String {
     format!("\u{2026}{tail}")
 }
 
-fn table(tensors: &[&TensorResult]) -> String {
-    let mut rows = String::from(
-        "<table>\n<tr><th>Tensor</th><th>Shape</th><th>Type</th><th>Before</th><th>After</th><th>Relative error</th>\
-         <th>Largest error</th></tr>\n",
-    );
-    for tensor in tensors {
-        let Some(error) = tensor.error else { continue };
-        let _ = writeln!(
-            rows,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.5}</td><td>{:.3e}</td></tr>",
-            escape(&tensor.name),
-            escape(&shape_text(&tensor.shape)),
-            tensor.dtype,
-            human_bytes(tensor.bytes_in),
-            human_bytes(tensor.bytes_out),
-            error.relative(),
-            error.largest(),
-        );
+fn table(tensors: &[&TensorResult]) -> Markup {
+    let heads = ["Tensor", "Shape", "Type", "Before", "After", "Relative error", "Largest error"];
+    html! {
+        table {
+            tr { @for head in heads { th { (head) } } }
+            "\n"
+            @for tensor in tensors {
+                @if let Some(error) = tensor.error {
+                    tr {
+                        td { (Foreign(&tensor.name)) }
+                        td { (shape_text(&tensor.shape)) }
+                        td { (tensor.dtype.name()) }
+                        td { (human_bytes(tensor.bytes_in)) }
+                        td { (human_bytes(tensor.bytes_out)) }
+                        td { (format_args!("{:.5}", error.relative())) }
+                        td { (format_args!("{:.3e}", error.largest())) }
+                    }
+                    "\n"
+                }
+            }
+        }
     }
-    rows.push_str("</table>\n");
-    rows
 }
 
 #[cfg(test)]

@@ -3,13 +3,15 @@
 
 use std::fmt::Write;
 
+use maud::{Markup, html};
+use warpwright_emu::Counters;
 use warpwright_emu::counters::LineCounters;
 use warpwright_emu::report::Severity;
 use warpwright_ptx::text::Sources;
 
-use super::costs::{grouped, present};
+use super::costs::{Cost, grouped, present};
 use super::{Aftermath, Launch};
-use crate::html::{escape, head};
+use crate::html::{self, Foreign};
 
 const STYLE: &str = "
 :root { --heat: #f59e0b; --error: #b91c1c; }
@@ -30,12 +32,12 @@ tr:target .code { outline: 2px solid var(--heat); }
 .totals th:first-child, .totals td:first-child { text-align: left; padding-left: 0; }
 ";
 
-/// What stands in front of the kernel's name.
+/// Stands in front of the kernel's name.
 const TITLE: &str = "Cost of ";
 
-/// What every such page begins with.
+/// Every such page begins with this.
 pub(super) fn start() -> String {
-    let mut start = head(TITLE, "");
+    let mut start = html::page(TITLE, "", &html! {});
     start.truncate(start.find("</title>").unwrap_or(0));
     start
 }
@@ -46,8 +48,25 @@ pub(super) fn html(launch: &Launch<'_>, outcome: &Aftermath) -> String {
     let file = launch.args.file.display().to_string();
     let [grid, block] = [launch.args.grid, launch.args.block].map(|[x, y, z]| format!("{x} x {y} x {z}"));
     let costs = present(lines);
+    let body = html! {
+        h1 { (Foreign(launch.entry)) }
+        p.files { (Foreign(&file)) ", grid " (grid) ", block " (block) }
+        (findings(outcome))
+        @for (at, (cost, _)) in costs.iter().enumerate() {
+            @let id = format_args!("by-{}", cost.id).to_string();
+            input type="radio" name="cost" id=(id) checked[at == 0];
+            label.choice for=(id) { (cost.title) }
+        }
+        (sheet(source, lines, &costs))
+        @if let Some(counters) = &outcome.counters { (totals(counters)) }
+    };
+    html::page(&format!("{TITLE}{}", launch.entry), &style(&costs), &body)
+}
+
+/// Each choice shows the shares of its cost.
+fn style(costs: &[(Cost, u64)]) -> String {
     let mut style = STYLE.to_owned();
-    for (cost, _) in &costs {
+    for (cost, _) in costs {
         let id = cost.id;
         let _ = write!(
             style,
@@ -57,96 +76,99 @@ pub(super) fn html(launch: &Launch<'_>, outcome: &Aftermath) -> String {
              #by-{id}:focus-visible ~ [for=by-{id}] {{ outline: 2px solid var(--heat); }}\n"
         );
     }
-    let mut page = head(&format!("{TITLE}{}", launch.entry), &style);
-    let _ = write!(
-        page,
-        "<h1>{}</h1>\n<p class=\"files\">{}, grid {grid}, block {block}</p>\n",
-        escape(launch.entry),
-        escape(&file)
-    );
-    findings(&mut page, outcome);
-    for (at, (cost, _)) in costs.iter().enumerate() {
-        let checked = if at == 0 { " checked" } else { "" };
-        let _ = writeln!(
-            page,
-            "<input type=\"radio\" name=\"cost\" id=\"by-{0}\"{checked}><label class=\"choice\" for=\"by-{0}\">{1}</label>",
-            cost.id, cost.title
-        );
-    }
-    sheet(&mut page, source, lines);
-    if let Some(counters) = &outcome.counters {
-        page.push_str("<h2>The whole launch</h2>\n<table class=\"totals\">\n");
-        for (name, value) in counters.rows().into_iter().filter(|(_, value)| *value > 0) {
-            let _ = writeln!(page, "<tr><td>{name}</td><td>{}</td></tr>", grouped(value));
-        }
-        page.push_str("</table>\n");
-    }
-    page.push_str("</body>\n</html>\n");
-    page
+    style
 }
 
-fn findings(page: &mut String, outcome: &Aftermath) {
+fn findings(outcome: &Aftermath) -> Markup {
     if outcome.findings.is_empty() && outcome.fault.is_none() {
-        return;
+        return html! {};
     }
-    page.push_str("<h2>Findings</h2>\n<ul>\n");
-    for finding in &outcome.findings {
-        let class = if finding.severity == Severity::Error { "error" } else { "warning" };
-        let _ = writeln!(
-            page,
-            "<li><a href=\"#L{0}\">line {0}</a> <span class=\"{class}\">{class}[{1}/{2}]</span>: {3}</li>",
-            finding.line,
-            finding.tool,
-            finding.kind,
-            escape(&finding.message)
-        );
+    html! {
+        h2 { "Findings" }
+        ul {
+            @for finding in &outcome.findings {
+                @let class = if finding.severity == Severity::Error { "error" } else { "warning" };
+                li {
+                    a href={ "#L" (finding.line) } { "line " (finding.line) } " "
+                    span class=(class) { (class) "[" (finding.tool.name()) "/" (finding.kind) "]" }
+                    ": " (Foreign(&finding.message))
+                }
+            }
+            @if let Some(fault) = &outcome.fault {
+                li { span.error { "error" } ": " (Foreign(fault)) }
+            }
+        }
     }
-    if let Some(fault) = &outcome.fault {
-        let _ = writeln!(page, "<li><span class=\"error\">error</span>: {}</li>", escape(fault));
-    }
-    page.push_str("</ul>\n");
 }
 
 /// Every line of the text, with its numbers and the bar of the chosen cost.
-fn sheet(page: &mut String, source: &str, lines: &[LineCounters]) {
-    let costs = present(lines);
+fn sheet(source: &str, lines: &[LineCounters], costs: &[(Cost, u64)]) -> Markup {
     let sources = Sources::of(source);
     let has_sources = lines.iter().any(|row| sources.at(row.line).is_some());
-    page.push_str("<div class=\"sheet\">\n<table>\n<tr><th></th>");
-    for (cost, _) in &costs {
-        let _ = write!(page, "<th class=\"{}\">{}</th>", cost.id, cost.title);
-    }
-    page.push_str("<th>lanes</th><th></th><th class=\"code\">PTX</th>");
-    page.push_str(if has_sources { "<th class=\"from\">from</th></tr>\n" } else { "</tr>\n" });
     let mut rows = lines.iter().peekable();
-    for (number, text) in (1..).zip(source.lines()) {
-        let row = rows.next_if(|row| row.line == number);
-        let _ = write!(page, "<tr id=\"L{number}\" style=\"");
-        for (cost, most) in costs.iter().filter(|_| row.is_some()) {
-            let value = row.map_or(0, |row| (cost.of)(&row.counters));
-            if value > 0 {
-                let _ = write!(page, "--{}:{:.3};", cost.id, value as f64 / *most as f64);
+    html! {
+        div.sheet {
+            table {
+                tr {
+                    th {}
+                    @for (cost, _) in costs { th class=(cost.id) { (cost.title) } }
+                    th { "lanes" }
+                    th {}
+                    th.code { "PTX" }
+                    @if has_sources { th.from { "from" } }
+                }
+                "\n"
+                @for (number, text) in (1..).zip(source.lines()) {
+                    @let row = rows.next_if(|row| row.line == number);
+                    tr id={ "L" (number) } style=(shares(row, costs)) {
+                        td.number { (number) }
+                        @for (cost, _) in costs { td class=(cost.id) { (number_of(row, cost)) } }
+                        td { (lanes(row)) }
+                        td.bar { i {} }
+                        td.code { (Foreign(text)) }
+                        @if has_sources {
+                            td.from {
+                                @if let Some(line) = row.and_then(|_| sources.at(number)) { (Foreign(&line.to_string())) }
+                            }
+                        }
+                    }
+                    "\n"
+                }
             }
         }
-        let _ = write!(page, "\"><td class=\"number\">{number}</td>");
-        for (cost, _) in &costs {
-            let value =
-                row.map(|row| (cost.of)(&row.counters)).filter(|n| *n > 0 || cost.id == "instructions");
-            let _ =
-                write!(page, "<td class=\"{}\">{}</td>", cost.id, value.map_or_else(String::new, grouped));
-        }
-        let lanes = row.map_or(0.0, |row| row.counters.active_lanes());
-        let lanes = if lanes > 0.0 { format!("{lanes:.1}") } else { String::new() };
-        let code: String = text
-            .chars()
-            .map(|c| if c == '\t' { "    ".to_owned() } else { escape(c.encode_utf8(&mut [0; 4])) })
-            .collect();
-        let _ = write!(page, "<td>{lanes}</td><td class=\"bar\"><i></i></td><td class=\"code\">{code}</td>");
-        if has_sources {
-            let from = row.and_then(|_| sources.at(number)).map_or_else(String::new, |line| line.to_string());
-            let _ = write!(page, "<td class=\"from\">{}</td>", escape(&from));
-        }
-        page.push_str("</tr>\n");
     }
-    page.push_str("</table>\n</div>\n");
+}
+
+/// The shares of a line in the largest of each cost, as variables.
+fn shares(row: Option<&LineCounters>, costs: &[(Cost, u64)]) -> String {
+    let mut style = String::new();
+    for (cost, most) in costs {
+        let value = row.map_or(0, |row| (cost.of)(&row.counters));
+        if value > 0 {
+            let _ = write!(style, "--{}:{:.3};", cost.id, value as f64 / *most as f64);
+        }
+    }
+    style
+}
+
+fn number_of(row: Option<&LineCounters>, cost: &Cost) -> String {
+    let value = row.map(|row| (cost.of)(&row.counters));
+    value.filter(|n| *n > 0 || cost.id == "instructions").map_or_else(String::new, grouped)
+}
+
+/// The mean of active lanes.
+fn lanes(row: Option<&LineCounters>) -> String {
+    let lanes = row.map_or(0.0, |row| row.counters.active_lanes());
+    if lanes > 0.0 { format!("{lanes:.1}") } else { String::new() }
+}
+
+fn totals(counters: &Counters) -> Markup {
+    html! {
+        h2 { "The whole launch" }
+        table.totals {
+            @for (name, value) in counters.rows().into_iter().filter(|(_, value)| *value > 0) {
+                tr { td { (name) } td { (grouped(value)) } }
+            }
+        }
+    }
 }
