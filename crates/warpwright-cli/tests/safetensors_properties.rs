@@ -49,7 +49,30 @@ fn assert_sound(header: &Header, length: u64) {
     assert_eq!(header.data_start + end, length, "no byte belongs to nobody");
 }
 
+/// That the format's own library reads the same out of a file.
+fn assert_read_alike(header: &Header, bytes: &[u8]) {
+    let theirs = safetensors::SafeTensors::deserialize(bytes).expect("what we accept");
+    assert_eq!(theirs.len(), header.tensors.len());
+    for tensor in &header.tensors {
+        let their = theirs.tensor(&tensor.name).expect("each tensor");
+        let shape: Vec<u64> = their.shape().iter().map(|n| *n as u64).collect();
+        assert_eq!((their.dtype().to_string().as_str(), &shape), (tensor.dtype.name(), &tensor.shape));
+        let start = usize::try_from(header.data_start + tensor.start).expect("a small file");
+        assert_eq!(their.data().as_ptr(), bytes[start..].as_ptr(), "{}", tensor.name);
+        assert_eq!(their.data().len() as u64, tensor.bytes());
+    }
+}
+
 proptest! {
+    #[test]
+    fn the_library_of_the_format_reads_what_is_written(specs in specs()) {
+        let (_folder, path) = written(&specs);
+        let bytes = std::fs::read(&path).expect("our own file");
+        let header = Header::parse(&bytes[..], bytes.len() as u64).expect("our own file");
+        prop_assert_eq!(header.tensors.len(), specs.len());
+        assert_read_alike(&header, &bytes);
+    }
+
     #[test]
     fn what_is_written_reads_back(specs in specs()) {
         let (_folder, path) = written(&specs);
@@ -85,6 +108,7 @@ proptest! {
         }
         if let Ok(header) = Header::parse(&bytes[..], bytes.len() as u64) {
             assert_sound(&header, bytes.len() as u64);
+            assert_read_alike(&header, &bytes);
         }
     }
 
