@@ -6,11 +6,12 @@ use warpwright_ptx::Target;
 use super::launches::{Arena, Launches, Place};
 use super::pointwise::{Backward, BackwardArgs, Start, StartArgs};
 use super::projection;
+use super::saved::SavedArgs;
 use super::sums::{self, ColumnArgs, Columns, Round, RoundArgs};
 use super::sweep::{Sweep, SweepArgs};
 use super::tagged;
 use super::tuning::{Exchange, PersistentConfig, Schedule};
-use super::walk;
+use super::walk::{Flag, Flags, WalkArgs};
 use super::{
     Biases, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, Reserve, WIDE, WeightGradients,
     refuse, small, sums_of,
@@ -269,12 +270,27 @@ impl Planner<'_> {
         }
     }
 
-    fn flags(&self, pass: &Pass) -> u32 {
-        let flag = |given, bit| if given { bit } else { 0 };
-        self.net.flags(pass.direction)
-            | flag(pass.dy.is_some(), walk::HAS_DY)
-            | flag(self.desc.dh_n, walk::HAS_DH_N)
-            | flag(self.desc.dc_n, walk::HAS_DC_N)
+    fn flags(&self, pass: &Pass) -> Flags {
+        let flags = self.net.flags(pass.direction).with(Flag::Dy, pass.dy.is_some());
+        flags.with(Flag::DhN, self.desc.dh_n).with(Flag::DcN, self.desc.dc_n)
+    }
+
+    fn walk(&self, pass: &Pass) -> WalkArgs {
+        self.net.walk(self.flags(pass))
+    }
+
+    fn saved(&self, pass: &Pass) -> SavedArgs {
+        SavedArgs {
+            gates: pass.gates.read(),
+            extra: pass.extra.read(),
+            y: pass.y.read(),
+            h0: self.launches.state(pass.index, RecurrentBackwardArgs::h0).read(),
+            c0: self.launches.cells(pass.index, RecurrentBackwardArgs::c0).read(),
+            lengths: RecurrentBackwardArgs::lengths.arg(),
+            dy: pass.dy.unwrap_or(Place::of(RecurrentBackwardArgs::dy)).read(),
+            dh_n: self.launches.state(pass.index, RecurrentBackwardArgs::dh_n).read(),
+            dc_n: self.launches.cells(pass.index, RecurrentBackwardArgs::dc_n).read(),
+        }
     }
 
     /// The steps of a pass from the last to the first, and the gradients of the state that it began with.
@@ -282,21 +298,12 @@ impl Planner<'_> {
         let (net, scratch) = (self.net, self.scratch);
         let RecurrentDesc { cell, dtype, steps, batch, hidden, .. } = *net;
         let projected = net.projection > 0;
-        let [row_step, row_batch] = net.row_strides();
         for step in (0..steps).rev() {
             if projected {
                 self.project(pass, step)?;
             }
             let args = BackwardArgs {
-                gates: pass.gates.read(),
-                extra: pass.extra.read(),
-                y: pass.y.read(),
-                h0: self.launches.state(pass.index, RecurrentBackwardArgs::h0).read(),
-                c0: self.launches.cells(pass.index, RecurrentBackwardArgs::c0).read(),
-                lengths: RecurrentBackwardArgs::lengths.arg(),
-                dy: pass.dy.unwrap_or(Place::of(RecurrentBackwardArgs::dy)).read(),
-                dh_n: self.launches.state(pass.index, RecurrentBackwardArgs::dh_n).read(),
-                dc_n: self.launches.cells(pass.index, RecurrentBackwardArgs::dc_n).read(),
+                saved: self.saved(pass),
                 recurrent: if projected { scratch.unprojected_now.read() } else { scratch.recurrent.read() },
                 carry: scratch.carry.both(),
                 dx: scratch.dx_gates.write(),
@@ -306,11 +313,7 @@ impl Planner<'_> {
                 n: small(net.units()),
                 hidden: small(hidden),
                 step: small(step),
-                steps: small(steps),
-                row_step,
-                row_batch,
-                y_row: small(net.result()),
-                flags: self.flags(pass),
+                walk: self.walk(pass),
             };
             self.launches.over(&Backward { cell, dtype, projected }, net.units(), &args)?;
             if step > 0 || net.h0 {
@@ -334,8 +337,6 @@ impl Planner<'_> {
         if !h0 && !c0 {
             return Ok(());
         }
-        let flag = |given, bit| if given { bit } else { 0 };
-        let left_out = flag(!h0, walk::HAS_H0) | flag(!c0, walk::HAS_C0);
         let n = net.batch * width;
         let args = StartArgs {
             recurrent: scratch.recurrent.read(),
@@ -348,7 +349,7 @@ impl Planner<'_> {
             n: small(n),
             hidden: small(width),
             steps: small(net.steps),
-            flags: self.flags(pass) & !left_out,
+            flags: self.flags(pass).only_if(Flag::H0, h0).only_if(Flag::C0, c0),
         };
         self.launches.over(&Start { cell: net.cell, dtype: net.dtype }, n, &args)
     }
@@ -356,7 +357,6 @@ impl Planner<'_> {
     /// The gradient of the projected state of a step, and what becomes of it before the projection.
     fn project(&mut self, pass: &Pass, step: usize) -> Result<(), PlanError> {
         let (net, scratch) = (self.net, self.scratch);
-        let [row_step, row_batch] = net.row_strides();
         let args = projection::BackwardArgs {
             y: pass.y.read(),
             h0: self.launches.state(pass.index, RecurrentBackwardArgs::h0).read(),
@@ -370,11 +370,7 @@ impl Planner<'_> {
             n: small(net.state()),
             output: small(net.output()),
             step: small(step),
-            steps: small(net.steps),
-            row_step,
-            row_batch,
-            y_row: small(net.result()),
-            flags: self.flags(pass),
+            walk: self.walk(pass),
         };
         self.launches.over(&projection::Backward { dtype: net.dtype }, net.state(), &args)?;
         let places = [scratch.projected_now, pass.weight(WeightGradients::w_hr), scratch.unprojected_now];
@@ -385,29 +381,16 @@ impl Planner<'_> {
     fn persistent(&mut self, pass: &Pass, config: PersistentConfig) -> Result<(), PlanError> {
         let (net, scratch) = (self.net, self.scratch);
         let def = sweep(net, config);
-        let [row_step, row_batch] = net.row_strides();
         let args = SweepArgs {
             w_hh: pass.weight(WeightGradients::w_hh).read(),
-            gates: pass.gates.read(),
-            extra: pass.extra.read(),
-            y: pass.y.read(),
-            h0: self.launches.state(pass.index, RecurrentBackwardArgs::h0).read(),
-            c0: self.launches.cells(pass.index, RecurrentBackwardArgs::c0).read(),
-            lengths: RecurrentBackwardArgs::lengths.arg(),
-            dy: pass.dy.unwrap_or(Place::of(RecurrentBackwardArgs::dy)).read(),
-            dh_n: self.launches.state(pass.index, RecurrentBackwardArgs::dh_n).read(),
-            dc_n: self.launches.cells(pass.index, RecurrentBackwardArgs::dc_n).read(),
+            saved: self.saved(pass),
             dx: scratch.dx_gates.write(),
             dh: scratch.dh_gates.write(),
             before: scratch.before.write(),
             dh0: self.launches.state(pass.index, RecurrentBackwardArgs::dh0).write(),
             dc0: self.launches.cells(pass.index, RecurrentBackwardArgs::dc0).write(),
             exchange: scratch.recurrent.both(),
-            steps: small(net.steps),
-            row_step,
-            row_batch,
-            y_row: small(net.result()),
-            flags: self.flags(pass),
+            walk: self.walk(pass),
         };
         if config.exchange == Exchange::Tags {
             let (op, target) = (self.launches.op, self.launches.target);

@@ -96,6 +96,8 @@ pub(super) struct Step<'k, A: Float> {
     /// What else the gradients need: the cell, or the state's part of n.
     pub(super) extra: Option<Reg<'k, A>>,
     pub(super) h: Reg<'k, A>,
+    /// The value that passes to the next step: the cell, or the hidden state.
+    pub(super) own: Reg<'k, A>,
 }
 
 /// The gradients of a step of a unit.
@@ -162,14 +164,14 @@ impl Cell {
         match (self, alone) {
             (Self::Lstm, &[input, forget, cell, output]) => {
                 let c = forget.mul_add(before, input * cell);
-                Step { gates: alone.to_vec(), extra: Some(c), h: output * squash(c, dtype) }
+                Step { gates: alone.to_vec(), extra: Some(c), h: output * squash(c, dtype), own: c }
             }
             (Self::Gru, &[reset, update, new]) => {
                 let new = squash(reset.mul_add(inner, new), dtype);
                 let h = update.mul_add(before - new, new);
-                Step { gates: vec![reset, update, new], extra: Some(inner), h }
+                Step { gates: vec![reset, update, new], extra: Some(inner), h, own: h }
             }
-            _ => Step { gates: alone.to_vec(), extra: None, h: alone[0] },
+            _ => Step { gates: alone.to_vec(), extra: None, h: alone[0], own: alone[0] },
         }
     }
 

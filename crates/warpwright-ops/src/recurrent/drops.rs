@@ -41,8 +41,21 @@ pub(super) const fn draws(elements: usize) -> usize {
     elements.div_ceil(GROUP as usize)
 }
 
-impl Drop {
-    fn body<'k, A: Float>(k: K<'k>, p: DropParams<'k>)
+impl AccumulateKernel for Drop {
+    type Args = DropArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let what = if self.of_sums { "sums_" } else { "" };
+        let from = if self.of_sums { sums_of(self.dtype) } else { self.dtype };
+        KernelSpec::new(format!("recurrent_drop_{what}{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("from", from))
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: DropParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -65,20 +78,5 @@ impl Drop {
                 });
             }
         });
-    }
-}
-
-impl KernelDef for Drop {
-    type Args = DropArgs;
-
-    fn spec(&self) -> KernelSpec {
-        let what = if self.of_sums { "sums_" } else { "" };
-        let from = if self.of_sums { sums_of(self.dtype) } else { self.dtype };
-        KernelSpec::new(format!("recurrent_drop_{what}{}", self.dtype), BlockDim::x(THREADS))
-            .dtypes(DTypes::all(self.dtype).with("from", from))
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: DropParams<'k>) {
-        accumulate!(self.dtype, |A| Self::body::<A>(k, p));
     }
 }

@@ -2,13 +2,13 @@
 //! them with the inputs or the states of all sequences.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, WARP, kernel_args};
+use warpwright_dsl::{WARP, kernel_args};
 use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
 use super::cell::Cell;
-use super::landing::{Landing, landing};
-use super::trail::Unit;
-use super::walk::{self, Walk, has, walk};
+use super::epilogue::{BiasArgs, Epilogue, NextArgs, StateArgs};
+use super::saved::Unit;
+use super::walk::{Flag, Walk, WalkArgs};
 use super::{WIDE, sums_of};
 
 /// Most sequences.
@@ -23,32 +23,53 @@ kernel_args! {
         x: In<Elem>,
         /// `[gates][hidden][input]` and `[gates][hidden][hidden]`
         w_ih: In<Elem>, w_hh: In<Elem>,
-        b_ih: In<Elem>, b_hh: In<Elem>,
-        /// As those of [`ForwardArgs`](super::pointwise::ForwardArgs).
-        before: In<Elem>, h0: In<Elem>, lengths: In<i32>,
-        products: InOut<Elem>, after: Out<Elem>, h: Out<Elem>,
-        y: Out<Elem>, h_n: Out<Elem>, c_n: Out<Elem>, extra: Out<Elem>,
+        biases: BiasArgs, state: StateArgs,
+        /// The activated gates, `[row][gates][hidden]`, if they are saved.
+        products: InOut<Elem>,
+        next: NextArgs,
         /// Of the sequences; the kernels that know their number do not ask.
-        batch: u32, input: u32, hidden: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+        batch: u32, input: u32, hidden: u32, step: u32, walk: WalkArgs,
     }
 }
 
 impl<'k> FewParams<'k> {
+    /// The pass, which is a single step.
+    pub(super) const fn walk(&self) -> Walk<'k> {
+        self.walk.over(self.state.lengths)
+    }
+
+    /// The end of the step.
+    pub(super) const fn epilogue(&self, cell: Cell, dtype: DType) -> Epilogue<'k> {
+        Epilogue {
+            cell,
+            dtype,
+            first: true,
+            projected: false,
+            walk: self.walk(),
+            hidden: self.hidden,
+            step: self.step,
+            products: self.products,
+            state: self.state,
+            next: self.next,
+        }
+    }
+
     /// Starts to bring what ends the step of a unit to the L1 cache: loads in front of the products would be waited for there.
     pub(super) fn fetch(&self, k: K<'k>, cell: Cell, who: Unit<'k>) {
+        let walk = self.walk();
         let fetch = |there: Pred<'k>, from: Ptr<'k, Read, Elem>| {
             let addr = from.operand();
             k.if_(there, || {
                 k.raw(Inst::Prefetch { space: StateSpace::Global, level: PrefetchLevel::L1, addr });
             });
         };
-        let carried = if cell.has_c() { walk::HAS_C0 } else { walk::HAS_H0 };
+        let carried = if cell.has_c() { Flag::C0 } else { Flag::H0 };
         if cell.carries() {
-            fetch(who.inside & has(self.flags, carried), self.before.at(who.batch * self.hidden + who.unit));
+            fetch(who.inside & walk.has(carried), self.state.before.at(who.batch * self.hidden + who.unit));
         }
-        for (bias, bit) in [(self.b_ih, walk::HAS_B_IH), (self.b_hh, walk::HAS_B_HH)] {
+        for (bias, flag) in [(self.biases.b_ih, Flag::BIh), (self.biases.b_hh, Flag::BHh)] {
             for gate in 0..cell.gates() as u32 {
-                fetch(who.inside & has(self.flags, bit), bias.at(self.hidden * gate + who.unit));
+                fetch(who.inside & walk.has(flag), bias.at(self.hidden * gate + who.unit));
             }
         }
     }
@@ -63,10 +84,11 @@ impl<'k> FewParams<'k> {
     where
         Elem: Access<A>,
     {
-        let bias = |from: Ptr<'k, Read, Elem>, bit| {
-            from.at(self.hidden * gate + unit).only_where(has(self.flags, bit), Fill::Zero).get::<A>()
+        let walk = self.walk();
+        let bias = |from: Ptr<'k, Read, Elem>, flag| {
+            from.at(self.hidden * gate + unit).only_where(walk.has(flag), Fill::Zero).get::<A>()
         };
-        (x + bias(self.b_ih, walk::HAS_B_IH), h + bias(self.b_hh, walk::HAS_B_HH))
+        (x + bias(self.biases.b_ih, Flag::BIh), h + bias(self.biases.b_hh, Flag::BHh))
     }
 }
 
@@ -134,8 +156,32 @@ impl Few {
             sums
         })
     }
+}
 
-    fn body<'k, A: Float + FixedElement + Access<A>>(&self, k: K<'k>, p: FewParams<'k>)
+impl AccumulateKernel for Few {
+    type Args = FewArgs;
+
+    fn spec(&self) -> KernelSpec {
+        // So many registers that all loads of a round may be on their way, which the assembler does not see to by itself.
+        let sums = sums_of(self.dtype);
+        KernelSpec::new(
+            format!("{}_few_{}_b{}", self.cell.name(), self.dtype, self.batch),
+            BlockDim::x(2 * UNITS * WARP),
+        )
+        .dtypes(
+            DTypes::all(self.dtype)
+                .with("products", sums)
+                .with("next.after", sums)
+                .with("next.results.extra", sums),
+        )
+        .min_blocks_per_sm(2)
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: FewParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -145,7 +191,7 @@ impl Few {
         // What a thread needs to end a step is on its way while the products are computed.
         let (batch, unit) = (thread % batches, first + thread / batches);
         let inside = thread.lt(UNITS * batches) & unit.lt(p.hidden);
-        let walk = walk!(p);
+        let walk = p.walk();
         p.fetch(k, cell, Unit { inside, batch, unit, length: k.lit(1u32) });
 
         // [side][unit][gate][batch]
@@ -157,10 +203,10 @@ impl Few {
         // A warp without a unit reads what another one reads.
         let row = ((first + own).min(p.hidden - 1), p.hidden);
         let side = k.warp_idx() / UNITS;
-        let (of_input, of_state) = (side.eq(0), side.ne(0) & has(p.flags, walk::HAS_H0));
+        let (of_input, of_state) = (side.eq(0), side.ne(0) & walk.has(Flag::H0));
         let sums = vec![k.lit::<A>(0.0); (gates * batches) as usize];
         let sums = self.products::<A>(k, (p.w_ih, p.x), row, (p.input, of_input), sums);
-        let sums = self.products::<A>(k, (p.w_hh, p.h0), row, (p.hidden, of_state), sums);
+        let sums = self.products::<A>(k, (p.w_hh, p.state.h0), row, (p.hidden, of_state), sums);
         let add = |a: Vec<_>, b: Vec<_>| a.into_iter().zip(b).map(|(a, b)| a + b).collect();
         let sums = k.warp_combine(WARP, sums, add);
         k.if_(k.lane_idx().eq(0), || {
@@ -171,31 +217,12 @@ impl Few {
         k.barrier();
         k.if_(inside, || {
             let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
-            let landing = landing!(p, cell, dtype, true, walk);
-            let before = landing.before::<A>(k, who);
+            let epilogue = p.epilogue(cell, dtype);
+            let before = epilogue.before::<A>(k, who);
             let sum = |side: u32, gate| slots.at(place(k.lit(side), unit - first, gate) + batch).get::<A>();
             let sides = |gate| p.sides(gate, unit, [sum(0, gate), sum(1, gate)]);
             let sums: Vec<_> = (0..gates).map(sides).collect();
-            landing.finish(k, who, &sums, before);
+            epilogue.finish(k, who, &sums, before);
         });
-    }
-}
-
-impl KernelDef for Few {
-    type Args = FewArgs;
-
-    fn spec(&self) -> KernelSpec {
-        // So many registers that all loads of a round may be on their way, which the assembler does not see to by itself.
-        let sums = sums_of(self.dtype);
-        KernelSpec::new(
-            format!("{}_few_{}_b{}", self.cell.name(), self.dtype, self.batch),
-            BlockDim::x(2 * UNITS * WARP),
-        )
-        .dtypes(DTypes::all(self.dtype).with("products", sums).with("after", sums).with("extra", sums))
-        .min_blocks_per_sm(2)
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: FewParams<'k>) {
-        accumulate!(self.dtype, |A| self.body::<A>(k, p));
     }
 }

@@ -2,6 +2,7 @@
 
 use warpwright_ptx::Target;
 
+use super::epilogue::{BiasArgs, NextArgs, ResultArgs, StateArgs};
 use super::few::{self, Few, FewArgs};
 use super::launches::{Arena, Launches, Place};
 use super::once::Once;
@@ -10,7 +11,7 @@ use super::pointwise::{Forward, ForwardArgs};
 use super::projection;
 use super::tagged;
 use super::tuning::{Exchange, PersistentConfig, Schedule};
-use super::walk;
+use super::walk::{Flag, WalkArgs};
 use super::{Biases, RecurrentArgs, RecurrentDesc, Reserve, WIDE, WeightRefs, refuse, small, sums_of};
 use crate::PlanError;
 use crate::catalogue::Direction;
@@ -211,35 +212,61 @@ impl Planner<'_> {
         }
     }
 
-    fn flags(&self, pass: &Pass) -> u32 {
-        let flag = |given, bit| if given { bit } else { 0 };
-        self.desc.flags(pass.direction)
-            | flag(self.desc.training, walk::TRAINING)
-            | flag(self.launches.op == self.desc.op(), walk::HAS_Y)
+    fn walk(&self, pass: &Pass) -> WalkArgs {
+        let flags = self.desc.flags(pass.direction);
+        let flags = flags.with(Flag::Training, self.desc.training);
+        self.desc.walk(flags.with(Flag::Y, self.launches.op == self.desc.op()))
+    }
+
+    fn biases(pass: &Pass) -> BiasArgs {
+        BiasArgs { b_ih: pass.weight(WeightRefs::b_ih).read(), b_hh: pass.weight(WeightRefs::b_hh).read() }
+    }
+
+    /// The tensors at the start of a step, of which a unit's own value is at `before`.
+    fn state(&self, pass: &Pass, before: Place) -> StateArgs {
+        StateArgs {
+            before: before.read(),
+            h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
+            lengths: RecurrentArgs::lengths.arg(),
+        }
+    }
+
+    fn results(&self, pass: &Pass) -> ResultArgs {
+        ResultArgs {
+            y: pass.y.write(),
+            h_n: self.launches.state(pass.index, RecurrentArgs::h_n).write(),
+            c_n: self.launches.cells(pass.index, RecurrentArgs::c_n).write(),
+            extra: pass.extra.write(),
+        }
+    }
+
+    /// The tensors at the end of a step, of which the hidden state goes to `h`.
+    fn next(&self, pass: &Pass, h: Place) -> NextArgs {
+        NextArgs { after: self.scratch.carried.write(), h: h.write(), results: self.results(pass) }
+    }
+
+    /// A unit's own value before the first step.
+    fn first(&self, pass: &Pass) -> Place {
+        if self.desc.cell.has_c() {
+            self.launches.cells(pass.index, RecurrentArgs::c0)
+        } else {
+            self.launches.state(pass.index, RecurrentArgs::h0)
+        }
     }
 
     fn persistent(&mut self, pass: &Pass, config: PersistentConfig) -> Result<(), PlanError> {
         let desc = self.desc;
         let def = sequence(desc, config);
-        let [row_step, row_batch] = desc.row_strides();
         let args = SequenceArgs {
             products: pass.products.both(),
             w_hh: pass.weight(WeightRefs::w_hh).read(),
-            b_ih: pass.weight(WeightRefs::b_ih).read(),
-            b_hh: pass.weight(WeightRefs::b_hh).read(),
+            biases: Self::biases(pass),
             h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
             c0: self.launches.cells(pass.index, RecurrentArgs::c0).read(),
             lengths: RecurrentArgs::lengths.arg(),
-            y: pass.y.write(),
-            h_n: self.launches.state(pass.index, RecurrentArgs::h_n).write(),
-            c_n: self.launches.cells(pass.index, RecurrentArgs::c_n).write(),
-            extra: pass.extra.write(),
+            results: self.results(pass),
             exchange: self.scratch.recurrent.both(),
-            steps: small(desc.steps),
-            row_step,
-            row_batch,
-            y_row: small(desc.result()),
-            flags: self.flags(pass),
+            walk: self.walk(pass),
         };
         if config.exchange == Exchange::Tags {
             let (op, target) = (self.launches.op, self.launches.target);
@@ -253,7 +280,6 @@ impl Planner<'_> {
         let (desc, scratch) = (self.desc, self.scratch);
         let RecurrentDesc { cell, dtype, steps, batch, hidden, .. } = *desc;
         let projected = desc.projection > 0;
-        let [row_step, row_batch] = desc.row_strides();
         for step in 0..steps {
             let recurrent = step > 0 || desc.h0;
             if recurrent {
@@ -263,33 +289,20 @@ impl Planner<'_> {
                 let places = [h, pass.weight(WeightRefs::w_hh), scratch.recurrent];
                 self.launches.product(sizes, [false, true], places)?;
             }
-            let before = match (step, cell.has_c()) {
-                (0, true) => self.launches.cells(pass.index, RecurrentArgs::c0),
-                (0, false) => self.launches.state(pass.index, RecurrentArgs::h0),
-                _ => scratch.carried,
-            };
+            let before = if step == 0 { self.first(pass) } else { scratch.carried };
+            let h = if projected { scratch.unprojected } else { scratch.h };
+            let walk = self.walk(pass);
+            let flags = walk.flags.with(Flag::Recurrent, recurrent);
             let args = ForwardArgs {
                 products: pass.products.both(),
                 recurrent: scratch.recurrent.read(),
-                b_ih: pass.weight(WeightRefs::b_ih).read(),
-                b_hh: pass.weight(WeightRefs::b_hh).read(),
-                before: before.read(),
-                h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
-                lengths: RecurrentArgs::lengths.arg(),
-                after: scratch.carried.write(),
-                h: if projected { scratch.unprojected.write() } else { scratch.h.write() },
-                y: pass.y.write(),
-                h_n: self.launches.state(pass.index, RecurrentArgs::h_n).write(),
-                c_n: self.launches.cells(pass.index, RecurrentArgs::c_n).write(),
-                extra: pass.extra.write(),
+                biases: Self::biases(pass),
+                state: self.state(pass, before),
+                next: self.next(pass, h),
                 n: small(desc.units()),
                 hidden: small(hidden),
                 step: small(step),
-                steps: small(steps),
-                row_step,
-                row_batch,
-                y_row: small(desc.result()),
-                flags: self.flags(pass) | if recurrent { walk::HAS_RECURRENT } else { 0 },
+                walk: WalkArgs { flags, ..walk },
             };
             let def = Forward { cell, dtype, first: step == 0, projected };
             self.launches.over(&def, desc.units(), &args)?;
@@ -318,37 +331,19 @@ impl Planner<'_> {
     fn few(&mut self, pass: &Pass) -> Result<(), PlanError> {
         let (desc, scratch) = (self.desc, self.scratch);
         let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
-        let [row_step, row_batch] = desc.row_strides();
-        let before = if cell.has_c() {
-            self.launches.cells(pass.index, RecurrentArgs::c0)
-        } else {
-            self.launches.state(pass.index, RecurrentArgs::h0)
-        };
         let args = FewArgs {
             x: pass.x.read(),
             w_ih: pass.weight(WeightRefs::w_ih).read(),
             w_hh: pass.weight(WeightRefs::w_hh).read(),
-            b_ih: pass.weight(WeightRefs::b_ih).read(),
-            b_hh: pass.weight(WeightRefs::b_hh).read(),
-            before: before.read(),
-            h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
-            lengths: RecurrentArgs::lengths.arg(),
+            biases: Self::biases(pass),
+            state: self.state(pass, self.first(pass)),
             products: pass.products.both(),
-            after: scratch.carried.write(),
-            h: scratch.h.write(),
-            y: pass.y.write(),
-            h_n: self.launches.state(pass.index, RecurrentArgs::h_n).write(),
-            c_n: self.launches.cells(pass.index, RecurrentArgs::c_n).write(),
-            extra: pass.extra.write(),
+            next: self.next(pass, scratch.h),
             batch: small(batch),
             input: small(pass.input),
             hidden: small(hidden),
             step: 0,
-            steps: 1,
-            row_step,
-            row_batch,
-            y_row: small(desc.result()),
-            flags: self.flags(pass),
+            walk: self.walk(pass),
         };
         if self.is_once() {
             let def = Once::of(cell, dtype, small(batch));
@@ -365,7 +360,6 @@ impl Planner<'_> {
         let sizes = [desc.batch, desc.projection, desc.hidden];
         let places = [scratch.unprojected, pass.weight(WeightRefs::w_hr), scratch.projected];
         self.launches.product(sizes, [false, true], places)?;
-        let [row_step, row_batch] = desc.row_strides();
         let args = projection::ForwardArgs {
             sums: scratch.projected.read(),
             h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
@@ -376,11 +370,7 @@ impl Planner<'_> {
             n: small(desc.state()),
             output: small(desc.output()),
             step: small(step),
-            steps: small(desc.steps),
-            row_step,
-            row_batch,
-            y_row: small(desc.result()),
-            flags: self.flags(pass),
+            walk: self.walk(pass),
         };
         self.launches.over(&projection::Forward { dtype: desc.dtype }, desc.state(), &args)
     }

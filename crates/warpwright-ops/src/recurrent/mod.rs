@@ -54,11 +54,11 @@ mod cell;
 mod cell_functions;
 mod cluster;
 mod drops;
+mod epilogue;
 mod exchange;
 mod few;
 mod forward;
 mod functions;
-mod landing;
 mod launches;
 mod once;
 mod packed;
@@ -66,12 +66,12 @@ mod persistent;
 mod pointwise;
 mod projection;
 pub mod reference;
+mod saved;
 mod single;
 mod staged;
 mod sums;
 mod sweep;
 mod tagged;
-mod trail;
 pub mod tuning;
 mod walk;
 
@@ -90,6 +90,7 @@ pub use functions::*;
 use launches::{Arena, Place};
 pub use single::*;
 use tuning::{PersistentConfig, Schedule};
+use walk::{Flag, Flags, WalkArgs};
 
 /// The biases of a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -436,15 +437,21 @@ impl RecurrentDesc {
         ]
     }
 
-    /// What a walk of direction `direction` knows of the net.
-    fn flags(&self, direction: usize) -> u32 {
-        let flag = |given, bit| if given { bit } else { 0 };
-        flag(self.biases != Biases::Absent, walk::HAS_B_IH)
-            | flag(self.biases == Biases::Two, walk::HAS_B_HH)
-            | flag(self.h0, walk::HAS_H0)
-            | flag(self.c0, walk::HAS_C0)
-            | flag(self.lengths, walk::HAS_LENGTHS)
-            | flag(direction == 1, walk::REVERSE)
+    /// The flags of both passes of direction `direction`.
+    fn flags(&self, direction: usize) -> Flags {
+        Flags::default()
+            .with(Flag::BIh, self.biases != Biases::Absent)
+            .with(Flag::BHh, self.biases == Biases::Two)
+            .with(Flag::H0, self.h0)
+            .with(Flag::C0, self.c0)
+            .with(Flag::Lengths, self.lengths)
+            .with(Flag::Reverse, direction == 1)
+    }
+
+    /// How a pass with these flags goes through the sequences.
+    fn walk(&self, flags: Flags) -> WalkArgs {
+        let [row_step, row_batch] = self.row_strides();
+        WalkArgs { steps: small(self.steps), row_step, row_batch, y_row: small(self.result()), flags }
     }
 
     /// The reserve in the tensor at `slot`.

@@ -13,9 +13,8 @@ use warpwright_ptx::Target;
 use super::cell::Cell;
 use super::exchange::{ATOM, OCTET, SLICES};
 use super::few::{FewArgs, FewParams};
-use super::landing::{Landing, landing};
-use super::trail::Unit;
-use super::walk::{self, Walk, has, walk};
+use super::saved::Unit;
+use super::walk::Flag;
 
 /// Most sequences.
 pub(super) const MOST_BATCH: usize = 64;
@@ -99,8 +98,8 @@ impl Once {
         let (side, part) = (k.warp_idx() / PARTS, k.warp_idx() % PARTS);
         let of_input = side.eq(0);
         let depth = of_input.select(p.input, p.hidden);
-        let given = of_input | has(p.flags, walk::HAS_H0);
-        let (weights, vectors) = (of_input.pointer(p.w_ih, p.w_hh), of_input.pointer(p.x, p.h0));
+        let given = of_input | p.walk().has(Flag::H0);
+        let (weights, vectors) = (of_input.pointer(p.w_ih, p.w_hh), of_input.pointer(p.x, p.state.h0));
         // Rows beyond the last are read as the last: nobody looks at their sums.
         let row = |i: u32| {
             let row = (group + i * ATOM.2).min(self.units() * gates - 1);
@@ -152,7 +151,7 @@ impl Once {
         let (gates, columns) = (cell.gates() as u32, self.columns());
         let first = k.block_idx_x() * self.units();
         let all = self.units() * columns;
-        let walk = walk!(p);
+        let walk = p.walk();
         let unit_of = |at: U32<'k>| {
             let (batch, unit) = (at % columns, first + at / columns);
             let inside = at.lt(all) & batch.lt(p.batch) & unit.lt(p.hidden);
@@ -177,8 +176,8 @@ impl Once {
             let (inside, batch, unit) = unit_of(at);
             k.if_(inside, || {
                 let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
-                let landing = landing!(p, cell, dtype, true, walk);
-                let before = landing.before::<f32>(k, who);
+                let epilogue = p.epilogue(cell, dtype);
+                let before = epilogue.before::<f32>(k, who);
                 let sum = |side: u32, gate: u32| {
                     let part = |part: u32| -> F32<'k> {
                         let row = (unit - first) * gates + gate;
@@ -190,7 +189,7 @@ impl Once {
                 };
                 let sides = |gate: u32| p.sides(gate, unit, [sum(0, gate), sum(1, gate)]);
                 let sums: Vec<_> = (0..gates).map(sides).collect();
-                landing.finish(k, who, &sums, before);
+                epilogue.finish(k, who, &sums, before);
             });
         });
     }
@@ -205,7 +204,7 @@ impl KernelDef for Once {
             format!("{}_once_{}_b{}", self.cell.name(), self.dtype, self.columns()),
             BlockDim::x(THREADS),
         )
-        .dtypes(all.with("products", sums).with("after", sums).with("extra", sums))
+        .dtypes(all.with("products", sums).with("next.after", sums).with("next.results.extra", sums))
         .min_blocks_per_sm(Some(2 / self.high()))
     }
 

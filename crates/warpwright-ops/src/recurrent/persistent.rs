@@ -7,9 +7,10 @@ use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
 use super::cell::{Cell, Gate};
 use super::cluster::Vector;
+use super::epilogue::{BiasArgs, ResultArgs};
 use super::exchange::{Matrix, Product, THREADS};
 use super::tuning::{Exchange, PersistentConfig};
-use super::walk::{self, Walk, has, walk};
+use super::walk::{Flag, Walk, WalkArgs};
 use crate::gemm::Precision;
 
 kernel_args! {
@@ -17,13 +18,17 @@ kernel_args! {
     pub(super) struct SequenceArgs => SequenceParams {
         /// `[row][gates][hidden]`; activated in place if they are kept.
         products: InOut<f32>,
-        w_hh: In<Elem>, b_ih: In<Elem>, b_hh: In<Elem>, h0: In<Elem>, c0: In<Elem>, lengths: In<i32>,
-        y: Out<Elem>, h_n: Out<Elem>, c_n: Out<Elem>,
-        /// `[row][hidden]`
-        extra: Out<f32>,
+        w_hh: In<Elem>, biases: BiasArgs, h0: In<Elem>, c0: In<Elem>, lengths: In<i32>,
+        results: ResultArgs,
         /// Two buffers of a step's words, zero before the launch.
         exchange: InOut<u64>,
-        steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+        walk: WalkArgs,
+    }
+}
+
+impl<'k> SequenceParams<'k> {
+    const fn walk(&self) -> Walk<'k> {
+        self.walk.over(self.lengths)
     }
 }
 
@@ -102,10 +107,10 @@ impl Sequence {
         let gate = item.gate + own;
         let at = gate * self.hidden + item.unit;
         let there = self.is_gate(item);
-        let read = |from: Ptr<'k, Read, Elem>, bit| {
-            from.at(at).only_where(there & has(p.flags, bit), Fill::Zero).get::<f32>()
+        let read = |from: Ptr<'k, Read, Elem>, flag| {
+            from.at(at).only_where(there & p.walk().has(flag), Fill::Zero).get::<f32>()
         };
-        let (x, h) = (read(p.b_ih, walk::HAS_B_IH), read(p.b_hh, walk::HAS_B_HH));
+        let (x, h) = (read(p.biases.b_ih, Flag::BIh), read(p.biases.b_hh, Flag::BHh));
         if !self.cell.splits() {
             return [x + h, k.lit(0.0)];
         }
@@ -127,7 +132,7 @@ impl Sequence {
     /// Starts to bring the products of the input of step `step` to the L1 cache: those of the block's units, which are
     /// neighbours, for a gate of a vector each.
     fn fetch<'k>(&self, k: K<'k>, p: &SequenceParams<'k>, product: &Product, step: U32<'k>) {
-        let (gates, walk) = (self.cell.gates() as u32, walk!(p));
+        let (gates, walk) = (self.cell.gates() as u32, p.walk());
         let places = gates * product.batch;
         for first in (0..places).step_by(THREADS as usize) {
             // Threads that are left bring what the last has to.
@@ -180,23 +185,23 @@ impl Sequence {
     ) {
         let there = step.lt(length);
         k.if_(self.is_first(item), || {
-            let at = row * p.y_row.to_u64() + item.unit.to_u64();
-            p.y.at(at).set(there.select(done.h, 0.0));
+            let at = p.walk().in_y(row, item.unit);
+            p.results.y.at(at).set(there.select(done.h, 0.0));
             k.if_((step + 1).eq(length), || {
                 let at = item.batch * self.hidden + item.unit;
-                p.h_n.at(at).set(done.h);
+                p.results.h_n.at(at).set(done.h);
                 if self.cell.has_c() {
-                    p.c_n.at(at).set(done.own(self.cell));
+                    p.results.c_n.at(at).set(done.own(self.cell));
                 }
             });
         });
-        k.if_(self.is_gate(item) & has(p.flags, walk::TRAINING), || {
+        k.if_(self.is_gate(item) & p.walk().has(Flag::Training), || {
             for (gate, value) in (0..).zip(&done.gates) {
                 gates.at(gate * u64::from(self.hidden)).set(*value);
             }
             if let Some(extra) = done.extra {
                 let at = row * u64::from(self.hidden) + item.unit.to_u64();
-                let to = p.extra.at(at);
+                let to = p.results.extra.at(at);
                 if self.lanes() == 1 {
                     to.set(extra);
                 } else {
@@ -211,22 +216,22 @@ impl Sequence {
         let in_cluster = self.in_cluster();
         let gates = cell.gates() as u32;
         let first_unit = product.first_unit(k);
-        let walk = walk!(p);
+        let walk = p.walk();
         let all = self.items(k, &product);
         let zero = k.lit(0.0f32);
         let state_at = |item: &Item<'k>| item.batch * self.hidden + item.unit;
         let own_gates = self.own_gates();
         let bias: Vec<_> = (0..own_gates).map(|gate| self.biases(k, &p, &all[0], gate)).collect();
         let exchange = product.own(k, p.exchange);
-        let start = |from: Ptr<'k, Read, Elem>, bit| -> Vec<F32<'k>> {
+        let start = |from: Ptr<'k, Read, Elem>, flag| -> Vec<F32<'k>> {
             let one = |item: &Item<'k>| {
-                from.at(state_at(item)).only_where(item.there & has(p.flags, bit), Fill::Zero).get()
+                from.at(state_at(item)).only_where(item.there & p.walk().has(flag), Fill::Zero).get()
             };
             all.iter().map(one).collect()
         };
-        let h0 = start(p.h0, walk::HAS_H0);
+        let h0 = start(p.h0, Flag::H0);
         let own = match cell {
-            Cell::Lstm => start(p.c0, walk::HAS_C0),
+            Cell::Lstm => start(p.c0, Flag::C0),
             _ => h0.clone(),
         };
         let hand = |step: U32<'k>, item: &Item<'k>, h: F32<'k>| {
@@ -244,9 +249,9 @@ impl Sequence {
         for ((item, h), own) in all.iter().zip(&h0).zip(&own) {
             let length = walk.length(item.batch, item.there);
             k.if_(self.is_first(item) & length.eq(0), || {
-                p.h_n.at(state_at(item)).set(*h);
+                p.results.h_n.at(state_at(item)).set(*h);
                 if cell.has_c() {
-                    p.c_n.at(state_at(item)).set(*own);
+                    p.results.c_n.at(state_at(item)).set(*own);
                 }
             });
         }
@@ -289,17 +294,17 @@ impl Sequence {
             if !in_cluster {
                 return Vec::new();
             }
-            let there = step.lt(p.steps);
+            let there = step.lt(p.walk.steps);
             all.iter().enumerate().map(|item| input(step, item, Some(there)).1).collect()
         };
         let own = if cell.carries() { own } else { Vec::new() };
         let start = (own, ahead(k.lit(0u32)));
-        k.fold(k.range(0, p.steps, 1), start, |step, (before, given): Carried<'k>| {
+        k.fold(k.range(0, p.walk.steps, 1), start, |step, (before, given): Carried<'k>| {
             let next = ahead(step + 1);
             let read = || -> Vec<_> { all.iter().enumerate().map(|item| input(step, item, None)).collect() };
             let early = (!fetches && !in_cluster).then(read);
             if fetches {
-                self.fetch(k, &p, &product, (step + 1).min(p.steps - 1));
+                self.fetch(k, &p, &product, (step + 1).min(p.walk.steps - 1));
             }
             let sums = product.multiply(k, exchange, step, &weights);
             let known =
@@ -322,7 +327,7 @@ impl Sequence {
             let own = done.iter().filter(|_| cell.carries()).map(|done| done.own(cell));
             (own.collect(), next)
         });
-        product.end(k, product.slot(exchange, p.steps));
+        product.end(k, product.slot(exchange, p.walk.steps));
     }
 }
 
@@ -355,7 +360,7 @@ impl KernelDef for Sequence {
             format!("{}_sequence_{}_h{hidden}_b{batch}_{config}", cell.name(), self.product().factors()),
             BlockDim::x(THREADS),
         )
-        .dtypes(DTypes::all(self.dtype))
+        .dtypes(DTypes::all(self.dtype).with("results.extra", DType::F32))
         .min_blocks_per_sm(1)
         .cluster(self.product().cluster())
     }

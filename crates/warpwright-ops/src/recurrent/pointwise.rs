@@ -4,10 +4,10 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::cell::Cell;
-use super::landing::{Landing, landing};
+use super::epilogue::{BiasArgs, Epilogue, NextArgs, StateArgs};
+use super::saved::{SavedArgs, SavedState, Unit};
 use super::sums_of;
-use super::trail::{Trail, Unit, trail};
-use super::walk::{self, Walk, has, walk};
+use super::walk::{Flag, Flags, WalkArgs, length_of};
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 128;
@@ -19,18 +19,8 @@ kernel_args! {
         products: InOut<Elem>,
         /// `[batch][gates][hidden]`
         recurrent: In<Elem>,
-        b_ih: In<Elem>, b_hh: In<Elem>,
-        /// The unit's value before the step: the state at first.
-        before: In<Elem>,
-        h0: In<Elem>, lengths: In<i32>,
-        /// The unit's value after the step.
-        after: Out<Elem>,
-        /// The hidden state after the step, `[batch][hidden]`.
-        h: Out<Elem>,
-        y: Out<Elem>, h_n: Out<Elem>, c_n: Out<Elem>,
-        /// `[row][hidden]`
-        extra: Out<Elem>,
-        n: u32, hidden: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+        biases: BiasArgs, state: StateArgs, next: NextArgs,
+        n: u32, hidden: u32, step: u32, walk: WalkArgs,
     }
 }
 
@@ -45,41 +35,7 @@ pub(super) struct Forward {
     pub(super) projected: bool,
 }
 
-impl Forward {
-    fn body<'k, A: Float>(&self, k: K<'k>, p: ForwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let Self { cell, dtype, first, projected } = *self;
-        let gates = cell.gates();
-        let at = k.global_idx_x().to_u32();
-        k.if_(at.lt(p.n), || {
-            let (batch, unit) = (at / p.hidden, at % p.hidden);
-            let walk = walk!(p);
-            let length = walk.length(batch, p.n.gt(at));
-            let row = walk.row(p.step, batch, length);
-            let given = |pointer: Ptr<'k, Read, Elem>, at, bit| {
-                pointer.at(at).only_where(has(p.flags, bit), Fill::Zero).get::<A>()
-            };
-            let width = p.hidden.to_u64() * gates as u64;
-            let sums = |gate: usize| {
-                let place = p.hidden * gate as u32 + unit;
-                let x = p.products.at(row * width + place.to_u64()).get::<A>()
-                    + given(p.b_ih, place.to_u64(), walk::HAS_B_IH);
-                let h = given(p.recurrent, batch.to_u64() * width + place.to_u64(), walk::HAS_RECURRENT)
-                    + given(p.b_hh, place.to_u64(), walk::HAS_B_HH);
-                (x, h)
-            };
-            let sums: Vec<_> = (0..gates).map(sums).collect();
-            let inside = at.lt(p.n);
-            let landing = Landing { projected, ..landing!(p, cell, dtype, first, walk) };
-            let who = Unit { inside, batch, unit, length };
-            landing.finish(k, who, &sums, landing.before(k, who));
-        });
-    }
-}
-
-impl KernelDef for Forward {
+impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -92,21 +48,62 @@ impl KernelDef for Forward {
             format!("{}{projected}_step_{}{first}", self.cell.name(), self.dtype),
             BlockDim::x(THREADS),
         )
-        .dtypes(dtypes.with("before", before).with("after", sums).with("extra", sums))
+        .dtypes(dtypes.with("state.before", before).with("next.after", sums).with("next.results.extra", sums))
     }
 
-    fn build<'k>(&self, k: K<'k>, p: ForwardParams<'k>) {
-        accumulate!(self.dtype, |A| self.body::<A>(k, p));
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ForwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let Self { cell, dtype, first, projected } = *self;
+        let gates = cell.gates();
+        let at = k.global_idx_x().to_u32();
+        k.if_(at.lt(p.n), || {
+            let (batch, unit) = (at / p.hidden, at % p.hidden);
+            let walk = p.walk.over(p.state.lengths);
+            let length = walk.length(batch, p.n.gt(at));
+            let row = walk.row(p.step, batch, length);
+            let given = |pointer: Ptr<'k, Read, Elem>, at, flag| {
+                pointer.at(at).only_where(walk.has(flag), Fill::Zero).get::<A>()
+            };
+            let width = p.hidden.to_u64() * gates as u64;
+            let sums = |gate: usize| {
+                let place = p.hidden * gate as u32 + unit;
+                let x = p.products.at(row * width + place.to_u64()).get::<A>()
+                    + given(p.biases.b_ih, place.to_u64(), Flag::BIh);
+                let h = given(p.recurrent, batch.to_u64() * width + place.to_u64(), Flag::Recurrent)
+                    + given(p.biases.b_hh, place.to_u64(), Flag::BHh);
+                (x, h)
+            };
+            let sums: Vec<_> = (0..gates).map(sums).collect();
+            let inside = at.lt(p.n);
+            let epilogue = Epilogue {
+                cell,
+                dtype,
+                first,
+                projected,
+                walk,
+                hidden: p.hidden,
+                step: p.step,
+                products: p.products,
+                state: p.state,
+                next: p.next,
+            };
+            let who = Unit { inside, batch, unit, length };
+            epilogue.finish(k, who, &sums, epilogue.before(k, who));
+        });
     }
 }
 
 kernel_args! {
     /// A step backward.
     pub(super) struct BackwardArgs => BackwardParams {
-        /// `[row][gates][hidden]` and `[row][hidden]`, as the forward pass left them.
-        gates: In<Elem>, extra: In<Elem>,
-        y: In<Elem>, h0: In<Elem>, c0: In<Elem>, lengths: In<i32>,
-        dy: In<Elem>, dh_n: In<Elem>, dc_n: In<Elem>,
+        /// Its `gates` are `[row][gates][hidden]`, its `extra` `[row][hidden]`.
+        saved: SavedArgs,
         /// What came back through the recurrent weights, and what passes from step to step, `[batch][hidden]`.
         recurrent: In<Elem>, carry: InOut<Elem>,
         /// Gradients of the sums on the sides of input and state, `[row][gates][hidden]`; those of this step on the side of
@@ -114,7 +111,7 @@ kernel_args! {
         dx: Out<Elem>, dh: Out<Elem>, now: Out<Elem>,
         /// The hidden state before the step, or that of the step before its projection, `[row][hidden]`.
         states: Out<Elem>,
-        n: u32, hidden: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+        n: u32, hidden: u32, step: u32, walk: WalkArgs,
     }
 }
 
@@ -127,51 +124,13 @@ pub(super) struct Backward {
     pub(super) projected: bool,
 }
 
-impl Backward {
-    fn body<'k, A: Float>(&self, k: K<'k>, p: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let Self { cell, dtype, projected } = *self;
-        let at = k.global_idx_x().to_u32();
-        k.if_(at.lt(p.n), || {
-            let (batch, unit) = (at / p.hidden, at % p.hidden);
-            let walk = walk!(p);
-            let trail = Trail { projected, ..trail!(p, cell, dtype, walk, p.hidden) };
-            let inside = at.lt(p.n);
-            let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
-            let known = trail.known::<A>(k, p.step, who);
-            let given = if projected { known.there } else { known.later };
-            let recurrent = p.recurrent.at(at).only_where(given, Fill::Zero).get::<A>();
-            let carry = if cell.carries() {
-                p.carry.at(at).only_where(known.later, Fill::Zero).get::<A>()
-            } else {
-                k.lit::<A>(0.0)
-            };
-            let gradient = trail.gradient(&known, recurrent, carry);
-            if cell.carries() {
-                p.carry.at(at).set(gradient.carry);
-            }
-            for (gate, (value, inner)) in known.sides(&gradient).enumerate() {
-                p.dx.at(trail.gate(known.row, gate, unit)).set(value);
-                if cell.splits() {
-                    p.dh.at(trail.gate(known.row, gate, unit)).set(inner);
-                }
-                p.now.at(trail.gate(batch.to_u64(), gate, unit)).set(inner);
-            }
-            let state = if projected { cell.unprojected(&known.saved, dtype) } else { known.h_before };
-            p.states.at(trail.place(known.row, unit)).set(state);
-        });
-    }
-}
-
-impl KernelDef for Backward {
+impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
         let projected = if self.projected { "_projected" } else { "" };
         let sums = sums_of(self.dtype);
-        let dtypes = DTypes::all(self.dtype).with("gates", sums).with("extra", sums);
+        let dtypes = DTypes::all(self.dtype).with("saved.gates", sums).with("saved.extra", sums);
         KernelSpec::new(
             format!("{}{projected}_step_backward_{}", self.cell.name(), self.dtype),
             BlockDim::x(THREADS),
@@ -179,8 +138,44 @@ impl KernelDef for Backward {
         .dtypes(dtypes.with("recurrent", sums).with("carry", sums))
     }
 
-    fn build<'k>(&self, k: K<'k>, p: BackwardParams<'k>) {
-        accumulate!(self.dtype, |A| self.body::<A>(k, p));
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: BackwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let Self { cell, dtype, projected } = *self;
+        let at = k.global_idx_x().to_u32();
+        k.if_(at.lt(p.n), || {
+            let (batch, unit) = (at / p.hidden, at % p.hidden);
+            let walk = p.walk.over(p.saved.lengths);
+            let saved = SavedState { cell, dtype, projected, hidden: p.hidden, walk, tensors: p.saved };
+            let inside = at.lt(p.n);
+            let who = Unit { inside, batch, unit, length: walk.length(batch, inside) };
+            let known = saved.known::<A>(k, p.step, who);
+            let given = if projected { known.there } else { known.later };
+            let recurrent = p.recurrent.at(at).only_where(given, Fill::Zero).get::<A>();
+            let carry = if cell.carries() {
+                p.carry.at(at).only_where(known.later, Fill::Zero).get::<A>()
+            } else {
+                k.lit::<A>(0.0)
+            };
+            let gradient = saved.gradient(&known, recurrent, carry);
+            if cell.carries() {
+                p.carry.at(at).set(gradient.carry);
+            }
+            for (gate, (value, inner)) in known.sides(&gradient).enumerate() {
+                p.dx.at(saved.gate(known.row, gate, unit)).set(value);
+                if cell.splits() {
+                    p.dh.at(saved.gate(known.row, gate, unit)).set(inner);
+                }
+                p.now.at(saved.gate(batch.to_u64(), gate, unit)).set(inner);
+            }
+            let state = if projected { cell.unprojected(&known.saved, dtype) } else { known.h_before };
+            p.states.at(saved.place(known.row, unit)).set(state);
+        });
     }
 }
 
@@ -189,7 +184,7 @@ kernel_args! {
     pub(super) struct StartArgs => StartParams {
         recurrent: In<Elem>, carry: In<Elem>, dh_n: In<Elem>, dc_n: In<Elem>, lengths: In<i32>,
         dh0: Out<Elem>, dc0: Out<Elem>,
-        n: u32, hidden: u32, steps: u32, flags: u32,
+        n: u32, hidden: u32, steps: u32, flags: Flags,
     }
 }
 
@@ -200,38 +195,7 @@ pub(super) struct Start {
     pub(super) dtype: DType,
 }
 
-impl Start {
-    fn body<'k, A: Float>(&self, k: K<'k>, p: StartParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let at = k.global_idx_x().to_u32();
-        k.if_(at.lt(p.n), || {
-            let one = k.lit(1u32);
-            let walk =
-                Walk { lengths: p.lengths, steps: p.steps, row_step: one, row_batch: one, flags: p.flags };
-            // A sequence without places ends as it begins.
-            let any = walk.length(at / p.hidden, p.n.gt(at)).ne(0);
-            let read = |from: Ptr<'k, Read, Elem>, where_: Pred<'k>| {
-                from.at(at).only_where(where_, Fill::Zero).get::<A>()
-            };
-            k.if_(has(p.flags, walk::HAS_H0), || {
-                let back = read(p.recurrent, any);
-                let back = if self.cell == Cell::Gru { back + read(p.carry, any) } else { back };
-                let end = read(p.dh_n, !any & has(p.flags, walk::HAS_DH_N));
-                p.dh0.at(at).set(any.select(back, end));
-            });
-            if self.cell.has_c() {
-                k.if_(has(p.flags, walk::HAS_C0), || {
-                    let end = read(p.dc_n, !any & has(p.flags, walk::HAS_DC_N));
-                    p.dc0.at(at).set(any.select(read(p.carry, any), end));
-                });
-            }
-        });
-    }
-}
-
-impl KernelDef for Start {
+impl AccumulateKernel for Start {
     type Args = StartArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -240,7 +204,33 @@ impl KernelDef for Start {
             .dtypes(DTypes::all(self.dtype).with("recurrent", sums).with("carry", sums))
     }
 
-    fn build<'k>(&self, k: K<'k>, p: StartParams<'k>) {
-        accumulate!(self.dtype, |A| self.body::<A>(k, p));
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: StartParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let at = k.global_idx_x().to_u32();
+        k.if_(at.lt(p.n), || {
+            // A sequence without time steps ends as it begins.
+            let any = length_of(p.lengths, (p.steps, p.flags), at / p.hidden, p.n.gt(at)).ne(0);
+            let read = |from: Ptr<'k, Read, Elem>, where_: Pred<'k>| {
+                from.at(at).only_where(where_, Fill::Zero).get::<A>()
+            };
+            k.if_(p.flags.has(Flag::H0), || {
+                let back = read(p.recurrent, any);
+                let back = if self.cell == Cell::Gru { back + read(p.carry, any) } else { back };
+                let end = read(p.dh_n, !any & p.flags.has(Flag::DhN));
+                p.dh0.at(at).set(any.select(back, end));
+            });
+            if self.cell.has_c() {
+                k.if_(p.flags.has(Flag::C0), || {
+                    let end = read(p.dc_n, !any & p.flags.has(Flag::DcN));
+                    p.dc0.at(at).set(any.select(read(p.carry, any), end));
+                });
+            }
+        });
     }
 }

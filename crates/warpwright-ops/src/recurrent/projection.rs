@@ -5,7 +5,7 @@ use warpwright_dsl::prelude::*;
 
 use super::pointwise::THREADS;
 use super::sums_of;
-use super::walk::{self, Walk, has, walk};
+use super::walk::{Flag, WalkArgs};
 
 kernel_args! {
     /// The end of a step forward.
@@ -16,7 +16,7 @@ kernel_args! {
         /// The hidden state after the step, `[batch][output]`.
         h: Out<Elem>,
         y: Out<Elem>, h_n: Out<Elem>,
-        n: u32, output: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+        n: u32, output: u32, step: u32, walk: WalkArgs,
     }
 }
 
@@ -26,31 +26,7 @@ pub(super) struct Forward {
     pub(super) dtype: DType,
 }
 
-impl Forward {
-    fn body<'k, A: Float>(k: K<'k>, p: ForwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let at = k.global_idx_x().to_u32();
-        k.if_(at.lt(p.n), || {
-            let (batch, element) = (at / p.output, at % p.output);
-            let walk = walk!(p);
-            let length = walk.length(batch, p.n.gt(at));
-            let row = walk.row(p.step, batch, length);
-            let there = p.step.lt(length);
-            let h = p.sums.at(at).get::<A>();
-            p.h.at(at).set(h);
-            p.y.at(row * p.y_row.to_u64() + element.to_u64()).set(there.select(h, 0.0));
-            k.if_(there & (p.step + 1).eq(length), || p.h_n.at(at).set(h));
-            k.if_(p.step.eq(0) & length.eq(0), || {
-                let given = has(p.flags, walk::HAS_H0);
-                p.h_n.at(at).set(p.h0.at(at).only_where(given, Fill::Zero).get::<A>());
-            });
-        });
-    }
-}
-
-impl KernelDef for Forward {
+impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -58,8 +34,30 @@ impl KernelDef for Forward {
             .dtypes(DTypes::all(self.dtype).with("sums", sums_of(self.dtype)))
     }
 
-    fn build<'k>(&self, k: K<'k>, p: ForwardParams<'k>) {
-        accumulate!(self.dtype, |A| Self::body::<A>(k, p));
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ForwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let at = k.global_idx_x().to_u32();
+        k.if_(at.lt(p.n), || {
+            let (batch, element) = (at / p.output, at % p.output);
+            let walk = p.walk.over(p.lengths);
+            let length = walk.length(batch, p.n.gt(at));
+            let row = walk.row(p.step, batch, length);
+            let there = p.step.lt(length);
+            let h = p.sums.at(at).get::<A>();
+            p.h.at(at).set(h);
+            p.y.at(walk.in_y(row, element)).set(there.select(h, 0.0));
+            k.if_(there & (p.step + 1).eq(length), || p.h_n.at(at).set(h));
+            k.if_(p.step.eq(0) & length.eq(0), || {
+                let given = walk.has(Flag::H0);
+                p.h_n.at(at).set(p.h0.at(at).only_where(given, Fill::Zero).get::<A>());
+            });
+        });
     }
 }
 
@@ -73,7 +71,7 @@ kernel_args! {
         dh: Out<Elem>, now: Out<Elem>,
         /// The hidden state before the step, `[row][output]`.
         before: Out<Elem>,
-        n: u32, output: u32, step: u32, steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+        n: u32, output: u32, step: u32, walk: WalkArgs,
     }
 }
 
@@ -83,39 +81,7 @@ pub(super) struct Backward {
     pub(super) dtype: DType,
 }
 
-impl Backward {
-    fn body<'k, A: Float>(k: K<'k>, p: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        let at = k.global_idx_x().to_u32();
-        k.if_(at.lt(p.n), || {
-            let (batch, element) = (at / p.output, at % p.output);
-            let walk = walk!(p);
-            let length = walk.length(batch, p.n.gt(at));
-            let row = walk.row(p.step, batch, length);
-            let previous = walk.row(p.step.max(1) - 1, batch, length);
-            let there = p.step.lt(length);
-            let (first, last) = (there & p.step.eq(0), there & (p.step + 1).eq(length));
-            let in_y = |row: U64<'k>| row * p.y_row.to_u64() + element.to_u64();
-            let read = |from: Ptr<'k, Read, Elem>, at: U64<'k>, where_: Pred<'k>| {
-                from.at(at).only_where(where_, Fill::Zero).get::<A>()
-            };
-            let here = at.to_u64();
-            let before = read(p.h0, here, first & has(p.flags, walk::HAS_H0))
-                + read(p.y, in_y(previous), there & !first);
-            let dh = read(p.dy, in_y(row), there & has(p.flags, walk::HAS_DY))
-                + read(p.dh_n, here, last & has(p.flags, walk::HAS_DH_N))
-                + read(p.recurrent, here, there & !last);
-            let place = row * p.output.to_u64() + element.to_u64();
-            p.before.at(place).set(before);
-            p.dh.at(place).set(dh);
-            p.now.at(here).set(dh);
-        });
-    }
-}
-
-impl KernelDef for Backward {
+impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -123,7 +89,36 @@ impl KernelDef for Backward {
             .dtypes(DTypes::all(self.dtype).with("recurrent", sums_of(self.dtype)))
     }
 
-    fn build<'k>(&self, k: K<'k>, p: BackwardParams<'k>) {
-        accumulate!(self.dtype, |A| Self::body::<A>(k, p));
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: BackwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        let at = k.global_idx_x().to_u32();
+        k.if_(at.lt(p.n), || {
+            let (batch, element) = (at / p.output, at % p.output);
+            let walk = p.walk.over(p.lengths);
+            let length = walk.length(batch, p.n.gt(at));
+            let row = walk.row(p.step, batch, length);
+            let previous = walk.row(p.step.max(1) - 1, batch, length);
+            let there = p.step.lt(length);
+            let (first, last) = (there & p.step.eq(0), there & (p.step + 1).eq(length));
+            let read = |from: Ptr<'k, Read, Elem>, at: U64<'k>, where_: Pred<'k>| {
+                from.at(at).only_where(where_, Fill::Zero).get::<A>()
+            };
+            let here = at.to_u64();
+            let before = read(p.h0, here, first & walk.has(Flag::H0))
+                + read(p.y, walk.in_y(previous, element), there & !first);
+            let dh = read(p.dy, walk.in_y(row, element), there & walk.has(Flag::Dy))
+                + read(p.dh_n, here, last & walk.has(Flag::DhN))
+                + read(p.recurrent, here, there & !last);
+            let place = row * p.output.to_u64() + element.to_u64();
+            p.before.at(place).set(before);
+            p.dh.at(place).set(dh);
+            p.now.at(here).set(dh);
+        });
     }
 }

@@ -21,8 +21,19 @@ pub(super) struct Round {
     pub(super) dtype: DType,
 }
 
-impl Round {
-    fn body<'k, A: Float>(k: K<'k>, p: RoundParams<'k>)
+impl AccumulateKernel for Round {
+    type Args = RoundArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("recurrent_round_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("sums", sums_of(self.dtype)))
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: RoundParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -33,19 +44,6 @@ impl Round {
             });
             p.y.at(at).set(sum);
         });
-    }
-}
-
-impl KernelDef for Round {
-    type Args = RoundArgs;
-
-    fn spec(&self) -> KernelSpec {
-        KernelSpec::new(format!("recurrent_round_{}", self.dtype), BlockDim::x(THREADS))
-            .dtypes(DTypes::all(self.dtype).with("sums", sums_of(self.dtype)))
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: RoundParams<'k>) {
-        accumulate!(self.dtype, |A| Self::body::<A>(k, p));
     }
 }
 
@@ -66,8 +64,19 @@ pub(super) struct Columns {
     pub(super) dtype: DType,
 }
 
-impl Columns {
-    fn body<'k, A: Float>(k: K<'k>, p: ColumnParams<'k>)
+impl AccumulateKernel for Columns {
+    type Args = ColumnArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("recurrent_columns_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("sums", sums_of(self.dtype)))
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ColumnParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -81,18 +90,5 @@ impl Columns {
             });
             p.sums.at(k.block_idx_y().to_u64() * columns + column).set(sum);
         });
-    }
-}
-
-impl KernelDef for Columns {
-    type Args = ColumnArgs;
-
-    fn spec(&self) -> KernelSpec {
-        KernelSpec::new(format!("recurrent_columns_{}", self.dtype), BlockDim::x(THREADS))
-            .dtypes(DTypes::all(self.dtype).with("sums", sums_of(self.dtype)))
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: ColumnParams<'k>) {
-        accumulate!(self.dtype, |A| Self::body::<A>(k, p));
     }
 }

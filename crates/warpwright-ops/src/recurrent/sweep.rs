@@ -7,21 +7,19 @@ use warpwright_dsl::prelude::*;
 use super::cell::Cell;
 use super::cluster::Vector;
 use super::exchange::{Matrix, Product, Sums, THREADS};
-use super::trail::{Trail, Unit, trail};
+use super::saved::{SavedArgs, SavedState, Unit};
 use super::tuning::{Exchange, PersistentConfig};
-use super::walk::{self, Walk, has, walk};
+use super::walk::{Flag, Walk, WalkArgs};
 use crate::gemm::Precision;
 
 kernel_args! {
     /// A sequence of `steps`, from the last to the first; see [`pointwise`](super::pointwise) for the shapes.
     pub(super) struct SweepArgs => SweepParams {
-        w_hh: In<Elem>, gates: In<Elem>, extra: In<Elem>,
-        y: In<Elem>, h0: In<Elem>, c0: In<Elem>, lengths: In<i32>,
-        dy: In<Elem>, dh_n: In<Elem>, dc_n: In<Elem>,
+        w_hh: In<Elem>, saved: SavedArgs,
         dx: Out<Elem>, dh: Out<Elem>, before: Out<Elem>, dh0: Out<Elem>, dc0: Out<Elem>,
         /// Two buffers of a step's words, zero before the launch.
         exchange: InOut<u64>,
-        steps: u32, row_step: u32, row_batch: u32, y_row: u32, flags: u32,
+        walk: WalkArgs,
     }
 }
 
@@ -75,8 +73,9 @@ impl Sweep {
         let gates = cell.gates();
         let in_cluster = matches!(self.config.exchange, Exchange::Cluster(_));
         let first_unit = product.first_unit(k);
-        let walk = walk!(p);
-        let trail = trail!(p, cell, self.dtype, walk, k.lit(self.hidden));
+        let walk = p.walk.over(p.saved.lengths);
+        let (dtype, hidden) = (self.dtype, k.lit(self.hidden));
+        let saved = SavedState { cell, dtype, projected: false, hidden, walk, tensors: p.saved };
         let all = self.items(k, &product);
         let zero = k.lit(0.0f32);
         let exchange = product.own(k, p.exchange);
@@ -106,46 +105,47 @@ impl Sweep {
         // A step within a cluster is shorter than the way from memory: what the forward pass left is read a step ahead.
         let ahead = |step: U32<'k>| -> Vec<Vec<F32<'k>>> {
             let items = all.iter().enumerate().filter(|_| in_cluster);
-            items.map(|item| trail.known::<f32>(k, step, who(item)).values()).collect()
+            items.map(|item| saved.known::<f32>(k, step, who(item)).values()).collect()
         };
         let carried = if cell.carries() { vec![zero; all.len()] } else { Vec::new() };
-        let start = (carried, ahead(p.steps - 1));
-        let (carried, _) = k.fold(k.range(0, p.steps, 1), start, |turn, (carried, read): Carried<'k>| {
-            let step = p.steps - 1 - turn;
-            let early = ahead(step - 1);
-            let known = |item: (usize, &Item<'k>)| match read.get(item.0) {
-                Some(values) => trail.place_of(step, who(item)).known(cell, values),
-                None => trail.known::<f32>(k, step, who(item)),
-            };
-            let known: Vec<_> = all.iter().enumerate().map(known).collect();
-            let sums = product.multiply(k, exchange, turn, &weights);
-            let (mut next, mut done) = (Vec::new(), Vec::new());
-            for (i, (item, known)) in all.iter().zip(&known).enumerate() {
-                let recurrent = sums.of(item.vector.at, item.row, known.later);
-                let carry = carried.get(i).map_or(zero, |carry| known.later.select(*carry, 0.0));
-                let gradient = trail.gradient(known, recurrent, carry);
-                let values: Vec<_> = known.sides(&gradient).collect();
-                hand(turn + 1, item, &values.iter().map(|(_, inner)| *inner).collect::<Vec<_>>());
-                done.push(values);
-                if cell.carries() {
-                    next.push(gradient.carry);
-                }
-            }
-            product.handed(k, exchange, turn + 1);
-            for ((item, known), values) in all.iter().zip(&known).zip(&done) {
-                k.if_(item.inside, || {
-                    for (gate, (value, inner)) in values.iter().enumerate() {
-                        p.dx.at(trail.gate(known.row, gate, item.unit)).set(*value);
-                        if cell.splits() {
-                            p.dh.at(trail.gate(known.row, gate, item.unit)).set(*inner);
-                        }
+        let start = (carried, ahead(p.walk.steps - 1));
+        let (carried, _) =
+            k.fold(k.range(0, p.walk.steps, 1), start, |turn, (carried, read): Carried<'k>| {
+                let step = p.walk.steps - 1 - turn;
+                let early = ahead(step - 1);
+                let known = |item: (usize, &Item<'k>)| match read.get(item.0) {
+                    Some(values) => saved.place_of(step, who(item)).known(cell, values),
+                    None => saved.known::<f32>(k, step, who(item)),
+                };
+                let known: Vec<_> = all.iter().enumerate().map(known).collect();
+                let sums = product.multiply(k, exchange, turn, &weights);
+                let (mut next, mut done) = (Vec::new(), Vec::new());
+                for (i, (item, known)) in all.iter().zip(&known).enumerate() {
+                    let recurrent = sums.of(item.vector.at, item.row, known.later);
+                    let carry = carried.get(i).map_or(zero, |carry| known.later.select(*carry, 0.0));
+                    let gradient = saved.gradient(known, recurrent, carry);
+                    let values: Vec<_> = known.sides(&gradient).collect();
+                    hand(turn + 1, item, &values.iter().map(|(_, inner)| *inner).collect::<Vec<_>>());
+                    done.push(values);
+                    if cell.carries() {
+                        next.push(gradient.carry);
                     }
-                    p.before.at(trail.place(known.row, item.unit)).set(known.h_before);
-                });
-            }
-            (next, early)
-        });
-        let sums = product.multiply(k, exchange, p.steps, &weights);
+                }
+                product.handed(k, exchange, turn + 1);
+                for ((item, known), values) in all.iter().zip(&known).zip(&done) {
+                    k.if_(item.inside, || {
+                        for (gate, (value, inner)) in values.iter().enumerate() {
+                            p.dx.at(saved.gate(known.row, gate, item.unit)).set(*value);
+                            if cell.splits() {
+                                p.dh.at(saved.gate(known.row, gate, item.unit)).set(*inner);
+                            }
+                        }
+                        p.before.at(saved.place(known.row, item.unit)).set(known.h_before);
+                    });
+                }
+                (next, early)
+            });
+        let sums = product.multiply(k, exchange, p.walk.steps, &weights);
         for (i, item) in all.iter().enumerate() {
             self.start(k, &p, &walk, item, &sums, carried.get(i).copied().unwrap_or(zero));
         }
@@ -164,17 +164,17 @@ impl Sweep {
         // A sequence without places ends as it begins.
         let any = walk.length(item.batch, item.inside).ne(0);
         let at = item.batch * self.hidden + item.unit;
-        let end = |from: Ptr<'k, Read, Elem>, bit| {
-            from.at(at).only_where(item.inside & !any & has(p.flags, bit), Fill::Zero).get::<f32>()
+        let end = |from: Ptr<'k, Read, Elem>, flag| {
+            from.at(at).only_where(item.inside & !any & walk.has(flag), Fill::Zero).get::<f32>()
         };
-        k.if_(item.inside & has(p.flags, walk::HAS_H0), || {
+        k.if_(item.inside & walk.has(Flag::H0), || {
             let back = sums.of(item.vector.at, item.row, any);
             let back = if self.cell == Cell::Gru { back + carry } else { back };
-            p.dh0.at(at).set(any.select(back, end(p.dh_n, walk::HAS_DH_N)));
+            p.dh0.at(at).set(any.select(back, end(p.saved.dh_n, Flag::DhN)));
         });
         if self.cell.has_c() {
-            k.if_(item.inside & has(p.flags, walk::HAS_C0), || {
-                p.dc0.at(at).set(any.select(carry, end(p.dc_n, walk::HAS_DC_N)));
+            k.if_(item.inside & walk.has(Flag::C0), || {
+                p.dc0.at(at).set(any.select(carry, end(p.saved.dc_n, Flag::DcN)));
             });
         }
     }
@@ -189,7 +189,7 @@ impl KernelDef for Sweep {
             format!("{}_sweep_{}_h{hidden}_b{batch}_{config}", cell.name(), self.product().factors()),
             BlockDim::x(THREADS),
         )
-        .dtypes(DTypes::all(self.dtype).with("gates", DType::F32).with("extra", DType::F32))
+        .dtypes(DTypes::all(self.dtype).with("saved.gates", DType::F32).with("saved.extra", DType::F32))
         .min_blocks_per_sm(1)
         .cluster(self.product().cluster())
     }

@@ -1,28 +1,30 @@
 //! What a forward pass left of a step of a unit, and its gradient.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::cell::{Cell, Gradient, Saved};
-use super::walk::{self, Walk, has};
+use super::walk::{Flag, Walk};
 
-/// The tensors that the gradients start from; see [`pointwise`](super::pointwise) for their shapes.
-pub(super) struct Trail<'k> {
+kernel_args! {
+    /// What a forward pass for training saved and gave, and the gradients of its results; see [`pointwise`](super::pointwise)
+    /// for the shapes.
+    pub(super) struct SavedArgs => SavedParams {
+        gates: In<Elem>, extra: In<Elem>,
+        y: In<Elem>, h0: In<Elem>, c0: In<Elem>, lengths: In<i32>,
+        dy: In<Elem>, dh_n: In<Elem>, dc_n: In<Elem>,
+    }
+}
+
+/// The saved state that the gradients of a pass start from.
+pub(super) struct SavedState<'k> {
     pub(super) cell: Cell,
     pub(super) dtype: DType,
-    pub(super) walk: Walk<'k>,
-    pub(super) hidden: U32<'k>,
-    /// Whether hidden states are projected: what they and their gradients are is not known here.
+    /// Whether hidden states are projected: neither they nor their gradients are known here.
     pub(super) projected: bool,
-    /// Elements from a place of `y` to the next.
-    pub(super) y_row: U32<'k>,
-    pub(super) gates: Ptr<'k, Read, Elem>,
-    pub(super) extra: Ptr<'k, Read, Elem>,
-    pub(super) y: Ptr<'k, Read, Elem>,
-    pub(super) h0: Ptr<'k, Read, Elem>,
-    pub(super) c0: Ptr<'k, Read, Elem>,
-    pub(super) dy: Ptr<'k, Read, Elem>,
-    pub(super) dh_n: Ptr<'k, Read, Elem>,
-    pub(super) dc_n: Ptr<'k, Read, Elem>,
+    pub(super) hidden: U32<'k>,
+    pub(super) walk: Walk<'k>,
+    pub(super) tensors: SavedParams<'k>,
 }
 
 /// A unit of a sequence.
@@ -94,30 +96,7 @@ impl<'k, A: Float> Known<'k, A> {
     }
 }
 
-/// The trail of a kernel's arguments.
-macro_rules! trail {
-    ($p:expr, $cell:expr, $dtype:expr, $walk:expr, $hidden:expr) => {
-        Trail {
-            cell: $cell,
-            dtype: $dtype,
-            walk: $walk,
-            hidden: $hidden,
-            projected: false,
-            y_row: $p.y_row,
-            gates: $p.gates,
-            extra: $p.extra,
-            y: $p.y,
-            h0: $p.h0,
-            c0: $p.c0,
-            dy: $p.dy,
-            dh_n: $p.dh_n,
-            dc_n: $p.dc_n,
-        }
-    };
-}
-pub(super) use trail;
-
-impl<'k> Trail<'k> {
+impl<'k> SavedState<'k> {
     /// Where gate `gate` of a unit is in `[row][gates][hidden]`.
     pub(super) fn gate(&self, row: U64<'k>, gate: usize, unit: U32<'k>) -> U64<'k> {
         let width = self.hidden.to_u64() * self.cell.gates() as u64;
@@ -145,41 +124,40 @@ impl<'k> Trail<'k> {
         Elem: Access<A>,
     {
         let Unit { batch, unit, .. } = who;
-        let (cell, flags) = (self.cell, self.walk.flags);
+        let Self { cell, projected, walk, tensors, .. } = *self;
         let When { row, previous, there, first, last } = self.place_of(step, who);
         let later = there & !last;
         let behind = there & !first;
         let of_state = (batch * self.hidden + unit).to_u64();
-        let in_y = |row: U64<'k>| row * self.y_row.to_u64() + unit.to_u64();
         let read = |from: Ptr<'k, Read, Elem>, at: U64<'k>, p: Pred<'k>| {
             from.at(at).only_where(p, Fill::Zero).get::<A>()
         };
-        let start = |from, bit| read(from, of_state, first & has(flags, bit));
+        let start = |from, flag| read(from, of_state, first & walk.has(flag));
         let zero = k.lit::<A>(0.0);
-        let h_before = if self.projected {
+        let h_before = if projected {
             zero
         } else {
-            start(self.h0, walk::HAS_H0) + read(self.y, in_y(previous), behind)
+            start(tensors.h0, Flag::H0) + read(tensors.y, walk.in_y(previous, unit), behind)
         };
         let before = if cell.has_c() {
-            start(self.c0, walk::HAS_C0) + read(self.extra, self.place(previous, unit), behind)
+            start(tensors.c0, Flag::C0) + read(tensors.extra, self.place(previous, unit), behind)
         } else {
             h_before
         };
-        let gates = (0..cell.gates()).map(|gate| read(self.gates, self.gate(row, gate, unit), there));
+        let gates = (0..cell.gates()).map(|gate| read(tensors.gates, self.gate(row, gate, unit), there));
         let saved = Saved {
             gates: gates.collect(),
-            extra: if cell.carries() { read(self.extra, self.place(row, unit), there) } else { zero },
+            extra: if cell.carries() { read(tensors.extra, self.place(row, unit), there) } else { zero },
             before,
         };
-        let dh = if self.projected {
+        let dh = if projected {
             zero
         } else {
-            read(self.dy, in_y(row), there & has(flags, walk::HAS_DY))
-                + read(self.dh_n, of_state, last & has(flags, walk::HAS_DH_N))
+            read(tensors.dy, walk.in_y(row, unit), there & walk.has(Flag::Dy))
+                + read(tensors.dh_n, of_state, last & walk.has(Flag::DhN))
         };
-        let of_c = last & has(flags, walk::HAS_DC_N);
-        let dc = if cell.has_c() { read(self.dc_n, of_state, of_c) } else { zero };
+        let of_c = last & walk.has(Flag::DcN);
+        let dc = if cell.has_c() { read(tensors.dc_n, of_state, of_c) } else { zero };
         Known { row, there, later, h_before, saved, dh, dc }
     }
 
