@@ -19,6 +19,26 @@ pub fn tree<T>(values: impl IntoIterator<Item = T>, mut combine: impl FnMut(T, T
     level.pop()
 }
 
+/// The same of at least one value.
+pub fn tree_of<T>(first: T, rest: impl IntoIterator<Item = T>, mut combine: impl FnMut(T, T) -> T) -> T {
+    let (mut first, mut rest): (T, Vec<T>) = (first, rest.into_iter().collect());
+    while !rest.is_empty() {
+        let mut level = rest.into_iter();
+        if let Some(second) = level.next() {
+            first = combine(first, second);
+        }
+        let mut next = Vec::with_capacity(level.len().div_ceil(2));
+        while let Some(a) = level.next() {
+            next.push(match level.next() {
+                Some(b) => combine(a, b),
+                None => a,
+            });
+        }
+        rest = next;
+    }
+    first
+}
+
 /// Elements that one thread loads or stores together. Mapping over them unrolls.
 #[derive(Clone, Debug)]
 #[must_use = "a recorded value that nothing reads is a mistake in the kernel"]

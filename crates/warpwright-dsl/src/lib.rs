@@ -102,7 +102,7 @@ pub use index::{Index, IntoIndex};
 pub use kernel::{
     Accumulate, AccumulateKernel, BlockDim, KernelDef, KernelSpec, Params, record, record_module,
 };
-pub use lanes::{Lanes, tree};
+pub use lanes::{Lanes, tree, tree_of};
 pub use mbarrier::{Boxes, Mbarrier, Mbarriers, TensorBoxes};
 pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use warpwright_ops::gemm::Precision;
 use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ops::recurrent::reference::{Net, Weights};
-use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
+use warpwright_ops::recurrent::tuning::{ExchangeKind, PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{
     Biases, Cell, CellArgs, CellBackwardArgs, CellBackwardDesc, CellDesc, RecurrentArgs,
     RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, WeightGradients, WeightRefs,
@@ -77,23 +77,23 @@ const STEPWISE: How = How::Given(Schedule::Stepwise);
 /// Blocks of so many units, in so many groups, that hand over all they have at once, or word by word, or within clusters of so
 /// many sequences.
 const fn blocks(units: u32, groups: u32) -> How {
-    How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: Exchange::Blocks }))
+    How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: ExchangeKind::Flagged }))
 }
 
 const fn words(units: u32, groups: u32) -> How {
-    How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: Exchange::Words }))
+    How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: ExchangeKind::Ll }))
 }
 
 /// The same whose elements say themselves which step they are of.
 const fn tags(units: u32, groups: u32) -> How {
-    How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: Exchange::Tags }))
+    How::Given(Schedule::Persistent(PersistentConfig { units, groups, exchange: ExchangeKind::Inband }))
 }
 
 const fn cluster(units: u32, sequences: u32) -> How {
     How::Given(Schedule::Persistent(PersistentConfig {
         units,
         groups: 1,
-        exchange: Exchange::Cluster(sequences),
+        exchange: ExchangeKind::Dsmem { sequences },
     }))
 }
 

@@ -1,226 +1,153 @@
-//! The cells: what becomes of the sums of the gates of a unit, and of the gradients that come back.
+//! A single step, as a primitive of its own.
 
-use warpwright_dsl::prelude::*;
+use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{TensorMut, TensorRef};
 
-use crate::activation::{Activation, evaluate};
+use super::plan::{backward, forward};
+use super::tuning::Schedule;
+use super::{
+    Biases, Cell, RecurrentArgs, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc,
+    WeightGradients, WeightRefs,
+};
+use crate::plan::{Operation, Plan};
+use crate::tensors::Arguments;
+use crate::{Binding, PlanError};
 
-/// What a unit computes in a step from the sums of its gates, its own value before, and nothing else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cell {
-    /// Long short-term memory: gates i, f, g, o, and a cell beside the hidden state.
-    Lstm,
-    /// The gated recurrent unit: gates r, z, n; the state's bias of n lies inside the product with r.
-    Gru,
-    /// `h' = tanh(..)`
-    RnnTanh,
-    /// `h' = relu(..)`
-    RnnRelu,
+/// A step of a cell: `lstm_cell`, `gru_cell`, `rnn_cell`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CellDesc {
+    /// What a unit computes.
+    pub cell: Cell,
+    /// Element type of all tensors but the reserve.
+    pub dtype: DType,
+    /// Sequences.
+    pub batch: usize,
+    /// Elements of an input, at least 1.
+    pub input: usize,
+    /// Units, at least 1.
+    pub hidden: usize,
+    /// Which biases there are.
+    pub biases: Biases,
+    /// Whether a reserve is written, as [`RecurrentDesc`] does of a sequence of one place.
+    pub training: bool,
 }
 
-impl Cell {
-    /// Every cell.
-    pub const ALL: [Self; 4] = [Self::Lstm, Self::Gru, Self::RnnTanh, Self::RnnRelu];
+/// Tensors of [`CellDesc`].
+#[derive(Debug)]
+pub struct CellArgs<'a> {
+    /// `[batch, input]`
+    pub x: TensorRef<'a>,
+    /// The hidden state, `[batch, hidden]`.
+    pub h: TensorRef<'a>,
+    /// The cells of an LSTM, `[batch, hidden]`.
+    pub c: Option<TensorRef<'a>>,
+    /// The weights.
+    pub weights: WeightRefs<'a>,
+    /// The hidden state after the step.
+    pub h_next: TensorMut<'a>,
+    /// The cells of an LSTM after the step.
+    pub c_next: Option<TensorMut<'a>>,
+    /// What the backward pass needs.
+    pub reserve: Option<TensorMut<'a>>,
+    /// Scratch memory.
+    pub workspace: Option<TensorMut<'a>>,
+}
 
-    /// A part of the names of kernels.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Lstm => "lstm",
-            Self::Gru => "gru",
-            Self::RnnTanh => "rnn_tanh",
-            Self::RnnRelu => "rnn_relu",
-        }
-    }
+/// The gradients of [`CellDesc`], whose `training` must be set.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CellBackwardDesc {
+    /// The forward pass.
+    pub forward: CellDesc,
+    /// Whether `c_next` has a gradient.
+    pub dc_next: bool,
+}
 
-    /// The primitive that it belongs to.
-    pub const fn op(self) -> &'static str {
-        match self {
-            Self::Lstm => "lstm",
-            Self::Gru => "gru",
-            Self::RnnTanh | Self::RnnRelu => "rnn",
-        }
-    }
+/// Tensors of [`CellBackwardDesc`].
+#[derive(Debug)]
+pub struct CellBackwardArgs<'a> {
+    /// As in the forward pass.
+    pub x: TensorRef<'a>,
+    /// As in the forward pass.
+    pub h: TensorRef<'a>,
+    /// As in the forward pass.
+    pub c: Option<TensorRef<'a>>,
+    /// What the forward pass left.
+    pub reserve: TensorRef<'a>,
+    /// The gradient of `h_next`.
+    pub dh_next: TensorRef<'a>,
+    /// The gradient of `c_next`.
+    pub dc_next: Option<TensorRef<'a>>,
+    /// The weights and what becomes their gradients.
+    pub weights: WeightGradients<'a>,
+    /// The gradient of `x`.
+    pub dx: TensorMut<'a>,
+    /// The gradient of `h`.
+    pub dh: TensorMut<'a>,
+    /// The gradient of `c`.
+    pub dc: Option<TensorMut<'a>>,
+    /// Scratch memory.
+    pub workspace: Option<TensorMut<'a>>,
+}
 
-    /// The primitive of a single step.
-    pub const fn cell_op(self) -> &'static str {
-        match self {
-            Self::Lstm => "lstm_cell",
-            Self::Gru => "gru_cell",
-            Self::RnnTanh | Self::RnnRelu => "rnn_cell",
-        }
-    }
-
-    /// Gates of a unit.
-    pub const fn gates(self) -> usize {
-        match self {
-            Self::Lstm => 4,
-            Self::Gru => 3,
-            Self::RnnTanh | Self::RnnRelu => 1,
-        }
-    }
-
-    /// Whether there is a cell beside the hidden state.
-    pub const fn has_c(self) -> bool {
-        matches!(self, Self::Lstm)
-    }
-
-    /// Whether a unit's own value passes to the next step in the precision of sums: `c`, or the `h` that `z` keeps.
-    pub(super) const fn carries(self) -> bool {
-        matches!(self, Self::Lstm | Self::Gru)
-    }
-
-    /// Whether the gradients of the gates on the side of the state differ from those on the side of the input.
-    pub(super) const fn splits(self) -> bool {
-        matches!(self, Self::Gru)
-    }
-
-    /// Lanes of a unit where each has one gate: a power of two.
-    pub(super) const fn lanes(self) -> u32 {
-        (self.gates() as u32).next_power_of_two()
+impl CellDesc {
+    /// The sequence of one place that it is.
+    fn sequence(&self) -> RecurrentDesc {
+        let Self { cell, dtype, batch, input, hidden, biases, training } = *self;
+        let one = RecurrentDesc::new(cell, dtype, [1, batch, input, hidden]);
+        RecurrentDesc { biases, h0: true, c0: cell.has_c(), training, ..one }
     }
 }
 
-/// The function of a gate that needs no other gate, from the sum of both of its products. The last gate of [`Cell::Gru`]
-/// does: its sums are kept apart.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Gate<'k> {
-    /// A gate that is known while recording.
-    Known(usize),
-    /// That of the lane.
-    Lane(U32<'k>),
-}
+impl Operation for CellDesc {
+    type Args<'a> = CellArgs<'a>;
 
-/// A step of a unit.
-pub(super) struct Step<'k, A: Float> {
-    /// The gates, activated.
-    pub(super) gates: Vec<Reg<'k, A>>,
-    /// What else the gradients need: the cell, or the state's part of n.
-    pub(super) extra: Option<Reg<'k, A>>,
-    pub(super) h: Reg<'k, A>,
-    /// The value that passes to the next step: the cell, or the hidden state.
-    pub(super) own: Reg<'k, A>,
-}
-
-/// The gradients of a step of a unit.
-pub(super) struct Gradient<'k, A: Float> {
-    /// Of the sums on the side of the input.
-    pub(super) gates: Vec<Reg<'k, A>>,
-    /// Of the last of them on the side of the state, where it differs.
-    pub(super) inner: Reg<'k, A>,
-    /// Of the value that passes from step to step.
-    pub(super) carry: Reg<'k, A>,
-}
-
-/// What a forward pass left of a step.
-pub(super) struct Saved<'k, A: Float> {
-    pub(super) gates: Vec<Reg<'k, A>>,
-    pub(super) extra: Reg<'k, A>,
-    /// The cell, or the hidden state, before the step.
-    pub(super) before: Reg<'k, A>,
-}
-
-fn logistic<'k, A: Float>(x: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
-    evaluate(Activation::Sigmoid, x, dtype)
-}
-
-fn squash<'k, A: Float>(x: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
-    evaluate(Activation::Tanh, x, dtype)
-}
-
-impl Cell {
-    /// What a gate gives on its own, from its sums on the sides of input and state, for results of type `dtype`.
-    pub(super) fn alone<'k, A: Float>(
-        self,
-        gate: Gate<'k>,
-        x: Reg<'k, A>,
-        h: Reg<'k, A>,
-        dtype: DType,
-    ) -> Reg<'k, A> {
-        let other = |last: usize, usual: fn(Reg<'k, A>, DType) -> Reg<'k, A>, special: Reg<'k, A>| match gate
-        {
-            Gate::Known(gate) if gate == last => special,
-            Gate::Known(_) => usual(x + h, dtype),
-            Gate::Lane(gate) => gate.eq(last as u32).select(special, usual(x + h, dtype)),
-        };
-        match self {
-            Self::Lstm => match gate {
-                Gate::Known(2) => squash(x + h, dtype),
-                Gate::Known(_) => logistic(x + h, dtype),
-                Gate::Lane(_) => other(2, logistic, squash(x + h, dtype)),
-            },
-            Self::Gru => other(2, logistic, x),
-            Self::RnnTanh => squash(x + h, dtype),
-            Self::RnnRelu => evaluate(Activation::Relu, x + h, dtype),
-        }
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        forward::plan(&self.sequence(), target, Schedule::Stepwise, self.cell.cell_op())
     }
+}
 
-    /// The step, from what the gates give on their own, the state's part of the last gate, and the value before.
-    pub(super) fn together<'k, A: Float>(
-        self,
-        alone: &[Reg<'k, A>],
-        inner: Reg<'k, A>,
-        before: Reg<'k, A>,
-        dtype: DType,
-    ) -> Step<'k, A> {
-        match (self, alone) {
-            (Self::Lstm, &[input, forget, cell, output]) => {
-                let c = forget.mul_add(before, input * cell);
-                Step { gates: alone.to_vec(), extra: Some(c), h: output * squash(c, dtype), own: c }
-            }
-            (Self::Gru, &[reset, update, new]) => {
-                let new = squash(reset.mul_add(inner, new), dtype);
-                let h = update.mul_add(before - new, new);
-                Step { gates: vec![reset, update, new], extra: Some(inner), h, own: h }
-            }
-            _ => Step { gates: alone.to_vec(), extra: None, h: alone[0], own: alone[0] },
-        }
+impl<'a> Arguments<'a> for CellArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
+        let mut all = RecurrentArgs::bind([
+            RecurrentArgs::x.bind(self.x),
+            RecurrentArgs::h0.bind(self.h),
+            RecurrentArgs::c0.bind(self.c),
+            RecurrentArgs::h_n.bind(self.h_next),
+            RecurrentArgs::c_n.bind(self.c_next),
+            RecurrentArgs::reserve.bind(self.reserve),
+            RecurrentArgs::workspace.bind(self.workspace),
+        ]);
+        all.extend(self.weights.bindings());
+        all
     }
+}
 
-    /// The hidden state of a step as it was before its projection.
-    pub(super) fn unprojected<'k, A: Float>(self, saved: &Saved<'k, A>, dtype: DType) -> Reg<'k, A> {
-        saved.gates[self.gates() - 1] * squash(saved.extra, dtype)
+impl Operation for CellBackwardDesc {
+    type Args<'a> = CellBackwardArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let forward = self.forward.sequence();
+        let (dy, dh_n, dc_n, dx) = (false, true, self.dc_next, true);
+        let desc = RecurrentBackwardDesc { forward, dy, dh_n, dc_n, dx };
+        backward::plan(&desc, target, Schedule::Stepwise, self.forward.cell.cell_op())
     }
+}
 
-    /// The gradients of a step from that of its hidden state and that of the value that passes on; for [`Cell::Gru`] that
-    /// value is the hidden state, and `carry` is part of `dh`.
-    pub(super) fn back<'k, A: Float>(
-        self,
-        saved: &Saved<'k, A>,
-        dh: Reg<'k, A>,
-        carry: Reg<'k, A>,
-        dtype: DType,
-    ) -> Gradient<'k, A> {
-        // Slopes of the logistic function and of the hyperbolic tangent from their values.
-        let of_logistic = |y: Reg<'k, A>| y * (1.0 - y);
-        let of_tanh = |y: Reg<'k, A>| (-y).mul_add(y, 1.0);
-        let before = saved.before;
-        match (self, saved.gates.as_slice()) {
-            (Self::Lstm, &[input, forget, cell, output]) => {
-                let squashed = squash(saved.extra, dtype);
-                let dc = (dh * output).mul_add(of_tanh(squashed), carry);
-                let gates = vec![
-                    dc * cell * of_logistic(input),
-                    dc * before * of_logistic(forget),
-                    dc * input * of_tanh(cell),
-                    dh * squashed * of_logistic(output),
-                ];
-                Gradient { inner: gates[3], gates, carry: dc * forget }
-            }
-            (Self::Gru, &[reset, update, new]) => {
-                let dh = dh + carry;
-                let dnew = dh * (1.0 - update) * of_tanh(new);
-                let gates = vec![
-                    dnew * saved.extra * of_logistic(reset),
-                    dh * (before - new) * of_logistic(update),
-                    dnew,
-                ];
-                Gradient { gates, inner: dnew * reset, carry: dh * update }
-            }
-            (_, gates) => {
-                let y = gates[0];
-                let slope = dh * of_tanh(y);
-                let dx = if self == Self::RnnRelu { y.le(0.0).select(0.0, dh) } else { slope };
-                Gradient { gates: vec![dx], inner: dx, carry }
-            }
-        }
+impl<'a> Arguments<'a> for CellBackwardArgs<'a> {
+    fn bindings(self) -> Vec<Binding<'a>> {
+        let mut all = RecurrentBackwardArgs::bind([
+            RecurrentBackwardArgs::x.bind(self.x),
+            RecurrentBackwardArgs::h0.bind(self.h),
+            RecurrentBackwardArgs::c0.bind(self.c),
+            RecurrentBackwardArgs::reserve.bind(self.reserve),
+            RecurrentBackwardArgs::dh_n.bind(self.dh_next),
+            RecurrentBackwardArgs::dc_n.bind(self.dc_next),
+            RecurrentBackwardArgs::dx.bind(self.dx),
+            RecurrentBackwardArgs::dh0.bind(self.dh),
+            RecurrentBackwardArgs::dc0.bind(self.dc),
+            RecurrentBackwardArgs::workspace.bind(self.workspace),
+        ]);
+        all.extend(self.weights.bindings());
+        all
     }
 }

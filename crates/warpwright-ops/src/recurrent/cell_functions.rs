@@ -2,8 +2,8 @@
 
 use warpwright_runtime::{Stream, Tensor};
 
+use super::cell::{CellArgs, CellBackwardArgs, CellBackwardDesc, CellDesc};
 use super::functions::{WeightGradient, Weights};
-use super::single::{CellArgs, CellBackwardArgs, CellBackwardDesc, CellDesc};
 use super::{Cell, refuse};
 use crate::plan::PlanCache;
 use crate::{Error, PlanError};

@@ -4,9 +4,11 @@ use std::fmt;
 
 use warpwright_ptx::{DType, Target};
 
-use super::exchange::{Product, THREADS};
-use super::staged::MOST_WEIGHTS as MOST_WEIGHTS_STAGED;
-use super::{Cell, RecurrentDesc, backward, forward};
+use super::persistent::backward::SequenceBackward;
+use super::persistent::exchange::{Dsmem, Exchange, Flagged, Inband, Ll};
+use super::persistent::forward::Sequence;
+use super::persistent::gemm::THREADS;
+use super::{Cell, RecurrentDesc};
 use crate::gemm::Precision;
 
 /// How a persistent kernel is laid out.
@@ -17,17 +19,17 @@ pub struct PersistentConfig {
     /// Groups of blocks that share the sequences: each has as many of them, and all weights.
     pub groups: u32,
     /// How the blocks hand each other what a step gives.
-    pub exchange: Exchange,
+    pub exchange: ExchangeKind,
 }
 
 impl fmt::Display for PersistentConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "u{}", self.units)?;
         match self.exchange {
-            Exchange::Words => {}
-            Exchange::Blocks => f.write_str("_blocks")?,
-            Exchange::Tags => f.write_str("_tags")?,
-            Exchange::Cluster(sequences) => write!(f, "_cluster{sequences}")?,
+            ExchangeKind::Ll => {}
+            ExchangeKind::Flagged => f.write_str("_blocks")?,
+            ExchangeKind::Inband => f.write_str("_tags")?,
+            ExchangeKind::Dsmem { sequences } => write!(f, "_cluster{sequences}")?,
         }
         if self.groups > 1 { write!(f, "_g{}", self.groups) } else { Ok(()) }
     }
@@ -35,29 +37,31 @@ impl fmt::Display for PersistentConfig {
 
 /// How the blocks of a persistent kernel hand each other what a step gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Exchange {
-    /// Each word with the number of its step, read straight into registers.
-    Words,
+pub enum ExchangeKind {
+    /// LL, as NCCL calls it: each word with the number of its step, read straight into registers.
+    Ll,
     /// All elements of a block at once, with a flag; they are read through shared memory.
-    Blocks,
+    Flagged,
     /// Elements whose own bits say which step they are of, read straight into registers (16-bit states below 2, forward; whatever
     /// is rounded to `tf32`).
-    Tags,
-    /// Within a cluster, which has all units, through its shared memory (sm_90 and later); so many sequences a cluster, a
-    /// power of two.
-    Cluster(u32),
+    Inband,
+    /// Within a cluster, which has all units, through distributed shared memory (sm_90 and later).
+    Dsmem {
+        /// Sequences of a cluster, a power of two.
+        sequences: u32,
+    },
 }
 
-impl Exchange {
+impl ExchangeKind {
     /// Whether products of `f32` are made of rounded factors where that is allowed.
     pub(super) fn rounds(self, precision: Precision) -> bool {
-        precision == Precision::Tf32 && matches!(self, Self::Blocks | Self::Tags)
+        precision == Precision::Tf32 && matches!(self, Self::Flagged | Self::Inband)
     }
 
     /// Sequences that a block has to do with, of `batch`.
     pub(super) const fn batch(self, batch: u32) -> u32 {
         match self {
-            Self::Cluster(sequences) => sequences,
+            Self::Dsmem { sequences } => sequences,
             _ => batch,
         }
     }
@@ -136,12 +140,13 @@ pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
     }
     let takes = |config: &PersistentConfig| config.takes(desc, target);
     let straight = |exchange| of_groups(desc).find_map(|groups| straight(desc, exchange, groups, takes));
-    let blocks = || of_groups(desc).find_map(|groups| layouts_with(Exchange::Blocks, groups).find(takes));
-    let rounds = Exchange::Tags.rounds(desc.precision);
+    let blocks =
+        || of_groups(desc).find_map(|groups| layouts_with(ExchangeKind::Flagged, groups).find(takes));
+    let rounds = ExchangeKind::Inband.rounds(desc.precision);
     // Of few sequences words are as fast as rounded elements, and exact.
-    let few = (rounds && desc.batch < LEAST_SEQUENCES).then(|| straight(Exchange::Words)).flatten();
-    let words = || straight(Exchange::Words);
-    let spread = || few.or_else(|| straight(Exchange::Tags)).or_else(words).or_else(blocks);
+    let few = (rounds && desc.batch < LEAST_SEQUENCES).then(|| straight(ExchangeKind::Ll)).flatten();
+    let words = || straight(ExchangeKind::Ll);
+    let spread = || few.or_else(|| straight(ExchangeKind::Inband)).or_else(words).or_else(blocks);
     let most = if rounds { FEW_TOGETHER / 2 } else { FEW_TOGETHER };
     let config = near(desc, (cluster(desc, target, &FORWARD), most), spread);
     config.map_or(Schedule::Stepwise, Schedule::Persistent)
@@ -150,9 +155,11 @@ pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
 /// Every layout that some net is taken with.
 pub fn layouts() -> impl Iterator<Item = PersistentConfig> {
     let spread = GROUPS.into_iter().flat_map(|groups| {
-        let few = PersistentConfig { units: FEWEST_UNITS, groups, exchange: Exchange::Blocks };
+        let few = PersistentConfig { units: FEWEST_UNITS, groups, exchange: ExchangeKind::Flagged };
         let of = move |exchange| layouts_with(exchange, groups);
-        [few].into_iter().chain([Exchange::Words, Exchange::Tags, Exchange::Blocks].into_iter().flat_map(of))
+        [few]
+            .into_iter()
+            .chain([ExchangeKind::Ll, ExchangeKind::Inband, ExchangeKind::Flagged].into_iter().flat_map(of))
     });
     let sequences = (0..=MOST_SEQUENCES.ilog2()).map(|power| 1 << power);
     let clusters = sequences.flat_map(|sequences| CLUSTER_UNITS.map(|units| in_cluster(units, sequences)));
@@ -161,11 +168,11 @@ pub fn layouts() -> impl Iterator<Item = PersistentConfig> {
 
 /// Within clusters of so many sequences.
 const fn in_cluster(units: u32, sequences: u32) -> PersistentConfig {
-    PersistentConfig { units, groups: 1, exchange: Exchange::Cluster(sequences) }
+    PersistentConfig { units, groups: 1, exchange: ExchangeKind::Dsmem { sequences } }
 }
 
 /// The layouts with one kind of exchange in so many groups.
-fn layouts_with(exchange: Exchange, groups: u32) -> impl DoubleEndedIterator<Item = PersistentConfig> {
+fn layouts_with(exchange: ExchangeKind, groups: u32) -> impl DoubleEndedIterator<Item = PersistentConfig> {
     UNITS.into_iter().map(move |units| PersistentConfig { units, groups, exchange })
 }
 
@@ -178,7 +185,7 @@ fn of_groups(desc: &RecurrentDesc) -> impl Iterator<Item = u32> {
 /// How a persistent kernel is laid out that reads states straight into registers, if `takes` says that one takes the net.
 fn straight(
     desc: &RecurrentDesc,
-    exchange: Exchange,
+    exchange: ExchangeKind,
     groups: u32,
     takes: impl FnMut(&PersistentConfig) -> bool,
 ) -> Option<PersistentConfig> {
@@ -242,11 +249,11 @@ pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
     }
     let takes = |config: &PersistentConfig| config.takes_back(desc, target);
     let layout = |groups: u32| {
-        let tags = layouts_with(Exchange::Tags, groups).find(takes);
-        let mut fitting = layouts_with(Exchange::Words, groups).filter(takes);
+        let tags = layouts_with(ExchangeKind::Inband, groups).find(takes);
+        let mut fitting = layouts_with(ExchangeKind::Ll, groups).filter(takes);
         // A tile has 16 rows, whether they are there or not.
         let words = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
-        let blocks = layouts_with(Exchange::Blocks, groups).find(takes);
+        let blocks = layouts_with(ExchangeKind::Flagged, groups).find(takes);
         // The words of few batches are on their way for less time than a flag is. The elements of three gates are left one by
         // one.
         let at_once = desc.cell.gates().is_power_of_two();
@@ -271,18 +278,18 @@ impl PersistentConfig {
         let rows = units * cell.gates();
         let lanes = cell.lanes() as usize;
         let items = (units * batch).saturating_mul(lanes).div_ceil(THREADS as usize);
+        let gemm = Sequence::gemm(desc, self);
         match (self.exchange, dtype) {
-            (Exchange::Cluster(_), _) => {
-                items <= MOST_GATES && forward::sequence(desc, self).product().fits_cluster(target)
+            (ExchangeKind::Dsmem { .. }, _) => {
+                items <= MOST_GATES && Dsmem::of(gemm).is_some_and(|dsmem| dsmem.fits(target))
             }
-            (Exchange::Tags, _) => {
-                let product = forward::sequence(desc, self).product();
-                let fits = items <= MOST_GATES && product.shared_bytes() <= most_shared(target);
-                fits && product.has_tags() && (product.rounds || stays_small(desc))
+            (ExchangeKind::Inband, _) => {
+                let fits = items <= MOST_GATES && (gemm.rounds || stays_small(desc));
+                fits && Inband::of(gemm).is_some_and(|inband| has_room(&inband, target))
             }
-            (Exchange::Blocks, _) => {
-                let product = forward::sequence(desc, self).product();
-                items <= MOST_GATES && staged_fits(&product, target)
+            (ExchangeKind::Flagged, _) => {
+                items <= MOST_GATES
+                    && Flagged::of(gemm).is_some_and(|flagged| takes_flagged(&flagged, target))
             }
             (_, DType::F32) => {
                 let weights = rows * 2 * hidden.div_ceil(512);
@@ -292,8 +299,7 @@ impl PersistentConfig {
             _ => {
                 let most = MOST_TOGETHER.saturating_sub(OF_ITEM.saturating_mul(items)).min(MOST_WEIGHTS);
                 let weights = 4 * rows.div_ceil(TILE_ROWS) * (hidden / 16).div_ceil(8);
-                let shared = forward::sequence(desc, self).product().shared_bytes();
-                hidden.is_multiple_of(16) && weights <= most && shared <= most_shared(target)
+                hidden.is_multiple_of(16) && weights <= most && has_room(&Ll::of(gemm), target)
             }
         }
     }
@@ -308,19 +314,19 @@ impl PersistentConfig {
             return false;
         }
         let items = units.saturating_mul(batch).div_ceil(THREADS as usize);
+        let gemm = SequenceBackward::gemm(desc, self);
         match (self.exchange, dtype) {
-            (Exchange::Cluster(_), _) => {
-                items <= MOST_UNITS && backward::sweep(desc, self).product().fits_cluster(target)
+            (ExchangeKind::Dsmem { .. }, _) => {
+                items <= MOST_UNITS && Dsmem::of(gemm).is_some_and(|dsmem| dsmem.fits(target))
             }
-            (Exchange::Tags, _) => {
-                let product = backward::sweep(desc, self).product();
-                let fits = items <= MOST_UNITS && product.shared_bytes() <= most_shared(target);
-                fits && product.rounds && product.has_tags() && units == TILE_ROWS
+            (ExchangeKind::Inband, _) => {
+                let fits = items <= MOST_UNITS && gemm.rounds && units == TILE_ROWS;
+                fits && Inband::of(gemm).is_some_and(|inband| has_room(&inband, target))
             }
-            (Exchange::Blocks, _) => {
-                let product = backward::sweep(desc, self).product();
-                let whole_tiles = !product.is_tensor() || units == TILE_ROWS;
-                items <= MOST_UNITS && whole_tiles && staged_fits(&product, target)
+            (ExchangeKind::Flagged, _) => {
+                let whole_tiles = |flagged: &Flagged| !flagged.is_mma() || units == TILE_ROWS;
+                let fits = |flagged| whole_tiles(&flagged) && takes_flagged(&flagged, target);
+                items <= MOST_UNITS && Flagged::of(gemm).is_some_and(fits)
             }
             (_, DType::F32) => {
                 let weights = units * 2 * depth.div_ceil(512);
@@ -329,8 +335,7 @@ impl PersistentConfig {
             _ => {
                 let weights = 4 * (depth / 16).div_ceil(8);
                 let most = MOST_TOGETHER.saturating_sub(2 * OF_ITEM * items);
-                let shared = backward::sweep(desc, self).product().shared_bytes();
-                let fits = weights <= most.min(MOST_WEIGHTS) && shared <= most_shared(target);
+                let fits = weights <= most.min(MOST_WEIGHTS) && has_room(&Ll::of(gemm), target);
                 units == TILE_ROWS && hidden.is_multiple_of(16) && fits
             }
         }
@@ -338,7 +343,7 @@ impl PersistentConfig {
 
     /// Whether a block forward is small.
     fn is_light(self, desc: &RecurrentDesc) -> bool {
-        forward::sequence(desc, self).product().cluster_weights() <= LIGHT_WEIGHTS
+        Dsmem::of(Sequence::gemm(desc, self)).is_some_and(|dsmem| dsmem.weights() <= LIGHT_WEIGHTS)
     }
 
     /// Whether the device holds all blocks at once, and these exchange no more than they can, of `depth`
@@ -350,13 +355,13 @@ impl PersistentConfig {
             return false;
         }
         let elements = self.batch(desc).saturating_mul(depth);
-        let blocks = self.exchange == Exchange::Blocks;
+        let blocks = self.exchange == ExchangeKind::Flagged;
         let known = matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
         let (least, most) = match self.exchange {
-            Exchange::Words => (1, words),
-            Exchange::Tags => (1, MOST_ELEMENTS),
-            Exchange::Blocks => (LEAST_STATE, MOST_ELEMENTS),
-            Exchange::Cluster(sequences) => {
+            ExchangeKind::Ll => (1, words),
+            ExchangeKind::Inband => (1, MOST_ELEMENTS),
+            ExchangeKind::Flagged => (LEAST_STATE, MOST_ELEMENTS),
+            ExchangeKind::Dsmem { sequences } => {
                 // Clusters share the sequences themselves.
                 return known
                     && self.groups == 1
@@ -375,7 +380,7 @@ impl PersistentConfig {
     /// Sequences of a block.
     fn batch(self, desc: &RecurrentDesc) -> usize {
         match self.exchange {
-            Exchange::Cluster(sequences) => sequences as usize,
+            ExchangeKind::Dsmem { sequences } => sequences as usize,
             _ => desc.batch / self.groups.max(1) as usize,
         }
     }
@@ -390,9 +395,12 @@ fn stays_small(desc: &RecurrentDesc) -> bool {
     }
 }
 
+/// Whether the shared memory of a block has room for an exchange.
+fn has_room(exchange: &dyn Exchange, target: Target) -> bool {
+    exchange.memory().shared_bytes <= most_shared(target)
+}
+
 /// Whether the weights fit the registers, and the rest shared memory.
-fn staged_fits(product: &Product, target: Target) -> bool {
-    product.staging().is_some()
-        && product.staged_weights() <= MOST_WEIGHTS_STAGED
-        && product.shared_bytes() <= most_shared(target)
+fn takes_flagged(flagged: &Flagged, target: Target) -> bool {
+    flagged.fits_registers() && has_room(flagged, target)
 }

@@ -2,7 +2,7 @@
 
 use warpwright_ops::Operation;
 use warpwright_ops::gemm::Precision;
-use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
+use warpwright_ops::recurrent::tuning::{ExchangeKind, PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{Biases, Cell, RecurrentBackwardDesc, RecurrentDesc};
 use warpwright_ptx::DType;
 
@@ -116,23 +116,23 @@ fn defects_of_sequences_are_noticed() {
 
 #[test]
 fn defects_of_sequences_through_shared_memory_are_noticed() {
-    let layout = PersistentConfig { units: 8, groups: 1, exchange: Exchange::Blocks };
+    let layout = PersistentConfig { units: 8, groups: 1, exchange: ExchangeKind::Flagged };
     sequences_with((Some(layout), Precision::Full), Cell::Lstm, DType::F32, [5, 32]);
 }
 
 #[test]
 #[ignore = "nightly: mutation-recurrent"]
 fn defects_of_sequences_of_rounded_factors_are_noticed() {
-    let layout = PersistentConfig { units: 16, groups: 1, exchange: Exchange::Blocks };
+    let layout = PersistentConfig { units: 16, groups: 1, exchange: ExchangeKind::Flagged };
     sequences_backward_with((Some(layout), Precision::Tf32), Cell::Lstm, DType::F32, [18, 64]);
-    let layout = PersistentConfig { exchange: Exchange::Tags, ..layout };
+    let layout = PersistentConfig { exchange: ExchangeKind::Inband, ..layout };
     sequences_with((Some(layout), Precision::Tf32), Cell::Lstm, DType::F32, [3, 32]);
     sequences_backward_with((Some(layout), Precision::Tf32), Cell::Gru, DType::F32, [9, 32]);
 }
 
 #[test]
 fn defects_of_tagged_sequences_are_noticed() {
-    let layout = PersistentConfig { units: 16, groups: 1, exchange: Exchange::Tags };
+    let layout = PersistentConfig { units: 16, groups: 1, exchange: ExchangeKind::Inband };
     sequences_with((Some(layout), Precision::Full), Cell::Lstm, DType::BF16, [3, 64]);
     sequences_with((Some(layout), Precision::Full), Cell::RnnTanh, DType::F16, [19, 64]);
 }

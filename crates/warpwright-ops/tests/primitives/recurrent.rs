@@ -3,7 +3,7 @@
 use warpwright_ops::gemm::Precision;
 use warpwright_ops::plan::{Access as TensorAccess, Real};
 use warpwright_ops::recurrent::reference::{Net, Weights as Plain};
-use warpwright_ops::recurrent::tuning::{Exchange, PersistentConfig, Schedule};
+use warpwright_ops::recurrent::tuning::{ExchangeKind, PersistentConfig, Schedule};
 use warpwright_ops::recurrent::{
     Cell, OutputGradients, RecurrentBackwardDesc, RecurrentDesc, RecurrentInput, RecurrentOptions,
     RecurrentOutput, State, Weights, check_lengths, lstm, recurrent, recurrent_backward,
@@ -107,12 +107,12 @@ fn sequences_without_a_plan() {
         (vec![], 9 + 3 * 3 + 1),
         "a cell, a product and its sum for each step"
     );
-    let wrong = Schedule::Persistent(PersistentConfig { units: 4, groups: 1, exchange: Exchange::Words });
+    let wrong = Schedule::Persistent(PersistentConfig { units: 4, groups: 1, exchange: ExchangeKind::Ll });
     let e = backward.plan_with(TARGET, wrong).expect_err("no such kernel");
     assert!(matches!(e, PlanError::Parameter { parameter: "schedule", .. }), "{e}");
     // Clusters share the sequences themselves: groups would do the same work twice.
     for (groups, batch) in [(2, 2), (0, 2), (4, 4)] {
-        let wrong = PersistentConfig { units: 32, groups, exchange: Exchange::Cluster(1) };
+        let wrong = PersistentConfig { units: 32, groups, exchange: ExchangeKind::Dsmem { sequences: 1 } };
         let e = RecurrentDesc { batch, hidden: 512, ..good.clone() }
             .plan_with(TARGET, Schedule::Persistent(wrong))
             .expect_err("no such kernel");
@@ -120,7 +120,7 @@ fn sequences_without_a_plan() {
     }
     let e = RecurrentDesc { dtype: DType::I8, ..good.clone() }.plan(TARGET).expect_err("no integers");
     assert!(matches!(e, PlanError::DType { op: "lstm", .. }), "{e}");
-    let wrong = Schedule::Persistent(PersistentConfig { units: 3, groups: 1, exchange: Exchange::Words });
+    let wrong = Schedule::Persistent(PersistentConfig { units: 3, groups: 1, exchange: ExchangeKind::Ll });
     let e = good.plan_with(TARGET, wrong).expect_err("no such kernel");
     assert!(matches!(e, PlanError::Parameter { parameter: "schedule", .. }), "{e}");
     // Old targets, sizes that do not fit, and double precision go step by step.
@@ -222,10 +222,10 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
 fn every_seed_agrees() {
     let (full, tf32) = (Precision::Full, Precision::Tf32);
     for (batch, exchange, sm, precision) in [
-        (2, Exchange::Words, 80, full),
-        (5, Exchange::Blocks, 80, full),
-        (10, Exchange::Tags, 80, tf32),
-        (5, Exchange::Cluster(1), 90, full),
+        (2, ExchangeKind::Ll, 80, full),
+        (5, ExchangeKind::Flagged, 80, full),
+        (10, ExchangeKind::Inband, 80, tf32),
+        (5, ExchangeKind::Dsmem { sequences: 1 }, 90, full),
     ] {
         let target = Target::sm(sm);
         let desc = RecurrentDesc::new(Cell::Lstm, DType::F32, [7, batch, 12, 32]);
@@ -296,7 +296,7 @@ fn unusual(dtype: DType, schedule: Schedule, seed: u64) -> Vec<u16> {
 /// Tags take a bit of what is handed on: first states that need it, and what is not a number, go through.
 #[test]
 fn tagged_states_may_begin_and_end_as_anything() {
-    let layout = PersistentConfig { units: 16, groups: 1, exchange: Exchange::Tags };
+    let layout = PersistentConfig { units: 16, groups: 1, exchange: ExchangeKind::Inband };
     for (dtype, shift) in [(DType::BF16, 7), (DType::F16, 10), (DType::F32, 7)] {
         let want = unusual(dtype, Schedule::Stepwise, 0);
         let got = unusual(dtype, Schedule::Persistent(layout), 0);

@@ -3,18 +3,18 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::cell::Cell;
 use super::epilogue::{BiasArgs, Epilogue, NextArgs, StateArgs};
 use super::saved::{SavedArgs, SavedState, Unit};
-use super::sums_of;
-use super::walk::{Flag, Flags, WalkArgs, length_of};
+use crate::recurrent::gates::Cell;
+use crate::recurrent::sums_of;
+use crate::recurrent::walk::{Flag, Flags, WalkArgs, length_of};
 
 /// Threads of a block.
-pub(super) const THREADS: u32 = 128;
+pub(in crate::recurrent) const THREADS: u32 = 128;
 
 kernel_args! {
     /// A step forward.
-    pub(super) struct ForwardArgs => ForwardParams {
+    pub(in crate::recurrent) struct ForwardArgs => ForwardParams {
         /// `[row][gates][hidden]`; activated in place if they are kept.
         products: InOut<Elem>,
         /// `[batch][gates][hidden]`
@@ -26,13 +26,13 @@ kernel_args! {
 
 /// A step forward.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Forward {
-    pub(super) cell: Cell,
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct Forward {
+    pub(in crate::recurrent) cell: Cell,
+    pub(in crate::recurrent) dtype: DType,
     /// Whether it is the first: what passes from step to step has the element type then.
-    pub(super) first: bool,
+    pub(in crate::recurrent) first: bool,
     /// Whether the hidden state is projected, which is another kernel's: it goes nowhere but to `h` then.
-    pub(super) projected: bool,
+    pub(in crate::recurrent) projected: bool,
 }
 
 impl AccumulateKernel for Forward {
@@ -101,7 +101,7 @@ impl AccumulateKernel for Forward {
 
 kernel_args! {
     /// A step backward.
-    pub(super) struct BackwardArgs => BackwardParams {
+    pub(in crate::recurrent) struct BackwardArgs => BackwardParams {
         /// Its `gates` are `[row][gates][hidden]`, its `extra` `[row][hidden]`.
         saved: SavedArgs,
         /// What came back through the recurrent weights, and what passes from step to step, `[batch][hidden]`.
@@ -117,11 +117,11 @@ kernel_args! {
 
 /// A step backward.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Backward {
-    pub(super) cell: Cell,
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct Backward {
+    pub(in crate::recurrent) cell: Cell,
+    pub(in crate::recurrent) dtype: DType,
     /// Whether the hidden state is projected: `recurrent` has the whole gradient of the step's, as it was before, then.
-    pub(super) projected: bool,
+    pub(in crate::recurrent) projected: bool,
 }
 
 impl AccumulateKernel for Backward {
@@ -181,7 +181,7 @@ impl AccumulateKernel for Backward {
 
 kernel_args! {
     /// The gradients of the first state.
-    pub(super) struct StartArgs => StartParams {
+    pub(in crate::recurrent) struct StartArgs => StartParams {
         recurrent: In<Elem>, carry: In<Elem>, dh_n: In<Elem>, dc_n: In<Elem>, lengths: In<i32>,
         dh0: Out<Elem>, dc0: Out<Elem>,
         n: u32, hidden: u32, steps: u32, flags: Flags,
@@ -190,9 +190,9 @@ kernel_args! {
 
 /// The gradients of the first state: `HAS_H0` and `HAS_C0` say which of them are wanted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Start {
-    pub(super) cell: Cell,
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct Start {
+    pub(in crate::recurrent) cell: Cell,
+    pub(in crate::recurrent) dtype: DType,
 }
 
 impl AccumulateKernel for Start {

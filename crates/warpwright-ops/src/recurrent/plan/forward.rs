@@ -2,20 +2,20 @@
 
 use warpwright_ptx::Target;
 
-use super::epilogue::{BiasArgs, NextArgs, ResultArgs, StateArgs};
-use super::few::{self, Few, FewArgs};
 use super::launches::{Arena, Launches, Place};
-use super::once::Once;
-use super::persistent::{Sequence, SequenceArgs};
-use super::pointwise::{Forward, ForwardArgs};
-use super::projection;
-use super::tagged;
-use super::tuning::{Exchange, PersistentConfig, Schedule};
-use super::walk::{Flag, WalkArgs};
-use super::{Biases, RecurrentArgs, RecurrentDesc, Reserve, WIDE, WeightRefs, refuse, small, sums_of};
+use super::{Reserve, persistent};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{Operation, Plan, PlanParts, Variant};
+use crate::recurrent::persistent::forward::{Sequence, SequenceArgs};
+use crate::recurrent::step::epilogue::{BiasArgs, NextArgs, ResultArgs, StateArgs};
+use crate::recurrent::step::fused_mma::FusedMma;
+use crate::recurrent::step::gemv::{self, Gemv, GemvArgs};
+use crate::recurrent::step::pointwise::{Forward, ForwardArgs};
+use crate::recurrent::step::projection;
+use crate::recurrent::tuning::{PersistentConfig, Schedule};
+use crate::recurrent::walk::{Flag, WalkArgs};
+use crate::recurrent::{Biases, RecurrentArgs, RecurrentDesc, WIDE, WeightRefs, small, sums_of};
 use crate::tensors::{Member, Slot};
 
 /// Scratch memory.
@@ -43,7 +43,7 @@ struct Pass {
     /// Its number among the weights.
     index: usize,
     direction: usize,
-    /// Elements of a place of the input.
+    /// Elements of a row of the input.
     input: usize,
     x: Place,
     /// The result, from the first unit of the direction on.
@@ -68,7 +68,7 @@ struct Planner<'d> {
 }
 
 /// The plan of `desc` as primitive `op`; a single step has no `y` beside its state.
-pub(super) fn plan<O: Operation>(
+pub(in crate::recurrent) fn plan<O: Operation>(
     desc: &RecurrentDesc,
     target: Target,
     schedule: Schedule,
@@ -77,22 +77,20 @@ pub(super) fn plan<O: Operation>(
     desc.check(op)?;
     desc.precision.check_target(op, target)?;
     let has_y = op == desc.op();
-    if let Schedule::Persistent(config) = schedule
-        && (desc.projection > 0 || !config.takes(desc, target))
-    {
-        let got = format!("{schedule:?} for {} x {} of {}", desc.batch, desc.hidden, desc.dtype);
-        return Err(refuse(op, "schedule", got, "one that tuning gives, or Stepwise"));
-    }
-    let reserve = desc.reserve_parts(RecurrentArgs::reserve);
-    let scratch = scratch(desc, schedule);
+    let takes = |config: PersistentConfig| desc.projection == 0 && config.takes(desc, target);
+    let sequence =
+        persistent(desc, op, schedule, |config| takes(config).then(|| Sequence::of(desc, config)).flatten())?;
+    let sequence = sequence.as_ref();
+    let reserve = Reserve::of(desc, RecurrentArgs::reserve);
+    let scratch = scratch(desc, sequence);
     let mut variants = Vec::new();
-    for (alignment, schedule) in [(WIDE, schedule), (desc.dtype.bytes() as u64, Schedule::Stepwise)] {
+    for (alignment, sequence) in [(WIDE, sequence), (desc.dtype.bytes() as u64, None)] {
         let wide = alignment == WIDE;
         let launches = Launches { net: desc, op, target, wide, steps: Vec::new() };
         let mut planner = Planner { desc, scratch: &scratch, launches };
         if desc.batch > 0 {
             for pass in passes(desc, &scratch, &reserve) {
-                planner.pass(&pass, schedule)?;
+                planner.pass(&pass, sequence)?;
                 if let Some((layer, y)) = pass.drops {
                     let places = [y, scratch.dropped, Place::of(RecurrentArgs::random)];
                     planner.launches.drop(layer, places, None)?;
@@ -138,15 +136,12 @@ pub(super) fn plan<O: Operation>(
     Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
 }
 
-fn scratch(desc: &RecurrentDesc, schedule: Schedule) -> Scratch {
+fn scratch(desc: &RecurrentDesc, sequence: Option<&Sequence>) -> Scratch {
     let sums = sums_of(desc.dtype);
     let mut arena = Arena::new(RecurrentArgs::workspace);
     let inference = |len: usize| if desc.training { 0 } else { len };
     let products = arena.take(inference(desc.rows() * desc.wide()), sums);
-    let exchange = match schedule {
-        Schedule::Persistent(config) => 2 * sequence(desc, config).product().words() as usize,
-        Schedule::Stepwise => 0,
-    };
+    let exchange = sequence.map_or(0, |sequence| 2 * sequence.exchange.words() as usize);
     let recurrent = arena.take((desc.batch * desc.wide()).max(exchange), sums);
     let carried = arena.take(desc.units(), sums);
     let h = arena.take(desc.state(), desc.dtype);
@@ -189,16 +184,10 @@ fn passes(desc: &RecurrentDesc, scratch: &Scratch, reserve: &Reserve) -> Vec<Pas
     all
 }
 
-/// The persistent kernel of a layer and direction.
-pub(super) fn sequence(desc: &RecurrentDesc, config: PersistentConfig) -> Sequence {
-    let (hidden, batch) = (small(desc.hidden), small(desc.batch));
-    Sequence { cell: desc.cell, dtype: desc.dtype, hidden, batch, precision: desc.precision, config }
-}
-
 impl Planner<'_> {
-    fn pass(&mut self, pass: &Pass, schedule: Schedule) -> Result<(), PlanError> {
-        if self.is_few(pass) {
-            return self.few(pass);
+    fn pass(&mut self, pass: &Pass, sequence: Option<&Sequence>) -> Result<(), PlanError> {
+        if self.is_one_launch(pass) {
+            return self.one_launch(pass);
         }
         let sizes = [self.desc.rows(), self.desc.wide(), pass.input];
         self.launches.product(
@@ -206,9 +195,9 @@ impl Planner<'_> {
             [false, true],
             [pass.x, pass.weight(WeightRefs::w_ih), pass.products],
         )?;
-        match schedule {
-            Schedule::Persistent(config) => self.persistent(pass, config),
-            Schedule::Stepwise => self.stepwise(pass),
+        match sequence {
+            Some(sequence) => self.persistent(pass, sequence),
+            None => self.stepwise(pass),
         }
     }
 
@@ -254,9 +243,8 @@ impl Planner<'_> {
         }
     }
 
-    fn persistent(&mut self, pass: &Pass, config: PersistentConfig) -> Result<(), PlanError> {
+    fn persistent(&mut self, pass: &Pass, sequence: &Sequence) -> Result<(), PlanError> {
         let desc = self.desc;
-        let def = sequence(desc, config);
         let args = SequenceArgs {
             products: pass.products.both(),
             w_hh: pass.weight(WeightRefs::w_hh).read(),
@@ -268,12 +256,9 @@ impl Planner<'_> {
             exchange: self.scratch.recurrent.both(),
             walk: self.walk(pass),
         };
-        if config.exchange == Exchange::Tags {
-            let (op, target) = (self.launches.op, self.launches.target);
-            let places = [self.launches.state(pass.index, RecurrentArgs::h0), self.scratch.recurrent];
-            self.launches.steps.push(tagged::begin(op, target, &def.product(), places, desc.h0)?);
-        }
-        self.launches.exchanging(&def, (&def.product(), self.scratch.recurrent), &args)
+        let first = (self.launches.state(pass.index, RecurrentArgs::h0), desc.h0);
+        let memory = self.scratch.recurrent;
+        self.launches.persistent(sequence, sequence.exchange.as_ref(), (memory, first), &args)
     }
 
     fn stepwise(&mut self, pass: &Pass) -> Result<(), PlanError> {
@@ -313,25 +298,25 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Whether a pass is a single step of few sequences.
-    fn is_few(&self, pass: &Pass) -> bool {
-        let (desc, width) = (self.desc, Few::width(self.desc.dtype));
+    /// Whether a pass is a single step that is one launch.
+    fn is_one_launch(&self, pass: &Pass) -> bool {
+        let (desc, width) = (self.desc, Gemv::width(self.desc.dtype));
         let whole = pass.input.is_multiple_of(width) && desc.hidden.is_multiple_of(width);
         let single = desc.steps == 1 && desc.projection == 0;
-        self.launches.wide && whole && single && (desc.batch <= few::MOST_BATCH || self.is_once())
+        self.launches.wide && whole && single && (desc.batch <= gemv::MOST_BATCH || self.is_mma())
     }
 
     /// Whether tensor cores take it.
-    fn is_once(&self) -> bool {
+    fn is_mma(&self) -> bool {
         let RecurrentDesc { dtype, batch, hidden, .. } = *self.desc;
-        Once::takes(dtype, batch, hidden, self.launches.target)
+        FusedMma::takes(dtype, batch, hidden, self.launches.target)
     }
 
-    /// The one step of a pass.
-    fn few(&mut self, pass: &Pass) -> Result<(), PlanError> {
+    /// A single step in one launch.
+    fn one_launch(&mut self, pass: &Pass) -> Result<(), PlanError> {
         let (desc, scratch) = (self.desc, self.scratch);
         let RecurrentDesc { cell, dtype, batch, hidden, .. } = *desc;
-        let args = FewArgs {
+        let args = GemvArgs {
             x: pass.x.read(),
             w_ih: pass.weight(WeightRefs::w_ih).read(),
             w_hh: pass.weight(WeightRefs::w_hh).read(),
@@ -345,13 +330,13 @@ impl Planner<'_> {
             step: 0,
             walk: self.walk(pass),
         };
-        if self.is_once() {
-            let def = Once::of(cell, dtype, small(batch));
+        if self.is_mma() {
+            let def = FusedMma::of(cell, dtype, small(batch));
             let grid = [def.blocks(small(hidden)), 1, 1];
             return self.launches.grid_with(&def, grid, def.shared_bytes(), &args);
         }
-        let def = Few { cell, dtype, batch: small(batch) };
-        self.launches.grid(&def, [Few::blocks(small(hidden)), 1, 1], &args)
+        let def = Gemv { cell, dtype, batch: small(batch) };
+        self.launches.grid(&def, [Gemv::blocks(small(hidden)), 1, 1], &args)
     }
 
     /// The projection of the hidden state of a step.

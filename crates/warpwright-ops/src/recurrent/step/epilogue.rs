@@ -3,18 +3,18 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::cell::{Cell, Gate};
 use super::saved::Unit;
-use super::walk::{Flag, Walk};
+use crate::recurrent::gates::{Cell, Gate};
+use crate::recurrent::walk::{Flag, Walk};
 
 kernel_args! {
     /// The biases of a layer and direction, `[gates][hidden]`.
-    pub(super) struct BiasArgs => BiasParams { b_ih: In<Elem>, b_hh: In<Elem> }
+    pub(in crate::recurrent) struct BiasArgs => BiasParams { b_ih: In<Elem>, b_hh: In<Elem> }
 }
 
 kernel_args! {
     /// The state that a step starts from.
-    pub(super) struct StateArgs => StateParams {
+    pub(in crate::recurrent) struct StateArgs => StateParams {
         /// The unit's value before the step: the state at first.
         before: In<Elem>,
         h0: In<Elem>, lengths: In<i32>,
@@ -23,7 +23,7 @@ kernel_args! {
 
 kernel_args! {
     /// The results of a pass.
-    pub(super) struct ResultArgs => ResultParams {
+    pub(in crate::recurrent) struct ResultArgs => ResultParams {
         y: Out<Elem>, h_n: Out<Elem>, c_n: Out<Elem>,
         /// `[row][hidden]`, saved for the backward pass.
         extra: Out<Elem>,
@@ -32,7 +32,7 @@ kernel_args! {
 
 kernel_args! {
     /// The state after a step and the results of the pass.
-    pub(super) struct NextArgs => NextParams {
+    pub(in crate::recurrent) struct NextArgs => NextParams {
         /// The unit's value after the step.
         after: Out<Elem>,
         /// The hidden state after the step, `[batch][hidden]`.
@@ -42,25 +42,25 @@ kernel_args! {
 }
 
 /// The end of a step of a unit; see [`pointwise`](super::pointwise) for the shapes.
-pub(super) struct Epilogue<'k> {
-    pub(super) cell: Cell,
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct Epilogue<'k> {
+    pub(in crate::recurrent) cell: Cell,
+    pub(in crate::recurrent) dtype: DType,
     /// Whether the step is the first.
-    pub(super) first: bool,
+    pub(in crate::recurrent) first: bool,
     /// Whether the hidden state goes nowhere but to `h`.
-    pub(super) projected: bool,
-    pub(super) walk: Walk<'k>,
-    pub(super) hidden: U32<'k>,
-    pub(super) step: U32<'k>,
+    pub(in crate::recurrent) projected: bool,
+    pub(in crate::recurrent) walk: Walk<'k>,
+    pub(in crate::recurrent) hidden: U32<'k>,
+    pub(in crate::recurrent) step: U32<'k>,
     /// The activated gates are saved there.
-    pub(super) products: Ptr<'k, ReadWrite, Elem>,
-    pub(super) state: StateParams<'k>,
-    pub(super) next: NextParams<'k>,
+    pub(in crate::recurrent) products: Ptr<'k, ReadWrite, Elem>,
+    pub(in crate::recurrent) state: StateParams<'k>,
+    pub(in crate::recurrent) next: NextParams<'k>,
 }
 
 impl<'k> Epilogue<'k> {
     /// The unit's value before the step.
-    pub(super) fn before<A: Float>(&self, k: K<'k>, who: Unit<'k>) -> Reg<'k, A>
+    pub(in crate::recurrent) fn before<A: Float>(&self, k: K<'k>, who: Unit<'k>) -> Reg<'k, A>
     where
         Elem: Access<A>,
     {
@@ -73,7 +73,7 @@ impl<'k> Epilogue<'k> {
     }
 
     /// Ends the step of a unit, from the sums of its gates on the sides of input and state, and its value before.
-    pub(super) fn finish<A: Float>(
+    pub(in crate::recurrent) fn finish<A: Float>(
         &self,
         k: K<'k>,
         who: Unit<'k>,

@@ -3,22 +3,22 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::sums_of;
+use crate::recurrent::sums_of;
 
 /// Threads of a block.
-pub(super) const THREADS: u32 = 128;
+pub(in crate::recurrent) const THREADS: u32 = 128;
 
 kernel_args! {
     /// `y[i] = sums[i] + sums[stride + i] + ..`, `parts` of them.
-    pub(super) struct RoundArgs => RoundParams {
+    pub(in crate::recurrent) struct RoundArgs => RoundParams {
         sums: In<Elem>, y: Out<Elem>, n: u64, stride: u64, parts: u32,
     }
 }
 
 /// Adds parts in order and rounds once.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Round {
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct Round {
+    pub(in crate::recurrent) dtype: DType,
 }
 
 impl AccumulateKernel for Round {
@@ -49,7 +49,7 @@ impl AccumulateKernel for Round {
 
 kernel_args! {
     /// Sums of columns over `part` rows for each block along y.
-    pub(super) struct ColumnArgs => ColumnParams {
+    pub(in crate::recurrent) struct ColumnArgs => ColumnParams {
         /// `[rows][columns]`
         x: In<Elem>,
         /// `[parts][columns]`
@@ -60,8 +60,8 @@ kernel_args! {
 
 /// Sums columns, a thread each.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Columns {
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct Columns {
+    pub(in crate::recurrent) dtype: DType,
 }
 
 impl AccumulateKernel for Columns {

@@ -10,14 +10,14 @@ use warpwright_dsl::WARP;
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::Target;
 
-use super::cell::Cell;
-use super::exchange::{ATOM, OCTET, SLICES};
-use super::few::{FewArgs, FewParams};
+use super::gemv::{GemvArgs, GemvParams};
 use super::saved::Unit;
-use super::walk::Flag;
+use crate::recurrent::gates::Cell;
+use crate::recurrent::persistent::gemm::{ATOM, OCTET, SLICES};
+use crate::recurrent::walk::Flag;
 
 /// Most sequences.
-pub(super) const MOST_BATCH: usize = 64;
+pub(in crate::recurrent) const MOST_BATCH: usize = 64;
 /// Up to here there is a tile of rows to a block, and two behind.
 const FEW: u32 = 16;
 /// Units up to which every multiprocessor has a block of many sequences; more blocks read them too often.
@@ -32,24 +32,24 @@ const AHEAD: [u32; 2] = [96, 192];
 
 /// A step of some sequences.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Once {
-    pub(super) cell: Cell,
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct FusedMma {
+    pub(in crate::recurrent) cell: Cell,
+    pub(in crate::recurrent) dtype: DType,
     /// Tiles of sequences, a power of two: eight in each.
-    pub(super) tiles: u32,
+    pub(in crate::recurrent) tiles: u32,
 }
 
-impl Once {
+impl FusedMma {
     /// The kernel for `batch` sequences.
-    pub(super) const fn of(cell: Cell, dtype: DType, batch: u32) -> Self {
+    pub(in crate::recurrent) const fn of(cell: Cell, dtype: DType, batch: u32) -> Self {
         Self { cell, dtype, tiles: batch.div_ceil(ATOM.2).next_power_of_two() }
     }
 
     /// The tiles of sequences that there are kernels for.
-    pub(super) const TILES: [u32; 4] = [1, 2, 4, 8];
+    pub(in crate::recurrent) const TILES: [u32; 4] = [1, 2, 4, 8];
 
     /// Whether there is such a kernel.
-    pub(super) fn takes(dtype: DType, batch: usize, hidden: usize, target: Target) -> bool {
+    pub(in crate::recurrent) fn takes(dtype: DType, batch: usize, hidden: usize, target: Target) -> bool {
         let half = matches!(dtype, DType::F16 | DType::BF16) && target.sm >= 80;
         let little = batch <= FEW as usize || hidden <= MOST_UNITS;
         half && (1..=MOST_BATCH).contains(&batch) && little
@@ -71,7 +71,7 @@ impl Once {
     }
 
     /// Blocks for `hidden` units.
-    pub(super) const fn blocks(&self, hidden: u32) -> u32 {
+    pub(in crate::recurrent) const fn blocks(&self, hidden: u32) -> u32 {
         hidden.div_ceil(self.units())
     }
 
@@ -86,13 +86,13 @@ impl Once {
     }
 
     /// Bytes of dynamic shared memory.
-    pub(super) const fn shared_bytes(&self) -> u32 {
+    pub(in crate::recurrent) const fn shared_bytes(&self) -> u32 {
         WARPS * self.of_warp() * 4
     }
 
     /// The sums of the block's rows over the part of the common dimension that the warp has of its side, by tiles of rows and of
     /// sequences.
-    fn products<'k>(&self, k: K<'k>, p: &FewParams<'k>, first: U32<'k>) -> Vec<Vec<Accumulator<'k, f32>>> {
+    fn products<'k>(&self, k: K<'k>, p: &GemvParams<'k>, first: U32<'k>) -> Vec<Vec<Accumulator<'k, f32>>> {
         let (gates, high) = (self.cell.gates() as u32, self.high());
         let (group, quad) = (k.lane_idx() >> 2, k.lane_idx() & 3);
         let (side, part) = (k.warp_idx() / PARTS, k.warp_idx() % PARTS);
@@ -146,7 +146,7 @@ impl Once {
         })
     }
 
-    fn body<'k>(&self, k: K<'k>, p: FewParams<'k>) {
+    fn body<'k>(&self, k: K<'k>, p: GemvParams<'k>) {
         let Self { cell, dtype, .. } = *self;
         let (gates, columns) = (cell.gates() as u32, self.columns());
         let first = k.block_idx_x() * self.units();
@@ -195,8 +195,8 @@ impl Once {
     }
 }
 
-impl KernelDef for Once {
-    type Args = FewArgs;
+impl KernelDef for FusedMma {
+    type Args = GemvArgs;
 
     fn spec(&self) -> KernelSpec {
         let (all, sums) = (DTypes::all(self.dtype), DType::F32);
@@ -208,7 +208,7 @@ impl KernelDef for Once {
         .min_blocks_per_sm(Some(2 / self.high()))
     }
 
-    fn build<'k>(&self, k: K<'k>, p: FewParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, p: GemvParams<'k>) {
         self.body(k, p);
     }
 }

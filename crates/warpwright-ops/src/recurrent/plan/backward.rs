@@ -4,21 +4,21 @@
 use warpwright_ptx::Target;
 
 use super::launches::{Arena, Launches, Place};
-use super::pointwise::{Backward, BackwardArgs, Start, StartArgs};
-use super::projection;
-use super::saved::SavedArgs;
-use super::sums::{self, ColumnArgs, Columns, Round, RoundArgs};
-use super::sweep::{Sweep, SweepArgs};
-use super::tagged;
-use super::tuning::{Exchange, PersistentConfig, Schedule};
-use super::walk::{Flag, Flags, WalkArgs};
-use super::{
-    Biases, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, Reserve, WIDE, WeightGradients,
-    refuse, small, sums_of,
-};
+use super::{Reserve, persistent};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Variant};
+use crate::recurrent::persistent::backward::{SequenceBackward, SequenceBackwardArgs};
+use crate::recurrent::step::pointwise::{Backward, BackwardArgs, Start, StartArgs};
+use crate::recurrent::step::projection;
+use crate::recurrent::step::saved::SavedArgs;
+use crate::recurrent::step::sums::{self, ColumnArgs, Columns, Round, RoundArgs};
+use crate::recurrent::tuning::{PersistentConfig, Schedule};
+use crate::recurrent::walk::{Flag, Flags, WalkArgs};
+use crate::recurrent::{
+    Biases, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, WIDE, WeightGradients, refuse,
+    small, sums_of,
+};
 use crate::tensors::{Member, Slot};
 
 /// Most parts of the rows that columns are summed over.
@@ -83,7 +83,7 @@ struct Planner<'d> {
 }
 
 /// The plan of `desc` as primitive `op`; a single step has no `y` beside its state.
-pub(super) fn plan<O: Operation>(
+pub(in crate::recurrent) fn plan<O: Operation>(
     desc: &RecurrentBackwardDesc,
     target: Target,
     schedule: Schedule,
@@ -99,21 +99,20 @@ pub(super) fn plan<O: Operation>(
     if desc.dc_n && !net.cell.has_c() {
         return Err(refuse(op, "dc_n", true, "false: only an LSTM has cells"));
     }
-    if let Schedule::Persistent(config) = schedule
-        && (net.projection > 0 || !config.takes_back(net, target))
-    {
-        let got = format!("{schedule:?} for {} x {} of {}", net.batch, net.hidden, net.dtype);
-        return Err(refuse(op, "schedule", got, "one that tuning gives, or Stepwise"));
-    }
-    let reserve = net.reserve_parts(RecurrentBackwardArgs::reserve);
-    let scratch = scratch(net, schedule);
+    let takes = |config: PersistentConfig| net.projection == 0 && config.takes_back(net, target);
+    let sequence = persistent(net, op, schedule, |config| {
+        takes(config).then(|| SequenceBackward::of(net, config)).flatten()
+    })?;
+    let sequence = sequence.as_ref();
+    let reserve = Reserve::of(net, RecurrentBackwardArgs::reserve);
+    let scratch = scratch(net, sequence);
     let mut variants = Vec::new();
-    for (alignment, schedule) in [(WIDE, schedule), (net.dtype.bytes() as u64, Schedule::Stepwise)] {
+    for (alignment, sequence) in [(WIDE, sequence), (net.dtype.bytes() as u64, None)] {
         let wide = alignment == WIDE;
         let launches = Launches { net, op, target, wide, steps: Vec::new() };
         let mut planner = Planner { desc, net, scratch: &scratch, launches };
         for layer in (0..net.layers).rev() {
-            planner.layer(layer, &reserve, schedule)?;
+            planner.layer(layer, &reserve, sequence)?;
         }
         variants.push(Variant { alignment, steps: planner.launches.steps });
     }
@@ -164,7 +163,7 @@ pub(super) fn plan<O: Operation>(
     Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
 }
 
-fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
+fn scratch(net: &RecurrentDesc, sequence: Option<&SequenceBackward>) -> Scratch {
     let (dtype, sums) = (net.dtype, sums_of(net.dtype));
     let mut arena = Arena::new(RecurrentBackwardArgs::workspace);
     let dx_gates = arena.take(net.rows() * net.wide(), dtype);
@@ -176,11 +175,8 @@ fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
     let projected_now = arena.take(projecting(net.state()), dtype);
     let unprojected_now = arena.take(projecting(net.units()), sums);
     let now = arena.take(net.batch * net.wide(), dtype);
-    let exchange = match schedule {
-        Schedule::Persistent(config) => sweep(net, config).product().words() as usize,
-        Schedule::Stepwise => 0,
-    };
-    let recurrent = arena.take(net.state().max(2 * exchange), sums);
+    let exchange = sequence.map_or(0, |sequence| 2 * sequence.exchange.words() as usize);
+    let recurrent = arena.take(net.state().max(exchange), sums);
     let carry = arena.take(net.units(), sums);
     let both = net.result();
     let widest = if net.layers > 1 { both.max(net.input) } else { net.input };
@@ -211,14 +207,13 @@ fn scratch(net: &RecurrentDesc, schedule: Schedule) -> Scratch {
     }
 }
 
-/// The persistent kernel of a layer and direction.
-pub(super) fn sweep(net: &RecurrentDesc, config: PersistentConfig) -> Sweep {
-    let (hidden, batch) = (small(net.hidden), small(net.batch));
-    Sweep { cell: net.cell, dtype: net.dtype, hidden, batch, precision: net.precision, config }
-}
-
 impl Planner<'_> {
-    fn layer(&mut self, layer: usize, reserve: &Reserve, schedule: Schedule) -> Result<(), PlanError> {
+    fn layer(
+        &mut self,
+        layer: usize,
+        reserve: &Reserve,
+        sequence: Option<&SequenceBackward>,
+    ) -> Result<(), PlanError> {
         let net = self.net;
         let input = net.input_of(layer);
         let last = layer + 1 == net.layers;
@@ -244,9 +239,9 @@ impl Planner<'_> {
             let y = y.after(elements, net.dtype);
             let pass = Pass { index, direction, input, x, y, dy, gates, extra };
             if net.batch > 0 {
-                match schedule {
-                    Schedule::Persistent(config) => self.persistent(&pass, config)?,
-                    Schedule::Stepwise => self.stepwise(&pass)?,
+                match sequence {
+                    Some(sequence) => self.persistent(&pass, sequence)?,
+                    None => self.stepwise(&pass)?,
                 }
             }
             self.weights(&pass)?;
@@ -378,10 +373,9 @@ impl Planner<'_> {
     }
 
     /// All steps in one launch.
-    fn persistent(&mut self, pass: &Pass, config: PersistentConfig) -> Result<(), PlanError> {
-        let (net, scratch) = (self.net, self.scratch);
-        let def = sweep(net, config);
-        let args = SweepArgs {
+    fn persistent(&mut self, pass: &Pass, sequence: &SequenceBackward) -> Result<(), PlanError> {
+        let scratch = self.scratch;
+        let args = SequenceBackwardArgs {
             w_hh: pass.weight(WeightGradients::w_hh).read(),
             saved: self.saved(pass),
             dx: scratch.dx_gates.write(),
@@ -392,12 +386,8 @@ impl Planner<'_> {
             exchange: scratch.recurrent.both(),
             walk: self.walk(pass),
         };
-        if config.exchange == Exchange::Tags {
-            let (op, target) = (self.launches.op, self.launches.target);
-            let places = [Place::of(RecurrentBackwardArgs::h0), scratch.recurrent];
-            self.launches.steps.push(tagged::begin(op, target, &def.product(), places, false)?);
-        }
-        self.launches.exchanging(&def, (&def.product(), scratch.recurrent), &args)
+        let first = (Place::of(RecurrentBackwardArgs::h0), false);
+        self.launches.persistent(sequence, sequence.exchange.as_ref(), (scratch.recurrent, first), &args)
     }
 
     /// The gradients of the weights and biases of a pass.

@@ -3,13 +3,13 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::cell::{Cell, Gradient, Saved};
-use super::walk::{Flag, Walk};
+use crate::recurrent::gates::{Cell, Gradient, Saved};
+use crate::recurrent::walk::{Flag, Walk};
 
 kernel_args! {
     /// What a forward pass for training saved and gave, and the gradients of its results; see [`pointwise`](super::pointwise)
     /// for the shapes.
-    pub(super) struct SavedArgs => SavedParams {
+    pub(in crate::recurrent) struct SavedArgs => SavedParams {
         gates: In<Elem>, extra: In<Elem>,
         y: In<Elem>, h0: In<Elem>, c0: In<Elem>, lengths: In<i32>,
         dy: In<Elem>, dh_n: In<Elem>, dc_n: In<Elem>,
@@ -17,43 +17,43 @@ kernel_args! {
 }
 
 /// The saved state that the gradients of a pass start from.
-pub(super) struct SavedState<'k> {
-    pub(super) cell: Cell,
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct SavedState<'k> {
+    pub(in crate::recurrent) cell: Cell,
+    pub(in crate::recurrent) dtype: DType,
     /// Whether hidden states are projected: neither they nor their gradients are known here.
-    pub(super) projected: bool,
-    pub(super) hidden: U32<'k>,
-    pub(super) walk: Walk<'k>,
-    pub(super) tensors: SavedParams<'k>,
+    pub(in crate::recurrent) projected: bool,
+    pub(in crate::recurrent) hidden: U32<'k>,
+    pub(in crate::recurrent) walk: Walk<'k>,
+    pub(in crate::recurrent) tensors: SavedParams<'k>,
 }
 
 /// A unit of a sequence.
 #[derive(Clone, Copy)]
-pub(super) struct Unit<'k> {
+pub(in crate::recurrent) struct Unit<'k> {
     /// Whether there is one.
-    pub(super) inside: Pred<'k>,
-    pub(super) batch: U32<'k>,
-    pub(super) unit: U32<'k>,
-    pub(super) length: U32<'k>,
+    pub(in crate::recurrent) inside: Pred<'k>,
+    pub(in crate::recurrent) batch: U32<'k>,
+    pub(in crate::recurrent) unit: U32<'k>,
+    pub(in crate::recurrent) length: U32<'k>,
 }
 
 /// A step of a unit, but for what later steps give back.
-pub(super) struct Known<'k, A: Float> {
-    pub(super) row: U64<'k>,
+pub(in crate::recurrent) struct Known<'k, A: Float> {
+    pub(in crate::recurrent) row: U64<'k>,
     /// Whether the sequence has the step.
-    pub(super) there: Pred<'k>,
+    pub(in crate::recurrent) there: Pred<'k>,
     /// Whether it has later ones.
-    pub(super) later: Pred<'k>,
+    pub(in crate::recurrent) later: Pred<'k>,
     /// The hidden state before the step.
-    pub(super) h_before: Reg<'k, A>,
-    pub(super) saved: Saved<'k, A>,
+    pub(in crate::recurrent) h_before: Reg<'k, A>,
+    pub(in crate::recurrent) saved: Saved<'k, A>,
     /// The gradients of the results.
     dh: Reg<'k, A>,
     dc: Reg<'k, A>,
 }
 
 /// Where a step of a unit is.
-pub(super) struct When<'k> {
+pub(in crate::recurrent) struct When<'k> {
     row: U64<'k>,
     previous: U64<'k>,
     there: Pred<'k>,
@@ -63,7 +63,7 @@ pub(super) struct When<'k> {
 
 impl<'k> When<'k> {
     /// The step, from what [`Known::values`] gave.
-    pub(super) fn known<A: Float>(&self, cell: Cell, values: &[Reg<'k, A>]) -> Known<'k, A> {
+    pub(in crate::recurrent) fn known<A: Float>(&self, cell: Cell, values: &[Reg<'k, A>]) -> Known<'k, A> {
         let (fixed, gates) = values.split_at(values.len() - cell.gates());
         let saved = Saved { gates: gates.to_vec(), extra: fixed[1], before: fixed[2] };
         let later = self.there & !self.last;
@@ -81,13 +81,16 @@ impl<'k> When<'k> {
 
 impl<'k, A: Float> Known<'k, A> {
     /// What was read.
-    pub(super) fn values(self) -> Vec<Reg<'k, A>> {
+    pub(in crate::recurrent) fn values(self) -> Vec<Reg<'k, A>> {
         let Saved { gates, extra, before } = self.saved;
         [self.h_before, extra, before, self.dh, self.dc].into_iter().chain(gates).collect()
     }
 
     /// The gradients of each gate's sums on the sides of input and state; zeros in a step that the sequence does not have.
-    pub(super) fn sides(&self, gradient: &Gradient<'k, A>) -> impl Iterator<Item = (Reg<'k, A>, Reg<'k, A>)> {
+    pub(in crate::recurrent) fn sides(
+        &self,
+        gradient: &Gradient<'k, A>,
+    ) -> impl Iterator<Item = (Reg<'k, A>, Reg<'k, A>)> {
         let last = gradient.gates.len() - 1;
         gradient.gates.iter().enumerate().map(move |(gate, value)| {
             let inner = if gate == last { gradient.inner } else { *value };
@@ -98,18 +101,18 @@ impl<'k, A: Float> Known<'k, A> {
 
 impl<'k> SavedState<'k> {
     /// Where gate `gate` of a unit is in `[row][gates][hidden]`.
-    pub(super) fn gate(&self, row: U64<'k>, gate: usize, unit: U32<'k>) -> U64<'k> {
+    pub(in crate::recurrent) fn gate(&self, row: U64<'k>, gate: usize, unit: U32<'k>) -> U64<'k> {
         let width = self.hidden.to_u64() * self.cell.gates() as u64;
         row * width + (self.hidden * gate as u32 + unit).to_u64()
     }
 
     /// Where a unit is in `[row][hidden]`.
-    pub(super) fn place(&self, row: U64<'k>, unit: U32<'k>) -> U64<'k> {
+    pub(in crate::recurrent) fn place(&self, row: U64<'k>, unit: U32<'k>) -> U64<'k> {
         row * self.hidden.to_u64() + unit.to_u64()
     }
 
     /// Where step `step` of a unit is.
-    pub(super) fn place_of(&self, step: U32<'k>, who: Unit<'k>) -> When<'k> {
+    pub(in crate::recurrent) fn place_of(&self, step: U32<'k>, who: Unit<'k>) -> When<'k> {
         let Unit { inside, batch, length, .. } = who;
         let row = self.walk.row(step, batch, length);
         let previous = self.walk.row(step.max(1) - 1, batch, length);
@@ -119,7 +122,7 @@ impl<'k> SavedState<'k> {
     }
 
     /// Reads step `step` of a unit.
-    pub(super) fn known<A: Float>(&self, k: K<'k>, step: U32<'k>, who: Unit<'k>) -> Known<'k, A>
+    pub(in crate::recurrent) fn known<A: Float>(&self, k: K<'k>, step: U32<'k>, who: Unit<'k>) -> Known<'k, A>
     where
         Elem: Access<A>,
     {
@@ -163,7 +166,7 @@ impl<'k> SavedState<'k> {
 
     /// The gradient of a step from what came back through the recurrent weights and what passes from step to step, both of
     /// which are zero behind the last.
-    pub(super) fn gradient<A: Float>(
+    pub(in crate::recurrent) fn gradient<A: Float>(
         &self,
         known: &Known<'k, A>,
         recurrent: Reg<'k, A>,

@@ -7,7 +7,7 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::sums::THREADS;
-use super::sums_of;
+use crate::recurrent::sums_of;
 
 /// Base-2 logarithm of the distance from the draws of one layer to those of the next.
 const DRAWS: u32 = 42;
@@ -16,7 +16,7 @@ const GROUP: u64 = 4;
 
 kernel_args! {
     /// `to[i] = 0` or `scale (from[i] + from[stride + i] + ..)`, `parts` of them.
-    pub(super) struct DropArgs => DropParams {
+    pub(in crate::recurrent) struct DropoutArgs => DropoutParams {
         from: In<Elem>, to: Out<Elem>, random: In<u64>,
         stride: u64, draws: u64, n: u64, width: u32, batch: u32, row_step: u32, row_batch: u32,
         parts: u32, threshold: u32, scale: f64,
@@ -25,24 +25,24 @@ kernel_args! {
 
 /// A thread for each draw.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Drop {
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct DropoutKernel {
+    pub(in crate::recurrent) dtype: DType,
     /// Whether it reads sums.
-    pub(super) of_sums: bool,
+    pub(in crate::recurrent) of_sums: bool,
 }
 
 /// The draws before those of `layer`.
-pub(super) const fn first_draw(layer: usize) -> u64 {
+pub(in crate::recurrent) const fn first_draw(layer: usize) -> u64 {
     (layer as u64) << DRAWS
 }
 
 /// Draws of `elements`.
-pub(super) const fn draws(elements: usize) -> usize {
+pub(in crate::recurrent) const fn draws(elements: usize) -> usize {
     elements.div_ceil(GROUP as usize)
 }
 
-impl AccumulateKernel for Drop {
-    type Args = DropArgs;
+impl AccumulateKernel for DropoutKernel {
+    type Args = DropoutArgs;
 
     fn spec(&self) -> KernelSpec {
         let what = if self.of_sums { "sums_" } else { "" };
@@ -55,7 +55,7 @@ impl AccumulateKernel for Drop {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: DropParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: DropoutParams<'k>)
     where
         Elem: Access<A>,
     {

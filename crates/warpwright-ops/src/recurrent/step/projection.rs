@@ -4,12 +4,12 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::pointwise::THREADS;
-use super::sums_of;
-use super::walk::{Flag, WalkArgs};
+use crate::recurrent::sums_of;
+use crate::recurrent::walk::{Flag, WalkArgs};
 
 kernel_args! {
     /// The end of a step forward.
-    pub(super) struct ForwardArgs => ForwardParams {
+    pub(in crate::recurrent) struct ForwardArgs => ForwardParams {
         /// `[batch][output]`
         sums: In<Elem>,
         h0: In<Elem>, lengths: In<i32>,
@@ -22,8 +22,8 @@ kernel_args! {
 
 /// The end of a step forward.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Forward {
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct Forward {
+    pub(in crate::recurrent) dtype: DType,
 }
 
 impl AccumulateKernel for Forward {
@@ -63,7 +63,7 @@ impl AccumulateKernel for Forward {
 
 kernel_args! {
     /// The beginning of a step backward.
-    pub(super) struct BackwardArgs => BackwardParams {
+    pub(in crate::recurrent) struct BackwardArgs => BackwardParams {
         y: In<Elem>, h0: In<Elem>, lengths: In<i32>, dy: In<Elem>, dh_n: In<Elem>,
         /// What came back through the recurrent weights, `[batch][output]`.
         recurrent: In<Elem>,
@@ -77,8 +77,8 @@ kernel_args! {
 
 /// The beginning of a step backward.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Backward {
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct Backward {
+    pub(in crate::recurrent) dtype: DType,
 }
 
 impl AccumulateKernel for Backward {

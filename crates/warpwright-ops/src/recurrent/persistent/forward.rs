@@ -1,21 +1,22 @@
 //! The steps of a sequence in one launch: every block keeps the recurrent weights of its units in registers, and the blocks
-//! hand each other the hidden state of each step as [`Product`] says.
+//! hand each other the hidden state of each step through an [`Exchange`](super::exchange::Exchange).
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, kernel_args};
 use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
-use super::cell::{Cell, Gate};
-use super::cluster::Vector;
-use super::epilogue::{BiasArgs, ResultArgs};
-use super::exchange::{Matrix, Product, THREADS};
-use super::tuning::{Exchange, PersistentConfig};
-use super::walk::{Flag, Walk, WalkArgs};
-use crate::gemm::Precision;
+use super::exchange::{self, Exchange, Reads, Vector};
+use super::gemm::{StepGemm, THREADS};
+use super::weights::Matrix;
+use crate::recurrent::gates::{Cell, Gate};
+use crate::recurrent::step::epilogue::{BiasArgs, ResultArgs};
+use crate::recurrent::tuning::PersistentConfig;
+use crate::recurrent::walk::{Flag, Walk, WalkArgs};
+use crate::recurrent::{RecurrentDesc, small};
 
 kernel_args! {
     /// A sequence of `steps`, from the products of its inputs.
-    pub(super) struct SequenceArgs => SequenceParams {
+    pub(in crate::recurrent) struct SequenceArgs => SequenceParams {
         /// `[row][gates][hidden]`; activated in place if they are kept.
         products: InOut<f32>,
         w_hh: In<Elem>, biases: BiasArgs, h0: In<Elem>, c0: In<Elem>, lengths: In<i32>,
@@ -38,14 +39,14 @@ const MOST_KEPT: usize = 4;
 const MANY_UNITS: u32 = 128;
 
 /// A sequence.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sequence {
-    pub(super) cell: Cell,
-    pub(super) dtype: DType,
-    pub(super) hidden: u32,
-    pub(super) batch: u32,
-    pub(super) precision: Precision,
-    pub(super) config: PersistentConfig,
+#[derive(Debug)]
+pub(in crate::recurrent) struct Sequence {
+    cell: Cell,
+    dtype: DType,
+    hidden: u32,
+    batch: u32,
+    config: PersistentConfig,
+    pub(in crate::recurrent) exchange: Box<dyn Exchange>,
 }
 
 /// A gate of a unit in a batch, or all of them.
@@ -62,39 +63,44 @@ struct Item<'k> {
 
 impl Sequence {
     /// The product of a step.
-    pub(super) fn product(&self) -> Product {
-        let rows = self.config.units * self.cell.gates() as u32;
-        let PersistentConfig { units, groups, exchange } = self.config;
-        let (hidden, batch) = (self.hidden, exchange.batch(self.batch / groups));
-        let rounds = exchange.rounds(self.precision);
-        Product { dtype: self.dtype, rows, depth: hidden, batch, hidden, units, groups, exchange, rounds }
+    pub(in crate::recurrent) fn gemm(desc: &RecurrentDesc, config: PersistentConfig) -> StepGemm {
+        let rows = config.units * desc.cell.gates() as u32;
+        StepGemm::of(desc, config, [rows, small(desc.hidden)])
     }
 
-    /// Lanes of a unit in a batch: one that has all of its gates, or one for each gate where the block has few of them. Within a
-    /// cluster lanes share the blocks out that they send to.
-    pub(super) fn lanes(&self) -> u32 {
+    /// The steps of a net, if the exchange takes its sizes.
+    pub(in crate::recurrent) fn of(desc: &RecurrentDesc, config: PersistentConfig) -> Option<Self> {
+        let exchange = exchange::of(config, Self::gemm(desc, config))?;
+        let (hidden, batch) = (small(desc.hidden), small(desc.batch));
+        Some(Self { cell: desc.cell, dtype: desc.dtype, hidden, batch, config, exchange })
+    }
+
+    /// Lanes of a unit in a batch: one that has all of its gates, or one for each gate where the block has few of them, or
+    /// where they share publishing.
+    fn lanes(&self) -> u32 {
         let units = self.config.units * (self.batch / self.config.groups);
-        if units >= MANY_UNITS && !self.in_cluster() { 1 } else { self.cell.lanes() }
-    }
-
-    fn in_cluster(&self) -> bool {
-        matches!(self.config.exchange, Exchange::Cluster(_))
+        if units >= MANY_UNITS && !self.exchange.shares_publishing() { 1 } else { self.cell.lanes() }
     }
 
     /// The gates of the thread: of the same unit in several batches, the same one or all. Where they are those of neighbouring
     /// lanes, each keeps the unit's value.
-    fn items<'k>(&self, k: K<'k>, product: &Product) -> Vec<Item<'k>> {
-        let first_unit = product.first_unit(k);
+    fn items<'k>(&self, k: K<'k>) -> Vec<Item<'k>> {
+        let first_unit = self.exchange.first_unit(k);
         let (lanes, gates) = (self.lanes(), self.cell.gates() as u32);
         let of_batch = self.config.units * lanes;
         let (first, within) = (k.thread_idx() / of_batch, k.thread_idx() % of_batch);
         let (unit, gate) = (within / lanes, within % lanes);
         let (row, unit) = (unit * gates + gate, first_unit + unit);
         let item = |i: u32| {
-            let vector = product.vector(first + i * (THREADS / of_batch), self.batch);
+            let vector = self.exchange.vector(first + i * (THREADS / of_batch), self.batch);
             Item { there: vector.there, batch: vector.batch, vector, row, unit, gate }
         };
-        (0..(of_batch * product.batch).div_ceil(THREADS)).map(item).collect()
+        (0..(of_batch * self.vectors()).div_ceil(THREADS)).map(item).collect()
+    }
+
+    /// Vectors of a block.
+    fn vectors(&self) -> u32 {
+        self.exchange.gemm().batch
     }
 
     /// Gates of a lane.
@@ -131,16 +137,17 @@ impl Sequence {
 
     /// Starts to bring the products of the input of step `step` to the L1 cache: those of the block's units, which are
     /// neighbours, for a gate of a vector each.
-    fn fetch<'k>(&self, k: K<'k>, p: &SequenceParams<'k>, product: &Product, step: U32<'k>) {
+    fn fetch<'k>(&self, k: K<'k>, p: &SequenceParams<'k>, step: U32<'k>) {
         let (gates, walk) = (self.cell.gates() as u32, p.walk());
-        let places = gates * product.batch;
+        let batch = self.vectors();
+        let places = gates * batch;
         for first in (0..places).step_by(THREADS as usize) {
             // Threads that are left bring what the last has to.
             let at = (k.thread_idx() + first).min(places - 1);
-            let vector = product.vector(at % product.batch, self.batch);
+            let vector = self.exchange.vector(at % batch, self.batch);
             let row = walk.row(step, vector.batch, walk.length(vector.batch, vector.there));
-            let of_gate = row * u64::from(gates) + (at / product.batch).to_u64();
-            let unit = product.first_unit(k).to_u64();
+            let of_gate = row * u64::from(gates) + (at / batch).to_u64();
+            let unit = self.exchange.first_unit(k).to_u64();
             let addr = p.products.at(of_gate * u64::from(self.hidden) + unit).operand();
             k.raw(Inst::Prefetch { space: StateSpace::Global, level: PrefetchLevel::L1, addr });
         }
@@ -162,7 +169,7 @@ impl Sequence {
                 |(gate, &(x, h)): (usize, &(F32<'k>, F32<'k>))| cell.alone(Gate::Known(gate), x, h, dtype);
             let alone: Vec<_> = sums.iter().enumerate().map(alone).collect();
             let after = cell.together(&alone, sums[sums.len() - 1].1, before, dtype);
-            return Done { h: after.h, extra: after.extra, gates: after.gates };
+            return Done { h: after.h, extra: after.extra, gates: after.gates, own: after.own };
         }
         let (x, sum) = sums[0];
         let alone = cell.alone(Gate::Lane(item.gate), x, sum, dtype);
@@ -171,7 +178,7 @@ impl Sequence {
         let after = cell.together(&gathered, inner, before, dtype);
         let last = after.gates.last().copied().unwrap_or(alone);
         let gate = if cell.splits() { item.gate.eq(gates - 1).select(last, alone) } else { alone };
-        Done { h: after.h, extra: after.extra, gates: vec![gate] }
+        Done { h: after.h, extra: after.extra, gates: vec![gate], own: after.own }
     }
 
     /// Leaves what a step gives of an item in the results, and what the gradients need of it.
@@ -191,7 +198,7 @@ impl Sequence {
                 let at = item.batch * self.hidden + item.unit;
                 p.results.h_n.at(at).set(done.h);
                 if self.cell.has_c() {
-                    p.results.c_n.at(at).set(done.own(self.cell));
+                    p.results.c_n.at(at).set(done.own);
                 }
             });
         });
@@ -212,17 +219,16 @@ impl Sequence {
     }
 
     fn body<'k>(&self, k: K<'k>, p: SequenceParams<'k>) {
-        let (cell, product) = (self.cell, self.product());
-        let in_cluster = self.in_cluster();
-        let gates = cell.gates() as u32;
-        let first_unit = product.first_unit(k);
+        let (cell, exchange) = (self.cell, self.exchange.as_ref());
+        let (gates, reads) = (cell.gates() as u32, exchange.reads());
+        let first_unit = exchange.first_unit(k);
         let walk = p.walk();
-        let all = self.items(k, &product);
+        let all = self.items(k);
         let zero = k.lit(0.0f32);
         let state_at = |item: &Item<'k>| item.batch * self.hidden + item.unit;
         let own_gates = self.own_gates();
         let bias: Vec<_> = (0..own_gates).map(|gate| self.biases(k, &p, &all[0], gate)).collect();
-        let exchange = product.own(k, p.exchange);
+        let memory = exchange.own(k, p.exchange);
         let start = |from: Ptr<'k, Read, Elem>, flag| -> Vec<F32<'k>> {
             let one = |item: &Item<'k>| {
                 from.at(state_at(item)).only_where(item.there & p.walk().has(flag), Fill::Zero).get()
@@ -234,18 +240,16 @@ impl Sequence {
             Cell::Lstm => start(p.c0, Flag::C0),
             _ => h0.clone(),
         };
-        let hand = |step: U32<'k>, item: &Item<'k>, h: F32<'k>| {
-            let slot = product.slot(exchange, step);
-            // Lanes of a unit that leave it with different blocks all have it.
-            let there = if in_cluster { item.vector.held } else { self.is_first(item) };
-            product.hand(slot, item.vector.at, item.unit, &[h], (there, self.lanes()));
+        let publish = |step: U32<'k>, item: &Item<'k>, h: F32<'k>| {
+            let slot = exchange.slot(memory, step);
+            let there = if exchange.shares_publishing() { item.vector.held } else { self.is_first(item) };
+            exchange.publish(slot, (item.vector.at, item.unit), &[h], (there, self.lanes()));
         };
-        product.begin(k);
-        // Tagged states have been left before.
-        for (item, h) in all.iter().zip(&h0).filter(|_| self.config.exchange != Exchange::Tags) {
-            hand(k.lit(0u32), item, *h);
+        exchange.begin(k);
+        for (item, h) in all.iter().zip(&h0).filter(|_| exchange.publishes_first()) {
+            publish(k.lit(0u32), item, *h);
         }
-        product.handed(k, exchange, k.lit(0u32));
+        exchange.commit(k, memory, k.lit(0u32));
         for ((item, h), own) in all.iter().zip(&h0).zip(&own) {
             let length = walk.length(item.batch, item.there);
             k.if_(self.is_first(item) & length.eq(0), || {
@@ -260,10 +264,10 @@ impl Sequence {
             let row = gate * self.hidden + first_unit + unit;
             row.to_u64() * u64::from(self.hidden) + depth.to_u64()
         };
-        let weights = product.weights(k, &Matrix { elements: p.w_hh, at: element, dense: true });
+        let weights = exchange.load(k, &Matrix { elements: p.w_hh, at: &element, dense: true });
         // Where a step of a gate is: the length of its sequence, the row, and the products of the input.
         let lengths = all.iter().map(|item| walk.length(item.batch, item.there));
-        let lengths: Option<Vec<_>> = in_cluster.then(|| lengths.collect());
+        let lengths: Option<Vec<_>> = (reads == Reads::Ahead).then(|| lengths.collect());
         let place = |step: U32<'k>, (i, item): (usize, &Item<'k>)| {
             let length = match &lengths {
                 Some(lengths) => lengths[i],
@@ -275,10 +279,6 @@ impl Sequence {
         };
         // Few places are kept while the block waits; of many it is less work to find them again.
         let keeps = all.len() <= MOST_KEPT;
-        // Beside weights that take all they can there is no room for the products of the input: they come to the L1 cache, a step
-        // ahead.
-        let fetches =
-            product.is_tensor() && matches!(self.config.exchange, Exchange::Blocks | Exchange::Tags);
         let input = |step: U32<'k>, item: (usize, &Item<'k>), there: Option<Pred<'k>>| {
             let place = place(step, item);
             let of_gate = |gate: u32| {
@@ -289,9 +289,8 @@ impl Sequence {
             };
             (place, (0..own_gates).map(of_gate).collect::<Vec<_>>())
         };
-        // A step within a cluster is shorter than the way from memory: inputs are read a step ahead.
         let ahead = |step: U32<'k>| -> Vec<Vec<F32<'k>>> {
-            if !in_cluster {
+            if reads != Reads::Ahead {
                 return Vec::new();
             }
             let there = step.lt(p.walk.steps);
@@ -302,32 +301,32 @@ impl Sequence {
         k.fold(k.range(0, p.walk.steps, 1), start, |step, (before, given): Carried<'k>| {
             let next = ahead(step + 1);
             let read = || -> Vec<_> { all.iter().enumerate().map(|item| input(step, item, None)).collect() };
-            let early = (!fetches && !in_cluster).then(read);
-            if fetches {
-                self.fetch(k, &p, &product, (step + 1).min(p.walk.steps - 1));
+            let early = (reads == Reads::Before).then(read);
+            if reads == Reads::Behind {
+                self.fetch(k, &p, (step + 1).min(p.walk.steps - 1));
             }
-            let sums = product.multiply(k, exchange, step, &weights);
+            let sums = weights.multiply(memory, step);
             let known =
                 || all.iter().enumerate().zip(given).map(|(item, x)| (place(step, item), x)).collect();
-            let inputs = if in_cluster { known() } else { early.unwrap_or_else(read) };
+            let inputs = if reads == Reads::Ahead { known() } else { early.unwrap_or_else(read) };
             let mut done = Vec::new();
             for (i, (item, (_, inputs))) in all.iter().zip(&inputs).enumerate() {
                 let products = sums.of_rows(item.vector.at, item.row, own_gates, self.is_gate(item));
                 let sides = inputs.iter().zip(products).zip(&bias);
                 let sides: Vec<_> = sides.map(|((x, h), bias)| (*x + bias[0], h + bias[1])).collect();
                 let after = self.step(k, item, &sides, before.get(i).copied().unwrap_or(zero));
-                hand(step + 1, item, after.h);
+                publish(step + 1, item, after.h);
                 done.push(after);
             }
-            product.handed(k, exchange, step + 1);
+            exchange.commit(k, memory, step + 1);
             for ((item, (kept, _)), done) in all.iter().enumerate().zip(inputs).zip(&done) {
                 let place = if keeps { kept } else { place(step, item) };
                 self.settle(k, &p, step, (item.1, place), done);
             }
-            let own = done.iter().filter(|_| cell.carries()).map(|done| done.own(cell));
+            let own = done.iter().filter(|_| cell.carries()).map(|done| done.own);
             (own.collect(), next)
         });
-        product.end(k, product.slot(exchange, p.walk.steps));
+        exchange.end(k, memory, p.walk.steps);
     }
 }
 
@@ -342,27 +341,22 @@ struct Done<'k> {
     h: F32<'k>,
     extra: Option<F32<'k>>,
     gates: Vec<F32<'k>>,
-}
-
-impl<'k> Done<'k> {
-    /// What passes to the next step.
-    fn own(&self, cell: Cell) -> F32<'k> {
-        self.extra.filter(|_| cell.has_c()).unwrap_or(self.h)
-    }
+    /// The value that passes to the next step.
+    own: F32<'k>,
 }
 
 impl KernelDef for Sequence {
     type Args = SequenceArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Self { cell, hidden, batch, config, .. } = self;
+        let Self { cell, hidden, batch, config, exchange, .. } = self;
         KernelSpec::new(
-            format!("{}_sequence_{}_h{hidden}_b{batch}_{config}", cell.name(), self.product().factors()),
+            format!("{}_sequence_{}_h{hidden}_b{batch}_{config}", cell.name(), exchange.gemm().factors()),
             BlockDim::x(THREADS),
         )
         .dtypes(DTypes::all(self.dtype).with("results.extra", DType::F32))
         .min_blocks_per_sm(1)
-        .cluster(self.product().cluster())
+        .cluster(exchange.cluster())
     }
 
     fn build<'k>(&self, k: K<'k>, p: SequenceParams<'k>) {

@@ -4,59 +4,58 @@ use warpwright_dsl::{Element, In, InOut, KernelArgs, KernelDef, Out};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
-use super::drops::{self, Drop, DropArgs};
-use super::exchange::{Product, clear};
-use super::sums::{Round, RoundArgs};
-use super::tuning::Exchange;
-use super::{RecurrentDesc, WIDE, small, sums_of};
 use crate::gemm::GemmDesc;
 use crate::plan::{self, Real};
+use crate::recurrent::persistent::exchange::Exchange;
+use crate::recurrent::step::dropout::{self, DropoutArgs, DropoutKernel};
+use crate::recurrent::step::sums::{Round, RoundArgs};
+use crate::recurrent::{RecurrentDesc, WIDE, small, sums_of};
 use crate::tensors::Slot;
 use crate::{Dropout, PlanError};
 
 /// Where a part of memory begins.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(in crate::recurrent) struct Place {
     slot: Slot,
     offset: u64,
 }
 
 impl Place {
     /// Where the tensor at `slot` begins.
-    pub(super) fn of(slot: impl Into<Slot>) -> Self {
+    pub(in crate::recurrent) fn of(slot: impl Into<Slot>) -> Self {
         Self { slot: slot.into(), offset: 0 }
     }
 
     /// The place `elements` of `dtype` further on.
-    pub(super) const fn after(self, elements: usize, dtype: DType) -> Self {
+    pub(in crate::recurrent) const fn after(self, elements: usize, dtype: DType) -> Self {
         Self { offset: self.offset + (elements * dtype.bytes()) as u64, ..self }
     }
 
-    pub(super) fn read<E: Element>(self) -> In<E> {
+    pub(in crate::recurrent) fn read<E: Element>(self) -> In<E> {
         self.slot.read_at(self.offset)
     }
 
-    pub(super) fn write<E: Element>(self) -> Out<E> {
+    pub(in crate::recurrent) fn write<E: Element>(self) -> Out<E> {
         self.slot.write_at(self.offset)
     }
 
-    pub(super) fn both<E: Element>(self) -> InOut<E> {
+    pub(in crate::recurrent) fn both<E: Element>(self) -> InOut<E> {
         self.slot.read_write_at(self.offset)
     }
 }
 
 /// Memory of a tensor, handed out in parts.
-pub(super) struct Arena {
+pub(in crate::recurrent) struct Arena {
     slot: Slot,
-    pub(super) bytes: u64,
+    pub(in crate::recurrent) bytes: u64,
 }
 
 impl Arena {
-    pub(super) fn new(slot: impl Into<Slot>) -> Self {
+    pub(in crate::recurrent) fn new(slot: impl Into<Slot>) -> Self {
         Self { slot: slot.into(), bytes: 0 }
     }
 
-    pub(super) fn take(&mut self, elements: usize, dtype: DType) -> Place {
+    pub(in crate::recurrent) fn take(&mut self, elements: usize, dtype: DType) -> Place {
         let place = Place { slot: self.slot, offset: self.bytes };
         self.bytes += ((elements * dtype.bytes()) as u64).next_multiple_of(WIDE);
         place
@@ -64,28 +63,33 @@ impl Arena {
 }
 
 /// Launches of one variant of a plan.
-pub(super) struct Launches<'d> {
-    pub(super) net: &'d RecurrentDesc,
-    pub(super) op: &'static str,
-    pub(super) target: Target,
+pub(in crate::recurrent) struct Launches<'d> {
+    pub(in crate::recurrent) net: &'d RecurrentDesc,
+    pub(in crate::recurrent) op: &'static str,
+    pub(in crate::recurrent) target: Target,
     /// Whether tensors begin at multiples of 16 bytes.
-    pub(super) wide: bool,
-    pub(super) steps: Vec<LaunchStep>,
+    pub(in crate::recurrent) wide: bool,
+    pub(in crate::recurrent) steps: Vec<LaunchStep>,
 }
 
 impl Launches<'_> {
     /// The hidden state of pass `index` in the tensor at `slot`.
-    pub(super) fn state(&self, index: usize, slot: impl Into<Slot>) -> Place {
+    pub(in crate::recurrent) fn state(&self, index: usize, slot: impl Into<Slot>) -> Place {
         Place::of(slot).after(index * self.net.state(), self.net.dtype)
     }
 
     /// The cells of pass `index` in the tensor at `slot`.
-    pub(super) fn cells(&self, index: usize, slot: impl Into<Slot>) -> Place {
+    pub(in crate::recurrent) fn cells(&self, index: usize, slot: impl Into<Slot>) -> Place {
         Place::of(slot).after(index * self.net.units(), self.net.dtype)
     }
 
     /// A kernel with a thread for each of `n` elements.
-    pub(super) fn over<D: KernelDef>(&mut self, def: &D, n: usize, args: &D::Args) -> Result<(), PlanError> {
+    pub(in crate::recurrent) fn over<D: KernelDef>(
+        &mut self,
+        def: &D,
+        n: usize,
+        args: &D::Args,
+    ) -> Result<(), PlanError> {
         match plan::cover(self.op, n, def.spec().block.to_array()[0])? {
             Some(grid) => self.grid(def, grid, args),
             None => Ok(()),
@@ -93,7 +97,7 @@ impl Launches<'_> {
     }
 
     /// A kernel with `grid` blocks.
-    pub(super) fn grid<D: KernelDef>(
+    pub(in crate::recurrent) fn grid<D: KernelDef>(
         &mut self,
         def: &D,
         grid: [u32; 3],
@@ -103,7 +107,7 @@ impl Launches<'_> {
     }
 
     /// The same with `shared` bytes of dynamic shared memory.
-    pub(super) fn grid_with<D: KernelDef>(
+    pub(in crate::recurrent) fn grid_with<D: KernelDef>(
         &mut self,
         def: &D,
         grid: [u32; 3],
@@ -116,7 +120,7 @@ impl Launches<'_> {
     }
 
     /// The sums of a product of matrices of `[m, n, k]`, of which the first and the second may be stored transposed.
-    pub(super) fn product(
+    pub(in crate::recurrent) fn product(
         &mut self,
         sizes: [usize; 3],
         transposed: [bool; 2],
@@ -126,7 +130,7 @@ impl Launches<'_> {
     }
 
     /// The same, of parts of the common dimension if that is faster: there is room for the sums of `most` of them.
-    pub(super) fn product_in_parts(
+    pub(in crate::recurrent) fn product_in_parts(
         &mut self,
         sizes: [usize; 3],
         [a_transposed, b_transposed]: [bool; 2],
@@ -151,7 +155,7 @@ impl Launches<'_> {
     }
 
     /// Drops elements of `to` behind `layer`, of which there are as many sums as `parts` says, or none but the elements.
-    pub(super) fn drop(
+    pub(in crate::recurrent) fn drop(
         &mut self,
         layer: usize,
         [from, to, random]: [Place; 3],
@@ -161,12 +165,12 @@ impl Launches<'_> {
         let (threshold, scale) = Dropout::constants(self.op, net.dropout.map_or(0.0, Real::get))?;
         let n = net.rows() * net.result();
         let [row_step, row_batch] = net.row_strides();
-        let args = DropArgs {
+        let args = DropoutArgs {
             from: from.read(),
             to: to.write(),
             random: random.read(),
             stride: n as u64,
-            draws: drops::first_draw(layer),
+            draws: dropout::first_draw(layer),
             n: n as u64,
             width: small(net.result()),
             batch: small(net.batch),
@@ -176,23 +180,23 @@ impl Launches<'_> {
             threshold,
             scale,
         };
-        self.over(&Drop { dtype: net.dtype, of_sums: parts.is_some() }, drops::draws(n), &args)
+        self.over(&DropoutKernel { dtype: net.dtype, of_sums: parts.is_some() }, dropout::draws(n), &args)
     }
 
-    /// A kernel whose blocks keep the weights of some units and exchange their results through `at`.
-    pub(super) fn exchanging<D: KernelDef>(
+    /// A kernel of all steps, which exchanges vectors through `memory` and begins with those at `first`, if they are given.
+    pub(in crate::recurrent) fn persistent<D: KernelDef>(
         &mut self,
         def: &D,
-        (exchange, at): (&Product, Place),
+        exchange: &dyn Exchange,
+        (memory, first): (Place, (Place, bool)),
         args: &D::Args,
     ) -> Result<(), PlanError> {
-        self.steps.extend(clear(self.op, self.target, exchange, at)?);
+        self.steps.extend(exchange.prepare(self.op, self.target, memory, first)?);
         let kernel = plan::recorded(self.op, def, self.target)?;
-        let grid = [exchange.blocks(small(self.net.batch)), exchange.groups, 1];
-        let step = LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(exchange.shared_bytes());
-        // Clusters wait for nobody outside.
-        let alone = matches!(exchange.exchange, Exchange::Cluster(_));
-        self.steps.push(if alone { step } else { step.cooperative_whole() });
+        let grid = [exchange.blocks(small(self.net.batch)), exchange.gemm().groups, 1];
+        let step = LaunchStep::new(kernel, grid, args.values());
+        let step = step.with_dynamic_shared(exchange.memory().shared_bytes);
+        self.steps.push(if exchange.is_cooperative() { step.cooperative_whole() } else { step });
         Ok(())
     }
 }

@@ -5,20 +5,20 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, kernel_args};
 use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
-use super::cell::Cell;
 use super::epilogue::{BiasArgs, Epilogue, NextArgs, StateArgs};
 use super::saved::Unit;
-use super::walk::{Flag, Walk, WalkArgs};
-use super::{WIDE, sums_of};
+use crate::recurrent::gates::Cell;
+use crate::recurrent::walk::{Flag, Walk, WalkArgs};
+use crate::recurrent::{WIDE, sums_of};
 
 /// Most sequences.
-pub(super) const MOST_BATCH: usize = 4;
+pub(in crate::recurrent) const MOST_BATCH: usize = 4;
 /// Units of a block, which have a warp for the inputs and one for the states.
 const UNITS: u32 = 4;
 
 kernel_args! {
     /// A step of few sequences.
-    pub(super) struct FewArgs => FewParams {
+    pub(in crate::recurrent) struct GemvArgs => GemvParams {
         /// `[batch][input]`
         x: In<Elem>,
         /// `[gates][hidden][input]` and `[gates][hidden][hidden]`
@@ -32,14 +32,14 @@ kernel_args! {
     }
 }
 
-impl<'k> FewParams<'k> {
+impl<'k> GemvParams<'k> {
     /// The pass, which is a single step.
-    pub(super) const fn walk(&self) -> Walk<'k> {
+    pub(in crate::recurrent) const fn walk(&self) -> Walk<'k> {
         self.walk.over(self.state.lengths)
     }
 
     /// The end of the step.
-    pub(super) const fn epilogue(&self, cell: Cell, dtype: DType) -> Epilogue<'k> {
+    pub(in crate::recurrent) const fn epilogue(&self, cell: Cell, dtype: DType) -> Epilogue<'k> {
         Epilogue {
             cell,
             dtype,
@@ -55,7 +55,7 @@ impl<'k> FewParams<'k> {
     }
 
     /// Starts to bring what ends the step of a unit to the L1 cache: loads in front of the products would be waited for there.
-    pub(super) fn fetch(&self, k: K<'k>, cell: Cell, who: Unit<'k>) {
+    pub(in crate::recurrent) fn fetch(&self, k: K<'k>, cell: Cell, who: Unit<'k>) {
         let walk = self.walk();
         let fetch = |there: Pred<'k>, from: Ptr<'k, Read, Elem>| {
             let addr = from.operand();
@@ -75,7 +75,7 @@ impl<'k> FewParams<'k> {
     }
 
     /// The sums of a gate on the sides of input and state with their biases.
-    pub(super) fn sides<A: Float>(
+    pub(in crate::recurrent) fn sides<A: Float>(
         &self,
         gate: u32,
         unit: U32<'k>,
@@ -94,21 +94,21 @@ impl<'k> FewParams<'k> {
 
 /// A step of few sequences.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Few {
-    pub(super) cell: Cell,
-    pub(super) dtype: DType,
+pub(in crate::recurrent) struct Gemv {
+    pub(in crate::recurrent) cell: Cell,
+    pub(in crate::recurrent) dtype: DType,
     /// Sequences, at most [`MOST_BATCH`].
-    pub(super) batch: u32,
+    pub(in crate::recurrent) batch: u32,
 }
 
-impl Few {
+impl Gemv {
     /// Blocks for `hidden` units.
-    pub(super) const fn blocks(hidden: u32) -> u32 {
+    pub(in crate::recurrent) const fn blocks(hidden: u32) -> u32 {
         hidden.div_ceil(UNITS)
     }
 
     /// Elements of a load.
-    pub(super) const fn width(dtype: DType) -> usize {
+    pub(in crate::recurrent) const fn width(dtype: DType) -> usize {
         WIDE as usize / dtype.bytes()
     }
 
@@ -158,8 +158,8 @@ impl Few {
     }
 }
 
-impl AccumulateKernel for Few {
-    type Args = FewArgs;
+impl AccumulateKernel for Gemv {
+    type Args = GemvArgs;
 
     fn spec(&self) -> KernelSpec {
         // So many registers that all loads of a round may be on their way, which the assembler does not see to by itself.
@@ -181,7 +181,7 @@ impl AccumulateKernel for Few {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: FewParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: GemvParams<'k>)
     where
         Elem: Access<A>,
     {

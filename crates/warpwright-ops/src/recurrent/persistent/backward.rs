@@ -1,20 +1,22 @@
 //! The steps of a sequence backward in one launch: every block keeps the columns of the recurrent weights of its units in
-//! registers, and the blocks hand each other the gradients of the gates of each step as [`Product`] says.
+//! registers, and the blocks hand each other the gradients of the gates of each step through an
+//! [`Exchange`](super::exchange::Exchange).
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::cell::Cell;
-use super::cluster::Vector;
-use super::exchange::{Matrix, Product, Sums, THREADS};
-use super::saved::{SavedArgs, SavedState, Unit};
-use super::tuning::{Exchange, PersistentConfig};
-use super::walk::{Flag, Walk, WalkArgs};
-use crate::gemm::Precision;
+use super::exchange::{self, Exchange, Reads, Vector};
+use super::gemm::{StepGemm, Sums, THREADS};
+use super::weights::Matrix;
+use crate::recurrent::gates::Cell;
+use crate::recurrent::step::saved::{SavedArgs, SavedState, Unit};
+use crate::recurrent::tuning::PersistentConfig;
+use crate::recurrent::walk::{Flag, Walk, WalkArgs};
+use crate::recurrent::{RecurrentDesc, small};
 
 kernel_args! {
     /// A sequence of `steps`, from the last to the first; see [`pointwise`](super::pointwise) for the shapes.
-    pub(super) struct SweepArgs => SweepParams {
+    pub(in crate::recurrent) struct SequenceBackwardArgs => SequenceBackwardParams {
         w_hh: In<Elem>, saved: SavedArgs,
         dx: Out<Elem>, dh: Out<Elem>, before: Out<Elem>, dh0: Out<Elem>, dc0: Out<Elem>,
         /// Two buffers of a step's words, zero before the launch.
@@ -24,14 +26,14 @@ kernel_args! {
 }
 
 /// A sequence backward.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sweep {
-    pub(super) cell: Cell,
-    pub(super) dtype: DType,
-    pub(super) hidden: u32,
-    pub(super) batch: u32,
-    pub(super) precision: Precision,
-    pub(super) config: PersistentConfig,
+#[derive(Debug)]
+pub(in crate::recurrent) struct SequenceBackward {
+    cell: Cell,
+    dtype: DType,
+    hidden: u32,
+    batch: u32,
+    config: PersistentConfig,
+    pub(in crate::recurrent) exchange: Box<dyn Exchange>,
 }
 
 /// A unit of the block in a batch.
@@ -46,54 +48,57 @@ struct Item<'k> {
 /// What passes from step to step, and what was read of the next.
 type Carried<'k> = (Vec<F32<'k>>, Vec<Vec<F32<'k>>>);
 
-impl Sweep {
-    /// The product of a step.
-    pub(super) fn product(&self) -> Product {
-        let depth = self.hidden * self.cell.gates() as u32;
-        let PersistentConfig { units, groups, exchange } = self.config;
-        let (hidden, batch) = (self.hidden, exchange.batch(self.batch / groups));
-        let rounds = exchange.rounds(self.precision);
-        Product { dtype: self.dtype, rows: units, depth, batch, hidden, units, groups, exchange, rounds }
+impl SequenceBackward {
+    /// The product of a step: a block has the columns of its units, and the gradients of all gates go round.
+    pub(in crate::recurrent) fn gemm(desc: &RecurrentDesc, config: PersistentConfig) -> StepGemm {
+        StepGemm::of(desc, config, [config.units, small(desc.wide())])
+    }
+
+    /// The steps of a net, if the exchange takes its sizes.
+    pub(in crate::recurrent) fn of(desc: &RecurrentDesc, config: PersistentConfig) -> Option<Self> {
+        let exchange = exchange::of(config, Self::gemm(desc, config))?;
+        let (hidden, batch) = (small(desc.hidden), small(desc.batch));
+        Some(Self { cell: desc.cell, dtype: desc.dtype, hidden, batch, config, exchange })
     }
 
     /// The units of the thread: the same in several batches.
-    fn items<'k>(&self, k: K<'k>, product: &Product) -> Vec<Item<'k>> {
-        let first_unit = product.first_unit(k);
+    fn items<'k>(&self, k: K<'k>) -> Vec<Item<'k>> {
+        let first_unit = self.exchange.first_unit(k);
         let units = self.config.units;
         let (first, row) = (k.thread_idx() / units, k.thread_idx() % units);
         let item = |i: u32| {
-            let vector = product.vector(first + i * (THREADS / units), self.batch);
+            let vector = self.exchange.vector(first + i * (THREADS / units), self.batch);
             Item { inside: vector.there, batch: vector.batch, vector, row, unit: first_unit + row }
         };
-        (0..(units * product.batch).div_ceil(THREADS)).map(item).collect()
+        (0..(units * self.exchange.gemm().batch).div_ceil(THREADS)).map(item).collect()
     }
 
-    fn body<'k>(&self, k: K<'k>, p: SweepParams<'k>) {
-        let (cell, product) = (self.cell, self.product());
+    fn body<'k>(&self, k: K<'k>, p: SequenceBackwardParams<'k>) {
+        let (cell, exchange) = (self.cell, self.exchange.as_ref());
         let gates = cell.gates();
-        let in_cluster = matches!(self.config.exchange, Exchange::Cluster(_));
-        let first_unit = product.first_unit(k);
+        let reads_ahead = exchange.reads() == Reads::Ahead;
+        let first_unit = exchange.first_unit(k);
         let walk = p.walk.over(p.saved.lengths);
         let (dtype, hidden) = (self.dtype, k.lit(self.hidden));
         let saved = SavedState { cell, dtype, projected: false, hidden, walk, tensors: p.saved };
-        let all = self.items(k, &product);
+        let all = self.items(k);
         let zero = k.lit(0.0f32);
-        let exchange = product.own(k, p.exchange);
-        let hand = |turn: U32<'k>, item: &Item<'k>, values: &[F32<'k>]| {
+        let memory = exchange.own(k, p.exchange);
+        let publish = |turn: U32<'k>, item: &Item<'k>, values: &[F32<'k>]| {
             let there = item.vector.held;
-            product.hand(product.slot(exchange, turn), item.vector.at, item.unit, values, (there, 1));
+            exchange.publish(exchange.slot(memory, turn), (item.vector.at, item.unit), values, (there, 1));
         };
-        product.begin(k);
-        // Behind the last step there is nothing; with tags that has been left before.
-        let first = all.iter().filter(|_| self.config.exchange != Exchange::Tags);
-        first.for_each(|item| hand(k.lit(0u32), item, &vec![zero; gates]));
-        product.handed(k, exchange, k.lit(0u32));
+        exchange.begin(k);
+        // Behind the last step there is nothing.
+        let first = all.iter().filter(|_| exchange.publishes_first());
+        first.for_each(|item| publish(k.lit(0u32), item, &vec![zero; gates]));
+        exchange.commit(k, memory, k.lit(0u32));
         let element = |row: U32<'k>, depth: U32<'k>| {
-            product.origin(depth).to_u64() * u64::from(self.hidden) + (first_unit + row).to_u64()
+            exchange.row_of(depth).to_u64() * u64::from(self.hidden) + (first_unit + row).to_u64()
         };
-        let weights = product.weights(k, &Matrix { elements: p.w_hh, at: element, dense: false });
+        let weights = exchange.load(k, &Matrix { elements: p.w_hh, at: &element, dense: false });
         let lengths = all.iter().map(|item| walk.length(item.batch, item.inside));
-        let lengths: Option<Vec<_>> = in_cluster.then(|| lengths.collect());
+        let lengths: Option<Vec<_>> = reads_ahead.then(|| lengths.collect());
         let who = |(i, item): (usize, &Item<'k>)| {
             let Item { inside, batch, unit, .. } = *item;
             let length = match &lengths {
@@ -102,9 +107,8 @@ impl Sweep {
             };
             Unit { inside, batch, unit, length }
         };
-        // A step within a cluster is shorter than the way from memory: what the forward pass left is read a step ahead.
         let ahead = |step: U32<'k>| -> Vec<Vec<F32<'k>>> {
-            let items = all.iter().enumerate().filter(|_| in_cluster);
+            let items = all.iter().enumerate().filter(|_| reads_ahead);
             items.map(|item| saved.known::<f32>(k, step, who(item)).values()).collect()
         };
         let carried = if cell.carries() { vec![zero; all.len()] } else { Vec::new() };
@@ -118,20 +122,20 @@ impl Sweep {
                     None => saved.known::<f32>(k, step, who(item)),
                 };
                 let known: Vec<_> = all.iter().enumerate().map(known).collect();
-                let sums = product.multiply(k, exchange, turn, &weights);
+                let sums = weights.multiply(memory, turn);
                 let (mut next, mut done) = (Vec::new(), Vec::new());
                 for (i, (item, known)) in all.iter().zip(&known).enumerate() {
                     let recurrent = sums.of(item.vector.at, item.row, known.later);
                     let carry = carried.get(i).map_or(zero, |carry| known.later.select(*carry, 0.0));
                     let gradient = saved.gradient(known, recurrent, carry);
                     let values: Vec<_> = known.sides(&gradient).collect();
-                    hand(turn + 1, item, &values.iter().map(|(_, inner)| *inner).collect::<Vec<_>>());
+                    publish(turn + 1, item, &values.iter().map(|(_, inner)| *inner).collect::<Vec<_>>());
                     done.push(values);
                     if cell.carries() {
                         next.push(gradient.carry);
                     }
                 }
-                product.handed(k, exchange, turn + 1);
+                exchange.commit(k, memory, turn + 1);
                 for ((item, known), values) in all.iter().zip(&known).zip(&done) {
                     k.if_(item.inside, || {
                         for (gate, (value, inner)) in values.iter().enumerate() {
@@ -145,7 +149,7 @@ impl Sweep {
                 }
                 (next, early)
             });
-        let sums = product.multiply(k, exchange, p.walk.steps, &weights);
+        let sums = weights.multiply(memory, p.walk.steps);
         for (i, item) in all.iter().enumerate() {
             self.start(k, &p, &walk, item, &sums, carried.get(i).copied().unwrap_or(zero));
         }
@@ -155,7 +159,7 @@ impl Sweep {
     fn start<'k>(
         &self,
         k: K<'k>,
-        p: &SweepParams<'k>,
+        p: &SequenceBackwardParams<'k>,
         walk: &Walk<'k>,
         item: &Item<'k>,
         sums: &Sums<'k>,
@@ -180,21 +184,21 @@ impl Sweep {
     }
 }
 
-impl KernelDef for Sweep {
-    type Args = SweepArgs;
+impl KernelDef for SequenceBackward {
+    type Args = SequenceBackwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Self { cell, hidden, batch, config, .. } = self;
+        let Self { cell, hidden, batch, config, exchange, .. } = self;
         KernelSpec::new(
-            format!("{}_sweep_{}_h{hidden}_b{batch}_{config}", cell.name(), self.product().factors()),
+            format!("{}_sweep_{}_h{hidden}_b{batch}_{config}", cell.name(), exchange.gemm().factors()),
             BlockDim::x(THREADS),
         )
         .dtypes(DTypes::all(self.dtype).with("saved.gates", DType::F32).with("saved.extra", DType::F32))
         .min_blocks_per_sm(1)
-        .cluster(self.product().cluster())
+        .cluster(exchange.cluster())
     }
 
-    fn build<'k>(&self, k: K<'k>, p: SweepParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, p: SequenceBackwardParams<'k>) {
         self.body(k, p);
     }
 }
