@@ -31,7 +31,7 @@ impl KernelDef for Add {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::best();
     let stream = device.stream()?;
     let n = 1000;
@@ -47,6 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let step = LaunchStep::new(kernel, grid, args.values());
     stream.launch(&step, &[a.binding(), b.binding(), c.binding()])?;
 
-    println!("{}: 999 + 999 = {}", device.name(), c.to_vec::<f32>()?[999]);
+    let c = c.to_vec::<f32>()?;
+    assert!(c.iter().zip(&values).all(|(c, a)| *c == a + a));
+    println!("{}: 999 + 999 = {}", device.name(), c[999]);
     Ok(())
 }
