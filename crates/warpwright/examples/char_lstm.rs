@@ -234,7 +234,7 @@ fn main() -> Outcome<()> {
     }
     println!("{}: {} characters, {} different", device.name(), codes.len(), letters.len());
     let mut model = Model::new(&device, letters.len(), sizes)?;
-    let (mut random, start, mut mean) = (Random(3), Instant::now(), 0.0);
+    let (mut random, start, mut mean, mut first) = (Random(3), Instant::now(), 0.0, None);
     for update in 1..=updates {
         let begin = |_| (random.next() * (codes.len() - steps - 1) as f32) as usize;
         let begins: Vec<usize> = (0..batch).map(begin).collect();
@@ -243,11 +243,15 @@ fn main() -> Outcome<()> {
         let next: Vec<i32> =
             (1..=steps).flat_map(at).map(|at| i32::try_from(codes[at])).collect::<Result<_, _>>()?;
         let bits = model.update(&x, &next)?;
+        first.get_or_insert(bits);
         mean = if update == 1 { bits } else { 0.95 * mean + 0.05 * bits };
         if update % (updates / 10) == 0 {
             let seconds = start.elapsed().as_secs_f64();
             println!("update {update:>5}: {mean:.3} bits per character, {seconds:.1} s");
         }
+    }
+    if let Some(first) = first {
+        assert!(mean < first, "the loss falls: {mean} bits after {first}");
     }
     let sample = model.write(codes[0], 120)?;
     println!("{}", sample.into_iter().map(|code| letters[code]).collect::<String>());

@@ -42,7 +42,8 @@
 //!
 //! # Plans
 //!
-//! The free functions allocate their result and take a plan from a cache. To reuse memory, to capture a CUDA graph, or to
+//! The free functions allocate their result and take a plan from a cache. They have one form: forward with inputs and options, backward with
+//! the same inputs, the output of forward as it is, the gradient of the result, and the same options. To reuse memory, to capture a CUDA graph, or to
 //! launch through another runtime, plan the operation and launch it: planning needs no GPU, and
 //! [`Plan::steps`] gives kernel text, grid and arguments as data.
 //!
@@ -101,6 +102,9 @@
 //! take what these name, such as `plan_with`, which are there for comparisons; the text and the names of kernels.
 
 #![forbid(unsafe_code)]
+
+#[cfg(doctest)]
+mod guide;
 
 pub use warpwright_dsl as dsl;
 pub use warpwright_emu as emu;
