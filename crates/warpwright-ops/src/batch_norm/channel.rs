@@ -1,34 +1,63 @@
 //! The kernels that work on channels: from the parts of their statistics to coefficients, gradients and running values.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{Writable, kernel_args};
 
 use super::kernel::accumulate_type;
 
 kernel_args! {
-    /// Mean, `rstd`, running statistics and coefficients from the statistics of slabs.
+    /// Weight and bias, `[channels]`, each if `present` says so.
+    pub(super) struct AffineArgs => Affine { weight: In<Elem>, bias: In<Elem> }
+}
+
+kernel_args! {
+    /// The running statistics, `[channels]`.
+    pub(super) struct RunningArgs => Running { mean: In<Elem>, var: In<Elem> }
+}
+
+kernel_args! {
+    /// What training leaves of each channel.
+    pub(super) struct ResultsArgs => Results {
+        mean: Out<Elem>, rstd: Out<Elem>, running_mean: Out<Elem>, running_var: Out<Elem>,
+    }
+}
+
+kernel_args! {
+    /// Numbers of training: `factor` is the weight of the new value in the running statistics.
+    pub(super) struct SettingsArgs => Settings { present: u32, eps: f64, factor: f64 }
+}
+
+kernel_args! {
+    /// What a backward pass reads of each channel.
+    pub(super) struct SavedArgs => Saved { mean: In<Elem>, rstd: In<Elem>, weight: In<Elem> }
+}
+
+kernel_args! {
+    /// The gradients of weight and bias, each if `present` says so.
+    pub(super) struct GradientsArgs => Gradients { dweight: Out<Elem>, dbias: Out<Elem> }
+}
+
+kernel_args! {
+    /// Mean, `rstd`, running statistics and coefficients from the statistics of parts.
     pub(super) struct CombineArgs => CombineParams {
-        partial: In<Elem>, weight: In<Elem>, bias: In<Elem>, running_mean: In<Elem>, running_var: In<Elem>,
-        mean: Out<Elem>, rstd: Out<Elem>, new_running_mean: Out<Elem>, new_running_var: Out<Elem>,
-        coefficients: Out<Elem>, channels: u64, slabs: u64, slab_elements: u64, elements: u64,
-        present: u32, eps: f64, factor: f64,
+        partial: In<Elem>, affine: AffineArgs, running: RunningArgs, results: ResultsArgs,
+        coefficients: Out<Elem>, channels: u64, parts: u64, part_elements: u64, elements: u64,
+        settings: SettingsArgs,
     }
 }
 
 kernel_args! {
     /// Coefficients from the running statistics, and `rstd` as a fourth row.
     pub(super) struct FoldArgs => FoldParams {
-        weight: In<Elem>, bias: In<Elem>, running_mean: In<Elem>, running_var: In<Elem>,
-        coefficients: Out<Elem>, channels: u64, present: u32, eps: f64,
+        affine: AffineArgs, running: RunningArgs, coefficients: Out<Elem>, channels: u64, present: u32, eps: f64,
     }
 }
 
 kernel_args! {
-    /// `dweight`, `dbias` and coefficients from the sums of slabs.
+    /// `dweight`, `dbias` and coefficients from the sums of parts.
     pub(super) struct CombineGradientsArgs => CombineGradientsParams {
-        partial: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>,
-        dweight: Out<Elem>, dbias: Out<Elem>, coefficients: Out<Elem>,
-        channels: u64, slabs: u64, elements: u64, present: u32,
+        partial: In<Elem>, saved: SavedArgs, gradients: GradientsArgs, coefficients: Out<Elem>,
+        channels: u64, parts: u64, elements: u64, present: u32,
     }
 }
 
@@ -59,8 +88,24 @@ impl Types {
     }
 
     fn dtypes(self, statistics: &[&'static str]) -> DTypes {
-        let all = DTypes::all(self.parameters);
-        statistics.iter().fold(all, |all, name| all.with(name, accumulate_type(self.dtype)))
+        self.with(DTypes::all(self.parameters), statistics, &[])
+    }
+
+    /// Of a kernel that does all of training.
+    pub(super) fn forward(self, statistics: &[&'static str]) -> DTypes {
+        let all = self.with(DTypes::all(self.dtype), statistics, &["affine", "running", "results"]);
+        self.with(all, &["results.mean", "results.rstd"], &[])
+    }
+
+    /// Of a kernel that does all of its backward pass.
+    pub(super) fn backward(self, statistics: &[&'static str]) -> DTypes {
+        let all = self.with(DTypes::all(self.dtype), statistics, &["saved", "gradients"]);
+        self.with(all, &["saved.mean", "saved.rstd"], &[])
+    }
+
+    fn with(self, all: DTypes, statistics: &[&'static str], parameters: &[&'static str]) -> DTypes {
+        let all = statistics.iter().fold(all, |all, name| all.with(name, accumulate_type(self.dtype)));
+        parameters.iter().fold(all, |all, name| all.with(name, self.parameters))
     }
 }
 
@@ -73,12 +118,12 @@ const WARPS: u32 = THREADS / 32;
 /// Threads that share a channel.
 const STRIPES: u32 = SHARE * WARPS;
 
-/// Combines the parts of a block's channels in an order that depends on their number alone. `load` gives part `slab` of
+/// Combines the parts of a block's channels in an order that depends on their number alone. `load` gives part `part` of
 /// a channel, as nothing if the predicate does not hold; `finish` runs in one thread of each channel.
-fn combine_slabs<'k, A: Accumulate>(
+fn combine_parts<'k, A: Accumulate>(
     k: K<'k>,
     channels: U64<'k>,
-    slabs: U64<'k>,
+    parts: U64<'k>,
     load: impl Fn(U64<'k>, U64<'k>, Pred<'k>) -> Lanes<'k, A>,
     combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
     finish: impl FnOnce(U64<'k>, Lanes<'k, A>),
@@ -88,9 +133,9 @@ fn combine_slabs<'k, A: Accumulate>(
     let inside = |number: U32<'k>| (first + number.to_u64()).min(channels - 1);
     let channel = inside(lane / SHARE);
     let stripe = (warp * SHARE + lane % SHARE).to_u64();
-    let there = stripe.lt(slabs);
-    let start = load(channel, stripe.min(slabs - 1), there);
-    let rounds = (slabs + u64::from(STRIPES - 1) - stripe) / u64::from(STRIPES);
+    let there = stripe.lt(parts);
+    let start = load(channel, stripe.min(parts - 1), there);
+    let rounds = (parts + u64::from(STRIPES - 1) - stripe) / u64::from(STRIPES);
     let always = k.lit(true);
     let total = k.fold(k.range(1u64, rounds, 1u64), start, |round, total| {
         combine(total, load(channel, round * u64::from(STRIPES) + stripe, always))
@@ -156,27 +201,10 @@ impl<'k, A: Float> Statistics<'k, A> {
     }
 
     /// `mean`, `scale` and `shift` of `y = (x - mean) scale + shift`.
-    pub(super) fn coefficients(&self, weight: Reg<'k, A>, bias: Reg<'k, A>) -> [Reg<'k, A>; 3] {
+    pub(super) fn coefficients(&self, [weight, bias]: [Reg<'k, A>; 2]) -> [Reg<'k, A>; 3] {
         let scale = self.rstd * weight;
         [self.mean, scale, bias - self.lost * scale]
     }
-}
-
-/// The running mean and variance that follow.
-pub(super) fn update<'k, A: Float>(
-    (mean, var): (Ptr<'k, Read, Elem>, Ptr<'k, Read, Elem>),
-    channel: U64<'k>,
-    s: &Statistics<'k, A>,
-    factor: F64<'k>,
-) -> (Reg<'k, A>, Reg<'k, A>)
-where
-    Elem: Access<A>,
-{
-    let factor = factor.convert::<A>();
-    let moved = |old: Ptr<'k, Read, Elem>, new: Reg<'k, A>| {
-        old.at(channel).get::<A>() * (1.0 - factor) + new * factor
-    };
-    (moved(mean, s.mean), moved(var, s.unbiased))
 }
 
 pub(super) fn add_all<'k, A: Float>(a: Lanes<'k, A>, b: Lanes<'k, A>) -> Lanes<'k, A> {
@@ -189,7 +217,7 @@ pub(super) fn has<'k>(given: U32<'k>, bit: u32) -> Pred<'k> {
 }
 
 /// `parameter[channel]` if it is there, else `otherwise`.
-pub(super) fn parameter<'k, A: Float>(
+fn parameter<'k, A: Float>(
     from: Ptr<'k, Read, Elem>,
     channel: U64<'k>,
     given: U32<'k>,
@@ -203,6 +231,123 @@ where
     k.if_else(has(given, bit), || from.at(channel).get(), || k.lit::<A>(otherwise))
 }
 
+impl<'k> Affine<'k> {
+    /// Weight and bias of a channel, 1 and 0 where there are none.
+    pub(super) fn of<A: Float>(self, channel: U64<'k>, present: U32<'k>) -> [Reg<'k, A>; 2]
+    where
+        Elem: Access<A>,
+    {
+        let weight = parameter::<A>(self.weight, channel, present, present::WEIGHT, 1.0);
+        [weight, parameter::<A>(self.bias, channel, present, present::BIAS, 0.0)]
+    }
+}
+
+/// One value of each channel a row, in a `[rows, channels]` array.
+pub(super) fn set_rows<'k, A: Float, S: Writable>(
+    to: Ptr<'k, S, Elem>,
+    channels: U64<'k>,
+    channel: U64<'k>,
+    rows: impl IntoIterator<Item = Reg<'k, A>>,
+) where
+    Elem: Access<A>,
+{
+    for (row, value) in rows.into_iter().enumerate() {
+        to.at(channels * row as u64 + channel).set(value);
+    }
+}
+
+/// The arguments of training that belong to channels.
+#[derive(Clone, Copy)]
+pub(super) struct Training<'k> {
+    pub(super) affine: Affine<'k>,
+    pub(super) running: Running<'k>,
+    pub(super) results: Results<'k>,
+    pub(super) settings: Settings<'k>,
+}
+
+impl<'k> Training<'k> {
+    /// Stores mean and `rstd` of a channel.
+    pub(super) fn save<A: Float>(self, channel: U64<'k>, s: &Statistics<'k, A>)
+    where
+        Elem: Access<A>,
+    {
+        self.results.mean.at(channel).set(s.mean);
+        self.results.rstd.at(channel).set(s.rstd);
+    }
+
+    /// Moves the running mean and variance, if there are any.
+    pub(super) fn update_running<A: Float>(self, channel: U64<'k>, s: &Statistics<'k, A>)
+    where
+        Elem: Access<A>,
+    {
+        let Self { running, results, settings, .. } = self;
+        settings.present.k().if_(has(settings.present, present::RUNNING), || {
+            let factor = settings.factor.convert::<A>();
+            let moved = |old: Ptr<'k, Read, Elem>, new: Reg<'k, A>| {
+                old.at(channel).get::<A>() * (1.0 - factor) + new * factor
+            };
+            let (mean, var) = (moved(running.mean, s.mean), moved(running.var, s.unbiased));
+            results.running_mean.at(channel).set(mean);
+            results.running_var.at(channel).set(var);
+        });
+    }
+
+    /// All of a channel from what [`combine_moments`] gives of it.
+    pub(super) fn finish<A: Float, S: Writable>(
+        self,
+        channel: U64<'k>,
+        total: &Lanes<'k, A>,
+        coefficients: Ptr<'k, S, Elem>,
+        channels: U64<'k>,
+    ) where
+        Elem: Access<A>,
+    {
+        let s = Statistics::new(total, self.settings.eps);
+        self.save(channel, &s);
+        let affine = self.affine.of(channel, self.settings.present);
+        set_rows(coefficients, channels, channel, s.coefficients(affine));
+        self.update_running(channel, &s);
+    }
+}
+
+/// The gradients of the parameters of a channel, and `dx = of_dy dy + of_x (x - mean) + shift`.
+pub(super) struct ChannelGradients<'k, A: Float> {
+    rstd: Reg<'k, A>,
+    dweight: Reg<'k, A>,
+    dbias: Reg<'k, A>,
+    weight: Reg<'k, A>,
+}
+
+impl<'k, A: Float> ChannelGradients<'k, A>
+where
+    Elem: Access<A>,
+{
+    /// From the sums of `dy` and of `dy (x - mean)`.
+    pub(super) fn new(saved: Saved<'k>, present: U32<'k>, channel: U64<'k>, sums: &Lanes<'k, A>) -> Self {
+        let rstd = saved.rstd.at(channel).get::<A>();
+        let weight = parameter::<A>(saved.weight, channel, present, present::WEIGHT, 1.0);
+        Self { rstd, dweight: sums[1] * rstd, dbias: sums[0], weight }
+    }
+
+    /// Stores those of weight and bias that are wanted.
+    pub(super) fn store(&self, to: Gradients<'k>, present: U32<'k>, channel: U64<'k>) {
+        let k = present.k();
+        k.if_(has(present, present::WEIGHT), || to.dweight.at(channel).set(self.dweight));
+        k.if_(has(present, present::BIAS), || to.dbias.at(channel).set(self.dbias));
+    }
+
+    pub(super) fn of_dy(&self) -> Reg<'k, A> {
+        self.weight * self.rstd
+    }
+
+    /// `of_x` and `shift` where the gradient goes through the statistics of `elements` values.
+    pub(super) fn through_statistics(&self, of_dy: Reg<'k, A>, elements: U64<'k>) -> [Reg<'k, A>; 2] {
+        let elements = elements.convert::<A>();
+        let of_x = -(of_dy * self.rstd * (self.dweight / elements));
+        [of_x, -(of_dy * (self.dbias / elements))]
+    }
+}
+
 /// The step between the two walks of training.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Combine(pub(super) Types);
@@ -213,8 +358,8 @@ impl AccumulateKernel for Combine {
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(self.0.name("combine"), BlockDim::x(THREADS)).dtypes(self.0.dtypes(&[
             "partial",
-            "mean",
-            "rstd",
+            "results.mean",
+            "results.rstd",
             "coefficients",
         ]))
     }
@@ -229,32 +374,22 @@ impl AccumulateKernel for Combine {
     {
         k.start_next_grid();
         k.after_previous_grid();
-        let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
-            let row = |i: u64| a.partial.at((slab * 3 + i) * a.channels + channel).get::<A>();
-            let count = (a.elements - slab * a.slab_elements).min(a.slab_elements).convert::<A>();
+        let load = |channel: U64<'k>, part: U64<'k>, there: Pred<'k>| {
+            let row = |i: u64| a.partial.at((part * 3 + i) * a.channels + channel).get::<A>();
+            let count = (a.elements - part * a.part_elements).min(a.part_elements).convert::<A>();
             let squares = there.select(row(2), 0.0);
             Lanes::from(vec![there.select(count, 0.0), row(0), row(1), squares])
         };
+        let training =
+            Training { affine: a.affine, running: a.running, results: a.results, settings: a.settings };
         let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
-            let s = Statistics::new(&total, a.eps);
-            a.mean.at(channel).set(s.mean);
-            a.rstd.at(channel).set(s.rstd);
-            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
-            let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
-            for (row, value) in s.coefficients(weight, bias).into_iter().enumerate() {
-                a.coefficients.at(a.channels * row as u64 + channel).set(value);
-            }
-            k.if_(has(a.present, present::RUNNING), || {
-                let (mean, var) = update((a.running_mean, a.running_var), channel, &s, a.factor);
-                a.new_running_mean.at(channel).set(mean);
-                a.new_running_var.at(channel).set(var);
-            });
+            training.finish(channel, &total, a.coefficients, a.channels);
         };
-        combine_slabs(k, a.channels, a.slabs, load, combine_moments, finish);
+        combine_parts(k, a.channels, a.parts, load, combine_moments, finish);
     }
 }
 
-/// The coefficients of evaluation.
+/// The coefficients of inference.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fold(pub(super) Types);
 
@@ -280,14 +415,11 @@ impl AccumulateKernel for Fold {
         k.start_next_grid();
         let channel = k.global_idx_x();
         k.if_(channel.lt(a.channels), || {
-            let variance = a.running_var.at(channel).get::<A>();
+            let variance = a.running.var.at(channel).get::<A>();
             let rstd = (variance + a.eps.convert::<A>()).sqrt().rcp();
-            let mean = a.running_mean.at(channel).get::<A>();
-            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
-            let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
-            for (row, value) in [mean, rstd * weight, bias, rstd].into_iter().enumerate() {
-                a.coefficients.at(a.channels * row as u64 + channel).set(value);
-            }
+            let mean = a.running.mean.at(channel).get::<A>();
+            let [weight, bias] = a.affine.of::<A>(channel, a.present);
+            set_rows(a.coefficients, a.channels, channel, [mean, rstd * weight, bias, rstd]);
         });
     }
 }
@@ -302,8 +434,8 @@ impl AccumulateKernel for CombineGradients {
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(self.0.name("combine_gradients"), BlockDim::x(THREADS)).dtypes(self.0.dtypes(&[
             "partial",
-            "mean",
-            "rstd",
+            "saved.mean",
+            "saved.rstd",
             "coefficients",
         ]))
     }
@@ -318,36 +450,29 @@ impl AccumulateKernel for CombineGradients {
     {
         k.start_next_grid();
         k.after_previous_grid();
-        let load = |channel: U64<'k>, slab: U64<'k>, there: Pred<'k>| {
-            let row = |i: u64| a.partial.at((slab * 2 + i) * a.channels + channel).get::<A>();
+        let load = |channel: U64<'k>, part: U64<'k>, there: Pred<'k>| {
+            let row = |i: u64| a.partial.at((part * 2 + i) * a.channels + channel).get::<A>();
             Lanes::from(vec![there.select(row(0), 0.0), there.select(row(1), 0.0)])
         };
         let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
-            let rstd = a.rstd.at(channel).get::<A>();
-            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
-            let dweight = total[1] * rstd;
-            k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(dweight));
-            k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(total[0]));
-            let of_dy = weight * rstd;
+            let gradients = ChannelGradients::new(a.saved, a.present, channel, &total);
+            gradients.store(a.gradients, a.present, channel);
+            let of_dy = gradients.of_dy();
             let training = has(a.present, present::TRAINING);
             let zero = k.lit::<A>(0.0);
-            // In evaluation these are the coefficients of y = (x - mean) scale + shift for x = dy.
-            let elements = a.elements.convert::<A>();
-            let of_x = -(of_dy * rstd * (dweight / elements));
-            let shift = -(of_dy * (total[0] / elements));
-            let mean = training.select(a.mean.at(channel).get::<A>(), zero);
+            // In inference these are the coefficients of y = (x - mean) scale + shift for x = dy.
+            let [of_x, shift] = gradients.through_statistics(of_dy, a.elements);
+            let mean = training.select(a.saved.mean.at(channel).get::<A>(), zero);
             let rows = [mean, of_dy, training.select(of_x, zero), training.select(shift, zero)];
-            for (row, value) in rows.into_iter().enumerate() {
-                a.coefficients.at(a.channels * row as u64 + channel).set(value);
-            }
+            set_rows(a.coefficients, a.channels, channel, rows);
         };
-        combine_slabs(k, a.channels, a.slabs, load, add_all, finish);
+        combine_parts(k, a.channels, a.parts, load, add_all, finish);
     }
 }
 
 kernel_args! {
     /// Gradients of an empty batch.
-    pub(super) struct ZeroArgs => ZeroParams { dweight: Out<Elem>, dbias: Out<Elem>, channels: u64, present: u32 }
+    pub(super) struct ZeroArgs => ZeroParams { gradients: GradientsArgs, channels: u64, present: u32 }
 }
 
 /// The gradients of weight and bias that an empty batch has.
@@ -373,8 +498,8 @@ impl AccumulateKernel for Zero {
         let channel = k.global_idx_x();
         k.if_(channel.lt(a.channels), || {
             let zero = k.lit::<A>(0.0);
-            k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(zero));
-            k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(zero));
+            k.if_(has(a.present, present::WEIGHT), || a.gradients.dweight.at(channel).set(zero));
+            k.if_(has(a.present, present::BIAS), || a.gradients.dbias.at(channel).set(zero));
         });
     }
 }

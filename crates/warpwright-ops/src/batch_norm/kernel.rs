@@ -5,31 +5,28 @@ use warpwright_dsl::{Readable, kernel_args};
 
 use super::Layout;
 use super::tuning::{COLUMNS_PER_THREAD, Config};
-use super::walk::{Sizes, Tile, Walk};
+use super::walk::{SizesArgs, Tile, Walk};
 
 kernel_args! {
-    /// Shift, mean and sum of squares of the slabs of each channel: `partial[slab, 3, channels]`.
+    /// Shift, mean and sum of squares of the parts of each channel: `partial[part, 3, channels]`.
     pub(super) struct StatisticsArgs => StatisticsParams {
-        x: In<Elem>, partial: Out<Elem>, extent: u64, slab: u64, row: u64, channels: u64, split: u32,
-        reciprocal: u64, shift: u32,
+        x: In<Elem>, partial: Out<Elem>, sizes: SizesArgs,
     }
 }
 
 kernel_args! {
     /// `y = max((x - mean) scale + shift + residual, lower)`, `coefficients[3, channels]`.
-    pub(super) struct NormaliseArgs => NormaliseParams {
+    pub(super) struct NormalizeArgs => NormalizeParams {
         x: In<Elem>, residual: In<Elem>, coefficients: In<Elem>, y: Out<Elem>, lower: f64,
-        extent: u64, slab: u64, row: u64, channels: u64, split: u32,
-        reciprocal: u64, shift: u32,
+        sizes: SizesArgs,
     }
 }
 
 kernel_args! {
-    /// `g = dy` where `y > 0`; sums of `g` and of `g (x - mean)` over the slabs of each channel: `partial[slab, 2, channels]`.
+    /// `g = dy` where `y > 0`; sums of `g` and of `g (x - mean)` over the parts of each channel: `partial[part, 2, channels]`.
     pub(super) struct GradientSumsArgs => GradientSumsParams {
         x: In<Elem>, dy: In<Elem>, y: In<Elem>, mean: In<Elem>, g: Out<Elem>, partial: Out<Elem>,
-        extent: u64, slab: u64, row: u64, channels: u64, split: u32,
-        reciprocal: u64, shift: u32,
+        sizes: SizesArgs,
     }
 }
 
@@ -37,24 +34,8 @@ kernel_args! {
     /// `dx = a g + (b (x - mean) + c)`, `coefficients[4, channels]` = `mean, a, b, c`.
     pub(super) struct GradientArgs => GradientParams {
         x: In<Elem>, g: In<Elem>, coefficients: In<Elem>, dx: Out<Elem>,
-        extent: u64, slab: u64, row: u64, channels: u64, split: u32,
-        reciprocal: u64, shift: u32,
+        sizes: SizesArgs,
     }
-}
-
-/// The arguments that every walk ends with.
-macro_rules! sizes {
-    ($a:expr) => {
-        Sizes {
-            extent: $a.extent,
-            slab: $a.slab,
-            row: $a.row,
-            channels: $a.channels,
-            split: $a.split,
-            reciprocal: $a.reciprocal,
-            shift: $a.shift,
-        }
-    };
 }
 
 /// What all kernels of this file are made of.
@@ -116,9 +97,9 @@ pub(super) fn zeros<'k, A: Float>(k: K<'k>, width: u32) -> Lanes<'k, A> {
     (0..width).map(|_| k.lit::<A>(0.0)).collect()
 }
 
-/// The sum of two values a lane over all vectors of a slab of a channel. `write` receives the channel and the two sums,
+/// The sum of two values a lane over all vectors of a part of a channel. `write` receives the channel and the two sums,
 /// in one thread for each channel.
-pub(super) fn slab_sums<'k, A>(
+pub(super) fn part_sums<'k, A>(
     k: K<'k>,
     config: Config,
     walk: &Walk<'k>,
@@ -138,7 +119,7 @@ pub(super) fn slab_sums<'k, A>(
     }
 }
 
-/// [`slab_sums`] with channels last: over the rows of the block's threads.
+/// [`part_sums`] with channels last: over the rows of the block's threads.
 fn column_sums<'k, A>(
     k: K<'k>,
     config: Config,
@@ -193,7 +174,7 @@ fn column_sums<'k, A>(
     });
 }
 
-/// A value near those of the slab, for each of a thread's channels: what is summed are distances from it, so that a
+/// A value near those of the part, for each of a thread's channels: what is summed are distances from it, so that a
 /// large mean cancels nothing.
 pub(super) fn shift<'k, A: Float>(x: Ptr<'k, Read, Elem>, walk: &Walk<'k>, width: u32) -> Lanes<'k, A>
 where
@@ -212,7 +193,7 @@ where
     low.zip3(high, c, |low, high, c| low.max(high.min(c)))
 }
 
-/// Statistics of slabs.
+/// Statistics of parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Statistics(pub(super) Common);
 
@@ -234,8 +215,7 @@ impl AccumulateKernel for Statistics {
         k.start_next_grid();
         let Common { layout, config, .. } = self.0;
         let width = config.width;
-        let sizes = sizes!(a);
-        let walk = Walk::new(k, layout, config, sizes, false);
+        let walk = Walk::new(k, layout, config, a.sizes, false);
         let shift = shift::<A>(a.x, &walk, width);
         let zero = || zeros::<A>(k, width);
         let load = |offsets: &[U64<'k>]| -> Vec<Packed<'k, A>> {
@@ -252,8 +232,8 @@ impl AccumulateKernel for Statistics {
         });
         let per_vector = if layout == Layout::ChannelsFirst { width } else { 1 };
         let count = (walk.len * per_vector).convert::<A>();
-        let slab = walk.slab.to_u64() * 3;
-        let to = |row: u64, channel: U64<'k>| a.partial.at((slab + row) * a.channels + channel);
+        let part = walk.part.to_u64() * 3;
+        let to = |row: u64, channel: U64<'k>| a.partial.at((part + row) * a.sizes.channels + channel);
         // The shift is the same in all rows of threads.
         let first = walk.tile.map_or_else(|| k.thread_idx().eq(0), |tile| tile.active & tile.row.eq(0));
         k.if_(first, || {
@@ -262,7 +242,7 @@ impl AccumulateKernel for Statistics {
                 to(0, walk.channel).at(i as u64).set(lane);
             }
         });
-        slab_sums(k, config, &walk, a.channels, [sum, squares], |channel, [sum, squares]| {
+        part_sums(k, config, &walk, a.sizes.channels, [sum, squares], |channel, [sum, squares]| {
             let mean = sum / count;
             to(1, channel).set(mean);
             to(2, channel).set((squares - sum * mean).maximum(0.0));
@@ -272,17 +252,17 @@ impl AccumulateKernel for Statistics {
 
 /// The output from the statistics of whole channels.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Normalise {
+pub(super) struct Normalize {
     pub(super) common: Common,
     pub(super) residual: bool,
 }
 
-impl AccumulateKernel for Normalise {
-    type Args = NormaliseArgs;
+impl AccumulateKernel for Normalize {
+    type Args = NormalizeArgs;
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(
-            self.common.name(if self.residual { "normalise_add" } else { "normalise" }),
+            self.common.name(if self.residual { "normalize_add" } else { "normalize" }),
             self.common.block(),
         )
         .dtypes(self.common.dtypes(&["coefficients"]))
@@ -292,16 +272,15 @@ impl AccumulateKernel for Normalise {
         self.common.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: NormaliseParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: NormalizeParams<'k>)
     where
         Elem: Access<A>,
     {
         k.after_previous_grid();
-        let Common { dtype, layout, config } = self.common;
+        let Common { layout, config, .. } = self.common;
         let width = config.width;
-        let sizes = sizes!(a);
-        let walk = Walk::new(k, layout, config, sizes, true);
-        let of = |row| self.common.of_channels::<A, _>(a.coefficients, &walk, a.channels, row);
+        let walk = Walk::new(k, layout, config, a.sizes, true);
+        let of = |row| self.common.of_channels::<A, _>(a.coefficients, &walk, a.sizes.channels, row);
         let (mean, scale, shift) = (of(0), of(1), of(2));
         let lower = a.lower.convert::<A>();
         walk.fold(config.unroll, (), |(), offsets| {
@@ -322,7 +301,7 @@ impl AccumulateKernel for Normalise {
     }
 }
 
-/// Sums of slabs for the gradients.
+/// Sums of parts for the gradients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GradientSums {
     pub(super) common: Common,
@@ -352,9 +331,8 @@ impl AccumulateKernel for GradientSums {
         k.start_next_grid();
         let Common { dtype, layout, config } = self.common;
         let width = config.width;
-        let sizes = sizes!(a);
-        let walk = Walk::new(k, layout, config, sizes, false);
-        let mean = self.common.of_channels::<A, _>(a.mean, &walk, a.channels, 0);
+        let walk = Walk::new(k, layout, config, a.sizes, false);
+        let mean = self.common.of_channels::<A, _>(a.mean, &walk, a.sizes.channels, 0);
         let zero = || zeros::<A>(k, width);
         let load = |offsets: &[U64<'k>]| {
             let load = |from: Ptr<'k, _, Elem>| -> Vec<Packed<'k, A>> {
@@ -383,10 +361,10 @@ impl AccumulateKernel for GradientSums {
             })
         };
         let (sum, products) = walk.fold_ahead(config.unroll, (zero(), zero()), load, body);
-        let slab = walk.slab.to_u64() * 2;
-        slab_sums(k, config, &walk, a.channels, [sum, products], |channel, sums| {
+        let part = walk.part.to_u64() * 2;
+        part_sums(k, config, &walk, a.sizes.channels, [sum, products], |channel, sums| {
             for (row, sum) in sums.into_iter().enumerate() {
-                a.partial.at((slab + row as u64) * a.channels + channel).set(sum);
+                a.partial.at((part + row as u64) * a.sizes.channels + channel).set(sum);
             }
         });
     }
@@ -412,11 +390,10 @@ impl AccumulateKernel for Gradient {
         Elem: Access<A>,
     {
         k.after_previous_grid();
-        let Common { dtype, layout, config } = self.0;
+        let Common { layout, config, .. } = self.0;
         let width = config.width;
-        let sizes = sizes!(a);
-        let walk = Walk::new(k, layout, config, sizes, true);
-        let of = |row| self.0.of_channels::<A, _>(a.coefficients, &walk, a.channels, row);
+        let walk = Walk::new(k, layout, config, a.sizes, true);
+        let of = |row| self.0.of_channels::<A, _>(a.coefficients, &walk, a.sizes.channels, row);
         let (mean, of_g, of_x, shift) = (of(0), of(1), of(2), of(3));
         walk.fold(config.unroll, (), |(), offsets| {
             let load = |from: Ptr<'k, _, Elem>| -> Vec<Lanes<'k, A>> {

@@ -5,32 +5,33 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::Layout;
-use super::channel::{Statistics, add_all, combine_moments, has, parameter, present, update};
-use super::kernel::{self, accumulate_type, shift, slab_sums, zeros};
+use super::channel::{
+    AffineArgs, ChannelGradients, GradientsArgs, ResultsArgs, RunningArgs, SavedArgs, SettingsArgs, Training,
+    Types, add_all, combine_moments, set_rows,
+};
+use super::kernel::{self, part_sums, shift, zeros};
 use super::tuning::Config;
 use super::walk::{Sizes, Walk};
 
 kernel_args! {
+    /// The sizes of a walk over rows of which every block takes a share.
+    pub(super) struct RowsArgs => Rows { extent: u64, row: u64, channels: u64, split: u32 }
+}
+
+kernel_args! {
     /// All of training.
     pub(super) struct ForwardArgs => ForwardParams {
-        x: In<Elem>, weight: In<Elem>, bias: In<Elem>, residual: In<Elem>,
-        running_mean: In<Elem>, running_var: In<Elem>,
-        y: Out<Elem>, mean: Out<Elem>, rstd: Out<Elem>,
-        new_running_mean: Out<Elem>, new_running_var: Out<Elem>,
-        partial: InOut<Elem>, coefficients: InOut<Elem>,
-        present: u32, eps: f64, factor: f64, lower: f64, hold: u32,
-        extent: u64, row: u64, channels: u64, split: u32,
+        x: In<Elem>, affine: AffineArgs, residual: In<Elem>, running: RunningArgs, y: Out<Elem>,
+        results: ResultsArgs, partial: InOut<Elem>, coefficients: InOut<Elem>,
+        settings: SettingsArgs, lower: f64, hold: u32, rows: RowsArgs,
     }
 }
 
 kernel_args! {
     /// All of its backward pass.
     pub(super) struct BackwardArgs => BackwardParams {
-        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>,
-        dx: Out<Elem>, dweight: Out<Elem>, dbias: Out<Elem>,
-        partial: InOut<Elem>, coefficients: InOut<Elem>,
-        present: u32, elements: u64, hold: u32,
-        extent: u64, row: u64, channels: u64, split: u32,
+        x: In<Elem>, dy: In<Elem>, saved: SavedArgs, dx: Out<Elem>, gradients: GradientsArgs,
+        partial: InOut<Elem>, coefficients: InOut<Elem>, present: u32, elements: u64, hold: u32, rows: RowsArgs,
     }
 }
 
@@ -44,30 +45,22 @@ pub(super) struct Common {
 }
 
 impl Common {
+    const fn types(self) -> Types {
+        Types { dtype: self.dtype, parameters: self.parameters }
+    }
+
     fn name(self, what: &str) -> String {
         let Self { dtype, parameters, config: Config { width, threads, unroll } } = self;
         format!("batch_norm_{what}_nhwc_{dtype}_{parameters}_x{width}_{threads}x{unroll}_grid")
     }
 
-    fn dtypes(self, parameters: &[&'static str]) -> DTypes {
-        let statistics = ["mean", "rstd", "partial", "coefficients"].into_iter();
-        let all = statistics.fold(DTypes::all(self.dtype), |all, n| all.with(n, accumulate_type(self.dtype)));
-        parameters.iter().fold(all, |all, name| all.with(name, self.parameters))
-    }
-
     /// The walk of a thread over its block's share of the rows.
-    fn walk<'k>(
-        self,
-        k: K<'k>,
-        extent: U64<'k>,
-        row: U64<'k>,
-        channels: U64<'k>,
-        split: U32<'k>,
-    ) -> Walk<'k> {
+    fn walk<'k>(self, k: K<'k>, rows: Rows<'k>) -> Walk<'k> {
+        let Rows { extent, row, channels, split } = rows;
         let blocks = k.grid_dim_x().to_u64();
-        let slab = (extent + (blocks - 1)) / blocks;
+        let part = (extent + (blocks - 1)) / blocks;
         let (reciprocal, shift) = (k.lit(0u64), k.lit(0u32));
-        let sizes = Sizes { extent, slab, row, channels, split, reciprocal, shift };
+        let sizes = Sizes { extent, part, row, channels, split, reciprocal, shift };
         Walk::new(k, Layout::ChannelsLast, self.config, sizes, false)
     }
 
@@ -130,13 +123,11 @@ impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        let parameters =
-            ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
         KernelSpec::new(
             self.common.name(if self.residual { "add" } else { "training" }),
             BlockDim::x(self.common.config.threads),
         )
-        .dtypes(self.common.dtypes(&parameters))
+        .dtypes(self.common.types().forward(&["partial", "coefficients"]))
     }
 
     fn dtype(&self) -> DType {
@@ -149,7 +140,8 @@ impl AccumulateKernel for Forward {
     {
         let Common { dtype, config, .. } = self.common;
         let Config { width, threads, unroll } = config;
-        let walk = self.common.walk(k, a.extent, a.row, a.channels, a.split);
+        let walk = self.common.walk(k, a.rows);
+        let channels = a.rows.channels;
         let held = k.dynamic_shared_elem(dtype);
         let slot = |first: U32<'k>, i: usize| held.at((first + i as u32 * threads) * width);
         let thread = k.thread_idx();
@@ -176,7 +168,7 @@ impl AccumulateKernel for Forward {
             far.fold_ahead(unroll, sums, load, |sums, vectors| vectors.iter().fold(sums, add));
 
         let block = k.block_idx_x().to_u64() * 3;
-        let to = |row: u64, channel: U64<'k>| a.partial.at((block + row) * a.channels + channel);
+        let to = |row: u64, channel: U64<'k>| a.partial.at((block + row) * channels + channel);
         let count = walk.len.convert::<A>().maximum(1.0);
         let Some(tile) = walk.tile else { return };
         k.if_(tile.active & tile.row.eq(0), || {
@@ -184,35 +176,25 @@ impl AccumulateKernel for Forward {
                 to(0, walk.channel).at(i as u64).set(lane);
             }
         });
-        slab_sums(k, config, &walk, a.channels, [sum, squares], |channel, [sum, squares]| {
+        part_sums(k, config, &walk, channels, [sum, squares], |channel, [sum, squares]| {
             let mean = sum / count;
             to(1, channel).set(mean);
             to(2, channel).set((squares - sum * mean).maximum(0.0));
         });
         k.grid_barrier();
         let part = |channel: U64<'k>, block: U64<'k>, count: Reg<'k, A>| {
-            let row = |i: u64| a.partial.at((block * 3 + i) * a.channels + channel).get::<A>();
+            let row = |i: u64| a.partial.at((block * 3 + i) * channels + channel).get::<A>();
             let squares = count.gt(0.0).select(row(2), 0.0);
             Lanes::from(vec![count, row(0), row(1), squares])
         };
-        combine_parts(k, &walk, a.channels, part, combine_moments, |channel, total| {
-            let s = Statistics::new(&total, a.eps);
-            a.mean.at(channel).set(s.mean);
-            a.rstd.at(channel).set(s.rstd);
-            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
-            let bias = parameter::<A>(a.bias, channel, a.present, present::BIAS, 0.0);
-            for (row, value) in s.coefficients(weight, bias).into_iter().enumerate() {
-                a.coefficients.at(a.channels * row as u64 + channel).set(value);
-            }
-            k.if_(has(a.present, present::RUNNING), || {
-                let (mean, var) = update((a.running_mean, a.running_var), channel, &s, a.factor);
-                a.new_running_mean.at(channel).set(mean);
-                a.new_running_var.at(channel).set(var);
-            });
+        let ForwardParams { affine, running, results, settings, .. } = a;
+        let training = Training { affine, running, results, settings };
+        combine_parts(k, &walk, channels, part, combine_moments, |channel, total| {
+            training.finish(channel, &total, a.coefficients, channels);
         });
         k.grid_barrier();
 
-        let of = |row| self.common.coefficients::<A>(a.coefficients, &walk, a.channels, row);
+        let of = |row| self.common.coefficients::<A>(a.coefficients, &walk, channels, row);
         let (mean, scale, shift) = (of(0), of(1), of(2));
         let lower = a.lower.convert::<A>();
         let write = |at: U64<'k>, x: Lanes<'k, A>, added: Option<Lanes<'k, A>>| {
@@ -253,7 +235,7 @@ impl AccumulateKernel for Backward {
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(self.0.name("backward"), BlockDim::x(self.0.config.threads))
-            .dtypes(self.0.dtypes(&["weight", "dweight", "dbias"]))
+            .dtypes(self.0.types().backward(&["partial", "coefficients"]))
     }
 
     fn dtype(&self) -> DType {
@@ -266,7 +248,8 @@ impl AccumulateKernel for Backward {
     {
         let Common { dtype, config, .. } = self.0;
         let Config { width, threads, unroll } = config;
-        let walk = self.0.walk(k, a.extent, a.row, a.channels, a.split);
+        let walk = self.0.walk(k, a.rows);
+        let channels = a.rows.channels;
         let held = k.dynamic_shared_elem(dtype);
         let held_g = held.at(a.hold * (threads * width));
         let slot =
@@ -276,7 +259,7 @@ impl AccumulateKernel for Backward {
         let (near, far) = (walk.part(k.lit(0u32), kept, false), walk.part(kept, walk.count() - kept, false));
 
         let mean: Lanes<'k, A> =
-            (0..width).map(|i| a.mean.at(walk.channel).at(u64::from(i)).get::<A>()).collect();
+            (0..width).map(|i| a.saved.mean.at(walk.channel).at(u64::from(i)).get::<A>()).collect();
         let load = |offsets: &[U64<'k>]| {
             let load = |from: Ptr<'k, _, Elem>| -> Vec<Packed<'k, A>> {
                 offsets.iter().map(|&at| from.at(at).load_packed(width)).collect()
@@ -302,34 +285,27 @@ impl AccumulateKernel for Backward {
         let (sum, products) =
             far.fold_ahead(unroll, sums, load, |sums, (x, g)| x.iter().zip(&g).fold(sums, add));
         let block = k.block_idx_x().to_u64() * 2;
-        slab_sums(k, config, &walk, a.channels, [sum, products], |channel, sums| {
+        part_sums(k, config, &walk, channels, [sum, products], |channel, sums| {
             for (row, sum) in sums.into_iter().enumerate() {
-                a.partial.at((block + row as u64) * a.channels + channel).set(sum);
+                a.partial.at((block + row as u64) * channels + channel).set(sum);
             }
         });
         k.grid_barrier();
         let part = |channel: U64<'k>, block: U64<'k>, count: Reg<'k, A>| {
-            let row = |i: u64| a.partial.at((block * 2 + i) * a.channels + channel).get::<A>();
+            let row = |i: u64| a.partial.at((block * 2 + i) * channels + channel).get::<A>();
             let there = count.gt(0.0);
             Lanes::from(vec![there.select(row(0), 0.0), there.select(row(1), 0.0)])
         };
-        combine_parts(k, &walk, a.channels, part, add_all, |channel, total| {
-            let rstd = a.rstd.at(channel).get::<A>();
-            let weight = parameter::<A>(a.weight, channel, a.present, present::WEIGHT, 1.0);
-            let dweight = total[1] * rstd;
-            k.if_(has(a.present, present::WEIGHT), || a.dweight.at(channel).set(dweight));
-            k.if_(has(a.present, present::BIAS), || a.dbias.at(channel).set(total[0]));
-            let of_g = weight * rstd;
-            let elements = a.elements.convert::<A>();
-            let of_x = -(of_g * rstd * (dweight / elements));
-            let rows = [of_g, of_x, -(of_g * (total[0] / elements))];
-            for (row, value) in rows.into_iter().enumerate() {
-                a.coefficients.at(a.channels * row as u64 + channel).set(value);
-            }
+        combine_parts(k, &walk, channels, part, add_all, |channel, total| {
+            let gradients = ChannelGradients::new(a.saved, a.present, channel, &total);
+            gradients.store(a.gradients, a.present, channel);
+            let of_g = gradients.of_dy();
+            let [of_x, shift] = gradients.through_statistics(of_g, a.elements);
+            set_rows(a.coefficients, channels, channel, [of_g, of_x, shift]);
         });
         k.grid_barrier();
 
-        let of = |row| self.0.coefficients::<A>(a.coefficients, &walk, a.channels, row);
+        let of = |row| self.0.coefficients::<A>(a.coefficients, &walk, channels, row);
         let (of_g, of_x, shift) = (of(0), of(1), of(2));
         let write = |at: U64<'k>, x: Lanes<'k, A>, g: Lanes<'k, A>| {
             let centred = x.zip(mean.clone(), |x, mean| x - mean);

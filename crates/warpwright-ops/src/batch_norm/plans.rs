@@ -7,6 +7,7 @@ use warpwright_runtime::LaunchStep;
 use super::channel::{self, CHANNELS, FOLD_CHANNELS, Types, present};
 use super::kernel::{self, Common, accumulate_type};
 use super::tuning::{self, Config, Persistence, Residence, Split};
+use super::walk::SizesArgs;
 use super::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
     BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
@@ -37,25 +38,6 @@ struct Planner<'a> {
     len: usize,
     types: Types,
     accumulate: DType,
-}
-
-/// The arguments that every walk ends with.
-macro_rules! walk_args {
-    ($args:ident { $($field:ident: $value:expr),+ $(,)? }, $walked:expr, $channels:expr) => {
-        walk_args!(kernel, $args { $($field: $value),+ }, $walked, $channels)
-    };
-    ($module:ident, $args:ident { $($field:ident: $value:expr),+ $(,)? }, $walked:expr, $channels:expr) => {
-        $module::$args {
-            $($field: $value,)+
-            extent: $walked.split.extent,
-            slab: $walked.split.slab,
-            row: $walked.split.row,
-            channels: $channels,
-            split: $walked.split.argument as u32,
-            reciprocal: $walked.split.reciprocal.factor,
-            shift: $walked.split.reciprocal.shift,
-        }
-    };
 }
 
 impl<'a> Planner<'a> {
@@ -133,16 +115,16 @@ impl<'a> Planner<'a> {
         let of = |config: Config| {
             let split = tuning::split(layout, config, n, c, s);
             let blocks = match layout {
-                Layout::ChannelsFirst => [split.slabs * split.tiles, 1],
-                Layout::ChannelsLast => [split.slabs, split.tiles],
+                Layout::ChannelsFirst => [split.parts * split.tiles, 1],
+                Layout::ChannelsLast => [split.parts, split.tiles],
             };
             for (blocks, limit) in blocks.into_iter().zip(MAX_GRID) {
                 if blocks > limit {
                     return Err(PlanError::TooLarge { op: self.op, blocks, limit });
                 }
             }
-            if split.slab > u64::from(u32::MAX / 2) {
-                return Err(PlanError::TooLarge { op: self.op, blocks: split.slab, limit: 1 << 31 });
+            if split.part > u64::from(u32::MAX / 2) {
+                return Err(PlanError::TooLarge { op: self.op, blocks: split.part, limit: 1 << 31 });
             }
             let grid = [blocks[0] as u32, blocks[1] as u32, 1];
             Ok(Walked { common: Common { dtype, layout, config }, split, grid })
@@ -152,6 +134,15 @@ impl<'a> Planner<'a> {
 
     fn channels(&self) -> u64 {
         self.norm.channels as u64
+    }
+
+    fn sizes(&self, split: &Split) -> SizesArgs {
+        SizesArgs::new(split, self.channels())
+    }
+
+    fn rows(&self, split: &Split) -> persistent::RowsArgs {
+        let (row, split_across) = (split.row, split.argument as u32);
+        persistent::RowsArgs { extent: split.extent, row, channels: self.channels(), split: split_across }
     }
 
     fn step<D: KernelDef>(&self, def: &D, args: D::Args, grid: [u32; 3]) -> Result<LaunchStep, PlanError> {
@@ -167,11 +158,11 @@ impl<'a> Planner<'a> {
         bit(self.norm.weight, present::WEIGHT) | bit(self.norm.bias, present::BIAS) | more
     }
 
-    /// Elements of the workspace: `rows` values a channel and slab, and the coefficients.
+    /// Elements of the workspace: `rows` values a channel and part, and the coefficients.
     fn workspace_len(&self, walks: &[Walked], rows: usize, coefficients: usize, streams: u32) -> usize {
         let grid = self.persistence(streams).map_or(0, |p| u64::from(p.blocks));
-        let slabs = walks.iter().map(|w| w.split.slabs).max().map_or(0, |slabs| slabs.max(grid) as usize);
-        if walks.is_empty() { 0 } else { (slabs * rows + coefficients) * self.norm.channels }
+        let parts = walks.iter().map(|w| w.split.parts).max().map_or(0, |parts| parts.max(grid) as usize);
+        if walks.is_empty() { 0 } else { (parts * rows + coefficients) * self.norm.channels }
     }
 
     /// Where a row of the workspace starts, in bytes.
@@ -277,7 +268,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The walk that writes results: `y = max((x - mean) scale + shift + residual, lower)`.
-    fn normalise(
+    fn normalize(
         &self,
         walked: &Walked,
         [x, residual]: [In<Elem>; 2],
@@ -286,12 +277,9 @@ impl<'a> Planner<'a> {
         lower: f64,
         coefficients: In<Elem>,
     ) -> Result<LaunchStep, PlanError> {
-        let def = kernel::Normalise { common: walked.common, residual: with_residual };
-        let args = walk_args!(
-            NormaliseArgs { x: x, residual: residual, coefficients: coefficients, y: y.arg(), lower: lower },
-            walked,
-            self.channels()
-        );
+        let def = kernel::Normalize { common: walked.common, residual: with_residual };
+        let (y, sizes) = (y.arg(), self.sizes(&walked.split));
+        let args = kernel::NormalizeArgs { x, residual, coefficients, y, lower, sizes };
         self.step(&def, args, walked.grid)
     }
 }
@@ -329,92 +317,77 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         BatchNormArgs::running_var.holds(norm.parameter_dtype, c).optional(running),
         BatchNormArgs::workspace.scratch(p.accumulate, p.workspace_len(&walks, 3, 3, 1)),
     ]);
+    let affine = channel::AffineArgs { weight: BatchNormArgs::weight.arg(), bias: BatchNormArgs::bias.arg() };
+    let old = channel::RunningArgs {
+        mean: BatchNormArgs::running_mean.before().arg(),
+        var: BatchNormArgs::running_var.before().arg(),
+    };
+    let results = channel::ResultsArgs {
+        mean: BatchNormArgs::mean.arg(),
+        rstd: BatchNormArgs::rstd.arg(),
+        running_mean: BatchNormArgs::running_mean.after().arg(),
+        running_var: BatchNormArgs::running_var.after().arg(),
+    };
+    let settings = channel::SettingsArgs {
+        present: p.present(if running { present::RUNNING } else { 0 }),
+        eps: norm.eps.get(),
+        factor: desc.momentum.map_or(0.0, super::Momentum::factor),
+    };
     let steps = |w: &Walked| {
-        let coefficients = p.row(3 * w.split.slabs);
+        let coefficients = p.row(3 * w.split.parts);
         let def = kernel::Statistics(w.common);
-        let args = walk_args!(
-            StatisticsArgs { x: BatchNormArgs::x.arg(), partial: BatchNormArgs::workspace.arg() },
-            w,
-            p.channels()
-        );
+        let (x, partial) = (BatchNormArgs::x.arg(), BatchNormArgs::workspace.arg());
+        let args = kernel::StatisticsArgs { x, partial, sizes: p.sizes(&w.split) };
         let statistics = p.step(&def, args, w.grid)?;
         let args = channel::CombineArgs {
             partial: BatchNormArgs::workspace.written(),
-            weight: BatchNormArgs::weight.arg(),
-            bias: BatchNormArgs::bias.arg(),
-            running_mean: BatchNormArgs::running_mean.before().arg(),
-            running_var: BatchNormArgs::running_var.before().arg(),
-            mean: BatchNormArgs::mean.arg(),
-            rstd: BatchNormArgs::rstd.arg(),
-            new_running_mean: BatchNormArgs::running_mean.after().arg(),
-            new_running_var: BatchNormArgs::running_var.after().arg(),
+            affine: affine.clone(),
+            running: old.clone(),
+            results: results.clone(),
             coefficients: BatchNormArgs::workspace.arg_at(coefficients),
             channels: p.channels(),
-            slabs: w.split.slabs,
-            slab_elements: w.split.slab * w.split.per_step,
+            parts: w.split.parts,
+            part_elements: w.split.part * w.split.per_step,
             elements: norm.values() as u64,
-            present: p.present(if running { present::RUNNING } else { 0 }),
-            eps: norm.eps.get(),
-            factor: desc.momentum.map_or(0.0, super::Momentum::factor),
+            settings: settings.clone(),
         };
         let combine = p.step(&channel::Combine(p.types), args, p.channel_grid(CHANNELS)?)?;
         let coefficients = BatchNormArgs::workspace.written_at(coefficients);
         let read = [BatchNormArgs::x.arg(), BatchNormArgs::residual.arg()];
-        let normalise =
-            p.normalise(w, read, BatchNormArgs::y, desc.residual, lower(norm.relu), coefficients)?;
-        Ok(vec![statistics, combine, normalise])
+        let normalize =
+            p.normalize(w, read, BatchNormArgs::y, desc.residual, lower(norm.relu), coefficients)?;
+        Ok(vec![statistics, combine, normalize])
     };
     let once = p.residence(1).map(|r| {
         let def = resident::Forward { common: p.resident(&r), residual: desc.residual };
-        let args = walk_args!(
-            resident,
-            ForwardArgs {
-                x: BatchNormArgs::x.arg(),
-                weight: BatchNormArgs::weight.arg(),
-                bias: BatchNormArgs::bias.arg(),
-                residual: BatchNormArgs::residual.arg(),
-                running_mean: BatchNormArgs::running_mean.before().arg(),
-                running_var: BatchNormArgs::running_var.before().arg(),
-                y: BatchNormArgs::y.arg(),
-                mean: BatchNormArgs::mean.arg(),
-                rstd: BatchNormArgs::rstd.arg(),
-                new_running_mean: BatchNormArgs::running_mean.after().arg(),
-                new_running_var: BatchNormArgs::running_var.after().arg(),
-                present: p.present(if running { present::RUNNING } else { 0 }),
-                eps: norm.eps.get(),
-                factor: desc.momentum.map_or(0.0, super::Momentum::factor),
-                lower: lower(norm.relu),
-            },
-            r,
-            p.channels()
-        );
+        let args = resident::ForwardArgs {
+            x: BatchNormArgs::x.arg(),
+            affine: affine.clone(),
+            residual: BatchNormArgs::residual.arg(),
+            running: old.clone(),
+            y: BatchNormArgs::y.arg(),
+            results: results.clone(),
+            settings: settings.clone(),
+            lower: lower(norm.relu),
+            sizes: p.sizes(&r.split),
+        };
         p.resident_variant(&def, args, &r)
     });
     let grid = p.persistence(1).map(|r| {
         let def = persistent::Forward { common: p.persistent(&r), residual: desc.residual };
         let args = persistent::ForwardArgs {
             x: BatchNormArgs::x.arg(),
-            weight: BatchNormArgs::weight.arg(),
-            bias: BatchNormArgs::bias.arg(),
+            affine: affine.clone(),
             residual: BatchNormArgs::residual.arg(),
-            running_mean: BatchNormArgs::running_mean.before().arg(),
-            running_var: BatchNormArgs::running_var.before().arg(),
+            running: old.clone(),
             y: BatchNormArgs::y.arg(),
-            mean: BatchNormArgs::mean.arg(),
-            rstd: BatchNormArgs::rstd.arg(),
-            new_running_mean: BatchNormArgs::running_mean.after().arg(),
-            new_running_var: BatchNormArgs::running_var.after().arg(),
+            results: results.clone(),
             partial: BatchNormArgs::workspace.read_write(),
             coefficients: BatchNormArgs::workspace.read_write_at(p.row(3 * u64::from(r.blocks))),
-            present: p.present(if running { present::RUNNING } else { 0 }),
-            eps: norm.eps.get(),
-            factor: desc.momentum.map_or(0.0, super::Momentum::factor),
+            settings: settings.clone(),
             lower: lower(norm.relu),
             hold: r.hold,
-            extent: r.split.extent,
-            row: r.split.row,
-            channels: p.channels(),
-            split: r.split.argument as u32,
+            rows: p.rows(&r.split),
         };
         p.persistent_variant(&def, args, &r)
     });
@@ -455,10 +428,14 @@ pub(super) fn evaluation(
         let fold = fold(
             &p,
             channel::FoldArgs {
-                weight: BatchNormEvaluationArgs::weight.arg(),
-                bias: BatchNormEvaluationArgs::bias.arg(),
-                running_mean: BatchNormEvaluationArgs::running_mean.arg(),
-                running_var: BatchNormEvaluationArgs::running_var.arg(),
+                affine: channel::AffineArgs {
+                    weight: BatchNormEvaluationArgs::weight.arg(),
+                    bias: BatchNormEvaluationArgs::bias.arg(),
+                },
+                running: channel::RunningArgs {
+                    mean: BatchNormEvaluationArgs::running_mean.arg(),
+                    var: BatchNormEvaluationArgs::running_var.arg(),
+                },
                 coefficients: BatchNormEvaluationArgs::workspace.arg(),
                 channels: p.channels(),
                 present: p.present(0),
@@ -468,7 +445,7 @@ pub(super) fn evaluation(
         let coefficients = BatchNormEvaluationArgs::workspace.written();
         let read = [BatchNormEvaluationArgs::x.arg(), BatchNormEvaluationArgs::residual.arg()];
         let y = BatchNormEvaluationArgs::y;
-        Ok(vec![fold, p.normalise(w, read, y, desc.residual, lower(norm.relu), coefficients)?])
+        Ok(vec![fold, p.normalize(w, read, y, desc.residual, lower(norm.relu), coefficients)?])
     };
     p.finish(Direction::Forward, tensors, None, walks, steps, || Ok(Vec::new()))
 }
@@ -553,34 +530,33 @@ impl<'a> Backward<'a> {
     ) -> Result<[LaunchStep; 2], PlanError> {
         let (p, slots) = (&self.p, self.slots);
         let def = kernel::GradientSums { common: w.common, relu: p.norm.relu };
-        let args = walk_args!(
-            GradientSumsArgs {
-                x: slots.x.arg(),
-                dy: slots.dy.arg(),
-                y: slots.y.arg(),
-                mean: mean.clone(),
-                g: self.g.unwrap_or(slots.dx).arg(),
-                partial: slots.workspace.arg(),
-            },
-            w,
-            p.channels()
-        );
+        let args = kernel::GradientSumsArgs {
+            x: slots.x.arg(),
+            dy: slots.dy.arg(),
+            y: slots.y.arg(),
+            mean: mean.clone(),
+            g: self.g.unwrap_or(slots.dx).arg(),
+            partial: slots.workspace.arg(),
+            sizes: p.sizes(&w.split),
+        };
         let sums = p.step(&def, args, w.grid)?;
         let args = channel::CombineGradientsArgs {
             partial: slots.workspace.written(),
-            mean,
-            rstd,
-            weight: slots.weight.arg(),
-            dweight: slots.dweight.arg(),
-            dbias: slots.dbias.arg(),
-            coefficients: slots.workspace.arg_at(p.row(2 * w.split.slabs)),
+            saved: channel::SavedArgs { mean, rstd, weight: slots.weight.arg() },
+            gradients: self.gradients(),
+            coefficients: slots.workspace.arg_at(p.row(2 * w.split.parts)),
             channels: p.channels(),
-            slabs: w.split.slabs,
+            parts: w.split.parts,
             elements: p.norm.values() as u64,
             present: p.present(training),
         };
         let combine = p.step(&channel::CombineGradients(p.types), args, p.channel_grid(CHANNELS)?)?;
         Ok([sums, combine])
+    }
+
+    /// Where the gradients of weight and bias go.
+    fn gradients(&self) -> channel::GradientsArgs {
+        channel::GradientsArgs { dweight: self.slots.dweight.arg(), dbias: self.slots.dbias.arg() }
     }
 
     /// Where the gradient behind the ReLU is read.
@@ -595,13 +571,12 @@ impl<'a> Backward<'a> {
         steps: impl Fn(&Self, &Walked) -> Result<Vec<LaunchStep>, PlanError>,
     ) -> Result<Plan<O>, PlanError> {
         let empty = || {
-            let (p, slots) = (&self.p, self.slots);
+            let p = &self.p;
             if p.norm.channels == 0 || !(p.norm.weight || p.norm.bias) {
                 return Ok(Vec::new());
             }
             let args = channel::ZeroArgs {
-                dweight: slots.dweight.arg(),
-                dbias: slots.dbias.arg(),
+                gradients: self.gradients(),
                 channels: p.channels(),
                 present: p.present(0),
             };
@@ -629,50 +604,42 @@ pub(super) fn training_backward(
     let statistics = [BatchNormBackwardArgs::mean, BatchNormBackwardArgs::rstd]
         .map(|slot| slot.holds(p.accumulate, p.norm.channels));
     let tensors = BatchNormBackwardArgs::specs(backward.specs(desc.dresidual, statistics, 0));
+    let saved = || channel::SavedArgs {
+        mean: BatchNormBackwardArgs::mean.arg(),
+        rstd: BatchNormBackwardArgs::rstd.arg(),
+        weight: BatchNormBackwardArgs::weight.arg(),
+    };
     let once = p.residence(2).map(|r| {
         let def = resident::Backward { common: p.resident(&r), relu: p.norm.relu };
         let dresidual = if desc.dresidual { present::DRESIDUAL } else { 0 };
-        let args = walk_args!(
-            resident,
-            BackwardArgs {
-                x: BatchNormBackwardArgs::x.arg(),
-                dy: BatchNormBackwardArgs::dy.arg(),
-                y: BatchNormBackwardArgs::y.arg(),
-                mean: BatchNormBackwardArgs::mean.arg(),
-                rstd: BatchNormBackwardArgs::rstd.arg(),
-                weight: BatchNormBackwardArgs::weight.arg(),
-                dx: BatchNormBackwardArgs::dx.arg(),
-                dweight: BatchNormBackwardArgs::dweight.arg(),
-                dbias: BatchNormBackwardArgs::dbias.arg(),
-                dresidual: BatchNormBackwardArgs::dresidual.arg(),
-                present: p.present(dresidual),
-                elements: p.norm.values() as u64,
-                hold: r.hold,
-            },
-            r,
-            p.channels()
-        );
+        let args = resident::BackwardArgs {
+            x: BatchNormBackwardArgs::x.arg(),
+            dy: BatchNormBackwardArgs::dy.arg(),
+            y: BatchNormBackwardArgs::y.arg(),
+            saved: saved(),
+            dx: BatchNormBackwardArgs::dx.arg(),
+            gradients: backward.gradients(),
+            dresidual: BatchNormBackwardArgs::dresidual.arg(),
+            present: p.present(dresidual),
+            elements: p.norm.values() as u64,
+            hold: r.hold,
+            sizes: p.sizes(&r.split),
+        };
         p.resident_variant(&def, args, &r)
     });
     let grid = p.persistence(2).filter(|_| !p.norm.relu).map(|r| {
         let args = persistent::BackwardArgs {
             x: BatchNormBackwardArgs::x.arg(),
             dy: BatchNormBackwardArgs::dy.arg(),
-            mean: BatchNormBackwardArgs::mean.arg(),
-            rstd: BatchNormBackwardArgs::rstd.arg(),
-            weight: BatchNormBackwardArgs::weight.arg(),
+            saved: saved(),
             dx: BatchNormBackwardArgs::dx.arg(),
-            dweight: BatchNormBackwardArgs::dweight.arg(),
-            dbias: BatchNormBackwardArgs::dbias.arg(),
+            gradients: backward.gradients(),
             partial: BatchNormBackwardArgs::workspace.read_write(),
             coefficients: BatchNormBackwardArgs::workspace.read_write_at(p.row(2 * u64::from(r.blocks))),
             present: p.present(0),
             elements: p.norm.values() as u64,
             hold: r.hold,
-            extent: r.split.extent,
-            row: r.split.row,
-            channels: p.channels(),
-            split: r.split.argument as u32,
+            rows: p.rows(&r.split),
         };
         p.persistent_variant(&persistent::Backward(p.persistent(&r)), args, &r)
     });
@@ -684,16 +651,13 @@ pub(super) fn training_backward(
             BatchNormBackwardArgs::rstd.arg(),
             present::TRAINING,
         )?;
-        let args = walk_args!(
-            GradientArgs {
-                x: BatchNormBackwardArgs::x.arg(),
-                g: b.gradient(),
-                coefficients: BatchNormBackwardArgs::workspace.written_at(b.p.row(2 * w.split.slabs)),
-                dx: BatchNormBackwardArgs::dx.arg(),
-            },
-            w,
-            b.p.channels()
-        );
+        let args = kernel::GradientArgs {
+            x: BatchNormBackwardArgs::x.arg(),
+            g: b.gradient(),
+            coefficients: BatchNormBackwardArgs::workspace.written_at(b.p.row(2 * w.split.parts)),
+            dx: BatchNormBackwardArgs::dx.arg(),
+            sizes: b.p.sizes(&w.split),
+        };
         Ok(vec![sums, combine, b.p.step(&kernel::Gradient(w.common), args, w.grid)?])
     })
 }
@@ -711,16 +675,14 @@ pub(super) fn evaluation_backward(
     let tensors = BatchNormEvaluationBackwardArgs::specs(backward.specs(desc.dresidual, statistics, 4));
     backward.finish(tensors, None, |b, w| {
         let (p, [running_mean, running_var]) = (&b.p, running);
-        let sums_end = 2 * w.split.slabs;
+        let sums_end = 2 * w.split.parts;
         let folded = p.row(sums_end + 4);
         let fold = fold(
             p,
             channel::FoldArgs {
-                weight: slots.weight.arg(),
                 // Only the weight is read for the coefficients that are used here.
-                bias: slots.weight.arg(),
-                running_mean: running_mean.arg(),
-                running_var: running_var.arg(),
+                affine: channel::AffineArgs { weight: slots.weight.arg(), bias: slots.weight.arg() },
+                running: channel::RunningArgs { mean: running_mean.arg(), var: running_var.arg() },
                 coefficients: slots.workspace.arg_at(folded),
                 channels: p.channels(),
                 present: if p.norm.weight { present::WEIGHT } else { 0 },
@@ -731,7 +693,7 @@ pub(super) fn evaluation_backward(
         let [sums, combine] = b.sums(w, at(0), at(3), 0)?;
         let coefficients = slots.workspace.written_at(p.row(sums_end));
         let read = [b.gradient(), slots.y.arg()];
-        let result = p.normalise(w, read, slots.dx, false, f64::NEG_INFINITY, coefficients)?;
+        let result = p.normalize(w, read, slots.dx, false, f64::NEG_INFINITY, coefficients)?;
         Ok(vec![fold, sums, combine, result])
     })
 }

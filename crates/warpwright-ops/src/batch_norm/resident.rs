@@ -4,30 +4,27 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::Layout;
-use super::channel::{Statistics, add_all, combine_moments, has, parameter, present, update};
-use super::kernel::accumulate_type;
+use super::channel::{
+    AffineArgs, ChannelGradients, GradientsArgs, ResultsArgs, RunningArgs, SavedArgs, SettingsArgs,
+    Statistics, Training, Types, add_all, combine_moments, has, present,
+};
+use super::kernel::zeros;
 use super::tuning::Config;
-use super::walk::{Sizes, Walk};
+use super::walk::{SizesArgs, Walk};
 
 kernel_args! {
     /// All of training.
     pub(super) struct ForwardArgs => ForwardParams {
-        x: In<Elem>, weight: In<Elem>, bias: In<Elem>, residual: In<Elem>,
-        running_mean: In<Elem>, running_var: In<Elem>,
-        y: Out<Elem>, mean: Out<Elem>, rstd: Out<Elem>,
-        new_running_mean: Out<Elem>, new_running_var: Out<Elem>,
-        present: u32, eps: f64, factor: f64, lower: f64,
-        extent: u64, slab: u64, row: u64, channels: u64, split: u32, reciprocal: u64, shift: u32,
+        x: In<Elem>, affine: AffineArgs, residual: In<Elem>, running: RunningArgs, y: Out<Elem>,
+        results: ResultsArgs, settings: SettingsArgs, lower: f64, sizes: SizesArgs,
     }
 }
 
 kernel_args! {
     /// All of its backward pass.
     pub(super) struct BackwardArgs => BackwardParams {
-        x: In<Elem>, dy: In<Elem>, y: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>,
-        dx: Out<Elem>, dweight: Out<Elem>, dbias: Out<Elem>, dresidual: Out<Elem>,
-        present: u32, elements: u64, hold: u32,
-        extent: u64, slab: u64, row: u64, channels: u64, split: u32, reciprocal: u64, shift: u32,
+        x: In<Elem>, dy: In<Elem>, y: In<Elem>, saved: SavedArgs, dx: Out<Elem>, gradients: GradientsArgs,
+        dresidual: Out<Elem>, present: u32, elements: u64, hold: u32, sizes: SizesArgs,
     }
 }
 
@@ -43,15 +40,13 @@ pub(super) struct Common {
 }
 
 impl Common {
+    const fn types(self) -> Types {
+        Types { dtype: self.dtype, parameters: self.parameters }
+    }
+
     fn name(self, what: &str) -> String {
         let Self { dtype, parameters, config: Config { width, threads, unroll }, cluster } = self;
         format!("batch_norm_{what}_nchw_{dtype}_{parameters}_x{width}_{threads}x{unroll}_cluster{cluster}")
-    }
-
-    fn dtypes(self, parameters: &[&'static str]) -> DTypes {
-        let statistics = ["mean", "rstd"].into_iter();
-        let all = statistics.fold(DTypes::all(self.dtype), |all, n| all.with(n, accumulate_type(self.dtype)));
-        parameters.iter().fold(all, |all, name| all.with(name, self.parameters))
     }
 
     /// Whether this thread writes what there is one of for a channel.
@@ -60,24 +55,6 @@ impl Common {
         // The number of the thread in the cluster.
         (k.cluster_rank() * self.config.threads + thread).eq(0)
     }
-}
-
-macro_rules! sizes {
-    ($a:expr) => {
-        Sizes {
-            extent: $a.extent,
-            slab: $a.slab,
-            row: $a.row,
-            channels: $a.channels,
-            split: $a.split,
-            reciprocal: $a.reciprocal,
-            shift: $a.shift,
-        }
-    };
-}
-
-fn zeros<'k, A: Float>(k: K<'k>, width: u32) -> Lanes<'k, A> {
-    (0..width).map(|_| k.lit::<A>(0.0)).collect()
 }
 
 fn sum<'k, A: Float>(k: K<'k>, lanes: &Lanes<'k, A>) -> Reg<'k, A> {
@@ -95,13 +72,11 @@ impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        let parameters =
-            ["weight", "bias", "running_mean", "running_var", "new_running_mean", "new_running_var"];
         KernelSpec::new(
             self.common.name(if self.residual { "add" } else { "training" }),
             BlockDim::x(self.common.config.threads),
         )
-        .dtypes(self.common.dtypes(&parameters))
+        .dtypes(self.common.types().forward(&[]))
         .cluster(self.common.cluster)
     }
 
@@ -116,7 +91,7 @@ impl AccumulateKernel for Forward {
         let Common { dtype, config, .. } = self.common;
         let Config { width, threads, unroll } = config;
         let gather = k.all_gather();
-        let walk = Walk::new(k, Layout::ChannelsFirst, config, sizes!(a), false);
+        let walk = Walk::new(k, Layout::ChannelsFirst, config, a.sizes, false);
         let held = k.dynamic_shared_elem(dtype);
         let slot = |first: U32<'k>, i: usize| held.at((first + i as u32 * threads) * width);
         let thread = k.thread_idx();
@@ -143,19 +118,13 @@ impl AccumulateKernel for Forward {
         let moments = Lanes::from(vec![count, shift, mean, squares]);
         let total = gather.combine(moments, combine_moments);
 
-        let s = Statistics::new(&total, a.eps);
-        let weight = parameter::<A>(a.weight, walk.channel, a.present, present::WEIGHT, 1.0);
-        let bias = parameter::<A>(a.bias, walk.channel, a.present, present::BIAS, 0.0);
-        let [mean, scale, shift] = s.coefficients(weight, bias);
+        let ForwardParams { affine, running, results, settings, .. } = a;
+        let training = Training { affine, running, results, settings };
+        let s = Statistics::new(&total, settings.eps);
+        let [mean, scale, shift] = s.coefficients(affine.of(walk.channel, settings.present));
         k.if_(self.common.leads(k), || {
-            a.mean.at(walk.channel).set(s.mean);
-            a.rstd.at(walk.channel).set(s.rstd);
-            k.if_(has(a.present, present::RUNNING), || {
-                let old = (a.running_mean, a.running_var);
-                let (mean, var) = update(old, walk.channel, &s, a.factor);
-                a.new_running_mean.at(walk.channel).set(mean);
-                a.new_running_var.at(walk.channel).set(var);
-            });
+            training.save(walk.channel, &s);
+            training.update_running(walk.channel, &s);
         });
 
         let lower = a.lower.convert::<A>();
@@ -191,7 +160,7 @@ impl AccumulateKernel for Backward {
             self.common.name(if self.relu { "backward_relu" } else { "backward" }),
             BlockDim::x(self.common.config.threads),
         )
-        .dtypes(self.common.dtypes(&["weight", "dweight", "dbias"]))
+        .dtypes(self.common.types().backward(&[]))
         .cluster(self.common.cluster)
     }
 
@@ -206,12 +175,12 @@ impl AccumulateKernel for Backward {
         let Common { dtype, config, .. } = self.common;
         let Config { width, threads, unroll } = config;
         let gather = k.all_gather();
-        let walk = Walk::new(k, Layout::ChannelsFirst, config, sizes!(a), false);
+        let walk = Walk::new(k, Layout::ChannelsFirst, config, a.sizes, false);
         let held = k.dynamic_shared_elem(dtype);
         let held_g = held.at(a.hold * width);
         let slot =
             |of: Ptr<'k, Shared, Elem>, first: U32<'k>, i: usize| of.at((first + i as u32 * threads) * width);
-        let mean = a.mean.at(walk.channel).get::<A>();
+        let mean = a.saved.mean.at(walk.channel).get::<A>();
         let thread = k.thread_idx();
         let start = (thread, zeros::<A>(k, width), zeros::<A>(k, width));
         let (_, sums, products) = walk.fold(unroll, start, |(first, mut sums, mut products), offsets| {
@@ -240,17 +209,10 @@ impl AccumulateKernel for Backward {
         });
         let mine = Lanes::from(vec![sum(k, &sums), sum(k, &products)]);
         let total = gather.combine(mine, add_all);
-        let rstd = a.rstd.at(walk.channel).get::<A>();
-        let weight = parameter::<A>(a.weight, walk.channel, a.present, present::WEIGHT, 1.0);
-        let dweight = total[1] * rstd;
-        k.if_(self.common.leads(k), || {
-            k.if_(has(a.present, present::WEIGHT), || a.dweight.at(walk.channel).set(dweight));
-            k.if_(has(a.present, present::BIAS), || a.dbias.at(walk.channel).set(total[0]));
-        });
-        let of_g = weight * rstd;
-        let elements = a.elements.convert::<A>();
-        let of_x = -(of_g * rstd * (dweight / elements));
-        let shift = -(of_g * (total[0] / elements));
+        let gradients = ChannelGradients::new(a.saved, a.present, walk.channel, &total);
+        k.if_(self.common.leads(k), || gradients.store(a.gradients, a.present, walk.channel));
+        let of_g = gradients.of_dy();
+        let [of_x, shift] = gradients.through_statistics(of_g, a.elements);
         let _ = walk.fold(unroll, thread, |first, offsets| {
             for (i, &at) in offsets.iter().enumerate() {
                 let x = slot(held, first, i).load_packed::<A>(width).lanes();

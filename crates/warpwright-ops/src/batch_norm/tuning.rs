@@ -45,16 +45,16 @@ pub(super) struct Split {
     /// Vectors of a channel; channels last: rows.
     pub(super) extent: u64,
     /// How many of them one block takes.
-    pub(super) slab: u64,
+    pub(super) part: u64,
     /// Blocks that share a channel.
-    pub(super) slabs: u64,
+    pub(super) parts: u64,
     /// Vectors that lie together.
     pub(super) row: u64,
-    /// Kernel argument: `slabs`; channels last: threads side by side.
+    /// Kernel argument: `parts`; channels last: threads side by side.
     pub(super) argument: u64,
     /// Blocks along the channels.
     pub(super) tiles: u64,
-    /// Elements of a channel in one of `slab`.
+    /// Elements of a channel in one of `part`.
     pub(super) per_step: u64,
     /// Of `row`.
     pub(super) reciprocal: Reciprocal,
@@ -85,7 +85,7 @@ const VECTORS_PER_THREAD: [u64; 2] = [64, 16];
 /// Blocks of 256 threads that a large device takes at once.
 const RESIDENT_BLOCKS: u64 = 4 * 132;
 /// Most parts of a channel; the step that combines them reads them all.
-const MAX_SLABS: u64 = 1024;
+const MAX_PARTS: u64 = 1024;
 /// Multiprocessors of a large device: more blocks leave more parts to combine, and are not faster.
 const BLOCKS: u64 = 132;
 
@@ -93,8 +93,8 @@ const BLOCKS: u64 = 132;
 pub(super) fn split(layout: Layout, config: Config, n: u64, channels: u64, spatial: u64) -> Split {
     let (width, threads) = (u64::from(config.width), u64::from(config.threads));
     let cut = |extent: u64, wanted: u64| {
-        let slab = extent.div_ceil(wanted.clamp(1, MAX_SLABS)).max(1);
-        (slab, extent.div_ceil(slab))
+        let part = extent.div_ceil(wanted.clamp(1, MAX_PARTS)).max(1);
+        (part, extent.div_ceil(part))
     };
     match layout {
         Layout::ChannelsFirst => {
@@ -102,13 +102,13 @@ pub(super) fn split(layout: Layout, config: Config, n: u64, channels: u64, spati
             let extent = n * row;
             let [many, few] = VECTORS_PER_THREAD.map(|n| extent.div_ceil(threads * n));
             let wanted = if many.saturating_mul(channels) <= RESIDENT_BLOCKS { many } else { few };
-            let (slab, slabs) = cut(extent, wanted);
+            let (part, parts) = cut(extent, wanted);
             Split {
                 extent,
-                slab,
-                slabs,
+                part,
+                parts,
                 row,
-                argument: slabs,
+                argument: parts,
                 tiles: channels,
                 per_step: width,
                 reciprocal: Reciprocal::new(row),
@@ -122,11 +122,11 @@ pub(super) fn split(layout: Layout, config: Config, n: u64, channels: u64, spati
             let rows = (threads / across).max(1);
             let most = (BLOCKS / tiles).max(1);
             let wanted = extent.div_ceil(rows * u64::from(config.unroll)).min(most);
-            let (slab, slabs) = cut(extent, wanted);
+            let (part, parts) = cut(extent, wanted);
             Split {
                 extent,
-                slab,
-                slabs,
+                part,
+                parts,
                 row: vectors,
                 argument: across,
                 tiles,
@@ -178,13 +178,13 @@ pub(super) fn residence(
     let row = spatial / u64::from(width);
     let extent = n.checked_mul(row)?;
     let of = |cluster: u32| {
-        let slab = extent.div_ceil(u64::from(cluster));
-        let hold = slab.next_multiple_of(u64::from(config.threads));
+        let part = extent.div_ceil(u64::from(cluster));
+        let hold = part.next_multiple_of(u64::from(config.threads));
         let bytes = hold.checked_mul(u64::from(streams * VECTOR_BYTES)).filter(|b| *b <= CLUSTER_SHARED)?;
         let split = Split {
             extent,
-            slab,
-            slabs: u64::from(cluster),
+            part,
+            parts: u64::from(cluster),
             row,
             argument: u64::from(cluster),
             tiles: channels,
@@ -267,8 +267,8 @@ mod tests {
             for (n, c, s) in [(1, 1, 2), (32, 256, 3136), (64, 64, 12_544), (3, 24, 7), (999, 8, 1)] {
                 for config in configs(layout, DType::F32, 1, 1) {
                     let split = split(layout, config, n, c, s);
-                    assert!(split.slab * split.slabs >= split.extent, "{split:?}");
-                    assert!(split.slab * (split.slabs - 1) < split.extent, "no part is empty: {split:?}");
+                    assert!(split.part * split.parts >= split.extent, "{split:?}");
+                    assert!(split.part * (split.parts - 1) < split.extent, "no part is empty: {split:?}");
                 }
             }
         }

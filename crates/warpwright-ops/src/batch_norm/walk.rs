@@ -1,29 +1,42 @@
 //! How the threads of a block walk over their part of a tensor: vectors of one channel in `[N, C, spatial]`, vectors
 //! of neighbouring channels in `[rows, C]`.
 
-use warpwright_dsl::carry;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{carry, kernel_args};
 
 use super::Layout;
-use super::tuning::Config;
+use super::tuning::{Config, Split};
 
-/// The sizes that a walk depends on, as kernel arguments.
-#[derive(Clone, Copy)]
-pub(super) struct Sizes<'k> {
-    /// Vectors of a channel; channels last: rows.
-    pub(super) extent: U64<'k>,
-    /// How many of them a block takes.
-    pub(super) slab: U64<'k>,
-    /// Vectors of a channel that lie together.
-    pub(super) row: U64<'k>,
-    /// Channels.
-    pub(super) channels: U64<'k>,
-    /// Blocks of a channel; channels last: threads side by side in a row.
-    pub(super) split: U32<'k>,
-    /// What takes the place of a division by `row`.
-    pub(super) reciprocal: U64<'k>,
-    /// The second part of it.
-    pub(super) shift: U32<'k>,
+kernel_args! {
+    /// The sizes that a walk depends on.
+    pub(super) struct SizesArgs => Sizes {
+        /// Vectors of a channel; channels last: rows.
+        extent: u64,
+        /// How many of them a block takes.
+        part: u64,
+        /// Vectors of a channel that lie together.
+        row: u64,
+        channels: u64,
+        /// Blocks of a channel; channels last: threads side by side in a row.
+        split: u32,
+        /// With `shift`, takes the place of a division by `row`: see `tuning::Reciprocal`.
+        reciprocal: u64,
+        shift: u32,
+    }
+}
+
+impl SizesArgs {
+    pub(super) const fn new(split: &Split, channels: u64) -> Self {
+        Self {
+            extent: split.extent,
+            part: split.part,
+            row: split.row,
+            channels,
+            split: split.argument as u32,
+            reciprocal: split.reciprocal.factor,
+            shift: split.reciprocal.shift,
+        }
+    }
 }
 
 impl<'k> Sizes<'k> {
@@ -72,7 +85,7 @@ pub(super) struct Walk<'k> {
     start: Cursor<'k>,
     step: Step<'k>,
     /// The part of the extent that the block takes, numbered.
-    pub(super) slab: U32<'k>,
+    pub(super) part: U32<'k>,
     /// Its length.
     pub(super) len: U32<'k>,
     /// The channel, or the first of the thread's.
@@ -105,10 +118,10 @@ impl<'k> Walk<'k> {
     fn planes(k: K<'k>, config: Config, s: Sizes<'k>, reverse: bool) -> Self {
         let Config { width, threads, .. } = config;
         let block = k.block_idx_x();
-        let (channel, slab) = ((block / s.split).to_u64(), block % s.split);
+        let (channel, part) = ((block / s.split).to_u64(), block % s.split);
         // The last blocks of a cluster may have nothing.
-        let first = (slab.to_u64() * s.slab).min(s.extent);
-        let len = s.slab.min(s.extent - first).to_u32();
+        let first = (part.to_u64() * s.part).min(s.extent);
+        let len = s.part.min(s.extent - first).to_u32();
         let thread = k.thread_idx();
         let count = thread.lt(len).select((len - thread + (threads - 1)) / threads, 0);
         let mut at = first + thread.to_u64();
@@ -125,14 +138,14 @@ impl<'k> Walk<'k> {
         let jump = (s.channels - 1) * s.row * u64::from(width);
         let step = Step::Planes { within: rest, row: s.row, by, jump, back: reverse };
         let start = Cursor { offset, within };
-        Self { k, sizes: s, width, count, first, start, step, slab, len, channel, tile: None }
+        Self { k, sizes: s, width, count, first, start, step, part, len, channel, tile: None }
     }
 
     fn rows(k: K<'k>, config: Config, s: Sizes<'k>, reverse: bool) -> Self {
         let Config { width, threads, .. } = config;
-        let mut slab = k.block_idx_x();
+        let mut part = k.block_idx_x();
         if reverse {
-            slab = k.grid_dim_x() - 1 - slab;
+            part = k.grid_dim_x() - 1 - part;
         }
         let thread = k.thread_idx();
         let (row, column, rows) = (thread / s.split, thread % s.split, threads / s.split);
@@ -141,8 +154,8 @@ impl<'k> Walk<'k> {
         let channel = (first_vector + column.to_u64()) * u64::from(width);
         let active = row.lt(rows) & channel.lt(s.channels);
         // The last blocks of a cooperative grid may have nothing.
-        let first = (slab.to_u64() * s.slab).min(s.extent);
-        let len = s.slab.min(s.extent - first).to_u32();
+        let first = (part.to_u64() * s.part).min(s.extent);
+        let len = s.part.min(s.extent - first).to_u32();
         let count = (active & row.lt(len)).select((len - row + rows - 1) / rows, 0);
         let channel = active.select(channel, 0);
         let stride = rows.to_u64() * s.channels;
@@ -155,7 +168,7 @@ impl<'k> Walk<'k> {
         let start = Cursor { offset, within: first };
         let tile = Some(Tile { first_channel, across: s.split, rows, row, active });
         let step = Step::Rows { by };
-        Self { k, sizes: s, width, count, first, start, step, slab, len, channel, tile }
+        Self { k, sizes: s, width, count, first, start, step, part, len, channel, tile }
     }
 
     fn advance(&self, at: Cursor<'k>) -> Cursor<'k> {
@@ -181,8 +194,8 @@ impl<'k> Walk<'k> {
 
     /// The length of part `number` of the extent; 0 past the last.
     pub(super) fn rows_of(&self, number: U32<'k>) -> U64<'k> {
-        let start = (number.to_u64() * self.sizes.slab).min(self.sizes.extent);
-        self.sizes.slab.min(self.sizes.extent - start)
+        let start = (number.to_u64() * self.sizes.part).min(self.sizes.extent);
+        self.sizes.part.min(self.sizes.extent - start)
     }
 
     /// `count` of the thread's vectors from number `from` on, last one first if `backwards`; channels last only.

@@ -57,6 +57,18 @@ tensors! {
     }
 }
 
+/// What all kernels that go over the tensors read.
+fn inputs() -> gradients::InputsArgs {
+    gradients::InputsArgs {
+        x: GroupNormBackwardArgs::x.arg(),
+        dy: GroupNormBackwardArgs::dy.arg(),
+        mean: GroupNormBackwardArgs::mean.arg(),
+        rstd: GroupNormBackwardArgs::rstd.arg(),
+        weight: GroupNormBackwardArgs::weight.arg(),
+        bias: GroupNormBackwardArgs::bias.arg(),
+    }
+}
+
 /// Planes of scratch memory, in elements from its start.
 #[derive(Clone, Copy, Debug)]
 struct Scratch {
@@ -173,12 +185,7 @@ impl GroupNormBackwardDesc {
         let wanted = if self.parameters() { rows * sizes.channels } else { 0 };
         let scratch = Scratch { sums_plane: wanted, partials_plane: 0, bytes, groups: 0 };
         let args = gradients::ResidentArgs {
-            x: GroupNormBackwardArgs::x.arg(),
-            dy: GroupNormBackwardArgs::dy.arg(),
-            mean: GroupNormBackwardArgs::mean.arg(),
-            rstd: GroupNormBackwardArgs::rstd.arg(),
-            weight: GroupNormBackwardArgs::weight.arg(),
-            bias: GroupNormBackwardArgs::bias.arg(),
+            inputs: inputs(),
             dx: GroupNormBackwardArgs::dx.arg(),
             sums: GroupNormBackwardArgs::workspace.arg(),
             groups: sizes.word(sizes.groups)?,
@@ -254,37 +261,26 @@ impl GroupNormBackwardDesc {
         let last = plan::recorded(OP, &gradients::Apply { dtype, width }, target)?;
         let warps = u64::from(tuning::STREAM_THREADS / 32);
         let parts = scratch.partials_plane;
-        let sums = gradients::SumsArgs {
-            x: GroupNormBackwardArgs::x.arg(),
-            dy: GroupNormBackwardArgs::dy.arg(),
-            mean: GroupNormBackwardArgs::mean.arg(),
-            rstd: GroupNormBackwardArgs::rstd.arg(),
-            weight: GroupNormBackwardArgs::weight.arg(),
-            bias: GroupNormBackwardArgs::bias.arg(),
-            partials: GroupNormBackwardArgs::workspace.arg_at(scratch.partials()),
+        let cut = gradients::CutArgs {
             channels: sizes.word(sizes.channels)?,
             of_group: sizes.word(sizes.of_group)?,
             channel_vectors,
             splits,
             per_split,
+        };
+        let sums = gradients::SumsArgs {
+            inputs: inputs(),
+            partials: GroupNormBackwardArgs::workspace.arg_at(scratch.partials()),
+            cut: cut.clone(),
             parts: sizes.word(parts)?,
             plane: scratch.partials_plane,
             flags: self.flags(),
         };
         let apply = gradients::ApplyArgs {
-            x: GroupNormBackwardArgs::x.arg(),
-            dy: GroupNormBackwardArgs::dy.arg(),
-            mean: GroupNormBackwardArgs::mean.arg(),
-            rstd: GroupNormBackwardArgs::rstd.arg(),
-            weight: GroupNormBackwardArgs::weight.arg(),
-            bias: GroupNormBackwardArgs::bias.arg(),
+            inputs: inputs(),
             means: GroupNormBackwardArgs::workspace.written_at(scratch.means()),
             dx: GroupNormBackwardArgs::dx.arg(),
-            channels: sizes.word(sizes.channels)?,
-            of_group: sizes.word(sizes.of_group)?,
-            channel_vectors,
-            splits,
-            per_split,
+            cut: cut.clone(),
             parts: sizes.word(parts)?,
             means_plane: groups,
             flags: self.flags(),
@@ -314,41 +310,21 @@ impl GroupNormBackwardDesc {
             groups,
         };
         let sums = column_gradients::SumsArgs {
-            x: GroupNormBackwardArgs::x.arg(),
-            dy: GroupNormBackwardArgs::dy.arg(),
-            mean: GroupNormBackwardArgs::mean.arg(),
-            rstd: GroupNormBackwardArgs::rstd.arg(),
-            weight: GroupNormBackwardArgs::weight.arg(),
-            bias: GroupNormBackwardArgs::bias.arg(),
+            inputs: inputs(),
             partials: GroupNormBackwardArgs::workspace.arg_at(scratch.partials()),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
-            pixels: sizes.spatial,
-            row_vectors: t.row_vectors,
-            tiles: t.tiles,
-            tile: t.tile,
-            splits: t.splits,
-            per_split: t.per_split,
+            shape: t.shape(sizes.spatial),
             plane: scratch.partials_plane,
             flags: self.flags(),
         };
         let apply = column_gradients::ApplyArgs {
-            x: GroupNormBackwardArgs::x.arg(),
-            dy: GroupNormBackwardArgs::dy.arg(),
-            mean: GroupNormBackwardArgs::mean.arg(),
-            rstd: GroupNormBackwardArgs::rstd.arg(),
-            weight: GroupNormBackwardArgs::weight.arg(),
-            bias: GroupNormBackwardArgs::bias.arg(),
+            inputs: inputs(),
             means: GroupNormBackwardArgs::workspace.written_at(scratch.means()),
             dx: GroupNormBackwardArgs::dx.arg(),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
-            pixels: sizes.spatial,
-            row_vectors: t.row_vectors,
-            tiles: t.tiles,
-            tile: t.tile,
-            splits: t.splits,
-            per_split: t.per_split,
+            shape: t.shape(sizes.spatial),
             means_plane: groups,
             flags: self.flags(),
         };

@@ -3,17 +3,16 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::columns::{Column, PAIR_ROUND, Planes, Shape, THREADS, channels_of_tile};
-use super::common::{Affine, Options, silu_slope};
-use super::gradients::{Channel, Line, with_or_without_silu};
+use super::columns::{Column, PAIR_ROUND, Planes, ShapeArgs, THREADS, channels_of_tile};
+use super::common::{Affine, silu_slope};
+use super::gradients::{Channel, Inputs, InputsArgs, Line, with_or_without_silu};
 use super::statistics_dtype;
 
 kernel_args! {
     /// `partials` are two planes of [sample, split, channel]: sums of `dy` and of `dy xhat`.
     pub(super) struct SumsArgs => SumsParams {
-        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>,
-        partials: Out<Elem>, groups: u32, of_group: u32, pixels: u64, row_vectors: u32, tiles: u32, tile: u32,
-        splits: u32, per_split: u64, plane: u64, flags: u32,
+        inputs: InputsArgs,
+        partials: Out<Elem>, groups: u32, of_group: u32, shape: ShapeArgs, plane: u64, flags: u32,
     }
 }
 
@@ -29,7 +28,7 @@ impl AccumulateKernel for Sums {
 
     fn spec(&self) -> KernelSpec {
         let statistics = statistics_dtype(self.dtype);
-        let all = DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics);
+        let all = DTypes::all(self.dtype).with("inputs.mean", statistics).with("inputs.rstd", statistics);
         KernelSpec::new(
             format!("group_norm_last_backward_sums_{}_x{}", self.dtype, self.width),
             BlockDim::x(THREADS),
@@ -47,18 +46,10 @@ impl AccumulateKernel for Sums {
     {
         k.start_next_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));
-        let shape = Shape {
-            pixels: a.pixels,
-            row_vectors: a.row_vectors,
-            tiles: a.tiles,
-            tile: a.tile,
-            splits: a.splits,
-            per_split: a.per_split,
-        };
-        let column = Column::of(k, k.block_idx_x(), shape);
-        let options = Options::of(a.flags);
-        let affine = Affine { options, weight: a.weight, bias: a.bias };
-        let sources = Sources { affine, mean: a.mean, rstd: a.rstd, groups: a.groups, of_group: a.of_group };
+        let column = Column::of(k, k.block_idx_x(), a.shape);
+        let affine = a.inputs.affine(a.flags);
+        let options = affine.options;
+        let sources = Sources { affine, inputs: a.inputs, groups: a.groups, of_group: a.of_group };
         let zeros = || -> Lanes<'k, A> { (0..width).map(|_| k.lit(0.0)).collect() };
         let (sums, products) = k.if_else(
             column.exists,
@@ -66,8 +57,8 @@ impl AccumulateKernel for Sums {
                 let (channels, _) = sources.channels::<A>(k, column, width);
                 let (sums, products) = with_or_without_silu(k, options, precision, |silu| {
                     column.rounds(k, PAIR_ROUND, (zeros(), zeros()), |at, round, sums| {
-                        let x = rows::<A>(a.x, column, at, round, width);
-                        let dy = rows::<A>(a.dy, column, at, round, width);
+                        let x = rows::<A>(a.inputs.x, column, at, round, width);
+                        let dy = rows::<A>(a.inputs.dy, column, at, round, width);
                         x.iter().zip(&dy).fold(sums, |(sums, products), (x, dy)| {
                             let (distances, gradients) = pixel(silu, &channels, x, dy);
                             let products = gradients.zip3(distances, products, |g, d, sum| g.mul_add(d, sum));
@@ -86,14 +77,14 @@ impl AccumulateKernel for Sums {
         of_dy.put(thread, &sums);
         of_product.put(thread, &products);
         k.barrier();
-        let strips = k.lit(THREADS) >> a.tile;
-        channels_of_tile(k, column, a.tile, width, |vector, lane, channel| {
+        let strips = k.lit(THREADS) >> a.shape.tile;
+        channels_of_tile(k, column, a.shape.tile, width, |vector, lane, channel| {
             let zero = || k.lit::<A>(0.0);
             let (sum, product) = k.fold(k.range(0u32, strips, 1u32), (zero(), zero()), |strip, sums| {
-                let from = (strip << a.tile) + vector;
+                let from = (strip << a.shape.tile) + vector;
                 (sums.0 + of_dy.get(from, lane), sums.1 + of_product.get(from, lane))
             });
-            let row = (a.row_vectors * width).to_u64();
+            let row = (a.shape.row_vectors * width).to_u64();
             let partial = a.partials.at(column.part.to_u64() * row + channel.to_u64());
             partial.set(sum);
             partial.at(a.plane).set(product);
@@ -104,8 +95,7 @@ impl AccumulateKernel for Sums {
 /// What the threads of the backward kernels read of their channels.
 struct Sources<'k> {
     affine: Affine<'k>,
-    mean: Ptr<'k, Read, Elem>,
-    rstd: Ptr<'k, Read, Elem>,
+    inputs: Inputs<'k>,
     groups: U32<'k>,
     of_group: U32<'k>,
 }
@@ -123,7 +113,7 @@ impl<'k> Sources<'k> {
     {
         let groups = column.groups(k, self.groups, self.of_group, width);
         let of_groups = column.of_groups(k, self.of_group, width, &groups, |group| {
-            (self.mean.at(group).get(), self.rstd.at(group).get())
+            (self.inputs.mean.at(group).get(), self.inputs.rstd.at(group).get())
         });
         let weights = self.affine.weights::<A>(k, column.vector, width);
         let biases = self.affine.biases::<A>(k, column.vector, width);
@@ -179,9 +169,8 @@ fn pixel<'k, A: Float>(
 kernel_args! {
     /// As [`SumsArgs`]; `means` are two planes of [sample, group].
     pub(super) struct ApplyArgs => ApplyParams {
-        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>, means: In<Elem>,
-        dx: Out<Elem>, groups: u32, of_group: u32, pixels: u64, row_vectors: u32, tiles: u32, tile: u32, splits: u32,
-        per_split: u64, means_plane: u64, flags: u32,
+        inputs: InputsArgs, means: In<Elem>,
+        dx: Out<Elem>, groups: u32, of_group: u32, shape: ShapeArgs, means_plane: u64, flags: u32,
     }
 }
 
@@ -197,7 +186,7 @@ impl AccumulateKernel for Apply {
 
     fn spec(&self) -> KernelSpec {
         let statistics = statistics_dtype(self.dtype);
-        let all = DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics);
+        let all = DTypes::all(self.dtype).with("inputs.mean", statistics).with("inputs.rstd", statistics);
         KernelSpec::new(
             format!("group_norm_last_backward_apply_{}_x{}", self.dtype, self.width),
             BlockDim::x(THREADS),
@@ -216,19 +205,11 @@ impl AccumulateKernel for Apply {
         k.start_next_grid();
         k.after_previous_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));
-        let shape = Shape {
-            pixels: a.pixels,
-            row_vectors: a.row_vectors,
-            tiles: a.tiles,
-            tile: a.tile,
-            splits: a.splits,
-            per_split: a.per_split,
-        };
         // Backwards: what the first pass read last is still in the L2 cache.
-        let column = Column::of(k, (k.grid_dim_x() - 1) - k.block_idx_x(), shape);
-        let options = Options::of(a.flags);
-        let affine = Affine { options, weight: a.weight, bias: a.bias };
-        let sources = Sources { affine, mean: a.mean, rstd: a.rstd, groups: a.groups, of_group: a.of_group };
+        let column = Column::of(k, (k.grid_dim_x() - 1) - k.block_idx_x(), a.shape);
+        let affine = a.inputs.affine(a.flags);
+        let options = affine.options;
+        let sources = Sources { affine, inputs: a.inputs, groups: a.groups, of_group: a.of_group };
         k.if_(column.exists, || {
             let (channels, groups) = sources.channels::<A>(k, column, width);
             let means = column.of_groups(k, a.of_group, width, &groups, |group| {
@@ -243,8 +224,8 @@ impl AccumulateKernel for Apply {
             let pitch = column.pitch(width);
             with_or_without_silu(k, options, precision, |silu| {
                 column.rounds(k, PAIR_ROUND, (), |at, round, ()| {
-                    let x = rows::<A>(a.x, column, at, round, width);
-                    let dy = rows::<A>(a.dy, column, at, round, width);
+                    let x = rows::<A>(a.inputs.x, column, at, round, width);
+                    let dy = rows::<A>(a.inputs.dy, column, at, round, width);
                     let mut dx = a.dx.at(column.element(at, width));
                     for (number, (x, dy)) in x.iter().zip(&dy).enumerate() {
                         if number > 0 {

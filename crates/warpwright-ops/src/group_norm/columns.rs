@@ -42,15 +42,12 @@ pub(super) struct Column<'k> {
     pub(super) length: U64<'k>,
 }
 
-/// What [`Column::of`] needs to know.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape<'k> {
-    pub(super) pixels: U64<'k>,
-    pub(super) row_vectors: U32<'k>,
-    pub(super) tiles: U32<'k>,
-    pub(super) tile: U32<'k>,
-    pub(super) splits: U32<'k>,
-    pub(super) per_split: U64<'k>,
+kernel_args! {
+    /// How the blocks lie over a tensor: `tile` is the binary logarithm of the vectors of a tile, `per_split` the pixels
+    /// of one of `splits` parts of a sample.
+    pub(super) struct ShapeArgs => Shape {
+        pixels: u64, row_vectors: u32, tiles: u32, tile: u32, splits: u32, per_split: u64,
+    }
 }
 
 impl<'k> Column<'k> {
@@ -193,8 +190,7 @@ pub(super) fn channels_of_tile<'k>(
 kernel_args! {
     /// `partials` are three planes of [sample, split, channel]: mean, low and m2.
     pub(super) struct MomentsArgs => MomentsParams {
-        x: In<Elem>, partials: Out<Elem>, pixels: u64, row_vectors: u32, tiles: u32, tile: u32, splits: u32,
-        per_split: u64, plane: u64,
+        x: In<Elem>, partials: Out<Elem>, shape: ShapeArgs, plane: u64,
     }
 }
 
@@ -226,15 +222,7 @@ impl AccumulateKernel for Moments {
     {
         k.start_next_grid();
         let width = self.width;
-        let shape = Shape {
-            pixels: a.pixels,
-            row_vectors: a.row_vectors,
-            tiles: a.tiles,
-            tile: a.tile,
-            splits: a.splits,
-            per_split: a.per_split,
-        };
-        let column = Column::of(k, k.block_idx_x(), shape);
+        let column = Column::of(k, k.block_idx_x(), a.shape);
         let zeros = || -> Lanes<'k, A> { (0..width).map(|_| k.lit(0.0)).collect() };
         let empty = || -> Spreads<'k, A> { (k.lit(0.0), zeros(), zeros(), zeros()) };
         let (_, mean, low, m2) = k.if_else(
@@ -263,10 +251,10 @@ impl AccumulateKernel for Moments {
         lows.put(thread, &low);
         squares.put(thread, &m2);
         k.barrier();
-        let strips = k.lit(THREADS) >> a.tile;
-        channels_of_tile(k, column, a.tile, width, |vector, lane, channel| {
+        let strips = k.lit(THREADS) >> a.shape.tile;
+        channels_of_tile(k, column, a.shape.tile, width, |vector, lane, channel| {
             let spread = k.fold(k.range(0u32, strips, 1u32), Spread::<A>::empty(k), |strip, spread| {
-                let from = (strip << a.tile) + vector;
+                let from = (strip << a.shape.tile) + vector;
                 // Pixels `strip`, `strip + strips`, ... of the part.
                 let pixels = (column.length + (strips - 1 - strip).to_u64()) / strips.to_u64();
                 let of_strip = Spread {
@@ -277,7 +265,7 @@ impl AccumulateKernel for Moments {
                 };
                 spread.merge(of_strip)
             });
-            let channels = (a.row_vectors * width).to_u64();
+            let channels = (a.shape.row_vectors * width).to_u64();
             let partial = a.partials.at(column.part.to_u64() * channels + channel.to_u64());
             partial.set(spread.mean);
             partial.at(a.plane).set(spread.low);
@@ -396,7 +384,7 @@ kernel_args! {
     /// As [`MomentsArgs`] and [`FinishArgs`].
     pub(super) struct ApplyArgs => ApplyParams {
         x: In<Elem>, weight: In<Elem>, bias: In<Elem>, statistics: In<Elem>, y: Out<Elem>, groups: u32,
-        channels: u32, pixels: u64, row_vectors: u32, tiles: u32, tile: u32, splits: u32, per_split: u64,
+        channels: u32, shape: ShapeArgs,
         statistics_plane: u64, flags: u32,
     }
 }
@@ -426,16 +414,8 @@ impl AccumulateKernel for Apply {
     {
         k.after_previous_grid();
         let width = self.width;
-        let shape = Shape {
-            pixels: a.pixels,
-            row_vectors: a.row_vectors,
-            tiles: a.tiles,
-            tile: a.tile,
-            splits: a.splits,
-            per_split: a.per_split,
-        };
         // Backwards: what the first pass read last is still in the L2 cache.
-        let column = Column::of(k, (k.grid_dim_x() - 1) - k.block_idx_x(), shape);
+        let column = Column::of(k, (k.grid_dim_x() - 1) - k.block_idx_x(), a.shape);
         let options = Options::of(a.flags);
         let affine = Affine { options, weight: a.weight, bias: a.bias };
         k.if_(column.exists, || {

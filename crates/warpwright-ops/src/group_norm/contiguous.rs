@@ -9,10 +9,24 @@ use super::statistics_dtype;
 use super::tuning::{Resident, STREAM_THREADS, STREAM_VECTORS};
 
 kernel_args! {
+    /// What an operation reads and writes.
+    pub(super) struct TensorsArgs => Tensors {
+        x: In<Elem>, weight: In<Elem>, bias: In<Elem>, y: Out<Elem>, mean: Out<Elem>, rstd: Out<Elem>,
+    }
+}
+
+impl<'k> Tensors<'k> {
+    /// Weight and bias of the channels.
+    fn affine(self, options: Options<'k>) -> Affine<'k> {
+        Affine { options, weight: self.weight, bias: self.bias }
+    }
+}
+
+kernel_args! {
     /// Of each group, `channels` channels, `vectors` vectors; a block takes `per_block` of them. `magic` and `shift`
     /// divide a vector's number by the vectors of a channel.
     pub(super) struct ResidentArgs => ResidentParams {
-        x: In<Elem>, weight: In<Elem>, bias: In<Elem>, y: Out<Elem>, mean: Out<Elem>, rstd: Out<Elem>,
+        tensors: TensorsArgs,
         groups: u32, channels: u32, vectors: u32, per_block: u32, magic: u32, shift: u32, flags: u32, eps: f64,
     }
 }
@@ -39,7 +53,7 @@ impl AccumulateKernel for ResidentForward {
             format!("group_norm_{}_x{width}_t{threads}_v{vectors}_c{cluster}", self.dtype),
             BlockDim::x(threads),
         )
-        .dtypes(DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics))
+        .dtypes(DTypes::all(self.dtype).with("tensors.mean", statistics).with("tensors.rstd", statistics))
         .min_blocks_per_sm(if threads >= 512 { Some(of_multiprocessor / threads) } else { few })
         .cluster(cluster)
     }
@@ -62,17 +76,19 @@ impl AccumulateKernel for ResidentForward {
         let start = (group.mad_wide(a.vectors, number.to_u64())) * u64::from(width);
         let numbers: Vec<_> = (0..vectors).map(|v| number + v * threads).collect();
         let inside: Vec<_> = numbers.iter().map(|n| n.lt(end)).collect();
-        let held = load_vectors::<A>(k, a.x.at(start), threads, width, &inside);
+        let held = load_vectors::<A>(k, a.tensors.x.at(start), threads, width, &inside);
 
         let mine = Spread::of(k, &held, &inside, width);
         let spread = gather.combine(mine, Spread::merge);
         let statistics = Statistics::of(spread, a.eps);
         let options = Options::of(a.flags);
-        k.if_(options.saves & (rank + thread).eq(0), || statistics.save(a.mean, a.rstd, group));
+        k.if_(options.saves & (rank + thread).eq(0), || {
+            statistics.save(a.tensors.mean, a.tensors.rstd, group)
+        });
 
-        let affine = Affine { options, weight: a.weight, bias: a.bias };
+        let affine = a.tensors.affine(options);
         let channel = (group % a.groups) * a.channels;
-        let y = a.y.at(start);
+        let y = a.tensors.y.at(start);
         for (v, ((number, inside), held)) in (0u64..).zip(numbers.iter().zip(&inside).zip(&held)) {
             k.if_(*inside, || {
                 let channel = channel + quotient(*number, a.magic, a.shift);
@@ -179,7 +195,7 @@ impl<'k> Part<'k> {
 kernel_args! {
     /// As [`MomentsArgs`] and [`ResidentArgs`]; a channel has `channel_vectors` vectors.
     pub(super) struct ApplyArgs => ApplyParams {
-        x: In<Elem>, weight: In<Elem>, bias: In<Elem>, y: Out<Elem>, mean: Out<Elem>, rstd: Out<Elem>,
+        tensors: TensorsArgs,
         partials: In<Elem>, groups: u32, channels: u32, vectors: u64, splits: u32, per_split: u64,
         channel_vectors: u64, magic: u32, shift: u32, limit: u64, flags: u32, eps: f64,
     }
@@ -197,7 +213,7 @@ impl AccumulateKernel for Apply {
 
     fn spec(&self) -> KernelSpec {
         let statistics = statistics_dtype(self.dtype);
-        let all = DTypes::all(self.dtype).with("mean", statistics).with("rstd", statistics);
+        let all = DTypes::all(self.dtype).with("tensors.mean", statistics).with("tensors.rstd", statistics);
         KernelSpec::new(
             format!("group_norm_apply_{}_x{}", self.dtype, self.width),
             BlockDim::x(STREAM_THREADS),
@@ -230,9 +246,11 @@ impl AccumulateKernel for Apply {
         let spread = k.warp_combine(32, mine, Spread::merge);
         let statistics = Statistics::of(spread, a.eps);
         let options = Options::of(a.flags);
-        k.if_(options.saves & (split + k.thread_idx()).eq(0), || statistics.save(a.mean, a.rstd, group));
+        k.if_(options.saves & (split + k.thread_idx()).eq(0), || {
+            statistics.save(a.tensors.mean, a.tensors.rstd, group)
+        });
 
-        let affine = Affine { options, weight: a.weight, bias: a.bias };
+        let affine = a.tensors.affine(options);
         let part = Part::of(split, a.per_split, a.vectors);
         let channels = ChannelsOfPart::of(part, a.channel_vectors, a.magic, a.shift, a.limit);
         let first = (group % a.groups) * a.channels;
@@ -243,8 +261,8 @@ impl AccumulateKernel for Apply {
             let at = part.mirrored(at, round) + k.thread_idx().to_u64();
             let inside = part.inside(at);
             let start = (base + at) * u64::from(width);
-            let vectors = load_vectors::<A>(k, a.x.at(start), STREAM_THREADS, width, &inside);
-            let y = a.y.at(start);
+            let vectors = load_vectors::<A>(k, a.tensors.x.at(start), STREAM_THREADS, width, &inside);
+            let y = a.tensors.y.at(start);
             for (v, (inside, vector)) in (0u64..).zip(inside.iter().zip(&vectors)) {
                 k.if_(*inside, || {
                     let channel = first + channels.at(at + v * u64::from(STREAM_THREADS));

@@ -115,11 +115,31 @@ fn dtypes_of(dtype: DType, statistics: &[&'static str]) -> DTypes {
 }
 
 kernel_args! {
+    /// What all kernels that go over the tensors read: gradients, statistics of groups, weight and bias of channels.
+    pub(super) struct InputsArgs => Inputs {
+        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>,
+    }
+}
+
+impl<'k> Inputs<'k> {
+    /// Weight and bias with the options that `flags` holds.
+    pub(super) fn affine(self, flags: U32<'k>) -> Affine<'k> {
+        Affine { options: Options::of(flags), weight: self.weight, bias: self.bias }
+    }
+}
+
+kernel_args! {
+    /// How channels that lie in one piece are cut into parts.
+    pub(super) struct CutArgs => Cut {
+        channels: u32, of_group: u32, channel_vectors: u64, splits: u32, per_split: u64,
+    }
+}
+
+kernel_args! {
     /// `partials` are two planes of [sample, split, channel]: sums of `dy` and of `dy xhat`; there are `parts` of them.
     pub(super) struct SumsArgs => SumsParams {
-        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>,
-        partials: Out<Elem>, channels: u32, of_group: u32, channel_vectors: u64, splits: u32,
-        per_split: u64, parts: u32, plane: u64, flags: u32,
+        inputs: InputsArgs,
+        partials: Out<Elem>, cut: CutArgs, parts: u32, plane: u64, flags: u32,
     }
 }
 
@@ -138,7 +158,7 @@ impl AccumulateKernel for Sums {
             format!("group_norm_backward_sums_{}_x{}", self.dtype, self.width),
             BlockDim::x(STREAM_THREADS),
         )
-        .dtypes(dtypes_of(self.dtype, &["mean", "rstd", "partials"]))
+        .dtypes(dtypes_of(self.dtype, &["inputs.mean", "inputs.rstd", "partials"]))
     }
 
     fn dtype(&self) -> DType {
@@ -153,17 +173,10 @@ impl AccumulateKernel for Sums {
         let (width, precision) = (self.width, Precision::of(self.dtype));
         let number = warp_of_grid(k);
         k.if_(number.lt(a.parts), || {
-            let options = Options::of(a.flags);
-            let affine = Affine { options, weight: a.weight, bias: a.bias };
-            let cut = Cut {
-                channels: a.channels,
-                of_group: a.of_group,
-                channel_vectors: a.channel_vectors,
-                splits: a.splits,
-                per_split: a.per_split,
-            };
-            let place = cut.place(number);
-            let channel_data = place.channel::<A>(k, affine, a.mean, a.rstd);
+            let affine = a.inputs.affine(a.flags);
+            let options = affine.options;
+            let place = a.cut.place(number);
+            let channel_data = place.channel::<A>(k, affine, a.inputs);
             let ChannelPart { sample, channel, split, base, part: range, .. } = place;
             let rounds =
                 k.range(range.start + k.lane_idx().to_u64(), range.end, u64::from(WARP * STREAM_VECTORS));
@@ -172,8 +185,8 @@ impl AccumulateKernel for Sums {
                 let inside: Vec<_> =
                     (0..STREAM_VECTORS).map(|v| (at + u64::from(v * WARP)).lt(range.end)).collect();
                 let start = (base + at) * u64::from(width);
-                let x = load_vectors::<A>(k, a.x.at(start), WARP, width, &inside);
-                let dy = load_vectors::<A>(k, a.dy.at(start), WARP, width, &inside);
+                let x = load_vectors::<A>(k, a.inputs.x.at(start), WARP, width, &inside);
+                let dy = load_vectors::<A>(k, a.inputs.dy.at(start), WARP, width, &inside);
                 // Where there is no vector, `dy` is zero.
                 x.iter()
                     .zip(&dy)
@@ -181,8 +194,8 @@ impl AccumulateKernel for Sums {
             });
             let (sum, product) = k.warp_combine(WARP, mine, add);
             k.if_(k.lane_idx().eq(0), || {
-                let part = (sample * a.splits + split).to_u64();
-                let to = a.partials.at(part * a.channels.to_u64() + channel.to_u64());
+                let part = (sample * a.cut.splits + split).to_u64();
+                let to = a.partials.at(part * a.cut.channels.to_u64() + channel.to_u64());
                 to.set(sum);
                 to.at(a.plane).set(product * channel_data.rstd);
             });
@@ -193,16 +206,6 @@ impl AccumulateKernel for Sums {
 /// The number of the warp in a grid of the streaming kernels.
 fn warp_of_grid(k: K<'_>) -> U32<'_> {
     k.block_idx_x() * (STREAM_THREADS / WARP) + k.warp_idx()
-}
-
-/// How channels that lie in one piece are cut into parts.
-#[derive(Clone, Copy, Debug)]
-struct Cut<'k> {
-    channels: U32<'k>,
-    of_group: U32<'k>,
-    channel_vectors: U64<'k>,
-    splits: U32<'k>,
-    per_split: U64<'k>,
 }
 
 /// One of the parts.
@@ -233,19 +236,13 @@ impl<'k> Cut<'k> {
 }
 
 impl<'k> ChannelPart<'k> {
-    fn channel<A: Float>(
-        self,
-        k: K<'k>,
-        affine: Affine<'k>,
-        mean: Ptr<'k, Read, Elem>,
-        rstd: Ptr<'k, Read, Elem>,
-    ) -> Channel<'k, A>
+    fn channel<A: Float>(self, k: K<'k>, affine: Affine<'k>, inputs: Inputs<'k>) -> Channel<'k, A>
     where
         Elem: Access<A>,
     {
         Channel {
-            mean: mean.at(self.group).get::<A>(),
-            rstd: rstd.at(self.group).get::<A>(),
+            mean: inputs.mean.at(self.group).get::<A>(),
+            rstd: inputs.rstd.at(self.group).get::<A>(),
             weight: affine.weight(k, self.channel),
             bias: affine.bias(k, self.channel),
         }
@@ -363,8 +360,8 @@ impl AccumulateKernel for Finish {
 kernel_args! {
     /// As [`SumsArgs`] and [`FinishArgs`].
     pub(super) struct ApplyArgs => ApplyParams {
-        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>, means: In<Elem>,
-        dx: Out<Elem>, channels: u32, of_group: u32, channel_vectors: u64, splits: u32, per_split: u64, parts: u32,
+        inputs: InputsArgs, means: In<Elem>,
+        dx: Out<Elem>, cut: CutArgs, parts: u32,
         means_plane: u64, flags: u32,
     }
 }
@@ -384,7 +381,7 @@ impl AccumulateKernel for Apply {
             format!("group_norm_backward_apply_{}_x{}", self.dtype, self.width),
             BlockDim::x(STREAM_THREADS),
         )
-        .dtypes(dtypes_of(self.dtype, &["mean", "rstd", "means"]))
+        .dtypes(dtypes_of(self.dtype, &["inputs.mean", "inputs.rstd", "means"]))
     }
 
     fn dtype(&self) -> DType {
@@ -400,17 +397,10 @@ impl AccumulateKernel for Apply {
         let (width, precision) = (self.width, Precision::of(self.dtype));
         let number = warp_of_grid(k);
         k.if_(number.lt(a.parts), || {
-            let options = Options::of(a.flags);
-            let affine = Affine { options, weight: a.weight, bias: a.bias };
-            let cut = Cut {
-                channels: a.channels,
-                of_group: a.of_group,
-                channel_vectors: a.channel_vectors,
-                splits: a.splits,
-                per_split: a.per_split,
-            };
-            let place = cut.place(number);
-            let channel = place.channel::<A>(k, affine, a.mean, a.rstd);
+            let affine = a.inputs.affine(a.flags);
+            let options = affine.options;
+            let place = a.cut.place(number);
+            let channel = place.channel::<A>(k, affine, a.inputs);
             let means = a.means.at(place.group);
             let line = Line::of(channel, means.get::<A>(), means.at(a.means_plane).get::<A>());
             let (part, lane) = (place.part, k.lane_idx());
@@ -421,8 +411,8 @@ impl AccumulateKernel for Apply {
                 let inside: Vec<_> =
                     (0..PAIR_VECTORS).map(|v| (at + u64::from(v * WARP)).lt(part.end)).collect();
                 let start = (place.base + at) * u64::from(width);
-                let x = load_vectors::<A>(k, a.x.at(start), WARP, width, &inside);
-                let dy = load_vectors::<A>(k, a.dy.at(start), WARP, width, &inside);
+                let x = load_vectors::<A>(k, a.inputs.x.at(start), WARP, width, &inside);
+                let dy = load_vectors::<A>(k, a.inputs.dy.at(start), WARP, width, &inside);
                 let dx = a.dx.at(start);
                 for (v, (inside, (x, dy))) in (0u64..).zip(inside.iter().zip(x.iter().zip(&dy))) {
                     k.if_(*inside, || {
@@ -441,7 +431,7 @@ impl AccumulateKernel for Apply {
 kernel_args! {
     /// `sums` are two planes of [sample, part, channel], of which a channel that several blocks share fills `splits`.
     pub(super) struct ResidentArgs => ResidentParams {
-        x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>,
+        inputs: InputsArgs,
         dx: Out<Elem>, sums: Out<Elem>, groups: u32, of_group: u32, vectors: u32, per_block: u32,
         channel_vectors: u32, magic: u32, shift: u32, splits: u32, sums_plane: u64, reciprocal: f64, flags: u32,
     }
@@ -471,7 +461,7 @@ impl AccumulateKernel for ResidentBackward {
             format!("group_norm_backward_{}_x{width}_t{threads}_v{vectors}_c{cluster}", self.dtype),
             BlockDim::x(threads),
         )
-        .dtypes(dtypes_of(self.dtype, &["mean", "rstd", "sums"]))
+        .dtypes(dtypes_of(self.dtype, &["inputs.mean", "inputs.rstd", "sums"]))
         .min_blocks_per_sm((threads >= 512).then_some(of_multiprocessor / threads))
         .cluster(cluster)
     }
@@ -495,12 +485,12 @@ impl AccumulateKernel for ResidentBackward {
         let start = group.mad_wide(a.vectors, number.to_u64()) * u64::from(width);
         let numbers: Vec<_> = (0..vectors).map(|v| number + v * threads).collect();
         let inside: Vec<_> = numbers.iter().map(|n| n.lt(end)).collect();
-        let xs = load_vectors::<A>(k, a.x.at(start), threads, width, &inside);
-        let dys = load_vectors::<A>(k, a.dy.at(start), threads, width, &inside);
+        let xs = load_vectors::<A>(k, a.inputs.x.at(start), threads, width, &inside);
+        let dys = load_vectors::<A>(k, a.inputs.dy.at(start), threads, width, &inside);
 
-        let (mean, rstd) = (a.mean.at(group).get::<A>(), a.rstd.at(group).get::<A>());
-        let options = Options::of(a.flags);
-        let affine = Affine { options, weight: a.weight, bias: a.bias };
+        let (mean, rstd) = (a.inputs.mean.at(group).get::<A>(), a.inputs.rstd.at(group).get::<A>());
+        let affine = a.inputs.affine(a.flags);
+        let options = affine.options;
         let (_, of_sample) = sample_of(group, a.groups);
         let first_channel = of_sample * a.of_group;
         let channel_of = |number: U32<'k>| {

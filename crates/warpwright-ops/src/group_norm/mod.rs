@@ -211,6 +211,13 @@ struct Tiling {
     grid: [u32; 3],
 }
 
+impl Tiling {
+    const fn shape(&self, pixels: u64) -> columns::ShapeArgs {
+        let Self { row_vectors, tile, tiles, splits, per_split, .. } = *self;
+        columns::ShapeArgs { pixels, row_vectors, tiles, tile, splits, per_split }
+    }
+}
+
 fn check_eps(op: &'static str, eps: Real) -> Result<f64, PlanError> {
     let value = eps.get();
     if value >= 0.0 && value.is_finite() {
@@ -262,14 +269,17 @@ impl GroupNormDesc {
         let vectors = sizes.of_group * channel_vectors;
         let divisor = Divisor::new(channel_vectors);
         let path = path.unwrap_or_else(|| tuning::forward_for(dtype, target, width, groups, vectors));
+        let tensors = contiguous::TensorsArgs {
+            x: GroupNormArgs::x.arg(),
+            weight: GroupNormArgs::weight.arg(),
+            bias: GroupNormArgs::bias.arg(),
+            y: GroupNormArgs::y.arg(),
+            mean: GroupNormArgs::mean.arg(),
+            rstd: GroupNormArgs::rstd.arg(),
+        };
         if let Path::Resident(config) = path {
             let args = contiguous::ResidentArgs {
-                x: GroupNormArgs::x.arg(),
-                weight: GroupNormArgs::weight.arg(),
-                bias: GroupNormArgs::bias.arg(),
-                y: GroupNormArgs::y.arg(),
-                mean: GroupNormArgs::mean.arg(),
-                rstd: GroupNormArgs::rstd.arg(),
+                tensors: tensors.clone(),
                 groups: sizes.word(sizes.groups)?,
                 channels: sizes.word(sizes.of_group)?,
                 vectors: sizes.word(vectors)?,
@@ -295,12 +305,7 @@ impl GroupNormDesc {
             per_split,
         };
         let apply = contiguous::ApplyArgs {
-            x: GroupNormArgs::x.arg(),
-            weight: GroupNormArgs::weight.arg(),
-            bias: GroupNormArgs::bias.arg(),
-            y: GroupNormArgs::y.arg(),
-            mean: GroupNormArgs::mean.arg(),
-            rstd: GroupNormArgs::rstd.arg(),
+            tensors: tensors.clone(),
             partials: GroupNormArgs::workspace.written(),
             groups: sizes.word(sizes.groups)?,
             channels: sizes.word(sizes.of_group)?,
@@ -335,12 +340,7 @@ impl GroupNormDesc {
         let moments = columns::MomentsArgs {
             x: GroupNormArgs::x.arg(),
             partials: GroupNormArgs::workspace.arg(),
-            pixels: sizes.spatial,
-            row_vectors: t.row_vectors,
-            tiles: t.tiles,
-            tile: t.tile,
-            splits: t.splits,
-            per_split: t.per_split,
+            shape: t.shape(sizes.spatial),
             plane,
         };
         let finish = columns::FinishArgs {
@@ -366,12 +366,7 @@ impl GroupNormDesc {
             y: GroupNormArgs::y.arg(),
             groups: sizes.word(sizes.groups)?,
             channels: sizes.word(sizes.of_group)?,
-            pixels: sizes.spatial,
-            row_vectors: t.row_vectors,
-            tiles: t.tiles,
-            tile: t.tile,
-            splits: t.splits,
-            per_split: t.per_split,
+            shape: t.shape(sizes.spatial),
             statistics_plane: groups,
             flags: self.flags(),
         };

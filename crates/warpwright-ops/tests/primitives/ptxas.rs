@@ -21,7 +21,7 @@ use warpwright_testkit::kernels::operations;
 /// Kernels that spill: products of double precision and a batch norm of 16 bits on sm_75, gradients of groups on sm_86 and of rows of double
 /// precision on sm_80, all of them a few words, and sequences that fill a block. Their assembly must still succeed.
 const SPILLS: [&str; 7] = [
-    "batch_norm_normalise_add_nhwc_bf16_x8_512x8",
+    "batch_norm_normalize_add_nhwc_bf16_x8_512x8",
     "gemm_f64_oo_simt_64x64x16_s2_p16",
     "gemm_f64_oo_simt_64x64x16_s2_p16_split",
     "group_norm_last_backward_sums_f32_x4",
