@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::decode::SHARED_BASE;
 use crate::exec::matrix::Warpgroups;
 use crate::memory::POISON;
 use crate::sanitize::racecheck::Shadow;
 use crate::sanitize::racecheck::asynchronous::Cells;
 use crate::sanitize::synccheck::Barriers;
+use crate::space::SHARED_BASE;
 
 /// Shared memory: words from address 0 of the window, of which the first [`SHARED_BASE`] bytes belong to nobody.
 #[derive(Debug)]

@@ -8,10 +8,10 @@ use std::sync::atomic::{
 use std::time::Instant;
 
 use crate::block::{Block, SharedMemory};
+use crate::code::Code;
 use crate::counters::{Class, Tally};
-use crate::decode::Code;
-use crate::exec::Outcome;
 use crate::exec::matrix::Scratch;
+use crate::flow::Outcome;
 use crate::launch::{Fault, LaunchConfig, Options, Printed, Sanitizers};
 use crate::limits::Slice;
 use crate::memory::{Allocation, Memory, SLOT_BITS};

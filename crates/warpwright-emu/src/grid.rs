@@ -6,9 +6,9 @@ use std::time::Instant;
 use warpwright_ptx::text::SourceLine;
 use warpwright_ptx::{PlainSpecial, SpecialReg};
 
+use crate::code::Code;
 use crate::context::Shared;
 use crate::counters::Lines;
-use crate::decode::Code;
 use crate::exec::MAX_LOCAL;
 use crate::launch::{Fault, LaunchConfig, LaunchError, Options, Printed, Report, Sanitizers};
 use crate::memory::{Memory, MemoryError};

@@ -47,11 +47,13 @@
 #![deny(unsafe_code)]
 
 mod block;
+mod code;
 mod context;
 pub mod counters;
 mod decode;
 mod exec;
 pub mod float;
+mod flow;
 mod grid;
 mod heap;
 mod launch;

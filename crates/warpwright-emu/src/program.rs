@@ -8,11 +8,11 @@ use warpwright_ptx::text::{self, Diagnostic, Sources};
 use warpwright_ptx::verify::{self, VerifyError};
 use warpwright_ptx::{Function, FunctionKind, InitialAddress, Initialiser, Module, StateSpace, Symbol};
 
-use crate::decode::functions::function_address;
-use crate::decode::{CONST_BASE, Code, decode};
+use crate::code::Code;
+use crate::code::function::function_address;
+use crate::decode::decode;
 use crate::memory::{Memory, MemoryError};
-use crate::report::Position;
-use crate::space::CONST_WINDOW;
+use crate::space::{CONST_BASE, CONST_WINDOW, SHARED_BASE};
 
 /// Why a program cannot be loaded.
 #[derive(Clone, Debug)]
@@ -85,7 +85,7 @@ impl Entry {
 
     /// Bytes of its static shared memory.
     pub fn static_shared_bytes(&self) -> u64 {
-        self.code.shared_end - crate::decode::SHARED_BASE
+        self.code.shared_end - SHARED_BASE
     }
 }
 
@@ -320,11 +320,4 @@ fn place_constants(module: &Module) -> (Arc<[u8]>, Vec<u64>) {
         })
         .collect();
     (image.into(), addresses)
-}
-
-impl Code {
-    /// Where an instruction stands in the text.
-    pub(crate) fn position(&self, pc: u32) -> Position {
-        self.origins.get(pc as usize).map_or(Position::default(), |o| o.position)
-    }
 }

@@ -7,16 +7,16 @@
 use std::mem;
 
 use crate::block::{Block, SharedMemory};
+use crate::code::Code;
+use crate::code::layout::{LaunchValue, Slot, SpecialTime, special_time};
+use crate::code::rows::{LANES, Registers, Row32, Row64};
 use crate::context::{Context, Shared};
-use crate::decode::registers::{LaunchValue, Slot, SpecialTime, special_time};
-use crate::decode::{Code, LOCAL_BASE};
 use crate::exec::asynchronous::State as Asynchronous;
 use crate::exec::matrix::Flights;
-use crate::exec::rows::{LANES, Registers, Row32, Row64};
 use crate::exec::{Paths, read_image, special_value};
 use crate::memory::POISON;
 use crate::sanitize::racecheck::{BlockRaces, View};
-use crate::space::map_cluster;
+use crate::space::{LOCAL_BASE, map_cluster};
 use crate::warp::{Group, Local, Stamp, Wait, Warp, Watch};
 
 /// A block that has begun.

@@ -22,7 +22,8 @@ use std::time::Duration;
 
 use crate::context::{Context, Shared};
 use crate::counters::{Counters, Lines};
-use crate::exec::{Outcome, run as run_warp};
+use crate::exec::run as run_warp;
+use crate::flow::Outcome;
 use crate::launch::{Fault, Printed};
 use crate::report::Findings;
 use crate::resident::Cluster;

@@ -35,6 +35,12 @@ pub(crate) const fn map_cluster(address: u64, rank: u32) -> u64 {
 }
 /// Addresses of functions.
 pub(crate) const FUNCTION_WINDOW: u64 = window(5);
+/// Where shared variables start. Address 0 is never one, so a kernel that takes 0 for its first variable is found out.
+pub(crate) const SHARED_BASE: u64 = 0x400;
+/// Where local variables start.
+pub(crate) const LOCAL_BASE: u64 = 0x100;
+/// Where constants start.
+pub(crate) const CONST_BASE: u64 = 0x100;
 /// The bits of an address below its window.
 pub(crate) const SLOT: u64 = (1 << SLOT_BITS) - 1;
 

@@ -1,8 +1,8 @@
 //! A warp: registers, and the groups of lanes that stand at different instructions.
 
+use crate::code::rows::Registers;
 use crate::exec::Paths;
 use crate::exec::matrix::Flights;
-use crate::exec::rows::Registers;
 
 /// Backward branches that a group may take before others get a turn.
 const SPIN_LIMIT: u32 = 1024;

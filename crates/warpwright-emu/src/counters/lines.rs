@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
 use super::Counters;
+use crate::code::Code;
 use crate::context::Runs;
-use crate::decode::Code;
 use crate::report::Position;
 
 /// What the instructions of one line of the PTX text did. Lines whose instructions were never reached have zeros.

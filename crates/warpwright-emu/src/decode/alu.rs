@@ -5,10 +5,11 @@ use warpwright_ptx::{
     BinaryOp, BoolOp, CmpOp, Inst, Modifiers, Operand, PredUse, Reg, Rounding, ScalarType, TernaryOp, UnaryOp,
 };
 
-use super::{Decoder, Result, Scalar, index};
-use crate::decode::registers::Slot;
-use crate::exec::ops::{Make1, Make2, Make3, Op};
-use crate::exec::rows::{R1, R2, R3};
+use super::{Decoder, Result, index};
+use crate::code::Scalar;
+use crate::code::layout::Slot;
+use crate::code::op::{Make1, Make2, Make3, Op};
+use crate::code::rows::{R1, R2, R3};
 
 /// Whether the modifiers ask for nothing beyond rounding to nearest.
 fn plain(mods: &Modifiers) -> bool {

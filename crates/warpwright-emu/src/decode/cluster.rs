@@ -2,8 +2,9 @@
 
 use warpwright_ptx::{Inst, ScalarType, Semantics, StateSpace};
 
-use super::{ClusterOp, Decoder, Result, index};
-use crate::exec::ops::Op;
+use super::{Decoder, Result, index};
+use crate::code::barrier::ClusterOp;
+use crate::code::op::Op;
 
 impl Decoder<'_> {
     pub(super) fn cluster(&mut self, inst: &Inst) -> Result<()> {

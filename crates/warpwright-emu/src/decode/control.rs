@@ -2,9 +2,10 @@
 
 use warpwright_ptx::{BarrierKind, Imm, Inst, Operand, ScalarType, ShflMode};
 
-use super::{BarrierDecoded, BarrierOp, Collective, CollectiveKind, Decoder, Pattern, Result, index};
-use crate::exec::ops::Op;
-use crate::exec::shuffle_source;
+use super::{Decoder, Result, index};
+use crate::code::barrier::{BarrierDecoded, BarrierOp};
+use crate::code::collective::{Collective, CollectiveKind, Pattern, shuffle_source};
+use crate::code::op::Op;
 
 impl Decoder<'_> {
     pub(super) fn control(&mut self, inst: &Inst) -> Result<()> {

@@ -2,10 +2,10 @@
 
 use warpwright_ptx::{Inst, Modifiers, Operand, Reg, Rounding, ScalarType};
 
-use super::registers::Slot;
 use super::{Decoder, Result};
-use crate::exec::ops::{Make1, Make2, Op};
-use crate::exec::rows::{R1, R2};
+use crate::code::layout::Slot;
+use crate::code::op::{Make1, Make2, Op};
+use crate::code::rows::{R1, R2};
 
 impl Decoder<'_> {
     #[allow(clippy::too_many_arguments, reason = "the fields of the instruction")]

@@ -13,7 +13,7 @@ use warpwright_ptx::{
     AddressBase, BlockId, Function, FunctionKind, Inst, Operand, Reg, Role, ScalarType, StateSpace, Symbol,
 };
 
-use super::registers::{SpecialTime, special_time};
+use crate::code::layout::{SpecialTime, special_time};
 
 /// Where an instruction stands: block and index.
 pub(crate) type Place = (u32, usize);

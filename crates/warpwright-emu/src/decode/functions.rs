@@ -7,93 +7,12 @@
 //! the callee may come back to the caller.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 use warpwright_ptx::{Callee, Function, FunctionKind, Inst, Module, Operand, Param, ScalarType, Symbol};
 
-use super::registers::Slot;
 use super::{Decoder, Result, index};
-use crate::exec::ops::Op;
-use crate::space::FUNCTION_WINDOW;
-
-/// A piece of a frame, or a register.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
-    /// Bytes from an offset in the frame on.
-    Memory { offset: u64, bytes: u64 },
-    /// `None` if nothing mentions the register.
-    Register { slot: Option<Slot>, bits: u32 },
-}
-
-/// A function as calls see it.
-#[derive(Debug)]
-pub(crate) struct FunctionCode {
-    pub(crate) name: String,
-    /// First instruction; `None` for a function without a body.
-    pub(crate) start: Option<u32>,
-    pub(crate) params: Vec<Place>,
-    pub(crate) returns: Vec<Place>,
-    /// Bytes of the frame.
-    pub(crate) frame: u64,
-    /// The row that holds where the frame begins.
-    pub(crate) frame_row: u32,
-    /// Rows that belong to the function alone.
-    pub(crate) rows32: Range<u32>,
-    pub(crate) rows64: Range<u32>,
-    pub(crate) preds: Range<u32>,
-    /// Its part of `Code::tracked`.
-    pub(crate) tracked: Range<usize>,
-}
-
-/// What stands behind the name of a function that the runtime of a device provides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Builtin {
-    Vprintf,
-    AssertFail,
-    Malloc,
-    Free,
-}
-
-impl Builtin {
-    fn of(name: &str) -> Option<Self> {
-        Some(match name {
-            "vprintf" => Self::Vprintf,
-            "__assertfail" => Self::AssertFail,
-            "malloc" => Self::Malloc,
-            "free" => Self::Free,
-            _ => return None,
-        })
-    }
-}
-
-/// Whom a call calls.
-#[derive(Debug)]
-pub(crate) enum Target {
-    /// Index into `Code::functions`.
-    Function(u32),
-    /// The address of a function.
-    Address(Slot),
-    Builtin(Builtin),
-    /// A function that is only declared.
-    Missing(String),
-}
-
-/// A `call`.
-#[derive(Debug)]
-pub(crate) struct Call {
-    pub(crate) target: Target,
-    /// The function that calls: index into `Code::functions`.
-    pub(crate) caller: u32,
-    pub(crate) args: Vec<Place>,
-    pub(crate) returns: Vec<Place>,
-    /// Whether the callee may come back to the caller, so that its rows have to be saved.
-    pub(crate) saves: bool,
-}
-
-/// The address of function `index` of a module. Functions have no bytes, so addresses only tell them apart.
-pub(crate) const fn function_address(index: u32) -> u64 {
-    FUNCTION_WINDOW + ((index as u64 + 1) << 4)
-}
+use crate::code::function::{Builtin, Call, Place, Target};
+use crate::code::op::Op;
 
 /// The functions that a kernel can reach and which of them can reach each other.
 pub(crate) struct Reached {

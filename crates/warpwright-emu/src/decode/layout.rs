@@ -2,8 +2,9 @@
 
 use warpwright_ptx::{Function, StateSpace, Symbol, Variable};
 
-use super::{DecodeError, Decoder, LOCAL_BASE, Result, SHARED_BASE, functions};
+use super::{DecodeError, Decoder, Result, functions};
 use crate::report::Position;
+use crate::space::{LOCAL_BASE, SHARED_BASE};
 
 /// A state space that is being filled.
 struct Filling {

@@ -7,12 +7,13 @@ use warpwright_ptx::{
     Reg, Role, Rounding, ScalarType, Wgmma, WgmmaSource,
 };
 
-use super::{CollectiveKind, Decoder, Result, defined, index};
-use crate::exec::matrix::{
+use super::{Decoder, Result, defined, index};
+use crate::code::collective::CollectiveKind;
+use crate::code::matrix::{
     self, Accumulator, Element, Major, MatrixOp, MmaBits, MmaF64, Product, Rows, Source, Tiles, Touch,
 };
-use crate::exec::ops::Op;
-use crate::exec::rows::{R1, R2};
+use crate::code::op::Op;
+use crate::code::rows::{R1, R2};
 
 /// The registers that `wgmma` instructions use as D or A, and those that moves copy from them, by slots in which their
 /// state is kept.

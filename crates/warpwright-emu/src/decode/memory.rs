@@ -4,10 +4,11 @@ use warpwright_ptx::{
     Address, AddressBase, Inst, Operand, Ordering, Reg, ScalarType, StateSpace, Symbol, SymbolId,
 };
 
-use super::registers::{LaunchValue, Slot};
-use super::{Access, Atomic, Decoder, Result, Stack, index};
-use crate::exec::ops::Op;
-use crate::exec::rows::{R1, R2};
+use super::{Decoder, Result, index};
+use crate::code::layout::{LaunchValue, Slot};
+use crate::code::memory::{Access, Atomic, Stack};
+use crate::code::op::Op;
+use crate::code::rows::{R1, R2};
 use crate::space::{CONST_WINDOW, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 
 impl Decoder<'_> {

@@ -1,305 +1,37 @@
 //! From the IR of one kernel to flat code with resolved operands.
 
 mod alu;
-pub(crate) mod asynchronous;
+mod asynchronous;
 mod class;
 mod cluster;
 mod control;
 mod convert;
 mod copies;
 mod defined;
-pub(crate) mod functions;
+mod functions;
 mod layout;
 mod matrix;
 mod memory;
 mod moves;
-pub(crate) mod registers;
+mod operand;
+mod registers;
 mod rows;
 mod wmma;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use warpwright_ptx::{
-    AddressBase, AtomOp, BarRedOp, BlockId, BoolOp, Function, Inst, Instruction, Module, Operand, Ordering,
-    PlainSpecial, PredUse, ReduxOp, Reg, ScalarType, Scope, ShflMode, SourceLoc, SpecialReg, StateSpace,
-    Symbol, SymbolId, Terminator, VoteMode,
+    AddressBase, BlockId, Function, Inst, Instruction, Module, Operand, Reg, ScalarType, SourceLoc,
+    Terminator,
 };
 
+use crate::code::function::{FunctionCode, function_address};
+use crate::code::op::{Ins, Op};
+use crate::code::{Check, Code, Elided, Mark, Origin};
 use crate::counters::Class;
-use crate::exec::matrix::{MatrixOp, Touch};
-use crate::exec::ops::{Ins, Op};
-use crate::exec::rows::{R1, R2};
 use crate::report::Position;
-use functions::{Call, FunctionCode, Reached};
-use registers::{
-    LaunchValue, Layout, Registers, Slot, SpecialTime, literal_bits, special_is_wide, special_time,
-};
-
-/// Where shared variables start. Address 0 is never one, so a kernel that takes 0 for its first variable is found out.
-pub(crate) const SHARED_BASE: u64 = 0x400;
-/// Where local variables start.
-pub(crate) const LOCAL_BASE: u64 = 0x100;
-/// Where constants start.
-pub(crate) const CONST_BASE: u64 = 0x100;
-
-/// An arithmetic instruction that is evaluated lane by lane.
-#[derive(Debug)]
-pub(crate) struct Scalar {
-    pub(crate) inst: Inst,
-    pub(crate) dst: Slot,
-    /// Width of the destination register.
-    pub(crate) dst_bits: u32,
-    /// The complement of a `setp`.
-    pub(crate) dst_not: Option<u32>,
-    pub(crate) src: Vec<Slot>,
-    /// Third predicate of `setp` and `set`: operator, predicate, whether it is negated.
-    pub(crate) combine: Option<(BoolOp, u32, bool)>,
-}
-
-/// A load or store.
-#[derive(Debug)]
-pub(crate) struct Access {
-    pub(crate) space: StateSpace,
-    /// Bytes of one element: 1, 2, 4 or 8.
-    pub(crate) bytes: u32,
-    /// Whether loads sign-extend.
-    pub(crate) sign: bool,
-    /// Destinations (`None`: `_`) or sources, one per element.
-    pub(crate) regs: Vec<Option<Slot>>,
-    /// Row of addresses.
-    /// The bits that the 32-bit rows of destinations hold.
-    pub(crate) keep: u32,
-    pub(crate) addr: Slot,
-    pub(crate) offset: i64,
-    pub(crate) ordering: Ordering,
-    /// Number of the memory instruction.
-    pub(crate) site: u32,
-    /// Where it may be one to local memory whose values are followed: the tracked registers among `regs`.
-    pub(crate) tracked: Option<Vec<Option<u32>>>,
-}
-
-impl Access {
-    /// Bytes of all elements, which is also the alignment.
-    pub(crate) fn total(&self) -> u32 {
-        self.bytes * self.regs.len() as u32
-    }
-}
-
-/// An `atom` or `red`.
-#[derive(Debug)]
-pub(crate) struct Atomic {
-    pub(crate) op: AtomOp,
-    pub(crate) space: StateSpace,
-    pub(crate) ty: ScalarType,
-    pub(crate) ordering: Ordering,
-    pub(crate) dst: Option<Slot>,
-    pub(crate) addr: Slot,
-    pub(crate) offset: i64,
-    pub(crate) b: Slot,
-    pub(crate) c: Option<Slot>,
-    /// Destinations and sources of the elements of a vector behind the first, one after the other in memory.
-    pub(crate) more: Vec<(Option<Slot>, Slot)>,
-    pub(crate) site: u32,
-}
-
-impl Atomic {
-    /// Bytes of all elements, which is also the alignment.
-    pub(crate) fn total(&self) -> u32 {
-        self.ty.bytes() * (1 + self.more.len() as u32)
-    }
-}
-
-/// What moves the end of a thread's stack.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Stack {
-    Alloca { dst: Slot, bytes: Slot, align: u32 },
-    Save { dst: Slot },
-    Restore { src: Slot },
-}
-
-/// The source lanes of a shuffle whose `b` and `c` are literals.
-#[derive(Debug)]
-pub(crate) struct Pattern {
-    pub(crate) source: [u8; 32],
-    /// Lanes whose source is inside their segment.
-    pub(crate) inside: u32,
-    /// Lanes exchange with the lane whose number differs in these bits, if that is all.
-    pub(crate) exchange: Option<u32>,
-}
-
-/// What lanes of a warp do together.
-#[derive(Debug)]
-pub(crate) enum CollectiveKind {
-    Shuffle {
-        mode: ShflMode,
-        dst: u32,
-        pred: Option<u32>,
-        a: u32,
-        b: u32,
-        c: u32,
-        fixed: Option<Box<Pattern>>,
-    },
-    /// `shfl.idx` over the whole warp.
-    Lookup {
-        dst: u32,
-        a: u32,
-        b: u32,
-        c: u32,
-    },
-    Vote {
-        mode: VoteMode,
-        dst: Slot,
-        src: u32,
-        negated: bool,
-    },
-    Match {
-        all: bool,
-        dst: u32,
-        pred: Option<u32>,
-        a: Slot,
-    },
-    Redux {
-        op: ReduxOp,
-        ty: ScalarType,
-        dst: u32,
-        a: u32,
-    },
-    Elect {
-        dst: Option<u32>,
-        pred: u32,
-    },
-    /// `bar.warp.sync`
-    Barrier,
-    /// A tensor-core instruction: index into `Code::matrix`.
-    Matrix(u32),
-    /// `activemask`: no rendezvous.
-    Activemask {
-        dst: u32,
-    },
-}
-
-#[derive(Debug)]
-pub(crate) struct Collective {
-    pub(crate) kind: CollectiveKind,
-    /// Row of the member mask.
-    pub(crate) mask: u32,
-}
-
-#[derive(Debug)]
-pub(crate) enum BarrierDecoded {
-    Sync,
-    Arrive,
-    Reduce { op: BarRedOp, dst: Slot, src: u32, negated: bool },
-}
-
-#[derive(Debug)]
-pub(crate) struct BarrierOp {
-    pub(crate) kind: BarrierDecoded,
-    pub(crate) aligned: bool,
-    pub(crate) id: u32,
-    pub(crate) count: Option<u32>,
-}
-
-/// An instruction that concerns the blocks of a cluster.
-#[derive(Debug)]
-pub(crate) enum ClusterOp {
-    /// `barrier.cluster.arrive`
-    Arrive { aligned: bool, release: bool },
-    /// `barrier.cluster.wait`
-    Wait { aligned: bool },
-    /// `mapa`, of generic addresses or of addresses in the shared window.
-    Map { dst: Slot, a: Slot, rank: Slot, generic: bool },
-    /// `getctarank`
-    Rank { dst: Slot, a: Slot, generic: bool },
-    /// `setmaxnreg`, which changes nothing here.
-    SetMaxRegisters,
-}
-
-/// Definedness of registers that may be read before they are written: bit masks per lane, in slots of their own.
-#[derive(Debug)]
-pub(crate) struct Check {
-    /// Tracked slot and the register's type for the report.
-    pub(crate) slots: Vec<(u32, Option<ScalarType>)>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Mark {
-    pub(crate) slots: Vec<u32>,
-    /// Copies take over the definedness of these; empty: defined.
-    pub(crate) from: Vec<u32>,
-}
-
-/// What a decoded instruction is for reports and counters.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Origin {
-    pub(crate) position: Position,
-    /// `None` for the second half of an instruction that was decoded into several.
-    pub(crate) class: Option<Class>,
-}
-
-/// A move that was left out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Elided {
-    pub(crate) position: Position,
-    pub(crate) class: Class,
-    /// The instruction that runs as often as it would.
-    pub(crate) next: u32,
-}
-
-/// A decoded kernel.
-#[derive(Debug, Default)]
-pub(crate) struct Code {
-    pub(crate) ins: Vec<Ins>,
-    /// One per instruction.
-    pub(crate) origins: Vec<Origin>,
-    pub(crate) scalars: Vec<Scalar>,
-    pub(crate) loads: Vec<Access>,
-    pub(crate) stores: Vec<Access>,
-    pub(crate) atomics: Vec<Atomic>,
-    /// Line operations that touch no data: `discard` and `applypriority`.
-    pub(crate) lines: Vec<Access>,
-    pub(crate) stack: Vec<Stack>,
-    pub(crate) collectives: Vec<Collective>,
-    pub(crate) barriers: Vec<BarrierOp>,
-    pub(crate) matrix: Vec<MatrixOp>,
-    pub(crate) touches: Vec<Touch>,
-    /// Registers that `wgmma` uses.
-    pub(crate) flights: u32,
-    pub(crate) clusters: Vec<ClusterOp>,
-    pub(crate) specials: Vec<(Slot, SpecialReg)>,
-    pub(crate) isspacep: Vec<(StateSpace, u32, Slot)>,
-    pub(crate) fences: Vec<Scope>,
-    pub(crate) asynchronous: Vec<asynchronous::Asynchronous>,
-    /// Whether anything reads shared memory through the asynchronous proxy.
-    pub(crate) proxies: bool,
-    pub(crate) checks: Vec<Check>,
-    pub(crate) marks: Vec<Mark>,
-    /// What is wrong with each instruction that cannot be executed.
-    pub(crate) unsupported: Vec<String>,
-    pub(crate) calls: Vec<Call>,
-    /// The kernel, then the functions that it can reach.
-    pub(crate) functions: Vec<FunctionCode>,
-    /// Functions by their addresses.
-    pub(crate) addresses: HashMap<u64, u32>,
-    /// Targets of indexed branches.
-    pub(crate) tables: Vec<Vec<u32>>,
-    /// Memory instructions that look up allocations.
-    pub(crate) sites: u32,
-    /// Moves that were left out.
-    pub(crate) elided: Vec<Elided>,
-    pub(crate) layout: Layout,
-    /// Registers that may be read before they are written, in slots of `Warp::defined`.
-    pub(crate) tracked: Vec<Slot>,
-    /// End of the static shared variables, from address 0.
-    pub(crate) shared_end: u64,
-    /// Where dynamic shared memory starts.
-    pub(crate) dynamic_base: u64,
-    /// End of the local variables, from address 0.
-    pub(crate) local_end: u64,
-    /// Shared variables for reports: name, start, bytes (0: dynamic).
-    pub(crate) shared_names: Vec<(String, u64, u64)>,
-    pub(crate) local_names: Vec<(String, u64, u64)>,
-}
+use functions::Reached;
+use registers::Registers;
 
 /// Why a kernel cannot be decoded: the text is outside what the emulator runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -377,7 +109,7 @@ pub(crate) fn decode(module: &Module, kernel: usize, consts: &[u64]) -> Result<C
         decoder.decode_function()?;
     }
     for (f, at) in reached.functions.iter().zip(0..) {
-        decoder.code.addresses.insert(functions::function_address(*f), at);
+        decoder.code.addresses.insert(function_address(*f), at);
     }
     decoder.code.layout = decoder.regs.layout;
     Ok(decoder.code)
@@ -609,164 +341,11 @@ impl Decoder<'_> {
         self.code.origins.push(Origin { position: self.location, class: self.class.take() });
     }
 
-    fn slot(&self, r: Reg) -> Result<Slot> {
-        match self.regs.slot(r) {
-            Some(slot) => Ok(slot),
-            None => self.error(format!("register {} is not declared", r.0)),
-        }
-    }
-
-    fn pred(&self, r: Reg) -> Result<u32> {
-        match self.slot(r)? {
-            Slot::P(p) => Ok(p),
-            _ => self.error("a predicate register is wanted here"),
-        }
-    }
-
-    /// A predicate as the instruction reads it: possibly negated into a temporary.
-    fn pred_use(&mut self, p: PredUse) -> Result<u32> {
-        let a = self.pred(p.reg)?;
-        if !p.negated {
-            return Ok(a);
-        }
-        let d = self.regs.temp_pred();
-        self.emit_part(Op::PredNot(R1 { d, a }));
-        Ok(d)
-    }
-
     /// Emits an instruction that prepares the one that is counted.
     fn emit_part(&mut self, op: Op) {
         let class = self.class.take();
         self.emit(op);
         self.class = class;
-    }
-
-    /// The row of a source of up to 32 bits.
-    fn w(&mut self, operand: &Operand, ty: ScalarType) -> Result<u32> {
-        Ok(match self.source(operand, ty)? {
-            Slot::W(row) => row,
-            Slot::L(a) | Slot::Q(a) => {
-                let d = self.regs.temp32();
-                self.emit_part(Op::TruncL(R1 { d, a }));
-                d
-            }
-            Slot::P(_) => return self.error("a predicate cannot be used as a value"),
-        })
-    }
-
-    /// The row of a 64-bit source.
-    fn l(&mut self, operand: &Operand, ty: ScalarType) -> Result<u32> {
-        Ok(match self.source(operand, ty)? {
-            Slot::L(row) | Slot::Q(row) => row,
-            Slot::W(a) => {
-                let d = self.regs.temp64();
-                self.emit_part(Op::ZextL(R1 { d, a }));
-                d
-            }
-            Slot::P(_) => return self.error("a predicate cannot be used as a value"),
-        })
-    }
-
-    /// Where a source lives, whatever its width; literals take the width of `ty`.
-    fn source(&mut self, operand: &Operand, ty: ScalarType) -> Result<Slot> {
-        Ok(match operand {
-            Operand::Reg(r) => self.slot(*r)?,
-            Operand::Imm(imm) => {
-                let bits = literal_bits(*imm, ty);
-                if ty.bits() == 64 {
-                    Slot::L(self.regs.literal64(bits))
-                } else {
-                    Slot::W(self.regs.literal32(bits as u32))
-                }
-            }
-            Operand::Special(special) => self.special(*special),
-            Operand::Symbol(symbol, offset) => self.symbol_address(*symbol, *offset, ty.bits() == 64)?,
-        })
-    }
-
-    fn special(&mut self, special: SpecialReg) -> Slot {
-        if special_time(special) != SpecialTime::Read {
-            return self.regs.special(special);
-        }
-        let wide = special_is_wide(special) || special == SpecialReg::Plain(PlainSpecial::Clock64);
-        let slot = if wide { Slot::L(self.regs.temp64()) } else { Slot::W(self.regs.temp32()) };
-        self.code.specials.push((slot, special));
-        let at = index(self.code.specials.len() - 1);
-        self.emit_part(Op::Special(at));
-        slot
-    }
-
-    /// The address of a symbol in its own space, as a constant row.
-    fn symbol_address(&mut self, symbol: SymbolId, offset: i64, wide: bool) -> Result<Slot> {
-        let Some(what) = self.function.symbols.get(symbol.0 as usize).copied() else {
-            return self.error("unknown symbol");
-        };
-        let framed = self.frame_place(what);
-        if let (Some((at, _)), false) = (framed, self.in_kernel()) {
-            let (a, b) = (self.frame_row, self.regs.literal64(at.wrapping_add(offset as u64)));
-            let d = self.regs.temp64();
-            self.emit_part(Op::AddI64(R2 { d, a, b }));
-            if wide {
-                return Ok(Slot::L(d));
-            }
-            let low = self.regs.temp32();
-            self.emit_part(Op::TruncL(R1 { d: low, a: d }));
-            return Ok(Slot::W(low));
-        }
-        let base = match what {
-            Symbol::Param(p) => self.params.get(p as usize).copied(),
-            Symbol::Return(_) => framed.map(|f| f.0),
-            Symbol::Function(f) => {
-                let alias = self.module.aliases.iter().find(|a| a.function == f);
-                Some(functions::function_address(alias.map_or(f, |a| a.of)))
-            }
-            Symbol::LocalVariable(v) => {
-                let variable = self.function.variables.get(v as usize);
-                if variable.is_some_and(|x| x.len.is_none()) {
-                    Some(self.code.dynamic_base)
-                } else {
-                    let own = self.shared.get(self.current as usize).and_then(|s| s.get(v as usize));
-                    own.copied().flatten().or(framed.map(|f| f.0))
-                }
-            }
-            Symbol::ModuleVariable(v) => {
-                let Some(variable) = self.module.variables.get(v as usize) else {
-                    return self.error("unknown variable");
-                };
-                match variable.space {
-                    StateSpace::Global => {
-                        return Ok(self.regs.launch(LaunchValue::Global { index: v, offset }, wide));
-                    }
-                    StateSpace::Const => self.consts.get(v as usize).copied(),
-                    _ if variable.len.is_none() => Some(self.code.dynamic_base),
-                    _ => self.module_shared.get(v as usize).copied().flatten(),
-                }
-            }
-        };
-        let Some(base) = base else {
-            return self.error("the symbol has no address that a kernel can take");
-        };
-        let address = base.wrapping_add(offset as u64);
-        Ok(if wide {
-            Slot::L(self.regs.literal64(address))
-        } else {
-            Slot::W(self.regs.literal32(address as u32))
-        })
-    }
-
-    /// The row of the destination of an operation of up to 32 bits, and what to do afterwards to fill a wider register.
-    fn dst_w(&mut self, r: Reg) -> Result<u32> {
-        match self.slot(r)? {
-            Slot::W(row) => Ok(row),
-            _ => self.error("the destination has the wrong width"),
-        }
-    }
-
-    fn dst_l(&mut self, r: Reg) -> Result<u32> {
-        match self.slot(r)? {
-            Slot::L(row) => Ok(row),
-            _ => self.error("the destination has the wrong width"),
-        }
     }
 
     /// Turns the blocks in jumps from instruction `first` on into instructions.

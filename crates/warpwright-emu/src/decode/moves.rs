@@ -2,10 +2,10 @@
 
 use warpwright_ptx::{Operand, Reg, ScalarType};
 
-use super::registers::Slot;
 use super::{Decoder, Result, index};
-use crate::exec::ops::Op;
-use crate::exec::rows::{R1, R2};
+use crate::code::layout::Slot;
+use crate::code::op::Op;
+use crate::code::rows::{R1, R2};
 
 impl Decoder<'_> {
     pub(super) fn mov(&mut self, ty: ScalarType, dst: Reg, src: &Operand) -> Result<()> {

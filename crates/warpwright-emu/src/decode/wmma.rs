@@ -8,11 +8,12 @@ use warpwright_ptx::{
     WmmaTile, isa,
 };
 
-use super::registers::Slot;
-use super::{Access, Decoder, Result, index};
-use crate::exec::matrix::{Accumulator, MatrixOp, Mma, MmaBits, MmaF64, Rows};
-use crate::exec::ops::Op;
-use crate::exec::rows::{LANES, R1, R2, R3};
+use super::{Decoder, Result, index};
+use crate::code::layout::Slot;
+use crate::code::matrix::{Accumulator, MatrixOp, Mma, MmaBits, MmaF64, Rows};
+use crate::code::memory::Access;
+use crate::code::op::Op;
+use crate::code::rows::{LANES, R1, R2, R3};
 
 /// Elements of a word.
 fn per_word(ty: MatrixType) -> u32 {

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use warpwright_ptx::{AtomOp, BinaryOp, Modifiers, ScalarType, StateSpace};
 
 use super::global::{addresses, lane_value, lanes_of, set_lane};
-use super::rows::{LANES, Registers};
-use super::run::Flow;
+use crate::code::layout::Slot;
+use crate::code::memory::Atomic;
+use crate::code::rows::{LANES, Registers};
 use crate::context::Context;
 use crate::counters::Direction;
-use crate::decode::Atomic;
-use crate::decode::registers::Slot;
 use crate::float;
+use crate::flow::Flow;
 use crate::memory::Allocation;
 use crate::report::{Space, Tool};
 use crate::sanitize::memcheck;

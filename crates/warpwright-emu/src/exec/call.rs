@@ -5,16 +5,17 @@
 //! ends, so there are never more than the lanes' depths together.
 
 use super::global::{alike, lane_value, lanes_of, set_lane};
-use super::rows::{LANES, Registers, Row32, Row64, put_pred, put32, put64};
-use super::run::Flow;
+use super::rows::{put_pred, put32, put64};
+use crate::code::Code;
+use crate::code::function::{Builtin, Call, FunctionCode, Place, Target};
+use crate::code::layout::Slot;
+use crate::code::rows::{LANES, Registers, Row32, Row64};
 use crate::context::Context;
-use crate::decode::functions::{Builtin, Call, FunctionCode, Place, Target};
-use crate::decode::registers::Slot;
-use crate::decode::{Code, LOCAL_BASE};
+use crate::flow::Flow;
 use crate::launch::Fault;
 use crate::memory::POISON;
 use crate::report::coordinates;
-use crate::space::{FUNCTION_WINDOW, SLOT};
+use crate::space::{FUNCTION_WINDOW, LOCAL_BASE, SLOT};
 use crate::warp::{Group, Local, Warp};
 
 /// Calls that a thread may be inside of.

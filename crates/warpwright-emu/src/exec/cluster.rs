@@ -1,11 +1,12 @@
 //! What the blocks of a cluster do together: the cluster barrier, and each other's shared memory.
 
 use super::global::{lane_value, lanes_of, set_lane};
-use super::rows::LANES;
-use super::run::Flow;
 use super::sync::converge;
+use crate::code::barrier::ClusterOp;
+use crate::code::memory::Access;
+use crate::code::rows::LANES;
 use crate::context::Context;
-use crate::decode::{Access, ClusterOp};
+use crate::flow::Flow;
 use crate::report::{Space, Tool};
 use crate::sanitize::memcheck::{self, Problem};
 use crate::sanitize::racecheck::AccessKind;

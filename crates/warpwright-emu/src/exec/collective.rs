@@ -6,11 +6,12 @@
 use warpwright_ptx::{ReduxOp, ScalarType, ShflMode, VoteMode};
 
 use super::global::{lane_value, lanes_of, set_lane};
-use super::rows::{self, FULL, LANES, put_pred, put32};
-use super::run::Flow;
+use super::rows::{self, put_pred, put32};
+use crate::code::collective::{Collective, CollectiveKind, Pattern, shuffle_source};
+use crate::code::layout::Slot;
+use crate::code::rows::{FULL, LANES};
 use crate::context::Context;
-use crate::decode::registers::Slot;
-use crate::decode::{Collective, CollectiveKind, Pattern};
+use crate::flow::Flow;
 use crate::report::Tool;
 use crate::warp::{Group, Wait, Warp};
 
@@ -150,22 +151,6 @@ impl Context<'_> {
             });
         }
     }
-}
-
-/// Which lane a lane of a shuffle reads, and whether that lies inside its segment. Lanes that would read outside of it
-/// read themselves.
-#[inline(always)]
-pub(crate) fn shuffle_source(mode: ShflMode, lane: u32, b: u32, c: u32) -> (u32, bool) {
-    let (segment, clamp, b) = (c >> 8 & 31, c & 31, b & 31);
-    let first = lane & segment;
-    let last = first | clamp & !segment;
-    let (source, inside) = match mode {
-        ShflMode::Up => (lane.wrapping_sub(b), lane as i32 - b as i32 >= last as i32),
-        ShflMode::Down => (lane + b, lane + b <= last),
-        ShflMode::Bfly => (lane ^ b, lane ^ b <= last),
-        ShflMode::Idx => (first | b & !segment, first | b & !segment <= last),
-    };
-    (if inside { source & 31 } else { lane }, inside)
 }
 
 /// A shuffle whose operands are registers.

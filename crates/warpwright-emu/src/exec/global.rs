@@ -4,13 +4,13 @@ use std::hint::black_box;
 
 use warpwright_ptx::{Ordering, Semantics, StateSpace};
 
-use super::rows::{FULL, LANES, Registers};
-use super::run::Flow;
 use super::transfer::{read_rows, span, write_rows};
+use crate::code::layout::Slot;
+use crate::code::memory::Access;
+use crate::code::rows::{FULL, LANES, Registers};
 use crate::context::Context;
 use crate::counters::Direction;
-use crate::decode::Access;
-use crate::decode::registers::Slot;
+use crate::flow::Flow;
 use crate::memory::Allocation;
 use crate::report::{Space, Tool};
 use crate::sanitize::memcheck;

@@ -9,7 +9,6 @@ mod format;
 mod global;
 pub(crate) mod lanes;
 pub(crate) mod matrix;
-pub(crate) mod ops;
 mod private;
 pub(crate) mod rows;
 mod run;
@@ -21,9 +20,8 @@ mod sync;
 mod transfer;
 
 pub(crate) use call::{MAX_LOCAL, Paths};
-pub(crate) use collective::shuffle_source;
 pub(crate) use private::read_image;
-pub(crate) use run::{Flow, Outcome, run};
+pub(crate) use run::run;
 pub(crate) use special::special_value;
 
 #[cfg(test)]

@@ -4,15 +4,16 @@ use warpwright_ptx::StateSpace;
 
 use super::call::MAX_LOCAL;
 use super::global::{addresses, extend, lane_value, lanes_of, set_lane};
-use super::rows::{LANES, put_pred};
-use super::run::Flow;
+use super::rows::put_pred;
+use crate::code::layout::Slot;
+use crate::code::memory::{Access, Stack};
+use crate::code::rows::LANES;
 use crate::context::Context;
-use crate::decode::registers::Slot;
-use crate::decode::{Access, CONST_BASE, LOCAL_BASE, Stack};
+use crate::flow::Flow;
 use crate::report::{Space, Tool};
 use crate::sanitize::memcheck;
 use crate::sanitize::racecheck::AccessKind;
-use crate::space::{classify, split_cluster};
+use crate::space::{CONST_BASE, LOCAL_BASE, classify, split_cluster};
 use crate::warp::{Local, Warp};
 
 impl Local {

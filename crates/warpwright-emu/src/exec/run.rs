@@ -7,37 +7,16 @@ use std::sync::LazyLock;
 
 use super::global::lanes_of;
 use super::lanes;
-use super::ops::{Op, hot_ops};
-use super::rows::{self, R1, R2, put_pred, select32, select64};
+use super::rows::{self, put_pred, select32, select64};
+use crate::code::op::{Op, hot_ops};
+use crate::code::rows::{R1, R2};
 use warpwright_ptx::ScalarType;
 
+use crate::code::{Code, Mark};
 use crate::context::Context;
-use crate::decode::{Code, Mark};
+use crate::flow::{Flow, Outcome};
 use crate::report::{Space, Tool};
 use crate::warp::{Group, Wait, Warp};
-
-/// Why a warp stopped running.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// No group can go on before something else happens.
-    Parked,
-    /// All lanes have ended.
-    Exited,
-    /// It has spun for a while: others should run.
-    Yielded,
-    /// The launch ends: a fault, a trap, a limit or an interrupt.
-    Stopped,
-}
-
-/// How the loop goes on after an operation that may block or end lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flow {
-    /// The next instruction with the same lanes.
-    Next,
-    /// The groups were changed: choose again.
-    Repick,
-    Stop,
-}
 
 type Runner = fn(&mut Context<'_>, &mut Warp) -> Outcome;
 

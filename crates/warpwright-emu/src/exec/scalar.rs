@@ -6,8 +6,8 @@ use warpwright_ptx::{BinaryOp, BoolOp, CmpOp, Inst, MixedOp, Modifiers, ScalarTy
 use super::global::{lane_value, lanes_of, set_lane};
 use super::lanes;
 use super::rows::put_pred;
-use crate::decode::Scalar;
-use crate::decode::registers::Slot;
+use crate::code::Scalar;
+use crate::code::layout::Slot;
 use crate::float;
 use crate::warp::Warp;
 

@@ -5,17 +5,18 @@ use std::cell::Cell;
 use super::global::{
     addresses, broadcast, contiguous, extend, lane_value, lanes_of, race, set_lane, strong, uniform,
 };
-use super::rows::{FULL, LANES, Registers};
-use super::run::Flow;
 use super::transfer::{read_rows, span, write_rows};
 use crate::block::SharedMemory;
+use crate::code::layout::Slot;
+use crate::code::memory::Access;
+use crate::code::rows::{FULL, LANES, Registers};
 use crate::context::Context;
 use crate::counters::Direction;
-use crate::decode::registers::Slot;
-use crate::decode::{Access, SHARED_BASE};
+use crate::flow::Flow;
 use crate::report::{Space, Tool};
 use crate::sanitize::memcheck;
 use crate::sanitize::racecheck::{self, AccessKind};
+use crate::space::SHARED_BASE;
 use crate::warp::Warp;
 
 /// How the lanes' addresses lie to each other.

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use warpwright_ptx::{PlainSpecial, Scope, SpecialReg};
 
 use super::global::{lanes_of, set_lane};
+use crate::code::layout::{Slot, axis};
 use crate::context::Context;
-use crate::decode::SHARED_BASE;
-use crate::decode::registers::{Slot, axis};
 use crate::launch::Fault;
 use crate::report::coordinates;
+use crate::space::SHARED_BASE;
 use crate::warp::Warp;
 
 /// What a special register that does not change during a block holds in a lane.

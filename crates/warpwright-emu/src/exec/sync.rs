@@ -3,11 +3,12 @@
 use warpwright_ptx::BarRedOp;
 
 use super::global::lanes_of;
-use super::ops::Op;
-use super::rows::{LANES, put_pred, put32};
+use super::rows::{put_pred, put32};
+use crate::code::barrier::{BarrierDecoded, BarrierOp};
+use crate::code::layout::Slot;
+use crate::code::op::Op;
+use crate::code::rows::LANES;
 use crate::context::Context;
-use crate::decode::registers::Slot;
-use crate::decode::{BarrierDecoded, BarrierOp};
 use crate::sanitize::synccheck::{Arrival, Arrived, BarrierCall, Opened};
 use crate::warp::{Group, Wait, Warp};
 

@@ -5,11 +5,13 @@ use warpwright_ptx::{
     RegKind, Rounding, ScalarType, SourceLoc, Target, Terminator, TernaryOp, UnaryOp,
 };
 
-use super::ops::{Op, hot_ops};
-use super::rows::{self, LANES, Registers};
+use super::rows;
 use super::{lanes, scalar};
-use crate::decode::registers::Slot;
-use crate::decode::{Code, decode};
+use crate::code::Code;
+use crate::code::layout::Slot;
+use crate::code::op::{Op, hot_ops};
+use crate::code::rows::{LANES, Registers};
+use crate::decode::decode;
 
 macro_rules! apply {
     ([$op:expr, $regs:expr, $exec:expr] $($kind:ident $shape:ident { $($name:ident($($x:ident),*) = $value:expr;)* })*) => {

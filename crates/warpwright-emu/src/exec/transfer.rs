@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::global::{extend, lane_value, set_lane};
-use super::rows::{LANES, Registers};
-use crate::decode::Access;
-use crate::decode::registers::Slot;
+use crate::code::layout::Slot;
+use crate::code::memory::Access;
+use crate::code::rows::{LANES, Registers};
 
 /// A word of memory: of global memory, which others may touch at the same time, or of the block's own.
 pub(super) trait Word {

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::synccheck::Barriers;
+use crate::code::Code;
 use crate::context::Context;
-use crate::decode::Code;
 use crate::launch::Fault;
 use crate::report::{Event, Key, Other, Severity, Site, Tool};
 use crate::resident::ClusterBarrier;

@@ -1,7 +1,7 @@
 //! Says what is wrong with an access, and records it or ends the launch.
 
 use crate::context::Context;
-use crate::exec::Flow;
+use crate::flow::Flow;
 use crate::launch::Fault;
 use crate::memory::{Memory, SLOT_BITS};
 use crate::report::{Event, Key, Severity, Space, Tool, coordinates};

@@ -7,9 +7,9 @@ use warpwright_ptx::tensor_map::{
 
 use super::Issuer;
 use super::reach::Need;
+use crate::code::asynchronous::Place;
+use crate::code::layout::Slot;
 use crate::context::Context;
-use crate::decode::asynchronous::Place;
-use crate::decode::registers::Slot;
 use crate::exec::global::{lane_value, lanes_of};
 use crate::report::Space;
 use crate::sanitize::memcheck::{self, Problem};

@@ -19,9 +19,9 @@ mod watch;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::run::Flow;
+use crate::code::asynchronous::Asynchronous;
 use crate::context::Context;
-use crate::decode::asynchronous::Asynchronous;
+use crate::flow::Flow;
 use crate::launch::Completion;
 use crate::memory::Allocation;
 use crate::report::{Event, Key, Other, Severity, Site, Space, Tool};

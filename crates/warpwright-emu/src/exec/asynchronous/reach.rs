@@ -5,15 +5,14 @@ use std::sync::Arc;
 use warpwright_ptx::StateSpace;
 
 use super::Issuer;
+use crate::code::asynchronous::Place;
 use crate::context::Context;
-use crate::decode::SHARED_BASE;
-use crate::decode::asynchronous::Place;
 use crate::exec::global::addresses;
 use crate::memory::{Allocation, SLOT_BITS};
 use crate::report::{Site, Space};
 use crate::sanitize::memcheck::{self, Problem};
 use crate::slots::Slot;
-use crate::space::{classify, split_cluster};
+use crate::space::{SHARED_BASE, classify, split_cluster};
 use crate::warp::Warp;
 
 /// A place in the shared memory of a block.

@@ -5,12 +5,13 @@ use std::collections::{HashMap, HashSet};
 
 use super::reach::Spot;
 use super::{Issuer, Remark, State};
+use crate::code::asynchronous::Proxied;
+use crate::code::op::Op;
 use crate::context::Context;
 use crate::exec::global::lanes_of;
-use crate::exec::ops::Op;
 use crate::memory::Allocation;
 use crate::report::{Other, Site, Space, Tool};
-use crate::sanitize::racecheck::asynchronous::{Cell, Generic, Part, Proxied};
+use crate::sanitize::racecheck::asynchronous::{Cell, Generic, Part};
 use crate::sanitize::racecheck::{self, AccessKind, BlockRaces, Strength};
 use crate::warp::Warp;
 

@@ -10,8 +10,8 @@
 //! The terms of a row are added in integers of 32 bits, unless the row has infinities, NaNs or exponents at the end of
 //! the range of f32: then each of its elements is computed on its own.
 
-use super::super::rows::LANES;
 use super::tile::{N, Tile};
+use crate::code::rows::LANES;
 use crate::exec::lanes::{f16_to_f32, f32_to_f16};
 
 /// What becomes of the exact sum of truncated terms.

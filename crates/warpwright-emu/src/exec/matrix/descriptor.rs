@@ -13,6 +13,7 @@
 //! elements only). A pattern of `8 w` rows of `16 w` bytes is swizzled by exchanging chunks: address bits 4 and up are
 //! combined by exclusive or with bits 7 and up, from which the base offset is subtracted.
 
+use crate::code::matrix::Major;
 use std::fmt;
 
 /// The bytes that one swizzle pattern is wide.
@@ -48,13 +49,6 @@ impl Swizzle {
             Self::B128 => "128-byte swizzle",
         }
     }
-}
-
-/// Which axis of an operand is contiguous in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Major {
-    K,
-    Mn,
 }
 
 /// A decoded descriptor; offsets in bytes.

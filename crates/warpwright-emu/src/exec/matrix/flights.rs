@@ -5,7 +5,7 @@
 //! uses them, and so does D after a product of another shape. Moves are treated as what assemblers make of them: renamed
 //! registers. A move hands the state of its source on, and needs no fence.
 
-use super::wgmma::{Source, Wgmma};
+use crate::code::matrix::{Source, Wgmma};
 use crate::context::Context;
 use crate::report::{Event, Key, Severity, Tool};
 use crate::warp::Warp;
@@ -38,22 +38,6 @@ pub(crate) struct Flights {
     registers: Vec<Flight>,
     /// Reads of shared memory, and how many groups are complete when they have ended.
     reads: Vec<(u32, u32)>,
-}
-
-/// An instruction that touches registers that some `wgmma` uses.
-#[derive(Debug, Default)]
-pub(crate) struct Touch {
-    /// Slots.
-    pub(crate) reads: Vec<u32>,
-    pub(crate) writes: Vec<u32>,
-    /// A move: the slots of source, if it has one, and destination.
-    pub(crate) copy: Option<(Option<u32>, u32)>,
-}
-
-impl Touch {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.reads.is_empty() && self.writes.is_empty() && self.copy.is_none()
-    }
 }
 
 impl Flights {

@@ -9,9 +9,9 @@ use std::arch::x86_64::*;
 
 use bytemuck::cast;
 
-use super::mma::Mma;
-use super::tile::{Accumulator, Element, N, Sum, Words};
-use crate::exec::rows::{LANES, Registers, Row32};
+use super::tile::{N, Sum};
+use crate::code::matrix::{Accumulator, Element, Mma, Words};
+use crate::code::rows::{LANES, Registers, Row32};
 
 /// Lanes of a vector.
 const WIDE: usize = 16;
@@ -288,9 +288,10 @@ fn scale_of<const PARTS: usize>(
 #[cfg(test)]
 mod tests {
     use super::super::aligned;
-    use super::super::mma::{self, Rows, WIDE_VECTORS};
+    use super::super::mma::{self, WIDE_VECTORS};
     use super::super::tile::Tile;
     use super::*;
+    use crate::code::matrix::Rows;
 
     /// Words of two halves: numbers of some range of exponents, zeros and subnormals.
     fn word(element: Element, state: &mut u64, spread: u32) -> u32 {

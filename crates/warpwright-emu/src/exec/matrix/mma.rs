@@ -8,74 +8,11 @@ use warpwright_ptx::{BitProduct, Modifiers, Rounding, ScalarType, TernaryOp};
 use super::aligned::{self, Step};
 #[cfg(target_arch = "x86_64")]
 use super::halves;
-use super::tile::{Accumulator, Element, Sum, Tile, Words, popcounts};
-use crate::exec::rows::{LANES, Registers, Row32, Row64, put32, put64};
+use super::tile::{Sum, Tile, popcounts};
+use crate::code::matrix::{Mma, MmaBits, MmaF64};
+use crate::code::rows::{LANES, Registers, Row32, Row64};
+use crate::exec::rows::{put32, put64};
 use crate::float;
-
-/// Registers of an operand that has at most four of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rows {
-    rows: [u32; 4],
-    len: u8,
-}
-
-impl Rows {
-    /// `None` if there are more than four.
-    pub(crate) fn new(rows: &[u32]) -> Option<Self> {
-        let mut out = Self { rows: [0; 4], len: u8::try_from(rows.len()).ok()? };
-        out.rows.get_mut(..rows.len())?.copy_from_slice(rows);
-        Some(out)
-    }
-
-    pub(super) fn as_slice(&self) -> &[u32] {
-        &self.rows[..usize::from(self.len)]
-    }
-
-    /// The words of the registers; unused entries repeat the first.
-    #[inline(always)]
-    pub(super) fn words<'a>(&self, regs: &'a Registers) -> ([&'a Words; 4], usize) {
-        (self.rows.map(|row| &regs.r32[row as usize].0), usize::from(self.len))
-    }
-}
-
-/// A product with sums in f32 or s32.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mma {
-    pub(crate) a_element: Element,
-    pub(crate) b_element: Element,
-    pub(crate) accumulator: Accumulator,
-    /// Rows of A and D: 8 or 16.
-    pub(crate) rows: usize,
-    /// The common dimension.
-    pub(crate) k: usize,
-    pub(crate) a: Rows,
-    pub(crate) b: Rows,
-    pub(crate) c: Rows,
-    pub(crate) d: Rows,
-}
-
-/// A product of bits with sums in s32.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MmaBits {
-    pub(crate) product: BitProduct,
-    pub(crate) rows: usize,
-    pub(crate) a: Rows,
-    pub(crate) b: Rows,
-    pub(crate) c: Rows,
-    pub(crate) d: Rows,
-}
-
-/// A product in f64.
-#[derive(Clone, Debug)]
-pub(crate) struct MmaF64 {
-    pub(crate) rounding: Rounding,
-    pub(crate) rows: usize,
-    /// Rows of 64 bits.
-    pub(crate) a: Vec<u32>,
-    pub(crate) b: Vec<u32>,
-    pub(crate) c: Vec<u32>,
-    pub(crate) d: Vec<u32>,
-}
 
 /// Whether functions that are compiled with AVX2 and FMA may be called.
 #[cfg(target_arch = "x86_64")]

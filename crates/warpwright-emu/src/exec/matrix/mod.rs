@@ -12,55 +12,15 @@ mod tile;
 mod warpgroup;
 mod wgmma;
 
-pub(crate) use descriptor::Major;
-pub(crate) use flights::{Flights, Touch};
-pub(crate) use mma::{Mma, MmaBits, MmaF64, Rows};
-pub(crate) use moves::Tiles;
-pub(crate) use tile::{Accumulator, Element};
+pub(crate) use flights::Flights;
 pub(crate) use warpgroup::Warpgroups;
-pub(crate) use wgmma::{Accumulate, Product, Scratch, Source, Wgmma};
+pub(crate) use wgmma::Scratch;
 
-use super::rows::FULL;
+use crate::code::matrix::MatrixOp;
+use crate::code::rows::FULL;
 use crate::context::Context;
 use crate::report::Tool;
 use crate::warp::Warp;
-
-/// A decoded instruction.
-#[derive(Debug)]
-pub(crate) enum MatrixOp {
-    Mma(Mma),
-    MmaBits(MmaBits),
-    MmaF64(MmaF64),
-    /// `movmatrix`
-    Transpose {
-        d: u32,
-        a: u32,
-    },
-    /// Nothing, by the whole warp.
-    Converge,
-    Load(Tiles),
-    Store(Tiles),
-    Wgmma(Box<Wgmma>),
-    WgmmaFence,
-    WgmmaCommit,
-    /// Until at most this many groups are pending.
-    WgmmaWait(u32),
-}
-
-impl MatrixOp {
-    /// Multiply-adds of one warp.
-    fn multiply_adds(&self) -> u64 {
-        // Rows x columns x the common dimension; a warp holds 32 lanes of A.
-        let (m, n, k) = match self {
-            Self::Mma(op) => (op.rows, 8, op.k),
-            Self::MmaBits(op) => (op.rows, 8, 32 * 32 * op.a.as_slice().len() / op.rows),
-            Self::MmaF64(op) => (op.rows, 8, 32 * op.a.len() / op.rows),
-            Self::Wgmma(op) => (16, op.n, op.k),
-            _ => return 0,
-        };
-        (m * n * k) as u64
-    }
-}
 
 impl Context<'_> {
     /// Runs an instruction for the lanes of `exec`, which are all that can come.

@@ -6,12 +6,14 @@
 
 use warpwright_ptx::StateSpace;
 
+use crate::code::matrix::Tiles;
+use crate::code::rows::LANES;
 use crate::context::Context;
 use crate::counters::Direction;
-use crate::decode::registers::Slot;
 use crate::exec::global::{addresses, lanes_of};
-use crate::exec::rows::{LANES, put32};
+use crate::exec::rows::put32;
 use crate::exec::shared::Shape;
+use crate::flow::Flow;
 use crate::report::Space;
 use crate::sanitize::memcheck;
 use crate::sanitize::racecheck::{self, AccessKind, Strength};
@@ -20,17 +22,6 @@ use crate::warp::Warp;
 
 /// Bytes of a row.
 const ROW: u32 = 16;
-
-/// Matrices to load or store.
-#[derive(Debug)]
-pub(crate) struct Tiles {
-    pub(crate) space: StateSpace,
-    pub(crate) transposed: bool,
-    pub(crate) addr: Slot,
-    pub(crate) offset: i64,
-    /// One for each matrix.
-    pub(crate) regs: Vec<u32>,
-}
 
 impl Tiles {
     /// Addresses of the two elements that register `m` of a lane holds, given those of all rows.
@@ -108,7 +99,7 @@ impl Context<'_> {
                     (Space::Shared, address) => rows[lane] = address,
                     (space, _) => {
                         let problem = memcheck::not_shared(space, rows[lane], write);
-                        stop |= self.bad_access(warp, pc, lane, &problem) == crate::exec::Flow::Stop;
+                        stop |= self.bad_access(warp, pc, lane, &problem) == Flow::Stop;
                         asked &= !(1 << lane);
                     }
                 }

@@ -12,44 +12,9 @@
 //! exactly (below 2^24), then C is added.
 
 use super::super::lanes::{NAN32, canonical, f16_to_f32, f32_to_f16};
-use super::super::rows::{LANES, Row32};
 use super::aligned::{self, Rounding, Step};
-
-/// Type of the elements of A or B.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Element {
-    F16,
-    Bf16,
-    /// The top 19 bits of a word; the others are ignored.
-    Tf32,
-    E4m3,
-    E5m2,
-    S8,
-    U8,
-    S4,
-    U4,
-}
-
-impl Element {
-    pub(crate) const fn bits(self) -> u32 {
-        match self {
-            Self::Tf32 => 32,
-            Self::F16 | Self::Bf16 => 16,
-            Self::E4m3 | Self::E5m2 | Self::S8 | Self::U8 => 8,
-            Self::S4 | Self::U4 => 4,
-        }
-    }
-
-    /// The exponent field, as that of an f32, of the smallest normal number; `None` for integers.
-    const fn least_exponent(self) -> Option<u32> {
-        match self {
-            Self::F16 | Self::E5m2 => Some(127 - 14),
-            Self::E4m3 => Some(127 - 6),
-            Self::Bf16 | Self::Tf32 => Some(1),
-            Self::S8 | Self::U8 | Self::S4 | Self::U4 => None,
-        }
-    }
-}
+use crate::code::matrix::{Accumulator, Element, Words};
+use crate::code::rows::{LANES, Row32};
 
 /// How products are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,27 +46,6 @@ impl Sum {
     }
 }
 
-/// Type of C and D.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Accumulator {
-    F32,
-    /// Pairs in words.
-    F16,
-    S32 {
-        saturate: bool,
-    },
-}
-
-impl Accumulator {
-    /// Registers of a tile of 16 rows.
-    pub(crate) const fn registers(self) -> usize {
-        match self {
-            Self::F32 | Self::S32 { .. } => 4,
-            Self::F16 => 2,
-        }
-    }
-}
-
 /// Longest k axis of a tile: 64 elements of four bits.
 pub(super) const MAX_K: usize = 64;
 /// Columns.
@@ -111,9 +55,6 @@ pub(super) const PAIRS: usize = 16;
 
 /// Magnitudes of f32 from here on, moved up by one, are infinite or NaN.
 const SPECIAL: u32 = 0xFF00_0000;
-
-/// The words of one fragment register.
-pub(crate) type Words = [u32; LANES];
 
 /// Operands and sums of a tile; a worker keeps one.
 #[derive(Clone, Debug)]

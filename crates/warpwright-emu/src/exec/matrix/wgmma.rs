@@ -6,66 +6,18 @@
 //! wait that covers it.
 
 use super::aligned::{self, Step};
-use super::descriptor::{Descriptor, Major};
-use super::mma::Rows;
-use super::tile::{Accumulator, Element, Sum, Tile, Words, popcounts};
+use super::descriptor::Descriptor;
+use super::tile::{Sum, Tile, popcounts};
 use crate::block::SharedMemory;
+use crate::code::matrix::{Accumulate, Major, Product, Source, Wgmma, Words};
+use crate::code::rows::{LANES, Registers, Row32};
 use crate::context::Context;
-use crate::decode::SHARED_BASE;
-use crate::exec::Flow;
-use crate::exec::rows::{LANES, Registers, Row32, put32};
+use crate::exec::rows::put32;
+use crate::flow::Flow;
 use crate::report::{Space, Tool};
 use crate::sanitize::memcheck::Problem;
+use crate::space::SHARED_BASE;
 use crate::warp::Warp;
-
-/// Where A comes from.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Source {
-    /// Row of 64 bits with a descriptor.
-    Descriptor(u32, Major),
-    Registers(Rows),
-}
-
-/// What is multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Product {
-    Numbers {
-        a: Element,
-        b: Element,
-    },
-    /// One bit each, combined by `and` and counted.
-    Bits,
-}
-
-/// Whether D is added to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Accumulate {
-    Always(bool),
-    /// Where the predicate holds.
-    If(u32),
-}
-
-/// A decoded instruction.
-#[derive(Clone, Debug)]
-pub(crate) struct Wgmma {
-    pub(crate) n: usize,
-    pub(crate) k: usize,
-    pub(crate) product: Product,
-    pub(crate) accumulator: Accumulator,
-    /// Whether the sign of the products is exchanged.
-    pub(crate) negate: bool,
-    pub(crate) accumulate: Accumulate,
-    pub(crate) a: Source,
-    /// Row of 64 bits with the descriptor of B.
-    pub(crate) b: u32,
-    pub(crate) b_major: Major,
-    pub(crate) d: Vec<u32>,
-    /// Slots of the registers in [`Flights`](super::flights::Flights).
-    pub(crate) d_slots: Vec<u32>,
-    pub(crate) a_slots: Vec<u32>,
-    /// Instructions with the same number have the same shape and types.
-    pub(crate) shape: u32,
-}
 
 /// Eight rows of an operand of 32 bytes along k, as the words of two fragment registers.
 pub(crate) type Block = [Words; 2];

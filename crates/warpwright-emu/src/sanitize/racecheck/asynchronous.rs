@@ -10,9 +10,10 @@
 //! own into it, and it travels the same way. Bulk copies and `wgmma` that read a word which was written generically and
 //! of which the proxy does not know are findings.
 
-pub use super::clock::{Proxied, View};
+pub use super::clock::View;
 use super::shadow::{Id, SECTOR, Shadow};
 use super::{Access, BlockRaces};
+pub use crate::code::asynchronous::Proxied;
 use crate::report::Findings;
 
 /// A generic write to shared memory, as the proxy rule needs it.

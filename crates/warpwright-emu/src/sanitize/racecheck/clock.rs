@@ -10,6 +10,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::code::asynchronous::Proxied;
+
 /// Locks; a worker that panicked while holding it leaves data that is still consistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -62,20 +64,6 @@ impl Acquired {
     pub(super) fn same_log(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.log, &other.log)
     }
-}
-
-/// The memories of which the asynchronous proxy learns apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Proxied {
-    /// Shared memory.
-    Shared,
-    /// Global memory.
-    Global,
-}
-
-impl Proxied {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Shared, Self::Global];
 }
 
 /// What a thread knows beyond the floor of its block. Warps are numbered through the cluster: 32 for each block.

@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering as Atomic;
 
 use warpwright_ptx::{Ordering, Scope, Semantics};
 
-use super::clock::{Acquired, Proxied, Release, Variables, View, lock};
+use super::clock::{Acquired, Release, Variables, View, lock};
 use super::shadow::Id;
 use super::{AccessKind, BlockRaces, Strength};
+use crate::code::asynchronous::Proxied;
 use crate::report::Space;
 
 /// A block and the cluster that it belongs to.

@@ -2,7 +2,7 @@
 //!
 //! [`hot_ops`] is the one table of the operations that run vectorised: the enum and the interpreter's match arms are
 //! both generated from it. Everything else is an index into one of the side tables of
-//! [`Code`](crate::decode::Code).
+//! [`Code`](super::Code).
 
 use super::rows::{R1, R2, R3};
 
@@ -14,7 +14,7 @@ pub(crate) type Make3 = fn(R3) -> Op;
 /// Hands the table of hot operations to macro `$callback`, after the tokens in brackets.
 ///
 /// A row reads `Name(sources) = result;` under the shape that says which rows are read and written; see
-/// [`rows`](super::rows).
+/// `exec::rows`.
 macro_rules! hot_ops {
     ($callback:ident [$($extra:tt)*]) => {
         $callback! {
