@@ -49,7 +49,7 @@ fn found(text: &str) -> Vec<Finding> {
         line: line(e),
         severity: e.severity.to_string(),
         rule: e.rule.to_string(),
-        message: e.message.clone(),
+        message: e.breach.to_string(),
     };
     verify(&parsed.module).iter().map(finding).collect()
 }
@@ -291,15 +291,15 @@ SKIP:
     let findings = verify(&module);
     let [finding] = findings.as_slice() else { panic!("{findings:?}") };
     assert_eq!((finding.rule, finding.severity), (Rule::Conv1, Severity::Warning));
-    assert!(finding.message.ends_with("depends on `%tid.x`"), "{}", finding.message);
+    assert!(finding.breach.to_string().ends_with("depends on `%tid.x`"), "{}", finding.breach);
     let at = |location: SourceLoc| match location {
         SourceLoc::Ptx { line, .. } => line,
         _ => 0,
     };
     assert_eq!(at(finding.location), 14);
-    let notes: Vec<_> = finding.notes.iter().map(|n| (at(n.location), n.message.as_str())).collect();
+    let notes: Vec<_> = finding.notes.iter().map(|n| (at(n.location), n.kind.to_string())).collect();
     let differs = "`%tid.x` differs between the lanes of a warp";
-    assert_eq!(notes, [(13, "this branch splits the warp"), (9, differs)]);
+    assert_eq!(notes, [(13, "this branch splits the warp".to_owned()), (9, differs.to_owned())]);
     assert!(finding.help.is_some());
     // The same for a tensor-core instruction.
     let barrier = &mut module.functions[0].blocks[1].instructions[0];

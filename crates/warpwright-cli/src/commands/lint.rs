@@ -240,9 +240,9 @@ fn verified(found: &VerifyError, lines: &[&str]) -> Remark {
     let statement = text.get(from..).unwrap_or("");
     let length = statement.find(';').map_or_else(|| statement.trim_end().len(), |at| at + 1);
     let message = if found.function.is_empty() || line != 0 {
-        found.message.clone()
+        found.breach.to_string()
     } else {
-        format!("{} (kernel `{}`)", found.message, found.function)
+        format!("{} (kernel `{}`)", found.breach, found.function)
     };
     Remark {
         is_error: found.severity == Severity::Error,
@@ -261,7 +261,7 @@ fn note(note: &Note) -> (u32, String) {
         SourceLoc::Ptx { line, .. } => line,
         _ => 0,
     };
-    (line, note.message.clone())
+    (line, note.kind.to_string())
 }
 
 /// A column in characters from one in bytes, both from 1.

@@ -1,6 +1,8 @@
 //! V-CALL: calls fit the functions that they call.
 
-use super::{Checker, Rule, VerifyError, module_finding};
+use super::{
+    Breach, CallMisfit, CallRole, CallTarget, Checker, ParamType, Rule, VerifyError, module_finding,
+};
 use crate::inst::*;
 use crate::module::{Function, FunctionKind, Linkage, Module, Prototype, PrototypeParam, Symbol};
 use crate::types::{ScalarType, StateSpace, TypeClass};
@@ -15,17 +17,17 @@ pub(super) fn parameters(cx: &mut Checker<'_>, instruction: &Instruction) {
     };
     let wrong = match &instruction.inst {
         Inst::Mov { src: Operand::Symbol(id, _), .. } | Inst::Cvta { src: Operand::Symbol(id, _), .. } => {
-            param(*id).map(|v| format!("`{}` is passed to a call; it has no address to take", v.name))
+            param(*id).map(|v| Breach::AddressOfCallParam { name: v.name.clone() })
         }
         Inst::St { addr: Address { base: AddressBase::Symbol(id), .. }, .. }
             if instruction.guard.is_some() =>
         {
-            param(*id).map(|v| format!("the store to `{}`, which is passed to a call, has a guard", v.name))
+            param(*id).map(|v| Breach::GuardedCallParam { name: v.name.clone() })
         }
         _ => None,
     };
-    if let Some(message) = wrong {
-        cx.report(Rule::Call3, message);
+    if let Some(breach) = wrong {
+        cx.report(Rule::Call3, breach);
     }
 }
 
@@ -34,15 +36,14 @@ pub(super) fn check_definitions(module: &Module, findings: &mut Vec<VerifyError>
     for (index, function) in (0u32..).zip(&module.functions) {
         let alias = module.aliases.iter().any(|a| a.function == index);
         if function.is_declaration() && function.linkage != Linkage::Extern && !alias {
-            let message =
-                format!("device function `{}` is declared, but neither defined nor `.extern`", function.name);
-            module_finding(findings, Rule::Call4, "", message);
+            let breach = Breach::NotDefined { name: function.name.clone() };
+            module_finding(findings, Rule::Call4, "", breach);
         }
         if function.kind == FunctionKind::Device && !function.blocks.is_empty() {
             let in_memory = function.returns.iter().filter(|p| p.register.is_none()).count();
             if in_memory > 1 {
-                let message = format!("`{}` has {in_memory} results in `.param` memory", function.name);
-                module_finding(findings, Rule::Call4, &function.name, message);
+                let breach = Breach::ResultsInMemory { name: function.name.clone(), results: in_memory };
+                module_finding(findings, Rule::Call4, &function.name, breach);
             }
         }
     }
@@ -51,41 +52,38 @@ pub(super) fn check_definitions(module: &Module, findings: &mut Vec<VerifyError>
 /// V-CALL-1 and V-CALL-2 for one call. Symbols exist.
 pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
     let Inst::Call { callee, returns, args, .. } = inst else { return };
-    let (name, prototype) = match callee {
+    let (target, prototype) = match callee {
         Callee::Direct(symbol) => match cx.function.symbols.get(symbol.0 as usize) {
             Some(Symbol::Function(i)) => match cx.module.functions.get(*i as usize) {
-                Some(f) => (format!("`{}`", f.name), f.prototype()),
+                Some(f) => (CallTarget::Function(f.name.clone()), f.prototype()),
                 None => return,
             },
-            _ => return cx.report(Rule::Call1, "only functions can be called".to_owned()),
+            _ => return cx.report(Rule::Call1, Breach::NotFunction),
         },
         Callee::Prototype { address, prototype } => {
             self::address(cx, *address);
             match cx.function.prototypes.get(*prototype as usize) {
-                Some(prototype) => ("the prototype".to_owned(), prototype.clone()),
-                None => return cx.report(Rule::Call1, "the prototype of the call does not exist".to_owned()),
+                Some(prototype) => (CallTarget::Prototype, prototype.clone()),
+                None => return cx.report(Rule::Call1, Breach::NoSuchPrototype),
             }
         }
         Callee::OneOf { address, targets } => {
             self::address(cx, *address);
             match target_prototype(cx, *targets) {
-                Some(prototype) => ("each target".to_owned(), prototype),
-                None => {
-                    let message = "the targets of the call are not functions of one shape".to_owned();
-                    return cx.report(Rule::Call1, message);
-                }
+                Some(prototype) => (CallTarget::Targets, prototype),
+                None => return cx.report(Rule::Call1, Breach::TargetsDiffer),
             }
         }
     };
     let Prototype { returns: results, params, .. } = prototype;
-    matching(cx, &name, "result", returns, &results);
-    matching(cx, &name, "argument", args, &params);
+    matching(cx, &target, CallRole::Result, returns, &results);
+    matching(cx, &target, CallRole::Argument, args, &params);
 }
 
 fn address(cx: &mut Checker<'_>, address: Reg) {
     let ty = cx.type_of(address);
     if ty.bits() != 64 || ty.is_float() {
-        cx.report(Rule::Call1, format!("the address of a function is a .{ty} register, not 64 bits"));
+        cx.report(Rule::Call1, Breach::FunctionAddress { ty });
     }
 }
 
@@ -101,66 +99,78 @@ fn target_prototype(cx: &Checker<'_>, targets: u32) -> Option<Prototype> {
     shapes.all(|shape| shape.as_ref() == Some(&first)).then_some(first)
 }
 
-fn matching(cx: &mut Checker<'_>, callee: &str, what: &str, given: &[Operand], formal: &[PrototypeParam]) {
+fn matching(
+    cx: &mut Checker<'_>,
+    callee: &CallTarget,
+    role: CallRole,
+    given: &[Operand],
+    formal: &[PrototypeParam],
+) {
     if given.len() != formal.len() {
-        let (given, formal) = (given.len(), formal.len());
-        cx.report(Rule::Call1, format!("the call has {given} {what}s, {callee} has {formal}"));
+        let (given, wanted) = (given.len(), formal.len());
+        cx.report(Rule::Call1, Breach::CallCount { role, given, callee: callee.clone(), wanted });
         return;
     }
-    for (n, (given, formal)) in (1..).zip(given.iter().zip(formal)) {
-        if let Some(wrong) = misfit(cx, *given, formal) {
-            cx.report(Rule::Call2, format!("{what} {n} of the call: {wrong}"));
+    for (number, (given, formal)) in (1..).zip(given.iter().zip(formal)) {
+        if let Some(misfit) = misfit(cx, *given, formal) {
+            cx.report(Rule::Call2, Breach::CallOperand { role, number, misfit });
         }
     }
 }
 
 /// Why an actual argument or result does not fit, if it does not.
-fn misfit(cx: &Checker<'_>, given: Operand, formal: &PrototypeParam) -> Option<String> {
-    let wanted = match formal.array {
-        Some(n) => format!(".{}[{n}]", formal.ty),
-        None => format!(".{}", formal.ty),
-    };
+fn misfit(cx: &Checker<'_>, given: Operand, formal: &PrototypeParam) -> Option<CallMisfit> {
+    let wanted = ParamType { ty: formal.ty, len: formal.array };
     match given {
         Operand::Symbol(id, offset) => {
             let Some(Symbol::LocalVariable(i)) = cx.function.symbols.get(id.0 as usize) else {
-                return param_misfit(cx, id, formal, &wanted);
+                return param_misfit(cx, id, formal, wanted);
             };
             let v = cx.function.variables.get(*i as usize)?;
             if v.space != StateSpace::Param || offset != 0 {
-                return Some(format!("`{}` is not a `.param` variable", v.name));
+                return Some(CallMisfit::NotParam { name: v.name.clone() });
             }
             let same = v.bytes() == Some(formal.bytes()) && v.array == formal.array.is_some();
             let aligned = formal.array.is_none() || v.align == formal.align;
             if !same {
-                let len = v.len.filter(|_| v.array).map_or_else(String::new, |n| format!("[{n}]"));
-                return Some(format!("`{}` is .{}{len} where {wanted} is needed", v.name, v.ty));
+                let given = ParamType { ty: v.ty, len: v.len.filter(|_| v.array) };
+                return Some(CallMisfit::Type { name: v.name.clone(), given, wanted });
             }
-            (!aligned)
-                .then(|| format!("`{}` is aligned to {}, the parameter to {}", v.name, v.align, formal.align))
+            (!aligned).then(|| CallMisfit::Alignment {
+                name: v.name.clone(),
+                given: v.align,
+                wanted: formal.align,
+            })
         }
         Operand::Reg(r) => {
             let ty = cx.type_of(r);
             let fits = formal.array.is_none() && same_kind(ty, formal.ty);
-            (!fits).then(|| format!("a .{ty} register where {wanted} is needed"))
+            (!fits).then_some(CallMisfit::Register { ty, wanted })
         }
         Operand::Imm(literal) => {
             let float = !matches!(literal, Imm::Int(_));
             let fits = formal.array.is_none() && (!float || formal.ty.class() != TypeClass::Signed);
-            (!fits).then(|| format!("a literal where {wanted} is needed"))
+            (!fits).then_some(CallMisfit::Literal { wanted })
         }
-        Operand::Special(_) => Some("a special register; move it to a register first".to_owned()),
+        Operand::Special(_) => Some(CallMisfit::Special),
     }
 }
 
 /// A parameter of the caller itself is passed on.
-fn param_misfit(cx: &Checker<'_>, id: SymbolId, formal: &PrototypeParam, wanted: &str) -> Option<String> {
+fn param_misfit(
+    cx: &Checker<'_>,
+    id: SymbolId,
+    formal: &PrototypeParam,
+    wanted: ParamType,
+) -> Option<CallMisfit> {
     let own = match cx.function.symbols.get(id.0 as usize) {
         Some(Symbol::Param(i)) => cx.function.params.get(*i as usize),
         Some(Symbol::Return(i)) => cx.function.returns.get(*i as usize),
-        _ => return Some("only `.param` variables are passed by name".to_owned()),
+        _ => return Some(CallMisfit::NotVariable),
     }?;
     let fits = own.bytes() == formal.bytes() && own.array.is_some() == formal.array.is_some();
-    (!fits).then(|| format!("`{}` is .{} where {wanted} is needed", own.name, own.ty))
+    let given = ParamType { ty: own.ty, len: None };
+    (!fits).then(|| CallMisfit::Type { name: own.name.clone(), given, wanted })
 }
 
 fn same_kind(given: ScalarType, formal: ScalarType) -> bool {

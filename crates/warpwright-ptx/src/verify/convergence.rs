@@ -6,7 +6,7 @@
 //! another barrier or warp-wide operation splits nothing that matters: barriers do not wait for lanes that have left.
 
 use super::defs::Facts;
-use super::{Checker, Note, Rule};
+use super::{Breach, Checker, Note, NoteKind, Rule, WholeWarp};
 use crate::inst::*;
 use crate::module::{RegKind, SourceLoc};
 use crate::types::StateSpace;
@@ -31,27 +31,27 @@ pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
         let Some(wait) = waits(cx, facts, &instruction.inst) else { return };
         let guard = instruction.guard.filter(|g| analysis.differs_in(g.reg));
         let split = analysis.block[cx.block.0 as usize];
-        let (place, decides) = match (guard, split) {
-            (Some(g), _) => ("under a guard", Some(g.reg)),
-            (None, Some(by)) => ("in code", function.blocks[by.0 as usize].terminator.condition()),
+        let decides = match (guard, split) {
+            (Some(g), _) => Some(g.reg),
+            (None, Some(by)) => function.blocks[by.0 as usize].terminator.condition(),
             (None, None) => return,
         };
-        let (rule, what) = match wait {
-            Wait::Barrier => (Rule::Conv1, "this barrier must be reached by all lanes of a warp"),
-            Wait::Lanes => (Rule::Conv2, "this operation names all lanes of the warp"),
-            Wait::Aligned => (Rule::Conv5, "this aligned instruction is executed by a whole warp"),
+        let (rule, whole) = match wait {
+            Wait::Barrier => (Rule::Conv1, WholeWarp::Barrier),
+            Wait::Lanes => (Rule::Conv2, WholeWarp::Lanes),
+            Wait::Aligned => (Rule::Conv5, WholeWarp::Aligned),
             Wait::SomeLanes => return,
         };
         let mut notes = Vec::new();
         if let (None, Some(by)) = (guard, split) {
             let block = &function.blocks[by.0 as usize];
             let location = block.location(block.instructions.len());
-            notes.push(Note { location, message: "this branch splits the warp".to_owned() });
+            notes.push(Note { location, kind: NoteKind::SplitsWarp });
         }
         let origin = decides.and_then(|r| analysis.origin(cx, r));
-        let because = origin.as_ref().map_or_else(String::new, |o| format!(": it depends on {}", o.what));
+        let depends_on = origin.as_ref().map(|o| o.what.clone());
         if let Some(Origin { location, what }) = origin {
-            notes.push(Note { location, message: format!("{what} differs between the lanes of a warp") });
+            notes.push(Note { location, kind: NoteKind::Differs(what) });
         }
         let help = match wait {
             Wait::Barrier => {
@@ -60,8 +60,8 @@ pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
             Wait::Lanes => "let all lanes reach it, or name the lanes that do in the mask",
             Wait::Aligned | Wait::SomeLanes => "let all lanes reach it; guard what uses the result instead",
         };
-        let message = format!("{what}, but it stands {place} that only some of them may run{because}");
-        cx.report_with(rule, message, notes, Some(help));
+        let breach = Breach::Divergent { wait: whole, guarded: guard.is_some(), depends_on };
+        cx.report_with(rule, breach, notes, Some(help));
     });
 }
 
@@ -71,19 +71,16 @@ fn constants(cx: &mut Checker<'_>, facts: &Facts, inst: &Inst) {
         if let Operand::Imm(Imm::Int(n)) = *id
             && !(0..BARRIERS).contains(&n)
         {
-            cx.report(Rule::Conv3, format!("there is no barrier {n}, only 0 to {}", BARRIERS - 1));
+            cx.report(Rule::Conv3, Breach::NoSuchBarrier { barrier: n, last: BARRIERS - 1 });
         }
         if let Some(Operand::Imm(Imm::Int(n))) = *count
             && (n <= 0 || n % WARP != 0)
         {
-            cx.report(
-                Rule::Conv3,
-                format!("a barrier counts whole warps: {n} is not a positive multiple of {WARP}"),
-            );
+            cx.report(Rule::Conv3, Breach::BarrierThreads { threads: n, warp: WARP });
         }
     }
     if mask(inst).and_then(|m| constant_mask(cx, facts, m)) == Some(0) {
-        cx.report(Rule::Conv4, "the lane mask names no lane".to_owned());
+        cx.report(Rule::Conv4, Breach::EmptyMask);
     }
 }
 

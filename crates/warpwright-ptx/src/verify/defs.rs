@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Checker, Rule, VerifyError, module_finding};
+use super::{Breach, Checker, Rule, VerifyError, module_finding};
 use crate::inst::{AddressBase, BlockId, Inst, Operand, PredUse, Reg, Role, SymbolId, Terminator};
 use crate::module::{Module, RegKind, Symbol};
 
@@ -70,7 +70,7 @@ pub(super) fn check_names(module: &Module, findings: &mut Vec<VerifyError>) {
     let functions = module.functions.iter().map(|f| &f.name);
     for name in module.variables.iter().map(|v| &v.name).chain(functions) {
         if !seen.insert(name) {
-            module_finding(findings, Rule::Def6, "", format!("`{name}` is defined twice"));
+            module_finding(findings, Rule::Def6, "", Breach::DefinedTwice { name: name.clone() });
         }
     }
     for function in &module.functions {
@@ -78,7 +78,12 @@ pub(super) fn check_names(module: &Module, findings: &mut Vec<VerifyError>) {
         let variables = function.variables.iter().map(|v| &v.name);
         for name in function.params.iter().map(|p| &p.name).chain(variables) {
             if !seen.insert(name) {
-                module_finding(findings, Rule::Def6, &function.name, format!("`{name}` is defined twice"));
+                module_finding(
+                    findings,
+                    Rule::Def6,
+                    &function.name,
+                    Breach::DefinedTwice { name: name.clone() },
+                );
             }
         }
     }
@@ -106,10 +111,10 @@ pub(super) fn check_references(cx: &mut Checker<'_>) -> bool {
         });
         let missing = missing.or(instruction.guard.map(|g| g.reg).filter(|r| r.0 as usize >= registers));
         if let Some(r) = missing {
-            cx.report(Rule::Def5, format!("register {} does not exist, the kernel has {registers}", r.0));
+            cx.report(Rule::Def5, Breach::NoSuchRegister { register: r.0, registers });
         }
         if let Some(id) = symbol_of(&instruction.inst).filter(|id| !symbol_exists(*id)) {
-            cx.report(Rule::Def5, format!("symbol {} does not exist", id.0));
+            cx.report(Rule::Def5, Breach::NoSuchSymbol { symbol: id.0 });
         }
     });
     let mut branches = true;
@@ -117,8 +122,8 @@ pub(super) fn check_references(cx: &mut Checker<'_>) -> bool {
         if let Some(reg) = block.terminator.condition()
             && reg.0 as usize >= registers
         {
-            let message = format!("register {} does not exist, the kernel has {registers}", reg.0);
-            cx.report_at(Rule::Def5, BlockId(b), block.instructions.len(), message);
+            let breach = Breach::NoSuchRegister { register: reg.0, registers };
+            cx.report_at(Rule::Def5, BlockId(b), block.instructions.len(), breach);
         }
         branches &= block.terminator.successors().all(|s| (s.0 as usize) < function.blocks.len());
     }
@@ -159,8 +164,7 @@ pub(super) fn check(cx: &mut Checker<'_>) -> Facts {
         if info.kind == RegKind::Value
             && let [_, second, ..] = facts.of(Reg(r))
         {
-            let message = "this register is a value and already has a definition".to_owned();
-            cx.report_at(Rule::Def1, second.block, second.index as usize, message);
+            cx.report_at(Rule::Def1, second.block, second.index as usize, Breach::SecondDefinition);
         }
     }
     let mut open = Vec::new();
@@ -236,9 +240,7 @@ fn use_of(
     {
         let before = dominating(site) || (site.block == block && (site.index as usize) < index);
         if !before {
-            let message =
-                "the definition of this value does not come before the read on every path".to_owned();
-            cx.report_at(Rule::Def2, block, index, message);
+            cx.report_at(Rule::Def2, block, index, Breach::NotDominated);
             return;
         }
     }
@@ -276,18 +278,14 @@ fn resolve(cx: &mut Checker<'_>, facts: &Facts, open: &[Open]) {
     let mut told = HashSet::new();
     for (o, verdict) in open.iter().zip(verdicts) {
         let ty = cx.type_of(o.reg);
-        let (rule, message) = match verdict {
+        let (rule, breach) = match verdict {
             Verdict::Assigned => continue,
-            Verdict::Never if facts.of(o.reg).is_empty() => {
-                (Rule::Def3, format!("this .{ty} register is read but never assigned"))
-            }
-            Verdict::Never => (Rule::Def3, format!("this .{ty} register is read before it is assigned")),
-            Verdict::Maybe => {
-                (Rule::Def4, format!("this .{ty} register is not assigned on every path to this read"))
-            }
+            Verdict::Never if facts.of(o.reg).is_empty() => (Rule::Def3, Breach::NeverAssigned { ty }),
+            Verdict::Never => (Rule::Def3, Breach::ReadBeforeAssigned { ty }),
+            Verdict::Maybe => (Rule::Def4, Breach::NotAlwaysAssigned { ty }),
         };
         if told.insert((o.reg, rule)) {
-            cx.report_at(rule, o.block, o.index, message);
+            cx.report_at(rule, o.block, o.index, breach);
         }
     }
 }

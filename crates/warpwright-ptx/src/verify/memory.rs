@@ -1,7 +1,7 @@
 //! V-MEM: state spaces, addresses, alignment, bounds, ordering and cache hints.
 
 use super::defs::Facts;
-use super::{Checker, Rule, VerifyError, module_finding};
+use super::{Accesses, Breach, Checker, Rule, VerifyError, module_finding};
 use crate::inst::*;
 use crate::module::{Linkage, Module, Param, Symbol, Variable};
 use crate::types::*;
@@ -24,42 +24,42 @@ pub(super) fn check_declarations(module: &Module, findings: &mut Vec<VerifyError
         }
         for p in &function.params {
             if !p.align.is_power_of_two() {
-                let message = format!("parameter `{}` is aligned to {}, not a power of two", p.name, p.align);
-                module_finding(findings, Rule::Mem8, &function.name, message);
+                let breach = Breach::ParameterAlignment { name: p.name.clone(), align: p.align };
+                module_finding(findings, Rule::Mem8, &function.name, breach);
             }
             if p.ty == ScalarType::Pred {
-                let message = format!("parameter `{}` is a predicate, which has no place in memory", p.name);
-                module_finding(findings, Rule::Mem8, &function.name, message);
+                let breach = Breach::ParameterPredicate { name: p.name.clone() };
+                module_finding(findings, Rule::Mem8, &function.name, breach);
             }
         }
     }
 }
 
 fn declaration(findings: &mut Vec<VerifyError>, function: &str, v: &Variable, spaces: &[StateSpace]) {
-    let name = &v.name;
-    let mut wrong = |message: String| module_finding(findings, Rule::Mem8, function, message);
+    let name = || v.name.clone();
+    let mut wrong = |breach| module_finding(findings, Rule::Mem8, function, breach);
     if !spaces.contains(&v.space) {
-        wrong(format!("`{name}` cannot be declared in .{} here", v.space));
+        wrong(Breach::DeclaredIn { name: name(), space: v.space });
     }
     if !v.align.is_power_of_two() {
-        wrong(format!("`{name}` is aligned to {}, not a power of two", v.align));
+        wrong(Breach::VariableAlignment { name: name(), align: v.align });
     }
     if v.ty == ScalarType::Pred {
-        wrong(format!("`{name}` is a predicate, which has no place in memory"));
+        wrong(Breach::VariablePredicate { name: name() });
     }
     match v.bytes() {
-        None => wrong(format!("`{name}` has more than 2^64 bytes")),
+        None => wrong(Breach::VariableTooLarge { name: name() }),
         Some(bytes) => {
             if v.len.is_none() && v.space != StateSpace::Shared && v.linkage != Linkage::Extern {
-                wrong(format!("`{name}` has no size; only dynamic shared memory is declared without one"));
+                wrong(Breach::VariableWithoutSize { name: name() });
             }
             if v.init.as_ref().is_some_and(|i| i.bytes.len() as u64 > bytes) {
-                wrong(format!("the initial value of `{name}` is longer than its {bytes} bytes"));
+                wrong(Breach::InitialValueTooLong { name: name(), bytes });
             }
         }
     }
     if v.init.is_some() && !matches!(v.space, StateSpace::Global | StateSpace::Const) {
-        wrong(format!("`{name}` is in .{}, which has no initial values", v.space));
+        wrong(Breach::InitialValueIn { name: name(), space: v.space });
     }
 }
 
@@ -86,40 +86,7 @@ struct Access {
     space: StateSpace,
     addr: Address,
     bytes: u64,
-    kind: Kind,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Load,
-    Store,
-    Atomic,
-    Prefetch,
-    /// A row of `ldmatrix` or `stmatrix`.
-    Matrix,
-    /// An mbarrier of the block.
-    Barrier,
-    /// An mbarrier of any block of the cluster.
-    RemoteBarrier,
-    /// A bulk or tensor copy, at 16 bytes.
-    Bulk,
-    /// A tensor map.
-    Map,
-}
-
-impl Kind {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Load => "load",
-            Self::Store => "store",
-            Self::Atomic => "atomic",
-            Self::Prefetch => "prefetch",
-            Self::Matrix => "matrix row",
-            Self::Barrier | Self::RemoteBarrier => "mbarrier",
-            Self::Bulk => "bulk copy",
-            Self::Map => "tensor map",
-        }
-    }
+    kind: Accesses,
 }
 
 /// Calls `f` for every access of an instruction.
@@ -138,88 +105,88 @@ fn accesses(inst: &Inst, mut f: impl FnMut(Access)) {
     const ROW: u64 = 16;
     match inst {
         Inst::Ld { space, ty, dsts, addr, .. } | Inst::Ldu { space, ty, dsts, addr } => {
-            one(*space, addr, vector(ty, dsts.len()), Kind::Load);
+            one(*space, addr, vector(ty, dsts.len()), Accesses::Load);
         }
-        Inst::St { space, ty, srcs, addr, .. } => one(*space, addr, vector(ty, srcs.len()), Kind::Store),
-        Inst::Atom { space, ty, addr, .. } => one(*space, addr, vector(ty, 1), Kind::Atomic),
+        Inst::St { space, ty, srcs, addr, .. } => one(*space, addr, vector(ty, srcs.len()), Accesses::Store),
+        Inst::Atom { space, ty, addr, .. } => one(*space, addr, vector(ty, 1), Accesses::Atomic),
         Inst::AtomVector { space, ty, addr, srcs, .. } => {
-            one(*space, addr, vector(ty, srcs.len()), Kind::Atomic);
+            one(*space, addr, vector(ty, srcs.len()), Accesses::Atomic);
         }
         // A prefetch touches some line; its offset need not be aligned or inside.
-        Inst::Prefetch { space, addr, .. } => one(*space, addr, 0, Kind::Prefetch),
-        Inst::PrefetchUniform { addr } => one(StateSpace::Generic, addr, 0, Kind::Prefetch),
-        Inst::PrefetchTensormap { space, addr } => one(*space, addr, 0, Kind::Map),
+        Inst::Prefetch { space, addr, .. } => one(*space, addr, 0, Accesses::Prefetch),
+        Inst::PrefetchUniform { addr } => one(StateSpace::Generic, addr, 0, Accesses::Prefetch),
+        Inst::PrefetchTensormap { space, addr } => one(*space, addr, 0, Accesses::Map),
         Inst::Discard { space, addr } | Inst::ApplyPriority { space, addr } => {
-            one(*space, addr, 0, Kind::Prefetch);
+            one(*space, addr, 0, Accesses::Prefetch);
         }
-        Inst::LdMatrix { space, addr, .. } => one(*space, addr, ROW, Kind::Matrix),
-        Inst::StMatrix { space, addr, .. } => one(*space, addr, ROW, Kind::Matrix),
-        Inst::WmmaLoad { tile, .. } => one(tile.space, &tile.addr, element(tile), Kind::Load),
-        Inst::WmmaStore { tile, .. } => one(tile.space, &tile.addr, element(tile), Kind::Store),
+        Inst::LdMatrix { space, addr, .. } => one(*space, addr, ROW, Accesses::Matrix),
+        Inst::StMatrix { space, addr, .. } => one(*space, addr, ROW, Accesses::Matrix),
+        Inst::WmmaLoad { tile, .. } => one(tile.space, &tile.addr, element(tile), Accesses::Load),
+        Inst::WmmaStore { tile, .. } => one(tile.space, &tile.addr, element(tile), Accesses::Store),
         Inst::CpAsync { dst, src, bytes, .. } => {
-            one(Shared, dst, u64::from(*bytes), Kind::Store);
-            one(Global, src, u64::from(*bytes), Kind::Load);
+            one(Shared, dst, u64::from(*bytes), Accesses::Store);
+            one(Global, src, u64::from(*bytes), Accesses::Load);
         }
         Inst::CpAsyncArrive { space, addr, .. }
         | Inst::MbarrierInit { space, addr, .. }
         | Inst::MbarrierInval { space, addr }
-        | Inst::MbarrierWait { space, addr, .. } => one(*space, addr, BARRIER, Kind::Barrier),
+        | Inst::MbarrierWait { space, addr, .. } => one(*space, addr, BARRIER, Accesses::Barrier),
         Inst::MbarrierArrive { space, addr, .. } | Inst::MbarrierTx { space, addr, .. } => {
-            one(*space, addr, BARRIER, Kind::RemoteBarrier);
+            one(*space, addr, BARRIER, Accesses::RemoteBarrier);
         }
         Inst::BulkCopy(c) => {
             let bytes = literal(&c.bytes);
-            one(c.dst_space, &c.dst, bytes, Kind::Bulk);
-            one(c.src_space, &c.src, bytes, Kind::Bulk);
+            one(c.dst_space, &c.dst, bytes, Accesses::Bulk);
+            one(c.src_space, &c.src, bytes, Accesses::Bulk);
             if let Completion::Mbarrier(addr) = &c.completion {
-                one(c.dst_space, addr, BARRIER, Kind::RemoteBarrier);
+                one(c.dst_space, addr, BARRIER, Accesses::RemoteBarrier);
             }
         }
         Inst::BulkReduce(c) => {
             let bytes = literal(&c.bytes);
-            one(c.dst_space, &c.dst, bytes, Kind::Bulk);
-            one(Shared, &c.src, bytes, Kind::Bulk);
+            one(c.dst_space, &c.dst, bytes, Accesses::Bulk);
+            one(Shared, &c.src, bytes, Accesses::Bulk);
             if let Completion::Mbarrier(addr) = &c.completion {
-                one(c.dst_space, addr, BARRIER, Kind::RemoteBarrier);
+                one(c.dst_space, addr, BARRIER, Accesses::RemoteBarrier);
             }
         }
-        Inst::BulkPrefetch { addr, .. } => one(Global, addr, 0, Kind::Prefetch),
+        Inst::BulkPrefetch { addr, .. } => one(Global, addr, 0, Accesses::Prefetch),
         Inst::TensorCopy(c) => {
-            one(StateSpace::Generic, &c.map, 0, Kind::Map);
+            one(StateSpace::Generic, &c.map, 0, Accesses::Map);
             match &c.transfer {
                 TensorTransfer::Load { dst_space, dst, barrier, .. } => {
-                    one(*dst_space, dst, 0, Kind::Bulk);
-                    one(*dst_space, barrier, BARRIER, Kind::RemoteBarrier);
+                    one(*dst_space, dst, 0, Accesses::Bulk);
+                    one(*dst_space, barrier, BARRIER, Accesses::RemoteBarrier);
                 }
                 TensorTransfer::Store { src } | TensorTransfer::Reduce { src, .. } => {
-                    one(Shared, src, 0, Kind::Bulk);
+                    one(Shared, src, 0, Accesses::Bulk);
                 }
                 TensorTransfer::Prefetch => {}
             }
         }
-        Inst::StBulk { space, addr, bytes } => one(*space, addr, literal(bytes), Kind::Bulk),
+        Inst::StBulk { space, addr, bytes } => one(*space, addr, literal(bytes), Accesses::Bulk),
         Inst::StAsync { space, ty, addr, srcs, order } => {
-            one(*space, addr, vector(ty, srcs.len()), Kind::Store);
+            one(*space, addr, vector(ty, srcs.len()), Accesses::Store);
             if let AsyncOrder::Mbarrier(barrier) = order {
-                one(*space, barrier, BARRIER, Kind::RemoteBarrier);
+                one(*space, barrier, BARRIER, Accesses::RemoteBarrier);
             }
         }
         Inst::RedAsync { space, ty, addr, order, .. } => {
-            one(*space, addr, vector(ty, 1), Kind::Atomic);
+            one(*space, addr, vector(ty, 1), Accesses::Atomic);
             if let AsyncOrder::Mbarrier(barrier) = order {
-                one(*space, barrier, BARRIER, Kind::RemoteBarrier);
+                one(*space, barrier, BARRIER, Accesses::RemoteBarrier);
             }
         }
-        Inst::TensormapReplace { space, addr, .. } => one(*space, addr, 0, Kind::Bulk),
+        Inst::TensormapReplace { space, addr, .. } => one(*space, addr, 0, Accesses::Bulk),
         Inst::TensormapCopyFence { dst, src, .. } => {
-            one(Global, dst, 0, Kind::Bulk);
-            one(Shared, src, 0, Kind::Bulk);
+            one(Global, dst, 0, Accesses::Bulk);
+            one(Shared, src, 0, Accesses::Bulk);
         }
         Inst::ProxyFence(ProxyFence::TensormapAcquire { addr, .. }) => {
-            one(StateSpace::Generic, addr, 0, Kind::Map);
+            one(StateSpace::Generic, addr, 0, Accesses::Map);
         }
         Inst::CreatePolicy { source: PolicySource::Range { space, addr, .. }, .. } => {
-            one(*space, addr, 0, Kind::Prefetch);
+            one(*space, addr, 0, Accesses::Prefetch);
         }
         _ => {}
     }
@@ -230,7 +197,7 @@ pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
         let inst = &instruction.inst;
         order_and_hints(cx, inst);
         if let Inst::Isspacep { space: StateSpace::Generic, .. } = inst {
-            cx.report(Rule::Mem1, "isspacep asks about a named state space".to_owned());
+            cx.report(Rule::Mem1, Breach::IsspacepGeneric);
         }
         accesses(inst, |a| {
             space(cx, &a);
@@ -245,26 +212,21 @@ pub(super) fn check(cx: &mut Checker<'_>, facts: &Facts) {
 fn space(cx: &mut Checker<'_>, a: &Access) {
     use StateSpace::*;
     let takes = match a.kind {
-        Kind::Load => !(a.space == Param && is_param(cx, a, |s| matches!(s, Symbol::Return(_)))),
+        Accesses::Load => !(a.space == Param && is_param(cx, a, |s| matches!(s, Symbol::Return(_)))),
         // Results and the arguments of calls are written by name; the parameters of the function itself are read-only.
-        Kind::Store if a.space == Param => {
+        Accesses::Store if a.space == Param => {
             is_param(cx, a, |s| matches!(s, Symbol::Return(_) | Symbol::LocalVariable(_)))
         }
-        Kind::Store => a.space != Const,
-        Kind::Atomic => matches!(a.space, Generic | Global | Shared | SharedCluster),
-        Kind::Prefetch => matches!(a.space, Generic | Global | Local),
-        Kind::Matrix | Kind::Barrier => matches!(a.space, Generic | Shared),
-        Kind::RemoteBarrier => matches!(a.space, Generic | Shared | SharedCluster),
-        Kind::Bulk => matches!(a.space, Generic | Global | Shared | SharedCluster),
-        Kind::Map => matches!(a.space, Generic | Global | Param | Const),
+        Accesses::Store => a.space != Const,
+        Accesses::Atomic => matches!(a.space, Generic | Global | Shared | SharedCluster),
+        Accesses::Prefetch => matches!(a.space, Generic | Global | Local),
+        Accesses::Matrix | Accesses::Barrier => matches!(a.space, Generic | Shared),
+        Accesses::RemoteBarrier => matches!(a.space, Generic | Shared | SharedCluster),
+        Accesses::Bulk => matches!(a.space, Generic | Global | Shared | SharedCluster),
+        Accesses::Map => matches!(a.space, Generic | Global | Param | Const),
     };
     if !takes {
-        let why = match (a.kind, a.space) {
-            (Kind::Store, _) => ", which is read-only",
-            (Kind::Load, _) => " of a result, which is write-only",
-            _ => "",
-        };
-        cx.report(Rule::Mem1, format!("no {} in .{}{why}", a.kind.name(), a.space));
+        cx.report(Rule::Mem1, Breach::AccessIn { access: a.kind, space: a.space });
     }
 }
 
@@ -284,11 +246,7 @@ fn width(cx: &mut Checker<'_>, a: &Access) {
     let wide =
         ty.bits() == 64 || (ty.bits() == 32 && !matches!(a.space, StateSpace::Generic | StateSpace::Global));
     if !is_address || !wide {
-        let needed =
-            if matches!(a.space, StateSpace::Shared | StateSpace::SharedCluster) { "32 or 64" } else { "64" };
-        let message =
-            format!("the address is a .{ty} register; .{} addresses are {needed}-bit integers", a.space);
-        cx.report(Rule::Mem2, message);
+        cx.report(Rule::Mem2, Breach::AddressRegister { ty, space: a.space });
     }
 }
 
@@ -349,13 +307,13 @@ fn place(cx: &mut Checker<'_>, facts: &Facts, a: &Access) {
     let Some(known) = known else { return };
     let Some(object) = object(cx, known.symbol) else { return };
     if !space_matches(a.space, &object, known.generic) {
-        let held = if known.generic { "the generic address" } else { "the address" };
-        let advice = if a.space == StateSpace::Generic { "; convert it with cvta" } else { "" };
-        let message = format!(
-            "this accesses .{}, but it is given {held} of `{}` in .{}{advice}",
-            a.space, object.name, object.space
-        );
-        cx.report(Rule::Mem1, message);
+        let breach = Breach::WrongSpace {
+            accessed: a.space,
+            generic: known.generic,
+            name: object.name.to_owned(),
+            space: object.space,
+        };
+        cx.report(Rule::Mem1, breach);
         return;
     }
     let Some(offset) = known.offset.checked_add(a.addr.offset) else { return };
@@ -382,39 +340,24 @@ fn bounds(cx: &mut Checker<'_>, a: &Access, object: &Object<'_>, offset: i64) {
     let end = i128::from(offset) + i128::from(a.bytes);
     let outside = offset < 0 || object.bytes.is_some_and(|n| end > i128::from(n));
     if outside {
-        let size = object.bytes.map_or_else(|| "dynamic".to_owned(), |n| format!("{n}"));
-        let message = format!(
-            "this {} of {} bytes at offset {offset} leaves `{}`, which has {size} bytes",
-            a.kind.name(),
-            a.bytes,
-            object.name
-        );
-        cx.report(Rule::Mem5, message);
+        let (name, size) = (object.name.to_owned(), object.bytes);
+        let breach = Breach::OutOfBounds { access: a.kind, bytes: a.bytes, offset, name, size };
+        cx.report(Rule::Mem5, breach);
     }
 }
 
 fn alignment(cx: &mut Checker<'_>, a: &Access, object: &Object<'_>, offset: i64) {
-    let size = if a.kind == Kind::Bulk { BULK_ALIGN } else { a.bytes };
+    let size = if a.kind == Accesses::Bulk { BULK_ALIGN } else { a.bytes };
     if !size.is_power_of_two() {
         return;
     }
     let sure = object.align.min(size);
     if offset.rem_euclid(i64::try_from(sure).unwrap_or(1)) != 0 {
-        let message = format!(
-            "this {} of {size} bytes is misaligned: it is at offset {offset} of `{}`, aligned to {}",
-            a.kind.name(),
-            object.name,
-            object.align
-        );
-        cx.report(Rule::Mem3, message);
+        let (access, name, align) = (a.kind, object.name.to_owned(), object.align);
+        cx.report(Rule::Mem3, Breach::Misaligned { access, bytes: size, offset, name, align });
     } else if object.align < size {
-        let message = format!(
-            "this {} of {size} bytes needs `{}` aligned to {size}; it is declared with {}",
-            a.kind.name(),
-            object.name,
-            object.align
-        );
-        cx.report(Rule::Mem4, message);
+        let (access, name, align) = (a.kind, object.name.to_owned(), object.align);
+        cx.report(Rule::Mem4, Breach::DeclaredAlignment { access, bytes: size, name, align });
     }
 }
 
@@ -443,10 +386,7 @@ fn effect(cx: &mut Checker<'_>) {
         };
     }
     if pointer && some && !lasting {
-        cx.report_function(
-            Rule::Mem6,
-            "the kernel takes a pointer, but stores nothing outside its block".to_owned(),
-        );
+        cx.report_function(Rule::Mem6, Breach::NoEffect);
     }
 }
 
@@ -456,10 +396,10 @@ fn order_and_hints(cx: &mut Checker<'_>, inst: &Inst) {
         Inst::Ld { space, ty, ordering, hints, non_coherent, dsts, .. } => {
             second_level(cx, hints, ty.bytes() * u32::try_from(dsts.len()).unwrap_or(0));
             if *non_coherent && *space != StateSpace::Global {
-                cx.report(Rule::Mem1, "`.nc` reads global memory only".to_owned());
+                cx.report(Rule::Mem1, Breach::NonCoherentSpace);
             }
             if *non_coherent && *ordering != Ordering::WEAK {
-                cx.report(Rule::Mem7, "`.nc` and a memory order exclude each other".to_owned());
+                cx.report(Rule::Mem7, Breach::NonCoherentOrder);
             }
             let takes = |s| !matches!(s, Semantics::Release | Semantics::AcqRel);
             ordered(cx, "ld", *space, *ordering, takes);
@@ -475,7 +415,7 @@ fn order_and_hints(cx: &mut Checker<'_>, inst: &Inst) {
             let ops = [CacheOp::Wb, CacheOp::Cg, CacheOp::Cs, CacheOp::Wt];
             hinted(cx, "st", *space, *ordering, hints, |op| ops.contains(&op));
             if hints.l2_prefetch != L2Prefetch::Default {
-                cx.report(Rule::Mem7, "a store does not prefetch".to_owned());
+                cx.report(Rule::Mem7, Breach::StorePrefetches);
             }
         }
         Inst::Prefetch {
@@ -483,7 +423,7 @@ fn order_and_hints(cx: &mut Checker<'_>, inst: &Inst) {
             level: PrefetchLevel::L2EvictLast | PrefetchLevel::L2EvictNormal,
             ..
         } => {
-            cx.report(Rule::Mem1, "cache priorities have no meaning in .local".to_owned());
+            cx.report(Rule::Mem1, Breach::LocalPriority);
         }
         Inst::AtomVector { ordering, dsts, .. } => {
             let takes = match ordering.semantics {
@@ -492,7 +432,7 @@ fn order_and_hints(cx: &mut Checker<'_>, inst: &Inst) {
                 _ => true,
             };
             if !takes {
-                cx.report(Rule::Mem7, format!("this reduction has no `.{}`", ordering.semantics));
+                cx.report(Rule::Mem7, no_semantics("this reduction", ordering.semantics));
             }
         }
         Inst::Atom { ordering, dst, .. } => {
@@ -504,23 +444,27 @@ fn order_and_hints(cx: &mut Checker<'_>, inst: &Inst) {
                 Volatile | Mmio => false,
             };
             if !takes {
-                cx.report(Rule::Mem7, format!("{name} has no `.{}`", ordering.semantics));
+                cx.report(Rule::Mem7, no_semantics(name, ordering.semantics));
             }
         }
         _ => {}
     }
 }
 
+const fn no_semantics(operation: &'static str, semantics: Semantics) -> Breach {
+    Breach::NoSemantics { operation, semantics }
+}
+
 /// Priorities in the L2 cache exist for vectors of 32 bytes.
 fn second_level(cx: &mut Checker<'_>, hints: &CacheHints, bytes: u32) {
     if hints.l2 != L2Eviction::Default && bytes != 32 {
-        cx.report(Rule::Mem7, format!("`.{}` is for vectors of 32 bytes, not {bytes}", hints.l2));
+        cx.report(Rule::Mem7, Breach::PriorityOfVector { priority: hints.l2, bytes });
     }
 }
 
 fn ordered(
     cx: &mut Checker<'_>,
-    name: &str,
+    name: &'static str,
     space: StateSpace,
     ordering: Ordering,
     takes: impl Fn(Semantics) -> bool,
@@ -528,7 +472,7 @@ fn ordered(
     use Semantics::*;
     let Ordering { semantics, scope } = ordering;
     if !takes(semantics) {
-        cx.report(Rule::Mem7, format!("{name} has no `.{semantics}`"));
+        cx.report(Rule::Mem7, no_semantics(name, semantics));
         return;
     }
     let spaces: &[StateSpace] = match semantics {
@@ -537,22 +481,22 @@ fn ordered(
         _ => &[StateSpace::Generic, StateSpace::Global, StateSpace::Shared, StateSpace::SharedCluster],
     };
     if !spaces.contains(&space) {
-        cx.report(Rule::Mem7, format!("`.{semantics}` has no meaning in .{space}"));
+        cx.report(Rule::Mem7, Breach::SemanticsIn { semantics, space });
     }
     match (semantics, scope) {
         (Weak | Volatile, Some(scope)) => {
-            cx.report(Rule::Mem7, format!("`.{semantics}` takes no scope, `.{scope}` is written"));
+            cx.report(Rule::Mem7, Breach::NeedlessScope { semantics, scope });
         }
         (Mmio, Some(Scope::Sys)) | (Weak | Volatile, None) => {}
-        (Mmio, _) => cx.report(Rule::Mem7, "`.mmio` needs scope `.sys`".to_owned()),
-        (_, None) => cx.report(Rule::Mem7, format!("`.{semantics}` needs a scope")),
+        (Mmio, _) => cx.report(Rule::Mem7, Breach::MmioScope),
+        (_, None) => cx.report(Rule::Mem7, Breach::MissingScope { semantics }),
         (_, Some(_)) => {}
     }
 }
 
 fn hinted(
     cx: &mut Checker<'_>,
-    name: &str,
+    name: &'static str,
     space: StateSpace,
     ordering: Ordering,
     hints: &CacheHints,
@@ -561,22 +505,22 @@ fn hinted(
     let CacheHints { op, l1, l2, l2_prefetch, policy } = *hints;
     if op != CacheOp::Default {
         if !takes(op) {
-            cx.report(Rule::Mem7, format!("this {name} has no `.{op}`"));
+            cx.report(Rule::Mem7, Breach::NoCacheOp { operation: name, op });
         }
         if ordering.semantics != Semantics::Weak {
-            cx.report(Rule::Mem7, format!("`.{op}` and `.{}` exclude each other", ordering.semantics));
+            cx.report(Rule::Mem7, Breach::CacheOpAndSemantics { op, semantics: ordering.semantics });
         }
-        for name in [l1.name(), l2.name()].into_iter().filter(|n| !n.is_empty()) {
-            cx.report(Rule::Mem7, format!("`.{op}` and `.{name}` exclude each other"));
+        for priority in [l1.name(), l2.name()].into_iter().filter(|n| !n.is_empty()) {
+            cx.report(Rule::Mem7, Breach::CacheOpAndPriority { op, priority });
         }
     }
     let cached = matches!(space, StateSpace::Generic | StateSpace::Global);
-    let prioritised = l1 != L1Eviction::Default || l2 != L2Eviction::Default;
-    if !cached && (prioritised || l2_prefetch != L2Prefetch::Default || policy.is_some()) {
-        cx.report(Rule::Mem7, format!("cache priorities and policies have no meaning in .{space}"));
+    let prioritized = l1 != L1Eviction::Default || l2 != L2Eviction::Default;
+    if !cached && (prioritized || l2_prefetch != L2Prefetch::Default || policy.is_some()) {
+        cx.report(Rule::Mem7, Breach::HintsIn { space });
     }
     let fixed = matches!(ordering.semantics, Semantics::Volatile | Semantics::Mmio);
-    if fixed && (prioritised || policy.is_some()) {
-        cx.report(Rule::Mem7, format!("`.{}` and cache hints exclude each other", ordering.semantics));
+    if fixed && (prioritized || policy.is_some()) {
+        cx.report(Rule::Mem7, Breach::SemanticsAndHints { semantics: ordering.semantics });
     }
 }

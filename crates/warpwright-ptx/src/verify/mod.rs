@@ -6,6 +6,7 @@
 //! or out of bounds, and barriers in divergent code, which the assembler lets pass. Its time is near linear in the size of the
 //! module.
 
+mod breach;
 mod calls;
 mod convergence;
 mod defs;
@@ -16,6 +17,7 @@ mod target;
 mod typing;
 mod usage;
 
+pub use breach::{Accesses, Breach, CallMisfit, CallRole, CallTarget, ParamType, WholeWarp};
 pub use pressure::{Pressure, register_pressure};
 pub use rule::{Rule, Severity};
 
@@ -40,8 +42,8 @@ pub struct VerifyError {
     pub index: usize,
     /// Where the instruction came from.
     pub location: SourceLoc,
-    /// What is wrong, in words.
-    pub message: String,
+    /// How it is broken. `Display` gives the message.
+    pub breach: Breach,
     /// Other places that explain it.
     pub notes: Vec<Note>,
     /// What usually repairs it.
@@ -53,13 +55,25 @@ pub struct VerifyError {
 pub struct Note {
     /// The place.
     pub location: SourceLoc,
-    /// What there is to say about it.
-    pub message: String,
+    /// How it explains the finding.
+    pub kind: NoteKind,
+}
+
+/// How a place explains a finding elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoteKind {
+    /// A branch that lanes of a warp take differently.
+    #[error("this branch splits the warp")]
+    SplitsWarp,
+    /// A value that lanes of a warp have differently.
+    #[error("{0} differs between the lanes of a warp")]
+    Differs(String),
 }
 
 impl std::fmt::Display for VerifyError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}[{}]: {}", self.severity, self.rule, self.message)?;
+        write!(f, "{}[{}]: {}", self.severity, self.rule, self.breach)?;
         if !self.function.is_empty() {
             write!(f, " (kernel `{}`, block {}, instruction {})", self.function, self.block.0, self.index)?;
         }
@@ -68,11 +82,11 @@ impl std::fmt::Display for VerifyError {
             SourceLoc::Rust(at) => write!(f, "\n  at {}:{}:{}", at.file(), at.line(), at.column()),
             SourceLoc::Ptx { line, column } => write!(f, "\n  at line {line}, column {column}"),
         }?;
-        for Note { location, message } in &self.notes {
+        for Note { location, kind } in &self.notes {
             match location {
-                SourceLoc::Unknown => write!(f, "\n  note: {message}"),
-                SourceLoc::Rust(at) => write!(f, "\n  note: {message} (at {}:{})", at.file(), at.line()),
-                SourceLoc::Ptx { line, .. } => write!(f, "\n  note: {message} (at line {line})"),
+                SourceLoc::Unknown => write!(f, "\n  note: {kind}"),
+                SourceLoc::Rust(at) => write!(f, "\n  note: {kind} (at {}:{})", at.file(), at.line()),
+                SourceLoc::Ptx { line, .. } => write!(f, "\n  note: {kind} (at line {line})"),
             }?;
         }
         self.help.map_or(Ok(()), |help| write!(f, "\n  help: {help}"))
@@ -114,7 +128,7 @@ pub fn has_errors(findings: &[VerifyError]) -> bool {
 }
 
 /// A finding about the module rather than an instruction.
-fn module_finding(findings: &mut Vec<VerifyError>, rule: Rule, function: &str, message: String) {
+fn module_finding(findings: &mut Vec<VerifyError>, rule: Rule, function: &str, breach: Breach) {
     findings.push(VerifyError {
         rule,
         severity: rule.severity(),
@@ -122,7 +136,7 @@ fn module_finding(findings: &mut Vec<VerifyError>, rule: Rule, function: &str, m
         block: BlockId(0),
         index: 0,
         location: SourceLoc::Unknown,
-        message,
+        breach,
         notes: Vec::new(),
         help: None,
     });
@@ -146,12 +160,12 @@ impl<'m> Checker<'m> {
     }
 
     /// Reports at the current position.
-    fn report(&mut self, rule: Rule, message: String) {
+    fn report(&mut self, rule: Rule, breach: Breach) {
         let (block, index) = (self.block, self.index);
-        self.report_at(rule, block, index, message);
+        self.report_at(rule, block, index, breach);
     }
 
-    fn report_at(&mut self, rule: Rule, block: BlockId, index: usize, message: String) {
+    fn report_at(&mut self, rule: Rule, block: BlockId, index: usize, breach: Breach) {
         let location =
             self.function.blocks.get(block.0 as usize).map_or(SourceLoc::Unknown, |b| b.location(index));
         self.findings.push(VerifyError {
@@ -161,23 +175,23 @@ impl<'m> Checker<'m> {
             block,
             index,
             location,
-            message,
+            breach,
             notes: Vec::new(),
             help: None,
         });
     }
 
     /// Reports at the current position, with other places and what to do.
-    fn report_with(&mut self, rule: Rule, message: String, notes: Vec<Note>, help: Option<&'static str>) {
-        self.report(rule, message);
+    fn report_with(&mut self, rule: Rule, breach: Breach, notes: Vec<Note>, help: Option<&'static str>) {
+        self.report(rule, breach);
         if let Some(last) = self.findings.last_mut() {
             (last.notes, last.help) = (notes, help);
         }
     }
 
     /// Reports about the function as a whole.
-    fn report_function(&mut self, rule: Rule, message: String) {
-        module_finding(&mut self.findings, rule, &self.function.name, message);
+    fn report_function(&mut self, rule: Rule, breach: Breach) {
+        module_finding(&mut self.findings, rule, &self.function.name, breach);
     }
 
     /// Calls `f` for every instruction, with the position set.
@@ -201,7 +215,7 @@ impl<'m> Checker<'m> {
         let function = self.function;
         let n = function.blocks.len();
         if n == 0 {
-            self.report_function(Rule::Cfg1, "the kernel has no block".to_owned());
+            self.report_function(Rule::Cfg1, Breach::NoBlock);
             return;
         }
         for (b, block) in (0u32..).zip(&function.blocks) {
@@ -209,23 +223,20 @@ impl<'m> Checker<'m> {
             let end = block.instructions.len();
             for to in block.terminator.successors() {
                 if to.0 as usize >= n {
-                    let message = format!("branch to block {}, but the kernel has {n} blocks", to.0);
-                    self.report_at(Rule::Cfg1, id, end, message);
+                    self.report_at(Rule::Cfg1, id, end, Breach::NoSuchBlock { to: to.0, blocks: n });
                 }
             }
             // Labels that mark the end of a function for debuggers stand before nothing.
             let end_mark = function.falls_off && b as usize == n - 1 && block.instructions.is_empty();
             if !self.cfg.is_reachable(id) && !end_mark {
-                self.report_at(Rule::Cfg2, id, 0, "this block cannot be reached".to_owned());
+                self.report_at(Rule::Cfg2, id, 0, Breach::Unreachable);
             }
         }
         if function.falls_off
             && let Some((block, last)) = function.blocks.last().zip(u32::try_from(n - 1).ok())
             && self.cfg.is_reachable(BlockId(last))
         {
-            let message = "control reaches the end of the function without `ret` or `exit`".to_owned();
-            let end = block.instructions.len();
-            self.report_at(Rule::Cfg4, BlockId(last), end, message);
+            self.report_at(Rule::Cfg4, BlockId(last), block.instructions.len(), Breach::FallsOff);
         }
         // A branch out of the kernel has been reported; what lies behind it is not known.
         if !self.findings.iter().any(|e| e.rule == Rule::Cfg1) {
@@ -259,8 +270,7 @@ impl<'m> Checker<'m> {
                     ends[p.0 as usize] || !self.cfg.is_reachable(*p) || self.cfg.is_back_edge(*p, b)
                 });
             if !ends[b.0 as usize] && is_first {
-                let message = "no path from here ends the kernel: an endless loop".to_owned();
-                self.report_at(Rule::Cfg3, b, 0, message);
+                self.report_at(Rule::Cfg3, b, 0, Breach::Endless);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! V-TARGET: versions, targets and limits.
 
-use super::{Checker, Rule, VerifyError, module_finding};
+use super::{Breach, Checker, Rule, VerifyError, module_finding};
 use crate::isa;
 use crate::module::{Function, Module};
 use crate::types::{StateSpace, Target};
@@ -13,15 +13,14 @@ const PORTABLE_CLUSTER: u64 = 8;
 pub(super) fn check_module(module: &Module, findings: &mut Vec<VerifyError>) {
     let Module { version, target, .. } = module;
     if *version > isa::NEWEST_VERSION {
-        let message =
-            format!("there is no .version {version} yet; the newest known is {}", isa::NEWEST_VERSION);
-        module_finding(findings, Rule::Target1, "", message);
+        let breach = Breach::NoSuchVersion { version: *version, newest: isa::NEWEST_VERSION };
+        module_finding(findings, Rule::Target1, "", breach);
     }
     match isa::target_version(*target) {
-        None => module_finding(findings, Rule::Target1, "", format!("there is no target {target}")),
+        None => module_finding(findings, Rule::Target1, "", Breach::NoSuchTarget { target: *target }),
         Some(first) if *version < first => {
-            let message = format!("target {target} needs .version {first}, the module has {version}");
-            module_finding(findings, Rule::Target1, "", message);
+            let breach = Breach::TargetNeedsVersion { target: *target, needed: first, version: *version };
+            module_finding(findings, Rule::Target1, "", breach);
         }
         Some(_) => {}
     }
@@ -34,43 +33,37 @@ pub(super) fn check(cx: &mut Checker<'_>) {
     // Large parameters have a rule of their own.
     let small = function.param_layout().1 <= isa::SMALL_PARAMETER_BYTES;
     if small && needs.version > module.version {
-        let message =
-            format!("its directives need .version {}, the module has {}", needs.version, module.version);
-        cx.report_function(Rule::Target2, message);
+        let breach = Breach::DirectivesNeedVersion { needed: needs.version, version: module.version };
+        cx.report_function(Rule::Target2, breach);
     }
     if needs.sm > module.target.sm && small {
-        let message =
-            format!("its directives need sm_{} or later, the module is for {}", needs.sm, module.target);
-        cx.report_function(Rule::Target3, message);
+        let breach = Breach::DirectivesNeedTarget { sm: needs.sm, target: module.target };
+        cx.report_function(Rule::Target3, breach);
     }
     let size = function.param_layout().1;
     let limit = isa::parameter_limit(module.version, module.target);
     if size > limit {
-        let message = format!("the parameters take {size} bytes, .version {} allows {limit}", module.version);
-        cx.report_function(Rule::Target5, message);
+        let breach = Breach::ParameterBytes { bytes: size, version: module.version, limit };
+        cx.report_function(Rule::Target5, breach);
     }
     shared(cx);
     cx.each(|cx, instruction| {
         let needs = isa::requirement_on(&instruction.inst, cx.module.target);
         if needs.version > cx.module.version {
-            let message = format!(
-                "this instruction needs .version {}, the module has {}",
-                needs.version, cx.module.version
-            );
-            cx.report(Rule::Target2, message);
+            let version = cx.module.version;
+            cx.report(Rule::Target2, Breach::InstructionNeedsVersion { needed: needs.version, version });
         }
         let target = cx.module.target;
         if needs.has_target(target) {
             return;
         }
-        let message = if needs.specific.is_empty() {
-            format!("this instruction needs sm_{} or later, the module is for {target}", needs.sm)
+        let breach = if needs.specific.is_empty() {
+            Breach::InstructionNeedsTarget { sm: needs.sm, target }
         } else {
-            let names: Vec<String> =
-                needs.specific.iter().map(|sm| Target::specific(*sm).to_string()).collect();
-            format!("this instruction exists on {} only, the module is for {target}", names.join(", "))
+            let only = needs.specific.iter().map(|sm| Target::specific(*sm)).collect();
+            Breach::InstructionOnTargets { only, target }
         };
-        cx.report(Rule::Target3, message);
+        cx.report(Rule::Target3, breach);
     });
 }
 
@@ -83,11 +76,8 @@ fn shared(cx: &mut Checker<'_>) {
     }
     let limit = isa::static_shared_limit(cx.module.target);
     if at > limit {
-        let message = format!(
-            "static shared memory takes {at} bytes, {} allows {limit}; use dynamic shared memory",
-            cx.module.target
-        );
-        cx.report_function(Rule::Target4, message);
+        let target = cx.module.target;
+        cx.report_function(Rule::Target4, Breach::StaticShared { bytes: at, target, limit });
     }
 }
 
@@ -117,56 +107,43 @@ fn volume(dims: [u32; 3]) -> u64 {
 
 fn directives(cx: &mut Checker<'_>) {
     let d = &cx.function.directives;
-    for (name, dims) in [(".maxntid", d.max_threads), (".reqntid", d.required_threads)] {
+    for (directive, dims) in [(".maxntid", d.max_threads), (".reqntid", d.required_threads)] {
         let Some(dims) = dims else { continue };
         if dims.contains(&0) {
-            cx.report_function(Rule::Target6, format!("{name} has a dimension of 0"));
+            cx.report_function(Rule::Target6, Breach::ZeroDimension { directive });
         } else if volume(dims) > MAX_THREADS {
-            let message =
-                format!("{name} asks for {} threads, a block has at most {MAX_THREADS}", volume(dims));
-            cx.report_function(Rule::Target7, message);
+            let breach = Breach::BlockThreads { directive, threads: volume(dims), limit: MAX_THREADS };
+            cx.report_function(Rule::Target7, breach);
         } else if let Some(blocks) = d.min_blocks_per_sm
             && volume(dims) * u64::from(blocks) > threads_per_sm(cx.module.target.sm)
         {
-            let (threads, most) = (volume(dims), threads_per_sm(cx.module.target.sm));
-            let message = format!(
-                ".minnctapersm {blocks} with {threads} threads a block is ignored: a multiprocessor holds {most} threads"
-            );
-            cx.report_function(Rule::Target7, message);
+            let (threads, limit) = (volume(dims), threads_per_sm(cx.module.target.sm));
+            cx.report_function(Rule::Target7, Breach::MultiprocessorThreads { blocks, threads, limit });
         }
     }
     if d.blocks_are_clusters && (d.required_threads.is_none() || d.cluster.is_none()) {
-        let message = ".blocksareclusters needs .reqntid and .reqnctapercluster".to_owned();
-        cx.report_function(Rule::Target6, message);
+        cx.report_function(Rule::Target6, Breach::ClustersWithoutShape);
     }
     if d.max_threads.is_some() && d.required_threads.is_some() {
-        cx.report_function(Rule::Target6, ".maxntid and .reqntid exclude each other".to_owned());
+        let breach = Breach::DirectivesExclude { first: ".maxntid", second: ".reqntid" };
+        cx.report_function(Rule::Target6, breach);
     }
     if d.cluster.is_some() && d.max_cluster_rank.is_some() {
-        cx.report_function(
-            Rule::Target6,
-            ".reqnctapercluster and .maxclusterrank exclude each other".to_owned(),
-        );
+        let breach = Breach::DirectivesExclude { first: ".reqnctapercluster", second: ".maxclusterrank" };
+        cx.report_function(Rule::Target6, breach);
     }
     if let Some(dims) = d.cluster {
         if dims.contains(&0) {
-            cx.report_function(Rule::Target6, ".reqnctapercluster has a dimension of 0".to_owned());
+            cx.report_function(Rule::Target6, Breach::ZeroDimension { directive: ".reqnctapercluster" });
         } else if volume(dims) > PORTABLE_CLUSTER {
-            let message = format!(
-                "a cluster of {} blocks is not portable: at most {PORTABLE_CLUSTER} unless the launch opts in",
-                volume(dims)
-            );
-            cx.report_function(Rule::Target7, message);
+            let breach = Breach::PortableCluster { blocks: volume(dims), limit: PORTABLE_CLUSTER };
+            cx.report_function(Rule::Target7, breach);
         }
     }
     if d.min_blocks_per_sm.is_some() && d.max_threads.is_none() && d.required_threads.is_none() {
-        let message = ".minnctapersm is ignored without .maxntid or .reqntid".to_owned();
-        cx.report_function(Rule::Target7, message);
+        cx.report_function(Rule::Target7, Breach::MinBlocksAlone);
     }
     if let Some(n @ 256..) = d.max_registers {
-        cx.report_function(
-            Rule::Target7,
-            format!(".maxnreg {n} is ignored: a thread has at most 255 registers"),
-        );
+        cx.report_function(Rule::Target7, Breach::ThreadRegisters { registers: n, limit: 255 });
     }
 }

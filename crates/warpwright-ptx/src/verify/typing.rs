@@ -3,7 +3,7 @@
 mod asynchronous;
 mod tensor;
 
-use super::{Checker, Rule};
+use super::{Breach, Checker, Rule};
 use crate::inst::*;
 use crate::isa::{self, Misfit};
 use crate::types::ScalarType::{self, *};
@@ -43,11 +43,10 @@ pub(super) fn check(cx: &mut Checker<'_>) {
 fn form(cx: &mut Checker<'_>, inst: &Inst) {
     match isa::form(inst) {
         Ok(_) => {}
-        Err(Misfit::Types) => {
-            let message = format!("there is no `{}`", spelling(inst));
-            cx.report(Rule::Type1, message);
+        Err(Misfit::Types) => cx.report(Rule::Type1, Breach::NoSuchForm { form: spelling(inst) }),
+        Err(Misfit::Modifiers(error)) => {
+            cx.report(Rule::Type4, Breach::Modifiers { form: spelling(inst), error });
         }
-        Err(Misfit::Modifiers(e)) => cx.report(Rule::Type4, format!("`{}`: {e}", spelling(inst))),
     }
 }
 
@@ -117,22 +116,22 @@ fn literal_fits(literal: Imm, ty: ScalarType) -> bool {
     }
 }
 
-fn predicate(cx: &mut Checker<'_>, r: Reg, what: &str) {
+fn predicate(cx: &mut Checker<'_>, r: Reg, what: &'static str) {
     let found = cx.type_of(r);
     if found != Pred {
-        cx.report(Rule::Type9, format!("{what} is a .{found} register, not a predicate"));
+        cx.report(Rule::Type9, Breach::NotPredicate { operand: what, ty: found });
     }
 }
 
-fn register(cx: &mut Checker<'_>, r: Reg, ty: ScalarType, width: Width, what: &str) {
+fn register(cx: &mut Checker<'_>, r: Reg, ty: ScalarType, width: Width, what: &'static str) {
     let found = cx.type_of(r);
     if fits(found, ty, width) {
         return;
     }
     if ty == Pred {
-        cx.report(Rule::Type9, format!("{what} is a .{found} register, not a predicate"));
+        cx.report(Rule::Type9, Breach::NotPredicate { operand: what, ty: found });
     } else {
-        cx.report(Rule::Type2, format!("{what} is a .{found} register where .{ty} is needed"));
+        cx.report(Rule::Type2, Breach::RegisterType { operand: what, ty: found, needed: ty });
     }
 }
 
@@ -141,41 +140,20 @@ fn result(cx: &mut Checker<'_>, r: Reg, ty: ScalarType) {
 }
 
 /// A source that is a register or a literal.
-fn source(cx: &mut Checker<'_>, o: Operand, ty: ScalarType, what: &str) {
+fn source(cx: &mut Checker<'_>, o: Operand, ty: ScalarType, what: &'static str) {
     source_of_width(cx, o, ty, Width::Exact, what);
 }
 
-fn source_of_width(cx: &mut Checker<'_>, o: Operand, ty: ScalarType, width: Width, what: &str) {
+fn source_of_width(cx: &mut Checker<'_>, o: Operand, ty: ScalarType, width: Width, what: &'static str) {
     match o {
         Operand::Reg(r) => register(cx, r, ty, width, what),
         Operand::Imm(literal) => {
             if !literal_fits(literal, ty) {
-                let kind = match literal {
-                    Imm::Int(_) => "an integer",
-                    Imm::F32(_) => "an f32",
-                    Imm::F64(_) => "an f64",
-                };
-                let message = format!("{what} is {kind} literal where .{ty} is needed{}", literal_advice(ty));
-                cx.report(Rule::Type3, message);
+                cx.report(Rule::Type3, Breach::LiteralType { operand: what, literal, needed: ty });
             }
         }
-        Operand::Special(_) => {
-            cx.report(Rule::Type5, format!("{what} is a special register; only mov and cvt read those"));
-        }
-        Operand::Symbol(..) => {
-            cx.report(Rule::Type6, format!("{what} is the address of a symbol; only mov and cvta take that"));
-        }
-    }
-}
-
-fn literal_advice(ty: ScalarType) -> &'static str {
-    match ty {
-        F16 | F16x2 | BF16 | BF16x2 => {
-            "; half-precision operands take no literals, move it to a register first"
-        }
-        F32 => "; write it as 0fXXXXXXXX or with a decimal point",
-        F64 => "; write it as 0dXXXXXXXXXXXXXXXX or with a decimal point",
-        _ => "",
+        Operand::Special(_) => cx.report(Rule::Type5, Breach::SpecialOperand { operand: what }),
+        Operand::Symbol(..) => cx.report(Rule::Type6, Breach::SymbolOperand { operand: what }),
     }
 }
 
@@ -244,7 +222,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             if let Some(q) = dst_not {
                 register(cx, q, Pred, Width::Exact, "the second result");
             } else if matches!(ty, F16x2 | BF16x2) {
-                cx.report(Rule::Type8, format!("setp.{ty} has two results, one per half"));
+                cx.report(Rule::Type8, Breach::OneResultOfHalves { ty });
             }
         }
         Inst::Set { combine, dst_ty, ty, dst, a, b, .. } => {
@@ -305,7 +283,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
                 _ => source(cx, src, ty, A),
             }
             if space == StateSpace::Generic {
-                cx.report(Rule::Mem1, "cvta converts between the generic space and a named one".to_owned());
+                cx.report(Rule::Mem1, Breach::CvtaGeneric);
             }
             result(cx, dst, ty);
         }
@@ -356,7 +334,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             if let Some(p) = pred {
                 register(cx, p, Pred, Width::Exact, "the second result");
                 if !all {
-                    cx.report(Rule::Type8, "match.any has no predicate result".to_owned());
+                    cx.report(Rule::Type8, Breach::MatchAnyPredicate);
                 }
             }
         }
@@ -378,7 +356,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             if let Some(count) = count {
                 source(cx, count, U32, "the count of threads");
             } else if *kind == BarrierKind::Arrive {
-                cx.report(Rule::Type8, "bar.arrive needs a count of threads".to_owned());
+                cx.report(Rule::Type8, Breach::ArriveWithoutCount);
             }
             if let BarrierKind::Reduce { op, dst, src } = *kind {
                 predicate(cx, src.reg, "the reduced operand");
@@ -418,7 +396,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
         Inst::CvtStochastic { to, from, dst, ref srcs, bits, .. } => {
             let halves = matches!(to, F16x2 | BF16x2);
             if srcs.len() != if halves { 2 } else { 4 } {
-                cx.report(Rule::Type7, format!("{} values do not make up a .{to}", srcs.len()));
+                cx.report(Rule::Type7, Breach::ConvertedValues { values: srcs.len(), ty: to });
             }
             for s in srcs {
                 source(cx, *s, from, A);
@@ -430,7 +408,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             source(cx, a, S32, A);
             source(cx, b, S32, B);
             if c.is_some() != (to.bits() < 16) {
-                cx.report(Rule::Type8, format!("cvt.pack to .{to} has no third operand, or needs one"));
+                cx.report(Rule::Type8, Breach::CvtPackOperand { to });
             }
             if let Some(c) = c {
                 source(cx, c, B32, C);
@@ -476,16 +454,12 @@ fn moved(cx: &mut Checker<'_>, src: Operand, ty: ScalarType) {
     match src {
         Operand::Special(s) => {
             if ty.is_float() || !isa::special_widths(s).contains(&ty.bits()) {
-                let message = format!(
-                    "mov.{ty} does not read this special register, which is a .{}",
-                    isa::special_type(s)
-                );
-                cx.report(Rule::Type5, message);
+                cx.report(Rule::Type5, Breach::MovSpecial { ty, special: isa::special_type(s) });
             }
         }
         Operand::Symbol(..) => {
             if ty.is_float() || !matches!(ty.bits(), 32 | 64) {
-                cx.report(Rule::Type6, format!("an address does not fit mov.{ty}"));
+                cx.report(Rule::Type6, Breach::MovAddress { ty });
             }
         }
         Operand::Reg(_) | Operand::Imm(_) => source(cx, src, ty, A),
@@ -500,8 +474,7 @@ fn convert(cx: &mut Checker<'_>, to: ScalarType, from: ScalarType, dst: Reg, a: 
         Operand::Special(s) => {
             let widest = isa::special_type(s).bits();
             if b.is_some() || !from.is_integer() || from.bits() > widest || widest == 1 {
-                let message = format!("cvt from .{from} does not read this special register");
-                cx.report(Rule::Type5, message);
+                cx.report(Rule::Type5, Breach::CvtSpecial { from });
             }
         }
         _ => source_of_width(cx, a, from, width, A),
@@ -520,7 +493,7 @@ fn part_type(cx: &mut Checker<'_>, ty: ScalarType, parts: usize) -> Option<Scala
         (64, 2) | (128, 4) => B32,
         (128, 2) => B64,
         _ => {
-            cx.report(Rule::Type7, format!("{parts} parts do not make up a .{ty}"));
+            cx.report(Rule::Type7, Breach::Parts { parts, ty });
             return None;
         }
     };
@@ -530,13 +503,12 @@ fn part_type(cx: &mut Checker<'_>, ty: ScalarType, parts: usize) -> Option<Scala
 /// V-TYPE-7 for loads and stores.
 fn vector(cx: &mut Checker<'_>, space: StateSpace, ty: ScalarType, width: usize) {
     match isa::vector(width, ty.bits()) {
-        None => cx.report(Rule::Type7, format!("there is no vector of {width} elements of .{ty}")),
+        None => cx.report(Rule::Type7, Breach::NoVector { elements: width, ty }),
         Some(_)
             if width as u64 * u64::from(ty.bytes()) > 16
                 && !matches!(space, StateSpace::Global | StateSpace::Generic) =>
         {
-            let message = format!("a vector of {width} elements of .{ty} exists in global memory only");
-            cx.report(Rule::Type7, message);
+            cx.report(Rule::Type7, Breach::GlobalVector { elements: width, ty });
         }
         Some(_) => {}
     }
@@ -565,19 +537,15 @@ fn atomic(
         result(cx, d, ty);
     }
     match (op, c) {
-        (AtomOp::Cas, None) => {
-            cx.report(Rule::Type8, "cas compares with one operand and stores another".to_owned());
-        }
+        (AtomOp::Cas, None) => cx.report(Rule::Type8, Breach::CasOperands),
         (AtomOp::Cas, Some(_)) | (_, None) => {}
-        (_, Some(_)) => cx.report(Rule::Type8, format!("{op} takes one operand")),
+        (_, Some(_)) => cx.report(Rule::Type8, Breach::OneOperand { op }),
     }
     if dst.is_none() && matches!(op, AtomOp::Cas | AtomOp::Exch) {
-        cx.report(Rule::Type8, format!("red has no {op}; use atom"));
+        cx.report(Rule::Type8, Breach::NoReduction { op });
     }
     let half_add = op == AtomOp::Add && matches!(ty, F16 | F16x2 | BF16 | BF16x2);
-    if half_add && !noftz {
-        cx.report(Rule::Type4, format!("{op}.{ty} needs `.noftz`"));
-    } else if noftz && !half_add {
-        cx.report(Rule::Type4, format!("{op}.{ty} has no `.noftz`"));
+    if half_add != noftz {
+        cx.report(Rule::Type4, Breach::Noftz { op: op.name(), ty, needed: half_add });
     }
 }

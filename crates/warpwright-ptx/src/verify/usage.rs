@@ -1,6 +1,6 @@
 //! V-USE: what is computed is used.
 
-use super::{Checker, Rule};
+use super::{Breach, Checker, Rule};
 use crate::inst::*;
 use crate::types::StateSpace;
 
@@ -55,7 +55,7 @@ pub(super) fn check(cx: &mut Checker<'_>) {
         if results > 0 && !used {
             cx.report_with(
                 Rule::Use1,
-                "the result is never used".to_owned(),
+                Breach::Unused,
                 Vec::new(),
                 Some("remove the instruction, or use what it computes"),
             );

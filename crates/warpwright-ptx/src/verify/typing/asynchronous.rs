@@ -6,7 +6,7 @@ use crate::inst::*;
 use crate::isa;
 use crate::types::ScalarType::{self, *};
 use crate::types::{CacheOp, Ordering, Scope, Semantics, StateSpace};
-use crate::verify::{Checker, Rule};
+use crate::verify::{Breach, Checker, Rule};
 
 const BYTES: &str = "the number of bytes";
 const BLOCKS: &str = "the mask of blocks";
@@ -17,14 +17,14 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
         Inst::CpAsync { cache, bytes, limit, policy: p, .. } => {
             let sizes: &[u32] = if cache == CacheOp::Cg { &[16] } else { &[4, 8, 16] };
             if !sizes.contains(&bytes) {
-                cx.report(Rule::Type10, format!("cp.async.{cache} does not copy {bytes} bytes"));
+                cx.report(Rule::Type10, Breach::CpAsyncBytes { cache, bytes });
             }
             match limit {
                 SourceLimit::Full => {}
                 SourceLimit::Bytes(n) => {
                     source(cx, n, U32, BYTES);
                     if matches!(n, Operand::Imm(Imm::Int(n)) if !(0..=i64::from(bytes)).contains(&n)) {
-                        cx.report(Rule::Type10, format!("cp.async reads 0 to {bytes} bytes of its source"));
+                        cx.report(Rule::Type10, Breach::CpAsyncSource { bytes });
                     }
                 }
                 SourceLimit::Ignore(p) => predicate(cx, p, "the fourth operand"),
@@ -44,14 +44,13 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
                 source(cx, count, U32, "the count of arrivals");
             }
             if no_complete && count.is_none() {
-                cx.report(Rule::Type8, "an arrival that does not complete needs a count".to_owned());
+                cx.report(Rule::Type8, Breach::NoCompleteWithoutCount);
             }
             if no_complete && expect_tx.is_some() || expect_tx.is_some() && count.is_some() {
-                cx.report(Rule::Type8, "an arrival that expects bytes is a single one".to_owned());
+                cx.report(Rule::Type8, Breach::ExpectingArrival);
             }
             if space == StateSpace::SharedCluster && (dst.is_some() || no_complete) {
-                let message = "an arrival at another block's mbarrier returns nothing; write `_`";
-                cx.report(Rule::Type8, message.to_owned());
+                cx.report(Rule::Type8, Breach::RemoteArrival);
             }
         }
         Inst::MbarrierWait { try_wait, ordering, dst, phase, nanoseconds, .. } => {
@@ -63,7 +62,7 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             if let Some(limit) = nanoseconds {
                 source(cx, limit, U32, "the time limit");
                 if !try_wait {
-                    cx.report(Rule::Type8, "test_wait has no time limit".to_owned());
+                    cx.report(Rule::Type8, Breach::TestWaitLimit);
                 }
             }
             result(cx, dst, Pred);
@@ -82,21 +81,18 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             if let Some(blocks) = c.multicast {
                 source(cx, blocks, U16, BLOCKS);
                 if (c.dst_space, c.src_space) != (StateSpace::SharedCluster, StateSpace::Global) {
-                    cx.report(
-                        Rule::Type8,
-                        "only copies from global memory to a cluster are multicast".to_owned(),
-                    );
+                    cx.report(Rule::Type8, Breach::MulticastBulk);
                 }
             }
             if let Some(mask) = c.byte_mask {
                 source(cx, mask, U16, "the mask of bytes");
                 if c.completion != Completion::BulkGroup {
-                    cx.report(Rule::Type8, "only copies to global memory have a mask of bytes".to_owned());
+                    cx.report(Rule::Type8, Breach::ByteMask);
                 }
             }
             policy(cx, c.policy);
             if c.policy.is_some() && c.dst_space != StateSpace::Global && c.src_space != StateSpace::Global {
-                cx.report(Rule::Mem7, "a cache policy concerns global memory".to_owned());
+                cx.report(Rule::Mem7, Breach::PolicyElsewhere);
             }
         }
         Inst::BulkReduce(ref r) => {
@@ -104,12 +100,11 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             bulk_spaces(cx, r.dst_space, StateSpace::Shared, r.completion);
             let half_add = r.op == BulkOp::Add && matches!(r.ty, F16 | BF16);
             if half_add != r.noftz {
-                let verb = if half_add { "needs" } else { "has no" };
-                cx.report(Rule::Type4, format!("{}.{} {verb} `.noftz`", r.op, r.ty));
+                cx.report(Rule::Type4, Breach::Noftz { op: r.op.name(), ty: r.ty, needed: half_add });
             }
             policy(cx, r.policy);
             if r.policy.is_some() && r.dst_space != StateSpace::Global {
-                cx.report(Rule::Mem7, "a cache policy concerns global memory".to_owned());
+                cx.report(Rule::Mem7, Breach::PolicyElsewhere);
             }
         }
         Inst::BulkPrefetch { bytes, policy: p, .. } => {
@@ -124,7 +119,7 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
                 AsyncOrder::Release { .. } => &[1],
             };
             if !widths.contains(&srcs.len()) || srcs.len() as u32 * ty.bytes() > 16 {
-                cx.report(Rule::Type7, format!("there is no vector of {} elements of .{ty}", srcs.len()));
+                cx.report(Rule::Type7, Breach::NoVector { elements: srcs.len(), ty });
             }
             for s in srcs {
                 source(cx, *s, ty, "the stored operand");
@@ -133,7 +128,7 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
         Inst::RedAsync { ty, b, .. } => source(cx, b, ty, B),
         Inst::TensormapReplace { field, index, value, .. } => {
             if index.is_some() != field.is_indexed() {
-                cx.report(Rule::Type8, format!("{field} has no index, or needs one"));
+                cx.report(Rule::Type8, Breach::FieldIndex { field });
             }
             let ty = if field.is_wide() { B64 } else { B32 };
             let literal = matches!(
@@ -145,7 +140,7 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
                     | TensormapField::FillMode
             );
             if literal && !matches!(value, Operand::Imm(_)) {
-                cx.report(Rule::Type3, format!("{field} is a literal"));
+                cx.report(Rule::Type3, Breach::FieldLiteral { field });
             } else {
                 source(cx, value, ty, "the new value");
             }
@@ -166,7 +161,7 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
         }
         Inst::StackSave { ty, dst: reg } | Inst::StackRestore { ty, src: reg } => result(cx, reg, ty),
         Inst::PmEvent { mask: false, value: value @ 16.. } => {
-            cx.report(Rule::Type10, format!("there is no event {value}, only 0 to 15"));
+            cx.report(Rule::Type10, Breach::NoSuchEvent { event: value });
         }
         Inst::ClusterBarrier { arrive, semantics, .. } => {
             let takes = match semantics {
@@ -176,7 +171,10 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
                 _ => false,
             };
             if !takes {
-                cx.report(Rule::Mem7, format!("this half of a cluster barrier has no `.{semantics}`"));
+                cx.report(
+                    Rule::Mem7,
+                    Breach::NoSemantics { operation: "this half of a cluster barrier", semantics },
+                );
             }
         }
         // The others have no operands besides addresses.
@@ -185,18 +183,18 @@ pub(super) fn operands(cx: &mut Checker<'_>, inst: &Inst) {
 }
 
 /// Ordering and scope of an operation on an mbarrier come together.
-fn order(cx: &mut Checker<'_>, ordering: Ordering, strongest: Semantics, what: &str) {
+fn order(cx: &mut Checker<'_>, ordering: Ordering, strongest: Semantics, what: &'static str) {
     let Ordering { semantics, scope } = ordering;
     if semantics == Semantics::Weak && scope.is_none() {
         return;
     }
     if semantics != strongest && semantics != Semantics::Relaxed {
-        cx.report(Rule::Mem7, format!("{what} has no `.{semantics}`"));
+        cx.report(Rule::Mem7, Breach::NoSemantics { operation: what, semantics });
     }
     match scope {
         Some(Scope::Cta | Scope::Cluster) => {}
-        Some(scope) => cx.report(Rule::Mem7, format!("{what} has no scope `.{scope}`")),
-        None => cx.report(Rule::Mem7, format!("`.{semantics}` needs a scope")),
+        Some(scope) => cx.report(Rule::Mem7, Breach::NoScope { operation: what, scope }),
+        None => cx.report(Rule::Mem7, Breach::MissingScope { semantics }),
     }
 }
 
@@ -206,7 +204,7 @@ fn bulk_bytes(cx: &mut Checker<'_>, bytes: Operand) {
     if let Operand::Imm(Imm::Int(n)) = bytes
         && n % 16 != 0
     {
-        cx.report(Rule::Type10, format!("{n} bytes: a bulk copy moves a multiple of 16"));
+        cx.report(Rule::Type10, Breach::BulkBytes { bytes: n });
     }
 }
 
@@ -217,13 +215,12 @@ fn bulk_spaces(cx: &mut Checker<'_>, dst: StateSpace, src: StateSpace, completio
         (SharedCluster, Global | Shared) | (Shared, Global) => true,
         (Global, Shared) => false,
         _ => {
-            cx.report(Rule::Mem1, format!("no bulk copy from .{src} to .{dst}"));
+            cx.report(Rule::Mem1, Breach::BulkCopyBetween { from: src, to: dst });
             return;
         }
     };
     if counted != matches!(completion, Completion::Mbarrier(_)) {
-        let needed = if counted { "an mbarrier" } else { "a bulk group" };
-        cx.report(Rule::Type8, format!("a bulk copy from .{src} to .{dst} completes through {needed}"));
+        cx.report(Rule::Type8, Breach::BulkCompletion { from: src, to: dst, mbarrier: counted });
     }
 }
 
@@ -232,9 +229,8 @@ fn tensor_copy(cx: &mut Checker<'_>, c: &TensorCopy) {
     let quad = matches!(c.mode, TensorMode::Gather4 | TensorMode::Scatter4);
     let coords = if quad { 5 } else { dims };
     if !(1..=5).contains(&dims) || (quad && dims != 2) || c.coords.len() != coords {
-        let message =
-            format!("{} coordinates of a tensor of {dims} dimensions, {coords} are needed", c.coords.len());
-        cx.report(Rule::Type7, message);
+        let coordinates = c.coords.len();
+        cx.report(Rule::Type7, Breach::TensorCoordinates { coordinates, dims, needed: coords });
     }
     let offsets = match c.mode {
         TensorMode::Im2col => dims.saturating_sub(2),
@@ -247,9 +243,9 @@ fn tensor_copy(cx: &mut Checker<'_>, c: &TensorCopy) {
         TensorMode::Im2col | TensorMode::Im2colNoOffsets | TensorMode::Im2colW | TensorMode::Im2colW128
     );
     if unrolls && dims < 3 {
-        cx.report(Rule::Type7, format!("im2col needs a tensor of 3 to 5 dimensions, not {dims}"));
+        cx.report(Rule::Type7, Breach::Im2colDimensions { dims });
     } else if c.offsets.len() != if stores { 0 } else { offsets } {
-        cx.report(Rule::Type7, format!("{} offsets where {offsets} are needed", c.offsets.len()));
+        cx.report(Rule::Type7, Breach::TensorOffsets { offsets: c.offsets.len(), needed: offsets });
     }
     let fits = match c.mode {
         TensorMode::Tile => true,
@@ -257,7 +253,7 @@ fn tensor_copy(cx: &mut Checker<'_>, c: &TensorCopy) {
         TensorMode::Gather4 | TensorMode::Im2col | TensorMode::Im2colW | TensorMode::Im2colW128 => !stores,
     };
     if !fits {
-        cx.report(Rule::Type4, format!("this direction has no mode `.{}`", c.mode));
+        cx.report(Rule::Type4, Breach::TensorDirection { mode: c.mode });
     }
     for o in &c.coords {
         source(cx, *o, S32, "a coordinate");
@@ -269,11 +265,11 @@ fn tensor_copy(cx: &mut Checker<'_>, c: &TensorCopy) {
         if let Some(blocks) = multicast {
             source(cx, *blocks, U16, BLOCKS);
             if *dst_space != StateSpace::SharedCluster {
-                cx.report(Rule::Type8, "only copies to a cluster are multicast".to_owned());
+                cx.report(Rule::Type8, Breach::MulticastTensor);
             }
         }
         if cta_group.is_some_and(|g| !matches!(g, 1 | 2)) {
-            cx.report(Rule::Type4, "a group has 1 or 2 blocks".to_owned());
+            cx.report(Rule::Type4, Breach::CtaGroup);
         }
     }
     policy(cx, c.policy);
@@ -282,10 +278,10 @@ fn tensor_copy(cx: &mut Checker<'_>, c: &TensorCopy) {
 /// The address operand of `mapa` and `getctarank`: a register as wide as the type, or a variable.
 fn cluster_address(cx: &mut Checker<'_>, space: StateSpace, ty: ScalarType, a: Operand) {
     if !matches!(ty, U32 | U64) {
-        cx.report(Rule::Type1, format!("an address is a .u32 or .u64, not a .{ty}"));
+        cx.report(Rule::Type1, Breach::AddressType { ty });
     }
     if !matches!(space, StateSpace::Generic | StateSpace::SharedCluster) {
-        cx.report(Rule::Mem1, format!("addresses of blocks are in .shared::cluster, not in .{space}"));
+        cx.report(Rule::Mem1, Breach::BlockAddressIn { space });
     }
     if !matches!(a, Operand::Symbol(..)) {
         only_register(cx, a, ty, A);
@@ -295,7 +291,7 @@ fn cluster_address(cx: &mut Checker<'_>, space: StateSpace, ty: ScalarType, a: O
 fn create_policy(cx: &mut Checker<'_>, dst: Reg, from: &PolicySource) {
     let secondary = |cx: &mut Checker<'_>, priority: Option<L2Priority>| {
         if matches!(priority, Some(L2Priority::Last | L2Priority::Normal)) {
-            cx.report(Rule::Type4, "the second priority is first or unchanged".to_owned());
+            cx.report(Rule::Type4, Breach::SecondPriority);
         }
     };
     match *from {
@@ -330,18 +326,17 @@ pub(super) fn atomic_vector(
         return;
     }
     if !matches!(space, StateSpace::Generic | StateSpace::Global) {
-        cx.report(Rule::Mem1, format!("no vector atomic in .{space}"));
+        cx.report(Rule::Mem1, Breach::VectorAtomicIn { space });
     }
     let half = ty != F32;
     if half != noftz {
-        let verb = if half { "needs" } else { "has no" };
-        cx.report(Rule::Type4, format!("{op}.{ty} {verb} `.noftz`"));
+        cx.report(Rule::Type4, Breach::Noftz { op: op.name(), ty, needed: half });
     }
     for d in dsts.unwrap_or_default().iter().flatten() {
         result(cx, *d, ty);
     }
     if dsts.is_some_and(|d| d.len() != srcs.len()) {
-        cx.report(Rule::Type7, "as many results as operands are needed".to_owned());
+        cx.report(Rule::Type7, Breach::VectorResults);
     }
     for s in srcs {
         source(cx, *s, ty, B);

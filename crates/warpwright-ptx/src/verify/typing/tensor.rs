@@ -4,7 +4,7 @@ use super::{A, B, C, D, Width, predicate, register, result, source};
 use crate::inst::*;
 use crate::isa;
 use crate::types::ScalarType::{self, *};
-use crate::verify::{Checker, Rule};
+use crate::verify::{Breach, Checker, Rule};
 
 /// The registers of a fragment: 32-bit ones of no particular type except for accumulators.
 const fn accumulator(ty: MatrixType) -> ScalarType {
@@ -20,9 +20,9 @@ const fn factor(ty: MatrixType) -> ScalarType {
     if matches!(ty, MatrixType::F64) { F64 } else { U32 }
 }
 
-fn count(cx: &mut Checker<'_>, what: &str, found: usize, needed: usize) {
-    if found != needed {
-        cx.report(Rule::Type7, format!("{what} has {found} registers where {needed} are needed"));
+fn count(cx: &mut Checker<'_>, fragment: &'static str, registers: usize, needed: usize) {
+    if registers != needed {
+        cx.report(Rule::Type7, Breach::FragmentRegisters { fragment, registers, needed });
     }
 }
 
@@ -76,10 +76,10 @@ pub(super) fn store_matrix(cx: &mut Checker<'_>, tiles: MatrixTiles, srcs: &[Ope
 }
 
 /// A source that may not be a literal.
-pub(super) fn only_register(cx: &mut Checker<'_>, o: Operand, ty: ScalarType, what: &str) {
+pub(super) fn only_register(cx: &mut Checker<'_>, o: Operand, ty: ScalarType, what: &'static str) {
     match o {
         Operand::Reg(r) => register(cx, r, ty, Width::Exact, what),
-        _ => cx.report(Rule::Type3, format!("{what} must be a register")),
+        _ => cx.report(Rule::Type3, Breach::NotRegister { operand: what }),
     }
 }
 
@@ -156,6 +156,6 @@ pub(super) fn wgmma(cx: &mut Checker<'_>, m: &Wgmma) {
 /// `setmaxnreg`: 24 to 256 registers in steps of 8.
 pub(super) fn max_registers(cx: &mut Checker<'_>, n: u32) {
     if !(24..=256).contains(&n) || !n.is_multiple_of(8) {
-        cx.report(Rule::Type10, format!("{n} registers: a multiple of 8 from 24 to 256 is needed"));
+        cx.report(Rule::Type10, Breach::MaxRegisters { registers: n });
     }
 }
