@@ -13,12 +13,19 @@ pub(crate) enum Outcome {
     Stopped,
 }
 
-/// How the loop goes on after an operation that may block or end lanes.
+/// How the loop goes on after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// The next instruction with the same lanes.
+    /// At the next instruction with the same lanes.
     Next,
-    /// The groups were changed: choose again.
+    /// At this instruction with the same lanes.
+    Jump(u32),
+    /// With a group that is chosen anew: the groups were changed.
     Repick,
+    /// The same, without having run: the instruction is counted when its lanes have come together.
+    Gather,
+    /// Not for now: the warp's turn ends like this.
+    Leave(Outcome),
+    /// Not at all: the launch ends at this instruction, which has not run.
     Stop,
 }

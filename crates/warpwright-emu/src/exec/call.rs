@@ -4,6 +4,8 @@
 //! run together; lanes at the same instruction on different paths do not. A node goes when its last lane returns or
 //! ends, so there are never more than the lanes' depths together.
 
+use warpwright_ptx::isa::DeviceLimits;
+
 use super::global::{alike, lane_value, lanes_of, set_lane};
 use super::rows::{put_pred, put32, put64};
 use crate::code::Code;
@@ -11,7 +13,7 @@ use crate::code::function::{Builtin, Call, FunctionCode, Place, Target};
 use crate::code::layout::Slot;
 use crate::code::rows::{LANES, Registers, Row32, Row64};
 use crate::context::Context;
-use crate::flow::Flow;
+use crate::flow::{Flow, Outcome};
 use crate::launch::Fault;
 use crate::memory::POISON;
 use crate::report::coordinates;
@@ -21,7 +23,7 @@ use crate::warp::{Group, Local, Warp};
 /// Calls that a thread may be inside of.
 const MAX_DEPTH: u32 = 4096;
 /// Local memory that a thread may have, frames included.
-pub(crate) const MAX_LOCAL: u64 = 512 * 1024;
+pub(crate) const MAX_LOCAL: u64 = DeviceLimits::THREAD_LOCAL as u64;
 
 /// The lanes that took the same calls.
 #[derive(Debug)]
@@ -41,7 +43,7 @@ struct Node {
     lanes: u32,
     /// Ends of the callers' frames.
     tops: [u64; LANES],
-    /// What the caller had in its rows, if the call saves them.
+    /// The caller's rows, if the call saves them.
     rows32: Vec<Row32>,
     rows64: Vec<Row64>,
     preds: Vec<u32>,
@@ -166,6 +168,30 @@ impl Context<'_> {
     /// Runs a call: the lanes of `exec` go on in the callee, the others behind the call.
     #[inline(never)]
     pub(super) fn call(&mut self, warp: &mut Warp, here: Group, exec: u32, at: u32) -> Flow {
+        let flow = self.enter_callee(warp, here, exec, at);
+        self.transferred(warp, flow)
+    }
+
+    /// Lanes go to the targets with their numbers in row `index`.
+    #[inline(never)]
+    pub(super) fn branch_indexed(&mut self, warp: &mut Warp, here: Group, index: u32, table: u32) -> Flow {
+        let flow = self.enter_targets(warp, here, index, table);
+        self.transferred(warp, flow)
+    }
+
+    /// How it goes on after a call or an indexed branch. Recursion without end is a way to spin.
+    fn transferred(&self, warp: &mut Warp, flow: Flow) -> Flow {
+        if flow == Flow::Stop {
+            Flow::Leave(Outcome::Stopped)
+        } else if warp.spin() {
+            warp.spins = 0;
+            Flow::Leave(self.turn_over())
+        } else {
+            flow
+        }
+    }
+
+    fn enter_callee(&mut self, warp: &mut Warp, here: Group, exec: u32, at: u32) -> Flow {
         let code = self.code;
         let call = &code.calls[at as usize];
         let behind = here.pc + 1;
@@ -204,29 +230,20 @@ impl Context<'_> {
         }
     }
 
-    /// Lanes go to the targets with their numbers.
-    #[inline(never)]
-    pub(super) fn branch_indexed(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        lanes: u32,
-        turn: u32,
-        (index, table): (u32, u32),
-    ) -> Flow {
+    fn enter_targets(&mut self, warp: &mut Warp, here: Group, index: u32, table: u32) -> Flow {
         let targets = &self.code.tables[table as usize];
         let numbers = warp.regs.r32[index as usize].0;
         let mut first = true;
-        for (number, same) in alike(lanes, numbers) {
+        for (number, same) in alike(here.mask, numbers) {
             let Some(target) = targets.get(number as usize) else {
                 let message = format!("takes branch {number} of {}", targets.len());
-                return self.bad_call(warp, pc, same, message);
+                return self.bad_call(warp, here.pc, same, message);
             };
             if first && self.checks.counters {
-                self.counters.branch(same != lanes);
+                self.counters.branch(same != here.mask);
             }
             first = false;
-            warp.push(*target, same, turn);
+            warp.push(*target, same, here.turn);
         }
         Flow::Repick
     }
@@ -416,7 +433,7 @@ fn read(warp: &Warp, lane: usize, place: Place, base: u64) -> u64 {
     }
 }
 
-/// What a lane has in a slot; 1 for a true predicate.
+/// The value of a lane in a slot; 1 for a true predicate.
 fn value(regs: &Registers, slot: Slot, lane: usize) -> u64 {
     match slot {
         Slot::P(p) => u64::from(regs.pred[p as usize] >> lane & 1),

@@ -1,4 +1,4 @@
-//! What the lanes of a warp do together: shuffles, votes, matches, reductions, elections and the warp barrier.
+//! The lanes of a warp together: shuffles, votes, matches, reductions, elections and the warp barrier.
 //!
 //! A `.sync` instruction is a rendezvous. When all lanes of its mask that have not exited are there it runs for all of
 //! them at once; until then those that are there wait in a group of their own.
@@ -83,7 +83,7 @@ impl Context<'_> {
             }
         }
         warp.push(here.pc + 1, go_on, here.turn);
-        Flow::Repick
+        Flow::Gather
     }
 
     /// Reports lanes that execute a collective without being in its mask.

@@ -1,7 +1,7 @@
-//! Register rows: one value per lane, and the loops over lanes that the hot instructions expand to.
+//! Register rows: one value per lane, and the loop over lanes that the hot instructions expand to.
 //!
 //! Results are computed for all lanes into a local row and then stored, whole or blended under the execution mask. The
-//! loops are written so that they vectorise when they are inlined into a function with AVX2.
+//! loop is written so that it vectorizes when it is inlined into a function with AVX2.
 
 use std::hint::black_box;
 
@@ -50,141 +50,97 @@ pub(crate) fn put_pred(pred: &mut u32, value: u32, exec: u32) {
     *pred = *pred & !exec | value & exec;
 }
 
-#[inline(always)]
-pub(crate) fn w1(r: &mut Registers, exec: u32, o: R1, f: impl Fn(u32) -> u32) {
-    let mut out = [0; LANES];
-    let a = &r.r32[o.a as usize].0;
-    for i in 0..LANES {
-        out[i] = f(a[i]);
-    }
-    put32(&mut r.r32[o.d as usize], out, exec);
+/// A type of results: how those of the lanes are collected, and stored for the executing ones.
+trait Lane {
+    type Row;
+    const EMPTY: Self::Row;
+    fn set(row: &mut Self::Row, lane: usize, value: Self);
+    fn put(regs: &mut Registers, d: u32, row: Self::Row, exec: u32);
 }
 
-#[inline(always)]
-pub(crate) fn w2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u32, u32) -> u32) {
-    let mut out = [0; LANES];
-    let (a, b) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0);
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i]);
+impl Lane for u32 {
+    type Row = [u32; LANES];
+    const EMPTY: Self::Row = [0; LANES];
+
+    #[inline(always)]
+    fn set(row: &mut Self::Row, lane: usize, value: Self) {
+        row[lane] = value;
     }
-    put32(&mut r.r32[o.d as usize], out, exec);
+
+    #[inline(always)]
+    fn put(regs: &mut Registers, d: u32, row: Self::Row, exec: u32) {
+        put32(&mut regs.r32[d as usize], row, exec);
+    }
 }
 
-#[inline(always)]
-pub(crate) fn w3(r: &mut Registers, exec: u32, o: R3, f: impl Fn(u32, u32, u32) -> u32) {
-    let mut out = [0; LANES];
-    let (a, b, c) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0, &r.r32[o.c as usize].0);
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i], c[i]);
+impl Lane for u64 {
+    type Row = [u64; LANES];
+    const EMPTY: Self::Row = [0; LANES];
+
+    #[inline(always)]
+    fn set(row: &mut Self::Row, lane: usize, value: Self) {
+        row[lane] = value;
     }
-    put32(&mut r.r32[o.d as usize], out, exec);
+
+    #[inline(always)]
+    fn put(regs: &mut Registers, d: u32, row: Self::Row, exec: u32) {
+        put64(&mut regs.r64[d as usize], row, exec);
+    }
 }
 
-#[inline(always)]
-pub(crate) fn l1(r: &mut Registers, exec: u32, o: R1, f: impl Fn(u64) -> u64) {
-    let mut out = [0; LANES];
-    let a = &r.r64[o.a as usize].0;
-    for i in 0..LANES {
-        out[i] = f(a[i]);
+impl Lane for bool {
+    type Row = u32;
+    const EMPTY: Self::Row = 0;
+
+    #[inline(always)]
+    fn set(row: &mut Self::Row, lane: usize, value: Self) {
+        *row |= u32::from(value) << lane;
     }
-    put64(&mut r.r64[o.d as usize], out, exec);
+
+    #[inline(always)]
+    fn put(regs: &mut Registers, d: u32, row: Self::Row, exec: u32) {
+        put_pred(&mut regs.pred[d as usize], row, exec);
+    }
 }
 
-#[inline(always)]
-pub(crate) fn l2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u64, u64) -> u64) {
-    let mut out = [0; LANES];
-    let (a, b) = (&r.r64[o.a as usize].0, &r.r64[o.b as usize].0);
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i]);
-    }
-    put64(&mut r.r64[o.d as usize], out, exec);
+/// The shapes of vectorized operations: which rows are read, as what, and what becomes of the results. Each is a function of
+/// a warp's registers, the executing lanes, the rows, and the operation of one lane.
+macro_rules! shapes {
+    ($($(#[$doc:meta])* $name:ident $operands:ident($($x:ident: $file:ident $from:ty),+) -> $to:ty;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) fn $name(regs: &mut Registers, exec: u32, o: $operands, f: impl Fn($($from),+) -> $to) {
+            let mut out = <$to as Lane>::EMPTY;
+            $(let $x = &regs.$file[o.$x as usize].0;)+
+            for lane in 0..LANES {
+                <$to as Lane>::set(&mut out, lane, f($($x[lane]),+));
+            }
+            <$to as Lane>::put(regs, o.d, out, exec);
+        }
+    )*};
 }
 
-#[inline(always)]
-pub(crate) fn l3(r: &mut Registers, exec: u32, o: R3, f: impl Fn(u64, u64, u64) -> u64) {
-    let mut out = [0; LANES];
-    let (a, b, c) = (&r.r64[o.a as usize].0, &r.r64[o.b as usize].0, &r.r64[o.c as usize].0);
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i], c[i]);
-    }
-    put64(&mut r.r64[o.d as usize], out, exec);
-}
-
-/// 64 bits shifted by 32.
-#[inline(always)]
-pub(crate) fn lw2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u64, u32) -> u64) {
-    let mut out = [0; LANES];
-    let (a, b) = (&r.r64[o.a as usize].0, &r.r32[o.b as usize].0);
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i]);
-    }
-    put64(&mut r.r64[o.d as usize], out, exec);
-}
-
-/// 64 bits from 32.
-#[inline(always)]
-pub(crate) fn widen1(r: &mut Registers, exec: u32, o: R1, f: impl Fn(u32) -> u64) {
-    let mut out = [0; LANES];
-    let a = &r.r32[o.a as usize].0;
-    for i in 0..LANES {
-        out[i] = f(a[i]);
-    }
-    put64(&mut r.r64[o.d as usize], out, exec);
-}
-
-/// 64 bits from twice 32.
-#[inline(always)]
-pub(crate) fn widen2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u32, u32) -> u64) {
-    let mut out = [0; LANES];
-    let (a, b) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0);
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i]);
-    }
-    put64(&mut r.r64[o.d as usize], out, exec);
-}
-
-/// 64 bits from twice 32 and 64.
-#[inline(always)]
-pub(crate) fn widen3(r: &mut Registers, exec: u32, o: R3, f: impl Fn(u32, u32, u64) -> u64) {
-    let mut out = [0; LANES];
-    let (a, b, c) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0, &r.r64[o.c as usize].0);
-    for i in 0..LANES {
-        out[i] = f(a[i], b[i], c[i]);
-    }
-    put64(&mut r.r64[o.d as usize], out, exec);
-}
-
-/// 32 bits from 64.
-#[inline(always)]
-pub(crate) fn narrow1(r: &mut Registers, exec: u32, o: R1, f: impl Fn(u64) -> u32) {
-    let mut out = [0; LANES];
-    let a = &r.r64[o.a as usize].0;
-    for i in 0..LANES {
-        out[i] = f(a[i]);
-    }
-    put32(&mut r.r32[o.d as usize], out, exec);
-}
-
-/// A predicate from twice 32 bits.
-#[inline(always)]
-pub(crate) fn pw2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u32, u32) -> bool) {
-    let mut out = 0;
-    let (a, b) = (&r.r32[o.a as usize].0, &r.r32[o.b as usize].0);
-    for i in 0..LANES {
-        out |= u32::from(f(a[i], b[i])) << i;
-    }
-    put_pred(&mut r.pred[o.d as usize], out, exec);
-}
-
-/// A predicate from twice 64 bits.
-#[inline(always)]
-pub(crate) fn pl2(r: &mut Registers, exec: u32, o: R2, f: impl Fn(u64, u64) -> bool) {
-    let mut out = 0;
-    let (a, b) = (&r.r64[o.a as usize].0, &r.r64[o.b as usize].0);
-    for i in 0..LANES {
-        out |= u32::from(f(a[i], b[i])) << i;
-    }
-    put_pred(&mut r.pred[o.d as usize], out, exec);
+shapes! {
+    w1 R1(a: r32 u32) -> u32;
+    w2 R2(a: r32 u32, b: r32 u32) -> u32;
+    w3 R3(a: r32 u32, b: r32 u32, c: r32 u32) -> u32;
+    l1 R1(a: r64 u64) -> u64;
+    l2 R2(a: r64 u64, b: r64 u64) -> u64;
+    l3 R3(a: r64 u64, b: r64 u64, c: r64 u64) -> u64;
+    /// 64 bits shifted by 32.
+    lw2 R2(a: r64 u64, b: r32 u32) -> u64;
+    /// 64 bits from 32.
+    widen1 R1(a: r32 u32) -> u64;
+    /// 64 bits from twice 32.
+    widen2 R2(a: r32 u32, b: r32 u32) -> u64;
+    /// 64 bits from twice 32 and 64.
+    widen3 R3(a: r32 u32, b: r32 u32, c: r64 u64) -> u64;
+    /// 32 bits from 64.
+    narrow1 R1(a: r64 u64) -> u32;
+    /// A predicate from twice 32 bits.
+    pw2 R2(a: r32 u32, b: r32 u32) -> bool;
+    /// A predicate from twice 64 bits.
+    pl2 R2(a: r64 u64, b: r64 u64) -> bool;
 }
 
 /// `a` where the predicate `c` holds, else `b`.

@@ -70,18 +70,22 @@ macro_rules! dispatch {
         $($kind:ident $shape:ident { $($name:ident($($x:ident),*) = $value:expr;)* })*
     ) => {
         match $op {
-            $($(Op::$name(o) => rows::$shape($regs, $exec, o, |$($x),*| $value),)*)*
+            $($(Op::$name(o) => {
+                rows::$shape($regs, $exec, o, |$($x),*| $value);
+                Flow::Next
+            })*)*
             $($other)*
         }
     };
 }
 
+/// Runs the groups of a warp. Instructions say how it goes on ([`Flow`]), and what follows from that is at the end of the loop.
 #[inline(always)]
 fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
     let code: &Code = cx.code;
     let counting = cx.checks.counters;
     'pick: loop {
-        let Some(Group { pc, mask: mut active, turn, .. }) = warp.pick() else {
+        let Some(Group { pc, mask: active, turn, .. }) = warp.pick() else {
             return if warp.live == 0 { Outcome::Exited } else { Outcome::Parked };
         };
         if cx.runs.steps >= cx.slice.end && cx.slice_over() {
@@ -121,219 +125,172 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                     continue;
                 }
             }
+            let here = || Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
             let regs = &mut warp.regs;
-            hot_ops!(dispatch [ins.op, regs, exec, {
-                Op::Lop3(o, table) => rows::w3(regs, exec, o, |a, b, c| lanes::lop3(a, b, c, table)),
-                Op::SelectW(o) => select32(regs, exec, o),
-                Op::SelectL(o) => select64(regs, exec, o),
+            let flow = hot_ops!(dispatch [ins.op, regs, exec, {
+                Op::Lop3(o, table) => {
+                    rows::w3(regs, exec, o, |a, b, c| lanes::lop3(a, b, c, table));
+                    Flow::Next
+                }
+                Op::SelectW(o) => {
+                    select32(regs, exec, o);
+                    Flow::Next
+                }
+                Op::SelectL(o) => {
+                    select64(regs, exec, o);
+                    Flow::Next
+                }
                 Op::PredAnd(R2 { d, a, b }) => {
                     let value = regs.pred[a as usize] & regs.pred[b as usize];
                     put_pred(&mut regs.pred[d as usize], value, exec);
+                    Flow::Next
                 }
                 Op::PredOr(R2 { d, a, b }) => {
                     let value = regs.pred[a as usize] | regs.pred[b as usize];
                     put_pred(&mut regs.pred[d as usize], value, exec);
+                    Flow::Next
                 }
                 Op::PredXor(R2 { d, a, b }) => {
                     let value = regs.pred[a as usize] ^ regs.pred[b as usize];
                     put_pred(&mut regs.pred[d as usize], value, exec);
+                    Flow::Next
                 }
                 Op::PredNot(R1 { d, a }) => {
                     let value = !regs.pred[a as usize];
                     put_pred(&mut regs.pred[d as usize], value, exec);
+                    Flow::Next
                 }
                 Op::PredMov(R1 { d, a }) => {
                     let value = regs.pred[a as usize];
                     put_pred(&mut regs.pred[d as usize], value, exec);
+                    Flow::Next
                 }
-                Op::Scalar(at) => super::scalar::run(warp, exec, &code.scalars[at as usize]),
-                Op::Load(at) => {
-                    if cx.load(warp, pc as u32, exec, at) == Flow::Stop {
-                        cx.runs.line(start, pc, active);
-                        return Outcome::Stopped;
-                    }
+                Op::Scalar(at) => {
+                    super::scalar::run(warp, exec, &code.scalars[at as usize]);
+                    Flow::Next
                 }
-                Op::Store(at) => {
-                    if cx.store(warp, pc as u32, exec, at) == Flow::Stop {
-                        cx.runs.line(start, pc, active);
-                        return Outcome::Stopped;
-                    }
+                Op::Load(at) => cx.load(warp, pc as u32, exec, at),
+                Op::Store(at) => cx.store(warp, pc as u32, exec, at),
+                Op::Atomic(at) => cx.atomic(warp, pc as u32, exec, at),
+                Op::Line(at) => cx.line(warp, pc as u32, exec, at),
+                Op::Stack(at) => {
+                    cx.stack(warp, exec, at);
+                    Flow::Next
                 }
-                Op::Atomic(at) => {
-                    if cx.atomic(warp, pc as u32, exec, at) == Flow::Stop {
-                        cx.runs.line(start, pc, active);
-                        return Outcome::Stopped;
-                    }
+                Op::Nothing => Flow::Next,
+                Op::Collective(at) => cx.collective(warp, here(), exec, &code.collectives[at as usize]),
+                Op::Matrix(at) => cx.matrix_collective(warp, here(), exec, &code.collectives[at as usize]),
+                Op::Touch(at) => {
+                    cx.touch(warp, pc as u32, exec, at);
+                    Flow::Next
                 }
-                Op::Line(at) => {
-                    if cx.line(warp, pc as u32, exec, at) == Flow::Stop {
-                        cx.runs.line(start, pc, active);
-                        return Outcome::Stopped;
-                    }
-                }
-                Op::Stack(at) => cx.stack(warp, exec, at),
-                Op::Nothing => {}
-                Op::Collective(at) => {
-                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
-                    if cx.collective(warp, here, exec, &code.collectives[at as usize]) == Flow::Repick {
-                        cx.runs.line(start, pc, active);
-                        continue 'pick;
-                    }
-                }
-                Op::Matrix(at) => {
-                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
-                    match cx.matrix_collective(warp, here, exec, &code.collectives[at as usize]) {
-                        Flow::Next => {}
-                        Flow::Repick => {
-                            cx.runs.line(start, pc, active);
-                            continue 'pick;
-                        }
-                        Flow::Stop => {
-                            cx.runs.line(start, pc, active);
-                            return Outcome::Stopped;
-                        }
-                    }
-                }
-                Op::Touch(at) => cx.touch(warp, pc as u32, exec, at),
                 Op::Barrier(at) => {
-                    // The instruction counts as executed when it is reached.
-                    cx.runs.line(start, pc + 1, active);
-                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
-                    cx.barrier(warp, here, exec, &code.barriers[at as usize]);
-                    continue 'pick;
+                    cx.barrier(warp, here(), exec, &code.barriers[at as usize]);
+                    Flow::Repick
                 }
-                Op::Cluster(at) => {
-                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
-                    if cx.cluster_op(warp, here, exec, &code.clusters[at as usize]) == Flow::Repick {
-                        cx.runs.line(start, pc + 1, active);
-                        continue 'pick;
-                    }
+                Op::Cluster(at) => cx.cluster_op(warp, here(), exec, &code.clusters[at as usize]),
+                Op::Asynchronous(at) => cx.asynchronous(warp, here(), exec, at),
+                Op::Special(at) => {
+                    cx.read_special(warp, exec, code.specials[at as usize]);
+                    Flow::Next
                 }
-                Op::Asynchronous(at) => {
-                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
-                    match cx.asynchronous(warp, here, exec, at) {
-                        Flow::Next => {}
-                        Flow::Repick => {
-                            cx.runs.line(start, pc + 1, active);
-                            continue 'pick;
-                        }
-                        Flow::Stop => {
-                            cx.runs.line(start, pc, active);
-                            return Outcome::Stopped;
-                        }
-                    }
+                Op::Isspacep(at) => {
+                    super::private::isspacep(warp, exec, code.isspacep[at as usize], cx.rank());
+                    Flow::Next
                 }
-                Op::Special(at) => cx.read_special(warp, exec, code.specials[at as usize]),
-                Op::Isspacep(at) => super::private::isspacep(warp, exec, code.isspacep[at as usize], cx.rank()),
-                Op::Fence(at) => cx.fence(warp, exec, code.fences[at as usize]),
+                Op::Fence(at) => {
+                    cx.fence(warp, exec, code.fences[at as usize]);
+                    Flow::Next
+                }
                 Op::Yield { nanoseconds } => {
                     let row = &regs.r32[nanoseconds as usize].0;
                     cx.clock += lanes_of(exec).map(|lane| u64::from(row[lane])).max().unwrap_or(0);
                     cx.note_poll(warp);
-                    cx.runs.line(start, pc + 1, active);
                     warp.push(pc as u32 + 1, active, turn + u32::from(warp.has_ready()));
-                    return Outcome::Yielded;
+                    Flow::Leave(Outcome::Yielded)
                 }
                 Op::Trap => {
-                    cx.runs.line(start, pc + 1, active);
                     cx.trap(warp, pc as u32, exec);
-                    return Outcome::Stopped;
+                    Flow::Leave(Outcome::Stopped)
                 }
                 Op::Unsupported(at) => {
-                    cx.runs.line(start, pc + 1, active);
                     cx.unsupported(warp, pc as u32, exec, at);
-                    return Outcome::Stopped;
+                    Flow::Leave(Outcome::Stopped)
                 }
-                Op::CheckDefined(at) => cx.check_defined(warp, pc as u32, exec, at),
-                Op::MarkDefined(at) => mark_defined(warp, exec, &code.marks[at as usize]),
-                Op::Jump { to } => {
+                Op::CheckDefined(at) => {
+                    cx.check_defined(warp, pc as u32, exec, at);
+                    Flow::Next
+                }
+                Op::MarkDefined(at) => {
+                    mark_defined(warp, exec, &code.marks[at as usize]);
+                    Flow::Next
+                }
+                Op::Jump { to } => Flow::Jump(to),
+                Op::Branch { pred, invert, then, otherwise } => {
+                    let taken = active & (regs.pred[pred as usize] ^ invert);
+                    if counting {
+                        cx.counters.branch(taken != 0 && taken != active);
+                    }
+                    if taken == active {
+                        Flow::Jump(then)
+                    } else if taken == 0 {
+                        Flow::Jump(otherwise)
+                    } else {
+                        warp.push(then, taken, turn);
+                        warp.push(otherwise, active & !taken, turn);
+                        Flow::Repick
+                    }
+                }
+                Op::BranchIndexed { index, table } => cx.branch_indexed(warp, here(), index, table),
+                Op::Call(at) => cx.call(warp, here(), exec, at),
+                Op::Return => {
+                    cx.leave_function(warp, active, turn);
+                    Flow::Repick
+                }
+                Op::Exit => {
+                    end_lanes(warp, exec);
+                    if warp.live == 0 {
+                        cx.check_exit(warp);
+                    }
+                    warp.push(pc as u32 + 1, active & !exec, turn);
+                    Flow::Repick
+                }
+            }]);
+            match flow {
+                Flow::Next => pc += 1,
+                Flow::Jump(to) => {
                     cx.runs.line(start, pc + 1, active);
                     let back = to as usize <= pc;
                     pc = to as usize;
                     start = pc;
                     if back && (!alone || warp.spin()) {
-                        if warp.pass_turn(pc as u32, active, turn, alone) {
+                        if warp.pass_turn(to, active, turn, alone) {
                             return cx.turn_over();
                         }
                         continue 'pick;
                     }
                     if !alone || (back && cx.runs.steps >= cx.slice.branch) {
-                        warp.push(pc as u32, active, turn);
+                        warp.push(to, active, turn);
                         continue 'pick;
                     }
-                    continue;
                 }
-                Op::Branch { pred, invert, then, otherwise } => {
-                    let taken = active & (regs.pred[pred as usize] ^ invert);
+                Flow::Repick => {
                     cx.runs.line(start, pc + 1, active);
-                    if counting {
-                        cx.counters.branch(taken != 0 && taken != active);
-                    }
-                    let from = pc;
-                    if taken == active {
-                        pc = then as usize;
-                    } else if taken == 0 {
-                        pc = otherwise as usize;
-                    } else {
-                        warp.push(then, taken, turn);
-                        warp.push(otherwise, active & !taken, turn);
-                        continue 'pick;
-                    }
-                    start = pc;
-                    let back = pc <= from;
-                    if back && (!alone || warp.spin()) {
-                        if warp.pass_turn(pc as u32, active, turn, alone) {
-                            return cx.turn_over();
-                        }
-                        continue 'pick;
-                    }
-                    if !alone || (back && cx.runs.steps >= cx.slice.branch) {
-                        warp.push(pc as u32, active, turn);
-                        continue 'pick;
-                    }
-                    continue;
-                }
-                Op::BranchIndexed { index, table } => {
-                    cx.runs.line(start, pc + 1, active);
-                    if cx.branch_indexed(warp, pc as u32, active, turn, (index, table)) == Flow::Stop {
-                        return Outcome::Stopped;
-                    }
-                    if warp.spin() {
-                        warp.spins = 0;
-                        return cx.turn_over();
-                    }
                     continue 'pick;
                 }
-                Op::Call(at) => {
-                    cx.runs.line(start, pc + 1, active);
-                    let here = Group { pc: pc as u32, mask: active, wait: Wait::Ready, turn };
-                    if cx.call(warp, here, exec, at) == Flow::Stop {
-                        return Outcome::Stopped;
-                    }
-                    // Recursion without end is a way to spin.
-                    if warp.spin() {
-                        warp.spins = 0;
-                        return cx.turn_over();
-                    }
+                Flow::Gather => {
+                    cx.runs.line(start, pc, active);
                     continue 'pick;
                 }
-                Op::Return => {
+                Flow::Leave(outcome) => {
                     cx.runs.line(start, pc + 1, active);
-                    cx.leave_function(warp, active, turn);
-                    continue 'pick;
+                    return outcome;
                 }
-                Op::Exit => {
-                    cx.runs.line(start, pc + 1, active);
-                    end_lanes(warp, exec);
-                    if warp.live == 0 {
-                        cx.check_exit(warp);
-                    }
-                    active &= !exec;
-                    warp.push(pc as u32 + 1, active, turn);
-                    continue 'pick;
+                Flow::Stop => {
+                    cx.runs.line(start, pc, active);
+                    return Outcome::Stopped;
                 }
-            }]);
-            pc += 1;
+            }
         }
     }
 }
