@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
 
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::text::SourceLine;
 use warpwright_ptx::{PlainSpecial, SpecialReg};
 
@@ -20,11 +21,11 @@ use crate::schedule::{Idle, WorkerResult, work};
 use crate::space::split_cluster;
 
 /// Threads that a block may have.
-const MAX_THREADS: u64 = 1024;
-/// Shared memory that a block may have: the opt-in limit of the largest devices.
-const MAX_SHARED: u64 = 227 * 1024;
-/// Blocks that a cluster may have: the opt-in limit.
-const MAX_CLUSTER: u64 = 16;
+const MAX_THREADS: u64 = DeviceLimits::BLOCK_THREADS as u64;
+/// Shared memory that a block may have: which device is meant is not said, so that of the largest.
+const MAX_SHARED: u64 = DeviceLimits::GREATEST_SHARED_PER_BLOCK as u64;
+/// Blocks that a cluster may have.
+const MAX_CLUSTER: u64 = DeviceLimits::CLUSTER_BLOCKS as u64;
 
 /// Runs a kernel; see [`launch`](crate::launch()).
 pub(crate) fn run(
@@ -137,13 +138,14 @@ fn check(entry: &Entry, config: &LaunchConfig, params: &[u8]) -> Result<u64, Lau
         ));
     }
     let threads: u64 = block.iter().map(|n| u64::from(*n)).fold(1, u64::saturating_mul);
-    if threads > MAX_THREADS || block[2] > 64 {
+    let [.., z] = DeviceLimits::BLOCK;
+    if threads > MAX_THREADS || block[2] > z {
         return refuse(format!(
-            "a block of {block:?} has {threads} threads; at most {MAX_THREADS}, 64 of them along z"
+            "a block of {block:?} has {threads} threads; at most {MAX_THREADS}, {z} of them along z"
         ));
     }
-    if grid[0] > i32::MAX as u32 || grid[1] > 65535 || grid[2] > 65535 {
-        return refuse(format!("grid {grid:?} passes [2147483647, 65535, 65535]"));
+    if grid.iter().zip(DeviceLimits::GRID).any(|(n, most)| *n > most) {
+        return refuse(format!("grid {grid:?} passes {:?}", DeviceLimits::GRID));
     }
     let directives = &entry.function().directives;
     if let Some(required) = directives.required_threads

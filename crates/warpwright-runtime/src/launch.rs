@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering as AtomicOrdering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgError, ArgValue, Function, Inst, StateSpace, TensorMap, pack_args};
 
@@ -13,8 +14,6 @@ use crate::device::{Device, DeviceId, Properties};
 use crate::error::{Error, LaunchLimit, Result};
 use crate::stream::Stream;
 
-/// Dynamic shared memory that a launch may use without asking.
-const SHARED_WITHOUT_OPT_IN: u32 = 48 << 10;
 /// The parameter buffer that every device and driver accepts.
 const MAX_PARAMETER_BYTES: usize = 4096;
 /// Parameter buffers up to this size live on the stack of the launch.
@@ -64,7 +63,7 @@ impl Drop for Loaded {
 
 impl LoadedKernel {
     pub(crate) fn new(backend: &Arc<dyn Backend>, kernel: &Kernel, function: LoadedFunction) -> Self {
-        let allowed = SHARED_WITHOUT_OPT_IN.saturating_sub(function.info.shared_bytes);
+        let allowed = DeviceLimits::SHARED_WITHOUT_ASKING.saturating_sub(function.info.shared_bytes);
         Self(Arc::new(Loaded {
             backend: backend.clone(),
             kernel: kernel.clone(),

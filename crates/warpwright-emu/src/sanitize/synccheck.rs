@@ -8,13 +8,15 @@
 //! that many threads are there, and a warp counts as 32 threads once all its lanes that have not exited have
 //! arrived; warps that exited are not counted.
 
+use warpwright_ptx::isa::DeviceLimits;
+
 use super::racecheck::Participant;
 use crate::report::{Event, Findings, Key, Other, Severity, Site, Tool};
 
 /// Barriers of a block.
-pub const BARRIERS: u32 = 16;
+pub const BARRIERS: u32 = DeviceLimits::BLOCK_BARRIERS;
 
-/// What an instruction does at a barrier.
+/// The part of an instruction at a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// `bar.sync`: arrives and waits.
@@ -32,7 +34,7 @@ pub struct BarrierCall {
     pub id: u32,
     /// The thread count, if one is given.
     pub count: Option<u32>,
-    /// What the instruction does.
+    /// The part of the instruction.
     pub arrival: Arrival,
     /// Whether the instruction demands all lanes of the warp (`bar`, `barrier.aligned`).
     pub aligned: bool,
@@ -114,7 +116,7 @@ impl Opened {
     }
 }
 
-/// What an arrival leads to.
+/// The outcome of an arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrived {
     /// The lanes have to wait.
@@ -253,7 +255,7 @@ impl Barrier {
         }
     }
 
-    /// What the arrival adds to a counted barrier: the threads, and what a warp misses of 32 when it is complete.
+    /// The weight of the arrival at a counted barrier: the threads, and those that a warp lacks of 32 when it is complete.
     fn weight(&mut self, call: &BarrierCall) -> u32 {
         let threads = call.lanes.count_ones();
         let before = self.partial.iter().position(|(warp, _)| *warp == call.warp);
@@ -283,7 +285,7 @@ impl Barrier {
             report_divergence(call, findings);
         }
         let bad_count = match call.count {
-            Some(count) => count == 0 || count % 32 != 0 || count > 1024,
+            Some(count) => count == 0 || count % 32 != 0 || count > DeviceLimits::BLOCK_THREADS,
             None => call.arrival == Arrival::Arrive,
         };
         if bad_count {

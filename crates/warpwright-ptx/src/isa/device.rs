@@ -1,10 +1,10 @@
-//! What a chip has: memory, registers and threads of its multiprocessors. Figures are those of the table of compute capabilities
+//! Limits of chips: memory, registers and threads of its multiprocessors. Figures are those of the table of compute capabilities
 //! in the CUDA C++ Programming Guide (from 6.0 on they are also in `cuda::arch_traits` of NVIDIA's CCCL), multiprocessors those of NVIDIA's
 //! data sheets.
 
 use crate::types::Target;
 
-/// What a device of an architecture has.
+/// Limits of a device of an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Bytes of shared memory of a multiprocessor.
@@ -46,7 +46,37 @@ const DEVICES: &[(u32, [u32; 6])] = &[
 ];
 
 impl DeviceLimits {
-    /// What devices that run `target` have, by its architecture. One that the table lacks has what the nearest before it of the same
+    /// Threads of a block. This and the constants that follow are the same for all architectures.
+    pub const BLOCK_THREADS: u32 = 1024;
+    /// Threads of a block along x, y and z.
+    pub const BLOCK: [u32; 3] = [1024, 1024, 64];
+    /// Blocks of a grid along x, y and z.
+    pub const GRID: [u32; 3] = [0x7FFF_FFFF, 65_535, 65_535];
+    /// Blocks of a cluster, if the launch asks for that many.
+    pub const CLUSTER_BLOCKS: u32 = 16;
+    /// Blocks of a cluster that every device with clusters takes.
+    pub const PORTABLE_CLUSTER_BLOCKS: u32 = 8;
+    /// Named barriers of a block.
+    pub const BLOCK_BARRIERS: u32 = 16;
+    /// Registers of a thread.
+    pub const THREAD_REGISTERS: u32 = 255;
+    /// Bytes of local memory of a thread.
+    pub const THREAD_LOCAL: u32 = 512 << 10;
+    /// Bytes of shared memory of a block whose launch asks for no more.
+    pub const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
+
+    /// The greatest shared memory of a block that any device has.
+    pub const GREATEST_SHARED_PER_BLOCK: u32 = {
+        let (mut row, mut greatest) = (0, 0);
+        while row < DEVICES.len() {
+            let [_, block, ..] = DEVICES[row].1;
+            greatest = if block > greatest { block } else { greatest };
+            row += 1;
+        }
+        greatest << 10
+    };
+
+    /// Limits of devices that run `target`, by its architecture. One that the table lacks has those of the nearest before it of the same
     /// generation has: 8.8 is a chip like 8.6, and 10.1 an earlier name of 11.0.
     pub const fn of(target: Target) -> Self {
         let sm = match target.sm {

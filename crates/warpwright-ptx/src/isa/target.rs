@@ -1,5 +1,6 @@
 //! Facts about targets: the first PTX version that knows each, and its limits.
 
+use super::device::DeviceLimits;
 use crate::types::{PtxVersion, Target, TargetVariant};
 
 /// Versions of the architectures, in order: plain, then family, then architecture-specific where they exist.
@@ -60,10 +61,10 @@ pub fn targets() -> impl Iterator<Item = (Target, PtxVersion)> {
 
 /// Bytes of statically declared shared memory that an entry may have: what the assembler accepts.
 pub const fn static_shared_limit(target: Target) -> u64 {
-    match (target.variant, target.sm) {
-        (TargetVariant::Specific, 90 | 100 | 101 | 103 | 110) => 227 * 1024,
-        (TargetVariant::Specific, 120 | 121) => 99 * 1024,
-        _ => 48 * 1024,
+    // Code for one architecture may take all that a block of it can have.
+    match target.variant {
+        TargetVariant::Specific => DeviceLimits::of(target).shared_per_block as u64,
+        TargetVariant::Plain | TargetVariant::Family => DeviceLimits::SHARED_WITHOUT_ASKING as u64,
     }
 }
 

@@ -8,11 +8,12 @@
 use super::defs::Facts;
 use super::{Breach, Checker, Note, NoteKind, Rule, WholeWarp};
 use crate::inst::*;
+use crate::isa::DeviceLimits;
 use crate::module::{RegKind, SourceLoc};
 use crate::types::StateSpace;
 
 /// Named barriers of a block.
-const BARRIERS: i64 = 16;
+const BARRIERS: i64 = DeviceLimits::BLOCK_BARRIERS as i64;
 /// Threads of a warp.
 const WARP: i64 = 32;
 /// The lane mask that names every lane.
@@ -152,7 +153,7 @@ fn waits(cx: &Checker<'_>, facts: &Facts, inst: &Inst) -> Option<Wait> {
     mask(inst).map(|m| if full(m) { Wait::Lanes } else { Wait::SomeLanes })
 }
 
-/// What may differ between the lanes of a warp.
+/// Registers and blocks that may differ between the lanes of a warp.
 struct Divergence {
     /// Why registers may hold different values.
     register: Vec<Option<Cause>>,
@@ -429,7 +430,7 @@ fn reaches(cx: &Checker<'_>, waiting: &[bool]) -> Vec<bool> {
     reaches
 }
 
-/// What the launch directives say about thread numbers.
+/// Thread numbers by the launch directives.
 struct Sources {
     /// Rows of threads are whole warps, so that only `%tid.x` differs in a warp.
     whole_rows: bool,

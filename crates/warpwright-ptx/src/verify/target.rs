@@ -1,14 +1,16 @@
 //! V-TARGET: versions, targets and limits.
 
 use super::{Breach, Checker, Rule, VerifyError, module_finding};
-use crate::isa;
+use crate::isa::{self, DeviceLimits};
 use crate::module::{Function, Module};
 use crate::types::{StateSpace, Target};
 
 /// The largest block that any target runs.
-const MAX_THREADS: u64 = 1024;
+const MAX_THREADS: u64 = DeviceLimits::BLOCK_THREADS as u64;
 /// The largest cluster that runs without opting in.
-const PORTABLE_CLUSTER: u64 = 8;
+const PORTABLE_CLUSTER: u64 = DeviceLimits::PORTABLE_CLUSTER_BLOCKS as u64;
+/// Registers that a thread has at most.
+const MAX_REGISTERS: u32 = DeviceLimits::THREAD_REGISTERS;
 
 pub(super) fn check_module(module: &Module, findings: &mut Vec<VerifyError>) {
     let Module { version, target, .. } = module;
@@ -92,21 +94,13 @@ fn shared_variables<'m>(
     mentioned.chain(&function.variables).filter(|v| v.space == StateSpace::Shared)
 }
 
-/// Threads that one multiprocessor holds at a time.
-const fn threads_per_sm(sm: u32) -> u64 {
-    match sm {
-        75 => 1024,
-        86..=89 | 120.. => 1536,
-        _ => 2048,
-    }
-}
-
 fn volume(dims: [u32; 3]) -> u64 {
     dims.iter().fold(1u64, |v, d| v.saturating_mul(u64::from(*d)))
 }
 
 fn directives(cx: &mut Checker<'_>) {
     let d = &cx.function.directives;
+    let held = u64::from(DeviceLimits::of(cx.module.target).threads);
     for (directive, dims) in [(".maxntid", d.max_threads), (".reqntid", d.required_threads)] {
         let Some(dims) = dims else { continue };
         if dims.contains(&0) {
@@ -115,9 +109,9 @@ fn directives(cx: &mut Checker<'_>) {
             let breach = Breach::BlockThreads { directive, threads: volume(dims), limit: MAX_THREADS };
             cx.report_function(Rule::Target7, breach);
         } else if let Some(blocks) = d.min_blocks_per_sm
-            && volume(dims) * u64::from(blocks) > threads_per_sm(cx.module.target.sm)
+            && volume(dims) * u64::from(blocks) > held
         {
-            let (threads, limit) = (volume(dims), threads_per_sm(cx.module.target.sm));
+            let (threads, limit) = (volume(dims), held);
             cx.report_function(Rule::Target7, Breach::MultiprocessorThreads { blocks, threads, limit });
         }
     }
@@ -143,7 +137,7 @@ fn directives(cx: &mut Checker<'_>) {
     if d.min_blocks_per_sm.is_some() && d.max_threads.is_none() && d.required_threads.is_none() {
         cx.report_function(Rule::Target7, Breach::MinBlocksAlone);
     }
-    if let Some(n @ 256..) = d.max_registers {
-        cx.report_function(Rule::Target7, Breach::ThreadRegisters { registers: n, limit: 255 });
+    if let Some(n) = d.max_registers.filter(|n| *n > MAX_REGISTERS) {
+        cx.report_function(Rule::Target7, Breach::ThreadRegisters { registers: n, limit: MAX_REGISTERS });
     }
 }
