@@ -1,7 +1,8 @@
-//! What a race looks like in words.
+//! Races in words.
 
+use super::AccessKind;
 use super::shadow::{Id, Lanes};
-use super::{AccessKind, Clash, Slow};
+use super::slow::{Clash, Slow};
 use crate::report::{Event, Key, Other, Severity, Site, Tool};
 
 /// Two accesses that conflict.
