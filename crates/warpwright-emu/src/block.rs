@@ -1,4 +1,4 @@
-//! What the threads of a block share.
+//! The state that the threads of a block share.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub(crate) struct SharedMemory {
     pub(crate) words: Vec<u32>,
     /// First address past the end.
     pub(crate) end: u64,
-    /// What reports add to addresses to tell whose memory it is: 0 without clusters.
+    /// Added to addresses in reports to tell whose memory it is: 0 without clusters.
     pub(crate) base: u64,
     /// One bit per byte.
     defined: Vec<u64>,

@@ -1,4 +1,4 @@
-//! What one worker has while it runs blocks of a launch.
+//! The state of one worker while it runs blocks of a launch.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -33,7 +33,7 @@ pub(crate) struct Checks {
     pub(crate) counters: bool,
 }
 
-/// What all workers of a launch share.
+/// State that all workers of a launch share.
 pub(crate) struct Shared<'a> {
     pub(crate) program: &'a Program,
     pub(crate) entry: &'a Entry,
@@ -263,7 +263,7 @@ pub(crate) struct Context<'a> {
     pub(crate) fault: Option<Fault>,
     /// Reads of the clock, which must not stand still.
     pub(crate) clock: u64,
-    /// What kernels printed, by block.
+    /// Output of kernels, by block.
     pub(crate) printed: Vec<(u64, Printed)>,
     pub(crate) printed_bytes: usize,
     /// Barriers that have opened and whose waiters do not know yet.

@@ -1,4 +1,4 @@
-//! What a launch did, in numbers that depend on the kernel and its arguments alone.
+//! Counters of a launch: numbers that depend on the kernel and its arguments alone.
 //!
 //! Two runs of one launch count the same, whatever the number of workers and the warp schedule, unless the kernel
 //! itself branches on the outcome of races or clocks. Definitions:
@@ -301,7 +301,7 @@ impl Counters {
         traffic.bytes += bytes;
     }
 
-    /// What an asynchronous copy moves from or to shared memory, which takes no lanes and meets no bank conflicts.
+    /// Counts an asynchronous copy from or to shared memory, which takes no lanes and meets no bank conflicts.
     pub fn shared_copy(&mut self, direction: Direction, bytes: u64) {
         let traffic = self.shared(direction);
         traffic.accesses += 1;

@@ -1,4 +1,4 @@
-//! What kernels got from `malloc`: it lives until it is freed, by any launch.
+//! Memory that kernels got from `malloc`: it lives until it is freed, by any launch.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -45,7 +45,7 @@ impl Heap {
         self.live().remove(&address).is_some()
     }
 
-    /// What a launch allocated and nobody freed.
+    /// Blocks that a launch allocated and nobody freed.
     pub(crate) fn unfreed(&self, launch: u64) -> Vec<HeapBlock> {
         let live = self.live();
         let mut blocks: Vec<HeapBlock> =

@@ -109,20 +109,20 @@ impl Options {
     }
 }
 
-/// What a launch found and counted.
+/// Findings and counters of a launch.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
-    /// What the sanitizers found, by line.
+    /// Findings of the sanitizers, by line.
     pub findings: Vec<Finding>,
-    /// What the kernel did; zero unless [`Options::counters`] is set.
+    /// Counters of the kernel; zero unless [`Options::counters`] is set.
     pub counters: Counters,
     /// The same by line of the PTX text, in order: every line that holds an instruction. Empty without
     /// [`Options::counters`].
     pub lines: Vec<LineCounters>,
-    /// What the kernel printed, block by block and in the order in which the threads of a block came to it.
+    /// Output of the kernel, block by block and in the order in which the threads of a block came to it.
     pub printed: Vec<Printed>,
-    /// What threads of this launch got from `malloc` and nobody freed.
+    /// Blocks that threads of this launch got from `malloc` and nobody freed.
     pub unfreed: Vec<HeapBlock>,
     /// Decoded instructions that warps went through, a measure of time; [`Report::counters`] has the exact numbers.
     pub steps: u64,
@@ -135,7 +135,7 @@ impl Report {
     }
 }
 
-/// What one call of `printf` in a kernel printed.
+/// The output of one call of `printf` in a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Printed {
@@ -160,7 +160,7 @@ pub enum Fault {
         block: [u32; 3],
         /// Thread.
         thread: [u32; 3],
-        /// What was wrong with the access.
+        /// The defect of the access.
         message: String,
     },
     /// The kernel executed `trap`.
@@ -182,7 +182,7 @@ pub enum Fault {
         block: [u32; 3],
         /// Thread.
         thread: [u32; 3],
-        /// What it is.
+        /// The instruction or operand that the emulator does not run.
         message: String,
     },
     /// A call that cannot be made: of something that is no function, or deeper than threads have memory for.
@@ -194,7 +194,7 @@ pub enum Fault {
         block: [u32; 3],
         /// Thread.
         thread: [u32; 3],
-        /// What is wrong, and the calls that led there.
+        /// The defect, and the calls that led there.
         message: String,
     },
     /// An `assert` in a kernel did not hold.
@@ -277,9 +277,9 @@ pub enum LaunchError {
     /// The program has no kernel of that name.
     #[error("there is no kernel `{name}`; the program has {available:?}")]
     NoSuchEntry {
-        /// What was asked for.
+        /// The request.
         name: String,
-        /// What there is.
+        /// Those that there are.
         available: Vec<String>,
     },
     /// Grid, block or cluster are out of range or do not fit the kernel.
@@ -287,7 +287,7 @@ pub enum LaunchError {
     Configuration {
         /// The kernel.
         kernel: String,
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
     /// The parameter buffer has the wrong size.
@@ -297,7 +297,7 @@ pub enum LaunchError {
         kernel: String,
         /// Its size.
         expected: u64,
-        /// What was passed.
+        /// The value that was passed.
         got: u64,
     },
     /// Module variables could not be placed.
@@ -310,7 +310,7 @@ pub enum LaunchError {
         kernel: String,
         /// Why.
         fault: Fault,
-        /// What was found before.
+        /// Findings until then.
         report: Box<Report>,
     },
 }

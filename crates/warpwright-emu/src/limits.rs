@@ -1,4 +1,4 @@
-//! What ends a launch that may never end by itself: an interrupt, a deadline, a number of steps.
+//! Limits of a launch that may never end by itself: an interrupt, a deadline, a number of steps.
 //!
 //! A worker looks at these between *slices* of its instructions. A slice ends inside straight code too: the interpreter
 //! hands out no instruction beyond its end, so the cost is one comparison at each backward branch.

@@ -24,7 +24,7 @@ pub(crate) const SLOT_BITS: u32 = 36;
 /// Where an allocation starts inside its slot; what lies before it is the lower redzone. The lower half is not zero, so
 /// that a pointer cut to 32 bits does not look like a null pointer.
 const SLOT_START: u64 = 0x1_2000_0000;
-/// What one allocation may have.
+/// Bytes that one allocation may have.
 const MAX_BYTES: u64 = (1 << SLOT_BITS) - (2 << 32);
 /// Addresses with this bit are generic windows (shared, local, ...) and never global.
 pub(crate) const WINDOW_BIT: u64 = 1 << 63;
@@ -39,7 +39,7 @@ pub enum MemoryError {
     /// More than the machine or one slot has.
     #[error("cannot allocate {bytes} bytes for `{label}`")]
     OutOfMemory {
-        /// What was asked for.
+        /// The request.
         bytes: u64,
         /// For whom.
         label: String,
@@ -55,7 +55,7 @@ pub enum MemoryError {
     Freed {
         /// The address.
         address: u64,
-        /// What lay there.
+        /// The allocation that lay there.
         label: String,
     },
     /// The allocation is gone, and so long that its name is forgotten.
@@ -462,7 +462,7 @@ impl Memory {
         }
     }
 
-    /// What the slot of an address holds.
+    /// Contents of the slot of an address.
     pub(crate) fn slot(&self, address: u64) -> Option<Slot> {
         self.slots.read().unwrap_or_else(PoisonError::into_inner).at(address)
     }

@@ -28,7 +28,7 @@ pub enum LoadError {
         kernel: String,
         /// Line of the text; 0 if not known.
         line: u32,
-        /// What it is.
+        /// The instruction or operand that it does not run.
         message: String,
     },
 }
@@ -241,7 +241,7 @@ impl Program {
         }
     }
 
-    /// What an address in an initialiser is.
+    /// The value of an address in an initializer.
     fn address_of(&self, address: &InitialAddress, globals: &[u64]) -> u64 {
         let (base, window) = match address.symbol {
             Symbol::ModuleVariable(v) => {

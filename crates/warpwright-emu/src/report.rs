@@ -1,4 +1,4 @@
-//! What the sanitizers found: one sink for all tools, and findings that read like compiler errors.
+//! Findings of the sanitizers: one sink for all tools, and findings that read like compiler errors.
 //!
 //! While a kernel runs, every worker records into its own [`Findings`]. Events with the same [`Key`] (tool, kind,
 //! instruction, other instruction) are one finding with a count; the event that is kept is the one of the lowest
@@ -103,7 +103,7 @@ pub struct Site {
     pub thread: u32,
 }
 
-/// What makes two events the same finding.
+/// The key by which two events are the same finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// Which tool.
@@ -123,7 +123,7 @@ pub struct Other {
     pub site: Option<Site>,
     /// Its instruction, if it is known.
     pub pc: Option<u32>,
-    /// What it did: `wrote here`, `read here`, ...
+    /// Its action: `wrote here`, `read here`, ...
     pub action: &'static str,
 }
 
@@ -134,7 +134,7 @@ pub struct Event {
     pub severity: Severity,
     /// One sentence without a final stop.
     pub message: String,
-    /// What usually fixes it; empty if there is nothing to say.
+    /// The usual repair; empty if there is nothing to say.
     pub help: String,
     /// The address concerned.
     pub address: Option<(Space, u64)>,
@@ -151,7 +151,7 @@ pub struct Position {
     pub column: u32,
 }
 
-/// What a launch knows and a sink does not: names, positions and labels.
+/// Names, positions and labels, which a launch knows and a sink does not.
 pub trait Resolve {
     /// Name of the kernel.
     fn kernel(&self) -> &str;
@@ -318,7 +318,7 @@ pub struct OtherParty {
     pub column: Option<u32>,
     /// The source line that the instruction was compiled from, if the text says so.
     pub source: Option<SourceLine>,
-    /// What it did.
+    /// Its action.
     pub action: &'static str,
 }
 
@@ -340,7 +340,7 @@ pub struct Finding {
     pub column: u32,
     /// The source line that the instruction was compiled from, if the text says so.
     pub source: Option<SourceLine>,
-    /// What is wrong, one sentence.
+    /// The defect, in one sentence.
     pub message: String,
     /// Block of the first thread that showed it.
     pub block: [u32; 3],
@@ -350,7 +350,7 @@ pub struct Finding {
     pub other: Option<OtherParty>,
     /// The address concerned.
     pub address: Option<FaultAddress>,
-    /// What usually fixes it; may be empty.
+    /// The usual repair; may be empty.
     pub help: String,
     /// How often it happened.
     pub count: u64,
@@ -409,7 +409,7 @@ fn times(count: u64) -> String {
     if count > 1 { format!(", {count} times in all") } else { String::new() }
 }
 
-/// What a line of the text was recorded or compiled from.
+/// The source that a line of the text was recorded or compiled from.
 fn origin(lines: Option<&[SourceLoc]>, line: u32, source: Option<&SourceLine>) -> String {
     let recorded = lines.and_then(|lines| lines.get(line.checked_sub(1)? as usize));
     match (recorded, source) {

@@ -54,7 +54,7 @@ pub(crate) struct ClusterBarrier {
     live: u32,
     missing: u32,
     arrivals: bool,
-    /// What those know who arrived in this phase, and in the last one that ended, for racecheck.
+    /// Knowledge of those who arrived in this phase, and in the last one that ended, for racecheck.
     pub(crate) published: View,
     pub(crate) known: View,
 }

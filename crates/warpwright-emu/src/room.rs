@@ -36,7 +36,7 @@ fn available() -> Option<u64> {
     }
 }
 
-/// What is left of a control group's limit; the page cache in it gives way.
+/// The rest of a control group's limit; the page cache in it gives way.
 fn group_room(limit: &str, used: &str, statistics: &str) -> Option<u64> {
     let limit: u64 = limit.trim().parse().ok()?;
     let used: u64 = used.trim().parse().ok()?;

@@ -30,7 +30,7 @@ use crate::resident::Cluster;
 use crate::sanitize::deadlock;
 use crate::warp::{Stamp, Warp, Watch};
 
-/// What one worker brings home.
+/// The results of one worker.
 #[derive(Default)]
 pub(crate) struct WorkerResult {
     pub(crate) findings: Findings,
@@ -42,7 +42,7 @@ pub(crate) struct WorkerResult {
     pub(crate) fault: Option<(u64, Fault)>,
 }
 
-/// What workers know of each other when they cannot go on: for each, the count of changes since which it is stuck.
+/// Workers that cannot go on: for each, the count of changes since which it is stuck.
 #[derive(Debug, Default)]
 pub(crate) struct Idle {
     stuck: Mutex<Vec<Option<u64>>>,

@@ -15,7 +15,7 @@ pub(crate) const QUARANTINE: usize = 1024;
 /// Slot numbers are below this; 0 is none.
 const NUMBERS: u32 = 1 << (63 - SLOT_BITS);
 
-/// What a slot of the address space holds.
+/// Contents of a slot of the address space.
 #[derive(Clone, Debug)]
 pub(crate) enum Slot {
     Live(Arc<Allocation>),
@@ -74,7 +74,7 @@ impl Slots {
         true
     }
 
-    /// What the slot of an address holds; `None` if it was never given.
+    /// Contents of the slot of an address; `None` if it was never given.
     pub(crate) fn at(&self, address: u64) -> Option<Slot> {
         let number = u32::try_from(address >> SLOT_BITS).ok().filter(|n| (1..NUMBERS).contains(n))?;
         if let Some(allocation) = self.live.get(&number) {

@@ -56,7 +56,7 @@ use crate::launch::{LaunchConfig, LaunchError, Options, Report, launch};
 use crate::memory::{Memory, MemoryError};
 use crate::program::{Entry, Program};
 
-/// What kernels take by value and arrays hold.
+/// A type that kernels take by value and arrays hold.
 pub trait Element: Copy + sealed::Bytes {}
 
 mod sealed {
@@ -132,7 +132,7 @@ impl From<[u32; 3]> for Extent {
 /// Takes an output's bytes to where the caller wants them.
 type CopyBack<'a> = Box<dyn FnOnce(&[u8]) + 'a>;
 
-/// What a kernel gets for one parameter.
+/// The argument for one parameter.
 enum Argument<'a> {
     Value(ArgValue),
     Buffer {
@@ -289,7 +289,7 @@ fn from_bytes<T: Element>(bytes: &[u8], data: &mut [T]) {
     }
 }
 
-/// What a call found and counted: a [`Report`] that knows its program's text.
+/// Findings and counters of a call: a [`Report`] that knows its program's text.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     report: Report,

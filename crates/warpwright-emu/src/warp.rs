@@ -6,10 +6,10 @@ use crate::exec::matrix::Flights;
 
 /// Backward branches that a group may take before others get a turn.
 const SPIN_LIMIT: u32 = 1024;
-/// What a poll of memory that others may change counts for in backward branches.
+/// The weight of a poll of memory that others may change, in backward branches.
 const POLL_WEIGHT: u32 = 31;
 
-/// What a group of lanes waits for.
+/// The wait of a group of lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// Nothing.

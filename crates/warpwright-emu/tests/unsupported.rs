@@ -1,4 +1,4 @@
-//! What the emulator cannot execute ends a launch when it is reached, and does not matter before.
+//! An instruction that the emulator cannot execute ends a launch when it is reached, and does not matter before.
 
 use warpwright_emu::{Fault, LaunchConfig, LaunchError, Memory, Options, Program, launch};
 

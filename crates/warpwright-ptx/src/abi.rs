@@ -51,7 +51,7 @@ pub enum ArgError {
         kernel: String,
         /// Its parameters.
         expected: usize,
-        /// What was passed.
+        /// The value that was passed.
         got: usize,
     },
     /// One has the wrong type.
@@ -63,9 +63,9 @@ pub enum ArgError {
         index: usize,
         /// Parameter name.
         name: String,
-        /// What it is.
+        /// The type of the parameter.
         expected: String,
-        /// What was passed.
+        /// The value that was passed.
         got: &'static str,
     },
 }

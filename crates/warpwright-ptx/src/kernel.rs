@@ -111,7 +111,7 @@ impl Kernel {
         self.0.module.target
     }
 
-    /// What the verifier remarked without refusing.
+    /// Warnings of the verifier.
     pub fn warnings(&self) -> &[VerifyError] {
         &self.0.warnings
     }

@@ -96,7 +96,7 @@ impl Module {
 pub struct Alias {
     /// The further name: index into [`Module::functions`] of a declaration.
     pub function: u32,
-    /// What it names: index into [`Module::functions`] of a definition.
+    /// The definition that it names: index into [`Module::functions`] of a definition.
     pub of: u32,
 }
 
@@ -142,7 +142,7 @@ pub struct Variable {
     pub array: bool,
     /// Linkage of module-scope variables.
     pub linkage: Linkage,
-    /// What it holds at load; `None` if nothing is written.
+    /// Its contents at load; `None` if nothing is written.
     pub init: Option<Initialiser>,
     /// `.attribute(.managed)`: the host shares the variable.
     pub managed: bool,
@@ -150,7 +150,7 @@ pub struct Variable {
     pub unified: Option<[u64; 2]>,
 }
 
-/// What a variable holds when its module is loaded.
+/// Contents of a variable when its module is loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Initialiser {
     /// The bytes, shorter than the variable if the rest is zero; zero where an address goes.
@@ -172,7 +172,7 @@ pub struct InitialAddress {
     pub at: u64,
     /// Bytes that it takes: 1 under a mask, otherwise the element.
     pub bytes: u32,
-    /// What it points to: a module variable or a function.
+    /// Its target: a module variable or a function.
     pub symbol: Symbol,
     /// Bytes added to the address of the symbol.
     pub addend: i64,
@@ -227,7 +227,7 @@ impl Param {
     }
 }
 
-/// What a name means inside a function.
+/// Meaning of a name inside a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Symbol {
     /// Index into [`Function::params`].

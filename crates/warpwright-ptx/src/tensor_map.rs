@@ -16,7 +16,7 @@ pub const TENSOR_MAP_ALIGN: u64 = 64;
 const MAX_RANK: usize = 5;
 const MAGIC: [u8; 8] = *b"WWTMAP\0\x01";
 
-/// What the elements of a tensor are.
+/// Type of the elements of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names of the driver's types")]
 pub enum TensorElement {
@@ -193,7 +193,7 @@ pub enum TensorInterleave {
     B32,
 }
 
-/// What a load puts where the box reaches past the tensor.
+/// Values that a load puts where the box reaches past the tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TensorFill {
     /// Zeros.
@@ -222,7 +222,7 @@ pub struct TensorMap {
     pub interleave: TensorInterleave,
     /// Layout in shared memory.
     pub swizzle: TensorSwizzle,
-    /// What loads put outside the tensor.
+    /// Values that loads put outside the tensor.
     pub fill: TensorFill,
 }
 
@@ -271,7 +271,7 @@ pub enum TensorMapError {
         index: usize,
         /// Bytes.
         got: u64,
-        /// What it must be a multiple of.
+        /// The number that it must be a multiple of.
         multiple: u64,
     },
     /// An extent of the box is zero or too large.
@@ -309,7 +309,7 @@ pub enum TensorMapError {
     /// The layout does not go with the rest of the map.
     #[error("an interleaved layout needs {needs}")]
     Interleave {
-        /// What is missing.
+        /// The part that is missing.
         needs: &'static str,
     },
     /// NaN for integers.

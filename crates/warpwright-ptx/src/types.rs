@@ -67,7 +67,7 @@ spelled! {
     }
 }
 
-/// What kind of value a [`ScalarType`] holds; decides which registers an instruction type accepts.
+/// Kind of the values of a [`ScalarType`]; decides which registers an instruction type accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TypeClass {
     /// `.pred`

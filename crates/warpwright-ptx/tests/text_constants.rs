@@ -106,7 +106,7 @@ impl Tree {
     }
 }
 
-/// What a `mov` of the expression moves, or the message of the parser.
+/// The value that a `mov` of the expression moves, or the message of the parser.
 fn evaluate(ty: &str, expression: &str) -> Result<Imm, String> {
     let head = ".version 7.0\n.target sm_80\n.entry k() { .reg .b64 d; .reg .f32 f; .reg .f64 g;\n";
     let register = match ty {

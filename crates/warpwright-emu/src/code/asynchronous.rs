@@ -36,7 +36,7 @@ pub(crate) enum Limit {
     Ignore(u32),
 }
 
-/// What a bulk operation does with the bytes that it moves.
+/// The operator by which a bulk operation combines the bytes that it moves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
     pub(crate) op: BulkOp,
@@ -108,7 +108,7 @@ pub(crate) struct Tensor {
     pub(crate) coords: Vec<u32>,
 }
 
-/// What is stored remotely with a count of bytes at an mbarrier.
+/// A remote store with a count of bytes at an mbarrier.
 #[derive(Debug)]
 pub(crate) struct Remote {
     pub(crate) dst: Place,

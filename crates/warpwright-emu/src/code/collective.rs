@@ -14,7 +14,7 @@ pub(crate) struct Pattern {
     pub(crate) exchange: Option<u32>,
 }
 
-/// What lanes of a warp do together.
+/// An operation of the lanes of a warp together.
 #[derive(Debug)]
 pub(crate) enum CollectiveKind {
     Shuffle {

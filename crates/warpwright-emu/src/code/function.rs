@@ -34,7 +34,7 @@ pub(crate) struct FunctionCode {
     pub(crate) tracked: Range<usize>,
 }
 
-/// What stands behind the name of a function that the runtime of a device provides.
+/// A function that the runtime of a device provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Builtin {
     Vprintf,

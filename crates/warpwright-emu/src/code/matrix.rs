@@ -156,7 +156,7 @@ pub(crate) enum Source {
     Registers(Rows),
 }
 
-/// What is multiplied.
+/// The factors of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Product {
     Numbers {

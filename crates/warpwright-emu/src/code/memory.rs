@@ -57,7 +57,7 @@ impl Atomic {
     }
 }
 
-/// What moves the end of a thread's stack.
+/// An instruction that moves the end of a thread's stack.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stack {
     Alloca { dst: Slot, bytes: Slot, align: u32 },

@@ -56,7 +56,7 @@ pub(crate) struct Mark {
     pub(crate) from: Vec<u32>,
 }
 
-/// What a decoded instruction is for reports and counters.
+/// A decoded instruction as reports and counters see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
     pub(crate) position: Position,
@@ -101,7 +101,7 @@ pub(crate) struct Code {
     pub(crate) proxies: bool,
     pub(crate) checks: Vec<Check>,
     pub(crate) marks: Vec<Mark>,
-    /// What is wrong with each instruction that cannot be executed.
+    /// The reason for each instruction that cannot be executed.
     pub(crate) unsupported: Vec<String>,
     pub(crate) calls: Vec<Call>,
     /// The kernel, then the functions that it can reach.

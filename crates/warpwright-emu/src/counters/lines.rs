@@ -8,7 +8,7 @@ use crate::code::Code;
 use crate::context::Runs;
 use crate::report::Position;
 
-/// What the instructions of one line of the PTX text did. Lines whose instructions were never reached have zeros.
+/// Counters of the instructions of one line of the PTX text. Lines whose instructions were never reached have zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LineCounters {
@@ -16,7 +16,7 @@ pub struct LineCounters {
     pub line: u32,
     /// Column at which the opcode of the line's first instruction begins, from 1.
     pub column: u32,
-    /// What it did; [`Counters::blocks`] and [`Counters::warps`] belong to the launch and are zero here.
+    /// Its counters; [`Counters::blocks`] and [`Counters::warps`] belong to the launch and are zero here.
     pub counters: Counters,
 }
 

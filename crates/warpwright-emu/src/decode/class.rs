@@ -1,4 +1,4 @@
-//! What instructions are counted as.
+//! Classes of instructions, for counters.
 
 use warpwright_ptx::{BinaryOp, Inst, ScalarType, UnaryOp};
 

@@ -1,4 +1,4 @@
-//! What concerns the blocks of a cluster, and the grids and registers around them.
+//! Instructions of clusters, and of the grids and registers around them.
 
 use warpwright_ptx::{Inst, ScalarType, Semantics, StateSpace};
 

@@ -69,7 +69,7 @@ struct Decoder<'a> {
     location: Position,
     /// Class of the next emitted instruction, taken by the first one.
     class: Option<Class>,
-    /// What `wgmma` uses.
+    /// Registers that `wgmma` uses.
     wgmma: matrix::Registers,
 }
 

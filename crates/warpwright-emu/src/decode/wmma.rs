@@ -45,7 +45,7 @@ fn place(tile: &WmmaTile, register: u32, s: u32, lane: u32) -> (u32, u32) {
     }
 }
 
-/// What the addresses of a tile's elements are computed from.
+/// The base and the strides of a tile's elements in memory.
 struct Memory {
     base: u32,
     /// Bytes from one row or column to the next.

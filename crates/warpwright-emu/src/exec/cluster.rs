@@ -1,4 +1,4 @@
-//! What the blocks of a cluster do together: the cluster barrier, and each other's shared memory.
+//! The blocks of a cluster together: the cluster barrier, and each other's shared memory.
 
 use super::global::{lane_value, lanes_of, set_lane};
 use super::sync::converge;

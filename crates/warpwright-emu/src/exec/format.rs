@@ -28,7 +28,7 @@ pub(super) struct Spec {
     conversion: u8,
 }
 
-/// What a width or precision may be.
+/// The greatest width or precision.
 const MAX_WIDTH: usize = 4096;
 
 /// Takes a format apart. What is no specifier is text.

@@ -544,7 +544,7 @@ pub(super) fn alike<T: Copy + PartialEq>(lanes: u32, values: [T; 32]) -> impl It
     })
 }
 
-/// What racecheck wants to know about an access.
+/// An access as racecheck wants it.
 #[inline(always)]
 pub(super) fn race(warp: u32, pc: u32, access: &Access, kind: AccessKind) -> racecheck::Access {
     let strength = Strength::of(access.ordering);

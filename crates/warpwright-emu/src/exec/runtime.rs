@@ -10,7 +10,7 @@ use crate::report::{Space, Tool, coordinates};
 use crate::space::classify;
 use crate::warp::Warp;
 
-/// What a string of a kernel may have.
+/// Bytes that a string of a kernel may have.
 const MAX_STRING: u64 = 64 * 1024;
 /// Bytes that a block may print.
 const MAX_PRINTED: usize = 64 << 20;

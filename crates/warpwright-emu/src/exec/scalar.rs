@@ -94,7 +94,7 @@ fn combine(a: bool, third: Option<(BoolOp, bool)>) -> bool {
     }
 }
 
-/// What `set` writes: all ones or zeros for integers, 1.0 or 0.0 for floats.
+/// The result of `set`: all ones or zeros for integers, 1.0 or 0.0 for floats.
 fn truth(ty: ScalarType, hit: bool, half: bool) -> u64 {
     let one = match ty {
         ScalarType::F32 => 0x3F80_0000,

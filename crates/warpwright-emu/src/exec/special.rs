@@ -12,7 +12,7 @@ use crate::report::coordinates;
 use crate::space::SHARED_BASE;
 use crate::warp::Warp;
 
-/// What a special register that does not change during a block holds in a lane.
+/// The value in a lane of a special register that does not change during a block.
 pub(crate) fn special_value(cx: &Context<'_>, warp: u32, lane: u32, special: SpecialReg) -> u64 {
     let config = cx.shared.config;
     let threads = config.block.iter().product::<u32>();

@@ -15,7 +15,7 @@ pub struct Format {
     exponent: u32,
     /// Unused bits below the mantissa.
     padding: u32,
-    /// What arithmetic returns for NaN.
+    /// The NaN that arithmetic returns.
     nan: u64,
     /// Whether the largest exponent holds finite numbers, all but the last of them (e4m3).
     no_infinity: bool,

@@ -1,4 +1,4 @@
-//! What floating-point and conversion instructions compute, bit for bit, one lane at a time.
+//! Floating-point and conversion instructions, bit for bit, one lane at a time.
 //!
 //! Values travel as raw bits in the low end of a `u64`, zero above the type's width; packed types hold two. These
 //! functions cover every type and modifier and decide what is right; the interpreter's vectorised loops repeat the
@@ -229,7 +229,7 @@ fn extreme(max: bool, format: Format, mods: &Modifiers, a: u64, b: u64) -> u64 {
     if sign { format.negate(chosen) } else { chosen }
 }
 
-/// What a tensor copy that fills with NaN writes for halves outside of the tensor, as `fma.oob` recognises it. The manual
+/// The halves outside of the tensor in a tensor copy that fills with NaN, as `fma.oob` recognizes them. The manual
 /// calls it a NaN of its own without giving its bits.
 pub const OOB_NAN: u64 = 0xffff;
 

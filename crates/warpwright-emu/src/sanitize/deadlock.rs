@@ -1,4 +1,4 @@
-//! What it looks like when threads wait for ever: who waits at which instruction for what, and where the others are.
+//! Deadlocks in words: who waits at which instruction for what, and where the others are.
 
 use std::fmt::Write as _;
 
@@ -86,7 +86,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// What a standing group waits for, in parentheses.
+/// The wait of a standing group, in parentheses.
 fn what(wait: Wait) -> String {
     match wait {
         Wait::Ready => String::new(),
@@ -127,7 +127,7 @@ fn names(standing: &[Standing]) -> (String, bool) {
     (parts.join(", "), parts.len() > 1 || whole.len() != 1)
 }
 
-/// What the threads that stand at one instruction of a block wait for.
+/// The wait of the threads that stand at one instruction of a block.
 fn text(
     at: &Standing,
     places: &Places<'_>,
@@ -183,7 +183,7 @@ fn lanes_left(standing: &[Standing]) -> u32 {
     standing.iter().map(|s| s.lanes.count_ones()).sum()
 }
 
-/// What a fault says: every wait once, after `headline`.
+/// The message of a fault: every wait once, after `headline`.
 pub(crate) fn message(stuck: &[Stuck], headline: &str, code: &Code) -> String {
     let mut text = headline.to_owned();
     let mut seen = Vec::new();

@@ -9,7 +9,7 @@ use crate::slots::Slot;
 use crate::space::classify;
 use crate::warp::Warp;
 
-/// What is wrong with one lane's access.
+/// A bad access of one lane.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
     pub(crate) kind: &'static str,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use warpwright_ptx::float16::{bf16_bits, f16_bits};
 
-/// What results hold before the launch.
+/// Contents of results before the launch.
 pub(crate) const POISON: u8 = 0xA5;
 
 /// A value as bits, and how far a result may be from it.
@@ -214,7 +214,7 @@ impl File {
         self.threads() * bytes(&self.result)
     }
 
-    /// What the results that came back, as bytes, have wrong.
+    /// Differences of the results that came back, as bytes.
     pub(crate) fn differences(&self, data: &[u8]) -> Vec<String> {
         let results = data.chunks_exact(bytes(&self.result)).map(|chunk| {
             let mut word = [0; 8];

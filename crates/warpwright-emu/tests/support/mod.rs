@@ -2,7 +2,7 @@
 
 use warpwright_emu::{LaunchConfig, LaunchError, Memory, Options, Program, Report, launch};
 
-/// What every module begins with.
+/// The head of every module.
 pub(crate) const HEADER: &str = ".version 7.0\n.target sm_80\n.address_size 64\n";
 
 /// Loads a module without its first lines.

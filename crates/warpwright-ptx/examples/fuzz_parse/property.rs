@@ -1,4 +1,4 @@
-//! What must hold for every text, shared by the example and the libFuzzer targets.
+//! The property of every text, shared by the example and the libFuzzer targets.
 
 use warpwright_ptx::Inst;
 use warpwright_ptx::text::{MAX_DIAGNOSTICS, parse, print};
@@ -6,7 +6,7 @@ use warpwright_ptx::text::{MAX_DIAGNOSTICS, parse, print};
 /// Whether the text was accepted.
 ///
 /// # Errors
-/// What does not hold.
+/// Checks the property; the error is the part that does not hold.
 pub(crate) fn check(text: &str) -> Result<bool, String> {
     let parsed = parse(text);
     if parsed.diagnostics.len() > MAX_DIAGNOSTICS {

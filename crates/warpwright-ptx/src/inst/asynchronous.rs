@@ -14,7 +14,7 @@ pub enum SourceLimit {
     Ignore(Reg),
 }
 
-/// What a wait on an mbarrier waits for.
+/// Phase that a wait on an mbarrier waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MbarrierPhase {
     /// The phase of a state that an arrival returned.
@@ -108,7 +108,7 @@ spelled! {
     }
 }
 
-/// What a tensor copy does.
+/// Direction of a tensor copy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum TensorTransfer {
     /// From the tensor to shared memory.
@@ -224,7 +224,7 @@ pub enum PolicySource {
 }
 
 spelled! {
-    /// What a fence orders.
+    /// Order that a fence makes.
     pub enum FenceSemantics { Sc = "sc", AcqRel = "acq_rel", Acquire = "acquire", Release = "release" }
 }
 

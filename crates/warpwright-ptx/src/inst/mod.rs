@@ -1,6 +1,6 @@
 //! Instructions as typed data: one variant of [`Inst`] per operand shape, one operator enum per family.
 //!
-//! What is legal (types, modifiers, minimum version and target) is not decided here but in the table of
+//! Legal types and modifiers, the least version and target are not decided here but in the table of
 //! [`isa`](crate::isa). Passes visit operands through [`Inst::visit`], so that an analysis cannot miss a use.
 
 mod asynchronous;
@@ -377,7 +377,7 @@ pub enum Inst {
     MbarrierInitFence,
     /// `griddepcontrol.{wait|launch_dependents}`
     GridDepControl { wait: bool },
-    /// What the IR has no shape for.
+    /// An instruction that the IR has no shape for.
     Opaque(Box<Opaque>),
 }
 
@@ -386,7 +386,7 @@ pub enum Inst {
 pub struct Instruction {
     /// Lanes for which the guard is false skip the instruction.
     pub guard: Option<PredUse>,
-    /// What it does.
+    /// The operation.
     pub inst: Inst,
 }
 

@@ -72,7 +72,7 @@ pub struct PredUse {
     pub negated: bool,
 }
 
-/// What an address starts from.
+/// The base of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressBase {
     /// A register that holds an address.

@@ -125,7 +125,7 @@ spelled! {
 }
 
 spelled! {
-    /// What `cvt.pack` saturates to.
+    /// Types to which `cvt.pack` saturates.
     pub enum PackedInteger {
         U16 = "u16", S16 = "s16", U8 = "u8", S8 = "s8", U4 = "u4", S4 = "s4", U2 = "u2", S2 = "s2",
     }
@@ -149,7 +149,7 @@ spelled! {
 }
 
 spelled! {
-    /// What a vote returns.
+    /// Result of a vote.
     pub enum VoteMode { All = "all", Any = "any", Uni = "uni", Ballot = "ballot" }
 }
 
@@ -196,7 +196,7 @@ impl CacheHints {
     };
 }
 
-/// What a named barrier instruction does.
+/// Form of a named barrier instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the operand names of the form in each variant's documentation")]
 pub enum BarrierKind {

@@ -169,7 +169,7 @@ spelled! {
     pub enum MatrixElement { B16 = "b16", B8 = "b8", B6 = "b8x16.b6x16_p32", B4 = "b8x16.b4x16_p64" }
 }
 
-/// What `ldmatrix` and `stmatrix` move.
+/// Matrices that `ldmatrix` and `stmatrix` move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatrixTiles {
     /// Shape of each matrix.

@@ -9,7 +9,7 @@ spelled! {
     }
 }
 
-/// What a video instruction does beside its operands.
+/// The form of a video instruction beside its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VideoForm {
     /// The operator.

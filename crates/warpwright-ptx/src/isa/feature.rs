@@ -1,4 +1,4 @@
-//! What instructions need beyond a row of their own: one arm per shape.
+//! Requirements of instructions without a row of their own: one arm per shape.
 
 use super::memory;
 use super::set::{Misfit, Requirement, TypeSet};
@@ -19,7 +19,7 @@ fn typed(types: TypeSet, ty: ScalarType, needs: Requirement) -> Result<Requireme
     if types.contains(ty) { Ok(needs) } else { Err(Misfit::Types) }
 }
 
-/// What the asynchronous, tensor-core and cluster instructions need; `BASE` for every other one.
+/// Requirement of an asynchronous, tensor-core or cluster instruction; `BASE` for every other one.
 ///
 /// # Errors
 /// If there is no such form.
@@ -156,7 +156,7 @@ pub(super) fn feature(inst: &Inst) -> Result<Requirement, Misfit> {
     })
 }
 
-/// What ordering and space of an operation on an mbarrier need.
+/// Requirement of the ordering and space of an operation on an mbarrier.
 fn of_mbarrier(ordering: Ordering, space: StateSpace) -> Requirement {
     let order = match ordering.semantics {
         Semantics::Weak => Requirement::BASE,
@@ -183,7 +183,7 @@ fn tensor_copy(c: &TensorCopy) -> Requirement {
     since(8, 0, 90).and(place).and(mode).and(pair)
 }
 
-/// What an opcode without a typed form needs.
+/// Requirement of an opcode without a typed form.
 const fn foreign(opcode: Foreign) -> Requirement {
     match opcode {
         Foreign::Tcgen05 => Requirement::only(8, 6, SPECIFIC_100),

@@ -48,7 +48,7 @@ pub const ATOM_VECTOR: &[(AtomOp, TypeSet, &[usize])] = &[
     (AtomOp::Max, TypeSet::of(&[F16, BF16]), &[2, 4, 8]),
     (AtomOp::Max, TypeSet::of(&[F16x2, BF16x2]), &[2, 4]),
 ];
-/// What every vector `atom` and `red` needs.
+/// Requirement of every vector `atom` and `red`.
 pub(super) const ATOM_VECTOR_NEEDS: Requirement = Requirement::new(8, 1, 90);
 
 /// `cp.reduce.async.bulk` into global memory and into shared memory of the cluster: types of each operator.
@@ -102,7 +102,7 @@ const REDUX_MIN_MAX: &[Form] = &[
 ];
 const REDUX_LOGIC: &[Form] = &[Form::of(TypeSet::of(&[B32])).since(7, 0, 80)];
 
-/// What the cache hints of a load or store need.
+/// Requirement of the cache hints of a load or store.
 pub(super) fn hints(h: &CacheHints) -> Requirement {
     let op = match h.op {
         CacheOp::Default
@@ -133,7 +133,7 @@ pub(super) fn hints(h: &CacheHints) -> Requirement {
     op.and(l1).and(l2_eviction).and(l2).and(policy)
 }
 
-/// What a memory order needs.
+/// Requirement of a memory order.
 pub(super) const fn semantics(s: Semantics) -> Requirement {
     match s {
         Semantics::Weak | Semantics::Volatile => Requirement::BASE,
@@ -144,7 +144,7 @@ pub(super) const fn semantics(s: Semantics) -> Requirement {
     }
 }
 
-/// What a scope needs.
+/// Requirement of a scope.
 pub(super) const fn scope(s: Scope) -> Requirement {
     match s {
         Scope::Cta | Scope::Gpu | Scope::Sys => Requirement::BASE,
@@ -152,7 +152,7 @@ pub(super) const fn scope(s: Scope) -> Requirement {
     }
 }
 
-/// What a state space needs.
+/// Requirement of a state space.
 pub(super) const fn space(s: StateSpace) -> Requirement {
     match s {
         StateSpace::Generic
@@ -165,7 +165,7 @@ pub(super) const fn space(s: StateSpace) -> Requirement {
     }
 }
 
-/// What a vector of `width` elements of `bits` each needs; `None` if there is none.
+/// Requirement of a vector of `width` elements of `bits` each; `None` if there is none.
 pub const fn vector(width: usize, bits: u32) -> Option<Requirement> {
     match (width, bits) {
         (1, _) => Some(Requirement::BASE),

@@ -1,4 +1,4 @@
-//! What PTX allows: for each operator the legal types and modifiers, and the first version and target that have them.
+//! The instruction set: for each operator the legal types and modifiers, and the first version and target that have them.
 //!
 //! The rows are constants, one [`Row`] per operator in the operator's own order. The verifier checks against them, the
 //! DSL and the printer ask them for the lowest `.version` that works, and `tests/ptxas.rs` holds every row against the
@@ -184,7 +184,7 @@ fn requirement_for(inst: &Inst, target: Option<Target>) -> Requirement {
     needs
 }
 
-/// What a special register needs.
+/// Requirement of a special register.
 pub const fn special(register: SpecialReg) -> Requirement {
     use PlainSpecial::*;
     match register {
@@ -231,7 +231,7 @@ pub const fn special_widths(register: SpecialReg) -> &'static [u32] {
     }
 }
 
-/// What the declarations and directives of an entry need.
+/// Requirement of the declarations and directives of an entry.
 pub fn function_requirement(function: &Function) -> Requirement {
     let mut needs = Requirement::BASE;
     let d = &function.directives;

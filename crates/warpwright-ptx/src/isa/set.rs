@@ -188,7 +188,7 @@ pub struct Requirement {
 }
 
 impl Requirement {
-    /// What every version and target that this crate knows offers.
+    /// The requirement that every version and target that this crate knows meets.
     pub const BASE: Self = Self::new(1, 0, 10);
 
     /// Version `major.minor` and `sm`.
@@ -213,7 +213,7 @@ impl Requirement {
         }
     }
 
-    /// What is needed for both.
+    /// The requirement of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -297,7 +297,7 @@ impl Form {
         self.types.contains(ty) && self.other.contains(other)
     }
 
-    /// What is wrong with `modifiers`, if anything.
+    /// Checks a set of modifiers.
     pub fn check(&self, modifiers: ModifierSet) -> Result<(), ModifierError> {
         let missing = self.required.difference(modifiers);
         if !missing.is_empty() {

@@ -13,13 +13,13 @@ pub struct MmaForm {
     pub types: &'static [MatrixType],
     /// Types of D with that of C.
     pub accumulators: &'static [(MatrixType, MatrixType)],
-    /// What is written besides.
+    /// Modifiers that are written besides.
     pub extra: MmaExtra,
-    /// What it needs.
+    /// Its requirement.
     pub needs: Requirement,
 }
 
-/// What a form of `mma` has besides shape and types.
+/// Modifiers of a form of `mma` besides shape and types.
 #[derive(Clone, Copy, Debug)]
 pub struct MmaExtra {
     /// Whether A and B have the same type.
@@ -231,7 +231,7 @@ impl MmaForm {
     }
 }
 
-/// What a form of `mma` needs.
+/// Requirement of a form of `mma`.
 ///
 /// # Errors
 /// If there is no such form.
@@ -260,7 +260,7 @@ pub fn mma_registers(m: &Mma) -> [usize; 4] {
     ]
 }
 
-/// What a form of `ldmatrix` or `stmatrix` needs.
+/// Requirement of a form of `ldmatrix` or `stmatrix`.
 ///
 /// # Errors
 /// If there is no such form.
@@ -295,7 +295,7 @@ pub const fn wgmma_columns(n: u16, integer: bool) -> bool {
     n >= 8 && n <= 256 && n.is_multiple_of(8) && (!integer || n.is_multiple_of(16) || n <= 24)
 }
 
-/// What a form of `wgmma` needs.
+/// Requirement of a form of `wgmma`.
 ///
 /// # Errors
 /// If there is no such form.
@@ -326,7 +326,7 @@ pub fn wgmma(m: &Wgmma) -> Result<Requirement, Misfit> {
     })
 }
 
-/// What every `wgmma` needs.
+/// Requirement of every `wgmma`.
 pub(super) const WGMMA_NEEDS: Requirement = Requirement::only(8, 0, &[90]);
 
 /// Registers per lane of D and, if it is in registers, of A.

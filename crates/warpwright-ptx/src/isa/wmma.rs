@@ -11,7 +11,7 @@ const fn since(major: u16, minor: u16, sm: u32) -> Requirement {
     Requirement::new(major, minor, sm)
 }
 
-/// What products of a shape with factors of a type need.
+/// Requirement of products of a shape with factors of a type.
 const fn factors(shape: WmmaShape, ty: MatrixType) -> Option<Requirement> {
     Some(match (shape, ty) {
         (M16N16K16, F16) => since(6, 0, 70),
@@ -23,7 +23,7 @@ const fn factors(shape: WmmaShape, ty: MatrixType) -> Option<Requirement> {
     })
 }
 
-/// What sums of a type in a shape need.
+/// Requirement of sums of a type in a shape.
 const fn sums(shape: WmmaShape, ty: MatrixType) -> Option<Requirement> {
     match (shape, ty) {
         (_, F16) => factors(shape, F16),
@@ -42,7 +42,7 @@ const fn packed(ty: MatrixType) -> bool {
     matches!(ty, S4 | U4 | B1)
 }
 
-/// What a form of `wmma.load` or `wmma.store` needs.
+/// Requirement of a form of `wmma.load` or `wmma.store`.
 ///
 /// # Errors
 /// If there is no such form.
@@ -60,7 +60,7 @@ pub fn wmma_tile(tile: &WmmaTile) -> Result<Requirement, Misfit> {
     needs.filter(|_| fixed && space).ok_or(Misfit::Types)
 }
 
-/// What a form of `wmma.mma` needs.
+/// Requirement of a form of `wmma.mma`.
 ///
 /// # Errors
 /// If there is no such form.

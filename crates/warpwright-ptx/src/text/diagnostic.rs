@@ -1,4 +1,4 @@
-//! What the parser has to say about a text.
+//! Diagnostics of the parser.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ pub struct Diagnostic {
     pub column: u32,
     /// Bytes of the offending token.
     pub len: u32,
-    /// What is wrong and, where it is known, what would be right.
+    /// The defect and, where it is known, its repair.
     pub message: String,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// What became of a text: everything that could be read, and remarks on the rest in the order of the text.
+/// The result of parsing: everything that could be read, and remarks on the rest in the order of the text.
 #[derive(Clone, Debug)]
 pub struct Parsed {
     /// The module without the statements that carry an error.
@@ -76,7 +76,7 @@ pub mod rules {
         ($($(#[doc = $doc:literal])+ $name:ident = $value:literal;)*) => {
             $($(#[doc = $doc])+ pub const $name: &str = $value;)*
 
-            /// What the rule of this name is about.
+            /// The subject of the rule of this name.
             pub fn description(rule: &str) -> Option<&'static str> {
                 match rule {
                     $($value => Some(concat!($($doc),+).trim_ascii()),)*

@@ -3,7 +3,7 @@
 //! Dots bind to the name that follows them, so an opcode is a word and a run of dotted names: `ld` `.global` `.f32`.
 //! The lexer never fails; what is no token comes out as [`Kind::Bad`] and the parser says so.
 
-/// What a token is.
+/// Kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A name: opcode, register, variable, label.
@@ -71,7 +71,7 @@ pub(super) struct Lexer<'a> {
     pub(super) open_comment: Option<(u32, u32)>,
 }
 
-/// What a byte can do in a token; a set of the bits below.
+/// The parts of tokens that a byte can be; a set of the bits below.
 const CLASS: [u8; 256] = {
     let mut class = [0; 256];
     let mut byte = 0;

@@ -68,7 +68,7 @@ struct Parser<'a> {
     /// The next token that nothing has consumed.
     token: Token<'a>,
     module: Module,
-    /// What names mean at this point of the text.
+    /// Names and their meaning at this point of the text.
     names: Names<'a>,
     /// Functions of the module that have a body, or will have one once it has been read.
     defined: HashSet<u32>,

@@ -331,7 +331,7 @@ fn advice(ty: ScalarType) -> &'static str {
     }
 }
 
-/// What an instruction does with memory.
+/// Kind of access of an instruction to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Accesses {

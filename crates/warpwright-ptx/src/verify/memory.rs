@@ -63,7 +63,7 @@ fn declaration(findings: &mut Vec<VerifyError>, function: &str, v: &Variable, sp
     }
 }
 
-/// What a symbol denotes.
+/// The object that a symbol denotes.
 #[derive(Clone, Copy)]
 struct Object<'m> {
     name: &'m str,

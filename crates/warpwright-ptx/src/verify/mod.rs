@@ -46,7 +46,7 @@ pub struct VerifyError {
     pub breach: Breach,
     /// Other places that explain it.
     pub notes: Vec<Note>,
-    /// What usually repairs it.
+    /// The usual repair.
     pub help: Option<&'static str>,
 }
 

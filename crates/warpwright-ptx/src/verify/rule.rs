@@ -23,7 +23,7 @@ macro_rules! rules {
                 match self { $(Self::$variant => Severity::$severity),* }
             }
 
-            /// What the rule demands, in a sentence or two.
+            /// The demand of the rule, in a sentence or two.
             pub const fn description(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),+).trim_ascii()),* }
             }

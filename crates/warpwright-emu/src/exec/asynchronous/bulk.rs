@@ -28,7 +28,7 @@ use crate::warp::Warp;
 /// Alignment of tensor boxes in shared memory.
 const BOX_ALIGN: u64 = 128;
 
-/// What bulk copies move at a time.
+/// The unit of bulk copies in bytes.
 const GRAIN: u64 = 16;
 
 fn atom_op(op: BulkOp) -> AtomOp {
@@ -62,7 +62,7 @@ fn scalar_of(element: TensorElement) -> ScalarType {
     }
 }
 
-/// What a reduction leaves in memory.
+/// The value that a reduction leaves in memory.
 fn combine(op: AtomOp, ty: ScalarType, old: u64, new: u64) -> u64 {
     let float = |op| float::binary(op, ty, &Modifiers::NONE, old, new);
     match op {

@@ -6,7 +6,7 @@
 /// The largest count of arrivals, and of bytes of one phase in either direction.
 pub(crate) const MAX_COUNT: u32 = (1 << 20) - 1;
 
-/// What PTX leaves undefined.
+/// Uses that PTX leaves undefined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Misuse {
     /// A count of 0 or beyond the limit.
@@ -133,12 +133,12 @@ impl Mbarrier {
         token_phase(token) != self.phase
     }
 
-    /// What an arrival returns: the state before it.
+    /// The result of an arrival: the state before it.
     pub(crate) fn token(&self) -> u64 {
         TOKEN | u64::from(self.phase) << 20 | u64::from(self.pending)
     }
 
-    /// What lies in memory: the state, folded so that every change shows.
+    /// The word in memory: the state, folded so that every change shows.
     pub(crate) fn word(&self) -> u64 {
         let counts = u64::from(self.pending) | u64::from(self.expected) << 20;
         let rest = u64::from(self.tx as u32).wrapping_mul(0x9E37_79B9) ^ u64::from(self.phase) << 24;

@@ -40,9 +40,9 @@ const MAX_TIMEOUTS: u32 = 4;
 pub(crate) struct State {
     /// Whether there have been any.
     active: bool,
-    /// What has not completed, oldest first.
+    /// Operations that have not completed, oldest first.
     queue: VecDeque<Pending>,
-    /// What findings say about operations, by number.
+    /// Operations as findings name them, by number.
     operations: HashMap<u32, Operation>,
     /// How many of those were left when last some were forgotten.
     kept: usize,
@@ -258,7 +258,7 @@ impl Context<'_> {
     }
 }
 
-/// What a finding says.
+/// The text of a finding.
 struct Remark {
     message: String,
     help: &'static str,

@@ -27,16 +27,16 @@ pub(super) struct Object {
     /// Whether a fence published its initialisation, and whether a cluster barrier has carried it since.
     fenced: bool,
     published: bool,
-    /// What the arrivals of this phase know.
+    /// Knowledge of the arrivals of this phase.
     arrivals: View,
-    /// What those of the last phase that completed knew.
+    /// Knowledge of those of the last phase that completed.
     completed: View,
     /// The copy whose bytes completed a phase that no thread has waited for.
     pub(super) unseen: Option<(u32, Site)>,
 }
 
 impl Object {
-    /// What the phase still waits for, in words.
+    /// Arrivals and bytes that the phase still waits for, in words.
     fn missing(&self) -> String {
         let Mbarrier { phase, expected, pending, tx } = self.state;
         let mut text = format!("phase {phase} still waits for {pending} of {expected} arrivals");

@@ -1,4 +1,4 @@
-//! What has been issued and not completed, and the groups in which threads wait for it.
+//! Copies that have been issued and not completed, and the groups in which threads wait for them.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) struct Pending {
     pub(super) id: u32,
     /// `lanes` are those whose part is not done.
     pub(super) issuer: Issuer,
-    /// What those learn who see its end.
+    /// Knowledge of those who see its end.
     pub(super) view: View,
     pub(super) work: Work,
 }
@@ -65,7 +65,7 @@ pub(super) struct Segment {
 /// A bulk operation: pieces are gathered, and then written elsewhere.
 #[derive(Default)]
 pub(super) struct Transfer {
-    /// What is moved; until it was gathered, what fills the gaps.
+    /// The bytes that are moved; until they were gathered, those that fill the gaps.
     pub(super) image: Vec<u8>,
     pub(super) gather: Vec<Segment>,
     pub(super) scatter: Vec<Segment>,

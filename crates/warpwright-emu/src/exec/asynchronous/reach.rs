@@ -22,7 +22,7 @@ pub(super) struct Spot {
     pub(super) address: u64,
 }
 
-/// What an operand has to be.
+/// Requirements on an operand.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
     pub(super) bytes: u64,

@@ -1,4 +1,4 @@
-//! What racecheck sees of asynchronous operations and of the generic accesses beside them; the rules are in
+//! Asynchronous operations and the generic accesses beside them as racecheck sees them; the rules are in
 //! [`sanitize::racecheck::asynchronous`](crate::sanitize::racecheck::asynchronous).
 
 use std::collections::{HashMap, HashSet};
@@ -15,7 +15,7 @@ use crate::sanitize::racecheck::asynchronous::{Cell, Generic, Part};
 use crate::sanitize::racecheck::{self, AccessKind, BlockRaces, Strength};
 use crate::warp::Warp;
 
-/// What findings say about an operation.
+/// An operation as findings name it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operation {
     pc: u32,
@@ -37,7 +37,7 @@ impl Operation {
 const PRUNE: usize = 2048;
 const NEWEST: u32 = 512;
 
-/// What an access meets.
+/// Conflicts of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Clash {
     /// An operation that writes these bytes, and whose end is not known.

@@ -14,7 +14,7 @@ use super::tile::{N, Tile};
 use crate::code::rows::LANES;
 use crate::exec::lanes::{f16_to_f32, f32_to_f16};
 
-/// What becomes of the exact sum of truncated terms.
+/// Rounding of the exact sum of truncated terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rounding {
     /// Truncated to the bits that f32 sums of this precision have.

@@ -83,7 +83,7 @@ impl Descriptor {
         }
     }
 
-    /// What is wrong with the descriptor of an operand of `rows` rows, if anything.
+    /// The defect of a descriptor of an operand of `rows` rows, if it has one.
     pub(crate) fn problem(&self, major: Major, rows: u64) -> Option<String> {
         if self.bits & Self::RESERVED != 0 {
             return Some(format!(

@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::report::{Event, Key, Severity, Tool};
 use crate::warp::Warp;
 
-/// What is known of one register.
+/// The state of one register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Flight {
     /// It is in use until this many groups are complete.

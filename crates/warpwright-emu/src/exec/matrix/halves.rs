@@ -89,7 +89,7 @@ fn halves(words: &Words) -> [__m512i; 2] {
     [cast(low), cast(high)]
 }
 
-/// What tells whether all numbers lie well within the range of f32, looked at once for a whole product.
+/// The exponents that tell whether all numbers lie well within the range of f32, looked at once for a whole product.
 struct Range {
     /// Elements of A and B that are out of it.
     elements: __mmask32,
@@ -255,7 +255,7 @@ fn add<const PARTS: usize>(parts: [&Part; PARTS], sums: &mut [__m512; N], range:
     range.overflow = overflow;
 }
 
-/// What the terms of column `n` are multiplied by to be added as integers, and what their sum is multiplied by.
+/// The factors by which the terms of column `n` become integers, and by which their sum becomes a number again.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[inline]
 fn scale_of<const PARTS: usize>(

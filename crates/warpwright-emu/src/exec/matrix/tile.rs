@@ -68,13 +68,13 @@ pub(crate) struct Tile {
     pub(super) b_exponents: [[u32; N]; PAIRS],
     /// Whether something in A, or in B, is infinite or NaN.
     special: [bool; 2],
-    /// What A and B were made from: kernels multiply a fragment with one after the other of the other matrix.
+    /// The sources of A and B: kernels multiply a fragment with one after the other of the other matrix.
     sources: [Origin; 2],
     /// A and B for vectors of 512 bits, where the machine has them.
     pub(super) wide: Option<Box<Wide>>,
 }
 
-/// What an operand was made from.
+/// The source of an operand.
 #[derive(Clone, Copy, Debug)]
 struct Origin {
     /// `None` if nothing was.

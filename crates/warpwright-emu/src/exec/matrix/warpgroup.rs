@@ -20,7 +20,7 @@ struct Issued {
     warps: u8,
 }
 
-/// What the warps of a group have issued, beginning with what some have not.
+/// The instructions that warps of a group have issued, from the first that some have not.
 #[derive(Debug, Default)]
 struct Warpgroup {
     log: VecDeque<Issued>,

@@ -232,7 +232,7 @@ impl Operand {
     }
 }
 
-/// What one warp multiplies: its rows of A, if they come from shared memory.
+/// The product of one warp: its rows of A, if they come from shared memory.
 struct Work<'a> {
     exec: u32,
     op: &'a Wgmma,

@@ -1,4 +1,4 @@
-//! What the race detector knows of asynchronous operations.
+//! Asynchronous operations in the race detector.
 //!
 //! An operation is recorded twice. In the shadow its accesses count as those of the issuing lane at the time of the
 //! issue, so that everything that is not ordered before the issue, or after it, is an ordinary race. Beside that every
@@ -33,9 +33,9 @@ pub struct Generic {
 /// An operation's reads or writes, in one number: views know of the end of each apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What it reads; the source may be overwritten after that.
+    /// Its reads; the source may be overwritten after them.
     Reads,
-    /// What it writes.
+    /// Its writes.
     Writes,
 }
 
@@ -46,7 +46,7 @@ impl Part {
     }
 }
 
-/// What is known of a word of shared memory.
+/// Accesses of a word of shared memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cell {
     /// The operation that wrote it last, 0 if something else did.
@@ -105,14 +105,14 @@ impl Cells {
 }
 
 impl BlockRaces<'_> {
-    /// What lanes know and did until now, for others to [`accept`](Self::accept): a release.
+    /// Knowledge and actions of lanes until now, for others to [`accept`](Self::accept): a release.
     pub fn publish(&mut self, warp: u32, lanes: u32) -> View {
         let view = self.clocks.publish(warp, lanes);
         self.moved();
         view
     }
 
-    /// What lanes knew and did before their last fence of cluster scope or wider: what a relaxed arrival publishes.
+    /// Knowledge and actions of lanes before their last fence of cluster scope or wider: a relaxed arrival publishes them.
     pub fn publish_fenced(&mut self, warp: u32, lanes: u32) -> View {
         let view = self.clocks.publish_fenced(warp, lanes);
         self.moved();
@@ -147,7 +147,7 @@ impl BlockRaces<'_> {
         self.moved();
     }
 
-    /// What those learn who see the end of an operation that a lane of this block issued at `tick`.
+    /// Knowledge of those who see the end of an operation that a lane of this block issued at `tick`.
     pub fn ending(&self, warp: u32, lanes: u32, tick: u32, parts: &[u32]) -> View {
         let mut view = View::default();
         view.add(self.clocks.first_warp() + warp, lanes, tick);
@@ -268,7 +268,7 @@ impl BlockRaces<'_> {
         missing == 0 || other.rank == own && other.warp == warp && other.lane == lane
     }
 
-    /// What a lane does now, as [`knows`](Self::knows) asks for it.
+    /// The present action of a lane, as [`knows`](Self::knows) asks for it.
     pub fn moment(&self, warp: u32, lane: u32, pc: u32) -> Generic {
         Generic { rank: self.clocks.first_warp() / 32, warp, lane, pc, tick: self.clocks.tick(warp) }
     }

@@ -1,4 +1,4 @@
-//! What threads know of each other: views, releases and the logs of synchronisation variables.
+//! Knowledge of threads of each other: views, releases and the logs of synchronization variables.
 //!
 //! Time in a block is one counter that advances at every synchronisation. Full block barriers set a *floor* up to
 //! which everything is ordered, so ordinary kernels never get here. Other knowledge is a [`View`]: per warp of the
@@ -66,7 +66,7 @@ impl Acquired {
     }
 }
 
-/// What a thread knows beyond the floor of its block. Warps are numbered through the cluster: 32 for each block.
+/// Knowledge of a thread beyond the floor of its block. Warps are numbered through the cluster: 32 for each block.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     warps: Vec<Known>,
@@ -136,7 +136,7 @@ impl View {
         }
     }
 
-    /// What the asynchronous proxy knows, and nothing else.
+    /// Knowledge of the asynchronous proxy, and nothing else.
     pub(super) fn only_fenced(self) -> Self {
         Self { fenced: self.fenced, ..Self::default() }
     }
@@ -350,7 +350,7 @@ impl Variables {
         }
     }
 
-    /// What a thread that reads the variable may acquire.
+    /// The releases that a thread that reads the variable may acquire.
     pub(super) fn observe(&self, address: u64) -> Option<Acquired> {
         let log = self.logs.get(&address)?;
         let len = lock(&log.entries).all.len();

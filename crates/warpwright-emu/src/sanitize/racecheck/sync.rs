@@ -35,9 +35,9 @@ struct Warp {
     tick: u32,
     /// All lanes know each other's accesses up to here.
     sync: u32,
-    /// What all lanes know.
+    /// Knowledge of all lanes.
     view: View,
-    /// What some lanes know in addition; the masks are disjoint.
+    /// Knowledge of some lanes in addition; the masks are disjoint.
     groups: Vec<(u32, View)>,
     /// Strong reads that a fence or barrier will turn into acquires.
     pending: Vec<Reading>,
@@ -54,7 +54,7 @@ struct Reading {
     barrier: bool,
 }
 
-/// What orders the reads of lanes.
+/// The order that the reads of lanes have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Barrier,
@@ -149,7 +149,7 @@ impl Clocks {
         }
     }
 
-    /// What lanes know and did until now, for others to accept.
+    /// Knowledge and actions of lanes until now, for others to accept.
     pub(super) fn publish(&mut self, warp: u32, lanes: u32) -> View {
         let mut view = self.publishable(warp, lanes);
         view.add(self.base + warp, lanes, self.tick(warp));
@@ -162,7 +162,7 @@ impl Clocks {
         view
     }
 
-    /// What lanes knew and did before their fences of cluster scope or wider.
+    /// Knowledge and actions of lanes before their fences of cluster scope or wider.
     pub(super) fn publish_fenced(&mut self, warp: u32, lanes: u32) -> View {
         let mut view = View::default();
         for release in self.releases(warp, lanes, 3, false).iter().filter(|r| r.scope > 1) {
@@ -390,7 +390,7 @@ impl Clocks {
         }
     }
 
-    /// What lanes know, as a release carries it.
+    /// Knowledge of lanes, as a release carries it.
     fn publishable(&self, warp: u32, lanes: u32) -> View {
         let mut view = View::default();
         if let Some(me) = self.warps.get(warp as usize) {
@@ -423,7 +423,7 @@ impl Clocks {
         self.advance(warp);
     }
 
-    /// What lanes release with a strong write.
+    /// The releases of lanes with a strong write.
     fn releases(&mut self, warp: u32, lanes: u32, scope: u32, explicit: bool) -> Vec<Arc<Release>> {
         let (block, base) = (self.block, self.base);
         let mut releases: Vec<Arc<Release>> = self
@@ -480,7 +480,7 @@ impl Clocks {
 }
 
 impl Warp {
-    /// What some of the lanes `mine` miss of `lanes`, asked of the views that each of them has.
+    /// The lanes of `lanes` that some of `mine` do not know of, by the views that each of them has.
     fn missing(&self, mine: u32, lanes: u32, ask: impl Fn(&View, u32) -> u32) -> u32 {
         let rest = if self.view.is_empty() { lanes } else { ask(&self.view, lanes) };
         if rest == 0 || self.groups.is_empty() {

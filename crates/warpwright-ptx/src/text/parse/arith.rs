@@ -9,7 +9,7 @@ use crate::types::*;
 /// The longest operator name that is looked up, `bfind.shiftamt` and the like.
 const MAX_NAME: usize = 32;
 
-/// What the modifiers of an arithmetic opcode say.
+/// Modifiers of an arithmetic opcode.
 struct Arith {
     mods: Modifiers,
     /// The operator's name in `spelled!` form: the opcode and the modifiers that select an operation.

@@ -203,7 +203,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// What follows `.file`: an index, a name, and perhaps a time and a size. It has no terminator.
+    /// The rest of `.file`: an index, a name, and perhaps a time and a size. It has no terminator.
     fn file(&mut self) -> Read<()> {
         let index = self.unsigned32()?;
         if self.token.kind != Kind::Quoted {

@@ -8,7 +8,7 @@ use crate::module::*;
 use crate::text::lex::{Kind, Token};
 use crate::types::*;
 
-/// What a label in front of `.branchtargets`, `.callprototype` or `.calltargets` stands for.
+/// The list or prototype that a label in front of `.branchtargets`, `.callprototype` or `.calltargets` names.
 #[derive(Clone)]
 pub(super) enum List<'a> {
     /// Labels, to be looked up from this scope.

@@ -7,7 +7,7 @@ use crate::inst::*;
 use crate::text::lex::Token;
 use crate::types::*;
 
-/// What the modifiers of a memory instruction say.
+/// Modifiers of a memory instruction.
 #[derive(Default)]
 struct Access {
     space: Option<StateSpace>,

@@ -1,4 +1,4 @@
-//! What names mean: scopes, shadowing, and register ranges that cost nothing until they are used.
+//! Meaning of names: scopes, shadowing, and register ranges that cost nothing until they are used.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use crate::inst::Reg;
 use crate::types::ScalarType;
 
-/// What a name stands for.
+/// Meaning of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Binding {
     /// One register, by its declaration.
@@ -238,7 +238,7 @@ impl<'a> Names<'a> {
         free
     }
 
-    /// What a name means in the module.
+    /// Meaning of a name in the module.
     pub(super) fn outermost(&self, name: &str) -> Option<Binding> {
         self.outermost.get(name).copied()
     }
@@ -304,7 +304,7 @@ impl<'a> Names<'a> {
         None
     }
 
-    /// What a name means here. Within a scope a range hides what was declared before it.
+    /// Meaning of a name here. Within a scope a range hides what was declared before it.
     pub(super) fn resolve(&self, name: &str) -> Option<Meaning> {
         let range = self.in_range(name);
         if let (Some((slot, _)), Some(first)) = (range, name.as_bytes().first())

@@ -10,7 +10,7 @@ use crate::types::*;
 /// The longest vector that any supported instruction takes.
 const MAX_VECTOR: usize = 8;
 
-/// What a name in operand position is.
+/// Meaning of a name in operand position.
 pub(super) enum Named {
     Reg(Reg),
     Symbol(SymbolId),
@@ -55,7 +55,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// What a name that has been declared stands for.
+    /// Meaning of a name that has been declared.
     pub(super) fn declared(&mut self, at: Token<'a>) -> Read<Option<Named>> {
         Ok(match self.names.resolve(at.text) {
             Some(Meaning::Register(slot)) => {

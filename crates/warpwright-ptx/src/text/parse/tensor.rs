@@ -123,7 +123,7 @@ impl<'a> Parser<'a> {
         })))
     }
 
-    /// What `ldmatrix` and `stmatrix` say besides their operands.
+    /// Modifiers of `ldmatrix` and `stmatrix`.
     fn tiles(&mut self, head: Token<'a>, modifiers: &[Token<'a>]) -> Read<(MatrixTiles, StateSpace)> {
         let mut rest = Rest::new(head, modifiers);
         self.require(&mut rest, &["sync", "aligned"])?;

@@ -13,7 +13,7 @@ const MAX_DIMENSIONS: usize = 16;
 /// The most bytes of zeros that an initialiser leaves out before something that it gives.
 const MAX_PADDING: u64 = 1 << 26;
 
-/// What a declaration says before its names.
+/// The part of a declaration before its names.
 pub(super) struct Shape<'a> {
     pub(super) ty: ScalarType,
     /// Elements of a vector (`.v4`); 1 for a scalar.
@@ -24,7 +24,7 @@ pub(super) struct Shape<'a> {
     at: Token<'a>,
 }
 
-/// What stands in `.attribute(...)`.
+/// The contents of `.attribute(...)`.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Attributes {
     managed: bool,
@@ -241,7 +241,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// What follows `=`: one element, or lists in braces that follow the dimensions. Also says how many rows it gives.
+    /// The value after `=`: one element, or lists in braces that follow the dimensions. Also says how many rows it gives.
     fn initialiser(
         &mut self,
         ty: ScalarType,
