@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use warpwright_ptx::text::{self, Diagnostic, Sources};
 use warpwright_ptx::verify::{self, VerifyError};
-use warpwright_ptx::{Function, FunctionKind, InitialAddress, Initialiser, Module, StateSpace, Symbol};
+use warpwright_ptx::{Function, FunctionKind, InitialAddress, Initializer, Module, StateSpace, Symbol};
 
 use crate::code::Code;
 use crate::code::function::function_address;
@@ -226,8 +226,8 @@ impl Program {
         patched.map_or_else(|| self.constants.clone(), Into::into)
     }
 
-    /// Writes the addresses of an initialiser into the bytes of its variable.
-    fn fill_addresses(&self, init: &Initialiser, globals: &[u64], bytes: &mut [u8]) {
+    /// Writes the addresses of an initializer into the bytes of its variable.
+    fn fill_addresses(&self, init: &Initializer, globals: &[u64], bytes: &mut [u8]) {
         for address in &init.addresses {
             let value = self.address_of(address, globals).to_le_bytes();
             let value = match address.byte {
@@ -274,7 +274,7 @@ impl Program {
                 }
                 let bytes = variable.bytes().unwrap_or(u64::MAX);
                 let address = memory.alloc(bytes, &variable.name)?;
-                // Variables without an initialiser are zero.
+                // Variables without an initializer are zero.
                 memory.fill(address, 0, bytes)?;
                 if let Some(init) = &variable.init {
                     let room = usize::try_from(bytes).unwrap_or(usize::MAX);

@@ -77,8 +77,8 @@ impl Module {
         self.functions = order.iter().filter_map(|i| old.get_mut(*i as usize)?.take()).collect();
         self.functions.iter_mut().flat_map(|f| &mut f.symbols).for_each(rename);
         let inside = self.functions.iter_mut().flat_map(|f| &mut f.variables);
-        let initialisers = self.variables.iter_mut().chain(inside).filter_map(|v| v.init.as_mut());
-        initialisers.flat_map(|i| &mut i.addresses).for_each(|a| rename(&mut a.symbol));
+        let initializers = self.variables.iter_mut().chain(inside).filter_map(|v| v.init.as_mut());
+        initializers.flat_map(|i| &mut i.addresses).for_each(|a| rename(&mut a.symbol));
         for Alias { function, of } in &mut self.aliases {
             (*function, *of) = (renamed(*function), renamed(*of));
         }
@@ -143,7 +143,7 @@ pub struct Variable {
     /// Linkage of module-scope variables.
     pub linkage: Linkage,
     /// Its contents at load; `None` if nothing is written.
-    pub init: Option<Initialiser>,
+    pub init: Option<Initializer>,
     /// `.attribute(.managed)`: the host shares the variable.
     pub managed: bool,
     /// `.attribute(.unified(a, b))`: the name under which all devices share the variable.
@@ -152,20 +152,20 @@ pub struct Variable {
 
 /// Contents of a variable when its module is loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Initialiser {
+pub struct Initializer {
     /// The bytes, shorter than the variable if the rest is zero; zero where an address goes.
     pub bytes: Vec<u8>,
     /// Addresses that the loader fills in, by ascending offset.
     pub addresses: Vec<InitialAddress>,
 }
 
-impl FromIterator<u8> for Initialiser {
+impl FromIterator<u8> for Initializer {
     fn from_iter<I: IntoIterator<Item = u8>>(bytes: I) -> Self {
         Self { bytes: bytes.into_iter().collect(), addresses: Vec::new() }
     }
 }
 
-/// An address in an initialiser.
+/// An address in an initializer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InitialAddress {
     /// Byte offset in the variable.

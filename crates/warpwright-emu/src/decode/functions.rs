@@ -34,8 +34,8 @@ impl Reached {
             if !indirect && calls(f).any(|c| !matches!(c, Callee::Direct(_))) {
                 indirect = true;
                 // The address may come from memory.
-                let initialisers = module.variables.iter().filter_map(|v| v.init.as_ref());
-                let addresses = initialisers.flat_map(|i| &i.addresses);
+                let initializers = module.variables.iter().filter_map(|v| v.init.as_ref());
+                let addresses = initializers.flat_map(|i| &i.addresses);
                 found.extend(addresses.filter_map(|a| resolve(module, a.symbol)));
             }
             functions.extend(found.into_iter().filter(|f| seen.insert(*f)));

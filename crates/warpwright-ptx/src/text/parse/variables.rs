@@ -1,4 +1,4 @@
-//! Variables: shapes, dimensions, attributes and initialisers.
+//! Variables: shapes, dimensions, attributes and initializers.
 
 use super::constant::Constant;
 use super::names::{Binding, Meaning};
@@ -10,7 +10,7 @@ use crate::types::*;
 
 /// The most dimensions of an array.
 const MAX_DIMENSIONS: usize = 16;
-/// The most bytes of zeros that an initialiser leaves out before something that it gives.
+/// The most bytes of zeros that an initializer leaves out before something that it gives.
 const MAX_PADDING: u64 = 1 << 26;
 
 /// The part of a declaration before its names.
@@ -42,10 +42,10 @@ pub(super) struct Dimensions {
     pub(super) elements: u64,
 }
 
-/// An initialiser under construction.
+/// An initializer under construction.
 struct Initial {
     ty: ScalarType,
-    value: Initialiser,
+    value: Initializer,
     /// Zeros that are due before the next element.
     padding: u64,
 }
@@ -206,7 +206,7 @@ impl<'a> Parser<'a> {
             let (array, dims) = self.dimensions(&shape, name)?;
             let mut len = (!dims.open).then_some(dims.elements);
             let init = if self.eat(b'=') {
-                let (init, rows) = self.initialiser(shape.ty, name, &dims)?;
+                let (init, rows) = self.initializer(shape.ty, name, &dims)?;
                 len = len.or_else(|| rows.checked_mul(dims.elements));
                 Some(init)
             } else {
@@ -242,13 +242,13 @@ impl<'a> Parser<'a> {
     }
 
     /// The value after `=`: one element, or lists in braces that follow the dimensions. Also says how many rows it gives.
-    fn initialiser(
+    fn initializer(
         &mut self,
         ty: ScalarType,
         name: Token<'a>,
         dims: &Dimensions,
-    ) -> Read<(Initialiser, u64)> {
-        let mut initial = Initial { ty, value: Initialiser::default(), padding: 0 };
+    ) -> Read<(Initializer, u64)> {
+        let mut initial = Initial { ty, value: Initializer::default(), padding: 0 };
         if dims.sizes.is_empty() {
             if self.token.is(b'{') {
                 return Err(self.fail(rules::OPERAND, name, "a list initialises an array only"));

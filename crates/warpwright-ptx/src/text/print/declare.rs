@@ -1,4 +1,4 @@
-//! Declarations: variables with their initialisers, signatures, directives, prototypes; and calls.
+//! Declarations: variables with their initializers, signatures, directives, prototypes; and calls.
 
 use std::fmt::Write as _;
 
@@ -49,7 +49,7 @@ fn forward_declared(module: &Module, bodies: &[Body<'_>]) -> Vec<bool> {
             forward[i as usize] = true;
         }
     };
-    let in_initialisers = |variables: &[Variable]| -> Vec<u32> {
+    let in_initializers = |variables: &[Variable]| -> Vec<u32> {
         let addresses = variables.iter().filter_map(|v| v.init.as_ref()).flat_map(|i| &i.addresses);
         let functions = addresses.filter_map(|a| match a.symbol {
             Symbol::Function(i) => Some(i),
@@ -64,11 +64,11 @@ fn forward_declared(module: &Module, bodies: &[Body<'_>]) -> Vec<bool> {
             Some(Symbol::Function(i)) => Some(*i),
             _ => None,
         });
-        let inside = in_initialisers(&function.variables);
+        let inside = in_initializers(&function.variables);
         // A function may call itself.
         targets.chain(body.mentioned.iter().copied()).chain(inside).for_each(|i| need(i, at + 1));
     }
-    in_initialisers(&module.variables).into_iter().for_each(|i| need(i, 0));
+    in_initializers(&module.variables).into_iter().for_each(|i| need(i, 0));
     forward
 }
 
@@ -105,7 +105,7 @@ pub(super) fn variable(out: &mut String, module: &Module, variable: &Variable) {
         if braces {
             out.push('{');
         }
-        initialiser(out, module, *ty, init);
+        initializer(out, module, *ty, init);
         if braces {
             out.push('}');
         }
@@ -113,7 +113,7 @@ pub(super) fn variable(out: &mut String, module: &Module, variable: &Variable) {
     out.push(';');
 }
 
-fn initialiser(out: &mut String, module: &Module, ty: ScalarType, init: &Initialiser) {
+fn initializer(out: &mut String, module: &Module, ty: ScalarType, init: &Initializer) {
     let mut addresses = init.addresses.iter().peekable();
     for (i, element) in init.bytes.chunks(ty.bytes() as usize).enumerate() {
         if i > 0 {
