@@ -102,20 +102,11 @@ impl SharedMemory {
 
     #[inline(always)]
     pub(crate) fn store(&mut self, address: u64, bytes: u32, value: u64) {
-        let (at, shift) = ((address / 4) as usize, address % 4 * 8);
-        let mut set = |at: usize, mask: u32, value: u32| {
-            if let Some(word) = self.words.get_mut(at) {
+        in_words(address, bytes, value, |at, mask, value| {
+            if let Some(word) = self.words.get_mut(at as usize) {
                 *word = *word & !mask | value & mask;
             }
-        };
-        match bytes {
-            8 => {
-                set(at, u32::MAX, value as u32);
-                set(at + 1, u32::MAX, (value >> 32) as u32);
-            }
-            4 => set(at, u32::MAX, value as u32),
-            _ => set(at, (((1u64 << (8 * bytes)) - 1) << shift) as u32, (value << shift) as u32),
-        }
+        });
     }
 
     #[inline(always)]
@@ -130,6 +121,20 @@ impl SharedMemory {
                 *d |= mask;
             }
         }
+    }
+}
+
+/// Hands out the words that a store of 1, 2, 4 or 8 bytes changes: which, the bits of it, and their values in place.
+#[inline(always)]
+pub(crate) fn in_words(address: u64, bytes: u32, value: u64, mut set: impl FnMut(u64, u32, u32)) {
+    let (at, shift) = (address / 4, address % 4 * 8);
+    match bytes {
+        8 => {
+            set(at, u32::MAX, value as u32);
+            set(at + 1, u32::MAX, (value >> 32) as u32);
+        }
+        4 => set(at, u32::MAX, value as u32),
+        _ => set(at, (((1u64 << (8 * bytes)) - 1) << shift) as u32, (value << shift) as u32),
     }
 }
 

@@ -12,6 +12,12 @@ use crate::code::rows::{R1, R2};
 use crate::space::{CONST_WINDOW, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 
 impl Decoder<'_> {
+    fn atomic(&mut self, atomic: Atomic) {
+        self.code.atomics.push(atomic);
+        let at = index(self.code.atomics.len() - 1);
+        self.emit(Op::Atomic(at));
+    }
+
     pub(super) fn memory(&mut self, inst: &Inst) -> Result<()> {
         match inst {
             Inst::Ldu { space, ty, dsts, addr } => self.load(*space, *ty, Ordering::WEAK, dsts, addr)?,
@@ -40,50 +46,24 @@ impl Decoder<'_> {
                 let b = self.source(b, *ty)?;
                 let c = c.as_ref().map(|c| self.source(c, *ty)).transpose()?;
                 let dst = dst.map(|d| self.slot(d)).transpose()?;
-                let site = self.site();
-                self.code.atomics.push(Atomic {
-                    op: *op,
-                    space: *space,
-                    ty: *ty,
-                    ordering: *ordering,
-                    dst,
-                    addr: row,
-                    offset,
-                    b,
-                    c,
-                    more: Vec::new(),
-                    site,
-                });
-                let at = index(self.code.atomics.len() - 1);
-                self.emit(Op::Atomic(at));
+                let (op, space, ty, ordering) = (*op, *space, *ty, *ordering);
+                let (addr, more, site) = (row, Vec::new(), self.site());
+                self.atomic(Atomic { op, space, ty, ordering, dst, addr, offset, b, c, more, site });
             }
             Inst::AtomVector { op, space, ty, ordering, dsts, addr, srcs, .. } => {
                 let (row, offset) = self.address(addr)?;
-                let mut elements = Vec::with_capacity(srcs.len());
+                let mut more = Vec::with_capacity(srcs.len());
                 for (i, src) in srcs.iter().enumerate() {
                     let dst = dsts.as_ref().and_then(|d| d.get(i).copied().flatten());
-                    elements.push((dst.map(|d| self.slot(d)).transpose()?, self.source(src, *ty)?));
+                    more.push((dst.map(|d| self.slot(d)).transpose()?, self.source(src, *ty)?));
                 }
-                if elements.is_empty() {
+                if more.is_empty() {
                     return self.error("a vector without elements");
                 }
-                let (dst, b) = elements.remove(0);
-                let site = self.site();
-                self.code.atomics.push(Atomic {
-                    op: *op,
-                    space: *space,
-                    ty: *ty,
-                    ordering: *ordering,
-                    dst,
-                    addr: row,
-                    offset,
-                    b,
-                    c: None,
-                    more: elements,
-                    site,
-                });
-                let at = index(self.code.atomics.len() - 1);
-                self.emit(Op::Atomic(at));
+                let (dst, b) = more.remove(0);
+                let (op, space, ty, ordering) = (*op, *space, *ty, *ordering);
+                let (addr, c, site) = (row, None, self.site());
+                self.atomic(Atomic { op, space, ty, ordering, dst, addr, offset, b, c, more, site });
             }
             Inst::Discard { space, addr } | Inst::ApplyPriority { space, addr } => {
                 let mut access = self.access(*space, ScalarType::B128, Ordering::WEAK, Vec::new(), addr)?;

@@ -5,6 +5,7 @@ use warpwright_ptx::StateSpace;
 use super::call::MAX_LOCAL;
 use super::global::{addresses, extend, lane_value, lanes_of, set_lane};
 use super::rows::put_pred;
+use crate::block::in_words;
 use crate::code::layout::Slot;
 use crate::code::memory::{Access, Stack};
 use crate::code::rows::LANES;
@@ -28,20 +29,11 @@ impl Local {
     }
 
     pub(super) fn store(&mut self, lane: usize, address: u64, bytes: u32, value: u64) {
-        let (at, shift) = (address / 4, address % 4 * 8);
-        let mut set = |at: u64, mask: u32, value: u32| {
+        in_words(address, bytes, value, |at, mask, value| {
             if let Some(word) = self.words.get_mut(at as usize * LANES + lane) {
                 *word = *word & !mask | value & mask;
             }
-        };
-        match bytes {
-            8 => {
-                set(at, u32::MAX, value as u32);
-                set(at + 1, u32::MAX, (value >> 32) as u32);
-            }
-            4 => set(at, u32::MAX, value as u32),
-            _ => set(at, (((1u64 << (8 * bytes)) - 1) << shift) as u32, (value << shift) as u32),
-        }
+        });
     }
 
     /// Forgets that the bytes of a range were written.

@@ -211,22 +211,16 @@ impl<'a> Parser<'a> {
         let dims = self.need(&mut rest, dims, "the number of dimensions, `.1d` to `.5d`")?;
         let hinted = Self::hinted(&mut rest);
         let mode = rest.pick(TensorMode::from_name).unwrap_or(TensorMode::Tile);
+        let copy = |transfer, (map, coords), offsets, policy| {
+            Inst::TensorCopy(Box::new(TensorCopy { transfer, dims, mode, map, coords, offsets, policy }))
+        };
         if rest.take("prefetch") {
             self.require(&mut rest, &["L2", "global"])?;
             self.nothing_left(&rest)?;
-            let (map, coords) = self.tensor_place()?;
+            let place = self.tensor_place()?;
             let offsets = self.im2col_offsets(mode)?;
             let policy = self.next_policy(hinted)?;
-            let transfer = TensorTransfer::Prefetch;
-            return Ok(Inst::TensorCopy(Box::new(TensorCopy {
-                transfer,
-                dims,
-                mode,
-                map,
-                coords,
-                offsets,
-                policy,
-            })));
+            return Ok(copy(TensorTransfer::Prefetch, place, offsets, policy));
         }
         let dst_space = self.need(&mut rest, space, "the state space of its destination")?;
         let src_space = self.need(&mut rest, space, "the state space of its source")?;
@@ -248,33 +242,24 @@ impl<'a> Parser<'a> {
             return Err(self.missing_modifier(rest.head, what));
         }
         if stores {
-            let (map, coords) = self.tensor_place()?;
+            let place = self.tensor_place()?;
             let src = self.next_address()?;
             let policy = self.next_policy(hinted)?;
             let transfer = match op {
                 Some(op) => TensorTransfer::Reduce { op, src },
                 None => TensorTransfer::Store { src },
             };
-            let offsets = Vec::new();
-            return Ok(Inst::TensorCopy(Box::new(TensorCopy {
-                transfer,
-                dims,
-                mode,
-                map,
-                coords,
-                offsets,
-                policy,
-            })));
+            return Ok(copy(transfer, place, Vec::new(), policy));
         }
         let dst = self.address()?;
         self.expect(b',')?;
-        let (map, coords) = self.tensor_place()?;
+        let place = self.tensor_place()?;
         let barrier = self.next_address()?;
         let offsets = self.im2col_offsets(mode)?;
         let multicast = if multicast { Some(self.next_operand(ScalarType::U16)?) } else { None };
         let policy = self.next_policy(hinted)?;
         let transfer = TensorTransfer::Load { dst_space, dst, barrier, multicast, cta_group };
-        Ok(Inst::TensorCopy(Box::new(TensorCopy { transfer, dims, mode, map, coords, offsets, policy })))
+        Ok(copy(transfer, place, offsets, policy))
     }
 
     /// `[map, {coordinates}]`
