@@ -13,14 +13,14 @@ use crate::{Error, PlanError};
 pub struct Dropout {
     /// Of an element to be dropped, from 0 to 1; rounded to a multiple of 2^-32.
     pub probability: f32,
-    /// What the random numbers begin with.
+    /// The key of the random numbers.
     pub seed: u64,
     /// Tells apart the uses of one seed: the number of the call, say.
     pub offset: u64,
 }
 
 impl Dropout {
-    /// What a kernel compares its words with, and multiplies by what it keeps, for the probability of a descriptor.
+    /// The threshold that kernels compare their words with and the factor of elements that are kept, for the probability of a descriptor.
     pub(crate) fn constants(op: &'static str, probability: f64) -> Result<(u32, f64), PlanError> {
         let dropout = Self { probability: probability as f32, seed: 0, offset: 0 };
         dropout.check(op)?;
@@ -48,7 +48,7 @@ impl Dropout {
         (f64::from(self.probability) * 2f64.powi(32)).round() as u32
     }
 
-    /// What elements that are dropped with `probability` are multiplied by if they are kept; 0 if none is.
+    /// The factor of elements that are kept where they are dropped with `probability`; 0 if none is kept.
     pub fn scale(probability: f64) -> f64 {
         if probability < 1.0 { 1.0 / (1.0 - probability) } else { 0.0 }
     }

@@ -16,7 +16,7 @@ use crate::stream::{Event, Stream};
 /// [`Graph`](crate::Graph) keeps the memory that its work uses.
 pub struct Buffer(Arc<Memory>);
 
-/// What a buffer owns. Launches look at it to keep it until they have run.
+/// The memory that a buffer owns. Launches look at it to keep it until they have run.
 pub(crate) struct Memory {
     device: Device,
     address: u64,
@@ -82,12 +82,12 @@ impl Buffer {
         self.0.address
     }
 
-    /// What a launch takes.
+    /// The argument of a launch for it.
     pub fn binding(&self) -> Binding<'_> {
         Binding::new(&self.0.device, self.0.address, Some(&self.0))
     }
 
-    /// What a launch keeps.
+    /// The part that a launch keeps.
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.0
     }

@@ -40,7 +40,7 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// What a device can do.
+/// Properties and limits of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Properties {
@@ -79,7 +79,7 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
-/// What the emulator does when a sanitizer finds a defect in a launch.
+/// Whether a launch fails if a sanitizer of the emulator finds a defect in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFinding {
     /// The launch returns [`Error::Sanitizer`]; the findings are in [`Device::findings`] as well.
@@ -94,7 +94,7 @@ pub enum OnFinding {
 pub struct EmulatorConfig {
     /// The architecture that it poses as.
     pub target: Target,
-    /// What is checked.
+    /// The sanitizers that are on.
     pub sanitizers: Sanitizers,
     /// Whether to count instructions and memory traffic, for [`Device::counters`].
     pub counters: bool,
@@ -113,7 +113,7 @@ pub struct EmulatorConfig {
     pub interrupt: Option<Interrupt>,
     /// Bytes of device memory.
     pub memory: u64,
-    /// What a defect does.
+    /// Whether a defect fails the launch.
     pub on_finding: OnFinding,
 }
 
@@ -241,7 +241,7 @@ impl Device {
         self.properties().id
     }
 
-    /// What it can do.
+    /// Its properties and limits.
     pub fn properties(&self) -> &Properties {
         self.0.backend.properties()
     }
@@ -304,7 +304,7 @@ impl Device {
         self.0.backend.synchronize_device()
     }
 
-    /// `bytes` of uninitialised memory, aligned to 256 bytes. Freeing it waits for the device; see
+    /// `bytes` of uninitialized memory, aligned to 256 bytes. Freeing it waits for the device; see
     /// [`Stream::alloc`] for memory whose allocation and release are ordered on a stream and cost little.
     ///
     /// # Errors
@@ -365,7 +365,7 @@ impl Device {
         self.0.kernels.clear();
     }
 
-    /// What the sanitizers found since the last call, and forgets it. Always empty on CUDA.
+    /// Findings of the sanitizers since the last call, which it forgets. Always empty on CUDA.
     pub fn findings(&self) -> Vec<Finding> {
         self.0.backend.take_findings()
     }

@@ -1,4 +1,4 @@
-//! What this machine offers, and in words why CUDA is not used where it is not.
+//! The devices of this machine, and in words why CUDA is not used where it is not.
 
 use std::fmt;
 
@@ -55,7 +55,7 @@ pub enum CudaUnavailable {
     /// The driver is older than this crate needs.
     #[error("the driver implements {found}, {} or later is needed", DriverVersion::MINIMUM)]
     DriverTooOld {
-        /// What it implements.
+        /// The version that it implements.
         found: DriverVersion,
     },
     /// The driver is there but does not start.
@@ -73,7 +73,7 @@ pub enum CudaUnavailable {
     /// The driver is there and sees no GPU.
     #[error("the driver ({driver}) sees no device; CUDA_VISIBLE_DEVICES may hide one")]
     NoDevice {
-        /// What it implements.
+        /// The version that it implements.
         driver: DriverVersion,
     },
 }

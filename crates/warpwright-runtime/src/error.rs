@@ -1,4 +1,4 @@
-//! What can go wrong, as data.
+//! Failures, as data.
 
 use warpwright_ptx::kernel::KernelError;
 use warpwright_ptx::{ArgError, DType, PtxVersion, Target};
@@ -27,7 +27,7 @@ pub enum Error {
     /// A device name is none of `auto`, `cuda`, `cuda:N`, `emulator`, `emulator:sm_XX`.
     #[error("`{name}` names no device: expected `auto`, `cuda`, `cuda:N`, `emulator` or `emulator:sm_XX`")]
     DeviceName {
-        /// What was given.
+        /// The value given.
         name: String,
     },
     /// A call of the CUDA driver failed, and the device is still usable.
@@ -81,7 +81,7 @@ pub enum Error {
     Load {
         /// The kernel.
         kernel: String,
-        /// What it objects to.
+        /// Its objection.
         source: Box<warpwright_emu::LoadError>,
     },
     /// A module is no kernel.
@@ -103,7 +103,7 @@ pub enum Error {
         call: &'static str,
         /// The device.
         device: DeviceId,
-        /// What the emulator says.
+        /// The reason, from the emulator.
         source: warpwright_emu::MemoryError,
     },
     /// Device memory is used up.
@@ -143,9 +143,9 @@ pub enum Error {
         op: &'static str,
         /// The argument.
         argument: &'static str,
-        /// What it should be.
+        /// The expected one.
         expected: Box<[usize]>,
-        /// What it is.
+        /// The one found.
         got: Box<[usize]>,
     },
     /// A tensor has the wrong number of elements for its shape.
@@ -171,7 +171,7 @@ pub enum Error {
         argument: &'static str,
         /// The largest allowed.
         limit: usize,
-        /// What was given.
+        /// The value given.
         got: usize,
     },
     /// A tensor has the wrong element type.
@@ -181,9 +181,9 @@ pub enum Error {
         op: &'static str,
         /// The argument.
         argument: &'static str,
-        /// What it should be.
+        /// The expected one.
         expected: DType,
-        /// What it is.
+        /// The one found.
         got: DType,
     },
     /// A tensor must be contiguous in row-major order.
@@ -269,7 +269,7 @@ pub enum Error {
     Launch {
         /// The kernel.
         kernel: String,
-        /// What is exceeded.
+        /// The limit that is exceeded.
         limit: LaunchLimit,
     },
     /// The arguments of a launch do not fit the kernel's parameters.
@@ -284,7 +284,7 @@ pub enum Error {
     /// The backend cannot do this.
     #[error("{what} is not available on {device}")]
     NotSupported {
-        /// What was asked for.
+        /// The feature asked for.
         what: &'static str,
         /// The device.
         device: DeviceId,
@@ -304,9 +304,9 @@ pub enum LaunchLimit {
     /// The block is not the one that the kernel requires.
     #[error("its block is {expected:?} (.reqntid), got {got:?}")]
     Block {
-        /// What the kernel requires.
+        /// The block that the kernel requires.
         expected: [u32; 3],
-        /// What was given.
+        /// The value given.
         got: [u32; 3],
     },
     /// The kernel fixes no block size and the launch gives none.
@@ -319,7 +319,7 @@ pub enum LaunchLimit {
         limit: [u32; 3],
         /// In all: of the device, or the kernel's `.maxntid`.
         threads: u32,
-        /// What was given.
+        /// The value given.
         got: [u32; 3],
     },
     /// Too many blocks.
@@ -327,7 +327,7 @@ pub enum LaunchLimit {
     Grid {
         /// Per dimension.
         limit: [u32; 3],
-        /// What was given.
+        /// The value given.
         got: [u32; 3],
     },
     /// The blocks of a cooperative grid would not be resident together.

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::launch::LoadedKernel;
 use crate::stream::{Captured, Stream};
 
-/// What [`Stream::capture`] recorded. On CUDA a graph of the driver; on the emulator the list of steps.
+/// The work that [`Stream::capture`] recorded. On CUDA a graph of the driver; on the emulator the list of steps.
 ///
 /// It keeps the kernels and the memory of tensors and buffers that the work uses. Memory from elsewhere, which came in by
 /// [`Binding::from_raw`](crate::Binding::from_raw) or [`TensorRef::from_raw`](crate::TensorRef::from_raw), must stay

@@ -19,7 +19,7 @@ const MAX_PARAMETER_BYTES: usize = 4096;
 /// Parameter buffers up to this size live on the stack of the launch.
 const INLINE_PARAMETER_BYTES: usize = 512;
 
-/// What the compiler made of a kernel.
+/// Resources of a compiled kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelInfo {
@@ -85,7 +85,7 @@ impl LoadedKernel {
         self.0.backend.properties().id
     }
 
-    /// What the compiler made of it.
+    /// Its resources.
     pub fn info(&self) -> KernelInfo {
         self.0.info
     }
@@ -292,7 +292,7 @@ pub struct Binding<'a> {
     address: u64,
     /// [`Device::index`], or 0 for an address that belongs to none.
     device: u32,
-    /// What a launch keeps until it has run; `None` for memory from elsewhere.
+    /// The memory that a launch keeps until it has run; `None` for memory from elsewhere.
     memory: Option<&'a Arc<Memory>>,
 }
 
@@ -577,7 +577,7 @@ impl LaunchStep {
     }
 }
 
-/// What a step has prepared, by device. The first device, most often the only one, is found without a lock.
+/// The prepared launches of a step, by device. The first device, most often the only one, is found without a lock.
 #[derive(Default)]
 struct PreparedFor {
     first: OnceLock<Arc<Prepared>>,

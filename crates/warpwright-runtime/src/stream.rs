@@ -27,7 +27,7 @@ pub(crate) struct StreamShared {
     captured: Mutex<Captured>,
 }
 
-/// What the work of a capture uses, and its graph keeps.
+/// Kernels and memory that the work of a capture uses, and its graph keeps.
 #[derive(Default)]
 pub(crate) struct Captured {
     pub(crate) kernels: Vec<LoadedKernel>,
@@ -167,7 +167,7 @@ impl Stream {
         kernel.prepare(&self.device, grid, None, dynamic_shared, false, args)?.enqueue(self, bindings)
     }
 
-    /// `bytes` of uninitialised memory whose allocation and release are ordered on this stream; both cost little.
+    /// `bytes` of uninitialized memory whose allocation and release are ordered on this stream; both cost little.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Capturing`].
@@ -281,7 +281,7 @@ impl Stream {
     /// `work` returns any error that an [`Error`] can become, such as that of a library on top of this one.
     ///
     /// # Errors
-    /// What `work` returns, after the capture was abandoned; [`Error::Capturing`] if one is in progress.
+    /// The error of `work`, after the capture was abandoned; [`Error::Capturing`] if one is in progress.
     pub fn capture<E: From<Error>>(
         &self,
         work: impl FnOnce(&Self) -> std::result::Result<(), E>,

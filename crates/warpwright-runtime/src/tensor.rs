@@ -30,7 +30,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// An uninitialised tensor.
+    /// An uninitialized tensor.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Overflow`], [`Error::Rank`].
@@ -40,7 +40,7 @@ impl Tensor {
         Ok(Self { shape: dims(OP, "shape", shape)?, buffer: device.alloc_named(bytes, "tensor")?, dtype })
     }
 
-    /// An uninitialised tensor whose memory is allocated and freed in the order of `stream`, which costs little.
+    /// An uninitialized tensor whose memory is allocated and freed in the order of `stream`, which costs little.
     ///
     /// # Errors
     /// As [`Tensor::empty`], and [`Error::Capturing`].
@@ -342,7 +342,7 @@ impl Tensor {
         &mut self.buffer
     }
 
-    /// What a launch takes.
+    /// The argument of a launch for it.
     pub fn binding(&self) -> Binding<'_> {
         self.buffer.binding()
     }
@@ -383,11 +383,11 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// What both views hold.
+/// The fields of both views.
 #[derive(Clone, Copy)]
 struct View<'a> {
     device: &'a Device,
-    /// What it is a view of; `None` for memory from elsewhere.
+    /// The memory that it is a view of; `None` for memory from elsewhere.
     memory: Option<&'a Arc<Memory>>,
     address: u64,
     dtype: DType,
@@ -487,7 +487,7 @@ macro_rules! view_getters {
             self.view().address
         }
 
-        /// What a launch takes.
+        /// The argument of a launch for it.
         pub fn binding(&self) -> Binding<'a> {
             Binding::new(self.view().device, self.view().address, self.view().memory)
         }

@@ -141,7 +141,7 @@ impl Timer {
     /// Times `work`, which enqueues one run on the stream.
     ///
     /// # Errors
-    /// What `work` returns; [`Error::Fault`] if a kernel failed.
+    /// The error of `work`; [`Error::Fault`] if a kernel failed.
     pub fn measure(&mut self, mut work: impl FnMut(&Stream) -> Result<()>) -> Result<Measurement> {
         let stream = self.stream.clone();
         for _ in 0..self.options.warm_up {

@@ -1,4 +1,4 @@
-//! What PTX leaves open and a device was asked: the kernels of `probes/`, and digests of what an H200 answered in
+//! Behavior that PTX leaves open and a device was asked for: the kernels of `probes/`, and digests of what an H200 answered in
 //! `probes/answers.txt`. The emulator has to give the same bits, and so has a GPU of compute capability 9.0, if there is
 //! one; with `WARPWRIGHT_RECORD=FILE` its answers are written to a file.
 

@@ -18,7 +18,7 @@ fn seeds() -> std::ops::Range<u64> {
     first.parse().expect("a number")..last.parse().expect("a number")
 }
 
-/// What the kernel stored and what it added up.
+/// The words that the kernel stored, and those that it added up.
 fn run(device: &Device, program: &Program) -> Result<Vec<u8>, String> {
     let parsed = text::parse(&program.ptx);
     if parsed.has_errors() {

@@ -1,4 +1,4 @@
-//! What the project's pages say about its files and crates is so.
+//! The project's pages are right about its files and crates, and its functions are documented.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What stands between backticks.
+/// The words between backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
@@ -96,7 +96,7 @@ fn the_recipe_names_files_that_exist() {
             "{name}"
         );
     }
-    // What names the family in the tree, and is no result, is on the page.
+    // Files of the tree that name the family, results aside, are on the page.
     for folder in ["crates", "bridges/warpwright-py/src", "bridges/warpwright-py/python", "bench"] {
         let mut pending = vec![root().join(folder)];
         while let Some(path) = pending.pop() {

@@ -13,7 +13,7 @@ const HEADS: usize = 32;
 const KEY_HEADS: usize = 8;
 const WIDTH: usize = 128;
 const CASES: [[usize; 2]; 4] = [[1, 8192], [1, 65536], [32, 8192], [8, 65536]];
-/// What is read in front of a launch, so that nothing of its keys is in the caches and the host is far ahead.
+/// Memory that is read in front of a launch, so that nothing of its keys is in the caches and the host is far ahead.
 const FLUSH: [usize; 2] = [1, 131_072];
 const SAMPLES: usize = 21;
 /// A prime number: no two heads are alike.

@@ -122,7 +122,7 @@ fn errors(got: &[f32], exact: &[f64]) -> (f64, f64) {
     ((norm / squares).sqrt(), differences().fold(0.0, f64::max) / root)
 }
 
-/// What is asked for.
+/// The products that are asked for.
 struct Asked {
     shapes: Vec<[usize; 3]>,
     dtypes: Vec<DType>,

@@ -30,7 +30,7 @@ pub struct CellOutput {
     pub h: Tensor,
     /// The cells of an LSTM after the step, `[batch, hidden]`.
     pub c: Option<Tensor>,
-    /// What the gradients need. `None` after inference.
+    /// The saved state that the gradients need. `None` after inference.
     pub reserve: Option<Tensor>,
 }
 

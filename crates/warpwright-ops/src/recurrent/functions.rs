@@ -17,7 +17,7 @@ pub struct Weights<'a> {
     pub w_ih: &'a Tensor,
     /// `[gates hidden, output]`, where a hidden state has `projection` elements, or else `hidden`.
     pub w_hh: &'a Tensor,
-    /// What projects the hidden states of an LSTM, `[projection, hidden]`.
+    /// The projection of the hidden states of an LSTM, `[projection, hidden]`.
     pub w_hr: Option<&'a Tensor>,
     /// `[gates hidden]`
     pub b_ih: Option<&'a Tensor>,
@@ -127,7 +127,7 @@ pub struct RecurrentOutput {
     pub h_n: Tensor,
     /// The cells of the last steps of an LSTM, `[layers directions, batch, hidden]`.
     pub c_n: Option<Tensor>,
-    /// What the gradients need. `None` after inference.
+    /// The saved state that the gradients need. `None` after inference.
     pub reserve: Option<Tensor>,
 }
 

@@ -1,4 +1,4 @@
-//! What a backend does, as one object-safe trait in the shape of a driver API.
+//! The backends, behind one object-safe trait in the shape of a driver API.
 //!
 //! Objects of a backend (streams, events, functions, graphs) are opaque numbers that only the backend makes. The public
 //! types own one each beside their [`Device`](crate::Device), use it with that device only, and give it back once.
@@ -77,7 +77,7 @@ pub(crate) enum HostMemory {
     Pinned(cuda::PinnedMemory),
 }
 
-/// What memory is filled with again and again.
+/// An element that memory is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
     Byte(u8),
@@ -131,7 +131,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
 
     fn create_stream(&self) -> Result<StreamHandle>;
     fn destroy_stream(&self, stream: StreamHandle);
-    /// What ends launches on this stream that run on the host.
+    /// Sets the interrupt that ends launches on this stream which run on the host.
     fn set_interrupt(&self, _stream: &StreamHandle, _interrupt: Option<Interrupt>) {}
     fn synchronize(&self, stream: &StreamHandle) -> Result<()>;
     fn synchronize_device(&self) -> Result<()>;
@@ -167,7 +167,7 @@ pub(crate) trait Backend: Send + Sync + fmt::Debug {
     fn graph_nodes(&self, graph: &GraphHandle) -> usize;
     fn destroy_graph(&self, graph: GraphHandle);
 
-    /// What the sanitizers found since the last call.
+    /// Findings of the sanitizers since the last call.
     fn take_findings(&self) -> Vec<Finding> {
         Vec::new()
     }

@@ -46,7 +46,7 @@ pub enum DiskCacheStatus {
 }
 
 impl DiskCacheStatus {
-    /// What CUDA devices that are opened now would do.
+    /// The status that CUDA devices opened now would have.
     pub fn from_environment() -> Self {
         match DiskCache::from_environment() {
             Ok(cache) => cache.status(),
@@ -87,7 +87,7 @@ pub enum DiskCacheRefusal {
     },
     /// The system does not tell.
     Unknown {
-        /// What it says instead.
+        /// Its content.
         kind: io::ErrorKind,
     },
 }

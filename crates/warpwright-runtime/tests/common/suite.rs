@@ -1,4 +1,4 @@
-//! What every device must do, whichever backend is behind it.
+//! The checks that every device must pass, whichever backend is behind it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -262,7 +262,7 @@ pub(crate) fn launches_compute(device: &Device) {
     assert_eq!(y.to_vec::<f32>().expect("y"), expected);
 }
 
-/// What does not fit is refused with numbers, before the driver sees it.
+/// Launches that do not fit are refused with numbers, before the driver sees them.
 pub(crate) fn launches_are_checked(device: &Device) {
     let s = stream(device);
     let limit = |step: LaunchStep, bindings: &[Binding]| match s.launch(&step, bindings) {
@@ -406,7 +406,7 @@ pub(crate) fn memory_waits_for_other_streams(device: &Device) {
     }
 }
 
-/// What a capture cannot hold is an error, and the stream is as before afterwards.
+/// Work that a capture cannot hold is an error, and the stream is as before afterwards.
 pub(crate) fn failed_captures_leave_the_stream_usable(device: &Device) {
     let s = device.new_stream().expect("stream");
     let x = Tensor::from_slice(device, &[0u32; 64], &[64]).expect("x");

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::UNIX_EPOCH;
 
-/// What tells this build of the driver from others: name, size and time of the library that the process has loaded. Empty
+/// A mark of this build of the driver: name, size and time of the library that the process has loaded. Empty
 /// if the system does not tell.
 pub(super) fn driver_build() -> &'static str {
     static BUILD: OnceLock<String> = OnceLock::new();

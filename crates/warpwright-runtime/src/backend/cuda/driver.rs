@@ -54,7 +54,7 @@ impl Failure {
     }
 }
 
-/// What [`library_is_present`] finds if the binding has no function of this name: it has one only where it loads the
+/// The answer of [`library_is_present`] if the binding has no function of this name: it has one only where it loads the
 /// driver at run time. A program that is linked to the driver does not start without it.
 #[allow(dead_code, reason = "hidden by the binding's function, unless another crate has the driver linked")]
 unsafe fn is_culib_present() -> bool {

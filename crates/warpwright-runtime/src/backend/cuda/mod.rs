@@ -126,7 +126,7 @@ fn read_properties(ordinal: u32, device: sys::CUdevice, version: DriverVersion) 
     })
 }
 
-/// What is known about a handle that the driver does not say itself.
+/// Facts about a handle that the driver does not say itself.
 #[derive(Debug, Default)]
 struct Objects {
     /// The module of each function.
@@ -455,7 +455,7 @@ impl Backend for CudaBackend {
         let bytes_here = size(bytes);
         let first = self.allocate_now(bytes_here, order);
         let again = match (first, self.pool) {
-            // What the pool keeps of freed memory may be what is missing.
+            // The pool may keep the freed memory that is missing.
             (Err(f), Some(pool)) if f.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let _ = driver::synchronize_context();
                 let _ = driver::trim_pool(pool as sys::CUmemoryPool, 0);
