@@ -3,68 +3,17 @@
 use pyo3::exceptions::{PyAttributeError, PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
-use std::fmt;
+use pyo3::types::{PyDict, PyType};
 use std::sync::{Mutex, PoisonError};
 use warpwright::DType;
 
+use crate::device::{self, Place};
 use crate::dlpack::{self, Capsule, Description, Exchange, Malformed, Vec8};
 use crate::error::{self, Class, Problem};
+use crate::library::{Library, dtype_named, interop};
 use crate::torch;
 
-/// Whose arrays they are: how results are made and which stream is the current one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Library {
-    Numpy,
-    Torch,
-    Cupy,
-    Jax,
-    Other,
-}
-
-impl Library {
-    fn of_module(module: &str) -> Self {
-        match module.split('.').next() {
-            Some("numpy") => Self::Numpy,
-            Some("torch") => Self::Torch,
-            Some("cupy") => Self::Cupy,
-            Some("jax" | "jaxlib") => Self::Jax,
-            _ => Self::Other,
-        }
-    }
-
-    /// The name that `warpwright._interop` knows it by.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Numpy => "numpy",
-            Self::Torch => "torch",
-            Self::Cupy => "cupy",
-            Self::Jax => "jax",
-            Self::Other => "other",
-        }
-    }
-}
-
-/// Where an array lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// In memory of the host, for the emulator.
-    Host,
-    /// On a GPU.
-    Cuda(u32),
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("cpu"),
-            Self::Cuda(n) => write!(f, "cuda:{n}"),
-        }
-    }
-}
-
-/// What is known about a type of arrays.
+/// Facts about a type of arrays.
 #[derive(Clone, Copy)]
 struct TypeFacts {
     library: Library,
@@ -99,13 +48,6 @@ fn facts(object: &Bound<'_, PyAny>) -> PyResult<TypeFacts> {
     Ok(facts)
 }
 
-/// The Python half of this module.
-pub(crate) fn interop(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
-    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    let module = MODULE.get_or_try_init(py, || py.import("warpwright._interop").map(Bound::unbind))?;
-    Ok(module.bind(py))
-}
-
 /// Which argument of which operation; what errors name.
 #[derive(Clone, Copy)]
 pub(crate) struct Site {
@@ -127,7 +69,7 @@ pub(crate) enum Ordering {
 /// An argument. Boxed, because it goes through many hands.
 pub(crate) type Array<'py> = Box<Argument<'py>>;
 
-/// What is known of an argument.
+/// An argument.
 pub(crate) struct Argument<'py> {
     pub(crate) object: Bound<'py, PyAny>,
     pub(crate) site: Site,
@@ -308,7 +250,7 @@ impl<'py> Argument<'py> {
         };
         let (address, read_only): (u64, bool) = need("data")?.extract()?;
         let optional = |key: &str| PyResult::Ok(interface.get_item(key)?.filter(|v| !v.is_none()));
-        let place = Place::Cuda(crate::memory::ordinal_of(object.py(), address)?);
+        let place = Place::Cuda(device::ordinal_of(object.py(), address)?);
         let parts = StridedParts {
             address,
             read_only,
@@ -518,44 +460,6 @@ fn same_layout(shape: &[usize], a: &[i64], b: &[i64]) -> bool {
     shape.contains(&0) || shape.iter().zip(a.iter().zip(b)).all(|(n, (a, b))| *n == 1 || a == b)
 }
 
-/// An element type by any name that libraries have for it.
-pub(crate) fn dtype_named(name: &str) -> Option<DType> {
-    let name = name.strip_prefix("torch.").unwrap_or(name);
-    Some(match name {
-        "float32" | "f32" | "float" | "<f4" => DType::F32,
-        "float64" | "f64" | "double" | "<f8" => DType::F64,
-        "float16" | "f16" | "half" | "<f2" => DType::F16,
-        "bfloat16" | "bf16" => DType::BF16,
-        "uint8" | "u8" | "|u1" => DType::U8,
-        "int8" | "i8" | "|i1" => DType::I8,
-        "uint16" | "u16" | "<u2" => DType::U16,
-        "int16" | "i16" | "<i2" => DType::I16,
-        "uint32" | "u32" | "<u4" => DType::U32,
-        "int32" | "i32" | "<i4" => DType::I32,
-        "uint64" | "u64" | "<u8" => DType::U64,
-        "int64" | "i64" | "<i8" => DType::I64,
-        _ => return None,
-    })
-}
-
-/// The name that numpy, PyTorch, cupy and jax have for an element type.
-pub(crate) const fn dtype_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "float32",
-        DType::F64 => "float64",
-        DType::F16 => "float16",
-        DType::BF16 => "bfloat16",
-        DType::U8 => "uint8",
-        DType::I8 => "int8",
-        DType::U16 => "uint16",
-        DType::I16 => "int16",
-        DType::U32 => "uint32",
-        DType::I32 => "int32",
-        DType::U64 => "uint64",
-        DType::I64 => "int64",
-    }
-}
-
 /// An element type that the caller names: a string, or a type object of any library.
 pub(crate) fn dtype_given(object: &Bound<'_, PyAny>, site: Site) -> PyResult<DType> {
     let py = object.py();
@@ -607,9 +511,4 @@ pub(crate) fn count(object: &Bound<'_, PyAny>) -> PyResult<usize> {
 /// A shape that the caller gives: a number or a sequence.
 pub(crate) fn shape_given(object: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     object.extract::<usize>().map(|n| vec![n]).or_else(|_| object.try_iter()?.map(|n| n?.extract()).collect())
-}
-
-/// A tuple of extents.
-pub(crate) fn extents<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<Bound<'py, PyTuple>> {
-    PyTuple::new(py, shape)
 }

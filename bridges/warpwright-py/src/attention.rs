@@ -14,9 +14,7 @@ use crate::array::Array;
 use crate::call::{Call, Form, places, present, several, statistics_dtype};
 use crate::error::{self, Class, Problem};
 use crate::indices::known_i32;
-
-type Object<'py> = Bound<'py, PyAny>;
-type Maybe<'a, 'py> = Option<&'a Object<'py>>;
+use crate::library::{Maybe, Object};
 
 /// The arguments besides queries, keys and values.
 struct Options<'a, 'py> {
@@ -72,7 +70,7 @@ fn layout(array: &Array<'_>) -> PyResult<Layout> {
     }
 }
 
-/// What both directions read, in the order of [`Started`].
+/// The tensors that both directions read, in the order of [`Started`].
 fn arguments(inputs: [Option<TensorRef<'_>>; INPUTS]) -> AttentionInputs<'_> {
     let [q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks, random] = inputs;
     AttentionInputs {

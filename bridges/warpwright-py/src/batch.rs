@@ -8,16 +8,16 @@ use warpwright::batch_norm::{
     BatchNormEvaluationDesc, Layout, Momentum,
 };
 use warpwright::plan::{PlanCache, Real};
+use warpwright::{Operation, TensorMut, TensorRef};
 
 use crate::array::Array;
-use crate::call::{Call, Form, Output, gathered, places, present, statistics_dtype};
+use crate::call::{Call, Form, Named, gathered, places, present, statistics_dtype};
 use crate::error::{Class, Problem};
 use crate::images::image;
+use crate::library::{Maybe, Object};
+use crate::many::try_map;
 
-type Object<'py> = Bound<'py, PyAny>;
-type Maybe<'a, 'py> = Option<&'a Object<'py>>;
-
-/// What all passes have in common.
+/// Keywords of all passes.
 struct Common<'a, 'py> {
     weight: Maybe<'a, 'py>,
     bias: Maybe<'a, 'py>,
@@ -179,37 +179,71 @@ pub(crate) fn batch_norm<'py>(
     }
 }
 
-/// Which gradients are wanted, and where.
-struct Gradients<'a, 'py> {
+/// A backward pass: its tensors, and which gradients are wanted where.
+struct Backward<'a, 'py> {
+    op: &'static str,
+    dy: &'a Object<'py>,
+    /// The result, if it passed a ReLU.
+    y: Maybe<'a, 'py>,
+    /// Those that the forward pass took: saved ones, or the running ones, which are of the parameters' type.
+    statistics: [Named<'a, 'py>; 2],
+    are_running: bool,
     residual: bool,
     out: Maybe<'a, 'py>,
 }
 
-impl<'py> Gradients<'_, 'py> {
-    /// Where the four results go; there are three without a residual.
-    fn places(
-        &self,
-        call: &Call<'py>,
-        op: &'static str,
-        x: &Array<'py>,
-        norm: &BatchNorm,
-    ) -> PyResult<[Option<Output<'py>>; 4]> {
-        let out = places(op, self.out, [true, true, true, self.residual])?;
-        let [dx, dweight, dbias, dresidual] = out.each_ref().map(Option::as_ref);
-        let channels = [norm.channels];
-        let parameter = Form::RowMajor(norm.parameter_dtype, &channels);
-        Ok([
-            Some(call.output(("out[0]", dx), x, Form::Like)?),
-            call.optional_output(norm.weight, ("out[1]", dweight), x, parameter)?,
-            call.optional_output(norm.bias, ("out[2]", dbias), x, parameter)?,
-            call.optional_output(self.residual, ("out[3]", dresidual), x, Form::Like)?,
-        ])
-    }
+/// The tensors of a backward pass on the device.
+struct BackwardTensors<'a> {
+    x: TensorRef<'a>,
+    y: Option<TensorRef<'a>>,
+    dy: TensorRef<'a>,
+    weight: Option<TensorRef<'a>>,
+    statistics: [TensorRef<'a>; 2],
+    dx: TensorMut<'a>,
+    dweight: Option<TensorMut<'a>>,
+    dbias: Option<TensorMut<'a>>,
+    dresidual: Option<TensorMut<'a>>,
+    workspace: Option<TensorMut<'a>>,
+}
 
-    fn tuple(&self, py: Python<'py>, results: [Option<Object<'py>>; 4]) -> PyResult<Bound<'py, PyTuple>> {
-        let count = if self.residual { 4 } else { 3 };
-        PyTuple::new(py, &results[..count])
-    }
+/// The gradients `(dx, dweight, dbias)`, and a fourth if that of the residual is wanted.
+fn backward<'py, D: Operation>(
+    x: &Object<'py>,
+    c: &Common<'_, 'py>,
+    b: &Backward<'_, 'py>,
+    plans: &PlanCache<D>,
+    describe: impl FnOnce(BatchNorm, bool) -> D,
+    args: impl for<'a> FnOnce(BackwardTensors<'a>) -> D::Args<'a> + Send,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let running = b.are_running.then_some(b.statistics[0].1);
+    let Started { call, x, weight, norm, .. } = start(b.op, x, c, running)?;
+    let dy = call.twin(("dy", b.dy), &x)?;
+    let y = call.optional_twin(("y", b.y), &x)?;
+    let channels = [norm.channels];
+    let dtype = if b.are_running { norm.parameter_dtype } else { statistics_dtype(x.dtype) };
+    let [first, second] = try_map(b.statistics, |named| call.small(named, dtype, &channels))?;
+    let plan = call.plan(plans, &describe(norm, b.residual))?;
+    let out = places(b.op, b.out, [true, true, true, b.residual])?;
+    let [dx, dweight, dbias, dresidual] = out.each_ref().map(Option::as_ref);
+    let parameter = Form::RowMajor(norm.parameter_dtype, &channels);
+    let outputs = [
+        Some(call.output(("out[0]", dx), &x, Form::Like)?),
+        call.optional_output(norm.weight, ("out[1]", dweight), &x, parameter)?,
+        call.optional_output(norm.bias, ("out[2]", dbias), &x, parameter)?,
+        call.optional_output(b.residual, ("out[3]", dresidual), &x, Form::Like)?,
+        call.workspace(&plan, &x)?,
+    ];
+    let inputs = [Some(&x), y.as_ref(), Some(&dy), weight.as_ref(), Some(&first), Some(&second)];
+    let results =
+        call.run_some(inputs, outputs, move |stream, [x, y, dy, weight, first, second], outputs| {
+            let [dx, dweight, dbias, dresidual, workspace] = outputs;
+            let (x, dy, dx, statistics) =
+                (present(x), present(dy), present(dx), [first, second].map(present));
+            let tensors =
+                BackwardTensors { x, y, dy, weight, statistics, dx, dweight, dbias, dresidual, workspace };
+            Ok(plan.launch(stream, args(tensors))?)
+        })?;
+    PyTuple::new(x.object.py(), &results[..if b.residual { 4 } else { 3 }])
 }
 
 /// The gradients `(dx, dweight, dbias)` of `batch_norm` in training, None where there is no weight or bias.
@@ -233,39 +267,17 @@ pub(crate) fn batch_norm_backward<'py>(
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<BatchNormBackwardDesc> = PlanCache::new();
-    const OP: &str = "batch_norm_backward";
     // The eps went into rstd.
     let common = Common { weight, bias, relu: y.is_some(), eps: 0.0, stream };
-    let wanted = Gradients { residual, out };
-    let Started { call, x, weight, norm, .. } = start(OP, x, &common, None)?;
-    let dy = call.twin(("dy", dy), &x)?;
-    let y = call.optional_twin(("y", y), &x)?;
-    let (channels, saved) = ([norm.channels], statistics_dtype(x.dtype));
-    let mean = call.small(("mean", mean), saved, &channels)?;
-    let rstd = call.small(("rstd", rstd), saved, &channels)?;
-    let plan = call.plan(&PLANS, &BatchNormBackwardDesc { norm, dresidual: residual })?;
-    let [dx, dweight, dbias, dresidual] = wanted.places(&call, OP, &x, &norm)?;
-    let outputs = [dx, dweight, dbias, dresidual, call.workspace(&plan, &x)?];
-    let inputs = [Some(&x), y.as_ref(), Some(&dy), weight.as_ref(), Some(&mean), Some(&rstd)];
-    let [dx, dweight, dbias, dresidual, _] =
-        call.run_some(inputs, outputs, move |stream, [x, y, dy, weight, mean, rstd], outputs| {
-            let [dx, dweight, dbias, dresidual, workspace] = outputs;
-            let args = BatchNormBackwardArgs {
-                x: present(x),
-                y,
-                dy: present(dy),
-                weight,
-                mean: present(mean),
-                rstd: present(rstd),
-                dx: present(dx),
-                dweight,
-                dbias,
-                dresidual,
-                workspace,
-            };
-            Ok(plan.launch(stream, args)?)
-        })?;
-    wanted.tuple(x.object.py(), [dx, dweight, dbias, dresidual])
+    let statistics = [("mean", mean), ("rstd", rstd)];
+    let pass = Backward { op: "batch_norm_backward", dy, y, statistics, are_running: false, residual, out };
+    let describe = |norm, dresidual| BatchNormBackwardDesc { norm, dresidual };
+    backward(x, &common, &pass, &PLANS, describe, |tensors| {
+        let BackwardTensors { x, y, dy, weight, statistics, dx, dweight, dbias, dresidual, workspace } =
+            tensors;
+        let [mean, rstd] = statistics;
+        BatchNormBackwardArgs { x, y, dy, weight, mean, rstd, dx, dweight, dbias, dresidual, workspace }
+    })
 }
 
 /// The gradients `(dx, dweight, dbias)` of `batch_norm` with given statistics, None where there is no weight or bias.
@@ -288,36 +300,27 @@ pub(crate) fn batch_norm_evaluation_backward<'py>(
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<BatchNormEvaluationBackwardDesc> = PlanCache::new();
-    const OP: &str = "batch_norm_evaluation_backward";
     let common = Common { weight, bias, relu: y.is_some(), eps, stream };
-    let wanted = Gradients { residual, out };
-    let Started { call, x, weight, norm, .. } = start(OP, x, &common, Some(running_mean))?;
-    let dy = call.twin(("dy", dy), &x)?;
-    let y = call.optional_twin(("y", y), &x)?;
-    let channels = [norm.channels];
-    let mean = call.small(("running_mean", running_mean), norm.parameter_dtype, &channels)?;
-    let var = call.small(("running_var", running_var), norm.parameter_dtype, &channels)?;
-    let plan = call.plan(&PLANS, &BatchNormEvaluationBackwardDesc { norm, dresidual: residual })?;
-    let [dx, dweight, dbias, dresidual] = wanted.places(&call, OP, &x, &norm)?;
-    let outputs = [dx, dweight, dbias, dresidual, call.workspace(&plan, &x)?];
-    let inputs = [Some(&x), y.as_ref(), Some(&dy), weight.as_ref(), Some(&mean), Some(&var)];
-    let [dx, dweight, dbias, dresidual, _] =
-        call.run_some(inputs, outputs, move |stream, [x, y, dy, weight, mean, var], outputs| {
-            let [dx, dweight, dbias, dresidual, workspace] = outputs;
-            let args = BatchNormEvaluationBackwardArgs {
-                x: present(x),
-                y,
-                dy: present(dy),
-                weight,
-                running_mean: present(mean),
-                running_var: present(var),
-                dx: present(dx),
-                dweight,
-                dbias,
-                dresidual,
-                workspace,
-            };
-            Ok(plan.launch(stream, args)?)
-        })?;
-    wanted.tuple(x.object.py(), [dx, dweight, dbias, dresidual])
+    let statistics = [("running_mean", running_mean), ("running_var", running_var)];
+    let op = "batch_norm_evaluation_backward";
+    let pass = Backward { op, dy, y, statistics, are_running: true, residual, out };
+    let describe = |norm, dresidual| BatchNormEvaluationBackwardDesc { norm, dresidual };
+    backward(x, &common, &pass, &PLANS, describe, |tensors| {
+        let BackwardTensors { x, y, dy, weight, statistics, dx, dweight, dbias, dresidual, workspace } =
+            tensors;
+        let [running_mean, running_var] = statistics;
+        BatchNormEvaluationBackwardArgs {
+            x,
+            y,
+            dy,
+            weight,
+            running_mean,
+            running_var,
+            dx,
+            dweight,
+            dbias,
+            dresidual,
+            workspace,
+        }
+    })
 }

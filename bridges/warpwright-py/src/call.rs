@@ -7,16 +7,17 @@ use pyo3::types::PyTuple;
 use warpwright::plan::{Plan, PlanCache, TensorSpec};
 use warpwright::{DType, Error, Operation, RuntimeError, Stream, Tensor, TensorMut, TensorRef};
 
-use crate::array::{
-    Argument, Array, Library, Ordering, Place, Site, dtype_name, extents, interop, stream_given,
-};
+use crate::array::{Argument, Array, Ordering, Site, stream_given};
+use crate::device::{self, Place};
 use crate::dlpack::Vec8;
 use crate::error::{self, Class, Problem};
 use crate::interrupt::interruptible;
-use crate::memory::{self, Fixed, Flat, Many, try_map};
+use crate::library::{Library, dtype_name, extents, interop};
+use crate::many::{Fixed, Many, try_map};
+use crate::memory::{self, Flat};
 use crate::overlap;
 use crate::owned::DeviceArray;
-use crate::quick;
+use crate::quick::{self, Elements};
 use crate::torch;
 
 /// An argument by name.
@@ -48,14 +49,14 @@ impl<'py> Call<'py> {
         let ordering = given.map_or(Ordering::Current, Ordering::Named);
         let first = Argument::read(object, Site { op, argument }, ordering)?;
         if let Some(raw) = given {
-            memory::check_stream(first.place, raw).map_err(|e| error::runtime(py, &e))?;
+            device::check_stream(first.place, raw).map_err(|e| error::runtime(py, &e))?;
         }
         let (place, library) = (first.place, first.library);
         let stream = given.unwrap_or(first.stream);
         Ok((Self { py, op, place, library, stream, explicit: given.is_some() }, first))
     }
 
-    /// What a further argument must be ready on.
+    /// The stream on which a further argument must be ready.
     fn ordering(&self) -> Ordering {
         if self.explicit { Ordering::Named(self.stream) } else { Ordering::Shared(self.library, self.stream) }
     }
@@ -204,7 +205,7 @@ impl<'py> Call<'py> {
 
     /// The plan of an operation, for where the call runs.
     pub(crate) fn plan<O: Operation>(&self, plans: &PlanCache<O>, desc: &O) -> PyResult<Plan<O>> {
-        let target = memory::target(self.place).map_err(|e| error::runtime(self.py, &e))?;
+        let target = device::target(self.place).map_err(|e| error::runtime(self.py, &e))?;
         plans.get(desc, target).map_err(|e| error::raise(self.py, e.into()))
     }
 
@@ -332,7 +333,7 @@ impl<'py> Call<'py> {
         let (place, stream) = (self.place, self.stream);
         let done = self.py.detach(move || {
             memory::launch_at(ordinal, stream, plan, &ins, &outs)?;
-            if wait { memory::synchronize(place, stream) } else { Ok(()) }
+            if wait { device::synchronize(place, stream) } else { Ok(()) }
         });
         done.map_err(|e| error::raise(self.py, e))?;
         try_map(outputs, |y| y.kind.finish(self.py, self.stream))
@@ -412,7 +413,7 @@ impl<'py> Call<'py> {
             })?,
             Place::Cuda(_) => self.py.detach(move || {
                 memory::run::<I, O>(place, stream, reads, writes, None, work)?;
-                if wait { memory::synchronize(place, stream) } else { Ok(()) }
+                if wait { device::synchronize(place, stream) } else { Ok(()) }
             }),
         };
         done.map_err(|e| error::raise(self.py, e))?;
@@ -428,16 +429,9 @@ pub(crate) const fn statistics_dtype(dtype: DType) -> DType {
     }
 }
 
-/// What `run` has passed on as present.
+/// An item that is known to be present.
 pub(crate) fn present<T>(item: Option<T>) -> T {
     item.unwrap_or_else(|| unreachable!("everything is present"))
-}
-
-/// Type and number of the elements of an elementwise operation.
-#[derive(Clone, Copy)]
-pub(crate) struct Elements {
-    pub(crate) dtype: DType,
-    pub(crate) len: usize,
 }
 
 /// An operation of arrays of one shape and type that goes element by element. Its plan takes the inputs, then the outputs.
@@ -483,7 +477,7 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     }
 }
 
-/// What a result looks like.
+/// Type, shape and order of a result.
 #[derive(Clone, Copy)]
 pub(crate) enum Form<'a> {
     /// As an argument: type, shape and order.

@@ -10,10 +10,9 @@ use warpwright::{DType, Operation, Plan};
 
 use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present};
-use crate::memory::Listed;
-use crate::recurrent::{
-    Maybe, Object, PROJECTION, WEIGHTS, Weights, biases_of, cell_of, fitting, listed, refused, sizes,
-};
+use crate::library::{Maybe, Object};
+use crate::many::Listed;
+use crate::recurrent::{PROJECTION, WEIGHTS, Weights, biases_of, cell_of, fitting, listed, refused, sizes};
 
 /// A call with its arguments, and what it computes.
 struct Started<'py> {

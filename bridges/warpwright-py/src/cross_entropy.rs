@@ -12,15 +12,14 @@ use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present, statistics_dtype};
 use crate::error::{self, Class, Problem};
 use crate::indices::known;
-
-type Object<'py> = Bound<'py, PyAny>;
+use crate::library::{Maybe, Object};
 
 /// The arguments besides the tensors.
 struct Options<'a, 'py> {
     ignore_index: i64,
     label_smoothing: f64,
     reduction: &'a str,
-    stream: Option<&'a Object<'py>>,
+    stream: Maybe<'a, 'py>,
 }
 
 /// A call with its logits and targets, and what it computes.
@@ -96,8 +95,8 @@ pub(crate) fn cross_entropy<'py>(
     label_smoothing: f64,
     reduction: &str,
     statistics: bool,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<CrossEntropyDesc> = PlanCache::new();
     const OP: &str = "cross_entropy";
@@ -140,12 +139,12 @@ pub(crate) fn cross_entropy_backward<'py>(
     lse: &Object<'py>,
     nll: &Object<'py>,
     dloss: &Object<'py>,
-    count: Option<&Object<'py>>,
+    count: Maybe<'_, 'py>,
     ignore_index: i64,
     label_smoothing: f64,
     reduction: &str,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<CrossEntropyBackwardDesc> = PlanCache::new();
     const OP: &str = "cross_entropy_backward";

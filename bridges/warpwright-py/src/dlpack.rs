@@ -87,7 +87,7 @@ struct ExchangeTable {
     current_stream: Option<unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int>,
 }
 
-/// What an array says about itself. Strides are in elements.
+/// An array as it describes itself. Strides are in elements.
 pub(crate) struct Description {
     pub(crate) address: u64,
     pub(crate) device: (i32, i32),
@@ -456,7 +456,7 @@ impl Drop for Capsule {
     }
 }
 
-/// What an exported tensor keeps alive, with the lists that its struct points to.
+/// An exported tensor with its owner and the lists that its struct points to.
 struct Exported<M> {
     managed: M,
     shape: Box<[i64]>,

@@ -14,7 +14,8 @@ use warpwright::ptx::text::{self, Severity as TextSeverity};
 use warpwright::ptx::verify;
 use warpwright::ptx::{ArgValue, SourceLoc, Target, pack_args};
 
-use crate::array::{Argument, Array, Ordering, Place, Site, shape_given};
+use crate::array::{Argument, Array, Ordering, Site, shape_given};
+use crate::device::{self, Place};
 use crate::error::{Class, Problem};
 use crate::interrupt::interruptible;
 use crate::memory::{read_host, write_host};
@@ -35,7 +36,7 @@ pub(crate) struct Remark {
     column: u32,
     /// One sentence.
     message: String,
-    /// What usually repairs it; may be empty.
+    /// The usual repair; may be empty.
     help: &'static str,
     /// Lines that explain it, and what there is to say about each.
     notes: Vec<(u32, String)>,
@@ -48,7 +49,7 @@ impl Remark {
     }
 }
 
-/// What a sanitizer found.
+/// A finding of a sanitizer.
 #[pyclass(frozen, get_all, module = "warpwright")]
 #[derive(Clone)]
 pub(crate) struct Finding {
@@ -72,7 +73,7 @@ pub(crate) struct Finding {
     thread: [u32; 3],
     /// How often it happened.
     count: u64,
-    /// What usually fixes it; may be empty.
+    /// The usual fix; may be empty.
     help: String,
     /// All of it with an excerpt of the text, as a compiler prints it.
     text: String,
@@ -108,16 +109,16 @@ impl Finding {
     }
 }
 
-/// What a launch in the emulator did.
+/// The outcome of a launch in the emulator.
 #[pyclass(frozen, get_all, module = "warpwright")]
 pub(crate) struct Run {
-    /// What the sanitizers found, by line.
+    /// Findings of the sanitizers, by line.
     findings: Vec<Finding>,
     /// Instructions, memory traffic and the like by name; empty if they were not asked for.
     counters: HashMap<String, u64>,
     /// The same for each line of the text, from 1.
     lines: BTreeMap<u32, HashMap<String, u64>>,
-    /// What the threads printed, call by call.
+    /// Texts that the threads printed, call by call.
     printed: Vec<String>,
     /// Why the kernel was ended before its threads were done, or None.
     fault: Option<String>,
@@ -180,7 +181,7 @@ fn examine(source: &str, target: Option<Target>) -> Vec<Remark> {
     remarks
 }
 
-/// What the parser and the verifier say about a PTX text, by place.
+/// Remarks of the parser and the verifier on a PTX text, by place.
 ///
 /// target: an architecture such as "sm_90a" to check it for instead of its own `.target`.
 #[pyfunction]
@@ -465,7 +466,7 @@ fn rows(counters: &Counters) -> HashMap<String, u64> {
     counters.rows().into_iter().collect()
 }
 
-/// What was found: the GPUs that CUDA offers, then the emulator, as dicts.
+/// The GPUs that CUDA offers, then the emulator, as dicts.
 #[pyfunction]
 pub(crate) fn devices(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     let found = py.detach(warpwright::discover);
@@ -479,7 +480,7 @@ pub(crate) fn devices(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
         dict.set_item("memory", d.memory)?;
         all.push(dict);
     }
-    let emulator = crate::memory::emulator().properties();
+    let emulator = device::emulator().properties();
     let dict = PyDict::new(py);
     dict.set_item("device", "emulator")?;
     dict.set_item("name", &emulator.name)?;

@@ -67,7 +67,7 @@ impl<'py> Problem<'py> {
         self.with("op", op).with("argument", argument)
     }
 
-    /// What was expected and what was there.
+    /// The expected value and the one found.
     pub(crate) fn mismatch(self, expected: impl IntoPyObject<'py>, got: impl IntoPyObject<'py>) -> Self {
         self.with("expected", expected).with("got", got)
     }

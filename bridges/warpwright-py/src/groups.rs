@@ -7,24 +7,36 @@ use warpwright::group_norm::{
 };
 use warpwright::plan::{PlanCache, Real};
 
-use crate::array::count;
-use crate::call::{Form, gathered, places, present, several, statistics_dtype};
+use crate::array::{Array, count};
+use crate::call::{Call, Form, gathered, places, present, several, statistics_dtype};
 use crate::images::image;
-
-type Object<'py> = Bound<'py, PyAny>;
+use crate::library::{Maybe, Object};
 
 /// The arguments of `group_norm` besides `x`.
 struct Group<'a, 'py> {
     groups: Option<usize>,
-    weight: Option<&'a Object<'py>>,
-    bias: Option<&'a Object<'py>>,
+    weight: Maybe<'a, 'py>,
+    bias: Maybe<'a, 'py>,
     silu: bool,
-    stream: Option<&'a Object<'py>>,
+    stream: Maybe<'a, 'py>,
 }
 
-fn group_shape(groups: Option<usize>, [batch, channels, spatial]: [usize; 3], last: bool) -> GroupShape {
+/// A call with its image and parameters, and what both passes know.
+struct Started<'py> {
+    call: Call<'py>,
+    x: Array<'py>,
+    shape: GroupShape,
+    weight: Option<Array<'py>>,
+    bias: Option<Array<'py>>,
+}
+
+fn start<'py>(op: &'static str, x: &Object<'py>, g: &Group<'_, 'py>) -> PyResult<Started<'py>> {
+    let (call, x, [batch, channels, spatial], last) = image(op, x, g.stream)?;
     let layout = if last { Layout::ChannelsLast } else { Layout::ChannelsFirst };
-    GroupShape { batch, channels, spatial, groups: groups.unwrap_or(channels), layout }
+    let shape = GroupShape { batch, channels, spatial, groups: g.groups.unwrap_or(channels), layout };
+    let weight = call.optional(("weight", g.weight), x.dtype, &[channels])?;
+    let bias = call.optional(("bias", g.bias), x.dtype, &[channels])?;
+    Ok(Started { call, x, shape, weight, bias })
 }
 
 fn group_forward<'py>(
@@ -33,13 +45,10 @@ fn group_forward<'py>(
     g: &Group<'_, 'py>,
     eps: f64,
     statistics: bool,
-    out: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<GroupNormDesc> = PlanCache::new();
-    let (call, x, sizes, last) = image(op, x, g.stream)?;
-    let shape = group_shape(g.groups, sizes, last);
-    let weight = call.optional(("weight", g.weight), x.dtype, &[shape.channels])?;
-    let bias = call.optional(("bias", g.bias), x.dtype, &[shape.channels])?;
+    let Started { call, x, shape, weight, bias } = start(op, x, g)?;
     let desc = GroupNormDesc {
         dtype: x.dtype,
         shape,
@@ -74,17 +83,14 @@ fn group_backward<'py>(
     x: &Object<'py>,
     [dy, mean, rstd]: [&Object<'py>; 3],
     g: &Group<'_, 'py>,
-    out: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<GroupNormBackwardDesc> = PlanCache::new();
-    let (call, x, sizes, last) = image(op, x, g.stream)?;
-    let shape = group_shape(g.groups, sizes, last);
+    let Started { call, x, shape, weight, bias } = start(op, x, g)?;
     let dy = call.twin(("dy", dy), &x)?;
     let saved = (statistics_dtype(x.dtype), [shape.batch, shape.groups]);
     let mean = call.small(("mean", mean), saved.0, &saved.1)?;
     let rstd = call.small(("rstd", rstd), saved.0, &saved.1)?;
-    let weight = call.optional(("weight", g.weight), x.dtype, &[shape.channels])?;
-    let bias = call.optional(("bias", g.bias), x.dtype, &[shape.channels])?;
     let desc = GroupNormBackwardDesc {
         dtype: x.dtype,
         shape,
@@ -130,13 +136,13 @@ fn group_backward<'py>(
 pub(crate) fn group_norm<'py>(
     x: &Object<'py>,
     #[pyo3(from_py_with = count)] groups: usize,
-    weight: Option<&Object<'py>>,
-    bias: Option<&Object<'py>>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
     eps: f64,
     silu: bool,
     statistics: bool,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     let g = Group { groups: Some(groups), weight, bias, silu, stream };
     group_forward("group_norm", x, &g, eps, statistics, out)
@@ -155,11 +161,11 @@ pub(crate) fn group_norm_backward<'py>(
     mean: &Object<'py>,
     rstd: &Object<'py>,
     #[pyo3(from_py_with = count)] groups: usize,
-    weight: Option<&Object<'py>>,
-    bias: Option<&Object<'py>>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
     silu: bool,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let g = Group { groups: Some(groups), weight, bias, silu, stream };
     group_backward("group_norm_backward", x, [dy, mean, rstd], &g, out)
@@ -172,12 +178,12 @@ pub(crate) fn group_norm_backward<'py>(
 #[pyo3(signature = (x, weight=None, bias=None, eps=1e-5, *, statistics=false, out=None, stream=None))]
 pub(crate) fn instance_norm<'py>(
     x: &Object<'py>,
-    weight: Option<&Object<'py>>,
-    bias: Option<&Object<'py>>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
     eps: f64,
     statistics: bool,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     let g = Group { groups: None, weight, bias, silu: false, stream };
     group_forward("instance_norm", x, &g, eps, statistics, out)
@@ -194,10 +200,10 @@ pub(crate) fn instance_norm_backward<'py>(
     dy: &Object<'py>,
     mean: &Object<'py>,
     rstd: &Object<'py>,
-    weight: Option<&Object<'py>>,
-    bias: Option<&Object<'py>>,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let g = Group { groups: None, weight, bias, silu: false, stream };
     group_backward("instance_norm_backward", x, [dy, mean, rstd], &g, out)

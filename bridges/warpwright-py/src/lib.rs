@@ -1,4 +1,22 @@
 //! Python bindings of warpwright: the module `warpwright._native`.
+//!
+//! Modules take from those above them alone (`tests/test_layers.py` holds them to it):
+//!
+//! | modules | |
+//! |---|---|
+//! | `dlpack` `ffi` `many` `interrupt` | C interfaces, lists, the interpreter's signals |
+//! | `error` `library` | exceptions; libraries of arrays and their names |
+//! | `device` `layouts` | where arrays lie, and streams; arguments of new tensors |
+//! | `torch` | how PyTorch takes a call, and its short ways |
+//! | `array` | an argument: where it lies, its type, shape and strides |
+//! | `overlap` | which arguments share memory |
+//! | `memory` | launches on memory of other libraries |
+//! | `indices` `owned` `quick` | numbers in arrays; results of our own; the shortest way of an elementwise call |
+//! | `call` | arguments, results and launch of one call |
+//! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
+//! | `attention` `batch` `cross_entropy` `groups` `local_response` `ops` `quantize` `recurrent` `rows` | |
+//! | `cells` `parameter` `tensor_map` | |
+//! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]
 
@@ -8,6 +26,7 @@ mod batch;
 mod call;
 mod cells;
 mod cross_entropy;
+mod device;
 mod dlpack;
 mod emulator;
 mod error;
@@ -16,7 +35,10 @@ mod groups;
 mod images;
 mod indices;
 mod interrupt;
+mod layouts;
+mod library;
 mod local_response;
+mod many;
 mod matmul;
 mod memory;
 mod node;

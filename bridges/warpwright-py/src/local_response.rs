@@ -10,8 +10,7 @@ use warpwright::plan::{PlanCache, Real};
 use crate::array::{Array, count};
 use crate::call::{Call, Form, gathered, present};
 use crate::images::sizes;
-
-type Object<'py> = Bound<'py, PyAny>;
+use crate::library::{Maybe, Object};
 
 /// The arguments besides the tensors.
 struct Options<'a, 'py> {
@@ -19,8 +18,8 @@ struct Options<'a, 'py> {
     alpha: f64,
     beta: f64,
     k: f64,
-    out: Option<&'a Object<'py>>,
-    stream: Option<&'a Object<'py>>,
+    out: Maybe<'a, 'py>,
+    stream: Maybe<'a, 'py>,
 }
 
 fn described(op: &'static str, x: &Array<'_>, o: &Options<'_, '_>) -> PyResult<LocalResponseNormDesc> {
@@ -71,8 +70,8 @@ pub(crate) fn local_response_norm<'py>(
     alpha: f64,
     beta: f64,
     k: f64,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     forward(x, &Options { size, alpha, beta, k, out, stream })
 }
@@ -90,8 +89,8 @@ pub(crate) fn local_response_norm_backward<'py>(
     alpha: f64,
     beta: f64,
     k: f64,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     backward([x, dy], &Options { size, alpha, beta, k, out, stream })
 }

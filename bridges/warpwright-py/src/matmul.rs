@@ -8,9 +8,7 @@ use warpwright::plan::PlanCache;
 use crate::array::Array;
 use crate::call::{Call, Form, present};
 use crate::error::{Class, Problem};
-
-type Object<'py> = Bound<'py, PyAny>;
-type Maybe<'a, 'py> = Option<&'a Object<'py>>;
+use crate::library::{Maybe, Object};
 
 const OP: &str = "matmul";
 

@@ -1,92 +1,19 @@
-//! The doors through which memory and streams of other libraries enter the runtime.
-#![allow(unsafe_code, reason = "memory and streams of other libraries come as numbers")]
+//! Launches on memory of other libraries.
+#![allow(unsafe_code, reason = "memory of other libraries comes as numbers")]
 
-use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::OnceLock;
 
-use pyo3::prelude::*;
 use warpwright::plan::Plan;
 use warpwright::{
-    Buffer, DType, Device, Error, Interrupt, Operation, RuntimeError, Stream, Target, Tensor, TensorMut,
-    TensorRef,
+    Buffer, DType, Device, Error, Interrupt, Operation, RuntimeError, Stream, Tensor, TensorMut, TensorRef,
 };
-use warpwright_runtime::{Binding, interop};
+use warpwright_runtime::Binding;
 
-use crate::array::{Array, Place};
+use crate::array::Array;
+use crate::device::{Place, emulator, opened};
 use crate::dlpack::{Vec8, host_bytes, host_bytes_mut};
-use crate::error;
+use crate::many::Many;
 use crate::overlap::{self, Group};
-
-/// The emulator that runs what lies on the host. Made once: its kernels stay loaded.
-pub(crate) fn emulator() -> &'static Device {
-    static EMULATOR: OnceLock<Device> = OnceLock::new();
-    EMULATOR.get_or_init(Device::emulator)
-}
-
-/// A GPU with its default stream.
-struct Gpu {
-    device: Device,
-    default_stream: Stream,
-}
-
-impl Gpu {
-    /// A stream by its handle.
-    fn stream(&self, raw: u64) -> Result<Cow<'_, Stream>, RuntimeError> {
-        if raw == 0 {
-            return Ok(Cow::Borrowed(&self.default_stream));
-        }
-        // SAFETY: the stream is the current one of the arrays' library, or was checked to be one of the device; both live
-        // longer than the call that asks, and nothing of it outlives that.
-        Ok(Cow::Owned(unsafe { interop::stream_from_raw(&self.device, raw)? }))
-    }
-}
-
-/// A GPU, opened on first use and never closed.
-fn opened(ordinal: u32) -> Result<&'static Gpu, RuntimeError> {
-    const MOST: usize = 64;
-    static OPEN: [OnceLock<Gpu>; MOST] = [const { OnceLock::new() }; MOST];
-    let Some(place) = OPEN.get(ordinal as usize) else {
-        let device = Device::cuda(ordinal)?;
-        return Err(RuntimeError::NotSupported { what: "a GPU with a number above 63", device: device.id() });
-    };
-    if let Some(gpu) = place.get() {
-        return Ok(gpu);
-    }
-    let device = Device::cuda(ordinal)?;
-    let default_stream = raw_stream(&device, 0)?;
-    Ok(place.get_or_init(|| Gpu { device, default_stream }))
-}
-
-/// A GPU, opened on first use.
-pub(crate) fn gpu(ordinal: u32) -> Result<&'static Device, RuntimeError> {
-    Ok(&opened(ordinal)?.device)
-}
-
-/// What kernels for arrays that lie in `place` are compiled for.
-pub(crate) fn target(place: Place) -> Result<Target, RuntimeError> {
-    match place {
-        Place::Host => Ok(emulator().target()),
-        Place::Cuda(ordinal) => Ok(gpu(ordinal)?.target()),
-    }
-}
-
-/// The GPU that an address belongs to.
-pub(crate) fn ordinal_of(py: Python<'_>, address: u64) -> PyResult<u32> {
-    // An empty array has no address; the first device is as good as any.
-    if address == 0 {
-        return Ok(0);
-    }
-    interop::device_of_address(address).map_err(|e| error::runtime(py, &e))
-}
-
-/// That a stream of the caller belongs to the device.
-pub(crate) fn check_stream(place: Place, raw: u64) -> Result<(), RuntimeError> {
-    match place {
-        Place::Host => Err(RuntimeError::NotSupported { what: "a CUDA stream", device: emulator().id() }),
-        Place::Cuda(ordinal) => interop::check_stream(gpu(ordinal)?, raw),
-    }
-}
 
 /// The elements of an array as one sequence, in the order in which they lie in memory, or in a shape.
 #[derive(Clone)]
@@ -284,100 +211,6 @@ impl<'d> HostBlocks<'d> {
     fn view_mut(&self, y: &Flat) -> Result<TensorMut<'_>, RuntimeError> {
         // SAFETY: as above. Who else reads or writes the elements is for the plan to check, as on a GPU.
         unsafe { TensorMut::from_raw(self.device, self.address(y)?, y.dtype, y.extents(), None) }
-    }
-}
-
-/// Lists of arguments and results: arrays, or lists of a length that only the call knows.
-pub(crate) trait Many {
-    type Of<T>;
-
-    /// Applies `f` to every item in order, up to the first error.
-    fn try_map<T, U, E>(items: Self::Of<T>, f: impl FnMut(T) -> Result<U, E>) -> Result<Self::Of<U>, E>;
-
-    fn map<T, U>(items: Self::Of<T>, f: impl FnMut(T) -> U) -> Self::Of<U>;
-
-    fn of_refs<T>(items: &Self::Of<T>) -> Self::Of<&T>;
-
-    fn iter<T>(items: &Self::Of<T>) -> std::slice::Iter<'_, T>;
-}
-
-/// Arrays.
-pub(crate) struct Fixed<const N: usize>;
-
-impl<const N: usize> Many for Fixed<N> {
-    type Of<T> = [T; N];
-
-    fn try_map<T, U, E>(items: [T; N], f: impl FnMut(T) -> Result<U, E>) -> Result<[U; N], E> {
-        try_map(items, f)
-    }
-
-    fn map<T, U>(items: [T; N], f: impl FnMut(T) -> U) -> [U; N] {
-        items.map(f)
-    }
-
-    fn of_refs<T>(items: &[T; N]) -> [&T; N] {
-        items.each_ref()
-    }
-
-    fn iter<T>(items: &[T; N]) -> std::slice::Iter<'_, T> {
-        items.iter()
-    }
-}
-
-/// Lists.
-pub(crate) struct Listed;
-
-impl Many for Listed {
-    type Of<T> = Vec<T>;
-
-    fn try_map<T, U, E>(items: Vec<T>, f: impl FnMut(T) -> Result<U, E>) -> Result<Vec<U>, E> {
-        items.into_iter().map(f).collect()
-    }
-
-    fn map<T, U>(items: Vec<T>, f: impl FnMut(T) -> U) -> Vec<U> {
-        items.into_iter().map(f).collect()
-    }
-
-    fn of_refs<T>(items: &Vec<T>) -> Vec<&T> {
-        items.iter().collect()
-    }
-
-    fn iter<T>(items: &Vec<T>) -> std::slice::Iter<'_, T> {
-        items.iter()
-    }
-}
-
-/// Applies `f` to every item in order, up to the first error.
-pub(crate) fn try_map<T, U, E, const N: usize>(
-    items: [T; N],
-    mut f: impl FnMut(T) -> Result<U, E>,
-) -> Result<[U; N], E> {
-    let mut failed = None;
-    let values = items.map(|item| {
-        if failed.is_some() {
-            return None;
-        }
-        f(item).map_err(|e| failed = Some(e)).ok()
-    });
-    match failed {
-        Some(e) => Err(e),
-        None => {
-            Ok(values.map(|v| v.unwrap_or_else(|| unreachable!("a value is missing after an error only"))))
-        }
-    }
-}
-
-/// A stream that is known to live: a default stream, or one that its library has just named.
-pub(crate) fn raw_stream(device: &Device, raw: u64) -> Result<Stream, RuntimeError> {
-    // SAFETY: see above.
-    unsafe { interop::stream_from_raw(device, raw) }
-}
-
-/// Waits for what has been enqueued on a stream of a GPU.
-pub(crate) fn synchronize(place: Place, stream: u64) -> Result<(), Error> {
-    match place {
-        Place::Host => Ok(()),
-        Place::Cuda(ordinal) => Ok(raw_stream(gpu(ordinal)?, stream)?.synchronize()?),
     }
 }
 

@@ -6,9 +6,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::library::Object;
 use crate::torch::{self, Route, route};
-
-type Object<'py> = Bound<'py, PyAny>;
 
 /// A function of tensors and then of parameters that is one of three: `direct` where nothing watches the call, `recorded`
 /// where nothing does but PyTorch records the gradient, else `dispatched`.

@@ -9,15 +9,14 @@ use warpwright::activation::{
 use warpwright::plan::PlanCache;
 
 use crate::call::{elementwise, several};
-
-type Object<'py> = Bound<'py, PyAny>;
+use crate::library::{Maybe, Object};
 
 fn forward<'py>(
     op: &'static str,
     activation: Activation,
     x: &Object<'py>,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<ActivationDesc> = PlanCache::new();
     let [y] = elementwise(
@@ -36,8 +35,8 @@ fn backward<'py>(
     op: &'static str,
     activation: Activation,
     [x, dy]: [&Object<'py>; 2],
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<ActivationBackwardDesc> = PlanCache::new();
     let inputs = [("x", x), ("dy", dy)];
@@ -57,8 +56,8 @@ fn gated<'py>(
     op: &'static str,
     activation: GatedActivation,
     [gate, up]: [&Object<'py>; 2],
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<GatedDesc> = PlanCache::new();
     let inputs = [("gate", gate), ("up", up)];
@@ -78,8 +77,8 @@ fn gated_backward<'py>(
     op: &'static str,
     activation: GatedActivation,
     [gate, up, dy]: [&Object<'py>; 3],
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<GatedBackwardDesc> = PlanCache::new();
     let py = gate.py();
@@ -107,8 +106,8 @@ macro_rules! activations {
         #[pyo3(signature = (x, *, out=None, stream=None))]
         pub(crate) fn $name<'py>(
             x: &Object<'py>,
-            out: Option<&Object<'py>>,
-            stream: Option<&Object<'py>>,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             forward(stringify!($name), Activation::$f, x, out, stream)
         }
@@ -122,8 +121,8 @@ macro_rules! activations {
         pub(crate) fn $backward<'py>(
             x: &Object<'py>,
             dy: &Object<'py>,
-            out: Option<&Object<'py>>,
-            stream: Option<&Object<'py>>,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             backward(stringify!($backward), Activation::$f, [x, dy], out, stream)
         }
@@ -147,8 +146,8 @@ activations! {
 pub(crate) fn leaky_relu<'py>(
     x: &Object<'py>,
     negative_slope: f64,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     let activation = Activation::LeakyRelu { negative_slope: Slope::new(negative_slope) };
     forward("leaky_relu", activation, x, out, stream)
@@ -164,8 +163,8 @@ pub(crate) fn leaky_relu_backward<'py>(
     x: &Object<'py>,
     dy: &Object<'py>,
     negative_slope: f64,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     let activation = Activation::LeakyRelu { negative_slope: Slope::new(negative_slope) };
     backward("leaky_relu_backward", activation, [x, dy], out, stream)
@@ -182,8 +181,8 @@ macro_rules! gates {
         pub(crate) fn $name<'py>(
             gate: &Object<'py>,
             up: &Object<'py>,
-            out: Option<&Object<'py>>,
-            stream: Option<&Object<'py>>,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             gated(stringify!($name), GatedActivation::$f, [gate, up], out, stream)
         }
@@ -198,8 +197,8 @@ macro_rules! gates {
             gate: &Object<'py>,
             up: &Object<'py>,
             dy: &Object<'py>,
-            out: Option<&Object<'py>>,
-            stream: Option<&Object<'py>>,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
         ) -> PyResult<Bound<'py, PyTuple>> {
             gated_backward(stringify!($backward), GatedActivation::$f, [gate, up, dy], out, stream)
         }

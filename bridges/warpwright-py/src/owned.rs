@@ -7,10 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use warpwright::{DType, Event, Stream, Tensor};
 
-use crate::array::{Place, extents};
+use crate::device::{self, Place};
 use crate::dlpack::{self, Export};
 use crate::error;
-use crate::memory::{self, Flat};
+use crate::library::{dtype_name, extents};
+use crate::memory::Flat;
 
 /// A result on a GPU, for `from_dlpack` of any library: contiguous, in row-major order.
 #[pyclass(frozen, module = "warpwright", name = "DeviceArray")]
@@ -32,12 +33,12 @@ impl DeviceArray {
         dtype: DType,
         shape: &[usize],
     ) -> Result<(Tensor, Flat), warpwright::RuntimeError> {
-        let device = memory::gpu(ordinal)?;
+        let gpu = device::gpu(ordinal)?;
         // The default streams are always there, so that memory can be given back in their order.
         let mut tensor = if stream <= 2 {
-            Tensor::empty_on(&memory::raw_stream(device, stream)?, dtype, shape)?
+            Tensor::empty_on(&device::raw_stream(gpu, stream)?, dtype, shape)?
         } else {
-            Tensor::empty(device, dtype, shape)?
+            Tensor::empty(gpu, dtype, shape)?
         };
         let flat = Flat::of_tensor(&mut tensor);
         Ok((tensor, flat))
@@ -49,7 +50,7 @@ impl DeviceArray {
         ordinal: u32,
         stream: u64,
     ) -> Result<Self, warpwright::RuntimeError> {
-        let ready = memory::raw_stream(tensor.device(), stream)?.record()?;
+        let ready = device::raw_stream(tensor.device(), stream)?.record()?;
         let shape = tensor.shape().into();
         Ok(Self { tensor: Arc::new(tensor), shape, ordinal, stream, ready: Some(ready) })
     }
@@ -60,7 +61,7 @@ impl DeviceArray {
             return Ok(());
         }
         let Some(ready) = &self.ready else { return Ok(()) };
-        memory::raw_stream(self.tensor.device(), consumer)
+        device::raw_stream(self.tensor.device(), consumer)
             .and_then(|stream: Stream| stream.wait(ready))
             .map_err(|e| error::runtime(py, &e))
     }
@@ -77,7 +78,7 @@ impl DeviceArray {
     /// The element type.
     #[getter]
     fn dtype(&self) -> &'static str {
-        crate::array::dtype_name(self.tensor.dtype())
+        dtype_name(self.tensor.dtype())
     }
 
     /// Where it is.

@@ -14,8 +14,7 @@ use warpwright::quantize::{
 use crate::array::{Array, Site, count, dtype_given, shape_given};
 use crate::call::{Call, Form, several};
 use crate::error::{self, Class, Problem};
-
-type Object<'py> = Bound<'py, PyAny>;
+use crate::library::{Maybe, Object};
 
 fn nibble_order(py: Python<'_>, op: &str, order: &str) -> PyResult<NibbleOrder> {
     match order {
@@ -43,8 +42,8 @@ static DEQUANTIZE: PlanCache<DequantizeDesc> = PlanCache::new();
 fn quantize<'py>(
     g: &Grouping<'_>,
     x: &Object<'py>,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let (op, scheme, group_size) = (g.op, g.scheme, g.size);
     let py = x.py();
@@ -84,19 +83,19 @@ fn quantize<'py>(
     PyTuple::new(py, results)
 }
 
-/// What the caller says of the result of dequantization.
+/// The caller's wishes for the result of dequantization.
 struct Request<'a, 'py> {
-    shape: Option<&'a Object<'py>>,
-    dtype: Option<&'a Object<'py>>,
-    out: Option<&'a Object<'py>>,
-    stream: Option<&'a Object<'py>>,
+    shape: Maybe<'a, 'py>,
+    dtype: Maybe<'a, 'py>,
+    out: Maybe<'a, 'py>,
+    stream: Maybe<'a, 'py>,
 }
 
 fn dequantize<'py>(
     g: &Grouping<'_>,
     codes: &Object<'py>,
     scales: &Object<'py>,
-    zero_points: Option<&Object<'py>>,
+    zero_points: Maybe<'_, 'py>,
     request: &Request<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     let (op, scheme, group_size) = (g.op, g.scheme, g.size);
@@ -169,8 +168,8 @@ macro_rules! schemes {
             x: &Object<'py>,
             #[pyo3(from_py_with = count)] group_size: usize,
             order: &str,
-            out: Option<&Object<'py>>,
-            stream: Option<&Object<'py>>,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
         ) -> PyResult<Bound<'py, PyTuple>> {
             let g = Grouping { op: stringify!($quantize), scheme: Scheme::$scheme, size: group_size, order };
             quantize(&g, x, out, stream)
@@ -187,12 +186,12 @@ macro_rules! schemes {
         pub(crate) fn $dequantize<'py>(
             codes: &Object<'py>,
             scales: &Object<'py>,
-            shape: Option<&Object<'py>>,
+            shape: Maybe<'_, 'py>,
             #[pyo3(from_py_with = count)] group_size: usize,
-            dtype: Option<&Object<'py>>,
+            dtype: Maybe<'_, 'py>,
             order: &str,
-            out: Option<&Object<'py>>,
-            stream: Option<&Object<'py>>,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             let g = Grouping { op: stringify!($dequantize), scheme: Scheme::$scheme, size: group_size, order };
             dequantize(&g, codes, scales, None, &Request { shape, dtype, out, stream })
@@ -217,8 +216,8 @@ pub(crate) fn quantize_int4_asymmetric<'py>(
     x: &Object<'py>,
     #[pyo3(from_py_with = count)] group_size: usize,
     order: &str,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let g =
         Grouping { op: "quantize_int4_asymmetric", scheme: Scheme::Int4Asymmetric, size: group_size, order };
@@ -237,12 +236,12 @@ pub(crate) fn dequantize_int4_asymmetric<'py>(
     codes: &Object<'py>,
     scales: &Object<'py>,
     zero_points: &Object<'py>,
-    shape: Option<&Object<'py>>,
+    shape: Maybe<'_, 'py>,
     #[pyo3(from_py_with = count)] group_size: usize,
-    dtype: Option<&Object<'py>>,
+    dtype: Maybe<'_, 'py>,
     order: &str,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     let op = "dequantize_int4_asymmetric";
     let g = Grouping { op, scheme: Scheme::Int4Asymmetric, size: group_size, order };
@@ -257,8 +256,8 @@ pub(crate) fn dequantize_int4_asymmetric<'py>(
 #[pyo3(signature = (absmax, *, out=None, stream=None))]
 pub(crate) fn quantize_nested<'py>(
     absmax: &Object<'py>,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<QuantizeNestedDesc> = PlanCache::new();
     const OP: &str = "quantize_nested";
@@ -294,8 +293,8 @@ pub(crate) fn dequantize_nested<'py>(
     codes: &Object<'py>,
     nested_absmax: &Object<'py>,
     offset: &Object<'py>,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<DequantizeNestedDesc> = PlanCache::new();
     const OP: &str = "dequantize_nested";

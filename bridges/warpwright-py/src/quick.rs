@@ -2,18 +2,23 @@
 //! shape and type, whose gradient nobody records. A call that is not of this kind takes the general way, with its copies and its
 //! errors.
 
-use std::sync::{Mutex, PoisonError};
-
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
-use warpwright::Operation;
 use warpwright::plan::PlanCache;
+use warpwright::{DType, Operation};
 
-use crate::call::Elements;
-use crate::dlpack::{Borrowed, Vec8};
+use crate::device;
+use crate::dlpack::Borrowed;
 use crate::error;
+use crate::many::try_map;
 use crate::memory;
 use crate::torch::{self, Hooks};
+
+/// Type and number of the elements of an elementwise operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Elements {
+    pub(crate) dtype: DType,
+    pub(crate) len: usize,
+}
 
 /// An operation whose plan takes the inputs, then the outputs, which are new or all given; `None` if the call must go the
 /// general way.
@@ -50,8 +55,8 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     if !ways.is_current(py, ordinal)? || (given.is_some() && overlap(&read, &written, elements)) {
         return Ok(None);
     }
-    let device = memory::gpu(ordinal).map_err(|e| error::runtime(py, &e))?;
-    let plan = plans.get(&describe(elements), device.target());
+    let gpu = device::gpu(ordinal).map_err(|e| error::runtime(py, &e))?;
+    let plan = plans.get(&describe(elements), gpu.target());
     let plan = plan.map_err(|e| error::raise(py, e.into()))?;
     let stream = ways.exchange.current_stream(py, ordinal)?;
     let results = match given {
@@ -60,7 +65,7 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
             let Some(type_object) = hooks.dtype(elements.dtype) else { return Ok(None) };
             let layout = ways.layout(first.shape(), first.strides(), type_object.bind(py))?;
             let Some(layout) = layout else { return Ok(None) };
-            memory::try_map(written.each_mut(), |address| -> PyResult<_> {
+            try_map(written.each_mut(), |address| -> PyResult<_> {
                 let made = ways.empty_strided.bind(py).call1(&layout)?;
                 *address = ways.exchange.borrow(&made)?.address();
                 Ok(made)
@@ -92,48 +97,4 @@ fn simple(tensor: &Borrowed<'_>) -> Option<(Elements, u32)> {
         step = step.checked_mul(extent)?;
     }
     Some((Elements { dtype, len: usize::try_from(step).ok()? }, ordinal))
-}
-
-/// What PyTorch takes for a new tensor: the tuple of shape, strides and type, if there are no more dimensions than operations
-/// take. The last one is kept, because calls of one shape follow each other.
-pub(crate) struct Layouts(Mutex<Option<Known>>);
-
-struct Known {
-    shape: Vec8<i64>,
-    strides: Vec8<i64>,
-    dtype: Py<PyAny>,
-    tuple: Py<PyTuple>,
-}
-
-impl Layouts {
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(None))
-    }
-
-    pub(crate) fn get<'py>(
-        &self,
-        shape: &[i64],
-        strides: &[i64],
-        dtype: &Bound<'py, PyAny>,
-    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        let py = dtype.py();
-        {
-            let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let fits = |k: &&Known| *k.shape == *shape && *k.strides == *strides && k.dtype.is(dtype);
-            if let Some(known) = known.as_ref().filter(fits) {
-                return Ok(Some(known.tuple.bind(py).clone()));
-            }
-        }
-        // Copied first: whatever runs when Python allocates may change the tensor that the lists belong to.
-        let list = |items: &[i64]| Vec8::collect(items.iter().copied());
-        let (Some(shape), Some(strides)) = (list(shape), list(strides)) else { return Ok(None) };
-        let lists = [PyTuple::new(py, &*shape)?, PyTuple::new(py, &*strides)?];
-        let [sizes, steps] = lists.each_ref().map(|list| list.as_any());
-        let tuple = PyTuple::new(py, [sizes, steps, dtype])?;
-        let new = Known { shape, strides, dtype: dtype.clone().unbind(), tuple: tuple.clone().unbind() };
-        // What is forgotten is freed after the lock is: freeing may run any code.
-        let old = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(new);
-        drop(old);
-        Ok(Some(tuple))
-    }
 }

@@ -13,22 +13,19 @@ use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present};
 use crate::error::{self, Class, Problem};
 use crate::indices::known_i32;
+use crate::library::{Maybe, Object};
+use crate::many::Listed;
 use crate::matmul::precision_of;
-use crate::memory::Listed;
 
-pub(crate) type Object<'py> = Bound<'py, PyAny>;
-pub(crate) type Maybe<'a, 'py> = Option<&'a Object<'py>>;
-
-/// How sequences are read, and where results go.
+/// The keywords of both directions.
 struct Options<'a, 'py> {
+    cell: Cell,
     bidirectional: bool,
     batch_first: bool,
     lengths: Maybe<'a, 'py>,
     dropout_p: f64,
     random: Maybe<'a, 'py>,
     precision: &'a str,
-    training: bool,
-    out: Maybe<'a, 'py>,
     stream: Maybe<'a, 'py>,
 }
 
@@ -63,8 +60,8 @@ impl<'py> Started<'py> {
         [Some(&self.x)].into_iter().chain(further).collect()
     }
 
-    /// Of the results at all places.
-    fn places(&self) -> [usize; 3] {
+    /// Of the results at all time steps.
+    fn time_steps(&self) -> [usize; 3] {
         let RecurrentDesc { steps, batch, directions, batch_first, .. } = self.desc;
         let [first, second] = if batch_first { [batch, steps] } else { [steps, batch] };
         [first, second, directions.saturating_mul(output(&self.desc))]
@@ -137,12 +134,13 @@ pub(crate) const fn biases_of(biases: [&Option<Array<'_>>; 2]) -> Biases {
 }
 
 fn start<'py>(
-    cell: Cell,
     [x, weights]: [&Object<'py>; 2],
     [h0, c0]: [Maybe<'_, 'py>; 2],
+    training: bool,
     o: &Options<'_, 'py>,
 ) -> PyResult<Started<'py>> {
-    let (py, op) = (x.py(), cell.op());
+    let (py, cell) = (x.py(), o.cell);
+    let op = cell.op();
     let (call, x) = Call::new(op, ("x", x), o.stream)?;
     let x = call.row_major(x)?;
     let [first, second, input] = sizes(&x)?;
@@ -212,7 +210,7 @@ fn start<'py>(
         h0: h0.is_some(),
         c0: c0.is_some(),
         lengths: lengths.is_some(),
-        training: o.training,
+        training,
         precision: precision_of(py, op, o.precision)?,
         ..RecurrentDesc::new(cell, x.dtype, [steps, batch, input, hidden])
     };
@@ -220,23 +218,24 @@ fn start<'py>(
 }
 
 fn forward<'py>(
-    cell: Cell,
     required: [&Object<'py>; 2],
     state: [Maybe<'_, 'py>; 2],
+    training: bool,
+    out: Maybe<'_, 'py>,
     options: &Options<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<RecurrentDesc> = PlanCache::new();
-    let started = start(cell, required, state, options)?;
+    let started = start(required, state, training, options)?;
     let Started { call, x, desc, .. } = &started;
     let py = x.object.py();
     let plan = call.plan(&PLANS, desc)?;
-    let kept = [true, true, cell.has_c(), options.training];
-    let out = places::<4>(cell.op(), options.out, kept)?;
-    let (dtype, [of_h, of_c], places) = (desc.dtype, started.states(), started.places());
+    let kept = [true, true, options.cell.has_c(), training];
+    let out = places::<4>(options.cell.op(), out, kept)?;
+    let (dtype, [of_h, of_c], of_y) = (desc.dtype, started.states(), started.time_steps());
     let reserve = desc.reserve().map_err(|e| error::raise(py, e.into()))?;
     let (reserve_dtype, reserve_len) = reserve;
     let forms: [Form<'_>; 4] = [
-        Form::RowMajor(dtype, &places),
+        Form::RowMajor(dtype, &of_y),
         Form::RowMajor(dtype, &of_h),
         Form::RowMajor(dtype, &of_c),
         Form::RowMajor(reserve_dtype, &[reserve_len]),
@@ -275,7 +274,6 @@ fn forward<'py>(
 type Further<'a, 'py> = [Maybe<'a, 'py>; 5];
 
 fn backward<'py>(
-    cell: Cell,
     required: [&Object<'py>; 2],
     state: [Maybe<'_, 'py>; 2],
     [y, reserve, dy, dh_n, dc_n]: Further<'_, 'py>,
@@ -283,14 +281,14 @@ fn backward<'py>(
     options: &Options<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<RecurrentBackwardDesc> = PlanCache::new();
-    let started = start(cell, required, state, options)?;
+    let started = start(required, state, true, options)?;
     let Started { call, x, desc, .. } = &started;
     let py = x.object.py();
-    let (dtype, [of_h, of_c], places) = (desc.dtype, started.states(), started.places());
+    let (dtype, [of_h, of_c], of_y) = (desc.dtype, started.states(), started.time_steps());
     let (reserve_dtype, reserve_len) = desc.reserve().map_err(|e| error::raise(py, e.into()))?;
-    let y = call.optional(("y", y), dtype, &places)?;
+    let y = call.optional(("y", y), dtype, &of_y)?;
     let reserve = call.optional(("reserve", reserve), reserve_dtype, &[reserve_len])?;
-    let dy = call.optional(("dy", dy), dtype, &places)?;
+    let dy = call.optional(("dy", dy), dtype, &of_y)?;
     let dh_n = call.optional(("dh_n", dh_n), dtype, &of_h)?;
     let dc_n = call.optional(("dc_n", dc_n), dtype, &of_c)?;
     let (given, dx) = ((dy.is_some(), dh_n.is_some(), dc_n.is_some()), input_gradient);
@@ -377,86 +375,68 @@ pub(crate) fn cell_of(py: Python<'_>, op: &'static str, nonlinearity: Option<&st
     }
 }
 
+/// A function over sequences. Its arguments: tensors; states that may be None; the choice of a nonlinearity, if there is one; keywords
+/// of its own, before and after those of both directions, which its body finds as [`Options`] under the name behind `with`.
+macro_rules! sequences {
+    (
+        $(#[$doc:meta])*
+        fn $name:ident(
+            $x:ident $(, $tensor:ident)*; $($state:ident),*; $($nonlinearity:ident)?;
+            $($before:ident: $before_type:ty = $before_default:tt)?; $($after:ident: $after_type:ty = $after_default:tt),*
+        ) with $options:ident $body:block
+    ) => {
+        $(#[$doc])*
+        #[pyfunction]
+        #[pyo3(signature = ($x, $($tensor,)* $($state=None,)* *, $($nonlinearity="tanh",)? $($before=$before_default,)? bidirectional=false, batch_first=false, lengths=None, dropout_p=0.0, random=None, precision="full", $($after=$after_default,)* stream=None))]
+        #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+        pub(crate) fn $name<'py>(
+            $x: &Object<'py>,
+            $($tensor: &Object<'py>,)*
+            $($state: Maybe<'_, 'py>,)*
+            $($nonlinearity: &str,)?
+            $($before: $before_type,)?
+            bidirectional: bool,
+            batch_first: bool,
+            lengths: Maybe<'_, 'py>,
+            dropout_p: f64,
+            random: Maybe<'_, 'py>,
+            precision: &str,
+            $($after: $after_type,)*
+            stream: Maybe<'_, 'py>,
+        ) -> PyResult<Object<'py>> {
+            let cell = cell_of($x.py(), stringify!($name), [$(Some($nonlinearity),)? None][0])?;
+            let $options =
+                Options { cell, bidirectional, batch_first, lengths, dropout_p, random, precision, stream };
+            $body
+        }
+    };
+}
+
 /// The functions of a net: `c0` if it has cells, `nonlinearity` if it has a choice.
 macro_rules! nets {
     ($(
         $(#[$doc:meta])* $name:ident,
         $(#[$doc_backward:meta])* $backward:ident: $($c0:ident $dc_n:ident)?, $($nonlinearity:ident)?;
     )*) => {$(
-        $(#[$doc])*
-        #[pyfunction]
-        #[pyo3(signature = (x, weights, h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? bidirectional=false, batch_first=false, lengths=None, dropout_p=0.0, random=None, precision="full", training=false, out=None, stream=None))]
-        #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
-        pub(crate) fn $name<'py>(
-            x: &Object<'py>,
-            weights: &Object<'py>,
-            h0: Maybe<'_, 'py>,
-            $($c0: Maybe<'_, 'py>,)?
-            $($nonlinearity: &str,)?
-            bidirectional: bool,
-            batch_first: bool,
-            lengths: Maybe<'_, 'py>,
-            dropout_p: f64,
-            random: Maybe<'_, 'py>,
-            precision: &str,
-            training: bool,
-            out: Maybe<'_, 'py>,
-            stream: Maybe<'_, 'py>,
-        ) -> PyResult<Object<'py>> {
-            let cell = cell_of(x.py(), stringify!($name), [$(Some($nonlinearity),)? None][0])?;
-            let options = Options {
-                bidirectional,
-                batch_first,
-                lengths,
-                dropout_p,
-                random,
-                precision,
-                training,
-                out,
-                stream,
-            };
-            forward(cell, [x, weights], [h0, [$($c0,)? None][0]], &options)
+        sequences! {
+            $(#[$doc])*
+            fn $name(
+                x, weights; h0 $(, $c0)?; $($nonlinearity)?;
+                ; training: bool = false, out: Maybe<'_, 'py> = None
+            ) with options {
+                forward([x, weights], [h0, [$($c0,)? None][0]], training, out, &options)
+            }
         }
 
-        $(#[$doc_backward])*
-        #[pyfunction]
-        #[pyo3(signature = (x, weights, y, reserve, dy=None, dh_n=None, $($dc_n=None,)? h0=None, $($c0=None,)? *, $($nonlinearity="tanh",)? input_gradient=true, bidirectional=false, batch_first=false, lengths=None, dropout_p=0.0, random=None, precision="full", stream=None))]
-        #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
-        pub(crate) fn $backward<'py>(
-            x: &Object<'py>,
-            weights: &Object<'py>,
-            y: &Object<'py>,
-            reserve: &Object<'py>,
-            dy: Maybe<'_, 'py>,
-            dh_n: Maybe<'_, 'py>,
-            $($dc_n: Maybe<'_, 'py>,)?
-            h0: Maybe<'_, 'py>,
-            $($c0: Maybe<'_, 'py>,)?
-            $($nonlinearity: &str,)?
-            input_gradient: bool,
-            bidirectional: bool,
-            batch_first: bool,
-            lengths: Maybe<'_, 'py>,
-            dropout_p: f64,
-            random: Maybe<'_, 'py>,
-            precision: &str,
-            stream: Maybe<'_, 'py>,
-        ) -> PyResult<Object<'py>> {
-            let cell = cell_of(x.py(), stringify!($backward), [$(Some($nonlinearity),)? None][0])?;
-            let (training, out) = (true, None);
-            let options = Options {
-                bidirectional,
-                batch_first,
-                lengths,
-                dropout_p,
-                random,
-                precision,
-                training,
-                out,
-                stream,
-            };
-            let further = [Some(y), Some(reserve), dy, dh_n, [$($dc_n,)? None][0]];
-            backward(cell, [x, weights], [h0, [$($c0,)? None][0]], further, input_gradient, &options)
+        sequences! {
+            $(#[$doc_backward])*
+            fn $backward(
+                x, weights, y, reserve; dy, dh_n $(, $dc_n)?, h0 $(, $c0)?; $($nonlinearity)?;
+                input_gradient: bool = true;
+            ) with options {
+                let further = [Some(y), Some(reserve), dy, dh_n, [$($dc_n,)? None][0]];
+                backward([x, weights], [h0, [$($c0,)? None][0]], further, input_gradient, &options)
+            }
         }
     )*};
 }
@@ -469,9 +449,9 @@ nets! {
     /// each layer, and each direction of it, a sequence of w_ih [4 hidden, input], w_hh [4 hidden, output], up to two biases
     /// [4 hidden], and w_hr [output, hidden] where hidden states are projected (or else output is hidden), the gates in the order
     /// i, f, g, o; later layers have directions * output inputs. h0: [layers * directions, batch, output], c0: [layers *
-    /// directions, batch, hidden], zero if None. lengths: int32, [batch], the places of each sequence that count; y is zero
-    /// after them. On the host they are checked, on a GPU cut to the places that there are; see `validate_indices`. The result is (y, h_n, c_n): y [steps, batch, directions * output], or batch first, the states after the last
-    /// steps like h0 and c0. dropout_p: the probability that an element is dropped between two layers; what is kept is multiplied
+    /// directions, batch, hidden], zero if None. lengths: int32, [batch], the steps of each sequence that count; y is zero
+    /// after them. On the host they are checked, on a GPU cut to the steps that there are; see `validate_indices`. The
+    /// result is (y, h_n, c_n): y [steps, batch, directions * output], or batch first, the states after the last steps like h0 and c0. dropout_p: the probability that an element is dropped between two layers; what is kept is multiplied
     /// by 1 / (1 - dropout_p); random: int64, [2], the seed and offset of what is dropped. precision: "full", or "tf32", for float32
     /// from sm_80 on: factors of products may be rounded to 11 bits. With training there is also what
     /// `lstm_backward` needs. `out` is a tuple of the three.

@@ -8,8 +8,7 @@ use warpwright::plan::{PlanCache, Real};
 use crate::array::{Array, shape_given};
 use crate::call::{Call, Form, gathered, places, present, several, statistics_dtype};
 use crate::error;
-
-type Object<'py> = Bound<'py, PyAny>;
+use crate::library::{Maybe, Object};
 
 /// How the rows of an array lie: the leading dimensions, and the normalised ones.
 struct Rows<'a> {
@@ -43,13 +42,13 @@ impl<'a> Rows<'a> {
 /// The arguments of the forward pass besides `x`.
 struct Forward<'a, 'py> {
     normalised: &'a Object<'py>,
-    weight: Option<&'a Object<'py>>,
-    bias: Option<&'a Object<'py>>,
+    weight: Maybe<'a, 'py>,
+    bias: Maybe<'a, 'py>,
     eps: Option<f64>,
-    residual: Option<&'a Object<'py>>,
+    residual: Maybe<'a, 'py>,
     statistics: bool,
-    out: Option<&'a Object<'py>>,
-    stream: Option<&'a Object<'py>>,
+    out: Maybe<'a, 'py>,
+    stream: Maybe<'a, 'py>,
 }
 
 fn forward<'py>(norm: RowNorm, x: &Object<'py>, f: &Forward<'_, 'py>) -> PyResult<Object<'py>> {
@@ -96,14 +95,14 @@ fn forward<'py>(norm: RowNorm, x: &Object<'py>, f: &Forward<'_, 'py>) -> PyResul
 /// The arguments of the backward pass besides `x`.
 struct Backward<'a, 'py> {
     dy: &'a Object<'py>,
-    mean: Option<&'a Object<'py>>,
+    mean: Maybe<'a, 'py>,
     rstd: &'a Object<'py>,
     normalised: &'a Object<'py>,
-    weight: Option<&'a Object<'py>>,
+    weight: Maybe<'a, 'py>,
     bias: bool,
-    dz: Option<&'a Object<'py>>,
+    dz: Maybe<'a, 'py>,
     out: [Option<Object<'py>>; 3],
-    stream: Option<&'a Object<'py>>,
+    stream: Maybe<'a, 'py>,
 }
 
 fn backward<'py>(
@@ -162,13 +161,13 @@ fn backward<'py>(
 pub(crate) fn layer_norm<'py>(
     x: &Object<'py>,
     normalized_shape: &Object<'py>,
-    weight: Option<&Object<'py>>,
-    bias: Option<&Object<'py>>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
     eps: f64,
-    residual: Option<&Object<'py>>,
+    residual: Maybe<'_, 'py>,
     statistics: bool,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     let eps = Some(eps);
     let normalised = normalized_shape;
@@ -189,11 +188,11 @@ pub(crate) fn layer_norm_backward<'py>(
     mean: &Object<'py>,
     rstd: &Object<'py>,
     normalized_shape: &Object<'py>,
-    weight: Option<&Object<'py>>,
-    bias: Option<&Object<'py>>,
-    dz: Option<&Object<'py>>,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
+    dz: Maybe<'_, 'py>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     const OP: &str = "layer_norm_backward";
     let (mean, bias, normalised) = (Some(mean), is_wanted(bias)?, normalized_shape);
@@ -215,12 +214,12 @@ pub(crate) fn layer_norm_backward<'py>(
 pub(crate) fn rms_norm<'py>(
     x: &Object<'py>,
     normalized_shape: &Object<'py>,
-    weight: Option<&Object<'py>>,
+    weight: Maybe<'_, 'py>,
     eps: Option<f64>,
-    residual: Option<&Object<'py>>,
+    residual: Maybe<'_, 'py>,
     statistics: bool,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     let (bias, normalised) = (None, normalized_shape);
     forward(RowNorm::Rms, x, &Forward { normalised, weight, bias, eps, residual, statistics, out, stream })
@@ -238,10 +237,10 @@ pub(crate) fn rms_norm_backward<'py>(
     dy: &Object<'py>,
     rstd: &Object<'py>,
     normalized_shape: &Object<'py>,
-    weight: Option<&Object<'py>>,
-    dz: Option<&Object<'py>>,
-    out: Option<&Object<'py>>,
-    stream: Option<&Object<'py>>,
+    weight: Maybe<'_, 'py>,
+    dz: Maybe<'_, 'py>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     const OP: &str = "rms_norm_backward";
     let [first, second] = several::<2>(OP, out)?;

@@ -7,8 +7,7 @@ use warpwright::softmax::{Softmax, SoftmaxArgs, SoftmaxBackwardArgs, SoftmaxBack
 use crate::array::Array;
 use crate::call::{Call, Form};
 use crate::error::{Class, Problem};
-
-type Object<'py> = Bound<'py, PyAny>;
+use crate::library::{Maybe, Object};
 
 /// The products of the extents around a dimension, which counts from the end if it is negative.
 pub(crate) fn around(op: &'static str, x: &Array<'_>, dim: isize) -> PyResult<[usize; 3]> {
@@ -31,8 +30,8 @@ pub(crate) fn around(op: &'static str, x: &Array<'_>, dim: isize) -> PyResult<[u
 struct Options<'a, 'py> {
     dim: isize,
     scale: f64,
-    out: Option<&'a Object<'py>>,
-    stream: Option<&'a Object<'py>>,
+    out: Maybe<'a, 'py>,
+    stream: Maybe<'a, 'py>,
 }
 
 fn forward<'py>(function: Softmax, x: &Object<'py>, o: &Options<'_, 'py>) -> PyResult<Object<'py>> {
@@ -80,8 +79,8 @@ macro_rules! functions {
             x: &Object<'py>,
             dim: isize,
             scale: f64,
-            out: Option<&Object<'py>>,
-            stream: Option<&Object<'py>>,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             forward(Softmax::$f, x, &Options { dim, scale, out, stream })
         }
@@ -97,8 +96,8 @@ macro_rules! functions {
             dy: &Object<'py>,
             dim: isize,
             scale: f64,
-            out: Option<&Object<'py>>,
-            stream: Option<&Object<'py>>,
+            out: Maybe<'_, 'py>,
+            stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
             backward(stringify!($backward), Softmax::$f, [y, dy], &Options { dim, scale, out, stream })
         }

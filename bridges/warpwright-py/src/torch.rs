@@ -1,4 +1,4 @@
-//! What PyTorch does with a call: whether it records gradients, and whether a mode, transform or tracer is active. And
+//! How PyTorch takes a call: whether it records gradients, and whether a mode, transform or tracer is active. And
 //! its shortest ways to a stream and to memory, which a call of microseconds feels.
 
 use pyo3::intern;
@@ -8,11 +8,11 @@ use pyo3::types::{PyTuple, PyType};
 
 use warpwright::DType;
 
-use crate::array::{dtype_name, extents, interop};
 use crate::dlpack::Exchange;
 pub(crate) use crate::ffi::{called, number};
 use crate::ffi::{included_keys, records_gradients};
-use crate::quick::Layouts;
+use crate::layouts::Layouts;
+use crate::library::{dtype_name, extents, interop};
 
 /// The element types of results.
 const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::U8];
@@ -51,7 +51,7 @@ impl Ways {
         Ok(number(&called(current_device, py, [])?)? == u64::from(ordinal))
     }
 
-    /// What `empty_strided` takes for tensors of this shape, strides and type.
+    /// The arguments of `empty_strided` for tensors of this shape, strides and type.
     pub(crate) fn layout<'py>(
         &self,
         shape: &[i64],
