@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What one call costs the host, in microseconds: ours beside PyTorch's own overhead, on small tensors.
+"""Host time of one call, in microseconds: ours beside PyTorch's own overhead, on small tensors.
 
     python3 bench/host_overhead.py [--out bench/data/host/NAME.jsonl]
 
@@ -47,7 +47,7 @@ def microseconds(calls: Calls, on_gpu: bool) -> dict[str, float]:
 
 
 def all_calls(device: str, n: int, compile_others: bool) -> dict[str, Calls]:
-    """What is called, and by whom."""
+    """A call, and by whom."""
     x = torch.randn(n, device=device)
     dy, y = torch.randn_like(x), torch.empty_like(x)
     gate, up = (torch.randn(n, device=device, dtype=torch.bfloat16) for _ in range(2))

@@ -40,7 +40,7 @@ def drawn(steps: int, kind: str, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def results(module: Any, tensors: list[torch.Tensor], device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    """What the net gives, and its gradients."""
+    """The results of the net, and its gradients."""
     x, h0, *weights, dy = (t.to(device, dtype) for t in tensors)
     module = module(INPUT, HIDDEN, device=device, dtype=dtype)
     with torch.no_grad():

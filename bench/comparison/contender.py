@@ -1,4 +1,4 @@
-"""What a contender is: a function without arguments that leaves its results in tensors, and returns them. Where a call
+"""A contender: a function without arguments that leaves its results in tensors, and returns them. Where a call
 spoils its inputs, its attribute `check` is a function that restores them first."""
 
 from __future__ import annotations

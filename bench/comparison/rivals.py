@@ -1,4 +1,4 @@
-"""What each library calls to do a case: ours and the others', on the same tensors. Libraries that are not installed have no
+"""The calls of each library for a case: ours and the others', on the same tensors. Libraries that are not installed have no
 contenders."""
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Case:
 
     @property
     def factors(self) -> str:
-        """What products are made of."""
+        """The type that the factors of products are rounded to."""
         return "tf32" if self.option("precision") == "tf32" else self.dtype
 
     @property

@@ -1,4 +1,4 @@
-"""What is refused, with which exception and data."""
+"""Refusals: which exception, and its data."""
 
 from __future__ import annotations
 

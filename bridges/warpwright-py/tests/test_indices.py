@@ -22,7 +22,7 @@ def i32(*numbers):
 
 
 def calls(random, new):
-    """What each kind of number must be: a call, the name of the argument, what fits, what does not, and what is said of it."""
+    """Each kind of number: a call, the name of the argument, what fits, what does not, and what is said of it."""
     cache = new(random.standard_normal((5, 16, 2, 16)).astype(np.float32))
     q = new(random.standard_normal((2, 3, 2, 16)).astype(np.float32))
     rows = new(random.standard_normal((1, 10, 2, 16)).astype(np.float32))

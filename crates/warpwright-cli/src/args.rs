@@ -13,7 +13,7 @@ use crate::op_options::OpOptions;
 #[derive(Debug, Parser)]
 #[command(name = "warpwright", version, arg_required_else_help = true, max_term_width = 110, after_help = EXIT_CODES)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -137,13 +137,13 @@ pub struct EmitArgs {
     /// Element type of the tensors.
     #[arg(long, default_value = "f32", value_parser = parse_float_dtype)]
     pub dtype: DType,
-    /// What to build for.
+    /// Target to build for.
     #[arg(long, default_value = "sm_90", value_parser = parse_target)]
     pub target: Target,
     /// The backward pass.
     #[arg(long)]
     pub backward: bool,
-    /// What else the primitive is told.
+    /// Further options of the primitive.
     #[command(flatten)]
     pub options: OpOptions,
     /// Output form: the text and, in order, the launches that it takes.
@@ -155,7 +155,7 @@ const CHECK_EXAMPLES: &str = "Examples:
   warpwright check
   warpwright check silu gelu_erf --device cuda:0 --json";
 
-/// What ends kernels that do not end by themselves.
+/// Limits on kernels that do not end by themselves.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct LimitArgs {
     /// Instructions of warps after which a launch is ended, in the emulator.

@@ -1,4 +1,4 @@
-//! What ends a command early, and with which exit code.
+//! Errors that end a command early, and their exit codes.
 
 use std::fmt;
 use std::io;
@@ -22,7 +22,7 @@ pub enum Outcome {
     Findings,
 }
 
-/// What a command uses a file for.
+/// The role of a file in a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// It reads it.
@@ -76,9 +76,9 @@ pub enum Error {
         op: String,
         /// Which way it goes.
         direction: Direction,
-        /// What was asked for.
+        /// The target that was asked for.
         target: Target,
-        /// What there is.
+        /// The targets that it has kernels for.
         supported: &'static [Target],
     },
     /// The kernels of a primitive do not go into one module.
@@ -95,7 +95,7 @@ pub enum Error {
     File {
         /// The file.
         path: PathBuf,
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
         /// The system's reason.
         #[source]
@@ -108,7 +108,7 @@ pub enum Error {
         output: PathBuf,
         /// The other name of the file.
         other: PathBuf,
-        /// What else it is.
+        /// Its other role.
         role: Use,
     },
     /// A text is longer than any kernel.
@@ -116,7 +116,7 @@ pub enum Error {
     TooLong {
         /// The file.
         path: PathBuf,
-        /// What is read at most.
+        /// The most that is read.
         limit: u64,
     },
     /// The command line asks for something that cannot be.
@@ -133,7 +133,7 @@ pub enum Error {
     /// Ctrl-C, or a request to end.
     #[error("interrupted by {signal}; nothing was left behind")]
     Interrupted {
-        /// What asked.
+        /// Who asked.
         signal: Signal,
     },
 }
@@ -156,7 +156,7 @@ impl Error {
         move |source| Self::Device { context, source: Box::new(source) }
     }
 
-    /// What the user can do about it.
+    /// The user's remedy.
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Checkpoint(error) => error.help(),

@@ -10,7 +10,7 @@ use crate::paths::{Harmless, is_harmless};
 pub struct Excerpt<'a> {
     /// `error` or `warning`.
     pub is_error: bool,
-    /// What follows it in brackets.
+    /// The name in brackets behind it.
     pub code: &'a str,
     /// The message.
     pub message: &'a str,
@@ -26,7 +26,7 @@ pub struct Excerpt<'a> {
     pub length: u32,
     /// Other places that explain it: line, 0 for none, and message.
     pub notes: &'a [(u32, String)],
-    /// What would help.
+    /// A remedy.
     pub help: Option<&'a str>,
     /// The colours.
     pub palette: Palette,

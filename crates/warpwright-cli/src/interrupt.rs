@@ -46,7 +46,7 @@ impl Signal {
         }
     }
 
-    /// What shells report for a program that it ended.
+    /// The exit code that shells report for a program that it ended.
     pub const fn exit_code(self) -> u8 {
         128 + self.number() as u8
     }
@@ -78,7 +78,7 @@ pub fn listen() {
     system::listen();
 }
 
-/// What ends launches in the emulator when a signal comes.
+/// Ends launches in the emulator when a signal comes.
 pub fn token() -> Interrupt {
     INTERRUPT.clone()
 }
@@ -135,7 +135,7 @@ fn end(signal: Signal) -> ! {
     system::exit(signal.exit_code())
 }
 
-/// What has to be removed if the process is ended by force, and who must not be interrupted.
+/// Files to remove if the process is ended by force, and who must not be interrupted.
 #[derive(Debug, Default)]
 struct Unfinished {
     paths: BTreeSet<PathBuf>,

@@ -21,7 +21,7 @@ pub struct Array {
     pub bytes: Vec<u8>,
 }
 
-/// What is wrong with a `.npy` file.
+/// A `.npy` file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {defect}", Shown(file))]
 pub struct NpyError {
@@ -39,7 +39,7 @@ pub enum NpyDefect {
     /// The system's reason.
     #[error("cannot {action}: {source}")]
     Io {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
         /// The reason.
         #[source]
@@ -80,7 +80,7 @@ pub enum NpyDefect {
     },
 }
 
-/// What is wrong with the header's text.
+/// A defect of the header's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderDefect {
     /// The file ends inside it.
@@ -89,7 +89,7 @@ pub enum HeaderDefect {
     /// Something else where this was expected.
     #[error("expected {expected} at byte {at}")]
     Expected {
-        /// What belongs there.
+        /// The text that belongs there.
         expected: &'static str,
         /// Where.
         at: usize,
@@ -97,9 +97,9 @@ pub enum HeaderDefect {
     /// It is longer than any header.
     #[error("it is {length} bytes long, the limit is {limit}")]
     TooLong {
-        /// What the file says.
+        /// The number in the file.
         length: u64,
-        /// What is read at most.
+        /// The most that is read.
         limit: u64,
     },
     /// A key is not there.
@@ -108,7 +108,7 @@ pub enum HeaderDefect {
 }
 
 impl NpyError {
-    /// What the user can do about it.
+    /// The user's remedy.
     pub fn help(&self) -> Option<String> {
         Some(match &self.defect {
             NpyDefect::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => "check the path".to_owned(),
@@ -137,7 +137,7 @@ impl From<HeaderDefect> for NpyDefect {
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// Bytes of a header; a shape of thirty thousand extents takes a tenth.
 const MAX_HEADER: u64 = 1 << 20;
-/// What is read of a file at once.
+/// Bytes that are read of a file at once.
 const CHUNK: usize = 4 << 20;
 
 /// A `.npy` file whose header was read. The elements stay on disk until they are asked for, a chunk at a time.
@@ -159,7 +159,7 @@ impl NpyFile {
     /// Opens a file and checks its header and length.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Its defect.
     pub fn open(path: &Path) -> Result<Self, NpyError> {
         let fail = |defect| NpyError { file: path.to_owned(), defect };
         let io = |action| move |source| fail(NpyDefect::Io { action, source });
@@ -196,7 +196,7 @@ impl NpyFile {
     }
 }
 
-/// What a header says.
+/// The facts of a header.
 struct Header {
     dtype: DType,
     shape: Vec<u64>,
@@ -265,7 +265,7 @@ impl Array {
     /// Reads a file.
     ///
     /// # Errors
-    /// What is wrong with it, or that it does not fit into memory.
+    /// Its defect, or that it does not fit into memory.
     pub fn read(path: &Path) -> Result<Self, NpyError> {
         let file = NpyFile::open(path)?;
         let mut bytes = Vec::new();
@@ -283,7 +283,7 @@ impl Array {
     /// Reads an array from the `length` bytes of `source`.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The defect.
     pub fn parse(mut source: impl Read, length: u64) -> Result<Self, NpyDefect> {
         let Header { dtype, shape, bytes: needs } = Header::read(&mut source, length)?;
         let mut bytes = Vec::new();

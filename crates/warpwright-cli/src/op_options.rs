@@ -127,7 +127,7 @@ op_options! {
     [value_name = "DTYPE", value_parser = parse_index_dtype] index_dtype: DType,
     /// The share of the target distribution that is spread over all classes.
     [value_name = "X"] label_smoothing: f64,
-    /// What becomes of the losses of the rows [default: mean].
+    /// Reduction of the losses of the rows [default: mean].
     [value_enum] reduction: Reduction,
     /// A mask of the scores of a softmax, of their shape.
     [value_enum, value_name = "KIND"] mask: Mask,
@@ -151,7 +151,7 @@ op_options! {
     [value_enum, value_name = "OP"] nonlinearity: Nonlinearity,
     /// Each sequence has a length of its own.
     [num_args = 0, default_missing_value = "true"] lengths: bool,
-    /// What the gradient needs is saved.
+    /// Statistics are saved for the gradient.
     [num_args = 0, default_missing_value = "true"] training: bool,
 }
 
@@ -168,7 +168,7 @@ pub enum Transpose {
     Tt,
 }
 
-/// What becomes of the losses of the rows.
+/// Reduction of the losses of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Reduction {
     /// Each is a result.
@@ -179,7 +179,7 @@ pub enum Reduction {
     Sum,
 }
 
-/// What a mask holds.
+/// The elements of a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mask {
     /// Numbers that are added.

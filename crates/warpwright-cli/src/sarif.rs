@@ -6,14 +6,14 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-/// What a finding breaks.
+/// The rule that a finding breaks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule<'a> {
     /// Stable name.
     pub(crate) id: &'a str,
-    /// What it demands, or what is wrong.
+    /// Its demand, or the defect.
     pub(crate) summary: &'a str,
-    /// What usually puts it right.
+    /// The usual remedy.
     pub(crate) help: &'a str,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Finding<'a> {
     pub(crate) region: Region,
     pub(crate) kernel: Option<&'a str>,
     pub(crate) related: Vec<Related>,
-    /// What has no place of its own in the format.
+    /// Facts without a place of their own in the format.
     pub(crate) properties: Value,
 }
 

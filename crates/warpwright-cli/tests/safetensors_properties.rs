@@ -38,7 +38,7 @@ fn written(specs: &[TensorSpec]) -> (tempfile::TempDir, std::path::PathBuf) {
     (folder, path)
 }
 
-/// What a header that was accepted promises.
+/// The promises of a header that was accepted.
 fn assert_sound(header: &Header, length: u64) {
     let mut end = 0;
     for tensor in &header.tensors {

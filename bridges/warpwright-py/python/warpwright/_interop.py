@@ -1,4 +1,4 @@
-"""What other libraries do for warpwright: make results, copy into another order of elements, name the current stream.
+"""Services of other libraries: they make results, copy into another order of elements, name the current stream.
 
 The native module calls these functions with the name of the library that an array belongs to. None of the libraries is
 imported before one of its arrays arrives.

@@ -68,7 +68,7 @@ class Remark:
 
 @final
 class Finding:
-    """What a sanitizer found."""
+    """A finding of a sanitizer."""
 
     @property
     def tool(self) -> str: ...
@@ -97,7 +97,7 @@ class Finding:
 
 @final
 class Run:
-    """What a launch in the emulator did."""
+    """The outcome of a launch in the emulator."""
 
     @property
     def findings(self) -> list[Finding]: ...

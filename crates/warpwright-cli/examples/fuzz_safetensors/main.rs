@@ -4,7 +4,7 @@
 //! cargo run --release -p warpwright-cli --example fuzz_safetensors -- --seconds 600 [--seed N]
 //! ```
 //!
-//! What must hold for every input: no panic, an error or a header whose tensors lie in the file one behind the other.
+//! The property of every input: no panic, an error or a header whose tensors lie in the file one behind the other.
 //! The input that breaks it is written to `fuzz-failure.bin` in the current folder.
 
 mod property;

@@ -1,4 +1,4 @@
-//! What must hold for any bytes: the reader refuses them, or its header is sound.
+//! A property of any bytes: the reader refuses them, or its header is sound.
 
 use warpwright_cli::checkpoint::Header;
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint, as data.
+//! Defects of checkpoints, as data.
 
 use std::fmt;
 use std::io;
@@ -31,7 +31,7 @@ impl CheckpointError {
         Self { file: file.to_owned(), tensor: Some(tensor.to_owned()), defect: Box::new(defect) }
     }
 
-    /// What the user can do about it.
+    /// The user's remedy.
     pub fn help(&self) -> Option<String> {
         self.defect.help()
     }
@@ -65,14 +65,14 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// What is wrong.
+/// The defect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Defect {
     /// The file cannot be opened, read or written.
     #[error("cannot {action}: {source}")]
     Io {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
         /// The system's reason.
         #[source]
@@ -90,7 +90,7 @@ pub enum Defect {
     /// The header length cannot be true.
     #[error("claims a header of {length} bytes, the limit is {limit}")]
     HeaderTooLong {
-        /// What the file says.
+        /// The number in the file.
         length: u64,
         /// The longest that is accepted.
         limit: u64,
@@ -98,9 +98,9 @@ pub enum Defect {
     /// The file ends inside its header.
     #[error("ends inside its header: {length} bytes are announced, {available} are there")]
     HeaderTruncated {
-        /// What the file says.
+        /// The number in the file.
         length: u64,
-        /// What it holds.
+        /// The bytes that there are.
         available: u64,
     },
     /// The header is not text.
@@ -187,7 +187,7 @@ pub enum Defect {
     /// The shard index is not what it should be.
     #[error("index: {message}")]
     Index {
-        /// What is wrong.
+        /// The defect.
         message: String,
     },
     /// A shard name that leaves the folder.
@@ -215,13 +215,13 @@ pub enum Defect {
     NonFinite {
         /// Flat index.
         index: u64,
-        /// What it is.
+        /// The value.
         value: f64,
     },
     /// The tensors of a quantized weight do not fit together.
     #[error("quantized weight: {message}")]
     Scheme {
-        /// What does not fit.
+        /// The part that does not fit.
         message: String,
     },
     /// A part of a quantized weight is missing.
@@ -248,7 +248,7 @@ pub enum Defect {
 }
 
 impl Defect {
-    /// What the user can do about it.
+    /// The user's remedy.
     pub fn help(&self) -> Option<String> {
         Some(match self {
             Self::Io { source, .. } => match source.kind() {

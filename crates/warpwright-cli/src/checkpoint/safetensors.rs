@@ -254,7 +254,7 @@ impl Reader {
     /// Opens a file and checks its header.
     ///
     /// # Errors
-    /// What is wrong with the file, with its name and the tensor's.
+    /// The defect of the file, with its name and the tensor's.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let io = |action| move |source| CheckpointError::file(path, Defect::Io { action, source });
         let length = regular_length(path)?;

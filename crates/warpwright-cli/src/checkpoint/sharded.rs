@@ -26,7 +26,7 @@ pub struct Checkpoint {
     index: Option<Index>,
 }
 
-/// What an index holds besides the map.
+/// The facts of an index beside the map.
 #[derive(Clone, Debug, Default)]
 struct Index {
     metadata: Map<String, Value>,
@@ -52,7 +52,7 @@ impl Checkpoint {
     /// Opens a `.safetensors` file, an index, or a folder that holds either.
     ///
     /// # Errors
-    /// What is wrong, with file and tensor.
+    /// The defect, with file and tensor.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         if path.is_dir() {
             let (index, single) = (path.join(INDEX), path.join(SINGLE));

@@ -90,7 +90,7 @@ pub fn run(args: &BenchArgs, console: &mut Console) -> Result<Outcome, Error> {
     Ok(if wrong.is_empty() { Outcome::Clean } else { Outcome::Findings })
 }
 
-/// What a primitive did.
+/// The measurements of a primitive.
 enum Figures {
     Time(Measurement),
     Count(Box<Counters>),
@@ -139,7 +139,7 @@ struct Bench {
     stream: Stream,
     elements: usize,
     timer: Option<Timer>,
-    /// What a copy reaches; the roof of everything here, since all of it is bound by memory.
+    /// The bandwidth of a copy; the roof of everything here, since all of it is bound by memory.
     copy_gb_per_s: Option<f64>,
 }
 

@@ -99,7 +99,7 @@ fn counted(errors: usize, warnings: usize) -> String {
     }
 }
 
-/// What is read of a PTX text at most.
+/// The most that is read of a PTX text.
 const MAX_TEXT: u64 = 1 << 28;
 
 /// The text of a PTX file, which may be a pipe. Bytes that are no UTF-8 become characters that the parser objects to, at their place.

@@ -10,7 +10,7 @@ use crate::error::Error;
 /// File name of the configuration.
 pub const CONFIG: &str = "config.json";
 
-/// What happens to the configuration's quantization entry.
+/// The change to the configuration's quantization entry.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// It describes a bitsandbytes checkpoint.

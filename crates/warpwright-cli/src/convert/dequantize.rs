@@ -21,7 +21,7 @@ use crate::checkpoint::{
 };
 use crate::error::Error;
 
-/// What became of a quantized weight.
+/// The result of a quantized weight.
 #[derive(Clone, Debug)]
 pub struct Restored {
     /// Its name.
@@ -36,7 +36,7 @@ pub struct Restored {
     pub bytes: u64,
 }
 
-/// What became of a checkpoint.
+/// The result of a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// The weights that were quantized.
@@ -45,14 +45,14 @@ pub struct Summary {
     pub copied: usize,
     /// Bytes of all tensors of the output.
     pub bytes: u64,
-    /// What the user should know.
+    /// Remarks for the user.
     pub notes: Vec<String>,
 }
 
 /// Restores every quantized weight of `checkpoint` in `dtype`, or in the type that it had.
 ///
 /// # Errors
-/// What is wrong with the input, the output or the device; nothing has its name in the output then.
+/// A defect of the input, the output or the device; nothing has its name in the output then.
 pub fn run(
     checkpoint: &Checkpoint,
     mut output: Destination,
@@ -163,7 +163,7 @@ impl<S> Clone for Target<'_, S> {
 
 impl<S> Copy for Target<'_, S> {}
 
-/// What all chunks of a weight need.
+/// Facts for all chunks of a weight.
 struct Known {
     method: Method,
     scales: Vec<f32>,

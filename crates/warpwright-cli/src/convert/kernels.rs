@@ -1,4 +1,4 @@
-//! What the engines ask of a device, and the device that does it.
+//! The kernels of the conversions, as a trait of devices, and the device that has them.
 
 use warpwright_ops::quantize::{NibbleOrder, Scheme};
 use warpwright_ptx::DType;
@@ -10,7 +10,7 @@ use crate::error::Error;
 /// How elements become codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Method {
-    /// What a code stands for.
+    /// The values of the codes.
     pub scheme: Scheme,
     /// Elements that share a scale.
     pub group_size: u32,
@@ -65,7 +65,7 @@ pub struct GroupBuffers {
 }
 
 impl GroupBuffers {
-    /// What the buffers hold for `elements` elements.
+    /// Sizes of the buffers for `elements` elements.
     pub fn groups(&self, elements: usize) -> Groups<'_> {
         Groups {
             codes: &self.codes.held()[..elements.div_ceil(2)],

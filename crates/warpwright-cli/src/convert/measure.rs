@@ -1,4 +1,4 @@
-//! What quantization did to a weight, computed on the host and independently of the kernels.
+//! Errors of a quantized weight, computed on the host and independently of the kernels.
 
 use half::{bf16, f16};
 use warpwright_ops::quantize::Scheme;

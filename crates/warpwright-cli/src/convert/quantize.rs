@@ -23,7 +23,7 @@ use crate::checkpoint::{
 };
 use crate::error::Error;
 
-/// What to do.
+/// Format and form of the output.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The format.
@@ -81,7 +81,7 @@ impl Options {
     }
 }
 
-/// What became of a tensor.
+/// The result of a tensor.
 #[derive(Clone, Debug)]
 pub struct TensorResult {
     /// Its name.
@@ -96,16 +96,16 @@ pub struct TensorResult {
     pub bytes_out: u64,
     /// The error, if it was quantized.
     pub error: Option<ErrorStats>,
-    /// What verification found, if it was asked for.
+    /// The finding of the verification, if it was asked for.
     pub mismatches: Option<Mismatches>,
 }
 
-/// What became of a checkpoint.
+/// The result of a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Every tensor of the input.
     pub tensors: Vec<TensorResult>,
-    /// What the user should know.
+    /// Remarks for the user.
     pub notes: Vec<String>,
 }
 
@@ -144,7 +144,7 @@ pub trait Observer: Sync {
 /// Quantizes `checkpoint` into `output`. Nothing has its name there if this fails, or if verification found a mismatch.
 ///
 /// # Errors
-/// What is wrong with the input, the output or the device.
+/// A defect of the input, the output or the device.
 pub fn run(
     checkpoint: &Checkpoint,
     mut output: Destination,
@@ -204,7 +204,7 @@ struct Tensor<'a, S> {
     weight: Option<Weight>,
 }
 
-/// What is known of a tensor that is quantized. Its chunks come in any order.
+/// A tensor that is being quantized. Its chunks come in any order.
 struct Weight {
     dtype: DType,
     /// How many chunks are not quantized yet.
@@ -263,7 +263,7 @@ impl<'a, S: Storage> Tensor<'a, S> {
         Self { shard, writer, info, item, bytes_out, weight }
     }
 
-    /// What became of it.
+    /// Its result.
     fn result(self, options: &Options) -> TensorResult {
         let known =
             self.weight.map(|weight| weight.progress.into_inner().unwrap_or_else(PoisonError::into_inner));
@@ -337,14 +337,14 @@ impl<'t, S: Storage> Chunk<'t, S> {
     }
 }
 
-/// What all threads know.
+/// Shared by all threads.
 struct Job<'a> {
     options: &'a Options,
     observer: &'a dyn Observer,
 }
 
 impl Job<'_> {
-    /// What can begin at once.
+    /// Work that can begin at once.
     fn first_tasks<'t, S: Storage>(&self, tensor: &'t Tensor<'t, S>) -> Vec<Task<'t, S>> {
         match &tensor.weight {
             None => pieces(tensor.info.bytes()).map(|range| Task::Copy(tensor, range)).collect(),

@@ -1,4 +1,4 @@
-//! What the tests of the command share: running it, and making files for it.
+//! Running the command in tests, and making files for it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ pub(crate) struct Place {
     folder: tempfile::TempDir,
 }
 
-/// What the command did.
+/// The outcome of a command.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,

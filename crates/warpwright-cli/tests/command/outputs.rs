@@ -1,4 +1,4 @@
-//! What `run` reads and writes: files that it may replace, and arrays of any size.
+//! Inputs and outputs of `run`: files that it may replace, and arrays of any size.
 
 use std::fs::File;
 use std::io::Write;

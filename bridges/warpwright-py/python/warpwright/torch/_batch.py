@@ -41,7 +41,7 @@ def _fake_batch_norm(
 
 
 def _mark(residual: Optional[Tensor]) -> Optional[Tensor]:
-    """What the gradient needs of a residual: whether there was one."""
+    """All that the gradient needs of a residual: whether there was one."""
     return None if residual is None else residual.new_empty(0)
 
 

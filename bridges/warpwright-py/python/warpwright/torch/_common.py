@@ -1,4 +1,4 @@
-"""What the operators of several files need."""
+"""Helpers of the operators of several files."""
 
 from typing import Any, Optional, Tuple
 
@@ -12,7 +12,7 @@ def _casts(kind: str) -> bool:
 
 
 def wide(*tensors: Any) -> Tuple[Any, ...]:
-    """What autocast does with the arguments of a function that it runs in float32."""
+    """The arguments as autocast makes them for a function that it runs in float32."""
     if not _casts(tensors[0].device.type):
         return tensors
     low = (torch.float16, torch.bfloat16)
@@ -20,7 +20,7 @@ def wide(*tensors: Any) -> Tuple[Any, ...]:
 
 
 def narrow(*tensors: Any) -> Tuple[Any, ...]:
-    """What autocast does with the arguments of a function that it runs in its own type."""
+    """The arguments as autocast makes them for a function that it runs in its own type."""
     kind = tensors[0].device.type
     if not _casts(kind):
         return tensors

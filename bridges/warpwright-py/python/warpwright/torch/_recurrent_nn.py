@@ -18,7 +18,7 @@ def _states(hx: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
 
 
 class _Net(torch.nn.RNNBase):
-    """What the nets share. Parameters, their names and their initial values are those of `torch.nn`, whose own modules they
+    """The common part of the nets. Parameters, their names and their initial values are those of `torch.nn`, whose own modules they
     do not derive from, because the compiler leaves those alone. One keyword is ours: `precision`, "full" or "tf32"."""
 
     def __init__(self, *args: Any, precision: str = "full", **kwargs: Any) -> None:

@@ -121,7 +121,7 @@ def add_layer_norm(
 
 
 def _alike(*tensors: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-    """What autocast does with the arguments of a function that it leaves alone: types that differ are widened."""
+    """The arguments as autocast makes them for a function that it leaves alone: types that differ are widened."""
     return wide(*tensors) if len({t.dtype for t in tensors if t is not None}) > 1 else tensors
 
 

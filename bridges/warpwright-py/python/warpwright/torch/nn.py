@@ -183,7 +183,7 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
 
 
 class _InstanceNorm:
-    """What the modules below do instead of PyTorch's function; an input without a batch gets one there."""
+    """Stands in for PyTorch's function in the modules below; an input without a batch gets one there."""
 
     def _apply_instance_norm(self: Any, input: Tensor) -> Tensor:
         statistics = self.training or not self.track_running_stats

@@ -9,7 +9,7 @@ use warpwright_ptx::{DType, Target};
 use crate::error::Error;
 use crate::op_options::{OpOptions, Taken};
 
-/// What to plan.
+/// The primitive to plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request<'a> {
     pub(super) op: &'a str,

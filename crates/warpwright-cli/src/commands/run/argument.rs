@@ -27,7 +27,7 @@ pub(super) enum Argument {
 /// An array and which way it goes.
 #[derive(Debug)]
 pub(super) struct ArrayArgument {
-    /// What findings call it.
+    /// Its name in findings.
     pub(super) label: String,
     /// Its elements, or its type and shape alone.
     pub(super) contents: Contents,
@@ -37,7 +37,7 @@ pub(super) struct ArrayArgument {
     pub(super) output: Option<PathBuf>,
 }
 
-/// What an array holds before the run.
+/// The elements of an array before the run.
 #[derive(Debug)]
 pub(super) enum Contents {
     /// The elements of a file.

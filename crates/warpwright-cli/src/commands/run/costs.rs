@@ -1,4 +1,4 @@
-//! What the lines of a kernel cost, as a listing on the terminal.
+//! The cost of the lines of a kernel, as a listing on the terminal.
 
 use warpwright_emu::Counters;
 use warpwright_emu::counters::LineCounters;

@@ -13,7 +13,7 @@ use super::{Aftermath, Launch, sanitizers};
 use crate::error::Error;
 use crate::interrupt;
 
-/// What an output holds before the run: NaN in every floating-point type.
+/// The bytes of an output before the run: NaN in every floating-point type.
 const POISON: u8 = 0xff;
 
 /// How long the host sleeps between two looks at a kernel that runs for long.

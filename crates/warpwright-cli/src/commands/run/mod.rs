@@ -66,7 +66,7 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
     report(&launch, &outcome, console)
 }
 
-/// What is to be launched.
+/// A launch that is to be made.
 struct Launch<'a> {
     args: &'a RunArgs,
     source: &'a str,
@@ -102,14 +102,14 @@ impl Launch<'_> {
     }
 }
 
-/// What a launch left behind.
+/// The results of a launch.
 #[derive(Default)]
 struct Aftermath {
     outputs: Vec<Output>,
     findings: Vec<Finding>,
     /// `None` on a GPU.
     counters: Option<Counters>,
-    /// What the kernel printed, and what it got from `malloc` and did not free; in the emulator.
+    /// Texts that the kernel printed, and blocks that it got from `malloc` and did not free; in the emulator.
     printed: Vec<Printed>,
     unfreed: Vec<HeapBlock>,
     /// The counters by line.

@@ -1,4 +1,4 @@
-//! What `run` writes: which files it may replace, and arrays that go from the device to the disk a part at a time.
+//! Outputs of `run`: which files it may replace, and arrays that go from the device to the disk a part at a time.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,7 +16,7 @@ use crate::interrupt;
 use crate::npy::{self, NpyFile};
 use crate::paths::{check_new_file, keep_apart};
 
-/// What is read from a device at once.
+/// Bytes that are read from a device at once.
 const CHUNK: usize = 4 << 20;
 
 /// Refuses outputs that the command reads or that are named twice, always; and those that exist and are no earlier output
