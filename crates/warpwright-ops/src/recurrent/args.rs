@@ -30,15 +30,15 @@ tensors! {
         h0: Option<In>,
         /// `[layers directions, batch, hidden]`
         c0: Option<In>,
-        /// Seed and offset of what is dropped, `[2]`, i64.
+        /// Seed and offset of dropout, `[2]`, i64.
         random: Option<In>,
-        /// The hidden state of the last layer at every place, `[steps, batch, directions output]`.
+        /// The hidden state of the last layer at every time step, `[steps, batch, directions output]`.
         y: Out,
         /// The hidden states of the last steps, `[layers directions, batch, output]`.
         h_n: Out,
         /// The cells of the last steps, `[layers directions, batch, hidden]`; of [`Cell::Lstm`].
         c_n: Option<Out>,
-        /// What the backward pass needs.
+        /// The reserve of the backward pass.
         reserve: Option<Out>,
         /// Scratch memory.
         workspace: Option<Out>,
@@ -48,7 +48,7 @@ tensors! {
 }
 
 tensors! {
-    /// The weights of a layer and direction, and what becomes their gradients.
+    /// The weights of a layer and direction, and their gradients.
     pub struct WeightGradients<'a> {
         /// As in the forward pass.
         w_ih: In,
@@ -82,9 +82,9 @@ tensors! {
         c0: Option<In>,
         /// As in the forward pass.
         random: Option<In>,
-        /// What the forward pass gave.
+        /// The result of the forward pass.
         y: In,
-        /// What the forward pass left.
+        /// The reserve of the forward pass.
         reserve: In,
         /// The gradient of `y`.
         dy: Option<In>,

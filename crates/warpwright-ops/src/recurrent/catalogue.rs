@@ -6,7 +6,8 @@ use warpwright_ptx::{DType, Target};
 use super::persistent::backward::SequenceBackward;
 use super::persistent::exchange::FirstStates;
 use super::persistent::forward::Sequence;
-use super::step::{dropout, fused_mma, gemv, pointwise, projection, sums};
+use super::step::fused_mma::FusedMma;
+use super::step::{dropout, gemv, pointwise, projection, sums};
 use super::tuning::{self, ExchangeKind, PersistentConfig, Schedule};
 use super::{Cell, RecurrentDesc};
 use crate::PlanError;
@@ -77,14 +78,14 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
         let step = pointwise::Forward { cell, dtype, first: true, projected: false };
         all.push(plan::recorded(op, &step, target)?);
         for batch in [1, 2, 3, gemv::MOST_BATCH as u32] {
-            if !fused_mma::FusedMma::takes(dtype, batch as usize, 1, target) {
+            if FusedMma::of(cell, dtype, [batch as usize, 1], target).is_none() {
                 all.push(plan::recorded(op, &gemv::Gemv { cell, dtype, batch }, target)?);
             }
         }
-        for tiles in fused_mma::FusedMma::TILES {
-            if fused_mma::FusedMma::takes(dtype, 1, 1, target) {
-                all.push(plan::recorded(op, &fused_mma::FusedMma { cell, dtype, tiles }, target)?);
-            }
+        for def in
+            FusedMma::BATCHES.into_iter().filter_map(|batch| FusedMma::of(cell, dtype, [batch, 1], target))
+        {
+            all.push(plan::recorded(op, &def, target)?);
         }
         if cell.cell_op() == op {
             continue;

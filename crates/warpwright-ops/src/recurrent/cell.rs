@@ -16,7 +16,7 @@ use crate::{Binding, PlanError};
 /// A step of a cell: `lstm_cell`, `gru_cell`, `rnn_cell`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CellDesc {
-    /// What a unit computes.
+    /// The cell.
     pub cell: Cell,
     /// Element type of all tensors but the reserve.
     pub dtype: DType,
@@ -26,9 +26,9 @@ pub struct CellDesc {
     pub input: usize,
     /// Units, at least 1.
     pub hidden: usize,
-    /// Which biases there are.
+    /// The biases.
     pub biases: Biases,
-    /// Whether a reserve is written, as [`RecurrentDesc`] does of a sequence of one place.
+    /// Whether a reserve is written, as [`RecurrentDesc`] does of a sequence of one time step.
     pub training: bool,
 }
 
@@ -47,7 +47,7 @@ pub struct CellArgs<'a> {
     pub h_next: TensorMut<'a>,
     /// The cells of an LSTM after the step.
     pub c_next: Option<TensorMut<'a>>,
-    /// What the backward pass needs.
+    /// The reserve of the backward pass.
     pub reserve: Option<TensorMut<'a>>,
     /// Scratch memory.
     pub workspace: Option<TensorMut<'a>>,
@@ -71,13 +71,13 @@ pub struct CellBackwardArgs<'a> {
     pub h: TensorRef<'a>,
     /// As in the forward pass.
     pub c: Option<TensorRef<'a>>,
-    /// What the forward pass left.
+    /// The reserve of the forward pass.
     pub reserve: TensorRef<'a>,
     /// The gradient of `h_next`.
     pub dh_next: TensorRef<'a>,
     /// The gradient of `c_next`.
     pub dc_next: Option<TensorRef<'a>>,
-    /// The weights and what becomes their gradients.
+    /// The weights and their gradients.
     pub weights: WeightGradients<'a>,
     /// The gradient of `x`.
     pub dx: TensorMut<'a>,
@@ -90,7 +90,7 @@ pub struct CellBackwardArgs<'a> {
 }
 
 impl CellDesc {
-    /// The sequence of one place that it is.
+    /// The sequence of one time step that it is.
     fn sequence(&self) -> RecurrentDesc {
         let Self { cell, dtype, batch, input, hidden, biases, training } = *self;
         let one = RecurrentDesc::new(cell, dtype, [1, batch, input, hidden]);

@@ -26,11 +26,11 @@ pub enum Biases {
 /// A recurrent net over sequences.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RecurrentDesc {
-    /// What a unit computes.
+    /// The cell.
     pub cell: Cell,
     /// Element type of all tensors but `lengths` and the reserve.
     pub dtype: DType,
-    /// Places of a sequence, at least 1.
+    /// Time steps of a sequence, at least 1.
     pub steps: usize,
     /// Sequences.
     pub batch: usize,
@@ -46,7 +46,7 @@ pub struct RecurrentDesc {
     pub directions: usize,
     /// Whether tensors are `[batch, steps, ..]`.
     pub batch_first: bool,
-    /// Which biases there are.
+    /// The biases.
     pub biases: Biases,
     /// Whether there is an `h0`; else it is zero.
     pub h0: bool,
@@ -112,7 +112,7 @@ impl RecurrentDesc {
         }
     }
 
-    /// What tuning gives.
+    /// The schedule that tuning chooses.
     pub fn schedule(&self, target: Target) -> Schedule {
         if self.projection > 0 { Schedule::Stepwise } else { tuning::choose(self, target) }
     }
@@ -143,12 +143,12 @@ impl RecurrentDesc {
         self.cell.op()
     }
 
-    /// Places of all sequences.
+    /// Time steps of all sequences.
     pub(super) const fn rows(&self) -> usize {
         self.steps * self.batch
     }
 
-    /// Elements of the sums of a place.
+    /// Gates of all units.
     pub(super) const fn wide(&self) -> usize {
         self.cell.gates() * self.hidden
     }
@@ -173,17 +173,17 @@ impl RecurrentDesc {
         self.layers * self.directions
     }
 
-    /// Elements of a place of the result of a layer.
+    /// Elements of a row of the result of a layer.
     pub(super) const fn result(&self) -> usize {
         self.directions * self.output()
     }
 
-    /// Elements of a place of the input of a layer.
+    /// Elements of a row of the input of a layer.
     pub(super) const fn input_of(&self, layer: usize) -> usize {
         if layer == 0 { self.input } else { self.result() }
     }
 
-    /// Rows from a place to the next, and from a sequence to the next.
+    /// Rows from a time step to the next, and from a sequence to the next.
     pub(super) fn row_strides(&self) -> [u32; 2] {
         if self.batch_first { [1, small(self.steps)] } else { [small(self.batch), 1] }
     }
@@ -271,7 +271,7 @@ impl RecurrentDesc {
     }
 }
 
-/// Checks how many of the `steps` places of each sequence count.
+/// Checks how many of the `steps` time steps of each sequence count.
 ///
 /// # Errors
 /// Names the first number that does not fit.
@@ -308,7 +308,7 @@ impl Operation for RecurrentBackwardDesc {
 }
 
 impl RecurrentBackwardDesc {
-    /// What tuning gives.
+    /// The schedule that tuning chooses.
     pub fn schedule(&self, target: Target) -> Schedule {
         let net = &self.forward;
         if net.projection > 0 { Schedule::Stepwise } else { tuning::choose_backward(net, target) }

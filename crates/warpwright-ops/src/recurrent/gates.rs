@@ -4,7 +4,7 @@ use warpwright_dsl::prelude::*;
 
 use crate::activation::{Activation, evaluate};
 
-/// What a unit computes in a step from the sums of its gates, its own value before, and nothing else.
+/// The step of a unit: a function of the sums of its gates and its own value before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cell {
     /// Long short-term memory: gates i, f, g, o, and a cell beside the hidden state.
@@ -93,7 +93,7 @@ pub(super) enum Gate<'k> {
 pub(super) struct Step<'k, A: Float> {
     /// The gates, activated.
     pub(super) gates: Vec<Reg<'k, A>>,
-    /// What else the gradients need: the cell, or the state's part of n.
+    /// The cell, or the state's part of n: the gradients need it beside the gates.
     pub(super) extra: Option<Reg<'k, A>>,
     pub(super) h: Reg<'k, A>,
     /// The value that passes to the next step: the cell, or the hidden state.
@@ -110,7 +110,7 @@ pub(super) struct Gradient<'k, A: Float> {
     pub(super) carry: Reg<'k, A>,
 }
 
-/// What a forward pass left of a step.
+/// The saved state of a step.
 pub(super) struct Saved<'k, A: Float> {
     pub(super) gates: Vec<Reg<'k, A>>,
     pub(super) extra: Reg<'k, A>,
@@ -127,7 +127,7 @@ fn squash<'k, A: Float>(x: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
 }
 
 impl Cell {
-    /// What a gate gives on its own, from its sums on the sides of input and state, for results of type `dtype`.
+    /// The value of a gate on its own, from its sums on the sides of input and state, for results of type `dtype`.
     pub(super) fn alone<'k, A: Float>(
         self,
         gate: Gate<'k>,

@@ -17,24 +17,24 @@
 //! the product.
 //!
 //! Sequences are `[steps, batch, ..]` or `[batch, steps, ..]`. With `directions = 2` a second pass reads them from their ends,
-//! and a place of `y` has the units of both. Layers read the `y` of the layer before. With `lengths`, sequence `b` has the
-//! first `lengths[b]` places: `y` is zero beyond, the last state is that of the last place, and the second direction begins
-//! there. What `x` and `dy` hold beyond does not matter to results; for the gradients of the weights it must be finite. Kernels cut
-//! lengths to what is from 0 to the places that there are; [`check_lengths`] finds such on the host.
+//! and a row of `y` has the units of both. Layers read the `y` of the layer before. With `lengths`, sequence `b` has the
+//! first `lengths[b]` time steps: `y` is zero beyond, the last state is that of the last one, and the second direction begins
+//! there. The values of `x` and `dy` beyond do not matter to results; for the gradients of the weights it must be finite. Kernels cut
+//! lengths to the range from 0 to `steps`; [`check_lengths`] finds such on the host.
 //!
-//! With `dropout`, elements of what a layer gives are zero at random for the next one, and the others are multiplied by `1 / (1 -
-//! dropout)`. Which are depends on `random`, a seed and an offset, on the layer, the place, the sequence and the element; a
+//! With `dropout`, elements of the result of a layer are zero at random for the next one, and the others are multiplied by `1 / (1 -
+//! dropout)`. Which are depends on `random`, a seed and an offset, on the layer, the time step, the sequence and the element; a
 //! backward pass that is given the same numbers drops the same ones.
 //!
-//! The products of the inputs of all steps are one matrix product whose sums stay in `f32`; what a unit hands to its own next
-//! step (`c`, or what z keeps of `h`) stays in `f32` for the whole sequence (`f64` for `f64`). The hidden state of a step is
+//! The products of the inputs of all steps are one matrix product whose sums stay in `f32`; the value that a unit hands to its own next
+//! step (`c`, or the part of `h` that z keeps) stays in `f32` for the whole sequence (`f64` for `f64`). The hidden state of a step is
 //! rounded to the element type before the recurrent weights multiply it, as in `y`.
 //!
 //! A single step of up to four sequences, of rows of whole 16 bytes, is one launch that reads every weight once; in 16 bits, on
 //! tensor cores (sm_80 and later), one of up to 16, or of up to 64 where there are no more than 1024 units.
 //!
 //! With [`Precision::Tf32`] products of `f32` are those of factors rounded to `tf32`, forward and backward, wherever there are kernels that
-//! are faster for it: the inputs of all places, gradients over all places, projections, single steps that are no launch of their own, and
+//! are faster for it: the inputs of all time steps, gradients over all of them, projections, single steps that are no launch of their own, and
 //! steps in one launch of many sequences. The rest is as exact as without.
 //!
 //! Where the recurrent weights fit the registers of the multiprocessors, all steps of a pass are one launch, either way
@@ -43,9 +43,9 @@
 //!
 //! # The reserve
 //!
-//! A forward pass for training writes what the backward pass starts from into a tensor of the type of sums (`f64` for `f64`,
+//! A forward pass for training saves the state that the backward pass starts from in a tensor of the type of sums (`f64` for `f64`,
 //! else `f32`). For each layer and direction, in the order of the weights: the activated gates `[row][gates][hidden]`; then, but
-//! for the plain cell, `[row][hidden]`: `c` after the step (LSTM) or `W_hn h + b_hn` (GRU). A row is a place of a sequence, in
+//! for the plain cell, `[row][hidden]`: `c` after the step (LSTM) or `W_hn h + b_hn` (GRU). A row is a time step of a sequence, in
 //! the order of `x`. Then, for every layer but the last, its `y` in the element type. Each part begins at a multiple of 16 bytes.
 //! The backward pass does not change it.
 

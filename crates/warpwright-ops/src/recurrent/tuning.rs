@@ -1,4 +1,4 @@
-//! Which kernel runs for which sequence.
+//! The choice of a schedule for a net.
 
 use std::fmt;
 
@@ -96,7 +96,7 @@ const UNITS: [u32; 3] = [4, 8, 16];
 const GROUPS: [u32; 3] = [1, 2, 4];
 /// Sequences of a group at the least, where there are several.
 const LEAST_SEQUENCES: usize = 4;
-/// Units of a block that hands over all it has at once, at the least.
+/// Units of a block of the flagged exchange, at the least.
 const FEWEST_UNITS: u32 = 2;
 /// Rows of a tile of a product on tensor cores.
 const TILE_ROWS: usize = 16;
@@ -107,11 +107,11 @@ const OF_ITEM: usize = 4;
 const MOST_TOGETHER: usize = 112;
 /// The same of `f32`.
 const MOST_SINGLE_WEIGHTS: usize = 128;
-/// Elements of the state that all blocks read in every step as words.
+/// Elements of the state that all blocks read in every step through LL.
 const MOST_STATE: usize = 32 << 10;
-/// Gradients of gates that all blocks read in every step backward as words.
+/// Gradients of gates that all blocks read in every step backward through LL.
 const MOST_GRADIENTS: usize = 64 << 10;
-/// The same where blocks hand over all elements at once; there is room for the flags of those of a state.
+/// The same of the other exchanges; the flagged one has room for the flags of so many elements of a state.
 const MOST_ELEMENTS: usize = 512 << 10;
 const LEAST_STATE: usize = 128;
 /// Gates of a thread, and units of a thread backward, where state passes through shared memory.
@@ -143,7 +143,7 @@ pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
     let blocks =
         || of_groups(desc).find_map(|groups| layouts_with(ExchangeKind::Flagged, groups).find(takes));
     let rounds = ExchangeKind::Inband.rounds(desc.precision);
-    // Of few sequences words are as fast as rounded elements, and exact.
+    // Of few sequences LL is as fast as rounded elements in band, and exact.
     let few = (rounds && desc.batch < LEAST_SEQUENCES).then(|| straight(ExchangeKind::Ll)).flatten();
     let words = || straight(ExchangeKind::Ll);
     let spread = || few.or_else(|| straight(ExchangeKind::Inband)).or_else(words).or_else(blocks);
@@ -199,7 +199,7 @@ fn straight(
     if one_tile || part { fitting.next_back() } else { fitting.next() }
 }
 
-/// What decides how a pass is laid out within clusters.
+/// The limits of layouts within clusters.
 struct Way {
     /// Units of a block at the least.
     units: u32,
@@ -254,11 +254,11 @@ pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
         // A tile has 16 rows, whether they are there or not.
         let words = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
         let blocks = layouts_with(ExchangeKind::Flagged, groups).find(takes);
-        // The words of few batches are on their way for less time than a flag is. The elements of three gates are left one by
+        // The words of LL are on their way for less time than a flag is, if there are few. The elements of three gates are left one by
         // one.
         let at_once = desc.cell.gates().is_power_of_two();
         let many = desc.batch / groups as usize > TILE_BATCH;
-        // Of few sequences words are as fast, and exact.
+        // Of few sequences LL is as fast, and exact.
         let tags = tags.filter(|_| desc.batch >= LEAST_SEQUENCES);
         if many && at_once { blocks.or(tags).or(words) } else { tags.or(words).or(blocks) }
     };
@@ -347,7 +347,7 @@ impl PersistentConfig {
     }
 
     /// Whether the device holds all blocks at once, and these exchange no more than they can, of `depth`
-    /// elements a batch; as words at most `words`.
+    /// elements a batch; through LL at most `words`.
     fn spreads(self, desc: &RecurrentDesc, (depth, words): (usize, usize), target: Target) -> bool {
         let RecurrentDesc { dtype, batch, hidden, .. } = *desc;
         let (units, groups) = (self.units as usize, self.groups as usize);

@@ -134,7 +134,7 @@ impl<'k> Walk<'k> {
         (time * self.params.row_step + batch * self.params.row_batch).to_u64()
     }
 
-    /// Where element `element` of a row of `y` is.
+    /// The place of element `element` of a row of `y`.
     pub(super) fn in_y(&self, row: U64<'k>, element: U32<'k>) -> U64<'k> {
         row * self.params.y_row.to_u64() + element.to_u64()
     }

@@ -45,7 +45,7 @@ struct Item<'k> {
     unit: U32<'k>,
 }
 
-/// What passes from step to step, and what was read of the next.
+/// The values that pass from step to step, and the saved state of the next that was read ahead.
 type Carried<'k> = (Vec<F32<'k>>, Vec<Vec<F32<'k>>>);
 
 impl SequenceBackward {
@@ -126,7 +126,7 @@ impl SequenceBackward {
                 let (mut next, mut done) = (Vec::new(), Vec::new());
                 for (i, (item, known)) in all.iter().zip(&known).enumerate() {
                     let recurrent = sums.of(item.vector.at, item.row, known.later);
-                    let carry = carried.get(i).map_or(zero, |carry| known.later.select(*carry, 0.0));
+                    let carry = if cell.carries() { known.later.select(carried[i], 0.0) } else { zero };
                     let gradient = saved.gradient(known, recurrent, carry);
                     let values: Vec<_> = known.sides(&gradient).collect();
                     publish(turn + 1, item, &values.iter().map(|(_, inner)| *inner).collect::<Vec<_>>());
@@ -151,7 +151,8 @@ impl SequenceBackward {
             });
         let sums = weights.multiply(memory, p.walk.steps);
         for (i, item) in all.iter().enumerate() {
-            self.start(k, &p, &walk, item, &sums, carried.get(i).copied().unwrap_or(zero));
+            let carry = if cell.carries() { carried[i] } else { zero };
+            self.start(k, &p, &walk, item, &sums, carry);
         }
     }
 
@@ -165,7 +166,7 @@ impl SequenceBackward {
         sums: &Sums<'k>,
         carry: F32<'k>,
     ) {
-        // A sequence without places ends as it begins.
+        // A sequence without time steps ends as it begins.
         let any = walk.length(item.batch, item.inside).ne(0);
         let at = item.batch * self.hidden + item.unit;
         let end = |from: Ptr<'k, Read, Elem>, flag| {

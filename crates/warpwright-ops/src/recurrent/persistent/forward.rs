@@ -33,7 +33,7 @@ impl<'k> SequenceParams<'k> {
     }
 }
 
-/// Gates of a thread whose places it keeps during a product.
+/// Gates of a thread whose addresses it keeps during a product.
 const MOST_KEPT: usize = 4;
 /// Units of a block in all of its batches from which on a lane has all gates of a unit.
 const MANY_UNITS: u32 = 128;
@@ -153,7 +153,7 @@ impl Sequence {
         }
     }
 
-    /// What goes from lane to lane of a unit.
+    /// The value of the lane of gate `gate`, for all lanes of its unit.
     fn exchanged<'k>(&self, k: K<'k>, value: F32<'k>, gate: u32) -> F32<'k> {
         if self.lanes() == 1 {
             return value;
@@ -176,12 +176,14 @@ impl Sequence {
         let gathered: Vec<F32<'k>> = (0..gates).map(|gate| self.exchanged(k, alone, gate)).collect();
         let inner = if cell.splits() { self.exchanged(k, sum, gates - 1) } else { k.lit(0.0) };
         let after = cell.together(&gathered, inner, before, dtype);
-        let last = after.gates.last().copied().unwrap_or(alone);
-        let gate = if cell.splits() { item.gate.eq(gates - 1).select(last, alone) } else { alone };
+        let gate = match after.gates.last() {
+            Some(last) if cell.splits() => item.gate.eq(gates - 1).select(*last, alone),
+            _ => alone,
+        };
         Done { h: after.h, extra: after.extra, gates: vec![gate], own: after.own }
     }
 
-    /// Leaves what a step gives of an item in the results, and what the gradients need of it.
+    /// Stores the results of a step of an item, and the saved state of the backward pass.
     fn settle<'k>(
         &self,
         k: K<'k>,
@@ -265,7 +267,6 @@ impl Sequence {
             row.to_u64() * u64::from(self.hidden) + depth.to_u64()
         };
         let weights = exchange.load(k, &Matrix { elements: p.w_hh, at: &element, dense: true });
-        // Where a step of a gate is: the length of its sequence, the row, and the products of the input.
         let lengths = all.iter().map(|item| walk.length(item.batch, item.there));
         let lengths: Option<Vec<_>> = (reads == Reads::Ahead).then(|| lengths.collect());
         let place = |step: U32<'k>, (i, item): (usize, &Item<'k>)| {
@@ -277,7 +278,7 @@ impl Sequence {
             let at = (row * u64::from(gates) + item.gate.to_u64()) * u64::from(self.hidden);
             (length, row, p.products.at(at + item.unit.to_u64()))
         };
-        // Few places are kept while the block waits; of many it is less work to find them again.
+        // A few addresses are kept while the block waits; many are less work to compute again.
         let keeps = all.len() <= MOST_KEPT;
         let input = |step: U32<'k>, item: (usize, &Item<'k>), there: Option<Pred<'k>>| {
             let place = place(step, item);
@@ -314,7 +315,7 @@ impl Sequence {
                 let products = sums.of_rows(item.vector.at, item.row, own_gates, self.is_gate(item));
                 let sides = inputs.iter().zip(products).zip(&bias);
                 let sides: Vec<_> = sides.map(|((x, h), bias)| (*x + bias[0], h + bias[1])).collect();
-                let after = self.step(k, item, &sides, before.get(i).copied().unwrap_or(zero));
+                let after = self.step(k, item, &sides, if cell.carries() { before[i] } else { zero });
                 publish(step + 1, item, after.h);
                 done.push(after);
             }
@@ -330,13 +331,13 @@ impl Sequence {
     }
 }
 
-/// What passes from step to step, and the inputs that were read of the next.
+/// The values that pass from step to step, and the inputs of the next that were read ahead.
 type Carried<'k> = (Vec<F32<'k>>, Vec<Vec<F32<'k>>>);
 
-/// Where a step of a gate is: the length of its sequence, the row, and the products of the input.
+/// A step of a gate: the length of its sequence, the row, and the products of the input.
 type At<'k> = (U32<'k>, U64<'k>, Ptr<'k, ReadWrite, f32>);
 
-/// What a lane has of a unit after a step, with the gates of the lane.
+/// A unit after a step, with the gates of the lane.
 struct Done<'k> {
     h: F32<'k>,
     extra: Option<F32<'k>>,

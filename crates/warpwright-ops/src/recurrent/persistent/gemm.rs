@@ -161,7 +161,7 @@ impl SumLayout {
     }
 }
 
-/// Where a warp leaves its partial sums.
+/// The place of a warp's partial sums.
 #[derive(Clone, Copy)]
 pub(super) struct Collector<'k> {
     layout: SumLayout,

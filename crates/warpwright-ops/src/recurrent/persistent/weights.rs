@@ -20,7 +20,7 @@ const MOST_STORED: u32 = 160 << 10;
 const FRAGMENT_BYTES: u32 = WARP * QUAD * 4;
 /// Elements of a thread that are on their way while the greatest is looked for.
 const AHEAD: u32 = 8;
-/// Where the exponent of `f32` begins.
+/// The lowest bit of the exponent of `f32`.
 const EXPONENT: u32 = 23;
 /// The exponent of the least factor's number, and the sum of those of factor and number: 14 with both offsets.
 const LEAST: u32 = 15;
@@ -155,7 +155,7 @@ pub(super) fn unpack<'k>(
     })
 }
 
-/// Where the fragments of a warp are: the first of each tile in registers, the others in shared memory.
+/// The homes of the fragments of a warp: the first of each tile in registers, the others in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Residence {
     tiles: u32,
@@ -205,7 +205,7 @@ impl Residence {
         4 * self.tiles * (self.fragments - self.stored)
     }
 
-    /// Where the lane keeps its part of a stored fragment: it reads only what it has written.
+    /// The lane's part of a stored fragment: it reads only what it has written.
     fn at<'k>(&self, k: K<'k>, tile: u32, stored: u32) -> Ptr<'k, Shared, u32> {
         let first = k.thread_idx() + k.warp_idx() * (WARP * (self.tiles * self.stored - 1));
         let fragment = tile * self.stored + stored;

@@ -1,5 +1,5 @@
 //! The plan of a backward pass: the steps from the last to the first, then the gradients of weights and inputs as products
-//! over all places.
+//! over all time steps.
 
 use warpwright_ptx::Target;
 
@@ -35,13 +35,13 @@ struct Scratch {
     /// Hidden states before the steps; those after them, as they were before their projection.
     before: Place,
     unprojected: Place,
-    /// Gradients of projected states: of all places and of one step. What becomes of the latter before the projection.
+    /// Gradients of projected states: of all places and of one step. The latter before the projection.
     projected: Place,
     projected_now: Place,
     unprojected_now: Place,
     /// Gradients of the gates' sums of one step.
     now: Place,
-    /// What comes back through the recurrent weights, or the exchange; and what passes from step to step.
+    /// The gradient that comes back through the recurrent weights, or the exchange; and the values that pass from step to step.
     recurrent: Place,
     carry: Place,
     /// Sums that are to be rounded: of weights and columns, how many there is room for, and of the input in every direction.
@@ -50,7 +50,7 @@ struct Scratch {
     input_sums: Place,
     /// The gradient of a layer's result.
     dy: Place,
-    /// What dropout left of a layer's result.
+    /// A layer's result after dropout.
     dropped: Place,
     bytes: u64,
 }

@@ -24,7 +24,7 @@ struct Scratch {
     products: Place,
     /// Products of the state of a step; or the exchange.
     recurrent: Place,
-    /// What passes from step to step.
+    /// The values that pass from step to step.
     carried: Place,
     /// The hidden state of a step.
     h: Place,
@@ -33,7 +33,7 @@ struct Scratch {
     projected: Place,
     /// Results of layers in turns, if there is no reserve that keeps them.
     between: [Place; 2],
-    /// What dropout leaves of a layer's result.
+    /// A layer's result after dropout.
     dropped: Place,
     bytes: u64,
 }
@@ -303,13 +303,16 @@ impl Planner<'_> {
         let (desc, width) = (self.desc, Gemv::width(self.desc.dtype));
         let whole = pass.input.is_multiple_of(width) && desc.hidden.is_multiple_of(width);
         let single = desc.steps == 1 && desc.projection == 0;
-        self.launches.wide && whole && single && (desc.batch <= gemv::MOST_BATCH || self.is_mma())
+        self.launches.wide
+            && whole
+            && single
+            && (desc.batch <= gemv::MOST_BATCH || self.fused_mma().is_some())
     }
 
-    /// Whether tensor cores take it.
-    fn is_mma(&self) -> bool {
-        let RecurrentDesc { dtype, batch, hidden, .. } = *self.desc;
-        FusedMma::takes(dtype, batch, hidden, self.launches.target)
+    /// The kernel on tensor cores that takes it, if one does.
+    fn fused_mma(&self) -> Option<FusedMma> {
+        let RecurrentDesc { cell, dtype, batch, hidden, .. } = *self.desc;
+        FusedMma::of(cell, dtype, [batch, hidden], self.launches.target)
     }
 
     /// A single step in one launch.
@@ -330,8 +333,7 @@ impl Planner<'_> {
             step: 0,
             walk: self.walk(pass),
         };
-        if self.is_mma() {
-            let def = FusedMma::of(cell, dtype, small(batch));
+        if let Some(def) = self.fused_mma() {
             let grid = [def.blocks(small(hidden)), 1, 1];
             return self.launches.grid_with(&def, grid, def.shared_bytes(), &args);
         }

@@ -13,7 +13,7 @@ use crate::recurrent::{RecurrentDesc, WIDE, small, sums_of};
 use crate::tensors::Slot;
 use crate::{Dropout, PlanError};
 
-/// Where a part of memory begins.
+/// The start of a part of memory.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::recurrent) struct Place {
     slot: Slot,
@@ -21,7 +21,7 @@ pub(in crate::recurrent) struct Place {
 }
 
 impl Place {
-    /// Where the tensor at `slot` begins.
+    /// The start of the tensor at `slot`.
     pub(in crate::recurrent) fn of(slot: impl Into<Slot>) -> Self {
         Self { slot: slot.into(), offset: 0 }
     }

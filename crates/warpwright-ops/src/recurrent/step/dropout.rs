@@ -1,7 +1,7 @@
-//! What dropout leaves of a layer's result, and of the gradient that comes back to it.
+//! Dropout of a layer's result, and of the gradient that comes back to it.
 //!
-//! Element `e` of place `p` of sequence `b` behind layer `l` is the element `2^44 l + (p batch + b) result + e` of
-//! [`Dropout`](crate::Dropout), whatever order the tensors have, so that nothing has to be kept of what was drawn.
+//! Element `e` of time step `p` of sequence `b` behind layer `l` is the element `2^44 l + (p batch + b) result + e` of
+//! [`Dropout`](crate::Dropout), whatever order the tensors have, so that no mask has to be kept.
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;

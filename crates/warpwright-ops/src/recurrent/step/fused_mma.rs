@@ -1,4 +1,4 @@
-//! A single step in one launch, on tensor cores: a block multiplies 16 or 32 rows of both weights, which are all gates of a few
+//! The fused mma step, a single one in one launch on tensor cores: a block multiplies 16 or 32 rows of both weights, which are all gates of a few
 //! units, with the inputs and the states of up to 64 sequences, and ends the step of these units.
 //!
 //! Four warps share the common dimension of the inputs, four that of the states. Nothing that a warp reads is another warp's, so
@@ -17,7 +17,7 @@ use crate::recurrent::persistent::gemm::{ATOM, OCTET, SLICES};
 use crate::recurrent::walk::Flag;
 
 /// Most sequences.
-pub(in crate::recurrent) const MOST_BATCH: usize = 64;
+const MOST_BATCH: usize = 64;
 /// Up to here there is a tile of rows to a block, and two behind.
 const FEW: u32 = 16;
 /// Units up to which every multiprocessor has a block of many sequences; more blocks read them too often.
@@ -30,30 +30,35 @@ const THREADS: u32 = WARPS * WARP;
 /// one.
 const AHEAD: [u32; 2] = [96, 192];
 
-/// A step of some sequences.
+/// A step of up to 64 sequences.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::recurrent) struct FusedMma {
-    pub(in crate::recurrent) cell: Cell,
-    pub(in crate::recurrent) dtype: DType,
+    cell: Cell,
+    dtype: DType,
+    atom: MmaAtom,
     /// Tiles of sequences, a power of two: eight in each.
-    pub(in crate::recurrent) tiles: u32,
+    tiles: u32,
 }
 
 impl FusedMma {
-    /// The kernel for `batch` sequences.
-    pub(in crate::recurrent) const fn of(cell: Cell, dtype: DType, batch: u32) -> Self {
-        Self { cell, dtype, tiles: batch.div_ceil(ATOM.2).next_power_of_two() }
-    }
-
-    /// The tiles of sequences that there are kernels for.
-    pub(in crate::recurrent) const TILES: [u32; 4] = [1, 2, 4, 8];
-
-    /// Whether there is such a kernel.
-    pub(in crate::recurrent) fn takes(dtype: DType, batch: usize, hidden: usize, target: Target) -> bool {
+    /// The kernel for `batch` sequences of a layer of `hidden` units, if there is one.
+    pub(in crate::recurrent) fn of(
+        cell: Cell,
+        dtype: DType,
+        [batch, hidden]: [usize; 2],
+        target: Target,
+    ) -> Option<Self> {
         let half = matches!(dtype, DType::F16 | DType::BF16) && target.sm >= 80;
         let little = batch <= FEW as usize || hidden <= MOST_UNITS;
-        half && (1..=MOST_BATCH).contains(&batch) && little
+        if !half || !(1..=MOST_BATCH).contains(&batch) || !little {
+            return None;
+        }
+        let tiles = (batch as u32).div_ceil(ATOM.2).next_power_of_two();
+        Some(Self { cell, dtype, atom: MmaAtom::of(dtype)?, tiles })
     }
+
+    /// Sequences of which each number has a kernel of its own.
+    pub(in crate::recurrent) const BATCHES: [usize; 4] = [8, 16, 32, 64];
 
     /// Tiles of rows of a block.
     const fn high(&self) -> u32 {
@@ -106,38 +111,40 @@ impl FusedMma {
             let unit = (first + row / gates).min(p.hidden - 1);
             weights.at((p.hidden * (row % gates) + unit).to_u64() * depth.to_u64())
         };
-        let rows: Vec<_> = (0..2 * high).map(row).collect();
+        // Those of the upper and the lower half of each tile.
+        let rows: Vec<_> = (0..high).map(|tile| [2 * tile, 2 * tile + 1].map(row)).collect();
         let vector = |i: u32| vectors.at((group + i * ATOM.2).min(p.batch - 1).to_u64() * depth.to_u64());
         let vectors: Vec<_> = (0..self.tiles).map(vector).collect();
-        let atom = MmaAtom::of(self.dtype).unwrap_or(MmaAtom::BF16);
         // Operands of several pairs of slices are on their way together.
         let together = (AHEAD[high as usize - 1] / (4 * (2 * high + self.tiles))).max(1);
         let together = 1 << together.ilog2();
         let own = part * (together * SLICES) + quad * OCTET;
-        let zero = vec![vec![Accumulator::zero(k, atom); self.tiles as usize]; high as usize];
+        let zero = vec![vec![Accumulator::zero(k, self.atom); self.tiles as usize]; high as usize];
         let end = given.select(depth, 0u32);
         k.fold(k.range(0, end, PARTS * together * SLICES), zero, |start, mut sums| {
             let at = start + own;
             let inside: Vec<_> = (0..together).map(|pair| (at + pair * SLICES).lt(depth)).collect();
-            let all = |of: &[Ptr<'k, Read, Elem>]| -> Vec<Vec<Lanes<'k, u32>>> {
-                let of: Vec<_> = of.iter().map(|from| from.at(at.to_u64())).collect();
-                let read = |from: &Ptr<'k, Read, Elem>, (pair, inside): (u32, &Pred<'k>)| {
-                    let from = from.at(u64::from(pair * SLICES)).only_where(*inside, Fill::Zero);
-                    from.cast::<u32>().load(OCTET / 2)
-                };
-                let pair = |pair| of.iter().map(|from| read(from, pair)).collect();
-                (0..).zip(&inside).map(pair).collect()
+            let here = |from: Ptr<'k, Read, Elem>| from.at(at.to_u64());
+            let read = |from: Ptr<'k, Read, Elem>, (pair, inside): (u32, &Pred<'k>)| -> Lanes<'k, u32> {
+                let from = from.at(u64::from(pair * SLICES)).only_where(*inside, Fill::Zero);
+                from.cast::<u32>().load(OCTET / 2)
             };
-            let (rows, vectors) = (all(&rows), all(&vectors));
+            let pairs = || (0..).zip(&inside);
+            let rows: Vec<_> = rows.iter().map(|halves| halves.map(here)).collect();
+            let of_pair = |pair| rows.iter().map(|halves| halves.map(|from| read(from, pair))).collect();
+            let rows: Vec<Vec<[Lanes<'k, u32>; 2]>> = pairs().map(of_pair).collect();
+            let vectors: Vec<_> = vectors.iter().map(|from| here(*from)).collect();
+            let of_pair = |pair| vectors.iter().map(|from| read(*from, pair)).collect();
+            let vectors: Vec<Vec<Lanes<'k, u32>>> = pairs().map(of_pair).collect();
             for (rows, vectors) in rows.iter().zip(&vectors) {
                 for slice in 0..2 {
                     let of = |words: &Lanes<'k, u32>, i: usize| words[2 * slice + i];
-                    for (tile, sums) in rows.chunks(2).zip(&mut sums) {
-                        let [upper, lower] = tile else { continue };
+                    for ([upper, lower], sums) in rows.iter().zip(&mut sums) {
                         let words = [of(upper, 0), of(lower, 0), of(upper, 1), of(lower, 1)];
-                        let weights = Fragment::a(k, atom, &words);
+                        let weights = Fragment::a(k, self.atom, &words);
                         for (sum, vector) in sums.iter_mut().zip(vectors) {
-                            *sum = sum.mma(&weights, &Fragment::b(k, atom, &[of(vector, 0), of(vector, 1)]));
+                            *sum = sum
+                                .mma(&weights, &Fragment::b(k, self.atom, &[of(vector, 0), of(vector, 1)]));
                         }
                     }
                 }
@@ -184,8 +191,8 @@ impl FusedMma {
                         let warp = (side * PARTS + part) * self.of_warp();
                         slots.at(row * self.pitch() + batch).at(u64::from(warp)).get()
                     };
-                    let parts: Lanes<'k, f32> = (0..PARTS).map(part).collect();
-                    parts.reduce(|a, b| a + b).unwrap_or(parts[0])
+                    let [a, b, c, d] = std::array::from_fn::<_, { PARTS as usize }, _>(|i| part(i as u32));
+                    (a + b) + (c + d)
                 };
                 let sides = |gate: u32| p.sides(gate, unit, [sum(0, gate), sum(1, gate)]);
                 let sums: Vec<_> = (0..gates).map(sides).collect();

@@ -1,4 +1,4 @@
-//! A single step of few sequences in one launch: a warp reads the rows of one of the weights that belong to a unit, and multiplies
+//! The gemv step, a single one of up to four sequences in one launch: a warp reads the rows of one of the weights that belong to a unit, and multiplies
 //! them with the inputs or the states of all sequences.
 
 use warpwright_dsl::prelude::*;
@@ -17,7 +17,7 @@ pub(in crate::recurrent) const MOST_BATCH: usize = 4;
 const UNITS: u32 = 4;
 
 kernel_args! {
-    /// A step of few sequences.
+    /// A step of up to four sequences.
     pub(in crate::recurrent) struct GemvArgs => GemvParams {
         /// `[batch][input]`
         x: In<Elem>,
@@ -92,7 +92,7 @@ impl<'k> GemvParams<'k> {
     }
 }
 
-/// A step of few sequences.
+/// A step of up to four sequences.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::recurrent) struct Gemv {
     pub(in crate::recurrent) cell: Cell,

@@ -104,7 +104,7 @@ kernel_args! {
     pub(in crate::recurrent) struct BackwardArgs => BackwardParams {
         /// Its `gates` are `[row][gates][hidden]`, its `extra` `[row][hidden]`.
         saved: SavedArgs,
-        /// What came back through the recurrent weights, and what passes from step to step, `[batch][hidden]`.
+        /// The gradient that came back through the recurrent weights, and the values that pass from step to step, `[batch][hidden]`.
         recurrent: In<Elem>, carry: InOut<Elem>,
         /// Gradients of the sums on the sides of input and state, `[row][gates][hidden]`; those of this step on the side of
         /// the state, `[batch][gates][hidden]`.

@@ -1,4 +1,4 @@
-//! What becomes of the products of a projection in a step, forward and backward: a thread for an element of a hidden state.
+//! The ends of a projected step around its product, forward and backward: a thread for an element of a hidden state.
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
@@ -65,7 +65,7 @@ kernel_args! {
     /// The beginning of a step backward.
     pub(in crate::recurrent) struct BackwardArgs => BackwardParams {
         y: In<Elem>, h0: In<Elem>, lengths: In<i32>, dy: In<Elem>, dh_n: In<Elem>,
-        /// What came back through the recurrent weights, `[batch][output]`.
+        /// The gradient that came back through the recurrent weights, `[batch][output]`.
         recurrent: In<Elem>,
         /// The gradient of the step's hidden state, `[row][output]` and `[batch][output]`.
         dh: Out<Elem>, now: Out<Elem>,

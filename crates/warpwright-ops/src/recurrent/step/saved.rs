@@ -1,4 +1,4 @@
-//! What a forward pass left of a step of a unit, and its gradient.
+//! The saved state of a step of a unit, and its gradient.
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
@@ -7,7 +7,7 @@ use crate::recurrent::gates::{Cell, Gradient, Saved};
 use crate::recurrent::walk::{Flag, Walk};
 
 kernel_args! {
-    /// What a forward pass for training saved and gave, and the gradients of its results; see [`pointwise`](super::pointwise)
+    /// The saved state and the results of a forward pass for training, and the gradients of its results; see [`pointwise`](super::pointwise)
     /// for the shapes.
     pub(in crate::recurrent) struct SavedArgs => SavedParams {
         gates: In<Elem>, extra: In<Elem>,
@@ -52,7 +52,7 @@ pub(in crate::recurrent) struct Known<'k, A: Float> {
     dc: Reg<'k, A>,
 }
 
-/// Where a step of a unit is.
+/// The rows of a step of a unit.
 pub(in crate::recurrent) struct When<'k> {
     row: U64<'k>,
     previous: U64<'k>,
@@ -80,7 +80,7 @@ impl<'k> When<'k> {
 }
 
 impl<'k, A: Float> Known<'k, A> {
-    /// What was read.
+    /// The values that were read.
     pub(in crate::recurrent) fn values(self) -> Vec<Reg<'k, A>> {
         let Saved { gates, extra, before } = self.saved;
         [self.h_before, extra, before, self.dh, self.dc].into_iter().chain(gates).collect()
@@ -100,18 +100,18 @@ impl<'k, A: Float> Known<'k, A> {
 }
 
 impl<'k> SavedState<'k> {
-    /// Where gate `gate` of a unit is in `[row][gates][hidden]`.
+    /// The place of gate `gate` of a unit in `[row][gates][hidden]`.
     pub(in crate::recurrent) fn gate(&self, row: U64<'k>, gate: usize, unit: U32<'k>) -> U64<'k> {
         let width = self.hidden.to_u64() * self.cell.gates() as u64;
         row * width + (self.hidden * gate as u32 + unit).to_u64()
     }
 
-    /// Where a unit is in `[row][hidden]`.
+    /// The place of a unit in `[row][hidden]`.
     pub(in crate::recurrent) fn place(&self, row: U64<'k>, unit: U32<'k>) -> U64<'k> {
         row * self.hidden.to_u64() + unit.to_u64()
     }
 
-    /// Where step `step` of a unit is.
+    /// The rows of step `step` of a unit.
     pub(in crate::recurrent) fn place_of(&self, step: U32<'k>, who: Unit<'k>) -> When<'k> {
         let Unit { inside, batch, length, .. } = who;
         let row = self.walk.row(step, batch, length);
@@ -164,7 +164,7 @@ impl<'k> SavedState<'k> {
         Known { row, there, later, h_before, saved, dh, dc }
     }
 
-    /// The gradient of a step from what came back through the recurrent weights and what passes from step to step, both of
+    /// The gradient of a step from the gradient that came back through the recurrent weights and the value that passes from step to step, both of
     /// which are zero behind the last.
     pub(in crate::recurrent) fn gradient<A: Float>(
         &self,

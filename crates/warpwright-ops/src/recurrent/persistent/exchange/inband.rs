@@ -31,7 +31,7 @@ const FREE: u32 = 0x4000_4000;
 /// The bits of `tf32` that are ignored, and that which is used.
 const IGNORED: u32 = 0x1fff;
 const LAST: u32 = 1;
-/// What makes a carry into them of the code of NaN.
+/// The summand that carries the code of NaN into them.
 const OF_CODE: u32 = 0x0001_0001;
 /// Words of a piece that a lane reads, and of the pieces of a chunk.
 const PIECE: u32 = 4;
@@ -111,12 +111,12 @@ impl Inband {
         if self.gemm.rounds { LAST } else { FREE }
     }
 
-    /// Where a piece begins, in words of 32 bits: that of `quad` among the four of `chunk`, of vector `within` of a tile.
+    /// The first word of 32 bits of a piece: that of `quad` among the four of `chunk`, of vector `within` of a tile.
     fn piece<'k>(&self, column: U32<'k>, chunk: U32<'k>, within: U32<'k>) -> U32<'k> {
         ((column * (self.gemm.depth / self.chunk()) + chunk) * self.gemm.together() + within) * CHUNK
     }
 
-    /// Where element `at` of `batch` is.
+    /// The word of element `at` of `batch`.
     fn word_of<'k>(&self, batch: U32<'k>, at: U32<'k>) -> U32<'k> {
         let within = at % self.chunk() / self.gemm.of_register();
         self.piece(batch / ATOM.2, at / self.chunk(), batch % ATOM.2) + within
@@ -160,7 +160,7 @@ impl Inband {
         k.if_(there & (unit & 1).eq(0), || store_words(k, to, &[word]));
     }
 
-    /// What is read together, in order. Weights in registers take one tile of vectors after the other; those of shared memory
+    /// The pieces that are read together, in order. Weights in registers take one tile of vectors after the other; those of shared memory
     /// several at once.
     fn order(&self) -> Vec<Pieces> {
         let (columns, pairs) = (self.columns() / ATOM.2, self.pairs());
@@ -329,7 +329,7 @@ impl<'k> Fragments<'k> {
             any_set(k, words.iter().flatten().map(|word| *word ^ slot.mark), Some(free))
         };
         let order = inband.order();
-        // What comes first is waited for alone: reading in vain is in the way of what is there. The rest is there soon behind it.
+        // The first pieces are waited for alone: reading in vain is in the way of what is there. The rest is there soon behind it.
         let ahead = (AHEAD / (PIECE * order[0].all().count() as u32)) as usize;
         let mut coming = Vec::new();
         let zero = Accumulator::<f32>::zero(k, inband.atom);

@@ -58,7 +58,7 @@ impl Ll {
         self.columns() / ATOM.2 * gemm.together() * gemm.depth / 2
     }
 
-    /// Where the word of element `place`, an even one for pairs, of `batch` lies in a buffer. In 16 bits, what a warp reads at
+    /// The number in a buffer of the word of element `place`, an even one for pairs, of `batch`. In 16 bits, what a warp reads at
     /// once lies together, and so do the two words that a lane needs: of 16 elements, pairs `q` and `q + 4`. A last product
     /// that is not full has the room of a full one.
     fn word<'k>(&self, batch: U32<'k>, place: U32<'k>) -> U32<'k> {
@@ -70,7 +70,7 @@ impl Ll {
         self.pair(batch / ATOM.2, slice, batch % ATOM.2) + pair
     }
 
-    /// Where the words of a slice of 16 elements begin, for batch `within` of product `column`.
+    /// The first word of a slice of 16 elements, for batch `within` of product `column`.
     fn pair<'k>(&self, column: U32<'k>, slice: U32<'k>, within: U32<'k>) -> U32<'k> {
         ((column * (self.gemm.depth / ATOM.1) + slice) * self.gemm.together() + within) * 8
     }

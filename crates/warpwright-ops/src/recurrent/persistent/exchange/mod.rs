@@ -53,7 +53,7 @@ pub(in crate::recurrent) enum Reads {
 pub(in crate::recurrent) struct Slot<'k> {
     /// The buffer, where it is in device memory.
     words: Ptr<'k, ReadWrite, u64>,
-    /// What says that elements are of the step, as the exchange marks them.
+    /// The mark of elements of the step, as the exchange defines it.
     mark: U32<'k>,
     /// The buffer's number.
     turn: U32<'k>,
@@ -103,10 +103,10 @@ pub(in crate::recurrent) trait Exchange: Debug {
     /// The part of the matrix that the thread multiplies by.
     fn load<'k>(&self, k: K<'k>, matrix: &Matrix<'k, '_>) -> Box<dyn Weights<'k> + 'k>;
 
-    /// What a block does before the first step.
+    /// Prepares the shared memory of the block before the first step.
     fn begin(&self, _: K<'_>) {}
 
-    /// What a block does behind the last step, of which nobody reads the vectors.
+    /// Ends the block behind the last step, of which nobody reads the vectors.
     fn end<'k>(&self, _: K<'k>, _memory: Ptr<'k, ReadWrite, u64>, _step: U32<'k>) {}
 
     /// When a kernel reads what a step needs beside the vectors.
@@ -255,7 +255,7 @@ kernel_args! {
     pub(super) struct ClearArgs => ClearParams { words: Out<u64>, n: u32, part: u32, stride: u32 }
 }
 
-/// Makes what has to be zero of the exchange so.
+/// Clears the first words of each group.
 #[derive(Clone, Copy, Debug)]
 struct Clear;
 
