@@ -171,9 +171,9 @@ fn examine(source: &str, target: Option<Target>) -> Vec<Remark> {
                 rule: found.rule.name(),
                 line,
                 column,
-                message: found.message,
+                message: found.breach.to_string(),
                 help: found.help.unwrap_or_default(),
-                notes: found.notes.into_iter().map(|n| (place(n.location).0, n.message)).collect(),
+                notes: found.notes.into_iter().map(|n| (place(n.location).0, n.kind.to_string())).collect(),
             }
         }));
     }
