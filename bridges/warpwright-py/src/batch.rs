@@ -4,8 +4,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use warpwright::batch_norm::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
-    BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, Layout, Momentum,
+    BatchNormInferenceArgs, BatchNormInferenceBackwardArgs, BatchNormInferenceBackwardDesc,
+    BatchNormInferenceDesc, Layout, Momentum,
 };
 use warpwright::plan::{PlanCache, Real};
 use warpwright::{Operation, TensorMut, TensorRef};
@@ -110,27 +110,27 @@ fn training<'py>(x: &Object<'py>, c: &Common<'_, 'py>, t: &Training<'_, 'py>) ->
     gathered(x.object.py(), [y, saved(mean), saved(rstd)])
 }
 
-fn evaluation<'py>(
+fn inference<'py>(
     x: &Object<'py>,
     c: &Common<'_, 'py>,
     [mean, var]: [&Object<'py>; 2],
     residual: Maybe<'_, 'py>,
     out: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
-    static PLANS: PlanCache<BatchNormEvaluationDesc> = PlanCache::new();
+    static PLANS: PlanCache<BatchNormInferenceDesc> = PlanCache::new();
     let Started { call, x, weight, bias, norm } = start("batch_norm", x, c, Some(mean))?;
     let residual = call.optional_twin(("residual", residual), &x)?;
     let channels = [norm.channels];
     let mean = call.small(("running_mean", mean), norm.parameter_dtype, &channels)?;
     let var = call.small(("running_var", var), norm.parameter_dtype, &channels)?;
-    let plan = call.plan(&PLANS, &BatchNormEvaluationDesc { norm, residual: residual.is_some() })?;
+    let plan = call.plan(&PLANS, &BatchNormInferenceDesc { norm, residual: residual.is_some() })?;
     let outputs = [Some(call.output(("out", out), &x, Form::Like)?), call.workspace(&plan, &x)?];
     let inputs = [Some(&x), weight.as_ref(), bias.as_ref(), residual.as_ref(), Some(&mean), Some(&var)];
     let [y, _] = call.run_some(inputs, outputs, move |stream, inputs, [y, workspace]| {
         let [x, weight, bias, residual, mean, var] = inputs;
         let (x, y, running_mean, running_var) = (present(x), present(y), present(mean), present(var));
         let args =
-            BatchNormEvaluationArgs { x, weight, bias, residual, running_mean, running_var, y, workspace };
+            BatchNormInferenceArgs { x, weight, bias, residual, running_mean, running_var, y, workspace };
         Ok(plan.launch(stream, args)?)
     })?;
     gathered(x.object.py(), [y])
@@ -169,7 +169,7 @@ pub(crate) fn batch_norm<'py>(
             let running = [mean, var];
             self::training(x, &common, &Training { running, momentum, residual, statistics, out })
         }
-        (false, Some(mean), Some(var)) if !statistics => evaluation(x, &common, [mean, var], residual, out),
+        (false, Some(mean), Some(var)) if !statistics => inference(x, &common, [mean, var], residual, out),
         _ => {
             let message = "batch_norm: running_mean and running_var go together, are needed unless training, and \
                            statistics are those of training";
@@ -286,7 +286,7 @@ pub(crate) fn batch_norm_backward<'py>(
 #[pyfunction]
 #[pyo3(signature = (x, dy, running_mean, running_var, weight=None, bias=None, eps=1e-5, *, y=None, residual=false, out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
-pub(crate) fn batch_norm_evaluation_backward<'py>(
+pub(crate) fn batch_norm_inference_backward<'py>(
     x: &Object<'py>,
     dy: &Object<'py>,
     running_mean: &Object<'py>,
@@ -299,17 +299,17 @@ pub(crate) fn batch_norm_evaluation_backward<'py>(
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    static PLANS: PlanCache<BatchNormEvaluationBackwardDesc> = PlanCache::new();
+    static PLANS: PlanCache<BatchNormInferenceBackwardDesc> = PlanCache::new();
     let common = Common { weight, bias, relu: y.is_some(), eps, stream };
     let statistics = [("running_mean", running_mean), ("running_var", running_var)];
-    let op = "batch_norm_evaluation_backward";
+    let op = "batch_norm_inference_backward";
     let pass = Backward { op, dy, y, statistics, are_running: true, residual, out };
-    let describe = |norm, dresidual| BatchNormEvaluationBackwardDesc { norm, dresidual };
+    let describe = |norm, dresidual| BatchNormInferenceBackwardDesc { norm, dresidual };
     backward(x, &common, &pass, &PLANS, describe, |tensors| {
         let BackwardTensors { x, y, dy, weight, statistics, dx, dweight, dbias, dresidual, workspace } =
             tensors;
         let [running_mean, running_var] = statistics;
-        BatchNormEvaluationBackwardArgs {
+        BatchNormInferenceBackwardArgs {
             x,
             y,
             dy,

@@ -61,7 +61,7 @@ mod _native {
     #[pymodule_export]
     use crate::attention::{attention, attention_backward};
     #[pymodule_export]
-    use crate::batch::{batch_norm, batch_norm_backward, batch_norm_evaluation_backward};
+    use crate::batch::{batch_norm, batch_norm_backward, batch_norm_inference_backward};
     #[pymodule_export]
     use crate::cells::{
         gru_cell, gru_cell_backward, lstm_cell, lstm_cell_backward, rnn_cell, rnn_cell_backward,

@@ -100,7 +100,7 @@ def test_gradcheck(name, torch_device):
 OPERATORS = {
     "group_norm": lambda x, c: (x, c, c, 2, 1e-5, True),
     "batch_norm": lambda x, c: (x, c, None, x, c.detach(), c.detach().abs(), 0.1, 1e-5, True),
-    "batch_norm_evaluation": lambda x, c: (x, c, c, None, c.detach(), c.detach().abs(), 1e-5, False),
+    "batch_norm_inference": lambda x, c: (x, c, c, None, c.detach(), c.detach().abs(), 1e-5, False),
     "layer_norm": lambda x, c: (x, None, c[:3], [3], 1e-5),
     "rms_norm": lambda x, c: (x, c[:3], [3], None),
     "add_layer_norm": lambda x, c: (x, x.detach(), c[:3], None, [3], 1e-5),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
-    BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, Layout, Momentum, Real,
+    BatchNormInferenceArgs, BatchNormInferenceBackwardArgs, BatchNormInferenceBackwardDesc,
+    BatchNormInferenceDesc, Layout, Momentum, Real,
     reference::{self, Channels, Gradients, Statistics},
 };
 use warpwright_ops::{Direction, Operation};
@@ -102,13 +102,13 @@ fn situations(scope: Scope) -> Vec<(Shape, Options)> {
         ((FIRST, 0, 3, 5), PLAIN),
         ((LAST, 3, 0, 5), PLAIN),
     ];
-    let evaluation: Vec<_> = all
+    let inference: Vec<_> = all
         .iter()
         .enumerate()
         .filter(|(i, (_, o))| i % 3 != 2 || o.relu || o.values == Values::Hostile)
         .map(|(_, &(shape, o))| (shape, Options { training: false, momentum: None, ..o }))
         .collect();
-    all.extend(evaluation);
+    all.extend(inference);
     if scope == Scope::Full {
         for (i, (n, c, s)) in [
             (1, 1, 6),
@@ -202,7 +202,7 @@ fn case(
         budget.norm = budget.norm.max(budget.norm_of_one);
     }
     Case {
-        op: if options.training { "batch_norm" } else { "batch_norm_evaluation" },
+        op: if options.training { "batch_norm" } else { "batch_norm_inference" },
         direction,
         dtype,
         shape,
@@ -329,11 +329,11 @@ impl BatchNormSubject {
         let mut running_var = self.parameter(bench, "running_var", &p.running_var)?;
         let mut y = bench.output("y", norm.dtype, self.len(), self.lead())?;
         if !options.training {
-            let desc = BatchNormEvaluationDesc { norm, residual: options.residual };
+            let desc = BatchNormInferenceDesc { norm, residual: options.residual };
             let plan = desc.plan(bench.target())?;
             bench.launch(|stream| {
                 let mut workspace = plan.workspace(stream)?;
-                let args = BatchNormEvaluationArgs {
+                let args = BatchNormInferenceArgs {
                     x: x.view()?,
                     weight: view(&weight)?,
                     bias: view(&bias)?,
@@ -473,10 +473,10 @@ impl BatchNormSubject {
         } else {
             let running_mean = self.parameter(bench, "running_mean", &p.running_mean)?;
             let running_var = self.parameter(bench, "running_var", &p.running_var)?;
-            let plan = BatchNormEvaluationBackwardDesc { norm, dresidual }.plan(bench.target())?;
+            let plan = BatchNormInferenceBackwardDesc { norm, dresidual }.plan(bench.target())?;
             bench.launch(|stream| {
                 let mut workspace = plan.workspace(stream)?;
-                let args = BatchNormEvaluationBackwardArgs {
+                let args = BatchNormInferenceBackwardArgs {
                     x: x.view()?,
                     y: view(&y)?,
                     dy: dy.view()?,

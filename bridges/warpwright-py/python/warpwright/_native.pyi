@@ -579,7 +579,7 @@ def batch_norm_backward(
     out: _Arrays | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A | None, ...]: ...
-def batch_norm_evaluation_backward(
+def batch_norm_inference_backward(
     x: _A,
     dy: _Array,
     running_mean: _Array,

@@ -6,8 +6,8 @@ use warpwright_runtime::{Stream, Tensor};
 use super::kernel::accumulate_type;
 use super::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
-    BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, Layout, Momentum, Real, TRAINING,
+    BatchNormInferenceArgs, BatchNormInferenceBackwardArgs, BatchNormInferenceBackwardDesc,
+    BatchNormInferenceDesc, Layout, Momentum, Real, TRAINING,
 };
 use crate::Error;
 use crate::norm::{NormGradients, NormOutput};
@@ -166,7 +166,7 @@ pub fn batch_norm(
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
 /// use warpwright::batch_norm::BatchNormOptions;
-/// use warpwright::{Device, Tensor, batch_norm_evaluation};
+/// use warpwright::{Device, Tensor, batch_norm_inference};
 ///
 /// let device = Device::best();
 /// let stream = device.stream()?;
@@ -174,7 +174,7 @@ pub fn batch_norm(
 /// let mean = Tensor::from_slice(&device, &[1.0f32], &[1])?;
 /// let var = Tensor::from_slice(&device, &[4.0f32], &[1])?;
 /// let options = BatchNormOptions { eps: 0.0, ..Default::default() };
-/// let out = batch_norm_evaluation(&stream, &x, &mean, &var, options)?;
+/// let out = batch_norm_inference(&stream, &x, &mean, &var, options)?;
 /// assert_eq!(out.y.to_vec_on::<f32>(&stream)?, [0.0, 1.0]);
 /// # Ok(())
 /// # }
@@ -183,20 +183,20 @@ pub fn batch_norm(
 /// # Errors
 /// [`Error::Plan`] if `eps` is negative or the element type is none of those. [`Error::Runtime`] if the tensors do not fit each other,
 /// or memory runs out.
-pub fn batch_norm_evaluation(
+pub fn batch_norm_inference(
     stream: &Stream,
     x: &Tensor,
     running_mean: &Tensor,
     running_var: &Tensor,
     options: BatchNormOptions<'_>,
 ) -> Result<NormOutput, Error> {
-    static PLANS: PlanCache<BatchNormEvaluationDesc> = PlanCache::new();
+    static PLANS: PlanCache<BatchNormInferenceDesc> = PlanCache::new();
     let norm = options.norm(x, Some(running_mean.dtype()));
-    let desc = BatchNormEvaluationDesc { norm, residual: options.residual.is_some() };
+    let desc = BatchNormInferenceDesc { norm, residual: options.residual.is_some() };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let mut y = empty_like(stream, x)?;
     let mut workspace = plan.workspace(stream)?;
-    let args = BatchNormEvaluationArgs {
+    let args = BatchNormInferenceArgs {
         x: x.as_ref(),
         weight: options.weight.map(Tensor::as_ref),
         bias: options.bias.map(Tensor::as_ref),
@@ -278,14 +278,14 @@ pub fn batch_norm_backward(
     Ok(out)
 }
 
-/// The gradients of [`batch_norm_evaluation`] from what it took and its `output`, and the gradient `dy` of `y`.
+/// The gradients of [`batch_norm_inference`] from what it took and its `output`, and the gradient `dy` of `y`.
 ///
-/// Shapes and element types are those of [`batch_norm_backward`] and [`batch_norm_evaluation`].
+/// Shapes and element types are those of [`batch_norm_backward`] and [`batch_norm_inference`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
 /// use warpwright::batch_norm::BatchNormOptions;
-/// use warpwright::{Device, Tensor, batch_norm_evaluation, batch_norm_evaluation_backward};
+/// use warpwright::{Device, Tensor, batch_norm_inference, batch_norm_inference_backward};
 ///
 /// let device = Device::best();
 /// let stream = device.stream()?;
@@ -293,17 +293,17 @@ pub fn batch_norm_backward(
 /// let mean = Tensor::from_slice(&device, &[1.0f32], &[1])?;
 /// let var = Tensor::from_slice(&device, &[4.0f32], &[1])?;
 /// let options = BatchNormOptions { eps: 0.0, ..Default::default() };
-/// let out = batch_norm_evaluation(&stream, &x, &mean, &var, options)?;
+/// let out = batch_norm_inference(&stream, &x, &mean, &var, options)?;
 /// let dy = Tensor::ones_on(&stream, x.dtype(), x.shape())?;
-/// let gradients = batch_norm_evaluation_backward(&stream, &x, &mean, &var, &out, &dy, options)?;
+/// let gradients = batch_norm_inference_backward(&stream, &x, &mean, &var, &out, &dy, options)?;
 /// assert_eq!(gradients.dx.to_vec_on::<f32>(&stream)?, [0.5, 0.5]);
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Errors
-/// [`Error::Plan`] and [`Error::Runtime`] as [`batch_norm_evaluation`].
-pub fn batch_norm_evaluation_backward(
+/// [`Error::Plan`] and [`Error::Runtime`] as [`batch_norm_inference`].
+pub fn batch_norm_inference_backward(
     stream: &Stream,
     x: &Tensor,
     running_mean: &Tensor,
@@ -312,13 +312,13 @@ pub fn batch_norm_evaluation_backward(
     dy: &Tensor,
     options: BatchNormOptions<'_>,
 ) -> Result<NormGradients, Error> {
-    static PLANS: PlanCache<BatchNormEvaluationBackwardDesc> = PlanCache::new();
+    static PLANS: PlanCache<BatchNormInferenceBackwardDesc> = PlanCache::new();
     let norm = options.norm(x, Some(running_mean.dtype()));
     let dresidual = options.residual.is_some() && options.relu;
-    let plan = PLANS.get(&BatchNormEvaluationBackwardDesc { norm, dresidual }, stream.device().target())?;
+    let plan = PLANS.get(&BatchNormInferenceBackwardDesc { norm, dresidual }, stream.device().target())?;
     let mut out = gradients(stream, x, &norm, dresidual)?;
     let mut workspace = plan.workspace(stream)?;
-    let args = BatchNormEvaluationBackwardArgs {
+    let args = BatchNormInferenceBackwardArgs {
         x: x.as_ref(),
         y: options.relu.then(|| output.y.as_ref()),
         dy: dy.as_ref(),

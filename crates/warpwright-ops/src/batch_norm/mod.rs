@@ -8,7 +8,7 @@
 //! - backward: `g = dy`, with ReLU only where `y > 0`; `dresidual = g`, `dbias = sum(g)`,
 //!   `dweight = sum(g (x - mean) rstd)`, `dx = weight rstd (g - dbias / n - (x - mean) rstd dweight / n)`
 //!
-//! Evaluation takes `mean` and `var` from the running statistics, which are constants: `dx = weight rstd g`.
+//! Inference takes `mean` and `var` from the running statistics, which are constants: `dx = weight rstd g`.
 //!
 //! Results are those of `torch.nn.functional.batch_norm`. Differences: statistics of a channel that holds an infinity
 //! or a NaN are NaN, and so is its output; residual and ReLU are added before the result is rounded, not after; an empty
@@ -41,7 +41,7 @@ use crate::tensors::tensors;
 pub use functions::*;
 
 pub(super) const TRAINING: &str = "batch_norm";
-pub(super) const EVALUATION: &str = "batch_norm_evaluation";
+pub(super) const INFERENCE: &str = "batch_norm_inference";
 
 /// Where the channels are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -224,7 +224,7 @@ impl Operation for BatchNormBackwardDesc {
 
 /// `y` from running statistics.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct BatchNormEvaluationDesc {
+pub struct BatchNormInferenceDesc {
     /// The normalisation.
     pub norm: BatchNorm,
     /// Whether a tensor like `x` is added to the result, before the ReLU.
@@ -232,8 +232,8 @@ pub struct BatchNormEvaluationDesc {
 }
 
 tensors! {
-    /// Tensors of [`BatchNormEvaluationDesc`].
-    pub struct BatchNormEvaluationArgs<'a> {
+    /// Tensors of [`BatchNormInferenceDesc`].
+    pub struct BatchNormInferenceArgs<'a> {
         /// What is normalised.
         x: In,
         /// `[channels]`
@@ -253,17 +253,17 @@ tensors! {
     }
 }
 
-impl Operation for BatchNormEvaluationDesc {
-    type Args<'a> = BatchNormEvaluationArgs<'a>;
+impl Operation for BatchNormInferenceDesc {
+    type Args<'a> = BatchNormInferenceArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        plans::evaluation(self, target)
+        plans::inference(self, target)
     }
 }
 
-/// Gradients of [`BatchNormEvaluationDesc`].
+/// Gradients of [`BatchNormInferenceDesc`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct BatchNormEvaluationBackwardDesc {
+pub struct BatchNormInferenceBackwardDesc {
     /// The normalisation.
     pub norm: BatchNorm,
     /// Whether the gradient of the residual is wanted. Only with a ReLU: without one it is `dy` itself.
@@ -271,8 +271,8 @@ pub struct BatchNormEvaluationBackwardDesc {
 }
 
 tensors! {
-    /// Tensors of [`BatchNormEvaluationBackwardDesc`].
-    pub struct BatchNormEvaluationBackwardArgs<'a> {
+    /// Tensors of [`BatchNormInferenceBackwardDesc`].
+    pub struct BatchNormInferenceBackwardArgs<'a> {
         /// What was normalised.
         x: In,
         /// With a ReLU: the result.
@@ -298,11 +298,11 @@ tensors! {
     }
 }
 
-impl Operation for BatchNormEvaluationBackwardDesc {
-    type Args<'a> = BatchNormEvaluationBackwardArgs<'a>;
+impl Operation for BatchNormInferenceBackwardDesc {
+    type Args<'a> = BatchNormInferenceBackwardArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        plans::evaluation_backward(self, target)
+        plans::inference_backward(self, target)
     }
 }
 
@@ -316,7 +316,7 @@ pub(crate) fn entries() -> Vec<Entry> {
             targets: &TARGETS,
         })
     };
-    [TRAINING, EVALUATION].into_iter().flat_map(both).collect()
+    [TRAINING, INFERENCE].into_iter().flat_map(both).collect()
 }
 
 /// Every kernel that a plan of `entry` can hold and that no entry before it has.
@@ -343,15 +343,15 @@ pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec
                     let norm = BatchNorm { relu: option, ..norm };
                     add(of(BatchNormBackwardDesc { norm, dresidual: false }, target)?);
                 }
-                (false, true) => add(of(BatchNormEvaluationDesc { norm, residual: option }, target)?),
+                (false, true) => add(of(BatchNormInferenceDesc { norm, residual: option }, target)?),
                 (false, false) => {
                     let norm = BatchNorm { relu: option, ..norm };
-                    add(of(BatchNormEvaluationBackwardDesc { norm, dresidual: false }, target)?);
+                    add(of(BatchNormInferenceBackwardDesc { norm, dresidual: false }, target)?);
                 }
             }
         }
     }
-    // Evaluation shares kernels with training; each is listed once.
+    // Inference shares kernels with training; each is listed once.
     if !training {
         let forward = Entry { direction: Direction::Forward, op: TRAINING, ..*entry };
         let backward = Entry { direction: Direction::Backward, ..forward };

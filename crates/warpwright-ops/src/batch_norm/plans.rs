@@ -10,8 +10,8 @@ use super::tuning::{self, Config, Persistence, Residence, Split};
 use super::walk::SizesArgs;
 use super::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
-    BatchNormEvaluationArgs, BatchNormEvaluationBackwardArgs, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, EVALUATION, Layout, TRAINING,
+    BatchNormInferenceArgs, BatchNormInferenceBackwardArgs, BatchNormInferenceBackwardDesc,
+    BatchNormInferenceDesc, INFERENCE, Layout, TRAINING,
 };
 use super::{persistent, resident};
 use crate::PlanError;
@@ -406,51 +406,51 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
     p.finish(Direction::Forward, tensors, once, walks, steps, empty)
 }
 
-pub(super) fn evaluation(
-    desc: &BatchNormEvaluationDesc,
+pub(super) fn inference(
+    desc: &BatchNormInferenceDesc,
     target: Target,
-) -> Result<Plan<BatchNormEvaluationDesc>, PlanError> {
-    let p = Planner::new(EVALUATION, &desc.norm, target)?;
+) -> Result<Plan<BatchNormInferenceDesc>, PlanError> {
+    let p = Planner::new(INFERENCE, &desc.norm, target)?;
     let norm = p.norm;
     let walks = p.walks(1)?;
     let coefficients = if walks.is_empty() { 0 } else { 4 * norm.channels };
-    let tensors = BatchNormEvaluationArgs::specs([
-        p.full(BatchNormEvaluationArgs::x),
-        p.parameter(BatchNormEvaluationArgs::weight).optional(norm.weight),
-        p.parameter(BatchNormEvaluationArgs::bias).optional(norm.bias),
-        p.full(BatchNormEvaluationArgs::residual).like(BatchNormEvaluationArgs::x).optional(desc.residual),
-        p.parameter(BatchNormEvaluationArgs::running_mean),
-        p.parameter(BatchNormEvaluationArgs::running_var),
-        p.full_result(BatchNormEvaluationArgs::y).like(BatchNormEvaluationArgs::x).in_place(),
-        BatchNormEvaluationArgs::workspace.scratch(p.accumulate, coefficients),
+    let tensors = BatchNormInferenceArgs::specs([
+        p.full(BatchNormInferenceArgs::x),
+        p.parameter(BatchNormInferenceArgs::weight).optional(norm.weight),
+        p.parameter(BatchNormInferenceArgs::bias).optional(norm.bias),
+        p.full(BatchNormInferenceArgs::residual).like(BatchNormInferenceArgs::x).optional(desc.residual),
+        p.parameter(BatchNormInferenceArgs::running_mean),
+        p.parameter(BatchNormInferenceArgs::running_var),
+        p.full_result(BatchNormInferenceArgs::y).like(BatchNormInferenceArgs::x).in_place(),
+        BatchNormInferenceArgs::workspace.scratch(p.accumulate, coefficients),
     ]);
     let steps = |w: &Walked| {
         let fold = fold(
             &p,
             channel::FoldArgs {
                 affine: channel::AffineArgs {
-                    weight: BatchNormEvaluationArgs::weight.arg(),
-                    bias: BatchNormEvaluationArgs::bias.arg(),
+                    weight: BatchNormInferenceArgs::weight.arg(),
+                    bias: BatchNormInferenceArgs::bias.arg(),
                 },
                 running: channel::RunningArgs {
-                    mean: BatchNormEvaluationArgs::running_mean.arg(),
-                    var: BatchNormEvaluationArgs::running_var.arg(),
+                    mean: BatchNormInferenceArgs::running_mean.arg(),
+                    var: BatchNormInferenceArgs::running_var.arg(),
                 },
-                coefficients: BatchNormEvaluationArgs::workspace.arg(),
+                coefficients: BatchNormInferenceArgs::workspace.arg(),
                 channels: p.channels(),
                 present: p.present(0),
                 eps: norm.eps.get(),
             },
         )?;
-        let coefficients = BatchNormEvaluationArgs::workspace.written();
-        let read = [BatchNormEvaluationArgs::x.arg(), BatchNormEvaluationArgs::residual.arg()];
-        let y = BatchNormEvaluationArgs::y;
+        let coefficients = BatchNormInferenceArgs::workspace.written();
+        let read = [BatchNormInferenceArgs::x.arg(), BatchNormInferenceArgs::residual.arg()];
+        let y = BatchNormInferenceArgs::y;
         Ok(vec![fold, p.normalize(w, read, y, desc.residual, lower(norm.relu), coefficients)?])
     };
     p.finish(Direction::Forward, tensors, None, walks, steps, || Ok(Vec::new()))
 }
 
-/// Coefficients of evaluation: mean, scale, shift, rstd.
+/// Coefficients of inference: mean, scale, shift, rstd.
 fn fold(p: &Planner<'_>, args: channel::FoldArgs) -> Result<LaunchStep, PlanError> {
     p.step(&channel::Fold(p.types), args, p.channel_grid(FOLD_CHANNELS)?)
 }
@@ -662,17 +662,16 @@ pub(super) fn training_backward(
     })
 }
 
-pub(super) fn evaluation_backward(
-    desc: &BatchNormEvaluationBackwardDesc,
+pub(super) fn inference_backward(
+    desc: &BatchNormInferenceBackwardDesc,
     target: Target,
-) -> Result<Plan<BatchNormEvaluationBackwardDesc>, PlanError> {
-    let p = Planner::new(EVALUATION, &desc.norm, target)?;
-    let slots = backward_slots!(BatchNormEvaluationBackwardArgs);
+) -> Result<Plan<BatchNormInferenceBackwardDesc>, PlanError> {
+    let p = Planner::new(INFERENCE, &desc.norm, target)?;
+    let slots = backward_slots!(BatchNormInferenceBackwardArgs);
     let backward = Backward::new(p, slots, desc.dresidual)?;
-    let running =
-        [BatchNormEvaluationBackwardArgs::running_mean, BatchNormEvaluationBackwardArgs::running_var];
+    let running = [BatchNormInferenceBackwardArgs::running_mean, BatchNormInferenceBackwardArgs::running_var];
     let statistics = running.map(|slot| backward.p.parameter(slot));
-    let tensors = BatchNormEvaluationBackwardArgs::specs(backward.specs(desc.dresidual, statistics, 4));
+    let tensors = BatchNormInferenceBackwardArgs::specs(backward.specs(desc.dresidual, statistics, 4));
     backward.finish(tensors, None, |b, w| {
         let (p, [running_mean, running_var]) = (&b.p, running);
         let sums_end = 2 * w.split.parts;

@@ -2,7 +2,7 @@
 
 use warpwright_ops::Operation;
 use warpwright_ops::batch_norm::{
-    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationDesc, Layout, Momentum, Real,
+    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormInferenceDesc, Layout, Momentum, Real,
 };
 use warpwright_ops::group_norm::tuning::{Path, Resident};
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
@@ -68,10 +68,10 @@ fn shifted_bounds_of_batch_normalisation_with_channels_last_are_noticed() {
 }
 
 #[test]
-fn shifted_bounds_of_batch_normalisation_in_evaluation_are_noticed() {
+fn shifted_bounds_of_batch_normalisation_in_inference_are_noticed() {
     let norms = batch_norm_shapes(Layout::ChannelsLast);
     check(&[0, 1, 2, 3], |i| {
-        BatchNormEvaluationDesc { norm: norms[i], residual: false }.plan(TARGET).expect("plan")
+        BatchNormInferenceDesc { norm: norms[i], residual: false }.plan(TARGET).expect("plan")
     });
 }
 

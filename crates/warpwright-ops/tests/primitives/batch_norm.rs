@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use warpwright_ops::batch_norm::{
-    BatchNorm, BatchNormArgs, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationDesc,
-    BatchNormOptions, Layout, Momentum, Real, RunningStatistics, batch_norm, batch_norm_backward,
-    batch_norm_evaluation, batch_norm_evaluation_backward,
+    BatchNorm, BatchNormArgs, BatchNormBackwardDesc, BatchNormDesc, BatchNormInferenceDesc, BatchNormOptions,
+    Layout, Momentum, Real, RunningStatistics, batch_norm, batch_norm_backward, batch_norm_inference,
+    batch_norm_inference_backward,
     reference::{self, Channels},
 };
 use warpwright_ops::plan::{Access, TensorSpec};
@@ -112,8 +112,8 @@ fn descriptors_without_a_plan() {
     assert!(matches!(e, PlanError::Parameter { parameter: "batch * spatial", .. }), "{e}");
     let e = BatchNormBackwardDesc { norm: norm(1, 3, 1), dresidual: false }.plan(TARGET).expect_err("either");
     assert!(matches!(e, PlanError::Parameter { parameter: "batch * spatial", .. }), "{e}");
-    let one = BatchNormEvaluationDesc { norm: norm(1, 3, 1), residual: false };
-    assert!(one.plan(TARGET).is_ok(), "evaluation needs no variance");
+    let one = BatchNormInferenceDesc { norm: norm(1, 3, 1), residual: false };
+    assert!(one.plan(TARGET).is_ok(), "inference needs no variance");
     let e = desc(BatchNorm { dtype: DType::I32, ..norm(4, 3, 1) }).plan(TARGET).expect_err("no integers");
     assert!(matches!(e, PlanError::DType { tensor: "x", got: DType::I32, .. }), "{e}");
     let e = desc(BatchNorm { parameter_dtype: DType::BF16, ..norm(4, 3, 1) }).plan(TARGET);
@@ -225,9 +225,9 @@ fn free_functions_in_both_layouts() {
         assert!((sum - dbias).abs() < 1e-5);
         assert!(values(&g.dx).iter().sum::<f32>().abs() < 1e-5, "the mean has no gradient");
 
-        let out = batch_norm_evaluation(&stream, &x, &mean, &var, options).expect("launch");
+        let out = batch_norm_inference(&stream, &x, &mean, &var, options).expect("launch");
         assert!(near(values(&out.y)[0], -1.0 / (1.0 + 10.0 / 3.0f64).sqrt()));
-        let e = batch_norm_evaluation_backward(&stream, &x, &mean, &var, &out, &dy, options);
+        let e = batch_norm_inference_backward(&stream, &x, &mean, &var, &out, &dy, options);
         let dx = values(&e.expect("launch").dx);
         assert!(near(dx[0], f64::from(values(&dy)[0]) / (1.0 + 10.0 / 3.0f64).sqrt()));
     }

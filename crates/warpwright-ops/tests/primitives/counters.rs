@@ -9,8 +9,8 @@ use warpwright_ops::activation::{
 };
 use warpwright_ops::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions};
 use warpwright_ops::batch_norm::{
-    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, Layout, Momentum, Real,
+    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormInferenceBackwardDesc, BatchNormInferenceDesc,
+    Layout, Momentum, Real,
 };
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::gemm::GemmDesc;
@@ -211,7 +211,7 @@ fn attention(add: &mut dyn FnMut(&str, &str, Counters)) {
     add(plan.op(), "decode", count(&plan));
 }
 
-/// Training with channels first, evaluation with channels last.
+/// Training with channels first, inference with channels last.
 fn batch_norm(add: &mut dyn FnMut(&str, &str, Counters)) {
     let norm = |layout| BatchNorm::new(DTYPE, layout, 8, 8, LEN / 64);
     let (first, last) = (norm(Layout::ChannelsFirst), norm(Layout::ChannelsLast));
@@ -220,9 +220,9 @@ fn batch_norm(add: &mut dyn FnMut(&str, &str, Counters)) {
     add(plan.op(), "forward", count(&plan));
     let plan = BatchNormBackwardDesc { norm: first, dresidual: false }.plan(TARGET).expect("plan");
     add(plan.op(), "backward", count(&plan));
-    let plan = BatchNormEvaluationDesc { norm: last, residual: true }.plan(TARGET).expect("plan");
+    let plan = BatchNormInferenceDesc { norm: last, residual: true }.plan(TARGET).expect("plan");
     add(plan.op(), "forward", count(&plan));
-    let plan = BatchNormEvaluationBackwardDesc { norm: last, dresidual: false }.plan(TARGET).expect("plan");
+    let plan = BatchNormInferenceBackwardDesc { norm: last, dresidual: false }.plan(TARGET).expect("plan");
     add(plan.op(), "backward", count(&plan));
 }
 

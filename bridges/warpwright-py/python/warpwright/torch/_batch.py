@@ -121,13 +121,13 @@ _batch_norm = Differentiable(
 ).function()
 
 
-def _evaluation(
+def _inference(
     x: Tensor, weight: Any, bias: Any, residual: Any, mean: Tensor, var: Tensor, eps: float, relu: bool
 ) -> Tensor:
     return _native.batch_norm(x, mean, var, weight, bias, False, 0.0, eps, relu=relu, residual=residual)
 
 
-def _evaluation_gradients(
+def _inference_gradients(
     x: Tensor,
     weight: Any,
     bias: Any,
@@ -140,25 +140,25 @@ def _evaluation_gradients(
     relu: bool,
 ) -> Any:
     both = residual is not None and relu
-    found = _native.batch_norm_evaluation_backward(
+    found = _native.batch_norm_inference_backward(
         x, dy, mean, var, weight, bias, eps, y=y, residual=both
     )
     return _with_residual(found, dy, residual is not None, relu)
 
 
-_batch_norm_evaluation = Differentiable(
+_batch_norm_inference = Differentiable(
     Operator(
-        "batch_norm_evaluation(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
+        "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
         "Tensor running_var, float eps, bool relu) -> Tensor",
-        native=_evaluation,
+        native=_inference,
         fake=lambda x, *rest: image(x),
     ),
     Operator(
-        "batch_norm_evaluation_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
+        "batch_norm_inference_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
         "Tensor running_var, Tensor? y, Tensor dy, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
-        native=_evaluation_gradients,
+        native=_inference_gradients,
         fake=_fake_batch_norm_gradients(7),
-        functional=_apart(_evaluation_gradients, 7),
+        functional=_apart(_inference_gradients, 7),
     ),
     save=lambda inputs, found: (*inputs[:3], _mark(inputs[3]), *inputs[4:6], found[0] if inputs[7] else None),
 ).function()
@@ -193,4 +193,4 @@ def batch_norm(
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
         more_than_one(x, x.numel() // max(x.shape[1], 1), "channel")
         return _batch_norm(x, weight, bias, residual, running_mean, running_var, momentum, eps, relu)
-    return _batch_norm_evaluation(x, weight, bias, residual, running_mean, running_var, eps, relu)
+    return _batch_norm_inference(x, weight, bias, residual, running_mean, running_var, eps, relu)

@@ -7,8 +7,8 @@ use warpwright_ops::attention::{
     AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, Packed, Paged,
 };
 use warpwright_ops::batch_norm::{
-    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormEvaluationBackwardDesc,
-    BatchNormEvaluationDesc, Layout, Momentum,
+    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormInferenceBackwardDesc, BatchNormInferenceDesc,
+    Layout, Momentum,
 };
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::gemm::{GemmDesc, Precision};
@@ -98,7 +98,7 @@ pub(super) fn plan(
     }
     match op {
         "attention" => asked.attention(),
-        "batch_norm" | "batch_norm_evaluation" => asked.batch_norm(),
+        "batch_norm" | "batch_norm_inference" => asked.batch_norm(),
         "cross_entropy" => asked.cross_entropy(),
         "gemm" => asked.gemm(),
         "group_norm" => asked.group_norm(),
@@ -271,9 +271,9 @@ impl Asked<'_> {
             )
         };
         let residual = o.residual().is_some();
-        if self.op == "batch_norm_evaluation" {
-            let forward = BatchNormEvaluationDesc { norm, residual };
-            return self.either(&forward, &BatchNormEvaluationBackwardDesc { norm, dresidual: residual });
+        if self.op == "batch_norm_inference" {
+            let forward = BatchNormInferenceDesc { norm, residual };
+            return self.either(&forward, &BatchNormInferenceBackwardDesc { norm, dresidual: residual });
         }
         if self.backward {
             return self.plan(&BatchNormBackwardDesc { norm, dresidual: residual });
