@@ -142,6 +142,12 @@ pub enum IssueKind {
         /// Its value.
         value: u64,
     },
+    /// What is combined of at least one value has none.
+    #[error("{what}: no values to combine")]
+    NoValues {
+        /// What they would be combined to.
+        what: &'static str,
+    },
     /// The kernel has outputs but writes nothing.
     #[error("the kernel has output arguments but records no store")]
     NoStore,

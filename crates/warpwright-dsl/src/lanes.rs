@@ -1,5 +1,7 @@
 //! [`Lanes`]: the elements of one vector access, one register each; [`tree`]: how many values become one.
 
+use crate::context::K;
+use crate::error::IssueKind;
 use crate::reg::{Number, Reg, Scalar};
 
 /// Combines values pairwise as a balanced tree, which is shorter and rounds better than a chain. `None` if there are none.
@@ -37,6 +39,22 @@ pub fn tree_of<T>(first: T, rest: impl IntoIterator<Item = T>, mut combine: impl
         rest = next;
     }
     first
+}
+
+impl<'k> K<'k> {
+    /// The values as one by a balanced [`tree`]. To have none is an issue, which `what` names: no register stands for nothing.
+    #[track_caller]
+    pub fn tree<T: Scalar>(
+        self,
+        what: &'static str,
+        values: impl IntoIterator<Item = Reg<'k, T>>,
+        combine: impl FnMut(Reg<'k, T>, Reg<'k, T>) -> Reg<'k, T>,
+    ) -> Reg<'k, T> {
+        tree(values, combine).unwrap_or_else(|| {
+            self.issue(IssueKind::NoValues { what });
+            self.fresh()
+        })
+    }
 }
 
 /// Elements that one thread loads or stores together. Mapping over them unrolls.

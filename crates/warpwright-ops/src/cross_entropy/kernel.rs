@@ -167,7 +167,7 @@ impl AccumulateKernel for Forward {
             (next, sums, plain)
         });
         let mine = Mass::of_parts(tops.as_slice(), sums.as_slice(), exp);
-        let mine = mine.unwrap_or(Mass { top: rest, sum: rest }).of_lanes(k, WARP.min(team), exp);
+        let mine = mine.of_lanes(k, WARP.min(team), exp);
         let mass = if team > WARP { mine.of_warps(k, exp) } else { mine };
         let plain = plain.into_iter().next().and_then(|plain| tree(plain, |a, b| a + b));
         let plain = plain.map(|plain| k.group_combine_once(team, plain, |a, b| a + b));

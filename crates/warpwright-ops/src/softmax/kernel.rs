@@ -1,7 +1,7 @@
 //! Rows in contiguous memory, held in the registers of a team of threads or read twice by a block.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{AllGather, WARP, kernel_args, tree, warp_reduce_lanes};
+use warpwright_dsl::{AllGather, WARP, kernel_args, warp_reduce_lanes};
 
 use super::math::{Exponential, Mass, warp_sum};
 use super::tuning::{Config, Layout};
@@ -170,7 +170,7 @@ impl Forward {
             Vec::new()
         };
         let sum = if self.0.keeps() {
-            tree(powers.iter().filter_map(Lanes::sum), |a, b| a + b).unwrap_or(top)
+            k.tree("a sum of exponentials", powers.iter().filter_map(Lanes::sum), |a, b| a + b)
         } else {
             exp.sum(&xs, minus_top)
         };
@@ -264,7 +264,7 @@ impl Backward {
         let ys = part.load::<A>(a.y, config.width, Fill::Zero);
         let dys = part.load::<A>(a.dy, config.width, Fill::Zero);
         let sums = ys.iter().zip(&dys).filter_map(|(y, dy)| self.term(y, dy).sum());
-        let mine = tree(sums, |a, b| a + b).unwrap_or(scale);
+        let mine = k.tree("the sum of a row", sums, |a, b| a + b);
         let sum =
             if team <= WARP { warp_sum(k, team, mine) } else { part.gather.combine(mine, |a, b| a + b) };
         part.store(a.dx, ys.iter().zip(&dys).map(|(y, dy)| self.gradient(y, dy, &|_| sum, scale)));

@@ -34,13 +34,13 @@ impl<'k, A: Accumulate> Exponential<'k, A> {
             Some(pair) => pair.widen().into_iter().map(Reg::convert).collect(),
             None => vectors.iter().flat_map(|v| v.lanes()).collect(),
         };
-        tree(lanes, |a, b| a.maximum(b)).unwrap_or(self.scale)
+        self.scale.k().tree("the greatest score", lanes, |a, b| a.maximum(b))
     }
 
     /// The sum of `exp(scale x - top)` over the elements.
     pub(crate) fn sum(&self, vectors: &[Packed<'k, A>], minus_top: Reg<'k, A>) -> Reg<'k, A> {
         let sums = vectors.iter().filter_map(|v| v.lanes().map(|x| self.power(x, minus_top)).sum());
-        tree(sums, |a, b| a + b).unwrap_or(minus_top)
+        minus_top.k().tree("a sum of exponentials", sums, |a, b| a + b)
     }
 }
 
@@ -63,15 +63,12 @@ impl<'k, A: Accumulate> Mass<'k, A> {
     }
 
     /// Of parts that were summed apart.
-    pub(crate) fn of_parts(
-        tops: &[Reg<'k, A>],
-        sums: &[Reg<'k, A>],
-        exp: Exponential<'k, A>,
-    ) -> Option<Self> {
-        let top = tree(tops.iter().copied(), |a, b| a.maximum(b))?;
+    pub(crate) fn of_parts(tops: &[Reg<'k, A>], sums: &[Reg<'k, A>], exp: Exponential<'k, A>) -> Self {
+        let k = exp.scale.k();
+        let top = k.tree("the greatest score", tops.iter().copied(), |a, b| a.maximum(b));
         let minus = Self::minus_reference(top);
         let scaled = tops.iter().zip(sums).map(|(top, sum)| *sum * exp.of(*top + minus));
-        Some(Self { top, sum: tree(scaled, |a, b| a + b)? })
+        Self { top, sum: k.tree("a sum of exponentials", scaled, |a, b| a + b) }
     }
 
     /// Of a team of `lanes` neighbouring lanes, from what each of them has: all receive the same.

@@ -2,7 +2,7 @@
 //! together (Milakov and Gimelshein 2018, arXiv:1805.02867), and once more for the result.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, kernel_args, tree};
+use warpwright_dsl::{WARP, kernel_args};
 
 use super::MaskKind;
 use super::kernel::{Backward, BackwardParams, Common, Forward, ForwardParams};
@@ -125,16 +125,14 @@ fn mass<'k, A: Accumulate>(
     });
     match &walk.place {
         Some(place) => {
-            let mut both = Columns::new(k, common.config, place, 2).combine(&[tops, sums], |values| {
-                let all = Mass::of_parts(&values[0], &values[1], exp);
-                all.map_or_else(Vec::new, |all| vec![all.top, all.sum])
+            let both = Columns::new(k, common.config, place).combine([tops, sums], |[tops, sums]| {
+                let all = Mass::of_parts(&tops, &sums, exp);
+                [all.top, all.sum]
             });
-            let sums = both.pop().unwrap_or_else(|| exp.scale.into());
-            (both.pop().unwrap_or_else(|| exp.scale.into()), sums)
+            both.into()
         }
         None => {
-            let mine = Mass::of_parts(tops.as_slice(), sums.as_slice(), exp)
-                .unwrap_or(Mass { top: exp.scale, sum: exp.scale });
+            let mine = Mass::of_parts(tops.as_slice(), sums.as_slice(), exp);
             let all = mine.of_lanes(k, WARP, exp).of_warps(k, exp);
             let every = |value| (0..width).map(|_| value).collect();
             (every(all.top), every(all.sum))
@@ -263,14 +261,13 @@ impl Backward {
         });
         let sums: Lanes<'k, A> = match &walk.place {
             Some(place) => {
-                let columns = Columns::new(k, common.config, place, 1);
-                let all = columns.combine(&[sums], |values| {
-                    values.into_iter().filter_map(|v| tree(v, |a, b| a + b)).collect()
+                let [sums] = Columns::new(k, common.config, place).combine([sums], |of_teams| {
+                    of_teams.map(|v| k.tree("the sum of a column", v, |a, b| a + b))
                 });
-                all.into_iter().next().unwrap_or_else(|| scale.into())
+                sums
             }
             None => {
-                let mine = sums.sum().unwrap_or(scale);
+                let mine = k.tree("the sum of a row", sums, |a, b| a + b);
                 let all = k.group_combine_once(k.block_threads(), mine, |a, b| a + b);
                 (0..width).map(|_| all).collect()
             }

@@ -105,17 +105,17 @@ fn column<'k, A: Accumulate>(vectors: &[Lanes<'k, A>], lane: usize) -> Vec<Reg<'
 }
 
 /// Values of each column from each team, and what comes of them for the column.
-pub(super) struct Columns<'k, A: Float> {
+pub(super) struct Columns<'k, A: Float, const N: usize> {
     k: K<'k>,
     config: Config,
     place: Place<'k>,
-    slots: Vec<Ptr<'k, Shared, A>>,
+    slots: [Ptr<'k, Shared, A>; N],
 }
 
-impl<'k, A: Accumulate> Columns<'k, A> {
-    /// Room for `kinds` values of each column and team.
-    pub(super) fn new(k: K<'k>, config: Config, place: &Place<'k>, kinds: usize) -> Self {
-        let slots = (0..kinds).map(|_| k.shared::<A>(config.threads * config.width)).collect();
+impl<'k, A: Accumulate, const N: usize> Columns<'k, A, N> {
+    /// Room for `N` kinds of values of each column and team.
+    pub(super) fn new(k: K<'k>, config: Config, place: &Place<'k>) -> Self {
+        let slots = [(); N].map(|()| k.shared::<A>(config.threads * config.width));
         Self { k, config, place: *place, slots }
     }
 
@@ -123,26 +123,26 @@ impl<'k, A: Accumulate> Columns<'k, A> {
     /// takes and gives one value of each kind; and returns the results for the thread's columns.
     pub(super) fn combine(
         &self,
-        values: &[Lanes<'k, A>],
-        combine: impl Fn(Vec<Vec<Reg<'k, A>>>) -> Vec<Reg<'k, A>>,
-    ) -> Vec<Lanes<'k, A>> {
+        values: [Lanes<'k, A>; N],
+        combine: impl Fn([Vec<Reg<'k, A>>; N]) -> [Reg<'k, A>; N],
+    ) -> [Lanes<'k, A>; N] {
         let Self { k, config, place, .. } = self;
         let (width, threads) = (config.width, config.threads);
         let columns = place.lanes * width;
         let teams = threads / place.lanes;
         let mine = place.lane * width;
         for (slots, values) in self.slots.iter().zip(values) {
-            slots.at(place.team * columns + mine).store(values.clone());
+            slots.at(place.team * columns + mine).store(values);
         }
         k.barrier();
         for first in (0..columns).step_by(threads as usize) {
             let column = k.thread_idx() + first;
             let work = || {
-                let of = |slots: &Ptr<'k, Shared, A>| {
+                let of = |slots: Ptr<'k, Shared, A>| -> Vec<Reg<'k, A>> {
                     let slots = slots.at(column);
                     (0..teams).map(|team| slots.at(u64::from(team * columns)).get()).collect()
                 };
-                let results = combine(self.slots.iter().map(of).collect());
+                let results = combine(self.slots.map(of));
                 for (slots, result) in self.slots.iter().zip(results) {
                     slots.at(column).set(result);
                 }
@@ -150,7 +150,7 @@ impl<'k, A: Accumulate> Columns<'k, A> {
             if first + threads <= columns { work() } else { k.if_(column.lt(columns), work) }
         }
         k.barrier();
-        self.slots.iter().map(|slots| slots.at(mine).load(width)).collect()
+        self.slots.map(|slots| slots.at(mine).load(width))
     }
 }
 
@@ -178,11 +178,11 @@ impl Forward {
             (0..width).filter_map(|lane| tree(column(&powers, lane), |a, b| a + b)).collect();
         let (mut top, mut sum) = (tops.clone(), sums.clone());
         if !alone {
-            let both = Columns::new(k, config, &part.place, 2).combine(&[tops.clone(), sums], |values| {
-                let all = Mass::of_parts(&values[0], &values[1], exp);
-                all.map_or_else(Vec::new, |all| vec![all.top, all.sum])
-            });
-            (top, sum) = (both[0].clone(), both[1].clone());
+            [top, sum] =
+                Columns::new(k, config, &part.place).combine([tops.clone(), sums], |[tops, sums]| {
+                    let all = Mass::of_parts(&tops, &sums, exp);
+                    [all.top, all.sum]
+                });
         }
         let minus_top = top.map(|top| -top);
         if log {
@@ -227,11 +227,8 @@ impl Backward {
         let mut sums: Lanes<'k, A> =
             lanes.filter_map(|lane| tree(column(&terms, lane), |a, b| a + b)).collect();
         if shape[1] > 1 {
-            let columns = Columns::new(k, config, &part.place, 1);
-            let all = columns.combine(&[sums], |values| {
-                values.into_iter().filter_map(|v| tree(v, |a, b| a + b)).collect()
-            });
-            sums = all.into_iter().next().unwrap_or_else(|| scale.into());
+            [sums] = Columns::new(k, config, &part.place)
+                .combine([sums], |of_teams| of_teams.map(|v| k.tree("the sum of a column", v, |a, b| a + b)));
         }
         let sum = |lane: usize| sums[lane];
         part.store(a.dx, ys.iter().zip(&dys).map(|(y, dy)| self.gradient(y, dy, &sum, scale)));
