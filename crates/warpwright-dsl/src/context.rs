@@ -162,7 +162,7 @@ impl<'k> K<'k> {
     /// 0, which the assembler does not know: it does not fold what is computed with it. The grid must have one block
     /// along z.
     #[track_caller]
-    pub fn hidden_zero(self) -> U32<'k> {
+    pub fn opaque_zero(self) -> U32<'k> {
         self.on_behalf(|| self.grid_dim_z() - 1)
     }
 

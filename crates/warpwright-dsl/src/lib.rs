@@ -75,13 +75,13 @@ mod mem;
 mod mma;
 mod moments;
 mod packed;
-mod park;
 mod philox;
+mod pipeline;
 mod prune;
 mod recorder;
 mod reg;
-mod ring;
 mod skeleton;
+mod smem_uniform;
 mod storage;
 mod table;
 mod tile;
@@ -103,7 +103,7 @@ pub use kernel::{
     Accumulate, AccumulateKernel, BlockDim, KernelDef, KernelSpec, Params, record, record_module,
 };
 pub use lanes::{Lanes, tree, tree_of};
-pub use mbarrier::{Boxes, Mbarrier, Mbarriers, TensorBoxes};
+pub use mbarrier::{Mbarrier, Mbarriers, TensorMapArg, TensorMapParam};
 pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,
     Shared, Space, Writable, Write,
@@ -111,13 +111,13 @@ pub use mem::{
 pub use mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom, Split, SplitSum};
 pub use moments::Moments;
 pub use packed::Packed;
-pub use park::Parked;
 pub use philox::Philox;
+pub use pipeline::{Pipeline, PipelineState};
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
-pub use ring::{Ring, Turn};
 pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
+pub use smem_uniform::SmemUniform;
 pub use table::{WARP_TABLE_LEN, WarpTable};
-pub use tile::{Along, SharedTile, TileLayout, TilePoint, TileReader};
+pub use tile::{Major, SharedTile, TileLayout, TilePoint, TileReader};
 pub use transcendental::{Functions, Normal};
 pub use warp::{
     Max, Maximum, Min, Minimum, Reduction, Sum, WARP, warp_inclusive_sum, warp_reduce, warp_reduce_lanes,
@@ -129,13 +129,13 @@ pub use warpwright_ptx::{ArgValue, DType, Target};
 /// Everything that a kernel file uses.
 pub mod prelude {
     pub use crate::{
-        Access, Accumulate, AccumulateKernel, Accumulator, Along, BF16, BlockDim, Bounds, BuildError, Carry,
+        Access, Accumulate, AccumulateKernel, Accumulator, BF16, BlockDim, Bounds, BuildError, Carry,
         ClusterShared, DType, DTypes, Elem, F16, F32, F64, Fetched, Fill, Float, Fragment, I32, I64, In,
-        InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, KernelSpec, Lanes, MatrixA,
-        MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments, Normal, Number, Optional, Out, Packed, Params,
-        Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, Scalar, Shared, SharedTile, Source,
-        Stages, Strided, Sum, Target, TileCopy, TileLayout, TilePoint, TileReader, U32, U64, Write,
-        accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid, kernel_args, record,
-        warp_reduce,
+        InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, KernelSpec, Lanes, Major,
+        MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments, Normal, Number, Optional, Out,
+        Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, Scalar, Shared,
+        SharedTile, Source, Stages, Strided, Sum, Target, TileCopy, TileLayout, TilePoint, TileReader, U32,
+        U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid,
+        kernel_args, record, warp_reduce,
     };
 }

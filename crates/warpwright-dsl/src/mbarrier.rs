@@ -166,13 +166,13 @@ impl<'k, E: Element> Ptr<'k, Shared, E> {
 }
 
 /// A tensor map that the device encodes when a kernel is launched: as a field of a launch a map over a tensor of the
-/// operation, in `build` a [`TensorBoxes`].
+/// operation, in `build` a [`TensorMapParam`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Boxes {
+pub struct TensorMapArg {
     value: ArgValue,
 }
 
-impl Boxes {
+impl TensorMapArg {
     /// The map over the tensor that a pointer argument would be given; its base counts from there.
     pub fn over<E: Element>(tensor: &In<E>, mut map: TensorMap) -> Self {
         let slot = match tensor.value.clone() {
@@ -190,8 +190,8 @@ impl Boxes {
     }
 }
 
-impl Argument for Boxes {
-    type Param<'k> = TensorBoxes<'k>;
+impl Argument for TensorMapArg {
+    type Param<'k> = TensorMapParam<'k>;
 
     fn describe(path: &str, all: &mut Vec<ArgInfo>) {
         all.push(ArgInfo { path: path.to_owned(), output: false, dynamic: false });
@@ -202,7 +202,7 @@ impl Argument for Boxes {
     }
 
     #[track_caller]
-    fn declare<'k>(k: K<'k>, path: &str, _: &DTypes) -> TensorBoxes<'k> {
+    fn declare<'k>(k: K<'k>, path: &str, _: &DTypes) -> TensorMapParam<'k> {
         let mut param = Param::scalar(parameter_name(path), ScalarType::B8);
         (param.array, param.align) = (Some(MAP_BYTES), MAP_ALIGN);
         let symbol = k.rec().new_param(param);
@@ -216,7 +216,7 @@ impl Argument for Boxes {
             dst: generic.id(),
             src: of_params.as_operand(),
         });
-        TensorBoxes { map: generic }
+        TensorMapParam { map: generic }
     }
 }
 
@@ -224,11 +224,11 @@ impl Argument for Boxes {
 /// its 16-byte pieces are placed.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it records instructions but copies nothing"]
-pub struct TensorBoxes<'k> {
+pub struct TensorMapParam<'k> {
     map: U64<'k>,
 }
 
-impl<'k> TensorBoxes<'k> {
+impl<'k> TensorMapParam<'k> {
     /// Starts the copy of the box at `coords`, innermost first, to the shared memory at `to`; `done` counts its bytes. What
     /// lies outside of the tensor becomes zero and counts too. For one thread.
     #[track_caller]

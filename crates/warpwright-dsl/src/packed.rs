@@ -93,7 +93,7 @@ impl<'k, A: Float> Packed<'k, A> {
 }
 
 impl<'k, A: Float> Packed<'k, A> {
-    /// The elements, widened once more: `zero` comes from [`K::hidden_zero`]. An assembler that sees the same widening
+    /// The elements, widened once more: `zero` comes from [`K::opaque_zero`]. An assembler that sees the same widening
     /// twice would keep the wide elements in between, and with them twice the registers.
     #[track_caller]
     pub fn lanes_again(&self, zero: U32<'k>) -> Lanes<'k, A> {

@@ -134,13 +134,13 @@ impl<'k> K<'k> {
     }
 }
 
-/// Which index of the operand runs along the rows of the tile in memory.
+/// Which index of an operand is contiguous in memory: runs along the rows of the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Along {
+pub enum Major {
     /// The common index: A is stored `[m][k]`, B as `[n][k]`.
     K,
     /// The outer index: A is stored `[k][m]`, B as `[k][n]`. Not for [`MmaAtom::Tf32`].
-    Outer,
+    Mn,
 }
 
 impl<'k> SharedTile<'k> {
@@ -207,40 +207,40 @@ impl<'k> SharedTile<'k> {
     /// warp and a multiple of 8. If A is stored along its rows, what is read from one origin must lie within columns of
     /// the tile that begin at a multiple of their number, a power of two.
     #[track_caller]
-    pub fn reader_a(self, atom: MmaAtom, along: Along, origin: U32<'k>) -> TileReader<'k, MatrixA> {
-        self.reader(atom, along, origin, along == Along::K)
+    pub fn reader_a(self, atom: MmaAtom, major: Major, origin: U32<'k>) -> TileReader<'k, MatrixA> {
+        self.reader(atom, major, origin, major == Major::K)
     }
 
     /// The same for B, with columns of B from `origin` on.
     #[track_caller]
-    pub fn reader_b(self, atom: MmaAtom, along: Along, origin: U32<'k>) -> TileReader<'k, MatrixB> {
-        self.reader(atom, along, origin, along == Along::Outer)
+    pub fn reader_b(self, atom: MmaAtom, major: Major, origin: U32<'k>) -> TileReader<'k, MatrixB> {
+        self.reader(atom, major, origin, major == Major::Mn)
     }
 
     /// The lanes of `ldmatrix` name the rows of four 8 x 8 matrices. `down`: the second lies eight rows below the first
     /// and the third and fourth a chunk to the right; otherwise the second lies to the right.
-    fn reader<Role>(self, atom: MmaAtom, along: Along, origin: U32<'k>, down: bool) -> TileReader<'k, Role> {
+    fn reader<Role>(self, atom: MmaAtom, major: Major, origin: U32<'k>, down: bool) -> TileReader<'k, Role> {
         let (layout, k) = (self.layout, self.base.k());
-        if atom.dtype() != layout.dtype || (atom == MmaAtom::Tf32 && along == Along::Outer) {
+        if atom.dtype() != layout.dtype || (atom == MmaAtom::Tf32 && major == Major::Mn) {
             k.issue(IssueKind::Access { dtype: layout.dtype, register: warpwright_ptx::ScalarType::B32 });
         }
         k.on_behalf(|| {
             let lane = k.lane_idx();
             let (row, chunk) = match atom {
                 // Elements one by one: `group` is the outer index, `quad` the common one.
-                MmaAtom::F64 | MmaAtom::F64Deep if along == Along::K => (lane >> 2, lane & 3),
+                MmaAtom::F64 | MmaAtom::F64Deep if major == Major::K => (lane >> 2, lane & 3),
                 MmaAtom::F64 | MmaAtom::F64Deep => (lane & 3, lane >> 2),
                 _ if down => (lane & 15, lane >> 4),
                 _ => ((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1),
             };
             let within =
                 if atom.dtype() == DType::F64 { chunk << 3 } else { chunk << CHUNK.trailing_zeros() };
-            let (row, first) = match along {
-                Along::K => (row + origin, None),
-                Along::Outer => (row, Some(origin << (layout.dtype.bytes() as u32).trailing_zeros())),
+            let (row, first) = match major {
+                Major::K => (row + origin, None),
+                Major::Mn => (row, Some(origin << (layout.dtype.bytes() as u32).trailing_zeros())),
             };
             let point = self.point_at(row, within, first);
-            TileReader { point, atom, along, role: std::marker::PhantomData }
+            TileReader { point, atom, major, role: std::marker::PhantomData }
         })
     }
 }
@@ -294,7 +294,7 @@ impl<'k> TilePoint<'k> {
 pub struct TileReader<'k, Role> {
     point: TilePoint<'k>,
     atom: MmaAtom,
-    along: Along,
+    major: Major,
     role: std::marker::PhantomData<fn() -> Role>,
 }
 
@@ -308,7 +308,7 @@ impl<Role> Copy for TileReader<'_, Role> {}
 
 impl<Role> std::fmt::Debug for TileReader<'_, Role> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} of {:?} along {:?}", self.atom, self.point.layout, self.along)
+        write!(f, "{:?} of {:?}, {:?}-major", self.atom, self.point.layout, self.major)
     }
 }
 
@@ -323,9 +323,9 @@ impl<'k, Role> TileReader<'k, Role> {
     /// atom's k.
     fn address(&self, outer: u32, depth: u32) -> Address {
         let bytes = self.point.layout.dtype.bytes() as u32;
-        let (row, col) = match self.along {
-            Along::K => (outer, depth * bytes),
-            Along::Outer => (depth, outer * bytes),
+        let (row, col) = match self.major {
+            Major::K => (outer, depth * bytes),
+            Major::Mn => (depth, outer * bytes),
         };
         let (base, offset) = self.point.place(row, col);
         Address::reg(base.id(), offset)
@@ -378,7 +378,7 @@ impl<'k> TileReader<'k, MatrixA> {
                 let places = [(m, depth), (m + 8, depth), (m, depth + 4), (m + 8, depth + 4)];
                 Fragment::a(k, self.atom, &places.map(|(m, depth)| self.double(m, depth)))
             }
-            _ => Fragment::a(k, self.atom, &self.matrices(m, depth, self.along == Along::Outer)),
+            _ => Fragment::a(k, self.atom, &self.matrices(m, depth, self.major == Major::Mn)),
         })
     }
 }
@@ -396,7 +396,7 @@ impl<'k> TileReader<'k, MatrixB> {
                 Fragment::b(k, self.atom, &words)
             }),
             _ => {
-                let [a, b, c, d] = self.matrices(n, depth, self.along == Along::Outer);
+                let [a, b, c, d] = self.matrices(n, depth, self.major == Major::Mn);
                 [[a, b], [c, d]].map(|words| Fragment::b(k, self.atom, &words))
             }
         })

@@ -15,10 +15,10 @@ use warpwright_ptx::{
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::flow::{Carry, RawReg, RawRegs};
-use crate::mbarrier::{Mbarrier, TensorBoxes};
+use crate::mbarrier::{Mbarrier, TensorMapParam};
 use crate::mma::MmaAtom;
 use crate::reg::{F32, Reg, Source, U32, U64};
-use crate::tile::{Along, SharedTile, TileLayout};
+use crate::tile::{Major, SharedTile, TileLayout};
 
 /// Bytes of a row of a panel: what the swizzle permutes.
 const PANEL_BYTES: u32 = 128;
@@ -35,18 +35,18 @@ const A_WORDS: u32 = 4;
 pub type Part<'k> = (PanelTile, U64<'k>);
 
 /// A tile of 16-bit elements in shared memory as panels that `wgmma` reads: each 128 bytes wide, its rows one after the other with
-/// their 16-byte pieces swizzled, as a tensor copy with [`TensorSwizzle::B128`] leaves a box. Along [`Along::K`] a panel has
-/// `outer` rows of 64 of the common dimension; along [`Along::Outer`] it has `depth` rows of 64 of the outer one. Panels follow
+/// their 16-byte pieces swizzled, as a tensor copy with [`TensorSwizzle::B128`] leaves a box. With [`Major::K`] a panel has
+/// `outer` rows of 64 of the common dimension; with [`Major::Mn`] it has `depth` rows of 64 of the outer one. Panels follow
 /// each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PanelTile {
     /// Type of the elements: `f16` or `bf16`.
     pub dtype: DType,
-    /// Which index runs along the rows in memory.
-    pub along: Along,
-    /// Rows of A or columns of B, a multiple of 8 up to 256; along [`Along::Outer`] of 64.
+    /// Which index is contiguous in memory.
+    pub major: Major,
+    /// Rows of A or columns of B, a multiple of 8 up to 256; with [`Major::Mn`] of 64.
     pub outer: u32,
-    /// How much of the common dimension it has, a multiple of 16 up to 256; along [`Along::K`] of 64.
+    /// How much of the common dimension it has, a multiple of 16 up to 256; with [`Major::K`] of 64.
     pub depth: u32,
 }
 
@@ -61,9 +61,9 @@ impl PanelTile {
 
     /// Rows of a panel.
     const fn rows(self) -> u32 {
-        match self.along {
-            Along::K => self.outer,
-            Along::Outer => self.depth,
+        match self.major {
+            Major::K => self.outer,
+            Major::Mn => self.depth,
         }
     }
 
@@ -78,9 +78,9 @@ impl PanelTile {
     /// bound; `leading` are the bytes from one row to the next, `rest` how many there are along each further dimension and the bytes
     /// between them. Bytes are multiples of 16. Coordinates: along the row, the row, those of the matrix.
     pub fn map(self, (outer, depth): (u64, u64), leading: u64, rest: &[(u64, u64)]) -> TensorMap {
-        let (along, across) = match self.along {
-            Along::K => (depth, outer),
-            Along::Outer => (outer, depth),
+        let (along, across) = match self.major {
+            Major::K => (depth, outer),
+            Major::Mn => (outer, depth),
         };
         let mut map = TensorMap {
             base: 0,
@@ -106,15 +106,15 @@ impl PanelTile {
     #[track_caller]
     pub fn fetch<'k>(
         self,
-        from: TensorBoxes<'k>,
+        from: TensorMapParam<'k>,
         to: U32<'k>,
         (outer, depth): (U32<'k>, U32<'k>),
         rest: &[U32<'k>],
         done: Mbarrier<'k>,
     ) {
-        let (along, across, width) = match self.along {
-            Along::K => (depth, outer, self.depth),
-            Along::Outer => (outer, depth, self.outer),
+        let (along, across, width) = match self.major {
+            Major::K => (depth, outer, self.depth),
+            Major::Mn => (outer, depth, self.outer),
         };
         to.k().on_behalf(|| {
             let mut to = to;
@@ -132,7 +132,7 @@ impl PanelTile {
         });
     }
 
-    /// Zeroes the tile at `to`, which is along [`Along::Outer`], from `depth` of the common dimension on: the share of `thread` of
+    /// Zeroes the tile at `to`, which is [`Major::Mn`], from `depth` of the common dimension on: the share of `thread` of
     /// `threads` threads. [`K::fence_shared_copies`] and a barrier of these follow before it is multiplied.
     #[track_caller]
     pub fn clear_from<'k>(self, to: U32<'k>, depth: U32<'k>, (thread, threads): (U32<'k>, u32)) {
@@ -164,7 +164,7 @@ impl PanelTile {
         let k = address.k();
         k.on_behalf(|| {
             // Bytes between panels of the outer dimension.
-            let leading = if self.along == Along::Outer { self.rows() * PANEL_BYTES } else { 16 };
+            let leading = if self.major == Major::Mn { self.rows() * PANEL_BYTES } else { 16 };
             let fixed =
                 u64::from(leading >> 4) << 16 | u64::from(ATOM_BYTES >> 4) << 32 | Self::SWIZZLE_128 << 62;
             ((address >> 4) & 0x3FFF).to_u64() | fixed
@@ -175,14 +175,14 @@ impl PanelTile {
 
     /// Bytes from the tile to the part of it that begins at row of A or column of B `outer`, a multiple of 64.
     pub const fn part(self, outer: u32) -> u32 {
-        match self.along {
-            Along::K => outer * PANEL_BYTES,
-            Along::Outer => outer / Self::WIDTH * self.rows() * PANEL_BYTES,
+        match self.major {
+            Major::K => outer * PANEL_BYTES,
+            Major::Mn => outer / Self::WIDTH * self.rows() * PANEL_BYTES,
         }
     }
 
     /// The 16 rows of A from `row` on, a multiple of 8, in registers of a warp: what [`WarpgroupSums::products_of`] multiplies. The
-    /// tile is at `address`, and lies [`Along::K`].
+    /// tile is at `address`, and is [`Major::K`].
     #[track_caller]
     pub fn rows_of<'k>(self, address: U32<'k>, row: U32<'k>) -> Vec<U32<'k>> {
         let atom = if self.dtype == DType::F16 { MmaAtom::F16 } else { MmaAtom::BF16 };
@@ -190,7 +190,7 @@ impl PanelTile {
         address.k().on_behalf(|| {
             let panel = |first: u32| {
                 let at = address + first / Self::WIDTH * self.rows() * PANEL_BYTES;
-                let reader = SharedTile::at_address(layout, at).reader_a(atom, Along::K, row);
+                let reader = SharedTile::at_address(layout, at).reader_a(atom, Major::K, row);
                 (0..Self::WIDTH).step_by(DEPTH as usize).flat_map(move |depth| reader.load(0, depth).words())
             };
             (0..self.depth).step_by(Self::WIDTH as usize).flat_map(panel).collect()
@@ -199,9 +199,9 @@ impl PanelTile {
 
     /// What is added to a descriptor for the common dimension from `depth` on, a multiple of 16.
     pub const fn step(self, depth: u32) -> u64 {
-        let bytes = match self.along {
-            Along::K => depth / Self::WIDTH * self.rows() * PANEL_BYTES + depth % Self::WIDTH * 2,
-            Along::Outer => depth * PANEL_BYTES,
+        let bytes = match self.major {
+            Major::K => depth / Self::WIDTH * self.rows() * PANEL_BYTES + depth % Self::WIDTH * 2,
+            Major::Mn => depth * PANEL_BYTES,
         };
         (bytes >> 4) as u64
     }
@@ -277,7 +277,7 @@ impl<'k> WarpgroupSums<'k> {
     }
 
     #[track_caller]
-    fn mma(&self, dtype: DType, (a, along_a): (WgmmaSource, Along), (b_tile, b): Part<'k>, adds: bool) {
+    fn mma(&self, dtype: DType, (a, major_a): (WgmmaSource, Major), (b_tile, b): Part<'k>, adds: bool) {
         let ty = if dtype == DType::F16 { MatrixType::F16 } else { MatrixType::BF16 };
         self.k.emit(Inst::Wgmma(Box::new(Wgmma {
             n: u16::try_from(self.regs.len() * 2).unwrap_or(u16::MAX),
@@ -293,8 +293,8 @@ impl<'k> WarpgroupSums<'k> {
             accumulate: Accumulate::Always(adds),
             negate_a: false,
             negate_b: false,
-            transpose_a: along_a == Along::Outer,
-            transpose_b: b_tile.along == Along::Outer,
+            transpose_a: major_a == Major::Mn,
+            transpose_b: b_tile.major == Major::Mn,
         })));
     }
 
@@ -326,7 +326,7 @@ impl<'k> WarpgroupSums<'k> {
         for depth in (0..a_tile.depth).step_by(DEPTH as usize) {
             let source = WgmmaSource::Descriptor(a_tile.at(a, depth).as_operand());
             let b = (b_tile, b_tile.at(b, depth));
-            self.mma(a_tile.dtype, (source, a_tile.along), b, adds || depth > 0);
+            self.mma(a_tile.dtype, (source, a_tile.major), b, adds || depth > 0);
         }
         self.k.emit(Inst::WgmmaCommit);
     }
@@ -359,7 +359,7 @@ impl<'k> WarpgroupSums<'k> {
         for (depth, words) in (0..).step_by(DEPTH as usize).zip(a.chunks(A_WORDS as usize)) {
             let source = WgmmaSource::Registers(words.iter().map(|word| word.as_operand()).collect());
             let b = (b_tile, b_tile.at(b, depth));
-            self.mma(b_tile.dtype, (source, Along::K), b, adds || depth > 0);
+            self.mma(b_tile.dtype, (source, Major::K), b, adds || depth > 0);
         }
         self.k.emit(Inst::WgmmaCommit);
     }

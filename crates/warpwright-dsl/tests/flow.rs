@@ -122,13 +122,13 @@ fn ends_are_recorded_where_a_loop_asks_for_them() {
 }
 
 #[test]
-fn what_is_parked_comes_back_in_every_thread() {
+fn a_uniform_in_shared_memory_comes_back_in_every_thread() {
     let got = words(7, |k, x, n| {
-        let parked = k.park([n, n * 3, n + 1, n << 2]);
+        let shared = k.smem_uniform([n, n * 3, n + 1, n << 2]);
         k.barrier();
-        let [a, b, c, d] = parked.get();
+        let [a, b, c, d] = shared.get();
         k.fold(k.range(0, x, 1), a, |i, sum| {
-            let [_, again, ..] = parked.get();
+            let [_, again, ..] = shared.get();
             sum + i * (again - b) + c - d + n * 3 - 1
         })
     });

@@ -484,7 +484,7 @@ impl KernelDef for Guarded {
         let (thread, width) = (k.thread_idx(), self.width);
         let inside = thread.lt(a.n);
         let x = a.x.at(thread * width).only_where(inside, self.fill).load_packed::<f32>(width);
-        let again = x.lanes_again(k.hidden_zero());
+        let again = x.lanes_again(k.opaque_zero());
         a.y.at(thread * width).only_where(inside, Fill::Zero).store(x.lanes());
         a.y.at((thread + 64) * width).store(again.map(|x| x + x));
     }

@@ -20,8 +20,8 @@ kernel_args! {
 #[derive(Clone, Copy)]
 struct Product {
     atom: MmaAtom,
-    a: Along,
-    b: Along,
+    a: Major,
+    b: Major,
     rows: u32,
     cols: u32,
     slice: u32,
@@ -36,9 +36,9 @@ const WARPS: u32 = 4;
 
 impl Product {
     fn layouts(&self) -> (TileLayout, TileLayout) {
-        let layout = |along, outer| match along {
-            Along::K => TileLayout::new(self.atom.dtype(), outer, self.slice),
-            Along::Outer => TileLayout::new(self.atom.dtype(), self.slice, outer),
+        let layout = |major, outer| match major {
+            Major::K => TileLayout::new(self.atom.dtype(), outer, self.slice),
+            Major::Mn => TileLayout::new(self.atom.dtype(), self.slice, outer),
         };
         (layout(self.a, self.rows), layout(self.b, self.cols))
     }
@@ -73,10 +73,10 @@ impl Product {
         let start = |step: U32<'k>, stage: U32<'k>, there| {
             let first = step * slice;
             let left = p.depth - first;
-            let side = |copy: TileCopy<'k>, along, outer: U32<'k>, leading: U64<'k>| {
-                let (at, rows, cols) = match along {
-                    Along::K => (first.to_u64(), outer, left),
-                    Along::Outer => (first.to_u64() * leading, left, outer),
+            let side = |copy: TileCopy<'k>, major, outer: U32<'k>, leading: U64<'k>| {
+                let (at, rows, cols) = match major {
+                    Major::K => (first.to_u64(), outer, left),
+                    Major::Mn => (first.to_u64() * leading, left, outer),
                 };
                 let some = |bound| self.bounded.then_some(bound);
                 copy.advanced(at).start(stage, Bounds { rows: some(rows), cols: some(cols) }, Some(there));
@@ -159,21 +159,21 @@ fn check_text(
     (m, n, depth): (usize, usize, usize),
     pad: usize,
 ) -> Result<Counters, String> {
-    let stored = |along, outer: usize| match along {
-        Along::K => (outer, depth),
-        Along::Outer => (depth, outer),
+    let stored = |major, outer: usize| match major {
+        Major::K => (outer, depth),
+        Major::Mn => (depth, outer),
     };
-    let matrix = |along, outer, salt: usize| {
-        let (rows, cols) = stored(along, outer);
+    let matrix = |major, outer, salt: usize| {
+        let (rows, cols) = stored(major, outer);
         let leading = cols + pad;
         // What lies between the rows must not be read: it would spoil the sums.
         let value = |i: usize| if i % leading < cols { number(i + salt) } else { f64::NAN };
         (leading, (0..rows * leading).map(value).collect::<Vec<f64>>())
     };
     let ((lda, a), (ldb, b)) = (matrix(def.a, m, 3), matrix(def.b, n, 1000));
-    let at = |xs: &[f64], along, leading: usize, outer: usize, depth: usize| match along {
-        Along::K => xs[outer * leading + depth],
-        Along::Outer => xs[depth * leading + outer],
+    let at = |xs: &[f64], major, leading: usize, outer: usize, depth: usize| match major {
+        Major::K => xs[outer * leading + depth],
+        Major::Mn => xs[depth * leading + outer],
     };
     let dtype = def.atom.dtype();
     let size = if dtype == DType::F64 { 8 } else { 4 };
@@ -212,8 +212,8 @@ fn check_text(
 
 const BASE: Product = Product {
     atom: MmaAtom::BF16,
-    a: Along::K,
-    b: Along::K,
+    a: Major::K,
+    b: Major::K,
     rows: 64,
     cols: 64,
     slice: 64,
@@ -222,8 +222,8 @@ const BASE: Product = Product {
     bounded: false,
 };
 
-const ORIENTATIONS: [(Along, Along); 4] =
-    [(Along::K, Along::K), (Along::K, Along::Outer), (Along::Outer, Along::K), (Along::Outer, Along::Outer)];
+const ORIENTATIONS: [(Major, Major); 4] =
+    [(Major::K, Major::K), (Major::K, Major::Mn), (Major::Mn, Major::K), (Major::Mn, Major::Mn)];
 
 #[test]
 fn products_of_every_orientation_meet_no_bank_conflict() {
@@ -232,7 +232,7 @@ fn products_of_every_orientation_meet_no_bank_conflict() {
         for (slice, outer) in [(16, 64), (32, 32), (64, 64), (64, 128), (128, 64), (48, 64)] {
             let def = Product { a, b, slice, rows: outer, cols: outer, stages: 2, ..BASE };
             // The threads of a copy are a power of two to a row.
-            if slice == 48 && (a, b) != (Along::Outer, Along::Outer) {
+            if slice == 48 && (a, b) != (Major::Mn, Major::Mn) {
                 continue;
             }
             let counters =
@@ -282,7 +282,7 @@ fn bounds_cut_tiles_short_at_every_side() {
             // Rows that start at a multiple of the piece: the padded length is one.
             let (m, n, depth) = sizes;
             let odd =
-                |along, outer: usize| (if along == Along::K { depth } else { outer } + pad) * 2 % piece != 0;
+                |major, outer: usize| (if major == Major::K { depth } else { outer } + pad) * 2 % piece != 0;
             if odd(a, m) || odd(b, n) {
                 continue;
             }
@@ -317,7 +317,7 @@ fn shapes_that_do_not_fit_are_issues() {
         Product { slice: 60, ..BASE },
         Product { stages: 1, ..BASE },
         Product { piece: 3, ..BASE },
-        Product { atom: MmaAtom::Tf32, a: Along::Outer, ..BASE },
+        Product { atom: MmaAtom::Tf32, a: Major::Mn, ..BASE },
     ];
     for def in bad {
         assert!(record(&def, Target::sm(80)).is_err(), "{}", def.slice);
@@ -354,7 +354,7 @@ impl KernelDef for Chain {
             zero.map(|r, c, _| at(r, c))
         };
         let a = Fragment::from_accumulators(atom, &of(0), &of(8));
-        let b = tile.reader_b(atom, Along::Outer, k.lit(0u32)).load_pair(0, 0);
+        let b = tile.reader_b(atom, Major::Mn, k.lit(0u32)).load_pair(0, 0);
         let first: Vec<_> = b.iter().map(|b| zero.mma(&a, b)).collect();
         let a = Fragment::from_accumulators(atom, &first[0], &first[1]);
         for (i, b) in b.iter().enumerate() {

@@ -306,8 +306,8 @@ impl Sweep {
         Elem: Access<A>,
     {
         let (p, dy) = read;
-        let parks = self.full(engine) && self.kind.dropout;
-        let read = (if parks { p.with_parked_random(k) } else { p }, dy);
+        let shares = self.full(engine) && self.kind.dropout;
+        let read = (if shares { p.with_shared_random(k) } else { p }, dy);
         match self.work {
             Work::Forward | Work::Queries | Work::Bias => self.queries(k, read, to, engine),
             Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, read, to, engine),
@@ -339,13 +339,13 @@ impl Sweep {
         // Masks, and sequences with limits of their own, take the registers that are left.
         let full = self.full(engine);
         let known = if full && self.kind.band { known.in_memory(k, self.dtype, &place, rows) } else { known };
-        let parked = (full && self.kind.packed).then(|| block.parked(k, &p));
+        let shared = (full && self.kind.packed).then(|| block.in_shared_memory(k, &p));
         let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
-        let walk = if engine.scarce() { walk.parked(k) } else { walk };
+        let walk = if engine.scarce() { walk.in_shared_memory(k) } else { walk };
         engine.start(k, sources, walk.from, walk.end);
         let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
             let (scorer, sources) =
-                parked.map_or((scorer, sources), |parked| parked.get(&p, scorer, sources));
+                shared.map_or((scorer, sources), |shared| shared.get(&p, scorer, sources));
             let keys = engine.first(k, sources, at, walk.end());
             let base = scorer.base(k, engine.product(k, own, keys));
             let pair = |row, column| (first + row, at + column);
@@ -388,7 +388,7 @@ impl Sweep {
         let walk = span.walk_queries(first, first + rows.cast_signed(), columns);
         // In shorter rows it costs more registers than it saves.
         let wide = engine.scarce() && self.config.width() * self.dtype.bytes() as u32 >= 256;
-        let walk = if wide { walk.parked(k) } else { walk };
+        let walk = if wide { walk.in_shared_memory(k) } else { walk };
         let zero = |wanted: bool| if wanted { engine.zero(k) } else { Matrix::new() };
         let zeros = (zero(of_keys), zero(of_values));
         let heads = k.range(0u32, p.group, 1u32);

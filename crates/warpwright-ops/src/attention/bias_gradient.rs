@@ -8,7 +8,7 @@ use warpwright_dsl::{accumulate, kernel_args};
 
 use super::backward::{PlaceArgs, Statistics, gradient_of_score};
 use super::dropout::Keys;
-use super::engine::{Engine, Matrix, each, zero_of};
+use super::engine::{Engine, Matrix, each, opaque_zero};
 use super::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
@@ -147,7 +147,7 @@ impl BiasGradient {
         let end = at + self.config.tile_columns().cast_signed();
         // The rows of the turn before have been read. Addresses are computed again for each tile instead of being kept.
         k.barrier();
-        let again = if engine.scarce() { first + zero_of(at).to_i32() } else { first };
+        let again = if engine.scarce() { first + opaque_zero(at).to_i32() } else { first };
         let own = engine.own(k, p.q.source(span.of_queries, head, span.queries, p.width), again, 0);
         let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), again, 1);
         engine.start(k, sources, at, end);

@@ -6,7 +6,7 @@
 //! others at the end. Keys and values may lie in pages.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Boxes, StridedPtr, accumulate, kernel_args};
+use warpwright_dsl::{StridedPtr, TensorMapArg, accumulate, kernel_args};
 
 use super::engine::{Engine, Form, Pages, Place, Source};
 use super::forward::{ResultArgs, ResultParams, Running, all_lanes, soften};
@@ -36,7 +36,7 @@ kernel_args! {
 
 kernel_args! {
     /// The same with keys and values as tensor copies reach them.
-    pub(super) struct StreamArgs => StreamParams { of: DecodeArgs, k_boxes: Boxes, v_boxes: Boxes }
+    pub(super) struct StreamArgs => StreamParams { of: DecodeArgs, k_boxes: TensorMapArg, v_boxes: TensorMapArg }
 }
 
 /// [`DecodeArgs`] in a kernel.

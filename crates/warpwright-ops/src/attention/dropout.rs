@@ -5,7 +5,7 @@
 //! The four keys of a draw lie in several lanes of a warp. These lanes share the draws of a tile out, and tell each other what they
 //! found, a bit for each pair.
 
-use warpwright_dsl::Parked;
+use warpwright_dsl::SmemUniform;
 use warpwright_dsl::prelude::*;
 
 use super::engine::{Matrix, Place, each};
@@ -36,15 +36,15 @@ pub(super) struct Team {
 pub(super) enum Seeds<'k> {
     Known(Philox<'k>),
     /// What is computed from them takes twenty registers, which are free between the tiles.
-    Parked(Parked<'k, u64, 2>),
+    Shared(SmemUniform<'k, u64, 2>),
 }
 
 impl<'k> Seeds<'k> {
     fn philox(self, k: K<'k>) -> Philox<'k> {
         match self {
             Self::Known(philox) => philox,
-            Self::Parked(parked) => {
-                let [seed, offset] = parked.get();
+            Self::Shared(shared) => {
+                let [seed, offset] = shared.get();
                 Philox::new(k, seed, offset)
             }
         }

@@ -4,14 +4,14 @@
 //! few columns of each; the threads of a slot are neighbouring lanes of one warp. Forward the rows are queries and the
 //! columns keys; in the sweep for the gradients of keys and values they change places.
 
-use warpwright_dsl::Parked;
+use warpwright_dsl::SmemUniform;
 use warpwright_dsl::prelude::*;
 
 use super::dropout::{Keys, Team};
 
 /// 0, from the number of a row or column, none of which is negative; but the assembler does not know that, and computes again for each number
 /// what it would else keep in registers.
-pub(super) fn zero_of(number: I32<'_>) -> U32<'_> {
+pub(super) fn opaque_zero(number: I32<'_>) -> U32<'_> {
     number.to_u32() >> 31
 }
 
@@ -117,20 +117,20 @@ pub(super) struct Walk<'k> {
     pub(super) whole_from: Option<I32<'k>>,
     pub(super) whole_end: I32<'k>,
     /// Where these are kept, if they are: where tiles begin to be whole, where they cease to be, and where they end.
-    pub(super) parked: Option<Parked<'k, i32, 4>>,
+    pub(super) shared: Option<SmemUniform<'k, i32, 4>>,
 }
 
 impl<'k> Walk<'k> {
-    /// The same, if some of its columns are limited, with what is known of them [parked](K::park).
-    pub(super) fn parked(self, k: K<'k>) -> Self {
-        let park = |from| k.park([from, self.whole_end, self.end, self.end]);
-        Self { parked: self.whole_from.map(park), ..self }
+    /// The same, if some of its columns are limited, with what is known of them kept [in shared memory](K::smem_uniform).
+    pub(super) fn in_shared_memory(self, k: K<'k>) -> Self {
+        let shared = |from| k.smem_uniform([from, self.whole_end, self.end, self.end]);
+        Self { shared: self.whole_from.map(shared), ..self }
     }
 
     /// Where tiles begin to be whole, where they cease to be, and where they end.
     fn bound(&self, number: usize) -> I32<'k> {
         let known = [self.whole_from.unwrap_or(self.from), self.whole_end, self.end];
-        self.parked.map_or(known[number], |parked| parked.get()[number])
+        self.shared.map_or(known[number], |shared| shared.get()[number])
     }
 
     /// Where tiles end.
@@ -183,7 +183,7 @@ pub(super) trait Engine<'k, A: Float> {
         false
     }
 
-    /// Whether registers are so scarce that what the whole block knows is [parked](K::park), and what a thread can compute again for each
+    /// Whether registers are so scarce that what the whole block knows is kept [in shared memory](K::smem_uniform), and what a thread can compute again for each
     /// tile is.
     fn scarce(&self) -> bool {
         false

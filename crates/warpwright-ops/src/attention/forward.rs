@@ -122,7 +122,7 @@ impl Forward {
 
         let place = engine.product_place(k);
         let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
-        let walk = if engine.scarce() { walk.parked(k) } else { walk };
+        let walk = if engine.scarce() { walk.in_shared_memory(k) } else { walk };
         engine.start(k, sources, walk.from, walk.end);
         let last = walk.fold(k, columns, Running::new(k, &engine), |at, masked, state| {
             let keys = engine.first(k, sources, at, walk.end());

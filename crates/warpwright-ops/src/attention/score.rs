@@ -2,7 +2,7 @@
 //! kernel.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{OptionalParam, Parked, StridedPtr, kernel_args};
+use warpwright_dsl::{OptionalParam, SmemUniform, StridedPtr, kernel_args};
 
 use super::AttentionInputs;
 use super::dropout::{Draws, Kept, Keys, Seeds};
@@ -207,8 +207,8 @@ pub(super) struct Problem<'k> {
     pub(super) offsets: [Ptr<'k, Read, i32>; 2],
     /// Seed and offset of what is dropped.
     pub(super) random: Ptr<'k, Read, u64>,
-    /// The same if they are parked.
-    pub(super) parked_random: Option<Parked<'k, u64, 2>>,
+    /// The same if they are kept in shared memory.
+    pub(super) shared_random: Option<SmemUniform<'k, u64, 2>>,
     /// Words from here on keep their pair.
     pub(super) threshold: U32<'k>,
     /// What kept probabilities are multiplied by.
@@ -239,7 +239,7 @@ impl<'k> Problem<'k> {
             lengths: a.lengths,
             offsets: a.offsets,
             random: a.random,
-            parked_random: None,
+            shared_random: None,
             threshold: a.threshold,
             keeping: a.keeping,
         }
@@ -250,9 +250,9 @@ impl<'k> Problem<'k> {
         [0u64, 1].map(|at| self.random.at(at).get::<u64>())
     }
 
-    /// The same with seed and offset of what is dropped [parked](K::park).
-    pub(super) fn with_parked_random(self, k: K<'k>) -> Self {
-        Self { parked_random: Some(k.park(self.random())), ..self }
+    /// The same with seed and offset of what is dropped kept [in shared memory](K::smem_uniform).
+    pub(super) fn with_shared_random(self, k: K<'k>) -> Self {
+        Self { shared_random: Some(k.smem_uniform(self.random())), ..self }
     }
 
     /// Tile, head and batch of the block. Blocks run in order, so with `last_first` those with the most keys under a causal
@@ -386,13 +386,13 @@ impl<'k> Span<'k> {
         let from = down(from);
         if !self.kind.band {
             let whole_end = complete.select(down(all), 0i32).min(end);
-            return Walk { from, end, whole_from: None, whole_end: down(whole_end), parked: None };
+            return Walk { from, end, whole_from: None, whole_end: down(whole_end), shared: None };
         }
         // Both ends of what is whole lie among the tiles, in order.
         let whole_from = down(whole_first.max(from) + (step - 1)).min(down(end.max(from) + (step - 1)));
         let whole_end = complete.select(down((whole_last + 1i32).min(all)), 0i32);
         let whole_end = whole_end.max(whole_from).min(down(end.max(from) + (step - 1)));
-        Walk { from, end, whole_from: Some(whole_from), whole_end, parked: None }
+        Walk { from, end, whole_from: Some(whole_from), whole_end, shared: None }
     }
 
     /// The first and the last key that `query` sees, where they are limited.
@@ -504,25 +504,25 @@ where
         }
     }
 
-    /// What the block knows of its sequence, [parked](K::park).
-    pub(super) fn parked(&self, k: K<'k>, p: &Problem<'k>) -> ParkedBlock<'k> {
+    /// What the block knows of its sequence, kept [in shared memory](K::smem_uniform).
+    pub(super) fn in_shared_memory(&self, k: K<'k>, p: &Problem<'k>) -> SharedBlock<'k> {
         let (span, key_head) = (self.span, p.key_head(self.head));
         let offsets = [p.k, p.v].map(|view| view.offset(span.of_keys, key_head));
         let limits = [span.keys, span.queries, span.left, span.right];
-        ParkedBlock { limits: k.park(limits), offsets: k.park(offsets) }
+        SharedBlock { limits: k.smem_uniform(limits), offsets: k.smem_uniform(offsets) }
     }
 }
 
-/// What [`QueryBlock::parked`] keeps.
+/// What [`QueryBlock::in_shared_memory`] keeps.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ParkedBlock<'k> {
+pub(super) struct SharedBlock<'k> {
     /// How many keys and queries there are, and which see each other.
-    limits: Parked<'k, i32, 4>,
+    limits: SmemUniform<'k, i32, 4>,
     /// Elements to the first key and the first value.
-    offsets: Parked<'k, u64, 2>,
+    offsets: SmemUniform<'k, u64, 2>,
 }
 
-impl<'k> ParkedBlock<'k> {
+impl<'k> SharedBlock<'k> {
     /// The scorer and the sources of a block with what is known of its sequence in new registers.
     pub(super) fn get<A: Float>(
         self,
@@ -602,10 +602,10 @@ where
         let unit = if plain { scale * LOG2_E } else { k.lit::<A>(LOG2_E) };
         let shift = span.keys - span.queries;
         let draws = kind.dropout.then(|| {
-            let random = p.parked_random.ok_or_else(|| p.random());
+            let random = p.shared_random.ok_or_else(|| p.random());
             let first_row = p.first_row(span.of_queries, head);
             let known = |[seed, offset]: [U64<'k>; 2]| Seeds::Known(Philox::new(k, seed, offset));
-            Draws { seeds: random.map_or_else(known, Seeds::Parked), threshold: p.threshold, first_row }
+            Draws { seeds: random.map_or_else(known, Seeds::Shared), threshold: p.threshold, first_row }
         });
         let (softcap, keeping) = (p.softcap.convert(), p.keeping);
         Self {

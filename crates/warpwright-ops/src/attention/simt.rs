@@ -8,7 +8,7 @@
 use warpwright_dsl::prelude::*;
 
 use super::dropout::{Keys, Team};
-use super::engine::{Engine, Form, Matrix, Place, Source, zero_of};
+use super::engine::{Engine, Form, Matrix, Place, Source, opaque_zero};
 
 /// Lanes that share a slot.
 pub(super) const LANES: u32 = 8;
@@ -191,7 +191,7 @@ impl<'k> SimtEngine<'k> {
         let rounds = total.div_ceil(threads);
         // Where rounds are many the assembler kept their places in memory from tile to tile.
         let thread = match width {
-            256 => self.thread + zero_of(first),
+            256 => self.thread + opaque_zero(first),
             _ => self.thread,
         };
         // In a loop it has no more than one batch's to keep. Where it has registers for all, that is slower.

@@ -7,8 +7,8 @@ use std::cell::{Cell, RefCell};
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
-    Accumulator, Along, Fragment, MatrixA, MatrixB, Mbarriers, MmaAtom, PanelTile, SharedTile, TensorBoxes,
-    TileLayout, TileReader, WARP,
+    Accumulator, Fragment, Major, MatrixA, MatrixB, Mbarriers, MmaAtom, PanelTile, SharedTile,
+    TensorMapParam, TileLayout, TileReader, WARP,
 };
 
 use super::dropout::{Keys, Team};
@@ -71,8 +71,8 @@ impl Streams {
     pub(super) const fn panels(self, dtype: DType) -> [PanelTile; 2] {
         let Self { columns, width, .. } = self;
         [
-            PanelTile { dtype, along: Along::K, outer: columns, depth: width },
-            PanelTile { dtype, along: Along::Outer, outer: width, depth: columns },
+            PanelTile { dtype, major: Major::K, outer: columns, depth: width },
+            PanelTile { dtype, major: Major::Mn, outer: width, depth: columns },
         ]
     }
 
@@ -103,7 +103,7 @@ pub(super) struct StreamEngine<'k> {
     tiles_at: U32<'k>,
     /// Those of the warp count the bytes of its tiles.
     ready: Mbarriers<'k>,
-    boxes: [TensorBoxes<'k>; 2],
+    boxes: [TensorMapParam<'k>; 2],
     /// Key head and batch.
     of: [U32<'k>; 2],
     /// Whether values behind the last key may be in the tensor.
@@ -129,7 +129,7 @@ impl<'k> StreamEngine<'k> {
         k: K<'k>,
         config: Streams,
         dtype: DType,
-        boxes: [TensorBoxes<'k>; 2],
+        boxes: [TensorMapParam<'k>; 2],
         of: [U32<'k>; 2],
         lengths: bool,
     ) -> Self {
@@ -159,8 +159,8 @@ impl<'k> StreamEngine<'k> {
             of,
             lengths,
             lane: k.lane_idx(),
-            keys: panel.reader_b(atom, Along::K, none),
-            values: panel.moved(config.tile_bytes()).reader_b(atom, Along::Outer, none),
+            keys: panel.reader_b(atom, Major::K, none),
+            values: panel.moved(config.tile_bytes()).reader_b(atom, Major::Mn, none),
             turn: Cell::new([none, none]),
             used: Cell::new(none),
             held: RefCell::default(),
@@ -211,7 +211,7 @@ impl<'k> StreamEngine<'k> {
     fn fragments(&self, k: K<'k>) -> Vec<Fragment<'k, MatrixA>> {
         let panels = 0..self.config.width / PanelTile::WIDTH;
         let depths = || (0..PanelTile::WIDTH).step_by(self.atom.k() as usize);
-        let of = |panel| self.own_panel(k, k.lit(panel)).reader_a(self.atom, Along::K, k.lit(0u32));
+        let of = |panel| self.own_panel(k, k.lit(panel)).reader_a(self.atom, Major::K, k.lit(0u32));
         panels.map(of).flat_map(|panel| depths().map(move |depth| panel.load(0, depth))).collect()
     }
 

@@ -5,10 +5,10 @@
 //! stages, the next one while the present one is used.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Accumulator, Along, Bounds, Fragment, MmaAtom, SharedTile, SplitSum, TileLayout, WARP};
+use warpwright_dsl::{Accumulator, Bounds, Fragment, Major, MmaAtom, SharedTile, SplitSum, TileLayout, WARP};
 
 use super::dropout::{Keys, Team};
-use super::engine::{Engine, Form, Matrix, Place, Source, each, zero_of};
+use super::engine::{Engine, Form, Matrix, Place, Source, each, opaque_zero};
 
 /// Lanes that share a slot.
 pub(super) const LANES: u32 = 4;
@@ -273,7 +273,7 @@ impl<'k> TensorCoreEngine<'k> {
             let tile = self.columns_tile(k, index as u32);
             let (thread, threads) = self.copiers(k);
             // Places are computed again for each tile instead of being kept in registers.
-            let thread = thread + zero_of(at);
+            let thread = thread + opaque_zero(at);
             self.copy(k, source, at, tile, (stage, Some(there)), (thread, threads));
         }
         k.commit_copies();
@@ -285,7 +285,7 @@ impl<'k> TensorCoreEngine<'k> {
         // Sweeps of f32 with one slab lack the registers for what places in both tiles have in common; two slabs need them for
         // themselves.
         let apart = self.atom == MmaAtom::Tf32 && self.own == 2 && self.config.slabs == 1;
-        Operand { tile, zero: zero_of(if apart { at + index.cast_signed() } else { at }) }
+        Operand { tile, zero: opaque_zero(if apart { at + index.cast_signed() } else { at }) }
     }
 
     /// Products of operands that are split. They are summed in parts, so that the errors of long sums, which tensor cores cut off,
@@ -423,7 +423,7 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
             Form::Even => {
                 // Where blocks of 16 bits load own rows in a loop, places are computed again. Those of `f32` have the registers.
                 let halves = self.atom != MmaAtom::Tf32 && source.factors.is_none();
-                let thread = if halves { self.thread + zero_of(first) } else { self.thread };
+                let thread = if halves { self.thread + opaque_zero(first) } else { self.thread };
                 self.copy(k, source, first, tile, (k.lit(0u32), None), (thread, self.threads));
             }
             Form::Heads { .. } | Form::Pages(_) => self.load_rows(k, source, first, tile),
@@ -458,8 +458,8 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
 
     fn product(&self, k: K<'k>, own: Operand<'k>, Operand { tile, zero }: Operand<'k>) -> Matrix<'k, f32> {
         let TensorCore { slabs, columns, width, .. } = self.config;
-        let left = own.tile.reader_a(self.atom, Along::K, self.row + zero);
-        let right = tile.reader_b(self.atom, Along::K, zero);
+        let left = own.tile.reader_a(self.atom, Major::K, self.row + zero);
+        let right = tile.reader_b(self.atom, Major::K, zero);
         if self.atom == MmaAtom::Tf32 {
             return self.product_split(k, &left, &right);
         }
@@ -496,7 +496,7 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         }
         let like = Accumulator::zero(k, self.atom);
         let (weights, mut sum) = (from_matrix(&like, weights), from_matrix(&like, &sum));
-        let right = tile.reader_b(self.atom, Along::Outer, zero);
+        let right = tile.reader_b(self.atom, Major::Mn, zero);
         for depth in (0..columns).step_by(self.atom.k() as usize) {
             let pair = depth as usize / 8;
             let a: Vec<_> = weights

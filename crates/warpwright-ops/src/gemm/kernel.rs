@@ -71,7 +71,7 @@ impl<'k> Share<'k> {
 /// The block's part of a product, and how its slices come to shared memory.
 pub(super) struct Problem<'k> {
     k: K<'k>,
-    along: (Along, Along),
+    major: (Major, Major),
     tiles: Tiles,
     /// The warp's number in its team.
     pub(super) warp: U32<'k>,
@@ -100,13 +100,13 @@ impl<'k> Problem<'k> {
         k: K<'k>,
         p: GemmParams<'k>,
         dtype: DType,
-        along: (Along, Along),
+        major: (Major, Major),
         config: Tiled,
     ) -> Self {
         let tiles = *config.tiles();
         let Tiles { rows, cols, slice, piece, teams, .. } = tiles;
-        let (layout_a, layout_b) = tiles.layouts(dtype, along.0, along.1);
-        let turns = |along| matches!(config, Tiled::Simt(c) if c.turns(along));
+        let (layout_a, layout_b) = tiles.layouts(dtype, major.0, major.1);
+        let turns = |major| matches!(config, Tiled::Simt(c) if c.turns(major));
         let batch = k.block_idx_z().to_u64();
         let (tile_row, tile_col) = tile_of_block(k.block_idx_x(), (p.m, p.n), (rows, cols));
         let (row, col) = (tile_row * rows, tile_col * cols);
@@ -122,34 +122,34 @@ impl<'k> Problem<'k> {
             let team = k.thread_idx() / threads;
             warp = warp % (threads / 32);
             copying = (k.thread_idx() % threads, threads);
-            share = share.of_team(team, &tiles, tiles.pipeline(dtype, along.0, along.1).total_bytes());
+            share = share.of_team(team, &tiles, tiles.pipeline(dtype, major.0, major.1).total_bytes());
         }
         let Share { team, tile_a, tile_b, first, depth, steps } = share;
         // Where the first slice begins, and how far the next lies.
-        let side = |along: Along, outer: U32<'k>, leading: U64<'k>| match along {
-            Along::K => (outer.to_u64() * leading + first.to_u64(), k.lit(u64::from(slice))),
-            Along::Outer => (first.to_u64() * leading + outer.to_u64(), leading * u64::from(slice)),
+        let side = |major: Major, outer: U32<'k>, leading: U64<'k>| match major {
+            Major::K => (outer.to_u64() * leading + first.to_u64(), k.lit(u64::from(slice))),
+            Major::Mn => (first.to_u64() * leading + outer.to_u64(), leading * u64::from(slice)),
         };
-        let (from_a, next_a) = side(along.0, row, p.lda);
-        let (from_b, next_b) = side(along.1, col, p.ldb);
+        let (from_a, next_a) = side(major.0, row, p.lda);
+        let (from_b, next_b) = side(major.1, col, p.ldb);
         let copy_a = k.tile_copy(tile_a, p.a.at(batch * p.stride_a + from_a), p.lda, piece, copying);
         let copy_b = k.tile_copy(tile_b, p.b.at(batch * p.stride_b + from_b), p.ldb, piece, copying);
-        let (outer_a, outer_b) = tiles.layouts(dtype, Along::Outer, Along::Outer);
-        let outer = |along, tile: SharedTile<'k>, layout| {
-            if turns(along) { k.tile_from(tile.base(), layout) } else { tile }
+        let (outer_a, outer_b) = tiles.layouts(dtype, Major::Mn, Major::Mn);
+        let outer = |major, tile: SharedTile<'k>, layout| {
+            if turns(major) { k.tile_from(tile.base(), layout) } else { tile }
         };
-        let (tile_a, tile_b) = (outer(along.0, tile_a, outer_a), outer(along.1, tile_b, outer_b));
+        let (tile_a, tile_b) = (outer(major.0, tile_a, outer_a), outer(major.1, tile_b, outer_b));
         Self {
             k,
-            along,
+            major,
             tiles,
             warp,
             team,
             tile_a,
             tile_b,
             turned: [
-                turns(along.0).then(|| copy_a.across(tile_a)),
-                turns(along.1).then(|| copy_b.across(tile_b)),
+                turns(major.0).then(|| copy_a.across(tile_a)),
+                turns(major.1).then(|| copy_b.across(tile_b)),
             ],
             copy_a,
             copy_b,
@@ -168,16 +168,16 @@ impl<'k> Problem<'k> {
         let begun = step * self.tiles.slice;
         // A team may have less than its steps.
         let depth = if self.team.is_some() { depth.max(begun) - begun } else { depth - begun };
-        let bounds = |along, outer: U32<'k>| {
-            let (rows, cols) = if along == Along::K { (outer, depth) } else { (depth, outer) };
+        let bounds = |major, outer: U32<'k>| {
+            let (rows, cols) = if major == Major::K { (outer, depth) } else { (depth, outer) };
             Bounds { rows: Some(rows), cols: Some(cols) }
         };
         let step = step.to_u64();
         let sides =
-            [(self.copy_a, self.next_a, self.along.0, m), (self.copy_b, self.next_b, self.along.1, n)];
+            [(self.copy_a, self.next_a, self.major.0, m), (self.copy_b, self.next_b, self.major.1, n)];
         let mut sides_turning = Vec::new();
-        for ((copy, next, along, outer), turned) in sides.into_iter().zip(self.turned) {
-            let (copy, bounds) = (copy.advanced(step * next), bounds(along, outer));
+        for ((copy, next, major, outer), turned) in sides.into_iter().zip(self.turned) {
+            let (copy, bounds) = (copy.advanced(step * next), bounds(major, outer));
             match turned {
                 Some(first) => sides_turning.push((copy.fetch(bounds, Some(there)), first.moved(stage))),
                 None => copy.start(stage, bounds, Some(there)),
@@ -187,9 +187,9 @@ impl<'k> Problem<'k> {
     }
 
     /// How `a` and `b` lie in shared memory.
-    pub(super) fn placed(&self) -> (Along, Along) {
-        let placed = |along, turned: Option<_>| if turned.is_some() { Along::Outer } else { along };
-        (placed(self.along.0, self.turned[0]), placed(self.along.1, self.turned[1]))
+    pub(super) fn placed(&self) -> (Major, Major) {
+        let placed = |major, turned: Option<_>| if turned.is_some() { Major::Mn } else { major };
+        (placed(self.major.0, self.turned[0]), placed(self.major.1, self.turned[1]))
     }
 
     /// Where the block's sums go.
@@ -228,8 +228,8 @@ impl Turning<'_> {
 }
 
 /// The name of a kernel: element type, orientation of both operands, what a block computes, and of what.
-pub(super) fn name(dtype: DType, (a, b): (Along, Along), config: &str, split: bool) -> String {
-    let letter = |along| if along == Along::K { "k" } else { "o" };
+pub(super) fn name(dtype: DType, (a, b): (Major, Major), config: &str, split: bool) -> String {
+    let letter = |major| if major == Major::K { "k" } else { "o" };
     let split = if split { "_split" } else { "" };
     format!("gemm_{dtype}_{}{}_{config}{split}", letter(a), letter(b))
 }
@@ -239,8 +239,8 @@ pub(super) fn name(dtype: DType, (a, b): (Along, Along), config: &str, split: bo
 pub(super) struct Gemm {
     pub(super) dtype: DType,
     /// How `op(a)` and `op(b)` are stored.
-    pub(super) a: Along,
-    pub(super) b: Along,
+    pub(super) a: Major,
+    pub(super) b: Major,
     pub(super) config: Tiled,
     /// Whether sums of parts are stored as they are, one matrix after the other.
     pub(super) split: bool,

@@ -25,7 +25,7 @@ mod tf32;
 pub mod tuning;
 mod warpgroup;
 
-use warpwright_dsl::{Along, Boxes, Elem, In, KernelArgs, MmaAtom, Out, PanelTile};
+use warpwright_dsl::{Elem, In, KernelArgs, Major, MmaAtom, Out, PanelTile, TensorMapArg};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target, TargetVariant};
 use warpwright_runtime::{LaunchStep, TensorRef};
@@ -169,9 +169,9 @@ impl GemmDesc {
     }
 
     /// How the kernels see `a` and `b`.
-    const fn along(&self) -> (Along, Along) {
-        let a = if self.transpose_a { Along::Outer } else { Along::K };
-        let b = if self.transpose_b { Along::K } else { Along::Outer };
+    const fn major(&self) -> (Major, Major) {
+        let a = if self.transpose_a { Major::Mn } else { Major::K };
+        let b = if self.transpose_b { Major::K } else { Major::Mn };
         (a, b)
     }
 }
@@ -457,7 +457,7 @@ impl GemmDesc {
     /// The kernel, and how the common dimension is shared by at most `most` blocks.
     fn choose(&self, target: Target, wide: bool, most: u64) -> Result<Choice, PlanError> {
         let access = match wide {
-            true if self.has_boxes() => Access::Boxes,
+            true if self.has_boxes() => Access::TensorMap,
             true => Access::Wide,
             false => Access::Elements,
         };
@@ -469,7 +469,7 @@ impl GemmDesc {
     /// The launch of products from one kernel.
     fn launch(&self, target: Target, choice: Choice, product: Product) -> Result<LaunchStep, PlanError> {
         let Product { a, b, to, count, split } = product;
-        let along = self.along();
+        let major = self.major();
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let (m, n, depth) = (small(self.m), small(self.n), small(self.k));
         let part = u32::try_from(choice.part).unwrap_or(u32::MAX);
@@ -477,7 +477,7 @@ impl GemmDesc {
         let (ldy, stride_y) = if split { (self.n, self.m * self.n) } else { (self.ldy, self.stride_y) };
         let (ldy, stride_y) = (ldy as u64, stride_y as u64);
         let epilogue = if split { EpilogueArgs::NONE } else { self.epilogue() };
-        let kernel = kernel_of(self.dtype, along, target, choice.config, split)?;
+        let kernel = kernel_of(self.dtype, major, target, choice.config, split)?;
         let values = match choice.config {
             Config::Tiled(_) => kernel::GemmArgs {
                 a,
@@ -497,7 +497,7 @@ impl GemmDesc {
             }
             .values(),
             Config::Warpgroup(config) => {
-                let (tile_a, tile_b) = config.tiles(self.dtype, along.0, along.1);
+                let (tile_a, tile_b) = config.tiles(self.dtype, major.0, major.1);
                 warpgroup::WarpgroupArgs {
                     a: self.boxes(&a, tile_a, (self.m, self.lda), (count, self.stride_a)),
                     b: self.boxes(&b, tile_b, (self.n, self.ldb), (count, self.stride_b)),
@@ -516,7 +516,7 @@ impl GemmDesc {
             }
         };
         let parts = u32::try_from(choice.parts(self.k as u64)).unwrap_or(1);
-        let shared = choice.config.shared_bytes(self.dtype, along.0, along.1);
+        let shared = choice.config.shared_bytes(self.dtype, major.0, major.1);
         let grid = [self.grid(choice)?, parts, small(count)];
         Ok(LaunchStep::new(kernel, grid, values).with_dynamic_shared(shared))
     }
@@ -528,13 +528,13 @@ impl GemmDesc {
         tile: PanelTile,
         (outer, leading): (usize, usize),
         (count, stride): (usize, usize),
-    ) -> Boxes {
+    ) -> TensorMapArg {
         let bytes = |elements: usize| elements as u64 * self.dtype.bytes() as u64;
         // One matrix for all products, or nothing to go on to.
         let (count, stride) =
             if stride == 0 || count == 1 { (1, WIDE) } else { (count as u64, bytes(stride)) };
         let map = tile.map((outer as u64, self.k as u64), bytes(leading), &[(count, stride)]);
-        Boxes::over(operand, map)
+        TensorMapArg::over(operand, map)
     }
 
     /// Blocks of a product.
@@ -569,7 +569,7 @@ struct Product {
 
 fn kernel_of(
     dtype: DType,
-    (a, b): (Along, Along),
+    (a, b): (Major, Major),
     target: Target,
     config: Config,
     split: bool,
@@ -592,8 +592,8 @@ pub(crate) fn entries() -> Vec<Entry> {
 pub(crate) fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let mut all = vec![plan::recorded(OP, &split::SumParts { dtype }, target)?];
     for config in tuning::configs(dtype, target) {
-        for a in [Along::K, Along::Outer] {
-            for b in [Along::K, Along::Outer] {
+        for a in [Major::K, Major::Mn] {
+            for b in [Major::K, Major::Mn] {
                 for split in [false, true] {
                     all.push(kernel_of(dtype, (a, b), target, config, split)?);
                 }

@@ -17,7 +17,7 @@ const DOUBLE_VECTOR: u32 = 1;
 /// One side of the product as a thread reads it.
 #[derive(Clone, Copy)]
 struct Side<'k> {
-    along: Along,
+    major: Major,
     /// The thread's number among the lanes of this side, of `lanes`.
     lane: U32<'k>,
     lanes: u32,
@@ -31,31 +31,31 @@ struct Side<'k> {
 impl<'k> Side<'k> {
     fn new(
         tile: SharedTile<'k>,
-        along: Along,
+        major: Major,
         (lane, lanes): (U32<'k>, u32),
         own: u32,
         origin: U32<'k>,
     ) -> Self {
         let zero = lane.k().lit(0u32);
-        let at = match along {
+        let at = match major {
             // Neighbouring lanes read neighbouring rows, which lie in different banks.
-            Along::K => tile.point(origin + lane, zero),
-            Along::Outer => tile.point(zero, origin + lane * VECTOR),
+            Major::K => tile.point(origin + lane, zero),
+            Major::Mn => tile.point(zero, origin + lane * VECTOR),
         };
-        Self { along, lane, lanes, own, origin, at }
+        Self { major, lane, lanes, own, origin, at }
     }
 
     /// What the thread owns: index `i`, past the origin and the lane.
     fn step(&self, i: u32) -> u32 {
-        match self.along {
-            Along::K => i * self.lanes,
-            Along::Outer => i / VECTOR * VECTOR * self.lanes + i % VECTOR,
+        match self.major {
+            Major::K => i * self.lanes,
+            Major::Mn => i / VECTOR * VECTOR * self.lanes + i % VECTOR,
         }
     }
 
     /// The row, or column, of the thread's sum `i`.
     fn place(&self, i: u32) -> U32<'k> {
-        let lane = if self.along == Along::K { self.lane } else { self.lane * VECTOR };
+        let lane = if self.major == Major::K { self.lane } else { self.lane * VECTOR };
         self.origin + lane + self.step(i)
     }
 
@@ -65,13 +65,13 @@ impl<'k> Side<'k> {
         Elem: Access<A>,
     {
         let at = self.at.moved(stage);
-        match self.along {
-            Along::K => {
+        match self.major {
+            Major::K => {
                 let rows: Vec<Lanes<'k, A>> =
                     (0..self.own).map(|i| at.at(self.step(i), depth).load(depths)).collect();
                 (0..depths as usize).map(|d| rows.iter().map(|row| row[d]).collect()).collect()
             }
-            Along::Outer => {
+            Major::Mn => {
                 let place = |d| -> Vec<_> {
                     let vectors = (0..self.own).step_by(VECTOR as usize);
                     vectors.flat_map(|i| at.at(depth + d, self.step(i)).load(VECTOR)).collect()

@@ -48,10 +48,10 @@ fn vector(at: U32<'_>) -> U32<'_> {
 }
 
 impl<'k> Side<'k> {
-    fn new(k: K<'k>, tile: SharedTile<'k>, along: Along, origin: U32<'k>, len: u32) -> Self {
-        let reader = match along {
-            Along::K => Reader::AlongK(tile.reader_b(ATOM, Along::K, origin)),
-            Along::Outer => {
+    fn new(k: K<'k>, tile: SharedTile<'k>, major: Major, origin: U32<'k>, len: u32) -> Self {
+        let reader = match major {
+            Major::K => Reader::AlongK(tile.reader_b(ATOM, Major::K, origin)),
+            Major::Mn => {
                 let lane = k.lane_idx();
                 Reader::Outer(tile.point(lane & 3, origin + vector(lane >> 2) * VECTOR))
             }

@@ -5,7 +5,7 @@
 //! multiprocessors, and no faster than memory is read. The configuration that takes the least time is chosen. Where there are
 //! fewer tiles than multiprocessors, several blocks share the common dimension of a tile.
 
-use warpwright_dsl::{Along, K, MmaAtom, PanelTile, Stages, TileLayout};
+use warpwright_dsl::{K, Major, MmaAtom, PanelTile, Stages, TileLayout};
 use warpwright_ptx::{DType, Target};
 
 use super::Precision;
@@ -44,24 +44,24 @@ impl Tiles {
     }
 
     /// Where the slices of `a` and `b` lie in shared memory.
-    pub(super) const fn layouts(&self, dtype: DType, a: Along, b: Along) -> (TileLayout, TileLayout) {
-        const fn layout(dtype: DType, along: Along, outer: u32, slice: u32) -> TileLayout {
-            match along {
-                Along::K => TileLayout::new(dtype, outer, slice),
-                Along::Outer => TileLayout::new(dtype, slice, outer),
+    pub(super) const fn layouts(&self, dtype: DType, a: Major, b: Major) -> (TileLayout, TileLayout) {
+        const fn layout(dtype: DType, major: Major, outer: u32, slice: u32) -> TileLayout {
+            match major {
+                Major::K => TileLayout::new(dtype, outer, slice),
+                Major::Mn => TileLayout::new(dtype, slice, outer),
             }
         }
         (layout(dtype, a, self.rows, self.slice), layout(dtype, b, self.cols, self.slice))
     }
 
     /// The ring of slices of a team.
-    pub(super) const fn pipeline(&self, dtype: DType, a: Along, b: Along) -> Stages {
+    pub(super) const fn pipeline(&self, dtype: DType, a: Major, b: Major) -> Stages {
         let (a, b) = self.layouts(dtype, a, b);
         Stages { count: self.stages, bytes: a.bytes() + b.bytes() }
     }
 
     /// Bytes of dynamic shared memory: the rings, or the sums of the tile, which follow them there.
-    pub fn shared_bytes(&self, dtype: DType, a: Along, b: Along) -> u32 {
+    pub fn shared_bytes(&self, dtype: DType, a: Major, b: Major) -> u32 {
         let sum = if dtype == DType::F64 { 8 } else { 4 };
         self.teams * self.pipeline(dtype, a, b).total_bytes().max(self.rows * self.cols * sum)
     }
@@ -128,9 +128,9 @@ impl SimtConfig {
         if self.across > 8 { 1 } else { 4 }
     }
 
-    /// Whether an operand that lies along `along` is turned.
-    pub(super) fn turns(&self, along: Along) -> bool {
-        self.across > 8 && along == Along::K
+    /// Whether an operand that is `major` is turned.
+    pub(super) fn turns(&self, major: Major) -> bool {
+        self.across > 8 && major == Major::K
     }
 }
 
@@ -147,8 +147,8 @@ pub struct WarpgroupConfig {
 
 impl WarpgroupConfig {
     /// What a stage holds of `a` and `b`.
-    pub(super) fn tiles(&self, dtype: DType, a: Along, b: Along) -> (PanelTile, PanelTile) {
-        let tile = |along, outer| PanelTile { dtype, along, outer, depth: PanelTile::WIDTH };
+    pub(super) fn tiles(&self, dtype: DType, a: Major, b: Major) -> (PanelTile, PanelTile) {
+        let tile = |major, outer| PanelTile { dtype, major, outer, depth: PanelTile::WIDTH };
         (tile(a, self.rows), tile(b, self.cols))
     }
 
@@ -246,7 +246,7 @@ impl Config {
     }
 
     /// Bytes of dynamic shared memory.
-    pub fn shared_bytes(&self, dtype: DType, a: Along, b: Along) -> u32 {
+    pub fn shared_bytes(&self, dtype: DType, a: Major, b: Major) -> u32 {
         match self {
             Self::Warpgroup(config) => {
                 let (a, b) = config.tiles(dtype, a, b);
@@ -370,7 +370,7 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
     let limit = shared_limit(target);
     let fits = move |c: &&Candidate| {
         let bytes = |a, b| c.config.shared_bytes(dtype, a, b);
-        bytes(Along::K, Along::K).max(bytes(Along::Outer, Along::Outer)) <= limit
+        bytes(Major::K, Major::K).max(bytes(Major::Mn, Major::Mn)) <= limit
     };
     warpgroups.iter().chain(splits).chain(all).filter(fits).copied()
 }
@@ -465,7 +465,7 @@ pub enum Access {
     /// Every row and matrix begins at a multiple of 16 bytes.
     Wide,
     /// So they do, and tensor maps can describe them.
-    Boxes,
+    TensorMap,
 }
 
 /// The configuration for a product.
@@ -495,7 +495,7 @@ pub(super) fn choose_within(
         (Choice { config, ..choice }, cost)
     };
     let possible = |c: &Candidate| {
-        (access == Access::Boxes || !matches!(c.config, Config::Warpgroup(_)))
+        (access == Access::TensorMap || !matches!(c.config, Config::Warpgroup(_)))
             && c.config.takes_depth(shape.k)
     };
     let all = candidates(dtype, precision, target).filter(possible).map(choice);

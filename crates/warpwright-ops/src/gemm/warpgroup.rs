@@ -2,7 +2,7 @@
 //! warps multiply them from there.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Boxes, PanelTile, Ring, WARP, WarpgroupSums, kernel_args};
+use warpwright_dsl::{PanelTile, Pipeline, TensorMapArg, WARP, WarpgroupSums, kernel_args};
 
 use super::epilogue::{self, EpilogueArgs, Outputs, ResultArgs, SumTile};
 use super::kernel::tile_of_block;
@@ -11,7 +11,7 @@ use super::tuning::WarpgroupConfig;
 kernel_args! {
     /// `y = activation(alpha op(a) op(b) + beta c + bias)`, or the sums of a part of the common dimension
     pub(super) struct WarpgroupArgs => WarpgroupParams {
-        a: Boxes, b: Boxes, to: ResultArgs,
+        a: TensorMapArg, b: TensorMapArg, to: ResultArgs,
         m: u32, n: u32, depth: u32,
         /// How much of the common dimension a block along y of the grid takes.
         part: u32,
@@ -35,19 +35,19 @@ const MULTIPLIED: u32 = 1;
 pub(super) struct WarpgroupGemm {
     pub(super) dtype: DType,
     /// How `op(a)` and `op(b)` are stored.
-    pub(super) a: Along,
-    pub(super) b: Along,
+    pub(super) a: Major,
+    pub(super) b: Major,
     pub(super) config: WarpgroupConfig,
     /// Whether sums of parts are stored as they are, one matrix after the other.
     pub(super) split: bool,
 }
 
-/// The tiles of both operands in shared memory, and the barriers of their ring.
+/// The tiles of both operands in shared memory, and the barriers of their pipeline.
 struct Tiles<'k> {
     a: PanelTile,
     b: PanelTile,
     base: U32<'k>,
-    ring: Ring<'k>,
+    pipeline: Pipeline<'k>,
 }
 
 impl<'k> Tiles<'k> {
@@ -71,10 +71,10 @@ impl WarpgroupGemm {
     fn body<'k>(&self, k: K<'k>, p: WarpgroupParams<'k>) {
         let WarpgroupConfig { rows, cols, stages } = self.config;
         let (a, b) = self.config.tiles(self.dtype, self.a, self.b);
-        let tiles = Tiles { a, b, base: k.dynamic_shared_tiles(), ring: k.ring(stages) };
+        let tiles = Tiles { a, b, base: k.dynamic_shared_tiles(), pipeline: k.mbarrier_pipeline(stages) };
         let warp = k.warp_idx();
         k.if_(k.thread_idx().eq(0), || {
-            tiles.ring.init(self.multiplying());
+            tiles.pipeline.init(self.multiplying());
             k.publish_mbarriers();
         });
         k.barrier();
@@ -110,7 +110,7 @@ impl WarpgroupGemm {
         epilogue::finish_tile::<f32>(k, outputs, sums, (row, col), (p.m, p.n));
     }
 
-    /// Copies the tiles of all steps, as places in the ring become free.
+    /// Copies the tiles of all steps, as places in the pipeline become free.
     fn fetch<'k>(
         &self,
         k: K<'k>,
@@ -121,14 +121,14 @@ impl WarpgroupGemm {
     ) {
         let batch = k.block_idx_z();
         k.if_(k.lane_idx().eq(0), || {
-            let ring = tiles.ring;
-            let _ = k.fold(k.range(0, steps, 1), ring.start(k), |step, turn| {
-                let ready = ring.fill(turn, tiles.bytes());
+            let pipeline = tiles.pipeline;
+            let _ = k.fold(k.range(0, steps, 1), pipeline.start(k), |step, turn| {
+                let ready = pipeline.producer_acquire(turn, tiles.bytes());
                 let (to_a, to_b) = tiles.stage(turn.stage());
                 let along = first + step * PanelTile::WIDTH;
                 tiles.a.fetch(p.a, to_a, (row, along), &[batch * p.batch_a], ready);
                 tiles.b.fetch(p.b, to_b, (col, along), &[batch * p.batch_b], ready);
-                ring.after(turn)
+                pipeline.next(turn)
             });
         });
     }
@@ -136,20 +136,20 @@ impl WarpgroupGemm {
     /// Multiplies the tiles of all steps.
     fn multiply<'k>(&self, k: K<'k>, tiles: &Tiles<'k>, steps: U32<'k>) -> WarpgroupSums<'k> {
         let cols = self.config.cols;
-        let Tiles { a, b, ring, .. } = *tiles;
+        let Tiles { a, b, pipeline, .. } = *tiles;
         let lane = k.lane_idx();
         let group = k.thread_idx() / GROUP;
-        let start = ring.start(k);
+        let start = pipeline.start(k);
         let first = (start, start, WarpgroupSums::zero(k, cols));
         let (_, _, sums) = k.fold(k.range(0, steps, 1), first, |step, (turn, before, sums)| {
-            ring.wait(turn);
+            pipeline.consumer_wait(turn);
             let (at_a, at_b) = tiles.stage(turn.stage());
             let of_group = a.descriptor(at_a + group * a.part(GROUP_ROWS));
             sums.add_products((a, of_group), (b, b.descriptor(at_b)));
             sums.wait(1);
             // The products of the step before have been added.
-            k.if_(step.gt(0) & lane.eq(0), || ring.give_back(before));
-            (ring.after(turn), turn, sums)
+            k.if_(step.gt(0) & lane.eq(0), || pipeline.consumer_release(before));
+            (pipeline.next(turn), turn, sums)
         });
         sums.wait(0);
         sums

@@ -178,7 +178,7 @@ impl Forward {
         let mass = if alone { of_warp } else { of_warp.of_warps(k, exp).of_blocks(part.gather, exp) };
         let minus_top = -mass.top;
         if log {
-            let (log_sum, zero) = (mass.sum.log(), k.hidden_zero());
+            let (log_sum, zero) = (mass.sum.log(), k.opaque_zero());
             let y = |x: &Packed<'k, A>| x.lanes_again(zero).map(|x| exp.below(x, minus_top) - log_sum);
             part.store(a.y, xs.iter().map(y));
         } else if self.0.keeps() {
@@ -239,7 +239,7 @@ impl Backward {
         scale: Reg<'k, A>,
     ) -> Lanes<'k, A> {
         let precision = Precision::of(self.0.dtype);
-        let zero = scale.k().hidden_zero();
+        let zero = scale.k().opaque_zero();
         let pairs = y.lanes_again(zero).into_iter().zip(dy.lanes_again(zero)).enumerate();
         pairs
             .map(|(lane, (y, dy))| {

@@ -186,7 +186,7 @@ impl Forward {
         }
         let minus_top = top.map(|top| -top);
         if log {
-            let (log_sum, zero) = (sum.map(Reg::log), k.hidden_zero());
+            let (log_sum, zero) = (sum.map(Reg::log), k.opaque_zero());
             let y = |x: &Packed<'k, A>| {
                 x.lanes_again(zero).zip3(minus_top.clone(), log_sum.clone(), |x, m, l| exp.below(x, m) - l)
             };

@@ -59,7 +59,7 @@ fn many_batches_and_shared_sums_have_their_launches() {
             let configs = tuning::configs(dtype, Target::sm(sm));
             for shape in [[1, 1, 1], [64, 64, 4096], [4096, 4096, 4096], [1, 10_000, 512]] {
                 let [m, n, k] = shape;
-                for access in [Access::Boxes, Access::Wide, Access::Elements] {
+                for access in [Access::TensorMap, Access::Wide, Access::Elements] {
                     let shape = tuning::Shape { m, n, k, batch: 1 };
                     let choose = |precision| tuning::choose(dtype, precision, Target::sm(sm), shape, access);
                     let choice = choose(Precision::Full).expect("a choice");

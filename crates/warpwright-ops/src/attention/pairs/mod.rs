@@ -10,7 +10,7 @@ mod kernels;
 mod plan;
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Accumulator, Along, Fragment, MmaAtom, Split, SplitSum};
+use warpwright_dsl::{Accumulator, Fragment, Major, MmaAtom, Split, SplitSum};
 
 use super::dropout::{Keys, Team};
 use super::engine::{Engine, Matrix, Place, Source, each};
@@ -174,8 +174,8 @@ impl<'k> Engine<'k, f32> for PairsEngine<'k> {
     fn product(&self, k: K<'k>, own: Tile<'k>, tile: Tile<'k>) -> Matrix<'k, f32> {
         let Pairs { slabs, columns, width, .. } = self.config;
         let Operand { tile: right, zero } = tile.operand;
-        let left = own.operand.tile.reader_a(MmaAtom::F16, Along::K, self.tiles.row + zero);
-        let right = right.reader_b(MmaAtom::F16, Along::K, zero);
+        let left = own.operand.tile.reader_a(MmaAtom::F16, Major::K, self.tiles.row + zero);
+        let right = right.reader_b(MmaAtom::F16, Major::K, zero);
         let mut sum: Option<Matrix<'k, f32>> = None;
         for part in (0..width).step_by(PART as usize) {
             let mut parts = vec![vec![SplitSum::zero(k); columns as usize / 8]; slabs as usize];
@@ -225,7 +225,7 @@ impl<'k> Engine<'k, f32> for PairsEngine<'k> {
             row.chunks(2).map(|pair| Fragment::split_accumulators(&pair[0], &pair[1])).collect()
         };
         let a: Vec<Vec<_>> = weights.iter().map(split).collect();
-        let right = right.reader_b(MmaAtom::F16, Along::Outer, zero);
+        let right = right.reader_b(MmaAtom::F16, Major::Mn, zero);
         for first in (0..width).step_by(TOGETHER as usize) {
             let mut parts = vec![vec![SplitSum::zero(k); TOGETHER as usize / 8]; a.len()];
             for depth in (0..columns).step_by(16) {

@@ -6,7 +6,9 @@
 //! summed.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Boxes, Mbarrier, Part, Ring, Turn, WARP, WarpgroupSums, kernel_args};
+use warpwright_dsl::{
+    Mbarrier, Part, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
+};
 
 use super::super::engine::{Destination, Walk};
 use super::super::score::{Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
@@ -18,8 +20,8 @@ kernel_args! {
     /// Gradients from `do` and what is known of queries: of queries in `first`, or of keys in `first` and of values in `second`.
     pub(super) struct WarpgroupArgs => WarpgroupParams {
         problem: ProblemArgs,
-        own_first: Boxes, own_second: Boxes, columns_first: Boxes, columns_second: Boxes,
-        statistics: In<Elem>, of_queries: Boxes, pitch: u32,
+        own_first: TensorMapArg, own_second: TensorMapArg, columns_first: TensorMapArg, columns_second: TensorMapArg,
+        statistics: In<Elem>, of_queries: TensorMapArg, pitch: u32,
         first: Strided<Out<Elem>, 3>, second: Strided<Out<Elem>, 3>,
     }
 }
@@ -48,7 +50,7 @@ struct Block<'k> {
     walk: Walk<'k>,
     base: U32<'k>,
     own_ready: Mbarrier<'k>,
-    ring: Ring<'k>,
+    pipeline: Pipeline<'k>,
 }
 
 /// Rows of a group as what tiles are multiplied with.
@@ -104,10 +106,10 @@ impl WarpgroupSweep {
         let p = Problem::of(a.problem);
         let (rows, columns) = (self.config.rows(), self.config.columns);
         let base = k.dynamic_shared_tiles();
-        let (own_ready, ring) = (k.mbarriers(1).at(0), k.ring(self.config.tiles));
+        let (own_ready, pipeline) = (k.mbarriers(1).at(0), k.mbarrier_pipeline(self.config.tiles));
         k.if_(k.thread_idx().eq(0), || {
             own_ready.init(1);
-            ring.init(self.warps());
+            pipeline.init(self.warps());
             k.publish_mbarriers();
         });
         k.barrier();
@@ -120,17 +122,17 @@ impl WarpgroupSweep {
             true => span.walk_keys(first, end, columns),
             false => span.walk_queries(first, end, columns),
         };
-        Block { span, head, key_head, batch, first, walk, base, own_ready, ring }
+        Block { span, head, key_head, batch, first, walk, base, own_ready, pipeline }
     }
 
-    /// Where a tile of the ring begins.
-    fn tile<'k>(&self, block: &Block<'k>, turn: Turn<'k>) -> U32<'k> {
+    /// Where a tile of the pipeline begins.
+    fn tile<'k>(&self, block: &Block<'k>, turn: PipelineState<'k>) -> U32<'k> {
         let own = self.work.own() * self.config.own(self.dtype).bytes();
         turn.stage().mul_add(self.config.of_products(self.dtype).bytes(), block.base + own)
     }
 
     /// Where what is known of its columns begins.
-    fn statistics<'k>(&self, block: &Block<'k>, turn: Turn<'k>) -> U32<'k> {
+    fn statistics<'k>(&self, block: &Block<'k>, turn: PipelineState<'k>) -> U32<'k> {
         let own = self.work.own() * self.config.own(self.dtype).bytes();
         let tiles = self.config.tiles * self.config.of_products(self.dtype).bytes();
         turn.stage().mul_add(self.config.statistics_bytes(), block.base + (own + tiles))
@@ -152,7 +154,7 @@ impl WarpgroupSweep {
         k.fold(k.range(first, first + a.problem.group, 1u32), init, body)
     }
 
-    /// Copies the tiles of all steps, as places in the ring become free: that of the second tensor, then that of the first.
+    /// Copies the tiles of all steps, as places in the pipeline become free: that of the second tensor, then that of the first.
     fn fetch<'k>(&self, k: K<'k>, a: &WarpgroupParams<'k>, block: &Block<'k>) {
         k.release_registers(self.config.registers().1);
         k.if_(k.thread_idx().eq(self.warps() * WARP), || {
@@ -166,23 +168,23 @@ impl WarpgroupSweep {
                 let to = block.base + own.bytes();
                 own.fetch(a.own_second, to, (row, zero), &of_own, block.own_ready);
             }
-            let (tile, ring) = (self.config.of_products(self.dtype), block.ring);
-            let _ = self.heads(k, a, block, ring.start(k), |head, turn| {
+            let (tile, pipeline) = (self.config.of_products(self.dtype), block.pipeline);
+            let _ = self.heads(k, a, block, pipeline.start(k), |head, turn| {
                 let of_columns = [if self.of_queries() { block.key_head } else { head }, block.batch];
                 let kinds = (block.batch * a.problem.heads + head) * 2;
                 let steps = k.range(block.walk.from, block.walk.end, self.config.columns.cast_signed());
                 k.fold(steps, turn, |at, turn| {
                     let row = at.to_u32();
-                    let ready = ring.fill(turn, tile.bytes());
+                    let ready = pipeline.producer_acquire(turn, tile.bytes());
                     tile.fetch(a.columns_second, self.tile(block, turn), (row, zero), &of_columns, ready);
-                    let turn = ring.after(turn);
+                    let turn = pipeline.next(turn);
                     let more = if self.of_queries() { 0 } else { self.config.statistics_bytes() };
-                    let ready = ring.fill(turn, tile.bytes() + more);
+                    let ready = pipeline.producer_acquire(turn, tile.bytes() + more);
                     tile.fetch(a.columns_first, self.tile(block, turn), (row, zero), &of_columns, ready);
                     if more > 0 {
                         a.of_queries.copy(self.statistics(block, turn), &[row, kinds], ready);
                     }
-                    ring.after(turn)
+                    pipeline.next(turn)
                 })
             });
         });
@@ -232,7 +234,7 @@ impl WarpgroupSweep {
         };
         let known = if self.of_queries() { Known::Rows(group.of_rows(a)) } else { Known::Columns };
         let p = Problem::of(a.problem);
-        let _ = self.heads(k, a, block, block.ring.start(k), |head, turn| {
+        let _ = self.heads(k, a, block, block.pipeline.start(k), |head, turn| {
             let scorer = Scorer::new(self.kind, Precision::Storage, &p, block.span, head, block.batch);
             group.walk(k, &scorer, &known, turn)
         });
@@ -274,7 +276,7 @@ impl<'k> Group<'k, '_> {
     }
 
     /// Numbers of kind `kind` of the columns of a tile, two of each eight.
-    fn of_columns(&self, k: K<'k>, turn: Turn<'k>, kind: u32) -> Vec<F32<'k>> {
+    fn of_columns(&self, k: K<'k>, turn: PipelineState<'k>, kind: u32) -> Vec<F32<'k>> {
         let columns = self.sweep.config.columns;
         let first = self.sweep.statistics(self.block, turn) + kind * (columns * 4);
         let from = k.shared_at::<f32>(first).at(self.lane.column);
@@ -284,55 +286,61 @@ impl<'k> Group<'k, '_> {
 
     /// All tiles of a head, from the turn `turn` on; the turn after them. While the weights of a tile are computed, those of the
     /// one before are multiplied.
-    fn walk(&self, k: K<'k>, scorer: &Scorer<'k, f32>, known: &Known<'k>, turn: Turn<'k>) -> Turn<'k> {
-        let Block { walk, ring, .. } = *self.block;
+    fn walk(
+        &self,
+        k: K<'k>,
+        scorer: &Scorer<'k, f32>,
+        known: &Known<'k>,
+        turn: PipelineState<'k>,
+    ) -> PipelineState<'k> {
+        let Block { walk, pipeline, .. } = *self.block;
         let columns = self.sweep.config.columns.cast_signed();
         let all = || {
             let first = (self.tile(k, scorer, known, walk.from, turn, None), turn);
             let later = k.range(walk.from + columns, walk.end, columns);
             let (weights, turn) = k.fold(later, first, |at, (weights, before)| {
-                let turn = ring.after(ring.after(before));
+                let turn = pipeline.next(pipeline.next(before));
                 (self.tile(k, scorer, known, at, turn, Some((weights, before))), turn)
             });
             self.add(&weights, turn);
             self.finished(k, turn);
-            ring.after(ring.after(turn))
+            pipeline.next(pipeline.next(turn))
         };
         k.if_else(walk.from.lt(walk.end), all, || turn)
     }
 
     /// Starts the products with the weights of a tile; how many groups of them.
-    fn add(&self, (first, second): &Weights<'k>, turn: Turn<'k>) -> u32 {
+    fn add(&self, (first, second): &Weights<'k>, turn: PipelineState<'k>) -> u32 {
         let tile = self.sweep.config.of_sums(self.sweep.dtype);
         let at = |turn| (tile, tile.descriptor(self.sweep.tile(self.block, turn)));
         if let Some(sums) = &self.sums.1 {
             sums.add_products_of(second, at(turn));
         }
         if let Some(sums) = &self.sums.0 {
-            sums.add_products_of(first, at(self.block.ring.after(turn)));
+            sums.add_products_of(first, at(self.block.pipeline.next(turn)));
         }
         u32::from(self.sums.0.is_some()) + u32::from(self.sums.1.is_some())
     }
 
     /// Waits for the products of a tile, and gives back what they have read.
-    fn finished(&self, k: K<'k>, turn: Turn<'k>) {
+    fn finished(&self, k: K<'k>, turn: PipelineState<'k>) {
         for sums in [&self.sums.0, &self.sums.1].into_iter().flatten().take(1) {
             sums.wait(0);
         }
         if self.sums.1.is_some() {
-            self.give_back(k, turn);
+            self.release(k, turn);
         }
         if self.sums.0.is_some() {
-            self.give_back(k, self.block.ring.after(turn));
+            self.release(k, self.block.pipeline.next(turn));
         }
     }
 
     /// All lanes of the warp are done with a tile.
-    fn give_back(&self, k: K<'k>, turn: Turn<'k>) {
-        k.if_(k.lane_idx().eq(0), || self.block.ring.give_back(turn));
+    fn release(&self, k: K<'k>, turn: PipelineState<'k>) {
+        k.if_(k.lane_idx().eq(0), || self.block.pipeline.consumer_release(turn));
     }
 
-    fn products(&self, k: K<'k>, own: &Own<'k>, turn: Turn<'k>) -> WarpgroupSums<'k> {
+    fn products(&self, k: K<'k>, own: &Own<'k>, turn: PipelineState<'k>) -> WarpgroupSums<'k> {
         let WarpgroupSweep { config, dtype, .. } = *self.sweep;
         let tile = config.of_products(dtype);
         let tile = (tile, tile.descriptor(self.sweep.tile(self.block, turn)));
@@ -350,14 +358,14 @@ impl<'k> Group<'k, '_> {
         scorer: &Scorer<'k, f32>,
         known: &Known<'k>,
         at: I32<'k>,
-        second: Turn<'k>,
-        before: Option<(Weights<'k>, Turn<'k>)>,
+        second: PipelineState<'k>,
+        before: Option<(Weights<'k>, PipelineState<'k>)>,
     ) -> Weights<'k> {
-        let Block { span, walk, ring, .. } = *self.block;
+        let Block { span, walk, pipeline, .. } = *self.block;
         let WarpgroupSweep { config, dtype, kind, .. } = *self.sweep;
-        let first = ring.after(second);
-        ring.wait(second);
-        ring.wait(first);
+        let first = pipeline.next(second);
+        pipeline.consumer_wait(second);
+        pipeline.consumer_wait(first);
         if kind.lengths && self.sweep.of_queries() {
             let tiles = [first, second].map(|turn| self.sweep.tile(self.block, turn));
             self.sweep.cut(k, span.keys - at, tiles);
@@ -398,10 +406,10 @@ impl<'k> Group<'k, '_> {
             k.warp_barrier();
         }
         if self.sums.1.is_none() {
-            self.give_back(k, second);
+            self.release(k, second);
         }
         if self.sums.0.is_none() {
-            self.give_back(k, first);
+            self.release(k, first);
         }
         if let Some((_, turn)) = before {
             self.finished(k, turn);

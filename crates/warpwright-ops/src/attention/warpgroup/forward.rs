@@ -7,7 +7,8 @@
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
-    Along, Boxes, Mbarrier, Packed, PanelTile, Ring, TensorBoxes, Turn, WARP, WarpgroupSums, kernel_args,
+    Major, Mbarrier, Packed, PanelTile, Pipeline, PipelineState, TensorMapArg, TensorMapParam, WARP,
+    WarpgroupSums, kernel_args,
 };
 
 use super::super::engine::{Matrix, Place, Walk};
@@ -21,7 +22,7 @@ kernel_args! {
     /// `o = softmax(score(q k)) v` and `lse`, the logarithms of the sums.
     pub(in crate::attention) struct ForwardArgs => ForwardParams {
         problem: ProblemArgs, results: ResultArgs,
-        q_boxes: Boxes, k_boxes: Boxes, v_boxes: Boxes,
+        q_boxes: TensorMapArg, k_boxes: TensorMapArg, v_boxes: TensorMapArg,
         tiles: u32, all_tiles: u32,
     }
 }
@@ -77,9 +78,9 @@ impl Warpgroups {
     const fn tiles(self, dtype: DType) -> Tiles {
         let Self { columns, width, .. } = self;
         Tiles {
-            q: PanelTile { dtype, along: Along::K, outer: self.rows(), depth: width },
-            keys: PanelTile { dtype, along: Along::K, outer: columns, depth: width },
-            values: PanelTile { dtype, along: Along::Outer, outer: width, depth: columns },
+            q: PanelTile { dtype, major: Major::K, outer: self.rows(), depth: width },
+            keys: PanelTile { dtype, major: Major::K, outer: columns, depth: width },
+            values: PanelTile { dtype, major: Major::Mn, outer: width, depth: columns },
         }
     }
 
@@ -141,8 +142,8 @@ struct Shared<'k> {
     keys_at: U32<'k>,
     values_at: U32<'k>,
     queries: Queries<'k>,
-    keys: Ring<'k>,
-    values: Ring<'k>,
+    keys: Pipeline<'k>,
+    values: Pipeline<'k>,
     tour: Tour<'k>,
     block: QueryBlock<'k, f32>,
 }
@@ -153,15 +154,15 @@ enum Queries<'k> {
     /// Those of the only tile: counts their bytes.
     Once(Mbarrier<'k>),
     /// Those of one tile behind another.
-    Again(Ring<'k>),
+    Again(Pipeline<'k>),
 }
 
 /// Where a block is in its rings.
 #[derive(Clone, Copy)]
 struct Turns<'k> {
-    queries: Turn<'k>,
+    queries: PipelineState<'k>,
     /// Of keys, and of the values of the same tile.
-    keys: Turn<'k>,
+    keys: PipelineState<'k>,
 }
 
 warpwright_dsl::carry!(Turns { queries, keys });
@@ -203,7 +204,7 @@ struct Running<'k> {
     /// The weights of the tile, rounded, that have not met its values yet.
     weights: Vec<U32<'k>>,
     values: WarpgroupSums<'k>,
-    turn: Turn<'k>,
+    turn: PipelineState<'k>,
 }
 
 warpwright_dsl::carry!(Running { top, sum, weights, values, turn });
@@ -226,14 +227,17 @@ impl KernelDef for WarpgroupForward {
         let tiles = self.config.tiles(self.dtype);
         let q_at = k.dynamic_shared_tiles();
         let keys_at = q_at + tiles.q.bytes();
-        let queries =
-            if staying { Queries::Again(k.ring(1)) } else { Queries::Once(k.mbarriers(1).at(0u32)) };
-        let (keys, values) = (k.ring(stages), k.ring(stages));
+        let queries = if staying {
+            Queries::Again(k.mbarrier_pipeline(1))
+        } else {
+            Queries::Once(k.mbarriers(1).at(0u32))
+        };
+        let (keys, values) = (k.mbarrier_pipeline(stages), k.mbarrier_pipeline(stages));
         let warps = groups * (GROUP / WARP);
         k.if_(k.thread_idx().eq(0), || {
             match queries {
                 Queries::Once(ready) => ready.init(1),
-                Queries::Again(ring) => ring.init(warps),
+                Queries::Again(pipeline) => pipeline.init(warps),
             }
             keys.init(warps);
             values.init(warps);
@@ -291,7 +295,7 @@ impl<'k> Shared<'k> {
     /// Copies the queries, and keys and values of all tiles as their places become free.
     fn fetch(&self, a: &ForwardParams<'k>, key_head: U32<'k>, turns: Turns<'k>) -> Turns<'k> {
         let (k, tour, span) = (self.k, self.tour, self.block.span);
-        let of = |from: TensorBoxes<'k>, origin: Origin<'k>, head| HeadBoxes::new(from, origin, head);
+        let of = |from: TensorMapParam<'k>, origin: Origin<'k>, head| HeadBoxes::new(from, origin, head);
         let q = of(a.q_boxes, span.of_queries, self.block.head);
         let [keys, values] = [a.k_boxes, a.v_boxes].map(|from| of(from, span.of_keys, key_head));
         let bytes = self.tiles.q.bytes();
@@ -300,24 +304,24 @@ impl<'k> Shared<'k> {
                 ready.arrive_expecting(bytes);
                 ready
             }
-            Queries::Again(ring) => ring.fill(turns.queries, bytes),
+            Queries::Again(pipeline) => pipeline.producer_acquire(turns.queries, bytes),
         };
         q.fetch(self.tiles.q, self.q_at, self.block.first, ready);
         let tile = self.tiles.keys;
-        let keys_of = |turn: Turn<'k>, key| {
-            let ready = self.keys.fill(turn, tile.bytes());
+        let keys_of = |turn: PipelineState<'k>, key| {
+            let ready = self.keys.producer_acquire(turn, tile.bytes());
             keys.fetch(tile, turn.stage().mul_add(tile.bytes(), self.keys_at), key, ready);
         };
         let tile = self.tiles.values;
-        let values_of = |turn: Turn<'k>, key| {
-            let ready = self.values.fill(turn, tile.bytes());
+        let values_of = |turn: PipelineState<'k>, key| {
+            let ready = self.values.producer_acquire(turn, tile.bytes());
             values.fetch(tile, self.values_tile(turn), key, ready);
         };
         let first = turns.keys;
         keys_of(first, tour.last);
         let step = self.kernel.config.columns.cast_signed();
         let last = k.fold(k.range(step, tour.all, step), first, |down, turn| {
-            let next = self.keys.after(turn);
+            let next = self.keys.next(turn);
             keys_of(next, tour.last - down);
             values_of(turn, tour.last - down + step);
             next
@@ -327,14 +331,16 @@ impl<'k> Shared<'k> {
     }
 
     /// The turns of the next tile of queries, if `last` was the last one of keys.
-    fn next(&self, turns: Turns<'k>, last: Turn<'k>) -> Turns<'k> {
+    fn next(&self, turns: Turns<'k>, last: PipelineState<'k>) -> Turns<'k> {
         match self.queries {
             Queries::Once(_) => turns,
-            Queries::Again(ring) => Turns { queries: ring.after(turns.queries), keys: self.keys.after(last) },
+            Queries::Again(pipeline) => {
+                Turns { queries: pipeline.next(turns.queries), keys: self.keys.next(last) }
+            }
         }
     }
 
-    fn values_tile(&self, turn: Turn<'k>) -> U32<'k> {
+    fn values_tile(&self, turn: PipelineState<'k>) -> U32<'k> {
         turn.stage().mul_add(self.tiles.values.bytes(), self.values_at)
     }
 
@@ -351,7 +357,7 @@ impl<'k> Shared<'k> {
         };
         match self.queries {
             Queries::Once(ready) => ready.wait(k.lit(0u32)),
-            Queries::Again(ring) => ring.wait(turns.queries),
+            Queries::Again(pipeline) => pipeline.consumer_wait(turns.queries),
         }
         let first = consumer.first_tile(turns.keys, WarpgroupSums::zero(k, width));
         let step = columns.cast_signed();
@@ -365,11 +371,11 @@ impl<'k> Shared<'k> {
         let state = if band || bias { part(k.lit(step), tour.whole_from, true, first) } else { first };
         let state = part(tour.whole_from, tour.whole_end, false, state);
         let state = if band { part(tour.whole_end, tour.all, true, state) } else { state };
-        if let Queries::Again(ring) = self.queries {
-            consumer.give_back(ring, turns.queries);
+        if let Queries::Again(pipeline) = self.queries {
+            consumer.release(pipeline, turns.queries);
         }
 
-        self.values.wait(state.turn);
+        self.values.consumer_wait(state.turn);
         if !kernel.config.staying {
             order.end();
         }
@@ -377,7 +383,7 @@ impl<'k> Shared<'k> {
         state.values.wait(0);
         let next = self.next(turns, state.turn);
         if kernel.config.staying {
-            consumer.give_back(self.values, state.turn);
+            consumer.release(self.values, state.turn);
         }
         consumer.store(a, state);
         next
@@ -448,9 +454,9 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// Starts the products with the keys of a turn, when they are there.
-    fn products(&self, turn: Turn<'k>) -> WarpgroupSums<'k> {
+    fn products(&self, turn: PipelineState<'k>) -> WarpgroupSums<'k> {
         let Shared { tiles, keys, keys_at, .. } = self.shared;
-        keys.wait(turn);
+        keys.consumer_wait(turn);
         self.order.wait();
         let at = tiles.keys.descriptor(turn.stage().mul_add(tiles.keys.bytes(), *keys_at));
         WarpgroupSums::products(self.k(), self.config().columns, (tiles.q, self.queries), (tiles.keys, at))
@@ -463,18 +469,18 @@ impl<'k> Consumer<'_, 'k> {
         state.values.add_products_of(&state.weights, (tile, at));
     }
 
-    /// Gives a place of a ring back, which the group's products do not read any more.
-    fn give_back(&self, ring: Ring<'k>, turn: Turn<'k>) {
-        self.k().if_(self.k().lane_idx().eq(0), || ring.give_back(turn));
+    /// Gives a place of a pipeline back, which the group's products do not read any more.
+    fn release(&self, pipeline: Pipeline<'k>, turn: PipelineState<'k>) {
+        self.k().if_(self.k().lane_idx().eq(0), || pipeline.consumer_release(turn));
     }
 
     /// The weights of the first tile, and what they are relative to.
-    fn first_tile(&self, turn: Turn<'k>, values: WarpgroupSums<'k>) -> Running<'k> {
+    fn first_tile(&self, turn: PipelineState<'k>, values: WarpgroupSums<'k>) -> Running<'k> {
         let (k, shared) = (self.k(), self.shared);
         let products = self.products(turn);
         self.order.pass();
         products.wait(0);
-        self.give_back(shared.keys, turn);
+        self.release(shared.keys, turn);
         let none: Vec<_> = (0..2).map(|_| k.lit::<f32>(f64::NEG_INFINITY)).collect();
         let scores = self.scores(&products, shared.tour.last, true);
         let top = greatest(k, LANES, &scores, &none);
@@ -488,9 +494,9 @@ impl<'k> Consumer<'_, 'k> {
 
     /// Values behind the last key are in the tensor where sequences have lengths of their own: weights of 0 do not leave out what
     /// is no number.
-    fn clear_values(&self, turn: Turn<'k>) {
+    fn clear_values(&self, turn: PipelineState<'k>) {
         let (k, shared) = (self.k(), self.shared);
-        shared.values.wait(turn);
+        shared.values.consumer_wait(turn);
         let left = (shared.block.span.keys - shared.tour.last).max(0i32).to_u32();
         let threads = self.config().multiplying();
         shared.tiles.values.clear_from(shared.values_tile(turn), left, (k.thread_idx(), threads));
@@ -502,13 +508,13 @@ impl<'k> Consumer<'_, 'k> {
     fn tile(&self, key: I32<'k>, masked: bool, state: Running<'k>) -> Running<'k> {
         let (k, shared) = (self.k(), self.shared);
         let scorer = &shared.block.scorer;
-        let turn = shared.keys.after(state.turn);
+        let turn = shared.keys.next(state.turn);
         let products = self.products(turn);
-        shared.values.wait(state.turn);
+        shared.values.consumer_wait(state.turn);
         self.add_values(&state);
         self.order.pass();
         products.wait(1);
-        self.give_back(shared.keys, turn);
+        self.release(shared.keys, turn);
         let scores = self.scores(&products, key, masked);
         let found = greatest(k, LANES, &scores, &state.top);
         let raise = || {
@@ -525,7 +531,7 @@ impl<'k> Consumer<'_, 'k> {
         };
         let (weights, sum) = powers(scorer, &scores, &top, &sum);
         state.values.wait(0);
-        self.give_back(shared.values, state.turn);
+        self.release(shared.values, state.turn);
         let rescale = || state.values.replace(|i, value| value * factors[(i / 2 % 2) as usize]);
         match far {
             None => rescale(),

@@ -7,7 +7,7 @@ pub(super) mod plan;
 pub(super) mod sweeps;
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Along, Boxes, In, Mbarrier, PanelTile, TensorBoxes, WarpgroupSums};
+use warpwright_dsl::{In, Major, Mbarrier, PanelTile, TensorMapArg, TensorMapParam, WarpgroupSums};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Target, TargetVariant};
 
@@ -47,7 +47,7 @@ pub(super) fn reach(layouts: &[Layout]) -> bool {
 }
 
 /// The map of a tensor `[batch, sequence, heads, head_dim]` whose boxes fill `tile`; its further coordinates are head and batch.
-pub(super) fn boxes(tensor: &In<Elem>, layout: &Layout, tile: PanelTile) -> Result<Boxes, PlanError> {
+pub(super) fn boxes(tensor: &In<Elem>, layout: &Layout, tile: PanelTile) -> Result<TensorMapArg, PlanError> {
     let unreached = || PlanError::Parameter {
         op: OP,
         parameter: "layout",
@@ -56,11 +56,11 @@ pub(super) fn boxes(tensor: &In<Elem>, layout: &Layout, tile: PanelTile) -> Resu
     };
     let [row, head, batch] = distances(layout).ok_or_else(unreached)?;
     let [batches, rows, heads, width] = layout.shape.map(|extent| extent as u64);
-    let extents = match tile.along {
-        Along::K => (rows, width),
-        Along::Outer => (width, rows),
+    let extents = match tile.major {
+        Major::K => (rows, width),
+        Major::Mn => (width, rows),
     };
-    Ok(Boxes::over(tensor, tile.map(extents, row, &[(heads, head), (batches, batch)])))
+    Ok(TensorMapArg::over(tensor, tile.map(extents, row, &[(heads, head), (batches, batch)])))
 }
 
 /// A kernel with instructions of one architecture alone.
@@ -71,7 +71,7 @@ fn recorded<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, PlanError> 
 /// Rows of one head of a sequence, as tensor copies reach them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadBoxes<'k> {
-    from: TensorBoxes<'k>,
+    from: TensorMapParam<'k>,
     /// The row of the tensor that is the sequence's first.
     first: U32<'k>,
     head: U32<'k>,
@@ -79,7 +79,7 @@ pub(super) struct HeadBoxes<'k> {
 }
 
 impl<'k> HeadBoxes<'k> {
-    pub(super) fn new(from: TensorBoxes<'k>, origin: Origin<'k>, head: U32<'k>) -> Self {
+    pub(super) fn new(from: TensorMapParam<'k>, origin: Origin<'k>, head: U32<'k>) -> Self {
         let none = head.k().lit(0u32);
         let (first, batch) = match origin {
             Origin::Batch(batch) => (none, batch),
@@ -91,9 +91,9 @@ impl<'k> HeadBoxes<'k> {
     /// Starts the copies that fill `tile` at `to` with rows from `row` on.
     pub(super) fn fetch(self, tile: PanelTile, to: U32<'k>, row: I32<'k>, done: Mbarrier<'k>) {
         let (row, start) = (self.first + row.to_u32(), row.k().lit(0u32));
-        let at = match tile.along {
-            Along::K => (row, start),
-            Along::Outer => (start, row),
+        let at = match tile.major {
+            Major::K => (row, start),
+            Major::Mn => (start, row),
         };
         tile.fetch(self.from, to, at, &[self.head, self.batch], done);
     }

@@ -1,6 +1,6 @@
 //! How the sweeps for the gradients are laid out on sm_90a, and their launches.
 
-use warpwright_dsl::{Along, Boxes, DType, Elem, In, K, KernelArgs, PanelTile};
+use warpwright_dsl::{DType, Elem, In, K, KernelArgs, Major, PanelTile, TensorMapArg};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Target, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle};
 use warpwright_runtime::LaunchStep;
@@ -71,17 +71,17 @@ impl SweepGroups {
 
     /// The block's own rows.
     pub(super) const fn own(self, dtype: DType) -> PanelTile {
-        PanelTile { dtype, along: Along::K, outer: self.rows(), depth: self.width }
+        PanelTile { dtype, major: Major::K, outer: self.rows(), depth: self.width }
     }
 
     /// A tile of columns as what the rows are multiplied with.
     pub(super) const fn of_products(self, dtype: DType) -> PanelTile {
-        PanelTile { dtype, along: Along::K, outer: self.columns, depth: self.width }
+        PanelTile { dtype, major: Major::K, outer: self.columns, depth: self.width }
     }
 
     /// The same tile as what weights are multiplied with.
     pub(super) const fn of_sums(self, dtype: DType) -> PanelTile {
-        PanelTile { dtype, along: Along::Outer, outer: self.width, depth: self.columns }
+        PanelTile { dtype, major: Major::Mn, outer: self.width, depth: self.columns }
     }
 
     /// Bytes of what is known of the columns of a tile: two numbers each.
@@ -102,7 +102,7 @@ impl SweepGroups {
 }
 
 /// Numbers of queries, `pitch` of one kind after the other: the two kinds of `columns` queries. Coordinates: query, kind.
-fn statistics(tensor: &In<Elem>, [queries, kinds, pitch]: [u64; 3], columns: u32) -> Boxes {
+fn statistics(tensor: &In<Elem>, [queries, kinds, pitch]: [u64; 3], columns: u32) -> TensorMapArg {
     let map = TensorMap {
         base: 0,
         element: TensorElement::F32,
@@ -114,7 +114,7 @@ fn statistics(tensor: &In<Elem>, [queries, kinds, pitch]: [u64; 3], columns: u32
         swizzle: TensorSwizzle::None,
         fill: TensorFill::Zero,
     };
-    Boxes::over(tensor, map)
+    TensorMapArg::over(tensor, map)
 }
 
 /// Queries of a head as what is known of them is laid out: rows of a tensor map are multiples of 16 bytes.

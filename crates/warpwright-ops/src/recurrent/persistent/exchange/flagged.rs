@@ -346,7 +346,7 @@ impl<'k> Weights<'k> for Fragments<'k> {
         let stages = |start: U32<'k>, [row, piece]: [U32<'k>; 2]| {
             let layout = TileLayout::new(gemm.dtype, staging.rows, staging.columns);
             let tile = k.tile_at(k.dynamic_shared_elem(gemm.dtype).at(start), layout);
-            let reader = tile.reader_b(self.atom, Along::K, k.lit(0u32));
+            let reader = tile.reader_b(self.atom, Major::K, k.lit(0u32));
             TileStages { to: tile.point(row, piece * (PIECE / gemm.element_bytes())), reader }
         };
         let finish = |group: U32<'k>, sums: TileSums<'k>, collector: &Collector<'k>| {

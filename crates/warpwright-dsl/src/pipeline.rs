@@ -1,0 +1,102 @@
+//! Pipelines of tiles in shared memory between one thread that starts copies (the producer) and warps that use what they bring
+//! (the consumers), in the words of CUTLASS's `PipelineTmaAsync`.
+//!
+//! Each stage has two barriers: `full`, which counts the bytes of its copies, and `empty`, at which every consuming warp arrives
+//! when it has used the stage.
+
+use crate::context::K;
+use crate::flow::{Carry, RawReg, RawRegs};
+use crate::mbarrier::{Mbarrier, Mbarriers};
+use crate::reg::U32;
+
+/// The barriers of a pipeline; made by [`K::pipeline`].
+#[derive(Clone, Copy, Debug)]
+pub struct Pipeline<'k> {
+    full: Mbarriers<'k>,
+    empty: Mbarriers<'k>,
+    stages: u32,
+}
+
+/// A stage of a pipeline, and the parity of its round.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a state only names a stage"]
+pub struct PipelineState<'k> {
+    stage: U32<'k>,
+    parity: U32<'k>,
+}
+
+impl<'k> Carry<'k> for PipelineState<'k> {
+    fn collect(&self, regs: &mut Vec<RawReg>) {
+        (self.stage, self.parity).collect(regs);
+    }
+
+    fn rebuild(&self, regs: &mut RawRegs) -> Self {
+        let (stage, parity) = (self.stage, self.parity).rebuild(regs);
+        Self { stage, parity }
+    }
+}
+
+impl<'k> PipelineState<'k> {
+    /// The number of the stage.
+    pub fn stage(self) -> U32<'k> {
+        self.stage
+    }
+}
+
+impl<'k> K<'k> {
+    /// A pipeline of `stages` stages, not initialised.
+    #[track_caller]
+    pub fn mbarrier_pipeline(self, stages: u32) -> Pipeline<'k> {
+        Pipeline { full: self.mbarriers(stages), empty: self.mbarriers(stages), stages }
+    }
+}
+
+impl<'k> Pipeline<'k> {
+    /// Initialises the barriers for `warps` consuming warps; [`K::publish_mbarriers`] and a barrier follow. For one thread.
+    #[track_caller]
+    pub fn init(self, warps: u32) {
+        for stage in 0..self.stages {
+            self.full.at(stage).init(1);
+            self.empty.at(stage).init(warps);
+        }
+    }
+
+    /// The first state, of the producer and of the consumers.
+    #[track_caller]
+    pub fn start(self, k: K<'k>) -> PipelineState<'k> {
+        PipelineState { stage: k.lit(0u32), parity: k.lit(0u32) }
+    }
+
+    /// The state after one.
+    #[track_caller]
+    pub fn next(self, PipelineState { stage, parity }: PipelineState<'k>) -> PipelineState<'k> {
+        if self.stages == 1 {
+            return PipelineState { stage, parity: parity ^ 1 };
+        }
+        let next = stage + 1;
+        let last = next.eq(self.stages);
+        PipelineState { stage: last.select(0, next), parity: parity ^ last.select(1, 0) }
+    }
+
+    /// Waits until the stage is empty, and announces `bytes` bytes of copies, which count at the barrier that is returned: they
+    /// commit themselves. For the producing thread.
+    #[track_caller]
+    pub fn producer_acquire(self, state: PipelineState<'k>, bytes: u32) -> Mbarrier<'k> {
+        self.empty.at(state.stage).wait(state.parity ^ 1);
+        let full = self.full.at(state.stage);
+        full.arrive_expecting(bytes);
+        full
+    }
+
+    /// Waits until the copies to the stage have arrived.
+    #[track_caller]
+    pub fn consumer_wait(self, state: PipelineState<'k>) {
+        self.full.at(state.stage).wait(state.parity);
+    }
+
+    /// Gives the stage back to the producer. For one lane of each consuming warp.
+    #[track_caller]
+    pub fn consumer_release(self, state: PipelineState<'k>) {
+        self.empty.at(state.stage).arrive();
+    }
+}
