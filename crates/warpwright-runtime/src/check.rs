@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::launch::Binding;
 use crate::layout::element_count;
 use crate::stream::Stream;
-use crate::tensor::{TensorMut, TensorRef};
+use crate::view::{TensorMut, TensorRef};
 
 /// Checks the arguments of one operation on one stream. None of its methods allocates unless it fails.
 #[derive(Clone, Copy, Debug)]

@@ -74,6 +74,7 @@ mod layout;
 mod stream;
 mod tensor;
 pub mod timing;
+mod view;
 
 pub use buffer::Buffer;
 pub use cache::{CacheStatistics, DiskCacheRefusal, DiskCacheStatus};
@@ -86,7 +87,8 @@ pub use host::HostBuffer;
 pub use launch::{Binding, KernelInfo, LaunchStep, LoadedKernel};
 pub use layout::{Dims, MAX_RANK, Strides};
 pub use stream::{Event, Stream};
-pub use tensor::{Tensor, TensorMut, TensorRef};
+pub use tensor::Tensor;
+pub use view::{TensorMut, TensorRef};
 
 pub use warpwright_emu::{Counters, Finding, Interrupt, Sanitizers};
 pub use warpwright_ptx::{
