@@ -6,6 +6,7 @@
 //! fewer tiles than multiprocessors, several blocks share the common dimension of a tile.
 
 use warpwright_dsl::{K, Major, MmaAtom, PanelTile, Stages, TileLayout};
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
 use super::Precision;
@@ -367,7 +368,7 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
         _ if tensor_cores => &HALF,
         _ => &SMALL,
     };
-    let limit = shared_limit(target);
+    let limit = DeviceLimits::of(target).shared_per_block;
     let fits = move |c: &&Candidate| {
         let bytes = |a, b| c.config.shared_bytes(dtype, a, b);
         bytes(Major::K, Major::K).max(bytes(Major::Mn, Major::Mn)) <= limit
@@ -375,28 +376,9 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
     warpgroups.iter().chain(splits).chain(all).filter(fits).copied()
 }
 
-/// Bytes of shared memory that a block can have.
-const fn shared_limit(target: Target) -> u32 {
-    let kilobytes = match target.sm {
-        ..80 => 64,
-        80 | 87 => 163,
-        90..=119 => 227,
-        _ => 99,
-    };
-    kilobytes << 10
-}
-
 /// Multiprocessors of the largest device of an architecture.
 pub(crate) const fn multiprocessors(target: Target) -> u64 {
-    match target.sm {
-        ..80 => 72,
-        80 => 108,
-        81..89 => 84,
-        89 => 128,
-        90..100 => 132,
-        100..120 => 148,
-        _ => 170,
-    }
+    DeviceLimits::of(target).multiprocessors as u64
 }
 
 /// A product, as far as the choice depends on it.
