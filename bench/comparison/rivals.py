@@ -29,6 +29,7 @@ FORWARD: dict[str, Callable[..., Any]] = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
+    "softplus": F.softplus,
     "swiglu": lambda gate, up: F.silu(gate) * up,
     "geglu": lambda gate, up: F.gelu(gate) * up,
     "geglu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
@@ -43,6 +44,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     "silu": lambda x, dy: aten.silu_backward(dy, x),
     "sigmoid": lambda y, dy: aten.sigmoid_backward(dy, y),
     "tanh": lambda y, dy: aten.tanh_backward(dy, y),
+    "softplus": lambda x, dy: aten.softplus_backward(dy, x, 1, 20),
     "swiglu": lambda gate, up, dy: (aten.silu_backward(dy * up, gate), dy * F.silu(gate)),
     "geglu": lambda gate, up, dy: (aten.gelu_backward(dy * up, gate), dy * F.gelu(gate)),
     "geglu_tanh": lambda gate, up, dy: (

@@ -84,7 +84,7 @@ mod _native {
     use crate::ops::{
         geglu, geglu_backward, geglu_tanh, geglu_tanh_backward, gelu_erf, gelu_erf_backward, gelu_tanh,
         gelu_tanh_backward, leaky_relu, leaky_relu_backward, relu, relu_backward, sigmoid, sigmoid_backward,
-        silu, silu_backward, swiglu, swiglu_backward, tanh, tanh_backward,
+        silu, silu_backward, softplus, softplus_backward, swiglu, swiglu_backward, tanh, tanh_backward,
     };
     #[pymodule_export]
     use crate::owned::DeviceArray;

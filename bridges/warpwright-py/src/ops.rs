@@ -4,9 +4,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use warpwright::activation::{
     Activation, ActivationArgs, ActivationBackwardArgs, ActivationBackwardDesc, ActivationDesc,
-    GatedActivation, GatedArgs, GatedBackwardArgs, GatedBackwardDesc, GatedDesc, Slope,
+    GatedActivation, GatedArgs, GatedBackwardArgs, GatedBackwardDesc, GatedDesc,
 };
-use warpwright::plan::PlanCache;
+use warpwright::plan::{PlanCache, Real};
 
 use crate::call::{elementwise, several};
 use crate::library::{Maybe, Object};
@@ -149,7 +149,7 @@ pub(crate) fn leaky_relu<'py>(
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
-    let activation = Activation::LeakyRelu { negative_slope: Slope::new(negative_slope) };
+    let activation = Activation::LeakyRelu { negative_slope: Real::new(negative_slope) };
     forward("leaky_relu", activation, x, out, stream)
 }
 
@@ -166,8 +166,38 @@ pub(crate) fn leaky_relu_backward<'py>(
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
-    let activation = Activation::LeakyRelu { negative_slope: Slope::new(negative_slope) };
+    let activation = Activation::LeakyRelu { negative_slope: Real::new(negative_slope) };
     backward("leaky_relu_backward", activation, [x, dy], out, stream)
+}
+
+/// `log(1 + exp(beta x)) / beta`, elementwise.
+///
+/// x: float32, float64, float16 or bfloat16, any shape. The result has its shape and dtype; `out` may be `x`.
+#[pyfunction]
+#[pyo3(signature = (x, beta=1.0, *, out=None, stream=None))]
+pub(crate) fn softplus<'py>(
+    x: &Object<'py>,
+    beta: f64,
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Object<'py>> {
+    forward("softplus", Activation::Softplus { beta: Real::new(beta) }, x, out, stream)
+}
+
+/// `dx = dy / (1 + exp(-beta x))`, elementwise.
+///
+/// x: the argument of the forward function; dy: gradient of its result, of the shape and dtype of x. The result has the
+/// same; `out` may be `x` or `dy`.
+#[pyfunction]
+#[pyo3(signature = (x, dy, beta=1.0, *, out=None, stream=None))]
+pub(crate) fn softplus_backward<'py>(
+    x: &Object<'py>,
+    dy: &Object<'py>,
+    beta: f64,
+    out: Option<&Object<'py>>,
+    stream: Option<&Object<'py>>,
+) -> PyResult<Object<'py>> {
+    backward("softplus_backward", Activation::Softplus { beta: Real::new(beta) }, [x, dy], out, stream)
 }
 
 macro_rules! gates {

@@ -13,6 +13,7 @@ import pytest
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 SLOPE = 0.01
+BETA = 0.7
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -36,6 +37,7 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x * _sigmoid(x),
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
+    "softplus": lambda x: np.logaddexp(BETA * x, 0) / BETA,
 }
 GATES = {"swiglu": "silu", "geglu": "gelu_erf", "geglu_tanh": "gelu_tanh"}
 # Norm-wise errors: one rounding of the result.

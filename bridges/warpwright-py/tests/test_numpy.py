@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import BUDGETS, FUNCTIONS, GATES, SLOPE, derivative, distance, numpy_dtype
+from conftest import BETA, BUDGETS, FUNCTIONS, GATES, SLOPE, derivative, distance, numpy_dtype
 
 import warpwright as ww
 
@@ -12,7 +12,7 @@ DTYPES = ["float32", "float64", "float16", "bfloat16"]
 
 
 def extra(name: str) -> tuple[float, ...]:
-    return (SLOPE,) if name == "leaky_relu" else ()
+    return {"leaky_relu": (SLOPE,), "softplus": (BETA,)}.get(name, ())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

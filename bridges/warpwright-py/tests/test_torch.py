@@ -19,6 +19,7 @@ THEIRS = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "leaky_relu": lambda x: F.leaky_relu(x, 0.01),
+    "softplus": F.softplus,
 }
 GATES = {
     "swiglu": lambda g, u: F.silu(g) * u,
@@ -71,7 +72,7 @@ def test_gradcheck(name, torch_device):
 @pytest.mark.parametrize("name", ALL)
 def test_opcheck(name, torch_device):
     operator = getattr(torch.ops.warpwright, name).default
-    extra = (0.01,) if name == "leaky_relu" else ()
+    extra = {"leaky_relu": (0.01,), "softplus": (1.0,)}.get(name, ())
     for shape in ((4, 6), (0, 3)):
         x = inputs(name, shape, torch_device, grad=True)
         torch.library.opcheck(operator, (*x, *extra))

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use warpwright_emu::Completion;
 use warpwright_ptx::{DType, Target};
 
-use crate::op_options::OpOptions;
+use crate::op_options::OpFlags;
 
 /// Quantize checkpoints, and run, lint, check and measure GPU kernels, on a GPU or on a machine without one.
 #[derive(Debug, Parser)]
@@ -145,7 +145,7 @@ pub struct EmitArgs {
     pub backward: bool,
     /// Further options of the primitive.
     #[command(flatten)]
-    pub options: OpOptions,
+    pub options: OpFlags,
     /// Output form: the text and, in order, the launches that it takes.
     #[command(flatten)]
     pub json: JsonArg,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use warpwright_ops::catalogue::RequestError;
 use warpwright_ops::{Direction, PlanError};
 use warpwright_ptx::{JoinError, Target};
 use warpwright_runtime::Error as DeviceError;
@@ -11,6 +12,7 @@ use warpwright_runtime::Error as DeviceError;
 use crate::checkpoint::CheckpointError;
 use crate::interrupt::Signal;
 use crate::npy::NpyError;
+use crate::op_options::flag;
 use crate::paths::Shown;
 
 /// How a command that ran to its end went.
@@ -211,9 +213,16 @@ impl From<DeviceError> for Error {
     }
 }
 
-/// The spelling of an option on the command line.
-fn flag(name: &str) -> String {
-    name.replace('_', "-")
+impl From<RequestError> for Error {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Option { op, direction, option, takes } => {
+                Self::OpOption { op: op.to_owned(), direction, option, takes }
+            }
+            RequestError::Plan(source) => Self::Plan { source },
+            other => Self::usage(other.to_string(), "`warpwright ops` lists what there is"),
+        }
+    }
 }
 
 /// An error with its causes behind it.

@@ -19,7 +19,7 @@
 //!
 //! | family | operations | element types |
 //! |---|---|---|
-//! | [`activation`] | relu, leaky_relu, gelu_tanh, gelu_erf, silu, sigmoid, tanh, swiglu, geglu, geglu_tanh, and their gradients | f32, f64, f16, bf16 |
+//! | [`activation`] | relu, leaky_relu, gelu_tanh, gelu_erf, silu, sigmoid, tanh, softplus, swiglu, geglu, geglu_tanh, and their gradients | f32, f64, f16, bf16 |
 //! | [`mod@attention`] | scaled dot-product attention with masks, bias, windows and soft capping, and its gradients | f32, f64, f16, bf16 |
 //! | [`batch_norm`] | batch_norm (training), batch_norm_inference, with residual and ReLU, and their gradients | f32, f64, f16, bf16 |
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
@@ -57,3 +57,18 @@ pub use error::{Error, PlanError};
 pub use norm::{NormGradients, NormOutput};
 pub use plan::{Binding, Operation, Plan};
 pub use tensors::Arguments;
+
+/// Every family, in the order of the catalogue.
+pub(crate) const FAMILIES: &[&catalogue::Family] = &[
+    &activation::samples::FAMILY,
+    &attention::samples::FAMILY,
+    &batch_norm::samples::FAMILY,
+    &quantize::samples::FAMILY,
+    &gemm::samples::FAMILY,
+    &group_norm::samples::FAMILY,
+    &layer_norm::samples::FAMILY,
+    &local_response_norm::samples::FAMILY,
+    &recurrent::samples::FAMILY,
+    &softmax::samples::FAMILY,
+    &cross_entropy::samples::FAMILY,
+];

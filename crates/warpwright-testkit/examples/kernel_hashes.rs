@@ -26,11 +26,11 @@ struct Job {
 fn jobs(parts: &[&str]) -> Vec<Job> {
     let wanted = operations(parts);
     let mut jobs = Vec::new();
-    for (family, entries) in families() {
-        for entry in entries.into_iter().filter(|entry| wanted.contains(entry)) {
+    for family in families() {
+        for entry in family.entries().into_iter().filter(|entry| wanted.contains(entry)) {
             let claimed = TARGETS.into_iter().filter(|target| entry.targets.contains(target));
             let typed = claimed.flat_map(|target| entry.dtypes.iter().map(move |&dtype| (target, dtype)));
-            jobs.extend(typed.map(|(target, dtype)| Job { target, family, entry, dtype }));
+            jobs.extend(typed.map(|(target, dtype)| Job { target, family: family.name, entry, dtype }));
         }
     }
     jobs

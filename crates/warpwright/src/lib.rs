@@ -25,7 +25,7 @@
 //!
 //! | family | operations | element types | targets |
 //! |---|---|---|---|
-//! | [`activation`] | `relu`, `leaky_relu`, `gelu_tanh`, `gelu_erf`, `silu`, `sigmoid`, `tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`activation`] | `relu`, `leaky_relu`, `gelu_tanh`, `gelu_erf`, `silu`, `sigmoid`, `tanh`, `softplus`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | | `swiglu`, `geglu`, `geglu_tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@batch_norm`] | `batch_norm` (training), `batch_norm_inference`, residual and ReLU fused, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@matmul`] | `matmul`: products of matrices with transposes, batches, bias and activation; as a descriptor also with leading dimensions, alpha and beta | f32, f64, f16, bf16 | sm_75 and later |
@@ -113,7 +113,7 @@ pub use warpwright_ptx as ptx;
 pub use warpwright_ops::activation::{
     self, geglu, geglu_backward, geglu_tanh, geglu_tanh_backward, gelu_erf, gelu_erf_backward, gelu_tanh,
     gelu_tanh_backward, leaky_relu, leaky_relu_backward, relu, relu_backward, sigmoid, sigmoid_backward,
-    silu, silu_backward, swiglu, swiglu_backward, tanh, tanh_backward,
+    silu, silu_backward, softplus, softplus_backward, swiglu, swiglu_backward, tanh, tanh_backward,
 };
 pub use warpwright_ops::attention::{self, attention, attention_backward};
 pub use warpwright_ops::batch_norm::{

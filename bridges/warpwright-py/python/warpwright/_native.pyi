@@ -219,6 +219,12 @@ def leaky_relu(
 def leaky_relu_backward(
     x: _A, dy: _Array, negative_slope: float = 0.01, *, out: _Array | None = None, stream: _Stream | None = None
 ) -> _A: ...
+def softplus(
+    x: _A, beta: float = 1.0, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
+def softplus_backward(
+    x: _A, dy: _Array, beta: float = 1.0, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
 
 swiglu: _Gated
 swiglu_backward: _GatedBackward

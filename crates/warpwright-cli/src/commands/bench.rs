@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use warpwright_ops::catalogue::{OpOptions, Planned, Request, plan_named};
 use warpwright_ops::plan::{Access, Variant};
 use warpwright_ops::{Entry, catalogue};
 use warpwright_ptx::DType;
@@ -13,7 +14,6 @@ use warpwright_testkit::{Filter, cases, run_case};
 
 use super::check::refuse_unknown;
 use super::open_with;
-use super::primitive::{Planned, Request, plan};
 use super::run::counters_json;
 use crate::args::BenchArgs;
 use crate::checkpoint::atomic::write_whole;
@@ -21,7 +21,6 @@ use crate::console::Console;
 use crate::convert::floats;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
-use crate::op_options::OpOptions;
 use crate::paths::check_new_file;
 use crate::table::Align;
 
@@ -178,7 +177,7 @@ impl Bench {
     }
 
     fn one(&mut self, entry: &Entry, dtype: DType) -> Result<BenchResult, Error> {
-        let planned = plan(&Request {
+        let planned = plan_named(&Request {
             op: entry.op,
             direction: entry.direction,
             dtype,

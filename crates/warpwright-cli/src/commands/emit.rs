@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 use warpwright_ops::Direction;
+use warpwright_ops::catalogue::{Planned, Request, entry, plan_named};
 use warpwright_ops::plan::{Access, TensorSpec};
 use warpwright_ptx::{ArgValue, Kernel, Module, text};
 use warpwright_runtime::LaunchStep;
 
-use super::primitive::{Planned, Request, entry, plan};
 use crate::args::EmitArgs;
 use crate::console::Console;
 use crate::error::{Error, Outcome};
@@ -118,12 +118,12 @@ pub(super) fn emitted(args: &EmitArgs) -> Result<Emitted, Error> {
     if !supported.contains(&args.target) {
         return Err(Error::Target { op: args.op.clone(), direction, target: args.target, supported });
     }
-    let planned = plan(&Request {
+    let planned = plan_named(&Request {
         op: &args.op,
         direction,
         dtype: args.dtype,
         target: args.target,
-        options: &args.options,
+        options: &args.options.0,
     })?;
     let Planned { variants, tensors } = planned;
     let steps = variants.into_iter().next().map(|variant| variant.steps).unwrap_or_default();

@@ -9,7 +9,6 @@ pub mod emit;
 pub mod inspect;
 pub mod lint;
 pub mod ops;
-mod primitive;
 pub mod quantize;
 pub mod run;
 

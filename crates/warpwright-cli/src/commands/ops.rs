@@ -20,7 +20,7 @@ pub fn run(args: &OpsArgs, console: &mut Console) -> Result<Outcome, Error> {
             .map(|entry| {
                 json!({
                     "op": entry.op,
-                    "also": entry.also(),
+                    "also": entry.aliases().collect::<Vec<_>>(),
                     "direction": entry.direction.name(),
                     "dtypes": entry.dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>(),
                     "targets": entry.targets.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -37,7 +37,7 @@ pub fn run(args: &OpsArgs, console: &mut Console) -> Result<Outcome, Error> {
         let dtypes: Vec<_> = entry.dtypes.iter().map(|dtype| dtype.name()).collect();
         let targets: Vec<_> = entry.targets.iter().map(ToString::to_string).collect();
         table.row([
-            [&[entry.op], entry.also()].concat().join(", "),
+            std::iter::once(entry.op).chain(entry.aliases()).collect::<Vec<_>>().join(", "),
             entry.direction.name().to_owned(),
             dtypes.join(" "),
             targets.join(" "),

@@ -1,26 +1,6 @@
 //! The functions by name.
 
-/// A number in a descriptor: compared and hashed by its bits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Slope(u64);
-
-impl Slope {
-    /// The slope `value`.
-    pub const fn new(value: f64) -> Self {
-        Self(value.to_bits())
-    }
-
-    /// Its value.
-    pub const fn get(self) -> f64 {
-        f64::from_bits(self.0)
-    }
-}
-
-impl std::fmt::Debug for Slope {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.get().fmt(f)
-    }
-}
+use crate::plan::Real;
 
 /// An elementwise function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,7 +11,7 @@ pub enum Activation {
     /// `x` if positive, else `negative_slope * x`
     LeakyRelu {
         /// The slope of the negative side.
-        negative_slope: Slope,
+        negative_slope: Real,
     },
     /// GELU by its tanh approximation.
     GeluTanh,
@@ -43,18 +23,24 @@ pub enum Activation {
     Sigmoid,
     /// Hyperbolic tangent.
     Tanh,
+    /// `log(1 + exp(beta * x)) / beta`
+    Softplus {
+        /// How sharply it bends at 0; not 0.
+        beta: Real,
+    },
 }
 
 impl Activation {
-    /// Every function; the leaky one with its customary slope.
-    pub const ALL: [Self; 7] = [
+    /// Every function, those with a parameter with PyTorch's default for it.
+    pub const ALL: [Self; 8] = [
         Self::Relu,
-        Self::LeakyRelu { negative_slope: Slope::new(0.01) },
+        Self::LeakyRelu { negative_slope: Real::new(0.01) },
         Self::GeluTanh,
         Self::GeluErf,
         Self::Silu,
         Self::Sigmoid,
         Self::Tanh,
+        Self::Softplus { beta: Real::new(1.0) },
     ];
 
     /// Its name in the catalogue.
@@ -67,18 +53,20 @@ impl Activation {
             Self::Silu => "silu",
             Self::Sigmoid => "sigmoid",
             Self::Tanh => "tanh",
+            Self::Softplus { .. } => "softplus",
         }
     }
 
-    /// The slope of the leaky function; 0 for the others.
-    pub(super) const fn negative_slope(self) -> f64 {
+    /// The parameter of a function that has one, with its name.
+    pub const fn parameter(self) -> Option<(&'static str, f64)> {
         match self {
-            Self::LeakyRelu { negative_slope } => negative_slope.get(),
-            _ => 0.0,
+            Self::LeakyRelu { negative_slope } => Some(("negative_slope", negative_slope.get())),
+            Self::Softplus { beta } => Some(("beta", beta.get())),
+            _ => None,
         }
     }
 
-    /// The function called `name`, the leaky one with its customary slope.
+    /// The function called `name`, with the default of its parameter.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|a| a.name() == name)
     }

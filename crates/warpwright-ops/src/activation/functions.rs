@@ -4,10 +4,10 @@ use warpwright_runtime::{Stream, Tensor};
 
 use super::{
     Activation, ActivationArgs, ActivationBackwardArgs, ActivationBackwardDesc, ActivationDesc,
-    GatedActivation, GatedArgs, GatedBackwardArgs, GatedBackwardDesc, GatedDesc, Slope,
+    GatedActivation, GatedArgs, GatedBackwardArgs, GatedBackwardDesc, GatedDesc,
 };
 use crate::Error;
-use crate::plan::PlanCache;
+use crate::plan::{PlanCache, Real};
 
 fn empty_like(stream: &Stream, x: &Tensor) -> Result<Tensor, Error> {
     Ok(Tensor::empty_on(stream, x.dtype(), x.shape())?)
@@ -256,7 +256,7 @@ named! {
 /// # Errors
 /// [`Error::Plan`] if the slope is not finite; as [`activate`].
 pub fn leaky_relu(stream: &Stream, x: &Tensor, negative_slope: f64) -> Result<Tensor, Error> {
-    activate(stream, Activation::LeakyRelu { negative_slope: Slope::new(negative_slope) }, x)
+    activate(stream, Activation::LeakyRelu { negative_slope: Real::new(negative_slope) }, x)
 }
 
 /// [`activate_backward`] with [`Activation::LeakyRelu`]: `dx` like `x` and `dy`, of any shape, f32, f64, f16 or bf16.
@@ -283,7 +283,23 @@ pub fn leaky_relu_backward(
     dy: &Tensor,
     negative_slope: f64,
 ) -> Result<Tensor, Error> {
-    activate_backward(stream, Activation::LeakyRelu { negative_slope: Slope::new(negative_slope) }, x, dy)
+    activate_backward(stream, Activation::LeakyRelu { negative_slope: Real::new(negative_slope) }, x, dy)
+}
+
+/// [`activate`] with [`Activation::Softplus`].
+///
+/// # Errors
+/// `beta` is not finite or 0, the element type is not supported, or memory runs out.
+pub fn softplus(stream: &Stream, x: &Tensor, beta: f64) -> Result<Tensor, Error> {
+    activate(stream, Activation::Softplus { beta: Real::new(beta) }, x)
+}
+
+/// [`activate_backward`] with [`Activation::Softplus`].
+///
+/// # Errors
+/// `beta` is not finite or 0, the tensors do not fit each other, the element type is not supported, or memory runs out.
+pub fn softplus_backward(stream: &Stream, x: &Tensor, dy: &Tensor, beta: f64) -> Result<Tensor, Error> {
+    activate_backward(stream, Activation::Softplus { beta: Real::new(beta) }, x, dy)
 }
 
 macro_rules! named_gates {

@@ -8,14 +8,14 @@ use super::tuning::Config;
 use super::{Activation, GatedActivation};
 
 kernel_args! {
-    /// `y = f(x)`. `negative_slope` is read by `leaky_relu` alone.
-    pub(super) struct ForwardArgs => ForwardParams { x: In<Elem>, y: Out<Elem>, n: u64, negative_slope: f64 }
+    /// `y = f(x)`, with the parameter of a function that has one.
+    pub(super) struct ForwardArgs => ForwardParams { x: In<Elem>, y: Out<Elem>, n: u64, parameter: f64 }
 }
 
 kernel_args! {
-    /// `dx = dy f'(x)`. `negative_slope` is read by `leaky_relu` alone.
+    /// `dx = dy f'(x)`, with the parameter of a function that has one.
     pub(super) struct BackwardArgs => BackwardParams {
-        x: In<Elem>, dy: In<Elem>, dx: Out<Elem>, n: u64, negative_slope: f64,
+        x: In<Elem>, dy: In<Elem>, dx: Out<Elem>, n: u64, parameter: f64,
     }
 }
 
@@ -67,10 +67,10 @@ impl KernelDef for Forward {
         k.after_previous_grid();
         let dtype = self.common.dtype;
         accumulate!(dtype, |A| {
-            let slope = a.negative_slope.convert::<A>();
+            let parameter = a.parameter.convert::<A>();
             elementwise(k, a.n, self.common.config.width, |i, w| {
                 let x = a.x.at(i).load::<A>(w);
-                a.y.at(i).store(x.map(|x| math::forward(self.f, x, slope, dtype)));
+                a.y.at(i).store(x.map(|x| math::forward(self.f, x, parameter, dtype)));
             });
         });
     }
@@ -94,10 +94,10 @@ impl KernelDef for Backward {
         k.after_previous_grid();
         let dtype = self.common.dtype;
         accumulate!(dtype, |A| {
-            let slope = a.negative_slope.convert::<A>();
+            let parameter = a.parameter.convert::<A>();
             elementwise(k, a.n, self.common.config.width, |i, w| {
                 let (x, dy) = (a.x.at(i).load::<A>(w), a.dy.at(i).load::<A>(w));
-                a.dx.at(i).store(x.zip(dy, |x, dy| math::backward(self.f, x, dy, slope, dtype)));
+                a.dx.at(i).store(x.zip(dy, |x, dy| math::backward(self.f, x, dy, parameter, dtype)));
             });
         });
     }

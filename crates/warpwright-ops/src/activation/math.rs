@@ -44,17 +44,17 @@ const fn is_storage(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// `f(x)` for a result of type `dtype`; `slope` is that of [`Activation::LeakyRelu`].
+/// `f(x)` for a result of type `dtype`; `parameter` is the slope or beta of a function that has one.
 pub(super) fn forward<'k, A: Float>(
     f: Activation,
     x: Reg<'k, A>,
-    slope: Reg<'k, A>,
+    parameter: Reg<'k, A>,
     dtype: DType,
 ) -> Reg<'k, A> {
     match f {
         // The comparison is false for NaN, which passes.
         Activation::Relu => x.le(0.0).select(0.0, x),
-        Activation::LeakyRelu { .. } => x.gt(0.0).select(x, x * slope),
+        Activation::LeakyRelu { .. } => x.gt(0.0).select(x, x * parameter),
         Activation::GeluTanh => weighted(Weighted::GeluTanh, x, dtype),
         Activation::GeluErf => weighted(Weighted::GeluErf, x, dtype),
         Activation::Silu => weighted(Weighted::Silu, x, dtype),
@@ -62,6 +62,7 @@ pub(super) fn forward<'k, A: Float>(
         Activation::Sigmoid => x.sigmoid(),
         Activation::Tanh if is_storage(dtype) => storage::tanh(x.to_f32(), dtype).convert(),
         Activation::Tanh => x.tanh(),
+        Activation::Softplus { .. } => softplus(x * parameter, dtype) * parameter.rcp(),
     }
 }
 
@@ -70,19 +71,23 @@ pub(super) fn backward<'k, A: Float>(
     f: Activation,
     x: Reg<'k, A>,
     dy: Reg<'k, A>,
-    slope: Reg<'k, A>,
+    parameter: Reg<'k, A>,
     dtype: DType,
 ) -> Reg<'k, A> {
     match f {
         // The comparisons are false for NaN, as PyTorch's are.
         Activation::Relu => x.le(0.0).select(0.0, dy),
-        Activation::LeakyRelu { .. } => x.gt(0.0).select(dy, dy * slope),
+        Activation::LeakyRelu { .. } => x.gt(0.0).select(dy, dy * parameter),
         Activation::GeluTanh => dy * weighted_jet(Weighted::GeluTanh, x, dtype).derivative,
         Activation::GeluErf => dy * weighted_jet(Weighted::GeluErf, x, dtype).derivative,
         Activation::Silu => dy * weighted_jet(Weighted::Silu, x, dtype).derivative,
         Activation::Sigmoid => dy * logistic_slope(x, 1.0, dtype),
         // tanh(x) = 2 logistic(2x) - 1
         Activation::Tanh => dy * (logistic_slope(x, 2.0, dtype) * 4.0),
+        Activation::Softplus { .. } if is_storage(dtype) => {
+            dy * storage::sigmoid((x * parameter).to_f32()).convert()
+        }
+        Activation::Softplus { .. } => dy * (x * parameter).sigmoid(),
     }
 }
 
@@ -120,6 +125,14 @@ pub(super) fn weighted_jet<'k, A: Float>(f: Weighted, x: Reg<'k, A>, dtype: DTyp
             Jet { value: x * s.value, derivative: x.mul_add(s.derivative, s.value) }
         }
     }
+}
+
+/// `log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|))`. The rounding of the sum in the logarithm is added as its first-order
+/// term, so that the tail keeps its digits (Higham, *Accuracy and Stability of Numerical Algorithms*, problem 1.5).
+fn softplus<'k, A: Float>(z: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
+    let tail = (-z.abs()).exp_nonpositive_for(Precision::of(dtype));
+    let sum = 1.0 + tail;
+    z.max(0.0) + ((tail - (sum - 1.0)).mul_add(sum.rcp_approx(), sum.log()))
 }
 
 /// Slope of the logistic function at `factor * x`.

@@ -28,6 +28,7 @@ mod functions;
 mod kernel;
 mod math;
 pub mod reference;
+pub(crate) mod samples;
 mod storage;
 pub mod tuning;
 
@@ -37,11 +38,11 @@ use warpwright_ptx::{ArgValue, DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
-use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
 use crate::tensors::tensors;
 
-pub use function::{Activation, GatedActivation, Slope};
+pub use function::{Activation, GatedActivation};
 pub use functions::*;
 use kernel::Common;
 use tuning::Config;
@@ -77,14 +78,14 @@ impl Operation for ActivationDesc {
             ActivationArgs::x.holds(dtype, len),
             ActivationArgs::y.holds(dtype, len).in_place().like(ActivationArgs::x),
         ]);
-        let slope = activation.negative_slope();
+        let parameter = activation.parameter().map_or(0.0, |(_, value)| value);
         plan_with(activation.name(), Direction::Forward, dtype, len, target, tensors, |config| {
             let def = kernel::Forward { f: activation, common: Common { dtype, config } };
             let args = kernel::ForwardArgs {
                 x: ActivationArgs::x.arg(),
                 y: ActivationArgs::y.arg(),
                 n: len as u64,
-                negative_slope: slope,
+                parameter,
             };
             Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
         })
@@ -125,7 +126,7 @@ impl Operation for ActivationBackwardDesc {
             ActivationBackwardArgs::dy.holds(dtype, len).like(ActivationBackwardArgs::x),
             ActivationBackwardArgs::dx.holds(dtype, len).in_place().like(ActivationBackwardArgs::x),
         ]);
-        let slope = activation.negative_slope();
+        let parameter = activation.parameter().map_or(0.0, |(_, value)| value);
         plan_with(activation.name(), Direction::Backward, dtype, len, target, tensors, |config| {
             let def = kernel::Backward { f: activation, common: Common { dtype, config } };
             let args = kernel::BackwardArgs {
@@ -133,7 +134,7 @@ impl Operation for ActivationBackwardDesc {
                 dy: ActivationBackwardArgs::dy.arg(),
                 dx: ActivationBackwardArgs::dx.arg(),
                 n: len as u64,
-                negative_slope: slope,
+                parameter,
             };
             Ok((plan::recorded(activation.name(), &def, target)?, args.values()))
         })
@@ -240,7 +241,7 @@ impl Operation for GatedBackwardDesc {
     }
 }
 
-/// `activation(x)` in registers, for the ends of other operations; without a slope, so not for the leaky one.
+/// `activation(x)` in registers, for the epilogues of other operations; not for functions with a parameter.
 pub(crate) fn evaluate<'k, A: Float>(activation: Activation, x: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
     math::forward(activation, x, x, dtype)
 }
@@ -271,48 +272,13 @@ fn plan_with<O: Operation>(
 }
 
 fn check_parameters(activation: Activation) -> Result<(), PlanError> {
-    match activation {
-        Activation::LeakyRelu { negative_slope } if !negative_slope.get().is_finite() => {
-            Err(PlanError::Parameter {
-                op: activation.name(),
-                parameter: "negative_slope",
-                got: format!("{negative_slope:?}"),
-                expected: "finite",
-            })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The family's rows of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    let plain = Activation::ALL.into_iter().map(Activation::name);
-    let names = plain.chain(GatedActivation::ALL.into_iter().map(GatedActivation::name));
-    let both = |op| {
-        [Direction::Forward, Direction::Backward].map(|direction| Entry {
-            op,
-            direction,
-            dtypes: &DType::FLOATS,
-            targets: &TARGETS,
-        })
+    let Some((parameter, value)) = activation.parameter() else { return Ok(()) };
+    let (right, expected) = match activation {
+        Activation::Softplus { .. } => (value.is_finite() && value != 0.0, "finite and not 0"),
+        _ => (value.is_finite(), "finite"),
     };
-    names.flat_map(both).collect()
-}
-
-/// Every kernel that a plan of `entry` can hold.
-pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    // The kernels do not depend on the length, as long as there is something to do.
-    const LEN: usize = 1;
-    fn of<O: Operation>(desc: O, target: Target) -> Result<Vec<Kernel>, PlanError> {
-        let plan = desc.plan(target)?;
-        Ok(plan.variants().iter().flat_map(|v| &v.steps).map(|s| s.kernel().clone()).collect())
+    if right {
+        return Ok(());
     }
-    let forward = entry.direction == Direction::Forward;
-    match (Activation::from_name(entry.op), GatedActivation::from_name(entry.op)) {
-        (Some(activation), _) if forward => of(ActivationDesc { activation, dtype, len: LEN }, target),
-        (Some(activation), _) => of(ActivationBackwardDesc { activation, dtype, len: LEN }, target),
-        (_, Some(activation)) if forward => of(GatedDesc { activation, dtype, len: LEN }, target),
-        (_, Some(activation)) => of(GatedBackwardDesc { activation, dtype, len: LEN }, target),
-        _ => Err(PlanError::UnknownOperation { name: entry.op.to_owned() }),
-    }
+    Err(PlanError::Parameter { op: activation.name(), parameter, got: value.to_string(), expected })
 }

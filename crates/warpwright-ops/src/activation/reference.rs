@@ -44,6 +44,12 @@ pub fn forward(f: Activation, x: f64) -> f64 {
         Activation::Silu => x * Logistic::at(x).value,
         Activation::Sigmoid => Logistic::at(x).value,
         Activation::Tanh => x.tanh(),
+        Activation::Softplus { beta } => {
+            let z = beta.get() * x;
+            // Not `f64::max`, which drops NaN.
+            let positive = if z < 0.0 { 0.0 } else { z };
+            (positive + (-z.abs()).exp().ln_1p()) / beta.get()
+        }
     }
 }
 
@@ -70,6 +76,7 @@ pub fn derivative(f: Activation, x: f64) -> f64 {
         }
         Activation::Sigmoid => Logistic::at(x).slope,
         Activation::Tanh => 4.0 * Logistic::at(2.0 * x).slope,
+        Activation::Softplus { beta } => Logistic::at(beta.get() * x).value,
     }
 }
 
@@ -101,6 +108,10 @@ pub fn forward_scale(f: Activation, x: f64) -> f64 {
         Activation::Silu => x.abs() * Logistic::at(x).scale(),
         Activation::Sigmoid => Logistic::at(x).scale(),
         Activation::Tanh => x.tanh().abs(),
+        Activation::Softplus { beta } => {
+            let slope = Logistic::at(beta.get() * x);
+            forward(f, x).abs() + x.abs().min(f64::MAX) * slope.value
+        }
     }
 }
 
@@ -119,6 +130,7 @@ pub fn derivative_scale(f: Activation, x: f64) -> f64 {
         }
         Activation::Sigmoid => Logistic::at(x).slope_scale(),
         Activation::Tanh => 4.0 * Logistic::at(2.0 * x).slope_scale(),
+        Activation::Softplus { beta } => Logistic::at(beta.get() * x).scale(),
     }
 }
 
@@ -236,10 +248,25 @@ fn erfc_fraction_to(x: f64, levels: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::activation::Slope;
+    use crate::plan::Real;
 
     fn close(got: f64, want: f64, relative: f64) {
         assert!((got - want).abs() <= relative * want.abs(), "{got:e} is not {want:e}");
+    }
+
+    /// log(1 + e^x) in decimal, from x = -40, where it is e^x, to x = 700, where it is x.
+    #[test]
+    fn softplus_keeps_its_tail_and_its_limits() {
+        let at = |beta, x| forward(Activation::Softplus { beta: Real::new(beta) }, x);
+        close(at(1.0, 0.0), std::f64::consts::LN_2, 1e-16);
+        close(at(1.0, -40.0), (-40f64).exp(), 1e-16);
+        close(at(1.0, 2.0), 2.126_928_011_042_972_5, 2e-16);
+        assert_eq!((at(1.0, 700.0), at(1.0, f64::INFINITY)), (700.0, f64::INFINITY));
+        assert_eq!(at(1.0, f64::NEG_INFINITY), 0.0);
+        assert!(at(1.0, f64::NAN).is_nan());
+        // softplus(beta x) / beta; a negative beta turns it around.
+        close(at(4.0, 0.5), at(1.0, 2.0) / 4.0, 2e-16);
+        close(at(-1.0, 0.5), -at(1.0, -0.5), 2e-16);
     }
 
     /// Decimal values computed with 40 digits.
@@ -305,7 +332,7 @@ mod tests {
 
     const ALL: [Activation; 7] = [
         Activation::Relu,
-        Activation::LeakyRelu { negative_slope: Slope::new(0.01) },
+        Activation::LeakyRelu { negative_slope: Real::new(0.01) },
         Activation::GeluTanh,
         Activation::GeluErf,
         Activation::Silu,

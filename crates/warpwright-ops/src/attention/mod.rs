@@ -53,6 +53,7 @@ mod options;
 mod pairs;
 mod parts;
 pub mod reference;
+pub(crate) mod samples;
 mod score;
 mod simt;
 mod streams;

@@ -26,6 +26,7 @@ mod persistent;
 mod plans;
 pub mod reference;
 mod resident;
+pub(crate) mod samples;
 pub mod tuning;
 mod walk;
 

@@ -18,6 +18,7 @@ mod epilogue;
 mod functions;
 mod kernel;
 pub mod reference;
+pub(crate) mod samples;
 mod simt;
 mod split;
 mod tensor;
@@ -31,7 +32,7 @@ use warpwright_ptx::{DType, Target, TargetVariant};
 use warpwright_runtime::{LaunchStep, TensorRef};
 
 use crate::activation::Activation;
-use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
 use crate::tensors::tensors;
 use crate::{Binding, PlanError};
@@ -581,24 +582,4 @@ fn kernel_of(
             plan::recorded(OP, &WarpgroupGemm { dtype, a, b, config, split }, target)
         }
     }
-}
-
-/// The family's row of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    vec![Entry { op: OP, direction: Direction::Forward, dtypes: &DType::FLOATS, targets: &TARGETS }]
-}
-
-/// Every kernel that a plan can hold.
-pub(crate) fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let mut all = vec![plan::recorded(OP, &split::SumParts { dtype }, target)?];
-    for config in tuning::configs(dtype, target) {
-        for a in [Major::K, Major::Mn] {
-            for b in [Major::K, Major::Mn] {
-                for split in [false, true] {
-                    all.push(kernel_of(dtype, (a, b), target, config, split)?);
-                }
-            }
-        }
-    }
-    Ok(all)
 }

@@ -26,6 +26,7 @@ mod contiguous;
 mod functions;
 mod gradients;
 pub mod reference;
+pub(crate) mod samples;
 mod spread;
 pub mod tuning;
 

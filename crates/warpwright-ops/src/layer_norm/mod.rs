@@ -28,6 +28,7 @@ mod backward;
 mod functions;
 mod kernel;
 pub mod reference;
+pub(crate) mod samples;
 pub mod tuning;
 
 use warpwright_dsl::{COLUMN_SUM_LANES, KernelArgs, KernelDef};

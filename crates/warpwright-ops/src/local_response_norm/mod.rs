@@ -16,6 +16,7 @@
 mod functions;
 mod kernel;
 pub mod reference;
+pub(crate) mod samples;
 pub mod tuning;
 
 use warpwright_dsl::{KernelArgs, KernelDef};

@@ -26,16 +26,16 @@ mod kernel;
 pub mod nested;
 mod nested_kernel;
 pub mod reference;
+pub(crate) mod samples;
 pub mod tables;
 pub mod tuning;
 
 use warpwright_dsl::{KernelArgs, KernelDef};
-use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
-use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Variant};
 use crate::tensors::tensors;
 
@@ -317,54 +317,4 @@ fn step<D: KernelDef>(
 ) -> Result<Option<LaunchStep>, PlanError> {
     let kernel = plan::recorded(op, def, target)?;
     Ok(plan::cover(op, len, per_block)?.map(|grid| LaunchStep::new(kernel, grid, args.values())))
-}
-
-/// The family's rows of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    let entry = |op, dtypes| Entry { op, direction: Direction::Forward, dtypes, targets: &TARGETS };
-    let both = Scheme::ALL.into_iter().flat_map(|s| [s.op(true), s.op(false)]);
-    let plain = both.map(|op| entry(op, &DType::FLOATS[..]));
-    let nested = [nested::QUANTIZE, nested::DEQUANTIZE].map(|op| entry(op, &[DType::F32]));
-    plain.chain(nested).collect()
-}
-
-/// Every kernel that a plan of `entry` can hold for the group sizes that checkpoints use, and for all others.
-pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    /// Kernels do not depend on the length, as long as there is something to do.
-    const LEN: usize = 1;
-    /// A group of less than a warp, one of no power of two, one that no vector divides.
-    const OTHER_GROUP_SIZES: [usize; 3] = [1, 96, 100];
-
-    fn of<O: Operation>(desc: O, target: Target) -> Result<Vec<Kernel>, PlanError> {
-        let plan = desc.plan(target)?;
-        Ok(plan.variants().iter().flat_map(|v| &v.steps).map(|s| s.kernel().clone()).collect())
-    }
-    match entry.op {
-        nested::QUANTIZE => return of(nested::QuantizeNestedDesc { len: LEN }, target),
-        nested::DEQUANTIZE => return of(nested::DequantizeNestedDesc { len: LEN }, target),
-        _ => {}
-    }
-    let scheme = Scheme::ALL.into_iter().find(|s| entry.op == s.op(true) || entry.op == s.op(false));
-    let Some(scheme) = scheme else {
-        return Err(PlanError::UnknownOperation { name: entry.op.to_owned() });
-    };
-    let mut kernels: Vec<Kernel> = Vec::new();
-    // The order only moves immediates: one group size shows that.
-    let others = OTHER_GROUP_SIZES.into_iter().chain(tuning::CATALOGUED_GROUP_SIZES);
-    let all: Vec<usize> = others.collect();
-    for (order, group_sizes) in [(NibbleOrder::HighFirst, &all[..]), (NibbleOrder::LowFirst, &[64])] {
-        for &group_size in group_sizes {
-            let found = if entry.op == scheme.op(true) {
-                of(QuantizeDesc { scheme, dtype, group_size, order, len: LEN }, target)?
-            } else {
-                of(DequantizeDesc { scheme, dtype, group_size, order, len: LEN }, target)?
-            };
-            for kernel in found {
-                if kernels.iter().all(|k| k.name() != kernel.name()) {
-                    kernels.push(kernel);
-                }
-            }
-        }
-    }
-    Ok(kernels)
 }

@@ -50,7 +50,6 @@
 //! The backward pass does not change it.
 
 mod args;
-mod catalogue;
 mod cell;
 mod cell_functions;
 mod desc;
@@ -59,6 +58,7 @@ mod gates;
 mod persistent;
 mod plan;
 pub mod reference;
+pub(crate) mod samples;
 mod step;
 pub mod tuning;
 mod walk;
@@ -66,7 +66,6 @@ mod walk;
 use warpwright_ptx::DType;
 
 pub use args::*;
-pub(crate) use catalogue::{entries, kernels};
 pub use cell::*;
 pub use cell_functions::*;
 pub use desc::*;

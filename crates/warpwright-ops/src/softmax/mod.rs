@@ -25,6 +25,7 @@ mod kernel;
 pub(crate) mod math;
 mod passes;
 pub mod reference;
+pub(crate) mod samples;
 mod strided;
 pub mod tuning;
 

@@ -37,7 +37,7 @@ fn descriptors_without_a_plan() {
     let exact = tuning::configs(DType::F32, TARGET)[0];
     let e = rounded.plan_with(TARGET, exact).expect_err("a kernel of another precision");
     assert!(matches!(e, PlanError::Parameter { parameter: "precision", .. }), "{e}");
-    let slope = warpwright_ops::activation::Slope::new(0.1);
+    let slope = Real::new(0.1);
     let leaky = warpwright_ops::activation::Activation::LeakyRelu { negative_slope: slope };
     parameter(GemmDesc { activation: Some(leaky), ..good }, "activation");
 }

@@ -1,7 +1,8 @@
 //! The derivatives of the references against central differences of the references.
 
-use warpwright_ops::activation::{Activation, GatedActivation, Slope, reference};
+use warpwright_ops::activation::{Activation, GatedActivation, reference};
 use warpwright_ops::cross_entropy::reference as loss;
+use warpwright_ops::plan::Real;
 use warpwright_ops::softmax::{Softmax, reference as rows};
 use warpwright_testkit::measure::gradient_error;
 
@@ -15,7 +16,7 @@ fn points() -> Vec<f64> {
 
 #[test]
 fn derivatives_agree_with_central_differences() {
-    let leaky = Activation::LeakyRelu { negative_slope: Slope::new(-0.3) };
+    let leaky = Activation::LeakyRelu { negative_slope: Real::new(-0.3) };
     for f in Activation::ALL.into_iter().chain([leaky]) {
         let error = gradient_error(|x| reference::forward(f, x), |x| reference::derivative(f, x), &points());
         assert!(error < BOUND, "{f:?}: {error:e}");

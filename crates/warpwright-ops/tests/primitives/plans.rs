@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use warpwright_ops::activation::{
     Activation, ActivationArgs, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedArgs,
-    GatedDesc, GatedGradients, Slope, activate, activate_in_place, gelu_erf, leaky_relu, relu, silu, swiglu,
+    GatedDesc, GatedGradients, activate, activate_in_place, gelu_erf, leaky_relu, relu, silu, swiglu,
     swiglu_backward, tanh_backward,
 };
+use warpwright_ops::plan::Real;
 use warpwright_ops::{Error, Operation, PlanError, catalogue};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Binding, Device, Error as RuntimeError, Tensor};
@@ -50,7 +51,7 @@ fn grids_cover_the_longest_tensors_or_say_so() {
 fn descriptors_without_a_plan() {
     let e = desc(DType::U8, 4).plan(TARGET).expect_err("no integers");
     assert!(matches!(e, PlanError::DType { op: "silu", tensor: "x", got: DType::U8, .. }), "{e}");
-    let activation = Activation::LeakyRelu { negative_slope: Slope::new(f64::NAN) };
+    let activation = Activation::LeakyRelu { negative_slope: Real::new(f64::NAN) };
     let e = ActivationDesc { activation, dtype: DType::F32, len: 4 }.plan(TARGET).expect_err("no NaN");
     assert!(matches!(e, PlanError::Parameter { parameter: "negative_slope", .. }), "{e}");
     let e =

@@ -34,6 +34,7 @@ from ._operators import (
     relu,
     sigmoid,
     silu,
+    softplus,
     swiglu,
     tanh,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "sigmoid",
     "silu",
     "softmax",
+    "softplus",
     "swiglu",
     "tanh",
 ]

@@ -45,11 +45,17 @@ sigmoid = _elementwise("sigmoid", "x")
 tanh = _elementwise("tanh", "x")
 
 _leaky_relu = _elementwise("leaky_relu", "x", scalar="negative_slope")
+_softplus = _elementwise("softplus", "x", scalar="beta")
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """`x` if `x > 0`, else `negative_slope x`, elementwise. Differentiable in x."""
     return _leaky_relu(x, negative_slope)
+
+
+def softplus(x: Tensor, beta: float = 1.0) -> Tensor:
+    """`log(1 + exp(beta x)) / beta`, elementwise. Differentiable in x."""
+    return _softplus(x, beta)
 
 
 def _gated(name: str) -> Callable[[Tensor, Tensor], Tensor]:

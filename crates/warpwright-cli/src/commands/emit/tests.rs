@@ -5,13 +5,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Parser;
+use warpwright_ops::catalogue::{OPTIONS, options_of};
 use warpwright_ops::{Entry, catalogue};
 use warpwright_ptx::{DType, Target};
 
 use super::super::lint::examine;
-use super::super::primitive::options_of;
 use super::*;
 use crate::args::{Cli, Command as Subcommand};
+use crate::op_options::{flag, words};
 
 /// What the command line `warpwright emit ..` says.
 fn parse(args: &[&str]) -> EmitArgs {
@@ -143,71 +144,15 @@ fn every_primitive_type_direction_and_target_assembles() {
 }
 
 /// What an option is given, so that it makes a difference to an operation.
-fn given(name: &str, op: &str, backward: bool) -> Vec<&'static str> {
-    match name {
-        "elements" => vec!["--elements", "5000"],
-        "block_size" => vec!["--block-size", "96"],
-        "batch" => vec!["--batch", "7"],
-        "channels" => vec!["--channels", "128"],
-        "spatial" => vec!["--spatial", "100"],
-        "groups" => vec!["--groups", "16"],
-        "size" => vec!["--size", "9"],
-        "channels_last" => vec!["--channels-last"],
-        "rows" => vec!["--rows", "77"],
-        "len" => vec!["--len", "100000"],
-        "inner" => vec!["--inner", "64"],
-        "no_affine" => vec!["--no-affine"],
+fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
+    let examples: &[&str] = match name {
         // Without a ReLU it is `dy` itself.
-        "residual" if op.starts_with("batch_norm") && backward => vec!["--relu", "--residual"],
-        "residual" => vec!["--residual"],
-        "statistics" => vec!["--statistics"],
-        "track_running_stats" => vec!["--track-running-stats"],
-        "parameter_dtype" => vec!["--parameter-dtype", "f32"],
-        "relu" => vec!["--relu"],
-        "silu" => vec!["--silu"],
-        "m" => vec!["--m", "1000"],
-        "n" => vec!["--n", "1000"],
-        "k" => vec!["--k", "100000"],
-        "transpose" => vec!["--transpose", "tn"],
-        "beta" => vec!["--beta", "1"],
-        "bias" => vec!["--bias"],
-        "activation" => vec!["--activation", "gelu_tanh"],
-        "tf32" => vec!["--tf32"],
-        "queries" => vec!["--queries", "1"],
-        "keys" => vec!["--keys", "333"],
-        "heads" => vec!["--heads", "4"],
-        "num_kv_heads" => vec!["--num-kv-heads", "2"],
-        "head_dim" => vec!["--head-dim", "64"],
-        "value_head_dim" => vec!["--value-head-dim", "64"],
-        "causal" => vec!["--causal"],
-        "window" => vec!["--window", "-1,64"],
-        "softcap" => vec!["--softcap", "30"],
-        "alibi" => vec!["--alibi"],
-        "key_lengths" => vec!["--key-lengths"],
-        "sequences" => vec!["--sequences", "5"],
-        "page_size" => vec!["--page-size", "64", "--queries", "1", "--keys", "4096"],
-        "sinks" => vec!["--sinks"],
+        "residual" if op.starts_with("batch_norm") && backward => &["relu", "residual"],
         // Between two layers.
-        "dropout" if op != "attention" => vec!["--dropout", "0.5", "--layers", "2"],
-        "dropout" => vec!["--dropout", "0.5"],
-        "classes" => vec!["--classes", "128000"],
-        "index_dtype" => vec!["--index-dtype", "i32"],
-        "label_smoothing" => vec!["--label-smoothing", "0.1"],
-        "reduction" => vec!["--reduction", "none"],
-        "mask" => vec!["--mask", "boolean"],
-        "steps" => vec!["--steps", "7"],
-        "input" => vec!["--input", "300"],
-        "hidden" => vec!["--hidden", "300"],
-        "projection" => vec!["--projection", "32"],
-        "layers" => vec!["--layers", "2"],
-        "bidirectional" => vec!["--bidirectional"],
-        "batch_first" => vec!["--batch-first", "--batch", "2"],
-        "biases" => vec!["--biases", "0"],
-        "nonlinearity" => vec!["--nonlinearity", "relu"],
-        "lengths" => vec!["--lengths"],
-        "training" => vec!["--training"],
-        other => panic!("no value for {other}"),
-    }
+        "dropout" if op != "attention" => &["dropout=0.5", "layers=2"],
+        _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,
+    };
+    examples.iter().flat_map(|example| words(example)).collect()
 }
 
 /// An option that an operation takes is not without effect: kernels, launches, their arguments or the tensors differ.
@@ -220,6 +165,7 @@ fn every_option_of_every_primitive_is_taken() {
         let backward = entry.direction == Direction::Backward;
         for option in options_of(&entry) {
             let options = given(option, entry.op, backward);
+            let options: Vec<&str> = options.iter().map(String::as_str).collect();
             let dtype = if option == "parameter_dtype" { DType::BF16 } else { entry.dtypes[0] };
             let json = |options: &[&str]| {
                 let args = ask(&entry, dtype, target, options);
@@ -248,7 +194,7 @@ fn extents_of_any_size_are_answered() {
     };
     for entry in catalogue() {
         let options = options_of(&entry).into_iter().filter(|option| is_extent(entry.op, option));
-        let flags: Vec<_> = options.map(|option| format!("--{}", option.replace('_', "-"))).collect();
+        let flags: Vec<_> = options.map(|option| format!("--{}", flag(option))).collect();
         for (i, a) in flags.iter().enumerate() {
             for extent in ["0", "1", "4294967296", "9223372036854775808", "18446744073709551615"] {
                 for b in &flags[i..] {

@@ -1,0 +1,46 @@
+//! The family's rows of the catalogue, and its descriptors from options.
+
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+
+use super::{
+    Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
+};
+use crate::PlanError;
+use crate::catalogue::{Asked, Direction, Entry, Family, OpOptions, Planned, TARGETS, Taken, distinct};
+
+/// The family.
+pub(crate) const FAMILY: Family = Family { name: "activation", aliases: &[], entries, plan, kernels };
+
+/// The family's rows of the catalogue.
+fn entries() -> Vec<Entry> {
+    let plain = Activation::ALL.into_iter().map(Activation::name);
+    let names = plain.chain(GatedActivation::ALL.into_iter().map(GatedActivation::name));
+    let both = |op| {
+        [Direction::Forward, Direction::Backward].map(|direction| Entry {
+            op,
+            direction,
+            dtypes: &DType::FLOATS,
+            targets: &TARGETS,
+        })
+    };
+    names.flat_map(both).collect()
+}
+
+/// Plans what is asked for.
+fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
+    let Asked { entry, dtype, len, .. } = *asked;
+    if let Some(activation) = Activation::from_name(entry.op) {
+        let forward = ActivationDesc { activation, dtype, len };
+        return asked.either(&forward, &ActivationBackwardDesc { activation, dtype, len });
+    }
+    let activation = GatedActivation::from_name(entry.op).ok_or_else(|| asked.unknown())?;
+    asked.either(&GatedDesc { activation, dtype, len }, &GatedBackwardDesc { activation, dtype, len })
+}
+
+/// Every kernel that a plan of `entry` can hold.
+fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    // The kernels do not depend on the length, as long as there is something to do.
+    let given = OpOptions::default();
+    distinct([plan(&Asked { entry: *entry, dtype, target, len: 1, options: Taken::new(&given) })])
+}
