@@ -62,6 +62,15 @@ impl FromArgMatches for OpFlags {
     }
 }
 
+/// An example of an option as words of a command line.
+#[cfg(test)]
+pub(crate) fn words(example: &str) -> Vec<String> {
+    match example.split_once('=') {
+        Some((name, value)) => vec![format!("--{}", flag(name)), value.to_owned()],
+        None => vec![format!("--{}", flag(example))],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,14 +109,5 @@ mod tests {
             let error = parse(&args).expect_err("a bad value").to_string();
             assert!(error.contains(part), "{error}");
         }
-    }
-}
-
-/// An example of an option as words of a command line.
-#[cfg(test)]
-pub(crate) fn words(example: &str) -> Vec<String> {
-    match example.split_once('=') {
-        Some((name, value)) => vec![format!("--{}", flag(name)), value.to_owned()],
-        None => vec![format!("--{}", flag(example))],
     }
 }

@@ -81,12 +81,12 @@ pub enum IssueKind {
         threads: u32,
     },
     /// An `Elem` argument has no run-time type.
-    #[error("argument `{argument}` has no dtype; name it in `KernelDef::dtypes`")]
+    #[error("argument `{argument}` has no dtype; name it in `KernelSpec::dtypes`")]
     NoDType {
         /// The argument.
         argument: String,
     },
-    /// `KernelDef::dtypes` names an argument that is not an `Elem` pointer of the kernel.
+    /// `KernelSpec::dtypes` names an argument that is not an `Elem` pointer of the kernel.
     #[error("`dtypes` names `{argument}`, which is not an `Elem` argument of this kernel")]
     UnknownDType {
         /// The name.

@@ -15,7 +15,7 @@ use crate::reg::{Number, Pred, Reg, Scalar, Source, U32, U64};
 use crate::storage::{Place, load, store};
 
 /// A floating-point element whose type is chosen while recording, by
-/// [`KernelDef::dtypes`](crate::KernelDef::dtypes). It is read and written through `f32` registers, or `f64` for
+/// [`KernelSpec::dtypes`](crate::KernelSpec::dtypes). It is read and written through `f32` registers, or `f64` for
 /// [`DType::F64`]; see [`accumulate!`](crate::accumulate).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elem {}

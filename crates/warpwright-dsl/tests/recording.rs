@@ -199,7 +199,7 @@ fn messages_name_file_line_and_remedy() {
     let text = record(&untyped, SM).expect_err("no dtypes").to_string();
     assert!(text.starts_with("kernel `draft` cannot be built:"), "{text}");
     assert!(text.contains("recording.rs:") || text.contains("args.rs:"), "{text}");
-    assert!(text.contains("argument `x` has no dtype; name it in `KernelDef::dtypes`"), "{text}");
+    assert!(text.contains("argument `x` has no dtype; name it in `KernelSpec::dtypes`"), "{text}");
 }
 
 #[test]

@@ -487,6 +487,7 @@ impl AccumulateKernel for Zero {
             .dtypes(DTypes::all(self.0.parameters))
     }
 
+    #[expect(clippy::misnamed_getters, reason = "its elements are parameters")]
     fn dtype(&self) -> DType {
         self.0.parameters
     }

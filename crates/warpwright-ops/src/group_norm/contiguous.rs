@@ -83,7 +83,7 @@ impl AccumulateKernel for ResidentForward {
         let statistics = Statistics::of(spread, a.eps);
         let options = Options::of(a.flags);
         k.if_(options.saves & (rank + thread).eq(0), || {
-            statistics.save(a.tensors.mean, a.tensors.rstd, group)
+            statistics.save(a.tensors.mean, a.tensors.rstd, group);
         });
 
         let affine = a.tensors.affine(options);
@@ -247,7 +247,7 @@ impl AccumulateKernel for Apply {
         let statistics = Statistics::of(spread, a.eps);
         let options = Options::of(a.flags);
         k.if_(options.saves & (split + k.thread_idx()).eq(0), || {
-            statistics.save(a.tensors.mean, a.tensors.rstd, group)
+            statistics.save(a.tensors.mean, a.tensors.rstd, group);
         });
 
         let affine = a.tensors.affine(options);

@@ -20,7 +20,7 @@ tensors! {
 }
 
 tensors! {
-    /// Tensors of [`RecurrentDesc`].
+    /// Tensors of [`RecurrentDesc`](super::RecurrentDesc).
     pub struct RecurrentArgs<'a> {
         /// `[steps, batch, input]`
         x: In,
@@ -36,7 +36,7 @@ tensors! {
         y: Out,
         /// The hidden states of the last steps, `[layers directions, batch, output]`.
         h_n: Out,
-        /// The cells of the last steps, `[layers directions, batch, hidden]`; of [`Cell::Lstm`].
+        /// The cells of the last steps, `[layers directions, batch, hidden]`; of [`Cell::Lstm`](super::Cell::Lstm).
         c_n: Option<Out>,
         /// The reserve of the backward pass.
         reserve: Option<Out>,
@@ -70,7 +70,7 @@ tensors! {
 }
 
 tensors! {
-    /// Tensors of [`RecurrentBackwardDesc`].
+    /// Tensors of [`RecurrentBackwardDesc`](super::RecurrentBackwardDesc).
     pub struct RecurrentBackwardArgs<'a> {
         /// As in the forward pass.
         x: In,

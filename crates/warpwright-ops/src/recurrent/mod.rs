@@ -33,7 +33,7 @@
 //! A single step of up to four sequences, of rows of whole 16 bytes, is one launch that reads every weight once; in 16 bits, on
 //! tensor cores (sm_80 and later), one of up to 16, or of up to 64 where there are no more than 1024 units.
 //!
-//! With [`Precision::Tf32`] products of `f32` are those of factors rounded to `tf32`, forward and backward, wherever there are kernels that
+//! With [`Precision::Tf32`](crate::gemm::Precision::Tf32) products of `f32` are those of factors rounded to `tf32`, forward and backward, wherever there are kernels that
 //! are faster for it: the inputs of all time steps, gradients over all of them, projections, single steps that are no launch of their own, and
 //! steps in one launch of many sequences. The rest is as exact as without.
 //!

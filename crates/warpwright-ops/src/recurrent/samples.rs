@@ -48,7 +48,7 @@ fn plan_sequence(asked: &Asked<'_>, cell: Cell) -> Result<Planned, PlanError> {
         c0: cell.has_c(),
         lengths: o.lengths().is_some(),
         dropout: o.dropout().map(Real::new),
-        precision: precision,
+        precision,
         training: asked.is_backward() || o.training().is_some(),
         ..RecurrentDesc::new(cell, asked.dtype, [steps, batch, input, hidden])
     };
