@@ -62,12 +62,11 @@ pub mod tuning;
 mod warpgroup;
 
 use warpwright_dsl::{Elem, In, KernelArgs, KernelDef, Optional, Out, Strided};
-use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorRef};
 
 use crate::PlanError;
-use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::catalogue::Direction;
 use crate::plan::{self, Layout, Operation, Plan, PlanParts, TensorSpec, Variant};
 use crate::tensors::{InSlot, OutSlot, SlotSpec, tensors};
 
@@ -80,7 +79,7 @@ pub use options::{
     check_offsets,
 };
 use score::{ProblemArgs, ScoreKind};
-use tuning::{Config, DecodeConfig, Pairs, Simt, Sweeps, TensorCore, Warpgroups, Work};
+use tuning::{Config, DecodeConfig, Pairs, Sweeps, TensorCore, Work};
 
 const OP: &str = "attention";
 
@@ -767,106 +766,4 @@ fn step<D: KernelDef>(
 ) -> Result<LaunchStep, PlanError> {
     let kernel = plan::recorded(OP, def, target)?;
     Ok(LaunchStep::new(kernel, grid, args).with_dynamic_shared(config.shared_bytes(dtype, work.own())))
-}
-
-/// The family's rows of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    let entry = |direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS };
-    [Direction::Forward, Direction::Backward].map(entry).to_vec()
-}
-
-/// Kernels that a plan of `entry` can hold: each configuration with every modification, the usual ones without, and some
-/// with one alone.
-pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let plain = ScoreKind::default();
-    let all = ScoreKind {
-        band: true,
-        softcap: true,
-        bias: true,
-        alibi: true,
-        lengths: true,
-        ..ScoreKind::default()
-    };
-    let dropped = ScoreKind { band: true, dropout: true, ..plain };
-    let alone = [
-        ScoreKind { band: true, ..plain },
-        ScoreKind { softcap: true, ..plain },
-        ScoreKind { bias: true, ..plain },
-        ScoreKind { alibi: true, ..plain },
-        ScoreKind { lengths: true, ..plain },
-        ScoreKind { packed: true, ..plain },
-    ];
-    let packed = ScoreKind { band: true, packed: true, ..plain };
-    let mut out = Vec::new();
-    let works: &[Work] = match entry.direction {
-        Direction::Forward => &[Work::Forward],
-        Direction::Backward => &[Work::Queries, Work::KeysAndValues],
-    };
-    let usual = |kind: ScoreKind, config: Config| match config {
-        _ if kind == all => true,
-        Config::TensorCore(_) => [plain, alone[0], packed, dropped].contains(&kind),
-        Config::Simt(Simt { vector: 1, .. }) => false,
-        Config::Simt(Simt { width: 64, .. }) if dtype == DType::F32 => kind != packed,
-        Config::Simt(_) => [plain, dropped].contains(&kind),
-    };
-    let kinds: Vec<_> = [all, plain, packed, dropped].into_iter().chain(alone).collect();
-    for (&planned, &kind) in works.iter().flat_map(|work| kinds.iter().map(move |kind| (work, kind))) {
-        let configs = tuning::all(dtype, planned, target, kind).into_iter();
-        for config in configs.filter(|config| usual(kind, *config)) {
-            let works = if planned == Work::KeysAndValues { Work::of_keys(config) } else { &[planned] };
-            for &work in works {
-                out.push(match work {
-                    Work::Forward => plan::recorded(OP, &forward::Forward { dtype, kind, config }, target)?,
-                    _ => plan::recorded(OP, &backward::Sweep { work, dtype, kind, config }, target)?,
-                });
-            }
-        }
-    }
-    if dtype == DType::F32 {
-        out.extend(pairs::kernels(entry.direction, target, &[all, plain, alone[0], dropped])?);
-    }
-    if entry.direction == Direction::Forward {
-        for kind in [all, plain, packed, alone[0], alone[1], alone[2]] {
-            for config in tuning::all_warpgroups(dtype, target, kind.bias, kind.band) {
-                out.push(warpgroup::plan::kernel(dtype, kind, config, target)?);
-                if !kind.packed {
-                    let (kind, config) =
-                        (ScoreKind { lengths: false, ..kind }, Warpgroups { staying: true, ..config });
-                    out.push(warpgroup::plan::kernel(dtype, kind, config, target)?);
-                }
-            }
-        }
-        for config in tuning::all_decode(dtype, target) {
-            let kinds = [plain, ScoreKind { lengths: true, ..plain }, all];
-            for kind in kinds {
-                out.push(match config {
-                    DecodeConfig::Streams(config) => {
-                        plan::recorded(OP, &decode::StreamDecode { dtype, kind, config }, target)?
-                    }
-                    _ => plan::recorded(OP, &decode::Decode { dtype, kind, config }, target)?,
-                });
-            }
-        }
-        for vector in [1, 2, 4] {
-            out.push(plan::recorded(OP, &parts::Combine { dtype, vector }, target)?);
-        }
-    }
-    if entry.direction == Direction::Backward {
-        out.extend(warpgroup::sweeps::kernels(dtype, target)?);
-        for vector in tuning::vectors(dtype) {
-            for width in tuning::TILE_WIDTHS {
-                let def = backward::Delta { dtype, vector: *vector, width };
-                out.push(plan::recorded(OP, &def, target)?);
-            }
-        }
-        for kind in [alone[2], all] {
-            for config in tuning::all(dtype, Work::Bias, target, kind) {
-                out.push(plan::recorded(OP, &bias_gradient::BiasGradient { dtype, kind, config }, target)?);
-            }
-        }
-        for kind in [plain, alone[5]] {
-            out.push(plan::recorded(OP, &bias_gradient::SinkGradient { dtype, kind }, target)?);
-        }
-    }
-    Ok(out)
 }

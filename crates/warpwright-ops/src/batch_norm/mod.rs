@@ -30,11 +30,9 @@ pub(crate) mod samples;
 pub mod tuning;
 mod walk;
 
-use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
 use crate::PlanError;
-use crate::catalogue::{Direction, Entry, TARGETS};
 pub use crate::plan::Real;
 use crate::plan::{Operation, Plan};
 use crate::tensors::tensors;
@@ -305,63 +303,4 @@ impl Operation for BatchNormInferenceBackwardDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         plans::inference_backward(self, target)
     }
-}
-
-/// The family's rows of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    let both = |op| {
-        [Direction::Forward, Direction::Backward].map(|direction| Entry {
-            op,
-            direction,
-            dtypes: &DType::FLOATS,
-            targets: &TARGETS,
-        })
-    };
-    [TRAINING, INFERENCE].into_iter().flat_map(both).collect()
-}
-
-/// Every kernel that a plan of `entry` can hold and that no entry before it has.
-pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    fn of<O: Operation>(desc: O, target: Target) -> Result<Vec<Kernel>, PlanError> {
-        let plan = desc.plan(target)?;
-        Ok(plan.variants().iter().flat_map(|v| &v.steps).map(|s| s.kernel().clone()).collect())
-    }
-    let mut all: Vec<Kernel> = Vec::new();
-    let mut add = |kernels: Vec<Kernel>| {
-        for kernel in kernels {
-            if !all.iter().any(|k| k.name() == kernel.name()) {
-                all.push(kernel);
-            }
-        }
-    };
-    let (training, forward) = (entry.op == TRAINING, entry.direction == Direction::Forward);
-    for norm in plans::every_norm(dtype) {
-        for option in [false, true] {
-            let momentum = None;
-            match (training, forward) {
-                (true, true) => add(of(BatchNormDesc { norm, residual: option, momentum }, target)?),
-                (true, false) => {
-                    let norm = BatchNorm { relu: option, ..norm };
-                    add(of(BatchNormBackwardDesc { norm, dresidual: false }, target)?);
-                }
-                (false, true) => add(of(BatchNormInferenceDesc { norm, residual: option }, target)?),
-                (false, false) => {
-                    let norm = BatchNorm { relu: option, ..norm };
-                    add(of(BatchNormInferenceBackwardDesc { norm, dresidual: false }, target)?);
-                }
-            }
-        }
-    }
-    // Inference shares kernels with training; each is listed once.
-    if !training {
-        let forward = Entry { direction: Direction::Forward, op: TRAINING, ..*entry };
-        let backward = Entry { direction: Direction::Backward, ..forward };
-        let mut listed = kernels(&forward, dtype, target)?;
-        listed.extend(kernels(&backward, dtype, target)?);
-        if entry.direction == Direction::Backward {
-            listed.extend(kernels(&Entry { direction: Direction::Forward, ..*entry }, dtype, target)?);
-        }
-        all.retain(|kernel| !listed.iter().any(|k| k.name() == kernel.name()));
-    }
-    Ok(all)
 }

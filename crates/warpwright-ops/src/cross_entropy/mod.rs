@@ -24,12 +24,11 @@ pub(crate) mod samples;
 pub mod tuning;
 
 use warpwright_dsl::KernelArgs;
-use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
-use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
 use crate::tensors::tensors;
 
@@ -277,29 +276,4 @@ impl Operation for CrossEntropyBackwardDesc {
         let direction = Direction::Backward;
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes: 0 }))
     }
-}
-
-/// The family's rows of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    [Direction::Forward, Direction::Backward]
-        .map(|direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS })
-        .to_vec()
-}
-
-/// Every kernel that a plan of `entry` can hold.
-pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let mut out = Vec::new();
-    if entry.direction == Direction::Backward {
-        for config in tuning::backward(dtype) {
-            out.push(plan::recorded(OP, &kernel::Backward { dtype, config }, target)?);
-        }
-        return Ok(out);
-    }
-    for config in tuning::all_forward(dtype) {
-        for smoothed in [false, true] {
-            out.push(plan::recorded(OP, &kernel::Forward { dtype, config, smoothed }, target)?);
-        }
-    }
-    out.push(plan::recorded(OP, &kernel::Reduce { dtype }, target)?);
-    Ok(out)
 }

@@ -1,17 +1,25 @@
-//! The family's rows of the catalogue, and its descriptors from options.
+//! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
 
-use super::{CrossEntropyBackwardDesc, CrossEntropyDesc};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+
+use super::{CrossEntropyBackwardDesc, CrossEntropyDesc, OP, kernel, tuning};
 use crate::PlanError;
-use crate::catalogue::{Asked, Family, Planned};
-use crate::plan::Real;
-use warpwright_ptx::DType;
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
+use crate::plan::{self, Real};
 
 /// The family.
-pub(crate) const FAMILY: Family =
-    Family { name: "cross_entropy", aliases: &[], entries: super::entries, plan, kernels: super::kernels };
+pub(crate) const FAMILY: Family = Family { name: "cross_entropy", aliases: &[], entries, plan, kernels };
 
 /// Classes where nothing is said.
 const CLASSES: usize = 4096;
+
+/// The family's rows of the catalogue.
+fn entries() -> Vec<Entry> {
+    [Direction::Forward, Direction::Backward]
+        .map(|direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS })
+        .to_vec()
+}
 
 /// Plans what is asked for.
 fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
@@ -27,4 +35,22 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         reduction: o.reduction().unwrap_or_default(),
     };
     asked.either(&forward, &CrossEntropyBackwardDesc { forward: forward.clone() })
+}
+
+/// Every kernel that a plan of `entry` can hold.
+fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let mut out = Vec::new();
+    if entry.direction == Direction::Backward {
+        for config in tuning::backward(dtype) {
+            out.push(plan::recorded(OP, &kernel::Backward { dtype, config }, target)?);
+        }
+        return Ok(out);
+    }
+    for config in tuning::all_forward(dtype) {
+        for smoothed in [false, true] {
+            out.push(plan::recorded(OP, &kernel::Forward { dtype, config, smoothed }, target)?);
+        }
+    }
+    out.push(plan::recorded(OP, &kernel::Reduce { dtype }, target)?);
+    Ok(out)
 }

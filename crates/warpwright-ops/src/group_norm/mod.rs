@@ -31,12 +31,11 @@ mod spread;
 pub mod tuning;
 
 use warpwright_dsl::KernelArgs;
-use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
-use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
 use crate::tensors::tensors;
 
@@ -447,29 +446,4 @@ fn variants(
         limit: MAX_BLOCKS,
     })?;
     Ok((variants, most))
-}
-
-/// The family's rows of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    let entry = |direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS };
-    vec![entry(Direction::Forward), entry(Direction::Backward)]
-}
-
-/// Every kernel that a plan of `entry` can hold.
-pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    if entry.direction == Direction::Backward {
-        return backward::kernels(dtype, target);
-    }
-    let mut all = Vec::new();
-    for width in [tuning::vector_width(dtype), 1] {
-        for config in tuning::forward(dtype, target, width) {
-            all.push(plan::recorded(OP, &contiguous::ResidentForward { dtype, config }, target)?);
-        }
-        all.push(plan::recorded(OP, &contiguous::Moments { dtype, width }, target)?);
-        all.push(plan::recorded(OP, &contiguous::Apply { dtype, width }, target)?);
-        all.push(plan::recorded(OP, &columns::Moments { dtype, width }, target)?);
-        all.push(plan::recorded(OP, &columns::Apply { dtype, width }, target)?);
-    }
-    all.push(plan::recorded(OP, &columns::Finish { dtype }, target)?);
-    Ok(all)
 }

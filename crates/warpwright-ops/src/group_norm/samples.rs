@@ -1,18 +1,22 @@
-//! The family's rows of the catalogue, and its descriptors from options.
+//! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
 
-use super::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+
+use super::{GroupNormBackwardDesc, GroupNormDesc, GroupShape, OP, backward, columns, contiguous, tuning};
 use crate::PlanError;
-use crate::catalogue::{Asked, Family, Planned};
-use crate::plan::Real;
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
+use crate::plan::{self, Real};
 
 /// The family.
-pub(crate) const FAMILY: Family = Family {
-    name: "group_norm",
-    aliases: &[("group_norm", "instance_norm")],
-    entries: super::entries,
-    plan,
-    kernels: super::kernels,
-};
+pub(crate) const FAMILY: Family =
+    Family { name: "group_norm", aliases: &[("group_norm", "instance_norm")], entries, plan, kernels };
+
+/// The family's rows of the catalogue.
+fn entries() -> Vec<Entry> {
+    let entry = |direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS };
+    vec![entry(Direction::Forward), entry(Direction::Backward)]
+}
 
 /// Plans what is asked for.
 fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
@@ -33,4 +37,23 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     }
     let (statistics, eps) = (true, Real::new(1e-5));
     asked.plan(&GroupNormDesc { dtype, shape, weight, bias, silu, statistics, eps })
+}
+
+/// Every kernel that a plan of `entry` can hold.
+fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    if entry.direction == Direction::Backward {
+        return backward::kernels(dtype, target);
+    }
+    let mut all = Vec::new();
+    for width in [tuning::vector_width(dtype), 1] {
+        for config in tuning::forward(dtype, target, width) {
+            all.push(plan::recorded(OP, &contiguous::ResidentForward { dtype, config }, target)?);
+        }
+        all.push(plan::recorded(OP, &contiguous::Moments { dtype, width }, target)?);
+        all.push(plan::recorded(OP, &contiguous::Apply { dtype, width }, target)?);
+        all.push(plan::recorded(OP, &columns::Moments { dtype, width }, target)?);
+        all.push(plan::recorded(OP, &columns::Apply { dtype, width }, target)?);
+    }
+    all.push(plan::recorded(OP, &columns::Finish { dtype }, target)?);
+    Ok(all)
 }

@@ -32,12 +32,11 @@ pub(crate) mod samples;
 pub mod tuning;
 
 use warpwright_dsl::{COLUMN_SUM_LANES, KernelArgs, KernelDef};
-use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
-use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
 use crate::tensors::tensors;
 
@@ -391,68 +390,4 @@ fn step<D: KernelDef>(
 ) -> Result<Option<LaunchStep>, PlanError> {
     let kernel = plan::recorded(op, def, target)?;
     Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
-}
-
-/// The family's rows of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    let both = |norm: RowNorm| {
-        [Direction::Forward, Direction::Backward].map(|direction| Entry {
-            op: norm.name(),
-            direction,
-            dtypes: &DType::FLOATS,
-            targets: &TARGETS,
-        })
-    };
-    RowNorm::ALL.into_iter().flat_map(both).collect()
-}
-
-/// Every kernel that a plan of `entry` can hold.
-pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let norm = RowNorm::from_name(entry.op)
-        .ok_or_else(|| PlanError::UnknownOperation { name: entry.op.to_owned() })?;
-    let forward = entry.direction == Direction::Forward;
-    let vectors =
-        if forward { tuning::forward_vectors(dtype, target) } else { tuning::backward_vectors(norm, dtype) };
-    let mut found: Vec<Kernel> = Vec::new();
-    for layout in vectors.into_iter().chain(tuning::scalars()) {
-        for parameters in [true, false] {
-            let steps = if forward {
-                let desc = RowNormDesc {
-                    norm,
-                    dtype,
-                    rows: 1,
-                    len: 1,
-                    eps: Real::new(1e-5),
-                    weight: parameters,
-                    bias: false,
-                    residual: false,
-                    statistics: false,
-                };
-                desc.plan_with(target, &[layout])?.steps().to_vec()
-            } else {
-                let desc = RowNormBackwardDesc {
-                    norm,
-                    dtype,
-                    rows: 1,
-                    len: 1,
-                    weight: parameters,
-                    bias: false,
-                    dz: false,
-                };
-                // Few rows of partial sums, and many.
-                let desc = |rows| RowNormBackwardDesc { rows, ..desc.clone() };
-                let many = desc(1 << 20).plan_with(target, &[(layout, 1 << 10)])?;
-                let few = desc(1).plan_with(target, &[(layout, 1)])?;
-                [few.steps(), many.steps()].concat()
-            };
-            for step in steps {
-                // The sums of the parameters are the same kernel for both norms.
-                let foreign = norm == RowNorm::Rms && step.kernel().name().starts_with("norm_parameter");
-                if !foreign && found.iter().all(|k| k.name() != step.kernel().name()) {
-                    found.push(step.kernel().clone());
-                }
-            }
-        }
-    }
-    Ok(found)
 }

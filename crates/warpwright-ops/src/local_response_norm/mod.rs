@@ -20,12 +20,11 @@ pub(crate) mod samples;
 pub mod tuning;
 
 use warpwright_dsl::{KernelArgs, KernelDef};
-use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
-use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
 use crate::tensors::{InSlot, OutSlot, tensors};
 
@@ -288,31 +287,4 @@ impl Checked<'_> {
         let variants = vec![Variant { alignment: 1, steps }];
         Plan::new(PlanParts { op: OP, direction, target: self.target, tensors, variants, workspace_bytes })
     }
-}
-
-/// The family's rows of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    let entry = |direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS };
-    [Direction::Forward, Direction::Backward].map(entry).to_vec()
-}
-
-/// Every kernel that a plan of `entry` can hold.
-pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let mut found = Vec::new();
-    let sliding =
-        tuning::SLIDING_WINDOWS.map(|size| (size as usize, Walk::Sliding { channels: tuning::BATCH }));
-    let betas = [0.75, 0.5];
-    let sliding = sliding.into_iter().flat_map(|(size, walk)| betas.map(|beta| (size, walk, beta)));
-    for (size, walk, beta) in sliding.chain([(7, Walk::Single, 0.75)]) {
-        let coefficients = Coefficients { beta: Real::new(beta), ..Coefficients::default() };
-        let desc = LocalResponseNormDesc { dtype, images: 1, channels: 1, spatial: 1, size, coefficients };
-        let steps = match entry.direction {
-            Direction::Forward => desc.plan_with(target, walk)?.steps().to_vec(),
-            Direction::Backward => {
-                LocalResponseNormBackwardDesc { forward: desc }.plan_with(target, walk)?.steps().to_vec()
-            }
-        };
-        found.extend(steps.iter().map(|step| step.kernel().clone()));
-    }
-    Ok(found)
 }

@@ -1,4 +1,4 @@
-//! The family's rows of the catalogue, and its descriptors from options.
+//! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
 
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};

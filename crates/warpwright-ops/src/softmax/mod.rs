@@ -35,7 +35,7 @@ use warpwright_ptx::{ArgValue, DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
-use crate::catalogue::{Direction, Entry, TARGETS};
+use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
 use crate::tensors::tensors;
 
@@ -419,42 +419,4 @@ impl Shape {
         // Not more than the blocks of the grid.
         Ok((grid, u32::try_from(tiles).unwrap_or(u32::MAX)))
     }
-}
-
-/// The family's rows of the catalogue.
-pub(crate) fn entries() -> Vec<Entry> {
-    let both = |f: Softmax| {
-        [Direction::Forward, Direction::Backward].map(|direction| Entry {
-            op: f.name(),
-            direction,
-            dtypes: &DType::FLOATS,
-            targets: &TARGETS,
-        })
-    };
-    Softmax::ALL.into_iter().flat_map(both).collect()
-}
-
-/// Every kernel that a plan of `entry` can hold.
-pub(crate) fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let Some(function) = Softmax::from_name(entry.op) else {
-        return Err(PlanError::UnknownOperation { name: entry.op.to_owned() });
-    };
-    let mut out = Vec::new();
-    for config in tuning::all(dtype, entry.direction, target) {
-        let common = Common { log: function == Softmax::Log, dtype, config };
-        out.push(match entry.direction {
-            Direction::Forward => plan::recorded(function.name(), &kernel::Forward(common), target)?,
-            Direction::Backward => plan::recorded(function.name(), &kernel::Backward(common), target)?,
-        });
-    }
-    if entry.direction == Direction::Forward {
-        for config in tuning::all_masked(dtype) {
-            let common = Common { log: function == Softmax::Log, dtype, config };
-            for mask in [MaskKind::Additive, MaskKind::Boolean] {
-                let def = passes::MaskedForward { common, mask };
-                out.push(plan::recorded(function.name(), &def, target)?);
-            }
-        }
-    }
-    Ok(out)
 }
