@@ -154,7 +154,8 @@ const WARPGROUP_SURVIVORS: [Survivor; 17] = [
     ),
     Survivor::equivalent("_wg", NEW_PRODUCTS, NEW_REGISTERS).at_most(3),
     Survivor::equivalent("_wg", OLD_PRODUCTS, FENCED_BEFORE).at_most(4),
-    Survivor::equivalent("_wg", "self.keys.@fill(", "the first place has never been used").at_most(1),
+    Survivor::equivalent("_wg", "self.keys.@producer_acquire(", "the first place has never been used")
+        .at_most(1),
     Survivor::equivalent("_wg", "@barrier_of(self.group + TURNS", "the last turn is for nobody").at_most(1),
     Survivor::equivalent("d64s2as_", "tiles.@le(FEW)", ANY_ORDER),
     Survivor::equivalent("d64s2as_", "(round & 1).@ne(0)", ANY_ORDER),
