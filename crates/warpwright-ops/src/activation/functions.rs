@@ -286,18 +286,46 @@ pub fn leaky_relu_backward(
     activate_backward(stream, Activation::LeakyRelu { negative_slope: Real::new(negative_slope) }, x, dy)
 }
 
-/// [`activate`] with [`Activation::Softplus`].
+/// [`activate`] with [`Activation::Softplus`]: `log(1 + exp(beta x)) / beta`, as `torch.nn.functional.softplus` without its
+/// threshold; `y` like `x`, of any shape, f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::{Device, Tensor, softplus};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[0.0f32, 50.0], &[2])?;
+/// let y = softplus(&stream, &x, 1.0)?.to_vec_on::<f32>(&stream)?;
+/// assert!((y[0] - 2f32.ln()).abs() < 1e-6 && y[1] == 50.0);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// `beta` is not finite or 0, the element type is not supported, or memory runs out.
+/// [`Error::Plan`] if `beta` is 0 or not finite; as [`activate`].
 pub fn softplus(stream: &Stream, x: &Tensor, beta: f64) -> Result<Tensor, Error> {
     activate(stream, Activation::Softplus { beta: Real::new(beta) }, x)
 }
 
-/// [`activate_backward`] with [`Activation::Softplus`].
+/// [`activate_backward`] with [`Activation::Softplus`]: `dy / (1 + exp(-beta x))`; `x`, `dy` and the result of one shape, f32,
+/// f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::{Device, Tensor, softplus_backward};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[0.0f32, 50.0], &[2])?;
+/// let dy = Tensor::from_slice(&device, &[2.0f32, 2.0], &[2])?;
+/// assert_eq!(softplus_backward(&stream, &x, &dy, 1.0)?.to_vec_on::<f32>(&stream)?, [1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// `beta` is not finite or 0, the tensors do not fit each other, the element type is not supported, or memory runs out.
+/// [`Error::Plan`] if `beta` is 0 or not finite; as [`activate_backward`].
 pub fn softplus_backward(stream: &Stream, x: &Tensor, dy: &Tensor, beta: f64) -> Result<Tensor, Error> {
     activate_backward(stream, Activation::Softplus { beta: Real::new(beta) }, x, dy)
 }

@@ -68,9 +68,10 @@ impl KernelDef for Forward {
         let dtype = self.common.dtype;
         accumulate!(dtype, |A| {
             let parameter = a.parameter.convert::<A>();
+            let parameters = [parameter, parameter.rcp()];
             elementwise(k, a.n, self.common.config.width, |i, w| {
                 let x = a.x.at(i).load::<A>(w);
-                a.y.at(i).store(x.map(|x| math::forward(self.f, x, parameter, dtype)));
+                a.y.at(i).store(x.map(|x| math::forward(self.f, x, parameters, dtype)));
             });
         });
     }

@@ -243,7 +243,7 @@ impl Operation for GatedBackwardDesc {
 
 /// `activation(x)` in registers, for the epilogues of other operations; not for functions with a parameter.
 pub(crate) fn evaluate<'k, A: Float>(activation: Activation, x: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
-    math::forward(activation, x, x, dtype)
+    math::forward(activation, x, [x, x], dtype)
 }
 
 /// A plan with one launch per layout; `build` gives the kernel and its arguments for a layout.
