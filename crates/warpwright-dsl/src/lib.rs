@@ -72,7 +72,6 @@ mod lanes;
 mod math;
 mod mbarrier;
 mod mem;
-mod mma;
 mod moments;
 mod packed;
 mod philox;
@@ -87,7 +86,6 @@ mod table;
 mod tile;
 mod transcendental;
 mod warp;
-mod warpgroup;
 
 pub use args::{DTypes, In, InOut, KernelArgs, Optional, OptionalParam, Out, Strided, StridedPtr};
 pub use block::block_reduce;
@@ -108,7 +106,6 @@ pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,
     Shared, Space, Writable, Write,
 };
-pub use mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom, Split, SplitSum};
 pub use moments::Moments;
 pub use packed::Packed;
 pub use philox::Philox;
@@ -117,12 +114,14 @@ pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U3
 pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
 pub use smem_uniform::SmemUniform;
 pub use table::{WARP_TABLE_LEN, WarpTable};
-pub use tile::{Major, SharedTile, TileLayout, TilePoint, TileReader};
+pub use tile::{
+    Accumulator, Fragment, Major, MatrixA, MatrixB, MmaAtom, PanelTile, Part, RegTile, RowVector, SharedTile,
+    Split, SplitSum, SplitTile, TileLayout, TilePoint, TileReader, WarpgroupSums,
+};
 pub use transcendental::{Functions, Normal};
 pub use warp::{
     Max, Maximum, Min, Minimum, Reduction, Sum, WARP, warp_inclusive_sum, warp_reduce, warp_reduce_lanes,
 };
-pub use warpgroup::{PanelTile, Part, WarpgroupSums};
 pub use warpwright_ptx::kernel::Kernel;
 pub use warpwright_ptx::{ArgValue, DType, Target};
 
@@ -133,9 +132,9 @@ pub mod prelude {
         ClusterShared, DType, DTypes, Elem, F16, F32, F64, Fetched, Fill, Float, Fragment, I32, I64, In,
         InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, KernelSpec, Lanes, Major,
         MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments, Normal, Number, Optional, Out,
-        Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, Scalar, Shared,
-        SharedTile, Source, Stages, Strided, Sum, Target, TileCopy, TileLayout, TilePoint, TileReader, U32,
-        U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise, elementwise_grid,
-        kernel_args, record, warp_reduce,
+        Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, RegTile, RowVector,
+        Scalar, Shared, SharedTile, Source, Stages, Strided, Sum, Target, TileCopy, TileLayout, TilePoint,
+        TileReader, U32, U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise,
+        elementwise_grid, kernel_args, record, warp_reduce,
     };
 }

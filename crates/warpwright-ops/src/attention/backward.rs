@@ -9,7 +9,7 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{StridedPtr, WARP, accumulate, kernel_args};
 
 use super::dropout::Keys;
-use super::engine::{Engine, Matrix, Place, each, scaled};
+use super::engine::{Engine, Place};
 use super::options::Common;
 use super::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Scorer, Span, View};
 use super::simt::SimtEngine;
@@ -316,7 +316,7 @@ impl Sweep {
 
     /// Whether each register that a modification takes is one too many: tiles of half precision are as large as registers allow.
     fn full<'k, A: Float, E: Engine<'k, A>>(&self, engine: &E) -> bool {
-        engine.scarce() && self.dtype.bytes() == 2
+        engine.register_bound() && self.dtype.bytes() == 2
     }
 
     fn queries<'k, A: Float, E: Engine<'k, A>>(
@@ -331,8 +331,13 @@ impl Sweep {
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
         let block = QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
         let QueryBlock { head, first, span, scorer, q, sources } = block;
-        let own = engine.own(k, q, first, 0);
-        let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), first, 1);
+        let own = engine.load_stationary(k, q, first, 0);
+        let own_dy = engine.load_stationary(
+            k,
+            dy.source(span.of_queries, head, span.queries, p.value_width),
+            first,
+            1,
+        );
         let place = engine.product_place(k);
         let statistics = Statistics::new(to.statistics, p.first_row(span.of_queries, head), self.config);
         let known = Known::Registers(statistics.of_rows::<A>(first, &place, span.queries));
@@ -341,30 +346,30 @@ impl Sweep {
         let known = if full && self.kind.band { known.in_memory(k, self.dtype, &place, rows) } else { known };
         let shared = (full && self.kind.packed).then(|| block.in_shared_memory(k, &p));
         let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
-        let walk = if engine.scarce() { walk.in_shared_memory(k) } else { walk };
+        let walk = if engine.register_bound() { walk.in_shared_memory(k) } else { walk };
         engine.start(k, sources, walk.from, walk.end);
         let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
             let (scorer, sources) =
                 shared.map_or((scorer, sources), |shared| shared.get(&p, scorer, sources));
-            let keys = engine.first(k, sources, at, walk.end());
+            let keys = engine.wait_k(k, sources, at, walk.end());
             let base = scorer.base(k, engine.product(k, own, keys));
             let pair = |row, column| (first + row, at + column);
-            let scores = scorer.tile(&base, &place, (Keys::Columns, masked, engine.scarce()), pair);
-            let values = engine.second(k, sources, at);
+            let scores = scorer.tile(&base, &place, (Keys::Columns, masked, engine.register_bound()), pair);
+            let values = engine.wait_v(k, sources, at);
             let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
             let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
             let (lse, delta) = known.get(&place);
-            let ds = each(&scores, |slot, column, score| {
+            let ds = scores.map(|slot, column, score| {
                 let p = scorer.probability(score, lse[slot]);
-                let ds = gradient_of_score(p, dps[slot][column], delta[slot]);
+                let ds = gradient_of_score(p, dps.row(slot)[column], delta[slot]);
                 scorer.derivative(&base, slot, column).map_or(ds, |d| ds * d)
             });
-            let keys = engine.again(k, sources, at);
+            let keys = engine.reuse_k(k, sources, at);
             engine.accumulate(k, &ds, keys, sum)
         });
         engine.finish(k);
         let to = to.first.destination(span.of_queries, head, span.queries, p.width);
-        engine.store(k, &scaled(&sum, scorer.scale()), to, first);
+        engine.store(k, &(&sum * scorer.scale()), to, first);
     }
 
     fn keys_and_values<'k, A: Float, E: Engine<'k, A>>(
@@ -380,16 +385,17 @@ impl Sweep {
         let [tile, key_head, batch] = p.place(k, false);
         let span = Span::new(self.kind, &p, batch);
         let first = (tile * rows).to_i32();
-        let own = engine.own(k, p.k.source(span.of_keys, key_head, span.keys, p.width), first, 0);
+        let own = engine.load_stationary(k, p.k.source(span.of_keys, key_head, span.keys, p.width), first, 0);
         let (of_keys, of_values) = (self.work != Work::Values, self.work != Work::Keys);
-        let own_v = of_keys
-            .then(|| engine.own(k, p.v.source(span.of_keys, key_head, span.keys, p.value_width), first, 1));
+        let own_v = of_keys.then(|| {
+            engine.load_stationary(k, p.v.source(span.of_keys, key_head, span.keys, p.value_width), first, 1)
+        });
         let place = engine.product_place(k);
         let walk = span.walk_queries(first, first + rows.cast_signed(), columns);
         // In shorter rows it costs more registers than it saves.
-        let wide = engine.scarce() && self.config.width() * self.dtype.bytes() as u32 >= 256;
+        let wide = engine.register_bound() && self.config.width() * self.dtype.bytes() as u32 >= 256;
         let walk = if wide { walk.in_shared_memory(k) } else { walk };
-        let zero = |wanted: bool| if wanted { engine.zero(k) } else { Matrix::new() };
+        let zero = |wanted: bool| if wanted { engine.zero(k) } else { RegTile::empty(k) };
         let zeros = (zero(of_keys), zero(of_values));
         let heads = k.range(0u32, p.group, 1u32);
         let (dk, dv) = k.fold(heads, zeros, |member, sums| {
@@ -403,17 +409,17 @@ impl Sweep {
             let statistics = Statistics::new(to.statistics, first_row, self.config);
             engine.start(k, sources, walk.from, walk.end);
             walk.fold(k, columns, sums, |at, masked, (dk, dv)| {
-                let queries = engine.first(k, sources, at, walk.end());
+                let queries = engine.wait_k(k, sources, at, walk.end());
                 let there = |query: I32<'k>| masked.then(|| query.lt(span.queries));
                 let (lse, delta) = statistics.of::<A>(at + place.first.to_i32(), &place.columns, there);
                 let base = scorer.base(k, engine.product(k, own, queries));
                 let pair = |row, column| (at + column, first + row);
-                let scores = scorer.tile(&base, &place, (Keys::Rows, masked, engine.scarce()), pair);
-                let dys = engine.second(k, sources, at);
+                let scores = scorer.tile(&base, &place, (Keys::Rows, masked, engine.register_bound()), pair);
+                let dys = engine.wait_v(k, sources, at);
                 let kept = scorer.kept(k, engine, &place, Keys::Rows, pair);
                 // Before the probabilities, so that their exponentials run beside this product.
                 let dps = own_v.map(|own_v| scorer.dropped(engine.product(k, own_v, dys), kept.as_ref()));
-                let ps = each(&scores, |_, column, score| scorer.probability(score, lse[column]));
+                let ps = scores.map(|_, column, score| scorer.probability(score, lse[column]));
                 let weights = kept.map(|kept| kept.of(&ps));
                 let dv = if of_values {
                     engine.accumulate(k, weights.as_ref().unwrap_or(&ps), dys, dv)
@@ -421,11 +427,11 @@ impl Sweep {
                     dv
                 };
                 let Some(dps) = dps else { return (dk, dv) };
-                let ds = each(&ps, |slot, column, p| {
-                    let ds = gradient_of_score(p, dps[slot][column], delta[column]);
+                let ds = ps.map(|slot, column, p| {
+                    let ds = gradient_of_score(p, dps.row(slot)[column], delta[column]);
                     scorer.derivative(&base, slot, column).map_or(ds, |d| ds * d)
                 });
-                let queries = engine.again(k, sources, at);
+                let queries = engine.reuse_k(k, sources, at);
                 (engine.accumulate(k, &ds, queries, dk), dv)
             })
         });
@@ -433,23 +439,23 @@ impl Sweep {
         let scale: Reg<'k, A> = Scorer::<A>::factor(&p);
         // Keys that a sequence does not have get gradients of 0; packed sequences have all that are theirs.
         let all = if self.kind.packed { span.keys } else { p.keys.to_i32() };
-        let theirs = |sums: Matrix<'k, A>| {
+        let theirs = |sums: RegTile<'k, A>| {
             if !self.kind.lengths {
                 return sums;
             }
             let there: Vec<_> = place.rows.iter().map(|row| (first + row.to_i32()).lt(span.keys)).collect();
-            each(&sums, |slot, _, value| there[slot].select(value, 0.0))
+            sums.map(|slot, _, value| there[slot].select(value, 0.0))
         };
         if of_keys {
             engine.store(
                 k,
-                &theirs(scaled(&dk, scale)),
+                &theirs(&dk * scale),
                 to.first.destination(span.of_keys, key_head, all, p.width),
                 first,
             );
         }
         if of_values {
-            let dv = if self.kind.dropout { scaled(&dv, p.keeping.convert()) } else { dv };
+            let dv = if self.kind.dropout { &dv * p.keeping.convert() } else { dv };
             engine.store(
                 k,
                 &theirs(dv),

@@ -8,7 +8,7 @@ use warpwright_dsl::{accumulate, kernel_args};
 
 use super::backward::{PlaceArgs, Statistics, gradient_of_score};
 use super::dropout::Keys;
-use super::engine::{Engine, Matrix, each, opaque_zero};
+use super::engine::{Engine, opaque_zero};
 use super::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
 use super::simt::SimtEngine;
 use super::tensor_core::{self, TensorCoreEngine};
@@ -105,8 +105,7 @@ impl BiasGradient {
         let of_batch = Dimension::new(k.block_idx_z(), a.batches, one_batch);
 
         let place = engine.product_place(k);
-        let zeros: Matrix<'k, A> =
-            place.rows.iter().map(|_| place.columns.iter().map(|_| k.lit::<A>(0.0)).collect()).collect();
+        let zeros = RegTile::zero(k, engine.lanes(), place.rows.len() as u32, place.columns.len() as u32);
         let turns = |dimension: Dimension<'k>| k.range(0u32, dimension.count, 1u32);
         let sum = k.fold(turns(of_batch), zeros, |batch, sum| {
             let batch = of_batch.part(batch);
@@ -118,7 +117,7 @@ impl BiasGradient {
                     k.fold(turns(of_column), sum, |tile, sum| {
                         let at = (of_column.part(tile) * columns).to_i32();
                         let ds = self.tile::<A, E>(k, &a, engine, span, [batch, head], [first, at]);
-                        each(&ds, |slot, column, ds| sum[slot][column] + ds)
+                        &sum + &ds
                     })
                 })
             })
@@ -135,7 +134,7 @@ impl BiasGradient {
         span: Span<'k>,
         [batch, head]: [U32<'k>; 2],
         [first, at]: [I32<'k>; 2],
-    ) -> Matrix<'k, A>
+    ) -> RegTile<'k, A>
     where
         Elem: Access<A>,
     {
@@ -147,24 +146,30 @@ impl BiasGradient {
         let end = at + self.config.tile_columns().cast_signed();
         // The rows of the turn before have been read. Addresses are computed again for each tile instead of being kept.
         k.barrier();
-        let again = if engine.scarce() { first + opaque_zero(at).to_i32() } else { first };
-        let own = engine.own(k, p.q.source(span.of_queries, head, span.queries, p.width), again, 0);
-        let own_dy = engine.own(k, dy.source(span.of_queries, head, span.queries, p.value_width), again, 1);
+        let again = if engine.register_bound() { first + opaque_zero(at).to_i32() } else { first };
+        let own =
+            engine.load_stationary(k, p.q.source(span.of_queries, head, span.queries, p.width), again, 0);
+        let own_dy = engine.load_stationary(
+            k,
+            dy.source(span.of_queries, head, span.queries, p.value_width),
+            again,
+            1,
+        );
         engine.start(k, sources, at, end);
-        let keys = engine.first(k, sources, at, end);
+        let keys = engine.wait_k(k, sources, at, end);
         let base = scorer.base(k, engine.product(k, own, keys));
         let place = engine.product_place(k);
         let pair = |row, column| (again + row, at + column);
         let scores = scorer.tile(&base, &place, (Keys::Columns, true, false), pair);
-        let values = engine.second(k, sources, at);
+        let values = engine.wait_v(k, sources, at);
         let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
         let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
         engine.finish(k);
         let statistics = Statistics::new(a.statistics, p.first_row(span.of_queries, head), self.config);
         let (lse, delta) = statistics.of_rows::<A>(first, &place, span.queries);
-        each(&scores, |slot, column, score| {
+        scores.map(|slot, column, score| {
             let p = scorer.probability(score, lse[slot]);
-            gradient_of_score(p, dps[slot][column], delta[slot])
+            gradient_of_score(p, dps.row(slot)[column], delta[slot])
         })
     }
 
@@ -175,7 +180,7 @@ impl BiasGradient {
         a: &BiasParams<'k>,
         engine: &E,
         [of_row, of_column]: [Dimension<'k>; 2],
-        sum: &Matrix<'k, A>,
+        sum: &RegTile<'k, A>,
     ) where
         Elem: Access<A>,
     {
@@ -184,7 +189,7 @@ impl BiasGradient {
         let memory = k.dynamic_shared_elem(super::statistics_type(self.dtype));
         let place = engine.product_place(k);
         k.barrier();
-        for (row, sums) in place.rows.iter().zip(sum) {
+        for (row, sums) in place.rows.iter().zip(sum.rows()) {
             let at = memory.at(*row * pitch + place.first);
             for (column, sum) in place.columns.iter().zip(sums) {
                 at.at(u64::from(*column)).set(*sum);

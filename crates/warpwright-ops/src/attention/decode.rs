@@ -9,9 +9,10 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{StridedPtr, TensorMapArg, accumulate, kernel_args};
 
 use super::engine::{Engine, Form, Pages, Place, Source};
-use super::forward::{ResultArgs, ResultParams, Running, all_lanes, soften};
+use super::forward::{ResultArgs, ResultParams};
 use super::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Sink, Span};
 use super::simt::SimtEngine;
+use super::softmax::OnlineSoftmax;
 use super::streams::{StreamEngine, Streams};
 use super::tensor_core::TensorCoreEngine;
 use super::tuning::DecodeConfig;
@@ -195,32 +196,29 @@ impl Decode {
         };
         engine.start(k, sources, from, end);
         // The queries come while the first keys are on their way.
-        let own = engine.own(k, q, first.to_i32(), 0);
-        engine.settle(k);
+        let q = engine.load_stationary(k, q, first.to_i32(), 0);
+        engine.publish_stationary(k);
         let place = engine.product_place(k);
         let rows: Vec<_> = place.rows.iter().map(|row| of.place(first + *row)).collect();
         let scorer = |head| Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
         let scorers: Vec<_> = rows.iter().map(|(_, head)| scorer(*head)).collect();
         let tiles = k.range(from, end, step);
-        let begin = (Running::<A>::new(k, engine), engine.turn());
-        let (state, turn) = k.fold(tiles, begin, |at, (state, turn)| {
-            engine.take(&turn);
-            let keys = engine.first(k, sources, at, end);
-            let products = engine.product(k, own, keys);
-            let of_slot = |slot: usize| {
+        let begin = (OnlineSoftmax::<A>::new(k, rows.len()), engine.zero(k), engine.pipeline_state());
+        let (softmax, o, stage) = k.fold(tiles, begin, |at, (softmax, o, stage)| {
+            engine.resume(&stage);
+            let keys = engine.wait_k(k, sources, at, end);
+            let s = engine.product(k, q, keys).map_rows(|row, products| {
                 let first = at + place.first.to_i32();
-                scorers[slot].query_row(&products[slot], rows[slot].0.to_i32(), (first, &place.columns), true)
-            };
-            let scores = (0..products.len()).map(of_slot).collect();
-            let (weights, state) = soften(k, engine, &scorers[0], scores, state);
-            let values = engine.second(k, sources, at);
-            let values = engine.accumulate(k, &weights, values, state.values);
-            (Running { values, ..state }, engine.turn())
+                scorers[row].query_row(products, rows[row].0.to_i32(), (first, &place.columns), true)
+            });
+            let (p, softmax, o) = softmax.update(k, &scorers[0], &s, o, engine.lazy_rescale());
+            let values = engine.wait_v(k, sources, at);
+            (softmax, engine.accumulate(k, &p, values, o), engine.pipeline_state())
         });
-        engine.take(&turn);
+        engine.resume(&stage);
         engine.finish(k);
         let block = Block { rows: of, first, batch, split };
-        let found = self.put_together(k, engine, (&place, of.count - first), team, &state);
+        let found = self.put_together(k, engine, (&place, of.count - first), team, (&softmax, &o));
         self.write(k, &a, &block, &scorers[0], &found);
     }
 
@@ -250,7 +248,7 @@ impl Decode {
         engine: &E,
         (place, exist): (&Place<'k>, U32<'k>),
         team: U32<'k>,
-        state: &Running<'k, A>,
+        (softmax, o): (&OnlineSoftmax<'k, A>, &RegTile<'k, A>),
     ) -> Found<'k>
     where
         Elem: Access<A>,
@@ -260,7 +258,7 @@ impl Decode {
         let pitch = self.config.width() + PADDING;
         let values = k.dynamic_shared_elem(wide);
         let [tops, sums] = [(); 2].map(|()| k.shared_elem(wide, rows * teams));
-        let sum = state.sum.iter().map(|sum| all_lanes(k, engine, *sum));
+        let sum = softmax.row_sum.iter().map(|sum| k.warp_combine(engine.lanes(), sum, |a, b| a + b));
         let (count, parts) = engine.sum_parts();
         let column = engine.sum_column(k);
         // The tiles of all teams have been read.
@@ -268,12 +266,12 @@ impl Decode {
         for ((slot, row), sum) in place.rows.iter().enumerate().zip(sum) {
             let at = team * rows + *row;
             let one = place.first.eq(0);
-            tops.at(at).only_where(one, Fill::Zero).set(state.top[slot]);
+            tops.at(at).only_where(one, Fill::Zero).set(softmax.row_max[slot]);
             sums.at(at).only_where(one, Fill::Zero).set(sum);
             // Most problems have few rows.
             k.if_(row.lt(exist), || {
                 let to = values.at(at * pitch + column);
-                for (part, lanes) in parts.iter().zip(state.values[slot].chunks(count as usize)) {
+                for (part, lanes) in parts.iter().zip(o.row(slot).chunks(count as usize)) {
                     to.at(u64::from(*part)).store(Lanes::from(lanes.to_vec()));
                 }
             });
@@ -331,7 +329,7 @@ impl Decode {
         let vector = self.config.result_vector();
         let mut total = (k.lit::<A>(0.0), (0..vector).map(|_| k.lit::<A>(0.0)).collect::<Lanes<'k, A>>());
         for (team, top) in tops.into_iter().enumerate() {
-            let factor = scorer.power(top, reference);
+            let factor = scorer.exp(top, reference);
             let at = place(team as u32);
             let values = found.values.at(at * pitch + column).load::<A>(vector);
             let sum = found.sums.at(at).get::<A>();
@@ -339,7 +337,7 @@ impl Decode {
         }
         let (sum, values) = total;
         let inverse = sum.eq(0.0).select(0.0, 1.0 / sum);
-        let lse = sum.eq(0.0).select(f64::NEG_INFINITY, scorer.log_sum(top, sum));
+        let lse = sum.eq(0.0).select(f64::NEG_INFINITY, scorer.log_sum_exp(top, sum));
         (lse, values.map(|v| v * inverse))
     }
 }

@@ -8,7 +8,7 @@
 use warpwright_dsl::SmemUniform;
 use warpwright_dsl::prelude::*;
 
-use super::engine::{Matrix, Place, each};
+use super::engine::Place;
 
 /// Base-2 logarithm of the distance from the draws of one query to those of the next.
 pub(super) const DRAWS: u32 = 26;
@@ -25,7 +25,7 @@ pub(super) enum Keys {
 
 /// The lanes that hold the keys of a draw: `4 / lanes` neighbouring ones each.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Team {
+pub(super) struct DrawLanes {
     pub(super) lanes: u32,
     /// Lanes from one to the next.
     pub(super) step: u32,
@@ -77,7 +77,7 @@ impl<'k> Draws<'k> {
         &self,
         k: K<'k>,
         place: &Place<'k>,
-        (keys, team, slot_by_slot): (Keys, Team, bool),
+        (keys, team, row_by_row): (Keys, DrawLanes, bool),
         pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
     ) -> Kept<'k> {
         let together = if keys == Keys::Columns { KEYS / team.lanes as usize } else { 1 };
@@ -96,7 +96,7 @@ impl<'k> Draws<'k> {
             let (query, key) = pair(row.to_i32(), column);
             self.bits(philox, query, key, shift)
         };
-        let words = if slot_by_slot && place.rows.len() > 1 && own.len() * KEYS <= WORD {
+        let words = if row_by_row && place.rows.len() > 1 && own.len() * KEYS <= WORD {
             Self::in_turn(k, place, &own, draw)
         } else {
             Self::at_once(place, &own, draw)
@@ -182,7 +182,7 @@ impl<'k> Kept<'k> {
     }
 
     /// The values of kept pairs, 0 for the others.
-    pub(super) fn of<A: Float>(&self, values: &Matrix<'k, A>) -> Matrix<'k, A> {
-        each(values, |slot, column, value| self.at(slot, column).select(value, 0.0))
+    pub(super) fn of<A: Float>(&self, values: &RegTile<'k, A>) -> RegTile<'k, A> {
+        values.map(|row, column, value| self.at(row, column).select(value, 0.0))
     }
 }

@@ -7,16 +7,15 @@
 use warpwright_dsl::SmemUniform;
 use warpwright_dsl::prelude::*;
 
-use super::dropout::{Keys, Team};
+use super::dropout::{DrawLanes, Keys};
+#[cfg(doc)]
+use super::softmax::OnlineSoftmax;
 
 /// 0, from the number of a row or column, none of which is negative; but the assembler does not know that, and computes again for each number
 /// what it would else keep in registers.
 pub(super) fn opaque_zero(number: I32<'_>) -> U32<'_> {
     number.to_u32() >> 31
 }
-
-/// Elements that a thread holds: `[slot][column]`.
-pub(super) type Matrix<'k, A> = Vec<Vec<Reg<'k, A>>>;
 
 /// Rows of one head in global memory.
 #[derive(Clone, Copy, Debug)]
@@ -166,80 +165,80 @@ pub(super) trait Engine<'k, A: Float> {
     /// A tile in shared memory.
     type Tile: Copy;
 
-    /// Lanes that share a slot.
+    /// Lanes that share a row of a product.
     fn lanes(&self) -> u32;
 
     /// Where the elements of a product with a tile lie.
     fn product_place(&self, k: K<'k>) -> Place<'k>;
 
-    /// Whether sums may wait until scores have risen far before they are brought to another reference. It saves most of that work,
-    /// but costs a branch, around which the assembler does not mix instructions.
-    fn may_wait(&self) -> bool {
+    /// Whether a softmax [rescales lazily](OnlineSoftmax::update).
+    fn lazy_rescale(&self) -> bool {
         false
     }
 
-    /// Whether what is dropped is drawn for one slot after the other: slower than for all beside each other, but in few registers.
-    fn slot_by_slot(&self) -> bool {
+    /// Whether the draws of dropout are made for one row after the other: slower than for all beside each other, but in few registers.
+    fn row_by_row(&self) -> bool {
         false
     }
 
-    /// Whether registers are so scarce that what the whole block knows is kept [in shared memory](K::smem_uniform), and what a thread can compute again for each
-    /// tile is.
-    fn scarce(&self) -> bool {
+    /// Whether registers limit the kernel: then block-uniform values are kept [in shared memory](K::smem_uniform), and a thread computes
+    /// addresses again for each tile.
+    fn register_bound(&self) -> bool {
         false
     }
 
     /// The lanes that hold four neighbouring keys.
-    fn team(&self, keys: Keys) -> Team;
+    fn draw_lanes(&self, keys: Keys) -> DrawLanes;
 
-    /// The tile of the block's own rows, `index` 0 or 1, loaded from row `first` on. It may be read after the next
-    /// [`first`](Self::first).
-    fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Self::Tile;
+    /// Loads the block's stationary rows from row `first` on, as tile `index`, 0 or 1. It may be read after the next
+    /// [`wait_k`](Self::wait_k).
+    fn load_stationary(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Self::Tile;
 
-    /// Makes the tile of own rows, loaded by all threads, known to them.
-    fn settle(&self, k: K<'k>) {
+    /// Makes the stationary rows, which all threads have loaded, visible to them.
+    fn publish_stationary(&self, k: K<'k>) {
         k.barrier();
     }
 
-    /// What a loop over tiles carries beside the sums.
-    fn turn(&self) -> Vec<U32<'k>> {
+    /// What a loop over tiles carries beside the sums: a stage and its parity.
+    fn pipeline_state(&self) -> Vec<U32<'k>> {
         Vec::new()
     }
 
-    /// What it carries, before [`first`](Self::first).
-    fn take(&self, turn: &[U32<'k>]) {
-        let _ = turn;
+    /// Continues from `state`, which a loop has carried.
+    fn resume(&self, state: &[U32<'k>]) {
+        let _ = state;
     }
 
-    /// Begins to load the columns of two sources from column `at` on, as far as they are below `end`.
+    /// Begins to load the columns of two sources, `k` and `v` of the forward kernel, from column `at` on, as far as they are below
+    /// `end`.
     fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>);
 
-    /// The first source's tile of the columns from `at` on, ready to be read. Nothing reads the tiles of earlier columns
-    /// any more. Later ones begin to be loaded, as far as they are below `end`.
-    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Self::Tile;
+    /// The first source's tile of the columns from `at` on, ready to be read. Nothing reads the tiles of earlier columns any more;
+    /// later ones begin to be loaded, as far as they are below `end`.
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Self::Tile;
 
-    /// The second source's tile of the same columns. The first one's must be asked for [`again`](Self::again) after that.
-    fn second(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Self::Tile;
+    /// The second source's tile of the same columns. After that the first one's is the result of [`reuse_k`](Self::reuse_k).
+    fn wait_v(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Self::Tile;
 
     /// The first source's tile of the same columns.
-    fn again(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Self::Tile;
+    fn reuse_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Self::Tile;
 
-    /// Rows of `own` times the rows of `tile`, over the width.
-    fn product(&self, k: K<'k>, own: Self::Tile, tile: Self::Tile) -> Matrix<'k, A>;
+    /// `rows tile^T`: stationary rows times the rows of `tile`, over the width.
+    fn product(&self, k: K<'k>, rows: Self::Tile, tile: Self::Tile) -> RegTile<'k, A>;
 
     /// Zeros of the shape that [`accumulate`](Self::accumulate) adds to.
-    fn zero(&self, k: K<'k>) -> Matrix<'k, A>;
+    fn zero(&self, k: K<'k>) -> RegTile<'k, A>;
 
-    /// `sum + weights tile`: weights as [`product`](Self::product) gives them, times the rows of the tile.
+    /// `sum + weights tile`: weights as [`product`](Self::product) returns them, times the rows of the tile.
     fn accumulate(
         &self,
         k: K<'k>,
-        weights: &Matrix<'k, A>,
+        weights: &RegTile<'k, A>,
         tile: Self::Tile,
-        sum: Matrix<'k, A>,
-    ) -> Matrix<'k, A>;
+        sum: RegTile<'k, A>,
+    ) -> RegTile<'k, A>;
 
-    /// Waits for what is still on its way; after the last tile.
+    /// Waits for the copies still in flight, after the last tile.
     fn finish(&self, k: K<'k>);
 
     /// Where the elements of a sum lie: for each slot and each of its parts the number of elements, and how many columns
@@ -250,13 +249,13 @@ pub(super) trait Engine<'k, A: Float> {
     fn sum_column(&self, k: K<'k>) -> U32<'k>;
 
     /// Writes a sum to rows from `first` on, as far as there are `rows` and `width`.
-    fn store(&self, k: K<'k>, sum: &Matrix<'k, A>, to: Destination<'k>, first: I32<'k>)
+    fn store(&self, k: K<'k>, sum: &RegTile<'k, A>, to: Destination<'k>, first: I32<'k>)
     where
         Elem: Access<A>,
     {
         let (rows, column) = (self.product_place(k).rows, self.sum_column(k));
         let (count, parts) = self.sum_parts();
-        for (row, sums) in rows.into_iter().zip(sum) {
+        for (row, sums) in rows.into_iter().zip(sum.rows()) {
             let row = first + row.to_i32();
             let exists = row.lt(to.rows);
             let data = to.data.at(row.to_u64() * to.stride).at(column);
@@ -275,20 +274,4 @@ pub(super) struct Destination<'k> {
     pub(super) stride: U64<'k>,
     pub(super) rows: I32<'k>,
     pub(super) width: U32<'k>,
-}
-
-/// `f` of slot, column and the element there.
-pub(super) fn each<'k, A: Float>(
-    values: &Matrix<'k, A>,
-    f: impl Fn(usize, usize, Reg<'k, A>) -> Reg<'k, A>,
-) -> Matrix<'k, A> {
-    let row = |(slot, values): (usize, &Vec<Reg<'k, A>>)| {
-        values.iter().enumerate().map(|(column, value)| f(slot, column, *value)).collect()
-    };
-    values.iter().enumerate().map(row).collect()
-}
-
-/// All elements times a factor.
-pub(super) fn scaled<'k, A: Float>(values: &Matrix<'k, A>, factor: Reg<'k, A>) -> Matrix<'k, A> {
-    each(values, |_, _, value| value * factor)
 }

@@ -56,6 +56,7 @@ pub mod reference;
 pub(crate) mod samples;
 mod score;
 mod simt;
+mod softmax;
 mod streams;
 mod tensor_core;
 pub mod tuning;

@@ -6,7 +6,7 @@ use warpwright_dsl::{OptionalParam, SmemUniform, StridedPtr, kernel_args};
 
 use super::AttentionInputs;
 use super::dropout::{Draws, Kept, Keys, Seeds};
-use super::engine::{Destination, Engine, Form, Matrix, Place, Source, Walk, scaled};
+use super::engine::{Destination, Engine, Form, Place, Source, Walk};
 use super::options::Common;
 use super::pairs::Copied;
 
@@ -542,13 +542,13 @@ impl<'k> SharedBlock<'k> {
 #[derive(Clone, Debug)]
 pub(super) enum Base<'k, A: Float> {
     /// Products.
-    Products(Matrix<'k, A>),
+    Products(RegTile<'k, A>),
     /// The hyperbolic tangents of soft capping.
-    Tangents(Matrix<'k, A>),
+    Tangents(RegTile<'k, A>),
 }
 
 impl<'k, A: Float> Base<'k, A> {
-    fn values(&self) -> &Matrix<'k, A> {
+    fn values(&self) -> &RegTile<'k, A> {
         let (Self::Products(values) | Self::Tangents(values)) = self;
         values
     }
@@ -634,8 +634,8 @@ where
         keys: Keys,
         pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
     ) -> Option<Kept<'k>> {
-        let slot_by_slot = engine.slot_by_slot();
-        self.draws.map(|draws| draws.tile(k, place, (keys, engine.team(keys), slot_by_slot), pair))
+        let row_by_row = engine.row_by_row();
+        self.draws.map(|draws| draws.tile(k, place, (keys, engine.draw_lanes(keys), row_by_row), pair))
     }
 
     /// What sums over kept probabilities are multiplied by, if any are dropped.
@@ -644,9 +644,9 @@ where
     }
 
     /// Values of pairs times what their probabilities were multiplied by.
-    pub(super) fn dropped(&self, values: Matrix<'k, A>, kept: Option<&Kept<'k>>) -> Matrix<'k, A> {
+    pub(super) fn dropped(&self, values: RegTile<'k, A>, kept: Option<&Kept<'k>>) -> RegTile<'k, A> {
         match kept.zip(self.keeping()) {
-            Some((kept, keeping)) => kept.of(&scaled(&values, keeping)),
+            Some((kept, keeping)) => kept.of(&(&values * keeping)),
             None => values,
         }
     }
@@ -683,16 +683,13 @@ where
 
     /// What the scores of a tile are made of. The hyperbolic tangent takes many registers in double precision: there it is computed
     /// for one slot after the other.
-    pub(super) fn base(&self, k: K<'k>, products: Matrix<'k, A>) -> Base<'k, A> {
+    pub(super) fn base(&self, k: K<'k>, products: RegTile<'k, A>) -> Base<'k, A> {
         if !self.kind.softcap || !A::DOUBLE {
             return Base::Products(products);
         }
         let slots = k.range(0u32, products.len() as u32, 1u32);
-        Base::Tangents(k.fold(slots, products, |_, mut products| {
-            let slot = products.remove(0);
-            products.push(slot.into_iter().map(|product| self.tangent(product)).collect());
-            products
-        }))
+        let tangents = |row: &[Reg<'k, A>]| row.iter().map(|product| self.tangent(*product)).collect();
+        Base::Tangents(k.fold(slots, products, |_, products| products.rotated(tangents)))
     }
 
     /// A score with what is added to it.
@@ -728,9 +725,10 @@ where
         place: &Place<'k>,
         (keys, masked, scarce): (Keys, bool, bool),
         pair: impl Fn(I32<'k>, I32<'k>) -> (I32<'k>, I32<'k>),
-    ) -> Matrix<'k, A> {
+    ) -> RegTile<'k, A> {
         let step = self.bias_step(place, keys);
-        let of_slot = |(row, values): (&U32<'k>, &Vec<Reg<'k, A>>)| {
+        base.values().map_rows(|slot, values| {
+            let row = place.rows[slot];
             let (query, key) = pair(row.to_i32(), place.first.to_i32());
             let limits = (masked && scarce).then(|| self.span.seen_from(query, key, keys));
             let mut before: Option<Ptr<'k, Read, Elem>> = None;
@@ -753,8 +751,7 @@ where
                 self.shifted(score, (query, key), before, seen)
             };
             values.iter().zip(&place.columns).map(of).collect()
-        };
-        place.rows.iter().zip(base.values()).map(of_slot).collect()
+        })
     }
 
     /// The scores of one slot, whose query is `query` and whose keys lie `columns` from `first` on. Each comparison for a mask is
@@ -799,7 +796,7 @@ where
     /// What the gradient of a score is multiplied with to give that of its product; the factor of the softmax is left
     /// for the end.
     pub(super) fn derivative(&self, base: &Base<'k, A>, slot: usize, column: usize) -> Option<Reg<'k, A>> {
-        let value = base.values()[slot][column];
+        let value = base.values().row(slot)[column];
         self.kind.softcap.then(|| {
             let t = match base {
                 Base::Products(_) => self.tangent(value),
@@ -820,7 +817,7 @@ where
     }
 
     /// `e^(score - top)`, where both are scores and `top` is not below.
-    pub(super) fn power(&self, score: Reg<'k, A>, top: Reg<'k, A>) -> Reg<'k, A> {
+    pub(super) fn exp(&self, score: Reg<'k, A>, top: Reg<'k, A>) -> Reg<'k, A> {
         match self.precision {
             // Two units in the last place: less than sums over thousands of them err, and a third of all instructions less.
             Precision::Full => ((score - top) * self.unit).exp2_approx(),
@@ -834,7 +831,7 @@ where
     }
 
     /// `log(sum e^score)` from the greatest score and the sum of powers relative to it.
-    pub(super) fn log_sum(&self, top: Reg<'k, A>, sum: Reg<'k, A>) -> Reg<'k, A> {
+    pub(super) fn log_sum_exp(&self, top: Reg<'k, A>, sum: Reg<'k, A>) -> Reg<'k, A> {
         match self.precision {
             Precision::Full => top + sum.log(),
             Precision::Storage => top.mul_add(self.unit * LN_2, sum.log()),

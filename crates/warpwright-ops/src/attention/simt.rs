@@ -7,8 +7,8 @@
 
 use warpwright_dsl::prelude::*;
 
-use super::dropout::{Keys, Team};
-use super::engine::{Engine, Form, Matrix, Place, Source, opaque_zero};
+use super::dropout::{DrawLanes, Keys};
+use super::engine::{Engine, Form, Place, Source, opaque_zero};
 
 /// Lanes that share a slot.
 pub(super) const LANES: u32 = 8;
@@ -222,18 +222,18 @@ where
         Place { rows, first: self.lane, columns }
     }
 
-    fn slot_by_slot(&self) -> bool {
+    fn row_by_row(&self) -> bool {
         self.config.slots > 1
     }
 
-    fn team(&self, keys: Keys) -> Team {
+    fn draw_lanes(&self, keys: Keys) -> DrawLanes {
         match keys {
-            Keys::Columns => Team { lanes: 4, step: 1 },
-            Keys::Rows => Team { lanes: 4, step: LANES },
+            Keys::Columns => DrawLanes { lanes: 4, step: 1 },
+            Keys::Rows => DrawLanes { lanes: 4, step: LANES },
         }
     }
 
-    fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> SimtTile<'k> {
+    fn load_stationary(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> SimtTile<'k> {
         let tile = self.tile(index);
         self.load::<A>(k, source, first, tile);
         tile
@@ -241,7 +241,7 @@ where
 
     fn start(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>, _: I32<'k>) {}
 
-    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, _: I32<'k>) -> SimtTile<'k> {
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, _: I32<'k>) -> SimtTile<'k> {
         let tile = self.tile(self.own);
         k.barrier();
         self.load::<A>(k, sources[0], at, tile);
@@ -252,7 +252,7 @@ where
         tile
     }
 
-    fn second(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> SimtTile<'k> {
+    fn wait_v(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> SimtTile<'k> {
         let tile = self.tile(self.own + 1);
         if self.config.shared_place {
             k.barrier();
@@ -262,7 +262,7 @@ where
         tile
     }
 
-    fn again(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> SimtTile<'k> {
+    fn reuse_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> SimtTile<'k> {
         let tile = self.tile(self.own);
         if self.config.shared_place {
             k.barrier();
@@ -272,15 +272,14 @@ where
         tile
     }
 
-    fn product(&self, k: K<'k>, own: SimtTile<'k>, tile: SimtTile<'k>) -> Matrix<'k, A> {
+    fn product(&self, k: K<'k>, own: SimtTile<'k>, tile: SimtTile<'k>) -> RegTile<'k, A> {
         let Simt { slots, columns, width, .. } = self.config;
         let chunk = self.chunk();
         let own_row = own.data.at(self.row * width);
         let tile_row = tile.data.at(self.lane * width);
         let own_turn = self.row & (LANES - 1);
-        let zeros: Matrix<'k, A> =
-            (0..slots).map(|_| (0..columns).map(|_| k.lit::<A>(0.0)).collect()).collect();
-        k.fold(k.range(0u32, width / chunk, 1u32), zeros, |at, mut sum| {
+        let zero = RegTile::zero(k, LANES, slots, columns);
+        k.fold(k.range(0u32, width / chunk, 1u32), zero, |at, mut sum| {
             let own_place = own_row.at((at ^ own_turn) * chunk);
             let tile_place = tile_row.at((at ^ self.lane) * chunk);
             let own: Vec<Lanes<'k, A>> = (0..slots)
@@ -289,7 +288,7 @@ where
             for column in 0..columns {
                 let other = tile_place.at(u64::from(column * LANES * width)).load::<A>(chunk);
                 for (slot, own) in own.iter().enumerate() {
-                    let sum = &mut sum[slot][column as usize];
+                    let sum = &mut sum.row_mut(slot)[column as usize];
                     *sum = own.iter().zip(other.iter()).fold(*sum, |sum, (a, b)| a.mul_add(b, sum));
                 }
             }
@@ -297,26 +296,26 @@ where
         })
     }
 
-    fn zero(&self, k: K<'k>) -> Matrix<'k, A> {
+    fn zero(&self, k: K<'k>) -> RegTile<'k, A> {
         let Simt { slots, width, .. } = self.config;
-        (0..slots).map(|_| (0..width / LANES).map(|_| k.lit::<A>(0.0)).collect()).collect()
+        RegTile::zero(k, LANES, slots, width / LANES)
     }
 
     /// Column `lane + 8 c` of the weights lies at place `(c / chunk) 8 chunk + lane chunk + c % chunk` of the exchange.
     fn accumulate(
         &self,
         k: K<'k>,
-        weights: &Matrix<'k, A>,
+        weights: &RegTile<'k, A>,
         tile: SimtTile<'k>,
-        sum: Matrix<'k, A>,
-    ) -> Matrix<'k, A> {
+        sum: RegTile<'k, A>,
+    ) -> RegTile<'k, A> {
         let Simt { columns, width, .. } = self.config;
         let (chunk, pitch) = (self.chunk(), self.config.tile_columns());
         let row = self.exchange().at(self.row * pitch);
         let slot_at = |slot: usize| u64::from(slot as u32 * self.step() * pitch);
         // What went before may still be read.
         k.warp_barrier();
-        for (slot, weights) in weights.iter().enumerate() {
+        for (slot, weights) in weights.rows().enumerate() {
             for (part, lanes) in weights.chunks(chunk as usize).enumerate() {
                 let place =
                     row.at(self.lane * chunk).at(slot_at(slot) + u64::from(part as u32 * LANES * chunk));
@@ -341,7 +340,7 @@ where
                         for (slot, weights) in weights.iter().enumerate() {
                             let weight = weights[element as usize];
                             for (i, value) in values.iter().enumerate() {
-                                let sum = &mut sum[slot][group as usize * chunk as usize + i];
+                                let sum = &mut sum.row_mut(slot)[group as usize * chunk as usize + i];
                                 *sum = weight.mul_add(value, *sum);
                             }
                         }
@@ -353,10 +352,7 @@ where
         if A::DOUBLE {
             return of_tile;
         }
-        let add = |(sum, part): (Vec<_>, Vec<_>)| {
-            sum.into_iter().zip(part).map(|(a, b): (Reg<'k, A>, Reg<'k, A>)| a + b).collect()
-        };
-        sum.into_iter().zip(of_tile).map(add).collect()
+        &sum + &of_tile
     }
 
     fn finish(&self, _: K<'k>) {}

@@ -7,13 +7,13 @@ use std::cell::{Cell, RefCell};
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
-    Accumulator, Fragment, Major, MatrixA, MatrixB, Mbarriers, MmaAtom, PanelTile, SharedTile,
-    TensorMapParam, TileLayout, TileReader, WARP,
+    Fragment, Major, MatrixA, MatrixB, Mbarriers, MmaAtom, PanelTile, SharedTile, TensorMapParam, TileLayout,
+    TileReader, WARP,
 };
 
-use super::dropout::{Keys, Team};
-use super::engine::{Engine, Form, Matrix, Place, Source};
-use super::tensor_core::{LANES, SLAB, VECTOR, atom, from_matrix, team, to_matrix};
+use super::dropout::{DrawLanes, Keys};
+use super::engine::{Engine, Form, Place, Source};
+use super::tensor_core::{LANES, SLAB, VECTOR, atom, draw_lanes};
 
 /// Up to here elements of a row, the fragments of the block's rows stay in registers.
 const HELD: u32 = 128;
@@ -214,10 +214,6 @@ impl<'k> StreamEngine<'k> {
         let of = |panel| self.own_panel(k, k.lit(panel)).reader_a(self.atom, Major::K, k.lit(0u32));
         panels.map(of).flat_map(|panel| depths().map(move |depth| panel.load(0, depth))).collect()
     }
-
-    fn zeros(&self, k: K<'k>, columns: u32) -> Vec<Vec<Accumulator<'k, f32>>> {
-        vec![(0..columns / 8).map(|_| Accumulator::zero(k, self.atom)).collect()]
-    }
 }
 
 impl<'k> Engine<'k, f32> for StreamEngine<'k> {
@@ -233,15 +229,15 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
         Place { rows: vec![row, row + 8], first, columns }
     }
 
-    fn may_wait(&self) -> bool {
+    fn lazy_rescale(&self) -> bool {
         self.config.width >= HELD
     }
 
-    fn team(&self, keys: Keys) -> Team {
-        team(keys)
+    fn draw_lanes(&self, keys: Keys) -> DrawLanes {
+        draw_lanes(keys)
     }
 
-    fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, _: u32) -> At<'k> {
+    fn load_stationary(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, _: u32) -> At<'k> {
         let per_row = self.config.width / VECTOR;
         k.for_each(k.range(k.thread_idx(), SLAB * per_row, self.config.threads()), |index| {
             let (row, column) = (index >> per_row.trailing_zeros(), (index & (per_row - 1)) * VECTOR);
@@ -255,18 +251,18 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
         At(self.own_at)
     }
 
-    fn settle(&self, k: K<'k>) {
+    fn publish_stationary(&self, k: K<'k>) {
         k.barrier();
         if self.config.width <= HELD {
             self.held.replace(self.fragments(k));
         }
     }
 
-    fn turn(&self) -> Vec<U32<'k>> {
+    fn pipeline_state(&self) -> Vec<U32<'k>> {
         self.turn.get().to_vec()
     }
 
-    fn take(&self, turn: &[U32<'k>]) {
+    fn resume(&self, turn: &[U32<'k>]) {
         if let [stage, parity] = *turn {
             self.turn.set([stage, parity]);
         }
@@ -278,7 +274,7 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
         }
     }
 
-    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> At<'k> {
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> At<'k> {
         let ([stage, parity], stages) = (self.turn.get(), self.config.stages);
         // The tile before, whose place is filled again, has been read by all lanes.
         k.warp_barrier();
@@ -303,60 +299,51 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
         At(tile)
     }
 
-    fn second(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>) -> At<'k> {
+    fn wait_v(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>) -> At<'k> {
         At(self.used.get())
     }
 
-    fn again(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>) -> At<'k> {
+    fn reuse_k(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>) -> At<'k> {
         At(self.used.get())
     }
 
-    fn product(&self, k: K<'k>, _: At<'k>, At(tile): At<'k>) -> Matrix<'k, f32> {
+    fn product(&self, k: K<'k>, _: At<'k>, At(tile): At<'k>) -> RegTile<'k, f32> {
         let Streams { columns, width, .. } = self.config;
         let held = self.held.borrow();
         let loaded = if held.is_empty() { self.fragments(k) } else { Vec::new() };
         let left = if held.is_empty() { &loaded } else { &held };
         let keys = self.keys.moved(tile);
-        let mut sum = self.zeros(k, columns);
+        let mut sum = RegTile::zero_sums(k, self.atom, SLAB, columns);
         for (a, depth) in left.iter().zip((0..width).step_by(self.atom.k() as usize)) {
             let (panel, depth) = self.panel(depth);
             for column in (0..columns).step_by(16) {
-                for (half, b) in keys.load_pair(panel + column, depth).iter().enumerate() {
-                    let sum = &mut sum[0][column as usize / 8 + half];
-                    *sum = sum.mma(a, b);
-                }
+                sum.mma(column, std::slice::from_ref(a), &keys.load_pair(panel + column, depth));
             }
         }
-        to_matrix(&sum)
+        sum
     }
 
-    fn zero(&self, k: K<'k>) -> Matrix<'k, f32> {
-        to_matrix(&self.zeros(k, self.config.width))
+    fn zero(&self, k: K<'k>) -> RegTile<'k, f32> {
+        RegTile::zero_sums(k, self.atom, SLAB, self.config.width)
     }
 
     fn accumulate(
         &self,
-        k: K<'k>,
-        weights: &Matrix<'k, f32>,
+        _: K<'k>,
+        weights: &RegTile<'k, f32>,
         At(tile): At<'k>,
-        sum: Matrix<'k, f32>,
-    ) -> Matrix<'k, f32> {
+        mut sum: RegTile<'k, f32>,
+    ) -> RegTile<'k, f32> {
         let Streams { columns, width, .. } = self.config;
-        let like = Accumulator::zero(k, self.atom);
-        let (weights, mut sum) = (from_matrix(&like, weights), from_matrix(&like, &sum));
         let right = self.values.moved(tile);
         for depth in (0..columns).step_by(self.atom.k() as usize) {
-            let pair = depth as usize / 8;
-            let a = Fragment::from_accumulators(self.atom, &weights[0][pair], &weights[0][pair + 1]);
+            let a = weights.fragments(self.atom, depth);
             for column in (0..width).step_by(16) {
                 let (panel, within) = self.panel(column);
-                for (half, b) in right.load_pair(within, panel + depth).iter().enumerate() {
-                    let sum = &mut sum[0][column as usize / 8 + half];
-                    *sum = sum.mma(&a, b);
-                }
+                sum.mma(column, &a, &right.load_pair(within, panel + depth));
             }
         }
-        to_matrix(&sum)
+        sum
     }
 
     fn finish(&self, _: K<'k>) {}

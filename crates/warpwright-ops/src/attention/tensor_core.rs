@@ -5,10 +5,10 @@
 //! stages, the next one while the present one is used.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Accumulator, Bounds, Fragment, Major, MmaAtom, SharedTile, SplitSum, TileLayout, WARP};
+use warpwright_dsl::{Bounds, Fragment, Major, MmaAtom, SharedTile, SplitTile, TileLayout, WARP};
 
-use super::dropout::{Keys, Team};
-use super::engine::{Engine, Form, Matrix, Place, Source, each, opaque_zero};
+use super::dropout::{DrawLanes, Keys};
+use super::engine::{Engine, Form, Place, Source, opaque_zero};
 
 /// Lanes that share a slot.
 pub(super) const LANES: u32 = 4;
@@ -142,10 +142,10 @@ impl Teams {
 }
 
 /// The lanes of an accumulator that hold four neighbouring keys.
-pub(super) fn team(keys: Keys) -> Team {
+pub(super) fn draw_lanes(keys: Keys) -> DrawLanes {
     match keys {
-        Keys::Columns => Team { lanes: 2, step: 1 },
-        Keys::Rows => Team { lanes: 4, step: LANES },
+        Keys::Columns => DrawLanes { lanes: 2, step: 1 },
+        Keys::Rows => DrawLanes { lanes: 4, step: LANES },
     }
 }
 
@@ -295,32 +295,22 @@ impl<'k> TensorCoreEngine<'k> {
         k: K<'k>,
         left: &TileReader<'k, MatrixA>,
         right: &TileReader<'k, MatrixB>,
-    ) -> Matrix<'k, f32> {
+    ) -> RegTile<'k, f32> {
         let TensorCore { slabs, columns, width, .. } = self.config;
-        let mut sum: Option<Matrix<'k, f32>> = None;
-        for part in (0..width).step_by(PART as usize) {
-            let mut parts = vec![vec![SplitSum::zero(k); columns as usize / 8]; slabs as usize];
+        let of_part = |part: u32| {
+            let mut sum = SplitTile::zero(k, slabs, columns);
             for depth in (part..part + PART).step_by(self.atom.k() as usize) {
                 let a: Vec<_> = (0..slabs).map(|slab| left.load(slab * SLAB, depth).split()).collect();
                 for column in (0..columns).step_by(16) {
-                    for (half, b) in right.load_pair(column, depth).iter().enumerate() {
-                        let b = b.split();
-                        for (parts, a) in parts.iter_mut().zip(&a) {
-                            let part = &mut parts[column as usize / 8 + half];
-                            *part = part.mma(a, &b);
-                        }
+                    for (at, b) in (column..).step_by(8).zip(right.load_pair(column, depth)) {
+                        sum.mma(at, &a, &b.split());
                     }
                 }
             }
-            let totals: Vec<Vec<_>> =
-                parts.iter().map(|slab| slab.iter().map(SplitSum::total).collect()).collect();
-            let of_part = to_matrix(&totals);
-            sum = Some(match sum {
-                Some(sum) => each(&sum, |slot, column, value| value + of_part[slot][column]),
-                None => of_part,
-            });
-        }
-        sum.unwrap_or_default()
+            sum.total()
+        };
+        let later = (PART..width).step_by(PART as usize);
+        later.fold(of_part(0), |sum, part| &sum + &of_part(part))
     }
 
     /// Weights times the rows of a tile. Weights stay in their lanes, so the common index runs through eight of them as
@@ -328,65 +318,27 @@ impl<'k> TensorCoreEngine<'k> {
     fn accumulate_split(
         &self,
         k: K<'k>,
-        weights: &Matrix<'k, f32>,
+        weights: &RegTile<'k, f32>,
         Operand { tile, zero }: Operand<'k>,
-        sum: Matrix<'k, f32>,
-    ) -> Matrix<'k, f32> {
-        let TensorCore { columns, width, .. } = self.config;
-        let like = Accumulator::zero(k, self.atom);
-        let (weights, mut sum) = (from_matrix(&like, weights), from_matrix(&like, &sum));
-        let lane = k.lane_idx();
+        sum: RegTile<'k, f32>,
+    ) -> RegTile<'k, f32> {
+        let TensorCore { columns, width, slabs, .. } = self.config;
+        let (mut sum, lane) = (sum, k.lane_idx());
         let point = tile.point((lane & 3) * 2 + zero, lane >> 2);
-        let a: Vec<Vec<_>> =
-            weights.iter().map(|w| w.iter().map(|w| Fragment::interleaved(w).split()).collect()).collect();
+        let a = weights.interleaved_fragments();
         for first in (0..width).step_by(TOGETHER as usize) {
-            let mut parts = vec![vec![SplitSum::zero(k); TOGETHER as usize / 8]; a.len()];
+            let mut part = SplitTile::zero(k, slabs, TOGETHER);
             for depth in (0..columns).step_by(8) {
-                for block in 0..TOGETHER / 8 {
-                    let element = |row| point.at(row, first + 8 * block).get::<f32>().to_bits();
+                for column in (0..TOGETHER).step_by(8) {
+                    let element = |row| point.at(row, first + column).get::<f32>().to_bits();
                     let b = Fragment::b(k, self.atom, &[element(depth), element(depth + 1)]).split();
-                    for (parts, a) in parts.iter_mut().zip(&a) {
-                        let part = &mut parts[block as usize];
-                        *part = part.mma(&a[depth as usize / 8], &b);
-                    }
+                    part.mma(column, a.iter().map(|slab| &slab[depth as usize / 8]), &b);
                 }
             }
-            for (sum, parts) in sum.iter_mut().zip(parts) {
-                for (sum, part) in sum[first as usize / 8..].iter_mut().zip(parts) {
-                    let part = part.total();
-                    let added = sum.lanes().iter().zip(part.lanes().iter()).map(|(a, b)| a + b);
-                    *sum = like.like(added.collect());
-                }
-            }
+            sum.add_split(first, &part);
         }
-        to_matrix(&sum)
+        sum
     }
-
-    fn zeros(&self, k: K<'k>, columns: u32) -> Vec<Vec<Accumulator<'k, f32>>> {
-        let row = || (0..columns / 8).map(|_| Accumulator::zero(k, self.atom)).collect();
-        (0..self.config.slabs).map(|_| row()).collect()
-    }
-}
-
-/// `[slot][column]` of accumulators `[slab][eight columns]`; slots are the upper and the lower rows of each slab.
-pub(super) fn to_matrix<'k>(accumulators: &[Vec<Accumulator<'k, f32>>]) -> Matrix<'k, f32> {
-    let half = |slab: &[Accumulator<'k, f32>], half: usize| {
-        slab.iter().flat_map(|a| [a.lanes()[2 * half], a.lanes()[2 * half + 1]]).collect()
-    };
-    accumulators.iter().flat_map(|slab| [half(slab, 0), half(slab, 1)]).collect()
-}
-
-pub(super) fn from_matrix<'k>(
-    like: &Accumulator<'k, f32>,
-    matrix: &Matrix<'k, f32>,
-) -> Vec<Vec<Accumulator<'k, f32>>> {
-    let slab = |rows: &[Vec<F32<'k>>]| {
-        let columns = (0..rows[0].len()).step_by(2);
-        columns
-            .map(|c| like.like(vec![rows[0][c], rows[0][c + 1], rows[1][c], rows[1][c + 1]].into()))
-            .collect()
-    };
-    matrix.chunks(2).map(slab).collect()
 }
 
 impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
@@ -404,20 +356,20 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         Place { rows, first, columns }
     }
 
-    fn may_wait(&self) -> bool {
+    fn lazy_rescale(&self) -> bool {
         // 8 % faster; 8 % slower for rows of 64, the same for rows of 256.
         self.config.width == 128 && self.atom != MmaAtom::Tf32
     }
 
-    fn scarce(&self) -> bool {
+    fn register_bound(&self) -> bool {
         true
     }
 
-    fn team(&self, keys: Keys) -> Team {
-        team(keys)
+    fn draw_lanes(&self, keys: Keys) -> DrawLanes {
+        draw_lanes(keys)
     }
 
-    fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Operand<'k> {
+    fn load_stationary(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Operand<'k> {
         let tile = self.own_tile(k, index);
         match source.form {
             Form::Even => {
@@ -440,7 +392,7 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         }
     }
 
-    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Operand<'k> {
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Operand<'k> {
         k.wait_copies(self.stages - 2);
         self.meet(k);
         let next = at + ((self.stages - 1) * self.config.columns).cast_signed();
@@ -448,72 +400,54 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         self.operand(k, 0, at)
     }
 
-    fn second(&self, k: K<'k>, _: [Source<'k>; 2], at: I32<'k>) -> Operand<'k> {
+    fn wait_v(&self, k: K<'k>, _: [Source<'k>; 2], at: I32<'k>) -> Operand<'k> {
         self.operand(k, 1, at)
     }
 
-    fn again(&self, k: K<'k>, _: [Source<'k>; 2], at: I32<'k>) -> Operand<'k> {
+    fn reuse_k(&self, k: K<'k>, _: [Source<'k>; 2], at: I32<'k>) -> Operand<'k> {
         self.operand(k, 0, at)
     }
 
-    fn product(&self, k: K<'k>, own: Operand<'k>, Operand { tile, zero }: Operand<'k>) -> Matrix<'k, f32> {
+    fn product(&self, k: K<'k>, own: Operand<'k>, Operand { tile, zero }: Operand<'k>) -> RegTile<'k, f32> {
         let TensorCore { slabs, columns, width, .. } = self.config;
         let left = own.tile.reader_a(self.atom, Major::K, self.row + zero);
         let right = tile.reader_b(self.atom, Major::K, zero);
         if self.atom == MmaAtom::Tf32 {
             return self.product_split(k, &left, &right);
         }
-        let mut sum = self.zeros(k, columns);
+        let mut sum = RegTile::zero_sums(k, self.atom, slabs * SLAB, columns);
         for depth in (0..width).step_by(self.atom.k() as usize) {
             let a: Vec<_> = (0..slabs).map(|slab| left.load(slab * SLAB, depth)).collect();
             for column in (0..columns).step_by(16) {
-                let b = right.load_pair(column, depth);
-                for (sum, a) in sum.iter_mut().zip(&a) {
-                    for (half, b) in b.iter().enumerate() {
-                        let sum = &mut sum[column as usize / 8 + half];
-                        *sum = sum.mma(a, b);
-                    }
-                }
+                sum.mma(column, &a, &right.load_pair(column, depth));
             }
         }
-        to_matrix(&sum)
+        sum
     }
 
-    fn zero(&self, k: K<'k>) -> Matrix<'k, f32> {
-        to_matrix(&self.zeros(k, self.config.width))
+    fn zero(&self, k: K<'k>) -> RegTile<'k, f32> {
+        RegTile::zero_sums(k, self.atom, self.config.slabs * SLAB, self.config.width)
     }
 
     fn accumulate(
         &self,
         k: K<'k>,
-        weights: &Matrix<'k, f32>,
+        weights: &RegTile<'k, f32>,
         Operand { tile, zero }: Operand<'k>,
-        sum: Matrix<'k, f32>,
-    ) -> Matrix<'k, f32> {
+        mut sum: RegTile<'k, f32>,
+    ) -> RegTile<'k, f32> {
         let TensorCore { columns, width, .. } = self.config;
         if self.atom == MmaAtom::Tf32 {
             return self.accumulate_split(k, weights, Operand { tile, zero }, sum);
         }
-        let like = Accumulator::zero(k, self.atom);
-        let (weights, mut sum) = (from_matrix(&like, weights), from_matrix(&like, &sum));
         let right = tile.reader_b(self.atom, Major::Mn, zero);
         for depth in (0..columns).step_by(self.atom.k() as usize) {
-            let pair = depth as usize / 8;
-            let a: Vec<_> = weights
-                .iter()
-                .map(|w| Fragment::from_accumulators(self.atom, &w[pair], &w[pair + 1]))
-                .collect();
+            let a = weights.fragments(self.atom, depth);
             for column in (0..width).step_by(16) {
-                let b = right.load_pair(column, depth);
-                for (sum, a) in sum.iter_mut().zip(&a) {
-                    for (half, b) in b.iter().enumerate() {
-                        let sum = &mut sum[column as usize / 8 + half];
-                        *sum = sum.mma(a, b);
-                    }
-                }
+                sum.mma(column, &a, &right.load_pair(column, depth));
             }
         }
-        to_matrix(&sum)
+        sum
     }
 
     fn finish(&self, k: K<'k>) {

@@ -101,7 +101,7 @@ where
 pub(super) struct Sums<'k, A: Float> {
     left: Side<'k>,
     right: Side<'k>,
-    sums: Vec<Vec<Reg<'k, A>>>,
+    sums: RegTile<'k, A>,
 }
 
 impl<'k, A: Float> Sums<'k, A>
@@ -128,7 +128,7 @@ where
     }
 
     fn each(&self, tile: SumTile<'k>, f: impl Fn(Ptr<'k, Shared, Elem>, Reg<'k, A>)) {
-        for (i, sums) in (0..).zip(&self.sums) {
+        for (i, sums) in (0..).zip(self.sums.rows()) {
             for (j, sum) in (0..).zip(sums) {
                 f(tile.at(self.left.place(i), self.right.place(j)), *sum);
             }
@@ -159,7 +159,7 @@ fn multiply<'k, A: Float>(
     config: SimtConfig,
     problem: &Problem<'k>,
     (left, right): (&Side<'k>, &Side<'k>),
-) -> Vec<Vec<Reg<'k, A>>>
+) -> RegTile<'k, A>
 where
     Elem: Access<A>,
 {
@@ -169,7 +169,8 @@ where
     let operands =
         |stage, depth| (left.load::<A>(stage, depth, depths), right.load::<A>(stage, depth, depths));
     let zero = k.lit::<A>(0.0);
-    let init = vec![vec![zero; config.across as usize]; SimtConfig::DOWN as usize];
+    // The elements of one thread, which no other has a part of.
+    let init = RegTile::new(k, 1, vec![vec![zero; config.across as usize]; SimtConfig::DOWN as usize]);
     // What was fetched first is put to shared memory at once, the rest between the products of a step.
     let (ahead, begun, turning) = (tiles.stages - 1, Cell::new(0), RefCell::new(Turning::default()));
     k.pipeline_ahead(
@@ -201,11 +202,7 @@ where
                     turn();
                 }
                 for (a, b) in now.0.iter().zip(&now.1) {
-                    for (sums, a) in sums.iter_mut().zip(a) {
-                        for (sum, b) in sums.iter_mut().zip(b) {
-                            *sum = a.mul_add(*b, *sum);
-                        }
-                    }
+                    sums.add_outer(a, b);
                 }
                 if let Some(later) = later {
                     now = later;

@@ -10,13 +10,11 @@ mod kernels;
 mod plan;
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{Accumulator, Fragment, Major, MmaAtom, Split, SplitSum};
+use warpwright_dsl::{Major, MmaAtom, Split, SplitTile};
 
-use super::dropout::{Keys, Team};
-use super::engine::{Engine, Matrix, Place, Source, each};
-use super::tensor_core::{
-    LANES, Operand, PART, TOGETHER, TensorCore, TensorCoreEngine, from_matrix, to_matrix,
-};
+use super::dropout::{DrawLanes, Keys};
+use super::engine::{Engine, Place, Source};
+use super::tensor_core::{LANES, Operand, PART, SLAB, TOGETHER, TensorCore, TensorCoreEngine};
 pub(super) use copy::Copied;
 pub(super) use plan::{Layouts, kernels};
 
@@ -102,17 +100,17 @@ impl<'k> PairsEngine<'k> {
 }
 
 /// Weights of each row times the power of two that brings the greatest of them near 2^15, and what brings sums with them back.
-fn levelled<'k>(k: K<'k>, weights: &Matrix<'k, f32>) -> (Matrix<'k, f32>, Vec<F32<'k>>) {
+fn levelled<'k>(k: K<'k>, weights: &RegTile<'k, f32>) -> (RegTile<'k, f32>, RowVector<'k, f32>) {
     // Below this exponent the power would not be a number.
     const LEAST: u32 = TOP + 1;
-    let of_row = |row: &Vec<F32<'k>>| {
-        let greatest = Lanes::from(row.clone()).map(F32::abs).reduce(|a, b| a.max(b)).unwrap_or(k.lit(0.0));
+    let of_row = |row: &[F32<'k>]| {
+        let greatest = Lanes::from(row.to_vec()).map(F32::abs).reduce(|a, b| a.max(b)).unwrap_or(k.lit(0.0));
         let greatest = k.warp_combine(LANES, greatest, |a, b| a.max(b));
         let exponent = (greatest.to_bits() >> EXPONENT).max(LEAST);
         powers(exponent)
     };
-    let (up, down): (Vec<_>, Vec<_>) = weights.iter().map(of_row).unzip();
-    (each(weights, |slot, _, weight| weight * up[slot]), down)
+    let (up, down): (Vec<_>, Vec<_>) = weights.rows().map(of_row).unzip();
+    (weights * &up.into(), down.into())
 }
 
 /// The power of two that brings a number whose exponent has these bits to [`TOP`], and the one that brings it back.
@@ -133,21 +131,21 @@ impl<'k> Engine<'k, f32> for PairsEngine<'k> {
         self.tiles.product_place(k)
     }
 
-    fn scarce(&self) -> bool {
+    fn register_bound(&self) -> bool {
         true
     }
 
-    fn slot_by_slot(&self) -> bool {
+    fn row_by_row(&self) -> bool {
         // Gradients have two products of a tile.
         self.tiles.own == 2
     }
 
-    fn team(&self, keys: Keys) -> Team {
-        self.tiles.team(keys)
+    fn draw_lanes(&self, keys: Keys) -> DrawLanes {
+        self.tiles.draw_lanes(keys)
     }
 
-    fn own(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Tile<'k> {
-        let operand = self.tiles.own(k, source, first, index);
+    fn load_stationary(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Tile<'k> {
+        let operand = self.tiles.load_stationary(k, source, first, index);
         let rows = self.product_place(k).rows;
         let last = rows.len() - 1;
         let factors =
@@ -159,87 +157,72 @@ impl<'k> Engine<'k, f32> for PairsEngine<'k> {
         self.tiles.start(k, sources, at, end);
     }
 
-    fn first(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Tile<'k> {
-        Self::columns(k, self.tiles.first(k, sources, at, end), sources[0], at)
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Tile<'k> {
+        Self::columns(k, self.tiles.wait_k(k, sources, at, end), sources[0], at)
     }
 
-    fn second(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Tile<'k> {
-        Self::columns(k, self.tiles.second(k, sources, at), sources[1], at)
+    fn wait_v(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Tile<'k> {
+        Self::columns(k, self.tiles.wait_v(k, sources, at), sources[1], at)
     }
 
-    fn again(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Tile<'k> {
-        Self::columns(k, self.tiles.again(k, sources, at), sources[0], at)
+    fn reuse_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Tile<'k> {
+        Self::columns(k, self.tiles.reuse_k(k, sources, at), sources[0], at)
     }
 
-    fn product(&self, k: K<'k>, own: Tile<'k>, tile: Tile<'k>) -> Matrix<'k, f32> {
+    fn product(&self, k: K<'k>, own: Tile<'k>, tile: Tile<'k>) -> RegTile<'k, f32> {
         let Pairs { slabs, columns, width, .. } = self.config;
         let Operand { tile: right, zero } = tile.operand;
         let left = own.operand.tile.reader_a(MmaAtom::F16, Major::K, self.tiles.row + zero);
         let right = right.reader_b(MmaAtom::F16, Major::K, zero);
-        let mut sum: Option<Matrix<'k, f32>> = None;
-        for part in (0..width).step_by(PART as usize) {
-            let mut parts = vec![vec![SplitSum::zero(k); columns as usize / 8]; slabs as usize];
+        let of_part = |part: u32| {
+            let mut sum = SplitTile::zero(k, slabs, columns);
             for depth in (part..part + PART).step_by(MmaAtom::F16.k() as usize) {
-                let load =
-                    |slab: u32| Split::of(left.load(slab * 16, depth), left.load(slab * 16, width + depth));
-                let a: Vec<_> = (0..slabs).map(load).collect();
+                let load = |row: u32| Split::of(left.load(row, depth), left.load(row, width + depth));
+                let a: Vec<_> = (0..slabs).map(|slab| load(slab * SLAB)).collect();
                 for column in (0..columns).step_by(16) {
                     let [high, low] = [depth, width + depth].map(|depth| right.load_pair(column, depth));
-                    for (half, (high, low)) in high.into_iter().zip(low).enumerate() {
-                        let b = Split::of(high, low);
-                        for (parts, a) in parts.iter_mut().zip(&a) {
-                            let part = &mut parts[column as usize / 8 + half];
-                            *part = part.mma(a, &b);
-                        }
+                    for (at, (high, low)) in (column..).step_by(8).zip(high.into_iter().zip(low)) {
+                        sum.mma(at, &a, &Split::of(high, low));
                     }
                 }
             }
-            let of_part = totals(&parts);
-            sum = Some(match sum {
-                Some(sum) => each(&sum, |slot, column, value| value + of_part[slot][column]),
-                None => of_part,
-            });
-        }
-        let factors: Vec<_> = own.factors.iter().map(|factor| *factor * tile.factors[0]).collect();
-        each(&sum.unwrap_or_default(), |slot, _, value| value * factors[slot])
+            sum.finite_total()
+        };
+        let later = (PART..width).step_by(PART as usize);
+        let sum = later.fold(of_part(0), |sum, part| &sum + &of_part(part));
+        let factors = own.factors.iter().map(|factor| *factor * tile.factors[0]).collect();
+        &sum * &factors
     }
 
-    fn zero(&self, k: K<'k>) -> Matrix<'k, f32> {
-        let row = || (0..self.config.width / 4).map(|_| k.lit(0.0)).collect();
-        (0..2 * self.config.slabs).map(|_| row()).collect()
+    fn zero(&self, k: K<'k>) -> RegTile<'k, f32> {
+        RegTile::zero(k, LANES, 2 * self.config.slabs, self.config.width / 4)
     }
 
     fn accumulate(
         &self,
         k: K<'k>,
-        weights: &Matrix<'k, f32>,
+        weights: &RegTile<'k, f32>,
         tile: Tile<'k>,
-        mut sum: Matrix<'k, f32>,
-    ) -> Matrix<'k, f32> {
-        let Pairs { columns, width, .. } = self.config;
+        mut sum: RegTile<'k, f32>,
+    ) -> RegTile<'k, f32> {
+        let Pairs { slabs, columns, width, .. } = self.config;
         let Operand { tile: right, zero } = tile.operand;
         let (weights, down) = levelled(k, weights);
-        let down: Vec<_> = down.iter().zip(tile.factors).map(|(down, factor)| *down * factor).collect();
-        let weights = from_matrix(&Accumulator::zero(k, MmaAtom::F16), &weights);
-        let split = |row: &Vec<Accumulator<'k, f32>>| -> Vec<_> {
-            row.chunks(2).map(|pair| Fragment::split_accumulators(&pair[0], &pair[1])).collect()
-        };
-        let a: Vec<Vec<_>> = weights.iter().map(split).collect();
+        let down = down.iter().zip(tile.factors).map(|(down, factor)| down * factor).collect::<Vec<_>>();
+        let a = weights.split_fragments();
         let right = right.reader_b(MmaAtom::F16, Major::Mn, zero);
         for first in (0..width).step_by(TOGETHER as usize) {
-            let mut parts = vec![vec![SplitSum::zero(k); TOGETHER as usize / 8]; a.len()];
+            let mut part = SplitTile::zero(k, slabs, TOGETHER);
             for depth in (0..columns).step_by(16) {
                 let [high, low] = [first, width + first].map(|column| right.load_pair(column, depth));
-                for (block, (high, low)) in high.into_iter().zip(low).enumerate() {
-                    let b = Split::of(high, low);
-                    for (parts, a) in parts.iter_mut().zip(&a) {
-                        parts[block] = parts[block].mma(&a[depth as usize / 16], &b);
-                    }
+                for (column, (high, low)) in (0..).step_by(8).zip(high.into_iter().zip(low)) {
+                    let a = a.iter().map(|slab| &slab[depth as usize / 16]);
+                    part.mma(column, a, &Split::of(high, low));
                 }
             }
             let begin = first as usize / 4;
-            for (slot, part) in totals(&parts).into_iter().enumerate() {
-                for (sum, part) in sum[slot][begin..].iter_mut().zip(part) {
+            for (slot, part) in part.finite_total().rows().enumerate() {
+                for (sum, part) in sum.row_mut(slot)[begin..].iter_mut().zip(part) {
                     *sum = part.mul_add(down[slot], *sum);
                 }
             }
@@ -258,10 +241,4 @@ impl<'k> Engine<'k, f32> for PairsEngine<'k> {
     fn sum_column(&self, k: K<'k>) -> U32<'k> {
         self.tiles.sum_column(k)
     }
-}
-
-/// Sums by slots.
-fn totals<'k>(parts: &[Vec<SplitSum<'k>>]) -> Matrix<'k, f32> {
-    let of_slab = |slab: &Vec<SplitSum<'k>>| slab.iter().map(SplitSum::finite_total).collect();
-    to_matrix(&parts.iter().map(of_slab).collect::<Vec<_>>())
 }

@@ -11,9 +11,10 @@ use warpwright_dsl::{
     WarpgroupSums, kernel_args,
 };
 
-use super::super::engine::{Matrix, Place, Walk};
-use super::super::forward::{ResultArgs, Rows, close, far_above, greatest, powers, risen};
+use super::super::engine::{Place, Walk};
+use super::super::forward::ResultArgs;
 use super::super::score::{Origin, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, Span, View};
+use super::super::softmax::{LseRows, OnlineSoftmax};
 use super::super::statistics_type;
 use super::order::TileOrder;
 use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES};
@@ -199,15 +200,14 @@ impl<'k> Tour<'k> {
 
 /// What a warpgroup carries from one tile to the next.
 struct Running<'k> {
-    top: Vec<F32<'k>>,
-    sum: Vec<F32<'k>>,
+    softmax: OnlineSoftmax<'k, f32>,
     /// The weights of the tile, rounded, that have not met its values yet.
     weights: Vec<U32<'k>>,
     values: WarpgroupSums<'k>,
     turn: PipelineState<'k>,
 }
 
-warpwright_dsl::carry!(Running { top, sum, weights, values, turn });
+warpwright_dsl::carry!(Running { softmax, weights, values, turn });
 
 impl KernelDef for WarpgroupForward {
     type Args = ForwardArgs;
@@ -476,20 +476,17 @@ impl<'k> Consumer<'_, 'k> {
 
     /// The weights of the first tile, and what they are relative to.
     fn first_tile(&self, turn: PipelineState<'k>, values: WarpgroupSums<'k>) -> Running<'k> {
-        let (k, shared) = (self.k(), self.shared);
+        let shared = self.shared;
         let products = self.products(turn);
         self.order.pass();
         products.wait(0);
         self.release(shared.keys, turn);
-        let none: Vec<_> = (0..2).map(|_| k.lit::<f32>(f64::NEG_INFINITY)).collect();
         let scores = self.scores(&products, shared.tour.last, true);
-        let top = greatest(k, LANES, &scores, &none);
-        let zero: Vec<_> = (0..2).map(|_| k.lit::<f32>(0.0)).collect();
-        let (weights, sum) = powers(&shared.block.scorer, &scores, &top, &zero);
+        let (p, softmax) = OnlineSoftmax::first(&shared.block.scorer, &scores);
         if shared.kernel.kind.lengths || shared.kernel.kind.packed {
             self.clear_values(turn);
         }
-        Running { top, sum, weights: self.packed(&weights), values, turn }
+        Running { softmax, weights: p.packed(shared.kernel.dtype), values, turn }
     }
 
     /// Values behind the last key are in the tensor where sequences have lengths of their own: weights of 0 do not leave out what
@@ -516,43 +513,35 @@ impl<'k> Consumer<'_, 'k> {
         products.wait(1);
         self.release(shared.keys, turn);
         let scores = self.scores(&products, key, masked);
-        let found = greatest(k, LANES, &scores, &state.top);
-        let raise = || {
-            let (top, factors) = risen(scorer, &found, &state.top);
-            let sum: Vec<_> = state.sum.iter().zip(&factors).map(|(sum, factor)| *sum * *factor).collect();
-            (top, sum, factors)
-        };
-        let far = self.config().patient.then(|| far_above(k, scorer, &found, &state.top));
-        let (top, sum, factors) = match far {
-            None => raise(),
-            Some(far) => k.if_else(far, raise, || {
-                (state.top.clone(), state.sum.clone(), (0..2).map(|_| k.lit::<f32>(1.0)).collect())
+        let row_max = scores.row_max();
+        let rescale = || state.softmax.rescaled(scorer, &row_max);
+        let far = self.config().patient.then(|| state.softmax.is_far_below(scorer, &row_max));
+        let (softmax, factors) = match far {
+            None => rescale(),
+            Some(far) => k.if_else(far, rescale, || {
+                let one = |_| k.lit::<f32>(1.0);
+                (state.softmax.clone(), (0..2).map(one).collect())
             }),
         };
-        let (weights, sum) = powers(scorer, &scores, &top, &sum);
+        let (p, softmax) = softmax.exp(scorer, &scores);
         state.values.wait(0);
         self.release(shared.values, state.turn);
-        let rescale = || state.values.replace(|i, value| value * factors[(i / 2 % 2) as usize]);
+        let rescale = || state.values.scale_rows(&factors);
         match far {
             None => rescale(),
             Some(far) => k.if_(far, rescale),
         }
-        Running { top, sum, weights: self.packed(&weights), values: state.values, turn }
+        Running { softmax, weights: p.packed(shared.kernel.dtype), values: state.values, turn }
     }
 
     /// The scores of products with the keys from `key` on.
-    fn scores(&self, products: &WarpgroupSums<'k>, key: I32<'k>, masked: bool) -> Matrix<'k, f32> {
+    fn scores(&self, products: &WarpgroupSums<'k>, key: I32<'k>, masked: bool) -> RegTile<'k, f32> {
         let block = &self.shared.block;
         let first = key + self.place.first.to_i32();
-        let row = |(products, row): (Vec<F32<'k>>, &U32<'k>)| {
-            let query = block.first + row.to_i32();
-            block.scorer.query_row(&products, query, (first, &self.place.columns), masked)
-        };
-        super::by_slots(products).into_iter().zip(&self.place.rows).map(row).collect()
-    }
-
-    fn packed(&self, weights: &Matrix<'k, f32>) -> Vec<U32<'k>> {
-        WarpgroupSums::packed(self.shared.kernel.dtype, &super::in_order(weights))
+        products.tile().map_rows(|row, products| {
+            let query = block.first + self.place.rows[row].to_i32();
+            block.scorer.query_row(products, query, (first, &self.place.columns), masked)
+        })
     }
 
     /// Writes the normalised values and the logarithms.
@@ -560,19 +549,14 @@ impl<'k> Consumer<'_, 'k> {
         let (k, block) = (self.k(), &self.shared.block);
         let p = Problem::of(a.problem);
         let queries: Vec<_> = self.place.rows.iter().map(|row| block.first + row.to_i32()).collect();
-        let factors = close(
-            k,
-            LANES,
-            &block.scorer,
-            (&state.top, &state.sum),
-            &Rows {
-                rows: queries.clone(),
-                writes: self.place.first.eq(0),
-                head: block.head,
-                lse: a.results.lse.at(p.first_row(block.span.of_queries, block.head)),
-                sink: Sink::of(a.results.sinks),
-            },
-        );
+        let rows = LseRows {
+            queries: queries.clone(),
+            writes: self.place.first.eq(0),
+            head: block.head,
+            lse: a.results.lse.at(p.first_row(block.span.of_queries, block.head)),
+            sink: Sink::of(a.results.sinks),
+        };
+        let factors = state.softmax.finalize(k, &block.scorer, LANES, &rows);
         let o = View::of(a.results.o);
         let to = o.destination(block.span.of_queries, block.head, block.span.queries, p.value_width);
         let quad = k.lane_idx() & 3;

@@ -7,7 +7,7 @@ pub(super) mod plan;
 pub(super) mod sweeps;
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{In, Major, Mbarrier, PanelTile, TensorMapArg, TensorMapParam, WarpgroupSums};
+use warpwright_dsl::{In, Major, Mbarrier, PanelTile, TensorMapArg, TensorMapParam};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Target, TargetVariant};
 
@@ -106,21 +106,6 @@ pub(super) fn place<'k>(k: K<'k>, row: U32<'k>, columns: u32) -> super::engine::
     let row = row + (k.warp_idx() & 3) * 16 + of_lane;
     let columns = (0..columns / 8).flat_map(|block| [8 * block, 8 * block + 1]).collect();
     super::engine::Place { rows: vec![row, row + 8], first, columns }
-}
-
-/// Sums of a warpgroup by slots.
-pub(super) fn by_slots<'k>(sums: &WarpgroupSums<'k>) -> super::engine::Matrix<'k, f32> {
-    let mut slots = vec![Vec::new(), Vec::new()];
-    for (row, _, pair) in sums.pairs() {
-        slots[usize::from(row > 0)].extend(pair);
-    }
-    slots
-}
-
-/// Values by slots in the order of a warpgroup's sums.
-pub(super) fn in_order<'k>(values: &super::engine::Matrix<'k, f32>) -> Vec<F32<'k>> {
-    let pairs = values[0].chunks(2).zip(values[1].chunks(2));
-    pairs.flat_map(|(upper, lower)| upper.iter().chain(lower).copied()).collect()
 }
 
 /// What four lanes of a row hold of four neighbouring blocks of eight columns, two elements of each, so that each lane has all

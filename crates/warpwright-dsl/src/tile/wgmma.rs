@@ -16,9 +16,11 @@ use crate::context::K;
 use crate::error::IssueKind;
 use crate::flow::{Carry, RawReg, RawRegs};
 use crate::mbarrier::{Mbarrier, TensorMapParam};
-use crate::mma::MmaAtom;
 use crate::reg::{F32, Reg, Source, U32, U64};
-use crate::tile::{Major, SharedTile, TileLayout};
+
+use super::mma::MmaAtom;
+use super::reg::{RegTile, RowVector};
+use super::shared::{Major, SharedTile, TileLayout};
 
 /// Bytes of a row of a panel: what the swizzle permutes.
 const PANEL_BYTES: u32 = 128;
@@ -380,6 +382,21 @@ impl<'k> WarpgroupSums<'k> {
                 self.k.emit(Inst::Mov { ty: ScalarType::F32, dst: reg.id, src });
             }
         });
+    }
+
+    /// The elements as a tile: two rows of the lane; after a [`wait`](Self::wait) for all.
+    pub fn tile(&self) -> RegTile<'k, f32> {
+        let row = |slot: u32| {
+            let pairs = self.pairs().filter(move |(row, ..)| row / 8 == slot);
+            pairs.flat_map(|(.., pair)| pair).collect()
+        };
+        RegTile::new(self.k, 4, vec![row(0), row(1)])
+    }
+
+    /// Multiplies each row by its factor; after a [`wait`](Self::wait) for all.
+    #[track_caller]
+    pub fn scale_rows(&self, factors: &RowVector<'k, f32>) {
+        self.k.on_behalf(|| self.replace(|i, value| value * factors[(i / 2 % 2) as usize]));
     }
 
     /// Waits until at most the last `pending` groups are still being added.

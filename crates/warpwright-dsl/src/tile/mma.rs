@@ -363,6 +363,11 @@ impl<'k, A: Float> Accumulator<'k, A> {
         (0..self.lanes.len() as u32).map(|i| (i / 2 * 8, i % 2))
     }
 
+    /// Elements in the order of [`offsets`](Self::offsets).
+    pub(super) fn new(k: K<'k>, lanes: Lanes<'k, A>) -> Self {
+        Self { k, lanes }
+    }
+
     /// Elements of the same shape.
     pub fn like(&self, lanes: Lanes<'k, A>) -> Self {
         Self { k: self.k, lanes }

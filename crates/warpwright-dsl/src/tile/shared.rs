@@ -8,10 +8,10 @@
 
 use warpwright_ptx::{Address, DType, Inst, MatrixElement, MatrixShape, MatrixTiles, StateSpace};
 
+use super::mma::{Fragment, MatrixA, MatrixB, MmaAtom};
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::mem::{Elem, Ptr, Shared};
-use crate::mma::{Fragment, MatrixA, MatrixB, MmaAtom};
 use crate::reg::{F64, Source, U32};
 
 /// Bytes of a chunk: one row of the 8 x 8 matrices of `ldmatrix`, the largest access of a lane.

@@ -1,0 +1,12 @@
+//! Tiles: matrices in shared memory, in the registers of threads, and in those of tensor cores.
+
+mod mma;
+mod reg;
+mod shared;
+mod wgmma;
+
+pub use mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom, Split, SplitSum};
+pub use reg::{RegTile, RowVector, SplitTile};
+pub(crate) use shared::CHUNK;
+pub use shared::{Major, SharedTile, TileLayout, TilePoint, TileReader};
+pub use wgmma::{PanelTile, Part, WarpgroupSums};
