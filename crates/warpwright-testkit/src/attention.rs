@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use warpwright_ops::attention::tuning::{self, Work};
 use warpwright_ops::attention::{
-    AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionInputs, AttentionOptions, Packed, Paged, Window, reference,
+    Algorithm, AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc,
+    AttentionDesc, AttentionInputs, AttentionOptions, BackwardAlgorithm, Packed, Paged, Window, reference,
 };
 use warpwright_ops::plan::{Layout, Real};
 use warpwright_ops::{Direction, Dropout, Operation, Plan, PlanError};
@@ -62,9 +62,9 @@ enum Unit {
     /// Few queries, whose keys tensor copies bring, where the target has them, in parts that another launch puts together.
     Parts,
     /// Products of warpgroups, where the target has them: what tuning chooses, in cases that would take other types too long.
-    Warpgroups,
+    Wgmma,
     /// The same with few blocks that stay for all tiles of queries.
-    Staying,
+    Persistent,
     /// Products of `f32` from copies, in both directions, where the target has them: what tuning chooses for more rows.
     Copies,
 }
@@ -164,7 +164,7 @@ impl Situation {
         add(self.unit == Unit::Warps, "products of warps");
         add(self.unit == Unit::Parts, "parts");
         add(self.unit == Unit::Copies, "copies");
-        add(self.unit == Unit::Staying, "staying blocks");
+        add(self.unit == Unit::Persistent, "persistent blocks");
         add(self.sizes == Sizes::OfTiles, "sizes of tiles far apart");
         add(self.sizes == Sizes::OfRows, "sizes of rows far apart");
         add(m.causal, "causal");
@@ -668,9 +668,10 @@ impl AttentionSubject {
         target: Target,
     ) -> Result<Plan<AttentionBackwardDesc>, PlanError> {
         let s = &self.situation;
-        let of = |work| tuning::pairs(work, target, s.width.max(s.value_width), desc.forward.options.kind());
+        let of =
+            |work| tuning::split_f16(work, target, s.width.max(s.value_width), desc.forward.options.kind());
         match of(Work::Queries).zip(of(Work::KeysAndValues)).filter(|_| s.unit == Unit::Copies) {
-            Some((queries, keys)) => desc.plan_pairs_with(target, [queries, keys]),
+            Some((queries, keys)) => desc.plan_with(target, BackwardAlgorithm::SplitF16 { queries, keys }),
             None => desc.plan(target),
         }
     }
@@ -680,32 +681,32 @@ impl AttentionSubject {
         const FEW_BLOCKS: u32 = 3;
         let s = &self.situation;
         let width = s.width.max(s.value_width);
-        if let Some(layouts) = tuning::pairs(Work::Forward, target, width, desc.options.kind())
+        if let Some(layouts) = tuning::split_f16(Work::Forward, target, width, desc.options.kind())
             .filter(|_| s.unit == Unit::Copies)
         {
-            return desc.plan_pairs_with(target, layouts);
+            return desc.plan_with(target, Algorithm::SplitF16(layouts.0, layouts.1));
         }
         let Modification { causal, left, right, bias, .. } = s.modification;
         let banded = causal || left.is_some() || right.is_some();
-        let groups = tuning::warpgroups(width as u32, bias.is_some(), banded);
+        let groups = tuning::wgmma(width as u32, bias.is_some(), banded);
         let hopper = target.sm == 90 && matches!(self.dtype, DType::F16 | DType::BF16);
-        if let Some(groups) = groups.filter(|_| hopper && s.unit == Unit::Staying) {
-            let staying = tuning::Warpgroups { staying: true, ..groups };
-            return desc.plan_warpgroups_with(target, staying, Some(FEW_BLOCKS));
+        if let Some(groups) = groups.filter(|_| hopper && s.unit == Unit::Persistent) {
+            let layout = tuning::Wgmma { persistent: true, ..groups };
+            return desc.plan_with(target, Algorithm::Wgmma { layout, blocks: Some(FEW_BLOCKS) });
         }
         let few = s.queries <= tuning::FEW_QUERIES;
         let layout = match s.unit {
             Unit::Warps if few => tuning::decode_configs(self.dtype, target, width, 8).first().copied(),
             Unit::Parts => {
-                let layouts = tuning::stream_layouts(self.dtype, target, width, usize::MAX);
-                layouts.last().map(|layout| tuning::DecodeConfig::Streams(*layout))
+                let layouts = tuning::tma_layouts(self.dtype, target, width, usize::MAX);
+                layouts.last().map(|layout| tuning::DecodeConfig::Tma(*layout))
             }
             _ => None,
         };
-        let warps = tuning::tensor_core(Work::Forward, target, width, desc.options.kind());
+        let warps = tuning::mma(Work::Forward, target, width, desc.options.kind());
         match (layout, warps.filter(|_| s.unit == Unit::Warps)) {
-            (Some(layout), _) => desc.plan_decode_with(target, layout, PARTS),
-            (None, Some(config)) => desc.plan_with(target, config),
+            (Some(layout), _) => desc.plan_with(target, Algorithm::Decode { layout, splits: PARTS }),
+            (None, Some(config)) => desc.plan_with(target, config.into()),
             (None, None) => desc.plan(target),
         }
     }

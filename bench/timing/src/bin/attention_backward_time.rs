@@ -9,8 +9,8 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use warpwright::attention::tuning::{self, Config, SweepGroups, Sweeps, TensorCore};
-use warpwright::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions};
+use warpwright::attention::tuning::{self, Config, Mma, WgmmaSweep, WgmmaSweeps};
+use warpwright::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm};
 use warpwright::plan::{Access, Layout, Real, TensorSpec};
 use warpwright::{DType, Device, Error, Operation, Plan, Stream, Target, Tensor};
 
@@ -20,10 +20,11 @@ const ELEMENTS: usize = 2048;
 const SAMPLES: usize = 9;
 
 /// Layouts of the sweeps, what is chosen first.
-fn layouts(width: u32) -> Vec<Sweeps> {
-    let of = |groups, columns, tiles, held| SweepGroups { groups, columns, tiles, width, held };
-    let mut all: Vec<_> = tuning::sweeps(DType::BF16, Target::sm(90), width as usize).into_iter().collect();
-    let mut with = |queries, keys, values| all.push(Sweeps { queries, keys, values });
+fn layouts(width: u32) -> Vec<WgmmaSweeps> {
+    let of = |groups, columns, tiles, held| WgmmaSweep { groups, columns, tiles, width, held };
+    let mut all: Vec<_> =
+        tuning::wgmma_sweeps(DType::BF16, Target::sm(90), width as usize).into_iter().collect();
+    let mut with = |queries, keys, values| all.push(WgmmaSweeps { queries, keys, values });
     match width {
         64 => {
             with(of(2, 128, 6, false), of(2, 64, 6, false), Some(of(2, 128, 6, false)));
@@ -55,9 +56,8 @@ fn masked(causal: bool) -> AttentionOptions {
 
 /// Layouts of blocks without tensor copies, for all sweeps alike.
 fn blocks(width: u32) -> [Config; 7] {
-    [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (8, 1, 64), (8, 1, 32), (4, 1, 16)].map(
-        |(warps, slabs, columns)| Config::TensorCore(TensorCore { warps, slabs, columns, width, vector: 8 }),
-    )
+    [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (8, 1, 64), (8, 1, 32), (4, 1, 16)]
+        .map(|(warps, slabs, columns)| Config::Mma(Mma { warps, slabs, columns, width, vector: 8 }))
 }
 
 /// Plans with what is chosen and with each layout of blocks.
@@ -67,7 +67,7 @@ fn plans_of_blocks(
 ) -> Result<Vec<Plan<AttentionBackwardDesc>>, Error> {
     let mut plans = vec![desc.plan(target)?];
     for config in blocks(desc.forward.q.shape[3] as u32) {
-        plans.extend(desc.plan_with(target, [config; 2]));
+        plans.extend(desc.plan_with(target, [config; 2].into()));
     }
     Ok(plans)
 }
@@ -143,11 +143,11 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 fn plans(desc: &AttentionBackwardDesc, target: Target) -> Result<Vec<Plan<AttentionBackwardDesc>>, Error> {
     let width = desc.forward.q.shape[3];
     let blocks = [tuning::Work::Queries, tuning::Work::KeysAndValues]
-        .map(|work| tuning::tensor_core(work, target, width, desc.forward.options.kind()));
+        .map(|work| tuning::mma(work, target, width, desc.forward.options.kind()));
     let [Some(queries), Some(keys)] = blocks else { return Ok(Vec::new()) };
-    let mut plans = vec![desc.plan_with(target, [queries, keys])?];
+    let mut plans = vec![desc.plan_with(target, [queries, keys].into())?];
     for configs in layouts(width as u32) {
-        plans.extend(desc.plan_sweeps_with(target, configs));
+        plans.extend(desc.plan_with(target, BackwardAlgorithm::Wgmma(configs)));
     }
     Ok(plans)
 }
@@ -200,7 +200,7 @@ fn write(directory: &Path) -> Result<(), Error> {
         for causal in [false, true] {
             let desc = problem(width, masked(causal));
             for configs in layouts(width as u32) {
-                let plan = desc.plan_sweeps_with(Target::sm(90), configs)?;
+                let plan = desc.plan_with(Target::sm(90), BackwardAlgorithm::Wgmma(configs))?;
                 for step in plan.steps().iter().skip(1) {
                     let kernel = step.kernel();
                     let path = directory.join(format!("{}.ptx", kernel.name()));

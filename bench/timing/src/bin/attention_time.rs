@@ -5,8 +5,8 @@
 //!
 //! With dropout, of so many hundredths, every block layout that is tried for it.
 
-use warpwright::attention::tuning::{self, Config, TensorCore};
-use warpwright::attention::{AttentionDesc, AttentionOptions};
+use warpwright::attention::tuning::{self, Config, Mma};
+use warpwright::attention::{Algorithm, AttentionDesc, AttentionOptions};
 use warpwright::plan::{Access, Layout, Real};
 use warpwright::{DType, Device, Error, Plan, Stream, Target, Tensor};
 
@@ -53,17 +53,18 @@ fn desc((width, sequence, causal, dropout): Case) -> AttentionDesc {
 fn plans(desc: &AttentionDesc, target: Target) -> Vec<Plan<AttentionDesc>> {
     let width = desc.q.shape[3];
     let mut mma: Vec<_> =
-        tuning::tensor_core(tuning::Work::Forward, target, width, desc.options.kind()).into_iter().collect();
+        tuning::mma(tuning::Work::Forward, target, width, desc.options.kind()).into_iter().collect();
     if desc.options.dropout.is_some() {
         mma.extend([(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (8, 1, 64), (8, 1, 32)].map(
             |(warps, slabs, columns)| {
-                Config::TensorCore(TensorCore { warps, slabs, columns, width: width as u32, vector: 8 })
+                Config::Mma(Mma { warps, slabs, columns, width: width as u32, vector: 8 })
             },
         ));
     }
-    let mut all: Vec<_> = mma.into_iter().filter_map(|config| desc.plan_with(target, config).ok()).collect();
-    for layout in tuning::warpgroup_layouts(width) {
-        all.extend(desc.plan_warpgroups_with(target, layout, None).ok());
+    let mut all: Vec<_> =
+        mma.into_iter().filter_map(|config| desc.plan_with(target, config.into()).ok()).collect();
+    for layout in tuning::wgmma_layouts(width) {
+        all.extend(desc.plan_with(target, Algorithm::Wgmma { layout, blocks: None }).ok());
     }
     all
 }

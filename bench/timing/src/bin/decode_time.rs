@@ -5,7 +5,7 @@
 //!
 //! `-- text DIRECTORY` writes the kernels' PTX instead.
 
-use warpwright::attention::{AttentionDesc, AttentionOptions, tuning};
+use warpwright::attention::{Algorithm, AttentionDesc, AttentionOptions, tuning};
 use warpwright::plan::{Access, Layout};
 use warpwright::{DType, Device, Error, Operation, Plan, Stream, Target, Tensor};
 
@@ -54,14 +54,16 @@ fn desc([batch, keys]: [usize; 2], heads_first: bool) -> AttentionDesc {
 /// something to do.
 fn plans(desc: &AttentionDesc, target: Target) -> Vec<Plan<AttentionDesc>> {
     let mut all: Vec<_> = desc.plan(target).into_iter().collect();
-    let streams = tuning::stream_layouts(desc.dtype, target, WIDTH, usize::MAX);
-    let streams = streams.into_iter().map(tuning::DecodeConfig::Streams);
+    let streams = tuning::tma_layouts(desc.dtype, target, WIDTH, usize::MAX);
+    let streams = streams.into_iter().map(tuning::DecodeConfig::Tma);
     let without = tuning::decode_configs(desc.dtype, target, WIDTH, 8).into_iter().take(1);
     for config in streams.chain(without) {
         for splits in [1, 2, 4, 8, 16, 32] {
             let blocks = desc.q.shape[0] * KEY_HEADS * splits;
             if (96..=264).contains(&blocks) {
-                all.extend(desc.plan_decode_with(target, config, splits as u32));
+                all.extend(
+                    desc.plan_with(target, Algorithm::Decode { layout: config, splits: splits as u32 }),
+                );
             }
         }
     }

@@ -457,7 +457,7 @@ impl Common {
     /// Tiles of the rows that read one key head.
     pub(super) fn row_tiles(&self, config: DecodeConfig) -> u32 {
         let rows = u64::from(self.queries) * u64::from(self.group);
-        u32::try_from(rows.div_ceil(u64::from(config.rows()))).unwrap_or(u32::MAX)
+        u32::try_from(rows.div_ceil(u64::from(config.layout().rows()))).unwrap_or(u32::MAX)
     }
 
     /// In how many parts the keys of a head are shared out.

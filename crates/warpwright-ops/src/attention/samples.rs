@@ -3,12 +3,14 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
+use super::kernels::decode::Decode;
+use super::kernels::decode::combine::Combine;
+use super::kernels::forward::Forward;
+use super::kernels::{backward, bias_gradient};
+use super::plan::{split_f16, wgmma};
 use super::score::ScoreKind;
-use super::tuning::{Config, DecodeConfig, Simt, Warpgroups, Work};
-use super::{
-    AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, OP, Packed, Paged, backward,
-    bias_gradient, decode, forward, pairs, parts, tuning, warpgroup,
-};
+use super::tuning::{Config, DecodeConfig, Simt, Wgmma, Work};
+use super::{AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, OP, Packed, Paged, tuning};
 use crate::PlanError;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
 use crate::plan::{self, Layout as Strided, Real};
@@ -102,7 +104,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     };
     let usual = |kind: ScoreKind, config: Config| match config {
         _ if kind == all => true,
-        Config::TensorCore(_) => [plain, alone[0], packed, dropped].contains(&kind),
+        Config::Mma(_) => [plain, alone[0], packed, dropped].contains(&kind),
         Config::Simt(Simt { vector: 1, .. }) => false,
         Config::Simt(Simt { width: 64, .. }) if dtype == DType::F32 => kind != packed,
         Config::Simt(_) => [plain, dropped].contains(&kind),
@@ -114,23 +116,23 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             let works = if planned == Work::KeysAndValues { Work::of_keys(config) } else { &[planned] };
             for &work in works {
                 out.push(match work {
-                    Work::Forward => plan::recorded(OP, &forward::Forward { dtype, kind, config }, target)?,
+                    Work::Forward => plan::recorded(OP, &Forward { dtype, kind, config }, target)?,
                     _ => plan::recorded(OP, &backward::Sweep { work, dtype, kind, config }, target)?,
                 });
             }
         }
     }
     if dtype == DType::F32 {
-        out.extend(pairs::kernels(entry.direction, target, &[all, plain, alone[0], dropped])?);
+        out.extend(split_f16::kernels(entry.direction, target, &[all, plain, alone[0], dropped])?);
     }
     if entry.direction == Direction::Forward {
         for kind in [all, plain, packed, alone[0], alone[1], alone[2]] {
-            for config in tuning::all_warpgroups(dtype, target, kind.bias, kind.band) {
-                out.push(warpgroup::plan::kernel(dtype, kind, config, target)?);
+            for config in tuning::all_wgmma(dtype, target, kind.bias, kind.band) {
+                out.push(wgmma::kernel(dtype, kind, config, target)?);
                 if !kind.packed {
                     let (kind, config) =
-                        (ScoreKind { lengths: false, ..kind }, Warpgroups { staying: true, ..config });
-                    out.push(warpgroup::plan::kernel(dtype, kind, config, target)?);
+                        (ScoreKind { lengths: false, ..kind }, Wgmma { persistent: true, ..config });
+                    out.push(wgmma::kernel(dtype, kind, config, target)?);
                 }
             }
         }
@@ -138,19 +140,20 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             let kinds = [plain, ScoreKind { lengths: true, ..plain }, all];
             for kind in kinds {
                 out.push(match config {
-                    DecodeConfig::Streams(config) => {
-                        plan::recorded(OP, &decode::StreamDecode { dtype, kind, config }, target)?
+                    DecodeConfig::Simt(layout) => {
+                        plan::recorded(OP, &Decode { dtype, kind, layout }, target)?
                     }
-                    _ => plan::recorded(OP, &decode::Decode { dtype, kind, config }, target)?,
+                    DecodeConfig::Mma(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target)?,
+                    DecodeConfig::Tma(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target)?,
                 });
             }
         }
         for vector in [1, 2, 4] {
-            out.push(plan::recorded(OP, &parts::Combine { dtype, vector }, target)?);
+            out.push(plan::recorded(OP, &Combine { dtype, vector }, target)?);
         }
     }
     if entry.direction == Direction::Backward {
-        out.extend(warpgroup::sweeps::kernels(dtype, target)?);
+        out.extend(wgmma::backward_kernels(dtype, target)?);
         for vector in tuning::vectors(dtype) {
             for width in tuning::TILE_WIDTHS {
                 let def = backward::Delta { dtype, vector: *vector, width };

@@ -2,13 +2,10 @@
 
 use warpwright_dsl::prelude::*;
 
-pub use super::pairs::Pairs;
+use super::kernels::simt::LANES;
+pub use super::kernels::{DecodeMma, DecodeTma, Mma, Simt, SplitF16, Wgmma, WgmmaSweep, WgmmaSweeps};
+pub use super::layout::{BlockLayout, DecodeLayout};
 pub use super::score::ScoreKind;
-use super::simt::LANES;
-pub use super::simt::Simt;
-pub use super::streams::Streams;
-pub use super::tensor_core::{Teams, TensorCore};
-pub use super::warpgroup::{SweepGroups, Sweeps, Warpgroups};
 use crate::gemm::tuning::multiprocessors;
 
 /// Asynchronous copies and products 16 deep of both half types exist from here.
@@ -22,7 +19,7 @@ pub enum Config {
     /// With ordinary arithmetic.
     Simt(Simt),
     /// With the products of tensor cores.
-    TensorCore(TensorCore),
+    Mma(Mma),
 }
 
 /// How a block of the kernel for few queries works.
@@ -31,104 +28,29 @@ pub enum DecodeConfig {
     /// With ordinary arithmetic: all threads walk together.
     Simt(Simt),
     /// With the products of tensor cores: each warp walks alone.
-    TensorCore(Teams),
+    Mma(DecodeMma),
     /// The same, and tensor copies bring what it walks over.
-    Streams(Streams),
-}
-
-/// What both units say of a block.
-macro_rules! of_either_unit {
-    ($config:ident $units:tt: $($(#[$doc:meta])* $name:ident;)*) => {
-        impl $config {
-            $($(#[$doc])*
-            pub const fn $name(self) -> u32 {
-                of_either_unit!(@match self, $name, $units)
-            })*
-
-            pub(super) fn name(self) -> String {
-                of_either_unit!(@match self, name, $units)
-            }
-        }
-    };
-    (@match $own:ident, $name:ident, [$($unit:ident)*]) => {
-        match $own {
-            $(Self::$unit(layout) => layout.$name(),)*
-        }
-    };
-}
-
-of_either_unit! {
-    Config [Simt TensorCore]:
-    /// Threads of a block.
-    threads;
-    /// Rows of a block.
-    rows;
-    /// Columns of a tile.
-    tile_columns;
-    /// Elements of an access to global memory.
-    vector;
-    /// Elements of a row of a tile.
-    width;
-}
-
-of_either_unit! {
-    DecodeConfig [Simt TensorCore Streams]:
-    /// Threads of a block.
-    threads;
-    /// Rows of a block: the query heads of a key head, of each query.
-    rows;
-    /// Columns of a tile.
-    tile_columns;
-    /// Elements of an access to rows in global memory.
-    vector;
-    /// Elements of a row of a tile.
-    width;
-    /// How many walk over columns of their own.
-    teams;
-    /// Elements of an access to the result.
-    result_vector;
+    Tma(DecodeTma),
 }
 
 impl Config {
-    /// Blocks that should at least fit a multiprocessor, where the assembler does not know best.
-    pub(super) fn min_blocks_per_sm(self, dtype: DType) -> Option<u32> {
+    /// The layout of a block.
+    pub fn layout(&self) -> &dyn BlockLayout {
         match self {
-            Self::Simt(simt) => simt.min_blocks_per_sm(dtype),
-            Self::TensorCore(_) => None,
-        }
-    }
-
-    /// Bytes of dynamic shared memory, with so many tiles of own rows.
-    pub const fn shared_bytes(self, dtype: DType, own: u32) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.shared_elements(own) * accumulate_bytes(dtype),
-            Self::TensorCore(tensor) => tensor.shared_elements(own) * dtype.bytes() as u32,
+            Self::Simt(layout) => layout,
+            Self::Mma(layout) => layout,
         }
     }
 }
 
 impl DecodeConfig {
-    /// Blocks that should at least fit a multiprocessor, where the assembler does not know best.
-    pub(super) fn min_blocks_per_sm(self, dtype: DType) -> Option<u32> {
+    /// The layout of a block.
+    pub fn layout(&self) -> &dyn DecodeLayout {
         match self {
-            Self::Simt(simt) => simt.min_blocks_per_sm(dtype),
-            Self::TensorCore(_) => None,
-            Self::Streams(_) => Some(1),
+            Self::Simt(layout) => layout,
+            Self::Mma(layout) => layout,
+            Self::Tma(layout) => layout,
         }
-    }
-
-    /// Bytes of dynamic shared memory.
-    pub const fn shared_bytes(self, dtype: DType) -> u32 {
-        match self {
-            Self::Simt(simt) => simt.shared_elements(1) * accumulate_bytes(dtype),
-            Self::TensorCore(teams) => teams.shared_elements() * 2,
-            Self::Streams(streams) => streams.shared_bytes(),
-        }
-    }
-
-    /// Whether those who walk take tiles in turn; otherwise each has tiles that follow each other.
-    pub(super) const fn takes_turns(self) -> bool {
-        matches!(self, Self::Streams(_))
     }
 }
 
@@ -146,8 +68,8 @@ pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u
         // Copies on their way hide the latency of memory: four stages in one block of a multiprocessor, where they fit, are
         // faster than two in each of two blocks, which leave more parts to put together.
         let limit = if data_centre(target) { 2 * shared_limit(target) } else { shared_limit(target) };
-        let config = |stages| DecodeConfig::TensorCore(Teams { warps: 4, stages, width });
-        [4, 2].into_iter().map(config).find(|config| config.shared_bytes(dtype) + STATIC <= limit)
+        let config = |stages| DecodeConfig::Mma(DecodeMma { warps: 4, stages, width });
+        [4, 2].into_iter().map(config).find(|config| config.layout().shared_bytes(dtype, 1) + STATIC <= limit)
     });
     let Some(width) = tile_width(width) else { return Vec::new() };
     let simt = |vectors: bool| {
@@ -159,7 +81,8 @@ pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u
             DecodeConfig::Simt(Simt { threads, slots: 1, columns, width, vector, shared_place })
         });
         let fits = |config: &DecodeConfig| {
-            config.tile_columns() >= LANES * chunk && config.shared_bytes(dtype) <= shared_limit(target)
+            config.layout().tile_columns() >= LANES * chunk
+                && config.layout().shared_bytes(dtype, 1) <= shared_limit(target)
         };
         shapes.into_iter().find(fits)
     };
@@ -170,15 +93,15 @@ pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u
 
 /// Layouts whose tiles tensor copies bring, for rows of up to `width` elements and pages of `page` keys: one that fills a
 /// multiprocessor, and one of which it holds two blocks.
-pub fn stream_layouts(dtype: DType, target: Target, width: usize, page: usize) -> Vec<Streams> {
+pub fn tma_layouts(dtype: DType, target: Target, width: usize, page: usize) -> Vec<DecodeTma> {
     const WARPS: u32 = 4;
     const STAGES: std::ops::RangeInclusive<u32> = 2..=6;
     let halves = matches!(dtype, DType::F16 | DType::BF16) && target.sm >= 90;
     let of_tiles = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize);
     let Some(width) = of_tiles.filter(|_| halves) else { return Vec::new() };
     let deepest = |columns: u32, limit: u32| {
-        let layout = |stages| Streams { warps: WARPS, stages, columns, width };
-        STAGES.rev().map(layout).find(|layout| layout.shared_bytes() + STATIC <= limit)
+        let layout = |stages| DecodeTma { warps: WARPS, stages, columns, width };
+        STAGES.rev().map(layout).find(|layout| layout.shared_bytes(dtype, 1) + STATIC <= limit)
     };
     // More columns are more products that do not wait for each other.
     let alone = |limit| [32, 16].into_iter().filter(|c| *c as usize <= page).find_map(|c| deepest(c, limit));
@@ -195,11 +118,11 @@ const STATIC: u32 = 4 << 10;
 
 /// The layout for `units` tiles of rows with `keys` keys each, and in how many parts these are shared out: so that all
 /// multiprocessors have as much to read. What a block does before and after that is counted as bytes that are not read meanwhile.
-pub fn streams(layouts: &[Streams], target: Target, units: u64, keys: u64) -> Option<(Streams, u32)> {
+pub fn tma_decode(layouts: &[DecodeTma], target: Target, units: u64, keys: u64) -> Option<(DecodeTma, u32)> {
     const BEGIN_AND_END: u64 = 42 << 10;
     const LAUNCH: u64 = 105 << 10;
     let slots = multiprocessors(target);
-    let cost = |layout: &Streams, splits: u64| {
+    let cost = |layout: &DecodeTma, splits: u64| {
         let round = u64::from(layout.columns * layout.warps);
         let bytes = |keys: u64| keys * u64::from(layout.width) * 4;
         let share = bytes(keys.div_ceil(round * splits) * round);
@@ -207,7 +130,7 @@ pub fn streams(layouts: &[Streams], target: Target, units: u64, keys: u64) -> Op
         // The memory is busy even if a few multiprocessors are not.
         let reading = (blocks * share).max(bytes(units * keys) / slots * 106 / 100);
         // Two blocks begin and end beside each other, and while one does the other copies.
-        let resident = u64::from(2 * shared_limit(target) / layout.shared_bytes()).clamp(1, 2);
+        let resident = u64::from(2 * shared_limit(target) / layout.shared_bytes(DType::BF16, 1)).clamp(1, 2);
         let ends = if blocks.min(resident) > 1 { BEGIN_AND_END / 2 } else { BEGIN_AND_END / 8 * 9 };
         let join = if splits > 1 { LAUNCH } else { 0 };
         reading + blocks * ends + join
@@ -220,14 +143,14 @@ pub fn streams(layouts: &[Streams], target: Target, units: u64, keys: u64) -> Op
     Some((*layout, splits as u32))
 }
 
-/// Every configuration that [`decode_configs`] and [`streams`] can choose.
+/// Every configuration that [`decode_configs`] and [`tma_decode`] can choose.
 pub fn all_decode(dtype: DType, target: Target) -> Vec<DecodeConfig> {
     let widths = [32, 64, 128, 256];
     let mut all: Vec<_> =
         widths.into_iter().flat_map(|width| decode_configs(dtype, target, width, 8)).collect();
     for page in [16, 32] {
-        let layouts = widths.into_iter().flat_map(|width| stream_layouts(dtype, target, width, page));
-        all.extend(layouts.map(DecodeConfig::Streams));
+        let layouts = widths.into_iter().flat_map(|width| tma_layouts(dtype, target, width, page));
+        all.extend(layouts.map(DecodeConfig::Tma));
     }
     let mut seen = std::collections::HashSet::new();
     all.retain(|config| seen.insert(*config));
@@ -237,9 +160,10 @@ pub fn all_decode(dtype: DType, target: Target) -> Vec<DecodeConfig> {
 /// In how many parts the keys of a head are shared out: blocks come in waves, and what a block does beside its tiles takes
 /// as long as a tile or two of each team; so does putting parts together. `tiles` are those of the longest sequence.
 pub fn splits(config: DecodeConfig, dtype: DType, target: Target, units: u64, keys: u64) -> u32 {
-    let resident = u64::from(2 * shared_limit(target) / config.shared_bytes(dtype).max(1)).clamp(1, 2);
+    let resident =
+        u64::from(2 * shared_limit(target) / config.layout().shared_bytes(dtype, 1).max(1)).clamp(1, 2);
     let slots = multiprocessors(target) * resident;
-    let rounds = keys.div_ceil(u64::from(config.tile_columns() * config.teams())).max(1);
+    let rounds = keys.div_ceil(u64::from(config.layout().tile_columns() * config.layout().teams())).max(1);
     let cost = |splits: u64| {
         let waves = (units * splits).div_ceil(slots);
         waves * (rounds.div_ceil(splits) + 2) + 2 * u64::from(splits > 1)
@@ -268,7 +192,7 @@ impl Work {
     /// The sweeps for the gradients of keys and values: where both do not fit the registers, one after the other.
     pub const fn of_keys(config: Config) -> &'static [Self] {
         match config {
-            Config::TensorCore(TensorCore { width: 256, .. } | TensorCore { width: 128, vector: 4, .. }) => {
+            Config::Mma(Mma { width: 256, .. } | Mma { width: 128, vector: 4, .. }) => {
                 &[Self::Keys, Self::Values]
             }
             _ => &[Self::KeysAndValues],
@@ -387,7 +311,7 @@ pub fn simt(
     let fits = |simt: &Simt| {
         let Simt { slots, columns, .. } = *simt;
         let words = (work.sums() * slots * width / LANES + work.products() * slots * columns) * bytes / 4;
-        let shared = Config::Simt(*simt).shared_bytes(dtype, work.own());
+        let shared = simt.shared_bytes(dtype, work.own());
         columns >= chunk && words <= registers && shared <= shared_limit(target)
     };
     candidates.into_iter().find(fits).map(Config::Simt)
@@ -396,9 +320,9 @@ pub fn simt(
 /// The configuration of tensor cores, `None` if the target has none that fits. The hyperbolic tangent of soft capping takes so many
 /// instructions and registers that more warps with less work each are faster. Draws of dropout, and
 /// the loops around the gradient of a bias, do not leave the registers for larger tiles.
-pub fn tensor_core(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<Config> {
+pub fn mma(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<Config> {
     let width = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize)?;
-    let config = |warps, slabs, columns| TensorCore { warps, slabs, columns, width, vector: 8 };
+    let config = |warps, slabs, columns| Mma { warps, slabs, columns, width, vector: 8 };
     let choice = match (work, width) {
         (Work::Forward, 64) if kind.softcap => config(4, 2, 32),
         (Work::Forward, 128) if kind.softcap => config(4, 1, 64),
@@ -417,13 +341,13 @@ pub fn tensor_core(work: Work, target: Target, width: usize, kind: ScoreKind) ->
         (_, 64) => config(4, 2, 32),
         _ => config(4, 1, 32),
     };
-    (target.sm >= TENSOR_CORE_SM).then_some(Config::TensorCore(choice))
+    (target.sm >= TENSOR_CORE_SM).then_some(Config::Mma(choice))
 }
 
 /// The same for `f32`, whose tiles are twice as large, and whose operands are split into two. Heads of up to 32 elements would fill half a
 /// tile, those of more than 128 lack the registers. What modifications need does not fit beside two slabs of queries, nor, but for masks,
 /// beside both sums of keys and values with 32 columns.
-pub fn split_tensor_core(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<Config> {
+pub fn mma_tf32(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<Config> {
     let width = match width {
         33..=64 => 64,
         65..=128 => 128,
@@ -440,24 +364,25 @@ pub fn split_tensor_core(work: Work, target: Target, width: usize, kind: ScoreKi
         _ => &[(4, 1, 16)],
     };
     let config = |&(warps, slabs, columns): &(u32, u32, u32)| {
-        Config::TensorCore(TensorCore { warps, slabs, columns, width, vector: 4 })
+        Config::Mma(Mma { warps, slabs, columns, width, vector: 4 })
     };
-    let within =
-        |limit: u32| shapes.iter().map(config).find(|c| c.shared_bytes(DType::F32, work.own()) <= limit);
+    let within = |limit: u32| {
+        shapes.iter().map(config).find(|c| c.layout().shared_bytes(DType::F32, work.own()) <= limit)
+    };
     let whole = || if data_centre(target) { within(2 * shared_limit(target)) } else { None };
     if target.sm < TENSOR_CORE_SM { None } else { within(shared_limit(target)).or_else(whole) }
 }
 
 /// The layout for `f32` whose operands another kernel has split, and the one for what does not suit that; `None` where there is none.
-pub fn pairs(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<(Pairs, TensorCore)> {
-    let Config::TensorCore(tensors) = split_tensor_core(work, target, width, kind)? else { return None };
+pub fn split_f16(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<(SplitF16, Mma)> {
+    let Config::Mma(tensors) = mma_tf32(work, target, width, kind)? else { return None };
     let (warps, slabs, columns) = match (work, tensors.width) {
         (Work::Forward, 64) => (8, 1, 64),
         (Work::Queries, 64) => (4, 1, 64),
         (_, 64) if !kind.softcap => (4, 1, 32),
         _ => (4, 1, 16),
     };
-    Some((Pairs { warps, slabs, columns, width: tensors.width }, tensors))
+    Some((SplitF16 { warps, slabs, columns, width: tensors.width }, tensors))
 }
 
 /// From here on, queries and keys are enough for copies of the tensors to be worth it. The gradients read each of them more often.
@@ -466,11 +391,11 @@ pub const ENOUGH_ROWS_FORWARD: u32 = 384;
 pub const ENOUGH_ROWS_BACKWARD: u32 = 256;
 
 /// Layouts of the forward kernel of sm_90a for head dimensions up to `width`, the one that is chosen first; for comparisons.
-pub fn warpgroup_layouts(width: usize) -> Vec<Warpgroups> {
-    let layout = |groups, columns, width, stages, patient| {
-        let own = Warpgroups { groups, columns, width, stages, alternating: true, patient, staying: false };
-        let others = [(true, !patient), (false, patient), (false, !patient)]
-            .map(|(alternating, patient)| Warpgroups { alternating, patient, ..own });
+pub fn wgmma_layouts(width: usize) -> Vec<Wgmma> {
+    let layout = |groups, columns, width, stages, lazy_rescale| {
+        let own = Wgmma { groups, columns, width, stages, ping_pong: true, lazy_rescale, persistent: false };
+        let others = [(true, !lazy_rescale), (false, lazy_rescale), (false, !lazy_rescale)]
+            .map(|(ping_pong, lazy_rescale)| Wgmma { ping_pong, lazy_rescale, ..own });
         std::iter::once(own).chain(others)
     };
     let of_width = match width {
@@ -478,25 +403,25 @@ pub fn warpgroup_layouts(width: usize) -> Vec<Warpgroups> {
         65..=128 => [layout(2, 128, 128, 2, false), layout(2, 112, 128, 2, false)],
         _ => [layout(2, 64, 256, 2, true), layout(2, 80, 256, 2, true)],
     };
-    let both = |layout| [layout, Warpgroups { staying: true, ..layout }];
+    let both = |layout| [layout, Wgmma { persistent: true, ..layout }];
     if width > MAX_WIDTH { Vec::new() } else { of_width.into_iter().flatten().flat_map(both).collect() }
 }
 
 /// How the forward kernel of sm_90a lays out its blocks for head dimensions up to `width`. A bias, whose places take registers, gets
 /// smaller blocks, and so do few tiles of keys of which a mask leaves out many.
-pub fn warpgroups(width: u32, bias: bool, few: bool) -> Option<Warpgroups> {
-    let layout = warpgroup_layouts(width as usize).first().copied()?;
+pub fn wgmma(width: u32, bias: bool, few: bool) -> Option<Wgmma> {
+    let layout = wgmma_layouts(width as usize).first().copied()?;
     Some(match layout.width {
-        64 if bias => Warpgroups { groups: 2, columns: 112, ..layout },
-        64 if few => Warpgroups { groups: 2, ..layout },
-        128 if bias => Warpgroups { columns: 96, ..layout },
+        64 if bias => Wgmma { groups: 2, columns: 112, ..layout },
+        64 if few => Wgmma { groups: 2, ..layout },
+        128 if bias => Wgmma { columns: 96, ..layout },
         _ => layout,
     })
 }
 
 /// Whether blocks stay for other tiles of `queries` queries when they have done one, so that the copies for the next run while the last
 /// one is stored. Under a mask tiles differ, and many of them are shared out better as multiprocessors become free.
-pub fn stays(groups: Warpgroups, band: bool, queries: u32) -> bool {
+pub fn is_persistent(groups: Wgmma, band: bool, queries: u32) -> bool {
     let most = match groups.width {
         64 => u32::MAX,
         128 => 16,
@@ -513,27 +438,27 @@ pub(super) fn blocks(target: Target) -> u32 {
 /// Up to here keys are few.
 pub const FEW_KEYS: u32 = 1024;
 
-/// Every layout that [`warpgroups`] can choose without or with a bias, and without or with a limited band of keys.
-pub fn all_warpgroups(dtype: DType, target: Target, bias: bool, band: bool) -> Vec<Warpgroups> {
+/// Every layout that [`wgmma`] can choose without or with a bias, and without or with a limited band of keys.
+pub fn all_wgmma(dtype: DType, target: Target, bias: bool, band: bool) -> Vec<Wgmma> {
     if !matches!(dtype, DType::F16 | DType::BF16) || target.sm != 90 {
         return Vec::new();
     }
-    let of = |few| [64, 128, 256].into_iter().filter_map(move |width| warpgroups(width, bias, few));
+    let of = |few| [64, 128, 256].into_iter().filter_map(move |width| wgmma(width, bias, few));
     let mut all: Vec<_> = of(false).collect();
     all.extend(of(band).filter(|layout| !of(false).any(|other| other == *layout)));
     all
 }
 
 /// The sweeps for the gradients with `wgmma`, `None` if the target or the type has none, or if others are faster.
-pub fn sweeps(dtype: DType, target: Target, width: usize) -> Option<Sweeps> {
+pub fn wgmma_sweeps(dtype: DType, target: Target, width: usize) -> Option<WgmmaSweeps> {
     let halves = matches!(dtype, DType::F16 | DType::BF16);
-    let of = |columns, tiles, width| SweepGroups { groups: 2, columns, tiles, width, held: false };
-    let held = |groups: SweepGroups| SweepGroups { held: true, ..groups };
+    let of = |columns, tiles, width| WgmmaSweep { groups: 2, columns, tiles, width, held: false };
+    let held = |groups: WgmmaSweep| WgmmaSweep { held: true, ..groups };
     let choice = match width {
-        ..=64 => Sweeps { queries: of(64, 8, 64), keys: held(of(64, 8, 64)), values: None },
-        65..=128 => Sweeps { queries: held(of(64, 6, 128)), keys: of(32, 8, 128), values: None },
+        ..=64 => WgmmaSweeps { queries: of(64, 8, 64), keys: held(of(64, 8, 64)), values: None },
+        65..=128 => WgmmaSweeps { queries: held(of(64, 6, 128)), keys: of(32, 8, 128), values: None },
         // Both sums would not leave enough registers.
-        _ => Sweeps { queries: of(32, 6, 256), keys: of(32, 6, 256), values: Some(of(32, 8, 256)) },
+        _ => WgmmaSweeps { queries: of(32, 6, 256), keys: of(32, 6, 256), values: Some(of(32, 8, 256)) },
     };
     (halves && target.sm == 90).then_some(choice)
 }
@@ -550,8 +475,8 @@ pub fn configs(
 ) -> Vec<Config> {
     let halves = matches!(dtype, DType::F16 | DType::BF16);
     let tensor = match dtype {
-        DType::F32 if granularity >= 4 => split_tensor_core(work, target, width, kind),
-        _ if halves && granularity >= 8 => tensor_core(work, target, width, kind),
+        DType::F32 if granularity >= 4 => mma_tf32(work, target, width, kind),
+        _ if halves && granularity >= 8 => mma(work, target, width, kind),
         _ => None,
     };
     let Some(width) = tile_width(width) else { return Vec::new() };

@@ -1,10 +1,10 @@
 //! Attention, both directions, on tensor cores and on ordinary arithmetic, without and with all modifications.
 
 use warpwright_ops::attention::tuning::{
-    Config, DecodeConfig, Pairs, Simt, Streams, TensorCore, Warpgroups, decode_configs,
+    Config, DecodeConfig, DecodeTma, Mma, Simt, SplitF16, Wgmma, decode_configs,
 };
 use warpwright_ops::attention::{
-    AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, Window,
+    Algorithm, AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm, Window,
 };
 use warpwright_ops::plan::{Layout, Plan, Real, TensorSpec};
 use warpwright_ptx::DType;
@@ -175,8 +175,8 @@ const OF_WARPGROUPS: Sweep = Sweep { survivors: &WARPGROUP_SURVIVORS, ..SWEEP };
 const SWEEP: Sweep = Sweep { survivors: &SURVIVORS, by_line: true, ..Sweep::new(plain) };
 
 fn tensor_core() -> (DType, Config, [Case; 9]) {
-    let tensor = TensorCore { warps: 2, slabs: 1, columns: 16, width: 64, vector: 8 };
-    (DType::BF16, Config::TensorCore(tensor), TENSOR_CORE)
+    let tensor = Mma { warps: 2, slabs: 1, columns: 16, width: 64, vector: 8 };
+    (DType::BF16, Config::Mma(tensor), TENSOR_CORE)
 }
 
 fn simt(shared_place: bool) -> (DType, Config, [Case; 9]) {
@@ -188,14 +188,16 @@ fn plan_forward(
     (dtype, config, cases): (DType, Config, [Case; 9]),
     everything: bool,
 ) -> Vec<Plan<AttentionDesc>> {
-    plans(&cases, |case| forward(dtype, everything, case).plan_with(TARGET, config).expect("plan"))
+    plans(&cases, |case| forward(dtype, everything, case).plan_with(TARGET, config.into()).expect("plan"))
 }
 
 fn plan_backward(
     (dtype, config, cases): (DType, Config, [Case; 9]),
     everything: bool,
 ) -> Vec<Plan<AttentionBackwardDesc>> {
-    plans(&cases, |case| backward(dtype, everything, case).plan_with(TARGET, [config; 2]).expect("plan"))
+    plans(&cases, |case| {
+        backward(dtype, everything, case).plan_with(TARGET, [config; 2].into()).expect("plan")
+    })
 }
 
 fn check(of: (DType, Config, [Case; 9]), everything: bool) {
@@ -218,7 +220,7 @@ const WARPGROUPS: [Case; 9] = [
 ];
 
 /// The same for two blocks that stay, of which one has more tiles: one tile of a head and several, with and without masks.
-const STAYING: [Case; 6] = [
+const PERSISTENT: [Case; 6] = [
     case([130, 100, 64, 64, 2, 1], true, None),
     case([64, 80, 64, 40, 1, 1], false, Some(100)),
     case([700, 20, 40, 64, 1, 1], true, Some(5)),
@@ -227,12 +229,14 @@ const STAYING: [Case; 6] = [
     case([128, 90, 64, 64, 1, 1], false, Some(100)),
 ];
 
-fn warpgroups(everything: bool, alternating: bool, patient: bool, staying: bool) {
-    let layout = Warpgroups { groups: 2, columns: 16, width: 64, stages: 2, alternating, patient, staying };
-    let cases: &[Case] = if staying { &STAYING } else { &WARPGROUPS };
-    let blocks = staying.then_some(2);
+fn warpgroups(everything: bool, ping_pong: bool, lazy_rescale: bool, persistent: bool) {
+    let layout = Wgmma { groups: 2, columns: 16, width: 64, stages: 2, ping_pong, lazy_rescale, persistent };
+    let cases: &[Case] = if persistent { &PERSISTENT } else { &WARPGROUPS };
+    let blocks = persistent.then_some(2);
     OF_WARPGROUPS.check(&plans(cases, |case| {
-        forward(DType::BF16, everything, case).plan_warpgroups_with(TARGET, layout, blocks).expect("plan")
+        forward(DType::BF16, everything, case)
+            .plan_with(TARGET, Algorithm::Wgmma { layout, blocks })
+            .expect("plan")
     }));
 }
 
@@ -331,10 +335,10 @@ const OF_PARTS: Sweep =
     Sweep { survivors: &PARTS_SURVIVORS, skipped: |name| !name.contains("_combine_"), ..SWEEP };
 
 fn few(sweep: Sweep, everything: bool) {
-    let layout = DecodeConfig::Streams(Streams { warps: 2, stages: 2, columns: 16, width: 64 });
+    let layout = DecodeConfig::Tma(DecodeTma { warps: 2, stages: 2, columns: 16, width: 64 });
     let plan = |(i, case): (usize, &Case)| {
         let desc = forward(DType::BF16, everything, *case);
-        desc.plan_decode_with(TARGET, layout, PARTS[i % PARTS.len()]).expect("plan")
+        desc.plan_with(TARGET, Algorithm::Decode { layout, splits: PARTS[i % PARTS.len()] }).expect("plan")
     };
     sweep.check(&FEW.iter().enumerate().map(plan).collect::<Vec<_>>());
 }
@@ -351,7 +355,7 @@ fn defects_of_putting_parts_together_are_noticed() {
     let cases = [([1, 110, 8, 256, 1, 1], 70), ([1, 60, 8, 200, 1, 1], 33), ([1, 40, 8, 8, 1, 1], 8)];
     let plan = |(sizes, parts)| {
         let desc = forward(DType::F32, false, case(sizes, false, None));
-        desc.plan_decode_with(TARGET, config, parts).expect("plan")
+        desc.plan_with(TARGET, Algorithm::Decode { layout: config, splits: parts }).expect("plan")
     };
     OF_PARTS.check(&cases.map(plan));
 }
@@ -415,13 +419,17 @@ const OF_TENSORS: Sweep = Sweep {
 #[test]
 #[ignore = "nightly: mutation-attention"]
 fn defects_of_attention_from_copies_are_noticed() {
-    let pairs = Pairs { warps: 2, slabs: 1, columns: 16, width: 64 };
-    let layouts = (pairs, TensorCore { warps: 2, slabs: 1, columns: 16, width: 64, vector: 4 });
+    let pairs = SplitF16 { warps: 2, slabs: 1, columns: 16, width: 64 };
+    let layouts = (pairs, Mma { warps: 2, slabs: 1, columns: 16, width: 64, vector: 4 });
     let forward = plans(&COPIED, |case| {
-        forward(DType::F32, true, case).plan_pairs_with(TARGET, layouts).expect("plan")
+        forward(DType::F32, true, case)
+            .plan_with(TARGET, Algorithm::SplitF16(layouts.0, layouts.1))
+            .expect("plan")
     });
     let backward = plans(&COPIED, |case| {
-        backward(DType::F32, true, case).plan_pairs_with(TARGET, [layouts; 2]).expect("plan")
+        backward(DType::F32, true, case)
+            .plan_with(TARGET, BackwardAlgorithm::SplitF16 { queries: layouts, keys: layouts })
+            .expect("plan")
     });
     for sweep in [OF_COPIES, OF_TENSORS] {
         sweep.check(&forward);

@@ -1,7 +1,9 @@
 //! The gradients of attention with `wgmma`.
 
-use warpwright_ops::attention::tuning::{SweepGroups, Sweeps};
-use warpwright_ops::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions, Window};
+use warpwright_ops::attention::tuning::{WgmmaSweep, WgmmaSweeps};
+use warpwright_ops::attention::{
+    AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm, Window,
+};
 use warpwright_ops::plan::Layout;
 use warpwright_ptx::DType;
 
@@ -97,10 +99,10 @@ fn problem(
 }
 
 fn check(positions: bool, groups: u32, held: bool, apart: bool) {
-    let of = SweepGroups { groups, columns: 16, tiles: 4, width: 64, held };
-    let sweeps = Sweeps { queries: of, keys: of, values: apart.then_some(of) };
+    let of = WgmmaSweep { groups, columns: 16, tiles: 4, width: 64, held };
+    let sweeps = WgmmaSweeps { queries: of, keys: of, values: apart.then_some(of) };
     SWEEP.check(&plans(&CASES, |case| {
-        problem(positions, case).plan_sweeps_with(TARGET, sweeps).expect("plan")
+        problem(positions, case).plan_with(TARGET, BackwardAlgorithm::Wgmma(sweeps)).expect("plan")
     }));
 }
 

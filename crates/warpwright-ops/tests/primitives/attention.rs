@@ -1,11 +1,11 @@
 //! Attention: gradients of the reference against central differences of it, and what a descriptor or a launch is refused.
 
 use warpwright_ops::attention::reference::{Problem, backward, forward};
-use warpwright_ops::attention::tuning::{self, SweepGroups, Sweeps, Warpgroups};
+use warpwright_ops::attention::tuning::{self, Wgmma, WgmmaSweep, WgmmaSweeps};
 use warpwright_ops::attention::{
-    Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionGradients, AttentionInputs,
-    AttentionOptions, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_block_table,
-    check_key_lengths, check_offsets,
+    Algorithm, Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionGradients,
+    AttentionInputs, AttentionOptions, BackwardAlgorithm, Packed, PackedRows, Paged, Scores, attention,
+    attention_backward, check_block_table, check_key_lengths, check_offsets,
 };
 use warpwright_ops::plan::{Layout, Real};
 use warpwright_ops::{Dropout, Operation, PlanError};
@@ -292,26 +292,27 @@ fn warpgroups_take_what_tensor_copies_reach() {
     assert!(!takes(&AttentionDesc { dtype: DType::F32, ..of_halves(64) }, TARGET));
     assert!(!takes(&AttentionDesc { k: layout(0, 2, 64), v: layout(0, 2, 64), ..of_halves(64) }, TARGET));
 
-    let refused = |desc: &AttentionDesc, target, layout| match desc.plan_warpgroups_with(target, layout, None)
+    let refused = |desc: &AttentionDesc, target, layout| match desc
+        .plan_with(target, Algorithm::Wgmma { layout, blocks: None })
     {
         Err(PlanError::Parameter { parameter: "groups", .. }) => {}
         other => panic!("{other:?}"),
     };
-    let layout = tuning::warpgroup_layouts(64)[0];
-    assert!(of_halves(64).plan_warpgroups_with(TARGET, layout, None).is_ok());
+    let layout = tuning::wgmma_layouts(64)[0];
+    assert!(of_halves(64).plan_with(TARGET, Algorithm::Wgmma { layout, blocks: None }).is_ok());
     refused(&of_halves(128), TARGET, layout);
     refused(&same, TARGET, layout);
     refused(&of_halves(64), Target::sm(80), layout);
     for wrong in [
-        Warpgroups { groups: 0, ..layout },
-        Warpgroups { groups: 4, ..layout },
-        Warpgroups { columns: 40, ..layout },
-        Warpgroups { columns: 512, ..layout },
-        Warpgroups { width: 72, ..layout },
-        Warpgroups { width: 0, ..layout },
-        Warpgroups { stages: 0, ..layout },
-        Warpgroups { stages: 9, ..layout },
-        Warpgroups { width: 256, stages: 4, ..layout },
+        Wgmma { groups: 0, ..layout },
+        Wgmma { groups: 4, ..layout },
+        Wgmma { columns: 40, ..layout },
+        Wgmma { columns: 512, ..layout },
+        Wgmma { width: 72, ..layout },
+        Wgmma { width: 0, ..layout },
+        Wgmma { stages: 0, ..layout },
+        Wgmma { stages: 9, ..layout },
+        Wgmma { width: 256, stages: 4, ..layout },
     ] {
         refused(&of_halves(64), TARGET, wrong);
     }
@@ -600,10 +601,10 @@ fn layouts_of_sweeps_are_checked() {
     assert!(!takes(of_halves(64), Target::sm(100)));
     let options = AttentionOptions { softcap: Some(Real::new(2.0)), ..AttentionOptions::default() };
     assert!(!takes(AttentionDesc { options, ..of_halves(64) }, TARGET));
-    let of = |columns, tiles, width| SweepGroups { groups: 2, columns, tiles, width, held: false };
+    let of = |columns, tiles, width| WgmmaSweep { groups: 2, columns, tiles, width, held: false };
     let plan = |queries| {
-        let sweeps = Sweeps { queries, keys: of(64, 6, 64), values: None };
-        backward_of(of_halves(64)).plan_sweeps_with(TARGET, sweeps).map(|_| ())
+        let sweeps = WgmmaSweeps { queries, keys: of(64, 6, 64), values: None };
+        backward_of(of_halves(64)).plan_with(TARGET, BackwardAlgorithm::Wgmma(sweeps)).map(|_| ())
     };
     plan(of(64, 6, 64)).expect("fits");
     for wrong in [
@@ -614,8 +615,8 @@ fn layouts_of_sweeps_are_checked() {
         of(64, 60, 64),
         of(64, 6, 72),
         of(64, 6, 0),
-        SweepGroups { groups: 0, ..of(64, 6, 64) },
-        SweepGroups { groups: 4, ..of(64, 6, 64) },
+        WgmmaSweep { groups: 0, ..of(64, 6, 64) },
+        WgmmaSweep { groups: 4, ..of(64, 6, 64) },
     ] {
         assert!(matches!(plan(wrong), Err(PlanError::Parameter { parameter: "sweeps", .. })), "{wrong:?}");
     }

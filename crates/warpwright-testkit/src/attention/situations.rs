@@ -78,7 +78,7 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
     all.extend(packed());
     all.extend(dropped());
     all.extend(of_units());
-    all.extend(staying());
+    all.extend(persistent());
     all.extend(of_copies());
     if scope == Scope::Full {
         for width in [8, 16, 56, 64, 72, 96, 128, 200, 256] {
@@ -211,7 +211,7 @@ fn of_units() -> Vec<Situation> {
         width,
         value_width,
         modification,
-        unit: Unit::Warpgroups,
+        unit: Unit::Wgmma,
         ..PLAIN
     };
     let warps = |width, modification| Situation {
@@ -270,7 +270,7 @@ fn of_units() -> Vec<Situation> {
 
 /// Blocks of warpgroups that stay for several tiles of queries: heads that end within a round and with one, few tiles of a head and more, and queries
 /// that see no key.
-fn staying() -> Vec<Situation> {
+fn persistent() -> Vec<Situation> {
     let none = Modification::default();
     let causal = Modification { causal: true, ..none };
     let everything = Modification {
@@ -290,7 +290,7 @@ fn staying() -> Vec<Situation> {
         width,
         value_width,
         modification,
-        unit: Unit::Staying,
+        unit: Unit::Persistent,
         ..PLAIN
     };
     vec![

@@ -1,27 +1,26 @@
 //! `f32` on the tensor cores for `f16`: each operand is the sum of two `f16` times a power of two.
 //!
 //! Two `f16` have the 22 bits that two `tf32` have, and their products take half as long, but they lack the range: so one kernel writes
-//! [a copy](copy) of each tensor whose numbers are brought into that range tile by tile, and weights, which are computed, are brought there
+//! [a copy](split) of each tensor whose numbers are brought into that range tile by tile, and weights, which are computed, are brought there
 //! row by row. Powers of two are exact, and tile by tile sums are multiplied by what brings them back. Where numbers of one tile differ too
-//! much in size, or are no numbers, another kernel computes from the tensors themselves instead, as [`tensor_core`](super::tensor_core) does.
+//! much in size, or are no numbers, another kernel computes from the tensors themselves instead, as [`mma`](super::mma) does.
 
-pub(super) mod copy;
-mod kernels;
-mod plan;
+pub(in crate::attention) mod kernels;
+pub(in crate::attention) mod split;
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Major, MmaAtom, Split, SplitTile};
 
 use super::dropout::{DrawLanes, Keys};
 use super::engine::{Engine, Place, Source};
-use super::tensor_core::{LANES, Operand, PART, SLAB, TOGETHER, TensorCore, TensorCoreEngine};
-pub(super) use copy::Copied;
-pub(super) use plan::{Layouts, kernels};
+use super::mma::{LANES, Mma, MmaEngine, Operand, PART, SLAB, TOGETHER};
+use crate::attention::layout::BlockLayout;
+pub(in crate::attention) use split::Copied;
 
 /// Rows of a tile of a copy.
-const TILE: u32 = 64;
+pub(in crate::attention) const TILE: u32 = 64;
 /// Most of them in the rows of a block.
-const TILES_OF_A_BLOCK: u32 = 2;
+pub(in crate::attention) const TILES_OF_A_BLOCK: u32 = 2;
 /// Exponent of the power of two that the greatest number of a tile, and of a row of weights, comes to; `f16` ends at 2^16.
 const TOP: u32 = 14;
 /// The exponent of `f32` is what is above these bits, and this much more than that of the number.
@@ -32,7 +31,7 @@ const SLOTS: usize = 4;
 
 /// How a block is laid out that multiplies pairs of `f16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Pairs {
+pub struct SplitF16 {
     /// Warps of a block.
     pub warps: u32,
     /// Times 16 rows of a warp.
@@ -43,46 +42,62 @@ pub struct Pairs {
     pub width: u32,
 }
 
-impl Pairs {
-    /// Threads of a block.
-    pub const fn threads(self) -> u32 {
-        self.pairs().threads()
-    }
-
-    /// Rows of a block.
-    pub const fn rows(self) -> u32 {
-        self.pairs().rows()
-    }
-
+impl SplitF16 {
     /// Its tiles of `f16`, whose rows begin with the upper parts; the lower ones follow.
-    pub(super) const fn pairs(self) -> TensorCore {
+    pub(in crate::attention) const fn halves(self) -> Mma {
         let Self { warps, slabs, columns, width } = self;
-        TensorCore { warps, slabs, columns, width: 2 * width, vector: 8 }
+        Mma { warps, slabs, columns, width: 2 * width, vector: 8 }
     }
+}
 
-    fn name(self) -> String {
+impl BlockLayout for SplitF16 {
+    fn name(&self) -> String {
         let Self { warps, slabs, columns, width } = self;
         format!("pairs_w{warps}s{slabs}c{columns}d{width}")
+    }
+
+    fn threads(&self) -> u32 {
+        self.halves().threads()
+    }
+
+    fn rows(&self) -> u32 {
+        self.halves().rows()
+    }
+
+    fn tile_columns(&self) -> u32 {
+        self.columns
+    }
+
+    fn width(&self) -> u32 {
+        self.width
+    }
+
+    fn vector(&self) -> u32 {
+        self.halves().vector
+    }
+
+    fn shared_bytes(&self, _: DType, stationary: u32) -> u32 {
+        self.halves().shared_bytes(DType::F16, stationary)
     }
 }
 
 /// A layout with its registers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PairsEngine<'k> {
-    tiles: TensorCoreEngine<'k>,
-    config: Pairs,
+pub(in crate::attention) struct SplitF16Engine<'k> {
+    tiles: MmaEngine<'k>,
+    config: SplitF16,
 }
 
 /// A tile, and what sums of its numbers are multiplied by: of a tile of own rows, for each slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tile<'k> {
+pub(in crate::attention) struct Tile<'k> {
     operand: Operand<'k>,
     factors: [F32<'k>; SLOTS],
 }
 
-impl<'k> PairsEngine<'k> {
-    pub(super) fn new(k: K<'k>, config: Pairs, own: u32) -> Self {
-        Self { tiles: TensorCoreEngine::new(k, config.pairs(), MmaAtom::F16, own), config }
+impl<'k> SplitF16Engine<'k> {
+    pub(in crate::attention) fn new(k: K<'k>, config: SplitF16, own: u32) -> Self {
+        Self { tiles: MmaEngine::new(k, config.halves(), MmaAtom::F16, own), config }
     }
 
     /// The factor of row `row`.
@@ -120,7 +135,7 @@ fn powers(exponent: U32<'_>) -> (F32<'_>, F32<'_>) {
     (F32::from_bits(up << EXPONENT), F32::from_bits(down << EXPONENT))
 }
 
-impl<'k> Engine<'k, f32> for PairsEngine<'k> {
+impl<'k> Engine<'k, f32> for SplitF16Engine<'k> {
     type Tile = Tile<'k>;
 
     fn lanes(&self) -> u32 {
@@ -170,7 +185,7 @@ impl<'k> Engine<'k, f32> for PairsEngine<'k> {
     }
 
     fn product(&self, k: K<'k>, own: Tile<'k>, tile: Tile<'k>) -> RegTile<'k, f32> {
-        let Pairs { slabs, columns, width, .. } = self.config;
+        let SplitF16 { slabs, columns, width, .. } = self.config;
         let Operand { tile: right, zero } = tile.operand;
         let left = own.operand.tile.reader_a(MmaAtom::F16, Major::K, self.tiles.row + zero);
         let right = right.reader_b(MmaAtom::F16, Major::K, zero);
@@ -205,7 +220,7 @@ impl<'k> Engine<'k, f32> for PairsEngine<'k> {
         tile: Tile<'k>,
         mut sum: RegTile<'k, f32>,
     ) -> RegTile<'k, f32> {
-        let Pairs { slabs, columns, width, .. } = self.config;
+        let SplitF16 { slabs, columns, width, .. } = self.config;
         let Operand { tile: right, zero } = tile.operand;
         let (weights, down) = levelled(k, weights);
         let down = down.iter().zip(tile.factors).map(|(down, factor)| down * factor).collect::<Vec<_>>();

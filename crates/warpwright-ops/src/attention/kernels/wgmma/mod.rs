@@ -1,29 +1,30 @@
 //! Attention on sm_90a: one warp brings tiles to shared memory by tensor copies, groups of four warps multiply them with `wgmma`.
 
-mod backward;
-pub(super) mod forward;
+pub(in crate::attention) mod backward;
+pub(in crate::attention) mod forward;
 mod order;
-pub(super) mod plan;
-pub(super) mod sweeps;
+pub(in crate::attention) mod sweeps;
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{In, Major, Mbarrier, PanelTile, TensorMapArg, TensorMapParam};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Target, TargetVariant};
 
-use super::OP;
-use super::score::Origin;
 use crate::PlanError;
+use crate::attention::OP;
+use crate::attention::score::Origin;
 use crate::plan::Layout;
 
-pub use forward::Warpgroups;
-pub use sweeps::{SweepGroups, Sweeps};
+pub use forward::Wgmma;
+pub use sweeps::{WgmmaSweep, WgmmaSweeps};
 
 /// Threads of a warpgroup, and its rows of a product.
-pub(super) const GROUP: u32 = 128;
-pub(super) const GROUP_ROWS: u32 = 64;
+pub(in crate::attention) const GROUP: u32 = 128;
+pub(in crate::attention) const GROUP_ROWS: u32 = 64;
+/// Elements of an access to rows in global memory.
+pub(in crate::attention) const VECTOR: u32 = 8;
 /// Lanes that share a row of a product.
-pub(super) const LANES: u32 = 4;
+pub(in crate::attention) const LANES: u32 = 4;
 /// Bytes that distances in a tensor map are multiples of, and what they are below.
 const STEP: u64 = 16;
 const FARTHEST: u64 = 1 << 40;
@@ -42,12 +43,16 @@ fn distances(layout: &Layout) -> Option<[u64; 3]> {
 }
 
 /// Whether tensor copies reach tensors of 16-bit elements with these layouts.
-pub(super) fn reach(layouts: &[Layout]) -> bool {
+pub(in crate::attention) fn reach(layouts: &[Layout]) -> bool {
     layouts.iter().all(|layout| distances(layout).is_some())
 }
 
 /// The map of a tensor `[batch, sequence, heads, head_dim]` whose boxes fill `tile`; its further coordinates are head and batch.
-pub(super) fn boxes(tensor: &In<Elem>, layout: &Layout, tile: PanelTile) -> Result<TensorMapArg, PlanError> {
+pub(in crate::attention) fn boxes(
+    tensor: &In<Elem>,
+    layout: &Layout,
+    tile: PanelTile,
+) -> Result<TensorMapArg, PlanError> {
     let unreached = || PlanError::Parameter {
         op: OP,
         parameter: "layout",
@@ -64,13 +69,13 @@ pub(super) fn boxes(tensor: &In<Elem>, layout: &Layout, tile: PanelTile) -> Resu
 }
 
 /// A kernel with instructions of one architecture alone.
-fn recorded<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, PlanError> {
+pub(in crate::attention) fn recorded<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, PlanError> {
     crate::plan::recorded(OP, def, Target { variant: TargetVariant::Specific, ..target })
 }
 
 /// Rows of one head of a sequence, as tensor copies reach them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HeadBoxes<'k> {
+pub(in crate::attention) struct HeadBoxes<'k> {
     from: TensorMapParam<'k>,
     /// The row of the tensor that is the sequence's first.
     first: U32<'k>,
@@ -79,7 +84,7 @@ pub(super) struct HeadBoxes<'k> {
 }
 
 impl<'k> HeadBoxes<'k> {
-    pub(super) fn new(from: TensorMapParam<'k>, origin: Origin<'k>, head: U32<'k>) -> Self {
+    pub(in crate::attention) fn new(from: TensorMapParam<'k>, origin: Origin<'k>, head: U32<'k>) -> Self {
         let none = head.k().lit(0u32);
         let (first, batch) = match origin {
             Origin::Batch(batch) => (none, batch),
@@ -89,7 +94,7 @@ impl<'k> HeadBoxes<'k> {
     }
 
     /// Starts the copies that fill `tile` at `to` with rows from `row` on.
-    pub(super) fn fetch(self, tile: PanelTile, to: U32<'k>, row: I32<'k>, done: Mbarrier<'k>) {
+    pub(in crate::attention) fn fetch(self, tile: PanelTile, to: U32<'k>, row: I32<'k>, done: Mbarrier<'k>) {
         let (row, start) = (self.first + row.to_u32(), row.k().lit(0u32));
         let at = match tile.major {
             Major::K => (row, start),
@@ -101,7 +106,7 @@ impl<'k> HeadBoxes<'k> {
 
 /// Rows and columns of a thread in the sums of its warpgroup: row of each of two slots, first column, and how far from it the
 /// columns lie. `row` is the warpgroup's first.
-pub(super) fn place<'k>(k: K<'k>, row: U32<'k>, columns: u32) -> super::engine::Place<'k> {
+pub(in crate::attention) fn place<'k>(k: K<'k>, row: U32<'k>, columns: u32) -> super::engine::Place<'k> {
     let (of_lane, first) = k.accumulator_origin();
     let row = row + (k.warp_idx() & 3) * 16 + of_lane;
     let columns = (0..columns / 8).flat_map(|block| [8 * block, 8 * block + 1]).collect();
@@ -110,7 +115,7 @@ pub(super) fn place<'k>(k: K<'k>, row: U32<'k>, columns: u32) -> super::engine::
 
 /// What four lanes of a row hold of four neighbouring blocks of eight columns, two elements of each, so that each lane has all
 /// eight of one block: the one with its number among them.
-pub(super) fn gathered<'k>(lane: U32<'k>, words: [U32<'k>; 4]) -> [U32<'k>; 4] {
+pub(in crate::attention) fn gathered<'k>(lane: U32<'k>, words: [U32<'k>; 4]) -> [U32<'k>; 4] {
     let mut words = words;
     for bit in [1u32, 2] {
         let upper = (lane & bit).ne(0);

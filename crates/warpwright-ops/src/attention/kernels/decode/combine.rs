@@ -3,11 +3,11 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, accumulate, kernel_args};
 
-use super::score::Sink;
+use crate::attention::score::Sink;
 
 kernel_args! {
     /// `o` and `lse` from parts of them: `splits` times `rows` rows.
-    pub(super) struct CombineArgs => CombineParams {
+    pub(in crate::attention) struct CombineArgs => CombineParams {
         parts: In<Elem>, part_lse: In<Elem>, splits: u32, rows: u64,
         sinks: Optional<In<f32>>, o: Strided<Out<Elem>, 3>, lse: Out<Elem>,
         queries: u32, heads: u32, width: u32,
@@ -16,10 +16,10 @@ kernel_args! {
 
 /// A block for each row: its warps share the parts, and their sums are added in order.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Combine {
-    pub(super) dtype: DType,
+pub(in crate::attention) struct Combine {
+    pub(in crate::attention) dtype: DType,
     /// Elements of an access.
-    pub(super) vector: u32,
+    pub(in crate::attention) vector: u32,
 }
 
 /// Warps of a block.
@@ -35,14 +35,14 @@ impl KernelDef for Combine {
             format!("attention_combine_{}_x{}", self.dtype, self.vector),
             BlockDim::x(WARPS * WARP),
         )
-        .dtypes(DTypes::all(super::statistics_type(self.dtype)).with("o", self.dtype))
+        .dtypes(DTypes::all(crate::attention::statistics_type(self.dtype)).with("o", self.dtype))
         .min_blocks_per_sm(min_blocks_per_sm)
     }
 
     fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
         k.after_previous_grid();
         let sink = Sink::of(a.sinks);
-        let shared = k.shared_elem(super::statistics_type(self.dtype), WARPS * WARP * self.vector);
+        let shared = k.shared_elem(crate::attention::statistics_type(self.dtype), WARPS * WARP * self.vector);
         let parts = Parts { a, sink, shared, number: k.block_idx_x(), vector: self.vector };
         accumulate!(self.dtype, |A| parts.join::<A>(k));
     }

@@ -11,29 +11,29 @@ use warpwright_dsl::prelude::*;
 use super::engine::Place;
 
 /// Base-2 logarithm of the distance from the draws of one query to those of the next.
-pub(super) const DRAWS: u32 = 26;
+pub(in crate::attention) const DRAWS: u32 = 26;
 /// Bits of a word that a lane has found: four for each draw.
 const WORD: usize = 32;
 const KEYS: usize = 4;
 
 /// Which of a block's rows and columns are keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keys {
+pub(in crate::attention) enum Keys {
     Columns,
     Rows,
 }
 
 /// The lanes that hold the keys of a draw: `4 / lanes` neighbouring ones each.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DrawLanes {
-    pub(super) lanes: u32,
+pub(in crate::attention) struct DrawLanes {
+    pub(in crate::attention) lanes: u32,
     /// Lanes from one to the next.
-    pub(super) step: u32,
+    pub(in crate::attention) step: u32,
 }
 
 /// Seed and offset of a launch.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Seeds<'k> {
+pub(in crate::attention) enum Seeds<'k> {
     Known(Philox<'k>),
     /// What is computed from them takes twenty registers, which are free between the tiles.
     Shared(SmemUniform<'k, u64, 2>),
@@ -53,16 +53,16 @@ impl<'k> Seeds<'k> {
 
 /// What the draws of a launch begin with, and the head that they are for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Draws<'k> {
-    pub(super) seeds: Seeds<'k>,
-    pub(super) threshold: U32<'k>,
+pub(in crate::attention) struct Draws<'k> {
+    pub(in crate::attention) seeds: Seeds<'k>,
+    pub(in crate::attention) threshold: U32<'k>,
     /// The number of the head's first query.
-    pub(super) first_row: U64<'k>,
+    pub(in crate::attention) first_row: U64<'k>,
 }
 
 /// Which pairs of a tile are kept.
 #[derive(Clone, Debug)]
-pub(super) struct Kept<'k> {
+pub(in crate::attention) struct Kept<'k> {
     /// What each lane of the team found, this lane's bits lowest.
     found: Vec<Vec<U32<'k>>>,
     /// Draws that the lane made for each slot.
@@ -73,7 +73,7 @@ pub(super) struct Kept<'k> {
 
 impl<'k> Draws<'k> {
     /// The pairs of the tile at `place`; `pair` gives query and key of a row and a column of it.
-    pub(super) fn tile(
+    pub(in crate::attention) fn tile(
         &self,
         k: K<'k>,
         place: &Place<'k>,
@@ -182,7 +182,7 @@ impl<'k> Kept<'k> {
     }
 
     /// The values of kept pairs, 0 for the others.
-    pub(super) fn of<A: Float>(&self, values: &RegTile<'k, A>) -> RegTile<'k, A> {
+    pub(in crate::attention) fn of<A: Float>(&self, values: &RegTile<'k, A>) -> RegTile<'k, A> {
         values.map(|row, column, value| self.at(row, column).select(value, 0.0))
     }
 }

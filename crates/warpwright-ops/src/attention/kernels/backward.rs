@@ -10,15 +10,15 @@ use warpwright_dsl::{StridedPtr, WARP, accumulate, kernel_args};
 
 use super::dropout::Keys;
 use super::engine::{Engine, Place};
-use super::options::Common;
-use super::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Scorer, Span, View};
+use super::mma::{self, MmaEngine};
 use super::simt::SimtEngine;
-use super::tensor_core::{self, TensorCoreEngine};
-use super::tuning::{Config, Work};
+use crate::attention::options::Common;
+use crate::attention::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Scorer, Span, View};
+use crate::attention::tuning::{Config, Work};
 
 kernel_args! {
     /// What [`Statistics`] reads, with `delta = sum_d do o` of each query.
-    pub(super) struct DeltaArgs => DeltaParams {
+    pub(in crate::attention) struct DeltaArgs => DeltaParams {
         o: Strided<In<Elem>, 3>, dy: Strided<In<Elem>, 3>,
         lse: In<Elem>, statistics: Out<Elem>, queries: u32, heads: u32, width: u32,
         places: PlaceArgs,
@@ -28,29 +28,29 @@ kernel_args! {
 kernel_args! {
     /// Where the two numbers of a query are in [`Statistics`]: numbers from one head to the next, half of them, from one
     /// query to the next, and from the first number of a query to the second.
-    pub(super) struct PlaceArgs => PlaceParams { pitch: u32, step: u64, apart: u64 }
+    pub(in crate::attention) struct PlaceArgs => PlaceParams { pitch: u32, step: u64, apart: u64 }
 }
 
 impl PlaceArgs {
     /// Side by side.
-    pub(super) const fn pairs(c: &Common) -> Self {
+    pub(in crate::attention) const fn interleaved(c: &Common) -> Self {
         Self { pitch: c.queries, step: 2, apart: 1 }
     }
 
     /// The first ones of all queries of a head, then the second ones.
-    pub(super) const fn apart(pitch: u32) -> Self {
+    pub(in crate::attention) const fn apart(pitch: u32) -> Self {
         Self { pitch, step: 1, apart: pitch as u64 }
     }
 }
 
 /// Lanes share a row, as many as its accesses; all accesses of a thread are on their way together.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Delta {
-    pub(super) dtype: DType,
+pub(in crate::attention) struct Delta {
+    pub(in crate::attention) dtype: DType,
     /// Elements of an access.
-    pub(super) vector: u32,
+    pub(in crate::attention) vector: u32,
     /// Most elements of a row, a power of two.
-    pub(super) width: u32,
+    pub(in crate::attention) width: u32,
 }
 
 impl Delta {
@@ -73,7 +73,7 @@ impl Delta {
     }
 
     /// Rows of a block.
-    pub(super) fn rows(self) -> u32 {
+    pub(in crate::attention) fn rows(self) -> u32 {
         Self::THREADS / self.lanes() * self.turns()
     }
 }
@@ -82,7 +82,7 @@ impl KernelDef for Delta {
     type Args = DeltaArgs;
 
     fn spec(&self) -> KernelSpec {
-        let statistics = super::statistics_type(self.dtype);
+        let statistics = crate::attention::statistics_type(self.dtype);
         KernelSpec::new(
             format!("attention_backward_delta_{}_d{}x{}", self.dtype, self.width, self.vector),
             BlockDim::x(Self::THREADS),
@@ -139,19 +139,19 @@ impl Delta {
 
 kernel_args! {
     /// Gradients from `do` and [`Statistics`]: of queries in `first`, or of keys in `first` and of values in `second`.
-    pub(super) struct SweepArgs => SweepParams {
+    pub(in crate::attention) struct SweepArgs => SweepParams {
         problem: ProblemArgs, dy: Strided<In<Elem>, 3>, statistics: In<Elem>,
         first: Strided<Out<Elem>, 3>, second: Strided<Out<Elem>, 3>,
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sweep {
+pub(in crate::attention) struct Sweep {
     /// A sweep.
-    pub(super) work: Work,
-    pub(super) dtype: DType,
-    pub(super) kind: ScoreKind,
-    pub(super) config: Config,
+    pub(in crate::attention) work: Work,
+    pub(in crate::attention) dtype: DType,
+    pub(in crate::attention) kind: ScoreKind,
+    pub(in crate::attention) config: Config,
 }
 
 impl KernelDef for Sweep {
@@ -160,11 +160,16 @@ impl KernelDef for Sweep {
     fn spec(&self) -> KernelSpec {
         let Self { work, dtype, kind, config } = self;
         KernelSpec::new(
-            format!("attention_backward_{}_{dtype}_{}{}", work.gradients(), config.name(), kind.name()),
-            BlockDim::x(self.config.threads()),
+            format!(
+                "attention_backward_{}_{dtype}_{}{}",
+                work.gradients(),
+                config.layout().name(),
+                kind.name()
+            ),
+            BlockDim::x(self.config.layout().threads()),
         )
-        .dtypes(DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype)))
-        .min_blocks_per_sm(self.config.min_blocks_per_sm(self.dtype))
+        .dtypes(DTypes::all(self.dtype).with("statistics", crate::attention::statistics_type(self.dtype)))
+        .min_blocks_per_sm(self.config.layout().min_blocks_per_sm(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
@@ -176,9 +181,9 @@ impl KernelDef for Sweep {
                 let engine = SimtEngine::new(k, simt, self.dtype, self.work.own());
                 self.body::<A, _>(k, (p, dy), gradients, &engine);
             }),
-            Config::TensorCore(tensor) => {
-                let atom = tensor_core::atom(self.dtype);
-                let engine = TensorCoreEngine::new(k, tensor, atom, self.work.own());
+            Config::Mma(tensor) => {
+                let atom = mma::atom(self.dtype);
+                let engine = MmaEngine::new(k, tensor, atom, self.work.own());
                 self.body(k, (p, dy), gradients, &engine);
             }
         }
@@ -187,15 +192,15 @@ impl KernelDef for Sweep {
 
 /// What a sweep writes, and [`Statistics`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gradients<'k> {
-    pub(super) first: View<'k, Write>,
-    pub(super) second: View<'k, Write>,
-    pub(super) statistics: Ptr<'k, Read, Elem>,
+pub(in crate::attention) struct Gradients<'k> {
+    pub(in crate::attention) first: View<'k, Write>,
+    pub(in crate::attention) second: View<'k, Write>,
+    pub(in crate::attention) statistics: Ptr<'k, Read, Elem>,
 }
 
 /// What the gradients need of a query, side by side: the logarithm of its sum as [`Scorer::probability`] takes it, and delta.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Statistics<'k> {
+pub(in crate::attention) struct Statistics<'k> {
     data: Ptr<'k, Read, Elem>,
     /// Whether both are read at once.
     pairs: bool,
@@ -203,12 +208,12 @@ pub(super) struct Statistics<'k> {
 
 impl<'k> Statistics<'k> {
     /// Of the queries from row `first` on.
-    pub(super) fn new(data: Ptr<'k, Read, Elem>, first: U64<'k>, config: Config) -> Self {
-        Self { data: data.at(first * 2u64), pairs: config.vector() > 1 }
+    pub(in crate::attention) fn new(data: Ptr<'k, Read, Elem>, first: U64<'k>, config: Config) -> Self {
+        Self { data: data.at(first * 2u64), pairs: config.layout().vector() > 1 }
     }
 
     /// Of the queries `from` and `by` each, which exist where `there` says so.
-    pub(super) fn of<A: Float>(
+    pub(in crate::attention) fn of<A: Float>(
         self,
         from: I32<'k>,
         by: &[u32],
@@ -235,7 +240,7 @@ impl<'k> Statistics<'k> {
     }
 
     /// Of the queries that are rows of a block, of which there are `queries`.
-    pub(super) fn of_rows<A: Float>(
+    pub(in crate::attention) fn of_rows<A: Float>(
         self,
         first: I32<'k>,
         place: &Place<'k>,
@@ -254,20 +259,20 @@ impl<'k> Statistics<'k> {
 
 /// [`Statistics`] of the queries that are rows of a block: logarithms and deltas.
 #[derive(Clone, Debug)]
-enum Known<'k, A: Float> {
+enum KnownStatistics<'k, A: Float> {
     Registers((Vec<Reg<'k, A>>, Vec<Reg<'k, A>>)),
     /// Of each row two numbers in shared memory.
     Memory(Ptr<'k, Shared, Elem>),
 }
 
-impl<'k, A: Float> Known<'k, A>
+impl<'k, A: Float> KnownStatistics<'k, A>
 where
     Elem: Access<A>,
 {
     /// The same in shared memory, from the next barrier on.
     fn in_memory(self, k: K<'k>, dtype: DType, place: &Place<'k>, rows: u32) -> Self {
         let (lse, delta) = self.get(place);
-        let memory = k.shared_elem(super::statistics_type(dtype), 2 * rows);
+        let memory = k.shared_elem(crate::attention::statistics_type(dtype), 2 * rows);
         for (row, (lse, delta)) in place.rows.iter().zip(lse.iter().zip(&delta)) {
             memory.at(*row * 2).only_where(place.first.eq(0), Fill::Zero).store(vec![*lse, *delta]);
         }
@@ -286,7 +291,7 @@ where
 }
 
 /// The gradient of a score from its probability and the gradient of that.
-pub(super) fn gradient_of_score<'k, A: Float>(
+pub(in crate::attention) fn gradient_of_score<'k, A: Float>(
     p: Reg<'k, A>,
     dp: Reg<'k, A>,
     delta: Reg<'k, A>,
@@ -296,7 +301,7 @@ pub(super) fn gradient_of_score<'k, A: Float>(
 
 impl Sweep {
     /// What is read: the problem and the gradient of the result.
-    pub(super) fn body<'k, A: Float, E: Engine<'k, A>>(
+    pub(in crate::attention) fn body<'k, A: Float, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         read: (Problem<'k>, View<'k, Read>),
@@ -328,7 +333,7 @@ impl Sweep {
     ) where
         Elem: Access<A>,
     {
-        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let block = QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
         let QueryBlock { head, first, span, scorer, q, sources } = block;
         let own = engine.load_stationary(k, q, first, 0);
@@ -340,7 +345,7 @@ impl Sweep {
         );
         let place = engine.product_place(k);
         let statistics = Statistics::new(to.statistics, p.first_row(span.of_queries, head), self.config);
-        let known = Known::Registers(statistics.of_rows::<A>(first, &place, span.queries));
+        let known = KnownStatistics::Registers(statistics.of_rows::<A>(first, &place, span.queries));
         // Masks, and sequences with limits of their own, take the registers that are left.
         let full = self.full(engine);
         let known = if full && self.kind.band { known.in_memory(k, self.dtype, &place, rows) } else { known };
@@ -381,7 +386,7 @@ impl Sweep {
     ) where
         Elem: Access<A>,
     {
-        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let [tile, key_head, batch] = p.place(k, false);
         let span = Span::new(self.kind, &p, batch);
         let first = (tile * rows).to_i32();
@@ -393,7 +398,7 @@ impl Sweep {
         let place = engine.product_place(k);
         let walk = span.walk_queries(first, first + rows.cast_signed(), columns);
         // In shorter rows it costs more registers than it saves.
-        let wide = engine.register_bound() && self.config.width() * self.dtype.bytes() as u32 >= 256;
+        let wide = engine.register_bound() && self.config.layout().width() * self.dtype.bytes() as u32 >= 256;
         let walk = if wide { walk.in_shared_memory(k) } else { walk };
         let zero = |wanted: bool| if wanted { engine.zero(k) } else { RegTile::empty(k) };
         let zeros = (zero(of_keys), zero(of_values));

@@ -3,8 +3,8 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Packed, WARP, kernel_args};
 
-use super::super::score::View;
 use super::{EXPONENT, TILE, powers};
+use crate::attention::score::View;
 
 /// Elements of an access.
 const VECTOR: u32 = 4;
@@ -15,7 +15,7 @@ const APART: u32 = 16;
 
 kernel_args! {
     /// What [`Copy`] reads and writes.
-    pub(in crate::attention) struct CopyArgs => CopyParams {
+    pub(in crate::attention) struct SplitArgs => SplitParams {
         x: Strided<In<Elem>, 3>, rows: u32, width: u32, heads: u32,
         pairs: Out<Elem>, factors: Out<f32>,
         /// Rows of a head in the copy.
@@ -29,12 +29,12 @@ kernel_args! {
 /// 0 if no power of two suits the tile. Rows and elements that the tensor does not have, and rows that
 /// do not count, are zeros.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::attention) struct Copy {
+pub(in crate::attention) struct SplitCopy {
     /// Elements of a row of the copy, but for the lower parts: 64 or 128.
     pub(in crate::attention) width: u32,
 }
 
-impl Copy {
+impl SplitCopy {
     const THREADS: u32 = 256;
 
     /// Rows that the block reads at once.
@@ -43,15 +43,15 @@ impl Copy {
     }
 }
 
-impl KernelDef for Copy {
-    type Args = CopyArgs;
+impl KernelDef for SplitCopy {
+    type Args = SplitArgs;
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(format!("attention_pairs_d{}", self.width), BlockDim::x(Self::THREADS))
             .dtypes(DTypes::all(DType::F32).with("pairs", DType::F16))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: CopyParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, a: SplitParams<'k>) {
         let lanes = self.width / VECTOR;
         let (head, batch) = (k.block_idx_y(), k.block_idx_z());
         let column = (k.thread_idx() & (lanes - 1)) * VECTOR;
@@ -82,7 +82,7 @@ impl KernelDef for Copy {
     }
 }
 
-impl Copy {
+impl SplitCopy {
     /// What brings the numbers of a tile into the range of `f16`, and what brings them back; the latter is 0 if nothing does.
     fn factor<'k>(&self, k: K<'k>, rows: &[Lanes<'k, f32>]) -> (F32<'k>, F32<'k>) {
         let bits = |x: f32| k.lit(x.to_bits());

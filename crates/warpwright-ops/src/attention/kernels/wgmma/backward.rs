@@ -11,14 +11,15 @@ use warpwright_dsl::{
 };
 
 use super::super::engine::{Destination, Walk};
-use super::super::score::{Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
-use super::super::tuning::Work;
-use super::sweeps::SweepGroups;
+use super::sweeps::WgmmaSweep;
 use super::{GROUP, GROUP_ROWS};
+use crate::attention::layout::BlockLayout;
+use crate::attention::score::{Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
+use crate::attention::tuning::Work;
 
 kernel_args! {
     /// Gradients from `do` and what is known of queries: of queries in `first`, or of keys in `first` and of values in `second`.
-    pub(super) struct WarpgroupArgs => WarpgroupParams {
+    pub(in crate::attention) struct WgmmaBackwardArgs => WgmmaBackwardParams {
         problem: ProblemArgs,
         own_first: TensorMapArg, own_second: TensorMapArg, columns_first: TensorMapArg, columns_second: TensorMapArg,
         statistics: In<Elem>, of_queries: TensorMapArg, pitch: u32,
@@ -30,17 +31,17 @@ kernel_args! {
 const CUT: u32 = 1;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WarpgroupSweep {
+pub(in crate::attention) struct WgmmaBackward {
     /// Any but the forward kernel.
-    pub(super) work: Work,
-    pub(super) dtype: DType,
-    pub(super) kind: ScoreKind,
-    pub(super) config: SweepGroups,
+    pub(in crate::attention) work: Work,
+    pub(in crate::attention) dtype: DType,
+    pub(in crate::attention) kind: ScoreKind,
+    pub(in crate::attention) config: WgmmaSweep,
 }
 
 /// What a block works on, and its shared memory.
 #[derive(Clone, Copy, Debug)]
-struct Block<'k> {
+struct SweepBlock<'k> {
     span: Span<'k>,
     head: U32<'k>,
     key_head: U32<'k>,
@@ -72,8 +73,8 @@ const fn place(i: u32) -> (u32, u32) {
     (i / 2 % 2, i / 4 * 8 + i % 2)
 }
 
-impl KernelDef for WarpgroupSweep {
-    type Args = WarpgroupArgs;
+impl KernelDef for WgmmaBackward {
+    type Args = WgmmaBackwardArgs;
 
     fn spec(&self) -> KernelSpec {
         let Self { work, dtype, kind, config } = self;
@@ -85,14 +86,14 @@ impl KernelDef for WarpgroupSweep {
         .min_blocks_per_sm(1)
     }
 
-    fn build<'k>(&self, k: K<'k>, a: WarpgroupParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, a: WgmmaBackwardParams<'k>) {
         let block = self.block_of(k, &a);
         let multiplies = k.warp_idx().lt(self.warps());
         k.if_else(multiplies, || self.multiply(k, &a, &block), || self.fetch(k, &a, &block));
     }
 }
 
-impl WarpgroupSweep {
+impl WgmmaBackward {
     /// Warps that multiply.
     const fn warps(&self) -> u32 {
         self.config.groups * (GROUP / WARP)
@@ -102,7 +103,7 @@ impl WarpgroupSweep {
         self.work == Work::Queries
     }
 
-    fn block_of<'k>(&self, k: K<'k>, a: &WarpgroupParams<'k>) -> Block<'k> {
+    fn block_of<'k>(&self, k: K<'k>, a: &WgmmaBackwardParams<'k>) -> SweepBlock<'k> {
         let p = Problem::of(a.problem);
         let (rows, columns) = (self.config.rows(), self.config.columns);
         let base = k.dynamic_shared_tiles();
@@ -122,17 +123,17 @@ impl WarpgroupSweep {
             true => span.walk_keys(first, end, columns),
             false => span.walk_queries(first, end, columns),
         };
-        Block { span, head, key_head, batch, first, walk, base, own_ready, pipeline }
+        SweepBlock { span, head, key_head, batch, first, walk, base, own_ready, pipeline }
     }
 
     /// Where a tile of the pipeline begins.
-    fn tile<'k>(&self, block: &Block<'k>, turn: PipelineState<'k>) -> U32<'k> {
+    fn tile<'k>(&self, block: &SweepBlock<'k>, turn: PipelineState<'k>) -> U32<'k> {
         let own = self.work.own() * self.config.own(self.dtype).bytes();
         turn.stage().mul_add(self.config.of_products(self.dtype).bytes(), block.base + own)
     }
 
     /// Where what is known of its columns begins.
-    fn statistics<'k>(&self, block: &Block<'k>, turn: PipelineState<'k>) -> U32<'k> {
+    fn statistics<'k>(&self, block: &SweepBlock<'k>, turn: PipelineState<'k>) -> U32<'k> {
         let own = self.work.own() * self.config.own(self.dtype).bytes();
         let tiles = self.config.tiles * self.config.of_products(self.dtype).bytes();
         turn.stage().mul_add(self.config.statistics_bytes(), block.base + (own + tiles))
@@ -142,8 +143,8 @@ impl WarpgroupSweep {
     fn heads<'k, C: Carry<'k>>(
         &self,
         k: K<'k>,
-        a: &WarpgroupParams<'k>,
-        block: &Block<'k>,
+        a: &WgmmaBackwardParams<'k>,
+        block: &SweepBlock<'k>,
         init: C,
         body: impl FnOnce(U32<'k>, C) -> C,
     ) -> C {
@@ -155,7 +156,7 @@ impl WarpgroupSweep {
     }
 
     /// Copies the tiles of all steps, as places in the pipeline become free: that of the second tensor, then that of the first.
-    fn fetch<'k>(&self, k: K<'k>, a: &WarpgroupParams<'k>, block: &Block<'k>) {
+    fn fetch<'k>(&self, k: K<'k>, a: &WgmmaBackwardParams<'k>, block: &SweepBlock<'k>) {
         k.release_registers(self.config.registers().1);
         k.if_(k.thread_idx().eq(self.warps() * WARP), || {
             let own = self.config.own(self.dtype);
@@ -204,7 +205,7 @@ impl WarpgroupSweep {
     }
 
     /// Computes the gradients of a group's rows.
-    fn multiply<'k>(&self, k: K<'k>, a: &WarpgroupParams<'k>, block: &Block<'k>) {
+    fn multiply<'k>(&self, k: K<'k>, a: &WgmmaBackwardParams<'k>, block: &SweepBlock<'k>) {
         k.claim_registers(self.config.registers().0);
         // The same for the warp, and the assembler sees that.
         let warp = k.from_lane(0, &k.warp_idx());
@@ -232,7 +233,11 @@ impl WarpgroupSweep {
                 zero(matches!(self.work, Work::KeysAndValues | Work::Values)),
             ),
         };
-        let known = if self.of_queries() { Known::Rows(group.of_rows(a)) } else { Known::Columns };
+        let known = if self.of_queries() {
+            QueryStatistics::Rows(group.of_rows(a))
+        } else {
+            QueryStatistics::Columns
+        };
         let p = Problem::of(a.problem);
         let _ = self.heads(k, a, block, block.pipeline.start(k), |head, turn| {
             let scorer = Scorer::new(self.kind, Precision::Storage, &p, block.span, head, block.batch);
@@ -243,15 +248,15 @@ impl WarpgroupSweep {
 }
 
 /// What is known of queries: the logarithm of the sum and delta, of those that are a thread's rows, or in shared memory.
-enum Known<'k> {
+enum QueryStatistics<'k> {
     Rows([[F32<'k>; 2]; 2]),
     Columns,
 }
 
 /// A group of four warps: its rows and what it sums.
 struct Group<'k, 'a> {
-    sweep: &'a WarpgroupSweep,
-    block: &'a Block<'k>,
+    sweep: &'a WgmmaBackward,
+    block: &'a SweepBlock<'k>,
     lane: Lane<'k>,
     own: (Own<'k>, Option<Own<'k>>),
     /// Over the columns of the first tensor and over those of the second.
@@ -262,8 +267,8 @@ struct Group<'k, 'a> {
 type Weights<'k> = (Vec<U32<'k>>, Vec<U32<'k>>);
 
 impl<'k> Group<'k, '_> {
-    fn of_rows(&self, a: &WarpgroupParams<'k>) -> [[F32<'k>; 2]; 2] {
-        let Block { span, head, batch, .. } = *self.block;
+    fn of_rows(&self, a: &WgmmaBackwardParams<'k>) -> [[F32<'k>; 2]; 2] {
+        let SweepBlock { span, head, batch, .. } = *self.block;
         let of_head = (batch * a.problem.heads + head).mul_wide(a.pitch) * 2u64;
         [0, 8].map(|down| {
             let row = self.lane.row + down;
@@ -290,10 +295,10 @@ impl<'k> Group<'k, '_> {
         &self,
         k: K<'k>,
         scorer: &Scorer<'k, f32>,
-        known: &Known<'k>,
+        known: &QueryStatistics<'k>,
         turn: PipelineState<'k>,
     ) -> PipelineState<'k> {
-        let Block { walk, pipeline, .. } = *self.block;
+        let SweepBlock { walk, pipeline, .. } = *self.block;
         let columns = self.sweep.config.columns.cast_signed();
         let all = || {
             let first = (self.tile(k, scorer, known, walk.from, turn, None), turn);
@@ -341,7 +346,7 @@ impl<'k> Group<'k, '_> {
     }
 
     fn products(&self, k: K<'k>, own: &Own<'k>, turn: PipelineState<'k>) -> WarpgroupSums<'k> {
-        let WarpgroupSweep { config, dtype, .. } = *self.sweep;
+        let WgmmaBackward { config, dtype, .. } = *self.sweep;
         let tile = config.of_products(dtype);
         let tile = (tile, tile.descriptor(self.sweep.tile(self.block, turn)));
         match own {
@@ -356,13 +361,13 @@ impl<'k> Group<'k, '_> {
         &self,
         k: K<'k>,
         scorer: &Scorer<'k, f32>,
-        known: &Known<'k>,
+        known: &QueryStatistics<'k>,
         at: I32<'k>,
         second: PipelineState<'k>,
         before: Option<(Weights<'k>, PipelineState<'k>)>,
     ) -> Weights<'k> {
-        let Block { span, walk, pipeline, .. } = *self.block;
-        let WarpgroupSweep { config, dtype, kind, .. } = *self.sweep;
+        let SweepBlock { span, walk, pipeline, .. } = *self.block;
+        let WgmmaBackward { config, dtype, kind, .. } = *self.sweep;
         let first = pipeline.next(second);
         pipeline.consumer_wait(second);
         pipeline.consumer_wait(first);
@@ -375,12 +380,12 @@ impl<'k> Group<'k, '_> {
         let adding = before.as_ref().map_or(0, |(weights, turn)| self.add(weights, *turn));
         products.wait(adding + u32::from(gradients.is_some()));
         let of_columns = |kind| match known {
-            Known::Columns => self.of_columns(k, first, kind),
-            Known::Rows(_) => Vec::new(),
+            QueryStatistics::Columns => self.of_columns(k, first, kind),
+            QueryStatistics::Rows(_) => Vec::new(),
         };
         let of = |of_columns: &[F32<'k>], i: u32, kind: usize| match known {
-            Known::Columns => of_columns[(i / 4 * 2 + i % 2) as usize],
-            Known::Rows(rows) => rows[place(i).0 as usize][kind],
+            QueryStatistics::Columns => of_columns[(i / 4 * 2 + i % 2) as usize],
+            QueryStatistics::Rows(rows) => rows[place(i).0 as usize][kind],
         };
         let logarithms = of_columns(0);
         let (row, column) = (self.lane.row, at + self.lane.column.to_i32());
@@ -402,7 +407,7 @@ impl<'k> Group<'k, '_> {
             ds = (0..).zip(&ps).map(|(i, p)| *p * (gradients.at(i) - of(&deltas, i, 1))).collect();
         }
         // What is known of the columns has been read.
-        if matches!(known, Known::Columns) {
+        if matches!(known, QueryStatistics::Columns) {
             k.warp_barrier();
         }
         if self.sums.1.is_none() {
@@ -421,7 +426,7 @@ impl<'k> Group<'k, '_> {
     }
 
     /// Writes the gradients.
-    fn store(&self, a: &WarpgroupParams<'k>) {
+    fn store(&self, a: &WgmmaBackwardParams<'k>) {
         let (p, span) = (Problem::of(a.problem), self.block.span);
         let (first, second) = (View::of(a.first), View::of(a.second));
         let (of, head, rows, below) = match self.sweep.of_queries() {

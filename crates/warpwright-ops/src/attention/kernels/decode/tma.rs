@@ -11,16 +11,17 @@ use warpwright_dsl::{
     TileReader, WARP,
 };
 
-use super::dropout::{DrawLanes, Keys};
-use super::engine::{Engine, Form, Place, Source};
-use super::tensor_core::{LANES, SLAB, VECTOR, atom, draw_lanes};
+use super::super::dropout::{DrawLanes, Keys};
+use super::super::engine::{Engine, Form, Place, Source};
+use super::super::mma::{LANES, SLAB, VECTOR, atom, draw_lanes};
+use crate::attention::layout::{BlockLayout, DecodeLayout};
 
 /// Up to here elements of a row, the fragments of the block's rows stay in registers.
 const HELD: u32 = 128;
 
 /// How a block is laid out whose warps fetch tiles of columns of their own by tensor copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Streams {
+pub struct DecodeTma {
     /// Warps of a block.
     pub warps: u32,
     /// Tiles of a warp in shared memory: the one that is used and those on their way.
@@ -31,44 +32,9 @@ pub struct Streams {
     pub width: u32,
 }
 
-impl Streams {
-    /// Threads of a block.
-    pub const fn threads(self) -> u32 {
-        self.warps * WARP
-    }
-
-    /// Rows of a block.
-    pub const fn rows(self) -> u32 {
-        SLAB
-    }
-
-    /// Columns of a tile.
-    pub const fn tile_columns(self) -> u32 {
-        self.columns
-    }
-
-    /// Elements of a row of a tile.
-    pub const fn width(self) -> u32 {
-        self.width
-    }
-
-    /// Elements of an access to rows in global memory.
-    pub const fn vector(self) -> u32 {
-        VECTOR
-    }
-
-    /// Elements of an access to the result.
-    pub const fn result_vector(self) -> u32 {
-        VECTOR / 2
-    }
-
-    /// Each warp walks alone.
-    pub const fn teams(self) -> u32 {
-        self.warps
-    }
-
+impl DecodeTma {
     /// The tiles of keys, and those of values.
-    pub(super) const fn panels(self, dtype: DType) -> [PanelTile; 2] {
+    pub(in crate::attention) const fn panels(self, dtype: DType) -> [PanelTile; 2] {
         let Self { columns, width, .. } = self;
         [
             PanelTile { dtype, major: Major::K, outer: columns, depth: width },
@@ -80,22 +46,63 @@ impl Streams {
     const fn tile_bytes(self) -> u32 {
         self.columns * self.width * 2
     }
+}
 
-    /// Bytes of dynamic shared memory.
-    pub const fn shared_bytes(self) -> u32 {
-        K::TILE_SLACK + SLAB * self.width * 2 + self.warps * self.stages * 2 * self.tile_bytes()
-    }
-
-    pub(super) fn name(self) -> String {
+impl BlockLayout for DecodeTma {
+    fn name(&self) -> String {
         let Self { warps, stages, columns, width } = self;
         format!("tma_w{warps}s{stages}c{columns}d{width}")
+    }
+
+    fn threads(&self) -> u32 {
+        self.warps * WARP
+    }
+
+    fn rows(&self) -> u32 {
+        SLAB
+    }
+
+    fn tile_columns(&self) -> u32 {
+        self.columns
+    }
+
+    fn width(&self) -> u32 {
+        self.width
+    }
+
+    fn vector(&self) -> u32 {
+        VECTOR
+    }
+
+    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
+        let rows = stationary * SLAB * self.width * dtype.bytes() as u32;
+        K::TILE_SLACK + rows + self.warps * self.stages * 2 * self.tile_bytes()
+    }
+
+    fn min_blocks_per_sm(&self, _: DType) -> Option<u32> {
+        Some(1)
+    }
+}
+
+/// Each warp walks alone.
+impl DecodeLayout for DecodeTma {
+    fn teams(&self) -> u32 {
+        self.warps
+    }
+
+    fn result_vector(&self) -> u32 {
+        VECTOR / 2
+    }
+
+    fn takes_turns(&self) -> bool {
+        true
     }
 }
 
 /// A layout with its registers.
 #[derive(Debug)]
-pub(super) struct StreamEngine<'k> {
-    config: Streams,
+pub(in crate::attention) struct TmaEngine<'k> {
+    config: DecodeTma,
     dtype: DType,
     atom: MmaAtom,
     /// Where the block's rows lie, and the warp's first tile.
@@ -121,13 +128,13 @@ pub(super) struct StreamEngine<'k> {
 
 /// A tile: an address for own rows, bytes from the warp's first tile for columns.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct At<'k>(U32<'k>);
+pub(in crate::attention) struct At<'k>(U32<'k>);
 
-impl<'k> StreamEngine<'k> {
+impl<'k> TmaEngine<'k> {
     /// With initialised barriers, for keys and values of one key head in one batch, unless they lie in pages.
-    pub(super) fn new(
+    pub(in crate::attention) fn new(
         k: K<'k>,
-        config: Streams,
+        config: DecodeTma,
         dtype: DType,
         boxes: [TensorMapParam<'k>; 2],
         of: [U32<'k>; 2],
@@ -216,7 +223,7 @@ impl<'k> StreamEngine<'k> {
     }
 }
 
-impl<'k> Engine<'k, f32> for StreamEngine<'k> {
+impl<'k> Engine<'k, f32> for TmaEngine<'k> {
     type Tile = At<'k>;
 
     fn lanes(&self) -> u32 {
@@ -308,7 +315,7 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
     }
 
     fn product(&self, k: K<'k>, _: At<'k>, At(tile): At<'k>) -> RegTile<'k, f32> {
-        let Streams { columns, width, .. } = self.config;
+        let DecodeTma { columns, width, .. } = self.config;
         let held = self.held.borrow();
         let loaded = if held.is_empty() { self.fragments(k) } else { Vec::new() };
         let left = if held.is_empty() { &loaded } else { &held };
@@ -334,7 +341,7 @@ impl<'k> Engine<'k, f32> for StreamEngine<'k> {
         At(tile): At<'k>,
         mut sum: RegTile<'k, f32>,
     ) -> RegTile<'k, f32> {
-        let Streams { columns, width, .. } = self.config;
+        let DecodeTma { columns, width, .. } = self.config;
         let right = self.values.moved(tile);
         for depth in (0..columns).step_by(self.atom.k() as usize) {
             let a = weights.fragments(self.atom, depth);

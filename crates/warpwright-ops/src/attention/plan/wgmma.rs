@@ -1,104 +1,105 @@
-//! How the sweeps for the gradients are laid out on sm_90a, and their launches.
+//! Plans on the tensor cores of sm_90a.
 
-use warpwright_dsl::{DType, Elem, In, K, KernelArgs, Major, PanelTile, TensorMapArg};
+use warpwright_dsl::{Elem, In, KernelArgs, TensorMapArg};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{Target, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle};
+use warpwright_ptx::{DType, Target, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle};
 use warpwright_runtime::LaunchStep;
 
-use super::super::backward::PlaceArgs;
+use super::super::kernels::backward::PlaceArgs;
+use super::super::kernels::wgmma::backward::{WgmmaBackward, WgmmaBackwardArgs};
+use super::super::kernels::wgmma::forward::{WgmmaForward, WgmmaForwardArgs};
+use super::super::kernels::wgmma::{boxes, reach, recorded};
+use super::super::layout::BlockLayout;
 use super::super::options::{self, Common};
 use super::super::score::{ProblemArgs, ScoreKind};
-use super::super::tuning::{self, Work};
-use super::super::{AttentionBackwardArgs, AttentionBackwardDesc, AttentionInputs, Chosen, OP};
-use super::backward::{WarpgroupArgs, WarpgroupSweep};
-use super::{GROUP, GROUP_ROWS, boxes, reach, recorded};
+use super::super::tuning::{self, Wgmma, WgmmaSweep, WgmmaSweeps, Work};
+use super::super::{AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, OP};
+use super::BackwardAlgorithm;
 use crate::PlanError;
+use crate::plan::{self, Variant};
 
-/// Bytes of shared memory of a block, but for the barriers.
-const SHARED: u32 = (227 << 10) - 512;
-/// As many tiles as their barriers leave room for.
-const MAX_TILES: u32 = 24;
+impl AttentionDesc {
+    /// Refuses a layout of blocks on sm_90a with which no kernel takes the problem.
+    pub(super) fn check_wgmma(&self, c: &Common, target: Target, layout: Wgmma) -> Result<(), PlanError> {
+        if self.suits_wgmma(c, target) && layout.holds(c.width.max(c.value_width)) {
+            return Ok(());
+        }
+        Err(PlanError::Parameter {
+            op: OP,
+            parameter: "layout",
+            got: format!("{layout:?}"),
+            expected: "a layout for the head_dim, and 16-bit tensors that tensor copies of sm_90 reach",
+        })
+    }
 
-/// How a block of the gradients is laid out: groups of four warps that have 64 rows each, and four warps more of which one thread
-/// fetches tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SweepGroups {
-    /// Groups that multiply, 1 to 3.
-    pub groups: u32,
-    /// Columns of a tile: a multiple of 16 up to 128.
-    pub columns: u32,
-    /// Tiles of columns in shared memory, at least 4: two for each step.
-    pub tiles: u32,
-    /// Elements of a row of a tile: a multiple of 64.
-    pub width: u32,
-    /// Whether the block's own rows are in registers.
-    pub held: bool,
+    /// The layout of blocks on sm_90a, if such a kernel takes the problem.
+    pub(in crate::attention) fn wgmma(&self, c: &Common, target: Target) -> Option<Wgmma> {
+        let few = c.kind.band && c.longest[1] <= tuning::FEW_KEYS;
+        let groups = tuning::wgmma(c.width.max(c.value_width), c.kind.bias, few)?;
+        // Sequences that end early leave blocks with less to do, which others make up for that come when they are needed.
+        let alike = !c.kind.lengths && !c.kind.packed;
+        let persistent = alike && tuning::is_persistent(groups, c.kind.band, c.longest[0]);
+        self.suits_wgmma(c, target).then_some(Wgmma { persistent, ..groups })
+    }
+
+    fn suits_wgmma(&self, c: &Common, target: Target) -> bool {
+        let halves = matches!(self.dtype, DType::F16 | DType::BF16) && target.sm == 90;
+        let usual = self.options.paged.is_none() && !c.kind.dropout;
+        halves
+            && usual
+            && options::granularity(&[self.q, self.k, self.v, self.o]) >= 8
+            && reach(&[self.q, self.k, self.v])
+    }
+
+    pub(in crate::attention) fn wgmma_variant(
+        &self,
+        c: &Common,
+        target: Target,
+        config: Wgmma,
+        blocks: Option<u32>,
+    ) -> Result<Variant, PlanError> {
+        let mut steps = Vec::new();
+        let [tile_q, tile_k, tile_v] = config.panels(self.dtype);
+        let tiles = c.longest[0].div_ceil(config.rows());
+        if let Some(grid) = c.grid(tiles, c.heads)? {
+            let (grid, all_tiles) =
+                if config.persistent { persistent_grid(target, grid, blocks)? } else { (grid, 0) };
+            let args = WgmmaForwardArgs {
+                problem: ProblemArgs::new(c),
+                results: self.results(),
+                q_boxes: boxes(&AttentionInputs::q.arg(), &self.q, tile_q)?,
+                k_boxes: boxes(&AttentionInputs::k.arg(), &self.k, tile_k)?,
+                v_boxes: boxes(&AttentionInputs::v.arg(), &self.v, tile_v)?,
+                tiles,
+                all_tiles,
+            };
+            let kernel = kernel(self.dtype, c.kind, config, target)?;
+            let step = LaunchStep::new(kernel, grid, args.values());
+            steps.push(step.with_dynamic_shared(config.shared_bytes(self.dtype, 1)));
+        }
+        Ok(Variant { alignment: 16, steps })
+    }
 }
 
-impl SweepGroups {
-    /// Threads of a block.
-    pub const fn threads(self) -> u32 {
-        (self.groups + 1) * GROUP
-    }
+/// The grid of blocks that stay for `tiles` tiles of heads of batches, and how many these are; at most `blocks`, if that is given.
+fn persistent_grid(
+    target: Target,
+    tiles: [u32; 3],
+    blocks: Option<u32>,
+) -> Result<([u32; 3], u32), PlanError> {
+    let all = tiles.iter().fold(1usize, |all, n| all.saturating_mul(*n as usize));
+    let [all, ..] = plan::cover(OP, all, 1)?.unwrap_or([1; 3]);
+    Ok(([blocks.unwrap_or(tuning::blocks(target)).clamp(1, all), 1, 1], all))
+}
 
-    /// Rows of a block.
-    pub const fn rows(self) -> u32 {
-        self.groups * GROUP_ROWS
-    }
-
-    /// Elements of an access to global memory.
-    pub const fn vector(self) -> u32 {
-        8
-    }
-
-    /// Whether there is such a kernel for rows of `width` elements.
-    fn fits(self, work: Work, dtype: DType, width: usize) -> bool {
-        let Self { groups, columns, tiles, width: own, .. } = self;
-        (1..=3).contains(&groups)
-            && columns.is_multiple_of(16)
-            && (16..=128).contains(&columns)
-            && (4..=MAX_TILES).contains(&tiles)
-            && own.is_multiple_of(PanelTile::WIDTH)
-            && (64..=256).contains(&own)
-            && width <= own as usize
-            && self.shared_bytes(dtype, work.own()) <= SHARED
-    }
-
-    /// Registers of a thread that multiplies, and of one that does not.
-    pub(super) const fn registers(self) -> (u32, u32) {
-        if self.groups == 3 { (160, 32) } else { (240, 24) }
-    }
-
-    /// The block's own rows.
-    pub(super) const fn own(self, dtype: DType) -> PanelTile {
-        PanelTile { dtype, major: Major::K, outer: self.rows(), depth: self.width }
-    }
-
-    /// A tile of columns as what the rows are multiplied with.
-    pub(super) const fn of_products(self, dtype: DType) -> PanelTile {
-        PanelTile { dtype, major: Major::K, outer: self.columns, depth: self.width }
-    }
-
-    /// The same tile as what weights are multiplied with.
-    pub(super) const fn of_sums(self, dtype: DType) -> PanelTile {
-        PanelTile { dtype, major: Major::Mn, outer: self.width, depth: self.columns }
-    }
-
-    /// Bytes of what is known of the columns of a tile: two numbers each.
-    pub(super) const fn statistics_bytes(self) -> u32 {
-        2 * self.columns * 4
-    }
-
-    /// Bytes of dynamic shared memory, with so many tiles of own rows.
-    pub const fn shared_bytes(self, dtype: DType, own: u32) -> u32 {
-        let tiles = self.tiles * (self.of_products(dtype).bytes() + self.statistics_bytes());
-        K::TILE_SLACK + own * self.own(dtype).bytes() + tiles
-    }
-
-    pub(in crate::attention) fn name(self) -> String {
-        let Self { groups, columns, tiles, width, held } = self;
-        format!("wg{groups}c{columns}t{tiles}d{width}{}", if held { "h" } else { "" })
-    }
+/// The forward kernel with instructions of sm_90a alone.
+pub(in crate::attention) fn kernel(
+    dtype: DType,
+    kind: ScoreKind,
+    config: Wgmma,
+    target: Target,
+) -> Result<Kernel, PlanError> {
+    recorded(&WgmmaForward { dtype, kind, config }, target)
 }
 
 /// Numbers of queries, `pitch` of one kind after the other: the two kinds of `columns` queries. Coordinates: query, kind.
@@ -125,26 +126,6 @@ pub(in crate::attention) fn pitch(c: &Common) -> u32 {
 /// Queries of all heads, twice, that a tensor map can count.
 const MAX_KINDS: u64 = 1 << 31;
 
-/// The layouts of the sweeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Sweeps {
-    /// For the gradients of queries.
-    pub queries: SweepGroups,
-    /// For those of keys, and of values if those have no sweep of their own.
-    pub keys: SweepGroups,
-    /// For those of values.
-    pub values: Option<SweepGroups>,
-}
-
-impl Sweeps {
-    /// What is computed, in which layout.
-    fn each(self) -> Vec<(Work, SweepGroups)> {
-        let keys = if self.values.is_some() { Work::Keys } else { Work::KeysAndValues };
-        let values = self.values.map(|values| (Work::Values, values));
-        [(Work::Queries, self.queries), (keys, self.keys)].into_iter().chain(values).collect()
-    }
-}
-
 /// Whether the sweeps have all modifications of the scores.
 const fn has_kind(kind: ScoreKind) -> bool {
     let ScoreKind { band: _, softcap, bias, alibi, lengths: _, packed, dropout } = kind;
@@ -153,12 +134,12 @@ const fn has_kind(kind: ScoreKind) -> bool {
 
 impl AttentionBackwardDesc {
     /// The configurations of the sweeps with `wgmma`, `None` where they do not take the problem.
-    pub(in crate::attention) fn warpgroups(
+    pub(in crate::attention) fn wgmma(
         &self,
         c: &Common,
         target: Target,
-        chosen: Option<Chosen>,
-    ) -> Result<Option<Sweeps>, PlanError> {
+        algorithm: Option<BackwardAlgorithm>,
+    ) -> Result<Option<WgmmaSweeps>, PlanError> {
         let desc = &self.forward;
         let all = [desc.q, desc.k, desc.v, desc.o, self.dy, self.dq, self.dk, self.dv];
         let halves = matches!(desc.dtype, DType::F16 | DType::BF16) && target.sm == 90;
@@ -168,9 +149,9 @@ impl AttentionBackwardDesc {
             && has_kind(c.kind)
             && !self.dbias
             && u64::from(c.batch) * u64::from(c.heads) * 2 < MAX_KINDS;
-        match chosen {
-            Some(Chosen::Blocks(_) | Chosen::Copies(_)) => Ok(None),
-            Some(Chosen::Groups(sweeps)) => {
+        match algorithm {
+            Some(BackwardAlgorithm::Blocks { .. } | BackwardAlgorithm::SplitF16 { .. }) => Ok(None),
+            Some(BackwardAlgorithm::Wgmma(sweeps)) => {
                 let fit =
                     sweeps.each().iter().all(|(work, config)| config.fits(*work, desc.dtype, c.widest()));
                 if fits && fit {
@@ -180,34 +161,34 @@ impl AttentionBackwardDesc {
                 let got = format!("{sweeps:?}");
                 Err(PlanError::Parameter { op: OP, parameter: "sweeps", got, expected })
             }
-            None if fits => Ok(tuning::sweeps(desc.dtype, target, c.widest())),
+            None if fits => Ok(tuning::wgmma_sweeps(desc.dtype, target, c.widest())),
             None => Ok(None),
         }
     }
 
-    pub(in crate::attention) fn warpgroup_steps(
+    pub(in crate::attention) fn wgmma_steps(
         &self,
         c: &Common,
         target: Target,
-        sweeps: Sweeps,
+        sweeps: WgmmaSweeps,
     ) -> Result<Vec<LaunchStep>, PlanError> {
         let places = PlaceArgs::apart(pitch(c));
         let mut steps = Vec::new();
         steps.extend(self.delta(c, target, sweeps.queries.vector(), &places)?);
         for (work, config) in sweeps.each() {
-            steps.extend(self.warpgroup_sweep(c, target, work, config)?);
+            steps.extend(self.wgmma_sweep(c, target, work, config)?);
         }
         steps.extend(self.sink_gradient(c, target, &places)?);
         Ok(steps)
     }
 
     /// One sweep; `None` if there are no rows.
-    fn warpgroup_sweep(
+    fn wgmma_sweep(
         &self,
         c: &Common,
         target: Target,
         work: Work,
-        config: SweepGroups,
+        config: WgmmaSweep,
     ) -> Result<Option<LaunchStep>, PlanError> {
         let (desc, of_queries) = (&self.forward, work == Work::Queries);
         let dtype = desc.dtype;
@@ -230,7 +211,7 @@ impl AttentionBackwardDesc {
         let places = [u64::from(c.queries), kinds, u64::from(pitch(c))];
         let workspace = AttentionBackwardArgs::workspace;
         let [first, second] = self.written(of_queries);
-        let args = WarpgroupArgs {
+        let args = WgmmaBackwardArgs {
             problem: ProblemArgs::new(c),
             own_first: map(0)?,
             own_second: map(1)?,
@@ -252,17 +233,17 @@ fn sweep(
     work: Work,
     dtype: DType,
     kind: ScoreKind,
-    config: SweepGroups,
+    config: WgmmaSweep,
     target: Target,
 ) -> Result<Kernel, PlanError> {
-    recorded(&WarpgroupSweep { work, dtype, kind, config }, target)
+    recorded(&WgmmaBackward { work, dtype, kind, config }, target)
 }
 
 /// Every kernel that tuning can choose.
-pub(in crate::attention) fn kernels(dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+pub(in crate::attention) fn backward_kernels(dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let mut out = Vec::new();
     for width in [64, 128, 256] {
-        let Some(sweeps) = tuning::sweeps(dtype, target, width) else { continue };
+        let Some(sweeps) = tuning::wgmma_sweeps(dtype, target, width) else { continue };
         for (band, lengths) in [(false, false), (true, false), (true, true)] {
             let kind = ScoreKind { band, lengths, ..ScoreKind::default() };
             for (work, config) in sweeps.each() {

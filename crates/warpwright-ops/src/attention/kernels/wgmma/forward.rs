@@ -1,6 +1,6 @@
 //! The forward kernel: while the powers of one tile of keys are computed, the products of the tile before with its values run.
 //!
-//! Tiles are visited from the last one down, so that those with masked pairs at the end of the sequence or of a causal mask come
+//! SharedTiles are visited from the last one down, so that those with masked pairs at the end of the sequence or of a causal mask come
 //! first. A warpgroup starts the products of its queries with the keys of a tile, then those of the weights of the tile before
 //! with its values, waits for the former, and computes weights from them while the latter run. Where groups alternate, each starts
 //! its products when another one has, so that the powers of one run beside the products of the other.
@@ -13,15 +13,16 @@ use warpwright_dsl::{
 
 use super::super::engine::{Place, Walk};
 use super::super::forward::ResultArgs;
-use super::super::score::{Origin, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, Span, View};
 use super::super::softmax::{LseRows, OnlineSoftmax};
-use super::super::statistics_type;
 use super::order::TileOrder;
-use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES};
+use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES, VECTOR};
+use crate::attention::layout::BlockLayout;
+use crate::attention::score::{Origin, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, Span, View};
+use crate::attention::statistics_type;
 
 kernel_args! {
     /// `o = softmax(score(q k)) v` and `lse`, the logarithms of the sums.
-    pub(in crate::attention) struct ForwardArgs => ForwardParams {
+    pub(in crate::attention) struct WgmmaForwardArgs => WgmmaForwardParams {
         problem: ProblemArgs, results: ResultArgs,
         q_boxes: TensorMapArg, k_boxes: TensorMapArg, v_boxes: TensorMapArg,
         tiles: u32, all_tiles: u32,
@@ -30,42 +31,32 @@ kernel_args! {
 
 /// How a block is laid out: groups of four warps with 64 queries each, and one more of which a thread copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Warpgroups {
+pub struct Wgmma {
     /// Groups of four warps.
     pub groups: u32,
     /// Keys of a tile, a multiple of 16.
     pub columns: u32,
     /// Elements of a row of a tile, a multiple of 64 up to 256.
     pub width: u32,
-    /// Tiles of keys in shared memory, and of values.
+    /// SharedTiles of keys in shared memory, and of values.
     pub stages: u32,
     /// Whether groups start their products in turn.
-    pub alternating: bool,
+    pub ping_pong: bool,
     /// Whether sums wait until scores have risen far before they are brought to another reference.
-    pub patient: bool,
+    pub lazy_rescale: bool,
     /// Whether blocks stay for other tiles of queries when they have done one.
-    pub staying: bool,
+    pub persistent: bool,
 }
 
 /// The tiles of a block: its queries, and the keys and values of a stage.
 #[derive(Clone, Copy, Debug)]
-struct Tiles {
+struct SharedTiles {
     q: PanelTile,
     keys: PanelTile,
     values: PanelTile,
 }
 
-impl Warpgroups {
-    /// Queries of a block.
-    pub const fn rows(self) -> u32 {
-        self.groups * GROUP_ROWS
-    }
-
-    /// Threads of a block.
-    pub const fn threads(self) -> u32 {
-        self.multiplying() + GROUP
-    }
-
+impl Wgmma {
     /// Registers of a thread that copies, and of one that multiplies: together what the threads of a block begin with.
     const fn registers(self) -> (u32, u32) {
         if self.groups > 2 { (32, 160) } else { (24, 240) }
@@ -76,23 +67,23 @@ impl Warpgroups {
         self.groups * GROUP
     }
 
-    const fn tiles(self, dtype: DType) -> Tiles {
+    const fn tiles(self, dtype: DType) -> SharedTiles {
         let Self { columns, width, .. } = self;
-        Tiles {
-            q: PanelTile { dtype, major: Major::K, outer: self.rows(), depth: width },
+        SharedTiles {
+            q: PanelTile { dtype, major: Major::K, outer: self.groups * GROUP_ROWS, depth: width },
             keys: PanelTile { dtype, major: Major::K, outer: columns, depth: width },
             values: PanelTile { dtype, major: Major::Mn, outer: width, depth: columns },
         }
     }
 
     /// What fills the tiles of queries, keys and values.
-    pub(in super::super) const fn panels(self, dtype: DType) -> [PanelTile; 3] {
-        let Tiles { q, keys, values } = self.tiles(dtype);
+    pub(in crate::attention) const fn panels(self, dtype: DType) -> [PanelTile; 3] {
+        let SharedTiles { q, keys, values } = self.tiles(dtype);
         [q, keys, values]
     }
 
     /// Whether its tiles are possible and hold rows of `width` elements.
-    pub(in super::super) fn holds(self, width: u32) -> bool {
+    pub(in crate::attention) fn holds(self, width: u32) -> bool {
         let Self { groups, columns, width: own, stages, .. } = self;
         let possible = (1..=3).contains(&groups)
             && columns.is_multiple_of(16)
@@ -100,25 +91,46 @@ impl Warpgroups {
             && own.is_multiple_of(PanelTile::WIDTH)
             && own <= 256
             && (1..=8).contains(&stages)
-            && (groups > 1 || !self.alternating);
-        possible && width <= own && self.shared_bytes() <= MAX_SHARED
-    }
-
-    /// Bytes of dynamic shared memory.
-    pub const fn shared_bytes(self) -> u32 {
-        let Tiles { q, keys, values } = self.tiles(DType::BF16);
-        K::TILE_SLACK + q.bytes() + self.stages * (keys.bytes() + values.bytes())
-    }
-
-    fn name(self) -> String {
-        let Self { groups, columns, width, stages, alternating, patient, staying } = self;
-        let flags = [(alternating, "a"), (patient, "p"), (staying, "s")];
-        let flags: String = flags.iter().filter(|(on, _)| *on).map(|(_, flag)| *flag).collect();
-        format!("wg{groups}c{columns}d{width}s{stages}{flags}")
+            && (groups > 1 || !self.ping_pong);
+        possible && width <= own && self.shared_bytes(DType::BF16, 1) <= MAX_SHARED
     }
 }
 
-/// Shared memory of a block of sm_90, less what the barriers take.
+impl BlockLayout for Wgmma {
+    fn name(&self) -> String {
+        let Self { groups, columns, width, stages, ping_pong, lazy_rescale, persistent } = self;
+        let flags = [(ping_pong, "a"), (lazy_rescale, "p"), (persistent, "s")];
+        let flags: String = flags.iter().filter(|(on, _)| **on).map(|(_, flag)| *flag).collect();
+        format!("wg{groups}c{columns}d{width}s{stages}{flags}")
+    }
+
+    fn threads(&self) -> u32 {
+        self.multiplying() + GROUP
+    }
+
+    fn rows(&self) -> u32 {
+        self.groups * GROUP_ROWS
+    }
+
+    fn tile_columns(&self) -> u32 {
+        self.columns
+    }
+
+    fn width(&self) -> u32 {
+        self.width
+    }
+
+    fn vector(&self) -> u32 {
+        VECTOR
+    }
+
+    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
+        let SharedTiles { q, keys, values } = self.tiles(dtype);
+        K::TILE_SLACK + stationary * q.bytes() + self.stages * (keys.bytes() + values.bytes())
+    }
+}
+
+/// TileContext memory of a block of sm_90, less what the barriers take.
 const MAX_SHARED: u32 = (227 << 10) - 512;
 /// Columns that four lanes hold two of each.
 const BLOCK: u32 = 8;
@@ -127,50 +139,50 @@ const MEETING: u32 = 1;
 const TURNS: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct WarpgroupForward {
-    pub(in super::super) dtype: DType,
-    pub(in super::super) kind: ScoreKind,
-    pub(in super::super) config: Warpgroups,
+pub(in crate::attention) struct WgmmaForward {
+    pub(in crate::attention) dtype: DType,
+    pub(in crate::attention) kind: ScoreKind,
+    pub(in crate::attention) config: Wgmma,
 }
 
 /// What all threads of a block know of the tile of queries that it is at.
-struct Shared<'k> {
+struct TileContext<'k> {
     k: K<'k>,
-    kernel: WarpgroupForward,
-    tiles: Tiles,
+    kernel: WgmmaForward,
+    tiles: SharedTiles,
     /// Where the tiles begin.
     q_at: U32<'k>,
     keys_at: U32<'k>,
     values_at: U32<'k>,
-    queries: Queries<'k>,
+    queries: QueryBarrier<'k>,
     keys: Pipeline<'k>,
     values: Pipeline<'k>,
-    tour: Tour<'k>,
+    key_tiles: KeyTiles<'k>,
     block: QueryBlock<'k, f32>,
 }
 
 /// When the queries are there, and their place is free.
 #[derive(Clone, Copy)]
-enum Queries<'k> {
+enum QueryBarrier<'k> {
     /// Those of the only tile: counts their bytes.
-    Once(Mbarrier<'k>),
+    Single(Mbarrier<'k>),
     /// Those of one tile behind another.
-    Again(Pipeline<'k>),
+    Pipelined(Pipeline<'k>),
 }
 
 /// Where a block is in its rings.
 #[derive(Clone, Copy)]
-struct Turns<'k> {
+struct PipelineStates<'k> {
     queries: PipelineState<'k>,
     /// Of keys, and of the values of the same tile.
     keys: PipelineState<'k>,
 }
 
-warpwright_dsl::carry!(Turns { queries, keys });
+warpwright_dsl::carry!(PipelineStates { queries, keys });
 
 /// The tiles of keys of a block from the last one down: there is at least one, behind all keys if none is seen.
 #[derive(Clone, Copy, Debug)]
-struct Tour<'k> {
+struct KeyTiles<'k> {
     /// The first key of the last tile.
     last: I32<'k>,
     /// Keys of all tiles.
@@ -180,7 +192,7 @@ struct Tour<'k> {
     whole_end: I32<'k>,
 }
 
-impl<'k> Tour<'k> {
+impl<'k> KeyTiles<'k> {
     fn new(walk: &Walk<'k>, span: &Span<'k>, columns: u32) -> Self {
         let up = |x: I32<'k>| ((x.max(0i32).to_u32() + (columns - 1)) / columns * columns).to_i32();
         let step = columns.cast_signed();
@@ -199,7 +211,7 @@ impl<'k> Tour<'k> {
 }
 
 /// What a warpgroup carries from one tile to the next.
-struct Running<'k> {
+struct ConsumerState<'k> {
     softmax: OnlineSoftmax<'k, f32>,
     /// The weights of the tile, rounded, that have not met its values yet.
     weights: Vec<U32<'k>>,
@@ -207,10 +219,10 @@ struct Running<'k> {
     turn: PipelineState<'k>,
 }
 
-warpwright_dsl::carry!(Running { softmax, weights, values, turn });
+warpwright_dsl::carry!(ConsumerState { softmax, weights, values, turn });
 
-impl KernelDef for WarpgroupForward {
-    type Args = ForwardArgs;
+impl KernelDef for WgmmaForward {
+    type Args = WgmmaForwardArgs;
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(
@@ -221,23 +233,23 @@ impl KernelDef for WarpgroupForward {
         .min_blocks_per_sm(1)
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        let Warpgroups { groups, columns, stages, staying, .. } = self.config;
+    fn build<'k>(&self, k: K<'k>, a: WgmmaForwardParams<'k>) {
+        let Wgmma { groups, columns, stages, persistent, .. } = self.config;
         let p = Problem::of(a.problem);
         let tiles = self.config.tiles(self.dtype);
         let q_at = k.dynamic_shared_tiles();
         let keys_at = q_at + tiles.q.bytes();
-        let queries = if staying {
-            Queries::Again(k.mbarrier_pipeline(1))
+        let queries = if persistent {
+            QueryBarrier::Pipelined(k.mbarrier_pipeline(1))
         } else {
-            Queries::Once(k.mbarriers(1).at(0u32))
+            QueryBarrier::Single(k.mbarriers(1).at(0u32))
         };
         let (keys, values) = (k.mbarrier_pipeline(stages), k.mbarrier_pipeline(stages));
         let warps = groups * (GROUP / WARP);
         k.if_(k.thread_idx().eq(0), || {
             match queries {
-                Queries::Once(ready) => ready.init(1),
-                Queries::Again(pipeline) => pipeline.init(warps),
+                QueryBarrier::Single(ready) => ready.init(1),
+                QueryBarrier::Pipelined(pipeline) => pipeline.init(warps),
             }
             keys.init(warps);
             values.init(warps);
@@ -249,13 +261,25 @@ impl KernelDef for WarpgroupForward {
         let of = |place| {
             let block = QueryBlock::<f32>::at(self.kind, self.dtype, &p, rows, place);
             let walk = block.span.walk_keys(block.first, block.first + rows.cast_signed(), columns);
-            let tour = Tour::new(&walk, &block.span, columns);
+            let key_tiles = KeyTiles::new(&walk, &block.span, columns);
             let values_at = keys_at + stages * tiles.keys.bytes();
-            Shared { k, kernel: *self, tiles, q_at, keys_at, values_at, queries, keys, values, tour, block }
+            TileContext {
+                k,
+                kernel: *self,
+                tiles,
+                q_at,
+                keys_at,
+                values_at,
+                queries,
+                keys,
+                values,
+                key_tiles,
+                block,
+            }
         };
-        let only = (!staying).then(|| of(p.place(k, self.kind.band)));
-        let each = |body: &dyn Fn(&Shared<'k>, Turns<'k>) -> Turns<'k>| {
-            let start = Turns { queries: keys.start(k), keys: keys.start(k) };
+        let only = (!persistent).then(|| of(p.place(k, self.kind.band)));
+        let each = |body: &dyn Fn(&TileContext<'k>, PipelineStates<'k>) -> PipelineStates<'k>| {
+            let start = PipelineStates { queries: keys.start(k), keys: keys.start(k) };
             match &only {
                 Some(shared) => body(shared, start),
                 None => {
@@ -280,10 +304,10 @@ impl KernelDef for WarpgroupForward {
             || {
                 k.claim_registers(more);
                 let group = k.thread_idx() / GROUP;
-                let order = Order { k, group, config: self.config };
+                let order = PingPong { k, group, config: self.config };
                 order.begin();
                 each(&|shared, turns| shared.attend(&a, order, turns));
-                if staying {
+                if persistent {
                     order.end();
                 }
             },
@@ -291,20 +315,25 @@ impl KernelDef for WarpgroupForward {
     }
 }
 
-impl<'k> Shared<'k> {
+impl<'k> TileContext<'k> {
     /// Copies the queries, and keys and values of all tiles as their places become free.
-    fn fetch(&self, a: &ForwardParams<'k>, key_head: U32<'k>, turns: Turns<'k>) -> Turns<'k> {
-        let (k, tour, span) = (self.k, self.tour, self.block.span);
+    fn fetch(
+        &self,
+        a: &WgmmaForwardParams<'k>,
+        key_head: U32<'k>,
+        turns: PipelineStates<'k>,
+    ) -> PipelineStates<'k> {
+        let (k, key_tiles, span) = (self.k, self.key_tiles, self.block.span);
         let of = |from: TensorMapParam<'k>, origin: Origin<'k>, head| HeadBoxes::new(from, origin, head);
         let q = of(a.q_boxes, span.of_queries, self.block.head);
         let [keys, values] = [a.k_boxes, a.v_boxes].map(|from| of(from, span.of_keys, key_head));
         let bytes = self.tiles.q.bytes();
         let ready = match self.queries {
-            Queries::Once(ready) => {
+            QueryBarrier::Single(ready) => {
                 ready.arrive_expecting(bytes);
                 ready
             }
-            Queries::Again(pipeline) => pipeline.producer_acquire(turns.queries, bytes),
+            QueryBarrier::Pipelined(pipeline) => pipeline.producer_acquire(turns.queries, bytes),
         };
         q.fetch(self.tiles.q, self.q_at, self.block.first, ready);
         let tile = self.tiles.keys;
@@ -318,24 +347,24 @@ impl<'k> Shared<'k> {
             values.fetch(tile, self.values_tile(turn), key, ready);
         };
         let first = turns.keys;
-        keys_of(first, tour.last);
+        keys_of(first, key_tiles.last);
         let step = self.kernel.config.columns.cast_signed();
-        let last = k.fold(k.range(step, tour.all, step), first, |down, turn| {
+        let last = k.fold(k.range(step, key_tiles.all, step), first, |down, turn| {
             let next = self.keys.next(turn);
-            keys_of(next, tour.last - down);
-            values_of(turn, tour.last - down + step);
+            keys_of(next, key_tiles.last - down);
+            values_of(turn, key_tiles.last - down + step);
             next
         });
-        values_of(last, tour.last - tour.all + step);
+        values_of(last, key_tiles.last - key_tiles.all + step);
         self.next(turns, last)
     }
 
     /// The turns of the next tile of queries, if `last` was the last one of keys.
-    fn next(&self, turns: Turns<'k>, last: PipelineState<'k>) -> Turns<'k> {
+    fn next(&self, turns: PipelineStates<'k>, last: PipelineState<'k>) -> PipelineStates<'k> {
         match self.queries {
-            Queries::Once(_) => turns,
-            Queries::Again(pipeline) => {
-                Turns { queries: pipeline.next(turns.queries), keys: self.keys.next(last) }
+            QueryBarrier::Single(_) => turns,
+            QueryBarrier::Pipelined(pipeline) => {
+                PipelineStates { queries: pipeline.next(turns.queries), keys: self.keys.next(last) }
             }
         }
     }
@@ -345,9 +374,14 @@ impl<'k> Shared<'k> {
     }
 
     /// The queries of a warpgroup.
-    fn attend(&self, a: &ForwardParams<'k>, order: Order<'k>, turns: Turns<'k>) -> Turns<'k> {
-        let (k, kernel, tour) = (self.k, self.kernel, self.tour);
-        let Warpgroups { columns, width, .. } = kernel.config;
+    fn attend(
+        &self,
+        a: &WgmmaForwardParams<'k>,
+        order: PingPong<'k>,
+        turns: PipelineStates<'k>,
+    ) -> PipelineStates<'k> {
+        let (k, kernel, key_tiles) = (self.k, self.kernel, self.key_tiles);
+        let Wgmma { columns, width, .. } = kernel.config;
         let group = order.group;
         let consumer = Consumer {
             shared: self,
@@ -356,33 +390,33 @@ impl<'k> Shared<'k> {
             place: super::place(k, group * GROUP_ROWS, columns),
         };
         match self.queries {
-            Queries::Once(ready) => ready.wait(k.lit(0u32)),
-            Queries::Again(pipeline) => pipeline.consumer_wait(turns.queries),
+            QueryBarrier::Single(ready) => ready.wait(k.lit(0u32)),
+            QueryBarrier::Pipelined(pipeline) => pipeline.consumer_wait(turns.queries),
         }
         let first = consumer.first_tile(turns.keys, WarpgroupSums::zero(k, width));
         let step = columns.cast_signed();
         let part = |from, end, masked, state| {
             k.fold(k.range(from, end, step), state, |down, state| {
-                consumer.tile(tour.last - down, masked, state)
+                consumer.tile(key_tiles.last - down, masked, state)
             })
         };
         // Without a band only the first tile has masked pairs, or with a bias all, if queries do not exist.
         let ScoreKind { band, bias, .. } = kernel.kind;
-        let state = if band || bias { part(k.lit(step), tour.whole_from, true, first) } else { first };
-        let state = part(tour.whole_from, tour.whole_end, false, state);
-        let state = if band { part(tour.whole_end, tour.all, true, state) } else { state };
-        if let Queries::Again(pipeline) = self.queries {
+        let state = if band || bias { part(k.lit(step), key_tiles.whole_from, true, first) } else { first };
+        let state = part(key_tiles.whole_from, key_tiles.whole_end, false, state);
+        let state = if band { part(key_tiles.whole_end, key_tiles.all, true, state) } else { state };
+        if let QueryBarrier::Pipelined(pipeline) = self.queries {
             consumer.release(pipeline, turns.queries);
         }
 
         self.values.consumer_wait(state.turn);
-        if !kernel.config.staying {
+        if !kernel.config.persistent {
             order.end();
         }
         consumer.add_values(&state);
         state.values.wait(0);
         let next = self.next(turns, state.turn);
-        if kernel.config.staying {
+        if kernel.config.persistent {
             consumer.release(self.values, state.turn);
         }
         consumer.store(a, state);
@@ -390,21 +424,21 @@ impl<'k> Shared<'k> {
     }
 }
 
-/// The order in which warpgroups start their products.
+/// The order in which wgmma start their products.
 #[derive(Clone, Copy)]
-struct Order<'k> {
+struct PingPong<'k> {
     k: K<'k>,
     group: U32<'k>,
-    config: Warpgroups,
+    config: Wgmma,
 }
 
-impl<'k> Order<'k> {
+impl<'k> PingPong<'k> {
     /// Threads that meet where a group waits for its turn.
     const PAIR: u32 = 2 * GROUP;
 
     /// The first group does not wait for the last one before it begins.
     fn begin(self) {
-        if self.config.alternating {
+        if self.config.ping_pong {
             let last = self.group.eq(self.config.groups - 1);
             self.k.if_(last, || self.k.barrier_arrive(TURNS, Self::PAIR));
         }
@@ -412,14 +446,14 @@ impl<'k> Order<'k> {
 
     /// Waits until the group before has started its products.
     fn wait(self) {
-        if self.config.alternating {
+        if self.config.ping_pong {
             self.k.barrier_of(self.group + TURNS, Self::PAIR);
         }
     }
 
     /// Lets the next group start its products.
     fn pass(self) {
-        if self.config.alternating {
+        if self.config.ping_pong {
             let next = self.group + 1;
             let next = next.eq(self.config.groups).select(0, next);
             self.k.barrier_arrive(next + TURNS, Self::PAIR);
@@ -428,7 +462,7 @@ impl<'k> Order<'k> {
 
     /// The first group has begun without being let, so it waits once more than it began.
     fn end(self) {
-        if self.config.alternating {
+        if self.config.ping_pong {
             self.k.if_(self.group.eq(0), || self.wait());
         }
     }
@@ -436,8 +470,8 @@ impl<'k> Order<'k> {
 
 /// A warpgroup that multiplies.
 struct Consumer<'s, 'k> {
-    shared: &'s Shared<'k>,
-    order: Order<'k>,
+    shared: &'s TileContext<'k>,
+    order: PingPong<'k>,
     /// The descriptor of its queries.
     queries: U64<'k>,
     /// Where a thread's products lie in the block.
@@ -445,7 +479,7 @@ struct Consumer<'s, 'k> {
 }
 
 impl<'k> Consumer<'_, 'k> {
-    fn config(&self) -> Warpgroups {
+    fn config(&self) -> Wgmma {
         self.shared.kernel.config
     }
 
@@ -455,7 +489,7 @@ impl<'k> Consumer<'_, 'k> {
 
     /// Starts the products with the keys of a turn, when they are there.
     fn products(&self, turn: PipelineState<'k>) -> WarpgroupSums<'k> {
-        let Shared { tiles, keys, keys_at, .. } = self.shared;
+        let TileContext { tiles, keys, keys_at, .. } = self.shared;
         keys.consumer_wait(turn);
         self.order.wait();
         let at = tiles.keys.descriptor(turn.stage().mul_add(tiles.keys.bytes(), *keys_at));
@@ -463,7 +497,7 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// Starts the products of the weights of a tile with its values, which are there.
-    fn add_values(&self, state: &Running<'k>) {
+    fn add_values(&self, state: &ConsumerState<'k>) {
         let tile = self.shared.tiles.values;
         let at = tile.descriptor(self.shared.values_tile(state.turn));
         state.values.add_products_of(&state.weights, (tile, at));
@@ -475,18 +509,18 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// The weights of the first tile, and what they are relative to.
-    fn first_tile(&self, turn: PipelineState<'k>, values: WarpgroupSums<'k>) -> Running<'k> {
+    fn first_tile(&self, turn: PipelineState<'k>, values: WarpgroupSums<'k>) -> ConsumerState<'k> {
         let shared = self.shared;
         let products = self.products(turn);
         self.order.pass();
         products.wait(0);
         self.release(shared.keys, turn);
-        let scores = self.scores(&products, shared.tour.last, true);
+        let scores = self.scores(&products, shared.key_tiles.last, true);
         let (p, softmax) = OnlineSoftmax::first(&shared.block.scorer, &scores);
         if shared.kernel.kind.lengths || shared.kernel.kind.packed {
             self.clear_values(turn);
         }
-        Running { softmax, weights: p.packed(shared.kernel.dtype), values, turn }
+        ConsumerState { softmax, weights: p.packed(shared.kernel.dtype), values, turn }
     }
 
     /// Values behind the last key are in the tensor where sequences have lengths of their own: weights of 0 do not leave out what
@@ -494,7 +528,7 @@ impl<'k> Consumer<'_, 'k> {
     fn clear_values(&self, turn: PipelineState<'k>) {
         let (k, shared) = (self.k(), self.shared);
         shared.values.consumer_wait(turn);
-        let left = (shared.block.span.keys - shared.tour.last).max(0i32).to_u32();
+        let left = (shared.block.span.keys - shared.key_tiles.last).max(0i32).to_u32();
         let threads = self.config().multiplying();
         shared.tiles.values.clear_from(shared.values_tile(turn), left, (k.thread_idx(), threads));
         k.fence_shared_copies();
@@ -502,7 +536,7 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// The next tile, whose first key is `key`: its weights, while the values of the one before are added.
-    fn tile(&self, key: I32<'k>, masked: bool, state: Running<'k>) -> Running<'k> {
+    fn tile(&self, key: I32<'k>, masked: bool, state: ConsumerState<'k>) -> ConsumerState<'k> {
         let (k, shared) = (self.k(), self.shared);
         let scorer = &shared.block.scorer;
         let turn = shared.keys.next(state.turn);
@@ -515,7 +549,7 @@ impl<'k> Consumer<'_, 'k> {
         let scores = self.scores(&products, key, masked);
         let row_max = scores.row_max();
         let rescale = || state.softmax.rescaled(scorer, &row_max);
-        let far = self.config().patient.then(|| state.softmax.is_far_below(scorer, &row_max));
+        let far = self.config().lazy_rescale.then(|| state.softmax.is_far_below(scorer, &row_max));
         let (softmax, factors) = match far {
             None => rescale(),
             Some(far) => k.if_else(far, rescale, || {
@@ -531,7 +565,7 @@ impl<'k> Consumer<'_, 'k> {
             None => rescale(),
             Some(far) => k.if_(far, rescale),
         }
-        Running { softmax, weights: p.packed(shared.kernel.dtype), values: state.values, turn }
+        ConsumerState { softmax, weights: p.packed(shared.kernel.dtype), values: state.values, turn }
     }
 
     /// The scores of products with the keys from `key` on.
@@ -545,7 +579,7 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// Writes the normalised values and the logarithms.
-    fn store(&self, a: &ForwardParams<'k>, state: Running<'k>) {
+    fn store(&self, a: &WgmmaForwardParams<'k>, state: ConsumerState<'k>) {
         let (k, block) = (self.k(), &self.shared.block);
         let p = Problem::of(a.problem);
         let queries: Vec<_> = self.place.rows.iter().map(|row| block.first + row.to_i32()).collect();

@@ -5,14 +5,15 @@ use warpwright_dsl::{MmaAtom, kernel_args};
 
 use super::super::backward::{Gradients, Sweep, SweepArgs, SweepParams};
 use super::super::forward::{Forward, ResultArgs, Results};
-use super::super::score::{Problem, ProblemArgs, ScoreKind, View};
-use super::super::tensor_core::{TensorCore, TensorCoreEngine};
-use super::super::tuning::{Config, Work};
-use super::{Copied, Pairs, PairsEngine, TILE};
+use super::super::mma::{Mma, MmaEngine};
+use super::{Copied, SplitF16, SplitF16Engine, TILE};
+use crate::attention::layout::BlockLayout;
+use crate::attention::score::{Problem, ProblemArgs, ScoreKind, View};
+use crate::attention::tuning::{Config, Work};
 
 kernel_args! {
     /// As `forward::ForwardArgs`, and copies of queries, keys and values with so many rows a head.
-    pub(super) struct ForwardArgs => ForwardParams {
+    pub(in crate::attention) struct SplitF16ForwardArgs => SplitF16ForwardParams {
         problem: ProblemArgs, results: ResultArgs,
         copies: [In<Elem>; 3], factors: [In<f32>; 3],
         /// Of queries and of keys.
@@ -22,7 +23,7 @@ kernel_args! {
 
 kernel_args! {
     /// As `backward::SweepArgs`, and copies, that of the gradient of the result last.
-    pub(super) struct PairsSweepArgs => PairsSweepParams {
+    pub(in crate::attention) struct SplitF16SweepArgs => SplitF16SweepParams {
         sweep: SweepArgs,
         copies: [In<Elem>; 4], factors: [In<f32>; 4],
         /// Of queries and of keys.
@@ -31,16 +32,16 @@ kernel_args! {
 }
 
 /// A copy: pairs and factors.
-type Parts<'k> = (Ptr<'k, Read, Elem>, Ptr<'k, Read, f32>);
+type SplitTensor<'k> = (Ptr<'k, Read, Elem>, Ptr<'k, Read, f32>);
 
 /// The copies of a problem.
 #[derive(Clone, Copy, Debug)]
 struct Copies<'k> {
-    q: Parts<'k>,
-    k: Parts<'k>,
-    v: Parts<'k>,
+    q: SplitTensor<'k>,
+    k: SplitTensor<'k>,
+    v: SplitTensor<'k>,
     /// Of the gradient of the result.
-    dy: Option<Parts<'k>>,
+    dy: Option<SplitTensor<'k>>,
     /// Rows of a head of queries and of keys.
     pitches: [U32<'k>; 2],
     width: u32,
@@ -84,57 +85,33 @@ impl<'k> Copies<'k> {
 
 /// Where a kernel reads the operands of a block from: it leaves blocks that the other one computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum From {
+pub(in crate::attention) enum Operands {
     /// From copies, if they [suit](Copies::suit).
-    Copies(Pairs),
+    Copies(SplitF16),
     /// From the tensors themselves, if copies do not suit.
-    Tensors(TensorCore),
+    Tensors(Mma),
 }
 
-impl From {
-    /// Threads of a block.
-    const fn threads(self) -> u32 {
+impl Operands {
+    /// The layout of a block.
+    pub(in crate::attention) fn layout(&self) -> &dyn BlockLayout {
         match self {
-            Self::Copies(pairs) => pairs.threads(),
-            Self::Tensors(tensors) => tensors.threads(),
-        }
-    }
-
-    /// Rows of a block.
-    pub(super) const fn rows(self) -> u32 {
-        match self {
-            Self::Copies(pairs) => pairs.rows(),
-            Self::Tensors(tensors) => tensors.rows(),
-        }
-    }
-
-    /// Bytes of dynamic shared memory, with so many tiles of own rows.
-    pub(super) const fn shared_bytes(self, own: u32) -> u32 {
-        match self {
-            Self::Copies(pairs) => pairs.pairs().shared_elements(own) * 2,
-            Self::Tensors(tensors) => tensors.shared_elements(own) * 4,
-        }
-    }
-
-    /// Elements of a row.
-    const fn width(self) -> u32 {
-        match self {
-            Self::Copies(pairs) => pairs.width,
-            Self::Tensors(tensors) => tensors.width,
+            Self::Copies(halves) => halves,
+            Self::Tensors(tensors) => tensors,
         }
     }
 
     fn name(self) -> String {
         match self {
-            Self::Copies(pairs) => pairs.name(),
+            Self::Copies(halves) => halves.name(),
             Self::Tensors(tensors) => format!("unpaired_{}", tensors.name()),
         }
     }
 
-    /// What the tiles are for kernels that do not ask where they come from.
+    /// The tiles, for kernels that do not ask where they come from.
     const fn config(self) -> Config {
-        Config::TensorCore(match self {
-            Self::Copies(pairs) => pairs.pairs(),
+        Config::Mma(match self {
+            Self::Copies(halves) => halves.halves(),
             Self::Tensors(tensors) => tensors,
         })
     }
@@ -147,37 +124,37 @@ fn dtypes() -> DTypes {
 
 /// [`Forward`] of `f32` from copies.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PairsForward {
-    pub(super) kind: ScoreKind,
-    pub(super) from: From,
+pub(in crate::attention) struct SplitF16Forward {
+    pub(in crate::attention) kind: ScoreKind,
+    pub(in crate::attention) from: Operands,
 }
 
-impl KernelDef for PairsForward {
-    type Args = ForwardArgs;
+impl KernelDef for SplitF16Forward {
+    type Args = SplitF16ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(
             format!("attention_f32_{}{}", self.from.name(), self.kind.name()),
-            BlockDim::x(self.from.threads()),
+            BlockDim::x(self.from.layout().threads()),
         )
         .dtypes(dtypes())
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, a: SplitF16ForwardParams<'k>) {
         let results = Results::of(a.results);
         let [q, k_copy, v] = [0, 1, 2].map(|i: usize| (a.copies[i], a.factors[i]));
-        let width = self.from.width();
+        let width = self.from.layout().width();
         let copies = Copies { q, k: k_copy, v, dy: None, pitches: a.pitches, width };
         let p = Problem::of(a.problem);
         let [_, head, batch] = p.place(k, false);
         let suit = copies.suit(k, &p, (head, k.lit(1u32)), p.key_head(head), batch);
         let forward = Forward { dtype: DType::F32, kind: self.kind, config: self.from.config() };
         match self.from {
-            From::Copies(pairs) => k.if_(suit, || {
-                forward.body(k, copies.of(p).0, results, PairsEngine::new(k, pairs, 1));
+            Operands::Copies(pairs) => k.if_(suit, || {
+                forward.body(k, copies.of(p).0, results, SplitF16Engine::new(k, pairs, 1));
             }),
-            From::Tensors(tensors) => k.if_(!suit, || {
-                forward.body(k, p, results, TensorCoreEngine::new(k, tensors, MmaAtom::Tf32, 1));
+            Operands::Tensors(tensors) => k.if_(!suit, || {
+                forward.body(k, p, results, MmaEngine::new(k, tensors, MmaAtom::Tf32, 1));
             }),
         }
     }
@@ -185,30 +162,30 @@ impl KernelDef for PairsForward {
 
 /// [`Sweep`] of `f32` from copies.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PairsSweep {
-    pub(super) work: Work,
-    pub(super) kind: ScoreKind,
-    pub(super) from: From,
+pub(in crate::attention) struct SplitF16Sweep {
+    pub(in crate::attention) work: Work,
+    pub(in crate::attention) kind: ScoreKind,
+    pub(in crate::attention) from: Operands,
 }
 
-impl KernelDef for PairsSweep {
-    type Args = PairsSweepArgs;
+impl KernelDef for SplitF16Sweep {
+    type Args = SplitF16SweepArgs;
 
     fn spec(&self) -> KernelSpec {
         let Self { work, kind, from } = self;
         KernelSpec::new(
             format!("attention_backward_{}_f32_{}{}", work.gradients(), from.name(), kind.name()),
-            BlockDim::x(self.from.threads()),
+            BlockDim::x(self.from.layout().threads()),
         )
         .dtypes(dtypes())
     }
 
-    fn build<'k>(&self, k: K<'k>, a: PairsSweepParams<'k>) {
+    fn build<'k>(&self, k: K<'k>, a: SplitF16SweepParams<'k>) {
         let SweepParams { problem, dy, statistics, first, second } = a.sweep;
         let (p, dy, work) = (Problem::of(problem), View::of(dy), self.work);
         let gradients = Gradients { first: View::of(first), second: View::of(second), statistics };
         let [q, k_copy, v, of_dy] = [0, 1, 2, 3].map(|i: usize| (a.copies[i], a.factors[i]));
-        let width = self.from.width();
+        let width = self.from.layout().width();
         let copies = Copies { q, k: k_copy, v, dy: Some(of_dy), pitches: a.pitches, width };
         let [_, head, batch] = p.place(k, false);
         let suit = if work == Work::Queries {
@@ -218,13 +195,13 @@ impl KernelDef for PairsSweep {
         };
         let sweep = Sweep { work, dtype: DType::F32, kind: self.kind, config: self.from.config() };
         match self.from {
-            From::Copies(pairs) => k.if_(suit, || {
+            Operands::Copies(pairs) => k.if_(suit, || {
                 let (copied, dy_copied) = copies.of(p);
-                let engine = PairsEngine::new(k, pairs, work.own());
+                let engine = SplitF16Engine::new(k, pairs, work.own());
                 sweep.body(k, (copied, dy_copied.unwrap_or(dy)), gradients, &engine);
             }),
-            From::Tensors(tensors) => k.if_(!suit, || {
-                let engine = TensorCoreEngine::new(k, tensors, MmaAtom::Tf32, work.own());
+            Operands::Tensors(tensors) => k.if_(!suit, || {
+                let engine = MmaEngine::new(k, tensors, MmaAtom::Tf32, work.own());
                 sweep.body(k, (p, dy), gradients, &engine);
             }),
         }

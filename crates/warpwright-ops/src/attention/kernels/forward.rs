@@ -5,29 +5,29 @@ use warpwright_dsl::{accumulate, kernel_args};
 
 use super::dropout::Keys;
 use super::engine::Engine;
-use super::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, View};
+use super::mma::{self, MmaEngine};
 use super::simt::SimtEngine;
 use super::softmax::{LseRows, OnlineSoftmax};
-use super::tensor_core::{self, TensorCoreEngine};
-use super::tuning::Config;
+use crate::attention::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, View};
+use crate::attention::tuning::Config;
 
 kernel_args! {
     /// What a forward kernel writes, and the sinks.
-    pub(super) struct ResultArgs => ResultParams {
+    pub(in crate::attention) struct ResultArgs => ResultParams {
         o: Strided<Out<Elem>, 3>, lse: Out<Elem>, sinks: Optional<In<f32>>,
     }
 }
 
 kernel_args! {
     /// `o = softmax(score(q k)) v` and `lse`, the logarithms of the sums.
-    pub(super) struct ForwardArgs => ForwardParams { problem: ProblemArgs, results: ResultArgs }
+    pub(in crate::attention) struct ForwardArgs => ForwardParams { problem: ProblemArgs, results: ResultArgs }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Forward {
-    pub(super) dtype: DType,
-    pub(super) kind: ScoreKind,
-    pub(super) config: Config,
+pub(in crate::attention) struct Forward {
+    pub(in crate::attention) dtype: DType,
+    pub(in crate::attention) kind: ScoreKind,
+    pub(in crate::attention) config: Config,
 }
 
 impl KernelDef for Forward {
@@ -35,11 +35,11 @@ impl KernelDef for Forward {
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(
-            format!("attention_{}_{}{}", self.dtype, self.config.name(), self.kind.name()),
-            BlockDim::x(self.config.threads()),
+            format!("attention_{}_{}{}", self.dtype, self.config.layout().name(), self.kind.name()),
+            BlockDim::x(self.config.layout().threads()),
         )
-        .dtypes(DTypes::all(self.dtype).with("results.lse", super::statistics_type(self.dtype)))
-        .min_blocks_per_sm(self.config.min_blocks_per_sm(self.dtype))
+        .dtypes(DTypes::all(self.dtype).with("results.lse", crate::attention::statistics_type(self.dtype)))
+        .min_blocks_per_sm(self.config.layout().min_blocks_per_sm(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -49,8 +49,8 @@ impl KernelDef for Forward {
                 let engine = SimtEngine::new(k, simt, self.dtype, 1);
                 self.body::<A, _>(k, Problem::of(a.problem), results, engine);
             }),
-            Config::TensorCore(tensor) => {
-                let engine = TensorCoreEngine::new(k, tensor, tensor_core::atom(self.dtype), 1);
+            Config::Mma(tensor) => {
+                let engine = MmaEngine::new(k, tensor, mma::atom(self.dtype), 1);
                 self.body(k, Problem::of(a.problem), results, engine);
             }
         }
@@ -59,20 +59,20 @@ impl KernelDef for Forward {
 
 /// What the kernel writes, and the sinks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Results<'k> {
-    pub(super) o: View<'k, Write>,
-    pub(super) lse: Ptr<'k, Write, Elem>,
-    pub(super) sink: Sink<'k>,
+pub(in crate::attention) struct Results<'k> {
+    pub(in crate::attention) o: View<'k, Write>,
+    pub(in crate::attention) lse: Ptr<'k, Write, Elem>,
+    pub(in crate::attention) sink: Sink<'k>,
 }
 
 impl<'k> Results<'k> {
-    pub(super) fn of(a: ResultParams<'k>) -> Self {
+    pub(in crate::attention) fn of(a: ResultParams<'k>) -> Self {
         Self { o: View::of(a.o), lse: a.lse, sink: Sink::of(a.sinks) }
     }
 }
 
 impl Forward {
-    pub(super) fn body<'k, A: Float, E: Engine<'k, A>>(
+    pub(in crate::attention) fn body<'k, A: Float, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         p: Problem<'k>,
@@ -81,7 +81,7 @@ impl Forward {
     ) where
         Elem: Access<A>,
     {
-        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let QueryBlock { head, first, span, scorer, q, sources } =
             QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
         let q = engine.load_stationary(k, q, first, 0);

@@ -5,39 +5,44 @@
 //! each warp is a team: it walks over tiles of 16 keys of its own, with copies of several on their way, and meets the
 //! others at the end. Keys and values may lie in pages.
 
+pub(in crate::attention) mod combine;
+mod tma;
+
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{StridedPtr, TensorMapArg, accumulate, kernel_args};
 
 use super::engine::{Engine, Form, Pages, Place, Source};
 use super::forward::{ResultArgs, ResultParams};
-use super::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Sink, Span};
+use super::mma::MmaEngine;
 use super::simt::SimtEngine;
 use super::softmax::OnlineSoftmax;
-use super::streams::{StreamEngine, Streams};
-use super::tensor_core::TensorCoreEngine;
-use super::tuning::DecodeConfig;
+use crate::attention::layout::DecodeLayout;
+use crate::attention::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Sink, Span};
+use crate::attention::tuning::{DecodeMma, Simt};
+pub use tma::DecodeTma;
+use tma::TmaEngine;
 
 kernel_args! {
     /// The parts of the result where several blocks share the keys of a head: `splits` times `rows` rows.
-    pub(super) struct PartArgs => PartParams { o: Out<Elem>, lse: Out<Elem>, splits: u32, rows: u64 }
+    pub(in crate::attention) struct PartArgs => PartParams { o: Out<Elem>, lse: Out<Elem>, splits: u32, rows: u64 }
 }
 
 kernel_args! {
     /// Where keys and values lie in pages: numbers of the pages of each sequence, how many of them there are for one, rows of
     /// a page as a power of two, and pages that exist.
-    pub(super) struct PageArgs => PageParams { table: Optional<In<i32>>, step: u64, shift: u32, count: u32 }
+    pub(in crate::attention) struct PageArgs => PageParams { table: Optional<In<i32>>, step: u64, shift: u32, count: u32 }
 }
 
 kernel_args! {
     /// `o` and `lse` where one block has all keys of a head, and its part of both in `parts` elsewhere.
-    pub(super) struct DecodeArgs => DecodeParams {
+    pub(in crate::attention) struct DecodeArgs => DecodeParams {
         problem: ProblemArgs, results: ResultArgs, parts: PartArgs, pages: PageArgs,
     }
 }
 
 kernel_args! {
     /// The same with keys and values as tensor copies reach them.
-    pub(super) struct StreamArgs => StreamParams { of: DecodeArgs, k_boxes: TensorMapArg, v_boxes: TensorMapArg }
+    pub(in crate::attention) struct TmaDecodeArgs => TmaDecodeParams { of: DecodeArgs, k_boxes: TensorMapArg, v_boxes: TensorMapArg }
 }
 
 /// [`DecodeArgs`] in a kernel.
@@ -59,69 +64,77 @@ impl<'k> Task<'k> {
     }
 }
 
+/// The kernel of a layout.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Decode {
-    pub(super) dtype: DType,
-    pub(super) kind: ScoreKind,
-    pub(super) config: DecodeConfig,
+pub(in crate::attention) struct Decode<L> {
+    pub(in crate::attention) dtype: DType,
+    pub(in crate::attention) kind: ScoreKind,
+    pub(in crate::attention) layout: L,
 }
 
-impl KernelDef for Decode {
+impl KernelDef for Decode<Simt> {
     type Args = DecodeArgs;
 
     fn spec(&self) -> KernelSpec {
-        self.spec_with(["results.lse", "parts"])
+        self.body().spec(["results.lse", "parts"])
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: DecodeParams<'k>) {
+        k.start_next_grid();
+        accumulate!(self.dtype, |A| {
+            let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
+            let engine = SimtEngine::new(k, self.layout, self.dtype, 1);
+            self.body().build::<A, _>(k, Task::of(a), &engine, k.lit(0u32), grid);
+        });
+    }
+}
+
+impl KernelDef for Decode<DecodeMma> {
+    type Args = DecodeArgs;
+
+    fn spec(&self) -> KernelSpec {
+        self.body().spec(["results.lse", "parts"])
     }
 
     fn build<'k>(&self, k: K<'k>, a: DecodeParams<'k>) {
         k.start_next_grid();
         let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
-        match self.config {
-            DecodeConfig::Simt(simt) => accumulate!(self.dtype, |A| {
-                let engine = SimtEngine::new(k, simt, self.dtype, 1);
-                self.body::<A, _>(k, Task::of(a), &engine, k.lit(0u32), grid);
-            }),
-            DecodeConfig::TensorCore(teams) => {
-                let engine = TensorCoreEngine::alone(k, teams, super::tensor_core::atom(self.dtype));
-                self.body(k, Task::of(a), &engine, k.warp_idx(), grid);
-            }
-            // Those have other arguments.
-            DecodeConfig::Streams(_) => {}
-        }
+        let engine = MmaEngine::alone(k, self.layout, super::mma::atom(self.dtype));
+        self.body().build(k, Task::of(a), &engine, k.warp_idx(), grid);
     }
 }
 
-/// The kernel for keys and values that tensor copies reach.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StreamDecode {
-    pub(super) dtype: DType,
-    pub(super) kind: ScoreKind,
-    pub(super) config: Streams,
-}
-
-impl KernelDef for StreamDecode {
-    type Args = StreamArgs;
+/// Tensor copies bring keys and values.
+impl KernelDef for Decode<DecodeTma> {
+    type Args = TmaDecodeArgs;
 
     fn spec(&self) -> KernelSpec {
-        self.kernel().spec_with(["of.results.lse", "of.parts"])
+        self.body().spec(["of.results.lse", "of.parts"])
     }
 
-    fn build<'k>(&self, k: K<'k>, a: StreamParams<'k>) {
-        let kernel = self.kernel();
+    fn build<'k>(&self, k: K<'k>, a: TmaDecodeParams<'k>) {
         k.start_next_grid();
         let (task, team) = (Task::of(a.of), k.warp_idx());
         let boxes = [a.k_boxes, a.v_boxes];
         let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
         let of = [grid[1], grid[2]];
-        let engine = StreamEngine::new(k, self.config, self.dtype, boxes, of, self.kind.lengths);
-        kernel.body(k, task, &engine, team, grid);
+        let engine = TmaEngine::new(k, self.layout, self.dtype, boxes, of, self.kind.lengths);
+        self.body().build(k, task, &engine, team, grid);
     }
 }
 
-impl StreamDecode {
-    fn kernel(&self) -> Decode {
-        Decode { dtype: self.dtype, kind: self.kind, config: DecodeConfig::Streams(self.config) }
+impl<L: DecodeLayout> Decode<L> {
+    fn body(&self) -> DecodeBody<'_> {
+        DecodeBody { dtype: self.dtype, kind: self.kind, layout: &self.layout }
     }
+}
+
+/// The part of a kernel that all layouts share.
+#[derive(Clone, Copy)]
+struct DecodeBody<'l> {
+    dtype: DType,
+    kind: ScoreKind,
+    layout: &'l dyn DecodeLayout,
 }
 
 /// The rows of a tile: query `row / group` of query head `row % group` of the key head.
@@ -143,20 +156,20 @@ impl<'k> Rows<'k> {
     }
 }
 
-impl Decode {
-    /// What both kernels say of themselves, with the paths of arguments that are as wide as sums.
-    fn spec_with(&self, wide: [&'static str; 2]) -> KernelSpec {
-        let Self { dtype, kind, config } = self;
-        let name = format!("attention_decode_{dtype}_{}{}", config.name(), kind.name());
-        let sums = super::statistics_type(*dtype);
+impl DecodeBody<'_> {
+    /// The specification, with the paths of arguments that are as wide as sums.
+    fn spec(&self, wide: [&'static str; 2]) -> KernelSpec {
+        let Self { dtype, kind, layout } = self;
+        let name = format!("attention_decode_{dtype}_{}{}", layout.name(), kind.name());
+        let sums = crate::attention::statistics_type(*dtype);
         let dtypes = wide.into_iter().fold(DTypes::all(*dtype), |dtypes, path| dtypes.with(path, sums));
-        KernelSpec::new(name, BlockDim::x(config.threads()))
+        KernelSpec::new(name, BlockDim::x(layout.threads()))
             .dtypes(dtypes)
-            .min_blocks_per_sm(config.min_blocks_per_sm(*dtype))
+            .min_blocks_per_sm(layout.min_blocks_per_sm(*dtype))
     }
 
     /// One part of the keys of a head for a tile of its rows: `place` has the number of both, key head and batch.
-    fn body<'k, A: Float, E: Engine<'k, A>>(
+    fn build<'k, A: Float, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         a: Task<'k>,
@@ -171,21 +184,21 @@ impl Decode {
         let split = number - tile * a.parts.splits;
         let span = Span::new(self.kind, &p, batch);
         let of = Rows { group: p.group, count: p.queries * p.group, head: key_head * p.group };
-        let first = tile * self.config.rows();
+        let first = tile * self.layout.rows();
         let q = p.q.source(span.of_queries, of.head, of.count.to_i32(), p.width);
         let q = Source { form: Form::Heads { members: p.group, step: p.q.strides[2] }, ..q };
         let sources = self.sources(&a, &span, key_head, batch);
-        let columns = self.config.tile_columns().cast_signed();
-        let last = (first + (self.config.rows() - 1)).min(of.count - 1) / p.group;
+        let columns = self.layout.tile_columns().cast_signed();
+        let last = (first + (self.layout.rows() - 1)).min(of.count - 1) / p.group;
         let [from, end] = span.keys_of((first / p.group).to_i32(), last.to_i32() + 1);
         let from = from & -columns;
-        let teams = self.config.teams();
+        let teams = self.layout.teams();
         let share = |parts: U32<'k>| {
-            let tiles = ((end - from).max(0).to_u32() + (self.config.tile_columns() - 1))
-                >> self.config.tile_columns().trailing_zeros();
+            let tiles = ((end - from).max(0).to_u32() + (self.layout.tile_columns() - 1))
+                >> self.layout.tile_columns().trailing_zeros();
             ((tiles + (parts - 1)) / parts).to_i32() * columns
         };
-        let (from, end, step) = if self.config.takes_turns() {
+        let (from, end, step) = if self.layout.takes_turns() {
             let share = share(a.parts.splits);
             let from = from + split.to_i32() * share;
             (from + team.to_i32() * columns, end.min(from + share), teams.cast_signed() * columns)
@@ -217,7 +230,7 @@ impl Decode {
         });
         engine.resume(&stage);
         engine.finish(k);
-        let block = Block { rows: of, first, batch, split };
+        let block = DecodeBlock { rows: of, first, batch, split };
         let found = self.put_together(k, engine, (&place, of.count - first), team, (&softmax, &o));
         self.write(k, &a, &block, &scorers[0], &found);
     }
@@ -253,9 +266,9 @@ impl Decode {
     where
         Elem: Access<A>,
     {
-        let (rows, teams) = (self.config.rows(), self.config.teams());
-        let wide = super::statistics_type(self.dtype);
-        let pitch = self.config.width() + PADDING;
+        let (rows, teams) = (self.layout.rows(), self.layout.teams());
+        let wide = crate::attention::statistics_type(self.dtype);
+        let pitch = self.layout.width() + PADDING;
         let values = k.dynamic_shared_elem(wide);
         let [tops, sums] = [(); 2].map(|()| k.shared_elem(wide, rows * teams));
         let sum = softmax.row_sum.iter().map(|sum| k.warp_combine(engine.lanes(), sum, |a, b| a + b));
@@ -285,15 +298,15 @@ impl Decode {
         &self,
         k: K<'k>,
         a: &Task<'k>,
-        at: &Block<'k>,
+        at: &DecodeBlock<'k>,
         scorer: &Scorer<'k, A>,
         found: &Found<'k>,
     ) where
         Elem: Access<A>,
     {
         let whole = a.parts.splits.eq(1);
-        let units = Units::new(self, &a.problem, at);
-        k.for_each(k.range(k.thread_idx(), units.count, self.config.threads()), |unit| {
+        let units = Units::new(*self, &a.problem, at);
+        k.for_each(k.range(k.thread_idx(), units.count, self.layout.threads()), |unit| {
             let Unit { row, column, exists, query, head, number } = units.at(unit);
             let (lse, values) = self.of_teams(k, scorer, found, row, column);
             let first_column = exists & column.eq(0);
@@ -321,12 +334,12 @@ impl Decode {
     where
         Elem: Access<A>,
     {
-        let (rows, pitch) = (self.config.rows(), self.config.width() + PADDING);
+        let (rows, pitch) = (self.layout.rows(), self.layout.width() + PADDING);
         let place = |team: u32| row + team * rows;
-        let tops: Vec<Reg<'k, A>> = (0..self.config.teams()).map(|t| found.tops.at(place(t)).get()).collect();
+        let tops: Vec<Reg<'k, A>> = (0..self.layout.teams()).map(|t| found.tops.at(place(t)).get()).collect();
         let top = Lanes::from(tops.clone()).reduce(|a, b| a.max(b)).unwrap_or_else(|| k.lit(0.0));
         let reference = top.eq(f64::NEG_INFINITY).select(0.0, top);
-        let vector = self.config.result_vector();
+        let vector = self.layout.result_vector();
         let mut total = (k.lit::<A>(0.0), (0..vector).map(|_| k.lit::<A>(0.0)).collect::<Lanes<'k, A>>());
         for (team, top) in tops.into_iter().enumerate() {
             let factor = scorer.exp(top, reference);
@@ -353,7 +366,7 @@ struct Found<'k> {
 }
 
 /// Which part of the result a block has.
-struct Block<'k> {
+struct DecodeBlock<'k> {
     rows: Rows<'k>,
     /// The first of its rows.
     first: U32<'k>,
@@ -363,8 +376,8 @@ struct Block<'k> {
 
 /// The accesses to a block's result: so many elements of each row that exists.
 struct Units<'s, 'k> {
-    kernel: &'s Decode,
-    block: &'s Block<'k>,
+    kernel: DecodeBody<'s>,
+    block: &'s DecodeBlock<'k>,
     count: U32<'k>,
     per_row: u32,
     heads: U32<'k>,
@@ -385,16 +398,16 @@ struct Unit<'k> {
 }
 
 impl<'s, 'k> Units<'s, 'k> {
-    fn new(kernel: &'s Decode, p: &Problem<'k>, block: &'s Block<'k>) -> Self {
-        let per_row = kernel.config.width() / kernel.config.result_vector();
-        let count = (block.rows.count - block.first).min(kernel.config.rows()) * per_row;
+    fn new(kernel: DecodeBody<'s>, p: &Problem<'k>, block: &'s DecodeBlock<'k>) -> Self {
+        let per_row = kernel.layout.width() / kernel.layout.result_vector();
+        let count = (block.rows.count - block.first).min(kernel.layout.rows()) * per_row;
         Self { kernel, block, count, per_row, heads: p.heads, queries: p.queries, width: p.value_width }
     }
 
     fn at(&self, unit: U32<'k>) -> Unit<'k> {
         let Self { kernel, block, per_row, .. } = self;
         let (row, column) =
-            (unit >> per_row.trailing_zeros(), (unit & (per_row - 1)) * kernel.config.result_vector());
+            (unit >> per_row.trailing_zeros(), (unit & (per_row - 1)) * kernel.layout.result_vector());
         let (query, head) = block.rows.place(block.first + row);
         let number = (block.batch * self.heads + head).mad_wide(self.queries, query.to_u64());
         Unit { row, column, exists: column.lt(self.width), query, head, number }

@@ -5,20 +5,22 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
-use super::super::backward::PlaceArgs;
+use super::super::kernels::backward::PlaceArgs;
+use super::super::kernels::split_f16::kernels::{
+    Operands, SplitF16Forward, SplitF16ForwardArgs, SplitF16Sweep, SplitF16SweepArgs,
+};
+use super::super::kernels::split_f16::split::{SplitArgs, SplitCopy};
+use super::super::kernels::split_f16::{TILE, TILES_OF_A_BLOCK};
+use super::super::layout::BlockLayout;
 use super::super::options::{self, Common};
 use super::super::score::{ProblemArgs, ScoreKind};
-use super::super::tensor_core::TensorCore;
-use super::super::tuning::{self, Config, Pairs, Work};
+use super::super::tuning::{self, Config, Mma, SplitF16, Work};
 use super::super::{
     AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, OP,
 };
-use super::copy::{Copy, CopyArgs};
-use super::kernels::{ForwardArgs, From, PairsForward, PairsSweep, PairsSweepArgs};
-use super::{TILE, TILES_OF_A_BLOCK};
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Layout, Plan, Variant};
+use crate::plan::{self, Layout, Variant};
 use crate::tensors::{InSlot, OutSlot};
 
 /// Most elements of a tensor that is copied.
@@ -40,10 +42,10 @@ pub(in crate::attention) struct Places {
 }
 
 /// Layouts of the kernel that reads copies and of the one that computes what they do not suit.
-pub(in crate::attention) type Layouts = (Pairs, TensorCore);
+pub(in crate::attention) type Layouts = (SplitF16, Mma);
 
 /// A tensor that is copied: number among the copies, the tensor, whether its rows are queries, and its layout.
-type Copied<'a> = (u64, InSlot, bool, &'a Layout);
+type CopiedTensor<'a> = (u64, InSlot, bool, &'a Layout);
 
 impl Places {
     fn new(c: &Common, width: u32, workspace: OutSlot, before: u64) -> Self {
@@ -108,14 +110,14 @@ fn recorded_copy(
     c: &Common,
     places: &Places,
     target: Target,
-    (number, slot, queries, layout): Copied<'_>,
+    (number, slot, queries, layout): CopiedTensor<'_>,
     copies: u64,
 ) -> Result<Option<LaunchStep>, PlanError> {
     let which = usize::from(!queries);
     let (heads, pitch) = (places.heads[which], places.pitches[which]);
     let Some(grid) = c.grid(pitch / TILE, heads)? else { return Ok(None) };
     let [pairs, factors] = places.offsets(number, copies);
-    let args = CopyArgs {
+    let args = SplitArgs {
         x: Strided { data: slot.arg(), strides: options::steps(layout) },
         rows: layout.shape[1] as u32,
         width: layout.shape[3] as u32,
@@ -125,36 +127,45 @@ fn recorded_copy(
         pitch,
         lengths: Optional { value: AttentionInputs::key_lengths.arg(), given: c.kind.lengths && !queries },
     };
-    let kernel = plan::recorded(OP, &Copy { width: places.width }, target)?;
+    let kernel = plan::recorded(OP, &SplitCopy { width: places.width }, target)?;
     Ok(Some(LaunchStep::new(kernel, grid, args.values())))
 }
 
 impl AttentionDesc {
     /// The layout of the kernel that reads copies, if it takes the problem.
-    pub(in crate::attention) fn pairs(&self, c: &Common, target: Target) -> Option<Layouts> {
+    pub(in crate::attention) fn split_f16(&self, c: &Common, target: Target) -> Option<Layouts> {
         let (_, suits) = suits(c, self.dtype, &[self.q, self.k, self.v, self.o], tuning::ENOUGH_ROWS_FORWARD);
-        tuning::pairs(Work::Forward, target, c.widest(), c.kind)
+        tuning::split_f16(Work::Forward, target, c.widest(), c.kind)
             .filter(|_| suits && self.options.paged.is_none())
     }
 
-    /// The plan that reads copies, with given layouts, for comparisons.
-    ///
-    /// # Errors
-    /// As [`Operation::plan`](crate::Operation::plan); and if the target, the element type or the layouts have no such kernel.
-    pub fn plan_pairs_with(&self, target: Target, layouts: Layouts) -> Result<Plan<Self>, PlanError> {
-        let c = Common::new(self, &self.outputs())?;
-        let (taken, _) = suits(&c, self.dtype, &[self.q, self.k, self.v, self.o], 0);
-        let layouts = chosen(taken && self.options.paged.is_none(), &c, target, layouts)?;
-        let variant = Variant { alignment: 16, steps: self.pairs_steps(&c, target, layouts)? };
-        Ok(self.with_variants(&c, target, vec![variant], Self::pairs_bytes(&c, layouts)))
+    /// The layouts, if kernels that read copies take the problem with them.
+    pub(super) fn check_split_f16(
+        &self,
+        c: &Common,
+        target: Target,
+        layouts: Layouts,
+    ) -> Result<Layouts, PlanError> {
+        let (taken, _) = suits(c, self.dtype, &[self.q, self.k, self.v, self.o], 0);
+        chosen(taken && self.options.paged.is_none(), c, target, layouts)
+    }
+
+    /// The kernels that read copies.
+    pub(super) fn split_f16_variant(
+        &self,
+        c: &Common,
+        target: Target,
+        layouts: Layouts,
+    ) -> Result<Variant, PlanError> {
+        Ok(Variant { alignment: 16, steps: self.split_f16_steps(c, target, layouts)? })
     }
 
     /// Bytes of the workspace that it takes.
-    pub(in crate::attention) fn pairs_bytes(c: &Common, (pairs, _): Layouts) -> u64 {
+    pub(in crate::attention) fn split_f16_bytes(c: &Common, (pairs, _): Layouts) -> u64 {
         Places::new(c, pairs.width, AttentionArgs::workspace, 0).bytes(3)
     }
 
-    pub(in crate::attention) fn pairs_steps(
+    pub(in crate::attention) fn split_f16_steps(
         &self,
         c: &Common,
         target: Target,
@@ -171,18 +182,18 @@ impl AttentionDesc {
             steps.extend(recorded_copy(c, &places, target, copied, 3)?);
         }
         let (copies, factors) = places.written([0, 1, 2]);
-        let args = ForwardArgs {
+        let args = SplitF16ForwardArgs {
             problem: ProblemArgs::new(c),
             results: self.results(),
             copies,
             factors,
             pitches: places.pitches,
         };
-        for from in [From::Copies(pairs), From::Tensors(tensors)] {
-            let Some(grid) = c.grid(c.longest[0].div_ceil(from.rows()), c.heads)? else { continue };
-            let kernel = plan::recorded(OP, &PairsForward { kind: c.kind, from }, target)?;
+        for from in [Operands::Copies(pairs), Operands::Tensors(tensors)] {
+            let Some(grid) = c.grid(c.longest[0].div_ceil(from.layout().rows()), c.heads)? else { continue };
+            let kernel = plan::recorded(OP, &SplitF16Forward { kind: c.kind, from }, target)?;
             let step = LaunchStep::new(kernel, grid, args.values());
-            steps.push(step.with_dynamic_shared(from.shared_bytes(1)));
+            steps.push(step.with_dynamic_shared(from.layout().shared_bytes(DType::F32, 1)));
         }
         Ok(steps)
     }
@@ -195,7 +206,7 @@ impl AttentionBackwardDesc {
     }
 
     /// The layouts of the sweeps that read copies, if they take the problem, or those that somebody has chosen.
-    pub(in crate::attention) fn pairs(
+    pub(in crate::attention) fn split_f16(
         &self,
         c: &Common,
         target: Target,
@@ -207,7 +218,7 @@ impl AttentionBackwardDesc {
                 let layouts = if work == Work::Queries { queries } else { keys };
                 chosen(taken, c, target, layouts).map(Some)
             }
-            None => Ok(tuning::pairs(work, target, c.widest(), c.kind).filter(|_| suits)),
+            None => Ok(tuning::split_f16(work, target, c.widest(), c.kind).filter(|_| suits)),
         };
         let Some((first, _)) = of(Work::Queries)? else { return Ok(None) };
         let sweeps = Work::of_pairs(first.width).iter();
@@ -215,14 +226,14 @@ impl AttentionBackwardDesc {
     }
 
     /// Bytes of the workspace that they take.
-    pub(in crate::attention) fn pairs_bytes(c: &Common, sweeps: &[(Work, Layouts)]) -> u64 {
+    pub(in crate::attention) fn split_f16_bytes(c: &Common, sweeps: &[(Work, Layouts)]) -> u64 {
         sweeps.first().map_or(0, |(_, (pairs, _))| {
             Places::new(c, pairs.width, AttentionBackwardArgs::workspace, 0).bytes(4)
         })
     }
 
     /// All launches; the copies begin after so many bytes of the workspace.
-    pub(in crate::attention) fn pairs_steps(
+    pub(in crate::attention) fn split_f16_steps(
         &self,
         c: &Common,
         target: Target,
@@ -238,7 +249,7 @@ impl AttentionBackwardDesc {
             (2, AttentionInputs::v, false, &desc.v),
             (3, AttentionBackwardArgs::dy, true, &self.dy),
         ];
-        let statistics = PlaceArgs::pairs(c);
+        let statistics = PlaceArgs::interleaved(c);
         let mut steps = Vec::new();
         steps.extend(self.delta(c, target, tensors.vector, &statistics)?);
         for copied in copies {
@@ -250,15 +261,15 @@ impl AttentionBackwardDesc {
             let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, places.heads[1]) };
             let (copies, factors) = places.written([0, 1, 2, 3]);
             let sweep = self.sweep_args(c, queries);
-            let args = PairsSweepArgs { sweep, copies, factors, pitches: places.pitches };
-            for from in [From::Copies(pairs), From::Tensors(tensors)] {
-                let Some(grid) = c.grid(rows.div_ceil(from.rows()), heads)? else { continue };
-                let kernel = plan::recorded(OP, &PairsSweep { work, kind: c.kind, from }, target)?;
+            let args = SplitF16SweepArgs { sweep, copies, factors, pitches: places.pitches };
+            for from in [Operands::Copies(pairs), Operands::Tensors(tensors)] {
+                let Some(grid) = c.grid(rows.div_ceil(from.layout().rows()), heads)? else { continue };
+                let kernel = plan::recorded(OP, &SplitF16Sweep { work, kind: c.kind, from }, target)?;
                 let step = LaunchStep::new(kernel, grid, args.values());
-                steps.push(step.with_dynamic_shared(from.shared_bytes(work.own())));
+                steps.push(step.with_dynamic_shared(from.layout().shared_bytes(DType::F32, work.own())));
             }
         }
-        steps.extend(self.bias_gradient(c, target, Config::TensorCore(*tensors))?);
+        steps.extend(self.bias_gradient(c, target, Config::Mma(*tensors))?);
         steps.extend(self.sink_gradient(c, target, &statistics)?);
         Ok(steps)
     }
@@ -275,16 +286,18 @@ pub(in crate::attention) fn kernels(
         let forward = direction == Direction::Forward;
         let works = if forward { &[Work::Forward][..] } else { Work::of_pairs(width) };
         for (&work, &kind) in works.iter().flat_map(|work| kinds.iter().map(move |kind| (work, kind))) {
-            let Some((pairs, tensors)) = tuning::pairs(work, target, width as usize, kind) else { continue };
-            for from in [From::Copies(pairs), From::Tensors(tensors)] {
+            let Some((pairs, tensors)) = tuning::split_f16(work, target, width as usize, kind) else {
+                continue;
+            };
+            for from in [Operands::Copies(pairs), Operands::Tensors(tensors)] {
                 out.push(match work {
-                    Work::Forward => plan::recorded(OP, &PairsForward { kind, from }, target)?,
-                    _ => plan::recorded(OP, &PairsSweep { work, kind, from }, target)?,
+                    Work::Forward => plan::recorded(OP, &SplitF16Forward { kind, from }, target)?,
+                    _ => plan::recorded(OP, &SplitF16Sweep { work, kind, from }, target)?,
                 });
             }
         }
         if forward && target.sm >= 80 {
-            out.push(plan::recorded(OP, &Copy { width }, target)?);
+            out.push(plan::recorded(OP, &SplitCopy { width }, target)?);
         }
     }
     Ok(out)

@@ -9,9 +9,11 @@ use warpwright_dsl::prelude::*;
 
 use super::dropout::{DrawLanes, Keys};
 use super::engine::{Engine, Form, Place, Source, opaque_zero};
+use crate::attention::layout::{BlockLayout, DecodeLayout};
+use crate::attention::statistics_type;
 
 /// Lanes that share a slot.
-pub(super) const LANES: u32 = 8;
+pub(in crate::attention) const LANES: u32 = 8;
 /// Bytes of a chunk.
 const CHUNK: u32 = 16;
 /// Loads of a thread that are in flight together.
@@ -35,64 +37,65 @@ pub struct Simt {
 }
 
 impl Simt {
-    /// Threads of a block.
-    pub const fn threads(self) -> u32 {
-        self.threads
-    }
-
-    /// Elements of a row of a tile.
-    pub const fn width(self) -> u32 {
-        self.width
-    }
-
-    /// Elements of an access to rows in global memory.
-    pub const fn vector(self) -> u32 {
-        self.vector
-    }
-
-    /// Elements of an access to the result.
-    pub const fn result_vector(self) -> u32 {
-        self.vector
-    }
-
-    /// All threads walk together.
-    pub const fn teams(self) -> u32 {
-        1
-    }
-
-    /// Rows of a block.
-    pub const fn rows(self) -> u32 {
-        self.threads / LANES * self.slots
-    }
-
-    /// Columns of a tile.
-    pub const fn tile_columns(self) -> u32 {
-        LANES * self.columns
-    }
-
-    /// Blocks that should at least fit a multiprocessor. Left to itself the assembler makes room for more of them than shared
-    /// memory does, and keeps in memory what then lacks registers.
-    pub(super) fn min_blocks_per_sm(self, dtype: DType) -> Option<u32> {
-        (self.slots == 1 || dtype == DType::F64).then_some(1)
-    }
-
-    /// Elements of shared memory, with one tile of own rows or two.
-    pub const fn shared_elements(self, own: u32) -> u32 {
+    /// Elements of shared memory, with `stationary` tiles of the block's rows.
+    const fn shared_elements(self, stationary: u32) -> u32 {
         let places = if self.shared_place { 1 } else { 2 };
-        let (rows, columns) = (self.rows(), self.tile_columns());
-        (own * rows + places * columns) * self.width + rows * columns
+        let (rows, columns) = (self.threads / LANES * self.slots, LANES * self.columns);
+        (stationary * rows + places * columns) * self.width + rows * columns
     }
+}
 
-    pub(super) fn name(self) -> String {
+impl BlockLayout for Simt {
+    fn name(&self) -> String {
         let place = if self.shared_place { "s" } else { "" };
         let Self { threads, slots, columns, width, vector, .. } = self;
         format!("simt_t{threads}r{slots}c{columns}d{width}x{vector}{place}")
+    }
+
+    fn threads(&self) -> u32 {
+        self.threads
+    }
+
+    fn rows(&self) -> u32 {
+        self.threads / LANES * self.slots
+    }
+
+    fn tile_columns(&self) -> u32 {
+        LANES * self.columns
+    }
+
+    fn width(&self) -> u32 {
+        self.width
+    }
+
+    fn vector(&self) -> u32 {
+        self.vector
+    }
+
+    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
+        self.shared_elements(stationary) * statistics_type(dtype).bytes() as u32
+    }
+
+    /// Left to itself the assembler makes room for more blocks than shared memory does, and keeps in memory what then lacks registers.
+    fn min_blocks_per_sm(&self, dtype: DType) -> Option<u32> {
+        (self.slots == 1 || dtype == DType::F64).then_some(1)
+    }
+}
+
+/// All threads walk together.
+impl DecodeLayout for Simt {
+    fn teams(&self) -> u32 {
+        1
+    }
+
+    fn result_vector(&self) -> u32 {
+        self.vector
     }
 }
 
 /// A layout with its registers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SimtEngine<'k> {
+pub(in crate::attention) struct SimtEngine<'k> {
     config: Simt,
     /// The accumulate type.
     dtype: DType,
@@ -108,13 +111,13 @@ pub(super) struct SimtEngine<'k> {
 
 /// Rows of chunks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SimtTile<'k> {
+pub(in crate::attention) struct SimtTile<'k> {
     data: Ptr<'k, Shared, Elem>,
     rows: u32,
 }
 
 impl<'k> SimtEngine<'k> {
-    pub(super) fn new(k: K<'k>, config: Simt, dtype: DType, own: u32) -> Self {
+    pub(in crate::attention) fn new(k: K<'k>, config: Simt, dtype: DType, own: u32) -> Self {
         let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let memory = k.dynamic_shared_elem(dtype);
         let thread = k.thread_idx();

@@ -3,16 +3,16 @@
 
 use warpwright_dsl::prelude::*;
 
-use super::score::{Scorer, Sink};
+use crate::attention::score::{Scorer, Sink};
 
 /// The running softmax of a thread's rows.
 #[derive(Clone, Debug)]
-pub(super) struct OnlineSoftmax<'k, A: Float> {
+pub(in crate::attention) struct OnlineSoftmax<'k, A: Float> {
     /// What exponentials are relative to: the greatest score of a row, or one from which no score is
     /// [far above](Scorer::above).
-    pub(super) row_max: RowVector<'k, A>,
+    pub(in crate::attention) row_max: RowVector<'k, A>,
     /// The lane's part of the sum of exponentials.
-    pub(super) row_sum: RowVector<'k, A>,
+    pub(in crate::attention) row_sum: RowVector<'k, A>,
 }
 
 impl<'k, A: Float> Carry<'k> for OnlineSoftmax<'k, A> {
@@ -32,7 +32,7 @@ where
     Elem: Access<A>,
 {
     /// Before the first key of `rows` rows.
-    pub(super) fn new(k: K<'k>, rows: usize) -> Self {
+    pub(in crate::attention) fn new(k: K<'k>, rows: usize) -> Self {
         Self {
             row_max: (0..rows).map(|_| k.lit::<A>(f64::NEG_INFINITY)).collect(),
             row_sum: (0..rows).map(|_| k.lit::<A>(0.0)).collect(),
@@ -40,16 +40,19 @@ where
     }
 
     /// After the first tile of keys: its exponentials, and the state.
-    pub(super) fn first(scorer: &Scorer<'k, A>, scores: &RegTile<'k, A>) -> (RegTile<'k, A>, Self) {
+    pub(in crate::attention) fn first(
+        scorer: &Scorer<'k, A>,
+        scores: &RegTile<'k, A>,
+    ) -> (RegTile<'k, A>, Self) {
         let row_max = scores.row_max();
         let row_sum = row_max.map(|max| max.k().lit::<A>(0.0));
         Self { row_max, row_sum }.exp(scorer, scores)
     }
 
     /// The next tile of keys: its exponentials, the state, and `o`, the weighted sum of values so far, relative to the new maximum.
-    /// With `lazy_rescale` the reference stays where no score is far above it, which saves most of that work, but costs a branch,
+    /// With `lazy_rescale` the reference is_persistent where no score is far above it, which saves most of that work, but costs a branch,
     /// around which the assembler does not mix instructions.
-    pub(super) fn update(
+    pub(in crate::attention) fn update(
         self,
         k: K<'k>,
         scorer: &Scorer<'k, A>,
@@ -73,7 +76,7 @@ where
     }
 
     /// The state relative to the greater of its maximum and `row_max`, and what sums so far are multiplied by for that.
-    pub(super) fn rescaled(
+    pub(in crate::attention) fn rescaled(
         &self,
         scorer: &Scorer<'k, A>,
         row_max: &RowVector<'k, A>,
@@ -85,14 +88,22 @@ where
     }
 
     /// Whether a maximum of any lane of the warp is [far above](Scorer::above) the state's.
-    pub(super) fn is_far_below(&self, scorer: &Scorer<'k, A>, row_max: &RowVector<'k, A>) -> Pred<'k> {
+    pub(in crate::attention) fn is_far_below(
+        &self,
+        scorer: &Scorer<'k, A>,
+        row_max: &RowVector<'k, A>,
+    ) -> Pred<'k> {
         let above = row_max.iter().zip(self.row_max.iter()).map(|(max, old)| scorer.above(max, old));
         above.reduce(|a, b| a | b).unwrap_or_else(|| scorer.scale().k().lit(true)).vote_any()
     }
 
     /// Exponentials of scores relative to the state's maximum, which also counts them. A NaN shows in the sum; the maximum may pass
     /// over it.
-    pub(super) fn exp(self, scorer: &Scorer<'k, A>, scores: &RegTile<'k, A>) -> (RegTile<'k, A>, Self) {
+    pub(in crate::attention) fn exp(
+        self,
+        scorer: &Scorer<'k, A>,
+        scores: &RegTile<'k, A>,
+    ) -> (RegTile<'k, A>, Self) {
         let mut row_sum = Vec::new();
         let p = scores.map_rows(|row, scores| {
             let max = finite(self.row_max[row]);
@@ -104,7 +115,7 @@ where
     }
 
     /// Writes `lse`, and returns what the weighted sums of values are multiplied by.
-    pub(super) fn finalize(
+    pub(in crate::attention) fn finalize(
         &self,
         k: K<'k>,
         scorer: &Scorer<'k, A>,
@@ -138,11 +149,11 @@ fn finite<A: Float>(max: Reg<'_, A>) -> Reg<'_, A> {
 }
 
 /// The queries of a thread's rows, and where their logarithms go.
-pub(super) struct LseRows<'k> {
-    pub(super) queries: Vec<I32<'k>>,
+pub(in crate::attention) struct LseRows<'k> {
+    pub(in crate::attention) queries: Vec<I32<'k>>,
     /// Whether this lane writes.
-    pub(super) writes: Pred<'k>,
-    pub(super) head: U32<'k>,
-    pub(super) lse: Ptr<'k, Write, Elem>,
-    pub(super) sink: Sink<'k>,
+    pub(in crate::attention) writes: Pred<'k>,
+    pub(in crate::attention) head: U32<'k>,
+    pub(in crate::attention) lse: Ptr<'k, Write, Elem>,
+    pub(in crate::attention) sink: Sink<'k>,
 }

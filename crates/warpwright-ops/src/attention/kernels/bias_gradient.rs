@@ -9,14 +9,14 @@ use warpwright_dsl::{accumulate, kernel_args};
 use super::backward::{PlaceArgs, Statistics, gradient_of_score};
 use super::dropout::Keys;
 use super::engine::{Engine, opaque_zero};
-use super::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
+use super::mma::{self, MmaEngine};
 use super::simt::SimtEngine;
-use super::tensor_core::{self, TensorCoreEngine};
-use super::tuning::Config;
+use crate::attention::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
+use crate::attention::tuning::Config;
 
 kernel_args! {
     /// The gradient of a bias from `do` and [`Statistics`].
-    pub(super) struct BiasArgs => BiasParams {
+    pub(in crate::attention) struct BiasArgs => BiasParams {
         problem: ProblemArgs, dy: Strided<In<Elem>, 3>, statistics: In<Elem>,
         dbias: Strided<Out<Elem>, 4>,
         /// 1 for each of batch, head, row and column that is broadcast.
@@ -28,10 +28,10 @@ kernel_args! {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BiasGradient {
-    pub(super) dtype: DType,
-    pub(super) kind: ScoreKind,
-    pub(super) config: Config,
+pub(in crate::attention) struct BiasGradient {
+    pub(in crate::attention) dtype: DType,
+    pub(in crate::attention) kind: ScoreKind,
+    pub(in crate::attention) config: Config,
 }
 
 impl KernelDef for BiasGradient {
@@ -40,14 +40,19 @@ impl KernelDef for BiasGradient {
     fn spec(&self) -> KernelSpec {
         let min_blocks_per_sm = match self.config {
             // The assembler would aim at more blocks than the loops leave registers for.
-            Config::TensorCore(_) if self.dtype == DType::F32 => Some(1),
-            config => config.min_blocks_per_sm(self.dtype),
+            Config::Mma(_) if self.dtype == DType::F32 => Some(1),
+            config => config.layout().min_blocks_per_sm(self.dtype),
         };
         KernelSpec::new(
-            format!("attention_backward_bias_{}_{}{}", self.dtype, self.config.name(), self.kind.name()),
-            BlockDim::x(self.config.threads()),
+            format!(
+                "attention_backward_bias_{}_{}{}",
+                self.dtype,
+                self.config.layout().name(),
+                self.kind.name()
+            ),
+            BlockDim::x(self.config.layout().threads()),
         )
-        .dtypes(DTypes::all(self.dtype).with("statistics", super::statistics_type(self.dtype)))
+        .dtypes(DTypes::all(self.dtype).with("statistics", crate::attention::statistics_type(self.dtype)))
         .min_blocks_per_sm(min_blocks_per_sm)
     }
 
@@ -56,8 +61,8 @@ impl KernelDef for BiasGradient {
             Config::Simt(simt) => accumulate!(self.dtype, |A| {
                 self.body::<A, _>(k, a, &SimtEngine::new(k, simt, self.dtype, 2));
             }),
-            Config::TensorCore(tensor) => {
-                self.body(k, a, &TensorCoreEngine::new(k, tensor, tensor_core::atom(self.dtype), 2));
+            Config::Mma(tensor) => {
+                self.body(k, a, &MmaEngine::new(k, tensor, mma::atom(self.dtype), 2));
             }
         }
     }
@@ -92,7 +97,7 @@ impl BiasGradient {
         Elem: Access<A>,
     {
         let p = Problem::of(a.problem);
-        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let tiles = |extent: U32<'k>, size: u32| (extent + (size - 1)) / size;
         let (row_tiles, column_tiles) = (tiles(a.longest[0], rows), tiles(a.longest[1], columns));
         // The bias' tiles along x: columns first, one where the dimension is broadcast.
@@ -143,7 +148,7 @@ impl BiasGradient {
         let sources = p.columns(&span, p.key_head(head));
         let dy = View::of(a.dy);
         // Of keys that do not exist zeros are loaded.
-        let end = at + self.config.tile_columns().cast_signed();
+        let end = at + self.config.layout().tile_columns().cast_signed();
         // The rows of the turn before have been read. Addresses are computed again for each tile instead of being kept.
         k.barrier();
         let again = if engine.register_bound() { first + opaque_zero(at).to_i32() } else { first };
@@ -184,9 +189,9 @@ impl BiasGradient {
     ) where
         Elem: Access<A>,
     {
-        let (rows, columns) = (self.config.rows(), self.config.tile_columns());
+        let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let pitch = columns + 1;
-        let memory = k.dynamic_shared_elem(super::statistics_type(self.dtype));
+        let memory = k.dynamic_shared_elem(crate::attention::statistics_type(self.dtype));
         let place = engine.product_place(k);
         k.barrier();
         for (row, sums) in place.rows.iter().zip(sum.rows()) {
@@ -202,7 +207,7 @@ impl BiasGradient {
         let extents = [extent(of_row, a.longest[0]), extent(of_column, a.longest[1])];
         let [of_batch, of_head, along_row, along_column] = a.dbias.strides;
         let to = a.dbias.data.at(k.block_idx_z().to_u64() * of_batch + k.block_idx_y().to_u64() * of_head);
-        k.for_each(k.range(k.thread_idx(), own_rows * own_columns, self.config.threads()), |unit| {
+        k.for_each(k.range(k.thread_idx(), own_rows * own_columns, self.config.layout().threads()), |unit| {
             let row = unit / own_columns;
             let column = unit - row * own_columns;
             let total = k.fold(k.range(0u32, more_rows, 1u32), k.lit::<A>(0.0), |down, total| {
@@ -221,7 +226,7 @@ impl BiasGradient {
 
 kernel_args! {
     /// The gradients of the sinks from `lse` and [`Statistics`].
-    pub(super) struct SinkArgs => SinkParams {
+    pub(in crate::attention) struct SinkArgs => SinkParams {
         problem: ProblemArgs,
         sinks: In<f32>, lse: In<Elem>, statistics: In<Elem>, dsinks: Out<f32>, batches: u32,
         places: PlaceArgs,
@@ -230,9 +235,9 @@ kernel_args! {
 
 /// A block for each head: `dsink = -sum_i e^(sink - lse_i) delta_i`, since the sink has no value.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SinkGradient {
-    pub(super) dtype: DType,
-    pub(super) kind: ScoreKind,
+pub(in crate::attention) struct SinkGradient {
+    pub(in crate::attention) dtype: DType,
+    pub(in crate::attention) kind: ScoreKind,
 }
 
 impl SinkGradient {
@@ -243,7 +248,7 @@ impl KernelDef for SinkGradient {
     type Args = SinkArgs;
 
     fn spec(&self) -> KernelSpec {
-        let statistics = super::statistics_type(self.dtype);
+        let statistics = crate::attention::statistics_type(self.dtype);
         KernelSpec::new(
             format!("attention_backward_sinks_{}{}", self.dtype, self.kind.name()),
             BlockDim::x(Self::THREADS),

@@ -13,29 +13,29 @@ use super::softmax::OnlineSoftmax;
 
 /// 0, from the number of a row or column, none of which is negative; but the assembler does not know that, and computes again for each number
 /// what it would else keep in registers.
-pub(super) fn opaque_zero(number: I32<'_>) -> U32<'_> {
+pub(in crate::attention) fn opaque_zero(number: I32<'_>) -> U32<'_> {
     number.to_u32() >> 31
 }
 
 /// Rows of one head in global memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Source<'k> {
+pub(in crate::attention) struct Source<'k> {
     /// The first row.
-    pub(super) data: Ptr<'k, Read, Elem>,
+    pub(in crate::attention) data: Ptr<'k, Read, Elem>,
     /// Elements from one row to the next.
-    pub(super) stride: U64<'k>,
+    pub(in crate::attention) stride: U64<'k>,
     /// Rows that exist; others count as zeros.
-    pub(super) rows: I32<'k>,
+    pub(in crate::attention) rows: I32<'k>,
     /// Elements of a row that exist; others count as zeros.
-    pub(super) width: U32<'k>,
-    pub(super) form: Form<'k>,
-    /// What the numbers of each tile of rows are multiplied by, if they are [copied](super::pairs).
-    pub(super) factors: Option<Ptr<'k, Read, f32>>,
+    pub(in crate::attention) width: U32<'k>,
+    pub(in crate::attention) form: Form<'k>,
+    /// What the numbers of each tile of rows are multiplied by, if they are [copied](super::split_f16).
+    pub(in crate::attention) factors: Option<Ptr<'k, Read, f32>>,
 }
 
 /// Where the rows of a [`Source`] lie.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Form<'k> {
+pub(in crate::attention) enum Form<'k> {
     /// Every `stride` elements.
     Even,
     /// Rows of several heads: row `r` is row `r / members` of the head `r % members` after the first.
@@ -50,22 +50,22 @@ pub(super) enum Form<'k> {
 
 /// Pages of a cache: row `r` is row `r % rows` of the page `table[r / rows]`, if there is a table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pages<'k> {
-    pub(super) table: Ptr<'k, Read, i32>,
+pub(in crate::attention) struct Pages<'k> {
+    pub(in crate::attention) table: Ptr<'k, Read, i32>,
     /// Whether there is a table; without, all rows are in one page.
-    pub(super) any: Pred<'k>,
+    pub(in crate::attention) any: Pred<'k>,
     /// The base-2 logarithm of the rows of a page.
-    pub(super) shift: U32<'k>,
+    pub(in crate::attention) shift: U32<'k>,
     /// Elements from one page to the next.
-    pub(super) step: U64<'k>,
+    pub(in crate::attention) step: U64<'k>,
     /// Pages that exist.
-    pub(super) count: I32<'k>,
+    pub(in crate::attention) count: I32<'k>,
 }
 
 impl<'k> Source<'k> {
     /// Elements from the first row to row `row`; with pages also to the rows after it in its page. `there` says whether
     /// the row exists.
-    pub(super) fn offset(&self, row: I32<'k>, there: Pred<'k>) -> U64<'k> {
+    pub(in crate::attention) fn offset(&self, row: I32<'k>, there: Pred<'k>) -> U64<'k> {
         match self.form {
             Form::Even => row.to_u64() * self.stride,
             Form::Heads { members, step } => {
@@ -93,7 +93,7 @@ impl<'k> Pages<'k> {
     }
 
     /// The batch and the row in it of row `row`, which exists, of a sequence whose batch is `batch` without a table.
-    pub(super) fn place(&self, batch: U32<'k>, row: I32<'k>) -> (U32<'k>, U32<'k>) {
+    pub(in crate::attention) fn place(&self, batch: U32<'k>, row: I32<'k>) -> (U32<'k>, U32<'k>) {
         let (page, within) = self.found(row, row.k().lit(true));
         (self.any.select(page.to_u32(), batch), within)
     }
@@ -101,27 +101,27 @@ impl<'k> Pages<'k> {
 
 /// Where a thread's elements lie: row of each slot, first column, and how far from it the others are.
 #[derive(Clone, Debug)]
-pub(super) struct Place<'k> {
-    pub(super) rows: Vec<U32<'k>>,
-    pub(super) first: U32<'k>,
-    pub(super) columns: Vec<u32>,
+pub(in crate::attention) struct Place<'k> {
+    pub(in crate::attention) rows: Vec<U32<'k>>,
+    pub(in crate::attention) first: U32<'k>,
+    pub(in crate::attention) columns: Vec<u32>,
 }
 
 /// The columns that a block walks over, in tiles: from, below; and those in between where no pair is masked, whole tiles.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Walk<'k> {
-    pub(super) from: I32<'k>,
-    pub(super) end: I32<'k>,
+pub(in crate::attention) struct Walk<'k> {
+    pub(in crate::attention) from: I32<'k>,
+    pub(in crate::attention) end: I32<'k>,
     /// Where tiles without masked pairs begin; `None` is at once.
-    pub(super) whole_from: Option<I32<'k>>,
-    pub(super) whole_end: I32<'k>,
+    pub(in crate::attention) whole_from: Option<I32<'k>>,
+    pub(in crate::attention) whole_end: I32<'k>,
     /// Where these are kept, if they are: where tiles begin to be whole, where they cease to be, and where they end.
-    pub(super) shared: Option<SmemUniform<'k, i32, 4>>,
+    pub(in crate::attention) shared: Option<SmemUniform<'k, i32, 4>>,
 }
 
 impl<'k> Walk<'k> {
     /// The same, if some of its columns are limited, with what is known of them kept [in shared memory](K::smem_uniform).
-    pub(super) fn in_shared_memory(self, k: K<'k>) -> Self {
+    pub(in crate::attention) fn in_shared_memory(self, k: K<'k>) -> Self {
         let shared = |from| k.smem_uniform([from, self.whole_end, self.end, self.end]);
         Self { shared: self.whole_from.map(shared), ..self }
     }
@@ -133,13 +133,13 @@ impl<'k> Walk<'k> {
     }
 
     /// Where tiles end.
-    pub(super) fn end(&self) -> I32<'k> {
+    pub(in crate::attention) fn end(&self) -> I32<'k> {
         self.bound(2)
     }
 
     /// A loop over tiles of `columns` columns with carried state: `body` takes the first column, whether pairs may be
     /// masked, and the state.
-    pub(super) fn fold<C: Carry<'k>>(
+    pub(in crate::attention) fn fold<C: Carry<'k>>(
         &self,
         k: K<'k>,
         columns: u32,
@@ -161,7 +161,7 @@ impl<'k> Walk<'k> {
 }
 
 /// The units that multiply, and the shared memory that they read.
-pub(super) trait Engine<'k, A: Float> {
+pub(in crate::attention) trait Engine<'k, A: Float> {
     /// A tile in shared memory.
     type Tile: Copy;
 
@@ -269,9 +269,9 @@ pub(super) trait Engine<'k, A: Float> {
 
 /// Rows of one head in global memory that are written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Destination<'k> {
-    pub(super) data: Ptr<'k, Write, Elem>,
-    pub(super) stride: U64<'k>,
-    pub(super) rows: I32<'k>,
-    pub(super) width: U32<'k>,
+pub(in crate::attention) struct Destination<'k> {
+    pub(in crate::attention) data: Ptr<'k, Write, Elem>,
+    pub(in crate::attention) stride: U64<'k>,
+    pub(in crate::attention) rows: I32<'k>,
+    pub(in crate::attention) width: U32<'k>,
 }

@@ -1,4 +1,4 @@
-//! Which tiles of queries a block takes that stays for several: one of each round, in which every block takes one.
+//! Which tiles of queries a block takes that is_persistent for several: one of each round, in which every block takes one.
 
 use warpwright_dsl::Range;
 use warpwright_dsl::prelude::*;
@@ -8,7 +8,7 @@ const FEW: u32 = 4;
 
 /// All tiles of all heads.
 #[derive(Clone, Copy)]
-pub(super) struct TileOrder<'k> {
+pub(in crate::attention) struct TileOrder<'k> {
     k: K<'k>,
     /// Tiles of a head, and of all heads of all batches.
     tiles: U32<'k>,
@@ -19,19 +19,19 @@ pub(super) struct TileOrder<'k> {
 }
 
 impl<'k> TileOrder<'k> {
-    pub(super) fn new(k: K<'k>, tiles: U32<'k>, all: U32<'k>, heads: U32<'k>) -> Self {
+    pub(in crate::attention) fn new(k: K<'k>, tiles: U32<'k>, all: U32<'k>, heads: U32<'k>) -> Self {
         Self { k, tiles, all, heads, blocks: k.grid_dim_x() }
     }
 
     /// The rounds in which the block has a tile.
-    pub(super) fn rounds(self) -> Range<'k, u32> {
+    pub(in crate::attention) fn rounds(self) -> Range<'k, u32> {
         let block = self.k.block_idx_x();
         self.k.range(0u32, (self.all - block + (self.blocks - 1)) / self.blocks, 1u32)
     }
 
     /// Tile, head and batch of the block in a round. Blocks at work at the same time share the keys of few heads. Where later tiles
     /// of a head have `more` keys, all blocks get about as many of them.
-    pub(super) fn place(self, round: U32<'k>, more: bool) -> [U32<'k>; 3] {
+    pub(in crate::attention) fn place(self, round: U32<'k>, more: bool) -> [U32<'k>; 3] {
         let Self { k, tiles, heads, .. } = self;
         let (tile, head) = if more {
             k.if_else(tiles.le(FEW), || self.rotated(round), || self.folded(round))

@@ -9,23 +9,24 @@ use warpwright_dsl::{Bounds, Fragment, Major, MmaAtom, SharedTile, SplitTile, Ti
 
 use super::dropout::{DrawLanes, Keys};
 use super::engine::{Engine, Form, Place, Source, opaque_zero};
+use crate::attention::layout::{BlockLayout, DecodeLayout};
 
 /// Lanes that share a slot.
-pub(super) const LANES: u32 = 4;
+pub(in crate::attention) const LANES: u32 = 4;
 /// Rows of a slab.
-pub(super) const SLAB: u32 = 16;
+pub(in crate::attention) const SLAB: u32 = 16;
 /// Elements of half types of an access of 16 bytes.
-pub(super) const VECTOR: u32 = 8;
+pub(in crate::attention) const VECTOR: u32 = 8;
 /// Elements of the common dimension that are summed by tensor cores alone where operands are split.
-pub(super) const PART: u32 = 64;
+pub(in crate::attention) const PART: u32 = 64;
 /// Columns of a sum that products of `f32` are added to together.
-pub(super) const TOGETHER: u32 = 16;
+pub(in crate::attention) const TOGETHER: u32 = 16;
 /// Stages of the tiles of columns of a block.
 const STAGES: u32 = 2;
 
 /// How a block is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TensorCore {
+pub struct Mma {
     /// Warps of a block.
     pub warps: u32,
     /// Times 16 rows of a warp.
@@ -38,46 +39,40 @@ pub struct TensorCore {
     pub vector: u32,
 }
 
-impl TensorCore {
-    /// Threads of a block.
-    pub const fn threads(self) -> u32 {
+impl BlockLayout for Mma {
+    fn name(&self) -> String {
+        let Self { warps, slabs, columns, width, .. } = self;
+        format!("mma_w{warps}s{slabs}c{columns}d{width}")
+    }
+
+    fn threads(&self) -> u32 {
         self.warps * WARP
     }
 
-    /// Rows of a block.
-    pub const fn rows(self) -> u32 {
+    fn rows(&self) -> u32 {
         self.warps * self.slabs * SLAB
     }
 
-    /// Columns of a tile.
-    pub const fn tile_columns(self) -> u32 {
+    fn tile_columns(&self) -> u32 {
         self.columns
     }
 
-    /// Elements of a row of a tile.
-    pub const fn width(self) -> u32 {
+    fn width(&self) -> u32 {
         self.width
     }
 
-    /// Elements of an access to rows in global memory.
-    pub const fn vector(self) -> u32 {
+    fn vector(&self) -> u32 {
         self.vector
     }
 
-    /// Elements of shared memory, with one tile of own rows or two.
-    pub const fn shared_elements(self, own: u32) -> u32 {
-        (own * self.rows() + 2 * STAGES * self.columns) * self.width
-    }
-
-    pub(super) fn name(self) -> String {
-        let Self { warps, slabs, columns, width, .. } = self;
-        format!("mma_w{warps}s{slabs}c{columns}d{width}")
+    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
+        (stationary * self.rows() + 2 * STAGES * self.columns) * self.width * dtype.bytes() as u32
     }
 }
 
 /// How a block is laid out whose warps share one slab of rows and walk over columns of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Teams {
+pub struct DecodeMma {
     /// Warps of a block.
     pub warps: u32,
     /// Tiles of a warp in shared memory: the one that is used and those on their way; a power of two.
@@ -86,63 +81,61 @@ pub struct Teams {
     pub width: u32,
 }
 
-impl Teams {
+impl DecodeMma {
     /// Columns of a tile: what fits the smallest page of a cache.
     pub const COLUMNS: u32 = 16;
-
-    /// Threads of a block.
-    pub const fn threads(self) -> u32 {
-        self.warps * WARP
-    }
-
-    /// Rows of a block.
-    pub const fn rows(self) -> u32 {
-        SLAB
-    }
-
-    /// Columns of a tile.
-    pub const fn tile_columns(self) -> u32 {
-        Self::COLUMNS
-    }
-
-    /// Elements of a row of a tile.
-    pub const fn width(self) -> u32 {
-        self.width
-    }
-
-    /// Elements of an access to rows in global memory.
-    pub const fn vector(self) -> u32 {
-        VECTOR
-    }
-
-    /// Elements of an access to the result.
-    pub const fn result_vector(self) -> u32 {
-        VECTOR / 2
-    }
-
-    /// Each warp walks alone.
-    pub const fn teams(self) -> u32 {
-        self.warps
-    }
 
     /// Elements of the tiles of a warp.
     const fn elements(self) -> u32 {
         2 * self.stages * Self::COLUMNS * self.width
     }
+}
 
-    /// Elements of shared memory.
-    pub const fn shared_elements(self) -> u32 {
-        SLAB * self.width + self.warps * self.elements()
-    }
-
-    pub(super) fn name(self) -> String {
+impl BlockLayout for DecodeMma {
+    fn name(&self) -> String {
         let Self { warps, stages, width } = self;
         format!("mma_w{warps}p{stages}d{width}")
+    }
+
+    fn threads(&self) -> u32 {
+        self.warps * WARP
+    }
+
+    fn rows(&self) -> u32 {
+        SLAB
+    }
+
+    fn tile_columns(&self) -> u32 {
+        Self::COLUMNS
+    }
+
+    fn width(&self) -> u32 {
+        self.width
+    }
+
+    fn vector(&self) -> u32 {
+        VECTOR
+    }
+
+    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
+        let elements = stationary * SLAB * self.width + self.warps * self.elements();
+        elements * dtype.bytes() as u32
+    }
+}
+
+/// Each warp walks alone.
+impl DecodeLayout for DecodeMma {
+    fn teams(&self) -> u32 {
+        self.warps
+    }
+
+    fn result_vector(&self) -> u32 {
+        VECTOR / 2
     }
 }
 
 /// The lanes of an accumulator that hold four neighbouring keys.
-pub(super) fn draw_lanes(keys: Keys) -> DrawLanes {
+pub(in crate::attention) fn draw_lanes(keys: Keys) -> DrawLanes {
     match keys {
         Keys::Columns => DrawLanes { lanes: 2, step: 1 },
         Keys::Rows => DrawLanes { lanes: 4, step: LANES },
@@ -150,23 +143,23 @@ pub(super) fn draw_lanes(keys: Keys) -> DrawLanes {
 }
 
 /// The products of a type.
-pub(super) fn atom(dtype: DType) -> MmaAtom {
+pub(in crate::attention) fn atom(dtype: DType) -> MmaAtom {
     MmaAtom::of(dtype).unwrap_or(MmaAtom::BF16)
 }
 
 /// A layout with its registers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TensorCoreEngine<'k> {
-    config: TensorCore,
+pub(in crate::attention) struct MmaEngine<'k> {
+    config: Mma,
     atom: MmaAtom,
     memory: Ptr<'k, Shared, Elem>,
     /// Tiles of own rows.
-    pub(super) own: u32,
+    pub(in crate::attention) own: u32,
     /// The thread, and how many there are, that load own rows.
     thread: U32<'k>,
     threads: u32,
     /// The warp's first row.
-    pub(super) row: U32<'k>,
+    pub(in crate::attention) row: U32<'k>,
     stages: u32,
     /// The columns of a warp that walks alone: elements to its tiles.
     alone: Option<U32<'k>>,
@@ -174,15 +167,15 @@ pub(super) struct TensorCoreEngine<'k> {
 
 /// A tile, and where the warp begins to read it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Operand<'k> {
-    pub(super) tile: SharedTile<'k>,
+pub(in crate::attention) struct Operand<'k> {
+    pub(in crate::attention) tile: SharedTile<'k>,
     /// 0, but for all that the assembler knows another number for each tile: places in the tile are computed again
     /// instead of being kept in two dozen registers.
-    pub(super) zero: U32<'k>,
+    pub(in crate::attention) zero: U32<'k>,
 }
 
-impl<'k> TensorCoreEngine<'k> {
-    pub(super) fn new(k: K<'k>, config: TensorCore, atom: MmaAtom, own: u32) -> Self {
+impl<'k> MmaEngine<'k> {
+    pub(in crate::attention) fn new(k: K<'k>, config: Mma, atom: MmaAtom, own: u32) -> Self {
         let memory = k.dynamic_shared_elem(atom.dtype());
         let thread = k.thread_idx();
         let row = (thread >> 5) * (config.slabs * SLAB);
@@ -191,10 +184,10 @@ impl<'k> TensorCoreEngine<'k> {
     }
 
     /// One of the warps that share the rows of a block.
-    pub(super) fn alone(k: K<'k>, config: Teams, atom: MmaAtom) -> Self {
+    pub(in crate::attention) fn alone(k: K<'k>, config: DecodeMma, atom: MmaAtom) -> Self {
         let alone = Some(k.warp_idx() * config.elements());
-        let Teams { warps, stages, width } = config;
-        let one = TensorCore { warps: 1, slabs: 1, columns: Teams::COLUMNS, width, vector: VECTOR };
+        let DecodeMma { warps, stages, width } = config;
+        let one = Mma { warps: 1, slabs: 1, columns: DecodeMma::COLUMNS, width, vector: VECTOR };
         let threads = warps * WARP;
         Self { threads, row: k.lit(0u32), stages, alone, ..Self::new(k, one, atom, 1) }
     }
@@ -282,7 +275,7 @@ impl<'k> TensorCoreEngine<'k> {
     /// The tile of the columns from `at` on.
     fn operand(&self, k: K<'k>, index: u32, at: I32<'k>) -> Operand<'k> {
         let tile = self.columns_tile(k, index).moved(self.stage(at));
-        // Sweeps of f32 with one slab lack the registers for what places in both tiles have in common; two slabs need them for
+        // WgmmaSweeps of f32 with one slab lack the registers for what places in both tiles have in common; two slabs need them for
         // themselves.
         let apart = self.atom == MmaAtom::Tf32 && self.own == 2 && self.config.slabs == 1;
         Operand { tile, zero: opaque_zero(if apart { at + index.cast_signed() } else { at }) }
@@ -296,7 +289,7 @@ impl<'k> TensorCoreEngine<'k> {
         left: &TileReader<'k, MatrixA>,
         right: &TileReader<'k, MatrixB>,
     ) -> RegTile<'k, f32> {
-        let TensorCore { slabs, columns, width, .. } = self.config;
+        let Mma { slabs, columns, width, .. } = self.config;
         let of_part = |part: u32| {
             let mut sum = SplitTile::zero(k, slabs, columns);
             for depth in (part..part + PART).step_by(self.atom.k() as usize) {
@@ -322,7 +315,7 @@ impl<'k> TensorCoreEngine<'k> {
         Operand { tile, zero }: Operand<'k>,
         sum: RegTile<'k, f32>,
     ) -> RegTile<'k, f32> {
-        let TensorCore { columns, width, slabs, .. } = self.config;
+        let Mma { columns, width, slabs, .. } = self.config;
         let (mut sum, lane) = (sum, k.lane_idx());
         let point = tile.point((lane & 3) * 2 + zero, lane >> 2);
         let a = weights.interleaved_fragments();
@@ -341,7 +334,7 @@ impl<'k> TensorCoreEngine<'k> {
     }
 }
 
-impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
+impl<'k> Engine<'k, f32> for MmaEngine<'k> {
     type Tile = Operand<'k>;
 
     fn lanes(&self) -> u32 {
@@ -409,7 +402,7 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
     }
 
     fn product(&self, k: K<'k>, own: Operand<'k>, Operand { tile, zero }: Operand<'k>) -> RegTile<'k, f32> {
-        let TensorCore { slabs, columns, width, .. } = self.config;
+        let Mma { slabs, columns, width, .. } = self.config;
         let left = own.tile.reader_a(self.atom, Major::K, self.row + zero);
         let right = tile.reader_b(self.atom, Major::K, zero);
         if self.atom == MmaAtom::Tf32 {
@@ -436,7 +429,7 @@ impl<'k> Engine<'k, f32> for TensorCoreEngine<'k> {
         Operand { tile, zero }: Operand<'k>,
         mut sum: RegTile<'k, f32>,
     ) -> RegTile<'k, f32> {
-        let TensorCore { columns, width, .. } = self.config;
+        let Mma { columns, width, .. } = self.config;
         if self.atom == MmaAtom::Tf32 {
             return self.accumulate_split(k, weights, Operand { tile, zero }, sum);
         }

@@ -1,0 +1,120 @@
+//! How the kernels of the gradients are laid out on sm_90a.
+
+use warpwright_dsl::{DType, K, Major, PanelTile};
+
+use super::{GROUP, GROUP_ROWS, VECTOR};
+use crate::attention::layout::BlockLayout;
+use crate::attention::tuning::Work;
+
+/// Bytes of shared memory of a block, but for the barriers.
+const SHARED: u32 = (227 << 10) - 512;
+/// As many tiles as their barriers leave room for.
+const MAX_TILES: u32 = 24;
+
+/// How a block of the gradients is laid out: groups of four warps that have 64 rows each, and four warps more of which one thread
+/// fetches tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WgmmaSweep {
+    /// Groups that multiply, 1 to 3.
+    pub groups: u32,
+    /// Columns of a tile: a multiple of 16 up to 128.
+    pub columns: u32,
+    /// Tiles of columns in shared memory, at least 4: two for each step.
+    pub tiles: u32,
+    /// Elements of a row of a tile: a multiple of 64.
+    pub width: u32,
+    /// Whether the block's own rows are in registers.
+    pub held: bool,
+}
+
+impl WgmmaSweep {
+    /// Whether there is such a kernel for rows of `width` elements.
+    pub(in crate::attention) fn fits(self, work: Work, dtype: DType, width: usize) -> bool {
+        let Self { groups, columns, tiles, width: own, .. } = self;
+        (1..=3).contains(&groups)
+            && columns.is_multiple_of(16)
+            && (16..=128).contains(&columns)
+            && (4..=MAX_TILES).contains(&tiles)
+            && own.is_multiple_of(PanelTile::WIDTH)
+            && (64..=256).contains(&own)
+            && width <= own as usize
+            && self.shared_bytes(dtype, work.own()) <= SHARED
+    }
+
+    /// Registers of a thread that multiplies, and of one that does not.
+    pub(in crate::attention) const fn registers(self) -> (u32, u32) {
+        if self.groups == 3 { (160, 32) } else { (240, 24) }
+    }
+
+    /// The block's own rows.
+    pub(in crate::attention) const fn own(self, dtype: DType) -> PanelTile {
+        PanelTile { dtype, major: Major::K, outer: self.groups * GROUP_ROWS, depth: self.width }
+    }
+
+    /// A tile of columns as what the rows are multiplied with.
+    pub(in crate::attention) const fn of_products(self, dtype: DType) -> PanelTile {
+        PanelTile { dtype, major: Major::K, outer: self.columns, depth: self.width }
+    }
+
+    /// The same tile as what weights are multiplied with.
+    pub(in crate::attention) const fn of_sums(self, dtype: DType) -> PanelTile {
+        PanelTile { dtype, major: Major::Mn, outer: self.width, depth: self.columns }
+    }
+
+    /// Bytes of what is known of the columns of a tile: two numbers each.
+    pub(in crate::attention) const fn statistics_bytes(self) -> u32 {
+        2 * self.columns * 4
+    }
+}
+
+impl BlockLayout for WgmmaSweep {
+    fn name(&self) -> String {
+        let Self { groups, columns, tiles, width, held } = self;
+        format!("wg{groups}c{columns}t{tiles}d{width}{}", if *held { "h" } else { "" })
+    }
+
+    fn threads(&self) -> u32 {
+        (self.groups + 1) * GROUP
+    }
+
+    fn rows(&self) -> u32 {
+        self.groups * GROUP_ROWS
+    }
+
+    fn tile_columns(&self) -> u32 {
+        self.columns
+    }
+
+    fn width(&self) -> u32 {
+        self.width
+    }
+
+    fn vector(&self) -> u32 {
+        VECTOR
+    }
+
+    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
+        let tiles = self.tiles * (self.of_products(dtype).bytes() + self.statistics_bytes());
+        K::TILE_SLACK + stationary * self.own(dtype).bytes() + tiles
+    }
+}
+
+/// The layouts of the sweeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WgmmaSweeps {
+    /// For the gradients of queries.
+    pub queries: WgmmaSweep,
+    /// For those of keys, and of values if those have no sweep of their own.
+    pub keys: WgmmaSweep,
+    /// For those of values.
+    pub values: Option<WgmmaSweep>,
+}
+
+impl WgmmaSweeps {
+    /// What is computed, in which layout.
+    pub(in crate::attention) fn each(self) -> Vec<(Work, WgmmaSweep)> {
+        let keys = if self.values.is_some() { Work::Keys } else { Work::KeysAndValues };
+        let values = self.values.map(|values| (Work::Values, values));
+        [(Work::Queries, self.queries), (keys, self.keys)].into_iter().chain(values).collect()
+    }
+}

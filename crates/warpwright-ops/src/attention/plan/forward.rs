@@ -1,0 +1,126 @@
+//! Plans of the forward function.
+
+use warpwright_dsl::{KernelArgs, Optional, Strided};
+use warpwright_ptx::Target;
+
+use super::super::kernels::forward::{Forward, ForwardArgs, ResultArgs};
+use super::super::options::{self, Common};
+use super::super::score::ProblemArgs;
+use super::super::tuning::{self, Config, DecodeConfig, Work};
+use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, OP, statistics_type};
+use super::{Algorithm, alignment, inputs, step};
+use crate::PlanError;
+use crate::catalogue::Direction;
+use crate::plan::{Layout, Operation, Plan, PlanParts, Variant};
+
+impl Operation for AttentionDesc {
+    type Args<'a> = AttentionArgs<'a>;
+
+    fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        let c = Common::new(self, &self.outputs())?;
+        let layouts = [self.q, self.k, self.v, self.o];
+        let usual = self.options.packed.is_none() && self.options.dropout.is_none();
+        let few = (1..=tuning::FEW_QUERIES).contains(&self.q.shape[1]) && usual;
+        if few || self.options.paged.is_some() {
+            let mut configs = c.decode_configs(self.dtype, target, &layouts)?;
+            let mut splits = c.splits(self.dtype, target, configs[0]);
+            if let Some((tma, of_tma)) = self.tma_decode(&c, target, &layouts) {
+                configs.retain(|config| !matches!(config, DecodeConfig::Mma(_)));
+                configs.insert(0, DecodeConfig::Tma(tma));
+                splits = of_tma;
+            }
+            let variants = self.decode_variants(&c, target, &configs, splits)?;
+            return Ok(self.with_variants(&c, target, variants, self.splits_bytes(splits)));
+        }
+        let mut variants = Vec::new();
+        let mut workspace = 0;
+        if let Some(layout) = self.wgmma(&c, target) {
+            variants.push(self.wgmma_variant(&c, target, layout, None)?);
+        }
+        if let Some(layouts) = self.split_f16(&c, target) {
+            variants.push(self.split_f16_variant(&c, target, layouts)?);
+            workspace = Self::split_f16_bytes(&c, layouts);
+        }
+        for config in c.configs(self.dtype, Work::Forward, target, &layouts)? {
+            let alignment = alignment(self.dtype, config.layout().vector());
+            // One kernel for an alignment.
+            if !variants.iter().any(|variant| variant.alignment == alignment) {
+                variants.push(self.block_variant(&c, target, config)?);
+            }
+        }
+        Ok(self.with_variants(&c, target, variants, workspace))
+    }
+}
+
+impl AttentionDesc {
+    /// The plan with one given algorithm, for comparisons.
+    ///
+    /// # Errors
+    /// As [`Operation::plan`], and [`PlanError::Parameter`] if the problem or the target has no such kernel.
+    pub fn plan_with(&self, target: Target, algorithm: Algorithm) -> Result<Plan<Self>, PlanError> {
+        let c = Common::new(self, &self.outputs())?;
+        let (variants, workspace) = match algorithm {
+            Algorithm::Simt(layout) => (vec![self.block_variant(&c, target, Config::Simt(layout))?], 0),
+            Algorithm::Mma(layout) => (vec![self.block_variant(&c, target, Config::Mma(layout))?], 0),
+            Algorithm::Wgmma { layout, blocks } => {
+                self.check_wgmma(&c, target, layout)?;
+                (vec![self.wgmma_variant(&c, target, layout, blocks)?], 0)
+            }
+            Algorithm::SplitF16(layout, tensors) => {
+                let layouts = self.check_split_f16(&c, target, (layout, tensors))?;
+                (vec![self.split_f16_variant(&c, target, layouts)?], Self::split_f16_bytes(&c, layouts))
+            }
+            Algorithm::Decode { layout, splits } => {
+                (self.decode_variants(&c, target, &[layout], splits)?, self.splits_bytes(splits))
+            }
+        };
+        Ok(self.with_variants(&c, target, variants, workspace))
+    }
+
+    /// The kernel that a block of either unit runs.
+    fn block_variant(&self, c: &Common, target: Target, config: Config) -> Result<Variant, PlanError> {
+        let mut steps = Vec::new();
+        if let Some(grid) = c.grid(c.longest[0].div_ceil(config.layout().rows()), c.heads)? {
+            let args = ForwardArgs { problem: ProblemArgs::new(c), results: self.results() };
+            let def = Forward { dtype: self.dtype, kind: c.kind, config };
+            steps.push(step(&def, config, Work::Forward, self.dtype, target, grid, args.values())?);
+        }
+        Ok(Variant { alignment: alignment(self.dtype, config.layout().vector()), steps })
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.q.shape[0] * self.q.shape[2] * self.q.shape[1]
+    }
+
+    /// The results of forward kernels.
+    pub(super) fn results(&self) -> ResultArgs {
+        ResultArgs {
+            o: Strided { data: AttentionArgs::o.arg(), strides: options::steps(&self.o) },
+            lse: AttentionArgs::lse.arg(),
+            sinks: Optional { value: AttentionInputs::sinks.arg(), given: self.options.sinks },
+        }
+    }
+
+    pub(super) fn outputs(&self) -> [(&'static str, &Layout); 1] {
+        [("o", &self.o)]
+    }
+
+    /// The plan with a workspace of so many bytes.
+    pub(super) fn with_variants(
+        &self,
+        c: &Common,
+        target: Target,
+        variants: Vec<Variant>,
+        workspace_bytes: u64,
+    ) -> Plan<Self> {
+        let statistics = statistics_type(self.dtype);
+        let outputs = [
+            AttentionArgs::o.laid_out(self.dtype, self.o),
+            AttentionArgs::lse.holds(statistics, self.rows()),
+            AttentionArgs::workspace.scratch(statistics, workspace_bytes as usize / statistics.bytes()),
+        ];
+        let tensors = AttentionArgs::specs(inputs(c, self).into_iter().chain(outputs));
+        let direction = Direction::Forward;
+        Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes })
+    }
+}
