@@ -1,8 +1,8 @@
-//! What attention is tested with.
+//! The problems that attention is tested with.
 
 use warpwright_ops::attention::AlibiSlopes;
 
-use super::{Modification, PLAIN, Rows, Situation, Sizes, Unit};
+use super::situation::{Modification, PLAIN, Rows, Situation, Sizes, Unit};
 use crate::case::Scope;
 
 /// Those of a scope.
