@@ -106,6 +106,14 @@ pub enum IssueKind {
         /// Type of the register.
         register: ScalarType,
     },
+    /// The instruction has no product of operands of this type.
+    #[error("`{instruction}` does not multiply {dtype}")]
+    Product {
+        /// The instruction.
+        instruction: &'static str,
+        /// Type of the operands.
+        dtype: DType,
+    },
     /// The number of lanes of a vector access is not a power of two up to 64.
     #[error("a vector access of {width} elements is not possible; use a power of two from 1 to 64")]
     Width {

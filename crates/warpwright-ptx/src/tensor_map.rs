@@ -8,6 +8,8 @@
 
 use std::fmt;
 
+use crate::DType;
+
 /// Bytes of an encoded tensor map.
 pub const TENSOR_MAP_BYTES: usize = 128;
 /// Alignment of an encoded tensor map.
@@ -36,6 +38,24 @@ pub enum TensorElement {
     TF32,
     /// 19 significant bits in 32, subnormals become zero.
     TF32Ftz,
+}
+
+/// The element of the same type; of 8-bit integers, which a map does not tell apart, the unsigned one.
+impl From<DType> for TensorElement {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F64 => Self::F64,
+            DType::F32 => Self::F32,
+            DType::F16 => Self::F16,
+            DType::BF16 => Self::BF16,
+            DType::U8 | DType::I8 => Self::U8,
+            DType::U16 | DType::I16 => Self::U16,
+            DType::U32 => Self::U32,
+            DType::I32 => Self::S32,
+            DType::U64 => Self::U64,
+            DType::I64 => Self::S64,
+        }
+    }
 }
 
 impl TensorElement {

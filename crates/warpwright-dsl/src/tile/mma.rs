@@ -483,6 +483,15 @@ impl<'k> SplitSum<'k> {
 }
 
 impl<'k> K<'k> {
+    /// [`MmaAtom::on`] for the kernel's target; an issue if no product has operands of `dtype`.
+    #[track_caller]
+    pub fn mma_atom(self, dtype: DType) -> MmaAtom {
+        MmaAtom::on(dtype, self.target()).unwrap_or_else(|| {
+            self.issue(crate::IssueKind::Product { instruction: "mma", dtype });
+            MmaAtom::F16
+        })
+    }
+
     /// Row and column of the lane's first element in an [`Accumulator`]: `lane / 4`, `2 (lane % 4)`.
     #[track_caller]
     pub fn accumulator_origin(self) -> (U32<'k>, U32<'k>) {

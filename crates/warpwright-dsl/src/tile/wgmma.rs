@@ -9,7 +9,7 @@
 
 use warpwright_ptx::{
     Accumulate, Address, CacheHints, DType, Inst, MatrixType, Operand, Ordering, RegKind, ScalarType,
-    StateSpace, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle, Wgmma, WgmmaSource,
+    StateSpace, TensorFill, TensorInterleave, TensorMap, TensorSwizzle, Wgmma, WgmmaSource,
 };
 
 use crate::context::K;
@@ -18,7 +18,6 @@ use crate::flow::{Carry, RawReg, RawRegs};
 use crate::mbarrier::{Mbarrier, TensorMapParam};
 use crate::reg::{F32, Reg, Source, U32, U64};
 
-use super::mma::MmaAtom;
 use super::reg::{RegTile, RowVector};
 use super::shared::{Major, SharedTile, TileLayout};
 
@@ -86,7 +85,7 @@ impl PanelTile {
         };
         let mut map = TensorMap {
             base: 0,
-            element: if self.dtype == DType::F16 { TensorElement::F16 } else { TensorElement::BF16 },
+            element: self.dtype.into(),
             dims: vec![along, across],
             strides: vec![leading],
             box_dims: vec![Self::WIDTH, self.box_rows()],
@@ -187,9 +186,10 @@ impl PanelTile {
     /// tile is at `address`, and is [`Major::K`].
     #[track_caller]
     pub fn rows_of<'k>(self, address: U32<'k>, row: U32<'k>) -> Vec<U32<'k>> {
-        let atom = if self.dtype == DType::F16 { MmaAtom::F16 } else { MmaAtom::BF16 };
         let layout = TileLayout::new(self.dtype, self.outer, Self::WIDTH);
-        address.k().on_behalf(|| {
+        let k = address.k();
+        k.on_behalf(|| {
+            let atom = k.mma_atom(self.dtype);
             let panel = |first: u32| {
                 let at = address + first / Self::WIDTH * self.rows() * PANEL_BYTES;
                 let reader = SharedTile::at_address(layout, at).reader_a(atom, Major::K, row);
@@ -280,7 +280,14 @@ impl<'k> WarpgroupSums<'k> {
 
     #[track_caller]
     fn mma(&self, dtype: DType, (a, major_a): (WgmmaSource, Major), (b_tile, b): Part<'k>, adds: bool) {
-        let ty = if dtype == DType::F16 { MatrixType::F16 } else { MatrixType::BF16 };
+        let ty = match dtype {
+            DType::F16 => MatrixType::F16,
+            DType::BF16 => MatrixType::BF16,
+            _ => {
+                self.k.issue(IssueKind::Product { instruction: "wgmma", dtype });
+                MatrixType::F16
+            }
+        };
         self.k.emit(Inst::Wgmma(Box::new(Wgmma {
             n: u16::try_from(self.regs.len() * 2).unwrap_or(u16::MAX),
             k: DEPTH as u16,

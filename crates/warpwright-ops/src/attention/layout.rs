@@ -1,4 +1,4 @@
-//! What every layout of a block says of itself, whatever units multiply.
+//! The properties that every layout of a block has, whatever units multiply.
 
 use warpwright_dsl::DType;
 

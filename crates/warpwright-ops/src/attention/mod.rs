@@ -101,7 +101,7 @@ tensors! {
         k: In,
         /// Values.
         v: In,
-        /// What is added to the scores.
+        /// Added to the scores.
         bias: Option<In>,
         /// Slopes of the heads on the distance.
         slopes: Option<In>,
@@ -142,7 +142,7 @@ impl<'a> AttentionInputs<'a> {
 tensors! {
     /// Tensors of [`AttentionDesc`].
     pub struct AttentionArgs<'a> {
-        /// What is read.
+        /// The tensors that are read.
         inputs: Group<AttentionInputs>,
         /// The result.
         o: Out,
@@ -175,7 +175,7 @@ pub struct AttentionBackwardDesc {
 tensors! {
     /// Tensors of [`AttentionBackwardDesc`].
     pub struct AttentionBackwardArgs<'a> {
-        /// What the forward function read.
+        /// The tensors that the forward function read.
         inputs: Group<AttentionInputs>,
         /// The result.
         o: In,

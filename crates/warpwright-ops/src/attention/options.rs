@@ -120,7 +120,7 @@ const MAX_GRID: u32 = 65535;
 /// A window bound that leaves out nothing.
 const UNLIMITED: i32 = 1 << 30;
 
-/// What the kernels of both directions are given.
+/// A checked problem, as the kernels of both directions take it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Common {
     pub(super) kind: ScoreKind,

@@ -34,13 +34,13 @@ pub struct Problem<'a> {
     pub lengths: Option<&'a [usize]>,
     /// Queries of each sequence that exist.
     pub query_lengths: Option<&'a [usize]>,
-    /// What is added to the score of (batch, head, query, key).
+    /// The bias of the score of (batch, head, query, key).
     pub bias: Option<&'a dyn Fn(usize, usize, usize, usize) -> f64>,
     /// The slope of (batch, head) on the distance.
     pub slope: Option<&'a dyn Fn(usize, usize) -> f64>,
     /// The further logit of a head.
     pub sink: Option<&'a dyn Fn(usize) -> f64>,
-    /// What the probability of (batch, head, query, key) is multiplied by: 0, or `1 / (1 - p)`.
+    /// The factor of the probability of (batch, head, query, key): 0, or `1 / (1 - p)`.
     pub dropout: Option<&'a dyn Fn(usize, usize, usize, usize) -> f64>,
 }
 

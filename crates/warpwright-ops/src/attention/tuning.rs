@@ -1,12 +1,12 @@
 //! Which configuration computes what: pure functions of element type, head dimension and target.
 
 use warpwright_dsl::prelude::*;
+use warpwright_ptx::isa::DeviceLimits;
 
 use super::kernels::simt::LANES;
 pub use super::kernels::{DecodeMma, DecodeTma, Mma, Simt, SplitF16, Wgmma, WgmmaSweep, WgmmaSweeps};
 pub use super::layout::{BlockLayout, DecodeLayout};
 pub use super::score::ScoreKind;
-use crate::gemm::tuning::multiprocessors;
 
 /// Asynchronous copies and products 16 deep of both half types exist from here.
 const TENSOR_CORE_SM: u32 = 80;
@@ -67,7 +67,7 @@ pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u
     let teams = of_tiles.filter(|_| tensors).and_then(|width| {
         // Copies on their way hide the latency of memory: four stages in one block of a multiprocessor, where they fit, are
         // faster than two in each of two blocks, which leave more parts to put together.
-        let limit = if data_centre(target) { 2 * shared_limit(target) } else { shared_limit(target) };
+        let limit = whole_shared(target);
         let config = |stages| DecodeConfig::Mma(DecodeMma { warps: 4, stages, width });
         [4, 2].into_iter().map(config).find(|config| config.layout().shared_bytes(dtype, 1) + STATIC <= limit)
     });
@@ -106,8 +106,8 @@ pub fn tma_layouts(dtype: DType, target: Target, width: usize, page: usize) -> V
     // More columns are more products that do not wait for each other.
     let alone = |limit| [32, 16].into_iter().filter(|c| *c as usize <= page).find_map(|c| deepest(c, limit));
     let limit = shared_limit(target);
-    if data_centre(target) {
-        alone(2 * limit).into_iter().chain(deepest(16, limit)).collect()
+    if is_data_center(target) {
+        alone(whole_shared(target)).into_iter().chain(deepest(16, limit)).collect()
     } else {
         alone(limit).into_iter().collect()
     }
@@ -130,7 +130,7 @@ pub fn tma_decode(layouts: &[DecodeTma], target: Target, units: u64, keys: u64) 
         // The memory is busy even if a few multiprocessors are not.
         let reading = (blocks * share).max(bytes(units * keys) / slots * 106 / 100);
         // Two blocks begin and end beside each other, and while one does the other copies.
-        let resident = u64::from(2 * shared_limit(target) / layout.shared_bytes(DType::BF16, 1)).clamp(1, 2);
+        let resident = u64::from(whole_shared(target) / layout.shared_bytes(DType::BF16, 1)).clamp(1, 2);
         let ends = if blocks.min(resident) > 1 { BEGIN_AND_END / 2 } else { BEGIN_AND_END / 8 * 9 };
         let join = if splits > 1 { LAUNCH } else { 0 };
         reading + blocks * ends + join
@@ -161,7 +161,7 @@ pub fn all_decode(dtype: DType, target: Target) -> Vec<DecodeConfig> {
 /// as long as a tile or two of each team; so does putting parts together. `tiles` are those of the longest sequence.
 pub fn splits(config: DecodeConfig, dtype: DType, target: Target, units: u64, keys: u64) -> u32 {
     let resident =
-        u64::from(2 * shared_limit(target) / config.layout().shared_bytes(dtype, 1).max(1)).clamp(1, 2);
+        u64::from(whole_shared(target) / config.layout().shared_bytes(dtype, 1).max(1)).clamp(1, 2);
     let slots = multiprocessors(target) * resident;
     let rounds = keys.div_ceil(u64::from(config.layout().tile_columns() * config.layout().teams())).max(1);
     let cost = |splits: u64| {
@@ -171,20 +171,20 @@ pub fn splits(config: DecodeConfig, dtype: DType, target: Target, units: u64, ke
     (1..=rounds.min(MAX_SPLITS)).min_by_key(|splits| cost(*splits)).unwrap_or(1) as u32
 }
 
-/// What a block does, as far as it decides how much it can hold.
+/// The results of a block, which decide how much it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// The forward kernel: one tile of own rows, one sum.
+    /// The forward kernel: one tile of stationary rows, one sum.
     Forward,
-    /// The sweep for the gradients of queries: two tiles of own rows, one sum.
+    /// The sweep for the gradients of queries: two tiles of stationary rows, one sum.
     Queries,
-    /// The sweep for the gradients of keys and values: two tiles of own rows, two sums.
+    /// The sweep for the gradients of keys and values: two tiles of stationary rows, two sums.
     KeysAndValues,
-    /// That for the gradients of keys alone: two tiles of own rows, one sum.
+    /// That for the gradients of keys alone: two tiles of stationary rows, one sum.
     Keys,
-    /// That for the gradients of values alone: one tile of own rows, one sum.
+    /// That for the gradients of values alone: one tile of stationary rows, one sum.
     Values,
-    /// The gradient of the bias: two tiles of own rows, a sum of the shape of their products.
+    /// The gradient of the bias: two tiles of stationary rows, a sum of the shape of their products.
     Bias,
 }
 
@@ -207,7 +207,7 @@ impl Work {
         }
     }
 
-    /// What a sweep computes, in the names of kernels.
+    /// The gradients of a sweep in the names of kernels.
     pub(super) const fn gradients(self) -> &'static str {
         match self {
             Self::Forward | Self::Queries => "q",
@@ -218,8 +218,8 @@ impl Work {
         }
     }
 
-    /// Tiles of own rows.
-    pub const fn own(self) -> u32 {
+    /// Tiles of stationary rows.
+    pub const fn stationary(self) -> u32 {
         if matches!(self, Self::Forward | Self::Values) { 1 } else { 2 }
     }
 
@@ -228,7 +228,7 @@ impl Work {
     }
 
     const fn products(self) -> u32 {
-        self.own()
+        self.stationary()
     }
 }
 
@@ -236,19 +236,24 @@ const fn accumulate_bytes(dtype: DType) -> u32 {
     if matches!(dtype, DType::F64) { 8 } else { 4 }
 }
 
-/// Shared memory that a block may use: all that there is, or half where that leaves room for two blocks.
+/// Shared memory that a block may use: half of a multiprocessor's where that holds its tiles, all that there is elsewhere.
 const fn shared_limit(target: Target) -> u32 {
-    match target.sm {
-        0..=79 => 64 << 10,
-        80 | 87 => 82 << 10,
-        86 | 88 | 89 | 120.. => 99 << 10,
-        _ => 113 << 10,
-    }
+    let device = DeviceLimits::of(target);
+    if is_data_center(target) { device.shared_per_multiprocessor / 2 } else { device.shared_per_block }
 }
 
-/// Whether a block may use twice [`shared_limit`].
-const fn data_centre(target: Target) -> bool {
-    matches!(target.sm, 80 | 87 | 90..=119)
+/// Shared memory of a block that has a multiprocessor for itself.
+const fn whole_shared(target: Target) -> u32 {
+    DeviceLimits::of(target).shared_per_block
+}
+
+/// Whether half of a multiprocessor's shared memory holds the tiles of a block.
+const fn is_data_center(target: Target) -> bool {
+    whole_shared(target) > 128 << 10
+}
+
+fn multiprocessors(target: Target) -> u64 {
+    DeviceLimits::of(target).multiprocessors.into()
 }
 
 /// Registers of a thread, of 32 bits, for sums and products; the rest is for operands and addresses.
@@ -311,7 +316,7 @@ pub fn simt(
     let fits = |simt: &Simt| {
         let Simt { slots, columns, .. } = *simt;
         let words = (work.sums() * slots * width / LANES + work.products() * slots * columns) * bytes / 4;
-        let shared = simt.shared_bytes(dtype, work.own());
+        let shared = simt.shared_bytes(dtype, work.stationary());
         columns >= chunk && words <= registers && shared <= shared_limit(target)
     };
     candidates.into_iter().find(fits).map(Config::Simt)
@@ -330,13 +335,13 @@ pub fn mma(work: Work, target: Target, width: usize, kind: ScoreKind) -> Option<
         (Work::Queries, 128) if kind.dropout && !kind.softcap => config(4, 1, 64),
         (Work::Bias, 64) => config(4, 1, 64),
         (_, 64 | 128) if kind.softcap => config(4, 1, 32),
-        (Work::Forward, 256) if target.sm >= 90 && data_centre(target) => config(8, 1, 64),
+        (Work::Forward, 256) if target.sm >= 90 && is_data_center(target) => config(8, 1, 64),
         (Work::Forward, 256) => config(4, 1, 32),
         (Work::Forward, 128) => config(4, 2, 32),
         (Work::Forward, _) => config(4, 2, 64),
         (Work::Queries, 64) => config(4, 2, 64),
         (Work::Queries | Work::Bias, 128) => config(4, 2, 32),
-        (_, 256) if target.sm >= 90 && data_centre(target) => config(8, 1, 32),
+        (_, 256) if target.sm >= 90 && is_data_center(target) => config(8, 1, 32),
         (_, 256) => config(4, 1, 16),
         (_, 64) => config(4, 2, 32),
         _ => config(4, 1, 32),
@@ -367,9 +372,9 @@ pub fn mma_tf32(work: Work, target: Target, width: usize, kind: ScoreKind) -> Op
         Config::Mma(Mma { warps, slabs, columns, width, vector: 4 })
     };
     let within = |limit: u32| {
-        shapes.iter().map(config).find(|c| c.layout().shared_bytes(DType::F32, work.own()) <= limit)
+        shapes.iter().map(config).find(|c| c.layout().shared_bytes(DType::F32, work.stationary()) <= limit)
     };
-    let whole = || if data_centre(target) { within(2 * shared_limit(target)) } else { None };
+    let whole = || if is_data_center(target) { within(whole_shared(target)) } else { None };
     if target.sm < TENSOR_CORE_SM { None } else { within(shared_limit(target)).or_else(whole) }
 }
 
@@ -393,10 +398,11 @@ pub const ENOUGH_ROWS_BACKWARD: u32 = 256;
 /// Layouts of the forward kernel of sm_90a for head dimensions up to `width`, the one that is chosen first; for comparisons.
 pub fn wgmma_layouts(width: usize) -> Vec<Wgmma> {
     let layout = |groups, columns, width, stages, lazy_rescale| {
-        let own = Wgmma { groups, columns, width, stages, ping_pong: true, lazy_rescale, persistent: false };
+        let chosen =
+            Wgmma { groups, columns, width, stages, ping_pong: true, lazy_rescale, persistent: false };
         let others = [(true, !lazy_rescale), (false, lazy_rescale), (false, !lazy_rescale)]
-            .map(|(ping_pong, lazy_rescale)| Wgmma { ping_pong, lazy_rescale, ..own });
-        std::iter::once(own).chain(others)
+            .map(|(ping_pong, lazy_rescale)| Wgmma { ping_pong, lazy_rescale, ..chosen });
+        std::iter::once(chosen).chain(others)
     };
     let of_width = match width {
         0..=64 => [layout(3, 128, 64, 3, false), layout(2, 128, 64, 3, false)],
@@ -419,7 +425,7 @@ pub fn wgmma(width: u32, bias: bool, few: bool) -> Option<Wgmma> {
     })
 }
 
-/// Whether blocks stay for other tiles of `queries` queries when they have done one, so that the copies for the next run while the last
+/// Whether blocks go on to other tiles of `queries` queries when they have done one, so that the copies for the next run while the last
 /// one is stored. Under a mask tiles differ, and many of them are shared out better as multiprocessors become free.
 pub fn is_persistent(groups: Wgmma, band: bool, queries: u32) -> bool {
     let most = match groups.width {
@@ -430,7 +436,7 @@ pub fn is_persistent(groups: Wgmma, band: bool, queries: u32) -> bool {
     !band || queries.div_ceil(groups.rows()) <= most
 }
 
-/// Blocks that stay: one for each multiprocessor.
+/// Persistent blocks: one for each multiprocessor.
 pub(super) fn blocks(target: Target) -> u32 {
     multiprocessors(target) as u32
 }

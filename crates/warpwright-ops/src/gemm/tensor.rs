@@ -13,7 +13,7 @@ where
 {
     let TensorConfig { tiles, warps_down, warps_across } = config;
     let Tiles { rows, cols, slice, .. } = tiles;
-    let atom = MmaAtom::on(gemm.dtype, k.target()).unwrap_or(MmaAtom::F64);
+    let atom = k.mma_atom(gemm.dtype);
     let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), gemm.config);
     let (warp_rows, warp_cols) = (rows / warps_down, cols / warps_across);
     let warp = problem.warp;

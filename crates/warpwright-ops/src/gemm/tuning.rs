@@ -377,7 +377,7 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
 }
 
 /// Multiprocessors of the largest device of an architecture.
-pub(crate) const fn multiprocessors(target: Target) -> u64 {
+const fn multiprocessors(target: Target) -> u64 {
     DeviceLimits::of(target).multiprocessors as u64
 }
 

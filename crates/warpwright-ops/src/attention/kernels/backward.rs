@@ -10,14 +10,14 @@ use warpwright_dsl::{StridedPtr, WARP, accumulate, kernel_args};
 
 use super::dropout::Keys;
 use super::engine::{Engine, Place};
-use super::mma::{self, MmaEngine};
+use super::mma::MmaEngine;
 use super::simt::SimtEngine;
 use crate::attention::options::Common;
 use crate::attention::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Scorer, Span, View};
 use crate::attention::tuning::{Config, Work};
 
 kernel_args! {
-    /// What [`Statistics`] reads, with `delta = sum_d do o` of each query.
+    /// Writes [`Statistics`]: `delta = sum_d do o` of each query, and its `lse`.
     pub(in crate::attention) struct DeltaArgs => DeltaParams {
         o: Strided<In<Elem>, 3>, dy: Strided<In<Elem>, 3>,
         lse: In<Elem>, statistics: Out<Elem>, queries: u32, heads: u32, width: u32,
@@ -102,13 +102,13 @@ impl Delta {
     {
         let lanes = self.lanes();
         let (head, batch) = (k.block_idx_y(), k.block_idx_z());
-        let (lane, own) = (k.thread_idx() & (lanes - 1), k.thread_idx() >> lanes.trailing_zeros());
+        let (lane, row) = (k.thread_idx() & (lanes - 1), k.thread_idx() >> lanes.trailing_zeros());
         let of_head = |tensor: StridedPtr<'k, Ptr<'k, Read, Elem>, 3>| {
             let [of_batch, _, of_head] = tensor.strides;
             tensor.data.at(batch.to_u64() * of_batch + head.to_u64() * of_head).at(lane * self.vector)
         };
         let (o, dy) = (of_head(a.o), of_head(a.dy));
-        let first = k.block_idx_x() * self.rows() + own;
+        let first = k.block_idx_x() * self.rows() + row;
         let rows: Vec<_> = (0..self.turns()).map(|turn| first + turn * (Self::THREADS / lanes)).collect();
         let load = |data: Ptr<'k, Read, Elem>, row: U32<'k>, step: U64<'k>| {
             let data = data.at(row.to_u64() * step);
@@ -147,7 +147,7 @@ kernel_args! {
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Sweep {
-    /// A sweep.
+    /// Which gradients.
     pub(in crate::attention) work: Work,
     pub(in crate::attention) dtype: DType,
     pub(in crate::attention) kind: ScoreKind,
@@ -178,19 +178,19 @@ impl KernelDef for Sweep {
             Gradients { first: View::of(a.first), second: View::of(a.second), statistics: a.statistics };
         match self.config {
             Config::Simt(simt) => accumulate!(self.dtype, |A| {
-                let engine = SimtEngine::new(k, simt, self.dtype, self.work.own());
+                let engine = SimtEngine::new(k, simt, self.dtype, self.work.stationary());
                 self.body::<A, _>(k, (p, dy), gradients, &engine);
             }),
             Config::Mma(tensor) => {
-                let atom = mma::atom(self.dtype);
-                let engine = MmaEngine::new(k, tensor, atom, self.work.own());
+                let atom = k.mma_atom(self.dtype);
+                let engine = MmaEngine::new(k, tensor, atom, self.work.stationary());
                 self.body(k, (p, dy), gradients, &engine);
             }
         }
     }
 }
 
-/// What a sweep writes, and [`Statistics`].
+/// The gradients that a sweep writes, and [`Statistics`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Gradients<'k> {
     pub(in crate::attention) first: View<'k, Write>,
@@ -198,7 +198,7 @@ pub(in crate::attention) struct Gradients<'k> {
     pub(in crate::attention) statistics: Ptr<'k, Read, Elem>,
 }
 
-/// What the gradients need of a query, side by side: the logarithm of its sum as [`Scorer::probability`] takes it, and delta.
+/// Of each query `lse` as [`Scorer::probability`] takes it, and delta, side by side.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Statistics<'k> {
     data: Ptr<'k, Read, Elem>,
@@ -300,7 +300,7 @@ pub(in crate::attention) fn gradient_of_score<'k, A: Float>(
 }
 
 impl Sweep {
-    /// What is read: the problem and the gradient of the result.
+    /// Reads the problem and the gradient of the result.
     pub(in crate::attention) fn body<'k, A: Float, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
@@ -336,8 +336,8 @@ impl Sweep {
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let block = QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
         let QueryBlock { head, first, span, scorer, q, sources } = block;
-        let own = engine.load_stationary(k, q, first, 0);
-        let own_dy = engine.load_stationary(
+        let stationary = engine.load_stationary(k, q, first, 0);
+        let stationary_dy = engine.load_stationary(
             k,
             dy.source(span.of_queries, head, span.queries, p.value_width),
             first,
@@ -357,12 +357,12 @@ impl Sweep {
             let (scorer, sources) =
                 shared.map_or((scorer, sources), |shared| shared.get(&p, scorer, sources));
             let keys = engine.wait_k(k, sources, at, walk.end());
-            let base = scorer.base(k, engine.product(k, own, keys));
+            let base = scorer.base(k, engine.product(k, stationary, keys));
             let pair = |row, column| (first + row, at + column);
             let scores = scorer.tile(&base, &place, (Keys::Columns, masked, engine.register_bound()), pair);
             let values = engine.wait_v(k, sources, at);
             let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
-            let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
+            let dps = scorer.dropped(engine.product(k, stationary_dy, values), kept.as_ref());
             let (lse, delta) = known.get(&place);
             let ds = scores.map(|slot, column, score| {
                 let p = scorer.probability(score, lse[slot]);
@@ -390,9 +390,10 @@ impl Sweep {
         let [tile, key_head, batch] = p.place(k, false);
         let span = Span::new(self.kind, &p, batch);
         let first = (tile * rows).to_i32();
-        let own = engine.load_stationary(k, p.k.source(span.of_keys, key_head, span.keys, p.width), first, 0);
+        let stationary =
+            engine.load_stationary(k, p.k.source(span.of_keys, key_head, span.keys, p.width), first, 0);
         let (of_keys, of_values) = (self.work != Work::Values, self.work != Work::Keys);
-        let own_v = of_keys.then(|| {
+        let stationary_v = of_keys.then(|| {
             engine.load_stationary(k, p.v.source(span.of_keys, key_head, span.keys, p.value_width), first, 1)
         });
         let place = engine.product_place(k);
@@ -417,13 +418,14 @@ impl Sweep {
                 let queries = engine.wait_k(k, sources, at, walk.end());
                 let there = |query: I32<'k>| masked.then(|| query.lt(span.queries));
                 let (lse, delta) = statistics.of::<A>(at + place.first.to_i32(), &place.columns, there);
-                let base = scorer.base(k, engine.product(k, own, queries));
+                let base = scorer.base(k, engine.product(k, stationary, queries));
                 let pair = |row, column| (at + column, first + row);
                 let scores = scorer.tile(&base, &place, (Keys::Rows, masked, engine.register_bound()), pair);
                 let dys = engine.wait_v(k, sources, at);
                 let kept = scorer.kept(k, engine, &place, Keys::Rows, pair);
                 // Before the probabilities, so that their exponentials run beside this product.
-                let dps = own_v.map(|own_v| scorer.dropped(engine.product(k, own_v, dys), kept.as_ref()));
+                let dps = stationary_v
+                    .map(|stationary_v| scorer.dropped(engine.product(k, stationary_v, dys), kept.as_ref()));
                 let ps = scores.map(|_, column, score| scorer.probability(score, lse[column]));
                 let weights = kept.map(|kept| kept.of(&ps));
                 let dv = if of_values {

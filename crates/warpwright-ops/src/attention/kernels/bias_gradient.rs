@@ -9,7 +9,7 @@ use warpwright_dsl::{accumulate, kernel_args};
 use super::backward::{PlaceArgs, Statistics, gradient_of_score};
 use super::dropout::Keys;
 use super::engine::{Engine, opaque_zero};
-use super::mma::{self, MmaEngine};
+use super::mma::MmaEngine;
 use super::simt::SimtEngine;
 use crate::attention::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
 use crate::attention::tuning::Config;
@@ -62,7 +62,7 @@ impl KernelDef for BiasGradient {
                 self.body::<A, _>(k, a, &SimtEngine::new(k, simt, self.dtype, 2));
             }),
             Config::Mma(tensor) => {
-                self.body(k, a, &MmaEngine::new(k, tensor, mma::atom(self.dtype), 2));
+                self.body(k, a, &MmaEngine::new(k, tensor, k.mma_atom(self.dtype), 2));
             }
         }
     }
@@ -71,7 +71,7 @@ impl KernelDef for BiasGradient {
 /// One dimension of the bias: the part that the block owns, and the parts of the scores that add to it.
 #[derive(Clone, Copy)]
 struct Dimension<'k> {
-    own: U32<'k>,
+    index: U32<'k>,
     /// Parts of the scores: all that there are where the bias has one.
     count: U32<'k>,
     /// Whether the bias has one.
@@ -80,14 +80,14 @@ struct Dimension<'k> {
 
 impl<'k> Dimension<'k> {
     /// `number` counts parts of the bias, `all` are those of the scores.
-    fn new(own: U32<'k>, all: U32<'k>, one: U32<'k>) -> Self {
+    fn new(index: U32<'k>, all: U32<'k>, one: U32<'k>) -> Self {
         let one = one.ne(0);
-        Self { own, count: one.select(all, 1), one }
+        Self { index, count: one.select(all, 1), one }
     }
 
     /// The part of the scores of turn `turn`.
     fn part(&self, turn: U32<'k>) -> U32<'k> {
-        self.one.select(turn, self.own)
+        self.one.select(turn, self.index)
     }
 }
 
@@ -152,9 +152,9 @@ impl BiasGradient {
         // The rows of the turn before have been read. Addresses are computed again for each tile instead of being kept.
         k.barrier();
         let again = if engine.register_bound() { first + opaque_zero(at).to_i32() } else { first };
-        let own =
+        let stationary =
             engine.load_stationary(k, p.q.source(span.of_queries, head, span.queries, p.width), again, 0);
-        let own_dy = engine.load_stationary(
+        let stationary_dy = engine.load_stationary(
             k,
             dy.source(span.of_queries, head, span.queries, p.value_width),
             again,
@@ -162,13 +162,13 @@ impl BiasGradient {
         );
         engine.start(k, sources, at, end);
         let keys = engine.wait_k(k, sources, at, end);
-        let base = scorer.base(k, engine.product(k, own, keys));
+        let base = scorer.base(k, engine.product(k, stationary, keys));
         let place = engine.product_place(k);
         let pair = |row, column| (again + row, at + column);
         let scores = scorer.tile(&base, &place, (Keys::Columns, true, false), pair);
         let values = engine.wait_v(k, sources, at);
         let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
-        let dps = scorer.dropped(engine.product(k, own_dy, values), kept.as_ref());
+        let dps = scorer.dropped(engine.product(k, stationary_dy, values), kept.as_ref());
         engine.finish(k);
         let statistics = Statistics::new(a.statistics, p.first_row(span.of_queries, head), self.config);
         let (lse, delta) = statistics.of_rows::<A>(first, &place, span.queries);
@@ -201,26 +201,29 @@ impl BiasGradient {
             }
         }
         k.barrier();
-        let (own_rows, own_columns) = (of_row.one.select(1u32, rows), of_column.one.select(1u32, columns));
+        let (kept_rows, kept_columns) = (of_row.one.select(1u32, rows), of_column.one.select(1u32, columns));
         let (more_rows, more_columns) = (of_row.one.select(rows, 1u32), of_column.one.select(columns, 1u32));
         let extent = |dimension: Dimension<'k>, all: U32<'k>| dimension.one.select(1u32, all);
         let extents = [extent(of_row, a.longest[0]), extent(of_column, a.longest[1])];
         let [of_batch, of_head, along_row, along_column] = a.dbias.strides;
         let to = a.dbias.data.at(k.block_idx_z().to_u64() * of_batch + k.block_idx_y().to_u64() * of_head);
-        k.for_each(k.range(k.thread_idx(), own_rows * own_columns, self.config.layout().threads()), |unit| {
-            let row = unit / own_columns;
-            let column = unit - row * own_columns;
-            let total = k.fold(k.range(0u32, more_rows, 1u32), k.lit::<A>(0.0), |down, total| {
-                let from = memory.at((row + down) * pitch + column);
-                k.fold(k.range(0u32, more_columns, 1u32), total, |across, total| {
-                    total + from.at(across).get::<A>()
-                })
-            });
-            let (row, column) = (of_row.own * rows + row, of_column.own * columns + column);
-            let there = row.lt(extents[0]) & column.lt(extents[1]);
-            let to = to.at(row.to_u64() * along_row + column.to_u64() * along_column);
-            to.only_where(there, Fill::Zero).set(total);
-        });
+        k.for_each(
+            k.range(k.thread_idx(), kept_rows * kept_columns, self.config.layout().threads()),
+            |unit| {
+                let row = unit / kept_columns;
+                let column = unit - row * kept_columns;
+                let total = k.fold(k.range(0u32, more_rows, 1u32), k.lit::<A>(0.0), |down, total| {
+                    let from = memory.at((row + down) * pitch + column);
+                    k.fold(k.range(0u32, more_columns, 1u32), total, |across, total| {
+                        total + from.at(across).get::<A>()
+                    })
+                });
+                let (row, column) = (of_row.index * rows + row, of_column.index * columns + column);
+                let there = row.lt(extents[0]) & column.lt(extents[1]);
+                let to = to.at(row.to_u64() * along_row + column.to_u64() * along_column);
+                to.only_where(there, Fill::Zero).set(total);
+            },
+        );
     }
 }
 

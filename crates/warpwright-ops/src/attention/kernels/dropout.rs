@@ -35,7 +35,7 @@ pub(in crate::attention) struct DrawLanes {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) enum Seeds<'k> {
     Known(Philox<'k>),
-    /// What is computed from them takes twenty registers, which are free between the tiles.
+    /// In shared memory: the state of Philox takes twenty registers, which are free between the tiles.
     Shared(SmemUniform<'k, u64, 2>),
 }
 
@@ -51,7 +51,7 @@ impl<'k> Seeds<'k> {
     }
 }
 
-/// What the draws of a launch begin with, and the head that they are for.
+/// The seeds of a launch's draws, and the head that they are for.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Draws<'k> {
     pub(in crate::attention) seeds: Seeds<'k>,
@@ -63,7 +63,7 @@ pub(in crate::attention) struct Draws<'k> {
 /// Which pairs of a tile are kept.
 #[derive(Clone, Debug)]
 pub(in crate::attention) struct Kept<'k> {
-    /// What each lane of the team found, this lane's bits lowest.
+    /// The words of each lane of the team, this lane's bits lowest.
     found: Vec<Vec<U32<'k>>>,
     /// Draws that the lane made for each slot.
     of_slot: usize,

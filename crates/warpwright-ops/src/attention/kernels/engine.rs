@@ -1,4 +1,4 @@
-//! What the kernels ask of the units that multiply: tiles in shared memory, and the products of a block's rows with them.
+//! The interface between the kernels and the units that multiply: tiles in shared memory, and the products of a block's rows with them.
 //!
 //! A block owns `rows` rows and walks over tiles of `columns` columns. A thread holds a few *slots*, which are rows, and a
 //! few columns of each; the threads of a slot are neighbouring lanes of one warp. Forward the rows are queries and the
@@ -29,7 +29,7 @@ pub(in crate::attention) struct Source<'k> {
     /// Elements of a row that exist; others count as zeros.
     pub(in crate::attention) width: U32<'k>,
     pub(in crate::attention) form: Form<'k>,
-    /// What the numbers of each tile of rows are multiplied by, if they are [copied](super::split_f16).
+    /// The factor of each tile of rows, if they are [copied](super::split_f16).
     pub(in crate::attention) factors: Option<Ptr<'k, Read, f32>>,
 }
 
@@ -199,7 +199,7 @@ pub(in crate::attention) trait Engine<'k, A: Float> {
         k.barrier();
     }
 
-    /// What a loop over tiles carries beside the sums: a stage and its parity.
+    /// The state that a loop over tiles carries beside the sums: a stage and its parity.
     fn pipeline_state(&self) -> Vec<U32<'k>> {
         Vec::new()
     }

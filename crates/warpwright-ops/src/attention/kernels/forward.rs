@@ -5,14 +5,14 @@ use warpwright_dsl::{accumulate, kernel_args};
 
 use super::dropout::Keys;
 use super::engine::Engine;
-use super::mma::{self, MmaEngine};
+use super::mma::MmaEngine;
 use super::simt::SimtEngine;
 use super::softmax::{LseRows, OnlineSoftmax};
 use crate::attention::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, View};
 use crate::attention::tuning::Config;
 
 kernel_args! {
-    /// What a forward kernel writes, and the sinks.
+    /// The results of a forward kernel, and the sinks.
     pub(in crate::attention) struct ResultArgs => ResultParams {
         o: Strided<Out<Elem>, 3>, lse: Out<Elem>, sinks: Optional<In<f32>>,
     }
@@ -50,14 +50,14 @@ impl KernelDef for Forward {
                 self.body::<A, _>(k, Problem::of(a.problem), results, engine);
             }),
             Config::Mma(tensor) => {
-                let engine = MmaEngine::new(k, tensor, mma::atom(self.dtype), 1);
+                let engine = MmaEngine::new(k, tensor, k.mma_atom(self.dtype), 1);
                 self.body(k, Problem::of(a.problem), results, engine);
             }
         }
     }
 }
 
-/// What the kernel writes, and the sinks.
+/// [`ResultArgs`] in a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Results<'k> {
     pub(in crate::attention) o: View<'k, Write>,

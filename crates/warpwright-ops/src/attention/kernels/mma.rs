@@ -142,20 +142,15 @@ pub(in crate::attention) fn draw_lanes(keys: Keys) -> DrawLanes {
     }
 }
 
-/// The products of a type.
-pub(in crate::attention) fn atom(dtype: DType) -> MmaAtom {
-    MmaAtom::of(dtype).unwrap_or(MmaAtom::BF16)
-}
-
 /// A layout with its registers.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct MmaEngine<'k> {
     config: Mma,
     atom: MmaAtom,
     memory: Ptr<'k, Shared, Elem>,
-    /// Tiles of own rows.
-    pub(in crate::attention) own: u32,
-    /// The thread, and how many there are, that load own rows.
+    /// Tiles of stationary rows.
+    pub(in crate::attention) stationary: u32,
+    /// The thread, and how many there are, that load stationary rows.
     thread: U32<'k>,
     threads: u32,
     /// The warp's first row.
@@ -175,12 +170,12 @@ pub(in crate::attention) struct Operand<'k> {
 }
 
 impl<'k> MmaEngine<'k> {
-    pub(in crate::attention) fn new(k: K<'k>, config: Mma, atom: MmaAtom, own: u32) -> Self {
+    pub(in crate::attention) fn new(k: K<'k>, config: Mma, atom: MmaAtom, stationary: u32) -> Self {
         let memory = k.dynamic_shared_elem(atom.dtype());
         let thread = k.thread_idx();
         let row = (thread >> 5) * (config.slabs * SLAB);
         let (threads, stages) = (config.threads(), STAGES);
-        Self { config, atom, memory, own, thread, threads, row, stages, alone: None }
+        Self { config, atom, memory, stationary, thread, threads, row, stages, alone: None }
     }
 
     /// One of the warps that share the rows of a block.
@@ -210,7 +205,7 @@ impl<'k> MmaEngine<'k> {
         TileLayout::new(self.atom.dtype(), rows, self.config.width)
     }
 
-    fn own_tile(&self, k: K<'k>, index: u32) -> SharedTile<'k> {
+    fn stationary_tile(&self, k: K<'k>, index: u32) -> SharedTile<'k> {
         let layout = self.layout(self.config.rows());
         k.tile_at(self.memory, layout).moved(index * layout.bytes())
     }
@@ -219,7 +214,7 @@ impl<'k> MmaEngine<'k> {
     fn columns_tile(&self, k: K<'k>, index: u32) -> SharedTile<'k> {
         let layout = self.layout(self.config.columns);
         let before =
-            self.own * self.layout(self.config.rows()).bytes() + index * self.stages * layout.bytes();
+            self.stationary * self.layout(self.config.rows()).bytes() + index * self.stages * layout.bytes();
         let memory = self.alone.map_or(self.memory, |elements| self.memory.at(elements));
         k.tile_at(memory, layout).moved(before)
     }
@@ -277,7 +272,7 @@ impl<'k> MmaEngine<'k> {
         let tile = self.columns_tile(k, index).moved(self.stage(at));
         // WgmmaSweeps of f32 with one slab lack the registers for what places in both tiles have in common; two slabs need them for
         // themselves.
-        let apart = self.atom == MmaAtom::Tf32 && self.own == 2 && self.config.slabs == 1;
+        let apart = self.atom == MmaAtom::Tf32 && self.stationary == 2 && self.config.slabs == 1;
         Operand { tile, zero: opaque_zero(if apart { at + index.cast_signed() } else { at }) }
     }
 
@@ -363,10 +358,10 @@ impl<'k> Engine<'k, f32> for MmaEngine<'k> {
     }
 
     fn load_stationary(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Operand<'k> {
-        let tile = self.own_tile(k, index);
+        let tile = self.stationary_tile(k, index);
         match source.form {
             Form::Even => {
-                // Where blocks of 16 bits load own rows in a loop, places are computed again. Those of `f32` have the registers.
+                // Where blocks of 16 bits load stationary rows in a loop, places are computed again. Those of `f32` have the registers.
                 let halves = self.atom != MmaAtom::Tf32 && source.factors.is_none();
                 let thread = if halves { self.thread + opaque_zero(first) } else { self.thread };
                 self.copy(k, source, first, tile, (k.lit(0u32), None), (thread, self.threads));
@@ -401,9 +396,14 @@ impl<'k> Engine<'k, f32> for MmaEngine<'k> {
         self.operand(k, 0, at)
     }
 
-    fn product(&self, k: K<'k>, own: Operand<'k>, Operand { tile, zero }: Operand<'k>) -> RegTile<'k, f32> {
+    fn product(
+        &self,
+        k: K<'k>,
+        stationary: Operand<'k>,
+        Operand { tile, zero }: Operand<'k>,
+    ) -> RegTile<'k, f32> {
         let Mma { slabs, columns, width, .. } = self.config;
-        let left = own.tile.reader_a(self.atom, Major::K, self.row + zero);
+        let left = stationary.tile.reader_a(self.atom, Major::K, self.row + zero);
         let right = tile.reader_b(self.atom, Major::K, zero);
         if self.atom == MmaAtom::Tf32 {
             return self.product_split(k, &left, &right);

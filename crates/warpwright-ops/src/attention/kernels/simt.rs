@@ -100,8 +100,8 @@ pub(in crate::attention) struct SimtEngine<'k> {
     /// The accumulate type.
     dtype: DType,
     memory: Ptr<'k, Shared, Elem>,
-    /// Tiles of own rows.
-    own: u32,
+    /// Tiles of stationary rows.
+    stationary: u32,
     thread: U32<'k>,
     /// The lane among those of its slots.
     lane: U32<'k>,
@@ -117,12 +117,12 @@ pub(in crate::attention) struct SimtTile<'k> {
 }
 
 impl<'k> SimtEngine<'k> {
-    pub(in crate::attention) fn new(k: K<'k>, config: Simt, dtype: DType, own: u32) -> Self {
+    pub(in crate::attention) fn new(k: K<'k>, config: Simt, dtype: DType, stationary: u32) -> Self {
         let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let memory = k.dynamic_shared_elem(dtype);
         let thread = k.thread_idx();
         let (lane, row) = (thread & (LANES - 1), thread / LANES);
-        Self { config, dtype, memory, own, thread, lane, row }
+        Self { config, dtype, memory, stationary, thread, lane, row }
     }
 
     fn chunk(&self) -> u32 {
@@ -138,17 +138,17 @@ impl<'k> SimtEngine<'k> {
         let Simt { width, .. } = self.config;
         let (rows, columns) = (self.config.rows(), self.config.tile_columns());
         let data = |rows_before: u32| self.memory.at(u64::from(rows_before * width));
-        if index < self.own {
+        if index < self.stationary {
             return SimtTile { data: data(index * rows), rows };
         }
-        let place = if self.config.shared_place { 0 } else { index - self.own };
-        SimtTile { data: data(self.own * rows + place * columns), rows: columns }
+        let place = if self.config.shared_place { 0 } else { index - self.stationary };
+        SimtTile { data: data(self.stationary * rows + place * columns), rows: columns }
     }
 
     /// Where weights are exchanged between the lanes of a slot.
     fn exchange(&self) -> Ptr<'k, Shared, Elem> {
         let places = if self.config.shared_place { 1 } else { 2 };
-        let rows = self.own * self.config.rows() + places * self.config.tile_columns();
+        let rows = self.stationary * self.config.rows() + places * self.config.tile_columns();
         self.memory.at(u64::from(rows * self.config.width))
     }
 
@@ -245,18 +245,18 @@ where
     fn start(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>, _: I32<'k>) {}
 
     fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, _: I32<'k>) -> SimtTile<'k> {
-        let tile = self.tile(self.own);
+        let tile = self.tile(self.stationary);
         k.barrier();
         self.load::<A>(k, sources[0], at, tile);
         if !self.config.shared_place {
-            self.load::<A>(k, sources[1], at, self.tile(self.own + 1));
+            self.load::<A>(k, sources[1], at, self.tile(self.stationary + 1));
         }
         k.barrier();
         tile
     }
 
     fn wait_v(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> SimtTile<'k> {
-        let tile = self.tile(self.own + 1);
+        let tile = self.tile(self.stationary + 1);
         if self.config.shared_place {
             k.barrier();
             self.load::<A>(k, sources[1], at, tile);
@@ -266,7 +266,7 @@ where
     }
 
     fn reuse_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> SimtTile<'k> {
-        let tile = self.tile(self.own);
+        let tile = self.tile(self.stationary);
         if self.config.shared_place {
             k.barrier();
             self.load::<A>(k, sources[0], at, tile);
@@ -275,24 +275,24 @@ where
         tile
     }
 
-    fn product(&self, k: K<'k>, own: SimtTile<'k>, tile: SimtTile<'k>) -> RegTile<'k, A> {
+    fn product(&self, k: K<'k>, stationary: SimtTile<'k>, tile: SimtTile<'k>) -> RegTile<'k, A> {
         let Simt { slots, columns, width, .. } = self.config;
         let chunk = self.chunk();
-        let own_row = own.data.at(self.row * width);
+        let stationary_row = stationary.data.at(self.row * width);
         let tile_row = tile.data.at(self.lane * width);
-        let own_turn = self.row & (LANES - 1);
+        let stationary_turn = self.row & (LANES - 1);
         let zero = RegTile::zero(k, LANES, slots, columns);
         k.fold(k.range(0u32, width / chunk, 1u32), zero, |at, mut sum| {
-            let own_place = own_row.at((at ^ own_turn) * chunk);
+            let stationary_place = stationary_row.at((at ^ stationary_turn) * chunk);
             let tile_place = tile_row.at((at ^ self.lane) * chunk);
-            let own: Vec<Lanes<'k, A>> = (0..slots)
-                .map(|slot| own_place.at(u64::from(slot * self.step() * width)).load(chunk))
+            let stationary: Vec<Lanes<'k, A>> = (0..slots)
+                .map(|slot| stationary_place.at(u64::from(slot * self.step() * width)).load(chunk))
                 .collect();
             for column in 0..columns {
                 let other = tile_place.at(u64::from(column * LANES * width)).load::<A>(chunk);
-                for (slot, own) in own.iter().enumerate() {
+                for (slot, stationary) in stationary.iter().enumerate() {
                     let sum = &mut sum.row_mut(slot)[column as usize];
-                    *sum = own.iter().zip(other.iter()).fold(*sum, |sum, (a, b)| a.mul_add(b, sum));
+                    *sum = stationary.iter().zip(other.iter()).fold(*sum, |sum, (a, b)| a.mul_add(b, sum));
                 }
             }
             sum

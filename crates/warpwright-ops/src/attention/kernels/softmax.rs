@@ -8,8 +8,7 @@ use crate::attention::score::{Scorer, Sink};
 /// The running softmax of a thread's rows.
 #[derive(Clone, Debug)]
 pub(in crate::attention) struct OnlineSoftmax<'k, A: Float> {
-    /// What exponentials are relative to: the greatest score of a row, or one from which no score is
-    /// [far above](Scorer::above).
+    /// The reference of exponentials: the maximum of a row, or a score that none is [far above](Scorer::above).
     pub(in crate::attention) row_max: RowVector<'k, A>,
     /// The lane's part of the sum of exponentials.
     pub(in crate::attention) row_sum: RowVector<'k, A>,

@@ -110,7 +110,7 @@ impl AttentionBackwardDesc {
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
     }
 
-    /// What a plan with a workspace of so many bytes says of the tensors.
+    /// The tensors of a plan with a workspace of so many bytes.
     fn tensors(&self, c: &Common, workspace_bytes: u64) -> Vec<TensorSpec> {
         let Self { forward: desc, dbias, dsinks, .. } = self;
         let (dtype, statistics) = (desc.dtype, statistics_type(desc.dtype));
@@ -133,7 +133,7 @@ impl AttentionBackwardDesc {
         AttentionBackwardArgs::specs(inputs(c, desc).into_iter().chain(others))
     }
 
-    /// What a sweep writes: its first gradient and that of the values.
+    /// The outputs of a sweep: its first gradient and that of the values.
     pub(super) fn written(&self, queries: bool) -> [Strided<Out<Elem>, 3>; 2] {
         let first = match queries {
             true => (AttentionBackwardArgs::dq, &self.dq),

@@ -123,5 +123,5 @@ fn step<D: KernelDef>(
 ) -> Result<LaunchStep, PlanError> {
     let kernel = plan::recorded(OP, def, target)?;
     Ok(LaunchStep::new(kernel, grid, args)
-        .with_dynamic_shared(config.layout().shared_bytes(dtype, work.own())))
+        .with_dynamic_shared(config.layout().shared_bytes(dtype, work.stationary())))
 }

@@ -75,7 +75,7 @@ impl Places {
         self.pairs(copies) + self.factors(copies)
     }
 
-    /// What kernels read of copies that are all that there are.
+    /// The arguments of copies `numbers`, which are all that there are.
     fn written<const N: usize>(&self, numbers: [u64; N]) -> ([In<Elem>; N], [In<f32>; N]) {
         let at = |number, which: usize| self.offsets(number, N as u64)[which];
         let copies = numbers.map(|number| self.workspace.written_at(at(number, 0)));
@@ -95,7 +95,7 @@ fn suits(c: &Common, dtype: DType, layouts: &[Layout], enough: u32) -> (bool, bo
     (taken, taken && c.longest.iter().all(|rows| *rows >= enough))
 }
 
-/// The layouts that somebody has chosen, if kernels take the problem with them.
+/// The given layouts, if kernels take the problem with them.
 fn chosen(taken: bool, c: &Common, target: Target, layouts: Layouts) -> Result<Layouts, PlanError> {
     let (pairs, tensors) = layouts;
     let fits = pairs.width == tensors.width && c.widest() <= pairs.width as usize && target.sm >= 80;
@@ -266,7 +266,9 @@ impl AttentionBackwardDesc {
                 let Some(grid) = c.grid(rows.div_ceil(from.layout().rows()), heads)? else { continue };
                 let kernel = plan::recorded(OP, &SplitF16Sweep { work, kind: c.kind, from }, target)?;
                 let step = LaunchStep::new(kernel, grid, args.values());
-                steps.push(step.with_dynamic_shared(from.layout().shared_bytes(DType::F32, work.own())));
+                steps.push(
+                    step.with_dynamic_shared(from.layout().shared_bytes(DType::F32, work.stationary())),
+                );
             }
         }
         steps.extend(self.bias_gradient(c, target, Config::Mma(*tensors))?);

@@ -200,8 +200,12 @@ impl AttentionBackwardDesc {
             (AttentionInputs::k, &desc.k),
             (AttentionInputs::v, &desc.v),
         ];
-        let (own, columns) = (config.own(dtype), config.of_products(dtype));
-        let tiles = if of_queries { [own, own, columns, columns] } else { [columns, columns, own, own] };
+        let (stationary, columns) = (config.stationary(dtype), config.of_products(dtype));
+        let tiles = if of_queries {
+            [stationary, stationary, columns, columns]
+        } else {
+            [columns, columns, stationary, stationary]
+        };
         let order = if of_queries { [0, 1, 2, 3] } else { [2, 3, 0, 1] };
         let map = |at: usize| {
             let (slot, layout) = tensors[order[at]];
@@ -213,8 +217,8 @@ impl AttentionBackwardDesc {
         let [first, second] = self.written(of_queries);
         let args = WgmmaBackwardArgs {
             problem: ProblemArgs::new(c),
-            own_first: map(0)?,
-            own_second: map(1)?,
+            stationary_first: map(0)?,
+            stationary_second: map(1)?,
             columns_first: map(2)?,
             columns_second: map(3)?,
             statistics: workspace.written(),
@@ -224,7 +228,7 @@ impl AttentionBackwardDesc {
             second,
         };
         let kernel = sweep(work, dtype, c.kind, config, target)?;
-        let shared = config.shared_bytes(dtype, work.own());
+        let shared = config.shared_bytes(dtype, work.stationary());
         Ok(Some(LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(shared)))
     }
 }

@@ -6,7 +6,7 @@ use warpwright_dsl::prelude::*;
 use super::{Problem, ScoreKind, Scorer, Span, View};
 use crate::attention::kernels::engine::Source;
 
-/// What a block of queries of one head works on.
+/// A block of queries of one head.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct QueryBlock<'k, A: Float> {
     pub(in crate::attention) head: U32<'k>,
@@ -54,7 +54,7 @@ where
         }
     }
 
-    /// What the block knows of its sequence, kept [in shared memory](K::smem_uniform).
+    /// The block's limits and offsets, kept [in shared memory](K::smem_uniform).
     pub(in crate::attention) fn in_shared_memory(&self, k: K<'k>, p: &Problem<'k>) -> SharedBlock<'k> {
         let (span, key_head) = (self.span, p.key_head(self.head));
         let offsets = [p.k, p.v].map(|view| view.offset(span.of_keys, key_head));
@@ -63,7 +63,7 @@ where
     }
 }
 
-/// What [`QueryBlock::in_shared_memory`] keeps.
+/// Limits and offsets of a [`QueryBlock`] in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct SharedBlock<'k> {
     /// How many keys and queries there are, and which see each other.

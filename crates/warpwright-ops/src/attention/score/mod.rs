@@ -53,7 +53,7 @@ impl ScoreKind {
     }
 }
 
-/// What the scores of a tile, and the derivatives of soft capping, are made of.
+/// The numbers from which the scores of a tile, and the derivatives of soft capping, are computed.
 #[derive(Clone, Debug)]
 pub(in crate::attention) enum Base<'k, A: Float> {
     /// Products.
@@ -153,7 +153,7 @@ where
         self.draws.map(|draws| draws.tile(k, place, (keys, engine.draw_lanes(keys), row_by_row), pair))
     }
 
-    /// What sums over kept probabilities are multiplied by, if any are dropped.
+    /// The factor of sums over kept probabilities, if any are dropped.
     pub(in crate::attention) fn keeping(&self) -> Option<Reg<'k, A>> {
         self.draws.map(|_| self.keeping.convert())
     }
@@ -200,7 +200,7 @@ where
         (product * self.scale / self.softcap).tanh()
     }
 
-    /// What the scores of a tile are made of. The hyperbolic tangent takes many registers in double precision: there it is computed
+    /// The numbers from which the scores of a tile are computed. The hyperbolic tangent takes many registers in double precision: there it is computed
     /// for one slot after the other.
     pub(in crate::attention) fn base(&self, k: K<'k>, products: RegTile<'k, A>) -> Base<'k, A> {
         if !self.kind.softcap || !A::DOUBLE {
@@ -312,8 +312,7 @@ where
         })
     }
 
-    /// What the gradient of a score is multiplied with to give that of its product; the factor of the softmax is left
-    /// for the end.
+    /// The derivative of a score by its product, without the factor of the softmax, which is left for the end.
     pub(in crate::attention) fn derivative(
         &self,
         base: &Base<'k, A>,
@@ -362,7 +361,7 @@ where
         }
     }
 
-    /// What [`probability`](Self::probability) takes of a natural logarithm, which may be minus infinity.
+    /// A natural logarithm, which may be minus infinity, as [`probability`](Self::probability) takes it.
     pub(in crate::attention) fn prepared(precision: Precision, lse: Reg<'k, A>) -> Reg<'k, A> {
         let finite = lse.eq(f64::NEG_INFINITY).select(0.0, lse);
         match precision {

@@ -12,7 +12,7 @@ use crate::attention::kernels::split_f16::Copied;
 use crate::attention::options::Common;
 
 kernel_args! {
-    /// What every kernel of the family takes.
+    /// The arguments of every kernel of the family.
     pub(in crate::attention) struct ProblemArgs => ProblemParams {
         q: In<Elem>, k: In<Elem>, v: In<Elem>,
         q_strides: [u64; 3], k_strides: [u64; 3], v_strides: [u64; 3],

@@ -1,4 +1,4 @@
-//! Puts together what blocks have found in their parts of the keys.
+//! Combines the results of blocks for their parts of the keys.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, accumulate, kernel_args};
@@ -58,12 +58,12 @@ struct Parts<'k> {
     vector: u32,
 }
 
-/// What a warp knows of a row.
+/// The exponentials of a row, as a warp knows them.
 struct Row<'k, A: Float> {
-    /// The power of the lane's part, of the first 32.
+    /// That of the lane's part, of the first 32.
     mine: Reg<'k, A>,
     reference: Reg<'k, A>,
-    /// Of all parts' powers.
+    /// Their sum over all parts.
     sum: Reg<'k, A>,
 }
 

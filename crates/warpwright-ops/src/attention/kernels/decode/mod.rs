@@ -99,7 +99,7 @@ impl KernelDef for Decode<DecodeMma> {
     fn build<'k>(&self, k: K<'k>, a: DecodeParams<'k>) {
         k.start_next_grid();
         let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
-        let engine = MmaEngine::alone(k, self.layout, super::mma::atom(self.dtype));
+        let engine = MmaEngine::alone(k, self.layout, k.mma_atom(self.dtype));
         self.body().build(k, Task::of(a), &engine, k.warp_idx(), grid);
     }
 }
@@ -231,7 +231,7 @@ impl DecodeBody<'_> {
         engine.resume(&stage);
         engine.finish(k);
         let block = DecodeBlock { rows: of, first, batch, split };
-        let found = self.put_together(k, engine, (&place, of.count - first), team, (&softmax, &o));
+        let found = self.share_results(k, engine, (&place, of.count - first), team, (&softmax, &o));
         self.write(k, &a, &block, &scorers[0], &found);
     }
 
@@ -254,15 +254,15 @@ impl DecodeBody<'_> {
         })
     }
 
-    /// Leaves what the teams found in shared memory, in the place of their tiles, and returns how to read it.
-    fn put_together<'k, A: Float, E: Engine<'k, A>>(
+    /// Leaves the results of the teams in shared memory, in the place of their tiles.
+    fn share_results<'k, A: Float, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         engine: &E,
         (place, exist): (&Place<'k>, U32<'k>),
         team: U32<'k>,
         (softmax, o): (&OnlineSoftmax<'k, A>, &RegTile<'k, A>),
-    ) -> Found<'k>
+    ) -> TeamResults<'k>
     where
         Elem: Access<A>,
     {
@@ -270,7 +270,7 @@ impl DecodeBody<'_> {
         let wide = crate::attention::statistics_type(self.dtype);
         let pitch = self.layout.width() + PADDING;
         let values = k.dynamic_shared_elem(wide);
-        let [tops, sums] = [(); 2].map(|()| k.shared_elem(wide, rows * teams));
+        let [row_maxima, sums] = [(); 2].map(|()| k.shared_elem(wide, rows * teams));
         let sum = softmax.row_sum.iter().map(|sum| k.warp_combine(engine.lanes(), sum, |a, b| a + b));
         let (count, parts) = engine.sum_parts();
         let column = engine.sum_column(k);
@@ -279,7 +279,7 @@ impl DecodeBody<'_> {
         for ((slot, row), sum) in place.rows.iter().enumerate().zip(sum) {
             let at = team * rows + *row;
             let one = place.first.eq(0);
-            tops.at(at).only_where(one, Fill::Zero).set(softmax.row_max[slot]);
+            row_maxima.at(at).only_where(one, Fill::Zero).set(softmax.row_max[slot]);
             sums.at(at).only_where(one, Fill::Zero).set(sum);
             // Most problems have few rows.
             k.if_(row.lt(exist), || {
@@ -290,7 +290,7 @@ impl DecodeBody<'_> {
             });
         }
         k.barrier();
-        Found { values, tops, sums }
+        TeamResults { values, row_maxima, sums }
     }
 
     /// Writes result and logarithms, or the block's part of them.
@@ -300,7 +300,7 @@ impl DecodeBody<'_> {
         a: &Task<'k>,
         at: &DecodeBlock<'k>,
         scorer: &Scorer<'k, A>,
-        found: &Found<'k>,
+        found: &TeamResults<'k>,
     ) where
         Elem: Access<A>,
     {
@@ -327,7 +327,7 @@ impl DecodeBody<'_> {
         &self,
         k: K<'k>,
         scorer: &Scorer<'k, A>,
-        found: &Found<'k>,
+        found: &TeamResults<'k>,
         row: U32<'k>,
         column: U32<'k>,
     ) -> (Reg<'k, A>, Lanes<'k, A>)
@@ -336,12 +336,13 @@ impl DecodeBody<'_> {
     {
         let (rows, pitch) = (self.layout.rows(), self.layout.width() + PADDING);
         let place = |team: u32| row + team * rows;
-        let tops: Vec<Reg<'k, A>> = (0..self.layout.teams()).map(|t| found.tops.at(place(t)).get()).collect();
-        let top = Lanes::from(tops.clone()).reduce(|a, b| a.max(b)).unwrap_or_else(|| k.lit(0.0));
+        let row_maxima: Vec<Reg<'k, A>> =
+            (0..self.layout.teams()).map(|t| found.row_maxima.at(place(t)).get()).collect();
+        let top = Lanes::from(row_maxima.clone()).reduce(|a, b| a.max(b)).unwrap_or_else(|| k.lit(0.0));
         let reference = top.eq(f64::NEG_INFINITY).select(0.0, top);
         let vector = self.layout.result_vector();
         let mut total = (k.lit::<A>(0.0), (0..vector).map(|_| k.lit::<A>(0.0)).collect::<Lanes<'k, A>>());
-        for (team, top) in tops.into_iter().enumerate() {
+        for (team, top) in row_maxima.into_iter().enumerate() {
             let factor = scorer.exp(top, reference);
             let at = place(team as u32);
             let values = found.values.at(at * pitch + column).load::<A>(vector);
@@ -358,10 +359,10 @@ impl DecodeBody<'_> {
 /// Elements between the rows of values in shared memory, so that rows begin in different banks.
 const PADDING: u32 = 8;
 
-/// What the teams found: `[team][row]` of the greatest score, the sum and the values.
-struct Found<'k> {
+/// The results of the teams: `[team][row]` of the maximum, the sum and the values.
+struct TeamResults<'k> {
     values: Ptr<'k, Shared, Elem>,
-    tops: Ptr<'k, Shared, Elem>,
+    row_maxima: Ptr<'k, Shared, Elem>,
     sums: Ptr<'k, Shared, Elem>,
 }
 

@@ -13,7 +13,7 @@ use warpwright_dsl::{
 
 use super::super::dropout::{DrawLanes, Keys};
 use super::super::engine::{Engine, Form, Place, Source};
-use super::super::mma::{LANES, SLAB, VECTOR, atom, draw_lanes};
+use super::super::mma::{LANES, SLAB, VECTOR, draw_lanes};
 use crate::attention::layout::{BlockLayout, DecodeLayout};
 
 /// Up to here elements of a row, the fragments of the block's rows stay in registers.
@@ -106,7 +106,7 @@ pub(in crate::attention) struct TmaEngine<'k> {
     dtype: DType,
     atom: MmaAtom,
     /// Where the block's rows lie, and the warp's first tile.
-    own_at: U32<'k>,
+    stationary_at: U32<'k>,
     tiles_at: U32<'k>,
     /// Those of the warp count the bytes of its tiles.
     ready: Mbarriers<'k>,
@@ -126,7 +126,7 @@ pub(in crate::attention) struct TmaEngine<'k> {
     held: RefCell<Vec<Fragment<'k, MatrixA>>>,
 }
 
-/// A tile: an address for own rows, bytes from the warp's first tile for columns.
+/// A tile: an address for stationary rows, bytes from the warp's first tile for columns.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct At<'k>(U32<'k>);
 
@@ -140,10 +140,10 @@ impl<'k> TmaEngine<'k> {
         of: [U32<'k>; 2],
         lengths: bool,
     ) -> Self {
-        let own_at = k.dynamic_shared_tiles();
+        let stationary_at = k.dynamic_shared_tiles();
         let of_warp = config.stages * 2 * config.tile_bytes();
         // Tiles begin at multiples of what the pattern of their pieces repeats after, as the rows of the block do.
-        let tiles_at = k.warp_idx().mul_add(of_warp, own_at + SLAB * config.width * 2);
+        let tiles_at = k.warp_idx().mul_add(of_warp, stationary_at + SLAB * config.width * 2);
         let all = k.mbarriers(config.warps * config.stages);
         k.if_(k.thread_idx().eq(0), || {
             for barrier in 0..config.warps * config.stages {
@@ -153,13 +153,13 @@ impl<'k> TmaEngine<'k> {
         });
         k.barrier();
         let ready = all.from(k.warp_idx() * config.stages);
-        let (atom, none) = (atom(dtype), k.lit(0u32));
+        let (atom, none) = (k.mma_atom(dtype), k.lit(0u32));
         let panel = k.tile_from(tiles_at, TileLayout::new(dtype, config.columns, PanelTile::WIDTH));
         Self {
             config,
             dtype,
             atom,
-            own_at,
+            stationary_at,
             tiles_at,
             ready,
             boxes,
@@ -209,16 +209,16 @@ impl<'k> TmaEngine<'k> {
     }
 
     /// The tile of the block's rows that has their elements from `column` on.
-    fn own_panel(&self, k: K<'k>, panel: U32<'k>) -> SharedTile<'k> {
+    fn stationary_panel(&self, k: K<'k>, panel: U32<'k>) -> SharedTile<'k> {
         let layout = TileLayout::new(self.dtype, SLAB, PanelTile::WIDTH);
-        k.tile_from(panel.mul_add(layout.bytes(), self.own_at), layout)
+        k.tile_from(panel.mul_add(layout.bytes(), self.stationary_at), layout)
     }
 
     /// The block's rows as left operands.
     fn fragments(&self, k: K<'k>) -> Vec<Fragment<'k, MatrixA>> {
         let panels = 0..self.config.width / PanelTile::WIDTH;
         let depths = || (0..PanelTile::WIDTH).step_by(self.atom.k() as usize);
-        let of = |panel| self.own_panel(k, k.lit(panel)).reader_a(self.atom, Major::K, k.lit(0u32));
+        let of = |panel| self.stationary_panel(k, k.lit(panel)).reader_a(self.atom, Major::K, k.lit(0u32));
         panels.map(of).flat_map(|panel| depths().map(move |depth| panel.load(0, depth))).collect()
     }
 }
@@ -251,11 +251,11 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
             let at = first + row.to_i32();
             let there = at.lt(source.rows) & column.lt(source.width);
             let from = source.data.at(source.offset(at, there)).at(column);
-            let tile = self.own_panel(k, column >> PanelTile::WIDTH.trailing_zeros());
+            let tile = self.stationary_panel(k, column >> PanelTile::WIDTH.trailing_zeros());
             let to = tile.at(row, column & (PanelTile::WIDTH - 1));
             to.store(from.only_where(there, Fill::Zero).load::<f32>(VECTOR));
         });
-        At(self.own_at)
+        At(self.stationary_at)
     }
 
     fn publish_stationary(&self, k: K<'k>) {

@@ -197,11 +197,11 @@ impl KernelDef for SplitF16Sweep {
         match self.from {
             Operands::Copies(pairs) => k.if_(suit, || {
                 let (copied, dy_copied) = copies.of(p);
-                let engine = SplitF16Engine::new(k, pairs, work.own());
+                let engine = SplitF16Engine::new(k, pairs, work.stationary());
                 sweep.body(k, (copied, dy_copied.unwrap_or(dy)), gradients, &engine);
             }),
             Operands::Tensors(tensors) => k.if_(!suit, || {
-                let engine = MmaEngine::new(k, tensors, MmaAtom::Tf32, work.own());
+                let engine = MmaEngine::new(k, tensors, MmaAtom::Tf32, work.stationary());
                 sweep.body(k, (p, dy), gradients, &engine);
             }),
         }

@@ -88,7 +88,7 @@ pub(in crate::attention) struct SplitF16Engine<'k> {
     config: SplitF16,
 }
 
-/// A tile, and what sums of its numbers are multiplied by: of a tile of own rows, for each slot.
+/// A tile, and what sums of its numbers are multiplied by: of a tile of stationary rows, for each slot.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Tile<'k> {
     operand: Operand<'k>,
@@ -96,8 +96,8 @@ pub(in crate::attention) struct Tile<'k> {
 }
 
 impl<'k> SplitF16Engine<'k> {
-    pub(in crate::attention) fn new(k: K<'k>, config: SplitF16, own: u32) -> Self {
-        Self { tiles: MmaEngine::new(k, config.halves(), MmaAtom::F16, own), config }
+    pub(in crate::attention) fn new(k: K<'k>, config: SplitF16, stationary: u32) -> Self {
+        Self { tiles: MmaEngine::new(k, config.halves(), MmaAtom::F16, stationary), config }
     }
 
     /// The factor of row `row`.
@@ -115,21 +115,21 @@ impl<'k> SplitF16Engine<'k> {
 }
 
 /// Weights of each row times the power of two that brings the greatest of them near 2^15, and what brings sums with them back.
-fn levelled<'k>(k: K<'k>, weights: &RegTile<'k, f32>) -> (RegTile<'k, f32>, RowVector<'k, f32>) {
+fn normalized<'k>(k: K<'k>, weights: &RegTile<'k, f32>) -> (RegTile<'k, f32>, RowVector<'k, f32>) {
     // Below this exponent the power would not be a number.
     const LEAST: u32 = TOP + 1;
     let of_row = |row: &[F32<'k>]| {
-        let greatest = Lanes::from(row.to_vec()).map(F32::abs).reduce(|a, b| a.max(b)).unwrap_or(k.lit(0.0));
-        let greatest = k.warp_combine(LANES, greatest, |a, b| a.max(b));
-        let exponent = (greatest.to_bits() >> EXPONENT).max(LEAST);
-        powers(exponent)
+        let max = Lanes::from(row.to_vec()).map(F32::abs).reduce(|a, b| a.max(b)).unwrap_or(k.lit(0.0));
+        let max = k.warp_combine(LANES, max, |a, b| a.max(b));
+        let exponent = (max.to_bits() >> EXPONENT).max(LEAST);
+        powers_of_two(exponent)
     };
     let (up, down): (Vec<_>, Vec<_>) = weights.rows().map(of_row).unzip();
     (weights * &up.into(), down.into())
 }
 
 /// The power of two that brings a number whose exponent has these bits to [`TOP`], and the one that brings it back.
-fn powers(exponent: U32<'_>) -> (F32<'_>, F32<'_>) {
+fn powers_of_two(exponent: U32<'_>) -> (F32<'_>, F32<'_>) {
     let up = exponent.k().lit(2 * BIAS + TOP) - exponent;
     let down = exponent - TOP;
     (F32::from_bits(up << EXPONENT), F32::from_bits(down << EXPONENT))
@@ -152,7 +152,7 @@ impl<'k> Engine<'k, f32> for SplitF16Engine<'k> {
 
     fn row_by_row(&self) -> bool {
         // Gradients have two products of a tile.
-        self.tiles.own == 2
+        self.tiles.stationary == 2
     }
 
     fn draw_lanes(&self, keys: Keys) -> DrawLanes {
@@ -184,10 +184,10 @@ impl<'k> Engine<'k, f32> for SplitF16Engine<'k> {
         Self::columns(k, self.tiles.reuse_k(k, sources, at), sources[0], at)
     }
 
-    fn product(&self, k: K<'k>, own: Tile<'k>, tile: Tile<'k>) -> RegTile<'k, f32> {
+    fn product(&self, k: K<'k>, stationary: Tile<'k>, tile: Tile<'k>) -> RegTile<'k, f32> {
         let SplitF16 { slabs, columns, width, .. } = self.config;
         let Operand { tile: right, zero } = tile.operand;
-        let left = own.operand.tile.reader_a(MmaAtom::F16, Major::K, self.tiles.row + zero);
+        let left = stationary.operand.tile.reader_a(MmaAtom::F16, Major::K, self.tiles.row + zero);
         let right = right.reader_b(MmaAtom::F16, Major::K, zero);
         let of_part = |part: u32| {
             let mut sum = SplitTile::zero(k, slabs, columns);
@@ -205,7 +205,7 @@ impl<'k> Engine<'k, f32> for SplitF16Engine<'k> {
         };
         let later = (PART..width).step_by(PART as usize);
         let sum = later.fold(of_part(0), |sum, part| &sum + &of_part(part));
-        let factors = own.factors.iter().map(|factor| *factor * tile.factors[0]).collect();
+        let factors = stationary.factors.iter().map(|factor| *factor * tile.factors[0]).collect();
         &sum * &factors
     }
 
@@ -222,7 +222,7 @@ impl<'k> Engine<'k, f32> for SplitF16Engine<'k> {
     ) -> RegTile<'k, f32> {
         let SplitF16 { slabs, columns, width, .. } = self.config;
         let Operand { tile: right, zero } = tile.operand;
-        let (weights, down) = levelled(k, weights);
+        let (weights, down) = normalized(k, weights);
         let down = down.iter().zip(tile.factors).map(|(down, factor)| down * factor).collect::<Vec<_>>();
         let a = weights.split_fragments();
         let right = right.reader_b(MmaAtom::F16, Major::Mn, zero);

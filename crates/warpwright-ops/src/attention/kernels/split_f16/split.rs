@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Packed, WARP, kernel_args};
 
-use super::{EXPONENT, TILE, powers};
+use super::{EXPONENT, TILE, powers_of_two};
 use crate::attention::score::View;
 
 /// Elements of an access.
@@ -14,7 +14,7 @@ const EXPONENTS: [f32; 2] = [1.0 / (1u64 << 40) as f32, (1u64 << 40) as f32];
 const APART: u32 = 16;
 
 kernel_args! {
-    /// What [`Copy`] reads and writes.
+    /// The tensor that [`SplitCopy`] reads, and its copy.
     pub(in crate::attention) struct SplitArgs => SplitParams {
         x: Strided<In<Elem>, 3>, rows: u32, width: u32, heads: u32,
         pairs: Out<Elem>, factors: Out<f32>,
@@ -83,24 +83,24 @@ impl KernelDef for SplitCopy {
 }
 
 impl SplitCopy {
-    /// What brings the numbers of a tile into the range of `f16`, and what brings them back; the latter is 0 if nothing does.
+    /// The power of two that brings the numbers of a tile into the range of `f16`, and its inverse, 0 if there is none.
     fn factor<'k>(&self, k: K<'k>, rows: &[Lanes<'k, f32>]) -> (F32<'k>, F32<'k>) {
         let bits = |x: f32| k.lit(x.to_bits());
-        let greatest = |row: &Lanes<'k, f32>| {
+        let row_max = |row: &Lanes<'k, f32>| {
             // As integers, numbers that are none are the greatest.
-            let greatest = row.map(|x| x.abs().to_bits()).reduce(|a, b| a.max(b));
-            k.warp_combine((self.width / VECTOR).min(WARP), greatest.unwrap_or(bits(0.0)), |a, b| a.max(b))
+            let max = row.map(|x| x.abs().to_bits()).reduce(|a, b| a.max(b));
+            k.warp_combine((self.width / VECTOR).min(WARP), max.unwrap_or(bits(0.0)), |a, b| a.max(b))
         };
-        let of_rows: Vec<U32<'k>> = rows.iter().map(greatest).collect();
+        let of_rows: Vec<U32<'k>> = rows.iter().map(row_max).collect();
         let nothing = bits(f32::INFINITY);
         let both = |row: &U32<'k>| [*row, row.eq(0).select(nothing, *row)];
         let combine = |a: [U32<'k>; 2], b: [U32<'k>; 2]| [a[0].max(b[0]), a[1].min(b[1])];
         let mine = of_rows.iter().map(both).reduce(combine).unwrap_or([nothing; 2]);
-        let [greatest, least] = k.group_combine_once(Self::THREADS, mine, combine);
+        let [max, min] = k.group_combine_once(Self::THREADS, mine, combine);
         let [low, high] = EXPONENTS.map(bits);
-        let suits = greatest.ge(low) & greatest.lt(high) & (greatest - least).lt(APART << EXPONENT);
-        let (up, down) = powers(suits.select(greatest, bits(1.0)) >> EXPONENT);
-        let down = (suits | greatest.eq(0)).select(down, 0.0);
+        let suits = max.ge(low) & max.lt(high) & (max - min).lt(APART << EXPONENT);
+        let (up, down) = powers_of_two(suits.select(max, bits(1.0)) >> EXPONENT);
+        let down = (suits | max.eq(0)).select(down, 0.0);
         (up, down)
     }
 }

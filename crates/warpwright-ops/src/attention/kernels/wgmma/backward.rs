@@ -21,7 +21,7 @@ kernel_args! {
     /// Gradients from `do` and what is known of queries: of queries in `first`, or of keys in `first` and of values in `second`.
     pub(in crate::attention) struct WgmmaBackwardArgs => WgmmaBackwardParams {
         problem: ProblemArgs,
-        own_first: TensorMapArg, own_second: TensorMapArg, columns_first: TensorMapArg, columns_second: TensorMapArg,
+        stationary_first: TensorMapArg, stationary_second: TensorMapArg, columns_first: TensorMapArg, columns_second: TensorMapArg,
         statistics: In<Elem>, of_queries: TensorMapArg, pitch: u32,
         first: Strided<Out<Elem>, 3>, second: Strided<Out<Elem>, 3>,
     }
@@ -39,7 +39,7 @@ pub(in crate::attention) struct WgmmaBackward {
     pub(in crate::attention) config: WgmmaSweep,
 }
 
-/// What a block works on, and its shared memory.
+/// The problem of a block, and its shared memory.
 #[derive(Clone, Copy, Debug)]
 struct SweepBlock<'k> {
     span: Span<'k>,
@@ -50,7 +50,7 @@ struct SweepBlock<'k> {
     first: I32<'k>,
     walk: Walk<'k>,
     base: U32<'k>,
-    own_ready: Mbarrier<'k>,
+    stationary_ready: Mbarrier<'k>,
     pipeline: Pipeline<'k>,
 }
 
@@ -107,9 +107,9 @@ impl WgmmaBackward {
         let p = Problem::of(a.problem);
         let (rows, columns) = (self.config.rows(), self.config.columns);
         let base = k.dynamic_shared_tiles();
-        let (own_ready, pipeline) = (k.mbarriers(1).at(0), k.mbarrier_pipeline(self.config.tiles));
+        let (stationary_ready, pipeline) = (k.mbarriers(1).at(0), k.mbarrier_pipeline(self.config.tiles));
         k.if_(k.thread_idx().eq(0), || {
-            own_ready.init(1);
+            stationary_ready.init(1);
             pipeline.init(self.warps());
             k.publish_mbarriers();
         });
@@ -123,20 +123,20 @@ impl WgmmaBackward {
             true => span.walk_keys(first, end, columns),
             false => span.walk_queries(first, end, columns),
         };
-        SweepBlock { span, head, key_head, batch, first, walk, base, own_ready, pipeline }
+        SweepBlock { span, head, key_head, batch, first, walk, base, stationary_ready, pipeline }
     }
 
     /// Where a tile of the pipeline begins.
-    fn tile<'k>(&self, block: &SweepBlock<'k>, turn: PipelineState<'k>) -> U32<'k> {
-        let own = self.work.own() * self.config.own(self.dtype).bytes();
-        turn.stage().mul_add(self.config.of_products(self.dtype).bytes(), block.base + own)
+    fn tile<'k>(&self, block: &SweepBlock<'k>, pipe: PipelineState<'k>) -> U32<'k> {
+        let stationary = self.work.stationary() * self.config.stationary(self.dtype).bytes();
+        pipe.stage().mul_add(self.config.of_products(self.dtype).bytes(), block.base + stationary)
     }
 
-    /// Where what is known of its columns begins.
-    fn statistics<'k>(&self, block: &SweepBlock<'k>, turn: PipelineState<'k>) -> U32<'k> {
-        let own = self.work.own() * self.config.own(self.dtype).bytes();
+    /// Where the statistics of its columns begin.
+    fn statistics<'k>(&self, block: &SweepBlock<'k>, pipe: PipelineState<'k>) -> U32<'k> {
+        let stationary = self.work.stationary() * self.config.stationary(self.dtype).bytes();
         let tiles = self.config.tiles * self.config.of_products(self.dtype).bytes();
-        turn.stage().mul_add(self.config.statistics_bytes(), block.base + (own + tiles))
+        pipe.stage().mul_add(self.config.statistics_bytes(), block.base + (stationary + tiles))
     }
 
     /// `body` of each query head of the block, one after the other.
@@ -159,33 +159,33 @@ impl WgmmaBackward {
     fn fetch<'k>(&self, k: K<'k>, a: &WgmmaBackwardParams<'k>, block: &SweepBlock<'k>) {
         k.release_registers(self.config.registers().1);
         k.if_(k.thread_idx().eq(self.warps() * WARP), || {
-            let own = self.config.own(self.dtype);
+            let stationary = self.config.stationary(self.dtype);
             let zero = k.lit(0u32);
             let row = block.first.to_u32();
             let of_own = [if self.of_queries() { block.head } else { block.key_head }, block.batch];
-            block.own_ready.arrive_expecting(self.work.own() * own.bytes());
-            own.fetch(a.own_first, block.base, (row, zero), &of_own, block.own_ready);
+            block.stationary_ready.arrive_expecting(self.work.stationary() * stationary.bytes());
+            stationary.fetch(a.stationary_first, block.base, (row, zero), &of_own, block.stationary_ready);
             if self.work != Work::Values {
-                let to = block.base + own.bytes();
-                own.fetch(a.own_second, to, (row, zero), &of_own, block.own_ready);
+                let to = block.base + stationary.bytes();
+                stationary.fetch(a.stationary_second, to, (row, zero), &of_own, block.stationary_ready);
             }
             let (tile, pipeline) = (self.config.of_products(self.dtype), block.pipeline);
-            let _ = self.heads(k, a, block, pipeline.start(k), |head, turn| {
+            let _ = self.heads(k, a, block, pipeline.start(k), |head, pipe| {
                 let of_columns = [if self.of_queries() { block.key_head } else { head }, block.batch];
                 let kinds = (block.batch * a.problem.heads + head) * 2;
                 let steps = k.range(block.walk.from, block.walk.end, self.config.columns.cast_signed());
-                k.fold(steps, turn, |at, turn| {
+                k.fold(steps, pipe, |at, pipe| {
                     let row = at.to_u32();
-                    let ready = pipeline.producer_acquire(turn, tile.bytes());
-                    tile.fetch(a.columns_second, self.tile(block, turn), (row, zero), &of_columns, ready);
-                    let turn = pipeline.next(turn);
+                    let ready = pipeline.producer_acquire(pipe, tile.bytes());
+                    tile.fetch(a.columns_second, self.tile(block, pipe), (row, zero), &of_columns, ready);
+                    let pipe = pipeline.next(pipe);
                     let more = if self.of_queries() { 0 } else { self.config.statistics_bytes() };
-                    let ready = pipeline.producer_acquire(turn, tile.bytes() + more);
-                    tile.fetch(a.columns_first, self.tile(block, turn), (row, zero), &of_columns, ready);
+                    let ready = pipeline.producer_acquire(pipe, tile.bytes() + more);
+                    tile.fetch(a.columns_first, self.tile(block, pipe), (row, zero), &of_columns, ready);
                     if more > 0 {
-                        a.of_queries.copy(self.statistics(block, turn), &[row, kinds], ready);
+                        a.of_queries.copy(self.statistics(block, pipe), &[row, kinds], ready);
                     }
-                    pipeline.next(turn)
+                    pipeline.next(pipe)
                 })
             });
         });
@@ -210,24 +210,24 @@ impl WgmmaBackward {
         // The same for the warp, and the assembler sees that.
         let warp = k.from_lane(0, &k.warp_idx());
         let group = warp / (GROUP / WARP);
-        let own = self.config.own(self.dtype);
+        let stationary = self.config.stationary(self.dtype);
         let operand = |index: u32| {
-            let tile = block.base + index * own.bytes();
+            let tile = block.base + index * stationary.bytes();
             if self.config.held {
-                return Own::Held(own.rows_of(tile, warp * 16));
+                return Own::Held(stationary.rows_of(tile, warp * 16));
             }
-            let of_group = group.mul_add(own.part(GROUP_ROWS), tile);
-            Own::Shared((own, own.descriptor(of_group)))
+            let of_group = group.mul_add(stationary.part(GROUP_ROWS), tile);
+            Own::Shared((stationary, stationary.descriptor(of_group)))
         };
         let lane = k.lane_idx();
         let row = block.first + (warp * 16 + lane / 4).to_i32();
-        block.own_ready.wait(k.lit(0u32));
+        block.stationary_ready.wait(k.lit(0u32));
         let zero = |wanted: bool| wanted.then(|| WarpgroupSums::zero(k, self.config.width));
         let group = Group {
             sweep: self,
             block,
             lane: Lane { row, column: lane % 4 * 2 },
-            own: (operand(0), (self.work != Work::Values).then(|| operand(1))),
+            stationary: (operand(0), (self.work != Work::Values).then(|| operand(1))),
             sums: (
                 zero(self.work != Work::Values),
                 zero(matches!(self.work, Work::KeysAndValues | Work::Values)),
@@ -239,15 +239,15 @@ impl WgmmaBackward {
             QueryStatistics::Columns
         };
         let p = Problem::of(a.problem);
-        let _ = self.heads(k, a, block, block.pipeline.start(k), |head, turn| {
+        let _ = self.heads(k, a, block, block.pipeline.start(k), |head, pipe| {
             let scorer = Scorer::new(self.kind, Precision::Storage, &p, block.span, head, block.batch);
-            group.walk(k, &scorer, &known, turn)
+            group.walk(k, &scorer, &known, pipe)
         });
         group.store(a);
     }
 }
 
-/// What is known of queries: the logarithm of the sum and delta, of those that are a thread's rows, or in shared memory.
+/// `lse` and delta of queries: those of a thread's rows, or in shared memory.
 enum QueryStatistics<'k> {
     Rows([[F32<'k>; 2]; 2]),
     Columns,
@@ -258,12 +258,12 @@ struct Group<'k, 'a> {
     sweep: &'a WgmmaBackward,
     block: &'a SweepBlock<'k>,
     lane: Lane<'k>,
-    own: (Own<'k>, Option<Own<'k>>),
+    stationary: (Own<'k>, Option<Own<'k>>),
     /// Over the columns of the first tensor and over those of the second.
     sums: (Option<WarpgroupSums<'k>>, Option<WarpgroupSums<'k>>),
 }
 
-/// What columns of a tile are multiplied with, for each of the sums, and the tile's turns.
+/// The left operands of the products with a tile's columns, for each of the sums.
 type Weights<'k> = (Vec<U32<'k>>, Vec<U32<'k>>);
 
 impl<'k> Group<'k, '_> {
@@ -281,9 +281,9 @@ impl<'k> Group<'k, '_> {
     }
 
     /// Numbers of kind `kind` of the columns of a tile, two of each eight.
-    fn of_columns(&self, k: K<'k>, turn: PipelineState<'k>, kind: u32) -> Vec<F32<'k>> {
+    fn of_columns(&self, k: K<'k>, pipe: PipelineState<'k>, kind: u32) -> Vec<F32<'k>> {
         let columns = self.sweep.config.columns;
-        let first = self.sweep.statistics(self.block, turn) + kind * (columns * 4);
+        let first = self.sweep.statistics(self.block, pipe) + kind * (columns * 4);
         let from = k.shared_at::<f32>(first).at(self.lane.column);
         let pair = |eight: u32| from.at(u64::from(8 * eight)).load::<f32>(2);
         (0..columns / 8).map(pair).flat_map(|pair| [pair[0], pair[1]]).collect()
@@ -296,62 +296,62 @@ impl<'k> Group<'k, '_> {
         k: K<'k>,
         scorer: &Scorer<'k, f32>,
         known: &QueryStatistics<'k>,
-        turn: PipelineState<'k>,
+        pipe: PipelineState<'k>,
     ) -> PipelineState<'k> {
         let SweepBlock { walk, pipeline, .. } = *self.block;
         let columns = self.sweep.config.columns.cast_signed();
         let all = || {
-            let first = (self.tile(k, scorer, known, walk.from, turn, None), turn);
+            let first = (self.tile(k, scorer, known, walk.from, pipe, None), pipe);
             let later = k.range(walk.from + columns, walk.end, columns);
-            let (weights, turn) = k.fold(later, first, |at, (weights, before)| {
-                let turn = pipeline.next(pipeline.next(before));
-                (self.tile(k, scorer, known, at, turn, Some((weights, before))), turn)
+            let (weights, pipe) = k.fold(later, first, |at, (weights, before)| {
+                let pipe = pipeline.next(pipeline.next(before));
+                (self.tile(k, scorer, known, at, pipe, Some((weights, before))), pipe)
             });
-            self.add(&weights, turn);
-            self.finished(k, turn);
-            pipeline.next(pipeline.next(turn))
+            self.add(&weights, pipe);
+            self.finished(k, pipe);
+            pipeline.next(pipeline.next(pipe))
         };
-        k.if_else(walk.from.lt(walk.end), all, || turn)
+        k.if_else(walk.from.lt(walk.end), all, || pipe)
     }
 
     /// Starts the products with the weights of a tile; how many groups of them.
-    fn add(&self, (first, second): &Weights<'k>, turn: PipelineState<'k>) -> u32 {
+    fn add(&self, (first, second): &Weights<'k>, pipe: PipelineState<'k>) -> u32 {
         let tile = self.sweep.config.of_sums(self.sweep.dtype);
-        let at = |turn| (tile, tile.descriptor(self.sweep.tile(self.block, turn)));
+        let at = |pipe| (tile, tile.descriptor(self.sweep.tile(self.block, pipe)));
         if let Some(sums) = &self.sums.1 {
-            sums.add_products_of(second, at(turn));
+            sums.add_products_of(second, at(pipe));
         }
         if let Some(sums) = &self.sums.0 {
-            sums.add_products_of(first, at(self.block.pipeline.next(turn)));
+            sums.add_products_of(first, at(self.block.pipeline.next(pipe)));
         }
         u32::from(self.sums.0.is_some()) + u32::from(self.sums.1.is_some())
     }
 
     /// Waits for the products of a tile, and gives back what they have read.
-    fn finished(&self, k: K<'k>, turn: PipelineState<'k>) {
+    fn finished(&self, k: K<'k>, pipe: PipelineState<'k>) {
         for sums in [&self.sums.0, &self.sums.1].into_iter().flatten().take(1) {
             sums.wait(0);
         }
         if self.sums.1.is_some() {
-            self.release(k, turn);
+            self.release(k, pipe);
         }
         if self.sums.0.is_some() {
-            self.release(k, self.block.pipeline.next(turn));
+            self.release(k, self.block.pipeline.next(pipe));
         }
     }
 
     /// All lanes of the warp are done with a tile.
-    fn release(&self, k: K<'k>, turn: PipelineState<'k>) {
-        k.if_(k.lane_idx().eq(0), || self.block.pipeline.consumer_release(turn));
+    fn release(&self, k: K<'k>, pipe: PipelineState<'k>) {
+        k.if_(k.lane_idx().eq(0), || self.block.pipeline.consumer_release(pipe));
     }
 
-    fn products(&self, k: K<'k>, own: &Own<'k>, turn: PipelineState<'k>) -> WarpgroupSums<'k> {
+    fn products(&self, k: K<'k>, stationary: &Own<'k>, pipe: PipelineState<'k>) -> WarpgroupSums<'k> {
         let WgmmaBackward { config, dtype, .. } = *self.sweep;
         let tile = config.of_products(dtype);
-        let tile = (tile, tile.descriptor(self.sweep.tile(self.block, turn)));
-        match own {
-            Own::Shared(own) => WarpgroupSums::products(k, config.columns, *own, tile),
-            Own::Held(own) => WarpgroupSums::products_of(k, config.columns, own, tile),
+        let tile = (tile, tile.descriptor(self.sweep.tile(self.block, pipe)));
+        match stationary {
+            Own::Shared(stationary) => WarpgroupSums::products(k, config.columns, *stationary, tile),
+            Own::Held(stationary) => WarpgroupSums::products_of(k, config.columns, stationary, tile),
         }
     }
 
@@ -372,12 +372,12 @@ impl<'k> Group<'k, '_> {
         pipeline.consumer_wait(second);
         pipeline.consumer_wait(first);
         if kind.lengths && self.sweep.of_queries() {
-            let tiles = [first, second].map(|turn| self.sweep.tile(self.block, turn));
+            let tiles = [first, second].map(|pipe| self.sweep.tile(self.block, pipe));
             self.sweep.cut(k, span.keys - at, tiles);
         }
-        let products = self.products(k, &self.own.0, first);
-        let gradients = self.own.1.as_ref().map(|own| self.products(k, own, second));
-        let adding = before.as_ref().map_or(0, |(weights, turn)| self.add(weights, *turn));
+        let products = self.products(k, &self.stationary.0, first);
+        let gradients = self.stationary.1.as_ref().map(|stationary| self.products(k, stationary, second));
+        let adding = before.as_ref().map_or(0, |(weights, pipe)| self.add(weights, *pipe));
         products.wait(adding + u32::from(gradients.is_some()));
         let of_columns = |kind| match known {
             QueryStatistics::Columns => self.of_columns(k, first, kind),
@@ -406,7 +406,7 @@ impl<'k> Group<'k, '_> {
             gradients.wait(adding);
             ds = (0..).zip(&ps).map(|(i, p)| *p * (gradients.at(i) - of(&deltas, i, 1))).collect();
         }
-        // What is known of the columns has been read.
+        // The statistics of the columns have been read.
         if matches!(known, QueryStatistics::Columns) {
             k.warp_barrier();
         }
@@ -416,8 +416,8 @@ impl<'k> Group<'k, '_> {
         if self.sums.0.is_none() {
             self.release(k, first);
         }
-        if let Some((_, turn)) = before {
-            self.finished(k, turn);
+        if let Some((_, pipe)) = before {
+            self.finished(k, pipe);
         }
         let packed = |values: &[F32<'k>], sums: &Option<WarpgroupSums<'k>>| {
             if sums.is_some() { WarpgroupSums::packed(dtype, values) } else { Vec::new() }

@@ -40,11 +40,11 @@ pub struct Wgmma {
     pub width: u32,
     /// SharedTiles of keys in shared memory, and of values.
     pub stages: u32,
-    /// Whether groups start their products in turn.
+    /// Whether groups start their products in turn, so that one's exponentials run beside another's products (FlashAttention-3).
     pub ping_pong: bool,
-    /// Whether sums wait until scores have risen far before they are brought to another reference.
+    /// Whether sums are rescaled only where scores lie far above the reference.
     pub lazy_rescale: bool,
-    /// Whether blocks stay for other tiles of queries when they have done one.
+    /// Whether blocks go on to other tiles of queries when they have done one.
     pub persistent: bool,
 }
 
@@ -76,7 +76,7 @@ impl Wgmma {
         }
     }
 
-    /// What fills the tiles of queries, keys and values.
+    /// The tiles of queries, keys and values.
     pub(in crate::attention) const fn panels(self, dtype: DType) -> [PanelTile; 3] {
         let SharedTiles { q, keys, values } = self.tiles(dtype);
         [q, keys, values]
@@ -84,15 +84,15 @@ impl Wgmma {
 
     /// Whether its tiles are possible and hold rows of `width` elements.
     pub(in crate::attention) fn holds(self, width: u32) -> bool {
-        let Self { groups, columns, width: own, stages, .. } = self;
+        let Self { groups, columns, width: most, stages, .. } = self;
         let possible = (1..=3).contains(&groups)
             && columns.is_multiple_of(16)
             && (16..=256).contains(&columns)
-            && own.is_multiple_of(PanelTile::WIDTH)
-            && own <= 256
+            && most.is_multiple_of(PanelTile::WIDTH)
+            && most <= 256
             && (1..=8).contains(&stages)
             && (groups > 1 || !self.ping_pong);
-        possible && width <= own && self.shared_bytes(DType::BF16, 1) <= MAX_SHARED
+        possible && width <= most && self.shared_bytes(DType::BF16, 1) <= MAX_SHARED
     }
 }
 
@@ -145,7 +145,7 @@ pub(in crate::attention) struct WgmmaForward {
     pub(in crate::attention) config: Wgmma,
 }
 
-/// What all threads of a block know of the tile of queries that it is at.
+/// The tile of queries that a block is at, as all its threads know it.
 struct TileContext<'k> {
     k: K<'k>,
     kernel: WgmmaForward,
@@ -170,7 +170,7 @@ enum QueryBarrier<'k> {
     Pipelined(Pipeline<'k>),
 }
 
-/// Where a block is in its rings.
+/// The pipeline states of a block.
 #[derive(Clone, Copy)]
 struct PipelineStates<'k> {
     queries: PipelineState<'k>,
@@ -210,16 +210,16 @@ impl<'k> KeyTiles<'k> {
     }
 }
 
-/// What a warpgroup carries from one tile to the next.
+/// The state of a warpgroup between two tiles.
 struct ConsumerState<'k> {
     softmax: OnlineSoftmax<'k, f32>,
     /// The weights of the tile, rounded, that have not met its values yet.
     weights: Vec<U32<'k>>,
     values: WarpgroupSums<'k>,
-    turn: PipelineState<'k>,
+    pipe: PipelineState<'k>,
 }
 
-warpwright_dsl::carry!(ConsumerState { softmax, weights, values, turn });
+warpwright_dsl::carry!(ConsumerState { softmax, weights, values, pipe });
 
 impl KernelDef for WgmmaForward {
     type Args = WgmmaForwardArgs;
@@ -284,8 +284,8 @@ impl KernelDef for WgmmaForward {
                 Some(shared) => body(shared, start),
                 None => {
                     let order = TileOrder::new(k, a.tiles, a.all_tiles, p.heads);
-                    k.fold(order.rounds(), start, |round, turns| {
-                        body(&of(order.place(round, self.kind.band)), turns)
+                    k.fold(order.rounds(), start, |round, pipes| {
+                        body(&of(order.place(round, self.kind.band)), pipes)
                     })
                 }
             }
@@ -298,7 +298,7 @@ impl KernelDef for WgmmaForward {
                 k.release_registers(fewer);
                 let first = k.thread_idx().eq(self.config.multiplying());
                 k.if_(first, || {
-                    each(&|shared, turns| shared.fetch(&a, p.key_head(shared.block.head), turns));
+                    each(&|shared, pipes| shared.produce(&a, p.key_head(shared.block.head), pipes));
                 });
             },
             || {
@@ -306,7 +306,7 @@ impl KernelDef for WgmmaForward {
                 let group = k.thread_idx() / GROUP;
                 let order = PingPong { k, group, config: self.config };
                 order.begin();
-                each(&|shared, turns| shared.attend(&a, order, turns));
+                each(&|shared, pipes| shared.consume(&a, order, pipes));
                 if persistent {
                     order.end();
                 }
@@ -317,11 +317,11 @@ impl KernelDef for WgmmaForward {
 
 impl<'k> TileContext<'k> {
     /// Copies the queries, and keys and values of all tiles as their places become free.
-    fn fetch(
+    fn produce(
         &self,
         a: &WgmmaForwardParams<'k>,
         key_head: U32<'k>,
-        turns: PipelineStates<'k>,
+        pipes: PipelineStates<'k>,
     ) -> PipelineStates<'k> {
         let (k, key_tiles, span) = (self.k, self.key_tiles, self.block.span);
         let of = |from: TensorMapParam<'k>, origin: Origin<'k>, head| HeadBoxes::new(from, origin, head);
@@ -333,52 +333,52 @@ impl<'k> TileContext<'k> {
                 ready.arrive_expecting(bytes);
                 ready
             }
-            QueryBarrier::Pipelined(pipeline) => pipeline.producer_acquire(turns.queries, bytes),
+            QueryBarrier::Pipelined(pipeline) => pipeline.producer_acquire(pipes.queries, bytes),
         };
         q.fetch(self.tiles.q, self.q_at, self.block.first, ready);
         let tile = self.tiles.keys;
-        let keys_of = |turn: PipelineState<'k>, key| {
-            let ready = self.keys.producer_acquire(turn, tile.bytes());
-            keys.fetch(tile, turn.stage().mul_add(tile.bytes(), self.keys_at), key, ready);
+        let keys_of = |pipe: PipelineState<'k>, key| {
+            let ready = self.keys.producer_acquire(pipe, tile.bytes());
+            keys.fetch(tile, pipe.stage().mul_add(tile.bytes(), self.keys_at), key, ready);
         };
         let tile = self.tiles.values;
-        let values_of = |turn: PipelineState<'k>, key| {
-            let ready = self.values.producer_acquire(turn, tile.bytes());
-            values.fetch(tile, self.values_tile(turn), key, ready);
+        let values_of = |pipe: PipelineState<'k>, key| {
+            let ready = self.values.producer_acquire(pipe, tile.bytes());
+            values.fetch(tile, self.values_tile(pipe), key, ready);
         };
-        let first = turns.keys;
+        let first = pipes.keys;
         keys_of(first, key_tiles.last);
         let step = self.kernel.config.columns.cast_signed();
-        let last = k.fold(k.range(step, key_tiles.all, step), first, |down, turn| {
-            let next = self.keys.next(turn);
+        let last = k.fold(k.range(step, key_tiles.all, step), first, |down, pipe| {
+            let next = self.keys.next(pipe);
             keys_of(next, key_tiles.last - down);
-            values_of(turn, key_tiles.last - down + step);
+            values_of(pipe, key_tiles.last - down + step);
             next
         });
         values_of(last, key_tiles.last - key_tiles.all + step);
-        self.next(turns, last)
+        self.next(pipes, last)
     }
 
     /// The turns of the next tile of queries, if `last` was the last one of keys.
-    fn next(&self, turns: PipelineStates<'k>, last: PipelineState<'k>) -> PipelineStates<'k> {
+    fn next(&self, pipes: PipelineStates<'k>, last: PipelineState<'k>) -> PipelineStates<'k> {
         match self.queries {
-            QueryBarrier::Single(_) => turns,
+            QueryBarrier::Single(_) => pipes,
             QueryBarrier::Pipelined(pipeline) => {
-                PipelineStates { queries: pipeline.next(turns.queries), keys: self.keys.next(last) }
+                PipelineStates { queries: pipeline.next(pipes.queries), keys: self.keys.next(last) }
             }
         }
     }
 
-    fn values_tile(&self, turn: PipelineState<'k>) -> U32<'k> {
-        turn.stage().mul_add(self.tiles.values.bytes(), self.values_at)
+    fn values_tile(&self, pipe: PipelineState<'k>) -> U32<'k> {
+        pipe.stage().mul_add(self.tiles.values.bytes(), self.values_at)
     }
 
     /// The queries of a warpgroup.
-    fn attend(
+    fn consume(
         &self,
         a: &WgmmaForwardParams<'k>,
         order: PingPong<'k>,
-        turns: PipelineStates<'k>,
+        pipes: PipelineStates<'k>,
     ) -> PipelineStates<'k> {
         let (k, kernel, key_tiles) = (self.k, self.kernel, self.key_tiles);
         let Wgmma { columns, width, .. } = kernel.config;
@@ -391,9 +391,9 @@ impl<'k> TileContext<'k> {
         };
         match self.queries {
             QueryBarrier::Single(ready) => ready.wait(k.lit(0u32)),
-            QueryBarrier::Pipelined(pipeline) => pipeline.consumer_wait(turns.queries),
+            QueryBarrier::Pipelined(pipeline) => pipeline.consumer_wait(pipes.queries),
         }
-        let first = consumer.first_tile(turns.keys, WarpgroupSums::zero(k, width));
+        let first = consumer.first_tile(pipes.keys, WarpgroupSums::zero(k, width));
         let step = columns.cast_signed();
         let part = |from, end, masked, state| {
             k.fold(k.range(from, end, step), state, |down, state| {
@@ -406,18 +406,18 @@ impl<'k> TileContext<'k> {
         let state = part(key_tiles.whole_from, key_tiles.whole_end, false, state);
         let state = if band { part(key_tiles.whole_end, key_tiles.all, true, state) } else { state };
         if let QueryBarrier::Pipelined(pipeline) = self.queries {
-            consumer.release(pipeline, turns.queries);
+            consumer.release(pipeline, pipes.queries);
         }
 
-        self.values.consumer_wait(state.turn);
+        self.values.consumer_wait(state.pipe);
         if !kernel.config.persistent {
             order.end();
         }
         consumer.add_values(&state);
         state.values.wait(0);
-        let next = self.next(turns, state.turn);
+        let next = self.next(pipes, state.pipe);
         if kernel.config.persistent {
-            consumer.release(self.values, state.turn);
+            consumer.release(self.values, state.pipe);
         }
         consumer.store(a, state);
         next
@@ -488,49 +488,49 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// Starts the products with the keys of a turn, when they are there.
-    fn products(&self, turn: PipelineState<'k>) -> WarpgroupSums<'k> {
+    fn products(&self, pipe: PipelineState<'k>) -> WarpgroupSums<'k> {
         let TileContext { tiles, keys, keys_at, .. } = self.shared;
-        keys.consumer_wait(turn);
+        keys.consumer_wait(pipe);
         self.order.wait();
-        let at = tiles.keys.descriptor(turn.stage().mul_add(tiles.keys.bytes(), *keys_at));
+        let at = tiles.keys.descriptor(pipe.stage().mul_add(tiles.keys.bytes(), *keys_at));
         WarpgroupSums::products(self.k(), self.config().columns, (tiles.q, self.queries), (tiles.keys, at))
     }
 
     /// Starts the products of the weights of a tile with its values, which are there.
     fn add_values(&self, state: &ConsumerState<'k>) {
         let tile = self.shared.tiles.values;
-        let at = tile.descriptor(self.shared.values_tile(state.turn));
+        let at = tile.descriptor(self.shared.values_tile(state.pipe));
         state.values.add_products_of(&state.weights, (tile, at));
     }
 
     /// Gives a place of a pipeline back, which the group's products do not read any more.
-    fn release(&self, pipeline: Pipeline<'k>, turn: PipelineState<'k>) {
-        self.k().if_(self.k().lane_idx().eq(0), || pipeline.consumer_release(turn));
+    fn release(&self, pipeline: Pipeline<'k>, pipe: PipelineState<'k>) {
+        self.k().if_(self.k().lane_idx().eq(0), || pipeline.consumer_release(pipe));
     }
 
     /// The weights of the first tile, and what they are relative to.
-    fn first_tile(&self, turn: PipelineState<'k>, values: WarpgroupSums<'k>) -> ConsumerState<'k> {
+    fn first_tile(&self, pipe: PipelineState<'k>, values: WarpgroupSums<'k>) -> ConsumerState<'k> {
         let shared = self.shared;
-        let products = self.products(turn);
+        let products = self.products(pipe);
         self.order.pass();
         products.wait(0);
-        self.release(shared.keys, turn);
+        self.release(shared.keys, pipe);
         let scores = self.scores(&products, shared.key_tiles.last, true);
         let (p, softmax) = OnlineSoftmax::first(&shared.block.scorer, &scores);
         if shared.kernel.kind.lengths || shared.kernel.kind.packed {
-            self.clear_values(turn);
+            self.clear_values(pipe);
         }
-        ConsumerState { softmax, weights: p.packed(shared.kernel.dtype), values, turn }
+        ConsumerState { softmax, weights: p.packed(shared.kernel.dtype), values, pipe }
     }
 
     /// Values behind the last key are in the tensor where sequences have lengths of their own: weights of 0 do not leave out what
     /// is no number.
-    fn clear_values(&self, turn: PipelineState<'k>) {
+    fn clear_values(&self, pipe: PipelineState<'k>) {
         let (k, shared) = (self.k(), self.shared);
-        shared.values.consumer_wait(turn);
+        shared.values.consumer_wait(pipe);
         let left = (shared.block.span.keys - shared.key_tiles.last).max(0i32).to_u32();
         let threads = self.config().multiplying();
-        shared.tiles.values.clear_from(shared.values_tile(turn), left, (k.thread_idx(), threads));
+        shared.tiles.values.clear_from(shared.values_tile(pipe), left, (k.thread_idx(), threads));
         k.fence_shared_copies();
         k.barrier_of(MEETING, threads);
     }
@@ -539,13 +539,13 @@ impl<'k> Consumer<'_, 'k> {
     fn tile(&self, key: I32<'k>, masked: bool, state: ConsumerState<'k>) -> ConsumerState<'k> {
         let (k, shared) = (self.k(), self.shared);
         let scorer = &shared.block.scorer;
-        let turn = shared.keys.next(state.turn);
-        let products = self.products(turn);
-        shared.values.consumer_wait(state.turn);
+        let pipe = shared.keys.next(state.pipe);
+        let products = self.products(pipe);
+        shared.values.consumer_wait(state.pipe);
         self.add_values(&state);
         self.order.pass();
         products.wait(1);
-        self.release(shared.keys, turn);
+        self.release(shared.keys, pipe);
         let scores = self.scores(&products, key, masked);
         let row_max = scores.row_max();
         let rescale = || state.softmax.rescaled(scorer, &row_max);
@@ -559,13 +559,13 @@ impl<'k> Consumer<'_, 'k> {
         };
         let (p, softmax) = softmax.exp(scorer, &scores);
         state.values.wait(0);
-        self.release(shared.values, state.turn);
+        self.release(shared.values, state.pipe);
         let rescale = || state.values.scale_rows(&factors);
         match far {
             None => rescale(),
             Some(far) => k.if_(far, rescale),
         }
-        ConsumerState { softmax, weights: p.packed(shared.kernel.dtype), values: state.values, turn }
+        ConsumerState { softmax, weights: p.packed(shared.kernel.dtype), values: state.values, pipe }
     }
 
     /// The scores of products with the keys from `key` on.

@@ -113,8 +113,8 @@ pub(in crate::attention) fn place<'k>(k: K<'k>, row: U32<'k>, columns: u32) -> s
     super::engine::Place { rows: vec![row, row + 8], first, columns }
 }
 
-/// What four lanes of a row hold of four neighbouring blocks of eight columns, two elements of each, so that each lane has all
-/// eight of one block: the one with its number among them.
+/// Transposes four blocks of eight columns among the four lanes of a row: a lane has two elements of each block before, and all eight of
+/// the block with its number after.
 pub(in crate::attention) fn gathered<'k>(lane: U32<'k>, words: [U32<'k>; 4]) -> [U32<'k>; 4] {
     let mut words = words;
     for bit in [1u32, 2] {

@@ -23,22 +23,22 @@ pub struct WgmmaSweep {
     pub tiles: u32,
     /// Elements of a row of a tile: a multiple of 64.
     pub width: u32,
-    /// Whether the block's own rows are in registers.
+    /// Whether the block's stationary rows are in registers.
     pub held: bool,
 }
 
 impl WgmmaSweep {
     /// Whether there is such a kernel for rows of `width` elements.
     pub(in crate::attention) fn fits(self, work: Work, dtype: DType, width: usize) -> bool {
-        let Self { groups, columns, tiles, width: own, .. } = self;
+        let Self { groups, columns, tiles, width: most, .. } = self;
         (1..=3).contains(&groups)
             && columns.is_multiple_of(16)
             && (16..=128).contains(&columns)
             && (4..=MAX_TILES).contains(&tiles)
-            && own.is_multiple_of(PanelTile::WIDTH)
-            && (64..=256).contains(&own)
-            && width <= own as usize
-            && self.shared_bytes(dtype, work.own()) <= SHARED
+            && most.is_multiple_of(PanelTile::WIDTH)
+            && (64..=256).contains(&most)
+            && width <= most as usize
+            && self.shared_bytes(dtype, work.stationary()) <= SHARED
     }
 
     /// Registers of a thread that multiplies, and of one that does not.
@@ -46,8 +46,8 @@ impl WgmmaSweep {
         if self.groups == 3 { (160, 32) } else { (240, 24) }
     }
 
-    /// The block's own rows.
-    pub(in crate::attention) const fn own(self, dtype: DType) -> PanelTile {
+    /// The block's stationary rows.
+    pub(in crate::attention) const fn stationary(self, dtype: DType) -> PanelTile {
         PanelTile { dtype, major: Major::K, outer: self.groups * GROUP_ROWS, depth: self.width }
     }
 
@@ -95,7 +95,7 @@ impl BlockLayout for WgmmaSweep {
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
         let tiles = self.tiles * (self.of_products(dtype).bytes() + self.statistics_bytes());
-        K::TILE_SLACK + stationary * self.own(dtype).bytes() + tiles
+        K::TILE_SLACK + stationary * self.stationary(dtype).bytes() + tiles
     }
 }
 
@@ -111,7 +111,7 @@ pub struct WgmmaSweeps {
 }
 
 impl WgmmaSweeps {
-    /// What is computed, in which layout.
+    /// The gradients, each with its layout.
     pub(in crate::attention) fn each(self) -> Vec<(Work, WgmmaSweep)> {
         let keys = if self.values.is_some() { Work::Keys } else { Work::KeysAndValues };
         let values = self.values.map(|values| (Work::Values, values));
