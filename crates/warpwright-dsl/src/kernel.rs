@@ -130,7 +130,7 @@ pub trait AccumulateKernel {
     /// Its name and how it is launched.
     fn spec(&self) -> KernelSpec;
 
-    /// The element type: `A` is `f64` for [`DType::F64`], else `f32`.
+    /// The type of the elements, or of the sums, that `A` follows from: `f64` for [`DType::F64`], else `f32`.
     fn dtype(&self) -> DType;
 
     /// Records the body.

@@ -1,7 +1,7 @@
 //! The kernels: one vector of elements a thread, whatever the function.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{accumulate, kernel_args};
 
 use super::math::{self, Weighted};
 use super::tuning::Config;
@@ -54,7 +54,7 @@ pub(super) struct Forward {
     pub(super) common: Common,
 }
 
-impl KernelDef for Forward {
+impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -62,17 +62,22 @@ impl KernelDef for Forward {
             .dtypes(DTypes::all(self.common.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.common.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         // Such a launch costs the host less, and begins while the grid before it drains.
         k.after_previous_grid();
         let dtype = self.common.dtype;
-        accumulate!(dtype, |A| {
-            let parameter = a.parameter.convert::<A>();
-            let parameters = [parameter, parameter.rcp()];
-            elementwise(k, a.n, self.common.config.width, |i, w| {
-                let x = a.x.at(i).load::<A>(w);
-                a.y.at(i).store(x.map(|x| math::forward(self.f, x, parameters, dtype)));
-            });
+        let parameter = a.parameter.convert::<A>();
+        let parameters = [parameter, parameter.rcp()];
+        elementwise(k, a.n, self.common.config.width, |i, w| {
+            let x = a.x.at(i).load::<A>(w);
+            a.y.at(i).store(x.map(|x| math::forward(self.f, x, parameters, dtype)));
         });
     }
 }
@@ -83,7 +88,7 @@ pub(super) struct Backward {
     pub(super) common: Common,
 }
 
-impl KernelDef for Backward {
+impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -91,15 +96,20 @@ impl KernelDef for Backward {
             .dtypes(DTypes::all(self.common.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: BackwardParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.common.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.after_previous_grid();
         let dtype = self.common.dtype;
-        accumulate!(dtype, |A| {
-            let parameter = a.parameter.convert::<A>();
-            elementwise(k, a.n, self.common.config.width, |i, w| {
-                let (x, dy) = (a.x.at(i).load::<A>(w), a.dy.at(i).load::<A>(w));
-                a.dx.at(i).store(x.zip(dy, |x, dy| math::backward(self.f, x, dy, parameter, dtype)));
-            });
+        let parameter = a.parameter.convert::<A>();
+        elementwise(k, a.n, self.common.config.width, |i, w| {
+            let (x, dy) = (a.x.at(i).load::<A>(w), a.dy.at(i).load::<A>(w));
+            a.dx.at(i).store(x.zip(dy, |x, dy| math::backward(self.f, x, dy, parameter, dtype)));
         });
     }
 }
@@ -110,7 +120,7 @@ pub(super) struct GatedForward {
     pub(super) common: Common,
 }
 
-impl KernelDef for GatedForward {
+impl AccumulateKernel for GatedForward {
     type Args = GatedForwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -118,14 +128,19 @@ impl KernelDef for GatedForward {
             .dtypes(DTypes::all(self.common.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: GatedForwardParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.common.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GatedForwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.after_previous_grid();
         let (f, dtype) = (Weighted::from(self.f), self.common.dtype);
-        accumulate!(dtype, |A| {
-            elementwise(k, a.n, self.common.config.width, |i, w| {
-                let (gate, up) = (a.gate.at(i).load::<A>(w), a.up.at(i).load::<A>(w));
-                a.y.at(i).store(gate.zip(up, |gate, up| math::weighted(f, gate, dtype) * up));
-            });
+        elementwise(k, a.n, self.common.config.width, |i, w| {
+            let (gate, up) = (a.gate.at(i).load::<A>(w), a.up.at(i).load::<A>(w));
+            a.y.at(i).store(gate.zip(up, |gate, up| math::weighted(f, gate, dtype) * up));
         });
     }
 }
@@ -136,7 +151,7 @@ pub(super) struct GatedBackward {
     pub(super) common: Common,
 }
 
-impl KernelDef for GatedBackward {
+impl AccumulateKernel for GatedBackward {
     type Args = GatedBackwardArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -144,22 +159,27 @@ impl KernelDef for GatedBackward {
             .dtypes(DTypes::all(self.common.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: GatedBackwardParams<'k>) {
+    fn dtype(&self) -> DType {
+        self.common.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GatedBackwardParams<'k>)
+    where
+        Elem: Access<A>,
+    {
         k.after_previous_grid();
         let (f, dtype) = (Weighted::from(self.f), self.common.dtype);
-        accumulate!(dtype, |A| {
-            elementwise(k, a.n, self.common.config.width, |i, w| {
-                let gate = a.gate.at(i).load::<A>(w);
-                let up = a.up.at(i).load::<A>(w);
-                let dy = a.dy.at(i).load::<A>(w);
-                let jets: Vec<_> = gate.iter().map(|gate| math::weighted_jet(f, gate, dtype)).collect();
-                let pairs = || jets.iter().copied().zip(dy.iter());
-                let dgate: Lanes<'k, A> =
-                    pairs().zip(up.iter()).map(|((jet, dy), up)| dy * jet.derivative * up).collect();
-                let dup: Lanes<'k, A> = pairs().map(|(jet, dy)| dy * jet.value).collect();
-                a.dgate.at(i).store(dgate);
-                a.dup.at(i).store(dup);
-            });
+        elementwise(k, a.n, self.common.config.width, |i, w| {
+            let gate = a.gate.at(i).load::<A>(w);
+            let up = a.up.at(i).load::<A>(w);
+            let dy = a.dy.at(i).load::<A>(w);
+            let jets: Vec<_> = gate.iter().map(|gate| math::weighted_jet(f, gate, dtype)).collect();
+            let pairs = || jets.iter().copied().zip(dy.iter());
+            let dgate: Lanes<'k, A> =
+                pairs().zip(up.iter()).map(|((jet, dy), up)| dy * jet.derivative * up).collect();
+            let dup: Lanes<'k, A> = pairs().map(|(jet, dy)| dy * jet.value).collect();
+            a.dgate.at(i).store(dgate);
+            a.dup.at(i).store(dup);
         });
     }
 }

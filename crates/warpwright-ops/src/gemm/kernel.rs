@@ -246,21 +246,7 @@ pub(super) struct Gemm {
     pub(super) split: bool,
 }
 
-impl Gemm {
-    fn body<'k, A: Float>(&self, k: K<'k>, p: GemmParams<'k>)
-    where
-        Elem: Access<A>,
-    {
-        match self.config {
-            Tiled::Tensor(config) if self.dtype == DType::F32 => tf32::body(self, config, k, p),
-            Tiled::Tensor(config) => tensor::body::<A>(self, config, k, p),
-            Tiled::Simt(config) => simt::body::<A>(self, config, k, p),
-            Tiled::Split(config) => tf32::exact_body(self, config, k, p),
-        }
-    }
-}
-
-impl KernelDef for Gemm {
+impl AccumulateKernel for Gemm {
     type Args = GemmArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -273,7 +259,19 @@ impl KernelDef for Gemm {
         .min_blocks_per_sm(1)
     }
 
-    fn build<'k>(&self, k: K<'k>, p: GemmParams<'k>) {
-        accumulate!(self.dtype, |A| self.body::<A>(k, p));
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: GemmParams<'k>)
+    where
+        Elem: Access<A>,
+    {
+        match self.config {
+            Tiled::Tensor(config) if self.dtype == DType::F32 => tf32::body(self, config, k, p),
+            Tiled::Tensor(config) => tensor::body::<A>(self, config, k, p),
+            Tiled::Simt(config) => simt::body::<A>(self, config, k, p),
+            Tiled::Split(config) => tf32::exact_body(self, config, k, p),
+        }
     }
 }

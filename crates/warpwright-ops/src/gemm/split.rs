@@ -24,8 +24,19 @@ pub(super) struct SumParts {
     pub(super) dtype: DType,
 }
 
-impl SumParts {
-    fn body<'k, A: Float>(&self, k: K<'k>, p: SumParams<'k>)
+impl AccumulateKernel for SumParts {
+    type Args = SumArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("gemm_sum_parts_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype).with("partials", epilogue::sums_dtype(self.dtype)))
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: SumParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -41,18 +52,5 @@ impl SumParts {
             });
             outputs.finish(row, col, &Lanes::from(sum));
         });
-    }
-}
-
-impl KernelDef for SumParts {
-    type Args = SumArgs;
-
-    fn spec(&self) -> KernelSpec {
-        KernelSpec::new(format!("gemm_sum_parts_{}", self.dtype), BlockDim::x(THREADS))
-            .dtypes(DTypes::all(self.dtype).with("partials", epilogue::sums_dtype(self.dtype)))
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: SumParams<'k>) {
-        accumulate!(self.dtype, |A| self.body::<A>(k, p));
     }
 }

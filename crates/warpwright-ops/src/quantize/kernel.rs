@@ -27,7 +27,7 @@ pub(super) struct Quantize {
     pub(super) tile: QuantizeTile,
 }
 
-impl KernelDef for Quantize {
+impl AccumulateKernel for Quantize {
     type Args = QuantizeArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -40,13 +40,11 @@ impl KernelDef for Quantize {
         .min_blocks_per_sm(self.tile.min_blocks)
     }
 
-    fn build<'k>(&self, k: K<'k>, a: QuantizeParams<'k>) {
-        accumulate!(self.scheme.scale_dtype(self.dtype), |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.scheme.scale_dtype(self.dtype)
     }
-}
 
-impl Quantize {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: QuantizeParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: QuantizeParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -55,7 +53,9 @@ impl Quantize {
             self.block::<A>(k, a, &coder, bounded);
         });
     }
+}
 
+impl Quantize {
     fn block<'k, A: Float>(&self, k: K<'k>, a: QuantizeParams<'k>, coder: &Coder<'k>, bounded: bool)
     where
         Elem: Access<A>,
@@ -180,7 +180,7 @@ pub(super) struct Scales {
     pub(super) tile: ScaleTile,
 }
 
-impl KernelDef for Scales {
+impl AccumulateKernel for Scales {
     type Args = ScalesArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -192,13 +192,11 @@ impl KernelDef for Scales {
             .dtypes(dtypes("x", self.scheme, self.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: ScalesParams<'k>) {
-        accumulate!(self.scheme.scale_dtype(self.dtype), |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.scheme.scale_dtype(self.dtype)
     }
-}
 
-impl Scales {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: ScalesParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ScalesParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -236,7 +234,7 @@ pub(super) struct Codes {
     pub(super) order: NibbleOrder,
 }
 
-impl KernelDef for Codes {
+impl AccumulateKernel for Codes {
     type Args = CodesArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -247,13 +245,11 @@ impl KernelDef for Codes {
         .dtypes(dtypes("x", self.scheme, self.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: CodesParams<'k>) {
-        accumulate!(self.scheme.scale_dtype(self.dtype), |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.scheme.scale_dtype(self.dtype)
     }
-}
 
-impl Codes {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: CodesParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CodesParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -292,7 +288,7 @@ pub(super) struct Dequantize {
     pub(super) config: DequantizeConfig,
 }
 
-impl KernelDef for Dequantize {
+impl AccumulateKernel for Dequantize {
     type Args = DequantizeArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -307,13 +303,11 @@ impl KernelDef for Dequantize {
         .dtypes(dtypes("y", self.scheme, self.dtype))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: DequantizeParams<'k>) {
-        accumulate!(self.scheme.scale_dtype(self.dtype), |A| self.body::<A>(k, a));
+    fn dtype(&self) -> DType {
+        self.scheme.scale_dtype(self.dtype)
     }
-}
 
-impl Dequantize {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: DequantizeParams<'k>)
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: DequantizeParams<'k>)
     where
         Elem: Access<A>,
     {
@@ -335,7 +329,9 @@ impl Dequantize {
             }
         });
     }
+}
 
+impl Dequantize {
     /// Whole vectors: all loads stand before the first use.
     fn whole<'k, A: Float>(
         &self,
