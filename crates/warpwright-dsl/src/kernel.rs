@@ -158,7 +158,16 @@ impl<T: AccumulateKernel> KernelDef for T {
 /// the verifier that the kernel breaks, such as a register of one branch read after it.
 #[track_caller]
 pub fn record<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, BuildError> {
-    let module = record_module(def, target)?;
+    record_with(def, def.spec(), target)
+}
+
+/// [`record`] for a caller that has the kernel's [`spec`](KernelDef::spec) already.
+///
+/// # Errors
+/// As [`record`].
+#[track_caller]
+pub fn record_with<D: KernelDef>(def: &D, spec: KernelSpec, target: Target) -> Result<Kernel, BuildError> {
+    let module = module_of(def, spec, target)?;
     let kernel = module.functions[0].name.clone();
     Kernel::new(module).map_err(|source| BuildError::Rejected { kernel, source })
 }
@@ -169,8 +178,13 @@ pub fn record<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, BuildErro
 /// [`BuildError::Issues`] as for [`record`].
 #[track_caller]
 pub fn record_module<D: KernelDef>(def: &D, target: Target) -> Result<Module, BuildError> {
+    module_of(def, def.spec(), target)
+}
+
+#[track_caller]
+fn module_of<D: KernelDef>(def: &D, spec: KernelSpec, target: Target) -> Result<Module, BuildError> {
     let location = Location::caller();
-    let KernelSpec { name, block, dtypes, min_blocks_per_sm, cluster } = def.spec();
+    let KernelSpec { name, block, dtypes, min_blocks_per_sm, cluster } = spec;
 
     let mut function = Function::entry(name.as_str());
     function.directives.required_threads = Some(block.to_array());

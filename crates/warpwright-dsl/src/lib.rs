@@ -98,7 +98,7 @@ pub use flow::{Carry, Range};
 pub use halves::Halves;
 pub use index::{Index, IntoIndex};
 pub use kernel::{
-    Accumulate, AccumulateKernel, BlockDim, KernelDef, KernelSpec, Params, record, record_module,
+    Accumulate, AccumulateKernel, BlockDim, KernelDef, KernelSpec, Params, record, record_module, record_with,
 };
 pub use lanes::{Lanes, tree, tree_of};
 pub use mbarrier::{Mbarrier, Mbarriers, TensorMapArg, TensorMapParam};

@@ -10,7 +10,7 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use warpwright_dsl::{KernelDef, record};
+use warpwright_dsl::{KernelDef, record_with};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::check::Checker;
@@ -483,15 +483,16 @@ pub fn cover(op: &'static str, len: usize, per_block: u32) -> Result<Option<[u32
 /// # Errors
 /// [`PlanError::Build`] if the kernel does not record; a defect of the operation.
 pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Result<Kernel, PlanError> {
-    static KERNELS: OnceLock<Mutex<HashMap<(String, Target), Kernel>>> = OnceLock::new();
+    static KERNELS: OnceLock<Mutex<HashMap<Target, HashMap<String, Kernel>>>> = OnceLock::new();
     let kernels = KERNELS.get_or_init(Mutex::default);
-    let key = (def.spec().name, target);
-    if let Some(kernel) = lock(kernels).get(&key) {
+    let spec = def.spec();
+    if let Some(kernel) = lock(kernels).get(&target).and_then(|of_target| of_target.get(&spec.name)) {
         return Ok(kernel.clone());
     }
+    let name = spec.name.clone();
     // Recorded outside the lock: two threads may do it twice, none waits.
-    let kernel = record(def, target).map_err(|source| PlanError::Build { op, source })?;
-    Ok(lock(kernels).entry(key).or_insert(kernel).clone())
+    let kernel = record_with(def, spec, target).map_err(|source| PlanError::Build { op, source })?;
+    Ok(lock(kernels).entry(target).or_default().entry(name).or_insert(kernel).clone())
 }
 
 /// A hash for descriptors, which are short and come from the program itself: a multiplication a word.
