@@ -237,7 +237,8 @@ pub struct PlanParts {
     pub target: Target,
     /// Tensors in slot order.
     pub tensors: Vec<TensorSpec>,
-    /// Best first; the last one must take every tensor that is aligned to its elements.
+    /// Best first; the last one takes every tensor that is aligned to its elements, but in plans of one layout by hand, whose launch
+    /// is refused otherwise.
     pub variants: Vec<Variant>,
     /// Bytes of scratch memory among the tensors.
     pub workspace_bytes: u64,
@@ -318,8 +319,7 @@ impl<O: Operation> Plan<O> {
 
     /// The launches for tensors at `addresses`.
     pub fn steps_for(&self, addresses: &[u64]) -> &[LaunchStep] {
-        let fits = |v: &&Variant| addresses.iter().all(|a| a % v.alignment.max(1) == 0);
-        self.parts.variants.iter().find(fits).map_or(&[], |v| &v.steps)
+        self.variant_for(addresses).map_or(&[], |v| &v.steps)
     }
 
     /// Loads the kernels onto `device` now, so that the first launch does not wait for the assembler.
@@ -378,10 +378,26 @@ impl<O: Operation> Plan<O> {
         // Every alignment is a power of two, so one number stands for all addresses; a null pointer is aligned to
         // everything.
         let all = bindings.iter().fold(0, |bits, bound| bits | bound.address());
-        for step in self.steps_for(&[all]) {
+        let variant = self.variant_for(&[all]).ok_or_else(|| self.misaligned(bindings))?;
+        for step in &variant.steps {
             stream.launch(step, bindings)?;
         }
         Ok(())
+    }
+
+    fn variant_for(&self, addresses: &[u64]) -> Option<&Variant> {
+        let fits = |v: &&Variant| addresses.iter().all(|a| a % v.alignment.max(1) == 0);
+        self.parts.variants.iter().find(fits)
+    }
+
+    /// The tensor that no variant takes.
+    fn misaligned(&self, bindings: &[Bound]) -> Error {
+        let PlanParts { op, ref tensors, ref variants, .. } = *self.parts;
+        let required = variants.last().map_or(1, |last| last.alignment.max(1));
+        let mut bound = tensors.iter().zip(bindings).map(|(spec, bound)| (spec.name, bound.address()));
+        let found = bound.find(|(_, address)| !address.is_multiple_of(required));
+        let (argument, address) = found.unwrap_or(("an argument", 0));
+        Error::Alignment { op, argument, required, address }
     }
 
     fn expect_count(&self, given: usize) -> Result<(), Error> {

@@ -8,7 +8,8 @@ use warpwright_ops::activation::{
     swiglu_backward, tanh_backward,
 };
 use warpwright_ops::plan::Real;
-use warpwright_ops::{Error, Operation, PlanError, catalogue};
+use warpwright_ops::softmax::{Softmax, SoftmaxArgs, SoftmaxDesc, tuning};
+use warpwright_ops::{Direction, Error, Operation, PlanError, catalogue};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Binding, Device, Error as RuntimeError, Tensor};
 
@@ -45,6 +46,27 @@ fn grids_cover_the_longest_tensors_or_say_so() {
     assert_eq!(plan.steps()[0].grid(), [5_000_000_000u64.div_ceil(1024) as u32, 1, 1]);
     let too_large = desc(DType::F32, usize::MAX).plan(TARGET).expect_err("no grid is that large");
     assert!(matches!(too_large, PlanError::TooLarge { op: "silu", .. }), "{too_large}");
+}
+
+#[test]
+fn tensors_that_no_layout_takes_are_refused() {
+    let desc = SoftmaxDesc {
+        function: Softmax::Plain,
+        dtype: DType::F32,
+        outer: 2,
+        n: 4,
+        inner: 1,
+        scale: Real::new(1.0),
+    };
+    let vectors = tuning::configs(DType::F32, Direction::Forward, TARGET, 4, 1)[0];
+    let plan = desc.plan_with(TARGET, vectors).expect("a plan of one layout");
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let (x, mut y) = (floats(&device, &[0.0; 9]), floats(&device, &[0.0; 9]));
+    let x = x.as_ref().narrow(0, 1, 8).and_then(|x| x.reshape(&[2, 4])).expect("a view");
+    let y = y.as_mut().narrow(0, 0, 8).and_then(|y| y.reshape(&[2, 4])).expect("a view");
+    let e = plan.launch(&stream, SoftmaxArgs { x: Some(x), y }).expect_err("one element past a vector");
+    assert!(matches!(e, RuntimeError::Alignment { op: "softmax", argument: "x", required: 16, .. }), "{e}");
 }
 
 #[test]

@@ -596,6 +596,32 @@ fn lengths_change_nothing_within_them() {
     }
 }
 
+/// Lengths lie at multiples of their own size, however large the elements are.
+#[test]
+fn lengths_lie_anywhere() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let tensor = |shape: &[usize]| {
+        let values: Vec<f64> = (0..shape.iter().product()).map(|i| (i as f64).sin()).collect();
+        Tensor::from_slice(&device, &values, shape).expect("memory")
+    };
+    let (x, w_ih, w_hh) = (tensor(&[3, 2, 4]), tensor(&[8, 4]), tensor(&[8, 2]));
+    let lengths = Tensor::from_slice(&device, &[7i32, 2, 3], &[3]).expect("memory");
+    let weights = [Weights::new(&w_ih, &w_hh)];
+    let given = lengths.as_ref().narrow(0, 1, 2).expect("a view");
+    let options = RecurrentOptions { lengths: Some(given), ..RecurrentOptions::default() };
+    let input = RecurrentInput { options, ..RecurrentInput::new(&x, &weights) };
+    let out = recurrent(&stream, Cell::Lstm, &input).expect("launch");
+    let y = out.y.to_vec_on::<f64>(&stream).expect("copy");
+    assert_eq!(y[8..10], [0.0; 2], "the first sequence has two time steps");
+    assert!(y[..8].iter().chain(&y[10..]).all(|y| *y != 0.0 && y.is_finite()), "{y:?}");
+    let dy = OutputGradients { dy: Some(&out.y), ..OutputGradients::default() };
+    let gradients = recurrent_backward(&stream, Cell::Lstm, &input, &out, dy).expect("launch");
+    let dx = gradients.dx.to_vec_on::<f64>(&stream).expect("copy");
+    assert_eq!(dx[16..20], [0.0; 4]);
+    assert!(dx[..16].iter().all(|dx| *dx != 0.0), "{dx:?}");
+}
+
 /// The gradients of the reference against central differences of it.
 #[test]
 fn gradients_agree_with_central_differences() {

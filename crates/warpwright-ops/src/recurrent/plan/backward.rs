@@ -107,7 +107,7 @@ pub(in crate::recurrent) fn plan<O: Operation>(
     let reserve = Reserve::of(net, RecurrentBackwardArgs::reserve);
     let scratch = scratch(net, sequence);
     let mut variants = Vec::new();
-    for (alignment, sequence) in [(WIDE, sequence), (net.dtype.bytes() as u64, None)] {
+    for (alignment, sequence) in [(WIDE, sequence), (1, None)] {
         let wide = alignment == WIDE;
         let launches = Launches { net, op, target, wide, steps: Vec::new() };
         let mut planner = Planner { desc, net, scratch: &scratch, launches };

@@ -84,7 +84,7 @@ pub(in crate::recurrent) fn plan<O: Operation>(
     let reserve = Reserve::of(desc, RecurrentArgs::reserve);
     let scratch = scratch(desc, sequence);
     let mut variants = Vec::new();
-    for (alignment, sequence) in [(WIDE, sequence), (desc.dtype.bytes() as u64, None)] {
+    for (alignment, sequence) in [(WIDE, sequence), (1, None)] {
         let wide = alignment == WIDE;
         let launches = Launches { net: desc, op, target, wide, steps: Vec::new() };
         let mut planner = Planner { desc, scratch: &scratch, launches };
