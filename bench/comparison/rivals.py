@@ -3,6 +3,7 @@ contenders."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable
 
 import torch
@@ -33,6 +34,7 @@ FORWARD: dict[str, Callable[..., Any]] = {
     "swiglu": lambda gate, up: F.silu(gate) * up,
     "geglu": lambda gate, up: F.gelu(gate) * up,
     "geglu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    "cast": lambda x, to=torch.float64: x.to(to),
 }
 
 # PyTorch's gradients of sigmoid and tanh take the result of the forward function, which costs as many bytes.
@@ -92,11 +94,14 @@ class Bench:
         op, inputs = self.case.op, self.inputs
         backward = self.case.direction == "backward"
         function = getattr(self.ww, op + ("_backward" if backward else ""))
-        extra = (SLOPE,) if op == "leaky_relu" else ()
+        to = DTYPES[self.case.option("to", self.case.dtype)]
+        extra = {"leaky_relu": (SLOPE,), "cast": (to,)}.get(op, ())
         pair = backward and op in GATED
-        out = tuple(torch.empty_like(inputs[0]) for _ in range(2)) if pair else torch.empty_like(inputs[0])
+        out = tuple(torch.empty_like(inputs[0]) for _ in range(2)) if pair else torch.empty_like(inputs[0], dtype=to)
         found: dict[str, Contender] = {"warpwright": lambda: function(*inputs, *extra, out=out)}
         theirs = (BACKWARD if backward else FORWARD)[op]
+        if op == "cast":
+            theirs = partial(theirs, to=to)
         given = inputs
         if backward and op in TAKES_RESULT:
             given = [TAKES_RESULT[op](inputs[0]), inputs[1]]

@@ -61,6 +61,8 @@ class Case:
             rows = self.option("queries", sequence) * heads + sequence * self.option("kv_heads", heads)
             # Queries, keys, values and result; in the other direction their gradients too.
             return batch * width * rows * size * {"forward": 2, "backward": 4, "both": 6}[self.direction]
+        if self.op == "cast":
+            return n * (size + SIZES[self.option("to")])
         groups = -(-n // GROUP)
         if self.op.endswith("_nested"):
             return n * 4 + n + -(-n // NESTED_BLOCK) * 4

@@ -14,7 +14,7 @@
 //! | `indices` `owned` `quick` | numbers in arrays; results of our own; the shortest way of an elementwise call |
 //! | `call` | arguments, results and launch of one call |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
-//! | `attention` `batch` `cross_entropy` `groups` `local_response` `ops` `quantize` `recurrent` `rows` | |
+//! | `attention` `batch` `cast` `cross_entropy` `groups` `local_response` `ops` `quantize` `recurrent` `rows` | |
 //! | `cells` `parameter` `tensor_map` | |
 //! | `emulator` | `run` and `lint` |
 
@@ -24,6 +24,7 @@ mod array;
 mod attention;
 mod batch;
 mod call;
+mod cast;
 mod cells;
 mod cross_entropy;
 mod device;
@@ -62,6 +63,8 @@ mod _native {
     use crate::attention::{attention, attention_backward};
     #[pymodule_export]
     use crate::batch::{batch_norm, batch_norm_backward, batch_norm_inference_backward};
+    #[pymodule_export]
+    use crate::cast::cast;
     #[pymodule_export]
     use crate::cells::{
         gru_cell, gru_cell_backward, lstm_cell, lstm_cell_backward, rnn_cell, rnn_cell_backward,

@@ -22,6 +22,7 @@
 //! | [`activation`] | relu, leaky_relu, gelu_tanh, gelu_erf, silu, sigmoid, tanh, softplus, swiglu, geglu, geglu_tanh, and their gradients | f32, f64, f16, bf16 |
 //! | [`mod@attention`] | scaled dot-product attention with masks, bias, windows and soft capping, and its gradients | f32, f64, f16, bf16 |
 //! | [`batch_norm`] | batch_norm (training), batch_norm_inference, with residual and ReLU, and their gradients | f32, f64, f16, bf16 |
+//! | [`mod@cast`] | elements in another type | f32, f64, f16, bf16 |
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
 //! | [`group_norm`] | group_norm with optional silu, instance_norm, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`quantize`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
@@ -36,6 +37,7 @@
 pub mod activation;
 pub mod attention;
 pub mod batch_norm;
+pub mod cast;
 pub mod catalogue;
 pub mod cross_entropy;
 mod dropout;
@@ -63,6 +65,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &activation::samples::FAMILY,
     &attention::samples::FAMILY,
     &batch_norm::samples::FAMILY,
+    &cast::samples::FAMILY,
     &quantize::samples::FAMILY,
     &gemm::samples::FAMILY,
     &group_norm::samples::FAMILY,

@@ -11,6 +11,7 @@ mod attention;
 mod batch_norm;
 pub mod budget;
 mod case;
+mod cast;
 mod cross_entropy;
 mod gemm;
 mod group_norm;
@@ -62,6 +63,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     activation::cases,
     attention::cases,
     batch_norm::cases,
+    cast::cases,
     quantize::cases,
     gemm::cases,
     group_norm::cases,

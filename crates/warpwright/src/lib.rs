@@ -28,6 +28,7 @@
 //! | [`activation`] | `relu`, `leaky_relu`, `gelu_tanh`, `gelu_erf`, `silu`, `sigmoid`, `tanh`, `softplus`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | | `swiglu`, `geglu`, `geglu_tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@batch_norm`] | `batch_norm` (training), `batch_norm_inference`, residual and ReLU fused, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@cast`] | `cast`: the elements of a tensor in another type | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@matmul`] | `matmul`: products of matrices with transposes, batches, bias and activation; as a descriptor also with leading dimensions, alpha and beta | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`group_norm`](mod@group_norm) | `group_norm` with optional silu, `instance_norm`, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
@@ -94,7 +95,7 @@
 //! # What is stable
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
-//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cross_entropy`], [`mod@matmul`], [`group_norm`](mod@group_norm),
+//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@cross_entropy`], [`mod@matmul`], [`group_norm`](mod@group_norm),
 //! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`mod@quantize`], [`mod@recurrent`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
@@ -119,6 +120,7 @@ pub use warpwright_ops::attention::{self, attention, attention_backward};
 pub use warpwright_ops::batch_norm::{
     self, batch_norm, batch_norm_backward, batch_norm_inference, batch_norm_inference_backward,
 };
+pub use warpwright_ops::cast::{self, cast};
 pub use warpwright_ops::cross_entropy::{self, cross_entropy, cross_entropy_backward};
 pub use warpwright_ops::gemm::{self as matmul, matmul};
 pub use warpwright_ops::group_norm::{

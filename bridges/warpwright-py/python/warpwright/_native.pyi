@@ -233,6 +233,8 @@ geglu_backward: _GatedBackward
 geglu_tanh: _Gated
 geglu_tanh_backward: _GatedBackward
 
+def cast(x: _A, dtype: _Dtype, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+
 quantize_nf4: _Quantize
 dequantize_nf4: _Dequantize
 quantize_fp4: _Quantize

@@ -133,6 +133,8 @@ op_options! {
     relu: bool, ["relu"];
     /// A SiLU follows
     silu: bool, ["silu"];
+    /// Type that elements are cast to [default: f32, or bf16 from f32]
+    to: FloatDType = "DTYPE", ["to=f64"];
     /// Rows of the product
     m: usize = "N", ["m=1000"];
     /// Columns of the product

@@ -4,6 +4,7 @@ use warpwright_ops::Operation;
 use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc,
 };
+use warpwright_ops::cast::CastDesc;
 use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ptx::DType;
 
@@ -46,4 +47,11 @@ fn shifted_bounds_of_activations_are_noticed() {
             .plan(TARGET)
             .expect("plan")
     });
+}
+
+#[test]
+fn shifted_bounds_of_conversions_are_noticed() {
+    for (from, to) in [(DType::F32, DType::BF16), (DType::F16, DType::BF16), (DType::F64, DType::F32)] {
+        check(&ELEMENTWISE, |len| CastDesc { from, to, len }.plan(TARGET).expect("plan"));
+    }
 }

@@ -12,6 +12,7 @@ use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormInferenceBackwardDesc, BatchNormInferenceDesc,
     Layout, Momentum, Real,
 };
+use warpwright_ops::cast::CastDesc;
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
@@ -103,6 +104,8 @@ fn every_primitive() -> Vec<(String, Counters)> {
     }
     attention(&mut add);
     batch_norm(&mut add);
+    let conversion = CastDesc { from: dtype, to: DType::BF16, len }.plan(TARGET).expect("plan");
+    add(conversion.op(), "forward", count(&conversion));
     let (rows, row) = (16, LEN / 16);
     for norm in RowNorm::ALL {
         let (eps, bias) = (Real::new(1e-5), norm == RowNorm::Layer);

@@ -4,6 +4,7 @@
 mod accuracy;
 mod attention;
 mod batch_norm;
+mod cast;
 mod counters;
 mod cuda;
 mod emulator;
