@@ -130,6 +130,18 @@ impl Tensor {
 
     /// A tensor with the given elements, allocated and written in the order of `stream`. Returns when `data` may be reused.
     ///
+    /// ```
+    /// # fn main() -> Result<(), warpwright_runtime::Error> {
+    /// use warpwright_runtime::{Device, Tensor};
+    ///
+    /// let stream = Device::best().stream()?;
+    /// let x = Tensor::from_slice_on(&stream, &[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+    /// assert_eq!(x.shape(), [2, 2]);
+    /// assert_eq!(x.to_vec_on::<f32>(&stream)?, [1.0, 2.0, 3.0, 4.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Elements`] if `data` does not fill the shape; as [`Tensor::empty_on`].
     pub fn from_slice_on<T: Element>(stream: &Stream, data: &[T], shape: &[usize]) -> Result<Self> {
@@ -169,6 +181,19 @@ impl Tensor {
     }
 
     /// Enqueues a copy of the elements of `source`, which has the same element type and shape.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), warpwright_runtime::Error> {
+    /// use warpwright_runtime::{Device, Tensor};
+    ///
+    /// let stream = Device::best().stream()?;
+    /// let x = Tensor::from_slice_on(&stream, &[1.0f32, 2.0], &[2])?;
+    /// let mut y = Tensor::zeros_on(&stream, x.dtype(), x.shape())?;
+    /// y.copy_from(&stream, &x)?;
+    /// assert_eq!(y.to_vec_on::<f32>(&stream)?, [1.0, 2.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::DType`], [`Error::Shape`], [`Error::WrongDevice`].
