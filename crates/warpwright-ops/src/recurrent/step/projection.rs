@@ -5,7 +5,40 @@ use warpwright_dsl::prelude::*;
 
 use super::pointwise::THREADS;
 use crate::recurrent::sums_of;
-use crate::recurrent::walk::{Flag, WalkArgs};
+use crate::recurrent::walk::{Flag, Walk, WalkArgs};
+
+/// The kernel `name`, whose sums of products are at the argument `sums`.
+fn spec(name: &str, dtype: DType, sums: &'static str) -> KernelSpec {
+    KernelSpec::new(format!("{name}_{dtype}"), BlockDim::x(THREADS))
+        .dtypes(DTypes::all(dtype).with(sums, sums_of(dtype)))
+}
+
+/// An element of a hidden state and its time step.
+struct Element<'k> {
+    at: U32<'k>,
+    element: U32<'k>,
+    batch: U32<'k>,
+    walk: Walk<'k>,
+    length: U32<'k>,
+    /// The row of the step.
+    row: U64<'k>,
+}
+
+/// Records `body` for the thread's element of `n`, at a step of sequences whose rows have `output`.
+fn for_element<'k>(
+    k: K<'k>,
+    [n, output, step]: [U32<'k>; 3],
+    walk: Walk<'k>,
+    body: impl FnOnce(Element<'k>),
+) {
+    let at = k.global_idx_x().to_u32();
+    k.if_(at.lt(n), || {
+        let (batch, element) = (at / output, at % output);
+        let length = walk.length(batch, n.gt(at));
+        let row = walk.row(step, batch, length);
+        body(Element { at, element, batch, walk, length, row });
+    });
+}
 
 kernel_args! {
     /// The end of a step forward.
@@ -30,8 +63,7 @@ impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(format!("lstm_projection_{}", self.dtype), BlockDim::x(THREADS))
-            .dtypes(DTypes::all(self.dtype).with("sums", sums_of(self.dtype)))
+        spec("lstm_projection", self.dtype, "sums")
     }
 
     fn dtype(&self) -> DType {
@@ -42,12 +74,8 @@ impl AccumulateKernel for Forward {
     where
         Elem: Access<A>,
     {
-        let at = k.global_idx_x().to_u32();
-        k.if_(at.lt(p.n), || {
-            let (batch, element) = (at / p.output, at % p.output);
-            let walk = p.walk.over(p.lengths);
-            let length = walk.length(batch, p.n.gt(at));
-            let row = walk.row(p.step, batch, length);
+        for_element(k, [p.n, p.output, p.step], p.walk.over(p.lengths), |of| {
+            let Element { at, element, walk, length, row, .. } = of;
             let there = p.step.lt(length);
             let h = p.sums.at(at).get::<A>();
             p.h.at(at).set(h);
@@ -85,8 +113,7 @@ impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(format!("lstm_projection_backward_{}", self.dtype), BlockDim::x(THREADS))
-            .dtypes(DTypes::all(self.dtype).with("recurrent", sums_of(self.dtype)))
+        spec("lstm_projection_backward", self.dtype, "recurrent")
     }
 
     fn dtype(&self) -> DType {
@@ -97,12 +124,8 @@ impl AccumulateKernel for Backward {
     where
         Elem: Access<A>,
     {
-        let at = k.global_idx_x().to_u32();
-        k.if_(at.lt(p.n), || {
-            let (batch, element) = (at / p.output, at % p.output);
-            let walk = p.walk.over(p.lengths);
-            let length = walk.length(batch, p.n.gt(at));
-            let row = walk.row(p.step, batch, length);
+        for_element(k, [p.n, p.output, p.step], p.walk.over(p.lengths), |of| {
+            let Element { at, element, batch, walk, length, row } = of;
             let previous = walk.row(p.step.max(1) - 1, batch, length);
             let there = p.step.lt(length);
             let (first, last) = (there & p.step.eq(0), there & (p.step + 1).eq(length));
