@@ -3,9 +3,10 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
-use super::persistent::backward::SequenceBackward;
+use super::persistent::Sequence;
+use super::persistent::backward::BackwardPass;
 use super::persistent::exchange::FirstStates;
-use super::persistent::forward::Sequence;
+use super::persistent::forward::ForwardPass;
 use super::step::fused_mma::FusedMma;
 use super::step::{dropout, gemv, pointwise, projection, sums};
 use super::tuning::{self, ExchangeKind, PersistentConfig, Schedule};
@@ -146,7 +147,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
                     if config.exchange == ExchangeKind::Inband {
                         all.push(plans::recorded(op, &FirstStates { dtype }, target)?);
                     }
-                    let sequence = SequenceBackward::of(&desc, config);
+                    let sequence = Sequence::<BackwardPass>::of(&desc, config);
                     all.extend(sequence.map(|def| plans::recorded(op, &def, target)).transpose()?);
                 }
             }
@@ -173,7 +174,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
                 if config.exchange == ExchangeKind::Inband {
                     all.push(plans::recorded(op, &FirstStates { dtype }, target)?);
                 }
-                let sequence = Sequence::of(&desc, config);
+                let sequence = Sequence::<ForwardPass>::of(&desc, config);
                 all.extend(sequence.map(|def| plans::recorded(op, &def, target)).transpose()?);
             }
         }

@@ -4,9 +4,10 @@ use std::fmt;
 
 use warpwright_ptx::{DType, Target};
 
-use super::persistent::backward::SequenceBackward;
+use super::persistent::PassKind;
+use super::persistent::backward::BackwardPass;
 use super::persistent::exchange::{Dsmem, Exchange, Flagged, Inband, Ll};
-use super::persistent::forward::Sequence;
+use super::persistent::forward::ForwardPass;
 use super::persistent::gemm::THREADS;
 use super::{Cell, RecurrentDesc};
 use crate::gemm::Precision;
@@ -278,7 +279,7 @@ impl PersistentConfig {
         let rows = units * cell.gates();
         let lanes = cell.lanes() as usize;
         let items = (units * batch).saturating_mul(lanes).div_ceil(THREADS as usize);
-        let gemm = Sequence::gemm(desc, self);
+        let gemm = ForwardPass::gemm(desc, self);
         match (self.exchange, dtype) {
             (ExchangeKind::Dsmem { .. }, _) => {
                 items <= MOST_GATES && Dsmem::of(gemm).is_some_and(|dsmem| dsmem.fits(target))
@@ -314,7 +315,7 @@ impl PersistentConfig {
             return false;
         }
         let items = units.saturating_mul(batch).div_ceil(THREADS as usize);
-        let gemm = SequenceBackward::gemm(desc, self);
+        let gemm = BackwardPass::gemm(desc, self);
         match (self.exchange, dtype) {
             (ExchangeKind::Dsmem { .. }, _) => {
                 items <= MOST_UNITS && Dsmem::of(gemm).is_some_and(|dsmem| dsmem.fits(target))
@@ -343,7 +344,7 @@ impl PersistentConfig {
 
     /// Whether a block forward is small.
     fn is_light(self, desc: &RecurrentDesc) -> bool {
-        Dsmem::of(Sequence::gemm(desc, self)).is_some_and(|dsmem| dsmem.weights() <= LIGHT_WEIGHTS)
+        Dsmem::of(ForwardPass::gemm(desc, self)).is_some_and(|dsmem| dsmem.weights() <= LIGHT_WEIGHTS)
     }
 
     /// Whether the device holds all blocks at once, and these exchange no more than they can, of `depth`

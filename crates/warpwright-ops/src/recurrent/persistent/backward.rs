@@ -5,9 +5,10 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::exchange::{self, Exchange, Reads, Vector};
+use super::exchange::{Reads, Vector};
 use super::gemm::{StepGemm, Sums, THREADS};
 use super::weights::Matrix;
+use super::{PassKind, Sequence};
 use crate::recurrent::gates::Cell;
 use crate::recurrent::step::saved::{SavedArgs, SavedState, Unit};
 use crate::recurrent::tuning::PersistentConfig;
@@ -25,15 +26,17 @@ kernel_args! {
     }
 }
 
-/// A sequence backward.
+/// From the last step to the first: a block has the columns of its units, and the gradients of all gates go round.
 #[derive(Debug)]
-pub(in crate::recurrent) struct SequenceBackward {
-    cell: Cell,
-    dtype: DType,
-    hidden: u32,
-    batch: u32,
-    config: PersistentConfig,
-    pub(in crate::recurrent) exchange: Box<dyn Exchange>,
+pub(in crate::recurrent) enum BackwardPass {}
+
+impl PassKind for BackwardPass {
+    const NAME: &'static str = "sweep";
+    const SUMS: &'static [&'static str] = &["saved.gates", "saved.extra"];
+
+    fn gemm(desc: &RecurrentDesc, config: PersistentConfig) -> StepGemm {
+        StepGemm::of(desc, config, [config.units, small(desc.wide())])
+    }
 }
 
 /// A unit of the block in a batch.
@@ -48,19 +51,7 @@ struct Item<'k> {
 /// The values that pass from step to step, and the saved state of the next that was read ahead.
 type Carried<'k> = (Vec<F32<'k>>, Vec<Vec<F32<'k>>>);
 
-impl SequenceBackward {
-    /// The product of a step: a block has the columns of its units, and the gradients of all gates go round.
-    pub(in crate::recurrent) fn gemm(desc: &RecurrentDesc, config: PersistentConfig) -> StepGemm {
-        StepGemm::of(desc, config, [config.units, small(desc.wide())])
-    }
-
-    /// The steps of a net, if the exchange takes its sizes.
-    pub(in crate::recurrent) fn of(desc: &RecurrentDesc, config: PersistentConfig) -> Option<Self> {
-        let exchange = exchange::of(config, Self::gemm(desc, config))?;
-        let (hidden, batch) = (small(desc.hidden), small(desc.batch));
-        Some(Self { cell: desc.cell, dtype: desc.dtype, hidden, batch, config, exchange })
-    }
-
+impl Sequence<BackwardPass> {
     /// The units of the thread: the same in several batches.
     fn items<'k>(&self, k: K<'k>) -> Vec<Item<'k>> {
         let first_unit = self.exchange.first_unit(k);
@@ -73,7 +64,43 @@ impl SequenceBackward {
         (0..(units * self.exchange.gemm().batch).div_ceil(THREADS)).map(item).collect()
     }
 
-    fn body<'k>(&self, k: K<'k>, p: SequenceBackwardParams<'k>) {
+    /// The gradients of the first state of a unit.
+    fn start<'k>(
+        &self,
+        k: K<'k>,
+        p: &SequenceBackwardParams<'k>,
+        walk: &Walk<'k>,
+        item: &Item<'k>,
+        sums: &Sums<'k>,
+        carry: F32<'k>,
+    ) {
+        // A sequence without time steps ends as it begins.
+        let any = walk.length(item.batch, item.inside).ne(0);
+        let at = item.batch * self.hidden + item.unit;
+        let end = |from: Ptr<'k, Read, Elem>, flag| {
+            from.at(at).only_where(item.inside & !any & walk.has(flag), Fill::Zero).get::<f32>()
+        };
+        k.if_(item.inside & walk.has(Flag::H0), || {
+            let back = sums.of(item.vector.at, item.row, any);
+            let back = if self.cell == Cell::Gru { back + carry } else { back };
+            p.dh0.at(at).set(any.select(back, end(p.saved.dh_n, Flag::DhN)));
+        });
+        if self.cell.has_c() {
+            k.if_(item.inside & walk.has(Flag::C0), || {
+                p.dc0.at(at).set(any.select(carry, end(p.saved.dc_n, Flag::DcN)));
+            });
+        }
+    }
+}
+
+impl KernelDef for Sequence<BackwardPass> {
+    type Args = SequenceBackwardArgs;
+
+    fn spec(&self) -> KernelSpec {
+        self.kernel_spec()
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: SequenceBackwardParams<'k>) {
         let (cell, exchange) = (self.cell, self.exchange.as_ref());
         let gates = cell.gates();
         let reads_ahead = exchange.reads() == Reads::Ahead;
@@ -154,52 +181,5 @@ impl SequenceBackward {
             let carry = if cell.carries() { carried[i] } else { zero };
             self.start(k, &p, &walk, item, &sums, carry);
         }
-    }
-
-    /// The gradients of the first state of a unit.
-    fn start<'k>(
-        &self,
-        k: K<'k>,
-        p: &SequenceBackwardParams<'k>,
-        walk: &Walk<'k>,
-        item: &Item<'k>,
-        sums: &Sums<'k>,
-        carry: F32<'k>,
-    ) {
-        // A sequence without time steps ends as it begins.
-        let any = walk.length(item.batch, item.inside).ne(0);
-        let at = item.batch * self.hidden + item.unit;
-        let end = |from: Ptr<'k, Read, Elem>, flag| {
-            from.at(at).only_where(item.inside & !any & walk.has(flag), Fill::Zero).get::<f32>()
-        };
-        k.if_(item.inside & walk.has(Flag::H0), || {
-            let back = sums.of(item.vector.at, item.row, any);
-            let back = if self.cell == Cell::Gru { back + carry } else { back };
-            p.dh0.at(at).set(any.select(back, end(p.saved.dh_n, Flag::DhN)));
-        });
-        if self.cell.has_c() {
-            k.if_(item.inside & walk.has(Flag::C0), || {
-                p.dc0.at(at).set(any.select(carry, end(p.saved.dc_n, Flag::DcN)));
-            });
-        }
-    }
-}
-
-impl KernelDef for SequenceBackward {
-    type Args = SequenceBackwardArgs;
-
-    fn spec(&self) -> KernelSpec {
-        let Self { cell, hidden, batch, config, exchange, .. } = self;
-        KernelSpec::new(
-            format!("{}_sweep_{}_h{hidden}_b{batch}_{config}", cell.name(), exchange.gemm().factors()),
-            BlockDim::x(THREADS),
-        )
-        .dtypes(DTypes::all(self.dtype).with("saved.gates", DType::F32).with("saved.extra", DType::F32))
-        .min_blocks_per_sm(1)
-        .cluster(exchange.cluster())
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: SequenceBackwardParams<'k>) {
-        self.body(k, p);
     }
 }

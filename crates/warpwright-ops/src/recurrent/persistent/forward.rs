@@ -5,9 +5,10 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, kernel_args};
 use warpwright_ptx::{Inst, PrefetchLevel, StateSpace};
 
-use super::exchange::{self, Exchange, Reads, Vector};
+use super::exchange::{Reads, Vector};
 use super::gemm::{StepGemm, THREADS};
 use super::weights::Matrix;
+use super::{PassKind, Sequence};
 use crate::recurrent::gates::{Cell, Gate};
 use crate::recurrent::step::epilogue::{BiasArgs, ResultArgs};
 use crate::recurrent::tuning::PersistentConfig;
@@ -38,15 +39,18 @@ const MOST_KEPT: usize = 4;
 /// Units of a block in all of its batches from which on a lane has all gates of a unit.
 const MANY_UNITS: u32 = 128;
 
-/// A sequence.
+/// From the first step to the last: a block has the rows of the gates of its units, and the hidden states go round.
 #[derive(Debug)]
-pub(in crate::recurrent) struct Sequence {
-    cell: Cell,
-    dtype: DType,
-    hidden: u32,
-    batch: u32,
-    config: PersistentConfig,
-    pub(in crate::recurrent) exchange: Box<dyn Exchange>,
+pub(in crate::recurrent) enum ForwardPass {}
+
+impl PassKind for ForwardPass {
+    const NAME: &'static str = "sequence";
+    const SUMS: &'static [&'static str] = &["results.extra"];
+
+    fn gemm(desc: &RecurrentDesc, config: PersistentConfig) -> StepGemm {
+        let rows = config.units * desc.cell.gates() as u32;
+        StepGemm::of(desc, config, [rows, small(desc.hidden)])
+    }
 }
 
 /// A gate of a unit in a batch, or all of them.
@@ -61,20 +65,7 @@ struct Item<'k> {
     gate: U32<'k>,
 }
 
-impl Sequence {
-    /// The product of a step.
-    pub(in crate::recurrent) fn gemm(desc: &RecurrentDesc, config: PersistentConfig) -> StepGemm {
-        let rows = config.units * desc.cell.gates() as u32;
-        StepGemm::of(desc, config, [rows, small(desc.hidden)])
-    }
-
-    /// The steps of a net, if the exchange takes its sizes.
-    pub(in crate::recurrent) fn of(desc: &RecurrentDesc, config: PersistentConfig) -> Option<Self> {
-        let exchange = exchange::of(config, Self::gemm(desc, config))?;
-        let (hidden, batch) = (small(desc.hidden), small(desc.batch));
-        Some(Self { cell: desc.cell, dtype: desc.dtype, hidden, batch, config, exchange })
-    }
-
+impl Sequence<ForwardPass> {
     /// Lanes of a unit in a batch: one that has all of its gates, or one for each gate where the block has few of them, or
     /// where they share publishing.
     fn lanes(&self) -> u32 {
@@ -219,8 +210,31 @@ impl Sequence {
             }
         });
     }
+}
 
-    fn body<'k>(&self, k: K<'k>, p: SequenceParams<'k>) {
+/// The values that pass from step to step, and the inputs of the next that were read ahead.
+type Carried<'k> = (Vec<F32<'k>>, Vec<Vec<F32<'k>>>);
+
+/// A step of a gate: the length of its sequence, the row, and the products of the input.
+type At<'k> = (U32<'k>, U64<'k>, Ptr<'k, ReadWrite, f32>);
+
+/// A unit after a step, with the gates of the lane.
+struct Done<'k> {
+    h: F32<'k>,
+    extra: Option<F32<'k>>,
+    gates: Vec<F32<'k>>,
+    /// The value that passes to the next step.
+    own: F32<'k>,
+}
+
+impl KernelDef for Sequence<ForwardPass> {
+    type Args = SequenceArgs;
+
+    fn spec(&self) -> KernelSpec {
+        self.kernel_spec()
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: SequenceParams<'k>) {
         let (cell, exchange) = (self.cell, self.exchange.as_ref());
         let (gates, reads) = (cell.gates() as u32, exchange.reads());
         let first_unit = exchange.first_unit(k);
@@ -328,39 +342,5 @@ impl Sequence {
             (own.collect(), next)
         });
         exchange.end(k, memory, p.walk.steps);
-    }
-}
-
-/// The values that pass from step to step, and the inputs of the next that were read ahead.
-type Carried<'k> = (Vec<F32<'k>>, Vec<Vec<F32<'k>>>);
-
-/// A step of a gate: the length of its sequence, the row, and the products of the input.
-type At<'k> = (U32<'k>, U64<'k>, Ptr<'k, ReadWrite, f32>);
-
-/// A unit after a step, with the gates of the lane.
-struct Done<'k> {
-    h: F32<'k>,
-    extra: Option<F32<'k>>,
-    gates: Vec<F32<'k>>,
-    /// The value that passes to the next step.
-    own: F32<'k>,
-}
-
-impl KernelDef for Sequence {
-    type Args = SequenceArgs;
-
-    fn spec(&self) -> KernelSpec {
-        let Self { cell, hidden, batch, config, exchange, .. } = self;
-        KernelSpec::new(
-            format!("{}_sequence_{}_h{hidden}_b{batch}_{config}", cell.name(), exchange.gemm().factors()),
-            BlockDim::x(THREADS),
-        )
-        .dtypes(DTypes::all(self.dtype).with("results.extra", DType::F32))
-        .min_blocks_per_sm(1)
-        .cluster(exchange.cluster())
-    }
-
-    fn build<'k>(&self, k: K<'k>, p: SequenceParams<'k>) {
-        self.body(k, p);
     }
 }

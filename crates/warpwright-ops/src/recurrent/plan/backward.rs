@@ -8,7 +8,8 @@ use super::{Reserve, persistent};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Variant};
-use crate::recurrent::persistent::backward::{SequenceBackward, SequenceBackwardArgs};
+use crate::recurrent::persistent::Sequence;
+use crate::recurrent::persistent::backward::{BackwardPass, SequenceBackwardArgs};
 use crate::recurrent::step::pointwise::{Backward, BackwardArgs, Start, StartArgs};
 use crate::recurrent::step::projection;
 use crate::recurrent::step::saved::SavedArgs;
@@ -100,9 +101,8 @@ pub(in crate::recurrent) fn plan<O: Operation>(
         return Err(refuse(op, "dc_n", true, "false: only an LSTM has cells"));
     }
     let takes = |config: PersistentConfig| net.projection == 0 && config.takes_back(net, target);
-    let sequence = persistent(net, op, schedule, |config| {
-        takes(config).then(|| SequenceBackward::of(net, config)).flatten()
-    })?;
+    let sequence =
+        persistent(net, op, schedule, |config| takes(config).then(|| Sequence::of(net, config)).flatten())?;
     let sequence = sequence.as_ref();
     let reserve = Reserve::of(net, RecurrentBackwardArgs::reserve);
     let scratch = scratch(net, sequence);
@@ -163,7 +163,7 @@ pub(in crate::recurrent) fn plan<O: Operation>(
     Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
 }
 
-fn scratch(net: &RecurrentDesc, sequence: Option<&SequenceBackward>) -> Scratch {
+fn scratch(net: &RecurrentDesc, sequence: Option<&Sequence<BackwardPass>>) -> Scratch {
     let (dtype, sums) = (net.dtype, sums_of(net.dtype));
     let mut arena = Arena::new(RecurrentBackwardArgs::workspace);
     let dx_gates = arena.take(net.rows() * net.wide(), dtype);
@@ -212,7 +212,7 @@ impl Planner<'_> {
         &mut self,
         layer: usize,
         reserve: &Reserve,
-        sequence: Option<&SequenceBackward>,
+        sequence: Option<&Sequence<BackwardPass>>,
     ) -> Result<(), PlanError> {
         let net = self.net;
         let input = net.input_of(layer);
@@ -373,7 +373,7 @@ impl Planner<'_> {
     }
 
     /// All steps in one launch.
-    fn persistent(&mut self, pass: &Pass, sequence: &SequenceBackward) -> Result<(), PlanError> {
+    fn persistent(&mut self, pass: &Pass, sequence: &Sequence<BackwardPass>) -> Result<(), PlanError> {
         let scratch = self.scratch;
         let args = SequenceBackwardArgs {
             w_hh: pass.weight(WeightGradients::w_hh).read(),

@@ -7,7 +7,8 @@ use super::{Reserve, persistent};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{Operation, Plan, PlanParts, Variant};
-use crate::recurrent::persistent::forward::{Sequence, SequenceArgs};
+use crate::recurrent::persistent::Sequence;
+use crate::recurrent::persistent::forward::{ForwardPass, SequenceArgs};
 use crate::recurrent::step::epilogue::{BiasArgs, NextArgs, ResultArgs, StateArgs};
 use crate::recurrent::step::fused_mma::FusedMma;
 use crate::recurrent::step::gemv::{self, Gemv, GemvArgs};
@@ -136,7 +137,7 @@ pub(in crate::recurrent) fn plan<O: Operation>(
     Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
 }
 
-fn scratch(desc: &RecurrentDesc, sequence: Option<&Sequence>) -> Scratch {
+fn scratch(desc: &RecurrentDesc, sequence: Option<&Sequence<ForwardPass>>) -> Scratch {
     let sums = sums_of(desc.dtype);
     let mut arena = Arena::new(RecurrentArgs::workspace);
     let inference = |len: usize| if desc.training { 0 } else { len };
@@ -185,7 +186,7 @@ fn passes(desc: &RecurrentDesc, scratch: &Scratch, reserve: &Reserve) -> Vec<Pas
 }
 
 impl Planner<'_> {
-    fn pass(&mut self, pass: &Pass, sequence: Option<&Sequence>) -> Result<(), PlanError> {
+    fn pass(&mut self, pass: &Pass, sequence: Option<&Sequence<ForwardPass>>) -> Result<(), PlanError> {
         if self.is_one_launch(pass) {
             return self.one_launch(pass);
         }
@@ -243,7 +244,7 @@ impl Planner<'_> {
         }
     }
 
-    fn persistent(&mut self, pass: &Pass, sequence: &Sequence) -> Result<(), PlanError> {
+    fn persistent(&mut self, pass: &Pass, sequence: &Sequence<ForwardPass>) -> Result<(), PlanError> {
         let desc = self.desc;
         let args = SequenceArgs {
             products: pass.products.both(),
