@@ -402,209 +402,86 @@ pub fn recurrent_backward(
     Ok(RecurrentGradients { dx, dh0, dc0, weights: all })
 }
 
-/// A long short-term memory over sequences (Hochreiter and Schmidhuber 1997; Gers et al. 2000), as `torch.nn.LSTM`: [`recurrent`] of
-/// [`Cell::Lstm`].
-///
-/// `x` is `[steps, batch, input]`, of f32, f64, f16 or bf16; weights are `[4 hidden, input]` and `[4 hidden, output]`, gates in the order i, f,
-/// g, o.
-///
-/// ```
-/// # fn main() -> Result<(), warpwright::Error> {
-/// use warpwright::recurrent::{RecurrentInput, Weights};
-/// use warpwright::{DType, Device, Tensor, lstm};
-///
-/// let device = Device::best();
-/// let stream = device.stream()?;
-/// // One sequence of three time steps of one element, two units whose weights are zero.
-/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
-/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[8, 1])?;
-/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[8, 2])?;
-/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[8])?;
-/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
-/// let input = RecurrentInput::new(&x, &weights);
-/// let out = lstm(&stream, &input)?;
-/// let h_n = out.h_n.to_vec_on::<f32>(&stream)?;
-/// assert!(h_n.iter().all(|h| (h - 0.622453).abs() < 1e-5), "{h_n:?}");
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// As [`recurrent`].
-pub fn lstm(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
-    recurrent(stream, Cell::Lstm, input)
+macro_rules! named {
+    ($(
+        $(#[doc = $doc:literal])*
+        $name:ident, $backward:ident => $cell:ident, $rows:literal, $at_one:literal;
+    )*) => {$(
+        $(#[doc = $doc])*
+        ///
+        /// `x` is `[steps, batch, input]`, of f32, f64, f16 or bf16; weights are `[gates hidden, input]` and `[gates hidden, output]`.
+        ///
+        /// ```
+        /// # fn main() -> Result<(), warpwright::Error> {
+        /// use warpwright::recurrent::{RecurrentInput, Weights};
+        #[doc = concat!("use warpwright::{DType, Device, Tensor, ", stringify!($name), "};")]
+        ///
+        /// let device = Device::best();
+        /// let stream = device.stream()?;
+        /// // One sequence of three time steps of one element, two units whose weights are zero.
+        /// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+        #[doc = concat!("let w_ih = Tensor::zeros_on(&stream, DType::F32, &[", stringify!($rows), ", 1])?;")]
+        #[doc = concat!("let w_hh = Tensor::zeros_on(&stream, DType::F32, &[", stringify!($rows), ", 2])?;")]
+        #[doc = concat!("let b_ih = Tensor::ones_on(&stream, DType::F32, &[", stringify!($rows), "])?;")]
+        /// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
+        #[doc = concat!("let out = ", stringify!($name), "(&stream, &RecurrentInput::new(&x, &weights))?;")]
+        /// let h_n = out.h_n.to_vec_on::<f32>(&stream)?;
+        #[doc = concat!("assert!(h_n.iter().all(|h| (h - ", stringify!($at_one), ").abs() < 1e-5), \"{h_n:?}\");")]
+        /// # Ok(())
+        /// # }
+        /// ```
+        ///
+        /// # Errors
+        /// As [`recurrent`].
+        pub fn $name(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
+            recurrent(stream, Cell::$cell, input)
+        }
+
+        #[doc = concat!("The gradients of [`", stringify!($name), "`], as [`recurrent_backward`] gives them: of the shapes of its inputs, f32, f64, f16 or bf16.")]
+        ///
+        /// ```
+        /// # fn main() -> Result<(), warpwright::Error> {
+        /// use warpwright::recurrent::{OutputGradients, RecurrentInput, Weights};
+        #[doc = concat!("use warpwright::{DType, Device, Tensor, ", stringify!($name), ", ", stringify!($backward), "};")]
+        ///
+        /// let device = Device::best();
+        /// let stream = device.stream()?;
+        /// // One sequence of three time steps of one element, two units whose weights are zero.
+        /// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
+        #[doc = concat!("let w_ih = Tensor::zeros_on(&stream, DType::F32, &[", stringify!($rows), ", 1])?;")]
+        #[doc = concat!("let w_hh = Tensor::zeros_on(&stream, DType::F32, &[", stringify!($rows), ", 2])?;")]
+        /// let weights = [Weights::new(&w_ih, &w_hh)];
+        /// let input = RecurrentInput::new(&x, &weights);
+        #[doc = concat!("let out = ", stringify!($name), "(&stream, &input)?;")]
+        /// let dh_n = Tensor::ones_on(&stream, DType::F32, out.h_n.shape())?;
+        /// let wanted = OutputGradients { dh_n: Some(&dh_n), ..Default::default() };
+        #[doc = concat!("let gradients = ", stringify!($backward), "(&stream, &input, &out, wanted)?;")]
+        /// assert_eq!(gradients.weights[0].w_hh.shape(), w_hh.shape());
+        /// assert_eq!(gradients.dx.to_vec_on::<f32>(&stream)?, [0.0; 3], "weights of zero");
+        /// # Ok(())
+        /// # }
+        /// ```
+        ///
+        /// # Errors
+        /// As [`recurrent_backward`].
+        pub fn $backward(
+            stream: &Stream,
+            input: &RecurrentInput<'_>,
+            output: &RecurrentOutput,
+            gradients: OutputGradients<'_>,
+        ) -> Result<RecurrentGradients, Error> {
+            recurrent_backward(stream, Cell::$cell, input, output, gradients)
+        }
+    )*};
 }
 
-/// The gradients of [`lstm`], as [`recurrent_backward`] gives them: of the shapes of its inputs, f32, f64, f16 or bf16.
-///
-/// ```
-/// # fn main() -> Result<(), warpwright::Error> {
-/// use warpwright::recurrent::{OutputGradients, RecurrentInput, Weights};
-/// use warpwright::{DType, Device, Tensor, lstm, lstm_backward};
-///
-/// let device = Device::best();
-/// let stream = device.stream()?;
-/// // One sequence of three time steps of one element, two units whose weights are zero.
-/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
-/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[8, 1])?;
-/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[8, 2])?;
-/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[8])?;
-/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
-/// let input = RecurrentInput::new(&x, &weights);
-/// let out = lstm(&stream, &input)?;
-/// let dh_n = Tensor::ones_on(&stream, DType::F32, &[1, 1, 2])?;
-/// let wanted = OutputGradients { dh_n: Some(&dh_n), ..Default::default() };
-/// let gradients = lstm_backward(&stream, &input, &out, wanted)?;
-/// assert_eq!(gradients.dx.shape(), [3, 1, 1]);
-/// assert_eq!(gradients.weights[0].w_hh.shape(), [8, 2]);
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// As [`recurrent_backward`].
-pub fn lstm_backward(
-    stream: &Stream,
-    input: &RecurrentInput<'_>,
-    output: &RecurrentOutput,
-    gradients: OutputGradients<'_>,
-) -> Result<RecurrentGradients, Error> {
-    recurrent_backward(stream, Cell::Lstm, input, output, gradients)
-}
-
-/// A gated recurrent unit over sequences (Cho et al. 2014, arXiv:1406.1078), as `torch.nn.GRU`: [`recurrent`] of [`Cell::Gru`].
-///
-/// `x` is `[steps, batch, input]`, of f32, f64, f16 or bf16; weights are `[3 hidden, input]` and `[3 hidden, hidden]`, gates in the order r, z,
-/// n.
-///
-/// ```
-/// # fn main() -> Result<(), warpwright::Error> {
-/// use warpwright::recurrent::{RecurrentInput, Weights};
-/// use warpwright::{DType, Device, Tensor, gru};
-///
-/// let device = Device::best();
-/// let stream = device.stream()?;
-/// // One sequence of three time steps of one element, two units whose weights are zero.
-/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
-/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[6, 1])?;
-/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[6, 2])?;
-/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[6])?;
-/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
-/// let input = RecurrentInput::new(&x, &weights);
-/// let out = gru(&stream, &input)?;
-/// let h_n = out.h_n.to_vec_on::<f32>(&stream)?;
-/// assert!(h_n.iter().all(|h| (h - 0.464030).abs() < 1e-5), "{h_n:?}");
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// As [`recurrent`].
-pub fn gru(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
-    recurrent(stream, Cell::Gru, input)
-}
-
-/// The gradients of [`gru`], as [`recurrent_backward`] gives them: of the shapes of its inputs, f32, f64, f16 or bf16.
-///
-/// ```
-/// # fn main() -> Result<(), warpwright::Error> {
-/// use warpwright::recurrent::{OutputGradients, RecurrentInput, Weights};
-/// use warpwright::{DType, Device, Tensor, gru, gru_backward};
-///
-/// let device = Device::best();
-/// let stream = device.stream()?;
-/// // One sequence of three time steps of one element, two units whose weights are zero.
-/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
-/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[6, 1])?;
-/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[6, 2])?;
-/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[6])?;
-/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
-/// let input = RecurrentInput::new(&x, &weights);
-/// let out = gru(&stream, &input)?;
-/// let dh_n = Tensor::ones_on(&stream, DType::F32, &[1, 1, 2])?;
-/// let wanted = OutputGradients { dh_n: Some(&dh_n), ..Default::default() };
-/// let gradients = gru_backward(&stream, &input, &out, wanted)?;
-/// assert_eq!(gradients.dx.shape(), [3, 1, 1]);
-/// assert_eq!(gradients.weights[0].w_hh.shape(), [6, 2]);
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// As [`recurrent_backward`].
-pub fn gru_backward(
-    stream: &Stream,
-    input: &RecurrentInput<'_>,
-    output: &RecurrentOutput,
-    gradients: OutputGradients<'_>,
-) -> Result<RecurrentGradients, Error> {
-    recurrent_backward(stream, Cell::Gru, input, output, gradients)
-}
-
-/// The plain cell with the hyperbolic tangent over sequences, as `torch.nn.RNN`: [`recurrent`] of [`Cell::RnnTanh`].
-///
-/// `x` is `[steps, batch, input]`, of f32, f64, f16 or bf16; weights are `[hidden, input]` and `[hidden, hidden]`.
-///
-/// ```
-/// # fn main() -> Result<(), warpwright::Error> {
-/// use warpwright::recurrent::{RecurrentInput, Weights};
-/// use warpwright::{DType, Device, Tensor, rnn};
-///
-/// let device = Device::best();
-/// let stream = device.stream()?;
-/// // One sequence of three time steps of one element, two units whose weights are zero.
-/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
-/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[2, 1])?;
-/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[2, 2])?;
-/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[2])?;
-/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
-/// let input = RecurrentInput::new(&x, &weights);
-/// let out = rnn(&stream, &input)?;
-/// let h_n = out.h_n.to_vec_on::<f32>(&stream)?;
-/// assert!(h_n.iter().all(|h| (h - 1.0f32.tanh()).abs() < 1e-6));
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// As [`recurrent`].
-pub fn rnn(stream: &Stream, input: &RecurrentInput<'_>) -> Result<RecurrentOutput, Error> {
-    recurrent(stream, Cell::RnnTanh, input)
-}
-
-/// The gradients of [`rnn`], as [`recurrent_backward`] gives them: of the shapes of its inputs, f32, f64, f16 or bf16.
-///
-/// ```
-/// # fn main() -> Result<(), warpwright::Error> {
-/// use warpwright::recurrent::{OutputGradients, RecurrentInput, Weights};
-/// use warpwright::{DType, Device, Tensor, rnn, rnn_backward};
-///
-/// let device = Device::best();
-/// let stream = device.stream()?;
-/// // One sequence of three time steps of one element, two units whose weights are zero.
-/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0], &[3, 1, 1])?;
-/// let w_ih = Tensor::zeros_on(&stream, DType::F32, &[2, 1])?;
-/// let w_hh = Tensor::zeros_on(&stream, DType::F32, &[2, 2])?;
-/// let b_ih = Tensor::ones_on(&stream, DType::F32, &[2])?;
-/// let weights = [Weights { b_ih: Some(&b_ih), ..Weights::new(&w_ih, &w_hh) }];
-/// let input = RecurrentInput::new(&x, &weights);
-/// let out = rnn(&stream, &input)?;
-/// let dh_n = Tensor::ones_on(&stream, DType::F32, &[1, 1, 2])?;
-/// let wanted = OutputGradients { dh_n: Some(&dh_n), ..Default::default() };
-/// let gradients = rnn_backward(&stream, &input, &out, wanted)?;
-/// let dx = gradients.dx.to_vec_on::<f32>(&stream)?;
-/// assert_eq!(dx, [0.0; 3], "weights of zero");
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// As [`recurrent_backward`].
-pub fn rnn_backward(
-    stream: &Stream,
-    input: &RecurrentInput<'_>,
-    output: &RecurrentOutput,
-    gradients: OutputGradients<'_>,
-) -> Result<RecurrentGradients, Error> {
-    recurrent_backward(stream, Cell::RnnTanh, input, output, gradients)
+named! {
+    /// A long short-term memory over sequences (Hochreiter and Schmidhuber 1997; Gers et al. 2000), as `torch.nn.LSTM`: [`recurrent`] of
+    /// [`Cell::Lstm`], whose four gates lie in the order i, f, g, o.
+    lstm, lstm_backward => Lstm, 8, 0.622_453;
+    /// A gated recurrent unit over sequences (Cho et al. 2014, arXiv:1406.1078), as `torch.nn.GRU`: [`recurrent`] of [`Cell::Gru`], whose three
+    /// gates lie in the order r, z, n.
+    gru, gru_backward => Gru, 6, 0.464_03;
+    /// The plain cell with the hyperbolic tangent over sequences, as `torch.nn.RNN`: [`recurrent`] of [`Cell::RnnTanh`], which has one gate.
+    rnn, rnn_backward => RnnTanh, 2, 0.761_594_2;
 }
