@@ -33,8 +33,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), String> {
 }
 
 fn list(parts: &[String]) -> Result<String, String> {
-    let example =
-        ["run", "--quiet", "--release", "-p", "warpwright-testkit", "--example", "kernel_hashes", "--"];
+    let example = ["run", "--quiet", "-p", "warpwright-testkit", "--example", "kernel_hashes", "--"];
     let parts = parts.iter().map(String::as_str);
     cargo_output(&example.into_iter().chain(parts).collect::<Vec<_>>())
 }
