@@ -42,6 +42,20 @@ pub enum PlanError {
         /// Blocks that a grid has.
         limit: u64,
     },
+    /// A launch with more shared memory than a block has on any device of the target.
+    #[error("{op}: `{kernel}` needs {bytes} bytes of shared memory, a block of {target} has {limit}")]
+    SharedMemory {
+        /// The operation.
+        op: &'static str,
+        /// The kernel.
+        kernel: String,
+        /// What was asked for.
+        target: Target,
+        /// Bytes that a block needs, static and dynamic.
+        bytes: u64,
+        /// Bytes that a block has.
+        limit: u32,
+    },
     /// The target is older than what the operation needs.
     #[error("{op} needs sm_{needs} or later, the target is {target}")]
     Target {

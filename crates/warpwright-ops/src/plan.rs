@@ -11,8 +11,9 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use warpwright_dsl::{KernelDef, record_with};
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target};
+use warpwright_ptx::{ArgValue, DType, Target};
 use warpwright_runtime::check::Checker;
 use warpwright_runtime::{Binding as Bound, Device, Error, LaunchStep, Stream, Tensor, TensorMut, TensorRef};
 
@@ -509,6 +510,26 @@ pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Resu
     // Recorded outside the lock: two threads may do it twice, none waits.
     let kernel = record_with(def, spec, target).map_err(|source| PlanError::Build { op, source })?;
     Ok(lock(kernels).entry(target).or_default().entry(name).or_insert(kernel).clone())
+}
+
+/// The launch of `kernel` with `shared` bytes of dynamic shared memory.
+///
+/// # Errors
+/// [`PlanError::SharedMemory`] if no device of the target has as much.
+pub fn launch_step(
+    op: &'static str,
+    kernel: Kernel,
+    grid: [u32; 3],
+    args: Vec<ArgValue>,
+    shared: u32,
+) -> Result<LaunchStep, PlanError> {
+    let (target, bytes) = (kernel.target(), kernel.static_shared_bytes().saturating_add(shared.into()));
+    let limit = DeviceLimits::of(target).shared_per_block;
+    if bytes > u64::from(limit) {
+        let kernel = kernel.name().to_owned();
+        return Err(PlanError::SharedMemory { op, kernel, target, bytes, limit });
+    }
+    Ok(LaunchStep::new(kernel, grid, args).with_dynamic_shared(shared))
 }
 
 /// A hash for descriptors, which are short and come from the program itself: a multiplication a word.

@@ -106,6 +106,11 @@ impl Kernel {
         self.function().directives.required_threads
     }
 
+    /// Bytes of its static shared memory.
+    pub fn static_shared_bytes(&self) -> u64 {
+        self.0.module.static_shared_bytes(self.function())
+    }
+
     /// The target that the text is for.
     pub fn target(&self) -> Target {
         self.0.module.target

@@ -51,6 +51,19 @@ impl Module {
         self.entries().find(|f| f.name == name)
     }
 
+    /// Bytes of the static shared memory of a function: its own variables, and those of the module that it mentions.
+    pub fn static_shared_bytes(&self, function: &Function) -> u64 {
+        let mentioned = function.symbols.iter().filter_map(|symbol| match symbol {
+            Symbol::ModuleVariable(i) => self.variables.get(*i as usize),
+            _ => None,
+        });
+        let shared = mentioned.chain(&function.variables).filter(|v| v.space == StateSpace::Shared);
+        shared.fold(0u64, |at, variable| {
+            let at = at.next_multiple_of(u64::from(variable.align.max(1)));
+            at.saturating_add(variable.bytes().unwrap_or(u64::MAX))
+        })
+    }
+
     /// Takes out every kernel but `name`; device functions stay.
     pub fn retain_entry(&mut self, name: &str) {
         let kept =

@@ -519,7 +519,7 @@ impl GemmDesc {
         let parts = u32::try_from(choice.parts(self.k as u64)).unwrap_or(1);
         let shared = choice.config.shared_bytes(self.dtype, major.0, major.1);
         let grid = [self.grid(choice)?, parts, small(count)];
-        Ok(LaunchStep::new(kernel, grid, values).with_dynamic_shared(shared))
+        plan::launch_step(OP, kernel, grid, values, shared)
     }
 
     /// The tensor map of an operand.

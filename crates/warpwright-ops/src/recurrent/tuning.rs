@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
 use super::persistent::PassKind;
@@ -77,18 +78,13 @@ pub enum Schedule {
     Stepwise,
 }
 
-/// Multiprocessors that every device with the architecture's full chip has: a persistent grid is never larger.
+/// Multiprocessors that the grid of a persistent kernel may fill: those of a data-centre GPU, which alone has enough of them, and of
+/// shared memory, for the weights of nets that gain by it.
 const fn multiprocessors(target: Target) -> usize {
     match target.sm {
-        80 => 108,
-        90..=100 => 132,
+        80 | 90..=100 => DeviceLimits::of(target).multiprocessors as usize,
         _ => 0,
     }
-}
-
-/// Bytes of shared memory that a block of such a device can have.
-const fn most_shared(target: Target) -> u32 {
-    if target.sm < 90 { 163 << 10 } else { 227 << 10 }
 }
 
 /// Units of a block, least first.
@@ -398,7 +394,7 @@ fn stays_small(desc: &RecurrentDesc) -> bool {
 
 /// Whether the shared memory of a block has room for an exchange.
 fn has_room(exchange: &dyn Exchange, target: Target) -> bool {
-    exchange.memory().shared_bytes <= most_shared(target)
+    exchange.memory().shared_bytes <= DeviceLimits::of(target).shared_per_block
 }
 
 /// Whether the weights fit the registers, and the rest shared memory.

@@ -1,9 +1,11 @@
 //! Products of matrices: every case on targets with other kernels, what is refused, and what must not change.
 
+use warpwright::dsl::Major;
 use warpwright_ops::gemm::tuning::Access;
 use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, MatmulOptions, Precision, matmul, tuning};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Error, Operation, PlanError};
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Tensor};
 
@@ -40,6 +42,30 @@ fn descriptors_without_a_plan() {
     let slope = Real::new(0.1);
     let leaky = warpwright_ops::activation::Activation::LeakyRelu { negative_slope: slope };
     parameter(GemmDesc { activation: Some(leaky), ..good }, "activation");
+}
+
+#[test]
+fn kernels_that_no_device_of_the_target_has_room_for_are_refused() {
+    const SMALL: Target = Target::sm(86);
+    let limit = DeviceLimits::of(SMALL).shared_per_block;
+    let mut refused = 0;
+    for dtype in DType::FLOATS {
+        let desc = GemmDesc::new(dtype, [256, 256, 256], false, true);
+        let tiled = tuning::configs(dtype, Target::sm(80)).into_iter();
+        for config in tiled.filter(|config| config.shared_bytes(dtype, Major::K, Major::K) > limit) {
+            let e = desc.plan_with(SMALL, config).map(|plan| plan.steps()[0].dynamic_shared());
+            if matches!(e, Err(PlanError::Parameter { parameter: "precision", .. })) {
+                continue;
+            }
+            assert!(
+                matches!(&e, Err(PlanError::SharedMemory { op: "gemm", target: SMALL, bytes, limit: room, .. })
+                    if *bytes > u64::from(limit) && *room == limit),
+                "{config:?}: {e:?}"
+            );
+            refused += 1;
+        }
+    }
+    assert!(refused > 0, "no kernel for sm_80 is larger than a block of sm_86");
 }
 
 #[test]

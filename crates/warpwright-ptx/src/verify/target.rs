@@ -2,8 +2,8 @@
 
 use super::{Breach, Checker, Rule, VerifyError, module_finding};
 use crate::isa::{self, DeviceLimits};
-use crate::module::{Function, Module};
-use crate::types::{StateSpace, Target};
+use crate::module::Module;
+use crate::types::Target;
 
 /// The largest block that any target runs.
 const MAX_THREADS: u64 = DeviceLimits::BLOCK_THREADS as u64;
@@ -71,27 +71,12 @@ pub(super) fn check(cx: &mut Checker<'_>) {
 
 /// Static shared memory: module-scope variables that the function mentions, and its own.
 fn shared(cx: &mut Checker<'_>) {
-    let mut at = 0u64;
-    for variable in shared_variables(cx.module, cx.function) {
-        at = at.next_multiple_of(u64::from(variable.align.max(1)));
-        at = at.saturating_add(variable.bytes().unwrap_or(u64::MAX));
-    }
-    let limit = isa::static_shared_limit(cx.module.target);
-    if at > limit {
+    let (bytes, limit) =
+        (cx.module.static_shared_bytes(cx.function), isa::static_shared_limit(cx.module.target));
+    if bytes > limit {
         let target = cx.module.target;
-        cx.report_function(Rule::Target4, Breach::StaticShared { bytes: at, target, limit });
+        cx.report_function(Rule::Target4, Breach::StaticShared { bytes, target, limit });
     }
-}
-
-fn shared_variables<'m>(
-    module: &'m Module,
-    function: &'m Function,
-) -> impl Iterator<Item = &'m crate::module::Variable> {
-    let mentioned = function.symbols.iter().filter_map(|s| match s {
-        crate::module::Symbol::ModuleVariable(i) => module.variables.get(*i as usize),
-        _ => None,
-    });
-    mentioned.chain(&function.variables).filter(|v| v.space == StateSpace::Shared)
 }
 
 fn volume(dims: [u32; 3]) -> u64 {

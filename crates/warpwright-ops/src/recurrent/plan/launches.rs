@@ -115,7 +115,7 @@ impl Launches<'_> {
         args: &D::Args,
     ) -> Result<(), PlanError> {
         let kernel = plan::recorded(self.op, def, self.target)?;
-        self.steps.push(LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(shared));
+        self.steps.push(plan::launch_step(self.op, kernel, grid, args.values(), shared)?);
         Ok(())
     }
 
@@ -194,8 +194,8 @@ impl Launches<'_> {
         self.steps.extend(exchange.prepare(self.op, self.target, memory, first)?);
         let kernel = plan::recorded(self.op, def, self.target)?;
         let grid = [exchange.blocks(small(self.net.batch)), exchange.gemm().groups, 1];
-        let step = LaunchStep::new(kernel, grid, args.values());
-        let step = step.with_dynamic_shared(exchange.memory().shared_bytes);
+        let shared = exchange.memory().shared_bytes;
+        let step = plan::launch_step(self.op, kernel, grid, args.values(), shared)?;
         self.steps.push(if exchange.is_cooperative() { step.cooperative_whole() } else { step });
         Ok(())
     }

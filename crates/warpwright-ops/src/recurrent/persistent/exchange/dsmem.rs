@@ -9,6 +9,7 @@
 use warpwright_dsl::Mbarriers;
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::Target;
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_runtime::LaunchStep;
 
 use super::{Exchange, Memory, Publishers, Reads, Slot, Vector, Weights, interleaved};
@@ -23,8 +24,7 @@ use crate::recurrent::plan::Place;
 /// Bytes that the banks of shared memory have together.
 const BANKS: u32 = 128;
 /// Most blocks of a cluster on the chips with full multiprocessors.
-const MOST_BLOCKS: u32 = 16;
-const MOST_SHARED: u32 = 227 << 10;
+const MOST_BLOCKS: u32 = DeviceLimits::CLUSTER_BLOCKS;
 
 /// The units that multiply.
 #[derive(Clone, Copy, Debug)]
@@ -64,9 +64,10 @@ impl Dsmem {
 
     /// Whether a cluster of `target` takes it.
     pub(in crate::recurrent) fn fits(&self, target: Target) -> bool {
-        // Later chips have less shared memory.
+        // Clusters of later chips have fewer blocks.
         let large = matches!(target.sm, 90..=100);
-        large && self.weights() <= MOST_WEIGHTS && self.memory().shared_bytes <= MOST_SHARED
+        let room = DeviceLimits::of(target).shared_per_block;
+        large && self.weights() <= MOST_WEIGHTS && self.memory().shared_bytes <= room
     }
 
     /// Registers of a thread that weights take.

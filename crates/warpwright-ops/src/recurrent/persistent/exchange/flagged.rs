@@ -7,6 +7,7 @@
 mod copies;
 
 use warpwright_dsl::prelude::*;
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{Address, Ordering, ScalarType, Scope, Semantics};
 
 use self::copies::{Copies, Destination};
@@ -25,7 +26,6 @@ const STAGE_BYTES: u32 = 32 << 10;
 const STAGES_BYTES: u32 = 128 << 10;
 /// Vectors of a stage at most; those for tensor cores have so many, or twice as many if each reads weights again.
 const MOST_ROWS: u32 = 16;
-const MOST_SHARED: u32 = 227 << 10;
 
 /// The units that multiply.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +103,8 @@ impl Staging {
         let stored = math.stored_bytes();
         let shares = stored > 0 && groups == 1;
         let sums = if shares { 0 } else { WARPS * groups * rows * gemm.pitch() * 4 };
-        let room = MOST_SHARED.checked_sub(stored)?.checked_sub(sums)?;
+        // A kernel is laid out for the largest device; tuning asks whether the target's has the room.
+        let room = DeviceLimits::GREATEST_SHARED_PER_BLOCK.checked_sub(stored)?.checked_sub(sums)?;
         let count = (room.min(STAGES_BYTES) / (WARPS * bytes)).clamp(1, groups * chunks);
         Some(Self { rows, columns: of_stage, chunks, shares, stages: Stages { count, bytes } })
     }
