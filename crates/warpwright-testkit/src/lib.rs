@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod activation;
+pub mod assembler;
 mod attention;
 mod batch_norm;
 pub mod budget;

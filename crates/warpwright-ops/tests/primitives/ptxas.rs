@@ -11,11 +11,11 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use warpwright_ops::catalogue::{self, Entry, TARGETS};
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Target, TargetVariant};
+use warpwright_testkit::assembler::{all_targets, on_all_cores, ptxas};
 use warpwright_testkit::kernels::operations;
 
 /// Kernels that spill: products of double precision and a batch norm of 16 bits on sm_75, gradients of groups on sm_86 and of rows of double
@@ -74,26 +74,6 @@ impl Source {
     }
 }
 
-/// What `f` gives for each of the items, in their order, on all cores.
-fn on_all_cores<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let worker = || {
-        let mut results = Vec::new();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(index) else { return results };
-            results.push((index, f(item)));
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut all: Vec<_> = std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
-        handles.into_iter().flat_map(|h| h.join().expect("worker")).collect()
-    });
-    all.sort_by_key(|(index, _)| *index);
-    all.into_iter().map(|(_, result)| result).collect()
-}
-
 /// The kernels of these operations for a target that have one of the parts in their names.
 fn recorded(target: Target, operations: &[Entry], parts: &[&str]) -> Vec<Source> {
     let claimed = operations.iter().filter(|entry| entry.targets.contains(&target));
@@ -104,19 +84,6 @@ fn recorded(target: Target, operations: &[Entry], parts: &[&str]) -> Vec<Source>
         wanted.map(|kernel| Source::new(entry.op, target, kernel)).collect()
     };
     on_all_cores(&jobs, of).into_iter().flatten().collect()
-}
-
-fn ptxas() -> Option<PathBuf> {
-    let found = std::env::var_os("WARPWRIGHT_PTXAS").map(PathBuf::from);
-    let required = std::env::var_os("WARPWRIGHT_REQUIRE_PTXAS").is_some_and(|v| v == "1");
-    assert!(
-        found.is_some() || !required,
-        "WARPWRIGHT_REQUIRE_PTXAS=1, but WARPWRIGHT_PTXAS names no assembler"
-    );
-    if found.is_none() {
-        eprintln!("skipped: WARPWRIGHT_PTXAS names no assembler");
-    }
-    found
 }
 
 /// What ptxas objects to: an error, or a spill.
@@ -146,7 +113,6 @@ fn kernels_assemble_without_spills() {
     let parts = std::env::var("WARPWRIGHT_KERNELS").unwrap_or_default();
     let parts: Vec<_> = parts.split(',').collect();
     let operations = operations(&parts);
-    let all_targets = std::env::var_os("WARPWRIGHT_ALL_TARGETS").is_some_and(|v| v == "1");
     let others = TARGETS.into_iter().filter(|target| *target != WHOLE);
     let (mut work, mut seen) = (Vec::new(), HashSet::new());
     for target in [WHOLE].into_iter().chain(others) {
@@ -156,7 +122,7 @@ fn kernels_assemble_without_spills() {
             let before = counts.entry(kernel.op).or_default();
             let sampled = target == WHOLE || before.is_multiple_of(SAMPLE);
             *before += usize::from(new);
-            all_targets || (new && sampled)
+            all_targets() || (new && sampled)
         }));
     }
     assert!(work.len() > 100 || parts != [""], "the catalogue has shrunk to {} kernels", work.len());

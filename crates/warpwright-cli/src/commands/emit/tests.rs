@@ -1,13 +1,13 @@
 //! What `emit` prints is what ptxas takes, whatever is asked for.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::Parser;
 use warpwright_ops::catalogue::{OPTIONS, options_of};
 use warpwright_ops::{Entry, catalogue};
 use warpwright_ptx::{DType, Target};
+use warpwright_testkit::assembler::{all_targets, on_all_cores, ptxas};
 
 use super::super::lint::examine;
 use super::*;
@@ -66,50 +66,23 @@ impl Text {
     }
 }
 
-/// The assembler, if there is one. `cargo xtask fetch-ptxas` installs it.
-fn ptxas() -> Option<PathBuf> {
-    let found = std::env::var_os("WARPWRIGHT_PTXAS").map(PathBuf::from);
-    let required = std::env::var_os("WARPWRIGHT_REQUIRE_PTXAS").is_some_and(|v| v == "1");
-    assert!(
-        found.is_some() || !required,
-        "WARPWRIGHT_REQUIRE_PTXAS=1, but WARPWRIGHT_PTXAS names no assembler"
-    );
-    if found.is_none() {
-        eprintln!("skipped: WARPWRIGHT_PTXAS names no assembler");
-    }
-    found
-}
-
-fn all_targets() -> bool {
-    std::env::var_os("WARPWRIGHT_ALL_TARGETS").is_some_and(|v| v == "1")
-}
-
 /// Assembles each text for the target that it names.
 fn assemble(ptxas: &Path, texts: &[Text]) {
     let folder = tempfile::tempdir().expect("a folder");
-    let next = AtomicUsize::new(0);
-    let worker = || {
-        let mut failed = Vec::new();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(Text { name, target, text }) = texts.get(index) else { return failed };
-            let source = folder.path().join(format!("{index}.ptx"));
-            std::fs::write(&source, text).expect("the folder is writable");
-            let output = Command::new(ptxas)
-                .args(["-arch", &target.to_string(), "-o"])
-                .args([&source.with_extension("cubin"), &source])
-                .output()
-                .expect("the assembler starts");
-            if !output.status.success() {
-                failed.push(format!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
-            }
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let failed: Vec<String> = std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
-        handles.into_iter().flat_map(|h| h.join().expect("worker")).collect()
+    let indices: Vec<usize> = (0..texts.len()).collect();
+    let assembled = on_all_cores(&indices, |&index| {
+        let Text { name, target, text } = &texts[index];
+        let source = folder.path().join(format!("{index}.ptx"));
+        std::fs::write(&source, text).expect("the folder is writable");
+        let output = Command::new(ptxas)
+            .args(["-arch", &target.to_string(), "-o"])
+            .args([&source.with_extension("cubin"), &source])
+            .output()
+            .expect("the assembler starts");
+        let log = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { None } else { Some(format!("{name}: {log}")) }
     });
+    let failed: Vec<String> = assembled.into_iter().flatten().collect();
     eprintln!("{} texts assembled", texts.len());
     assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), texts.len(), failed.join("\n"));
 }
