@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use warpwright_emu::Completion;
+use warpwright_ops::catalogue::FloatDType;
 use warpwright_ptx::{DType, Target};
 
 use crate::op_options::OpFlags;
@@ -499,9 +500,7 @@ fn parse_target(text: &str) -> Result<Target, String> {
 }
 
 pub(crate) fn parse_float_dtype(text: &str) -> Result<DType, String> {
-    DType::from_name(text)
-        .filter(|dtype| dtype.is_float())
-        .ok_or_else(|| "expected f32, f64, f16 or bf16".to_owned())
+    text.parse().map(|FloatDType(dtype)| dtype)
 }
 
 #[cfg(test)]

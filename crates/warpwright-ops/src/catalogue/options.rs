@@ -4,6 +4,7 @@
 //! arguments (`eps`, `softmax_scale`, a slope) are no options: the PTX is the same for all of them.
 
 use std::cell::RefCell;
+use std::str::FromStr;
 
 use warpwright_ptx::DType;
 
@@ -219,6 +220,15 @@ op_options! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloatDType(pub DType);
 
+impl FromStr for FloatDType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let dtype = DType::from_name(text).filter(|dtype| dtype.is_float());
+        dtype.map(Self).ok_or_else(|| "expected f32, f64, f16 or bf16".to_owned())
+    }
+}
+
 /// A type of indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexDType(pub DType);
@@ -269,8 +279,7 @@ impl OptionValue for f64 {
 
 impl OptionValue for FloatDType {
     fn parse(text: &str) -> Result<Self, String> {
-        let dtype = DType::from_name(text).filter(|dtype| dtype.is_float());
-        dtype.map(Self).ok_or_else(|| "expected f32, f64, f16 or bf16".to_owned())
+        text.parse()
     }
 }
 
