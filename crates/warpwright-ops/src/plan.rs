@@ -516,7 +516,7 @@ pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Resu
 ///
 /// # Errors
 /// [`PlanError::SharedMemory`] if no device of the target has as much.
-pub fn launch_step(
+pub(crate) fn launch_step(
     op: &'static str,
     kernel: Kernel,
     grid: [u32; 3],

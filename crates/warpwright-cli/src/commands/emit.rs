@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 use warpwright_ops::Direction;
-use warpwright_ops::catalogue::{Planned, Request, entry, plan_named};
+use warpwright_ops::catalogue::{Planned, Request, entry, kernels_of, plan_named};
 use warpwright_ops::plan::{Access, TensorSpec};
-use warpwright_ptx::{ArgValue, Kernel, Module, text};
+use warpwright_ptx::{ArgValue, Module, text};
 use warpwright_runtime::LaunchStep;
 
 use crate::args::EmitArgs;
@@ -69,7 +69,7 @@ impl Emitted {
                 "arguments": step.args().iter().map(argument).collect::<Value>(),
             })
         });
-        let kernels = distinct(&self.steps).into_iter().map(|kernel| {
+        let kernels = kernels_of(&self.steps).into_iter().map(|kernel| {
             json!({"entry": kernel.name(), "target": kernel.target().to_string(), "ptx": kernel.text()})
         });
         json!({
@@ -127,7 +127,7 @@ pub(super) fn emitted(args: &EmitArgs) -> Result<Emitted, Error> {
     })?;
     let Planned { variants, tensors } = planned;
     let steps = variants.into_iter().next().map(|variant| variant.steps).unwrap_or_default();
-    let kernels = distinct(&steps);
+    let kernels = kernels_of(&steps);
     let Some((first, others)) = kernels.split_first() else {
         return Err(Error::usage("an operation on no elements launches nothing", "--elements 1024"));
     };
@@ -136,17 +136,6 @@ pub(super) fn emitted(args: &EmitArgs) -> Result<Emitted, Error> {
         module.join(kernel.module().clone()).map_err(|source| Error::Join { op: args.op.clone(), source })?;
     }
     Ok(Emitted { module, steps, tensors })
-}
-
-/// The kernels, each once, in the order of their first launch.
-fn distinct(steps: &[LaunchStep]) -> Vec<&Kernel> {
-    let mut kernels: Vec<&Kernel> = Vec::new();
-    for kernel in steps.iter().map(LaunchStep::kernel) {
-        if !kernels.iter().any(|known| known.name() == kernel.name()) {
-            kernels.push(kernel);
-        }
-    }
-    kernels
 }
 
 #[cfg(test)]

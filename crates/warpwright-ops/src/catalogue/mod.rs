@@ -10,7 +10,7 @@ pub use options::{
     BiasCount, FloatDType, IndexDType, Nonlinearity, OPTIONS, OpOptions, OptionSpec, Taken, Transpose,
 };
 pub(crate) use request::{Asked, distinct};
-pub use request::{Planned, Request, RequestError, entry, kernels, options_of, plan_named};
+pub use request::{Planned, Request, RequestError, entry, kernels, kernels_of, options_of, plan_named};
 
 use crate::PlanError;
 

@@ -1,6 +1,7 @@
 //! Primitives by name: from options to a plan without the type of its descriptor.
 
 use warpwright_ptx::{DType, Kernel, Target};
+use warpwright_runtime::LaunchStep;
 
 use super::options::{OpOptions, Taken};
 use super::{Direction, Entry, Family, families};
@@ -44,20 +45,24 @@ impl Planned {
     }
 }
 
-/// The kernels of plans, each once, in the order of their first launch.
+/// The kernels of launches, each once, in the order of their first launch.
+pub fn kernels_of<'s>(steps: impl IntoIterator<Item = &'s LaunchStep>) -> Vec<&'s Kernel> {
+    let mut kernels: Vec<&Kernel> = Vec::new();
+    for kernel in steps.into_iter().map(LaunchStep::kernel) {
+        if kernels.iter().all(|known| known.name() != kernel.name()) {
+            kernels.push(kernel);
+        }
+    }
+    kernels
+}
+
+/// The kernels of all variants of plans, each once.
 pub(crate) fn distinct(
     plans: impl IntoIterator<Item = Result<Planned, PlanError>>,
 ) -> Result<Vec<Kernel>, PlanError> {
-    let mut kernels: Vec<Kernel> = Vec::new();
-    for planned in plans {
-        let planned = planned?;
-        for step in planned.variants.iter().flat_map(|variant| &variant.steps) {
-            if kernels.iter().all(|known| known.name() != step.kernel().name()) {
-                kernels.push(step.kernel().clone());
-            }
-        }
-    }
-    Ok(kernels)
+    let plans = plans.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let variants = plans.iter().flat_map(|planned| &planned.variants);
+    Ok(kernels_of(variants.flat_map(|variant| &variant.steps)).into_iter().cloned().collect())
 }
 
 impl<O: Operation> From<Plan<O>> for Planned {
