@@ -12,7 +12,7 @@ use warpwright::quantize::{
 };
 
 use crate::array::{Array, Site, count, dtype_given, shape_given};
-use crate::call::{Call, Form, several};
+use crate::call::{Call, Form, present, several};
 use crate::error::{self, Class, Problem};
 use crate::library::{Maybe, Object};
 
@@ -52,35 +52,27 @@ fn quantize<'py>(
     let x = call.row_major(x)?;
     let (dtype, len) = (x.dtype, x.len());
     let desc = QuantizeDesc { scheme, dtype, group_size, order, len };
-    let codes_shape = [packed_bytes(len)];
-    let scales_shape = [groups(len, group_size)];
-    let codes_form = Form::RowMajor(DType::U8, &codes_shape);
+    let (codes_shape, scales_shape) = ([packed_bytes(len)], [groups(len, group_size)]);
+    let zeros = scheme.has_zero_points();
+    let out = if zeros {
+        several::<3>(op, out)?
+    } else {
+        let [codes, scales] = several::<2>(op, out)?;
+        [codes, scales, None]
+    };
+    let [to_codes, to_scales, to_zeros] = out.each_ref().map(Option::as_ref);
     let scales_form = Form::RowMajor(scheme.scale_dtype(dtype), &scales_shape);
-    if scheme.has_zero_points() {
-        let out = several::<3>(op, out)?;
-        let codes = call.output(("out[0]", out[0].as_ref()), &x, codes_form)?;
-        let scales = call.output(("out[1]", out[1].as_ref()), &x, scales_form)?;
-        let zero_points = Form::RowMajor(DType::U8, &scales_shape);
-        let zero_points = call.output(("out[2]", out[2].as_ref()), &x, zero_points)?;
-        let results = call.run(
-            &[x],
-            [codes, scales, zero_points],
-            move |stream, [x], [codes, scales, zero_points]| {
-                let plan = QUANTIZE.get(&desc, stream.device().target())?;
-                let zero_points = Some(zero_points);
-                Ok(plan.launch(stream, QuantizeArgs { x, codes, scales, zero_points })?)
-            },
-        )?;
-        return PyTuple::new(py, results);
-    }
-    let out = several::<2>(op, out)?;
-    let codes = call.output(("out[0]", out[0].as_ref()), &x, codes_form)?;
-    let scales = call.output(("out[1]", out[1].as_ref()), &x, scales_form)?;
-    let results = call.run(&[x], [codes, scales], move |stream, [x], [codes, scales]| {
+    let outputs = [
+        Some(call.output(("out[0]", to_codes), &x, Form::RowMajor(DType::U8, &codes_shape))?),
+        Some(call.output(("out[1]", to_scales), &x, scales_form)?),
+        call.optional_output(zeros, ("out[2]", to_zeros), &x, Form::RowMajor(DType::U8, &scales_shape))?,
+    ];
+    let results = call.run_some([Some(&x)], outputs, move |stream, [x], [codes, scales, zero_points]| {
         let plan = QUANTIZE.get(&desc, stream.device().target())?;
-        Ok(plan.launch(stream, QuantizeArgs { x, codes, scales, zero_points: None })?)
+        let (x, codes, scales) = (present(x), present(codes), present(scales));
+        Ok(plan.launch(stream, QuantizeArgs { x, codes, scales, zero_points })?)
     })?;
-    PyTuple::new(py, results)
+    PyTuple::new(py, results.into_iter().flatten().collect::<Vec<_>>())
 }
 
 /// The caller's wishes for the result of dequantization.
@@ -125,22 +117,22 @@ fn dequantize<'py>(
     }
     let desc = DequantizeDesc { scheme, dtype, group_size, order, len };
     let y = call.output(("out", request.out), &codes, Form::RowMajor(dtype, &shape))?;
-    let [y] = if let Some(zero_points) = zero_points {
-        let zero_points = call.row_major(call.read(("zero_points", zero_points))?)?;
-        zero_points.expect_dtype(DType::U8)?;
-        expect_len(&zero_points, groups(len, group_size))?;
-        call.run(&[codes, scales, zero_points], [y], move |stream, [codes, scales, zero_points], [y]| {
-            let plan = DEQUANTIZE.get(&desc, stream.device().target())?;
-            let zero_points = Some(zero_points);
-            Ok(plan.launch(stream, DequantizeArgs { codes, scales, zero_points, y })?)
-        })?
-    } else {
-        call.run(&[codes, scales], [y], move |stream, [codes, scales], [y]| {
-            let plan = DEQUANTIZE.get(&desc, stream.device().target())?;
-            Ok(plan.launch(stream, DequantizeArgs { codes, scales, zero_points: None, y })?)
-        })?
+    let zero_points = match zero_points {
+        None => None,
+        Some(zero_points) => {
+            let zero_points = call.row_major(call.read(("zero_points", zero_points))?)?;
+            zero_points.expect_dtype(DType::U8)?;
+            expect_len(&zero_points, groups(len, group_size))?;
+            Some(zero_points)
+        }
     };
-    Ok(y)
+    let inputs = [Some(&codes), Some(&scales), zero_points.as_ref()];
+    let [y] = call.run_some(inputs, [Some(y)], move |stream, [codes, scales, zero_points], [y]| {
+        let plan = DEQUANTIZE.get(&desc, stream.device().target())?;
+        let (codes, scales, y) = (present(codes), present(scales), present(y));
+        Ok(plan.launch(stream, DequantizeArgs { codes, scales, zero_points, y })?)
+    })?;
+    Ok(present(y))
 }
 
 fn expect_len(array: &Array<'_>, expected: usize) -> PyResult<()> {
