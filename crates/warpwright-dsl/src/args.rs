@@ -313,6 +313,25 @@ impl DTypes {
         self
     }
 
+    /// The arguments at `paths` hold sums or statistics of the others: they are of the type that those are accumulated
+    /// in, [`DType::accumulator`].
+    ///
+    /// ```
+    /// use warpwright_dsl::prelude::*;
+    /// let dtypes = DTypes::all(DType::BF16).accumulated(["mean", "rstd"]);
+    /// assert_eq!((dtypes.get("x"), dtypes.get("mean")), (Some(DType::BF16), Some(DType::F32)));
+    /// ```
+    #[must_use]
+    pub fn accumulated<const N: usize>(self, paths: [&'static str; N]) -> Self {
+        let accumulator = self.common().accumulator();
+        paths.into_iter().fold(self, |all, path| all.with(path, accumulator))
+    }
+
+    /// The type of the arguments that have none of their own; f32 where nothing is said.
+    pub(crate) fn common(&self) -> DType {
+        self.all.unwrap_or(DType::F32)
+    }
+
     /// The type of an argument: that of the longest path which is its own or that of something it is in.
     pub fn get(&self, argument: &str) -> Option<DType> {
         let found = self.named.iter().filter(|(path, _)| is_in(argument, path));

@@ -10,7 +10,7 @@ use crate::args::{Argument, DTypes, KernelArgs, is_in, parameter_name};
 use crate::context::K;
 use crate::error::{BuildError, Issue, IssueKind};
 use crate::float::Float;
-use crate::mem::{Access, Elem, FixedElement};
+use crate::mem::{Access, FixedElement};
 use crate::recorder::Recorder;
 
 /// Threads of a block along each axis.
@@ -130,13 +130,14 @@ pub trait AccumulateKernel {
     /// Its name and how it is launched.
     fn spec(&self) -> KernelSpec;
 
-    /// The type of the elements, or of the sums, that `A` follows from: `f64` for [`DType::F64`], else `f32`.
-    fn dtype(&self) -> DType;
+    /// The type of the elements, or of the sums, that `A` follows from: `f64` for [`DType::F64`], else `f32`. That of
+    /// [`DTypes::all`] where nothing else is said.
+    fn dtype(&self) -> DType {
+        self.spec().dtypes.common()
+    }
 
     /// Records the body.
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: <Self::Args as Argument>::Param<'k>)
-    where
-        Elem: Access<A>;
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: <Self::Args as Argument>::Param<'k>);
 }
 
 impl<T: AccumulateKernel> KernelDef for T {

@@ -2,7 +2,8 @@
 
 use crate::context::K;
 use crate::error::IssueKind;
-use crate::reg::{Number, Reg, Scalar};
+use crate::float::Float;
+use crate::reg::{Number, Reg, Scalar, Source};
 
 /// Combines values pairwise as a balanced tree, which is shorter and rounds better than a chain. `None` if there are none.
 pub fn tree<T>(values: impl IntoIterator<Item = T>, mut combine: impl FnMut(T, T) -> T) -> Option<T> {
@@ -57,7 +58,15 @@ impl<'k> K<'k> {
     }
 }
 
-/// Elements that one thread loads or stores together. Mapping over them unrolls.
+/// Elements that one thread loads or stores together. Mapping over them unrolls, and operators work lane by lane:
+///
+/// ```
+/// use warpwright_dsl::prelude::*;
+///
+/// fn normalize<'k, A: Float>(x: &Lanes<'k, A>, mean: Reg<'k, A>, scale: &Lanes<'k, A>) -> Lanes<'k, A> {
+///     (x - mean) * scale
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
 pub struct Lanes<'k, T: Scalar> {
@@ -100,6 +109,17 @@ impl<'k, T: Scalar> IntoIterator for Lanes<'k, T> {
 }
 
 impl<'k, T: Scalar> Lanes<'k, T> {
+    /// `width` lanes of a literal, each in a register of its own, as a loop changes them.
+    #[track_caller]
+    pub fn constant(k: K<'k>, value: impl Source<'k, T>, width: u32) -> Self {
+        k.on_behalf(|| (0..width).map(|_| k.lit(value)).collect())
+    }
+
+    /// `width` times the same register.
+    pub fn splat(value: Reg<'k, T>, width: u32) -> Self {
+        Self { regs: vec![value; width as usize] }
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.regs.len()
@@ -177,4 +197,90 @@ impl<'k, T: Number> Lanes<'k, T> {
         }
         out.into()
     }
+}
+
+/// What stands beside [`Lanes`] in an expression: other lanes, of which the shorter decide how many there are, or one
+/// value for all of them.
+pub trait LaneSource<'k, T: Scalar> {
+    /// A register or a literal.
+    type Lane: Source<'k, T>;
+
+    /// What stands beside a lane.
+    fn lane(&self, lane: usize) -> Option<Self::Lane>;
+}
+
+impl<'k, T: Scalar> LaneSource<'k, T> for Lanes<'k, T> {
+    type Lane = Reg<'k, T>;
+
+    fn lane(&self, lane: usize) -> Option<Reg<'k, T>> {
+        self.regs.get(lane).copied()
+    }
+}
+
+impl<'k, T: Scalar> LaneSource<'k, T> for &Lanes<'k, T> {
+    type Lane = Reg<'k, T>;
+
+    fn lane(&self, lane: usize) -> Option<Reg<'k, T>> {
+        self.regs.get(lane).copied()
+    }
+}
+
+impl<'k, T: Scalar> LaneSource<'k, T> for Reg<'k, T> {
+    type Lane = Self;
+
+    fn lane(&self, _: usize) -> Option<Self> {
+        Some(*self)
+    }
+}
+
+impl<'k, A: Float> LaneSource<'k, A> for f64 {
+    type Lane = Self;
+
+    fn lane(&self, _: usize) -> Option<Self> {
+        Some(*self)
+    }
+}
+
+impl<'k, T: Number> Lanes<'k, T> {
+    #[track_caller]
+    fn beside<R: LaneSource<'k, T>>(&self, rhs: &R, f: impl Fn(Reg<'k, T>, R::Lane) -> Reg<'k, T>) -> Self {
+        let Some(k) = self.regs.first().map(|lane| lane.k()) else { return self.clone() };
+        k.on_behalf(|| (0..).zip(self.iter()).map_while(|(i, lane)| Some(f(lane, rhs.lane(i)?))).collect())
+    }
+
+    /// `self * a + b` of each lane, as [`Reg::mul_add`].
+    #[track_caller]
+    pub fn mul_add(&self, a: impl LaneSource<'k, T>, b: impl LaneSource<'k, T>) -> Self {
+        let Some(k) = self.regs.first().map(|lane| lane.k()) else { return self.clone() };
+        let one = |(i, lane): (usize, Reg<'k, T>)| Some(lane.mul_add(a.lane(i)?, b.lane(i)?));
+        k.on_behalf(|| self.iter().enumerate().map_while(one).collect())
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident, $method:ident, $op:tt;)*) => {$(
+        impl<'k, T: Number, R: LaneSource<'k, T>> std::ops::$trait<R> for &Lanes<'k, T> {
+            type Output = Lanes<'k, T>;
+
+            #[track_caller]
+            fn $method(self, rhs: R) -> Lanes<'k, T> {
+                self.beside(&rhs, |a, b| a $op b)
+            }
+        }
+
+        impl<'k, T: Number, R: LaneSource<'k, T>> std::ops::$trait<R> for Lanes<'k, T> {
+            type Output = Self;
+
+            #[track_caller]
+            fn $method(self, rhs: R) -> Self {
+                self.beside(&rhs, |a, b| a $op b)
+            }
+        }
+    )*};
+}
+
+operators! {
+    Add, add, +;
+    Sub, sub, -;
+    Mul, mul, *;
 }

@@ -30,14 +30,7 @@
 //!         KernelSpec::new(name, BlockDim::x(256)).dtypes(DTypes::all(self.dtype))
 //!     }
 //!
-//!     fn dtype(&self) -> DType {
-//!         self.dtype
-//!     }
-//!
-//!     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SiluBackwardParams<'k>)
-//!     where
-//!         Elem: Access<A>,
-//!     {
+//!     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SiluBackwardParams<'k>) {
 //!         let p = Precision::of(self.dtype);
 //!         elementwise(k, a.n, self.width, |i, w| {
 //!             let (x, dy) = (a.x.at(i).load::<A>(w), a.dy.at(i).load(w));
@@ -100,7 +93,7 @@ pub use index::{Index, IntoIndex};
 pub use kernel::{
     Accumulate, AccumulateKernel, BlockDim, KernelDef, KernelSpec, Params, record, record_module, record_with,
 };
-pub use lanes::{Lanes, tree, tree_of};
+pub use lanes::{LaneSource, Lanes, tree, tree_of};
 pub use mbarrier::{Mbarrier, Mbarriers, TensorMapArg, TensorMapParam};
 pub use mem::{
     Access, BF16, ClusterShared, Elem, Element, F16, Fill, FixedElement, Ptr, Read, ReadWrite, Readable,

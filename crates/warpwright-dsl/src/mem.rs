@@ -9,6 +9,7 @@ use warpwright_ptx::{
 
 use crate::context::K;
 use crate::error::IssueKind;
+use crate::float::Float;
 use crate::index::{IntoIndex, absorb, shared_address};
 use crate::lanes::Lanes;
 use crate::reg::{Number, Pred, Reg, Scalar, Source, U32, U64};
@@ -46,8 +47,7 @@ pub trait FixedElement: Element {
 impl Element for Elem {
     const DTYPE: Option<DType> = None;
 }
-impl Access<f32> for Elem {}
-impl Access<f64> for Elem {}
+impl<A: Float> Access<A> for Elem {}
 
 macro_rules! elements {
     ($($ty:ty => $dtype:ident through $reg:ty;)*) => {$(

@@ -51,6 +51,14 @@ impl DType {
         matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::BF16)
     }
 
+    /// The type that sums of such elements are kept in: f64 for f64, f32 for all other floating-point types.
+    pub const fn accumulator(self) -> Self {
+        match self {
+            Self::F64 => Self::F64,
+            _ => Self::F32,
+        }
+    }
+
     /// Distance from 1 to the next larger number of a floating-point type; `None` for integers.
     pub const fn epsilon(self) -> Option<f64> {
         match self {

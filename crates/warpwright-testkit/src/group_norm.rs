@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use warpwright_ops::group_norm::tuning::{self, Path};
 use warpwright_ops::group_norm::{
-    GroupNormArgs, GroupNormBackwardArgs, GroupNormBackwardDesc, GroupNormDesc, GroupShape, Layout,
-    reference, statistics_dtype,
+    GroupNormArgs, GroupNormBackwardArgs, GroupNormBackwardDesc, GroupNormDesc, GroupShape, Layout, reference,
 };
 use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::{DType, Target};
@@ -258,8 +257,7 @@ impl GroupNormSubject {
         output: &Placed,
         expected: &[Expected],
     ) -> Result<Comparison, CaseError> {
-        let (case, own) =
-            (budget::elementwise(self.dtype), budget::elementwise(statistics_dtype(self.dtype)));
+        let (case, own) = (budget::elementwise(self.dtype), budget::elementwise(self.dtype.accumulator()));
         let mut c = bench.compare(output, expected)?;
         c.norm *= case.norm / own.norm;
         c.element *= case.element / own.element;
@@ -300,7 +298,7 @@ impl GroupNormSubject {
         let x = bench.input("x", dtype, &xs, self.lead)?;
         let w = self.input(bench, "weight", weights.as_ref())?;
         let b = self.input(bench, "bias", biases.as_ref())?;
-        let saved = statistics_dtype(dtype);
+        let saved = dtype.accumulator();
         let groups = shape.batch * shape.groups;
         let mut y = bench.output("y", dtype, xs.len(), self.lead)?;
         let mut mean = self.output(bench, "mean", saved, groups, saves)?;
@@ -363,7 +361,7 @@ impl GroupNormSubject {
         let xs = self.x();
         let dys = self.rounded(Input::Normal.values(xs.len(), 4));
         let (weights, biases) = (self.parameter('w', 2), self.parameter('b', 3));
-        let saved = statistics_dtype(dtype);
+        let saved = dtype.accumulator();
         // As the forward pass would have saved them.
         let mut statistics = reference::statistics(shape, &xs, eps);
         for values in [&mut statistics.mean, &mut statistics.rstd] {
@@ -421,8 +419,7 @@ impl GroupNormSubject {
             let g = gradient(group, channel, i) * weight(channel);
             let scale = (g + level[group] + xhat(group, i) * along[group]) * statistics.rstd[group];
             // The gradient of a group of one element is a difference of equal numbers.
-            let lost =
-                if count == 1.0 { scale * statistics_dtype(dtype).epsilon().unwrap_or(0.0) } else { 0.0 };
+            let lost = if count == 1.0 { scale * dtype.accumulator().epsilon().unwrap_or(0.0) } else { 0.0 };
             dxs[i] = Expected { value: want.dx[i], scale, underflow: lost };
         });
         let mut c = bench.compare(&dx, &dxs)?;

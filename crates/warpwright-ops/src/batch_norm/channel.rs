@@ -3,8 +3,6 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Writable, kernel_args};
 
-use super::kernel::accumulate_type;
-
 kernel_args! {
     /// Weight and bias, `[channels]`, each if `present` says so.
     pub(super) struct AffineArgs => Affine { weight: In<Elem>, bias: In<Elem> }
@@ -84,28 +82,29 @@ pub(super) struct Types {
 
 impl Types {
     fn name(self, what: &str) -> String {
-        format!("batch_norm_{what}_{}_{}", accumulate_type(self.dtype), self.parameters)
+        format!("batch_norm_{what}_{}_{}", self.dtype.accumulator(), self.parameters)
     }
 
-    fn dtypes(self, statistics: &[&'static str]) -> DTypes {
-        self.with(DTypes::all(self.parameters), statistics, &[])
+    /// A kernel between two walks, or before one.
+    fn spec<const N: usize>(self, what: &str, threads: u32, statistics: [&'static str; N]) -> KernelSpec {
+        KernelSpec::new(self.name(what), BlockDim::x(threads))
+            .dtypes(DTypes::all(self.parameters).accumulated(statistics))
     }
 
     /// Of a kernel that does all of training.
-    pub(super) fn forward(self, statistics: &[&'static str]) -> DTypes {
-        let all = self.with(DTypes::all(self.dtype), statistics, &["affine", "running", "results"]);
-        self.with(all, &["results.mean", "results.rstd"], &[])
+    pub(super) fn forward(self) -> DTypes {
+        let parameters = ["affine", "running", "results"];
+        let all =
+            parameters.into_iter().fold(DTypes::all(self.dtype), |all, name| all.with(name, self.parameters));
+        all.accumulated(["results.mean", "results.rstd"])
     }
 
     /// Of a kernel that does all of its backward pass.
-    pub(super) fn backward(self, statistics: &[&'static str]) -> DTypes {
-        let all = self.with(DTypes::all(self.dtype), statistics, &["saved", "gradients"]);
-        self.with(all, &["saved.mean", "saved.rstd"], &[])
-    }
-
-    fn with(self, all: DTypes, statistics: &[&'static str], parameters: &[&'static str]) -> DTypes {
-        let all = statistics.iter().fold(all, |all, name| all.with(name, accumulate_type(self.dtype)));
-        parameters.iter().fold(all, |all, name| all.with(name, self.parameters))
+    pub(super) fn backward(self) -> DTypes {
+        let parameters = ["saved", "gradients"];
+        let all =
+            parameters.into_iter().fold(DTypes::all(self.dtype), |all, name| all.with(name, self.parameters));
+        all.accumulated(["saved.mean", "saved.rstd"])
     }
 }
 
@@ -223,20 +222,14 @@ fn parameter<'k, A: Float>(
     given: U32<'k>,
     bit: u32,
     otherwise: f64,
-) -> Reg<'k, A>
-where
-    Elem: Access<A>,
-{
+) -> Reg<'k, A> {
     let k = given.k();
     k.if_else(has(given, bit), || from.at(channel).get(), || k.lit::<A>(otherwise))
 }
 
 impl<'k> Affine<'k> {
     /// Weight and bias of a channel, 1 and 0 where there are none.
-    pub(super) fn of<A: Float>(self, channel: U64<'k>, present: U32<'k>) -> [Reg<'k, A>; 2]
-    where
-        Elem: Access<A>,
-    {
+    pub(super) fn of<A: Float>(self, channel: U64<'k>, present: U32<'k>) -> [Reg<'k, A>; 2] {
         let weight = parameter::<A>(self.weight, channel, present, present::WEIGHT, 1.0);
         [weight, parameter::<A>(self.bias, channel, present, present::BIAS, 0.0)]
     }
@@ -248,9 +241,7 @@ pub(super) fn set_rows<'k, A: Float, S: Writable>(
     channels: U64<'k>,
     channel: U64<'k>,
     rows: impl IntoIterator<Item = Reg<'k, A>>,
-) where
-    Elem: Access<A>,
-{
+) {
     for (row, value) in rows.into_iter().enumerate() {
         to.at(channels * row as u64 + channel).set(value);
     }
@@ -267,19 +258,13 @@ pub(super) struct Training<'k> {
 
 impl<'k> Training<'k> {
     /// Stores mean and `rstd` of a channel.
-    pub(super) fn save<A: Float>(self, channel: U64<'k>, s: &Statistics<'k, A>)
-    where
-        Elem: Access<A>,
-    {
+    pub(super) fn save<A: Float>(self, channel: U64<'k>, s: &Statistics<'k, A>) {
         self.results.mean.at(channel).set(s.mean);
         self.results.rstd.at(channel).set(s.rstd);
     }
 
     /// Moves the running mean and variance, if there are any.
-    pub(super) fn update_running<A: Float>(self, channel: U64<'k>, s: &Statistics<'k, A>)
-    where
-        Elem: Access<A>,
-    {
+    pub(super) fn update_running<A: Float>(self, channel: U64<'k>, s: &Statistics<'k, A>) {
         let Self { running, results, settings, .. } = self;
         settings.present.k().if_(has(settings.present, present::RUNNING), || {
             let factor = settings.factor.convert::<A>();
@@ -299,9 +284,7 @@ impl<'k> Training<'k> {
         total: &Lanes<'k, A>,
         coefficients: Ptr<'k, S, Elem>,
         channels: U64<'k>,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let s = Statistics::new(total, self.settings.eps);
         self.save(channel, &s);
         let affine = self.affine.of(channel, self.settings.present);
@@ -318,10 +301,7 @@ pub(super) struct ChannelGradients<'k, A: Float> {
     weight: Reg<'k, A>,
 }
 
-impl<'k, A: Float> ChannelGradients<'k, A>
-where
-    Elem: Access<A>,
-{
+impl<'k, A: Float> ChannelGradients<'k, A> {
     /// From the sums of `dy` and of `dy (x - mean)`.
     pub(super) fn new(saved: Saved<'k>, present: U32<'k>, channel: U64<'k>, sums: &Lanes<'k, A>) -> Self {
         let rstd = saved.rstd.at(channel).get::<A>();
@@ -356,22 +336,11 @@ impl AccumulateKernel for Combine {
     type Args = CombineArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(self.0.name("combine"), BlockDim::x(THREADS)).dtypes(self.0.dtypes(&[
-            "partial",
-            "results.mean",
-            "results.rstd",
-            "coefficients",
-        ]))
+        let statistics = ["partial", "results.mean", "results.rstd", "coefficients"];
+        self.0.spec("combine", THREADS, statistics)
     }
 
-    fn dtype(&self) -> DType {
-        self.0.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
         let load = |channel: U64<'k>, part: U64<'k>, there: Pred<'k>| {
@@ -400,18 +369,10 @@ impl AccumulateKernel for Fold {
     type Args = FoldArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(self.0.name("fold"), BlockDim::x(FOLD_CHANNELS))
-            .dtypes(self.0.dtypes(&["coefficients"]))
+        self.0.spec("fold", FOLD_CHANNELS, ["coefficients"])
     }
 
-    fn dtype(&self) -> DType {
-        self.0.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FoldParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FoldParams<'k>) {
         k.start_next_grid();
         let channel = k.global_idx_x();
         k.if_(channel.lt(a.channels), || {
@@ -432,22 +393,11 @@ impl AccumulateKernel for CombineGradients {
     type Args = CombineGradientsArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(self.0.name("combine_gradients"), BlockDim::x(THREADS)).dtypes(self.0.dtypes(&[
-            "partial",
-            "saved.mean",
-            "saved.rstd",
-            "coefficients",
-        ]))
+        let statistics = ["partial", "saved.mean", "saved.rstd", "coefficients"];
+        self.0.spec("combine_gradients", THREADS, statistics)
     }
 
-    fn dtype(&self) -> DType {
-        self.0.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineGradientsParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineGradientsParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
         let load = |channel: U64<'k>, part: U64<'k>, there: Pred<'k>| {
@@ -487,15 +437,7 @@ impl AccumulateKernel for Zero {
             .dtypes(DTypes::all(self.0.parameters))
     }
 
-    #[expect(clippy::misnamed_getters, reason = "its elements are parameters")]
-    fn dtype(&self) -> DType {
-        self.0.parameters
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ZeroParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ZeroParams<'k>) {
         let channel = k.global_idx_x();
         k.if_(channel.lt(a.channels), || {
             let zero = k.lit::<A>(0.0);
@@ -522,14 +464,7 @@ impl AccumulateKernel for Undefined {
             .dtypes(DTypes::all(self.0))
     }
 
-    fn dtype(&self) -> DType {
-        self.0
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: UndefinedParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: UndefinedParams<'k>) {
         let channel = k.global_idx_x();
         k.if_(channel.lt(a.channels), || {
             a.mean.at(channel).set(k.lit::<A>(0.0));

@@ -3,7 +3,6 @@
 use warpwright_ptx::DType;
 use warpwright_runtime::{Stream, Tensor};
 
-use super::kernel::accumulate_type;
 use super::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
     BatchNormInferenceArgs, BatchNormInferenceBackwardArgs, BatchNormInferenceBackwardDesc,
@@ -137,7 +136,7 @@ pub fn batch_norm(
     let momentum = running.as_ref().map(|running| running.momentum);
     let desc = BatchNormDesc { norm, residual: options.residual.is_some(), momentum };
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let statistics = || Tensor::empty_on(stream, accumulate_type(x.dtype()), &[norm.channels]);
+    let statistics = || Tensor::empty_on(stream, x.dtype().accumulator(), &[norm.channels]);
     let (mut y, mut mean, mut rstd) = (empty_like(stream, x)?, statistics()?, statistics()?);
     let mut workspace = plan.workspace(stream)?;
     let (running_mean, running_var) =

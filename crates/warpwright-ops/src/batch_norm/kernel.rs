@@ -46,14 +46,6 @@ pub(super) struct Common {
     pub(super) config: Config,
 }
 
-/// The type that statistics and coefficients are kept in.
-pub(super) const fn accumulate_type(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    }
-}
-
 impl Common {
     fn name(self, what: &str) -> String {
         let Config { width, threads, unroll } = self.config;
@@ -61,13 +53,9 @@ impl Common {
         format!("batch_norm_{what}_{layout}_{}_x{width}_{threads}x{unroll}", self.dtype)
     }
 
-    fn block(self) -> BlockDim {
-        BlockDim::x(self.config.threads)
-    }
-
-    fn dtypes(self, statistics: &[&'static str]) -> DTypes {
-        let all = DTypes::all(self.dtype);
-        statistics.iter().fold(all, |all, name| all.with(name, accumulate_type(self.dtype)))
+    fn spec<const N: usize>(self, what: &str, statistics: [&'static str; N]) -> KernelSpec {
+        KernelSpec::new(self.name(what), BlockDim::x(self.config.threads))
+            .dtypes(DTypes::all(self.dtype).accumulated(statistics))
     }
 
     /// Values of a thread's channels from row `row` of a `[rows, channels]` array: one, or with channels last a vector.
@@ -77,10 +65,7 @@ impl Common {
         walk: &Walk<'k>,
         channels: U64<'k>,
         row: u64,
-    ) -> Lanes<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    ) -> Lanes<'k, A> {
         let at = values.at(channels * row + walk.channel);
         match self.layout {
             Layout::ChannelsFirst => {
@@ -176,10 +161,7 @@ fn column_sums<'k, A>(
 
 /// A value near those of the part, for each of a thread's channels: what is summed are distances from it, so that a
 /// large mean cancels nothing.
-pub(super) fn shift<'k, A: Float>(x: Ptr<'k, Read, Elem>, walk: &Walk<'k>, width: u32) -> Lanes<'k, A>
-where
-    Elem: Access<A>,
-{
+pub(super) fn shift<'k, A: Float>(x: Ptr<'k, Read, Elem>, walk: &Walk<'k>, width: u32) -> Lanes<'k, A> {
     // The median of three: rarely far from the mean, and exact if all values are the same.
     let [a, b, c] = [1, 2, 3].map(|quarters| {
         let at = x.at(walk.sample(quarters));
@@ -201,17 +183,10 @@ impl AccumulateKernel for Statistics {
     type Args = StatisticsArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(self.0.name("statistics"), self.0.block()).dtypes(self.0.dtypes(&["partial"]))
+        self.0.spec("statistics", ["partial"])
     }
 
-    fn dtype(&self) -> DType {
-        self.0.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: StatisticsParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: StatisticsParams<'k>) {
         k.start_next_grid();
         let Common { layout, config, .. } = self.0;
         let width = config.width;
@@ -261,21 +236,10 @@ impl AccumulateKernel for Normalize {
     type Args = NormalizeArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            self.common.name(if self.residual { "normalize_add" } else { "normalize" }),
-            self.common.block(),
-        )
-        .dtypes(self.common.dtypes(&["coefficients"]))
+        self.common.spec(if self.residual { "normalize_add" } else { "normalize" }, ["coefficients"])
     }
 
-    fn dtype(&self) -> DType {
-        self.common.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: NormalizeParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: NormalizeParams<'k>) {
         k.after_previous_grid();
         let Common { layout, config, .. } = self.common;
         let width = config.width;
@@ -313,21 +277,10 @@ impl AccumulateKernel for GradientSums {
     type Args = GradientSumsArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            self.common.name(if self.relu { "gradient_sums_relu" } else { "gradient_sums" }),
-            self.common.block(),
-        )
-        .dtypes(self.common.dtypes(&["mean", "partial"]))
+        self.common.spec(if self.relu { "gradient_sums_relu" } else { "gradient_sums" }, ["mean", "partial"])
     }
 
-    fn dtype(&self) -> DType {
-        self.common.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GradientSumsParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GradientSumsParams<'k>) {
         k.start_next_grid();
         let Common { dtype, layout, config } = self.common;
         let width = config.width;
@@ -378,17 +331,10 @@ impl AccumulateKernel for Gradient {
     type Args = GradientArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(self.0.name("gradient"), self.0.block()).dtypes(self.0.dtypes(&["coefficients"]))
+        self.0.spec("gradient", ["coefficients"])
     }
 
-    fn dtype(&self) -> DType {
-        self.0.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GradientParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GradientParams<'k>) {
         k.after_previous_grid();
         let Common { layout, config, .. } = self.0;
         let width = config.width;

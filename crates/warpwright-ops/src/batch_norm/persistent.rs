@@ -70,10 +70,7 @@ impl Common {
         walk: &Walk<'k>,
         channels: U64<'k>,
         row: u64,
-    ) -> Lanes<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    ) -> Lanes<'k, A> {
         let Self { dtype, config, .. } = self;
         let common = kernel::Common { dtype, layout: Layout::ChannelsLast, config };
         common.of_channels::<A, _>(from, walk, channels, row)
@@ -127,17 +124,10 @@ impl AccumulateKernel for Forward {
             self.common.name(if self.residual { "add" } else { "training" }),
             BlockDim::x(self.common.config.threads),
         )
-        .dtypes(self.common.types().forward(&["partial", "coefficients"]))
+        .dtypes(self.common.types().forward().accumulated(["partial", "coefficients"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.common.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
         let Common { dtype, config, .. } = self.common;
         let Config { width, threads, unroll } = config;
         let walk = self.common.walk(k, a.rows);
@@ -235,17 +225,10 @@ impl AccumulateKernel for Backward {
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(self.0.name("backward"), BlockDim::x(self.0.config.threads))
-            .dtypes(self.0.types().backward(&["partial", "coefficients"]))
+            .dtypes(self.0.types().backward().accumulated(["partial", "coefficients"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.0.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
         let Common { dtype, config, .. } = self.0;
         let Config { width, threads, unroll } = config;
         let walk = self.0.walk(k, a.rows);

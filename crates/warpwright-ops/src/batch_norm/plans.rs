@@ -5,7 +5,7 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::channel::{self, CHANNELS, FOLD_CHANNELS, Types, present};
-use super::kernel::{self, Common, accumulate_type};
+use super::kernel::{self, Common};
 use super::tuning::{self, Config, Persistence, Residence, Split};
 use super::walk::SizesArgs;
 use super::{
@@ -71,7 +71,7 @@ impl<'a> Planner<'a> {
             expected: "below 2^63",
         })?;
         let types = Types { dtype, parameters: parameter_dtype };
-        Ok(Self { op, target, norm, len, types, accumulate: accumulate_type(dtype) })
+        Ok(Self { op, target, norm, len, types, accumulate: dtype.accumulator() })
     }
 
     /// A batch of training must have a variance.

@@ -76,18 +76,11 @@ impl AccumulateKernel for Forward {
             self.common.name(if self.residual { "add" } else { "training" }),
             BlockDim::x(self.common.config.threads),
         )
-        .dtypes(self.common.types().forward(&[]))
+        .dtypes(self.common.types().forward())
         .cluster(self.common.cluster)
     }
 
-    fn dtype(&self) -> DType {
-        self.common.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
         let Common { dtype, config, .. } = self.common;
         let Config { width, threads, unroll } = config;
         let gather = k.all_gather();
@@ -160,18 +153,11 @@ impl AccumulateKernel for Backward {
             self.common.name(if self.relu { "backward_relu" } else { "backward" }),
             BlockDim::x(self.common.config.threads),
         )
-        .dtypes(self.common.types().backward(&[]))
+        .dtypes(self.common.types().backward())
         .cluster(self.common.cluster)
     }
 
-    fn dtype(&self) -> DType {
-        self.common.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
         let Common { dtype, config, .. } = self.common;
         let Config { width, threads, unroll } = config;
         let gather = k.all_gather();

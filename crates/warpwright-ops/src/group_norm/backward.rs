@@ -6,7 +6,7 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::tuning::{self, Divisor, Path};
-use super::{GroupShape, Layout, OP, Sizes, column_gradients, common, gradients, statistics_dtype, variants};
+use super::{GroupShape, Layout, OP, Sizes, column_gradients, common, gradients, variants};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts};
@@ -118,7 +118,7 @@ impl GroupNormBackwardDesc {
         target: Target,
         path: Option<Path>,
     ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
-        let bytes = statistics_dtype(self.dtype).bytes() as u64;
+        let bytes = self.dtype.accumulator().bytes() as u64;
         if sizes.len == 0 {
             let scratch = Scratch { sums_plane: 0, partials_plane: 0, bytes, groups: 0 };
             let steps = self.parameter_step(sizes, target, 0, scratch)?;
@@ -352,7 +352,7 @@ impl GroupNormBackwardDesc {
         let sizes = Sizes::of(OP, self.dtype, self.shape)?;
         let (variants, workspace) =
             variants(&sizes, |width| self.steps(&sizes, width, target, path.filter(|p| p.fits(width))))?;
-        let statistics = statistics_dtype(self.dtype);
+        let statistics = self.dtype.accumulator();
         let channels = self.shape.channels;
         let tensors = GroupNormBackwardArgs::specs([
             GroupNormBackwardArgs::x.holds(self.dtype, sizes.len),

@@ -6,7 +6,6 @@ use warpwright_dsl::prelude::*;
 use super::columns::{Column, PAIR_ROUND, Planes, ShapeArgs, THREADS, channels_of_tile};
 use super::common::{Affine, silu_slope};
 use super::gradients::{Channel, Inputs, InputsArgs, Line, with_or_without_silu};
-use super::statistics_dtype;
 
 kernel_args! {
     /// `partials` are two planes of [sample, split, channel]: sums of `dy` and of `dy xhat`.
@@ -27,23 +26,14 @@ impl AccumulateKernel for Sums {
     type Args = SumsArgs;
 
     fn spec(&self) -> KernelSpec {
-        let statistics = statistics_dtype(self.dtype);
-        let all = DTypes::all(self.dtype).with("inputs.mean", statistics).with("inputs.rstd", statistics);
         KernelSpec::new(
             format!("group_norm_last_backward_sums_{}_x{}", self.dtype, self.width),
             BlockDim::x(THREADS),
         )
-        .dtypes(all.with("partials", statistics))
+        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "partials"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SumsParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SumsParams<'k>) {
         k.start_next_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));
         let column = Column::of(k, k.block_idx_x(), a.shape);
@@ -107,10 +97,7 @@ impl<'k> Sources<'k> {
         k: K<'k>,
         column: Column<'k>,
         width: u32,
-    ) -> (Vec<Channel<'k, A>>, Lanes<'k, u32>)
-    where
-        Elem: Access<A>,
-    {
+    ) -> (Vec<Channel<'k, A>>, Lanes<'k, u32>) {
         let groups = column.groups(k, self.groups, self.of_group, width);
         let of_groups = column.of_groups(k, self.of_group, width, &groups, |group| {
             (self.inputs.mean.at(group).get(), self.inputs.rstd.at(group).get())
@@ -133,10 +120,7 @@ fn rows<'k, A: Float>(
     at: U64<'k>,
     round: u32,
     width: u32,
-) -> Vec<Packed<'k, A>>
-where
-    Elem: Access<A>,
-{
+) -> Vec<Packed<'k, A>> {
     let (mut from, pitch) = (from.at(column.element(at, width)), column.pitch(width));
     let mut rows = Vec::new();
     for number in 0..round {
@@ -185,23 +169,14 @@ impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
-        let statistics = statistics_dtype(self.dtype);
-        let all = DTypes::all(self.dtype).with("inputs.mean", statistics).with("inputs.rstd", statistics);
         KernelSpec::new(
             format!("group_norm_last_backward_apply_{}_x{}", self.dtype, self.width),
             BlockDim::x(THREADS),
         )
-        .dtypes(all.with("means", statistics))
+        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "means"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));

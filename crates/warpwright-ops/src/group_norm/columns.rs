@@ -8,7 +8,6 @@ use warpwright_dsl::prelude::*;
 
 use super::common::{Affine, Options, Statistics, store_result};
 use super::spread::Spread;
-use super::statistics_dtype;
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
@@ -209,17 +208,10 @@ impl AccumulateKernel for Moments {
             format!("group_norm_last_moments_{}_x{}", self.dtype, self.width),
             BlockDim::x(THREADS),
         )
-        .dtypes(DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype)))
+        .dtypes(DTypes::all(self.dtype).accumulated(["partials"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>) {
         k.start_next_grid();
         let width = self.width;
         let column = Column::of(k, k.block_idx_x(), a.shape);
@@ -333,21 +325,11 @@ impl AccumulateKernel for Finish {
     type Args = FinishArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            format!("group_norm_last_finish_{}", statistics_dtype(self.dtype)),
-            BlockDim::x(THREADS),
-        )
-        .dtypes(DTypes::all(statistics_dtype(self.dtype)))
+        KernelSpec::new(format!("group_norm_last_finish_{}", self.dtype.accumulator()), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype.accumulator()))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FinishParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FinishParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
         let number = k.block_idx_x();
@@ -401,17 +383,10 @@ impl AccumulateKernel for Apply {
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(format!("group_norm_last_apply_{}_x{}", self.dtype, self.width), BlockDim::x(THREADS))
-            .dtypes(DTypes::all(self.dtype).with("statistics", statistics_dtype(self.dtype)))
+            .dtypes(DTypes::all(self.dtype).accumulated(["statistics"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
         k.after_previous_grid();
         let width = self.width;
         // Backwards: what the first pass read last is still in the L2 cache.

@@ -38,37 +38,25 @@ pub(super) struct Affine<'k> {
 }
 
 impl<'k> Affine<'k> {
-    pub(super) fn weight<A: Float>(self, k: K<'k>, channel: impl IntoIndex<'k>) -> Reg<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    pub(super) fn weight<A: Float>(self, k: K<'k>, channel: impl IntoIndex<'k>) -> Reg<'k, A> {
         k.if_else(self.options.weight, || self.weight.at(channel).get(), || k.lit(1.0))
     }
 
-    pub(super) fn bias<A: Float>(self, k: K<'k>, channel: impl IntoIndex<'k>) -> Reg<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    pub(super) fn bias<A: Float>(self, k: K<'k>, channel: impl IntoIndex<'k>) -> Reg<'k, A> {
         k.if_else(self.options.bias, || self.bias.at(channel).get(), || k.lit(0.0))
     }
 }
 
 impl<'k> Affine<'k> {
     /// The weights of a vector of channels.
-    pub(super) fn weights<A: Float>(self, k: K<'k>, vector: U32<'k>, width: u32) -> Lanes<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    pub(super) fn weights<A: Float>(self, k: K<'k>, vector: U32<'k>, width: u32) -> Lanes<'k, A> {
         let at = vector.mul_wide(width);
         let ones = || (0..width).map(|_| k.lit(1.0)).collect();
         k.if_else(self.options.weight, || self.weight.at(at).load(width), ones)
     }
 
     /// The biases of a vector of channels.
-    pub(super) fn biases<A: Float>(self, k: K<'k>, vector: U32<'k>, width: u32) -> Lanes<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    pub(super) fn biases<A: Float>(self, k: K<'k>, vector: U32<'k>, width: u32) -> Lanes<'k, A> {
         let at = vector.mul_wide(width);
         let zeros = || (0..width).map(|_| k.lit(0.0)).collect();
         k.if_else(self.options.bias, || self.bias.at(at).load(width), zeros)
@@ -89,10 +77,7 @@ impl<'k, A: Float> Statistics<'k, A> {
     }
 
     /// Stores them as number `group`.
-    pub(super) fn save(self, mean: Ptr<'k, Write, Elem>, rstd: Ptr<'k, Write, Elem>, group: U32<'k>)
-    where
-        Elem: Access<A>,
-    {
+    pub(super) fn save(self, mean: Ptr<'k, Write, Elem>, rstd: Ptr<'k, Write, Elem>, group: U32<'k>) {
         mean.at(group).set(self.mean + self.low);
         rstd.at(group).set(self.rstd);
     }
@@ -127,10 +112,7 @@ pub(super) fn load_vectors<'k, A: Float>(
     stride: u32,
     width: u32,
     inside: &[Pred<'k>],
-) -> Vec<Packed<'k, A>>
-where
-    Elem: Access<A>,
-{
+) -> Vec<Packed<'k, A>> {
     let load = |(number, inside): (u64, &Pred<'k>)| {
         let at = number * u64::from(stride) * u64::from(width);
         k.if_else(*inside, || start.at(at).load_packed(width), || Packed::zero(k, start.dtype(), width))
@@ -144,9 +126,7 @@ pub(super) fn store_result<'k, A: Float>(
     options: Options<'k>,
     y: Ptr<'k, Write, Elem>,
     results: &Lanes<'k, A>,
-) where
-    Elem: Access<A>,
-{
+) {
     let precision = Precision::of(y.dtype());
     k.if_else(options.silu, || y.store(results.map(|z| silu(z, precision))), || y.store(results.clone()));
 }

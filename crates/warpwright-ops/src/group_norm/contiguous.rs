@@ -5,7 +5,6 @@ use warpwright_dsl::prelude::*;
 
 use super::common::{Affine, Options, Statistics, load_vectors, quotient, store_result};
 use super::spread::Spread;
-use super::statistics_dtype;
 use super::tuning::{Resident, STREAM_THREADS, STREAM_VECTORS};
 
 kernel_args! {
@@ -43,7 +42,6 @@ impl AccumulateKernel for ResidentForward {
 
     fn spec(&self) -> KernelSpec {
         let Resident { width, threads, vectors, cluster } = self.config;
-        let statistics = statistics_dtype(self.dtype);
         // 64 registers a thread for the vectors and what is done with them, twice as many in double precision.
         let wide = self.dtype == DType::F64;
         let of_multiprocessor = if wide { 512 } else { 1024 };
@@ -53,19 +51,12 @@ impl AccumulateKernel for ResidentForward {
             format!("group_norm_{}_x{width}_t{threads}_v{vectors}_c{cluster}", self.dtype),
             BlockDim::x(threads),
         )
-        .dtypes(DTypes::all(self.dtype).with("tensors.mean", statistics).with("tensors.rstd", statistics))
+        .dtypes(DTypes::all(self.dtype).accumulated(["tensors.mean", "tensors.rstd"]))
         .min_blocks_per_sm(if threads >= 512 { Some(of_multiprocessor / threads) } else { few })
         .cluster(cluster)
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ResidentParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ResidentParams<'k>) {
         let Resident { width, threads, vectors, .. } = self.config;
         let gather = k.all_gather();
         let (group, thread) = (k.cluster_idx_x(), k.thread_idx());
@@ -122,17 +113,10 @@ impl AccumulateKernel for Moments {
             format!("group_norm_moments_{}_x{}", self.dtype, self.width),
             BlockDim::x(STREAM_THREADS),
         )
-        .dtypes(DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype)))
+        .dtypes(DTypes::all(self.dtype).accumulated(["partials"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>) {
         k.start_next_grid();
         let width = self.width;
         let block = k.block_idx_x();
@@ -212,23 +196,14 @@ impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
-        let statistics = statistics_dtype(self.dtype);
-        let all = DTypes::all(self.dtype).with("tensors.mean", statistics).with("tensors.rstd", statistics);
         KernelSpec::new(
             format!("group_norm_apply_{}_x{}", self.dtype, self.width),
             BlockDim::x(STREAM_THREADS),
         )
-        .dtypes(all.with("partials", statistics))
+        .dtypes(DTypes::all(self.dtype).accumulated(["tensors.mean", "tensors.rstd", "partials"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
         k.after_previous_grid();
         let width = self.width;
         let block = k.block_idx_x();

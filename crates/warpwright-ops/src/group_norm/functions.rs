@@ -4,7 +4,6 @@ use warpwright_runtime::{Stream, Tensor};
 
 use super::{
     GroupNormArgs, GroupNormBackwardArgs, GroupNormBackwardDesc, GroupNormDesc, GroupShape, Layout, OP,
-    statistics_dtype,
 };
 use crate::Error;
 use crate::norm::{NormGradients, NormOutput};
@@ -96,7 +95,7 @@ pub fn group_norm(stream: &Stream, x: &Tensor, options: GroupNormOptions<'_>) ->
         eps: eps.into(),
     };
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let per_group = || Tensor::empty_on(stream, statistics_dtype(x.dtype()), &[batch, groups]);
+    let per_group = || Tensor::empty_on(stream, x.dtype().accumulator(), &[batch, groups]);
     let mut y = Tensor::empty_on(stream, x.dtype(), x.shape())?;
     let mut mean = (!inference).then(per_group).transpose()?;
     let mut rstd = (!inference).then(per_group).transpose()?;

@@ -5,7 +5,6 @@ use warpwright_dsl::{COLUMN_SUM_LANES, WARP, column_sums, kernel_args};
 
 use super::common::{Affine, Options, load_vectors, quotient, silu_slope};
 use super::contiguous::Part;
-use super::statistics_dtype;
 use super::tuning::{Resident, STREAM_THREADS, STREAM_VECTORS};
 
 /// Vectors of a thread that writes `dx`, from each of two tensors.
@@ -110,10 +109,6 @@ pub(super) fn add<'k, A: Float>(
     (a.0 + b.0, a.1 + b.1)
 }
 
-fn dtypes_of(dtype: DType, statistics: &[&'static str]) -> DTypes {
-    statistics.iter().fold(DTypes::all(dtype), |all, name| all.with(name, statistics_dtype(dtype)))
-}
-
 kernel_args! {
     /// What all kernels that go over the tensors read: gradients, statistics of groups, weight and bias of channels.
     pub(super) struct InputsArgs => Inputs {
@@ -158,17 +153,10 @@ impl AccumulateKernel for Sums {
             format!("group_norm_backward_sums_{}_x{}", self.dtype, self.width),
             BlockDim::x(STREAM_THREADS),
         )
-        .dtypes(dtypes_of(self.dtype, &["inputs.mean", "inputs.rstd", "partials"]))
+        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "partials"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SumsParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SumsParams<'k>) {
         k.start_next_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));
         let number = warp_of_grid(k);
@@ -236,10 +224,7 @@ impl<'k> Cut<'k> {
 }
 
 impl<'k> ChannelPart<'k> {
-    fn channel<A: Float>(self, k: K<'k>, affine: Affine<'k>, inputs: Inputs<'k>) -> Channel<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    fn channel<A: Float>(self, k: K<'k>, affine: Affine<'k>, inputs: Inputs<'k>) -> Channel<'k, A> {
         Channel {
             mean: inputs.mean.at(self.group).get::<A>(),
             rstd: inputs.rstd.at(self.group).get::<A>(),
@@ -273,17 +258,10 @@ impl AccumulateKernel for Finish {
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(format!("group_norm_backward_finish_{}", self.dtype), BlockDim::x(FINISH_THREADS))
-            .dtypes(dtypes_of(self.dtype, &["partials", "sums", "means"]))
+            .dtypes(DTypes::all(self.dtype).accumulated(["partials", "sums", "means"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FinishParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FinishParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
         let number = k.block_idx_x();
@@ -381,17 +359,10 @@ impl AccumulateKernel for Apply {
             format!("group_norm_backward_apply_{}_x{}", self.dtype, self.width),
             BlockDim::x(STREAM_THREADS),
         )
-        .dtypes(dtypes_of(self.dtype, &["inputs.mean", "inputs.rstd", "means"]))
+        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "means"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));
@@ -461,19 +432,12 @@ impl AccumulateKernel for ResidentBackward {
             format!("group_norm_backward_{}_x{width}_t{threads}_v{vectors}_c{cluster}", self.dtype),
             BlockDim::x(threads),
         )
-        .dtypes(dtypes_of(self.dtype, &["inputs.mean", "inputs.rstd", "sums"]))
+        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "sums"]))
         .min_blocks_per_sm((threads >= 512).then_some(of_multiprocessor / threads))
         .cluster(cluster)
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ResidentParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ResidentParams<'k>) {
         k.start_next_grid();
         let Resident { width, threads, vectors, .. } = self.config;
         let precision = Precision::of(self.dtype);
@@ -545,9 +509,7 @@ impl ResidentBackward {
         a: ResidentParams<'k>,
         (first, end): (U32<'k>, U32<'k>),
         slots: (Ptr<'k, Shared, A>, Ptr<'k, Shared, A>),
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         if self.config.threads == WARP {
             // A lone warp has met no barrier since it wrote the slots.
             k.barrier();
@@ -579,8 +541,8 @@ impl ResidentBackward {
                     k.for_each(k.range(split + 1, a.splits, 1u32), |split| {
                         let row = (sample * a.splits + split).to_u64();
                         let to = a.sums.at(row * channels.to_u64() + channel);
-                        to.set(0.0);
-                        to.at(a.sums_plane).set(0.0);
+                        to.set::<A>(0.0);
+                        to.at(a.sums_plane).set::<A>(0.0);
                     });
                 });
             });
@@ -622,17 +584,10 @@ impl AccumulateKernel for Parameters {
             format!("group_norm_backward_parameters_{}", self.dtype),
             BlockDim::xy(COLUMN_SUM_LANES, PARAMETER_STRIPS),
         )
-        .dtypes(dtypes_of(self.dtype, &["sums"]))
+        .dtypes(DTypes::all(self.dtype).accumulated(["sums"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ParameterParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ParameterParams<'k>) {
         k.after_previous_grid();
         let plane = k.block_idx_y();
         column_sums::<A, _, _>(

@@ -101,14 +101,6 @@ tensors! {
     }
 }
 
-/// The type of mean and rstd, in which sums are taken.
-pub const fn statistics_dtype(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    }
-}
-
 /// A shape whose sizes have been checked.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
@@ -336,7 +328,7 @@ impl GroupNormDesc {
         let groups = sizes.all_groups as u64;
         let t = sizes.tiling(width)?;
         let plane = sizes.batch * u64::from(t.splits) * sizes.channels;
-        let statistics = 3 * plane * statistics_dtype(dtype).bytes() as u64;
+        let statistics = 3 * plane * dtype.accumulator().bytes() as u64;
         let moments = columns::MomentsArgs {
             x: GroupNormArgs::x.arg(),
             partials: GroupNormArgs::workspace.arg(),
@@ -399,7 +391,7 @@ impl GroupNormDesc {
         check_eps(OP, self.eps)?;
         let (variants, workspace) =
             variants(&sizes, |width| self.steps(&sizes, width, target, path.filter(|p| p.fits(width))))?;
-        let statistics = statistics_dtype(self.dtype);
+        let statistics = self.dtype.accumulator();
         let channels = self.shape.channels;
         let tensors = GroupNormArgs::specs([
             GroupNormArgs::x.holds(self.dtype, sizes.len),

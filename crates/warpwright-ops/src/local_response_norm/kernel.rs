@@ -96,8 +96,7 @@ impl Common {
     }
 
     fn dtypes(self) -> DTypes {
-        let terms = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        DTypes::all(self.dtype).with("terms", terms)
+        DTypes::all(self.dtype).accumulated(["terms"])
     }
 }
 
@@ -152,10 +151,7 @@ impl<'k> Run<'k> {
         x: Ptr<'k, Read, Elem>,
         below: usize,
         above: usize,
-    ) -> Vec<Reg<'k, A>>
-    where
-        Elem: Access<A>,
-    {
+    ) -> Vec<Reg<'k, A>> {
         let from = x.at(self.origin);
         let before = self.first + (-(below as i32));
         // Runs are longer than windows reach, so that only the first run lacks channels before it.
@@ -176,10 +172,7 @@ impl<'k> Run<'k> {
         x: Ptr<'k, Read, Elem>,
         c: I32<'k>,
         count: usize,
-    ) -> Vec<Reg<'k, A>>
-    where
-        Elem: Access<A>,
-    {
+    ) -> Vec<Reg<'k, A>> {
         let (x, at) = (x.at(self.origin), self.offsets(c, count));
         let one = |(i, &at): (i32, &U32<'k>)| {
             k.if_else((c + i).lt(self.channels), || x.at(at).get(), || k.lit(0.0))
@@ -188,10 +181,7 @@ impl<'k> Run<'k> {
     }
 
     /// The same, without a question for each where all of them exist.
-    fn load<A: Float>(&self, k: K<'k>, x: Ptr<'k, Read, Elem>, c: I32<'k>, count: usize) -> Vec<Reg<'k, A>>
-    where
-        Elem: Access<A>,
-    {
+    fn load<A: Float>(&self, k: K<'k>, x: Ptr<'k, Read, Elem>, c: I32<'k>, count: usize) -> Vec<Reg<'k, A>> {
         let from = x.at(self.origin);
         k.if_else(
             (c + count as i32).le(self.channels),
@@ -201,10 +191,7 @@ impl<'k> Run<'k> {
     }
 
     /// Stores the elements of the channels from `c` on that belong to the run.
-    fn store<A: Float>(&self, k: K<'k>, y: Ptr<'k, Write, Elem>, c: I32<'k>, values: &[Reg<'k, A>])
-    where
-        Elem: Access<A>,
-    {
+    fn store<A: Float>(&self, k: K<'k>, y: Ptr<'k, Write, Elem>, c: I32<'k>, values: &[Reg<'k, A>]) {
         let (y, at) = (y.at(self.origin), self.offsets(c, values.len()));
         k.if_else(
             (c + values.len() as i32).le(self.end),
@@ -246,14 +233,7 @@ impl AccumulateKernel for SlidingForward {
         .min_blocks_per_sm(min_blocks_per_sm)
     }
 
-    fn dtype(&self) -> DType {
-        self.common.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>) {
         let run = Run::new(k, a);
         k.if_(run.inside, || {
             let n = Numbers::new(a);
@@ -299,14 +279,7 @@ impl AccumulateKernel for SlidingBackward {
         .min_blocks_per_sm(min_blocks_per_sm)
     }
 
-    fn dtype(&self) -> DType {
-        self.common.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>) {
         let run = Run::new(k, a);
         k.if_(run.inside, || {
             let n = Numbers::new(a);
@@ -387,14 +360,7 @@ impl AccumulateKernel for Single {
             .dtypes(Common { dtype: self.dtype, power: Power::Any }.dtypes())
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>) {
         let common = Common { dtype: self.dtype, power: Power::Any };
         let (image, tile) = (k.block_idx_x() / a.tiles, k.block_idx_x() % a.tiles);
         let place = tile * THREADS + k.thread_idx();

@@ -188,7 +188,7 @@ impl LocalResponseNormBackwardDesc {
         let desc = &self.forward;
         let checked = desc.check(target)?;
         let dtype = desc.dtype;
-        let terms = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let terms = dtype.accumulator();
         let workspace = if walk == Walk::Single { checked.total } else { 0 };
         type Args<'a> = LocalResponseNormBackwardArgs<'a>;
         let tensors = Args::specs([
