@@ -48,7 +48,9 @@
 
 pub mod args;
 mod block;
+pub mod channels;
 mod cluster;
+pub mod columns;
 mod context;
 mod convert;
 mod copy;
@@ -72,6 +74,7 @@ mod pipeline;
 mod prune;
 mod recorder;
 mod reg;
+pub mod rows;
 mod skeleton;
 mod smem_uniform;
 mod storage;
@@ -82,7 +85,9 @@ mod warp;
 
 pub use args::{DTypes, In, InOut, KernelArgs, Optional, OptionalParam, Out, Strided, StridedPtr};
 pub use block::block_reduce;
+pub use channels::{ChannelSizes, ChannelSizesArgs, ChannelWalk};
 pub use cluster::{AllGather, cluster_reduce};
+pub use columns::ColumnTile;
 pub use context::K;
 pub use copy::{Bounds, Fetched, Stages, TileCopy};
 pub use error::{BuildError, Issue, IssueKind};
@@ -104,6 +109,7 @@ pub use packed::Packed;
 pub use philox::Philox;
 pub use pipeline::{Pipeline, PipelineState};
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
+pub use rows::{HeldVectors, RowLoop, Team};
 pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
 pub use smem_uniform::SmemUniform;
 pub use table::{WARP_TABLE_LEN, WarpTable};
@@ -122,12 +128,12 @@ pub use warpwright_ptx::{ArgValue, DType, Target};
 pub mod prelude {
     pub use crate::{
         Access, Accumulate, AccumulateKernel, Accumulator, BF16, BlockDim, Bounds, BuildError, Carry,
-        ClusterShared, DType, DTypes, Elem, F16, F32, F64, Fetched, Fill, Float, Fragment, I32, I64, In,
-        InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef, KernelSpec, Lanes, Major,
-        MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments, Normal, Number, Optional, Out,
-        Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg, RegTile, RowVector,
-        Scalar, Shared, SharedTile, Source, Stages, Strided, Sum, Target, TileCopy, TileLayout, TilePoint,
-        TileReader, U32, U64, Write, accumulate, block_reduce, carry, cluster_reduce, elementwise,
-        elementwise_grid, kernel_args, record, warp_reduce,
+        ClusterShared, ColumnTile, DType, DTypes, Elem, F16, F32, F64, Fetched, Fill, Float, Fragment,
+        HeldVectors, I32, I64, In, InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef,
+        KernelSpec, Lanes, Major, MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments, Normal,
+        Number, Optional, Out, Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg,
+        RegTile, RowLoop, RowVector, Scalar, Shared, SharedTile, Source, Stages, Strided, Sum, Target, Team,
+        TileCopy, TileLayout, TilePoint, TileReader, U32, U64, Write, accumulate, block_reduce, carry,
+        cluster_reduce, elementwise, elementwise_grid, kernel_args, record, warp_reduce,
     };
 }

@@ -213,6 +213,16 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
         Self { base, offset, ..self }
     }
 
+    /// This place and those `pitch` elements on from one to the next, `count` in all, such as the rows of a column. Recorded as
+    /// the iterator advances.
+    pub fn pitched(self, pitch: U64<'k>, count: u32) -> impl Iterator<Item = Self> {
+        let mut at = self;
+        (0..count).map(move |i| {
+            at = if i > 0 { at.at(pitch) } else { at };
+            at
+        })
+    }
+
     /// The same address as a pointer to another type: eight `u8` codes as one `u64`, for instance. The address must be
     /// aligned for accesses of the new type.
     pub fn cast<F: FixedElement>(self) -> Ptr<'k, S, F> {

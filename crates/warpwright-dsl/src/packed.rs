@@ -6,7 +6,7 @@ use crate::flow::{Carry, RawReg, RawRegs};
 use crate::halves::Halves;
 use crate::lanes::Lanes;
 use crate::mem::{Access, Element, Ptr, Readable, Writable};
-use crate::reg::{F32, Number, Reg, U32};
+use crate::reg::{F32, Number, Reg, U32, U64};
 use crate::storage::{load_halves, pack, store_halves, widen};
 use warpwright_ptx::DType;
 
@@ -127,6 +127,19 @@ impl<'k, S: Readable, E: Element> Ptr<'k, S, E> {
             (Vec::new().into(), self.load(width))
         };
         Packed { dtype, width: width as usize, words, lanes }
+    }
+
+    /// [`load_packed`](Self::load_packed) at each of some places, in elements from here.
+    #[track_caller]
+    pub fn load_each<A: Number>(self, places: &[U64<'k>], width: u32) -> Vec<Packed<'k, A>>
+    where
+        E: Access<A>,
+    {
+        let mut all = Vec::with_capacity(places.len());
+        for &place in places {
+            all.push(self.at(place).load_packed(width));
+        }
+        all
     }
 }
 

@@ -83,6 +83,10 @@ fn sigmoid(x: f64) -> f64 {
     if x >= 0.0 { 1.0 / (1.0 + (-x).exp()) } else { x.exp() / (1.0 + x.exp()) }
 }
 
+fn softplus(x: f64) -> f64 {
+    if x.is_nan() { x } else { x.max(0.0) + (-x.abs()).exp().ln_1p() }
+}
+
 /// By its Taylor series near 0 and a continued fraction beyond: about 1e-15 relative.
 fn erf(x: f64) -> f64 {
     if x.is_nan() {
@@ -122,6 +126,7 @@ fn single_precision_functions_are_within_two_ulp() {
     check_single("exp of -|x|", 1.0, |x| (-x.abs()).exp_nonpositive(), |x| (-x.abs()).exp());
     check_single("exp2", 1.0, |x| x.exp2(), f64::exp2);
     check_single("sigmoid", 1.6, |x| x.sigmoid(), sigmoid);
+    check_single("softplus", 2.0, |x| x.softplus(), softplus);
     check_single("tanh", 2.0, |x| x.tanh(), f64::tanh);
     check_single("erf", 1.5, |x| x.erf(), erf);
     check_single("log", 1.0, |x| x.log(), |x| if x < 0.0 { f64::NAN } else { x.ln() });
@@ -186,6 +191,13 @@ fn storage_precision_is_two_to_the_minus_sixteen() {
     let p = Precision::Storage;
     check_relative("exp", STORAGE_BOUND, |x| x.abs() < 87.0, |x| x.exp_for(p), f64::exp);
     check_relative("sigmoid", STORAGE_BOUND, |x| x.abs() < 87.0, |x| x.sigmoid_for(p), sigmoid);
+    check_relative(
+        "softplus",
+        STORAGE_BOUND,
+        |x| x > -87.0 && x.is_finite(),
+        |x| x.softplus_for(p),
+        softplus,
+    );
     check_relative("tanh", STORAGE_BOUND, f32::is_finite, |x| x.tanh_for(p), f64::tanh);
     check_relative("tail", STORAGE_BOUND, |x| x.abs() < 6.0, |x| x.normal(p).tail, normal_tail);
     check_relative("density", STORAGE_BOUND, |x| x.abs() < 12.0, |x| x.normal(p).density, density);
@@ -237,6 +249,8 @@ fn double_precision_functions_are_within_1e_15() {
     check_double("exp2", 5e-16, reference::EXP2, |x| x.exp2());
     check_double("log", 5e-16, reference::LOG, |x| x.log());
     check_double("sigmoid", 1e-15, reference::SIGMOID, |x| x.sigmoid());
+    let of_softplus: Vec<_> = reference::SIGMOID.iter().map(|(x, _)| (*x, softplus(*x))).collect();
+    check_double("softplus", 1e-15, &of_softplus, |x| x.softplus());
     check_double("tanh", 1e-15, reference::TANH, |x| x.tanh());
     check_double("erf", 1e-15, reference::ERF, |x| x.erf());
     check_double("rsqrt", 5e-16, reference::RSQRT, |x| x.rsqrt());

@@ -144,6 +144,13 @@ impl Functions for f64 {
         x.ge(0.0).select(1.0, e) / (e + 1.0)
     }
 
+    fn softplus<'k>(x: F64<'k>, p: Precision) -> F64<'k> {
+        let e = Functions::exp_nonpositive(-x.abs(), p);
+        // What the sum loses when it is rounded is added as the first-order term of the logarithm.
+        let sum = 1.0 + e;
+        x.max(0.0) + (e - (sum - 1.0)).mul_add(sum.rcp(), sum.log())
+    }
+
     fn tanh<'k>(x: F64<'k>, _: Precision) -> F64<'k> {
         // tanh(a) = -e / (2 + e) with e = exp(-2 a) - 1, which is 1 in f64 from 19.1 on.
         let y = x.abs().minimum(20.0) * -2.0;

@@ -5,7 +5,7 @@
 //!
 //! | function | f32 | f64 |
 //! |---|---|---|
-//! | `exp`, `exp2`, `log`, `sigmoid`, `tanh`, `erf`, `rsqrt` | 2 ulp | 1e-15 relative |
+//! | `exp`, `exp2`, `log`, `sigmoid`, `softplus`, `tanh`, `erf`, `rsqrt` | 2 ulp | 1e-15 relative |
 //! | tail of the normal distribution | 2^-20 relative | 4e-15 relative |
 //!
 //! Infinities, NaN and signed zeros give the mathematical limits, and subnormal results are produced unless a function says
@@ -53,6 +53,8 @@ pub trait Functions: Number {
     fn log<'k>(x: Reg<'k, Self>) -> Reg<'k, Self>;
     #[doc(hidden)]
     fn sigmoid<'k>(x: Reg<'k, Self>, p: Precision) -> Reg<'k, Self>;
+    #[doc(hidden)]
+    fn softplus<'k>(x: Reg<'k, Self>, p: Precision) -> Reg<'k, Self>;
     #[doc(hidden)]
     fn tanh<'k>(x: Reg<'k, Self>, p: Precision) -> Reg<'k, Self>;
     #[doc(hidden)]
@@ -106,6 +108,8 @@ impl<'k, A: Float> Reg<'k, A> {
         exp2, exp2_for;
         /// `1 / (1 + exp(-x))`, with a small relative error on both sides.
         sigmoid, sigmoid_for;
+        /// `log(1 + exp(x))`, with a small relative error in the tail too.
+        softplus, softplus_for;
         /// The hyperbolic tangent.
         tanh, tanh_for;
         /// `1 / sqrt(x)`
