@@ -4,6 +4,8 @@
 use warpwright_dsl::BuildError;
 use warpwright_ptx::{DType, Target};
 
+use crate::plan::Real;
+
 /// A descriptor that has no plan.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -81,6 +83,32 @@ pub enum PlanError {
         #[source]
         source: BuildError,
     },
+}
+
+impl PlanError {
+    /// A size or scalar that the operation has no meaning for.
+    pub(crate) fn refused(
+        op: &'static str,
+        parameter: &'static str,
+        got: impl ToString,
+        expected: &'static str,
+    ) -> Self {
+        Self::Parameter { op, parameter, got: got.to_string(), expected }
+    }
+
+    /// A tensor of floating-point elements.
+    pub(crate) fn check_floats(op: &'static str, tensor: &'static str, got: DType) -> Result<(), Self> {
+        let expected = &DType::FLOATS;
+        if got.is_float() { Ok(()) } else { Err(Self::DType { op, tensor, got, expected }) }
+    }
+
+    /// What is added to a variance.
+    pub(crate) fn check_eps(op: &'static str, eps: Real) -> Result<(), Self> {
+        if eps.get() >= 0.0 && eps.get().is_finite() {
+            return Ok(());
+        }
+        Err(Self::refused(op, "eps", format!("{eps:?}"), "finite and at least 0"))
+    }
 }
 
 /// What a free function returns: planning, allocating or launching failed.

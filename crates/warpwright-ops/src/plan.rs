@@ -10,7 +10,7 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use warpwright_dsl::{KernelDef, record_with};
+use warpwright_dsl::{KernelArgs, KernelDef, record_with};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgValue, DType, Target};
@@ -267,6 +267,20 @@ impl<O: Operation> Plan<O> {
     /// A plan from its parts.
     pub fn new(parts: PlanParts) -> Self {
         Self { parts: Arc::new(parts), operation: PhantomData }
+    }
+
+    /// The same of these parts; the scratch memory is that among the tensors.
+    pub(crate) fn of(
+        op: &'static str,
+        direction: Direction,
+        target: Target,
+        tensors: Vec<TensorSpec>,
+        variants: Vec<Variant>,
+    ) -> Self {
+        let workspace = tensors.iter().find(|spec| spec.name == TensorSpec::WORKSPACE);
+        let bytes = |spec: &TensorSpec| (spec.len as u64).saturating_mul(spec.dtype.bytes() as u64);
+        let workspace_bytes = workspace.map_or(0, bytes);
+        Self::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes })
     }
 
     /// Name of the operation.
@@ -530,6 +544,17 @@ pub(crate) fn launch_step(
         return Err(PlanError::SharedMemory { op, kernel, target, bytes, limit });
     }
     Ok(LaunchStep::new(kernel, grid, args).with_dynamic_shared(shared))
+}
+
+/// A launch of a [`recorded`] kernel.
+pub(crate) fn launch<D: KernelDef>(
+    op: &'static str,
+    def: &D,
+    args: D::Args,
+    target: Target,
+    grid: [u32; 3],
+) -> Result<LaunchStep, PlanError> {
+    Ok(LaunchStep::new(recorded(op, def, target)?, grid, args.values()))
 }
 
 /// A hash for descriptors, which are short and come from the program itself: a multiplication a word.

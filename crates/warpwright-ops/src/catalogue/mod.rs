@@ -53,6 +53,12 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Both directions of a primitive of all floating-point types for all [`TARGETS`].
+    pub(crate) fn both(op: &'static str) -> [Self; 2] {
+        let entry = |direction| Self { op, direction, dtypes: &DType::FLOATS, targets: &TARGETS };
+        [Direction::Forward, Direction::Backward].map(entry)
+    }
+
     /// Other names of the field for what it computes, or for a case of it.
     pub fn aliases(&self) -> impl Iterator<Item = &'static str> {
         let op = self.op;

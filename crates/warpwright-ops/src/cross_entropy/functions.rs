@@ -3,10 +3,8 @@
 use warpwright_ptx::DType;
 use warpwright_runtime::{Stream, Tensor};
 
-use super::kernel::accumulator;
 use super::{
-    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction,
-    parameter,
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyBackwardDesc, CrossEntropyDesc, OP, Reduction,
 };
 use crate::plan::{PlanCache, Real};
 use crate::{Error, PlanError};
@@ -48,7 +46,8 @@ fn describe(
     options: CrossEntropyOptions,
 ) -> Result<CrossEntropyDesc, PlanError> {
     let &[rows, classes] = logits.shape() else {
-        return Err(parameter("logits", format!("{:?}", logits.shape()), "[rows, classes]"));
+        let got = format!("{:?}", logits.shape());
+        return Err(PlanError::refused(OP, "logits", got, "[rows, classes]"));
     };
     let CrossEntropyOptions { reduction, ignore_index, label_smoothing } = options;
     let (dtype, target) = (logits.dtype(), target.dtype());
@@ -91,7 +90,7 @@ pub fn cross_entropy(
     static PLANS: PlanCache<CrossEntropyDesc> = PlanCache::new();
     let desc = describe(logits, target, options)?;
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let wide: DType = accumulator(desc.dtype);
+    let wide: DType = desc.dtype.accumulator();
     let shape: &[usize] = if options.reduction == Reduction::None { &[desc.rows] } else { &[] };
     let mut loss = Tensor::empty_on(stream, desc.dtype, shape)?;
     let mut lse = Tensor::empty_on(stream, wide, &[desc.rows])?;

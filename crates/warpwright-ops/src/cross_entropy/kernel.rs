@@ -1,10 +1,11 @@
 //! The kernels: one pass over the logits each, and a small one for the reduced loss.
 
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::rows::{RowVector, UnalignedRow, column_max};
 use warpwright_dsl::{WARP, kernel_args, tree};
 
 use super::tuning::{Config, REDUCE_THREADS};
-use crate::softmax::math::{Exponential, Mass};
+use crate::softmax::math::{Exponential, OnlineSoftmax, minus_max};
 
 kernel_args! {
     /// `losses` or, in the type of the logits, `loss` gets the loss of each row, whichever `rowwise` says; targets have
@@ -33,11 +34,6 @@ kernel_args! {
     }
 }
 
-/// The type that a loss is computed in.
-pub(super) const fn accumulator(dtype: DType) -> DType {
-    if matches!(dtype, DType::F64) { DType::F64 } else { DType::F32 }
-}
-
 /// The target of a row, sign-extended.
 fn target_of<'k>(target: Ptr<'k, Read, u32>, row: U64<'k>, words: U32<'k>) -> I64<'k> {
     let at = row * words.to_u64();
@@ -45,35 +41,6 @@ fn target_of<'k>(target: Ptr<'k, Read, u32>, row: U64<'k>, words: U32<'k>) -> I6
     let high = target.at(at + 1).only_where(words.eq(2), Fill::Zero).get();
     let sign = (low.to_i32() >> 31).to_u32();
     U64::from_words(low, words.eq(2).select(high, sign)).to_i64()
-}
-
-/// A row of any length at any place as vectors that lie on vector boundaries of the tensor, and the elements in front of
-/// and behind them.
-struct Vectors<'k> {
-    /// First element of the row.
-    start: U64<'k>,
-    /// First and last bound of the whole vectors.
-    first: U64<'k>,
-    last: U64<'k>,
-    end: U64<'k>,
-}
-
-impl<'k> Vectors<'k> {
-    fn new(start: U64<'k>, len: U64<'k>, width: u32) -> Self {
-        let below = u64::from(width - 1);
-        let end = start + len;
-        // A short row may have no boundary inside.
-        let first = ((start + below) & !below).min(end);
-        Self { start, first, last: (end & !below).max(first), end }
-    }
-
-    /// The element outside of the vectors that thread `thread` takes, and whether there is one.
-    fn rest(&self, thread: U32<'k>) -> (U64<'k>, Pred<'k>) {
-        let in_front = self.first - self.start;
-        let thread = thread.to_u64();
-        let at = thread.lt(in_front).select(self.start + thread, self.last + (thread - in_front));
-        (at, at.lt(self.end))
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -90,36 +57,26 @@ impl AccumulateKernel for Forward {
     fn spec(&self) -> KernelSpec {
         let Config { team, threads, width, unroll } = self.config;
         let smoothed = if self.smoothed { "_smoothed" } else { "" };
-        let wide = accumulator(self.dtype);
         KernelSpec::new(
             format!("cross_entropy_{}_team{team}_t{threads}x{width}u{unroll}{smoothed}", self.dtype),
             BlockDim::x(self.config.threads),
         )
-        .dtypes(DTypes::all(self.dtype).with("losses", wide).with("lse", wide).with("nll", wide))
+        .dtypes(DTypes::all(self.dtype).accumulated(["losses", "lse", "nll"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
         k.start_next_grid();
-        let Config { team, threads, width, unroll } = self.config;
-        let lanes = width as usize;
-        // Powers are summed, and their logarithm is at most a rounding of the greatest score away from exact.
+        let Config { team: threads, width, unroll, .. } = self.config;
+        // Exponentials are summed, and their logarithm is at most a rounding of the greatest score away from exact.
         let exp = Exponential { scale: k.lit::<A>(1.0), precision: Precision::Storage };
-        let per_block = threads / team;
-        let thread = k.thread_idx() & (team - 1);
-        let row = if per_block == 1 {
-            k.block_idx_x().to_u64()
-        } else {
-            k.block_idx_x().mad_wide(per_block, (k.thread_idx() >> team.trailing_zeros()).to_u64())
+        let team = Team::new(k, threads);
+        let thread = team.lane();
+        let row = match team.rows_per_block() {
+            1 => k.block_idx_x().to_u64(),
+            rows => k.block_idx_x().mad_wide(rows, (k.thread_idx() / threads).to_u64()),
         };
         let there = row.lt(a.rows);
-        let vectors = Vectors::new(row * a.classes, there.select(a.classes, 0), width);
+        let vectors = UnalignedRow::new(row * a.classes, there.select(a.classes, 0), width);
         let target = target_of(a.target, there.select(row, 0), a.words);
 
         // One element outside of the vectors, in the first lane; of single elements none is outside.
@@ -133,62 +90,53 @@ impl AccumulateKernel for Forward {
             (k.lit(f64::NEG_INFINITY), k.lit(0.0), k.lit(0.0))
         };
         let all = |first: Reg<'k, A>, others: f64| -> Lanes<'k, A> {
-            (0..lanes).map(|lane| if lane == 0 { first } else { k.lit(others) }).collect()
+            std::iter::once(first).chain(Lanes::constant(k, others, width - 1)).collect()
         };
-        let (tops, sums) = (all(rest, f64::NEG_INFINITY), all(one, 0.0));
+        let (maxima, sums) = (all(rest, f64::NEG_INFINITY), all(one, 0.0));
         let plain: Vec<Lanes<'k, A>> = if self.smoothed { vec![all(alone, 0.0)] } else { Vec::new() };
 
-        let stride = u64::from(team * width);
         let first = vectors.first + (thread * width).to_u64();
-        let range = k.range(first, vectors.last, stride * u64::from(unroll));
-        let (tops, sums, plain) = k.fold(range, (tops, sums, plain), |i, (tops, sums, plain)| {
-            let mut xs = Vec::new();
-            let mut inside = Vec::new();
-            for u in 0..u64::from(unroll) {
-                let at = if u == 0 { i } else { i + u * stride };
-                let x = a.logits.at(at);
-                // The loop itself says that the first one is there.
-                let p = (u > 0).then(|| at.lt(vectors.last));
-                let x = p.map_or(x, |p| x.only_where(p, Fill::MinusInfinity));
-                xs.push(x.load_packed::<A>(width));
-                inside.push(p);
-            }
-            let next = exp.greatest_each(&xs, lanes).zip(tops.clone(), |x, top| x.maximum(top));
-            let minus = next.map(Mass::minus_reference);
-            let mut sums = sums.zip3(tops, minus.clone(), |sum, top, minus| sum * exp.of(top + minus));
-            let mut plain = plain;
-            for (x, p) in xs.iter().zip(inside) {
-                let x = x.lanes();
-                sums = sums.zip(x.zip(minus.clone(), |x, minus| exp.power(x, minus)), |a, b| a + b);
+        let walk = RowLoop::new(k, first, vectors.last, u64::from(threads * width), unroll);
+        let (maxima, sums, plain) = walk.fold((maxima, sums, plain), |round, (maxima, sums, mut plain)| {
+            let load = |v: RowVector<'k>| {
+                let x = v.of(a.logits, Fill::MinusInfinity).load_packed::<A>(width);
+                (x, v.inside())
+            };
+            let (xs, inside): (Vec<_>, Vec<_>) = round.map(load).unzip();
+            let next = column_max(k, &xs, width).zip(maxima.clone(), |x, max| x.maximum(max));
+            let minus = next.map(minus_max);
+            let mut sums = sums.zip3(maxima, minus.clone(), |sum, max, minus| sum * exp.rescale(max + minus));
+            for (x, p) in xs.iter().map(Packed::lanes).zip(inside) {
+                sums = sums + x.zip(minus.clone(), |x, minus| exp.exp(x, minus));
                 for plain in &mut plain {
-                    *plain = plain.clone().zip(x.map(|x| p.map_or(x, |p| p.select(x, 0.0))), |a, b| a + b);
+                    *plain = &*plain + x.map(|x| p.map_or(x, |p| p.select(x, 0.0)));
                 }
             }
             (next, sums, plain)
         });
-        let mine = Mass::of_parts(tops.as_slice(), sums.as_slice(), exp);
-        let mine = mine.of_lanes(k, WARP.min(team), exp);
-        let mass = if team > WARP { mine.of_warps(k, exp) } else { mine };
+        let mine = OnlineSoftmax::of_parts(maxima.as_slice(), sums.as_slice(), exp);
+        let mine = mine.of_lanes(k, WARP.min(threads), exp);
+        let OnlineSoftmax { row_max, row_sum } = if threads > WARP { mine.of_warps(k, exp) } else { mine };
         let plain = plain.into_iter().next().and_then(|plain| tree(plain, |a, b| a + b));
-        let plain = plain.map(|plain| k.group_combine_once(team, plain, |a, b| a + b));
+        let plain = plain.map(|plain| team.combine(plain, |a, b| a + b));
 
         k.if_(there & thread.eq(0), || {
             let valid = target.ge(0) & target.lt(a.classes.to_i64());
             let at = row * a.classes + valid.select(target, 0).to_u64();
             let own: Reg<'k, A> = a.logits.at(at).get();
-            let log_sum = mass.sum.log();
-            let likely = (mass.top - own) + log_sum;
+            let log_sum = row_sum.log();
+            let likely = (row_max - own) + log_sum;
             let loss = plain.map_or(likely, |plain| {
                 let smoothing = a.label_smoothing.convert::<A>();
                 let mean = plain / a.classes.convert::<A>();
-                let uniform = (mass.top - mean) + log_sum;
+                let uniform = (row_max - mean) + log_sum;
                 (1.0 - smoothing) * likely + smoothing * uniform
             });
             let loss = valid.select(loss, f64::NAN);
             let loss: Reg<'k, A> = target.eq(a.ignore_index).select(0.0, loss);
             a.loss.at(row).only_where(a.rowwise.ne(0), Fill::Zero).set(loss);
             a.losses.at(row).only_where(a.rowwise.eq(0), Fill::Zero).set(loss);
-            a.lse.at(row).set(mass.top + log_sum);
+            a.lse.at(row).set(row_max + log_sum);
             a.nll.at(row).set(valid.select(likely, f64::NAN));
         });
     }
@@ -204,17 +152,10 @@ impl AccumulateKernel for Reduce {
 
     fn spec(&self) -> KernelSpec {
         KernelSpec::new(format!("cross_entropy_reduce_{}", self.dtype), BlockDim::x(REDUCE_THREADS))
-            .dtypes(DTypes::all(accumulator(self.dtype)).with("loss", self.dtype))
+            .dtypes(DTypes::all(self.dtype.accumulator()).with("loss", self.dtype))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ReduceParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ReduceParams<'k>) {
         k.after_previous_grid();
         let none = (k.lit::<A>(0.0), k.lit::<A>(0.0));
         let (sum, count) = k.fold(k.block_strided(a.rows, 1), none, |row, (sum, count)| {
@@ -257,29 +198,21 @@ impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        let wide = accumulator(self.dtype);
         KernelSpec::new(
             format!("cross_entropy_backward_{}_t{}x{}", self.dtype, self.config.threads, self.config.width),
             BlockDim::x(self.config.threads),
         )
-        .dtypes(DTypes::all(self.dtype).with("lse", wide).with("nll", wide).with("count", wide))
+        .dtypes(DTypes::all(self.dtype).accumulated(["lse", "nll", "count"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
         let Config { threads, width, unroll, .. } = self.config;
         let precision = Precision::of(self.dtype);
         let block = k.block_idx_x();
         let row = block / a.chunks;
         let chunk = block - row * a.chunks;
         let row = row.to_u64();
-        let vectors = Vectors::new(row * a.classes, a.classes, width);
+        let vectors = UnalignedRow::new(row * a.classes, a.classes, width);
 
         let target = target_of(a.target, row, a.words);
         let valid = target.ge(0) & target.lt(a.classes.to_i64());

@@ -23,17 +23,14 @@ pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
 
-use warpwright_dsl::KernelArgs;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
+use crate::plan::{self, Operation, Plan, Real, Variant};
 use crate::tensors::tensors;
 
 pub use functions::*;
-use kernel::accumulator;
 
 const OP: &str = "cross_entropy";
 
@@ -92,10 +89,7 @@ tensors! {
 impl CrossEntropyDesc {
     /// Elements of the logits.
     fn len(&self) -> Result<usize, PlanError> {
-        if !DType::FLOATS.contains(&self.dtype) {
-            let (got, expected) = (self.dtype, &DType::FLOATS);
-            return Err(PlanError::DType { op: OP, tensor: "logits", got, expected });
-        }
+        PlanError::check_floats(OP, "logits", self.dtype)?;
         const TARGET_TYPES: [DType; 2] = [DType::I64, DType::I32];
         if !TARGET_TYPES.contains(&self.target) {
             let (got, expected) = (self.target, &TARGET_TYPES);
@@ -103,14 +97,21 @@ impl CrossEntropyDesc {
         }
         let smoothing = self.label_smoothing.get();
         if !(0.0..=1.0).contains(&smoothing) {
-            return Err(parameter("label_smoothing", format!("{smoothing:?}"), "between 0 and 1"));
+            return Err(PlanError::refused(
+                OP,
+                "label_smoothing",
+                format!("{smoothing:?}"),
+                "between 0 and 1",
+            ));
         }
         if self.classes == 0 {
-            return Err(parameter("classes", "0".to_owned(), "at least 1"));
+            return Err(PlanError::refused(OP, "classes", 0, "at least 1"));
         }
         let len = self.rows.checked_mul(self.classes).filter(|n| n.checked_mul(self.dtype.bytes()).is_some());
-        let got = || format!("[{}, {}]", self.rows, self.classes);
-        len.ok_or_else(|| parameter("[rows, classes]", got(), "a tensor that can be addressed"))
+        len.ok_or_else(|| {
+            let got = format!("[{}, {}]", self.rows, self.classes);
+            PlanError::refused(OP, "[rows, classes]", got, "a tensor that can be addressed")
+        })
     }
 
     fn words(&self) -> u32 {
@@ -131,31 +132,29 @@ pub fn check_targets(targets: &[i64], classes: usize, ignore_index: i64) -> Resu
     match targets.iter().position(|target| !fits(*target)) {
         Some(at) => {
             let got = format!("{} at {at}", targets[at]);
-            Err(parameter("target", got, "from 0 to below the number of classes, or ignore_index"))
+            let expected = "from 0 to below the number of classes, or ignore_index";
+            Err(PlanError::refused(OP, "target", got, expected))
         }
         None => Ok(()),
     }
-}
-
-fn parameter(parameter: &'static str, got: String, expected: &'static str) -> PlanError {
-    PlanError::Parameter { op: OP, parameter, got, expected }
 }
 
 impl Operation for CrossEntropyDesc {
     type Args<'a> = CrossEntropyArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        type Args<'a> = CrossEntropyArgs<'a>;
         let Self { dtype, rows, classes, ignore_index, reduction, .. } = *self;
-        let (len, wide, reduced) = (self.len()?, accumulator(dtype), reduction != Reduction::None);
+        let (len, wide, reduced) = (self.len()?, dtype.accumulator(), reduction != Reduction::None);
         let mean = reduction == Reduction::Mean;
-        let tensors = CrossEntropyArgs::specs([
-            CrossEntropyArgs::logits.holds(dtype, len),
-            CrossEntropyArgs::target.holds(self.target, rows),
-            CrossEntropyArgs::loss.holds(dtype, self.losses()),
-            CrossEntropyArgs::lse.holds(wide, rows),
-            CrossEntropyArgs::nll.holds(wide, rows),
-            CrossEntropyArgs::count.holds(wide, 1).optional(mean),
-            CrossEntropyArgs::workspace.scratch(wide, if reduced { rows } else { 0 }),
+        let tensors = Args::specs([
+            Args::logits.holds(dtype, len),
+            Args::target.holds(self.target, rows),
+            Args::loss.holds(dtype, self.losses()),
+            Args::lse.holds(wide, rows),
+            Args::nll.holds(wide, rows),
+            Args::count.holds(wide, 1).optional(mean),
+            Args::workspace.scratch(wide, if reduced { rows } else { 0 }),
         ]);
         let mut variants = Vec::new();
         for config in tuning::forward(dtype, rows, classes) {
@@ -163,12 +162,12 @@ impl Operation for CrossEntropyDesc {
             if let Some(grid) = plan::cover(OP, rows, config.threads / config.team)? {
                 let def = kernel::Forward { dtype, config, smoothed: self.label_smoothing.get() > 0.0 };
                 let args = kernel::ForwardArgs {
-                    logits: CrossEntropyArgs::logits.arg(),
-                    target: CrossEntropyArgs::target.arg(),
-                    loss: CrossEntropyArgs::loss.arg(),
-                    losses: CrossEntropyArgs::workspace.arg(),
-                    lse: CrossEntropyArgs::lse.arg(),
-                    nll: CrossEntropyArgs::nll.arg(),
+                    logits: Args::logits.arg(),
+                    target: Args::target.arg(),
+                    loss: Args::loss.arg(),
+                    losses: Args::workspace.arg(),
+                    lse: Args::lse.arg(),
+                    nll: Args::nll.arg(),
                     rows: rows as u64,
                     classes: classes as u64,
                     words: self.words(),
@@ -176,26 +175,24 @@ impl Operation for CrossEntropyDesc {
                     ignore_index,
                     label_smoothing: self.label_smoothing.get(),
                 };
-                steps.push(LaunchStep::new(plan::recorded(OP, &def, target)?, grid, args.values()));
+                steps.push(plan::launch(OP, &def, args, target, grid)?);
             }
             if reduced {
                 let args = kernel::ReduceArgs {
-                    losses: CrossEntropyArgs::workspace.written(),
-                    target: CrossEntropyArgs::target.arg(),
-                    loss: CrossEntropyArgs::loss.arg(),
-                    count: CrossEntropyArgs::count.arg(),
+                    losses: Args::workspace.written(),
+                    target: Args::target.arg(),
+                    loss: Args::loss.arg(),
+                    count: Args::count.arg(),
                     rows: rows as u64,
                     words: self.words(),
                     mean: u32::from(mean),
                     ignore_index,
                 };
-                let kernel = plan::recorded(OP, &kernel::Reduce { dtype }, target)?;
-                steps.push(LaunchStep::new(kernel, [1; 3], args.values()));
+                steps.push(plan::launch(OP, &kernel::Reduce { dtype }, args, target, [1; 3])?);
             }
             variants.push(Variant { alignment: config.alignment(dtype), steps });
         }
-        let direction = Direction::Forward;
-        Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes: 0 }))
+        Ok(Plan::of(OP, Direction::Forward, target, tensors, variants))
     }
 }
 
@@ -230,20 +227,18 @@ impl Operation for CrossEntropyBackwardDesc {
     type Args<'a> = CrossEntropyBackwardArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
+        type Args<'a> = CrossEntropyBackwardArgs<'a>;
         let desc = &self.forward;
         let CrossEntropyDesc { dtype, rows, classes, ignore_index, reduction, .. } = *desc;
-        let (len, wide, mean) = (desc.len()?, accumulator(dtype), reduction == Reduction::Mean);
-        let tensors = CrossEntropyBackwardArgs::specs([
-            CrossEntropyBackwardArgs::logits.holds(dtype, len),
-            CrossEntropyBackwardArgs::target.holds(desc.target, rows),
-            CrossEntropyBackwardArgs::lse.holds(wide, rows),
-            CrossEntropyBackwardArgs::nll.holds(wide, rows),
-            CrossEntropyBackwardArgs::dloss.holds(dtype, desc.losses()),
-            CrossEntropyBackwardArgs::count.holds(wide, 1).optional(mean),
-            CrossEntropyBackwardArgs::dlogits
-                .holds(dtype, len)
-                .in_place()
-                .like(CrossEntropyBackwardArgs::logits),
+        let (len, wide, mean) = (desc.len()?, dtype.accumulator(), reduction == Reduction::Mean);
+        let tensors = Args::specs([
+            Args::logits.holds(dtype, len),
+            Args::target.holds(desc.target, rows),
+            Args::lse.holds(wide, rows),
+            Args::nll.holds(wide, rows),
+            Args::dloss.holds(dtype, desc.losses()),
+            Args::count.holds(wide, 1).optional(mean),
+            Args::dlogits.holds(dtype, len).in_place().like(Args::logits),
         ]);
         let mut variants = Vec::new();
         for config in tuning::backward(dtype) {
@@ -253,13 +248,13 @@ impl Operation for CrossEntropyBackwardDesc {
             if let Some(grid) = plan::cover(OP, rows.saturating_mul(chunks), 1)? {
                 let def = kernel::Backward { dtype, config };
                 let args = kernel::BackwardArgs {
-                    logits: CrossEntropyBackwardArgs::logits.arg(),
-                    target: CrossEntropyBackwardArgs::target.arg(),
-                    lse: CrossEntropyBackwardArgs::lse.arg(),
-                    nll: CrossEntropyBackwardArgs::nll.arg(),
-                    dloss: CrossEntropyBackwardArgs::dloss.arg(),
-                    count: CrossEntropyBackwardArgs::count.arg(),
-                    dlogits: CrossEntropyBackwardArgs::dlogits.arg(),
+                    logits: Args::logits.arg(),
+                    target: Args::target.arg(),
+                    lse: Args::lse.arg(),
+                    nll: Args::nll.arg(),
+                    dloss: Args::dloss.arg(),
+                    count: Args::count.arg(),
+                    dlogits: Args::dlogits.arg(),
                     classes: classes as u64,
                     // Not more than the blocks of the grid.
                     chunks: u32::try_from(chunks).unwrap_or(u32::MAX),
@@ -269,11 +264,10 @@ impl Operation for CrossEntropyBackwardDesc {
                     ignore_index,
                     label_smoothing: desc.label_smoothing.get(),
                 };
-                steps.push(LaunchStep::new(plan::recorded(OP, &def, target)?, grid, args.values()));
+                steps.push(plan::launch(OP, &def, args, target, grid)?);
             }
             variants.push(Variant { alignment: config.alignment(dtype), steps });
         }
-        let direction = Direction::Backward;
-        Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes: 0 }))
+        Ok(Plan::of(OP, Direction::Backward, target, tensors, variants))
     }
 }

@@ -5,7 +5,7 @@ use warpwright_ptx::{DType, Target};
 
 use super::{CrossEntropyBackwardDesc, CrossEntropyDesc, OP, kernel, tuning};
 use crate::PlanError;
-use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned};
 use crate::plan::{self, Real};
 
 /// The family.
@@ -16,9 +16,7 @@ const CLASSES: usize = 4096;
 
 /// The family's rows of the catalogue.
 fn entries() -> Vec<Entry> {
-    [Direction::Forward, Direction::Backward]
-        .map(|direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS })
-        .to_vec()
+    Entry::both(OP).to_vec()
 }
 
 /// Plans what is asked for.

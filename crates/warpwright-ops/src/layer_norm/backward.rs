@@ -5,7 +5,7 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{COLUMN_SUM_LANES, column_sums, kernel_args};
 
 use super::RowNorm;
-use super::kernel::{Columns, add_pairs, and, has, present, statistics_dtype};
+use super::kernel::{add_pairs, has, hold, load_or, present};
 use super::tuning::{LONG_COLUMN_THREADS, Layout};
 
 kernel_args! {
@@ -37,8 +37,7 @@ struct RowData<'k, A: Float> {
 carry!(RowData<A: Float> { x, dy, mean, rstd });
 
 fn dtypes(dtype: DType) -> DTypes {
-    let sums = statistics_dtype(dtype);
-    DTypes::all(dtype).with("mean", sums).with("rstd", sums).with("partials", sums)
+    DTypes::all(dtype).accumulated(["mean", "rstd", "partials"])
 }
 
 impl AccumulateKernel for Backward {
@@ -54,25 +53,18 @@ impl AccumulateKernel for Backward {
         .min_blocks_per_sm((self.layout.resident > 0).then_some(self.layout.resident))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
         k.start_next_grid();
-        let Self { norm, dtype: _, layout, parameters } = *self;
-        let columns = Columns::new(k, layout, a.len);
+        let Self { norm, layout, parameters, .. } = *self;
+        let (_, held) = hold(k, layout, a.len);
         let per_block = layout.rows();
         let group = k.thread_idx() / layout.group;
         let row_of = |base: U64<'k>| if per_block == 1 { base } else { base + group.to_u64() };
         let load = |row: U64<'k>, valid: Option<Pred<'k>>| -> RowData<'k, A> {
             let start = row * a.len.to_u64();
             let zero = k.lit::<A>(0.0);
-            let x = columns.load(k, a.x.at(start), valid);
-            let dy = columns.load(k, a.dy.at(start), valid);
+            let x = held.load_or_zero(a.x.at(start), valid);
+            let dy = held.load_or_zero(a.dy.at(start), valid);
             let statistics = || row_statistics::<A>(k, norm, a, row);
             let (mean, rstd) = match valid {
                 Some(valid) => k.if_else(valid, statistics, || (zero, zero)),
@@ -80,10 +72,10 @@ impl AccumulateKernel for Backward {
             };
             RowData { x, dy, mean, rstd }
         };
-        let weight = columns.load_or::<A>(k, a.weight, has(a.present, present::WEIGHT), 1.0);
+        let weight = load_or::<A>(&held, a.weight, has(a.present, present::WEIGHT), 1.0);
         let zeros = |wanted: bool| -> Vec<Lanes<'k, A>> {
             let vectors = if wanted { layout.vectors } else { 0 };
-            (0..vectors).map(|_| (0..layout.width).map(|_| k.lit(0.0)).collect()).collect()
+            (0..vectors).map(|_| Lanes::constant(k, 0.0, layout.width)).collect()
         };
         let sums = (zeros(parameters), zeros(parameters && norm == RowNorm::Layer));
         let first = k.block_idx_x().mul_wide(per_block);
@@ -95,7 +87,7 @@ impl AccumulateKernel for Backward {
             let row = row_of(base);
             let after = row_of(base + step);
             let next = load(after, Some(after.lt(a.rows)));
-            let sums = self.one_row(k, a, &columns, row, &now, &weight, sums);
+            let sums = self.one_row(k, a, &held, row, &now, &weight, sums);
             (next, sums)
         });
         if parameters {
@@ -103,7 +95,7 @@ impl AccumulateKernel for Backward {
             let slots = (per_block > 1).then(|| k.shared::<A>(capacity * per_block));
             let row = k.block_idx_x().to_u64() * a.len.to_u64();
             let bias_row = row + k.grid_dim_x().to_u64() * a.len.to_u64();
-            let write = |sums: &[Lanes<'k, A>], row| self.write(k, a, &columns, slots, sums, row);
+            let write = |sums: &[Lanes<'k, A>], row| self.write(k, a, &held, slots, sums, row);
             k.if_(has(a.present, present::WEIGHT), || write(&dweight, row));
             if norm == RowNorm::Layer {
                 k.if_(has(a.present, present::BIAS), || {
@@ -125,27 +117,24 @@ impl Backward {
         &self,
         k: K<'k>,
         a: BackwardParams<'k>,
-        columns: &Columns<'k>,
+        held: &HeldVectors<'k>,
         row: U64<'k>,
         now: &RowData<'k, A>,
         weight: &[Packed<'k, A>],
         (dweight, dbias): (Vec<Lanes<'k, A>>, Vec<Lanes<'k, A>>),
-    ) -> (Vec<Lanes<'k, A>>, Vec<Lanes<'k, A>>)
-    where
-        Elem: Access<A>,
-    {
+    ) -> (Vec<Lanes<'k, A>>, Vec<Lanes<'k, A>>) {
         let xhat = |i: usize| {
             now.x[i].lanes().map(|x| match self.norm {
                 RowNorm::Layer => (x - now.mean) * now.rstd,
                 RowNorm::Rms => x * now.rstd,
             })
         };
-        let g = |i: usize| now.dy[i].lanes().zip(weight[i].lanes(), |dy, w| dy * w);
+        let g = |i: usize| now.dy[i].lanes() * weight[i].lanes();
         let inverse = a.inverse_len.convert::<A>();
-        let along = columns.dot(k, |i| (g(i), xhat(i)));
+        let along = held.dot(|i| (g(i), xhat(i)));
         let (level, along) = match self.norm {
             RowNorm::Layer => {
-                let level = columns.sum(k, g);
+                let level = held.sum(g);
                 k.group_combine(self.layout.group, (level, along), add_pairs)
             }
             RowNorm::Rms => (k.lit(0.0), k.group_combine(self.layout.group, along, |a, b| a + b)),
@@ -154,25 +143,18 @@ impl Backward {
         let (level, along) = (level * factor, along * factor);
         let valid = (self.layout.rows() > 1).then(|| row.lt(a.rows));
         let start = row * a.len.to_u64();
-        let to = a.dx.at(start).at(columns.first);
-        let added = a.dz.at(start).at(columns.first);
-        for (i, &inside) in columns.inside.iter().enumerate() {
-            k.if_(and(inside, valid), || {
-                let dx = g(i).zip(xhat(i), |g, h| {
-                    let centred = match self.norm {
-                        RowNorm::Layer => g.mul_add(now.rstd, level),
-                        RowNorm::Rms => g * now.rstd,
-                    };
-                    h.mul_add(along, centred)
-                });
-                let dx = k.if_else(
-                    has(a.present, present::DZ),
-                    || dx.zip(added.at(columns.offset(i)).load(self.layout.width), |dx, dz| dx + dz),
-                    || dx.clone(),
-                );
-                to.at(columns.offset(i)).store(dx);
+        let (to, added) = (held.first(a.dx.at(start)), held.first(a.dz.at(start)));
+        held.each(valid, |i, at| {
+            let dx = g(i).zip(xhat(i), |g, h| {
+                let centred = match self.norm {
+                    RowNorm::Layer => g.mul_add(now.rstd, level),
+                    RowNorm::Rms => g * now.rstd,
+                };
+                h.mul_add(along, centred)
             });
-        }
+            let with_dz = || &dx + added.at(at).load::<A>(self.layout.width);
+            to.at(at).store(k.if_else(has(a.present, present::DZ), with_dz, || dx.clone()));
+        });
         let add = |(i, sum): (usize, Lanes<'k, A>),
                    of: &dyn Fn(Reg<'k, A>, Reg<'k, A>, Reg<'k, A>) -> Reg<'k, A>| {
             sum.zip3(now.dy[i].lanes(), xhat(i), of)
@@ -188,26 +170,23 @@ impl Backward {
         &self,
         k: K<'k>,
         a: BackwardParams<'k>,
-        columns: &Columns<'k>,
+        held: &HeldVectors<'k>,
         slots: Option<Ptr<'k, Shared, A>>,
         sums: &[Lanes<'k, A>],
         start: U64<'k>,
     ) where
-        Elem: Access<A>,
         A: Accumulate,
     {
         let layout = self.layout;
         let to = a.partials.at(start);
         let Some(slots) = slots else {
-            for (i, sum) in sums.iter().enumerate() {
-                k.if_(columns.inside[i], || to.at(columns.first).at(columns.offset(i)).store(sum.clone()));
-            }
+            held.each(None, |i, at| held.first(to).at(at).store(sums[i].clone()));
             return;
         };
         let capacity = layout.group * layout.width * layout.vectors;
-        let own = slots.at((k.thread_idx() / layout.group) * capacity).at(columns.first);
+        let own = held.first(slots.at((k.thread_idx() / layout.group) * capacity));
         for (i, sum) in sums.iter().enumerate() {
-            own.at(columns.offset(i)).store(sum.clone());
+            own.at(held.offset(i)).store(sum.clone());
         }
         k.barrier();
         let add_up = |column: U32<'k>| {
@@ -242,14 +221,7 @@ impl AccumulateKernel for LongRows {
         .dtypes(dtypes(self.dtype))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
         k.start_next_grid();
         let Layout { threads, width, .. } = self.layout;
         let row = k.block_idx_x().to_u64();
@@ -260,15 +232,14 @@ impl AccumulateKernel for LongRows {
         // `g` and `xhat` of one vector.
         let load = |i: U32<'k>| -> (Lanes<'k, A>, Lanes<'k, A>) {
             let (x, dy) = (a.x.at(start).at(i).load::<A>(width), a.dy.at(start).at(i).load::<A>(width));
-            let g =
-                k.if_else(weight, || dy.zip(a.weight.at(i).load::<A>(width), |dy, w| dy * w), || dy.clone());
+            let g = k.if_else(weight, || &dy * a.weight.at(i).load::<A>(width), || dy.clone());
             (g, x.map(|x| (x - mean) * rstd))
         };
         let zero = k.lit::<A>(0.0);
         let total = |lanes: Lanes<'k, A>| lanes.sum().unwrap_or(zero);
         let sums = k.fold(own(), (zero, zero), |i, sums| {
             let (g, h) = load(i);
-            let along = total(g.zip(h, |g, h| g * h));
+            let along = total(&g * h);
             add_pairs(sums, (total(g), along))
         });
         let (level, along) = k.group_combine_once(threads, sums, add_pairs);
@@ -280,11 +251,8 @@ impl AccumulateKernel for LongRows {
                 let centred = if self.norm == RowNorm::Layer { g - level } else { g };
                 (-h).mul_add(along, centred) * rstd
             });
-            let dx = k.if_else(
-                has(a.present, present::DZ),
-                || dx.zip(a.dz.at(start).at(i).load::<A>(width), |dx, dz| dx + dz),
-                || dx.clone(),
-            );
+            let with_dz = || &dx + a.dz.at(start).at(i).load::<A>(width);
+            let dx = k.if_else(has(a.present, present::DZ), with_dz, || dx.clone());
             a.dx.at(start).at(i).store(dx);
         });
     }
@@ -296,10 +264,7 @@ fn row_statistics<'k, A: Float>(
     norm: RowNorm,
     a: BackwardParams<'k>,
     row: U64<'k>,
-) -> (Reg<'k, A>, Reg<'k, A>)
-where
-    Elem: Access<A>,
-{
+) -> (Reg<'k, A>, Reg<'k, A>) {
     let mean = if norm == RowNorm::Layer { a.mean.at(row).get() } else { k.lit(0.0) };
     (mean, a.rstd.at(row).get())
 }
@@ -323,21 +288,14 @@ impl AccumulateKernel for LongColumns {
         .dtypes(dtypes(self.dtype))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
         let width = self.width;
         let column = (k.block_idx_x() * LONG_COLUMN_THREADS + k.thread_idx()) * width;
         let len = a.len.to_u64();
         k.if_(column.lt(a.len), || {
-            let none = || (0..width).map(|_| k.lit::<A>(0.0)).collect::<Lanes<'k, A>>();
+            let none = || Lanes::constant(k, 0.0, width);
             let rows = k.range(k.block_idx_y().to_u64(), a.rows, k.grid_dim_y().to_u64());
             let (dweight, dbias) = k.fold(rows, (none(), none()), |row, (dweight, dbias)| {
                 let (mean, rstd) = row_statistics::<A>(k, self.norm, a, row);
@@ -345,10 +303,7 @@ impl AccumulateKernel for LongColumns {
                 let x = a.x.at(start).at(column).load::<A>(width);
                 let dy = a.dy.at(start).at(column).load::<A>(width);
                 let h = x.map(|x| (x - mean) * rstd);
-                (
-                    dweight.zip3(dy.clone(), h, |sum, dy, h| dy.mul_add(h, sum)),
-                    dbias.zip(dy, |sum, dy| sum + dy),
-                )
+                (dy.mul_add(h, dweight), dbias + dy)
             });
             let row = k.block_idx_y().to_u64() * len;
             let store = |sums: Lanes<'k, A>, row: U64<'k>| {
@@ -385,17 +340,10 @@ impl AccumulateKernel for ParameterSums {
             format!("norm_parameter_sums_{}_d{}", self.dtype, self.depth),
             BlockDim::xy(COLUMN_SUM_LANES, self.depth),
         )
-        .dtypes(DTypes::all(self.dtype).with("partials", statistics_dtype(self.dtype)))
+        .dtypes(DTypes::all(self.dtype).accumulated(["partials"]))
     }
 
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ParameterParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ParameterParams<'k>) {
         k.after_previous_grid();
         let which = k.block_idx_y() + a.first;
         let partials = a.partials.at(which.mul_wide(a.partial_rows) * a.len);

@@ -2,7 +2,7 @@
 
 use warpwright_runtime::{Stream, Tensor};
 
-use super::{RowNorm, RowNormArgs, RowNormBackwardArgs, RowNormBackwardDesc, RowNormDesc, statistics_dtype};
+use super::{RowNorm, RowNormArgs, RowNormBackwardArgs, RowNormBackwardDesc, RowNormDesc};
 use crate::norm::{NormGradients, NormOutput};
 use crate::plan::{PlanCache, Real};
 use crate::{Error, PlanError};
@@ -33,12 +33,8 @@ impl Default for RowNormOptions<'_> {
 /// Rows and their length if the last `dimensions` dimensions of `shape` are normalized over.
 fn rows_of(norm: RowNorm, shape: &[usize], dimensions: usize) -> Result<(usize, usize), PlanError> {
     let at = shape.len().checked_sub(dimensions).filter(|_| dimensions > 0);
-    let at = at.ok_or_else(|| PlanError::Parameter {
-        op: norm.name(),
-        parameter: "dimensions",
-        got: dimensions.to_string(),
-        expected: "at least 1, and no more than x has",
-    })?;
+    let expected = "at least 1, and no more than x has";
+    let at = at.ok_or_else(|| PlanError::refused(norm.name(), "dimensions", dimensions, expected))?;
     let product = |part: &[usize]| part.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
     match (product(&shape[..at]), product(&shape[at..])) {
         (Some(rows), Some(len)) => Ok((rows, len)),
@@ -93,7 +89,7 @@ pub fn row_norm(
     };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let like = || Tensor::empty_on(stream, dtype, x.shape());
-    let per_row = || Tensor::empty_on(stream, statistics_dtype(dtype), &[rows]);
+    let per_row = || Tensor::empty_on(stream, dtype.accumulator(), &[rows]);
     let mut y = like()?;
     let mut z = residual.is_some().then(like).transpose()?;
     let mut mean = (statistics && norm == RowNorm::Layer).then(per_row).transpose()?;

@@ -37,11 +37,11 @@ use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
+use crate::plan::{self, Operation, Plan, Real, Variant};
 use crate::tensors::tensors;
 
 pub use functions::*;
-use kernel::{present, statistics_dtype};
+use kernel::present;
 use tuning::Layout;
 
 /// How a row is normalised.
@@ -134,31 +134,32 @@ impl RowNormDesc {
     /// # Errors
     /// As [`Operation::plan`].
     pub fn plan_with(&self, target: Target, layouts: &[Layout]) -> Result<Plan<Self>, PlanError> {
+        type Args<'a> = RowNormArgs<'a>;
         let Self { norm, dtype, rows, len, eps, weight, bias, residual, statistics } = *self;
         let shape = Shape::check(norm, dtype, rows, len)?;
-        check_eps(norm, eps)?;
+        PlanError::check_eps(norm.name(), eps)?;
         check_bias(norm, bias)?;
-        let (op, saved) = (norm.name(), statistics_dtype(dtype));
+        let (op, saved) = (norm.name(), dtype.accumulator());
         let mean = statistics && norm == RowNorm::Layer;
-        let tensors = RowNormArgs::specs([
-            RowNormArgs::x.holds(dtype, shape.total),
-            RowNormArgs::residual.holds(dtype, shape.total).like(RowNormArgs::x).optional(residual),
-            RowNormArgs::weight.holds(dtype, len).optional(weight),
-            RowNormArgs::bias.holds(dtype, len).optional(bias),
-            RowNormArgs::y.holds(dtype, shape.total).like(RowNormArgs::x),
-            RowNormArgs::z.holds(dtype, shape.total).like(RowNormArgs::x).optional(residual).in_place(),
-            RowNormArgs::mean.holds(saved, rows).optional(mean),
-            RowNormArgs::rstd.holds(saved, rows).optional(statistics),
+        let tensors = Args::specs([
+            Args::x.holds(dtype, shape.total),
+            Args::residual.holds(dtype, shape.total).like(Args::x).optional(residual),
+            Args::weight.holds(dtype, len).optional(weight),
+            Args::bias.holds(dtype, len).optional(bias),
+            Args::y.holds(dtype, shape.total).like(Args::x),
+            Args::z.holds(dtype, shape.total).like(Args::x).optional(residual).in_place(),
+            Args::mean.holds(saved, rows).optional(mean),
+            Args::rstd.holds(saved, rows).optional(statistics),
         ]);
         let args = kernel::ForwardArgs {
-            x: RowNormArgs::x.arg(),
-            residual: RowNormArgs::residual.arg(),
-            weight: RowNormArgs::weight.arg(),
-            bias: RowNormArgs::bias.arg(),
-            y: RowNormArgs::y.arg(),
-            z: RowNormArgs::z.read_write(),
-            mean: RowNormArgs::mean.arg(),
-            rstd: RowNormArgs::rstd.arg(),
+            x: Args::x.arg(),
+            residual: Args::residual.arg(),
+            weight: Args::weight.arg(),
+            bias: Args::bias.arg(),
+            y: Args::y.arg(),
+            z: Args::z.read_write(),
+            mean: Args::mean.arg(),
+            rstd: Args::rstd.arg(),
             rows: rows as u64,
             len: shape.len,
             inverse_len: 1.0 / len as f64,
@@ -176,8 +177,7 @@ impl RowNormDesc {
             let steps = step(op, &def, args.clone(), target, plan::cover(op, rows, layout.rows())?)?;
             variants.push(Variant { alignment: layout.alignment(dtype), steps: steps.into_iter().collect() });
         }
-        let direction = Direction::Forward;
-        Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes: 0 }))
+        Ok(Plan::of(op, Direction::Forward, target, tensors, variants))
     }
 }
 
@@ -240,10 +240,11 @@ impl RowNormBackwardDesc {
     /// # Errors
     /// As [`Operation::plan`].
     pub fn plan_with(&self, target: Target, layouts: &[(Layout, u32)]) -> Result<Plan<Self>, PlanError> {
+        type Args<'a> = RowNormBackwardArgs<'a>;
         let Self { norm, dtype, rows, len, weight, bias, dz } = *self;
         let shape = Shape::check(norm, dtype, rows, len)?;
         check_bias(norm, bias)?;
-        let (op, saved) = (norm.name(), statistics_dtype(dtype));
+        let (op, saved) = (norm.name(), dtype.accumulator());
         // Blocks that leave a row of partial sums each.
         let partial_rows = |(layout, blocks): (Layout, u32)| -> u32 {
             let work = (rows as u64).div_ceil(layout.rows().into());
@@ -257,27 +258,27 @@ impl RowNormBackwardDesc {
         let most = layouts.iter().map(|l| partial_rows(*l)).max().unwrap_or(0) as usize;
         let workspace = most.checked_mul(len).and_then(|n| n.checked_mul(matrices));
         let workspace = workspace.ok_or_else(|| too_long(op, len))?;
-        let tensors = RowNormBackwardArgs::specs([
-            RowNormBackwardArgs::x.holds(dtype, shape.total),
-            RowNormBackwardArgs::dy.holds(dtype, shape.total).like(RowNormBackwardArgs::x),
-            RowNormBackwardArgs::dz.holds(dtype, shape.total).like(RowNormBackwardArgs::x).optional(dz),
-            RowNormBackwardArgs::weight.holds(dtype, len).optional(weight),
-            RowNormBackwardArgs::mean.holds(saved, rows).optional(norm == RowNorm::Layer),
-            RowNormBackwardArgs::rstd.holds(saved, rows),
-            RowNormBackwardArgs::dx.holds(dtype, shape.total).like(RowNormBackwardArgs::x),
-            RowNormBackwardArgs::dweight.holds(dtype, len).optional(weight),
-            RowNormBackwardArgs::dbias.holds(dtype, len).optional(bias),
-            RowNormBackwardArgs::workspace.scratch(saved, workspace),
+        let tensors = Args::specs([
+            Args::x.holds(dtype, shape.total),
+            Args::dy.holds(dtype, shape.total).like(Args::x),
+            Args::dz.holds(dtype, shape.total).like(Args::x).optional(dz),
+            Args::weight.holds(dtype, len).optional(weight),
+            Args::mean.holds(saved, rows).optional(norm == RowNorm::Layer),
+            Args::rstd.holds(saved, rows),
+            Args::dx.holds(dtype, shape.total).like(Args::x),
+            Args::dweight.holds(dtype, len).optional(weight),
+            Args::dbias.holds(dtype, len).optional(bias),
+            Args::workspace.scratch(saved, workspace),
         ]);
         let args = backward::BackwardArgs {
-            x: RowNormBackwardArgs::x.arg(),
-            dy: RowNormBackwardArgs::dy.arg(),
-            dz: RowNormBackwardArgs::dz.arg(),
-            weight: RowNormBackwardArgs::weight.arg(),
-            mean: RowNormBackwardArgs::mean.arg(),
-            rstd: RowNormBackwardArgs::rstd.arg(),
-            dx: RowNormBackwardArgs::dx.arg(),
-            partials: RowNormBackwardArgs::workspace.arg(),
+            x: Args::x.arg(),
+            dy: Args::dy.arg(),
+            dz: Args::dz.arg(),
+            weight: Args::weight.arg(),
+            mean: Args::mean.arg(),
+            rstd: Args::rstd.arg(),
+            dx: Args::dx.arg(),
+            partials: Args::workspace.arg(),
             rows: rows as u64,
             len: shape.len,
             inverse_len: 1.0 / len as f64,
@@ -305,9 +306,9 @@ impl RowNormBackwardDesc {
             }
             if parameters {
                 let sums = backward::ParameterArgs {
-                    partials: RowNormBackwardArgs::workspace.written(),
-                    dweight: RowNormBackwardArgs::dweight.arg(),
-                    dbias: RowNormBackwardArgs::dbias.arg(),
+                    partials: Args::workspace.written(),
+                    dweight: Args::dweight.arg(),
+                    dbias: Args::dbias.arg(),
                     partial_rows: count,
                     len: len as u64,
                     first: u32::from(!weight),
@@ -319,9 +320,7 @@ impl RowNormBackwardDesc {
             }
             variants.push(Variant { alignment: layout.alignment(dtype), steps });
         }
-        let workspace_bytes = (workspace as u64).saturating_mul(saved.bytes() as u64);
-        let direction = Direction::Backward;
-        Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes }))
+        Ok(Plan::of(op, Direction::Backward, target, tensors, variants))
     }
 }
 
@@ -344,38 +343,23 @@ struct Shape {
 impl Shape {
     fn check(norm: RowNorm, dtype: DType, rows: usize, len: usize) -> Result<Self, PlanError> {
         let op = norm.name();
-        if !dtype.is_float() {
-            return Err(PlanError::DType { op, tensor: "x", got: dtype, expected: &DType::FLOATS });
-        }
+        PlanError::check_floats(op, "x", dtype)?;
         let short = u32::try_from(len).ok().filter(|_| (1..=MAX_LEN).contains(&len));
         let len_u32 = short.ok_or_else(|| too_long(op, len))?;
         let total = rows.checked_mul(len).filter(|n| n.checked_mul(dtype.bytes()).is_some());
-        let total = total.ok_or_else(|| PlanError::Parameter {
-            op,
-            parameter: "rows",
-            got: rows.to_string(),
-            expected: "so few that the bytes of a tensor can be counted",
-        })?;
+        let expected = "so few that the bytes of a tensor can be counted";
+        let total = total.ok_or_else(|| PlanError::refused(op, "rows", rows, expected))?;
         Ok(Self { total, len: len_u32 })
     }
 }
 
 fn too_long(op: &'static str, len: usize) -> PlanError {
-    PlanError::Parameter { op, parameter: "len", got: len.to_string(), expected: "from 1 to 2^24" }
-}
-
-fn check_eps(norm: RowNorm, eps: Real) -> Result<(), PlanError> {
-    if eps.get().is_finite() && eps.get() >= 0.0 {
-        return Ok(());
-    }
-    let got = format!("{eps:?}");
-    Err(PlanError::Parameter { op: norm.name(), parameter: "eps", got, expected: "finite and not negative" })
+    PlanError::refused(op, "len", len, "from 1 to 2^24")
 }
 
 fn check_bias(norm: RowNorm, bias: bool) -> Result<(), PlanError> {
     if bias && norm == RowNorm::Rms {
-        let got = bias.to_string();
-        return Err(PlanError::Parameter { op: norm.name(), parameter: "bias", got, expected: "false" });
+        return Err(PlanError::refused(norm.name(), "bias", bias, "false"));
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use warpwright_ptx::{DType, Target};
 
 use super::{RowNorm, RowNormBackwardDesc, RowNormDesc, tuning};
 use crate::PlanError;
-use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
-use crate::plan::Real;
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned, distinct};
+use crate::plan::{Operation, Plan, Real};
 
 /// The family.
 pub(crate) const FAMILY: Family = Family { name: "layer_norm", aliases: &[], entries, plan, kernels };
@@ -16,15 +16,7 @@ const ROW: usize = 4096;
 
 /// The family's rows of the catalogue.
 fn entries() -> Vec<Entry> {
-    let both = |norm: RowNorm| {
-        [Direction::Forward, Direction::Backward].map(|direction| Entry {
-            op: norm.name(),
-            direction,
-            dtypes: &DType::FLOATS,
-            targets: &TARGETS,
-        })
-    };
-    RowNorm::ALL.into_iter().flat_map(both).collect()
+    RowNorm::ALL.into_iter().flat_map(|norm| Entry::both(norm.name())).collect()
 }
 
 /// Plans what is asked for.
@@ -47,51 +39,33 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
 
 /// Every kernel that a plan of `entry` can hold.
 fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    fn planned<O: Operation>(plan: Result<Plan<O>, PlanError>) -> Result<Planned, PlanError> {
+        plan.map(Planned::from)
+    }
     let norm = RowNorm::from_name(entry.op)
         .ok_or_else(|| PlanError::UnknownOperation { name: entry.op.to_owned() })?;
     let forward = entry.direction == Direction::Forward;
     let vectors =
         if forward { tuning::forward_vectors(dtype, target) } else { tuning::backward_vectors(norm, dtype) };
-    let mut found: Vec<Kernel> = Vec::new();
-    for layout in vectors.into_iter().chain(tuning::scalars()) {
-        for parameters in [true, false] {
-            let steps = if forward {
-                let desc = RowNormDesc {
-                    norm,
-                    dtype,
-                    rows: 1,
-                    len: 1,
-                    eps: Real::new(1e-5),
-                    weight: parameters,
-                    bias: false,
-                    residual: false,
-                    statistics: false,
-                };
-                desc.plan_with(target, &[layout])?.steps().to_vec()
-            } else {
-                let desc = RowNormBackwardDesc {
-                    norm,
-                    dtype,
-                    rows: 1,
-                    len: 1,
-                    weight: parameters,
-                    bias: false,
-                    dz: false,
-                };
-                // Few rows of partial sums, and many.
-                let desc = |rows| RowNormBackwardDesc { rows, ..desc.clone() };
-                let many = desc(1 << 20).plan_with(target, &[(layout, 1 << 10)])?;
-                let few = desc(1).plan_with(target, &[(layout, 1)])?;
-                [few.steps(), many.steps()].concat()
-            };
-            for step in steps {
-                // The sums of the parameters are the same kernel for both norms.
-                let foreign = norm == RowNorm::Rms && step.kernel().name().starts_with("norm_parameter");
-                if !foreign && found.iter().all(|k| k.name() != step.kernel().name()) {
-                    found.push(step.kernel().clone());
-                }
-            }
+    let layouts = vectors.into_iter().chain(tuning::scalars());
+    let plans = layouts.flat_map(|layout| [true, false].map(|weight| (layout, weight)));
+    let plans = plans.flat_map(|(layout, weight)| {
+        let (rows, len, bias, residual, statistics) = (1, 1, false, false, false);
+        if forward {
+            let eps = Real::new(1e-5);
+            let desc = RowNormDesc { norm, dtype, rows, len, eps, weight, bias, residual, statistics };
+            return vec![planned(desc.plan_with(target, &[layout]))];
         }
-    }
+        // Few rows of partial sums, and many.
+        let sizes = [(1, 1), (1 << 20, 1 << 10)];
+        let plan = |(rows, partial_rows)| {
+            let desc = RowNormBackwardDesc { norm, dtype, rows, len, weight, bias, dz: false };
+            planned(desc.plan_with(target, &[(layout, partial_rows)]))
+        };
+        Vec::from(sizes.map(plan))
+    });
+    let mut found = distinct(plans)?;
+    // The sums of the parameters are the same kernel for both norms.
+    found.retain(|kernel| norm == RowNorm::Layer || !kernel.name().starts_with("norm_parameter"));
     Ok(found)
 }

@@ -12,12 +12,8 @@ use crate::{Error, PlanError};
 /// `x` as images, channels and places.
 fn describe(x: &Tensor, size: usize, coefficients: Coefficients) -> Result<LocalResponseNormDesc, PlanError> {
     let &[images, channels, ref spatial @ ..] = x.shape() else {
-        return Err(PlanError::Parameter {
-            op: OP,
-            parameter: "dimensions",
-            got: x.shape().len().to_string(),
-            expected: "at least 2: images and channels",
-        });
+        let (got, expected) = (x.shape().len(), "at least 2: images and channels");
+        return Err(PlanError::refused(OP, "dimensions", got, expected));
     };
     // A tensor with a dimension of 0 has no elements, whatever the others are.
     let spatial = spatial.iter().fold(1usize, |n, d| n.saturating_mul(*d));

@@ -98,6 +98,16 @@ impl Common {
     fn dtypes(self) -> DTypes {
         DTypes::all(self.dtype).accumulated(["terms"])
     }
+
+    /// A kernel with windows of `size` channels in registers, of which a multiprocessor holds so many `blocks`: more spill,
+    /// and f64 takes twice the registers.
+    fn sliding(self, direction: &str, size: u32, blocks: u32) -> KernelSpec {
+        let Self { dtype, power } = self;
+        let name = format!("local_response_norm{direction}_{dtype}_size{size}{}", power.name());
+        KernelSpec::new(name, BlockDim::x(THREADS))
+            .dtypes(self.dtypes())
+            .min_blocks_per_sm((dtype != DType::F64).then_some(blocks))
+    }
 }
 
 /// `dx` of its two parts: `direct - 2 scale beta x sum(terms)`.
@@ -222,15 +232,7 @@ impl AccumulateKernel for SlidingForward {
     type Args = LrnArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Common { dtype, power } = self.common;
-        // More than that spills; f64 takes twice the registers.
-        let min_blocks_per_sm = (self.common.dtype != DType::F64).then_some(12);
-        KernelSpec::new(
-            format!("local_response_norm_{dtype}_size{}{}", self.size, power.name()),
-            BlockDim::x(THREADS),
-        )
-        .dtypes(self.common.dtypes())
-        .min_blocks_per_sm(min_blocks_per_sm)
+        self.common.sliding("", self.size, 12)
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>) {
@@ -268,15 +270,7 @@ impl AccumulateKernel for SlidingBackward {
     type Args = LrnArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Common { dtype, power } = self.common;
-        // More than that spills; f64 takes twice the registers.
-        let min_blocks_per_sm = (self.common.dtype != DType::F64).then_some(8);
-        KernelSpec::new(
-            format!("local_response_norm_backward_{dtype}_size{}{}", self.size, power.name()),
-            BlockDim::x(THREADS),
-        )
-        .dtypes(self.common.dtypes())
-        .min_blocks_per_sm(min_blocks_per_sm)
+        self.common.sliding("_backward", self.size, 8)
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>) {

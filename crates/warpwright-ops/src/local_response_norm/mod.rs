@@ -25,7 +25,7 @@ use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
+use crate::plan::{self, Operation, Plan, Real, TensorSpec, Variant};
 use crate::tensors::{InSlot, OutSlot, tensors};
 
 pub use functions::{local_response_norm, local_response_norm_backward};
@@ -115,11 +115,8 @@ impl LocalResponseNormDesc {
     fn check(&self, target: Target) -> Result<Checked<'_>, PlanError> {
         let Self { dtype, images, channels, spatial, size, coefficients: Coefficients { alpha, beta, k } } =
             *self;
-        let refuse =
-            |parameter, got, expected| Err(PlanError::Parameter { op: OP, parameter, got, expected });
-        if !dtype.is_float() {
-            return Err(PlanError::DType { op: OP, tensor: "x", got: dtype, expected: &DType::FLOATS });
-        }
+        let refuse = |parameter, got: String, expected| Err(PlanError::refused(OP, parameter, got, expected));
+        PlanError::check_floats(OP, "x", dtype)?;
         if u32::try_from(size).map_or(true, |size| size == 0) {
             return refuse("size", size.to_string(), "from 1 to 2^32 - 1");
         }
@@ -163,7 +160,7 @@ impl LocalResponseNormDesc {
             }
             Walk::Single => checked.step(&Single { dtype: self.dtype, step: Step::Forward }, args, walk)?,
         };
-        Ok(checked.finish(Direction::Forward, tensors, step.into_iter().collect(), 0))
+        Ok(checked.finish(Direction::Forward, tensors, step.into_iter().collect()))
     }
 
     fn walk(&self) -> Walk {
@@ -188,14 +185,13 @@ impl LocalResponseNormBackwardDesc {
         let desc = &self.forward;
         let checked = desc.check(target)?;
         let dtype = desc.dtype;
-        let terms = dtype.accumulator();
         let workspace = if walk == Walk::Single { checked.total } else { 0 };
         type Args<'a> = LocalResponseNormBackwardArgs<'a>;
         let tensors = Args::specs([
             Args::x.holds(dtype, checked.total),
             Args::dy.holds(dtype, checked.total).like(Args::x),
             Args::dx.holds(dtype, checked.total).like(Args::x),
-            Args::workspace.scratch(terms, workspace),
+            Args::workspace.scratch(dtype.accumulator(), workspace),
         ]);
         let args = checked.args(walk, Args::x, Args::dy, Args::workspace, Args::dx);
         let steps = match walk {
@@ -209,8 +205,7 @@ impl LocalResponseNormBackwardDesc {
                 both.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?
             }
         };
-        let bytes = (workspace as u64).saturating_mul(terms.bytes() as u64);
-        Ok(checked.finish(Direction::Backward, tensors, steps, bytes))
+        Ok(checked.finish(Direction::Backward, tensors, steps))
     }
 }
 
@@ -282,9 +277,7 @@ impl Checked<'_> {
         direction: Direction,
         tensors: Vec<TensorSpec>,
         steps: Vec<LaunchStep>,
-        workspace_bytes: u64,
     ) -> Plan<O> {
-        let variants = vec![Variant { alignment: 1, steps }];
-        Plan::new(PlanParts { op: OP, direction, target: self.target, tensors, variants, workspace_bytes })
+        Plan::of(OP, direction, self.target, tensors, vec![Variant { alignment: 1, steps }])
     }
 }

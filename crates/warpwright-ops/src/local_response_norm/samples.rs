@@ -6,7 +6,7 @@ use warpwright_ptx::{DType, Target};
 use super::tuning::Walk;
 use super::{Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc, OP, tuning};
 use crate::PlanError;
-use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned};
 use crate::plan::Real;
 
 /// The family.
@@ -19,8 +19,7 @@ const CHANNELS: usize = 96;
 
 /// The family's rows of the catalogue.
 fn entries() -> Vec<Entry> {
-    let entry = |direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS };
-    [Direction::Forward, Direction::Backward].map(entry).to_vec()
+    Entry::both(OP).to_vec()
 }
 
 /// Plans what is asked for.

@@ -11,12 +11,7 @@ use crate::{Error, PlanError};
 fn around(op: &'static str, shape: &[usize], dim: usize) -> Result<[usize; 3], PlanError> {
     let Some(&n) = shape.get(dim) else {
         let got = format!("{dim} of {} dimensions", shape.len());
-        return Err(PlanError::Parameter {
-            op,
-            parameter: "dim",
-            got,
-            expected: "a dimension of the tensor",
-        });
+        return Err(PlanError::refused(op, "dim", got, "a dimension of the tensor"));
     };
     Ok([shape[..dim].iter().product(), n, shape[dim + 1..].iter().product()])
 }

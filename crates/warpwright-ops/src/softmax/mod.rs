@@ -36,7 +36,7 @@ use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, Real, TensorSpec, Variant};
+use crate::plan::{self, Operation, Plan, Real, TensorSpec, Variant};
 use crate::tensors::tensors;
 
 pub use functions::*;
@@ -329,7 +329,7 @@ impl Shape {
     }
 
     fn parameter(&self, parameter: &'static str, got: String, expected: &'static str) -> PlanError {
-        PlanError::Parameter { op: self.op(), parameter, got, expected }
+        PlanError::refused(self.op(), parameter, got, expected)
     }
 
     /// The factor for the forward kernels. In a row of one every factor gives the same, and only 1 gives it without a
@@ -340,14 +340,8 @@ impl Shape {
 
     /// Elements of each tensor.
     fn len(&self) -> Result<usize, PlanError> {
-        if !DType::FLOATS.contains(&self.dtype) {
-            return Err(PlanError::DType {
-                op: self.op(),
-                tensor: if self.direction == Direction::Forward { "x" } else { "y" },
-                got: self.dtype,
-                expected: &DType::FLOATS,
-            });
-        }
+        let tensor = if self.direction == Direction::Forward { "x" } else { "y" };
+        PlanError::check_floats(self.op(), tensor, self.dtype)?;
         let scale = self.scale.get();
         if !(scale > 0.0 && scale.is_finite()) {
             return Err(self.parameter("scale", format!("{scale:?}"), "positive and finite"));
@@ -379,7 +373,7 @@ impl Shape {
         configs: &[Config],
         build: impl Fn(Common, u32) -> Result<(Kernel, Vec<ArgValue>), PlanError>,
     ) -> Result<Plan<O>, PlanError> {
-        let (op, dtype) = (self.op(), self.dtype);
+        let dtype = self.dtype;
         let mut variants = Vec::new();
         for &config in configs {
             let mut steps = Vec::new();
@@ -391,14 +385,7 @@ impl Shape {
             }
             variants.push(Variant { alignment: config.alignment(dtype), steps });
         }
-        Ok(Plan::new(PlanParts {
-            op,
-            direction: self.direction,
-            target,
-            tensors,
-            variants,
-            workspace_bytes: 0,
-        }))
+        Ok(Plan::of(self.op(), self.direction, target, tensors, variants))
     }
 
     /// The grid, and how many blocks lie across the columns of strided rows.

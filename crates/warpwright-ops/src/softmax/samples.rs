@@ -6,7 +6,7 @@ use warpwright_ptx::{DType, Target};
 use super::kernel::Common;
 use super::{MaskKind, MaskedSoftmaxDesc, Softmax, SoftmaxBackwardDesc, SoftmaxDesc, kernel, passes, tuning};
 use crate::PlanError;
-use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned};
 use crate::plan::{self, Real};
 
 /// The family.
@@ -17,15 +17,7 @@ const ROW: usize = 4096;
 
 /// The family's rows of the catalogue.
 fn entries() -> Vec<Entry> {
-    let both = |f: Softmax| {
-        [Direction::Forward, Direction::Backward].map(|direction| Entry {
-            op: f.name(),
-            direction,
-            dtypes: &DType::FLOATS,
-            targets: &TARGETS,
-        })
-    };
-    Softmax::ALL.into_iter().flat_map(both).collect()
+    Softmax::ALL.into_iter().flat_map(|function| Entry::both(function.name())).collect()
 }
 
 /// Plans what is asked for.
