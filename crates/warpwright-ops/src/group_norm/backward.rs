@@ -1,15 +1,14 @@
 //! The gradient as an operation.
 
-use warpwright_dsl::KernelArgs;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::tuning::{self, Divisor, Path};
-use super::{GroupShape, Layout, OP, Sizes, column_gradients, common, gradients, variants};
+use super::{GroupShape, Layout, OP, Sizes, column_gradients, common, gradients, resident, variants};
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts};
+use crate::plan::{self, Operation, Plan};
 use crate::tensors::tensors;
 
 /// Backward.
@@ -57,15 +56,17 @@ tensors! {
     }
 }
 
+type Args<'a> = GroupNormBackwardArgs<'a>;
+
 /// What all kernels that go over the tensors read.
 fn inputs() -> gradients::InputsArgs {
     gradients::InputsArgs {
-        x: GroupNormBackwardArgs::x.arg(),
-        dy: GroupNormBackwardArgs::dy.arg(),
-        mean: GroupNormBackwardArgs::mean.arg(),
-        rstd: GroupNormBackwardArgs::rstd.arg(),
-        weight: GroupNormBackwardArgs::weight.arg(),
-        bias: GroupNormBackwardArgs::bias.arg(),
+        x: Args::x.arg(),
+        dy: Args::dy.arg(),
+        mean: Args::mean.arg(),
+        rstd: Args::rstd.arg(),
+        weight: Args::weight.arg(),
+        bias: Args::bias.arg(),
     }
 }
 
@@ -150,17 +151,17 @@ impl GroupNormBackwardDesc {
             return Ok(None);
         }
         let args = gradients::ParameterArgs {
-            sums: GroupNormBackwardArgs::workspace.written(),
-            dweight: GroupNormBackwardArgs::dweight.arg(),
-            dbias: GroupNormBackwardArgs::dbias.arg(),
+            sums: Args::workspace.written(),
+            dweight: Args::dweight.arg(),
+            dbias: Args::dbias.arg(),
             rows: sizes.word(rows)?,
             channels: sizes.channels,
             sums_plane: scratch.sums_plane,
             flags: self.flags(),
         };
-        let kernel = plan::recorded(OP, &gradients::Parameters { dtype: self.dtype }, target)?;
         let [x, _, z] = sizes.grid(sizes.channels.div_ceil(u64::from(gradients::Parameters::LANES)))?;
-        Ok(Some(LaunchStep::new(kernel, [x, 2, z], args.values())))
+        let def = gradients::Parameters { dtype: self.dtype };
+        plan::launch(OP, &def, args, target, [x, 2, z]).map(Some)
     }
 
     fn resident_steps(
@@ -184,10 +185,10 @@ impl GroupNormBackwardDesc {
         let rows = sizes.batch * splits;
         let wanted = if self.parameters() { rows * sizes.channels } else { 0 };
         let scratch = Scratch { sums_plane: wanted, partials_plane: 0, bytes, groups: 0 };
-        let args = gradients::ResidentArgs {
+        let args = resident::BackwardArgs {
             inputs: inputs(),
-            dx: GroupNormBackwardArgs::dx.arg(),
-            sums: GroupNormBackwardArgs::workspace.arg(),
+            dx: Args::dx.arg(),
+            sums: Args::workspace.arg(),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
             vectors: sizes.word(vectors)?,
@@ -197,20 +198,13 @@ impl GroupNormBackwardDesc {
             shift: divisor.shift,
             splits: sizes.word(splits)?,
             sums_plane: scratch.sums_plane,
-            reciprocal: self.reciprocal(sizes),
+            reciprocal: sizes.reciprocal(),
             flags: self.flags(),
         };
-        let kernel = plan::recorded(OP, &gradients::ResidentBackward { dtype, config }, target)?;
         let grid = sizes.grid(sizes.all_groups as u64 * u64::from(config.cluster))?;
-        let mut steps = vec![LaunchStep::new(kernel, grid, args.values())];
+        let mut steps = vec![plan::launch(OP, &resident::Backward { dtype, config }, args, target, grid)?];
         steps.extend(self.parameter_step(sizes, target, rows, scratch)?);
         Ok((steps, scratch.len()))
-    }
-
-    /// One over the elements of a group.
-    #[allow(clippy::unused_self, reason = "reads as a property of the operation")]
-    fn reciprocal(&self, sizes: &Sizes) -> f64 {
-        1.0 / (sizes.of_group * sizes.spatial) as f64
     }
 
     /// The step between the partial sums and `dx`.
@@ -223,10 +217,10 @@ impl GroupNormBackwardDesc {
     ) -> Result<LaunchStep, PlanError> {
         let at_once = sizes.of_group.clamp(1, u64::from(gradients::FINISH_THREADS)).next_power_of_two();
         let args = gradients::FinishArgs {
-            partials: GroupNormBackwardArgs::workspace.written_at(scratch.partials()),
-            weight: GroupNormBackwardArgs::weight.arg(),
-            sums: GroupNormBackwardArgs::workspace.arg(),
-            means: GroupNormBackwardArgs::workspace.arg_at(scratch.means()),
+            partials: Args::workspace.written_at(scratch.partials()),
+            weight: Args::weight.arg(),
+            sums: Args::workspace.arg(),
+            means: Args::workspace.arg_at(scratch.means()),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
             log: at_once.trailing_zeros(),
@@ -234,11 +228,11 @@ impl GroupNormBackwardDesc {
             plane: scratch.partials_plane,
             sums_plane: scratch.sums_plane,
             means_plane: scratch.groups,
-            reciprocal: self.reciprocal(sizes),
+            reciprocal: sizes.reciprocal(),
             flags: self.flags(),
         };
-        let kernel = plan::recorded(OP, &gradients::Finish { dtype: self.dtype }, target)?;
-        Ok(LaunchStep::new(kernel, sizes.grid(sizes.all_groups as u64)?, args.values()))
+        let grid = sizes.grid(sizes.all_groups as u64)?;
+        plan::launch(OP, &gradients::Finish { dtype: self.dtype }, args, target, grid)
     }
 
     fn contiguous_steps(
@@ -257,8 +251,6 @@ impl GroupNormBackwardDesc {
             bytes,
             groups,
         };
-        let first = plan::recorded(OP, &gradients::Sums { dtype, width }, target)?;
-        let last = plan::recorded(OP, &gradients::Apply { dtype, width }, target)?;
         let warps = u64::from(tuning::STREAM_THREADS / 32);
         let parts = scratch.partials_plane;
         let cut = gradients::CutArgs {
@@ -270,7 +262,7 @@ impl GroupNormBackwardDesc {
         };
         let sums = gradients::SumsArgs {
             inputs: inputs(),
-            partials: GroupNormBackwardArgs::workspace.arg_at(scratch.partials()),
+            partials: Args::workspace.arg_at(scratch.partials()),
             cut: cut.clone(),
             parts: sizes.word(parts)?,
             plane: scratch.partials_plane,
@@ -278,17 +270,18 @@ impl GroupNormBackwardDesc {
         };
         let apply = gradients::ApplyArgs {
             inputs: inputs(),
-            means: GroupNormBackwardArgs::workspace.written_at(scratch.means()),
-            dx: GroupNormBackwardArgs::dx.arg(),
+            means: Args::workspace.written_at(scratch.means()),
+            dx: Args::dx.arg(),
             cut: cut.clone(),
             parts: sizes.word(parts)?,
             means_plane: groups,
             flags: self.flags(),
         };
+        let grid = sizes.grid(parts.div_ceil(warps))?;
         let mut steps = vec![
-            LaunchStep::new(first, sizes.grid(parts.div_ceil(warps))?, sums.values()),
+            plan::launch(OP, &gradients::Sums { dtype, width }, sums, target, grid)?,
             self.finish_step(sizes, target, splits, scratch)?,
-            LaunchStep::new(last, sizes.grid(parts.div_ceil(warps))?, apply.values()),
+            plan::launch(OP, &gradients::Apply { dtype, width }, apply, target, grid)?,
         ];
         steps.extend(self.parameter_step(sizes, target, sizes.batch, scratch)?);
         Ok((steps, scratch.len()))
@@ -311,7 +304,7 @@ impl GroupNormBackwardDesc {
         };
         let sums = column_gradients::SumsArgs {
             inputs: inputs(),
-            partials: GroupNormBackwardArgs::workspace.arg_at(scratch.partials()),
+            partials: Args::workspace.arg_at(scratch.partials()),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
             shape: t.shape(sizes.spatial),
@@ -320,20 +313,18 @@ impl GroupNormBackwardDesc {
         };
         let apply = column_gradients::ApplyArgs {
             inputs: inputs(),
-            means: GroupNormBackwardArgs::workspace.written_at(scratch.means()),
-            dx: GroupNormBackwardArgs::dx.arg(),
+            means: Args::workspace.written_at(scratch.means()),
+            dx: Args::dx.arg(),
             groups: sizes.word(sizes.groups)?,
             of_group: sizes.word(sizes.of_group)?,
             shape: t.shape(sizes.spatial),
             means_plane: groups,
             flags: self.flags(),
         };
-        let first = plan::recorded(OP, &column_gradients::Sums { dtype, width }, target)?;
-        let last = plan::recorded(OP, &column_gradients::Apply { dtype, width }, target)?;
         let mut steps = vec![
-            LaunchStep::new(first, t.grid, sums.values()),
+            plan::launch(OP, &column_gradients::Sums { dtype, width }, sums, target, t.grid)?,
             self.finish_step(sizes, target, t.splits, scratch)?,
-            LaunchStep::new(last, t.grid, apply.values()),
+            plan::launch(OP, &column_gradients::Apply { dtype, width }, apply, target, t.grid)?,
         ];
         steps.extend(self.parameter_step(sizes, target, sizes.batch, scratch)?);
         Ok((steps, scratch.len()))
@@ -354,26 +345,19 @@ impl GroupNormBackwardDesc {
             variants(&sizes, |width| self.steps(&sizes, width, target, path.filter(|p| p.fits(width))))?;
         let statistics = self.dtype.accumulator();
         let channels = self.shape.channels;
-        let tensors = GroupNormBackwardArgs::specs([
-            GroupNormBackwardArgs::x.holds(self.dtype, sizes.len),
-            GroupNormBackwardArgs::dy.holds(self.dtype, sizes.len).like(GroupNormBackwardArgs::x),
-            GroupNormBackwardArgs::mean.holds(statistics, sizes.all_groups),
-            GroupNormBackwardArgs::rstd.holds(statistics, sizes.all_groups),
-            GroupNormBackwardArgs::weight.holds(self.dtype, channels).optional(self.weight),
-            GroupNormBackwardArgs::bias.holds(self.dtype, channels).optional(self.bias && self.silu),
-            GroupNormBackwardArgs::dx.holds(self.dtype, sizes.len).in_place().like(GroupNormBackwardArgs::x),
-            GroupNormBackwardArgs::dweight.holds(self.dtype, channels).optional(self.dweight),
-            GroupNormBackwardArgs::dbias.holds(self.dtype, channels).optional(self.dbias),
-            GroupNormBackwardArgs::workspace.scratch(statistics, workspace),
+        let tensors = Args::specs([
+            Args::x.holds(self.dtype, sizes.len),
+            Args::dy.holds(self.dtype, sizes.len).like(Args::x),
+            Args::mean.holds(statistics, sizes.all_groups),
+            Args::rstd.holds(statistics, sizes.all_groups),
+            Args::weight.holds(self.dtype, channels).optional(self.weight),
+            Args::bias.holds(self.dtype, channels).optional(self.bias && self.silu),
+            Args::dx.holds(self.dtype, sizes.len).in_place().like(Args::x),
+            Args::dweight.holds(self.dtype, channels).optional(self.dweight),
+            Args::dbias.holds(self.dtype, channels).optional(self.dbias),
+            Args::workspace.scratch(statistics, workspace),
         ]);
-        Ok(Plan::new(PlanParts {
-            op: OP,
-            direction: Direction::Backward,
-            target,
-            tensors,
-            variants,
-            workspace_bytes: (workspace * statistics.bytes()) as u64,
-        }))
+        Ok(Plan::of(OP, Direction::Backward, target, tensors, variants))
     }
 }
 
@@ -390,7 +374,7 @@ pub(super) fn kernels(dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanE
     let mut all = Vec::new();
     for width in [tuning::vector_width(dtype), 1] {
         for config in tuning::backward(dtype, target, width) {
-            all.push(plan::recorded(OP, &gradients::ResidentBackward { dtype, config }, target)?);
+            all.push(plan::recorded(OP, &resident::Backward { dtype, config }, target)?);
         }
         all.push(plan::recorded(OP, &gradients::Sums { dtype, width }, target)?);
         all.push(plan::recorded(OP, &gradients::Apply { dtype, width }, target)?);

@@ -3,7 +3,7 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::columns::{Column, PAIR_ROUND, Planes, ShapeArgs, THREADS, channels_of_tile};
+use super::columns::{Column, PAIR_ROUND, ShapeArgs, Strips, THREADS};
 use super::common::{Affine, silu_slope};
 use super::gradients::{Channel, Inputs, InputsArgs, Line, with_or_without_silu};
 
@@ -40,19 +40,19 @@ impl AccumulateKernel for Sums {
         let affine = a.inputs.affine(a.flags);
         let options = affine.options;
         let sources = Sources { affine, inputs: a.inputs, groups: a.groups, of_group: a.of_group };
-        let zeros = || -> Lanes<'k, A> { (0..width).map(|_| k.lit(0.0)).collect() };
+        let zeros = || Lanes::constant(k, 0.0, width);
         let (sums, products) = k.if_else(
             column.exists,
             || {
                 let (channels, _) = sources.channels::<A>(k, column, width);
                 let (sums, products) = with_or_without_silu(k, options, precision, |silu| {
                     column.rounds(k, PAIR_ROUND, (zeros(), zeros()), |at, round, sums| {
-                        let x = rows::<A>(a.inputs.x, column, at, round, width);
-                        let dy = rows::<A>(a.inputs.dy, column, at, round, width);
+                        let x = column.load::<A>(a.inputs.x, at, round, width);
+                        let dy = column.load::<A>(a.inputs.dy, at, round, width);
                         x.iter().zip(&dy).fold(sums, |(sums, products), (x, dy)| {
                             let (distances, gradients) = pixel(silu, &channels, x, dy);
-                            let products = gradients.zip3(distances, products, |g, d, sum| g.mul_add(d, sum));
-                            (sums.zip(gradients, |sum, g| sum + g), products)
+                            let products = gradients.mul_add(distances, products);
+                            (sums + gradients, products)
                         })
                     })
                 });
@@ -62,23 +62,14 @@ impl AccumulateKernel for Sums {
             || (zeros(), zeros()),
         );
 
-        let thread = k.thread_idx();
-        let [of_dy, of_product] = [(); 2].map(|()| Planes::<A>::new(k, width));
-        of_dy.put(thread, &sums);
-        of_product.put(thread, &products);
-        k.barrier();
-        let strips = k.lit(THREADS) >> a.shape.tile;
-        channels_of_tile(k, column, a.shape.tile, width, |vector, lane, channel| {
-            let zero = || k.lit::<A>(0.0);
-            let (sum, product) = k.fold(k.range(0u32, strips, 1u32), (zero(), zero()), |strip, sums| {
-                let from = (strip << a.shape.tile) + vector;
-                (sums.0 + of_dy.get(from, lane), sums.1 + of_product.get(from, lane))
-            });
-            let row = (a.shape.row_vectors * width).to_u64();
-            let partial = a.partials.at(column.part.to_u64() * row + channel.to_u64());
-            partial.set(sum);
-            partial.at(a.plane).set(product);
-        });
+        let strips = Strips::new(k, column, a.shape, width, [sums, products]);
+        let of_channel = |channel| {
+            let add = |_, thread, sums: [Reg<'k, A>; 2]| {
+                std::array::from_fn(|i| sums[i] + strips.value(i, channel, thread))
+            };
+            strips.fold(channel, || [k.lit(0.0), k.lit(0.0)], add)
+        };
+        strips.each_channel(a.partials, of_channel, a.plane);
     }
 }
 
@@ -111,25 +102,6 @@ impl<'k> Sources<'k> {
             .collect();
         (channels, groups)
     }
-}
-
-/// The vectors of `round` pixels from the one at `at` on.
-fn rows<'k, A: Float>(
-    from: Ptr<'k, Read, Elem>,
-    column: Column<'k>,
-    at: U64<'k>,
-    round: u32,
-    width: u32,
-) -> Vec<Packed<'k, A>> {
-    let (mut from, pitch) = (from.at(column.element(at, width)), column.pitch(width));
-    let mut rows = Vec::new();
-    for number in 0..round {
-        if number > 0 {
-            from = from.at(pitch);
-        }
-        rows.push(from.load_packed::<A>(width));
-    }
-    rows
 }
 
 /// Distances from the means and gradients in front of `silu` of one pixel.
@@ -199,13 +171,10 @@ impl AccumulateKernel for Apply {
             let pitch = column.pitch(width);
             with_or_without_silu(k, options, precision, |silu| {
                 column.rounds(k, PAIR_ROUND, (), |at, round, ()| {
-                    let x = rows::<A>(a.inputs.x, column, at, round, width);
-                    let dy = rows::<A>(a.inputs.dy, column, at, round, width);
-                    let mut dx = a.dx.at(column.element(at, width));
-                    for (number, (x, dy)) in x.iter().zip(&dy).enumerate() {
-                        if number > 0 {
-                            dx = dx.at(pitch);
-                        }
+                    let x = column.load::<A>(a.inputs.x, at, round, width);
+                    let dy = column.load::<A>(a.inputs.dy, at, round, width);
+                    let dx = a.dx.at(column.element(at, width));
+                    for ((x, dy), dx) in x.iter().zip(&dy).zip(dx.pitched(pitch, round)) {
                         let (distances, gradients) = pixel(silu, &channels, x, dy);
                         let results: Lanes<'k, A> = lines
                             .iter()

@@ -82,17 +82,26 @@ impl<'k> Column<'k> {
         self.stride * self.row_vectors.to_u64() * u64::from(width)
     }
 
+    /// The thread's vectors of `round` pixels from the one at `at` on.
+    pub(super) fn load<A: Float>(
+        self,
+        x: Ptr<'k, Read, Elem>,
+        at: U64<'k>,
+        round: u32,
+        width: u32,
+    ) -> Vec<Packed<'k, A>> {
+        let (from, pitch) = (x.at(self.element(at, width)), self.pitch(width));
+        from.pitched(pitch, round).map(|from| from.load_packed(width)).collect()
+    }
+
     /// The groups of the thread's channels, of `of_group` channels each, counted over all samples.
     pub(super) fn groups(self, k: K<'k>, groups: U32<'k>, of_group: U32<'k>, width: u32) -> Lanes<'k, u32> {
         let first = self.vector * width;
         let of = |channel: U32<'k>| self.sample * groups + channel / of_group;
         k.if_else(
             whole(of_group, width),
-            || {
-                let group = of(first);
-                (0..width).map(|_| group).collect()
-            },
-            || -> Lanes<'k, u32> { (0..width).map(|lane| of(first + lane)).collect() },
+            || Lanes::splat(of(first), width),
+            || (0..width).map(|lane| of(first + lane)).collect(),
         )
     }
 
@@ -140,50 +149,97 @@ fn whole(of_group: U32<'_>, width: u32) -> Pred<'_> {
     (of_group & (width - 1)).eq(0)
 }
 
-/// Values of all threads of a block in shared memory, one plane for each of `width` channels; reads in the order of the
-/// channels and writes in that of the threads are both free of bank conflicts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Planes<'k, A: Accumulate> {
-    slots: Ptr<'k, Shared, A>,
+/// `N` values of all threads of a block in shared memory, each in one plane for each of `width` channels; reads in the order
+/// of the channels and writes in that of the threads are both free of bank conflicts.
+pub(super) struct Strips<'k, A: Accumulate, const N: usize> {
+    k: K<'k>,
+    column: Column<'k>,
+    width: u32,
+    /// The binary logarithm of the vectors of a tile.
+    tile: U32<'k>,
+    /// Threads of each vector of the tile.
+    pub(super) count: U32<'k>,
+    slots: [Ptr<'k, Shared, A>; N],
     stride: u32,
 }
 
-impl<'k, A: Accumulate> Planes<'k, A> {
-    pub(super) fn new(k: K<'k>, width: u32) -> Self {
-        let banks = if A::DOUBLE { 16 } else { 32 };
-        let stride = THREADS + banks / width;
-        Self { slots: k.shared::<A>(stride * width), stride }
-    }
-
-    pub(super) fn put(self, thread: U32<'k>, values: &Lanes<'k, A>) {
-        for (plane, value) in (0u32..).zip(values.iter()) {
-            self.slots.at(thread + plane * self.stride).set(value);
-        }
-    }
-
-    /// The value of `thread` for its channel `lane`.
-    pub(super) fn get(self, thread: U32<'k>, lane: U32<'k>) -> Reg<'k, A> {
-        self.slots.at(lane * self.stride + thread).get()
-    }
+/// A channel of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct TileChannel<'k> {
+    vector: U32<'k>,
+    lane: U32<'k>,
 }
 
-/// Runs `body` for the channels of the tile, spread over the threads: number in the tile, vector in the tile, lane of
-/// the vector, channel of the tensor.
-pub(super) fn channels_of_tile<'k>(
-    k: K<'k>,
-    column: Column<'k>,
-    tile: U32<'k>,
-    width: u32,
-    body: impl FnOnce(U32<'k>, U32<'k>, U32<'k>),
-) {
-    let thread = k.thread_idx();
-    let first = (column.vector - (thread & ((k.lit(1u32) << tile) - 1))) * width;
-    let left = column.row_vectors * width - first;
-    let count = (k.lit(width) << tile).min(left);
-    k.for_each(k.range(thread, count, THREADS), |number| {
-        let log = width.trailing_zeros();
-        body(number >> log, number & (width - 1), first + number);
-    });
+impl<'k, A: Accumulate, const N: usize> Strips<'k, A, N> {
+    /// Puts the values of each thread, `values[i]` for its channels, where all find them.
+    pub(super) fn new(
+        k: K<'k>,
+        column: Column<'k>,
+        shape: Shape<'k>,
+        width: u32,
+        values: [Lanes<'k, A>; N],
+    ) -> Self {
+        let thread = k.thread_idx();
+        let banks = if A::DOUBLE { 16 } else { 32 };
+        let stride = THREADS + banks / width;
+        let slots = [(); N].map(|()| k.shared::<A>(stride * width));
+        for (slots, values) in slots.iter().zip(values) {
+            for (plane, value) in (0u32..).zip(values.iter()) {
+                slots.at(thread + plane * stride).set(value);
+            }
+        }
+        k.barrier();
+        Self { k, column, width, tile: shape.tile, count: k.lit(THREADS) >> shape.tile, slots, stride }
+    }
+
+    /// Runs `body` for the channels of the tile, spread over the threads, with the place of each in `partials`, planes of
+    /// [part, channel].
+    pub(super) fn each_channel(
+        &self,
+        partials: Ptr<'k, Write, Elem>,
+        body: impl FnOnce(TileChannel<'k>) -> [Reg<'k, A>; N],
+        plane: U64<'k>,
+    ) {
+        let Self { k, column, width, .. } = *self;
+        let thread = k.thread_idx();
+        let first = (column.vector - (thread & ((k.lit(1u32) << self.tile) - 1))) * width;
+        let left = column.row_vectors * width - first;
+        let count = (k.lit(width) << self.tile).min(left);
+        k.for_each(k.range(thread, count, THREADS), |number| {
+            let vector = number >> width.trailing_zeros();
+            let (lane, channel) = (number & (width - 1), first + number);
+            let results = body(TileChannel { vector, lane });
+            let channels = (column.row_vectors * width).to_u64();
+            let partial = partials.at(column.part.to_u64() * channels + channel.to_u64());
+            for (i, result) in (0u64..).zip(results) {
+                let to = match i {
+                    0 => partial,
+                    1 => partial.at(plane),
+                    i => partial.at(plane * i),
+                };
+                to.set(result);
+            }
+        });
+    }
+
+    /// Folds `body` over the threads of the channel's vector; it receives the number of one among them, and its thread.
+    pub(super) fn fold<C: Carry<'k>>(
+        &self,
+        channel: TileChannel<'k>,
+        init: impl FnOnce() -> C,
+        body: impl FnOnce(U32<'k>, U32<'k>, C) -> C,
+    ) -> C {
+        let range = self.k.range(0u32, self.count, 1u32);
+        self.k.fold(range, init(), |strip, state| {
+            let thread = (strip << self.tile) + channel.vector;
+            body(strip, thread, state)
+        })
+    }
+
+    /// Value `i` of `thread` for the channel.
+    pub(super) fn value(&self, i: usize, channel: TileChannel<'k>, thread: U32<'k>) -> Reg<'k, A> {
+        self.slots[i].at(channel.lane * self.stride + thread).get()
+    }
 }
 
 kernel_args! {
@@ -215,54 +271,31 @@ impl AccumulateKernel for Moments {
         k.start_next_grid();
         let width = self.width;
         let column = Column::of(k, k.block_idx_x(), a.shape);
-        let zeros = || -> Lanes<'k, A> { (0..width).map(|_| k.lit(0.0)).collect() };
+        let zeros = || Lanes::constant(k, 0.0, width);
         let empty = || -> Spreads<'k, A> { (k.lit(0.0), zeros(), zeros(), zeros()) };
         let (_, mean, low, m2) = k.if_else(
             column.exists,
             || {
                 column.rounds(k, ROUND, empty(), |at, round, state| {
-                    let x = a.x.at(column.element(at, width));
-                    let pitch = column.pitch(width);
-                    let mut rows = Vec::new();
-                    let mut from = x;
-                    for number in 0..round {
-                        if number > 0 {
-                            from = from.at(pitch);
-                        }
-                        rows.push(from.load_packed::<A>(width));
-                    }
-                    grown(k, state, &rows, width)
+                    grown(k, state, &column.load(a.x, at, round, width), width)
                 })
             },
             empty,
         );
 
-        let thread = k.thread_idx();
-        let [means, lows, squares] = [(); 3].map(|()| Planes::<A>::new(k, width));
-        means.put(thread, &mean);
-        lows.put(thread, &low);
-        squares.put(thread, &m2);
-        k.barrier();
-        let strips = k.lit(THREADS) >> a.shape.tile;
-        channels_of_tile(k, column, a.shape.tile, width, |vector, lane, channel| {
-            let spread = k.fold(k.range(0u32, strips, 1u32), Spread::<A>::empty(k), |strip, spread| {
-                let from = (strip << a.shape.tile) + vector;
+        let strips = Strips::new(k, column, a.shape, width, [mean, low, m2]);
+        let of_channel = |channel| {
+            let merge = |strip, thread, spread: Spread<'k, A>| {
                 // Pixels `strip`, `strip + strips`, ... of the part.
-                let pixels = (column.length + (strips - 1 - strip).to_u64()) / strips.to_u64();
-                let of_strip = Spread {
-                    count: pixels.convert(),
-                    mean: means.get(from, lane),
-                    low: lows.get(from, lane),
-                    m2: squares.get(from, lane),
-                };
-                spread.merge(of_strip)
-            });
-            let channels = (a.shape.row_vectors * width).to_u64();
-            let partial = a.partials.at(column.part.to_u64() * channels + channel.to_u64());
-            partial.set(spread.mean);
-            partial.at(a.plane).set(spread.low);
-            partial.at(a.plane * 2u64).set(spread.m2);
-        });
+                let pixels = (column.length + (strips.count - 1 - strip).to_u64()) / strips.count.to_u64();
+                let count = pixels.convert();
+                let [mean, low, m2] = [0, 1, 2].map(|i| strips.value(i, channel, thread));
+                spread.merge(Spread { count, mean, low, m2 })
+            };
+            let spread = strips.fold(channel, || Spread::empty(k), merge);
+            [spread.mean, spread.low, spread.m2]
+        };
+        strips.each_channel(a.partials, of_channel, a.plane);
     }
 }
 
@@ -413,18 +446,9 @@ impl AccumulateKernel for Apply {
             let pitch = column.pitch(width);
             column.rounds(k, PAIR_ROUND, (), |at, round, ()| {
                 let element = column.element(at, width);
-                let (mut x, mut y) = (a.x.at(element), a.y.at(element));
-                let mut rows = Vec::new();
-                for number in 0..round {
-                    if number > 0 {
-                        x = x.at(pitch);
-                    }
-                    rows.push(x.load_packed::<A>(width));
-                }
-                for (number, row) in rows.iter().enumerate() {
-                    if number > 0 {
-                        y = y.at(pitch);
-                    }
+                let (x, y) = (a.x.at(element), a.y.at(element));
+                let rows: Vec<_> = x.pitched(pitch, round).map(|x| x.load_packed::<A>(width)).collect();
+                for (row, y) in rows.iter().zip(y.pitched(pitch, round)) {
                     let lanes = row.lanes();
                     let results: Lanes<'k, A> = (0..width as usize)
                         .map(|lane| (lanes[lane] - means[lane]).mul_add(scales[lane], shifts[lane]))

@@ -45,21 +45,17 @@ impl<'k> Affine<'k> {
     pub(super) fn bias<A: Float>(self, k: K<'k>, channel: impl IntoIndex<'k>) -> Reg<'k, A> {
         k.if_else(self.options.bias, || self.bias.at(channel).get(), || k.lit(0.0))
     }
-}
 
-impl<'k> Affine<'k> {
     /// The weights of a vector of channels.
     pub(super) fn weights<A: Float>(self, k: K<'k>, vector: U32<'k>, width: u32) -> Lanes<'k, A> {
         let at = vector.mul_wide(width);
-        let ones = || (0..width).map(|_| k.lit(1.0)).collect();
-        k.if_else(self.options.weight, || self.weight.at(at).load(width), ones)
+        k.if_else(self.options.weight, || self.weight.at(at).load(width), || Lanes::constant(k, 1.0, width))
     }
 
     /// The biases of a vector of channels.
     pub(super) fn biases<A: Float>(self, k: K<'k>, vector: U32<'k>, width: u32) -> Lanes<'k, A> {
         let at = vector.mul_wide(width);
-        let zeros = || (0..width).map(|_| k.lit(0.0)).collect();
-        k.if_else(self.options.bias, || self.bias.at(at).load(width), zeros)
+        k.if_else(self.options.bias, || self.bias.at(at).load(width), || Lanes::constant(k, 0.0, width))
     }
 }
 
@@ -103,21 +99,6 @@ pub(super) fn silu_slope<A: Float>(x: Reg<'_, A>, precision: Precision) -> Reg<'
 /// `n / d` for a divisor that the host has prepared.
 pub(super) fn quotient<'k>(n: U32<'k>, magic: U32<'k>, shift: U32<'k>) -> U32<'k> {
     (n.mul_wide(magic) >> shift).to_u32()
-}
-
-/// Loads vectors of which those without `inside` are zeros.
-pub(super) fn load_vectors<'k, A: Float>(
-    k: K<'k>,
-    start: Ptr<'k, Read, Elem>,
-    stride: u32,
-    width: u32,
-    inside: &[Pred<'k>],
-) -> Vec<Packed<'k, A>> {
-    let load = |(number, inside): (u64, &Pred<'k>)| {
-        let at = number * u64::from(stride) * u64::from(width);
-        k.if_else(*inside, || start.at(at).load_packed(width), || Packed::zero(k, start.dtype(), width))
-    };
-    (0u64..).zip(inside).map(load).collect()
 }
 
 /// Stores a vector of results.

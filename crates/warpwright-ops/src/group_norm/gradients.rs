@@ -3,12 +3,9 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{COLUMN_SUM_LANES, WARP, column_sums, kernel_args};
 
-use super::common::{Affine, Options, load_vectors, quotient, silu_slope};
+use super::common::{Affine, Options, silu_slope};
 use super::contiguous::Part;
-use super::tuning::{Resident, STREAM_THREADS, STREAM_VECTORS};
-
-/// Vectors of a thread that writes `dx`, from each of two tensors.
-const PAIR_VECTORS: u32 = STREAM_VECTORS;
+use super::tuning::STREAM_THREADS;
 
 /// A channel of a group, for the elements of it that a thread has.
 #[derive(Clone, Copy, Debug)]
@@ -165,16 +162,13 @@ impl AccumulateKernel for Sums {
             let options = affine.options;
             let place = a.cut.place(number);
             let channel_data = place.channel::<A>(k, affine, a.inputs);
-            let ChannelPart { sample, channel, split, base, part: range, .. } = place;
-            let rounds =
-                k.range(range.start + k.lane_idx().to_u64(), range.end, u64::from(WARP * STREAM_VECTORS));
+            let ChannelPart { sample, channel, split, base, part, .. } = place;
+            let rounds = part.rounds(k, k.lane_idx());
             let zero = || k.lit::<A>(0.0);
             let mine = k.fold(rounds, (zero(), zero()), |at, sums| {
-                let inside: Vec<_> =
-                    (0..STREAM_VECTORS).map(|v| (at + u64::from(v * WARP)).lt(range.end)).collect();
-                let start = (base + at) * u64::from(width);
-                let x = load_vectors::<A>(k, a.inputs.x.at(start), WARP, width, &inside);
-                let dy = load_vectors::<A>(k, a.inputs.dy.at(start), WARP, width, &inside);
+                let held = part.vectors(k, base, at, width);
+                let x = held.load_or_zero::<A, _, _>(a.inputs.x, None);
+                let dy = held.load_or_zero::<A, _, _>(a.inputs.dy, None);
                 // Where there is no vector, `dy` is zero.
                 x.iter()
                     .zip(&dy)
@@ -218,7 +212,7 @@ impl<'k> Cut<'k> {
             split,
             group: sample * (self.channels / self.of_group) + channel / self.of_group,
             base: sample.mad_wide(self.channels, channel.to_u64()) * self.channel_vectors,
-            part: Part::of(split, self.per_split, self.channel_vectors),
+            part: Part::of(split, self.per_split, self.channel_vectors, WARP),
         }
     }
 }
@@ -272,13 +266,14 @@ impl AccumulateKernel for Finish {
         let (lane, strip) = (thread & (at_once - 1), thread >> a.log);
         let options = Options::of(a.flags);
         let affine = Affine { options, weight: a.weight, bias: a.weight };
-        let (first, second) = (k.shared::<A>(FINISH_THREADS), k.shared::<A>(FINISH_THREADS));
+        let slots = [(); 2].map(|()| k.shared::<A>(FINISH_THREADS));
+        let mine = || slots.map(|slots| slots.at(thread).get::<A>());
         let zero = || k.lit::<A>(0.0);
         let totals = k.fold(k.range(0u32, a.of_group, at_once), (zero(), zero()), |start, totals| {
             let of_group = start + lane;
             let inside = of_group.lt(a.of_group);
             let channel = group * a.of_group + of_group;
-            let mine = k.if_else(
+            let sums = k.if_else(
                 inside,
                 || {
                     let splits = k.range(strip, a.splits, k.lit(FINISH_THREADS) >> a.log);
@@ -290,8 +285,7 @@ impl AccumulateKernel for Finish {
                 },
                 || (zero(), zero()),
             );
-            first.at(thread).set(mine.0);
-            second.at(thread).set(mine.1);
+            slots.iter().zip([sums.0, sums.1]).for_each(|(slots, sum)| slots.at(thread).set(sum));
             k.barrier();
             let half = k.lit(FINISH_THREADS / 2);
             let _done = k.while_(
@@ -299,12 +293,10 @@ impl AccumulateKernel for Finish {
                 |half| half.ge(at_once),
                 |half| {
                     k.if_(thread.lt(half), || {
-                        first
-                            .at(thread)
-                            .set(first.at(thread).get::<A>() + first.at(thread + half).get::<A>());
-                        second
-                            .at(thread)
-                            .set(second.at(thread).get::<A>() + second.at(thread + half).get::<A>());
+                        for slots in slots {
+                            let to = slots.at(thread);
+                            to.set(slots.at(thread).get::<A>() + slots.at(thread + half).get::<A>());
+                        }
                     });
                     k.barrier();
                     half >> 1
@@ -313,12 +305,12 @@ impl AccumulateKernel for Finish {
             let totals = k.if_else(
                 thread.lt(at_once) & inside,
                 || {
-                    let sums = (first.at(thread).get::<A>(), second.at(thread).get::<A>());
+                    let [sum, product] = mine();
                     let to = a.sums.at(sample.mad_wide(channels, channel.to_u64()));
-                    to.set(sums.0);
-                    to.at(a.sums_plane).set(sums.1);
+                    to.set(sum);
+                    to.at(a.sums_plane).set(product);
                     let weight = affine.weight::<A>(k, channel);
-                    (sums.0.mul_add(weight, totals.0), sums.1.mul_add(weight, totals.1))
+                    (sum.mul_add(weight, totals.0), product.mul_add(weight, totals.1))
                 },
                 || totals,
             );
@@ -375,174 +367,18 @@ impl AccumulateKernel for Apply {
             let means = a.means.at(place.group);
             let line = Line::of(channel, means.get::<A>(), means.at(a.means_plane).get::<A>());
             let (part, lane) = (place.part, k.lane_idx());
-            let round = u64::from(WARP * PAIR_VECTORS);
             // Backwards: what the first pass read last is still in the L2 cache.
-            k.for_each(part.starts(k, round), |at| {
-                let at = part.mirrored(at, round) + lane.to_u64();
-                let inside: Vec<_> =
-                    (0..PAIR_VECTORS).map(|v| (at + u64::from(v * WARP)).lt(part.end)).collect();
-                let start = (place.base + at) * u64::from(width);
-                let x = load_vectors::<A>(k, a.inputs.x.at(start), WARP, width, &inside);
-                let dy = load_vectors::<A>(k, a.inputs.dy.at(start), WARP, width, &inside);
-                let dx = a.dx.at(start);
-                for (v, (inside, (x, dy))) in (0u64..).zip(inside.iter().zip(x.iter().zip(&dy))) {
-                    k.if_(*inside, || {
-                        let to = dx.at(v * u64::from(WARP * width));
-                        with_or_without_silu(k, options, precision, |silu| {
-                            let (distances, gradients) = channel.pair(silu, x, dy);
-                            to.store(distances.zip(gradients, |d, g| line.dx(d, g)));
-                        });
-                    });
-                }
-            });
-        });
-    }
-}
-
-kernel_args! {
-    /// `sums` are two planes of [sample, part, channel], of which a channel that several blocks share fills `splits`.
-    pub(super) struct ResidentArgs => ResidentParams {
-        inputs: InputsArgs,
-        dx: Out<Elem>, sums: Out<Elem>, groups: u32, of_group: u32, vectors: u32, per_block: u32,
-        channel_vectors: u32, magic: u32, shift: u32, splits: u32, sums_plane: u64, reciprocal: f64, flags: u32,
-    }
-}
-
-/// The sample that a group belongs to, and its number there. One quotient for both, which is all that a kernel keeps of them until
-/// its end: of a division and a remainder the assembler keeps what they have in common, in three registers.
-fn sample_of<'k>(group: U32<'k>, groups: U32<'k>) -> (U32<'k>, U32<'k>) {
-    let sample = group / groups;
-    (sample, group - sample * groups)
-}
-
-/// `dx` and the sums of the channels of a group that stays in the registers of a cluster.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ResidentBackward {
-    pub(super) dtype: DType,
-    pub(super) config: Resident,
-}
-
-impl AccumulateKernel for ResidentBackward {
-    type Args = ResidentArgs;
-
-    fn spec(&self) -> KernelSpec {
-        let Resident { width, threads, vectors, cluster } = self.config;
-        let of_multiprocessor = if self.dtype == DType::F64 { 512 } else { 1024 };
-        KernelSpec::new(
-            format!("group_norm_backward_{}_x{width}_t{threads}_v{vectors}_c{cluster}", self.dtype),
-            BlockDim::x(threads),
-        )
-        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "sums"]))
-        .min_blocks_per_sm((threads >= 512).then_some(of_multiprocessor / threads))
-        .cluster(cluster)
-    }
-
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ResidentParams<'k>) {
-        k.start_next_grid();
-        let Resident { width, threads, vectors, .. } = self.config;
-        let precision = Precision::of(self.dtype);
-        let gather = k.all_gather();
-        let (group, thread, rank) = (k.cluster_idx_x(), k.thread_idx(), k.cluster_rank());
-        let first = rank * a.per_block;
-        let end = (first + a.per_block).min(a.vectors);
-        let number = first + thread;
-        let start = group.mad_wide(a.vectors, number.to_u64()) * u64::from(width);
-        let numbers: Vec<_> = (0..vectors).map(|v| number + v * threads).collect();
-        let inside: Vec<_> = numbers.iter().map(|n| n.lt(end)).collect();
-        let xs = load_vectors::<A>(k, a.inputs.x.at(start), threads, width, &inside);
-        let dys = load_vectors::<A>(k, a.inputs.dy.at(start), threads, width, &inside);
-
-        let (mean, rstd) = (a.inputs.mean.at(group).get::<A>(), a.inputs.rstd.at(group).get::<A>());
-        let affine = a.inputs.affine(a.flags);
-        let options = affine.options;
-        let (_, of_sample) = sample_of(group, a.groups);
-        let first_channel = of_sample * a.of_group;
-        let channel_of = |number: U32<'k>| {
-            let channel = first_channel + quotient(number, a.magic, a.shift);
-            Channel { mean, rstd, weight: affine.weight(k, channel), bias: affine.bias(k, channel) }
-        };
-        let slots = threads * vectors;
-        let (of_dy, of_product) = (k.shared::<A>(slots), k.shared::<A>(slots));
-        let mut totals = (k.lit::<A>(0.0), k.lit::<A>(0.0));
-        for v in 0..vectors as usize {
-            totals = k.if_else(
-                inside[v],
-                || {
-                    let channel = channel_of(numbers[v]);
-                    let (sum, product) = channel.sums(k, options, &xs[v], &dys[v], precision);
-                    let product = product * rstd;
-                    let slot = thread + v as u32 * threads;
-                    of_dy.at(slot).set(sum);
-                    of_product.at(slot).set(product);
-                    (sum.mul_add(channel.weight, totals.0), product.mul_add(channel.weight, totals.1))
-                },
-                || totals,
-            );
-        }
-        let totals = gather.combine(totals, add);
-        let reciprocal = a.reciprocal.convert::<A>();
-        let (mean_g, mean_g_xhat) = (totals.0 * reciprocal, totals.1 * reciprocal);
-
-        let dx = a.dx.at(start);
-        for v in 0..vectors as usize {
-            k.if_(inside[v], || {
-                let channel = channel_of(numbers[v]);
-                let line = Line::of(channel, mean_g, mean_g_xhat);
-                let to = dx.at(v as u64 * u64::from(threads * width));
-                with_or_without_silu(k, options, precision, |silu| {
-                    let (distances, gradients) = channel.pair(silu, &xs[v], &dys[v]);
-                    to.store(distances.zip(gradients, |d, g| line.dx(d, g)));
-                });
-            });
-        }
-        k.if_(options.saves & first.lt(end), || {
-            self.channel_sums::<A>(k, a, (first, end), (of_dy, of_product));
-        });
-    }
-}
-
-impl ResidentBackward {
-    /// Adds up the vectors of each channel of the block: a warp for each channel.
-    fn channel_sums<'k, A: Accumulate>(
-        &self,
-        k: K<'k>,
-        a: ResidentParams<'k>,
-        (first, end): (U32<'k>, U32<'k>),
-        slots: (Ptr<'k, Shared, A>, Ptr<'k, Shared, A>),
-    ) {
-        if self.config.threads == WARP {
-            // A lone warp has met no barrier since it wrote the slots.
-            k.barrier();
-        }
-        let (sample, of_sample) = sample_of(k.cluster_idx_x(), a.groups);
-        let channels = a.groups * a.of_group;
-        let low = quotient(first, a.magic, a.shift);
-        let high = quotient(end - 1, a.magic, a.shift);
-        let warps = self.config.threads / WARP;
-        k.for_each(k.range(low + k.warp_idx(), high + 1, warps), |channel| {
-            let begin = channel * a.channel_vectors;
-            let stop = begin + a.channel_vectors;
-            let range = k.range(begin.max(first) + k.lane_idx(), stop.min(end), WARP);
-            let zero = || k.lit::<A>(0.0);
-            let mine = k.fold(range, (zero(), zero()), |at, sums| {
-                let slot = at - first;
-                add(sums, (slots.0.at(slot).get(), slots.1.at(slot).get()))
-            });
-            let sums = k.warp_combine(WARP, mine, add);
-            k.if_(k.lane_idx().eq(0), || {
-                let split = k.cluster_rank() - begin / a.per_block;
-                let row = (sample * a.splits + split).to_u64();
-                let channel = (of_sample * a.of_group + channel).to_u64();
-                let to = a.sums.at(row * channels.to_u64() + channel);
-                to.set(sums.0);
-                to.at(a.sums_plane).set(sums.1);
-                // Parts that no block has.
-                k.if_(stop.le(end), || {
-                    k.for_each(k.range(split + 1, a.splits, 1u32), |split| {
-                        let row = (sample * a.splits + split).to_u64();
-                        let to = a.sums.at(row * channels.to_u64() + channel);
-                        to.set::<A>(0.0);
-                        to.at(a.sums_plane).set::<A>(0.0);
+            k.for_each(part.starts(k), |at| {
+                let at = part.mirrored(at) + lane.to_u64();
+                let held = part.vectors(k, place.base, at, width);
+                let x = held.load_or_zero::<A, _, _>(a.inputs.x, None);
+                let dy = held.load_or_zero::<A, _, _>(a.inputs.dy, None);
+                let dx = held.first(a.dx);
+                held.each(None, |v, at| {
+                    let to = dx.at(at);
+                    with_or_without_silu(k, options, precision, |silu| {
+                        let (distances, gradients) = channel.pair(silu, &x[v], &dy[v]);
+                        to.store(distances.zip(gradients, |d, g| line.dx(d, g)));
                     });
                 });
             });

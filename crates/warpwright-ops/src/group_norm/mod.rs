@@ -26,17 +26,17 @@ mod contiguous;
 mod functions;
 mod gradients;
 pub mod reference;
+mod resident;
 pub(crate) mod samples;
 mod spread;
 pub mod tuning;
 
-use warpwright_dsl::KernelArgs;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
+use crate::plan::{self, Operation, Plan, Real, Variant};
 use crate::tensors::tensors;
 
 pub use crate::batch_norm::Layout;
@@ -125,14 +125,10 @@ const MAX_BLOCKS: u64 = (1 << 31) - 1;
 impl Sizes {
     fn of(op: &'static str, dtype: DType, shape: GroupShape) -> Result<Self, PlanError> {
         let GroupShape { batch, channels, spatial, groups, layout } = shape;
-        if !DType::FLOATS.contains(&dtype) {
-            return Err(PlanError::DType { op, tensor: "x", got: dtype, expected: &DType::FLOATS });
-        }
-        let parameter = |parameter, got: usize, expected| {
-            Err(PlanError::Parameter { op, parameter, got: got.to_string(), expected })
-        };
+        PlanError::check_floats(op, "x", dtype)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
-            return parameter("groups", groups, "a divisor of the number of channels, at least 1");
+            let expected = "a divisor of the number of channels, at least 1";
+            return Err(PlanError::refused(op, "groups", groups, expected));
         }
         let too_many = || PlanError::TooLarge { op, blocks: u64::MAX, limit: MAX_BLOCKS };
         let len = batch.checked_mul(channels).and_then(|n| n.checked_mul(spatial)).ok_or_else(too_many)?;
@@ -165,6 +161,11 @@ impl Sizes {
             Ok(x) if blocks <= limit => Ok([x, 1, 1]),
             _ => Err(PlanError::TooLarge { op: self.op, blocks, limit }),
         }
+    }
+
+    /// One over the elements of a group.
+    fn reciprocal(&self) -> f64 {
+        1.0 / (self.of_group * self.spatial) as f64
     }
 
     /// `n` as a kernel takes it; what is too large for it would be too large for a grid.
@@ -210,18 +211,7 @@ impl Tiling {
     }
 }
 
-fn check_eps(op: &'static str, eps: Real) -> Result<f64, PlanError> {
-    let value = eps.get();
-    if value >= 0.0 && value.is_finite() {
-        return Ok(value);
-    }
-    Err(PlanError::Parameter {
-        op,
-        parameter: "eps",
-        got: format!("{value}"),
-        expected: "finite and at least 0",
-    })
-}
+type Args<'a> = GroupNormArgs<'a>;
 
 impl GroupNormDesc {
     fn flags(&self) -> u32 {
@@ -262,16 +252,16 @@ impl GroupNormDesc {
         let divisor = Divisor::new(channel_vectors);
         let path = path.unwrap_or_else(|| tuning::forward_for(dtype, target, width, groups, vectors));
         let tensors = contiguous::TensorsArgs {
-            x: GroupNormArgs::x.arg(),
-            weight: GroupNormArgs::weight.arg(),
-            bias: GroupNormArgs::bias.arg(),
-            y: GroupNormArgs::y.arg(),
-            mean: GroupNormArgs::mean.arg(),
-            rstd: GroupNormArgs::rstd.arg(),
+            x: Args::x.arg(),
+            weight: Args::weight.arg(),
+            bias: Args::bias.arg(),
+            y: Args::y.arg(),
+            mean: Args::mean.arg(),
+            rstd: Args::rstd.arg(),
         };
         if let Path::Resident(config) = path {
-            let args = contiguous::ResidentArgs {
-                tensors: tensors.clone(),
+            let args = resident::ForwardArgs {
+                tensors,
                 groups: sizes.word(sizes.groups)?,
                 channels: sizes.word(sizes.of_group)?,
                 vectors: sizes.word(vectors)?,
@@ -281,24 +271,22 @@ impl GroupNormDesc {
                 flags: self.flags(),
                 eps: self.eps.get(),
             };
-            let kernel = plan::recorded(OP, &contiguous::ResidentForward { dtype, config }, target)?;
             let grid = sizes.grid(groups * u64::from(config.cluster))?;
-            return Ok((vec![LaunchStep::new(kernel, grid, args.values())], 0));
+            let def = resident::Forward { dtype, config };
+            return Ok((vec![plan::launch(OP, &def, args, target, grid)?], 0));
         }
         let (splits, per_split) = tuning::split(groups, vectors);
-        let first = plan::recorded(OP, &contiguous::Moments { dtype, width }, target)?;
-        let second = plan::recorded(OP, &contiguous::Apply { dtype, width }, target)?;
         let grid = sizes.grid(groups * u64::from(splits))?;
         let moments = contiguous::MomentsArgs {
-            x: GroupNormArgs::x.arg(),
-            partials: GroupNormArgs::workspace.arg(),
+            x: Args::x.arg(),
+            partials: Args::workspace.arg(),
             vectors,
             splits,
             per_split,
         };
         let apply = contiguous::ApplyArgs {
             tensors: tensors.clone(),
-            partials: GroupNormArgs::workspace.written(),
+            partials: Args::workspace.written(),
             groups: sizes.word(sizes.groups)?,
             channels: sizes.word(sizes.of_group)?,
             vectors,
@@ -312,8 +300,8 @@ impl GroupNormDesc {
             eps: self.eps.get(),
         };
         let steps = vec![
-            LaunchStep::new(first, grid, moments.values()),
-            LaunchStep::new(second, grid, apply.values()),
+            plan::launch(OP, &contiguous::Moments { dtype, width }, moments, target, grid)?,
+            plan::launch(OP, &contiguous::Apply { dtype, width }, apply, target, grid)?,
         ];
         Ok((steps, 3 * groups * u64::from(splits)))
     }
@@ -330,16 +318,16 @@ impl GroupNormDesc {
         let plane = sizes.batch * u64::from(t.splits) * sizes.channels;
         let statistics = 3 * plane * dtype.accumulator().bytes() as u64;
         let moments = columns::MomentsArgs {
-            x: GroupNormArgs::x.arg(),
-            partials: GroupNormArgs::workspace.arg(),
+            x: Args::x.arg(),
+            partials: Args::workspace.arg(),
             shape: t.shape(sizes.spatial),
             plane,
         };
         let finish = columns::FinishArgs {
-            partials: GroupNormArgs::workspace.written(),
-            statistics: GroupNormArgs::workspace.arg_at(statistics),
-            mean: GroupNormArgs::mean.arg(),
-            rstd: GroupNormArgs::rstd.arg(),
+            partials: Args::workspace.written(),
+            statistics: Args::workspace.arg_at(statistics),
+            mean: Args::mean.arg(),
+            rstd: Args::rstd.arg(),
             groups: sizes.word(sizes.groups)?,
             channels: sizes.word(sizes.of_group)?,
             pixels: sizes.spatial,
@@ -351,26 +339,21 @@ impl GroupNormDesc {
             eps: self.eps.get(),
         };
         let apply = columns::ApplyArgs {
-            x: GroupNormArgs::x.arg(),
-            weight: GroupNormArgs::weight.arg(),
-            bias: GroupNormArgs::bias.arg(),
-            statistics: GroupNormArgs::workspace.written_at(statistics),
-            y: GroupNormArgs::y.arg(),
+            x: Args::x.arg(),
+            weight: Args::weight.arg(),
+            bias: Args::bias.arg(),
+            statistics: Args::workspace.written_at(statistics),
+            y: Args::y.arg(),
             groups: sizes.word(sizes.groups)?,
             channels: sizes.word(sizes.of_group)?,
             shape: t.shape(sizes.spatial),
             statistics_plane: groups,
             flags: self.flags(),
         };
-        let kernels = (
-            plan::recorded(OP, &columns::Moments { dtype, width }, target)?,
-            plan::recorded(OP, &columns::Finish { dtype }, target)?,
-            plan::recorded(OP, &columns::Apply { dtype, width }, target)?,
-        );
         let steps = vec![
-            LaunchStep::new(kernels.0, t.grid, moments.values()),
-            LaunchStep::new(kernels.1, sizes.grid(groups)?, finish.values()),
-            LaunchStep::new(kernels.2, t.grid, apply.values()),
+            plan::launch(OP, &columns::Moments { dtype, width }, moments, target, t.grid)?,
+            plan::launch(OP, &columns::Finish { dtype }, finish, target, sizes.grid(groups)?)?,
+            plan::launch(OP, &columns::Apply { dtype, width }, apply, target, t.grid)?,
         ];
         Ok((steps, 3 * plane + 3 * groups))
     }
@@ -388,28 +371,21 @@ impl GroupNormDesc {
 
     fn plan_by(&self, target: Target, path: Option<Path>) -> Result<Plan<Self>, PlanError> {
         let sizes = Sizes::of(OP, self.dtype, self.shape)?;
-        check_eps(OP, self.eps)?;
+        PlanError::check_eps(OP, self.eps)?;
         let (variants, workspace) =
             variants(&sizes, |width| self.steps(&sizes, width, target, path.filter(|p| p.fits(width))))?;
         let statistics = self.dtype.accumulator();
         let channels = self.shape.channels;
-        let tensors = GroupNormArgs::specs([
-            GroupNormArgs::x.holds(self.dtype, sizes.len),
-            GroupNormArgs::weight.holds(self.dtype, channels).optional(self.weight),
-            GroupNormArgs::bias.holds(self.dtype, channels).optional(self.bias),
-            GroupNormArgs::y.holds(self.dtype, sizes.len).in_place().like(GroupNormArgs::x),
-            GroupNormArgs::mean.holds(statistics, sizes.all_groups).optional(self.statistics),
-            GroupNormArgs::rstd.holds(statistics, sizes.all_groups).optional(self.statistics),
-            GroupNormArgs::workspace.scratch(statistics, workspace),
+        let tensors = Args::specs([
+            Args::x.holds(self.dtype, sizes.len),
+            Args::weight.holds(self.dtype, channels).optional(self.weight),
+            Args::bias.holds(self.dtype, channels).optional(self.bias),
+            Args::y.holds(self.dtype, sizes.len).in_place().like(Args::x),
+            Args::mean.holds(statistics, sizes.all_groups).optional(self.statistics),
+            Args::rstd.holds(statistics, sizes.all_groups).optional(self.statistics),
+            Args::workspace.scratch(statistics, workspace),
         ]);
-        Ok(Plan::new(PlanParts {
-            op: OP,
-            direction: Direction::Forward,
-            target,
-            tensors,
-            variants,
-            workspace_bytes: (workspace * statistics.bytes()) as u64,
-        }))
+        Ok(Plan::of(OP, Direction::Forward, target, tensors, variants))
     }
 }
 

@@ -3,9 +3,11 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
-use super::{GroupNormBackwardDesc, GroupNormDesc, GroupShape, OP, backward, columns, contiguous, tuning};
+use super::{
+    GroupNormBackwardDesc, GroupNormDesc, GroupShape, OP, backward, columns, contiguous, resident, tuning,
+};
 use crate::PlanError;
-use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned};
 use crate::plan::{self, Real};
 
 /// The family.
@@ -14,8 +16,7 @@ pub(crate) const FAMILY: Family =
 
 /// The family's rows of the catalogue.
 fn entries() -> Vec<Entry> {
-    let entry = |direction| Entry { op: OP, direction, dtypes: &DType::FLOATS, targets: &TARGETS };
-    vec![entry(Direction::Forward), entry(Direction::Backward)]
+    Entry::both(OP).to_vec()
 }
 
 /// Plans what is asked for.
@@ -47,7 +48,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     let mut all = Vec::new();
     for width in [tuning::vector_width(dtype), 1] {
         for config in tuning::forward(dtype, target, width) {
-            all.push(plan::recorded(OP, &contiguous::ResidentForward { dtype, config }, target)?);
+            all.push(plan::recorded(OP, &resident::Forward { dtype, config }, target)?);
         }
         all.push(plan::recorded(OP, &contiguous::Moments { dtype, width }, target)?);
         all.push(plan::recorded(OP, &contiguous::Apply { dtype, width }, target)?);
