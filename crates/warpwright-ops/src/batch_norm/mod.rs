@@ -23,12 +23,12 @@ mod channel;
 mod functions;
 mod kernel;
 mod persistent;
+mod planner;
 mod plans;
 pub mod reference;
 mod resident;
 pub(crate) mod samples;
 pub mod tuning;
-mod walk;
 
 use warpwright_ptx::{DType, Target};
 

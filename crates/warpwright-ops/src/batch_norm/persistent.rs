@@ -1,17 +1,16 @@
 //! Kernels for channels last that read as much of a tensor once as fits the shared memory of the whole device: one
 //! cooperative grid, whose blocks meet twice.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{ChannelSizes, ChannelWalk, kernel_args};
 
 use super::Layout;
 use super::channel::{
     AffineArgs, ChannelGradients, GradientsArgs, ResultsArgs, RunningArgs, SavedArgs, SettingsArgs, Training,
     Types, add_all, combine_moments, set_rows,
 };
-use super::kernel::{self, part_sums, shift, zeros};
+use super::kernel::{self, ChannelRows, add_distances, shift};
 use super::tuning::Config;
-use super::walk::{Sizes, Walk};
 
 kernel_args! {
     /// The sizes of a walk over rows of which every block takes a share.
@@ -55,25 +54,25 @@ impl Common {
     }
 
     /// The walk of a thread over its block's share of the rows.
-    fn walk<'k>(self, k: K<'k>, rows: Rows<'k>) -> Walk<'k> {
+    fn walk<'k>(self, k: K<'k>, rows: Rows<'k>) -> ChannelWalk<'k> {
         let Rows { extent, row, channels, split } = rows;
         let blocks = k.grid_dim_x().to_u64();
         let part = (extent + (blocks - 1)) / blocks;
         let (reciprocal, shift) = (k.lit(0u64), k.lit(0u32));
-        let sizes = Sizes { extent, part, row, channels, split, reciprocal, shift };
-        Walk::new(k, Layout::ChannelsLast, self.config, sizes, false)
+        let sizes = ChannelSizes { extent, part, row, channels, split, reciprocal, shift };
+        ChannelWalk::rows(k, self.config.width, sizes, false)
     }
 
+    /// Three rows of the coefficients of the thread's channels.
     fn coefficients<'k, A: Float>(
         self,
         from: Ptr<'k, ReadWrite, Elem>,
-        walk: &Walk<'k>,
+        walk: &ChannelWalk<'k>,
         channels: U64<'k>,
-        row: u64,
-    ) -> Lanes<'k, A> {
+    ) -> [Lanes<'k, A>; 3] {
         let Self { dtype, config, .. } = self;
         let common = kernel::Common { dtype, layout: Layout::ChannelsLast, config };
-        common.of_channels::<A, _>(from, walk, channels, row)
+        [0, 1, 2].map(|row| common.of_channels::<A, _>(from, walk, channels, row))
     }
 }
 
@@ -84,7 +83,7 @@ const TOGETHER: u32 = 5;
 /// of a block with the number of values that it stands for, 0 if there is no such block.
 fn combine_parts<'k, A: Float>(
     k: K<'k>,
-    walk: &Walk<'k>,
+    walk: &ChannelWalk<'k>,
     channels: U64<'k>,
     load: impl Fn(U64<'k>, U64<'k>, Reg<'k, A>) -> Lanes<'k, A>,
     combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
@@ -128,49 +127,28 @@ impl AccumulateKernel for Forward {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        let Common { dtype, config, .. } = self.common;
-        let Config { width, threads, unroll } = config;
+        let Common { dtype, config: Config { width, threads, unroll }, .. } = self.common;
         let walk = self.common.walk(k, a.rows);
         let channels = a.rows.channels;
         let held = k.dynamic_shared_elem(dtype);
         let slot = |first: U32<'k>, i: usize| held.at((first + i as u32 * threads) * width);
         let thread = k.thread_idx();
         let kept = walk.count().min(a.hold);
-        let (near, far) = (walk.part(k.lit(0u32), kept, false), walk.part(kept, walk.count() - kept, false));
+        let (near, far) =
+            (walk.slice(k.lit(0u32), kept, false), walk.slice(kept, walk.count() - kept, false));
 
         let shift = shift::<A>(a.x, &walk, width);
-        let load = |offsets: &[U64<'k>]| -> Vec<Packed<'k, A>> {
-            offsets.iter().map(|&at| a.x.at(at).load_packed(width)).collect()
-        };
-        let add = |(sum, squares): (Lanes<'k, A>, Lanes<'k, A>), x: &Packed<'k, A>| {
-            let d = x.lanes().zip(shift.clone(), |x, shift| x - shift);
-            (
-                sum.zip(d.clone(), |sum, d| sum + d),
-                squares.zip3(d.clone(), d, |squares, d, e| d.mul_add(e, squares)),
-            )
-        };
-        let start = (thread, (zeros::<A>(k, width), zeros::<A>(k, width)));
+        let load = |at: &[U64<'k>]| a.x.load_each::<A>(at, width);
+        let add = |sums, x: &Packed<'k, A>| add_distances(sums, &x.lanes(), &shift);
+        let start = (thread, [(); 2].map(|()| Lanes::constant(k, 0.0, width)));
         let (_, sums) = near.fold_ahead(unroll, start, load, |(first, sums), vectors| {
             vectors.iter().enumerate().for_each(|(i, vector)| slot(first, i).store_packed(vector));
             (first + vectors.len() as u32 * threads, vectors.iter().fold(sums, add))
         });
-        let (sum, squares) =
-            far.fold_ahead(unroll, sums, load, |sums, vectors| vectors.iter().fold(sums, add));
-
-        let block = k.block_idx_x().to_u64() * 3;
-        let to = |row: u64, channel: U64<'k>| a.partial.at((block + row) * channels + channel);
+        let sums = far.fold_ahead(unroll, sums, load, |sums, vectors| vectors.iter().fold(sums, add));
+        let first = k.block_idx_x().to_u64() * 3;
         let count = walk.len.convert::<A>().maximum(1.0);
-        let Some(tile) = walk.tile else { return };
-        k.if_(tile.active & tile.row.eq(0), || {
-            for (i, lane) in shift.iter().enumerate() {
-                to(0, walk.channel).at(i as u64).set(lane);
-            }
-        });
-        part_sums(k, config, &walk, channels, [sum, squares], |channel, [sum, squares]| {
-            let mean = sum / count;
-            to(1, channel).set(mean);
-            to(2, channel).set((squares - sum * mean).maximum(0.0));
-        });
+        ChannelRows { of: a.partial, first, channels }.write_moments(&walk, &shift, sums, count);
         k.grid_barrier();
         let part = |channel: U64<'k>, block: U64<'k>, count: Reg<'k, A>| {
             let row = |i: u64| a.partial.at((block * 3 + i) * channels + channel).get::<A>();
@@ -184,34 +162,28 @@ impl AccumulateKernel for Forward {
         });
         k.grid_barrier();
 
-        let of = |row| self.common.coefficients::<A>(a.coefficients, &walk, channels, row);
-        let (mean, scale, shift) = (of(0), of(1), of(2));
+        let [mean, scale, shift] = self.common.coefficients::<A>(a.coefficients, &walk, channels);
         let lower = a.lower.convert::<A>();
-        let write = |at: U64<'k>, x: Lanes<'k, A>, added: Option<Lanes<'k, A>>| {
-            let centred = x.zip(mean.clone(), |x, mean| x - mean);
-            let mut y = centred.zip3(scale.clone(), shift.clone(), |x, s, t| x.mul_add(s, t));
-            if let Some(added) = added {
-                y = y.zip(added, |y, r| y + r);
-            }
+        let write = |at: U64<'k>, x: &Packed<'k, A>, added: Option<Lanes<'k, A>>| {
+            let y = (x.lanes() - &mean).mul_add(&scale, &shift);
+            let y = added.map_or_else(|| y.clone(), |added| &y + added);
             a.y.at(at).store(y.map(|y| y.maximum(lower)));
         };
         let added = |offsets: &[U64<'k>]| -> Vec<Option<Lanes<'k, A>>> {
             offsets.iter().map(|&at| self.residual.then(|| a.residual.at(at).load(width))).collect()
         };
         // What was read last is still in the cache.
-        walk.part(kept, walk.count() - kept, true).fold(unroll, (), |(), offsets| {
-            let vectors: Vec<_> = offsets.iter().map(|&at| a.x.at(at).load_packed::<A>(width)).collect();
-            let added = added(offsets);
-            for ((vector, added), &at) in vectors.into_iter().zip(added).zip(offsets) {
-                write(at, vector.lanes(), added);
+        walk.slice(kept, walk.count() - kept, true).fold(unroll, (), |(), places| {
+            let vectors = load(places);
+            for ((x, added), &at) in vectors.iter().zip(added(places)).zip(places) {
+                write(at, x, added);
             }
         });
-        let _ = near.fold(unroll, thread, |first, offsets| {
-            let added = added(offsets);
-            for (i, (added, &at)) in added.into_iter().zip(offsets).enumerate() {
-                write(at, slot(first, i).load_packed::<A>(width).lanes(), added);
+        let _ = near.fold(unroll, thread, |first, places| {
+            for (i, (added, &at)) in added(places).into_iter().zip(places).enumerate() {
+                write(at, &slot(first, i).load_packed(width), added);
             }
-            first + offsets.len() as u32 * threads
+            first + places.len() as u32 * threads
         });
     }
 }
@@ -229,8 +201,7 @@ impl AccumulateKernel for Backward {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        let Common { dtype, config, .. } = self.0;
-        let Config { width, threads, unroll } = config;
+        let Common { dtype, config: Config { width, threads, unroll }, .. } = self.0;
         let walk = self.0.walk(k, a.rows);
         let channels = a.rows.channels;
         let held = k.dynamic_shared_elem(dtype);
@@ -239,25 +210,17 @@ impl AccumulateKernel for Backward {
             |of: Ptr<'k, Shared, Elem>, first: U32<'k>, i: usize| of.at((first + i as u32 * threads) * width);
         let thread = k.thread_idx();
         let kept = walk.count().min(a.hold);
-        let (near, far) = (walk.part(k.lit(0u32), kept, false), walk.part(kept, walk.count() - kept, false));
+        let (near, far) =
+            (walk.slice(k.lit(0u32), kept, false), walk.slice(kept, walk.count() - kept, false));
 
         let mean: Lanes<'k, A> =
             (0..width).map(|i| a.saved.mean.at(walk.channel).at(u64::from(i)).get::<A>()).collect();
-        let load = |offsets: &[U64<'k>]| {
-            let load = |from: Ptr<'k, _, Elem>| -> Vec<Packed<'k, A>> {
-                offsets.iter().map(|&at| from.at(at).load_packed(width)).collect()
-            };
-            (load(a.x), load(a.dy))
+        let load = |at: &[U64<'k>]| (a.x.load_each::<A>(at, width), a.dy.load_each::<A>(at, width));
+        let add = |[sum, products]: [Lanes<'k, A>; 2], (x, g): (&Packed<'k, A>, &Packed<'k, A>)| {
+            let centred = x.lanes() - &mean;
+            [sum + g.lanes(), g.lanes().mul_add(centred, products)]
         };
-        let add = |(sum, products): (Lanes<'k, A>, Lanes<'k, A>),
-                   (x, g): (&Packed<'k, A>, &Packed<'k, A>)| {
-            let centred = x.lanes().zip(mean.clone(), |x, mean| x - mean);
-            (
-                sum.zip(g.lanes(), |sum, g| sum + g),
-                products.zip3(g.lanes(), centred, |products, g, x| g.mul_add(x, products)),
-            )
-        };
-        let start = (thread, (zeros::<A>(k, width), zeros::<A>(k, width)));
+        let start = (thread, [(); 2].map(|()| Lanes::constant(k, 0.0, width)));
         let (_, sums) = near.fold_ahead(unroll, start, load, |(first, sums), (x, g)| {
             for (i, (x, g)) in x.iter().zip(&g).enumerate() {
                 slot(held, first, i).store_packed(x);
@@ -265,14 +228,9 @@ impl AccumulateKernel for Backward {
             }
             (first + x.len() as u32 * threads, x.iter().zip(&g).fold(sums, add))
         });
-        let (sum, products) =
-            far.fold_ahead(unroll, sums, load, |sums, (x, g)| x.iter().zip(&g).fold(sums, add));
-        let block = k.block_idx_x().to_u64() * 2;
-        part_sums(k, config, &walk, channels, [sum, products], |channel, sums| {
-            for (row, sum) in sums.into_iter().enumerate() {
-                a.partial.at((block + row as u64) * channels + channel).set(sum);
-            }
-        });
+        let sums = far.fold_ahead(unroll, sums, load, |sums, (x, g)| x.iter().zip(&g).fold(sums, add));
+        let first = k.block_idx_x().to_u64() * 2;
+        ChannelRows { of: a.partial, first, channels }.write_sums(&walk, sums);
         k.grid_barrier();
         let part = |channel: U64<'k>, block: U64<'k>, count: Reg<'k, A>| {
             let row = |i: u64| a.partial.at((block * 2 + i) * channels + channel).get::<A>();
@@ -288,26 +246,24 @@ impl AccumulateKernel for Backward {
         });
         k.grid_barrier();
 
-        let of = |row| self.0.coefficients::<A>(a.coefficients, &walk, channels, row);
-        let (of_g, of_x, shift) = (of(0), of(1), of(2));
+        let [of_g, of_x, shift] = self.0.coefficients::<A>(a.coefficients, &walk, channels);
         let write = |at: U64<'k>, x: Lanes<'k, A>, g: Lanes<'k, A>| {
-            let centred = x.zip(mean.clone(), |x, mean| x - mean);
-            let through = centred.zip3(of_x.clone(), shift.clone(), |x, b, c| x.mul_add(b, c));
-            a.dx.at(at).store(g.zip3(of_g.clone(), through, |g, a, t| g.mul_add(a, t)));
+            let through = (x - &mean).mul_add(&of_x, &shift);
+            a.dx.at(at).store(g.mul_add(&of_g, through));
         };
         // What was read last is still in the cache.
-        walk.part(kept, walk.count() - kept, true).fold(unroll, (), |(), offsets| {
-            let (x, g) = load(offsets);
-            for ((x, g), &at) in x.into_iter().zip(g).zip(offsets) {
+        walk.slice(kept, walk.count() - kept, true).fold(unroll, (), |(), places| {
+            let (x, g) = load(places);
+            for ((x, g), &at) in x.iter().zip(&g).zip(places) {
                 write(at, x.lanes(), g.lanes());
             }
         });
-        let _ = near.fold(unroll, thread, |first, offsets| {
-            for (i, &at) in offsets.iter().enumerate() {
-                let x = slot(held, first, i).load_packed::<A>(width).lanes();
-                write(at, x, slot(held_g, first, i).load_packed::<A>(width).lanes());
+        let _ = near.fold(unroll, thread, |first, places| {
+            for (i, &at) in places.iter().enumerate() {
+                let x = slot(held, first, i).load_packed(width).lanes();
+                write(at, x, slot(held_g, first, i).load_packed(width).lanes());
             }
-            first + offsets.len() as u32 * threads
+            first + places.len() as u32 * threads
         });
     }
 }

@@ -1,22 +1,20 @@
 //! Kernels that read a channel once: it lies in the shared memory of a cluster until its statistics are known.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{ChannelSizesArgs, ChannelWalk, kernel_args};
 
-use super::Layout;
 use super::channel::{
     AffineArgs, ChannelGradients, GradientsArgs, ResultsArgs, RunningArgs, SavedArgs, SettingsArgs,
     Statistics, Training, Types, add_all, combine_moments, has, present,
 };
-use super::kernel::zeros;
+use super::kernel::{add_distances, behind_relu};
 use super::tuning::Config;
-use super::walk::{SizesArgs, Walk};
 
 kernel_args! {
     /// All of training.
     pub(super) struct ForwardArgs => ForwardParams {
         x: In<Elem>, affine: AffineArgs, residual: In<Elem>, running: RunningArgs, y: Out<Elem>,
-        results: ResultsArgs, settings: SettingsArgs, lower: f64, sizes: SizesArgs,
+        results: ResultsArgs, settings: SettingsArgs, lower: f64, sizes: ChannelSizesArgs,
     }
 }
 
@@ -24,7 +22,7 @@ kernel_args! {
     /// All of its backward pass.
     pub(super) struct BackwardArgs => BackwardParams {
         x: In<Elem>, dy: In<Elem>, y: In<Elem>, saved: SavedArgs, dx: Out<Elem>, gradients: GradientsArgs,
-        dresidual: Out<Elem>, present: u32, elements: u64, hold: u32, sizes: SizesArgs,
+        dresidual: Out<Elem>, present: u32, elements: u64, hold: u32, sizes: ChannelSizesArgs,
     }
 }
 
@@ -81,31 +79,28 @@ impl AccumulateKernel for Forward {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        let Common { dtype, config, .. } = self.common;
-        let Config { width, threads, unroll } = config;
+        let Common { dtype, config: Config { width, threads, unroll }, .. } = self.common;
         let gather = k.all_gather();
-        let walk = Walk::new(k, Layout::ChannelsFirst, config, a.sizes, false);
+        let walk = ChannelWalk::planes(k, width, a.sizes, false);
         let held = k.dynamic_shared_elem(dtype);
         let slot = |first: U32<'k>, i: usize| held.at((first + i as u32 * threads) * width);
         let thread = k.thread_idx();
-        let start = (thread, k.lit::<A>(f64::NAN), zeros::<A>(k, width), zeros::<A>(k, width));
+        let zeros = || Lanes::constant(k, 0.0, width);
+        let start = (thread, k.lit::<A>(f64::NAN), [zeros(), zeros()]);
         // Sums of distances from the thread's first value: a large mean cancels nothing.
-        let (_, shift, distances, squares) =
-            walk.fold(unroll, start, |(first, shift, mut distances, mut squares), offsets| {
-                let vectors: Vec<_> = offsets.iter().map(|&at| a.x.at(at).load_packed::<A>(width)).collect();
-                let values: Vec<Lanes<'k, A>> = vectors.iter().map(Packed::lanes).collect();
-                let shift = shift.is_nan().select(values[0][0], shift);
-                for (i, (vector, x)) in vectors.iter().zip(values).enumerate() {
-                    slot(first, i).store_packed(vector);
-                    let d = x.map(|x| x - shift);
-                    distances = distances.zip(d.clone(), |sum, d| sum + d);
-                    squares = squares.zip3(d.clone(), d, |squares, d, e| d.mul_add(e, squares));
-                }
-                (first + offsets.len() as u32 * threads, shift, distances, squares)
-            });
+        let (_, shift, sums) = walk.fold(unroll, start, |(first, shift, mut sums), places| {
+            let vectors = a.x.load_each::<A>(places, width);
+            let values: Vec<Lanes<'k, A>> = vectors.iter().map(Packed::lanes).collect();
+            let shift = shift.is_nan().select(values[0][0], shift);
+            for (i, (vector, x)) in vectors.iter().zip(&values).enumerate() {
+                slot(first, i).store_packed(vector);
+                sums = add_distances(sums, x, shift);
+            }
+            (first + places.len() as u32 * threads, shift, sums)
+        });
         let count = (walk.count() * width).convert::<A>();
         let shift = count.gt(0.0).select(shift, 0.0);
-        let (distances, squares) = (sum(k, &distances), sum(k, &squares));
+        let [distances, squares] = sums.map(|lanes| sum(k, &lanes));
         let mean = distances / count.maximum(1.0);
         let squares = (squares - distances * mean).maximum(0.0);
         let moments = Lanes::from(vec![count, shift, mean, squares]);
@@ -158,42 +153,35 @@ impl AccumulateKernel for Backward {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        let Common { dtype, config, .. } = self.common;
-        let Config { width, threads, unroll } = config;
+        let Common { dtype, config: Config { width, threads, unroll }, .. } = self.common;
         let gather = k.all_gather();
-        let walk = Walk::new(k, Layout::ChannelsFirst, config, a.sizes, false);
+        let walk = ChannelWalk::planes(k, width, a.sizes, false);
         let held = k.dynamic_shared_elem(dtype);
         let held_g = held.at(a.hold * width);
         let slot =
             |of: Ptr<'k, Shared, Elem>, first: U32<'k>, i: usize| of.at((first + i as u32 * threads) * width);
         let mean = a.saved.mean.at(walk.channel).get::<A>();
         let thread = k.thread_idx();
-        let start = (thread, zeros::<A>(k, width), zeros::<A>(k, width));
-        let (_, sums, products) = walk.fold(unroll, start, |(first, mut sums, mut products), offsets| {
-            let load = |from: Ptr<'k, _, Elem>| -> Vec<Packed<'k, A>> {
-                offsets.iter().map(|&at| from.at(at).load_packed(width)).collect()
-            };
-            let (x, mut g) = (load(a.x), load(a.dy));
+        let start = (thread, [(); 2].map(|()| Lanes::constant(k, 0.0, width)));
+        let (_, sums) = walk.fold(unroll, start, |(first, mut sums), places| {
+            let (x, mut g) = (a.x.load_each::<A>(places, width), a.dy.load_each::<A>(places, width));
             if self.relu {
-                let masked = g.into_iter().zip(load(a.y)).map(|(dy, y)| {
-                    let g = dy.lanes().zip(y.lanes(), |dy, y| y.le(0.0).select(0.0, dy));
-                    Packed::round(k, dtype, g)
-                });
-                g = masked.collect();
+                let y = a.y.load_each(places, width);
+                g = g.iter().zip(&y).map(|(dy, y)| behind_relu(k, dtype, dy, y)).collect();
                 k.if_(has(a.present, present::DRESIDUAL), || {
-                    g.iter().zip(offsets).for_each(|(g, &at)| a.dresidual.at(at).store_packed(g));
+                    g.iter().zip(places).for_each(|(g, &at)| a.dresidual.at(at).store_packed(g));
                 });
             }
             for (i, (x, g)) in x.iter().zip(&g).enumerate() {
                 slot(held, first, i).store_packed(x);
                 slot(held_g, first, i).store_packed(g);
-                let (x, g) = (x.lanes(), g.lanes());
-                sums = sums.zip(g.clone(), |sum, g| sum + g);
-                products = products.zip3(g, x, |products, g, x| g.mul_add(x - mean, products));
+                let (x, g, [sum, products]) = (x.lanes(), g.lanes(), sums);
+                let sum = sum + &g;
+                sums = [sum, products.zip3(g, x, |products, g, x| g.mul_add(x - mean, products))];
             }
-            (first + offsets.len() as u32 * threads, sums, products)
+            (first + x.len() as u32 * threads, sums)
         });
-        let mine = Lanes::from(vec![sum(k, &sums), sum(k, &products)]);
+        let mine = Lanes::from(sums.map(|lanes| sum(k, &lanes)).to_vec());
         let total = gather.combine(mine, add_all);
         let gradients = ChannelGradients::new(a.saved, a.present, walk.channel, &total);
         k.if_(self.common.leads(k), || gradients.store(a.gradients, a.present, walk.channel));

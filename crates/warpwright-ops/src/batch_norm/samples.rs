@@ -8,7 +8,7 @@ use super::{
     INFERENCE, Momentum, TRAINING, plans,
 };
 use crate::PlanError;
-use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned, distinct};
 use crate::plan::{Operation, Real};
 
 /// The family.
@@ -16,15 +16,7 @@ pub(crate) const FAMILY: Family = Family { name: "batch_norm", aliases: &[], ent
 
 /// The family's rows of the catalogue.
 fn entries() -> Vec<Entry> {
-    let both = |op| {
-        [Direction::Forward, Direction::Backward].map(|direction| Entry {
-            op,
-            direction,
-            dtypes: &DType::FLOATS,
-            targets: &TARGETS,
-        })
-    };
-    [TRAINING, INFERENCE].into_iter().flat_map(both).collect()
+    [TRAINING, INFERENCE].into_iter().flat_map(Entry::both).collect()
 }
 
 /// Plans what is asked for.
@@ -46,7 +38,7 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         )
     };
     let residual = o.residual().is_some();
-    if asked.entry.op == "batch_norm_inference" {
+    if asked.entry.op == INFERENCE {
         let forward = BatchNormInferenceDesc { norm, residual };
         return asked.either(&forward, &BatchNormInferenceBackwardDesc { norm, dresidual: residual });
     }
@@ -59,46 +51,31 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
 
 /// Every kernel that a plan of `entry` can hold and that no entry before it has.
 fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    fn of<O: Operation>(desc: O, target: Target) -> Result<Vec<Kernel>, PlanError> {
-        let plan = desc.plan(target)?;
-        Ok(plan.variants().iter().flat_map(|v| &v.steps).map(|s| s.kernel().clone()).collect())
-    }
-    let mut all: Vec<Kernel> = Vec::new();
-    let mut add = |kernels: Vec<Kernel>| {
-        for kernel in kernels {
-            if !all.iter().any(|k| k.name() == kernel.name()) {
-                all.push(kernel);
-            }
-        }
-    };
-    let (training, forward) = (entry.op == TRAINING, entry.direction == Direction::Forward);
-    for norm in plans::every_norm(dtype) {
-        for option in [false, true] {
-            let momentum = None;
-            match (training, forward) {
-                (true, true) => add(of(BatchNormDesc { norm, residual: option, momentum }, target)?),
-                (true, false) => {
-                    let norm = BatchNorm { relu: option, ..norm };
-                    add(of(BatchNormBackwardDesc { norm, dresidual: false }, target)?);
-                }
-                (false, true) => add(of(BatchNormInferenceDesc { norm, residual: option }, target)?),
-                (false, false) => {
-                    let norm = BatchNorm { relu: option, ..norm };
-                    add(of(BatchNormInferenceBackwardDesc { norm, dresidual: false }, target)?);
-                }
-            }
-        }
+    let norms =
+        plans::every_norm(dtype).into_iter().flat_map(|norm| [false, true].map(|option| (norm, option)));
+    let found = distinct(norms.map(|(norm, option)| planned(entry, norm, option, target)))?;
+    if entry.op == TRAINING {
+        return Ok(found);
     }
     // Inference shares kernels with training; each is listed once.
-    if !training {
-        let forward = Entry { direction: Direction::Forward, op: TRAINING, ..*entry };
-        let backward = Entry { direction: Direction::Backward, ..forward };
-        let mut listed = kernels(&forward, dtype, target)?;
-        listed.extend(kernels(&backward, dtype, target)?);
-        if entry.direction == Direction::Backward {
-            listed.extend(kernels(&Entry { direction: Direction::Forward, ..*entry }, dtype, target)?);
-        }
-        all.retain(|kernel| !listed.iter().any(|k| k.name() == kernel.name()));
+    let [forward, backward] = Entry::both(TRAINING);
+    let mut listed = [kernels(&forward, dtype, target)?, kernels(&backward, dtype, target)?].concat();
+    if entry.direction == Direction::Backward {
+        listed.extend(kernels(&Entry { direction: Direction::Forward, ..*entry }, dtype, target)?);
     }
-    Ok(all)
+    let new = found.into_iter().filter(|kernel| listed.iter().all(|known| known.name() != kernel.name()));
+    Ok(new.collect())
+}
+
+/// The plan of `entry` for a normalisation: forward with or without a residual, backward with or without a ReLU.
+fn planned(entry: &Entry, norm: BatchNorm, option: bool, target: Target) -> Result<Planned, PlanError> {
+    let (behind, residual) = (BatchNorm { relu: option, ..norm }, option);
+    Ok(match (entry.op, entry.direction) {
+        (TRAINING, Direction::Forward) => {
+            BatchNormDesc { norm, residual, momentum: None }.plan(target)?.into()
+        }
+        (TRAINING, _) => BatchNormBackwardDesc { norm: behind, dresidual: false }.plan(target)?.into(),
+        (_, Direction::Forward) => BatchNormInferenceDesc { norm, residual }.plan(target)?.into(),
+        _ => BatchNormInferenceBackwardDesc { norm: behind, dresidual: false }.plan(target)?.into(),
+    })
 }

@@ -1,5 +1,7 @@
 //! Which kernels run for which tensors, and into how many parts a channel is cut.
 
+use warpwright_dsl::ChannelWalk;
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
 use super::Layout;
@@ -77,8 +79,6 @@ impl Reciprocal {
     }
 }
 
-/// Columns of a tile for each thread of its block: what there is shared memory for.
-pub(super) const COLUMNS_PER_THREAD: u32 = 2;
 /// Vectors that a thread takes: many if the device takes all blocks at once, else few, so that the last ones are not
 /// alone for long.
 const VECTORS_PER_THREAD: [u64; 2] = [64, 16];
@@ -116,7 +116,7 @@ pub(super) fn split(layout: Layout, config: Config, n: u64, channels: u64, spati
         }
         Layout::ChannelsLast => {
             let (extent, vectors) = (n * spatial, channels / width);
-            let widest = (threads * u64::from(COLUMNS_PER_THREAD) / width).min(threads);
+            let widest = (threads * u64::from(ChannelWalk::COLUMNS_PER_THREAD) / width).min(threads);
             let tiles = vectors.div_ceil(widest).max(1);
             let across = vectors.div_ceil(tiles).max(1);
             let rows = (threads / across).max(1);
@@ -209,9 +209,6 @@ pub(super) struct Persistence {
     pub(super) bytes: u32,
 }
 
-/// Shared memory of a block that has a multiprocessor to itself.
-const MOST_SHARED: u32 = 227 << 10;
-
 /// How to hold `streams` tensors `[rows, channels]`; `None` if a row is too long for a block, or not of whole vectors.
 pub(super) fn persistence(
     target: Target,
@@ -232,9 +229,11 @@ pub(super) fn persistence(
     let at_once = (u64::from(config.threads) / split.row).max(1);
     let blocks = rows.div_ceil(2 * at_once).clamp(1, BLOCKS);
     let accumulate = if dtype == DType::F64 { 8 } else { 4 };
-    let fixed = 2 * config.threads * (width + COLUMNS_PER_THREAD) * accumulate + 1024;
+    let fixed = 2 * config.threads * (width + ChannelWalk::COLUMNS_PER_THREAD) * accumulate + 1024;
     let vectors = rows.div_ceil(blocks).div_ceil(at_once);
-    let room = (MOST_SHARED - fixed) / (config.threads * VECTOR_BYTES * streams);
+    // A block has a multiprocessor to itself.
+    let room =
+        (DeviceLimits::of(target).shared_per_block - fixed) / (config.threads * VECTOR_BYTES * streams);
     // Two tensors keep the shared memory busier than the cache: measured, a few vectors of each are best.
     let room = if streams > 1 { room.min(4) } else { room };
     let hold = u64::from(room).min(vectors) as u32;
