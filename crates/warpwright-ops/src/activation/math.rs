@@ -15,29 +15,6 @@ pub(super) const GELU_CUBIC: f64 = GELU_LINEAR * 0.044_715;
 /// Squares beyond this belong to arguments whose tail is zero in every type; clamping them keeps `0 * x^2` zero.
 pub(super) const FLAT_SQUARE: f64 = 1e5;
 
-/// `log(1 + e) / e` for `0 <= e <= 1`: minimax in relative error, 2^-27.6.
-const LOG1P: [f64; 10] = [
-    0.999_999_995_287_219_2,
-    -0.499_999_024_227_744_6,
-    0.333_299_624_165_582_07,
-    -0.249_541_336_552_957_27,
-    0.196_759_392_545_395_73,
-    -0.153_055_925_642_345_52,
-    0.106_036_548_741_907_86,
-    -0.056_959_534_179_128_64,
-    0.019_851_462_325_288_38,
-    -0.003_244_025_169_922_661,
-];
-/// The same, 2^-16.8.
-const LOG1P_SHORT: [f64; 6] = [
-    0.999_991_598_166_794_5,
-    -0.499_361_364_703_323_04,
-    0.325_206_680_213_240_34,
-    -0.210_048_689_895_161_32,
-    0.101_222_284_767_732_11,
-    -0.023_869_151_696_335_227,
-];
-
 /// The functions that weigh their argument by a probability: those that gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weighted {
@@ -85,7 +62,7 @@ pub(super) fn forward<'k, A: Float>(
         Activation::Sigmoid => x.sigmoid(),
         Activation::Tanh if is_storage(dtype) => storage::tanh(x.to_f32(), dtype).convert(),
         Activation::Tanh => x.tanh(),
-        Activation::Softplus { .. } => softplus(x * parameter, dtype) * reciprocal,
+        Activation::Softplus { .. } => (x * parameter).softplus_for(Precision::of(dtype)) * reciprocal,
     }
 }
 
@@ -148,18 +125,6 @@ pub(super) fn weighted_jet<'k, A: Float>(f: Weighted, x: Reg<'k, A>, dtype: DTyp
             Jet { value: x * s.value, derivative: x.mul_add(s.derivative, s.value) }
         }
     }
-}
-
-/// `log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|))`, with a small relative error in the tail too.
-fn softplus<'k, A: Float>(z: Reg<'k, A>, dtype: DType) -> Reg<'k, A> {
-    let tail = (-z.abs()).exp_nonpositive_for(Precision::of(dtype));
-    if dtype == DType::F64 {
-        // The rounding of the sum in the logarithm is added as its first-order term.
-        let sum = 1.0 + tail;
-        return z.max(0.0) + (tail - (sum - 1.0)).mul_add(sum.rcp(), sum.log());
-    }
-    let log1p = if is_storage(dtype) { &LOG1P_SHORT[..] } else { &LOG1P };
-    tail.mul_add(tail.polynomial(log1p), z.max(0.0))
 }
 
 /// Slope of the logistic function at `factor * x`.

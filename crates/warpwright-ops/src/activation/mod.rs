@@ -39,7 +39,7 @@ use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, TensorSpec, Variant};
+use crate::plan::{self, Operation, Plan, TensorSpec, Variant};
 use crate::tensors::tensors;
 
 pub use function::{Activation, GatedActivation};
@@ -256,9 +256,7 @@ fn plan_with<O: Operation>(
     tensors: Vec<TensorSpec>,
     build: impl Fn(Config) -> Result<(Kernel, Vec<ArgValue>), PlanError>,
 ) -> Result<Plan<O>, PlanError> {
-    if !DType::FLOATS.contains(&dtype) {
-        return Err(PlanError::DType { op, tensor: tensors[0].name, got: dtype, expected: &DType::FLOATS });
-    }
+    PlanError::check_floats(op, tensors[0].name, dtype)?;
     let mut variants = Vec::new();
     for config in tuning::configs(dtype) {
         let mut steps = Vec::new();
@@ -268,7 +266,7 @@ fn plan_with<O: Operation>(
         }
         variants.push(Variant { alignment: config.alignment(dtype), steps });
     }
-    Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes: 0 }))
+    Ok(Plan::of(op, direction, target, tensors, variants))
 }
 
 fn check_parameters(activation: Activation) -> Result<(), PlanError> {
@@ -277,8 +275,5 @@ fn check_parameters(activation: Activation) -> Result<(), PlanError> {
         Activation::Softplus { .. } => (value.is_finite() && value != 0.0, "finite and not 0"),
         _ => (value.is_finite(), "finite"),
     };
-    if right {
-        return Ok(());
-    }
-    Err(PlanError::Parameter { op: activation.name(), parameter, got: value.to_string(), expected })
+    if right { Ok(()) } else { Err(PlanError::refused(activation.name(), parameter, value, expected)) }
 }

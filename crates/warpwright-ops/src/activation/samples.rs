@@ -7,7 +7,7 @@ use super::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
 };
 use crate::PlanError;
-use crate::catalogue::{Asked, Direction, Entry, Family, OpOptions, Planned, TARGETS, Taken, distinct};
+use crate::catalogue::{Asked, Entry, Family, OpOptions, Planned, Taken, distinct};
 
 /// The family.
 pub(crate) const FAMILY: Family = Family { name: "activation", aliases: &[], entries, plan, kernels };
@@ -15,16 +15,7 @@ pub(crate) const FAMILY: Family = Family { name: "activation", aliases: &[], ent
 /// The family's rows of the catalogue.
 fn entries() -> Vec<Entry> {
     let plain = Activation::ALL.into_iter().map(Activation::name);
-    let names = plain.chain(GatedActivation::ALL.into_iter().map(GatedActivation::name));
-    let both = |op| {
-        [Direction::Forward, Direction::Backward].map(|direction| Entry {
-            op,
-            direction,
-            dtypes: &DType::FLOATS,
-            targets: &TARGETS,
-        })
-    };
-    names.flat_map(both).collect()
+    plain.chain(GatedActivation::ALL.into_iter().map(GatedActivation::name)).flat_map(Entry::both).collect()
 }
 
 /// Plans what is asked for.
