@@ -66,10 +66,7 @@ impl AccumulateKernel for Forward {
         self.common.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
         // Such a launch costs the host less, and begins while the grid before it drains.
         k.after_previous_grid();
         let dtype = self.common.dtype;
@@ -100,10 +97,7 @@ impl AccumulateKernel for Backward {
         self.common.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
         k.after_previous_grid();
         let dtype = self.common.dtype;
         let parameter = a.parameter.convert::<A>();
@@ -132,10 +126,7 @@ impl AccumulateKernel for GatedForward {
         self.common.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GatedForwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GatedForwardParams<'k>) {
         k.after_previous_grid();
         let (f, dtype) = (Weighted::from(self.f), self.common.dtype);
         elementwise(k, a.n, self.common.config.width, |i, w| {
@@ -163,10 +154,7 @@ impl AccumulateKernel for GatedBackward {
         self.common.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GatedBackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GatedBackwardParams<'k>) {
         k.after_previous_grid();
         let (f, dtype) = (Weighted::from(self.f), self.common.dtype);
         elementwise(k, a.n, self.common.config.width, |i, w| {

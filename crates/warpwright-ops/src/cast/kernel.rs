@@ -31,10 +31,7 @@ impl AccumulateKernel for Cast {
         if self.to == DType::F64 { self.to } else { self.from }
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: Params<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: Params<'k>) {
         k.after_previous_grid();
         elementwise(k, a.n, self.config.width, |i, w| a.y.at(i).store(a.x.at(i).load::<A>(w)));
     }

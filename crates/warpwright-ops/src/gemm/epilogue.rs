@@ -86,10 +86,7 @@ impl<'k> Outputs<'k> {
     }
 
     /// Finishes `width` neighbouring sums and stores them; `row` and `col` are those of the first.
-    pub(super) fn finish<A: Float>(self, row: U32<'k>, col: U32<'k>, sums: &Lanes<'k, A>)
-    where
-        Elem: Access<A>,
-    {
+    pub(super) fn finish<A: Accumulate>(self, row: U32<'k>, col: U32<'k>, sums: &Lanes<'k, A>) {
         let k = row.k();
         let width = u32::try_from(sums.len()).unwrap_or(1);
         let at = row.to_u64() * self.leading + col.to_u64();
@@ -118,7 +115,7 @@ impl<'k> Outputs<'k> {
     }
 
     /// The activation whose number is `first` or greater.
-    fn activated<A: Float>(self, first: u32, x: &[Reg<'k, A>]) -> Vec<Reg<'k, A>> {
+    fn activated<A: Accumulate>(self, first: u32, x: &[Reg<'k, A>]) -> Vec<Reg<'k, A>> {
         let k = self.epilogue.flags.k();
         let dtype = self.to.y.dtype();
         let this = |code: u32| -> Vec<_> {
@@ -144,7 +141,7 @@ pub(super) struct SumTile<'k> {
 
 impl<'k> SumTile<'k> {
     /// A tile of `rows` x `cols` sums, of which each of `teams` has a part.
-    pub(super) fn new<A: Float>(k: K<'k>, rows: u32, cols: u32, teams: u32) -> Self {
+    pub(super) fn new<A: Accumulate>(k: K<'k>, rows: u32, cols: u32, teams: u32) -> Self {
         let dtype = if A::DOUBLE { DType::F64 } else { DType::F32 };
         let units = cols * dtype.bytes() as u32 / DType::F64.bytes() as u32;
         let base = k.dynamic_shared_elem(DType::F64);
@@ -168,10 +165,7 @@ impl<'k> SumTile<'k> {
     }
 
     /// Sums, those of all teams added in order.
-    fn load<A: Float>(self, row: U32<'k>, col: U32<'k>, width: u32) -> Lanes<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    fn load<A: Accumulate>(self, row: U32<'k>, col: U32<'k>, width: u32) -> Lanes<'k, A> {
         let at = self.at(row, col);
         let part = |team: u32| at.at(u64::from(team * self.rows * self.cols)).load::<A>(width);
         (1..self.teams).fold(part(0), |sums, team| sums.zip(part(team), |a, b| a + b))
@@ -187,15 +181,13 @@ impl<'k> SumTile<'k> {
 }
 
 /// Finishes the sums of a tile: rows and columns from (`row`, `col`) on, those below `m` and `n`.
-pub(super) fn finish_tile<'k, A: Float>(
+pub(super) fn finish_tile<'k, A: Accumulate>(
     k: K<'k>,
     outputs: Outputs<'k>,
     sums: SumTile<'k>,
     (row, col): (U32<'k>, U32<'k>),
     (m, n): (U32<'k>, U32<'k>),
-) where
-    Elem: Access<A>,
-{
+) {
     let width = outputs.width();
     let aligned = outputs.aligned();
     let per_row = sums.cols / width;

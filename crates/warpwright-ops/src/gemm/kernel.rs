@@ -263,10 +263,7 @@ impl AccumulateKernel for Gemm {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: GemmParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: GemmParams<'k>) {
         match self.config {
             Tiled::Tensor(config) if self.dtype == DType::F32 => tf32::body(self, config, k, p),
             Tiled::Tensor(config) => tensor::body::<A>(self, config, k, p),

@@ -60,10 +60,7 @@ impl<'k> Side<'k> {
     }
 
     /// The thread's elements at `depths` places of the common dimension from `depth` on: by place, then by `i`.
-    fn load<A: Float>(&self, stage: U32<'k>, depth: u32, depths: u32) -> Vec<Vec<Reg<'k, A>>>
-    where
-        Elem: Access<A>,
-    {
+    fn load<A: Accumulate>(&self, stage: U32<'k>, depth: u32, depths: u32) -> Vec<Vec<Reg<'k, A>>> {
         let at = self.at.moved(stage);
         match self.major {
             Major::K => {
@@ -83,10 +80,7 @@ impl<'k> Side<'k> {
 }
 
 /// Records the product of a block.
-pub(super) fn body<'k, A: Float>(gemm: &Gemm, config: SimtConfig, k: K<'k>, p: GemmParams<'k>)
-where
-    Elem: Access<A>,
-{
+pub(super) fn body<'k, A: Accumulate>(gemm: &Gemm, config: SimtConfig, k: K<'k>, p: GemmParams<'k>) {
     let Tiles { rows, cols, teams, .. } = config.tiles;
     let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), gemm.config);
     let sums = Sums::<A>::new(k, gemm, config, &problem);
@@ -98,16 +92,13 @@ where
 }
 
 /// What a thread has summed.
-pub(super) struct Sums<'k, A: Float> {
+pub(super) struct Sums<'k, A: Accumulate> {
     left: Side<'k>,
     right: Side<'k>,
     sums: RegTile<'k, A>,
 }
 
-impl<'k, A: Float> Sums<'k, A>
-where
-    Elem: Access<A>,
-{
+impl<'k, A: Accumulate> Sums<'k, A> {
     /// Goes through the slices of a block.
     pub(super) fn new(k: K<'k>, gemm: &Gemm, config: SimtConfig, problem: &Problem<'k>) -> Self {
         let (left, right) = sides(k, config, problem);
@@ -153,16 +144,13 @@ fn sides<'k>(k: K<'k>, config: SimtConfig, problem: &Problem<'k>) -> (Side<'k>, 
     (left, right)
 }
 
-fn multiply<'k, A: Float>(
+fn multiply<'k, A: Accumulate>(
     k: K<'k>,
     gemm: &Gemm,
     config: SimtConfig,
     problem: &Problem<'k>,
     (left, right): (&Side<'k>, &Side<'k>),
-) -> RegTile<'k, A>
-where
-    Elem: Access<A>,
-{
+) -> RegTile<'k, A> {
     let tiles = config.tiles;
     let slice = tiles.slice;
     let depths = if A::DOUBLE { DOUBLE_VECTOR } else { config.depths() };

@@ -36,10 +36,7 @@ impl AccumulateKernel for SumParts {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: SumParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: SumParams<'k>) {
         let (batch, batches) = (k.block_idx_z().to_u64(), k.grid_dim_z().to_u64());
         let outputs = Outputs::new(p.to, p.epilogue, (p.ldy, p.stride_y), (batch, batch));
         let len = p.m.mul_wide(p.n);

@@ -7,10 +7,7 @@ use super::kernel::{Gemm, GemmParams, Problem};
 use super::tuning::{TensorConfig, Tiles};
 
 /// Records the product of a block.
-pub(super) fn body<'k, A: Float>(gemm: &Gemm, config: TensorConfig, k: K<'k>, p: GemmParams<'k>)
-where
-    Elem: Access<A>,
-{
+pub(super) fn body<'k, A: Accumulate>(gemm: &Gemm, config: TensorConfig, k: K<'k>, p: GemmParams<'k>) {
     let TensorConfig { tiles, warps_down, warps_across } = config;
     let Tiles { rows, cols, slice, .. } = tiles;
     let atom = k.mma_atom(gemm.dtype);

@@ -18,13 +18,13 @@ const ROUND_BITS: u32 = (ROUND_F32 as f32).to_bits();
 const ROUND_F64: f64 = 6_755_399_441_055_744.0;
 /// What a group's scale is made of: the least and the greatest element, zero included; or, for schemes without zero
 /// points, the greatest magnitude in `high`. NaN if there is one.
-pub(super) struct Extremes<'k, A: Float> {
+pub(super) struct Extremes<'k, A: Accumulate> {
     low: Reg<'k, A>,
     high: Reg<'k, A>,
 }
-carry!(Extremes<A: Float> { low, high });
+carry!(Extremes<A: Accumulate> { low, high });
 
-impl<'k, A: Float> Extremes<'k, A> {
+impl<'k, A: Accumulate> Extremes<'k, A> {
     pub(super) fn none(k: K<'k>) -> Self {
         Self { low: k.lit(0.0), high: k.lit(0.0) }
     }
@@ -54,14 +54,14 @@ impl<'k, A: Float> Extremes<'k, A> {
 
 /// Elements that are loaded together; 16-bit floats also as they lie in memory.
 #[derive(Clone)]
-pub(super) struct Vector<'k, A: Float> {
+pub(super) struct Vector<'k, A: Accumulate> {
     pub(super) elements: Lanes<'k, A>,
     pub(super) halves: Vec<Halves<'k>>,
 }
 
 /// The ranges of several groups over `lanes` lanes each, of which this lane has `groups[i]`; shared out over the lanes as
 /// [`K::warp_combine_each`] does.
-fn ranges<'k, A: Float>(
+fn ranges<'k, A: Accumulate>(
     k: K<'k>,
     scheme: Scheme,
     groups: &[Vec<Vector<'k, A>>],
@@ -84,7 +84,7 @@ fn ranges<'k, A: Float>(
     combined.unwrap_or_else(|| Extremes::none(k))
 }
 
-fn range_of<'k, A: Float>(k: K<'k>, scheme: Scheme, group: &[Vector<'k, A>]) -> Extremes<'k, A> {
+fn range_of<'k, A: Accumulate>(k: K<'k>, scheme: Scheme, group: &[Vector<'k, A>]) -> Extremes<'k, A> {
     let elements = group.iter().flat_map(|vector| vector.elements.iter());
     elements.fold(Extremes::none(k), |range, x| range.with(scheme, x))
 }
@@ -96,7 +96,7 @@ fn range_of_halves<'k>(halves: impl Iterator<Item = Halves<'k>> + Clone) -> Opti
     Some(high.firsts(minus_low).maximum(high.seconds(minus_low)))
 }
 
-fn range_from_halves<'k, A: Float>(k: K<'k>, words: Vec<Halves<'k>>, lanes: u32) -> Extremes<'k, A> {
+fn range_from_halves<'k, A: Accumulate>(k: K<'k>, words: Vec<Halves<'k>>, lanes: u32) -> Extremes<'k, A> {
     let Some(&first) = words.first() else { return Extremes::none(k) };
     let words = words.into_iter().map(Halves::word).collect();
     let combined = k.warp_combine_each(lanes, words, |a, b| first.like(a).maximum(first.like(b)).word());
@@ -106,14 +106,14 @@ fn range_from_halves<'k, A: Float>(k: K<'k>, words: Vec<Halves<'k>>, lanes: u32)
 }
 
 /// The scale of a group and its zero point.
-pub(super) struct GroupScale<'k, A: Float> {
+pub(super) struct GroupScale<'k, A: Accumulate> {
     scale: Reg<'k, A>,
     zero: Option<Reg<'k, A>>,
     /// What the elements of the group are multiplied or divided by.
     pub(super) prepared: Prepared<'k, A>,
 }
 
-impl<'k, A: Float> GroupScale<'k, A> {
+impl<'k, A: Accumulate> GroupScale<'k, A> {
     /// From the elements that this lane has of several groups, each of them over `lanes` neighbours. A lane receives the
     /// scale of one of the groups, shared out as [`K::warp_combine_each`] does.
     pub(super) fn of(k: K<'k>, scheme: Scheme, groups: &[Vec<Vector<'k, A>>], lanes: u32) -> Self {
@@ -160,9 +160,7 @@ impl<'k, A: Float> GroupScale<'k, A> {
         group: impl IntoIndex<'k> + Copy,
         scales: Ptr<'k, Write, Elem>,
         zero_points: Ptr<'k, Write, u8>,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         scales.at(group).set(self.scale);
         if let Some(zero) = self.zero {
             zero_points.at(group).set(zero.to_u32());
@@ -175,14 +173,14 @@ impl<'k, A: Float> GroupScale<'k, A> {
 /// are normal numbers. A small scale is therefore lifted by a power of two, together with what it divides. Division by 0
 /// gives 0.
 #[derive(Clone, Copy)]
-struct Divider<'k, A: Float> {
+struct Divider<'k, A: Accumulate> {
     /// Whether the scale was lifted.
     small: Pred<'k>,
     scale: Reg<'k, A>,
     reciprocal: Reg<'k, A>,
 }
 
-impl<'k, A: Float> Divider<'k, A> {
+impl<'k, A: Accumulate> Divider<'k, A> {
     fn new(scale: Reg<'k, A>) -> Self {
         let small = scale.lt(if A::DOUBLE { 2f64.powi(-900) } else { 2f64.powi(-60) });
         let scale = scale * lift(small);
@@ -197,13 +195,13 @@ impl<'k, A: Float> Divider<'k, A> {
 }
 
 /// What a scale and what it divides are multiplied by.
-fn lift<'k, A: Float>(small: Pred<'k>) -> Reg<'k, A> {
+fn lift<'k, A: Accumulate>(small: Pred<'k>) -> Reg<'k, A> {
     let lift = if A::DOUBLE { 2f64.powi(512) } else { 2f64.powi(64) };
     small.select(small.k().lit::<A>(lift), 1.0)
 }
 
 /// `x / scale` of numbers that are lifted if they have to be.
-fn quotient<'k, A: Float>(x: Reg<'k, A>, scale: Reg<'k, A>, reciprocal: Reg<'k, A>) -> Reg<'k, A> {
+fn quotient<'k, A: Accumulate>(x: Reg<'k, A>, scale: Reg<'k, A>, reciprocal: Reg<'k, A>) -> Reg<'k, A> {
     let q = x * reciprocal;
     let remainder = (-q).mul_add(scale, x);
     remainder.mul_add(reciprocal, q)
@@ -211,7 +209,7 @@ fn quotient<'k, A: Float>(x: Reg<'k, A>, scale: Reg<'k, A>, reciprocal: Reg<'k, 
 
 /// `x / divisor`, rounded exactly, for a non-negative `x` and a small constant: as [`Divider::quotient`], except near the
 /// denormals, where the remainder would be rounded.
-fn divide_by<'k, A: Float>(x: Reg<'k, A>, divisor: f64) -> Reg<'k, A> {
+fn divide_by<'k, A: Accumulate>(x: Reg<'k, A>, divisor: f64) -> Reg<'k, A> {
     let k = x.k();
     let tiny = if A::DOUBLE { 2f64.powi(-900) } else { 2f64.powi(-90) };
     let reciprocal = k.lit::<A>(1.0 / divisor);
@@ -223,19 +221,19 @@ fn divide_by<'k, A: Float>(x: Reg<'k, A>, divisor: f64) -> Reg<'k, A> {
 }
 
 /// The nearest integer, ties to even, of a number below 2^21.
-fn nearest<'k, A: Float>(x: Reg<'k, A>) -> Reg<'k, A> {
+fn nearest<'k, A: Accumulate>(x: Reg<'k, A>) -> Reg<'k, A> {
     let round = if A::DOUBLE { ROUND_F64 } else { ROUND_F32 };
     (x + round) - round
 }
 
 /// What turns the elements of one group into codes. Lanes can hand it on.
 #[derive(Clone, Copy)]
-pub(super) enum Prepared<'k, A: Float> {
+pub(super) enum Prepared<'k, A: Accumulate> {
     Reciprocal(F32<'k>),
     Integer(IntegerCoder<'k, A>),
 }
 
-impl<'k, A: Float> Carry<'k> for Prepared<'k, A> {
+impl<'k, A: Accumulate> Carry<'k> for Prepared<'k, A> {
     fn collect(&self, regs: &mut Vec<RawReg>) {
         match self {
             Self::Reciprocal(reciprocal) => reciprocal.collect(regs),
@@ -287,7 +285,7 @@ impl<'k> Coder<'k> {
     }
 
     /// The codes of up to eight elements of one group, in a word in memory order.
-    pub(super) fn pack<A: Float>(
+    pub(super) fn pack<A: Accumulate>(
         &self,
         k: K<'k>,
         elements: &Lanes<'k, A>,
@@ -341,17 +339,17 @@ const PASSES: u32 = 1 << 9;
 
 /// The registers of an [`IntegerCoder`].
 #[derive(Clone, Copy)]
-struct Factors<'k, A: Float> {
+struct Factors<'k, A: Accumulate> {
     scale: Reg<'k, A>,
     reciprocal: Reg<'k, A>,
     /// The zero point and flags.
     zero: U32<'k>,
 }
-carry!(Factors<A: Float> { scale, reciprocal, zero });
+carry!(Factors<A: Accumulate> { scale, reciprocal, zero });
 
 /// Turns the elements of one group into integer codes.
 #[derive(Clone, Copy)]
-pub(super) struct IntegerCoder<'k, A: Float> {
+pub(super) struct IntegerCoder<'k, A: Accumulate> {
     factors: Factors<'k, A>,
     /// Whether there is a zero point; that of symmetric groups is 8.
     zero: bool,
@@ -359,7 +357,7 @@ pub(super) struct IntegerCoder<'k, A: Float> {
     flagged: bool,
 }
 
-impl<'k, A: Float> IntegerCoder<'k, A> {
+impl<'k, A: Accumulate> IntegerCoder<'k, A> {
     fn new(divider: Divider<'k, A>, zero: Option<Reg<'k, A>>, passes: Passes<'k>) -> Self {
         let small = divider.small.select(divider.small.k().lit(SMALL), 0);
         let flags = match passes {
@@ -413,7 +411,7 @@ impl<'k, A: Float> IntegerCoder<'k, A> {
 }
 
 /// The nearest integer, ties to even, in the low bits.
-fn round_bits<'k, A: Float>(q: Reg<'k, A>) -> U32<'k> {
+fn round_bits<'k, A: Accumulate>(q: Reg<'k, A>) -> U32<'k> {
     let q = if A::DOUBLE { nearest(q).to_f32() } else { q.to_f32() };
     (q + ROUND_F32).to_bits()
 }

@@ -44,10 +44,7 @@ impl AccumulateKernel for Quantize {
         self.scheme.scale_dtype(self.dtype)
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: QuantizeParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: QuantizeParams<'k>) {
         let coder = Coder::new(k, self.scheme);
         bounded_blocks(k, a.n, self.tile.elements_per_block(), |bounded| {
             self.block::<A>(k, a, &coder, bounded);
@@ -56,10 +53,7 @@ impl AccumulateKernel for Quantize {
 }
 
 impl Quantize {
-    fn block<'k, A: Float>(&self, k: K<'k>, a: QuantizeParams<'k>, coder: &Coder<'k>, bounded: bool)
-    where
-        Elem: Access<A>,
-    {
+    fn block<'k, A: Accumulate>(&self, k: K<'k>, a: QuantizeParams<'k>, coder: &Coder<'k>, bounded: bool) {
         let QuantizeTile { width, vectors, lanes, rounds, .. } = self.tile;
         let (block, thread) = (k.block_idx_x(), k.thread_idx());
         // Lanes of a group are neighbours; where a group has more vectors than lanes, the warp takes them in turn.
@@ -131,10 +125,7 @@ impl Quantize {
     }
 
     /// A whole vector.
-    fn load<'k, A: Float>(&self, x: Ptr<'k, Read, Elem>, width: u32) -> Vector<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    fn load<'k, A: Accumulate>(&self, x: Ptr<'k, Read, Elem>, width: u32) -> Vector<'k, A> {
         match x.load_halves(width) {
             Some(halves) => {
                 let elements = halves.iter().flat_map(|pair| pair.widen()).map(Reg::convert).collect();
@@ -145,10 +136,12 @@ impl Quantize {
     }
 
     /// A vector with zeros past the end.
-    fn load_or_zero<'k, A: Float>(&self, k: K<'k>, a: QuantizeParams<'k>, at: Index<'k>) -> Vector<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    fn load_or_zero<'k, A: Accumulate>(
+        &self,
+        k: K<'k>,
+        a: QuantizeParams<'k>,
+        at: Index<'k>,
+    ) -> Vector<'k, A> {
         let first = at.to_u64();
         let element = |i| {
             let inside = (first + i).lt(a.n);
@@ -159,10 +152,7 @@ impl Quantize {
 }
 
 /// Elements of `dtype` in registers of type `A`; f64 elements of an f32 format are rounded.
-fn load_as<'k, A: Float>(x: Ptr<'k, Read, Elem>, width: u32, dtype: DType) -> Lanes<'k, A>
-where
-    Elem: Access<A>,
-{
+fn load_as<'k, A: Accumulate>(x: Ptr<'k, Read, Elem>, width: u32, dtype: DType) -> Lanes<'k, A> {
     if dtype == DType::F64 { x.load::<f64>(width).convert() } else { x.load(width) }
 }
 
@@ -196,10 +186,7 @@ impl AccumulateKernel for Scales {
         self.scheme.scale_dtype(self.dtype)
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ScalesParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ScalesParams<'k>) {
         let (thread, lanes) = match self.tile {
             ScaleTile::Thread => (k.thread_idx(), 1),
             ScaleTile::Warp => (k.warp_idx(), 32),
@@ -249,10 +236,7 @@ impl AccumulateKernel for Codes {
         self.scheme.scale_dtype(self.dtype)
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CodesParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CodesParams<'k>) {
         let coder = Coder::new(k, self.scheme);
         let byte = Index::affine(k, (k.block_idx_x(), THREADS), (k.thread_idx(), 1)).to_u64();
         let first = byte * 2;
@@ -307,10 +291,7 @@ impl AccumulateKernel for Dequantize {
         self.scheme.scale_dtype(self.dtype)
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: DequantizeParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: DequantizeParams<'k>) {
         let values = self.table(k);
         let config = self.config;
         let index =
@@ -333,15 +314,13 @@ impl AccumulateKernel for Dequantize {
 
 impl Dequantize {
     /// Whole vectors: all loads stand before the first use.
-    fn whole<'k, A: Float>(
+    fn whole<'k, A: Accumulate>(
         &self,
         k: K<'k>,
         a: DequantizeParams<'k>,
         rounds: &[Index<'k>],
         values: &Option<WarpTable<'k, f32>>,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let load = |&at: &Index<'k>| {
             let bytes = a.codes.at(at.div_exact(2));
             let word = match self.config.width {
@@ -361,15 +340,13 @@ impl Dequantize {
     }
 
     /// A vector element by element, as far as it lies before the end.
-    fn bounded<'k, A: Float>(
+    fn bounded<'k, A: Accumulate>(
         &self,
         k: K<'k>,
         a: DequantizeParams<'k>,
         at: Index<'k>,
         values: &Option<WarpTable<'k, f32>>,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let first = at.to_u64();
         let last = a.n - 1;
         let word = self.tail_codes(k, a, first, at);
@@ -394,10 +371,12 @@ impl Dequantize {
     }
 
     /// Scale and zero point of the group of an element.
-    fn group<'k, A: Float>(&self, k: K<'k>, a: DequantizeParams<'k>, i: U64<'k>) -> (Reg<'k, A>, Reg<'k, A>)
-    where
-        Elem: Access<A>,
-    {
+    fn group<'k, A: Accumulate>(
+        &self,
+        k: K<'k>,
+        a: DequantizeParams<'k>,
+        i: U64<'k>,
+    ) -> (Reg<'k, A>, Reg<'k, A>) {
         let group = if self.config.power_of_two { i >> a.divisor.to_u32() } else { i / a.divisor };
         let zero = match self.scheme {
             Scheme::Int4Asymmetric => a.zero_points.at(group).get().convert::<A>(),
@@ -418,7 +397,7 @@ impl Dequantize {
     }
 
     /// The value of the code in the low four bits.
-    fn value<'k, A: Float>(
+    fn value<'k, A: Accumulate>(
         &self,
         code: U32<'k>,
         scale: Reg<'k, A>,
@@ -436,10 +415,7 @@ impl Dequantize {
         }
     }
 
-    fn store<'k, A: Float>(&self, y: Ptr<'k, Write, Elem>, lanes: Lanes<'k, A>)
-    where
-        Elem: Access<A>,
-    {
+    fn store<'k, A: Accumulate>(&self, y: Ptr<'k, Write, Elem>, lanes: Lanes<'k, A>) {
         if self.dtype == DType::F64 { y.store::<f64>(lanes.convert::<f64>()) } else { y.store(lanes) }
     }
 }

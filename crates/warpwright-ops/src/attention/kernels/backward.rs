@@ -78,7 +78,7 @@ impl Delta {
     }
 }
 
-impl KernelDef for Delta {
+impl AccumulateKernel for Delta {
     type Args = DeltaArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -90,16 +90,7 @@ impl KernelDef for Delta {
         .dtypes(DTypes::all(self.dtype).with("lse", statistics).with("statistics", statistics))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: DeltaParams<'k>) {
-        accumulate!(self.dtype, |A| self.body::<A>(k, a));
-    }
-}
-
-impl Delta {
-    fn body<'k, A: Float>(&self, k: K<'k>, a: DeltaParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: DeltaParams<'k>) {
         let lanes = self.lanes();
         let (head, batch) = (k.block_idx_y(), k.block_idx_z());
         let (lane, row) = (k.thread_idx() & (lanes - 1), k.thread_idx() >> lanes.trailing_zeros());
@@ -213,15 +204,12 @@ impl<'k> Statistics<'k> {
     }
 
     /// Of the queries `from` and `by` each, which exist where `there` says so.
-    pub(in crate::attention) fn of<A: Float>(
+    pub(in crate::attention) fn of<A: Accumulate>(
         self,
         from: I32<'k>,
         by: &[u32],
         there: impl Fn(I32<'k>) -> Option<Pred<'k>>,
-    ) -> (Vec<Reg<'k, A>>, Vec<Reg<'k, A>>)
-    where
-        Elem: Access<A>,
-    {
+    ) -> (Vec<Reg<'k, A>>, Vec<Reg<'k, A>>) {
         let data = self.data.at(from.to_u64() * 2u64);
         let both = |by: &u32| {
             let at = data.at(u64::from(2 * by));
@@ -240,15 +228,12 @@ impl<'k> Statistics<'k> {
     }
 
     /// Of the queries that are rows of a block, of which there are `queries`.
-    pub(in crate::attention) fn of_rows<A: Float>(
+    pub(in crate::attention) fn of_rows<A: Accumulate>(
         self,
         first: I32<'k>,
         place: &Place<'k>,
         queries: I32<'k>,
-    ) -> (Vec<Reg<'k, A>>, Vec<Reg<'k, A>>)
-    where
-        Elem: Access<A>,
-    {
+    ) -> (Vec<Reg<'k, A>>, Vec<Reg<'k, A>>) {
         let of = |row: &U32<'k>| {
             let (lse, delta) = self.of(first + row.to_i32(), &[0], |query| Some(query.lt(queries)));
             (lse[0], delta[0])
@@ -259,16 +244,13 @@ impl<'k> Statistics<'k> {
 
 /// [`Statistics`] of the queries that are rows of a block: logarithms and deltas.
 #[derive(Clone, Debug)]
-enum KnownStatistics<'k, A: Float> {
+enum KnownStatistics<'k, A: Accumulate> {
     Registers((Vec<Reg<'k, A>>, Vec<Reg<'k, A>>)),
     /// Of each row two numbers in shared memory.
     Memory(Ptr<'k, Shared, Elem>),
 }
 
-impl<'k, A: Float> KnownStatistics<'k, A>
-where
-    Elem: Access<A>,
-{
+impl<'k, A: Accumulate> KnownStatistics<'k, A> {
     /// The same in shared memory, from the next barrier on.
     fn in_memory(self, k: K<'k>, dtype: DType, place: &Place<'k>, rows: u32) -> Self {
         let (lse, delta) = self.get(place);
@@ -291,7 +273,7 @@ where
 }
 
 /// The gradient of a score from its probability and the gradient of that.
-pub(in crate::attention) fn gradient_of_score<'k, A: Float>(
+pub(in crate::attention) fn gradient_of_score<'k, A: Accumulate>(
     p: Reg<'k, A>,
     dp: Reg<'k, A>,
     delta: Reg<'k, A>,
@@ -301,15 +283,13 @@ pub(in crate::attention) fn gradient_of_score<'k, A: Float>(
 
 impl Sweep {
     /// Reads the problem and the gradient of the result.
-    pub(in crate::attention) fn body<'k, A: Float, E: Engine<'k, A>>(
+    pub(in crate::attention) fn body<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         read: (Problem<'k>, View<'k, Read>),
         to: Gradients<'k>,
         engine: &E,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let (p, dy) = read;
         let shares = self.full(engine) && self.kind.dropout;
         let read = (if shares { p.with_shared_random(k) } else { p }, dy);
@@ -320,19 +300,17 @@ impl Sweep {
     }
 
     /// Whether each register that a modification takes is one too many: tiles of half precision are as large as registers allow.
-    fn full<'k, A: Float, E: Engine<'k, A>>(&self, engine: &E) -> bool {
+    fn full<'k, A: Accumulate, E: Engine<'k, A>>(&self, engine: &E) -> bool {
         engine.register_bound() && self.dtype.bytes() == 2
     }
 
-    fn queries<'k, A: Float, E: Engine<'k, A>>(
+    fn queries<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         (p, dy): (Problem<'k>, View<'k, Read>),
         to: Gradients<'k>,
         engine: &E,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let block = QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
         let QueryBlock { head, first, span, scorer, q, sources } = block;
@@ -377,15 +355,13 @@ impl Sweep {
         engine.store(k, &(&sum * scorer.scale()), to, first);
     }
 
-    fn keys_and_values<'k, A: Float, E: Engine<'k, A>>(
+    fn keys_and_values<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         (p, dy): (Problem<'k>, View<'k, Read>),
         to: Gradients<'k>,
         engine: &E,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let [tile, key_head, batch] = p.place(k, false);
         let span = Span::new(self.kind, &p, batch);

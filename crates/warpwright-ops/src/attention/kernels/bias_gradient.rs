@@ -92,10 +92,7 @@ impl<'k> Dimension<'k> {
 }
 
 impl BiasGradient {
-    fn body<'k, A: Float, E: Engine<'k, A>>(&self, k: K<'k>, a: BiasParams<'k>, engine: &E)
-    where
-        Elem: Access<A>,
-    {
+    fn body<'k, A: Accumulate, E: Engine<'k, A>>(&self, k: K<'k>, a: BiasParams<'k>, engine: &E) {
         let p = Problem::of(a.problem);
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let tiles = |extent: U32<'k>, size: u32| (extent + (size - 1)) / size;
@@ -131,7 +128,7 @@ impl BiasGradient {
     }
 
     /// The gradients of one tile of scores, 0 where there is no pair.
-    fn tile<'k, A: Float, E: Engine<'k, A>>(
+    fn tile<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         a: &BiasParams<'k>,
@@ -139,10 +136,7 @@ impl BiasGradient {
         span: Span<'k>,
         [batch, head]: [U32<'k>; 2],
         [first, at]: [I32<'k>; 2],
-    ) -> RegTile<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    ) -> RegTile<'k, A> {
         let p = Problem::of(a.problem);
         let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
         let sources = p.columns(&span, p.key_head(head));
@@ -179,16 +173,14 @@ impl BiasGradient {
     }
 
     /// Adds up rows and columns that the bias has one of, through shared memory, and writes the result.
-    fn store<'k, A: Float, E: Engine<'k, A>>(
+    fn store<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         a: &BiasParams<'k>,
         engine: &E,
         [of_row, of_column]: [Dimension<'k>; 2],
         sum: &RegTile<'k, A>,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let pitch = columns + 1;
         let memory = k.dynamic_shared_elem(crate::attention::statistics_type(self.dtype));
@@ -247,7 +239,7 @@ impl SinkGradient {
     const THREADS: u32 = 256;
 }
 
-impl KernelDef for SinkGradient {
+impl AccumulateKernel for SinkGradient {
     type Args = SinkArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -259,31 +251,29 @@ impl KernelDef for SinkGradient {
         .dtypes(DTypes::all(self.dtype).with("lse", statistics).with("statistics", statistics))
     }
 
-    fn build<'k>(&self, k: K<'k>, a: SinkParams<'k>) {
-        accumulate!(self.dtype, |A| {
-            let (p, head) = (Problem::of(a.problem), k.block_idx_x());
-            let sink = a.sinks.at(head).get::<f32>().convert::<A>();
-            let of_batch = k.range(0u32, a.batches, 1u32);
-            let sum = k.fold(of_batch, k.lit::<A>(0.0), |batch, sum| {
-                let span = Span::new(self.kind, &p, batch);
-                let first = p.first_row(span.of_queries, head);
-                let of_head = match span.of_queries {
-                    Origin::Batch(batch) => (batch * p.heads + head).mul_wide(a.places.pitch),
-                    Origin::Row(_) => first,
-                };
-                let (lse, deltas) = (a.lse.at(first), a.statistics.at(of_head * 2u64).at(a.places.apart));
-                let queries = k.range(k.thread_idx(), span.queries.to_u32(), Self::THREADS);
-                k.fold(queries, sum, |query, sum| {
-                    let lse = lse.at(query).get::<A>();
-                    // A sink of minus infinity takes no part.
-                    let p = lse.eq(f64::NEG_INFINITY).select(0.0, (sink - lse).exp());
-                    sum - p * deltas.at(query.to_u64() * a.places.step).get::<A>()
-                })
-            });
-            let sum = k.block_combine(sum, |a, b| a + b);
-            k.if_(k.thread_idx().eq(0), || {
-                a.dsinks.at(head).set(sum.to_f32());
-            });
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SinkParams<'k>) {
+        let (p, head) = (Problem::of(a.problem), k.block_idx_x());
+        let sink = a.sinks.at(head).get::<f32>().convert::<A>();
+        let of_batch = k.range(0u32, a.batches, 1u32);
+        let sum = k.fold(of_batch, k.lit::<A>(0.0), |batch, sum| {
+            let span = Span::new(self.kind, &p, batch);
+            let first = p.first_row(span.of_queries, head);
+            let of_head = match span.of_queries {
+                Origin::Batch(batch) => (batch * p.heads + head).mul_wide(a.places.pitch),
+                Origin::Row(_) => first,
+            };
+            let (lse, deltas) = (a.lse.at(first), a.statistics.at(of_head * 2u64).at(a.places.apart));
+            let queries = k.range(k.thread_idx(), span.queries.to_u32(), Self::THREADS);
+            k.fold(queries, sum, |query, sum| {
+                let lse = lse.at(query).get::<A>();
+                // A sink of minus infinity takes no part.
+                let p = lse.eq(f64::NEG_INFINITY).select(0.0, (sink - lse).exp());
+                sum - p * deltas.at(query.to_u64() * a.places.step).get::<A>()
+            })
+        });
+        let sum = k.block_combine(sum, |a, b| a + b);
+        k.if_(k.thread_idx().eq(0), || {
+            a.dsinks.at(head).set(sum.to_f32());
         });
     }
 }

@@ -182,7 +182,7 @@ impl<'k> Kept<'k> {
     }
 
     /// The values of kept pairs, 0 for the others.
-    pub(in crate::attention) fn of<A: Float>(&self, values: &RegTile<'k, A>) -> RegTile<'k, A> {
+    pub(in crate::attention) fn of<A: Accumulate>(&self, values: &RegTile<'k, A>) -> RegTile<'k, A> {
         values.map(|row, column, value| self.at(row, column).select(value, 0.0))
     }
 }

@@ -161,7 +161,7 @@ impl<'k> Walk<'k> {
 }
 
 /// The units that multiply, and the shared memory that they read.
-pub(in crate::attention) trait Engine<'k, A: Float> {
+pub(in crate::attention) trait Engine<'k, A: Accumulate> {
     /// A tile in shared memory.
     type Tile: Copy;
 
@@ -249,10 +249,7 @@ pub(in crate::attention) trait Engine<'k, A: Float> {
     fn sum_column(&self, k: K<'k>) -> U32<'k>;
 
     /// Writes a sum to rows from `first` on, as far as there are `rows` and `width`.
-    fn store(&self, k: K<'k>, sum: &RegTile<'k, A>, to: Destination<'k>, first: I32<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn store(&self, k: K<'k>, sum: &RegTile<'k, A>, to: Destination<'k>, first: I32<'k>) {
         let (rows, column) = (self.product_place(k).rows, self.sum_column(k));
         let (count, parts) = self.sum_parts();
         for (row, sums) in rows.into_iter().zip(sum.rows()) {

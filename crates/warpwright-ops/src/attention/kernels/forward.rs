@@ -72,15 +72,13 @@ impl<'k> Results<'k> {
 }
 
 impl Forward {
-    pub(in crate::attention) fn body<'k, A: Float, E: Engine<'k, A>>(
+    pub(in crate::attention) fn body<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         p: Problem<'k>,
         results: Results<'k>,
         engine: E,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let QueryBlock { head, first, span, scorer, q, sources } =
             QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);

@@ -153,10 +153,7 @@ impl<'k> SimtEngine<'k> {
     }
 
     /// Loads the rows of a tile, all threads together; the caller waits.
-    fn load<A: Float>(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, tile: SimtTile<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn load<A: Accumulate>(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, tile: SimtTile<'k>) {
         let Simt { threads, slots, width, vector, .. } = self.config;
         let chunk = self.chunk();
         let per_row = width / chunk;
@@ -209,10 +206,7 @@ impl<'k> SimtEngine<'k> {
     }
 }
 
-impl<'k, A: Float> Engine<'k, A> for SimtEngine<'k>
-where
-    Elem: Access<A>,
-{
+impl<'k, A: Accumulate> Engine<'k, A> for SimtEngine<'k> {
     type Tile = SimtTile<'k>;
 
     fn lanes(&self) -> u32 {

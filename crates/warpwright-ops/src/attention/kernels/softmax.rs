@@ -7,14 +7,14 @@ use crate::attention::score::{Scorer, Sink};
 
 /// The running softmax of a thread's rows.
 #[derive(Clone, Debug)]
-pub(in crate::attention) struct OnlineSoftmax<'k, A: Float> {
+pub(in crate::attention) struct OnlineSoftmax<'k, A: Accumulate> {
     /// The reference of exponentials: the maximum of a row, or a score that none is [far above](Scorer::above).
     pub(in crate::attention) row_max: RowVector<'k, A>,
     /// The lane's part of the sum of exponentials.
     pub(in crate::attention) row_sum: RowVector<'k, A>,
 }
 
-impl<'k, A: Float> Carry<'k> for OnlineSoftmax<'k, A> {
+impl<'k, A: Accumulate> Carry<'k> for OnlineSoftmax<'k, A> {
     fn collect(&self, regs: &mut Vec<warpwright_dsl::flow::RawReg>) {
         self.row_max.collect(regs);
         self.row_sum.collect(regs);
@@ -26,10 +26,7 @@ impl<'k, A: Float> Carry<'k> for OnlineSoftmax<'k, A> {
     }
 }
 
-impl<'k, A: Float> OnlineSoftmax<'k, A>
-where
-    Elem: Access<A>,
-{
+impl<'k, A: Accumulate> OnlineSoftmax<'k, A> {
     /// Before the first key of `rows` rows.
     pub(in crate::attention) fn new(k: K<'k>, rows: usize) -> Self {
         Self {
@@ -143,7 +140,7 @@ where
 }
 
 /// Where nothing has been seen yet, any finite reference gives exponentials of 0.
-fn finite<A: Float>(max: Reg<'_, A>) -> Reg<'_, A> {
+fn finite<A: Accumulate>(max: Reg<'_, A>) -> Reg<'_, A> {
     max.eq(f64::NEG_INFINITY).select(0.0, max)
 }
 

@@ -8,7 +8,7 @@ use crate::attention::kernels::engine::Source;
 
 /// A block of queries of one head.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::attention) struct QueryBlock<'k, A: Float> {
+pub(in crate::attention) struct QueryBlock<'k, A: Accumulate> {
     pub(in crate::attention) head: U32<'k>,
     /// The first query.
     pub(in crate::attention) first: I32<'k>,
@@ -19,10 +19,7 @@ pub(in crate::attention) struct QueryBlock<'k, A: Float> {
     pub(in crate::attention) sources: [Source<'k>; 2],
 }
 
-impl<'k, A: Float> QueryBlock<'k, A>
-where
-    Elem: Access<A>,
-{
+impl<'k, A: Accumulate> QueryBlock<'k, A> {
     /// The block of `rows` queries that this is.
     pub(in crate::attention) fn new(
         k: K<'k>,
@@ -74,7 +71,7 @@ pub(in crate::attention) struct SharedBlock<'k> {
 
 impl<'k> SharedBlock<'k> {
     /// The scorer and the sources of a block with what is known of its sequence in new registers.
-    pub(in crate::attention) fn get<A: Float>(
+    pub(in crate::attention) fn get<A: Accumulate>(
         self,
         p: &Problem<'k>,
         scorer: Scorer<'k, A>,

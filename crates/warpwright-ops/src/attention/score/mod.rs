@@ -55,14 +55,14 @@ impl ScoreKind {
 
 /// The numbers from which the scores of a tile, and the derivatives of soft capping, are computed.
 #[derive(Clone, Debug)]
-pub(in crate::attention) enum Base<'k, A: Float> {
+pub(in crate::attention) enum Base<'k, A: Accumulate> {
     /// Products.
     Products(RegTile<'k, A>),
     /// The hyperbolic tangents of soft capping.
     Tangents(RegTile<'k, A>),
 }
 
-impl<'k, A: Float> Base<'k, A> {
+impl<'k, A: Accumulate> Base<'k, A> {
     fn values(&self) -> &RegTile<'k, A> {
         let (Self::Products(values) | Self::Tangents(values)) = self;
         values
@@ -74,7 +74,7 @@ impl<'k, A: Float> Base<'k, A> {
 /// Products become scores, which times [`unit`](Self::unit) are base-2 logarithms. In half precision without another
 /// modification a product is its own score, and the factor of the softmax is part of that unit.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::attention) struct Scorer<'k, A: Float> {
+pub(in crate::attention) struct Scorer<'k, A: Accumulate> {
     kind: ScoreKind,
     precision: Precision,
     scale: Reg<'k, A>,
@@ -90,10 +90,7 @@ pub(in crate::attention) struct Scorer<'k, A: Float> {
     keeping: F64<'k>,
 }
 
-impl<'k, A: Float> Scorer<'k, A>
-where
-    Elem: Access<A>,
-{
+impl<'k, A: Accumulate> Scorer<'k, A> {
     pub(in crate::attention) fn new(
         kind: ScoreKind,
         precision: Precision,

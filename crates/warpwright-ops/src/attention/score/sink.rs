@@ -16,7 +16,7 @@ impl<'k> Sink<'k> {
     }
 
     /// `lse` with the sink of the head, and values, normalised without it, normalised with it.
-    pub(in crate::attention) fn applied<A: Float>(
+    pub(in crate::attention) fn applied<A: Accumulate>(
         self,
         head: U32<'k>,
         lse: Reg<'k, A>,
@@ -27,7 +27,7 @@ impl<'k> Sink<'k> {
     }
 
     /// `lse` with the sink of the head, and the share of the sum that `lse` has in it.
-    pub(in crate::attention) fn weighed<A: Float>(
+    pub(in crate::attention) fn weighed<A: Accumulate>(
         self,
         head: U32<'k>,
         lse: Reg<'k, A>,

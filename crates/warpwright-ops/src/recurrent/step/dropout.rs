@@ -55,10 +55,7 @@ impl AccumulateKernel for DropoutKernel {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: DropoutParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: DropoutParams<'k>) {
         let group = k.global_idx_x();
         k.if_((group * GROUP).lt(p.n), || {
             let [seed, offset] = [0u64, 1].map(|at| p.random.at(at).get::<u64>());

@@ -60,10 +60,7 @@ pub(in crate::recurrent) struct Epilogue<'k> {
 
 impl<'k> Epilogue<'k> {
     /// The unit's value before the step.
-    pub(in crate::recurrent) fn before<A: Float>(&self, k: K<'k>, who: Unit<'k>) -> Reg<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    pub(in crate::recurrent) fn before<A: Accumulate>(&self, k: K<'k>, who: Unit<'k>) -> Reg<'k, A> {
         let start = if self.cell.has_c() { Flag::C0 } else { Flag::H0 };
         let given = if self.first { who.inside & self.walk.has(start) } else { who.inside };
         if !self.cell.carries() {
@@ -73,15 +70,13 @@ impl<'k> Epilogue<'k> {
     }
 
     /// Ends the step of a unit, from the sums of its gates on the sides of input and state, and its value before.
-    pub(in crate::recurrent) fn finish<A: Float>(
+    pub(in crate::recurrent) fn finish<A: Accumulate>(
         &self,
         k: K<'k>,
         who: Unit<'k>,
         sums: &[(Reg<'k, A>, Reg<'k, A>)],
         before: Reg<'k, A>,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let Self { cell, dtype, walk, next: NextParams { after, h, results }, .. } = *self;
         let Unit { batch, unit, length, .. } = who;
         let at = batch * self.hidden + unit;

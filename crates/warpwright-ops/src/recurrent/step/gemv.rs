@@ -75,15 +75,12 @@ impl<'k> GemvParams<'k> {
     }
 
     /// The sums of a gate on the sides of input and state with their biases.
-    pub(in crate::recurrent) fn sides<A: Float>(
+    pub(in crate::recurrent) fn sides<A: Accumulate>(
         &self,
         gate: u32,
         unit: U32<'k>,
         [x, h]: [Reg<'k, A>; 2],
-    ) -> (Reg<'k, A>, Reg<'k, A>)
-    where
-        Elem: Access<A>,
-    {
+    ) -> (Reg<'k, A>, Reg<'k, A>) {
         let walk = self.walk();
         let bias = |from: Ptr<'k, Read, Elem>, flag| {
             from.at(self.hidden * gate + unit).only_where(walk.has(flag), Fill::Zero).get::<A>()
@@ -114,17 +111,14 @@ impl Gemv {
 
     /// Adds the products of a unit's rows with the vectors of all sequences, of `depth` elements each, to what the lane has of
     /// them, `[gate][batch]`, if they are `given`.
-    fn products<'k, A: Float>(
+    fn products<'k, A: Accumulate>(
         &self,
         k: K<'k>,
         (weights, vectors): (Ptr<'k, Read, Elem>, Ptr<'k, Read, Elem>),
         (unit, hidden): (U32<'k>, U32<'k>),
         (depth, given): (U32<'k>, Pred<'k>),
         sums: Vec<Reg<'k, A>>,
-    ) -> Vec<Reg<'k, A>>
-    where
-        Elem: Access<A>,
-    {
+    ) -> Vec<Reg<'k, A>> {
         let width = Self::width(self.dtype) as u32;
         // Loads of weights that are on their way together, for each gate.
         let together = if self.batch <= 2 { 4 } else { 1 };
@@ -181,10 +175,7 @@ impl AccumulateKernel for Gemv {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: GemvParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: GemvParams<'k>) {
         let Self { cell, dtype, batch: batches } = *self;
         let (gates, thread) = (cell.gates() as u32, k.thread_idx_x());
         let first = k.block_idx_x() * UNITS;

@@ -55,10 +55,7 @@ impl AccumulateKernel for Forward {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ForwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ForwardParams<'k>) {
         let Self { cell, dtype, first, projected } = *self;
         let gates = cell.gates();
         let at = k.global_idx_x().to_u32();
@@ -142,10 +139,7 @@ impl AccumulateKernel for Backward {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: BackwardParams<'k>) {
         let Self { cell, dtype, projected } = *self;
         let at = k.global_idx_x().to_u32();
         k.if_(at.lt(p.n), || {
@@ -208,10 +202,7 @@ impl AccumulateKernel for Start {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: StartParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: StartParams<'k>) {
         let at = k.global_idx_x().to_u32();
         k.if_(at.lt(p.n), || {
             // A sequence without time steps ends as it begins.

@@ -70,10 +70,7 @@ impl AccumulateKernel for Forward {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ForwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ForwardParams<'k>) {
         for_element(k, [p.n, p.output, p.step], p.walk.over(p.lengths), |of| {
             let Element { at, element, walk, length, row, .. } = of;
             let there = p.step.lt(length);
@@ -120,10 +117,7 @@ impl AccumulateKernel for Backward {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: BackwardParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: BackwardParams<'k>) {
         for_element(k, [p.n, p.output, p.step], p.walk.over(p.lengths), |of| {
             let Element { at, element, batch, walk, length, row } = of;
             let previous = walk.row(p.step.max(1) - 1, batch, length);

@@ -38,7 +38,7 @@ pub(in crate::recurrent) struct Unit<'k> {
 }
 
 /// A step of a unit, but for what later steps give back.
-pub(in crate::recurrent) struct Known<'k, A: Float> {
+pub(in crate::recurrent) struct Known<'k, A: Accumulate> {
     pub(in crate::recurrent) row: U64<'k>,
     /// Whether the sequence has the step.
     pub(in crate::recurrent) there: Pred<'k>,
@@ -63,7 +63,11 @@ pub(in crate::recurrent) struct When<'k> {
 
 impl<'k> When<'k> {
     /// The step, from what [`Known::values`] gave.
-    pub(in crate::recurrent) fn known<A: Float>(&self, cell: Cell, values: &[Reg<'k, A>]) -> Known<'k, A> {
+    pub(in crate::recurrent) fn known<A: Accumulate>(
+        &self,
+        cell: Cell,
+        values: &[Reg<'k, A>],
+    ) -> Known<'k, A> {
         let (fixed, gates) = values.split_at(values.len() - cell.gates());
         let saved = Saved { gates: gates.to_vec(), extra: fixed[1], before: fixed[2] };
         let later = self.there & !self.last;
@@ -79,7 +83,7 @@ impl<'k> When<'k> {
     }
 }
 
-impl<'k, A: Float> Known<'k, A> {
+impl<'k, A: Accumulate> Known<'k, A> {
     /// The values that were read.
     pub(in crate::recurrent) fn values(self) -> Vec<Reg<'k, A>> {
         let Saved { gates, extra, before } = self.saved;
@@ -122,10 +126,12 @@ impl<'k> SavedState<'k> {
     }
 
     /// Reads step `step` of a unit.
-    pub(in crate::recurrent) fn known<A: Float>(&self, k: K<'k>, step: U32<'k>, who: Unit<'k>) -> Known<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    pub(in crate::recurrent) fn known<A: Accumulate>(
+        &self,
+        k: K<'k>,
+        step: U32<'k>,
+        who: Unit<'k>,
+    ) -> Known<'k, A> {
         let Unit { batch, unit, .. } = who;
         let Self { cell, projected, walk, tensors, .. } = *self;
         let When { row, previous, there, first, last } = self.place_of(step, who);
@@ -166,7 +172,7 @@ impl<'k> SavedState<'k> {
 
     /// The gradient of a step from the gradient that came back through the recurrent weights and the value that passes from step to step, both of
     /// which are zero behind the last.
-    pub(in crate::recurrent) fn gradient<A: Float>(
+    pub(in crate::recurrent) fn gradient<A: Accumulate>(
         &self,
         known: &Known<'k, A>,
         recurrent: Reg<'k, A>,

@@ -33,10 +33,7 @@ impl AccumulateKernel for Round {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: RoundParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: RoundParams<'k>) {
         let at = k.global_idx_x();
         k.if_(at.lt(p.n), || {
             let sum = k.fold(k.range(1, p.parts, 1), p.sums.at(at).get::<A>(), |part, sum| {
@@ -76,10 +73,7 @@ impl AccumulateKernel for Columns {
         self.dtype
     }
 
-    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ColumnParams<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ColumnParams<'k>) {
         let column = k.global_idx_x();
         let columns = p.columns.to_u64();
         k.if_(column.lt(columns), || {

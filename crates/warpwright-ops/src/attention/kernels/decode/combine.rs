@@ -1,7 +1,7 @@
 //! Combines the results of blocks for their parts of the keys.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, accumulate, kernel_args};
+use warpwright_dsl::{WARP, kernel_args};
 
 use crate::attention::score::Sink;
 
@@ -25,7 +25,7 @@ pub(in crate::attention) struct Combine {
 /// Warps of a block.
 const WARPS: u32 = 8;
 
-impl KernelDef for Combine {
+impl AccumulateKernel for Combine {
     type Args = CombineArgs;
 
     fn spec(&self) -> KernelSpec {
@@ -39,12 +39,12 @@ impl KernelDef for Combine {
         .min_blocks_per_sm(min_blocks_per_sm)
     }
 
-    fn build<'k>(&self, k: K<'k>, a: CombineParams<'k>) {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineParams<'k>) {
         k.after_previous_grid();
         let sink = Sink::of(a.sinks);
         let shared = k.shared_elem(crate::attention::statistics_type(self.dtype), WARPS * WARP * self.vector);
         let parts = Parts { a, sink, shared, number: k.block_idx_x(), vector: self.vector };
-        accumulate!(self.dtype, |A| parts.join::<A>(k));
+        parts.join::<A>(k);
     }
 }
 
@@ -59,7 +59,7 @@ struct Parts<'k> {
 }
 
 /// The exponentials of a row, as a warp knows them.
-struct Row<'k, A: Float> {
+struct Row<'k, A: Accumulate> {
     /// That of the lane's part, of the first 32.
     mine: Reg<'k, A>,
     reference: Reg<'k, A>,
@@ -72,20 +72,14 @@ impl<'k> Parts<'k> {
         self.a.part_lse.at(split.to_u64() * self.a.rows + self.number.to_u64())
     }
 
-    fn part<A: Float>(&self, split: U32<'k>, column: U32<'k>) -> Lanes<'k, A>
-    where
-        Elem: Access<A>,
-    {
+    fn part<A: Accumulate>(&self, split: U32<'k>, column: U32<'k>) -> Lanes<'k, A> {
         let from = (split.to_u64() * self.a.rows + self.number.to_u64()) * self.a.width.to_u64();
         let there = split.lt(self.a.splits) & column.lt(self.a.width);
         self.a.parts.at(from).at(column).only_where(there, Fill::Zero).load::<A>(self.vector)
     }
 
     /// Puts the parts together: the warps of the block share them, `vector` columns a lane, and their sums are added in order.
-    fn join<A: Float>(&self, k: K<'k>)
-    where
-        Elem: Access<A>,
-    {
+    fn join<A: Accumulate>(&self, k: K<'k>) {
         let (splits, vector) = (self.a.splits, self.vector);
         let (warp, lane) = (k.warp_idx(), k.lane_idx());
         // Parts that a warp loads before anything waits; the lanes have the powers of all warps' together.
@@ -128,10 +122,7 @@ impl<'k> Parts<'k> {
     }
 
     /// Adds what the warps have of a row, and writes it.
-    fn write<A: Float>(&self, k: K<'k>, row: &Row<'k, A>, column: U32<'k>, values: Lanes<'k, A>)
-    where
-        Elem: Access<A>,
-    {
+    fn write<A: Accumulate>(&self, k: K<'k>, row: &Row<'k, A>, column: U32<'k>, values: Lanes<'k, A>) {
         let (a, vector) = (&self.a, self.vector);
         let (warp, lane) = (k.warp_idx(), k.lane_idx());
         let mine = self.shared.at((warp * WARP + lane) * vector);

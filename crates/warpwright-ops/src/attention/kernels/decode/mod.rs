@@ -9,7 +9,7 @@ pub(in crate::attention) mod combine;
 mod tma;
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{StridedPtr, TensorMapArg, accumulate, kernel_args};
+use warpwright_dsl::{StridedPtr, TensorMapArg, kernel_args};
 
 use super::engine::{Engine, Form, Pages, Place, Source};
 use super::forward::{ResultArgs, ResultParams};
@@ -72,20 +72,18 @@ pub(in crate::attention) struct Decode<L> {
     pub(in crate::attention) layout: L,
 }
 
-impl KernelDef for Decode<Simt> {
+impl AccumulateKernel for Decode<Simt> {
     type Args = DecodeArgs;
 
     fn spec(&self) -> KernelSpec {
         self.body().spec(["results.lse", "parts"])
     }
 
-    fn build<'k>(&self, k: K<'k>, a: DecodeParams<'k>) {
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: DecodeParams<'k>) {
         k.start_next_grid();
-        accumulate!(self.dtype, |A| {
-            let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
-            let engine = SimtEngine::new(k, self.layout, self.dtype, 1);
-            self.body().build::<A, _>(k, Task::of(a), &engine, k.lit(0u32), grid);
-        });
+        let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
+        let engine = SimtEngine::new(k, self.layout, self.dtype, 1);
+        self.body().build::<A, _>(k, Task::of(a), &engine, k.lit(0u32), grid);
     }
 }
 
@@ -169,16 +167,14 @@ impl DecodeBody<'_> {
     }
 
     /// One part of the keys of a head for a tile of its rows: `place` has the number of both, key head and batch.
-    fn build<'k, A: Float, E: Engine<'k, A>>(
+    fn build<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         a: Task<'k>,
         engine: &E,
         team: U32<'k>,
         [number, key_head, batch]: [U32<'k>; 3],
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let p = a.problem;
         let tile = number / a.parts.splits;
         let split = number - tile * a.parts.splits;
@@ -255,17 +251,14 @@ impl DecodeBody<'_> {
     }
 
     /// Leaves the results of the teams in shared memory, in the place of their tiles.
-    fn share_results<'k, A: Float, E: Engine<'k, A>>(
+    fn share_results<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         engine: &E,
         (place, exist): (&Place<'k>, U32<'k>),
         team: U32<'k>,
         (softmax, o): (&OnlineSoftmax<'k, A>, &RegTile<'k, A>),
-    ) -> TeamResults<'k>
-    where
-        Elem: Access<A>,
-    {
+    ) -> TeamResults<'k> {
         let (rows, teams) = (self.layout.rows(), self.layout.teams());
         let wide = crate::attention::statistics_type(self.dtype);
         let pitch = self.layout.width() + PADDING;
@@ -294,16 +287,14 @@ impl DecodeBody<'_> {
     }
 
     /// Writes result and logarithms, or the block's part of them.
-    fn write<'k, A: Float>(
+    fn write<'k, A: Accumulate>(
         &self,
         k: K<'k>,
         a: &Task<'k>,
         at: &DecodeBlock<'k>,
         scorer: &Scorer<'k, A>,
         found: &TeamResults<'k>,
-    ) where
-        Elem: Access<A>,
-    {
+    ) {
         let whole = a.parts.splits.eq(1);
         let units = Units::new(*self, &a.problem, at);
         k.for_each(k.range(k.thread_idx(), units.count, self.layout.threads()), |unit| {
@@ -323,17 +314,14 @@ impl DecodeBody<'_> {
     }
 
     /// Logarithm and normalised values of all teams, in the order of the teams.
-    fn of_teams<'k, A: Float>(
+    fn of_teams<'k, A: Accumulate>(
         &self,
         k: K<'k>,
         scorer: &Scorer<'k, A>,
         found: &TeamResults<'k>,
         row: U32<'k>,
         column: U32<'k>,
-    ) -> (Reg<'k, A>, Lanes<'k, A>)
-    where
-        Elem: Access<A>,
-    {
+    ) -> (Reg<'k, A>, Lanes<'k, A>) {
         let (rows, pitch) = (self.layout.rows(), self.layout.width() + PADDING);
         let place = |team: u32| row + team * rows;
         let row_maxima: Vec<Reg<'k, A>> =
