@@ -295,7 +295,7 @@ fn warpgroups_take_what_tensor_copies_reach() {
     let refused = |desc: &AttentionDesc, target, layout| match desc
         .plan_with(target, Algorithm::Wgmma { layout, blocks: None })
     {
-        Err(PlanError::Parameter { parameter: "groups", .. }) => {}
+        Err(PlanError::Parameter { parameter: "layout", .. }) => {}
         other => panic!("{other:?}"),
     };
     let layout = tuning::wgmma_layouts(64)[0];
