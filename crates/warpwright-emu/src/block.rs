@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use crate::events::asynchronous::Cells;
 use crate::exec::matrix::Warpgroups;
 use crate::memory::POISON;
 use crate::sanitize::racecheck::Shadow;
-use crate::sanitize::racecheck::asynchronous::Cells;
 use crate::sanitize::synccheck::Barriers;
 use crate::space::SHARED_BASE;
 

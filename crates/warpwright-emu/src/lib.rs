@@ -51,6 +51,7 @@ mod code;
 mod context;
 pub mod counters;
 mod decode;
+mod events;
 mod exec;
 pub mod float;
 mod flow;

@@ -11,11 +11,12 @@ use crate::code::Code;
 use crate::code::layout::{LaunchValue, Slot, SpecialTime, special_time};
 use crate::code::rows::{LANES, Registers, Row32, Row64};
 use crate::context::{Context, Shared};
+use crate::events::view::View;
 use crate::exec::asynchronous::State as Asynchronous;
 use crate::exec::matrix::Flights;
 use crate::exec::{Paths, read_image, special_value};
 use crate::memory::POISON;
-use crate::sanitize::racecheck::{BlockRaces, View};
+use crate::sanitize::racecheck::BlockRaces;
 use crate::space::{LOCAL_BASE, map_cluster};
 use crate::warp::{Group, Local, Stamp, Wait, Warp, Watch};
 

@@ -11,12 +11,12 @@ use crate::code::memory::Atomic;
 use crate::code::rows::{LANES, Registers};
 use crate::context::Context;
 use crate::counters::Direction;
+use crate::events::problem;
+use crate::events::{self, AccessKind, Strength};
 use crate::float;
 use crate::flow::Flow;
 use crate::memory::Allocation;
 use crate::report::{Space, Tool};
-use crate::sanitize::memcheck;
-use crate::sanitize::racecheck::{self, AccessKind, Strength};
 use crate::space::classify;
 use crate::warp::Warp;
 
@@ -157,7 +157,7 @@ impl Context<'_> {
                             places[lane] = local;
                         }
                         _ => {
-                            let problem = memcheck::no_space(places[lane], true);
+                            let problem = problem::no_space(places[lane], true);
                             if self.bad_access(warp, pc, lane, &problem) == Flow::Stop {
                                 return Flow::Stop;
                             }
@@ -184,9 +184,9 @@ impl Context<'_> {
         Flow::Next
     }
 
-    fn race_of(&self, warp: &Warp, pc: u32, op: &Atomic, bytes: u32) -> racecheck::Access {
+    fn race_of(&self, warp: &Warp, pc: u32, op: &Atomic, bytes: u32) -> events::Access {
         let strength = Strength::of_atomic(op.ordering);
-        racecheck::Access { warp: warp.index, pc, bytes, kind: AccessKind::Atomic, strength }
+        events::Access { warp: warp.index, pc, bytes, kind: AccessKind::Atomic, strength }
     }
 
     fn atomic_global(

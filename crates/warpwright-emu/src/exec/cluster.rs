@@ -6,10 +6,10 @@ use crate::code::barrier::ClusterOp;
 use crate::code::memory::Access;
 use crate::code::rows::LANES;
 use crate::context::Context;
+use crate::events::AccessKind;
+use crate::events::problem::{self, Problem};
 use crate::flow::Flow;
 use crate::report::{Space, Tool};
-use crate::sanitize::memcheck::{self, Problem};
-use crate::sanitize::racecheck::AccessKind;
 use crate::space::{SHARED_WINDOW, classify, map_cluster, split_cluster};
 use crate::warp::{Group, Wait, Warp};
 
@@ -92,11 +92,11 @@ impl Context<'_> {
     /// Why the shared memory of another block cannot be accessed now.
     pub(super) fn unreachable(&mut self, rank: u32, write: bool) -> Option<Problem> {
         let size = self.cluster.residents.len();
-        let Some(block) = self.block_of(rank) else { return Some(memcheck::no_block(rank, size, write)) };
+        let Some(block) = self.block_of(rank) else { return Some(problem::no_block(rank, size, write)) };
         if !block.started {
-            return Some(memcheck::not_started(rank, write));
+            return Some(problem::not_started(rank, write));
         }
-        (block.live_warps == 0).then(|| memcheck::exited(rank, write))
+        (block.live_warps == 0).then(|| problem::exited(rank, write))
     }
 
     /// Lanes execute an instruction that concerns the cluster.
@@ -114,7 +114,7 @@ impl Context<'_> {
                     strangers |= u32::from(rank >= size) << lane;
                 }
                 if strangers != 0 && self.checks.memcheck {
-                    let problem = memcheck::no_block(size, size as usize, false);
+                    let problem = problem::no_block(size, size as usize, false);
                     self.finding(warp, here.pc, strangers, Tool::Memcheck, "no-such-block", None, || {
                         (
                             format!("maps an address to a block of the cluster beyond its {size} blocks"),

@@ -10,11 +10,11 @@ use crate::code::memory::Access;
 use crate::code::rows::{FULL, LANES, Registers};
 use crate::context::Context;
 use crate::counters::Direction;
+use crate::events::problem;
+use crate::events::{self, AccessKind, Strength};
 use crate::flow::Flow;
 use crate::memory::Allocation;
 use crate::report::{Space, Tool};
-use crate::sanitize::memcheck;
-use crate::sanitize::racecheck::{self, AccessKind, Strength};
 use crate::space::classify;
 use crate::warp::Warp;
 
@@ -187,7 +187,7 @@ impl Context<'_> {
                 _ => {
                     let mut flow = Flow::Next;
                     for lane in lanes_of(lanes) {
-                        let problem = memcheck::no_space(generic[lane], write);
+                        let problem = problem::no_space(generic[lane], write);
                         flow = self.bad_access(warp, pc, lane, &problem);
                     }
                     self.zero_lanes(warp, lanes, access, kind);
@@ -350,7 +350,7 @@ impl Context<'_> {
                     continue;
                 }
             }
-            let problem = memcheck::global(self.shared.memory, address, total, write);
+            let problem = problem::global(self.shared.memory, address, total, write);
             found.stop |= self.bad_access(warp, pc, lane, &problem) == Flow::Stop;
         }
         found
@@ -546,9 +546,9 @@ pub(super) fn alike<T: Copy + PartialEq>(lanes: u32, values: [T; 32]) -> impl It
 
 /// An access as racecheck wants it.
 #[inline(always)]
-pub(super) fn race(warp: u32, pc: u32, access: &Access, kind: AccessKind) -> racecheck::Access {
+pub(super) fn race(warp: u32, pc: u32, access: &Access, kind: AccessKind) -> events::Access {
     let strength = Strength::of(access.ordering);
-    racecheck::Access { warp, pc, bytes: access.total(), kind, strength }
+    events::Access { warp, pc, bytes: access.total(), kind, strength }
 }
 
 /// Whether a lane writes what memory holds (`None`) or what another lane writes.

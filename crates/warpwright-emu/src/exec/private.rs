@@ -10,10 +10,10 @@ use crate::code::layout::Slot;
 use crate::code::memory::{Access, Stack};
 use crate::code::rows::LANES;
 use crate::context::Context;
+use crate::events::AccessKind;
+use crate::events::problem;
 use crate::flow::Flow;
 use crate::report::{Space, Tool};
-use crate::sanitize::memcheck;
-use crate::sanitize::racecheck::AccessKind;
 use crate::space::{CONST_BASE, LOCAL_BASE, classify, split_cluster};
 use crate::warp::{Local, Warp};
 
@@ -83,7 +83,7 @@ impl Context<'_> {
             let address = addresses[lane];
             let range = if space == Space::Local { (LOCAL_BASE, warp.paths.tops[lane]) } else { range };
             if !inside(range, address, total) {
-                let problem = memcheck::window(space, address, total, range, false);
+                let problem = problem::window(space, address, total, range, false);
                 self.zero_lanes(warp, 1 << lane, access, AccessKind::Read);
                 if self.bad_access(warp, pc, lane, &problem) == Flow::Stop {
                     return Flow::Stop;
@@ -154,7 +154,7 @@ impl Context<'_> {
             let address = addresses[lane];
             let range = (LOCAL_BASE, warp.paths.tops[lane]);
             if !inside(range, address, total) {
-                let problem = memcheck::window(Space::Local, address, total, range, true);
+                let problem = problem::window(Space::Local, address, total, range, true);
                 if self.bad_access(warp, pc, lane, &problem) == Flow::Stop {
                     return Flow::Stop;
                 }

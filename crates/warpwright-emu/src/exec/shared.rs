@@ -12,10 +12,10 @@ use crate::code::memory::Access;
 use crate::code::rows::{FULL, LANES, Registers};
 use crate::context::Context;
 use crate::counters::Direction;
+use crate::events::problem;
+use crate::events::{self, AccessKind};
 use crate::flow::Flow;
 use crate::report::{Space, Tool};
-use crate::sanitize::memcheck;
-use crate::sanitize::racecheck::{self, AccessKind};
 use crate::space::SHARED_BASE;
 use crate::warp::Warp;
 
@@ -197,7 +197,7 @@ impl Context<'_> {
         let mut stop = false;
         for lane in lanes_of(bad) {
             let range = (SHARED_BASE, self.block.shared.end);
-            let problem = memcheck::window(Space::Shared, addresses[lane], total, range, write);
+            let problem = problem::window(Space::Shared, addresses[lane], total, range, write);
             stop |= self.bad_access(warp, pc, lane, &problem) == Flow::Stop;
         }
         (exec & !bad, stop)
@@ -345,7 +345,7 @@ impl Context<'_> {
         let same = |lane: u32, other: Option<u32>| {
             kind == AccessKind::Write && same_value(&warp.regs, access, shared, a, lane as usize, other)
         };
-        let race: racecheck::Access = race(warp.index, pc, access, kind);
+        let race: events::Access = race(warp.index, pc, access, kind);
         let findings = &mut self.findings;
         match shape {
             Shape::Contiguous => {

@@ -9,7 +9,7 @@ use crate::code::layout::Slot;
 use crate::code::op::Op;
 use crate::code::rows::LANES;
 use crate::context::Context;
-use crate::sanitize::synccheck::{Arrival, Arrived, BarrierCall, Opened};
+use crate::events::barrier::{Arrival, Arrived, BarrierCall, Opened};
 use crate::warp::{Group, Wait, Warp};
 
 /// Brings the lanes of a warp together at an aligned instruction, as compilers and devices do before it: lanes that

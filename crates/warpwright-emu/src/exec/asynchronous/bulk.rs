@@ -13,6 +13,9 @@ use crate::code::asynchronous::{Bulk, Direction, End, Place, Reduction, Remote, 
 use crate::code::layout::Slot;
 use crate::context::Context;
 use crate::counters;
+use crate::events::asynchronous::Part;
+use crate::events::problem::{self, Problem};
+use crate::events::view::View;
 use crate::exec::atom;
 use crate::exec::global::{alike, lane_value, lanes_of};
 use crate::float;
@@ -20,9 +23,6 @@ use crate::flow::Flow;
 use crate::launch::Fault;
 use crate::memory::Allocation;
 use crate::report::{Space, Tool, coordinates};
-use crate::sanitize::memcheck::{self, Problem};
-use crate::sanitize::racecheck::View;
-use crate::sanitize::racecheck::asynchronous::Part;
 use crate::warp::Warp;
 
 /// Alignment of tensor boxes in shared memory.
@@ -449,7 +449,7 @@ impl Context<'_> {
             let Some((allocation, offset)) = found else {
                 if !reported {
                     reported = true;
-                    let mut problem = memcheck::range(self.shared.memory, row.address, row.inside, write);
+                    let mut problem = problem::range(self.shared.memory, row.address, row.inside, write);
                     problem.help = "encode the tensor map with the extents and strides of the buffer";
                     self.bad_access(warp, issuer.pc, lane, &problem);
                 }

@@ -8,11 +8,11 @@ use super::reach::Need;
 use crate::code::asynchronous::{Limit, Place};
 use crate::context::Context;
 use crate::counters::Direction;
+use crate::events::asynchronous::Part;
+use crate::events::view::View;
 use crate::exec::global::lanes_of;
 use crate::memory::Allocation;
 use crate::report::Space;
-use crate::sanitize::racecheck::View;
-use crate::sanitize::racecheck::asynchronous::Part;
 use crate::warp::Warp;
 
 impl Context<'_> {
@@ -102,7 +102,7 @@ impl Context<'_> {
     }
 
     fn source_too_long(&mut self, warp: &Warp, issuer: Issuer, lane: usize, wanted: u32, bytes: u32) {
-        let problem = crate::sanitize::memcheck::Problem {
+        let problem = crate::events::problem::Problem {
             kind: "copy-size",
             message: format!("the source of a cp.async of {bytes} bytes has {wanted}"),
             help: "the size of the source is at most that of the copy; what it leaves is filled with zeros",

@@ -10,9 +10,9 @@ use super::reach::Need;
 use crate::code::asynchronous::Place;
 use crate::code::layout::Slot;
 use crate::context::Context;
+use crate::events::problem::{self, Problem};
 use crate::exec::global::{lane_value, lanes_of};
 use crate::report::Space;
-use crate::sanitize::memcheck::{self, Problem};
 use crate::space::classify;
 use crate::warp::Warp;
 
@@ -78,11 +78,11 @@ impl Context<'_> {
             Space::Param => self.shared.params,
             Space::Const => &self.shared.constants,
             Space::Global => {
-                let outside = || memcheck::range(self.shared.memory, address, BYTES, false);
+                let outside = || problem::range(self.shared.memory, address, BYTES, false);
                 let allocation = self.allocation_at(address).ok_or_else(outside)?;
                 let offset = address.wrapping_sub(allocation.base);
                 if offset > allocation.len || BYTES > allocation.len - offset {
-                    return Err(memcheck::range(self.shared.memory, address, BYTES, false));
+                    return Err(problem::range(self.shared.memory, address, BYTES, false));
                 }
                 let mut bytes = vec![0; TENSOR_MAP_BYTES];
                 allocation.read(offset, &mut bytes);
@@ -100,7 +100,7 @@ impl Context<'_> {
         let at = usize::try_from(address).unwrap_or(usize::MAX);
         let inside = at.checked_add(TENSOR_MAP_BYTES).and_then(|end| image.get(at..end));
         inside.map(<[u8]>::to_vec).ok_or_else(|| {
-            memcheck::window(space, address, TENSOR_MAP_BYTES as u32, (0, image.len() as u64), false)
+            problem::window(space, address, TENSOR_MAP_BYTES as u32, (0, image.len() as u64), false)
         })
     }
 

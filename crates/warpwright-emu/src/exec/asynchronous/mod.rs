@@ -25,7 +25,6 @@ use crate::flow::Flow;
 use crate::launch::Completion;
 use crate::memory::Allocation;
 use crate::report::{Event, Key, Other, Severity, Site, Space, Tool};
-use crate::sanitize::racecheck::BlockRaces;
 use crate::warp::{Group, Warp};
 
 use object::Object;
@@ -215,12 +214,6 @@ impl Context<'_> {
         if let Some(block) = self.block_of(rank) {
             block.woken = true;
         }
-    }
-
-    /// Calls `f` for the race detectors of all blocks of the cluster.
-    fn each_races(&mut self, f: impl Fn(&mut BlockRaces<'_>)) {
-        let residents = self.cluster.residents.iter_mut().filter_map(|r| r.races.as_mut());
-        residents.chain(&mut self.races).for_each(f);
     }
 
     /// Something that parked threads may wait for has happened.

@@ -8,12 +8,12 @@ use super::{Issuer, Parked, Remark};
 use crate::code::asynchronous::{Arrive, Phase, Place, WaitOn};
 use crate::code::layout::Slot;
 use crate::context::Context;
+use crate::events::asynchronous::Generic;
+use crate::events::view::View;
 use crate::exec::global::{alike, lane_value, lanes_of, set_lane};
 use crate::flow::Flow;
 use crate::launch::Completion;
 use crate::report::{Other, Site, Space, Tool};
-use crate::sanitize::racecheck::View;
-use crate::sanitize::racecheck::asynchronous::Generic;
 use crate::warp::{Group, Wait, Warp};
 
 /// An mbarrier in shared memory.

@@ -7,12 +7,12 @@ use warpwright_ptx::{AtomOp, ScalarType};
 use super::reach::Spot;
 use super::{Issuer, Remark};
 use crate::context::Context;
+use crate::events::asynchronous::Part;
+use crate::events::view::View;
 use crate::exec::global::{alike, lanes_of};
 use crate::launch::Completion;
 use crate::memory::Allocation;
 use crate::report::{Key, Space, Tool};
-use crate::sanitize::racecheck::View;
-use crate::sanitize::racecheck::asynchronous::Part;
 
 /// Copies that are handed to mbarriers and still remembered for `cp.async.wait_group`.
 const MAX_HANDED: usize = 256;

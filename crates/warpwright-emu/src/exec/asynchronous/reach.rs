@@ -7,10 +7,10 @@ use warpwright_ptx::StateSpace;
 use super::Issuer;
 use crate::code::asynchronous::Place;
 use crate::context::Context;
+use crate::events::problem::{self, Problem};
 use crate::exec::global::addresses;
 use crate::memory::{Allocation, SLOT_BITS};
 use crate::report::{Site, Space};
-use crate::sanitize::memcheck::{self, Problem};
 use crate::slots::Slot;
 use crate::space::{SHARED_BASE, classify, split_cluster};
 use crate::warp::Warp;
@@ -86,7 +86,7 @@ impl Context<'_> {
     fn find_spot(&self, space: StateSpace, raw: u64, need: Need) -> Result<Spot, Problem> {
         let range = (SHARED_BASE, self.block.shared.end);
         let bytes = u32::try_from(need.bytes).unwrap_or(u32::MAX);
-        let outside = |address| memcheck::window(Space::Shared, address, bytes, range, need.write);
+        let outside = |address| problem::window(Space::Shared, address, bytes, range, need.write);
         let address = match space {
             StateSpace::Generic => match classify(raw) {
                 (Space::Shared, address) => address,
@@ -142,11 +142,11 @@ impl Context<'_> {
         }
         let found = self.allocation_at(address);
         let Some(allocation) = found else {
-            return Err(memcheck::range(self.shared.memory, address, need.bytes, need.write));
+            return Err(problem::range(self.shared.memory, address, need.bytes, need.write));
         };
         let offset = address.wrapping_sub(allocation.base);
         if offset > allocation.len || need.bytes > allocation.len - offset {
-            return Err(memcheck::range(self.shared.memory, address, need.bytes, need.write));
+            return Err(problem::range(self.shared.memory, address, need.bytes, need.write));
         }
         Ok((allocation, offset))
     }

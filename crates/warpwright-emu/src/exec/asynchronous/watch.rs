@@ -1,5 +1,5 @@
 //! Asynchronous operations and the generic accesses beside them as racecheck sees them; the rules are in
-//! [`sanitize::racecheck::asynchronous`](crate::sanitize::racecheck::asynchronous).
+//! `sanitize::racecheck::asynchronous`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,11 +8,11 @@ use super::{Issuer, Remark, State};
 use crate::code::asynchronous::Proxied;
 use crate::code::op::Op;
 use crate::context::Context;
+use crate::events::asynchronous::{Cell, Ends, Generic, Part};
+use crate::events::{self, AccessKind, Strength};
 use crate::exec::global::lanes_of;
 use crate::memory::Allocation;
 use crate::report::{Other, Site, Space, Tool};
-use crate::sanitize::racecheck::asynchronous::{Cell, Generic, Part};
-use crate::sanitize::racecheck::{self, AccessKind, BlockRaces, Strength};
 use crate::warp::Warp;
 
 /// An operation as findings name it.
@@ -28,7 +28,7 @@ pub(super) struct Operation {
 impl Operation {
     /// Whether a lane is ordered after the issue. What is not is an ordinary race, and told as one. `exact` is the lane's
     /// part of an operation of several.
-    fn is_issued(&self, races: &BlockRaces<'_>, (warp, lane): (u32, u32), exact: Option<Generic>) -> bool {
+    fn is_issued(&self, races: &impl Ends, (warp, lane): (u32, u32), exact: Option<Generic>) -> bool {
         exact.or(self.issued).is_none_or(|issued| races.knows(warp, lane, issued))
     }
 }
@@ -69,7 +69,7 @@ impl Clashes {
     #[inline]
     fn meet(
         &mut self,
-        (races, operations): (&BlockRaces<'_>, &HashMap<u32, Operation>),
+        (races, operations): (&impl Ends, &HashMap<u32, Operation>),
         me: (u32, u32),
         (part, id): (Part, u32),
         generic: Option<Generic>,
@@ -126,7 +126,7 @@ impl Context<'_> {
         self.cluster.asynchronous.operations.retain(|id, _| wanted(*id));
         self.cluster.asynchronous.kept = self.cluster.asynchronous.operations.len();
         let wanted = |part: u32| wanted(part >> 1);
-        self.each_races(|races| races.retain_ended(&wanted));
+        self.retain_ended(&wanted);
     }
 
     /// Checks and enters a range of shared memory that an operation of one lane reads or writes. `proxy` says whether it
@@ -151,7 +151,7 @@ impl Context<'_> {
         let Some(races) = &mut self.races else { return };
         let (warp, lane) = (issuer.warp, issuer.lanes.trailing_zeros());
         let kind = if write { AccessKind::Write } else { AccessKind::Read };
-        let access = racecheck::Access { warp, pc: issuer.pc, bytes: 32, kind, strength: Strength::Weak };
+        let access = events::Access { warp, pc: issuer.pc, bytes: 32, kind, strength: Strength::Weak };
         let shared = &mut self.block.shared;
         if write {
             // What reads it too early is a race, and not besides that a read of what nothing wrote.
@@ -211,7 +211,7 @@ impl Context<'_> {
         let Some(races) = &mut self.races else { return };
         let (warp, lane) = (issuer.warp, issuer.lanes.trailing_zeros());
         let kind = if write { AccessKind::Write } else { AccessKind::Read };
-        let access = racecheck::Access { warp, pc: issuer.pc, bytes: 32, kind, strength: Strength::Weak };
+        let access = events::Access { warp, pc: issuer.pc, bytes: 32, kind, strength: Strength::Weak };
         races.one_lane(&allocation.races, offset, bytes, lane, access, &mut self.findings);
         if write || !proxy {
             return;

@@ -10,13 +10,13 @@ use crate::code::matrix::Tiles;
 use crate::code::rows::LANES;
 use crate::context::Context;
 use crate::counters::Direction;
+use crate::events::problem;
+use crate::events::{self, AccessKind, Strength};
 use crate::exec::global::{addresses, lanes_of};
 use crate::exec::rows::put32;
 use crate::exec::shared::Shape;
 use crate::flow::Flow;
 use crate::report::Space;
-use crate::sanitize::memcheck;
-use crate::sanitize::racecheck::{self, AccessKind, Strength};
 use crate::space::classify;
 use crate::warp::Warp;
 
@@ -98,7 +98,7 @@ impl Context<'_> {
                 match classify(rows[lane]) {
                     (Space::Shared, address) => rows[lane] = address,
                     (space, _) => {
-                        let problem = memcheck::not_shared(space, rows[lane], write);
+                        let problem = problem::not_shared(space, rows[lane], write);
                         stop |= self.bad_access(warp, pc, lane, &problem) == Flow::Stop;
                         asked &= !(1 << lane);
                     }
@@ -131,7 +131,7 @@ impl Context<'_> {
         // Neighbouring elements of a row are one word.
         let parts = if tiles.transposed { 0..2 } else { 0..1 };
         let bytes = if tiles.transposed { 2 } else { 4 };
-        let access = racecheck::Access { warp: warp.index, pc, bytes, kind, strength: Strength::Weak };
+        let access = events::Access { warp: warp.index, pc, bytes, kind, strength: Strength::Weak };
         for m in 0..tiles.regs.len() {
             for part in parts.clone() {
                 let (mut offsets, mut mask) = ([0; LANES], 0);

@@ -12,10 +12,10 @@ use crate::block::SharedMemory;
 use crate::code::matrix::{Accumulate, Major, Product, Source, Wgmma, Words};
 use crate::code::rows::{LANES, Registers, Row32};
 use crate::context::Context;
+use crate::events::problem::Problem;
 use crate::exec::rows::put32;
 use crate::flow::Flow;
 use crate::report::{Space, Tool};
-use crate::sanitize::memcheck::Problem;
 use crate::space::SHARED_BASE;
 use crate::warp::Warp;
 

@@ -10,99 +10,14 @@
 //! own into it, and it travels the same way. Bulk copies and `wgmma` that read a word which was written generically and
 //! of which the proxy does not know are findings.
 
-pub use super::clock::View;
 use super::shadow::{Id, SECTOR, Shadow};
 use super::{Access, BlockRaces};
 pub use crate::code::asynchronous::Proxied;
+use crate::context::Context;
+use crate::events::asynchronous::Ends;
+pub use crate::events::asynchronous::{Cell, Cells, Generic, Part};
+pub use crate::events::view::View;
 use crate::report::Findings;
-
-/// A generic write to shared memory, as the proxy rule needs it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Generic {
-    /// Rank in the cluster of the writing block.
-    pub rank: u32,
-    /// Warp in the block.
-    pub warp: u32,
-    /// Lane.
-    pub lane: u32,
-    /// Decoded instruction.
-    pub pc: u32,
-    tick: u32,
-}
-
-/// An operation's reads or writes, in one number: views know of the end of each apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Its reads; the source may be overwritten after them.
-    Reads,
-    /// Its writes.
-    Writes,
-}
-
-impl Part {
-    /// The number of this part of an operation.
-    pub const fn of(self, operation: u32) -> u32 {
-        operation << 1 | self as u32
-    }
-}
-
-/// Accesses of a word of shared memory.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Cell {
-    /// The operation that wrote it last, 0 if something else did.
-    pub writer: u32,
-    /// The operation that reads it, 0 if none does.
-    pub reader: u32,
-    /// 1 + tick (24 bits), instruction (25), rank (4), warp (5), lane (5) of the last generic write.
-    generic: u64,
-}
-
-impl Cell {
-    /// The last generic write, if nothing else has written since.
-    pub fn generic(self) -> Option<Generic> {
-        let at = |shift: u32, bits: u32| (self.generic >> shift) as u32 & ((1 << bits) - 1);
-        (self.generic != 0).then(|| Generic {
-            lane: at(0, 5),
-            warp: at(5, 5),
-            rank: at(10, 4),
-            pc: at(14, 25),
-            tick: at(39, 24),
-        })
-    }
-}
-
-/// The cells of a block's shared memory; none until an asynchronous operation touches it.
-#[derive(Debug, Default)]
-pub struct Cells {
-    words: Vec<Cell>,
-}
-
-impl Cells {
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.words.clear();
-    }
-
-    /// Whether there are none.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.words.is_empty()
-    }
-
-    /// All cells.
-    pub fn all(&self) -> &[Cell] {
-        &self.words
-    }
-
-    /// The cells of a range, made if there are none.
-    pub fn range(&mut self, address: u64, bytes: u64) -> &mut [Cell] {
-        let (from, to) = ((address / 4) as usize, (address + bytes).div_ceil(4) as usize);
-        if self.words.len() < to {
-            self.words.resize(to, Cell::default());
-        }
-        self.words.get_mut(from..to).unwrap_or_default()
-    }
-}
 
 impl BlockRaces<'_> {
     /// Knowledge and actions of lanes until now, for others to [`accept`](Self::accept): a release.
@@ -170,16 +85,7 @@ impl BlockRaces<'_> {
 
     /// Enters a generic write to a word.
     pub fn write_generic(&self, cell: &mut Cell, warp: u32, lane: u32, pc: u32) {
-        let tick = u64::from(self.clocks.tick(warp));
-        let rank = u64::from(self.clocks.first_warp() / 32);
-        *cell = Cell {
-            generic: tick << 39
-                | u64::from(pc & 0x1FF_FFFF) << 14
-                | (rank & 15) << 10
-                | u64::from(warp & 31) << 5
-                | u64::from(lane & 31),
-            ..Cell::default()
-        };
+        *cell = Cell::written(self.moment(warp, lane, pc));
     }
 
     /// One lane accesses a range; `access.bytes` does not matter.
@@ -276,5 +182,23 @@ impl BlockRaces<'_> {
     /// Forgets ends of operations of which nobody will ask again.
     pub fn retain_ended(&mut self, wanted: &dyn Fn(u32) -> bool) {
         self.clocks.retain_ended(wanted);
+    }
+}
+
+impl Context<'_> {
+    /// The same of all blocks of the cluster.
+    pub(crate) fn retain_ended(&mut self, wanted: &dyn Fn(u32) -> bool) {
+        let residents = self.cluster.residents.iter_mut().filter_map(|r| r.races.as_mut());
+        residents.chain(&mut self.races).for_each(|races| races.retain_ended(wanted));
+    }
+}
+
+impl Ends for BlockRaces<'_> {
+    fn knows_end(&self, warp: u32, lane: u32, part: u32) -> bool {
+        self.knows_end(warp, lane, part)
+    }
+
+    fn knows(&self, warp: u32, lane: u32, other: Generic) -> bool {
+        self.knows(warp, lane, other)
     }
 }

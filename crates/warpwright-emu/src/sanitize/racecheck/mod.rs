@@ -41,7 +41,6 @@
 //! vary when different instructions race for the same word.
 
 pub mod asynchronous;
-mod clock;
 mod explain;
 mod shadow;
 mod slow;
@@ -51,83 +50,15 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering as Atomic};
 
-use warpwright_ptx::{Ordering, Scope, Semantics};
-
+pub use crate::events::view::View;
+use crate::events::view::{Variables, lock};
+pub use crate::events::{Access, AccessKind, Participant, SameValue, Strength};
 use crate::report::Findings;
 use crate::resident::Shape;
-pub use asynchronous::View;
-use clock::Variables;
 pub use shadow::Shadow;
 use shadow::{Id, LINE, Lanes, PAGE, Record, SECTOR};
 use slow::Slow;
 use sync::Clocks;
-pub use sync::Participant;
-
-/// Direction of an access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessKind {
-    /// A load.
-    Read,
-    /// A store.
-    Write,
-    /// A read-modify-write.
-    Atomic,
-}
-
-/// Whether an access is strong, and for whom.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Strength {
-    /// An ordinary load or store.
-    Weak,
-    /// Strong in the block.
-    Cta,
-    /// Strong in the cluster.
-    Cluster,
-    /// Strong on the device and beyond.
-    Gpu,
-}
-
-impl Strength {
-    /// The strength of a load or store with this ordering. Volatile accesses are relaxed at system scope; strong ones
-    /// without a scope have the device's.
-    pub const fn of(ordering: Ordering) -> Self {
-        match (ordering.semantics, ordering.scope) {
-            (Semantics::Weak, _) => Self::Weak,
-            (Semantics::Volatile | Semantics::Mmio, _) => Self::Gpu,
-            (_, Some(Scope::Cta)) => Self::Cta,
-            (_, Some(Scope::Cluster)) => Self::Cluster,
-            (_, Some(Scope::Gpu | Scope::Sys) | None) => Self::Gpu,
-        }
-    }
-
-    /// The strength of an atomic or a reduction, which is relaxed at device scope unless it says otherwise.
-    pub const fn of_atomic(ordering: Ordering) -> Self {
-        match ordering.scope {
-            Some(Scope::Cta) => Self::Cta,
-            Some(Scope::Cluster) => Self::Cluster,
-            Some(Scope::Gpu | Scope::Sys) | None => Self::Gpu,
-        }
-    }
-}
-
-/// One memory instruction of a warp.
-#[derive(Clone, Copy, Debug)]
-pub struct Access {
-    /// Warp in the block, below 32.
-    pub warp: u32,
-    /// Decoded instruction.
-    pub pc: u32,
-    /// Bytes per lane, the whole vector; 1, 2, 4, 8, 16 or 32, and addresses are multiples of it.
-    pub bytes: u32,
-    /// Direction.
-    pub kind: AccessKind,
-    /// Strength.
-    pub strength: Strength,
-}
-
-/// Answers, when two threads wrote to one place, whether they wrote the same: `(lane, None)` whether memory already
-/// holds what `lane` is about to write, `(lane, Some(other))` whether both lanes write the same bytes.
-pub type SameValue<'a> = &'a dyn Fn(u32, Option<u32>) -> bool;
 
 /// Numbers the blocks of all launches on one memory.
 #[derive(Debug)]
@@ -149,7 +80,7 @@ impl RaceClock {
 
     /// The first block number of a launch, and the generation that its shadows must have.
     fn reserve(&self, blocks: u32) -> (u32, u32) {
-        let mut state = clock::lock(&self.state);
+        let mut state = lock(&self.state);
         let (next, generation) = &mut *state;
         if next.checked_add(blocks).is_none() {
             (*next, *generation) = (1, generation.wrapping_add(1));

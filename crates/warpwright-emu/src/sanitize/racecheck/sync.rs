@@ -6,27 +6,16 @@ use std::sync::atomic::Ordering as Atomic;
 
 use warpwright_ptx::{Ordering, Scope, Semantics};
 
-use super::clock::{Acquired, Release, Variables, View, lock};
 use super::shadow::Id;
-use super::{AccessKind, BlockRaces, Strength};
+use super::{AccessKind, BlockRaces, Participant, Strength};
 use crate::code::asynchronous::Proxied;
+use crate::events::view::{Acquired, Release, Variables, View, lock};
 use crate::report::Space;
 
 /// A block and the cluster that it belongs to.
 struct Place {
     block: u32,
     cluster: Range<u32>,
-}
-
-/// A warp that waits at a block barrier which opens now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Participant {
-    /// Warp in the block.
-    pub warp: u32,
-    /// Its lanes that wait at the barrier.
-    pub lanes: u32,
-    /// Its lanes that have not exited.
-    pub live: u32,
 }
 
 #[derive(Debug, Default)]

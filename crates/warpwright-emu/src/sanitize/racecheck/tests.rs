@@ -1,5 +1,7 @@
 //! The detector driven directly: what the emulator would call for short kernels.
 
+use warpwright_ptx::{Ordering, Scope, Semantics};
+
 use super::*;
 use crate::report::{Finding, Position, Resolve, Severity, Space};
 

@@ -13,20 +13,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::code::asynchronous::Proxied;
 
 /// Locks; a worker that panicked while holding it leaves data that is still consistent.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Accesses of one warp that are known: all lanes up to `base`, some lanes further.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Known {
+pub(crate) struct Known {
     base: u32,
     further: Vec<(u32, u32)>,
 }
 
 impl Known {
     /// Which of `lanes` are not known up to `tick`.
-    pub(super) fn missing(&self, lanes: u32, tick: u32) -> u32 {
+    pub(crate) fn missing(&self, lanes: u32, tick: u32) -> u32 {
         if tick <= self.base {
             return 0;
         }
@@ -34,7 +34,7 @@ impl Known {
     }
 
     /// Adds lanes up to `tick`.
-    pub(super) fn add(&mut self, lanes: u32, tick: u32) {
+    pub(crate) fn add(&mut self, lanes: u32, tick: u32) {
         if lanes == u32::MAX {
             self.base = self.base.max(tick);
         } else if tick > self.base && !self.further.iter().any(|(l, t)| lanes & !l == 0 && tick <= *t) {
@@ -55,13 +55,13 @@ impl Known {
 
 /// A variable's releases up to a length, which were acquired.
 #[derive(Clone, Debug)]
-pub(super) struct Acquired {
+pub(crate) struct Acquired {
     log: Arc<Log>,
     len: usize,
 }
 
 impl Acquired {
-    pub(super) fn same_log(&self, other: &Self) -> bool {
+    pub(crate) fn same_log(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.log, &other.log)
     }
 }
@@ -96,7 +96,7 @@ fn add_known(known: &mut Vec<Known>, warp: u32, lanes: u32, tick: u32) {
 }
 
 impl View {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.warps.is_empty()
             && self.remote.is_empty()
             && self.ended.is_empty()
@@ -104,7 +104,7 @@ impl View {
     }
 
     /// Adds operations whose end is known.
-    pub(super) fn add_ended(&mut self, operations: &[u32]) {
+    pub(crate) fn add_ended(&mut self, operations: &[u32]) {
         for id in operations {
             if let Err(at) = self.ended.binary_search(id) {
                 self.ended.insert(at, *id);
@@ -113,19 +113,19 @@ impl View {
     }
 
     #[inline]
-    pub(super) fn knows_end(&self, operation: u32) -> bool {
+    pub(crate) fn knows_end(&self, operation: u32) -> bool {
         self.ended.binary_search(&operation).is_ok()
     }
 
     /// Forgets operations of which nobody will ask again.
-    pub(super) fn retain_ended(&mut self, wanted: &dyn Fn(u32) -> bool) {
+    pub(crate) fn retain_ended(&mut self, wanted: &dyn Fn(u32) -> bool) {
         self.ended.retain(|id| wanted(*id));
     }
 
     /// Makes everything that is known of the block's own accesses and of those of the cluster known to the
     /// asynchronous proxy of `memories`. `own` are the numbers of the block's warps and `floor` is the time up to which
     /// they are known.
-    pub(super) fn fence_proxy(&mut self, own: &std::ops::Range<u32>, floor: u32, memories: &[Proxied]) {
+    pub(crate) fn fence_proxy(&mut self, own: &std::ops::Range<u32>, floor: u32, memories: &[Proxied]) {
         let View { warps, fenced, .. } = self;
         for memory in memories {
             let fenced = &mut fenced[*memory as usize];
@@ -137,21 +137,21 @@ impl View {
     }
 
     /// Knowledge of the asynchronous proxy, and nothing else.
-    pub(super) fn only_fenced(self) -> Self {
+    pub(crate) fn only_fenced(self) -> Self {
         Self { fenced: self.fenced, ..Self::default() }
     }
 
     /// Which of the lanes of a warp have accesses up to `tick` of which the asynchronous proxy does not know.
-    pub(super) fn unfenced(&self, memory: Proxied, warp: u32, lanes: u32, tick: u32) -> u32 {
+    pub(crate) fn unfenced(&self, memory: Proxied, warp: u32, lanes: u32, tick: u32) -> u32 {
         self.fenced[memory as usize].get(warp as usize).map_or(lanes, |known| known.missing(lanes, tick))
     }
 
     /// Which of the lanes of a warp of this block are not known up to `tick`.
-    pub(super) fn missing(&self, warp: u32, lanes: u32, tick: u32) -> u32 {
+    pub(crate) fn missing(&self, warp: u32, lanes: u32, tick: u32) -> u32 {
         self.warps.get(warp as usize).map_or(lanes, |known| known.missing(lanes, tick))
     }
 
-    pub(super) fn add(&mut self, warp: u32, lanes: u32, tick: u32) {
+    pub(crate) fn add(&mut self, warp: u32, lanes: u32, tick: u32) {
         add_known(&mut self.warps, warp, lanes, tick);
     }
 
@@ -175,7 +175,7 @@ impl View {
     }
 
     /// Forgets what the floor of a block covers, whose warps are `own`.
-    pub(super) fn forget_warps(&mut self, own: std::ops::Range<u32>) {
+    pub(crate) fn forget_warps(&mut self, own: std::ops::Range<u32>) {
         if self.warps.len() <= own.end as usize && own.start == 0 {
             self.warps.clear();
             return;
@@ -187,7 +187,7 @@ impl View {
 
     /// Takes in an acquired log as a thread of `block`, which is one of the blocks of `cluster`: releases by these become
     /// knowledge of their warps. `beyond_block` says whether the reader's scope reaches other blocks.
-    pub(super) fn absorb(
+    pub(crate) fn absorb(
         &mut self,
         acquired: &Acquired,
         block: u32,
@@ -227,7 +227,7 @@ impl View {
     }
 
     /// Which of the lanes of a warp of another block are not known up to `tick`.
-    pub(super) fn missing_remote(&self, block: u32, warp: u32, lanes: u32, tick: u32) -> u32 {
+    pub(crate) fn missing_remote(&self, block: u32, warp: u32, lanes: u32, tick: u32) -> u32 {
         let mut rest = lanes;
         // Mostly what is asked for was acquired from its very block; what others knew of it is a long search.
         for acquired in &self.remote {
@@ -265,18 +265,18 @@ impl View {
 
 /// Something that a thread published: its own accesses up to `tick` and what it knew.
 #[derive(Debug)]
-pub(super) struct Release {
-    pub(super) block: u32,
-    pub(super) warp: u32,
-    pub(super) lanes: u32,
-    pub(super) tick: u32,
+pub(crate) struct Release {
+    pub(crate) block: u32,
+    pub(crate) warp: u32,
+    pub(crate) lanes: u32,
+    pub(crate) tick: u32,
     /// Everything in the block up to here is ordered before.
-    pub(super) floor: u32,
+    pub(crate) floor: u32,
     /// 1 block, 2 cluster, 3 device.
-    pub(super) scope: u32,
+    pub(crate) scope: u32,
     /// Number in its cluster of the block's first warp.
-    pub(super) base: u32,
-    pub(super) view: Arc<View>,
+    pub(crate) base: u32,
+    pub(crate) view: Arc<View>,
 }
 
 impl Release {
@@ -312,7 +312,7 @@ impl Entries {
 
 /// The releases that a reader of a variable synchronises with: those of the last store and of the atomics since.
 #[derive(Debug, Default)]
-pub(super) struct Log {
+pub(crate) struct Log {
     entries: Mutex<Entries>,
 }
 
@@ -331,13 +331,13 @@ impl Log {
 
 /// The synchronisation variables of a launch, or those in a block's shared memory.
 #[derive(Debug, Default)]
-pub(super) struct Variables {
+pub(crate) struct Variables {
     logs: HashMap<u64, Arc<Log>>,
 }
 
 impl Variables {
     /// A thread releases through the variable at `address`. A store begins a new log, a read-modify-write continues.
-    pub(super) fn publish(&mut self, address: u64, releases: &[Arc<Release>], store: bool) {
+    pub(crate) fn publish(&mut self, address: u64, releases: &[Arc<Release>], store: bool) {
         if store {
             self.logs.remove(&address);
         }
@@ -351,17 +351,17 @@ impl Variables {
     }
 
     /// The releases that a thread that reads the variable may acquire.
-    pub(super) fn observe(&self, address: u64) -> Option<Acquired> {
+    pub(crate) fn observe(&self, address: u64) -> Option<Acquired> {
         let log = self.logs.get(&address)?;
         let len = lock(&log.entries).all.len();
         Some(Acquired { log: log.clone(), len })
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.logs.clear();
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.logs.is_empty()
     }
 }
