@@ -1,4 +1,4 @@
-//! What continuous integration runs, in the order in which mistakes are cheapest to find.
+//! The steps of continuous integration, in the order in which mistakes are cheapest to find.
 
 use crate::shell::{cargo, target_dir};
 use crate::{lengths, ptxas, python};

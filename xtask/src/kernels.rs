@@ -62,7 +62,7 @@ fn parse<'t>(text: &'t str, parts: &[String]) -> Result<BTreeMap<&'t str, Kernel
     Ok(families)
 }
 
-/// What became of the kernels, each with its target.
+/// The differences between two lists of kernels, each with its target.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Difference {
     same: usize,

@@ -17,7 +17,7 @@ struct Part {
     step: Step,
 }
 
-/// What a part runs.
+/// The work of a part.
 enum Step {
     /// The tests of one binary that say `#[ignore = "nightly: .."]` and whose paths begin with this.
     Ignored { package: &'static str, binary: &'static str, modules: &'static [&'static str] },

@@ -6,7 +6,7 @@ use crate::shell::{run, target_dir};
 
 const PACKAGE: &str = "bridges/warpwright-py";
 pub(crate) const MANIFEST: &str = "bridges/warpwright-py/Cargo.toml";
-/// What building and testing needs from PyPI.
+/// Packages from PyPI that building and testing need.
 const REQUIREMENTS: [&str; 4] = ["maturin>=1.9,<2", "numpy", "ml_dtypes", "pytest"];
 
 /// How the package is compiled.

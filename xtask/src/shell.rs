@@ -34,7 +34,7 @@ pub(crate) fn cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
     run(&cargo_program(), args, env)
 }
 
-/// What a command prints; an error if it fails. What it says on standard error is passed on.
+/// The output of a command; an error if it fails. Its standard error is passed on.
 pub(crate) fn output(program: &str, args: &[&str]) -> Result<String, String> {
     let said = format!("{program} {}", args.join(" "));
     let output = Command::new(program)

@@ -74,7 +74,7 @@ pub(crate) fn gpu(ordinal: u32) -> Result<&'static Device, RuntimeError> {
     Ok(&opened(ordinal)?.device)
 }
 
-/// What kernels for arrays that lie in `place` are compiled for.
+/// The target that kernels for arrays in `place` are compiled for.
 pub(crate) fn target(place: Place) -> Result<Target, RuntimeError> {
     match place {
         Place::Host => Ok(emulator().target()),

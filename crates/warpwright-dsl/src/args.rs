@@ -84,7 +84,7 @@ pointer_argument! {
 /// Every parameter has a path: the field, and after a dot the field or the index inside of it. In PTX the dots are
 /// underscores.
 pub trait Argument {
-    /// What `build` receives.
+    /// The handle that `build` receives.
     type Param<'k>: Copy;
 
     /// Appends its parameters in order.
@@ -349,7 +349,7 @@ pub(crate) fn is_in(argument: &str, path: &str) -> bool {
     argument.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// What is known of an argument without a value.
+/// The facts of an argument without its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArgInfo {
     /// Its path.
@@ -369,7 +369,7 @@ pub trait KernelArgs: Argument {
         all
     }
 
-    /// What a launch passes, in order.
+    /// The values that a launch passes, in order.
     fn values(&self) -> Vec<ArgValue> {
         let mut values = Vec::new();
         self.pass(&mut values);

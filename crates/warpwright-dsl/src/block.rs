@@ -1,4 +1,4 @@
-//! What the threads of a block do together.
+//! Collective operations of the threads of a block.
 
 use crate::context::K;
 use crate::error::IssueKind;

@@ -1,4 +1,4 @@
-//! What the blocks of a cluster do together (sm_90 and later).
+//! Collective operations of the blocks of a cluster (sm_90 and later).
 
 use warpwright_ptx::{Inst, Operand, PlainSpecial, ScalarType, Semantics, SpecialReg};
 

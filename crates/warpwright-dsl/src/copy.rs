@@ -352,7 +352,7 @@ impl<'k> TileCopy<'k> {
         }
     }
 
-    /// What [`start`](Self::start) would copy, in registers: pieces beyond `bounds`, also in part, are zero.
+    /// The elements that [`start`](Self::start) would copy, in registers: pieces beyond `bounds`, also in part, are zero.
     #[track_caller]
     pub fn fetch(&self, bounds: Bounds<'k>, there: Option<Pred<'k>>) -> Fetched<'k> {
         let k = self.row.k();
@@ -415,7 +415,7 @@ impl<'k> TileCopy<'k> {
         if self.piece < ASYNC_BYTES { ScalarType::U16 } else { ScalarType::B32 }
     }
 
-    /// What a copy reads, in registers: all or nothing.
+    /// The elements that a copy reads, in registers: all or nothing.
     fn read(&self, from: U64<'k>, limit: Option<Limit<'k>>, guard: Option<Pred<'k>>) -> Vec<U32<'k>> {
         let k = self.row.k();
         let whole = limit.map(|limit| match limit {
@@ -447,7 +447,7 @@ impl<'k> TileCopy<'k> {
     }
 }
 
-/// What a thread has [fetched](TileCopy::fetch) of a matrix of elements of 4 bytes.
+/// The part of a matrix of elements of 4 bytes that a thread has [fetched](TileCopy::fetch).
 #[derive(Clone, Debug)]
 pub struct Fetched<'k> {
     rows: Vec<Vec<U32<'k>>>,

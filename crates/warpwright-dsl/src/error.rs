@@ -1,4 +1,4 @@
-//! What can go wrong while a kernel is recorded.
+//! Errors that recording a kernel can meet.
 //!
 //! Operators cannot return a `Result`. The recorder therefore keeps the first issues with the Rust lines that caused
 //! them, goes on with placeholder registers, and [`record`](crate::record) returns everything at the end.
@@ -26,7 +26,7 @@ pub enum BuildError {
     Rejected {
         /// Name of the kernel.
         kernel: String,
-        /// What the verifier says.
+        /// The finding of the verifier.
         source: KernelError,
     },
 }
@@ -145,15 +145,15 @@ pub enum IssueKind {
     /// A constant that must not be zero, or fit a field, does not.
     #[error("{what} of {value} is out of range")]
     Constant {
-        /// What it is.
+        /// The constant, in words.
         what: &'static str,
         /// Its value.
         value: u64,
     },
-    /// What is combined of at least one value has none.
+    /// A combination of at least one value has none.
     #[error("{what}: no values to combine")]
     NoValues {
-        /// What they would be combined to.
+        /// The combination.
         what: &'static str,
     },
     /// The kernel has outputs but writes nothing.

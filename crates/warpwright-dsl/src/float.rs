@@ -41,7 +41,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// What a result that is stored as `dtype` is worth.
+    /// The precision of a result that is stored as `dtype`.
     pub const fn of(dtype: DType) -> Self {
         match dtype {
             DType::F16 | DType::BF16 => Self::Storage,

@@ -33,7 +33,7 @@ impl RawRegs {
     }
 }
 
-/// What a branch can return and a loop can carry: registers, tuples, arrays, vectors, [`Lanes`], `()`, and structs through
+/// Values that a branch can return and a loop can carry: registers, tuples, arrays, vectors, [`Lanes`], `()`, and structs through
 /// [`carry!`](crate::carry).
 pub trait Carry<'k>: Sized {
     /// Appends the registers in a fixed order.

@@ -1,4 +1,4 @@
-//! What the blocks of a cooperative grid do together, and what grids of a chain of launches have to do with each other.
+//! Cooperative grids, whose blocks meet, and grids of a chain of launches.
 
 use warpwright_ptx::inst::FenceSemantics;
 use warpwright_ptx::{

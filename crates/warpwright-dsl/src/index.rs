@@ -118,7 +118,7 @@ fn add_scaled<'k>(start: Option<U64<'k>>, index: U64<'k>, scale: u32) -> U64<'k>
     }
 }
 
-/// What a pointer can be indexed with: [`Index`], `U64`, `U32`, or a `u64` constant.
+/// An index of a pointer: [`Index`], `U64`, `U32`, or a `u64` constant.
 pub trait IntoIndex<'k> {
     /// The index.
     fn into_index(self, k: K<'k>) -> Index<'k>;

@@ -29,7 +29,7 @@ pub enum F16 {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BF16 {}
 
-/// What a pointer can point to.
+/// A type that a pointer can point to.
 pub trait Element: 'static {
     /// The type in memory; `None` for [`Elem`].
     const DTYPE: Option<DType>;
@@ -133,7 +133,7 @@ const fn is_narrow(space: StateSpace) -> bool {
     matches!(space, StateSpace::Shared | StateSpace::SharedCluster)
 }
 
-/// What loads give where they are not made; see [`Ptr::only_where`].
+/// The value of loads that are not made; see [`Ptr::only_where`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
     /// 0
@@ -449,7 +449,7 @@ impl<'k> K<'k> {
         })
     }
 
-    /// What lies at an address of the block's shared memory.
+    /// A pointer to an address of the block's shared memory.
     #[track_caller]
     pub fn shared_at<E: FixedElement>(self, address: U32<'k>) -> Ptr<'k, Shared, E> {
         Ptr::new(self, address.id(), E::FIXED)

@@ -94,7 +94,7 @@ impl<'k> Philox<'k> {
         })
     }
 
-    /// What [`draw`](Self::draw) gives in a kernel.
+    /// The result of [`draw`](Self::draw) in a kernel.
     pub fn words(seed: u64, offset: u64, number: u64) -> [u32; 4] {
         let halves = |value: u64| [value as u32, (value >> 32) as u32];
         let ([n0, n1], [o0, o1]) = (halves(number), halves(offset));

@@ -142,7 +142,7 @@ integer! {
     i64, B64, true;
 }
 
-/// What may stand where a `T` is read: a register, or a Rust literal.
+/// A source of a `T`: a register, or a Rust literal.
 ///
 /// Floating-point literals are `f64` whatever the register type and are rounded once while recording, so that code
 /// generic over the register type can write `x * 0.5`.

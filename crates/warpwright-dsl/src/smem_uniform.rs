@@ -1,4 +1,4 @@
-//! What all threads of a block know, in shared memory instead of registers.
+//! Values that are the same for all threads of a block, in shared memory instead of registers.
 
 use crate::context::K;
 use crate::mem::{Access, FixedElement, Ptr, Shared};

@@ -1,4 +1,4 @@
-//! What the threads of a warp do together: shuffles, votes and reductions.
+//! Collective operations of the threads of a warp: shuffles, votes and reductions.
 //!
 //! All of them name the whole warp, so every lane must be active: call them outside of divergent branches.
 

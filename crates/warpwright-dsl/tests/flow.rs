@@ -28,7 +28,7 @@ impl<F: for<'k> Fn(K<'k>, U32<'k>, U32<'k>) -> U32<'k>> KernelDef for Word<F> {
     }
 }
 
-/// What the kernel makes of 0..32.
+/// Results of the kernel on 0..32.
 fn words(n: u32, f: impl for<'k> Fn(K<'k>, U32<'k>, U32<'k>) -> U32<'k>) -> Vec<u32> {
     let mut x = bytes(&(0..32).collect::<Vec<u32>>());
     let mut y = vec![0; 128];

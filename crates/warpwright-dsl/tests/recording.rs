@@ -1,4 +1,4 @@
-//! What recording refuses, with the Rust line, and what it writes down.
+//! Refusals of recording, with the Rust line, and the locations that it writes down.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Issue, IssueKind, record_module};

@@ -17,9 +17,9 @@ pub enum PlanError {
         op: &'static str,
         /// The tensor.
         tensor: &'static str,
-        /// What was asked for.
+        /// The type that was asked for.
         got: DType,
-        /// What there is.
+        /// The types that there are.
         expected: &'static [DType],
     },
     /// A size or scalar that the operation has no meaning for.
@@ -31,7 +31,7 @@ pub enum PlanError {
         parameter: &'static str,
         /// Its value, as written in the descriptor.
         got: String,
-        /// What is allowed.
+        /// The values that are allowed.
         expected: &'static str,
     },
     /// More work than one launch can address.
@@ -51,7 +51,7 @@ pub enum PlanError {
         op: &'static str,
         /// The kernel.
         kernel: String,
-        /// What was asked for.
+        /// The target that was asked for.
         target: Target,
         /// Bytes that a block needs, static and dynamic.
         bytes: u64,
@@ -65,7 +65,7 @@ pub enum PlanError {
         op: &'static str,
         /// The lowest architecture.
         needs: u32,
-        /// What was asked for.
+        /// The target that was asked for.
         target: Target,
     },
     /// No operation has this name.
@@ -79,7 +79,7 @@ pub enum PlanError {
     Build {
         /// The operation.
         op: &'static str,
-        /// What the recorder or the verifier objects to.
+        /// The objection of the recorder or the verifier.
         #[source]
         source: BuildError,
     },
@@ -111,7 +111,7 @@ impl PlanError {
     }
 }
 
-/// What a free function returns: planning, allocating or launching failed.
+/// The error of a free function: planning, allocating or launching failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -227,14 +227,14 @@ impl fmt::Debug for Real {
     }
 }
 
-/// What a family puts together for [`Plan::new`].
+/// The parts of a plan, which a family puts together for [`Plan::new`].
 #[derive(Clone, Debug)]
 pub struct PlanParts {
     /// Name of the operation.
     pub op: &'static str,
     /// Which way it goes.
     pub direction: Direction,
-    /// What the kernels were recorded for.
+    /// The target that the kernels were recorded for.
     pub target: Target,
     /// Tensors in slot order.
     pub tensors: Vec<TensorSpec>,
@@ -293,7 +293,7 @@ impl<O: Operation> Plan<O> {
         self.parts.direction
     }
 
-    /// What the kernels were recorded for.
+    /// The target that the kernels were recorded for.
     pub fn target(&self) -> Target {
         self.parts.target
     }
@@ -424,7 +424,7 @@ impl<O: Operation> Plan<O> {
         Err(Error::Presence { op, argument, given: given > tensors.len() })
     }
 
-    /// What each slot reads or writes; `None` for a tensor that is absent.
+    /// The tensor of each slot; `None` for one that is absent.
     fn find_views<'v>(
         &self,
         arguments: &'v [Binding<'_>],

@@ -43,7 +43,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// What is at the place from byte `offset` on, for a kernel that reads it.
+    /// The tensor from byte `offset` on, for a kernel that reads it.
     pub(crate) fn read_at<E: Element>(self, offset: u64) -> In<E> {
         In::slot_at(self.index, offset)
     }
@@ -66,7 +66,7 @@ pub(crate) struct Field {
     pub(crate) kind: Kind,
 }
 
-/// What becomes of the tensors of a field.
+/// How the tensors of a field are used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Read,
@@ -165,17 +165,17 @@ impl InOutSlot {
         Self { before: InSlot::of_field(fields, field), after: OutSlot::of_field(fields, field) }
     }
 
-    /// What the tensor holds before.
+    /// The tensor before the update.
     pub(crate) const fn before(self) -> InSlot {
         self.before
     }
 
-    /// What it holds after.
+    /// The tensor after the update.
     pub(crate) const fn after(self) -> OutSlot {
         self.after
     }
 
-    /// What a plan says of the tensor.
+    /// The specification of the tensor in a plan.
     pub(crate) const fn holds(self, dtype: DType, len: usize) -> SlotSpec {
         SlotSpec { updated: Some(self.after.0), ..self.before.holds(dtype, len) }
     }
@@ -205,7 +205,7 @@ impl InSlot {
         self.0.read_at(offset)
     }
 
-    /// What a plan says of the tensor.
+    /// The specification of the tensor in a plan.
     pub(crate) const fn holds(self, dtype: DType, len: usize) -> SlotSpec {
         SlotSpec { slot: self.0, updated: None, spec: TensorSpec::read(self.0.name, dtype, len) }
     }
@@ -251,7 +251,7 @@ impl OutSlot {
         self.written_at(0)
     }
 
-    /// What an earlier kernel wrote from byte `offset` on.
+    /// The output of an earlier kernel from byte `offset` on.
     pub(crate) fn written_at<E: Element>(self, offset: u64) -> In<E> {
         self.0.read_at(offset)
     }
@@ -261,12 +261,12 @@ impl OutSlot {
         self.read_write_at(0)
     }
 
-    /// What lies from byte `offset` on, for a kernel that does both.
+    /// The tensor from byte `offset` on, for a kernel that reads and writes it.
     pub(crate) fn read_write_at<E: Element>(self, offset: u64) -> InOut<E> {
         self.0.read_write_at(offset)
     }
 
-    /// What a plan says of the tensor.
+    /// The specification of the tensor in a plan.
     pub(crate) const fn holds(self, dtype: DType, len: usize) -> SlotSpec {
         SlotSpec { slot: self.0, updated: None, spec: TensorSpec::write(self.0.name, dtype, len) }
     }
@@ -276,7 +276,7 @@ impl OutSlot {
         self.holds(dtype, 0).laid_out(layout)
     }
 
-    /// What a plan says of scratch memory, absent if it has no elements.
+    /// The specification of scratch memory in a plan, absent if it has no elements.
     pub(crate) const fn scratch(self, dtype: DType, len: usize) -> SlotSpec {
         SlotSpec { slot: self.0, updated: None, spec: TensorSpec::workspace(dtype, len) }
     }
@@ -294,7 +294,7 @@ impl From<OutSlot> for Slot {
     }
 }
 
-/// What a plan says of the tensor in a slot; the methods are those of [`TensorSpec`].
+/// The specification of the tensor in a slot of a plan; the methods are those of [`TensorSpec`].
 #[derive(Clone, Debug)]
 pub(crate) struct SlotSpec {
     slot: Slot,
@@ -435,7 +435,7 @@ macro_rules! tensors {
 
                 $($crate::tensors::tensors! { @constant Position $field $kind $($inner)? })+
 
-                /// What a plan says of the tensors, in their order; those that none is given for are absent.
+                /// The specifications of the tensors in their order; those that none is given for are absent.
                 pub(crate) fn specs(
                     given: impl IntoIterator<Item = $crate::tensors::SlotSpec>,
                 ) -> Vec<$crate::plan::TensorSpec> {

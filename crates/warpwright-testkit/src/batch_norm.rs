@@ -18,7 +18,7 @@ use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
 
-/// What fills the tensor that is normalised.
+/// Contents of the tensor that is normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Values {
     /// Normal, with a mean and a deviation of each channel's own.
@@ -33,7 +33,7 @@ enum Values {
     Hostile,
 }
 
-/// What a case is about beside its shape.
+/// Properties of a case beside its shape.
 #[derive(Clone, Copy, Debug)]
 struct Options {
     values: Values,

@@ -33,11 +33,11 @@ pub struct Case {
     pub dtype: DType,
     /// Shape of the main tensor.
     pub shape: Vec<usize>,
-    /// What it is fed with, in words.
+    /// The input, in words.
     pub input: String,
     /// How far from the reference it may be.
     pub budget: Budget,
-    /// What it does.
+    /// The operation, on a bench.
     pub subject: Arc<dyn Subject>,
 }
 
@@ -82,7 +82,7 @@ pub enum CaseError {
     },
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug)]
 pub struct CaseResult {
     /// Name of the operation.
@@ -93,17 +93,17 @@ pub struct CaseResult {
     pub dtype: DType,
     /// Shape of the main tensor.
     pub shape: Vec<usize>,
-    /// What it was fed with.
+    /// The input.
     pub input: String,
     /// Norm-wise error; `NaN` if there is no result.
     pub error: f64,
     /// Largest elementwise error in units of eps times the natural scale.
     pub element_error: f64,
-    /// What was allowed.
+    /// The bounds that were allowed.
     pub budget: Budget,
     /// Whether the result is within the budget, without findings.
     pub ok: bool,
-    /// What the sanitizers found, rendered.
+    /// The findings of the sanitizers, rendered.
     pub findings: Vec<String>,
     /// Why it failed, in words.
     pub reason: Option<String>,
@@ -195,9 +195,9 @@ fn chain(e: &dyn std::error::Error) -> String {
     text
 }
 
-/// What memory holds before a run: a finite value in every floating-point type that no case expects.
+/// Contents of memory before a run: a finite value in every floating-point type that no case expects.
 const POISON: u8 = 0x7b;
-/// What surrounds a tensor.
+/// Contents of the memory around a tensor.
 const GUARD: u8 = 0x5a;
 /// Guard elements on both sides of a tensor on devices that have no memory checker. A multiple of every vector width.
 const GUARD_ELEMENTS: usize = 64;
@@ -250,7 +250,7 @@ impl<'d> Bench<'d> {
         self.device
     }
 
-    /// What plans are made for.
+    /// The target that plans are made for.
     pub fn target(&self) -> Target {
         self.device.target()
     }

@@ -171,7 +171,7 @@ impl GemmSubject {
     }
 }
 
-/// What is multiplied in place of the elements of an operand.
+/// Elements that are multiplied in place of those of an operand.
 fn multiplied(precision: Precision, values: Vec<f64>) -> Vec<f64> {
     // To the nearest of 11 bits, half way away from zero.
     let rounded = |value: f64| match (value as f32).to_bits() {

@@ -15,7 +15,7 @@ use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
 
-/// What a tensor is filled with.
+/// Contents of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fill {
     /// Standard normal.

@@ -1,4 +1,4 @@
-//! What the cases feed in: random, structured and hostile values, the same on every machine.
+//! Inputs of the cases: random, structured and hostile values, the same on every machine.
 
 /// A small counter-based generator (the finaliser of SplitMix64): fast, seedable, without state shared by tests.
 #[derive(Clone, Debug)]

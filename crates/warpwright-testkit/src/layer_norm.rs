@@ -16,7 +16,7 @@ use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
 
-/// What a row is filled with.
+/// Contents of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     /// Standard normal.
@@ -203,7 +203,7 @@ impl RowNormSubject {
         if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    /// What the kernel's type makes of the sum of two elements.
+    /// The sum of two elements in the kernel's type.
     fn sum(&self, a: f64, b: f64) -> f64 {
         let sum = if self.dtype == DType::F64 { a + b } else { f64::from(a as f32 + b as f32) };
         storage::round(self.dtype, sum)

@@ -5,7 +5,7 @@ use warpwright_ptx::DType;
 use crate::budget::Budget;
 use crate::storage;
 
-/// What one element should be.
+/// The value that one element should have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
     /// The value in f64.
@@ -44,9 +44,9 @@ pub struct Comparison {
 pub struct Disagreement {
     /// Its index.
     pub index: usize,
-    /// What was computed.
+    /// The value that was computed.
     pub got: f64,
-    /// What the reference says, rounded to the type.
+    /// The value of the reference, rounded to the type.
     pub want: f64,
     /// Whether the element still holds what it was filled with before the run.
     pub unwritten: bool,

@@ -7,7 +7,7 @@
 use warpwright_ptx::inst::{BinaryOp, Inst, Instruction, Modifiers, Operand, ProxyFence};
 use warpwright_ptx::module::{Module, RegKind, SourceLoc};
 
-/// What was changed.
+/// A mutation: one change of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mutation {

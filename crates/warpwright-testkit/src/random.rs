@@ -1,7 +1,7 @@
 //! Random kernels whose results PTX defines: integer, f32, f64 and packed arithmetic, branches and loops that diverge,
 //! shared and local memory, barriers, shuffles, votes and reductions. An emulator and a device have to agree on every bit.
 //!
-//! What PTX leaves open is not generated: approximate functions, NaN payloads of f64, divisors of zero, values of lanes
+//! Behaviour that PTX leaves open is not generated: approximate functions, NaN payloads of f64, divisors of zero, values of lanes
 //! that do not take part, the order of atomics that return something, and races.
 
 use std::fmt::Write;
@@ -16,7 +16,7 @@ pub struct Program {
     pub grid: u32,
     /// Threads of a block.
     pub block: u32,
-    /// What the kernel reads: [`INPUTS`] words of every thread.
+    /// The input of the kernel: [`INPUTS`] words of every thread.
     pub input: Vec<u8>,
     /// Words that all threads add to.
     pub counters: usize,

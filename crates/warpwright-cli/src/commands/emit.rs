@@ -32,14 +32,14 @@ pub fn run(args: &EmitArgs, console: &mut Console) -> Result<Outcome, Error> {
     Ok(Outcome::Clean)
 }
 
-/// What a primitive launches.
+/// The launches and kernels of a primitive.
 #[derive(Debug)]
 pub(super) struct Emitted {
     /// All kernels, for the target that takes them all.
     pub(super) module: Module,
     /// The launches in order.
     pub(super) steps: Vec<LaunchStep>,
-    /// What slots of arguments stand for.
+    /// The tensors that slots of arguments stand for.
     pub(super) tensors: Vec<TensorSpec>,
 }
 

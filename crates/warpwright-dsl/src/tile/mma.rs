@@ -137,7 +137,7 @@ pub enum MatrixA {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixB {}
 
-/// What a lane holds of an operand; `Role` is [`MatrixA`] or [`MatrixB`]. A [`TileReader`](crate::TileReader) loads it.
+/// A lane's part of an operand; `Role` is [`MatrixA`] or [`MatrixB`]. A [`TileReader`](crate::TileReader) loads it.
 #[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
 pub struct Fragment<'k, Role> {
     k: K<'k>,
@@ -327,7 +327,7 @@ impl<'k> Fragment<'k, MatrixB> {
     }
 }
 
-/// What a lane holds of a product: `f32` elements, or `f64` where those of the operands are.
+/// A lane's part of a product: `f32` elements, or `f64` where those of the operands are.
 #[derive(Clone, Debug)]
 #[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
 pub struct Accumulator<'k, A: Float> {
@@ -431,7 +431,7 @@ impl<'k, A: Float> Accumulator<'k, A> {
     }
 }
 
-/// What a lane holds of a product of [`Split`] operands, about as exact as in `f32`. Tensor cores cut off what they add, so the
+/// A lane's part of a product of [`Split`] operands, about as exact as in `f32`. Tensor cores cut off what they add, so the
 /// small products have a sum of their own.
 #[derive(Clone, Debug)]
 #[must_use = "a recorded value that nothing reads is a mistake in the kernel"]

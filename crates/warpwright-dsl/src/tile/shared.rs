@@ -75,7 +75,7 @@ impl TileLayout {
         self.rows * self.row_bytes()
     }
 
-    /// What the bytes within `row` are combined with. Rows of less than a line share one, and a pattern.
+    /// The pattern that the bytes within `row` are combined with. Rows of less than a line share one, and a pattern.
     fn pattern<'k>(self, row: U32<'k>) -> Option<U32<'k>> {
         let patterns = self.patterns();
         let share = self.phase() / patterns;
@@ -253,7 +253,7 @@ pub struct TilePoint<'k> {
     layout: TileLayout,
     /// The address but for what the pattern changes.
     base: U32<'k>,
-    /// What the pattern changes: bytes within a row.
+    /// The bytes within a row, which the pattern changes.
     within: Option<U32<'k>>,
 }
 

@@ -199,7 +199,7 @@ impl PanelTile {
         })
     }
 
-    /// What is added to a descriptor for the common dimension from `depth` on, a multiple of 16.
+    /// The increment of a descriptor for the common dimension from `depth` on, a multiple of 16.
     pub const fn step(self, depth: u32) -> u64 {
         let bytes = match self.major {
             Major::K => depth / Self::WIDTH * self.rows() * PANEL_BYTES + depth % Self::WIDTH * 2,

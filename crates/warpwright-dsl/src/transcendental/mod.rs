@@ -41,7 +41,7 @@ impl<'k, A: Float> Normal<'k, A> {
     }
 }
 
-/// What each register type implements; called through the methods of [`Reg`].
+/// Operations of each register type, called through the methods of [`Reg`].
 pub trait Functions: Number {
     #[doc(hidden)]
     fn exp<'k>(x: Reg<'k, Self>, p: Precision) -> Reg<'k, Self>;

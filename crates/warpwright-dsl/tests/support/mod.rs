@@ -46,7 +46,7 @@ pub(crate) fn findings<D: KernelDef>(
     report.findings.iter().map(|f| f.render(Some(kernel.lines()), kernel.text())).collect()
 }
 
-/// What a launch of `text`, that of a kernel of `def` or a changed one, came to, with counters.
+/// The outcome of a launch of `text`, that of a kernel of `def` or a changed one, with counters.
 pub(crate) fn report<D: KernelDef>(
     def: &D,
     kernel: &Kernel,

@@ -20,7 +20,7 @@ impl Config {
         self.width * self.threads
     }
 
-    /// What the addresses of both tensors must be a multiple of; single elements are where they are.
+    /// The addresses of both tensors must be multiples of this; single elements are where they are.
     pub fn alignment(self, from: DType, to: DType) -> u64 {
         if self.width == 1 { 1 } else { u64::from(self.width) * from.bytes().max(to.bytes()) as u64 }
     }

@@ -20,7 +20,7 @@ pub struct OptionSpec {
     pub name: &'static str,
     /// One line for the user.
     pub help: &'static str,
-    /// What its value stands for; `None` for an option without one.
+    /// The placeholder for its value in help texts; `None` for an option without one.
     pub value_name: Option<&'static str>,
     /// The words that it takes, where these are few.
     pub values: &'static [&'static str],
@@ -35,7 +35,7 @@ impl OptionSpec {
     /// Whether `text` is a value of the option.
     ///
     /// # Errors
-    /// What was expected.
+    /// Says which values it takes.
     pub fn check(&self, text: &str) -> Result<(), String> {
         (self.set)(&mut OpOptions::default(), text)
     }
@@ -43,7 +43,7 @@ impl OptionSpec {
     /// Sets the option from text.
     ///
     /// # Errors
-    /// What was expected.
+    /// Says which values it takes.
     pub fn set(&self, options: &mut OpOptions, text: &str) -> Result<(), String> {
         (self.set)(options, text)
     }

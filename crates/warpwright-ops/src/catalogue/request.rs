@@ -22,7 +22,7 @@ pub struct Request<'a> {
     pub direction: Direction,
     /// The type of its elements.
     pub dtype: DType,
-    /// What it is planned for.
+    /// The target that it is planned for.
     pub target: Target,
     /// The options of its descriptor; extents that are not named follow from `elements`.
     pub options: &'a OpOptions,

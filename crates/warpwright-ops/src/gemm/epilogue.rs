@@ -1,4 +1,4 @@
-//! What happens to the sums of a tile: `activation(alpha sum + beta c + bias)`, stored whatever the alignment.
+//! The epilogue of a tile: sums become `activation(alpha sum + beta c + bias)`, stored whatever the alignment.
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
@@ -35,7 +35,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// What happens to sums.
+    /// The constants of an epilogue.
     pub(super) struct EpilogueArgs => EpilogueParams {
         alpha: f64, beta: f64,
         /// [`HAS_C`], [`HAS_BIAS`].

@@ -200,7 +200,7 @@ impl<'k> Problem<'k> {
     }
 }
 
-/// What a thread has fetched and not yet turned.
+/// Pieces that a thread has fetched and not yet turned.
 #[derive(Default)]
 pub(super) struct Turning<'k> {
     sides: Vec<(Fetched<'k>, TilePoint<'k>)>,

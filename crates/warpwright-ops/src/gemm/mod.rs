@@ -177,7 +177,7 @@ impl GemmDesc {
     }
 }
 
-/// What `beta` multiplies.
+/// The addend, which `beta` multiplies.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Addend<'a> {
     /// Nothing: `beta` is 0.
@@ -185,7 +185,7 @@ pub enum Addend<'a> {
     Absent,
     /// A tensor of the layout of `y`.
     Tensor(TensorRef<'a>),
-    /// What `y` holds.
+    /// Elements of `y`.
     Result,
 }
 
@@ -207,9 +207,9 @@ tensors! {
         a: In,
         /// The right factor.
         b: In,
-        /// What is added.
+        /// The matrix that is added.
         c: Addend<y>,
-        /// What is added to every row.
+        /// The vector that is added to every row.
         bias: Option<In>,
         /// The result.
         y: Out,
@@ -545,7 +545,7 @@ impl GemmDesc {
         Ok(plan::cover(OP, blocks, 1)?.map_or(1, |grid| grid[0]))
     }
 
-    /// What happens to sums of whole products.
+    /// The epilogue of whole products.
     fn epilogue(&self) -> EpilogueArgs {
         let c = if self.beta.get() == 0.0 { 0 } else { epilogue::HAS_C };
         EpilogueArgs {

@@ -45,7 +45,7 @@ impl<'k> Side<'k> {
         Self { major, lane, lanes, own, origin, at }
     }
 
-    /// What the thread owns: index `i`, past the origin and the lane.
+    /// Offset of the thread's element `i` from the origin and the lane.
     fn step(&self, i: u32) -> u32 {
         match self.major {
             Major::K => i * self.lanes,
@@ -91,7 +91,7 @@ pub(super) fn body<'k, A: Accumulate>(gemm: &Gemm, config: SimtConfig, k: K<'k>,
     epilogue::finish_tile::<A>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
 }
 
-/// What a thread has summed.
+/// The sums of a thread.
 pub(super) struct Sums<'k, A: Accumulate> {
     left: Side<'k>,
     right: Side<'k>,

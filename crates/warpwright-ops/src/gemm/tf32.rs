@@ -22,7 +22,7 @@ const VECTOR: u32 = 4;
 const TOGETHER: usize = 8;
 /// Places of the common dimension that tensor cores add.
 const PART: u32 = 16;
-/// What elements are multiplied by.
+/// The scale of elements.
 const SCALE: f64 = 16_384.0;
 
 /// One side of the product as a warp reads it: eight rows or columns are a unit.

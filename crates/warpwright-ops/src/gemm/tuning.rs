@@ -11,7 +11,7 @@ use warpwright_ptx::{DType, Target};
 
 use super::Precision;
 
-/// What a block computes, and how the operands come to it.
+/// The tile of a block, and how the operands come to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tiles {
     /// Rows of the result.
@@ -71,7 +71,7 @@ impl Tiles {
 /// How a kernel on tensor cores is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorConfig {
-    /// What a block computes.
+    /// The tile of a block.
     pub tiles: Tiles,
     /// Warps of a team along the rows.
     pub warps_down: u32,
@@ -83,7 +83,7 @@ pub struct TensorConfig {
 /// multiples of 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SplitConfig {
-    /// What a block computes.
+    /// The tile of a block.
     pub tiles: Tiles,
     /// Warps along the rows.
     pub warps_down: u32,
@@ -106,7 +106,7 @@ impl SplitConfig {
 /// How a kernel on the ordinary units is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SimtConfig {
-    /// What a block computes: rows and columns a multiple of what a warp does, 32 x 64 or 64 x 64.
+    /// The tile of a block: rows and columns a multiple of those of a warp, 32 x 64 or 64 x 64.
     pub tiles: Tiles,
     /// Sums of a thread along the columns, 8 or 16; along the rows it has 8.
     ///
@@ -147,7 +147,7 @@ pub struct WarpgroupConfig {
 }
 
 impl WarpgroupConfig {
-    /// What a stage holds of `a` and `b`.
+    /// The parts of `a` and `b` in a stage.
     pub(super) fn tiles(&self, dtype: DType, a: Major, b: Major) -> (PanelTile, PanelTile) {
         let tile = |major, outer| PanelTile { dtype, major, outer, depth: PanelTile::WIDTH };
         (tile(a, self.rows), tile(b, self.cols))
@@ -172,7 +172,7 @@ pub enum Tiled {
 }
 
 impl Tiled {
-    /// What a block computes.
+    /// The tile of a block.
     pub const fn tiles(&self) -> &Tiles {
         match self {
             Self::Tensor(config) => &config.tiles,
@@ -415,7 +415,7 @@ impl Choice {
 const MAX_PARTS: u64 = 32;
 /// Least of the common dimension that is worth a block of its own.
 const LEAST_PART: u64 = 256;
-/// What filling the pipeline and storing a tile cost, in elements of the common dimension.
+/// The cost of filling the pipeline and storing a tile, in elements of the common dimension.
 const TILE_COST: f64 = 192.0;
 /// Microseconds of the launch that adds the parts.
 const PARTS_US: f64 = 4.0;

@@ -1,4 +1,4 @@
-//! What a group is coded with: its scale, and the rules that turn elements into codes.
+//! The code of a group: its scale, and the rules that turn elements into codes.
 
 use warpwright_dsl::flow::{RawReg, RawRegs};
 use warpwright_dsl::prelude::*;
@@ -16,7 +16,7 @@ const ROUND_F32: f64 = 12_582_912.0;
 const ROUND_BITS: u32 = (ROUND_F32 as f32).to_bits();
 /// The same for f64.
 const ROUND_F64: f64 = 6_755_399_441_055_744.0;
-/// What a group's scale is made of: the least and the greatest element, zero included; or, for schemes without zero
+/// The extremes that a group's scale follows from: the least and the greatest element, zero included; or, for schemes without zero
 /// points, the greatest magnitude in `high`. NaN if there is one.
 pub(super) struct Extremes<'k, A: Accumulate> {
     low: Reg<'k, A>,
@@ -109,7 +109,7 @@ fn range_from_halves<'k, A: Accumulate>(k: K<'k>, words: Vec<Halves<'k>>, lanes:
 pub(super) struct GroupScale<'k, A: Accumulate> {
     scale: Reg<'k, A>,
     zero: Option<Reg<'k, A>>,
-    /// What the elements of the group are multiplied or divided by.
+    /// The scale of the group in the form in which elements are multiplied or divided by it.
     pub(super) prepared: Prepared<'k, A>,
 }
 
@@ -194,7 +194,7 @@ impl<'k, A: Accumulate> Divider<'k, A> {
     }
 }
 
-/// What a scale and what it divides are multiplied by.
+/// The power of two that a scale and its dividend are multiplied by.
 fn lift<'k, A: Accumulate>(small: Pred<'k>) -> Reg<'k, A> {
     let lift = if A::DOUBLE { 2f64.powi(512) } else { 2f64.powi(64) };
     small.select(small.k().lit::<A>(lift), 1.0)
@@ -226,7 +226,7 @@ fn nearest<'k, A: Accumulate>(x: Reg<'k, A>) -> Reg<'k, A> {
     (x + round) - round
 }
 
-/// What turns the elements of one group into codes. Lanes can hand it on.
+/// A group's scale, prepared for turning elements into codes. Lanes can hand it on.
 #[derive(Clone, Copy)]
 pub(super) enum Prepared<'k, A: Accumulate> {
     Reciprocal(F32<'k>),
@@ -251,7 +251,7 @@ impl<'k, A: Accumulate> Carry<'k> for Prepared<'k, A> {
     }
 }
 
-/// What a scheme needs once per thread.
+/// Values that a scheme needs once per thread.
 pub(super) enum Coder<'k> {
     Nf4 {
         rank: WarpTable<'k, u32>,

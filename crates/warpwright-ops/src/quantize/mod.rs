@@ -42,7 +42,7 @@ use crate::tensors::tensors;
 pub use functions::{Quantized, dequantize, dequantize_nested, quantize, quantize_nested};
 pub use nested::QuantizedNested;
 
-/// What a code stands for.
+/// The values that codes stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scheme {
@@ -146,7 +146,7 @@ pub const fn packed_bytes(len: usize) -> usize {
 /// `x` to codes and scales.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizeDesc {
-    /// What a code stands for.
+    /// The values that codes stand for.
     pub scheme: Scheme,
     /// Element type of `x`.
     pub dtype: DType,
@@ -232,7 +232,7 @@ impl Operation for QuantizeDesc {
 /// Codes and scales back to elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DequantizeDesc {
-    /// What a code stands for.
+    /// The values that codes stand for.
     pub scheme: Scheme,
     /// Element type of `y`.
     pub dtype: DType,

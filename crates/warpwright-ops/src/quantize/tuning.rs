@@ -128,7 +128,7 @@ impl DequantizeConfig {
         self.width * self.rounds * THREADS
     }
 
-    /// What every tensor's address must be a multiple of.
+    /// Every tensor's address must be a multiple of this.
     pub const fn alignment(self, dtype: DType) -> u64 {
         if self.one_group { self.width as u64 * dtype.bytes() as u64 } else { 1 }
     }

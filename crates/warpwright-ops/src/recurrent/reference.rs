@@ -20,7 +20,7 @@ pub struct Weights {
 /// A net over sequences.
 #[derive(Clone, Debug)]
 pub struct Net {
-    /// What a unit computes.
+    /// The cell of a unit.
     pub cell: Cell,
     /// Places, sequences, elements of an input, units.
     pub sizes: [usize; 4],
@@ -38,14 +38,14 @@ pub struct Net {
     pub h0: Vec<f64>,
     /// `[layers directions][batch][hidden]`
     pub c0: Vec<f64>,
-    /// What the results of each layer but the last are multiplied by for the next one, `[row][directions output]`; no lists if
+    /// Factors of the results of each layer but the last on their way to the next one, `[row][directions output]`; no lists if
     /// by nothing.
     pub factors: Vec<Vec<f64>>,
-    /// What becomes of a hidden state, multiplied or not, before anything reads it: itself, or what a tensor keeps of it.
+    /// The value of a hidden state, multiplied or not, that everything reads: itself, or the one that a tensor keeps of it.
     pub kept: fn(f64) -> f64,
 }
 
-/// What a net gives, and what its gradients start from.
+/// The results of a net, and the state that its gradients start from.
 #[derive(Clone, Debug, Default)]
 pub struct Output {
     /// Of each layer, `[row][directions output]`.
@@ -81,7 +81,7 @@ struct State {
 struct Whole {
     /// The hidden state, of `output` elements.
     h: Vec<f64>,
-    /// What the units hold, their hidden state as it was before a projection.
+    /// The states of the units, the hidden ones as they were before a projection.
     units: Vec<State>,
 }
 
@@ -226,7 +226,7 @@ impl Net {
         states
     }
 
-    /// What layer `layer` is given of the result of the one before.
+    /// The input of layer `layer`, from the result of the one before.
     fn between(&self, layer: usize, y: &[f64]) -> Vec<f64> {
         match self.factors.get(layer - 1) {
             Some(factors) => y.iter().zip(factors).map(|(y, factor)| (self.kept)(y * factor)).collect(),

@@ -25,9 +25,9 @@ pub(crate) type Fill = fn(&[TensorSpec], usize) -> Vec<f64>;
 /// A place whose defects nothing notices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Survivor {
-    /// What the kernel's name contains, or ends with if this ends with `$`.
+    /// A part of the kernel's name, or its end if this ends with `$`.
     kernel: &'static str,
-    /// What the line that recorded the instruction contains together with the line before it, with `@` at the call.
+    /// A part of the line that recorded the instruction together with the line before it, with `@` at the call.
     at: &'static str,
     why: &'static str,
     /// Whether the mutant does what the kernel does; at most one of twenty may not.
@@ -124,7 +124,7 @@ impl Sweep {
         defects
     }
 
-    /// What the kernels themselves give, by variant.
+    /// The results of the kernels themselves, by variant.
     fn right<O: Operation>(&self, plan: &Plan<O>) -> Vec<Run> {
         let of_variant = |variant| {
             let device = unchanged();
@@ -251,7 +251,7 @@ fn passage(location: SourceLoc) -> String {
 
 type Outputs = Vec<Vec<u8>>;
 
-/// What the kernels themselves do.
+/// The results of the kernels themselves.
 #[derive(Debug)]
 struct Run {
     outputs: Outputs,

@@ -350,7 +350,7 @@ fn launches_are_refused_before_anything_runs() {
     assert!(matches!(launch(&elsewhere, false), Err(Error::WrongDevice { .. })));
 }
 
-/// What the free functions give, in f64, against the reference.
+/// Results of the free functions, in f64, against the reference.
 #[test]
 fn free_functions_give_result_and_gradients() {
     let device = Device::emulator();

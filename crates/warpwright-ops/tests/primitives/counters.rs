@@ -1,4 +1,4 @@
-//! What each primitive does at one size, in the emulator's counters: a change in a kernel's instructions or memory
+//! The work of each primitive at one size, in the emulator's counters: a change in a kernel's instructions or memory
 //! behaviour shows up as a change in `counters.txt`, which `WARPWRIGHT_UPDATE=1 cargo test` rewrites.
 
 use std::fmt::Write;

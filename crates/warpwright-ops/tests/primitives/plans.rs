@@ -1,4 +1,4 @@
-//! What plans and launches refuse, and what they must not do.
+//! Refusals of plans and launches, and effects that they must not have.
 
 use std::collections::HashMap;
 

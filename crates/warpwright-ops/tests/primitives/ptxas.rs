@@ -56,7 +56,7 @@ struct Source {
     op: &'static str,
     name: String,
     text: String,
-    /// What it is assembled for: kernels with instructions of one architecture alone name it themselves.
+    /// The target that it is assembled for: kernels with instructions of one architecture alone name it themselves.
     target: Target,
     /// Hash of the text but for its version and target.
     instructions: u64,
@@ -86,7 +86,7 @@ fn recorded(target: Target, operations: &[Entry], parts: &[&str]) -> Vec<Source>
     on_all_cores(&jobs, of).into_iter().flatten().collect()
 }
 
-/// What ptxas objects to: an error, or a spill.
+/// Objections of ptxas: an error, or a spill.
 fn assemble(ptxas: &PathBuf, kernel: &Source, index: usize) -> Result<(), String> {
     let source = std::env::temp_dir().join(format!("warpwright-{}-{index}.ptx", std::process::id()));
     let cubin = source.with_extension("cubin");

@@ -250,7 +250,7 @@ fn every_seed_agrees() {
     }
 }
 
-/// What a plan of an LSTM of 64 units makes of three sequences of four places: the first state of the second is far beyond 1,
+/// Results of a plan of an LSTM of 64 units on three sequences of four places: the first state of the second is far beyond 1,
 /// and the third has an input that is not a number from its second place on. The bits of `y`, of `f32`, whose factors are rounded, the
 /// upper ones, which are those of `bf16`.
 fn unusual(dtype: DType, schedule: Schedule, seed: u64) -> Vec<u16> {
@@ -407,7 +407,7 @@ fn weights_in_halves() {
     agrees_with(Precision::Tf32, Cell::Lstm, DType::F32, [2, 5, 8, 1280], 7.5e-4);
 }
 
-/// What a warp copies of a row is more than one piece a lane, and no multiple of that.
+/// A warp copies more than one piece a lane of a row, and no multiple of that.
 #[test]
 fn rows_that_end_within_the_lanes_of_a_copy() {
     agrees(Cell::Lstm, DType::F32, [2, 5, 4, 320], 3e-6);
@@ -472,7 +472,7 @@ fn batch_first_and_time_first_have_the_same_bits() {
     }
 }
 
-/// What is dropped depends on the numbers that are drawn from, and on nothing else.
+/// The elements that are dropped depend on the numbers that are drawn from, and on nothing else.
 #[test]
 fn dropout_is_a_function_of_its_numbers() {
     let (batch, steps, cell) = (3, 5, Cell::Gru);
@@ -499,7 +499,7 @@ fn dropout_is_a_function_of_its_numbers() {
     assert_eq!(time_first(&first.1[0], [batch, steps]), second.1[0], "dx");
 }
 
-/// What a plan writes, launched on a stream or as a graph.
+/// The outputs of a plan, launched on a stream or as a graph.
 fn written<O: Operation>(plan: &Plan<O>, as_graph: bool) -> Vec<Vec<f32>> {
     written_of(plan, as_graph, &[])
 }

@@ -1,4 +1,4 @@
-//! What plans and launches of the norms of rows and across channels refuse, and the free functions.
+//! Refusals of plans and launches of the norms of rows and across channels, and the free functions.
 
 use warpwright_ops::layer_norm::{
     MAX_LEN, RowNorm, RowNormArgs, RowNormBackwardDesc, RowNormDesc, RowNormOptions, layer_norm,

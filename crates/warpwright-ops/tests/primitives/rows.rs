@@ -1,4 +1,4 @@
-//! What softmax and cross entropy refuse, and what they must not do.
+//! Refusals of softmax and cross entropy, and effects that they must not have.
 
 use warpwright_ops::cross_entropy::{
     CrossEntropyBackwardDesc, CrossEntropyDesc, CrossEntropyOptions, Reduction, check_targets, cross_entropy,

@@ -1,4 +1,4 @@
-//! What every device must pass.
+//! The cases that every device must pass.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;

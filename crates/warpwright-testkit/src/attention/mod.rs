@@ -536,7 +536,7 @@ impl AttentionSubject {
         Ok(compare(&dq, &g.dq, &g.dq_scale, [0, s.heads, s.width])?.merge(dk).merge(dv).merge(further))
     }
 
-    /// What belongs to pairs of queries and keys, summed over what the bias is broadcast over.
+    /// Values of pairs of queries and keys, summed over the dimensions that the bias is broadcast over.
     fn of_bias(&self, of_pairs: &[f64], bias: &Layout) -> Vec<f64> {
         let s = &self.situation;
         let mut out = vec![0.0; bias.elements().unwrap_or(0)];

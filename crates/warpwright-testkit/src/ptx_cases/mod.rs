@@ -64,7 +64,7 @@ pub struct PtxCase {
     pub inputs: Vec<Vec<u8>>,
     /// Bytes of the result buffer, whose address is the last parameter; it is filled with `0xA5` before the launch.
     pub result_bytes: usize,
-    /// What the result consists of.
+    /// The format of the numbers of the result.
     pub format: Format,
     /// Expected numbers: place in the result (in numbers), value, and how far from it a result may be.
     pub expected: Vec<Expected>,
@@ -81,11 +81,11 @@ pub struct Expected {
     pub tolerance: f64,
 }
 
-/// What a result buffer holds before the launch.
+/// Contents of a result buffer before the launch.
 pub const POISON: u8 = 0xA5;
 
 impl PtxCase {
-    /// What is wrong with a result; the first few numbers.
+    /// The first few numbers of a result that are wrong.
     pub fn differences(&self, result: &[u8]) -> Vec<String> {
         let size = self.format.bytes();
         self.expected

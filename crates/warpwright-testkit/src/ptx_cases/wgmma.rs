@@ -86,7 +86,7 @@ fn place(ty: Type, layout: Layout, mn: usize, k: usize, get: impl Fn(usize, usiz
     Placed { image, leading, stride, advance }
 }
 
-/// What is added to.
+/// The accumulator that a product is added to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scale {
     /// The first step replaces D, the others add.

@@ -1,4 +1,4 @@
-//! What `emit` prints is what ptxas takes, whatever is asked for.
+//! The text that `emit` prints, which ptxas takes whatever is asked for.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use super::*;
 use crate::args::{Cli, Command as Subcommand};
 use crate::op_options::{flag, words};
 
-/// What the command line `warpwright emit ..` says.
+/// The arguments of the command line `warpwright emit ..`.
 fn parse(args: &[&str]) -> EmitArgs {
     let cli = Cli::try_parse_from([&["warpwright", "emit"], args].concat());
     match cli.unwrap_or_else(|error| panic!("{args:?}: {error}")).command {
@@ -37,7 +37,7 @@ struct Text {
 }
 
 impl Text {
-    /// What is emitted; it must be legal for the target that it names, and every kernel's own target must allow that.
+    /// The text that is emitted; it must be legal for the target that it names, and every kernel's own target must allow that.
     fn new(args: &EmitArgs, name: String) -> Self {
         let Emitted { module, steps, .. } = emitted(args).unwrap_or_else(|error| panic!("{name}: {error}"));
         let text = text::print(&module);
@@ -116,7 +116,7 @@ fn every_primitive_type_direction_and_target_assembles() {
     assemble(&ptxas, &texts);
 }
 
-/// What an option is given, so that it makes a difference to an operation.
+/// Values of an option with which it makes a difference to an operation.
 fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
     let examples: &[&str] = match name {
         // Without a ReLU it is `dy` itself.
