@@ -24,7 +24,7 @@
 //!     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: UnitParams<'k>) {
 //!         let team = Team::new(k, 32);
 //!         let row = team.hold(a.rows, a.n, 4, 8);
-//!         let x = row.load::<A, _, _>(a.x, Fill::Zero);
+//!         let x = row.load::<A>(a.x, Fill::Zero);
 //!         let squares = row.dot(|i| (x[i].lanes(), x[i].lanes()));
 //!         let inverse = team.combine(squares, |a, b| a + b).rsqrt();
 //!         row.store(a.y, x.iter().map(|x| x.lanes() * inverse));
@@ -210,12 +210,11 @@ impl<'k> HeldVectors<'k> {
 
     /// The vectors of a tensor, with `fill` where there is none: loads with a predicate, all of which are under way together.
     #[track_caller]
-    pub fn load<A, S, E>(&self, x: Ptr<'k, S, E>, fill: Fill) -> Vec<Packed<'k, A>>
-    where
-        A: Number,
-        S: Readable,
-        E: Element + Access<A>,
-    {
+    pub fn load<A: Number>(
+        &self,
+        x: Ptr<'k, impl Readable, impl Access<A>>,
+        fill: Fill,
+    ) -> Vec<Packed<'k, A>> {
         self.k.on_behalf(|| {
             let mut at = self.first(x);
             let mut load = |(i, &inside): (usize, &Pred<'k>)| {
@@ -228,12 +227,11 @@ impl<'k> HeldVectors<'k> {
 
     /// Stores those vectors that are there, with a predicate each.
     #[track_caller]
-    pub fn store<A, S, E>(&self, y: Ptr<'k, S, E>, vectors: impl IntoIterator<Item = Lanes<'k, A>>)
-    where
-        A: Number,
-        S: Writable,
-        E: Element + Access<A>,
-    {
+    pub fn store<A: Number>(
+        &self,
+        y: Ptr<'k, impl Writable, impl Access<A>>,
+        vectors: impl IntoIterator<Item = Lanes<'k, A>>,
+    ) {
         let k = self.k;
         let mut at = k.on_behalf(|| self.first(y));
         for (i, (&inside, vector)) in self.inside.iter().zip(vectors).enumerate() {
@@ -247,17 +245,12 @@ impl<'k> HeldVectors<'k> {
     /// [`load`](Self::load) with a branch around each load, for kernels whose assembled code is better for it: `otherwise`
     /// gives what a vector is that is not there, or where `also` does not hold.
     #[track_caller]
-    pub fn load_or<A, S, E>(
+    pub fn load_or<A: Number>(
         &self,
-        x: Ptr<'k, S, E>,
+        x: Ptr<'k, impl Readable, impl Access<A>>,
         also: Option<Pred<'k>>,
         otherwise: impl Fn() -> Packed<'k, A>,
-    ) -> Vec<Packed<'k, A>>
-    where
-        A: Number,
-        S: Readable,
-        E: Element + Access<A>,
-    {
+    ) -> Vec<Packed<'k, A>> {
         let k = self.k;
         k.on_behalf(|| {
             let mut loaded = Vec::new();
@@ -273,12 +266,11 @@ impl<'k> HeldVectors<'k> {
 
     /// [`load_or`](Self::load_or) with zeros.
     #[track_caller]
-    pub fn load_or_zero<A, S, E>(&self, x: Ptr<'k, S, E>, also: Option<Pred<'k>>) -> Vec<Packed<'k, A>>
-    where
-        A: Float,
-        S: Readable,
-        E: Element + Access<A>,
-    {
+    pub fn load_or_zero<A: Float>(
+        &self,
+        x: Ptr<'k, impl Readable, impl Access<A>>,
+        also: Option<Pred<'k>>,
+    ) -> Vec<Packed<'k, A>> {
         let (k, width) = (self.k, self.width);
         k.on_behalf(|| self.load_or(x, also, || Packed::zero(k, x.dtype(), width)))
     }

@@ -37,7 +37,7 @@ impl KernelDef for Rows {
         let team = Team::new(k, self.team);
         if self.vectors > 0 {
             let row = team.hold(a.rows, a.n, self.width, self.vectors);
-            let x = row.load::<f32, _, _>(a.x, Fill::Zero);
+            let x = row.load::<f32>(a.x, Fill::Zero);
             let sum = team.combine(row.sum(|i| x[i].lanes()), |a, b| a + b);
             row.store(a.y, x.iter().map(|x| x.lanes() - sum));
             k.if_(team.lane().eq(0) & team.row().lt(a.rows), || a.sums.at(team.row()).set(sum));
@@ -127,7 +127,7 @@ impl KernelDef for Columns {
         let none = Lanes::constant(k, 0.0, self.width);
         if self.vectors > 0 {
             let held = tile.hold(a.n, self.vectors);
-            let x = held.load::<f32, _, _>(a.x, Fill::Zero);
+            let x = held.load::<f32>(a.x, Fill::Zero);
             let sums = total(x.iter().fold(none, |sums, x| sums + x.lanes()));
             held.store(a.y, x.iter().map(|x| x.lanes() - &sums));
             return;

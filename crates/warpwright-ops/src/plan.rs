@@ -546,6 +546,11 @@ pub(crate) fn launch_step(
     Ok(LaunchStep::new(kernel, grid, args).with_dynamic_shared(shared))
 }
 
+/// The bits of what there is, as a kernel's argument.
+pub(crate) fn bits<const N: usize>(all: [(u32, bool); N]) -> u32 {
+    all.into_iter().filter(|(_, there)| *there).fold(0, |bits, (bit, _)| bits | bit)
+}
+
 /// A launch of a [`recorded`] kernel.
 pub(crate) fn launch<D: KernelDef>(
     op: &'static str,

@@ -91,20 +91,21 @@ impl Types {
             .dtypes(DTypes::all(self.parameters).accumulated(statistics))
     }
 
-    /// Of a kernel that does all of training.
-    pub(super) fn forward(self) -> DTypes {
-        let parameters = ["affine", "running", "results"];
-        let all =
-            parameters.into_iter().fold(DTypes::all(self.dtype), |all, name| all.with(name, self.parameters));
-        all.accumulated(["results.mean", "results.rstd"])
+    /// Of a kernel that does all of one direction: the arguments that are parameters, and those of them that are statistics.
+    fn dtypes<const N: usize>(self, parameters: [&'static str; N], statistics: [&'static str; 2]) -> DTypes {
+        let all = DTypes::all(self.dtype);
+        let all = parameters.into_iter().fold(all, |all, name| all.with(name, self.parameters));
+        all.accumulated(statistics)
     }
 
-    /// Of a kernel that does all of its backward pass.
+    /// All of training.
+    pub(super) fn forward(self) -> DTypes {
+        self.dtypes(["affine", "running", "results"], ["results.mean", "results.rstd"])
+    }
+
+    /// All of its backward pass.
     pub(super) fn backward(self) -> DTypes {
-        let parameters = ["saved", "gradients"];
-        let all =
-            parameters.into_iter().fold(DTypes::all(self.dtype), |all, name| all.with(name, self.parameters));
-        all.accumulated(["saved.mean", "saved.rstd"])
+        self.dtypes(["saved", "gradients"], ["saved.mean", "saved.rstd"])
     }
 }
 

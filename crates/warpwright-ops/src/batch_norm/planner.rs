@@ -142,8 +142,7 @@ impl<'a> Planner<'a> {
     }
 
     pub(super) fn present(&self, more: u32) -> u32 {
-        let bit = |given: bool, bit: u32| if given { bit } else { 0 };
-        bit(self.norm.weight, present::WEIGHT) | bit(self.norm.bias, present::BIAS) | more
+        plan::bits([(present::WEIGHT, self.norm.weight), (present::BIAS, self.norm.bias)]) | more
     }
 
     /// Elements of the workspace: `rows` values a channel and part, and the coefficients.

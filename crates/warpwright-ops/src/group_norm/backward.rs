@@ -98,13 +98,14 @@ impl Scratch {
 
 impl GroupNormBackwardDesc {
     fn flags(&self) -> u32 {
-        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
-        flag(self.weight, common::HAS_WEIGHT)
-            | flag(self.bias && self.silu, common::HAS_BIAS)
-            | flag(self.parameters(), common::SAVES)
-            | flag(self.silu, common::SILU)
-            | flag(self.dweight, gradients::WANTS_DWEIGHT)
-            | flag(self.dbias, gradients::WANTS_DBIAS)
+        plan::bits([
+            (common::HAS_WEIGHT, self.weight),
+            (common::HAS_BIAS, self.bias && self.silu),
+            (common::SAVES, self.parameters()),
+            (common::SILU, self.silu),
+            (gradients::WANTS_DWEIGHT, self.dweight),
+            (gradients::WANTS_DBIAS, self.dbias),
+        ])
     }
 
     /// Whether there are gradients of parameters.

@@ -1,17 +1,17 @@
 //! Backward kernels for channels-last tensors.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{PixelColumn, PixelStrips, PixelTilingArgs, kernel_args};
 
-use super::columns::{Column, PAIR_ROUND, ShapeArgs, Strips, THREADS};
-use super::common::{Affine, silu_slope};
+use super::columns::{PAIR_ROUND, THREADS, groups_of, of_groups};
+use super::common::{Affine, silu_slope, store_planes};
 use super::gradients::{Channel, Inputs, InputsArgs, Line, with_or_without_silu};
 
 kernel_args! {
     /// `partials` are two planes of [sample, split, channel]: sums of `dy` and of `dy xhat`.
     pub(super) struct SumsArgs => SumsParams {
         inputs: InputsArgs,
-        partials: Out<Elem>, groups: u32, of_group: u32, shape: ShapeArgs, plane: u64, flags: u32,
+        partials: Out<Elem>, groups: u32, of_group: u32, shape: PixelTilingArgs, plane: u64, flags: u32,
     }
 }
 
@@ -36,7 +36,7 @@ impl AccumulateKernel for Sums {
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SumsParams<'k>) {
         k.start_next_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));
-        let column = Column::of(k, k.block_idx_x(), a.shape);
+        let column = PixelColumn::of(k, k.block_idx_x(), a.shape, width);
         let affine = a.inputs.affine(a.flags);
         let options = affine.options;
         let sources = Sources { affine, inputs: a.inputs, groups: a.groups, of_group: a.of_group };
@@ -44,11 +44,11 @@ impl AccumulateKernel for Sums {
         let (sums, products) = k.if_else(
             column.exists,
             || {
-                let (channels, _) = sources.channels::<A>(k, column, width);
+                let (channels, _) = sources.channels::<A>(k, &column, width);
                 let (sums, products) = with_or_without_silu(k, options, precision, |silu| {
-                    column.rounds(k, PAIR_ROUND, (zeros(), zeros()), |at, round, sums| {
-                        let x = column.load::<A>(a.inputs.x, at, round, width);
-                        let dy = column.load::<A>(a.inputs.dy, at, round, width);
+                    column.rounds(PAIR_ROUND, (zeros(), zeros()), |at, round, sums| {
+                        let x = column.load::<A>(a.inputs.x, at, round);
+                        let dy = column.load::<A>(a.inputs.dy, at, round);
                         x.iter().zip(&dy).fold(sums, |(sums, products), (x, dy)| {
                             let (distances, gradients) = pixel(silu, &channels, x, dy);
                             let products = gradients.mul_add(distances, products);
@@ -62,14 +62,14 @@ impl AccumulateKernel for Sums {
             || (zeros(), zeros()),
         );
 
-        let strips = Strips::new(k, column, a.shape, width, [sums, products]);
-        let of_channel = |channel| {
+        let strips = PixelStrips::new(column, [sums, products]);
+        strips.each_channel(|channel| {
             let add = |_, thread, sums: [Reg<'k, A>; 2]| {
                 std::array::from_fn(|i| sums[i] + strips.value(i, channel, thread))
             };
-            strips.fold(channel, || [k.lit(0.0), k.lit(0.0)], add)
-        };
-        strips.each_channel(a.partials, of_channel, a.plane);
+            let sums = strips.fold(channel, || [k.lit(0.0), k.lit(0.0)], add);
+            store_planes(a.partials.at(column.partial(channel.channel)), a.plane, sums);
+        });
     }
 }
 
@@ -86,11 +86,11 @@ impl<'k> Sources<'k> {
     fn channels<A: Float>(
         &self,
         k: K<'k>,
-        column: Column<'k>,
+        column: &PixelColumn<'k>,
         width: u32,
     ) -> (Vec<Channel<'k, A>>, Lanes<'k, u32>) {
-        let groups = column.groups(k, self.groups, self.of_group, width);
-        let of_groups = column.of_groups(k, self.of_group, width, &groups, |group| {
+        let groups = groups_of(k, column, self.groups, self.of_group, width);
+        let of_groups = of_groups(k, self.of_group, width, &groups, |group| {
             (self.inputs.mean.at(group).get(), self.inputs.rstd.at(group).get())
         });
         let weights = self.affine.weights::<A>(k, column.vector, width);
@@ -126,7 +126,7 @@ kernel_args! {
     /// As [`SumsArgs`]; `means` are two planes of [sample, group].
     pub(super) struct ApplyArgs => ApplyParams {
         inputs: InputsArgs, means: In<Elem>,
-        dx: Out<Elem>, groups: u32, of_group: u32, shape: ShapeArgs, means_plane: u64, flags: u32,
+        dx: Out<Elem>, groups: u32, of_group: u32, shape: PixelTilingArgs, means_plane: u64, flags: u32,
     }
 }
 
@@ -153,13 +153,13 @@ impl AccumulateKernel for Apply {
         k.after_previous_grid();
         let (width, precision) = (self.width, Precision::of(self.dtype));
         // Backwards: what the first pass read last is still in the L2 cache.
-        let column = Column::of(k, (k.grid_dim_x() - 1) - k.block_idx_x(), a.shape);
+        let column = PixelColumn::of(k, (k.grid_dim_x() - 1) - k.block_idx_x(), a.shape, width);
         let affine = a.inputs.affine(a.flags);
         let options = affine.options;
         let sources = Sources { affine, inputs: a.inputs, groups: a.groups, of_group: a.of_group };
         k.if_(column.exists, || {
-            let (channels, groups) = sources.channels::<A>(k, column, width);
-            let means = column.of_groups(k, a.of_group, width, &groups, |group| {
+            let (channels, groups) = sources.channels::<A>(k, &column, width);
+            let means = of_groups(k, a.of_group, width, &groups, |group| {
                 let means = a.means.at(group);
                 (means.get(), means.at(a.means_plane).get())
             });
@@ -168,12 +168,12 @@ impl AccumulateKernel for Apply {
                 .zip(means)
                 .map(|(channel, (g, g_xhat))| Line::of(*channel, g, g_xhat))
                 .collect();
-            let pitch = column.pitch(width);
+            let pitch = column.pitch();
             with_or_without_silu(k, options, precision, |silu| {
-                column.rounds(k, PAIR_ROUND, (), |at, round, ()| {
-                    let x = column.load::<A>(a.inputs.x, at, round, width);
-                    let dy = column.load::<A>(a.inputs.dy, at, round, width);
-                    let dx = a.dx.at(column.element(at, width));
+                column.rounds(PAIR_ROUND, (), |at, round, ()| {
+                    let x = column.load::<A>(a.inputs.x, at, round);
+                    let dy = column.load::<A>(a.inputs.dy, at, round);
+                    let dx = a.dx.at(column.element(at));
                     for ((x, dy), dx) in x.iter().zip(&dy).zip(dx.pitched(pitch, round)) {
                         let (distances, gradients) = pixel(silu, &channels, x, dy);
                         let results: Lanes<'k, A> = lines

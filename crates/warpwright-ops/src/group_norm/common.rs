@@ -101,6 +101,22 @@ pub(super) fn quotient<'k>(n: U32<'k>, magic: U32<'k>, shift: U32<'k>) -> U32<'k
     (n.mul_wide(magic) >> shift).to_u32()
 }
 
+/// Stores values in as many planes.
+pub(super) fn store_planes<'k, A: Float, const N: usize>(
+    place: Ptr<'k, Write, Elem>,
+    plane: U64<'k>,
+    values: [Reg<'k, A>; N],
+) {
+    for (i, value) in (0u64..).zip(values) {
+        let to = match i {
+            0 => place,
+            1 => place.at(plane),
+            i => place.at(plane * i),
+        };
+        to.set(value);
+    }
+}
+
 /// Stores a vector of results.
 pub(super) fn store_result<'k, A: Float>(
     k: K<'k>,

@@ -172,7 +172,7 @@ impl AccumulateKernel for Apply {
         k.for_each(part.starts(k), |at| {
             let at = part.mirrored(at) + k.thread_idx().to_u64();
             let held = part.vectors(k, base, at, width);
-            let vectors = held.load_or_zero::<A, _, _>(a.tensors.x, None);
+            let vectors = held.load_or_zero::<A>(a.tensors.x, None);
             let y = held.first(a.tensors.y);
             held.each(None, |v, offset| {
                 let channel = first + channels.at(at + v as u64 * u64::from(STREAM_THREADS));

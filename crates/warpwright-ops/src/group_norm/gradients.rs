@@ -47,6 +47,21 @@ impl<'k, A: Float> Channel<'k, A> {
     ) -> (Reg<'k, A>, Reg<'k, A>) {
         with_or_without_silu(k, options, precision, |silu| sums_of(k, self.pair(silu, x, dy)))
     }
+
+    /// Stores `dx` of a vector of `x` and `dy`.
+    pub(super) fn store_dx(
+        self,
+        k: K<'k>,
+        options: Options<'k>,
+        line: Line<'k, A>,
+        [x, dy]: [&Packed<'k, A>; 2],
+        to: Ptr<'k, Write, Elem>,
+    ) {
+        with_or_without_silu(k, options, Precision::of(to.dtype()), |silu| {
+            let (distances, gradients) = self.pair(silu, x, dy);
+            to.store(distances.zip(gradients, |d, g| line.dx(d, g)));
+        });
+    }
 }
 
 /// Records `f` for both cases of `silu` and runs the one that applies: the branch is around a vector's work, where few
@@ -167,8 +182,8 @@ impl AccumulateKernel for Sums {
             let zero = || k.lit::<A>(0.0);
             let mine = k.fold(rounds, (zero(), zero()), |at, sums| {
                 let held = part.vectors(k, base, at, width);
-                let x = held.load_or_zero::<A, _, _>(a.inputs.x, None);
-                let dy = held.load_or_zero::<A, _, _>(a.inputs.dy, None);
+                let x = held.load_or_zero::<A>(a.inputs.x, None);
+                let dy = held.load_or_zero::<A>(a.inputs.dy, None);
                 // Where there is no vector, `dy` is zero.
                 x.iter()
                     .zip(&dy)
@@ -357,7 +372,7 @@ impl AccumulateKernel for Apply {
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
-        let (width, precision) = (self.width, Precision::of(self.dtype));
+        let width = self.width;
         let number = warp_of_grid(k);
         k.if_(number.lt(a.parts), || {
             let affine = a.inputs.affine(a.flags);
@@ -371,15 +386,11 @@ impl AccumulateKernel for Apply {
             k.for_each(part.starts(k), |at| {
                 let at = part.mirrored(at) + lane.to_u64();
                 let held = part.vectors(k, place.base, at, width);
-                let x = held.load_or_zero::<A, _, _>(a.inputs.x, None);
-                let dy = held.load_or_zero::<A, _, _>(a.inputs.dy, None);
+                let x = held.load_or_zero::<A>(a.inputs.x, None);
+                let dy = held.load_or_zero::<A>(a.inputs.dy, None);
                 let dx = held.first(a.dx);
                 held.each(None, |v, at| {
-                    let to = dx.at(at);
-                    with_or_without_silu(k, options, precision, |silu| {
-                        let (distances, gradients) = channel.pair(silu, &x[v], &dy[v]);
-                        to.store(distances.zip(gradients, |d, g| line.dx(d, g)));
-                    });
+                    channel.store_dx(k, options, line, [&x[v], &dy[v]], dx.at(at));
                 });
             });
         });

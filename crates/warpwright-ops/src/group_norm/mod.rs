@@ -31,6 +31,7 @@ pub(crate) mod samples;
 mod spread;
 pub mod tuning;
 
+use warpwright_dsl::PixelTilingArgs;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -205,9 +206,9 @@ struct Tiling {
 }
 
 impl Tiling {
-    const fn shape(&self, pixels: u64) -> columns::ShapeArgs {
+    const fn shape(&self, pixels: u64) -> PixelTilingArgs {
         let Self { row_vectors, tile, tiles, splits, per_split, .. } = *self;
-        columns::ShapeArgs { pixels, row_vectors, tiles, tile, splits, per_split }
+        PixelTilingArgs { pixels, row_vectors, tiles, tile, splits, per_split }
     }
 }
 
@@ -215,11 +216,12 @@ type Args<'a> = GroupNormArgs<'a>;
 
 impl GroupNormDesc {
     fn flags(&self) -> u32 {
-        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
-        flag(self.weight, common::HAS_WEIGHT)
-            | flag(self.bias, common::HAS_BIAS)
-            | flag(self.statistics, common::SAVES)
-            | flag(self.silu, common::SILU)
+        plan::bits([
+            (common::HAS_WEIGHT, self.weight),
+            (common::HAS_BIAS, self.bias),
+            (common::SAVES, self.statistics),
+            (common::SILU, self.silu),
+        ])
     }
 
     /// The launches with vectors of `width` elements, and the elements of scratch memory that they need.

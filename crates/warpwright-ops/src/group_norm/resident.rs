@@ -5,7 +5,7 @@ use warpwright_dsl::{AllGather, WARP, kernel_args};
 
 use super::common::{Options, Statistics, quotient, store_result};
 use super::contiguous::TensorsArgs;
-use super::gradients::{Channel, InputsArgs, Line, add, with_or_without_silu};
+use super::gradients::{Channel, InputsArgs, Line, add};
 use super::spread::Spread;
 use super::tuning::Resident;
 
@@ -76,7 +76,7 @@ impl AccumulateKernel for Forward {
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
         let part = BlockPart::new(k, self.config, a.per_block, a.vectors);
-        let xs = part.held.load_or_zero::<A, _, _>(a.tensors.x, None);
+        let xs = part.held.load_or_zero::<A>(a.tensors.x, None);
         let mine = Spread::of(k, &xs, part.held.inside(), self.config.width);
         let spread = part.gather.combine(mine, Spread::merge);
         let statistics = Statistics::of(spread, a.eps);
@@ -141,8 +141,8 @@ impl AccumulateKernel for Backward {
         let precision = Precision::of(self.dtype);
         let part = BlockPart::new(k, self.config, a.per_block, a.vectors);
         let BlockPart { group, thread, .. } = part;
-        let xs = part.held.load_or_zero::<A, _, _>(a.inputs.x, None);
-        let dys = part.held.load_or_zero::<A, _, _>(a.inputs.dy, None);
+        let xs = part.held.load_or_zero::<A>(a.inputs.x, None);
+        let dys = part.held.load_or_zero::<A>(a.inputs.dy, None);
 
         let (mean, rstd) = (a.inputs.mean.at(group).get::<A>(), a.inputs.rstd.at(group).get::<A>());
         let affine = a.inputs.affine(a.flags);
@@ -178,11 +178,7 @@ impl AccumulateKernel for Backward {
         part.held.each(None, |v, at| {
             let channel = channel_of(part.numbers[v]);
             let line = Line::of(channel, mean_g, mean_g_xhat);
-            let to = dx.at(at);
-            with_or_without_silu(k, options, precision, |silu| {
-                let (distances, gradients) = channel.pair(silu, &xs[v], &dys[v]);
-                to.store(distances.zip(gradients, |d, g| line.dx(d, g)));
-            });
+            channel.store_dx(k, options, line, [&xs[v], &dys[v]], dx.at(at));
         });
         k.if_(options.saves & part.first.lt(part.end), || {
             self.channel_sums::<A>(k, a, (part.first, part.end), (of_dy, of_product));

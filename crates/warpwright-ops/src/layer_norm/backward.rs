@@ -155,13 +155,9 @@ impl Backward {
             let with_dz = || &dx + added.at(at).load::<A>(self.layout.width);
             to.at(at).store(k.if_else(has(a.present, present::DZ), with_dz, || dx.clone()));
         });
-        let add = |(i, sum): (usize, Lanes<'k, A>),
-                   of: &dyn Fn(Reg<'k, A>, Reg<'k, A>, Reg<'k, A>) -> Reg<'k, A>| {
-            sum.zip3(now.dy[i].lanes(), xhat(i), of)
-        };
-        let dweight =
-            dweight.into_iter().enumerate().map(|s| add(s, &|sum, dy, h| dy.mul_add(h, sum))).collect();
-        let dbias = dbias.into_iter().enumerate().map(|s| add(s, &|sum, dy, _| sum + dy)).collect();
+        let dy = |i: usize| now.dy[i].lanes();
+        let dweight = dweight.into_iter().enumerate().map(|(i, sum)| dy(i).mul_add(xhat(i), sum)).collect();
+        let dbias = dbias.into_iter().enumerate().map(|(i, sum)| sum + dy(i)).collect();
         (dweight, dbias)
     }
 

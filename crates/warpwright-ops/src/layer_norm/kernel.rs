@@ -22,11 +22,6 @@ pub(super) mod present {
     pub(in super::super) const RESIDUAL: u32 = 4;
     pub(in super::super) const STATISTICS: u32 = 8;
     pub(in super::super) const DZ: u32 = 16;
-
-    /// The bits of the tensors that are there.
-    pub(in super::super) fn bits(tensors: &[(u32, bool)]) -> u32 {
-        tensors.iter().filter(|t| t.1).fold(0, |bits, t| bits | t.0)
-    }
 }
 
 /// Whether a bit of `present` is set.
@@ -132,7 +127,7 @@ impl Forward {
         let z = k.if_else(
             has(a.present, present::RESIDUAL),
             || {
-                let residual = held.load_or_zero::<A, _, _>(a.residual.at(start), None);
+                let residual = held.load_or_zero::<A>(a.residual.at(start), None);
                 let sums = x.iter().zip(residual).map(|(x, r)| x.lanes() + r.lanes());
                 let sums: Vec<Packed<'k, A>> = sums.map(|sum| Packed::round(k, dtype, sum)).collect();
                 let to = held.first(a.z.at(start));

@@ -164,7 +164,7 @@ impl RowNormDesc {
             len: shape.len,
             inverse_len: 1.0 / len as f64,
             eps: eps.get(),
-            present: present::bits(&[
+            present: plan::bits([
                 (present::WEIGHT, weight),
                 (present::BIAS, bias),
                 (present::RESIDUAL, residual),
@@ -282,7 +282,7 @@ impl RowNormBackwardDesc {
             rows: rows as u64,
             len: shape.len,
             inverse_len: 1.0 / len as f64,
-            present: present::bits(&[(present::WEIGHT, weight), (present::BIAS, bias), (present::DZ, dz)]),
+            present: plan::bits([(present::WEIGHT, weight), (present::BIAS, bias), (present::DZ, dz)]),
         };
         let parameters = matrices > 0;
         let mut variants = Vec::new();

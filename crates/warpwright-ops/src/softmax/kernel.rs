@@ -84,7 +84,7 @@ impl Forward {
         let Common { log, config, .. } = self.0;
         let team = Team::new(k, threads);
         let row = team.hold(a.rows, a.n, config.width, vectors);
-        let xs = row.load::<A, _, _>(a.x, Fill::MinusInfinity);
+        let xs = row.load::<A>(a.x, Fill::MinusInfinity);
         let (lanes, alone) = (threads.min(WARP), threads <= WARP);
         let warp_max = warp_reduce_lanes(k, Maximum, lanes, row_max(k, &xs)) * exp.scale;
         // The other warps of a row may have what this one lacks.
@@ -170,7 +170,7 @@ impl Backward {
     ) {
         let team = Team::new(k, threads);
         let row = team.hold(a.rows, a.n, self.0.config.width, vectors);
-        let (ys, dys) = (row.load::<A, _, _>(a.y, Fill::Zero), row.load::<A, _, _>(a.dy, Fill::Zero));
+        let (ys, dys) = (row.load::<A>(a.y, Fill::Zero), row.load::<A>(a.dy, Fill::Zero));
         let sums = ys.iter().zip(&dys).filter_map(|(y, dy)| self.term(y, dy).sum());
         let mine = k.tree("the sum of a row", sums, |a, b| a + b);
         let sum = team.combine(mine, |a, b| a + b);

@@ -42,7 +42,7 @@ impl Forward {
         let Common { log, config, .. } = self.0;
         let tile = ColumnTile::new(k, a.inner, a.tiles, lanes, config.width);
         let (columns, alone) = (tile.hold(a.n, vectors), tile.teams() == 1);
-        let xs = columns.load::<A, _, _>(a.x, Fill::MinusInfinity);
+        let xs = columns.load::<A>(a.x, Fill::MinusInfinity);
         let own_max = column_max(k, &xs, config.width) * exp.scale;
         let minus = own_max.map(|max| if alone { -max } else { minus_max(max) });
         let p = |x: &Packed<'k, A>, minus: &Lanes<'k, A>| x.lanes().zip(minus.clone(), |x, m| exp.exp(x, m));
@@ -81,7 +81,7 @@ impl Backward {
         let width = self.0.config.width;
         let tile = ColumnTile::new(k, a.inner, a.tiles, lanes, width);
         let columns = tile.hold(a.n, vectors);
-        let (ys, dys) = (columns.load::<A, _, _>(a.y, Fill::Zero), columns.load::<A, _, _>(a.dy, Fill::Zero));
+        let (ys, dys) = (columns.load::<A>(a.y, Fill::Zero), columns.load::<A>(a.dy, Fill::Zero));
         let terms: Vec<Lanes<'k, A>> = ys.iter().zip(&dys).map(|(y, dy)| self.term(y, dy)).collect();
         let mut sums = sums_of(&terms, width);
         if tile.teams() > 1 {
