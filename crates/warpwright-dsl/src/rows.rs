@@ -383,8 +383,9 @@ impl<'k> Iterator for Round<'k> {
 
 impl<'k> Round<'k> {
     /// All of them with their bounds, ahead of what is done with them.
+    #[track_caller]
     pub fn bounded(self) -> Vec<RowVector<'k>> {
-        self.inspect(|vector| _ = vector.inside()).collect()
+        self.of.k.on_behalf(|| self.inspect(|vector| _ = vector.inside()).collect())
     }
 }
 
@@ -404,11 +405,14 @@ impl<'k> RowVector<'k> {
     }
 
     /// Whether it lies in the row, if the loop itself does not say so. Recorded once, by the first who asks.
+    #[track_caller]
     pub fn inside(&self) -> Option<Pred<'k>> {
-        self.end.map(|end| *self.inside.get_or_init(|| self.at.lt(end)))
+        let k = self.at.k();
+        k.on_behalf(|| self.end.map(|end| *self.inside.get_or_init(|| self.at.lt(end))))
     }
 
     /// Its place in the row that begins at `row`; loads give `fill` if there is no such vector.
+    #[track_caller]
     pub fn of<S: Space, E: Element>(&self, row: Ptr<'k, S, E>, fill: Fill) -> Ptr<'k, S, E> {
         let at = row.at(self.along);
         self.inside().map_or(at, |inside| at.only_where(inside, fill))

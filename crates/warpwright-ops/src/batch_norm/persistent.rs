@@ -48,9 +48,10 @@ impl Common {
         Types { dtype: self.dtype, parameters: self.parameters }
     }
 
-    fn name(self, what: &str) -> String {
+    fn spec(self, what: &str, dtypes: DTypes) -> KernelSpec {
         let Self { dtype, parameters, config: Config { width, threads, unroll } } = self;
-        format!("batch_norm_{what}_nhwc_{dtype}_{parameters}_x{width}_{threads}x{unroll}_grid")
+        let name = format!("batch_norm_{what}_nhwc_{dtype}_{parameters}_x{width}_{threads}x{unroll}_grid");
+        KernelSpec::new(name, BlockDim::x(threads)).dtypes(dtypes.accumulated(["partial", "coefficients"]))
     }
 
     /// The walk of a thread over its block's share of the rows.
@@ -119,11 +120,8 @@ impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            self.common.name(if self.residual { "add" } else { "training" }),
-            BlockDim::x(self.common.config.threads),
-        )
-        .dtypes(self.common.types().forward().accumulated(["partial", "coefficients"]))
+        let what = if self.residual { "add" } else { "training" };
+        self.common.spec(what, self.common.types().forward())
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -196,8 +194,7 @@ impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(self.0.name("backward"), BlockDim::x(self.0.config.threads))
-            .dtypes(self.0.types().backward().accumulated(["partial", "coefficients"]))
+        self.0.spec("backward", self.0.types().backward())
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {

@@ -42,9 +42,12 @@ impl Common {
         Types { dtype: self.dtype, parameters: self.parameters }
     }
 
-    fn name(self, what: &str) -> String {
+    fn spec(self, what: &str, dtypes: DTypes) -> KernelSpec {
         let Self { dtype, parameters, config: Config { width, threads, unroll }, cluster } = self;
-        format!("batch_norm_{what}_nchw_{dtype}_{parameters}_x{width}_{threads}x{unroll}_cluster{cluster}")
+        let name = format!(
+            "batch_norm_{what}_nchw_{dtype}_{parameters}_x{width}_{threads}x{unroll}_cluster{cluster}"
+        );
+        KernelSpec::new(name, BlockDim::x(threads)).dtypes(dtypes).cluster(cluster)
     }
 
     /// Whether this thread writes what there is one of for a channel.
@@ -70,12 +73,8 @@ impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            self.common.name(if self.residual { "add" } else { "training" }),
-            BlockDim::x(self.common.config.threads),
-        )
-        .dtypes(self.common.types().forward())
-        .cluster(self.common.cluster)
+        let what = if self.residual { "add" } else { "training" };
+        self.common.spec(what, self.common.types().forward())
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
@@ -144,12 +143,8 @@ impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            self.common.name(if self.relu { "backward_relu" } else { "backward" }),
-            BlockDim::x(self.common.config.threads),
-        )
-        .dtypes(self.common.types().backward())
-        .cluster(self.common.cluster)
+        let what = if self.relu { "backward_relu" } else { "backward" };
+        self.common.spec(what, self.common.types().backward())
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {

@@ -243,7 +243,8 @@ impl GroupNormBackwardDesc {
         target: Target,
         bytes: u64,
     ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
-        let (dtype, groups) = (self.dtype, sizes.all_groups as u64);
+        let elements = common::Elements { dtype: self.dtype, width };
+        let groups = sizes.all_groups as u64;
         let channel_vectors = sizes.spatial / u64::from(width);
         let (splits, per_split) = tuning::split_channel(sizes.batch * sizes.channels, channel_vectors);
         let scratch = Scratch {
@@ -280,9 +281,9 @@ impl GroupNormBackwardDesc {
         };
         let grid = sizes.grid(parts.div_ceil(warps))?;
         let mut steps = vec![
-            plan::launch(OP, &gradients::Sums { dtype, width }, sums, target, grid)?,
+            plan::launch(OP, &gradients::Sums(elements), sums, target, grid)?,
             self.finish_step(sizes, target, splits, scratch)?,
-            plan::launch(OP, &gradients::Apply { dtype, width }, apply, target, grid)?,
+            plan::launch(OP, &gradients::Apply(elements), apply, target, grid)?,
         ];
         steps.extend(self.parameter_step(sizes, target, sizes.batch, scratch)?);
         Ok((steps, scratch.len()))
@@ -295,7 +296,8 @@ impl GroupNormBackwardDesc {
         target: Target,
         bytes: u64,
     ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
-        let (dtype, groups) = (self.dtype, sizes.all_groups as u64);
+        let elements = common::Elements { dtype: self.dtype, width };
+        let groups = sizes.all_groups as u64;
         let t = sizes.tiling(width)?;
         let scratch = Scratch {
             sums_plane: sizes.batch * sizes.channels,
@@ -323,9 +325,9 @@ impl GroupNormBackwardDesc {
             flags: self.flags(),
         };
         let mut steps = vec![
-            plan::launch(OP, &column_gradients::Sums { dtype, width }, sums, target, t.grid)?,
+            plan::launch(OP, &column_gradients::Sums(elements), sums, target, t.grid)?,
             self.finish_step(sizes, target, t.splits, scratch)?,
-            plan::launch(OP, &column_gradients::Apply { dtype, width }, apply, target, t.grid)?,
+            plan::launch(OP, &column_gradients::Apply(elements), apply, target, t.grid)?,
         ];
         steps.extend(self.parameter_step(sizes, target, sizes.batch, scratch)?);
         Ok((steps, scratch.len()))
@@ -374,13 +376,14 @@ impl Operation for GroupNormBackwardDesc {
 pub(super) fn kernels(dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let mut all = Vec::new();
     for width in [tuning::vector_width(dtype), 1] {
+        let elements = common::Elements { dtype, width };
         for config in tuning::backward(dtype, target, width) {
             all.push(plan::recorded(OP, &resident::Backward { dtype, config }, target)?);
         }
-        all.push(plan::recorded(OP, &gradients::Sums { dtype, width }, target)?);
-        all.push(plan::recorded(OP, &gradients::Apply { dtype, width }, target)?);
-        all.push(plan::recorded(OP, &column_gradients::Sums { dtype, width }, target)?);
-        all.push(plan::recorded(OP, &column_gradients::Apply { dtype, width }, target)?);
+        all.push(plan::recorded(OP, &gradients::Sums(elements), target)?);
+        all.push(plan::recorded(OP, &gradients::Apply(elements), target)?);
+        all.push(plan::recorded(OP, &column_gradients::Sums(elements), target)?);
+        all.push(plan::recorded(OP, &column_gradients::Apply(elements), target)?);
     }
     all.push(plan::recorded(OP, &gradients::Finish { dtype }, target)?);
     all.push(plan::recorded(OP, &gradients::Parameters { dtype }, target)?);

@@ -4,7 +4,7 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{PixelColumn, PixelStrips, PixelTilingArgs, kernel_args};
 
 use super::columns::{PAIR_ROUND, THREADS, groups_of, of_groups};
-use super::common::{Affine, silu_slope, store_planes};
+use super::common::{Affine, Elements, silu_slope, store_planes};
 use super::gradients::{Channel, Inputs, InputsArgs, Line, with_or_without_silu};
 
 kernel_args! {
@@ -17,25 +17,19 @@ kernel_args! {
 
 /// The sums of each channel over some pixels.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sums {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
-}
+pub(super) struct Sums(pub(super) Elements);
 
 impl AccumulateKernel for Sums {
     type Args = SumsArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            format!("group_norm_last_backward_sums_{}_x{}", self.dtype, self.width),
-            BlockDim::x(THREADS),
-        )
-        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "partials"]))
+        self.0.spec("last_backward_sums", THREADS, ["inputs.mean", "inputs.rstd", "partials"])
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SumsParams<'k>) {
         k.start_next_grid();
-        let (width, precision) = (self.width, Precision::of(self.dtype));
+        let Elements { dtype, width } = self.0;
+        let precision = Precision::of(dtype);
         let column = PixelColumn::of(k, k.block_idx_x(), a.shape, width);
         let affine = a.inputs.affine(a.flags);
         let options = affine.options;
@@ -132,26 +126,20 @@ kernel_args! {
 
 /// `dx` from the means over the groups.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Apply {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
-}
+pub(super) struct Apply(pub(super) Elements);
 
 impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            format!("group_norm_last_backward_apply_{}_x{}", self.dtype, self.width),
-            BlockDim::x(THREADS),
-        )
-        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "means"]))
+        self.0.spec("last_backward_apply", THREADS, ["inputs.mean", "inputs.rstd", "means"])
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
-        let (width, precision) = (self.width, Precision::of(self.dtype));
+        let Elements { dtype, width } = self.0;
+        let precision = Precision::of(dtype);
         // Backwards: what the first pass read last is still in the L2 cache.
         let column = PixelColumn::of(k, (k.grid_dim_x() - 1) - k.block_idx_x(), a.shape, width);
         let affine = a.inputs.affine(a.flags);

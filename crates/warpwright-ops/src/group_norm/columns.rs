@@ -6,7 +6,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{PixelColumn, PixelStrips, PixelTilingArgs, kernel_args};
 
-use super::common::{Affine, Options, Statistics, store_planes, store_result};
+use super::common::{Affine, Elements, Options, Statistics, store_planes, store_result};
 use super::spread::Spread;
 
 /// Threads of a block.
@@ -67,25 +67,18 @@ kernel_args! {
 
 /// The moments of each channel over some pixels.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moments {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
-}
+pub(super) struct Moments(pub(super) Elements);
 
 impl AccumulateKernel for Moments {
     type Args = MomentsArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            format!("group_norm_last_moments_{}_x{}", self.dtype, self.width),
-            BlockDim::x(THREADS),
-        )
-        .dtypes(DTypes::all(self.dtype).accumulated(["partials"]))
+        self.0.spec("last_moments", THREADS, ["partials"])
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>) {
         k.start_next_grid();
-        let width = self.width;
+        let width = self.0.width;
         let column = PixelColumn::of(k, k.block_idx_x(), a.shape, width);
         let zeros = || Lanes::constant(k, 0.0, width);
         let empty = || -> Spreads<'k, A> { (k.lit(0.0), zeros(), zeros(), zeros()) };
@@ -220,22 +213,18 @@ kernel_args! {
 
 /// The result from the statistics.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Apply {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
-}
+pub(super) struct Apply(pub(super) Elements);
 
 impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(format!("group_norm_last_apply_{}_x{}", self.dtype, self.width), BlockDim::x(THREADS))
-            .dtypes(DTypes::all(self.dtype).accumulated(["statistics"]))
+        self.0.spec("last_apply", THREADS, ["statistics"])
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
         k.after_previous_grid();
-        let width = self.width;
+        let width = self.0.width;
         // Backwards: what the first pass read last is still in the L2 cache.
         let column = PixelColumn::of(k, (k.grid_dim_x() - 1) - k.block_idx_x(), a.shape, width);
         let options = Options::of(a.flags);

@@ -13,6 +13,27 @@ pub(super) const SAVES: u32 = 4;
 /// The result goes through `silu`.
 pub(super) const SILU: u32 = 8;
 
+/// The elements of the tensors that a kernel goes over, and how many of them it loads at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Elements {
+    pub(super) dtype: DType,
+    pub(super) width: u32,
+}
+
+impl Elements {
+    /// A kernel for them, of blocks of `threads` threads; the arguments named hold statistics.
+    pub(super) fn spec<const N: usize>(
+        self,
+        what: &str,
+        threads: u32,
+        statistics: [&'static str; N],
+    ) -> KernelSpec {
+        let Self { dtype, width } = self;
+        KernelSpec::new(format!("group_norm_{what}_{dtype}_x{width}"), BlockDim::x(threads))
+            .dtypes(DTypes::all(dtype).accumulated(statistics))
+    }
+}
+
 /// The optional parts of an operation, the same for the whole grid.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options<'k> {

@@ -3,7 +3,7 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::common::{Affine, Options, Statistics, quotient, store_result};
+use super::common::{Affine, Elements, Options, Statistics, quotient, store_result};
 use super::spread::Spread;
 use super::tuning::{STREAM_THREADS, STREAM_VECTORS};
 
@@ -30,25 +30,18 @@ kernel_args! {
 
 /// The first pass over groups that no cluster holds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moments {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
-}
+pub(super) struct Moments(pub(super) Elements);
 
 impl AccumulateKernel for Moments {
     type Args = MomentsArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            format!("group_norm_moments_{}_x{}", self.dtype, self.width),
-            BlockDim::x(STREAM_THREADS),
-        )
-        .dtypes(DTypes::all(self.dtype).accumulated(["partials"]))
+        self.0.spec("moments", STREAM_THREADS, ["partials"])
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>) {
         k.start_next_grid();
-        let width = self.width;
+        let width = self.0.width;
         let block = k.block_idx_x();
         let (group, split) = (block / a.splits, block % a.splits);
         let part = Part::of(split, a.per_split, a.vectors, STREAM_THREADS);
@@ -125,25 +118,18 @@ kernel_args! {
 
 /// The second pass over groups that no cluster holds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Apply {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
-}
+pub(super) struct Apply(pub(super) Elements);
 
 impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            format!("group_norm_apply_{}_x{}", self.dtype, self.width),
-            BlockDim::x(STREAM_THREADS),
-        )
-        .dtypes(DTypes::all(self.dtype).accumulated(["tensors.mean", "tensors.rstd", "partials"]))
+        self.0.spec("apply", STREAM_THREADS, ["tensors.mean", "tensors.rstd", "partials"])
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
         k.after_previous_grid();
-        let width = self.width;
+        let width = self.0.width;
         let block = k.block_idx_x();
         let (group, split) = (block / a.splits, block % a.splits);
 

@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{COLUMN_SUM_LANES, WARP, column_sums, kernel_args};
 
-use super::common::{Affine, Options, silu_slope};
+use super::common::{Affine, Elements, Options, silu_slope};
 use super::contiguous::Part;
 use super::tuning::STREAM_THREADS;
 
@@ -152,25 +152,19 @@ kernel_args! {
 
 /// The sums of channels that lie in one piece: a warp for each part of one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sums {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
-}
+pub(super) struct Sums(pub(super) Elements);
 
 impl AccumulateKernel for Sums {
     type Args = SumsArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            format!("group_norm_backward_sums_{}_x{}", self.dtype, self.width),
-            BlockDim::x(STREAM_THREADS),
-        )
-        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "partials"]))
+        self.0.spec("backward_sums", STREAM_THREADS, ["inputs.mean", "inputs.rstd", "partials"])
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: SumsParams<'k>) {
         k.start_next_grid();
-        let (width, precision) = (self.width, Precision::of(self.dtype));
+        let Elements { dtype, width } = self.0;
+        let precision = Precision::of(dtype);
         let number = warp_of_grid(k);
         k.if_(number.lt(a.parts), || {
             let affine = a.inputs.affine(a.flags);
@@ -353,26 +347,19 @@ kernel_args! {
 
 /// `dx` of channels that lie in one piece: a warp for each part of one, as in [`Sums`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Apply {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
-}
+pub(super) struct Apply(pub(super) Elements);
 
 impl AccumulateKernel for Apply {
     type Args = ApplyArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            format!("group_norm_backward_apply_{}_x{}", self.dtype, self.width),
-            BlockDim::x(STREAM_THREADS),
-        )
-        .dtypes(DTypes::all(self.dtype).accumulated(["inputs.mean", "inputs.rstd", "means"]))
+        self.0.spec("backward_apply", STREAM_THREADS, ["inputs.mean", "inputs.rstd", "means"])
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
-        let width = self.width;
+        let width = self.0.width;
         let number = warp_of_grid(k);
         k.if_(number.lt(a.parts), || {
             let affine = a.inputs.affine(a.flags);

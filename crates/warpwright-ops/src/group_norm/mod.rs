@@ -278,6 +278,7 @@ impl GroupNormDesc {
             return Ok((vec![plan::launch(OP, &def, args, target, grid)?], 0));
         }
         let (splits, per_split) = tuning::split(groups, vectors);
+        let elements = common::Elements { dtype, width };
         let grid = sizes.grid(groups * u64::from(splits))?;
         let moments = contiguous::MomentsArgs {
             x: Args::x.arg(),
@@ -302,8 +303,8 @@ impl GroupNormDesc {
             eps: self.eps.get(),
         };
         let steps = vec![
-            plan::launch(OP, &contiguous::Moments { dtype, width }, moments, target, grid)?,
-            plan::launch(OP, &contiguous::Apply { dtype, width }, apply, target, grid)?,
+            plan::launch(OP, &contiguous::Moments(elements), moments, target, grid)?,
+            plan::launch(OP, &contiguous::Apply(elements), apply, target, grid)?,
         ];
         Ok((steps, 3 * groups * u64::from(splits)))
     }
@@ -316,7 +317,7 @@ impl GroupNormDesc {
     ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
         let dtype = self.dtype;
         let groups = sizes.all_groups as u64;
-        let t = sizes.tiling(width)?;
+        let (t, elements) = (sizes.tiling(width)?, common::Elements { dtype, width });
         let plane = sizes.batch * u64::from(t.splits) * sizes.channels;
         let statistics = 3 * plane * dtype.accumulator().bytes() as u64;
         let moments = columns::MomentsArgs {
@@ -353,9 +354,9 @@ impl GroupNormDesc {
             flags: self.flags(),
         };
         let steps = vec![
-            plan::launch(OP, &columns::Moments { dtype, width }, moments, target, t.grid)?,
+            plan::launch(OP, &columns::Moments(elements), moments, target, t.grid)?,
             plan::launch(OP, &columns::Finish { dtype }, finish, target, sizes.grid(groups)?)?,
-            plan::launch(OP, &columns::Apply { dtype, width }, apply, target, t.grid)?,
+            plan::launch(OP, &columns::Apply(elements), apply, target, t.grid)?,
         ];
         Ok((steps, 3 * plane + 3 * groups))
     }

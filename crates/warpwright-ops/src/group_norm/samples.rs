@@ -4,7 +4,8 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
 use super::{
-    GroupNormBackwardDesc, GroupNormDesc, GroupShape, OP, backward, columns, contiguous, resident, tuning,
+    GroupNormBackwardDesc, GroupNormDesc, GroupShape, OP, backward, columns, common, contiguous, resident,
+    tuning,
 };
 use crate::PlanError;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned};
@@ -47,13 +48,14 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     }
     let mut all = Vec::new();
     for width in [tuning::vector_width(dtype), 1] {
+        let elements = common::Elements { dtype, width };
         for config in tuning::forward(dtype, target, width) {
             all.push(plan::recorded(OP, &resident::Forward { dtype, config }, target)?);
         }
-        all.push(plan::recorded(OP, &contiguous::Moments { dtype, width }, target)?);
-        all.push(plan::recorded(OP, &contiguous::Apply { dtype, width }, target)?);
-        all.push(plan::recorded(OP, &columns::Moments { dtype, width }, target)?);
-        all.push(plan::recorded(OP, &columns::Apply { dtype, width }, target)?);
+        all.push(plan::recorded(OP, &contiguous::Moments(elements), target)?);
+        all.push(plan::recorded(OP, &contiguous::Apply(elements), target)?);
+        all.push(plan::recorded(OP, &columns::Moments(elements), target)?);
+        all.push(plan::recorded(OP, &columns::Apply(elements), target)?);
     }
     all.push(plan::recorded(OP, &columns::Finish { dtype }, target)?);
     Ok(all)
