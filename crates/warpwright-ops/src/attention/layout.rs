@@ -2,25 +2,53 @@
 
 use warpwright_dsl::DType;
 
-/// How a block is laid out. It owns [`rows`](Self::rows) rows, queries forward, and visits tiles of columns.
+/// The sizes of a block and of its tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockShape {
+    /// Threads.
+    pub threads: u32,
+    /// Rows that the block owns: queries, forward.
+    pub rows: u32,
+    /// Columns of a tile.
+    pub columns: u32,
+    /// Elements of a row of a tile: the longest head that it takes.
+    pub width: u32,
+    /// Elements of an access to rows in global memory.
+    pub vector: u32,
+}
+
+/// How a block is laid out. It owns some rows and visits tiles of columns.
 pub trait BlockLayout {
     /// The layout in the names of kernels.
     fn name(&self) -> String;
 
+    /// The sizes of a block.
+    fn shape(&self) -> BlockShape;
+
     /// Threads of a block.
-    fn threads(&self) -> u32;
+    fn threads(&self) -> u32 {
+        self.shape().threads
+    }
 
     /// Rows of a block.
-    fn rows(&self) -> u32;
+    fn rows(&self) -> u32 {
+        self.shape().rows
+    }
 
     /// Columns of a tile.
-    fn tile_columns(&self) -> u32;
+    fn tile_columns(&self) -> u32 {
+        self.shape().columns
+    }
 
-    /// Elements of a row of a tile: the longest head that it takes.
-    fn width(&self) -> u32;
+    /// Elements of a row of a tile.
+    fn width(&self) -> u32 {
+        self.shape().width
+    }
 
     /// Elements of an access to rows in global memory.
-    fn vector(&self) -> u32;
+    fn vector(&self) -> u32 {
+        self.shape().vector
+    }
 
     /// Bytes of dynamic shared memory for tensors of `dtype`, with `stationary` tiles of the block's own rows.
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32;

@@ -5,7 +5,7 @@ use warpwright_ptx::isa::DeviceLimits;
 
 use super::kernels::simt::LANES;
 pub use super::kernels::{DecodeMma, DecodeTma, Mma, Simt, SplitF16, Wgmma, WgmmaSweep, WgmmaSweeps};
-pub use super::layout::{BlockLayout, DecodeLayout};
+pub use super::layout::{BlockLayout, BlockShape, DecodeLayout};
 pub use super::score::ScoreKind;
 
 /// Asynchronous copies and products 16 deep of both half types exist from here.

@@ -164,29 +164,35 @@ impl KernelDef for Sweep {
     }
 
     fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
-        let (p, dy) = (Problem::of(a.problem), View::of(a.dy));
-        let gradients =
-            Gradients { first: View::of(a.first), second: View::of(a.second), statistics: a.statistics };
+        let (p, gradients) = (Problem::of(a.problem), Gradients::of(a));
         match self.config {
             Config::Simt(simt) => accumulate!(self.dtype, |A| {
                 let engine = SimtEngine::new(k, simt, self.dtype, self.work.stationary());
-                self.body::<A, _>(k, (p, dy), gradients, &engine);
+                self.body::<A, _>(k, p, gradients, &engine);
             }),
             Config::Mma(tensor) => {
                 let atom = k.mma_atom(self.dtype);
                 let engine = MmaEngine::new(k, tensor, atom, self.work.stationary());
-                self.body(k, (p, dy), gradients, &engine);
+                self.body(k, p, gradients, &engine);
             }
         }
     }
 }
 
-/// The gradients that a sweep writes, and [`Statistics`].
+/// The gradients that a sweep reads and writes, and [`Statistics`].
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Gradients<'k> {
-    pub(in crate::attention) first: View<'k, Write>,
-    pub(in crate::attention) second: View<'k, Write>,
-    pub(in crate::attention) statistics: Ptr<'k, Read, Elem>,
+    pub(super) dy: View<'k, Read>,
+    pub(super) first: View<'k, Write>,
+    pub(super) second: View<'k, Write>,
+    pub(super) statistics: Ptr<'k, Read, Elem>,
+}
+
+impl<'k> Gradients<'k> {
+    pub(in crate::attention) fn of(a: SweepParams<'k>) -> Self {
+        let [first, second] = [a.first, a.second].map(View::of);
+        Self { dy: View::of(a.dy), first, second, statistics: a.statistics }
+    }
 }
 
 /// Of each query `lse` as [`Scorer::probability`] takes it, and delta, side by side.
@@ -282,20 +288,17 @@ pub(in crate::attention) fn gradient_of_score<'k, A: Accumulate>(
 }
 
 impl Sweep {
-    /// Reads the problem and the gradient of the result.
     pub(in crate::attention) fn body<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
-        read: (Problem<'k>, View<'k, Read>),
+        p: Problem<'k>,
         to: Gradients<'k>,
         engine: &E,
     ) {
-        let (p, dy) = read;
-        let shares = self.full(engine) && self.kind.dropout;
-        let read = (if shares { p.with_shared_random(k) } else { p }, dy);
+        let p = if self.full(engine) && self.kind.dropout { p.with_shared_random(k) } else { p };
         match self.work {
-            Work::Forward | Work::Queries | Work::Bias => self.queries(k, read, to, engine),
-            Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, read, to, engine),
+            Work::Forward | Work::Queries | Work::Bias => self.queries(k, p, to, engine),
+            Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, p, to, engine),
         }
     }
 
@@ -307,17 +310,17 @@ impl Sweep {
     fn queries<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
-        (p, dy): (Problem<'k>, View<'k, Read>),
+        p: Problem<'k>,
         to: Gradients<'k>,
         engine: &E,
     ) {
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let block = QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
         let QueryBlock { head, first, span, scorer, q, sources } = block;
-        let stationary = engine.load_stationary(k, q, first, 0);
-        let stationary_dy = engine.load_stationary(
+        let q = engine.load_stationary(k, q, first, 0);
+        let dy = engine.load_stationary(
             k,
-            dy.source(span.of_queries, head, span.queries, p.value_width),
+            to.dy.source(span.of_queries, head, span.queries, p.value_width),
             first,
             1,
         );
@@ -335,12 +338,12 @@ impl Sweep {
             let (scorer, sources) =
                 shared.map_or((scorer, sources), |shared| shared.get(&p, scorer, sources));
             let keys = engine.wait_k(k, sources, at, walk.end());
-            let base = scorer.base(k, engine.product(k, stationary, keys));
+            let base = scorer.base(k, engine.product(k, q, keys));
             let pair = |row, column| (first + row, at + column);
             let scores = scorer.tile(&base, &place, (Keys::Columns, masked, engine.register_bound()), pair);
             let values = engine.wait_v(k, sources, at);
             let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
-            let dps = scorer.dropped(engine.product(k, stationary_dy, values), kept.as_ref());
+            let dps = scorer.dropped(engine.product(k, dy, values), kept.as_ref());
             let (lse, delta) = known.get(&place);
             let ds = scores.map(|slot, column, score| {
                 let p = scorer.probability(score, lse[slot]);
@@ -358,7 +361,7 @@ impl Sweep {
     fn keys_and_values<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
-        (p, dy): (Problem<'k>, View<'k, Read>),
+        p: Problem<'k>,
         to: Gradients<'k>,
         engine: &E,
     ) {
@@ -366,10 +369,10 @@ impl Sweep {
         let [tile, key_head, batch] = p.place(k, false);
         let span = Span::new(self.kind, &p, batch);
         let first = (tile * rows).to_i32();
-        let stationary =
+        let k_tile =
             engine.load_stationary(k, p.k.source(span.of_keys, key_head, span.keys, p.width), first, 0);
         let (of_keys, of_values) = (self.work != Work::Values, self.work != Work::Keys);
-        let stationary_v = of_keys.then(|| {
+        let v_tile = of_keys.then(|| {
             engine.load_stationary(k, p.v.source(span.of_keys, key_head, span.keys, p.value_width), first, 1)
         });
         let place = engine.product_place(k);
@@ -385,7 +388,7 @@ impl Sweep {
             let scorer = Scorer::<A>::new(self.kind, Precision::of(self.dtype), &p, span, head, batch);
             let sources = [
                 p.q.source(span.of_queries, head, span.queries, p.width),
-                dy.source(span.of_queries, head, span.queries, p.value_width),
+                to.dy.source(span.of_queries, head, span.queries, p.value_width),
             ];
             let first_row = p.first_row(span.of_queries, head);
             let statistics = Statistics::new(to.statistics, first_row, self.config);
@@ -394,14 +397,13 @@ impl Sweep {
                 let queries = engine.wait_k(k, sources, at, walk.end());
                 let there = |query: I32<'k>| masked.then(|| query.lt(span.queries));
                 let (lse, delta) = statistics.of::<A>(at + place.first.to_i32(), &place.columns, there);
-                let base = scorer.base(k, engine.product(k, stationary, queries));
+                let base = scorer.base(k, engine.product(k, k_tile, queries));
                 let pair = |row, column| (at + column, first + row);
                 let scores = scorer.tile(&base, &place, (Keys::Rows, masked, engine.register_bound()), pair);
                 let dys = engine.wait_v(k, sources, at);
                 let kept = scorer.kept(k, engine, &place, Keys::Rows, pair);
                 // Before the probabilities, so that their exponentials run beside this product.
-                let dps = stationary_v
-                    .map(|stationary_v| scorer.dropped(engine.product(k, stationary_v, dys), kept.as_ref()));
+                let dps = v_tile.map(|v_tile| scorer.dropped(engine.product(k, v_tile, dys), kept.as_ref()));
                 let ps = scores.map(|_, column, score| scorer.probability(score, lse[column]));
                 let weights = kept.map(|kept| kept.of(&ps));
                 let dv = if of_values {

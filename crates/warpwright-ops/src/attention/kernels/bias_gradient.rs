@@ -146,9 +146,9 @@ impl BiasGradient {
         // The rows of the turn before have been read. Addresses are computed again for each tile instead of being kept.
         k.barrier();
         let again = if engine.register_bound() { first + opaque_zero(at).to_i32() } else { first };
-        let stationary =
+        let q_tile =
             engine.load_stationary(k, p.q.source(span.of_queries, head, span.queries, p.width), again, 0);
-        let stationary_dy = engine.load_stationary(
+        let dy_tile = engine.load_stationary(
             k,
             dy.source(span.of_queries, head, span.queries, p.value_width),
             again,
@@ -156,13 +156,13 @@ impl BiasGradient {
         );
         engine.start(k, sources, at, end);
         let keys = engine.wait_k(k, sources, at, end);
-        let base = scorer.base(k, engine.product(k, stationary, keys));
+        let base = scorer.base(k, engine.product(k, q_tile, keys));
         let place = engine.product_place(k);
         let pair = |row, column| (again + row, at + column);
         let scores = scorer.tile(&base, &place, (Keys::Columns, true, false), pair);
         let values = engine.wait_v(k, sources, at);
         let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
-        let dps = scorer.dropped(engine.product(k, stationary_dy, values), kept.as_ref());
+        let dps = scorer.dropped(engine.product(k, dy_tile, values), kept.as_ref());
         engine.finish(k);
         let statistics = Statistics::new(a.statistics, p.first_row(span.of_queries, head), self.config);
         let (lse, delta) = statistics.of_rows::<A>(first, &place, span.queries);

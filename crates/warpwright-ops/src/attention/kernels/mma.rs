@@ -9,7 +9,7 @@ use warpwright_dsl::{Bounds, Fragment, Major, MmaAtom, SharedTile, SplitTile, Ti
 
 use super::dropout::{DrawLanes, Keys};
 use super::engine::{Engine, Form, Place, Source, opaque_zero};
-use crate::attention::layout::{BlockLayout, DecodeLayout};
+use crate::attention::layout::{BlockLayout, BlockShape, DecodeLayout};
 
 /// Lanes that share a slot.
 pub(in crate::attention) const LANES: u32 = 4;
@@ -45,24 +45,9 @@ impl BlockLayout for Mma {
         format!("mma_w{warps}s{slabs}c{columns}d{width}")
     }
 
-    fn threads(&self) -> u32 {
-        self.warps * WARP
-    }
-
-    fn rows(&self) -> u32 {
-        self.warps * self.slabs * SLAB
-    }
-
-    fn tile_columns(&self) -> u32 {
-        self.columns
-    }
-
-    fn width(&self) -> u32 {
-        self.width
-    }
-
-    fn vector(&self) -> u32 {
-        self.vector
+    fn shape(&self) -> BlockShape {
+        let Self { warps, slabs, columns, width, vector } = *self;
+        BlockShape { threads: warps * WARP, rows: warps * slabs * SLAB, columns, width, vector }
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
@@ -97,24 +82,9 @@ impl BlockLayout for DecodeMma {
         format!("mma_w{warps}p{stages}d{width}")
     }
 
-    fn threads(&self) -> u32 {
-        self.warps * WARP
-    }
-
-    fn rows(&self) -> u32 {
-        SLAB
-    }
-
-    fn tile_columns(&self) -> u32 {
-        Self::COLUMNS
-    }
-
-    fn width(&self) -> u32 {
-        self.width
-    }
-
-    fn vector(&self) -> u32 {
-        VECTOR
+    fn shape(&self) -> BlockShape {
+        let (threads, columns) = (self.warps * WARP, Self::COLUMNS);
+        BlockShape { threads, rows: SLAB, columns, width: self.width, vector: VECTOR }
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {

@@ -9,7 +9,7 @@ use warpwright_dsl::prelude::*;
 
 use super::dropout::{DrawLanes, Keys};
 use super::engine::{Engine, Form, Place, Source, opaque_zero};
-use crate::attention::layout::{BlockLayout, DecodeLayout};
+use crate::attention::layout::{BlockLayout, BlockShape, DecodeLayout};
 use crate::attention::statistics_type;
 
 /// Lanes that share a slot.
@@ -52,24 +52,9 @@ impl BlockLayout for Simt {
         format!("simt_t{threads}r{slots}c{columns}d{width}x{vector}{place}")
     }
 
-    fn threads(&self) -> u32 {
-        self.threads
-    }
-
-    fn rows(&self) -> u32 {
-        self.threads / LANES * self.slots
-    }
-
-    fn tile_columns(&self) -> u32 {
-        LANES * self.columns
-    }
-
-    fn width(&self) -> u32 {
-        self.width
-    }
-
-    fn vector(&self) -> u32 {
-        self.vector
+    fn shape(&self) -> BlockShape {
+        let Self { threads, slots, columns, width, vector, .. } = *self;
+        BlockShape { threads, rows: threads / LANES * slots, columns: LANES * columns, width, vector }
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {

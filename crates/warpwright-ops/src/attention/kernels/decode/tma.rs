@@ -14,7 +14,7 @@ use warpwright_dsl::{
 use super::super::dropout::{DrawLanes, Keys};
 use super::super::engine::{Engine, Form, Place, Source};
 use super::super::mma::{LANES, SLAB, VECTOR, draw_lanes};
-use crate::attention::layout::{BlockLayout, DecodeLayout};
+use crate::attention::layout::{BlockLayout, BlockShape, DecodeLayout};
 
 /// Up to here elements of a row, the fragments of the block's rows stay in registers.
 const HELD: u32 = 128;
@@ -54,24 +54,9 @@ impl BlockLayout for DecodeTma {
         format!("tma_w{warps}s{stages}c{columns}d{width}")
     }
 
-    fn threads(&self) -> u32 {
-        self.warps * WARP
-    }
-
-    fn rows(&self) -> u32 {
-        SLAB
-    }
-
-    fn tile_columns(&self) -> u32 {
-        self.columns
-    }
-
-    fn width(&self) -> u32 {
-        self.width
-    }
-
-    fn vector(&self) -> u32 {
-        VECTOR
+    fn shape(&self) -> BlockShape {
+        let Self { warps, columns, width, .. } = *self;
+        BlockShape { threads: warps * WARP, rows: SLAB, columns, width, vector: VECTOR }
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {

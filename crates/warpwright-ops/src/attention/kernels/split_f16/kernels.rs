@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{MmaAtom, kernel_args};
 
-use super::super::backward::{Gradients, Sweep, SweepArgs, SweepParams};
+use super::super::backward::{Gradients, Sweep, SweepArgs};
 use super::super::forward::{Forward, ResultArgs, Results};
 use super::super::mma::{Mma, MmaEngine};
 use super::{Copied, SplitF16, SplitF16Engine, TILE};
@@ -181,9 +181,7 @@ impl KernelDef for SplitF16Sweep {
     }
 
     fn build<'k>(&self, k: K<'k>, a: SplitF16SweepParams<'k>) {
-        let SweepParams { problem, dy, statistics, first, second } = a.sweep;
-        let (p, dy, work) = (Problem::of(problem), View::of(dy), self.work);
-        let gradients = Gradients { first: View::of(first), second: View::of(second), statistics };
+        let (p, gradients, work) = (Problem::of(a.sweep.problem), Gradients::of(a.sweep), self.work);
         let [q, k_copy, v, of_dy] = [0, 1, 2, 3].map(|i: usize| (a.copies[i], a.factors[i]));
         let width = self.from.layout().width();
         let copies = Copies { q, k: k_copy, v, dy: Some(of_dy), pitches: a.pitches, width };
@@ -198,11 +196,12 @@ impl KernelDef for SplitF16Sweep {
             Operands::Copies(pairs) => k.if_(suit, || {
                 let (copied, dy_copied) = copies.of(p);
                 let engine = SplitF16Engine::new(k, pairs, work.stationary());
-                sweep.body(k, (copied, dy_copied.unwrap_or(dy)), gradients, &engine);
+                let dy = dy_copied.unwrap_or(gradients.dy);
+                sweep.body(k, copied, Gradients { dy, ..gradients }, &engine);
             }),
             Operands::Tensors(tensors) => k.if_(!suit, || {
                 let engine = MmaEngine::new(k, tensors, MmaAtom::Tf32, work.stationary());
-                sweep.body(k, (p, dy), gradients, &engine);
+                sweep.body(k, p, gradients, &engine);
             }),
         }
     }

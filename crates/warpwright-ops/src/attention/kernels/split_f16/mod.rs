@@ -14,7 +14,7 @@ use warpwright_dsl::{Major, MmaAtom, Split, SplitTile};
 use super::dropout::{DrawLanes, Keys};
 use super::engine::{Engine, Place, Source};
 use super::mma::{LANES, Mma, MmaEngine, Operand, PART, SLAB, TOGETHER};
-use crate::attention::layout::BlockLayout;
+use crate::attention::layout::{BlockLayout, BlockShape};
 pub(in crate::attention) use split::Copied;
 
 /// Rows of a tile of a copy.
@@ -56,24 +56,8 @@ impl BlockLayout for SplitF16 {
         format!("pairs_w{warps}s{slabs}c{columns}d{width}")
     }
 
-    fn threads(&self) -> u32 {
-        self.halves().threads()
-    }
-
-    fn rows(&self) -> u32 {
-        self.halves().rows()
-    }
-
-    fn tile_columns(&self) -> u32 {
-        self.columns
-    }
-
-    fn width(&self) -> u32 {
-        self.width
-    }
-
-    fn vector(&self) -> u32 {
-        self.halves().vector
+    fn shape(&self) -> BlockShape {
+        BlockShape { width: self.width, ..self.halves().shape() }
     }
 
     fn shared_bytes(&self, _: DType, stationary: u32) -> u32 {

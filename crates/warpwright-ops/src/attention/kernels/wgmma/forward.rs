@@ -16,7 +16,7 @@ use super::super::forward::ResultArgs;
 use super::super::softmax::{LseRows, OnlineSoftmax};
 use super::order::TileOrder;
 use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES, VECTOR};
-use crate::attention::layout::BlockLayout;
+use crate::attention::layout::{BlockLayout, BlockShape};
 use crate::attention::score::{Origin, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, Span, View};
 use crate::attention::statistics_type;
 
@@ -104,24 +104,15 @@ impl BlockLayout for Wgmma {
         format!("wg{groups}c{columns}d{width}s{stages}{flags}")
     }
 
-    fn threads(&self) -> u32 {
-        self.multiplying() + GROUP
-    }
-
-    fn rows(&self) -> u32 {
-        self.groups * GROUP_ROWS
-    }
-
-    fn tile_columns(&self) -> u32 {
-        self.columns
-    }
-
-    fn width(&self) -> u32 {
-        self.width
-    }
-
-    fn vector(&self) -> u32 {
-        VECTOR
+    fn shape(&self) -> BlockShape {
+        let Self { groups, columns, width, .. } = *self;
+        BlockShape {
+            threads: (groups + 1) * GROUP,
+            rows: groups * GROUP_ROWS,
+            columns,
+            width,
+            vector: VECTOR,
+        }
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {

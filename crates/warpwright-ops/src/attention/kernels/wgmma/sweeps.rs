@@ -3,7 +3,7 @@
 use warpwright_dsl::{DType, K, Major, PanelTile};
 
 use super::{GROUP, GROUP_ROWS, VECTOR};
-use crate::attention::layout::BlockLayout;
+use crate::attention::layout::{BlockLayout, BlockShape};
 use crate::attention::tuning::Work;
 
 /// Bytes of shared memory of a block, but for the barriers.
@@ -73,24 +73,15 @@ impl BlockLayout for WgmmaSweep {
         format!("wg{groups}c{columns}t{tiles}d{width}{}", if *held { "h" } else { "" })
     }
 
-    fn threads(&self) -> u32 {
-        (self.groups + 1) * GROUP
-    }
-
-    fn rows(&self) -> u32 {
-        self.groups * GROUP_ROWS
-    }
-
-    fn tile_columns(&self) -> u32 {
-        self.columns
-    }
-
-    fn width(&self) -> u32 {
-        self.width
-    }
-
-    fn vector(&self) -> u32 {
-        VECTOR
+    fn shape(&self) -> BlockShape {
+        let Self { groups, columns, width, .. } = *self;
+        BlockShape {
+            threads: (groups + 1) * GROUP,
+            rows: groups * GROUP_ROWS,
+            columns,
+            width,
+            vector: VECTOR,
+        }
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
