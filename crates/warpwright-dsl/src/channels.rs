@@ -3,11 +3,14 @@
 //! puts them together.
 
 use crate::context::K;
+use crate::error::IssueKind;
+use crate::float::Float;
 use crate::flow::{Carry, Range};
 use crate::kernel::Accumulate;
 use crate::lanes::Lanes;
 use crate::mem::{Ptr, Shared};
 use crate::reg::{Pred, Reg, U32, U64};
+use crate::warp::WARP;
 use crate::{carry, kernel_args};
 
 kernel_args! {
@@ -364,4 +367,92 @@ impl<'k> ChannelWalk<'k> {
             write(tile.first_channel + column.to_u64(), total);
         });
     }
+}
+
+/// Parts that a lane reads at once.
+const TOGETHER: u32 = 5;
+
+impl<'k> ChannelWalk<'k> {
+    /// Combines the parts that the blocks of a cooperative grid have left of each channel, a channel to a warp of the grid.
+    /// `load` gives what block `part` left of a channel, with the number of values that it stands for, 0 if there is no such
+    /// block; `finish` runs in one thread of each channel.
+    pub fn combine_parts_of_grid<A: Float>(
+        &self,
+        load: impl Fn(U64<'k>, U64<'k>, Reg<'k, A>) -> Lanes<'k, A>,
+        combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
+        finish: impl FnOnce(U64<'k>, Lanes<'k, A>),
+    ) {
+        let k = self.k;
+        let warps = k.block_threads() / WARP;
+        let blocks = k.grid_dim_x();
+        let first = (k.block_idx_x() * warps + k.warp_idx()).to_u64();
+        let lane = k.lane_idx();
+        k.for_each(k.range(first, self.sizes.channels, (blocks * warps).to_u64()), |channel| {
+            let part = |number: U32<'k>| {
+                let count = self.rows_of(number).convert::<A>();
+                load(channel, number.min(blocks - 1).to_u64(), count)
+            };
+            let parts: Vec<_> = (0..TOGETHER).map(|i| part(lane + 32 * i)).collect();
+            let total = parts.into_iter().reduce(&combine);
+            let Some(total) = total else { return };
+            let rest = k.range(lane + 32 * TOGETHER, blocks, 32u32);
+            let total = k.fold(rest, total, |number, total| combine(total, part(number)));
+            let total = k.warp_combine(WARP, total, &combine);
+            k.if_(lane.eq(0), || finish(channel, total));
+        });
+    }
+}
+
+/// Channels of a block of [`combine_parts`].
+pub const CHANNELS_OF_BLOCK: u32 = 8;
+
+/// Combines the parts that another kernel's blocks have left of each channel, [`CHANNELS_OF_BLOCK`] channels to a block of 256, 512
+/// or 1024 threads, in an order that depends on the number of parts alone. `load` gives part `part` of a channel, as nothing if
+/// the predicate does not hold; `finish` runs in one thread of each channel.
+pub fn combine_parts<'k, A: Accumulate>(
+    k: K<'k>,
+    channels: U64<'k>,
+    parts: U64<'k>,
+    load: impl Fn(U64<'k>, U64<'k>, Pred<'k>) -> Lanes<'k, A>,
+    combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
+    finish: impl FnOnce(U64<'k>, Lanes<'k, A>),
+) {
+    let dim = k.block_dim();
+    if !k.block_threads().is_power_of_two() || k.block_threads() < WARP * CHANNELS_OF_BLOCK {
+        k.issue(IssueKind::Block { dim });
+    }
+    // Lanes and threads that share a channel.
+    let (warps, share) = (k.block_threads() / WARP, WARP / CHANNELS_OF_BLOCK);
+    let stripes = share * warps;
+    let (lane, warp) = (k.lane_idx(), k.warp_idx());
+    let first = k.block_idx_x().mul_wide(CHANNELS_OF_BLOCK);
+    let inside = |number: U32<'k>| (first + number.to_u64()).min(channels - 1);
+    let channel = inside(lane / share);
+    let stripe = (warp * share + lane % share).to_u64();
+    let there = stripe.lt(parts);
+    let start = load(channel, stripe.min(parts - 1), there);
+    let rounds = (parts + u64::from(stripes - 1) - stripe) / u64::from(stripes);
+    let always = k.lit(true);
+    let total = k.fold(k.range(1u64, rounds, 1u64), start, |round, total| {
+        combine(total, load(channel, round * u64::from(stripes) + stripe, always))
+    });
+    let total = k.warp_combine(share, total, &combine);
+    let slots: Vec<_> = total.iter().map(|_| k.shared::<A>(CHANNELS_OF_BLOCK * warps)).collect();
+    // Swizzled, so that neither side meets in a bank.
+    let slot = |channel: U32<'k>, warp: U32<'k>| channel * warps + (warp ^ channel);
+    k.if_((lane % share).eq(0), || {
+        let slot = slot(lane / share, warp);
+        for (slots, value) in slots.iter().zip(total.iter()) {
+            slots.at(slot).set(value);
+        }
+    });
+    k.barrier();
+    let thread = k.thread_idx();
+    k.if_(thread.lt(CHANNELS_OF_BLOCK * warps), || {
+        let slot = slot(thread / warps, thread % warps);
+        let mine: Lanes<'k, A> = slots.iter().map(|slots| slots.at(slot).get()).collect();
+        let total = k.warp_combine(warps, mine, &combine);
+        let channel = first + (thread / warps).to_u64();
+        k.if_((thread % warps).eq(0) & channel.lt(channels), || finish(channel, total));
+    });
 }

@@ -77,6 +77,7 @@ mod recorder;
 mod reg;
 pub mod rows;
 mod skeleton;
+pub mod sliding;
 mod smem_uniform;
 mod storage;
 mod table;

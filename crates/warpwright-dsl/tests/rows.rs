@@ -3,7 +3,9 @@
 mod support;
 
 use support::{Arg, bytes, run, values};
+use warpwright_dsl::channels::{CHANNELS_OF_BLOCK, combine_parts};
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::sliding::{SlidingRun, window_sums};
 use warpwright_dsl::{ChannelSizesArgs, ChannelWalk};
 use warpwright_ptx::ArgValue;
 
@@ -271,5 +273,106 @@ fn blocks_sum_their_parts_of_channels() {
                 assert_eq!([total(0), total(1)], [of(|x| x), of(|x| x * x)], "{name}");
             }
         }
+    }
+}
+
+kernel_args! {
+    struct PartArgs => PartParams { partial: In<f32>, sums: Out<f32>, channels: u64, parts: u64 }
+}
+
+/// The sums of the columns of `[parts, channels]`.
+struct Parts;
+
+impl KernelDef for Parts {
+    type Args = PartArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("parts", BlockDim::x(256))
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: PartParams<'k>) {
+        let load = |channel: U64<'k>, part: U64<'k>, there: Pred<'k>| -> Lanes<'k, f32> {
+            there.select(a.partial.at(part * a.channels + channel).get::<f32>(), 0.0).into()
+        };
+        combine_parts(
+            k,
+            a.channels,
+            a.parts,
+            load,
+            |a, b| a + b,
+            |channel, sum| {
+                a.sums.at(channel).set(sum[0]);
+            },
+        );
+    }
+}
+
+#[test]
+fn parts_of_channels_are_combined() {
+    for (channels, parts) in [(1, 1), (8, 31), (9, 32), (20, 33), (3, 100)] {
+        let partial = numbers(channels * parts);
+        let mut sums = vec![0; 4 * channels];
+        let args = &mut [
+            Arg::Buffer(&mut bytes(&partial)),
+            Arg::Buffer(&mut sums),
+            Arg::Scalar(ArgValue::U64(channels as u64)),
+            Arg::Scalar(ArgValue::U64(parts as u64)),
+        ];
+        run(&Parts, Target::sm(75), (channels as u32).div_ceil(CHANNELS_OF_BLOCK), args);
+        let expected = |channel| (0..parts).map(|part| partial[part * channels + channel]).sum::<f32>();
+        assert_eq!(values::<f32>(&sums), (0..channels).map(expected).collect::<Vec<_>>());
+    }
+}
+
+kernel_args! {
+    struct WindowArgs => WindowParams { x: In<f32>, y: Out<f32>, channels: u32, places: u32, tiles: u32, run: u32 }
+}
+
+/// The sum of each channel with its neighbours.
+struct Windows;
+
+impl KernelDef for Windows {
+    type Args = WindowArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("windows", BlockDim::x(32))
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: WindowParams<'k>) {
+        let run = SlidingRun::new(k, a.channels, a.places, a.tiles, a.run);
+        k.if_(run.inside, || {
+            let start = run.load_start::<f32>(a.x, 1, 0);
+            let _ = k.fold(k.range(run.first, run.end, 4i32), start, |c, mut x| {
+                x.extend(run.load(a.x, c + 1, 4));
+                run.store(a.y, c, &window_sums(&x, 3));
+                x.split_off(4)
+            });
+        });
+    }
+}
+
+#[test]
+fn windows_slide_along_channels() {
+    for (channels, places) in [(1, 5), (3, 32), (4, 33), (7, 40), (8, 3)] {
+        let images = 2;
+        let x = numbers(images * channels * places);
+        let mut y = vec![0; 4 * x.len()];
+        let tiles = places.div_ceil(32);
+        let args = &mut [
+            Arg::Buffer(&mut bytes(&x)),
+            Arg::Buffer(&mut y),
+            Arg::Scalar(ArgValue::U32(channels as u32)),
+            Arg::Scalar(ArgValue::U32(places as u32)),
+            Arg::Scalar(ArgValue::U32(tiles as u32)),
+            Arg::Scalar(ArgValue::U32(channels as u32)),
+        ];
+        run(&Windows, Target::sm(75), (images * tiles) as u32, args);
+        let sum = |at: usize| {
+            let (image, channel, place) = (at / (channels * places), at / places % channels, at % places);
+            let near = channel.saturating_sub(1)..(channel + 2).min(channels);
+            near.map(|c| x[(image * channels + c) * places + place]).sum::<f32>()
+        };
+        let expected: Vec<f32> = (0..x.len()).map(sum).collect();
+        assert_eq!(values::<f32>(&y), expected, "{channels} channels of {places}");
     }
 }

@@ -1,5 +1,6 @@
 //! The kernels that work on channels: from the parts of their statistics to coefficients, gradients and running values.
 
+use warpwright_dsl::channels::combine_parts;
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Writable, kernel_args};
 
@@ -109,57 +110,7 @@ impl Types {
     }
 }
 
-/// Channels of a block.
-pub(super) const CHANNELS: u32 = 8;
-/// Lanes that share a channel.
-const SHARE: u32 = 32 / CHANNELS;
 const THREADS: u32 = 256;
-const WARPS: u32 = THREADS / 32;
-/// Threads that share a channel.
-const STRIPES: u32 = SHARE * WARPS;
-
-/// Combines the parts of a block's channels in an order that depends on their number alone. `load` gives part `part` of
-/// a channel, as nothing if the predicate does not hold; `finish` runs in one thread of each channel.
-fn combine_parts<'k, A: Accumulate>(
-    k: K<'k>,
-    channels: U64<'k>,
-    parts: U64<'k>,
-    load: impl Fn(U64<'k>, U64<'k>, Pred<'k>) -> Lanes<'k, A>,
-    combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
-    finish: impl FnOnce(U64<'k>, Lanes<'k, A>),
-) {
-    let (lane, warp) = (k.lane_idx(), k.warp_idx());
-    let first = k.block_idx_x().mul_wide(CHANNELS);
-    let inside = |number: U32<'k>| (first + number.to_u64()).min(channels - 1);
-    let channel = inside(lane / SHARE);
-    let stripe = (warp * SHARE + lane % SHARE).to_u64();
-    let there = stripe.lt(parts);
-    let start = load(channel, stripe.min(parts - 1), there);
-    let rounds = (parts + u64::from(STRIPES - 1) - stripe) / u64::from(STRIPES);
-    let always = k.lit(true);
-    let total = k.fold(k.range(1u64, rounds, 1u64), start, |round, total| {
-        combine(total, load(channel, round * u64::from(STRIPES) + stripe, always))
-    });
-    let total = k.warp_combine(SHARE, total, &combine);
-    let slots: Vec<_> = total.iter().map(|_| k.shared::<A>(CHANNELS * WARPS)).collect();
-    // Swizzled, so that neither side meets in a bank.
-    let slot = |channel: U32<'k>, warp: U32<'k>| channel * WARPS + (warp ^ channel);
-    k.if_((lane % SHARE).eq(0), || {
-        let slot = slot(lane / SHARE, warp);
-        for (slots, value) in slots.iter().zip(total.iter()) {
-            slots.at(slot).set(value);
-        }
-    });
-    k.barrier();
-    let thread = k.thread_idx();
-    k.if_(thread.lt(CHANNELS * WARPS), || {
-        let slot = slot(thread / WARPS, thread % WARPS);
-        let mine: Lanes<'k, A> = slots.iter().map(|slots| slots.at(slot).get()).collect();
-        let total = k.warp_combine(WARPS, mine, &combine);
-        let channel = first + (thread / WARPS).to_u64();
-        k.if_((thread % WARPS).eq(0) & channel.lt(channels), || finish(channel, total));
-    });
-}
 
 /// Count, mean, what the mean lost in rounding, sum of squares of distances from the mean: two parts as one (Chan, Golub and LeVeque
 /// 1979), whichever comes first. The mean stays a sum of two, so that a mean that is large beside the deviation is not

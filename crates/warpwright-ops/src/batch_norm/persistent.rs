@@ -77,38 +77,6 @@ impl Common {
     }
 }
 
-/// Parts that a lane reads at once.
-const TOGETHER: u32 = 5;
-
-/// Combines the parts that the blocks have left of each channel, a channel to a warp of the grid. `load` gives the part
-/// of a block with the number of values that it stands for, 0 if there is no such block.
-fn combine_parts<'k, A: Float>(
-    k: K<'k>,
-    walk: &ChannelWalk<'k>,
-    channels: U64<'k>,
-    load: impl Fn(U64<'k>, U64<'k>, Reg<'k, A>) -> Lanes<'k, A>,
-    combine: impl Fn(Lanes<'k, A>, Lanes<'k, A>) -> Lanes<'k, A>,
-    finish: impl FnOnce(U64<'k>, Lanes<'k, A>),
-) {
-    let warps = k.block_threads() / 32;
-    let blocks = k.grid_dim_x();
-    let first = (k.block_idx_x() * warps + k.warp_idx()).to_u64();
-    let lane = k.lane_idx();
-    k.for_each(k.range(first, channels, (blocks * warps).to_u64()), |channel| {
-        let part = |number: U32<'k>| {
-            let count = walk.rows_of(number).convert::<A>();
-            load(channel, number.min(blocks - 1).to_u64(), count)
-        };
-        let parts: Vec<_> = (0..TOGETHER).map(|i| part(lane + 32 * i)).collect();
-        let total = parts.into_iter().reduce(&combine);
-        let Some(total) = total else { return };
-        let rest = k.range(lane + 32 * TOGETHER, blocks, 32u32);
-        let total = k.fold(rest, total, |number, total| combine(total, part(number)));
-        let total = k.warp_combine(32, total, &combine);
-        k.if_(lane.eq(0), || finish(channel, total));
-    });
-}
-
 /// Training.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Forward {
@@ -155,7 +123,7 @@ impl AccumulateKernel for Forward {
         };
         let ForwardParams { affine, running, results, settings, .. } = a;
         let training = Training { affine, running, results, settings };
-        combine_parts(k, &walk, channels, part, combine_moments, |channel, total| {
+        walk.combine_parts_of_grid(part, combine_moments, |channel, total| {
             training.finish(channel, &total, a.coefficients, channels);
         });
         k.grid_barrier();
@@ -234,7 +202,7 @@ impl AccumulateKernel for Backward {
             let there = count.gt(0.0);
             Lanes::from(vec![there.select(row(0), 0.0), there.select(row(1), 0.0)])
         };
-        combine_parts(k, &walk, channels, part, add_all, |channel, total| {
+        walk.combine_parts_of_grid(part, add_all, |channel, total| {
             let gradients = ChannelGradients::new(a.saved, a.present, channel, &total);
             gradients.store(a.gradients, a.present, channel);
             let of_g = gradients.of_dy();

@@ -1,10 +1,11 @@
 //! From descriptors to launches.
 
+use warpwright_dsl::channels::CHANNELS_OF_BLOCK;
 use warpwright_dsl::{Elem, In, Out};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
-use super::channel::{self, CHANNELS, FOLD_CHANNELS, present};
+use super::channel::{self, FOLD_CHANNELS, present};
 use super::planner::{Planner, Walked};
 use super::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
@@ -80,7 +81,7 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
             elements: norm.values() as u64,
             settings: settings.clone(),
         };
-        let combine = p.step(&channel::Combine(p.types), args, p.channel_grid(CHANNELS)?)?;
+        let combine = p.step(&channel::Combine(p.types), args, p.channel_grid(CHANNELS_OF_BLOCK)?)?;
         let coefficients = Args::workspace.written_at(coefficients);
         let read = [Args::x.arg(), Args::residual.arg()];
         let normalize = p.normalize(w, read, Args::y, desc.residual, lower(norm.relu), coefficients)?;
@@ -271,7 +272,8 @@ impl<'a> Backward<'a> {
             elements: p.norm.values() as u64,
             present: p.present(training),
         };
-        let combine = p.step(&channel::CombineGradients(p.types), args, p.channel_grid(CHANNELS)?)?;
+        let combine =
+            p.step(&channel::CombineGradients(p.types), args, p.channel_grid(CHANNELS_OF_BLOCK)?)?;
         Ok([sums, combine])
     }
 

@@ -2,6 +2,7 @@
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::sliding::{SlidingRun, window_sums};
 
 use super::tuning::{BATCH, THREADS};
 
@@ -121,106 +122,6 @@ fn gradient<'k, A: Float>(
     (-(x * factor)).mul_add(terms, direct)
 }
 
-/// A thread's place in its image and its run of channels.
-struct Run<'k> {
-    /// The element of channel 0 at the thread's place.
-    origin: U64<'k>,
-    /// Whether the image has the place.
-    inside: Pred<'k>,
-    first: I32<'k>,
-    end: I32<'k>,
-    channels: I32<'k>,
-    spatial: U32<'k>,
-}
-
-impl<'k> Run<'k> {
-    fn new(k: K<'k>, a: LrnParams<'k>) -> Self {
-        let (image, tile) = (k.block_idx_x() / a.tiles, k.block_idx_x() % a.tiles);
-        let place = tile * THREADS + k.thread_idx();
-        let first = k.block_idx_y() * a.run;
-        Self {
-            origin: image.mul_wide(a.channels) * a.spatial.to_u64() + place.to_u64(),
-            inside: place.lt(a.spatial),
-            first: first.to_i32(),
-            end: (first + a.run).min(a.channels).to_i32(),
-            channels: a.channels.to_i32(),
-            spatial: a.spatial,
-        }
-    }
-
-    /// Offsets of `count` channels from `c` on; an image has at most 2^31 elements.
-    fn offsets(&self, c: I32<'k>, count: usize) -> Vec<U32<'k>> {
-        let first = c.to_u32() * self.spatial;
-        std::iter::successors(Some(first), |&at| Some(at + self.spatial)).take(count).collect()
-    }
-
-    /// Elements of the run's first channel, of `below` before it and of `above` behind it; 0 outside of the channels.
-    fn load_start<A: Float>(
-        &self,
-        k: K<'k>,
-        x: Ptr<'k, Read, Elem>,
-        below: usize,
-        above: usize,
-    ) -> Vec<Reg<'k, A>> {
-        let from = x.at(self.origin);
-        let before = self.first + (-(below as i32));
-        // Runs are longer than windows reach, so that only the first run lacks channels before it.
-        let mut all = k.if_else(
-            self.first.gt(0),
-            || self.offsets(before, below).iter().map(|&at| from.at(at).get()).collect::<Vec<_>>(),
-            || (0..below).map(|_| k.lit(0.0)).collect(),
-        );
-        all.push(from.at(self.first.to_u32() * self.spatial).get());
-        all.extend(self.load_edge(k, x, self.first + 1, above));
-        all
-    }
-
-    /// Elements of `count` channels from `c` on; 0 behind the last channel.
-    fn load_edge<A: Float>(
-        &self,
-        k: K<'k>,
-        x: Ptr<'k, Read, Elem>,
-        c: I32<'k>,
-        count: usize,
-    ) -> Vec<Reg<'k, A>> {
-        let (x, at) = (x.at(self.origin), self.offsets(c, count));
-        let one = |(i, &at): (i32, &U32<'k>)| {
-            k.if_else((c + i).lt(self.channels), || x.at(at).get(), || k.lit(0.0))
-        };
-        (0..).zip(&at).map(one).collect()
-    }
-
-    /// The same, without a question for each where all of them exist.
-    fn load<A: Float>(&self, k: K<'k>, x: Ptr<'k, Read, Elem>, c: I32<'k>, count: usize) -> Vec<Reg<'k, A>> {
-        let from = x.at(self.origin);
-        k.if_else(
-            (c + count as i32).le(self.channels),
-            || self.offsets(c, count).iter().map(|&at| from.at(at).get()).collect::<Vec<_>>(),
-            || self.load_edge(k, x, c, count),
-        )
-    }
-
-    /// Stores the elements of the channels from `c` on that belong to the run.
-    fn store<A: Float>(&self, k: K<'k>, y: Ptr<'k, Write, Elem>, c: I32<'k>, values: &[Reg<'k, A>]) {
-        let (y, at) = (y.at(self.origin), self.offsets(c, values.len()));
-        k.if_else(
-            (c + values.len() as i32).le(self.end),
-            || at.iter().zip(values).for_each(|(&at, &value)| y.at(at).set(value)),
-            || {
-                for (i, (&at, &value)) in (0..).zip(at.iter().zip(values)) {
-                    k.if_((c + i).lt(self.end), || y.at(at).set(value));
-                }
-            },
-        );
-    }
-}
-
-/// The sum of `count` neighbours from each of `0..of` on.
-fn window_sums<'k, A: Float>(values: &[Reg<'k, A>], count: usize) -> Vec<Reg<'k, A>> {
-    let sum = |window: &[Reg<'k, A>]| Lanes::from(window.to_vec()).sum();
-    values.windows(count).filter_map(sum).collect()
-}
-
 /// A window of `size` channels in registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlidingForward {
@@ -236,22 +137,22 @@ impl AccumulateKernel for SlidingForward {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>) {
-        let run = Run::new(k, a);
+        let run = SlidingRun::new(k, a.channels, a.spatial, a.tiles, a.run);
         k.if_(run.inside, || {
             let n = Numbers::new(a);
             let size = self.size as usize;
             let (below, above) = (size as i32 / 2, (size as i32 - 1) / 2);
             // All of the window of the first channel but its last.
-            let start = run.load_start::<A>(k, a.x, below as usize, size - 2 - below as usize);
+            let start = run.load_start::<A>(a.x, below as usize, size - 2 - below as usize);
             // What is left of the window at the end of the run serves nobody.
             let _ = k.fold(k.range(run.first, run.end, BATCH as i32), start, |c, mut x| {
-                x.extend(run.load(k, a.x, c + above, BATCH as usize));
+                x.extend(run.load(a.x, c + above, BATCH as usize));
                 let squares: Vec<_> = x.iter().map(|&x| x * x).collect();
                 let of = |(i, squares): (usize, Reg<'k, A>)| {
                     x[i + below as usize] * self.common.powers(n, n.base(squares)).0
                 };
                 let y: Vec<_> = window_sums(&squares, size).into_iter().enumerate().map(of).collect();
-                run.store(k, a.y, c, &y);
+                run.store(a.y, c, &y);
                 x.split_off(BATCH as usize)
             });
         });
@@ -274,29 +175,29 @@ impl AccumulateKernel for SlidingBackward {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>) {
-        let run = Run::new(k, a);
+        let run = SlidingRun::new(k, a.channels, a.spatial, a.tiles, a.run);
         k.if_(run.inside, || {
             let n = Numbers::new(a);
             let size = self.size as usize;
             let (below, above) = (size as i32 / 2, (size as i32 - 1) / 2);
             let lead = size as i32 - 1;
             // Everything that the first channel needs but the terms of the last channel that sees it.
-            let mut x = run.load_start::<A>(k, a.x, lead as usize, lead as usize - 1);
-            let dy = run.load_start(k, a.dy, above as usize, (lead - above) as usize - 1);
+            let mut x = run.load_start::<A>(a.x, lead as usize, lead as usize - 1);
+            let dy = run.load_start(a.dy, above as usize, (lead - above) as usize - 1);
             let parts = self.parts(n, &x, &dy);
             let direct: Vec<_> = parts[above as usize..].iter().map(|p| p.0).collect();
             let terms: Vec<_> = parts.iter().map(|p| p.1).collect();
             let state = (x.split_off(lead as usize), direct, terms);
             let steps = k.range(run.first, run.end, BATCH as i32);
             let _ = k.fold(steps, state, |c, (mut x, mut direct, mut terms)| {
-                x.extend(run.load(k, a.x, c + lead, BATCH as usize));
-                let dy = run.load(k, a.dy, c + below, BATCH as usize);
+                x.extend(run.load(a.x, c + lead, BATCH as usize));
+                let dy = run.load(a.dy, c + below, BATCH as usize);
                 let parts = self.parts(n, &x, &dy);
                 direct.extend(parts.iter().map(|p| p.0));
                 terms.extend(parts.iter().map(|p| p.1));
                 let sums = window_sums(&terms, size).into_iter().enumerate();
                 let dx: Vec<_> = sums.map(|(i, sum)| gradient(n, x[i], direct[i], sum)).collect();
-                run.store(k, a.y, c, &dx);
+                run.store(a.y, c, &dx);
                 let next = BATCH as usize;
                 (x.split_off(next), direct.split_off(next), terms.split_off(next))
             });
