@@ -46,7 +46,7 @@ impl<'k, A: Accumulate> OnlineSoftmax<'k, A> {
     }
 
     /// The next tile of keys: its exponentials, the state, and `o`, the weighted sum of values so far, relative to the new maximum.
-    /// With `lazy_rescale` the reference is_persistent where no score is far above it, which saves most of that work, but costs a branch,
+    /// With `lazy_rescale` the reference stays where no score is far above it, which saves most of that work, but costs a branch,
     /// around which the assembler does not mix instructions.
     pub(in crate::attention) fn update(
         self,

@@ -182,7 +182,7 @@ impl<'k> Problem<'k> {
     }
 
     /// Tile, head and batch of the block. Blocks run in order, so with `last_first` those with the most keys under a causal
-    /// mask begin first. Nothing is divided, so that what the block has in common is_persistent out of the threads' registers.
+    /// mask begin first. Nothing is divided, so that what the block has in common stays out of the threads' registers.
     pub(in crate::attention) fn place(&self, k: K<'k>, last_first: bool) -> [U32<'k>; 3] {
         let tile = k.block_idx_x();
         let tile = if last_first { k.grid_dim_x() - 1 - tile } else { tile };

@@ -11,7 +11,7 @@ use warpwright_dsl::{
 };
 
 use super::super::engine::{Destination, Walk};
-use super::sweeps::WgmmaSweep;
+use super::layouts::WgmmaSweep;
 use super::{GROUP, GROUP_ROWS};
 use crate::attention::layout::BlockLayout;
 use crate::attention::score::{Problem, ProblemArgs, ScoreKind, Scorer, Span, View};

@@ -1,23 +1,23 @@
-//! The forward kernel: while the powers of one tile of keys are computed, the products of the tile before with its values run.
+//! The forward kernel: while the exponentials of one tile of keys are computed, the products of the tile before with its values run.
 //!
-//! SharedTiles are visited from the last one down, so that those with masked pairs at the end of the sequence or of a causal mask come
+//! Tiles are visited from the last one down, so that those with masked pairs at the end of the sequence or of a causal mask come
 //! first. A warpgroup starts the products of its queries with the keys of a tile, then those of the weights of the tile before
 //! with its values, waits for the former, and computes weights from them while the latter run. Where groups alternate, each starts
-//! its products when another one has, so that the powers of one run beside the products of the other.
+//! its products when another one has, so that the exponentials of one run beside the products of the other.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
-    Major, Mbarrier, Packed, PanelTile, Pipeline, PipelineState, TensorMapArg, TensorMapParam, WARP,
-    WarpgroupSums, kernel_args,
+    Mbarrier, Packed, Pipeline, PipelineState, TensorMapArg, TensorMapParam, WARP, WarpgroupSums, kernel_args,
 };
 
-use super::super::engine::{Place, Walk};
+use super::super::engine::Place;
 use super::super::forward::ResultArgs;
 use super::super::softmax::{LseRows, OnlineSoftmax};
-use super::order::TileOrder;
-use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES, VECTOR};
-use crate::attention::layout::{BlockLayout, BlockShape};
-use crate::attention::score::{Origin, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, Span, View};
+use super::layouts::{SharedTiles, Wgmma};
+use super::order::{KeyTiles, PingPong, TileOrder};
+use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES};
+use crate::attention::layout::BlockLayout;
+use crate::attention::score::{Origin, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, View};
 use crate::attention::statistics_type;
 
 kernel_args! {
@@ -29,105 +29,10 @@ kernel_args! {
     }
 }
 
-/// How a block is laid out: groups of four warps with 64 queries each, and one more of which a thread copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Wgmma {
-    /// Groups of four warps.
-    pub groups: u32,
-    /// Keys of a tile, a multiple of 16.
-    pub columns: u32,
-    /// Elements of a row of a tile, a multiple of 64 up to 256.
-    pub width: u32,
-    /// SharedTiles of keys in shared memory, and of values.
-    pub stages: u32,
-    /// Whether groups start their products in turn, so that one's exponentials run beside another's products (FlashAttention-3).
-    pub ping_pong: bool,
-    /// Whether sums are rescaled only where scores lie far above the reference.
-    pub lazy_rescale: bool,
-    /// Whether blocks go on to other tiles of queries when they have done one.
-    pub persistent: bool,
-}
-
-/// The tiles of a block: its queries, and the keys and values of a stage.
-#[derive(Clone, Copy, Debug)]
-struct SharedTiles {
-    q: PanelTile,
-    keys: PanelTile,
-    values: PanelTile,
-}
-
-impl Wgmma {
-    /// Registers of a thread that copies, and of one that multiplies: together what the threads of a block begin with.
-    const fn registers(self) -> (u32, u32) {
-        if self.groups > 2 { (32, 160) } else { (24, 240) }
-    }
-
-    /// Threads that multiply.
-    const fn multiplying(self) -> u32 {
-        self.groups * GROUP
-    }
-
-    const fn tiles(self, dtype: DType) -> SharedTiles {
-        let Self { columns, width, .. } = self;
-        SharedTiles {
-            q: PanelTile { dtype, major: Major::K, outer: self.groups * GROUP_ROWS, depth: width },
-            keys: PanelTile { dtype, major: Major::K, outer: columns, depth: width },
-            values: PanelTile { dtype, major: Major::Mn, outer: width, depth: columns },
-        }
-    }
-
-    /// The tiles of queries, keys and values.
-    pub(in crate::attention) const fn panels(self, dtype: DType) -> [PanelTile; 3] {
-        let SharedTiles { q, keys, values } = self.tiles(dtype);
-        [q, keys, values]
-    }
-
-    /// Whether its tiles are possible and hold rows of `width` elements.
-    pub(in crate::attention) fn holds(self, width: u32) -> bool {
-        let Self { groups, columns, width: most, stages, .. } = self;
-        let possible = (1..=3).contains(&groups)
-            && columns.is_multiple_of(16)
-            && (16..=256).contains(&columns)
-            && most.is_multiple_of(PanelTile::WIDTH)
-            && most <= 256
-            && (1..=8).contains(&stages)
-            && (groups > 1 || !self.ping_pong);
-        possible && width <= most && self.shared_bytes(DType::BF16, 1) <= MAX_SHARED
-    }
-}
-
-impl BlockLayout for Wgmma {
-    fn name(&self) -> String {
-        let Self { groups, columns, width, stages, ping_pong, lazy_rescale, persistent } = self;
-        let flags = [(ping_pong, "a"), (lazy_rescale, "p"), (persistent, "s")];
-        let flags: String = flags.iter().filter(|(on, _)| **on).map(|(_, flag)| *flag).collect();
-        format!("wg{groups}c{columns}d{width}s{stages}{flags}")
-    }
-
-    fn shape(&self) -> BlockShape {
-        let Self { groups, columns, width, .. } = *self;
-        BlockShape {
-            threads: (groups + 1) * GROUP,
-            rows: groups * GROUP_ROWS,
-            columns,
-            width,
-            vector: VECTOR,
-        }
-    }
-
-    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
-        let SharedTiles { q, keys, values } = self.tiles(dtype);
-        K::TILE_SLACK + stationary * q.bytes() + self.stages * (keys.bytes() + values.bytes())
-    }
-}
-
-/// TileContext memory of a block of sm_90, less what the barriers take.
-const MAX_SHARED: u32 = (227 << 10) - 512;
 /// Columns that four lanes hold two of each.
 const BLOCK: u32 = 8;
-/// The barrier at which all that multiply meet, and the first of those at which groups take turns.
+/// The named barrier at which all that multiply meet.
 const MEETING: u32 = 1;
-const TURNS: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct WgmmaForward {
@@ -170,36 +75,6 @@ struct PipelineStates<'k> {
 }
 
 warpwright_dsl::carry!(PipelineStates { queries, keys });
-
-/// The tiles of keys of a block from the last one down: there is at least one, behind all keys if none is seen.
-#[derive(Clone, Copy, Debug)]
-struct KeyTiles<'k> {
-    /// The first key of the last tile.
-    last: I32<'k>,
-    /// Keys of all tiles.
-    all: I32<'k>,
-    /// After so many keys from the last tile down, tiles begin that have no masked pairs, and those that have again.
-    whole_from: I32<'k>,
-    whole_end: I32<'k>,
-}
-
-impl<'k> KeyTiles<'k> {
-    fn new(walk: &Walk<'k>, span: &Span<'k>, columns: u32) -> Self {
-        let up = |x: I32<'k>| ((x.max(0i32).to_u32() + (columns - 1)) / columns * columns).to_i32();
-        let step = columns.cast_signed();
-        let seen = up(walk.end - walk.from);
-        let any = seen.gt(0i32);
-        let last = any.select(walk.from + seen - step, up(span.keys));
-        let all = any.select(seen, step);
-        let down_to = |key: I32<'k>| (last + step - key).max(step).min(all);
-        Self {
-            last,
-            all,
-            whole_from: down_to(walk.whole_end),
-            whole_end: walk.whole_from.map_or(all, |key| down_to(key).max(down_to(walk.whole_end))),
-        }
-    }
-}
 
 /// The state of a warpgroup between two tiles.
 struct ConsumerState<'k> {
@@ -412,50 +287,6 @@ impl<'k> TileContext<'k> {
         }
         consumer.store(a, state);
         next
-    }
-}
-
-/// The order in which wgmma start their products.
-#[derive(Clone, Copy)]
-struct PingPong<'k> {
-    k: K<'k>,
-    group: U32<'k>,
-    config: Wgmma,
-}
-
-impl<'k> PingPong<'k> {
-    /// Threads that meet where a group waits for its turn.
-    const PAIR: u32 = 2 * GROUP;
-
-    /// The first group does not wait for the last one before it begins.
-    fn begin(self) {
-        if self.config.ping_pong {
-            let last = self.group.eq(self.config.groups - 1);
-            self.k.if_(last, || self.k.barrier_arrive(TURNS, Self::PAIR));
-        }
-    }
-
-    /// Waits until the group before has started its products.
-    fn wait(self) {
-        if self.config.ping_pong {
-            self.k.barrier_of(self.group + TURNS, Self::PAIR);
-        }
-    }
-
-    /// Lets the next group start its products.
-    fn pass(self) {
-        if self.config.ping_pong {
-            let next = self.group + 1;
-            let next = next.eq(self.config.groups).select(0, next);
-            self.k.barrier_arrive(next + TURNS, Self::PAIR);
-        }
-    }
-
-    /// The first group has begun without being let, so it waits once more than it began.
-    fn end(self) {
-        if self.config.ping_pong {
-            self.k.if_(self.group.eq(0), || self.wait());
-        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 pub(in crate::attention) mod backward;
 pub(in crate::attention) mod forward;
+pub(in crate::attention) mod layouts;
 mod order;
-pub(in crate::attention) mod sweeps;
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{In, Major, Mbarrier, PanelTile, TensorMapArg, TensorMapParam};
@@ -15,8 +15,7 @@ use crate::attention::OP;
 use crate::attention::score::Origin;
 use crate::plan::Layout;
 
-pub use forward::Wgmma;
-pub use sweeps::{WgmmaSweep, WgmmaSweeps};
+pub use layouts::{Wgmma, WgmmaSweep, WgmmaSweeps};
 
 /// Threads of a warpgroup, and its rows of a product.
 pub(in crate::attention) const GROUP: u32 = 128;

@@ -1,7 +1,13 @@
-//! Which tiles of queries a block takes that is_persistent for several: one of each round, in which every block takes one.
+//! Orders: of the tiles of queries of a persistent block, which takes one in each round; of the tiles of keys of a tile of queries; and of
+//! the warpgroups whose products alternate.
 
 use warpwright_dsl::Range;
 use warpwright_dsl::prelude::*;
+
+use super::super::engine::Walk;
+use super::GROUP;
+use super::layouts::Wgmma;
+use crate::attention::score::Span;
 
 /// Tiles of a head up to which they are few.
 const FEW: u32 = 4;
@@ -74,5 +80,82 @@ impl<'k> TileOrder<'k> {
         let within = number - first * tiles;
         let back = within / width;
         (tiles - 1 - back, first + (within - back * width))
+    }
+}
+
+/// The tiles of keys of a block from the last one down: there is at least one, behind all keys if none is seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeyTiles<'k> {
+    /// The first key of the last tile.
+    pub(super) last: I32<'k>,
+    /// Keys of all tiles.
+    pub(super) all: I32<'k>,
+    /// After so many keys from the last tile down, tiles begin that have no masked pairs, and those that have again.
+    pub(super) whole_from: I32<'k>,
+    pub(super) whole_end: I32<'k>,
+}
+
+impl<'k> KeyTiles<'k> {
+    pub(super) fn new(walk: &Walk<'k>, span: &Span<'k>, columns: u32) -> Self {
+        let up = |x: I32<'k>| ((x.max(0i32).to_u32() + (columns - 1)) / columns * columns).to_i32();
+        let step = columns.cast_signed();
+        let seen = up(walk.end - walk.from);
+        let any = seen.gt(0i32);
+        let last = any.select(walk.from + seen - step, up(span.keys));
+        let all = any.select(seen, step);
+        let down_to = |key: I32<'k>| (last + step - key).max(step).min(all);
+        Self {
+            last,
+            all,
+            whole_from: down_to(walk.whole_end),
+            whole_end: walk.whole_from.map_or(all, |key| down_to(key).max(down_to(walk.whole_end))),
+        }
+    }
+}
+
+/// The first of the named barriers at which groups take turns.
+const TURNS: u32 = 2;
+
+/// The order in which warpgroups start their products.
+#[derive(Clone, Copy)]
+pub(super) struct PingPong<'k> {
+    pub(super) k: K<'k>,
+    pub(super) group: U32<'k>,
+    pub(super) config: Wgmma,
+}
+
+impl<'k> PingPong<'k> {
+    /// Threads that meet where a group waits for its turn.
+    const PAIR: u32 = 2 * GROUP;
+
+    /// The first group does not wait for the last one before it begins.
+    pub(super) fn begin(self) {
+        if self.config.ping_pong {
+            let last = self.group.eq(self.config.groups - 1);
+            self.k.if_(last, || self.k.barrier_arrive(TURNS, Self::PAIR));
+        }
+    }
+
+    /// Waits until the group before has started its products.
+    pub(super) fn wait(self) {
+        if self.config.ping_pong {
+            self.k.barrier_of(self.group + TURNS, Self::PAIR);
+        }
+    }
+
+    /// Lets the next group start its products.
+    pub(super) fn pass(self) {
+        if self.config.ping_pong {
+            let next = self.group + 1;
+            let next = next.eq(self.config.groups).select(0, next);
+            self.k.barrier_arrive(next + TURNS, Self::PAIR);
+        }
+    }
+
+    /// The first group has begun without being let, so it waits once more than it began.
+    pub(super) fn end(self) {
+        if self.config.ping_pong {
+            self.k.if_(self.group.eq(0), || self.wait());
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! How the kernels of the gradients are laid out on sm_90a.
+//! How blocks are laid out on sm_90a.
 
 use warpwright_dsl::{DType, K, Major, PanelTile};
 
@@ -10,6 +10,98 @@ use crate::attention::tuning::Work;
 const SHARED: u32 = (227 << 10) - 512;
 /// As many tiles as their barriers leave room for.
 const MAX_TILES: u32 = 24;
+
+/// How a block is laid out: groups of four warps with 64 queries each, and one more of which a thread copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Wgmma {
+    /// Groups of four warps.
+    pub groups: u32,
+    /// Keys of a tile, a multiple of 16.
+    pub columns: u32,
+    /// Elements of a row of a tile, a multiple of 64 up to 256.
+    pub width: u32,
+    /// Tiles of keys in shared memory, and of values.
+    pub stages: u32,
+    /// Whether groups start their products in turn, so that one's exponentials run beside another's products (FlashAttention-3).
+    pub ping_pong: bool,
+    /// Whether sums are rescaled only where scores lie far above the reference.
+    pub lazy_rescale: bool,
+    /// Whether blocks go on to other tiles of queries when they have done one.
+    pub persistent: bool,
+}
+
+/// The tiles of a block: its queries, and the keys and values of a stage.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SharedTiles {
+    pub(super) q: PanelTile,
+    pub(super) keys: PanelTile,
+    pub(super) values: PanelTile,
+}
+
+impl Wgmma {
+    /// Registers of a thread that copies, and of one that multiplies: together what the threads of a block begin with.
+    pub(super) const fn registers(self) -> (u32, u32) {
+        if self.groups > 2 { (32, 160) } else { (24, 240) }
+    }
+
+    /// Threads that multiply.
+    pub(super) const fn multiplying(self) -> u32 {
+        self.groups * GROUP
+    }
+
+    pub(super) const fn tiles(self, dtype: DType) -> SharedTiles {
+        let Self { columns, width, .. } = self;
+        SharedTiles {
+            q: PanelTile { dtype, major: Major::K, outer: self.groups * GROUP_ROWS, depth: width },
+            keys: PanelTile { dtype, major: Major::K, outer: columns, depth: width },
+            values: PanelTile { dtype, major: Major::Mn, outer: width, depth: columns },
+        }
+    }
+
+    /// The tiles of queries, keys and values.
+    pub(in crate::attention) const fn panels(self, dtype: DType) -> [PanelTile; 3] {
+        let SharedTiles { q, keys, values } = self.tiles(dtype);
+        [q, keys, values]
+    }
+
+    /// Whether its tiles are possible and hold rows of `width` elements.
+    pub(in crate::attention) fn holds(self, width: u32) -> bool {
+        let Self { groups, columns, width: most, stages, .. } = self;
+        let possible = (1..=3).contains(&groups)
+            && columns.is_multiple_of(16)
+            && (16..=256).contains(&columns)
+            && most.is_multiple_of(PanelTile::WIDTH)
+            && most <= 256
+            && (1..=8).contains(&stages)
+            && (groups > 1 || !self.ping_pong);
+        possible && width <= most && self.shared_bytes(DType::BF16, 1) <= SHARED
+    }
+}
+
+impl BlockLayout for Wgmma {
+    fn name(&self) -> String {
+        let Self { groups, columns, width, stages, ping_pong, lazy_rescale, persistent } = self;
+        let flags = [(ping_pong, "a"), (lazy_rescale, "p"), (persistent, "s")];
+        let flags: String = flags.iter().filter(|(on, _)| **on).map(|(_, flag)| *flag).collect();
+        format!("wg{groups}c{columns}d{width}s{stages}{flags}")
+    }
+
+    fn shape(&self) -> BlockShape {
+        let Self { groups, columns, width, .. } = *self;
+        BlockShape {
+            threads: (groups + 1) * GROUP,
+            rows: groups * GROUP_ROWS,
+            columns,
+            width,
+            vector: VECTOR,
+        }
+    }
+
+    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
+        let SharedTiles { q, keys, values } = self.tiles(dtype);
+        K::TILE_SLACK + stationary * q.bytes() + self.stages * (keys.bytes() + values.bytes())
+    }
+}
 
 /// How a block of the gradients is laid out: groups of four warps that have 64 rows each, and four warps more of which one thread
 /// fetches tiles.
