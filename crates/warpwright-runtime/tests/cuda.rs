@@ -57,27 +57,7 @@ macro_rules! suite {
     };
 }
 
-suite! {
-    buffers_keep_bytes,
-    host_buffers_are_copied,
-    tensors_are_filled_and_copied,
-    tensors_keep_elements,
-    views_address_elements,
-    launches_compute,
-    launches_are_checked,
-    dynamic_shared_memory,
-    graphs_replay,
-    failed_captures_leave_the_stream_usable,
-    graphs_outlive_their_steps,
-    graphs_keep_memory,
-    memory_waits_for_other_streams,
-    threads_share_a_kernel,
-    out_of_memory,
-    slow_kernels_count,
-    clusters_have_ranks,
-    tensor_maps,
-    other_architectures_are_refused,
-}
+common::device_suite!(suite);
 
 fn stream(device: &Device) -> Stream {
     device.stream().expect("stream")

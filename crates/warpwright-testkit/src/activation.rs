@@ -10,21 +10,10 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placement, Scope, Subject};
 use crate::inputs::{Input, awkward_lengths};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
-
-/// How the tensors of a case lie in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Placement {
-    /// Each in an allocation of its own.
-    Apart,
-    /// One element past an aligned address.
-    Misaligned,
-    /// The output replaces an input.
-    InPlace,
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Unit {

@@ -8,7 +8,7 @@ use warpwright_ops::{Direction, PlanError};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, Error as RuntimeError, Stream, Tensor, TensorMut, TensorRef};
 
-use crate::budget::Budget;
+use crate::budget::{self, Budget};
 use crate::measure::{Comparison, Expected, compare};
 use crate::storage;
 
@@ -240,6 +240,17 @@ impl Placed {
     }
 }
 
+/// How the tensors of a case lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// Each in an allocation of its own.
+    Apart,
+    /// One element past an aligned address.
+    Misaligned,
+    /// The output replaces an input.
+    InPlace,
+}
+
 impl<'d> Bench<'d> {
     fn new(device: &'d Device, launches: Launches) -> Result<Self, CaseError> {
         Ok(Self { device, stream: device.stream()?, launches, time: Duration::ZERO })
@@ -281,6 +292,34 @@ impl<'d> Bench<'d> {
         lead: usize,
     ) -> Result<Placed, CaseError> {
         self.place(name, dtype, len, lead, &vec![POISON; len * dtype.bytes()])
+    }
+
+    /// [`input`](Self::input) if there are values.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn optional_input(
+        &self,
+        name: &'static str,
+        dtype: DType,
+        values: Option<&Vec<f64>>,
+        lead: usize,
+    ) -> Result<Option<Placed>, CaseError> {
+        values.map(|values| self.input(name, dtype, values, lead)).transpose()
+    }
+
+    /// [`output`](Self::output) if it is wanted.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn optional_output(
+        &self,
+        name: &'static str,
+        dtype: DType,
+        (len, lead): (usize, usize),
+        wanted: bool,
+    ) -> Result<Option<Placed>, CaseError> {
+        wanted.then(|| self.output(name, dtype, len, lead)).transpose()
     }
 
     /// The value of an element that was not written.
@@ -350,5 +389,23 @@ impl<'d> Bench<'d> {
     /// As [`read_bytes`](Self::read_bytes).
     pub fn compare(&self, output: &Placed, expected: &[Expected]) -> Result<Comparison, CaseError> {
         Ok(compare(output.dtype, &self.read(output)?, expected, Self::poison(output.dtype)))
+    }
+
+    /// [`compare`](Self::compare) of a statistic that an operation of `dtype` saves in the type of its sums, in units of the budget
+    /// of the operation.
+    ///
+    /// # Errors
+    /// As [`compare`](Self::compare).
+    pub fn compare_saved(
+        &self,
+        dtype: DType,
+        output: &Placed,
+        expected: &[Expected],
+    ) -> Result<Comparison, CaseError> {
+        let (case, saved) = (budget::elementwise(dtype), budget::elementwise(dtype.accumulator()));
+        let mut comparison = self.compare(output, expected)?;
+        comparison.norm *= case.norm / saved.norm;
+        comparison.element *= case.element / saved.element;
+        Ok(comparison)
     }
 }

@@ -222,46 +222,12 @@ impl GroupNormSubject {
         self.has(option).then(|| self.rounded(Input::Normal.values(self.shape.channels, salt)))
     }
 
-    fn input(
-        &self,
-        bench: &Bench<'_>,
-        name: &'static str,
-        values: Option<&Vec<f64>>,
-    ) -> Result<Option<Placed>, CaseError> {
-        values.map(|values| bench.input(name, self.dtype, values, self.lead)).transpose()
-    }
-
-    fn output(
-        &self,
-        bench: &Bench<'_>,
-        name: &'static str,
-        dtype: DType,
-        len: usize,
-        wanted: bool,
-    ) -> Result<Option<Placed>, CaseError> {
-        wanted.then(|| bench.output(name, dtype, len, self.lead)).transpose()
-    }
-
     /// A path that the device cannot take is not taken: clusters need sm_90.
     fn path(&self, bench: &Bench<'_>) -> Option<Path> {
         self.path.filter(|path| match path {
             Path::Resident(r) => r.cluster == 1 || bench.target().sm >= 90,
             Path::Streamed => true,
         })
-    }
-
-    /// The comparison of statistics, in units of the budget of the case.
-    fn compare_saved(
-        &self,
-        bench: &Bench<'_>,
-        output: &Placed,
-        expected: &[Expected],
-    ) -> Result<Comparison, CaseError> {
-        let (case, own) = (budget::elementwise(self.dtype), budget::elementwise(self.dtype.accumulator()));
-        let mut c = bench.compare(output, expected)?;
-        c.norm *= case.norm / own.norm;
-        c.element *= case.element / own.element;
-        Ok(c)
     }
 
     /// Runs `f` for every element: number of its group, channel, index.
@@ -296,15 +262,15 @@ impl GroupNormSubject {
         let xs = self.x();
         let (weights, biases) = (self.parameter('w', 2), self.parameter('b', 3));
         let x = bench.input("x", dtype, &xs, self.lead)?;
-        let w = self.input(bench, "weight", weights.as_ref())?;
-        let b = self.input(bench, "bias", biases.as_ref())?;
+        let w = bench.optional_input("weight", self.dtype, weights.as_ref(), self.lead)?;
+        let b = bench.optional_input("bias", self.dtype, biases.as_ref(), self.lead)?;
         let saved = dtype.accumulator();
         let groups = shape.batch * shape.groups;
         let mut y = bench.output("y", dtype, xs.len(), self.lead)?;
-        let mut mean = self.output(bench, "mean", saved, groups, saves)?;
-        let mut rstd = self.output(bench, "rstd", saved, groups, saves)?;
+        let mut mean = bench.optional_output("mean", saved, (groups, self.lead), saves)?;
+        let mut rstd = bench.optional_output("rstd", saved, (groups, self.lead), saves)?;
         let scratch = plan.tensors().last().map_or(0, |t| t.len);
-        let mut workspace = self.output(bench, "workspace", saved, scratch, scratch > 0)?;
+        let mut workspace = bench.optional_output("workspace", saved, (scratch, self.lead), scratch > 0)?;
         bench.launch(|stream| {
             let args = GroupNormArgs {
                 x: x.view()?,
@@ -334,10 +300,10 @@ impl GroupNormSubject {
             let means: Vec<_> =
                 means.map(|(&value, &scale)| Expected { value, scale, underflow: 0.0 }).collect();
             // A mean that cancels is compared with what cancelled.
-            let mut of_mean = self.compare_saved(bench, mean, &means)?;
+            let mut of_mean = bench.compare_saved(self.dtype, mean, &means)?;
             of_mean.norm = 0.0;
             let rstds: Vec<_> = statistics.rstd.iter().map(|&v| Expected::exactly(v)).collect();
-            c = c.merge(of_mean).merge(self.compare_saved(bench, rstd, &rstds)?);
+            c = c.merge(of_mean).merge(bench.compare_saved(self.dtype, rstd, &rstds)?);
         }
         Ok(c)
     }
@@ -371,13 +337,13 @@ impl GroupNormSubject {
         let dy = bench.input("dy", dtype, &dys, self.lead)?;
         let mean = bench.input("mean", saved, &statistics.mean, self.lead)?;
         let rstd = bench.input("rstd", saved, &statistics.rstd, self.lead)?;
-        let w = self.input(bench, "weight", weights.as_ref())?;
-        let b = self.input(bench, "bias", biases.as_ref().filter(|_| silu))?;
+        let w = bench.optional_input("weight", self.dtype, weights.as_ref(), self.lead)?;
+        let b = bench.optional_input("bias", self.dtype, biases.as_ref().filter(|_| silu), self.lead)?;
         let mut dx = bench.output("dx", dtype, xs.len(), self.lead)?;
-        let mut dw = self.output(bench, "dweight", dtype, shape.channels, desc.dweight)?;
-        let mut db = self.output(bench, "dbias", dtype, shape.channels, desc.dbias)?;
+        let mut dw = bench.optional_output("dweight", dtype, (shape.channels, self.lead), desc.dweight)?;
+        let mut db = bench.optional_output("dbias", dtype, (shape.channels, self.lead), desc.dbias)?;
         let scratch = plan.tensors().last().map_or(0, |t| t.len);
-        let mut workspace = self.output(bench, "workspace", saved, scratch, scratch > 0)?;
+        let mut workspace = bench.optional_output("workspace", saved, (scratch, self.lead), scratch > 0)?;
         bench.launch(|stream| {
             let args = GroupNormBackwardArgs {
                 x: x.view()?,

@@ -177,27 +177,6 @@ impl RowNormSubject {
         self.options.weight.then(|| self.draw(self.len, 1))
     }
 
-    fn input(
-        &self,
-        bench: &Bench<'_>,
-        name: &'static str,
-        values: &Option<Vec<f64>>,
-    ) -> Result<Option<Placed>, CaseError> {
-        let of = |v: &Vec<f64>| bench.input(name, self.dtype, v, self.lead);
-        values.as_ref().map(of).transpose()
-    }
-
-    fn output(
-        &self,
-        bench: &Bench<'_>,
-        name: &'static str,
-        dtype: DType,
-        len: usize,
-        wanted: bool,
-    ) -> Result<Option<Placed>, CaseError> {
-        wanted.then(|| bench.output(name, dtype, len, self.lead)).transpose()
-    }
-
     /// The type of statistics.
     fn saved(&self) -> DType {
         if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
@@ -207,20 +186,6 @@ impl RowNormSubject {
     fn sum(&self, a: f64, b: f64) -> f64 {
         let sum = if self.dtype == DType::F64 { a + b } else { f64::from(a as f32 + b as f32) };
         storage::round(self.dtype, sum)
-    }
-
-    /// The comparison of statistics, in units of the budget of the case.
-    fn compare_saved(
-        &self,
-        bench: &Bench<'_>,
-        output: &Placed,
-        expected: &[Expected],
-    ) -> Result<Comparison, CaseError> {
-        let (case, own) = (budget::elementwise(self.dtype), budget::elementwise(self.saved()));
-        let mut c = bench.compare(output, expected)?;
-        c.norm *= case.norm / own.norm;
-        c.element *= case.element / own.element;
-        Ok(c)
     }
 
     fn forward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
@@ -240,12 +205,18 @@ impl RowNormSubject {
             None => xs.clone(),
         };
         let mean = statistics && norm == RowNorm::Layer;
-        let (x, r) = (bench.input("x", dtype, &xs, lead)?, self.input(bench, "residual", &residuals)?);
-        let (w, b) = (self.input(bench, "weight", &weights)?, self.input(bench, "bias", &biases)?);
+        let (x, r) = (
+            bench.input("x", dtype, &xs, lead)?,
+            bench.optional_input("residual", dtype, residuals.as_ref(), lead)?,
+        );
+        let (w, b) = (
+            bench.optional_input("weight", dtype, weights.as_ref(), lead)?,
+            bench.optional_input("bias", dtype, biases.as_ref(), lead)?,
+        );
         let mut y = bench.output("y", dtype, rows * len, lead)?;
-        let mut z = self.output(bench, "z", dtype, rows * len, residual)?;
-        let mut m = self.output(bench, "mean", self.saved(), rows, mean)?;
-        let mut s = self.output(bench, "rstd", self.saved(), rows, statistics)?;
+        let mut z = bench.optional_output("z", dtype, (rows * len, lead), residual)?;
+        let mut m = bench.optional_output("mean", self.saved(), (rows, lead), mean)?;
+        let mut s = bench.optional_output("rstd", self.saved(), (rows, lead), statistics)?;
         bench.launch(|stream| {
             let args = RowNormArgs {
                 x: x.view()?,
@@ -279,12 +250,12 @@ impl RowNormSubject {
         }
         if let Some(m) = &m {
             // A mean that cancels is compared with what cancelled.
-            let mut of_mean = self.compare_saved(bench, m, &means)?;
+            let mut of_mean = bench.compare_saved(dtype, m, &means)?;
             of_mean.norm = 0.0;
             c = c.merge(of_mean);
         }
         if let Some(s) = &s {
-            c = c.merge(self.compare_saved(bench, s, &rstds)?);
+            c = c.merge(bench.compare_saved(dtype, s, &rstds)?);
         }
         Ok(c)
     }
@@ -306,16 +277,19 @@ impl RowNormSubject {
             .map(|s| Statistics { mean: save(s.mean), rest: 0.0, rstd: save(s.rstd) })
             .collect();
         let (x, dy) = (bench.input("x", dtype, &xs, lead)?, bench.input("dy", dtype, &dys, lead)?);
-        let (z, w) = (self.input(bench, "dz", &dzs)?, self.input(bench, "weight", &weights)?);
+        let (z, w) = (
+            bench.optional_input("dz", dtype, dzs.as_ref(), lead)?,
+            bench.optional_input("weight", dtype, weights.as_ref(), lead)?,
+        );
         let means: Vec<f64> = of_rows.iter().map(|s| s.mean).collect();
         let rstds: Vec<f64> = of_rows.iter().map(|s| s.rstd).collect();
         let mean = (norm == RowNorm::Layer).then(|| bench.input("mean", self.saved(), &means, lead));
         let (mean, rstd) = (mean.transpose()?, bench.input("rstd", self.saved(), &rstds, lead)?);
         let mut dx = bench.output("dx", dtype, rows * len, lead)?;
-        let mut dw = self.output(bench, "dweight", dtype, len, weight)?;
-        let mut db = self.output(bench, "dbias", dtype, len, bias)?;
+        let mut dw = bench.optional_output("dweight", dtype, (len, lead), weight)?;
+        let mut db = bench.optional_output("dbias", dtype, (len, lead), bias)?;
         let scratch = plan.tensors().last().map_or(0, |t| t.len);
-        let mut workspace = self.output(bench, "workspace", self.saved(), scratch, scratch > 0)?;
+        let mut workspace = bench.optional_output("workspace", self.saved(), (scratch, lead), scratch > 0)?;
         bench.launch(|stream| {
             let args = RowNormBackwardArgs {
                 x: x.view()?,

@@ -1,6 +1,6 @@
 //! Kernels written by hand, and checks that every device must pass.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, unused_macros, reason = "each test binary uses its part")]
 
 pub(crate) mod suite;
 
@@ -199,3 +199,32 @@ pub(crate) fn launch_increment(stream: &Stream, step: &LaunchStep, x: &Tensor) -
 pub(crate) fn null() -> Binding<'static> {
     Binding::NULL
 }
+
+/// Hands the names of the tests of [`suite`] to a macro that says what each of them runs on.
+macro_rules! device_suite {
+    ($each:ident) => {
+        $each! {
+            buffers_keep_bytes,
+            host_buffers_are_copied,
+            tensors_are_filled_and_copied,
+            tensors_keep_elements,
+            views_address_elements,
+            launches_compute,
+            launches_are_checked,
+            dynamic_shared_memory,
+            graphs_replay,
+            failed_captures_leave_the_stream_usable,
+            graphs_outlive_their_steps,
+            graphs_keep_memory,
+            memory_waits_for_other_streams,
+            threads_share_a_kernel,
+            out_of_memory,
+            slow_kernels_count,
+            clusters_have_ranks,
+            tensor_maps,
+            other_architectures_are_refused,
+        }
+    };
+}
+
+pub(crate) use device_suite;
