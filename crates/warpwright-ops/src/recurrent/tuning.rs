@@ -29,9 +29,9 @@ impl fmt::Display for PersistentConfig {
         write!(f, "u{}", self.units)?;
         match self.exchange {
             ExchangeKind::Ll => {}
-            ExchangeKind::Flagged => f.write_str("_blocks")?,
-            ExchangeKind::Inband => f.write_str("_tags")?,
-            ExchangeKind::Dsmem { sequences } => write!(f, "_cluster{sequences}")?,
+            ExchangeKind::Flagged => f.write_str("_flagged")?,
+            ExchangeKind::Inband => f.write_str("_inband")?,
+            ExchangeKind::Dsmem { sequences } => write!(f, "_dsmem{sequences}")?,
         }
         if self.groups > 1 { write!(f, "_g{}", self.groups) } else { Ok(()) }
     }
@@ -137,13 +137,13 @@ pub fn choose(desc: &RecurrentDesc, target: Target) -> Schedule {
     }
     let takes = |config: &PersistentConfig| config.takes(desc, target);
     let straight = |exchange| of_groups(desc).find_map(|groups| straight(desc, exchange, groups, takes));
-    let blocks =
+    let flagged =
         || of_groups(desc).find_map(|groups| layouts_with(ExchangeKind::Flagged, groups).find(takes));
     let rounds = ExchangeKind::Inband.rounds(desc.precision);
     // Of few sequences LL is as fast as rounded elements in band, and exact.
     let few = (rounds && desc.batch < LEAST_SEQUENCES).then(|| straight(ExchangeKind::Ll)).flatten();
-    let words = || straight(ExchangeKind::Ll);
-    let spread = || few.or_else(|| straight(ExchangeKind::Inband)).or_else(words).or_else(blocks);
+    let ll = || straight(ExchangeKind::Ll);
+    let spread = || few.or_else(|| straight(ExchangeKind::Inband)).or_else(ll).or_else(flagged);
     let most = if rounds { FEW_TOGETHER / 2 } else { FEW_TOGETHER };
     let config = near(desc, (cluster(desc, target, &FORWARD), most), spread);
     config.map_or(Schedule::Stepwise, Schedule::Persistent)
@@ -246,18 +246,18 @@ pub fn choose_backward(desc: &RecurrentDesc, target: Target) -> Schedule {
     }
     let takes = |config: &PersistentConfig| config.takes_back(desc, target);
     let layout = |groups: u32| {
-        let tags = layouts_with(ExchangeKind::Inband, groups).find(takes);
+        let inband = layouts_with(ExchangeKind::Inband, groups).find(takes);
         let mut fitting = layouts_with(ExchangeKind::Ll, groups).filter(takes);
         // A tile has 16 rows, whether they are there or not.
-        let words = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
-        let blocks = layouts_with(ExchangeKind::Flagged, groups).find(takes);
+        let ll = if desc.dtype == DType::F32 { fitting.next() } else { fitting.next_back() };
+        let flagged = layouts_with(ExchangeKind::Flagged, groups).find(takes);
         // The words of LL are on their way for less time than a flag is, if there are few. The elements of three gates are left one by
         // one.
         let at_once = desc.cell.gates().is_power_of_two();
         let many = desc.batch / groups as usize > TILE_BATCH;
         // Of few sequences LL is as fast, and exact.
-        let tags = tags.filter(|_| desc.batch >= LEAST_SEQUENCES);
-        if many && at_once { blocks.or(tags).or(words) } else { tags.or(words).or(blocks) }
+        let inband = inband.filter(|_| desc.batch >= LEAST_SEQUENCES);
+        if many && at_once { flagged.or(inband).or(ll) } else { inband.or(ll).or(flagged) }
     };
     let spread = || of_groups(desc).find_map(layout);
     near(desc, (cluster(desc, target, &BACKWARD), FEW_TOGETHER), spread)
@@ -344,8 +344,8 @@ impl PersistentConfig {
     }
 
     /// Whether the device holds all blocks at once, and these exchange no more than they can, of `depth`
-    /// elements a batch; through LL at most `words`.
-    fn spreads(self, desc: &RecurrentDesc, (depth, words): (usize, usize), target: Target) -> bool {
+    /// elements a batch; through LL at most `ll`.
+    fn spreads(self, desc: &RecurrentDesc, (depth, ll): (usize, usize), target: Target) -> bool {
         let RecurrentDesc { dtype, batch, hidden, .. } = *desc;
         let (units, groups) = (self.units as usize, self.groups as usize);
         if !GROUPS.contains(&self.groups) || !batch.is_multiple_of(groups) {
@@ -355,7 +355,7 @@ impl PersistentConfig {
         let blocks = self.exchange == ExchangeKind::Flagged;
         let known = matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
         let (least, most) = match self.exchange {
-            ExchangeKind::Ll => (1, words),
+            ExchangeKind::Ll => (1, ll),
             ExchangeKind::Inband => (1, MOST_ELEMENTS),
             ExchangeKind::Flagged => (LEAST_STATE, MOST_ELEMENTS),
             ExchangeKind::Dsmem { sequences } => {

@@ -17,17 +17,17 @@ const AT_ONCE: &str =
 const ONE_BLOCK: &str = "each lane of a warp has waited itself for the only block that the warp reads from";
 
 const SURVIVORS: [Survivor; 7] = [
-    Survivor::equivalent("_blocks", "} k.@commit_copies();", AT_ONCE),
-    Survivor::equivalent("_blocks", "read = stages.@after(read);", AT_ONCE),
-    Survivor::equivalent("_h32_b5_u8_blocks", "fn meet(k: K<'_>)", ONE_BLOCK),
-    Survivor::equivalent("_sweep_tf32_h64_b18_u16_blocks", "fn meet(k: K<'_>)", ONE_BLOCK),
+    Survivor::equivalent("_flagged", "} k.@commit_copies();", AT_ONCE),
+    Survivor::equivalent("_flagged", "read = stages.@after(read);", AT_ONCE),
+    Survivor::equivalent("_h32_b5_u8_flagged", "fn meet(k: K<'_>)", ONE_BLOCK),
+    Survivor::equivalent("_persistent_backward_tf32_h64_b18_u16_flagged", "fn meet(k: K<'_>)", ONE_BLOCK),
     Survivor::missed(
-        "_cluster",
+        "_dsmem",
         "@publish_mbarriers()",
         "the barrier of the cluster behind it shows the counts to all threads; that remote stores need a fence to see them is not modelled",
     ),
-    Survivor::equivalent("_once_", "step.@lt(length);", ONE_PLACE),
-    Survivor::equivalent("_few_", "step.@lt(length);", ONE_PLACE),
+    Survivor::equivalent("_fused_mma_", "step.@lt(length);", ONE_PLACE),
+    Survivor::equivalent("_gemv_", "step.@lt(length);", ONE_PLACE),
 ];
 
 const SWEEP: Sweep = Sweep { survivors: &SURVIVORS, by_line: true, ..Sweep::new(plain) };
@@ -50,7 +50,7 @@ fn sequence(cell: Cell, dtype: DType, [steps, batch, input, hidden]: [usize; 4],
 
 /// The kernels of the products of inputs are those above; what is left is elementwise.
 fn not_of_sequences(kernel: &str) -> bool {
-    !kernel.contains("_sequence_")
+    !kernel.contains("_persistent_")
 }
 
 const SEQUENCES: Sweep = Sweep { skipped: not_of_sequences, ..SWEEP };
@@ -89,7 +89,7 @@ fn sequences_backward_with(
     dtype: DType,
     [batch, hidden]: [usize; 2],
 ) {
-    let sweep = Sweep { skipped: |kernel| !kernel.contains("_sweep_"), ..SWEEP };
+    let sweep = Sweep { skipped: |kernel| !kernel.contains("_persistent_backward_"), ..SWEEP };
     let cases = [(4, 0), (3, 1), (2, 2), (3, 3), (3, 4)];
     sweep.check(&plans(&cases, |(steps, i)| {
         let forward = sequence(cell, dtype, [steps, batch, 8, hidden], i);
@@ -139,7 +139,8 @@ fn defects_of_tagged_sequences_are_noticed() {
 
 /// Single steps in one launch: loops over the inputs go round more than once in some.
 fn single_steps(cell: Cell, dtype: DType, batch: usize) {
-    let sweep = Sweep { skipped: |kernel| !kernel.contains("_once_") && !kernel.contains("_few_"), ..SWEEP };
+    let sweep =
+        Sweep { skipped: |kernel| !kernel.contains("_fused_mma_") && !kernel.contains("_gemv_"), ..SWEEP };
     let cases = [(40, 0), (8, 1), (1544, 2), (16, 3), (24, 4)];
     sweep.check(&plans(&cases, |(input, i)| {
         let desc = sequence(cell, dtype, [1, batch, input, 24], i);

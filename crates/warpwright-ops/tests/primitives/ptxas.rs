@@ -25,8 +25,8 @@ const SPILLS: [&str; 7] = [
     "gemm_f64_oo_simt_64x64x16_s2_p16",
     "gemm_f64_oo_simt_64x64x16_s2_p16_split",
     "group_norm_last_backward_sums_f32_x4",
-    "lstm_sweep_bf16_h512_b1_u16",
-    "lstm_sweep_f16_h512_b1_u16",
+    "lstm_persistent_backward_bf16_h512_b1_u16",
+    "lstm_persistent_backward_f16_h512_b1_u16",
     "rms_norm_backward_f64_x2_v0_g1024_t1024",
 ];
 
@@ -36,13 +36,18 @@ const SPILLS: [&str; 7] = [
 /// `tf32`, whose weights take twice the registers, up to 70 words.
 fn keeps_weights(kernel: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| kernel.contains(part));
-    let backward = kernel.contains("_sweep_f32_") && kernel.ends_with("_u8_blocks");
-    let groups = kernel.starts_with("gru_sweep_") && kernel.ends_with("_u16_g2");
-    let whole = has(&["_u16_blocks", "_u16_tags"]);
+    let backward = kernel.contains("_persistent_backward_f32_") && kernel.ends_with("_u8_flagged");
+    let groups = kernel.starts_with("gru_persistent_backward_") && kernel.ends_with("_u16_g2");
+    let whole = has(&["_u16_flagged", "_u16_inband"]);
     let spread = has(&["_h1024_", "_h2048_"]) && (backward || groups || whole);
-    let spread = spread || kernel.starts_with("gru_sequence_tf32_h768_");
-    let few_units = has(&["f16_h512_", "_sweep_f32_h256_", "lstm_sweep_f16_h256_", "lstm_sweep_bf16_h256_"]);
-    let in_cluster = few_units && kernel.contains("_u32_cluster");
+    let spread = spread || kernel.starts_with("gru_persistent_tf32_h768_");
+    let few_units = has(&[
+        "f16_h512_",
+        "_persistent_backward_f32_h256_",
+        "lstm_persistent_backward_f16_h256_",
+        "lstm_persistent_backward_bf16_h256_",
+    ]);
+    let in_cluster = few_units && kernel.contains("_u32_dsmem");
     spread || in_cluster
 }
 

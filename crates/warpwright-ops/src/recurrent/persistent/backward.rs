@@ -31,7 +31,7 @@ kernel_args! {
 pub(in crate::recurrent) enum BackwardPass {}
 
 impl PassKind for BackwardPass {
-    const NAME: &'static str = "sweep";
+    const NAME: &'static str = "persistent_backward";
     const SUMS: &'static [&'static str] = &["saved.gates", "saved.extra"];
 
     fn gemm(desc: &RecurrentDesc, config: PersistentConfig) -> StepGemm {

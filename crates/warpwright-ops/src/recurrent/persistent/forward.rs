@@ -44,7 +44,7 @@ const MANY_UNITS: u32 = 128;
 pub(in crate::recurrent) enum ForwardPass {}
 
 impl PassKind for ForwardPass {
-    const NAME: &'static str = "sequence";
+    const NAME: &'static str = "persistent";
     const SUMS: &'static [&'static str] = &["results.extra"];
 
     fn gemm(desc: &RecurrentDesc, config: PersistentConfig) -> StepGemm {

@@ -208,7 +208,7 @@ impl KernelDef for FusedMma {
     fn spec(&self) -> KernelSpec {
         let (all, sums) = (DTypes::all(self.dtype), DType::F32);
         KernelSpec::new(
-            format!("{}_once_{}_b{}", self.cell.name(), self.dtype, self.columns()),
+            format!("{}_fused_mma_{}_b{}", self.cell.name(), self.dtype, self.columns()),
             BlockDim::x(THREADS),
         )
         .dtypes(all.with("products", sums).with("next.after", sums).with("next.results.extra", sums))

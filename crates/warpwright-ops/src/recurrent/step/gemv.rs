@@ -159,7 +159,7 @@ impl AccumulateKernel for Gemv {
         // So many registers that all loads of a round may be on their way, which the assembler does not see to by itself.
         let sums = sums_of(self.dtype);
         KernelSpec::new(
-            format!("{}_few_{}_b{}", self.cell.name(), self.dtype, self.batch),
+            format!("{}_gemv_{}_b{}", self.cell.name(), self.dtype, self.batch),
             BlockDim::x(2 * UNITS * WARP),
         )
         .dtypes(
