@@ -75,7 +75,7 @@ pub(super) mod present {
 /// The types of these kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Types {
-    /// Of the tensors that are normalised.
+    /// Of the tensors that are normalized.
     pub(super) dtype: DType,
     /// Of weight, bias and running statistics.
     pub(super) parameters: DType,

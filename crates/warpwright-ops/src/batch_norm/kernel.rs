@@ -267,8 +267,8 @@ impl AccumulateKernel for GradientSums {
             }
             x.iter().zip(&g).fold(sums, |[sum, products]: [Lanes<'k, A>; 2], (x, g)| {
                 let (x, g) = (x.lanes(), g.lanes());
-                let centred = x - &mean;
-                [sum + &g, g.mul_add(centred, products)]
+                let centered = x - &mean;
+                [sum + &g, g.mul_add(centered, products)]
             })
         };
         let zeros = [(); 2].map(|()| Lanes::constant(k, 0.0, width));

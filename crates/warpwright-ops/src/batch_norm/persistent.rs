@@ -182,8 +182,8 @@ impl AccumulateKernel for Backward {
             (0..width).map(|i| a.saved.mean.at(walk.channel).at(u64::from(i)).get::<A>()).collect();
         let load = |at: &[U64<'k>]| (a.x.load_each::<A>(at, width), a.dy.load_each::<A>(at, width));
         let add = |[sum, products]: [Lanes<'k, A>; 2], (x, g): (&Packed<'k, A>, &Packed<'k, A>)| {
-            let centred = x.lanes() - &mean;
-            [sum + g.lanes(), g.lanes().mul_add(centred, products)]
+            let centered = x.lanes() - &mean;
+            [sum + g.lanes(), g.lanes().mul_add(centered, products)]
         };
         let start = (thread, [(); 2].map(|()| Lanes::constant(k, 0.0, width)));
         let (_, sums) = near.fold_ahead(unroll, start, load, |(first, sums), (x, g)| {

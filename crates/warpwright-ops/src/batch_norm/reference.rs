@@ -157,22 +157,22 @@ pub fn backward(
         out.dresidual.iter_mut().zip(y).for_each(|(g, y)| *g = if *y <= 0.0 { 0.0 } else { *g });
     }
     let g = &out.dresidual;
-    let normalised = |i: usize, c: usize| channels.distance(x[i], c) * channels.rstd[c];
+    let normalized = |i: usize, c: usize| channels.distance(x[i], c) * channels.rstd[c];
     out.dbias = sums(norm, |i, _| g[i]);
-    out.dweight = sums(norm, |i, c| g[i] * normalised(i, c));
+    out.dweight = sums(norm, |i, c| g[i] * normalized(i, c));
     let root = |sums: Vec<f64>| -> Vec<f64> { sums.into_iter().map(f64::sqrt).collect() };
     out.dbias_scale = root(sums(norm, |i, _| g[i] * g[i]));
-    out.dweight_scale = root(sums(norm, |i, c| (g[i] * normalised(i, c)).powi(2)));
+    out.dweight_scale = root(sums(norm, |i, c| (g[i] * normalized(i, c)).powi(2)));
     elements(norm, |i, c| {
-        let (g, normalised) = (g[i], normalised(i, c));
+        let (g, normalized) = (g[i], normalized(i, c));
         let factor = channels.weight(c) * channels.rstd[c];
         if !training {
             (out.dx[i], out.dx_scale[i]) = (factor * g, (factor * g).abs());
             return;
         }
-        let (of_mean, of_rstd) = (out.dbias[c] / n, normalised * out.dweight[c] / n);
+        let (of_mean, of_rstd) = (out.dbias[c] / n, normalized * out.dweight[c] / n);
         out.dx[i] = factor * (g - of_mean - of_rstd);
-        let rounded = (out.dbias_scale[c] + normalised.abs() * out.dweight_scale[c]) / n;
+        let rounded = (out.dbias_scale[c] + normalized.abs() * out.dweight_scale[c]) / n;
         out.dx_scale[i] = factor.abs() * (g.abs() + of_mean.abs() + of_rstd.abs() + rounded);
     });
     out

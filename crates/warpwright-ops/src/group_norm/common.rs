@@ -67,6 +67,20 @@ impl<'k> Affine<'k> {
         k.if_else(self.options.bias, || self.bias.at(channel).get(), || k.lit(0.0))
     }
 
+    /// Stores the result of a vector of one channel.
+    pub(super) fn store<A: Float>(
+        self,
+        k: K<'k>,
+        statistics: Statistics<'k, A>,
+        channel: U32<'k>,
+        x: &Packed<'k, A>,
+        y: Ptr<'k, Write, Elem>,
+    ) {
+        let (scale, shift) = statistics.line(self.weight(k, channel), self.bias(k, channel));
+        let results = x.lanes().map(|x| (x - statistics.mean).mul_add(scale, shift));
+        store_result(k, self.options, y, &results);
+    }
+
     /// The weights of a vector of channels.
     pub(super) fn weights<A: Float>(self, k: K<'k>, vector: U32<'k>, width: u32) -> Lanes<'k, A> {
         let at = vector.mul_wide(width);

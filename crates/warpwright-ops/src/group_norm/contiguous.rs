@@ -3,7 +3,7 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::common::{Affine, Elements, Options, Statistics, quotient, store_result};
+use super::common::{Affine, Elements, Options, Statistics, quotient};
 use super::spread::Spread;
 use super::tuning::{STREAM_THREADS, STREAM_VECTORS};
 
@@ -162,9 +162,7 @@ impl AccumulateKernel for Apply {
             let y = held.first(a.tensors.y);
             held.each(None, |v, offset| {
                 let channel = first + channels.at(at + v as u64 * u64::from(STREAM_THREADS));
-                let (scale, shift) = statistics.line(affine.weight(k, channel), affine.bias(k, channel));
-                let results = vectors[v].lanes().map(|x| (x - statistics.mean).mul_add(scale, shift));
-                store_result(k, options, y.at(offset), &results);
+                affine.store(k, statistics, channel, &vectors[v], y.at(offset));
             });
         });
     }

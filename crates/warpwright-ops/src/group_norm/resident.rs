@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{AllGather, WARP, kernel_args};
 
-use super::common::{Options, Statistics, quotient, store_result};
+use super::common::{Options, Statistics, quotient};
 use super::contiguous::TensorsArgs;
 use super::gradients::{Channel, InputsArgs, Line, add};
 use super::spread::Spread;
@@ -90,9 +90,7 @@ impl AccumulateKernel for Forward {
         let y = part.held.first(a.tensors.y);
         part.held.each(None, |v, at| {
             let channel = channel + quotient(part.numbers[v], a.magic, a.shift);
-            let (scale, shift) = statistics.line(affine.weight(k, channel), affine.bias(k, channel));
-            let results = xs[v].lanes().map(|x| (x - statistics.mean).mul_add(scale, shift));
-            store_result(k, options, y.at(at), &results);
+            affine.store(k, statistics, channel, &xs[v], y.at(at));
         });
     }
 }

@@ -146,11 +146,11 @@ impl Backward {
         let (to, added) = (held.first(a.dx.at(start)), held.first(a.dz.at(start)));
         held.each(valid, |i, at| {
             let dx = g(i).zip(xhat(i), |g, h| {
-                let centred = match self.norm {
+                let centered = match self.norm {
                     RowNorm::Layer => g.mul_add(now.rstd, level),
                     RowNorm::Rms => g * now.rstd,
                 };
-                h.mul_add(along, centred)
+                h.mul_add(along, centered)
             });
             let with_dz = || &dx + added.at(at).load::<A>(self.layout.width);
             to.at(at).store(k.if_else(has(a.present, present::DZ), with_dz, || dx.clone()));
@@ -244,8 +244,8 @@ impl AccumulateKernel for LongRows {
         k.for_each(own(), |i| {
             let (g, h) = load(i);
             let dx = g.zip(h, |g, h| {
-                let centred = if self.norm == RowNorm::Layer { g - level } else { g };
-                (-h).mul_add(along, centred) * rstd
+                let centered = if self.norm == RowNorm::Layer { g - level } else { g };
+                (-h).mul_add(along, centered) * rstd
             });
             let with_dz = || &dx + a.dz.at(start).at(i).load::<A>(width);
             let dx = k.if_else(has(a.present, present::DZ), with_dz, || dx.clone());

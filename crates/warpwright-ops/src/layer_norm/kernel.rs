@@ -88,7 +88,7 @@ pub(super) fn add_pairs<'k, A: Float>(
     (a.0 + b.0, a.1 + b.1)
 }
 
-/// What a row is normalised with.
+/// What a row is normalized with.
 #[derive(Clone, Copy)]
 struct RowStatistics<'k, A: Float> {
     /// Near the mean, so that differences from it are exact where the mean is large.
@@ -99,7 +99,7 @@ struct RowStatistics<'k, A: Float> {
 }
 
 impl<'k, A: Float> RowStatistics<'k, A> {
-    fn normalise(&self, norm: RowNorm, z: Reg<'k, A>) -> Reg<'k, A> {
+    fn normalize(&self, norm: RowNorm, z: Reg<'k, A>) -> Reg<'k, A> {
         match norm {
             RowNorm::Layer => (z - self.shift).mul_add(self.rstd, -(self.drift * self.rstd)),
             RowNorm::Rms => z * self.rstd,
@@ -145,7 +145,7 @@ impl Forward {
         let statistics = self.statistics(k, a, &held, &z);
         let to = held.first(a.y.at(start));
         held.each(valid, |i, at| {
-            let xhat = z[i].lanes().map(|z| statistics.normalise(norm, z));
+            let xhat = z[i].lanes().map(|z| statistics.normalize(norm, z));
             let weight = weight[i].lanes();
             let y = match bias.get(i) {
                 Some(bias) => xhat.mul_add(weight, bias.lanes()),
@@ -191,7 +191,7 @@ impl Forward {
         let residual = has(a.present, present::RESIDUAL);
         let own = || k.block_strided_u32(a.len, width);
         let (x, added, z) = (a.x.at(start), a.residual.at(start), a.z.at(start));
-        // The row as it is normalised; with a residual, written for the second pass.
+        // The row as it is normalized; with a residual, written for the second pass.
         let load = |i: U32<'k>| -> Lanes<'k, A> {
             let x = x.at(i).load::<A>(width);
             k.if_else(
@@ -237,7 +237,7 @@ impl Forward {
             let z: Lanes<'k, A> =
                 k.if_else(residual, || z.at(i).load::<A>(width), || x.at(i).load::<A>(width));
             let w = k.if_else(weight, || a.weight.at(i).load::<A>(width), ones);
-            let scaled = z.zip(w, |z, w| statistics.normalise(norm, z) * w);
+            let scaled = z.zip(w, |z, w| statistics.normalize(norm, z) * w);
             let y = match bias {
                 Some(bias) => k.if_else(bias, || &scaled + a.bias.at(i).load::<A>(width), || scaled.clone()),
                 None => scaled,
