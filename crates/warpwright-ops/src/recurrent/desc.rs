@@ -280,7 +280,7 @@ pub fn check_lengths(op: &'static str, lengths: &[i32], steps: usize) -> Result<
     match lengths.iter().position(|length| !fits(*length)) {
         Some(at) => {
             let got = format!("{} at {at}", lengths[at]);
-            Err(refuse(op, "lengths", got, "from 0 to the places of a sequence"))
+            Err(refuse(op, "lengths", got, "from 0 to the time steps of a sequence"))
         }
         None => Ok(()),
     }

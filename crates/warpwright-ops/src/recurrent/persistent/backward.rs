@@ -16,7 +16,7 @@ use crate::recurrent::walk::{Flag, Walk, WalkArgs};
 use crate::recurrent::{RecurrentDesc, small};
 
 kernel_args! {
-    /// A sequence of `steps`, from the last to the first; see [`pointwise`](super::pointwise) for the shapes.
+    /// A sequence of `steps`, from the last to the first; see `step::pointwise` for the shapes.
     pub(in crate::recurrent) struct SequenceBackwardArgs => SequenceBackwardParams {
         w_hh: In<Elem>, saved: SavedArgs,
         dx: Out<Elem>, dh: Out<Elem>, before: Out<Elem>, dh0: Out<Elem>, dc0: Out<Elem>,
