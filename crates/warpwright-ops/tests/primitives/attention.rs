@@ -238,6 +238,36 @@ fn lengths_and_pages_on_the_device_that_lead_outside_are_cut() {
     }
 }
 
+/// Lengths lie at multiples of their own size, however large the elements are.
+#[test]
+fn lengths_lie_anywhere() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let tensor = |shape: &[usize], salt| {
+        let values = Input::Normal.values(shape.iter().product(), salt);
+        Tensor::from_slice(&device, &values, shape).expect("memory")
+    };
+    let numbers = |values: &[i32]| Tensor::from_slice(&device, values, &[values.len()]).expect("memory");
+    let (aligned, shifted) = (numbers(&[3, 20]), numbers(&[99, 3, 20]));
+    let shifted = shifted.as_ref().narrow(0, 1, 2).expect("a view");
+    // Few queries, whose keys are shared out, and many.
+    for queries in [3, 20] {
+        let (q, k) = (tensor(&[2, queries, 2, 32], 3), tensor(&[2, 24, 2, 32], 4));
+        let of = |key_lengths| {
+            let scores = Scores { key_lengths: Some(key_lengths), ..Scores::default() };
+            let out = attention(&stream, &q, &k, &k, scores).expect("launch");
+            let gradients = attention_backward(&stream, &q, &k, &k, &out, &out.o, scores).expect("launch");
+            [&out.o, &gradients.dq, &gradients.dk].map(|x| x.to_vec_on::<f64>(&stream).expect("copy"))
+        };
+        let (want, got) = (of(aligned.as_ref()), of(shifted));
+        // Another layout, which sums in another order.
+        for (want, got) in want.iter().zip(&got).flat_map(|(want, got)| want.iter().zip(got)) {
+            assert!((want - got).abs() <= 1e-12, "{queries} queries: {got} is not {want}");
+        }
+        assert!(got.iter().all(|tensor| tensor.iter().any(|x| *x != 0.0)));
+    }
+}
+
 #[test]
 fn few_queries_share_out_their_keys() {
     let plan = |batch, queries, keys| {

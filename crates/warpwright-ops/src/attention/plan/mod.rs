@@ -106,9 +106,9 @@ fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<SlotSpec> {
     ]
 }
 
-/// Alignment in bytes of accesses of `vector` elements.
+/// Alignment in bytes that accesses of `vector` elements want of all tensors, integers too; single elements are where they are.
 fn alignment(dtype: DType, vector: u32) -> u64 {
-    (dtype.bytes() as u64 * u64::from(vector)).min(16)
+    if vector == 1 { 1 } else { (dtype.bytes() as u64 * u64::from(vector)).min(16) }
 }
 
 /// The launch of a kernel with a layout of the units by blocks.
