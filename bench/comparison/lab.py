@@ -56,7 +56,8 @@ def budget(case: Case) -> float:
         # Gradients of weights are sums over all places.
         places = math.prod(case.shape[:-2])
         return max(STATE_GRADIENTS[case.factors], 1.5 * 8.1e-7 * math.sqrt(places / 2048))
-    return BUDGETS[case.dtype]
+    # A conversion rounds to the type of its result.
+    return BUDGETS[case.option("to", case.dtype)]
 
 
 class Fake:
