@@ -241,7 +241,7 @@ impl<'k> ChannelWalk<'k> {
         (at, offsets)
     }
 
-    /// What is left behind the rounds of `unroll` vectors, half as many at a time.
+    /// The vectors left after rounds of `unroll`, half as many at a time.
     fn rest<C: Carry<'k> + Clone>(&self, unroll: u32, state: C, some: impl Fn(u32, C) -> C) -> C {
         let halves = std::iter::successors(Some(unroll / 2), |n| Some(n / 2)).take_while(|n| *n > 0);
         halves.fold(state, |state, n| {

@@ -199,13 +199,13 @@ impl<'k, T: Number> Lanes<'k, T> {
     }
 }
 
-/// What stands beside [`Lanes`] in an expression: other lanes, of which the shorter decide how many there are, or one
+/// The other operand of [`Lanes`] in an expression: other lanes, of which the shorter decide how many there are, or one
 /// value for all of them.
 pub trait LaneSource<'k, T: Scalar> {
     /// A register or a literal.
     type Lane: Source<'k, T>;
 
-    /// What stands beside a lane.
+    /// The operand of a lane.
     fn lane(&self, lane: usize) -> Option<Self::Lane>;
 }
 

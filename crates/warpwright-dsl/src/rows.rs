@@ -55,7 +55,7 @@ use crate::reg::{Number, Pred, Reg, U32, U64};
 pub struct Team<'k> {
     k: K<'k>,
     threads: u32,
-    /// What the blocks of a cluster tell each other.
+    /// The exchange between the blocks of a cluster.
     gather: AllGather<'k>,
 }
 
@@ -130,7 +130,7 @@ impl<'k> Team<'k> {
         })
     }
 
-    /// What the blocks of the cluster tell each other.
+    /// The exchange between the blocks of the cluster.
     pub fn gather(self) -> AllGather<'k> {
         self.gather
     }

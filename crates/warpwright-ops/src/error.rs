@@ -102,7 +102,7 @@ impl PlanError {
         if got.is_float() { Ok(()) } else { Err(Self::DType { op, tensor, got, expected }) }
     }
 
-    /// What is added to a variance.
+    /// A number that is added to a variance.
     pub(crate) fn check_eps(op: &'static str, eps: Real) -> Result<(), Self> {
         if eps.get() >= 0.0 && eps.get().is_finite() {
             return Ok(());

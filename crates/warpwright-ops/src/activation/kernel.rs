@@ -31,7 +31,7 @@ kernel_args! {
     }
 }
 
-/// What all four kernels are made of.
+/// The parts that all four kernels share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Common {
     pub(super) dtype: DType,

@@ -157,7 +157,7 @@ tensors! {
     pub struct GatedArgs<'a> {
         /// The argument of the activation.
         gate: In,
-        /// What it gates.
+        /// The operand that it gates.
         up: In,
         /// The result.
         y: Out,
@@ -203,7 +203,7 @@ tensors! {
     pub struct GatedBackwardArgs<'a> {
         /// The argument of the activation.
         gate: In,
-        /// What it gates.
+        /// The operand that it gates.
         up: In,
         /// Gradient of the result.
         dy: In,

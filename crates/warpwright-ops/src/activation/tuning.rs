@@ -20,7 +20,7 @@ impl Config {
         self.width * self.threads
     }
 
-    /// What addresses must be a multiple of.
+    /// Alignment of tensors in bytes.
     pub const fn alignment(self, dtype: DType) -> u64 {
         self.width as u64 * dtype.bytes() as u64
     }

@@ -15,7 +15,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// What training leaves of each channel.
+    /// The statistics of each channel that training writes.
     pub(super) struct ResultsArgs => Results {
         mean: Out<Elem>, rstd: Out<Elem>, running_mean: Out<Elem>, running_var: Out<Elem>,
     }
@@ -27,7 +27,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// What a backward pass reads of each channel.
+    /// The numbers of each channel that a backward pass reads.
     pub(super) struct SavedArgs => Saved { mean: In<Elem>, rstd: In<Elem>, weight: In<Elem> }
 }
 
@@ -136,7 +136,7 @@ pub(super) struct Statistics<'k, A: Float> {
     pub(super) mean: Reg<'k, A>,
     pub(super) rstd: Reg<'k, A>,
     unbiased: Reg<'k, A>,
-    /// What the mean loses when it is rounded.
+    /// The rounding error of the mean.
     lost: Reg<'k, A>,
 }
 

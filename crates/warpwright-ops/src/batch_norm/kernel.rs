@@ -39,7 +39,7 @@ kernel_args! {
     }
 }
 
-/// What all kernels of this file are made of.
+/// The parts that all kernels of this file share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Common {
     pub(super) dtype: DType,

@@ -61,7 +61,7 @@ impl Layout {
     }
 }
 
-/// What all four operations have in common.
+/// The properties that all four operations have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchNorm {
     /// Type of `x`, `y`, `residual` and their gradients.
@@ -82,7 +82,7 @@ pub struct BatchNorm {
     pub bias: bool,
     /// Whether the result passes a ReLU.
     pub relu: bool,
-    /// What is added to the variance, at least 0. Backward passes of training do not look at it.
+    /// Added to the variance, at least 0. Backward passes of training do not look at it.
     pub eps: Real,
 }
 
@@ -145,7 +145,7 @@ pub struct BatchNormDesc {
 tensors! {
     /// Tensors of [`BatchNormDesc`].
     pub struct BatchNormArgs<'a> {
-        /// What is normalised.
+        /// The tensor to be normalized.
         x: In,
         /// `[channels]`
         weight: Option<In>,
@@ -188,7 +188,7 @@ pub struct BatchNormBackwardDesc {
 tensors! {
     /// Tensors of [`BatchNormBackwardDesc`].
     pub struct BatchNormBackwardArgs<'a> {
-        /// What was normalised.
+        /// The tensor that was normalized.
         x: In,
         /// With a ReLU: the result.
         y: Option<In>,
@@ -233,7 +233,7 @@ pub struct BatchNormInferenceDesc {
 tensors! {
     /// Tensors of [`BatchNormInferenceDesc`].
     pub struct BatchNormInferenceArgs<'a> {
-        /// What is normalised.
+        /// The tensor to be normalized.
         x: In,
         /// `[channels]`
         weight: Option<In>,
@@ -272,7 +272,7 @@ pub struct BatchNormInferenceBackwardDesc {
 tensors! {
     /// Tensors of [`BatchNormInferenceBackwardDesc`].
     pub struct BatchNormInferenceBackwardArgs<'a> {
-        /// What was normalised.
+        /// The tensor that was normalized.
         x: In,
         /// With a ReLU: the result.
         y: Option<In>,

@@ -34,7 +34,7 @@ kernel_args! {
     }
 }
 
-/// What both kernels are made of.
+/// The parts that both kernels share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Common {
     pub(super) dtype: DType,

@@ -1,4 +1,4 @@
-//! What every plan of the family needs: checked sizes, the ways to walk over the tensors, and launches.
+//! The parts of every plan of the family: checked sizes, the ways to walk over the tensors, and launches.
 
 use warpwright_dsl::{ChannelSizesArgs, Elem, In, KernelDef};
 use warpwright_ptx::{DType, Target};
@@ -24,7 +24,7 @@ pub(super) struct Walked {
     pub(super) grid: [u32; 3],
 }
 
-/// What every plan of the family needs.
+/// The parts of every plan of the family.
 pub(super) struct Planner<'a> {
     pub(super) op: &'static str,
     target: Target,
@@ -173,7 +173,7 @@ impl<'a> Planner<'a> {
         slot.holds(self.norm.dtype, self.len)
     }
 
-    /// What has one value a channel and is read.
+    /// A tensor that is read and has one value a channel.
     pub(super) fn parameter(&self, slot: InSlot) -> SlotSpec {
         slot.holds(self.norm.parameter_dtype, self.norm.channels)
     }

@@ -177,7 +177,7 @@ fn fold(
     p.step(&channel::Fold(p.types), args, p.channel_grid(FOLD_CHANNELS)?)
 }
 
-/// What the two backward passes share.
+/// The parts that the two backward passes share.
 struct Backward<'a> {
     p: Planner<'a>,
     walks: Vec<Walked>,
@@ -218,7 +218,7 @@ impl<'a> Backward<'a> {
         Ok(Self { p, walks, slots, g })
     }
 
-    /// What a plan says of the tensors, of which those in `statistics` are not shared. `more` is the rows of the workspace beyond
+    /// The tensors of a plan, of which those in `statistics` are not shared. `more` is the rows of the workspace beyond
     /// sums and coefficients.
     fn specs(
         &self,

@@ -38,7 +38,7 @@ fn sums(norm: &BatchNorm, f: impl Fn(usize, usize) -> f64) -> Vec<f64> {
 pub struct Statistics {
     /// Mean.
     pub mean: Vec<f64>,
-    /// What the mean loses when it is rounded to f64.
+    /// The error of the mean's rounding to f64.
     pub rest: Vec<f64>,
     /// Biased variance.
     pub var: Vec<f64>,
@@ -67,11 +67,11 @@ pub fn running(old: f64, new: f64, factor: f64) -> f64 {
 /// Parameters of each channel.
 #[derive(Clone, Copy, Debug)]
 pub struct Channels<'a> {
-    /// What is subtracted.
+    /// The mean that is subtracted.
     pub mean: &'a [f64],
-    /// What is subtracted next: a mean that is large beside the deviation does not fit one number.
+    /// The rest of the mean, subtracted next: a mean that is large beside the deviation does not fit one number.
     pub rest: Option<&'a [f64]>,
-    /// What the distance is multiplied with.
+    /// The factor of the distance.
     pub rstd: &'a [f64],
     /// 1 if there is none.
     pub weight: Option<&'a [f64]>,

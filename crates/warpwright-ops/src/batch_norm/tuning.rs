@@ -20,7 +20,7 @@ pub struct Config {
 /// Bytes of the widest load and store of every target.
 const VECTOR_BYTES: u32 = 16;
 
-/// What addresses must be a multiple of.
+/// Alignment of tensors in bytes.
 pub(super) const fn alignment(config: Config, dtype: DType) -> u64 {
     config.width as u64 * dtype.bytes() as u64
 }

@@ -34,7 +34,7 @@ pub use functions::*;
 
 const OP: &str = "cross_entropy";
 
-/// What becomes of the losses of the rows.
+/// The reduction of the losses of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// Each is a result.
@@ -61,7 +61,7 @@ pub struct CrossEntropyDesc {
     pub ignore_index: i64,
     /// The share of the target distribution that is spread over all classes, from 0 to 1.
     pub label_smoothing: Real,
-    /// What becomes of the losses.
+    /// The reduction of the losses.
     pub reduction: Reduction,
 }
 
@@ -199,7 +199,7 @@ impl Operation for CrossEntropyDesc {
 /// The gradient of [`CrossEntropyDesc`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropyBackwardDesc {
-    /// What was computed.
+    /// The forward function.
     pub forward: CrossEntropyDesc,
 }
 

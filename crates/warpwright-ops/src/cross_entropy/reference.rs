@@ -2,7 +2,7 @@
 
 use crate::softmax::reference::sum;
 
-/// What is the same for all rows.
+/// The options that are the same for all rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// A target that does not count.

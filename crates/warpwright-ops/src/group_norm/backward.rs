@@ -58,7 +58,7 @@ tensors! {
 
 type Args<'a> = GroupNormBackwardArgs<'a>;
 
-/// What all kernels that go over the tensors read.
+/// The arguments of all kernels that go over the tensors.
 fn inputs() -> gradients::InputsArgs {
     gradients::InputsArgs {
         x: Args::x.arg(),

@@ -67,7 +67,7 @@ impl AccumulateKernel for Sums {
     }
 }
 
-/// What the threads of the backward kernels read of their channels.
+/// The channels of a thread of the backward kernels.
 struct Sources<'k> {
     affine: Affine<'k>,
     inputs: Inputs<'k>,

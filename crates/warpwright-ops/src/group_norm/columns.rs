@@ -35,7 +35,7 @@ pub(super) fn groups_of<'k>(
     )
 }
 
-/// What `f` gives for the group of each of the thread's channels: once where they are all of one.
+/// `f` of the group of each of the thread's channels: once where they are all of one.
 pub(super) fn of_groups<'k, C: Carry<'k> + Clone>(
     k: K<'k>,
     of_group: U32<'k>,

@@ -1,4 +1,4 @@
-//! What the kernels have in common.
+//! The parts that the kernels have in common.
 
 use warpwright_dsl::prelude::*;
 

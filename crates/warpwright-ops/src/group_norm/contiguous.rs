@@ -8,7 +8,7 @@ use super::spread::Spread;
 use super::tuning::{STREAM_THREADS, STREAM_VECTORS};
 
 kernel_args! {
-    /// What an operation reads and writes.
+    /// The tensors of an operation.
     pub(super) struct TensorsArgs => Tensors {
         x: In<Elem>, weight: In<Elem>, bias: In<Elem>, y: Out<Elem>, mean: Out<Elem>, rstd: Out<Elem>,
     }

@@ -122,7 +122,7 @@ pub(super) fn add<'k, A: Float>(
 }
 
 kernel_args! {
-    /// What all kernels that go over the tensors read: gradients, statistics of groups, weight and bias of channels.
+    /// The arguments of all kernels that go over the tensors: gradients, statistics of groups, weight and bias of channels.
     pub(super) struct InputsArgs => Inputs {
         x: In<Elem>, dy: In<Elem>, mean: In<Elem>, rstd: In<Elem>, weight: In<Elem>, bias: In<Elem>,
     }

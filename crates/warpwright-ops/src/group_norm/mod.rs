@@ -78,7 +78,7 @@ pub struct GroupNormDesc {
     pub silu: bool,
     /// Whether mean and rstd are stored.
     pub statistics: bool,
-    /// What is added to the variance, at least 0.
+    /// Added to the variance, at least 0.
     pub eps: Real,
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Backward {
     pub(super) parameters: bool,
 }
 
-/// What the loop over rows knows of one row.
+/// One row in the loop over rows.
 #[derive(Clone)]
 struct RowData<'k, A: Float> {
     x: Vec<Packed<'k, A>>,

@@ -88,12 +88,12 @@ pub(super) fn add_pairs<'k, A: Float>(
     (a.0 + b.0, a.1 + b.1)
 }
 
-/// What a row is normalized with.
+/// The statistics that normalize a row.
 #[derive(Clone, Copy)]
 struct RowStatistics<'k, A: Float> {
     /// Near the mean, so that differences from it are exact where the mean is large.
     shift: Reg<'k, A>,
-    /// What the mean is off it.
+    /// The rounding error of the mean.
     drift: Reg<'k, A>,
     rstd: Reg<'k, A>,
 }

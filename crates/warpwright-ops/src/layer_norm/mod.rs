@@ -211,7 +211,7 @@ pub struct RowNormBackwardDesc {
 tensors! {
     /// Tensors of [`RowNormBackwardDesc`].
     pub struct RowNormBackwardArgs<'a> {
-        /// What was normalised, `x` or `z`: `rows` x `len`.
+        /// The normalized tensor, `x` or `z`: `rows` x `len`.
         x: In,
         /// Gradient of `y`, of the shape of `x`.
         dy: In,

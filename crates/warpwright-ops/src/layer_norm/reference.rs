@@ -7,7 +7,7 @@ use super::RowNorm;
 pub struct Statistics {
     /// Mean of the row, rounded.
     pub mean: f64,
-    /// What the rounding took from the mean.
+    /// The rounding error of the mean.
     pub rest: f64,
     /// `1 / sqrt(variance + eps)`.
     pub rstd: f64,

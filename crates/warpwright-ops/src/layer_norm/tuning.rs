@@ -44,7 +44,7 @@ impl Layout {
         }
     }
 
-    /// What addresses must be a multiple of.
+    /// Alignment of tensors in bytes.
     pub const fn alignment(self, dtype: DType) -> u64 {
         self.width as u64 * dtype.bytes() as u64
     }

@@ -37,7 +37,7 @@ impl Power {
     }
 }
 
-/// What all kernels share.
+/// The parts that all kernels share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Common {
     pub(super) dtype: DType,
@@ -224,7 +224,7 @@ impl SlidingBackward {
     }
 }
 
-/// What a thread of a single element computes.
+/// The result of a thread with a single element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// `y`

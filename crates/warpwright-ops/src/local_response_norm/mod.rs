@@ -222,7 +222,7 @@ impl Checked<'_> {
         Common { dtype: self.desc.dtype, power: Power::of(self.desc.coefficients.beta.get()) }
     }
 
-    /// What a block along x of the grid covers a piece of.
+    /// The dimension that blocks along x of the grid divide.
     fn places(&self, walk: Walk) -> usize {
         let Walk::Sliding { .. } = walk else { return self.desc.channels * self.desc.spatial };
         self.desc.spatial

@@ -22,7 +22,7 @@ kernel_args! {
     }
 }
 
-/// What forward and backward kernels are made of.
+/// The parts that forward and backward kernels share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Common {
     /// Whether it is the logarithm of softmax.
@@ -137,7 +137,7 @@ impl AccumulateKernel for Backward {
 }
 
 impl Backward {
-    /// What is summed over a row.
+    /// The terms of the sum over a row.
     pub(super) fn term<'k, A: Accumulate>(&self, y: &Packed<'k, A>, dy: &Packed<'k, A>) -> Lanes<'k, A> {
         if self.0.log { dy.lanes() } else { y.lanes().zip(dy.lanes(), |y, dy| y * dy) }
     }

@@ -1,4 +1,4 @@
-//! What the kernels share: exponentials of scores, and the maximum and the sum that the online softmax carries along a row.
+//! The mathematics that the kernels share: exponentials of scores, and the maximum and the sum that the online softmax carries along a row.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{AllGather, WARP, warp_reduce_lanes};

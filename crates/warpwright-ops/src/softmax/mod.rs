@@ -70,7 +70,7 @@ impl Softmax {
     }
 }
 
-/// What a mask holds.
+/// The elements of a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MaskKind {
     /// Numbers of the type of `x`, added to `scale x`.
@@ -170,9 +170,9 @@ impl Operation for SoftmaxDesc {
 /// `dx = 0`. Of the logarithm `dx = scale dy` there, as in PyTorch; a `dy` of 0 leaves it out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MaskedSoftmaxDesc {
-    /// What is computed without the mask.
+    /// The function without the mask.
     pub softmax: SoftmaxDesc,
-    /// What the mask holds.
+    /// The elements of the mask.
     pub mask: MaskKind,
     /// Rows of a period that take the same row of the mask.
     pub repeat: usize,
@@ -311,7 +311,7 @@ impl Operation for SoftmaxBackwardDesc {
     }
 }
 
-/// What both directions have in common.
+/// The parts that both directions have in common.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     function: Softmax,

@@ -68,7 +68,7 @@ impl Config {
         }
     }
 
-    /// What the addresses of all tensors must be a multiple of; single elements are where they are.
+    /// Alignment of all tensors in bytes; single elements are where they are.
     pub const fn alignment(self, dtype: DType) -> u64 {
         if self.width == 1 { 1 } else { self.width as u64 * dtype.bytes() as u64 }
     }

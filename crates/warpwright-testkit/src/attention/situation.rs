@@ -128,7 +128,7 @@ pub(super) const PLAIN: Situation = Situation {
     },
 };
 
-/// What is dropped in all cases that drop anything.
+/// Seed and offset of dropout in all cases that have it.
 pub(super) const SEED: u64 = 0x000f_1234_5678_9abc;
 pub(super) const OFFSET: u64 = 0x0005_0000_0003;
 
