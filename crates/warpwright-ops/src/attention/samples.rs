@@ -3,13 +3,12 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
-use super::kernels::decode::Decode;
 use super::kernels::decode::combine::Combine;
 use super::kernels::forward::Forward;
 use super::kernels::{backward, bias_gradient};
-use super::plan::{split_f16, wgmma};
+use super::plan::{decode, split_f16, wgmma};
 use super::score::ScoreKind;
-use super::tuning::{Config, DecodeConfig, Simt, Wgmma, Work};
+use super::tuning::{Config, Simt, Wgmma, Work};
 use super::{AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, OP, Packed, Paged, tuning};
 use crate::PlanError;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
@@ -139,13 +138,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
         for config in tuning::all_decode(dtype, target) {
             let kinds = [plain, ScoreKind { lengths: true, ..plain }, all];
             for kind in kinds {
-                out.push(match config {
-                    DecodeConfig::Simt(layout) => {
-                        plan::recorded(OP, &Decode { dtype, kind, layout }, target)?
-                    }
-                    DecodeConfig::Mma(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target)?,
-                    DecodeConfig::Tma(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target)?,
-                });
+                out.push(decode::kernel(dtype, kind, config, target)?);
             }
         }
         for vector in [1, 2, 4] {

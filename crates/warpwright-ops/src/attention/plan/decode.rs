@@ -1,7 +1,8 @@
 //! Plans for few queries, whose keys blocks share out.
 
 use warpwright_dsl::{KernelArgs, Optional};
-use warpwright_ptx::Target;
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::super::kernels::decode::combine::{Combine, CombineArgs};
@@ -9,7 +10,7 @@ use super::super::kernels::decode::{Decode, DecodeArgs, PageArgs, PartArgs, TmaD
 use super::super::kernels::forward::ResultArgs;
 use super::super::kernels::wgmma;
 use super::super::options::{self, Common};
-use super::super::score::ProblemArgs;
+use super::super::score::{ProblemArgs, ScoreKind};
 use super::super::tuning::{self, DecodeConfig, DecodeTma};
 use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, OP, statistics_type};
 use super::alignment;
@@ -80,26 +81,17 @@ impl AttentionDesc {
                 count: u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.cast_unsigned()),
             },
         };
-        let kind = c.kind;
-        let (args, kernel) = match config {
-            DecodeConfig::Simt(layout) => {
-                (args.values(), plan::recorded(OP, &Decode { dtype, kind, layout }, target)?)
-            }
-            DecodeConfig::Mma(layout) => {
-                (args.values(), plan::recorded(OP, &Decode { dtype, kind, layout }, target)?)
-            }
+        let args = match config {
+            DecodeConfig::Simt(_) | DecodeConfig::Mma(_) => args.values(),
             DecodeConfig::Tma(layout) => {
                 let [keys, values] = layout.panels(dtype);
-                let args = TmaDecodeArgs {
-                    of: args,
-                    k_boxes: wgmma::boxes(&AttentionInputs::k.arg(), &self.k, keys)?,
-                    v_boxes: wgmma::boxes(&AttentionInputs::v.arg(), &self.v, values)?,
-                };
-                (args.values(), plan::recorded(OP, &Decode { dtype, kind, layout }, target)?)
+                let k_boxes = wgmma::boxes(&AttentionInputs::k.arg(), &self.k, keys)?;
+                let v_boxes = wgmma::boxes(&AttentionInputs::v.arg(), &self.v, values)?;
+                TmaDecodeArgs { of: args, k_boxes, v_boxes }.values()
             }
         };
-        let first =
-            LaunchStep::new(kernel, grid, args).with_dynamic_shared(config.layout().shared_bytes(dtype, 1));
+        let kernel = kernel(dtype, c.kind, config, target)?;
+        let first = plan::launch_step(OP, kernel, grid, args, config.layout().shared_bytes(dtype, 1))?;
         if splits == 1 {
             return Ok(vec![first]);
         }
@@ -134,5 +126,19 @@ impl AttentionDesc {
         } else {
             0
         }
+    }
+}
+
+/// The kernel of a layout.
+pub(in crate::attention) fn kernel(
+    dtype: DType,
+    kind: ScoreKind,
+    config: DecodeConfig,
+    target: Target,
+) -> Result<Kernel, PlanError> {
+    match config {
+        DecodeConfig::Simt(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target),
+        DecodeConfig::Mma(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target),
+        DecodeConfig::Tma(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target),
     }
 }

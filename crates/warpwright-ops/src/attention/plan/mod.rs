@@ -1,7 +1,7 @@
 //! Plans: which kernels a problem takes, and their launches.
 
 mod backward;
-mod decode;
+pub(super) mod decode;
 mod forward;
 pub(super) mod split_f16;
 pub(super) mod wgmma;
@@ -121,7 +121,6 @@ fn step<D: KernelDef>(
     grid: [u32; 3],
     args: Vec<ArgValue>,
 ) -> Result<LaunchStep, PlanError> {
-    let kernel = plan::recorded(OP, def, target)?;
-    Ok(LaunchStep::new(kernel, grid, args)
-        .with_dynamic_shared(config.layout().shared_bytes(dtype, work.stationary())))
+    let shared = config.layout().shared_bytes(dtype, work.stationary());
+    plan::launch_step(OP, plan::recorded(OP, def, target)?, grid, args, shared)
 }

@@ -192,8 +192,8 @@ impl AttentionDesc {
         for from in [Operands::Copies(pairs), Operands::Tensors(tensors)] {
             let Some(grid) = c.grid(c.longest[0].div_ceil(from.layout().rows()), c.heads)? else { continue };
             let kernel = plan::recorded(OP, &SplitF16Forward { kind: c.kind, from }, target)?;
-            let step = LaunchStep::new(kernel, grid, args.values());
-            steps.push(step.with_dynamic_shared(from.layout().shared_bytes(DType::F32, 1)));
+            let shared = from.layout().shared_bytes(DType::F32, 1);
+            steps.push(plan::launch_step(OP, kernel, grid, args.values(), shared)?);
         }
         Ok(steps)
     }
@@ -265,10 +265,8 @@ impl AttentionBackwardDesc {
             for from in [Operands::Copies(pairs), Operands::Tensors(tensors)] {
                 let Some(grid) = c.grid(rows.div_ceil(from.layout().rows()), heads)? else { continue };
                 let kernel = plan::recorded(OP, &SplitF16Sweep { work, kind: c.kind, from }, target)?;
-                let step = LaunchStep::new(kernel, grid, args.values());
-                steps.push(
-                    step.with_dynamic_shared(from.layout().shared_bytes(DType::F32, work.stationary())),
-                );
+                let shared = from.layout().shared_bytes(DType::F32, work.stationary());
+                steps.push(plan::launch_step(OP, kernel, grid, args.values(), shared)?);
             }
         }
         steps.extend(self.bias_gradient(c, target, Config::Mma(*tensors))?);

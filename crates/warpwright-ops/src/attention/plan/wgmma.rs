@@ -74,8 +74,8 @@ impl AttentionDesc {
                 all_tiles,
             };
             let kernel = kernel(self.dtype, c.kind, config, target)?;
-            let step = LaunchStep::new(kernel, grid, args.values());
-            steps.push(step.with_dynamic_shared(config.shared_bytes(self.dtype, 1)));
+            let shared = config.shared_bytes(self.dtype, 1);
+            steps.push(plan::launch_step(OP, kernel, grid, args.values(), shared)?);
         }
         Ok(Variant { alignment: 16, steps })
     }
@@ -229,7 +229,7 @@ impl AttentionBackwardDesc {
         };
         let kernel = sweep(work, dtype, c.kind, config, target)?;
         let shared = config.shared_bytes(dtype, work.stationary());
-        Ok(Some(LaunchStep::new(kernel, grid, args.values()).with_dynamic_shared(shared)))
+        plan::launch_step(OP, kernel, grid, args.values(), shared).map(Some)
     }
 }
 
