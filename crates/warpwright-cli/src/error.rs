@@ -124,7 +124,7 @@ pub enum Error {
     /// The command line asks for something that cannot be.
     #[error("{message}")]
     Usage {
-        /// What.
+        /// The request and why it cannot be.
         message: String,
         /// The way out.
         help: Option<String>,

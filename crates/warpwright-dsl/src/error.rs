@@ -38,9 +38,9 @@ fn listing(issues: &[Issue]) -> String {
 /// One thing that is wrong, and the Rust line that recorded it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Issue {
-    /// Where.
+    /// The line.
     pub location: &'static Location<'static>,
-    /// What.
+    /// The mistake.
     pub kind: IssueKind,
 }
 

@@ -177,16 +177,6 @@ impl<'k, A: Float> RegTile<'k, A> {
         self.rows().map(of_row).collect()
     }
 
-    /// Values of each row, of which every lane has a part, as one over all lanes that share the row.
-    #[track_caller]
-    pub fn combine_lanes(
-        &self,
-        values: &RowVector<'k, A>,
-        combine: impl Fn(Reg<'k, A>, Reg<'k, A>) -> Reg<'k, A>,
-    ) -> RowVector<'k, A> {
-        self.k.on_behalf(|| values.map(|value| self.k.warp_combine(self.lanes, value, &combine)))
-    }
-
     /// Adds the outer product of `a`, an element for each row, and `b`, one for each column.
     #[track_caller]
     pub fn add_outer(&mut self, a: &[Reg<'k, A>], b: &[Reg<'k, A>]) {

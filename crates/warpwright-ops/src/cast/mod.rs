@@ -66,7 +66,7 @@ impl Operation for CastDesc {
                 let args = kernel::Args { x: CastArgs::x.arg(), y: CastArgs::y.arg(), n: len as u64 };
                 steps.push(LaunchStep::new(kernel, grid, args.values()));
             }
-            variants.push(Variant { alignment: config.alignment(from, to), steps });
+            variants.push(Variant { alignment: tuning::alignment(config, from, to), steps });
         }
         let direction = Direction::Forward;
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes: 0 }))

@@ -11,6 +11,12 @@ const SHARED: u32 = (227 << 10) - 512;
 /// As many tiles as their barriers leave room for.
 const MAX_TILES: u32 = 24;
 
+/// The sizes of a block of `groups` warpgroups that multiply and one that copies.
+const fn shape(groups: u32, columns: u32, width: u32) -> BlockShape {
+    let (threads, rows) = ((groups + 1) * GROUP, groups * GROUP_ROWS);
+    BlockShape { threads, rows, columns, width, vector: VECTOR }
+}
+
 /// How a block is laid out: groups of four warps with 64 queries each, and one more of which a thread copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Wgmma {
@@ -87,14 +93,7 @@ impl BlockLayout for Wgmma {
     }
 
     fn shape(&self) -> BlockShape {
-        let Self { groups, columns, width, .. } = *self;
-        BlockShape {
-            threads: (groups + 1) * GROUP,
-            rows: groups * GROUP_ROWS,
-            columns,
-            width,
-            vector: VECTOR,
-        }
+        shape(self.groups, self.columns, self.width)
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
@@ -166,14 +165,7 @@ impl BlockLayout for WgmmaSweep {
     }
 
     fn shape(&self) -> BlockShape {
-        let Self { groups, columns, width, .. } = *self;
-        BlockShape {
-            threads: (groups + 1) * GROUP,
-            rows: groups * GROUP_ROWS,
-            columns,
-            width,
-            vector: VECTOR,
-        }
+        shape(self.groups, self.columns, self.width)
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
