@@ -11,7 +11,7 @@ use warpwright_ptx::{
     StateSpace, TensorCopy, TensorMap, TensorMode, TensorTransfer,
 };
 
-use crate::args::{ArgInfo, Argument, DTypes, In, parameter_name};
+use crate::args::{ArgInfo, Argument, DTypes, In, Out, parameter_name};
 use crate::context::K;
 use crate::lanes::Lanes;
 use crate::mem::{Element, Ptr, Shared};
@@ -95,18 +95,16 @@ impl<'k> Mbarrier<'k> {
         self.arrival(None);
     }
 
+    /// Arrives at the same barrier of block `rank` of the cluster, which has begun and does not end before.
+    #[track_caller]
+    pub fn arrive_at(self, rank: impl Source<'k, u32>) {
+        let k = self.k();
+        k.on_behalf(|| arrival(k, StateSpace::SharedCluster, self.at.of_block(rank).operand(), None));
+    }
+
     #[track_caller]
     fn arrival(self, expect_tx: Option<Operand>) {
-        self.k().emit(Inst::MbarrierArrive {
-            drop: false,
-            no_complete: false,
-            expect_tx,
-            ordering: Ordering::WEAK,
-            space: StateSpace::Shared,
-            dst: None,
-            addr: self.at.operand(),
-            count: None,
-        });
+        arrival(self.k(), StateSpace::Shared, self.at.operand(), expect_tx);
     }
 
     /// Waits until the phase of parity `parity` has ended; sees what the copies that it counts and threads of the block did
@@ -131,6 +129,20 @@ impl<'k> Mbarrier<'k> {
             k.until(tried);
         });
     }
+}
+
+#[track_caller]
+fn arrival(k: K<'_>, space: StateSpace, addr: Address, expect_tx: Option<Operand>) {
+    k.emit(Inst::MbarrierArrive {
+        drop: false,
+        no_complete: false,
+        expect_tx,
+        ordering: Ordering::WEAK,
+        space,
+        dst: None,
+        addr,
+        count: None,
+    });
 }
 
 impl<'k, E: Element> Ptr<'k, Shared, E> {
@@ -174,8 +186,17 @@ pub struct TensorMapArg {
 
 impl TensorMapArg {
     /// The map over the tensor that a pointer argument would be given; its base counts from there.
-    pub fn over<E: Element>(tensor: &In<E>, mut map: TensorMap) -> Self {
-        let slot = match tensor.value.clone() {
+    pub fn over<E: Element>(tensor: &In<E>, map: TensorMap) -> Self {
+        Self::bound(&tensor.value, map)
+    }
+
+    /// The same over a tensor that is written.
+    pub fn over_output<E: Element>(tensor: &Out<E>, map: TensorMap) -> Self {
+        Self::bound(&tensor.value, map)
+    }
+
+    fn bound(tensor: &ArgValue, mut map: TensorMap) -> Self {
+        let slot = match tensor.clone() {
             ArgValue::Slot { slot, offset } => {
                 map.base = map.base.wrapping_add(offset);
                 Some(slot)
@@ -233,16 +254,44 @@ impl<'k> TensorMapParam<'k> {
     /// lies outside of the tensor becomes zero and counts too. For one thread.
     #[track_caller]
     pub fn copy(self, to: U32<'k>, coords: &[U32<'k>], done: Mbarrier<'k>) {
+        self.load(to, coords, done, None);
+    }
+
+    /// The same to that place of each block of the cluster whose bit is set in `blocks`, where the barrier at the place of `done` counts
+    /// the bytes. These blocks have begun and do not end before.
+    #[track_caller]
+    pub fn copy_to_blocks(self, blocks: u32, to: U32<'k>, coords: &[U32<'k>], done: Mbarrier<'k>) {
+        self.load(to, coords, done, Some(Operand::int(i64::from(blocks))));
+    }
+
+    #[track_caller]
+    fn load(self, to: U32<'k>, coords: &[U32<'k>], done: Mbarrier<'k>, multicast: Option<Operand>) {
+        self.transfer(
+            coords,
+            TensorTransfer::Load {
+                dst_space: StateSpace::SharedCluster,
+                dst: Address::reg(to.id(), 0),
+                barrier: done.at.operand(),
+                multicast,
+                cta_group: None,
+            },
+        );
+    }
+
+    /// Starts the copy of the shared memory at `from` to the box at `coords`, innermost first, without what lies outside of the tensor.
+    /// [`K::commit_stores`] and [`K::wait_stores`] follow. The memory was written before a
+    /// [`fence_shared_copies`](K::fence_shared_copies) of those who wrote it and a barrier. For one thread.
+    #[track_caller]
+    pub fn store(self, from: U32<'k>, coords: &[U32<'k>]) {
+        self.transfer(coords, TensorTransfer::Store { src: Address::reg(from.id(), 0) });
+    }
+
+    #[track_caller]
+    fn transfer(self, coords: &[U32<'k>], transfer: TensorTransfer) {
         let k = self.map.k();
         k.on_behalf(|| {
             k.emit(Inst::TensorCopy(Box::new(TensorCopy {
-                transfer: TensorTransfer::Load {
-                    dst_space: StateSpace::SharedCluster,
-                    dst: Address::reg(to.id(), 0),
-                    barrier: done.at.operand(),
-                    multicast: None,
-                    cta_group: None,
-                },
+                transfer,
                 dims: u8::try_from(coords.len()).unwrap_or(u8::MAX),
                 mode: TensorMode::Tile,
                 map: Address::reg(self.map.id(), 0),
@@ -251,5 +300,19 @@ impl<'k> TensorMapParam<'k> {
                 policy: None,
             })));
         });
+    }
+}
+
+impl<'k> K<'k> {
+    /// Makes the stores of boxes that the thread started since the last commit a group, empty or not.
+    #[track_caller]
+    pub fn commit_stores(self) {
+        self.emit(Inst::BulkCommit);
+    }
+
+    /// Waits until at most the last `pending` groups of stores of the thread still have to read their shared memory.
+    #[track_caller]
+    pub fn wait_stores(self, pending: u32) {
+        self.emit(Inst::BulkWait { read: true, pending });
     }
 }

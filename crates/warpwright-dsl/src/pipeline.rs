@@ -61,6 +61,13 @@ impl<'k> Pipeline<'k> {
         }
     }
 
+    /// The same for a pipeline whose stages receive copies of all blocks of the cluster: `warps` warps of each of them use a stage of
+    /// this block or hold one of their own that this block's copies fill. For one thread.
+    #[track_caller]
+    pub fn init_in_cluster(self, k: K<'k>, warps: u32) {
+        self.init(warps * k.cluster_blocks());
+    }
+
     /// The first state, of the producer and of the consumers.
     #[track_caller]
     pub fn start(self, k: K<'k>) -> PipelineState<'k> {
@@ -98,5 +105,11 @@ impl<'k> Pipeline<'k> {
     #[track_caller]
     pub fn consumer_release(self, state: PipelineState<'k>) {
         self.empty.at(state.stage).arrive();
+    }
+
+    /// Gives the stage back to the producer of block `rank` of the cluster. For one lane of each consuming warp, and each block.
+    #[track_caller]
+    pub fn consumer_release_at(self, rank: U32<'k>, state: PipelineState<'k>) {
+        self.empty.at(state.stage).arrive_at(rank);
     }
 }

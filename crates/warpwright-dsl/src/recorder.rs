@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use warpwright_ptx::{
     Block, BlockId, Function, Inst, Instruction, PredUse, Reg, RegKind, ScalarType, SourceLoc, StateSpace,
-    Symbol, SymbolId, Target, Terminator, Variable,
+    Symbol, SymbolId, Target, TensorTransfer, Terminator, Variable,
 };
 
 use crate::error::{Issue, IssueKind};
@@ -96,6 +96,9 @@ impl Recorder {
         state.stores |= match &inst {
             Inst::St { space, .. } | Inst::Atom { space, .. } => {
                 matches!(space, StateSpace::Global | StateSpace::Generic)
+            }
+            Inst::TensorCopy(copy) => {
+                matches!(copy.transfer, TensorTransfer::Store { .. } | TensorTransfer::Reduce { .. })
             }
             _ => false,
         };

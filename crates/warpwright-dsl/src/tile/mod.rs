@@ -1,11 +1,13 @@
 //! Tiles: matrices in shared memory, in the registers of threads, and in those of tensor cores.
 
 mod mma;
+mod output;
 mod reg;
 mod shared;
 mod wgmma;
 
 pub use mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom, Split, SplitSum};
+pub use output::OutputPanel;
 pub use reg::{RegTile, RowVector, SplitTile};
 pub(crate) use shared::CHUNK;
 pub use shared::{Major, SharedTile, TileLayout, TilePoint, TileReader};

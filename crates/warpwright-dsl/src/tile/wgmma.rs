@@ -29,35 +29,52 @@ const ATOM_BYTES: u32 = 8 * PANEL_BYTES;
 const ROWS: u32 = 64;
 /// The common dimension of one product of 16-bit elements.
 const DEPTH: u32 = 16;
+/// The same in bytes, for elements of any size.
+const DEPTH_BYTES: u32 = 32;
 /// Registers of a lane for 16 of the common dimension of A.
 const A_WORDS: u32 = 4;
 
 /// A part of a tile in shared memory, and its descriptor.
 pub type Part<'k> = (PanelTile, U64<'k>);
 
-/// A tile of 16-bit elements in shared memory as panels that `wgmma` reads: each 128 bytes wide, its rows one after the other with
+/// A tile in shared memory as panels that `wgmma` reads: each 128 bytes wide, its rows one after the other with
 /// their 16-byte pieces swizzled, as a tensor copy with [`TensorSwizzle::B128`] leaves a box. With [`Major::K`] a panel has
-/// `outer` rows of 64 of the common dimension; with [`Major::Mn`] it has `depth` rows of 64 of the outer one. Panels follow
-/// each other.
+/// `outer` rows of [`width`](Self::width) of the common dimension; with [`Major::Mn`], for 16-bit elements, it has `depth` rows of 64 of
+/// the outer one. Panels follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PanelTile {
-    /// Type of the elements: `f16` or `bf16`.
+    /// Type of the elements: `f16`, `bf16`, or `f32`, of which products read what `tf32` has.
     pub dtype: DType,
     /// Which index is contiguous in memory.
     pub major: Major,
     /// Rows of A or columns of B, a multiple of 8 up to 256; with [`Major::Mn`] of 64.
     pub outer: u32,
-    /// How much of the common dimension it has, a multiple of 16 up to 256; with [`Major::K`] of 64.
+    /// How much of the common dimension it has, a multiple of 16 up to 256; with [`Major::K`] of the width.
     pub depth: u32,
 }
 
 impl PanelTile {
-    /// Elements of a panel's row.
+    /// Elements of 16 bits of a panel's row.
     pub const WIDTH: u32 = PANEL_BYTES / 2;
+
+    /// Elements of `dtype` of a panel's row.
+    pub const fn width_of(dtype: DType) -> u32 {
+        PANEL_BYTES / dtype.bytes() as u32
+    }
+
+    /// Elements of a panel's row.
+    pub const fn width(self) -> u32 {
+        Self::width_of(self.dtype)
+    }
 
     /// Bytes of the tile.
     pub const fn bytes(self) -> u32 {
-        self.outer * self.depth * 2
+        self.outer * self.depth * self.dtype.bytes() as u32
+    }
+
+    /// The common dimension of one product.
+    const fn step_depth(self) -> u32 {
+        DEPTH_BYTES / self.dtype.bytes() as u32
     }
 
     /// Rows of a panel.
@@ -88,7 +105,7 @@ impl PanelTile {
             element: self.dtype.into(),
             dims: vec![along, across],
             strides: vec![leading],
-            box_dims: vec![Self::WIDTH, self.box_rows()],
+            box_dims: vec![self.width(), self.box_rows()],
             element_strides: vec![1; 2 + rest.len()],
             interleave: TensorInterleave::None,
             swizzle: TensorSwizzle::B128,
@@ -113,13 +130,39 @@ impl PanelTile {
         rest: &[U32<'k>],
         done: Mbarrier<'k>,
     ) {
+        self.fetch_by(to, (outer, depth), rest, |to, coords| from.copy(to, coords, done));
+    }
+
+    /// The same to this place of each block of the cluster whose bit is set in `blocks`, as
+    /// [`copy_to_blocks`](TensorMapParam::copy_to_blocks).
+    #[track_caller]
+    pub fn fetch_to_blocks<'k>(
+        self,
+        blocks: u32,
+        from: TensorMapParam<'k>,
+        to: U32<'k>,
+        begin: (U32<'k>, U32<'k>),
+        rest: &[U32<'k>],
+        done: Mbarrier<'k>,
+    ) {
+        self.fetch_by(to, begin, rest, |to, coords| from.copy_to_blocks(blocks, to, coords, done));
+    }
+
+    #[track_caller]
+    fn fetch_by<'k>(
+        self,
+        to: U32<'k>,
+        (outer, depth): (U32<'k>, U32<'k>),
+        rest: &[U32<'k>],
+        copy: impl Fn(U32<'k>, &[U32<'k>]),
+    ) {
         let (along, across, width) = match self.major {
             Major::K => (depth, outer, self.depth),
             Major::Mn => (outer, depth, self.outer),
         };
         to.k().on_behalf(|| {
             let mut to = to;
-            for column in (0..width).step_by(Self::WIDTH as usize) {
+            for column in (0..width).step_by(self.width() as usize) {
                 for row in (0..self.rows()).step_by(self.box_rows() as usize) {
                     if row + column > 0 {
                         to = to + self.box_rows() * PANEL_BYTES;
@@ -127,7 +170,7 @@ impl PanelTile {
                     let further = |x: U32<'k>, by: u32| if by > 0 { x + by } else { x };
                     let mut coords = vec![further(along, column), further(across, row)];
                     coords.extend(rest);
-                    from.copy(to, &coords, done);
+                    copy(to, &coords);
                 }
             }
         });
@@ -199,10 +242,13 @@ impl PanelTile {
         })
     }
 
-    /// The increment of a descriptor for the common dimension from `depth` on, a multiple of 16.
+    /// The increment of a descriptor for the common dimension from `depth` on, a multiple of that of a product.
     pub const fn step(self, depth: u32) -> u64 {
         let bytes = match self.major {
-            Major::K => depth / Self::WIDTH * self.rows() * PANEL_BYTES + depth % Self::WIDTH * 2,
+            Major::K => {
+                let (panel, within) = (depth / self.width(), depth % self.width());
+                panel * self.rows() * PANEL_BYTES + within * self.dtype.bytes() as u32
+            }
             Major::Mn => depth * PANEL_BYTES,
         };
         (bytes >> 4) as u64
@@ -283,6 +329,7 @@ impl<'k> WarpgroupSums<'k> {
         let ty = match dtype {
             DType::F16 => MatrixType::F16,
             DType::BF16 => MatrixType::BF16,
+            DType::F32 => MatrixType::TF32,
             _ => {
                 self.k.issue(IssueKind::Product { instruction: "wgmma", dtype });
                 MatrixType::F16
@@ -290,7 +337,7 @@ impl<'k> WarpgroupSums<'k> {
         };
         self.k.emit(Inst::Wgmma(Box::new(Wgmma {
             n: u16::try_from(self.regs.len() * 2).unwrap_or(u16::MAX),
-            k: DEPTH as u16,
+            k: b_tile.step_depth() as u16,
             d_ty: MatrixType::F32,
             a_ty: ty,
             b_ty: ty,
@@ -332,7 +379,7 @@ impl<'k> WarpgroupSums<'k> {
             self.k.issue(IssueKind::Shape { what: "products of tiles", left, right });
         }
         self.k.emit(Inst::WgmmaFence);
-        for depth in (0..a_tile.depth).step_by(DEPTH as usize) {
+        for depth in (0..a_tile.depth).step_by(a_tile.step_depth() as usize) {
             let source = WgmmaSource::Descriptor(a_tile.at(a, depth).as_operand());
             let b = (b_tile, b_tile.at(b, depth));
             self.mma(a_tile.dtype, (source, a_tile.major), b, adds || depth > 0);
