@@ -116,7 +116,7 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     // them here, and those with teams: more than a round of their rings, rows and columns beyond a tile, and a common dimension that
     // ends within a slice.
     let apart = |config: &Config| match config {
-        Config::Warpgroup(_) => true,
+        Config::Persistent(_) | Config::Warpgroup(_) => true,
         _ if dtype == DType::F64 => true,
         Config::Tiled(Tiled::Split(_)) => true,
         Config::Tiled(_) if config.precision(dtype) == Precision::Tf32 => true,
@@ -124,10 +124,16 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     };
     for config in tuning::configs(dtype, Target::sm(90)).into_iter().filter(apart) {
         let mut with = |subject: GemmSubject| {
+            // Products on warpgroups read `f32` along the common dimension alone.
+            let along = !subject.desc.transpose_a && subject.desc.transpose_b;
+            if matches!(config, Config::Persistent(_)) && dtype == DType::F32 && !along {
+                return;
+            }
             let desc = GemmDesc { precision: config.precision(dtype), ..subject.desc };
             all.push(GemmSubject { config: Some(config), desc, ..subject });
         };
         let round = match config {
+            Config::Persistent(groups) => (groups.stages * config.slice()) as usize,
             Config::Warpgroup(groups) => (groups.stages * config.slice()) as usize,
             Config::Tiled(_) => 384,
         };
@@ -140,6 +146,38 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
         with(plain([72, 24, 1032], true, false));
         with(full([72, 136, 328], 2, (0.5, -2.0), true, Some(Activation::GeluErf), 8));
         with(GemmSubject { special: true, ..plain([40, 72, 200], false, true) });
+        // Operands that are packed before: both, and one of a batch.
+        let mut both = plain([33, 65, 36], false, true);
+        (both.desc.lda, both.desc.ldb) = (37, 39);
+        with(both);
+        let mut one = full([20, 35, 44], 2, (0.5, 1.0), true, None, 0);
+        (one.desc.lda, one.desc.stride_a) = (24, 44 * 24);
+        with(one);
+        if let Config::Persistent(_) = config {
+            // More tiles than blocks, and rows of results that begin anywhere.
+            with(full([24, 40, 72], 150, (1.0, 0.0), true, None, 8));
+            let mut odd = full([140, 131, 72], 2, (1.0, 0.5), true, Some(Activation::Silu), 0);
+            (odd.desc.lda, odd.desc.ldb) = (144, 136);
+            (odd.desc.stride_a, odd.desc.stride_b) = (72 * 144, 72 * 136);
+            (odd.desc.ldy, odd.desc.stride_y) = (133, 140 * 133 + 1);
+            with(odd);
+            let mut along = full([140, 131, 72], 2, (1.0, 0.5), true, Some(Activation::Silu), 0);
+            (along.desc.transpose_a, along.desc.transpose_b) = (false, true);
+            (along.desc.lda, along.desc.ldb) = (72, 72);
+            (along.desc.stride_a, along.desc.stride_b) = (72 * 140, 72 * 131);
+            (along.desc.ldy, along.desc.stride_y) = (133, 140 * 133);
+            with(along);
+        }
+    }
+    // Clusters, which no plan has: neighbours share `b`, and the last of an odd number of tiles has nothing to do.
+    let clusters =
+        |config: &Config| matches!(config, Config::Persistent(c) if (c.cluster, c.height) == (2, 4));
+    for config in tuning::sweep(dtype).into_iter().filter(clusters) {
+        let Config::Persistent(layout) = config else { continue };
+        let depth = (layout.stages * 64 + 40) as usize;
+        let mut subject = plain([layout.rows as usize + 8, 72, depth], false, true);
+        subject.desc.precision = config.precision(dtype);
+        all.push(GemmSubject { config: Some(config), ..subject });
     }
     if scope == Scope::Full {
         for side in [2, 7, 8, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 200] {
@@ -172,11 +210,12 @@ impl GemmSubject {
 }
 
 /// Elements that are multiplied in place of those of an operand.
-fn multiplied(precision: Precision, values: Vec<f64>) -> Vec<f64> {
-    // To the nearest of 11 bits, half way away from zero.
+fn multiplied(precision: Precision, config: Option<Config>, values: Vec<f64>) -> Vec<f64> {
+    // To the nearest of 11 bits, half way away from zero; products on warpgroups read only these bits.
+    let half = if let Some(Config::Persistent(_)) = config { 0 } else { 0x1000 };
     let rounded = |value: f64| match (value as f32).to_bits() {
         _ if !value.is_finite() => value,
-        bits => f64::from(f32::from_bits((bits + 0x1000) & !0x1fff)),
+        bits => f64::from(f32::from_bits((bits + half) & !0x1fff)),
     };
     match precision {
         Precision::Full => values,
@@ -187,7 +226,11 @@ fn multiplied(precision: Precision, values: Vec<f64>) -> Vec<f64> {
 impl Subject for GemmSubject {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let dtype = self.desc.dtype;
-        let known = self.config.filter(|c| tuning::configs(dtype, bench.target()).contains(c));
+        let exists = |config: &Config| {
+            let sweeps = bench.target().sm == 90 && tuning::sweep(dtype).contains(config);
+            sweeps || tuning::configs(dtype, bench.target()).contains(config)
+        };
+        let known = self.config.filter(exists);
         let precision = known.map_or(Precision::Full, |config| config.precision(dtype));
         let desc = &GemmDesc { precision, ..self.desc.clone() };
         let plan = match known {
@@ -202,7 +245,7 @@ impl Subject for GemmSubject {
         let bias_values = self.draw(desc.n, 4);
         let a = bench.input("a", dtype, &a_values, self.lead)?;
         let b = bench.input("b", dtype, &b_values, self.lead)?;
-        let [a_values, b_values] = [a_values, b_values].map(|values| multiplied(precision, values));
+        let [a_values, b_values] = [a_values, b_values].map(|values| multiplied(precision, known, values));
         let c = bench.input("c", dtype, &c_values, self.lead)?;
         let bias = bench.input("bias", dtype, &bias_values, self.lead)?;
         let mut y = if self.in_place {

@@ -1,9 +1,12 @@
 //! Times matrix products with every kernel that there is for them, in microseconds with cold caches, and prints the error of
 //! single precision.
 //!
-//!     cargo run --release -p warpwright-timing --bin gemm_time [-- M,N,K ...] [f32 ...] [nt ...] [only=PART]
+//!     cargo run --release -p warpwright-timing --bin gemm_time [-- M,N,K ...] [f32 ...] [nt ...] [only=PART] [sweep]
 //!
-//! `n` and `t` say how `a` and `b` lie; PART is a part of a kernel's name.
+//! `n` and `t` say how `a` and `b` lie; PART is a part of a kernel's name; `sweep` takes layouts that no plan has, too.
+
+use std::collections::HashMap;
+use std::rc::Rc;
 
 use warpwright::activation::{Activation, ActivationDesc};
 use warpwright::matmul::{GemmDesc, Precision, tuning};
@@ -29,8 +32,11 @@ const ROWS: usize = 2;
 /// A plan and what it works on: numbers of either sign near a tenth, whatever the type.
 struct Ready<O: Operation> {
     plan: Plan<O>,
-    tensors: Vec<Tensor>,
+    tensors: Vec<Rc<Tensor>>,
 }
+
+/// Tensors that plans of one product share: their slot, type and length.
+type Shared = HashMap<(usize, DType, usize), Rc<Tensor>>;
 
 /// Random bits.
 fn random(state: &mut u64) -> u64 {
@@ -58,22 +64,27 @@ fn content(dtype: DType, len: usize) -> Vec<u8> {
 }
 
 impl<O: Operation> Ready<O> {
-    fn new(device: &Device, plan: Plan<O>) -> Result<Self, Error> {
+    fn new(device: &Device, shared: &mut Shared, plan: Plan<O>) -> Result<Self, Error> {
         let mut tensors = Vec::new();
-        for spec in plan.tensors() {
-            tensors.push(match spec.access {
-                Access::Read => {
-                    Tensor::from_bytes(device, spec.dtype, &content(spec.dtype, spec.len), &[spec.len])?
+        for (slot, spec) in plan.tensors().iter().enumerate() {
+            let key = (slot, spec.dtype, spec.len);
+            let tensor = match (shared.get(&key), spec.access) {
+                (Some(tensor), _) => tensor.clone(),
+                (None, Access::Read) => {
+                    let content = content(spec.dtype, spec.len);
+                    Rc::new(Tensor::from_bytes(device, spec.dtype, &content, &[spec.len])?)
                 }
-                Access::Write => Tensor::empty(device, spec.dtype, &[spec.len])?,
-            });
+                (None, Access::Write) => Rc::new(Tensor::empty(device, spec.dtype, &[spec.len])?),
+            };
+            shared.insert(key, tensor.clone());
+            tensors.push(tensor);
         }
         plan.warm_up(device)?;
         Ok(Self { plan, tensors })
     }
 
     fn launch(&self, stream: &Stream) -> Result<(), Error> {
-        let bindings: Vec<_> = self.tensors.iter().map(Tensor::binding).collect();
+        let bindings: Vec<_> = self.tensors.iter().map(|tensor| tensor.binding()).collect();
         self.plan.steps().iter().try_for_each(|step| Ok(stream.launch(step, &bindings)?))
     }
 }
@@ -128,11 +139,13 @@ struct Asked {
     dtypes: Vec<DType>,
     orientations: Vec<(bool, bool)>,
     only: Vec<String>,
+    sweep: bool,
 }
 
 impl Asked {
     fn new() -> Self {
-        let mut asked = Self { shapes: vec![], dtypes: vec![], orientations: vec![], only: vec![] };
+        let mut asked =
+            Self { shapes: vec![], dtypes: vec![], orientations: vec![], only: vec![], sweep: false };
         for arg in std::env::args().skip(1) {
             let sides: Vec<usize> = arg.split(',').filter_map(|side| side.parse().ok()).collect();
             let known = [DType::BF16, DType::F16, DType::F32, DType::F64];
@@ -142,6 +155,8 @@ impl Asked {
                 asked.dtypes.push(dtype);
             } else if let Some(part) = arg.strip_prefix("only=") {
                 asked.only.push(part.to_owned());
+            } else if arg == "sweep" {
+                asked.sweep = true;
             } else if let [a @ (b'n' | b't'), b @ (b'n' | b't')] = arg.as_bytes() {
                 asked.orientations.push((*a == b't', *b == b't'));
             }
@@ -170,7 +185,7 @@ fn main() -> Result<(), Error> {
     println!("{}, {target}", device.name());
     let flush =
         ActivationDesc { activation: Activation::Relu, dtype: DType::F32, len: FLUSH }.plan(target)?;
-    let flush = Ready::new(&device, flush)?;
+    let flush = Ready::new(&device, &mut Shared::new(), flush)?;
     for dtype in &asked.dtypes {
         for shape in &asked.shapes {
             for (ta, tb) in &asked.orientations {
@@ -202,18 +217,27 @@ fn products(
     let mut plans = Vec::new();
     for precision in [Precision::Full, Precision::Tf32] {
         let desc = GemmDesc { precision, ..desc.clone() };
-        plans.extend(desc.plan(target).ok().map(|plan| ("*", plan)));
-        let configs = tuning::configs(desc.dtype, target);
-        plans.extend(configs.into_iter().filter_map(|c| Some((" ", desc.plan_with(target, c).ok()?))));
+        plans.extend(desc.plan(target).ok().map(|plan| ("*", String::new(), plan)));
+        let mut configs = tuning::configs(desc.dtype, target);
+        if asked.sweep {
+            configs.extend(tuning::sweep(desc.dtype));
+        }
+        plans.extend(configs.into_iter().filter_map(|config| {
+            let order = match config {
+                tuning::Config::Persistent(config) => format!(", height {}", config.height),
+                _ => String::new(),
+            };
+            Some((" ", order, desc.plan_with(target, config).ok()?))
+        }));
     }
-    let mut expected = None;
-    for (mark, plan) in plans {
+    let (mut expected, mut shared) = (None, Shared::new());
+    for (mark, config, plan) in plans {
         let kernel = plan.steps().first().map_or("", |step| step.kernel().name()).to_owned();
         if !asked.wants(&kernel) {
             continue;
         }
         let parts = plan.steps().first().map_or(0, |step| step.grid()[1]);
-        let product = Ready::new(device, plan)?;
+        let product = Ready::new(device, &mut shared, plan)?;
         let us = time(stream, flush, &product)?;
         print!("{mark} {us:>10.2} {:>7.1} TFLOP/s", 2e-6 * (desc.m * desc.n * desc.k) as f64 / us);
         if desc.dtype == DType::F32 {
@@ -222,7 +246,7 @@ fn products(
             let (norm, largest) = errors(&y?, exact);
             print!("  error {norm:.2e}, at most {largest:.2e}");
         }
-        println!("  {kernel}, {parts} parts");
+        println!("  {kernel}, {parts} parts{config}");
     }
     Ok(())
 }

@@ -50,6 +50,69 @@ impl EpilogueArgs {
     pub(super) const NONE: Self = Self { alpha: 1.0, beta: 0.0, flags: 0, activation: 0 };
 }
 
+/// An epilogue that is recorded into a kernel: `activation(alpha sum + beta c + bias)` without what is not asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Program {
+    /// Whether `alpha` is not 1.
+    pub(super) scaled: bool,
+    /// Whether there is a `c`.
+    pub(super) addend: bool,
+    pub(super) bias: bool,
+    pub(super) activation: Option<Activation>,
+}
+
+impl Program {
+    /// A part of a kernel's name; nothing for sums as they are.
+    pub(super) fn name(self) -> String {
+        let parts = [
+            self.scaled.then_some("alpha"),
+            self.addend.then_some("c"),
+            self.bias.then_some("bias"),
+            self.activation.map(Activation::name),
+        ];
+        parts.into_iter().flatten().map(|part| format!("_{part}")).collect()
+    }
+
+    /// The results of two neighbouring sums, the first of which is at an even column. Where columns and the elements from one row to
+    /// the next are `even`, pairs of `c` lie at multiples of their size, as those of `bias` do.
+    pub(super) fn pair<'k>(
+        self,
+        to: &ResultParams<'k>,
+        (m, n, ldy): (U32<'k>, U32<'k>, U64<'k>),
+        (alpha, beta): (F32<'k>, F32<'k>),
+        (row, col): (U32<'k>, U32<'k>),
+        sums: [F32<'k>; 2],
+        even: bool,
+    ) -> [F32<'k>; 2] {
+        let pair_of = |from: Ptr<'k, Read, Elem>, there: Option<Pred<'k>>, even: bool| {
+            let inside = |col: U32<'k>| there.map_or(col.lt(n), |there| there & col.lt(n));
+            let (first, both) = (inside(col), inside(col + 1));
+            if !even {
+                return [(from, first), (from.at(1u64), both)]
+                    .map(|(at, there)| at.only_where(there, Fill::Zero).get::<f32>());
+            }
+            let pair = from.only_where(both, Fill::Zero).load::<f32>(2);
+            let alone = from.only_where(first & !both, Fill::Zero).get::<f32>();
+            let [low, high] = [0, 1].map(|i| pair[i]);
+            [both.select(low, alone), high]
+        };
+        let mut values = sums;
+        if self.scaled {
+            values = values.map(|value| value * alpha);
+        }
+        if self.addend {
+            let c = pair_of(to.c.at(row.to_u64() * ldy + col.to_u64()), Some(row.lt(m)), even);
+            values = [0, 1].map(|i| c[i].mul_add(beta, values[i]));
+        }
+        if self.bias {
+            let bias = pair_of(to.bias.at(col), None, true);
+            values = [0, 1].map(|i| values[i] + bias[i]);
+        }
+        let dtype = to.y.dtype();
+        self.activation.map_or(values, |activation| values.map(|value| evaluate(activation, value, dtype)))
+    }
+}
+
 /// Where the results of a product go and what happens to them before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outputs<'k> {

@@ -6,6 +6,7 @@
 //! stride of 0 gives every product the same `a` or `b`. Source: the Level 3 BLAS (Dongarra et al. 1990), with an epilogue.
 //!
 //! `f16` and `bf16` are summed in `f32` on tensor cores and rounded once; before sm_80 `bf16` is summed by the ordinary units.
+//! Operands whose rows begin anywhere are packed to multiples of 16 bytes by a launch before, where that is faster.
 //! `f32` is multiplied and summed as exactly as in `f32`: from sm_80 on large products are made of three of `tf32` on tensor cores
 //! (3xTF32), and of one where [`Precision::Tf32`] is asked for. `f64` is multiplied and summed in `f64`. The order of the sums
 //! depends on the shapes and the target alone, and for one of `f32` on whether it is finite, so results are the same from run to
@@ -17,6 +18,8 @@
 mod epilogue;
 mod functions;
 mod kernel;
+mod pack;
+mod persistent;
 pub mod reference;
 pub(crate) mod samples;
 mod simt;
@@ -37,10 +40,12 @@ use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
 use crate::tensors::tensors;
 use crate::{Binding, PlanError};
 
-use epilogue::{EpilogueArgs, ResultArgs};
+use epilogue::{EpilogueArgs, Program, ResultArgs};
 pub use functions::*;
 use kernel::Gemm;
-use tuning::{Access, Choice, Config, Shape};
+use pack::{Operands, Source};
+use persistent::{PersistentGemm, Store};
+use tuning::{Access, Choice, Config, Shape, Sums};
 use warpgroup::WarpgroupGemm;
 
 /// The name of the operation.
@@ -52,8 +57,9 @@ pub enum Precision {
     /// As exact as the type.
     #[default]
     Full,
-    /// Operands are rounded to `tf32`, which has 11 bits, and products summed in `f32`: three times as fast, with errors of 3e-4. From
-    /// sm_80 on.
+    /// Operands are brought to `tf32`, which has 11 bits, and products summed in `f32`, with errors of 3e-4 where operands are rounded
+    /// and 7e-4 where a product on warpgroups (sm_90, both operands along the common dimension) leaves out the bits that `tf32` lacks.
+    /// From sm_80 on.
     Tf32,
 }
 
@@ -222,7 +228,7 @@ impl Operation for GemmDesc {
     type Args<'a> = GemmArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        self.plan_choosing(target, |wide| self.choose(target, wide, u64::MAX))
+        self.plan_choosing(target, None, |wide| self.choose(target, wide, Sums::Whole))
     }
 }
 
@@ -304,16 +310,17 @@ impl GemmDesc {
         Ok(lengths)
     }
 
-    /// The plan in which aligned tensors are multiplied by one kernel, one of [`tuning::configs`], whichever is the fastest.
+    /// The plan in which aligned tensors are multiplied by one kernel, one of [`tuning::configs`], whichever is the fastest. Operands
+    /// whose rows or matrices do not begin at multiples of 16 bytes are packed before.
     ///
     /// # Errors
     /// As [`plan`](Operation::plan); and if the kernel's copies cannot reach the tensors.
     pub fn plan_with(&self, target: Target, config: Config) -> Result<Plan<Self>, PlanError> {
-        if !self.is_wide() || matches!(config, Config::Warpgroup(_)) && !self.has_boxes() {
+        if config.takes_boxes() && !self.has_boxes() {
             return Err(Self::parameter(
                 "lda",
                 self.lda,
-                "such that rows and matrices begin at multiples of 16 bytes",
+                "such that tensor maps can describe a and b, which lie along k if they are f32",
             ));
         }
         if config.precision(self.dtype) != self.precision {
@@ -322,31 +329,37 @@ impl GemmDesc {
         if !config.takes_depth(self.k as u64) {
             return Err(Self::parameter("k", self.k, "a multiple of 4 for this kernel"));
         }
-        self.plan_choosing(target, |wide| match wide {
+        self.plan_choosing(target, Some(config), |wide| match wide {
             true => Ok(tuning::share(target, self.shape(), config)),
-            false => self.choose(target, false, u64::MAX),
+            false => self.choose(target, false, Sums::Whole),
         })
     }
 
     fn plan_choosing(
         &self,
         target: Target,
+        config: Option<Config>,
         choose: impl Fn(bool) -> Result<Choice, PlanError>,
     ) -> Result<Plan<Self>, PlanError> {
         let lengths = self.check()?;
         let element = self.dtype.bytes() as u64;
         let work = self.m > 0 && self.n > 0 && self.batch > 0;
         let mut variants = Vec::new();
-        let mut partials = 0;
+        let mut scratch = 0;
         for (wide, alignment) in [(true, WIDE), (false, element)] {
+            let mut steps = Vec::new();
             if wide && !self.is_wide() {
+                if let Some(packed) = self.packed(target, config, choose(false)?)? {
+                    scratch = scratch.max(packed.scratch);
+                    self.steps_packed(target, &packed, &mut steps)?;
+                    variants.push(Variant { alignment, steps });
+                }
                 continue;
             }
-            let mut steps = Vec::new();
             if work {
                 let choice = choose(wide)?;
-                partials = partials.max(self.partials(choice)?);
-                self.steps(target, choice, &mut steps)?;
+                scratch = scratch.max(self.partials(choice)?);
+                self.steps(target, choice, Operands::GIVEN, &mut steps)?;
             }
             variants.push(Variant { alignment, steps });
         }
@@ -358,9 +371,9 @@ impl GemmDesc {
             GemmArgs::c.holds(dtype, lengths.y).optional(self.beta.get() != 0.0),
             GemmArgs::bias.holds(dtype, self.n).optional(self.bias),
             GemmArgs::y.holds(dtype, lengths.y),
-            GemmArgs::workspace.scratch(sums, partials),
+            GemmArgs::workspace.scratch(sums, scratch),
         ]);
-        let workspace_bytes = (partials * sums.bytes()) as u64;
+        let workspace_bytes = (scratch * sums.bytes()) as u64;
         let direction = Direction::Forward;
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
     }
@@ -372,10 +385,12 @@ impl GemmDesc {
         wide(self.lda) && wide(self.ldb) && matrices
     }
 
-    /// Whether tensor maps can describe `a` and `b`, if every row and matrix begins at a multiple of 16 bytes.
+    /// Whether tensor maps can describe `a` and `b` as products of warpgroups read them, if every row and matrix begins at a multiple of 16 bytes.
     fn has_boxes(&self) -> bool {
         let near = |elements: usize| elements.saturating_mul(self.dtype.bytes()) < MAX_BOX_STRIDE;
-        self.k > 0 && [self.lda, self.ldb, self.stride_a, self.stride_b].into_iter().all(near)
+        // Products read elements of other sizes along the common dimension alone.
+        let read = self.dtype.bytes() == 2 || self.major() == (Major::K, Major::K);
+        read && self.k > 0 && [self.lda, self.ldb, self.stride_a, self.stride_b].into_iter().all(near)
     }
 
     /// Sums that blocks leave for others to add.
@@ -390,7 +405,13 @@ impl GemmDesc {
     }
 
     /// The launches of a variant: batches beyond what a grid has along z are further launches.
-    fn steps(&self, target: Target, choice: Choice, steps: &mut Vec<LaunchStep>) -> Result<(), PlanError> {
+    fn steps(
+        &self,
+        target: Target,
+        choice: Choice,
+        operands: Operands,
+        steps: &mut Vec<LaunchStep>,
+    ) -> Result<(), PlanError> {
         let parts = choice.parts(self.k as u64);
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let size = self.dtype.bytes() as u64;
@@ -404,8 +425,14 @@ impl GemmDesc {
                 y: GemmArgs::y.arg_at(offset(self.stride_y)),
             };
             let product = Product {
-                a: GemmArgs::a.arg_at(offset(self.stride_a)),
-                b: GemmArgs::b.arg_at(offset(self.stride_b)),
+                a: match operands.a {
+                    Source::Tensor => GemmArgs::a.arg_at(offset(self.stride_a)),
+                    Source::Workspace(at) => GemmArgs::workspace.written_at(at),
+                },
+                b: match operands.b {
+                    Source::Tensor => GemmArgs::b.arg_at(offset(self.stride_b)),
+                    Source::Workspace(at) => GemmArgs::workspace.written_at(at),
+                },
                 to: match split {
                     true => ResultArgs { y: GemmArgs::workspace.arg(), ..result.clone() },
                     false => result.clone(),
@@ -448,27 +475,30 @@ impl GemmDesc {
         y: impl FnOnce(u64) -> Out<Elem>,
     ) -> Result<(LaunchStep, u64), PlanError> {
         self.check()?;
-        let choice = self.choose(target, wide && self.is_wide(), most)?;
+        let choice = self.choose(target, wide && self.is_wide(), Sums::Parts(most))?;
         let parts = choice.parts(self.k as u64);
         let to = ResultArgs { c: In::address(0), bias: In::address(0), y: y(parts) };
         let product = Product { a, b, to, count: 1, split: true };
         Ok((self.launch(target, choice, product)?, parts))
     }
 
-    /// The kernel, and how the common dimension is shared by at most `most` blocks.
-    fn choose(&self, target: Target, wide: bool, most: u64) -> Result<Choice, PlanError> {
+    /// The kernel, and how blocks share the common dimension.
+    fn choose(&self, target: Target, wide: bool, sums: Sums) -> Result<Choice, PlanError> {
         let access = match wide {
             true if self.has_boxes() => Access::TensorMap,
             true => Access::Wide,
             false => Access::Elements,
         };
-        let choice = tuning::choose_within((self.dtype, self.precision), target, self.shape(), access, most);
+        let choice = tuning::choose_for((self.dtype, self.precision), target, self.shape(), access, sums);
         self.precision.check_target(OP, target)?;
         choice.ok_or(PlanError::Target { op: OP, needs: 75, target })
     }
 
     /// The launch of products from one kernel.
     fn launch(&self, target: Target, choice: Choice, product: Product) -> Result<LaunchStep, PlanError> {
+        if let Config::Persistent(config) = choice.config {
+            return self.launch_persistent(target, config, product);
+        }
         let Product { a, b, to, count, split } = product;
         let major = self.major();
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
@@ -480,7 +510,7 @@ impl GemmDesc {
         let epilogue = if split { EpilogueArgs::NONE } else { self.epilogue() };
         let kernel = kernel_of(self.dtype, major, target, choice.config, split)?;
         let values = match choice.config {
-            Config::Tiled(_) => kernel::GemmArgs {
+            Config::Persistent(_) | Config::Tiled(_) => kernel::GemmArgs {
                 a,
                 b,
                 to,
@@ -576,6 +606,11 @@ fn kernel_of(
     split: bool,
 ) -> Result<Kernel, PlanError> {
     match config {
+        Config::Persistent(config) => {
+            let target = Target { variant: TargetVariant::Specific, ..target };
+            let (program, store) = (Program::default(), Store::Panels);
+            plan::recorded(OP, &PersistentGemm { dtype, a, b, config, program, store }, target)
+        }
         Config::Tiled(config) => plan::recorded(OP, &Gemm { dtype, a, b, config, split }, target),
         Config::Warpgroup(config) => {
             let target = Target { variant: TargetVariant::Specific, ..target };

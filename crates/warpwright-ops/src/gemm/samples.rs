@@ -1,11 +1,14 @@
 //! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
 
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target};
+use warpwright_ptx::{DType, Target, TargetVariant};
 
-use super::tuning;
-use super::{GemmDesc, Major, OP, kernel_of, split};
+use super::epilogue::{self, Program};
+use super::persistent::{PersistentGemm, Store};
+use super::tuning::{self, Config, PersistentConfig};
+use super::{GemmDesc, Major, OP, kernel_of, pack, split};
 use crate::PlanError;
+use crate::activation::Activation;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS, Transpose};
 use crate::plan::{self, Real};
 
@@ -38,10 +41,20 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
 
 /// Every kernel that a plan can hold.
 fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let mut all = vec![plan::recorded(OP, &split::SumParts { dtype }, target)?];
+    let mut all = vec![
+        plan::recorded(OP, &split::SumParts { dtype }, target)?,
+        plan::recorded(OP, &pack::Pack { dtype }, target)?,
+    ];
     for config in tuning::configs(dtype, target) {
         for a in [Major::K, Major::Mn] {
             for b in [Major::K, Major::Mn] {
+                if let Config::Persistent(config) = config {
+                    if dtype.bytes() != 2 && (a, b) != (Major::K, Major::K) {
+                        continue;
+                    }
+                    all.extend(persistent_kernels(dtype, (a, b), target, config)?);
+                    continue;
+                }
                 for split in [false, true] {
                     all.push(kernel_of(dtype, (a, b), target, config, split)?);
                 }
@@ -49,4 +62,28 @@ fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanE
         }
     }
     Ok(all)
+}
+
+/// Persistent kernels of a configuration: each way to store with the shortest epilogue and the longest, and where both operands
+/// are along the common dimension each function.
+fn persistent_kernels(
+    dtype: DType,
+    (a, b): (Major, Major),
+    target: Target,
+    config: PersistentConfig,
+) -> Result<Vec<Kernel>, PlanError> {
+    let all = |activation| Program { scaled: true, addend: true, bias: true, activation };
+    let mut programs = vec![Program::default(), all(Some(Activation::GeluErf))];
+    if (a, b) == (Major::K, Major::K) {
+        programs.push(all(None));
+        let functions = epilogue::ACTIVATIONS.into_iter().map(Some);
+        programs.extend(functions.map(|activation| Program { bias: true, activation, ..Program::default() }));
+    }
+    let target = Target { variant: TargetVariant::Specific, ..target };
+    let stores = [Store::Panels, Store::Rows];
+    let each = programs.iter().flat_map(|program| stores.map(|store| (*program, store)));
+    each.map(|(program, store)| {
+        plan::recorded(OP, &PersistentGemm { dtype, a, b, config, program, store }, target)
+    })
+    .collect()
 }

@@ -5,11 +5,12 @@
 //! multiprocessors, and no faster than memory is read. The configuration that takes the least time is chosen. Where there are
 //! fewer tiles than multiprocessors, several blocks share the common dimension of a tile.
 
-use warpwright_dsl::{K, Major, MmaAtom, PanelTile, Stages, TileLayout};
+use warpwright_dsl::{K, Major, MmaAtom, OutputPanel, PanelTile, Stages, TileLayout};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
 use super::Precision;
+use super::persistent::PANELS;
 
 /// The tile of a block, and how the operands come to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -160,6 +161,44 @@ impl WarpgroupConfig {
     }
 }
 
+/// How a kernel for sm_90a is laid out whose blocks take one tile after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PersistentConfig {
+    /// Rows of the result that a block computes at once: a multiple of 64 for each group.
+    pub rows: u32,
+    /// Columns of the result: a multiple of 64, up to 256.
+    pub cols: u32,
+    /// Warpgroups that multiply, which share the rows.
+    pub groups: u32,
+    /// Slices of the common dimension in shared memory.
+    pub stages: u32,
+    /// Blocks of a cluster, neighbours along the rows, which share the slices of `b`.
+    pub cluster: u32,
+    /// Tiles of a cluster along the rows that run beside their neighbours along the columns: what all clusters work at together is
+    /// best about as high as it is wide, so that the L2 cache is read least.
+    pub height: u32,
+}
+
+impl PersistentConfig {
+    /// The parts of `a` and `b` in a stage.
+    pub(super) fn tiles(&self, dtype: DType, a: Major, b: Major) -> (PanelTile, PanelTile) {
+        let depth = PanelTile::width_of(dtype);
+        let tile = |major, outer| PanelTile { dtype, major, outer, depth };
+        (tile(a, self.rows), tile(b, self.cols))
+    }
+
+    /// What a block of the cluster brings of `b`.
+    pub(super) fn part_of_b(&self, dtype: DType, b: Major) -> PanelTile {
+        PanelTile { dtype, major: b, outer: self.cols / self.cluster, depth: PanelTile::width_of(dtype) }
+    }
+
+    /// A part of the kernel's name.
+    pub(super) fn name(&self) -> String {
+        let Self { rows, cols, groups, stages, cluster, height: _ } = *self;
+        format!("wgp_{rows}x{cols}_g{groups}_s{stages}_c{cluster}")
+    }
+}
+
 /// A kernel whose tiles ordinary asynchronous copies bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tiled {
@@ -223,7 +262,9 @@ impl Tiled {
 /// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Config {
-    /// With tensor copies and `wgmma`.
+    /// With tensor copies and `wgmma`, in blocks that take one tile after the other.
+    Persistent(PersistentConfig),
+    /// With tensor copies and `wgmma`, a block for each tile or part of one.
     Warpgroup(WarpgroupConfig),
     /// With ordinary copies.
     Tiled(Tiled),
@@ -233,6 +274,7 @@ impl Config {
     /// Rows and columns of the result that a block computes.
     pub const fn extent(&self) -> (u32, u32) {
         match self {
+            Self::Persistent(config) => (config.rows, config.cols),
             Self::Warpgroup(config) => (config.rows, config.cols),
             Self::Tiled(config) => (config.tiles().rows, config.tiles().cols),
         }
@@ -241,14 +283,29 @@ impl Config {
     /// How much of the common dimension is multiplied at once.
     pub const fn slice(&self) -> u32 {
         match self {
-            Self::Warpgroup(_) => PanelTile::WIDTH,
+            Self::Persistent(_) | Self::Warpgroup(_) => PanelTile::WIDTH,
             Self::Tiled(config) => config.tiles().slice,
         }
+    }
+
+    /// Whether blocks can share the common dimension of a tile.
+    pub(super) const fn splits(&self) -> bool {
+        !matches!(self, Self::Persistent(_))
+    }
+
+    /// Whether tensor copies bring the operands.
+    pub(super) const fn takes_boxes(&self) -> bool {
+        matches!(self, Self::Persistent(_) | Self::Warpgroup(_))
     }
 
     /// Bytes of dynamic shared memory.
     pub fn shared_bytes(&self, dtype: DType, a: Major, b: Major) -> u32 {
         match self {
+            Self::Persistent(config) => {
+                let (a, b) = config.tiles(dtype, a, b);
+                let panels = config.groups * PANELS * OutputPanel::BYTES;
+                K::TILE_SLACK + (a.bytes() + b.bytes()) * config.stages + panels
+            }
             Self::Warpgroup(config) => {
                 let (a, b) = config.tiles(dtype, a, b);
                 K::TILE_SLACK + ((a.bytes() + b.bytes()) * config.stages).max(config.rows * config.cols * 4)
@@ -263,7 +320,7 @@ impl Config {
     /// How exact its products of `dtype` are.
     pub fn precision(&self, dtype: DType) -> Precision {
         match self {
-            Self::Tiled(Tiled::Tensor(_)) if dtype == DType::F32 => Precision::Tf32,
+            Self::Persistent(_) | Self::Tiled(Tiled::Tensor(_)) if dtype == DType::F32 => Precision::Tf32,
             _ => Precision::Full,
         }
     }
@@ -275,7 +332,7 @@ impl Config {
 
     const fn with(self, piece: u32) -> Self {
         match self {
-            Self::Warpgroup(_) => self,
+            Self::Persistent(_) | Self::Warpgroup(_) => self,
             Self::Tiled(config) => Self::Tiled(config.with(piece)),
         }
     }
@@ -305,6 +362,32 @@ const fn simt(tiles: Tiles, across: u32, efficiency: f64) -> Candidate {
     Candidate { config: Config::Tiled(Tiled::Simt(SimtConfig { tiles, across })), efficiency }
 }
 
+const fn persistent(rows: u32, cols: u32, (stages, cluster): (u32, u32), efficiency: f64) -> Candidate {
+    let config = PersistentConfig { rows, cols, groups: 2, stages, cluster, height: 8 };
+    Candidate { config: Config::Persistent(config), efficiency }
+}
+
+/// Persistent configurations that are worth a look where the choice among [`configs`] is checked or made anew, on sm_90.
+pub fn sweep(dtype: DType) -> Vec<Config> {
+    let limit = DeviceLimits::of(Target::sm(90)).shared_per_block;
+    let mut all = Vec::new();
+    if dtype == DType::F64 {
+        return all;
+    }
+    for (rows, cols) in [(128, 256), (256, 128), (128, 192), (128, 128), (128, 64), (256, 64)] {
+        for cluster in [1, 2] {
+            let config = |stages, height| {
+                Config::Persistent(PersistentConfig { rows, cols, groups: 2, stages, cluster, height })
+            };
+            let fits = |stages: &u32| config(*stages, 8).shared_bytes(dtype, Major::K, Major::K) <= limit;
+            if let Some(stages) = (2..=8).rev().find(fits) {
+                all.extend([4, 8, 16].map(|height| config(stages, height)));
+            }
+        }
+    }
+    all
+}
+
 const fn warpgroup(rows: u32, cols: u32, stages: u32, efficiency: f64) -> Candidate {
     Candidate { config: Config::Warpgroup(WarpgroupConfig { rows, cols, stages }), efficiency }
 }
@@ -315,6 +398,12 @@ const WARPGROUP: [Candidate; 4] = [
     warpgroup(128, 128, 6, 1.44),
     warpgroup(128, 64, 8, 1.1),
     warpgroup(64, 64, 12, 0.75),
+];
+/// The same, for whole products.
+const PERSISTENT: [Candidate; 3] = [
+    persistent(128, 256, (4, 1), 1.78),
+    persistent(256, 128, (4, 1), 1.76),
+    persistent(128, 128, (6, 1), 1.7),
 ];
 /// Those with teams are for few rows; the smallest without is the last.
 const HALF: [Candidate; 5] = [
@@ -359,6 +448,8 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
     };
     let groups = tensor_cores && dtype != DType::F64 && target.sm == 90;
     let warpgroups: &[Candidate] = if groups { &WARPGROUP } else { &[] };
+    let rounds = dtype == DType::F32 && precision == Precision::Tf32 && target.sm == 90;
+    let persistent: &[Candidate] = if groups || rounds { &PERSISTENT } else { &[] };
     let all: &[Candidate] = match dtype {
         DType::F64 if MmaAtom::F64Deep.exists(target) => &DEEP_DOUBLE,
         DType::F64 if tensor_cores => &DOUBLE,
@@ -373,7 +464,7 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
         let bytes = |a, b| c.config.shared_bytes(dtype, a, b);
         bytes(Major::K, Major::K).max(bytes(Major::Mn, Major::Mn)) <= limit
     };
-    warpgroups.iter().chain(splits).chain(all).filter(fits).copied()
+    persistent.iter().chain(warpgroups).chain(splits).chain(all).filter(fits).copied()
 }
 
 /// Multiprocessors of the largest device of an architecture.
@@ -458,17 +549,27 @@ pub fn choose(
     shape: Shape,
     access: Access,
 ) -> Option<Choice> {
-    choose_within((dtype, precision), target, shape, access, MAX_PARTS)
+    choose_for((dtype, precision), target, shape, access, Sums::Whole)
 }
 
-/// The same where at most so many blocks may share a tile.
-pub(super) fn choose_within(
+/// Where the sums of a kernel go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// They become the result, in the same launch or in a second one that adds those of blocks that share a tile.
+    Whole,
+    /// They are left as they are, those of at most so many blocks that share a tile one behind the other.
+    Parts(u64),
+}
+
+/// The same for sums that go elsewhere.
+pub(super) fn choose_for(
     (dtype, precision): (DType, Precision),
     target: Target,
     shape: Shape,
     access: Access,
-    most: u64,
+    sums: Sums,
 ) -> Option<Choice> {
+    let most = if let Sums::Parts(most) = sums { most } else { MAX_PARTS };
     let wide = access != Access::Elements;
     let choice = |c: Candidate| {
         let choice = share_within(target, shape, c.config, most);
@@ -477,7 +578,8 @@ pub(super) fn choose_within(
         (Choice { config, ..choice }, cost)
     };
     let possible = |c: &Candidate| {
-        (access == Access::TensorMap || !matches!(c.config, Config::Warpgroup(_)))
+        (access == Access::TensorMap || !c.config.takes_boxes())
+            && (sums == Sums::Whole || c.config.splits())
             && c.config.takes_depth(shape.k)
     };
     let all = candidates(dtype, precision, target).filter(possible).map(choice);
@@ -496,7 +598,7 @@ pub(super) fn share(target: Target, shape: Shape, config: Config) -> Choice {
 
 fn share_within(target: Target, shape: Shape, config: Config, most: u64) -> Choice {
     let parts = (multiprocessors(target) / blocks(shape, config)).min(shape.k / LEAST_PART);
-    let parts = parts.clamp(1, most.clamp(1, MAX_PARTS));
+    let parts = if config.splits() { parts.clamp(1, most.clamp(1, MAX_PARTS)) } else { 1 };
     let part = shape.k.div_ceil(parts).max(1).next_multiple_of(u64::from(config.slice()));
     Choice { config, part }
 }
@@ -508,6 +610,37 @@ fn blocks(Shape { m, n, batch, .. }: Shape, config: Config) -> u64 {
     blocks.saturating_mul(batch).max(1)
 }
 
+/// Bytes that a kernel which packs operands copies in a microsecond: elements are loaded one by one.
+const PACK_RATE: f64 = 1.6e6;
+/// Elements that a multiprocessor fetches in a microsecond one by one, whatever it does with them.
+const ELEMENT_RATE: f64 = 8e3;
+
+/// Microseconds of packing so many bytes, with the launch.
+pub(super) fn pack_us(bytes: u64) -> f64 {
+    PARTS_US + bytes as f64 / PACK_RATE
+}
+
+/// Microseconds of a product as [`choose`] says.
+pub(super) fn us(
+    (dtype, precision): (DType, Precision),
+    target: Target,
+    shape: Shape,
+    choice: Choice,
+) -> f64 {
+    let candidate = candidates(dtype, precision, target).find(|c| c.config.with(PIECE) == choice.config);
+    candidate.map_or(f64::INFINITY, |c| cost(dtype, target, shape, &c, choice))
+}
+
+/// Microseconds of a product whose kernel copies single elements: at least those that its tiles fetch.
+pub(super) fn narrow_us(types: (DType, Precision), target: Target, shape: Shape, choice: Choice) -> f64 {
+    let (rows, cols) = choice.config.extent();
+    let parts = choice.parts(shape.k);
+    let fetched = f64::from(rows + cols) * choice.part.min(shape.k) as f64;
+    let waves = blocks(shape, choice.config).saturating_mul(parts) as f64 / multiprocessors(target) as f64;
+    let wide = Choice { config: choice.config.with(PIECE), ..choice };
+    us(types, target, shape, wide).max(waves.max(1.0) * fetched / ELEMENT_RATE)
+}
+
 /// How many microseconds a candidate takes that shares the work as `choice` says.
 fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choice) -> f64 {
     let Shape { m, n, k, batch } = shape;
@@ -516,7 +649,7 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
     let waves = blocks(shape, c.config).saturating_mul(parts).div_ceil(multiprocessors(target)) as f64;
     let (rows, cols, depth) = (f64::from(rows), f64::from(cols), choice.part.min(k) as f64);
     let (busy, least) = match c.config {
-        Config::Warpgroup(_) => (1.0, 0.0),
+        Config::Persistent(_) | Config::Warpgroup(_) => (1.0, 0.0),
         Config::Tiled(config) => {
             let Tiles { teams, slice, .. } = *config.tiles();
             let least = if teams > 1 { LEAST_SLICES * f64::from(teams * slice) } else { 0.0 };

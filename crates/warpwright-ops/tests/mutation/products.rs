@@ -3,7 +3,7 @@
 use warpwright_ops::Operation;
 use warpwright_ops::activation::Activation;
 use warpwright_ops::gemm::GemmDesc;
-use warpwright_ops::gemm::tuning::{self, Config, Tiled, Tiles, WarpgroupConfig};
+use warpwright_ops::gemm::tuning::{self, Config, PersistentConfig, Tiled, Tiles, WarpgroupConfig};
 use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ptx::DType;
 
@@ -56,12 +56,16 @@ const CASES: [usize; 17] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 
 const EMPTY_GROUPS: &str = "elements of two bytes are not copied asynchronously: groups are empty";
 
-const SURVIVORS: [Survivor; 6] = [
-    Survivor::missed(
-        "_wg_",
-        "@publish_mbarriers()",
-        "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled",
+const FENCE_OF_COPIES: &str = "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled";
+
+const SURVIVORS: [Survivor; 8] = [
+    Survivor::equivalent(
+        "_rows_",
+        "// A warp stores the rows that it has written. k.@warp_barrier();",
+        "elements of 16 bits go to the panel by an instruction at which all lanes meet",
     ),
+    Survivor::missed("_wg_", "@publish_mbarriers()", FENCE_OF_COPIES),
+    Survivor::missed("_wgp_", "@publish_mbarriers()", FENCE_OF_COPIES),
     Survivor::equivalent("_p2_", "copies(", EMPTY_GROUPS),
     Survivor::equivalent("_p2_", "pipeline_ahead(", EMPTY_GROUPS),
     Survivor::equivalent(
@@ -95,7 +99,7 @@ fn tiles_of(dtype: DType, size: (u32, u32)) -> Config {
             let Tiles { rows, cols, teams, .. } = *tiled.tiles();
             (rows, cols, teams) == (size.0, size.1, 1) && !matches!(tiled, Tiled::Split(_))
         }
-        Config::Warpgroup(_) => false,
+        Config::Persistent(_) | Config::Warpgroup(_) => false,
     };
     tuning::configs(dtype, TARGET).into_iter().find(wanted).expect("a kernel with such tiles")
 }
@@ -125,6 +129,30 @@ fn warpgroups(dtype: DType, transposed: bool, [rows, cols, stages]: [u32; 3]) {
     let config = Config::Warpgroup(WarpgroupConfig { rows, cols, stages });
     sweep.check(&plans(&CASES, |i| {
         product(dtype, transposed, i, false).plan_with(TARGET, config).expect("plan")
+    }));
+}
+
+/// Only persistent kernels, in small tiles, with everything that an epilogue can do: a kernel for each way to store, that all shapes
+/// share. A block has several tiles, one after the other, where a batch has more of them than there are blocks.
+fn persistent(dtype: DType, transposed: bool, cols: u32, cluster: u32) {
+    let sweep = Sweep { skipped: |name| !name.contains("_wgp_"), ..SWEEP };
+    let layout = PersistentConfig { rows: 128, cols, groups: 2, stages: 2, cluster, height: 2 };
+    let cases: Vec<usize> = (0..2 * SHAPES.len()).collect();
+    sweep.check(&plans(&cases, |i| {
+        let shape = SHAPES[i % SHAPES.len()];
+        let desc = product_of(shape, dtype, transposed, i, false);
+        let batch = if shape == [72, 136, 16] || shape == [63, 63, 200] { 140 } else { desc.batch };
+        let desc = GemmDesc {
+            batch,
+            alpha: Real::new(0.5),
+            beta: Real::new(-1.5),
+            bias: true,
+            activation: Some(Activation::Silu),
+            ..desc
+        };
+        let anywhere = GemmDesc { ldy: desc.n | 1, stride_y: (desc.n | 1) * desc.m, ..desc.clone() };
+        let desc = if i < SHAPES.len() { desc } else { anywhere };
+        desc.plan_with(TARGET, Config::Persistent(layout)).expect("plan")
     }));
 }
 
@@ -192,6 +220,12 @@ fn defects_of_products_of_teams_are_noticed() {
 fn defects_of_products_of_warpgroups_are_noticed() {
     warpgroups(DType::BF16, false, [64, 64, 2]);
     warpgroups(DType::F16, true, [128, 64, 3]);
+}
+
+#[test]
+fn defects_of_persistent_products_are_noticed() {
+    persistent(DType::BF16, false, 64, 1);
+    persistent(DType::F16, true, 128, 2);
 }
 
 #[test]

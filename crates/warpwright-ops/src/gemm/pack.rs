@@ -1,0 +1,194 @@
+//! Copies of matrices whose rows begin at multiples of 16 bytes, for products that read their operands so.
+
+use warpwright_dsl::kernel_args;
+use warpwright_dsl::prelude::*;
+use warpwright_runtime::LaunchStep;
+
+use super::tuning::{self, Choice, Config, Sums};
+use super::{GemmArgs, GemmDesc, MAX_LAYERS, OP, WIDE, epilogue};
+use crate::PlanError;
+use crate::plan;
+
+kernel_args! {
+    /// `y[batch][row][col] = x[batch][row][col]`, zeros where `x` has no column.
+    pub(super) struct PackArgs => PackParams {
+        x: In<Elem>, y: Out<Elem>,
+        rows: u32, cols: u32,
+        /// Elements from one row to the next.
+        ldx: u64, ldy: u64,
+        /// Elements from one matrix to the next.
+        stride_x: u64, stride_y: u64,
+    }
+}
+
+/// Threads of a block, each with a vector of a row.
+pub(super) const THREADS: u32 = 128;
+/// Bytes of a vector.
+const VECTOR: u32 = 16;
+
+/// Rows that begin anywhere to rows that begin at multiples of 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pack {
+    pub(super) dtype: DType,
+}
+
+impl Pack {
+    /// Elements of a vector.
+    pub(super) const fn width(self) -> u32 {
+        VECTOR / self.dtype.bytes() as u32
+    }
+}
+
+impl AccumulateKernel for Pack {
+    type Args = PackArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new(format!("gemm_pack_{}", self.dtype), BlockDim::x(THREADS))
+            .dtypes(DTypes::all(self.dtype))
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: PackParams<'k>) {
+        let width = self.width();
+        let col = (k.block_idx_x() * THREADS + k.thread_idx()) * width;
+        let batch = k.block_idx_z().to_u64();
+        let (x, y) = (p.x.at(batch * p.stride_x), p.y.at(batch * p.stride_y));
+        k.if_(col.lt(p.cols), || {
+            k.for_each(k.range(k.block_idx_y(), p.rows, k.grid_dim_y()), |row| {
+                let from = x.at(row.to_u64() * p.ldx + col.to_u64());
+                let value =
+                    |i: u32| from.at(u64::from(i)).only_where((col + i).lt(p.cols), Fill::Zero).get::<A>();
+                let values: Vec<_> = (0..width).map(value).collect();
+                y.at(row.to_u64() * p.ldy + col.to_u64()).store(Lanes::from(values));
+            });
+        });
+    }
+}
+
+/// Where kernels read an operand.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    /// The tensor itself.
+    Tensor,
+    /// A packed copy, from this byte of the workspace on.
+    Workspace(u64),
+}
+
+/// Where kernels read both operands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operands {
+    pub(super) a: Source,
+    pub(super) b: Source,
+}
+
+impl Operands {
+    /// As they are.
+    pub(super) const GIVEN: Self = Self { a: Source::Tensor, b: Source::Tensor };
+}
+
+/// A product of operands of which at least one is packed before.
+pub(super) struct Packed {
+    /// The product of the packed matrices.
+    product: GemmDesc,
+    choice: Choice,
+    operands: Operands,
+    /// Elements of the workspace.
+    pub(super) scratch: usize,
+}
+
+impl GemmDesc {
+    /// The product of operands that are packed before, by the kernel of `config` or, if that takes less time than the one of `narrow`,
+    /// which reads them as they are, by the fastest.
+    pub(super) fn packed(
+        &self,
+        target: Target,
+        config: Option<Config>,
+        narrow: Choice,
+    ) -> Result<Option<Packed>, PlanError> {
+        if self.m == 0 || self.n == 0 || self.k == 0 || self.batch == 0 || self.batch > MAX_LAYERS {
+            return Ok(None);
+        }
+        let per_vector = WIDE as usize / self.dtype.bytes();
+        let aligned = |leading: usize, stride: usize| {
+            let matrices = self.batch <= 1 || stride.is_multiple_of(per_vector);
+            leading.is_multiple_of(per_vector) && matrices
+        };
+        let mut product = self.clone();
+        let mut elements = [0usize; 2];
+        let sides = [
+            (&mut product.lda, &mut product.stride_a, self.stored().0),
+            (&mut product.ldb, &mut product.stride_b, self.stored().1),
+        ];
+        for ((leading, stride, [rows, cols]), elements) in sides.into_iter().zip(&mut elements) {
+            if aligned(*leading, *stride) {
+                continue;
+            }
+            *leading = cols.next_multiple_of(per_vector);
+            let matrix = rows.saturating_mul(*leading);
+            *stride = if *stride == 0 { 0 } else { matrix };
+            let matrices = if *stride == 0 { 1 } else { self.batch };
+            *elements = matrix.saturating_mul(matrices);
+        }
+        let choice = if let Some(config) = config {
+            tuning::share(target, self.shape(), config)
+        } else {
+            let choice = product.choose(target, true, Sums::Whole)?;
+            let dtype = (self.dtype, self.precision);
+            let copied =
+                (elements[0].saturating_add(elements[1]) as u64).saturating_mul(self.dtype.bytes() as u64);
+            let us = tuning::pack_us(copied) + tuning::us(dtype, target, self.shape(), choice);
+            if us >= tuning::narrow_us(dtype, target, self.shape(), narrow) {
+                return Ok(None);
+            }
+            choice
+        };
+        // Behind the sums of parts.
+        let sums = epilogue::sums_dtype(self.dtype).bytes();
+        let partials = product.partials(choice)?;
+        let first = partials.saturating_mul(sums).next_multiple_of(WIDE as usize);
+        let [a, b] =
+            elements.map(|len| len.saturating_mul(self.dtype.bytes()).next_multiple_of(WIDE as usize));
+        let end = first.checked_add(a).and_then(|end| end.checked_add(b));
+        let Some(end) = end.filter(|end| i64::try_from(*end).is_ok()) else { return Ok(None) };
+        let source = |len: usize, offset: usize| match len {
+            0 => Source::Tensor,
+            _ => Source::Workspace(offset as u64),
+        };
+        let operands = Operands { a: source(a, first), b: source(b, first + a) };
+        Ok(Some(Packed { product, choice, operands, scratch: end.div_ceil(sums) }))
+    }
+
+    /// The launches that pack, and those of the product.
+    pub(super) fn steps_packed(
+        &self,
+        target: Target,
+        packed: &Packed,
+        steps: &mut Vec<LaunchStep>,
+    ) -> Result<(), PlanError> {
+        let Packed { product, choice, operands, .. } = packed;
+        let (a, b) = self.stored();
+        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
+        let sides = [
+            (operands.a, GemmArgs::a.arg(), a, (self.lda, self.stride_a), (product.lda, product.stride_a)),
+            (operands.b, GemmArgs::b.arg(), b, (self.ldb, self.stride_b), (product.ldb, product.stride_b)),
+        ];
+        for (source, x, [rows, cols], (ldx, stride_x), (ldy, stride_y)) in sides {
+            let Source::Workspace(offset) = source else { continue };
+            let def = Pack { dtype: self.dtype };
+            let values = PackArgs {
+                x,
+                y: GemmArgs::workspace.arg_at(offset),
+                rows: small(rows),
+                cols: small(cols),
+                ldx: ldx as u64,
+                ldy: ldy as u64,
+                stride_x: stride_x as u64,
+                stride_y: stride_y as u64,
+            };
+            let matrices = if stride_x == 0 { 1 } else { self.batch };
+            let across = plan::cover(OP, cols.div_ceil(def.width() as usize), THREADS)?;
+            let grid = [across.map_or(1, |grid| grid[0]), small(rows.min(MAX_LAYERS)), small(matrices)];
+            steps.push(LaunchStep::new(plan::recorded(OP, &def, target)?, grid, values.values()));
+        }
+        product.steps(target, *choice, *operands, steps)
+    }
+}
