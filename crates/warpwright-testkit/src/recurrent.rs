@@ -68,13 +68,8 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
         precision: situation.precision,
         ..RecurrentDesc::new(cell, dtype, sizes)
     };
-    let how = match situation.how {
-        How::Tuned => "tuned".to_owned(),
-        How::Given(Schedule::Persistent(config)) => config.to_string(),
-        How::Given(Schedule::Stepwise) => "step by step".to_owned(),
-    };
     let order = if batch_first { "batch first" } else { "time first" };
-    let Situation { lengths, lead, .. } = situation;
+    let Situation { how, lengths, lead, .. } = situation;
     let mut further = if projection > 0 { format!("projection {projection}, ") } else { String::new() };
     further.extend(situation.dropout.map(|probability| format!("dropout {probability}, ")));
     further.extend((situation.precision == Precision::Tf32).then_some("tf32, "));

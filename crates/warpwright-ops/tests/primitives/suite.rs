@@ -1,6 +1,6 @@
 //! The cases that every device must pass.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
 use warpwright_runtime::Device;
@@ -9,18 +9,48 @@ use warpwright_testkit::{Case, CaseResult, Filter, Scope, cases, run_case};
 /// Seconds after which a case is named: many of them would keep everybody waiting.
 const SLOW: f64 = 2.0;
 
-/// Runs the first case of `scope` and each `every`th after it of each operation, direction and type on `device`, or of the
-/// operations that `WARPWRIGHT_OPS` lists, prints the largest errors and the time, and fails with every case that is not in order.
-pub(crate) fn run(device: &Device, scope: Scope, every: usize) {
+/// Which cases of a scope run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sample {
+    /// All.
+    All,
+    /// Of each operation in [`LONG`] and direction, the first of each type, the first of each layout, and each so many-th; all of the
+    /// others, whose cases take milliseconds.
+    OfLong(usize),
+    /// Of each operation and direction, the first of each type and each so many-th.
+    OfEach(usize),
+}
+
+/// The operations whose cases take nearly all of the time.
+const LONG: [&str; 5] = ["attention", "gemm", "gru", "lstm", "rnn"];
+
+impl Sample {
+    fn of(self, cases: Vec<Case>) -> Vec<Case> {
+        let every = |op: &str| match self {
+            Self::OfLong(every) if LONG.contains(&op) => every,
+            Self::OfEach(every) => every,
+            Self::All | Self::OfLong(_) => 1,
+        };
+        let mut counts: HashMap<_, usize> = HashMap::new();
+        let (mut dtypes, mut layouts) = (HashSet::new(), HashSet::new());
+        let sampled = |case: &Case| {
+            let of = (case.op, case.direction);
+            let before = counts.entry(of).or_default();
+            *before += 1;
+            let of_type = dtypes.insert((of, case.dtype));
+            let of_layout = !matches!(self, Self::OfEach(_)) && layouts.insert((of, case.subject.layout()));
+            of_type || of_layout || (*before - 1).is_multiple_of(every(case.op))
+        };
+        cases.into_iter().filter(sampled).collect()
+    }
+}
+
+/// Runs the cases of `scope` in `sample` on `device`, or those of the operations that `WARPWRIGHT_OPS` lists, prints the largest
+/// errors and the time, and fails with every case that is not in order.
+pub(crate) fn run(device: &Device, scope: Scope, sample: Sample) {
     let wanted = std::env::var("WARPWRIGHT_OPS").unwrap_or_default();
     let ops = wanted.split(',').filter(|op| !op.is_empty()).map(str::to_owned).collect();
-    let mut counts: HashMap<_, usize> = HashMap::new();
-    let all = cases(&Filter { scope, ops, ..Filter::default() }).into_iter().filter(|case| {
-        let before = counts.entry((case.op, case.direction, case.dtype)).or_default();
-        *before += 1;
-        (*before - 1).is_multiple_of(every)
-    });
-    let all: Vec<Case> = all.collect();
+    let all = sample.of(cases(&Filter { scope, ops, ..Filter::default() }));
     assert!(!all.is_empty());
     let mut worst: BTreeMap<String, (f64, f64, f64)> = BTreeMap::new();
     let mut results: Vec<CaseResult> = Vec::with_capacity(all.len());

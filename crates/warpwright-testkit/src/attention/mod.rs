@@ -557,4 +557,10 @@ impl Subject for AttentionSubject {
             Direction::Backward => self.backward(bench),
         }
     }
+
+    fn layout(&self) -> String {
+        let s = &self.situation;
+        let few = s.queries <= tuning::FEW_QUERIES;
+        format!("{:?}, {} wide, few queries {few}", s.unit, s.width.max(s.value_width))
+    }
 }

@@ -1,5 +1,7 @@
 //! The nets of the cases, and how their steps are launched.
 
+use std::fmt;
+
 use warpwright_ops::gemm::Precision;
 use warpwright_ops::recurrent::Biases;
 use warpwright_ops::recurrent::tuning::{ExchangeKind, PersistentConfig, Schedule};
@@ -39,6 +41,16 @@ pub(super) enum How {
     Tuned,
     /// As given; as tuning says if that cannot be.
     Given(Schedule),
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tuned => f.write_str("tuned"),
+            Self::Given(Schedule::Persistent(config)) => config.fmt(f),
+            Self::Given(Schedule::Stepwise) => f.write_str("step by step"),
+        }
+    }
 }
 
 pub(super) const PLAIN: Situation = Situation {

@@ -423,6 +423,10 @@ fn of_gradient(values: &[f64]) -> Vec<Expected> {
 }
 
 impl Subject for RecurrentSubject {
+    fn layout(&self) -> String {
+        format!("{}, {:?}", self.situation.how, self.desc.precision)
+    }
+
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let given = self.given(bench)?;
         if self.direction == Direction::Backward {
