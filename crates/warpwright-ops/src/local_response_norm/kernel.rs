@@ -122,6 +122,18 @@ fn gradient<'k, A: Float>(
     (-(x * factor)).mul_add(terms, direct)
 }
 
+/// What a thread does along its run of channels, if it has one, from the operation's numbers and how many channels of a window of
+/// `size` lie below and above its own.
+fn slide<'k, A: Float>(
+    k: K<'k>,
+    a: LrnParams<'k>,
+    size: u32,
+    body: impl FnOnce(&SlidingRun<'k>, Numbers<'k, A>, [i32; 2]),
+) {
+    let run = SlidingRun::new(k, a.channels, a.spatial, a.tiles, a.run);
+    k.if_(run.inside, || body(&run, Numbers::new(a), [size as i32 / 2, (size as i32 - 1) / 2]));
+}
+
 /// A window of `size` channels in registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlidingForward {
@@ -137,11 +149,8 @@ impl AccumulateKernel for SlidingForward {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>) {
-        let run = SlidingRun::new(k, a.channels, a.spatial, a.tiles, a.run);
-        k.if_(run.inside, || {
-            let n = Numbers::new(a);
+        slide(k, a, self.size, |run, n, [below, above]| {
             let size = self.size as usize;
-            let (below, above) = (size as i32 / 2, (size as i32 - 1) / 2);
             // All of the window of the first channel but its last.
             let start = run.load_start::<A>(a.x, below as usize, size - 2 - below as usize);
             // What is left of the window at the end of the run serves nobody.
@@ -175,11 +184,8 @@ impl AccumulateKernel for SlidingBackward {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: LrnParams<'k>) {
-        let run = SlidingRun::new(k, a.channels, a.spatial, a.tiles, a.run);
-        k.if_(run.inside, || {
-            let n = Numbers::new(a);
+        slide(k, a, self.size, |run, n, [below, above]| {
             let size = self.size as usize;
-            let (below, above) = (size as i32 / 2, (size as i32 - 1) / 2);
             let lead = size as i32 - 1;
             // Everything that the first channel needs but the terms of the last channel that sees it.
             let mut x = run.load_start::<A>(a.x, lead as usize, lead as usize - 1);
