@@ -32,31 +32,37 @@ impl MatrixType {
     }
 }
 
-spelled! {
+/// Shapes of products as [`spelled!`] has them, each with its dimensions.
+macro_rules! matrix_shapes {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident {
+        $($variant:ident = $text:literal is ($m:literal, $n:literal, $k:literal)),* $(,)?
+    }) => {
+        spelled! { $(#[$meta])* $vis enum $name { $($variant = $text),* } }
+
+        impl $name {
+            /// Rows, columns and the common dimension.
+            pub const fn dimensions(self) -> (u32, u32, u32) {
+                match self { $(Self::$variant => ($m, $n, $k)),* }
+            }
+        }
+    };
+}
+pub(super) use matrix_shapes;
+
+matrix_shapes! {
     /// Rows of A, columns of B and common dimension of `mma`.
     pub enum MmaShape {
-        M8N8K4 = "m8n8k4", M8N8K16 = "m8n8k16", M8N8K32 = "m8n8k32", M8N8K128 = "m8n8k128",
-        M16N8K4 = "m16n8k4", M16N8K8 = "m16n8k8", M16N8K16 = "m16n8k16", M16N8K32 = "m16n8k32",
-        M16N8K64 = "m16n8k64", M16N8K128 = "m16n8k128", M16N8K256 = "m16n8k256",
-    }
-}
-
-impl MmaShape {
-    /// Rows, columns and the common dimension.
-    pub const fn dimensions(self) -> (u32, u32, u32) {
-        match self {
-            Self::M8N8K4 => (8, 8, 4),
-            Self::M8N8K16 => (8, 8, 16),
-            Self::M8N8K32 => (8, 8, 32),
-            Self::M8N8K128 => (8, 8, 128),
-            Self::M16N8K4 => (16, 8, 4),
-            Self::M16N8K8 => (16, 8, 8),
-            Self::M16N8K16 => (16, 8, 16),
-            Self::M16N8K32 => (16, 8, 32),
-            Self::M16N8K64 => (16, 8, 64),
-            Self::M16N8K128 => (16, 8, 128),
-            Self::M16N8K256 => (16, 8, 256),
-        }
+        M8N8K4 = "m8n8k4" is (8, 8, 4),
+        M8N8K16 = "m8n8k16" is (8, 8, 16),
+        M8N8K32 = "m8n8k32" is (8, 8, 32),
+        M8N8K128 = "m8n8k128" is (8, 8, 128),
+        M16N8K4 = "m16n8k4" is (16, 8, 4),
+        M16N8K8 = "m16n8k8" is (16, 8, 8),
+        M16N8K16 = "m16n8k16" is (16, 8, 16),
+        M16N8K32 = "m16n8k32" is (16, 8, 32),
+        M16N8K64 = "m16n8k64" is (16, 8, 64),
+        M16N8K128 = "m16n8k128" is (16, 8, 128),
+        M16N8K256 = "m16n8k256" is (16, 8, 256),
     }
 }
 

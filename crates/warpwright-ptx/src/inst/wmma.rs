@@ -1,29 +1,19 @@
 //! `wmma`: products of tensor cores whose fragments nobody but the instructions themselves knows the layout of.
 
 use super::operand::{Address, Operand, Reg};
-use super::tensor::{BitProduct, MatrixLayout, MatrixType};
+use super::tensor::{BitProduct, MatrixLayout, MatrixType, matrix_shapes};
 use crate::types::{Rounding, StateSpace, spelled};
 
-spelled! {
+matrix_shapes! {
     /// Rows of A, columns of B and common dimension of `wmma`.
     pub enum WmmaShape {
-        M16N16K16 = "m16n16k16", M8N32K16 = "m8n32k16", M32N8K16 = "m32n8k16", M16N16K8 = "m16n16k8",
-        M8N8K4 = "m8n8k4", M8N8K32 = "m8n8k32", M8N8K128 = "m8n8k128",
-    }
-}
-
-impl WmmaShape {
-    /// Rows, columns and the common dimension.
-    pub const fn dimensions(self) -> (u32, u32, u32) {
-        match self {
-            Self::M16N16K16 => (16, 16, 16),
-            Self::M8N32K16 => (8, 32, 16),
-            Self::M32N8K16 => (32, 8, 16),
-            Self::M16N16K8 => (16, 16, 8),
-            Self::M8N8K4 => (8, 8, 4),
-            Self::M8N8K32 => (8, 8, 32),
-            Self::M8N8K128 => (8, 8, 128),
-        }
+        M16N16K16 = "m16n16k16" is (16, 16, 16),
+        M8N32K16 = "m8n32k16" is (8, 32, 16),
+        M32N8K16 = "m32n8k16" is (32, 8, 16),
+        M16N16K8 = "m16n16k8" is (16, 16, 8),
+        M8N8K4 = "m8n8k4" is (8, 8, 4),
+        M8N8K32 = "m8n8k32" is (8, 8, 32),
+        M8N8K128 = "m8n8k128" is (8, 8, 128),
     }
 }
 

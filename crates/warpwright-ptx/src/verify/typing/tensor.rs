@@ -26,25 +26,33 @@ fn count(cx: &mut Checker<'_>, fragment: &'static str, registers: usize, needed:
     }
 }
 
-pub(super) fn mma(cx: &mut Checker<'_>, m: &Mma) {
-    if isa::mma(m).is_err() {
-        return;
+/// The fragments of a product with the types of their elements: D, A, B and C have so many registers as are `needed`.
+fn product(
+    cx: &mut Checker<'_>,
+    needed: [usize; 4],
+    (d, d_ty): (&[Reg], MatrixType),
+    [(a, a_ty), (b, b_ty), (c, c_ty)]: [(&[Operand], MatrixType); 3],
+) {
+    let registers = [("D", d.len()), ("A", a.len()), ("B", b.len()), ("C", c.len())];
+    for ((fragment, registers), needed) in registers.into_iter().zip(needed) {
+        count(cx, fragment, registers, needed);
     }
-    let [d, a, b, c] = isa::mma_registers(m);
-    count(cx, "D", m.d.len(), d);
-    count(cx, "A", m.a.len(), a);
-    count(cx, "B", m.b.len(), b);
-    count(cx, "C", m.c.len(), c);
-    for r in &m.d {
-        result(cx, *r, accumulator(m.d_ty));
+    for r in d {
+        result(cx, *r, accumulator(d_ty));
     }
-    for (fragment, ty, what) in
-        [(&m.a, factor(m.a_ty), A), (&m.b, factor(m.b_ty), B), (&m.c, accumulator(m.c_ty), C)]
-    {
+    for (fragment, ty, what) in [(a, factor(a_ty), A), (b, factor(b_ty), B), (c, accumulator(c_ty), C)] {
         for o in fragment {
             source(cx, *o, ty, what);
         }
     }
+}
+
+pub(super) fn mma(cx: &mut Checker<'_>, m: &Mma) {
+    if isa::mma(m).is_err() {
+        return;
+    }
+    let needed = isa::mma_registers(m);
+    product(cx, needed, (&m.d, m.d_ty), [(&m.a, m.a_ty), (&m.b, m.b_ty), (&m.c, m.c_ty)]);
     sparsity(cx, m.sparsity);
     if let Some(scale) = &m.scale {
         for s in [scale.a, scale.b] {
@@ -112,21 +120,10 @@ pub(super) fn wmma(cx: &mut Checker<'_>, m: &Wmma) {
     if isa::wmma(m).is_err() {
         return;
     }
-    let registers = |matrix, ty| isa::wmma_registers(matrix, m.shape, ty);
-    count(cx, "D", m.d.len(), registers(WmmaMatrix::D, m.d_ty));
-    count(cx, "A", m.a.len(), registers(WmmaMatrix::A, m.a_ty));
-    count(cx, "B", m.b.len(), registers(WmmaMatrix::B, m.b_ty));
-    count(cx, "C", m.c.len(), registers(WmmaMatrix::C, m.c_ty));
-    for r in &m.d {
-        result(cx, *r, accumulator(m.d_ty));
-    }
-    for (fragment, ty, what) in
-        [(&m.a, factor(m.a_ty), A), (&m.b, factor(m.b_ty), B), (&m.c, accumulator(m.c_ty), C)]
-    {
-        for o in fragment {
-            source(cx, *o, ty, what);
-        }
-    }
+    let needed =
+        [(WmmaMatrix::D, m.d_ty), (WmmaMatrix::A, m.a_ty), (WmmaMatrix::B, m.b_ty), (WmmaMatrix::C, m.c_ty)];
+    let needed = needed.map(|(matrix, ty)| isa::wmma_registers(matrix, m.shape, ty));
+    product(cx, needed, (&m.d, m.d_ty), [(&m.a, m.a_ty), (&m.b, m.b_ty), (&m.c, m.c_ty)]);
 }
 
 pub(super) fn wgmma(cx: &mut Checker<'_>, m: &Wgmma) {
