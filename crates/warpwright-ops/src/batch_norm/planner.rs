@@ -1,6 +1,6 @@
 //! The parts of every plan of the family: checked sizes, the ways to walk over the tensors, and launches.
 
-use warpwright_dsl::{ChannelSizesArgs, Elem, In, KernelDef};
+use warpwright_dsl::{ChannelSizesArgs, Elem, In, KernelArgs, KernelDef};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -137,6 +137,18 @@ impl<'a> Planner<'a> {
         plan::launch(self.op, def, args, self.target, grid)
     }
 
+    /// The launch of blocks that hold so many bytes of the tensors in dynamic shared memory.
+    fn holding<D: KernelDef>(
+        &self,
+        def: &D,
+        args: D::Args,
+        blocks: u32,
+        bytes: u32,
+    ) -> Result<LaunchStep, PlanError> {
+        let kernel = plan::recorded(self.op, def, self.target)?;
+        plan::launch_step(self.op, kernel, [blocks, 1, 1], args.values(), bytes)
+    }
+
     pub(super) fn channel_grid(&self, per_block: u32) -> Result<[u32; 3], PlanError> {
         Ok(plan::cover(self.op, self.norm.channels, per_block)?.unwrap_or([1; 3]))
     }
@@ -208,7 +220,7 @@ impl<'a> Planner<'a> {
         args: D::Args,
         r: &Persistence,
     ) -> Result<Variant, PlanError> {
-        let step = self.step(def, args, [r.blocks, 1, 1])?.with_dynamic_shared(r.bytes).cooperative();
+        let step = self.holding(def, args, r.blocks, r.bytes)?.cooperative();
         Ok(Variant { alignment: tuning::alignment(r.config, self.norm.dtype), steps: vec![step] })
     }
 
@@ -228,7 +240,7 @@ impl<'a> Planner<'a> {
         if blocks > limit {
             return Err(PlanError::TooLarge { op: self.op, blocks, limit });
         }
-        let step = self.step(def, args, [blocks as u32, 1, 1])?.with_dynamic_shared(r.bytes);
+        let step = self.holding(def, args, blocks as u32, r.bytes)?;
         Ok(Variant { alignment: tuning::alignment(r.config, self.norm.dtype), steps: vec![step] })
     }
 
