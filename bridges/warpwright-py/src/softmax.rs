@@ -59,7 +59,9 @@ fn backward<'py>(
     let y = call.dense(y)?;
     let dy = call.twin(("dy", dy), &y)?;
     let [outer, n, inner] = around(op, &y, o.dim)?;
-    let desc = SoftmaxBackwardDesc { function, dtype: y.dtype, outer, n, inner, scale: Real::new(o.scale) };
+    let desc = SoftmaxBackwardDesc {
+        forward: SoftmaxDesc { function, dtype: y.dtype, outer, n, inner, scale: Real::new(o.scale) },
+    };
     let plan = call.plan(&PLANS, &desc)?;
     let dx = call.output(("out", o.out), &y, Form::Like)?;
     let [dx] = call.run(&[y, dy], [dx], move |stream, [y, dy], [dx]| {

@@ -383,8 +383,9 @@ impl SoftmaxSubject {
     fn backward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let Self { function, dtype, situation, .. } = *self;
         let [outer, n, inner] = situation.shape;
-        let desc =
-            SoftmaxBackwardDesc { function, dtype, outer, n, inner, scale: Real::new(situation.scale) };
+        let desc = SoftmaxBackwardDesc {
+            forward: SoftmaxDesc { function, dtype, outer, n, inner, scale: Real::new(situation.scale) },
+        };
         let plan = desc.plan(bench.target())?;
         let (ys, dys) = self.gradients();
         let factor = situation.scale;

@@ -36,7 +36,9 @@ fn backward(
 ) -> Result<Tensor, Error> {
     static PLANS: PlanCache<SoftmaxBackwardDesc> = PlanCache::new();
     let [outer, n, inner] = around(function.name(), y.shape(), dim)?;
-    let desc = SoftmaxBackwardDesc { function, dtype: y.dtype(), outer, n, inner, scale: Real::new(1.0) };
+    let desc = SoftmaxBackwardDesc {
+        forward: SoftmaxDesc { function, dtype: y.dtype(), outer, n, inner, scale: Real::new(1.0) },
+    };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let mut dx = Tensor::empty_on(stream, y.dtype(), y.shape())?;
     plan.launch(stream, SoftmaxBackwardArgs { y: y.as_ref(), dy: Some(dy.as_ref()), dx: dx.as_mut() })?;

@@ -107,11 +107,9 @@ tensors! {
 }
 
 impl SoftmaxDesc {
-    const DIRECTION: Direction = Direction::Forward;
-
-    fn shape(&self) -> Shape {
+    fn shape(&self, direction: Direction) -> Shape {
         let Self { function, dtype, outer, n, inner, scale } = *self;
-        Shape { function, dtype, outer, n, inner, scale, direction: Self::DIRECTION }
+        Shape { function, dtype, outer, n, inner, scale, direction }
     }
 
     /// The plan with one given layout.
@@ -119,12 +117,12 @@ impl SoftmaxDesc {
     /// # Errors
     /// As [`Operation::plan`]; [`PlanError::Parameter`] if the layout does not take the shape.
     pub fn plan_with(&self, target: Target, config: Config) -> Result<Plan<Self>, PlanError> {
-        self.shape().check_config(config)?;
+        self.shape(Direction::Forward).check_config(config)?;
         self.planned(target, &[config])
     }
 
     fn planned(&self, target: Target, configs: &[Config]) -> Result<Plan<Self>, PlanError> {
-        let shape = self.shape();
+        let shape = self.shape(Direction::Forward);
         let len = shape.len()?;
         let dtype = self.dtype;
         let tensors = SoftmaxArgs::specs([
@@ -150,7 +148,7 @@ impl Operation for SoftmaxDesc {
     type Args<'a> = SoftmaxArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        self.planned(target, &tuning::configs(self.dtype, Self::DIRECTION, target, self.n, self.inner))
+        self.planned(target, &self.shape(Direction::Forward).configs(target))
     }
 }
 
@@ -197,7 +195,7 @@ impl Operation for MaskedSoftmaxDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let SoftmaxDesc { dtype, outer, n, inner, .. } = self.softmax;
-        let shape = self.softmax.shape();
+        let shape = self.softmax.shape(Direction::Forward);
         let len = shape.len()?;
         let group = self.repeat.checked_mul(self.period).filter(|group| *group > 0);
         let Some(group) = group.filter(|group| outer.is_multiple_of(*group)) else {
@@ -235,18 +233,8 @@ impl Operation for MaskedSoftmaxDesc {
 /// The gradient of [`SoftmaxDesc`] from its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SoftmaxBackwardDesc {
-    /// Which function.
-    pub function: Softmax,
-    /// Element type of all tensors.
-    pub dtype: DType,
-    /// Product of the dimensions before the one in question.
-    pub outer: usize,
-    /// Elements of a row.
-    pub n: usize,
-    /// Product of the dimensions after it.
-    pub inner: usize,
-    /// The factor in front of `x` in the forward function.
-    pub scale: Real,
+    /// The forward operation.
+    pub forward: SoftmaxDesc,
 }
 
 tensors! {
@@ -262,26 +250,19 @@ tensors! {
 }
 
 impl SoftmaxBackwardDesc {
-    const DIRECTION: Direction = Direction::Backward;
-
-    fn shape(&self) -> Shape {
-        let Self { function, dtype, outer, n, inner, scale } = *self;
-        Shape { function, dtype, outer, n, inner, scale, direction: Self::DIRECTION }
-    }
-
     /// The plan with one given layout.
     ///
     /// # Errors
     /// As [`Operation::plan`]; [`PlanError::Parameter`] if the layout does not take the shape.
     pub fn plan_with(&self, target: Target, config: Config) -> Result<Plan<Self>, PlanError> {
-        self.shape().check_config(config)?;
+        self.forward.shape(Direction::Backward).check_config(config)?;
         self.planned(target, &[config])
     }
 
     fn planned(&self, target: Target, configs: &[Config]) -> Result<Plan<Self>, PlanError> {
-        let shape = self.shape();
+        let shape = self.forward.shape(Direction::Backward);
         let len = shape.len()?;
-        let dtype = self.dtype;
+        let SoftmaxDesc { dtype, outer, n, inner, scale, .. } = self.forward;
         let tensors = SoftmaxBackwardArgs::specs([
             SoftmaxBackwardArgs::y.holds(dtype, len),
             SoftmaxBackwardArgs::dy.holds(dtype, len).like(SoftmaxBackwardArgs::y),
@@ -292,11 +273,11 @@ impl SoftmaxBackwardDesc {
                 y: SoftmaxBackwardArgs::y.arg(),
                 dy: SoftmaxBackwardArgs::dy.arg(),
                 dx: SoftmaxBackwardArgs::dx.arg(),
-                rows: self.outer as u64,
-                n: self.n as u64,
-                inner: self.inner as u64,
+                rows: outer as u64,
+                n: n as u64,
+                inner: inner as u64,
                 tiles,
-                scale: self.scale.get(),
+                scale: scale.get(),
             };
             Ok((plan::recorded(shape.op(), &kernel::Backward(common), target)?, args.values()))
         })
@@ -307,7 +288,7 @@ impl Operation for SoftmaxBackwardDesc {
     type Args<'a> = SoftmaxBackwardArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        self.planned(target, &tuning::configs(self.dtype, Self::DIRECTION, target, self.n, self.inner))
+        self.planned(target, &self.forward.shape(Direction::Backward).configs(target))
     }
 }
 
@@ -326,6 +307,11 @@ struct Shape {
 impl Shape {
     fn op(&self) -> &'static str {
         self.function.name()
+    }
+
+    /// The layouts that tuning gives.
+    fn configs(&self, target: Target) -> Vec<Config> {
+        tuning::configs(self.dtype, self.direction, target, self.n, self.inner)
     }
 
     fn parameter(&self, parameter: &'static str, got: String, expected: &'static str) -> PlanError {

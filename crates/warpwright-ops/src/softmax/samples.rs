@@ -29,7 +29,8 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     let outer = o.rows().unwrap_or(asked.len / n.saturating_mul(inner).max(1));
     let (dtype, scale) = (asked.dtype, Real::new(1.0));
     if asked.is_backward() {
-        return asked.plan(&SoftmaxBackwardDesc { function, dtype, outer, n, inner, scale });
+        return asked
+            .plan(&SoftmaxBackwardDesc { forward: SoftmaxDesc { function, dtype, outer, n, inner, scale } });
     }
     let softmax = SoftmaxDesc { function, dtype, outer, n, inner, scale };
     match o.mask() {

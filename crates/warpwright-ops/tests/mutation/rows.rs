@@ -104,7 +104,9 @@ fn softmax_shapes(shapes: &[[usize; 3]], config: Config) {
     });
     check(&indices, |i| {
         let [outer, n, inner] = shapes[i];
-        let desc = SoftmaxBackwardDesc { function: Softmax::Log, dtype, outer, n, inner, scale };
+        let desc = SoftmaxBackwardDesc {
+            forward: SoftmaxDesc { function: Softmax::Log, dtype, outer, n, inner, scale },
+        };
         desc.plan_with(TARGET, config).expect("plan")
     });
 }

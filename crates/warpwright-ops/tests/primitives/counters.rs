@@ -179,7 +179,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
     for function in Softmax::ALL {
         let to = SoftmaxDesc { function, dtype, outer, n, inner, scale }.plan(TARGET).expect("plan");
         add(to.op(), "forward", count(&to));
-        let back = SoftmaxBackwardDesc { function, dtype, outer, n, inner, scale };
+        let back = SoftmaxBackwardDesc { forward: SoftmaxDesc { function, dtype, outer, n, inner, scale } };
         let back = back.plan(TARGET).expect("plan");
         add(back.op(), "backward", count(&back));
     }
