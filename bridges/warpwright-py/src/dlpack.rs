@@ -189,6 +189,8 @@ fn dtype(t: DataType) -> Result<DType, String> {
         (2, 64, 1) => DType::F64,
         (2, 16, 1) => DType::F16,
         (4, 16, 1) => DType::BF16,
+        (10, 8, 1) => DType::F8E4M3,
+        (12, 8, 1) => DType::F8E5M2,
         (1, 8, 1) => DType::U8,
         (1, 16, 1) => DType::U16,
         (1, 32, 1) => DType::U32,
@@ -216,6 +218,8 @@ const fn data_type(dtype: DType) -> DataType {
     let code = match dtype {
         DType::F32 | DType::F64 | DType::F16 => 2,
         DType::BF16 => 4,
+        DType::F8E4M3 => 10,
+        DType::F8E5M2 => 12,
         DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
     };

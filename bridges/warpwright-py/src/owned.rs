@@ -142,6 +142,7 @@ impl DeviceArray {
             DType::F64 => "<f8",
             DType::F16 => "<f2",
             DType::BF16 => "<V2",
+            DType::F8E4M3 | DType::F8E5M2 => "|V1",
             DType::U8 => "|u1",
             DType::I8 => "|i1",
             DType::U16 => "<u2",

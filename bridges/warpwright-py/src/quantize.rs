@@ -112,7 +112,7 @@ fn dequantize<'py>(
     let len = count.ok_or_else(|| error::shape(py, op, "shape", &[], &shape))?;
     expect_len(&codes, packed_bytes(len))?;
     expect_len(&scales, groups(len, group_size))?;
-    if dtype.is_float() {
+    if DType::FLOATS.contains(&dtype) {
         scales.expect_dtype(scheme.scale_dtype(dtype))?;
     }
     let desc = DequantizeDesc { scheme, dtype, group_size, order, len };

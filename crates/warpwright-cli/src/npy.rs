@@ -13,7 +13,7 @@ use crate::paths::Shown;
 /// An array in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Array {
-    /// Element type. bfloat16, which NumPy has no name for, is stored as `u2`.
+    /// Element type. bfloat16 and 8-bit floats, which NumPy has no names for, are stored as `u2` and `u1`.
     pub dtype: DType,
     /// Shape; empty for a scalar.
     pub shape: Vec<u64>,
@@ -333,7 +333,7 @@ const fn descr_of(dtype: DType) -> &'static str {
         DType::F16 => "<f2",
         DType::F32 => "<f4",
         DType::F64 => "<f8",
-        DType::U8 => "|u1",
+        DType::U8 | DType::F8E4M3 | DType::F8E5M2 => "|u1",
         DType::I8 => "|i1",
         DType::U16 | DType::BF16 => "<u2",
         DType::I16 => "<i2",
@@ -503,7 +503,11 @@ mod tests {
                 assert_eq!((bytes.len() - array.bytes.len()) % 64, 0);
                 let back = parse(&bytes).unwrap();
                 assert_eq!((&back.shape, &back.bytes), (&array.shape, &array.bytes));
-                let stored = if dtype == DType::BF16 { DType::U16 } else { dtype };
+                let stored = match dtype {
+                    DType::BF16 => DType::U16,
+                    DType::F8E4M3 | DType::F8E5M2 => DType::U8,
+                    _ => dtype,
+                };
                 assert_eq!(back.dtype, stored);
             }
         }

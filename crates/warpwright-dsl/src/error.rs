@@ -114,6 +114,16 @@ pub enum IssueKind {
         /// Type of the operands.
         dtype: DType,
     },
+    /// The target is older than the instructions for this.
+    #[error("{what} needs sm_{needs}, the target is sm_{got}")]
+    Target {
+        /// The construct, in words.
+        what: &'static str,
+        /// The first target that has them.
+        needs: u32,
+        /// The target.
+        got: u32,
+    },
     /// The number of lanes of a vector access is not a power of two up to 64.
     #[error("a vector access of {width} elements is not possible; use a power of two from 1 to 64")]
     Width {

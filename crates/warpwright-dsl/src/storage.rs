@@ -1,7 +1,9 @@
 //! How elements lie in memory: the instructions behind vector loads and stores of every dtype.
 //!
 //! Sub-word elements travel in 32-bit words, at most four per instruction. A bfloat16 is the upper half of an f32, so
-//! reading one is a shift or a mask; writing uses the packing conversion from sm_80 and integer rounding before.
+//! reading one is a shift or a mask; writing uses the packing conversion from sm_80 and integer rounding before. 8-bit
+//! floats are read as pairs of halves and written in pairs, saturating; targets before sm_89 cannot. A signed byte can be
+//! read and written through f32, too: writing rounds to nearest even and saturates, and makes 0 of NaN.
 
 use warpwright_ptx::{
     Address, CacheHints, DType, Inst, Modifiers, Operand, Ordering, RegKind, Rounding, ScalarType, StateSpace,
@@ -22,6 +24,9 @@ const MAX_WIDTH: u32 = 64;
 /// `cvt` to `bf16` and to packed halves exists from here.
 const PACKED_CVT_SM: u32 = 80;
 
+/// `cvt` of packed 8-bit floats exists from here.
+const FLOAT8_SM: u32 = 89;
+
 /// One access: where, and how.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'k> {
@@ -39,7 +44,9 @@ impl<'k> Place<'k> {
         let through_f32 = register == ScalarType::F32;
         let ok = match self.dtype {
             DType::F32 | DType::F16 | DType::BF16 => register.is_float(),
+            DType::F8E4M3 | DType::F8E5M2 => register.is_float(),
             DType::F64 => register.is_float() && !through_f32,
+            DType::I8 if through_f32 => true,
             DType::U64 | DType::I64 => register.is_integer() && register.bits() == 64,
             _ => register.is_integer() && register.bits() == 32,
         };
@@ -50,7 +57,13 @@ impl<'k> Place<'k> {
         if !width_ok {
             self.k.issue(IssueKind::Width { width });
         }
-        ok && width_ok
+        let got = self.k.target().sm;
+        let target_ok = !self.dtype.is_float8() || got >= FLOAT8_SM;
+        if !target_ok {
+            let what = "an access to 8-bit floating-point numbers";
+            self.k.issue(IssueKind::Target { what, needs: FLOAT8_SM, got });
+        }
+        ok && width_ok && target_ok
     }
 
     fn ld<T: Scalar>(&self, ty: ScalarType, at: usize, count: usize) -> Vec<Reg<'k, T>> {
@@ -93,6 +106,8 @@ impl<'k> Place<'k> {
             (Fill::MinusInfinity, DType::F64) => f64::NEG_INFINITY.literal(),
             (Fill::MinusInfinity, DType::BF16) => Operand::int(0xff80_ff80),
             (Fill::MinusInfinity, DType::F16) => Operand::int(0xfc00_fc00),
+            (Fill::MinusInfinity, DType::F8E4M3) => Operand::int(0xfefe_fefe),
+            (Fill::MinusInfinity, DType::F8E5M2) => Operand::int(0xfcfc_fcfc),
             _ if T::TYPE == ScalarType::F32 => 0f32.literal(),
             _ if T::TYPE == ScalarType::F64 => 0f64.literal(),
             _ => Operand::int(0),
@@ -158,6 +173,10 @@ pub(crate) fn load<'k, A: Number>(place: Place<'k>, width: u32) -> Lanes<'k, A> 
             let words = place.ld_words(count);
             words.into_iter().flat_map(|w| widen_f16(w, count)).map(Reg::convert).collect()
         }
+        DType::F8E4M3 | DType::F8E5M2 => {
+            let words = place.ld_words(count);
+            words.into_iter().flat_map(|w| widen_float8(w, place.dtype, count)).map(Reg::convert).collect()
+        }
         DType::U8 | DType::I8 | DType::U16 | DType::I16 => {
             let words = place.ld_words(count);
             let bits = (place.dtype.bytes() * 8) as u32;
@@ -166,7 +185,7 @@ pub(crate) fn load<'k, A: Number>(place: Place<'k>, width: u32) -> Lanes<'k, A> 
             words
                 .into_iter()
                 .flat_map(|w| (0..per_word).map(move |i| integer_field(w, i * bits, bits, signed)))
-                .map(Reg::convert)
+                .map(|field| if signed { field.to_i32().convert() } else { field.convert() })
                 .collect()
         }
     }
@@ -189,7 +208,7 @@ pub(crate) fn pack<'k, A: Number>(k: K<'k>, dtype: DType, lanes: &Lanes<'k, A>) 
     if dtype == DType::F16 {
         return lanes.as_slice().chunks(2).map(|pair| narrow_f16(k, pair)).collect();
     }
-    let values: Vec<F32<'k>> = lanes.iter().map(single_for_bf16).collect();
+    let values: Vec<F32<'k>> = lanes.iter().map(single_rounded_to_odd).collect();
     values.chunks(2).map(|pair| narrow_bf16(k, pair)).collect()
 }
 
@@ -217,8 +236,13 @@ pub(crate) fn store<'k, A: Number>(place: Place<'k>, lanes: &Lanes<'k, A>) {
         DType::F16 | DType::BF16 => {
             place.st_words(lanes.len(), pack(k, place.dtype, lanes).as_slice());
         }
+        DType::F8E4M3 | DType::F8E5M2 => {
+            let values: Vec<F32<'k>> = lanes.iter().map(single_rounded_to_odd).collect();
+            let words: Vec<_> = values.chunks(4).map(|v| narrow_float8(k, place.dtype, v)).collect();
+            place.st_words(lanes.len(), &words);
+        }
         DType::U8 | DType::I8 => {
-            let bytes: Vec<U32<'k>> = lanes.iter().map(Reg::convert).collect();
+            let bytes: Vec<U32<'k>> = lanes.iter().map(byte).collect();
             let words: Vec<_> = bytes.chunks(4).map(|b| pack_bytes(k, b)).collect();
             place.st_words(lanes.len(), &words);
         }
@@ -241,6 +265,39 @@ fn widen_bf16(word: U32<'_>) -> impl Iterator<Item = F32<'_>> {
             _ => None,
         }
     })
+}
+
+/// The elements of a word, at most `count`.
+fn widen_float8(word: U32<'_>, dtype: DType, count: usize) -> Vec<F32<'_>> {
+    let k = word.k();
+    let count = count.min(4);
+    let pairs = [k.fresh::<u16>(), k.fresh()];
+    k.emit(Inst::Unpack {
+        ty: ScalarType::B32,
+        dsts: vec![Some(pairs[0].id()), (count > 2).then(|| pairs[1].id())],
+        src: word.operand(),
+    });
+    let halves = |pair: Reg<'_, u16>| {
+        let dst = k.fresh::<u32>();
+        k.emit(Inst::Cvt {
+            to: ScalarType::F16x2,
+            from: float8_pair(dtype),
+            mods: Modifiers::RN,
+            dst: dst.id(),
+            a: pair.operand(),
+            b: None,
+        });
+        widen_f16(dst, count)
+    };
+    pairs.into_iter().take(count.div_ceil(2)).flat_map(halves).collect()
+}
+
+/// The type of a pair of 8-bit floats.
+const fn float8_pair(dtype: DType) -> ScalarType {
+    match dtype {
+        DType::F8E5M2 => ScalarType::E5M2x2,
+        _ => ScalarType::E4M3x2,
+    }
 }
 
 fn widen_f16(word: U32<'_>, count: usize) -> Vec<F32<'_>> {
@@ -273,6 +330,49 @@ fn integer_field(word: U32<'_>, pos: u32, len: u32, signed: bool) -> U32<'_> {
     if signed { word.to_i32().bit_field(pos, len).to_u32() } else { word.bit_field(pos, len) }
 }
 
+/// A register whose low byte is the value as an 8-bit integer: integers are truncated, f32 is rounded to nearest even and
+/// saturates as a signed one.
+fn byte<'k, A: Number>(value: Reg<'k, A>) -> U32<'k> {
+    if A::TYPE != ScalarType::F32 {
+        return value.convert();
+    }
+    let dst = value.k().fresh::<u32>();
+    value.k().emit(Inst::Cvt {
+        to: ScalarType::S8,
+        from: ScalarType::F32,
+        mods: Modifiers { rounding: Some(Rounding::Rni), ..Modifiers::NONE },
+        dst: dst.id(),
+        a: value.operand(),
+        b: None,
+    });
+    dst
+}
+
+/// Up to four elements as 8-bit floats in one word, each saturated.
+fn narrow_float8<'k>(k: K<'k>, dtype: DType, values: &[F32<'k>]) -> U32<'k> {
+    let zero = Source::<f32>::operand(0.0f64);
+    let mut parts: Vec<Operand> = Vec::new();
+    for pair in values.chunks(2) {
+        let dst = k.fresh::<u16>();
+        // The first source goes to the upper byte.
+        k.emit(Inst::Cvt {
+            to: float8_pair(dtype),
+            from: ScalarType::F32,
+            mods: Modifiers { satfinite: true, ..Modifiers::RN },
+            dst: dst.id(),
+            a: pair.get(1).map_or(zero, |value| value.operand()),
+            b: pair.first().map(|value| value.operand()),
+        });
+        parts.push(dst.operand());
+    }
+    while parts.len() < 2 {
+        parts.push(k.lit(0u16).operand());
+    }
+    let dst = k.fresh::<u32>();
+    k.emit(Inst::Pack { ty: ScalarType::B32, dst: dst.id(), parts });
+    dst
+}
+
 /// Four bytes, or fewer, as one word. `chunks` never yields an empty slice; it would be a poison register.
 fn pack_bytes<'k>(k: K<'k>, bytes: &[U32<'k>]) -> U32<'k> {
     match *bytes {
@@ -291,9 +391,9 @@ fn pack_halves<'k>(k: K<'k>, halves: &[U32<'k>]) -> U32<'k> {
     }
 }
 
-/// The f32 that rounds to the bfloat16 that `value` rounds to. From f64 it is rounded to odd, so that the second
-/// rounding does not see a tie that the first one made.
-fn single_for_bf16<'k, A: Number>(value: Reg<'k, A>) -> F32<'k> {
+/// The f32 that rounds to the bfloat16 or 8-bit float that `value` rounds to. From f64 it is rounded to odd, so that the
+/// second rounding does not see a tie that the first one made.
+fn single_rounded_to_odd<'k, A: Number>(value: Reg<'k, A>) -> F32<'k> {
     if A::TYPE != ScalarType::F64 {
         return value.convert();
     }

@@ -4,8 +4,8 @@ mod support;
 
 use support::{Arg, Bytes, Map, bytes, run, same, values};
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, warp_inclusive_sum, warp_reduce_lanes};
-use warpwright_ptx::ArgValue;
+use warpwright_dsl::{BuildError, Issue, IssueKind, WARP, record, warp_inclusive_sum, warp_reduce_lanes};
+use warpwright_ptx::{ArgValue, float8};
 
 const TARGETS: [Target; 2] = [Target::sm(75), Target::sm(80)];
 
@@ -121,6 +121,92 @@ fn sixteen_bit_floats_widen_exactly() {
             }
         }
     }
+}
+
+type Float8 = (DType, fn(f64) -> u8, fn(u8) -> f64);
+const FLOATS8: [Float8; 2] = [
+    (DType::F8E4M3, float8::e4m3_bits, float8::e4m3_value),
+    (DType::F8E5M2, float8::e5m2_bits, float8::e5m2_value),
+];
+
+#[test]
+fn eight_bit_floats_widen_exactly() {
+    let all: Vec<u8> = (0..=u8::MAX).collect();
+    for (dtype, _, value) in FLOATS8 {
+        for width in [1, 2, 4, 16] {
+            let wide: Vec<f32> = copy(dtype, DType::F32, width, Target::sm(89), &all);
+            for (bits, x) in all.iter().zip(wide) {
+                let (x, want) = (f64::from(x), value(*bits));
+                let same = x.to_bits() == want.to_bits() || (x.is_nan() && want.is_nan());
+                assert!(same, "{dtype} {bits:#x}: {x:e}, not {want:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn eight_bit_floats_round_to_nearest_even_and_saturate() {
+    for (dtype, nearest, value) in FLOATS8 {
+        let max = f64::from(float8::largest(dtype).unwrap_or(0.0) as f32);
+        let mut xs: Vec<f32> =
+            vec![f32::NAN, 0.0, -0.0, 1e-45, 1e30, f32::INFINITY, f32::NEG_INFINITY, f32::MIN];
+        for bits in 0..0x7b {
+            let middle = ((value(bits) + value(bits + 1)) / 2.0) as f32;
+            xs.extend([middle, -middle, middle.next_up(), middle.next_down(), value(bits) as f32]);
+        }
+        xs.extend([1.0, 1.01, 1.04, 1.1, 2.0].map(|f| (max * f) as f32));
+        // From f64, also numbers that an intermediate f32 would move onto a tie.
+        let close = |x: &f32| [1.0, 1.0 + 1e-14, 1.0 - 1e-14].map(|f| f64::from(*x) * f);
+        let wide: Vec<f64> = xs.iter().flat_map(close).collect();
+        for width in [1, 2, 4, 16] {
+            let same = |x: f64, y: u8| y == nearest(x) || (x.is_nan() && value(y).is_nan());
+            let got: Vec<u8> = copy(DType::F32, dtype, width, Target::sm(89), &xs);
+            for (x, y) in xs.iter().zip(got) {
+                assert!(same(f64::from(*x), y), "{x:e} as {dtype}: {y:#x} x{width}");
+            }
+            let got: Vec<u8> = copy(DType::F64, dtype, width, Target::sm(90), &wide);
+            for (x, y) in wide.iter().zip(got) {
+                assert!(same(*x, y), "{x:e} as {dtype}: {y:#x} x{width}");
+            }
+        }
+    }
+}
+
+#[test]
+fn targets_without_eight_bit_floats_are_told() {
+    for (from, to) in [(DType::F32, DType::F8E4M3), (DType::F8E5M2, DType::F32)] {
+        let map = Map { single: same::<f32>, double: same::<f64>, from, to, width: 4 };
+        let Err(BuildError::Issues { issues, .. }) = record(&map, Target::sm(86)) else {
+            panic!("{from} to {to} was recorded for sm_86");
+        };
+        let told = |issue: &Issue| matches!(issue.kind, IssueKind::Target { needs: 89, got: 86, .. });
+        assert!(issues.iter().any(told), "{issues:?}");
+        assert!(record(&map, Target::sm(89)).is_ok());
+    }
+}
+
+#[test]
+fn signed_bytes_round_to_nearest_even_and_saturate_from_f32() {
+    let mut xs: Vec<f32> = (-300..=300).map(|i| i as f32 / 2.0).collect();
+    xs.extend([
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        1e-45,
+        0.5f32.next_up(),
+        -0.5f32.next_down(),
+        1e20,
+    ]);
+    for width in [1, 2, 8] {
+        let got: Vec<i8> = copy(DType::F32, DType::I8, width, Target::sm(75), &xs);
+        for (x, y) in xs.iter().zip(got) {
+            // Rust's conversion saturates, and makes 0 of NaN.
+            assert_eq!(y, x.round_ties_even() as i8, "{x:e} x{width}");
+        }
+    }
+    let all: Vec<i8> = (i8::MIN..=i8::MAX).collect();
+    let wide: Vec<f32> = copy(DType::I8, DType::F32, 4, Target::sm(75), &all);
+    assert!(all.iter().zip(&wide).all(|(x, y)| f32::from(*x) == *y), "{wide:?}");
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl PlanError {
     /// A tensor of floating-point elements.
     pub(crate) fn check_floats(op: &'static str, tensor: &'static str, got: DType) -> Result<(), Self> {
         let expected = &DType::FLOATS;
-        if got.is_float() { Ok(()) } else { Err(Self::DType { op, tensor, got, expected }) }
+        if expected.contains(&got) { Ok(()) } else { Err(Self::DType { op, tensor, got, expected }) }
     }
 
     /// A number that is added to a variance.

@@ -4,49 +4,30 @@
 //! Going through f32 rounds twice, and `half::f16::from_f64` drops the low half of the mantissa before it looks at it:
 //! both give another neighbour for numbers that lie just off the middle between two.
 
+use crate::float_format::FloatFormat;
+
+const F16: FloatFormat = FloatFormat::ieee(5, 10);
+const BF16: FloatFormat = FloatFormat::ieee(8, 7);
+
 /// The bits of the IEEE binary16 number nearest to `value`, ties to even. Numbers from 65520 on become infinite; a NaN
 /// stays one, with the leading bits of its payload.
 pub const fn f16_bits(value: f64) -> u16 {
-    nearest(value, 5, 10)
+    to_infinity(F16, value)
 }
 
 /// The bits of the bfloat16 number nearest to `value`, ties to even. Numbers that round beyond the largest become infinite;
 /// a NaN stays one, with the leading bits of its payload.
 pub const fn bf16_bits(value: f64) -> u16 {
-    nearest(value, 8, 7)
+    to_infinity(BF16, value)
 }
 
-/// Rounds to a sign, `exponent` bits of exponent and `mantissa` bits of mantissa, 16 in all.
-const fn nearest(value: f64, exponent: u32, mantissa: u32) -> u16 {
-    const F64_MANTISSA: u32 = f64::MANTISSA_DIGITS - 1;
-    let bits = value.to_bits();
-    let sign = ((bits >> 63) as u16) << 15;
-    let fraction = bits & ((1 << F64_MANTISSA) - 1);
-    let from = ((bits >> F64_MANTISSA) & 0x7ff) as i32;
-    let infinity = ((1u64 << exponent) - 1) << mantissa;
-    if value.is_nan() {
-        let quiet = 1 << (mantissa - 1);
-        return sign | (infinity | quiet | (fraction >> (F64_MANTISSA - mantissa))) as u16;
-    }
-    // Subnormal f64 numbers are far below half of the smallest number of either type.
-    if from == 0 {
-        return sign;
-    }
-    let to = from - 1023 + ((1 << (exponent - 1)) - 1);
-    if to >= (1 << exponent) - 1 {
-        return sign | infinity as u16;
-    }
-    // A subnormal result has the exponent 1 of the smallest normal one, and drops that many more bits.
-    let (base, below) = if to >= 1 { ((to - 1) as u64, 0) } else { (0, 1 - to) };
-    let drop = F64_MANTISSA - mantissa + below as u32;
-    if drop > 63 {
-        return sign;
-    }
-    let significand = fraction | 1 << F64_MANTISSA;
-    let (kept, rest, half) = (significand >> drop, significand & ((1 << drop) - 1), 1u64 << (drop - 1));
-    let up = rest > half || (rest == half && kept % 2 == 1);
-    // The leading bit of `kept` adds 1 to the exponent, and so does a carry, up to infinity.
-    sign | ((base << mantissa) + kept + up as u64) as u16
+const fn to_infinity(format: FloatFormat, value: f64) -> u16 {
+    let sign = ((value.to_bits() >> 63) as u16) << 15;
+    let infinity = format.first_beyond();
+    let magnitude =
+        if value.is_nan() { infinity | format.quiet_payload(value) } else { format.nearest(value) };
+    let clamped = if magnitude > infinity && !value.is_nan() { infinity } else { magnitude };
+    sign | clamped as u16
 }
 
 #[cfg(test)]

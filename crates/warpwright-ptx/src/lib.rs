@@ -8,6 +8,8 @@ pub mod abi;
 pub mod cfg;
 pub mod dtype;
 pub mod float16;
+pub mod float8;
+mod float_format;
 pub mod inst;
 pub mod isa;
 pub mod join;

@@ -40,7 +40,7 @@ pub enum TensorElement {
     TF32Ftz,
 }
 
-/// The element of the same type; of 8-bit integers, which a map does not tell apart, the unsigned one.
+/// The element of the same type; a map does not tell types of 8 bits apart, nor signs of 16-bit integers.
 impl From<DType> for TensorElement {
     fn from(dtype: DType) -> Self {
         match dtype {
@@ -48,7 +48,7 @@ impl From<DType> for TensorElement {
             DType::F32 => Self::F32,
             DType::F16 => Self::F16,
             DType::BF16 => Self::BF16,
-            DType::U8 | DType::I8 => Self::U8,
+            DType::U8 | DType::I8 | DType::F8E4M3 | DType::F8E5M2 => Self::U8,
             DType::U16 | DType::I16 => Self::U16,
             DType::U32 => Self::U32,
             DType::I32 => Self::S32,

@@ -38,6 +38,8 @@ elements! {
     f64 => F64,
     half::f16 => F16,
     half::bf16 => BF16,
+    crate::F8E4M3 => F8E4M3,
+    crate::F8E5M2 => F8E5M2,
     u8 => U8,
     i8 => I8,
     u16 => U16,

@@ -66,6 +66,7 @@ mod device;
 mod discover;
 mod element;
 mod error;
+mod float8;
 mod graph;
 mod host;
 pub mod interop;
@@ -82,6 +83,7 @@ pub use device::{Device, DeviceId, EmulatorConfig, MemoryInfo, OnFinding, Proper
 pub use discover::{CudaDeviceInfo, CudaUnavailable, Discovery, DriverVersion, discover};
 pub use element::Element;
 pub use error::{Error, Fault, LaunchLimit, Result, SanitizerFailure};
+pub use float8::{F8E4M3, F8E5M2};
 pub use graph::Graph;
 pub use host::HostBuffer;
 pub use launch::{Binding, KernelInfo, LaunchStep, LoadedKernel};

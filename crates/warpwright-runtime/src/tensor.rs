@@ -96,6 +96,8 @@ impl Tensor {
             DType::F64 => Self::full_on(stream, 1.0f64, shape),
             DType::F16 => Self::full_on(stream, half::f16::ONE, shape),
             DType::BF16 => Self::full_on(stream, half::bf16::ONE, shape),
+            DType::F8E4M3 => Self::full_on(stream, crate::F8E4M3::ONE, shape),
+            DType::F8E5M2 => Self::full_on(stream, crate::F8E5M2::ONE, shape),
             DType::U8 => Self::full_on(stream, 1u8, shape),
             DType::I8 => Self::full_on(stream, 1i8, shape),
             DType::U16 => Self::full_on(stream, 1u16, shape),

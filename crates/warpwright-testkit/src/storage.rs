@@ -1,8 +1,8 @@
 //! Values as the bytes of a tensor, and back.
 
 use half::{bf16, f16};
-use warpwright_ptx::DType;
 use warpwright_ptx::float16::{bf16_bits, f16_bits};
+use warpwright_ptx::{DType, float8};
 
 /// The nearest value of `dtype` to `v`, as it comes back from memory.
 pub fn round(dtype: DType, v: f64) -> f64 {
@@ -10,11 +10,13 @@ pub fn round(dtype: DType, v: f64) -> f64 {
         DType::F32 => f64::from(v as f32),
         DType::F16 => f64::from(nearest_f16(v)),
         DType::BF16 => f64::from(nearest_bf16(v)),
+        DType::F8E4M3 => float8::e4m3_value(float8::e4m3_bits(v)),
+        DType::F8E5M2 => float8::e5m2_value(float8::e5m2_bits(v)),
         _ => v,
     }
 }
 
-/// The bytes of `values` in `dtype`, each rounded to nearest even; integers saturate.
+/// The bytes of `values` in `dtype`, each rounded to nearest even; integers, which are truncated, and 8-bit floats saturate.
 pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
     let mut out = Vec::with_capacity(values.len() * dtype.bytes());
     for &v in values {
@@ -23,6 +25,8 @@ pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
             DType::F64 => out.extend(v.to_le_bytes()),
             DType::F16 => out.extend(nearest_f16(v).to_le_bytes()),
             DType::BF16 => out.extend(nearest_bf16(v).to_le_bytes()),
+            DType::F8E4M3 => out.push(float8::e4m3_bits(v)),
+            DType::F8E5M2 => out.push(float8::e5m2_bits(v)),
             DType::U8 => out.push(v as u8),
             DType::I8 => out.extend((v as i8).to_le_bytes()),
             DType::U16 => out.extend((v as u16).to_le_bytes()),
@@ -46,6 +50,8 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         DType::F64 => each(bytes, f64::from_le_bytes),
         DType::F16 => each(bytes, |b| f64::from(f16::from_le_bytes(b))),
         DType::BF16 => each(bytes, |b| f64::from(bf16::from_le_bytes(b))),
+        DType::F8E4M3 => each(bytes, |[b]| float8::e4m3_value(b)),
+        DType::F8E5M2 => each(bytes, |[b]| float8::e5m2_value(b)),
         DType::U8 => each(bytes, |[b]| f64::from(b)),
         DType::I8 => each(bytes, |b| f64::from(i8::from_le_bytes(b))),
         DType::U16 => each(bytes, |b| f64::from(u16::from_le_bytes(b))),
@@ -64,6 +70,8 @@ pub fn largest(dtype: DType) -> Option<f64> {
         DType::F64 => f64::MAX,
         DType::F16 => f64::from(f16::MAX),
         DType::BF16 => f64::from(bf16::MAX),
+        DType::F8E4M3 => float8::E4M3_MAX,
+        DType::F8E5M2 => float8::E5M2_MAX,
         _ => return None,
     })
 }
@@ -75,6 +83,8 @@ pub fn smallest_normal(dtype: DType) -> Option<f64> {
         DType::F64 => f64::MIN_POSITIVE,
         DType::F16 => f64::from(f16::MIN_POSITIVE),
         DType::BF16 => f64::from(bf16::MIN_POSITIVE),
+        DType::F8E4M3 => 2f64.powi(-6),
+        DType::F8E5M2 => 2f64.powi(-14),
         _ => return None,
     })
 }
@@ -110,6 +120,13 @@ mod tests {
         for dtype in DType::FLOATS {
             let values = [0.0, -1.5, f64::INFINITY, 0.25];
             assert_eq!(decode(dtype, &encode(dtype, &values)), values);
+        }
+        for dtype in DType::FLOATS8 {
+            let max = largest(dtype).unwrap_or(0.0);
+            let smallest = smallest_normal(dtype).unwrap_or(0.0);
+            let values = [0.0, -1.5, max, 0.25, smallest];
+            assert_eq!(decode(dtype, &encode(dtype, &values)), values);
+            assert_eq!(round(dtype, f64::NEG_INFINITY), -max);
         }
         assert_eq!(decode(DType::I8, &encode(DType::I8, &[-200.0, 3.0])), [-128.0, 3.0]);
     }

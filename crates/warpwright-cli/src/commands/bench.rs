@@ -233,7 +233,7 @@ fn contents(dtype: DType, len: usize) -> Vec<u8> {
     for _ in 0..len.min(PERIOD) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let random = (state >> 40) as f64 / 16_777_216.0;
-        if dtype.is_float() {
+        if DType::FLOATS.contains(&dtype) {
             floats::push(&mut pattern, random * 6.0 - 3.0, dtype);
         } else {
             pattern.extend(std::iter::repeat_n((state >> 56) as u8, dtype.bytes()));

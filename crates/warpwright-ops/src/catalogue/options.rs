@@ -224,7 +224,7 @@ impl FromStr for FloatDType {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let dtype = DType::from_name(text).filter(|dtype| dtype.is_float());
+        let dtype = DType::from_name(text).filter(|dtype| DType::FLOATS.contains(dtype));
         dtype.map(Self).ok_or_else(|| "expected f32, f64, f16 or bf16".to_owned())
     }
 }

@@ -297,7 +297,7 @@ impl Operation for DequantizeDesc {
 
 /// The checks that both descriptors share.
 fn check(op: &'static str, dtype: DType, group_size: usize) -> Result<(), PlanError> {
-    if !dtype.is_float() {
+    if !DType::FLOATS.contains(&dtype) {
         return Err(PlanError::DType { op, tensor: "x", got: dtype, expected: &DType::FLOATS });
     }
     if group_size == 0 {

@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use warpwright_runtime::{
-    ArgValue, Binding, Buffer, DType, Device, Element, Error, Event, LaunchLimit, LaunchStep, Stream, Target,
-    Tensor, TensorElement, TensorMap, TensorMapError, TensorRef, TensorSwizzle,
+    ArgValue, Binding, Buffer, DType, Device, Element, Error, Event, F8E4M3, F8E5M2, LaunchLimit, LaunchStep,
+    Stream, Target, Tensor, TensorElement, TensorMap, TensorMapError, TensorRef, TensorSwizzle,
 };
 
 use super::{
@@ -143,6 +143,8 @@ pub(crate) fn tensors_are_filled_and_copied(device: &Device) {
     check(device, std::f64::consts::PI);
     check(device, half::f16::from_f32(1.25));
     check(device, half::bf16::from_f32(-3.0));
+    check(device, F8E4M3::from_f32(-1.25));
+    check(device, F8E5M2::from_f32(0.75));
     check(device, 0xA5u8);
     check(device, -3i8);
     check(device, 0x1234u16);
@@ -157,6 +159,8 @@ pub(crate) fn tensors_are_filled_and_copied(device: &Device) {
             DType::F32 => vec![0x80, 0x3F],
             DType::BF16 => vec![0x80, 0x3F],
             DType::F16 => vec![0x00, 0x3C],
+            DType::F8E4M3 => vec![0x38],
+            DType::F8E5M2 => vec![0x3C],
             _ => vec![1],
         };
         let float = DType::FLOATS.contains(&dtype);
