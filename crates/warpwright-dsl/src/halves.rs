@@ -61,6 +61,12 @@ impl<'k> Halves<'k> {
         self.like(self.word.k().binary(op, ty, mods, self.word.operand(), rhs.word.operand()))
     }
 
+    /// Both without their signs.
+    #[track_caller]
+    pub fn magnitudes(self) -> Self {
+        self.like(self.word & !SIGNS)
+    }
+
     /// Both with the other sign.
     #[track_caller]
     pub fn negated(self) -> Self {

@@ -471,6 +471,21 @@ pub fn row_max<'k, A: Float>(k: K<'k>, vectors: &[Packed<'k, A>]) -> Reg<'k, A> 
     })
 }
 
+/// The greatest magnitude of some vectors, NaN if one is NaN, as [`row_max`].
+#[track_caller]
+pub fn row_amax<'k, A: Float>(k: K<'k>, vectors: &[Packed<'k, A>]) -> Reg<'k, A> {
+    k.on_behalf(|| {
+        let halves: Option<Vec<_>> = vectors.iter().map(Packed::halves).collect();
+        let magnitudes = halves.map(|h| h.into_iter().flatten().map(|pair| pair.magnitudes()));
+        let pairs = magnitudes.and_then(|all| tree(all, |a, b| a.maximum(b)));
+        let lanes: Vec<Reg<'k, A>> = match pairs {
+            Some(pair) => pair.widen().into_iter().map(Reg::convert).collect(),
+            None => vectors.iter().flat_map(|v| v.lanes()).map(Reg::abs).collect(),
+        };
+        k.tree("the greatest magnitude", lanes, |a, b| a.maximum(b))
+    })
+}
+
 /// The greatest element of each lane of some vectors of `width` elements, as [`row_max`].
 #[track_caller]
 pub fn column_max<'k, A: Float>(k: K<'k>, vectors: &[Packed<'k, A>], width: u32) -> Lanes<'k, A> {

@@ -26,6 +26,7 @@
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
 //! | [`group_norm`] | group_norm with optional silu, instance_norm, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`quantize`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
+//! | [`mod@quantize8`] | quantize and dequantize e4m3, e5m2 (from sm_89 on) and int8, with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements | f32, f16, bf16 |
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
@@ -49,6 +50,7 @@ pub mod local_response_norm;
 mod norm;
 pub mod plan;
 pub mod quantize;
+pub mod quantize8;
 pub mod recurrent;
 pub mod softmax;
 mod tensors;
@@ -67,6 +69,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &batch_norm::samples::FAMILY,
     &cast::samples::FAMILY,
     &quantize::samples::FAMILY,
+    &quantize8::samples::FAMILY,
     &gemm::samples::FAMILY,
     &group_norm::samples::FAMILY,
     &layer_norm::samples::FAMILY,

@@ -493,7 +493,7 @@ fn with_room<T: Copy, R>(count: usize, empty: T, f: impl FnOnce(&mut [T]) -> R) 
 }
 
 /// Blocks of a grid along x.
-const MAX_BLOCKS: u64 = (1 << 31) - 1;
+pub(crate) const MAX_BLOCKS: u64 = (1 << 31) - 1;
 
 /// The grid that covers `len` elements, `per_block` each; `None` if there is nothing to cover.
 ///

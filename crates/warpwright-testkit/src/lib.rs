@@ -25,6 +25,7 @@ pub mod mutate;
 pub mod ptx_cases;
 mod ptx_run;
 mod quantize;
+mod quantize8;
 pub mod random;
 mod recurrent;
 mod softmax;
@@ -35,8 +36,8 @@ pub use case::{
 };
 pub use ptx_run::{PtxCaseError, run_ptx_case};
 pub use recurrent::recurrent_case;
-use warpwright_ops::Direction;
-use warpwright_ptx::DType;
+use warpwright_ops::{Direction, Entry, catalogue};
+use warpwright_ptx::{DType, Target};
 
 /// Which cases to list; the default is the quick set of everything.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +50,8 @@ pub struct Filter {
     pub direction: Option<Direction>,
     /// How many cases of each operation.
     pub scope: Scope,
+    /// A target that the operations must run on; `None` means any.
+    pub target: Option<Target>,
 }
 
 impl Filter {
@@ -66,6 +69,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     batch_norm::cases,
     cast::cases,
     quantize::cases,
+    quantize8::cases,
     gemm::cases,
     group_norm::cases,
     layer_norm::cases,
@@ -77,5 +81,12 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
 
 /// The cases that `filter` admits, family by family.
 pub fn cases(filter: &Filter) -> Vec<Case> {
-    FAMILIES.iter().flat_map(|list| list(filter.scope)).filter(|case| filter.admits(case)).collect()
+    let entries = catalogue();
+    let runs = |case: &Case| {
+        let of_case = |entry: &&Entry| entry.op == case.op && entry.direction == case.direction;
+        let first = entries.iter().find(of_case).and_then(|entry| entry.targets.iter().map(|t| t.sm).min());
+        filter.target.zip(first).is_none_or(|(target, first)| first <= target.sm)
+    };
+    let all = FAMILIES.iter().flat_map(|list| list(filter.scope));
+    all.filter(|case| filter.admits(case) && runs(case)).collect()
 }

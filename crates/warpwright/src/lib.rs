@@ -34,6 +34,7 @@
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@quantize8`] | 8-bit `e4m3`, `e5m2` and `int8` codes with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements, and back | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, sinks, packed sequences, decoding from contiguous and paged caches, and its gradients | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths, projections, dropout; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
@@ -131,6 +132,7 @@ pub use warpwright_ops::layer_norm::{
 };
 pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
 pub use warpwright_ops::quantize::{self, dequantize, dequantize_nested, quantize, quantize_nested};
+pub use warpwright_ops::quantize8::{self, dequantize8, quantize8, quantize8_static};
 pub use warpwright_ops::recurrent::{
     self, gru, gru_backward, gru_cell, gru_cell_backward, lstm, lstm_backward, lstm_cell, lstm_cell_backward,
     recurrent, recurrent_backward, rnn, rnn_backward, rnn_cell, rnn_cell_backward,

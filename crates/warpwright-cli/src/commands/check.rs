@@ -31,7 +31,8 @@ pub fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Error> {
         return Err(refuse_max_steps());
     }
     let in_time = || deadline.is_none_or(|deadline| Instant::now() < deadline);
-    let cases = cases(&Filter { ops: args.ops.clone(), ..Filter::default() });
+    let target = Some(device.target());
+    let cases = cases(&Filter { ops: args.ops.clone(), target, ..Filter::default() });
     let mut results = Vec::with_capacity(cases.len());
     {
         let progress = console.steps(cases.len() as u64);

@@ -11,6 +11,7 @@ use warpwright_ptx::DType;
 use crate::activation::Activation;
 use crate::attention::Window;
 use crate::cross_entropy::Reduction;
+use crate::quantize8::Scaling;
 use crate::softmax::MaskKind;
 
 /// An option by name.
@@ -140,6 +141,8 @@ op_options! {
     m: usize = "N", ["m=1000"];
     /// Columns of the product
     n: usize = "N", ["n=1000"];
+    /// What a scale of 8-bit codes is of [default: row]
+    scaling: Scaling = "SCALING", ["scaling=1x128"];
     /// The common dimension of a product
     k: usize = "N", ["k=100000"];
     /// Which of `a` and `b` is transposed (t) and which is not (n) [default: nt]
@@ -341,6 +344,13 @@ words!(Transpose {
     "tt" => Self { a: true, b: true },
 });
 words!(Reduction { "none" => Self::None, "mean" => Self::Mean, "sum" => Self::Sum, });
+words!(Scaling {
+    "tensor" => Self::TensorWise,
+    "row" => Self::RowWise,
+    "1x128" => Self::BlockWise1x128,
+    "128x128" => Self::BlockWise128x128,
+    "static" => Self::Static,
+});
 words!(MaskKind { "additive" => Self::Additive, "boolean" => Self::Boolean, });
 words!(Nonlinearity { "tanh" => Self::Tanh, "relu" => Self::Relu, });
 

@@ -6,6 +6,7 @@ use warpwright_ops::activation::{
 };
 use warpwright_ops::cast::CastDesc;
 use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::quantize8::{Dequantize8Desc, Format, Problem, Quantize8Desc, Scaling};
 use warpwright_ptx::DType;
 
 use crate::harness::{TARGET, check};
@@ -47,6 +48,27 @@ fn shifted_bounds_of_activations_are_noticed() {
             .plan(TARGET)
             .expect("plan")
     });
+}
+
+#[test]
+fn defects_of_8_bit_quantization_with_one_scale_are_noticed() {
+    let check_all = |scaling, dtype, shapes: &[[usize; 2]]| {
+        let indices: Vec<usize> = (0..shapes.len()).collect();
+        let problem = |i: usize| {
+            let [rows, cols] = shapes[i];
+            Problem { format: Format::E4M3, scaling, dtype, rows, cols }
+        };
+        check(&indices, |i| Quantize8Desc { problem: problem(i) }.plan(TARGET).expect("plan"));
+        check(&indices, |i| Dequantize8Desc { problem: problem(i) }.plan(TARGET).expect("plan"));
+    };
+    // Around every vector of a thread, and rows around those of a block.
+    let around = |n: usize| [[1, n - 8], [1, n], [1, n + 8]];
+    let vectors = [2048, 4096, 6144, 8192].into_iter().flat_map(around);
+    let flat: Vec<[usize; 2]> = vectors.chain([1, 13, 14, 15, 257, 513, 769, 2047].map(|n| [1, n])).collect();
+    check_all(Scaling::Static, DType::BF16, &flat);
+    // Around the vectors of a thread that looks for the maximum, in vectors and in single elements.
+    let amax = [32_776, 65_544, 98_312, 131_072, 4097, 8193, 12_289].map(|n| [1, n]);
+    check_all(Scaling::TensorWise, DType::BF16, &[flat, amax.to_vec()].concat());
 }
 
 #[test]

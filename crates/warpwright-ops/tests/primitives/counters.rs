@@ -23,6 +23,7 @@ use warpwright_ops::local_response_norm::{
 use warpwright_ops::plan::{Access, Layout as Layout4};
 use warpwright_ops::quantize::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::quantize8::{Dequantize8Desc, Format, Problem, Quantize8Desc, Scaling};
 use warpwright_ops::recurrent::tuning::Schedule;
 use warpwright_ops::recurrent::{
     Biases, Cell, CellBackwardDesc, CellDesc, RecurrentBackwardDesc, RecurrentDesc,
@@ -106,6 +107,14 @@ fn every_primitive() -> Vec<(String, Counters)> {
     batch_norm(&mut add);
     let conversion = CastDesc { from: dtype, to: DType::BF16, len }.plan(TARGET).expect("plan");
     add(conversion.op(), "forward", count(&conversion));
+    let scalings = [Scaling::BlockWise1x128, Scaling::BlockWise128x128, Scaling::RowWise];
+    for (format, scaling) in Format::ALL.into_iter().zip(scalings) {
+        let problem = Problem { format, scaling, dtype, rows: 16, cols: LEN / 16 };
+        let codes = Quantize8Desc { problem }.plan(TARGET).expect("plan");
+        add(codes.op(), "forward", count(&codes));
+        let back = Dequantize8Desc { problem }.plan(TARGET).expect("plan");
+        add(back.op(), "forward", count(&back));
+    }
     let (rows, row) = (16, LEN / 16);
     for norm in RowNorm::ALL {
         let (eps, bias) = (Real::new(1e-5), norm == RowNorm::Layer);

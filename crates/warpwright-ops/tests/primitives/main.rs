@@ -15,6 +15,7 @@ mod group_norm;
 mod null_device;
 mod plans;
 mod ptxas;
+mod quantize8;
 mod recurrent;
 mod row_norms;
 mod rows;

@@ -50,7 +50,8 @@ impl Sample {
 pub(crate) fn run(device: &Device, scope: Scope, sample: Sample) {
     let wanted = std::env::var("WARPWRIGHT_OPS").unwrap_or_default();
     let ops = wanted.split(',').filter(|op| !op.is_empty()).map(str::to_owned).collect();
-    let all = sample.of(cases(&Filter { scope, ops, ..Filter::default() }));
+    let target = Some(device.target());
+    let all = sample.of(cases(&Filter { scope, ops, target, ..Filter::default() }));
     assert!(!all.is_empty());
     let mut worst: BTreeMap<String, (f64, f64, f64)> = BTreeMap::new();
     let mut results: Vec<CaseResult> = Vec::with_capacity(all.len());
