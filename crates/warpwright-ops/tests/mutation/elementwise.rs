@@ -9,7 +9,7 @@ use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme
 use warpwright_ops::quantize8::{Dequantize8Desc, Format, Problem, Quantize8Desc, Scaling};
 use warpwright_ptx::DType;
 
-use crate::harness::{TARGET, check};
+use crate::harness::{Survivor, Sweep, TARGET, check, grouped, plans};
 
 /// Lengths around a vector, a warp and a block of an elementwise kernel.
 const ELEMENTWISE: [usize; 7] = [1, 8, 13, 14, 15, 2047, 2049];
@@ -50,16 +50,26 @@ fn shifted_bounds_of_activations_are_noticed() {
     });
 }
 
+/// Shorter rows have another layout.
+const QUANTIZE8: [Survivor; 3] = [
+    Survivor::equivalent("rows32v4", "team.@hold", "every thread has a first and a second vector").at_most(2),
+    Survivor::equivalent("rows128v4", "team.@hold", "every thread has a first vector").at_most(1),
+    Survivor::equivalent("rowsloop", "row.@fold", "every thread has a first round").at_most(1),
+];
+
 #[test]
-fn defects_of_8_bit_quantization_with_one_scale_are_noticed() {
+fn defects_of_8_bit_quantization_are_noticed() {
     let check_all = |scaling, dtype, shapes: &[[usize; 2]]| {
         let indices: Vec<usize> = (0..shapes.len()).collect();
         let problem = |i: usize| {
             let [rows, cols] = shapes[i];
             Problem { format: Format::E4M3, scaling, dtype, rows, cols }
         };
-        check(&indices, |i| Quantize8Desc { problem: problem(i) }.plan(TARGET).expect("plan"));
-        check(&indices, |i| Dequantize8Desc { problem: problem(i) }.plan(TARGET).expect("plan"));
+        let sweep = Sweep { survivors: &QUANTIZE8, ..Sweep::new(grouped) };
+        let codes = |i| Quantize8Desc { problem: problem(i) }.plan(TARGET).expect("plan");
+        sweep.check(&plans(&indices, codes));
+        let back = |i| Dequantize8Desc { problem: problem(i) }.plan(TARGET).expect("plan");
+        sweep.check(&plans(&indices, back));
     };
     // Around every vector of a thread, and rows around those of a block.
     let around = |n: usize| [[1, n - 8], [1, n], [1, n + 8]];
@@ -69,6 +79,19 @@ fn defects_of_8_bit_quantization_with_one_scale_are_noticed() {
     // Around the vectors of a thread that looks for the maximum, in vectors and in single elements.
     let amax = [32_776, 65_544, 98_312, 131_072, 4097, 8193, 12_289].map(|n| [1, n]);
     check_all(Scaling::TensorWise, DType::BF16, &[flat, amax.to_vec()].concat());
+    // Rows in vectors, and in single elements: around each of a thread.
+    let single: Vec<[usize; 2]> = (0..16).map(|v| [5, 32 * v + 1]).collect();
+    check_all(Scaling::RowWise, DType::BF16, &[&[[17, 56], [16, 64], [3, 8]], &single[..]].concat());
+    check_all(Scaling::RowWise, DType::BF16, &[&[[5, 504], [3, 264], [2, 512]], &single[..]].concat());
+    let long: Vec<[usize; 2]> =
+        [760, 1016, 1025, 1032, 1057, 1089, 1121, 1536, 2048, 2056, 2560, 3072, 3080, 4088, 4096]
+            .map(|cols| [3, cols])
+            .to_vec();
+    check_all(Scaling::RowWise, DType::BF16, &long);
+    let rows = [2, 3, 16, 17, 18, 19, 33, 63, 64, 65, 128, 129].map(|rows| [rows, 136]);
+    let blocks = [&rows[..], &[129, 161, 193, 225].map(|cols| [3, cols])].concat();
+    check_all(Scaling::BlockWise1x128, DType::BF16, &blocks);
+    check_all(Scaling::BlockWise128x128, DType::BF16, &blocks);
 }
 
 #[test]
