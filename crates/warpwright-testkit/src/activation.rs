@@ -63,7 +63,10 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                             Placement::Misaligned => format!("{}, misaligned", input.name()),
                             Placement::InPlace => format!("{}, in place", input.name()),
                         },
-                        budget: budget::elementwise(dtype),
+                        budget: match input {
+                            Input::Zero => budget::elementwise(dtype).of_alike(),
+                            _ => budget::elementwise(dtype),
+                        },
                         subject: Arc::new(ActivationSubject {
                             unit,
                             direction,

@@ -23,6 +23,11 @@ pub struct Budget {
 }
 
 impl Budget {
+    /// That of results that are all alike: their rounding errors are too, and do not average.
+    pub fn of_alike(self) -> Self {
+        Self { norm: self.norm_of_one, ..self }
+    }
+
     /// The norm-wise bound for a mean over `spread` elements. The rounding errors of many elements average out to `norm`;
     /// a few may all be near the largest.
     pub fn norm_over(self, spread: f64) -> f64 {

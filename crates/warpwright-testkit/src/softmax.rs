@@ -29,8 +29,7 @@ impl Situation {
     fn budget(self, dtype: DType) -> Budget {
         let mut budget = budget::elementwise(dtype);
         if matches!(self.input, Input::Zero | Input::Offset) {
-            // Elements are alike, and so are their rounding errors.
-            budget.norm = budget.norm_of_one;
+            budget = budget.of_alike();
         }
         if dtype == DType::F16 {
             // Long rows have results below the normal numbers, whose errors do not shrink with them: each is
