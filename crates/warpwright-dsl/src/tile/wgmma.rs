@@ -9,7 +9,7 @@
 
 use warpwright_ptx::{
     Accumulate, Address, CacheHints, DType, Inst, MatrixType, Operand, Ordering, RegKind, ScalarType,
-    StateSpace, TensorFill, TensorInterleave, TensorMap, TensorSwizzle, Wgmma, WgmmaSource,
+    StateSpace, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle, Wgmma, WgmmaSource,
 };
 
 use crate::context::K;
@@ -43,7 +43,7 @@ pub type Part<'k> = (PanelTile, U64<'k>);
 /// the outer one. Panels follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PanelTile {
-    /// Type of the elements: `f16`, `bf16`, or `f32`, of which products read what `tf32` has.
+    /// Type of the elements: `f16`, `bf16`, or `f32`, which copies round to `tf32`.
     pub dtype: DType,
     /// Which index is contiguous in memory.
     pub major: Major,
@@ -102,7 +102,8 @@ impl PanelTile {
         };
         let mut map = TensorMap {
             base: 0,
-            element: self.dtype.into(),
+            // Copies round what products would cut off.
+            element: if self.dtype == DType::F32 { TensorElement::TF32 } else { self.dtype.into() },
             dims: vec![along, across],
             strides: vec![leading],
             box_dims: vec![self.width(), self.box_rows()],

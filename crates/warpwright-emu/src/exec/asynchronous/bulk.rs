@@ -72,6 +72,14 @@ fn combine(op: AtomOp, ty: ScalarType, old: u64, new: u64) -> u64 {
     }
 }
 
+/// What a copy makes of a word that its map calls `tf32`: the nearest of 11 bits, half way away from zero.
+fn round_to_tf32(word: &mut [u8; 4]) {
+    let bits = u32::from_le_bytes(*word);
+    if f32::from_bits(bits).is_finite() {
+        *word = ((bits + 0x1000) & !0x1fff).to_le_bytes();
+    }
+}
+
 fn element(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))
 }
@@ -382,6 +390,7 @@ impl Context<'_> {
         let spot = self.shared_spot(warp, issuer, lane, (place.space, raw), need);
         if let Some(spot) = spot {
             transfer.image = filled(map);
+            transfer.tf32 = write && matches!(map.element, TensorElement::TF32 | TensorElement::TF32Ftz);
             let global = self.global_rows(warp, issuer, lane, map, &rows, !write, &mut transfer.allocations);
             let mut ranks = match direction {
                 Direction::Load { multicast, .. } => self.ranks(warp, lane, multicast, spot.rank),
@@ -557,6 +566,9 @@ impl Context<'_> {
                 }),
             }
         }
+        if transfer.tf32 {
+            transfer.image.as_chunks_mut::<4>().0.iter_mut().for_each(round_to_tf32);
+        }
         if let Some((space, address)) = undefined {
             self.undefined_source(issuer, space, address);
         }
@@ -672,6 +684,27 @@ mod tests {
         assert_eq!(old, 0xC000u16.to_le_bytes());
         reduce(AtomOp::Max, ScalarType::BF16, &mut old, &0x3F80u16.to_le_bytes());
         assert_eq!(old, 0x3F80u16.to_le_bytes());
+    }
+
+    #[test]
+    fn copies_round_to_tf32() {
+        let rounded = |bits: u32| {
+            let mut word = bits.to_le_bytes();
+            round_to_tf32(&mut word);
+            u32::from_le_bytes(word)
+        };
+        let one = 0x3F80_0000;
+        for (bits, want) in [
+            (one, one),
+            (one | 0x0FFF, one),
+            (one | 0x1000, one | 0x2000),
+            (one | 0x3000, one | 0x4000),
+            (0x8000_0000 | one | 0x1000, 0x8000_0000 | one | 0x2000),
+            (0x7F7F_FFFF, f32::INFINITY.to_bits()),
+            (f32::NAN.to_bits() | 1, f32::NAN.to_bits() | 1),
+        ] {
+            assert_eq!(rounded(bits), want, "{bits:#x}");
+        }
     }
 
     #[test]

@@ -72,6 +72,8 @@ pub(super) struct Transfer {
     pub(super) allocations: Vec<Arc<Allocation>>,
     pub(super) gathered: bool,
     pub(super) reduction: Option<(AtomOp, ScalarType)>,
+    /// Whether words are rounded to `tf32` on their way.
+    pub(super) tf32: bool,
     /// mbarriers that count the bytes.
     pub(super) signals: Vec<Spot>,
     pub(super) counted: u32,
