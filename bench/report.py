@@ -217,9 +217,11 @@ def excerpt(rows: list[dict[str, Any]], job_rows: list[dict[str, Any]]) -> tuple
         if fitting:
             chosen.append(max(fitting, key=lambda r: r["ours_us"]))
     if chosen:
-        gpu, driver, date = (chosen[0][k] for k in ("gpu", "driver", "date"))
+        gpu, driver = (chosen[0][k] for k in ("gpu", "driver"))
+        dates = sorted({r["date"] for r in chosen})
+        date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         parts += [
-            f"{gpu}, driver {driver}, {date}; medians in microseconds, in one run with the others.",
+            f"{gpu}, driver {driver}, {date}; medians in microseconds, each in one run with the others.",
             "All rows: [docs/performance](docs/performance).",
             "",
             "![Time of the best other library over ours](docs/performance/featured.svg)",

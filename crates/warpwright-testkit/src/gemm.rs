@@ -210,11 +210,15 @@ impl GemmSubject {
 }
 
 /// Elements that are multiplied in place of those of an operand.
-fn multiplied(precision: Precision, values: Vec<f64>) -> Vec<f64> {
-    // To the nearest of 11 bits, half way away from zero.
+fn multiplied(precision: Precision, config: Option<Config>, values: Vec<f64>) -> Vec<f64> {
+    // To the nearest of 11 bits: half way away from zero, or to even where tensor copies round.
+    let copied = matches!(config, Some(Config::Persistent(_)));
     let rounded = |value: f64| match (value as f32).to_bits() {
         _ if !value.is_finite() => value,
-        bits => f64::from(f32::from_bits((bits + 0x1000) & !0x1fff)),
+        bits => {
+            let half = if copied { 0x0fff + (bits >> 13 & 1) } else { 0x1000 };
+            f64::from(f32::from_bits((bits + half) & !0x1fff))
+        }
     };
     match precision {
         Precision::Full => values,
@@ -244,7 +248,7 @@ impl Subject for GemmSubject {
         let bias_values = self.draw(desc.n, 4);
         let a = bench.input("a", dtype, &a_values, self.lead)?;
         let b = bench.input("b", dtype, &b_values, self.lead)?;
-        let [a_values, b_values] = [a_values, b_values].map(|values| multiplied(precision, values));
+        let [a_values, b_values] = [a_values, b_values].map(|values| multiplied(precision, known, values));
         let c = bench.input("c", dtype, &c_values, self.lead)?;
         let bias = bench.input("bias", dtype, &bias_values, self.lead)?;
         let mut y = if self.in_place {

@@ -136,7 +136,8 @@ impl GemmDesc {
             let copied =
                 (elements[0].saturating_add(elements[1]) as u64).saturating_mul(self.dtype.bytes() as u64);
             let us = tuning::pack_us(copied) + tuning::us(dtype, target, self.shape(), choice);
-            if us >= tuning::narrow_us(dtype, target, self.shape(), narrow) {
+            let narrow_us = tuning::narrow_us(dtype, target, self.shape(), narrow);
+            if us >= narrow_us || narrow_us < tuning::LEAST_NARROW_US {
                 return Ok(None);
             }
             choice

@@ -612,6 +612,8 @@ fn blocks(Shape { m, n, batch, .. }: Shape, config: Config) -> u64 {
 
 /// Bytes that a kernel which packs operands copies in a microsecond: elements are loaded one by one.
 const PACK_RATE: f64 = 1.6e6;
+/// Microseconds of a product of single elements up to which packing is not worth its launches and workspace, whatever the model says.
+pub(super) const LEAST_NARROW_US: f64 = 20.0;
 /// Elements that a multiprocessor fetches in a microsecond one by one, whatever it does with them.
 const ELEMENT_RATE: f64 = 8e3;
 

@@ -103,6 +103,32 @@ fn many_batches_and_shared_sums_have_their_launches() {
 }
 
 #[test]
+fn operands_whose_rows_begin_anywhere_are_packed_for_large_products() {
+    const TARGET: Target = Target::sm(90);
+    let entries = |sizes| {
+        let plan = GemmDesc::new(DType::BF16, sizes, false, true).plan(TARGET).expect("plan");
+        let names = plan.steps().iter().map(|step| step.kernel().name().to_owned());
+        (names.collect::<Vec<_>>(), plan.workspace_bytes())
+    };
+    let (names, workspace) = entries([4096, 4096, 4095]);
+    assert_eq!(names.len(), 3, "{names:?}");
+    assert!(names[..2].iter().all(|name| name == "gemm_pack_bf16"), "{names:?}");
+    assert_eq!(workspace, 2 * 4096 * 4096 * 2);
+    // Neither where nothing need be packed, nor where a second launch takes longer than the product.
+    for sizes in [[4096, 4096, 4096], [64, 64, 63]] {
+        let (names, workspace) = entries(sizes);
+        assert_eq!((names.len(), workspace), (1, 0), "{sizes:?}: {names:?}");
+    }
+    // Those of a batch that is one matrix are packed once.
+    let shared =
+        GemmDesc { batch: 3, stride_b: 0, ..GemmDesc::new(DType::F16, [2048, 2048, 2047], false, true) };
+    let plan = shared.plan(TARGET).expect("plan");
+    let grids: Vec<_> = plan.steps().iter().map(|step| step.grid()[2]).collect();
+    assert_eq!(grids, [3, 1, 1]);
+    assert_eq!(plan.workspace_bytes(), 4 * 2048 * 2048 * 2);
+}
+
+#[test]
 fn launches_check_their_tensors() {
     let device = device();
     let stream = device.stream().expect("stream");

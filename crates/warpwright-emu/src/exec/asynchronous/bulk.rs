@@ -72,11 +72,12 @@ fn combine(op: AtomOp, ty: ScalarType, old: u64, new: u64) -> u64 {
     }
 }
 
-/// What a copy makes of a word that its map calls `tf32`: the nearest of 11 bits, half way away from zero.
+/// What a copy makes of a word that its map calls `tf32`: the nearest of 11 bits, half way to even, as an H200 does it. (The
+/// instruction `cvt.rna.tf32` goes away from zero.)
 fn round_to_tf32(word: &mut [u8; 4]) {
     let bits = u32::from_le_bytes(*word);
     if f32::from_bits(bits).is_finite() {
-        *word = ((bits + 0x1000) & !0x1fff).to_le_bytes();
+        *word = ((bits + 0x0fff + (bits >> 13 & 1)) & !0x1fff).to_le_bytes();
     }
 }
 
@@ -697,9 +698,10 @@ mod tests {
         for (bits, want) in [
             (one, one),
             (one | 0x0FFF, one),
-            (one | 0x1000, one | 0x2000),
+            (one | 0x1000, one),
+            (one | 0x1001, one | 0x2000),
             (one | 0x3000, one | 0x4000),
-            (0x8000_0000 | one | 0x1000, 0x8000_0000 | one | 0x2000),
+            (0x8000_0000 | one | 0x3000, 0x8000_0000 | one | 0x4000),
             (0x7F7F_FFFF, f32::INFINITY.to_bits()),
             (f32::NAN.to_bits() | 1, f32::NAN.to_bits() | 1),
         ] {
