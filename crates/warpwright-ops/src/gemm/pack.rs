@@ -25,6 +25,8 @@ kernel_args! {
 pub(super) const THREADS: u32 = 128;
 /// Bytes of a vector.
 const VECTOR: u32 = 16;
+/// Neighbouring rows of a thread: with one, blocks end before the next have begun.
+const ROWS: u32 = 4;
 
 /// Rows that begin anywhere to rows that begin at multiples of 16 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -53,12 +55,24 @@ impl AccumulateKernel for Pack {
         let batch = k.block_idx_z().to_u64();
         let (x, y) = (p.x.at(batch * p.stride_x), p.y.at(batch * p.stride_y));
         k.if_(col.lt(p.cols), || {
-            k.for_each(k.range(k.block_idx_y(), p.rows, k.grid_dim_y()), |row| {
-                let from = x.at(row.to_u64() * p.ldx + col.to_u64());
-                let value =
-                    |i: u32| from.at(u64::from(i)).only_where((col + i).lt(p.cols), Fill::Zero).get::<A>();
-                let values: Vec<_> = (0..width).map(value).collect();
-                y.at(row.to_u64() * p.ldy + col.to_u64()).store(Lanes::from(values));
+            let first = k.block_idx_y() * ROWS;
+            k.for_each(k.range(first, p.rows, k.grid_dim_y() * ROWS), |row| {
+                let vectors: Vec<Vec<_>> = (0..ROWS)
+                    .map(|down| {
+                        let row = row + down;
+                        let (from, there) = (x.at(row.to_u64() * p.ldx + col.to_u64()), row.lt(p.rows));
+                        let value = |i: u32| {
+                            let inside = there & (col + i).lt(p.cols);
+                            from.at(u64::from(i)).only_where(inside, Fill::Zero).get::<A>()
+                        };
+                        (0..width).map(value).collect()
+                    })
+                    .collect();
+                for (down, values) in (0..).zip(vectors) {
+                    let row = row + down;
+                    let to = y.at(row.to_u64() * p.ldy + col.to_u64());
+                    to.only_where(row.lt(p.rows), Fill::Zero).store(Lanes::from(values));
+                }
             });
         });
     }
@@ -187,7 +201,11 @@ impl GemmDesc {
             };
             let matrices = if stride_x == 0 { 1 } else { self.batch };
             let across = plan::cover(OP, cols.div_ceil(def.width() as usize), THREADS)?;
-            let grid = [across.map_or(1, |grid| grid[0]), small(rows.min(MAX_LAYERS)), small(matrices)];
+            let grid = [
+                across.map_or(1, |grid| grid[0]),
+                small(rows.div_ceil(ROWS as usize).min(MAX_LAYERS)),
+                small(matrices),
+            ];
             steps.push(LaunchStep::new(plan::recorded(OP, &def, target)?, grid, values.values()));
         }
         product.steps(target, *choice, *operands, steps)
