@@ -31,7 +31,7 @@ mod warpgroup;
 
 use warpwright_dsl::{Elem, In, KernelArgs, Major, MmaAtom, Out, PanelTile, TensorMapArg};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target, TargetVariant};
+use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorRef};
 
 use crate::activation::Activation;
@@ -379,9 +379,13 @@ impl GemmDesc {
 
     /// Whether every row and matrix of `a` and `b` begins at a multiple of 16 bytes if the first does.
     fn is_wide(&self) -> bool {
-        let wide = |elements: usize| (elements * self.dtype.bytes()).is_multiple_of(WIDE as usize);
-        let matrices = self.batch <= 1 || wide(self.stride_a) && wide(self.stride_b);
-        wide(self.lda) && wide(self.ldb) && matrices
+        self.is_aligned(self.lda, self.stride_a) && self.is_aligned(self.ldb, self.stride_b)
+    }
+
+    /// Whether rows `leading` elements apart in matrices `stride` elements apart begin at multiples of 16 bytes if the first does.
+    fn is_aligned(&self, leading: usize, stride: usize) -> bool {
+        let per_vector = WIDE as usize / self.dtype.bytes();
+        leading.is_multiple_of(per_vector) && (self.batch <= 1 || stride.is_multiple_of(per_vector))
     }
 
     /// Whether tensor maps can describe `a` and `b` as products of warpgroups read them, if every row and matrix begins at a multiple of 16 bytes.
@@ -495,9 +499,6 @@ impl GemmDesc {
 
     /// The launch of products from one kernel.
     fn launch(&self, target: Target, choice: Choice, product: Product) -> Result<LaunchStep, PlanError> {
-        if let Config::Persistent(config) = choice.config {
-            return self.launch_persistent(target, config, product);
-        }
         let Product { a, b, to, count, split } = product;
         let major = self.major();
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
@@ -507,9 +508,11 @@ impl GemmDesc {
         let (ldy, stride_y) = if split { (self.n, self.m * self.n) } else { (self.ldy, self.stride_y) };
         let (ldy, stride_y) = (ldy as u64, stride_y as u64);
         let epilogue = if split { EpilogueArgs::NONE } else { self.epilogue() };
-        let kernel = kernel_of(self.dtype, major, target, choice.config, split)?;
         let values = match choice.config {
-            Config::Persistent(_) | Config::Tiled(_) => kernel::GemmArgs {
+            Config::Persistent(config) => {
+                return self.launch_persistent(target, config, Product { a, b, to, count, split });
+            }
+            Config::Tiled(_) => kernel::GemmArgs {
                 a,
                 b,
                 to,
@@ -546,6 +549,7 @@ impl GemmDesc {
             }
         };
         let parts = u32::try_from(choice.parts(self.k as u64)).unwrap_or(1);
+        let kernel = kernel_of(self.dtype, major, target, choice.config, split)?;
         let shared = choice.config.shared_bytes(self.dtype, major.0, major.1);
         let grid = [self.grid(choice)?, parts, small(count)];
         plan::launch_step(OP, kernel, grid, values, shared)
@@ -559,12 +563,20 @@ impl GemmDesc {
         (outer, leading): (usize, usize),
         (count, stride): (usize, usize),
     ) -> TensorMapArg {
-        let bytes = |elements: usize| elements as u64 * self.dtype.bytes() as u64;
-        // One matrix for all products, or nothing to go on to.
-        let (count, stride) =
-            if stride == 0 || count == 1 { (1, WIDE) } else { (count as u64, bytes(stride)) };
-        let map = tile.map((outer as u64, self.k as u64), bytes(leading), &[(count, stride)]);
+        let matrices = self.matrices(count, stride);
+        let map = tile.map((outer as u64, self.k as u64), self.bytes(leading), &[matrices]);
         TensorMapArg::over(operand, map)
+    }
+
+    /// Bytes of so many elements.
+    const fn bytes(&self, elements: usize) -> u64 {
+        elements as u64 * self.dtype.bytes() as u64
+    }
+
+    /// The last dimension of a tensor map over `count` matrices, `stride` elements apart, and the bytes between them.
+    fn matrices(&self, count: usize, stride: usize) -> (u64, u64) {
+        // One matrix for all products, or nothing to go on to.
+        if stride == 0 || count == 1 { (1, WIDE) } else { (count as u64, self.bytes(stride)) }
     }
 
     /// Blocks of a product.
@@ -606,14 +618,13 @@ fn kernel_of(
 ) -> Result<Kernel, PlanError> {
     match config {
         Config::Persistent(config) => {
-            let target = Target { variant: TargetVariant::Specific, ..target };
             let (program, store) = (Program::default(), Store::Panels);
-            plan::recorded(OP, &PersistentGemm { dtype, a, b, config, program, store }, target)
+            let def = PersistentGemm { dtype, a, b, config, program, store };
+            plan::recorded(OP, &def, Target::specific(target.sm))
         }
         Config::Tiled(config) => plan::recorded(OP, &Gemm { dtype, a, b, config, split }, target),
         Config::Warpgroup(config) => {
-            let target = Target { variant: TargetVariant::Specific, ..target };
-            plan::recorded(OP, &WarpgroupGemm { dtype, a, b, config, split }, target)
+            plan::recorded(OP, &WarpgroupGemm { dtype, a, b, config, split }, Target::specific(target.sm))
         }
     }
 }

@@ -23,8 +23,6 @@ kernel_args! {
 
 /// Threads of a block, each with a vector of a row.
 pub(super) const THREADS: u32 = 128;
-/// Bytes of a vector.
-const VECTOR: u32 = 16;
 /// Neighbouring rows of a thread: with one, blocks end before the next have begun.
 const ROWS: u32 = 4;
 
@@ -37,7 +35,7 @@ pub(super) struct Pack {
 impl Pack {
     /// Elements of a vector.
     pub(super) const fn width(self) -> u32 {
-        VECTOR / self.dtype.bytes() as u32
+        WIDE as u32 / self.dtype.bytes() as u32
     }
 }
 
@@ -121,11 +119,6 @@ impl GemmDesc {
         if self.m == 0 || self.n == 0 || self.k == 0 || self.batch == 0 || self.batch > MAX_LAYERS {
             return Ok(None);
         }
-        let per_vector = WIDE as usize / self.dtype.bytes();
-        let aligned = |leading: usize, stride: usize| {
-            let matrices = self.batch <= 1 || stride.is_multiple_of(per_vector);
-            leading.is_multiple_of(per_vector) && matrices
-        };
         let mut product = self.clone();
         let mut elements = [0usize; 2];
         let sides = [
@@ -133,10 +126,10 @@ impl GemmDesc {
             (&mut product.ldb, &mut product.stride_b, self.stored().1),
         ];
         for ((leading, stride, [rows, cols]), elements) in sides.into_iter().zip(&mut elements) {
-            if aligned(*leading, *stride) {
+            if self.is_aligned(*leading, *stride) {
                 continue;
             }
-            *leading = cols.next_multiple_of(per_vector);
+            *leading = cols.next_multiple_of(WIDE as usize / self.dtype.bytes());
             let matrix = rows.saturating_mul(*leading);
             *stride = if *stride == 0 { 0 } else { matrix };
             let matrices = if *stride == 0 { 1 } else { self.batch };

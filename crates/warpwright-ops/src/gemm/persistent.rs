@@ -8,8 +8,6 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
     OutputPanel, PanelTile, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
 };
-
-use warpwright_ptx::TargetVariant;
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_runtime::LaunchStep;
 
@@ -354,7 +352,6 @@ impl GemmDesc {
     ) -> Result<LaunchStep, PlanError> {
         let Product { a, b, to, count, .. } = product;
         let (major_a, major_b) = self.major();
-        let target = Target { variant: TargetVariant::Specific, ..target };
         let store = if self.has_boxes_of_results() { Store::Panels } else { Store::Rows };
         let kernel = PersistentGemm {
             dtype: self.dtype,
@@ -370,10 +367,11 @@ impl GemmDesc {
         let blocks = order.tiles.saturating_mul(config.cluster);
         let grid = blocks.min(DeviceLimits::of(target).multiprocessors / config.cluster * config.cluster);
         // Rows that do not begin at multiples of 16 bytes are stored without the map, which must be one all the same.
-        let rows = (self.m as u64, self.n as u64);
-        let bytes = |elements: usize| (elements as u64 * self.dtype.bytes() as u64).next_multiple_of(WIDE);
-        let matrices = if count == 1 { (1, WIDE) } else { (count as u64, bytes(self.stride_y)) };
-        let map = OutputPanel { dtype: self.dtype }.map(rows, bytes(self.ldy), &[matrices]);
+        let sizes = (self.m as u64, self.n as u64);
+        let (matrices, stride) = self.matrices(count, self.stride_y);
+        let further = (matrices, stride.next_multiple_of(WIDE));
+        let leading = self.bytes(self.ldy).next_multiple_of(WIDE);
+        let map = OutputPanel { dtype: self.dtype }.map(sizes, leading, &[further]);
         let values = PersistentArgs {
             a: self.boxes(&a, tile_a, (self.m, self.lda), (count, self.stride_a)),
             b: self.boxes(
@@ -397,7 +395,7 @@ impl GemmDesc {
         }
         .values();
         let shared = Config::Persistent(config).shared_bytes(self.dtype, major_a, major_b);
-        let kernel = plan::recorded(OP, &kernel, target)?;
+        let kernel = plan::recorded(OP, &kernel, Target::specific(target.sm))?;
         plan::launch_step(OP, kernel, [grid, 1, 1], values, shared)
     }
 
@@ -414,11 +412,9 @@ impl GemmDesc {
 
     /// Whether tensor copies can store `y` where it begins at a multiple of 16 bytes.
     fn has_boxes_of_results(&self) -> bool {
-        let fits = |elements: usize| {
-            let bytes = elements.saturating_mul(self.dtype.bytes());
-            bytes.is_multiple_of(WIDE as usize) && bytes < MAX_BOX_STRIDE
-        };
-        fits(self.ldy) && (self.batch <= 1 || fits(self.stride_y))
+        let near = |elements: usize| elements.saturating_mul(self.dtype.bytes()) < MAX_BOX_STRIDE;
+        let matrices = self.batch <= 1 || near(self.stride_y);
+        self.is_aligned(self.ldy, self.stride_y) && near(self.ldy) && matrices
     }
 
     /// The epilogue of whole products, as kernels record it.

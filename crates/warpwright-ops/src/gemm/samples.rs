@@ -1,7 +1,7 @@
 //! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
 
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target, TargetVariant};
+use warpwright_ptx::{DType, Target};
 
 use super::epilogue::{self, Program};
 use super::persistent::{PersistentGemm, Store};
@@ -79,7 +79,7 @@ fn persistent_kernels(
         let functions = epilogue::ACTIVATIONS.into_iter().map(Some);
         programs.extend(functions.map(|activation| Program { bias: true, activation, ..Program::default() }));
     }
-    let target = Target { variant: TargetVariant::Specific, ..target };
+    let target = Target::specific(target.sm);
     let stores = [Store::Panels, Store::Rows];
     let each = programs.iter().flat_map(|program| stores.map(|store| (*program, store)));
     each.map(|(program, store)| {

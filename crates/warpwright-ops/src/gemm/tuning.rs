@@ -147,11 +147,15 @@ pub struct WarpgroupConfig {
     pub stages: u32,
 }
 
+/// A slice of an operand in shared memory, as deep as a panel is wide.
+const fn panels(dtype: DType, major: Major, outer: u32) -> PanelTile {
+    PanelTile { dtype, major, outer, depth: PanelTile::width_of(dtype) }
+}
+
 impl WarpgroupConfig {
     /// The parts of `a` and `b` in a stage.
     pub(super) fn tiles(&self, dtype: DType, a: Major, b: Major) -> (PanelTile, PanelTile) {
-        let tile = |major, outer| PanelTile { dtype, major, outer, depth: PanelTile::WIDTH };
-        (tile(a, self.rows), tile(b, self.cols))
+        (panels(dtype, a, self.rows), panels(dtype, b, self.cols))
     }
 
     /// A part of the kernel's name.
@@ -182,14 +186,12 @@ pub struct PersistentConfig {
 impl PersistentConfig {
     /// The parts of `a` and `b` in a stage.
     pub(super) fn tiles(&self, dtype: DType, a: Major, b: Major) -> (PanelTile, PanelTile) {
-        let depth = PanelTile::width_of(dtype);
-        let tile = |major, outer| PanelTile { dtype, major, outer, depth };
-        (tile(a, self.rows), tile(b, self.cols))
+        (panels(dtype, a, self.rows), panels(dtype, b, self.cols))
     }
 
     /// What a block of the cluster brings of `b`.
     pub(super) fn part_of_b(&self, dtype: DType, b: Major) -> PanelTile {
-        PanelTile { dtype, major: b, outer: self.cols / self.cluster, depth: PanelTile::width_of(dtype) }
+        panels(dtype, b, self.cols / self.cluster)
     }
 
     /// A part of the kernel's name.

@@ -7,8 +7,8 @@ mod order;
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{In, Major, Mbarrier, PanelTile, TensorMapArg, TensorMapParam};
+use warpwright_ptx::Target;
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{Target, TargetVariant};
 
 use crate::PlanError;
 use crate::attention::OP;
@@ -69,7 +69,7 @@ pub(in crate::attention) fn boxes(
 
 /// A kernel with instructions of one architecture alone.
 pub(in crate::attention) fn recorded<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, PlanError> {
-    crate::plan::recorded(OP, def, Target { variant: TargetVariant::Specific, ..target })
+    crate::plan::recorded(OP, def, Target::specific(target.sm))
 }
 
 /// Rows of one head of a sequence, as tensor copies reach them.
