@@ -61,7 +61,7 @@ pub trait Subject: Send + Sync {
     /// The operation cannot be planned or launched, or the device fails.
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError>;
 
-    /// What decides which of the operation's kernels run, in words: a sample has a case of each. Empty where all cases of the
+    /// The properties that decide which of the operation's kernels run, in words: a sample has a case of each. Empty where all cases of the
     /// operation are of one kind, or lie so close that any sample reaches every kernel.
     fn layout(&self) -> String {
         String::new()

@@ -84,7 +84,7 @@ struct Place<'k> {
     batch: U32<'k>,
 }
 
-/// What all threads of a block know.
+/// The arguments, tiles and pipeline of a block, the same for all of its threads.
 struct Context<'k> {
     k: K<'k>,
     p: PersistentParams<'k>,

@@ -189,7 +189,7 @@ impl PersistentConfig {
         (panels(dtype, a, self.rows), panels(dtype, b, self.cols))
     }
 
-    /// What a block of the cluster brings of `b`.
+    /// The part of `b` that a block of the cluster brings.
     pub(super) fn part_of_b(&self, dtype: DType, b: Major) -> PanelTile {
         panels(dtype, b, self.cols / self.cluster)
     }

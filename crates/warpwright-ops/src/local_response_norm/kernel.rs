@@ -122,7 +122,7 @@ fn gradient<'k, A: Float>(
     (-(x * factor)).mul_add(terms, direct)
 }
 
-/// What a thread does along its run of channels, if it has one, from the operation's numbers and how many channels of a window of
+/// The work of a thread along its run of channels, if it has one, from the operation's numbers and how many channels of a window of
 /// `size` lie below and above its own.
 fn slide<'k, A: Float>(
     k: K<'k>,

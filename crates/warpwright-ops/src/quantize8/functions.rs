@@ -10,7 +10,7 @@ use crate::{Error, PlanError};
 /// A quantized tensor on a device, and all that [`dequantize8`] takes.
 #[derive(Debug)]
 pub struct Quantized8 {
-    /// What a scale is of; [`Scaling::Static`] is [`Scaling::TensorWise`] here, with the scale that was given.
+    /// The elements that share a scale; [`Scaling::Static`] is [`Scaling::TensorWise`] here, with the scale that was given.
     pub scaling: Scaling,
     /// The codes, of the shape of what was quantized; their type is the format.
     pub q: Tensor,

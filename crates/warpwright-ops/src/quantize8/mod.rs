@@ -115,7 +115,7 @@ impl Format {
     }
 }
 
-/// What a scale is of.
+/// The elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scaling {
@@ -173,7 +173,7 @@ impl Scaling {
 pub struct Problem {
     /// The numbers that `q` holds.
     pub format: Format,
-    /// What a scale is of.
+    /// The elements that share a scale.
     pub scaling: Scaling,
     /// Element type of the matrix: f32, f16 or bf16.
     pub dtype: DType,

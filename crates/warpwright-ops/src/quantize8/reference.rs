@@ -73,7 +73,7 @@ mod tests {
             .collect()
     }
 
-    /// What comes back is within half of the spacing of the format at each element, but for the roundings of f32.
+    /// Elements come back within half of the spacing of the format at each element, but for the roundings of f32.
     #[test]
     fn elements_come_back_within_half_of_a_spacing() {
         let shape = [130, 259];

@@ -72,7 +72,7 @@ fn combine(op: AtomOp, ty: ScalarType, old: u64, new: u64) -> u64 {
     }
 }
 
-/// What a copy makes of a word that its map calls `tf32`: the nearest of 11 bits, half way to even, as an H200 does it. (The
+/// The word that a copy leaves where its map says `tf32`: the nearest of 11 bits, half way to even, as an H200 does it. (The
 /// instruction `cvt.rna.tf32` goes away from zero.)
 fn round_to_tf32(word: &mut [u8; 4]) {
     let bits = u32::from_le_bytes(*word);
