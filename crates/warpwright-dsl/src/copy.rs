@@ -171,7 +171,7 @@ impl Stages {
 pub struct Bounds<'k> {
     /// Rows; all of them if `None`.
     pub rows: Option<U32<'k>>,
-    /// Columns; all of them if `None`. Before sm_80 they must be a multiple of what one copy moves.
+    /// Columns; all of them if `None`.
     pub cols: Option<U32<'k>>,
 }
 
@@ -335,7 +335,11 @@ impl<'k> TileCopy<'k> {
             if k.target().sm >= ASYNC_SM && self.piece >= ASYNC_BYTES {
                 self.start_async(dst, from, limit, guard);
             } else {
-                late.push((dst, self.read(from, limit, guard), guard));
+                let words = self.read(from, limit, guard);
+                if let (Some(Limit::Bytes(bytes)), Some(_)) = (limit, of_row) {
+                    self.read_part(from, bytes, guard, &words);
+                }
+                late.push((dst, words, guard));
             }
         }
         for (dst, words, guard) in late {
@@ -444,6 +448,35 @@ impl<'k> TileCopy<'k> {
         };
         k.rec().push(guard.map(holds), load);
         words
+    }
+
+    /// The elements of a copy of which only `bytes` are there.
+    fn read_part(&self, from: U64<'k>, bytes: U32<'k>, guard: Option<Pred<'k>>, words: &[U32<'k>]) {
+        if self.piece < ASYNC_BYTES {
+            return;
+        }
+        let k = self.row.k();
+        let part = bytes.gt(0) & bytes.lt(self.piece);
+        k.if_(guard.map_or(part, |guard| guard & part), || {
+            for (word, first) in words.iter().zip((0..).step_by(ASYNC_BYTES as usize)) {
+                let load = |ty, there: Pred<'k>| {
+                    let load = Inst::Ld {
+                        space: StateSpace::Global,
+                        ty,
+                        ordering: Ordering::WEAK,
+                        hints: CacheHints::NONE,
+                        non_coherent: false,
+                        dsts: vec![Some(word.id())],
+                        addr: Address::reg(from.id(), i64::from(first)),
+                    };
+                    k.rec().push(Some(holds(there)), load);
+                };
+                load(ScalarType::B32, bytes.ge(first + ASYNC_BYTES));
+                if (self.layout.dtype.bytes() as u32) < ASYNC_BYTES {
+                    load(ScalarType::U16, bytes.eq(first + ASYNC_BYTES / 2));
+                }
+            }
+        });
     }
 }
 

@@ -2,12 +2,13 @@
 
 use warpwright::dsl::Major;
 use warpwright_ops::gemm::tuning::Access;
-use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, MatmulOptions, Precision, matmul, tuning};
+use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, MatmulOptions, Precision, matmul, reference, tuning};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Error, Operation, PlanError};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Tensor};
+use warpwright_testkit::storage;
 
 fn device() -> Device {
     Device::emulator()
@@ -126,6 +127,39 @@ fn operands_whose_rows_begin_anywhere_are_packed_for_large_products() {
     let grids: Vec<_> = plan.steps().iter().map(|step| step.grid()[2]).collect();
     assert_eq!(grids, [3, 1, 1]);
     assert_eq!(plan.workspace_bytes(), 4 * 2048 * 2048 * 2);
+}
+
+/// Rows that begin at multiples of 16 bytes and end within one: where no asynchronous copy drops the rest, too.
+#[test]
+fn rows_may_end_within_a_vector() {
+    for (sm, dtype) in [75, 80, 90].into_iter().flat_map(|sm| DType::FLOATS.map(|dtype| (sm, dtype))) {
+        let config = EmulatorConfig { target: Target::sm(sm), ..EmulatorConfig::default() };
+        let device = Device::emulator_with(config);
+        for (ta, tb) in [(false, false), (true, false), (false, true)] {
+            let [m, n, k] = [20, 67, 29];
+            let packed = GemmDesc::new(dtype, [m, n, k], ta, tb);
+            let [lda, ldb] = [packed.lda, packed.ldb].map(|leading| leading.next_multiple_of(8));
+            let desc = GemmDesc { lda, ldb, ..packed };
+            let plan = desc.plan(device.target()).expect("plan");
+            // Whole numbers, whose sums any type holds.
+            let value = |i: usize| ((i * 7 + i / 5) % 5) as f64 - 2.0;
+            let [a, b] =
+                [0, 1].map(|slot: usize| (0..plan.tensors()[slot].len).map(value).collect::<Vec<_>>());
+            let [of_a, of_b] = [&a, &b].map(|values| {
+                let bytes = storage::encode(dtype, values);
+                Tensor::from_bytes(&device, dtype, &bytes, &[values.len()]).expect("memory")
+            });
+            let mut y = Tensor::empty(&device, dtype, &[m * n]).expect("memory");
+            let (c, bias, workspace) = (Addend::Absent, None, None);
+            let args = GemmArgs { a: of_a.as_ref(), b: of_b.as_ref(), c, bias, y: y.as_mut(), workspace };
+            plan.launch(&device.stream().expect("stream"), args).expect("launch");
+            let got = storage::decode(dtype, &y.to_bytes().expect("bytes"));
+            for (at, got) in got.into_iter().enumerate() {
+                let (want, _) = reference::element(&desc, (&a, &b), None, None, (0, at / n, at % n));
+                assert_eq!(got, want, "sm_{sm} {dtype} {ta} {tb} at {at}");
+            }
+        }
+    }
 }
 
 #[test]
