@@ -75,6 +75,17 @@ pub fn normalised(dtype: DType) -> Budget {
     Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
 }
 
+/// That of sums of `k` products of 8-bit floats, where `table` is that of results: tensor cores of sm_90 keep 14 bits of the sums of 128
+/// products, or of all where they are `fast`, and cut off the others, at each of their steps of 32. Norm-wise that is the root of the
+/// errors of as many sums.
+pub fn eight_bit_products(table: Budget, dtype: DType, fast: bool, k: usize) -> Budget {
+    let cut = 2f64.powi(-13);
+    let steps = if fast { (k as f64 / 32.0).max(4.0) } else { 4.0 };
+    let element = table.element + cut * steps / dtype.epsilon().unwrap_or(1.0);
+    let norm = table.norm + cut * steps.sqrt();
+    Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
+}
+
 /// Roundings between argument and result of attention in its own precision: the product, the score, the exponential and
 /// the sums over keys, each counted as the few of a thread and a tree.
 const ATTENTION_ROUNDINGS: f64 = 32.0;

@@ -28,6 +28,7 @@ mod quantize;
 mod quantize8;
 pub mod random;
 mod recurrent;
+mod scaled_gemm;
 mod softmax;
 pub mod storage;
 
@@ -70,6 +71,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     cast::cases,
     quantize::cases,
     quantize8::cases,
+    scaled_gemm::cases,
     gemm::cases,
     group_norm::cases,
     layer_norm::cases,

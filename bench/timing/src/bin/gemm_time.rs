@@ -5,13 +5,9 @@
 //!
 //! `n` and `t` say how `a` and `b` lie; PART is a part of a kernel's name; `sweep` takes layouts that no plan has, too.
 
-use std::collections::HashMap;
-use std::rc::Rc;
-
-use warpwright::activation::{Activation, ActivationDesc};
 use warpwright::matmul::{GemmDesc, Precision, tuning};
-use warpwright::plan::Access;
-use warpwright::{DType, Device, Error, Operation, Plan, Stream, Tensor};
+use warpwright::{DType, Device, Error, Operation};
+use warpwright_timing::{Cold, Ready, Shared};
 
 const SHAPES: [[usize; 3]; 8] = [
     [1024, 1024, 1024],
@@ -23,86 +19,8 @@ const SHAPES: [[usize; 3]; 8] = [
     [32, 8192, 2048],
     [128, 11_008, 4096],
 ];
-/// Elements whose activation, in front of every product, leaves nothing of it in the caches.
-const FLUSH: usize = 1 << 26;
-const SAMPLES: usize = 15;
 /// Rows whose errors are looked at.
 const ROWS: usize = 2;
-
-/// A plan and what it works on: numbers of either sign near a tenth, whatever the type.
-struct Ready<O: Operation> {
-    plan: Plan<O>,
-    tensors: Vec<Rc<Tensor>>,
-}
-
-/// Tensors that plans of one product share: their slot, type and length.
-type Shared = HashMap<(usize, DType, usize), Rc<Tensor>>;
-
-/// Random bits.
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    *state ^ *state >> 29
-}
-
-/// Numbers from a sixteenth to an eighth, and their negatives.
-fn content(dtype: DType, len: usize) -> Vec<u8> {
-    let mut state = len as u64;
-    let mut out = Vec::with_capacity(len * dtype.bytes());
-    for _ in 0..len {
-        let bits = random(&mut state) >> 8;
-        let sign = |place: u32| (bits >> 54 & 1) << place;
-        let (high, low) = match dtype {
-            DType::F64 => (0x3fb0 << 48, 52),
-            DType::F32 => (0x3d80 << 16, 23),
-            DType::BF16 => (0x3d80, 7),
-            _ => (0x2c00, 10),
-        };
-        let value = high | bits & ((1 << low) - 1) | sign(8 * dtype.bytes() as u32 - 1);
-        out.extend_from_slice(&value.to_le_bytes()[..dtype.bytes()]);
-    }
-    out
-}
-
-impl<O: Operation> Ready<O> {
-    fn new(device: &Device, shared: &mut Shared, plan: Plan<O>) -> Result<Self, Error> {
-        let mut tensors = Vec::new();
-        for (slot, spec) in plan.tensors().iter().enumerate() {
-            let key = (slot, spec.dtype, spec.len);
-            let tensor = match (shared.get(&key), spec.access) {
-                (Some(tensor), _) => tensor.clone(),
-                (None, Access::Read) => {
-                    let content = content(spec.dtype, spec.len);
-                    Rc::new(Tensor::from_bytes(device, spec.dtype, &content, &[spec.len])?)
-                }
-                (None, Access::Write) => Rc::new(Tensor::empty(device, spec.dtype, &[spec.len])?),
-            };
-            shared.insert(key, tensor.clone());
-            tensors.push(tensor);
-        }
-        plan.warm_up(device)?;
-        Ok(Self { plan, tensors })
-    }
-
-    fn launch(&self, stream: &Stream) -> Result<(), Error> {
-        let bindings: Vec<_> = self.tensors.iter().map(|tensor| tensor.binding()).collect();
-        self.plan.steps().iter().try_for_each(|step| Ok(stream.launch(step, &bindings)?))
-    }
-}
-
-/// Microseconds of a product, the median of a few.
-fn time(stream: &Stream, flush: &Ready<ActivationDesc>, product: &Ready<GemmDesc>) -> Result<f64, Error> {
-    let mut all = Vec::new();
-    for _ in 0..SAMPLES {
-        flush.launch(stream)?;
-        let start = stream.record()?;
-        product.launch(stream)?;
-        let end = stream.record()?;
-        stream.synchronize()?;
-        all.extend(start.elapsed_us(&end)?);
-    }
-    all.sort_by(f64::total_cmp);
-    Ok(all.get(all.len() / 2).copied().unwrap_or(f64::NAN))
-}
 
 /// The first rows in double precision, of `f32`.
 fn exact(desc: &GemmDesc, a: &[f32], b: &[f32]) -> Vec<f64> {
@@ -181,16 +99,13 @@ impl Asked {
 fn main() -> Result<(), Error> {
     let asked = Asked::new();
     let device = Device::best();
-    let (stream, target) = (device.stream()?, device.target());
-    println!("{}, {target}", device.name());
-    let flush =
-        ActivationDesc { activation: Activation::Relu, dtype: DType::F32, len: FLUSH }.plan(target)?;
-    let flush = Ready::new(&device, &mut Shared::new(), flush)?;
+    println!("{}, {}", device.name(), device.target());
+    let cold = Cold::new(&device)?;
     for dtype in &asked.dtypes {
         for shape in &asked.shapes {
             for (ta, tb) in &asked.orientations {
                 let desc = GemmDesc::new(*dtype, *shape, *ta, *tb);
-                products(&asked, &device, &stream, &flush, &desc)?;
+                products(&asked, &device, &cold, &desc)?;
             }
         }
     }
@@ -198,13 +113,7 @@ fn main() -> Result<(), Error> {
 }
 
 /// All kernels for a product, that of the plan first.
-fn products(
-    asked: &Asked,
-    device: &Device,
-    stream: &Stream,
-    flush: &Ready<ActivationDesc>,
-    desc: &GemmDesc,
-) -> Result<(), Error> {
+fn products(asked: &Asked, device: &Device, cold: &Cold, desc: &GemmDesc) -> Result<(), Error> {
     let target = device.target();
     let letter = |transposed| if transposed { 't' } else { 'n' };
     println!(
@@ -238,7 +147,7 @@ fn products(
         }
         let parts = plan.steps().first().map_or(0, |step| step.grid()[1]);
         let product = Ready::new(device, &mut shared, plan)?;
-        let us = time(stream, flush, &product)?;
+        let us = cold.time(&product)?;
         print!("{mark} {us:>10.2} {:>7.1} TFLOP/s", 2e-6 * (desc.m * desc.n * desc.k) as f64 / us);
         if desc.dtype == DType::F32 {
             let [a, b, y] = [0, 1, 4].map(|slot: usize| product.tensors[slot].to_vec::<f32>());

@@ -16,7 +16,7 @@ use crate::context::K;
 use crate::error::IssueKind;
 use crate::flow::{Carry, RawReg, RawRegs};
 use crate::mbarrier::{Mbarrier, TensorMapParam};
-use crate::reg::{F32, Reg, Source, U32, U64};
+use crate::reg::{F32, I32, Reg, Source, U32, U64};
 
 use super::reg::{RegTile, RowVector};
 use super::shared::{Major, SharedTile, TileLayout};
@@ -43,7 +43,7 @@ pub type Part<'k> = (PanelTile, U64<'k>);
 /// the outer one. Panels follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PanelTile {
-    /// Type of the elements: `f16`, `bf16`, or `f32`, which copies round to `tf32`.
+    /// Type of the elements: `f16`, `bf16`, 8-bit floats or integers, or `f32`, which copies round to `tf32`.
     pub dtype: DType,
     /// Which index is contiguous in memory.
     pub major: Major,
@@ -277,8 +277,8 @@ impl<'k> K<'k> {
     }
 }
 
-/// The sums of four neighbouring warps, whose first is a multiple of 4: 64 rows of `f32`. Between the first
-/// product and the [`wait`](Self::wait) that covers it they belong to the tensor cores.
+/// The sums of four neighbouring warps, whose first is a multiple of 4: 64 rows of `f32`, or of `s32` where 8-bit integers are
+/// multiplied. Between the first product and the [`wait`](Self::wait) that covers it they belong to the tensor cores.
 #[derive(Clone, Debug)]
 #[must_use = "a recorded value that nothing reads is a mistake in the kernel"]
 pub struct WarpgroupSums<'k> {
@@ -298,50 +298,60 @@ impl<'k> Carry<'k> for WarpgroupSums<'k> {
 }
 
 impl<'k> WarpgroupSums<'k> {
-    /// Zeros, of 64 x `cols` sums; `cols` is a multiple of 8 up to 256.
+    /// Zeros, of 64 x `cols` sums of floating-point products; `cols` is a multiple of 8 up to 256.
     #[track_caller]
     pub fn zero(k: K<'k>, cols: u32) -> Self {
+        Self::zero_of(k, cols, DType::F32)
+    }
+
+    /// The same for products of elements of `dtype`.
+    #[track_caller]
+    pub fn zero_of(k: K<'k>, cols: u32, dtype: DType) -> Self {
         k.on_behalf(|| {
-            let sums = Self::unset(k, cols);
+            let sums = Self::unset(k, cols, dtype);
             for reg in &sums.regs {
-                k.emit(Inst::Mov { ty: ScalarType::F32, dst: reg.id, src: 0.0f32.operand() });
+                let src = if reg.ty == ScalarType::S32 { Operand::int(0) } else { 0.0f32.operand() };
+                k.emit(Inst::Mov { ty: reg.ty, dst: reg.id, src });
             }
             sums
         })
     }
 
     #[track_caller]
-    fn unset(k: K<'k>, cols: u32) -> Self {
+    fn unset(k: K<'k>, cols: u32, dtype: DType) -> Self {
         if !cols.is_multiple_of(8) || !(8..=256).contains(&cols) {
             k.issue(IssueKind::Constant {
                 what: "the columns of a warpgroup's sums",
                 value: u64::from(cols),
             });
         }
-        let new = |_| {
-            let id = k.rec().new_reg(ScalarType::F32, RegKind::Variable);
-            RawReg { id, ty: ScalarType::F32 }
-        };
+        let ty = if matches!(dtype, DType::I8 | DType::U8) { ScalarType::S32 } else { ScalarType::F32 };
+        let new = |_| RawReg { id: k.rec().new_reg(ty, RegKind::Variable), ty };
         Self { k, regs: (0..ROWS * cols / 128).map(new).collect() }
     }
 
     #[track_caller]
     fn mma(&self, dtype: DType, (a, major_a): (WgmmaSource, Major), (b_tile, b): Part<'k>, adds: bool) {
-        let ty = match dtype {
+        let of = |dtype| match dtype {
             DType::F16 => MatrixType::F16,
             DType::BF16 => MatrixType::BF16,
             DType::F32 => MatrixType::TF32,
+            DType::F8E4M3 => MatrixType::E4M3,
+            DType::F8E5M2 => MatrixType::E5M2,
+            DType::I8 => MatrixType::S8,
+            DType::U8 => MatrixType::U8,
             _ => {
                 self.k.issue(IssueKind::Product { instruction: "wgmma", dtype });
                 MatrixType::F16
             }
         };
+        let integers = self.regs.first().is_some_and(|reg| reg.ty == ScalarType::S32);
         self.k.emit(Inst::Wgmma(Box::new(Wgmma {
             n: u16::try_from(self.regs.len() * 2).unwrap_or(u16::MAX),
             k: b_tile.step_depth() as u16,
-            d_ty: MatrixType::F32,
-            a_ty: ty,
-            b_ty: ty,
+            d_ty: if integers { MatrixType::S32 } else { MatrixType::F32 },
+            a_ty: of(dtype),
+            b_ty: of(b_tile.dtype),
             satfinite: false,
             sparsity: None,
             d: self.regs.iter().map(|r| r.id).collect(),
@@ -360,7 +370,7 @@ impl<'k> WarpgroupSums<'k> {
     #[track_caller]
     pub fn products(k: K<'k>, cols: u32, a: Part<'k>, b: Part<'k>) -> Self {
         k.on_behalf(|| {
-            let sums = Self::unset(k, cols);
+            let sums = Self::unset(k, cols, a.0.dtype);
             sums.group_of_tiles(a, b, false);
             sums
         })
@@ -393,7 +403,7 @@ impl<'k> WarpgroupSums<'k> {
     #[track_caller]
     pub fn products_of(k: K<'k>, cols: u32, a: &[U32<'k>], b: Part<'k>) -> Self {
         k.on_behalf(|| {
-            let sums = Self::unset(k, cols);
+            let sums = Self::unset(k, cols, b.0.dtype);
             sums.group_of_registers(a, b, false);
             sums
         })
@@ -460,8 +470,15 @@ impl<'k> WarpgroupSums<'k> {
         self.k.emit(Inst::WgmmaWait { pending });
     }
 
-    /// Sum `i` of the lane, in the order of the module's description; after a [`wait`](Self::wait) for all.
+    /// Sum `i` of the lane, in the order of the module's description, integers rounded to `f32`; after a [`wait`](Self::wait) for all.
+    #[track_caller]
     pub fn at(&self, i: u32) -> F32<'k> {
+        let RawReg { id, ty } = self.regs[i as usize];
+        if ty == ScalarType::S32 { self.integer(i).to_f32() } else { Reg::from_id(self.k, id) }
+    }
+
+    /// Sum `i` of products of integers; after a [`wait`](Self::wait) for all.
+    pub fn integer(&self, i: u32) -> I32<'k> {
         Reg::from_id(self.k, self.regs[i as usize].id)
     }
 

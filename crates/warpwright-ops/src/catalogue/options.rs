@@ -153,6 +153,8 @@ op_options! {
     bias: bool, ["bias"];
     /// The function of a product
     activation: Activation = "OP", ["activation=gelu_tanh"];
+    /// Sums of products of 8-bit floats stay in the tensor cores
+    fast_accumulation: bool, ["fast_accumulation"];
     /// Products of f32 are rounded to tf32
     tf32: bool, ["tf32"];
     /// Queries of a sequence

@@ -16,7 +16,7 @@ pub(super) const ACTIVATIONS: [Activation; 6] = [
 ];
 
 /// The number of an activation in a launch; `None` if an epilogue cannot apply it.
-pub(super) fn code(activation: Option<Activation>) -> Option<u32> {
+pub(crate) fn code(activation: Option<Activation>) -> Option<u32> {
     let Some(activation) = activation else { return Some(0) };
     let at = ACTIVATIONS.iter().position(|known| *known == activation)?;
     u32::try_from(at + 1).ok()
@@ -31,7 +31,7 @@ pub(super) const HAS_BIAS: u32 = 2;
 
 kernel_args! {
     /// Where results go and what is added to them.
-    pub(super) struct ResultArgs => ResultParams { c: In<Elem>, bias: In<Elem>, y: Out<Elem> }
+    pub(crate) struct ResultArgs => ResultParams { c: In<Elem>, bias: In<Elem>, y: Out<Elem> }
 }
 
 kernel_args! {
@@ -50,20 +50,29 @@ impl EpilogueArgs {
     pub(super) const NONE: Self = Self { alpha: 1.0, beta: 0.0, flags: 0, activation: 0 };
 }
 
+/// Where pairs of elements that begin at even columns lie at multiples of their size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Even {
+    /// In the rows of `c`.
+    pub(crate) rows: bool,
+    /// In the bias.
+    pub(crate) bias: bool,
+}
+
 /// An epilogue that is recorded into a kernel: `activation(alpha sum + beta c + bias)` without what is not asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Program {
+pub(crate) struct Program {
     /// Whether `alpha` is not 1.
-    pub(super) scaled: bool,
+    pub(crate) scaled: bool,
     /// Whether there is a `c`.
-    pub(super) addend: bool,
-    pub(super) bias: bool,
-    pub(super) activation: Option<Activation>,
+    pub(crate) addend: bool,
+    pub(crate) bias: bool,
+    pub(crate) activation: Option<Activation>,
 }
 
 impl Program {
     /// A part of a kernel's name; nothing for sums as they are.
-    pub(super) fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         let parts = [
             self.scaled.then_some("alpha"),
             self.addend.then_some("c"),
@@ -73,16 +82,15 @@ impl Program {
         parts.into_iter().flatten().map(|part| format!("_{part}")).collect()
     }
 
-    /// The results of two neighbouring sums, the first of which is at an even column. Where columns and the elements from one row to
-    /// the next are `even`, pairs of `c` lie at multiples of their size, as those of `bias` do.
-    pub(super) fn pair<'k>(
+    /// The results of two neighbouring sums, the first of which is at an even column.
+    pub(crate) fn pair<'k>(
         self,
         to: &ResultParams<'k>,
         (m, n, ldy): (U32<'k>, U32<'k>, U64<'k>),
         (alpha, beta): (F32<'k>, F32<'k>),
         (row, col): (U32<'k>, U32<'k>),
         sums: [F32<'k>; 2],
-        even: bool,
+        even: Even,
     ) -> [F32<'k>; 2] {
         let pair_of = |from: Ptr<'k, Read, Elem>, there: Option<Pred<'k>>, even: bool| {
             let inside = |col: U32<'k>| there.map_or(col.lt(n), |there| there & col.lt(n));
@@ -101,11 +109,11 @@ impl Program {
             values = values.map(|value| value * alpha);
         }
         if self.addend {
-            let c = pair_of(to.c.at(row.to_u64() * ldy + col.to_u64()), Some(row.lt(m)), even);
+            let c = pair_of(to.c.at(row.to_u64() * ldy + col.to_u64()), Some(row.lt(m)), even.rows);
             values = [0, 1].map(|i| c[i].mul_add(beta, values[i]));
         }
         if self.bias {
-            let bias = pair_of(to.bias.at(col), None, true);
+            let bias = pair_of(to.bias.at(col), None, even.bias);
             values = [0, 1].map(|i| values[i] + bias[i]);
         }
         let dtype = to.y.dtype();

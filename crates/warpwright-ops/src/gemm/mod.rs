@@ -15,7 +15,8 @@
 //!
 //! The gradients of a product are products: `da = alpha dy op(b)^T`, `db = alpha op(a)^T dy`.
 
-mod epilogue;
+pub(crate) mod engine;
+pub(crate) mod epilogue;
 mod functions;
 mod kernel;
 mod pack;
@@ -40,11 +41,12 @@ use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
 use crate::tensors::tensors;
 use crate::{Binding, PlanError};
 
+use engine::Store;
 use epilogue::{EpilogueArgs, Program, ResultArgs};
 pub use functions::*;
 use kernel::Gemm;
 use pack::{Operands, Source};
-use persistent::{PersistentGemm, Store};
+use persistent::PersistentGemm;
 use tuning::{Access, Choice, Config, Shape, Sums};
 use warpgroup::WarpgroupGemm;
 
@@ -232,7 +234,7 @@ impl Operation for GemmDesc {
 }
 
 /// Bytes that vectors begin at a multiple of.
-const WIDE: u64 = 16;
+pub(crate) const WIDE: u64 = 16;
 /// Blocks of a grid along y and z.
 const MAX_LAYERS: usize = 65_535;
 /// Rows, columns and common dimension that the kernels count.

@@ -3,8 +3,9 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
+use super::engine::Store;
 use super::epilogue::{self, Program};
-use super::persistent::{PersistentGemm, Store};
+use super::persistent::PersistentGemm;
 use super::tuning::{self, Config, PersistentConfig};
 use super::{GemmDesc, Major, OP, kernel_of, pack, split};
 use crate::PlanError;

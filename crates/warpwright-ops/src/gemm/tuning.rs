@@ -10,7 +10,7 @@ use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
 use super::Precision;
-use super::persistent::PANELS;
+use super::engine::PANELS;
 
 /// The tile of a block, and how the operands come to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,7 +154,7 @@ const fn panels(dtype: DType, major: Major, outer: u32) -> PanelTile {
 
 impl WarpgroupConfig {
     /// The parts of `a` and `b` in a stage.
-    pub(super) fn tiles(&self, dtype: DType, a: Major, b: Major) -> (PanelTile, PanelTile) {
+    pub(crate) fn tiles(&self, dtype: DType, a: Major, b: Major) -> (PanelTile, PanelTile) {
         (panels(dtype, a, self.rows), panels(dtype, b, self.cols))
     }
 
@@ -185,17 +185,22 @@ pub struct PersistentConfig {
 
 impl PersistentConfig {
     /// The parts of `a` and `b` in a stage.
-    pub(super) fn tiles(&self, dtype: DType, a: Major, b: Major) -> (PanelTile, PanelTile) {
+    pub(crate) fn tiles(&self, dtype: DType, a: Major, b: Major) -> (PanelTile, PanelTile) {
         (panels(dtype, a, self.rows), panels(dtype, b, self.cols))
     }
 
     /// The part of `b` that a block of the cluster brings.
-    pub(super) fn part_of_b(&self, dtype: DType, b: Major) -> PanelTile {
+    pub(crate) fn part_of_b(&self, dtype: DType, b: Major) -> PanelTile {
         panels(dtype, b, self.cols / self.cluster)
     }
 
+    /// Bytes of dynamic shared memory with slices of so many bytes.
+    pub(crate) const fn shared_bytes(&self, slices: u32) -> u32 {
+        K::TILE_SLACK + slices * self.stages + self.groups * PANELS * OutputPanel::BYTES
+    }
+
     /// A part of the kernel's name.
-    pub(super) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let Self { rows, cols, groups, stages, cluster, height: _ } = *self;
         format!("wgp_{rows}x{cols}_g{groups}_s{stages}_c{cluster}")
     }
@@ -305,8 +310,7 @@ impl Config {
         match self {
             Self::Persistent(config) => {
                 let (a, b) = config.tiles(dtype, a, b);
-                let panels = config.groups * PANELS * OutputPanel::BYTES;
-                K::TILE_SLACK + (a.bytes() + b.bytes()) * config.stages + panels
+                config.shared_bytes(a.bytes() + b.bytes())
             }
             Self::Warpgroup(config) => {
                 let (a, b) = config.tiles(dtype, a, b);
@@ -364,8 +368,12 @@ const fn simt(tiles: Tiles, across: u32, efficiency: f64) -> Candidate {
     Candidate { config: Config::Tiled(Tiled::Simt(SimtConfig { tiles, across })), efficiency }
 }
 
-const fn persistent(rows: u32, cols: u32, (stages, cluster): (u32, u32), efficiency: f64) -> Candidate {
-    let config = PersistentConfig { rows, cols, groups: 2, stages, cluster, height: 8 };
+const fn persistent(
+    (rows, cols, groups): (u32, u32, u32),
+    (stages, cluster): (u32, u32),
+    efficiency: f64,
+) -> Candidate {
+    let config = PersistentConfig { rows, cols, groups, stages, cluster, height: 8 };
     Candidate { config: Config::Persistent(config), efficiency }
 }
 
@@ -376,13 +384,31 @@ pub fn sweep(dtype: DType) -> Vec<Config> {
     if dtype == DType::F64 {
         return all;
     }
-    for (rows, cols) in [(128, 256), (256, 128), (128, 192), (128, 128), (128, 64), (256, 64)] {
+    let tiles = [
+        (128, 256),
+        (256, 128),
+        (128, 192),
+        (128, 128),
+        (128, 64),
+        (256, 64),
+        (64, 64),
+        (64, 128),
+        (64, 256),
+    ];
+    for (rows, cols) in tiles {
         for cluster in [1, 2] {
             let config = |stages, height| {
-                Config::Persistent(PersistentConfig { rows, cols, groups: 2, stages, cluster, height })
+                Config::Persistent(PersistentConfig {
+                    rows,
+                    cols,
+                    groups: (rows / 64).min(2),
+                    stages,
+                    cluster,
+                    height,
+                })
             };
             let fits = |stages: &u32| config(*stages, 8).shared_bytes(dtype, Major::K, Major::K) <= limit;
-            if let Some(stages) = (2..=8).rev().find(fits) {
+            if let Some(stages) = (2..=12).rev().find(fits) {
                 all.extend([4, 8, 16].map(|height| config(stages, height)));
             }
         }
@@ -403,9 +429,9 @@ const WARPGROUP: [Candidate; 4] = [
 ];
 /// The same, for whole products.
 const PERSISTENT: [Candidate; 3] = [
-    persistent(128, 256, (4, 1), 1.78),
-    persistent(256, 128, (4, 1), 1.76),
-    persistent(128, 128, (6, 1), 1.7),
+    persistent((128, 256, 2), (4, 1), 1.78),
+    persistent((256, 128, 2), (4, 1), 1.76),
+    persistent((128, 128, 2), (6, 1), 1.7),
 ];
 /// Those with teams are for few rows; the smallest without is the last.
 const HALF: [Candidate; 5] = [

@@ -53,7 +53,7 @@ pub const MIN_SCALE: f32 = f32::MIN_POSITIVE;
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Conversions of 8-bit floats exist from here.
-const FLOAT8_SM: u32 = 89;
+pub(crate) const FLOAT8_SM: u32 = 89;
 
 /// The numbers that `q` holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -11,7 +11,8 @@ use crate::{Operation, PlanError};
 pub(crate) const FAMILY: Family = Family { name: "quantize8", aliases: &[], entries, plan, kernels };
 
 /// Targets with conversions of 8-bit floats.
-const FLOAT8_TARGETS: [Target; 4] = [Target::sm(89), Target::sm(90), Target::sm(100), Target::sm(120)];
+pub(crate) const FLOAT8_TARGETS: [Target; 4] =
+    [Target::sm(89), Target::sm(90), Target::sm(100), Target::sm(120)];
 
 /// Elements of a row where nothing is said.
 const COLS: usize = 4096;

@@ -5,6 +5,8 @@ use warpwright_ops::activation::Activation;
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::gemm::tuning::{self, Config, PersistentConfig, Tiled, Tiles, WarpgroupConfig};
 use warpwright_ops::plan::{Real, TensorSpec};
+use warpwright_ops::quantize8::{Format, Scaling};
+use warpwright_ops::scaled_gemm::{Accumulation, ScaledGemmDesc};
 use warpwright_ptx::DType;
 
 use crate::harness::{Survivor, Sweep, TARGET, plain, plans};
@@ -106,7 +108,9 @@ fn tiles_of(dtype: DType, size: (u32, u32)) -> Config {
 
 fn products(dtype: DType, transposed: bool) {
     // Kernels of warpgroups and those that split their operands have sweeps of their own, whose products are long enough for their stages.
-    let elsewhere = |name: &str| in_teams(name) || name.contains("_tf32x3_") || name.contains("_wg_");
+    let elsewhere = |name: &str| {
+        in_teams(name) || ["_tf32x3_", "_wg_", "_wgp_"].into_iter().any(|apart| name.contains(apart))
+    };
     Sweep { skipped: elsewhere, ..SWEEP }.check(&plans(&CASES, |i| {
         let narrow = i.is_multiple_of(2);
         let desc = product(dtype, transposed, i, narrow);
@@ -154,6 +158,55 @@ fn persistent(dtype: DType, transposed: bool, cols: u32, cluster: u32) {
         let desc = if i < SHAPES.len() { desc } else { anywhere };
         desc.plan_with(TARGET, Config::Persistent(layout)).expect("plan")
     }));
+}
+
+/// Products of 8-bit matrices with scales, in persistent blocks with small tiles and on the ordinary units.
+fn scaled(format: Format, (a, b): (Scaling, Scaling), accumulation: Accumulation) {
+    let fill = |specs: &[TensorSpec], slot: usize| {
+        let values = plain(specs, slot).into_iter();
+        match specs[slot].dtype {
+            DType::I8 => values.map(|value| (value * 60.0).clamp(-128.0, 127.0)).collect(),
+            DType::F32 => values.map(|value| 0.1 + value.abs()).collect(),
+            _ => values.collect(),
+        }
+    };
+    let config = PersistentConfig { rows: 128, cols: 64, groups: 2, stages: 2, cluster: 1, height: 2 };
+    // The last has more tiles than there are blocks.
+    let shapes = [[65, 66, 33], [130, 70, 400], [1, 1, 1], [72, 136, 16], [8, 13, 1000], [8, 8960, 16]];
+    let cases: Vec<usize> = (0..3 * shapes.len()).collect();
+    Sweep { fill, ..SWEEP }.check(&plans(&cases, |i| {
+        let [m, n, k]: [usize; 3] = shapes[i % shapes.len()];
+        // With copies of results, with results that begin anywhere, and with operands that do.
+        let kind = i / shapes.len();
+        let boxed = kind < 2;
+        let leading = if boxed { k.next_multiple_of(16) } else { k + 1 };
+        let ldy = if kind == 0 { n.next_multiple_of(8) } else { n + 3 };
+        let desc = ScaledGemmDesc {
+            lda: leading,
+            ldb: leading,
+            ldy,
+            scaling_b: Some(b),
+            bias: true,
+            activation: Some(Activation::Silu),
+            accumulation,
+            ..ScaledGemmDesc::new(format, DType::BF16, [m, n, k], a)
+        };
+        let plan = if boxed { desc.plan_with(TARGET, config) } else { desc.plan(TARGET) };
+        plan.expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_scaled_products_are_noticed() {
+    scaled(Format::E4M3, (Scaling::BlockWise1x128, Scaling::BlockWise128x128), Accumulation::Promoted);
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_products_with_other_scales_are_noticed() {
+    scaled(Format::E4M3, (Scaling::RowWise, Scaling::TensorWise), Accumulation::Promoted);
+    scaled(Format::E5M2, (Scaling::BlockWise128x128, Scaling::BlockWise1x128), Accumulation::Fast);
+    scaled(Format::Int8, (Scaling::RowWise, Scaling::RowWise), Accumulation::Fast);
 }
 
 /// Only what splits its operands; sums of products with a bias are too large for that.

@@ -28,6 +28,7 @@ use warpwright_ops::recurrent::tuning::Schedule;
 use warpwright_ops::recurrent::{
     Biases, Cell, CellBackwardDesc, CellDesc, RecurrentBackwardDesc, RecurrentDesc,
 };
+use warpwright_ops::scaled_gemm::ScaledGemmDesc;
 use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Operation, Plan, catalogue};
 use warpwright_ptx::{DType, Target};
@@ -56,6 +57,9 @@ const TRANSPOSED: [&str; 6] = [
     "gru_cell backward",
     "rnn_cell backward",
 ];
+
+/// How the scales of each format are counted.
+const SCALINGS: [Scaling; 3] = [Scaling::BlockWise1x128, Scaling::BlockWise128x128, Scaling::RowWise];
 
 /// Runs a plan on aligned tensors, with every sanitizer.
 fn count<O: Operation>(plan: &Plan<O>) -> Counters {
@@ -107,8 +111,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
     batch_norm(&mut add);
     let conversion = CastDesc { from: dtype, to: DType::BF16, len }.plan(TARGET).expect("plan");
     add(conversion.op(), "forward", count(&conversion));
-    let scalings = [Scaling::BlockWise1x128, Scaling::BlockWise128x128, Scaling::RowWise];
-    for (format, scaling) in Format::ALL.into_iter().zip(scalings) {
+    for (format, scaling) in Format::ALL.into_iter().zip(SCALINGS) {
         let problem = Problem { format, scaling, dtype, rows: 16, cols: LEN / 16 };
         let codes = Quantize8Desc { problem }.plan(TARGET).expect("plan");
         add(codes.op(), "forward", count(&codes));
@@ -146,6 +149,11 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add("local_response_norm", "backward", count(&backward.plan(TARGET).expect("plan")));
     let product = GemmDesc::new(dtype, [256, 128, 64], false, true).plan(TARGET).expect("plan");
     add(product.op(), "forward", count(&product));
+    for (format, scaling) in Format::ALL.into_iter().zip(SCALINGS) {
+        let product = ScaledGemmDesc::new(format, DType::BF16, [256, 128, 256], scaling);
+        let product = product.plan(TARGET).expect("plan");
+        add(product.op(), "forward", count(&product));
+    }
     // How often a persistent kernel polls is not always the same.
     for cell in [Cell::Lstm, Cell::Gru, Cell::RnnTanh] {
         let sequence = RecurrentDesc::new(cell, dtype, [2, 16, 64, 64]);

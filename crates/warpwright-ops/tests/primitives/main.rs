@@ -19,4 +19,5 @@ mod quantize8;
 mod recurrent;
 mod row_norms;
 mod rows;
+mod scaled_gemm;
 mod suite;

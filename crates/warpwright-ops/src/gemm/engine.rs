@@ -1,0 +1,501 @@
+//! Products on the tensor cores of sm_90a by blocks that stay: each takes one tile of the result after the other. One thread brings
+//! slices of the operands to shared memory, across the end of a tile too, so that those of the next tile arrive while warpgroups
+//! finish the sums of the last, whose results tensor copies store from shared memory while the next tile is multiplied.
+//!
+//! The blocks of a cluster have neighbouring rows and the same columns: each brings a part of the slices of `b`, to all of them.
+//!
+//! Kernels differ in what becomes of the sums, which is their [`Epilogue`].
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{
+    OutputPanel, PanelTile, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
+};
+use warpwright_ptx::isa::DeviceLimits;
+
+use super::WIDE;
+use super::epilogue::{Even, ResultArgs, ResultParams};
+use super::tuning::PersistentConfig;
+use crate::PlanError;
+use crate::plan;
+
+kernel_args! {
+    /// Which tiles there are, and in which order blocks take them.
+    pub(crate) struct OrderArgs => OrderParams {
+        /// Tiles of a cluster along the rows and along the columns of a result.
+        down: u32, across: u32,
+        /// Tiles of all results.
+        tiles: u32,
+        /// Tiles along the rows whose tiles along the columns run together, so that they share what the L2 cache holds.
+        height: u32,
+    }
+}
+
+kernel_args! {
+    /// The operands of `op(a) op(b)`, and where results go.
+    pub(crate) struct WorkArgs => WorkParams {
+        a: TensorMapArg, b: TensorMapArg, y_boxes: TensorMapArg, to: ResultArgs,
+        m: u32, n: u32,
+        /// Slices of the common dimension.
+        steps: u32,
+        order: OrderArgs,
+        ldy: u64, stride_y: u64,
+        /// 1, or 0 where all products have the same matrix.
+        batch_a: u32, batch_b: u32,
+    }
+}
+
+/// Threads of a warpgroup.
+const GROUP: u32 = 128;
+/// Rows of a warpgroup's product.
+const SLAB: u32 = 64;
+/// Panels of results of a warpgroup in shared memory: one is stored while the next is written.
+pub(crate) const PANELS: u32 = 2;
+/// The first of the named barriers at which warpgroups meet on their own.
+const MEETING: u32 = 1;
+/// Registers of a thread that copies, and of one that multiplies.
+const REGISTERS: (u32, u32) = (40, 232);
+
+/// The type that results of `dtype` have in registers and shared memory: integers of 32 bits are copied as they are.
+pub(crate) fn stored(dtype: DType) -> DType {
+    if dtype == DType::I32 { DType::F32 } else { dtype }
+}
+
+/// How results go to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Store {
+    /// Tensor copies of whole panels: rows begin at multiples of 16 bytes.
+    Panels,
+    /// Warps, row by row.
+    Rows,
+}
+
+/// What becomes of sums.
+pub(crate) trait Epilogue<'k> {
+    /// What the columns of the lane's two rows share.
+    type Rows;
+
+    /// It, where `row(0)` and `row(8)` are the rows.
+    fn rows(&self, row: &dyn Fn(u32) -> U32<'k>) -> Self::Rows;
+
+    /// The results of two neighbouring sums of row (`row`, `down`), which is the one at `down`, 0 or 8, of the lane's; the first is at
+    /// column `col`.
+    fn pair(
+        &self,
+        to: &ResultParams<'k>,
+        rows: &Self::Rows,
+        at: ((U32<'k>, u32), U32<'k>),
+        sums: [F32<'k>; 2],
+        even: Even,
+    ) -> [F32<'k>; 2];
+
+    /// Whether the sums of each slice are added to the others by the threads, in `f32`: those of tensor cores have fewer bits for 8-bit
+    /// floats.
+    fn promotes(&self) -> bool {
+        false
+    }
+
+    /// What the factors of such sums of slice `step` are made of, for the lane whose first sum is `right` of column `col`. It is loaded
+    /// while the slice before is multiplied.
+    fn load_factors(
+        &self,
+        _step: U32<'k>,
+        _row: &dyn Fn(u32) -> U32<'k>,
+        _col: U32<'k>,
+        _right: U32<'k>,
+    ) -> Vec<F32<'k>> {
+        Vec::new()
+    }
+
+    /// The factors that have been `loaded`; nothing is multiplied where there are none.
+    fn factors(&self, _loaded: &[F32<'k>]) -> Factors<'k> {
+        Box::new(|_, _| None)
+    }
+}
+
+/// Factors of the pair of sums so far down, 0 or 8, and right from the first of the lane.
+pub(crate) type Factors<'k> = Box<dyn Fn(u32, u32) -> Option<[F32<'k>; 2]> + 'k>;
+
+/// Two neighbouring sums, and how far down and right of the lane's first they are.
+type Pair<'k> = (u32, u32, [F32<'k>; 2]);
+
+/// How blocks that stay are laid out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks {
+    /// Slices of the operands.
+    pub(crate) slices: (PanelTile, PanelTile),
+    /// The part of the slice of `b` that a block of a cluster brings.
+    pub(crate) part_of_b: PanelTile,
+    /// Type of the results; sums of integers as they are if it is one.
+    pub(crate) y: DType,
+    pub(crate) config: PersistentConfig,
+    pub(crate) store: Store,
+}
+
+/// A tile of the result.
+#[derive(Clone, Copy)]
+struct Place<'k> {
+    row: U32<'k>,
+    col: U32<'k>,
+    batch: U32<'k>,
+}
+
+/// The arguments, tiles and pipeline of a block, the same for all of its threads.
+struct Context<'k> {
+    k: K<'k>,
+    p: WorkParams<'k>,
+    a: PanelTile,
+    b: PanelTile,
+    /// Where the slices begin, and the panels of results.
+    slices: U32<'k>,
+    panels: U32<'k>,
+    pipeline: Pipeline<'k>,
+}
+
+impl<'k> Context<'k> {
+    /// Where the slices of a stage begin.
+    fn stage(&self, stage: U32<'k>) -> (U32<'k>, U32<'k>) {
+        let a = stage.mul_add(self.a.bytes() + self.b.bytes(), self.slices);
+        (a, a + self.a.bytes())
+    }
+
+    /// Runs `body` for each tile of the block, and hands on the state of the pipeline.
+    fn for_each_tile(
+        &self,
+        config: PersistentConfig,
+        body: impl FnOnce(Place<'k>, PipelineState<'k>) -> PipelineState<'k>,
+    ) {
+        let (k, order) = (self.k, self.p.order);
+        let clusters = k.grid_dim_x() / config.cluster;
+        let tiles = k.range(k.cluster_idx_x(), order.tiles, clusters);
+        let _ = k.fold(tiles, self.pipeline.start(k), |tile, state| {
+            let of_batch = order.down * order.across;
+            let batch = tile / of_batch;
+            let local = tile - batch * of_batch;
+            let group = local / (order.across * order.height);
+            let first = group * order.height;
+            let height = (order.down - first).min(order.height);
+            let local = local - first * order.across;
+            let (down, across) = (first + local % height, local / height);
+            let row = (down * config.cluster + k.cluster_rank()) * config.rows;
+            body(Place { row, col: across * config.cols, batch }, state)
+        });
+    }
+}
+
+impl Blocks {
+    fn groups(&self) -> u32 {
+        self.config.groups
+    }
+
+    /// Slabs of 64 rows of a warpgroup.
+    fn slabs(&self) -> u32 {
+        self.config.rows / SLAB / self.groups()
+    }
+
+    fn panel(&self) -> OutputPanel {
+        OutputPanel { dtype: stored(self.y) }
+    }
+
+    /// Copies the slices of all tiles, as places in the pipeline become free. For one thread.
+    fn produce(&self, cx: &Context<'_>) {
+        let (k, p, config) = (cx.k, cx.p, self.config);
+        let part = self.part_of_b;
+        let blocks = (1 << config.cluster) - 1;
+        let rank = k.cluster_rank();
+        cx.for_each_tile(config, |place, state| {
+            let (batch_a, batch_b) = (place.batch * p.batch_a, place.batch * p.batch_b);
+            k.fold(k.range(0, p.steps, 1), state, |step, state| {
+                let ready = cx.pipeline.producer_acquire(state, cx.a.bytes() + cx.b.bytes());
+                let (to_a, to_b) = cx.stage(state.stage());
+                let along = step * cx.a.depth;
+                cx.a.fetch(p.a, to_a, (place.row, along), &[batch_a], ready);
+                if config.cluster == 1 {
+                    cx.b.fetch(p.b, to_b, (place.col, along), &[batch_b], ready);
+                } else {
+                    let to = rank.mul_add(part.bytes(), to_b);
+                    let col = rank.mul_add(part.outer, place.col);
+                    part.fetch_to_blocks(blocks, p.b, to, (col, along), &[batch_b], ready);
+                }
+                cx.pipeline.next(state)
+            })
+        });
+    }
+
+    /// Multiplies the slices of all tiles, and stores the results.
+    fn consume<'k, E: Epilogue<'k>>(&self, cx: &Context<'k>, epilogue: &E) {
+        let (k, config) = (cx.k, self.config);
+        let lane = k.lane_idx();
+        let group = k.thread_idx() / GROUP;
+        cx.for_each_tile(config, |place, state| {
+            if epilogue.promotes() {
+                let (state, sums) = self.multiply_by_slices(cx, epilogue, (group, lane), place, state);
+                self.finish(cx, epilogue, &sums, Place { row: place.row + group * SLAB, ..place });
+                return state;
+            }
+            let (state, sums) = self.multiply(cx, (group, lane), state);
+            for (slab, sums) in (0..).zip(&sums) {
+                let row = place.row + (group * self.slabs() + slab) * SLAB;
+                self.finish(cx, epilogue, &self.pairs(sums), Place { row, ..place });
+            }
+            state
+        });
+        if self.store == Store::Panels {
+            k.wait_stores(0);
+        }
+    }
+
+    /// Gives a stage back, for this warp.
+    fn release<'k>(&self, cx: &Context<'k>, lane: U32<'k>, state: PipelineState<'k>) {
+        let (k, cluster) = (cx.k, self.config.cluster);
+        if cluster == 1 {
+            k.if_(lane.eq(0), || cx.pipeline.consumer_release(state));
+        } else {
+            k.if_(lane.lt(cluster), || cx.pipeline.consumer_release_at(lane, state));
+        }
+    }
+
+    /// The sums of a tile, which stay in the tensor cores' registers: by slabs.
+    fn multiply<'k>(
+        &self,
+        cx: &Context<'k>,
+        (group, lane): (U32<'k>, U32<'k>),
+        state: PipelineState<'k>,
+    ) -> (PipelineState<'k>, Vec<WarpgroupSums<'k>>) {
+        let (k, p, config) = (cx.k, cx.p, self.config);
+        let zero = |_| WarpgroupSums::zero_of(k, config.cols, cx.a.dtype);
+        let zero: Vec<_> = (0..self.slabs()).map(zero).collect();
+        let first = (state, state, zero);
+        let (state, last, sums) = k.fold(k.range(0, p.steps, 1), first, |step, (state, before, sums)| {
+            cx.pipeline.consumer_wait(state);
+            let (at_a, at_b) = cx.stage(state.stage());
+            let of_group = at_a + group * cx.a.part(SLAB * self.slabs());
+            for (slab, sums) in (0..).zip(&sums) {
+                let a = of_group + cx.a.part(SLAB * slab);
+                sums.add_products((cx.a, cx.a.descriptor(a)), (cx.b, cx.b.descriptor(at_b)));
+            }
+            sums[0].wait(self.slabs());
+            // The products of the step before have been added.
+            k.if_(step.gt(0), || self.release(cx, lane, before));
+            (cx.pipeline.next(state), state, sums)
+        });
+        sums[0].wait(0);
+        self.release(cx, lane, last);
+        (state, sums)
+    }
+
+    /// The sums of a tile of which each warpgroup has one slab, those of each slice times its factors.
+    fn multiply_by_slices<'k, E: Epilogue<'k>>(
+        &self,
+        cx: &Context<'k>,
+        epilogue: &E,
+        (group, lane): (U32<'k>, U32<'k>),
+        place: Place<'k>,
+        state: PipelineState<'k>,
+    ) -> (PipelineState<'k>, Vec<Pair<'k>>) {
+        let (k, p, cols) = (cx.k, cx.p, self.config.cols);
+        let (down, right) = k.accumulator_origin();
+        let first_row = place.row + group * SLAB + (k.warp_idx() & 3) * 16 + down;
+        let row = |down: u32| if down > 0 { first_row + down } else { first_row };
+        let places: Vec<(u32, u32)> = (0..cols / 4).map(|pair| (pair % 2 * 8, pair / 2 * 8)).collect();
+        let zero: Vec<_> = places.iter().map(|_| [k.lit(0.0f32), k.lit(0.0f32)]).collect();
+        let load = |step: U32<'k>| epilogue.load_factors(step, &row, place.col, right);
+        let first = (state, load(k.lit(0u32)), zero);
+        let (state, _, sums) = k.fold(k.range(0, p.steps, 1), first, |step, (state, loaded, sums)| {
+            cx.pipeline.consumer_wait(state);
+            let (at_a, at_b) = cx.stage(state.stage());
+            let a = at_a + group * cx.a.part(SLAB);
+            let (a, b) = ((cx.a, cx.a.descriptor(a)), (cx.b, cx.b.descriptor(at_b)));
+            let of_slice = WarpgroupSums::products(k, cols, a, b);
+            // While the tensor cores work.
+            let factors = epilogue.factors(&loaded);
+            let next = load((step + 1).min(p.steps - 1));
+            of_slice.wait(0);
+            self.release(cx, lane, state);
+            let added = of_slice.pairs().zip(&sums).map(|((down, right, pair), sums)| {
+                let factors = factors(down, right);
+                [0, 1].map(|i| match factors {
+                    Some(factors) => pair[i].mul_add(factors[i], sums[i]),
+                    None => sums[i] + pair[i],
+                })
+            });
+            (cx.pipeline.next(state), next, added.collect())
+        });
+        (state, places.into_iter().zip(sums).map(|((down, right), pair)| (down, right, pair)).collect())
+    }
+
+    /// Sums as they are finished: bits of integers in the place of `f32` where these are the results.
+    fn pairs<'k>(&self, sums: &WarpgroupSums<'k>) -> Vec<Pair<'k>> {
+        if self.y != DType::I32 {
+            return sums.pairs().collect();
+        }
+        let bits = |i: u32| F32::from_bits(sums.integer(i).to_u32());
+        let pair = |pair: u32| (pair % 2 * 8, pair / 2 * 8, [bits(2 * pair), bits(2 * pair + 1)]);
+        (0..self.config.cols / 4).map(pair).collect()
+    }
+
+    /// Stores the results of 64 rows, whose sums a warpgroup has.
+    fn finish<'k, E: Epilogue<'k>>(
+        &self,
+        cx: &Context<'k>,
+        epilogue: &E,
+        pairs: &[Pair<'k>],
+        place: Place<'k>,
+    ) {
+        let (k, p, panel) = (cx.k, cx.p, self.panel());
+        let matrix = place.batch.to_u64() * p.stride_y;
+        let to = ResultParams { c: p.to.c.at(matrix), y: p.to.y.at(matrix), ..p.to };
+        let group = k.thread_idx() / GROUP;
+        let leader = (k.thread_idx() % GROUP).eq(0);
+        let (down, right) = k.accumulator_origin();
+        let down = down + (k.warp_idx() & 3) * 16;
+        let rows = epilogue.rows(&|slot| place.row + down + slot);
+        let even = Even { rows: self.store == Store::Panels, bias: true };
+        for (chunk, pairs) in (0..).zip(pairs.chunks((panel.cols() / 4) as usize)) {
+            let at =
+                cx.panels + group.mul_add(PANELS * OutputPanel::BYTES, chunk % PANELS * OutputPanel::BYTES);
+            let col = place.col + chunk * panel.cols();
+            let values: Vec<F32<'k>> = pairs
+                .iter()
+                .flat_map(|&(slot, col, pair)| {
+                    let (row, col) = (place.row + down + slot, place.col + right + col);
+                    epilogue.pair(&to, &rows, ((row, slot), col), pair, even)
+                })
+                .collect();
+            match self.store {
+                Store::Panels => {
+                    // The panel may still be on its way to memory; panels alternate unless a tile ends with the one that the next
+                    // begins with.
+                    let alternate = (self.config.cols / panel.cols()).is_multiple_of(PANELS);
+                    k.if_(leader, || k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
+                    k.barrier_of(group + MEETING, GROUP);
+                    panel.put(at, &values);
+                    k.fence_shared_copies();
+                    k.barrier_of(group + MEETING, GROUP);
+                    k.if_(leader, || {
+                        p.y_boxes.store(at, &[col, place.row, place.batch]);
+                        k.commit_stores();
+                    });
+                }
+                Store::Rows => {
+                    // A warp stores the rows that it has written.
+                    k.warp_barrier();
+                    panel.put(at, &values);
+                    k.warp_barrier();
+                    store_rows(k, panel, at, to.y, (p.m, p.n, p.ldy), (place.row, col));
+                }
+            }
+        }
+    }
+
+    /// Threads of a block.
+    pub(crate) fn threads(&self) -> u32 {
+        (self.groups() + 1) * GROUP
+    }
+
+    /// Records a block's work.
+    pub(crate) fn record<'k, E: Epilogue<'k>>(&self, k: K<'k>, p: WorkParams<'k>, epilogue: &E) {
+        let (a, b) = self.slices;
+        let slices = k.dynamic_shared_tiles();
+        let panels = slices + self.config.stages * (a.bytes() + b.bytes());
+        let pipeline = k.mbarrier_pipeline(self.config.stages);
+        let cx = Context { k, p, a, b, slices, panels, pipeline };
+        k.if_(k.thread_idx().eq(0), || {
+            pipeline.init_in_cluster(k, self.groups() * (GROUP / WARP));
+            k.publish_mbarriers();
+        });
+        let meet = || if self.config.cluster > 1 { k.cluster_barrier() } else { k.barrier() };
+        meet();
+        let multiplying = self.groups() * GROUP;
+        let (fewer, more) = REGISTERS;
+        k.if_else(
+            k.thread_idx().ge(multiplying),
+            || {
+                k.release_registers(fewer);
+                k.if_(k.thread_idx().eq(multiplying), || self.produce(&cx));
+            },
+            || {
+                k.claim_registers(more);
+                self.consume(&cx, epilogue);
+            },
+        );
+        // Copies of other blocks may still be on their way here, and arrivals.
+        if self.config.cluster > 1 {
+            k.cluster_barrier();
+        }
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub(crate) const fn shared_bytes(&self) -> u32 {
+        self.config.shared_bytes(self.slices.0.bytes() + self.slices.1.bytes())
+    }
+
+    /// The map by which results are stored, over `matrices` and the bytes between them; rows are `leading` bytes apart. Where rows do
+    /// not begin at multiples of 16 bytes they are stored without, but it must be one all the same.
+    pub(crate) fn boxes_of_results(
+        &self,
+        y: &Out<Elem>,
+        sizes: (u64, u64),
+        leading: u64,
+        (matrices, stride): (u64, u64),
+    ) -> TensorMapArg {
+        let further = (matrices, stride.next_multiple_of(WIDE));
+        TensorMapArg::over_output(y, self.panel().map(sizes, leading.next_multiple_of(WIDE), &[further]))
+    }
+}
+
+/// Stores a panel row by row, each warp its 16, in words of 32 bits wherever rows begin.
+fn store_rows<'k>(
+    k: K<'k>,
+    panel: OutputPanel,
+    at: U32<'k>,
+    y: Ptr<'k, Write, Elem>,
+    (m, n, ldy): (U32<'k>, U32<'k>, U64<'k>),
+    (row, col): (U32<'k>, U32<'k>),
+) {
+    let tile = panel.tile(at);
+    let lane = k.lane_idx();
+    let first = (k.warp_idx() & 3) * 16;
+    let rows = (row + first + 16).min(m).max(row + first) - (row + first);
+    k.for_each(k.range(0, rows, 1), |i| {
+        let from = first + i;
+        let of_row = y.at((row + from).to_u64() * ldy + col.to_u64());
+        if panel.dtype.bytes() == 4 {
+            let value = tile.at(from, lane).get::<f32>();
+            of_row.at(lane.to_u64()).only_where((col + lane).lt(n), Fill::Zero).set(value);
+            return;
+        }
+        let mine = lane * 2;
+        let [low, high] = [0u64, 1].map(|i| tile.at(from, mine).at(i).get::<f32>());
+        let odd = (of_row.address() & 2).ne(0);
+        // Pairs begin at multiples of 4 bytes: with the lane's second element where the row does not.
+        let next = low.shfl_down(1u32);
+        let pair = [odd.select(high, low), odd.select(next, high)];
+        let begins = col + mine + odd.select(1, 0);
+        let of_pair = of_row.at(mine.to_u64()).at(odd.select(k.lit(1u32), 0).to_u64());
+        let last = lane.eq(WARP - 1) & odd;
+        let both = (begins + 1).lt(n) & !last;
+        of_pair.only_where(both, Fill::Zero).store(Lanes::from(pair.to_vec()));
+        of_pair.only_where(begins.lt(n) & !both, Fill::Zero).set(pair[0]);
+        let first = lane.eq(0) & odd & col.lt(n);
+        of_row.only_where(first, Fill::Zero).set(low);
+    });
+}
+
+impl PersistentConfig {
+    /// The tiles of `count` products of `m` x `n` results, and their order.
+    pub(crate) fn order(self, op: &'static str, [m, n, count]: [usize; 3]) -> Result<OrderArgs, PlanError> {
+        let rows = (self.rows * self.cluster) as usize;
+        let (down, across) = (m.div_ceil(rows), n.div_ceil(self.cols as usize));
+        let tiles = down.saturating_mul(across).saturating_mul(count);
+        let tiles = plan::cover(op, tiles, 1)?.map_or(0, |grid| grid[0]);
+        let down = u32::try_from(down).unwrap_or(u32::MAX);
+        let height = self.height.clamp(1, down);
+        Ok(OrderArgs { down, across: u32::try_from(across).unwrap_or(u32::MAX), tiles, height })
+    }
+
+    /// Blocks of a launch: as many as run at once, if there are so many tiles.
+    pub(crate) fn blocks(self, target: Target, order: &OrderArgs) -> u32 {
+        let blocks = order.tiles.saturating_mul(self.cluster);
+        blocks.min(DeviceLimits::of(target).multiprocessors / self.cluster * self.cluster)
+    }
+}
