@@ -48,6 +48,9 @@ def budget(case: Case) -> float:
     if case.op == "matmul" and case.dtype == "f32":
         # Sums of the common dimension in f32: 1.5 times PyTorch's error, which is 8.1e-7 for 2048 terms and grows as a root.
         return 1.5 * 8.1e-7 * math.sqrt(case.shape[2] / 2048)
+    if case.op == "scaled_matmul":
+        # Tensor cores cut off what is below 14 bits of sums that are not promoted: 1.6e-3 for 16384 terms.
+        return 3e-3 if case.option("accumulation") == "fast" else BUDGETS["bf16"]
     if case.op in GATES and case.direction == "forward":
         # Sums of more than 1024 terms in f32 err more, as above.
         grows = math.sqrt(max(1, case.shape[-1] / 1024)) if case.factors == "f32" else 1
@@ -135,7 +138,13 @@ class Gpu:
         """Operations per second of PyTorch's product of large random matrices."""
         from .rivals import DTYPES
 
-        torch, n = self.torch, 8192 if factors in ("bf16", "f16") else 4096
+        torch, n = self.torch, 8192 if factors in ("bf16", "f16", "e4m3") else 4096
+        if factors == "e4m3":
+            x = torch.randn(n, n, device="cuda").to(torch.float8_e4m3fn)
+            one = torch.ones((), device="cuda")
+            options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+            took, _ = self._times({"product": lambda: torch._scaled_mm(x, x.mT, one, one, **options)})["product"]
+            return 2 * n**3 / took * 1e6
         dtype = DTYPES["f32" if factors == "tf32" else factors]
         a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
         torch.backends.cuda.matmul.allow_tf32 = factors == "tf32"

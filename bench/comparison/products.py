@@ -1,7 +1,8 @@
 """Products of matrices and attention: what each library calls for a case.
 
-`matmul`: shape is (m, n, k); `transposed`: b is stored as [n, k], as the weights of linear layers are. `attention`: shape is
-(batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads` and `queries`.
+`matmul`: shape is (m, n, k); `transposed`: b is stored as [n, k], as the weights of linear layers are.
+`scaled_matmul`: the same of 8-bit codes of `format`, with a scale for each `row`, or one, `tensor`; sums as `accumulation` says. `attention`:
+shape is (batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads` and `queries`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,39 @@ class MatMul(Problem):
 
     def ours(self, ww: Any) -> Function:
         return lambda out=None: ww.matmul(*self.inputs, out=out)
+
+
+class ScaledMatMul(Problem):
+    def __init__(self, case: Case, draw: Draw) -> None:
+        self.case = case
+        rows, cols, depth = case.shape
+        self.integers, self.fast = case.option("format") == "int8", case.option("accumulation") == "fast"
+        wide = [draw((rows, depth), torch.float32), draw((cols, depth), torch.float32)]
+        if self.integers:
+            codes = [x.mul_(40).round_().clamp_(-128, 127).to(torch.int8) for x in wide]
+        else:
+            codes = [x.mul_(8).to(torch.float8_e4m3fn) for x in wide]
+        shapes = [(rows, 1), (cols, 1)] if case.option("scaling") == "row" else [(1, 1), (1, 1)]
+        self.inputs = codes + [draw(shape, torch.float32).abs_() + 0.1 for shape in shapes]
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        b, of_x, of_b = rest
+        if self.integers:
+            # PyTorch has the product alone.
+            return torch._int_mm(x, b.mT)
+        return torch._scaled_mm(x, b.mT, of_x, of_b.mT, out_dtype=torch.bfloat16, use_fast_accum=self.fast)
+
+    def ours(self, ww: Any) -> Function:
+        scaling = self.case.option("scaling")
+        options = {"scaling_a": scaling, "scaling_b": scaling, "accumulation": self.case.option("accumulation", "promoted")}
+        a, b, of_a, of_b = self.inputs
+        if self.integers:
+            return lambda out=None: ww.int8_matmul(a, b, out=out)
+        return lambda out=None: ww.scaled_matmul(a, b, of_a, of_b, torch.bfloat16, out=out, **options)
+
+    def reference(self, dy: torch.Tensor | None) -> list[torch.Tensor]:
+        a, b, of_a, of_b = (x.double() for x in self.inputs)
+        return [a @ b.mT] if self.integers else [(a * of_a) @ (b * of_b).mT]
 
 
 class Attention(Problem):
@@ -81,4 +115,4 @@ class Attention(Problem):
         return [torch.cat(parts) for parts in zip(*found)]
 
 
-PROBLEMS: dict[str, type[Problem]] = {"matmul": MatMul, "attention": Attention}
+PROBLEMS: dict[str, type[Problem]] = {"matmul": MatMul, "scaled_matmul": ScaledMatMul, "attention": Attention}

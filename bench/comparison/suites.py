@@ -37,6 +37,9 @@ class Case:
     @property
     def factors(self) -> str:
         """The type that the factors of products are rounded to."""
+        if self.op == "scaled_matmul":
+            # Products of 8-bit integers are as fast.
+            return "e4m3"
         return "tf32" if self.option("precision") == "tf32" else self.dtype
 
     @property
@@ -50,6 +53,9 @@ class Case:
         if self.op == "matmul":
             rows, cols, depth = self.shape
             return (rows * depth + depth * cols + rows * cols) * size
+        if self.op == "scaled_matmul":
+            rows, cols, depth = self.shape
+            return (rows + cols) * depth + rows * cols * (4 if self.option("format") == "int8" else size)
         if self.op in GATES:
             *places, inputs, hidden = self.shape
             states = math.prod(places) * (inputs + hidden)
@@ -81,7 +87,7 @@ class Case:
     @property
     def operations(self) -> int:
         """Floating-point operations of the matrix products that it must do; 0 where memory is the only bound."""
-        if self.op == "matmul":
+        if self.op in ("matmul", "scaled_matmul"):
             return 2 * math.prod(self.shape)
         if self.op in GATES:
             *places, inputs, hidden = self.shape

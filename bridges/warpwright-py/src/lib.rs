@@ -13,7 +13,7 @@
 //! | `memory` | launches on memory of other libraries |
 //! | `indices` `owned` `quick` | numbers in arrays; results of our own; the shortest way of an elementwise call |
 //! | `call` | arguments, results and launch of one call |
-//! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
+//! | `images` `softmax` `matmul` `scaled` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `groups` `local_response` `ops` `quantize` `recurrent` `rows` | |
 //! | `cells` `parameter` `tensor_map` | |
 //! | `emulator` | `run` and `lint` |
@@ -51,6 +51,7 @@ mod quantize;
 mod quick;
 mod recurrent;
 mod rows;
+mod scaled;
 mod softmax;
 mod tensor_map;
 mod torch;
@@ -100,6 +101,8 @@ mod _native {
     use crate::recurrent::{gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward};
     #[pymodule_export]
     use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
+    #[pymodule_export]
+    use crate::scaled::{dequantize8, int8_matmul, quantize8, scaled_matmul};
     #[pymodule_export]
     use crate::softmax::{log_softmax, log_softmax_backward, softmax, softmax_backward};
     #[pymodule_export]

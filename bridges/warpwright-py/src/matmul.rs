@@ -96,7 +96,7 @@ fn matrices<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Array<'py>, M
 }
 
 /// An argument of primitive `op` that names nothing.
-fn unknown(
+pub(crate) fn unknown(
     py: Python<'_>,
     op: &'static str,
     (parameter, name): (&'static str, &str),

@@ -82,13 +82,13 @@ def current_stream(library: str, device: int) -> int:
 def _numpy_dtype(name: str, like: Any) -> Any:
     import numpy
 
-    if name != "bfloat16":
+    if name != "bfloat16" and not name.startswith("float8_"):
         return numpy.dtype(name)
-    if getattr(getattr(like, "dtype", None), "name", None) == "bfloat16":
+    if getattr(getattr(like, "dtype", None), "name", None) == name:
         return like.dtype
     import ml_dtypes
 
-    return numpy.dtype(ml_dtypes.bfloat16)
+    return numpy.dtype(getattr(ml_dtypes, name))
 
 
 def empty(library: str, like: Any, shape: tuple[int, ...], dtype: str) -> Any:

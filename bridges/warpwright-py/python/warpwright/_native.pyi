@@ -306,6 +306,35 @@ def matmul(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...
+def quantize8(
+    x: _A, format: str = "e4m3", scaling: str = "row", *, stream: _Stream | None = None
+) -> tuple[_A, _A]: ...
+def dequantize8(
+    codes: _A,
+    scales: _Array,
+    dtype: _Dtype,
+    scaling: str = "row",
+    *,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
+def scaled_matmul(
+    a: _A,
+    b: _Array,
+    scale_a: _Array,
+    scale_b: _Array,
+    dtype: _Dtype,
+    *,
+    scaling_a: str = "row",
+    scaling_b: str = "row",
+    bias: _Array | None = None,
+    activation: str | None = None,
+    accumulation: str = "promoted",
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
+def int8_matmul(a: _A, b: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+
 class _AttentionOptions(TypedDict, total=False):
     softmax_scale: float | None
     causal: bool

@@ -16,7 +16,7 @@ from ._batch import batch_norm
 from ._cross_entropy import cross_entropy
 from ._groups import group_norm, instance_norm
 from ._local_response import local_response_norm
-from ._matmul import linear, matmul
+from ._matmul import int_mm, linear, matmul, scaled_mm
 from ._operators import (
     dequantize_fp4,
     dequantize_int4,
@@ -59,6 +59,7 @@ __all__ = [
     "group_norm",
     "gru",
     "instance_norm",
+    "int_mm",
     "layer_norm",
     "leaky_relu",
     "linear",
@@ -75,6 +76,7 @@ __all__ = [
     "rms_norm",
     "rnn",
     "scaled_dot_product_attention",
+    "scaled_mm",
     "sigmoid",
     "silu",
     "softmax",
