@@ -39,5 +39,7 @@ pub fn element(
         sum += bias[col];
         scale += bias[col].abs();
     }
-    (desc.activation.map_or(sum, |f| activation::forward(f, sum)), scale)
+    let value = desc.activation.map_or(sum, |f| activation::forward(f, sum));
+    // A sigmoid of small sums is larger than they are.
+    (value, scale.max(value.abs()))
 }
