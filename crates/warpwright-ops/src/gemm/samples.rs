@@ -65,8 +65,8 @@ fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanE
     Ok(all)
 }
 
-/// Persistent kernels of a configuration: each way to store with the shortest epilogue and the longest, and where both operands
-/// are along the common dimension each function.
+/// Persistent kernels of a configuration: each way to store with the shortest epilogue and the longest, and in the largest tiles, where both
+/// operands are along the common dimension, each function.
 fn persistent_kernels(
     dtype: DType,
     (a, b): (Major, Major),
@@ -75,7 +75,7 @@ fn persistent_kernels(
 ) -> Result<Vec<Kernel>, PlanError> {
     let all = |activation| Program { scaled: true, addend: true, bias: true, activation };
     let mut programs = vec![Program::default(), all(Some(Activation::GeluErf))];
-    if (a, b) == (Major::K, Major::K) {
+    if (a, b) == (Major::K, Major::K) && (config.rows, config.cols) == (128, 256) {
         programs.push(all(None));
         let functions = epilogue::ACTIVATIONS.into_iter().map(Some);
         programs.extend(functions.map(|activation| Program { bias: true, activation, ..Program::default() }));
