@@ -49,15 +49,15 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     let scaling = o.scaling().unwrap_or(Scaling::RowWise);
     // Blocks of 1 x 128 are of activations, those of 128 x 128 of weights.
     let of_b = if scaling == Scaling::BlockWise1x128 { Scaling::BlockWise128x128 } else { scaling };
+    // Sums of integers are exact.
+    let fast = format != Format::Int8 && o.fast_accumulation() == Some(true);
+    let accumulation = if fast { Accumulation::Fast } else { Accumulation::Promoted };
     asked.plan(&ScaledGemmDesc {
         b: other(format),
         scaling_b: Some(of_b),
         bias: o.bias().is_some(),
         activation: o.activation(),
-        accumulation: match o.fast_accumulation() {
-            Some(true) => Accumulation::Fast,
-            _ => Accumulation::Promoted,
-        },
+        accumulation,
         ..ScaledGemmDesc::new(format, asked.dtype, [m, n, k], scaling)
     })
 }
