@@ -128,6 +128,7 @@ fn every_operation_has_its_functions() {
     for entry in warpwright::catalogue() {
         let name = match (entry.op, entry.direction) {
             ("gemm", _) => "matmul".to_owned(),
+            (op, _) if op.starts_with("scaled_gemm_") => "scaled_matmul".to_owned(),
             // One function for all schemes.
             (op, _) if op.starts_with("quantize_") => "quantize".to_owned(),
             (op, _) if op.starts_with("dequantize_") => "dequantize".to_owned(),

@@ -123,7 +123,8 @@ pub fn scaled_matmul(
 
 /// `y = a b^T` of integers, exactly: `torch._int_mm` with a transposed second operand.
 ///
-/// `a` is `[.., m, k]` and `b` `[n, k]`, both i8; `y` is `[.., m, n]` of i32, and `k` less than 2^17.
+/// `a` is `[.., m, k]` and `b` `[n, k]`, both i8; `y` is `[.., m, n]` of i32, and `k` less than 2^17. For
+/// scales, and results of f32, f16 or bf16, there is [`scaled_matmul`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
