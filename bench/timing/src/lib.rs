@@ -1,4 +1,4 @@
-//! What timing programs share: plans with tensors for them, and times with cold caches.
+//! The common part of timing programs: plans with tensors for them, and times with cold caches.
 
 use std::collections::HashMap;
 use std::rc::Rc;

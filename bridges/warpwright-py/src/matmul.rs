@@ -5,7 +5,7 @@ use warpwright::activation::Activation;
 use warpwright::matmul::{Addend, GemmArgs, GemmDesc, Precision};
 use warpwright::plan::PlanCache;
 
-use crate::array::Array;
+use crate::array::{Array, Site};
 use crate::call::{Call, Form, present};
 use crate::error::{Class, Problem};
 use crate::library::{Maybe, Object};
@@ -70,15 +70,20 @@ impl Matrices {
     }
 }
 
+/// That an array has rows and columns.
+pub(crate) fn expect_matrix(array: &Array<'_>) -> PyResult<()> {
+    let (Site { op, argument }, rank) = (array.site, array.shape.len());
+    if rank >= 2 {
+        return Ok(());
+    }
+    let message = format!("{op}: {argument} has {rank} dimensions, expected at least 2");
+    let problem = Problem::new(array.object.py(), Class::Shape, message).at(op, argument);
+    Err(problem.mismatch(2, rank).into_err())
+}
+
 /// An argument as matrices: itself, or a copy.
 fn matrices<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Array<'py>, Matrices)> {
-    let rank = array.shape.len();
-    if rank < 2 {
-        let argument = array.site.argument;
-        let message = format!("{OP}: {argument} has {rank} dimensions, expected at least 2");
-        let problem = Problem::new(array.object.py(), Class::Shape, message).at(OP, argument);
-        return Err(problem.mismatch(2, rank).into_err());
-    }
+    expect_matrix(&array)?;
     let (mut array, found) = match Matrices::of(&array) {
         Some(found) => (array, Some(found)),
         None => {
@@ -104,6 +109,19 @@ pub(crate) fn unknown(
 ) -> PyErr {
     let message = format!("{op}: {parameter} is '{name}', expected {expected}");
     Problem::new(py, Class::Parameter, message).at(op, parameter).mismatch(expected, name).into_err()
+}
+
+/// The function of the results of primitive `op`.
+pub(crate) fn activation_of(
+    py: Python<'_>,
+    op: &'static str,
+    name: Option<&str>,
+) -> PyResult<Option<Activation>> {
+    let known = |name| {
+        let expected = "a name of an activation";
+        Activation::from_name(name).ok_or_else(|| unknown(py, op, ("activation", name), expected))
+    };
+    name.map(known).transpose()
 }
 
 /// How exact the products of primitive `op` are to be.
@@ -132,11 +150,7 @@ pub(crate) fn matmul<'py>(
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<GemmDesc> = PlanCache::new();
     let py = a.py();
-    let named = |name| {
-        let expected = "a name of an activation";
-        Activation::from_name(name).ok_or_else(|| unknown(py, OP, ("activation", name), expected))
-    };
-    let activation = activation.map(named).transpose()?;
+    let activation = activation_of(py, OP, activation)?;
     let precision = precision_of(py, OP, precision)?;
     let (call, a) = Call::new(OP, ("a", a), stream)?;
     let (a, left) = matrices(&call, a)?;

@@ -5,18 +5,15 @@ use warpwright::DType;
 use warpwright::activation::Activation;
 use warpwright::plan::PlanCache;
 use warpwright::quantize8::{
-    Dequantize8Args, Dequantize8Desc, Format, Problem as Matrix, Quantize8Args, Quantize8Desc, Scaling,
+    CODES, Dequantize8Args, Dequantize8Desc, Format, Problem as Matrix, Quantize8Args, Quantize8Desc, Scaling,
 };
 use warpwright::scaled_gemm::{Accumulation, ScaledGemmArgs, ScaledGemmDesc};
 
 use crate::array::{Array, Site, dtype_given};
 use crate::call::{Call, Form, present};
-use crate::error::{self, Class, Problem};
+use crate::error;
 use crate::library::{Maybe, Object};
-use crate::matmul::unknown;
-
-/// The types of codes.
-const CODES: [DType; 3] = [DType::F8E4M3, DType::F8E5M2, DType::I8];
+use crate::matmul::{activation_of, expect_matrix, unknown};
 
 fn scaling_of(py: Python<'_>, op: &'static str, parameter: &'static str, name: &str) -> PyResult<Scaling> {
     let known = Scaling::from_name(name).filter(|scaling| *scaling != Scaling::Static);
@@ -91,7 +88,7 @@ pub(crate) fn quantize8<'py>(
     Ok((present(q), present(scales)))
 }
 
-/// What codes stand for: `codes * scales`, as `quantize8` returns them.
+/// The numbers that codes stand for: `codes * scales`, as `quantize8` returns them.
 ///
 /// codes: float8_e4m3fn, float8_e5m2 or int8; scales: float32, of what `scaling` says; dtype: float32, float16 or bfloat16, by name or as a
 /// library has it. Returns an array of the shape of the codes.
@@ -167,15 +164,8 @@ fn product<'py>(
 /// Codes of the factors, [..., m, k] and [n, k].
 fn factors<'py>(call: &Call<'py>, a: Array<'py>, b: &Object<'py>) -> PyResult<(Array<'py>, Array<'py>)> {
     let b = call.read(("b", b))?;
-    for array in [&a, &b] {
-        let Site { op, argument } = array.site;
-        if array.shape.len() < 2 {
-            let message =
-                format!("{op}: {argument} has {} dimensions, expected at least 2", array.shape.len());
-            let problem = Problem::new(array.object.py(), Class::Shape, message).at(op, argument);
-            return Err(problem.mismatch(2, array.shape.len()).into_err());
-        }
-    }
+    expect_matrix(&a)?;
+    expect_matrix(&b)?;
     b.expect_shape(&[b.shape[0], a.shape[a.shape.len() - 1]])?;
     Ok((call.row_major(a)?, call.row_major(b)?))
 }
@@ -208,11 +198,7 @@ pub(crate) fn scaled_matmul<'py>(
     let dtype = dtype_given(dtype, Site { op: OP, argument: "dtype" })?;
     let of_a = scaling_of(py, OP, "scaling_a", scaling_a)?;
     let of_b = scaling_of(py, OP, "scaling_b", scaling_b)?;
-    let named = |name| {
-        let expected = "a name of an activation";
-        Activation::from_name(name).ok_or_else(|| unknown(py, OP, ("activation", name), expected))
-    };
-    let activation = activation.map(named).transpose()?;
+    let activation = activation_of(py, OP, activation)?;
     let accumulation = match accumulation {
         "promoted" => Accumulation::Promoted,
         "fast" => Accumulation::Fast,

@@ -437,17 +437,27 @@ impl<'k> TileCopy<'k> {
             word
         };
         let words: Vec<U32<'k>> = (0..count).map(|_| word()).collect();
+        self.load(self.unit(), &words, (from, 0), guard);
+        words
+    }
+
+    fn load(
+        &self,
+        ty: ScalarType,
+        words: &[U32<'k>],
+        (from, offset): (U64<'k>, u32),
+        guard: Option<Pred<'k>>,
+    ) {
         let load = Inst::Ld {
             space: StateSpace::Global,
-            ty: self.unit(),
+            ty,
             ordering: Ordering::WEAK,
             hints: CacheHints::NONE,
             non_coherent: false,
-            dsts: words.iter().map(|w| Some(w.id())).collect(),
-            addr: Address::reg(from.id(), 0),
+            dsts: words.iter().map(|word| Some(word.id())).collect(),
+            addr: Address::reg(from.id(), i64::from(offset)),
         };
-        k.rec().push(guard.map(holds), load);
-        words
+        self.row.k().rec().push(guard.map(holds), load);
     }
 
     /// The elements of a copy of which only `bytes` are there.
@@ -459,18 +469,7 @@ impl<'k> TileCopy<'k> {
         let part = bytes.gt(0) & bytes.lt(self.piece);
         k.if_(guard.map_or(part, |guard| guard & part), || {
             for (word, first) in words.iter().zip((0..).step_by(ASYNC_BYTES as usize)) {
-                let load = |ty, there: Pred<'k>| {
-                    let load = Inst::Ld {
-                        space: StateSpace::Global,
-                        ty,
-                        ordering: Ordering::WEAK,
-                        hints: CacheHints::NONE,
-                        non_coherent: false,
-                        dsts: vec![Some(word.id())],
-                        addr: Address::reg(from.id(), i64::from(first)),
-                    };
-                    k.rec().push(Some(holds(there)), load);
-                };
+                let load = |ty, there| self.load(ty, &[*word], (from, first), Some(there));
                 load(ScalarType::B32, bytes.ge(first + ASYNC_BYTES));
                 if (self.layout.dtype.bytes() as u32) < ASYNC_BYTES {
                     load(ScalarType::U16, bytes.eq(first + ASYNC_BYTES / 2));

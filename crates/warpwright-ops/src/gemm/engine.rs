@@ -69,12 +69,12 @@ pub(crate) enum Store {
     Rows,
 }
 
-/// What becomes of sums.
+/// The way from sums to results.
 pub(crate) trait Epilogue<'k> {
-    /// What the columns of the lane's two rows share.
+    /// Values that the columns of the lane's two rows share.
     type Rows;
 
-    /// It, where `row(0)` and `row(8)` are the rows.
+    /// Them, where `row(0)` and `row(8)` are the rows.
     fn rows(&self, row: &dyn Fn(u32) -> U32<'k>) -> Self::Rows;
 
     /// The results of two neighbouring sums of row (`row`, `down`), which is the one at `down`, 0 or 8, of the lane's; the first is at
@@ -94,7 +94,7 @@ pub(crate) trait Epilogue<'k> {
         false
     }
 
-    /// What the factors of such sums of slice `step` are made of, for the lane whose first sum is `right` of column `col`. It is loaded
+    /// The scales that make the factors of such sums of slice `step`, for the lane whose first sum is `right` of column `col`: loaded
     /// while the slice before is multiplied.
     fn load_factors(
         &self,

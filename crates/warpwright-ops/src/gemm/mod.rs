@@ -238,10 +238,10 @@ pub(crate) const WIDE: u64 = 16;
 /// Blocks of a grid along y and z.
 const MAX_LAYERS: usize = 65_535;
 /// Rows, columns and common dimension that the kernels count.
-const MAX_SIDE: usize = i32::MAX as usize;
+pub(crate) const MAX_SIDE: usize = i32::MAX as usize;
 
 /// Bytes from one row or matrix to the next that a tensor map cannot describe any more.
-const MAX_BOX_STRIDE: usize = 1 << 40;
+pub(crate) const MAX_BOX_STRIDE: usize = 1 << 40;
 
 /// Elements of the tensors.
 struct Lengths {

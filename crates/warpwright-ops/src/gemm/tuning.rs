@@ -379,11 +379,16 @@ const fn persistent(
 
 /// Persistent configurations that are worth a look where the choice among [`configs`] is checked or made anew, on sm_90.
 pub fn sweep(dtype: DType) -> Vec<Config> {
-    let limit = DeviceLimits::of(Target::sm(90)).shared_per_block;
-    let mut all = Vec::new();
     if dtype == DType::F64 {
-        return all;
+        return Vec::new();
     }
+    persistent_layouts(&[4, 8, 16]).map(Config::Persistent).collect()
+}
+
+/// Persistent layouts with as many stages as sm_90 has shared memory for, in orders of these heights. Slices of elements of any size are 128
+/// bytes deep.
+pub(crate) fn persistent_layouts(heights: &[u32]) -> impl Iterator<Item = PersistentConfig> {
+    let limit = DeviceLimits::of(Target::sm(90)).shared_per_block;
     let tiles = [
         (128, 256),
         (256, 128),
@@ -395,25 +400,16 @@ pub fn sweep(dtype: DType) -> Vec<Config> {
         (64, 128),
         (64, 256),
     ];
-    for (rows, cols) in tiles {
-        for cluster in [1, 2] {
-            let config = |stages, height| {
-                Config::Persistent(PersistentConfig {
-                    rows,
-                    cols,
-                    groups: (rows / 64).min(2),
-                    stages,
-                    cluster,
-                    height,
-                })
-            };
-            let fits = |stages: &u32| config(*stages, 8).shared_bytes(dtype, Major::K, Major::K) <= limit;
-            if let Some(stages) = (2..=12).rev().find(fits) {
-                all.extend([4, 8, 16].map(|height| config(stages, height)));
-            }
-        }
-    }
-    all
+    let layouts = tiles.into_iter().flat_map(|tile| [1, 2].map(|cluster| (tile, cluster)));
+    layouts.flat_map(move |((rows, cols), cluster)| {
+        let groups = (rows / 64).min(2);
+        let config = |stages, height| PersistentConfig { rows, cols, groups, stages, cluster, height };
+        let fits = |stages: &u32| config(*stages, 8).shared_bytes((rows + cols) * 128) <= limit;
+        let stages = (2..=12).rev().find(fits);
+        let all =
+            stages.into_iter().flat_map(|stages| heights.iter().map(move |height| config(stages, *height)));
+        all.collect::<Vec<_>>()
+    })
 }
 
 const fn warpgroup(rows: u32, cols: u32, stages: u32, efficiency: f64) -> Candidate {

@@ -3,7 +3,9 @@
 use warpwright_ptx::DType;
 use warpwright_runtime::{Stream, Tensor};
 
-use super::{Dequantize8Args, Dequantize8Desc, Format, Problem, Quantize8Args, Quantize8Desc, Scaling};
+use super::{
+    CODES, Dequantize8Args, Dequantize8Desc, Format, Problem, Quantize8Args, Quantize8Desc, Scaling,
+};
 use crate::plan::PlanCache;
 use crate::{Error, PlanError};
 
@@ -144,7 +146,6 @@ pub fn quantize8_static(
 /// not fit the codes, or memory runs out.
 pub fn dequantize8(stream: &Stream, q: &Quantized8, dtype: DType) -> Result<Tensor, Error> {
     static PLANS: PlanCache<Dequantize8Desc> = PlanCache::new();
-    const CODES: [DType; 3] = [DType::F8E4M3, DType::F8E5M2, DType::I8];
     let Some(format) = Format::of(q.q.dtype()) else {
         let (op, got) = ("dequantize8", q.q.dtype());
         return Err(PlanError::DType { op, tensor: "q", got, expected: &CODES }.into());

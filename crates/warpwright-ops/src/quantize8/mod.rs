@@ -52,6 +52,9 @@ pub const MIN_SCALE: f32 = f32::MIN_POSITIVE;
 /// The types that are quantized, and that codes come back as.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
+/// The types of codes.
+pub const CODES: [DType; 3] = [DType::F8E4M3, DType::F8E5M2, DType::I8];
+
 /// Conversions of 8-bit floats exist from here.
 pub(crate) const FLOAT8_SM: u32 = 89;
 

@@ -6,11 +6,8 @@ use warpwright_runtime::{Stream, Tensor, TensorRef};
 use super::{Accumulation, ScaledGemmArgs, ScaledGemmDesc, op};
 use crate::activation::Activation;
 use crate::plan::PlanCache;
-use crate::quantize8::{Format, Quantized8, Scaling};
+use crate::quantize8::{CODES, Format, Quantized8, Scaling};
 use crate::{Error, PlanError};
-
-/// The types of codes.
-const CODES: [DType; 3] = [DType::F8E4M3, DType::F8E5M2, DType::I8];
 
 /// The epilogue of [`scaled_matmul`], and how sums are kept; the default has neither bias nor function.
 #[derive(Clone, Copy, Debug, Default)]
@@ -114,10 +111,8 @@ pub fn scaled_matmul(
     dtype: DType,
     options: ScaledMatmulOptions<'_>,
 ) -> Result<Tensor, Error> {
-    let operand = |name, x: &Quantized8| (name, x.scaling);
-    let ((name_a, of_a), (name_b, of_b)) = (operand("a", a), operand("b", b));
-    let a = (name_a, &a.q, Some((of_a, a.scales.as_ref())));
-    let b = (name_b, &b.q, Some((of_b, b.scales.as_ref())));
+    let a = ("a", &a.q, Some((a.scaling, a.scales.as_ref())));
+    let b = ("b", &b.q, Some((b.scaling, b.scales.as_ref())));
     product(stream, a, b, dtype, options)
 }
 

@@ -16,7 +16,7 @@ kernel_args! {
 /// Columns that certainly share a scale of 128 x 128 elements, wherever a tile begins.
 const GROUP: u32 = 64;
 
-/// What scales there are, and whether sums of 128 products are added in f32 without.
+/// The scales that there are, and whether sums of 128 products are added in f32 without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scales {
     /// Of `a`.

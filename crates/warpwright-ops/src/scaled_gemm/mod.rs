@@ -28,10 +28,10 @@ use warpwright_runtime::LaunchStep;
 use crate::PlanError;
 use crate::activation::Activation;
 use crate::catalogue::Direction;
-use crate::gemm::WIDE;
 use crate::gemm::engine::{Store, WorkArgs};
 use crate::gemm::epilogue::{self, Program, ResultArgs};
 use crate::gemm::tuning::PersistentConfig;
+use crate::gemm::{MAX_BOX_STRIDE, MAX_SIDE, WIDE};
 use crate::plan::{self, Operation, Plan, Variant};
 use crate::quantize8::{BLOCK, FLOAT8_SM, Format, Scaling};
 use crate::tensors::tensors;
@@ -43,12 +43,8 @@ use kernel::{ScaledArgs, ScaledGemm, Scales};
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// The types of results of integers.
 const INTEGER_DTYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::I32];
-/// Rows, columns and common dimension that kernels count.
-const MAX_SIDE: usize = i32::MAX as usize;
 /// The longest sum of products of 8-bit integers that 32 bits hold: 2^14 each.
 const MAX_INTEGERS: usize = (1 << 17) - 1;
-/// Bytes from one row to the next that a tensor map cannot describe any more.
-const MAX_STRIDE: usize = 1 << 40;
 
 /// How sums of products of 8-bit floats are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -82,9 +78,9 @@ pub struct ScaledGemmDesc {
     pub ldb: usize,
     /// Elements from one row of `y` to the next.
     pub ldy: usize,
-    /// What a scale of `a` is of; `None` if there is none. [`Scaling::Static`] is [`Scaling::TensorWise`].
+    /// The elements that share a scale of `a`; `None` if there is none. [`Scaling::Static`] is [`Scaling::TensorWise`].
     pub scaling_a: Option<Scaling>,
-    /// What a scale of `b` is of.
+    /// The elements that share a scale of `b`.
     pub scaling_b: Option<Scaling>,
     /// Whether there is a `bias`.
     pub bias: bool,
@@ -209,14 +205,14 @@ impl ScaledGemmDesc {
 
     /// Whether tensor copies can bring `a` and `b` where both begin at multiples of 16 bytes.
     fn has_boxes(&self, target: Target) -> bool {
-        let aligned = |leading: usize| leading.is_multiple_of(WIDE as usize) && leading < MAX_STRIDE;
+        let aligned = |leading: usize| leading.is_multiple_of(WIDE as usize) && leading < MAX_BOX_STRIDE;
         target.sm == 90 && self.k > 0 && aligned(self.lda) && aligned(self.ldb)
     }
 
     /// Whether tensor copies can store `y`.
     fn stores_boxes(&self) -> bool {
         let bytes = self.ldy.saturating_mul(self.y.bytes());
-        bytes.is_multiple_of(WIDE as usize) && bytes < MAX_STRIDE
+        bytes.is_multiple_of(WIDE as usize) && bytes < MAX_BOX_STRIDE
     }
 
     /// How kernels use the scales.

@@ -16,7 +16,7 @@ pub struct Operand<'a> {
 }
 
 impl Operand<'_> {
-    /// What the element stands for.
+    /// The number that an element stands for.
     fn at(self, scaling: Option<Scaling>, shape: [usize; 2], leading: usize, [row, col]: [usize; 2]) -> f64 {
         let scale = scaling.map_or(1.0, |scaling| self.scales[scale_index(scaling, shape, row, col)]);
         self.q[row * leading + col] * scale

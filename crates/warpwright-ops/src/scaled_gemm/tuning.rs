@@ -4,6 +4,7 @@
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
+use crate::gemm::tuning::persistent_layouts;
 use crate::quantize8::Scaling;
 
 pub use super::kernel::Scales;
@@ -58,30 +59,7 @@ pub const fn suits(scales: Scales, config: PersistentConfig) -> bool {
 
 /// Configurations that are worth a look where the choice is checked or made anew, on sm_90.
 pub fn sweep(scales: Scales) -> Vec<PersistentConfig> {
-    let limit = DeviceLimits::of(Target::sm(90)).shared_per_block;
-    let tiles = [
-        (128, 256),
-        (256, 128),
-        (128, 192),
-        (128, 128),
-        (128, 64),
-        (256, 64),
-        (64, 64),
-        (64, 128),
-        (64, 256),
-    ];
-    let mut all = Vec::new();
-    for (rows, cols) in tiles {
-        let groups = (rows / 64).min(2);
-        for cluster in [1, 2] {
-            let config = |stages, height| PersistentConfig { rows, cols, groups, stages, cluster, height };
-            let fits = |stages: &u32| config(*stages, 8).shared_bytes((rows + cols) * 128) <= limit;
-            if let Some(stages) = (2..=12).rev().find(fits).filter(|_| suits(scales, config(2, 8))) {
-                all.extend([8, 16].map(|height| config(stages, height)));
-            }
-        }
-    }
-    all
+    persistent_layouts(&[8, 16]).filter(|config| suits(scales, *config)).collect()
 }
 
 /// Products of a multiprocessor in a microsecond at an efficiency of 1.
