@@ -13,8 +13,8 @@
 //! | `memory` | launches on memory of other libraries |
 //! | `indices` `owned` `quick` | numbers in arrays; results of our own; the shortest way of an elementwise call |
 //! | `call` | arguments, results and launch of one call |
-//! | `images` `softmax` `matmul` `scaled` `node` | the families, each of which turns keywords into a descriptor in one place |
-//! | `attention` `batch` `cast` `cross_entropy` `groups` `local_response` `ops` `quantize` `recurrent` `rows` | |
+//! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
+//! | `attention` `batch` `cast` `cross_entropy` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `cells` `parameter` `tensor_map` | |
 //! | `emulator` | `run` and `lint` |
 
