@@ -1,7 +1,8 @@
 """Products of matrices and attention: what each library calls for a case.
 
 `matmul`: shape is (m, n, k); `transposed`: b is stored as [n, k], as the weights of linear layers are.
-`scaled_matmul`: the same of 8-bit codes of `format`, with a scale for each `row`, or one, `tensor`; sums as `accumulation` says. `attention`:
+`grouped_matmul`: shape is (groups, rows of all groups, n, k), groups end at random; `grouping`: `k` if these rows are the common dimension,
+of which each group has a result [n, k]. `scaled_matmul`: the same as `matmul` of 8-bit codes of `format`, with a scale for each `row`, or one, `tensor`; sums as `accumulation` says. `attention`:
 shape is (batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads` and `queries`.
 """
 
@@ -66,6 +67,37 @@ class ScaledMatMul(Problem):
         return [a @ b.mT] if self.integers else [(a * of_a) @ (b * of_b).mT]
 
 
+class GroupedMatMul(Problem):
+    def __init__(self, case: Case, draw: Draw) -> None:
+        self.case = case
+        groups, rows, cols, depth = case.shape
+        cuts = torch.randint(0, rows + 1, (groups - 1,), generator=torch.Generator().manual_seed(groups)).sort()[0]
+        self.ends = torch.cat([cuts, torch.tensor([rows])]).to("cuda", torch.int32)
+        self.common = case.option("grouping") == "k"
+        of_b = (rows, depth) if self.common else (groups, cols, depth)
+        self.inputs = [draw((rows, cols if self.common else depth)), draw(of_b)]
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        (b,) = rest
+        return torch._grouped_mm(x.mT, b, offs=self.ends) if self.common else torch._grouped_mm(x, b.mT, offs=self.ends)
+
+    def _loop(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        (b,), ends = rest, self.ends.tolist()
+        rows = [slice(begin, end) for begin, end in zip([0, *ends], ends)]
+        if self.common:
+            return torch.stack([x[of].mT @ b[of] for of in rows])
+        return torch.cat([x[of] @ b[at].mT for at, of in enumerate(rows)])
+
+    def ours(self, ww: Any) -> Function:
+        a, b = self.inputs
+        if self.common:
+            return lambda out=None: ww.grouped_matmul_k(a, b, self.ends, out=out)
+        return lambda out=None: ww.grouped_matmul(a, b.mT, self.ends, out=out)
+
+    def reference(self, dy: torch.Tensor | None) -> list[torch.Tensor]:
+        return [self._loop(*(x.double() for x in self.inputs))]
+
+
 class Attention(Problem):
     differentiable = 3
 
@@ -115,4 +147,9 @@ class Attention(Problem):
         return [torch.cat(parts) for parts in zip(*found)]
 
 
-PROBLEMS: dict[str, type[Problem]] = {"matmul": MatMul, "scaled_matmul": ScaledMatMul, "attention": Attention}
+PROBLEMS: dict[str, type[Problem]] = {
+    "matmul": MatMul,
+    "grouped_matmul": GroupedMatMul,
+    "scaled_matmul": ScaledMatMul,
+    "attention": Attention,
+}

@@ -56,6 +56,10 @@ class Case:
         if self.op == "scaled_matmul":
             rows, cols, depth = self.shape
             return (rows + cols) * depth + rows * cols * (4 if self.option("format") == "int8" else size)
+        if self.op == "grouped_matmul":
+            groups, rows, cols, depth = self.shape
+            # The same of either grouping: what is a result in one is a factor in the other.
+            return (rows * (cols + depth) + groups * cols * depth) * size
         if self.op in GATES:
             *places, inputs, hidden = self.shape
             states = math.prod(places) * (inputs + hidden)
@@ -89,6 +93,8 @@ class Case:
         """Floating-point operations of the matrix products that it must do; 0 where memory is the only bound."""
         if self.op in ("matmul", "scaled_matmul"):
             return 2 * math.prod(self.shape)
+        if self.op == "grouped_matmul":
+            return 2 * math.prod(self.shape[1:])
         if self.op in GATES:
             *places, inputs, hidden = self.shape
             forward = 2 * math.prod(places) * GATES[self.op] * hidden * (inputs + hidden)

@@ -403,6 +403,16 @@ impl<'py> Argument<'py> {
         Err(error::shape(self.object.py(), self.site.op, self.site.argument, expected, &self.shape))
     }
 
+    /// The extents, of which there must be `N`.
+    pub(crate) fn extents<const N: usize>(&self) -> PyResult<[usize; N]> {
+        (*self.shape).try_into().map_err(|_| {
+            let (Site { op, argument }, rank) = (self.site, self.shape.len());
+            let message = format!("{op}: {argument} has {rank} dimensions, expected {N}");
+            let problem = Problem::new(self.object.py(), Class::Shape, message).at(op, argument);
+            problem.mismatch(N, rank).into_err()
+        })
+    }
+
     pub(crate) fn expect_place(&self, expected: Place) -> PyResult<()> {
         if self.place == expected {
             return Ok(());

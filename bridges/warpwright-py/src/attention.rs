@@ -54,20 +54,10 @@ impl<'py> Started<'py> {
     }
 }
 
-/// An array with a number of dimensions that it cannot have.
-fn dimensions(array: &Array<'_>, expected: usize) -> PyErr {
-    let (op, argument, rank) = (array.site.op, array.site.argument, array.shape.len());
-    let message = format!("{op}: {argument} has {rank} dimensions, expected {expected}");
-    let problem = Problem::new(array.object.py(), Class::Shape, message).at(op, argument);
-    problem.mismatch(expected, rank).into_err()
-}
-
 /// Shape and strides of an argument of four dimensions.
 fn layout(array: &Array<'_>) -> PyResult<Layout> {
-    match ((*array.shape).try_into(), (*array.strides).try_into()) {
-        (Ok(shape), Ok(strides)) => Ok(Layout { shape, strides }),
-        _ => Err(dimensions(array, 4)),
-    }
+    let shape = array.extents()?;
+    Ok(Layout { shape, strides: array.strides[..].try_into().unwrap_or_default() })
 }
 
 /// The tensors that both directions read, in the order of [`Started`].
@@ -156,7 +146,7 @@ fn packed<'py>(
             return Err(refuse(CU_SEQLENS[usize::from(queries.is_some())], "is missing beside the other"));
         }
     };
-    let [all] = *queries.shape else { return Err(dimensions(&queries, 1)) };
+    let [all] = queries.extents()?;
     keys.expect_shape(&[all])?;
     let mut longest = rows;
     for (which, offsets) in [&queries, &keys].into_iter().enumerate() {
@@ -230,10 +220,7 @@ fn start<'py>(
     let [batch, queries, heads, _] = q_layout.shape;
     let (packed, [query_offsets, key_offsets]) = packed(&call, &q, [queries, k_layout.shape[1]], o)?;
     let sequences = packed.map_or(batch, |packed| packed.sequences);
-    let pages = |table: &Array<'py>| match *table.shape {
-        [_, pages] => Ok(Paged { pages }),
-        _ => Err(dimensions(table, 2)),
-    };
+    let pages = |table: &Array<'py>| table.extents().map(|[_, pages]| Paged { pages });
     let paged = block_table.as_ref().map(pages).transpose()?;
     let desc = AttentionDesc {
         dtype: q.dtype,

@@ -12,7 +12,7 @@ use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present};
 use crate::library::{Maybe, Object};
 use crate::many::Listed;
-use crate::recurrent::{PROJECTION, WEIGHTS, Weights, biases_of, cell_of, fitting, listed, refused, sizes};
+use crate::recurrent::{PROJECTION, WEIGHTS, Weights, biases_of, cell_of, fitting, listed, refused};
 
 /// A call with its arguments, and what it computes.
 struct Started<'py> {
@@ -34,13 +34,13 @@ fn start<'py>(
     let py = x.py();
     let (call, x) = Call::new(op, ("x", x), stream)?;
     let x = call.row_major(x)?;
-    let [batch, input] = sizes(&x)?;
+    let [batch, input] = x.extents()?;
     let weights = listed(&call, op, weights)?;
     if weights[PROJECTION].is_some() {
         return Err(refused(py, op, "weights holds a projection", "no w_hr", "one"));
     }
     let [_, Some(w_hh), b_ih, b_hh, _] = &weights else { unreachable!("two at least were listed") };
-    let [_, hidden] = sizes(w_hh)?;
+    let [_, hidden] = w_hh.extents()?;
     let rows = hidden.saturating_mul(cell.gates());
     let (dtype, biases) = (x.dtype, biases_of([b_ih, b_hh]));
     let shapes: [&[usize]; 5] = [&[rows, input], &[rows, hidden], &[rows], &[rows], &[]];

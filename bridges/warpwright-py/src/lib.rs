@@ -14,7 +14,7 @@
 //! | `indices` `owned` `quick` | numbers in arrays; results of our own; the shortest way of an elementwise call |
 //! | `call` | arguments, results and launch of one call |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
-//! | `attention` `batch` `cast` `cross_entropy` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
+//! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `cells` `parameter` `tensor_map` | |
 //! | `emulator` | `run` and `lint` |
 
@@ -32,6 +32,7 @@ mod dlpack;
 mod emulator;
 mod error;
 mod ffi;
+mod grouped;
 mod groups;
 mod images;
 mod indices;
@@ -101,6 +102,8 @@ mod _native {
     use crate::recurrent::{gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward};
     #[pymodule_export]
     use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
+    #[pymodule_export]
+    use crate::grouped::{grouped_matmul, grouped_matmul_k};
     #[pymodule_export]
     use crate::scaled::{dequantize8, int8_matmul, quantize8, scaled_matmul};
     #[pymodule_export]

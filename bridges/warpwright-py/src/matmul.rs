@@ -13,14 +13,14 @@ use crate::library::{Maybe, Object};
 const OP: &str = "matmul";
 
 /// The last two dimensions of an array as matrices, and how they lie in memory.
-struct Matrices {
+pub(crate) struct Matrices {
     batch: usize,
-    rows: usize,
-    cols: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
     /// Whether the columns are what lies together.
-    transposed: bool,
+    pub(crate) transposed: bool,
     /// Elements from one row, or column, to the next.
-    leading: usize,
+    pub(crate) leading: usize,
     /// Elements from one matrix to the next.
     stride: usize,
 }
@@ -58,14 +58,24 @@ impl Matrices {
         Some(Self { batch, rows, cols, transposed, leading, stride: stride.unwrap_or(0) })
     }
 
+    /// Lines of a matrix that lie together: its rows, or its columns.
+    const fn lines(&self) -> usize {
+        if self.transposed { self.cols } else { self.rows }
+    }
+
+    /// Whether each matrix begins where the one before it ends.
+    pub(crate) const fn is_packed(&self) -> bool {
+        self.batch < 2 || self.stride == self.lines().saturating_mul(self.leading)
+    }
+
     /// Elements from the first to the last.
     fn span(&self) -> usize {
         let Self { batch, rows, cols, .. } = *self;
         if batch == 0 || rows == 0 || cols == 0 {
             return 0;
         }
-        let (lines, line) = if self.transposed { (cols, rows) } else { (rows, cols) };
-        let before = (lines - 1).saturating_mul(self.leading);
+        let line = if self.transposed { rows } else { cols };
+        let before = (self.lines() - 1).saturating_mul(self.leading);
         before.saturating_add(line).saturating_add((batch - 1).saturating_mul(self.stride))
     }
 }
@@ -82,7 +92,7 @@ pub(crate) fn expect_matrix(array: &Array<'_>) -> PyResult<()> {
 }
 
 /// An argument as matrices: itself, or a copy.
-fn matrices<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Array<'py>, Matrices)> {
+pub(crate) fn matrices<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Array<'py>, Matrices)> {
     expect_matrix(&array)?;
     let (mut array, found) = match Matrices::of(&array) {
         Some(found) => (array, Some(found)),
@@ -93,7 +103,8 @@ fn matrices<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Array<'py>, M
         }
     };
     let Some(found) = found else {
-        let message = format!("{OP}: {} has an unknown layout", array.site.argument);
+        let Site { op, argument } = array.site;
+        let message = format!("{op}: {argument} has an unknown layout");
         return Err(Problem::new(array.object.py(), Class::Layout, message).into_err());
     };
     array.span = Some(found.span());

@@ -73,15 +73,6 @@ const fn output(desc: &RecurrentDesc) -> usize {
     if desc.projection > 0 { desc.projection } else { desc.hidden }
 }
 
-/// The extents of an array of `N` dimensions.
-pub(crate) fn sizes<const N: usize>(array: &Array<'_>) -> PyResult<[usize; N]> {
-    (*array.shape).try_into().map_err(|_| {
-        let (op, argument, rank) = (array.site.op, array.site.argument, array.shape.len());
-        let message = format!("{op}: {argument} has {rank} dimensions, expected {N}");
-        Problem::new(array.object.py(), Class::Shape, message).at(op, argument).mismatch(N, rank).into_err()
-    })
-}
-
 /// An error about the weights.
 pub(crate) fn refused(py: Python<'_>, op: &'static str, message: &str, expected: &str, got: &str) -> PyErr {
     let problem = Problem::new(py, Class::Argument, format!("{op}: {message}")).at(op, "weights");
@@ -143,7 +134,7 @@ fn start<'py>(
     let op = cell.op();
     let (call, x) = Call::new(op, ("x", x), o.stream)?;
     let x = call.row_major(x)?;
-    let [first, second, input] = sizes(&x)?;
+    let [first, second, input] = x.extents()?;
     let [steps, batch] = if o.batch_first { [second, first] } else { [first, second] };
     let directions = if o.bidirectional { 2 } else { 1 };
     let refuse = |message: String, expected: &str, got: String| refused(py, op, &message, expected, &got);
@@ -155,8 +146,8 @@ fn start<'py>(
             "none".to_owned(),
         ));
     };
-    let [_, output] = sizes(w_hh)?;
-    let [projection, hidden] = w_hr.as_ref().map_or(Ok([0, output]), sizes)?;
+    let [_, output] = w_hh.extents()?;
+    let [projection, hidden] = w_hr.as_ref().map_or(Ok([0, output]), |w_hr| w_hr.extents())?;
     let biases = biases_of([b_ih, b_hh]);
     let count = given.len();
     if !count.is_multiple_of(directions) {

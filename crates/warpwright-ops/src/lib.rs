@@ -25,6 +25,7 @@
 //! | [`mod@cast`] | elements in another type | f32, f64, f16, bf16 |
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
 //! | [`scaled_gemm`] | products of e4m3, e5m2 (from sm_89 on) or int8 matrices with scales, with bias and activation; int8 to i32 | f32, f16, bf16 |
+//! | [`grouped_gemm`] | products of ragged groups of rows or of the common dimension, whose ends are on the device | f32, f16, bf16 |
 //! | [`group_norm`] | group_norm with optional silu, instance_norm, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`quantize`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
 //! | [`mod@quantize8`] | quantize and dequantize e4m3, e5m2 (from sm_89 on) and int8, with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements | f32, f16, bf16 |
@@ -46,6 +47,7 @@ mod dropout;
 mod error;
 pub mod gemm;
 pub mod group_norm;
+pub mod grouped_gemm;
 pub mod layer_norm;
 pub mod local_response_norm;
 mod norm;
@@ -74,6 +76,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &quantize8::samples::FAMILY,
     &gemm::samples::FAMILY,
     &scaled_gemm::samples::FAMILY,
+    &grouped_gemm::samples::FAMILY,
     &group_norm::samples::FAMILY,
     &layer_norm::samples::FAMILY,
     &local_response_norm::samples::FAMILY,

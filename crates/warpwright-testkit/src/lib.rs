@@ -16,6 +16,7 @@ mod cast;
 mod cross_entropy;
 mod gemm;
 mod group_norm;
+mod grouped_gemm;
 pub mod inputs;
 pub mod kernels;
 mod layer_norm;
@@ -72,6 +73,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     quantize::cases,
     quantize8::cases,
     scaled_gemm::cases,
+    grouped_gemm::cases,
     gemm::cases,
     group_norm::cases,
     layer_norm::cases,

@@ -36,6 +36,7 @@
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize8`] | 8-bit `e4m3`, `e5m2` and `int8` codes with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements, and back | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
 //! | [`scaled_gemm`] | products of `e4m3`, `e5m2` and `int8` matrices with scales for a tensor, rows, 1 x 128 or 128 x 128 elements, with bias and activation; of `int8` to i32 | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
+//! | [`grouped_gemm`] | `grouped_matmul`, `grouped_matmul_k`: products of ragged groups of rows, or of the common dimension, whose ends are on the device | f32, f16, bf16 | sm_75 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, sinks, packed sequences, decoding from contiguous and paged caches, and its gradients | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths, projections, dropout; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
@@ -97,7 +98,7 @@
 //! # What is stable
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
-//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@cross_entropy`], [`mod@matmul`], [`group_norm`](mod@group_norm),
+//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@cross_entropy`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
 //! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`mod@quantize`], [`mod@quantize8`],
 //! [`mod@recurrent`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
@@ -129,6 +130,7 @@ pub use warpwright_ops::gemm::{self as matmul, matmul};
 pub use warpwright_ops::group_norm::{
     self, group_norm, group_norm_backward, instance_norm, instance_norm_backward,
 };
+pub use warpwright_ops::grouped_gemm::{self, grouped_matmul, grouped_matmul_k};
 pub use warpwright_ops::layer_norm::{
     self, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward, row_norm, row_norm_backward,
 };

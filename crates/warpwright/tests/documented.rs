@@ -128,6 +128,8 @@ fn every_operation_has_its_functions() {
     for entry in warpwright::catalogue() {
         let name = match (entry.op, entry.direction) {
             ("gemm", _) => "matmul".to_owned(),
+            ("grouped_gemm", _) => "grouped_matmul".to_owned(),
+            ("k_grouped_gemm", _) => "grouped_matmul_k".to_owned(),
             (op, _) if op.starts_with("scaled_gemm_") => "scaled_matmul".to_owned(),
             // One function for all schemes.
             (op, _) if op.starts_with("quantize_") => "quantize".to_owned(),

@@ -109,7 +109,7 @@ op_options! {
     channels: usize = "N", ["channels=128"];
     /// Elements of a channel of a sample: the product of height, width and the like
     spatial: usize = "N", ["spatial=100"];
-    /// Groups of channels
+    /// Groups of channels, or of rows of a product
     groups: usize = "N", ["groups=16"];
     /// Channels a window spans
     size: usize = "N", ["size=9"];

@@ -14,6 +14,7 @@ use warpwright_ptx::isa::DeviceLimits;
 
 use super::WIDE;
 use super::epilogue::{Even, ResultArgs, ResultParams};
+use super::groups::{GroupParams, Grouping, Walk};
 use super::tuning::PersistentConfig;
 use crate::PlanError;
 use crate::plan;
@@ -60,6 +61,12 @@ pub(crate) fn stored(dtype: DType) -> DType {
     if dtype == DType::I32 { DType::F32 } else { dtype }
 }
 
+/// Whether tensor copies leave what follows `n` results of a row: they store whole pieces of 16 bytes, on an H200 past the end of a row
+/// of an odd number of 16-bit elements.
+pub(crate) fn ends_whole(n: usize, dtype: DType) -> bool {
+    n.saturating_mul(dtype.bytes()).is_multiple_of(WIDE as usize)
+}
+
 /// How results go to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Store {
@@ -67,6 +74,8 @@ pub(crate) enum Store {
     Panels,
     /// Warps, row by row.
     Rows,
+    /// Tensor copies of panels whose rows are all of one group, and warps the others.
+    Whole,
 }
 
 /// The way from sums to results.
@@ -136,13 +145,22 @@ pub(crate) struct Blocks {
 struct Place<'k> {
     row: U32<'k>,
     col: U32<'k>,
+    /// The row behind the last that is stored.
+    end: U32<'k>,
+    /// The matrices of the operands, where these have several, and that of the result.
     batch: U32<'k>,
+    matrix: U32<'k>,
+    /// Slices of the common dimension.
+    steps: U32<'k>,
+    /// Of a group's, the first and the one behind its last.
+    common: Option<(U32<'k>, U32<'k>)>,
 }
 
 /// The arguments, tiles and pipeline of a block, the same for all of its threads.
 struct Context<'k> {
     k: K<'k>,
     p: WorkParams<'k>,
+    groups: Option<(Grouping, GroupParams<'k>)>,
     a: PanelTile,
     b: PanelTile,
     /// Where the slices begin, and the panels of results.
@@ -164,21 +182,63 @@ impl<'k> Context<'k> {
         config: PersistentConfig,
         body: impl FnOnce(Place<'k>, PipelineState<'k>) -> PipelineState<'k>,
     ) {
-        let (k, order) = (self.k, self.p.order);
+        let (k, p, order) = (self.k, self.p, self.p.order);
         let clusters = k.grid_dim_x() / config.cluster;
+        if let Some((Grouping::M, groups)) = self.groups {
+            let tiles = (config.rows, order.across);
+            let find = |tile: U32<'k>, walk| groups.find(tile, walk, tiles);
+            let first = k.cluster_idx_x();
+            let first = (first, find(first, groups.first()), self.pipeline.start(k));
+            let _ = k.while_(
+                first,
+                |(_, walk, _)| walk.group.le(groups.groups),
+                |(tile, walk, state)| {
+                    let Walk { group, begin, end, before } = walk;
+                    let down = (end - begin + (config.rows - 1)) / config.rows;
+                    let (down, across) = order.place(down, tile - before);
+                    // Rows of no group are zeros.
+                    let steps = group.lt(groups.groups).select(p.steps, 0);
+                    let row = down.mul_add(config.rows, begin);
+                    let (col, matrix) = (across * config.cols, k.lit(0u32));
+                    let place = Place { row, col, end, batch: group, matrix, steps, common: None };
+                    let state = body(place, state);
+                    let next = tile + clusters;
+                    (next, find(next, walk), state)
+                },
+            );
+            return;
+        }
         let tiles = k.range(k.cluster_idx_x(), order.tiles, clusters);
         let _ = k.fold(tiles, self.pipeline.start(k), |tile, state| {
             let of_batch = order.down * order.across;
             let batch = tile / of_batch;
-            let local = tile - batch * of_batch;
-            let group = local / (order.across * order.height);
-            let first = group * order.height;
-            let height = (order.down - first).min(order.height);
-            let local = local - first * order.across;
-            let (down, across) = (first + local % height, local / height);
+            let (down, across) = order.place(order.down, tile - batch * of_batch);
             let row = (down * config.cluster + k.cluster_rank()) * config.rows;
-            body(Place { row, col: across * config.cols, batch }, state)
+            let place = Place {
+                row,
+                col: across * config.cols,
+                end: p.m,
+                batch,
+                matrix: batch,
+                steps: p.steps,
+                common: None,
+            };
+            let Some((_, groups)) = self.groups else { return body(place, state) };
+            let (begin, end) = groups.rows_of(batch);
+            let steps = (end - begin + (self.a.depth - 1)) / self.a.depth;
+            body(Place { steps, common: Some((begin, end)), ..place }, state)
         });
+    }
+}
+
+impl<'k> OrderParams<'k> {
+    /// How far down and across tile `local` is, of `down` along the rows.
+    fn place(&self, down: U32<'k>, local: U32<'k>) -> (U32<'k>, U32<'k>) {
+        let group = local / (self.across * self.height);
+        let first = group * self.height;
+        let height = (down - first).min(self.height);
+        let local = local - first * self.across;
+        (first + local % height, local / height)
     }
 }
 
@@ -204,10 +264,11 @@ impl Blocks {
         let rank = k.cluster_rank();
         cx.for_each_tile(config, |place, state| {
             let (batch_a, batch_b) = (place.batch * p.batch_a, place.batch * p.batch_b);
-            k.fold(k.range(0, p.steps, 1), state, |step, state| {
+            k.fold(k.range(0, place.steps, 1), state, |step, state| {
                 let ready = cx.pipeline.producer_acquire(state, cx.a.bytes() + cx.b.bytes());
                 let (to_a, to_b) = cx.stage(state.stage());
                 let along = step * cx.a.depth;
+                let along = place.common.map_or(along, |(begin, _)| along + begin);
                 cx.a.fetch(p.a, to_a, (place.row, along), &[batch_a], ready);
                 if config.cluster == 1 {
                     cx.b.fetch(p.b, to_b, (place.col, along), &[batch_b], ready);
@@ -232,14 +293,24 @@ impl Blocks {
                 self.finish(cx, epilogue, &sums, Place { row: place.row + group * SLAB, ..place });
                 return state;
             }
-            let (state, sums) = self.multiply(cx, (group, lane), state);
-            for (slab, sums) in (0..).zip(&sums) {
-                let row = place.row + (group * self.slabs() + slab) * SLAB;
-                self.finish(cx, epilogue, &self.pairs(sums), Place { row, ..place });
+            let first = place.row + group * (self.slabs() * SLAB);
+            let whole = || {
+                let (state, sums) = self.multiply(cx, (group, lane), place, state);
+                for (slab, sums) in (0..).zip(&sums) {
+                    let row = if slab > 0 { first + slab * SLAB } else { first };
+                    self.finish(cx, epilogue, &self.pairs(sums), Place { row, ..place });
+                }
+                state
+            };
+            match cx.groups {
+                // A group may end before the rows of this warpgroup: what the others multiply is not multiplied here.
+                Some((Grouping::M, _)) => {
+                    k.if_else(first.lt(place.end), whole, || self.skip(cx, lane, place, state))
+                }
+                _ => whole(),
             }
-            state
         });
-        if self.store == Store::Panels {
+        if self.store != Store::Rows {
             k.wait_stores(0);
         }
     }
@@ -254,20 +325,39 @@ impl Blocks {
         }
     }
 
+    /// Gives back the slices of a tile unread.
+    fn skip<'k>(
+        &self,
+        cx: &Context<'k>,
+        lane: U32<'k>,
+        place: Place<'k>,
+        state: PipelineState<'k>,
+    ) -> PipelineState<'k> {
+        cx.k.fold(cx.k.range(0, place.steps, 1), state, |_, state| {
+            cx.pipeline.consumer_wait(state);
+            self.release(cx, lane, state);
+            cx.pipeline.next(state)
+        })
+    }
+
     /// The sums of a tile, which stay in the tensor cores' registers: by slabs.
     fn multiply<'k>(
         &self,
         cx: &Context<'k>,
         (group, lane): (U32<'k>, U32<'k>),
+        place: Place<'k>,
         state: PipelineState<'k>,
     ) -> (PipelineState<'k>, Vec<WarpgroupSums<'k>>) {
-        let (k, p, config) = (cx.k, cx.p, self.config);
+        let (k, config) = (cx.k, self.config);
         let zero = |_| WarpgroupSums::zero_of(k, config.cols, cx.a.dtype);
         let zero: Vec<_> = (0..self.slabs()).map(zero).collect();
         let first = (state, state, zero);
-        let (state, last, sums) = k.fold(k.range(0, p.steps, 1), first, |step, (state, before, sums)| {
+        let (state, last, sums) = k.fold(k.range(0, place.steps, 1), first, |step, (state, before, sums)| {
             cx.pipeline.consumer_wait(state);
             let (at_a, at_b) = cx.stage(state.stage());
+            if let Some((begin, end)) = place.common {
+                self.clear_others(cx, (at_a, at_b), end - begin - step * cx.a.depth);
+            }
             let of_group = at_a + group * cx.a.part(SLAB * self.slabs());
             for (slab, sums) in (0..).zip(&sums) {
                 let a = of_group + cx.a.part(SLAB * slab);
@@ -279,8 +369,24 @@ impl Blocks {
             (cx.pipeline.next(state), state, sums)
         });
         sums[0].wait(0);
-        self.release(cx, lane, last);
+        if cx.groups.is_some() {
+            k.if_(place.steps.gt(0), || self.release(cx, lane, last));
+        } else {
+            self.release(cx, lane, last);
+        }
         (state, sums)
+    }
+
+    /// Zeroes what a slice has of the next group: of the common dimension `left` are of this one.
+    fn clear_others<'k>(&self, cx: &Context<'k>, (at_a, at_b): (U32<'k>, U32<'k>), left: U32<'k>) {
+        let k = cx.k;
+        k.if_(left.lt(cx.a.depth), || {
+            let threads = self.groups() * GROUP;
+            cx.a.clear_from(at_a, left, (k.thread_idx(), threads));
+            cx.b.clear_from(at_b, left, (k.thread_idx(), threads));
+            k.fence_shared_copies();
+            k.barrier_of(MEETING + self.groups(), threads);
+        });
     }
 
     /// The sums of a tile of which each warpgroup has one slab, those of each slice times its factors.
@@ -342,14 +448,14 @@ impl Blocks {
         place: Place<'k>,
     ) {
         let (k, p, panel) = (cx.k, cx.p, self.panel());
-        let matrix = place.batch.to_u64() * p.stride_y;
+        let matrix = place.matrix.to_u64() * p.stride_y;
         let to = ResultParams { c: p.to.c.at(matrix), y: p.to.y.at(matrix), ..p.to };
         let group = k.thread_idx() / GROUP;
         let leader = (k.thread_idx() % GROUP).eq(0);
         let (down, right) = k.accumulator_origin();
         let down = down + (k.warp_idx() & 3) * 16;
         let rows = epilogue.rows(&|slot| place.row + down + slot);
-        let even = Even { rows: self.store == Store::Panels, bias: true };
+        let even = Even { rows: self.store != Store::Rows, bias: true };
         for (chunk, pairs) in (0..).zip(pairs.chunks((panel.cols() / 4) as usize)) {
             let at =
                 cx.panels + group.mul_add(PANELS * OutputPanel::BYTES, chunk % PANELS * OutputPanel::BYTES);
@@ -361,28 +467,33 @@ impl Blocks {
                     epilogue.pair(&to, &rows, ((row, slot), col), pair, even)
                 })
                 .collect();
-            match self.store {
-                Store::Panels => {
-                    // The panel may still be on its way to memory; panels alternate unless a tile ends with the one that the next
-                    // begins with.
-                    let alternate = (self.config.cols / panel.cols()).is_multiple_of(PANELS);
-                    k.if_(leader, || k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
-                    k.barrier_of(group + MEETING, GROUP);
-                    panel.put(at, &values);
-                    k.fence_shared_copies();
-                    k.barrier_of(group + MEETING, GROUP);
-                    k.if_(leader, || {
-                        p.y_boxes.store(at, &[col, place.row, place.batch]);
-                        k.commit_stores();
-                    });
-                }
-                Store::Rows => {
-                    // A warp stores the rows that it has written.
-                    k.warp_barrier();
-                    panel.put(at, &values);
-                    k.warp_barrier();
-                    store_rows(k, panel, at, to.y, (p.m, p.n, p.ldy), (place.row, col));
-                }
+            let by_rows = || store_rows(k, panel, at, to.y, (place.end, p.n, p.ldy), (place.row, col));
+            if self.store == Store::Rows {
+                // A warp stores the rows that it has written.
+                k.warp_barrier();
+                panel.put(at, &values);
+                k.warp_barrier();
+                by_rows();
+                continue;
+            }
+            // The panel may still be on its way to memory; panels alternate unless a tile ends with the one that the next begins with.
+            let alternate = (self.config.cols / panel.cols()).is_multiple_of(PANELS);
+            k.if_(leader, || k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
+            k.barrier_of(group + MEETING, GROUP);
+            panel.put(at, &values);
+            k.fence_shared_copies();
+            k.barrier_of(group + MEETING, GROUP);
+            let copy = || p.y_boxes.store(at, &[col, place.row, place.matrix]);
+            if self.store == Store::Whole {
+                let whole = (place.row + SLAB).le(place.end);
+                k.if_else(whole, || k.if_(leader, copy), by_rows);
+                // One group for each panel, so that as many may be left: an empty one where warps have stored it.
+                k.if_(leader, || k.commit_stores());
+            } else {
+                k.if_(leader, || {
+                    copy();
+                    k.commit_stores();
+                });
             }
         }
     }
@@ -392,13 +503,19 @@ impl Blocks {
         (self.groups() + 1) * GROUP
     }
 
-    /// Records a block's work.
-    pub(crate) fn record<'k, E: Epilogue<'k>>(&self, k: K<'k>, p: WorkParams<'k>, epilogue: &E) {
+    /// Records a block's work. `groups` are those whose products these are, and how; sums of slices are not promoted then.
+    pub(crate) fn record<'k, E: Epilogue<'k>>(
+        &self,
+        k: K<'k>,
+        p: WorkParams<'k>,
+        groups: Option<(Grouping, GroupParams<'k>)>,
+        epilogue: &E,
+    ) {
         let (a, b) = self.slices;
         let slices = k.dynamic_shared_tiles();
         let panels = slices + self.config.stages * (a.bytes() + b.bytes());
         let pipeline = k.mbarrier_pipeline(self.config.stages);
-        let cx = Context { k, p, a, b, slices, panels, pipeline };
+        let cx = Context { k, p, groups, a, b, slices, panels, pipeline };
         k.if_(k.thread_idx().eq(0), || {
             pipeline.init_in_cluster(k, self.groups() * (GROUP / WARP));
             k.publish_mbarriers();

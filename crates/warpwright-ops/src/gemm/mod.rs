@@ -18,9 +18,11 @@
 pub(crate) mod engine;
 pub(crate) mod epilogue;
 mod functions;
+pub(crate) mod groups;
 mod kernel;
 mod pack;
 mod persistent;
+pub(crate) mod plain;
 pub mod reference;
 pub(crate) mod samples;
 mod simt;

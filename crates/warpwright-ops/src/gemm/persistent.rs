@@ -4,7 +4,7 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 use warpwright_runtime::LaunchStep;
 
-use super::engine::{Blocks, Epilogue, Store, WorkArgs};
+use super::engine::{self, Blocks, Epilogue, Store, WorkArgs};
 use super::epilogue::{Even, Program, ResultParams};
 use super::tuning::PersistentConfig;
 use super::{GemmDesc, MAX_BOX_STRIDE, OP, Product};
@@ -76,7 +76,7 @@ impl KernelDef for PersistentGemm {
     }
 
     fn build<'k>(&self, k: K<'k>, p: PersistentParams<'k>) {
-        self.blocks().record(k, p.work, &Finish { program: self.program, p });
+        self.blocks().record(k, p.work, None, &Finish { program: self.program, p });
     }
 }
 
@@ -129,7 +129,8 @@ impl GemmDesc {
     fn has_boxes_of_results(&self) -> bool {
         let near = |elements: usize| elements.saturating_mul(self.dtype.bytes()) < MAX_BOX_STRIDE;
         let matrices = self.batch <= 1 || near(self.stride_y);
-        self.is_aligned(self.ldy, self.stride_y) && near(self.ldy) && matrices
+        let whole = engine::ends_whole(self.n, self.dtype);
+        whole && self.is_aligned(self.ldy, self.stride_y) && near(self.ldy) && matrices
     }
 
     /// The epilogue of whole products, as kernels record it.

@@ -295,6 +295,11 @@ impl Config {
         }
     }
 
+    /// That of persistent blocks, if it is one.
+    const fn persistent(self) -> Option<PersistentConfig> {
+        if let Self::Persistent(config) = self { Some(config) } else { None }
+    }
+
     /// Whether blocks can share the common dimension of a tile.
     pub(super) const fn splits(&self) -> bool {
         !matches!(self, Self::Persistent(_))
@@ -368,12 +373,11 @@ const fn simt(tiles: Tiles, across: u32, efficiency: f64) -> Candidate {
     Candidate { config: Config::Tiled(Tiled::Simt(SimtConfig { tiles, across })), efficiency }
 }
 
-const fn persistent(
-    (rows, cols, groups): (u32, u32, u32),
-    (stages, cluster): (u32, u32),
-    efficiency: f64,
-) -> Candidate {
-    let config = PersistentConfig { rows, cols, groups, stages, cluster, height: 8 };
+const fn layout((rows, cols, groups): (u32, u32, u32), stages: u32) -> PersistentConfig {
+    PersistentConfig { rows, cols, groups, stages, cluster: 1, height: 8 }
+}
+
+const fn persistent(config: PersistentConfig, efficiency: f64) -> Candidate {
     Candidate { config: Config::Persistent(config), efficiency }
 }
 
@@ -423,13 +427,14 @@ const WARPGROUP: [Candidate; 4] = [
     warpgroup(128, 64, 8, 1.1),
     warpgroup(64, 64, 12, 0.75),
 ];
+const LARGEST: PersistentConfig = layout((128, 256, 2), 4);
 /// The same, for whole products.
 const PERSISTENT: [Candidate; 5] = [
-    persistent((128, 256, 2), (4, 1), 1.78),
-    persistent((256, 128, 2), (4, 1), 1.76),
-    persistent((128, 128, 2), (6, 1), 1.7),
-    persistent((64, 128, 1), (8, 1), 1.25),
-    persistent((64, 64, 1), (12, 1), 0.9),
+    persistent(LARGEST, 1.78),
+    persistent(layout((256, 128, 2), 4), 1.76),
+    persistent(layout((128, 128, 2), 6), 1.7),
+    persistent(layout((64, 128, 1), 8), 1.25),
+    persistent(layout((64, 64, 1), 12), 0.9),
 ];
 /// Those with teams are for few rows; the smallest without is the last.
 const HALF: [Candidate; 5] = [
@@ -619,6 +624,27 @@ pub(super) fn choose_for(
     } else {
         all.last().map(|(choice, _)| choice)
     }
+}
+
+/// Every configuration of persistent blocks of 16-bit elements.
+pub(crate) fn persistent_configs() -> impl Iterator<Item = PersistentConfig> {
+    PERSISTENT.iter().filter_map(|candidate| candidate.config.persistent())
+}
+
+/// The one that takes the least time for products whose shape depends on it.
+pub(crate) fn choose_persistent(
+    dtype: DType,
+    target: Target,
+    shape: impl Fn(&PersistentConfig) -> Shape,
+) -> PersistentConfig {
+    let us = |c: &Candidate| {
+        let config = c.config.persistent()?;
+        let shape = shape(&config);
+        Some((config, cost(dtype, target, shape, c, Choice { config: c.config, part: shape.k.max(1) })))
+    };
+    let all = PERSISTENT.iter().filter_map(us);
+    let fastest = all.min_by(|a, b| a.1.total_cmp(&b.1));
+    fastest.map_or(LARGEST, |(config, _)| config)
 }
 
 /// How a kernel shares a product.

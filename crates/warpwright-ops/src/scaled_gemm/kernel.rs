@@ -102,7 +102,7 @@ impl KernelDef for ScaledGemm {
             scale_a: p.scale_a,
             scale_b: p.scale_b,
         };
-        self.blocks().record(k, p.work, &scaled);
+        self.blocks().record(k, p.work, None, &scaled);
     }
 }
 

@@ -28,10 +28,10 @@ use warpwright_runtime::LaunchStep;
 use crate::PlanError;
 use crate::activation::Activation;
 use crate::catalogue::Direction;
-use crate::gemm::engine::{Store, WorkArgs};
+use crate::gemm::engine::{self, Store, WorkArgs};
 use crate::gemm::epilogue::{self, Program, ResultArgs};
 use crate::gemm::tuning::PersistentConfig;
-use crate::gemm::{MAX_BOX_STRIDE, MAX_SIDE, WIDE};
+use crate::gemm::{MAX_BOX_STRIDE, MAX_SIDE, WIDE, plain};
 use crate::plan::{self, Operation, Plan, Variant};
 use crate::quantize8::{BLOCK, FLOAT8_SM, Format, Scaling};
 use crate::tensors::tensors;
@@ -212,7 +212,8 @@ impl ScaledGemmDesc {
     /// Whether tensor copies can store `y`.
     fn stores_boxes(&self) -> bool {
         let bytes = self.ldy.saturating_mul(self.y.bytes());
-        bytes.is_multiple_of(WIDE as usize) && bytes < MAX_BOX_STRIDE
+        let whole = engine::ends_whole(self.n, self.y);
+        whole && bytes.is_multiple_of(WIDE as usize) && bytes < MAX_BOX_STRIDE
     }
 
     /// How kernels use the scales.
@@ -336,7 +337,7 @@ impl ScaledGemmDesc {
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let kernel =
             simt::Simt { a: self.a, b: self.b, y: self.y, program: self.program(), scales: self.scales() };
-        let side = simt::SIDE as usize;
+        let side = plain::SIDE as usize;
         let tiles = self.m.div_ceil(side).saturating_mul(self.n.div_ceil(side));
         let grid = plan::cover(self.op(), tiles, 1)?.unwrap_or([1; 3]);
         let values = simt::SimtArgs {

@@ -14,6 +14,7 @@ from . import nn
 from ._attention import attention, scaled_dot_product_attention
 from ._batch import batch_norm
 from ._cross_entropy import cross_entropy
+from ._grouped import grouped_mm
 from ._groups import group_norm, instance_norm
 from ._local_response import local_response_norm
 from ._matmul import int_mm, linear, matmul, scaled_mm
@@ -57,6 +58,7 @@ __all__ = [
     "gelu_erf",
     "gelu_tanh",
     "group_norm",
+    "grouped_mm",
     "gru",
     "instance_norm",
     "int_mm",
