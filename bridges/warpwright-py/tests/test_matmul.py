@@ -137,3 +137,37 @@ def test_gradcheck(device):
     x, w, b = (torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for s in ((2, 3, 4), (5, 4), (5,)))
     assert torch.autograd.gradcheck(wt.linear, (x, w, b))
     assert torch.autograd.gradcheck(wt.matmul, (x, w.mT))
+
+
+BROADCAST = [
+    ((3,), (3,)),
+    ((2, 3), (3,)),
+    ((5, 2, 3), (3,)),
+    ((3,), (3, 2)),
+    ((3,), (2, 3, 4)),
+    ((2, 3), (1, 3, 4)),
+    ((2, 3), (5, 3, 4)),
+    ((2, 5, 3), (1, 3, 4)),
+    ((2, 1, 5, 3), (4, 3, 2)),
+    ((5, 1, 2, 3), (1, 4, 3, 2)),
+]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_vectors_and_leading_dimensions(compiled, torch_device):
+    torch = pytest.importorskip("torch")
+    import warpwright.torch as wt
+
+    torch.manual_seed(3)
+    for shapes in BROADCAST:
+        torch._dynamo.reset()
+        options = {"fullgraph": True, "backend": "aot_eager", "dynamic": True, "disable": not compiled}
+        function = torch.compile(wt.matmul, **options)
+        leaves = [torch.randn(s, device=torch_device, requires_grad=True) for s in shapes]
+        wide = [t.detach().double().requires_grad_() for t in leaves]
+        y, exact = function(*leaves), torch.matmul(*wide)
+        dy = torch.randn_like(y)
+        found, expected = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(exact, wide, dy.double())
+        for a, b in zip([y, *found], [exact, *expected]):
+            assert a.shape == b.shape, shapes
+            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)

@@ -120,8 +120,11 @@ def test_scaled_mm(device):
     assert float((y.double() - exact - bias.double()).norm() / exact.norm()) < 1e-3
     compiled = torch.compile(wt.scaled_mm, fullgraph=True, backend="eager")
     assert torch.equal(compiled(a, b.mT, one, one, bias=bias, out_dtype=torch.float16), y)
-    with pytest.raises(ValueError, match="expected one of"):
-        wt.scaled_mm(a, b.mT, scales(3, 1), one)
+    with pytest.raises(ww.ShapeError, match="expected one of") as info:
+        wt.scaled_mm(a, b.mT, one, scales(1, 3))
+    assert (info.value.argument, info.value.got) == ("scale_b", (3, 1))
+    with pytest.raises(ww.ShapeError, match="mat_a has 3 dimensions, expected 2"):
+        wt.scaled_mm(a[None], b.mT, one, one)
     if device == "cuda":
         sa, sb = scales(m, 1), scales(1, n)
         theirs = torch._scaled_mm(a, b.mT, sa, sb, out_dtype=torch.bfloat16)
@@ -139,5 +142,7 @@ def test_int_mm(device):
     assert torch.equal(y.cpu(), a.cpu().int() @ b.cpu().int().mT)
     compiled = torch.compile(wt.int_mm, fullgraph=True, backend="eager")
     assert torch.equal(compiled(a, b.mT), y)
+    with pytest.raises(ww.ShapeError, match="mat_b has 1 dimensions, expected 2"):
+        wt.int_mm(a, b[0])
     if device == "cuda":
         assert torch.equal(torch._int_mm(a, b.mT), y)

@@ -35,9 +35,17 @@ def test_products_over_nothing_and_of_nothing(shape, torch_device):
         assert a.shape == b.shape and torch.equal(a, b)
     for a, b in both(wt.linear, F.linear, x, new(shape[-1])):
         assert a.shape == b.shape and torch.equal(a, b)
-    for other in (new(shape[-1], 5), new(*shape[:-2], shape[-1], 5)):
+    others = [new(shape[-1], 5), new(*shape[:-2], shape[-1], 5), new(shape[-1])]
+    others += [new(3, 2, shape[-1], 5), new(1, shape[-1], 5)] if len(shape) == 2 else [new(1, 1, shape[-1], 5)]
+    for other in others:
         for a, b in both(wt.matmul, torch.matmul, x, other):
             assert a.shape == b.shape and torch.equal(a, b)
+    ours, theirs = (wt.addmm, torch.addmm) if len(shape) == 2 else (wt.baddbmm, torch.baddbmm)
+    for addend in (new(5), new(shape[-2], 5)):
+        for factor in (1, 2):
+            other = new(*shape[:-2], shape[-1], 5)
+            for a, b in both(*(lambda *t, f=f: f(*t, beta=factor) for f in (ours, theirs)), addend, x, other):
+                assert a.shape == b.shape and torch.equal(a, b)
 
 
 def test_batch_norm_of_no_channels(torch_device):
@@ -98,6 +106,8 @@ def operations(device):
         "cross_entropy": ((3, 4), lambda x: wt.cross_entropy(x, target)),
         "linear": ((3, 4), lambda x: wt.linear(x, new(5, 4), new(5))),
         "matmul": ((3, 4), lambda x: wt.matmul(x, new(4, 5))),
+        "addmm": ((3, 4), lambda x: wt.addmm(x, new(3, 2), new(2, 4), beta=0.5)),
+        "baddbmm": ((2, 3, 4), lambda x: wt.baddbmm(new(5), x, new(2, 4, 5))),
         "attention": ((2, 3, 2, 16), lambda x: wt.attention(x, new(2, 3, 2, 16), new(2, 3, 2, 16))),
         "lstm": ((5, 3, 4), lambda x: wt.lstm(x, weights)[0]),
     }

@@ -17,7 +17,7 @@ from ._cross_entropy import cross_entropy
 from ._grouped import grouped_mm
 from ._groups import group_norm, instance_norm
 from ._local_response import local_response_norm
-from ._matmul import int_mm, linear, matmul, scaled_mm
+from ._matmul import addmm, baddbmm, int_mm, linear, matmul, scaled_mm
 from ._operators import (
     dequantize_fp4,
     dequantize_int4,
@@ -46,7 +46,9 @@ from ._softmax import log_softmax, softmax
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "addmm",
     "attention",
+    "baddbmm",
     "batch_norm",
     "cross_entropy",
     "dequantize_fp4",

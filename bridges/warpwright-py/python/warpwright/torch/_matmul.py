@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._common import narrow
+from .._errors import DeviceError, DtypeError, ShapeError
+from ._common import narrow, row_major
 from ._differentiable import Differentiable
 from ._registry import Operator, direct, refuse_tangents
 
@@ -57,9 +58,122 @@ _linear = Differentiable(
 ).function()
 
 
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
+
+
+def _row(x: Tensor) -> Optional[Tensor]:
+    """The row that all rows of x are, if they are one in memory."""
+    before = x.shape[:-1]
+    if before.numel() and all(extent == 1 or step == 0 for extent, step in zip(before, x.stride())):
+        return x[(0,) * len(before)]
+    return None
+
+
+def _sum(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
+    row = _row(x) if alpha == 1 and beta != 0 else None
+    if row is not None:
+        return _native.matmul(a, b, bias=_times(row, beta))
+    y = _native.matmul(a, b)
+    # With a factor of 0, x counts for nothing even where it is not finite.
+    return _times(y, alpha) if beta == 0 else torch.add(_times(x, beta), y, alpha=alpha, out=y)
+
+
+def _terms(a: Tensor, b: Tensor, dy: Tensor, beta: float, alpha: float) -> Any:
+    return _times(dy, beta), *(_times(d, alpha) for d in _factors(a, b, dy))
+
+
+_addmm = Differentiable(
+    Operator(
+        "addmm(Tensor x, Tensor a, Tensor b, float beta, float alpha) -> Tensor",
+        native=_sum,
+        fake=lambda x, a, b, *factors: _fake(a, b),
+    ),
+    Operator(
+        "addmm_backward(Tensor a, Tensor b, Tensor dy, float beta, float alpha) -> (Tensor, Tensor, Tensor)",
+        native=_terms,
+        functional=lambda a, b, dy, beta, alpha: (
+            torch.mul(dy, beta, out=row_major(dy)),
+            *_terms(a, b, dy, 1, alpha)[1:],
+        ),
+        fake=lambda a, b, dy, *factors: (row_major(dy), a.new_empty(a.shape), b.new_empty(b.shape)),
+    ),
+    save=lambda inputs, found: inputs[1:3],
+).function()
+
+
+def _misshapen(op: str, argument: str, x: Tensor, expected: Any) -> ShapeError:
+    got = tuple(x.shape)
+    message = f"{op}: {argument} has shape {list(got)}, expected {list(expected)}"
+    return ShapeError(message, op=op, argument=argument, expected=tuple(expected), got=got)
+
+
+def _expect_rank(op: str, rank: int, **arguments: Tensor) -> None:
+    """Refuses tensors of other numbers of dimensions."""
+    for argument, x in arguments.items():
+        if x.dim() != rank:
+            message = f"{op}: {argument} has {x.dim()} dimensions, expected {rank}"
+            raise ShapeError(message, op=op, argument=argument, expected=rank, got=x.dim())
+
+
+def _broadcast(a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor]:
+    """Matrices of as many leading dimensions each."""
+    before, of_b = a.shape[:-2], b.shape[:-2]
+    if len(of_b) <= len(before) and of_b.numel() == 1:
+        return a, b.reshape(b.shape[-2:])
+    try:
+        before = torch.broadcast_shapes(before, of_b)
+    except RuntimeError as error:
+        raise _misshapen("matmul", "b", b, (*before, a.shape[-1], b.shape[-1])) from error
+    return a.expand(*before, *a.shape[-2:]), b.expand(*before, *b.shape[-2:])
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b`: [..., m, k] times [..., k, n] with the same leading dimensions, or times [k, n]. Differentiable in both."""
-    return _matmul(*narrow(a, b))
+    """`torch.matmul`: a [..., m, k] times b [..., k, n] is [..., m, n]; both of one dtype, float32, float64, float16 or bfloat16.
+
+    Leading dimensions broadcast. An a of [k] is a matrix of one row, a b of [k] of one column, and the result lacks that dimension.
+    Differentiable in both. Raises `ShapeError`, `DtypeError` and `DeviceError`.
+    """
+    a, b = narrow(a, b)
+    if a.dim() == 1:
+        return matmul(a.unsqueeze(0), b).squeeze(-1 if b.dim() == 1 else -2)
+    if b.dim() == 1:
+        return matmul(a, b.unsqueeze(1)).squeeze(-1)
+    if a.dim() > 0 and b.dim() > 2 and a.shape[:-2] != b.shape[:-2]:
+        a, b = _broadcast(a, b)
+    return _matmul(a, b)
+
+
+def _added(op: str, input: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
+    input, a, b = narrow(input, a, b)
+    for what, kind in (("dtype", DtypeError), ("device", DeviceError)):
+        got, expected = (str(getattr(x, what)).replace("torch.", "") for x in (input, a))
+        if got != expected:
+            message = f"{op}: input has {what} {got}, expected {expected}"
+            raise kind(message, op=op, argument="input", expected=expected, got=got)
+    shape = (*a.shape[:-1], b.shape[-1])
+    try:
+        input = input.expand(shape)
+    except RuntimeError as error:
+        raise _misshapen(op, "input", input, shape) from error
+    return _addmm(input, a, b, float(beta), float(alpha))
+
+
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """`torch.addmm`: beta input + alpha mat1 @ mat2, of mat1 [m, k], mat2 [k, n] and an input that broadcasts to [m, n].
+
+    All of one dtype, float32, float64, float16 or bfloat16. An input of one row is added before the product is rounded if alpha is 1,
+    any other after that. With a beta of 0 the input counts for nothing, even where it is not finite. Differentiable in all tensors.
+    Raises `ShapeError`, `DtypeError` and `DeviceError`.
+    """
+    _expect_rank("addmm", 2, mat1=mat1, mat2=mat2)
+    return _added("addmm", input, mat1, mat2, beta, alpha)
+
+
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """`torch.baddbmm`: `addmm` for each matrix of batch1 [b, m, k] and batch2 [b, k, n], with an input that broadcasts to [b, m, n]."""
+    _expect_rank("baddbmm", 3, batch1=batch1, batch2=batch2)
+    return _added("baddbmm", input, batch1, batch2, beta, alpha)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
@@ -73,7 +187,7 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     return _linear(x, weight, bias)
 
 
-def _recipe(scale: Tensor, rows: int, k: int) -> str:
+def _recipe(argument: str, scale: Tensor, rows: int, k: int) -> str:
     """What a scale of a matrix [rows, k] is of, by the shape of its scales, as `torch._scaled_mm` tells."""
     blocks = -(-k // 128)
     known = {
@@ -82,12 +196,18 @@ def _recipe(scale: Tensor, rows: int, k: int) -> str:
         (rows, blocks): "1x128",
         (-(-rows // 128), blocks): "128x128",
     }
-    found = "tensor" if scale.numel() == 1 else known.get(tuple(scale.shape))
+    shape = tuple(scale.shape)
+    found = "tensor" if scale.numel() == 1 else known.get(shape)
     if found is None:
-        expected = ", ".join(str(list(shape)) for shape in known)
-        raise ValueError(
-            f"scaled_mm: scales of {rows} rows of {k} elements have the shape {list(scale.shape)}, expected one of {expected}; "
-            "those of mat_b transposed"
+        expected = tuple(known)
+        shapes = ", ".join(str(list(shape)) for shape in expected)
+        raise ShapeError(
+            f"scaled_mm: scales of {rows} rows of {k} elements have the shape {list(shape)}, expected one of {shapes}; "
+            "those of mat_b transposed",
+            op="scaled_mm",
+            argument=argument,
+            expected=expected,
+            got=shape,
         )
     return found
 
@@ -101,13 +221,13 @@ def _scaled(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> Tensor:
-    def scales(scale: Tensor, rows: int) -> Tuple[Tensor, str]:
-        recipe = _recipe(scale, rows, mat_a.shape[1])
+    def scales(argument: str, scale: Tensor, rows: int) -> Tuple[Tensor, str]:
+        recipe = _recipe(argument, scale, rows, mat_a.shape[1])
         # Scales of neighbouring rows lie together in memory.
         return (scale.mT.contiguous() if recipe == "1x128" else scale), recipe
 
-    of_a, recipe_a = scales(scale_a, mat_a.shape[0])
-    of_b, recipe_b = scales(scale_b if scale_b.numel() == 1 else scale_b.mT, mat_b.shape[1])
+    of_a, recipe_a = scales("scale_a", scale_a, mat_a.shape[0])
+    of_b, recipe_b = scales("scale_b", scale_b.mT if scale_b.dim() > 1 else scale_b, mat_b.shape[1])
     return _native.scaled_matmul(
         mat_a,
         mat_b.mT,
@@ -152,6 +272,7 @@ def scaled_mm(
     """`torch._scaled_mm`: (scale_a mat_a) @ (scale_b mat_b) + bias of 8-bit floats, or of int8, with float32 scales. mat_a [m, k], mat_b [k, n],
     best as the transpose of a weight [n, k]. A scale is of what its shape says: of the tensor [], of rows of mat_a [m, 1] and columns of
     mat_b [1, n], of 128 elements of them [m, ceil(k / 128)] and [ceil(k / 128), n], or of 128 x 128 elements. Not differentiable."""
+    _expect_rank("scaled_mm", 2, mat_a=mat_a, mat_b=mat_b)
     tensors = (mat_a, mat_b, scale_a, scale_b, bias)
     refuse_tangents("scaled_mm", tensors)
     with torch.no_grad():
@@ -160,4 +281,5 @@ def scaled_mm(
 
 def int_mm(mat_a: Tensor, mat_b: Tensor) -> Tensor:
     """`torch._int_mm`: mat_a [m, k] @ mat_b [k, n] of int8, exactly, as int32; mat_b best as the transpose of a weight [n, k]."""
+    _expect_rank("int_mm", 2, mat_a=mat_a, mat_b=mat_b)
     return (_int if direct(mat_a, mat_b) else _int_mm)(mat_a, mat_b)
