@@ -5,7 +5,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from . import _batch, _cross_entropy, _groups, _local_response, _operators, _rows, _softmax
+from . import _batch, _cross_entropy, _groups, _local_response, _matmul, _operators, _rows, _softmax
 from ._recurrent_nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
+    "Linear",
     "LocalResponseNorm",
     "LogSoftmax",
     "RMSNorm",
@@ -145,6 +146,13 @@ class GEGLU(torch.nn.Module):
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
         return _operators.geglu_tanh(gate, up) if self.approximate == "tanh" else _operators.geglu(gate, up)
+
+
+class Linear(torch.nn.Linear):
+    """`torch.nn.Linear` over `warpwright.torch.linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _matmul.linear(input, self.weight, self.bias)
 
 
 class LayerNorm(torch.nn.LayerNorm):
