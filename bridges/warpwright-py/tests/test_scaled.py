@@ -146,3 +146,16 @@ def test_int_mm(device):
         wt.int_mm(a, b[0])
     if device == "cuda":
         assert torch.equal(torch._int_mm(a, b.mT), y)
+
+
+@pytest.mark.parametrize("m, k, n", [(1, 1, 1), (17, 8, 16), (32, 40, 24), (5, 0, 3), (0, 8, 8), (8, 8, 0), (3, 130, 9)])
+def test_int_mm_of_every_layout(m, k, n, torch_device):
+    torch = pytest.importorskip("torch")
+    import warpwright.torch as wt
+
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((m, k), (k, n)))
+    expected = (a.long() @ b.long()).int()
+    assert torch.equal(torch._int_mm(a, b), expected)
+    for x in (a, a.mT.contiguous().mT):
+        for y in (b, b.mT.contiguous().mT):
+            assert torch.equal(wt.int_mm(x.to(torch_device), y.to(torch_device)).cpu(), expected)
