@@ -76,6 +76,8 @@ mod _native {
     #[pymodule_export]
     use crate::emulator::{Finding, Remark, Run, devices, lint, run};
     #[pymodule_export]
+    use crate::grouped::{grouped_matmul, grouped_matmul_k};
+    #[pymodule_export]
     use crate::groups::{group_norm, group_norm_backward, instance_norm, instance_norm_backward};
     #[pymodule_export]
     use crate::indices::validate_indices;
@@ -102,8 +104,6 @@ mod _native {
     use crate::recurrent::{gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward};
     #[pymodule_export]
     use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
-    #[pymodule_export]
-    use crate::grouped::{grouped_matmul, grouped_matmul_k};
     #[pymodule_export]
     use crate::scaled::{dequantize8, int8_matmul, quantize8, scaled_matmul};
     #[pymodule_export]

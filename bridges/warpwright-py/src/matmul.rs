@@ -32,6 +32,12 @@ impl Matrices {
         let (&[ref before @ .., rows, cols], &[ref steps @ .., row, col]) = (shape, strides) else {
             return None;
         };
+        if shape.contains(&0) {
+            // Strides of nothing mean nothing.
+            let batch = before.iter().try_fold(1usize, |batch, extent| batch.checked_mul(*extent))?;
+            let (leading, stride) = (cols.max(1), rows.checked_mul(cols)?);
+            return Some(Self { batch, rows, cols, transposed: false, leading, stride });
+        }
         let step = |stride: i64| usize::try_from(stride).ok();
         // The stride of a dimension of one element means nothing.
         let row = if rows < 2 { None } else { Some(step(row)?) };

@@ -37,6 +37,7 @@ def test_products_over_nothing_and_of_nothing(shape, torch_device):
         assert a.shape == b.shape and torch.equal(a, b)
     others = [new(shape[-1], 5), new(*shape[:-2], shape[-1], 5), new(shape[-1])]
     others += [new(3, 2, shape[-1], 5), new(1, shape[-1], 5)] if len(shape) == 2 else [new(1, 1, shape[-1], 5)]
+    others.append(new(3, 1, shape[-1], 5))
     for other in others:
         for a, b in both(wt.matmul, torch.matmul, x, other):
             assert a.shape == b.shape and torch.equal(a, b)
