@@ -94,6 +94,8 @@ fn situations(grouping: Grouping, dtype: DType, scope: Scope) -> Vec<Product> {
         all.push(of(&[3, 20], 20, [35, 50], transpose_b));
         all.push(Product { lead: 1, ..of(&[20, 30], 40, [24, 32], transpose_b) });
         all.push(Product { special: true, ..of(&[40, 71, 100], 100, [32, 48], transpose_b) });
+        // Numbers that no caller should give: they lead out of no tensor.
+        all.push(of(&[-3, 40, 20, i32::MIN, 900, 60, i32::MAX], 150, [72, 80], transpose_b));
         for ends in [[0, 0].as_slice(), &[]] {
             all.push(of(ends, 20, [16, 24], transpose_b));
         }
@@ -174,8 +176,7 @@ impl Subject for Product {
         let (poison, got) = (Bench::poison(desc.dtype), bench.read(&y)?);
         let mut untouched = vec![true; got.len()];
         let (mut of_rows, mut expected) = (Vec::new(), Vec::new());
-        let all_rows = if desc.grouping == Grouping::M { desc.m } else { desc.k };
-        let groups = reference::rows_of_groups(&self.ends, all_rows);
+        let groups = reference::rows_of_groups(desc, &self.ends);
         let group_of =
             |row: usize| groups.iter().position(|rows| rows.contains(&row)).unwrap_or(groups.len());
         let results: Vec<(usize, usize, usize)> = match desc.grouping {

@@ -10,7 +10,8 @@
 //! the `y` of an empty group, are zeros.
 //!
 //! Kernels follow no number of `ends` out of a tensor: it is cut to the rows that there are, and a group that would end before it
-//! begins is empty. [`check_ends`] finds such numbers on the host.
+//! begins is empty. The next one begins where that one began with [`Grouping::M`], and at the smaller number with [`Grouping::K`].
+//! [`check_ends`] finds such numbers on the host.
 //!
 //! Sums are kept in f32. Their order depends on the shapes and the target alone, and not on where groups end. Any size and alignment is
 //! computed; tensor cores are used for 16-bit types on sm_90 where rows begin at multiples of 16 bytes.

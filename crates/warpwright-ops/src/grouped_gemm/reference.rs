@@ -5,13 +5,13 @@ use std::ops::Range;
 use super::{GroupedGemmDesc, Grouping};
 use crate::gemm::reference::Scaled;
 
-/// The rows of each group, of `rows`.
-pub fn rows_of_groups(ends: &[i32], rows: usize) -> Vec<Range<usize>> {
-    let cut = |end: i32| usize::try_from(end).unwrap_or(0).min(rows);
+/// The rows of each group, as kernels take them from any numbers.
+pub fn rows_of_groups(desc: &GroupedGemmDesc, ends: &[i32]) -> Vec<Range<usize>> {
+    let cut = |end: i32| usize::try_from(end).unwrap_or(0).min(desc.rows());
     let mut begin = 0;
     let group = |end: &i32| {
         let rows = begin..cut(*end).max(begin);
-        begin = rows.end;
+        begin = if desc.grouping == Grouping::M { rows.end } else { cut(*end) };
         rows
     };
     ends.iter().map(group).collect()

@@ -4,6 +4,7 @@ use warpwright_ops::Operation;
 use warpwright_ops::activation::Activation;
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::gemm::tuning::{self, Config, PersistentConfig, Tiled, Tiles, WarpgroupConfig};
+use warpwright_ops::grouped_gemm::{GroupedGemmDesc, Grouping};
 use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ops::quantize8::{Format, Scaling};
 use warpwright_ops::scaled_gemm::{Accumulation, ScaledGemmDesc};
@@ -207,6 +208,53 @@ fn defects_of_products_with_other_scales_are_noticed() {
     scaled(Format::E4M3, (Scaling::RowWise, Scaling::TensorWise), Accumulation::Promoted);
     scaled(Format::E5M2, (Scaling::BlockWise128x128, Scaling::BlockWise1x128), Accumulation::Fast);
     scaled(Format::Int8, (Scaling::RowWise, Scaling::RowWise), Accumulation::Fast);
+}
+
+/// Products of groups, in persistent blocks with small tiles and on the ordinary units.
+fn groups(grouping: Grouping, dtype: DType, transpose_b: bool) {
+    // By the number of groups: empty ones first, last and between, ends within tiles and slices, and rows behind them.
+    let fill = |specs: &[TensorSpec], slot: usize| {
+        let ends: &[i32] = match (specs[slot].dtype, specs[slot].len) {
+            (DType::I32, 1) => &[130],
+            (DType::I32, 3) => &[33, 65, 130],
+            (DType::I32, _) => &[0, 5, 5, 69, 130, 130],
+            _ => return plain(specs, slot),
+        };
+        ends.iter().map(|end| f64::from(*end)).collect()
+    };
+    let config = PersistentConfig { rows: 128, cols: 64, groups: 2, stages: 2, cluster: 1, height: 2 };
+    // The groups, the rows of all, and the two other sides; the last have more tiles than there are blocks.
+    let shapes = [[6, 150, 72, 80], [3, 130, 136, 16], [1, 130, 8, 200], [6, 140, 24, 3000]];
+    let cases: Vec<usize> = (0..3 * shapes.len()).collect();
+    Sweep { fill, ..SWEEP }.check(&plans(&cases, |i| {
+        let [groups, rows, first, second]: [usize; 4] = shapes[i % shapes.len()];
+        let desc = match grouping {
+            Grouping::M if i % shapes.len() == 3 => {
+                GroupedGemmDesc::new(dtype, groups, [rows, second, first], transpose_b)
+            }
+            Grouping::M => GroupedGemmDesc::new(dtype, groups, [rows, first, second], transpose_b),
+            Grouping::K => GroupedGemmDesc::new_k(dtype, groups, [first, second, rows]),
+        };
+        // With copies of results, with results that begin anywhere, and with operands that do.
+        let kind = i / shapes.len();
+        let pad = |side: usize| if kind < 2 { side.next_multiple_of(8) } else { side + 1 };
+        let ldy = if kind == 0 { pad(desc.n) } else { desc.n + 3 };
+        let desc = GroupedGemmDesc { lda: pad(desc.lda), ldb: pad(desc.ldb), ldy, ..desc };
+        let plan = if kind < 2 { desc.plan_with(TARGET, config) } else { desc.plan(TARGET) };
+        plan.expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_products_of_groups_are_noticed() {
+    groups(Grouping::M, DType::BF16, true);
+    groups(Grouping::K, DType::F16, false);
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_products_of_groups_in_other_orientations_are_noticed() {
+    groups(Grouping::M, DType::F16, false);
 }
 
 /// Only what splits its operands; sums of products with a bias are too large for that.

@@ -16,6 +16,7 @@ use warpwright_ops::cast::CastDesc;
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
+use warpwright_ops::grouped_gemm::GroupedGemmDesc;
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
 use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
@@ -76,7 +77,12 @@ fn count<O: Operation>(plan: &Plan<O>) -> Counters {
         .enumerate()
         .map(|(slot, spec)| match spec.access {
             Access::Read => {
-                let bytes = storage::encode(spec.dtype, &Input::Normal.values(spec.len, slot as u64));
+                // Groups of 60 rows, which end within tiles.
+                let values = match spec.name {
+                    "ends" => (1..=spec.len).map(|group| 60.0 * group as f64).collect(),
+                    _ => Input::Normal.values(spec.len, slot as u64),
+                };
+                let bytes = storage::encode(spec.dtype, &values);
                 Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory")
             }
             Access::Write => Tensor::empty(&device, spec.dtype, &[spec.len]).expect("memory"),
@@ -149,6 +155,13 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add("local_response_norm", "backward", count(&backward.plan(TARGET).expect("plan")));
     let product = GemmDesc::new(dtype, [256, 128, 64], false, true).plan(TARGET).expect("plan");
     add(product.op(), "forward", count(&product));
+    for groups in [
+        GroupedGemmDesc::new(DType::BF16, 4, [256, 128, 64], true),
+        GroupedGemmDesc::new_k(DType::BF16, 4, [128, 64, 256]),
+    ] {
+        let product = groups.plan(TARGET).expect("plan");
+        add(product.op(), "forward", count(&product));
+    }
     for (format, scaling) in Format::ALL.into_iter().zip(SCALINGS) {
         let product = ScaledGemmDesc::new(format, DType::BF16, [256, 128, 256], scaling);
         let product = product.plan(TARGET).expect("plan");

@@ -12,6 +12,7 @@ mod gemm;
 mod gemm_f32;
 mod gradients;
 mod group_norm;
+mod grouped_gemm;
 mod null_device;
 mod plans;
 mod ptxas;

@@ -22,8 +22,18 @@ pub(crate) enum Sample {
 }
 
 /// The operations whose cases take nearly all of the time.
-const LONG: [&str; 8] =
-    ["attention", "gemm", "gru", "lstm", "rnn", "scaled_gemm_e4m3", "scaled_gemm_e5m2", "scaled_gemm_int8"];
+const LONG: [&str; 10] = [
+    "attention",
+    "gemm",
+    "grouped_gemm",
+    "gru",
+    "k_grouped_gemm",
+    "lstm",
+    "rnn",
+    "scaled_gemm_e4m3",
+    "scaled_gemm_e5m2",
+    "scaled_gemm_int8",
+];
 
 impl Sample {
     fn of(self, cases: Vec<Case>) -> Vec<Case> {
