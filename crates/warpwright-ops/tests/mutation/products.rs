@@ -144,8 +144,10 @@ fn persistent(dtype: DType, transposed: bool, cols: u32, cluster: u32) {
     let layout = PersistentConfig { rows: 128, cols, groups: 2, stages: 2, cluster, height: 2 };
     let cases: Vec<usize> = (0..2 * SHAPES.len()).collect();
     sweep.check(&plans(&cases, |i| {
-        let shape = SHAPES[i % SHAPES.len()];
-        let desc = product_of(shape, dtype, transposed, i, false);
+        let shape @ [m, n, k] = SHAPES[i % SHAPES.len()];
+        // Copies store rows of whole vectors.
+        let n = if i < SHAPES.len() { n.next_multiple_of(8) } else { n };
+        let desc = product_of([m, n, k], dtype, transposed, i, false);
         let batch = if shape == [72, 136, 16] || shape == [63, 63, 200] { 140 } else { desc.batch };
         let desc = GemmDesc {
             batch,
@@ -180,8 +182,9 @@ fn scaled(format: Format, (a, b): (Scaling, Scaling), accumulation: Accumulation
         // With copies of results, with results that begin anywhere, and with operands that do.
         let kind = i / shapes.len();
         let boxed = kind < 2;
+        let n = if kind == 0 { n.next_multiple_of(8) } else { n };
         let leading = if boxed { k.next_multiple_of(16) } else { k + 1 };
-        let ldy = if kind == 0 { n.next_multiple_of(8) } else { n + 3 };
+        let ldy = if kind == 0 { n + 8 } else { n + 3 };
         let desc = ScaledGemmDesc {
             lda: leading,
             ldb: leading,
@@ -212,19 +215,20 @@ fn defects_of_products_with_other_scales_are_noticed() {
 
 /// Products of groups, in persistent blocks with small tiles and on the ordinary units.
 fn groups(grouping: Grouping, dtype: DType, transpose_b: bool) {
-    // By the number of groups: empty ones first, last and between, ends within tiles and slices, and rows behind them.
+    // By the number of groups: empty ones first, last and between, ends within tiles and slices, one element before a
+    // slice is full, and rows behind them.
     let fill = |specs: &[TensorSpec], slot: usize| {
         let ends: &[i32] = match (specs[slot].dtype, specs[slot].len) {
             (DType::I32, 1) => &[130],
             (DType::I32, 3) => &[33, 65, 130],
-            (DType::I32, _) => &[0, 5, 5, 69, 130, 130],
+            (DType::I32, _) => &[0, 5, 5, 69, 132, 132],
             _ => return plain(specs, slot),
         };
         ends.iter().map(|end| f64::from(*end)).collect()
     };
     let config = PersistentConfig { rows: 128, cols: 64, groups: 2, stages: 2, cluster: 1, height: 2 };
     // The groups, the rows of all, and the two other sides; the last have more tiles than there are blocks.
-    let shapes = [[6, 150, 72, 80], [3, 130, 136, 16], [1, 130, 8, 200], [6, 140, 24, 3000]];
+    let shapes = [[6, 150, 72, 80], [3, 130, 136, 16], [1, 130, 8, 200], [6, 140, 16, 2168]];
     let cases: Vec<usize> = (0..3 * shapes.len()).collect();
     Sweep { fill, ..SWEEP }.check(&plans(&cases, |i| {
         let [groups, rows, first, second]: [usize; 4] = shapes[i % shapes.len()];
@@ -246,15 +250,15 @@ fn groups(grouping: Grouping, dtype: DType, transpose_b: bool) {
 }
 
 #[test]
+#[ignore = "nightly: mutation-products"]
 fn defects_of_products_of_groups_are_noticed() {
     groups(Grouping::M, DType::BF16, true);
-    groups(Grouping::K, DType::F16, false);
 }
 
 #[test]
 #[ignore = "nightly: mutation-products"]
-fn defects_of_products_of_groups_in_other_orientations_are_noticed() {
-    groups(Grouping::M, DType::F16, false);
+fn defects_of_products_of_groups_of_the_common_dimension_are_noticed() {
+    groups(Grouping::K, DType::F16, false);
 }
 
 /// Only what splits its operands; sums of products with a bias are too large for that.
