@@ -19,6 +19,8 @@ struct Group<'a, 'py> {
     bias: Maybe<'a, 'py>,
     silu: bool,
     stream: Maybe<'a, 'py>,
+    /// Whether the gradients of weight and bias are wanted.
+    gradients: [bool; 2],
 }
 
 /// A call with its image and parameters, and what both passes know.
@@ -87,6 +89,7 @@ fn group_backward<'py>(
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<GroupNormBackwardDesc> = PlanCache::new();
     let Started { call, x, shape, weight, bias } = start(op, x, g)?;
+    let (dweight, dbias) = (weight.is_some() && g.gradients[0], bias.is_some() && g.gradients[1]);
     let dy = call.twin(("dy", dy), &x)?;
     let saved = (statistics_dtype(x.dtype), [shape.batch, shape.groups]);
     let mean = call.small(("mean", mean), saved.0, &saved.1)?;
@@ -97,8 +100,8 @@ fn group_backward<'py>(
         weight: weight.is_some(),
         bias: bias.is_some(),
         silu: g.silu,
-        dweight: weight.is_some(),
-        dbias: bias.is_some(),
+        dweight,
+        dbias,
     };
     let plan = call.plan(&PLANS, &desc)?;
     let out = several::<3>(op, out)?;
@@ -107,8 +110,8 @@ fn group_backward<'py>(
     let parameter = Form::RowMajor(x.dtype, &channels);
     let outputs = [
         Some(call.output(("out[0]", dx), &x, Form::Like)?),
-        call.optional_output(weight.is_some(), ("out[1]", dw), &x, parameter)?,
-        call.optional_output(bias.is_some(), ("out[2]", db), &x, parameter)?,
+        call.optional_output(dweight, ("out[1]", dw), &x, parameter)?,
+        call.optional_output(dbias, ("out[2]", db), &x, parameter)?,
         call.workspace(&plan, &x)?,
     ];
     let inputs = [Some(&x), Some(&dy), weight.as_ref(), bias.as_ref(), Some(&mean), Some(&rstd)];
@@ -144,16 +147,16 @@ pub(crate) fn group_norm<'py>(
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
-    let g = Group { groups: Some(groups), weight, bias, silu, stream };
+    let g = Group { groups: Some(groups), weight, bias, silu, stream, gradients: [true; 2] };
     group_forward("group_norm", x, &g, eps, statistics, out)
 }
 
 /// The gradients `(dx, dweight, dbias)` of `group_norm`, None where there is no weight or bias.
 ///
 /// x, groups, weight, bias, silu: as in the forward pass; dy: gradient of its result, like x; mean, rstd: as it saved them.
-/// `out` is a triple with None where there is no result.
+/// weight_gradient, bias_gradient: whether theirs are wanted, which are None otherwise. `out` is a triple with None where there is no result.
 #[pyfunction]
-#[pyo3(signature = (x, dy, mean, rstd, groups, weight=None, bias=None, *, silu=false, out=None, stream=None))]
+#[pyo3(signature = (x, dy, mean, rstd, groups, weight=None, bias=None, *, silu=false, weight_gradient=true, bias_gradient=true, out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn group_norm_backward<'py>(
     x: &Object<'py>,
@@ -164,10 +167,13 @@ pub(crate) fn group_norm_backward<'py>(
     weight: Maybe<'_, 'py>,
     bias: Maybe<'_, 'py>,
     silu: bool,
+    weight_gradient: bool,
+    bias_gradient: bool,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    let g = Group { groups: Some(groups), weight, bias, silu, stream };
+    let gradients = [weight_gradient, bias_gradient];
+    let g = Group { groups: Some(groups), weight, bias, silu, stream, gradients };
     group_backward("group_norm_backward", x, [dy, mean, rstd], &g, out)
 }
 
@@ -185,7 +191,7 @@ pub(crate) fn instance_norm<'py>(
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
-    let g = Group { groups: None, weight, bias, silu: false, stream };
+    let g = Group { groups: None, weight, bias, silu: false, stream, gradients: [true; 2] };
     group_forward("instance_norm", x, &g, eps, statistics, out)
 }
 
@@ -193,7 +199,7 @@ pub(crate) fn instance_norm<'py>(
 ///
 /// As `group_norm_backward` with a group for each channel.
 #[pyfunction]
-#[pyo3(signature = (x, dy, mean, rstd, weight=None, bias=None, *, out=None, stream=None))]
+#[pyo3(signature = (x, dy, mean, rstd, weight=None, bias=None, *, weight_gradient=true, bias_gradient=true, out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn instance_norm_backward<'py>(
     x: &Object<'py>,
@@ -202,9 +208,12 @@ pub(crate) fn instance_norm_backward<'py>(
     rstd: &Object<'py>,
     weight: Maybe<'_, 'py>,
     bias: Maybe<'_, 'py>,
+    weight_gradient: bool,
+    bias_gradient: bool,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    let g = Group { groups: None, weight, bias, silu: false, stream };
+    let gradients = [weight_gradient, bias_gradient];
+    let g = Group { groups: None, weight, bias, silu: false, stream, gradients };
     group_backward("instance_norm_backward", x, [dy, mean, rstd], &g, out)
 }

@@ -43,46 +43,77 @@ impl Entry {
     }
 }
 
-/// `forward(ctx, *inputs)` of a `torch.autograd.Function` that saves all its inputs.
+/// `forward(ctx, *inputs)` of a `torch.autograd.Function` that saves inputs: all, or those that a wanted gradient reads.
 #[pyclass(frozen, module = "warpwright._native")]
 pub(crate) struct Forward {
     native: Py<PyAny>,
+    /// Of each input the gradients that are computed from it.
+    read_by: Option<Vec<Vec<usize>>>,
 }
 
 #[pymethods]
 impl Forward {
     #[new]
-    fn new(native: Py<PyAny>) -> Self {
-        Self { native }
+    #[pyo3(signature = (native, read_by=None))]
+    fn new(native: Py<PyAny>, read_by: Option<Vec<Vec<usize>>>) -> Self {
+        Self { native, read_by }
     }
 
     #[pyo3(signature = (*arguments))]
     fn __call__<'py>(&self, arguments: &Bound<'py, PyTuple>) -> PyResult<Object<'py>> {
         let py = arguments.py();
         let inputs = arguments.get_slice(1, arguments.len());
-        // What `ctx.save_for_backward(*inputs)` comes down to.
-        context(arguments)?.setattr(intern!(py, "to_save"), &inputs)?;
+        let context = context(arguments)?;
+        let saved = match &self.read_by {
+            None => &inputs,
+            Some(read_by) => &read_inputs(&inputs, read_by, &wanted(&context)?)?,
+        };
+        // What `ctx.save_for_backward(*saved)` comes down to.
+        context.setattr(intern!(py, "to_save"), saved)?;
         self.native.bind(py).call1(inputs)
     }
+}
+
+/// The inputs that gradients are computed from; `None` for one that no wanted gradient is computed from.
+fn read_inputs<'py>(
+    inputs: &Bound<'py, PyTuple>,
+    read_by: &[Vec<usize>],
+    wanted: &Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let mut saved = Vec::with_capacity(read_by.len());
+    for (input, readers) in inputs.iter().zip(read_by).filter(|(_, readers)| !readers.is_empty()) {
+        let mut is_read = false;
+        for reader in readers {
+            is_read = is_read || wanted.get_borrowed_item(*reader)?.is_truthy()?;
+        }
+        saved.push(is_read.then_some(input));
+    }
+    PyTuple::new(inputs.py(), saved)
+}
+
+/// Of each input of a node, whether its gradient is wanted.
+fn wanted<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+    Ok(context.getattr(intern!(context.py(), "needs_input_grad"))?.cast_into::<PyTuple>()?)
 }
 
 fn context<'a, 'py>(arguments: &'a Bound<'py, PyTuple>) -> PyResult<Borrowed<'a, 'py, PyAny>> {
     arguments.get_borrowed_item(0).map_err(|_| PyTypeError::new_err("expected the context of a node"))
 }
 
-/// The method `apply(dy)` of the nodes of such a function: `native(*saved, dy)` where nothing watches, else
-/// `dispatched(ctx, dy)`.
+/// The method `apply(dy)` of the nodes of such a function: `native(*saved, dy)`, with a mask of the gradients that are wanted
+/// behind if it takes one, where nothing watches, else `dispatched(ctx, dy)`.
 #[pyclass(frozen, module = "warpwright._native")]
 pub(crate) struct Backward {
     native: Py<PyAny>,
     dispatched: Py<PyAny>,
+    has_mask: bool,
 }
 
 #[pymethods]
 impl Backward {
     #[new]
-    fn new(native: Py<PyAny>, dispatched: Py<PyAny>) -> Self {
-        Self { native, dispatched }
+    fn new(native: Py<PyAny>, dispatched: Py<PyAny>, has_mask: bool) -> Self {
+        Self { native, dispatched, has_mask }
     }
 
     fn __get__<'py>(
@@ -110,9 +141,13 @@ impl BoundBackward {
     fn __call__<'py>(&self, py: Python<'py>, dy: &Object<'py>) -> PyResult<Object<'py>> {
         let (method, context) = (self.method.get(), self.context.bind(py));
         let saved = context.getattr(intern!(py, "saved_tensors"))?.cast_into::<PyTuple>()?;
-        let all = (0..saved.len() + 1).map(|i| saved.get_item(i).unwrap_or_else(|_| dy.clone()));
+        let tensors = saved.len() + 1;
+        let mut all: Vec<_> = saved.iter().chain([dy.clone()]).collect();
+        if method.has_mask {
+            all.push(wanted(context)?.into_any());
+        }
         let arguments = PyTuple::new(py, all)?;
-        match route(py, arguments.iter_borrowed())? {
+        match route(py, arguments.iter_borrowed().take(tensors))? {
             Route::Direct => method.native.bind(py).call1(arguments),
             Route::Dispatched | Route::Recorded => method.dispatched.bind(py).call1((context, dy)),
         }

@@ -67,7 +67,8 @@ def test_opcheck(torch_device):
             torch.library.opcheck(OPERATOR, (*(t.detach().requires_grad_() for t in (addend, a, b)), *factors))
     for dy in (x, x.mT.contiguous().mT, x[:1].expand(5, 3)):
         for beta in (1.0, 0.5):
-            torch.library.opcheck(BACKWARD, (a, b, dy, beta, 2.0))
+            for wanted in ((True, True, True), (True, False, True), (False, True, False), (False, False, False)):
+                torch.library.opcheck(BACKWARD, (a if wanted[2] else None, b, dy, beta, 2.0, wanted))
 
 
 @pytest.mark.parametrize("name, addend", [("addmm", (3,)), ("baddbmm", (2, 5, 3))])

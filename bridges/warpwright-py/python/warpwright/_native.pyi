@@ -152,11 +152,11 @@ class Entry:
     def __call__(self, *inputs: Any) -> Any: ...
 
 class Forward:
-    def __init__(self, native: Callable[..., Any]) -> None: ...
+    def __init__(self, native: Callable[..., Any], read_by: Sequence[Sequence[int]] | None = None) -> None: ...
     def __call__(self, *arguments: Any) -> Any: ...
 
 class Backward:
-    def __init__(self, native: Callable[..., Any], dispatched: Callable[..., Any]) -> None: ...
+    def __init__(self, native: Callable[..., Any], dispatched: Callable[..., Any], has_mask: bool) -> None: ...
     def __get__(self, context: Any, _class: Any) -> Any: ...
 
 # Families of functions of one form. Their docstrings say what each computes.
@@ -569,6 +569,8 @@ def group_norm_backward(
     bias: _Array | None = None,
     *,
     silu: bool = False,
+    weight_gradient: bool = True,
+    bias_gradient: bool = True,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A, _A | None, _A | None]: ...
@@ -590,6 +592,8 @@ def instance_norm_backward(
     weight: _Array | None = None,
     bias: _Array | None = None,
     *,
+    weight_gradient: bool = True,
+    bias_gradient: bool = True,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A, _A | None, _A | None]: ...

@@ -1,6 +1,6 @@
 """`batch_norm` as operators; `warpwright.torch` has it for users."""
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -52,9 +52,9 @@ def _update(inputs: Any, found: Any) -> None:
                 running.copy_(new)
 
 
-def _with_residual(found: Any, dy: Tensor, has_residual: bool, relu: bool) -> Any:
+def _with_residual(found: Any, dy: Tensor, of_residual: bool, relu: bool) -> Any:
     """The gradients with that of the residual, which is `dy` itself without a ReLU."""
-    if not has_residual:
+    if not of_residual:
         return *found, None
     return found if relu else (*found, dy)
 
@@ -71,12 +71,12 @@ def _batch_norm_gradients(
     momentum: float,
     eps: float,
     relu: bool,
+    wanted: Sequence[bool],
 ) -> Any:
-    both = residual is not None and relu
-    found = _native.batch_norm_backward(
-        x, dy, mean, rstd, weight, bias, y=y, residual=both
-    )
-    return _with_residual(found, dy, residual is not None, relu)
+    of_bias, of_residual = wanted[2:4]
+    bias = bias if of_bias else None
+    found = _native.batch_norm_backward(x, dy, mean, rstd, weight, bias, y=y, residual=of_residual and relu)
+    return _with_residual(found, dy, of_residual, relu)
 
 
 def _apart(gradients: Any, at_dy: int) -> Any:
@@ -91,12 +91,11 @@ def _apart(gradients: Any, at_dy: int) -> Any:
 
 def _fake_batch_norm_gradients(at_dy: int) -> Any:
     def fake(x: Tensor, weight: Any, bias: Any, residual: Any, *rest: Any) -> Any:
-        relu, dy = rest[-1], rest[at_dy - 4]
-        if residual is None:
-            dresidual = x.new_empty(0)
-        else:
-            dresidual = image(x) if relu else torch.empty_like(dy)
-        return image(x), gradient_of(weight, x), gradient_of(bias, x), dresidual
+        *_, relu, wanted = rest
+        dy, (of_bias, of_residual) = rest[at_dy - 4], wanted[2:4]
+        like_dy = image(x) if relu else torch.empty_like(dy)
+        dbias = gradient_of(bias if of_bias else None, x)
+        return image(x), gradient_of(weight, x), dbias, like_dy if of_residual else None
 
     return fake
 
@@ -111,7 +110,8 @@ _batch_norm = Differentiable(
     ),
     Operator(
         "batch_norm_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? y, Tensor mean, "
-        "Tensor rstd, Tensor dy, float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
+        "Tensor rstd, Tensor dy, float momentum, float eps, bool relu, bool[] output_mask)"
+        " -> (Tensor, Tensor, Tensor, Tensor)",
         native=_batch_norm_gradients,
         fake=_fake_batch_norm_gradients(7),
         functional=_apart(_batch_norm_gradients, 7),
@@ -138,12 +138,14 @@ def _inference_gradients(
     dy: Tensor,
     eps: float,
     relu: bool,
+    wanted: Sequence[bool],
 ) -> Any:
-    both = residual is not None and relu
+    of_bias, of_residual = wanted[2:4]
+    bias = bias if of_bias else None
     found = _native.batch_norm_inference_backward(
-        x, dy, mean, var, weight, bias, eps, y=y, residual=both
+        x, dy, mean, var, weight, bias, eps, y=y, residual=of_residual and relu
     )
-    return _with_residual(found, dy, residual is not None, relu)
+    return _with_residual(found, dy, of_residual, relu)
 
 
 _batch_norm_inference = Differentiable(
@@ -155,7 +157,8 @@ _batch_norm_inference = Differentiable(
     ),
     Operator(
         "batch_norm_inference_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
-        "Tensor running_var, Tensor? y, Tensor dy, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
+        "Tensor running_var, Tensor? y, Tensor dy, float eps, bool relu, bool[] output_mask)"
+        " -> (Tensor, Tensor, Tensor, Tensor)",
         native=_inference_gradients,
         fake=_fake_batch_norm_gradients(7),
         functional=_apart(_inference_gradients, 7),

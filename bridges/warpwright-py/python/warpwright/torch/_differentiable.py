@@ -30,10 +30,13 @@ class Differentiable:
     forward: its first `results` results have gradients. The first `returned` of all are those of the operation (by default those with
     gradients alone), the rest is for the gradient.
 
-    backward: takes the saved tensors, the gradients of the results, and the parameters of `forward`; gives the gradients of the first
-    tensors of `forward`, one or a tuple, None where there is none.
+    backward: takes the saved tensors, the gradients of the results, the parameters of `forward`, and which gradients are wanted if it
+    has such a mask; gives the gradients of the first tensors of `forward`, one or a tuple, None where there is none.
 
     save(inputs, found): the saved tensors, of the arguments and all results of `forward`; without it they are its tensors.
+
+    read_by: of each tensor of `forward`, the gradients that are computed from it. None is saved in place of one that no wanted gradient
+    is computed from, and nothing for one that no gradient is.
 
     inference: makes the results alone, where nothing is recorded.
 
@@ -43,6 +46,7 @@ class Differentiable:
     forward: Operator
     backward: Operator
     save: Optional[Callable[[Any, Any], Tuple[Any, ...]]] = None
+    read_by: Optional[Tuple[Tuple[int, ...], ...]] = None
     inference: Optional[Callable[..., Any]] = None
     finish: Optional[Callable[[Any, Any], None]] = None
     results: int = 1
@@ -80,11 +84,19 @@ class Differentiable:
             return lambda found: found
         return (lambda found: found[0]) if given == 1 else (lambda found: found[:given])
 
-    def _saved(self, inputs: Any, found: Any) -> Tuple[Any, ...]:
-        """The tensors that the gradient needs."""
-        if self.save is None:
+    def _saved(self, ctx: Any, inputs: Any, found: Any) -> Tuple[Any, ...]:
+        """The tensors that the gradients need."""
+        if self.save is not None:
+            return self.save(inputs, found if self.forward.has_tuple else (found,))
+        if self.read_by is None:
             return inputs[: self.forward.tensors]
-        return self.save(inputs, found if self.forward.has_tuple else (found,))
+        wanted = ctx.needs_input_grad
+        read = zip(inputs, self.read_by)
+        return tuple(x if any(wanted[g] for g in gradients) else None for x, gradients in read if gradients)
+
+    def _mask(self, ctx: Any) -> Tuple[Any, ...]:
+        """What `backward` takes last."""
+        return (ctx.needs_input_grad[: self.forward.tensors],) if self.backward.has_mask else ()
 
     def _for_inputs(self, gradients: Any, parameters: Any) -> Any:
         """The gradients, and None for the arguments that have none."""
@@ -100,15 +112,21 @@ class Differentiable:
 
     def _gradients(self) -> Gradients:
         """The gradients by way of the dispatcher: registers the operator of the backward direction."""
-        function, has_tuple = self.backward.functional or self.backward.native, self.backward.has_tuple
+        function, has_tuple, mask = self.backward.functional or self.backward.native, self.backward.has_tuple, self._mask
 
-        def without_none(*arguments: Any) -> Any:
-            found = function(*arguments)
-            present = next(g for g in found if g is not None)
-            # A schema has no place for None: an empty tensor stands for it.
-            return tuple(present.new_empty(0) if g is None else g for g in found)
+        def without_none(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                found = function(*arguments)
+                present = next(t for t in (*found, *arguments) if t is not None)
+                # A schema has no place for None: an empty tensor stands for it.
+                return tuple(present.new_empty(0) if g is None else g for g in found)
 
-        operator = replace(self.backward, native=without_none if has_tuple else function, functional=None).register()
+            return call if has_tuple else function
+
+        whole = replace(
+            self.backward, native=without_none(function), fake=without_none(self.backward.fake), functional=None
+        )
+        operator = whole.register()
 
         def twice(ctx: Any, *grads: Any) -> Any:
             raise RuntimeError(f"warpwright: {self.forward.name} has no second derivative")
@@ -116,7 +134,7 @@ class Differentiable:
         register_gradient(operator, twice, lambda ctx, inputs, output: None)
 
         def gradients(ctx: Any, dys: Any, parameters: Any) -> Any:
-            found = operator(*ctx.saved_tensors, *dys, *parameters)
+            found = operator(*ctx.saved_tensors, *dys, *parameters, *mask(ctx))
             return tuple(g if need else None for g, need in zip(found, ctx.needs_input_grad)) if has_tuple else found
 
         return gradients
@@ -135,7 +153,7 @@ class Differentiable:
             return select(found)
 
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            ctx.save_for_backward(*self._saved(inputs, output))
+            ctx.save_for_backward(*self._saved(ctx, inputs, output))
             if forward.has_tuple:
                 ctx.mark_non_differentiable(*output[results:])
             ctx.parameters = inputs[forward.tensors :]
@@ -148,22 +166,25 @@ class Differentiable:
 
     def _node(self, gradients: Gradients) -> Any:
         """The node of the graph that a direct call leaves."""
-        forward = self.forward
+        forward, backward = self.forward, self.backward
         is_plain = self.save is None and not forward.has_parameters and not forward.has_tuple
+        # Nothing is put behind the gradients.
+        is_plain = is_plain and backward.results == forward.tensors
         node = self._plain_node(gradients) if is_plain else self._general_node(gradients)
         node.__name__ = node.__qualname__ = f"{forward.name}Function"
         for attribute in _LOOKED_UP:
             setattr(node, attribute, inspect.getattr_static(node, attribute))
         # What a node's own `apply` does.
-        node._backward_cls.apply = Backward(self.backward.native, node.backward) if is_plain else node.backward
+        plain = Backward(backward.native, node.backward, backward.has_mask)
+        node._backward_cls.apply = plain if is_plain else node.backward
         return node
 
     def _plain_node(self, gradients: Gradients) -> Any:
         """Of nothing but tensors: what takes microseconds to compute feels every line of Python."""
-        native = self.forward.native
+        native, read_by = self.forward.native, self.read_by
 
         class Function(torch.autograd.Function):
-            forward = staticmethod(Forward(native))
+            forward = staticmethod(Forward(native, read_by))
 
             @staticmethod
             def backward(ctx: Any, dy: Tensor) -> Any:
@@ -174,14 +195,14 @@ class Differentiable:
     def _general_node(self, gradients: Gradients) -> Any:
         native, native_backward, saved_of, select = self.forward.native, self.backward.native, self._saved, self._selection()
         tensors, has_parameters = self.forward.tensors, self.forward.has_parameters
-        results, given, for_inputs = self.results, self._given, self._for_inputs
+        results, given, for_inputs, mask = self.results, self._given, self._for_inputs, self._mask
         is_for_inputs = not (self.backward.has_tuple or has_parameters)
 
         class Function(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *inputs: Any) -> Any:
                 found = native(*inputs)
-                ctx.save_for_backward(*saved_of(inputs, found))
+                ctx.save_for_backward(*saved_of(ctx, inputs, found))
                 if has_parameters:
                     ctx.parameters = inputs[tensors:]
                 if given > results:
@@ -197,7 +218,7 @@ class Differentiable:
                 if given > results and all(dy is None for dy in dys):
                     return (None,) * (tensors + len(parameters))
                 if not is_compiling() and torch_route(*saved, *dys) == DIRECT:
-                    found = native_backward(*saved, *dys, *parameters)
+                    found = native_backward(*saved, *dys, *parameters, *mask(ctx))
                 else:
                     found = gradients(ctx, dys, parameters)
                 return found if is_for_inputs else for_inputs(found, parameters)

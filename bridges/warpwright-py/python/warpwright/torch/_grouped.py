@@ -1,6 +1,6 @@
 """Products of groups of rows as operators; `warpwright.torch` has them for users."""
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 from torch import Tensor
 
@@ -9,11 +9,6 @@ from ._common import narrow
 from ._differentiable import Differentiable
 from ._matmul import matmul
 from ._registry import Operator
-
-
-def _all(inputs: Any, found: Any) -> Any:
-    """What a gradient needs: the factors, and where groups end."""
-    return inputs
 
 
 def _like_stored(stored: Tensor, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
@@ -30,8 +25,16 @@ def _fake_like_stored(stored: Tensor) -> Tensor:
     return stored.new_empty(stored.mT.shape).mT
 
 
-def _row_gradients(a: Tensor, b: Tensor, ends: Tensor, dy: Tensor) -> Any:
-    return _native.grouped_matmul(dy, b.mT, ends), _like_stored(b, a, dy, ends)
+def _row_gradients(a: Optional[Tensor], b: Tensor, ends: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Any:
+    of_a, of_b, _ = wanted
+    da = _native.grouped_matmul(dy, b.mT, ends) if of_a else None
+    return da, _like_stored(b, a, dy, ends) if of_b else None
+
+
+def _fake_row_gradients(a: Optional[Tensor], b: Tensor, ends: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Any:
+    of_a, of_b, _ = wanted
+    da = dy.new_empty((dy.shape[0], b.shape[1])) if of_a else None
+    return da, _fake_like_stored(b) if of_b else None
 
 
 _rows = Differentiable(
@@ -41,16 +44,29 @@ _rows = Differentiable(
         fake=lambda a, b, ends: a.new_empty((a.shape[0], b.shape[2])),
     ),
     Operator(
-        "grouped_mm_backward(Tensor a, Tensor b, Tensor ends, Tensor dy) -> (Tensor, Tensor)",
+        "grouped_mm_backward(Tensor? a, Tensor b, Tensor ends, Tensor dy, bool[] output_mask) -> (Tensor, Tensor)",
         native=_row_gradients,
-        fake=lambda a, b, ends, dy: (a.new_empty(a.shape), _fake_like_stored(b)),
+        fake=_fake_row_gradients,
     ),
-    save=_all,
+    # The order of b in memory is that of its gradient.
+    read_by=((1,), (0, 1), (0, 1)),
 ).function()
 
 
-def _common_gradients(a: Tensor, b: Tensor, ends: Tensor, dy: Tensor) -> Any:
-    return _native.grouped_matmul(b, dy.mT, ends), _native.grouped_matmul(a, dy, ends)
+def _common_gradients(
+    a: Optional[Tensor], b: Optional[Tensor], ends: Tensor, dy: Tensor, wanted: Sequence[bool]
+) -> Any:
+    of_a, of_b, _ = wanted
+    da = _native.grouped_matmul(b, dy.mT, ends) if of_a else None
+    return da, _native.grouped_matmul(a, dy, ends) if of_b else None
+
+
+def _fake_common_gradients(
+    a: Optional[Tensor], b: Optional[Tensor], ends: Tensor, dy: Tensor, wanted: Sequence[bool]
+) -> Any:
+    of_a, of_b, _ = wanted
+    da = dy.new_empty((b.shape[0], dy.shape[1])) if of_a else None
+    return da, dy.new_empty((a.shape[0], dy.shape[2])) if of_b else None
 
 
 _common = Differentiable(
@@ -60,11 +76,11 @@ _common = Differentiable(
         fake=lambda a, b, ends: a.new_empty((ends.shape[0], a.shape[1], b.shape[1])),
     ),
     Operator(
-        "k_grouped_mm_backward(Tensor a, Tensor b, Tensor ends, Tensor dy) -> (Tensor, Tensor)",
+        "k_grouped_mm_backward(Tensor? a, Tensor? b, Tensor ends, Tensor dy, bool[] output_mask) -> (Tensor, Tensor)",
         native=_common_gradients,
-        fake=lambda a, b, ends, dy: (a.new_empty(a.shape), b.new_empty(b.shape)),
+        fake=_fake_common_gradients,
     ),
-    save=_all,
+    read_by=((1,), (0,), (0, 1)),
 ).function()
 
 

@@ -1,6 +1,6 @@
 """`group_norm` and `instance_norm` as operators; `warpwright.torch` has them for users."""
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -21,17 +21,29 @@ def _group_norm_alone(x: Tensor, weight: Any, bias: Any, groups: int, eps: float
 
 
 def _group_norm_gradients(
-    x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor, dy: Tensor, groups: int, eps: float, silu: bool
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    mean: Tensor,
+    rstd: Tensor,
+    dy: Tensor,
+    groups: int,
+    eps: float,
+    silu: bool,
+    wanted: Sequence[bool],
 ) -> Any:
-    return _native.group_norm_backward(x, dy, mean, rstd, groups, weight, bias, silu=silu)
+    _, of_weight, of_bias = wanted
+    flags = {"weight_gradient": of_weight, "bias_gradient": of_bias}
+    return _native.group_norm_backward(x, dy, mean, rstd, groups, weight, bias, silu=silu, **flags)
 
 
 def _fake_group_norm(x: Tensor, weight: Any, bias: Any, groups: int, *_: Any) -> Any:
     return image(x), *(statistics(x, (x.shape[0], groups)) for _ in range(2))
 
 
-def _fake_gradients(x: Tensor, weight: Any, bias: Any, *_: Any) -> Any:
-    return image(x), gradient_of(weight, x), gradient_of(bias, x)
+def _fake_gradients(x: Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
+    _, of_weight, of_bias = rest[-1]
+    return image(x), gradient_of(weight if of_weight else None, x), gradient_of(bias if of_bias else None, x)
 
 
 _group_norm = Differentiable(
@@ -43,7 +55,7 @@ _group_norm = Differentiable(
     ),
     Operator(
         "group_norm_backward(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, Tensor dy, SymInt groups, "
-        "float eps, bool silu) -> (Tensor, Tensor, Tensor)",
+        "float eps, bool silu, bool[] output_mask) -> (Tensor, Tensor, Tensor)",
         native=_group_norm_gradients,
         fake=_fake_gradients,
     ),

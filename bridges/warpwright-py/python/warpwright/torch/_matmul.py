@@ -1,6 +1,6 @@
 """Products of matrices as operators; `warpwright.torch` has them for users."""
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -16,28 +16,48 @@ def _fake(a: Tensor, b: Tensor, *bias: Any) -> Tensor:
     return a.new_empty((*a.shape[:-1], b.shape[-1]))
 
 
-def _factors(a: Tensor, b: Tensor, dy: Tensor) -> Any:
-    da = _native.matmul(dy, b.mT)
+def _factors(a: Optional[Tensor], b: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Any:
+    of_a, of_b = wanted
+    da = _native.matmul(dy, b.mT) if of_a else None
+    if not of_b:
+        return da, None
     if b.dim() == 2 and a.dim() > 2:
         # One matrix for all: its gradient is a sum over the rows of all.
         a, dy = a.flatten(0, -2), dy.flatten(0, -2)
     return da, _native.matmul(a.mT, dy)
 
 
+def _fake_factors(a: Optional[Tensor], b: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Any:
+    of_a, of_b = wanted
+    da = dy.new_empty((*dy.shape[:-1], b.shape[-2])) if of_a else None
+    return da, b.new_empty(b.shape) if of_b else None
+
+
 _matmul = Differentiable(
     Operator("matmul(Tensor a, Tensor b) -> Tensor", native=_native.matmul, fake=_fake),
     Operator(
-        "matmul_backward(Tensor a, Tensor b, Tensor dy) -> (Tensor, Tensor)",
+        "matmul_backward(Tensor? a, Tensor b, Tensor dy, bool[] output_mask) -> (Tensor, Tensor)",
         native=_factors,
-        fake=lambda a, b, dy: (a.new_empty(a.shape), b.new_empty(b.shape)),
+        fake=_fake_factors,
     ),
+    # The number of dimensions of b says what its own gradient is.
+    read_by=((1,), (0, 1)),
 ).function()
 
 
-def _gradients(x: Tensor, weight: Tensor, bias: Optional[Tensor], dy: Tensor) -> Any:
-    dx = _native.matmul(dy, weight)
-    rows, dy = x.flatten(0, -2), dy.flatten(0, -2)
-    return dx, _native.matmul(dy.mT, rows), None if bias is None else dy.sum(0)
+def _gradients(x: Optional[Tensor], weight: Optional[Tensor], dy: Tensor, wanted: Sequence[bool]) -> Any:
+    of_x, of_weight, of_bias = wanted
+    dx = _native.matmul(dy, weight) if of_x else None
+    rows = dy.flatten(0, -2)
+    dweight = _native.matmul(rows.mT, x.flatten(0, -2)) if of_weight else None
+    return dx, dweight, rows.sum(0) if of_bias else None
+
+
+def _fake_gradients(x: Optional[Tensor], weight: Optional[Tensor], dy: Tensor, wanted: Sequence[bool]) -> Any:
+    of_x, of_weight, of_bias = wanted
+    dx = dy.new_empty((*dy.shape[:-1], weight.shape[1])) if of_x else None
+    dweight = dy.new_empty((dy.shape[-1], x.shape[-1])) if of_weight else None
+    return dx, dweight, dy.new_empty(dy.shape[-1:]) if of_bias else None
 
 
 _linear = Differentiable(
@@ -47,14 +67,11 @@ _linear = Differentiable(
         fake=lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
     ),
     Operator(
-        "linear_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy) -> (Tensor, Tensor, Tensor)",
+        "linear_backward(Tensor? x, Tensor? weight, Tensor dy, bool[] output_mask) -> (Tensor, Tensor, Tensor)",
         native=_gradients,
-        fake=lambda x, weight, bias, dy: (
-            x.new_empty(x.shape),
-            weight.new_empty(weight.shape),
-            x.new_empty(0) if bias is None else bias.new_empty(bias.shape),
-        ),
+        fake=_fake_gradients,
     ),
+    read_by=((1,), (0,), ()),
 ).function()
 
 
@@ -79,8 +96,22 @@ def _sum(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
     return _times(y, alpha) if beta == 0 else torch.add(_times(x, beta), y, alpha=alpha, out=y)
 
 
-def _terms(a: Tensor, b: Tensor, dy: Tensor, beta: float, alpha: float) -> Any:
-    return _times(dy, beta), *(_times(d, alpha) for d in _factors(a, b, dy))
+def _terms(a: Optional[Tensor], b: Tensor, dy: Tensor, beta: float, alpha: float, wanted: Sequence[bool]) -> Any:
+    of_x, *of_factors = wanted
+    factors = _factors(a, b, dy, of_factors)
+    return _times(dy, beta) if of_x else None, *(None if d is None else _times(d, alpha) for d in factors)
+
+
+def _terms_apart(a: Optional[Tensor], b: Tensor, dy: Tensor, beta: float, alpha: float, wanted: Sequence[bool]) -> Any:
+    """The same with a copy in place of `dy`, which an operator must not return."""
+    of_x, *_ = wanted
+    dx = torch.mul(dy, beta, out=row_major(dy)) if of_x else None
+    return dx, *_terms(a, b, dy, 1, alpha, wanted)[1:]
+
+
+def _fake_terms(a: Optional[Tensor], b: Tensor, dy: Tensor, *factors: Any) -> Any:
+    of_x, *of_factors = factors[-1]
+    return row_major(dy) if of_x else None, *_fake_factors(a, b, dy, of_factors)
 
 
 _addmm = Differentiable(
@@ -90,15 +121,13 @@ _addmm = Differentiable(
         fake=lambda x, a, b, *factors: _fake(a, b),
     ),
     Operator(
-        "addmm_backward(Tensor a, Tensor b, Tensor dy, float beta, float alpha) -> (Tensor, Tensor, Tensor)",
+        "addmm_backward(Tensor? a, Tensor b, Tensor dy, float beta, float alpha, bool[] output_mask)"
+        " -> (Tensor, Tensor, Tensor)",
         native=_terms,
-        functional=lambda a, b, dy, beta, alpha: (
-            torch.mul(dy, beta, out=row_major(dy)),
-            *_terms(a, b, dy, 1, alpha)[1:],
-        ),
-        fake=lambda a, b, dy, *factors: (row_major(dy), a.new_empty(a.shape), b.new_empty(b.shape)),
+        functional=_terms_apart,
+        fake=_fake_terms,
     ),
-    save=lambda inputs, found: inputs[1:3],
+    read_by=((), (2,), (1, 2)),
 ).function()
 
 

@@ -26,7 +26,8 @@ _DISPATCH, DIRECT = range(2)
 class Operator:
     """An operator of the dispatcher.
 
-    schema: as PyTorch writes it; arguments that are tensors come before those that are not. native: the function behind it. fake:
+    schema: as PyTorch writes it; arguments that are tensors come before those that are not. Of a backward direction, the last may be
+    `bool[] output_mask`: which gradients are wanted, of the tensors of the forward direction. native: the function behind it. fake:
     the same for tensors without elements, for tracers. functional: the same without a change to an argument and without an argument
     among the results, which operators must not have, where `native` has them.
     """
@@ -56,9 +57,19 @@ class Operator:
         return self.tensors < len(self._arguments)
 
     @cached_property
+    def has_mask(self) -> bool:
+        """Whether the last argument says which gradients are wanted."""
+        return self._arguments[-1] == "bool[] output_mask"
+
+    @cached_property
     def has_tuple(self) -> bool:
         """Whether the result is a tuple."""
         return "(" in self.schema.split("->")[1]
+
+    @cached_property
+    def results(self) -> int:
+        """How many results there are."""
+        return self.schema.split("->")[1].count("Tensor")
 
     def register(self) -> Any:
         """The operator, without a gradient."""

@@ -48,12 +48,12 @@ def _row_norm(name: str, residual: bool) -> Callable[..., Any]:
         return (z, *inputs[at_weight:count], *found[2 if residual else 1 :])
 
     def gradients(z: Tensor, *arguments: Any) -> Any:
-        *rest, shape, _ = arguments
+        *rest, shape, _, wanted = arguments
         dz = rest.pop() if residual else None
         dy = rest.pop()
         if layer:
             weight, bias, mean, rstd = rest
-            found = native_backward(z, dy, mean, rstd, shape, weight, bias is not None, dz=dz)
+            found = native_backward(z, dy, mean, rstd, shape, weight, bias is not None and wanted[-1], dz=dz)
         else:
             weight, rstd = rest
             found = native_backward(z, dy, rstd, shape, weight, dz=dz)
@@ -61,12 +61,15 @@ def _row_norm(name: str, residual: bool) -> Callable[..., Any]:
         return (found[0], found[0], *found[1:]) if residual else found
 
     def gradients_apart(*arguments: Any) -> Any:
-        found = gradients(*arguments)
-        return (found[0], found[0].clone(), *found[2:]) if residual else found
+        found, of_residual = gradients(*arguments), arguments[-1][1]
+        return (found[0], found[0].clone() if of_residual else None, *found[2:]) if residual else found
 
-    def fake_gradients(z: Tensor, *rest: Any) -> Any:
-        parameters = rest[: count - at_weight]
-        return (*(row_major(z) for _ in range(at_weight)), *(gradient_of(p, z) for p in parameters))
+    def fake_gradients(z: Tensor, weight: Any, *rest: Any) -> Any:
+        wanted = rest[-1]
+        of_residual = (row_major(z) if wanted[1] else None,) if residual else ()
+        # One pass gives the others, wanted or not.
+        of_bias = (gradient_of(rest[0] if wanted[-1] else None, z),) if layer else ()
+        return row_major(z), *of_residual, gradient_of(weight, z), *of_bias
 
     tensors = "Tensor? weight" + (", Tensor? bias" if layer else "")
     saved = ("Tensor mean, " if layer else "") + "Tensor rstd"
@@ -81,7 +84,8 @@ def _row_norm(name: str, residual: bool) -> Callable[..., Any]:
             fake=fake,
         ),
         Operator(
-            f"{operator}_backward(Tensor z, {tensors}, {saved}, Tensor dy, {'Tensor dz, ' if residual else ''}{options})"
+            f"{operator}_backward(Tensor z, {tensors}, {saved}, Tensor dy, {'Tensor dz, ' if residual else ''}{options}, "
+            "bool[] output_mask)"
             f" -> ({', '.join(['Tensor'] * count)})",
             native=gradients,
             fake=fake_gradients,
