@@ -131,10 +131,10 @@ class Differentiable:
         def twice(ctx: Any, *grads: Any) -> Any:
             raise RuntimeError(f"warpwright: {self.forward.name} has no second derivative")
 
-        register_gradient(operator, twice, lambda ctx, inputs, output: None)
+        call = register_gradient(operator, twice, lambda ctx, inputs, output: None)
 
         def gradients(ctx: Any, dys: Any, parameters: Any) -> Any:
-            found = operator(*ctx.saved_tensors, *dys, *parameters, *mask(ctx))
+            found = call(*ctx.saved_tensors, *dys, *parameters, *mask(ctx))
             return tuple(g if need else None for g, need in zip(found, ctx.needs_input_grad)) if has_tuple else found
 
         return gradients
@@ -143,14 +143,6 @@ class Differentiable:
         """The operation by way of the dispatcher: registers the operator of the forward direction."""
         forward, results = self.forward, self.results
         name, operator, finish, select = forward.name, forward.register(), self.finish, self._selection()
-
-        def dispatched(*inputs: Any) -> Any:
-            # Below a functional transform the operator sees tensors without their tangents.
-            refuse_tangents(name, inputs)
-            found = operator(*inputs)
-            if finish is not None:
-                finish(inputs, found)
-            return select(found)
 
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             ctx.save_for_backward(*self._saved(ctx, inputs, output))
@@ -161,7 +153,16 @@ class Differentiable:
         def differentiate(ctx: Any, *dys: Any) -> Any:
             return self._for_inputs(gradients(ctx, dys[:results], ctx.parameters), ctx.parameters)
 
-        register_gradient(operator, differentiate, setup_context)
+        call = register_gradient(operator, differentiate, setup_context)
+
+        def dispatched(*inputs: Any) -> Any:
+            # Below a functional transform the operator sees tensors without their tangents.
+            refuse_tangents(name, inputs)
+            found = call(*inputs)
+            if finish is not None:
+                finish(inputs, found)
+            return select(found)
+
         return dispatched
 
     def _node(self, gradients: Gradients) -> Any:

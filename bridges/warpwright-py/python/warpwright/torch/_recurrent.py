@@ -8,6 +8,7 @@ from torch import Tensor
 from .. import _native
 from ._common import narrow, random_numbers, row_major
 from ._registry import Operator, direct, refuse_tangents, register_gradient
+from ._transforms import is_wrapped
 
 Weights = Sequence[Sequence[Tensor]]
 
@@ -166,7 +167,8 @@ def _differentiate(ctx: Any, dy: Any, dh_n: Any, dc_n: Any, _: Any) -> Any:
     dc_n = dc_n if cell == "lstm" else None
     whole = (None if g is None else g.contiguous() for g in (dy, dh_n, dc_n))
     need = ctx.needs_input_grad[0]
-    run = _backward if direct(x, *weights) else _gradients
+    # Behind a transform that is over, only the dispatcher takes its tensors; a result is one if any argument was.
+    run = _backward if direct(x, *weights) and not is_wrapped(y) else _gradients
     with torch.no_grad():
         dx, dh0, dc0, *dweights = run(x, weights, h0, c0, lengths, random, y, reserve, *whole, *ctx.parameters, need)
     return (
@@ -178,7 +180,7 @@ def _differentiate(ctx: Any, dy: Any, dh_n: Any, dc_n: Any, _: Any) -> Any:
     )
 
 
-register_gradient(_operator, _differentiate, _setup_context)
+_differentiable = register_gradient(_operator, _differentiate, _setup_context)
 
 
 def recurrent(
@@ -211,7 +213,7 @@ def recurrent(
     if not training and direct(*tensors):
         with torch.no_grad():
             return _forward(x, flat, h0, c0, lengths, random, *parameters, False)[:3]
-    return _operator(x, flat, h0, c0, lengths, random, *parameters, training)[:3]
+    return _differentiable(x, flat, h0, c0, lengths, random, *parameters, training)[:3]
 
 
 def lstm(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .._native import torch_route
+from ._transforms import no_forward_mode, takes_derivatives, transformable
 
 _library = torch.library.Library("warpwright", "FRAGMENT")
 # The strides of a result follow from those of the arguments, so a compiler must keep them.
@@ -87,10 +88,18 @@ class Operator:
         return getattr(torch.ops.warpwright, name).default
 
 
-def register_gradient(operator: Any, differentiate: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
-    """Gives an operator its gradient."""
-    name = operator.name().split(".")[0]
-    torch.library.register_autograd(name, differentiate, setup_context=setup_context, lib=_library)
+def register_gradient(
+    operator: Any, differentiate: Callable[..., Any], setup_context: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Gives an operator its gradient. The operator as functional transforms take derivatives of it, too."""
+    qualified = operator.name().split(".")[0]
+    torch.library.register_autograd(qualified, differentiate, setup_context=setup_context, lib=_library)
+    transformed = transformable(qualified.split("::")[1], operator, differentiate, setup_context)
+
+    def call(*arguments: Any) -> Any:
+        return transformed(*arguments) if not is_compiling() and takes_derivatives() else operator(*arguments)
+
+    return call
 
 
 def refuse_tangents(name: str, arguments: Any) -> None:
@@ -101,9 +110,7 @@ def refuse_tangents(name: str, arguments: Any) -> None:
         if isinstance(argument, (list, tuple)):
             refuse_tangents(name, argument)
         elif isinstance(argument, Tensor) and forward_ad.unpack_dual(argument).tangent is not None:
-            raise NotImplementedError(
-                f"warpwright: {name} has no forward-mode derivative: use reverse mode, or detach the tensor"
-            )
+            raise no_forward_mode(name)
 
 
 def direct(*tensors: Any) -> bool:
