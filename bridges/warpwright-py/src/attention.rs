@@ -12,7 +12,7 @@ use warpwright::{DType, PlanError, TensorRef};
 
 use crate::array::Array;
 use crate::call::{Call, Form, places, present, several, statistics_dtype};
-use crate::error::{self, Class, Problem};
+use crate::error::{Class, Problem};
 use crate::indices::known_i32;
 use crate::library::{Maybe, Object};
 
@@ -154,7 +154,7 @@ fn packed<'py>(
         longest[which] = given.unwrap_or(rows[which]);
         let Some(numbers) = known_i32(offsets, call.stream())? else { continue };
         let found = check_offsets(CU_SEQLENS[which], &numbers, rows[which]);
-        let found = found.map_err(|e| error::raise(py, e.into()))?;
+        let found = found.map_err(|e| call.raise(e))?;
         if found > longest[which] {
             let got = longest[which];
             let message = format!("{op}: {} is {got}, expected at least {found}", MAX_SEQLEN[which]);
@@ -176,7 +176,7 @@ fn check_lengths<'py>(
 ) -> PyResult<()> {
     let Some(array) = key_lengths else { return Ok(()) };
     let Some(lengths) = known_i32(array, call.stream())? else { return Ok(()) };
-    let raise = |e: PlanError| error::raise(array.object.py(), e.into());
+    let raise = |e: PlanError| call.raise(e);
     let [count, rows, ..] = desc.k.shape;
     let Some((table, pages)) = block_table.zip(desc.options.paged) else {
         return check_key_lengths(&lengths, rows).map_err(raise);

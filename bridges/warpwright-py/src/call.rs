@@ -73,6 +73,11 @@ impl<'py> Call<'py> {
         Ok(array)
     }
 
+    /// The exception for an error of the library.
+    pub(crate) fn raise(&self, error: impl Into<Error>) -> PyErr {
+        error::raise(self.py, self.op, error)
+    }
+
     fn problem(&self, class: Class, argument: &str, what: &str) -> PyErr {
         let message = format!("{}: {argument} {what}", self.op);
         Problem::new(self.py, class, message).at(self.op, argument).into_err()
@@ -206,7 +211,7 @@ impl<'py> Call<'py> {
     /// The plan of an operation, for where the call runs.
     pub(crate) fn plan<O: Operation>(&self, plans: &PlanCache<O>, desc: &O) -> PyResult<Plan<O>> {
         let target = device::target(self.place).map_err(|e| error::runtime(self.py, &e))?;
-        plans.get(desc, target).map_err(|e| error::raise(self.py, e.into()))
+        plans.get(desc, target).map_err(|e| self.raise(e))
     }
 
     /// Scratch memory that a plan asks for, from the caller's library.
@@ -335,7 +340,7 @@ impl<'py> Call<'py> {
             memory::launch_at(ordinal, stream, plan, &ins, &outs)?;
             if wait { device::synchronize(place, stream) } else { Ok(()) }
         });
-        done.map_err(|e| error::raise(self.py, e))?;
+        done.map_err(|e| self.raise(e))?;
         try_map(outputs, |y| y.kind.finish(self.py, self.stream))
     }
 
@@ -416,7 +421,7 @@ impl<'py> Call<'py> {
                 if wait { device::synchronize(place, stream) } else { Ok(()) }
             }),
         };
-        done.map_err(|e| error::raise(self.py, e))?;
+        done.map_err(|e| self.raise(e))?;
         O::try_map(outputs, |y| y.map(|y| y.kind.finish(self.py, self.stream)).transpose())
     }
 }
@@ -450,7 +455,8 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     let given = given.iter().all(Option::is_some).then(|| given.map(present));
     if (fresh || given.is_some())
         && stream.is_none()
-        && let Some(results) = quick::elementwise(plans, inputs.map(|(_, object)| object), given, &describe)?
+        && let Some(results) =
+            quick::elementwise(op, plans, inputs.map(|(_, object)| object), given, &describe)?
     {
         return Ok(results);
     }

@@ -58,7 +58,7 @@ fn start<'py>(
     if matches!(target.dtype, DType::I32 | DType::I64)
         && let Some(numbers) = known(&target, call.stream())?
     {
-        check_targets(&numbers, classes, o.ignore_index).map_err(|e| error::raise(py, e.into()))?;
+        check_targets(&numbers, classes, o.ignore_index).map_err(|e| call.raise(e))?;
     }
     let desc = CrossEntropyDesc {
         dtype: logits.dtype,

@@ -161,12 +161,45 @@ pub(crate) fn malformed(py: Python<'_>, op: &str, argument: &str, why: Malformed
     .into_err()
 }
 
-/// The exception for an error of the library.
-pub(crate) fn raise(py: Python<'_>, error: warpwright::Error) -> PyErr {
+/// The exception for an error of the library in a call of the Python function `op`.
+pub(crate) fn raise(py: Python<'_>, op: &'static str, error: impl Into<warpwright::Error>) -> PyErr {
+    let mut error = error.into();
+    if let Some(name) = named(&mut error) {
+        *name = op;
+    }
     match error {
         warpwright::Error::Plan(e) => plan(py, &e),
         warpwright::Error::Runtime(e) => runtime(py, &e),
         other => Problem::new(py, Class::Base, other.to_string()).into_err(),
+    }
+}
+
+/// The operation that an error names: the primitive behind the function that was called.
+fn named(error: &mut warpwright::Error) -> Option<&mut &'static str> {
+    match error {
+        warpwright::Error::Plan(
+            PlanError::DType { op, .. }
+            | PlanError::Parameter { op, .. }
+            | PlanError::TooLarge { op, .. }
+            | PlanError::SharedMemory { op, .. }
+            | PlanError::Target { op, .. }
+            | PlanError::Build { op, .. },
+        )
+        | warpwright::Error::Runtime(
+            RuntimeError::WrongDevice { op, .. }
+            | RuntimeError::Shape { op, .. }
+            | RuntimeError::Elements { op, .. }
+            | RuntimeError::Rank { op, .. }
+            | RuntimeError::DType { op, .. }
+            | RuntimeError::NotContiguous { op, .. }
+            | RuntimeError::Strides { op, .. }
+            | RuntimeError::Alignment { op, .. }
+            | RuntimeError::Overlap { op, .. }
+            | RuntimeError::Bounds { op, .. }
+            | RuntimeError::Presence { op, .. }
+            | RuntimeError::Overflow { op, .. },
+        ) => Some(op),
+        _ => None,
     }
 }
 

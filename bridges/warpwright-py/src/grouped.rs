@@ -7,7 +7,6 @@ use warpwright::plan::PlanCache;
 
 use crate::array::Array;
 use crate::call::{Call, Form};
-use crate::error;
 use crate::indices::known_i32;
 use crate::library::{Maybe, Object};
 use crate::matmul::matrices;
@@ -26,8 +25,7 @@ fn ends<'py>(call: &Call<'py>, ends: &Object<'py>, rows: usize) -> PyResult<Arra
     let [_] = ends.extents()?;
     let ends = call.row_major(ends)?;
     if let Some(numbers) = known_i32(&ends, call.stream())? {
-        let found = check_ends("ends", &numbers, rows);
-        found.map_err(|e| error::raise(ends.object.py(), e.into()))?;
+        check_ends("ends", &numbers, rows).map_err(|e| call.raise(e))?;
     }
     Ok(ends)
 }

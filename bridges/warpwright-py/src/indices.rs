@@ -42,7 +42,7 @@ pub(crate) fn known(array: &Array<'_>, stream: u64) -> PyResult<Option<Vec<i64>>
         return Ok(None);
     }
     let py = array.object.py();
-    py.detach(|| device::synchronize(array.place, stream)).map_err(|e| error::raise(py, e))?;
+    py.detach(|| device::synchronize(array.place, stream)).map_err(|e| error::raise(py, array.site.op, e))?;
     let copied = interop(py)?.getattr(intern!(py, "on_host"))?;
     let copied = copied.call1((array.library.name(), &array.object))?;
     Ok(Some(numbers(&Argument::read_made(&copied, array.site, Ordering::Current)?)))

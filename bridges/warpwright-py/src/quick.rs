@@ -23,6 +23,7 @@ pub(crate) struct Elements {
 /// An operation whose plan takes the inputs, then the outputs, which are new or all given; `None` if the call must go the
 /// general way.
 pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
+    op: &'static str,
     plans: &PlanCache<D>,
     inputs: [&Bound<'py, PyAny>; I],
     given: Option<[&Bound<'py, PyAny>; O]>,
@@ -57,7 +58,7 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     }
     let gpu = device::gpu(ordinal).map_err(|e| error::runtime(py, &e))?;
     let plan = plans.get(&describe(elements), gpu.target());
-    let plan = plan.map_err(|e| error::raise(py, e.into()))?;
+    let plan = plan.map_err(|e| error::raise(py, op, e))?;
     let stream = ways.exchange.current_stream(py, ordinal)?;
     let results = match given {
         Some(given) => given.map(Bound::clone),
@@ -73,7 +74,7 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
         }
     };
     let done = py.detach(|| memory::launch_at(ordinal, stream, &plan, &read, &written));
-    done.map_err(|e| error::raise(py, e))?;
+    done.map_err(|e| error::raise(py, op, e))?;
     Ok(Some(results))
 }
 

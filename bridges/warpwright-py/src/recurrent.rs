@@ -11,7 +11,7 @@ use warpwright::recurrent::{
 
 use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present};
-use crate::error::{self, Class, Problem};
+use crate::error::{Class, Problem};
 use crate::indices::known_i32;
 use crate::library::{Maybe, Object};
 use crate::many::Listed;
@@ -19,6 +19,8 @@ use crate::matmul::precision_of;
 
 /// The keywords of both directions.
 struct Options<'a, 'py> {
+    /// The function that was called.
+    op: &'static str,
     cell: Cell,
     bidirectional: bool,
     batch_first: bool,
@@ -130,8 +132,7 @@ fn start<'py>(
     training: bool,
     o: &Options<'_, 'py>,
 ) -> PyResult<Started<'py>> {
-    let (py, cell) = (x.py(), o.cell);
-    let op = cell.op();
+    let (py, op, cell) = (x.py(), o.op, o.cell);
     let (call, x) = Call::new(op, ("x", x), o.stream)?;
     let x = call.row_major(x)?;
     let [first, second, input] = x.extents()?;
@@ -182,7 +183,7 @@ fn start<'py>(
     if let Some(array) = &lengths
         && let Some(numbers) = known_i32(array, call.stream())?
     {
-        check_lengths(op, &numbers, steps).map_err(|e| error::raise(py, e.into()))?;
+        check_lengths(op, &numbers, steps).map_err(|e| call.raise(e))?;
     }
     let random = call.optional(("random", o.random), DType::I64, &[2])?;
     let drops = o.dropout_p != 0.0;
@@ -221,9 +222,9 @@ fn forward<'py>(
     let py = x.object.py();
     let plan = call.plan(&PLANS, desc)?;
     let kept = [true, true, options.cell.has_c(), training];
-    let out = places::<4>(options.cell.op(), out, kept)?;
+    let out = places::<4>(options.op, out, kept)?;
     let (dtype, [of_h, of_c], of_y) = (desc.dtype, started.states(), started.time_steps());
-    let reserve = desc.reserve().map_err(|e| error::raise(py, e.into()))?;
+    let reserve = desc.reserve().map_err(|e| call.raise(e))?;
     let (reserve_dtype, reserve_len) = reserve;
     let forms: [Form<'_>; 4] = [
         Form::RowMajor(dtype, &of_y),
@@ -276,7 +277,7 @@ fn backward<'py>(
     let Started { call, x, desc, .. } = &started;
     let py = x.object.py();
     let (dtype, [of_h, of_c], of_y) = (desc.dtype, started.states(), started.time_steps());
-    let (reserve_dtype, reserve_len) = desc.reserve().map_err(|e| error::raise(py, e.into()))?;
+    let (reserve_dtype, reserve_len) = desc.reserve().map_err(|e| call.raise(e))?;
     let y = call.optional(("y", y), dtype, &of_y)?;
     let reserve = call.optional(("reserve", reserve), reserve_dtype, &[reserve_len])?;
     let dy = call.optional(("dy", dy), dtype, &of_y)?;
@@ -395,9 +396,10 @@ macro_rules! sequences {
             $($after: $after_type,)*
             stream: Maybe<'_, 'py>,
         ) -> PyResult<Object<'py>> {
-            let cell = cell_of($x.py(), stringify!($name), [$(Some($nonlinearity),)? None][0])?;
+            let op = stringify!($name);
+            let cell = cell_of($x.py(), op, [$(Some($nonlinearity),)? None][0])?;
             let $options =
-                Options { cell, bidirectional, batch_first, lengths, dropout_p, random, precision, stream };
+                Options { op, cell, bidirectional, batch_first, lengths, dropout_p, random, precision, stream };
             $body
         }
     };

@@ -82,6 +82,50 @@ def test_arguments():
         ww.relu()
 
 
+def refused_by_the_library():
+    """Calls that the library refuses, not what Python's arguments go through before: by the name of the function."""
+    wide, codes = X.astype(np.float64), np.ones((4, 8), np.int8)
+    one, weights = np.ones((), np.float32), [(np.ones((8, 3), np.float32), np.ones((8, 2), np.float32))]
+    steps, ends = np.ones((5, 2, 3), np.float32), np.array([1, 5], np.int32)
+    y, _, _, reserve = ww.lstm(steps, weights, training=True)
+    lengths = {"lengths": np.array([9, 1], np.int32)}
+    q = np.ones((2, 3, 1, 16), np.float32)
+    o, lse = ww.attention(q, q, q)
+    key_lengths = {"key_lengths": np.array([9, 1], np.int32)}
+    images = np.ones((2, 4, 3), np.float32)
+    return {
+        "matmul": lambda: ww.matmul(wide, wide.T, precision="tf32"),
+        "grouped_matmul": lambda: ww.grouped_matmul(X, np.ones((2, 3, 4), np.float32), ends),
+        "grouped_matmul_k": lambda: ww.grouped_matmul_k(wide, wide, np.array([2], np.int32)),
+        "scaled_matmul": lambda: ww.scaled_matmul(codes, codes, one, one, "float64", scaling_a="tensor", scaling_b="tensor"),
+        "quantize8": lambda: ww.quantize8(wide),
+        "lstm": lambda: ww.lstm(steps, weights, **lengths),
+        "lstm_backward": lambda: ww.lstm_backward(steps, weights, y, reserve, y, **lengths),
+        "rnn": lambda: ww.rnn(steps, [(weights[0][0][:2], weights[0][1][:2])], **lengths),
+        "attention": lambda: ww.attention(q, q, q, **key_lengths),
+        "attention_backward": lambda: ww.attention_backward(q, q, q, o, lse, o, **key_lengths),
+        "instance_norm": lambda: ww.instance_norm(images, eps=float("nan")),
+        "group_norm_backward": lambda: ww.group_norm_backward(images, images, np.ones((2, 3), np.float32), np.ones((2, 3), np.float32), 3),
+        "cross_entropy_backward": lambda: ww.cross_entropy_backward(
+            X, np.array([0, 7]), np.ones(2, np.float32), np.ones(2, np.float32), one, one
+        ),
+        "leaky_relu_backward": lambda: ww.leaky_relu_backward(X, X, float("inf")),
+        "dequantize_nf4": lambda: ww.dequantize_nf4(np.ones(3, np.uint8), np.ones(1, np.float32), 6, 0),
+    }
+
+
+@pytest.mark.parametrize("name", refused_by_the_library())
+def test_errors_name_the_function_that_was_called(name):
+    e = raised(ww.Error, refused_by_the_library()[name])
+    assert e.op == name and str(e).startswith(f"{name}: "), e
+
+
+def test_an_overlap_names_the_function_that_was_called():
+    square = np.ones((3, 3), np.float32)
+    e = raised(ww.LayoutError, lambda: ww.matmul(square, square, out=square))
+    assert e.op == "matmul" and str(e).startswith("matmul: ")
+
+
 def test_wrong_number_of_codes():
     codes, scales = ww.quantize_nf4(np.ones(128, np.float32))
     e = raised(ww.ShapeError, lambda: ww.dequantize_nf4(codes, scales, 200))
