@@ -532,6 +532,11 @@ impl<'py> Output<'py> {
         }
     }
 
+    /// Whether its first element is that of an argument.
+    pub(crate) fn begins_with(&self, array: &Array<'py>) -> bool {
+        self.flat.address() == array.address
+    }
+
     /// The same for an operation that looks at the shape, which is row-major.
     pub(crate) fn in_shape(self, shape: &[usize]) -> Self {
         match Vec8::collect(shape.iter().copied()) {

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use warpwright::activation::Activation;
 use warpwright::matmul::{Addend, GemmArgs, GemmDesc, Precision};
-use warpwright::plan::PlanCache;
+use warpwright::plan::{PlanCache, Real};
 
 use crate::array::{Array, Site};
 use crate::call::{Call, Form, present};
@@ -147,18 +147,31 @@ pub(crate) fn precision_of(py: Python<'_>, op: &'static str, name: &str) -> PyRe
     known.ok_or_else(|| unknown(py, op, ("precision", name), "'full' or 'tf32'"))
 }
 
-/// `a b` of the last two dimensions, or `activation(a b + bias)`.
+/// The factor of an addend, 0 if there is none.
+fn beta_of(py: Python<'_>, c: Maybe<'_, '_>, beta: f64) -> PyResult<Real> {
+    if c.is_some() || beta == 1.0 {
+        return Ok(Real::new(if c.is_some() { beta } else { 0.0 }));
+    }
+    let message = format!("{OP}: beta is {beta} without the c that it is a factor of");
+    let problem = Problem::new(py, Class::Argument, message).at(OP, "c");
+    Err(problem.mismatch("array", "None").into_err())
+}
+
+/// `a b` of the last two dimensions, or `activation(alpha a b + beta c + bias)`.
 ///
 /// a: [..., m, k]; b: [..., k, n] with the same leading dimensions, or [k, n] for every matrix of a; float32, float64, float16
-/// or bfloat16, of one dtype. Transposed matrices, and rows with gaps between them, are read as they are. bias: [n]. activation:
-/// "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh". float16 and bfloat16 are summed in float32. precision: "full", or
+/// or bfloat16, of one dtype. Transposed matrices, and rows with gaps between them, are read as they are. c: of the shape of the
+/// result, which it may be the memory of; not read if beta is 0. bias: [n]. activation: "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh". float16 and bfloat16 are summed in float32. precision: "full", or
 /// "tf32", for float32 from sm_80 on: factors are rounded to 11 bits. The result is [..., m, n] of their dtype.
 #[pyfunction]
-#[pyo3(signature = (a, b, *, bias=None, activation=None, precision="full", out=None, stream=None))]
+#[pyo3(signature = (a, b, *, c=None, alpha=1.0, beta=1.0, bias=None, activation=None, precision="full", out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn matmul<'py>(
     a: &Object<'py>,
     b: &Object<'py>,
+    c: Maybe<'_, 'py>,
+    alpha: f64,
+    beta: f64,
     bias: Maybe<'_, 'py>,
     activation: Option<&str>,
     precision: &str,
@@ -169,6 +182,7 @@ pub(crate) fn matmul<'py>(
     let py = a.py();
     let activation = activation_of(py, OP, activation)?;
     let precision = precision_of(py, OP, precision)?;
+    let beta = beta_of(py, c, beta)?;
     let (call, a) = Call::new(OP, ("a", a), stream)?;
     let (a, left) = matrices(&call, a)?;
     let b = call.read(("b", b))?;
@@ -194,19 +208,28 @@ pub(crate) fn matmul<'py>(
         ldb: right.leading,
         stride_a: left.stride,
         stride_b: if shared { 0 } else { right.stride },
+        alpha: Real::new(alpha),
+        beta,
         bias: bias.is_some(),
         activation,
         precision,
         ..packed
     };
+    let c = call.optional(("c", c), a.dtype, &shape)?.filter(|_| beta.get() != 0.0);
     let bias = call.optional(("bias", bias), a.dtype, &[right.cols])?;
     let plan = call.plan(&PLANS, &desc)?;
-    let outputs =
-        [Some(call.output(("out", out), &a, Form::RowMajor(a.dtype, &shape))?), call.workspace(&plan, &a)?];
-    let inputs = [Some(&a), Some(&b), bias.as_ref()];
-    let [y, _] = call.run_some(inputs, outputs, move |stream, [a, b, bias], [y, workspace]| {
+    let y = call.output(("out", out), &a, Form::RowMajor(a.dtype, &shape))?;
+    let in_place = c.as_ref().is_some_and(|c| y.begins_with(c));
+    let inputs = [Some(&a), Some(&b), c.as_ref(), bias.as_ref()];
+    let outputs = [Some(y), call.workspace(&plan, &a)?];
+    let [y, _] = call.run_some(inputs, outputs, move |stream, [a, b, c, bias], [y, workspace]| {
         let (a, b, y) = (present(a), present(b), present(y));
-        Ok(plan.launch(stream, GemmArgs { a, b, c: Addend::Absent, bias, y, workspace })?)
+        let c = match c {
+            None => Addend::Absent,
+            Some(_) if in_place => Addend::Result,
+            Some(c) => Addend::Tensor(c),
+        };
+        Ok(plan.launch(stream, GemmArgs { a, b, c, bias, y, workspace })?)
     })?;
     Ok(present(y))
 }

@@ -97,6 +97,23 @@ def test_an_addend_that_counts_for_nothing_is_not_read(name, addend, torch_devic
     assert torch.equal(leaves[0].grad, torch.zeros(addend, device=torch_device))
 
 
+@pytest.mark.parametrize("name, addend", [("addmm", (5, 3)), ("addmm", (3,)), ("baddbmm", (2, 5, 3))])
+def test_the_sum_is_made_by_the_product(name, addend, torch_device):
+    """No pass of PyTorch over a matrix goes before or after."""
+    tensors = [t.requires_grad_() for t in arguments(name, addend, torch_device)]
+    dy = torch.randn(tensors[1].shape[:-1] + (3,), device=torch_device)
+    for options in ({}, {"alpha": -2}, {"beta": 0, "alpha": 2}) + (({"beta": 0.5},) if len(addend) > 1 else ()):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            y = getattr(wt, name)(*tensors, **options)
+        passes = [e.key for e in profile.key_averages() if e.key in ("aten::add", "aten::mul", "aten::copy_", "aten::clone")]
+        assert not passes, options
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            torch.autograd.grad(y, tensors[1:], dy)
+        # PyTorch asks for the gradient of the addend, too, whose factor is beta alone.
+        passes = [e.key for e in profile.key_averages() if e.key == "aten::mul" and options.get("beta", 1) == 1]
+        assert not passes, options
+
+
 def test_arguments_and_gradients_keep_their_elements(torch_device):
     tensors = [t.requires_grad_() for t in arguments("addmm", (5, 3), torch_device)]
     before = [t.detach().clone() for t in tensors]

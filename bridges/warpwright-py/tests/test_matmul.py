@@ -51,6 +51,45 @@ def test_bias_and_activation(random):
     assert distance(ww.matmul(a, b, bias=bias, activation="relu"), np.maximum(a @ b + bias, 0)) < 1e-14
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shapes", [((5, 7), (7, 3)), ((33, 64), (64, 40)), ((3, 4, 8), (8, 6)), ((2, 5, 7), (2, 7, 3)), ((4, 0), (0, 3))])
+def test_factors_and_an_addend(shapes, dtype, random):
+    a, b = (random.standard_normal(s).astype(numpy_dtype(dtype)) for s in shapes)
+    product = np.matmul(a.astype(np.float64), b.astype(np.float64))
+    c, bias = (random.standard_normal(s).astype(numpy_dtype(dtype)) for s in (product.shape, product.shape[-1:]))
+    wide, added = c.astype(np.float64), bias.astype(np.float64)
+    for options, expected in (
+        ({"alpha": -1.5}, -1.5 * product),
+        ({"c": c}, product + wide),
+        ({"c": c, "alpha": 0.5, "beta": -2.0}, 0.5 * product - 2 * wide),
+        ({"c": c, "beta": 0.25, "bias": bias, "activation": "relu"}, np.maximum(product + 0.25 * wide + added, 0)),
+        # Elements that lie in another order.
+        ({"c": c.swapaxes(-1, -2).copy().swapaxes(-1, -2)}, product + wide),
+        # What counts for nothing is not read.
+        ({"c": np.full_like(c, np.nan), "beta": 0.0}, product),
+    ):
+        y = ww.matmul(a, b, **options)
+        assert y.dtype == a.dtype and y.shape == product.shape
+        assert distance(y, expected) < 2 * BUDGETS[dtype], options
+
+
+def test_a_product_is_added_in_place(random):
+    a, b, c = (random.standard_normal(s) for s in ((5, 7), (7, 3), (5, 3)))
+    expected, y = a @ b + 0.5 * c, c.copy()
+    assert ww.matmul(a, b, c=y, beta=0.5, out=y) is y
+    assert distance(y, expected) < 1e-14
+    # Into a view with gaps.
+    wide = np.zeros((5, 6))
+    wide[:, ::2] = c
+    ww.matmul(a, b, c=wide[:, ::2], beta=0.5, out=wide[:, ::2])
+    assert distance(wide[:, ::2], expected) < 1e-14 and not wide[:, 1::2].any()
+    memory = np.zeros(20)
+    before, behind = memory[:15].reshape(5, 3), memory[5:].reshape(5, 3)
+    with pytest.raises(ww.LayoutError) as info:
+        ww.matmul(a, b, c=before, out=behind)
+    assert info.value.op == "matmul" and not memory.any()
+
+
 def test_rounded_factors(random):
     a, b = (random.standard_normal(s).astype(np.float32) for s in ((48, 72), (72, 40)))
     expected = a.astype(np.float64) @ b.astype(np.float64)
@@ -70,6 +109,10 @@ def test_nothing_to_add():
         ((2, 3), (4, 2), {}, ww.ShapeError),
         ((2, 2, 3), (3, 3, 2), {}, ww.ShapeError),
         ((2, 3), (3, 2), {"bias": np.ones(3)}, ww.ShapeError),
+        ((2, 3), (3, 2), {"c": np.ones(2)}, ww.ShapeError),
+        ((2, 3), (3, 2), {"c": np.ones((2, 3)), "beta": 0.0}, ww.ShapeError),
+        ((2, 3), (3, 2), {"c": np.ones((2, 2), np.float32)}, ww.DtypeError),
+        ((2, 3), (3, 2), {"beta": 0.5}, ww.ArgumentError),
         ((2, 3), (3, 2), {"activation": "softmax"}, ww.ParameterError),
         ((2, 3), (3, 2), {"precision": "tf32"}, ww.ParameterError),
         ((2, 3), (3, 2), {"precision": "half"}, ww.ParameterError),

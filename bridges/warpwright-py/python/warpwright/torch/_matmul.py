@@ -16,15 +16,15 @@ def _fake(a: Tensor, b: Tensor, *bias: Any) -> Tensor:
     return a.new_empty((*a.shape[:-1], b.shape[-1]))
 
 
-def _factors(a: Optional[Tensor], b: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Any:
+def _factors(a: Optional[Tensor], b: Tensor, dy: Tensor, wanted: Sequence[bool], alpha: float = 1.0) -> Any:
     of_a, of_b = wanted
-    da = _native.matmul(dy, b.mT) if of_a else None
+    da = _native.matmul(dy, b.mT, alpha=alpha) if of_a else None
     if not of_b:
         return da, None
     if b.dim() == 2 and a.dim() > 2:
         # One matrix for all: its gradient is a sum over the rows of all.
         a, dy = a.flatten(0, -2), dy.flatten(0, -2)
-    return da, _native.matmul(a.mT, dy)
+    return da, _native.matmul(a.mT, dy, alpha=alpha)
 
 
 def _fake_factors(a: Optional[Tensor], b: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Any:
@@ -88,18 +88,18 @@ def _row(x: Tensor) -> Optional[Tensor]:
 
 
 def _sum(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
-    row = _row(x) if alpha == 1 and beta != 0 else None
+    if beta == 0:
+        # x counts for nothing even where it is not finite.
+        return _native.matmul(a, b, alpha=alpha)
+    row = _row(x)
     if row is not None:
-        return _native.matmul(a, b, bias=_times(row, beta))
-    y = _native.matmul(a, b)
-    # With a factor of 0, x counts for nothing even where it is not finite.
-    return _times(y, alpha) if beta == 0 else torch.add(_times(x, beta), y, alpha=alpha, out=y)
+        return _native.matmul(a, b, alpha=alpha, bias=_times(row, beta))
+    return _native.matmul(a, b, c=x, alpha=alpha, beta=beta)
 
 
 def _terms(a: Optional[Tensor], b: Tensor, dy: Tensor, beta: float, alpha: float, wanted: Sequence[bool]) -> Any:
     of_x, *of_factors = wanted
-    factors = _factors(a, b, dy, of_factors)
-    return _times(dy, beta) if of_x else None, *(None if d is None else _times(d, alpha) for d in factors)
+    return _times(dy, beta) if of_x else None, *_factors(a, b, dy, of_factors, alpha)
 
 
 def _terms_apart(a: Optional[Tensor], b: Tensor, dy: Tensor, beta: float, alpha: float, wanted: Sequence[bool]) -> Any:
@@ -191,8 +191,8 @@ def _added(op: str, input: Tensor, a: Tensor, b: Tensor, beta: float, alpha: flo
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """`torch.addmm`: beta input + alpha mat1 @ mat2, of mat1 [m, k], mat2 [k, n] and an input that broadcasts to [m, n].
 
-    All of one dtype, float32, float64, float16 or bfloat16. An input of one row is added before the product is rounded if alpha is 1,
-    any other after that. With a beta of 0 the input counts for nothing, even where it is not finite. Differentiable in all tensors.
+    All of one dtype, float32, float64, float16 or bfloat16. The sum is rounded once, behind beta times an input of one row, which is
+    rounded by itself. With a beta of 0 the input counts for nothing, even where it is not finite. Differentiable in all tensors.
     Raises `ShapeError`, `DtypeError` and `DeviceError`.
     """
     _expect_rank("addmm", 2, mat1=mat1, mat2=mat2)
