@@ -86,8 +86,40 @@ def test_both_refuse(name, tensors, options, error, torch_device):
     tensors = [t.to(torch_device) for t in tensors]
     with pytest.raises(Exception):
         PAIRS.get(name, getattr(torch, name, None))(*tensors, **options)
-    with pytest.raises(error):
+    with pytest.raises(error) as info:
         getattr(wt, name)(*tensors, **options)
+    e = info.value
+    assert not isinstance(e, ww.Error) or (e.op == name and str(e).startswith(f"{name}: ")), e
+
+
+ENDS = torch.tensor([1, 2], dtype=torch.int32)
+# Operator, arguments, and of the error argument, expectation and what was found.
+NAMED = [
+    ("linear", (ones(8, 3), ones(4, 2)), ("weight", (4, 3), (4, 2))),
+    ("linear", (ones(3), ones(4, 2)), ("weight", (4, 3), (4, 2))),
+    ("linear", (ones(8, 3), ones(4, 3), ones(3)), ("bias", (4,), (3,))),
+    ("linear", (ones(8, 3).int(), ones(4, 3).int()), ("x", ("f32", "f64", "f16", "bf16"), "i32")),
+    ("addmm", (ones(4), ones(2, 3), ones(2, 4)), ("mat2", (3, 4), (2, 4))),
+    ("baddbmm", (ones(4), ones(2, 2, 3), ones(1, 3, 4)), ("batch2", (2, 3, 4), (1, 3, 4))),
+    ("int_mm", (codes(8, 16), codes(24, 8)), ("mat_b", (16, 8), (24, 8))),
+    ("int_mm", (ones(8, 16), ones(16, 8)), ("mat_a", "i8", "f32")),
+    ("scaled_mm", (floats8(16, 32), floats8(16, 16).mT, one, one), ("mat_b", (32, 16), (16, 16))),
+    ("grouped_mm", (ones(4, 3), ones(2, 5, 6), ENDS), ("mat_b", (2, 3, 6), (2, 5, 6))),
+    ("grouped_mm", (ones(2, 5, 6), ones(3, 4), ENDS), ("mat_a", (2, 5, 3), (2, 5, 6))),
+    ("grouped_mm", (ones(4, 3), ones(2, 6), ENDS), ("mat_b", (3, 6), (2, 6))),
+    ("grouped_mm", (ones(4, 3), ones(3, 3, 6), ENDS), ("offs", (3,), (2,))),
+]
+
+
+@pytest.mark.parametrize("name, tensors, expected", NAMED)
+def test_errors_have_the_arguments_of_the_operator(name, tensors, expected, torch_device):
+    with pytest.raises(ww.Error) as info:
+        getattr(wt, name)(*(t.to(torch_device) for t in tensors))
+    e = info.value
+    assert (e.op, e.argument, e.expected, e.got) == (name, *expected)
+    assert str(e).startswith(f"{name}: {e.argument} ")
+    if isinstance(e, ww.ShapeError):
+        assert str(e).endswith(f"has shape {list(e.got)}, expected {list(e.expected)}")
 
 
 # What the two take differently, and why.

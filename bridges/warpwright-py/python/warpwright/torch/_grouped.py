@@ -5,7 +5,8 @@ from typing import Any, Optional, Sequence
 from torch import Tensor
 
 from .. import _native
-from ._common import narrow
+from .._errors import Error
+from ._common import narrow, renamed
 from ._differentiable import Differentiable
 from ._matmul import matmul
 from ._registry import Operator
@@ -98,10 +99,15 @@ def grouped_mm(mat_a: Tensor, mat_b: Tensor, offs: Optional[Tensor] = None) -> T
     if offs is None:
         return matmul(mat_a, mat_b)
     mat_a, mat_b = narrow(mat_a, mat_b)
-    if dims == (2, 3):
-        return _rows(mat_a, mat_b, offs)
-    if dims == (3, 2):
-        return _rows(mat_b.mT, mat_a.mT, offs).mT
-    if dims == (2, 2):
-        return _common(mat_a.mT, mat_b, offs)
+    names = {(2, 3): ("mat_a", "mat_b"), (3, 2): ("mat_b.mT", "mat_a.mT"), (2, 2): ("mat_a.mT", "mat_b")}.get(dims)
+    try:
+        if dims == (2, 3):
+            return _rows(mat_a, mat_b, offs)
+        if dims == (3, 2):
+            return _rows(mat_b.mT, mat_a.mT, offs).mT
+        if dims == (2, 2):
+            return _common(mat_a.mT, mat_b, offs)
+    except Error as error:
+        a, b = names
+        raise renamed(error, "grouped_mm", a=a, b=b, ends="offs") from None
     raise ValueError(f"grouped_mm: mat_a and mat_b have {dims[0]} and {dims[1]} dimensions, expected 2 and 3, 3 and 2, or 2 and 2")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import DeviceError, DtypeError, ShapeError
-from ._common import narrow, row_major
+from .._errors import DeviceError, DtypeError, Error, ShapeError
+from ._common import narrow, renamed, row_major
 from ._differentiable import Differentiable
 from ._registry import Operator, direct, refuse_tangents
 
@@ -173,7 +173,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return _matmul(a, b)
 
 
-def _added(op: str, input: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
+def _added(op: str, names: Sequence[str], input: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
     input, a, b = narrow(input, a, b)
     for what, kind in (("dtype", DtypeError), ("device", DeviceError)):
         got, expected = (str(getattr(x, what)).replace("torch.", "") for x in (input, a))
@@ -185,7 +185,10 @@ def _added(op: str, input: Tensor, a: Tensor, b: Tensor, beta: float, alpha: flo
         input = input.expand(shape)
     except RuntimeError as error:
         raise _misshapen(op, "input", input, shape) from error
-    return _addmm(input, a, b, float(beta), float(alpha))
+    try:
+        return _addmm(input, a, b, float(beta), float(alpha))
+    except Error as error:
+        raise renamed(error, op, a=names[0], b=names[1]) from None
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -196,13 +199,13 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: 
     Raises `ShapeError`, `DtypeError` and `DeviceError`.
     """
     _expect_rank("addmm", 2, mat1=mat1, mat2=mat2)
-    return _added("addmm", input, mat1, mat2, beta, alpha)
+    return _added("addmm", ("mat1", "mat2"), input, mat1, mat2, beta, alpha)
 
 
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """`torch.baddbmm`: `addmm` for each matrix of batch1 [b, m, k] and batch2 [b, k, n], with an input that broadcasts to [b, m, n]."""
     _expect_rank("baddbmm", 3, batch1=batch1, batch2=batch2)
-    return _added("baddbmm", input, batch1, batch2, beta, alpha)
+    return _added("baddbmm", ("batch1", "batch2"), input, batch1, batch2, beta, alpha)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
@@ -211,9 +214,10 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         # One result for each row, without a dimension of its own.
         return linear(x, weight.unsqueeze(0), None if bias is None else bias.reshape(1)).squeeze(-1)
     x, weight, bias = narrow(x, weight, bias)
-    if x.dim() == 1:
-        return _linear(x.unsqueeze(0), weight, bias).squeeze(0)
-    return _linear(x, weight, bias)
+    try:
+        return _linear(x.unsqueeze(0), weight, bias).squeeze(0) if x.dim() == 1 else _linear(x, weight, bias)
+    except Error as error:
+        raise renamed(error, "linear", a="x", b="weight.mT") from None
 
 
 def _recipe(argument: str, scale: Tensor, rows: int, k: int) -> str:
@@ -304,11 +308,17 @@ def scaled_mm(
     _expect_rank("scaled_mm", 2, mat_a=mat_a, mat_b=mat_b)
     tensors = (mat_a, mat_b, scale_a, scale_b, bias)
     refuse_tangents("scaled_mm", tensors)
-    with torch.no_grad():
-        return (_scaled if direct(*tensors) else _scaled_mm)(*tensors, out_dtype, use_fast_accum)
+    try:
+        with torch.no_grad():
+            return (_scaled if direct(*tensors) else _scaled_mm)(*tensors, out_dtype, use_fast_accum)
+    except Error as error:
+        raise renamed(error, "scaled_mm", a="mat_a", b="mat_b.mT") from None
 
 
 def int_mm(mat_a: Tensor, mat_b: Tensor) -> Tensor:
     """`torch._int_mm`: mat_a [m, k] @ mat_b [k, n] of int8, exactly, as int32; mat_b best as the transpose of a weight [n, k]."""
     _expect_rank("int_mm", 2, mat_a=mat_a, mat_b=mat_b)
-    return (_int if direct(mat_a, mat_b) else _int_mm)(mat_a, mat_b)
+    try:
+        return (_int if direct(mat_a, mat_b) else _int_mm)(mat_a, mat_b)
+    except Error as error:
+        raise renamed(error, "int_mm", a="mat_a", b="mat_b.mT") from None
