@@ -229,6 +229,14 @@ def test_forward_mode_over_reverse_mode_is_refused(name, torch_device):
         torch.func.jvp(once, (first,), (torch.ones_like(first),))
 
 
+def test_a_transform_under_compile(torch_device):
+    """The graph breaks there, and nothing else does."""
+    torch._dynamo.reset()
+    tensors = drawn("linear", torch_device)
+    function = torch.func.grad(lambda *t: loss(wt.linear)(*map(wt.silu, t)), argnums=(0, 1, 2))
+    close(torch.compile(function, backend="aot_eager")(*tensors), function(*tensors))
+
+
 def test_a_model_by_functional_call(torch_device):
     """Gradients of a module's parameters as a dictionary."""
     model = torch.nn.Sequential(wt.nn.Linear(6, 8), wt.nn.LayerNorm(8), wt.nn.GELU(), wt.nn.Linear(8, 4)).to(torch_device)

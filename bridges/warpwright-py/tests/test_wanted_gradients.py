@@ -123,6 +123,25 @@ def test_what_no_wanted_gradient_is_computed_from_is_not_saved(name, torch_devic
         assert (given[of_left].data_ptr() in packed) == wanted[of_right]
 
 
+def test_what_is_not_saved_may_change(torch_device):
+    """As in PyTorch: the input of a frozen layer, and a weight behind an input without a gradient."""
+    for wanted in ((True, False, False), (False, True, True), (False, False, True)):
+        tensors = [torch.randn(shape, device=torch_device) for shape in ((5, 7), (3, 7), (3,))]
+        found = []
+        for function in (wt.linear, F.linear):
+            given = leaves(tensors, wanted)
+            y = function(*given)
+            with torch.no_grad():
+                for t, read_by in zip(given, ((1,), (0,), ())):
+                    if not any(wanted[at] for at in read_by):
+                        t.zero_()
+            y.backward(torch.ones_like(y))
+            found.append([t.grad for t in given])
+        for a, b in zip(*found):
+            assert (a is None) == (b is None)
+            assert a is None or torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
 def counted_sums(y, dy):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         y.backward(dy)
