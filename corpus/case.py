@@ -44,7 +44,6 @@ class Case:
     targets: tuple = None  # targets that the kernel can be built for; all by default
     notes: str = ""
     sanitize: str = "all"
-    unoptimised: str = None  # the kind of finding that the emulator's limits cause in unoptimised code, and nothing else
     text: str = field(default=None, repr=False)  # PTX, where the case makes its own
 
 

@@ -292,36 +292,31 @@ def narrow():
                (1, 1, 1), (64, 1, 1), sanitize="memcheck,initcheck,synccheck", notes="below sm_90 the header's loop of compare and swap starts with a plain load, a race by the rules of PTX")
 
 
-# Unoptimised cooperative groups load, mask and store words before all bits of their fields are written; the emulator keeps
-# definedness for bytes.
-BIT_FIELDS = "uninitialised-local"
-
-
 def groups():
     x = i32(-100, 100, 64)
     out = []
     for t in range(64):
         tile = [int(v) for v in x[t // 8 * 8 : t // 8 * 8 + 8]]
         out.append(sum(tile) * 3 + max(tile) * 5 + sum(tile[: t % 8]) + t // 8)
-    yield Case("tile_reduce", "tile_reduce", [In(x), Out(np.array(out, np.int32))], (1, 1, 1), (64, 1, 1), unoptimised=BIT_FIELDS)
+    yield Case("tile_reduce", "tile_reduce", [In(x), Out(np.array(out, np.int32))], (1, 1, 1), (64, 1, 1))
     v = i32(0, 10, 64)
     ranks = [sum(int(v[j] < 6) for j in range(t // 32 * 32, t)) if v[t] < 6 else -1 for t in range(64)]
     yield Case("coalesced_counter", "coalesced_counter", [In(v), Out(np.array([(v < 6).sum()], np.int32), np.zeros(1, np.int32)), Out(np.array(ranks, np.int32)), s32(6)],
-               (1, 1, 1), (64, 1, 1), unoptimised=BIT_FIELDS)
+               (1, 1, 1), (64, 1, 1))
     a = f32(300)
     states = [a.astype(np.float64)]
     for _ in range(4):
         p = np.concatenate([[0], states[-1], [0]])
         states.append(0.5 * states[-1] + 0.25 * (p[:-2] + p[2:]))
     yield Case("grid_steps", "grid_steps", [Out(states[4].astype(np.float32), a, 1e-6), Out(states[3].astype(np.float32), np.zeros(300, np.float32), 1e-6), s32(300), s32(4)],
-               (3, 1, 1), (64, 1, 1), unoptimised=BIT_FIELDS)
+               (3, 1, 1), (64, 1, 1))
     q = f32(2, 40, 4)
-    yield Case("async_copy_group", "async_copy_group", [In(q), Out(np.ascontiguousarray(q[:, ::-1, ::-1])), s32(40)], (2, 1, 1), (64, 1, 1), shared=640, unoptimised=BIT_FIELDS)
+    yield Case("async_copy_group", "async_copy_group", [In(q), Out(np.ascontiguousarray(q[:, ::-1, ::-1])), s32(40)], (2, 1, 1), (64, 1, 1), shared=640)
     x = f32(6, 128)
     want = sum(x[t].astype(np.float64) * (t + 1) for t in range(6))
     yield Case("pipeline_primitives", "pipeline_primitives", [In(x), Out(want.astype(np.float32), None, 1e-6), s32(6)], (1, 1, 1), (128, 1, 1))
     x = f32(5, 64)
-    yield Case("pipeline_block", "pipeline_block", [In(x), Out(x.astype(np.float64).sum(0)[::-1].astype(np.float32), None, 1e-6), s32(5)], (1, 1, 1), (64, 1, 1), unoptimised=BIT_FIELDS)
+    yield Case("pipeline_block", "pipeline_block", [In(x), Out(x.astype(np.float64).sum(0)[::-1].astype(np.float32), None, 1e-6), s32(5)], (1, 1, 1), (64, 1, 1))
     v = [int(k) for k in i32(0, 1000, 64)]
     start = np.array(v, np.int32)
     for r in range(3):

@@ -38,6 +38,13 @@ def uses():
     m = f32(5, 200)
     e = np.exp(m.astype(np.float64) - m.max(1, keepdims=True))
     yield "softmax", kernels.softmax, [(p, In(m)), (p, Out((e / e.sum(1, keepdims=True)).astype(np.float32), None, 1e-6)), ("i32", 200), ("i32", 200)], {"BLOCK": 256}, (5,), 4
+    soft = (e / e.sum(1, keepdims=True)).astype(np.float32)
+    yield "softmax_masked", kernels.softmax_masked, [(p, In(m)), (p, Out(soft, None, 1e-6)), ("i32", 200), ("i32", 200)], {"BLOCK": 256}, (5,), 4
+    g = f32(5, 200)
+    dx = soft * (g - (soft * g).sum(1, keepdims=True))
+    yield "softmax_backward_masked", kernels.softmax_backward_masked, [(p, In(soft)), (p, In(g)), (p, Out(dx, None, 1e-5)), ("i32", 200)], {"BLOCK": 256}, (5,), 4
+    w, rms = f32(200), 1 / np.sqrt((m.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5)
+    yield "rms_norm_masked", kernels.rms_norm_masked, [(p, In(m)), (p, In(w)), (p, Out((m * rms * w).astype(np.float32), None, 2e-6)), ("i32", 200), ("fp32", 1e-5)], {"BLOCK": 256}, (5,), 4
     keep = np.array([philox_uniform(123, i) < np.float32(0.75) for i in range(512)])
     v = f32(512)
     yield "dropout", kernels.dropout, [(p, In(v)), (p, Out(np.where(keep, v / np.float32(0.75), 0).astype(np.float32), None, 1e-6)), ("i32", 512), ("fp32", 0.75), ("i32", 123)], {"BLOCK": 256}, (2,), 4

@@ -21,6 +21,38 @@ def softmax(x, out, stride, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def softmax_masked(x, out, stride, columns, BLOCK: tl.constexpr):
+    """Lanes that load nothing hold anything until they are replaced."""
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    inside = i < columns
+    v = tl.where(inside, tl.load(x + row * stride + i, mask=inside), -float("inf"))
+    e = tl.where(inside, tl.exp(v - tl.max(v, axis=0)), 0.0)
+    tl.store(out + row * stride + i, e / tl.sum(e, axis=0), mask=inside)
+
+
+@triton.jit
+def softmax_backward_masked(y, dy, dx, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    inside = i < columns
+    yv = tl.load(y + row * columns + i, mask=inside)
+    product = tl.where(inside, yv * tl.load(dy + row * columns + i, mask=inside), 0.0)
+    g = tl.load(dy + row * columns + i, mask=inside)
+    tl.store(dx + row * columns + i, yv * (g - tl.sum(product, axis=0)), mask=inside)
+
+
+@triton.jit
+def rms_norm_masked(x, w, y, columns, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    inside = i < columns
+    v = tl.load(x + row * columns + i, mask=inside)
+    rstd = 1 / tl.sqrt(tl.sum(tl.where(inside, v * v, 0.0), axis=0) / columns + eps)
+    tl.store(y + row * columns + i, v * rstd * tl.load(w + i, mask=inside), mask=inside)
+
+
+@triton.jit
 def dropout(x, out, n, keep, seed, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + i, mask=i < n)

@@ -114,6 +114,15 @@ impl SharedMemory {
         bits(address, bytes).all(|(at, mask)| self.defined.get(at).is_some_and(|d| d & mask == mask))
     }
 
+    /// A byte has no value.
+    pub(crate) fn undefine(&mut self, address: u64) {
+        for (at, mask) in bits(address, 1) {
+            if let Some(d) = self.defined.get_mut(at) {
+                *d &= !mask;
+            }
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn define(&mut self, address: u64, bytes: u64) {
         for (at, mask) in bits(address, bytes) {

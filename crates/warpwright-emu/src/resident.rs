@@ -14,7 +14,7 @@ use crate::context::{Context, Shared};
 use crate::events::view::View;
 use crate::exec::asynchronous::State as Asynchronous;
 use crate::exec::matrix::Flights;
-use crate::exec::{Paths, read_image, special_value};
+use crate::exec::{Definedness, Paths, read_image, special_value};
 use crate::memory::POISON;
 use crate::sanitize::racecheck::BlockRaces;
 use crate::space::{LOCAL_BASE, map_cluster};
@@ -256,11 +256,10 @@ impl<'a> Context<'a> {
                     groups: Vec::with_capacity(4),
                     spins: 0,
                     carry: 0,
-                    defined: vec![0; self.code.tracked.len()],
-                    origins: vec![None; self.code.tracked.len()],
+                    definedness: Definedness::new(self.code.tracked.len()),
                     local: Local {
                         words: vec![u32::from_ne_bytes([POISON; 4]); local_words],
-                        defined: vec![0; local_words],
+                        undefined: vec![u32::MAX; local_words],
                     },
                     flights: Flights::new(self.code.flights),
                     watch: Watch::default(),
@@ -352,9 +351,8 @@ impl<'a> Context<'a> {
             warp.carry = 0;
             warp.watch = Watch::default();
             warp.flights.reset();
-            warp.origins.fill(None);
-            for (slot, defined) in self.code.tracked.iter().zip(&mut warp.defined) {
-                *defined = 0;
+            warp.definedness.reset();
+            for slot in &self.code.tracked {
                 // What is read before it is written must not depend on the block before.
                 match *slot {
                     Slot::W(row) => warp.regs.r32[row as usize] = Row32::ZERO,
@@ -369,10 +367,10 @@ impl<'a> Context<'a> {
             // Frames of calls come and go.
             let variables = local_words(self.code);
             warp.local.words.truncate(variables);
-            warp.local.defined.truncate(variables);
+            warp.local.undefined.truncate(variables);
             warp.paths.reset(self.code.local_end);
             warp.local.words.fill(u32::from_ne_bytes([POISON; 4]));
-            warp.local.defined.fill(0);
+            warp.local.undefined.fill(u32::MAX);
             self.set_specials(warp, SpecialTime::Block);
         }
     }

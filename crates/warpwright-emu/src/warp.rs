@@ -1,8 +1,8 @@
 //! A warp: registers, and the groups of lanes that stand at different instructions.
 
 use crate::code::rows::Registers;
-use crate::exec::Paths;
 use crate::exec::matrix::Flights;
+use crate::exec::{Definedness, Paths};
 
 /// Backward branches that a group may take before others get a turn.
 const SPIN_LIMIT: u32 = 1024;
@@ -87,8 +87,8 @@ pub(crate) struct Group {
 #[derive(Debug, Default)]
 pub(crate) struct Local {
     pub(crate) words: Vec<u32>,
-    /// Per word and lane, four bits for its bytes, eight lanes to an element.
-    pub(crate) defined: Vec<u8>,
+    /// The undefined bits of each word.
+    pub(crate) undefined: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -102,10 +102,8 @@ pub(crate) struct Warp {
     pub(crate) spins: u32,
     /// The carry flag of `add.cc` and its family.
     pub(crate) carry: u32,
-    /// Defined lanes of the tracked registers.
-    pub(crate) defined: Vec<u32>,
-    /// Where what the other lanes have comes from, if that is local memory: the load and the address.
-    pub(crate) origins: Vec<Option<(u32, u64)>>,
+    /// Of the tracked registers.
+    pub(crate) definedness: Definedness,
     pub(crate) local: Local,
     /// Registers that `wgmma` uses.
     pub(crate) flights: Flights,
@@ -314,8 +312,7 @@ mod tests {
             groups,
             spins: 0,
             carry: 0,
-            defined: Vec::new(),
-            origins: Vec::new(),
+            definedness: Definedness::default(),
             local: Local::default(),
             flights: Flights::default(),
             watch: Watch::default(),

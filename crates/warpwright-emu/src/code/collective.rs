@@ -2,6 +2,7 @@
 
 use warpwright_ptx::{ReduxOp, ScalarType, ShflMode, VoteMode};
 
+use super::definedness::Shuffled;
 use super::layout::Slot;
 
 /// The source lanes of a shuffle whose `b` and `c` are literals.
@@ -70,6 +71,8 @@ pub(crate) struct Collective {
     pub(crate) kind: CollectiveKind,
     /// Row of the member mask.
     pub(crate) mask: u32,
+    /// A shuffle of registers that may be undefined.
+    pub(crate) shuffled: Option<Box<Shuffled>>,
 }
 
 /// Which lane a lane of a shuffle reads, and whether that lies inside its segment. Lanes that would read outside of it

@@ -6,6 +6,7 @@
 pub(crate) mod asynchronous;
 pub(crate) mod barrier;
 pub(crate) mod collective;
+pub(crate) mod definedness;
 pub(crate) mod function;
 pub(crate) mod layout;
 pub(crate) mod matrix;
@@ -15,13 +16,14 @@ pub(crate) mod rows;
 
 use std::collections::HashMap;
 
-use warpwright_ptx::{BoolOp, Inst, ScalarType, Scope, SpecialReg, StateSpace};
+use warpwright_ptx::{BoolOp, Inst, Scope, SpecialReg, StateSpace};
 
 use crate::counters::Class;
 use crate::report::Position;
 use asynchronous::Asynchronous;
 use barrier::{BarrierOp, ClusterOp};
 use collective::Collective;
+use definedness::{Check, Mark, Passing};
 use function::{Call, FunctionCode};
 use layout::{Layout, Slot};
 use matrix::{MatrixOp, Touch};
@@ -40,20 +42,6 @@ pub(crate) struct Scalar {
     pub(crate) src: Vec<Slot>,
     /// Third predicate of `setp` and `set`: operator, predicate, whether it is negated.
     pub(crate) combine: Option<(BoolOp, u32, bool)>,
-}
-
-/// Definedness of registers that may be read before they are written: bit masks per lane, in slots of their own.
-#[derive(Debug)]
-pub(crate) struct Check {
-    /// Tracked slot and the register's type for the report.
-    pub(crate) slots: Vec<(u32, Option<ScalarType>)>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Mark {
-    pub(crate) slots: Vec<u32>,
-    /// Copies take over the definedness of these; empty: defined.
-    pub(crate) from: Vec<u32>,
 }
 
 /// A decoded instruction as reports and counters see it.
@@ -101,6 +89,7 @@ pub(crate) struct Code {
     pub(crate) proxies: bool,
     pub(crate) checks: Vec<Check>,
     pub(crate) marks: Vec<Mark>,
+    pub(crate) passings: Vec<Passing>,
     /// The reason for each instruction that cannot be executed.
     pub(crate) unsupported: Vec<String>,
     pub(crate) calls: Vec<Call>,
@@ -115,7 +104,7 @@ pub(crate) struct Code {
     /// Moves that were left out.
     pub(crate) elided: Vec<Elided>,
     pub(crate) layout: Layout,
-    /// Registers that may be read before they are written, in slots of `Warp::defined`.
+    /// Registers that may be read before they are written, in the order of `Warp::definedness`.
     pub(crate) tracked: Vec<Slot>,
     /// End of the static shared variables, from address 0.
     pub(crate) shared_end: u64,

@@ -280,6 +280,8 @@ macro_rules! define_op {
             CheckDefined(u32),
             /// Marks registers as defined: index into `Code::marks`.
             MarkDefined(u32),
+            /// Registers become as defined as those that the next instruction reads: index into `Code::passings`.
+            PassDefined(u32),
             Jump { to: u32 },
             /// To `then` where predicate `pred` (inverted by `invert`) holds, else to `otherwise`.
             Branch { pred: u32, invert: u32, then: u32, otherwise: u32 },

@@ -112,7 +112,7 @@ impl Decoder<'_> {
     }
 
     pub(super) fn collective(&mut self, kind: CollectiveKind, mask: u32) {
-        self.code.collectives.push(Collective { kind, mask });
+        self.code.collectives.push(Collective { kind, mask, shuffled: None });
         let at = index(self.code.collectives.len() - 1);
         let matrix =
             matches!(self.code.collectives.last(), Some(c) if matches!(c.kind, CollectiveKind::Matrix(_)));

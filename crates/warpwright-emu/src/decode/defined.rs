@@ -2,17 +2,9 @@
 
 use std::collections::HashMap;
 
-use warpwright_ptx::{Function, FunctionKind, Inst, Operand, Reg, Role, StateSpace};
+use warpwright_ptx::{Function, FunctionKind, Inst, Reg, Role, StateSpace};
 
-/// Whether an instruction only copies, so that an undefined source makes the destination undefined instead of being an
-/// error: compilers move undefined values around without using them.
-pub(crate) fn copies(inst: &Inst) -> bool {
-    match inst {
-        Inst::Mov { src: Operand::Reg(_), .. } | Inst::PredMov { a: Operand::Reg(_), .. } => true,
-        Inst::Cvt { to, from, mods, b: None, .. } => !to.is_float() && !from.is_float() && !mods.sat,
-        _ => false,
-    }
-}
+use super::passing;
 
 /// Whether an access may be one to local memory. What a load takes from there is not used yet, and what a store puts
 /// there neither: compilers copy objects of which only parts were written.
@@ -96,15 +88,12 @@ impl Analysis {
                 if let Some(guard) = instruction.guard {
                     note(&state, &mut used, guard.reg);
                 }
-                // A copy of a maybe undefined value leaves its destination maybe undefined.
                 let load = matches!(instruction.inst, Inst::Ld { .. });
                 let mut undefined = follows && load && is_local(&instruction.inst);
-                let copy = copies(&instruction.inst);
+                // Where operands are passed on, results of maybe undefined ones are maybe undefined.
+                passing::passed(&instruction.inst, |r| undefined |= state.get(r.0 as usize));
                 instruction.inst.visit(|role, r| match role {
-                    Role::Use => {
-                        note(&state, &mut used, r);
-                        undefined |= copy && state.get(r.0 as usize);
-                    }
+                    Role::Use => note(&state, &mut used, r),
                     Role::Def if instruction.guard.is_none() => state.set(r.0 as usize, undefined),
                     Role::Def => {
                         if undefined {

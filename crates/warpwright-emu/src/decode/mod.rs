@@ -14,6 +14,7 @@ mod matrix;
 mod memory;
 mod moves;
 mod operand;
+mod passing;
 mod registers;
 mod rows;
 mod wmma;
@@ -25,12 +26,16 @@ use warpwright_ptx::{
     Terminator,
 };
 
+use crate::code::definedness::{Check, Checked, FIRST, Mark};
 use crate::code::function::{FunctionCode, function_address};
 use crate::code::op::{Ins, Op};
-use crate::code::{Check, Code, Elided, Mark, Origin};
+use crate::code::{Code, Elided, Origin};
 use crate::counters::Class;
 use crate::report::Position;
 use functions::Reached;
+use passing::Fate;
+#[cfg(test)]
+pub(crate) use passing::rule;
 use registers::Registers;
 
 /// Why a kernel cannot be decoded: the text is outside what the emulator runs.
@@ -133,7 +138,8 @@ impl Decoder<'_> {
 
     fn decode_function(&mut self) -> Result<()> {
         let function = self.function;
-        let first_tracked = self.code.tracked.len();
+        let next_tracked = |code: &Code| FIRST as usize + code.tracked.len();
+        let first_tracked = next_tracked(&self.code);
         let analysis = defined::Analysis::new(function, index(first_tracked));
         let copies = copies::find(function, &analysis.tracked);
         let assigned = rows::assign(function, &copies.iter().copied().collect(), &|place| {
@@ -157,7 +163,7 @@ impl Decoder<'_> {
             rows32: own.rows32,
             rows64: own.rows64,
             preds: own.preds,
-            tracked: first_tracked..self.code.tracked.len(),
+            tracked: first_tracked..next_tracked(&self.code),
         });
         Ok(())
     }
@@ -230,43 +236,59 @@ impl Decoder<'_> {
             self.check(analysis, [guard.reg]);
             self.guard = (self.pred(guard.reg)?, if guard.negated { u32::MAX } else { 0 });
         }
-        let copy = defined::copies(&instruction.inst);
-        let follows = analysis.follows && defined::is_local(&instruction.inst);
-        if !copy {
+        let inst = &instruction.inst;
+        let follows = analysis.follows && defined::is_local(inst);
+        let fate = passing::fate(inst);
+        let stored = follows || fate == Fate::Stored;
+        if fate != Fate::Passed {
             let mut uses = Vec::new();
-            instruction.inst.visit(|role, r| {
+            inst.visit(|role, r| {
                 if role == warpwright_ptx::Role::Use {
                     uses.push(r);
                 }
             });
-            if follows && let Inst::St { srcs, .. } = &instruction.inst {
+            if let Inst::Shfl { a: Operand::Reg(a), b, c, mask, .. } = inst {
+                uses.retain(|r| r != a || [b, c, mask].contains(&&Operand::Reg(*r)));
+            }
+            if stored && let Inst::St { srcs, .. } = inst {
                 uses.retain(|r| !srcs.contains(&Operand::Reg(*r)));
-                if let Some(base) = address_register(&instruction.inst) {
+                if let Some(base) = address_register(inst) {
                     uses.push(base);
                 }
             }
-            let sums = matrix::conditional_uses(&instruction.inst);
+            let sums = matrix::conditional_uses(inst);
             uses.retain(|r| !sums.contains(r));
+            if let Inst::St { ty, srcs, .. } = inst {
+                // Of what is stored only the bits of the type; all of an address.
+                let (stored, address) = uses
+                    .iter()
+                    .partition(|r| srcs.contains(&Operand::Reg(**r)) && address_register(inst) != Some(**r));
+                let (stored, address): (Vec<Reg>, Vec<Reg>) = (stored, address);
+                self.check_bits(analysis, stored, passing::bits_of(*ty));
+                uses = address;
+            }
             self.check(analysis, uses);
-            self.check_sums(analysis, &instruction.inst)?;
+            self.check_sums(analysis, inst)?;
         }
-        self.touch(&instruction.inst);
+        let passed = self.pass(inst, analysis);
+        self.touch(inst);
         if follows {
             // Before the access, which knows better.
-            self.mark(&instruction.inst, analysis, copy);
+            self.mark(inst, analysis);
         }
-        self.class = Some(class::class_of(&instruction.inst));
+        self.class = Some(class::class_of(inst));
         let before = (self.code.loads.len(), self.code.stores.len());
-        self.inst(&instruction.inst)?;
-        if follows {
-            self.follow(&instruction.inst, analysis, before);
+        self.inst(inst)?;
+        if stored {
+            self.follow(inst, analysis, before);
         }
+        self.pass_shuffled(inst, analysis);
         if self.class.is_some() {
             // Every instruction is counted, also one that does nothing here.
             self.emit(Op::Nothing);
         }
-        if !follows {
-            self.mark(&instruction.inst, analysis, copy);
+        if !follows && !passed {
+            self.mark(inst, analysis);
         }
         Ok(())
     }
@@ -291,20 +313,17 @@ impl Decoder<'_> {
         }
     }
 
-    /// Emits that the tracked registers that an instruction writes are defined; of a copy, if what it copies is.
-    fn mark(&mut self, inst: &Inst, analysis: &defined::Analysis, copy: bool) {
-        let (mut from, mut marks) = (Vec::new(), Vec::new());
+    /// Emits that the tracked registers that an instruction writes are defined; those of a shuffle are as defined as what it reads.
+    fn mark(&mut self, inst: &Inst, analysis: &defined::Analysis) {
+        let mut tracked = Vec::new();
         inst.visit(|role, r| {
-            if let Some(slot) = analysis.slot(r) {
-                match role {
-                    warpwright_ptx::Role::Def => marks.push(slot),
-                    warpwright_ptx::Role::Use if copy => from.push(slot),
-                    warpwright_ptx::Role::Use => {}
-                }
+            let shuffled = matches!(inst, Inst::Shfl { dst, .. } if *dst == r);
+            if role == warpwright_ptx::Role::Def && !shuffled {
+                tracked.extend(analysis.slot(r));
             }
         });
-        if !marks.is_empty() {
-            self.code.marks.push(Mark { slots: marks, from });
+        if !tracked.is_empty() {
+            self.code.marks.push(Mark { tracked });
             let at = index(self.code.marks.len() - 1);
             self.emit(Op::MarkDefined(at));
         }
@@ -324,11 +343,23 @@ impl Decoder<'_> {
 
     /// Emits a check of the registers among `uses` that may be undefined.
     fn check(&mut self, analysis: &defined::Analysis, uses: impl IntoIterator<Item = Reg>) {
-        let mut slots: Vec<(u32, Option<ScalarType>)> =
-            uses.into_iter().filter_map(|r| Some((analysis.slot(r)?, self.function.reg_type(r)))).collect();
-        slots.dedup();
-        if !slots.is_empty() {
-            self.code.checks.push(Check { slots });
+        self.check_bits(analysis, uses, u64::MAX);
+    }
+
+    /// The same of some bits of them.
+    fn check_bits(&mut self, analysis: &defined::Analysis, uses: impl IntoIterator<Item = Reg>, bits: u64) {
+        let checked = |r: Reg| {
+            let ty = self.function.reg_type(r);
+            Some(Checked {
+                tracked: analysis.slot(r)?,
+                ty,
+                bits: bits & ty.map_or(u64::MAX, passing::bits_of),
+            })
+        };
+        let mut registers: Vec<Checked> = uses.into_iter().filter_map(checked).collect();
+        registers.dedup();
+        if !registers.is_empty() {
+            self.code.checks.push(Check { registers });
             let at = index(self.code.checks.len() - 1);
             let class = self.class.take();
             self.emit(Op::CheckDefined(at));

@@ -6,6 +6,7 @@
 
 use warpwright_ptx::isa::DeviceLimits;
 
+use super::definedness::Definedness;
 use super::global::{alike, lane_value, lanes_of, set_lane};
 use super::rows::{put_pred, put32, put64};
 use crate::code::Code;
@@ -47,7 +48,7 @@ struct Node {
     rows32: Vec<Row32>,
     rows64: Vec<Row64>,
     preds: Vec<u32>,
-    defined: Vec<u32>,
+    definedness: Definedness,
 }
 
 /// The call paths of a warp.
@@ -148,7 +149,7 @@ impl Paths {
             rows32: Vec::new(),
             rows64: Vec::new(),
             preds: Vec::new(),
-            defined: Vec::new(),
+            definedness: Definedness::default(),
         };
         self.live += 1;
         match self.nodes.iter().position(|n| n.lanes == 0) {
@@ -330,8 +331,7 @@ impl Context<'_> {
             warp.regs.r64[callee.frame_row as usize].0[lane] = base;
         }
         for tracked in callee.tracked.clone() {
-            warp.defined[tracked] &= !lanes;
-            warp.origins[tracked] = None;
+            warp.definedness.forget(tracked, lanes);
         }
         warp.push(start, lanes, here.turn);
         Flow::Repick
@@ -447,7 +447,7 @@ fn put(warp: &mut Warp, lanes: u32, to: Place, base: u64, values: &[u64; LANES])
             let bytes = (bytes.min(8) as u32).max(1).next_power_of_two();
             for lane in lanes_of(lanes) {
                 warp.local.store(lane, base + offset, bytes, values[lane]);
-                warp.local.define(lane, base + offset, bytes);
+                warp.local.set_undefined(lane, base + offset, bytes, 0);
             }
         }
         Place::Register { slot: Some(Slot::P(p)), .. } => {
@@ -486,12 +486,12 @@ fn transfer(warp: &mut Warp, lanes: u32, (from, from_base): (Place, u64), (to, t
 
 /// Keeps the rows of the caller in a node.
 fn save(warp: &mut Warp, node: u32, caller: &FunctionCode, code: &Code, lanes: u32) {
-    debug_assert!(caller.tracked.end <= code.tracked.len(), "definedness of the caller");
+    debug_assert!(caller.tracked.len() <= code.tracked.len(), "definedness of the caller");
     let node = &mut warp.paths.nodes[node as usize];
     node.rows32.resize(caller.rows32.len(), Row32::ZERO);
     node.rows64.resize(caller.rows64.len() + 1, Row64::ZERO);
     node.preds.resize(caller.preds.len(), 0);
-    node.defined.resize(caller.tracked.len(), 0);
+    node.definedness.resize(caller.tracked.len());
     for (to, from) in node.rows32.iter_mut().zip(caller.rows32.clone()) {
         put32(to, warp.regs.r32[from as usize].0, lanes);
     }
@@ -502,9 +502,7 @@ fn save(warp: &mut Warp, node: u32, caller: &FunctionCode, code: &Code, lanes: u
     for (to, from) in node.preds.iter_mut().zip(caller.preds.clone()) {
         put_pred(to, warp.regs.pred[from as usize], lanes);
     }
-    for (to, from) in node.defined.iter_mut().zip(caller.tracked.clone()) {
-        put_pred(to, warp.defined[from], lanes);
-    }
+    node.definedness.copy(0..caller.tracked.len(), &warp.definedness, caller.tracked.clone(), lanes);
 }
 
 /// Gives the caller its rows back.
@@ -520,9 +518,7 @@ fn restore(warp: &mut Warp, node: u32, caller: &FunctionCode, lanes: u32) {
     for (from, to) in node.preds.iter().zip(caller.preds.clone()) {
         put_pred(&mut warp.regs.pred[to as usize], *from, lanes);
     }
-    for (from, to) in node.defined.iter().zip(caller.tracked.clone()) {
-        put_pred(&mut warp.defined[to], *from, lanes);
-    }
+    warp.definedness.copy(caller.tracked.clone(), &node.definedness, 0..caller.tracked.len(), lanes);
 }
 
 impl Local {
@@ -531,7 +527,7 @@ impl Local {
         let words = end.div_ceil(4) as usize * LANES;
         if self.words.len() < words {
             self.words.resize(words, u32::from_ne_bytes([POISON; 4]));
-            self.defined.resize(words, 0);
+            self.undefined.resize(words, u32::MAX);
         }
     }
 
@@ -540,36 +536,20 @@ impl Local {
         for word in base / 4..(base + bytes).div_ceil(4) {
             for lane in lanes_of(lanes) {
                 let at = word as usize * LANES + lane;
-                if let (Some(word), Some(defined)) = (self.words.get_mut(at), self.defined.get_mut(at)) {
-                    (*word, *defined) = (u32::from_ne_bytes([POISON; 4]), 0);
+                if let (Some(word), Some(undefined)) = (self.words.get_mut(at), self.undefined.get_mut(at)) {
+                    (*word, *undefined) = (u32::from_ne_bytes([POISON; 4]), u32::MAX);
                 }
             }
         }
     }
 
-    /// Copies bytes and whether they were written.
+    /// Copies bytes and which of their bits are defined.
     fn copy(&mut self, lane: usize, from: u64, to: u64, bytes: u64) {
         for i in 0..bytes {
-            let (a, b) = (from + i, to + i);
-            let (source, target) = (((a / 4) as usize) * LANES + lane, ((b / 4) as usize) * LANES + lane);
-            let (Some(word), Some(defined)) = (self.words.get(source), self.defined.get(source)) else {
-                continue;
-            };
-            let (byte, bit) = (word >> (a % 4 * 8) & 0xFF, defined >> (a % 4) & 1);
-            if let (Some(word), Some(defined)) = (self.words.get_mut(target), self.defined.get_mut(target)) {
-                let shift = b % 4 * 8;
-                *word = *word & !(0xFF << shift) | byte << shift;
-                *defined = *defined & !(1 << (b % 4)) | bit << (b % 4);
-            }
-        }
-    }
-
-    /// Marks bytes as written.
-    fn define(&mut self, lane: usize, address: u64, bytes: u32) {
-        for byte in address..address + u64::from(bytes) {
-            if let Some(bits) = self.defined.get_mut((byte / 4) as usize * LANES + lane) {
-                *bits |= 1 << (byte % 4);
-            }
+            let value = self.load(lane, from + i, 1);
+            let undefined = self.undefined(lane, from + i, 1);
+            self.store(lane, to + i, 1, value);
+            self.set_undefined(lane, to + i, 1, undefined);
         }
     }
 }

@@ -5,11 +5,12 @@
 
 use warpwright_ptx::{ReduxOp, ScalarType, ShflMode, VoteMode};
 
+use super::definedness;
 use super::global::{lane_value, lanes_of, set_lane};
 use super::rows::{self, put_pred, put32};
 use crate::code::collective::{Collective, CollectiveKind, Pattern, shuffle_source};
 use crate::code::layout::Slot;
-use crate::code::rows::{FULL, LANES};
+use crate::code::rows::{FULL, LANES, Registers};
 use crate::context::Context;
 use crate::flow::Flow;
 use crate::report::Tool;
@@ -107,6 +108,10 @@ impl Context<'_> {
                 if exec != FULL && self.checks.synccheck {
                     self.check_sources(warp, pc, exec, (*mode, *b, *c));
                 }
+                if let Some(shuffled) = &op.shuffled {
+                    let from = sources(&warp.regs, *mode, (*b, *c), fixed.as_deref());
+                    definedness::shuffle(warp, pc, exec, shuffled, &from);
+                }
                 let inside = match fixed {
                     Some(pattern) => permute(warp, exec, *dst, *a, pattern),
                     None => shuffle(warp, exec, *mode, *dst, (*a, *b, *c)),
@@ -118,6 +123,10 @@ impl Context<'_> {
             CollectiveKind::Lookup { dst, a, b, c } => {
                 if exec != FULL && self.checks.synccheck {
                     self.check_sources(warp, pc, exec, (ShflMode::Idx, *b, *c));
+                }
+                if let Some(shuffled) = &op.shuffled {
+                    let from = sources(&warp.regs, ShflMode::Idx, (*b, *c), None);
+                    definedness::shuffle(warp, pc, exec, shuffled, &from);
                 }
                 rows::w2_gather(&mut warp.regs, exec, *dst, *a, *b);
             }
@@ -151,6 +160,14 @@ impl Context<'_> {
             });
         }
     }
+}
+
+/// The lanes that lanes read.
+#[cold]
+fn sources(regs: &Registers, mode: ShflMode, (b, c): (u32, u32), fixed: Option<&Pattern>) -> [u8; LANES] {
+    let (b, c) = (&regs.r32[b as usize].0, &regs.r32[c as usize].0);
+    let read = |lane: usize| shuffle_source(mode, lane as u32, b[lane], c[lane]).0 as u8;
+    fixed.map_or_else(|| std::array::from_fn(read), |pattern| pattern.source)
 }
 
 /// A shuffle whose operands are registers.

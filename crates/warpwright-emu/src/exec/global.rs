@@ -5,6 +5,7 @@ use std::hint::black_box;
 use warpwright_ptx::{Ordering, Semantics, StateSpace};
 
 use super::transfer::{read_rows, span, write_rows};
+use crate::code::definedness::Checked;
 use crate::code::layout::Slot;
 use crate::code::memory::Access;
 use crate::code::rows::{FULL, LANES, Registers};
@@ -139,7 +140,13 @@ impl Context<'_> {
         let access = &code.stores[at as usize];
         match access.space {
             StateSpace::Global => self.store_global(warp, pc, exec, access),
-            StateSpace::Shared => self.store_shared(warp, pc, exec, access),
+            StateSpace::Shared => {
+                let flow = self.store_shared(warp, pc, exec, access);
+                if self.checks.initcheck && access.tracked.is_some() {
+                    self.undefine_shared(warp, exec, access);
+                }
+                flow
+            }
             StateSpace::SharedCluster => {
                 self.note_change();
                 let addresses = addresses(&warp.regs, access.addr, access.offset);
@@ -172,8 +179,9 @@ impl Context<'_> {
             let write = kind != AccessKind::Read;
             if write && space != Space::Local {
                 self.note_change();
-                for slot in access.tracked.iter().flatten().flatten() {
-                    self.check_register(warp, pc, lanes, *slot, None);
+                let bits = u64::MAX >> (64 - 8 * access.bytes);
+                for tracked in access.tracked.iter().flatten().flatten() {
+                    self.check_register(warp, pc, lanes, Checked { tracked: *tracked, ty: None, bits });
                 }
             }
             let flow = match space {

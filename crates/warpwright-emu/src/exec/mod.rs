@@ -5,6 +5,7 @@ mod atom;
 mod call;
 mod cluster;
 mod collective;
+mod definedness;
 mod format;
 mod global;
 pub(crate) mod lanes;
@@ -20,6 +21,7 @@ mod sync;
 mod transfer;
 
 pub(crate) use call::{MAX_LOCAL, Paths};
+pub(crate) use definedness::Definedness;
 pub(crate) use private::read_image;
 pub(crate) use run::run;
 pub(crate) use special::special_value;

@@ -3,6 +3,7 @@
 use warpwright_ptx::StateSpace;
 
 use super::call::MAX_LOCAL;
+use super::definedness::Origin;
 use super::global::{addresses, extend, lane_value, lanes_of, set_lane};
 use super::rows::put_pred;
 use crate::block::in_words;
@@ -19,46 +20,40 @@ use crate::warp::{Local, Warp};
 
 impl Local {
     pub(super) fn load(&self, lane: usize, address: u64, bytes: u32) -> u64 {
-        let word = |at: u64| self.words.get(at as usize * LANES + lane).copied().map_or(0, u64::from);
-        let (at, shift) = (address / 4, address % 4 * 8);
-        match bytes {
-            8 => word(at) | word(at + 1) << 32,
-            4 => word(at),
-            _ => (word(at) >> shift) & (u64::MAX >> (64 - 8 * bytes)),
-        }
+        read_lane(&self.words, lane, address, bytes)
     }
 
     pub(super) fn store(&mut self, lane: usize, address: u64, bytes: u32, value: u64) {
-        in_words(address, bytes, value, |at, mask, value| {
-            if let Some(word) = self.words.get_mut(at as usize * LANES + lane) {
-                *word = *word & !mask | value & mask;
-            }
-        });
+        write_lane(&mut self.words, lane, address, bytes, value);
     }
 
-    /// Forgets that the bytes of a range were written.
-    fn undefine(&mut self, lane: usize, address: u64, bytes: u32) {
-        for byte in address..address + u64::from(bytes) {
-            if let Some(bits) = self.defined.get_mut((byte / 4) as usize * LANES + lane) {
-                *bits &= !(1 << (byte % 4));
-            }
-        }
+    /// The undefined bits of 1, 2, 4 or 8 bytes.
+    pub(super) fn undefined(&self, lane: usize, address: u64, bytes: u32) -> u64 {
+        read_lane(&self.undefined, lane, address, bytes)
     }
 
-    /// Whether all bytes of a range were written; marks them if `write`.
-    fn defined(&mut self, lane: usize, address: u64, bytes: u32, write: bool) -> bool {
-        let mut all = true;
-        for byte in address..address + u64::from(bytes) {
-            if let Some(bits) = self.defined.get_mut((byte / 4) as usize * LANES + lane) {
-                let bit = 1 << (byte % 4);
-                all &= *bits & bit != 0;
-                if write {
-                    *bits |= bit;
-                }
-            }
-        }
-        all
+    pub(super) fn set_undefined(&mut self, lane: usize, address: u64, bytes: u32, undefined: u64) {
+        write_lane(&mut self.undefined, lane, address, bytes, undefined);
     }
+}
+
+/// 1, 2, 4 or 8 bytes of a lane in words that lie as those of [`Local`].
+fn read_lane(words: &[u32], lane: usize, address: u64, bytes: u32) -> u64 {
+    let word = |at: u64| words.get(at as usize * LANES + lane).copied().map_or(0, u64::from);
+    let (at, shift) = (address / 4, address % 4 * 8);
+    match bytes {
+        8 => word(at) | word(at + 1) << 32,
+        4 => word(at),
+        _ => (word(at) >> shift) & (u64::MAX >> (64 - 8 * bytes)),
+    }
+}
+
+fn write_lane(words: &mut [u32], lane: usize, address: u64, bytes: u32, value: u64) {
+    in_words(address, bytes, value, |at, mask, value| {
+        if let Some(word) = words.get_mut(at as usize * LANES + lane) {
+            *word = *word & !mask | value & mask;
+        }
+    });
 }
 
 impl Context<'_> {
@@ -104,19 +99,20 @@ impl Context<'_> {
                 };
                 set_lane(&mut warp.regs, slot, lane, extend(access, slot, value));
             }
-            if space != Space::Local
-                || !self.checks.initcheck
-                || warp.local.defined(lane, address, total, false)
-            {
+            if space != Space::Local || !self.checks.initcheck {
+                continue;
+            }
+            let elements = (address..).step_by(access.bytes as usize).take(access.regs.len());
+            let undefined = |at: u64| warp.local.undefined(lane, at, access.bytes);
+            if elements.clone().all(|at| undefined(at) == 0) {
                 continue;
             }
             if let Some(tracked) = &access.tracked {
-                for (slot, at) in tracked.iter().zip((address..).step_by(access.bytes as usize)) {
-                    if let Some(slot) = *slot
-                        && !warp.local.defined(lane, at, access.bytes, false)
-                    {
-                        warp.defined[slot as usize] &= !(1 << lane);
-                        warp.origins[slot as usize] = Some((pc, at));
+                for (slot, at) in tracked.iter().zip(elements) {
+                    if let Some(slot) = *slot {
+                        let undefined = warp.local.undefined(lane, at, access.bytes);
+                        let extended = if access.sign { signed(undefined, access.bytes) } else { undefined };
+                        warp.definedness.set(slot, lane, extended, Some(Origin::Local { pc, address: at }));
                     }
                 }
             } else {
@@ -166,13 +162,11 @@ impl Context<'_> {
                 warp.local.store(lane, address + j as u64 * u64::from(access.bytes), access.bytes, value);
             }
             if self.checks.initcheck {
-                match &access.tracked {
-                    None => _ = warp.local.defined(lane, address, total, true),
-                    Some(tracked) => {
-                        for (slot, at) in tracked.iter().zip((address..).step_by(access.bytes as usize)) {
-                            define_stored(warp, lane, at, access.bytes, *slot);
-                        }
-                    }
+                for j in 0..access.regs.len() {
+                    let tracked = access.tracked.as_ref().and_then(|tracked| tracked[j]);
+                    let undefined = tracked.map_or(0, |tracked| warp.definedness.bits(tracked, lane));
+                    let at = address + j as u64 * u64::from(access.bytes);
+                    warp.local.set_undefined(lane, at, access.bytes, undefined);
                 }
             }
         }
@@ -220,22 +214,10 @@ impl Context<'_> {
     }
 }
 
-/// Notes which bytes of an element that was stored are defined: all of them, or those that were when the register was
-/// loaded.
-fn define_stored(warp: &mut Warp, lane: usize, at: u64, bytes: u32, slot: Option<u32>) {
-    let undefined = slot.map(|slot| slot as usize).filter(|slot| warp.defined[*slot] >> lane & 1 == 0);
-    let Some(slot) = undefined else {
-        warp.local.defined(lane, at, bytes, true);
-        return;
-    };
-    for i in 0..u64::from(bytes) {
-        let from = warp.origins[slot].map(|(_, from)| from + i);
-        if from.is_some_and(|from| warp.local.defined(lane, from, 1, false)) {
-            warp.local.defined(lane, at + i, 1, true);
-        } else {
-            warp.local.undefine(lane, at + i, 1);
-        }
-    }
+/// The bits of so many bytes, with the highest in all those above.
+fn signed(bits: u64, bytes: u32) -> u64 {
+    let shift = 64 - 8 * bytes.clamp(1, 8);
+    (((bits << shift) as i64) >> shift) as u64
 }
 
 fn inside((start, end): (u64, u64), address: u64, bytes: u32) -> bool {

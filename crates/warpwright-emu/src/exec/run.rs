@@ -8,14 +8,11 @@ use std::sync::LazyLock;
 use super::global::lanes_of;
 use super::lanes;
 use super::rows::{self, put_pred, select32, select64};
+use crate::code::Code;
 use crate::code::op::{Op, hot_ops};
 use crate::code::rows::{R1, R2};
-use warpwright_ptx::ScalarType;
-
-use crate::code::{Code, Mark};
 use crate::context::Context;
 use crate::flow::{Flow, Outcome};
-use crate::report::{Space, Tool};
 use crate::warp::{Group, Wait, Warp};
 
 type Runner = fn(&mut Context<'_>, &mut Warp) -> Outcome;
@@ -224,7 +221,12 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                     Flow::Next
                 }
                 Op::MarkDefined(at) => {
-                    mark_defined(warp, exec, &code.marks[at as usize]);
+                    let tracked = code.marks[at as usize].tracked.iter();
+                    tracked.for_each(|tracked| warp.definedness.define(*tracked, exec));
+                    Flow::Next
+                }
+                Op::PassDefined(at) => {
+                    cx.pass_definedness(warp, pc as u32, exec, at);
                     Flow::Next
                 }
                 Op::Jump { to } => Flow::Jump(to),
@@ -302,65 +304,4 @@ fn end_lanes(warp: &mut Warp, lanes: u32) {
     warp.live &= !lanes;
     warp.paths.end(lanes);
     warp.wake_collectives();
-}
-
-fn mark_defined(warp: &mut Warp, exec: u32, mark: &Mark) {
-    let (mut value, mut origin) = (u32::MAX, None);
-    for slot in &mark.from {
-        value &= warp.defined[*slot as usize];
-        origin = origin.or(warp.origins[*slot as usize]);
-    }
-    for slot in &mark.slots {
-        put_pred(&mut warp.defined[*slot as usize], value, exec);
-        warp.origins[*slot as usize] = origin;
-    }
-}
-
-impl Context<'_> {
-    /// Reports lanes that read a register before it was written.
-    fn check_defined(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) {
-        let check = &self.code.checks[at as usize];
-        for (slot, ty) in &check.slots {
-            self.check_register(warp, pc, exec, *slot, *ty);
-        }
-    }
-
-    /// Reports lanes that use a tracked register whose value they never had.
-    pub(super) fn check_register(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        exec: u32,
-        slot: u32,
-        ty: Option<ScalarType>,
-    ) {
-        let missing = exec & !warp.defined[slot as usize];
-        if missing == 0 || !self.checks.initcheck {
-            return;
-        }
-        match warp.origins[slot as usize] {
-            Some((load, address)) => {
-                let at = Some((Space::Local, address));
-                self.finding(warp, load, missing, Tool::Initcheck, "uninitialised-local", at, || {
-                    (
-                        "uses what it loads from local memory that this thread never wrote".to_owned(),
-                        "write the variable on every path that leads here".to_owned(),
-                    )
-                });
-            }
-            None => self.finding(warp, pc, missing, Tool::Initcheck, "uninitialised-register", None, || {
-                (
-                    format!(
-                        "reads a {}register that this thread never wrote",
-                        ty.map_or_else(String::new, |t| format!(".{t} "))
-                    ),
-                    "write the register on every path that leads here, or guard this instruction with the same \
-                     predicate"
-                        .to_owned(),
-                )
-            }),
-        }
-        // Once is enough: what follows from it would only repeat the finding.
-        warp.defined[slot as usize] |= missing;
-    }
 }

@@ -85,7 +85,7 @@ fn third(warp: &Warp, s: &Scalar, lane: usize) -> Option<(BoolOp, bool)> {
     s.combine.map(|(op, p, negated)| (op, (warp.regs.pred[p as usize] >> lane & 1 != 0) != negated))
 }
 
-fn combine(a: bool, third: Option<(BoolOp, bool)>) -> bool {
+pub(super) fn combine(a: bool, third: Option<(BoolOp, bool)>) -> bool {
     match third {
         None => a,
         Some((BoolOp::And, b)) => a && b,
@@ -491,6 +491,34 @@ pub(super) fn convert(to: ScalarType, from: ScalarType, mods: &Modifiers, a: u64
     let value = wide(a, from);
     let value = if mods.sat { saturate(value, to) } else { value as u64 };
     if is_signed(to) { signed(value, to.bits()) as u64 } else { unsigned(value, to.bits()) }
+}
+
+/// Where an instruction that moves the bits of its first operands puts them; the others are what they are.
+pub(super) fn moved(inst: &Inst, [a, b, c, d]: [u64; 4]) -> u64 {
+    let mut carry = false;
+    match inst {
+        Inst::Unary { op, ty, mods, .. } => unary(*op, *ty, mods, a),
+        Inst::Binary { op, ty, mods, .. } => binary(*op, *ty, mods, a, b, &mut carry),
+        Inst::Ternary { op, ty, mods, .. } => ternary(*op, *ty, mods, a, b, c, &mut carry),
+        Inst::Bfi { ty, .. } => bfi(*ty, a, b, c, d),
+        Inst::Cvt { to, from, mods, .. } => convert(*to, *from, mods, a, 64),
+        _ => a,
+    }
+}
+
+/// How a comparison of integers can turn out if some of their bits may be anything.
+pub(super) fn outcomes(cmp: CmpOp, ty: ScalarType, [a, b]: [u64; 2], undefined: [u64; 2]) -> [bool; 2] {
+    let hit = |a: u64, b: u64| compare(cmp, ty, false, a, b);
+    let unknown = undefined[0] | undefined[1];
+    if matches!(cmp, CmpOp::Eq | CmpOp::Equ | CmpOp::Ne | CmpOp::Neu) {
+        // They differ, whatever the others are.
+        let decided = unknown == 0 || unsigned((a ^ b) & !unknown, ty.bits()) != 0;
+        return [hit(a, b), hit(a, b) == decided];
+    }
+    let sign = if is_signed(ty) { 1 << (ty.bits() - 1) } else { 0 };
+    let least = |x: u64, undefined: u64| ((x ^ sign) & !undefined) ^ sign;
+    let most = |x: u64, undefined: u64| ((x ^ sign) | undefined) ^ sign;
+    [hit(least(a, undefined[0]), most(b, undefined[1])), hit(most(a, undefined[0]), least(b, undefined[1]))]
 }
 
 #[cfg(test)]

@@ -318,6 +318,24 @@ impl Context<'_> {
         Flow::Next
     }
 
+    /// Says which bytes are undefined behind a store of registers that may be.
+    #[cold]
+    pub(super) fn undefine_shared(&mut self, warp: &Warp, exec: u32, access: &Access) {
+        let places = addresses(&warp.regs, access.addr, access.offset);
+        for (j, tracked) in access.tracked.iter().flatten().enumerate() {
+            let Some(tracked) = *tracked else { continue };
+            for lane in lanes_of(warp.definedness.missing(tracked, exec)) {
+                let bits = warp.definedness.bits(tracked, lane);
+                let first = places[lane] + j as u64 * u64::from(access.bytes);
+                for byte in 0..access.bytes {
+                    if bits >> (8 * byte) & 0xFF != 0 {
+                        self.block.shared.undefine(first + u64::from(byte));
+                    }
+                }
+            }
+        }
+    }
+
     fn count_shared(&mut self, direction: Direction, good: u32, total: u32, a: &[u64; LANES], shape: Shape) {
         if !self.checks.counters {
             return;
@@ -381,7 +399,7 @@ impl Context<'_> {
             let address = Some((Space::Shared, self.block.shared.base + a[lane]));
             self.finding(warp, pc, 1 << lane, Tool::Initcheck, "uninitialised-shared", address, || {
                 (
-                    format!("loads {total} bytes of shared memory that no thread of the block wrote"),
+                    format!("loads {total} bytes of shared memory that no thread of the block gave a value"),
                     "write it first, and put a barrier between the write and this load".to_owned(),
                 )
             });

@@ -1,0 +1,281 @@
+//! How instructions pass definedness on from their operands to their results.
+
+use warpwright_ptx::{
+    BinaryOp, BoolOp, Inst, Modifiers, Operand, Reg, Role, ScalarType, StateSpace, TernaryOp, UnaryOp,
+};
+
+use super::defined::Analysis;
+use super::{Decoder, index};
+use crate::code::definedness::{DEFINED, Passing, Rule, Shuffled, Source, Target, UNDEFINED};
+use crate::code::op::Op;
+
+/// What becomes of undefined operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// They decide something: an error.
+    Used,
+    /// Results are as defined as operands.
+    Passed,
+    /// The shuffled register goes to other lanes; the operands that say to which are used.
+    Shuffled,
+    /// What is stored goes to shared memory; the address is used.
+    Stored,
+}
+
+/// Tables of `lop3` for functions of two bits, and of a choice by the third.
+const AND: u8 = 0xF0 & 0xCC;
+const OR: u8 = 0xF0 | 0xCC;
+const XOR: u8 = 0xF0 ^ 0xCC;
+const NOT: u8 = !0xF0;
+const CHOICE: u8 = 0xF0 & 0xAA | 0xCC & !0xAA;
+
+/// What an instruction does with undefined operands.
+pub(crate) fn fate(inst: &Inst) -> Fate {
+    match inst {
+        Inst::Unary { .. }
+        | Inst::Bfi { .. }
+        | Inst::Lop3 { .. }
+        | Inst::Lop3Pred { .. }
+        | Inst::Dp4a { .. }
+        | Inst::Dp2a { .. }
+        | Inst::Video { .. }
+        | Inst::Fns { .. }
+        | Inst::MinMax3 { .. }
+        | Inst::Mixed { .. }
+        | Inst::Setp { .. }
+        | Inst::Set { .. }
+        | Inst::Selp { .. }
+        | Inst::Slct { .. }
+        | Inst::Mov { .. }
+        | Inst::Pack { .. }
+        | Inst::Unpack { .. }
+        | Inst::PredBinary { .. }
+        | Inst::PredNot { .. }
+        | Inst::PredMov { .. }
+        | Inst::Cvt { .. }
+        | Inst::Cvta { .. }
+        | Inst::CvtStochastic { .. }
+        | Inst::CvtPack { .. } => Fate::Passed,
+        Inst::Binary { op, .. } if !carries(*op) => Fate::Passed,
+        Inst::Ternary { op, .. } if !carries3(*op) => Fate::Passed,
+        Inst::Shfl { .. } => Fate::Shuffled,
+        Inst::St { space: StateSpace::Shared, .. } => Fate::Stored,
+        _ => Fate::Used,
+    }
+}
+
+/// Whether the carry flag, which nothing follows, is read or written.
+fn carries(op: BinaryOp) -> bool {
+    use BinaryOp::{AddCc, Addc, AddcCc, SubCc, Subc, SubcCc};
+    matches!(op, AddCc | Addc | AddcCc | SubCc | Subc | SubcCc)
+}
+
+fn carries3(op: TernaryOp) -> bool {
+    use TernaryOp::{MadHiCc, MadLoCc, MadcHi, MadcHiCc, MadcLo, MadcLoCc};
+    matches!(op, MadLoCc | MadHiCc | MadcLo | MadcHi | MadcLoCc | MadcHiCc)
+}
+
+/// The operands that are not used but passed on.
+pub(crate) fn passed(inst: &Inst, mut each: impl FnMut(Reg)) {
+    match (fate(inst), inst) {
+        (Fate::Passed, _) => inst.visit(|role, r| {
+            if role == Role::Use {
+                each(r);
+            }
+        }),
+        (Fate::Shuffled, Inst::Shfl { a: Operand::Reg(r), .. }) => each(*r),
+        (Fate::Stored, Inst::St { srcs, .. }) => srcs.iter().filter_map(register).for_each(each),
+        _ => {}
+    }
+}
+
+pub(super) fn register(operand: &Operand) -> Option<Reg> {
+    if let Operand::Reg(r) = operand { Some(*r) } else { None }
+}
+
+/// Integers whose sums and products are of the whole register.
+fn is_integer(ty: ScalarType, mods: &Modifiers) -> bool {
+    !ty.is_float() && !matches!(ty, ScalarType::U16x2 | ScalarType::S16x2) && !mods.sat && !mods.relu
+}
+
+/// The rule for an instruction, and those of its operands that it looks at, in its order.
+pub(crate) fn rule(inst: &Inst) -> Option<(Rule, Vec<Operand>)> {
+    let moved = |operands: &[Operand], moved: usize| {
+        Some((Rule::Move { inst: Box::new(inst.clone()), moved }, operands.to_vec()))
+    };
+    let logic = |table, operands: &[Operand]| Some((Rule::Logic { table }, operands.to_vec()));
+    Some(match inst {
+        Inst::Unary { op: UnaryOp::Not, a, .. } => return logic(NOT, &[*a]),
+        Inst::Unary { op: UnaryOp::Brev, a, .. } => return moved(&[*a], 1),
+        Inst::Unary { op: UnaryOp::Neg, ty, mods, a, .. } if is_integer(*ty, mods) => (Rule::Carry, vec![*a]),
+        Inst::Binary { op, ty, mods, a, b, .. } => match op {
+            BinaryOp::And => return logic(AND, &[*a, *b]),
+            BinaryOp::Or => return logic(OR, &[*a, *b]),
+            BinaryOp::Xor => return logic(XOR, &[*a, *b]),
+            BinaryOp::Shl | BinaryOp::Shr | BinaryOp::Szext | BinaryOp::SzextWrap => {
+                return moved(&[*a, *b], 1);
+            }
+            BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::MulLo | BinaryOp::MulWide
+                if is_integer(*ty, mods) =>
+            {
+                (Rule::Carry, vec![*a, *b])
+            }
+            _ => return None,
+        },
+        Inst::Ternary { op, ty, mods, a, b, c, .. } => match op {
+            TernaryOp::Mad | TernaryOp::MadLo | TernaryOp::MadWide if is_integer(*ty, mods) => {
+                (Rule::Carry, vec![*a, *b, *c])
+            }
+            TernaryOp::Bfe => return moved(&[*a, *b, *c], 1),
+            TernaryOp::ShfLWrap | TernaryOp::ShfLClamp | TernaryOp::ShfRWrap | TernaryOp::ShfRClamp => {
+                return moved(&[*a, *b, *c], 2);
+            }
+            TernaryOp::Prmt
+            | TernaryOp::PrmtF4e
+            | TernaryOp::PrmtB4e
+            | TernaryOp::PrmtRc8
+            | TernaryOp::PrmtEcl
+            | TernaryOp::PrmtEcr
+            | TernaryOp::PrmtRc16 => return moved(&[*a, *b, *c], 2),
+            _ => return None,
+        },
+        Inst::Bfi { a, b, pos, len, .. } => return moved(&[*a, *b, *pos, *len], 2),
+        Inst::Lop3 { a, b, c, lut, .. } => return logic(*lut, &[*a, *b, *c]),
+        Inst::Selp { a, b, pred, .. } => return logic(CHOICE, &[*a, *b, Operand::Reg(*pred)]),
+        Inst::PredBinary { op, a, b, .. } => {
+            let table = match op {
+                BoolOp::And => AND,
+                BoolOp::Or => OR,
+                BoolOp::Xor => XOR,
+            };
+            return logic(table, &[Operand::Reg(*a), Operand::Reg(*b)]);
+        }
+        Inst::PredNot { a, .. } => return logic(NOT, &[Operand::Reg(*a)]),
+        Inst::PredMov { a, .. } => return logic(0xF0, &[*a]),
+        Inst::Mov { ty, src, .. } if ty.bits() <= 64 => return moved(&[*src], 1),
+        Inst::Cvt { to, from, mods, a, b: None, .. } if is_integer(*to, mods) && !from.is_float() => {
+            return moved(&[*a], 1);
+        }
+        Inst::Cvta { src, .. } => (Rule::Carry, vec![*src]),
+        Inst::Setp { cmp, combine, ty, a, b, .. } if !ty.is_float() => {
+            let third = combine.map(|(_, third)| Operand::Reg(third.reg));
+            let combine = combine.map(|(op, third)| (op, third.negated));
+            (Rule::Compare { cmp: *cmp, ty: *ty, combine }, [*a, *b].into_iter().chain(third).collect())
+        }
+        Inst::Pack { ty, parts, .. } if ty.bits() <= 64 => {
+            (Rule::Pack { bits: ty.bits() / index(parts.len()).max(1) }, parts.clone())
+        }
+        Inst::Unpack { ty, dsts, src } if ty.bits() <= 64 => {
+            (Rule::Unpack { bits: ty.bits() / index(dsts.len()).max(1) }, vec![*src])
+        }
+        _ => return None,
+    })
+}
+
+/// Whether an instruction only copies, so that what uses the copy is what reads the register.
+fn is_copy(inst: &Inst) -> bool {
+    match inst {
+        Inst::Mov { .. } | Inst::PredMov { .. } => true,
+        Inst::Cvt { to, from, mods, b: None, .. } => !to.is_float() && !from.is_float() && !mods.sat,
+        _ => false,
+    }
+}
+
+/// Up to three sources and the only target.
+fn quick(sources: &[Source], targets: &[Option<Target>]) -> [u32; 4] {
+    let mut quick = [DEFINED; 4];
+    let mut tracked = sources.iter().filter_map(|source| source.tracked);
+    quick.iter_mut().take(3).zip(&mut tracked).for_each(|(quick, tracked)| *quick = tracked);
+    let mut targets = targets.iter().flatten();
+    match (tracked.next(), targets.next(), targets.next()) {
+        (None, Some(target), None) => quick[3] = target.tracked,
+        _ => quick[0] = UNDEFINED,
+    }
+    quick
+}
+
+/// All ones in the low bits of a type.
+pub(super) fn bits_of(ty: ScalarType) -> u64 {
+    match ty {
+        ScalarType::Pred => 1,
+        _ => u64::MAX >> (64 - ty.bits().clamp(1, 64)),
+    }
+}
+
+impl Decoder<'_> {
+    /// Emits that the tracked results of an instruction are as defined as its operands, before it runs. `false` if all of these are
+    /// defined anyway.
+    pub(super) fn pass(&mut self, inst: &Inst, analysis: &Analysis) -> bool {
+        let mut targets = self.targets(inst, analysis);
+        let mut tracked = false;
+        inst.visit(|role, r| tracked |= role == Role::Use && analysis.slot(r).is_some());
+        if !tracked || fate(inst) != Fate::Passed {
+            return false;
+        }
+        if targets.iter().all(Option::is_none) {
+            return true;
+        }
+        let (rule, operands) = rule(inst).unwrap_or_else(|| {
+            let mut operands = Vec::new();
+            inst.visit(|role, r| {
+                if role == Role::Use {
+                    operands.push(Operand::Reg(r));
+                }
+            });
+            (Rule::Any, operands)
+        });
+        // Every target has a number in a rule; those of others are all alike.
+        if !matches!(rule, Rule::Unpack { .. } | Rule::Compare { .. }) {
+            targets.retain(Option::is_some);
+        }
+        let sources: Vec<_> = operands.iter().map(|operand| self.definedness_of(operand, analysis)).collect();
+        let quick = quick(&sources, &targets);
+        self.code.passings.push(Passing { quick, rule, sources, targets, copies: is_copy(inst) });
+        let at = index(self.code.passings.len() - 1);
+        self.emit_part(Op::PassDefined(at));
+        true
+    }
+
+    /// The results of an instruction, in its order.
+    fn targets(&self, inst: &Inst, analysis: &Analysis) -> Vec<Option<Target>> {
+        let target = |r: Reg| {
+            let bits = self.function.reg_type(r).map_or(u64::MAX, bits_of);
+            analysis.slot(r).map(|tracked| Target { tracked, bits })
+        };
+        match inst {
+            Inst::Unpack { dsts, .. } => dsts.iter().map(|dst| dst.and_then(target)).collect(),
+            Inst::Setp { dst, dst_not, .. } => vec![target(*dst), dst_not.and_then(target)],
+            _ => {
+                let mut targets = Vec::new();
+                inst.visit(|role, r| {
+                    if role == Role::Def {
+                        targets.push(target(r));
+                    }
+                });
+                targets
+            }
+        }
+    }
+
+    fn definedness_of(&mut self, operand: &Operand, analysis: &Analysis) -> Source {
+        let r = register(operand);
+        let ty = r.and_then(|r| self.function.reg_type(r));
+        let value = match operand {
+            // Literals have the width of the row that they are put in.
+            Operand::Imm(_) => self.source(operand, ScalarType::B64).ok(),
+            _ => r.and_then(|r| self.regs.slot(r)),
+        };
+        let tracked = r.and_then(|r| analysis.slot(r));
+        Source { value, tracked, ty, bits: ty.map_or(u64::MAX, bits_of) }
+    }
+
+    /// Tells a shuffle that has been decoded which of its registers are tracked.
+    pub(super) fn pass_shuffled(&mut self, inst: &Inst, analysis: &Analysis) {
+        let Inst::Shfl { dst, a, .. } = inst else { return };
+        let Some(target) = analysis.slot(*dst) else { return };
+        let source = self.definedness_of(a, analysis);
+        if let Some(collective) = self.code.collectives.last_mut() {
+            collective.shuffled = Some(Box::new(Shuffled { source, target }));
+        }
+    }
+}
