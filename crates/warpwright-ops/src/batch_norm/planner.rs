@@ -280,3 +280,48 @@ impl<'a> Planner<'a> {
         self.step(&def, args, walked.grid)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use warpwright_dsl::kernel_args;
+    use warpwright_dsl::prelude::*;
+    use warpwright_ptx::isa::DeviceLimits;
+
+    use super::*;
+
+    kernel_args! {
+        struct NoArgs => NoParams { count: u32 }
+    }
+
+    struct Nothing;
+
+    impl KernelDef for Nothing {
+        type Args = NoArgs;
+
+        fn spec(&self) -> KernelSpec {
+            KernelSpec::new("nothing", BlockDim::x(32))
+        }
+
+        fn build<'k>(&self, _: K<'k>, _: NoParams<'k>) {}
+    }
+
+    /// What blocks of sm_90 hold is more than those of sm_86 have.
+    #[test]
+    fn tensors_that_blocks_cannot_hold_are_refused() {
+        const SMALL: Target = Target::sm(86);
+        let norm = BatchNorm::new(DType::F32, Layout::ChannelsLast, 32, 256, 56 * 56);
+        let large = Planner::new("batch_norm", &norm, Target::sm(90)).expect("a planner");
+        let held = large.persistence(1).expect("rows of whole vectors");
+        let limit = DeviceLimits::of(SMALL).shared_per_block;
+        assert!(held.bytes > limit && held.bytes <= DeviceLimits::of(Target::sm(90)).shared_per_block);
+        assert!(large.persistent_variant(&Nothing, NoArgs { count: 0 }, &held).is_ok());
+        let small = Planner::new("batch_norm", &norm, SMALL).expect("a planner");
+        match small.persistent_variant(&Nothing, NoArgs { count: 0 }, &held) {
+            Err(PlanError::SharedMemory { op: "batch_norm", target: SMALL, bytes, limit: room, .. }) => {
+                assert_eq!((bytes, room), (u64::from(held.bytes), limit));
+            }
+            Err(e) => panic!("{e}"),
+            Ok(_) => panic!("{} bytes in {limit}", held.bytes),
+        }
+    }
+}
