@@ -16,6 +16,8 @@ use crate::launch::{Fault, LaunchConfig, Options, Printed, Sanitizers};
 use crate::limits::Slice;
 use crate::memory::{Allocation, Memory, SLOT_BITS};
 use crate::program::{Entry, Program};
+use crate::progress::Time;
+use crate::relevance::Region;
 use crate::report::{Event, Findings, Key, Position, Severity, Site, Space, Tool};
 use crate::resident::{Cluster, Shape};
 use crate::sanitize::racecheck::{BlockRaces, LaunchRaces};
@@ -68,8 +70,7 @@ pub(crate) struct Shared<'a> {
     /// Set when no worker can go on.
     pub(crate) deadlock: AtomicBool,
     pub(crate) idle: Idle,
-    /// The latest value of the global timer.
-    pub(crate) timer: AtomicU64,
+    pub(crate) time: Time,
     /// Instructions of the slices that have ended, over all workers; kept where there is a limit.
     pub(crate) steps: AtomicU64,
     pub(crate) begun: Instant,
@@ -129,6 +130,8 @@ pub(crate) struct Runs {
     guarded: Vec<(u64, u64)>,
     /// Instructions that warps went through.
     pub(crate) steps: u64,
+    /// What the running warp goes through, if it is watched.
+    pub(crate) trace: Option<Region>,
 }
 
 impl Runs {
@@ -138,6 +141,7 @@ impl Runs {
             lanes: vec![0; instructions + 2],
             guarded: vec![(0, 0); instructions],
             steps: 0,
+            trace: None,
         }
     }
 
@@ -150,6 +154,17 @@ impl Runs {
         self.warps[end] -= 1;
         self.lanes[start] += lanes;
         self.lanes[end] -= lanes;
+        if self.trace.is_some() {
+            self.traced(start, end);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn traced(&mut self, start: usize, end: usize) {
+        if let Some(trace) = &mut self.trace {
+            trace.add(start as u32, end as u32);
+        }
     }
 
     #[inline(always)]
@@ -258,11 +273,11 @@ pub(crate) struct Context<'a> {
     pub(crate) changes: u64,
     /// Reads that polling loops make.
     pub(crate) polls: u64,
-    /// Reads of clocks, whose readers never just repeat themselves.
-    pub(crate) clock_reads: u64,
     pub(crate) fault: Option<Fault>,
-    /// Reads of the clock, which must not stand still.
+    /// Reads of the clock, which must not stand still, and times of sleep.
     pub(crate) clock: u64,
+    /// The longest sleep of a warp in this round: warps sleep at the same time.
+    pub(crate) sleep: u64,
     /// Output of kernels, by block.
     pub(crate) printed: Vec<(u64, Printed)>,
     pub(crate) printed_bytes: usize,
@@ -295,9 +310,9 @@ impl<'a> Context<'a> {
             matrix: Box::default(),
             changes: 0,
             polls: 0,
-            clock_reads: 0,
             fault: None,
             clock: 0,
+            sleep: 0,
             opened: Vec::new(),
             printed: Vec::new(),
             printed_bytes: 0,

@@ -14,6 +14,7 @@ use crate::exec::MAX_LOCAL;
 use crate::launch::{Fault, LaunchConfig, LaunchError, Options, Printed, Report, Sanitizers};
 use crate::memory::{Memory, MemoryError};
 use crate::program::{Entry, Program};
+use crate::progress::Time;
 use crate::report::{Findings, Position, Resolve, Space};
 use crate::resident::Shape;
 use crate::sanitize::racecheck::LaunchRaces;
@@ -71,7 +72,7 @@ pub(crate) fn run(
         changes: AtomicU64::new(0),
         deadlock: AtomicBool::new(false),
         idle: Idle::new(workers),
-        timer: AtomicU64::new(0),
+        time: Time::default(),
         steps: AtomicU64::new(0),
         begun: Instant::now(),
     };

@@ -61,6 +61,8 @@ mod launch;
 mod limits;
 mod memory;
 mod program;
+mod progress;
+mod relevance;
 pub mod report;
 mod resident;
 mod room;

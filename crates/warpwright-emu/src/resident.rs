@@ -16,9 +16,10 @@ use crate::exec::asynchronous::State as Asynchronous;
 use crate::exec::matrix::Flights;
 use crate::exec::{Definedness, Paths, read_image, special_value};
 use crate::memory::POISON;
+use crate::progress::{Outlook, Stamp, Watch};
 use crate::sanitize::racecheck::BlockRaces;
 use crate::space::{LOCAL_BASE, map_cluster};
-use crate::warp::{Group, Local, Stamp, Wait, Warp, Watch};
+use crate::warp::{Group, Local, Wait, Warp};
 
 /// A block that has begun.
 pub(crate) struct Resident<'a> {
@@ -37,8 +38,9 @@ pub(crate) struct Cluster<'a> {
     pub(crate) linear: u64,
     /// The block whose parts are in the context.
     current: Option<usize>,
-    /// When every warp was seen to wait or to repeat itself.
-    pub(crate) settled: Option<Stamp>,
+    /// When it was last found that no warp gets further before memory changes or the clocks are put forward, and what the
+    /// warps can come to.
+    pub(crate) settled: Option<(Stamp, u64, Outlook)>,
     /// Copies in flight, and mbarriers.
     pub(crate) asynchronous: Asynchronous,
 }

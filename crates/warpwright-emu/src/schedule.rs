@@ -2,14 +2,13 @@
 //!
 //! The warps of a block take turns; a turn ends at a barrier, at the end, or after many backward branches. A block runs
 //! until none of its warps gets further, then the next block of its cluster does. When no block of the cluster gets
-//! further, the oldest asynchronous operation completes: as late as the memory model allows. When there is none, and
-//! some warps *poll*, the cluster is parked and the worker takes another one, so that kernels whose blocks wait for each
-//! other through memory end on any number of workers.
+//! further, the oldest asynchronous operation completes: as late as the memory model allows. When there is none, those that
+//! wait for mbarriers are told that their time is up. When some warps still *poll*, the cluster is parked and the worker
+//! takes another one, so that kernels whose blocks wait for each other through memory end on any number of workers.
 //!
-//! A warp polls if its turn ended by spinning, changed no memory, and either read memory with a strong load or an
-//! atomic, or read a clock, or slept, or came back to a state in which it was before. The last is a proof, unless it looks
-//! at clocks: until memory changes it does the same for ever. If that holds for every warp of every resident cluster that does
-//! not wait at a barrier, the launch is deadlocked.
+//! A warp polls if its turn changed no memory, and either read memory with a strong load or an atomic, or read a clock, or
+//! slept, or came back to a state in which it was before. What that proves, and when it takes time to go on, is in
+//! [`progress`](crate::progress). If every warp of every resident cluster waits or repeats itself, the launch is deadlocked.
 //!
 //! Parked clusters take memory, so they are few: a cluster begins only when as many parked ones were polled again as
 //! have begun since, which lets their number double between two rounds of polling them all, and keeps it at one if what
@@ -25,10 +24,11 @@ use crate::counters::{Counters, Lines};
 use crate::exec::run as run_warp;
 use crate::flow::Outcome;
 use crate::launch::{Fault, Printed};
+use crate::progress::{Outlook, Stamp, Turn};
 use crate::report::Findings;
 use crate::resident::Cluster;
 use crate::sanitize::deadlock;
-use crate::warp::{Stamp, Warp, Watch};
+use crate::warp::Warp;
 
 /// The results of one worker.
 #[derive(Default)]
@@ -42,28 +42,46 @@ pub(crate) struct WorkerResult {
     pub(crate) fault: Option<(u64, Fault)>,
 }
 
-/// Workers that cannot go on: for each, the count of changes since which it is stuck.
+/// A worker that cannot go on, and since when: the count of changes, and how often the clocks were put forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stuck {
+    changes: u64,
+    epoch: u64,
+    outlook: Outlook,
+}
+
+/// The workers that cannot go on.
 #[derive(Debug, Default)]
 pub(crate) struct Idle {
-    stuck: Mutex<Vec<Option<u64>>>,
+    stuck: Mutex<Vec<Option<Stuck>>>,
+}
+
+impl Stuck {
+    /// The mark of a worker that has ended.
+    const ENDED: Self = Self { changes: u64::MAX, epoch: u64::MAX, outlook: Outlook::Stuck };
+
+    fn moment(self) -> (u64, u64) {
+        (self.changes, self.epoch)
+    }
 }
 
 impl Idle {
-    /// The mark of a worker that has ended.
-    const ENDED: u64 = u64::MAX;
-
     pub(crate) fn new(workers: usize) -> Self {
         // A worker that never begins holds nobody up.
-        Self { stuck: Mutex::new(vec![Some(Self::ENDED); workers]) }
+        Self { stuck: Mutex::new(vec![Some(Stuck::ENDED); workers]) }
     }
 
-    /// Says since when a worker is stuck, if it is; whether all are, since then.
-    fn set(&self, worker: usize, since: Option<u64>) -> bool {
+    /// Says since when a worker is stuck, if it is. If all are, since the same moment, gives what they can come to.
+    fn set(&self, worker: usize, since: Option<Stuck>) -> Option<Outlook> {
         let mut stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = stuck.get_mut(worker) {
             *slot = since;
         }
-        since.is_some() && stuck.iter().all(|s| *s == since || *s == Some(Self::ENDED))
+        let moment = since?.moment();
+        stuck.iter().try_fold(Outlook::Stuck, |worst, s| {
+            let s = s.filter(|s| *s == Stuck::ENDED || s.moment() == moment)?;
+            Some(worst.max(s.outlook))
+        })
     }
 }
 
@@ -98,6 +116,8 @@ struct Worker<'a> {
     to_poll: usize,
     /// Clusters begun since the last round.
     begun: usize,
+    /// How often the clocks had been put forward when the cluster that runs began its turn.
+    epoch: u64,
     fault: Option<(u64, Fault)>,
 }
 
@@ -111,11 +131,12 @@ pub(crate) fn work(shared: &Shared<'_>, index: usize) -> WorkerResult {
         free: Vec::new(),
         to_poll: 0,
         begun: 0,
+        epoch: 0,
         fault: None,
     };
     worker.run();
     shared.changed();
-    shared.idle.set(index, Some(Idle::ENDED));
+    shared.idle.set(index, Some(Stuck::ENDED));
     let Worker { mut cx, fault, .. } = worker;
     let (counters, lines) =
         if cx.checks.counters { cx.counters.finish(&cx.runs, cx.code) } else { Default::default() };
@@ -173,10 +194,13 @@ impl<'a> Worker<'a> {
         if self.to_poll == 0 && (2 * self.begun >= self.parked.len() || !may_begin) {
             (self.to_poll, self.begun) = (self.parked.len(), 0);
         }
+        // Launches on the same memory may wait for each other.
+        let others = shared.memory.launches() > 1;
         while self.to_poll > 0 {
             self.to_poll -= 1;
             let Some(cluster) = self.parked.pop_front() else { break };
-            if cluster.settled != Some(self.cx.stamp()) {
+            let moment = (self.cx.stamp(), shared.time.epoch());
+            if others || cluster.settled.is_none_or(|(stamp, epoch, _)| (stamp, epoch) != moment) {
                 self.cx.cluster = cluster;
                 return true;
             }
@@ -204,11 +228,11 @@ impl<'a> Worker<'a> {
             }
             std::thread::yield_now();
         }
-        let stamp = self.cx.stamp();
+        let (stamp, epoch) = (self.cx.stamp(), self.epoch);
         let mut cluster = self.cx.take_cluster();
-        let mut warps = cluster.residents.iter().flat_map(|r| &r.warps);
-        let settled = warps.all(|warp| !warp.has_ready() || warp.watch.repeats(stamp));
-        cluster.settled = settled.then_some(stamp);
+        let warps = cluster.residents.iter().flat_map(|r| &r.warps);
+        let outlook = warps.map(|warp| warp.outlook(stamp)).max().unwrap_or_default();
+        cluster.settled = (outlook != Outlook::Open).then_some((stamp, epoch, outlook));
         self.parked.push_back(cluster);
     }
 
@@ -218,8 +242,12 @@ impl<'a> Worker<'a> {
         let size = cx.cluster.residents.len();
         let warps = cx.shared.config.block.iter().product::<u32>().div_ceil(32);
         let first = pseudo_random(cx.shared.options.seed, cx.cluster.linear, size);
+        // The clocks may be put forward while the cluster runs.
+        self.epoch = cx.shared.time.epoch();
+        let mut expired = false;
+        let mut last_rounds = LAST_ROUNDS;
         loop {
-            let (mut progress, mut polling, mut ended) = (false, false, true);
+            let (mut progress, mut ended) = (false, true);
             for turn in 0..size {
                 cx.enter((first + turn) % size);
                 if cx.block.live_warps == 0 {
@@ -234,8 +262,7 @@ impl<'a> Worker<'a> {
                 ended = false;
                 match round {
                     Round::Progress => progress = true,
-                    Round::Polling => polling = true,
-                    Round::Waiting => {}
+                    Round::Polling | Round::Waiting => {}
                     Round::Stopped => return Halt::Stopped,
                 }
             }
@@ -243,11 +270,21 @@ impl<'a> Worker<'a> {
                 cx.end_asynchronous();
                 return Halt::Ended;
             }
-            if progress || cx.complete_asynchronous() {
+            if progress || cx.complete_oldest() {
                 continue;
             }
-            if polling {
+            let rest = cx.rest();
+            if (!expired || rest.alone && rest.outlook == Outlook::Open) && cx.expire_waits() {
+                expired = true;
+                continue;
+            }
+            if !rest.alone || rest.outlook != Outlook::Stuck {
                 return Halt::Polling;
+            }
+            // Those that sleep between two waits are reported where they wait.
+            if rest.sleeps && last_rounds > 0 {
+                last_rounds -= 1;
+                continue;
             }
             let stuck = cx.stuck();
             cx.report_stuck(&stuck, "no thread of the cluster can go on");
@@ -281,20 +318,28 @@ impl<'a> Worker<'a> {
     /// others.
     fn all_stuck(&mut self) -> bool {
         let shared = self.cx.shared;
-        let stamp = self.cx.stamp();
-        let settled = self.parked.iter().all(|cluster| cluster.settled == Some(stamp));
-        // Launches on the same memory may wait for each other.
-        if !settled || shared.memory.launches() > 1 {
-            if shared.workers > 1 || settled {
+        let (stamp, epoch) = (self.cx.stamp(), shared.time.epoch());
+        let outlook = |cluster: &Cluster<'_>| match cluster.settled {
+            Some((at, since, outlook)) if (at, since) == (stamp, epoch) => outlook,
+            _ => Outlook::Open,
+        };
+        let outlook = self.parked.iter().map(outlook).max().unwrap_or_default();
+        if outlook == Outlook::Open || shared.memory.launches() > 1 {
+            if shared.workers > 1 || outlook != Outlook::Open {
                 std::thread::yield_now();
             }
             return false;
         }
-        if shared.idle.set(self.index, Some(stamp.others)) {
-            shared.deadlock.store(true, Relaxed);
+        let stuck = Stuck { changes: stamp.others, epoch, outlook };
+        if let Some(all) = shared.idle.set(self.index, Some(stuck)) {
+            let moment = if shared.workers == 1 { stamp.own } else { stamp.others };
+            if all == Outlook::Stuck || !shared.time.skip(moment) {
+                shared.deadlock.store(true, Relaxed);
+            }
         }
         while !shared.deadlock.load(Relaxed) {
-            if shared.stop.load(Relaxed) || shared.changes.load(SeqCst) != stamp.others {
+            let now = (shared.changes.load(SeqCst), shared.time.epoch());
+            if shared.stop.load(Relaxed) || now != stuck.moment() {
                 shared.idle.set(self.index, None);
                 return false;
             }
@@ -358,20 +403,16 @@ fn run_warps(cx: &mut Context<'_>, warps: &mut [Warp], first: usize) -> Round {
         if warp.live == 0 || !warp.has_ready() {
             continue;
         }
-        let (live, changes, polls, clock_reads) = (warp.live, cx.changes, cx.polls, cx.clock_reads);
+        let (live, changes, polls) = (warp.live, cx.changes, cx.polls);
+        cx.runs.trace = warp.watch.trace(|| cx.stamp());
         let outcome = run_warp(cx, warp);
+        warp.watch.traced(cx.runs.trace.take());
         if outcome == Outcome::Stopped {
             return Round::Stopped;
         }
         let ended = live & !warp.live;
-        let mut idle = outcome == Outcome::Yielded && ended == 0 && cx.changes == changes;
-        if idle && cx.clock_reads != clock_reads {
-            warp.watch = Watch::default();
-        } else if idle {
-            let stamp = cx.stamp();
-            warp.watch.observe(warp.state(), stamp);
-            idle = cx.polls != polls || warp.watch.repeats(stamp);
-        }
+        let quiet = warp.live != 0 && ended == 0 && cx.changes == changes;
+        let idle = quiet && cx.gets_nowhere(warp, outcome, cx.polls - polls);
         if !idle {
             result = Round::Progress;
         } else if result == Round::Waiting {
@@ -389,6 +430,7 @@ fn run_warps(cx: &mut Context<'_>, warps: &mut [Warp], first: usize) -> Round {
         }
         cx.open_barriers(warps);
     }
+    cx.clock += std::mem::take(&mut cx.sleep);
     result
 }
 
@@ -404,7 +446,48 @@ fn pseudo_random(seed: u64, salt: u64, count: usize) -> usize {
     ((x ^ x >> 31) % count as u64) as usize
 }
 
+/// Where the warps of a cluster are when none gets further.
+struct Rest {
+    outlook: Outlook,
+    /// Whether only threads of the cluster can let them go on.
+    alone: bool,
+    /// Whether some that may run wait for mbarriers between.
+    sleeps: bool,
+}
+
+/// Rounds in which warps that are known to repeat themselves come back to where they wait.
+const LAST_ROUNDS: u32 = 64;
+
 impl Context<'_> {
+    /// Watches a warp whose turn changed nothing; whether it got no further.
+    fn gets_nowhere(&self, warp: &mut Warp, outcome: Outcome, polls: u64) -> bool {
+        let turn = Turn { stamp: self.stamp(), polls, parked: outcome == Outcome::Parked };
+        let mut watch = std::mem::take(&mut warp.watch);
+        let text = (self.code, self.shared.program.module());
+        let idle = watch.observe(warp, turn, text, &self.shared.time.restart);
+        warp.watch = watch;
+        idle
+    }
+
+    /// Looks at the warps of the cluster, none of which gets further.
+    fn rest(&mut self) -> Rest {
+        let stamp = self.stamp();
+        let mut rest = Rest { outlook: Outlook::Stuck, alone: true, sleeps: false };
+        for rank in 0..self.cluster.residents.len() {
+            let warps = self.take_warps(rank);
+            for warp in warps.iter().filter(|warp| warp.moves()) {
+                rest.outlook = rest.outlook.max(warp.outlook(stamp));
+                rest.sleeps |= warp.has_ready() && warp.watch.suspends();
+                rest.alone &= match warp.watch.looks_outside() {
+                    Some(outside) => !outside,
+                    None => !warp.has_ready(),
+                };
+            }
+            self.put_warps(rank, warps);
+        }
+        rest
+    }
+
     /// The present moment between changes of memory.
     pub(crate) fn stamp(&self) -> Stamp {
         Stamp { own: self.changes, others: self.shared.changes.load(SeqCst) }

@@ -3,6 +3,7 @@
 use crate::code::rows::Registers;
 use crate::exec::matrix::Flights;
 use crate::exec::{Definedness, Paths};
+use crate::progress::{Outlook, Stamp, Watch};
 
 /// Backward branches that a group may take before others get a turn.
 const SPIN_LIMIT: u32 = 1024;
@@ -30,45 +31,6 @@ impl Wait {
     /// Whether it may end without the other lanes of the warp.
     pub(crate) fn is_for_others(self) -> bool {
         matches!(self, Self::ClusterBarrier | Self::Mbarrier { .. })
-    }
-}
-
-/// A moment between changes of memory: changes that this worker made, and the launch's count of changes by others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    pub(crate) own: u64,
-    pub(crate) others: u64,
-}
-
-/// Notices when a warp that changes nothing comes back to a state that it was in, which it then does for ever. Brent's
-/// search: states are noted after 1, 2, 4, ... turns, so that a cycle of any length is found.
-#[derive(Debug, Default)]
-pub(crate) struct Watch {
-    noted: u64,
-    stamp: Stamp,
-    turns: u32,
-    span: u32,
-    /// Whether the last turn ended in a state that was noted since memory last changed.
-    repeats: bool,
-}
-
-impl Watch {
-    /// A turn that changed nothing has ended in `state`.
-    pub(crate) fn observe(&mut self, state: u64, stamp: Stamp) {
-        if self.span == 0 || self.stamp != stamp {
-            *self = Self { noted: state, stamp, turns: 0, span: 1, repeats: false };
-            return;
-        }
-        self.repeats = state == self.noted;
-        self.turns += 1;
-        if self.turns == self.span {
-            (self.noted, self.turns, self.span) = (state, 0, self.span.saturating_mul(2));
-        }
-    }
-
-    /// Whether the warp does the same for ever as long as nothing changes after `stamp`.
-    pub(crate) fn repeats(&self, stamp: Stamp) -> bool {
-        self.repeats && self.stamp == stamp
     }
 }
 
@@ -216,12 +178,30 @@ impl Warp {
         self.spins += POLL_WEIGHT;
     }
 
+    /// Whether lanes run, or wait for an mbarrier and are woken when their time is up.
+    pub(crate) fn moves(&self) -> bool {
+        self.groups.iter().any(|g| matches!(g.wait, Wait::Ready | Wait::Mbarrier { .. }))
+    }
+
+    /// What the warp can come to as long as nothing changes after `stamp`.
+    pub(crate) fn outlook(&self, stamp: Stamp) -> Outlook {
+        if self.moves() { self.watch.outlook(stamp) } else { Outlook::Stuck }
+    }
+
+    /// Where a group stands: instruction, lanes, and how far it is behind others in turns.
+    pub(crate) fn position(&self, group: &Group) -> u64 {
+        let mut digest = Digest::new(u64::from(group.pc) << 32 | u64::from(group.mask));
+        if group.wait == Wait::Ready {
+            let least = self.groups.iter().filter(|g| g.wait == Wait::Ready).map(|g| g.turn).min();
+            digest.add(u64::from(group.turn - least.unwrap_or(group.turn)));
+        }
+        digest.value()
+    }
+
     /// A digest of everything that decides what the warp does next, memory that others see aside.
     pub(crate) fn state(&self) -> u64 {
-        let mut digest = Digest(u64::from(self.carry) ^ u64::from(self.live) << 32);
-        for group in &self.groups {
-            digest.add(u64::from(group.pc) << 32 | u64::from(group.mask));
-        }
+        let mut digest = Digest::new(u64::from(self.carry) ^ u64::from(self.live) << 32);
+        digest.add(self.groups.iter().fold(0, |sum, group| sum.wrapping_add(self.position(group))));
         for row in &self.regs.r32 {
             digest.words(&row.0);
         }
@@ -231,7 +211,7 @@ impl Warp {
         digest.words(&self.regs.pred);
         digest.words(&self.local.words);
         self.paths.tops.iter().for_each(|top| digest.add(*top));
-        digest.0
+        digest.value()
     }
 
     /// Puts back a group that branched backwards. `true` if it spun for long: then it also loses its turn to the other
@@ -279,15 +259,24 @@ impl Warp {
     }
 }
 
-struct Digest(u64);
+/// A digest of numbers in their order.
+pub(crate) struct Digest(u64);
 
 impl Digest {
-    fn add(&mut self, value: u64) {
+    pub(crate) fn new(start: u64) -> Self {
+        Self(start)
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.0
+    }
+
+    pub(crate) fn add(&mut self, value: u64) {
         // The multiplier of MurmurHash's 64-bit finaliser.
         self.0 = (self.0 ^ value).wrapping_mul(0xFF51_AFD7_ED55_8CCD).rotate_left(31);
     }
 
-    fn words(&mut self, words: &[u32]) {
+    pub(crate) fn words(&mut self, words: &[u32]) {
         let (pairs, rest) = words.as_chunks::<2>();
         for [a, b] in pairs {
             self.add(u64::from(*a) | u64::from(*b) << 32);
@@ -349,25 +338,6 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_comes_back_is_noticed_unless_memory_changed() {
-        let mut watch = Watch::default();
-        let stamp = Stamp::default();
-        // A cycle of three states after a run-in of two.
-        let states = [9, 8, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3];
-        let at = states.iter().position(|s| {
-            watch.observe(*s, stamp);
-            watch.repeats(stamp)
-        });
-        assert_eq!(at, Some(6));
-        let later = Stamp { own: 1, others: 0 };
-        assert!(!watch.repeats(later));
-        watch.observe(3, later);
-        assert!(!watch.repeats(later));
-        watch.observe(3, later);
-        assert!(watch.repeats(later));
-    }
-
-    #[test]
     fn registers_and_positions_make_the_state() {
         let mut w = warp(&[(4, 1, 0)]);
         w.regs.pred = vec![0, 5, 7];
@@ -378,5 +348,9 @@ mod tests {
         w.regs.pred[2] = 7;
         w.groups[0].pc = 5;
         assert_ne!(before, w.state());
+        // Groups change places in the list, and all take turns.
+        let two = warp(&[(4, 1, 3), (9, 2, 4)]);
+        assert_eq!(two.state(), warp(&[(9, 2, 8), (4, 1, 7)]).state());
+        assert_ne!(two.state(), warp(&[(4, 1, 4), (9, 2, 4)]).state());
     }
 }

@@ -123,8 +123,9 @@ fn endless() -> Vec<(&'static str, Program, LaunchConfig)> {
     let halves = "mov.u32 %r9, 0;\nsetp.lt.u32 %p0, %r0, 7;\n@%p0 bra M;\nL:\nadd.u32 %r9, %r9, 1;\nbra L;\nM:\n\
                   add.u32 %r9, %r9, 3;\nbra M;";
     let waits = "setp.lt.u32 %p0, %r0, 32;\n@%p0 bra L;\nbar.sync 0;\nret;\nL:\nadd.u32 %r9, %r9, 1;\nbra L;";
-    // Whoever reads clocks never just repeats himself, so this is no deadlock.
-    let polls = "L:\nmov.u32 %r9, %clock;\nld.volatile.global.u32 %r8, [%rd0];\nsetp.ne.u32 %p0, %r8, 0x12345;\n@%p0 bra L;";
+    // A count may end it, so this is no deadlock for long.
+    let polls = "mov.u32 %r7, 0;\nL:\nmov.u32 %r9, %clock;\nld.volatile.global.u32 %r8, [%rd0];\nadd.u32 %r7, %r7, 1;\n\
+                 setp.ne.u32 %p0, %r8, %r7;\n@%p0 bra L;";
     let sleeps = "L:\nnanosleep.u32 100;\nmov.u32 %r9, %clock;\nbra L;";
     let calls = load(
         ".func f(.param .b32 n)\n{\n.reg .b32 %r<2>;\nld.param.b32 %r0, [n];\nadd.u32 %r0, %r0, 1;\nret;\n}\n\

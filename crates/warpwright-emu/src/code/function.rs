@@ -18,6 +18,12 @@ pub(crate) enum Place {
 #[derive(Debug)]
 pub(crate) struct FunctionCode {
     pub(crate) name: String,
+    /// Index into the functions of the module.
+    pub(crate) index: u32,
+    /// First instruction of each block, and the end of the last one.
+    pub(crate) starts: Vec<u32>,
+    /// Where the registers live.
+    pub(crate) slots: Vec<Option<Slot>>,
     /// First instruction; `None` for a function without a body.
     pub(crate) start: Option<u32>,
     pub(crate) params: Vec<Place>,
@@ -32,6 +38,14 @@ pub(crate) struct FunctionCode {
     pub(crate) preds: Range<u32>,
     /// Its part of `Code::tracked`.
     pub(crate) tracked: Range<usize>,
+}
+
+impl FunctionCode {
+    /// The instructions of a block.
+    pub(crate) fn instructions(&self, block: u32) -> Range<u32> {
+        let at = |b: usize| self.starts.get(b).copied().unwrap_or_default();
+        at(block as usize)..at(block as usize + 1)
+    }
 }
 
 /// A function that the runtime of a device provides.

@@ -61,12 +61,24 @@ pub(crate) struct Elided {
     pub(crate) next: u32,
 }
 
+/// The instruction of the text that a decoded one was made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Index into [`Code::functions`].
+    pub(crate) function: u32,
+    pub(crate) block: u32,
+    /// Within the block; their number for the terminator.
+    pub(crate) instruction: u32,
+}
+
 /// A decoded kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Code {
     pub(crate) ins: Vec<Ins>,
     /// One per instruction.
     pub(crate) origins: Vec<Origin>,
+    /// One per instruction.
+    pub(crate) places: Vec<Place>,
     pub(crate) scalars: Vec<Scalar>,
     pub(crate) loads: Vec<Access>,
     pub(crate) stores: Vec<Access>,

@@ -22,14 +22,14 @@ mod wmma;
 use std::collections::HashSet;
 
 use warpwright_ptx::{
-    AddressBase, BlockId, Function, Inst, Instruction, Module, Operand, Reg, ScalarType, SourceLoc,
+    AddressBase, Block, BlockId, Function, Inst, Instruction, Module, Operand, Reg, ScalarType, SourceLoc,
     Terminator,
 };
 
 use crate::code::definedness::{Check, Checked, FIRST, Mark};
 use crate::code::function::{FunctionCode, function_address};
 use crate::code::op::{Ins, Op};
-use crate::code::{Code, Elided, Origin};
+use crate::code::{Code, Elided, Origin, Place};
 use crate::counters::Class;
 use crate::report::Position;
 use functions::Reached;
@@ -72,6 +72,7 @@ struct Decoder<'a> {
     consts: &'a [u64],
     guard: (u32, u32),
     location: Position,
+    place: Place,
     /// Class of the next emitted instruction, taken by the first one.
     class: Option<Class>,
     /// Registers that `wgmma` uses.
@@ -105,6 +106,7 @@ pub(crate) fn decode(module: &Module, kernel: usize, consts: &[u64]) -> Result<C
         consts,
         guard: (0, 0),
         location: Position::default(),
+        place: Place::default(),
         class: None,
         wgmma: matrix::Registers::new(function),
     };
@@ -153,8 +155,12 @@ impl Decoder<'_> {
         let start = index(self.code.ins.len());
         let (params, returns) = (self.params.clone(), self.returns.clone());
         self.blocks(&analysis, &copies)?;
+        self.starts.push(index(self.code.ins.len()));
         self.code.functions.push(FunctionCode {
             name: function.name.clone(),
+            index: self.reached.functions.get(self.current as usize).copied().unwrap_or(u32::MAX),
+            starts: self.starts.clone(),
+            slots: self.regs.slots().to_vec(),
             start: (!function.is_declaration()).then_some(start),
             params: if self.in_kernel() { Vec::new() } else { self.places(&function.params, &params) },
             returns: self.places(&function.returns, &returns),
@@ -178,7 +184,7 @@ impl Decoder<'_> {
         for (at, block) in function.blocks.iter().enumerate() {
             self.starts.push(index(self.code.ins.len()));
             for (i, instruction) in block.instructions.iter().enumerate() {
-                self.locate(block.location(i));
+                self.stand(block, at, i);
                 if elided.contains(&(index(at), i)) {
                     self.guard = (0, 0);
                     self.touch(&instruction.inst);
@@ -192,7 +198,7 @@ impl Decoder<'_> {
                     }
                 }
             }
-            self.locate(block.location(block.instructions.len()));
+            self.stand(block, at, block.instructions.len());
             self.regs.new_instruction();
             self.terminator(&block.terminator, at, analysis)?;
         }
@@ -223,8 +229,10 @@ impl Decoder<'_> {
         Ok(shared)
     }
 
-    fn locate(&mut self, location: SourceLoc) {
-        self.location = match location {
+    /// Comes to an instruction, or to the terminator behind them.
+    fn stand(&mut self, block: &Block, at: usize, instruction: usize) {
+        self.place = Place { function: self.current, block: index(at), instruction: index(instruction) };
+        self.location = match block.location(instruction) {
             SourceLoc::Ptx { line, column } => Position { line, column },
             SourceLoc::Rust(_) | SourceLoc::Unknown => Position::default(),
         };
@@ -370,6 +378,7 @@ impl Decoder<'_> {
     fn emit(&mut self, op: Op) {
         self.code.ins.push(Ins { guard: self.guard.0, invert: self.guard.1, op });
         self.code.origins.push(Origin { position: self.location, class: self.class.take() });
+        self.code.places.push(self.place);
     }
 
     /// Emits an instruction that prepares the one that is counted.

@@ -122,6 +122,11 @@ impl Registers {
         self.slots.get(r.0 as usize).copied().flatten()
     }
 
+    /// Where the registers of the function live.
+    pub(crate) fn slots(&self) -> &[Option<Slot>] {
+        &self.slots
+    }
+
     /// Makes a register live in a row that is there already, if it has the register's width.
     pub(crate) fn share(&mut self, r: Reg, with: Slot) -> bool {
         let Some(Some(slot)) = self.slots.get_mut(r.0 as usize) else { return false };

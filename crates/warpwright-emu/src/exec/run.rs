@@ -203,7 +203,8 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                 }
                 Op::Yield { nanoseconds } => {
                     let row = &regs.r32[nanoseconds as usize].0;
-                    cx.clock += lanes_of(exec).map(|lane| u64::from(row[lane])).max().unwrap_or(0);
+                    let longest = lanes_of(exec).map(|lane| u64::from(row[lane])).max();
+                    cx.sleep = cx.sleep.max(longest.unwrap_or(0));
                     cx.note_poll(warp);
                     warp.push(pc as u32 + 1, active, turn + u32::from(warp.has_ready()));
                     Flow::Leave(Outcome::Yielded)

@@ -1,7 +1,5 @@
 //! Special registers, fences and `trap`.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use warpwright_ptx::{PlainSpecial, Scope, SpecialReg};
 
 use super::global::{lanes_of, set_lane};
@@ -68,15 +66,15 @@ pub(crate) fn special_value(cx: &Context<'_>, warp: u32, lane: u32, special: Spe
 }
 
 impl Context<'_> {
-    /// Clocks count the worker's warp instructions, and the global timer takes one for a nanosecond, so with one worker
-    /// they are deterministic. The timer never goes back, whichever worker reads it.
+    /// Clocks count the worker's warp instructions and times of sleep, and the global timer takes one for a nanosecond, so
+    /// with one worker they are deterministic. The timer never goes back, whichever worker reads it. While all threads of the
+    /// grid only poll, time passes faster: see [`progress`](crate::progress).
     #[cold]
     pub(super) fn read_special(&mut self, warp: &mut Warp, exec: u32, (slot, special): (Slot, SpecialReg)) {
         self.clock += 1;
-        let clock = self.runs.steps + self.clock;
+        let clock = self.runs.steps + self.clock + self.shared.time.skipped();
         self.note_poll(warp);
-        self.clock_reads += 1;
-        let nanoseconds = clock.max(self.shared.timer.fetch_max(clock, Relaxed));
+        let nanoseconds = self.shared.time.nanoseconds(clock);
         let value = match special {
             SpecialReg::Plain(PlainSpecial::Clock) => clock & 0xFFFF_FFFF,
             SpecialReg::Plain(PlainSpecial::ClockHi) => clock >> 32,

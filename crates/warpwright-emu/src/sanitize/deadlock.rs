@@ -6,6 +6,7 @@ use super::synccheck::Barriers;
 use crate::code::Code;
 use crate::context::Context;
 use crate::launch::Fault;
+use crate::progress::{Outlook, POLL_LIMIT, TIME_LIMIT};
 use crate::report::{Event, Key, Other, Severity, Site, Tool};
 use crate::resident::ClusterBarrier;
 use crate::warp::{Wait, Warp};
@@ -19,6 +20,8 @@ struct Standing {
     live: u32,
     pc: u32,
     wait: Wait,
+    /// What the warp was found to come to, if it polls.
+    outlook: Outlook,
 }
 
 /// Threads of a block that wait for ever at an instruction.
@@ -43,12 +46,16 @@ struct Places<'a> {
 impl<'a> Places<'a> {
     fn new(warps: &[Warp], code: &'a Code) -> Self {
         let standing = warps.iter().flat_map(|w| {
-            let at = |g: &crate::warp::Group| Standing {
+            let (outlook, poll) = w.watch.latest();
+            // Lanes of one loop stand where they poll, wherever their turn has ended.
+            let poll = poll.filter(|_| w.groups.iter().filter(|g| g.wait == Wait::Ready).count() == 1);
+            let at = move |g: &crate::warp::Group| Standing {
                 warp: w.index,
                 lanes: g.mask,
                 live: w.live,
-                pc: g.pc,
+                pc: poll.filter(|_| g.wait == Wait::Ready).unwrap_or(g.pc),
                 wait: g.wait,
+                outlook,
             };
             w.groups.iter().map(at)
         });
@@ -141,7 +148,12 @@ fn text(
     match at.wait {
         Wait::Ready => {
             let poll = if several { "poll" } else { "polls" };
-            format!("{who} {poll} for ever: no thread is left that could change what is read here")
+            let ends = match here.iter().map(|s| s.outlook).max() {
+                Some(Outlook::Timed) => format!(", and {} days on the clocks do not end the loop", days()),
+                Some(Outlook::Spent) => format!(", and {POLL_LIMIT} polls do not end the loop"),
+                Some(Outlook::Stuck | Outlook::Open) | None => String::new(),
+            };
+            format!("{who} {poll} for ever: no thread is left that could change what is read here{ends}")
         }
         Wait::Collective { mask } => {
             let missing = mask & at.live & !at.lanes;
@@ -177,6 +189,11 @@ fn text(
             )
         }
     }
+}
+
+/// The time that loops with a deadline are given.
+fn days() -> u64 {
+    TIME_LIMIT / (86_400 * 1_000_000_000)
 }
 
 fn lanes_left(standing: &[Standing]) -> u32 {
@@ -310,7 +327,7 @@ mod tests {
     use super::*;
 
     fn standing(warp: u32, lanes: u32, pc: u32, wait: Wait) -> Standing {
-        Standing { warp, lanes, live: u32::MAX, pc, wait }
+        Standing { warp, lanes, live: u32::MAX, pc, wait, outlook: Outlook::Stuck }
     }
 
     #[test]

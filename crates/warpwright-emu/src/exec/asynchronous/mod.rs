@@ -4,7 +4,7 @@
 //! [`Completion`](crate::Completion): at once, as late as possible, or at random in between. As late as possible means
 //! when a thread waits for its group, or when no thread of the cluster can go on; then the oldest operation completes.
 //! Threads that wait for an mbarrier in vain are parked; if nothing is left that could complete, they get `false`, as if
-//! their time was up, and if that leads nowhere either they are deadlocked.
+//! their time was up, and are watched as others that poll are.
 
 mod bulk;
 mod copy;
@@ -31,8 +31,8 @@ use object::Object;
 use queue::{Groups, Pending};
 use watch::Operation;
 
-/// How often all threads may be told that their time is up before they count as deadlocked.
-const MAX_TIMEOUTS: u32 = 4;
+/// Nanoseconds after which a thread that waits for an mbarrier is told that its time is up.
+const SUSPENSION: u64 = 1000;
 
 /// The asynchronous operations and mbarriers of the cluster that runs.
 #[derive(Default)]
@@ -54,7 +54,6 @@ pub(crate) struct State {
     bulks: HashMap<(u32, u32), Groups>,
     parked: Vec<Parked>,
     random: u64,
-    timeouts: u32,
     /// The allocation that was used last.
     last: Option<Arc<Allocation>>,
 }
@@ -160,23 +159,26 @@ impl Context<'_> {
         if self.fault.is_some() { Flow::Stop } else { Flow::Next }
     }
 
-    /// Completes the oldest operation; if there is none, lets those that wait for mbarriers know that their time is up.
-    /// `false` if that is of no use either.
-    pub(crate) fn complete_asynchronous(&mut self) -> bool {
-        if !self.cluster.asynchronous.queue.is_empty() {
+    /// Completes the oldest operation; `false` if there is none.
+    pub(crate) fn complete_oldest(&mut self) -> bool {
+        let any = !self.cluster.asynchronous.queue.is_empty();
+        if any {
             self.complete_at(0);
-            return true;
         }
-        if self.cluster.asynchronous.timeouts >= MAX_TIMEOUTS {
-            return false;
-        }
-        self.cluster.asynchronous.timeouts += 1;
+        any
+    }
+
+    /// Lets those that wait for mbarriers know that their time is up; `false` if there are none.
+    pub(crate) fn expire_waits(&mut self) -> bool {
         let mut ranks = Vec::new();
         for parked in self.cluster.asynchronous.parked.iter_mut().filter(|p| !p.expired) {
             parked.expired = true;
             ranks.push(parked.rank);
         }
         let any = !ranks.is_empty();
+        if any {
+            self.clock += SUSPENSION;
+        }
         for rank in ranks {
             self.wake_rank(rank);
         }
@@ -218,7 +220,6 @@ impl Context<'_> {
 
     /// Something that parked threads may wait for has happened.
     fn progressed(&mut self) {
-        self.cluster.asynchronous.timeouts = 0;
         self.note_change();
     }
 
