@@ -319,6 +319,10 @@ pub struct Prototype {
     pub params: Vec<PrototypeParam>,
     /// `.noreturn`
     pub no_return: bool,
+    /// `.abi_preserve`
+    pub abi_preserve: Option<u32>,
+    /// `.abi_preserve_control`
+    pub abi_preserve_control: Option<u32>,
 }
 
 /// A parameter or result of a [`Prototype`].
@@ -460,6 +464,8 @@ impl Function {
             returns: self.returns.iter().map(Into::into).collect(),
             params: self.params.iter().map(Into::into).collect(),
             no_return: self.directives.no_return,
+            abi_preserve: self.directives.abi_preserve,
+            abi_preserve_control: self.directives.abi_preserve_control,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Arithmetic and logic: the hot forms to vectorised operations, everything else to lane-by-lane ones.
 
+use warpwright_ptx::isa::newer_version_note;
 use warpwright_ptx::text;
 use warpwright_ptx::{
     BinaryOp, BoolOp, CmpOp, Inst, Modifiers, Operand, PredUse, Reg, Rounding, ScalarType, TernaryOp, UnaryOp,
@@ -492,7 +493,11 @@ impl Decoder<'_> {
             | Inst::SetMaxNreg { .. }
             | Inst::GridDepControl { .. } => self.cluster(inst),
             _ if self.asynchronous(inst)? => Ok(()),
-            _ => self.error(format!("the emulator does not execute `{}`", text::mnemonic(inst))),
+            _ => {
+                let note = newer_version_note(self.module.version).map(|note| format!(" ({note})"));
+                let name = text::mnemonic(inst);
+                self.error(format!("the emulator does not execute `{name}`{}", note.unwrap_or_default()))
+            }
         }
     }
 

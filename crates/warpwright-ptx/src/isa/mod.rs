@@ -25,8 +25,8 @@ pub use memory::{
 };
 pub use set::{Form, Misfit, ModifierError, ModifierSet, Requirement, Row, TypeSet};
 pub use target::{
-    LARGE_PARAMETER_BYTES, LARGE_PARAMETERS, NEWEST_VERSION, SMALL_PARAMETER_BYTES, parameter_limit,
-    static_shared_limit, target_version, targets,
+    LARGE_PARAMETER_BYTES, LARGE_PARAMETERS, NEWEST_VERSION, SMALL_PARAMETER_BYTES, newer_version_note,
+    parameter_limit, static_shared_limit, target_version, targets,
 };
 pub use tensor::{
     MMA, MmaExtra, MmaForm, Sparse, WGMMA, matrix_tiles, mma, mma_registers, wgmma, wgmma_columns,
@@ -240,6 +240,11 @@ pub fn function_requirement(function: &Function) -> Requirement {
     }
     if d.blocks_are_clusters {
         needs = needs.and(Requirement::new(9, 0, 90));
+    }
+    let preserves = |(data, control): (Option<u32>, Option<u32>)| data.is_some() || control.is_some();
+    let mut prototypes = function.prototypes.iter().map(|p| (p.abi_preserve, p.abi_preserve_control));
+    if preserves((d.abi_preserve, d.abi_preserve_control)) || prototypes.any(preserves) {
+        needs = needs.and(Requirement::new(9, 0, 80));
     }
     if function.kind == FunctionKind::Entry && function.param_layout().1 > SMALL_PARAMETER_BYTES {
         needs = needs.and(Requirement::new(LARGE_PARAMETERS.major, LARGE_PARAMETERS.minor, 70));

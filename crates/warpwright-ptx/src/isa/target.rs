@@ -31,6 +31,12 @@ const TARGETS: &[(u32, PtxVersion, Option<PtxVersion>, Option<PtxVersion>)] = &[
 /// The newest PTX version that this crate knows.
 pub const NEWEST_VERSION: PtxVersion = v(9, 1);
 
+/// Why something in a text of `version` may be unknown: it is newer than [`NEWEST_VERSION`].
+pub fn newer_version_note(version: PtxVersion) -> Option<String> {
+    let newer = version > NEWEST_VERSION;
+    newer.then(|| format!("the text is PTX {version}, the newest known here is {NEWEST_VERSION}"))
+}
+
 const fn v(major: u16, minor: u16) -> PtxVersion {
     PtxVersion::new(major, minor)
 }

@@ -25,6 +25,7 @@ use std::collections::HashSet;
 
 use super::diagnostic::{Diagnostic, Parsed, Severity, rules};
 use super::lex::{Kind, Lexer, Literal, Token, literal};
+use crate::isa::newer_version_note;
 use crate::module::*;
 use crate::types::*;
 use body::Body;
@@ -145,7 +146,13 @@ impl<'a> Parser<'a> {
     }
 
     fn fail(&mut self, rule: &'static str, at: Token<'_>, message: impl Into<String>) -> Fail {
-        self.report(Severity::Error, rule, at, message.into());
+        let mut message = message.into();
+        if let Some(note) = newer_version_note(self.module.version)
+            && matches!(rule, rules::UNKNOWN | rules::MODIFIER)
+        {
+            message += &format!(" ({note})");
+        }
+        self.report(Severity::Error, rule, at, message);
         Fail
     }
 

@@ -47,8 +47,8 @@ pub enum Breach {
     Unused,
 
     // V-TARGET
-    #[error("there is no .version {version} yet; the newest known is {newest}")]
-    NoSuchVersion { version: PtxVersion, newest: PtxVersion },
+    #[error(".version {version} is newer than what is known here, {newest}, by which this is checked")]
+    NewerVersion { version: PtxVersion, newest: PtxVersion },
     #[error("there is no target {target}")]
     NoSuchTarget { target: Target },
     #[error("target {target} needs .version {needed}, the module has {version}")]

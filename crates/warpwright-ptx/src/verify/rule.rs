@@ -72,8 +72,7 @@ rules! {
     /// Kernels, variables and parameters have different names.
     Def6 = "V-DEF-6" Error,
 
-    /// The module's `.version` exists, and so does its target in that version; code for it can be assembled for the target
-    /// that is asked for.
+    /// The module's target exists in its `.version`, and code for it can be assembled for the target that is asked for.
     Target1 = "V-TARGET-1" Error,
     /// The module's `.version` has every instruction and directive in it.
     Target2 = "V-TARGET-2" Error,
@@ -89,6 +88,9 @@ rules! {
     /// `.reqntid` and with no more threads than a multiprocessor holds, `.maxnreg` of at most 255, clusters of at most 8
     /// blocks unless the launch asks for more.
     Target7 = "V-TARGET-7" Warning,
+    /// The module's `.version` is one whose instructions and directives are known here. What is used in a newer one is checked by
+    /// the rules of the newest that is known.
+    Target8 = "V-TARGET-8" Warning,
 
     /// The state space takes the operation: parameters and constants are read-only, atomics work on global and shared
     /// memory, `.nc` reads global memory.

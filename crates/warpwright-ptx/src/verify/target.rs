@@ -15,8 +15,8 @@ const MAX_REGISTERS: u32 = DeviceLimits::THREAD_REGISTERS;
 pub(super) fn check_module(module: &Module, findings: &mut Vec<VerifyError>) {
     let Module { version, target, .. } = module;
     if *version > isa::NEWEST_VERSION {
-        let breach = Breach::NoSuchVersion { version: *version, newest: isa::NEWEST_VERSION };
-        module_finding(findings, Rule::Target1, "", breach);
+        let breach = Breach::NewerVersion { version: *version, newest: isa::NEWEST_VERSION };
+        module_finding(findings, Rule::Target8, "", breach);
     }
     match isa::target_version(*target) {
         None => module_finding(findings, Rule::Target1, "", Breach::NoSuchTarget { target: *target }),

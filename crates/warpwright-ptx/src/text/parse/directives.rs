@@ -306,10 +306,13 @@ impl<'a> Parser<'a> {
             self.body.pragmas(pragmas);
             return Ok(());
         }
-        if self.body.function.kind == FunctionKind::Device
-            && !matches!(at.text, "noreturn" | "abi_preserve" | "abi_preserve_control")
-        {
-            return Err(self.unexpected_modifier(at, "device function"));
+        let of_calls = matches!(at.text, "noreturn" | "abi_preserve" | "abi_preserve_control");
+        match self.body.function.kind {
+            FunctionKind::Device if !of_calls => return Err(self.unexpected_modifier(at, "device function")),
+            FunctionKind::Entry if at.text.starts_with("abi_") => {
+                return Err(self.unexpected_modifier(at, "kernel"));
+            }
+            FunctionKind::Device | FunctionKind::Entry => {}
         }
         self.advance();
         match at.text {

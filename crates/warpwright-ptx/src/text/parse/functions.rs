@@ -157,7 +157,10 @@ impl<'a> Parser<'a> {
     }
 
     fn same_shape(&mut self, name: Token<'a>, index: u32, function: &Function) -> Read<()> {
-        let shape = |f: &Function| Prototype { no_return: false, ..f.prototype() };
+        let shape = |f: &Function| {
+            let Prototype { returns, params, .. } = f.prototype();
+            (returns, params)
+        };
         if shape(&self.module.functions[index as usize]) == shape(function) {
             return Ok(());
         }
@@ -333,18 +336,17 @@ impl<'a> Parser<'a> {
             return Err(self.unexpected("`_` for the name of the function"));
         }
         let params = self.prototype_params()?;
-        let mut no_return = false;
+        let mut prototype = Prototype { returns, params, ..Prototype::default() };
         while self.token.kind == Kind::Dot {
             let dot = self.advance();
             match dot.text {
-                "noreturn" => no_return = true,
-                "abi_preserve" | "abi_preserve_control" => {
-                    self.unsigned32()?;
-                }
+                "noreturn" => prototype.no_return = true,
+                "abi_preserve" => prototype.abi_preserve = Some(self.unsigned32()?),
+                "abi_preserve_control" => prototype.abi_preserve_control = Some(self.unsigned32()?),
                 _ => return Err(self.unexpected_modifier(dot, "prototype")),
             }
         }
-        Ok(Prototype { returns, params, no_return })
+        Ok(prototype)
     }
 
     /// `(.param .b32 _, ...)`, or nothing.

@@ -263,7 +263,15 @@ pub(super) fn prototype(out: &mut Text, prototype: &Prototype) {
     }
     out.text.push_str("_ ");
     list(out, &prototype.params);
-    out.text.push_str(if prototype.no_return { " .noreturn;" } else { ";" });
+    out.text.push_str(if prototype.no_return { " .noreturn" } else { "" });
+    let preserved =
+        [("abi_preserve", prototype.abi_preserve), ("abi_preserve_control", prototype.abi_preserve_control)];
+    for (name, value) in preserved {
+        if let Some(value) = value {
+            out.push(format_args!(" .{name} {value}"));
+        }
+    }
+    out.text.push(';');
 }
 
 impl Body<'_> {
