@@ -52,6 +52,36 @@ const CALLER: &str = "
 ";
 
 #[test]
+fn results_are_stored_in_every_form_that_ptxas_takes() {
+    // In another function's frame, by name of the space, in bytes and halves, and under a guard.
+    let reverse = ".func (.param .align 16 .b8 r[16]) h(.param .align 16 .b8 n[16])
+{ .reg .b32 %r<5>; ld.param.v4.b32 {%r1, %r2, %r3, %r4}, [n]; st.param.v4.b32 [r], {%r4, %r3, %r2, %r1}; ret; }";
+    let stored = |body: &str, want: fn(u32) -> u32| {
+        let f = format!(
+            ".func (.param .b32 r) f(.param .b32 a)\n{{ .reg .pred %p<2>; .reg .b32 %r<6>; ld.param::func.b32 %r1, [a];\n{body} ret; }}"
+        );
+        assert_eq!(
+            clean(&format!("{reverse}{f}{CALLER}"), 64),
+            (0..64).map(want).collect::<Vec<_>>(),
+            "{body}"
+        );
+    };
+    stored("st.param::func.b32 [r], %r1;", |i| i);
+    stored("st.param.b8 [r], %r1; st.param.b8 [r+1], %r1; st.param.u16 [r+2], %r1;", |i| {
+        i | i << 8 | i << 16
+    });
+    stored("setp.eq.u32 %p1, %r1, 1; @%p1 st.param.b32 [r], 5; @!%p1 st.param.b32 [r], 6;", |i| {
+        6 - u32::from(i == 1)
+    });
+    stored(
+        ".param .align 16 .b8 n[16]; .param .align 16 .b8 q[16]; add.u32 %r2, %r1, 9;
+         st.param.v2.b32 [n], {%r1, %r2}; st.param.v2.b32 [n+8], {%r2, %r2}; call (q), h, (n);
+         ld.param.v4.b32 {%r2, %r3, %r4, %r5}, [q]; sub.u32 %r5, %r4, %r5; st.param.b32 [r], %r5;",
+        |_| 9,
+    );
+}
+
+#[test]
 fn arguments_go_in_and_results_come_back() {
     let f = ".func (.param .b32 r) f(.param .b32 x)
 { .reg .b32 %r<3>; ld.param.u32 %r1, [x]; mad.lo.u32 %r2, %r1, %r1, 7; st.param.b32 [r+0], %r2; ret; }";

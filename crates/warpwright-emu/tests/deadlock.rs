@@ -328,21 +328,23 @@ fn launches_on_the_same_memory_wait_for_each_other() {
         "st.relaxed.gpu.global.u32 [%rd0+4], 1;\nmov.u32 %r9, 0;\nL:\nadd.u32 %r9, %r9, 1;\nsetp.lt.u32 %p0, %r9, 3000000;\n\
          @%p0 bra L;\nst.release.gpu.global.u32 [%rd0], 5;",
     );
-    let wait = flag("add.u32 %r4, %r4, 1;");
-    let memory = Memory::new();
-    let out = memory.alloc(256, "out").expect("memory");
-    memory.fill(out, 0, 256).expect("fill");
-    let go = |program: &Program| {
-        let options = Options { sanitizers: Sanitizers::SYNCCHECK, ..options(1) };
-        launch(program, "k", &LaunchConfig::linear(1, 1), &out.to_le_bytes(), &memory, &options)
-    };
-    std::thread::scope(|scope| {
-        let setter = scope.spawn(|| go(&set));
-        let mut begun = [0; 4];
-        while begun == [0; 4] {
-            memory.read(out + 4, &mut begun).expect("the buffer");
-        }
-        clean(go(&wait));
-        clean(setter.join().expect("the thread launches"));
-    });
+    for more in ["", "add.u32 %r4, %r4, 1;"] {
+        let wait = flag(more);
+        let memory = Memory::new();
+        let out = memory.alloc(256, "out").expect("memory");
+        memory.fill(out, 0, 256).expect("fill");
+        let go = |program: &Program| {
+            let options = Options { sanitizers: Sanitizers::SYNCCHECK, ..options(1) };
+            launch(program, "k", &LaunchConfig::linear(1, 1), &out.to_le_bytes(), &memory, &options)
+        };
+        std::thread::scope(|scope| {
+            let setter = scope.spawn(|| go(&set));
+            let mut begun = [0; 4];
+            while begun == [0; 4] {
+                memory.read(out + 4, &mut begun).expect("the buffer");
+            }
+            clean(go(&wait));
+            clean(setter.join().expect("the thread launches"));
+        });
+    }
 }

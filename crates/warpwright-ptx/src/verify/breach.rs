@@ -467,6 +467,8 @@ pub enum CallMisfit {
     NotParam { name: String },
     #[error("only `.param` variables are passed by name")]
     NotVariable,
+    #[error("`{name}` is a parameter or result of the caller; copy it to a `.param` variable")]
+    Formal { name: String },
     #[error("`{name}` is {given} where {wanted} is needed")]
     Type { name: String, given: ParamType, wanted: ParamType },
     #[error("`{name}` is aligned to {given}, the parameter to {wanted}")]

@@ -124,7 +124,7 @@ fn misfit(cx: &Checker<'_>, given: Operand, formal: &PrototypeParam) -> Option<C
     match given {
         Operand::Symbol(id, offset) => {
             let Some(Symbol::LocalVariable(i)) = cx.function.symbols.get(id.0 as usize) else {
-                return param_misfit(cx, id, formal, wanted);
+                return Some(not_variable(cx, id));
             };
             let v = cx.function.variables.get(*i as usize)?;
             if v.space != StateSpace::Param || offset != 0 {
@@ -156,21 +156,14 @@ fn misfit(cx: &Checker<'_>, given: Operand, formal: &PrototypeParam) -> Option<C
     }
 }
 
-/// A parameter of the caller itself is passed on.
-fn param_misfit(
-    cx: &Checker<'_>,
-    id: SymbolId,
-    formal: &PrototypeParam,
-    wanted: ParamType,
-) -> Option<CallMisfit> {
+/// What a name stands for that is no variable of the function.
+fn not_variable(cx: &Checker<'_>, id: SymbolId) -> CallMisfit {
     let own = match cx.function.symbols.get(id.0 as usize) {
         Some(Symbol::Param(i)) => cx.function.params.get(*i as usize),
         Some(Symbol::Return(i)) => cx.function.returns.get(*i as usize),
-        _ => return Some(CallMisfit::NotVariable),
-    }?;
-    let fits = own.bytes() == formal.bytes() && own.array.is_some() == formal.array.is_some();
-    let given = ParamType { ty: own.ty, len: None };
-    (!fits).then(|| CallMisfit::Type { name: own.name.clone(), given, wanted })
+        _ => None,
+    };
+    own.map_or(CallMisfit::NotVariable, |p| CallMisfit::Formal { name: p.name.clone() })
 }
 
 fn same_kind(given: ScalarType, formal: ScalarType) -> bool {
