@@ -13,11 +13,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use common::{
-    counting, from_the_future, increment, launch_increment, nothing, scale, scale_for, scale_named,
+    FUTURE, counting, from_the_future, increment, launch_increment, nothing, scale, scale_for, scale_named,
     scale_step, slot, slow_step, suite,
 };
 use cudarc::driver::sys;
-use warpwright_ptx::isa::NEWEST_VERSION;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_runtime::timing::{Timer, TimerOptions};
 use warpwright_runtime::{
@@ -117,7 +116,7 @@ on_gpu! {
         match device.load(&future) {
             Err(Error::PtxTooNew { kernel, needs, supported: Some(supported), driver }) => {
                 println!("{driver} reads PTX up to {supported}");
-                assert_eq!((kernel.as_str(), needs), ("from_the_future", NEWEST_VERSION));
+                assert_eq!((kernel.as_str(), needs), ("from_the_future", FUTURE));
                 assert!(supported >= PtxVersion::new(7, 4) && supported < needs);
             }
             other => panic!("{other:?}"),

@@ -294,6 +294,22 @@ fn lint_takes_the_target_as_the_assembler_does() {
 }
 
 #[test]
+fn lint_warns_of_a_version_that_is_not_known() {
+    for version in ["9.2", "9.4", "10.0"] {
+        let place = place(&double(true).replace(".version 7.0", &format!(".version {version}")));
+        let ran = place.run(&["lint", "k.ptx"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.out);
+        let want = format!("warning[V-TARGET-8]: .version {version} is newer than what is known here, 9.1");
+        assert!(ran.out.contains(&want), "{}", ran.out);
+    }
+    // What is not known of it is an error still, and says why that may be.
+    let unknown = double(true).replace(".version 7.0", ".version 9.4").replace("add.f32", "frobnicate.f32");
+    let ran = place(&unknown).run(&["lint", "k.ptx"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.out);
+    assert!(ran.out.contains("(the text is PTX 9.4, the newest known here is 9.1)"), "{}", ran.out);
+}
+
+#[test]
 fn ops_lists_every_primitive() {
     let list = Place::new().json(&["ops", "--json"]);
     let list = list.as_array().expect("an array");

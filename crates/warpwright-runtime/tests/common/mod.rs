@@ -4,7 +4,6 @@
 
 pub(crate) mod suite;
 
-use warpwright_ptx::isa::NEWEST_VERSION;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{Module, PtxVersion, Target, text};
 use warpwright_runtime::{ArgValue, Binding, Device, LaunchStep, Result, Stream, Tensor};
@@ -158,10 +157,13 @@ pub(crate) fn tile() -> Kernel {
     )
 }
 
+/// A version that no driver reads.
+pub(crate) const FUTURE: PtxVersion = PtxVersion::new(99, 0);
+
 /// A kernel of a PTX version that no driver reads.
 pub(crate) fn from_the_future() -> Kernel {
     let mut module = scale_named("from_the_future").module().clone();
-    module.version = NEWEST_VERSION;
+    module.version = FUTURE;
     Kernel::new(module).expect("a kernel")
 }
 
