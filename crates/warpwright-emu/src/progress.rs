@@ -15,6 +15,9 @@
 //! time or a count may change, the clocks are put forward by ever larger steps ([`Time::skip`]), and all poll again. A loop
 //! with a deadline ends so; one that is not left after [`TIME_LIMIT`] counts as one that repeats itself.
 //!
+//! Warps that meet at barriers are watched as others are, after [`PATIENCE`] turns. What `bar.red` brings comes from other warps, whose
+//! states may come back at other times, so there it takes [`PHASES`] turns without a change instead of a proof.
+//!
 //! Limits: a loop that writes to memory, be it a count, counts as one that gets on. Counters in local memory, in registers
 //! that a called function returns and in carry flags are taken to decide.
 
