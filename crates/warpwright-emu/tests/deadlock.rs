@@ -283,7 +283,8 @@ fn together(count: &str, reduce: bool) -> Program {
     let meet = if reduce {
         "setp.eq.u32 %p1, %r2, 5;\nbarrier.red.or.pred %p1, 0, %p1;"
     } else {
-        "bar.sync 0;\nsetp.eq.u32 %p1, %r2, 5;"
+        // Lanes of a warp may see the flag at different times.
+        "shfl.sync.idx.b32 %r2, %r2, 0, 31, -1;\nbar.sync 0;\nsetp.eq.u32 %p1, %r2, 5;"
     };
     kernel(&format!(
         "mov.u32 %r4, 0;\nmov.u32 %r2, 0;\nsetp.eq.u32 %p5, %r1, 1;\n@%p5 bra SET;\nLOOP:\n\

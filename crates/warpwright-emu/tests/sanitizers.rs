@@ -232,3 +232,33 @@ fn the_sanitizers_find_what_the_files_say_and_nothing_else() {
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
+
+/// Every kind that a file names has a row in docs/sanitizers.md, under its tool and with a file that names it.
+#[test]
+fn the_page_lists_what_the_files_say() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("../../docs/sanitizers.md")).expect("the page");
+    for tool in FOLDERS {
+        let section = page.split("\n## ").find_map(|part| part.strip_prefix(&format!("{tool}\n")));
+        let section = section.unwrap_or_else(|| panic!("no section {tool}"));
+        let mut listed = BTreeSet::new();
+        for row in section.lines().filter(|line| line.starts_with("| `")) {
+            let kind = row.split('`').nth(1).expect("a kind");
+            let file = row.split("[bad](../").nth(1).and_then(|rest| rest.split(')').next()).expect("a file");
+            let text = std::fs::read_to_string(root.join("../..").join(file)).expect(file);
+            assert!(text.contains(&format!("finding: {tool} {kind}")), "{file} has no {kind}");
+            assert!(listed.insert(kind.to_owned()), "{kind} twice");
+        }
+        for entry in std::fs::read_dir(root.join("tests/filetests").join(tool)).expect("the folder") {
+            let text = std::fs::read_to_string(entry.expect("an entry").path()).expect("a file");
+            let named = text.split("finding: ").skip(1).filter_map(|rest| {
+                let mut words = rest.split_whitespace();
+                (words.next() == Some(tool))
+                    .then(|| words.next().unwrap_or_default().trim_matches(';').to_owned())
+            });
+            for kind in named {
+                assert!(listed.contains(&kind), "docs/sanitizers.md has no {tool} {kind}");
+            }
+        }
+    }
+}
