@@ -47,7 +47,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                     op,
                     direction: Direction::Forward,
                     dtype,
-                    shape: vec![d.m, d.n, d.k],
+                    shape: vec![d.groups, d.m, d.n, d.k],
                     input,
                     budget: budget::normalised(dtype),
                     subject: Arc::new(subject),
