@@ -84,6 +84,14 @@ def gradients(function, tensors, wanted, dy):
     return [t.grad for t in given]
 
 
+def called(function, compiled):
+    """The function as it is, or compiled anew."""
+    if not compiled:
+        return function
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
 def compared(found, exact, wanted):
     assert [g is not None for g in found] == list(wanted)
     for a, b in zip(found, exact):
@@ -99,10 +107,7 @@ def test_products(name, compiled, torch_device, launches):
     wide = [t.double() for t in tensors]
     dy = torch.randn_like(theirs(*tensors))
     for wanted in subsets(len(shapes)):
-        function = ours
-        if compiled:
-            torch._dynamo.reset()
-            function = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        function = called(ours, compiled)
         given = leaves(tensors, wanted)
         y = function(*given)
         launches.clear()
@@ -230,10 +235,7 @@ def test_norms(name, compiled, torch_device):
     wide = [t.double() for t in tensors]
     dy = torch.randn_like(theirs(*tensors))
     for wanted in subsets(len(shapes)):
-        function = ours
-        if compiled:
-            torch._dynamo.reset()
-            function = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        function = called(ours, compiled)
         compared(gradients(function, tensors, wanted, dy), gradients(theirs, wide, wanted, dy), wanted)
         if not compiled:
             # The sum of the two terms is a result too.
