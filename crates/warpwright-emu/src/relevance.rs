@@ -17,8 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use warpwright_ptx::{
-    BarrierKind, BinaryOp, Function, Inst, Instruction, Module, Operand, Ordering, Reg, Role, StateSpace,
-    Terminator, TernaryOp,
+    BarrierKind, Function, Inst, Instruction, Module, Operand, Ordering, Reg, Role, StateSpace, Terminator,
 };
 
 use crate::code::layout::Slot;
@@ -124,25 +123,7 @@ fn has_effect(inst: &Inst) -> bool {
         | Inst::PmEvent { .. }
         | Inst::Brkpt => false,
         // The carry flag is no register, so it is not followed.
-        Inst::Binary { op, .. } => matches!(
-            op,
-            BinaryOp::AddCc
-                | BinaryOp::Addc
-                | BinaryOp::AddcCc
-                | BinaryOp::SubCc
-                | BinaryOp::Subc
-                | BinaryOp::SubcCc
-        ),
-        Inst::Ternary { op, .. } => matches!(
-            op,
-            TernaryOp::MadLoCc
-                | TernaryOp::MadHiCc
-                | TernaryOp::MadcLo
-                | TernaryOp::MadcHi
-                | TernaryOp::MadcLoCc
-                | TernaryOp::MadcHiCc
-        ),
-        other => other.has_side_effects(),
+        other => other.has_side_effects() || other.uses_carry(),
     }
 }
 

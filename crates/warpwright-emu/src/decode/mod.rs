@@ -22,8 +22,7 @@ mod wmma;
 use std::collections::HashSet;
 
 use warpwright_ptx::{
-    AddressBase, Block, BlockId, Function, Inst, Instruction, Module, Operand, Reg, ScalarType, SourceLoc,
-    Terminator,
+    Block, BlockId, Function, Inst, Instruction, Module, Operand, Reg, ScalarType, SourceLoc, Terminator,
 };
 
 use crate::code::definedness::{Check, Checked, FIRST, Mark};
@@ -120,17 +119,6 @@ pub(crate) fn decode(module: &Module, kernel: usize, consts: &[u64]) -> Result<C
     }
     decoder.code.layout = decoder.regs.layout;
     Ok(decoder.code)
-}
-
-/// The register that an access takes its address from.
-fn address_register(inst: &Inst) -> Option<Reg> {
-    match inst {
-        Inst::Ld { addr, .. } | Inst::St { addr, .. } => match addr.base {
-            AddressBase::Reg(r) => Some(r),
-            _ => None,
-        },
-        _ => None,
-    }
 }
 
 impl Decoder<'_> {
@@ -249,33 +237,14 @@ impl Decoder<'_> {
         let fate = passing::fate(inst);
         let stored = follows || fate == Fate::Stored;
         if fate != Fate::Passed {
-            let mut uses = Vec::new();
-            inst.visit(|role, r| {
-                if role == warpwright_ptx::Role::Use {
-                    uses.push(r);
-                }
-            });
-            if let Inst::Shfl { a: Operand::Reg(a), b, c, mask, .. } = inst {
-                uses.retain(|r| r != a || [b, c, mask].contains(&&Operand::Reg(*r)));
-            }
-            if stored && let Inst::St { srcs, .. } = inst {
-                uses.retain(|r| !srcs.contains(&Operand::Reg(*r)));
-                if let Some(base) = address_register(inst) {
-                    uses.push(base);
-                }
-            }
+            let (mut used, handed_on) = passing::uses(inst);
             let sums = matrix::conditional_uses(inst);
-            uses.retain(|r| !sums.contains(r));
-            if let Inst::St { ty, srcs, .. } = inst {
-                // Of what is stored only the bits of the type; all of an address.
-                let (stored, address) = uses
-                    .iter()
-                    .partition(|r| srcs.contains(&Operand::Reg(**r)) && address_register(inst) != Some(**r));
-                let (stored, address): (Vec<Reg>, Vec<Reg>) = (stored, address);
-                self.check_bits(analysis, stored, passing::bits_of(*ty));
-                uses = address;
+            used.retain(|r| !sums.contains(r));
+            if let (Inst::St { ty, .. }, false) = (inst, stored) {
+                // Of what goes to memory only the bits of the type.
+                self.check_bits(analysis, handed_on, passing::bits_of(*ty));
             }
-            self.check(analysis, uses);
+            self.check(analysis, used);
             self.check_sums(analysis, inst)?;
         }
         let passed = self.pass(inst, analysis);

@@ -32,60 +32,56 @@ const CHOICE: u8 = 0xF0 & 0xAA | 0xCC & !0xAA;
 /// What an instruction does with undefined operands.
 pub(crate) fn fate(inst: &Inst) -> Fate {
     match inst {
-        Inst::Unary { .. }
-        | Inst::Bfi { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Lop3Pred { .. }
-        | Inst::Dp4a { .. }
-        | Inst::Dp2a { .. }
-        | Inst::Video { .. }
-        | Inst::Fns { .. }
-        | Inst::MinMax3 { .. }
-        | Inst::Mixed { .. }
-        | Inst::Setp { .. }
-        | Inst::Set { .. }
-        | Inst::Selp { .. }
-        | Inst::Slct { .. }
-        | Inst::Mov { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::PredBinary { .. }
-        | Inst::PredNot { .. }
-        | Inst::PredMov { .. }
-        | Inst::Cvt { .. }
-        | Inst::Cvta { .. }
-        | Inst::CvtStochastic { .. }
-        | Inst::CvtPack { .. } => Fate::Passed,
-        Inst::Binary { op, .. } if !carries(*op) => Fate::Passed,
-        Inst::Ternary { op, .. } if !carries3(*op) => Fate::Passed,
         Inst::Shfl { .. } => Fate::Shuffled,
         Inst::St { space: StateSpace::Shared, .. } => Fate::Stored,
-        _ => Fate::Used,
+        // What these give is of a place or of the device.
+        Inst::Ld { .. }
+        | Inst::Ldu { .. }
+        | Inst::Isspacep { .. }
+        | Inst::Activemask { .. }
+        | Inst::CreatePolicy { .. }
+        | Inst::Mapa { .. }
+        | Inst::GetCtaRank { .. }
+        | Inst::MbarrierPendingCount { .. } => Fate::Used,
+        // Nothing follows the carry flag.
+        _ if inst.has_side_effects() || inst.uses_carry() => Fate::Used,
+        _ => Fate::Passed,
     }
 }
 
-/// Whether the carry flag, which nothing follows, is read or written.
-fn carries(op: BinaryOp) -> bool {
-    use BinaryOp::{AddCc, Addc, AddcCc, SubCc, Subc, SubcCc};
-    matches!(op, AddCc | Addc | AddcCc | SubCc | Subc | SubcCc)
-}
-
-fn carries3(op: TernaryOp) -> bool {
-    use TernaryOp::{MadHiCc, MadLoCc, MadcHi, MadcHiCc, MadcLo, MadcLoCc};
-    matches!(op, MadLoCc | MadHiCc | MadcLo | MadcHi | MadcLoCc | MadcHiCc)
+/// The registers that decide something in an instruction which does not pass all of them on, and those whose values it hands on, to
+/// other lanes or to memory.
+pub(super) fn uses(inst: &Inst) -> (Vec<Reg>, Vec<Reg>) {
+    let mut used = Vec::new();
+    inst.visit(|role, r| {
+        if role == Role::Use {
+            used.push(r);
+        }
+    });
+    let handed_on: Vec<Reg> = match inst {
+        Inst::Shfl { a, .. } => register(a).into_iter().collect(),
+        Inst::St { srcs, .. } => srcs.iter().filter_map(register).collect(),
+        _ => Vec::new(),
+    };
+    for r in &handed_on {
+        // Once each: the same register may be an address too.
+        if let Some(at) = used.iter().position(|u| u == r) {
+            used.remove(at);
+        }
+    }
+    (used, handed_on)
 }
 
 /// The operands that are not used but passed on.
 pub(crate) fn passed(inst: &Inst, mut each: impl FnMut(Reg)) {
-    match (fate(inst), inst) {
-        (Fate::Passed, _) => inst.visit(|role, r| {
+    match fate(inst) {
+        Fate::Passed => inst.visit(|role, r| {
             if role == Role::Use {
                 each(r);
             }
         }),
-        (Fate::Shuffled, Inst::Shfl { a: Operand::Reg(r), .. }) => each(*r),
-        (Fate::Stored, Inst::St { srcs, .. }) => srcs.iter().filter_map(register).for_each(each),
-        _ => {}
+        Fate::Shuffled | Fate::Stored => uses(inst).1.into_iter().for_each(each),
+        Fate::Used => {}
     }
 }
 

@@ -285,6 +285,20 @@ impl Inst {
         visit_body!(self, f, &mut);
     }
 
+    /// Whether the instruction reads or writes the carry flag, which is no register.
+    pub fn uses_carry(&self) -> bool {
+        use {BinaryOp as B, TernaryOp as T};
+        match self {
+            Self::Binary { op, .. } => {
+                matches!(op, B::AddCc | B::Addc | B::AddcCc | B::SubCc | B::Subc | B::SubcCc)
+            }
+            Self::Ternary { op, .. } => {
+                matches!(op, T::MadLoCc | T::MadHiCc | T::MadcLo | T::MadcHi | T::MadcLoCc | T::MadcHiCc)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether executing the instruction matters beyond its destinations (memory, synchronisation, control).
     pub fn has_side_effects(&self) -> bool {
         match self {
