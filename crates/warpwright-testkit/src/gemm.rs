@@ -122,7 +122,7 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     // them here, and those with teams: more than a round of their rings, rows and columns beyond a tile, and a common dimension that
     // ends within a slice.
     let apart = |config: &Config| match config {
-        Config::Persistent(_) | Config::Warpgroup(_) => true,
+        Config::Persistent(_) | Config::F16x3(_) | Config::Warpgroup(_) => true,
         _ if dtype == DType::F64 => true,
         Config::Tiled(Tiled::Split(_)) => true,
         Config::Tiled(_) if config.precision(dtype) == Precision::Tf32 => true,
@@ -141,6 +141,8 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
         let round = match config {
             Config::Persistent(groups) => (groups.stages * config.slice()) as usize,
             Config::Warpgroup(groups) => (groups.stages * config.slice()) as usize,
+            // Each slice is brought three times.
+            Config::F16x3(groups) => (groups.stages * config.slice()).div_ceil(3) as usize,
             Config::Tiled(_) => 384,
         };
         for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -159,7 +161,7 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
         let mut one = full([20, 35, 44], 2, (0.5, 1.0), true, None, 0);
         (one.desc.lda, one.desc.stride_a) = (24, 44 * 24);
         with(one);
-        if let Config::Persistent(_) = config {
+        if let Config::Persistent(_) | Config::F16x3(_) = config {
             // More tiles than blocks, and rows of results that begin anywhere.
             with(full([24, 40, 72], 150, (1.0, 0.0), true, None, 8));
             let mut odd = full([140, 131, 72], 2, (1.0, 0.5), true, Some(Activation::Silu), 0);

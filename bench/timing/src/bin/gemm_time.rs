@@ -133,7 +133,9 @@ fn products(asked: &Asked, device: &Device, cold: &Cold, desc: &GemmDesc) -> Res
         }
         plans.extend(configs.into_iter().filter_map(|config| {
             let order = match config {
-                tuning::Config::Persistent(config) => format!(", height {}", config.height),
+                tuning::Config::Persistent(config) | tuning::Config::F16x3(config) => {
+                    format!(", height {}", config.height)
+                }
                 _ => String::new(),
             };
             Some((" ", order, desc.plan_with(target, config).ok()?))
@@ -141,7 +143,9 @@ fn products(asked: &Asked, device: &Device, cold: &Cold, desc: &GemmDesc) -> Res
     }
     let (mut expected, mut shared) = (None, Shared::new());
     for (mark, config, plan) in plans {
-        let kernel = plan.steps().first().map_or("", |step| step.kernel().name()).to_owned();
+        let mut names: Vec<_> = plan.steps().iter().map(|step| step.kernel().name()).collect();
+        names.dedup();
+        let kernel = names.join(" + ");
         if !asked.wants(&kernel) {
             continue;
         }

@@ -7,6 +7,8 @@
 //!
 //! Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
 
+use std::ops::Range;
+
 use warpwright_ptx::{
     Accumulate, Address, CacheHints, DType, Inst, MatrixType, Operand, Ordering, RegKind, ScalarType,
     StateSpace, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle, Wgmma, WgmmaSource,
@@ -371,29 +373,37 @@ impl<'k> WarpgroupSums<'k> {
     pub fn products(k: K<'k>, cols: u32, a: Part<'k>, b: Part<'k>) -> Self {
         k.on_behalf(|| {
             let sums = Self::unset(k, cols, a.0.dtype);
-            sums.group_of_tiles(a, b, false);
+            sums.group_of_tiles(a, b, 0..a.0.depth, false);
             sums
         })
+    }
+
+    /// Starts these sums anew, as one group: the products of a part of the depth of tiles whose descriptors are `a` and `b`. It begins and ends
+    /// at multiples of what one instruction multiplies, 32 bytes of elements. After a [`wait`](Self::wait) for what was started before.
+    #[track_caller]
+    pub fn restart(&self, a: Part<'k>, b: Part<'k>, depths: Range<u32>) {
+        self.k.on_behalf(|| self.group_of_tiles(a, b, depths, false));
     }
 
     /// Adds the products of whole tiles of the same depth, whose descriptors are `a` and `b`, as one group. They are started, not
     /// finished.
     #[track_caller]
     pub fn add_products(&self, a: Part<'k>, b: Part<'k>) {
-        self.k.on_behalf(|| self.group_of_tiles(a, b, true));
+        self.k.on_behalf(|| self.group_of_tiles(a, b, 0..a.0.depth, true));
     }
 
     #[track_caller]
-    fn group_of_tiles(&self, (a_tile, a): Part<'k>, (b_tile, b): Part<'k>, adds: bool) {
+    fn group_of_tiles(&self, (a_tile, a): Part<'k>, (b_tile, b): Part<'k>, depths: Range<u32>, adds: bool) {
         if a_tile.depth != b_tile.depth {
             let [left, right] = [a_tile.depth, b_tile.depth].map(|depth| depth as usize);
             self.k.issue(IssueKind::Shape { what: "products of tiles", left, right });
         }
         self.k.emit(Inst::WgmmaFence);
-        for depth in (0..a_tile.depth).step_by(a_tile.step_depth() as usize) {
+        let first = depths.start;
+        for depth in depths.step_by(a_tile.step_depth() as usize) {
             let source = WgmmaSource::Descriptor(a_tile.at(a, depth).as_operand());
             let b = (b_tile, b_tile.at(b, depth));
-            self.mma(a_tile.dtype, (source, a_tile.major), b, adds || depth > 0);
+            self.mma(a_tile.dtype, (source, a_tile.major), b, adds || depth > first);
         }
         self.k.emit(Inst::WgmmaCommit);
     }

@@ -7,9 +7,9 @@
 //!
 //! `f16` and `bf16` are summed in `f32` on tensor cores and rounded once; before sm_80 `bf16` is summed by the ordinary units.
 //! Operands whose rows begin anywhere are packed to multiples of 16 bytes by a launch before, where that is faster.
-//! `f32` is multiplied and summed as exactly as in `f32`: from sm_80 on large products are made of three of `tf32` on tensor cores
-//! (3xTF32), and of one where [`Precision::Tf32`] is asked for. `f64` is multiplied and summed in `f64`. The order of the sums
-//! depends on the shapes and the target alone, and for one of `f32` on whether it is finite, so results are the same from run to
+//! `f32` is multiplied and summed as exactly as in `f32`: large products are made of three on tensor cores, from sm_80 on of `tf32`
+//! (3xTF32), on sm_90 of `f16` with scales for rows and columns; and of one of `tf32` where [`Precision::Tf32`] is asked for. `f64` is multiplied and summed in `f64`. The order of the sums
+//! depends on the shapes and the target alone, and for one of `f32` on whether it is finite and on the magnitudes in its row and column, so results are the same from run to
 //! run, and those of a row are the same whatever is in others. NaN and infinities spread as in arithmetic, except that with
 //! `beta = 0` no `c` is read.
 //!
@@ -17,6 +17,7 @@
 
 pub(crate) mod engine;
 pub(crate) mod epilogue;
+mod f16x3;
 mod functions;
 pub(crate) mod groups;
 mod kernel;
@@ -33,7 +34,6 @@ pub mod tuning;
 mod warpgroup;
 
 use warpwright_dsl::{Elem, In, KernelArgs, Major, MmaAtom, Out, PanelTile, TensorMapArg};
-use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorRef};
 
@@ -43,12 +43,10 @@ use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
 use crate::tensors::tensors;
 use crate::{Binding, PlanError};
 
-use engine::Store;
-use epilogue::{EpilogueArgs, Program, ResultArgs};
+use epilogue::{EpilogueArgs, ResultArgs};
 pub use functions::*;
 use kernel::Gemm;
 use pack::{Operands, Source};
-use persistent::PersistentGemm;
 use tuning::{Access, Choice, Config, Shape, Sums};
 use warpgroup::WarpgroupGemm;
 
@@ -329,8 +327,18 @@ impl GemmDesc {
         if config.precision(self.dtype) != self.precision {
             return Err(Self::parameter("precision", self.precision.name(), "that of the kernel"));
         }
+        if let Config::F16x3(layout) = config
+            && (!layout.multiplies_pairs() || self.batch > MAX_LAYERS)
+        {
+            let expected = "one whose groups have 64 rows and at most 128 columns, four stages, and at most 65535 matrices";
+            return Err(Self::parameter("config", layout.name(), expected));
+        }
         if !config.takes_depth(self.k as u64) {
-            return Err(Self::parameter("k", self.k, "a multiple of 4 for this kernel"));
+            return Err(Self::parameter(
+                "k",
+                self.k,
+                "not 0, and a multiple of 4 where operands are turned, for this kernel",
+            ));
         }
         self.plan_choosing(target, Some(config), |wide| match wide {
             true => Ok(tuning::share(target, self.shape(), config)),
@@ -349,9 +357,12 @@ impl GemmDesc {
         let work = self.m > 0 && self.n > 0 && self.batch > 0;
         let mut variants = Vec::new();
         let mut scratch = 0;
+        // Operands are split wherever their rows begin, but vectors of results and biases are not for any alignment.
+        let whole = choose(true)?;
+        let splits = matches!(whole.config, Config::F16x3(_));
         for (wide, alignment) in [(true, WIDE), (false, element)] {
             let mut steps = Vec::new();
-            if wide && !self.is_wide() {
+            if wide && !self.is_wide() && !splits {
                 if let Some(packed) = self.packed(target, config, choose(false)?)? {
                     scratch = scratch.max(packed.scratch);
                     self.steps_packed(target, &packed, &mut steps)?;
@@ -360,8 +371,8 @@ impl GemmDesc {
                 continue;
             }
             if work {
-                let choice = choose(wide)?;
-                scratch = scratch.max(self.partials(choice)?);
+                let choice = if wide { whole } else { choose(false)? };
+                scratch = scratch.max(self.scratch(choice)?);
                 self.steps(target, choice, Operands::GIVEN, &mut steps)?;
             }
             variants.push(Variant { alignment, steps });
@@ -400,6 +411,15 @@ impl GemmDesc {
         read && self.k > 0 && [self.lda, self.ldb, self.stride_a, self.stride_b].into_iter().all(near)
     }
 
+    /// Elements of the workspace of a product.
+    fn scratch(&self, choice: Choice) -> Result<usize, PlanError> {
+        if let Config::F16x3(_) = choice.config {
+            let addressable = || Self::parameter("k", self.k, "such that the workspace is addressable");
+            return self.f16x3_scratch().ok_or_else(addressable);
+        }
+        self.partials(choice)
+    }
+
     /// Sums that blocks leave for others to add.
     fn partials(&self, choice: Choice) -> Result<usize, PlanError> {
         let parts = choice.parts(self.k as u64);
@@ -422,6 +442,9 @@ impl GemmDesc {
         let parts = choice.parts(self.k as u64);
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let size = self.dtype.bytes() as u64;
+        if let Config::F16x3(_) = choice.config {
+            self.split_operands(target, steps)?;
+        }
         for first in (0..self.batch).step_by(MAX_LAYERS) {
             let count = (self.batch - first).min(MAX_LAYERS);
             let offset = |stride: usize| first as u64 * stride as u64 * size;
@@ -512,30 +535,36 @@ impl GemmDesc {
         let (ldy, stride_y) = if split { (self.n, self.m * self.n) } else { (self.ldy, self.stride_y) };
         let (ldy, stride_y) = (ldy as u64, stride_y as u64);
         let epilogue = if split { EpilogueArgs::NONE } else { self.epilogue() };
-        let values = match choice.config {
+        let (kernel, values) = match choice.config {
             Config::Persistent(config) => {
                 return self.launch_persistent(target, config, Product { a, b, to, count, split });
             }
-            Config::Tiled(_) => kernel::GemmArgs {
-                a,
-                b,
-                to,
-                m,
-                n,
-                depth,
-                part,
-                lda: self.lda as u64,
-                ldb: self.ldb as u64,
-                ldy,
-                stride_a: self.stride_a as u64,
-                stride_b: self.stride_b as u64,
-                stride_y,
-                epilogue,
+            Config::F16x3(config) => {
+                return self.launch_f16x3(target, config, Product { a, b, to, count, split });
             }
-            .values(),
+            Config::Tiled(config) => {
+                let values = kernel::GemmArgs {
+                    a,
+                    b,
+                    to,
+                    m,
+                    n,
+                    depth,
+                    part,
+                    lda: self.lda as u64,
+                    ldb: self.ldb as u64,
+                    ldy,
+                    stride_a: self.stride_a as u64,
+                    stride_b: self.stride_b as u64,
+                    stride_y,
+                    epilogue,
+                };
+                let def = Gemm { dtype: self.dtype, a: major.0, b: major.1, config, split };
+                (plan::recorded(OP, &def, target)?, values.values())
+            }
             Config::Warpgroup(config) => {
                 let (tile_a, tile_b) = config.tiles(self.dtype, major.0, major.1);
-                warpgroup::WarpgroupArgs {
+                let values = warpgroup::WarpgroupArgs {
                     a: self.boxes(&a, tile_a, (self.m, self.lda), (count, self.stride_a)),
                     b: self.boxes(&b, tile_b, (self.n, self.ldb), (count, self.stride_b)),
                     to,
@@ -548,12 +577,12 @@ impl GemmDesc {
                     batch_a: u32::from(self.stride_a > 0),
                     batch_b: u32::from(self.stride_b > 0),
                     epilogue,
-                }
-                .values()
+                };
+                let def = WarpgroupGemm { dtype: self.dtype, a: major.0, b: major.1, config, split };
+                (plan::recorded(OP, &def, Target::specific(target.sm))?, values.values())
             }
         };
         let parts = u32::try_from(choice.parts(self.k as u64)).unwrap_or(1);
-        let kernel = kernel_of(self.dtype, major, target, choice.config, split)?;
         let shared = choice.config.shared_bytes(self.dtype, major.0, major.1);
         let grid = [self.grid(choice)?, parts, small(count)];
         plan::launch_step(OP, kernel, grid, values, shared)
@@ -611,24 +640,4 @@ struct Product {
     count: usize,
     /// Whether `to.y` receives sums of parts as they are.
     split: bool,
-}
-
-fn kernel_of(
-    dtype: DType,
-    (a, b): (Major, Major),
-    target: Target,
-    config: Config,
-    split: bool,
-) -> Result<Kernel, PlanError> {
-    match config {
-        Config::Persistent(config) => {
-            let (program, store) = (Program::default(), Store::Panels);
-            let def = PersistentGemm { dtype, a, b, config, program, store };
-            plan::recorded(OP, &def, Target::specific(target.sm))
-        }
-        Config::Tiled(config) => plan::recorded(OP, &Gemm { dtype, a, b, config, split }, target),
-        Config::Warpgroup(config) => {
-            plan::recorded(OP, &WarpgroupGemm { dtype, a, b, config, split }, Target::specific(target.sm))
-        }
-    }
 }

@@ -1,11 +1,11 @@
 //! Products whose tiles blocks compute that stay.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{TensorMapArg, kernel_args};
 use warpwright_runtime::LaunchStep;
 
 use super::engine::{self, Blocks, Epilogue, Store, WorkArgs};
-use super::epilogue::{Even, Program, ResultParams};
+use super::epilogue::{Even, Program, ResultArgs, ResultParams};
 use super::tuning::PersistentConfig;
 use super::{GemmDesc, MAX_BOX_STRIDE, OP, Product};
 use crate::PlanError;
@@ -32,7 +32,7 @@ impl PersistentGemm {
     fn blocks(&self) -> Blocks {
         let Self { dtype, a, b, config, store, .. } = *self;
         let part_of_b = config.part_of_b(dtype, b);
-        Blocks { slices: config.tiles(dtype, a, b), part_of_b, y: dtype, config, store }
+        Blocks { slices: config.tiles(dtype, a, b), part_of_b, y: dtype, config, store, planes: None }
     }
 }
 
@@ -45,7 +45,7 @@ struct Finish<'k> {
 impl<'k> Epilogue<'k> for Finish<'k> {
     type Rows = ();
 
-    fn rows(&self, _: &dyn Fn(u32) -> U32<'k>) {}
+    fn rows(&self, _: U32<'k>, _: &dyn Fn(u32) -> U32<'k>) {}
 
     fn pair(
         &self,
@@ -90,23 +90,43 @@ impl GemmDesc {
     ) -> Result<LaunchStep, PlanError> {
         let Product { a, b, to, count, .. } = product;
         let (major_a, major_b) = self.major();
-        let store = if self.has_boxes_of_results() { Store::Panels } else { Store::Rows };
         let kernel = PersistentGemm {
             dtype: self.dtype,
             a: major_a,
             b: major_b,
             config,
             program: self.program(),
-            store,
+            store: self.store(),
         };
         let blocks = kernel.blocks();
+        let maps = [
+            self.boxes(&a, blocks.slices.0, (self.m, self.lda), (count, self.stride_a)),
+            self.boxes(&b, blocks.part_of_b, (self.n, self.ldb), (count, self.stride_b)),
+        ];
+        let (work, grid) = self.work(target, &blocks, maps, to, count)?;
+        let values =
+            PersistentArgs { work, alpha: self.alpha.get() as f32, beta: self.beta.get() as f32 }.values();
+        let shared = blocks.shared_bytes();
+        let kernel = plan::recorded(OP, &kernel, Target::specific(target.sm))?;
+        plan::launch_step(OP, kernel, [grid, 1, 1], values, shared)
+    }
+
+    /// The work of persistent blocks on `count` products, and how many blocks there are.
+    pub(super) fn work(
+        &self,
+        target: Target,
+        blocks: &Blocks,
+        [a, b]: [TensorMapArg; 2],
+        to: ResultArgs,
+        count: usize,
+    ) -> Result<(WorkArgs, u32), PlanError> {
         let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
-        let order = config.order(OP, [self.m, self.n, count])?;
-        let grid = config.blocks(target, &order);
+        let order = blocks.config.order(OP, [self.m, self.n, count])?;
+        let grid = blocks.config.blocks(target, &order);
         let (sizes, leading) = ((self.m as u64, self.n as u64), self.bytes(self.ldy));
         let work = WorkArgs {
-            a: self.boxes(&a, blocks.slices.0, (self.m, self.lda), (count, self.stride_a)),
-            b: self.boxes(&b, blocks.part_of_b, (self.n, self.ldb), (count, self.stride_b)),
+            a,
+            b,
             y_boxes: blocks.boxes_of_results(&to.y, sizes, leading, self.matrices(count, self.stride_y)),
             to,
             m: small(self.m),
@@ -118,11 +138,12 @@ impl GemmDesc {
             batch_a: u32::from(self.stride_a > 0),
             batch_b: u32::from(self.stride_b > 0),
         };
-        let values =
-            PersistentArgs { work, alpha: self.alpha.get() as f32, beta: self.beta.get() as f32 }.values();
-        let shared = blocks.shared_bytes();
-        let kernel = plan::recorded(OP, &kernel, Target::specific(target.sm))?;
-        plan::launch_step(OP, kernel, [grid, 1, 1], values, shared)
+        Ok((work, grid))
+    }
+
+    /// How results go to memory.
+    pub(super) fn store(&self) -> Store {
+        if self.has_boxes_of_results() { Store::Panels } else { Store::Rows }
     }
 
     /// Whether tensor copies can store `y` where it begins at a multiple of 16 bytes.
@@ -134,7 +155,7 @@ impl GemmDesc {
     }
 
     /// The epilogue of whole products, as kernels record it.
-    fn program(&self) -> Program {
+    pub(super) fn program(&self) -> Program {
         Program {
             scaled: self.alpha.get() != 1.0,
             addend: self.beta.get() != 0.0,

@@ -5,9 +5,11 @@ use warpwright_ptx::{DType, Target};
 
 use super::engine::Store;
 use super::epilogue::{self, Program};
+use super::kernel::Gemm;
 use super::persistent::PersistentGemm;
 use super::tuning::{self, Config, PersistentConfig};
-use super::{GemmDesc, Major, OP, kernel_of, pack, split};
+use super::warpgroup::WarpgroupGemm;
+use super::{GemmDesc, Major, OP, f16x3, pack, split};
 use crate::PlanError;
 use crate::activation::Activation;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS, Transpose};
@@ -49,30 +51,41 @@ fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanE
     for config in tuning::configs(dtype, target) {
         for a in [Major::K, Major::Mn] {
             for b in [Major::K, Major::Mn] {
-                if let Config::Persistent(config) = config {
-                    if dtype.bytes() != 2 && (a, b) != (Major::K, Major::K) {
-                        continue;
+                match config {
+                    Config::Persistent(config) => {
+                        if dtype.bytes() == 2 || (a, b) == (Major::K, Major::K) {
+                            all.extend(persistent_kernels(dtype, (a, b), target, config)?);
+                        }
                     }
-                    all.extend(persistent_kernels(dtype, (a, b), target, config)?);
-                    continue;
-                }
-                for split in [false, true] {
-                    all.push(kernel_of(dtype, (a, b), target, config, split)?);
+                    Config::F16x3(config) => {
+                        let each = programs((a, b), config).into_iter();
+                        let kernel = |program| f16x3::product_kernel((a, b), target, config, program);
+                        all.extend(each.map(kernel).collect::<Result<Vec<_>, _>>()?);
+                    }
+                    Config::Tiled(config) => {
+                        for split in [false, true] {
+                            all.push(plan::recorded(OP, &Gemm { dtype, a, b, config, split }, target)?);
+                        }
+                    }
+                    Config::Warpgroup(config) => {
+                        for split in [false, true] {
+                            let def = WarpgroupGemm { dtype, a, b, config, split };
+                            all.push(plan::recorded(OP, &def, Target::specific(target.sm))?);
+                        }
+                    }
                 }
             }
         }
     }
+    if all.iter().any(|kernel| kernel.name().contains("f16x3")) {
+        all.extend(f16x3::split_kernels(target)?);
+    }
     Ok(all)
 }
 
-/// Persistent kernels of a configuration: each way to store with the shortest epilogue and the longest, and in the largest tiles, where both
+/// Epilogues of persistent kernels of a configuration: each way to store with the shortest and the longest, and in the largest tiles, where both
 /// operands are along the common dimension, each function.
-fn persistent_kernels(
-    dtype: DType,
-    (a, b): (Major, Major),
-    target: Target,
-    config: PersistentConfig,
-) -> Result<Vec<Kernel>, PlanError> {
+fn programs((a, b): (Major, Major), config: PersistentConfig) -> Vec<(Program, Store)> {
     let all = |activation| Program { scaled: true, addend: true, bias: true, activation };
     let mut programs = vec![Program::default(), all(Some(Activation::GeluErf))];
     if (a, b) == (Major::K, Major::K) && (config.rows, config.cols) == (128, 256) {
@@ -80,11 +93,20 @@ fn persistent_kernels(
         let functions = epilogue::ACTIVATIONS.into_iter().map(Some);
         programs.extend(functions.map(|activation| Program { bias: true, activation, ..Program::default() }));
     }
-    let target = Target::specific(target.sm);
     let stores = [Store::Panels, Store::Rows];
-    let each = programs.iter().flat_map(|program| stores.map(|store| (*program, store)));
-    each.map(|(program, store)| {
+    programs.into_iter().flat_map(|program| stores.map(|store| (program, store))).collect()
+}
+
+/// Persistent kernels of a configuration.
+fn persistent_kernels(
+    dtype: DType,
+    (a, b): (Major, Major),
+    target: Target,
+    config: PersistentConfig,
+) -> Result<Vec<Kernel>, PlanError> {
+    let target = Target::specific(target.sm);
+    let kernel = |(program, store)| {
         plan::recorded(OP, &PersistentGemm { dtype, a, b, config, program, store }, target)
-    })
-    .collect()
+    };
+    programs((a, b), config).into_iter().map(kernel).collect()
 }

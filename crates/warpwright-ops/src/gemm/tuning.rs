@@ -199,6 +199,18 @@ impl PersistentConfig {
         K::TILE_SLACK + slices * self.stages + self.groups * PANELS * OutputPanel::BYTES
     }
 
+    /// Whether warpgroups have one slab of 64 rows and at most so many columns: those of which threads have sums of their own beside the tensor
+    /// cores'.
+    pub const fn is_of_slabs(&self, cols: u32) -> bool {
+        self.rows == 64 * self.groups && self.cols <= cols
+    }
+
+    /// Whether it multiplies pairs: threads have sums of their own and two of the tensor cores, and slices of both numbers of two pairs are
+    /// there at once.
+    pub(crate) const fn multiplies_pairs(&self) -> bool {
+        self.is_of_slabs(128) && self.stages >= 4
+    }
+
     /// A part of the kernel's name.
     pub fn name(&self) -> String {
         let Self { rows, cols, groups, stages, cluster, height: _ } = *self;
@@ -271,6 +283,8 @@ impl Tiled {
 pub enum Config {
     /// With tensor copies and `wgmma`, in blocks that take one tile after the other.
     Persistent(PersistentConfig),
+    /// The same of `f32` that is split into pairs of `f16` before: three products for one.
+    F16x3(PersistentConfig),
     /// With tensor copies and `wgmma`, a block for each tile or part of one.
     Warpgroup(WarpgroupConfig),
     /// With ordinary copies.
@@ -281,7 +295,7 @@ impl Config {
     /// Rows and columns of the result that a block computes.
     pub const fn extent(&self) -> (u32, u32) {
         match self {
-            Self::Persistent(config) => (config.rows, config.cols),
+            Self::Persistent(config) | Self::F16x3(config) => (config.rows, config.cols),
             Self::Warpgroup(config) => (config.rows, config.cols),
             Self::Tiled(config) => (config.tiles().rows, config.tiles().cols),
         }
@@ -290,7 +304,7 @@ impl Config {
     /// How much of the common dimension is multiplied at once.
     pub const fn slice(&self) -> u32 {
         match self {
-            Self::Persistent(_) | Self::Warpgroup(_) => PanelTile::WIDTH,
+            Self::Persistent(_) | Self::F16x3(_) | Self::Warpgroup(_) => PanelTile::WIDTH,
             Self::Tiled(config) => config.tiles().slice,
         }
     }
@@ -302,10 +316,10 @@ impl Config {
 
     /// Whether blocks can share the common dimension of a tile.
     pub(super) const fn splits(&self) -> bool {
-        !matches!(self, Self::Persistent(_))
+        !matches!(self, Self::Persistent(_) | Self::F16x3(_))
     }
 
-    /// Whether tensor copies bring the operands.
+    /// Whether tensor copies bring the operands as they are.
     pub(super) const fn takes_boxes(&self) -> bool {
         matches!(self, Self::Persistent(_) | Self::Warpgroup(_))
     }
@@ -315,6 +329,10 @@ impl Config {
         match self {
             Self::Persistent(config) => {
                 let (a, b) = config.tiles(dtype, a, b);
+                config.shared_bytes(a.bytes() + b.bytes())
+            }
+            Self::F16x3(config) => {
+                let (a, b) = config.tiles(DType::F16, a, b);
                 config.shared_bytes(a.bytes() + b.bytes())
             }
             Self::Warpgroup(config) => {
@@ -338,12 +356,15 @@ impl Config {
 
     /// Whether it takes a common dimension of `k`: what may be turned is fetched as whole vectors.
     pub(super) const fn takes_depth(&self, k: u64) -> bool {
+        if let Self::F16x3(_) = self {
+            return k > 0;
+        }
         !matches!(self, Self::Tiled(Tiled::Simt(SimtConfig { across: 9.., .. }))) || k.is_multiple_of(4)
     }
 
     const fn with(self, piece: u32) -> Self {
         match self {
-            Self::Persistent(_) | Self::Warpgroup(_) => self,
+            Self::Persistent(_) | Self::F16x3(_) | Self::Warpgroup(_) => self,
             Self::Tiled(config) => Self::Tiled(config.with(piece)),
         }
     }
@@ -381,12 +402,20 @@ const fn persistent(config: PersistentConfig, efficiency: f64) -> Candidate {
     Candidate { config: Config::Persistent(config), efficiency }
 }
 
+const fn f16x3(config: PersistentConfig, efficiency: f64) -> Candidate {
+    Candidate { config: Config::F16x3(config), efficiency }
+}
+
 /// Persistent configurations that are worth a look where the choice among [`configs`] is checked or made anew, on sm_90.
 pub fn sweep(dtype: DType) -> Vec<Config> {
-    if dtype == DType::F64 {
-        return Vec::new();
+    let layouts = persistent_layouts(&[4, 8, 16]);
+    match dtype {
+        DType::F64 => Vec::new(),
+        DType::F32 => {
+            layouts.flat_map(|layout| [Config::Persistent(layout), Config::F16x3(layout)]).collect()
+        }
+        _ => layouts.map(Config::Persistent).collect(),
     }
-    persistent_layouts(&[4, 8, 16]).map(Config::Persistent).collect()
 }
 
 /// Persistent layouts with as many stages as sm_90 has shared memory for, in orders of these heights. Slices of elements of any size are 128
@@ -471,6 +500,13 @@ const ROUNDED: [Candidate; 3] = [
 /// Of operands that are split; with those of `SINGLE` behind them.
 const SPLIT: [Candidate; 2] =
     [split(Tiles::new(128, 128, 16, 3), (2, 4), 0.81), split(Tiles::new(64, 128, 16, 3), (2, 4), 0.79)];
+/// Of pairs, where threads have room for the sums of 64 x 128 three times.
+const F16X3: [Candidate; 4] = [
+    f16x3(layout((128, 128, 2), 6), 2.24),
+    f16x3(layout((128, 64, 2), 8), 1.77),
+    f16x3(layout((64, 128, 1), 8), 1.5),
+    f16x3(layout((64, 64, 1), 12), 0.96),
+];
 const SMALL: [Candidate; 1] = [simt(Tiles::new(64, 64, 16, 2), 8, 1.0)];
 
 /// The configurations for elements of `dtype` on `target`.
@@ -494,12 +530,16 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
         _ if tensor_cores => &HALF,
         _ => &SMALL,
     };
+    let pairs: &[Candidate] = match (dtype, precision) {
+        (DType::F32, Precision::Full) if target.sm == 90 => &F16X3,
+        _ => &[],
+    };
     let limit = DeviceLimits::of(target).shared_per_block;
     let fits = move |c: &&Candidate| {
         let bytes = |a, b| c.config.shared_bytes(dtype, a, b);
         bytes(Major::K, Major::K).max(bytes(Major::Mn, Major::Mn)) <= limit
     };
-    persistent.iter().chain(warpgroups).chain(splits).chain(all).filter(fits).copied()
+    persistent.iter().chain(pairs).chain(warpgroups).chain(splits).chain(all).filter(fits).copied()
 }
 
 /// Multiprocessors of the largest device of an architecture.
@@ -545,6 +585,12 @@ const LEAST_PART: u64 = 256;
 const TILE_COST: f64 = 192.0;
 /// Microseconds of the launch that adds the parts.
 const PARTS_US: f64 = 4.0;
+/// Microseconds of a launch that splits an operand, beside what it reads and writes.
+const SPLIT_US: f64 = 3.0;
+/// Bytes of an element that is split: it is read, at times twice, and its pair is written.
+const SPLIT_BYTES: f64 = 10.0;
+/// Matrices that can be split.
+const MAX_PLANES: u64 = super::MAX_LAYERS as u64;
 /// Slices that a team must have: with fewer there is nothing that a single one could not do as fast.
 const LEAST_SLICES: f64 = 2.0;
 /// Threads that keep a multiprocessor busy: a warp for each of its four schedulers.
@@ -560,6 +606,7 @@ fn rate(dtype: DType, config: &Config) -> f64 {
     match (dtype, config) {
         (_, Config::Tiled(Tiled::Simt(_))) | (DType::F64, _) => 0.246e6,
         (_, Config::Tiled(Tiled::Split(_))) => 0.372e6,
+        (_, Config::F16x3(_)) => 2.23e6 / 3.0,
         (DType::F32, _) => 1.11e6,
         _ => 2.23e6,
     }
@@ -615,6 +662,7 @@ pub(super) fn choose_for(
     let possible = |c: &Candidate| {
         (access == Access::TensorMap || !c.config.takes_boxes())
             && (sums == Sums::Whole || c.config.splits())
+            && (shape.batch <= MAX_PLANES || !matches!(c.config, Config::F16x3(_)))
             && c.config.takes_depth(shape.k)
     };
     let all = candidates(dtype, precision, target).filter(possible).map(choice);
@@ -707,7 +755,7 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
     let waves = blocks(shape, c.config).saturating_mul(parts).div_ceil(multiprocessors(target)) as f64;
     let (rows, cols, depth) = (f64::from(rows), f64::from(cols), choice.part.min(k) as f64);
     let (busy, least) = match c.config {
-        Config::Persistent(_) | Config::Warpgroup(_) => (1.0, 0.0),
+        Config::Persistent(_) | Config::F16x3(_) | Config::Warpgroup(_) => (1.0, 0.0),
         Config::Tiled(config) => {
             let Tiles { teams, slice, .. } = *config.tiles();
             let least = if teams > 1 { LEAST_SLICES * f64::from(teams * slice) } else { 0.0 };
@@ -719,13 +767,18 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
         }
     };
     let multiplying = rows * cols * (depth + TILE_COST) / (rate(dtype, &c.config) * c.efficiency * busy);
+    // Pairs are as long as what they are made of.
+    let splits = matches!(c.config, Config::F16x3(_));
     let size = dtype.bytes() as f64;
     let reading = (rows + cols) * depth * size / CACHE_RATE;
     let [m, n, k, batch] = [m, n, k, batch].map(|side| side as f64);
     let all = (m * k + k * n + m * n) * batch * size / MEMORY_RATE;
     // The sums are written and read again, in f32.
     let adding = PARTS_US + parts as f64 * m * n * batch * 8.0 / MEMORY_RATE;
-    let us = (waves * (multiplying + reading)).max(all) + if parts > 1 { adding } else { 0.0 };
+    let splitting = 2.0 * SPLIT_US + (m * k + k * n) * batch * SPLIT_BYTES / MEMORY_RATE;
+    let us = (waves * (multiplying + reading)).max(all)
+        + if parts > 1 { adding } else { 0.0 }
+        + if splits { splitting } else { 0.0 };
     if depth < least { f64::INFINITY } else { us }
 }
 

@@ -29,7 +29,7 @@ impl GroupedGemm {
         let Self { dtype, grouping, b, config, store } = *self;
         let a = if grouping == Grouping::M { Major::K } else { Major::Mn };
         let slices = config.tiles(dtype, a, b);
-        Blocks { slices, part_of_b: slices.1, y: dtype, config, store }
+        Blocks { slices, part_of_b: slices.1, y: dtype, config, store, planes: None }
     }
 }
 
@@ -45,7 +45,7 @@ struct Sums;
 impl<'k> Epilogue<'k> for Sums {
     type Rows = ();
 
-    fn rows(&self, _: &dyn Fn(u32) -> U32<'k>) {}
+    fn rows(&self, _: U32<'k>, _: &dyn Fn(u32) -> U32<'k>) {}
 
     fn pair(
         &self,

@@ -64,7 +64,7 @@ impl ScaledGemm {
         let (of_a, _) = config.tiles(a.dtype(), Major::K, Major::K);
         let (_, of_b) = config.tiles(b.dtype(), Major::K, Major::K);
         let part_of_b = config.part_of_b(b.dtype(), Major::K);
-        Blocks { slices: (of_a, of_b), part_of_b, y, config, store }
+        Blocks { slices: (of_a, of_b), part_of_b, y, config, store, planes: None }
     }
 }
 
@@ -146,7 +146,7 @@ impl<'k> Epilogue<'k> for Scaled<'k> {
     /// The scales of the two rows.
     type Rows = Option<[F32<'k>; 2]>;
 
-    fn rows(&self, row: &dyn Fn(u32) -> U32<'k>) -> Self::Rows {
+    fn rows(&self, _: U32<'k>, row: &dyn Fn(u32) -> U32<'k>) -> Self::Rows {
         let scale = |row: U32<'k>| Self::load(self.scale_a, row.to_u64(), row.lt(self.sizes.0));
         match self.scales.a {
             Some(Scaling::RowWise) => Some([scale(row(0)), scale(row(8))]),

@@ -132,7 +132,7 @@ impl KernelDef for Simt {
         for (i, sums) in (0..).zip(&sums) {
             let row = place.row + place.tile.mine.0 + i;
             k.if_(row.lt(p.m), || {
-                let of_row = scaled.rows(&|_| row);
+                let of_row = scaled.rows(k.lit(0u32), &|_| row);
                 for (pair, sums) in (0..).zip(sums.chunks_exact(2)) {
                     let col = place.col + place.tile.mine.1 + 2 * pair;
                     let values = scaled.pair(&p.to, &of_row, ((row, 0), col), [sums[0], sums[1]], even);

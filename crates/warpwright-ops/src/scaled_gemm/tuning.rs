@@ -54,7 +54,7 @@ pub fn configs(scales: Scales) -> Vec<PersistentConfig> {
 pub const fn suits(scales: Scales, config: PersistentConfig) -> bool {
     let of_columns = matches!(scales.b, Some(Scaling::BlockWise1x128));
     let most = if of_columns { 128 } else { 192 };
-    !scales.by_slices() || config.rows == 64 * config.groups && config.cols <= most
+    !scales.by_slices() || config.is_of_slabs(most)
 }
 
 /// Configurations that are worth a look where the choice is checked or made anew, on sm_90.

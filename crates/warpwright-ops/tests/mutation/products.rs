@@ -61,7 +61,37 @@ const EMPTY_GROUPS: &str = "elements of two bytes are not copied asynchronously:
 
 const FENCE_OF_COPIES: &str = "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled";
 
-const SURVIVORS: [Survivor; 8] = [
+const FENCE_OF_READS: &str =
+    "a fence is asked for where an instruction writes the sums of products, not where one has read them";
+
+const SURVIVORS: [Survivor; 15] = [
+    Survivor::equivalent(
+        "_split_f16_",
+        "exponent.@ge(",
+        "a largest magnitude at the bound has pairs either way",
+    ),
+    Survivor::equivalent(
+        "_split_f16_",
+        "exponent.@le(",
+        "a largest magnitude at the bound has pairs either way",
+    ),
+    Survivor::equivalent(
+        "_split_f16_",
+        "(extent.least + 1).@ge(",
+        "pairs hold an element at the bound either way",
+    ),
+    Survivor::equivalent(
+        "_split_f16_",
+        "extent.largest.@eq(0)",
+        "results of zeros are computed again: zeros",
+    ),
+    Survivor::equivalent("_v4", ".@bounded()", "rows are whole vectors"),
+    Survivor::missed("_f16x3_", ".@restart(", FENCE_OF_READS).at_most(3),
+    Survivor::missed(
+        "_f16x3_",
+        "// A warp stores the rows that it has written. k.@warp_barrier();",
+        "all lanes meet before at the vote on whether rows lack something, which orders their stores here",
+    ),
     Survivor::equivalent(
         "_rows_",
         "// A warp stores the rows that it has written. k.@warp_barrier();",
@@ -102,7 +132,7 @@ fn tiles_of(dtype: DType, size: (u32, u32)) -> Config {
             let Tiles { rows, cols, teams, .. } = *tiled.tiles();
             (rows, cols, teams) == (size.0, size.1, 1) && !matches!(tiled, Tiled::Split(_))
         }
-        Config::Persistent(_) | Config::Warpgroup(_) => false,
+        Config::Persistent(_) | Config::F16x3(_) | Config::Warpgroup(_) => false,
     };
     tuning::configs(dtype, TARGET).into_iter().find(wanted).expect("a kernel with such tiles")
 }
@@ -285,6 +315,48 @@ fn splitting(transposed: bool) {
 #[ignore = "nightly: mutation-products"]
 fn defects_of_products_of_split_operands_are_noticed() {
     splitting(true);
+}
+
+/// Only what multiplies pairs of `f16`, and splits its operands into them. Some elements are so small beside others that pairs do not hold them,
+/// some products only of such, and some rows have no scale.
+fn pairs(transposed: bool) {
+    let fill = |specs: &[TensorSpec], slot: usize| {
+        let values = plain(specs, slot).into_iter().enumerate();
+        let factor = |i: usize| match (slot, i % 97) {
+            (2.., _) => 1.0,
+            (0, 13) => f64::INFINITY,
+            // Where there is a `c`, neither operand has scales.
+            (0, _) if specs[2].present => 1e-32,
+            (1, _) if specs[2].present => 1e32,
+            (_, 5..=11) => 1e-11,
+            (_, 20..=23) => 0.0,
+            _ => 1.0,
+        };
+        values.map(|(i, value)| value * factor(i)).collect()
+    };
+    let skipped =
+        |name: &str| !["_f16x3_", "_split_f16_", "_column_extents_"].iter().any(|part| name.contains(part));
+    let layout = PersistentConfig { rows: 128, cols: 64, groups: 2, stages: 4, cluster: 1, height: 2 };
+    let cases: Vec<usize> = (0..2 * SHAPES.len()).collect();
+    Sweep { fill, skipped, ..SWEEP }.check(&plans(&cases, |i| {
+        let [m, n, k] = SHAPES[i % SHAPES.len()];
+        let narrow = i >= SHAPES.len();
+        // Blocks that have several tiles.
+        let many = [m, n] == [72, 136];
+        let k = if many { 136 } else { k.min(520) };
+        let desc = product_of([m, n, k], DType::F32, transposed, i, narrow);
+        let batch = if many { 70 } else { desc.batch };
+        let (alpha, activation) = (Real::new(0.5), Some(Activation::Silu));
+        let desc = GemmDesc { batch, alpha, bias: true, activation, ..desc };
+        desc.plan_with(TARGET, Config::F16x3(layout)).expect("plan")
+    }));
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_products_of_pairs_are_noticed() {
+    pairs(false);
+    pairs(true);
 }
 
 /// Only kernels whose warps share the common dimension. In the last two products, one shared by blocks as well and one not, every
