@@ -100,6 +100,14 @@ def runs(rows: list[dict[str, Any]]) -> str:
     return "\n".join(found)
 
 
+def by_gpu(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows of each GPU, of the one that has most first."""
+    gpus = {r["gpu"]: [] for r in rows}
+    for r in rows:
+        gpus[r["gpu"]].append(r)
+    return sorted(gpus.values(), key=len, reverse=True)
+
+
 def table(heading: str, words: str, columns: list[str], lines: list[list[str]]) -> list[str]:
     """A section with a table; nothing if there is nothing to show."""
     if not lines:
@@ -196,12 +204,17 @@ def document(rows: list[dict[str, Any]], sections: list[list[str]], pages: list[
         "![Time of the best other library over ours](ratios.svg)",
         "",
         "![Fraction of the memory bandwidth of the same run](roofline.svg)",
-        "",
-        "| operation | direction | dtype | case | us | roofline | best other, us | other / ours | error |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *(line(r) for r in rows),
-        *(words for section in sections for words in section),
     ]
+    for of_gpu in by_gpu(rows):
+        parts += [
+            "",
+            f"## {of_gpu[0]['gpu']}",
+            "",
+            "| operation | direction | dtype | case | us | roofline | best other, us | other / ours | error |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *(line(r) for r in of_gpu),
+        ]
+    parts += [words for section in sections for words in section]
     if pages:
         parts += ["", "## Notes by family", "", "Floors, forms that were tried, and what they gave:", ""]
         parts += [f"- [{page.removesuffix('.md')}]({page})" for page in pages]
@@ -256,7 +269,9 @@ def written(root: Path = ROOT) -> dict[Path, str]:
     rows.sort(key=lambda r: (r["op"].removeprefix("de"), r["op"], r["direction"] != "forward", r["dtype"], r["case"]))
     folder = root / "docs" / "performance"
     pages = sorted(p.name for p in folder.glob("*.md") if p.name != "README.md")
-    words, chosen = excerpt(rows, job_rows)
+    # Pictures and the README show one GPU.
+    most = by_gpu(rows)[0]
+    words, chosen = excerpt(most, job_rows)
     readme = root / "README.md"
     inside = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
     text, found = inside.subn(lambda _: f"{BEGIN}\n{words}\n{END}", readme.read_text(encoding="utf-8"))
@@ -264,8 +279,8 @@ def written(root: Path = ROOT) -> dict[Path, str]:
         raise SystemExit(f"README.md has no {BEGIN} ... {END}")
     return {
         folder / "README.md": document(rows, sections, pages),
-        folder / "ratios.svg": charts.ratios(rows),
-        folder / "roofline.svg": charts.roofline(rows),
+        folder / "ratios.svg": charts.ratios(most),
+        folder / "roofline.svg": charts.roofline(most),
         folder / "featured.svg": charts.ratios(chosen),
         readme: text,
     }
