@@ -153,6 +153,49 @@ impl Cfg {
         self.ipdom.get(block.0 as usize).filter(|d| **d != NONE).map(|d| BlockId(*d))
     }
 
+    /// The same among the reachable blocks that are kept, as if the others and the edges to them were not there. A way ends in a
+    /// block that no kept one follows; from loops that no way leads out of it ends in their last block.
+    pub fn post_dominators_among(&self, kept: &[bool]) -> Vec<Option<BlockId>> {
+        let n = self.len();
+        let end = u32::try_from(n).unwrap_or(NONE);
+        let is_kept = |b: &BlockId| kept.get(b.0 as usize) == Some(&true);
+        let mut straight = Vec::with_capacity(2 * n);
+        let mut ends = vec![false; n];
+        let mut todo = Vec::new();
+        for b in self.order.iter().filter(|b| is_kept(b)) {
+            let mut last = true;
+            for s in self.successors(*b).iter().filter(|s| is_kept(s)) {
+                straight.push((b.0, s.0));
+                last = false;
+            }
+            if last {
+                straight.push((b.0, end));
+                ends[b.0 as usize] = true;
+                todo.push(*b);
+            }
+        }
+        // Blocks from the last one on: the first that does not come to an end closes an endless loop.
+        for candidate in self.order.iter().rev().filter(|b| is_kept(b)) {
+            while let Some(b) = todo.pop() {
+                for p in self.predecessors(b).iter().filter(|p| is_kept(p)) {
+                    if !std::mem::replace(&mut ends[p.0 as usize], true) {
+                        todo.push(*p);
+                    }
+                }
+            }
+            if !std::mem::replace(&mut ends[candidate.0 as usize], true) {
+                straight.push((candidate.0, end));
+                todo.push(*candidate);
+            }
+        }
+        let reversed: Vec<_> = straight.iter().map(|(a, b)| (*b, *a)).collect();
+        let (reversed, straight) = (Edges::group(n + 1, &reversed), Edges::group(n + 1, &straight));
+        let order = reverse_postorder(n + 1, end, |b| reversed.of(b));
+        let position = positions(n + 1, &order);
+        let ipdom = dominators(&order, &position, |b| straight.of(b));
+        ipdom.into_iter().take(n).map(|d| (d != NONE && d != end).then_some(BlockId(d))).collect()
+    }
+
     /// Whether the edge goes back to a block that dominates its source: the edge of a natural loop.
     pub fn is_back_edge(&self, from: BlockId, to: BlockId) -> bool {
         self.dominates(to, from)
@@ -385,6 +428,24 @@ mod tests {
             let edges: Vec<&[u32]> = edges.iter().map(Vec::as_slice).collect();
             check(&edges);
         }
+    }
+
+    #[test]
+    fn blocks_that_are_not_kept_are_passed_over() {
+        let among = |edges: &[&[u32]], left_out: &[usize]| {
+            let mut kept = vec![true; edges.len()];
+            left_out.iter().for_each(|b| kept[*b] = false);
+            let found = Cfg::new(&graph(edges)).post_dominators_among(&kept);
+            found.into_iter().map(|d| d.map(|b| b.0)).collect::<Vec<_>>()
+        };
+        // 0 branches to 1 and 2, and 1 may leave by 4 instead of going to 3.
+        let early: &[&[u32]] = &[&[1, 2], &[4, 3], &[3], &[], &[]];
+        assert_eq!(among(early, &[]), [None, None, Some(3), None, None]);
+        assert_eq!(among(early, &[4]), [Some(3), Some(3), Some(3), None, None]);
+        // A loop whose only way out is left out: the branch in it comes together in its last block.
+        let around: &[&[u32]] = &[&[1], &[2, 3], &[4], &[4], &[1, 5], &[]];
+        assert_eq!(among(around, &[5]), [Some(1), Some(4), Some(4), Some(4), None, None]);
+        assert_eq!(among(around, &[]), [Some(1), Some(4), Some(4), Some(4), Some(5), None]);
     }
 
     #[test]

@@ -7,7 +7,9 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use warpwright_ptx::verify::{Rule, Severity, VerifyError, has_errors, verify};
+use warpwright_ptx::verify::{
+    BarrierSafety, Rule, Severity, VerifyError, WholeWarp, barrier_safety, has_errors, verify,
+};
 use warpwright_ptx::*;
 
 fn directory() -> PathBuf {
@@ -308,6 +310,67 @@ SKIP:
     // All lanes that differ in `%tid.x >> 5` are in different warps.
     let uniform = text.replace("and.b32 %r2, %r1, 7", "shr.u32 %r2, %r1, 5");
     assert_eq!(places(&text::parse(&uniform).module), []);
+}
+
+#[test]
+fn a_kernel_is_safe_at_its_barriers_or_where_it_is_not_is_listed() {
+    let text = "\
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry safe(.param .u32 n)
+{
+    .reg .b32 %r<8>;
+    .reg .pred %p<4>;
+    ld.param.u32 %r2, [n];
+    mov.u32 %r1, %tid.x;
+    setp.ge.u32 %p1, %r1, %r2;
+    @%p1 bra DONE;
+    bar.sync 0;
+DONE:
+    ret;
+}
+.visible .entry unsafe(.param .u32 n)
+{
+    .reg .b32 %r<8>;
+    .reg .pred %p<4>;
+    ld.param.u32 %r2, [n];
+    mov.u32 %r1, %laneid;
+    setp.ge.u32 %p1, %r1, %r2;
+    @%p1 bra DONE;
+    bar.sync 0;
+    shfl.sync.bfly.b32 %r3, %r1, 1, 0x1f, 0xffffffff;
+DONE:
+    @!%p1 bar.sync 0;
+    bar.sync 0;
+    ret;
+}
+";
+    let mut module = text::parse(text).module;
+    assert!(barrier_safety(&module, &module.functions[0]).is_safe());
+    let found = barrier_safety(&module, &module.functions[1]);
+    let (line, at) = (|l: SourceLoc| matches!(l, SourceLoc::Ptx { line, .. } if line > 0), BlockId(1));
+    let told: Vec<_> = found.violations().iter().map(|v| (v.wait, v.block, v.index, v.branch)).collect();
+    assert_eq!(
+        told,
+        [
+            (WholeWarp::Barrier, at, 0, Some(BlockId(0))),
+            (WholeWarp::Lanes, at, 1, Some(BlockId(0))),
+            (WholeWarp::Barrier, BlockId(2), 0, None),
+        ]
+    );
+    for violation in found.violations() {
+        let origin = violation.origin.as_ref().expect("an origin");
+        assert_eq!(origin.0, "`%laneid`");
+        assert!(line(origin.1) && line(violation.location), "{violation:?}");
+    }
+    assert_eq!(found.violations()[2].guard.map(|g| g.negated), Some(true));
+    // Of a broken function nothing is known.
+    module.functions[1].blocks[0].terminator = Terminator::Jump { to: BlockId(9), uniform: false };
+    let BarrierSafety::NotDecided(why) = barrier_safety(&module, &module.functions[1]) else {
+        panic!("it is decided")
+    };
+    assert_eq!(why.iter().map(|e| e.rule).collect::<Vec<_>>(), [Rule::Cfg1]);
 }
 
 #[test]

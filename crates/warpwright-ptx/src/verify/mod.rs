@@ -6,18 +6,24 @@
 //! or out of bounds, and barriers in divergent code, which the assembler lets pass. Its time is near linear in the size of the
 //! module.
 
+mod barriers;
 mod breach;
 mod calls;
 mod convergence;
 mod defs;
+mod divergence;
+mod lanes;
 mod memory;
 mod pressure;
+mod reaching;
 mod rule;
 mod target;
 mod typing;
 mod usage;
 
+pub use barriers::{BarrierSafety, barrier_safety};
 pub use breach::{Accesses, Breach, CallMisfit, CallRole, CallTarget, ParamType, WholeWarp};
+pub use convergence::BarrierViolation;
 pub use pressure::{Pressure, register_pressure};
 pub use rule::{Rule, Severity};
 
