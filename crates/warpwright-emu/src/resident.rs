@@ -256,6 +256,7 @@ impl<'a> Context<'a> {
                     regs: Registers { r32: r32.clone(), r64: r64.clone(), pred },
                     live: 0,
                     groups: Vec::with_capacity(4),
+                    alone: 0,
                     spins: 0,
                     carry: 0,
                     definedness: Definedness::new(self.code.tracked.len()),
@@ -349,6 +350,7 @@ impl<'a> Context<'a> {
             warp.live = if lanes >= 32 { u32::MAX } else { (1 << lanes) - 1 };
             warp.groups.clear();
             warp.groups.push(Group { pc: 0, mask: warp.live, wait: Wait::Ready, turn: 0 });
+            warp.alone = 0;
             warp.spins = 0;
             warp.carry = 0;
             warp.watch = Watch::default();

@@ -286,6 +286,10 @@ impl<'a> Worker<'a> {
                 last_rounds -= 1;
                 continue;
             }
+            // Those that wait for the rest of their warp go on without it.
+            if cx.release_held() {
+                continue;
+            }
             let stuck = cx.stuck();
             cx.report_stuck(&stuck, "no thread of the cluster can go on");
             cx.kill_cluster();
@@ -467,6 +471,17 @@ impl Context<'_> {
         let idle = watch.observe(warp, turn, text, &self.shared.time.restart);
         warp.watch = watch;
         idle
+    }
+
+    /// Lets lanes go on that wait for the rest of their warp at an aligned instruction; whether there are any.
+    fn release_held(&mut self) -> bool {
+        let mut any = false;
+        for rank in 0..self.cluster.residents.len() {
+            let mut warps = self.take_warps(rank);
+            warps.iter_mut().for_each(|warp| any |= warp.release_held());
+            self.put_warps(rank, warps);
+        }
+        any
     }
 
     /// Looks at the warps of the cluster, none of which gets further.

@@ -19,19 +19,12 @@ pub(crate) enum Wait {
     Collective { mask: u32 },
     /// Block barrier `id`.
     Barrier { id: u32 },
-    /// All lanes of the warp at an aligned instruction.
+    /// All lanes of the warp that have not left, at an aligned instruction.
     Aligned,
     /// The end of this phase of the cluster barrier.
     ClusterBarrier,
     /// A phase of the mbarrier at this address of a block of the cluster.
     Mbarrier { rank: u32, address: u32 },
-}
-
-impl Wait {
-    /// Whether it may end without the other lanes of the warp.
-    pub(crate) fn is_for_others(self) -> bool {
-        matches!(self, Self::ClusterBarrier | Self::Mbarrier { .. })
-    }
 }
 
 /// Lanes that stand at the same instruction.
@@ -60,6 +53,8 @@ pub(crate) struct Warp {
     /// Lanes that exist and have not exited.
     pub(crate) live: u32,
     pub(crate) groups: Vec<Group>,
+    /// Lanes that go on at an aligned instruction although others may still come.
+    pub(crate) alone: u32,
     /// Backward branches since the last change of turns.
     pub(crate) spins: u32,
     /// The carry flag of `add.cc` and its family.
@@ -226,12 +221,7 @@ impl Warp {
         spun
     }
 
-    /// Whether the lanes that run in `turn` overtook others, which spun or wait for other warps.
-    pub(crate) fn overtook(&self, turn: u32) -> bool {
-        self.groups.iter().any(|g| g.wait == Wait::Ready && g.turn > turn || g.wait.is_for_others())
-    }
-
-    /// Takes the lanes that wait at `pc` for those that they overtook.
+    /// Takes the lanes that wait at `pc` for the rest of the warp.
     pub(crate) fn join_held(&mut self, pc: u32) -> u32 {
         let mut lanes = 0;
         self.groups.retain(|g| {
@@ -249,6 +239,23 @@ impl Warp {
                 group.wait = Wait::Ready;
             }
         }
+    }
+
+    /// Lets the groups go on that wait for the rest of the warp; whether there is one.
+    pub(crate) fn release_held(&mut self) -> bool {
+        let before = self.alone;
+        for group in self.groups.iter_mut().filter(|g| g.wait == Wait::Aligned) {
+            group.wait = Wait::Ready;
+            self.alone |= group.mask;
+        }
+        self.alone != before
+    }
+
+    /// Whether lanes no longer wait for the rest of the warp; they do at the next instruction.
+    pub(crate) fn go_alone(&mut self, lanes: u32) -> bool {
+        let alone = self.alone & lanes != 0;
+        self.alone &= !lanes;
+        alone
     }
 
     /// Ends all lanes.
@@ -299,6 +306,7 @@ mod tests {
             regs: Registers::default(),
             live: u32::MAX,
             groups,
+            alone: 0,
             spins: 0,
             carry: 0,
             definedness: Definedness::default(),

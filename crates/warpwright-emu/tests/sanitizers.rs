@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use warpwright_emu::report::Severity;
 use warpwright_emu::{Completion, LaunchConfig, Memory, Options, Program, launch};
+use warpwright_ptx::verify::barrier_safety;
 
 /// Folders under `tests/filetests` that hold sanitizer tests.
 const FOLDERS: [&str; 4] = ["memcheck", "initcheck", "racecheck", "synccheck"];
@@ -214,23 +215,56 @@ fn check(path: &Path, failures: &mut Vec<String>) {
     }
 }
 
+/// The kernels of a folder.
+fn files(folder: &str) -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(root.join(folder))
+        .expect("the folder")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|e| e == "ptx"))
+        .collect();
+    files.sort();
+    assert!(files.len() >= 10, "{folder} has only {} files", files.len());
+    files
+}
+
 #[test]
 fn the_sanitizers_find_what_the_files_say_and_nothing_else() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests");
     let mut failures = Vec::new();
     for folder in FOLDERS {
-        let mut files: Vec<PathBuf> = std::fs::read_dir(root.join(folder))
-            .expect("the folder")
-            .map(|entry| entry.expect("an entry").path())
-            .filter(|path| path.extension().is_some_and(|e| e == "ptx"))
-            .collect();
-        files.sort();
-        assert!(files.len() >= 10, "{folder} has only {} files", files.len());
-        for path in files {
+        for path in files(folder) {
             check(&path, &mut failures);
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Kinds of findings that [`barrier_safety`] decides without running the kernel.
+const DECIDED: [&str; 2] = ["divergent-barrier", "partial-warp"];
+/// Where the launch is at fault.
+const OF_THE_LAUNCH: [&str; 1] = ["mma_in_part_of_a_warp.bad.ptx"];
+
+#[test]
+fn kernels_are_safe_at_their_barriers_where_synccheck_finds_nothing() {
+    let mut decided = 0;
+    for folder in FOLDERS {
+        for path in files(folder) {
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            let text = std::fs::read_to_string(&path).expect("a text file");
+            let case = parse(&text);
+            let module = warpwright_ptx::text::parse(&text).module;
+            let safe = module.functions.iter().all(|f| barrier_safety(&module, f).is_safe());
+            let found = case.expected.union(&case.allowed).any(|(_, _, kind, _)| DECIDED.contains(&&**kind));
+            if found && !OF_THE_LAUNCH.contains(&&*name) {
+                assert!(!safe, "{name} is said to be safe");
+                decided += 1;
+            }
+            if name.ends_with(".good.ptx") {
+                assert!(safe, "{name} is said to be unsafe");
+            }
+        }
+    }
+    assert!(decided >= 10, "{decided} files");
 }
 
 /// Every kind that a file names has a row in docs/sanitizers.md, under its tool and with a file that names it.

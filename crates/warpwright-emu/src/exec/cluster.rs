@@ -1,7 +1,6 @@
 //! The blocks of a cluster together: the cluster barrier, and each other's shared memory.
 
 use super::global::{lane_value, lanes_of, set_lane};
-use super::sync::converge;
 use crate::code::barrier::ClusterOp;
 use crate::code::memory::Access;
 use crate::code::rows::LANES;
@@ -134,24 +133,28 @@ impl Context<'_> {
                 Flow::Next
             }
             ClusterOp::SetMaxRegisters => {
-                let Some((here, exec)) = converge(warp, here, exec, true) else { return Flow::Repick };
-                self.check_aligned(warp, here.pc, exec, "setmaxnreg");
+                let Some((here, exec)) = self.converge(warp, here, exec, true) else { return Flow::Gather };
+                self.check_whole(warp, here.pc, exec);
                 warp.push(here.pc + 1, here.mask, here.turn);
                 Flow::Repick
             }
             ClusterOp::Arrive { aligned, release } => {
-                let Some((here, exec)) = converge(warp, here, exec, aligned) else { return Flow::Repick };
+                let Some((here, exec)) = self.converge(warp, here, exec, aligned) else {
+                    return Flow::Gather;
+                };
                 if aligned {
-                    self.check_aligned(warp, here.pc, exec, "an aligned cluster barrier");
+                    self.check_aligned(warp, here.pc, exec);
                 }
                 self.cluster_arrive(warp, here.pc, exec, release);
                 warp.push(here.pc + 1, here.mask, here.turn);
                 Flow::Repick
             }
             ClusterOp::Wait { aligned } => {
-                let Some((here, exec)) = converge(warp, here, exec, aligned) else { return Flow::Repick };
+                let Some((here, exec)) = self.converge(warp, here, exec, aligned) else {
+                    return Flow::Gather;
+                };
                 if aligned {
-                    self.check_aligned(warp, here.pc, exec, "an aligned cluster barrier");
+                    self.check_aligned(warp, here.pc, exec);
                 }
                 self.counters.barriers += 1;
                 self.cluster_wait(warp, here, exec);
@@ -160,12 +163,12 @@ impl Context<'_> {
         }
     }
 
-    fn check_aligned(&mut self, warp: &Warp, pc: u32, exec: u32, what: &str) {
+    fn check_aligned(&mut self, warp: &Warp, pc: u32, exec: u32) {
         let live = warp.live;
         if live & !exec != 0 && self.checks.synccheck {
             self.finding(warp, pc, exec, Tool::Synccheck, "divergent-barrier", None, || {
                 (
-                    format!("lanes {exec:#010x} of {live:#010x} reach {what} without the others"),
+                    format!("lanes {exec:#010x} of {live:#010x} reach an aligned cluster barrier without the others"),
                     "all lanes of a warp have to execute an .aligned instruction: move it out of the divergent branch"
                         .to_owned(),
                 )

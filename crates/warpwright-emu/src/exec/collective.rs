@@ -59,7 +59,7 @@ impl Context<'_> {
         self.runs.uncount_guarded(here.pc as usize, exec);
         // Lanes whose guard is false, or that wait elsewhere for these, do not come to an aligned instruction.
         let aligned = matches!(op.kind, CollectiveKind::Matrix(_));
-        let nobody_comes = aligned && (here.mask & !exec != 0 || warp.nobody_comes());
+        let nobody_comes = aligned && (here.mask & !exec != 0 || warp.go_alone(exec) || warp.nobody_comes());
         let wait_for = |mask| if aligned { Wait::Aligned } else { Wait::Collective { mask } };
         let mut go_on = here.mask & !exec;
         let mut rest = exec;

@@ -183,10 +183,7 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                     cx.touch(warp, pc as u32, exec, at);
                     Flow::Next
                 }
-                Op::Barrier(at) => {
-                    cx.barrier(warp, here(), exec, &code.barriers[at as usize]);
-                    Flow::Repick
-                }
+                Op::Barrier(at) => cx.barrier(warp, here(), exec, &code.barriers[at as usize]),
                 Op::Cluster(at) => cx.cluster_op(warp, here(), exec, &code.clusters[at as usize]),
                 Op::Asynchronous(at) => cx.asynchronous(warp, here(), exec, at),
                 Op::Special(at) => {

@@ -10,28 +10,42 @@ use crate::code::op::Op;
 use crate::code::rows::LANES;
 use crate::context::Context;
 use crate::events::barrier::{Arrival, Arrived, BarrierCall, Opened};
+use crate::flow::Flow;
 use crate::warp::{Group, Wait, Warp};
 
-/// Brings the lanes of a warp together at an aligned instruction, as compilers and devices do before it: lanes that
-/// overtook spinning ones wait for these. Gives the group with those that waited here, `None` if it waits itself.
-pub(super) fn converge(warp: &mut Warp, here: Group, exec: u32, aligned: bool) -> Option<(Group, u32)> {
-    if !aligned || warp.live & !exec == 0 {
-        return Some((here, exec));
-    }
-    let held = warp.join_held(here.pc);
-    let (here, exec) = (Group { mask: here.mask | held, ..here }, exec | held);
-    if !warp.overtook(here.turn) {
-        return Some((here, exec));
-    }
-    warp.push(here.pc + 1, here.mask & !exec, here.turn);
-    warp.groups.push(Group { mask: exec, wait: Wait::Aligned, ..here });
-    None
-}
-
 impl Context<'_> {
+    /// Brings the lanes of a warp together at an aligned instruction, as compilers and devices do before it: they wait until
+    /// the others are there, have ended, or wait for lanes elsewhere. So it is the same whether a lane has ended before, or
+    /// ends without another wait. Gives the group with those that waited here, `None` if it waits itself.
+    #[inline(always)]
+    pub(super) fn converge(
+        &mut self,
+        warp: &mut Warp,
+        here: Group,
+        exec: u32,
+        aligned: bool,
+    ) -> Option<(Group, u32)> {
+        if !aligned || warp.live & !exec == 0 { Some((here, exec)) } else { self.hold(warp, here, exec) }
+    }
+
+    #[inline(never)]
+    fn hold(&mut self, warp: &mut Warp, here: Group, exec: u32) -> Option<(Group, u32)> {
+        let held = warp.join_held(here.pc);
+        let (all, here_now) = (Group { mask: here.mask | held, ..here }, exec | held);
+        let passed = all.mask & !here_now;
+        let alone = warp.go_alone(here_now) || passed == 0 && warp.nobody_comes();
+        if alone || warp.live & !here_now == 0 {
+            return Some((all, here_now));
+        }
+        self.runs.uncount_guarded(here.pc as usize, exec);
+        warp.push(all.pc + 1, passed, all.turn);
+        warp.groups.push(Group { mask: here_now, wait: Wait::Aligned, ..all });
+        None
+    }
+
     /// Lanes execute a barrier instruction: the group `here` is put back, waiting or past it.
-    pub(super) fn barrier(&mut self, warp: &mut Warp, here: Group, exec: u32, op: &BarrierOp) {
-        let Some((here, exec)) = converge(warp, here, exec, op.aligned) else { return };
+    pub(super) fn barrier(&mut self, warp: &mut Warp, here: Group, exec: u32, op: &BarrierOp) -> Flow {
+        let Some((here, exec)) = self.converge(warp, here, exec, op.aligned) else { return Flow::Gather };
         let ids = warp.regs.r32[op.id as usize].0;
         let counts = op.count.map(|c| warp.regs.r32[c as usize].0);
         self.counters.barriers += 1;
@@ -82,6 +96,7 @@ impl Context<'_> {
             }
         }
         warp.push(here.pc + 1, passed, here.turn);
+        Flow::Repick
     }
 
     /// Lets the waiters of the barriers that have opened go on.

@@ -26,9 +26,7 @@ impl Context<'_> {
     /// Runs an instruction for the lanes of `exec`, which are all that can come.
     #[inline(never)]
     pub(super) fn matrix(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) {
-        if exec != FULL && self.checks.synccheck {
-            self.partial_warp(warp, pc, exec);
-        }
+        self.check_whole(warp, pc, exec);
         let op = &self.code.matrix[at as usize];
         if self.checks.counters {
             self.counters.tensor_operations += op.multiply_adds();
@@ -51,6 +49,14 @@ impl Context<'_> {
                     self.end_reads(warp, exec, &ended);
                 }
             }
+        }
+    }
+
+    /// Reports an instruction for the whole warp that some lanes do not run.
+    #[inline(always)]
+    pub(super) fn check_whole(&mut self, warp: &Warp, pc: u32, exec: u32) {
+        if exec != FULL && self.checks.synccheck {
+            self.partial_warp(warp, pc, exec);
         }
     }
 
