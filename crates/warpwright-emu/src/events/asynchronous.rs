@@ -1,5 +1,7 @@
 //! Asynchronous operations and the words that they touch.
 
+use crate::code::asynchronous::Proxied;
+
 /// A generic write to shared memory, as the proxy rule needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generic {
@@ -107,4 +109,7 @@ pub(crate) trait Ends {
 
     /// Whether a lane knows of everything that a lane of a block of the cluster did up to a moment.
     fn knows(&self, warp: u32, lane: u32, other: Generic) -> bool;
+
+    /// Whether the asynchronous proxy knows of a generic write to a memory when a lane starts an operation.
+    fn is_fenced(&self, memory: Proxied, warp: u32, lane: u32, write: Generic) -> bool;
 }

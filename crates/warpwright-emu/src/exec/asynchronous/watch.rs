@@ -88,6 +88,18 @@ impl Clashes {
             self.add(clash, at);
         }
     }
+
+    /// A lane touches a word through the asynchronous proxy.
+    #[inline]
+    fn meet_generic(&mut self, races: &impl Ends, (warp, lane): (u32, u32), cell: Cell, at: u64) {
+        let Some(write) = cell.generic().filter(|write| self.generic != Some(*write)) else { return };
+        // What is not even ordered is a race already.
+        if races.is_fenced(Proxied::Shared, warp, lane, write) || !races.knows(warp, lane, write) {
+            self.generic = Some(write);
+        } else {
+            self.add(Clash::Unfenced(write), at);
+        }
+    }
 }
 
 impl Context<'_> {
@@ -176,6 +188,7 @@ impl Context<'_> {
                     clashes.meet((races, operations), (warp, lane), (Part::Reads, cell.reader), None, at);
                 }
                 if proxy {
+                    clashes.meet_generic(races, (warp, lane), *cell, at);
                     *cell = Cell::default();
                 } else {
                     races.write_generic(cell, warp, lane, issuer.pc);
@@ -184,16 +197,8 @@ impl Context<'_> {
                 continue;
             }
             cell.reader = id;
-            if proxy
-                && let Some(write) = cell.generic()
-                && clashes.generic != Some(write)
-            {
-                // What is not even ordered is a race already.
-                if races.is_fenced(Proxied::Shared, warp, lane, write) || !races.knows(warp, lane, write) {
-                    clashes.generic = Some(write);
-                } else {
-                    clashes.add(Clash::Unfenced(write), at);
-                }
+            if proxy {
+                clashes.meet_generic(races, (warp, lane), *cell, at);
             }
         }
         self.report_clashes(issuer, clashes, write, Some(id));
@@ -221,7 +226,7 @@ impl Context<'_> {
             |pc: u32| instructions.get(pc as usize).is_some_and(|i| !matches!(i.op, Op::Asynchronous(_)));
         let unfenced = races.unfenced_write(&allocation.races, (offset, bytes), (warp, lane), &generic);
         if let Some((at, write)) = unfenced {
-            self.report_unfenced(issuer, write, (Space::Global, allocation.base + at));
+            self.report_unfenced(issuer, write, (Space::Global, allocation.base + at), "reads");
         }
     }
 
@@ -342,8 +347,9 @@ impl Context<'_> {
                 let other = Other { site, pc: Some(operation.pc), action: "reads it" };
                 (other, "source-overwritten", message, help)
             }
-            Clash::Unfenced(write) => {
-                return self.report_unfenced(issuer, write, (Space::Shared, address));
+            Clash::Unfenced(wrote) => {
+                let verb = if write { "overwrites" } else { "reads" };
+                return self.report_unfenced(issuer, wrote, (Space::Shared, address), verb);
             }
         };
         let remark = Remark { message, help, address: Some((Space::Shared, address)), other: Some(other) };
@@ -351,7 +357,7 @@ impl Context<'_> {
     }
 
     #[cold]
-    fn report_unfenced(&mut self, issuer: Issuer, write: Generic, address: (Space, u64)) {
+    fn report_unfenced(&mut self, issuer: Issuer, write: Generic, address: (Space, u64), verb: &str) {
         let site = self.site_of(write.rank, write.warp, write.lane);
         let (memory, help) = match address.0 {
             Space::Global => {
@@ -363,7 +369,7 @@ impl Context<'_> {
             ),
         };
         let message = format!(
-            "reads {memory} memory through the asynchronous proxy that was written generically, without a proxy fence in \
+            "{verb} {memory} memory through the asynchronous proxy that was written generically, without a proxy fence in \
              between"
         );
         let other = Other { site: Some(site), pc: Some(write.pc), action: "wrote it" };

@@ -8,7 +8,7 @@
 //!
 //! A second knowledge says of which generic accesses the asynchronous proxy knows: `fence.proxy.async` copies a thread's
 //! own into it, and it travels the same way. Bulk copies and `wgmma` that read a word which was written generically and
-//! of which the proxy does not know are findings.
+//! of which the proxy does not know are findings, and so are copies that overwrite it.
 
 use super::shadow::{Id, SECTOR, Shadow};
 use super::{Access, BlockRaces};
@@ -200,5 +200,9 @@ impl Ends for BlockRaces<'_> {
 
     fn knows(&self, warp: u32, lane: u32, other: Generic) -> bool {
         self.knows(warp, lane, other)
+    }
+
+    fn is_fenced(&self, memory: Proxied, warp: u32, lane: u32, write: Generic) -> bool {
+        self.is_fenced(memory, warp, lane, write)
     }
 }
