@@ -349,6 +349,10 @@ const RUN_EXAMPLES: &str = "Arguments go to the kernel's parameters in order:
   tensormap:0:bf16:128x64:256:64x8:128B       a tensor map over array 0 of those before it, as a 128-byte parameter:
                            array, element type, dimensions, strides in bytes, box, swizzle (none, 32B, 64B, 128B);
                            lists from the innermost dimension outwards, no strides for a dense tensor
+  tensormap:a:..           the same over the array that --array a=FILE.npy names, which is no argument itself
+  ptr:a ptr:a+64           the address of such an array, or of one before it, and bytes behind it
+  null                     no address
+  struct:u32:5,ptr:a,f32:0.5  a structure by value, laid out as C does; also u8 to s64, f64, null and pad:BYTES
 bf16 arrays are read and written as their u16 bits. An output takes the place of an array or page of an earlier run; another
 file is replaced with --force, and one that the same run reads never is.
 
@@ -356,7 +360,9 @@ On the emulator, what the sanitizers find is printed with the line of PTX, and t
 
 Examples:
   warpwright run k.ptx --entry scale --grid 4 --block 256 --arg in:x.npy --arg out:y.npy:f32:1000 --arg u32:1000
-  warpwright run k.ptx --grid 4 --block 256 --arg in:x.npy --arg out:y.npy:f32:1000 --arg u32:1000 --html cost.html";
+  warpwright run k.ptx --grid 4 --block 256 --arg in:x.npy --arg out:y.npy:f32:1000 --arg u32:1000 --html cost.html
+  warpwright run k.ptx --grid 1 --block 128 --array a=a.npy --array c=out:c.npy:f32:64,64 \\
+    --arg tensormap:a:bf16:64x64::64x64:128B --arg tensormap:c:f32:64x64::32x64:none";
 
 /// `run`
 #[derive(Debug, Args)]
@@ -382,6 +388,12 @@ pub struct RunArgs {
     /// An argument of the kernel; repeat it in order.
     #[arg(long = "arg", value_name = "ARG", allow_hyphen_values = true)]
     pub args: Vec<String>,
+    /// An array that only tensor maps and pointers in structures are of: FILE.npy, or in:, out: and inout: as for --arg.
+    #[arg(long = "array", value_name = "NAME=FILE")]
+    pub arrays: Vec<String>,
+    /// A JSON file with arguments, which come before those of --arg: a list of texts, or {"args": [..], "arrays": {"NAME": "FILE", ..}}.
+    #[arg(long, value_name = "FILE.json")]
+    pub args_json: Option<PathBuf>,
     /// Where to run.
     #[command(flatten)]
     pub device: DeviceArg,

@@ -1,5 +1,6 @@
 //! The command as a user runs it.
 
+mod arguments;
 mod checkpoints;
 mod commands;
 mod common;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use warpwright_ptx::{ArgValue, DType, TensorElement, TensorMap, TensorSwizzle};
 
+use super::structure::{Pointer, Structure};
 use crate::error::Error;
 use crate::npy::{NpyFile, byte_count};
 use crate::paths::Shown;
@@ -15,13 +16,47 @@ pub(super) enum Argument {
     Number(ArgValue),
     /// An array, passed by address.
     Array(ArrayArgument),
-    /// A tensor map over an array that stands before it.
+    /// The address of an array that is named elsewhere, or nothing.
+    Pointer(Pointer),
+    /// Fields as C lays them out, passed by value.
+    Structure(Structure),
+    /// A tensor map over an array that stands before it or has a name.
     Map {
-        /// Which array, counted from 0.
-        array: usize,
+        /// Which array.
+        array: Reference,
         /// The map; its base is not known yet.
         map: TensorMap,
     },
+}
+
+/// An array as arguments name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reference {
+    /// Of those that stand before it among the arguments, counted from 0.
+    Number(usize),
+    /// Of those that `--array` names.
+    Name(String),
+}
+
+impl Reference {
+    /// # Errors
+    /// The text is empty.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(number) => Ok(Self::Number(number)),
+            Err(_) if text.is_empty() => Err("names no array".to_owned()),
+            Err(_) => Ok(Self::Name(text.to_owned())),
+        }
+    }
+}
+
+impl std::fmt::Display for Reference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
 }
 
 /// An array and which way it goes.
@@ -53,6 +88,48 @@ pub(super) enum Contents {
     },
 }
 
+impl ArrayArgument {
+    /// Reads what stands behind `in`, `out` or `inout`, and the file that it names; `wrong` makes an error of a reason.
+    ///
+    /// # Errors
+    /// It is no such array, or the file cannot be read.
+    pub(super) fn parse(kind: &str, rest: &str, wrong: &dyn Fn(&str) -> Error) -> Result<Self, Error> {
+        let array = |path: &str, contents, output: Option<&str>| {
+            let label =
+                Path::new(path).file_name().map_or(path.into(), |name| Shown(Path::new(name)).to_string());
+            let input = matches!(contents, Contents::Given(_)).then(|| path.into());
+            Ok(Self { label, contents, input, output: output.map(PathBuf::from) })
+        };
+        match kind {
+            "in" => array(rest, Contents::Given(NpyFile::open(Path::new(rest))?), None),
+            "inout" => {
+                let (input, output) =
+                    rest.rsplit_once(':').ok_or_else(|| wrong("needs a file to read and one to write"))?;
+                array(input, Contents::Given(NpyFile::open(Path::new(input))?), Some(output))
+            }
+            _ => {
+                let mut parts = rest.rsplitn(3, ':');
+                let (shape, dtype, path) = (parts.next(), parts.next(), parts.next());
+                let (Some(shape), Some(dtype), Some(path)) = (shape, dtype, path) else {
+                    return Err(wrong("needs a file, a type and a shape"));
+                };
+                let dtype = DType::from_name(dtype).ok_or_else(|| wrong("has an unknown type"))?;
+                let shape =
+                    parse_shape(shape).ok_or_else(|| wrong("has a shape that is not a list of extents"))?;
+                let bytes = byte_count(dtype, &shape)
+                    .filter(|bytes| i64::try_from(*bytes).is_ok())
+                    .ok_or_else(|| wrong("is too large"))?;
+                array(path, Contents::Fresh { dtype, shape, bytes }, Some(path))
+            }
+        }
+    }
+
+    /// The file that it is read from.
+    pub(super) fn input(&self) -> Option<&Path> {
+        self.input.as_deref()
+    }
+}
+
 impl Contents {
     /// Its size in bytes.
     pub(super) fn len(&self) -> u64 {
@@ -71,8 +148,8 @@ impl Contents {
     }
 }
 
-const FORMS: &str = "in:FILE.npy, out:FILE.npy:DTYPE:SHAPE, inout:FILE.npy:OUT.npy, u32:N, s32:N, u64:N, s64:N, f32:X, f64:X or \
-                     tensormap:ARRAY:DTYPE:DIMS:STRIDES:BOX:SWIZZLE";
+const FORMS: &str = "in:FILE.npy, out:FILE.npy:DTYPE:SHAPE, inout:FILE.npy:OUT.npy, u32:N, s32:N, u64:N, s64:N, f32:X, f64:X, null, \
+                     ptr:ARRAY+BYTES, struct:FIELD,FIELD,... or tensormap:ARRAY:DTYPE:DIMS:STRIDES:BOX:SWIZZLE";
 
 impl Argument {
     /// Reads an argument and the file that it names.
@@ -82,36 +159,16 @@ impl Argument {
     pub(super) fn parse(text: &str) -> Result<Self, Error> {
         let wrong =
             |why: &str| Error::usage(format!("--arg {text}: {why}"), format!("an argument is {FORMS}"));
+        if text == "null" {
+            return Ok(Self::Pointer(Pointer::Null));
+        }
         let (kind, rest) = text.split_once(':').ok_or_else(|| wrong("has no kind"))?;
-        let array = |path: &str, contents, output: Option<&str>| {
-            let label =
-                Path::new(path).file_name().map_or(path.into(), |name| Shown(Path::new(name)).to_string());
-            let input = matches!(contents, Contents::Given(_)).then(|| path.into());
-            Ok(Self::Array(ArrayArgument { label, contents, input, output: output.map(PathBuf::from) }))
-        };
         let number =
             |value: Option<ArgValue>| value.map(Self::Number).ok_or_else(|| wrong("is no such number"));
         match kind {
-            "in" => array(rest, Contents::Given(NpyFile::open(Path::new(rest))?), None),
-            "inout" => {
-                let (input, output) =
-                    rest.rsplit_once(':').ok_or_else(|| wrong("needs a file to read and one to write"))?;
-                array(input, Contents::Given(NpyFile::open(Path::new(input))?), Some(output))
-            }
-            "out" => {
-                let mut parts = rest.rsplitn(3, ':');
-                let (shape, dtype, path) = (parts.next(), parts.next(), parts.next());
-                let (Some(shape), Some(dtype), Some(path)) = (shape, dtype, path) else {
-                    return Err(wrong("needs a file, a type and a shape"));
-                };
-                let dtype = DType::from_name(dtype).ok_or_else(|| wrong("has an unknown type"))?;
-                let shape =
-                    parse_shape(shape).ok_or_else(|| wrong("has a shape that is not a list of extents"))?;
-                let bytes = byte_count(dtype, &shape)
-                    .filter(|bytes| i64::try_from(*bytes).is_ok())
-                    .ok_or_else(|| wrong("is too large"))?;
-                array(path, Contents::Fresh { dtype, shape, bytes }, Some(path))
-            }
+            "in" | "out" | "inout" => ArrayArgument::parse(kind, rest, &wrong).map(Self::Array),
+            "ptr" => Pointer::parse(rest).map(Self::Pointer).map_err(|why| wrong(&why)),
+            "struct" => Structure::parse(rest).map(Self::Structure).map_err(|why| wrong(&why)),
             "tensormap" => parse_map(rest).map_err(|why| wrong(&why)),
             "u32" => number(unsigned(rest).and_then(|v| u32::try_from(v).ok()).map(ArgValue::U32)),
             "u64" => number(unsigned(rest).map(ArgValue::U64)),
@@ -122,64 +179,14 @@ impl Argument {
             _ => Err(wrong("is of no known kind")),
         }
     }
-
-    /// The file that it is written to.
-    pub(super) fn output(&self) -> Option<&Path> {
-        match self {
-            Self::Array(array) => array.output.as_deref(),
-            Self::Number(_) | Self::Map { .. } => None,
-        }
-    }
-
-    /// The file that it is read from.
-    pub(super) fn input(&self) -> Option<&Path> {
-        match self {
-            Self::Array(array) => array.input.as_deref(),
-            Self::Number(_) | Self::Map { .. } => None,
-        }
-    }
-
-    /// Checks that every tensor map has its array before it and fits in it.
-    ///
-    /// # Errors
-    /// The first that does not.
-    pub(super) fn check_maps(arguments: &[Self]) -> Result<(), Error> {
-        let mut arrays = Vec::new();
-        for argument in arguments {
-            match argument {
-                Self::Array(array) => arrays.push(array),
-                Self::Number(_) => {}
-                Self::Map { array, map } => {
-                    let wrong = |message: String, hint: &str| Err(Error::usage(message, hint));
-                    let Some(target) = arrays.get(*array) else {
-                        let message =
-                            format!("--arg tensormap:{array}:...: {} arrays stand before it", arrays.len());
-                        return wrong(message, "arrays are counted from 0, in the order of the arguments");
-                    };
-                    if let Err(error) = map.check() {
-                        return wrong(format!("--arg tensormap:{array}:...: {error}"), MAP_HINT);
-                    }
-                    let (needs, has) = (map_bytes(map), target.contents.len());
-                    if needs.is_none_or(|needs| needs > has) {
-                        let needs = needs.map_or("more than 2^64".to_owned(), |n| n.to_string());
-                        let message = format!(
-                            "--arg tensormap:{array}:...: the tensor has {needs} bytes, `{}` has {has}",
-                            target.label
-                        );
-                        return wrong(message, MAP_HINT);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
-const MAP_HINT: &str = "lists go from the innermost dimension outwards, joined by x; strides are bytes, one less than \
+/// What to do about a tensor map that does not fit.
+pub(super) const MAP_HINT: &str = "lists go from the innermost dimension outwards, joined by x; strides are bytes, one less than \
                         dimensions, and may be left empty for a dense tensor";
 
 /// Bytes from the first to behind the last element.
-fn map_bytes(map: &TensorMap) -> Option<u64> {
+pub(super) fn map_bytes(map: &TensorMap) -> Option<u64> {
     let mut last = map.dims.first()?.checked_mul(map.element.bytes())?;
     for (extent, stride) in map.dims.iter().skip(1).zip(&map.strides) {
         last = last.checked_add(extent.checked_sub(1)?.checked_mul(*stride)?)?;
@@ -193,7 +200,7 @@ fn parse_map(text: &str) -> Result<Argument, String> {
     let [array, dtype, dims, strides, extents, swizzle] = parts[..] else {
         return Err("needs ARRAY:DTYPE:DIMS:STRIDES:BOX:SWIZZLE".to_owned());
     };
-    let array = array.parse().map_err(|_| format!("has no array number: {array}"))?;
+    let array = Reference::parse(array)?;
     let element = TensorElement::from_name(dtype).ok_or_else(|| {
         let names: Vec<&str> = TensorElement::ALL.iter().map(|e| e.name()).collect();
         format!("has an unknown type; there are {}", names.join(", "))
@@ -221,12 +228,12 @@ fn parse_shape(text: &str) -> Option<Vec<u64>> {
     text.split([',', 'x']).map(|extent| extent.trim().parse().ok()).collect()
 }
 
-fn unsigned(text: &str) -> Option<u64> {
+pub(super) fn unsigned(text: &str) -> Option<u64> {
     let text = text.trim();
     text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |digits| u64::from_str_radix(digits, 16).ok())
 }
 
-fn signed(text: &str) -> Option<i64> {
+pub(super) fn signed(text: &str) -> Option<i64> {
     let text = text.trim();
     match text.strip_prefix('-') {
         Some(digits) => 0i64.checked_sub_unsigned(unsigned(digits)?),
@@ -236,6 +243,7 @@ fn signed(text: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::arguments::Arguments;
     use super::*;
 
     fn number(text: &str) -> Option<ArgValue> {
@@ -270,13 +278,18 @@ mod tests {
         }
     }
 
+    fn check(texts: &[&str]) -> Result<(), Error> {
+        let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+        Arguments::read(&texts, &[]).map(drop)
+    }
+
     #[test]
     fn tensor_maps_are_read_and_held_against_their_array() {
         let Ok(Argument::Map { array, map }) = Argument::parse("tensormap:1:bf16:128x64:512:64x8:128B")
         else {
             panic!("no map")
         };
-        assert_eq!(array, 1);
+        assert_eq!(array, Reference::Number(1));
         assert_eq!(
             (&map.dims[..], &map.strides[..], &map.box_dims[..]),
             (&[128, 64][..], &[512][..], &[64, 8][..])
@@ -296,14 +309,8 @@ mod tests {
             "tensormap:0:f32:16::16:256B",
             "tensormap:0:f32:16::5000000000:none",
         ] {
-            let parsed = Argument::parse(bad);
-            let refused = parsed.is_err() || Argument::check_maps(&[parsed.unwrap()]).is_err();
-            assert!(refused, "{bad}");
+            assert!(check(&[bad]).is_err(), "{bad}");
         }
-        let check = |text: &[&str]| {
-            let all: Vec<Argument> = text.iter().map(|t| Argument::parse(t).unwrap()).collect();
-            Argument::check_maps(&all)
-        };
         let array = "out:y.npy:f32:16,4";
         assert!(check(&[array, "tensormap:0:f32:16x4::8x4:none"]).is_ok());
         assert!(check(&["tensormap:0:f32:16x4::8x4:none", array]).is_err());

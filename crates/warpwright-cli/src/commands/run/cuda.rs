@@ -7,7 +7,7 @@ use warpwright_ptx::text;
 use warpwright_runtime::{Device, Error as DeviceError, LaunchStep, Stream};
 
 use super::super::check::refuse_max_steps;
-use super::argument::{Argument, Contents};
+use super::argument::Contents;
 use super::outputs::Output;
 use super::{Aftermath, Launch, sanitizers};
 use crate::error::Error;
@@ -62,22 +62,20 @@ pub(super) fn run(what: &Launch<'_>, device: &Device) -> Result<Aftermath, Error
         .map_err(|error| Error::usage(format!("{}: {error}", what.context()), "see `warpwright lint`"))?;
     let stream = device.stream()?;
     let mut placed = Vec::new();
-    for argument in &what.arguments {
-        if let Argument::Array(array) = argument {
-            let mut buffer = device.alloc_named(array.contents.len(), &array.label)?;
-            match &array.contents {
-                Contents::Given(file) => file.for_each_chunk(|at, chunk| -> Result<(), Error> {
-                    interrupt::check()?;
-                    Ok(buffer.write(at, chunk)?)
-                })?,
-                Contents::Fresh { bytes, .. } => stream.fill(&mut buffer, 0, POISON, *bytes)?,
-            }
-            placed.push((buffer, array));
+    for array in what.arguments.arrays() {
+        let mut buffer = device.alloc_named(array.contents.len(), &array.label)?;
+        match &array.contents {
+            Contents::Given(file) => file.for_each_chunk(|at, chunk| -> Result<(), Error> {
+                interrupt::check()?;
+                Ok(buffer.write(at, chunk)?)
+            })?,
+            Contents::Fresh { bytes, .. } => stream.fill(&mut buffer, 0, POISON, *bytes)?,
         }
+        placed.push((buffer, array));
     }
     let addresses: Vec<u64> = placed.iter().map(|(buffer, _)| buffer.address()).collect();
     let on = |error| Error::on(what.context())(error);
-    let step = LaunchStep::new(kernel, what.args.grid, what.values(&addresses))
+    let step = LaunchStep::new(kernel, what.args.grid, what.arguments.values(&addresses))
         .with_block(what.args.block)
         .with_dynamic_shared(what.args.shared);
     let deadline = what.deadline();

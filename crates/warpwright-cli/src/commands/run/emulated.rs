@@ -3,7 +3,7 @@
 use warpwright_emu::{LaunchConfig, LaunchError, Memory, Options, Program, launch};
 use warpwright_ptx::pack_args;
 
-use super::argument::{Argument, Contents};
+use super::argument::Contents;
 use super::outputs::Output;
 use super::{Aftermath, Launch, sanitizers};
 use crate::args::ReportFormat;
@@ -17,24 +17,22 @@ pub(super) fn run(what: &Launch<'_>) -> Result<Aftermath, Error> {
     let memory = Memory::new();
     let out_of_memory = |error: warpwright_emu::MemoryError| failed(error.to_string(), "smaller arrays");
     let mut placed = Vec::new();
-    for argument in &what.arguments {
-        if let Argument::Array(array) = argument {
-            let address = memory.alloc(array.contents.len(), &array.label).map_err(out_of_memory)?;
-            if let Contents::Given(file) = &array.contents {
-                file.for_each_chunk(|at, chunk| {
-                    interrupt::check()?;
-                    memory.write(address + at, chunk).map_err(out_of_memory)
-                })?;
-            }
-            placed.push((address, array));
+    for array in what.arguments.arrays() {
+        let address = memory.alloc(array.contents.len(), &array.label).map_err(out_of_memory)?;
+        if let Contents::Given(file) = &array.contents {
+            file.for_each_chunk(|at, chunk| {
+                interrupt::check()?;
+                memory.write(address + at, chunk).map_err(out_of_memory)
+            })?;
         }
+        placed.push((address, array));
     }
     let addresses: Vec<u64> = placed.iter().map(|(address, _)| *address).collect();
     let function = program
         .entry(what.entry)
         .ok_or_else(|| failed("was not loaded".to_owned(), "see `warpwright lint`"))?
         .function();
-    let params = pack_args(function, &what.values(&addresses))
+    let params = pack_args(function, &what.arguments.values(&addresses))
         .map_err(|error| failed(error.to_string(), "--arg in the order of the kernel's parameters"))?;
     let config = LaunchConfig {
         grid: what.args.grid,

@@ -1,12 +1,15 @@
 //! `run`: anyone's kernel on anyone's arrays.
 
 mod argument;
+mod arguments;
 mod costs;
 mod cuda;
 mod emulated;
 mod findings;
+mod list;
 mod outputs;
 mod page;
+mod structure;
 
 use std::time::Instant;
 
@@ -15,10 +18,9 @@ use warpwright_emu::counters::LineCounters;
 use warpwright_emu::report::Severity;
 use warpwright_emu::{Counters, Finding, HeapBlock, Printed, Sanitizers};
 use warpwright_ptx::text;
-use warpwright_ptx::{ArgValue, TensorMap};
 use warpwright_runtime::Device;
 
-use self::argument::Argument;
+use self::arguments::Arguments;
 use self::outputs::Output;
 use super::first_gpu;
 use super::lint::{examine, read_ptx};
@@ -51,8 +53,15 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
         return Err(Error::usage(message, "`warpwright lint` shows warnings too"));
     }
     let entry = entry_name(args, &source)?;
-    let arguments = args.args.iter().map(|text| Argument::parse(text)).collect::<Result<Vec<_>, _>>()?;
-    Argument::check_maps(&arguments)?;
+    let arguments = match &args.args_json {
+        Some(path) => {
+            let (mut texts, mut arrays) = list::read(path)?;
+            texts.extend_from_slice(&args.args);
+            arrays.extend_from_slice(&args.arrays);
+            Arguments::read(&texts, &arrays)?
+        }
+        None => Arguments::read(&args.args, &args.arrays)?,
+    };
     outputs::check(args, &arguments)?;
     let launch = Launch { args, source: &source, entry: &entry, arguments };
     let mut outcome = match device_of(args, console)? {
@@ -71,7 +80,7 @@ struct Launch<'a> {
     args: &'a RunArgs,
     source: &'a str,
     entry: &'a str,
-    arguments: Vec<Argument>,
+    arguments: Arguments,
 }
 
 impl Launch<'_> {
@@ -83,22 +92,6 @@ impl Launch<'_> {
     /// When the launch has to be over, if it begins now. A limit beyond the clock is none.
     fn deadline(&self) -> Option<Instant> {
         self.args.limits.time_limit.and_then(|limit| Instant::now().checked_add(limit))
-    }
-
-    /// The values of all parameters, given the addresses of the arrays in order.
-    fn values(&self, arrays: &[u64]) -> Vec<ArgValue> {
-        let mut addresses = arrays.iter();
-        self.arguments
-            .iter()
-            .map(|argument| match argument {
-                Argument::Number(value) => value.clone(),
-                Argument::Array(_) => ArgValue::Address(addresses.next().copied().unwrap_or(0)),
-                Argument::Map { array, map } => {
-                    let base = arrays.get(*array).copied().unwrap_or(0);
-                    ArgValue::TensorMap { map: Box::new(TensorMap { base, ..map.clone() }), slot: None }
-                }
-            })
-            .collect()
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use warpwright_ptx::DType;
 
-use super::argument::Argument;
+use super::arguments::Arguments;
 use super::page;
 use crate::args::RunArgs;
 use crate::checkpoint::atomic::{AtomicFile, Storage};
@@ -24,9 +24,10 @@ const CHUNK: usize = 4 << 20;
 ///
 /// # Errors
 /// The first such output.
-pub(super) fn check(args: &RunArgs, arguments: &[Argument]) -> Result<(), Error> {
-    let reads: Vec<_> = arguments.iter().filter_map(Argument::input).chain([args.file.as_path()]).collect();
-    let writes: Vec<_> = arguments.iter().filter_map(Argument::output).chain(args.html.as_deref()).collect();
+pub(super) fn check(args: &RunArgs, arguments: &Arguments) -> Result<(), Error> {
+    let given = [Some(args.file.as_path()), args.args_json.as_deref()];
+    let reads: Vec<_> = arguments.inputs().chain(given.into_iter().flatten()).collect();
+    let writes: Vec<_> = arguments.outputs().chain(args.html.as_deref()).collect();
     keep_apart(&reads, &writes)?;
     writes.into_iter().try_for_each(|output| check_new_file(output, args.force || is_earlier_output(output)))
 }
