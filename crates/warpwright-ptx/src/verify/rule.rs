@@ -111,9 +111,10 @@ rules! {
     /// can be declared where it stands.
     Mem8 = "V-MEM-8" Error,
 
-    /// An aligned barrier is reached by all lanes of a warp or by none.
+    /// An aligned barrier is reached by all lanes of a warp that have not left, or by none. A lane has left when it has ended,
+    /// or ends without coming to another wait.
     Conv1 = "V-CONV-1" Warning,
-    /// A warp-wide operation whose constant mask names all lanes is reached by all lanes of a warp or by none.
+    /// A warp-wide operation whose constant mask names all lanes is reached by all lanes of a warp that have not left, or by none.
     Conv2 = "V-CONV-2" Warning,
     /// A constant barrier number is 0 to 15; a constant count of threads is a positive multiple of 32.
     Conv3 = "V-CONV-3" Error,
