@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .._native import torch_route
-from ._transforms import no_forward_mode, takes_derivatives, transformable
+from ._transforms import break_graph_of_transform, no_forward_mode, takes_derivatives, transformable
 
 _library = torch.library.Library("warpwright", "FRAGMENT")
 # The strides of a result follow from those of the arguments, so a compiler must keep them.
@@ -97,7 +97,10 @@ def register_gradient(
     transformed = transformable(qualified.split("::")[1], operator, differentiate, setup_context)
 
     def call(*arguments: Any) -> Any:
-        return transformed(*arguments) if not is_compiling() and takes_derivatives() else operator(*arguments)
+        if is_compiling():
+            break_graph_of_transform()
+            return operator(*arguments)
+        return transformed(*arguments) if takes_derivatives() else operator(*arguments)
 
     return call
 

@@ -19,6 +19,13 @@ def takes_derivatives() -> bool:
     return any(level.key() == _functorch.TransformType.Grad for level in _levels() or ())
 
 
+def break_graph_of_transform() -> None:
+    """Ends the graph that is being compiled if a functional transform is active: registered gradients refuse its tensors, at which some
+    releases of PyTorch stop with an error."""
+    if _functorch is not None and _functorch.maybe_current_level() is not None:
+        torch._dynamo.graph_break()
+
+
 def is_wrapped(x: Tensor) -> bool:
     """Whether a tensor is one of a functional transform, which may be over."""
     return _functorch is not None and _functorch.is_functorch_wrapped_tensor(x)
