@@ -235,6 +235,8 @@ impl Operation for GemmDesc {
 
 /// Bytes that vectors begin at a multiple of.
 pub(crate) const WIDE: u64 = 16;
+/// Bytes of a line of the L2 cache: rows of copies begin at multiples, so that no slice of one lies in two lines.
+const LINE: usize = 128;
 /// Blocks of a grid along y and z.
 const MAX_LAYERS: usize = 65_535;
 /// Rows, columns and common dimension that the kernels count.

@@ -1,11 +1,11 @@
 //! Copies of matrices whose rows begin at multiples of 16 bytes, for products that read their operands so.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{WARP, kernel_args};
 use warpwright_runtime::LaunchStep;
 
 use super::tuning::{self, Choice, Config, Sums};
-use super::{GemmArgs, GemmDesc, MAX_LAYERS, OP, WIDE, epilogue};
+use super::{GemmArgs, GemmDesc, LINE, MAX_LAYERS, OP, WIDE, epilogue};
 use crate::PlanError;
 use crate::plan;
 
@@ -49,30 +49,90 @@ impl AccumulateKernel for Pack {
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: PackParams<'k>) {
         let width = self.width();
-        let col = (k.block_idx_x() * THREADS + k.thread_idx()) * width;
+        let vector = k.block_idx_x() * THREADS + k.thread_idx();
+        let col = vector * width;
         let batch = k.block_idx_z().to_u64();
         let (x, y) = (p.x.at(batch * p.stride_x), p.y.at(batch * p.stride_y));
-        k.if_(col.lt(p.cols), || {
+        // Whole warps stay together: lanes take words of their neighbours.
+        let first_col = (vector - k.lane_idx()) * width;
+        k.if_(first_col.lt(p.cols), || {
             let first = k.block_idx_y() * ROWS;
             k.for_each(k.range(first, p.rows, k.grid_dim_y() * ROWS), |row| {
-                let vectors: Vec<Vec<_>> = (0..ROWS)
+                let windows: Vec<_> = (0..ROWS)
                     .map(|down| {
                         let row = row + down;
-                        let (from, there) = (x.at(row.to_u64() * p.ldx + col.to_u64()), row.lt(p.rows));
-                        let value = |i: u32| {
-                            let inside = there & (col + i).lt(p.cols);
-                            from.at(u64::from(i)).only_where(inside, Fill::Zero).get::<A>()
-                        };
-                        (0..width).map(value).collect()
+                        Window::load(x.at(row.to_u64() * p.ldx), (row.lt(p.rows), p.cols), vector)
                     })
                     .collect();
-                for (down, values) in (0..).zip(vectors) {
+                for (down, window) in (0..).zip(windows) {
                     let row = row + down;
                     let to = y.at(row.to_u64() * p.ldy + col.to_u64());
-                    to.only_where(row.lt(p.rows), Fill::Zero).store(Lanes::from(values));
+                    let words = window.words();
+                    let there = row.lt(p.rows) & col.lt(p.cols);
+                    k.if_(there & window.whole, || to.cast::<u32>().store(words));
+                    k.if_(there & !window.whole, || {
+                        let from = x.at(row.to_u64() * p.ldx + col.to_u64());
+                        let value = |i: u32| {
+                            let inside = (col + i).lt(p.cols);
+                            from.at(u64::from(i)).only_where(inside, Fill::Zero).get::<A>()
+                        };
+                        to.store(Lanes::from((0..width).map(value).collect::<Vec<_>>()));
+                    });
                 }
             });
         });
+    }
+}
+
+/// Words of a vector.
+const WORDS: usize = 4;
+
+/// The 16 bytes of a row that a lane stores, from the two aligned vectors that have them: its own, and that of the next lane.
+struct Window<'k> {
+    /// Whether both vectors end in the row.
+    whole: Pred<'k>,
+    own: Lanes<'k, u32>,
+    /// The second vector of the last lane.
+    last: Lanes<'k, u32>,
+    /// Bytes of the first vector in front of the window.
+    before: U32<'k>,
+}
+
+impl<'k> Window<'k> {
+    /// Loads the vectors of window `number` of the row at `row`, if it is there.
+    fn load(row: Ptr<'k, Read, Elem>, (there, cols): (Pred<'k>, U32<'k>), number: U32<'k>) -> Self {
+        let k = number.k();
+        let bytes = row.dtype().bytes() as u64;
+        let before = row.address().to_u32() & (WIDE as u32 - 1);
+        let first = number.to_u64() * WIDE;
+        // Of the row and what is in front of it.
+        let end = cols.to_u64() * bytes + before.to_u64();
+        let ends = |vectors: u64| there & (first + vectors * WIDE).le(end);
+        let aligned = row.cast::<u8>().at(k.lit(0u64) - before.to_u64()).at(first).cast::<u32>();
+        let whole = ends(2);
+        let own = aligned.only_where(ends(1), Fill::Zero).load::<u32>(WORDS as u32);
+        let is_last = whole & k.lane_idx().eq(WARP - 1);
+        let last = aligned.at(WORDS as u64).only_where(is_last, Fill::Zero).load::<u32>(WORDS as u32);
+        Self { whole, own, last, before }
+    }
+
+    /// The words of the window, for all lanes of a warp.
+    fn words(&self) -> Lanes<'k, u32> {
+        let k = self.before.k();
+        let is_last = k.lane_idx().eq(WARP - 1);
+        let next = self.own.iter().zip(self.last.iter()).map(|(own, last)| {
+            let next = own.shfl_down(1u32);
+            is_last.select(last, next)
+        });
+        let all: Vec<_> = self.own.iter().chain(next).collect();
+        // By two words, one, and half a word.
+        let moved = |words: &[U32<'k>], by: usize, len: usize| {
+            let here = (self.before & (4 * by as u32)).ne(0);
+            (0..len).map(|i| here.select(words[i + by], words[i])).collect::<Vec<_>>()
+        };
+        let words = moved(&moved(&all, 2, WORDS + 2), 1, WORDS + 1);
+        let bits = (self.before & 3) * 8;
+        words.windows(2).map(|pair| pair[0].funnel_shr(pair[1], bits)).collect::<Vec<_>>().into()
     }
 }
 
@@ -129,7 +189,7 @@ impl GemmDesc {
             if self.is_aligned(*leading, *stride) {
                 continue;
             }
-            *leading = cols.next_multiple_of(WIDE as usize / self.dtype.bytes());
+            *leading = cols.next_multiple_of(LINE / self.dtype.bytes());
             let matrix = rows.saturating_mul(*leading);
             *stride = if *stride == 0 { 0 } else { matrix };
             let matrices = if *stride == 0 { 1 } else { self.batch };

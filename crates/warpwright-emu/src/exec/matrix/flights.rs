@@ -2,7 +2,7 @@
 //!
 //! The registers of D, and of A if it is in registers, are in use from the issue of a `wgmma.mma_async` until a
 //! `wgmma.wait_group` that covers its group. Registers that other instructions write need a `wgmma.fence` before `wgmma`
-//! uses them, and so does D after a product of another shape. Moves are treated as what assemblers make of them: renamed
+//! uses them, and so does D that others have read, or after a product of another shape. Moves are treated as what assemblers make of them: renamed
 //! registers. A move hands the state of its source on, and needs no fence.
 
 use crate::code::matrix::{Source, Wgmma};
@@ -23,6 +23,8 @@ struct Flight {
     used: u32,
     /// Fences at its last write by another instruction, plus 1.
     written: u32,
+    /// Fences at its last read by another instruction, plus 1.
+    read: u32,
 }
 
 /// The state of a warp.
@@ -86,7 +88,7 @@ impl Flights {
         for (slots, shape) in [(&op.a_slots, 0), (&op.d_slots, op.shape + 1)] {
             for slot in slots {
                 let Some(flight) = self.registers.get_mut(*slot as usize) else { continue };
-                *flight = Flight { until, pc, shape, used, written: 0 };
+                *flight = Flight { until, pc, shape, used, written: 0, read: 0 };
             }
         }
     }
@@ -113,6 +115,11 @@ impl Flights {
                 "an instruction wrote registers that this one uses, and no wgmma.fence stands between them",
             );
         }
+        if op.d_slots.iter().any(|s| flight(s).read == now) {
+            return Some(
+                "an instruction read sums that this one changes, and no wgmma.fence stands between them",
+            );
+        }
         let other = |f: Flight, shape: u32| f.used == now && f.until > self.complete && f.shape != shape;
         if op.d_slots.iter().any(|s| other(flight(s), op.shape + 1))
             || op.a_slots.iter().any(|s| other(flight(s), 0))
@@ -133,7 +140,7 @@ impl Context<'_> {
             self.check_flight(warp, pc, exec, dst, "writes");
             let state = src.and_then(|s| warp.flights.registers.get(s as usize)).copied().unwrap_or_default();
             if let Some(to) = warp.flights.registers.get_mut(dst as usize) {
-                *to = Flight { written: 0, ..state };
+                *to = Flight { written: 0, read: 0, ..state };
             }
             return;
         }
@@ -142,10 +149,15 @@ impl Context<'_> {
                 self.check_flight(warp, pc, exec, *slot, verb);
             }
         }
-        let written = warp.flights.fences + 1;
+        let now = warp.flights.fences + 1;
+        for slot in &touch.reads {
+            if let Some(flight) = warp.flights.registers.get_mut(*slot as usize) {
+                flight.read = now;
+            }
+        }
         for slot in &touch.writes {
             if let Some(flight) = warp.flights.registers.get_mut(*slot as usize) {
-                flight.written = written;
+                flight.written = now;
             }
         }
     }

@@ -17,7 +17,7 @@ use warpwright_runtime::LaunchStep;
 use super::engine::Store;
 use super::epilogue::Program;
 use super::tuning::PersistentConfig;
-use super::{GemmArgs, GemmDesc, MAX_BOX_STRIDE, MAX_LAYERS, OP, Product, WIDE};
+use super::{GemmArgs, GemmDesc, LINE, MAX_BOX_STRIDE, MAX_LAYERS, OP, Product, WIDE};
 use crate::PlanError;
 use crate::plan;
 
@@ -55,7 +55,7 @@ struct Side {
 impl Side {
     /// Elements of `f16` from one row of a plane to the next.
     const fn pitch(&self) -> usize {
-        self.sizes[1].next_multiple_of(WIDE as usize / DType::F16.bytes())
+        self.sizes[1].next_multiple_of(LINE / DType::F16.bytes())
     }
 
     /// Elements of a plane.
