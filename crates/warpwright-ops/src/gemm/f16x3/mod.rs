@@ -1,5 +1,5 @@
-//! Products of `f32` as three of `f16` (3xFP16): operands are split into pairs by launches before, and a persistent kernel adds the products
-//! of high and low numbers, then those of high numbers. Source of the scheme: Ootomo and Yokota, 2022 (arXiv 2203.03341), here with a
+//! Products of `f32` as three of `f16` (3xFP16): operands are split into pairs of a high and a low number by launches before, and a persistent kernel
+//! adds the products of high numbers and, scaled, those of a high and a low one. Source of the scheme: Ootomo and Yokota, 2022 (arXiv 2203.03341), here with a
 //! scale for each row of `op(a)` and column of `op(b)`.
 //!
 //! Pairs hold 24 bits of elements down to 2^-26 of the largest that they are added up with, and all are within 2^-51 of it. Rows and columns with
