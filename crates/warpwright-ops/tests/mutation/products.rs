@@ -61,7 +61,8 @@ const EMPTY_GROUPS: &str = "elements of two bytes are not copied asynchronously:
 
 const FENCE_OF_COPIES: &str = "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled";
 
-const SURVIVORS: [Survivor; 14] = [
+const SURVIVORS: [Survivor; 15] = [
+    Survivor::equivalent("_pack_", ".@le(end)", "a vector that ends with the row is copied by elements"),
     Survivor::equivalent(
         "_split_f16_",
         "exponent.@ge(",
@@ -136,7 +137,8 @@ fn tiles_of(dtype: DType, size: (u32, u32)) -> Config {
 fn products(dtype: DType, transposed: bool) {
     // Kernels of warpgroups and those that split their operands have sweeps of their own, whose products are long enough for their stages.
     let elsewhere = |name: &str| {
-        in_teams(name) || ["_tf32x3_", "_wg_", "_wgp_"].into_iter().any(|apart| name.contains(apart))
+        in_teams(name)
+            || ["_tf32x3_", "_wg_", "_wgp_", "_pack_"].into_iter().any(|apart| name.contains(apart))
     };
     Sweep { skipped: elsewhere, ..SWEEP }.check(&plans(&CASES, |i| {
         let narrow = i.is_multiple_of(2);
@@ -289,6 +291,27 @@ fn defects_of_products_of_groups_of_the_common_dimension_are_noticed() {
     groups(Grouping::K, DType::F16, false);
 }
 
+/// Only copies of rows that begin anywhere: of one with more vectors than a warp has lanes, and of short ones.
+fn packing(dtype: DType) {
+    let sweep = Sweep { skipped: |name| !name.contains("_pack_"), ..SWEEP };
+    let shapes = [[5, 3, 1099], [9, 6, 21], [1, 2, 300]];
+    let cases: Vec<usize> = (0..2 * shapes.len()).collect();
+    sweep.check(&plans(&cases, |i| {
+        let transposed = i >= shapes.len();
+        let desc = product_of(shapes[i % shapes.len()], dtype, transposed, 0, true);
+        let (lda, ldb) = (desc.lda | 1, desc.ldb | 1);
+        let (stride_a, stride_b) = (lda * desc.m.max(desc.k), ldb * desc.n.max(desc.k));
+        let desc = GemmDesc { lda, ldb, stride_a, stride_b, ..desc };
+        desc.plan_with(TARGET, tiles_of(dtype, (64, 64))).expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_packing_are_noticed() {
+    packing(DType::BF16);
+    packing(DType::F32);
+}
+
 /// Only what splits its operands; sums of products with a bias are too large for that.
 fn splitting(transposed: bool) {
     let large = |specs: &[TensorSpec], slot: usize| {
@@ -321,8 +344,8 @@ fn pairs(transposed: bool) {
         let factor = |i: usize| match (slot, i % 97) {
             (2.., _) => 1.0,
             // Some operands have no scales, and ordinary results.
-            (0, _) if specs[0].len % 3 > 0 => 1e-32,
-            (1, _) if specs[0].len % 3 > 0 => 1e32,
+            (0, _) if !specs[0].len.is_multiple_of(3) => 1e-32,
+            (1, _) if !specs[0].len.is_multiple_of(3) => 1e32,
             (0, 13) => f64::INFINITY,
             (_, 5..=11) => 1e-11,
             (_, 20..=23) => 0.0,
