@@ -546,6 +546,11 @@ pub(crate) fn launch_step(
     Ok(LaunchStep::new(kernel, grid, args).with_dynamic_shared(shared))
 }
 
+/// A size as kernels count it; plans refuse those that do not fit.
+pub(crate) fn small(x: usize) -> u32 {
+    u32::try_from(x).unwrap_or(u32::MAX)
+}
+
 /// The bits of what there is, as a kernel's argument.
 pub(crate) fn bits<const N: usize>(all: [(u32, bool); N]) -> u32 {
     all.into_iter().filter(|(_, there)| *there).fold(0, |bits, (bit, _)| bits | bit)

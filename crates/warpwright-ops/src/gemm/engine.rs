@@ -10,7 +10,9 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
     OutputPanel, PanelTile, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
 };
+use warpwright_ptx::ArgValue;
 use warpwright_ptx::isa::DeviceLimits;
+use warpwright_runtime::LaunchStep;
 
 use super::WIDE;
 use super::epilogue::{Even, ResultArgs, ResultParams};
@@ -637,8 +639,21 @@ impl Blocks {
         }
     }
 
+    /// The launch of `grid` of these blocks.
+    pub(crate) fn launch<D: KernelDef>(
+        &self,
+        op: &'static str,
+        target: Target,
+        def: &D,
+        grid: u32,
+        values: Vec<ArgValue>,
+    ) -> Result<LaunchStep, PlanError> {
+        let kernel = plan::recorded(op, def, Target::specific(target.sm))?;
+        plan::launch_step(op, kernel, [grid, 1, 1], values, self.shared_bytes())
+    }
+
     /// Bytes of dynamic shared memory.
-    pub(crate) const fn shared_bytes(&self) -> u32 {
+    const fn shared_bytes(&self) -> u32 {
         self.config.shared_bytes(self.slices.0.bytes() + self.slices.1.bytes())
     }
 

@@ -39,7 +39,7 @@ use warpwright_runtime::{LaunchStep, TensorRef};
 
 use crate::activation::Activation;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant};
+use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant, small};
 use crate::tensors::tensors;
 use crate::{Binding, PlanError};
 
@@ -442,7 +442,6 @@ impl GemmDesc {
         steps: &mut Vec<LaunchStep>,
     ) -> Result<(), PlanError> {
         let parts = choice.parts(self.k as u64);
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let size = self.dtype.bytes() as u64;
         if let Config::F16x3(_) = choice.config {
             self.split_operands(target, steps)?;
@@ -530,7 +529,6 @@ impl GemmDesc {
     fn launch(&self, target: Target, choice: Choice, product: Product) -> Result<LaunchStep, PlanError> {
         let Product { a, b, to, count, split } = product;
         let major = self.major();
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let (m, n, depth) = (small(self.m), small(self.n), small(self.k));
         let part = u32::try_from(choice.part).unwrap_or(u32::MAX);
         // Sums of parts lie without gaps, and nothing is done to them yet.

@@ -7,7 +7,7 @@ use warpwright_runtime::LaunchStep;
 use super::tuning::{self, Choice, Config, Sums};
 use super::{GemmArgs, GemmDesc, LINE, MAX_LAYERS, OP, WIDE, epilogue};
 use crate::PlanError;
-use crate::plan;
+use crate::plan::{self, small};
 
 kernel_args! {
     /// `y[batch][row][col] = x[batch][row][col]`, zeros where `x` has no column.
@@ -234,7 +234,6 @@ impl GemmDesc {
     ) -> Result<(), PlanError> {
         let Packed { product, choice, operands, .. } = packed;
         let (a, b) = self.stored();
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let sides = [
             (operands.a, GemmArgs::a.arg(), a, (self.lda, self.stride_a), (product.lda, product.stride_a)),
             (operands.b, GemmArgs::b.arg(), b, (self.ldb, self.stride_b), (product.ldb, product.stride_b)),

@@ -9,7 +9,7 @@ use super::epilogue::{Even, Program, ResultArgs, ResultParams};
 use super::tuning::PersistentConfig;
 use super::{GemmDesc, MAX_BOX_STRIDE, OP, Product};
 use crate::PlanError;
-use crate::plan;
+use crate::plan::small;
 
 kernel_args! {
     /// `y = activation(alpha op(a) op(b) + beta c + bias)`
@@ -106,9 +106,7 @@ impl GemmDesc {
         let (work, grid) = self.work(target, &blocks, maps, to, count)?;
         let values =
             PersistentArgs { work, alpha: self.alpha.get() as f32, beta: self.beta.get() as f32 }.values();
-        let shared = blocks.shared_bytes();
-        let kernel = plan::recorded(OP, &kernel, Target::specific(target.sm))?;
-        plan::launch_step(OP, kernel, [grid, 1, 1], values, shared)
+        blocks.launch(OP, target, &kernel, grid, values)
     }
 
     /// The work of persistent blocks on `count` products, and how many blocks there are.
@@ -120,7 +118,6 @@ impl GemmDesc {
         to: ResultArgs,
         count: usize,
     ) -> Result<(WorkArgs, u32), PlanError> {
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let order = blocks.config.order(OP, [self.m, self.n, count])?;
         let grid = blocks.config.blocks(target, &order);
         let (sizes, leading) = ((self.m as u64, self.n as u64), self.bytes(self.ldy));

@@ -36,7 +36,7 @@ use crate::gemm::epilogue::ResultArgs;
 use crate::gemm::groups::GroupArgs;
 use crate::gemm::tuning::PersistentConfig;
 use crate::gemm::{MAX_BOX_STRIDE, MAX_SIDE, WIDE, plain};
-use crate::plan::{self, Operation, Plan, Variant};
+use crate::plan::{self, Operation, Plan, Variant, small};
 use crate::tensors::tensors;
 
 pub use crate::gemm::groups::Grouping;
@@ -259,7 +259,6 @@ impl GroupedGemmDesc {
     }
 
     fn group_args(&self) -> GroupArgs {
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         GroupArgs { ends: GroupedGemmArgs::ends.arg(), groups: small(self.groups), rows: small(self.rows()) }
     }
 
@@ -276,7 +275,6 @@ impl GroupedGemmDesc {
 
     /// The launch with tensor copies.
     fn boxed(&self, target: Target, config: PersistentConfig) -> Result<LaunchStep, PlanError> {
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let bytes = |elements: usize| elements as u64 * self.dtype.bytes() as u64;
         let (stride_b, stride_y) = self.strides();
         let store = match self.grouping {
@@ -319,14 +317,11 @@ impl GroupedGemmDesc {
             groups: self.group_args(),
         }
         .values();
-        let shared = blocks.shared_bytes();
-        let kernel = plan::recorded(self.op(), &kernel, Target::specific(target.sm))?;
-        plan::launch_step(self.op(), kernel, [grid, 1, 1], values, shared)
+        blocks.launch(self.op(), target, &kernel, grid, values)
     }
 
     /// The launch that any target and alignment has.
     fn plain(&self, target: Target) -> Result<LaunchStep, PlanError> {
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let (a, b) = self.major();
         let kernel = simt::Simt { dtype: self.dtype, grouping: self.grouping, a, b };
         let side = plain::SIDE as usize;

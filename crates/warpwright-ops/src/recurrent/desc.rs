@@ -7,6 +7,7 @@ use super::tuning::{self, Schedule};
 use super::walk::{Flag, Flags, WalkArgs};
 use super::{Cell, RecurrentArgs, RecurrentBackwardArgs, sums_of};
 use crate::gemm::Precision;
+use crate::plan::small;
 use crate::plan::{Operation, Plan, Real};
 use crate::tensors::{InSlot, SlotSpec};
 use crate::{Dropout, PlanError};
@@ -293,10 +294,6 @@ pub(super) fn refuse(
     expected: &'static str,
 ) -> PlanError {
     PlanError::Parameter { op, parameter, got: got.to_string(), expected }
-}
-
-pub(super) fn small(x: usize) -> u32 {
-    u32::try_from(x).unwrap_or(u32::MAX)
 }
 
 impl Operation for RecurrentBackwardDesc {

@@ -65,11 +65,12 @@ mod walk;
 
 use warpwright_ptx::DType;
 
+use crate::plan::small;
 pub use args::*;
 pub use cell::*;
 pub use cell_functions::*;
+use desc::refuse;
 pub use desc::*;
-use desc::{refuse, small};
 pub use functions::*;
 pub use gates::Cell;
 

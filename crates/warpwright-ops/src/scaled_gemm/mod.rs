@@ -32,7 +32,7 @@ use crate::gemm::engine::{self, Store, WorkArgs};
 use crate::gemm::epilogue::{self, Program, ResultArgs};
 use crate::gemm::tuning::PersistentConfig;
 use crate::gemm::{MAX_BOX_STRIDE, MAX_SIDE, WIDE, plain};
-use crate::plan::{self, Operation, Plan, Variant};
+use crate::plan::{self, Operation, Plan, Variant, small};
 use crate::quantize8::{BLOCK, FLOAT8_SM, Format, Scaling};
 use crate::tensors::tensors;
 
@@ -289,7 +289,6 @@ impl ScaledGemmDesc {
 
     /// The launch with tensor copies.
     fn boxed(&self, target: Target, config: PersistentConfig) -> Result<LaunchStep, PlanError> {
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let store = if self.stores_boxes() { Store::Panels } else { Store::Rows };
         let (program, scales) = (self.program(), self.scales());
         let kernel = ScaledGemm { a: self.a, b: self.b, y: self.y, config, program, scales, store };
@@ -327,14 +326,11 @@ impl ScaledGemmDesc {
             scale_b: ScaledGemmArgs::scale_b.arg(),
         }
         .values();
-        let shared = blocks.shared_bytes();
-        let kernel = plan::recorded(self.op(), &kernel, Target::specific(target.sm))?;
-        plan::launch_step(self.op(), kernel, [grid, 1, 1], values, shared)
+        blocks.launch(self.op(), target, &kernel, grid, values)
     }
 
     /// The launch that any target and alignment has.
     fn plain(&self, target: Target) -> Result<LaunchStep, PlanError> {
-        let small = |x: usize| u32::try_from(x).unwrap_or(u32::MAX);
         let kernel =
             simt::Simt { a: self.a, b: self.b, y: self.y, program: self.program(), scales: self.scales() };
         let side = plain::SIDE as usize;

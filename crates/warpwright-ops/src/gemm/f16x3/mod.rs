@@ -19,7 +19,7 @@ use super::epilogue::Program;
 use super::tuning::PersistentConfig;
 use super::{GemmArgs, GemmDesc, LINE, MAX_BOX_STRIDE, MAX_LAYERS, OP, Product, WIDE};
 use crate::PlanError;
-use crate::plan;
+use crate::plan::{self, small};
 
 use kernel::{F16x3Args, F16x3Gemm, SourceArgs};
 use split::{
@@ -28,11 +28,6 @@ use split::{
 
 /// Elements of a vector of an operand whose rows begin at multiples of 16 bytes.
 const VECTOR: usize = 4;
-
-/// As kernels count.
-fn small(x: usize) -> u32 {
-    u32::try_from(x).unwrap_or(u32::MAX)
-}
 
 /// An operand, and where its pairs and scales are in the workspace.
 struct Side {
@@ -231,9 +226,7 @@ impl GemmDesc {
             depth: small(self.k),
             least: split::least(self.k),
         };
-        let shared = blocks.shared_bytes();
-        let kernel = plan::recorded(OP, &kernel, Target::specific(target.sm))?;
-        plan::launch_step(OP, kernel, [grid, 1, 1], values.values(), shared)
+        blocks.launch(OP, target, &kernel, grid, values.values())
     }
 }
 
