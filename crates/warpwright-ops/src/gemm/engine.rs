@@ -104,7 +104,7 @@ pub(crate) trait Epilogue<'k> {
     }
 
     /// Whether the sums of each slice are added to the others by the threads, in `f32`: those of tensor cores have fewer bits for 8-bit
-    /// floats, and lose some of products of 16-bit floats.
+    /// floats.
     fn promotes(&self) -> bool {
         false
     }
@@ -156,7 +156,7 @@ pub(crate) struct Blocks {
     pub(crate) config: PersistentConfig,
     pub(crate) store: Store,
     /// What the second plane of an operand, its matrix behind each of the first, is multiplied by, where there are two: elements are the
-    /// sums of both. Products of two second planes are left out. For epilogues that promote sums.
+    /// sums of both. Products of two second planes are left out, and threads add the sums.
     pub(crate) planes: Option<f64>,
 }
 
@@ -267,6 +267,11 @@ impl Blocks {
         self.config.groups
     }
 
+    /// How far down and right of the lane's first sum each pair is.
+    fn places(&self) -> impl Iterator<Item = (u32, u32)> + use<> {
+        (0..self.config.cols / 4).map(|pair| (pair % 2 * 8, pair / 2 * 8))
+    }
+
     /// Slabs of 64 rows of a warpgroup.
     fn slabs(&self) -> u32 {
         self.config.rows / SLAB / self.groups()
@@ -314,11 +319,14 @@ impl Blocks {
         let lane = k.lane_idx();
         let group = k.thread_idx() / GROUP;
         cx.for_each_tile(config, |place, state| {
-            if epilogue.promotes() {
-                let (state, sums) = match self.planes {
-                    Some(factor) => self.multiply_planes(cx, factor, (group, lane), place, state),
-                    None => self.multiply_by_slices(cx, epilogue, (group, lane), place, state),
-                };
+            let added = match self.planes {
+                Some(factor) => Some(self.multiply_planes(cx, factor, (group, lane), place, state)),
+                None if epilogue.promotes() => {
+                    Some(self.multiply_by_slices(cx, epilogue, (group, lane), place, state))
+                }
+                None => None,
+            };
+            if let Some((state, sums)) = added {
                 self.finish(cx, epilogue, &sums, Place { row: place.row + group * SLAB, ..place });
                 return state;
             }
@@ -431,7 +439,7 @@ impl Blocks {
         let (down, right) = k.accumulator_origin();
         let first_row = place.row + group * SLAB + (k.warp_idx() & 3) * 16 + down;
         let row = |down: u32| if down > 0 { first_row + down } else { first_row };
-        let places: Vec<(u32, u32)> = (0..cols / 4).map(|pair| (pair % 2 * 8, pair / 2 * 8)).collect();
+        let places: Vec<_> = self.places().collect();
         let zero: Vec<_> = places.iter().map(|_| [k.lit(0.0f32), k.lit(0.0f32)]).collect();
         let load = |step: U32<'k>| epilogue.load_factors(step, &row, place.col, right);
         let first = (state, load(k.lit(0u32)), zero);
@@ -486,7 +494,7 @@ impl Blocks {
             each.map(|(to, of)| [0, 1].map(|i| sum((to[i], of[i])))).collect::<Vec<_>>()
         };
         let small = Some(factor);
-        let none = (0..cols / 4).map(|_| [k.lit(0.0f32), k.lit(0.0f32)]).collect::<Vec<_>>();
+        let none = self.places().map(|_| [k.lit(0.0f32), k.lit(0.0f32)]).collect::<Vec<_>>();
         let first = (state, (state, state), one, other, none);
         let (state, last, _, other, sums) =
             k.fold(k.range(0, place.steps, 1), first, |step, (high, before, one, other, sums)| {
@@ -516,8 +524,7 @@ impl Blocks {
         let sums = add(sums, &other, 0, small);
         self.release(cx, lane, last.0);
         self.release(cx, lane, last.1);
-        let places = (0..cols / 4).map(|pair| (pair % 2 * 8, pair / 2 * 8));
-        (state, places.zip(sums).map(|((down, right), pair)| (down, right, pair)).collect())
+        (state, self.places().zip(sums).map(|((down, right), pair)| (down, right, pair)).collect())
     }
 
     /// Sums as they are finished: bits of integers in the place of `f32` where these are the results.
@@ -526,8 +533,9 @@ impl Blocks {
             return sums.pairs().collect();
         }
         let bits = |i: u32| F32::from_bits(sums.integer(i).to_u32());
-        let pair = |pair: u32| (pair % 2 * 8, pair / 2 * 8, [bits(2 * pair), bits(2 * pair + 1)]);
-        (0..self.config.cols / 4).map(pair).collect()
+        let pair =
+            |(pair, (down, right)): (u32, (u32, u32))| (down, right, [bits(2 * pair), bits(2 * pair + 1)]);
+        (0..).zip(self.places()).map(pair).collect()
     }
 
     /// Stores the results of 64 rows, whose sums a warpgroup has.

@@ -330,9 +330,9 @@ impl GemmDesc {
             return Err(Self::parameter("precision", self.precision.name(), "that of the kernel"));
         }
         if let Config::F16x3(layout) = config
-            && (!layout.multiplies_pairs() || self.batch > MAX_LAYERS)
+            && !(layout.multiplies_pairs() && tuning::has_planes(self.shape()))
         {
-            let expected = "one whose groups have 64 rows and at most 128 columns, four stages, and at most 65535 matrices";
+            let expected = "one whose groups have 64 rows and at most 128 columns, four stages, and planes that tensor maps describe";
             return Err(Self::parameter("config", layout.name(), expected));
         }
         if !config.takes_depth(self.k as u64) {
@@ -360,8 +360,8 @@ impl GemmDesc {
         let mut variants = Vec::new();
         let mut scratch = 0;
         // Operands are split wherever their rows begin, but vectors of results and biases are not for any alignment.
-        let whole = choose(true)?;
-        let splits = matches!(whole.config, Config::F16x3(_));
+        let whole = if work { Some(choose(true)?) } else { None };
+        let splits = whole.is_some_and(|choice| matches!(choice.config, Config::F16x3(_)));
         for (wide, alignment) in [(true, WIDE), (false, element)] {
             let mut steps = Vec::new();
             if wide && !self.is_wide() && !splits {
@@ -372,7 +372,7 @@ impl GemmDesc {
                 }
                 continue;
             }
-            if work {
+            if let Some(whole) = whole {
                 let choice = if wide { whole } else { choose(false)? };
                 scratch = scratch.max(self.scratch(choice)?);
                 self.steps(target, choice, Operands::GIVEN, &mut steps)?;
@@ -415,11 +415,10 @@ impl GemmDesc {
 
     /// Elements of the workspace of a product.
     fn scratch(&self, choice: Choice) -> Result<usize, PlanError> {
-        if let Config::F16x3(_) = choice.config {
-            let addressable = || Self::parameter("k", self.k, "such that the workspace is addressable");
-            return self.f16x3_scratch().ok_or_else(addressable);
+        match choice.config {
+            Config::F16x3(_) => Ok(self.f16x3_scratch()),
+            _ => self.partials(choice),
         }
-        self.partials(choice)
     }
 
     /// Sums that blocks leave for others to add.

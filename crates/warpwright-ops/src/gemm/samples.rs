@@ -48,7 +48,11 @@ fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanE
         plan::recorded(OP, &split::SumParts { dtype }, target)?,
         plan::recorded(OP, &pack::Pack { dtype }, target)?,
     ];
-    for config in tuning::configs(dtype, target) {
+    let configs = tuning::configs(dtype, target);
+    if configs.iter().any(|config| matches!(config, Config::F16x3(_))) {
+        all.extend(f16x3::split_kernels(target)?);
+    }
+    for config in configs {
         for a in [Major::K, Major::Mn] {
             for b in [Major::K, Major::Mn] {
                 match config {
@@ -76,9 +80,6 @@ fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanE
                 }
             }
         }
-    }
-    if all.iter().any(|kernel| kernel.name().contains("f16x3")) {
-        all.extend(f16x3::split_kernels(target)?);
     }
     Ok(all)
 }

@@ -11,6 +11,7 @@ use warpwright_ptx::{DType, Target};
 
 use super::Precision;
 use super::engine::PANELS;
+use super::{MAX_BOX_STRIDE, MAX_LAYERS};
 
 /// The tile of a block, and how the operands come to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -326,15 +327,10 @@ impl Config {
 
     /// Bytes of dynamic shared memory.
     pub fn shared_bytes(&self, dtype: DType, a: Major, b: Major) -> u32 {
+        let slices = |(a, b): (PanelTile, PanelTile)| a.bytes() + b.bytes();
         match self {
-            Self::Persistent(config) => {
-                let (a, b) = config.tiles(dtype, a, b);
-                config.shared_bytes(a.bytes() + b.bytes())
-            }
-            Self::F16x3(config) => {
-                let (a, b) = config.tiles(DType::F16, a, b);
-                config.shared_bytes(a.bytes() + b.bytes())
-            }
+            Self::Persistent(config) => config.shared_bytes(slices(config.tiles(dtype, a, b))),
+            Self::F16x3(config) => config.shared_bytes(slices(config.tiles(DType::F16, a, b))),
             Self::Warpgroup(config) => {
                 let (a, b) = config.tiles(dtype, a, b);
                 K::TILE_SLACK + ((a.bytes() + b.bytes()) * config.stages).max(config.rows * config.cols * 4)
@@ -412,7 +408,8 @@ pub fn sweep(dtype: DType) -> Vec<Config> {
     match dtype {
         DType::F64 => Vec::new(),
         DType::F32 => {
-            layouts.flat_map(|layout| [Config::Persistent(layout), Config::F16x3(layout)]).collect()
+            let pairs = |layout: PersistentConfig| layout.multiplies_pairs().then_some(Config::F16x3(layout));
+            layouts.flat_map(|layout| [Some(Config::Persistent(layout)), pairs(layout)]).flatten().collect()
         }
         _ => layouts.map(Config::Persistent).collect(),
     }
@@ -589,8 +586,6 @@ const PARTS_US: f64 = 4.0;
 const SPLIT_US: f64 = 3.0;
 /// Bytes of an element that is split: it is read, at times twice, and its pair is written.
 const SPLIT_BYTES: f64 = 10.0;
-/// Matrices that can be split.
-const MAX_PLANES: u64 = super::MAX_LAYERS as u64;
 /// Slices that a team must have: with fewer there is nothing that a single one could not do as fast.
 const LEAST_SLICES: f64 = 2.0;
 /// Threads that keep a multiprocessor busy: a warp for each of its four schedulers.
@@ -662,7 +657,7 @@ pub(super) fn choose_for(
     let possible = |c: &Candidate| {
         (access == Access::TensorMap || !c.config.takes_boxes())
             && (sums == Sums::Whole || c.config.splits())
-            && (shape.batch <= MAX_PLANES || !matches!(c.config, Config::F16x3(_)))
+            && (has_planes(shape) || !matches!(c.config, Config::F16x3(_)))
             && c.config.takes_depth(shape.k)
     };
     let all = candidates(dtype, precision, target).filter(possible).map(choice);
@@ -705,6 +700,13 @@ fn share_within(target: Target, shape: Shape, config: Config, most: u64) -> Choi
     let parts = if config.splits() { parts.clamp(1, most.clamp(1, MAX_PARTS)) } else { 1 };
     let part = shape.k.div_ceil(parts).max(1).next_multiple_of(u64::from(config.slice()));
     Choice { config, part }
+}
+
+/// Whether both operands can be split into planes: a grid has a layer for each matrix, and tensor maps reach from one plane to the next.
+pub(super) fn has_planes(Shape { m, n, k, batch }: Shape) -> bool {
+    let side = |len: u64| len.next_multiple_of(PanelTile::WIDTH.into());
+    let plane = side(m.max(n)).saturating_mul(side(k)).saturating_mul(DType::F16.bytes() as u64);
+    batch <= MAX_LAYERS as u64 && plane < MAX_BOX_STRIDE as u64
 }
 
 /// Tiles of a product.

@@ -184,8 +184,8 @@ impl<'k> Epilogue<'k> for Finish<'k> {
         k.if_((lacks[0] | lacks[1] | lacks[2]).vote_any(), || {
             let (down, right) = k.accumulator_origin();
             let doubtful = self.doubtful(scales, panel, right, sums);
-            let none = |left: &U32<'k>| left.ne(0).vote_any();
-            let _ = k.while_(doubtful, none, |left| {
+            let any = |left: &U32<'k>| left.ne(0).vote_any();
+            let _ = k.while_(doubtful, any, |left| {
                 let owner = lowest(left.ne(0).ballot());
                 let bit = lowest(left.shfl_idx(owner));
                 // Where the sums of the owner's lane begin, and this one further on.
@@ -202,9 +202,5 @@ impl<'k> Epilogue<'k> for Finish<'k> {
                 mine.select(left & (left - 1), left)
             });
         });
-    }
-
-    fn promotes(&self) -> bool {
-        true
     }
 }

@@ -17,7 +17,7 @@ use warpwright_runtime::LaunchStep;
 use super::engine::Store;
 use super::epilogue::Program;
 use super::tuning::PersistentConfig;
-use super::{GemmArgs, GemmDesc, LINE, MAX_BOX_STRIDE, MAX_LAYERS, OP, Product, WIDE};
+use super::{GemmArgs, GemmDesc, LINE, OP, Product};
 use crate::PlanError;
 use crate::plan::{self, small};
 
@@ -55,18 +55,17 @@ impl Side {
 
     /// Elements of a plane.
     const fn plane(&self) -> usize {
-        self.sizes[0].saturating_mul(self.pitch())
+        self.sizes[0] * self.pitch()
     }
 
     /// Bytes of all planes.
     const fn plane_bytes(&self) -> usize {
-        self.plane().saturating_mul(2 * DType::F16.bytes()).saturating_mul(self.matrices)
+        self.plane() * 2 * DType::F16.bytes() * self.matrices
     }
 
-    /// Bytes of `each` words for all scales.
+    /// Bytes of `each` words for all scales; what follows begins at a line.
     const fn scale_bytes(&self, each: usize) -> usize {
-        let words = self.outer.saturating_mul(each).saturating_mul(self.matrices);
-        words.saturating_mul(DType::F32.bytes()).saturating_add(WIDE as usize) / WIDE as usize * WIDE as usize
+        (self.outer * each * self.matrices * DType::F32.bytes()).next_multiple_of(LINE)
     }
 
     /// Bytes of the extents of columns.
@@ -102,7 +101,7 @@ impl Side {
 }
 
 impl GemmDesc {
-    /// Both operands, and bytes of the workspace.
+    /// Both operands, and bytes of the workspace: of products that [have planes](super::tuning::has_planes), which are not too many to count.
     fn sides(&self) -> ([Side; 2], usize) {
         let ((major_a, major_b), (stored_a, stored_b)) = (self.major(), self.stored());
         let side = |major, sizes, leading, stride, outer| Side {
@@ -120,21 +119,19 @@ impl GemmDesc {
             side(major_a, stored_a, self.lda, self.stride_a, self.m),
             side(major_b, stored_b, self.ldb, self.stride_b, self.n),
         ];
-        let mut end = 0usize;
+        let mut end = 0;
         for side in &mut sides {
-            (side.planes, side.scales) = (end, end.saturating_add(side.plane_bytes()));
-            side.extents = side.scales.saturating_add(side.scale_bytes(1));
-            end = side.extents.saturating_add(side.extent_bytes());
+            side.planes = end;
+            side.scales = side.planes + side.plane_bytes();
+            side.extents = side.scales + side.scale_bytes(1);
+            end = side.extents + side.extent_bytes();
         }
         (sides, end)
     }
 
-    /// Elements of the workspace of products of pairs, if tensor maps can describe them.
-    pub(super) fn f16x3_scratch(&self) -> Option<usize> {
-        let (sides, bytes) = self.sides();
-        let near = |side: &Side| side.plane().saturating_mul(DType::F16.bytes()) < MAX_BOX_STRIDE;
-        let fits = self.k > 0 && self.batch <= MAX_LAYERS && sides.iter().all(near);
-        (fits && i64::try_from(bytes).is_ok()).then_some(bytes / DType::F32.bytes())
+    /// Elements of the workspace of products of pairs.
+    pub(super) fn f16x3_scratch(&self) -> usize {
+        self.sides().1 / DType::F32.bytes()
     }
 
     /// The launches that split both operands.
