@@ -85,7 +85,7 @@ impl Cfg {
         let position = positions(n, &order);
         let idom = dominators(&order, &position, |b| predecessors.of(b));
         let interval = intervals(&order, &idom);
-        let ipdom = post_dominators(function, &successors, &predecessors);
+        let ipdom = post_dominators(function, &successors);
         Self {
             successors,
             predecessors,
@@ -188,12 +188,8 @@ impl Cfg {
                 todo.push(*candidate);
             }
         }
-        let reversed: Vec<_> = straight.iter().map(|(a, b)| (*b, *a)).collect();
-        let (reversed, straight) = (Edges::group(n + 1, &reversed), Edges::group(n + 1, &straight));
-        let order = reverse_postorder(n + 1, end, |b| reversed.of(b));
-        let position = positions(n + 1, &order);
-        let ipdom = dominators(&order, &position, |b| straight.of(b));
-        ipdom.into_iter().take(n).map(|d| (d != NONE && d != end).then_some(BlockId(d))).collect()
+        let ipdom = dominators_from_end(n, &straight);
+        ipdom.into_iter().map(|d| (d != NONE).then_some(BlockId(d))).collect()
     }
 
     /// Whether the edge goes back to a block that dominates its source: the edge of a natural loop.
@@ -299,27 +295,26 @@ fn intervals(order: &[u32], idom: &[u32]) -> Vec<(u32, u32)> {
 }
 
 /// Immediate post-dominators: dominators of the reversed graph from one virtual end behind every `ret` and `exit`.
-fn post_dominators(function: &Function, successors: &Edges, predecessors: &Edges) -> Vec<u32> {
+fn post_dominators(function: &Function, successors: &Edges) -> Vec<u32> {
     let n = function.blocks.len();
     let end = u32::try_from(n).unwrap_or(NONE);
-    // The reversed graph with the virtual end as block `n`.
-    let mut reversed = Vec::with_capacity(2 * n);
-    for (b, block) in (0u32..).zip(&function.blocks) {
-        if matches!(block.terminator, Terminator::Ret | Terminator::Exit) {
-            reversed.push((end, b));
-        }
-        reversed.extend(predecessors.of(b).iter().map(|p| (b, p.0)));
-    }
-    let reversed_next = Edges::group(n + 1, &reversed);
-    let mut straight: Vec<_> = Vec::with_capacity(2 * n);
+    let mut straight = Vec::with_capacity(2 * n);
     for (b, block) in (0u32..).zip(&function.blocks) {
         if matches!(block.terminator, Terminator::Ret | Terminator::Exit) {
             straight.push((b, end));
         }
         straight.extend(successors.of(b).iter().map(|s| (b, s.0)));
     }
-    let straight = Edges::group(n + 1, &straight);
-    let order = reverse_postorder(n + 1, end, |b| reversed_next.of(b));
+    dominators_from_end(n, &straight)
+}
+
+/// Immediate dominators of `n` blocks in the reversed graph of these edges, from the virtual end, which is block `n`; none where that
+/// dominates.
+fn dominators_from_end(n: usize, straight: &[(u32, u32)]) -> Vec<u32> {
+    let end = u32::try_from(n).unwrap_or(NONE);
+    let reversed: Vec<_> = straight.iter().map(|(a, b)| (*b, *a)).collect();
+    let (reversed, straight) = (Edges::group(n + 1, &reversed), Edges::group(n + 1, straight));
+    let order = reverse_postorder(n + 1, end, |b| reversed.of(b));
     let position = positions(n + 1, &order);
     let mut ipdom = dominators(&order, &position, |b| straight.of(b));
     ipdom.truncate(n);
