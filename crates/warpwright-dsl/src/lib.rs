@@ -117,8 +117,9 @@ pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, e
 pub use smem_uniform::SmemUniform;
 pub use table::{WARP_TABLE_LEN, WarpTable};
 pub use tile::{
-    Accumulator, Fragment, Major, MatrixA, MatrixB, MmaAtom, OutputPanel, PanelTile, Part, RegTile,
-    RowVector, SharedTile, Split, SplitSum, SplitTile, TileLayout, TilePoint, TileReader, WarpgroupSums,
+    Accumulator, Fragment, Im2colImage, Major, MatrixA, MatrixB, MmaAtom, OutputPanel, PanelTile, Part,
+    RegTile, RowVector, SharedTile, Split, SplitSum, SplitTile, TileLayout, TilePoint, TileReader,
+    WarpgroupSums,
 };
 pub use transcendental::{Functions, Normal};
 pub use warp::{

@@ -7,8 +7,8 @@
 
 use warpwright_ptx::tensor_map::{TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES};
 use warpwright_ptx::{
-    Address, ArgValue, AsyncOrder, Inst, MbarrierPhase, Operand, Ordering, Param, RegKind, ScalarType,
-    StateSpace, TensorCopy, TensorMap, TensorMode, TensorTransfer,
+    Address, ArgValue, AsyncOrder, Inst, MbarrierPhase, Modifiers, Operand, Ordering, Param, RegKind,
+    ScalarType, StateSpace, TensorCopy, TensorCopyMode, TensorMap, TensorTransfer,
 };
 
 use crate::args::{ArgInfo, Argument, DTypes, In, Out, parameter_name};
@@ -264,18 +264,48 @@ impl<'k> TensorMapParam<'k> {
         self.load(to, coords, done, Some(Operand::int(i64::from(blocks))));
     }
 
+    /// Starts the copy of the pixels from `coords` on (C, W, (H, D,) N, the bits of signed integers) to the shared memory at `to`, by a
+    /// map in im2col mode: as many channels and pixels as the map says, the pixels moved by `offsets` (W, (H, D), at most 65535, 255 or 31 for
+    /// one, two or three). The first pixel lies in the bounding box of the map. `done` counts all bytes; what lies outside of the tensor
+    /// becomes zero and counts too. For one thread.
+    #[track_caller]
+    pub fn copy_im2col(self, to: U32<'k>, coords: &[U32<'k>], offsets: &[U32<'k>], done: Mbarrier<'k>) {
+        let k = self.map.k();
+        k.on_behalf(|| self.load_im2col(to, coords, &Self::im2col_offsets(offsets), done));
+    }
+
+    /// Offsets as instructions take them: 16 bits.
+    #[track_caller]
+    pub(crate) fn im2col_offsets(offsets: &[U32<'k>]) -> Vec<Operand> {
+        let narrow = |offset: &U32<'k>| offset.cvt::<u16>(Modifiers::NONE).as_operand();
+        offsets.iter().map(narrow).collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn load_im2col(
+        self,
+        to: U32<'k>,
+        coords: &[U32<'k>],
+        offsets: &[Operand],
+        done: Mbarrier<'k>,
+    ) {
+        let transfer = Self::into_shared(to, done, None);
+        self.transfer(coords, Some(offsets), transfer);
+    }
+
     #[track_caller]
     fn load(self, to: U32<'k>, coords: &[U32<'k>], done: Mbarrier<'k>, multicast: Option<Operand>) {
-        self.transfer(
-            coords,
-            TensorTransfer::Load {
-                dst_space: StateSpace::SharedCluster,
-                dst: Address::reg(to.id(), 0),
-                barrier: done.at.operand(),
-                multicast,
-                cta_group: None,
-            },
-        );
+        self.transfer(coords, None, Self::into_shared(to, done, multicast));
+    }
+
+    fn into_shared(to: U32<'k>, done: Mbarrier<'k>, multicast: Option<Operand>) -> TensorTransfer {
+        TensorTransfer::Load {
+            dst_space: StateSpace::SharedCluster,
+            dst: Address::reg(to.id(), 0),
+            barrier: done.at.operand(),
+            multicast,
+            cta_group: None,
+        }
     }
 
     /// Starts the copy of the shared memory at `from` to the box at `coords`, innermost first, without what lies outside of the tensor.
@@ -283,20 +313,21 @@ impl<'k> TensorMapParam<'k> {
     /// [`fence_shared_copies`](K::fence_shared_copies) of those who wrote it and a barrier. For one thread.
     #[track_caller]
     pub fn store(self, from: U32<'k>, coords: &[U32<'k>]) {
-        self.transfer(coords, TensorTransfer::Store { src: Address::reg(from.id(), 0) });
+        self.transfer(coords, None, TensorTransfer::Store { src: Address::reg(from.id(), 0) });
     }
 
+    /// A copy in tiled mode, or with offsets in im2col mode.
     #[track_caller]
-    fn transfer(self, coords: &[U32<'k>], transfer: TensorTransfer) {
+    fn transfer(self, coords: &[U32<'k>], offsets: Option<&[Operand]>, transfer: TensorTransfer) {
         let k = self.map.k();
         k.on_behalf(|| {
             k.emit(Inst::TensorCopy(Box::new(TensorCopy {
                 transfer,
                 dims: u8::try_from(coords.len()).unwrap_or(u8::MAX),
-                mode: TensorMode::Tile,
+                mode: if offsets.is_some() { TensorCopyMode::Im2col } else { TensorCopyMode::Tile },
                 map: Address::reg(self.map.id(), 0),
                 coords: coords.iter().map(|c| c.as_operand()).collect(),
-                offsets: Vec::new(),
+                offsets: offsets.map(<[Operand]>::to_vec).unwrap_or_default(),
                 policy: None,
             })));
         });

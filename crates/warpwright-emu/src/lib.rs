@@ -83,5 +83,5 @@ pub use memory::{Memory, MemoryError};
 pub use program::{Entry, LoadError, Program};
 pub use report::{Finding, Tool};
 pub use warpwright_ptx::tensor_map::{
-    TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMapError, TensorSwizzle,
+    Im2col, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMapError, TensorMode, TensorSwizzle,
 };

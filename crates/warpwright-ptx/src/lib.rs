@@ -26,5 +26,7 @@ pub use inst::*;
 pub use join::JoinError;
 pub use kernel::{Kernel, KernelError};
 pub use module::*;
-pub use tensor_map::{TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMapError, TensorSwizzle};
+pub use tensor_map::{
+    Im2col, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMapError, TensorMode, TensorSwizzle,
+};
 pub use types::*;

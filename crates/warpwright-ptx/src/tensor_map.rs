@@ -1,14 +1,19 @@
 //! Tensor maps as data: what `cp.async.bulk.tensor` is told about a tensor in global memory.
 //!
-//! A [`TensorMap`] says where a tensor of up to five dimensions lies, which box of it one copy moves and how the box is
-//! laid out in shared memory. [`TensorMap::check`] holds it against the rules of `cuTensorMapEncodeTiled`.
+//! A [`TensorMap`] says where a tensor of up to five dimensions lies, which elements of it one copy moves (a box, or
+//! pixels of an image in im2col mode) and how they are laid out in shared memory. [`TensorMap::check`] holds it
+//! against the rules of `cuTensorMapEncodeTiled` and `cuTensorMapEncodeIm2col`.
 //!
 //! The 128 bytes that a kernel gets are opaque and differ from one driver to the next. [`TensorMap::encode`] is the
 //! encoding of the emulator; a CUDA backend asks the driver for its own.
 
+mod mode;
+
 use std::fmt;
 
 use crate::DType;
+
+pub use mode::{Im2col, TensorMode};
 
 /// Bytes of an encoded tensor map.
 pub const TENSOR_MAP_BYTES: usize = 128;
@@ -223,7 +228,7 @@ pub enum TensorFill {
     Nan,
 }
 
-/// A tensor in global memory and the box of it that a copy moves. Lists go from the innermost dimension outwards.
+/// A tensor in global memory and the part of it that a copy moves. Lists go from the innermost dimension outwards.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorMap {
     /// Device address of the first element.
@@ -234,8 +239,8 @@ pub struct TensorMap {
     pub dims: Vec<u64>,
     /// Bytes from one index to the next, for all dimensions but the innermost.
     pub strides: Vec<u64>,
-    /// Elements of the box along each dimension.
-    pub box_dims: Vec<u32>,
+    /// Elements that a copy moves.
+    pub mode: TensorMode,
     /// Every how many elements one is taken; the innermost counts only with an interleaved layout.
     pub element_strides: Vec<u32>,
     /// Layout of channels.
@@ -332,6 +337,48 @@ pub enum TensorMapError {
         /// The part that is missing.
         needs: &'static str,
     },
+    /// A tensor without pixels in im2col mode.
+    #[error("the im2col mode has 3 to 5 dimensions, got {got}")]
+    Im2colRank {
+        /// Dimensions.
+        got: usize,
+    },
+    /// A corner of the bounding box does not fit into its field.
+    #[error("{list} is {got} along spatial dimension {axis}; it needs {least} to {greatest}")]
+    Corner {
+        /// Which corner.
+        list: &'static str,
+        /// From W.
+        axis: usize,
+        /// The corner.
+        got: i32,
+        /// The least that it may be for tensors of this rank.
+        least: i32,
+        /// The greatest.
+        greatest: i32,
+    },
+    /// The bounding box has no pixels.
+    #[error("the bounding box goes from {first} to {last} along spatial dimension {axis}, which is empty")]
+    EmptyBox {
+        /// From W.
+        axis: usize,
+        /// Its first pixel.
+        first: i64,
+        /// Its last one.
+        last: i64,
+    },
+    /// No channels, or too many.
+    #[error("a copy takes {got} channels of a pixel; it needs 1 to 256")]
+    Channels {
+        /// Channels.
+        got: u32,
+    },
+    /// No pixels, or too many.
+    #[error("a copy takes {got} pixels; it needs 1 to 1024")]
+    Pixels {
+        /// Pixels.
+        got: u32,
+    },
     /// NaN for integers.
     #[error("only floating-point tensors can be filled with NaN, not {element}")]
     Fill {
@@ -341,7 +388,7 @@ pub enum TensorMapError {
 }
 
 impl TensorMap {
-    /// A dense map: rows follow each other without gaps, every element is taken, and what lies outside is zero.
+    /// A dense map in tiled mode: rows follow each other without gaps, every element is taken, and what lies outside is zero.
     pub fn dense(
         base: u64,
         element: TensorElement,
@@ -360,7 +407,7 @@ impl TensorMap {
             element,
             dims: dims.to_vec(),
             strides,
-            box_dims: box_dims.to_vec(),
+            mode: TensorMode::Tiled { box_dims: box_dims.to_vec() },
             element_strides: vec![1; dims.len()],
             interleave: TensorInterleave::None,
             swizzle,
@@ -373,16 +420,20 @@ impl TensorMap {
         self.dims.len()
     }
 
-    /// Elements that a copy moves along each dimension.
+    /// Elements that a copy moves along each dimension; in im2col mode the channels and the pixels.
     pub fn extents(&self) -> Vec<u64> {
+        let box_dims = match &self.mode {
+            TensorMode::Tiled { box_dims } => box_dims,
+            TensorMode::Im2col(mode) => return vec![u64::from(mode.channels), u64::from(mode.pixels)],
+        };
         let step = |d: usize| match (d, self.interleave) {
             (0, TensorInterleave::None) => 1,
             _ => u64::from(self.element_strides.get(d).copied().unwrap_or(1).max(1)),
         };
-        self.box_dims.iter().enumerate().map(|(d, n)| u64::from(*n).div_ceil(step(d))).collect()
+        box_dims.iter().enumerate().map(|(d, n)| u64::from(*n).div_ceil(step(d))).collect()
     }
 
-    /// Bytes of shared memory that a box takes, which is also what a load reports to its mbarrier.
+    /// Bytes that a copy moves, which is also what a load reports to its mbarrier.
     pub fn box_bytes(&self) -> u64 {
         self.extents().iter().product::<u64>() * self.element.bytes()
     }
@@ -398,7 +449,6 @@ impl TensorMap {
         }
         let lengths = [
             ("the list of strides", self.strides.len(), rank - 1),
-            ("the box", self.box_dims.len(), rank),
             ("the list of element strides", self.element_strides.len(), rank),
         ];
         if let Some((list, got, expected)) = lengths.into_iter().find(|(_, got, want)| got != want) {
@@ -418,10 +468,9 @@ impl TensorMap {
                 return Err(TensorMapError::Stride { index, got, multiple: grain });
             }
         }
-        for (dimension, got) in self.box_dims.iter().copied().enumerate() {
-            if got == 0 || got > 256 {
-                return Err(TensorMapError::Box { dimension, got });
-            }
+        match &self.mode {
+            TensorMode::Tiled { box_dims } => self.check_box(box_dims)?,
+            TensorMode::Im2col(mode) => mode.check(self)?,
         }
         for (dimension, got) in self.element_strides.iter().copied().enumerate() {
             if got == 0 || got > 8 {
@@ -439,8 +488,19 @@ impl TensorMap {
         Ok(())
     }
 
+    fn check_box(&self, box_dims: &[u32]) -> Result<(), TensorMapError> {
+        let (rank, got) = (self.rank(), box_dims.len());
+        if got != rank {
+            return Err(TensorMapError::Length { list: "the box", rank, expected: rank, got });
+        }
+        match box_dims.iter().position(|n| *n == 0 || *n > 256) {
+            Some(dimension) => Err(TensorMapError::Box { dimension, got: box_dims[dimension] }),
+            None => Ok(()),
+        }
+    }
+
     fn check_width(&self) -> Result<(), TensorMapError> {
-        let width = self.element.bytes() * u64::from(self.box_dims[0]);
+        let width = self.element.bytes() * u64::from(self.mode.width());
         if !width.is_multiple_of(16) {
             return Err(TensorMapError::BoxBytes { got: width });
         }
@@ -452,6 +512,9 @@ impl TensorMap {
     }
 
     fn check_interleave(&self) -> Result<(), TensorMapError> {
+        if matches!(self.mode, TensorMode::Im2col(_)) {
+            return Err(TensorMapError::Interleave { needs: "the tiled mode" });
+        }
         if self.rank() < 3 {
             return Err(TensorMapError::Interleave { needs: "at least 3 dimensions" });
         }
@@ -478,9 +541,9 @@ impl TensorMap {
         );
         for i in 0..rank {
             put(24 + 4 * i, &(self.dims[i].wrapping_sub(1) as u32).to_le_bytes());
-            put(80 + 2 * i, &(self.box_dims.get(i).copied().unwrap_or(0) as u16).to_le_bytes());
             put(90 + i, &[self.element_strides.get(i).copied().unwrap_or(0) as u8]);
         }
+        self.mode.encode(&mut put);
         for (i, stride) in self.strides.iter().take(MAX_RANK - 1).enumerate() {
             put(48 + 8 * i, &stride.to_le_bytes());
         }
@@ -506,7 +569,7 @@ impl TensorMap {
             element: TensorElement::ALL.get(usize::from(bytes[16])).copied()?,
             dims: (0..rank).map(|i| u64::from(word(24 + 4 * i)) + 1).collect(),
             strides: (0..rank.saturating_sub(1)).map(|i| long(48 + 8 * i)).collect(),
-            box_dims: (0..rank).map(|i| word(80 + 2 * i) & 0xFFFF).collect(),
+            mode: TensorMode::decode(bytes[21], word, rank)?,
             element_strides: (0..rank).map(|i| u32::from(bytes[90 + i])).collect(),
             interleave: match bytes[18] {
                 0 => TensorInterleave::None,
@@ -588,13 +651,16 @@ mod tests {
         assert!(matches!(broken(|m| m.dims[0] = (1 << 32) + 1), TensorMapError::Dimension { .. }));
         assert!(matches!(broken(|m| m.strides[1] = 24), TensorMapError::Stride { index: 1, .. }));
         assert!(matches!(broken(|m| m.strides[0] = 1 << 40), TensorMapError::Stride { index: 0, .. }));
-        assert!(matches!(broken(|m| m.box_dims[1] = 257), TensorMapError::Box { dimension: 1, got: 257 }));
-        assert!(matches!(broken(|m| m.box_dims[0] = 0), TensorMapError::Box { dimension: 0, got: 0 }));
-        assert_eq!(broken(|m| m.box_dims[0] = 12), TensorMapError::BoxBytes { got: 24 });
-        assert!(matches!(
-            broken(|m| m.box_dims[0] = 128),
-            TensorMapError::BoxSwizzle { got: 256, limit: 128, .. }
-        ));
+        let boxed = |box_dims: &[u32]| {
+            let mut m = map();
+            m.mode = TensorMode::Tiled { box_dims: box_dims.to_vec() };
+            m.check().expect_err("a broken box")
+        };
+        assert_eq!(boxed(&[64, 257, 2]), TensorMapError::Box { dimension: 1, got: 257 });
+        assert_eq!(boxed(&[0, 8, 2]), TensorMapError::Box { dimension: 0, got: 0 });
+        assert!(matches!(boxed(&[64]), TensorMapError::Length { list: "the box", got: 1, .. }));
+        assert_eq!(boxed(&[12, 8, 2]), TensorMapError::BoxBytes { got: 24 });
+        assert!(matches!(boxed(&[128, 8, 2]), TensorMapError::BoxSwizzle { got: 256, limit: 128, .. }));
         assert!(matches!(broken(|m| m.element_strides[2] = 9), TensorMapError::ElementStride { .. }));
         assert!(matches!(broken(|m| m.element_strides[0] = 0), TensorMapError::ElementStride { .. }));
         assert!(matches!(

@@ -94,6 +94,6 @@ pub use view::{TensorMut, TensorRef};
 
 pub use warpwright_emu::{Counters, Finding, Interrupt, Sanitizers};
 pub use warpwright_ptx::{
-    ArgValue, DType, PtxVersion, Target, TensorElement, TensorFill, TensorInterleave, TensorMap,
-    TensorMapError, TensorSwizzle,
+    ArgValue, DType, Im2col, PtxVersion, Target, TensorElement, TensorFill, TensorInterleave, TensorMap,
+    TensorMapError, TensorMode, TensorSwizzle,
 };

@@ -5,7 +5,9 @@
 use std::fmt::Write;
 
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle, text};
+use warpwright_ptx::{
+    TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMode, TensorSwizzle, text,
+};
 use warpwright_runtime::{ArgValue, Buffer, Device, LaunchStep};
 
 const WGMMA: &str = include_str!("probes/wgmma.ptx");
@@ -201,7 +203,7 @@ impl Asker {
                         element: TensorElement::U32,
                         dims: vec![64, 64],
                         strides: vec![256],
-                        box_dims: vec![inner / 4, 8],
+                        mode: TensorMode::Tiled { box_dims: vec![inner / 4, 8] },
                         element_strides: vec![1, 1],
                         interleave: TensorInterleave::None,
                         swizzle,

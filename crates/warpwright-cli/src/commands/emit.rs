@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use warpwright_ops::Direction;
 use warpwright_ops::catalogue::{Planned, Request, entry, kernels_of, plan_named};
 use warpwright_ops::plan::{Access, TensorSpec};
-use warpwright_ptx::{ArgValue, Module, text};
+use warpwright_ptx::{ArgValue, Im2col, Module, TensorMode, text};
 use warpwright_runtime::LaunchStep;
 
 use crate::args::EmitArgs;
@@ -96,17 +96,25 @@ fn argument(value: &ArgValue) -> Value {
         ArgValue::F32(value) => json!({"f32": value}),
         ArgValue::F64(value) if !value.is_finite() => json!({"f64": value.to_string()}),
         ArgValue::F64(value) => json!({"f64": value}),
-        ArgValue::TensorMap { map, slot } => json!({
-            "tensor_map": {
+        ArgValue::TensorMap { map, slot } => {
+            let mut described = json!({
                 "tensor": slot,
                 "offset": map.base,
                 "element": map.element.name(),
                 "dims": map.dims,
                 "strides": map.strides,
-                "box": map.box_dims,
                 "swizzle": map.swizzle.name(),
-            },
-        }),
+            });
+            match &map.mode {
+                TensorMode::Tiled { box_dims } => described["box"] = json!(box_dims),
+                TensorMode::Im2col(Im2col { lower, upper, channels, pixels }) => {
+                    described["im2col"] =
+                        json!({"lower": lower, "upper": upper, "channels": channels, "pixels": pixels});
+                    described["element_strides"] = json!(map.element_strides);
+                }
+            }
+            json!({"tensor_map": described})
+        }
         ArgValue::Bytes(bytes) => json!({"bytes": bytes}),
     }
 }

@@ -2,7 +2,7 @@
 
 use warpwright_ptx::{
     Address, DType, Inst, MatrixElement, MatrixShape, MatrixTiles, StateSpace, TensorFill, TensorInterleave,
-    TensorMap, TensorSwizzle,
+    TensorMap, TensorMode, TensorSwizzle,
 };
 
 use crate::lanes::Lanes;
@@ -44,7 +44,9 @@ impl OutputPanel {
             element: self.dtype.into(),
             dims: [cols, rows].into_iter().chain(counts).collect(),
             strides: std::iter::once(leading).chain(strides).collect(),
-            box_dims: [self.cols(), Self::ROWS].into_iter().chain(rest.iter().map(|_| 1)).collect(),
+            mode: TensorMode::Tiled {
+                box_dims: [self.cols(), Self::ROWS].into_iter().chain(rest.iter().map(|_| 1)).collect(),
+            },
             element_strides: vec![1; 2 + rest.len()],
             interleave: TensorInterleave::None,
             swizzle: TensorSwizzle::B128,

@@ -11,7 +11,8 @@ use std::ops::Range;
 
 use warpwright_ptx::{
     Accumulate, Address, CacheHints, DType, Inst, MatrixType, Operand, Ordering, RegKind, ScalarType,
-    StateSpace, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle, Wgmma, WgmmaSource,
+    StateSpace, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMode, TensorSwizzle, Wgmma,
+    WgmmaSource,
 };
 
 use crate::context::K;
@@ -24,7 +25,7 @@ use super::reg::{RegTile, RowVector};
 use super::shared::{Major, SharedTile, TileLayout};
 
 /// Bytes of a row of a panel: what the swizzle permutes.
-const PANEL_BYTES: u32 = 128;
+pub(super) const PANEL_BYTES: u32 = 128;
 /// Bytes after which the swizzle repeats: eight rows.
 const ATOM_BYTES: u32 = 8 * PANEL_BYTES;
 /// Rows of one product.
@@ -80,7 +81,7 @@ impl PanelTile {
     }
 
     /// Rows of a panel.
-    const fn rows(self) -> u32 {
+    pub(super) const fn rows(self) -> u32 {
         match self.major {
             Major::K => self.outer,
             Major::Mn => self.depth,
@@ -108,7 +109,9 @@ impl PanelTile {
             element: if self.dtype == DType::F32 { TensorElement::TF32 } else { self.dtype.into() },
             dims: vec![along, across],
             strides: vec![leading],
-            box_dims: vec![self.width(), self.box_rows()],
+            mode: TensorMode::Tiled {
+                box_dims: [self.width(), self.box_rows()].into_iter().chain(rest.iter().map(|_| 1)).collect(),
+            },
             element_strides: vec![1; 2 + rest.len()],
             interleave: TensorInterleave::None,
             swizzle: TensorSwizzle::B128,
@@ -117,7 +120,6 @@ impl PanelTile {
         for (count, stride) in rest {
             map.dims.push(*count);
             map.strides.push(*stride);
-            map.box_dims.push(1);
         }
         map
     }

@@ -6,7 +6,7 @@ pub(crate) mod reference;
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::record;
 use warpwright_emu::{LaunchConfig, Memory, Options, Program, Report, launch};
-use warpwright_ptx::{ArgValue, pack_args};
+use warpwright_ptx::{ArgValue, TensorMap, pack_args};
 
 /// An argument of a test launch.
 pub(crate) enum Arg<'a> {
@@ -14,6 +14,13 @@ pub(crate) enum Arg<'a> {
     Buffer(&'a mut Vec<u8>),
     /// A scalar.
     Scalar(ArgValue),
+    /// A tensor map over a buffer that is written before the launch.
+    Map {
+        /// The map; its base counts from the start of the buffer.
+        map: TensorMap,
+        /// The buffer.
+        over: Vec<u8>,
+    },
 }
 
 /// Records `def`, launches it and copies the buffers back. Fails on any finding.
@@ -69,6 +76,13 @@ pub(crate) fn report<D: KernelDef>(
             }
             Arg::Scalar(value) => {
                 values.push(value.clone());
+                addresses.push(None);
+            }
+            Arg::Map { map, over } => {
+                let address = memory.alloc(over.len() as u64, &format!("argument {index}")).expect("memory");
+                memory.write(address, over).expect("a fresh buffer");
+                let map = TensorMap { base: map.base + address, ..map.clone() };
+                values.push(ArgValue::TensorMap { map: Box::new(map), slot: None });
                 addresses.push(None);
             }
         }

@@ -106,6 +106,8 @@ pub(crate) struct Tensor {
     pub(crate) map: Place,
     /// Rows of coordinates.
     pub(crate) coords: Vec<u32>,
+    /// The offsets of the im2col mode; `None` in the tiled one.
+    pub(crate) offsets: Option<Vec<Slot>>,
 }
 
 /// A remote store with a count of bytes at an mbarrier.

@@ -2,7 +2,7 @@
 
 use warpwright_ptx::{
     Address, AsyncOrder, Completion, Inst, MbarrierPhase, Operand, ProxyFence, ScalarType, SourceLimit,
-    StateSpace, TensorMode, TensorTransfer,
+    StateSpace, TensorCopyMode, TensorTransfer,
 };
 
 use super::{Decoder, Result, index};
@@ -124,7 +124,7 @@ impl Decoder<'_> {
             }
             Inst::BulkCommit => Asynchronous::BulkCommit,
             Inst::BulkWait { read, pending } => Asynchronous::BulkWait { read: *read, pending: *pending },
-            Inst::TensorCopy(c) if c.mode == TensorMode::Tile => {
+            Inst::TensorCopy(c) if matches!(c.mode, TensorCopyMode::Tile | TensorCopyMode::Im2col) => {
                 let direction = match &c.transfer {
                     TensorTransfer::Load { cta_group: Some(_), .. } => return Ok(None),
                     TensorTransfer::Load { dst_space, dst, barrier, multicast, .. } => Direction::Load {
@@ -143,7 +143,12 @@ impl Decoder<'_> {
                 };
                 let map = self.place(Generic, &c.map)?;
                 let coords = c.coords.iter().map(|o| self.row(o)).collect::<Result<_>>()?;
-                Asynchronous::Tensor(Tensor { direction, dims: usize::from(c.dims), map, coords })
+                let offset = |o| self.source(o, ScalarType::B16);
+                let offsets = match c.mode {
+                    TensorCopyMode::Im2col => Some(c.offsets.iter().map(offset).collect::<Result<_>>()?),
+                    _ => None,
+                };
+                Asynchronous::Tensor(Tensor { direction, dims: usize::from(c.dims), map, coords, offsets })
             }
             Inst::StAsync { ty, addr, srcs, order: AsyncOrder::Mbarrier(barrier), .. } => {
                 Asynchronous::Remote(Remote {

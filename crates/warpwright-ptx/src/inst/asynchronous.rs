@@ -102,7 +102,7 @@ pub struct BulkReduce {
 
 spelled! {
     /// How a tensor copy selects elements; `Tile` is the default.
-    pub enum TensorMode {
+    pub enum TensorCopyMode {
         Tile = "tile", Gather4 = "tile::gather4", Scatter4 = "tile::scatter4",
         Im2col = "im2col", Im2colNoOffsets = "im2col_no_offs", Im2colW = "im2col::w", Im2colW128 = "im2col::w::128",
     }
@@ -148,7 +148,7 @@ pub struct TensorCopy {
     /// Dimensions of the tensor, 1 to 5.
     pub dims: u8,
     /// How elements are selected.
-    pub mode: TensorMode,
+    pub mode: TensorCopyMode,
     /// The generic address of the tensor map.
     pub map: Address,
     /// Coordinates, innermost first; `Gather4` and `Scatter4` have five.

@@ -173,11 +173,12 @@ fn tensor_copy(c: &TensorCopy) -> Requirement {
     let paired = matches!(c.transfer, TensorTransfer::Load { cta_group: Some(_), .. });
     let place = if into_block { since(8, 6, 90) } else { Requirement::BASE };
     let mode = match c.mode {
-        TensorMode::Tile | TensorMode::Im2col | TensorMode::Im2colNoOffsets => Requirement::BASE,
-        TensorMode::Gather4 | TensorMode::Im2colW if into_block => since(8, 6, 100),
-        TensorMode::Gather4 | TensorMode::Scatter4 | TensorMode::Im2colW | TensorMode::Im2colW128 => {
-            Requirement::only(8, 6, SPECIFIC_100)
-        }
+        TensorCopyMode::Tile | TensorCopyMode::Im2col | TensorCopyMode::Im2colNoOffsets => Requirement::BASE,
+        TensorCopyMode::Gather4 | TensorCopyMode::Im2colW if into_block => since(8, 6, 100),
+        TensorCopyMode::Gather4
+        | TensorCopyMode::Scatter4
+        | TensorCopyMode::Im2colW
+        | TensorCopyMode::Im2colW128 => Requirement::only(8, 6, SPECIFIC_100),
     };
     let pair = if paired { Requirement::only(8, 6, SPECIFIC_100) } else { Requirement::BASE };
     since(8, 0, 90).and(place).and(mode).and(pair)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::inst::{AtomOp, Imm, PackedInteger, TensorMode, TensormapField};
+use crate::inst::{AtomOp, Imm, PackedInteger, TensorCopyMode, TensormapField};
 use crate::isa::ModifierError;
 use crate::types::ScalarType::{self, BF16, BF16x2, F16, F16x2, F32, F64};
 use crate::types::{CacheOp, L2Eviction, PtxVersion, Scope, Semantics, StateSpace, Target};
@@ -254,7 +254,7 @@ pub enum Breach {
     #[error("{offsets} offsets where {needed} are needed")]
     TensorOffsets { offsets: usize, needed: usize },
     #[error("this direction has no mode `.{mode}`")]
-    TensorDirection { mode: TensorMode },
+    TensorDirection { mode: TensorCopyMode },
     #[error("a group has 1 or 2 blocks")]
     CtaGroup,
     #[error("the second priority is first or unchanged")]

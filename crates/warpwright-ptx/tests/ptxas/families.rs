@@ -335,12 +335,12 @@ fn tensor_copies() -> Vec<Inst> {
     use StateSpace::{Shared, SharedCluster};
     let policy = Some(register(B64, 6));
     let mut all = Vec::new();
-    let mut push = |transfer: TensorTransfer, mode: TensorMode, dims: u8, policy: Option<Reg>| {
-        let quad = matches!(mode, TensorMode::Gather4 | TensorMode::Scatter4);
+    let mut push = |transfer: TensorTransfer, mode: TensorCopyMode, dims: u8, policy: Option<Reg>| {
+        let quad = matches!(mode, TensorCopyMode::Gather4 | TensorCopyMode::Scatter4);
         let coords = if quad { 5 } else { usize::from(dims) };
         let offsets = match mode {
-            TensorMode::Im2col => usize::from(dims) - 2,
-            TensorMode::Im2colW | TensorMode::Im2colW128 => 2,
+            TensorCopyMode::Im2col => usize::from(dims) - 2,
+            TensorCopyMode::Im2colW | TensorCopyMode::Im2colW128 => 2,
             _ => 0,
         };
         all.push(Inst::TensorCopy(Box::new(TensorCopy {
@@ -354,17 +354,17 @@ fn tensor_copies() -> Vec<Inst> {
         })));
     };
     for dims in 1..=5 {
-        for mode in TensorMode::ALL.iter().copied() {
+        for mode in TensorCopyMode::ALL.iter().copied() {
             let fits = match mode {
-                TensorMode::Tile => true,
-                TensorMode::Gather4 | TensorMode::Scatter4 => dims == 2,
+                TensorCopyMode::Tile => true,
+                TensorCopyMode::Gather4 | TensorCopyMode::Scatter4 => dims == 2,
                 _ => dims >= 3,
             };
-            let stores = matches!(mode, TensorMode::Scatter4 | TensorMode::Im2colNoOffsets);
+            let stores = matches!(mode, TensorCopyMode::Scatter4 | TensorCopyMode::Im2colNoOffsets);
             if !fits {
                 continue;
             }
-            if stores || mode == TensorMode::Tile {
+            if stores || mode == TensorCopyMode::Tile {
                 push(TensorTransfer::Store { src: at(2) }, mode, dims, policy);
                 push(TensorTransfer::Reduce { op: BulkOp::Min, src: at(2) }, mode, dims, None);
             }

@@ -289,7 +289,7 @@ impl<F: FnMut() -> u64> Choices<F> {
     }
 
     fn tensor_copy(&mut self, f: &Function, policy: Option<Reg>) -> Inst {
-        let (src, mode) = (self.plain_address(f), self.pick(TensorMode::ALL));
+        let (src, mode) = (self.plain_address(f), self.pick(TensorCopyMode::ALL));
         let transfer = match self.below(4) {
             0 => TensorTransfer::Store { src },
             1 => TensorTransfer::Reduce { op: self.pick(BulkOp::ALL), src },
@@ -303,7 +303,8 @@ impl<F: FnMut() -> u64> Choices<F> {
             },
         };
         let stores = matches!(transfer, TensorTransfer::Store { .. } | TensorTransfer::Reduce { .. });
-        let unrolls = matches!(mode, TensorMode::Im2col | TensorMode::Im2colW | TensorMode::Im2colW128);
+        let unrolls =
+            matches!(mode, TensorCopyMode::Im2col | TensorCopyMode::Im2colW | TensorCopyMode::Im2colW128);
         let offsets = if unrolls && !stores { self.fragment(f) } else { Vec::new() };
         let map = self.plain_address(f);
         let (dims, coords) = (self.pick(&[1, 2, 3, 4, 5]), self.fragment(f));

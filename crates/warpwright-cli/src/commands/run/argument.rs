@@ -243,6 +243,8 @@ pub(super) fn signed(text: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use warpwright_ptx::TensorMode;
+
     use super::super::arguments::Arguments;
     use super::*;
 
@@ -291,8 +293,8 @@ mod tests {
         };
         assert_eq!(array, Reference::Number(1));
         assert_eq!(
-            (&map.dims[..], &map.strides[..], &map.box_dims[..]),
-            (&[128, 64][..], &[512][..], &[64, 8][..])
+            (&map.dims[..], &map.strides[..], &map.mode),
+            (&[128, 64][..], &[512][..], &TensorMode::Tiled { box_dims: vec![64, 8] })
         );
         assert_eq!((map.element, map.swizzle), (TensorElement::BF16, TensorSwizzle::B128));
         assert_eq!(map_bytes(&map), Some(63 * 512 + 256));

@@ -29,7 +29,7 @@ use crate::warp::Warp;
 const BOX_ALIGN: u64 = 128;
 
 /// The unit of bulk copies in bytes.
-const GRAIN: u64 = 16;
+pub(super) const GRAIN: u64 = 16;
 
 fn atom_op(op: BulkOp) -> AtomOp {
     match op {
@@ -326,47 +326,23 @@ impl Context<'_> {
         let maps = self.places(warp, tensor.map);
         for lane in lanes_of(issuer.lanes) {
             let one = Issuer { lanes: 1 << lane, ..issuer };
-            let Some(map) = self.tensor_map(warp, one, lane, maps[lane], tensor.dims) else { continue };
+            let kind = (tensor.dims, tensor.offsets.is_some());
+            let Some(map) = self.tensor_map(warp, one, lane, maps[lane], kind) else { continue };
             if map.interleave != TensorInterleave::None {
                 self.not_executed(one, "tensor copies with an interleaved layout");
                 return;
             }
             let coords: Vec<i32> =
                 tensor.coords.iter().map(|row| warp.regs.r32[*row as usize].0[lane] as i32).collect();
-            if self.check_coordinates(warp, one, lane, tensor.direction, &map, &coords) == Flow::Stop {
+            let offset = |slot: &Slot| lane_value(&warp.regs, *slot, lane) as u32;
+            let offsets: Vec<u32> = tensor.offsets.iter().flatten().map(offset).collect();
+            if self.check_coordinates(warp, one, lane, tensor.direction, &map, &coords) == Flow::Stop
+                || self.check_pixels(warp, one, lane, &map, &coords, &offsets) == Flow::Stop
+            {
                 return;
             }
-            self.tensor_lane(warp, one, lane, tensor.direction, &map, &coords);
+            self.tensor_lane(warp, one, lane, tensor.direction, &map, (&coords, &offsets));
         }
-    }
-
-    /// Coordinates that devices refuse as an illegal instruction, though the manual allows them.
-    fn check_coordinates(
-        &mut self,
-        warp: &Warp,
-        issuer: Issuer,
-        lane: usize,
-        direction: Direction,
-        map: &TensorMap,
-        coords: &[i32],
-    ) -> Flow {
-        let into = coords.first().map_or(0, |x| i64::from(*x) * map.element.bytes() as i64);
-        let store = matches!(direction, Direction::Store { .. });
-        let (message, help) = match coords.iter().position(|c| *c < 0) {
-            Some(i) if store => (
-                format!("coordinate {i} is {}, and a copy to global memory takes none below zero", coords[i]),
-                "copy a box that begins within the tensor, or use ordinary stores for what lies before it",
-            ),
-            _ if into % GRAIN as i64 != 0 => (
-                format!(
-                    "the innermost coordinate is {into} bytes into a row, which is no multiple of {GRAIN}"
-                ),
-                "begin boxes at multiples of 16 bytes of the innermost dimension",
-            ),
-            _ => return Flow::Next,
-        };
-        let problem = Problem { kind: "box-coordinates", message, help, address: (Space::Global, map.base) };
-        self.bad_access(warp, issuer.pc, lane, &problem)
     }
 
     fn tensor_lane(
@@ -376,9 +352,9 @@ impl Context<'_> {
         lane: usize,
         direction: Direction,
         map: &TensorMap,
-        coords: &[i32],
+        (coords, offsets): (&[i32], &[u32]),
     ) {
-        let rows = tile::rows(map, coords);
+        let rows = tile::rows(map, coords, offsets);
         let (width, pitch) = (tile::row_bytes(map), tile::row_pitch(map));
         let mut transfer = Transfer::default();
         let (place, write) = match direction {

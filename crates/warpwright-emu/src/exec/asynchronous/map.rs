@@ -2,16 +2,19 @@
 
 use warpwright_ptx::TensormapField;
 use warpwright_ptx::tensor_map::{
-    TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle,
+    Im2col, TENSOR_MAP_ALIGN, TENSOR_MAP_BYTES, TensorElement, TensorFill, TensorInterleave, TensorMap,
+    TensorMode, TensorSwizzle,
 };
 
 use super::Issuer;
+use super::bulk::GRAIN;
 use super::reach::Need;
-use crate::code::asynchronous::Place;
+use crate::code::asynchronous::{Direction, Place};
 use crate::code::layout::Slot;
 use crate::context::Context;
 use crate::events::problem::{self, Problem};
 use crate::exec::global::{lane_value, lanes_of};
+use crate::flow::Flow;
 use crate::report::Space;
 use crate::space::classify;
 use crate::warp::Warp;
@@ -19,16 +22,16 @@ use crate::warp::Warp;
 const BYTES: u64 = TENSOR_MAP_BYTES as u64;
 
 impl Context<'_> {
-    /// The tensor map that an operand of a lane points to, if it is one for tensors of `dims` dimensions.
+    /// The tensor map that an operand of a lane points to, if it is one for tensors of `dims` dimensions and the mode of the instruction.
     pub(super) fn tensor_map(
         &mut self,
         warp: &Warp,
         issuer: Issuer,
         lane: usize,
         generic: u64,
-        dims: usize,
+        (dims, im2col): (usize, bool),
     ) -> Option<TensorMap> {
-        match self.find_map(generic, dims) {
+        match self.find_map(generic, dims, im2col) {
             Ok(map) => Some(map),
             Err(problem) => {
                 self.bad_access(warp, issuer.pc, lane, &problem);
@@ -37,7 +40,7 @@ impl Context<'_> {
         }
     }
 
-    fn find_map(&mut self, generic: u64, dims: usize) -> Result<TensorMap, Problem> {
+    fn find_map(&mut self, generic: u64, dims: usize, im2col: bool) -> Result<TensorMap, Problem> {
         let (space, address) = classify(generic);
         let problem =
             |kind, message: String, help| Problem { kind, message, help, address: (space, address) };
@@ -60,7 +63,7 @@ impl Context<'_> {
             return Err(problem(
                 "tensor-map-invalid",
                 format!("the tensor map is impossible: {error}"),
-                "encode a map that follows the rules of cuTensorMapEncodeTiled",
+                "encode a map that follows the rules of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col",
             ));
         }
         if map.rank() != dims {
@@ -70,7 +73,85 @@ impl Context<'_> {
                 "use the instruction for as many dimensions as the map has",
             ));
         }
+        if im2col != matches!(map.mode, TensorMode::Im2col(_)) {
+            let name = |im2col| if im2col { "im2col" } else { "tiled" };
+            return Err(problem(
+                "tensor-map-mode",
+                format!(
+                    "the instruction copies in {} mode and the tensor map is in {} mode",
+                    name(im2col),
+                    name(!im2col)
+                ),
+                "encode the map with cuTensorMapEncodeIm2col for .im2col, and with cuTensorMapEncodeTiled for .tile",
+            ));
+        }
         Ok(map)
+    }
+
+    /// Coordinates that devices refuse as an illegal instruction, though the manual allows them.
+    pub(super) fn check_coordinates(
+        &mut self,
+        warp: &Warp,
+        issuer: Issuer,
+        lane: usize,
+        direction: Direction,
+        map: &TensorMap,
+        coords: &[i32],
+    ) -> Flow {
+        let into = coords.first().map_or(0, |x| i64::from(*x) * map.element.bytes() as i64);
+        let store = matches!(direction, Direction::Store { .. });
+        let (message, help) = match coords.iter().position(|c| *c < 0) {
+            Some(i) if store => (
+                format!("coordinate {i} is {}, and a copy to global memory takes none below zero", coords[i]),
+                "copy a box that begins within the tensor, or use ordinary stores for what lies before it",
+            ),
+            _ if into % GRAIN as i64 != 0 => (
+                format!(
+                    "the innermost coordinate is {into} bytes into a row, which is no multiple of {GRAIN}"
+                ),
+                "begin boxes at multiples of 16 bytes of the innermost dimension",
+            ),
+            _ => return Flow::Next,
+        };
+        let problem = Problem { kind: "box-coordinates", message, help, address: (Space::Global, map.base) };
+        self.bad_access(warp, issuer.pc, lane, &problem)
+    }
+
+    /// The pixel at which a copy in im2col mode begins, and its offsets.
+    pub(super) fn check_pixels(
+        &mut self,
+        warp: &Warp,
+        issuer: Issuer,
+        lane: usize,
+        map: &TensorMap,
+        coords: &[i32],
+        offsets: &[u32],
+    ) -> Flow {
+        let TensorMode::Im2col(mode) = &map.mode else { return Flow::Next };
+        let outside = (0..offsets.len()).find_map(|axis| {
+            let (first, last) = mode.bounds(axis, map.dims[axis + 1]);
+            let x = i64::from(coords[axis + 1]);
+            (x < first || x > last).then_some((axis, x, first, last))
+        });
+        let most = Im2col::max_offset(map.rank()).unwrap_or(0);
+        let (message, help) = match (outside, offsets.iter().find(|offset| **offset > most)) {
+            (Some((axis, x, first, last)), _) => (
+                format!(
+                    "the copy begins at {x} along spatial dimension {axis}, and its bounding box goes from {first} to {last}"
+                ),
+                "begin at a pixel of the bounding box: offsets alone move what is read",
+            ),
+            (None, Some(offset)) => (
+                format!(
+                    "an offset of {offset} in a tensor of {} dimensions, which takes at most {most}",
+                    map.rank()
+                ),
+                "have the map's corners or the coordinates say the rest",
+            ),
+            (None, None) => return Flow::Next,
+        };
+        let problem = Problem { kind: "box-coordinates", message, help, address: (Space::Global, map.base) };
+        self.bad_access(warp, issuer.pc, lane, &problem)
     }
 
     fn map_bytes(&mut self, space: Space, address: u64) -> Result<Vec<u8>, Problem> {
@@ -188,6 +269,8 @@ fn set_field(map: &mut TensorMap, field: TensormapField, index: usize, value: u6
     match field {
         TensormapField::GlobalAddress => map.base = value,
         TensormapField::Rank => {
+            // The manual has no fields of the im2col mode.
+            let TensorMode::Tiled { box_dims } = &mut map.mode else { return false };
             // The operand is the rank minus 1.
             let rank = value as usize + 1;
             if rank > 5 {
@@ -195,10 +278,13 @@ fn set_field(map: &mut TensorMap, field: TensormapField, index: usize, value: u6
             }
             map.dims.resize(rank, 1);
             map.strides.resize(rank - 1, 0);
-            map.box_dims.resize(rank, 1);
+            box_dims.resize(rank, 1);
             map.element_strides.resize(rank, 1);
         }
-        TensormapField::BoxDim => return entry(&mut map.box_dims, index, value as u32),
+        TensormapField::BoxDim => {
+            let TensorMode::Tiled { box_dims } = &mut map.mode else { return false };
+            return entry(box_dims, index, value as u32);
+        }
         TensormapField::GlobalDim => return entry(&mut map.dims, index, value & 0xFFFF_FFFF),
         TensormapField::GlobalStride => return entry(&mut map.strides, index, value),
         TensormapField::ElementStride => return entry(&mut map.element_strides, index, value as u32),
@@ -240,7 +326,8 @@ mod tests {
         assert!(set_field(&mut map, TensormapField::Rank, 0, 2));
         let expected = (0x4000, TensorElement::BF16, TensorSwizzle::B128);
         assert_eq!((map.base, map.element, map.swizzle), expected);
-        assert_eq!((map.dims, map.box_dims, map.strides), (vec![64, 100, 1], vec![64, 4, 1], vec![256, 0]));
+        assert_eq!((map.dims, map.strides), (vec![64, 100, 1], vec![256, 0]));
+        assert_eq!(map.mode, TensorMode::Tiled { box_dims: vec![64, 4, 1] });
         let mut map = TensorMap::dense(0, TensorElement::F16, &[64], &[64], TensorSwizzle::None);
         assert!(!set_field(&mut map, TensormapField::BoxDim, 1, 4));
         assert!(!set_field(&mut map, TensormapField::ElementType, 0, 99));

@@ -2,7 +2,9 @@
 
 use warpwright_dsl::{Elem, In, KernelArgs, TensorMapArg};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{DType, Target, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle};
+use warpwright_ptx::{
+    DType, Target, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMode, TensorSwizzle,
+};
 use warpwright_runtime::LaunchStep;
 
 use super::super::kernels::backward::PlaceArgs;
@@ -109,7 +111,7 @@ fn statistics(tensor: &In<Elem>, [queries, kinds, pitch]: [u64; 3], columns: u32
         element: TensorElement::F32,
         dims: vec![queries, kinds],
         strides: vec![pitch * 4],
-        box_dims: vec![columns, 2],
+        mode: TensorMode::Tiled { box_dims: vec![columns, 2] },
         element_strides: vec![1; 2],
         interleave: TensorInterleave::None,
         swizzle: TensorSwizzle::None,

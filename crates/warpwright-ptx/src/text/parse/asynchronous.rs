@@ -210,7 +210,7 @@ impl<'a> Parser<'a> {
     fn tensor_copy(&mut self, mut rest: Rest<'a>, reduce: bool) -> Read<Inst> {
         let dims = self.need(&mut rest, dims, "the number of dimensions, `.1d` to `.5d`")?;
         let hinted = Self::hinted(&mut rest);
-        let mode = rest.pick(TensorMode::from_name).unwrap_or(TensorMode::Tile);
+        let mode = rest.pick(TensorCopyMode::from_name).unwrap_or(TensorCopyMode::Tile);
         let copy = |transfer, (map, coords), offsets, policy| {
             Inst::TensorCopy(Box::new(TensorCopy { transfer, dims, mode, map, coords, offsets, policy }))
         };
@@ -273,8 +273,8 @@ impl<'a> Parser<'a> {
     }
 
     /// `, {offsets}` of the im2col modes.
-    fn im2col_offsets(&mut self, mode: TensorMode) -> Read<Vec<Operand>> {
-        if !matches!(mode, TensorMode::Im2col | TensorMode::Im2colW | TensorMode::Im2colW128) {
+    fn im2col_offsets(&mut self, mode: TensorCopyMode) -> Read<Vec<Operand>> {
+        if !matches!(mode, TensorCopyMode::Im2col | TensorCopyMode::Im2colW | TensorCopyMode::Im2colW128) {
             return Ok(Vec::new());
         }
         self.expect(b',')?;

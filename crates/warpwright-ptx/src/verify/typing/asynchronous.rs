@@ -226,21 +226,24 @@ fn bulk_spaces(cx: &mut Checker<'_>, dst: StateSpace, src: StateSpace, completio
 
 fn tensor_copy(cx: &mut Checker<'_>, c: &TensorCopy) {
     let dims = usize::from(c.dims);
-    let quad = matches!(c.mode, TensorMode::Gather4 | TensorMode::Scatter4);
+    let quad = matches!(c.mode, TensorCopyMode::Gather4 | TensorCopyMode::Scatter4);
     let coords = if quad { 5 } else { dims };
     if !(1..=5).contains(&dims) || (quad && dims != 2) || c.coords.len() != coords {
         let coordinates = c.coords.len();
         cx.report(Rule::Type7, Breach::TensorCoordinates { coordinates, dims, needed: coords });
     }
     let offsets = match c.mode {
-        TensorMode::Im2col => dims.saturating_sub(2),
-        TensorMode::Im2colW | TensorMode::Im2colW128 => 2,
+        TensorCopyMode::Im2col => dims.saturating_sub(2),
+        TensorCopyMode::Im2colW | TensorCopyMode::Im2colW128 => 2,
         _ => 0,
     };
     let stores = matches!(c.transfer, TensorTransfer::Store { .. } | TensorTransfer::Reduce { .. });
     let unrolls = matches!(
         c.mode,
-        TensorMode::Im2col | TensorMode::Im2colNoOffsets | TensorMode::Im2colW | TensorMode::Im2colW128
+        TensorCopyMode::Im2col
+            | TensorCopyMode::Im2colNoOffsets
+            | TensorCopyMode::Im2colW
+            | TensorCopyMode::Im2colW128
     );
     if unrolls && dims < 3 {
         cx.report(Rule::Type7, Breach::Im2colDimensions { dims });
@@ -248,9 +251,12 @@ fn tensor_copy(cx: &mut Checker<'_>, c: &TensorCopy) {
         cx.report(Rule::Type7, Breach::TensorOffsets { offsets: c.offsets.len(), needed: offsets });
     }
     let fits = match c.mode {
-        TensorMode::Tile => true,
-        TensorMode::Scatter4 | TensorMode::Im2colNoOffsets => stores,
-        TensorMode::Gather4 | TensorMode::Im2col | TensorMode::Im2colW | TensorMode::Im2colW128 => !stores,
+        TensorCopyMode::Tile => true,
+        TensorCopyMode::Scatter4 | TensorCopyMode::Im2colNoOffsets => stores,
+        TensorCopyMode::Gather4
+        | TensorCopyMode::Im2col
+        | TensorCopyMode::Im2colW
+        | TensorCopyMode::Im2colW128 => !stores,
     };
     if !fits {
         cx.report(Rule::Type4, Breach::TensorDirection { mode: c.mode });

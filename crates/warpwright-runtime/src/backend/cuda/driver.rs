@@ -10,7 +10,8 @@ use std::ptr;
 
 use cudarc::driver::{result, sys};
 use warpwright_ptx::tensor_map::{
-    TENSOR_MAP_BYTES, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorSwizzle,
+    Im2col, TENSOR_MAP_BYTES, TensorElement, TensorFill, TensorInterleave, TensorMap, TensorMode,
+    TensorSwizzle,
 };
 
 /// A call that failed.
@@ -273,31 +274,63 @@ pub(super) fn encode_tensor_map(map: &TensorMap) -> Outcome<[u8; TENSOR_MAP_BYTE
     let promotion = sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE;
     // The driver reads five entries at most; those past the rank are ignored.
     let (mut dims, mut strides) = ([1u64; 5], [0u64; 5]);
-    let (mut extents, mut steps) = ([1u32; 5], [1u32; 5]);
+    let mut steps = [1u32; 5];
     dims.iter_mut().zip(&map.dims).for_each(|(to, from)| *to = *from);
     strides.iter_mut().zip(&map.strides).for_each(|(to, from)| *to = *from);
-    extents.iter_mut().zip(&map.box_dims).for_each(|(to, from)| *to = *from);
     steps.iter_mut().zip(&map.element_strides).for_each(|(to, from)| *to = *from);
     let rank = c_uint::try_from(map.rank().min(5)).unwrap_or(0);
     let mut encoded = sys::CUtensorMap { opaque: [0; 16] };
-    // SAFETY: all pointers are to locals that outlive the call, aligned as their types demand and at least as long as
-    // the driver reads; the address is not accessed.
-    check("cuTensorMapEncodeTiled", unsafe {
-        sys::cuTensorMapEncodeTiled(
-            &raw mut encoded,
-            element,
-            rank,
-            ptr::without_provenance_mut(map.base as usize),
-            dims.as_ptr(),
-            strides.as_ptr(),
-            extents.as_ptr(),
-            steps.as_ptr(),
-            interleave,
-            swizzle,
-            promotion,
-            fill,
-        )
-    })?;
+    let base = ptr::without_provenance_mut(map.base as usize);
+    match &map.mode {
+        TensorMode::Tiled { box_dims } => {
+            let mut extents = [1u32; 5];
+            extents.iter_mut().zip(box_dims).for_each(|(to, from)| *to = *from);
+            // SAFETY: all pointers are to locals that outlive the call, aligned as their types demand and at least as
+            // long as the driver reads; the address is not accessed.
+            check("cuTensorMapEncodeTiled", unsafe {
+                sys::cuTensorMapEncodeTiled(
+                    &raw mut encoded,
+                    element,
+                    rank,
+                    base,
+                    dims.as_ptr(),
+                    strides.as_ptr(),
+                    extents.as_ptr(),
+                    steps.as_ptr(),
+                    interleave,
+                    swizzle,
+                    promotion,
+                    fill,
+                )
+            })?;
+        }
+        TensorMode::Im2col(Im2col { lower, upper, channels, pixels }) => {
+            // Corners begin with W, as the lists of the map do.
+            let (mut first, mut last): ([c_int; 3], [c_int; 3]) = ([0; 3], [0; 3]);
+            first.iter_mut().zip(lower).for_each(|(to, from)| *to = *from);
+            last.iter_mut().zip(upper).for_each(|(to, from)| *to = *from);
+            // SAFETY: as above; the corners have an entry for each of the rank - 2 <= 3 spatial dimensions.
+            check("cuTensorMapEncodeIm2col", unsafe {
+                sys::cuTensorMapEncodeIm2col(
+                    &raw mut encoded,
+                    element,
+                    rank,
+                    base,
+                    dims.as_ptr(),
+                    strides.as_ptr(),
+                    first.as_ptr(),
+                    last.as_ptr(),
+                    *channels,
+                    *pixels,
+                    steps.as_ptr(),
+                    interleave,
+                    swizzle,
+                    promotion,
+                    fill,
+                )
+            })?;
+        }
+    }
     let mut bytes = [0; TENSOR_MAP_BYTES];
     for (to, from) in bytes.chunks_exact_mut(8).zip(encoded.opaque) {
         to.copy_from_slice(&from.to_ne_bytes());
